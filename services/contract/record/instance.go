@@ -1,0 +1,74 @@
+// Package record owns the documents that programs leave in the bucket for each other: instances, operators, the election lock,
+// certificate logs. Each has a schema version; decoding is strict and refuses newer versions.
+package record
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// State is where an instance is in its life. It only ever moves forward; Deleted is a tombstone.
+type State string
+
+const (
+	// Reserved: the ID is durable, nothing may have been asked of the provider before that, nothing may be known of the answer yet.
+	Reserved State = "reserved"
+	// Created: the provider's ID is known.
+	Created State = "created"
+	// Registered: the agent spent its nonce; identity public key and certificate serial are known.
+	Registered State = "registered"
+	// Deleting: the intent to delete is durable, with its reason and deadline. It never goes back.
+	Deleting State = "deleting"
+	// Deleted: the VM is known to be gone. Kept for deleted_record_retention, so that the ID cannot live twice.
+	Deleted State = "deleted"
+)
+
+// Instance is the record of one VM, `shard/{shard}/instance/{tenant}.{id}.json`. Its states are written in order, each at most once
+// (Registered may be skipped); updates are conditional on the token that the writer last saw.
+type Instance struct {
+	Schema int      `json:"schema"`
+	ID     ident.ID `json:"id"`
+	State  State    `json:"state"`
+	// Revision counts writes, so that no two versions have the same bytes.
+	Revision uint64 `json:"revision"`
+	// Term of the leader that wrote this version; ReservedTerm of the one that reserved the ID.
+	Term         uint64 `json:"term"`
+	ReservedTerm uint64 `json:"reserved_term"`
+	// Writer is the incarnation of the server that wrote this version.
+	Writer  string `json:"writer"`
+	Cluster string `json:"cluster"`
+	Shard   string `json:"shard"`
+	Tenant  string `json:"tenant"`
+	// Kind is the ID's prefix. Group and what follows are empty while the ID is an unused reservation.
+	Kind     string `json:"kind"`
+	Group    string `json:"group,omitempty"`
+	Template string `json:"template,omitempty"`
+	OnDemand bool   `json:"on_demand,omitempty"`
+	// Vars and InstanceType of an on-demand instance may differ from its group's.
+	Vars           map[string]string `json:"vars,omitempty"`
+	InstanceType   string            `json:"instance_type,omitempty"`
+	SubnetID       string            `json:"subnet_id,omitempty"`
+	Image          string            `json:"image,omitempty"`
+	InfraHash      string            `json:"infra_config_hash,omitempty"`
+	CreatedAt      time.Time         `json:"created_at"`
+	LaunchedAt     time.Time         `json:"launched_at,omitzero"`
+	ProviderID     string            `json:"provider_id,omitempty"`
+	IPv4           string            `json:"ipv4,omitempty"`
+	IPv6           string            `json:"ipv6,omitempty"`
+	Hostname       string            `json:"hostname,omitempty"`
+	RegisteredAt   time.Time         `json:"registered_at,omitzero"`
+	PublicKey      []byte            `json:"public_key,omitempty"` // Ed25519, 32 bytes
+	Certificate    *CertificateRef   `json:"certificate,omitempty"`
+	NonceID        string            `json:"nonce_id,omitempty"` // jti of the nonce that was spent
+	DeleteReason   string            `json:"delete_reason,omitempty"`
+	DeleteDeadline time.Time         `json:"delete_deadline,omitzero"` // drain ends then at the latest
+	DeletingAt     time.Time         `json:"deleting_at,omitzero"`
+	DeletedAt      time.Time         `json:"deleted_at,omitzero"`
+}
+
+// CertificateRef names an issued certificate without holding it.
+type CertificateRef struct {
+	Serial   string    `json:"serial"` // hexadecimal
+	NotAfter time.Time `json:"not_after"`
+}
