@@ -1,0 +1,166 @@
+// Package ident owns names and IDs: how they are made, written and checked.
+//
+// IDs are puidv7: a three-letter prefix that says what the ID is of, and a UUIDv7 (RFC 9562, section 5.7). They have two
+// written forms, one for people and one for bucket keys. Parsing is strict: every ID has exactly one spelling in each form.
+//
+// Invariant: an [ID] that is not zero has a valid prefix and a valid UUIDv7, so its forms can be used in bucket keys, tags and
+// host names without further checks.
+package ident
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/base32"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// OperatorPrefix is the prefix of operator IDs. It is not available as a template's kind.
+const OperatorPrefix = "opr"
+
+const (
+	prefixLen  = 3
+	encodedLen = 26                                 // 128 bits in base32
+	idLen      = prefixLen + 26                     // written form
+	storageLen = 36 + 1 + 3                         // UUID with dashes, dash, prefix
+	maxMillis  = 1<<48 - 1                          // UUIDv7 timestamps have 48 bits
+	alphabet   = "0123456789abcdefghjkmnpqrstvwxyz" // Crockford's base32 alphabet in lower case
+)
+
+// encoding pads with zero bits at the end (RFC 4648, section 6), unlike ULIDs, which pad at the start.
+var encoding = base32.NewEncoding(alphabet).WithPadding(base32.NoPadding)
+
+// ID identifies an instance or an operator. The zero value means "none". IDs are comparable values and may be map keys.
+type ID struct {
+	prefix [prefixLen]byte
+	uuid   uuid.UUID
+}
+
+// NewID makes an ID with the given prefix, the time now (kept in UTC milliseconds) and 62 random bits from rand, usually
+// crypto/rand.Reader. The 12 bits after the milliseconds hold the fraction of the millisecond (RFC 9562, section 6.2, method 3),
+// so IDs made one after the other from a clock that advances sort in that order. It fails when the prefix is invalid, the time is
+// before 1970 or after 10889, or rand fails.
+func NewID(prefix string, now time.Time, rand io.Reader) (ID, error) {
+	if err := ValidatePrefix(prefix); err != nil {
+		return ID{}, err
+	}
+	ms := now.UnixMilli()
+	if ms < 0 || ms > maxMillis {
+		return ID{}, fmt.Errorf("make id: the time %s does not fit into a UUIDv7", now.UTC().Format(time.RFC3339))
+	}
+	var id ID
+	copy(id.prefix[:], prefix)
+	if _, err := io.ReadFull(rand, id.uuid[8:]); err != nil {
+		return ID{}, fmt.Errorf("make id: read random bytes: %w", err)
+	}
+	fraction := uint64(now.Nanosecond()%int(time.Millisecond)) << 12 / uint64(time.Millisecond)
+	binary.BigEndian.PutUint64(id.uuid[:8], uint64(ms)<<16|0x7000|fraction)
+	id.uuid[8] = id.uuid[8]&0x3f | 0x80
+	return id, nil
+}
+
+// ParseID reads the written form: the prefix and 26 lower-case characters of Crockford's base32.
+func ParseID(s string) (ID, error) {
+	if len(s) != idLen {
+		return ID{}, fmt.Errorf("id %s: want %d characters, have %d", quote(s), idLen, len(s))
+	}
+	var id ID
+	// The decoder skips line breaks and ignores padding bits; encoding again shows both.
+	n, err := encoding.Decode(id.uuid[:], []byte(s[prefixLen:]))
+	if err != nil {
+		return ID{}, fmt.Errorf("id %s: want lower-case base32 (%s) after the prefix", quote(s), alphabet)
+	}
+	if n != len(id.uuid) || encoding.EncodeToString(id.uuid[:]) != s[prefixLen:] {
+		return ID{}, fmt.Errorf("id %s: the last character has padding bits that are not zero, or the text is not base32", quote(s))
+	}
+	return finish(id, s[:prefixLen], s)
+}
+
+// ParseStorageID reads the storage form, "{uuid}-{prefix}".
+func ParseStorageID(s string) (ID, error) {
+	if len(s) != storageLen || s[storageLen-prefixLen-1] != '-' {
+		return ID{}, fmt.Errorf("storage id %s: want {uuid}-{prefix}, %d characters", quote(s), storageLen)
+	}
+	text := s[:storageLen-prefixLen-1]
+	u, err := uuid.Parse(text)
+	if err != nil || u.String() != text {
+		return ID{}, fmt.Errorf("storage id %s: want a UUID in lower case with dashes", quote(s))
+	}
+	return finish(ID{uuid: u}, s[storageLen-prefixLen:], s)
+}
+
+func finish(id ID, prefix, s string) (ID, error) {
+	if err := ValidatePrefix(prefix); err != nil {
+		return ID{}, fmt.Errorf("id %s: %w", quote(s), err)
+	}
+	if id.uuid.Version() != 7 || id.uuid.Variant() != uuid.RFC4122 {
+		return ID{}, fmt.Errorf("id %s: its UUID is not version 7", quote(s))
+	}
+	copy(id.prefix[:], prefix)
+	return id, nil
+}
+
+// IsZero reports whether the ID is "none".
+func (id ID) IsZero() bool { return id == ID{} }
+
+// Prefix returns the three letters that say what the ID is of: [OperatorPrefix], or a template's kind. "" for the zero ID.
+func (id ID) Prefix() string {
+	if id.IsZero() {
+		return ""
+	}
+	return string(id.prefix[:])
+}
+
+// String returns the written form, "" for the zero ID.
+func (id ID) String() string {
+	if id.IsZero() {
+		return ""
+	}
+	return id.Prefix() + encoding.EncodeToString(id.uuid[:])
+}
+
+// Storage returns the form used in bucket keys, which sorts by time: "{uuid}-{prefix}". "" for the zero ID.
+func (id ID) Storage() string {
+	if id.IsZero() {
+		return ""
+	}
+	return id.uuid.String() + "-" + id.Prefix()
+}
+
+// Time returns when the ID was made, in UTC, to the millisecond. The zero time for the zero ID.
+func (id ID) Time() time.Time {
+	if id.IsZero() {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(binary.BigEndian.Uint64(id.uuid[:8]) >> 16)).UTC()
+}
+
+// Compare orders IDs by the time they were made, like their storage forms.
+func (id ID) Compare(other ID) int {
+	return cmp.Or(bytes.Compare(id.uuid[:], other.uuid[:]), bytes.Compare(id.prefix[:], other.prefix[:]))
+}
+
+// MarshalText returns the written form; the zero ID is empty text.
+func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText reads what [ID.MarshalText] wrote: the written form, or empty text for the zero ID.
+func (id *ID) UnmarshalText(text []byte) error {
+	if id == nil {
+		return errors.New("unmarshal id: nil receiver")
+	}
+	if len(text) == 0 {
+		*id = ID{}
+		return nil
+	}
+	parsed, err := ParseID(string(text))
+	if err != nil {
+		return err
+	}
+	*id = parsed
+	return nil
+}
