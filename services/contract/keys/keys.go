@@ -1,0 +1,86 @@
+// Package keys owns the layout of the bucket: it builds every key, parses it back, and says which program may write it.
+//
+// Invariant: for every key k that Parse accepts, the parsed Key's String is k again; and every key that a builder makes from
+// valid parts is accepted by Parse. All keys are relative to the bucket's optional prefix (objstore.WithPrefix adds it).
+//
+// Builders join their arguments without checking them: names come from packages that have validated them (ident). IDs are in
+// storage form, "{uuid with dashes}-{prefix}", which sorts by time. No part may hold a dot except a secret's name and a
+// file's, so dots separate the parts of a last segment.
+package keys
+
+import (
+	"fmt"
+	"time"
+)
+
+// ClusterCA is the key of the PEM bundle of CA certificates, newest first.
+func ClusterCA() string { return "cluster/ca.crt" }
+
+// SecretPrefix is the prefix of all sealed secrets.
+func SecretPrefix() string { return "cluster/secret/" }
+
+// ClusterSecret is the key of the sealed secret with the given name (see ValidateSecretName).
+func ClusterSecret(name string) string { return SecretPrefix() + name }
+
+// OperatorPrefix is the prefix of the records of all registered operators.
+func OperatorPrefix() string { return "cluster/operator/" }
+
+// OperatorTenantPrefix is the prefix of the records of one tenant's operators.
+func OperatorTenantPrefix(tenant string) string { return OperatorPrefix() + tenant + "." }
+
+// ClusterOperator is the key of a registered operator's record.
+func ClusterOperator(tenant, storageID string) string {
+	return OperatorTenantPrefix(tenant) + storageID + ".json"
+}
+
+// Config is the key of a shard's static configuration. No server ever writes it.
+func Config(shard string) string { return "config/" + shard + ".jsonc" }
+
+// Groups is the key of a shard's dynamic groups and overrides.
+func Groups(shard string) string { return "groups/" + shard + ".jsonc" }
+
+// FilePrefix is the prefix of the objects that templates may deliver to instances (file kind "storage").
+func FilePrefix() string { return "files/" }
+
+// File is the key of such an object. The name may hold slashes.
+func File(name string) string { return FilePrefix() + name }
+
+func shardPrefix(shard string) string { return "shard/" + shard + "/" }
+
+// Leader is the key of a shard's election lock.
+func Leader(shard string) string { return shardPrefix(shard) + "leader.json" }
+
+// Applied is the key of the last configuration that a shard's leader accepted.
+func Applied(shard string) string { return shardPrefix(shard) + "applied.jsonc" }
+
+// InstancePrefix is the prefix of all instance records of a shard.
+func InstancePrefix(shard string) string { return shardPrefix(shard) + "instance/" }
+
+// Instance is the key of one instance record.
+func Instance(shard, tenant, storageID string) string {
+	return InstancePrefix(shard) + tenant + "." + storageID + ".json"
+}
+
+// CertLogPrefix is the prefix of a shard's log of issued certificates.
+func CertLogPrefix(shard string) string { return shardPrefix(shard) + "certlog/" }
+
+// CertLog is the key of one entry of that log. The time is written in UTC with nanoseconds at fixed width, so that one tenant's
+// entries sort by time. Years outside 0–9999 cannot be parsed back.
+func CertLog(shard, tenant string, at time.Time, instanceStorageID string) string {
+	return CertLogPrefix(shard) + tenant + "." + formatTime(at) + "." + instanceStorageID + ".json"
+}
+
+// ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. They are
+// deleted right after; what a crash left there means nothing.
+func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
+
+// Probe is the key of one such object. The nonce ([a-z0-9-], at most 64) keeps two servers apart.
+func Probe(shard, nonce string) string { return ProbePrefix(shard) + nonce }
+
+// Times look like 20260728T101112.123456789Z without the dot.
+const secondsLayout = "20060102T150405"
+
+func formatTime(at time.Time) string {
+	at = at.UTC()
+	return fmt.Sprintf("%s%09dZ", at.Format(secondsLayout), at.Nanosecond())
+}

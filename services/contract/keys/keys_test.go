@@ -1,0 +1,173 @@
+package keys_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/services/contract/keys"
+)
+
+const (
+	instanceID = "01970a1c-e31e-7422-9cd5-e9651d11cc97-acc"
+	operatorID = "01970a1c-e31e-7422-9cd5-e9651d11cc97-opr"
+)
+
+var issued = time.Date(2026, 1, 2, 15, 4, 5, 60_000_007, time.UTC)
+
+// layout is the table of the specification, page 2.
+var layout = []struct {
+	built   string
+	key     string
+	parsed  keys.Key
+	writers string
+	cluster bool
+}{
+	{keys.ClusterCA(), "cluster/ca.crt", keys.Key{Kind: keys.KindClusterCA}, "provider admin server", true},
+	{keys.ClusterSecret("ca.key"), "cluster/secret/ca.key", keys.Key{Kind: keys.KindClusterSecret, Name: "ca.key"}, "provider admin server", true},
+	{
+		keys.ClusterOperator("acme", operatorID), "cluster/operator/acme." + operatorID + ".json",
+		keys.Key{Kind: keys.KindClusterOperator, Tenant: "acme", ID: operatorID}, "provider admin server", true,
+	},
+	{keys.Config("dev-1"), "config/dev-1.jsonc", keys.Key{Kind: keys.KindConfig, Shard: "dev-1"}, "provider admin", false},
+	{keys.Groups("dev-1"), "groups/dev-1.jsonc", keys.Key{Kind: keys.KindGroups, Shard: "dev-1"}, "server", false},
+	{keys.File("etc/motd"), "files/etc/motd", keys.Key{Kind: keys.KindFile, Name: "etc/motd"}, "provider admin", false},
+	{keys.Leader("dev-1"), "shard/dev-1/leader.json", keys.Key{Kind: keys.KindLeader, Shard: "dev-1"}, "server", false},
+	{keys.Applied("dev-1"), "shard/dev-1/applied.jsonc", keys.Key{Kind: keys.KindApplied, Shard: "dev-1"}, "server", false},
+	{
+		keys.Instance("dev-1", "acme", instanceID), "shard/dev-1/instance/acme." + instanceID + ".json",
+		keys.Key{Kind: keys.KindInstance, Shard: "dev-1", Tenant: "acme", ID: instanceID}, "server", false,
+	},
+	{
+		keys.CertLog("dev-1", "acme", issued, instanceID), "shard/dev-1/certlog/acme.20260102T150405060000007Z." + instanceID + ".json",
+		keys.Key{Kind: keys.KindCertLog, Shard: "dev-1", Tenant: "acme", ID: instanceID, Time: issued}, "server", false,
+	},
+	{keys.Probe("dev-1", "a-9"), "shard/dev-1/probe/a-9", keys.Key{Kind: keys.KindProbe, Shard: "dev-1", Name: "a-9"}, "server", false},
+}
+
+func TestLayout(t *testing.T) {
+	for _, row := range layout {
+		t.Run(row.key, func(t *testing.T) {
+			if row.built != row.key {
+				t.Errorf("builder made %q", row.built)
+			}
+			parsed, err := keys.Parse(row.key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(row.parsed, parsed); diff != "" {
+				t.Errorf("parsed (-want +got):\n%s", diff)
+			}
+			if parsed.String() != row.key {
+				t.Errorf("String() = %q", parsed.String())
+			}
+			var writers []string
+			for _, w := range parsed.Writers() {
+				writers = append(writers, string(w))
+			}
+			if got := strings.Join(writers, " "); got != row.writers {
+				t.Errorf("writers = %s, want %s", got, row.writers)
+			}
+			if parsed.ClusterScoped() != row.cluster {
+				t.Errorf("ClusterScoped() = %v", parsed.ClusterScoped())
+			}
+		})
+	}
+}
+
+func TestServerNeverWritesConfig(t *testing.T) {
+	k, err := keys.Parse(keys.Config("s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(k.Writers(), keys.Server) {
+		t.Error("the server may write config/")
+	}
+	if w := (keys.Key{}).Writers(); w != nil {
+		t.Errorf("a zero key has writers %v", w)
+	}
+}
+
+func TestPrefixesHoldTheirKeys(t *testing.T) {
+	for prefix, key := range map[string]string{
+		keys.SecretPrefix():               keys.ClusterSecret("x"),
+		keys.OperatorPrefix():             keys.ClusterOperator("acme", operatorID),
+		keys.OperatorTenantPrefix("acme"): keys.ClusterOperator("acme", operatorID),
+		keys.FilePrefix():                 keys.File("x"),
+		keys.InstancePrefix("s"):          keys.Instance("s", "acme", instanceID),
+		keys.CertLogPrefix("s"):           keys.CertLog("s", "acme", issued, instanceID),
+		keys.ProbePrefix("s"):             keys.Probe("s", "n"),
+	} {
+		if !strings.HasPrefix(key, prefix) || key == prefix {
+			t.Errorf("%q is not under %q", key, prefix)
+		}
+	}
+	if other := keys.ClusterOperator("acme-2", operatorID); strings.HasPrefix(other, keys.OperatorTenantPrefix("acme")) {
+		t.Errorf("tenant acme lists %q of tenant acme-2", other)
+	}
+}
+
+func TestCertLogSortsByTime(t *testing.T) {
+	at := []time.Time{issued, issued.Add(time.Nanosecond), issued.Add(time.Second), issued.In(time.FixedZone("", 7200)).Add(time.Hour)}
+	var made []string
+	for _, when := range at {
+		made = append(made, keys.CertLog("s", "acme", when, instanceID))
+	}
+	if !slices.IsSorted(made) {
+		t.Errorf("not sorted: %q", made)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for _, key := range []string{
+		"", "/", "cluster", "cluster/", "cluster/ca.crt/", "/cluster/ca.crt", "cluster/ca.key", "other/x",
+		"cluster/secret/", "cluster/secret/a/b", "cluster/secret/..", "cluster/secret/.a", "cluster/secret/" + strings.Repeat("a", 129),
+		"cluster/operator/acme." + instanceID + ".json", "cluster/operator/acme..json", "cluster/operator/acme." + operatorID,
+		"cluster/operator/" + strings.Repeat("a", 31) + "." + operatorID + ".json",
+		"config/", "config/.jsonc", "config/a.json", "config/A.jsonc", "config/a--b.jsonc", "config/-a.jsonc", "config/a/b.jsonc",
+		"config/" + strings.Repeat("a", 33) + ".jsonc", "config/a\n.jsonc", "config/a.jsonc\n", "groups/a.jsonc.jsonc",
+		"files/", "files/../x", "files/a//b", "files/./a", "files/a/", "files/a\x00", "files/a\\b", "files/\xff",
+		"shard", "shard/", "shard//leader.json", "shard/a", "shard/a/", "shard/a/leader.jsonc", "shard/a/instance/", "shard/a/leader.json/x",
+		"shard/a/instance/acme." + operatorID + ".json", "shard/a/instance/" + instanceID + ".json",
+		"shard/a/instance/acme." + strings.ToUpper(instanceID) + ".json",
+		"shard/a/instance/acme.01970a1c-e31e-4422-9cd5-e9651d11cc97-acc.json",
+		"shard/a/instance/acme.01970a1c-e31e-7422-1cd5-e9651d11cc97-acc.json",
+		"shard/a/instance/acme.x." + instanceID + ".json",
+		"shard/a/certlog/acme.20260102T150405Z." + instanceID + ".json",
+		"shard/a/certlog/acme.20261302T150405000000000Z." + instanceID + ".json",
+		"shard/a/certlog/acme.20260102T150405+00000000Z." + instanceID + ".json",
+		"shard/a/certlog/acme.20260102T150405000000000." + instanceID + ".json",
+		"shard/a/probe/", "shard/a/probe/a/b", "shard/a/probe/" + strings.Repeat("a", 65),
+	} {
+		if k, err := keys.Parse(key); err == nil {
+			t.Errorf("Parse(%q) = %+v, want an error", key, k)
+		} else if k != (keys.Key{}) {
+			t.Errorf("Parse(%q) fails and returns %+v", key, k)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, row := range layout {
+		f.Add(row.key)
+	}
+	f.Add("shard/a/certlog/acme.00000101T000000000000000Z." + instanceID + ".json")
+	f.Fuzz(func(t *testing.T, key string) {
+		k, err := keys.Parse(key)
+		if err != nil {
+			return
+		}
+		if k.String() != key {
+			t.Errorf("Parse(%q).String() = %q", key, k.String())
+		}
+		if len(k.Writers()) == 0 {
+			t.Errorf("nobody may write %q", key)
+		}
+		if strings.HasPrefix(key, "/") || strings.Contains(key, "//") || slices.Contains(strings.Split(key, "/"), "..") {
+			t.Errorf("%q is accepted", key)
+		}
+	})
+}
