@@ -921,7 +921,10 @@ type FileState struct {
 	// Hex SHA-256 of the content on disk.
 	Sha256 string `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	// Why the file could not be stored; empty when it is there.
-	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// Of a certificate: its validity, so that a new leader knows when to renew it (at two thirds).
+	NotBefore     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
+	NotAfter      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -975,6 +978,20 @@ func (x *FileState) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *FileState) GetNotBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotBefore
+	}
+	return nil
+}
+
+func (x *FileState) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
 }
 
 type KeyState struct {
@@ -1298,11 +1315,14 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x15_network_receive_rateB\x18\n" +
 	"\x16_network_transmit_rateB\x14\n" +
 	"\x12_conntrack_entriesB\x12\n" +
-	"\x10_conntrack_limit\"M\n" +
+	"\x10_conntrack_limit\"\xc1\x01\n" +
 	"\tFileState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"L\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x129\n" +
+	"\n" +
+	"not_before\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\x127\n" +
+	"\tnot_after\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"L\n" +
 	"\bKeyState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x14\n" +
@@ -1385,23 +1405,25 @@ var file_nstance_v1_agent_proto_depIdxs = []int32{
 	15, // 8: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
 	16, // 9: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
 	1,  // 10: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
-	21, // 11: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	21, // 12: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	2,  // 13: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
-	5,  // 14: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
-	8,  // 15: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
-	12, // 16: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
-	18, // 17: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
-	3,  // 18: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
-	7,  // 19: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
-	9,  // 20: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
-	17, // 21: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
-	19, // 22: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
-	18, // [18:23] is the sub-list for method output_type
-	13, // [13:18] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	21, // 11: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
+	21, // 12: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
+	21, // 13: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	21, // 14: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	2,  // 15: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
+	5,  // 16: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
+	8,  // 17: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
+	12, // 18: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
+	18, // 19: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
+	3,  // 20: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
+	7,  // 21: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
+	9,  // 22: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
+	17, // 23: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
+	19, // 24: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
+	20, // [20:25] is the sub-list for method output_type
+	15, // [15:20] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
