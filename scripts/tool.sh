@@ -1,0 +1,79 @@
+#!/bin/sh
+# Print the path of a pinned tool, building it first when the cache lacks it.
+#
+#   scripts/tool.sh NAME               a module under tests/tools, or a binary of tests/tools/protoc
+#   scripts/tool.sh tofu               the one on PATH, if there is one
+#   scripts/tool.sh terraform-or-tofu  whichever is on PATH (tofu first), building tofu only when neither is
+#
+# The cache lies outside the clone, in $NSTANCE_TOOLS_CACHE (else ~/.cache/nstance-tools). Its key is the tool's
+# go.mod and go.sum, so a changed pin is built anew and an old one stays usable. Only the path goes to stdout.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+tools=$root/tests/tools
+name=${1:-}
+
+if [ $# -ne 1 ] || [ -z "$name" ]; then
+	echo "usage: scripts/tool.sh NAME, one of: terraform-or-tofu protoc-gen-go protoc-gen-go-grpc $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
+	exit 2
+fi
+
+ldflags='-s -w'
+module=$name
+case $name in
+terraform-or-tofu)
+	command -v tofu || command -v terraform || exec "$0" tofu
+	exit 0
+	;;
+tofu)
+	if command -v tofu; then
+		exit 0
+	fi
+	# Without it tofu calls itself a development version, and warns.
+	ldflags="$ldflags -X github.com/opentofu/opentofu/version.dev=no"
+	;;
+protoc-gen-*)
+	module=protoc
+	;;
+esac
+
+if [ ! -f "$tools/$module/go.mod" ]; then
+	echo "tool.sh: no tool called $name: there is no $tools/$module/go.mod" >&2
+	exit 2
+fi
+
+sha256() {
+	if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi
+}
+
+cache=${NSTANCE_TOOLS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nstance-tools}
+key=$(cat "$tools/$module/go.mod" "$tools/$module/go.sum" | sha256 | cut -c1-16)
+dir=$cache/$module-$key
+bin=$dir/$name
+
+if [ ! -x "$bin" ]; then
+	mkdir -p "$cache"
+	# Where flock exists, two callers do not build the same thing twice; where not, the later rename loses harmlessly.
+	if command -v flock >/dev/null; then
+		exec 9>"$cache/$module.lock"
+		flock 9
+	fi
+fi
+if [ ! -x "$bin" ]; then
+	echo "tool.sh: building $module (once; kept in $cache)" >&2
+	start=$(date +%s)
+	tmp=$(mktemp -d "$cache/.build-XXXXXX")
+	trap 'rm -rf "$tmp"' EXIT
+	trap 'exit 1' HUP INT TERM
+	unset GOOS GOARCH
+	(cd "$tools/$module" && GOWORK=off GOFLAGS='-mod=readonly -buildvcs=false' CGO_ENABLED=0 \
+		go build -trimpath -ldflags "$ldflags" -o "$tmp/" tool >&2)
+	if [ ! -x "$tmp/$name" ]; then
+		echo "tool.sh: module $module builds no $name" >&2
+		exit 1
+	fi
+	mkdir -p "$dir"
+	mv "$tmp"/* "$dir"/
+	echo "tool.sh: built $module in $(($(date +%s) - start)) s" >&2
+fi
+echo "$bin"
