@@ -1,0 +1,57 @@
+# What a person does with this repository. Each target delegates to a script or to go; `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help up down demo check dev-tmux clean-dev build nstance-admin sim bench generate lint test test-short
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+GO_BUILD = CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+
+# make sim SEED=42 repeats one world; DURATION is wall time.
+SEED ?=
+DURATION ?= 60s
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: ## Start a cluster on this machine: object store, tofu apply, servers, agents
+	@scripts/up.sh
+
+down: ## End what `make up` started and clean it away
+	@scripts/down.sh
+
+demo: ## Run the whole story by itself and print a timeline with measured times
+	@scripts/demo.sh
+
+check: ## Verify what development needs: go, tmux, air, overmind
+	@scripts/check.sh
+
+dev-tmux: ## Run object store and two servers under Overmind, reloading on change
+	@scripts/dev-tmux.sh
+
+clean-dev: ## Remove the development environment: its processes, agents and temp/
+	@scripts/clean-dev.sh
+
+build: ## Build every binary into ./bin
+	@mkdir -p bin
+	$(GO_BUILD) -o bin/ ./services/cmd/... ./terraform-provider-nstance
+
+nstance-admin: ## Build ./bin/nstance-admin
+	@mkdir -p bin
+	$(GO_BUILD) -o bin/ ./services/cmd/nstance-admin
+
+sim: ## Simulate faults (SEED=n repeats one world, DURATION=60s)
+	SIM_SEED='$(SEED)' SIM_DURATION='$(DURATION)' go test ./services/internal/sim -run TestWorld -count=1 -timeout=0 -v
+
+bench: ## Measure what docs/performance.md reports
+	@scripts/bench.sh
+
+generate: ## Regenerate everything that is generated
+	@scripts/generate.sh
+
+lint: ## gofmt, vet, golangci-lint, buf, shellcheck
+	@scripts/lint.sh
+
+test: ## Every test, building what it needs: what CI runs
+	@scripts/test.sh
+
+test-short: ## Unit tests only, no external tools, under two minutes
+	go test -short ./...

@@ -1,0 +1,110 @@
+#!/bin/sh
+# Every test, building what it needs; what CI runs. Each step prints a header and the time it took; the first failure ends it.
+#
+#   scripts/test.sh          all steps
+#   scripts/test.sh STEP...  only these (see the end of this file)
+set -eu
+cd "$(dirname -- "$0")/.."
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+
+# Building the tools is not part of any step's time.
+step_tools() {
+	for name in buf protoc-gen-go versitygw golangci-lint tofu; do
+		scripts/tool.sh "$name"
+	done
+}
+
+# What generates must change nothing, whatever else is uncommitted: the tree is compared with itself.
+step_generated() {
+	tree >"$work/before"
+	scripts/generate.sh
+	tree >"$work/after"
+	diff "$work/before" "$work/after" || {
+		echo "generated files were out of date: commit what 'make generate' changed" >&2
+		return 1
+	}
+}
+tree() {
+	git ls-files -co --exclude-standard | sort -u | while read -r f; do
+		[ ! -f "$f" ] || printf '%s %s\n' "$(git hash-object -- "$f")" "$f"
+	done
+}
+
+step_lint() {
+	scripts/lint.sh
+}
+
+# The provider and tests/: mostly other people's code around ours, and the race detector triples their time.
+step_unit() {
+	go list ./... | grep -v '/services/' | xargs go test -timeout 10m
+}
+
+step_race() {
+	go test -race -timeout 10m ./services/...
+}
+
+step_sim() {
+	SIM_DURATION=${SIM_DURATION:-60s} go test ./services/internal/sim -run TestWorld -count=1 -timeout=10m -v
+}
+
+# The provider under the real CLIs. They are given an empty mirror, so that nothing can be fetched from a registry.
+step_acceptance() {
+	mkdir -p "$work/mirror"
+	cat >"$work/terraform.rc" <<-RC
+		disable_checkpoint = true
+		provider_installation {
+		  filesystem_mirror {
+		    path = "$work/mirror"
+		  }
+		}
+	RC
+	export TF_CLI_CONFIG_FILE="$work/terraform.rc" TF_ACC=1
+	tofu=$(scripts/tool.sh tofu)
+	echo "-- $tofu"
+	TF_ACC_TERRAFORM_PATH=$tofu TF_ACC_PROVIDER_HOST=registry.opentofu.org acceptance
+	if terraform=$(command -v terraform); then
+		echo "-- $terraform"
+		TF_ACC_TERRAFORM_PATH=$terraform acceptance
+	else
+		echo "-- terraform is not on PATH: only tofu was tested"
+	fi
+}
+acceptance() {
+	go test ./terraform-provider-nstance/... -run '^TestAcc' -count=1 -timeout 10m
+}
+
+step_demo() {
+	scripts/demo.sh
+}
+
+# The status is taken from a process of its own: under `if` or `||` a shell ignores set -e.
+run() {
+	printf '\n==> %s\n' "$1"
+	start=$(date +%s)
+	status=0
+	set +e
+	(
+		set -e
+		"step_$1"
+	)
+	status=$?
+	set -e
+	took=$(($(date +%s) - start))
+	if [ "$status" -ne 0 ]; then
+		printf '==> %s FAILED after %d s\n' "$1" "$took" >&2
+		exit 1
+	fi
+	printf '==> %s ok, %d s\n' "$1" "$took"
+	summary="$summary$(printf '  %-12s %4d s' "$1" "$took")
+"
+}
+
+summary=
+[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance demo
+for step; do
+	run "$step"
+done
+printf '\nall passed\n%s' "$summary"
