@@ -1,0 +1,162 @@
+package objstore
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// WithPrefix returns a view of store in which every key lies under prefix and a slash. Slashes around prefix are dropped; an
+// empty prefix returns store itself. Errors name the full key.
+func WithPrefix(store Store, prefix string) Store {
+	prefix = strings.Trim(prefix, "/")
+	if prefix == "" {
+		return store
+	}
+	return &prefixed{store: store, prefix: prefix + "/"}
+}
+
+type prefixed struct {
+	store  Store
+	prefix string
+}
+
+func (p *prefixed) Get(ctx context.Context, key string) (Object, error) {
+	if err := ValidateKey(key); err != nil { // before it is hidden by the prefix: "" would become a directory
+		return Object{}, err
+	}
+	obj, err := p.store.Get(ctx, p.prefix+key)
+	if err == nil {
+		obj.Key = key
+	}
+	return obj, err
+}
+
+func (p *prefixed) Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error) {
+	if err := ValidatePut(key, cond); err != nil {
+		return "", err
+	}
+	return p.store.Put(ctx, p.prefix+key, body, cond)
+}
+
+func (p *prefixed) Delete(ctx context.Context, key string) error {
+	if err := ValidateKey(key); err != nil {
+		return err
+	}
+	return p.store.Delete(ctx, p.prefix+key)
+}
+
+func (p *prefixed) List(ctx context.Context, prefix string) ([]Entry, error) {
+	entries, err := p.store.List(ctx, p.prefix+prefix)
+	for i := range entries {
+		entries[i].Key = strings.TrimPrefix(entries[i].Key, p.prefix)
+	}
+	return entries, err
+}
+
+// WithTimeout bounds each call on store: request for get, put and delete, list for a whole listing with all its pages. A Put
+// that runs into its time-out is ErrIndeterminate, as for any other context that ends.
+func WithTimeout(store Store, request, list time.Duration) Store {
+	return &bounded{store: store, request: request, list: list}
+}
+
+type bounded struct {
+	store         Store
+	request, list time.Duration
+}
+
+func (b *bounded) Get(ctx context.Context, key string) (Object, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.request)
+	defer cancel()
+	return b.store.Get(ctx, key)
+}
+
+func (b *bounded) Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.request)
+	defer cancel()
+	return b.store.Put(ctx, key, body, cond)
+}
+
+func (b *bounded) Delete(ctx context.Context, key string) error {
+	ctx, cancel := context.WithTimeout(ctx, b.request)
+	defer cancel()
+	return b.store.Delete(ctx, key)
+}
+
+func (b *bounded) List(ctx context.Context, prefix string) ([]Entry, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.list)
+	defer cancel()
+	return b.store.List(ctx, prefix)
+}
+
+// Counts are numbers of calls, failed ones included. A List is one call whatever its pages.
+type Counts struct {
+	Get, Put, Delete, List uint64
+	// Failed counts the calls that returned an error other than ErrNotFound from Get and ErrConflict from Put, which are answers.
+	Failed uint64
+}
+
+// Total is the number of all calls.
+func (c Counts) Total() uint64 { return c.Get + c.Put + c.Delete + c.List }
+
+// Sub returns the calls made since an earlier reading.
+func (c Counts) Sub(earlier Counts) Counts {
+	return Counts{
+		Get:    c.Get - earlier.Get,
+		Put:    c.Put - earlier.Put,
+		Delete: c.Delete - earlier.Delete,
+		List:   c.List - earlier.List,
+		Failed: c.Failed - earlier.Failed,
+	}
+}
+
+// Counted is a Store that counts the calls made on another, for metrics and benchmarks.
+type Counted struct {
+	store                          Store
+	get, put, remove, list, failed atomic.Uint64
+}
+
+// NewCounted wraps store.
+func NewCounted(store Store) *Counted { return &Counted{store: store} }
+
+// Counts reads the counters. They are read one after the other: calls under way may be in some and not in others.
+func (c *Counted) Counts() Counts {
+	return Counts{Get: c.get.Load(), Put: c.put.Load(), Delete: c.remove.Load(), List: c.list.Load(), Failed: c.failed.Load()}
+}
+
+func (c *Counted) note(counter *atomic.Uint64, err error, answer error) {
+	counter.Add(1)
+	if err != nil && (answer == nil || !errors.Is(err, answer)) {
+		c.failed.Add(1)
+	}
+}
+
+// Get implements Store.
+func (c *Counted) Get(ctx context.Context, key string) (Object, error) {
+	obj, err := c.store.Get(ctx, key)
+	c.note(&c.get, err, ErrNotFound)
+	return obj, err
+}
+
+// Put implements Store.
+func (c *Counted) Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error) {
+	token, err := c.store.Put(ctx, key, body, cond)
+	c.note(&c.put, err, ErrConflict)
+	return token, err
+}
+
+// Delete implements Store.
+func (c *Counted) Delete(ctx context.Context, key string) error {
+	err := c.store.Delete(ctx, key)
+	c.note(&c.remove, err, nil)
+	return err
+}
+
+// List implements Store.
+func (c *Counted) List(ctx context.Context, prefix string) ([]Entry, error) {
+	entries, err := c.store.List(ctx, prefix)
+	c.note(&c.list, err, nil)
+	return entries, err
+}
