@@ -1,0 +1,132 @@
+package record
+
+import (
+	"errors"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	lockSchema = 1
+	// maxLockText bounds every text of the lock, in bytes.
+	maxLockText = 512
+	// maxLease bounds the lease that a reader will wait for: a lock that says more is a mistake, not a promise.
+	maxLease = time.Hour
+	// maxCount leaves room above every term and revision.
+	maxCount = 1 << 62
+)
+
+// Lock is the election lock of a shard, `shard/{shard}/leader.json`: who leads, in which term, and for how long others wait after they
+// have seen it. It is only ever replaced under a condition, and never deleted. Values are comparable.
+//
+// Incarnation and Revision together name one version and only one: the holder never writes two different bodies under the same pair.
+type Lock struct {
+	Schema int `json:"schema"`
+	// LeaderID is the server's --id. Incarnation is random per process start: a restarted process is not the old leader.
+	LeaderID    string        `json:"leader_id"`
+	Incarnation string        `json:"incarnation"`
+	Addresses   LockAddresses `json:"addresses,omitzero"`
+	// Machine is the provider's ID of the holder's machine, one that the provider never uses again. Empty: nothing can be asked about it.
+	Machine string `json:"machine,omitempty"`
+	// Term rises by at least one whenever the leader changes. Revision rises with every version.
+	Term     uint64 `json:"term"`
+	Revision uint64 `json:"revision"`
+	// LeaseMS is how long the holder may act after a renewal, in milliseconds; RenewMS how often it means to renew.
+	LeaseMS int64 `json:"lease_ms"`
+	RenewMS int64 `json:"renew_ms"`
+	// Heir is the follower without whose promise the holder does not act. Zero: there is none.
+	Heir LockHeir `json:"heir,omitzero"`
+	// Released means that the holder has stopped acting: the lock may be taken at once.
+	Released bool `json:"released,omitempty"`
+	// AppliedETag is the token of the configuration that the holder applied last.
+	AppliedETag string `json:"applied_etag,omitempty"`
+	// RenewedAt is the holder's wall clock, for people. Nothing is decided by it.
+	RenewedAt time.Time `json:"renewed_at,omitzero"`
+}
+
+// LockAddresses are the host:port pairs under which the holder serves. Empty ones are not served.
+type LockAddresses struct {
+	Election     string `json:"election,omitempty"`
+	Registration string `json:"registration,omitempty"`
+	Operator     string `json:"operator,omitempty"`
+	Agent        string `json:"agent,omitempty"`
+}
+
+// LockHeir names one process.
+type LockHeir struct {
+	ID          string `json:"id"`
+	Incarnation string `json:"incarnation"`
+}
+
+// Lease is LeaseMS as a duration.
+func (l Lock) Lease() time.Duration { return time.Duration(l.LeaseMS) * time.Millisecond }
+
+// Renew is RenewMS as a duration.
+func (l Lock) Renew() time.Duration { return time.Duration(l.RenewMS) * time.Millisecond }
+
+// Version names this version of the lock among all that were ever written.
+func (l Lock) Version() LockVersion {
+	return LockVersion{Incarnation: l.Incarnation, Revision: l.Revision}
+}
+
+// LockVersion is comparable; the zero value is no version.
+type LockVersion struct {
+	Incarnation string
+	Revision    uint64
+}
+
+// EncodeLock checks l, as DecodeLock does, and writes it. The same lock gives the same bytes. Schema is filled in.
+func EncodeLock(l Lock) ([]byte, error) {
+	l.Schema = lockSchema
+	l.RenewedAt = l.RenewedAt.UTC().Truncate(time.Second)
+	if err := l.validate(); err != nil {
+		return nil, err
+	}
+	return encode("lock", l)
+}
+
+// DecodeLock reads a lock. Unknown fields, trailing data, values out of range and newer schema versions (ErrNewer) are errors: nobody may take
+// a lock that he cannot read, because he does not know how long to wait.
+func DecodeLock(data []byte) (Lock, error) {
+	var l Lock
+	if err := decode("lock", data, lockSchema, &l); err != nil {
+		return Lock{}, err
+	}
+	if err := l.validate(); err != nil {
+		return Lock{}, err
+	}
+	return l, nil
+}
+
+func (l Lock) validate() error {
+	var p problems
+	p.check(l.LeaderID != "", "no leader_id")
+	p.check(l.Incarnation != "", "no incarnation")
+	p.check(l.Term > 0 && l.Term < maxCount, "term %d", l.Term)
+	p.check(l.Revision > 0 && l.Revision < maxCount, "revision %d", l.Revision)
+	p.check(l.LeaseMS > 0 && l.LeaseMS <= maxLease.Milliseconds(), "lease_ms %d, want 1 to %d", l.LeaseMS, maxLease.Milliseconds())
+	p.check(l.RenewMS > 0 && l.RenewMS < l.LeaseMS, "renew_ms %d, want less than lease_ms", l.RenewMS)
+	p.check(l.Heir == LockHeir{} || (l.Heir.ID != "" && l.Heir.Incarnation != ""), "heir without id or incarnation")
+	p.check(l.Heir.Incarnation != l.Incarnation || l.Incarnation == "", "heir is the holder itself")
+	year := l.RenewedAt.UTC().Year()
+	p.check(year >= 1 && year <= 9999, "renewed_at in the year %d", year)
+	for _, field := range []struct{ name, text string }{
+		{"leader_id", l.LeaderID}, {"incarnation", l.Incarnation}, {"machine", l.Machine}, {"applied_etag", l.AppliedETag},
+		{"heir id", l.Heir.ID}, {"heir incarnation", l.Heir.Incarnation},
+		{"election address", l.Addresses.Election}, {"registration address", l.Addresses.Registration},
+		{"operator address", l.Addresses.Operator}, {"agent address", l.Addresses.Agent},
+	} {
+		p.add(field.name, checkLockText(field.text))
+	}
+	return p.err("lock")
+}
+
+func checkLockText(s string) error {
+	switch {
+	case len(s) > maxLockText:
+		return errors.New("too long")
+	case !utf8.ValidString(s):
+		return errors.New("not UTF-8")
+	}
+	return nil
+}
