@@ -7,128 +7,201 @@
 package config
 
 // Shard is the whole of `config/{shard}.jsonc`. Pointers tell "not written" from zero; [Shard.WithDefaults] fills them.
+//
+// The comments of the fields below are what the schema and the reference page say about them. The tag `default` holds a field's
+// default, the tag `rule` what is checked field by field: required, positive (zero is an error), enum=a|b; everything that takes
+// more than one field to decide is in validate.go.
 type Shard struct {
-	Schema        string                  `json:"$schema,omitempty"`
-	Cluster       Cluster                 `json:"cluster"`
-	Server        Server                  `json:"server"`
-	Tenants       map[string]Tenant       `json:"tenants,omitempty"`
+	// URL of the JSON Schema, for editors; not read.
+	Schema string `json:"$schema,omitempty"`
+	// The cluster that the shard belongs to.
+	Cluster Cluster `json:"cluster" rule:"required"`
+	// The shard's servers.
+	Server Server `json:"server" rule:"required"`
+	// Whose groups there are, by name. The tenant "default" always exists and may not be listed.
+	Tenants map[string]Tenant `json:"tenants,omitempty"`
+	// Load balancers that groups can name.
 	LoadBalancers map[string]LoadBalancer `json:"load_balancers,omitempty"`
-	Images        map[string]Image        `json:"images,omitempty"`
-	Certificates  map[string]Certificate  `json:"certificates,omitempty"`
-	Defaults      Defaults                `json:"defaults,omitzero"`
-	Templates     map[string]Template     `json:"templates,omitempty"`
-	// Groups by tenant, then by name.
+	// Machine images, by the name that templates use: `{{ .Image.name }}`. Names are identifiers (letters, digits, underscores).
+	Images map[string]Image `json:"images,omitempty"`
+	// Templates of the certificates that instances can get, by the name that files use.
+	Certificates map[string]Certificate `json:"certificates,omitempty"`
+	// What every template starts from.
+	Defaults Defaults `json:"defaults,omitzero"`
+	// How to make each kind of VM.
+	Templates map[string]Template `json:"templates,omitempty"`
+	// Static groups by tenant, then by name.
 	Groups map[string]map[string]GroupSpec `json:"groups,omitempty"`
-	// Terminating empties the shard (every group to zero, with drain) and keeps it empty.
+	// Empties the shard (every group to zero, with drain) and keeps it empty.
 	Terminating bool `json:"terminating,omitempty"`
 }
 
 // Cluster names the cluster and says where its shared state is.
 type Cluster struct {
-	ID      string   `json:"id"`
+	// Name of the cluster, at most 30 characters. Shards of one cluster share a CA and secrets.
+	ID string `json:"id" rule:"required"`
+	// Bucket of the cluster's shared objects, if that is not the shard's bucket.
 	Storage *Storage `json:"storage,omitempty"`
-	Secrets Secrets  `json:"secrets,omitzero"`
+	// Where secrets live.
+	Secrets Secrets `json:"secrets,omitzero"`
 }
 
 // Storage is a bucket other than the shard's own, for cluster-scoped keys.
 type Storage struct {
-	Provider string `json:"provider"`
-	Bucket   string `json:"bucket"`
-	Region   string `json:"region,omitempty"`
-	Prefix   string `json:"prefix,omitempty"`
+	// Kind of object store.
+	Provider string `json:"provider" rule:"required,enum=s3|gcs|file"`
+	// Name of the bucket; for file, a directory.
+	Bucket string `json:"bucket" rule:"required"`
+	// Region of the bucket, where the store has regions.
+	Region string `json:"region,omitempty"`
+	// What every key in the bucket starts with.
+	Prefix string `json:"prefix,omitempty"`
+	// URL of an S3-compatible store that is not AWS's own.
 	Endpoint string `json:"endpoint,omitempty"`
 }
 
 // Secrets says which store holds the cluster's secrets and, for object storage, which keys seal them.
 type Secrets struct {
-	Provider          string      `json:"provider,omitempty"`
-	Prefix            string      `json:"prefix,omitempty"`
-	ProjectID         string      `json:"project_id,omitempty"`
-	EncryptionKey     *KeySource  `json:"encryption_key,omitempty"`
+	// Where secrets are kept.
+	Provider string `json:"provider,omitempty" default:"object-storage" rule:"enum=object-storage|aws-secrets-manager|aws-parameter-store|google-secret-manager"`
+	// What the name of every secret starts with.
+	Prefix string `json:"prefix,omitempty"`
+	// Google Cloud project of the secrets; google-secret-manager only.
+	ProjectID string `json:"project_id,omitempty"`
+	// The key that seals secrets in object storage, where it is required.
+	EncryptionKey *KeySource `json:"encryption_key,omitempty"`
+	// Keys that only open what was sealed before the key was changed.
 	OldEncryptionKeys []KeySource `json:"old_encryption_keys,omitempty"`
-	CacheTTL          *Duration   `json:"cache_ttl,omitempty"`
+	// How long a secret is remembered after it was read. 0: not at all.
+	CacheTTL *Duration `json:"cache_ttl,omitempty" default:"5m"`
 }
 
 // KeySource says where a 32-byte encryption key is read from; it never holds the key.
 type KeySource struct {
-	Provider  string `json:"provider"`
-	Source    string `json:"source,omitempty"`
+	// What holds the key.
+	Provider string `json:"provider" rule:"required,enum=env|file|aws-secrets-manager|aws-parameter-store|google-secret-manager"`
+	// Name of the environment variable (default NSTANCE_ENCRYPTION_KEY), path of the file, or name of the secret or parameter.
+	Source string `json:"source,omitempty"`
+	// Google Cloud project of the secret, where the source does not name it.
 	ProjectID string `json:"project_id,omitempty"`
 }
 
 // Server configures the shard's servers.
 type Server struct {
-	Shard               string              `json:"shard"`
-	Provider            Provider            `json:"provider"`
-	Bind                Addresses           `json:"bind,omitzero"`
-	Advertise           Addresses           `json:"advertise,omitzero"`
-	LeaderNetwork       *LeaderNetwork      `json:"leader_network,omitempty"`
-	SubnetPools         map[string][]string `json:"subnet_pools"`
-	DynamicSubnetPools  []string            `json:"dynamic_subnet_pools,omitempty"`
-	RequestTimeout      *Duration           `json:"request_timeout,omitempty"`
-	CreateRateLimit     *Duration           `json:"create_rate_limit,omitempty"`
-	HealthCheckInterval *Duration           `json:"health_check_interval,omitempty"`
-	DefaultDrainTimeout *Duration           `json:"default_drain_timeout,omitempty"`
-	ImageRefresh        *Duration           `json:"image_refresh_interval,omitempty"`
-	ShutdownTimeout     *Duration           `json:"shutdown_timeout,omitempty"`
-	ShutdownGrace       *Duration           `json:"shutdown_grace,omitempty"`
-	GarbageCollection   GarbageCollection   `json:"garbage_collection,omitzero"`
-	Expiry              Expiry              `json:"expiry,omitzero"`
-	LeaderElection      LeaderElection      `json:"leader_election,omitzero"`
-	ErrorExitJitter     ErrorExitJitter     `json:"error_exit_jitter,omitzero"`
+	// Name of the shard. It is part of the config's own key in the bucket.
+	Shard string `json:"shard" rule:"required"`
+	// What makes the VMs.
+	Provider Provider `json:"provider" rule:"required"`
+	// Addresses that the server listens on.
+	Bind Addresses `json:"bind,omitzero"`
+	// Addresses that others are told. An empty or wildcard host means the address of the primary interface; one that is left out is that of bind.
+	Advertise Addresses `json:"advertise,omitzero"`
+	// The fixed address that follows the leader.
+	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
+	// Lists of the provider's subnets, by the name that templates and groups use. Tried in order.
+	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
+	// The pools that dynamic groups may use; all of them where this is left out.
+	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitempty"`
+	// How long one request to the provider or the bucket may take.
+	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
+	// Least time between two VMs being asked for. 0: no limit but the provider's.
+	CreateRateLimit *Duration `json:"create_rate_limit,omitempty" default:"0s"`
+	// How often agents report.
+	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
+	// How long a VM may be drained before it is terminated, for groups that do not say. 0: no drain.
+	DefaultDrainTimeout *Duration `json:"default_drain_timeout,omitempty" default:"5m"`
+	// How often images are looked up anew. 0: at start only.
+	ImageRefresh *Duration `json:"image_refresh_interval,omitempty" default:"6h"`
+	// How long a clean stop may take.
+	ShutdownTimeout *Duration `json:"shutdown_timeout,omitempty" default:"10s" rule:"positive"`
+	// How long a VM whose agent announced its shutdown may still be reported running before it is replaced anyway. 0: at once, without asking.
+	ShutdownGrace *Duration `json:"shutdown_grace,omitempty" default:"0s"`
+	// How soon strays and tombstones go.
+	GarbageCollection GarbageCollection `json:"garbage_collection,omitzero"`
+	// Maximum ages of instances.
+	Expiry Expiry `json:"expiry,omitzero"`
+	// How the shard's servers elect their leader.
+	LeaderElection LeaderElection `json:"leader_election,omitzero"`
+	// How long a server that failed waits before it exits, so that a supervisor's restarts do not come in step.
+	ErrorExitJitter ErrorExitJitter `json:"error_exit_jitter,omitzero"`
 }
 
 // Provider says what makes the shard's VMs. Options are the provider's own, checked by it.
 type Provider struct {
-	Kind    string            `json:"kind"`
-	Region  string            `json:"region,omitempty"`
-	Zone    string            `json:"zone,omitempty"`
+	// Which provider.
+	Kind string `json:"kind" rule:"required,enum=aws|gcp|proxmox|tmux|mock"`
+	// Region of the shard; required for aws and gcp.
+	Region string `json:"region,omitempty"`
+	// Zone of the shard; required for aws and gcp.
+	Zone string `json:"zone,omitempty"`
+	// Settings of the provider's own.
 	Options map[string]string `json:"options,omitempty"`
 }
 
 // Addresses are host:port pairs of the five listeners.
 type Addresses struct {
-	Health       string `json:"health_addr,omitempty"`
-	Election     string `json:"election_addr,omitempty"`
-	Registration string `json:"registration_addr,omitempty"`
-	Operator     string `json:"operator_addr,omitempty"`
-	Agent        string `json:"agent_addr,omitempty"`
+	// Health checks and metrics (HTTP).
+	Health string `json:"health_addr,omitempty" default:"0.0.0.0:8990"`
+	// Talk between the servers of the shard.
+	Election string `json:"election_addr,omitempty" default:"0.0.0.0:8991"`
+	// Registration of agents and operators (gRPC, TLS).
+	Registration string `json:"registration_addr,omitempty" default:"0.0.0.0:8992"`
+	// Operators (gRPC, mutual TLS).
+	Operator string `json:"operator_addr,omitempty" default:"0.0.0.0:8993"`
+	// Agents (gRPC, mutual TLS).
+	Agent string `json:"agent_addr,omitempty" default:"0.0.0.0:8994"`
 }
 
 // LeaderNetwork is the fixed address that follows the leader.
 type LeaderNetwork struct {
-	IPv4        string `json:"ipv4,omitempty"`
-	IPv6        string `json:"ipv6,omitempty"`
+	// The IPv4 address.
+	IPv4 string `json:"ipv4,omitempty"`
+	// The IPv6 address.
+	IPv6 string `json:"ipv6,omitempty"`
+	// AWS: the network interface (eni-…) that has the addresses.
 	InterfaceID string `json:"interface_id,omitempty"`
 }
 
 // GarbageCollection sets how soon strays and tombstones go.
 type GarbageCollection struct {
-	Interval               *Duration `json:"interval,omitempty"`
-	RegistrationTimeout    *Duration `json:"registration_timeout,omitempty"`
-	DeletedRecordRetention *Duration `json:"deleted_record_retention,omitempty"`
+	// How often records and VMs are compared.
+	Interval *Duration `json:"interval,omitempty" default:"2m" rule:"positive"`
+	// How long a new VM may take until its agent registers.
+	RegistrationTimeout *Duration `json:"registration_timeout,omitempty" default:"5m" rule:"positive"`
+	// How long the record of a deleted instance is kept.
+	DeletedRecordRetention *Duration `json:"deleted_record_retention,omitempty" default:"30m" rule:"positive"`
 }
 
 // Expiry sets maximum ages, counted from launch; nil or zero disables.
 type Expiry struct {
-	EligibleAge *Duration `json:"eligible_age,omitempty"`
-	ForcedAge   *Duration `json:"forced_age,omitempty"`
-	OnDemandAge *Duration `json:"ondemand_age,omitempty"`
+	// Age from which an instance is replaced when nothing else goes on in its group. Empty or 0: never.
+	EligibleAge *Duration `json:"eligible_age,omitempty" default:"" rule:"empty"`
+	// Age at which an instance is replaced in any case. Empty or 0: never.
+	ForcedAge *Duration `json:"forced_age,omitempty" default:"" rule:"empty"`
+	// Age at which an on-demand instance is deleted. Empty or 0: never.
+	OnDemandAge *Duration `json:"ondemand_age,omitempty" default:"" rule:"empty"`
 }
 
 // LeaderElection configures the shard's election (see docs/election.md).
 type LeaderElection struct {
-	Enabled       *bool     `json:"enabled,omitempty"`
-	RenewInterval *Duration `json:"renew_interval,omitempty"`
-	LeaseDuration *Duration `json:"lease_duration,omitempty"`
-	PeerInterval  *Duration `json:"peer_interval,omitempty"`
-	PeerLease     *Duration `json:"peer_lease,omitempty"`
+	// Off, a server leads without a lock: only for development, with one server.
+	Enabled *bool `json:"enabled,omitempty" default:"true"`
+	// How often the leader renews its lock.
+	RenewInterval *Duration `json:"renew_interval,omitempty" default:"5s" rule:"positive"`
+	// How long the lock holds after a renewal; at least twice the renew interval.
+	LeaseDuration *Duration `json:"lease_duration,omitempty" default:"10s" rule:"positive"`
+	// How often the leader asks its heir for a promise.
+	PeerInterval *Duration `json:"peer_interval,omitempty" default:"250ms" rule:"positive"`
+	// How long such a promise holds; at least twice the peer interval. 0: no heir.
+	PeerLease *Duration `json:"peer_lease,omitempty" default:"1s"`
 }
 
 // ErrorExitJitter bounds the wait before a server that failed exits, so that a supervisor's restarts do not come in step.
 type ErrorExitJitter struct {
-	MinDelay *Duration `json:"min_delay,omitempty"`
-	MaxDelay *Duration `json:"max_delay,omitempty"`
+	// Shortest wait.
+	MinDelay *Duration `json:"min_delay,omitempty" default:"10s"`
+	// Longest wait.
+	MaxDelay *Duration `json:"max_delay,omitempty" default:"40s"`
 }
 
 // Tenant has no settings of its own yet.
@@ -136,109 +209,164 @@ type Tenant struct{}
 
 // LoadBalancer is something that a group's healthy instances are registered with.
 type LoadBalancer struct {
-	Provider          string   `json:"provider"`
-	TargetGroupARNs   []string `json:"target_group_arns,omitempty"`
-	InstanceGroupName string   `json:"instance_group_name,omitempty"`
+	// Whose load balancer it is.
+	Provider string `json:"provider" rule:"required,enum=aws|gcp|mock"`
+	// AWS: the target groups; an instance is registered with each.
+	TargetGroupARNs []string `json:"target_group_arns,omitempty"`
+	// Google Cloud: the unmanaged instance group.
+	InstanceGroupName string `json:"instance_group_name,omitempty"`
 }
 
 // Image is a machine image found by a query, refreshed every image_refresh_interval.
 type Image struct {
-	Provider string        `json:"provider"`
-	Owners   []string      `json:"owners,omitempty"`
-	Filters  []ImageFilter `json:"filters,omitempty"`
-	Sort     string        `json:"sort,omitempty"`
-	Order    string        `json:"order,omitempty"`
-	Fallback string        `json:"fallback,omitempty"`
+	// Where the image is looked up.
+	Provider string `json:"provider" rule:"required,enum=aws|gcp|proxmox|tmux|mock"`
+	// Accounts or projects whose images are considered.
+	Owners []string `json:"owners,omitempty"`
+	// What an image must match: every filter, by any of its values.
+	Filters []ImageFilter `json:"filters,omitempty"`
+	// What the matching images are sorted by; the first is taken.
+	Sort string `json:"sort,omitempty" default:"creation-date" rule:"enum=creation-date|name"`
+	// Which end of the order comes first.
+	Order string `json:"order,omitempty" default:"desc" rule:"enum=asc|desc"`
+	// The image that is used as long as none was found.
+	Fallback string `json:"fallback,omitempty"`
 }
 
 // ImageFilter is one name with the values that match.
 type ImageFilter struct {
-	Name   string   `json:"name"`
-	Values []string `json:"values"`
+	// Name of the filter, as the provider calls it.
+	Name string `json:"name" rule:"required"`
+	// The values that match; * stands for any characters where the provider allows it.
+	Values []string `json:"values,omitempty" rule:"required"`
 }
 
 // Certificate is a template of a certificate issued to an instance. Its strings are Go templates; TTL is in hours.
 type Certificate struct {
-	Kind         string   `json:"kind"`
-	CN           string   `json:"cn,omitempty"`
+	// What the certificate is for.
+	Kind string `json:"kind" rule:"required,enum=client|server"`
+	// Common name.
+	CN string `json:"cn,omitempty"`
+	// Organizations.
 	Organization []string `json:"organization,omitempty"`
-	Country      []string `json:"country,omitempty"`
-	Province     []string `json:"province,omitempty"`
-	Locality     []string `json:"locality,omitempty"`
-	Street       []string `json:"street,omitempty"`
-	PostalCode   []string `json:"postal_code,omitempty"`
-	DNS          []string `json:"dns,omitempty"`
-	IP           []string `json:"ip,omitempty"`
-	URI          []string `json:"uri,omitempty"`
-	TTL          int      `json:"ttl"`
+	// Countries.
+	Country []string `json:"country,omitempty"`
+	// Provinces or states.
+	Province []string `json:"province,omitempty"`
+	// Cities.
+	Locality []string `json:"locality,omitempty"`
+	// Street addresses.
+	Street []string `json:"street,omitempty"`
+	// Postal codes.
+	PostalCode []string `json:"postal_code,omitempty"`
+	// DNS names.
+	DNS []string `json:"dns,omitempty"`
+	// IP addresses.
+	IP []string `json:"ip,omitempty"`
+	// URIs.
+	URI []string `json:"uri,omitempty"`
+	// Validity in hours, at most ten years.
+	TTL int `json:"ttl" rule:"required,positive"`
 }
 
 // Defaults are merged under every template.
 type Defaults struct {
-	Args     map[string]any    `json:"args,omitempty"`
-	Vars     map[string]string `json:"vars,omitempty"`
-	Userdata *Userdata         `json:"userdata,omitempty"`
+	// Arguments of the provider's create call.
+	Args map[string]any `json:"args,omitempty"`
+	// Values for templates: `{{ .Vars.name }}`.
+	Vars map[string]string `json:"vars,omitempty"`
+	// Boot script, for templates without one.
+	Userdata *Userdata `json:"userdata,omitempty"`
 }
 
 // Userdata is the boot script of a VM: a Go template.
 type Userdata struct {
-	// Source is "inline" (Content holds it) or "storage" (Content names an object under files/).
-	Source string `json:"source,omitempty"`
-	// Encoding is "plain", "base64" or "gzip+base64": what the provider is handed.
-	Encoding string `json:"encoding,omitempty"`
-	Content  string `json:"content"`
+	// Where the script is: inline (in content) or storage (content names an object under files/).
+	Source string `json:"source,omitempty" default:"inline" rule:"enum=inline|storage"`
+	// What the provider is handed.
+	Encoding string `json:"encoding,omitempty" default:"plain" rule:"enum=plain|base64|gzip+base64"`
+	// The script, or the object's key.
+	Content string `json:"content,omitempty"`
 }
 
 // Template says how to make one kind of VM.
 type Template struct {
-	// Kind is the three-letter prefix of the IDs of its instances.
-	Kind          string            `json:"kind"`
-	Arch          string            `json:"arch,omitempty"`
-	Args          map[string]any    `json:"args,omitempty"`
-	Vars          map[string]string `json:"vars,omitempty"`
-	Files         map[string]File   `json:"files,omitempty"`
-	Userdata      *Userdata         `json:"userdata,omitempty"`
-	Size          *int              `json:"size,omitempty"`
-	InstanceType  string            `json:"instance_type,omitempty"`
-	InstanceTypes []string          `json:"instance_types,omitempty"`
-	SubnetPool    string            `json:"subnet_pool,omitempty"`
+	// Three lower-case letters that the IDs of its instances start with; not opr.
+	Kind string `json:"kind" rule:"required"`
+	// Processor architecture.
+	Arch string `json:"arch" rule:"required,enum=arm64|amd64"`
+	// Arguments of the provider's create call, over those of defaults. Strings inside are templates.
+	Args map[string]any `json:"args,omitempty"`
+	// Values for templates: `{{ .Vars.name }}`, over those of defaults.
+	Vars map[string]string `json:"vars,omitempty"`
+	// Files that the instances receive, by file name.
+	Files map[string]File `json:"files,omitempty"`
+	// Boot script; that of defaults where this is left out.
+	Userdata *Userdata `json:"userdata,omitempty"`
+	// Number of instances of groups that do not say.
+	Size *int `json:"size,omitempty" default:"1"`
+	// Type of the VMs, for groups that do not say.
+	InstanceType string `json:"instance_type,omitempty"`
+	// Types to fall back to, in order, when the provider has no capacity of the first.
+	InstanceTypes []string `json:"instance_types,omitempty"`
+	// Pool that the VMs' subnets are taken from, for groups that do not say.
+	SubnetPool string `json:"subnet_pool,omitempty"`
 }
 
 // File is one file that instances of a template receive. Which fields are allowed follows from Kind:
 // certificate (Template, Key), secret (Source), storage (Source), env (Vars), json (JSON), string (Content).
 type File struct {
-	Kind     string            `json:"kind"`
-	Template string            `json:"template,omitempty"`
-	Key      *FileKey          `json:"key,omitempty"`
-	Source   string            `json:"source,omitempty"`
-	Vars     map[string]string `json:"vars,omitempty"`
-	JSON     any               `json:"json,omitempty"`
-	Content  string            `json:"content,omitempty"`
+	// What the content is made of.
+	Kind string `json:"kind" rule:"required,enum=certificate|secret|storage|env|json|string"`
+	// certificate: name of the certificate template.
+	Template string `json:"template,omitempty"`
+	// certificate: the public key that it is issued for.
+	Key *FileKey `json:"key,omitempty"`
+	// secret: its name in the secrets store. storage: a template of the object's key, under files/.
+	Source string `json:"source,omitempty"`
+	// env: templates of the values, by the variable's name.
+	Vars map[string]string `json:"vars,omitempty"`
+	// json: the document. Strings inside are templates.
+	JSON any `json:"json,omitempty"`
+	// string: a template of the content.
+	Content string `json:"content,omitempty"`
 }
 
 // FileKey names the public key, made by the agent, that a certificate is issued for.
 type FileKey struct {
-	Source string `json:"source"`
-	Name   string `json:"name"`
-	// Algorithm of the key pair: "ed25519" (default) or "ecdsa-p256".
-	Algorithm string `json:"algorithm,omitempty"`
+	// Who makes the key pair.
+	Source string `json:"source" rule:"required,enum=agent"`
+	// File name of the public key; it ends in .pub.
+	Name string `json:"name" rule:"required"`
+	// Algorithm of the key pair.
+	Algorithm string `json:"algorithm,omitempty" default:"ed25519" rule:"enum=ed25519|ecdsa-p256"`
 }
 
 // GroupSpec is a group as written: in the shard config (static) or in `groups/{shard}.jsonc` (dynamic, or an override).
 type GroupSpec struct {
-	Template      string            `json:"template,omitempty"`
-	Size          *int              `json:"size,omitempty"`
-	InstanceType  string            `json:"instance_type,omitempty"`
-	InstanceTypes []string          `json:"instance_types,omitempty"`
-	SubnetPool    string            `json:"subnet_pool,omitempty"`
-	Vars          map[string]string `json:"vars,omitempty"`
-	Args          map[string]any    `json:"args,omitempty"`
-	LoadBalancers []string          `json:"load_balancers,omitempty"`
-	DrainTimeout  *Duration         `json:"drain_timeout,omitempty"`
-	MaxSurge      *int              `json:"max_surge,omitempty"`
-	// MaxUnhealthy is a count ("3") or a percentage ("40%").
-	MaxUnhealthy string `json:"max_unhealthy,omitempty"`
-	// Deleted marks a dynamic group on its way out; it stays until its last instance is gone. Only in groups/.
+	// Name of the template that the group's instances are made from. Required, but for overrides of static groups.
+	Template string `json:"template,omitempty"`
+	// Number of instances; that of the template where this is left out.
+	Size *int `json:"size,omitempty"`
+	// Type of the VMs; that of the template where this is left out.
+	InstanceType string `json:"instance_type,omitempty"`
+	// Types to fall back to, in order; those of the template where this is left out.
+	InstanceTypes []string `json:"instance_types,omitempty"`
+	// Pool that the VMs' subnets are taken from; that of the template where this is left out.
+	SubnetPool string `json:"subnet_pool,omitempty"`
+	// Values for templates: `{{ .Vars.name }}`, over those of the template.
+	Vars map[string]string `json:"vars,omitempty"`
+	// Arguments of the provider's create call, over those of the template. Strings inside are templates.
+	Args map[string]any `json:"args,omitempty"`
+	// Names of the load balancers that healthy instances are registered with.
+	LoadBalancers []string `json:"load_balancers,omitempty"`
+	// How long an instance may be drained before it is terminated; server.default_drain_timeout where this is left out. 0: no drain.
+	DrainTimeout *Duration `json:"drain_timeout,omitempty"`
+	// How many instances above its size the group may have while some are replaced.
+	MaxSurge *int `json:"max_surge,omitempty" default:"1" rule:"positive"`
+	// How many running instances may be silent at once before the server doubts itself and stops replacing them: a count ("3"), or a percentage ("40%"), which is never less than 2.
+	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
+	// Marks a dynamic group on its way out; it stays until its last instance is gone. Only in groups/, written by the server.
 	Deleted bool `json:"deleted,omitempty"`
 }
 

@@ -1,0 +1,46 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// minPercentLimit is what a percentage never falls below: 40 % of two would be none.
+const minPercentLimit = 2
+
+// Limit is a number of instances, or a percentage of a group. The zero value is none at all.
+type Limit struct {
+	Value   int  // not negative; at most 100 for a percentage
+	Percent bool // whether Value is a percentage
+}
+
+// ParseLimit reads "3" or "40%".
+func ParseLimit(s string) (Limit, error) {
+	text, percent := strings.CutSuffix(s, "%")
+	n, err := strconv.Atoi(text)
+	switch {
+	case err != nil || strconv.Itoa(n) != text || n < 0:
+		return Limit{}, fmt.Errorf("%s is neither a count such as \"3\" nor a percentage such as \"40%%\"", quote(s))
+	case percent && n > 100:
+		return Limit{}, fmt.Errorf("%s is more than 100%%", quote(s))
+	}
+	return Limit{Value: n, Percent: percent}, nil
+}
+
+// Of returns how many of n the limit allows: the count itself, or the percentage of n, rounded down and never less than 2.
+func (l Limit) Of(n int) int {
+	if !l.Percent {
+		return l.Value
+	}
+	// Multiplying the parts keeps a large n from overflowing.
+	return max(minPercentLimit, n/100*l.Value+n%100*l.Value/100)
+}
+
+// String returns the text form.
+func (l Limit) String() string {
+	if l.Percent {
+		return strconv.Itoa(l.Value) + "%"
+	}
+	return strconv.Itoa(l.Value)
+}

@@ -1,0 +1,135 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Problem is one thing that is wrong with a document, or, as a warning, one part of it that is ignored.
+type Problem struct {
+	File string // as given to [Parse]; "" for a typed document
+	// Path is the JSON path of the field: `templates.worker.args.Foo`, `instance_types[1]`, `files["a.crt"].kind`.
+	// "" is the document as a whole. See [SplitPath].
+	Path string
+	// Line and Col say where in the file, counted from 1; columns count characters. 0 for a typed document.
+	Line, Col int
+	Message   string
+	Hint      string // what to do about it, or ""
+	Warning   bool   // the document is usable; this part of it is ignored
+}
+
+// String returns `file:line:col: path: message (hint)`, leaving out what there is not.
+func (p Problem) String() string {
+	var b strings.Builder
+	if p.File != "" {
+		fmt.Fprintf(&b, "%s:", p.File)
+	}
+	if p.Line > 0 {
+		fmt.Fprintf(&b, "%d:%d:", p.Line, p.Col)
+	}
+	if b.Len() > 0 {
+		b.WriteByte(' ')
+	}
+	if p.Warning {
+		b.WriteString("warning: ")
+	}
+	if p.Path != "" {
+		b.WriteString(p.Path + ": ")
+	}
+	b.WriteString(p.Message)
+	if p.Hint != "" {
+		b.WriteString(" (" + p.Hint + ")")
+	}
+	return b.String()
+}
+
+// Problems is everything that is wrong with a document, in the order of the document.
+type Problems []Problem
+
+// Error lists the problems, one per line.
+func (ps Problems) Error() string {
+	lines := make([]string, len(ps))
+	for i, p := range ps {
+		lines[i] = p.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Errors returns the problems that are not warnings.
+func (ps Problems) Errors() Problems { return ps.filter(false) }
+
+// Warnings returns the problems that are only warnings.
+func (ps Problems) Warnings() Problems { return ps.filter(true) }
+
+func (ps Problems) filter(warning bool) Problems {
+	var out Problems
+	for _, p := range ps {
+		if p.Warning == warning {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Err returns the problems that are not warnings as an error, nil if there are none. Returning a Problems as an error directly
+// would make a non-nil error of none.
+func (ps Problems) Err() error {
+	if errs := ps.Errors(); len(errs) > 0 {
+		return errs
+	}
+	return nil
+}
+
+func (ps Problems) sort() {
+	slices.SortStableFunc(ps, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Col, b.Col))
+	})
+}
+
+// SplitPath takes a [Problem]'s path apart: strings are field names and map keys, ints are positions in lists.
+func SplitPath(path string) ([]any, error) {
+	var out []any
+	bad := errors.New("not a path: " + quote(path))
+	for rest := path; rest != ""; {
+		switch {
+		case strings.HasPrefix(rest, `["`):
+			end := closingQuote(rest[1:])
+			if end < 0 || !strings.HasPrefix(rest[1+end:], "]") {
+				return nil, bad
+			}
+			name, err := unquote(rest[1 : 1+end])
+			if err != nil {
+				return nil, bad
+			}
+			out, rest = append(out, name), rest[1+end+1:]
+		case rest[0] == '[':
+			text, after, ok := strings.Cut(rest[1:], "]")
+			i, err := parseIndex(text)
+			if !ok || err != nil {
+				return nil, bad
+			}
+			out, rest = append(out, i), after
+		default:
+			if rest[0] == '.' {
+				if len(out) == 0 {
+					return nil, bad
+				}
+				rest = rest[1:]
+			} else if len(out) > 0 {
+				return nil, bad
+			}
+			end := strings.IndexAny(rest, ".[")
+			if end < 0 {
+				end = len(rest)
+			}
+			if !plain(rest[:end]) {
+				return nil, bad
+			}
+			out, rest = append(out, rest[:end]), rest[end:]
+		}
+	}
+	return out, nil
+}
