@@ -1,0 +1,118 @@
+package record
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// MaxSize is the largest document that is written or read, in bytes.
+const MaxSize = 256 << 10
+
+// ErrNewer means that a document has a schema version that this program does not know: it was written by a newer one.
+var ErrNewer = errors.New("written by a newer version of nstance")
+
+// decode reads one JSON document into v, strictly: bounded size, no unknown, misspelt or repeated field, nothing after it. The schema
+// version is looked at first, so that a newer document says that it is newer instead of naming a field.
+func decode(what string, data []byte, newest int, v any) error {
+	if len(data) > MaxSize {
+		return fmt.Errorf("decode %s: %d bytes, at most %d are allowed", what, len(data), MaxSize)
+	}
+	var head struct {
+		Schema *int `json:"schema"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return fmt.Errorf("decode %s: %w", what, err)
+	}
+	switch {
+	case head.Schema == nil:
+		return fmt.Errorf("decode %s: no schema version", what)
+	case *head.Schema > newest:
+		return fmt.Errorf("decode %s: schema version %d, the newest known is %d: %w", what, *head.Schema, newest, ErrNewer)
+	case *head.Schema < 1:
+		return fmt.Errorf("decode %s: schema version %d", what, *head.Schema)
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if err := checkNames(dec, 0); err != nil {
+		return fmt.Errorf("decode %s: %w", what, err)
+	}
+	dec = json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		return fmt.Errorf("decode %s: %w", what, err)
+	}
+	return nil
+}
+
+// checkNames walks one value and refuses what encoding/json lets pass: repeated names, and, in the document itself, field names
+// in another case.
+func checkNames(dec *json.Decoder, depth int) error {
+	token, err := dec.Token()
+	if err != nil {
+		return err
+	}
+	open, ok := token.(json.Delim)
+	if !ok {
+		return nil
+	}
+	seen := map[string]bool{}
+	for dec.More() {
+		if open == '{' {
+			token, err := dec.Token()
+			if err != nil {
+				return err
+			}
+			name, _ := token.(string) // the decoder accepts nothing else here
+			if seen[name] {
+				return fmt.Errorf("field %q is there twice", name)
+			}
+			if depth == 0 && name != strings.ToLower(name) {
+				return fmt.Errorf("unknown field %q: names are in lower case", name)
+			}
+			seen[name] = true
+		}
+		if err := checkNames(dec, depth+1); err != nil {
+			return err
+		}
+	}
+	_, err = dec.Token()
+	return err
+}
+
+// encode writes one document on one line.
+func encode(what string, v any) ([]byte, error) {
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, fmt.Errorf("encode %s: %w", what, err)
+	}
+	if out.Len() > MaxSize {
+		return nil, fmt.Errorf("encode %s: %d bytes, at most %d are allowed", what, out.Len(), MaxSize)
+	}
+	return out.Bytes(), nil
+}
+
+// problems collects everything that is wrong with a document.
+type problems []string
+
+func (p *problems) check(ok bool, format string, args ...any) {
+	if !ok {
+		*p = append(*p, fmt.Sprintf(format, args...))
+	}
+}
+
+func (p *problems) add(field string, err error) {
+	if err != nil {
+		*p = append(*p, field+": "+err.Error())
+	}
+}
+
+func (p *problems) err(what string) error {
+	if len(*p) == 0 {
+		return nil
+	}
+	return fmt.Errorf("invalid %s: %s", what, strings.Join(*p, "; "))
+}

@@ -1,0 +1,188 @@
+package record
+
+import (
+	"crypto/ed25519"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// InstanceSchema is the newest version of the instance record.
+const InstanceSchema = 1
+
+const (
+	maxWriter = 128  // incarnations and server IDs
+	maxText   = 1024 // reasons, provider IDs, images
+)
+
+// order of the states in a life.
+var order = []State{Reserved, Created, Registered, Deleting, Deleted}
+
+// CanMove reports whether an instance may go from one state to another: only forward, and only once to each. Registered may be
+// skipped; so may Created, by a write that holds what Created would have told; anything may end at once as a tombstone.
+func CanMove(from, to State) bool {
+	a, b := slices.Index(order, from), slices.Index(order, to)
+	return a >= 0 && b > a
+}
+
+// Next returns the instance's next version: in another state, written by the given incarnation of a server in its term. The caller fills
+// in what the new state tells, then writes it (clusterstate counts the revision up). The copy shares no memory with i.
+func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
+	if !CanMove(i.State, to) {
+		return Instance{}, fmt.Errorf("instance %s cannot go from %s to %s", i.ID, i.State, to)
+	}
+	if term < i.Term {
+		return Instance{}, fmt.Errorf("instance %s was written in term %d, which term %d may not change", i.ID, i.Term, term)
+	}
+	next := i.Clone()
+	next.State, next.Term, next.Writer = to, term, writer
+	return next, nil
+}
+
+// Clone returns a copy that shares no memory with i.
+func (i Instance) Clone() Instance {
+	i.Vars = maps.Clone(i.Vars)
+	i.PublicKey = slices.Clone(i.PublicKey)
+	if i.Certificate != nil {
+		ref := *i.Certificate
+		i.Certificate = &ref
+	}
+	return i
+}
+
+// Encode checks the record and writes it as one line of JSON, times in UTC.
+func (i Instance) Encode() ([]byte, error) {
+	i = i.Clone()
+	utc(&i.CreatedAt, &i.LaunchedAt, &i.RegisteredAt, &i.DeletingAt, &i.DeleteDeadline, &i.DeletedAt)
+	if i.Certificate != nil {
+		utc(&i.Certificate.NotAfter)
+	}
+	if err := i.Validate(); err != nil {
+		return nil, err
+	}
+	return encode("instance record", i)
+}
+
+// DecodeInstance reads an instance record: strict, and checked. [ErrNewer] when a newer program wrote it.
+func DecodeInstance(data []byte) (Instance, error) {
+	var i Instance
+	if err := decode("instance record", data, InstanceSchema, &i); err != nil {
+		return Instance{}, err
+	}
+	if err := i.Validate(); err != nil {
+		return Instance{}, err
+	}
+	return i, nil
+}
+
+// Validate names everything that is wrong with the record.
+func (i Instance) Validate() error {
+	var p problems
+	p.check(i.Schema == InstanceSchema, "schema: is %d, want %d", i.Schema, InstanceSchema)
+	p.check(!i.ID.IsZero(), "id: is empty")
+	p.add("kind", ident.ValidateKind(i.Kind))
+	p.check(i.Kind == i.ID.Prefix(), "kind: is %q, the ID's prefix is %q", i.Kind, i.ID.Prefix())
+	p.check(slices.Contains(order, i.State), "state: %q is unknown", i.State)
+	p.check(i.Revision > 0, "revision: is 0")
+	p.check(i.ReservedTerm > 0, "reserved_term: is 0")
+	p.check(i.Term >= i.ReservedTerm, "term: is %d, before reserved_term %d", i.Term, i.ReservedTerm)
+	p.text("writer", i.Writer, maxWriter, true)
+	p.add("cluster", ident.ValidateClusterName(i.Cluster))
+	p.add("shard", ident.ValidateName(i.Shard))
+	p.add("tenant", ident.ValidateTenantName(i.Tenant))
+	for _, name := range []struct{ field, value string }{{"group", i.Group}, {"template", i.Template}} {
+		if name.value != "" {
+			p.add(name.field, ident.ValidateName(name.value))
+		}
+	}
+	for _, text := range []struct{ field, value string }{
+		{"instance_type", i.InstanceType}, {"subnet_id", i.SubnetID}, {"image", i.Image}, {"infra_config_hash", i.InfraHash},
+		{"provider_id", i.ProviderID}, {"hostname", i.Hostname}, {"nonce_id", i.NonceID}, {"delete_reason", i.DeleteReason},
+	} {
+		p.text(text.field, text.value, maxText, false)
+	}
+	for name, value := range i.Vars {
+		p.check(utf8.ValidString(name) && utf8.ValidString(value), "vars: %q is not UTF-8", name)
+	}
+	p.address("ipv4", i.IPv4, netip.Addr.Is4)
+	p.address("ipv6", i.IPv6, netip.Addr.Is6)
+	p.time("created_at", i.CreatedAt, true)
+	p.time("launched_at", i.LaunchedAt, false)
+	p.time("registered_at", i.RegisteredAt, false)
+	p.time("deleting_at", i.DeletingAt, false)
+	p.time("delete_deadline", i.DeleteDeadline, false)
+	p.time("deleted_at", i.DeletedAt, false)
+	p.certificate(i.Certificate)
+	p.check(len(i.PublicKey) == 0 || len(i.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d", len(i.PublicKey), ed25519.PublicKeySize)
+	i.validateState(&p)
+	return p.err("instance record " + i.ID.String())
+}
+
+// validateState checks that the record tells what its state promises, and nothing that only a later state can know.
+func (i Instance) validateState(p *problems) {
+	registered := len(i.PublicKey) > 0
+	p.check(registered == !i.RegisteredAt.IsZero() && registered == (i.Certificate != nil) && registered == (i.NonceID != ""),
+		"registered_at, public_key, certificate, nonce_id: only all together")
+	switch i.State {
+	case Reserved:
+		p.check(i.ProviderID == "", "provider_id: is there although only reserved")
+	case Created, Registered:
+		p.check(i.ProviderID != "", "provider_id: is empty although %s", i.State)
+		p.check(i.Group != "" && i.Template != "", "group, template: are empty although %s", i.State)
+	case Deleting:
+		p.check(i.DeleteReason != "", "delete_reason: is empty although deleting")
+		p.check(!i.DeletingAt.IsZero() && !i.DeleteDeadline.IsZero(), "deleting_at, delete_deadline: are empty although deleting")
+	}
+	alive := i.State == Reserved || i.State == Created || i.State == Registered
+	p.check(!alive || i.DeleteReason == "" && i.DeletingAt.IsZero() && i.DeleteDeadline.IsZero(), "delete_reason, deleting_at, delete_deadline: are there although %s", i.State)
+	p.check((i.State == Deleted) == !i.DeletedAt.IsZero(), "deleted_at: does not agree with the state %s", i.State)
+	p.check(!registered || i.State != Reserved && i.State != Created, "public_key: is there although %s", i.State)
+	p.check(registered || i.State != Registered, "public_key: is empty although registered")
+}
+
+func (p *problems) text(field, value string, limit int, required bool) {
+	p.check(!required || value != "", "%s: is empty", field)
+	p.check(len(value) <= limit, "%s: %d bytes, at most %d are allowed", field, len(value), limit)
+	p.check(!strings.ContainsFunc(value, func(r rune) bool { return r < 0x20 || r == 0x7f || r == '\uFFFD' }), "%s: holds control characters or is not UTF-8", field)
+}
+
+func (p *problems) address(field, value string, family func(netip.Addr) bool) {
+	if value == "" {
+		return
+	}
+	addr, err := netip.ParseAddr(value)
+	p.check(err == nil && family(addr) && addr.Zone() == "" && addr.String() == value, "%s: is no such address in canonical form", field)
+}
+
+// time wants UTC: the same instant has one spelling.
+func (p *problems) time(field string, at time.Time, required bool) {
+	p.check(!required || !at.IsZero(), "%s: is empty", field)
+	p.check(at.Location() == time.UTC, "%s: is not in UTC", field)
+	p.check(at.IsZero() || at.Year() > 1969 && at.Year() < 10000, "%s: year %d", field, at.Year())
+}
+
+func (p *problems) certificate(ref *CertificateRef) {
+	if ref == nil {
+		return
+	}
+	p.serial("certificate.serial", ref.Serial)
+	p.time("certificate.not_after", ref.NotAfter, true)
+}
+
+// serial wants what authority issues: 128 bits in lower-case hexadecimal.
+func (p *problems) serial(field, value string) {
+	p.check(len(value) == 32 && strings.Trim(value, "0123456789abcdef") == "", "%s: want 32 hexadecimal characters", field)
+}
+
+// utc strips the location and the monotonic clock.
+func utc(times ...*time.Time) {
+	for _, t := range times {
+		*t = t.UTC().Round(0)
+	}
+}

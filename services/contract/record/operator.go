@@ -1,0 +1,74 @@
+package record
+
+import (
+	"crypto/ed25519"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// OperatorSchema is the newest version of the operator record.
+const OperatorSchema = 1
+
+// Operator is the record of one registered operator, `cluster/operator/{tenant}.{id}.json`. Its ID is the jti of the nonce that
+// it registered with, so that the record, written if absent, spends the nonce. A removed operator stays as a tombstone until past the nonce's
+// expiry.
+type Operator struct {
+	Schema int `json:"schema"`
+	// Revision counts writes, so that no two versions have the same bytes.
+	Revision uint64   `json:"revision"`
+	ID       ident.ID `json:"id"`
+	Cluster  string   `json:"cluster"`
+	Tenant   string   `json:"tenant"`
+	// Writer is the incarnation of the program that wrote this version.
+	Writer      string         `json:"writer"`
+	PublicKey   []byte         `json:"public_key"` // Ed25519, 32 bytes
+	Certificate CertificateRef `json:"certificate"`
+	CreatedAt   time.Time      `json:"created_at"`
+	RemovedAt   time.Time      `json:"removed_at,omitzero"`
+	// NonceExpires is when the nonce ends: the tombstone stays for longer.
+	NonceExpires time.Time `json:"nonce_expires,omitzero"`
+}
+
+// Removed reports whether the record is a tombstone.
+func (o Operator) Removed() bool { return !o.RemovedAt.IsZero() }
+
+// Encode checks the record and writes it as one line of JSON, times in UTC.
+func (o Operator) Encode() ([]byte, error) {
+	o.PublicKey = slices.Clone(o.PublicKey)
+	utc(&o.CreatedAt, &o.RemovedAt, &o.NonceExpires, &o.Certificate.NotAfter)
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	return encode("operator record", o)
+}
+
+// DecodeOperator reads an operator record: strict, and checked. [ErrNewer] when a newer program wrote it.
+func DecodeOperator(data []byte) (Operator, error) {
+	var o Operator
+	if err := decode("operator record", data, OperatorSchema, &o); err != nil {
+		return Operator{}, err
+	}
+	if err := o.Validate(); err != nil {
+		return Operator{}, err
+	}
+	return o, nil
+}
+
+// Validate names everything that is wrong with the record.
+func (o Operator) Validate() error {
+	var p problems
+	p.check(o.Schema == OperatorSchema, "schema: is %d, want %d", o.Schema, OperatorSchema)
+	p.check(o.Revision > 0, "revision: is 0")
+	p.check(o.ID.Prefix() == ident.OperatorPrefix, "id: has prefix %q, want %q", o.ID.Prefix(), ident.OperatorPrefix)
+	p.add("cluster", ident.ValidateClusterName(o.Cluster))
+	p.add("tenant", ident.ValidateTenantName(o.Tenant))
+	p.text("writer", o.Writer, maxWriter, true)
+	p.check(len(o.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d", len(o.PublicKey), ed25519.PublicKeySize)
+	p.certificate(&o.Certificate)
+	p.time("created_at", o.CreatedAt, true)
+	p.time("removed_at", o.RemovedAt, false)
+	p.time("nonce_expires", o.NonceExpires, false)
+	return p.err("operator record " + o.ID.String())
+}
