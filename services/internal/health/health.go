@@ -1,0 +1,66 @@
+// Package health owns a daemon's probe endpoint: 503 with the reason until it is ready, then 200, and its metrics beside it.
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// Probe is what the endpoint answers. The zero value is not ready. Safe for concurrent use.
+type Probe struct {
+	reason atomic.Pointer[string]
+	ready  atomic.Bool
+}
+
+// NotReady says why the daemon is not ready (again).
+func (p *Probe) NotReady(reason string) {
+	p.reason.Store(&reason)
+	p.ready.Store(false)
+}
+
+// Ready says that the daemon is ready.
+func (p *Probe) Ready() { p.ready.Store(true) }
+
+// ServeHTTP answers 200 "ok" when ready, else 503 and the reason.
+func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	if p.ready.Load() {
+		fmt.Fprintln(w, "ok")
+		return
+	}
+	reason := "starting"
+	if r := p.reason.Load(); r != nil {
+		reason = *r
+	}
+	w.WriteHeader(http.StatusServiceUnavailable)
+	fmt.Fprintln(w, reason)
+}
+
+// Serve answers `/` and `/health` from the probe and `/metrics` from metrics (may be nil) until ctx ends.
+func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics http.Handler) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /{$}", probe)
+	mux.Handle("GET /health", probe)
+	if metrics != nil {
+		mux.Handle("GET /metrics", metrics)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10}
+	stop := context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = server.Shutdown(ctx) // what has not ended by then is cut below
+		_ = server.Close()
+	})
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve health on %s: %w", listener.Addr(), err)
+	}
+	return nil
+}

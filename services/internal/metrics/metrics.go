@@ -1,0 +1,81 @@
+// Package metrics owns the server's instruments: their names, help texts and labels in one place. Labels are bounded: groups and kinds, never
+// instances.
+package metrics
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Server holds a server's instruments.
+type Server struct {
+	registry *prometheus.Registry
+
+	Leader          prometheus.Gauge
+	Term            prometheus.Gauge
+	Actions         *prometheus.CounterVec   // kind
+	CreateLatency   prometheus.Histogram     // from the plan's start to the provider's create call
+	PlanDuration    prometheus.Histogram     // planning one group
+	ProviderCalls   *prometheus.CounterVec   // call, class
+	ProviderLatency *prometheus.HistogramVec // call
+	Storage         *prometheus.CounterVec   // request
+	Reports         prometheus.Counter
+	Registrations   *prometheus.CounterVec // result
+	ConfigRefused   prometheus.Gauge
+	Errors          *prometheus.CounterVec // kind
+}
+
+// NewServer registers everything, with the process and the Go runtime beside it.
+func NewServer(version string) *Server {
+	registry := prometheus.NewRegistry()
+	s := &Server{
+		registry: registry,
+		Leader:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_leader", Help: "1 while this server leads its shard."}),
+		Term:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_term", Help: "Term of the shard's leader as last seen."}),
+		Actions:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_actions_total", Help: "Actions started, by kind."}, []string{"kind"}),
+		CreateLatency: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "nstance_create_latency_seconds",
+			Help: "From a planned create to the provider's call.", Buckets: prometheus.ExponentialBuckets(0.0001, 3, 12)}),
+		PlanDuration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "nstance_plan_duration_seconds",
+			Help: "Time to plan one group.", Buckets: prometheus.ExponentialBuckets(0.00001, 4, 9)}),
+		ProviderCalls: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_provider_calls_total",
+			Help: "Calls to the provider, by call and error class (ok, capacity, throttled, ...)."}, []string{"call", "class"}),
+		ProviderLatency: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_provider_call_seconds",
+			Help: "Duration of calls to the provider.", Buckets: prometheus.ExponentialBuckets(0.001, 3, 10)}, []string{"call"}),
+		Storage: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_storage_requests_total", Help: "Requests to object storage, by kind."},
+			[]string{"request"}),
+		Reports: prometheus.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total", Help: "Health reports received."}),
+		Registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_registrations_total", Help: "Registrations, by result code."},
+			[]string{"result"}),
+		ConfigRefused: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_config_refused",
+			Help: "1 while the newest configuration in the bucket is refused and an older one is in force."}),
+		Errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_errors_total", Help: "Error events raised, by kind (throttling and back-off included)."},
+			[]string{"kind"}),
+	}
+	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_build_info", Help: "1, with the version as label.",
+		ConstLabels: prometheus.Labels{"version": version}})
+	build.Set(1)
+	registry.MustRegister(s.Leader, s.Term, s.Actions, s.CreateLatency, s.PlanDuration, s.ProviderCalls, s.ProviderLatency, s.Storage, s.Reports,
+		s.Registrations, s.ConfigRefused, s.Errors, build,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return s
+}
+
+// Handler serves the instruments in Prometheus' text format.
+func (s *Server) Handler() http.Handler {
+	return promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{})
+}
+
+// Watch adds gauges whose values are read when they are asked for. read must be cheap and safe for concurrent use.
+func (s *Server) Watch(name, help string, read func() float64) {
+	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, read))
+}
+
+// ObserveProvider counts one call to the provider.
+func (s *Server) ObserveProvider(call, class string, took time.Duration) {
+	s.ProviderCalls.WithLabelValues(call, class).Inc()
+	s.ProviderLatency.WithLabelValues(call).Observe(took.Seconds())
+}
