@@ -39,6 +39,7 @@ type Tags struct {
 	InfraHash string
 
 	Group, Template, Kind string
+	OnDemand              bool
 	CreatedAt             time.Time
 }
 
@@ -68,8 +69,9 @@ type VM struct {
 // Provider makes and unmakes VMs. All methods are safe for concurrent use, honour ctx, and classify errors with [ClassOf].
 type Provider interface {
 	// Create asks for a VM and returns it as soon as it has a ProviderID (usually Pending). A repeat with the same request returns
-	// the same VM. Same ID with other parameters is [Conflict]. [Indeterminate] means that a VM may exist: repeat the same bytes
-	// or look it up by List; any other class means that this call made none.
+	// the same VM. Same ID with other parameters is [Conflict], and so is any repeat after the VM was deleted: an ID has one life.
+	// [Indeterminate] means that a VM may exist, or may come to exist: repeat the same bytes or look it up; any other class means
+	// that this call made none.
 	Create(ctx context.Context, req CreateRequest) (VM, error)
 	// Delete requests the end of a VM; nil means requested, not gone. Deleting what is gone is no error.
 	Delete(ctx context.Context, providerID string) error
