@@ -1,0 +1,90 @@
+//go:build unix
+
+package file_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+)
+
+// holdLock is the variable that makes the test binary a process which holds the lock in that file until its input ends.
+const holdLock = "TEST_HOLD_LOCK"
+
+func TestMain(m *testing.M) {
+	path := os.Getenv(holdLock)
+	if path == "" {
+		os.Exit(m.Run())
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}
+	if err == nil {
+		fmt.Println("held")
+		_, err = io.Copy(io.Discard, os.Stdin)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func TestLockHeldElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	put(t, s, "k", "x")
+	// A real other process holds the lock and does nothing.
+	holder := exec.CommandContext(t.Context(), os.Args[0])
+	holder.Env = append(os.Environ(), holdLock+"="+filepath.Join(dir, ".objstore", "lock"))
+	stdin, err := holder.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		t.Fatal(line, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 2)
+	go func() {
+		_, err := s.Put(ctx, "k", []byte("y"), objstore.Always())
+		result <- err
+	}()
+	go func() {
+		_, err := s.List(ctx, "")
+		result <- err
+	}()
+	if obj, err := s.Get(t.Context(), "k"); err != nil || string(obj.Body) != "x" {
+		t.Errorf("reads need no lock: %q, %v", obj.Body, err)
+	}
+	cancel()
+	for range 2 {
+		if err := <-result; !errors.Is(err, context.Canceled) || errors.Is(err, objstore.ErrIndeterminate) {
+			t.Errorf("request that never had the lock: %v", err)
+		}
+	}
+	if err := stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, "k", "z")
+}

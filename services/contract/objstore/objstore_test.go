@@ -1,0 +1,247 @@
+package objstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/objstore/objstoretest"
+)
+
+func TestConditionHolds(t *testing.T) {
+	for _, test := range []struct {
+		cond                    objstore.Condition
+		absent, current, other  bool
+		conditional, wantAbsent bool
+	}{
+		{cond: objstore.Condition{}, conditional: true},
+		{cond: objstore.Always(), absent: true, current: true, other: true},
+		{cond: objstore.IfAbsent(), absent: true, conditional: true, wantAbsent: true},
+		{cond: objstore.IfToken("t"), current: true, conditional: true},
+		{cond: objstore.IfToken(""), conditional: true},
+	} {
+		got := []bool{
+			test.cond.Holds("", false), test.cond.Holds("t", true), test.cond.Holds("u", true), test.cond.Conditional(), test.cond.Absent(),
+		}
+		want := []bool{test.absent, test.current, test.other, test.conditional, test.wantAbsent}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: absent, current, other, conditional, absent (-want +got):\n%s", test.cond, diff)
+		}
+	}
+	if token, ok := objstore.IfToken("t").Token(); token != "t" || !ok {
+		t.Errorf("Token() = %q, %v", token, ok)
+	}
+	if _, ok := objstore.IfAbsent().Token(); ok {
+		t.Error("IfAbsent has a token")
+	}
+}
+
+// liar breaks conditions before they reach a store.
+type liar struct {
+	objstore.Store
+	change func(key string, cond objstore.Condition) objstore.Condition
+}
+
+func (l liar) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	return l.Store.Put(ctx, key, body, l.change(key, cond))
+}
+
+func TestProbeRejects(t *testing.T) {
+	var first objstore.Token
+	for name, change := range map[string]func(string, objstore.Condition) objstore.Condition{
+		"ignores all conditions": func(string, objstore.Condition) objstore.Condition { return objstore.Always() },
+		"ignores if absent": func(_ string, c objstore.Condition) objstore.Condition {
+			if c.Absent() {
+				return objstore.Always()
+			}
+			return c
+		},
+		"ignores if token": func(_ string, c objstore.Condition) objstore.Condition {
+			if !c.Absent() {
+				return objstore.Always()
+			}
+			return c
+		},
+		"refuses every token": func(_ string, c objstore.Condition) objstore.Condition {
+			if !c.Absent() {
+				return objstore.IfToken("never")
+			}
+			return c
+		},
+		"takes a token that was current once": func(_ string, c objstore.Condition) objstore.Condition {
+			token, _ := c.Token()
+			if first == token {
+				return objstore.Always()
+			}
+			return c
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := mem.New()
+			token, err := store.Put(t.Context(), "probe/n", []byte("probe/n created\n"), objstore.IfAbsent())
+			if err != nil {
+				t.Fatal(err)
+			}
+			first = token
+			if err := store.Delete(t.Context(), "probe/n"); err != nil {
+				t.Fatal(err)
+			}
+			err = objstore.Probe(t.Context(), liar{Store: store, change: change}, "probe/n")
+			if !errors.Is(err, objstore.ErrUnconditional) {
+				t.Fatalf("error = %v", err)
+			}
+			if !strings.Contains(err.Error(), "use a store with conditional writes") {
+				t.Errorf("the message does not say what to do: %v", err)
+			}
+			if entries, err := store.List(t.Context(), ""); err != nil || len(entries) != 0 {
+				t.Errorf("left behind: %v, %v", entries, err)
+			}
+		})
+	}
+}
+
+// creator ignores the condition only where there is no object.
+type creator struct{ objstore.Store }
+
+func (c creator) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	if _, err := c.Get(ctx, key); errors.Is(err, objstore.ErrNotFound) {
+		cond = objstore.Always()
+	}
+	return c.Store.Put(ctx, key, body, cond)
+}
+
+// forgetful acknowledges replacements and drops them.
+type forgetful struct{ objstore.Store }
+
+func (f forgetful) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	obj, err := f.Get(ctx, key)
+	if err == nil && cond.Holds(obj.Token, true) {
+		return "acknowledged", nil
+	}
+	return f.Store.Put(ctx, key, body, cond)
+}
+
+func TestProbeRejectsOddStores(t *testing.T) {
+	for _, store := range []objstore.Store{creator{mem.New()}, forgetful{mem.New()}} {
+		if err := objstore.Probe(t.Context(), store, "probe/n"); !errors.Is(err, objstore.ErrUnconditional) {
+			t.Errorf("%T: error = %v", store, err)
+		}
+		if entries, err := store.List(t.Context(), ""); err != nil || len(entries) != 0 {
+			t.Errorf("%T left behind: %v, %v", store, entries, err)
+		}
+	}
+}
+
+// An error at any step is reported as it is: it proves nothing about the bucket.
+func TestProbeReportsTrouble(t *testing.T) {
+	steps := 0
+	count := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { steps++; return mem.Fault{} }})
+	if err := objstore.Probe(t.Context(), count, "probe/n"); err != nil {
+		t.Fatal(err)
+	}
+	for step := 1; step <= steps; step++ {
+		store := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
+			if r.Seq == uint64(step) {
+				return mem.Fault{Err: errBoom}
+			}
+			return mem.Fault{}
+		}})
+		err := objstore.Probe(t.Context(), store, "probe/n")
+		if !errors.Is(err, errBoom) || errors.Is(err, objstore.ErrUnconditional) {
+			t.Errorf("step %d of %d: error = %v", step, steps, err)
+		}
+	}
+}
+
+func TestWithPrefixConformance(t *testing.T) {
+	objstoretest.Run(t, func(*testing.T) objstore.Store { return objstore.WithPrefix(mem.New(), "some/where") })
+	if store := mem.New(); objstore.WithPrefix(store, "/") != objstore.Store(store) {
+		t.Error("an empty prefix wraps")
+	}
+}
+
+func TestWithTimeout(t *testing.T) {
+	var left []time.Duration
+	now := time.Now()
+	store := objstore.WithTimeout(mem.New(mem.Options{
+		Inject: func(ctx context.Context, _ mem.Request) mem.Fault {
+			deadline, _ := ctx.Deadline()
+			left = append(left, deadline.Sub(now).Round(time.Hour))
+			return mem.Fault{Before: 1}
+		},
+		Sleep: func(context.Context, time.Duration) error { return context.DeadlineExceeded },
+	}), time.Hour, 2*time.Hour)
+	_, gerr := store.Get(t.Context(), "k")
+	_, perr := store.Put(t.Context(), "k", nil, objstore.IfAbsent())
+	derr := store.Delete(t.Context(), "k")
+	_, lerr := store.List(t.Context(), "")
+	for _, err := range []error{gerr, perr, derr, lerr} {
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error = %v", err)
+		}
+	}
+	if !errors.Is(perr, objstore.ErrIndeterminate) {
+		t.Errorf("put that timed out: %v", perr)
+	}
+	if diff := cmp.Diff([]time.Duration{time.Hour, time.Hour, time.Hour, 2 * time.Hour}, left); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWithTimeoutConformance(t *testing.T) {
+	objstoretest.Run(t, func(*testing.T) objstore.Store { return objstore.WithTimeout(mem.New(), time.Hour, time.Hour) })
+}
+
+func TestCounted(t *testing.T) {
+	ctx := t.Context()
+	store := objstore.NewCounted(mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
+		if r.Key == "bad" {
+			return mem.Fault{Err: errBoom}
+		}
+		return mem.Fault{}
+	}}))
+	for range 3 {
+		_, _ = store.Put(ctx, "k", nil, objstore.IfAbsent()) // one, then conflicts
+	}
+	before := store.Counts()
+	if diff := cmp.Diff(objstore.Counts{Put: 3}, before); diff != "" {
+		t.Error(diff)
+	}
+	_, _ = store.Get(ctx, "k")
+	_, _ = store.Get(ctx, "none")
+	_, _ = store.Get(ctx, "bad")
+	_, _ = store.Put(ctx, "bad", nil, objstore.Always())
+	_ = store.Delete(ctx, "k")
+	_ = store.Delete(ctx, "bad")
+	_, _ = store.List(ctx, "")
+	_, _ = store.List(ctx, "bad")
+	got := store.Counts().Sub(before)
+	if diff := cmp.Diff(objstore.Counts{Get: 3, Put: 1, Delete: 2, List: 2, Failed: 4}, got); diff != "" {
+		t.Error(diff)
+	}
+	if got.Total() != 8 {
+		t.Errorf("total = %d", got.Total())
+	}
+}
+
+func FuzzValidateKey(f *testing.F) {
+	for _, key := range []string{"", "a", "a/b", "../a", "a//b", "a\x00", "\xff", "cluster/ca.crt"} {
+		f.Add(key)
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		if objstore.ValidateKey(key) != nil {
+			return
+		}
+		for segment := range strings.SplitSeq(key, "/") {
+			if segment == "" || segment == "." || segment == ".." {
+				t.Errorf("%q is accepted", key)
+			}
+		}
+	})
+}
