@@ -1,0 +1,162 @@
+package folder
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/google/renameio/v2"
+)
+
+// tempName is the directory inside a [Disk] where files are written before they are renamed.
+const tempName = ".tmp"
+
+// Disk is a [Folder] on a file system. One process at a time may use a directory.
+type Disk struct {
+	path string
+}
+
+// Open returns the folder at path, creating it with the given mode (its parents with 0755) where it is missing, and clears what a
+// crash left of unfinished writes.
+func Open(path string, mode fs.FileMode) (*Disk, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("create directory: %w", err)
+	}
+	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("create directory: %w", err)
+	}
+	d := &Disk{path: path}
+	temp := d.join(tempName)
+	if err := os.RemoveAll(temp); err != nil {
+		return nil, fmt.Errorf("clear temporary files: %w", err)
+	}
+	if err := os.Mkdir(temp, 0o700); err != nil {
+		return nil, fmt.Errorf("create directory: %w", err)
+	}
+	if err := d.sync(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Path returns the directory.
+func (d *Disk) Path() string { return d.path }
+
+func (d *Disk) join(name string) string { return filepath.Join(d.path, name) }
+
+// check refuses names that would leave the directory, whatever the caller has checked.
+func check(op, name string) error {
+	if name == "" || name == "." || name == ".." || name == tempName || filepath.Base(name) != name {
+		return &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
+	}
+	return nil
+}
+
+// Read implements [Folder].
+func (d *Disk) Read(name string) ([]byte, error) {
+	if err := check("read", name); err != nil {
+		return nil, err
+	}
+	// O_NONBLOCK: opening a pipe would wait for its writer.
+	file, err := os.OpenFile(d.join(name), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ELOOP) {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: ErrIrregular}
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: ErrIrregular}
+	}
+	return io.ReadAll(file)
+}
+
+// Write implements [Folder]. The file gets exactly this mode, whatever the umask.
+func (d *Disk) Write(name string, content []byte, mode fs.FileMode) error {
+	if _, err := d.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	file, err := renameio.NewPendingFile(d.join(name), renameio.WithTempDir(d.join(tempName)), renameio.WithStaticPermissions(mode))
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	if err == nil {
+		err = file.CloseAtomicallyReplace()
+	}
+	if err != nil {
+		return errors.Join(err, file.Cleanup())
+	}
+	return d.sync()
+}
+
+// Remove implements [Folder].
+func (d *Disk) Remove(name string) error {
+	_, err := d.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(d.join(name)); err != nil {
+		return err
+	}
+	return d.sync()
+}
+
+// Stat implements [Folder].
+func (d *Disk) Stat(name string) (Stamp, error) {
+	if err := check("stat", name); err != nil {
+		return Stamp{}, err
+	}
+	info, err := os.Lstat(d.join(name))
+	if err != nil {
+		return Stamp{}, err
+	}
+	if !info.Mode().IsRegular() {
+		return Stamp{}, &fs.PathError{Op: "stat", Path: name, Err: ErrIrregular}
+	}
+	stamp := Stamp{Size: info.Size(), Modified: info.ModTime().UnixNano()}
+	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+		stamp.Inode = sys.Ino
+	}
+	return stamp, nil
+}
+
+// List implements [Folder].
+func (d *Disk) List() ([]string, error) {
+	entries, err := os.ReadDir(d.path) // sorted
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, entry := range entries {
+		if entry.Type().IsRegular() && !hidden(entry.Name()) {
+			names = append(names, entry.Name())
+		}
+	}
+	return names, nil
+}
+
+// sync makes renames and removals durable: they are changes of the directory, not of the file.
+func (d *Disk) sync() error {
+	dir, err := os.Open(d.path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := dir.Sync(); err != nil {
+		return fmt.Errorf("sync directory: %w", err)
+	}
+	return nil
+}
