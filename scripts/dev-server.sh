@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# One server of the development environment, rebuilt and restarted on change. Overmind names it in PS: server#1 is for shard dev-1.
+set -euo pipefail
+
+n=${PS##*#}
+dir=temp/air/server-$n
+cache=temp/cache
+[ "$n" = 1 ] || cache=temp/cache-$n
+
+# A server that finds no store tries again ever more slowly; on a first run the store is still being built.
+until (exec 3<>/dev/tcp/127.0.0.1/8989) 2>/dev/null; do sleep 0.2; done
+
+exec air -c scripts/air/server.toml --tmp_dir "$dir" \
+	--build.cmd "CGO_ENABLED=0 go build -o $dir/nstance-server ./services/cmd/nstance-server" \
+	--build.entrypoint "$dir/nstance-server" \
+	-- --id "server-$n" --shard "dev-$n" --storage s3 --bucket dev --cachedir "$cache"

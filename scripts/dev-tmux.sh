@@ -1,0 +1,28 @@
+#!/bin/sh
+# Run the development environment side by side under Overmind: dev-s3, and one server for each of the shards dev-1 and dev-2.
+# Everything reloads on change. Ports of the second server are ten higher. State is in temp/ (`make clean-dev` removes it).
+set -eu
+cd "$(dirname -- "$0")/.."
+
+overmind=$(scripts/tool.sh overmind)
+# On PATH for the scripts of the Procfile, and for the tmux provider, whose agents run under it too.
+air=$(scripts/tool.sh air)
+PATH=$(dirname -- "$air"):$PATH
+export PATH
+
+# Development values, as docs and examples have them. They protect nothing.
+export AWS_ACCESS_KEY_ID=dev AWS_SECRET_ACCESS_KEY=dev AWS_REGION=us-east-1
+export AWS_ENDPOINT_URL=http://127.0.0.1:8989 AWS_S3_USE_PATH_STYLE=true
+export NSTANCE_ENCRYPTION_KEY=thisisatest32bytekey123456789012
+
+# Each shard starts from the example; what is there already stays, so that it can be edited.
+for n in 1 2; do
+	config=temp/dev-s3/config/dev-$n.jsonc
+	if [ ! -f "$config" ]; then
+		mkdir -p "$(dirname -- "$config")"
+		sed -e "s/\"dev-1\"/\"dev-$n\"/g" -e "s/:899\\([0-9]\\)/:$((898 + n))\\1/g" examples/config-tmux.jsonc >"$config.new"
+		mv "$config.new" "$config"
+	fi
+done
+
+exec "$overmind" start --procfile Procfile.dev --formation server=2 --no-port --socket .overmind.sock --timeout 15
