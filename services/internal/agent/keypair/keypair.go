@@ -1,0 +1,202 @@
+// Package keypair owns the key pairs that the agent makes for the certificates of its instance.
+//
+// Invariant: a private key never leaves its folder. It is made once and kept: asking again for the same name and algorithm gives
+// the same public key, across restarts. The private file is the truth; the public one beside it is derived from it.
+package keypair
+
+import (
+	"bytes"
+	"cmp"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+)
+
+const (
+	privateExt = ".key"
+	publicExt  = ".pub"
+)
+
+// Private takes away every right of others: a private key is not for them, whatever the folder's mode.
+func Private(mode fs.FileMode) fs.FileMode { return mode &^ 0o007 }
+
+// Store keeps key pairs in a folder: "x.key" (PKCS#8 PEM) and "x.pub" (PKIX PEM). It is safe for concurrent use.
+type Store struct {
+	dir  folder.Folder
+	mode fs.FileMode
+
+	mu     sync.Mutex
+	pairs  map[string]pair  // by the name of the public file
+	failed map[string]error // of requests, by the name that was asked for
+}
+
+type pair struct {
+	stamp folder.Stamp // of the private file
+	sum   string       // hex SHA-256 of the PKIX public key
+}
+
+// NewStore returns the store in a folder. Public files get the given mode, private ones the same without the rights of others.
+func NewStore(dir folder.Folder, mode fs.FileMode) *Store {
+	return &Store{dir: dir, mode: mode, pairs: map[string]pair{}, failed: map[string]error{}}
+}
+
+// Ensure returns the public key (PKIX, DER) of the named pair, making the pair when there is none yet, or one of another algorithm.
+// The name is that of the public file and ends in ".pub". An unspecified algorithm is what is there already, else Ed25519.
+func (s *Store) Ensure(name string, algorithm nstancev1.KeyAlgorithm) (pkix []byte, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pkix, err = s.ensure(name, algorithm)
+	if err != nil {
+		s.failed[name] = err
+		return nil, err
+	}
+	delete(s.failed, name)
+	return pkix, nil
+}
+
+func (s *Store) ensure(name string, algorithm nstancev1.KeyAlgorithm) ([]byte, error) {
+	if err := folder.ValidateName(name); err != nil {
+		return nil, err
+	}
+	stem, ok := strings.CutSuffix(name, publicExt)
+	if !ok || stem == "" {
+		return nil, fmt.Errorf("the name of a public key ends in %q", publicExt)
+	}
+	text, err := s.dir.Read(stem + privateExt)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read private key: %w", err)
+	}
+	var key crypto.Signer
+	if err == nil {
+		// A damaged key is left for a person: it may be in use.
+		if key, err = ParsePrivate(text); err != nil {
+			return nil, err
+		}
+	}
+	if key == nil || !fits(key, algorithm) {
+		if key, err = generate(algorithm); err != nil {
+			return nil, err
+		}
+		if text, err = EncodePrivate(key); err != nil {
+			return nil, err
+		}
+		if err := s.dir.Write(stem+privateExt, text, Private(s.mode)); err != nil {
+			return nil, fmt.Errorf("write private key: %w", err)
+		}
+	}
+	der, text, err := public(key)
+	if err != nil {
+		return nil, err
+	}
+	// After a crash between the two writes the public file is missing or that of an older key.
+	if stored, err := s.dir.Read(name); err != nil || !bytes.Equal(stored, text) {
+		if err := s.dir.Write(name, text, s.mode); err != nil {
+			return nil, fmt.Errorf("write public key: %w", err)
+		}
+	}
+	stamp, err := s.dir.Stat(stem + privateExt)
+	if err != nil {
+		return nil, fmt.Errorf("look at private key: %w", err)
+	}
+	s.pairs[name] = pair{stamp: stamp, sum: sum(der)}
+	return der, nil
+}
+
+func fits(key crypto.Signer, algorithm nstancev1.KeyAlgorithm) bool {
+	switch algorithm {
+	case nstancev1.KeyAlgorithm_KEY_ALGORITHM_ED25519:
+		_, ok := key.(ed25519.PrivateKey)
+		return ok
+	case nstancev1.KeyAlgorithm_KEY_ALGORITHM_ECDSA_P256:
+		k, ok := key.(*ecdsa.PrivateKey)
+		return ok && k.Curve == elliptic.P256()
+	default:
+		return true
+	}
+}
+
+func generate(algorithm nstancev1.KeyAlgorithm) (crypto.Signer, error) {
+	switch algorithm {
+	case nstancev1.KeyAlgorithm_KEY_ALGORITHM_UNSPECIFIED, nstancev1.KeyAlgorithm_KEY_ALGORITHM_ED25519:
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		return key, err
+	case nstancev1.KeyAlgorithm_KEY_ALGORITHM_ECDSA_P256:
+		return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	default:
+		return nil, fmt.Errorf("key algorithm %d is unknown; a newer agent may know it", algorithm)
+	}
+}
+
+func sum(content []byte) string {
+	digest := sha256.Sum256(content)
+	return hex.EncodeToString(digest[:])
+}
+
+// States returns what is there, by name: every pair in the folder, and what became of requests that failed.
+func (s *Store) States() []*nstancev1.KeyState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	states := map[string]*nstancev1.KeyState{}
+	names, err := s.dir.List()
+	if err != nil {
+		names = nil
+		for name := range s.pairs {
+			states[name] = &nstancev1.KeyState{Name: name, Error: fmt.Sprintf("list keys: %v", err)}
+		}
+	}
+	for _, private := range names {
+		if stem, ok := strings.CutSuffix(private, privateExt); ok {
+			name := stem + publicExt
+			states[name] = s.look(name, private)
+		}
+	}
+	maps.DeleteFunc(s.pairs, func(name string, _ pair) bool { return states[name] == nil })
+	for name, err := range s.failed {
+		states[name] = &nstancev1.KeyState{Name: name, Error: err.Error()}
+	}
+	return slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.KeyState) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// look returns the state of one pair, reading the key only when its file has changed.
+func (s *Store) look(name, private string) *nstancev1.KeyState {
+	state := &nstancev1.KeyState{Name: name}
+	stamp, err := s.dir.Stat(private)
+	if err != nil {
+		state.Error = err.Error()
+		return state
+	}
+	known, ok := s.pairs[name]
+	if !ok || known.stamp != stamp {
+		text, err := s.dir.Read(private)
+		if err == nil {
+			var key crypto.Signer
+			if key, err = ParsePrivate(text); err == nil {
+				var der []byte
+				if der, _, err = public(key); err == nil {
+					known = pair{stamp: stamp, sum: sum(der)}
+				}
+			}
+		}
+		if err != nil {
+			state.Error = err.Error()
+			return state
+		}
+		s.pairs[name] = known
+	}
+	state.Sha256 = known.sum
+	return state
+}

@@ -1,0 +1,55 @@
+package keypair
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+)
+
+const (
+	privateType = "PRIVATE KEY" // PKCS#8, RFC 7468 section 10
+	publicType  = "PUBLIC KEY"  // PKIX, RFC 7468 section 13
+)
+
+// EncodePrivate returns a private key as PKCS#8 in PEM.
+func EncodePrivate(key crypto.Signer) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode private key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: privateType, Bytes: der}), nil
+}
+
+// ParsePrivate reads what [EncodePrivate] wrote: one PEM block without headers, and nothing else. Errors do not quote the input.
+func ParsePrivate(text []byte) (crypto.Signer, error) {
+	block, rest := pem.Decode(text)
+	switch {
+	case block == nil:
+		return nil, errors.New("private key: not PEM")
+	case block.Type != privateType:
+		return nil, fmt.Errorf("private key: want a PEM block %q", privateType)
+	case len(block.Headers) > 0 || len(bytes.TrimSpace(rest)) > 0 || !bytes.HasPrefix(text, []byte("-----BEGIN")):
+		return nil, errors.New("private key: want one PEM block without headers and nothing else")
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, errors.New("private key: not PKCS#8")
+	}
+	key, ok := parsed.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("private key: %T cannot sign", parsed)
+	}
+	return key, nil
+}
+
+// public returns a public key in PKIX form, as DER and as PEM.
+func public(key crypto.Signer) (der, text []byte, err error) {
+	der, err = x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode public key: %w", err)
+	}
+	return der, pem.EncodeToMemory(&pem.Block{Type: publicType, Bytes: der}), nil
+}
