@@ -1,0 +1,142 @@
+// Package envelope seals secrets on our side, before they reach a bucket: AES-256-GCM in a blob that says which key opens it.
+//
+// A blob is, in this order: the magic "NSTE", one byte of version (1), the ID of the key (8 bytes), a random nonce (12 bytes), the
+// ciphertext with its tag (16 bytes). Additional authenticated data are the first 13 bytes, then the cluster ID and the name,
+// each after its length in 4 bytes, big-endian.
+//
+// Invariant: a blob opens only with the key that it names, under the name and in the cluster that it was sealed for.
+package envelope
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// MaxPlaintext is the largest secret in bytes.
+const MaxPlaintext = 1 << 20
+
+const (
+	magic      = "NSTE"
+	version    = 1
+	headerSize = len(magic) + 1 + idSize
+	nonceSize  = 12 // NIST SP 800-38D, section 8.2.2: random, hence at most 2^32 blobs under one key
+	tagSize    = 16
+	overhead   = headerSize + nonceSize + tagSize
+)
+
+// Errors of Open and KeyID. Messages say more.
+var (
+	// ErrFormat: the blob is no envelope, or was cut off.
+	ErrFormat = errors.New("not a sealed secret")
+	// ErrNewer: a newer program sealed it.
+	ErrNewer = errors.New("sealed by a newer version of nstance")
+	// ErrUnknownKey: none of the keys at hand is the one that the blob names.
+	ErrUnknownKey = errors.New("sealed with another encryption key")
+	// ErrAuthentication: the key is right, but the blob was changed, or sealed for another name or cluster.
+	ErrAuthentication = errors.New("does not belong to this name and cluster, or was altered")
+)
+
+// Seal encrypts plaintext for one name in one cluster. rand is crypto/rand.Reader except in tests; 12 bytes are read.
+func Seal(key Key, cluster, name string, plaintext []byte, rand io.Reader) ([]byte, error) {
+	if key.IsZero() {
+		return nil, errors.New("seal secret: no encryption key")
+	}
+	if len(plaintext) > MaxPlaintext {
+		return nil, fmt.Errorf("seal secret: %d bytes, at most %d are allowed", len(plaintext), MaxPlaintext)
+	}
+	blob := make([]byte, 0, len(plaintext)+overhead)
+	blob = append(blob, magic...)
+	blob = append(blob, version)
+	blob = append(blob, key.id[:]...)
+	nonce := make([]byte, nonceSize)
+	if _, err := io.ReadFull(rand, nonce); err != nil {
+		return nil, fmt.Errorf("seal secret: read random bytes: %w", err)
+	}
+	aead, err := newAEAD(key)
+	if err != nil {
+		return nil, fmt.Errorf("seal secret: %w", err)
+	}
+	data := additionalData(blob, cluster, name)
+	blob = append(blob, nonce...)
+	return aead.Seal(blob, nonce, plaintext, data), nil
+}
+
+// Open decrypts a blob that was sealed for this name in this cluster, with whichever of the keys it names.
+func Open(keys []Key, cluster, name string, blob []byte) ([]byte, error) {
+	id, err := KeyID(blob)
+	if err != nil {
+		return nil, fmt.Errorf("open secret: %w", err)
+	}
+	key, err := pick(keys, id)
+	if err != nil {
+		return nil, fmt.Errorf("open secret: %w", err)
+	}
+	aead, err := newAEAD(key)
+	if err != nil {
+		return nil, fmt.Errorf("open secret: %w", err)
+	}
+	nonce, sealed := blob[headerSize:headerSize+nonceSize], blob[headerSize+nonceSize:]
+	plaintext, err := aead.Open(nil, nonce, sealed, additionalData(blob[:headerSize], cluster, name))
+	if err != nil {
+		return nil, fmt.Errorf("open secret: sealed with key %s: %w", id, ErrAuthentication)
+	}
+	return plaintext, nil
+}
+
+// KeyID tells which key a blob was sealed with. It checks the blob's form, and needs no key.
+func KeyID(blob []byte) (ID, error) {
+	if len(blob) < len(magic)+1 || string(blob[:len(magic)]) != magic {
+		return ID{}, fmt.Errorf("%w: it does not begin with %s", ErrFormat, magic)
+	}
+	switch v := blob[len(magic)]; {
+	case v > version:
+		return ID{}, fmt.Errorf("version %d, the newest known is %d: %w", v, version, ErrNewer)
+	case v < version:
+		return ID{}, fmt.Errorf("%w: version %d", ErrFormat, v)
+	case len(blob) < overhead:
+		return ID{}, fmt.Errorf("%w: %d bytes, it was cut off", ErrFormat, len(blob))
+	case len(blob) > MaxPlaintext+overhead:
+		return ID{}, fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrFormat, len(blob), MaxPlaintext+overhead)
+	}
+	return ID(blob[len(magic)+1 : headerSize]), nil
+}
+
+func pick(keys []Key, id ID) (Key, error) {
+	known := make([]string, 0, len(keys))
+	for _, key := range keys {
+		if key.IsZero() {
+			continue
+		}
+		if key.id == id {
+			return key, nil
+		}
+		known = append(known, key.id.String())
+	}
+	if len(known) == 0 {
+		known = append(known, "none")
+	}
+	return Key{}, fmt.Errorf("%w: sealed with key %s, known: %s", ErrUnknownKey, id, strings.Join(known, ", "))
+}
+
+func newAEAD(key Key) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key.secret()[:])
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
+}
+
+// additionalData gives different bytes for different (header, cluster, name), whatever they hold.
+func additionalData(header []byte, cluster, name string) []byte {
+	data := append([]byte(nil), header...)
+	for _, part := range []string{cluster, name} {
+		data = binary.BigEndian.AppendUint32(data, uint32(len(part)))
+		data = append(data, part...)
+	}
+	return data
+}
