@@ -1,0 +1,98 @@
+// Package render owns what the templates of a shard config can say: their data, their functions, and how they become text.
+//
+// Templates are Go's text/template with missingkey=error. They come from config authors and, through the operator API, from
+// tenants, and they run inside the server. So what they may do is bounded: no sub-templates, no loops over anything but the maps of
+// the data, no output over [MaxOutput], no function results over a budget. The same code runs at plan time, with [Sample] data, and on
+// the server.
+//
+// Invariant: a template that compiles refers to no field that [Data] lacks, and executing it ends, in bounded time and memory.
+//
+// The package knows texts and data, not the shard config.
+package render
+
+import "log/slog"
+
+// Data is what templates can refer to, as {{ .Instance.ID }} and so on.
+type Data struct {
+	Instance Instance
+	Cluster  Cluster
+	Server   Server
+	Provider Provider
+	// Vars are the group's merged variables. Referring to one that is not there is an error; {{ index .Vars "name" }} is "" instead.
+	Vars map[string]string
+	// Image holds the provider's ID of each image of the config, by name.
+	Image map[string]string
+}
+
+// Instance is the VM that the text is for. Addresses and names that are not known are "".
+type Instance struct {
+	ID, Kind, Arch, Type, Group, Tenant string
+	Hostname, FQDN, IP4, IP6            string
+}
+
+// Cluster is the cluster that the instance belongs to.
+type Cluster struct {
+	ID     string
+	CACert string // PEM, one certificate or more
+}
+
+// Server is the shard and the addresses (host:port) at which its leader is reached.
+type Server struct {
+	Shard, RegistrationAddr, AgentAddr, OperatorAddr string
+}
+
+// Provider is where the VM runs.
+type Provider struct {
+	Kind, Region, Zone string
+}
+
+// userdata is Data and, as {{ .Nonce }}, the registration nonce, which nothing but boot scripts can refer to.
+type userdata struct {
+	Instance    Instance
+	Cluster     Cluster
+	Server      Server
+	Provider    Provider
+	Vars, Image map[string]string
+	Nonce       string
+}
+
+// Nonce is a registration nonce. It shows itself to nothing but a boot script's template.
+type Nonce string
+
+const redacted = "[nonce]"
+
+// String hides the nonce.
+func (Nonce) String() string { return redacted }
+
+// GoString hides the nonce.
+func (Nonce) GoString() string { return redacted }
+
+// LogValue hides the nonce.
+func (Nonce) LogValue() slog.Value { return slog.StringValue(redacted) }
+
+// MarshalText hides the nonce, from JSON too.
+func (Nonce) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+
+// Sample returns data in which every field is filled, for checking templates before there is an instance. Vars and Image are
+// empty and may be written to.
+func Sample() Data {
+	return Data{
+		Instance: Instance{
+			ID: "knd06bgm7733st2576nx5jht4ecjw", Kind: "knd", Arch: "arm64", Type: "sample.medium", Group: "sample", Tenant: "default",
+			Hostname: "ip-192-0-2-10", FQDN: "ip-192-0-2-10.example.internal", IP4: "192.0.2.10", IP6: "2001:db8::10",
+		},
+		Cluster: Cluster{
+			ID:     "sample",
+			CACert: "-----BEGIN CERTIFICATE-----\nc2FtcGxl\n-----END CERTIFICATE-----\n",
+		},
+		Server: Server{
+			Shard: "sample", RegistrationAddr: "192.0.2.1:8992", AgentAddr: "192.0.2.1:8994", OperatorAddr: "192.0.2.1:8993",
+		},
+		Provider: Provider{Kind: "mock", Region: "sample", Zone: "sample-a"},
+		Vars:     map[string]string{},
+		Image:    map[string]string{},
+	}
+}
+
+// SampleNonce stands for a nonce where a boot script is checked.
+const SampleNonce Nonce = "sample.nonce.jwt"
