@@ -1,0 +1,62 @@
+package open_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+)
+
+func TestFile(t *testing.T) {
+	dir := t.TempDir()
+	store, err := open.Open(t.Context(), open.Location{Provider: "file", Bucket: dir, Prefix: "team/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); err != nil {
+		t.Fatal(err)
+	}
+	if body, err := os.ReadFile(filepath.Join(dir, "team", "k")); err != nil || string(body) != "x" {
+		t.Errorf("file holds %q, %v", body, err)
+	}
+}
+
+// The environment of the user's page alone (no region) must do.
+func TestS3FromEnvironment(t *testing.T) {
+	var path string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		path = r.URL.Path
+		w.Header().Set("ETag", `"e"`)
+	}))
+	defer server.Close()
+	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
+	t.Setenv("AWS_REGION", "")
+	t.Setenv("AWS_ACCESS_KEY_ID", "dev")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "dev")
+	t.Setenv("AWS_ENDPOINT_URL", strings.Replace(server.URL, "127.0.0.1", "localhost", 1))
+	t.Setenv("AWS_S3_USE_PATH_STYLE", "true")
+	store, err := open.Open(t.Context(), open.Location{Provider: "s3", Bucket: "dev", Prefix: "team"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); err != nil {
+		t.Fatal(err)
+	}
+	if path != "/dev/team/k" {
+		t.Errorf("path = %q", path)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	t.Setenv("AWS_S3_USE_PATH_STYLE", "perhaps")
+	for _, at := range []open.Location{{}, {Provider: "ftp", Bucket: "b"}, {Provider: "file"}, {Provider: "s3", Bucket: "b"}} {
+		if store, err := open.Open(t.Context(), at); err == nil {
+			t.Errorf("%+v opened %v", at, store)
+		}
+	}
+}
