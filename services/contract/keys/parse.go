@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // Kind says which document a key names.
@@ -159,7 +161,7 @@ func parseCluster(rest string) (Key, error) {
 			return Key{}, err
 		}
 		k := Key{Kind: KindClusterOperator, Tenant: parts[0], ID: parts[1]}
-		return k, errors.Join(validateTenant(k.Tenant), validateID(k.ID, operatorPrefix))
+		return k, errors.Join(validateTenant(k.Tenant), validateOperatorID(k.ID))
 	}
 	return Key{}, errUnknown
 }
@@ -192,7 +194,7 @@ func parseShard(rest string) (Key, error) {
 			return k, err
 		}
 		k.Kind, k.Tenant, k.ID = KindInstance, parts[0], parts[1]
-		return k, errors.Join(validateTenant(k.Tenant), validateID(k.ID, ""))
+		return k, errors.Join(validateTenant(k.Tenant), validateInstanceID(k.ID))
 	case dir == "certlog":
 		parts, err := splitLast(last, 3)
 		if err != nil {
@@ -200,7 +202,7 @@ func parseShard(rest string) (Key, error) {
 		}
 		k.Kind, k.Tenant, k.ID = KindCertLog, parts[0], parts[2]
 		k.Time, err = parseTime(parts[1])
-		return k, errors.Join(validateTenant(k.Tenant), err, validateID(k.ID, ""))
+		return k, errors.Join(validateTenant(k.Tenant), err, validateInstanceID(k.ID))
 	case dir == "probe":
 		k.Kind, k.Name = KindProbe, last
 		if !probePattern.MatchString(last) {
@@ -238,14 +240,9 @@ func parseTime(s string) (time.Time, error) {
 }
 
 var (
-	namePattern   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 	secretPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 	probePattern  = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
-	// UUID version 7 (RFC 9562 section 5.7), lower case, and the three letters of the kind.
-	idPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}-([a-z]{3})$`)
 )
-
-const operatorPrefix = "opr"
 
 // ValidateSecretName says what is wrong with a secret's name: 1 to 128 characters of [A-Za-z0-9._-] with a letter or digit at
 // both ends. It may not hold a slash: one secret's key is never a directory of another's.
@@ -277,31 +274,33 @@ func validateFileName(name string) error {
 	return nil
 }
 
-func validateTenant(name string) error { return validateName("tenant", name, 30) }
-func validateShard(name string) error  { return validateName("shard", name, 32) }
-
-func validateName(what, name string, limit int) error {
-	switch {
-	case len(name) > limit:
-		return fmt.Errorf("%s name is %d characters long, at most %d are allowed", what, len(name), limit)
-	case !namePattern.MatchString(name):
-		return fmt.Errorf("%s name must be of [a-z0-9-] with a letter or digit at both ends", what)
-	case strings.Contains(name, "--"):
-		return fmt.Errorf("%s name holds --", what)
+func validateShard(name string) error {
+	if err := ident.ValidateName(name); err != nil {
+		return fmt.Errorf("shard: %w", err)
 	}
 	return nil
 }
 
-// validateID checks an ID in storage form. Operators have their own prefix, which no instance may have.
-func validateID(id, prefix string) error {
-	m := idPattern.FindStringSubmatch(id)
-	switch {
-	case m == nil:
-		return errors.New("ID is not a version 7 UUID and a three-letter prefix")
-	case prefix != "" && m[1] != prefix:
-		return fmt.Errorf("ID has prefix %s, want %s", m[1], prefix)
-	case prefix == "" && m[1] == operatorPrefix:
-		return errors.New("ID of an instance has the prefix of operators")
+func validateTenant(name string) error {
+	if err := ident.ValidateTenantName(name); err != nil {
+		return fmt.Errorf("tenant: %w", err)
 	}
 	return nil
+}
+
+// Operators have an ID prefix of their own, which no instance may have.
+func validateOperatorID(storage string) error {
+	id, err := ident.ParseStorageID(storage)
+	if err == nil && id.Prefix() != ident.OperatorPrefix {
+		return fmt.Errorf("operator ID has prefix %s, want %s", id.Prefix(), ident.OperatorPrefix)
+	}
+	return err
+}
+
+func validateInstanceID(storage string) error {
+	id, err := ident.ParseStorageID(storage)
+	if err == nil && id.Prefix() == ident.OperatorPrefix {
+		return fmt.Errorf("instance ID has prefix %s, which is for operators", ident.OperatorPrefix)
+	}
+	return err
 }
