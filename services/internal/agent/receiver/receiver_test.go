@@ -1,0 +1,380 @@
+package receiver_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/agent/receiver"
+)
+
+func open(dir folder.Folder) *receiver.Receiver {
+	return receiver.Open(dir, receiver.Options{Mode: 0o640, Extensions: []string{".conf"}, Hooked: true, Log: slog.New(slog.DiscardHandler)})
+}
+
+func disk(t *testing.T) *folder.Disk {
+	t.Helper()
+	d, err := folder.Open(filepath.Join(t.TempDir(), "recv"), 0o750)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// files is a set of env files by name.
+type files map[string]string
+
+// apply sends some files in a batch that leaves exactly the named ones.
+func apply(t *testing.T, r *receiver.Receiver, hash string, send files, names ...string) []string {
+	t.Helper()
+	changed, err := try(r, hash, send, names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changed
+}
+
+func try(r *receiver.Receiver, hash string, send files, names ...string) ([]string, error) {
+	batch := r.NewBatch()
+	for name, content := range send {
+		batch.Add(&nstancev1.File{Name: name, Content: []byte(content), Kind: "string"})
+	}
+	return r.Apply(batch, &nstancev1.FilesCommit{RuntimeHash: hash, Names: names})
+}
+
+// stored returns the files of a folder.
+func stored(t *testing.T, dir folder.Folder) files {
+	t.Helper()
+	names, err := dir.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := files{}
+	for _, name := range names {
+		content, err := dir.Read(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[name] = string(content)
+	}
+	return got
+}
+
+// reported returns what the receiver says: the hash of a file's content, or "error: …".
+func reported(r *receiver.Receiver) map[string]string {
+	got := map[string]string{}
+	for _, state := range r.States() {
+		got[state.Name] = state.Sha256
+		if state.Error != "" {
+			got[state.Name] = "error: " + state.Error
+		}
+	}
+	return got
+}
+
+func sum(content string) string {
+	digest := sha256.Sum256([]byte(content))
+	return hex.EncodeToString(digest[:])
+}
+
+func TestBatches(t *testing.T) {
+	dir := disk(t)
+	if err := dir.Write("foreign.env", []byte("MINE=1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := open(dir)
+	check := func(step string, changed, wantChanged []string, hash string, want files) {
+		t.Helper()
+		if diff := cmp.Diff(wantChanged, changed, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s: changed: %s", step, diff)
+		}
+		states := map[string]string{}
+		for name, content := range want {
+			states[name] = sum(content)
+		}
+		for name, r := range map[string]*receiver.Receiver{"running": r, "reopened": open(dir)} {
+			if r.Hash() != hash {
+				t.Errorf("%s, %s: hash %q, want %q", step, name, r.Hash(), hash)
+			}
+			if diff := cmp.Diff(states, reported(r), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s, %s: states: %s", step, name, diff)
+			}
+		}
+		want = maps.Clone(want)
+		want["foreign.env"] = "MINE=1"
+		if diff := cmp.Diff(want, stored(t, dir)); diff != "" {
+			t.Errorf("%s: on disk: %s", step, diff)
+		}
+	}
+	check("empty", nil, nil, "", files{})
+	changed := apply(t, r, "h1", files{"a.env": "A=1", "b.conf": "b"}, "a.env", "b.conf", "later.crt")
+	check("first", changed, []string{"a.env", "b.conf"}, "h1", files{"a.env": "A=1", "b.conf": "b"})
+	changed = apply(t, r, "h1", files{"a.env": "A=1"}, "a.env", "b.conf")
+	check("same", changed, nil, "h1", files{"a.env": "A=1", "b.conf": "b"})
+	changed = apply(t, r, "h2", files{"a.env": "A=2", "c.json": "{}"}, "a.env", "c.json")
+	check("replaced", changed, []string{"a.env", "c.json", "b.conf"}, "h2", files{"a.env": "A=2", "c.json": "{}"})
+	changed = apply(t, r, "h3", nil, "a.env", "c.json")
+	check("only the hash", changed, nil, "h3", files{"a.env": "A=2", "c.json": "{}"})
+	changed = apply(t, r, "h4", nil)
+	check("emptied", changed, []string{"a.env", "c.json"}, "h4", files{})
+	if diff := cmp.Diff([]string{"a.env", "b.conf", "c.json"}, r.Pending()); diff != "" {
+		t.Errorf("Pending: %s", diff)
+	}
+	if err := r.Done([]string{"a.env", "b.conf"}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"c.json"}, open(dir).Pending()); diff != "" {
+		t.Errorf("Pending after Done: %s", diff)
+	}
+	if info, err := os.Stat(filepath.Join(dir.Path(), ".state.json")); err != nil || info.Mode() != 0o600 {
+		t.Errorf("state: %v, %v", info, err)
+	}
+}
+
+// An unchanged batch writes nothing to the disk.
+func TestSameBatchWritesNothing(t *testing.T) {
+	counter := &faulty{Folder: &folder.Memory{}}
+	r := open(counter)
+	apply(t, r, "h", files{"a.env": "A=1"}, "a.env")
+	before := counter.steps
+	apply(t, r, "h", files{"a.env": "A=1"}, "a.env")
+	if counter.steps != before {
+		t.Errorf("%d writes for an unchanged batch", counter.steps-before)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	dir := disk(t)
+	r := open(dir)
+	apply(t, r, "h1", files{"a.env": "A=1", "b.env": "B=1"}, "a.env", "b.env")
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := os.WriteFile(outside, []byte("untouched"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(dir.Path(), "link.env")); err != nil {
+		t.Fatal(err)
+	}
+	bad := files{
+		"../up.env": "A=1", "/abs.env": "A=1", `back\slash.env`: "A=1", "link.env": "A=1", "script.sh": "x", "none": "x", ".env": "A=1",
+		"bad.json": "{", "b.env": "not env", "big.conf": strings.Repeat("x", 1<<20+1), "": "",
+	}
+	send := maps.Clone(bad)
+	send["a.env"], send["big-enough.conf"] = "A=2", strings.Repeat("x", 1<<20)
+	names := slices.Collect(maps.Keys(send))
+	changed := apply(t, r, "h2", send, names...)
+	if diff := cmp.Diff([]string{"a.env", "big-enough.conf"}, changed); diff != "" {
+		t.Errorf("changed: %s", diff)
+	}
+	if r.Hash() != "" {
+		t.Errorf("some files are new and some old, and the hash is %q", r.Hash())
+	}
+	states := reported(r)
+	for name := range bad {
+		if !strings.HasPrefix(states[name], "error: ") {
+			t.Errorf("%q is reported as %q", name, states[name])
+		}
+	}
+	if states["a.env"] != sum("A=2") || len(states) != len(send) {
+		t.Errorf("states: %v", states)
+	}
+	if got, err := os.ReadFile(outside); err != nil || string(got) != "untouched" {
+		t.Errorf("the link's target holds %q, %v", got, err)
+	}
+
+	// The hash comes when the last refused file is mended or no longer belongs to the instance, and not before.
+	apply(t, r, "h2", files{"bad.json": "{}"}, "a.env", "b.env", "bad.json")
+	if r.Hash() != "" || !strings.HasPrefix(reported(r)["b.env"], "error: ") {
+		t.Errorf("b.env is still refused; hash %q, states %v", r.Hash(), reported(r))
+	}
+	apply(t, r, "h2", files{"b.env": "B=2"}, "a.env", "b.env", "bad.json")
+	want := map[string]string{"a.env": sum("A=2"), "b.env": sum("B=2"), "bad.json": sum("{}")}
+	if diff := cmp.Diff(want, reported(r)); diff != "" || r.Hash() != "h2" {
+		t.Errorf("hash %q, states: %s", r.Hash(), diff)
+	}
+
+	// A batch of which nothing could be stored leaves the old set.
+	apply(t, r, "h3", files{"a.env": "?"}, "a.env", "b.env", "bad.json")
+	if r.Hash() != "h2" {
+		t.Errorf("nothing changed, and the hash is %q", r.Hash())
+	}
+}
+
+func TestBatchLimits(t *testing.T) {
+	r := open(&folder.Memory{})
+	batch := r.NewBatch()
+	for i := range 600 {
+		batch.Add(&nstancev1.File{Name: fmt.Sprintf("%d.conf", i), Kind: "string"})
+	}
+	if changed, err := r.Apply(batch, &nstancev1.FilesCommit{}); len(changed) != 512 || err != nil {
+		t.Errorf("%d files, %v", len(changed), err)
+	}
+	batch = r.NewBatch()
+	for i := range 40 {
+		batch.Add(&nstancev1.File{Name: fmt.Sprintf("%d.conf", i), Kind: "string", Content: make([]byte, 1<<20)})
+	}
+	if changed, err := r.Apply(batch, &nstancev1.FilesCommit{}); len(changed) != 512 || err != nil { // 32 written, 480 removed
+		t.Errorf("%d files, %v", len(changed), err)
+	}
+}
+
+// States follow the disk: what somebody changed or removed shows, and is read only once.
+func TestStatesFollowTheDisk(t *testing.T) {
+	dir := &faulty{Folder: disk(t)}
+	r := open(dir)
+	apply(t, r, "h", files{"a.env": "A=1", "b.env": "B=1", "c.env": "C=1"}, "a.env", "b.env", "c.env")
+	reported(r)
+	reads := dir.reads
+	reported(r)
+	if dir.reads != reads {
+		t.Errorf("%d reads of unchanged files", dir.reads-reads)
+	}
+	if err := dir.Folder.Write("a.env", []byte("A=changed"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Folder.Remove("b.env"); err != nil {
+		t.Fatal(err)
+	}
+	states := reported(r)
+	if states["a.env"] != sum("A=changed") || !strings.HasPrefix(states["b.env"], "error: ") || states["c.env"] != sum("C=1") {
+		t.Errorf("states: %v", states)
+	}
+}
+
+var errCrash = errors.New("the process is dead")
+
+// faulty counts writes and removals. From step number `dies` on (1 is the first) nothing is done any more; with `half`, step `dies` is still
+// done, but its caller no longer learns of it.
+type faulty struct {
+	folder.Folder
+	steps, dies int
+	half        bool
+	reads       int
+	fail        string // writes to this name fail
+}
+
+func (f *faulty) step(do func() error) error {
+	f.steps++
+	if f.dies > 0 && f.steps >= f.dies {
+		if f.half && f.steps == f.dies {
+			if err := do(); err != nil {
+				return err
+			}
+		}
+		return errCrash
+	}
+	return do()
+}
+
+func (f *faulty) Write(name string, content []byte, mode fs.FileMode) error {
+	if name == f.fail {
+		return errors.New("no space left on device")
+	}
+	return f.step(func() error { return f.Folder.Write(name, content, mode) })
+}
+
+func (f *faulty) Remove(name string) error { return f.step(func() error { return f.Folder.Remove(name) }) }
+
+func (f *faulty) Read(name string) ([]byte, error) {
+	f.reads++
+	return f.Folder.Read(name)
+}
+
+// A crash between any two steps leaves, after the next start, the old set with its hash or the new one with its own.
+func TestCrashLeavesOldOrNew(t *testing.T) {
+	old := files{"a.env": "A=1", "b.env": "B=1", "gone.env": "G=1"}
+	new := files{"a.env": "A=2", "b.env": "B=1", "c.env": "C=2"}
+	outcomes := map[string]int{}
+	for dies := 1; ; dies++ {
+		finished := false
+		for _, half := range []bool{false, true} {
+			dir := disk(t)
+			apply(t, open(dir), "old", old, "a.env", "b.env", "gone.env")
+			dying := &faulty{Folder: dir, dies: dies, half: half}
+			if _, err := try(open(dying), "new", new, "a.env", "b.env", "c.env"); err != nil && !errors.Is(err, errCrash) {
+				t.Fatal(err)
+			}
+			finished = dying.steps < dies
+
+			// The start after the crash may crash as well.
+			open(&faulty{Folder: dir, dies: dies, half: half})
+
+			r := open(dir)
+			want := map[string]files{"old": old, "new": new}[r.Hash()]
+			if want == nil {
+				t.Fatalf("crash at step %d (%v): hash %q", dies, half, r.Hash())
+			}
+			outcomes[r.Hash()]++
+			if diff := cmp.Diff(want, stored(t, dir)); diff != "" {
+				t.Errorf("crash at step %d (%v): the hash says %q: %s", dies, half, r.Hash(), diff)
+			}
+			if names, err := os.ReadDir(dir.Path()); err != nil || len(names) != len(want)+2 { // .state.json, .tmp
+				t.Errorf("crash at step %d (%v): left %v, %v", dies, half, names, err)
+			}
+			// Whatever it was, the same batch then leads to the new set, and the hook learns of it.
+			apply(t, r, "new", new, "a.env", "b.env", "c.env")
+			if diff := cmp.Diff(new, stored(t, dir)); diff != "" || r.Hash() != "new" {
+				t.Errorf("crash at step %d (%v), sent again: %s", dies, half, diff)
+			}
+			if pending := r.Pending(); !slices.Contains(pending, "c.env") || !slices.Contains(pending, "gone.env") {
+				t.Errorf("crash at step %d (%v): pending %v", dies, half, pending)
+			}
+		}
+		if finished {
+			break
+		}
+	}
+	if outcomes["old"] == 0 || outcomes["new"] < 8 {
+		t.Errorf("outcomes %v do not look like a crash at every step", outcomes)
+	}
+}
+
+// A file that the disk refuses is reported and costs the hash; the others arrive.
+func TestDiskErrors(t *testing.T) {
+	dir := &faulty{Folder: &folder.Memory{}, fail: "b.env"}
+	r := open(dir)
+	changed := apply(t, r, "h", files{"a.env": "A=1", "b.env": "B=1"}, "a.env", "b.env")
+	if diff := cmp.Diff([]string{"a.env"}, changed); diff != "" || r.Hash() != "" {
+		t.Errorf("hash %q, changed: %s", r.Hash(), diff)
+	}
+	if got := reported(r)["b.env"]; !strings.Contains(got, "no space") {
+		t.Errorf("b.env: %s", got)
+	}
+	dir.fail = ""
+	apply(t, r, "h", files{"b.env": "B=1"}, "a.env", "b.env")
+	if r.Hash() != "h" || reported(r)["b.env"] != sum("B=1") {
+		t.Errorf("hash %q, states %v", r.Hash(), reported(r))
+	}
+}
+
+// Damaged documents of its own cost the receiver its memory, not its life.
+func TestDamagedState(t *testing.T) {
+	for _, name := range []string{".state.json", ".journal.json"} {
+		dir := disk(t)
+		apply(t, open(dir), "h", files{"a.env": "A=1"}, "a.env")
+		if err := dir.Write(name, []byte(`{"version":7}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := open(dir)
+		if r.Hash() != "" {
+			t.Errorf("%s is damaged and the hash is %q", name, r.Hash())
+		}
+		apply(t, r, "h", files{"a.env": "A=1"}, "a.env")
+		if r = open(dir); r.Hash() != "h" || reported(r)["a.env"] != sum("A=1") {
+			t.Errorf("after %s was damaged: hash %q, states %v", name, r.Hash(), reported(r))
+		}
+	}
+}
