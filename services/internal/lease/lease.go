@@ -1,0 +1,79 @@
+// Package lease owns the election of a shard's leader: a pure state machine, Elector, and Run, the thin shell that gives it a clock,
+// the bucket and the provider's word about machines, and runs the leader's code under an Authority.
+//
+// Invariant: at no moment do two processes hold authority, as long as their clocks run at rates that differ by less than a tenth and count
+// while the machine sleeps. It rests on two inequalities and nothing else: a leader acts until 0.95 leases after it *began* to send its
+// last confirmed renewal; nobody else writes the lock before he has seen its token unchanged for 1.1 leases, unless the holder
+// released it or its machine is gone. The lock (record.Lock) is only ever replaced on condition of the token that was seen.
+//
+// The heir of page 4 (a second stage) is not here. It adds inputs (heartbeats, promises), actions (the same, sent) and a second bound on
+// ActUntil; the lock's document already names an heir, and to everybody else such a lock is one with a long lease.
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// Instant is a reading of one machine's clock, which counts while the machine is suspended and is never set: nanoseconds since an
+// arbitrary origin. Instants of different machines have nothing to do with each other.
+type Instant int64
+
+// Never is later than every reading.
+const Never Instant = math.MaxInt64
+
+// Add returns the instant d after t.
+func (t Instant) Add(d time.Duration) Instant { return t + Instant(d) }
+
+// Sub returns the time from u to t.
+func (t Instant) Sub(u Instant) time.Duration { return time.Duration(t - u) }
+
+// Identity is what a process writes into the lock about itself.
+type Identity struct {
+	// ID is the server's --id.
+	ID string
+	// Incarnation is random for each start of the process.
+	Incarnation string
+	// Machine is the provider's ID of the machine, never used again after it; empty if there is none.
+	Machine   string
+	Addresses record.LockAddresses
+}
+
+// Options are the settings of `leader_election` that this stage has.
+type Options struct {
+	// Lease is how long others wait, plus a tenth, after the last renewal that they saw. Whole milliseconds.
+	Lease time.Duration
+	// Renew is the time between renewals, at most half a lease so that a failed one can be tried again.
+	Renew time.Duration
+}
+
+// minRenew keeps the pauses that are derived from Renew above a timer's precision.
+const minRenew = 10 * time.Millisecond
+
+// Validate says what is wrong with the options.
+func (o Options) Validate() error {
+	switch {
+	case o.Renew < minRenew:
+		return fmt.Errorf("renew_interval %v: want at least %v", o.Renew, minRenew)
+	case o.Lease > time.Hour:
+		return fmt.Errorf("lease_duration %v: want at most an hour", o.Lease)
+	case o.Renew > o.Lease/2:
+		return fmt.Errorf("renew_interval %v: want at most half of lease_duration %v", o.Renew, o.Lease)
+	case o.Lease%time.Millisecond != 0 || o.Renew%time.Millisecond != 0:
+		return errors.New("renew_interval and lease_duration: want whole milliseconds")
+	}
+	return nil
+}
+
+// authority is how long a leader may act after it began to send a renewal.
+func authority(lease time.Duration) time.Duration { return lease - lease/20 }
+
+// patience is how long a candidate sees an unchanged token before it may write.
+func patience(lease time.Duration) time.Duration { return lease + lease/10 }
+
+// requestTimeout is when an answer of the store is given up. Three attempts fit between the time a renewal is due and the end of authority.
+func requestTimeout(o Options) time.Duration { return o.Lease / 8 }
