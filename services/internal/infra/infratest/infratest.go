@@ -1,0 +1,402 @@
+// Package infratest is the conformance suite of infra.Provider: what every provider does, whatever it makes VMs of.
+package infratest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Harness is one provider, empty, for one test.
+type Harness struct {
+	Provider infra.Provider
+	// Kill ends a VM's machine behind the provider's back, as a crash would, and returns when it has happened.
+	Kill func(t *testing.T, vm infra.VM)
+	// Settle is called between two looks at a state that has yet to come: it lets the provider's time pass.
+	Settle func(t *testing.T)
+	// Adapt, if set, makes a request acceptable to the provider (args, type, subnet).
+	Adapt func(req *infra.CreateRequest)
+	// Reopen, if set, returns the provider as another process would see it.
+	Reopen func(t *testing.T) infra.Provider
+	// Unknown is a well-formed provider ID of no VM.
+	Unknown string
+	// OddTags are unusual texts that tags for people must bring back exactly; nil is a default set.
+	OddTags []string
+}
+
+// settles bounds how often a test looks before it gives up.
+const settles = 1000
+
+var oddTags = []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d %", "a=b,c:d;e/f@g+h", " spaces ", "line\nbreak\ttab", "-f", "~", "*"}
+
+// Run runs the suite. open is called once for each test, in parallel ones at the same time.
+func Run(t *testing.T, open func(t *testing.T) Harness) {
+	for name, test := range map[string]func(*suite){
+		"CreateIsIdempotent":        createIsIdempotent,
+		"OtherParametersConflict":   otherParametersConflict,
+		"ConcurrentCreates":         concurrentCreates,
+		"InvalidRequest":            invalidRequest,
+		"TagsComeBack":              tagsComeBack,
+		"ListIsByOwner":             listIsByOwner,
+		"UnknownIsNotFound":         unknownIsNotFound,
+		"DeleteIsIdempotent":        deleteIsIdempotent,
+		"OneLifePerToken":           oneLifePerToken,
+		"KilledIsSeen":              killedIsSeen,
+		"EndedContext":              endedContext,
+		"AnotherProcessSeesTheSame": anotherProcessSeesTheSame,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(&suite{T: t, Harness: open(t), owner: infra.Owner{Cluster: "c1", Shard: "s1"}})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	Harness
+	owner infra.Owner
+}
+
+// request makes a request for a new instance.
+func (s *suite) request() infra.CreateRequest {
+	s.Helper()
+	id, err := ident.NewID("tst", time.Now(), rand.Reader)
+	if err != nil {
+		s.Fatal(err)
+	}
+	req := infra.CreateRequest{
+		Tags: infra.Tags{
+			Owner: s.owner, Tenant: "default", Instance: id, Term: 7, InfraHash: "0123abcd",
+			Group: "workers", Template: "worker", Kind: "tst", CreatedAt: time.Now().UTC().Truncate(time.Millisecond),
+		},
+		InstanceType: "small",
+		Subnet:       "subnet-a",
+		Userdata:     []byte("#!/bin/sh\nexit 0\n"),
+	}
+	if s.Adapt != nil {
+		s.Adapt(&req)
+	}
+	return req
+}
+
+func (s *suite) create(req infra.CreateRequest) infra.VM {
+	s.Helper()
+	vm, err := s.Provider.Create(s.Context(), req)
+	if err != nil {
+		s.Fatalf("Create: %v", err)
+	}
+	if vm.ProviderID == "" || vm.LaunchedAt.IsZero() {
+		s.Fatalf("Create answered a VM without provider ID or launch time: %+v", vm)
+	}
+	return vm
+}
+
+func (s *suite) list(owner infra.Owner) []infra.VM {
+	s.Helper()
+	vms, err := s.Provider.List(s.Context(), owner)
+	if err != nil {
+		s.Fatalf("List: %v", err)
+	}
+	return vms
+}
+
+// await looks at a VM until its state is as wanted. A VM that is not found counts as deleted.
+func (s *suite) await(providerID string, want func(infra.State) bool) infra.VM {
+	s.Helper()
+	var vm infra.VM
+	for range settles {
+		var err error
+		vm, err = s.Provider.Get(s.Context(), providerID)
+		if errors.Is(err, infra.NotFound) {
+			vm, err = infra.VM{ProviderID: providerID, State: infra.Deleted}, nil
+		}
+		if err != nil {
+			s.Fatalf("Get: %v", err)
+		}
+		if want(vm.State) {
+			return vm
+		}
+		s.Settle(s.T)
+	}
+	s.Fatalf("%s stays %s", providerID, vm.State)
+	return vm
+}
+
+func running(s infra.State) bool { return s == infra.Running }
+func dead(s infra.State) bool    { return s == infra.Stopped || s == infra.Deleted || s == infra.Failed }
+func deleted(s infra.State) bool { return s == infra.Deleted }
+
+// wantClass checks an error's class, through ClassOf and through errors.Is.
+func (s *suite) wantClass(what string, err error, want infra.Class) {
+	s.Helper()
+	if infra.ClassOf(err) != want || !errors.Is(err, want) {
+		s.Errorf("%s: got error %v of class %q, want class %q", what, err, infra.ClassOf(err), want)
+	}
+}
+
+// wantLiving checks which provider IDs are alive.
+func (s *suite) wantLiving(want ...string) {
+	s.Helper()
+	got := map[string]bool{}
+	for _, vm := range s.list(s.owner) {
+		if vm.State.Alive() {
+			if got[vm.ProviderID] {
+				s.Errorf("%s is listed twice", vm.ProviderID)
+			}
+			got[vm.ProviderID] = true
+		}
+	}
+	wanted := map[string]bool{}
+	for _, id := range want {
+		wanted[id] = true
+	}
+	if diff := cmp.Diff(wanted, got); diff != "" {
+		s.Errorf("living VMs (-want +got):\n%s", diff)
+	}
+}
+
+func createIsIdempotent(s *suite) {
+	req := s.request()
+	first := s.create(req)
+	vm := s.await(first.ProviderID, running)
+	again := s.create(req)
+	if again.ProviderID != first.ProviderID {
+		s.Errorf("a repeat made another VM: %s, then %s", first.ProviderID, again.ProviderID)
+	}
+	found, err := s.Provider.FindByInstance(s.Context(), s.owner, req.Tags.Instance)
+	if err != nil {
+		s.Fatalf("FindByInstance: %v", err)
+	}
+	listed := s.list(s.owner)
+	if len(listed) != 1 {
+		s.Fatalf("List: %d VMs, want 1", len(listed))
+	}
+	for what, other := range map[string]infra.VM{"repeat": again, "FindByInstance": found, "List": listed[0]} {
+		if diff := cmp.Diff(vm, other, cmp.AllowUnexported(ident.ID{})); diff != "" {
+			s.Errorf("%s describes another VM than Get (-Get +%s):\n%s", what, what, diff)
+		}
+	}
+	if !first.LaunchedAt.Equal(vm.LaunchedAt) {
+		s.Errorf("launch time moved from %s to %s", first.LaunchedAt, vm.LaunchedAt)
+	}
+}
+
+func otherParametersConflict(s *suite) {
+	req := s.request()
+	vm := s.create(req)
+	for name, change := range map[string]func(*infra.CreateRequest){
+		"type":     func(r *infra.CreateRequest) { r.InstanceType = "large" },
+		"subnet":   func(r *infra.CreateRequest) { r.Subnet = "subnet-b" },
+		"userdata": func(r *infra.CreateRequest) { r.Userdata = []byte("#!/bin/sh\nexit 1\n") },
+		"group":    func(r *infra.CreateRequest) { r.Tags.Group = "others" },
+		"term":     func(r *infra.CreateRequest) { r.Tags.Term++ },
+	} {
+		other := req
+		change(&other)
+		_, err := s.Provider.Create(s.Context(), other)
+		s.wantClass("create with another "+name, err, infra.Conflict)
+	}
+	s.wantLiving(vm.ProviderID)
+}
+
+func concurrentCreates(s *suite) {
+	const callers = 4
+	same, others := s.request(), make([]infra.CreateRequest, callers)
+	for i := range others {
+		others[i] = s.request()
+	}
+	var wg sync.WaitGroup
+	ids, errs := make([]string, 2*callers), make([]error, 2*callers)
+	for i := range ids {
+		req := same
+		if i%2 == 1 {
+			req = others[i/2]
+		}
+		wg.Go(func() {
+			var vm infra.VM
+			vm, errs[i] = s.Provider.Create(s.Context(), req)
+			ids[i] = vm.ProviderID
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		s.Fatalf("concurrent creates: %v", err)
+	}
+	s.wantLiving(ids...)
+	if n := len(s.list(s.owner)); n != callers+1 {
+		s.Errorf("%d VMs for %d instance IDs", n, callers+1)
+	}
+	for i := 2; i < len(ids); i += 2 {
+		if ids[i] != ids[0] {
+			s.Errorf("one instance ID has two VMs: %s, %s", ids[0], ids[i])
+		}
+	}
+}
+
+func invalidRequest(s *suite) {
+	req := s.request()
+	req.Tags.Instance = ident.ID{}
+	_, err := s.Provider.Create(s.Context(), req)
+	s.wantClass("create without instance ID", err, infra.Invalid)
+	if vms := s.list(s.owner); len(vms) != 0 {
+		s.Errorf("an invalid request made %v", vms)
+	}
+}
+
+func tagsComeBack(s *suite) {
+	odd := s.OddTags
+	if odd == nil {
+		odd = oddTags
+	}
+	want := map[string]infra.Tags{}
+	for i, text := range odd {
+		req := s.request()
+		req.Tags.Group, req.Tags.Template, req.Tags.InfraHash = text, odd[(i+1)%len(odd)], odd[(i+2)%len(odd)]
+		req.Tags.Tenant = "t" + req.Tags.Instance.String()[3:20]
+		req.Tags.Term = uint64(1)<<63 + uint64(i)
+		want[s.create(req).ProviderID] = req.Tags
+	}
+	got := map[string]infra.Tags{}
+	for _, vm := range s.list(s.owner) {
+		got[vm.ProviderID] = vm.Tags
+		if vm.Warning != "" {
+			s.Errorf("%s: warning %q", vm.ProviderID, vm.Warning)
+		}
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(ident.ID{})); diff != "" {
+		s.Errorf("tags (-asked +listed):\n%s", diff)
+	}
+}
+
+func listIsByOwner(s *suite) {
+	mine, otherShard, otherCluster := s.request(), s.request(), s.request()
+	otherShard.Tags.Shard = "s2"
+	otherCluster.Tags.Cluster = "c2"
+	for _, req := range []infra.CreateRequest{mine, otherShard, otherCluster} {
+		vm := s.create(req)
+		listed := s.list(req.Tags.Owner)
+		if len(listed) != 1 || listed[0].ProviderID != vm.ProviderID {
+			s.Errorf("List(%v) = %v, want only %s", req.Tags.Owner, listed, vm.ProviderID)
+		}
+	}
+	if vms := s.list(infra.Owner{Cluster: "c1", Shard: "s3"}); len(vms) != 0 {
+		s.Errorf("an owner of nothing has %v", vms)
+	}
+	for _, other := range []infra.CreateRequest{otherShard, otherCluster} {
+		_, err := s.Provider.FindByInstance(s.Context(), s.owner, other.Tags.Instance)
+		s.wantClass("look-up of somebody else's instance", err, infra.NotFound)
+	}
+}
+
+func unknownIsNotFound(s *suite) {
+	_, err := s.Provider.Get(s.Context(), s.Unknown)
+	s.wantClass("Get", err, infra.NotFound)
+	_, err = s.Provider.FindByInstance(s.Context(), s.owner, s.request().Tags.Instance)
+	s.wantClass("FindByInstance", err, infra.NotFound)
+	if err := s.Provider.Delete(s.Context(), s.Unknown); err != nil {
+		s.Errorf("deleting what never was: %v", err)
+	}
+}
+
+func deleteIsIdempotent(s *suite) {
+	vm, other := s.create(s.request()), s.create(s.request())
+	for range 2 {
+		if err := s.Provider.Delete(s.Context(), vm.ProviderID); err != nil {
+			s.Fatalf("Delete: %v", err)
+		}
+	}
+	s.await(vm.ProviderID, deleted)
+	if err := s.Provider.Delete(s.Context(), vm.ProviderID); err != nil {
+		s.Errorf("deleting what is gone: %v", err)
+	}
+	s.wantLiving(other.ProviderID)
+}
+
+func oneLifePerToken(s *suite) {
+	req := s.request()
+	vm := s.create(req)
+	if err := s.Provider.Delete(s.Context(), vm.ProviderID); err != nil {
+		s.Fatalf("Delete: %v", err)
+	}
+	check := func() {
+		s.Helper()
+		_, err := s.Provider.Create(s.Context(), req)
+		s.wantClass("create after delete", err, infra.Conflict)
+		other := req
+		other.InstanceType = "large"
+		_, err = s.Provider.Create(s.Context(), other)
+		s.wantClass("create after delete with another type", err, infra.Conflict)
+	}
+	check()
+	s.await(vm.ProviderID, deleted)
+	check()
+	s.wantLiving()
+}
+
+func killedIsSeen(s *suite) {
+	req := s.request()
+	vm, other := s.create(req), s.create(s.request())
+	s.await(other.ProviderID, running)
+	s.Kill(s.T, s.await(vm.ProviderID, running))
+	s.await(vm.ProviderID, dead)
+	s.wantLiving(other.ProviderID)
+	again, err := s.Provider.Create(s.Context(), req)
+	if err != nil {
+		s.wantClass("repeat for a killed VM", err, infra.Conflict)
+	} else if again.ProviderID != vm.ProviderID || again.State.Alive() {
+		s.Errorf("repeat for a killed VM answered %+v", again)
+	}
+	if err := s.Provider.Delete(s.Context(), vm.ProviderID); err != nil {
+		s.Errorf("deleting a killed VM: %v", err)
+	}
+	s.await(vm.ProviderID, deleted)
+	s.wantLiving(other.ProviderID)
+}
+
+func endedContext(s *suite) {
+	ended, cancel := context.WithCancel(s.Context())
+	cancel()
+	req := s.request()
+	_, err := s.Provider.Create(ended, req)
+	s.wantClass("create under an ended context", err, infra.Indeterminate)
+	if vms, err := s.Provider.List(ended, s.owner); err == nil {
+		s.Errorf("List under an ended context answered %v", vms)
+	}
+	vm := s.create(req)
+	if err := s.Provider.Delete(ended, vm.ProviderID); err == nil {
+		s.Error("Delete under an ended context claims to have been requested")
+	}
+	s.wantLiving(vm.ProviderID)
+}
+
+func anotherProcessSeesTheSame(s *suite) {
+	if s.Reopen == nil {
+		return
+	}
+	req, gone := s.request(), s.request()
+	vm, goneVM := s.create(req), s.create(gone)
+	if err := s.Provider.Delete(s.Context(), goneVM.ProviderID); err != nil {
+		s.Fatalf("Delete: %v", err)
+	}
+	s.await(vm.ProviderID, running)
+	s.await(goneVM.ProviderID, deleted)
+	before := s.list(s.owner)
+	s.Provider = s.Reopen(s.T)
+	if diff := cmp.Diff(before, s.list(s.owner), cmp.AllowUnexported(ident.ID{})); diff != "" {
+		s.Errorf("listing changed (-before +after):\n%s", diff)
+	}
+	if again := s.create(req); again.ProviderID != vm.ProviderID {
+		s.Errorf("one instance ID has two VMs: %s, %s", vm.ProviderID, again.ProviderID)
+	}
+	_, err := s.Provider.Create(s.Context(), gone)
+	s.wantClass("create after delete by another process", err, infra.Conflict)
+}

@@ -1,0 +1,167 @@
+package mock
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Place is where VMs need room. An empty field means all types or all subnets.
+type Place struct{ Type, Subnet string }
+
+// all returns the places whose limits a VM at this one counts against, each once.
+func (p Place) all() []Place {
+	places := []Place{p}
+	for _, wider := range []Place{{Type: p.Type}, {Subnet: p.Subnet}, {}} {
+		if !slices.Contains(places, wider) {
+			places = append(places, wider)
+		}
+	}
+	return places
+}
+
+// SetCapacity limits how many VMs fit into a place; a negative n lifts the limit. VMs take up room until they are told to end.
+func (p *Provider) SetCapacity(place Place, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n < 0 {
+		delete(p.limits, place)
+		return
+	}
+	p.limits[place] = n
+}
+
+// Kill crashes a VM behind the caller's back: it is stopped from now on.
+func (p *Provider) Kill(providerID string) error { return p.SetState(providerID, infra.Stopped) }
+
+// Terminate removes a VM behind the caller's back, as a person at a console would: it is deleted from now on.
+func (p *Provider) Terminate(providerID string) error { return p.SetState(providerID, infra.Deleted) }
+
+// Stop shuts a VM down behind the caller's back: stopping now, stopped after Config.Shutdown.
+func (p *Provider) Stop(providerID string) error {
+	return p.alter(providerID, func(m *machine, now time.Time) { p.end(m, now, infra.Stopping, infra.Stopped) })
+}
+
+// SetState makes a VM enter a state now and stay there. A deleted VM cannot come back.
+func (p *Provider) SetState(providerID string, s infra.State) error {
+	return p.alter(providerID, func(m *machine, now time.Time) {
+		m.set(now, s)
+		p.occupy(m, s.Alive())
+	})
+}
+
+// alter changes a VM that is not deleted.
+func (p *Provider) alter(providerID string, f func(m *machine, now time.Time)) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.cfg.Now()
+	p.land(now)
+	m, ok := p.byID[providerID]
+	if !ok {
+		return fmt.Errorf("mock: no VM %q", providerID)
+	}
+	if vm, _ := m.at(now); vm.State == infra.Deleted {
+		return fmt.Errorf("mock: VM %q is deleted", providerID)
+	}
+	f(m, now)
+	return nil
+}
+
+// Plant adds a VM that nobody asked this provider for: an orphan, somebody else's. It needs a ProviderID of its own, is running unless
+// it says otherwise, and makes its instance ID used.
+func (p *Provider) Plant(vm infra.VM) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.byID[vm.ProviderID]; ok || vm.ProviderID == "" {
+		return fmt.Errorf("mock: provider ID %q is missing or taken", vm.ProviderID)
+	}
+	now := p.cfg.Now()
+	if vm.State == "" {
+		vm.State = infra.Running
+	}
+	if vm.LaunchedAt.IsZero() {
+		vm.LaunchedAt = now
+	}
+	m := p.add(vm, Place{})
+	m.history = []change{{now, vm.State}}
+	p.occupy(m, vm.State.Alive())
+	return nil
+}
+
+// VMs returns every VM that is not deleted, of all owners, as it is now, by provider ID. It is no call: not counted, never stale.
+func (p *Provider) VMs() []infra.VM {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.cfg.Now()
+	p.land(now)
+	vms := make([]infra.VM, 0, len(p.byID))
+	for _, id := range slices.Sorted(maps.Keys(p.byID)) {
+		if vm, ok := p.byID[id].at(now); ok && vm.State != infra.Deleted {
+			vms = append(vms, vm)
+		}
+	}
+	return vms
+}
+
+// Instance returns the VM that an instance ID was ever used for, as it is now. It is no call.
+func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.cfg.Now()
+	p.land(now)
+	m, ok := p.byInstance[id]
+	if !ok {
+		return infra.VM{}, false
+	}
+	return m.at(now)
+}
+
+// Late says how many calls have yet to land, and when the next one will.
+func (p *Provider) Late() (n int, next time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.land(p.cfg.Now())
+	if len(p.late) > 0 {
+		next = p.late[0].at
+	}
+	return len(p.late), next
+}
+
+// Count returns how many calls of a kind were made, failed ones included.
+func (p *Provider) Count(kind Kind) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.counts[kind]
+}
+
+// Counts returns how many calls of each kind were made, failed ones included.
+func (p *Provider) Counts() map[Kind]uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.counts)
+}
+
+// SetMachine says what became of a server's machine.
+func (p *Provider) SetMachine(machineID string, s infra.State) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.machines[machineID] = s
+}
+
+// Holder returns the machine that has the leader network, "" for none.
+func (p *Provider) Holder() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.holder
+}
+
+// Members returns the provider IDs registered with a load balancer, sorted.
+func (p *Provider) Members(lb string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Sorted(maps.Keys(p.balancers[lb]))
+}

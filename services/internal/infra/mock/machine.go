@@ -1,0 +1,153 @@
+package mock
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// machine is one VM with all states it had and, as far as they are settled, will have.
+type machine struct {
+	vm      infra.VM // its State is not used
+	digest  string
+	history []change // by time; never empty
+	place   Place
+	holds   bool // takes up room at its place
+}
+
+type change struct {
+	at    time.Time
+	state infra.State
+}
+
+// landing is a call that takes effect later than its caller was told.
+type landing struct {
+	at     time.Time
+	effect func(at time.Time) error
+}
+
+// at describes the VM as it was at t; false before it was made.
+func (m *machine) at(t time.Time) (infra.VM, bool) {
+	for _, c := range slices.Backward(m.history) {
+		if !c.at.After(t) {
+			vm := m.vm
+			vm.State = c.state
+			return vm, true
+		}
+	}
+	return infra.VM{}, false
+}
+
+// set makes the VM enter a state at t, whatever was to become of it after.
+func (m *machine) set(t time.Time, s infra.State) {
+	m.history = slices.DeleteFunc(m.history, func(c change) bool { return c.at.After(t) })
+	if n := len(m.history); n == 0 || m.history[n-1].state != s {
+		m.history = append(m.history, change{t, s})
+	}
+}
+
+// final returns the state that the VM ends in if nothing else happens.
+func (m *machine) final() change { return m.history[len(m.history)-1] }
+
+// forgotten: a deleted VM that the provider no longer describes.
+func (p *Provider) forgotten(m *machine, now time.Time) bool {
+	last := m.final()
+	return last.state == infra.Deleted && now.Sub(last.at) > p.cfg.Remember
+}
+
+// land lets late calls take effect whose time has come. What they would have answered, nobody hears. p.mu is held.
+func (p *Provider) land(now time.Time) {
+	for len(p.late) > 0 && !p.late[0].at.After(now) {
+		l := p.late[0]
+		p.late = slices.Delete(p.late, 0, 1)
+		_ = l.effect(l.at)
+	}
+}
+
+// create makes a VM or finds the one that the same request made. p.mu is held.
+func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) (infra.VM, error) {
+	what := op(Call{Kind: Create, Instance: req.Tags.Instance})
+	if req.Tags.Instance.IsZero() {
+		return infra.VM{}, infra.Errorf(infra.Invalid, what, "no instance ID")
+	}
+	if m, ok := p.byInstance[req.Tags.Instance]; ok {
+		if m.digest != digest {
+			return infra.VM{}, infra.Errorf(infra.Conflict, what, "made before with other parameters")
+		}
+		if s := m.final().state; s == infra.Deleted {
+			return infra.VM{}, infra.Errorf(infra.Conflict, what, "the VM of this request was deleted")
+		}
+		vm, _ := m.at(at)
+		return vm, nil
+	}
+	for _, place := range (Place{req.InstanceType, req.Subnet}).all() {
+		if limit, ok := p.limits[place]; ok && p.used[place] >= limit {
+			return infra.VM{}, infra.Errorf(infra.Capacity, what, "no room for type %q in subnet %q", place.Type, place.Subnet)
+		}
+	}
+	p.made++
+	n := p.made
+	hostname := req.Hostname
+	if hostname == "" {
+		hostname = req.Tags.Instance.String()
+	}
+	m := p.add(infra.VM{
+		ProviderID: fmt.Sprintf("mock-%08d", n),
+		Tags:       req.Tags,
+		IPv4:       fmt.Sprintf("10.%d.%d.%d", n>>16&0xff, n>>8&0xff, n&0xff),
+		IPv6:       fmt.Sprintf("fd00::%x:%x", n>>16&0xffff, n&0xffff),
+		Hostname:   hostname,
+		LaunchedAt: at,
+	}, Place{req.InstanceType, req.Subnet})
+	m.digest = digest
+	m.history = []change{{at, infra.Pending}}
+	if p.cfg.Boot >= 0 {
+		m.history = append(m.history, change{at.Add(p.cfg.Boot), infra.Running})
+	}
+	vm, _ := m.at(at)
+	return vm, nil
+}
+
+// add puts a VM into the books. The caller gives it a history. p.mu is held.
+func (p *Provider) add(vm infra.VM, place Place) *machine {
+	m := &machine{vm: vm, place: place}
+	p.byID[vm.ProviderID] = m
+	if p.byInstance[vm.Tags.Instance] == nil && !vm.Tags.Instance.IsZero() {
+		p.byInstance[vm.Tags.Instance] = m
+	}
+	owned := p.byOwner[vm.Tags.Owner]
+	i, _ := slices.BinarySearchFunc(owned, vm, func(m *machine, vm infra.VM) int {
+		return cmp.Or(m.vm.Tags.Instance.Compare(vm.Tags.Instance), cmp.Compare(m.vm.ProviderID, vm.ProviderID))
+	})
+	p.byOwner[vm.Tags.Owner] = slices.Insert(owned, i, m)
+	p.occupy(m, true)
+	return m
+}
+
+// end makes a VM go through one state to another, which it reaches after Config.Shutdown. What has ended stays ended. p.mu is held.
+func (p *Provider) end(m *machine, at time.Time, via, to infra.State) {
+	if s := m.final().state; s == infra.Deleted || s == infra.Deleting || s == to {
+		return
+	}
+	m.set(at, via)
+	m.history = append(m.history, change{at.Add(p.cfg.Shutdown), to})
+	p.occupy(m, false)
+}
+
+// occupy keeps count of the room that VMs take up. p.mu is held.
+func (p *Provider) occupy(m *machine, holds bool) {
+	if m.holds == holds {
+		return
+	}
+	m.holds = holds
+	for _, place := range m.place.all() {
+		if holds {
+			p.used[place]++
+		} else {
+			p.used[place]--
+		}
+	}
+}

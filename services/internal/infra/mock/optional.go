@@ -1,0 +1,84 @@
+package mock
+
+import (
+	"context"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Acquire implements infra.LeaderNetwork: the last one to ask has it.
+func (p *Provider) Acquire(ctx context.Context, machineID string) error {
+	return p.change(ctx, Call{Kind: Acquire, Name: machineID}, func(time.Time) error {
+		p.holder = machineID
+		return nil
+	})
+}
+
+// Release implements infra.LeaderNetwork.
+func (p *Provider) Release(ctx context.Context, machineID string) error {
+	return p.change(ctx, Call{Kind: Release, Name: machineID}, func(time.Time) error {
+		if p.holder == machineID {
+			p.holder = ""
+		}
+		return nil
+	})
+}
+
+// MachineState implements infra.MachineEvidence with what SetMachine said.
+func (p *Provider) MachineState(ctx context.Context, machineID string) (state infra.State, err error) {
+	call := Call{Kind: MachineState, Name: machineID}
+	err = p.read(ctx, call, func(_, _ time.Time) error {
+		var ok bool
+		if state, ok = p.machines[machineID]; !ok {
+			return infra.Errorf(infra.NotFound, op(call), "no such machine")
+		}
+		return nil
+	})
+	return state, err
+}
+
+// HasRoom implements infra.SubnetCapacity with the limits of whole subnets.
+func (p *Provider) HasRoom(ctx context.Context, subnets []string) (room map[string]bool, err error) {
+	err = p.read(ctx, Call{Kind: HasRoom}, func(_, _ time.Time) error {
+		room = make(map[string]bool, len(subnets))
+		for _, s := range subnets {
+			limit, limited := p.limits[Place{Subnet: s}]
+			room[s] = !limited || p.used[Place{Subnet: s}] < limit
+		}
+		return nil
+	})
+	return room, err
+}
+
+// Register implements infra.LoadBalancers.
+func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
+	return p.change(ctx, Call{Kind: Register, Name: lb, ProviderID: vm.ProviderID}, func(time.Time) error {
+		if p.balancers[lb] == nil {
+			p.balancers[lb] = map[string]bool{}
+		}
+		p.balancers[lb][vm.ProviderID] = true
+		return nil
+	})
+}
+
+// Deregister implements infra.LoadBalancers.
+func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error {
+	return p.change(ctx, Call{Kind: Deregister, Name: lb, ProviderID: vm.ProviderID}, func(time.Time) error {
+		delete(p.balancers[lb], vm.ProviderID)
+		return nil
+	})
+}
+
+// Resolve implements infra.Images with Config.Images.
+func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (image string, err error) {
+	call := Call{Kind: Resolve}
+	err = p.read(ctx, call, func(_, _ time.Time) error {
+		if p.cfg.Images == nil {
+			return infra.Errorf(infra.NotFound, op(call), "no such image")
+		}
+		image, err = p.cfg.Images(q)
+		return infra.Wrap(infra.ClassOf(err), op(call), err)
+	})
+	return image, err
+}
