@@ -28,10 +28,12 @@ const (
 	ProviderUnknown ProviderState = ""
 	ProviderPending ProviderState = "pending"
 	ProviderRunning ProviderState = "running"
-	// ProviderGoing: stopping or deleting; ProviderGone: stopped, failed, deleted, or absent from a complete list for longer than
-	// the grace after creation.
+	// ProviderGoing: stopping or deleting.
 	ProviderGoing ProviderState = "going"
-	ProviderGone  ProviderState = "gone"
+	// ProviderStopped: stopped or failed. It does not run, but the provider still has it: it is terminated before it is forgotten.
+	ProviderStopped ProviderState = "stopped"
+	// ProviderGone: deleted, or absent from a complete list for longer than the grace (see [StateOfAbsent]). Nothing is left to terminate.
+	ProviderGone ProviderState = "gone"
 )
 
 // Work is what the executor is doing for an instance at the moment of the snapshot.
@@ -44,6 +46,7 @@ const (
 	Draining // announcing a drain, deregistering
 	Terminating
 	Forgetting // writing the tombstone
+	Tending    // load balancers, files
 )
 
 // Instance is one instance of a group as the leader sees it. Times are zero when unknown.
@@ -52,7 +55,7 @@ type Instance struct {
 	State    record.State
 	OnDemand bool
 	Work     Work
-	// Failed says when the last piece of work for this instance failed, and how often in a row.
+	// FailedAt says when the last piece of work for this instance failed, Failures how often in a row.
 	FailedAt time.Time
 	Failures int
 
@@ -62,9 +65,9 @@ type Instance struct {
 	ProviderID                          string
 	Provider                            Observed[ProviderState]
 
-	// Healthy: the agent's last report said so and is in time.
+	// Healthy: the agent's last report said so; the planner itself looks whether it is in time.
 	Healthy bool
-	// EverHealthy: at least one healthy report reached this leader, or the record says registered and it was adopted healthy.
+	// EverHealthy: at least one healthy report reached this leader.
 	EverHealthy bool
 	LastReport  time.Time
 	// Connected: a health stream is open now. LostAt: when the last one closed.
@@ -88,7 +91,11 @@ type Instance struct {
 	// InLoadBalancers: registered with every load balancer of the group. FilesSent: runtime hash last sent in full.
 	InLoadBalancers bool
 	FilesSent       string
-	Tombstone       time.Time // DeletedAt of a tombstone
+	// FilesFailed: the agent's last full report names a file that could not be stored. Asking: a question to the provider about this
+	// instance is waiting or under way.
+	FilesFailed bool
+	Asking      bool
+	Tombstone   time.Time // DeletedAt of a tombstone
 }
 
 // Backoff is a group's record of failed creations. The zero value is "none".
@@ -101,11 +108,13 @@ type Backoff struct {
 // Settings are the shard-wide knobs that planning needs.
 type Settings struct {
 	HealthInterval, ShutdownGrace, RegistrationTimeout, Retention, CollectInterval time.Duration
-	EligibleAge, ForcedAge, OnDemandAge                                            time.Duration
+	EligibleAge, ForcedAge, OnDemandAge                                            time.Duration // zero: never
+	// Terminating: the shard is being emptied; groups have size zero, and on-demand instances go too.
+	Terminating bool
 }
 
 // ShardHealth is the shard-wide count that the unhealthy guard looks at: Running instances that the provider confirms or is not known to
-// contradict, of which Silent do not report.
+// contradict, of which Silent do not report. Summed up with [RunningSilent].
 type ShardHealth struct{ Running, Silent int }
 
 // Snapshot is everything that planning one group may look at. Instances are sorted by ID and hold no tombstones.
@@ -114,6 +123,8 @@ type Snapshot struct {
 	Term     uint64
 	Settings Settings
 	Group    config.Group
+	// LeaderSince: when this leader began to know its shard; zero: unknown.
+	LeaderSince time.Time
 	// SilenceFrom: silence counts from then (this leader's address answered and one agent had connected); zero: not yet.
 	SilenceFrom time.Time
 	Instances   []Instance
@@ -121,8 +132,11 @@ type Snapshot struct {
 	PendingCreates int
 	Shard          ShardHealth
 	Backoff        Backoff
-	// CreateBudget: how many creates may start now; negative: no limit.
-	CreateBudget int
+	// CreateBudget: how many creates may start now; negative: no limit. CreateBudgetAt: when it next grows; zero: unknown.
+	CreateBudget   int
+	CreateBudgetAt time.Time
+	// GuardRaised, BackoffRaised: this group's error events that stand now (kinds "unhealthy_guard" and "backoff").
+	GuardRaised, BackoffRaised bool
 }
 
 // Kind of an action.
@@ -141,10 +155,10 @@ const (
 	RaiseError   Kind = "raise_error"
 	ResolveError Kind = "resolve_error"
 
-	// Collection, see Sweep.
-	TerminateStray  Kind = "terminate_stray"
-	ConfirmOrphan   Kind = "confirm_orphan" // read the record's key directly
-	Settle          Kind = "settle"         // a reservation of an earlier term: adopt or tombstone
+	// Collection, see [Sweep].
+	TerminateStray  Kind = "terminate_stray" // make the tombstone durable if there is none (create-if-absent), then terminate
+	ConfirmOrphan   Kind = "confirm_orphan"  // read the record's key directly
+	Settle          Kind = "settle"          // a reservation of an earlier term: adopt or tombstone
 	RemoveTombstone Kind = "remove_tombstone"
 )
 
@@ -156,8 +170,10 @@ type Action struct {
 	// Replaces, with Create: the instance whose loss or fate made room for this one.
 	Replaces ident.ID
 	Reason   string
-	// Cause, with Mark: a word for metrics and events (scale_down, unhealthy, gone, expired, drift, notice, power_off, group_deleted, requested, unregistered).
-	Cause    string
+	// Cause, with Mark: a word for metrics and events (scale_down, unhealthy, gone, expired, drift, notice, power_off, group_deleted, terminating,
+	// requested, unregistered). Every Mark with cause unregistered is a failed creation and counts towards the group's [Backoff].
+	Cause string
+	// Deadline, with Mark: the drain ends then at the latest; zero: no drain.
 	Deadline time.Time
 	// ErrorKind with RaiseError and ResolveError.
 	ErrorKind string

@@ -1,0 +1,100 @@
+package plan
+
+import (
+	"hash/fnv"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+const (
+	backoffFirst = time.Second
+	backoffMost  = 5 * time.Minute // between creations of a group
+	retryMost    = time.Minute     // between attempts at one instance's work
+)
+
+// Until is when the group may try to create again: 1 s after the first failure, doubling up to 5 min, give or take 10 % by a hash, so that
+// groups do not come in step and a plan stays pure. Zero without failures.
+func (b Backoff) Until(key config.GroupKey) time.Time {
+	if b.Failures == 0 {
+		return time.Time{}
+	}
+	h := fnv.New64a()
+	h.Write([]byte(key.Tenant))
+	h.Write([]byte{0})
+	h.Write([]byte(key.Group))
+	h.Write([]byte{0, byte(b.Failures), byte(b.Failures >> 8)})
+	return b.Last.Add(jitter(doubled(b.Failures, backoffMost), h.Sum64()))
+}
+
+// Failed counts one failed creation. Creations that ran side by side fail together: those that fail while the group waits already count once.
+func (b Backoff) Failed(key config.GroupKey, now time.Time, reason string) Backoff {
+	b.Reason = reason
+	if b.Failures == 0 || !now.Before(b.Until(key)) {
+		b.Failures++
+		b.Last = now
+	}
+	return b
+}
+
+// retryAt is when work for an instance that failed may be tried again; zero if none failed.
+func (i *Instance) retryAt() time.Time {
+	if i.Failures == 0 || i.FailedAt.IsZero() {
+		return time.Time{}
+	}
+	return i.FailedAt.Add(jitter(doubled(i.Failures, retryMost), hashID(i.ID)+uint64(i.Failures)))
+}
+
+// doubled is 1 s doubled with every failure after the first, at most most.
+func doubled(failures int, most time.Duration) time.Duration {
+	d := backoffFirst
+	for n := 1; n < failures && d < most; n++ {
+		d *= 2
+	}
+	return min(d, most)
+}
+
+// jitter moves d by up to 10 % either way.
+func jitter(d time.Duration, hash uint64) time.Duration {
+	return d + d/1000*time.Duration(int64(hash%201)-100)
+}
+
+func hashID(id ident.ID) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(id.Storage()))
+	return h.Sum64()
+}
+
+// room is how many of the wanted creates may start now. A group that backs off waits, and then tries with fewer at a time, the more often it
+// failed; a create budget bounds the rest.
+func (p *planner) room(want int) int {
+	if want <= 0 {
+		return 0
+	}
+	if p.tally.pendingFailure > 0 {
+		// Not in the back-off's count yet; it will be in the next pass, once the intent to delete is durable.
+		p.block("an instance failed to register")
+		return 0
+	}
+	n := want
+	if p.Backoff.Failures > 0 {
+		if !p.reached(p.Backoff.Until(p.Group.GroupKey)) {
+			p.block("backing off: " + p.Backoff.Reason)
+			return 0
+		}
+		n = min(n, max(1, p.desired>>min(p.Backoff.Failures, 30))-p.tally.moving)
+		if n <= 0 {
+			p.block("backing off: " + p.Backoff.Reason)
+			return 0
+		}
+	}
+	if p.CreateBudget >= 0 && n > p.CreateBudget {
+		n = p.CreateBudget
+		p.block("the create rate limit is reached")
+		if p.reached(p.CreateBudgetAt) {
+			p.wake(p.Now.Add(time.Second)) // nobody can tell
+		}
+	}
+	return n
+}
