@@ -1,0 +1,340 @@
+// Package authority owns the cluster's certificate authority: its key and certificate, the certificates that it issues, the
+// identities that those carry, and the registration nonces that are exchanged for them.
+//
+// Everything is a pure function of a specification, randomness and the time: nothing here stores, fetches or remembers.
+//
+// Invariant: only certificates from IssueClient and IssueServer carry a SPIFFE ID, and ParseIdentity accepts nothing else; no
+// certificate made from a template can be mistaken for an agent, an operator or a server.
+package authority
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+const (
+	// CAYears is how long a new CA lasts.
+	CAYears = 10
+	// Skew is how far certificates and nonces reach back: clocks of fresh VMs differ.
+	Skew = 5 * time.Minute
+)
+
+// CA is a certificate authority that can issue. It is immutable, may be used concurrently, and shows itself without its key.
+// The zero CA issues nothing.
+type CA struct {
+	cert   *x509.Certificate
+	signer func() crypto.Signer // a function: see envelope.Key
+}
+
+// CreateCA makes a self-signed Ed25519 CA for a cluster, with path length 0.
+func CreateCA(cluster string, rand io.Reader, now time.Time) (CA, error) {
+	if err := ident.ValidateClusterName(cluster); err != nil {
+		return CA{}, fmt.Errorf("create CA: cluster: %w", err)
+	}
+	key, err := newKey(rand)
+	if err != nil {
+		return CA{}, fmt.Errorf("create CA: %w", err)
+	}
+	serial, err := newSerial(rand)
+	if err != nil {
+		return CA{}, fmt.Errorf("create CA: %w", err)
+	}
+	now = now.UTC().Truncate(time.Second)
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: cluster},
+		// X509-SVID, section 3.1: a signing certificate's SPIFFE ID is the trust domain alone.
+		URIs:                  []*url.URL{{Scheme: scheme, Host: cluster}},
+		NotBefore:             now.Add(-Skew),
+		NotAfter:              now.AddDate(CAYears, 0, 0),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+		SubjectKeyId:          keyID(key.Public().(ed25519.PublicKey)),
+	}
+	cert, err := sign(template, template, key.Public(), key, rand)
+	if err != nil {
+		return CA{}, fmt.Errorf("create CA: %w", err)
+	}
+	return newCA(cert, key)
+}
+
+// ImportCA takes over a CA that was made elsewhere: one certificate, and its unencrypted key (PKCS #8, SEC 1 or PKCS #1), both in PEM.
+// Ed25519, ECDSA and RSA from 2048 bits are accepted. It is refused unless it is valid now, and certificates for agents,
+// operators and servers that it issues verify against it.
+func ImportCA(cluster string, certPEM, keyPEM []byte, rand io.Reader, now time.Time) (CA, error) {
+	certs, err := ParseBundle(certPEM)
+	if err != nil {
+		return CA{}, fmt.Errorf("import CA: %w", err)
+	}
+	if len(certs) != 1 {
+		return CA{}, fmt.Errorf("import CA: %d certificates, want exactly one", len(certs))
+	}
+	blocks, err := parsePEM(keyPEM)
+	if err != nil {
+		return CA{}, fmt.Errorf("import CA: key: %w", err)
+	}
+	if len(blocks) != 1 {
+		return CA{}, fmt.Errorf("import CA: key: %d PEM blocks, want exactly one", len(blocks))
+	}
+	key, err := parseKey(blocks[0])
+	if err != nil {
+		return CA{}, fmt.Errorf("import CA: %w", err)
+	}
+	ca, err := newCA(certs[0], key)
+	if err != nil {
+		return CA{}, fmt.Errorf("import CA: %w", err)
+	}
+	if err := ca.rehearse(cluster, rand, now); err != nil {
+		return CA{}, fmt.Errorf("import CA: %w", err)
+	}
+	return ca, nil
+}
+
+// rehearse issues one certificate of each role and verifies it: a name constraint, a wrong key usage or an expired
+// certificate shows here rather than on the day that a VM is lost.
+func (ca CA) rehearse(cluster string, rand io.Reader, now time.Time) error {
+	key, err := newKey(rand)
+	if err != nil {
+		return err
+	}
+	id, err := ident.NewID(ident.OperatorPrefix, now, rand)
+	if err != nil {
+		return err
+	}
+	client, err := ca.IssueClient(ClientSpec{
+		Identity:  Identity{Role: RoleOperator, Cluster: cluster, Tenant: ident.DefaultTenant, ID: id},
+		PublicKey: key.Public().(ed25519.PublicKey),
+	}, rand, now)
+	if err != nil {
+		return err
+	}
+	server, err := ca.IssueServer(ServerSpec{
+		Identity:  Identity{Role: RoleServer, Cluster: cluster, Shard: "shard", Server: "server"},
+		PublicKey: key.Public(), Hosts: []string{"server.internal", "10.0.0.1"},
+	}, rand, now)
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	for _, leaf := range []*x509.Certificate{client, server} {
+		options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+		if _, err := leaf.Verify(options); err != nil {
+			return fmt.Errorf("a certificate that it issues does not verify: %w", err)
+		}
+	}
+	options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	if _, err := server.Verify(options); err != nil {
+		return fmt.Errorf("a server certificate that it issues does not verify: %w", err)
+	}
+	return nil
+}
+
+// newCA checks that certificate and key belong together and may issue.
+func newCA(cert *x509.Certificate, key crypto.Signer) (CA, error) {
+	if err := checkCA(cert); err != nil {
+		return CA{}, err
+	}
+	public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !public.Equal(key.Public()) {
+		return CA{}, errors.New("the CA's certificate is not for this key")
+	}
+	switch k := key.(type) {
+	case ed25519.PrivateKey, *ecdsa.PrivateKey:
+	case *rsa.PrivateKey:
+		if bits := k.N.BitLen(); bits < 2048 {
+			return CA{}, fmt.Errorf("the CA's RSA key has %d bits, at least 2048 are needed", bits)
+		}
+	default:
+		return CA{}, fmt.Errorf("the CA's key is of unsupported type %T", key)
+	}
+	return CA{cert: cert, signer: func() crypto.Signer { return key }}, nil
+}
+
+func checkCA(cert *x509.Certificate) error {
+	switch {
+	case !cert.BasicConstraintsValid || !cert.IsCA:
+		return fmt.Errorf("the certificate of %q is no CA's", cert.Subject.CommonName)
+	case cert.KeyUsage&x509.KeyUsageCertSign == 0:
+		return fmt.Errorf("the CA certificate of %q may not sign certificates", cert.Subject.CommonName)
+	case len(cert.UnhandledCriticalExtensions) > 0:
+		return fmt.Errorf("the CA certificate of %q has a critical extension that is not understood: %v", cert.Subject.CommonName, cert.UnhandledCriticalExtensions[0])
+	}
+	return nil
+}
+
+// Certificate returns the CA's certificate, which is shared: do not change it.
+func (ca CA) Certificate() *x509.Certificate { return ca.cert }
+
+// IsZero reports whether there is no CA.
+func (ca CA) IsZero() bool { return ca.cert == nil }
+
+// CheckCluster refuses a CA that was made for another cluster. An imported CA may name none, and passes.
+func (ca CA) CheckCluster(cluster string) error {
+	for _, u := range ca.cert.URIs {
+		if u.Scheme == scheme && u.Host != cluster {
+			return fmt.Errorf("the CA is of cluster %q, not of %q", u.Host, cluster)
+		}
+	}
+	return nil
+}
+
+// MarshalSecret writes certificate and private key as one PEM text, the content of the secret `ca.key`. [ParseCA] reads it.
+func (ca CA) MarshalSecret() ([]byte, error) {
+	if ca.IsZero() {
+		return nil, errors.New("marshal CA: there is none")
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(ca.signer())
+	if err != nil {
+		return nil, fmt.Errorf("marshal CA: %w", err)
+	}
+	return append(EncodeCertificate(ca.cert), pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der})...), nil
+}
+
+// ParseCA reads what [CA.MarshalSecret] wrote: a certificate, then its key.
+func ParseCA(secret []byte) (CA, error) {
+	blocks, err := parsePEM(secret)
+	if err != nil {
+		return CA{}, fmt.Errorf("parse CA: %w", err)
+	}
+	if len(blocks) != 2 || blocks[0].Type != certificateBlock || blocks[1].Type != keyBlock {
+		return CA{}, fmt.Errorf("parse CA: want one %s block and one %s block, in this order", certificateBlock, keyBlock)
+	}
+	cert, err := x509.ParseCertificate(blocks[0].Bytes)
+	if err != nil {
+		return CA{}, fmt.Errorf("parse CA: %w", err)
+	}
+	key, err := parseKey(blocks[1])
+	if err != nil {
+		return CA{}, fmt.Errorf("parse CA: %w", err)
+	}
+	ca, err := newCA(cert, key)
+	if err != nil {
+		return CA{}, fmt.Errorf("parse CA: %w", err)
+	}
+	return ca, nil
+}
+
+func (ca CA) String() string {
+	if ca.IsZero() {
+		return "no CA"
+	}
+	return fmt.Sprintf("CA %s %s", ca.cert.Subject.CommonName, Fingerprint(ca.cert))
+}
+
+// GoString redacts.
+func (ca CA) GoString() string { return ca.String() }
+
+// LogValue redacts.
+func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
+
+// MarshalText redacts, in JSON too. There is no way back.
+func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
+
+// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, newest first by their start. Anything else in
+// it is an error.
+func ParseBundle(data []byte) ([]*x509.Certificate, error) {
+	blocks, err := parsePEM(data)
+	if err != nil {
+		return nil, fmt.Errorf("parse CA bundle: %w", err)
+	}
+	var certs []*x509.Certificate
+	for _, block := range blocks {
+		if block.Type != certificateBlock {
+			return nil, fmt.Errorf("parse CA bundle: a PEM block is %q, want %q only", block.Type, certificateBlock)
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("parse CA bundle: %w", err)
+		}
+		if err := checkCA(cert); err != nil {
+			return nil, fmt.Errorf("parse CA bundle: %w", err)
+		}
+		if slices.ContainsFunc(certs, cert.Equal) {
+			return nil, fmt.Errorf("parse CA bundle: the certificate %s is there twice", Fingerprint(cert))
+		}
+		certs = append(certs, cert)
+	}
+	slices.SortStableFunc(certs, func(a, b *x509.Certificate) int { return b.NotBefore.Compare(a.NotBefore) })
+	return certs, nil
+}
+
+// EncodeBundle writes CA certificates as `ca.crt`, newest first.
+func EncodeBundle(certs ...*x509.Certificate) []byte {
+	sorted := slices.Clone(certs)
+	slices.SortStableFunc(sorted, func(a, b *x509.Certificate) int { return b.NotBefore.Compare(a.NotBefore) })
+	var out []byte
+	for _, cert := range sorted {
+		out = append(out, EncodeCertificate(cert)...)
+	}
+	return out
+}
+
+// EncodeCertificate writes one certificate in PEM.
+func EncodeCertificate(cert *x509.Certificate) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: cert.Raw})
+}
+
+// Fingerprint is the SHA-256 of the certificate in hexadecimal, 64 characters.
+func Fingerprint(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// Serial is the certificate's serial number in hexadecimal, 32 characters for those that a [CA] issued.
+func Serial(cert *x509.Certificate) string { return fmt.Sprintf("%032x", cert.SerialNumber) }
+
+// keyID is RFC 7093, section 2, method 1.
+func keyID(key ed25519.PublicKey) []byte {
+	sum := sha256.Sum256(key)
+	return sum[:20]
+}
+
+// newKey reads a seed, so that the key follows from rand alone.
+func newKey(rand io.Reader) (ed25519.PrivateKey, error) {
+	seed := make([]byte, ed25519.SeedSize)
+	if _, err := io.ReadFull(rand, seed); err != nil {
+		return nil, fmt.Errorf("read random bytes: %w", err)
+	}
+	return ed25519.NewKeyFromSeed(seed), nil
+}
+
+// newSerial makes a positive number of 128 random bits (RFC 5280, section 4.1.2.2, allows 159).
+func newSerial(rand io.Reader) (*big.Int, error) {
+	var b [16]byte
+	if _, err := io.ReadFull(rand, b[:]); err != nil {
+		return nil, fmt.Errorf("read random bytes: %w", err)
+	}
+	serial := new(big.Int).SetBytes(b[:])
+	if serial.Sign() == 0 {
+		return nil, errors.New("the random source gives zeros")
+	}
+	return serial, nil
+}
+
+func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypto.Signer, rand io.Reader) (*x509.Certificate, error) {
+	der, err := x509.CreateCertificate(rand, template, parent, public, key)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}

@@ -1,0 +1,167 @@
+package authority
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// Role is what the holder of a certificate may speak as.
+type Role string
+
+// The roles.
+const (
+	RoleAgent    Role = "agent"
+	RoleOperator Role = "operator"
+	RoleServer   Role = "server"
+)
+
+const scheme = "spiffe"
+
+// Identity is who a certificate speaks for. Agents and operators have Tenant and ID, servers Shard and Server. Values are comparable.
+type Identity struct {
+	Role    Role
+	Cluster string
+	Tenant  string
+	ID      ident.ID
+	Shard   string
+	Server  string // a server's --id
+}
+
+// URI is the identity's SPIFFE ID: `spiffe://{cluster}/tenant/{tenant}/{role}/{id}` or `spiffe://{cluster}/shard/{shard}/server/{id}`.
+func (i Identity) URI() string {
+	if i.Role == RoleServer {
+		return fmt.Sprintf("%s://%s/shard/%s/server/%s", scheme, i.Cluster, i.Shard, i.Server)
+	}
+	return fmt.Sprintf("%s://%s/tenant/%s/%s/%s", scheme, i.Cluster, i.Tenant, i.Role, i.ID)
+}
+
+// name is the certificate's CN.
+func (i Identity) name() string {
+	if i.Role == RoleServer {
+		return i.Server
+	}
+	return i.ID.String()
+}
+
+// serverPattern: the characters of a SPIFFE path segment (SPIFFE-ID, section 2.2), without a leading dot. 64 is the limit of a CN.
+var serverPattern = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$`)
+
+// ValidateServerID checks a server's --id: 1 to 64 of [A-Za-z0-9._-], not beginning with a dot.
+func ValidateServerID(id string) error {
+	if !serverPattern.MatchString(id) {
+		return errors.New("server ID must be 1 to 64 of [A-Za-z0-9._-], not beginning with a dot")
+	}
+	return nil
+}
+
+// Validate says what is wrong with the identity.
+func (i Identity) Validate() error {
+	if err := ident.ValidateClusterName(i.Cluster); err != nil {
+		return fmt.Errorf("cluster: %w", err)
+	}
+	switch i.Role {
+	case RoleServer:
+		if i.Tenant != "" || !i.ID.IsZero() {
+			return errors.New("a server has neither tenant nor ID of its own")
+		}
+		if err := ident.ValidateName(i.Shard); err != nil {
+			return fmt.Errorf("shard: %w", err)
+		}
+		return ValidateServerID(i.Server)
+	case RoleAgent, RoleOperator:
+		if i.Shard != "" || i.Server != "" {
+			return fmt.Errorf("role %s has neither shard nor server", i.Role)
+		}
+		if err := ident.ValidateTenantName(i.Tenant); err != nil {
+			return fmt.Errorf("tenant: %w", err)
+		}
+		if i.ID.IsZero() {
+			return errors.New("id: is empty")
+		}
+		if (i.Role == RoleOperator) != (i.ID.Prefix() == ident.OperatorPrefix) {
+			return fmt.Errorf("id: prefix %q does not fit the role %s", i.ID.Prefix(), i.Role)
+		}
+		return nil
+	}
+	return fmt.Errorf("role %q is unknown", i.Role)
+}
+
+// ParseIdentity reads who a certificate speaks for. The role comes from the one URI SAN; subject, usages and the other names must
+// be exactly what [CA.IssueClient] and [CA.IssueServer] write. It does not verify the chain, the times or the cluster: TLS does the
+// first two, and the caller must compare Cluster (and Shard) with its own.
+func ParseIdentity(cert *x509.Certificate) (Identity, error) {
+	identity, err := parseIdentity(cert)
+	if err != nil {
+		return Identity{}, fmt.Errorf("certificate identity: %w", err)
+	}
+	return identity, nil
+}
+
+func parseIdentity(cert *x509.Certificate) (Identity, error) {
+	if len(cert.URIs) != 1 {
+		return Identity{}, fmt.Errorf("%d URIs, want exactly one", len(cert.URIs))
+	}
+	uri := cert.URIs[0].String()
+	i, err := parseURI(uri)
+	if err != nil {
+		return Identity{}, err
+	}
+	if err := i.Validate(); err != nil {
+		return Identity{}, err
+	}
+	if i.URI() != uri {
+		return Identity{}, errors.New("the URI is not in canonical form")
+	}
+	if cert.Subject.CommonName != i.name() {
+		return Identity{}, errors.New("CN and URI do not agree")
+	}
+	names, organization := 1, []string(nil)
+	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	if i.Role != RoleServer {
+		names, organization = 2, []string{i.Tenant}
+		usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+		if len(cert.DNSNames)+len(cert.IPAddresses) > 0 {
+			return Identity{}, errors.New("a client has names or addresses")
+		}
+	}
+	switch {
+	case !slices.Equal(cert.Subject.Organization, organization):
+		return Identity{}, errors.New("O and URI do not agree")
+	case len(cert.Subject.Names) != names:
+		return Identity{}, errors.New("the subject has other attributes")
+	case len(cert.EmailAddresses) > 0:
+		return Identity{}, errors.New("it has e-mail addresses")
+	case cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature:
+		return Identity{}, errors.New("its key usage is not digital signature alone")
+	case !slices.Equal(cert.ExtKeyUsage, usages) || len(cert.UnknownExtKeyUsage) > 0:
+		return Identity{}, fmt.Errorf("its extended key usage does not fit the role %s", i.Role)
+	case len(cert.UnhandledCriticalExtensions) > 0:
+		return Identity{}, errors.New("it has a critical extension that is not understood")
+	}
+	return i, nil
+}
+
+func parseURI(uri string) (Identity, error) {
+	rest, ok := strings.CutPrefix(uri, scheme+"://")
+	parts := strings.Split(rest, "/")
+	if !ok || len(parts) != 5 {
+		return Identity{}, errors.New("the URI is not a SPIFFE ID of this system")
+	}
+	i := Identity{Cluster: parts[0], Role: Role(parts[3])}
+	switch {
+	case parts[1] == "shard" && i.Role == RoleServer:
+		i.Shard, i.Server = parts[2], parts[4]
+		return i, nil
+	case parts[1] == "tenant" && (i.Role == RoleAgent || i.Role == RoleOperator):
+		id, err := ident.ParseID(parts[4])
+		i.Tenant, i.ID = parts[2], id
+		return i, err
+	}
+	return Identity{}, errors.New("the URI is not a SPIFFE ID of this system")
+}

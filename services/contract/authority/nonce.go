@@ -1,0 +1,356 @@
+package authority
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// How long nonces last unless their specification says otherwise.
+const (
+	AgentNonceTTL    = 5 * time.Minute
+	OperatorNonceTTL = 3 * time.Hour
+)
+
+// MaxNonce is the longest nonce in bytes.
+const MaxNonce = 4096
+
+const (
+	issuer   = "nstance"
+	audience = "nstance-registration"
+	// nonceHeader is {"alg":"EdDSA","typ":"JWT"}: the only header that is ever written, hence the only one that is read.
+	nonceHeader = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9."
+)
+
+// Errors of ParseNonce. All but ErrNonceEarly are final for the nonce.
+var (
+	ErrNonceMalformed = errors.New("not a registration nonce")
+	ErrNonceSignature = errors.New("not signed by this cluster's nonce key")
+	ErrNonceCluster   = errors.New("issued for another cluster")
+	ErrNonceExpired   = errors.New("expired")
+	ErrNonceEarly     = errors.New("not valid yet: a clock is wrong")
+)
+
+// Nonce is a registration nonce, which whoever holds it can spend. It does not show itself.
+type Nonce struct {
+	text func() string // a function: see envelope.Key
+}
+
+// Reveal returns the JWT, for userdata or the person who asked for it.
+func (n Nonce) Reveal() string {
+	if n.text == nil {
+		return ""
+	}
+	return n.text()
+}
+
+func (n Nonce) String() string { return "[registration nonce]" }
+
+// GoString redacts.
+func (n Nonce) GoString() string { return n.String() }
+
+// LogValue redacts.
+func (n Nonce) LogValue() slog.Value { return slog.StringValue(n.String()) }
+
+// MarshalText redacts, in JSON too. There is no way back.
+func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
+
+// NonceKey signs nonces: an Ed25519 key of the cluster. It does not show itself.
+type NonceKey struct {
+	private func() ed25519.PrivateKey
+}
+
+// CreateNonceKey makes a key from 32 random bytes.
+func CreateNonceKey(rand io.Reader) (NonceKey, error) {
+	key, err := newKey(rand)
+	if err != nil {
+		return NonceKey{}, fmt.Errorf("create nonce key: %w", err)
+	}
+	return NonceKey{func() ed25519.PrivateKey { return key }}, nil
+}
+
+// MarshalSecret writes the key as PKCS #8 in PEM, the content of the secret `registration-nonce.key`. [ParseNonceKey] reads it.
+func (k NonceKey) MarshalSecret() ([]byte, error) {
+	if k.IsZero() {
+		return nil, errors.New("marshal nonce key: there is none")
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(k.private())
+	if err != nil {
+		return nil, fmt.Errorf("marshal nonce key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der}), nil
+}
+
+// ParseNonceKey reads what [NonceKey.MarshalSecret] wrote.
+func ParseNonceKey(secret []byte) (NonceKey, error) {
+	blocks, err := parsePEM(secret)
+	if err != nil {
+		return NonceKey{}, fmt.Errorf("parse nonce key: %w", err)
+	}
+	if len(blocks) != 1 {
+		return NonceKey{}, fmt.Errorf("parse nonce key: %d PEM blocks, want one", len(blocks))
+	}
+	signer, err := parseKey(blocks[0])
+	if err != nil {
+		return NonceKey{}, fmt.Errorf("parse nonce key: %w", err)
+	}
+	key, ok := signer.(ed25519.PrivateKey)
+	if !ok {
+		return NonceKey{}, fmt.Errorf("parse nonce key: it is of type %T, want Ed25519", signer)
+	}
+	return NonceKey{func() ed25519.PrivateKey { return key }}, nil
+}
+
+// IsZero reports whether there is no key.
+func (k NonceKey) IsZero() bool { return k.private == nil }
+
+// Public returns the key that [ParseNonce] checks with; nil if there is no key.
+func (k NonceKey) Public() ed25519.PublicKey {
+	if k.IsZero() {
+		return nil
+	}
+	return k.private().Public().(ed25519.PublicKey)
+}
+
+func (k NonceKey) String() string { return "[nonce key]" }
+
+// GoString redacts.
+func (k NonceKey) GoString() string { return k.String() }
+
+// LogValue redacts.
+func (k NonceKey) LogValue() slog.Value { return slog.StringValue(k.String()) }
+
+// MarshalText redacts, in JSON too. There is no way back.
+func (k NonceKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// NonceSpec asks for a nonce.
+type NonceSpec struct {
+	Role    Role // RoleAgent or RoleOperator
+	Cluster string
+	Tenant  string
+	// ID of the instance. For an operator, the ID that it will have; zero: a new one is made.
+	ID ident.ID
+	// Of the instance. Empty for operators, which any shard registers.
+	Shard, Group, ConfigHash string
+	OnDemand                 bool
+	TTL                      time.Duration // 0: AgentNonceTTL or OperatorNonceTTL
+}
+
+// NonceClaims is what a nonce says. Nothing in it is secret.
+type NonceClaims struct {
+	Role                     Role
+	Cluster, Tenant          string
+	ID                       ident.ID // of the instance or operator
+	Shard, Group, ConfigHash string
+	OnDemand                 bool
+	// JTI names the nonce: random for agents, the operator's ID for operators.
+	JTI string
+	// To the second, UTC. The nonce is spent before ExpiresAt.
+	IssuedAt, NotBefore, ExpiresAt time.Time
+}
+
+// wireClaims is the JWT's payload.
+type wireClaims struct {
+	jwt.RegisteredClaims
+	Kind       Role   `json:"kind"`
+	ClusterID  string `json:"cluster_id"`
+	Tenant     string `json:"tenant"`
+	Shard      string `json:"shard,omitempty"`
+	Group      string `json:"group,omitempty"`
+	ConfigHash string `json:"config_hash,omitempty"`
+	OnDemand   bool   `json:"on_demand"`
+}
+
+// UnmarshalJSON refuses unknown claims.
+func (c *wireClaims) UnmarshalJSON(data []byte) error {
+	type plain wireClaims
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	return dec.Decode((*plain)(c))
+}
+
+// MintNonce makes and signs a nonce. It reaches [Skew] back, and ends TTL after now. 16 bytes of rand are read at most.
+func MintNonce(key NonceKey, spec NonceSpec, rand io.Reader, now time.Time) (Nonce, NonceClaims, error) {
+	claims, err := spec.claims(rand, now)
+	if err != nil {
+		return Nonce{}, NonceClaims{}, fmt.Errorf("mint nonce: %w", err)
+	}
+	if key.IsZero() {
+		return Nonce{}, NonceClaims{}, errors.New("mint nonce: there is no nonce key")
+	}
+	text, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims.wire()).SignedString(key.private())
+	if err != nil {
+		return Nonce{}, NonceClaims{}, fmt.Errorf("mint nonce: %w", err)
+	}
+	return Nonce{func() string { return text }}, claims, nil
+}
+
+func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error) {
+	now = now.UTC().Truncate(time.Second)
+	ttl := spec.TTL
+	c := NonceClaims{
+		Role: spec.Role, Cluster: spec.Cluster, Tenant: spec.Tenant, ID: spec.ID,
+		Shard: spec.Shard, Group: spec.Group, ConfigHash: spec.ConfigHash, OnDemand: spec.OnDemand,
+		IssuedAt: now, NotBefore: now.Add(-Skew),
+	}
+	switch spec.Role {
+	case RoleAgent:
+		var random [16]byte
+		if _, err := io.ReadFull(rand, random[:]); err != nil {
+			return c, fmt.Errorf("read random bytes: %w", err)
+		}
+		c.JTI = hex.EncodeToString(random[:])
+		if ttl == 0 {
+			ttl = AgentNonceTTL
+		}
+	case RoleOperator:
+		if c.ID.IsZero() {
+			id, err := ident.NewID(ident.OperatorPrefix, now, rand)
+			if err != nil {
+				return c, err
+			}
+			c.ID = id
+		}
+		c.JTI = c.ID.String()
+		if ttl == 0 {
+			ttl = OperatorNonceTTL
+		}
+	}
+	if ttl < time.Second {
+		return c, fmt.Errorf("ttl %s is too short", ttl)
+	}
+	c.ExpiresAt = now.Add(ttl).Truncate(time.Second)
+	return c, c.validate()
+}
+
+// validate checks claims that are about to be signed, or whose signature is good.
+func (c NonceClaims) validate() error {
+	if err := (Identity{Role: c.Role, Cluster: c.Cluster, Tenant: c.Tenant, ID: c.ID}).Validate(); err != nil {
+		return err
+	}
+	switch c.Role {
+	case RoleAgent:
+		if err := ident.ValidateName(c.Shard); err != nil {
+			return fmt.Errorf("shard: %w", err)
+		}
+		if err := ident.ValidateName(c.Group); err != nil {
+			return fmt.Errorf("group: %w", err)
+		}
+		if len(c.JTI) != 32 || strings.Trim(c.JTI, "0123456789abcdef") != "" {
+			return errors.New("jti: want 32 hexadecimal characters")
+		}
+	case RoleOperator:
+		if c.Shard != "" || c.Group != "" || c.ConfigHash != "" || c.OnDemand {
+			return errors.New("an operator's nonce names a shard or group")
+		}
+	default:
+		return fmt.Errorf("role %q cannot register", c.Role)
+	}
+	if len(c.ConfigHash) > 128 || !c.ExpiresAt.After(c.NotBefore) {
+		return errors.New("config_hash is too long, or the times are in the wrong order")
+	}
+	return nil
+}
+
+func (c NonceClaims) wire() *wireClaims {
+	subject := c.ID.String()
+	if c.Role == RoleOperator {
+		subject = c.Cluster
+	}
+	return &wireClaims{
+		RegisteredClaims: jwt.RegisteredClaims{
+			Issuer: issuer, Audience: jwt.ClaimStrings{audience}, Subject: subject, ID: c.JTI,
+			IssuedAt: jwt.NewNumericDate(c.IssuedAt), NotBefore: jwt.NewNumericDate(c.NotBefore), ExpiresAt: jwt.NewNumericDate(c.ExpiresAt),
+		},
+		Kind: c.Role, ClusterID: c.Cluster, Tenant: c.Tenant, Shard: c.Shard, Group: c.Group, ConfigHash: c.ConfigHash, OnDemand: c.OnDemand,
+	}
+}
+
+func (w *wireClaims) claims() (NonceClaims, error) {
+	c := NonceClaims{
+		Role: w.Kind, Cluster: w.ClusterID, Tenant: w.Tenant, Shard: w.Shard, Group: w.Group, ConfigHash: w.ConfigHash, OnDemand: w.OnDemand,
+		JTI: w.ID, IssuedAt: w.IssuedAt.UTC(), NotBefore: w.NotBefore.UTC(), ExpiresAt: w.ExpiresAt.UTC(),
+	}
+	text := w.Subject
+	if w.Kind == RoleOperator {
+		if w.Subject != w.ClusterID {
+			return NonceClaims{}, errors.New("sub is not the cluster")
+		}
+		text = w.ID
+	}
+	id, err := ident.ParseID(text)
+	if err != nil {
+		return NonceClaims{}, err
+	}
+	c.ID = id
+	return c, c.validate()
+}
+
+// ParseNonce checks a nonce that somebody presents and returns what it says. With allowExpired its end is not looked at: the caller
+// then has to refuse everyone but the key that has spent this nonce already. Errors never quote the nonce.
+func ParseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
+	claims, err := parseNonce(key, cluster, text, now, allowExpired)
+	if err != nil {
+		return NonceClaims{}, fmt.Errorf("registration nonce: %w", err)
+	}
+	return claims, nil
+}
+
+func parseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
+	switch {
+	case len(key) != ed25519.PublicKeySize:
+		return NonceClaims{}, errors.New("there is no nonce key")
+	case len(text) > MaxNonce:
+		return NonceClaims{}, fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrNonceMalformed, len(text), MaxNonce)
+	case strings.ContainsAny(text, "\r\n"): // which Go's base64 skips
+		return NonceClaims{}, fmt.Errorf("%w: it holds line breaks", ErrNonceMalformed)
+	case !strings.HasPrefix(text, nonceHeader):
+		return NonceClaims{}, fmt.Errorf("%w: its header is not that of a JWT signed with EdDSA", ErrNonceMalformed)
+	}
+	var wire wireClaims
+	parser := jwt.NewParser(jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
+	_, err := parser.ParseWithClaims(text, &wire, func(*jwt.Token) (any, error) { return key, nil })
+	switch {
+	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
+		return NonceClaims{}, ErrNonceSignature
+	case err != nil: // the library's words may quote it
+		return NonceClaims{}, fmt.Errorf("%w: it does not decode, or has unknown claims", ErrNonceMalformed)
+	case wire.ExpiresAt == nil || wire.NotBefore == nil || wire.IssuedAt == nil:
+		return NonceClaims{}, fmt.Errorf("%w: exp, nbf and iat are required", ErrNonceMalformed)
+	}
+	claims, err := wire.claims()
+	if err != nil {
+		return NonceClaims{}, fmt.Errorf("%w: %w", ErrNonceMalformed, err)
+	}
+	if claims.Cluster != cluster {
+		return NonceClaims{}, fmt.Errorf("%w: %s", ErrNonceCluster, claims.Cluster)
+	}
+	if allowExpired && !now.Before(claims.ExpiresAt) {
+		now = claims.ExpiresAt.Add(-time.Second)
+	}
+	validator := jwt.NewValidator(jwt.WithIssuer(issuer), jwt.WithAllAudiences(audience), jwt.WithExpirationRequired(), jwt.WithTimeFunc(func() time.Time { return now }))
+	switch err := validator.Validate(&wire); {
+	case err == nil && len(wire.Audience) == 1:
+		return claims, nil
+	case errors.Is(err, jwt.ErrTokenInvalidIssuer), errors.Is(err, jwt.ErrTokenInvalidAudience), err == nil:
+		return NonceClaims{}, fmt.Errorf("%w: issuer or audience is another", ErrNonceMalformed)
+	case errors.Is(err, jwt.ErrTokenExpired):
+		return NonceClaims{}, fmt.Errorf("%w at %s", ErrNonceExpired, claims.ExpiresAt.Format(time.RFC3339))
+	case errors.Is(err, jwt.ErrTokenNotValidYet):
+		return NonceClaims{}, fmt.Errorf("%w: valid from %s", ErrNonceEarly, claims.NotBefore.Format(time.RFC3339))
+	default:
+		return NonceClaims{}, fmt.Errorf("%w: %w", ErrNonceMalformed, err)
+	}
+}

@@ -1,0 +1,234 @@
+package authority_test
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+func agentNonce(t testing.TB) authority.NonceSpec {
+	return authority.NonceSpec{
+		Role: authority.RoleAgent, Cluster: "example", Tenant: "prod", ID: agent(t).ID, Shard: "us-west-2a", Group: "workers",
+		ConfigHash: "9f86d081884c7d65", OnDemand: true,
+	}
+}
+
+func operatorNonce() authority.NonceSpec {
+	return authority.NonceSpec{Role: authority.RoleOperator, Cluster: "example", Tenant: "prod"}
+}
+
+func nonceKey(t testing.TB) authority.NonceKey {
+	return must[authority.NonceKey](t)(authority.CreateNonceKey(random(6)))
+}
+
+func TestNonceClaims(t *testing.T) {
+	_, claims, err := authority.MintNonce(nonceKey(t), agentNonce(t), random(1), t0.Add(300*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(claims.JTI) != 32 || claims.IssuedAt != t0 || claims.NotBefore != t0.Add(-5*time.Minute) || claims.ExpiresAt != t0.Add(5*time.Minute) {
+		t.Errorf("%+v", claims)
+	}
+	_, claims, err = authority.MintNonce(nonceKey(t), operatorNonce(), random(1), t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if claims.ID.Prefix() != ident.OperatorPrefix || claims.JTI != claims.ID.String() || claims.ExpiresAt != t0.Add(3*time.Hour) {
+		t.Errorf("%+v", claims)
+	}
+	given := operatorNonce()
+	given.ID = operator(t).ID
+	if _, claims, err = authority.MintNonce(nonceKey(t), given, random(1), t0); err != nil || claims.ID != given.ID {
+		t.Errorf("%+v, %v", claims, err)
+	}
+}
+
+func TestMintRefuses(t *testing.T) {
+	for name, change := range map[string]func(*authority.NonceSpec){
+		"role":       func(s *authority.NonceSpec) { s.Role = authority.RoleServer },
+		"no role":    func(s *authority.NonceSpec) { s.Role = "" },
+		"tenant":     func(s *authority.NonceSpec) { s.Tenant = "" },
+		"shard":      func(s *authority.NonceSpec) { s.Shard = "" },
+		"group":      func(s *authority.NonceSpec) { s.Group = "No" },
+		"no ID":      func(s *authority.NonceSpec) { s.ID = ident.ID{} },
+		"operator":   func(s *authority.NonceSpec) { s.ID = operator(t).ID },
+		"past":       func(s *authority.NonceSpec) { s.TTL = -time.Minute },
+		"other role": func(s *authority.NonceSpec) { s.Role = authority.RoleOperator; s.ID = operator(t).ID },
+	} {
+		spec := agentNonce(t)
+		change(&spec)
+		if _, _, err := authority.MintNonce(nonceKey(t), spec, random(1), t0); err == nil {
+			t.Errorf("%s: minted", name)
+		}
+	}
+	if _, _, err := authority.MintNonce(authority.NonceKey{}, agentNonce(t), random(1), t0); err == nil {
+		t.Error("minted without a key")
+	}
+}
+
+func TestParseNonceTimes(t *testing.T) {
+	nonce, want, err := authority.MintNonce(nonceKey(t), agentNonce(t), random(1), t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		at      time.Duration
+		expired bool
+		want    error
+	}{
+		{"now", 0, false, nil},
+		{"slow clock", -5 * time.Minute, false, nil},
+		{"slower clock", -5*time.Minute - time.Second, false, authority.ErrNonceEarly},
+		{"slower clock, expired allowed", -5*time.Minute - time.Second, true, authority.ErrNonceEarly},
+		{"last second", 5*time.Minute - time.Second, false, nil},
+		{"end", 5 * time.Minute, false, authority.ErrNonceExpired},
+		{"end, allowed", 5 * time.Minute, true, nil},
+		{"much later, allowed", 1000 * time.Hour, true, nil},
+	} {
+		got, err := authority.ParseNonce(nonceKey(t).Public(), "example", nonce.Reveal(), t0.Add(c.at), c.expired)
+		if !errors.Is(err, c.want) || err == nil && got != want {
+			t.Errorf("%s: %+v, %v", c.name, got, err)
+		}
+	}
+}
+
+// forge signs any claims with the right key.
+func forge(t testing.TB, header, claims map[string]any) string {
+	part := func(v any) string {
+		return base64.RawURLEncoding.EncodeToString(must[[]byte](t)(json.Marshal(v)))
+	}
+	text := part(header) + "." + part(claims)
+	private := must[[]byte](t)(nonceKey(t).MarshalSecret())
+	key := must[any](t)(jwt.ParseEdPrivateKeyFromPEM(private))
+	return text + "." + base64.RawURLEncoding.EncodeToString(ed25519.Sign(key.(ed25519.PrivateKey), []byte(text)))
+}
+
+func TestParseNonceRefuses(t *testing.T) {
+	key := nonceKey(t)
+	nonce, _, err := authority.MintNonce(key, agentNonce(t), random(1), t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := nonce.Reveal()
+	parts := strings.Split(good, ".")
+	header := map[string]any{"alg": "EdDSA", "typ": "JWT"}
+	claims := func(change func(map[string]any)) string {
+		var m map[string]any
+		if err := json.Unmarshal(must[[]byte](t)(base64.RawURLEncoding.DecodeString(parts[1])), &m); err != nil {
+			t.Fatal(err)
+		}
+		change(m)
+		return forge(t, header, m)
+	}
+	set := func(name string, value any) string { return claims(func(m map[string]any) { m[name] = value }) }
+	drop := func(name string) string { return claims(func(m map[string]any) { delete(m, name) }) }
+	if _, err := authority.ParseNonce(key.Public(), "example", claims(func(map[string]any) {}), t0, false); err != nil {
+		t.Fatal("the forger is no good:", err)
+	}
+	malformed := authority.ErrNonceMalformed
+	for name, c := range map[string]struct {
+		text string
+		want error
+	}{
+		"empty":               {"", malformed},
+		"two parts":           {parts[0] + "." + parts[1], malformed},
+		"four parts":          {good + ".x", malformed},
+		"line break":          {good + "\n", malformed},
+		"padding":             {good + "=", malformed},
+		"huge":                {good + strings.Repeat("A", authority.MaxNonce), malformed},
+		"no algorithm":        {forge(t, map[string]any{"alg": "none", "typ": "JWT"}, nil), malformed},
+		"HS256":               {must[string](t)(jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{}).SignedString([]byte(key.Public()))), malformed},
+		"critical":            {forge(t, map[string]any{"alg": "EdDSA", "crit": []string{"x"}, "typ": "JWT"}, nil), malformed},
+		"signature of other":  {parts[0] + "." + parts[1] + "." + strings.Repeat("A", 86), authority.ErrNonceSignature},
+		"changed claims":      {parts[0] + "." + strings.Split(set("group", "others"), ".")[1] + "." + parts[2], authority.ErrNonceSignature},
+		"other cluster":       {set("cluster_id", "elsewhere"), authority.ErrNonceCluster},
+		"issuer":              {set("iss", "someone"), malformed},
+		"no issuer":           {drop("iss"), malformed},
+		"audience":            {set("aud", "someone"), malformed},
+		"two audiences":       {set("aud", []string{"nstance-registration", "x"}), malformed},
+		"no audience":         {drop("aud"), malformed},
+		"no end":              {drop("exp"), malformed},
+		"no beginning":        {drop("nbf"), malformed},
+		"no time of issue":    {drop("iat"), malformed},
+		"no kind":             {drop("kind"), malformed},
+		"server":              {set("kind", "server"), malformed},
+		"agent as operator":   {set("kind", "operator"), malformed},
+		"bad tenant":          {set("tenant", "../x"), malformed},
+		"bad instance":        {set("sub", "x"), malformed},
+		"operator's instance": {set("sub", operator(t).ID.String()), malformed},
+		"bad jti":             {set("jti", ""), malformed},
+		"unknown claim":       {set("admin", true), malformed},
+		"type":                {set("tenant", 1), malformed},
+		"not an object":       {forge(t, header, nil), malformed},
+	} {
+		got, err := authority.ParseNonce(key.Public(), "example", c.text, t0, false)
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %+v, %v, want %v", name, got, err, c.want)
+		}
+		if err != nil && len(c.text) > 0 && (strings.Contains(err.Error(), parts[2]) || strings.Contains(err.Error(), parts[1])) {
+			t.Errorf("%s: the error quotes the nonce", name)
+		}
+	}
+	if _, err := authority.ParseNonce(public(1), "example", good, t0, false); !errors.Is(err, authority.ErrNonceSignature) {
+		t.Error("another cluster's key:", err)
+	}
+	if _, err := authority.ParseNonce(nil, "example", good, t0, false); err == nil {
+		t.Error("parsed without a key")
+	}
+}
+
+func TestParseNonceKeyRefuses(t *testing.T) {
+	secret := must[[]byte](t)(nonceKey(t).MarshalSecret())
+	for name, text := range map[string][]byte{
+		"empty":    nil,
+		"raw seed": bytes.Repeat([]byte{1}, 32),
+		"twice":    append(bytes.Clone(secret), secret...),
+		"CA":       must[[]byte](t)(newCA(t).MarshalSecret()),
+		"cut off":  secret[:len(secret)-10],
+	} {
+		if _, err := authority.ParseNonceKey(text); err == nil {
+			t.Errorf("%s: parsed", name)
+		}
+	}
+}
+
+func FuzzParseNonce(f *testing.F) {
+	key := nonceKey(f)
+	known := map[string]bool{}
+	for _, spec := range []authority.NonceSpec{agentNonce(f), operatorNonce()} {
+		nonce, _, err := authority.MintNonce(key, spec, random(1), t0)
+		if err != nil {
+			f.Fatal(err)
+		}
+		known[nonce.Reveal()] = true
+		f.Add(nonce.Reveal())
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if _, err := authority.ParseNonce(key.Public(), "example", text, t0, true); (err == nil) != known[text] {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func FuzzParseNonceKey(f *testing.F) {
+	f.Add(must[[]byte](f)(nonceKey(f).MarshalSecret()))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		key, err := authority.ParseNonceKey(data)
+		if err != nil {
+			return
+		}
+		if _, _, err := authority.MintNonce(key, operatorNonce(), random(1), t0); err != nil {
+			t.Error(err)
+		}
+	})
+}
