@@ -129,7 +129,7 @@ func TestParseRefuses(t *testing.T) {
 		"cluster/operator/" + strings.Repeat("a", 31) + "." + operatorID + ".json",
 		"config/", "config/.jsonc", "config/a.json", "config/A.jsonc", "config/a--b.jsonc", "config/-a.jsonc", "config/a/b.jsonc",
 		"config/" + strings.Repeat("a", 33) + ".jsonc", "config/a\n.jsonc", "config/a.jsonc\n", "groups/a.jsonc.jsonc",
-		"files/", "files/../x", "files/a//b", "files/./a", "files/a/", "files/a\x00", "files/a\\b", "files/\xff",
+		"files/", "files/../x", "files/a//b", "files/./a", "files/a/", "files/a\x00", "files/a\\b", "files/\xff", "files/" + strings.Repeat("a", 201),
 		"shard", "shard/", "shard//leader.json", "shard/a", "shard/a/", "shard/a/leader.jsonc", "shard/a/instance/", "shard/a/leader.json/x",
 		"shard/a/instance/acme." + operatorID + ".json", "shard/a/instance/" + instanceID + ".json",
 		"shard/a/instance/acme." + strings.ToUpper(instanceID) + ".json",

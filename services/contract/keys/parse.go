@@ -267,8 +267,8 @@ func validateFileName(name string) error {
 		}
 	}
 	for segment := range strings.SplitSeq(name, "/") {
-		if segment == "" || segment == "." || segment == ".." {
-			return errors.New("file name is empty or has an empty, . or .. segment")
+		if segment == "" || segment == "." || segment == ".." || len(segment) > 200 {
+			return errors.New("file name is empty or has an empty, . or .. segment, or one longer than 200 bytes")
 		}
 	}
 	return nil

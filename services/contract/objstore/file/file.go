@@ -77,11 +77,17 @@ func (s *Store) Close() error { return errors.Join(s.lock.Close(), s.root.Close(
 
 // Get implements objstore.Store.
 func (s *Store) Get(ctx context.Context, key string) (objstore.Object, error) {
-	obj, _, err := s.get(ctx, key)
+	obj, _, err := s.GetModified(ctx, key)
+	return obj, err
+}
+
+// GetModified is Get, and says when the object was written.
+func (s *Store) GetModified(ctx context.Context, key string) (objstore.Object, time.Time, error) {
+	obj, modified, err := s.get(ctx, key)
 	if err != nil {
-		return objstore.Object{}, wrap("get", key, err)
+		return objstore.Object{}, time.Time{}, wrap("get", key, err)
 	}
-	return obj, nil
+	return obj, modified, nil
 }
 
 func (s *Store) get(ctx context.Context, key string) (objstore.Object, time.Time, error) {

@@ -1,0 +1,144 @@
+// Package s3 is dev-s3: an S3 server for one machine, with one bucket that lies open in a directory.
+//
+// Invariant: what was acknowledged is in the directory, whole, even if the process is killed; an ETag is the MD5 sum of the
+// content, before and after a restart; of any number of conditional puts on one version one succeeds. Package file of objstore
+// guarantees this, gofakes3 speaks HTTP. There is no authentication, so it listens on the loopback address by default.
+package s3
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/johannesboyne/gofakes3"
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore/file"
+)
+
+// Options are the flags of dev-s3.
+type Options struct {
+	Addr   string // host:port to listen on; port 0 takes a free one
+	Dir    string // holds the bucket's objects directly
+	Bucket string
+}
+
+// shutdownTime is what requests under way get after the end was asked for.
+const shutdownTime = 5 * time.Second
+
+const about = `dev-s3 is a small S3 server for developing Nstance on one machine. It serves one
+bucket, which lies open in a directory: the object cluster/ca.crt of the bucket is
+the file cluster/ca.crt below --dir. You may read, edit and remove the files.
+
+It honours conditional puts (If-Match, If-None-Match) atomically, also when several
+processes use the directory, and keeps what it has acknowledged when it is killed.
+There is no authentication: any access key will do, and whoever can reach --addr can
+read and write everything. It is not for production.
+
+Point any S3 client at it with:
+
+  export AWS_ENDPOINT_URL=http://127.0.0.1:8989 AWS_S3_USE_PATH_STYLE=true
+  export AWS_ACCESS_KEY_ID=dev AWS_SECRET_ACCESS_KEY=dev
+
+Virtual-host style works too, under http://{bucket}.localhost:8989.`
+
+// Command is the command line of dev-s3. It runs until its context ends, and then returns nil.
+func Command() *cobra.Command {
+	var options Options
+	var verbose bool
+	cmd := &cobra.Command{
+		Use:           "dev-s3",
+		Short:         "An S3 server over a directory, for development",
+		Long:          about,
+		Example:       "  dev-s3 --addr 127.0.0.1:8989 --dir temp/dev-s3 --bucket dev",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: false,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			level := slog.LevelInfo
+			if verbose {
+				level = slog.LevelDebug
+			}
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+			return Serve(cmd.Context(), options, log, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&options.Addr, "addr", "127.0.0.1:8989", "address to listen on")
+	cmd.Flags().StringVar(&options.Dir, "dir", "temp/dev-s3", "directory that holds the bucket's objects; made if absent")
+	cmd.Flags().StringVar(&options.Bucket, "bucket", "dev", "name of the only bucket")
+	cmd.Flags().BoolVar(&verbose, "verbose", false, "log every request to standard error")
+	return cmd
+}
+
+// Serve opens the directory, listens, writes one line with the URL to out ("dev-s3: bucket dev in temp/dev-s3 at http://…"), and
+// serves until ctx ends; requests under way are finished first. It returns nil if ctx ended and nothing else went wrong.
+func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) error {
+	if err := gofakes3.ValidateBucketName(o.Bucket); err != nil {
+		return fmt.Errorf("bucket %q is no valid name of an S3 bucket: %w", o.Bucket, err)
+	}
+	store, err := file.Open(o.Dir)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Addr)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	server := &http.Server{
+		Handler:           handler(store, o.Bucket, listener.Addr(), log),
+		ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	if _, err := fmt.Fprintf(out, "dev-s3: bucket %s in %s at http://%s\n", o.Bucket, o.Dir, listener.Addr()); err != nil {
+		return errors.Join(err, server.Close(), ignoreClosed(<-ended))
+	}
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+	defer cancel()
+	if err := server.Shutdown(grace); err != nil {
+		return errors.Join(fmt.Errorf("shut down: %w", err), server.Close(), ignoreClosed(<-ended))
+	}
+	return ignoreClosed(<-ended)
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+func handler(store *file.Store, bucket string, at net.Addr, log *slog.Logger) http.Handler {
+	hosts := []string{"localhost"}
+	if tcp, ok := at.(*net.TCPAddr); ok {
+		hosts = append(hosts, fmt.Sprintf("localhost:%d", tcp.Port))
+	}
+	return gofakes3.New(&backend{bucket: bucket, store: store, opened: time.Now()},
+		gofakes3.WithHostBucketBase(hosts...), gofakes3.WithLogger(logger{log})).Server()
+}
+
+// logger adapts slog. gofakes3 has no constant messages, so its words are an attribute.
+type logger struct{ log *slog.Logger }
+
+func (l logger) Print(level gofakes3.LogLevel, words ...any) {
+	to := slog.LevelDebug
+	switch level {
+	case gofakes3.LogErr:
+		to = slog.LevelError
+	case gofakes3.LogWarn:
+		to = slog.LevelWarn
+	}
+	l.log.Log(context.Background(), to, "gofakes3", "detail", fmt.Sprint(words...))
+}
