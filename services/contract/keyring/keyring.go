@@ -1,0 +1,153 @@
+// Package keyring reads encryption keys from where the configuration says that they are.
+//
+// Invariant: a [Ring] holds only keys of exactly 32 bytes, and no error quotes what was read.
+package keyring
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
+)
+
+// maxSource bounds what is read from a file, in bytes: far more than any key in any spelling.
+const maxSource = 4096
+
+// Ring is the keys of a cluster: one that seals and opens, and any number that only open. The zero Ring has none.
+type Ring struct {
+	Current envelope.Key
+	Old     []envelope.Key
+}
+
+// Keys returns all keys that open, the current one first.
+func (r Ring) Keys() []envelope.Key {
+	if r.Current.IsZero() {
+		return r.Old
+	}
+	return append([]envelope.Key{r.Current}, r.Old...)
+}
+
+// Source reads the bytes that a [config.KeySource] points at. Its errors must not quote them.
+type Source func(ctx context.Context, source config.KeySource) ([]byte, error)
+
+// Sources returns the sources that need no SDK: "env" and "file". A composition root adds those of the cloud that it links.
+func Sources() map[string]Source {
+	return map[string]Source{"env": readEnv, "file": readFile}
+}
+
+// Load reads the current key and the old ones. No encryption_key at all gives a Ring without a current key, with which nothing can
+// be sealed. Any source that cannot be read is an error: with an old key missing, secrets would look lost. All errors are reported.
+func Load(ctx context.Context, secrets config.Secrets, sources map[string]Source) (Ring, error) {
+	var ring Ring
+	var errs []error
+	if secrets.EncryptionKey != nil {
+		key, err := read(ctx, *secrets.EncryptionKey, sources)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("encryption_key: %w", err))
+		}
+		ring.Current = key
+	}
+	for i, source := range secrets.OldEncryptionKeys {
+		key, err := read(ctx, source, sources)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("old_encryption_keys[%d]: %w", i, err))
+			continue
+		}
+		if !slices.ContainsFunc(ring.Keys(), key.Equal) {
+			ring.Old = append(ring.Old, key)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return Ring{}, err
+	}
+	return ring, nil
+}
+
+func read(ctx context.Context, source config.KeySource, sources map[string]Source) (envelope.Key, error) {
+	from := describe(source)
+	get, ok := sources[source.Provider]
+	if !ok {
+		return envelope.Key{}, fmt.Errorf("read key from %s: this program has no such provider", from)
+	}
+	data, err := get(ctx, source)
+	if err != nil {
+		return envelope.Key{}, fmt.Errorf("read key from %s: %w", from, err)
+	}
+	key, err := Parse(data)
+	if err != nil {
+		return envelope.Key{}, fmt.Errorf("read key from %s: %w", from, err)
+	}
+	return key, nil
+}
+
+func describe(source config.KeySource) string {
+	name := source.Source
+	if name == "" && source.Provider == "env" {
+		name = config.DefaultKeyVariable
+	}
+	return fmt.Sprintf("%s %q", source.Provider, name)
+}
+
+// Parse reads a key in any of its spellings, which their lengths tell apart: 32 bytes are the key itself, whatever they are; 43 or
+// 44 characters are its base64, with or without padding, in the standard or the URL alphabet. One line break after either is ignored;
+// hence 33 bytes of which the last is a line break are a key, and 32 bytes of which the last is one are another.
+func Parse(data []byte) (envelope.Key, error) {
+	text := string(data)
+	if len(text) != envelope.KeySize {
+		text = strings.TrimSuffix(strings.TrimSuffix(text, "\n"), "\r")
+	}
+	switch len(text) {
+	case envelope.KeySize:
+		return envelope.NewKey([]byte(text))
+	case base64.RawStdEncoding.EncodedLen(envelope.KeySize), base64.StdEncoding.EncodedLen(envelope.KeySize):
+		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
+			key, err := encoding.Strict().DecodeString(text)
+			if err == nil && len(key) == envelope.KeySize && !strings.ContainsAny(text, "\r\n") { // which the decoder skips
+				return envelope.NewKey(key)
+			}
+		}
+		return envelope.Key{}, fmt.Errorf("%d characters, but not the base64 of 32 bytes", len(text))
+	}
+	return envelope.Key{}, fmt.Errorf("%d bytes, want 32 raw bytes or their base64, which has 43 or 44 characters", len(text))
+}
+
+func readEnv(_ context.Context, source config.KeySource) ([]byte, error) {
+	name := source.Source
+	if name == "" {
+		name = config.DefaultKeyVariable
+	}
+	value, ok := os.LookupEnv(name)
+	switch {
+	case !ok:
+		return nil, errors.New("the variable is not set")
+	case value == "":
+		return nil, errors.New("the variable is empty")
+	}
+	return []byte(value), nil
+}
+
+func readFile(_ context.Context, source config.KeySource) (data []byte, err error) {
+	if source.Source == "" {
+		return nil, errors.New("no file is named")
+	}
+	file, err := os.Open(source.Source)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	data, err = io.ReadAll(io.LimitReader(file, maxSource+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxSource {
+		return nil, fmt.Errorf("the file has more than %d bytes", maxSource)
+	}
+	return data, nil
+}
