@@ -13,6 +13,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/johannesboyne/gofakes3"
@@ -29,7 +31,7 @@ type Options struct {
 }
 
 // shutdownTime is what requests under way get after the end was asked for.
-const shutdownTime = 5 * time.Second
+const shutdownTime = 3 * time.Second
 
 const about = `dev-s3 is a small S3 server for developing Nstance on one machine. It serves one
 bucket, which lies open in a directory: the object cluster/ca.crt of the bucket is
@@ -90,8 +92,10 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) erro
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
+	unused := unusedConns{}
 	server := &http.Server{
 		Handler:           handler(store, o.Bucket, listener.Addr(), log),
+		ConnState:         unused.note,
 		ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
@@ -105,12 +109,39 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) erro
 		return fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
 	}
+	server.RegisterOnShutdown(unused.close)
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
 	defer cancel()
 	if err := server.Shutdown(grace); err != nil {
 		return errors.Join(fmt.Errorf("shut down: %w", err), server.Close(), ignoreClosed(<-ended))
 	}
 	return ignoreClosed(<-ended)
+}
+
+// unusedConns holds the connections that have not sent anything yet, as pools of clients keep them. Shutdown would wait for
+// those as long as for a request.
+type unusedConns struct {
+	conns  sync.Map
+	ending atomic.Bool
+}
+
+func (u *unusedConns) note(c net.Conn, state http.ConnState) {
+	if state != http.StateNew {
+		u.conns.Delete(c)
+		return
+	}
+	u.conns.Store(c, nil)
+	if u.ending.Load() {
+		_ = c.Close()
+	}
+}
+
+func (u *unusedConns) close() {
+	u.ending.Store(true)
+	u.conns.Range(func(c, _ any) bool {
+		_ = c.(net.Conn).Close()
+		return true
+	})
 }
 
 func ignoreClosed(err error) error {

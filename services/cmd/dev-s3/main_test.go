@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/credentials"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
+)
+
+func build(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "dev-s3")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// start runs the binary over dir and returns the process and a store on it.
+func start(t *testing.T, binary, dir string) (*exec.Cmd, objstore.Store) {
+	t.Helper()
+	cmd := exec.Command(binary, "--addr", "127.0.0.1:0", "--dir", dir, "--bucket", "dev")
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // harmless when it has ended
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, url, found := strings.Cut(strings.TrimSpace(line), " at ")
+	if !found {
+		t.Fatalf("it said %q", line)
+	}
+	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
+	store, err := s3.New(t.Context(), s3.Options{
+		Bucket: "dev", Endpoint: url, PathStyle: true, Credentials: credentials.NewStaticCredentialsProvider("dev", "dev", ""),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmd, store
+}
+
+// TestKill kills the process while many write, three times over the same directory: all that was acknowledged is there.
+func TestKill(t *testing.T) {
+	if testing.Short() {
+		t.Log("left out of a short run: it builds the binary")
+		return
+	}
+	const writers, kills, acksBeforeKill = 16, 3, 500
+	binary, dir := build(t), t.TempDir()
+	acked := map[string]string{} // key to body; the counter of each writer is overwritten again and again
+	for round := range kills {
+		cmd, store := start(t, binary, dir)
+		check(t, store, acked)
+		ctx, giveUp := context.WithCancel(t.Context())
+		var mu sync.Mutex
+		var done sync.WaitGroup
+		acks, enough := 0, make(chan struct{})
+		ack := func(key, body string) {
+			mu.Lock()
+			defer mu.Unlock()
+			acked[key] = body
+			if acks++; acks == acksBeforeKill {
+				close(enough)
+			}
+		}
+		for w := range writers {
+			done.Go(func() {
+				counter := fmt.Sprintf("counter/%d", w)
+				for i := 0; ; i++ {
+					key := fmt.Sprintf("round/%d/%d/%d", round, w, i)
+					body := key + strings.Repeat(" padding", 500)
+					if _, err := store.Put(ctx, key, []byte(body), objstore.IfAbsent()); err != nil {
+						return
+					}
+					ack(key, body)
+					// Fixed width, so that later values sort higher.
+					value := fmt.Sprintf("%03d.%06d", round, i)
+					if _, err := store.Put(ctx, counter, []byte(value), objstore.Always()); err != nil {
+						return
+					}
+					ack(counter, value)
+				}
+			})
+		}
+		<-enough
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err == nil {
+			t.Error("killed, and ended well")
+		}
+		giveUp() // the SDK would try again for a while
+		done.Wait()
+	}
+	cmd, store := start(t, binary, dir)
+	check(t, store, acked)
+
+	// And the end that a person asks for.
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+}
+
+func check(t *testing.T, store objstore.Store, acked map[string]string) {
+	t.Helper()
+	for key, want := range acked {
+		obj, err := store.Get(t.Context(), key)
+		if err != nil {
+			t.Errorf("an acknowledged object is lost: %v", err)
+			continue
+		}
+		got := string(obj.Body)
+		if strings.HasPrefix(key, "counter/") {
+			// A write that nobody acknowledged may have landed too.
+			if got < want || len(got) != len(want) {
+				t.Errorf("%s is %q, acknowledged was %q", key, got, want)
+			}
+		} else if got != want {
+			t.Errorf("%s has %d bytes, want %d", key, len(got), len(want))
+		}
+	}
+	entries, err := store.List(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(entries) < len(acked) {
+		t.Errorf("%d objects are listed, %d were acknowledged", len(entries), len(acked))
+	}
+	for _, e := range entries {
+		if _, err := store.Get(t.Context(), e.Key); errors.Is(err, objstore.ErrNotFound) || e.Size == 0 {
+			t.Errorf("%s is listed with %d bytes: %v", e.Key, e.Size, err)
+		}
+	}
+	t.Logf("%d acknowledged, %d listed", len(acked), len(entries))
+}
