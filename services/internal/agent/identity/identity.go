@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
@@ -30,9 +31,6 @@ const (
 	KeyFile         = "identity.key"
 	CertificateFile = "identity.crt"
 )
-
-// maxNonce is the longest nonce that a server reads.
-const maxNonce = 4 << 10
 
 // ErrIncomplete means that a file which is not the agent's to make is missing: userdata may still write it.
 var ErrIncomplete = errors.New("identity is incomplete")
@@ -64,10 +62,13 @@ type Certificate struct {
 // Expired reports whether the certificate may no longer be used, except for its own renewal.
 func (c *Certificate) Expired(now time.Time) bool { return !now.Before(c.Leaf.NotAfter) }
 
-// RenewAt is when to renew: at two thirds of the certificate's life.
-func (c *Certificate) RenewAt() time.Time {
-	return c.Leaf.NotBefore.Add(c.Leaf.NotAfter.Sub(c.Leaf.NotBefore) / 3 * 2)
+// Life is the time from the certificate's issue to its end, which is shorter than its validity.
+func (c *Certificate) Life() time.Duration {
+	return max(c.Leaf.NotAfter.Sub(c.Leaf.NotBefore)-authority.Skew, 0)
 }
+
+// RenewAt is when to renew: at two thirds of the certificate's life.
+func (c *Certificate) RenewAt() time.Time { return c.Leaf.NotAfter.Add(-c.Life() / 3) }
 
 // Store keeps one instance's identity in a folder. Its methods may not run concurrently.
 type Store struct {
@@ -162,7 +163,7 @@ func (s *Store) Nonce() (Nonce, error) {
 	switch {
 	case len(text) == 0:
 		return "", fmt.Errorf("%w: %s is empty", ErrIncomplete, NonceFile)
-	case len(text) > maxNonce:
+	case len(text) > authority.MaxNonce:
 		return "", fmt.Errorf("read %s: %d bytes are too many for a nonce", NonceFile, len(text))
 	}
 	return Nonce(text), nil
@@ -225,38 +226,43 @@ func (s *Store) parse(key ed25519.PrivateKey, text []byte) (*Certificate, error)
 	if public, ok := leaf.PublicKey.(ed25519.PublicKey); !ok || !public.Equal(key.Public()) {
 		return nil, errors.New("it is for another key")
 	}
-	cluster, err := agentOf(leaf, s.id)
+	who, err := authority.ParseIdentity(leaf)
 	if err != nil {
 		return nil, err
+	}
+	if who.Role != authority.RoleAgent || who.ID != s.id {
+		return nil, fmt.Errorf("it is for %s %s", who.Role, who.ID)
 	}
 	return &Certificate{
 		TLS:     tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf},
 		Leaf:    leaf,
-		Cluster: cluster,
+		Cluster: who.Cluster,
 	}, nil
 }
 
-// parseBundle reads a PEM bundle strictly: at least one CA certificate, and nothing else.
-func parseBundle(text []byte) (*x509.CertPool, error) {
-	pool, count := x509.NewCertPool(), 0
-	for rest := bytes.TrimSpace(text); len(rest) > 0; count++ {
-		var block *pem.Block
-		block, rest = pem.Decode(rest)
-		if block == nil || block.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("block %d is not a PEM certificate", count+1)
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("block %d: %w", count+1, err)
-		}
-		if !cert.IsCA {
-			return nil, fmt.Errorf("block %d is not a CA certificate", count+1)
-		}
-		pool.AddCert(cert)
-		rest = bytes.TrimSpace(rest)
+// VerifyServer checks that a certificate, whose chain and host name TLS has verified, belongs to a server of the cluster. Agents and
+// operators have certificates of the same CA. An empty cluster accepts any.
+func VerifyServer(leaf *x509.Certificate, cluster string) error {
+	who, err := authority.ParseIdentity(leaf)
+	switch {
+	case err != nil:
+		return fmt.Errorf("server: %w", err)
+	case who.Role != authority.RoleServer:
+		return fmt.Errorf("server: its certificate is an %s's", who.Role)
+	case cluster != "" && who.Cluster != cluster:
+		return fmt.Errorf("server: it is of cluster %q, ours is %q", who.Cluster, cluster)
 	}
-	if count == 0 {
-		return nil, errors.New("no certificate in it")
+	return nil
+}
+
+func parseBundle(text []byte) (*x509.CertPool, error) {
+	certs, err := authority.ParseBundle(text)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	for _, cert := range certs {
+		pool.AddCert(cert)
 	}
 	return pool, nil
 }

@@ -286,7 +286,9 @@ func (f *faulty) Write(name string, content []byte, mode fs.FileMode) error {
 	return f.step(func() error { return f.Folder.Write(name, content, mode) })
 }
 
-func (f *faulty) Remove(name string) error { return f.step(func() error { return f.Folder.Remove(name) }) }
+func (f *faulty) Remove(name string) error {
+	return f.step(func() error { return f.Folder.Remove(name) })
+}
 
 func (f *faulty) Read(name string) ([]byte, error) {
 	f.reads++

@@ -1,0 +1,133 @@
+package agent
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/identity"
+)
+
+const (
+	callTimeout = 15 * time.Second
+	// renonce is how often a refused agent looks for another nonce.
+	renonce = 30 * time.Second
+)
+
+// errRefused marks a nonce that the server will never accept.
+var errRefused = errors.New("refused for good")
+
+// enroll returns when the agent has a certificate, or ctx ends.
+func (c *Client) enroll(ctx context.Context) error {
+	servers := addresses{configured: c.RegistrationAddrs}
+	delays := newDelays()
+	said := ""
+	for {
+		cert, nonce, err := c.tryEnroll(ctx, &servers)
+		if cert != nil {
+			if err != nil { // the nonce could not be removed; the next start tries again
+				c.Log.Warn("Something of the registration is left over", "error", err)
+			}
+			c.cert.Store(cert)
+			c.setOffline(errors.New("starting"))
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		c.setHealth(fmt.Errorf("not registered: %w", err))
+		servers.hint(err, (*nstancev1.NotLeader).GetRegistrationAddr)
+		switch {
+		case errors.Is(err, errRefused):
+			c.Log.Error("The server refused the registration for good; waiting for another nonce", "error", err)
+			if err := c.awaitNonce(ctx, nonce); err != nil {
+				return err
+			}
+			delays.Reset()
+			continue
+		case err.Error() != said: // the delays are in the log when there is news
+			said = err.Error()
+			c.Log.Warn("Not registered yet; trying again", "error", err)
+		default:
+			c.Log.Debug("Not registered yet; trying again", "error", err)
+		}
+		if err := c.pause(ctx, delays.NextBackOff(), nil); err != nil {
+			return err
+		}
+	}
+}
+
+// tryEnroll takes the next steps to a certificate: the one that is stored, or a registration. A certificate counts, also beside an error.
+func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.Certificate, identity.Nonce, error) {
+	key, err := c.identity.Key()
+	if err != nil {
+		return nil, "", err
+	}
+	cert, stored := c.identity.Certificate(key)
+	if cert != nil && !cert.Expired(time.Now()) {
+		return cert, "", c.identity.Spend()
+	}
+	nonce, err := c.identity.Nonce()
+	if err != nil {
+		if cert != nil { // expired: its renewal may still be accepted
+			return cert, "", nil
+		}
+		return nil, "", errors.Join(stored, err)
+	}
+	cert, err = c.register(ctx, servers, key, nonce)
+	if cert != nil {
+		c.Log.Info("Registered", "instance", c.ID.String(), "expires", cert.Leaf.NotAfter)
+	}
+	return cert, nonce, err
+}
+
+func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.PrivateKey, nonce identity.Nonce) (*identity.Certificate, error) {
+	conn, err := c.connect(servers.next())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	facts := c.Machine.Facts()
+	answer, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterAgentRequest{
+		Nonce:     string(nonce),
+		PublicKey: key.Public().(ed25519.PublicKey),
+		Ipv4:      facts.IPv4, Ipv6: facts.IPv6, Hostname: facts.Hostname,
+	})
+	if err != nil {
+		if forGood(err) {
+			return nil, fmt.Errorf("%w: %w", errRefused, err)
+		}
+		return nil, err
+	}
+	return c.identity.Accept(key, answer.GetCertificate(), answer.GetCaBundle())
+}
+
+// forGood tells answers that stay the same however often one asks from those that pass.
+func forGood(err error) bool {
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound, codes.AlreadyExists:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitNonce waits quietly until the folder holds another nonce than the one that was refused.
+func (c *Client) awaitNonce(ctx context.Context, refused identity.Nonce) error {
+	for {
+		if err := c.pause(ctx, renonce, nil); err != nil {
+			return err
+		}
+		if nonce, err := c.identity.Nonce(); err == nil && nonce != refused {
+			return nil
+		}
+	}
+}

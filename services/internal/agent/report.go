@@ -1,0 +1,238 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+const (
+	intervalHeader  = "nstance-report-interval"
+	defaultInterval = time.Minute
+	minInterval     = 50 * time.Millisecond
+	maxInterval     = time.Hour
+)
+
+// announcement is a stop that the server is to learn of. It ends when the server has it, or another takes its place.
+type announcement struct {
+	reason nstancev1.StoppingReason
+	done   chan struct{}
+	heard  bool // guarded by Client.mu, like closing done
+}
+
+// Notice reports a termination notice at once, and again at the start of every stream. A nil notice withdraws it.
+func (c *Client) Notice(notice *nstancev1.TerminationNotice) {
+	c.update(func(s *standing) { s.termination, s.urgent = notice, true })
+}
+
+// Announce reports at once why the agent is about to go, and again at the start of every stream. It returns nil when the server has
+// confirmed it or another announcement took its place, else ctx's error when that ends first. STOPPING_REASON_UNSPECIFIED takes an
+// announcement back.
+func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) error {
+	stop := &announcement{reason: reason, done: make(chan struct{})}
+	c.update(func(s *standing) {
+		s.stop.finish()
+		s.stop, s.urgent = stop, true
+	})
+	select {
+	case <-stop.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// finish ends an announcement. Callers hold Client.mu.
+func (a *announcement) finish() {
+	if a != nil && !a.heard {
+		a.heard = true
+		close(a.done)
+	}
+}
+
+// reporter sends the reports of one session.
+type reporter struct {
+	*Client
+	api      nstancev1.AgentServiceClient
+	onAccept func() // called once, when the server has let us in
+
+	facts   Facts
+	metrics *nstancev1.Metrics
+	uptime  time.Duration
+	// What the last complete report said.
+	sentFiles []*nstancev1.FileState
+	sentKeys  []*nstancev1.KeyState
+}
+
+// run opens one stream after the other until one fails. A stream ends well when an announcement has been confirmed.
+func (r *reporter) run(ctx context.Context) error {
+	for {
+		if err := r.stream(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *reporter) stream(ctx context.Context) error {
+	stream, err := r.api.ReportHealth(ctx)
+	if err != nil {
+		return ended("reports", err)
+	}
+	intervals, answer := make(chan time.Duration, 1), make(chan error, 1)
+	go listen(stream, intervals, answer)
+
+	interval, tick := defaultInterval, time.NewTimer(defaultInterval)
+	defer tick.Stop()
+	look := true // at files, keys and metrics, which a notice does not wait for
+	for sequence := uint64(1); ; sequence++ {
+		report, stop := r.next(ctx, sequence, look)
+		if err := stream.Send(report); err != nil && !errors.Is(err, io.EOF) {
+			return ended("reports", err)
+		} else if err != nil {
+			return ended("reports", <-answer)
+		}
+		switch {
+		case stop == nil:
+		case stop.reason == nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED:
+			r.confirm(stop)
+		default:
+			// The server answers a closed stream when it has read everything before: only that says that the report is not still
+			// in some buffer when the network goes.
+			if err := stream.CloseSend(); err != nil {
+				return ended("reports", err)
+			}
+			if err := r.await(ctx, answer); err != nil {
+				return err
+			}
+			r.confirm(stop)
+			return nil
+		}
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case err := <-answer:
+				return ended("reports", err)
+			case interval = <-intervals:
+				if r.onAccept != nil {
+					r.onAccept()
+					r.onAccept = nil
+				}
+				// Agents that came back together do not report together.
+				tick.Reset(interval/2 + rand.N(interval/2))
+			case <-tick.C:
+				tick.Reset(interval)
+				look, waiting = true, false
+			case <-r.wake:
+				look, waiting = r.takeNews(), false
+			}
+		}
+	}
+}
+
+// listen passes on the interval that the server's header tells, then how the stream ended.
+func listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse], intervals chan<- time.Duration, answer chan<- error) {
+	if header, err := stream.Header(); err == nil && header != nil { // nil: it ended without one
+		interval := defaultInterval
+		if values := header.Get(intervalHeader); len(values) > 0 {
+			if parsed, err := time.ParseDuration(values[0]); err == nil {
+				interval = min(max(parsed, minInterval), maxInterval)
+			}
+		}
+		intervals <- interval
+	}
+	answer <- stream.RecvMsg(&nstancev1.ReportHealthResponse{})
+}
+
+// await waits for the server's answer to a stream that we have closed.
+func (r *reporter) await(ctx context.Context, answer <-chan error) error {
+	timeout := time.NewTimer(callTimeout)
+	defer timeout.Stop()
+	select {
+	case err := <-answer:
+		if err != nil {
+			return ended("reports", err)
+		}
+		return nil
+	case <-timeout.C:
+		return errors.New("reports: the server does not answer the end of the stream")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// takeNews reports whether to look at files and keys now. Something urgent goes first, in a report of its own.
+func (r *reporter) takeNews() (look bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.standing.urgent {
+		r.standing.urgent = false
+		if r.standing.changed {
+			signal(r.wake)
+		}
+		return false
+	}
+	look, r.standing.changed = r.standing.changed, false
+	return look
+}
+
+func (r *reporter) confirm(stop *announcement) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	stop.finish()
+}
+
+// next makes a report. The announcement is returned while the server has not confirmed it.
+func (r *reporter) next(ctx context.Context, sequence uint64, look bool) (*nstancev1.ReportHealthRequest, *announcement) {
+	report := &nstancev1.ReportHealthRequest{
+		InstanceId:   r.ID.String(),
+		Sequence:     sequence,
+		Unchanged:    true,
+		AgentVersion: r.Version,
+	}
+	if sequence == 1 {
+		r.facts = r.Machine.Facts()
+	}
+	if look {
+		r.mu.Lock()
+		r.standing.changed, r.standing.urgent = false, false
+		r.mu.Unlock()
+		r.metrics, r.uptime = r.Machine.Sample(ctx)
+		files, keys := r.files.States(), r.keys.States()
+		if sequence == 1 || !slices.EqualFunc(files, r.sentFiles, same) || !slices.EqualFunc(keys, r.sentKeys, same) {
+			report.Unchanged, report.Files, report.Keys = false, files, keys
+		}
+		r.sentFiles, r.sentKeys = files, keys
+	}
+	report.Metrics, report.Uptime = r.metrics, durationpb.New(r.uptime)
+	report.RuntimeHash = r.files.Hash()
+	report.Ipv4, report.Ipv6, report.Hostname = r.facts.IPv4, r.facts.IPv6, r.facts.Hostname
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	report.Termination = r.standing.termination
+	report.Healthy, report.Message = r.standing.unwell == "", r.standing.unwell
+	if report.Healthy {
+		report.Message = r.standing.remark
+	}
+	stop := r.standing.stop
+	if stop == nil {
+		return report, nil
+	}
+	report.Stopping = stop.reason
+	if stop.heard {
+		return report, nil
+	}
+	return report, stop
+}
+
+func same[M proto.Message](a, b M) bool { return proto.Equal(a, b) }

@@ -1,0 +1,259 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/identity"
+)
+
+const (
+	// A server that has died without a word is noticed after 28 s at most.
+	keepaliveTime    = 20 * time.Second
+	keepaliveTimeout = 8 * time.Second
+
+	connectTimeout = 10 * time.Second
+	// Agents send a hundred bytes a minute, and servers have thousands of them.
+	bufferSize = 4 << 10
+)
+
+// errRenewed ends a session whose connection was made with an expired certificate.
+var errRenewed = errors.New("the certificate was renewed")
+
+// connect prepares a connection to host:port, which is made when it is first used: TLS 1.3, the server's chain, host name and role
+// checked, our certificate shown if we have one.
+func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("server address: %w", err)
+	}
+	roots, err := c.identity.Roots()
+	if err != nil {
+		return nil, err
+	}
+	security := &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		RootCAs:    roots,
+		ServerName: host,
+		// Asked at every handshake, so that a renewed certificate needs no new configuration.
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if cert := c.cert.Load(); cert != nil {
+				return &cert.TLS, nil
+			}
+			return &tls.Certificate{}, nil
+		},
+		VerifyConnection: func(state tls.ConnectionState) error {
+			cluster := ""
+			if cert := c.cert.Load(); cert != nil {
+				cluster = cert.Cluster
+			}
+			return identity.VerifyServer(state.PeerCertificates[0], cluster)
+		},
+	}
+	return grpc.NewClient("passthrough:///"+addr, // the dialer resolves names anew each time
+		grpc.WithTransportCredentials(credentials.NewTLS(security)),
+		grpc.WithContextDialer(c.Dial),
+		grpc.WithNoProxy(),
+		grpc.WithUserAgent("nstance-agent/"+c.Version),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout}),
+		grpc.WithReadBufferSize(bufferSize),
+		grpc.WithWriteBufferSize(bufferSize),
+		grpc.WithSharedWriteBuffer(true),
+		grpc.WithDisableRetry(), // ours are above; its buffers are kept per stream
+		grpc.WithDisableServiceConfig(),
+		grpc.WithIdleTimeout(0),
+	)
+}
+
+// session holds one connection to a server with its streams until one of them ends. accepted says that the server had let us in.
+func (c *Client) session(ctx context.Context, addr string) (accepted bool, err error) {
+	conn, err := c.connect(addr)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	api := nstancev1.NewAgentServiceClient(conn)
+	if c.cert.Load().Expired(time.Now()) {
+		// With this connection only RenewCertificate is allowed.
+		if err := c.renew(ctx, api); err != nil {
+			return false, fmt.Errorf("renew the expired certificate: %w", err)
+		}
+		return false, errRenewed
+	}
+	reports := &reporter{Client: c, api: api, onAccept: func() {
+		accepted = true
+		c.setHealth(nil)
+		c.Log.Info("Connected", "address", addr)
+	}}
+	group, inner := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.keepKeys(inner, api) })
+	group.Go(func() error { return c.receiveFiles(inner, api) })
+	group.Go(func() error { return c.keepRenewed(inner, api) })
+	group.Go(func() error { return reports.run(inner) })
+	err = group.Wait()
+	return accepted, err
+}
+
+// ended is the error of a stream that the server ended, also when it did so without an error.
+func ended(stream string, err error) error {
+	if err == nil || errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: the server ended the stream", stream)
+	}
+	return fmt.Errorf("%s: %w", stream, err)
+}
+
+// keepKeys makes the keys that the server asks for and hands in their public halves.
+func (c *Client) keepKeys(ctx context.Context, api nstancev1.AgentServiceClient) error {
+	stream, err := api.KeyGenRequests(ctx, &nstancev1.KeyGenRequestsRequest{InstanceId: c.ID.String()})
+	if err != nil {
+		return ended("key requests", err)
+	}
+	for {
+		message, err := stream.Recv()
+		if err != nil {
+			return ended("key requests", err)
+		}
+		var keys []*nstancev1.PublicKey
+		for _, request := range message.GetKeys() {
+			pkix, err := c.keys.Ensure(request.GetName(), request.GetAlgorithm())
+			if err != nil {
+				c.Log.Error("A key that the server asks for cannot be made", "key", request.GetName(), "error", err)
+				continue
+			}
+			keys = append(keys, &nstancev1.PublicKey{Name: request.GetName(), Pkix: pkix})
+		}
+		c.update(func(s *standing) { s.changed = true })
+		if len(keys) == 0 {
+			continue
+		}
+		if err := c.submit(ctx, api, keys); err != nil {
+			return err
+		}
+	}
+}
+
+// submit hands in public keys, as often as it takes. A refusal is logged: the server asks again for keys that it lacks.
+func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, keys []*nstancev1.PublicKey) error {
+	for delays := newDelays(); ; {
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		_, err := api.SubmitPublicKeys(call, &nstancev1.SubmitPublicKeysRequest{InstanceId: c.ID.String(), Keys: keys})
+		cancel()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case forGood(err):
+			c.Log.Error("The server refused public keys", "error", err)
+			return nil
+		}
+		c.Log.Warn("Public keys were not handed in; trying again", "error", err)
+		if err := c.pause(ctx, delays.NextBackOff(), nil); err != nil {
+			return err
+		}
+	}
+}
+
+// receiveFiles stores the batches of files that the server sends. An unfinished batch is dropped with its stream.
+func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient) error {
+	stream, err := api.ReceiveFiles(ctx, &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String()})
+	if err != nil {
+		return ended("files", err)
+	}
+	batch := c.files.NewBatch()
+	for {
+		message, err := stream.Recv()
+		if err != nil {
+			return ended("files", err)
+		}
+		switch event := message.GetEvent().(type) {
+		case *nstancev1.ReceiveFilesResponse_File:
+			batch.Add(event.File)
+		case *nstancev1.ReceiveFilesResponse_Commit:
+			changed, err := c.files.Apply(batch, event.Commit)
+			batch = c.files.NewBatch()
+			unwell := ""
+			if err != nil {
+				unwell = fmt.Sprintf("files cannot be stored: %v", err)
+				c.Log.Error("A batch of files was not stored", "error", err)
+			}
+			c.update(func(s *standing) { s.changed, s.unwell = true, unwell })
+			if len(changed) > 0 {
+				c.Log.Info("Files changed", "files", changed)
+				signal(c.hooked)
+			}
+		}
+	}
+}
+
+// keepRenewed renews the certificate at two thirds of its life. The session goes on: the new one is shown at the next handshake.
+func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClient) error {
+	delays := newDelays()
+	delays.InitialInterval *= 60 // there is a third of a life left for this
+	delays.MaxInterval *= 60
+	for {
+		cert := c.cert.Load()
+		// Agents that were started together do not renew together.
+		due := cert.RenewAt().Add(rand.N(cert.Life()/50 + 1))
+		for time.Until(due) > 0 {
+			// Timers stand still while a machine sleeps; the time of day does not.
+			if err := c.pause(ctx, min(time.Until(due), 10*time.Minute), nil); err != nil {
+				return err
+			}
+		}
+		err := c.renew(ctx, api)
+		if err == nil {
+			delays.Reset()
+			// At the end of a CA's life certificates get short.
+			if err := c.pause(ctx, time.Second, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		delay := min(delays.NextBackOff(), max(time.Until(cert.Leaf.NotAfter)/4, time.Second))
+		c.Log.Error("The certificate was not renewed; trying again", "error", err, "expires", cert.Leaf.NotAfter, "duration", delay)
+		if err := c.pause(ctx, delay, nil); err != nil {
+			return err
+		}
+	}
+}
+
+// renew gets and stores a new certificate for the same key.
+func (c *Client) renew(ctx context.Context, api nstancev1.AgentServiceClient) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer, err := api.RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: c.ID.String()})
+	if err != nil {
+		return err
+	}
+	key, err := c.identity.Key()
+	if err != nil {
+		return err
+	}
+	cert, err := c.identity.Accept(key, answer.GetCertificate(), answer.GetCaBundle())
+	if cert == nil {
+		return err
+	}
+	c.cert.Store(cert)
+	c.Log.Info("Certificate renewed", "expires", cert.Leaf.NotAfter)
+	if err != nil {
+		c.Log.Warn("Something of the registration is left over", "error", err)
+	}
+	return nil
+}
