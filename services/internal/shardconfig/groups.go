@@ -1,0 +1,197 @@
+package shardconfig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+)
+
+var (
+	// ErrNoGroup means that there is no such group (any more).
+	ErrNoGroup = errors.New("no such group")
+	// ErrGroupChanged means that the group is no longer what the caller expected.
+	ErrGroupChanged = errors.New("group has changed")
+	// ErrStaticGroup means that a static group cannot be removed through the API.
+	ErrStaticGroup = errors.New("group is static: remove it from the shard's configuration")
+)
+
+// A RefusedError says which fields of a group are not acceptable, and why.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// Override returns the group's entry in the dynamic groups, if it has one.
+func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	spec, ok := m.groups.Tenants[key.Tenant][key.Group]
+	return spec, ok
+}
+
+// Upsert creates or changes a group. change is given the group's own entry (the zero GroupSpec if it has none) and whether the group
+// exists; it must only alter what it is given, since it is called again when another write came first. The result is the merged group,
+// durable and in force. expected, unless empty, is the GroupETag that the group must have.
+func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string, change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	for {
+		m.mu.Lock()
+		shard, groups, token, merged := m.shard, m.groups, m.groupsToken, m.merged
+		m.mu.Unlock()
+		have, exists := merged[key]
+		exists = exists && !have.Deleted
+		if expected != "" && (!exists || GroupETag(have) != expected) {
+			return config.Group{}, ErrGroupChanged
+		}
+		spec, _ := groups.Tenants[key.Tenant][key.Group]
+		if spec.Deleted {
+			// It is on its way out: what comes now is a new definition.
+			spec = config.GroupSpec{}
+		}
+		if err := change(&spec, exists); err != nil {
+			return config.Group{}, err
+		}
+		if err := config.CheckUpsert(shard, key, spec); err != nil {
+			return config.Group{}, &RefusedError{err}
+		}
+		next := with(groups, key, &spec)
+		ok, err := m.write(ctx, next, token)
+		if err != nil {
+			return config.Group{}, err
+		}
+		if ok {
+			m.mu.Lock()
+			group := m.merged[key]
+			m.mu.Unlock()
+			return group, nil
+		}
+	}
+}
+
+// Delete removes a dynamic group (it is scaled to zero and then forgotten) or the override of a static one, whose static values then
+// hold again (restored).
+func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected string) (restored bool, err error) {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	for {
+		m.mu.Lock()
+		groups, token, merged := m.groups, m.groupsToken, m.merged
+		m.mu.Unlock()
+		have, exists := merged[key]
+		if !exists {
+			return false, ErrNoGroup
+		}
+		if expected != "" && GroupETag(have) != expected {
+			return false, ErrGroupChanged
+		}
+		spec, overridden := groups.Tenants[key.Tenant][key.Group]
+		var next config.Groups
+		switch {
+		case have.Static && !overridden:
+			return false, ErrStaticGroup
+		case have.Static:
+			next = with(groups, key, nil)
+		case spec.Deleted:
+			return false, nil
+		default:
+			spec.Deleted = true
+			next = with(groups, key, &spec)
+		}
+		ok, err := m.write(ctx, next, token)
+		if err != nil {
+			return false, err
+		}
+		if ok {
+			return have.Static, nil
+		}
+	}
+}
+
+// Forget removes a deleted dynamic group for good; no error if there is none.
+func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	for {
+		m.mu.Lock()
+		groups, token := m.groups, m.groupsToken
+		m.mu.Unlock()
+		spec, ok := groups.Tenants[key.Tenant][key.Group]
+		if !ok || !spec.Deleted {
+			return nil
+		}
+		done, err := m.write(ctx, with(groups, key, nil), token)
+		if err != nil || done {
+			return err
+		}
+	}
+}
+
+// write stores the groups and puts them in force. ok is false when another write came first: the groups were read anew, try again.
+func (m *Manager) write(ctx context.Context, groups config.Groups, token objstore.Token) (ok bool, err error) {
+	m.mu.Lock()
+	groups.Term = max(groups.Term, m.term)
+	m.mu.Unlock()
+	groups.Revision++
+	newToken, err := m.store.PutGroups(ctx, groups, token)
+	if errors.Is(err, objstore.ErrConflict) {
+		fresh, freshToken, _, err := m.store.Groups(ctx)
+		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+			return false, fmt.Errorf("read the dynamic groups: %w", err)
+		}
+		if freshToken == token {
+			return false, fmt.Errorf("write the dynamic groups: %w", objstore.ErrConflict)
+		}
+		m.mu.Lock()
+		newer := fresh.Term > m.term
+		m.mu.Unlock()
+		if newer {
+			return false, fmt.Errorf("a leader of term %d wrote the dynamic groups: %w", fresh.Term, objstore.ErrConflict)
+		}
+		m.takeGroups(fresh, freshToken)
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("write the dynamic groups: %w", err)
+	}
+	m.takeGroups(groups, newToken)
+	return true, nil
+}
+
+// takeGroups puts dynamic groups in force.
+func (m *Manager) takeGroups(groups config.Groups, token objstore.Token) {
+	m.mu.Lock()
+	merged, warnings := m.shard.Merged(groups)
+	m.groups, m.groupsToken, m.merged = groups, token, merged
+	m.mu.Unlock()
+	for _, warning := range warnings {
+		m.log.Warn("dynamic groups", "problem", warning.String())
+	}
+	m.handOn()
+}
+
+// with returns a copy of groups in which key's entry is spec, or gone where spec is nil.
+func with(groups config.Groups, key config.GroupKey, spec *config.GroupSpec) config.Groups {
+	groups.Tenants = maps.Clone(groups.Tenants)
+	if groups.Tenants == nil {
+		groups.Tenants = map[string]map[string]config.GroupSpec{}
+	}
+	tenant := maps.Clone(groups.Tenants[key.Tenant])
+	if tenant == nil {
+		tenant = map[string]config.GroupSpec{}
+	}
+	if spec != nil {
+		tenant[key.Group] = *spec
+	} else {
+		delete(tenant, key.Group)
+	}
+	groups.Tenants[key.Tenant] = tenant
+	if len(tenant) == 0 {
+		delete(groups.Tenants, key.Tenant)
+	}
+	return groups
+}
