@@ -33,8 +33,9 @@ type world struct {
 	lock     *stored
 	history  []stored // every version of the lock, oldest first
 	versions map[record.LockVersion]record.Lock
-	recorded uint64 // highest term that ever led
-	removeAt time.Duration
+	recorded uint64        // highest term that ever led
+	removeAt time.Duration // a person deletes the lock
+	idle     bool          // nobody asks for confirmation
 
 	nodes  []*node
 	births int
@@ -274,7 +275,9 @@ func (w *world) perform(n *node, action Action) {
 			w.fail("%s leads in term %d, but %d was led already", n.name, a.Term, w.recorded)
 		}
 		w.recorded = max(w.recorded, a.Term)
-		w.askConfirm(n, life, a.Term)
+		if !w.idle {
+			w.askConfirm(n, life, a.Term)
+		}
 	case LostLeadership:
 		w.lostAt = w.now
 		if a.Reason != ReasonReleased {
@@ -426,10 +429,20 @@ func (w *world) pause(n *node, d time.Duration) {
 	})
 }
 
+func newWorld(seed uint64) *world {
+	return &world{
+		rng:      rand.New(rand.NewPCG(seed, 1)),
+		trace:    func(string, ...any) {},
+		versions: map[record.LockVersion]record.Lock{},
+		removeAt: math.MaxInt64,
+	}
+}
+
 // play runs one seed: a time of trouble, then peace, in which a leader must appear in bounded time and stay.
 func play(seed uint64, trace func(string, ...any)) (*world, error) {
-	rng := rand.New(rand.NewPCG(seed, 1))
-	w := &world{rng: rng, trace: trace, versions: map[record.LockVersion]record.Lock{}, removeAt: math.MaxInt64}
+	w := newWorld(seed)
+	w.trace = trace
+	rng := w.rng
 	some := func(most float64) float64 { // each kind of trouble is there in half of the worlds
 		if rng.IntN(2) == 0 {
 			return 0
