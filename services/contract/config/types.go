@@ -9,8 +9,9 @@ package config
 // Shard is the whole of `config/{shard}.jsonc`. Pointers tell "not written" from zero; [Shard.WithDefaults] fills them.
 //
 // The comments of the fields below are what the schema and the reference page say about them. The tag `default` holds a field's
-// default, the tag `rule` what is checked field by field: required, positive (zero is an error), enum=a|b; everything that takes
-// more than one field to decide is in validate.go.
+// default, the tag `rule` what is checked field by field: required, positive (zero is an error), nonnegative, enum=a|b, empty (an empty
+// text is allowed for a duration and means nil); everything that takes
+// more than one field to decide is in validate.go and the files beside it.
 type Shard struct {
 	// URL of the JSON Schema, for editors; not read.
 	Schema string `json:"$schema,omitempty"`
@@ -100,8 +101,8 @@ type Server struct {
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
 	// Lists of the provider's subnets, by the name that templates and groups use. Tried in order.
 	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
-	// The pools that dynamic groups may use; all of them where this is left out.
-	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitempty"`
+	// The pools that dynamic groups may use; all of them where this is left out, none where it is an empty list.
+	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
 	// How long one request to the provider or the bucket may take.
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
 	// Least time between two VMs being asked for. 0: no limit but the provider's.
@@ -175,11 +176,11 @@ type GarbageCollection struct {
 // Expiry sets maximum ages, counted from launch; nil or zero disables.
 type Expiry struct {
 	// Age from which an instance is replaced when nothing else goes on in its group. Empty or 0: never.
-	EligibleAge *Duration `json:"eligible_age,omitempty" default:"" rule:"empty"`
+	EligibleAge *Duration `json:"eligible_age,omitempty" rule:"empty"`
 	// Age at which an instance is replaced in any case. Empty or 0: never.
-	ForcedAge *Duration `json:"forced_age,omitempty" default:"" rule:"empty"`
+	ForcedAge *Duration `json:"forced_age,omitempty" rule:"empty"`
 	// Age at which an on-demand instance is deleted. Empty or 0: never.
-	OnDemandAge *Duration `json:"ondemand_age,omitempty" default:"" rule:"empty"`
+	OnDemandAge *Duration `json:"ondemand_age,omitempty" rule:"empty"`
 }
 
 // LeaderElection configures the shard's election (see docs/election.md).
@@ -304,7 +305,7 @@ type Template struct {
 	// Boot script; that of defaults where this is left out.
 	Userdata *Userdata `json:"userdata,omitempty"`
 	// Number of instances of groups that do not say.
-	Size *int `json:"size,omitempty" default:"1"`
+	Size *int `json:"size,omitempty" default:"1" rule:"nonnegative"`
 	// Type of the VMs, for groups that do not say.
 	InstanceType string `json:"instance_type,omitempty"`
 	// Types to fall back to, in order, when the provider has no capacity of the first.
@@ -347,7 +348,7 @@ type GroupSpec struct {
 	// Name of the template that the group's instances are made from. Required, but for overrides of static groups.
 	Template string `json:"template,omitempty"`
 	// Number of instances; that of the template where this is left out.
-	Size *int `json:"size,omitempty"`
+	Size *int `json:"size,omitempty" rule:"nonnegative"`
 	// Type of the VMs; that of the template where this is left out.
 	InstanceType string `json:"instance_type,omitempty"`
 	// Types to fall back to, in order; those of the template where this is left out.

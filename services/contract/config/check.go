@@ -1,0 +1,211 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// checker collects what is wrong with a typed document. Its paths are those of the document.
+type checker struct {
+	s     *Shard // with defaults
+	found []finding
+	// rendered are the problems of templates that are known already, by path and message: many groups share a template.
+	rendered map[string]bool
+}
+
+// problems returns what was found, without positions.
+func (c *checker) problems() Problems {
+	var out Problems
+	for _, f := range c.found {
+		out = append(out, f.problem())
+	}
+	return out
+}
+
+func (c *checker) add(path, format string, args ...any) *finding {
+	c.found = append(c.found, finding{path: path, offset: -1, message: fmt.Sprintf(format, args...)})
+	return &c.found[len(c.found)-1]
+}
+
+// err reports an error of a field's value, if there is one.
+func (c *checker) err(path string, err error) {
+	if err != nil {
+		c.add(path, "%v", err)
+	}
+}
+
+// key reports an error of a name in a map, if there is one.
+func (c *checker) key(path string, err error) {
+	if err != nil {
+		c.add(path, "%v", err).onKey = true
+	}
+}
+
+// reference reports a name that is not a key of the map at target.
+func reference[V any](c *checker, path, what, name string, in map[string]V, target string) bool {
+	if _, ok := in[name]; ok {
+		return true
+	}
+	names := sortedKeys(in)
+	f := c.add(path, "there is no %s %s", what, quote(name))
+	f.depends = []string{target}
+	switch similar := nearest(name, names); {
+	case similar != "":
+		f.hint = fmt.Sprintf("did you mean %q?", similar)
+	case len(names) > 0 && len(names) <= 20:
+		f.hint = "there are " + strings.Join(names, ", ")
+	}
+	return false
+}
+
+// fields checks the rules in the tags of every config struct in v.
+func (c *checker) fields(v reflect.Value, path string) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			c.fields(v.Elem(), path)
+		}
+	case reflect.Struct:
+		for i, f := range fieldsOf(v.Type()) {
+			at := child(path, f.name)
+			if f.required && isZero(v.Field(i)) && !f.positive {
+				c.add(at, "is required")
+				continue
+			}
+			c.rules(f, v.Field(i), at)
+			c.fields(v.Field(i), at)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			c.fields(v.Index(i), element(path, i))
+		}
+	case reflect.Map:
+		keys := make([]string, 0, v.Len())
+		for _, key := range v.MapKeys() {
+			keys = append(keys, key.String())
+		}
+		slices.Sort(keys)
+		for _, key := range keys {
+			c.fields(v.MapIndex(reflect.ValueOf(key)), child(path, key))
+		}
+	}
+}
+
+func (c *checker) rules(f field, v reflect.Value, path string) {
+	if v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return
+		}
+		v = v.Elem()
+	}
+	switch v.Kind() {
+	case reflect.Int, reflect.Int64:
+		switch n := v.Int(); {
+		case f.positive && n <= 0:
+			c.add(path, "must be more than 0")
+		case n < 0 && (f.nonnegative || v.Type() == reflect.TypeFor[Duration]()):
+			c.add(path, "cannot be negative")
+		}
+	case reflect.String:
+		s := v.String()
+		if f.enum == nil || s == "" || slices.Contains(f.enum, s) {
+			return
+		}
+		p := c.add(path, "%s is none of %s", quote(s), strings.Join(f.enum, ", "))
+		if similar := nearest(s, f.enum); similar != "" {
+			p.hint = fmt.Sprintf("did you mean %q?", similar)
+		}
+	}
+}
+
+// validateKey checks names that are neither identifiers of page "Identifiers" nor part of a bucket key: those of load balancers,
+// certificates and files.
+func validateKey(what, s string) error {
+	if s == "" || len(s) > 128 {
+		return fmt.Errorf("the name of a %s has 1 to 128 characters, not %d", what, len(s))
+	}
+	for i := range len(s) {
+		c := s[i]
+		letter := (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')
+		if !letter && (i == 0 || strings.IndexByte("._-", c) < 0) {
+			return fmt.Errorf("the name of a %s has letters, digits, dots, underscores and dashes, and begins with a letter or digit", what)
+		}
+	}
+	return nil
+}
+
+// validateIdentifier checks a name that templates write after a dot.
+func validateIdentifier(s string) error {
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '_' && (i == 0 || c < '0' || c > '9') {
+			return fmt.Errorf("%s has to be an identifier, for {{ .Image.%s }}: letters, digits and underscores, no digit first", quote(s), "name")
+		}
+	}
+	if s == "" || len(s) > 128 {
+		return errors.New("the name of an image has 1 to 128 characters")
+	}
+	return nil
+}
+
+// distinct reports values that are empty or there twice.
+func (c *checker) distinct(list []string, path string) {
+	for i, value := range list {
+		switch first := slices.Index(list, value); {
+		case value == "":
+			c.add(element(path, i), "is empty")
+		case first < i:
+			c.add(element(path, i), "%s is there twice", quote(value))
+		}
+	}
+}
+
+// json checks that a value is made of what JSON documents are made of, which typed documents might not be.
+func (c *checker) json(v any, path string, depth int) {
+	switch v := v.(type) {
+	case nil, bool, string, int, int64:
+	case float64:
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			c.add(path, "is not a number that JSON has")
+		}
+	case map[string]any:
+		if depth > maxDepth {
+			c.add(path, "is nested deeper than %d", maxDepth)
+			return
+		}
+		for _, key := range sortedKeys(v) {
+			c.json(v[key], child(path, key), depth+1)
+		}
+	case []any:
+		if depth > maxDepth {
+			c.add(path, "is nested deeper than %d", maxDepth)
+			return
+		}
+		for i := range v {
+			c.json(v[i], element(path, i), depth+1)
+		}
+	default:
+		c.add(path, "is a %T, which is no JSON value", v)
+	}
+}
+
+// trees checks all the free trees of a shard.
+func (c *checker) trees(s *Shard) {
+	c.json(s.Defaults.Args, "defaults.args", 0)
+	for _, name := range sortedKeys(s.Templates) {
+		path := child("templates", name)
+		c.json(s.Templates[name].Args, path+".args", 0)
+		for _, file := range sortedKeys(s.Templates[name].Files) {
+			c.json(s.Templates[name].Files[file].JSON, child(path+".files", file)+".json", 0)
+		}
+	}
+	for _, tenant := range sortedKeys(s.Groups) {
+		for _, name := range sortedKeys(s.Groups[tenant]) {
+			c.json(s.Groups[tenant][name].Args, child(child("groups", tenant), name)+".args", 0)
+		}
+	}
+}

@@ -1,0 +1,355 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/render"
+)
+
+// groups checks the static groups, and renders what every template makes.
+func (c *checker) groups() {
+	used := map[string]bool{}
+	for _, tenant := range sortedKeys(c.s.Groups) {
+		path := child("groups", tenant)
+		c.tenant(tenant, path)
+		for _, name := range sortedKeys(c.s.Groups[tenant]) {
+			spec, at := c.s.Groups[tenant][name], child(path, name)
+			c.key(at, ident.ValidateName(name))
+			c.group(spec, at)
+			if spec.Deleted {
+				c.add(at+".deleted", "is for dynamic groups, in groups/; remove the group instead")
+			}
+			used[spec.Template] = true
+			c.inShard(GroupKey{tenant, name}, spec, at)
+		}
+	}
+	for _, name := range sortedKeys(c.s.Templates) {
+		if !used[name] {
+			// A group that is yet to come may bring variables of its own.
+			spec := GroupSpec{Template: name}
+			c.render(c.s.merge(GroupKey{ident.DefaultTenant, "sample"}, spec, nil), spec, "", true)
+		}
+	}
+}
+
+// tenant reports a tenant that is not listed.
+func (c *checker) tenant(tenant, path string) {
+	if tenant == ident.DefaultTenant {
+		return
+	}
+	if err := ident.ValidateTenantName(tenant); err != nil {
+		c.key(path, err)
+		return
+	}
+	n := len(c.found)
+	if !reference(c, path, "tenant", tenant, c.s.Tenants, "tenants") {
+		c.found[n].onKey = true
+	}
+}
+
+// group checks what can be said of a group without its shard. The path is where the group is.
+func (c *checker) group(spec GroupSpec, path string) {
+	c.vars(spec.Vars, path+".vars")
+	c.instanceTypes(spec.InstanceTypes, path)
+	c.distinct(spec.LoadBalancers, path+".load_balancers")
+	if spec.MaxUnhealthy != "" {
+		_, err := ParseLimit(spec.MaxUnhealthy)
+		c.err(child(path, "max_unhealthy"), err)
+	}
+}
+
+// inShard checks a group with a template of its own beside the rest of the shard, and renders it. It reports whether all is well.
+func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) bool {
+	before := len(c.found)
+	if spec.Template == "" {
+		c.add(child(path, "template"), "is required")
+		return false
+	}
+	if !reference(c, child(path, "template"), "template", spec.Template, c.s.Templates, "templates") {
+		return false
+	}
+	from := child("templates", spec.Template)
+	if spec.SubnetPool != "" {
+		reference(c, child(path, "subnet_pool"), "subnet pool", spec.SubnetPool, c.s.Server.SubnetPools, "server.subnet_pools")
+	}
+	for i, name := range spec.LoadBalancers {
+		at := element(child(path, "load_balancers"), i)
+		if name != "" && reference(c, at, "load balancer", name, c.s.LoadBalancers, "load_balancers") {
+			c.foreign(at, c.s.LoadBalancers[name].Provider)
+		}
+	}
+	g := c.s.merge(key, spec, nil)
+	if g.SubnetPool == "" {
+		c.add(child(path, "subnet_pool"), "is required: neither the group nor its template has one").depends = []string{from + ".subnet_pool"}
+	}
+	kind := c.s.Server.Provider.Kind
+	if g.InstanceType == "" && (len(g.InstanceTypes) > 0 || kind == "proxmox" || slices.Contains(clouds, kind)) {
+		c.add(child(path, "instance_type"), "is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
+	}
+	c.render(g, spec, path, false)
+	return len(c.found) == before
+}
+
+// dynamic checks what only groups that come through the API have to keep to.
+func (c *checker) dynamic(spec GroupSpec, path string) {
+	pools := c.s.Server.DynamicSubnetPools
+	pool := firstOf(spec.SubnetPool, c.s.Templates[spec.Template].SubnetPool)
+	if pools != nil && pool != "" && !slices.Contains(pools, pool) {
+		c.add(child(path, "subnet_pool"), "%s is not among the pools of dynamic groups (%s)", quote(pool), strings.Join(pools, ", "))
+	}
+}
+
+// rendering is one group's attempt at all its templates.
+type rendering struct {
+	c       *checker
+	g       Group
+	data    render.Data
+	depends []string
+	// lenient fills in variables that are not there.
+	lenient bool
+	failed  bool
+}
+
+// render tries every template of a group with sample data. The path is where the group is; "" if it is none of the document's.
+func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
+	from := child("templates", g.Template)
+	r := rendering{c: c, g: g, data: c.sample(g), lenient: lenient,
+		depends: []string{"defaults.vars", from + ".vars", child(path, "vars"), "images"}}
+	t := c.s.Templates[g.Template]
+
+	userdataPath := "defaults.userdata.content"
+	if t.Userdata != nil {
+		userdataPath = from + ".userdata.content"
+	}
+	if g.Userdata.Source == "storage" {
+		if key, ok := r.text(userdataPath, g.Userdata.Content); ok {
+			r.value(userdataPath, ValidateStorageSource(key))
+		}
+	} else {
+		r.userdata(userdataPath, g.Userdata.Content)
+	}
+
+	// A value of the arguments is reported where it was written.
+	sources := []struct {
+		path string
+		tree map[string]any
+	}{{child(path, "args"), spec.Args}, {from + ".args", t.Args}, {"defaults.args", c.s.Defaults.Args}}
+	r.tree("", g.Args, func(path string) string {
+		elements, err := SplitPath(path)
+		for _, source := range sources {
+			if err == nil && has(source.tree, elements) {
+				return source.path + join1(path)
+			}
+		}
+		return from + ".args" + join1(path)
+	})
+	if _, err := render.Tree("args", g.Args, r.data); err != nil && !r.failed && !lenient {
+		r.value(from+".args", err) // too much all in all, or no JSON
+	}
+
+	for _, name := range sortedKeys(g.Files) {
+		r.file(g.Files[name], child(from+".files", name))
+	}
+}
+
+// join1 makes a path that begins a document one that continues another.
+func join1(path string) string {
+	if path == "" || path[0] == '[' {
+		return path
+	}
+	return "." + path
+}
+
+// has reports whether a tree has a value at a path.
+func has(tree any, path []any) bool {
+	for _, e := range path {
+		switch e := e.(type) {
+		case string:
+			object, _ := tree.(map[string]any)
+			below, ok := object[e]
+			if !ok {
+				return false
+			}
+			tree = below
+		case int:
+			list, _ := tree.([]any)
+			if e >= len(list) {
+				return false
+			}
+			tree = list[e]
+		}
+	}
+	return true
+}
+
+func (c *checker) sample(g Group) render.Data {
+	d := render.Sample()
+	if g.Kind != "" {
+		d.Instance.ID = g.Kind + d.Instance.ID[len(g.Kind):]
+	}
+	d.Instance.Kind, d.Instance.Arch, d.Instance.Type, d.Instance.Group, d.Instance.Tenant = g.Kind, g.Arch, g.InstanceType, g.Group, g.Tenant
+	d.Cluster.ID, d.Server.Shard = c.s.Cluster.ID, c.s.Server.Shard
+	p := c.s.Server.Provider
+	d.Provider = render.Provider{Kind: p.Kind, Region: p.Region, Zone: p.Zone}
+	d.Vars = g.Vars
+	for name, image := range c.s.Images {
+		d.Image[name] = firstOf(image.Fallback, "image-sample")
+	}
+	return d
+}
+
+func (r *rendering) file(f File, path string) {
+	switch f.Kind {
+	case "certificate":
+		if cert, ok := r.c.s.Certificates[f.Template]; ok {
+			r.certificate(cert, child("certificates", f.Template))
+		}
+	case "storage":
+		if key, ok := r.text(path+".source", f.Source); ok && f.Source != "" {
+			r.value(path+".source", ValidateStorageSource(key))
+		}
+	case "string":
+		r.text(path+".content", f.Content)
+	case "json":
+		r.tree("", f.JSON, func(below string) string { return path + ".json" + join1(below) })
+	case "env":
+		failed := false
+		for _, name := range sortedKeys(f.Vars) {
+			at := child(path+".vars", name)
+			if err := render.ValidateEnvName(name); err != nil {
+				r.c.found = append(r.c.found, finding{path: at, offset: -1, message: err.Error(), onKey: true})
+				failed = true
+			}
+			_, ok := r.text(at, f.Vars[name])
+			failed = failed || !ok
+		}
+		if _, err := render.Env("env", f.Vars, r.data); err != nil && !failed && !r.lenient {
+			r.value(path+".vars", err)
+		}
+	}
+}
+
+func (r *rendering) certificate(cert Certificate, path string) {
+	r.text(path+".cn", cert.CN)
+	for _, list := range []struct {
+		name   string
+		values []string
+		check  func(string) error
+	}{
+		{"organization", cert.Organization, nil},
+		{"country", cert.Country, nil},
+		{"province", cert.Province, nil},
+		{"locality", cert.Locality, nil},
+		{"street", cert.Street, nil},
+		{"postal_code", cert.PostalCode, nil},
+		{"dns", cert.DNS, func(s string) error {
+			if !isDNSName(s) {
+				return fmt.Errorf("%s is not a DNS name", quote(s))
+			}
+			return nil
+		}},
+		{"ip", cert.IP, func(s string) error {
+			if _, err := netip.ParseAddr(s); err != nil {
+				return fmt.Errorf("%s is not an IP address", quote(s))
+			}
+			return nil
+		}},
+		{"uri", cert.URI, func(s string) error {
+			if u, err := url.Parse(s); err != nil || !u.IsAbs() {
+				return fmt.Errorf("%s is not a URI", quote(s))
+			}
+			return nil
+		}},
+	} {
+		for i, value := range list.values {
+			at := element(child(path, list.name), i)
+			if text, ok := r.text(at, value); ok && list.check != nil {
+				r.value(at, list.check(text))
+			}
+		}
+	}
+}
+
+// tree renders the texts inside a tree; at says where a path in it is in the document.
+func (r *rendering) tree(path string, tree any, at func(string) string) {
+	switch v := tree.(type) {
+	case string:
+		r.text(at(path), v)
+	case map[string]any:
+		for _, key := range sortedKeys(v) {
+			r.tree(child(path, key), v[key], at)
+		}
+	case []any:
+		for i, value := range v {
+			r.tree(element(path, i), value, at)
+		}
+	}
+}
+
+func (r *rendering) text(path, text string) (string, bool) {
+	t, err := render.Compile("", text)
+	if err != nil {
+		r.template(path, err)
+		return "", false
+	}
+	out, err := t.Execute(r.withVars(t.Vars()))
+	if err != nil {
+		r.template(path, err)
+		return "", false
+	}
+	// What a made-up variable makes says nothing.
+	return out, !r.lenient || len(t.Vars()) == 0
+}
+
+func (r *rendering) userdata(path, text string) {
+	u, err := render.CompileUserdata("", text)
+	if err == nil {
+		_, err = u.Execute(r.withVars(u.Vars()), render.SampleNonce)
+	}
+	if err != nil {
+		r.template(path, err)
+	}
+}
+
+func (r *rendering) withVars(names []string) render.Data {
+	if !r.lenient {
+		return r.data
+	}
+	d := r.data
+	d.Vars = mergeVars(d.Vars)
+	for _, name := range names {
+		if _, ok := d.Vars[name]; !ok {
+			d.Vars[name] = "sample"
+		}
+	}
+	return d
+}
+
+// template reports a template that fails.
+func (r *rendering) template(path string, err error) {
+	r.value(path, errors.New("template: "+strings.TrimPrefix(err.Error(), ": ")))
+}
+
+// value reports what is wrong with a rendered text, once for all groups.
+func (r *rendering) value(path string, err error) {
+	if err == nil {
+		return
+	}
+	r.failed = true
+	key := path + "\n" + err.Error()
+	if r.c.rendered[key] {
+		return
+	}
+	r.c.rendered[key] = true
+	f := r.c.add(path, "%v", err)
+	f.depends = r.depends
+	if !r.lenient {
+		f.hint = "rendered for group " + r.g.String()
+	}
+}

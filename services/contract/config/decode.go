@@ -1,0 +1,440 @@
+package config
+
+import (
+	"bytes"
+	"encoding"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/tailscale/hujson"
+)
+
+const (
+	// MaxSize is the longest document that is read, in bytes.
+	MaxSize = 4 << 20
+	// maxDepth is how deep objects and lists may be nested.
+	maxDepth = 64
+	// maxInteger is the largest integer that every JSON reader keeps exactly.
+	maxInteger = 1 << 53
+)
+
+// finding is a problem before it is known where in the file it is.
+type finding struct {
+	path    string
+	message string
+	hint    string
+	warning bool
+	onKey   bool     // the name of the field is wrong, not its value
+	offset  int      // in the file, or -1: look the path up
+	depends []string // paths without which the finding says nothing
+}
+
+type member = hujson.ObjectMember
+
+// decoder reads one document into config types. It goes on after a mistake, and remembers where everything was.
+type decoder struct {
+	file   string
+	src    []byte
+	found  []finding
+	keys   map[string]int // offsets of names, by path
+	values map[string]int // offsets of values, by path
+	// tainted are the paths whose values are unknown because of a mistake: findings about them would only repeat it.
+	tainted []string
+}
+
+// parse reads the document's syntax. ok is false if there is nothing to decode.
+func (d *decoder) parse() (root hujson.Value, ok bool) {
+	d.keys, d.values = map[string]int{}, map[string]int{}
+	switch {
+	case len(d.src) > MaxSize:
+		d.add(0, "", "the document has %d bytes, at most %d are allowed", len(d.src), MaxSize)
+		return root, false
+	case !utf8.Valid(d.src):
+		at := 0
+		for at < len(d.src) {
+			r, size := utf8.DecodeRune(d.src[at:])
+			if r == utf8.RuneError && size == 1 {
+				break
+			}
+			at += size
+		}
+		d.add(at, "", "the document is not valid UTF-8")
+		return root, false
+	}
+	if at := tooDeep(d.src); at >= 0 {
+		d.add(at, "", "objects and lists are nested deeper than %d", maxDepth)
+		return root, false
+	}
+	// With a line break at the end, a comment there may be a line comment.
+	root, err := hujson.Parse(append(slices.Clip(d.src), '\n'))
+	if err != nil {
+		d.syntax(err)
+		return root, false
+	}
+	return root, true
+}
+
+var syntaxError = regexp.MustCompile(`(?s)^hujson: line (\d+), column (\d+): (.*)$`)
+
+func (d *decoder) syntax(err error) {
+	match := syntaxError.FindStringSubmatch(err.Error())
+	if match == nil {
+		d.add(0, "", "%v", err)
+		return
+	}
+	line, _ := strconv.Atoi(match[1])
+	col, _ := strconv.Atoi(match[2])
+	at := 0
+	for range line - 1 {
+		_, rest, _ := bytes.Cut(d.src[at:], []byte("\n"))
+		at = len(d.src) - len(rest)
+	}
+	message := match[3]
+	if len(message) > 200 { // it may repeat a literal of any length
+		message = strings.ToValidUTF8(message[:200], "") + "…"
+	}
+	d.add(min(at+col-1, len(d.src)), "", "syntax error: %s", message)
+}
+
+// tooDeep returns the offset of the first bracket that is nested too deep, -1 if none is. The parser is recursive, so this comes first.
+func tooDeep(src []byte) int {
+	depth := 0
+	for i := 0; i < len(src); i++ {
+		switch src[i] {
+		case '{', '[':
+			if depth++; depth > maxDepth {
+				return i
+			}
+		case '}', ']':
+			depth--
+		case '"':
+			for i++; i < len(src) && src[i] != '"'; i++ {
+				if src[i] == '\\' {
+					i++
+				}
+			}
+		case '/':
+			end := "*/"
+			switch {
+			case bytes.HasPrefix(src[i:], []byte("//")):
+				end = "\n"
+			case !bytes.HasPrefix(src[i:], []byte("/*")):
+				continue
+			}
+			length := bytes.Index(src[i+2:], []byte(end))
+			if length < 0 {
+				return -1
+			}
+			i += length + len(end) + 1
+		}
+	}
+	return -1
+}
+
+func (d *decoder) add(offset int, path, format string, args ...any) {
+	d.found = append(d.found, finding{path: path, offset: offset, message: fmt.Sprintf(format, args...)})
+}
+
+// wrong reports a value of the wrong type.
+func (d *decoder) wrong(v hujson.Value, path, want string) {
+	d.tainted = append(d.tainted, path)
+	have := map[hujson.Kind]string{'n': "null", 'f': "a truth value", 't': "a truth value", '"': "a text", '0': "a number", '{': "an object", '[': "a list"}[v.Value.Kind()]
+	f := finding{path: path, offset: v.StartOffset, message: fmt.Sprintf("want %s, have %s", want, have)}
+	switch literal, _ := v.Value.(hujson.Literal); {
+	case v.Value.Kind() == 'n':
+		f.hint = "leave the field out"
+	case strings.HasPrefix(want, "a text") && literal != nil:
+		f.hint = "put it in quotes: " + strconv.Quote(string(literal))
+	case literal.Kind() == '"' && (want == "a whole number" || want == "true or false") && json.Valid([]byte(literal.String())):
+		f.hint = "leave the quotes out"
+	}
+	d.found = append(d.found, f)
+}
+
+// decode reads a value into a target of a config type.
+func (d *decoder) decode(v hujson.Value, path string, target reflect.Value, f field) {
+	d.values[path] = v.StartOffset
+	if u, ok := target.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		d.text(v, path, u)
+		return
+	}
+	switch target.Kind() {
+	case reflect.Pointer:
+		if literal, ok := v.Value.(hujson.Literal); ok && f.empty && literal.String() == "" {
+			return
+		}
+		target.Set(reflect.New(target.Type().Elem()))
+		d.decode(v, path, target.Elem(), f)
+	case reflect.Struct:
+		d.object(v, path, target)
+	case reflect.Map:
+		d.mapping(v, path, target)
+	case reflect.Slice:
+		list, ok := v.Value.(*hujson.Array)
+		if !ok {
+			d.wrong(v, path, "a list")
+			return
+		}
+		target.Set(reflect.MakeSlice(target.Type(), len(list.Elements), len(list.Elements)))
+		for i, e := range list.Elements {
+			d.decode(e, element(path, i), target.Index(i), field{})
+		}
+	case reflect.Interface:
+		if value := d.tree(v, path); value != nil {
+			target.Set(reflect.ValueOf(value))
+		}
+	default:
+		d.scalar(v, path, target)
+	}
+}
+
+func (d *decoder) text(v hujson.Value, path string, target encoding.TextUnmarshaler) {
+	literal, ok := v.Value.(hujson.Literal)
+	if !ok || literal.Kind() != '"' {
+		d.wrong(v, path, `a text such as "30s"`)
+		return
+	}
+	if err := target.UnmarshalText([]byte(literal.String())); err != nil {
+		d.tainted = append(d.tainted, path)
+		d.add(v.StartOffset, path, "%v", err)
+	}
+}
+
+func (d *decoder) scalar(v hujson.Value, path string, target reflect.Value) {
+	literal, _ := v.Value.(hujson.Literal)
+	switch target.Kind() {
+	case reflect.String:
+		if literal.Kind() != '"' {
+			d.wrong(v, path, "a text")
+			return
+		}
+		target.SetString(literal.String())
+	case reflect.Bool:
+		if k := literal.Kind(); k != 't' && k != 'f' {
+			d.wrong(v, path, "true or false")
+			return
+		}
+		target.SetBool(literal.Bool())
+	case reflect.Int:
+		n, err := strconv.ParseInt(string(literal), 10, 32)
+		if literal.Kind() != '0' || err != nil {
+			d.integer(v, path)
+			return
+		}
+		target.SetInt(n)
+	case reflect.Uint64:
+		n, err := strconv.ParseUint(string(literal), 10, 64)
+		if literal.Kind() != '0' || err != nil {
+			d.integer(v, path)
+			return
+		}
+		target.SetUint(n)
+	default:
+		panic("config: no decoder for " + target.Type().String())
+	}
+}
+
+func (d *decoder) integer(v hujson.Value, path string) {
+	if v.Value.Kind() != '0' {
+		d.wrong(v, path, "a whole number")
+		return
+	}
+	d.tainted = append(d.tainted, path)
+	d.add(v.StartOffset, path, "%.40s is not a whole number, or too large", v.Value)
+}
+
+// members calls f for every member of an object, once for each name.
+func (d *decoder) members(v hujson.Value, path string, f func(name, path string, m member)) bool {
+	object, ok := v.Value.(*hujson.Object)
+	if !ok {
+		d.wrong(v, path, "an object")
+		return false
+	}
+	seen := map[string]int{}
+	for _, m := range object.Members {
+		name := m.Name.Value.(hujson.Literal).String()
+		at := child(path, name)
+		if first, twice := seen[name]; twice {
+			line, _ := d.position(first)
+			d.add(m.Name.StartOffset, at, "the field is there twice, first in line %d", line)
+			continue
+		}
+		seen[name] = m.Name.StartOffset
+		d.keys[at] = m.Name.StartOffset
+		f(name, at, m)
+	}
+	return true
+}
+
+func (d *decoder) object(v hujson.Value, path string, target reflect.Value) {
+	fields := fieldsOf(target.Type())
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.name
+	}
+	d.members(v, path, func(name, at string, m member) {
+		i := slices.Index(names, name)
+		if i < 0 {
+			d.unknown(m, path, name, names)
+			return
+		}
+		d.decode(m.Value, at, target.Field(i), fields[i])
+	})
+}
+
+// unknown reports a field that the type does not have.
+func (d *decoder) unknown(m member, path, name string, names []string) {
+	f := finding{path: child(path, name), offset: m.Name.StartOffset, message: "there is no such field"}
+	if similar := nearest(name, names); similar != "" {
+		f.hint = fmt.Sprintf("did you mean %q?", similar)
+		d.tainted = append(d.tainted, child(path, similar))
+	} else if len(names) > 0 {
+		f.hint = "there are " + strings.Join(names, ", ")
+	}
+	d.found = append(d.found, f)
+}
+
+func (d *decoder) mapping(v hujson.Value, path string, target reflect.Value) {
+	out := reflect.MakeMap(target.Type())
+	ok := d.members(v, path, func(name, at string, m member) {
+		value := reflect.New(target.Type().Elem()).Elem()
+		d.decode(m.Value, at, value, field{})
+		out.SetMapIndex(reflect.ValueOf(name), value)
+	})
+	if ok {
+		target.Set(out)
+	}
+}
+
+// tree reads any JSON value: nil, bool, float64, string, []any, map[string]any.
+func (d *decoder) tree(v hujson.Value, path string) any {
+	d.values[path] = v.StartOffset
+	switch value := v.Value.(type) {
+	case *hujson.Object:
+		out := make(map[string]any, len(value.Members))
+		d.members(v, path, func(name, at string, m member) { out[name] = d.tree(m.Value, at) })
+		return out
+	case *hujson.Array:
+		out := make([]any, len(value.Elements))
+		for i, e := range value.Elements {
+			out[i] = d.tree(e, element(path, i))
+		}
+		return out
+	case hujson.Literal:
+		switch value.Kind() {
+		case '"':
+			return value.String()
+		case 't', 'f':
+			return value.Bool()
+		case '0':
+			return d.number(v, path, string(value))
+		}
+	}
+	return nil
+}
+
+func (d *decoder) number(v hujson.Value, path, text string) float64 {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || (math.Abs(n) > maxInteger && !strings.ContainsAny(text, ".eE")) {
+		d.tainted = append(d.tainted, path)
+		d.found = append(d.found, finding{path: path, offset: v.StartOffset, message: fmt.Sprintf("%.40s is too large to be kept exactly", text), hint: "put it in quotes"})
+	}
+	return n
+}
+
+// position returns line and column of an offset, both from 1, the column in characters.
+func (d *decoder) position(offset int) (line, col int) {
+	before := d.src[:min(offset, len(d.src))]
+	start := bytes.LastIndexByte(before, '\n') + 1
+	return bytes.Count(before, []byte("\n")) + 1, utf8.RuneCount(before[start:]) + 1
+}
+
+// problems places the decoder's findings and more, about the values that it read, in the file.
+func (d *decoder) problems(more []finding) Problems {
+	out := make(Problems, 0, len(d.found)+len(more))
+	for _, f := range append(d.found, d.relevant(more)...) {
+		p := f.problem()
+		p.File = d.file
+		offset := f.offset
+		if offset < 0 {
+			offset = d.find(f.path, f.onKey)
+		}
+		p.Line, p.Col = d.position(offset)
+		out = append(out, p)
+	}
+	out.sort()
+	return slices.Clip(out)
+}
+
+func (f finding) problem() Problem {
+	return Problem{Path: f.path, Message: f.message, Hint: f.hint, Warning: f.warning}
+}
+
+// relevant leaves out the findings that only follow from a mistake that was found before.
+func (d *decoder) relevant(more []finding) []finding {
+	return slices.DeleteFunc(more, func(f finding) bool {
+		return slices.ContainsFunc(d.tainted, func(t string) bool {
+			return within(f.path, t) || within(t, f.path) ||
+				slices.ContainsFunc(f.depends, func(path string) bool { return within(path, t) })
+		})
+	})
+}
+
+// find returns where a path is in the file, or the nearest object around it.
+func (d *decoder) find(path string, onKey bool) int {
+	if at, ok := d.keys[path]; ok && onKey {
+		return at
+	}
+	for {
+		if at, ok := d.values[path]; ok || path == "" {
+			return at
+		}
+		path = parent(path)
+	}
+}
+
+// nearest returns the candidate that is most like a name, "" if none is like it.
+func nearest(name string, candidates []string) string {
+	best, limit := "", max(1, len(name)/3)+1
+	for _, candidate := range candidates {
+		if n := distance(strings.ToLower(name), strings.ToLower(candidate)); n < limit {
+			best, limit = candidate, n
+		}
+	}
+	return best
+}
+
+// distance is the Levenshtein distance of two texts, in bytes.
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return math.MaxInt
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// sortedKeys is how every map is walked, so that the order of problems does not change.
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,159 @@
+package config
+
+import (
+	"encoding"
+	"reflect"
+	"strconv"
+	"strings"
+)
+
+// A field of a config type, as its tags describe it.
+type field struct {
+	reflect.StructField
+	name     string   // in JSON
+	fallback string   // the default's text form, "" for none
+	enum     []string // allowed values of a string, nil for any
+
+	required, positive, nonnegative, empty bool
+}
+
+// fieldsOf returns the fields of a config struct in order.
+func fieldsOf(typ reflect.Type) []field {
+	out := make([]field, 0, typ.NumField())
+	for f := range typ.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		out = append(out, field{StructField: f, name: name, fallback: f.Tag.Get("default")})
+		field := &out[len(out)-1]
+		for rule := range strings.SplitSeq(f.Tag.Get("rule"), ",") {
+			key, value, _ := strings.Cut(rule, "=")
+			switch key {
+			case "required":
+				field.required = true
+			case "positive":
+				field.positive = true
+			case "nonnegative":
+				field.nonnegative = true
+			case "empty":
+				field.empty = true
+			case "enum":
+				field.enum = strings.Split(value, "|")
+			}
+		}
+	}
+	return out
+}
+
+// fallbackValue returns the field's default; ok is false if it has none. The tags are constant: a bad one is a bug that the first
+// test finds.
+func (f field) fallbackValue() (value reflect.Value, ok bool) {
+	if f.fallback == "" {
+		return reflect.Value{}, false
+	}
+	typ := f.Type
+	if typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	target := reflect.New(typ)
+	var err error
+	switch u, isText := target.Interface().(encoding.TextUnmarshaler); {
+	case isText:
+		err = u.UnmarshalText([]byte(f.fallback))
+	case typ.Kind() == reflect.String:
+		target.Elem().SetString(f.fallback)
+	case typ.Kind() == reflect.Bool:
+		var b bool
+		b, err = strconv.ParseBool(f.fallback)
+		target.Elem().SetBool(b)
+	case typ.Kind() == reflect.Int:
+		var n int
+		n, err = strconv.Atoi(f.fallback)
+		target.Elem().SetInt(int64(n))
+	}
+	if err != nil {
+		panic("config: default of " + f.Name + ": " + err.Error())
+	}
+	if f.Type.Kind() == reflect.Pointer {
+		return target, true
+	}
+	return target.Elem(), true
+}
+
+// isZero reports whether a value is what a document without the field has. Empty maps and lists count.
+func isZero(v reflect.Value) bool {
+	if k := v.Kind(); k == reflect.Map || k == reflect.Slice {
+		return v.Len() == 0
+	}
+	return v.IsZero()
+}
+
+// clone copies a value and all that it refers to.
+func clone(v reflect.Value) reflect.Value {
+	out := reflect.New(v.Type()).Elem()
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			out.Set(reflect.New(v.Type().Elem()))
+			out.Elem().Set(clone(v.Elem()))
+		}
+	case reflect.Interface:
+		if !v.IsNil() {
+			out.Set(clone(v.Elem()))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			out.Field(i).Set(clone(v.Field(i)))
+		}
+	case reflect.Map:
+		if !v.IsNil() {
+			out.Set(reflect.MakeMapWithSize(v.Type(), v.Len()))
+			for key, value := range v.Seq2() {
+				out.SetMapIndex(key, clone(value))
+			}
+		}
+	case reflect.Slice:
+		if !v.IsNil() {
+			out.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
+			for i := range v.Len() {
+				out.Index(i).Set(clone(v.Index(i)))
+			}
+		}
+	default:
+		out.Set(v)
+	}
+	return out
+}
+
+// cloned is clone for typed values. The values are those of config types and JSON: no unexported fields, no cycles.
+func cloned[T any](v T) T {
+	var out T
+	reflect.ValueOf(&out).Elem().Set(clone(reflect.ValueOf(&v).Elem()))
+	return out
+}
+
+// eachField calls f for every field of the config structs in v, which must be settable; f may set the field.
+func eachField(v reflect.Value, f func(field, reflect.Value)) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			eachField(v.Elem(), f)
+		}
+	case reflect.Struct:
+		for i, field := range fieldsOf(v.Type()) {
+			f(field, v.Field(i))
+			eachField(v.Field(i), f)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			eachField(v.Index(i), f)
+		}
+	case reflect.Map:
+		if k := v.Type().Elem().Kind(); k == reflect.Struct || k == reflect.Map || k == reflect.Slice {
+			for key, value := range v.Seq2() {
+				changed := reflect.New(value.Type()).Elem()
+				changed.Set(value)
+				eachField(changed, f)
+				v.SetMapIndex(key, changed)
+			}
+		}
+	}
+}

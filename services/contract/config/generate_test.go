@@ -1,0 +1,251 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/tailscale/hujson"
+)
+
+var update = flag.Bool("update", false, "write generated and golden files instead of comparing them")
+
+const (
+	root       = "../../.."
+	schemaFile = root + "/docs/schema/shard.schema.json"
+	pageFile   = root + "/docs/configuration.md"
+)
+
+// golden compares a file with what it should be, or writes it.
+func golden(t *testing.T, path string, want []byte) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	have, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(have), string(want)); diff != "" {
+		t.Errorf("%s is out of date; run go generate in services/contract/config (-file +generated):\n%s", path, diff)
+	}
+}
+
+// TestGenerated checks that everything made from types.go is current.
+func TestGenerated(t *testing.T) {
+	comments := readComments(t)
+	text, err := json.MarshalIndent(comments, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "fielddocs.json", append(text, '\n'))
+	if *update {
+		fieldDocs = text // what comes next is made from the new comments
+	}
+	golden(t, schemaFile, Schema())
+
+	page, err := os.ReadFile(pageFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const begin, end = "<!-- generated from services/contract/config/types.go: begin -->\n", "<!-- generated: end -->\n"
+	before, rest, ok := bytes.Cut(page, []byte(begin))
+	_, after, ok2 := bytes.Cut(rest, []byte(end))
+	if !ok || !ok2 {
+		t.Fatalf("%s does not have the lines %q and %q", pageFile, begin, end)
+	}
+	golden(t, pageFile, []byte(string(before)+begin+referenceTables(comments)+end+string(after)))
+}
+
+// readComments returns the comments of the fields in types.go, by "Type.Field".
+func readComments(t *testing.T) map[string]string {
+	file, err := parser.ParseFile(token.NewFileSet(), "types.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, decl := range file.Decls {
+		types, ok := decl.(*ast.GenDecl)
+		if !ok || types.Tok != token.TYPE {
+			continue
+		}
+		for _, spec := range types.Specs {
+			typ := spec.(*ast.TypeSpec)
+			structure, ok := typ.Type.(*ast.StructType)
+			if !ok {
+				continue
+			}
+			for _, f := range structure.Fields.List {
+				if f.Tag == nil { // not a type of the document
+					continue
+				}
+				doc := strings.Join(strings.Fields(f.Doc.Text()), " ")
+				if doc == "" {
+					t.Errorf("%s.%s has no comment", typ.Name.Name, f.Names[0].Name)
+				}
+				out[typ.Name.Name+"."+f.Names[0].Name] = doc
+			}
+		}
+	}
+	return out
+}
+
+// referenceTables writes a table for each config type, in the order in which the types are first used.
+func referenceTables(comments map[string]string) string {
+	var out strings.Builder
+	type section struct {
+		path string
+		typ  reflect.Type
+	}
+	seen := map[reflect.Type]bool{}
+	for queue := []section{{"", reflect.TypeFor[Shard]()}}; len(queue) > 0; {
+		s := queue[0]
+		queue = queue[1:]
+		if seen[s.typ] || s.typ.NumField() == 0 {
+			continue
+		}
+		seen[s.typ] = true
+		title := "The document"
+		if s.path != "" {
+			title = "`" + s.path + "`"
+		}
+		fmt.Fprintf(&out, "\n### %s\n\n| field | type | default | meaning |\n|---|---|---|---|\n", title)
+		for _, f := range fieldsOf(s.typ) {
+			path := f.name
+			if s.path != "" {
+				path = s.path + "." + f.name
+			}
+			typ, below, at := describe(f.Type, path)
+			fallback := ""
+			if f.fallback != "" {
+				fallback = "`" + f.fallback + "`"
+			} else if f.required {
+				fallback = "required"
+			}
+			doc := strings.ReplaceAll(comments[s.typ.Name()+"."+f.Name], "|", "\\|")
+			if f.enum != nil {
+				doc += " One of `" + strings.Join(f.enum, "`, `") + "`."
+			}
+			fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", f.name, typ, fallback, doc)
+			if below != nil {
+				queue = append(queue, section{at, below})
+			}
+		}
+	}
+	out.WriteString("\n")
+	return out.String()
+}
+
+// describe names a type, and returns the config struct in it with the path of its fields, if there is one.
+func describe(typ reflect.Type, path string) (string, reflect.Type, string) {
+	if typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	switch {
+	case typ == reflect.TypeFor[Duration]():
+		return "duration", nil, ""
+	case typ.Kind() == reflect.Struct:
+		return "object", typ, path
+	case typ.Kind() == reflect.Map:
+		element, below, at := describe(typ.Elem(), path+".*")
+		return "map of " + plural(element), below, at
+	case typ.Kind() == reflect.Slice:
+		element, below, at := describe(typ.Elem(), path+"[]")
+		return "list of " + plural(element), below, at
+	case typ.Kind() == reflect.Interface:
+		return "any JSON", nil, ""
+	}
+	return map[reflect.Kind]string{reflect.String: "text", reflect.Int: "number", reflect.Bool: "true or false"}[typ.Kind()], nil, ""
+}
+
+func plural(s string) string {
+	if first, rest, ok := strings.Cut(s, " of "); ok {
+		return first + "s of " + rest
+	}
+	if s == "any JSON" {
+		return s
+	}
+	return s + "s"
+}
+
+func compileSchema(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(Schema()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiler := jsonschema.NewCompiler()
+	if err := compiler.AddResource("shard.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := compiler.Compile("shard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema
+}
+
+// matches reports whether a document matches the schema, nil if it does.
+func matches(t *testing.T, schema *jsonschema.Schema, src []byte) error {
+	t.Helper()
+	standard, err := hujson.Standardize(bytes.Clone(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(standard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema.Validate(doc)
+}
+
+func TestSchema(t *testing.T) {
+	schema := compileSchema(t)
+	for _, path := range []string{root + "/examples/config-tmux.jsonc", "../testdata/v1/config.jsonc"} {
+		src, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := matches(t, schema, src); err != nil {
+			t.Errorf("%s does not match the schema: %v", path, err)
+		}
+	}
+	base := `{"cluster": {"id": "a"}, "server": {"shard": "b", "provider": {"kind": "mock"}, "subnet_pools": {"p": ["s"]}%s}%s}`
+	for _, tt := range []struct {
+		server, rest string
+		ok           bool
+	}{
+		{"", "", true},
+		{`, "request_timeout": "1d12h"`, "", true},
+		{`, "expiry": {"forced_age": "", "eligible_age": "21d"}`, "", true},
+		{`, "request_timeout": "soon"`, "", false},
+		{`, "request_timeout": ""`, "", false},
+		{`, "request_timeuot": "1s"`, "", false},
+		{"", `, "unknown": 1`, false},
+		{"", `, "groups": {"default": {"g": {"template": "t", "size": -1}}}`, false},
+		{"", `, "groups": {"default": {"g": {"template": "t", "size": 0, "args": {"any": [1, {"x": null}]}}}}`, true},
+		{"", `, "templates": {"t": {"kind": "knd", "arch": "riscv"}}`, false},
+		{"", `, "certificates": {"c": {"kind": "client", "ttl": 0}}`, false},
+	} {
+		if err := matches(t, schema, fmt.Appendf(nil, base, tt.server, tt.rest)); (err == nil) != tt.ok {
+			t.Errorf("%s%s: %v, want ok = %t", tt.server, tt.rest, err, tt.ok)
+		}
+	}
+}

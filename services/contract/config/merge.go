@@ -1,0 +1,92 @@
+package config
+
+import (
+	"maps"
+	"slices"
+)
+
+// mergeTree merges JSON objects key by key, the later over the earlier; everything else replaces. The result shares no memory with
+// them. It is nil if there is nothing in it.
+func mergeTree(trees ...map[string]any) map[string]any {
+	var out map[string]any
+	for _, tree := range trees {
+		for key, value := range tree {
+			if out == nil {
+				out = map[string]any{}
+			}
+			below, isObject := out[key].(map[string]any)
+			if over, ok := value.(map[string]any); ok && isObject && len(over) > 0 {
+				out[key] = mergeTree(below, over)
+			} else if !ok || !isObject {
+				out[key] = cloned(value)
+			}
+		}
+	}
+	return out
+}
+
+func mergeVars(vars ...map[string]string) map[string]string {
+	out := map[string]string{}
+	for _, v := range vars {
+		maps.Copy(out, v)
+	}
+	return out
+}
+
+// merge makes a group of what its template, itself and, for a static group, an override say, but for its hashes. The shard has its
+// defaults.
+func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
+	t := s.Templates[spec.Template]
+	g := Group{
+		GroupKey:      key,
+		Template:      spec.Template,
+		Kind:          t.Kind,
+		Arch:          t.Arch,
+		InstanceType:  firstOf(spec.InstanceType, t.InstanceType),
+		InstanceTypes: slices.Clone(spec.InstanceTypes),
+		SubnetPool:    firstOf(spec.SubnetPool, t.SubnetPool),
+		Args:          mergeTree(s.Defaults.Args, t.Args, spec.Args),
+		Vars:          mergeVars(s.Defaults.Vars, t.Vars, spec.Vars),
+		Files:         cloned(t.Files),
+		LoadBalancers: slices.Clone(spec.LoadBalancers),
+		DrainTimeout:  *s.Server.DefaultDrainTimeout,
+	}
+	if len(g.InstanceTypes) == 0 {
+		g.InstanceTypes = slices.Clone(t.InstanceTypes)
+	}
+	g.Subnets = slices.Clone(s.Server.SubnetPools[g.SubnetPool])
+	for _, u := range []*Userdata{s.Defaults.Userdata, t.Userdata} {
+		if u != nil {
+			g.Userdata = *u
+		}
+	}
+	if t.Size != nil {
+		g.Size = *t.Size
+	}
+	if spec.Size != nil {
+		g.Size = *spec.Size
+	}
+	if spec.DrainTimeout != nil {
+		g.DrainTimeout = *spec.DrainTimeout
+	}
+	fill(&spec) // of the group's fields only max_surge and max_unhealthy have a default
+	g.MaxSurge = *spec.MaxSurge
+	g.MaxUnhealthy, _ = ParseLimit(spec.MaxUnhealthy) // checked by validation
+	if override != nil {
+		if override.Size != nil {
+			g.Size = *override.Size
+		}
+		g.InstanceType = firstOf(override.InstanceType, g.InstanceType)
+		maps.Copy(g.Vars, override.Vars)
+	}
+	return g
+}
+
+func firstOf(texts ...string) string {
+	for _, s := range texts {
+		if s != "" {
+			return s
+		}
+	}
+	return ""
+}

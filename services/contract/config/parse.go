@@ -1,0 +1,129 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// Parse reads `config/{shard}.jsonc`: JSON with comments and trailing commas, at most [MaxSize] bytes. It reports everything that is
+// wrong with it, in the order of the document and with positions: syntax, unknown and repeated fields, types, and whatever [Validate]
+// finds. The shard is nil if there are errors. The file name is for messages only.
+func Parse(filename string, src []byte) (*Shard, Problems) {
+	d := &decoder{file: filename, src: src}
+	root, ok := d.parse()
+	if !ok {
+		return nil, d.problems(nil)
+	}
+	s := &Shard{}
+	d.decode(root, "", reflect.ValueOf(s).Elem(), field{})
+	problems := d.problems(check(s))
+	if len(problems.Errors()) > 0 {
+		return nil, problems
+	}
+	return s, problems
+}
+
+// Validate reports everything that is wrong with a shard config, without positions. Its order is that of the type's fields, maps by key.
+func Validate(s *Shard) Problems {
+	return (&checker{found: check(s)}).problems()
+}
+
+// Encode writes a shard config in its canonical form: indented JSON, map keys sorted, nothing that was not set. [Parse] reads it back.
+// The shard must be valid: its free trees must hold JSON values only.
+func Encode(s *Shard) []byte {
+	out := cloned(s)
+	for tenant, groups := range out.Groups {
+		if groups == nil {
+			out.Groups[tenant] = map[string]GroupSpec{}
+		}
+	}
+	return encode(out)
+}
+
+func encode(v any) []byte {
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		panic("config: a document that is not valid was encoded: " + err.Error())
+	}
+	return out.Bytes()
+}
+
+// groupsVersion is the version of `groups/{shard}.jsonc` that is written, and the newest that is read.
+const groupsVersion = 1
+
+// groupsHead are the fields of `groups/{shard}.jsonc` that are not tenants. No tenant's name can begin with a dollar sign.
+type groupsHead struct {
+	Version  *int   `json:"$version,omitempty" rule:"positive"`
+	Term     uint64 `json:"$term,omitempty"`
+	Revision uint64 `json:"$revision,omitempty"`
+}
+
+// ParseGroups reads `groups/{shard}.jsonc`. It reports what is wrong with the document by itself; what is wrong with it beside a shard
+// config is reported by [Shard.Merged]. The groups are empty if there are errors.
+func ParseGroups(filename string, src []byte) (Groups, Problems) {
+	d := &decoder{file: filename, src: src}
+	root, ok := d.parse()
+	if !ok {
+		return Groups{}, d.problems(nil)
+	}
+	var head groupsHead
+	tenants := map[string]map[string]GroupSpec{}
+	headFields := fieldsOf(reflect.TypeFor[groupsHead]())
+	ok = d.members(root, "", func(name, at string, m member) {
+		if len(name) > 0 && name[0] == '$' {
+			var names []string
+			for i, f := range headFields {
+				if f.name == name {
+					d.decode(m.Value, at, reflect.ValueOf(&head).Elem().Field(i), f)
+					return
+				}
+				names = append(names, f.name)
+			}
+			d.unknown(m, "", name, names)
+			return
+		}
+		var groups map[string]GroupSpec
+		d.decode(m.Value, at, reflect.ValueOf(&groups).Elem(), field{})
+		tenants[name] = groups
+	})
+	c := checker{}
+	if head.Version != nil && *head.Version != groupsVersion {
+		c.add("$version", "version %d of this document is not known, the newest known is %d", *head.Version, groupsVersion)
+	}
+	if ok {
+		c.fields(reflect.ValueOf(tenants), "")
+		for _, tenant := range sortedKeys(tenants) {
+			c.key(tenant, ident.ValidateTenantName(tenant))
+			for _, name := range sortedKeys(tenants[tenant]) {
+				at := child(tenant, name)
+				c.key(at, ident.ValidateName(name))
+				c.group(tenants[tenant][name], at)
+			}
+		}
+	}
+	problems := d.problems(c.found)
+	if len(problems.Errors()) > 0 {
+		return Groups{}, problems
+	}
+	if len(tenants) == 0 {
+		tenants = nil
+	}
+	return Groups{Term: head.Term, Revision: head.Revision, Tenants: tenants}, problems
+}
+
+// EncodeGroups writes groups in their canonical form; [ParseGroups] reads it back. Tenants without groups are left out.
+func EncodeGroups(g Groups) []byte {
+	out := map[string]any{"$version": groupsVersion, "$term": g.Term, "$revision": g.Revision}
+	for tenant, groups := range g.Tenants {
+		if len(groups) > 0 {
+			out[tenant] = groups
+		}
+	}
+	return encode(out)
+}

@@ -1,0 +1,116 @@
+package config
+
+import (
+	_ "embed"
+	"encoding/json"
+	"reflect"
+	"strings"
+)
+
+//go:generate go test -run ^TestGenerated$ . -update
+
+// fieldDocs are the comments of the fields of the config types, by "Type.Field", taken from types.go by the tests of this package
+// when they run with -update.
+//
+//go:embed fielddocs.json
+var fieldDocs []byte
+
+// schemaDialect is the version of JSON Schema that is written.
+const schemaDialect = "https://json-schema.org/draft/2020-12/schema"
+
+// Schema returns the JSON Schema of `config/{shard}.jsonc`, for editors: fields, types, allowed values, defaults and what the fields
+// mean. It says less than [Validate]: nothing of how fields fit together.
+func Schema() []byte {
+	b := schemaBuilder{docs: docs(), defs: map[string]any{}}
+	root := b.object(reflect.TypeFor[Shard]())
+	root["$schema"] = schemaDialect
+	root["title"] = "Nstance shard configuration"
+	root["$defs"] = b.defs
+	return encode(root)
+}
+
+func docs() map[string]string {
+	var out map[string]string
+	if err := json.Unmarshal(fieldDocs, &out); err != nil {
+		panic("config: fielddocs.json: " + err.Error())
+	}
+	return out
+}
+
+type schemaBuilder struct {
+	docs map[string]string
+	defs map[string]any
+}
+
+// object describes a config struct.
+func (b schemaBuilder) object(typ reflect.Type) map[string]any {
+	properties := map[string]any{}
+	var required []string
+	for _, f := range fieldsOf(typ) {
+		property := b.field(f)
+		if doc := b.docs[typ.Name()+"."+f.Name]; doc != "" {
+			property["description"] = doc
+		}
+		properties[f.name] = property
+		if f.required {
+			required = append(required, f.name)
+		}
+	}
+	out := map[string]any{"type": "object", "properties": properties, "additionalProperties": false}
+	if required != nil {
+		out["required"] = required
+	}
+	return out
+}
+
+func (b schemaBuilder) field(f field) map[string]any {
+	out := b.value(f.Type)
+	if f.enum != nil {
+		out["enum"] = f.enum
+	}
+	if value, ok := f.fallbackValue(); ok {
+		out["default"] = value.Interface()
+	}
+	switch {
+	case f.positive && out["type"] == "integer":
+		out["minimum"] = 1
+	case f.nonnegative:
+		out["minimum"] = 0
+	case f.empty:
+		out = map[string]any{"anyOf": []any{map[string]any{"const": ""}, out}}
+	}
+	if f.required && (out["type"] == "string" || out["type"] == "array" || out["type"] == "object" && out["additionalProperties"] != nil) {
+		out[map[any]string{"string": "minLength", "array": "minItems", "object": "minProperties"}[out["type"]]] = 1
+	}
+	return out
+}
+
+func (b schemaBuilder) value(typ reflect.Type) map[string]any {
+	if typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	if typ == reflect.TypeFor[Duration]() {
+		return map[string]any{"type": "string", "pattern": `^([0-9.]+d)?([0-9.]+(h|m|s|ms|us|µs|ns))*$`, "minLength": 1}
+	}
+	switch typ.Kind() {
+	case reflect.Struct:
+		name := strings.ToLower(typ.Name()[:1]) + typ.Name()[1:]
+		if _, known := b.defs[name]; !known {
+			b.defs[name] = nil // types do not contain themselves, but a name is described once
+			b.defs[name] = b.object(typ)
+		}
+		return map[string]any{"$ref": "#/$defs/" + name}
+	case reflect.Map:
+		return map[string]any{"type": "object", "additionalProperties": b.value(typ.Elem())}
+	case reflect.Slice:
+		return map[string]any{"type": "array", "items": b.value(typ.Elem())}
+	case reflect.String:
+		return map[string]any{"type": "string"}
+	case reflect.Bool:
+		return map[string]any{"type": "boolean"}
+	case reflect.Int:
+		return map[string]any{"type": "integer"}
+	default: // any JSON value
+		return map[string]any{}
+	}
+}

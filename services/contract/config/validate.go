@@ -1,0 +1,316 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/render"
+)
+
+// clouds are the providers that need to know where they are, and which VM types to make.
+var clouds = []string{"aws", "gcp"}
+
+// check reports everything that is wrong with a shard.
+func check(written *Shard) []finding {
+	c := &checker{rendered: map[string]bool{}}
+	if c.trees(written); len(c.found) > 0 {
+		return c.found
+	}
+	c.s = written.WithDefaults()
+	c.fields(reflect.ValueOf(written).Elem(), "")
+	c.cluster()
+	c.server()
+	c.addresses()
+	c.timing()
+	c.subnetPools()
+	c.tenants()
+	c.loadBalancers()
+	c.images()
+	c.certificates()
+	c.templates()
+	c.groups()
+	return c.found
+}
+
+func (c *checker) cluster() {
+	cl := c.s.Cluster
+	if cl.ID != "" {
+		c.err("cluster.id", ident.ValidateClusterName(cl.ID))
+	}
+	if st := cl.Storage; st != nil {
+		c.prefix("cluster.storage.prefix", st.Prefix)
+		if st.Endpoint != "" {
+			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+				c.add("cluster.storage.endpoint", "%s is not a URL such as https://host:port", quote(st.Endpoint))
+			}
+			if st.Provider != "s3" && st.Provider != "" {
+				c.add("cluster.storage.endpoint", "is for provider s3 only")
+			}
+		}
+	}
+	const at = "cluster.secrets"
+	c.prefix(at+".prefix", cl.Secrets.Prefix)
+	if cl.Secrets.ProjectID != "" && cl.Secrets.Provider != "google-secret-manager" {
+		c.add(at+".project_id", "is for provider google-secret-manager only")
+	}
+	switch key := cl.Secrets.EncryptionKey; {
+	case key != nil:
+		c.keySource(*key, at+".encryption_key")
+	case c.s.Cluster.Secrets.Provider == "object-storage" && cl.ID != "":
+		c.add(at+".encryption_key", "is required: secrets in object storage are always sealed").hint =
+			`{"provider": "env"} reads it from ` + DefaultKeyVariable
+	}
+	for i, old := range cl.Secrets.OldEncryptionKeys {
+		path := element(at+".old_encryption_keys", i)
+		c.keySource(old, path)
+		if key := cl.Secrets.EncryptionKey; key != nil && old == *key {
+			c.add(path, "is the current key")
+		}
+		if slices.Contains(cl.Secrets.OldEncryptionKeys[:i], old) {
+			c.add(path, "is there twice")
+		}
+	}
+}
+
+func (c *checker) prefix(path, prefix string) {
+	if strings.HasPrefix(prefix, "/") || strings.Contains(prefix, "//") || strings.ContainsFunc(prefix, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		c.add(path, "%s begins with a slash, or has an empty part or a control character", quote(prefix))
+	}
+}
+
+func (c *checker) keySource(k KeySource, path string) {
+	switch {
+	case k.Provider == "env":
+		c.err(path+".source", render.ValidateEnvName(k.Source))
+	case k.Source == "" && k.Provider != "":
+		c.add(path+".source", "is required for provider %s", k.Provider)
+	case k.Provider == "google-secret-manager" && k.ProjectID == "" && !strings.HasPrefix(k.Source, "projects/"):
+		c.add(path+".project_id", "is required where the source does not begin with projects/")
+	}
+	if k.ProjectID != "" && k.Provider != "google-secret-manager" {
+		c.add(path+".project_id", "is for provider google-secret-manager only")
+	}
+}
+
+func (c *checker) server() {
+	sv := c.s.Server
+	if sv.Shard != "" {
+		c.err("server.shard", ident.ValidateName(sv.Shard))
+	}
+	if slices.Contains(clouds, sv.Provider.Kind) {
+		if sv.Provider.Region == "" {
+			c.add("server.provider.region", "is required for provider %s", sv.Provider.Kind)
+		}
+		if sv.Provider.Zone == "" {
+			c.add("server.provider.zone", "is required for provider %s", sv.Provider.Kind)
+		}
+	}
+	ln := sv.LeaderNetwork
+	if ln == nil {
+		return
+	}
+	const at = "server.leader_network"
+	if ln.IPv4 != "" {
+		if ip, err := netip.ParseAddr(ln.IPv4); err != nil || !ip.Is4() {
+			c.add(at+".ipv4", "%s is not an IPv4 address", quote(ln.IPv4))
+		}
+	}
+	if ln.IPv6 != "" {
+		if ip, err := netip.ParseAddr(ln.IPv6); err != nil || !ip.Is6() || ip.Is4In6() || ip.Zone() != "" {
+			c.add(at+".ipv6", "%s is not an IPv6 address", quote(ln.IPv6))
+		}
+	}
+	switch sv.Provider.Kind {
+	case "aws":
+		if ln.InterfaceID == "" {
+			c.add(at+".interface_id", "is required for provider aws")
+		} else if !strings.HasPrefix(ln.InterfaceID, "eni-") {
+			c.add(at+".interface_id", "%s does not begin with eni-", quote(ln.InterfaceID))
+		}
+	default:
+		if ln.InterfaceID != "" && sv.Provider.Kind != "" {
+			c.add(at+".interface_id", "is for provider aws only")
+		}
+	}
+	if ln.IPv4 == "" && ln.IPv6 == "" {
+		c.add(at, "has neither ipv4 nor ipv6")
+	}
+}
+
+// addresses checks the listeners. Port 0 means any free port, which tests use; it cannot be advertised, but then it is not.
+func (c *checker) addresses() {
+	type listener struct{ host, path string }
+	bound := map[uint16]listener{} // by port
+	for i, f := range fieldsOf(reflect.TypeFor[Addresses]()) {
+		path := child("server.bind", f.name)
+		host, port, err := splitAddress(reflect.ValueOf(c.s.Server.Bind).Field(i).String())
+		if err != nil {
+			c.add(path, "%v", err)
+		} else {
+			if ip, err := netip.ParseAddr(host); host != "" && host != "localhost" && (err != nil || ip.Zone() != "") {
+				c.add(path, "%s is not an IP address to listen on", quote(host))
+			}
+			other, taken := bound[port]
+			if wildcard := host == "" || host == "0.0.0.0" || host == "::" || other.host == "" || other.host == "0.0.0.0" || other.host == "::"; taken && port != 0 &&
+				(wildcard || host == other.host) {
+				c.add(path, "port %d is that of %s too", port, other.path).depends = []string{other.path}
+			}
+			bound[port] = listener{host, path}
+		}
+		path = child("server.advertise", f.name)
+		advertised := reflect.ValueOf(c.s.Server.Advertise).Field(i).String()
+		if advertised == reflect.ValueOf(c.s.Server.Bind).Field(i).String() {
+			continue
+		}
+		if _, _, err := splitAddress(advertised); err != nil {
+			c.add(path, "%v", err)
+		}
+	}
+}
+
+// splitAddress reads host:port. The host may be empty, an IP address or a name.
+func splitAddress(s string) (host string, port uint16, err error) {
+	host, text, err := net.SplitHostPort(s)
+	if err != nil {
+		return "", 0, fmt.Errorf("%s is not an address such as \"0.0.0.0:8990\"", quote(s))
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || strconv.FormatUint(n, 10) != text {
+		return "", 0, fmt.Errorf("%s has no port from 0 to 65535", quote(s))
+	}
+	if host == "" {
+		return host, uint16(n), nil
+	}
+	if _, err := netip.ParseAddr(host); err != nil && !isDNSName(host) {
+		return "", 0, fmt.Errorf("%s has a host that is neither an IP address nor a name", quote(s))
+	}
+	return host, uint16(n), nil
+}
+
+// isDNSName reports whether s is a host name (RFC 1123, section 2.1), perhaps with a wildcard as its first label.
+func isDNSName(s string) bool {
+	if s == "" || len(s) > 253 {
+		return false
+	}
+	for label := range strings.SplitSeq(strings.TrimPrefix(s, "*."), ".") {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
+			return false
+		}
+		for i := range len(label) {
+			if b := label[i]; (b < 'a' || b > 'z') && (b < 'A' || b > 'Z') && (b < '0' || b > '9') && b != '-' && b != '_' {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// timing checks how durations fit together.
+func (c *checker) timing() {
+	sv := c.s.Server
+	le := sv.LeaderElection
+	if le.LeaseDuration.D() < 2*le.RenewInterval.D() {
+		c.add("server.leader_election.lease_duration", "%s is less than twice the renew_interval of %s", le.LeaseDuration, le.RenewInterval).depends =
+			[]string{"server.leader_election.renew_interval"}
+	}
+	if le.PeerLease.D() > 0 && le.PeerLease.D() < 2*le.PeerInterval.D() {
+		c.add("server.leader_election.peer_lease", "%s is less than twice the peer_interval of %s", le.PeerLease, le.PeerInterval).depends =
+			[]string{"server.leader_election.peer_interval"}
+	}
+	if j := sv.ErrorExitJitter; j.MaxDelay.D() < j.MinDelay.D() {
+		c.add("server.error_exit_jitter.max_delay", "%s is less than the min_delay of %s", j.MaxDelay, j.MinDelay).depends =
+			[]string{"server.error_exit_jitter.min_delay"}
+	}
+	if e := sv.Expiry; e.EligibleAge.D() > 0 && e.ForcedAge.D() > 0 && e.ForcedAge.D() <= e.EligibleAge.D() {
+		c.add("server.expiry.forced_age", "%s is not more than the eligible_age of %s", e.ForcedAge, e.EligibleAge).depends =
+			[]string{"server.expiry.eligible_age"}
+	}
+}
+
+func (c *checker) subnetPools() {
+	const at = "server.subnet_pools"
+	poolOf := map[string]string{}
+	for _, pool := range sortedKeys(c.s.Server.SubnetPools) {
+		path := child(at, pool)
+		c.key(path, ident.ValidateName(pool))
+		subnets := c.s.Server.SubnetPools[pool]
+		if len(subnets) == 0 {
+			c.add(path, "has no subnets")
+		}
+		c.distinct(subnets, path)
+		for i, subnet := range subnets {
+			if other, taken := poolOf[subnet]; taken && other != pool && subnet != "" {
+				c.add(element(path, i), "%s is in pool %s too", quote(subnet), quote(other))
+			}
+			poolOf[subnet] = pool
+		}
+	}
+	c.distinct(c.s.Server.DynamicSubnetPools, "server.dynamic_subnet_pools")
+	for i, pool := range c.s.Server.DynamicSubnetPools {
+		if pool != "" {
+			reference(c, element("server.dynamic_subnet_pools", i), "subnet pool", pool, c.s.Server.SubnetPools, at)
+		}
+	}
+}
+
+func (c *checker) tenants() {
+	for _, tenant := range sortedKeys(c.s.Tenants) {
+		path := child("tenants", tenant)
+		if tenant == ident.DefaultTenant {
+			c.key(path, errors.New("always exists and may not be listed"))
+			continue
+		}
+		c.key(path, ident.ValidateTenantName(tenant))
+	}
+}
+
+// foreign reports that a thing is another provider's than the shard's. Development shards may name anything.
+func (c *checker) foreign(path, provider string) {
+	kind := c.s.Server.Provider.Kind
+	if provider == "" || kind == "" || kind == provider || kind == "tmux" || kind == "mock" {
+		return
+	}
+	c.add(path, "is for provider %s, but the shard's is %s", provider, kind).depends = []string{"server.provider.kind"}
+}
+
+func (c *checker) loadBalancers() {
+	for _, name := range sortedKeys(c.s.LoadBalancers) {
+		lb, path := c.s.LoadBalancers[name], child("load_balancers", name)
+		c.key(path, validateKey("load balancer", name))
+		c.distinct(lb.TargetGroupARNs, path+".target_group_arns")
+		if lb.Provider == "aws" && len(lb.TargetGroupARNs) == 0 {
+			c.add(path+".target_group_arns", "is required for provider aws")
+		}
+		if lb.Provider == "gcp" && lb.InstanceGroupName == "" {
+			c.add(path+".instance_group_name", "is required for provider gcp")
+		}
+		if lb.Provider == "gcp" && len(lb.TargetGroupARNs) > 0 {
+			c.add(path+".target_group_arns", "is for provider aws only")
+		}
+		if lb.Provider == "aws" && lb.InstanceGroupName != "" {
+			c.add(path+".instance_group_name", "is for provider gcp only")
+		}
+	}
+}
+
+func (c *checker) images() {
+	for _, name := range sortedKeys(c.s.Images) {
+		image, path := c.s.Images[name], child("images", name)
+		c.key(path, validateIdentifier(name))
+		c.foreign(path+".provider", image.Provider)
+		if len(image.Filters) == 0 && image.Fallback == "" {
+			c.add(path+".filters", "is required where there is no fallback")
+		}
+		for i, filter := range image.Filters {
+			c.distinct(filter.Values, element(path+".filters", i)+".values")
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/render"
+)
+
+// maxCertificateHours is ten years.
+const maxCertificateHours = 10 * 365 * 24
+
+func (c *checker) certificates() {
+	for _, name := range sortedKeys(c.s.Certificates) {
+		cert, path := c.s.Certificates[name], child("certificates", name)
+		c.key(path, validateKey("certificate", name))
+		if cert.TTL > maxCertificateHours {
+			c.add(path+".ttl", "%d hours are more than ten years (%d)", cert.TTL, maxCertificateHours)
+		}
+		if cert.CN == "" && len(cert.DNS)+len(cert.IP)+len(cert.URI) == 0 {
+			c.add(path, "names nobody: it has neither cn nor dns, ip or uri")
+		}
+	}
+}
+
+func (c *checker) templates() {
+	c.vars(c.s.Defaults.Vars, "defaults.vars")
+	c.userdata(c.s.Defaults.Userdata, "defaults.userdata")
+	for _, name := range sortedKeys(c.s.Templates) {
+		t, path := c.s.Templates[name], child("templates", name)
+		c.key(path, ident.ValidateName(name))
+		if t.Kind != "" {
+			c.err(path+".kind", ident.ValidateKind(t.Kind))
+		}
+		c.vars(t.Vars, path+".vars")
+		c.userdata(t.Userdata, path+".userdata")
+		c.instanceTypes(t.InstanceTypes, path)
+		if t.SubnetPool != "" {
+			reference(c, path+".subnet_pool", "subnet pool", t.SubnetPool, c.s.Server.SubnetPools, "server.subnet_pools")
+		}
+		for _, file := range sortedKeys(t.Files) {
+			at := child(path+".files", file)
+			c.key(at, validateKey("file", file))
+			c.file(t.Files[file], at)
+		}
+	}
+}
+
+func (c *checker) vars(vars map[string]string, path string) {
+	if len(vars) > render.MaxVars {
+		c.add(path, "has %d entries, at most %d are allowed", len(vars), render.MaxVars)
+	}
+	if _, empty := vars[""]; empty {
+		c.add(child(path, ""), "the name of a variable is empty").onKey = true
+	}
+}
+
+func (c *checker) userdata(u *Userdata, path string) {
+	if u != nil && u.Content == "" {
+		c.add(path+".content", "is required")
+	}
+}
+
+func (c *checker) instanceTypes(types []string, path string) {
+	c.distinct(types, path+".instance_types")
+}
+
+// fileFields are the fields that a file of each kind has beside kind. All are required, but for those that may be empty: a text is a
+// text, an env file without variables a file.
+var fileFields = map[string][]string{
+	"certificate": {"template", "key"},
+	"secret":      {"source"},
+	"storage":     {"source"},
+	"env":         {"vars"},
+	"json":        {"json"},
+	"string":      {"content"},
+}
+
+func (c *checker) file(f File, path string) {
+	allowed, known := fileFields[f.Kind]
+	if !known {
+		return // reported by the field's own rule
+	}
+	v := reflect.ValueOf(f)
+	for i, field := range fieldsOf(v.Type()) {
+		if field.name == "kind" {
+			continue
+		}
+		at, wanted := child(path, field.name), strings.Contains(" "+strings.Join(allowed, " ")+" ", " "+field.name+" ")
+		switch set := !v.Field(i).IsZero(); {
+		case set && !wanted:
+			c.add(at, "is not for files of kind %s", f.Kind).hint = "those have " + strings.Join(allowed, " and ")
+		case !set && wanted && f.Kind != "string" && f.Kind != "env":
+			c.add(at, "is required for files of kind %s", f.Kind)
+		}
+	}
+	switch f.Kind {
+	case "certificate":
+		if f.Template != "" {
+			reference(c, path+".template", "certificate", f.Template, c.s.Certificates, "certificates")
+		}
+		if f.Key != nil && f.Key.Name != "" {
+			if err := validateKey("key", f.Key.Name); err != nil {
+				c.add(path+".key.name", "%v", err)
+			} else if len(f.Key.Name) <= len(".pub") || !strings.HasSuffix(f.Key.Name, ".pub") {
+				c.add(path+".key.name", "%s does not end in .pub", quote(f.Key.Name))
+			}
+		}
+	case "secret":
+		if f.Source != "" {
+			c.err(path+".source", ValidateSecretSource(f.Source))
+		}
+	}
+}
+
+// ValidateSecretSource checks the name of a secret that a file may hold: any but the cluster's own keys, which never leave the server.
+func ValidateSecretSource(name string) error {
+	switch name {
+	case "ca.key", "registration-nonce.key":
+		return fmt.Errorf("%q is the cluster's own and is never delivered", name)
+	}
+	return keys.ValidateSecretName(name)
+}
+
+// ValidateStorageSource checks the bucket key, after rendering, of an object that an instance may receive: only those under files/.
+func ValidateStorageSource(key string) error {
+	if !strings.HasPrefix(key, keys.FilePrefix()) {
+		return fmt.Errorf("%s is not under %s", quote(key), keys.FilePrefix())
+	}
+	if _, err := keys.Parse(key); err != nil {
+		return err
+	}
+	return nil
+}
