@@ -127,8 +127,19 @@ func (f forgetful) Put(ctx context.Context, key string, body []byte, cond objsto
 	return f.Store.Put(ctx, key, body, cond)
 }
 
+// mislabelling replaces, and returns another token than reads do: its caller's next condition would never hold.
+type mislabelling struct{ objstore.Store }
+
+func (m mislabelling) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	token, err := m.Store.Put(ctx, key, body, cond)
+	if err == nil && !cond.Absent() {
+		token += "-1"
+	}
+	return token, err
+}
+
 func TestProbeRejectsOddStores(t *testing.T) {
-	for _, store := range []objstore.Store{creator{mem.New()}, forgetful{mem.New()}} {
+	for _, store := range []objstore.Store{creator{mem.New()}, forgetful{mem.New()}, mislabelling{mem.New()}} {
 		if err := objstore.Probe(t.Context(), store, "probe/n"); !errors.Is(err, objstore.ErrUnconditional) {
 			t.Errorf("%T: error = %v", store, err)
 		}

@@ -124,6 +124,19 @@ func TestSettle(t *testing.T) {
 	}
 }
 
+// A conflict is final at once, even if nothing has changed: some stores say so of a write that overlaps another.
+func TestSettleTakesAFirstConflict(t *testing.T) {
+	requests := 0
+	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
+		requests++
+		return mem.Fault{Err: objstore.ErrConflict}
+	}})
+	_, err := objstore.Settle(t.Context(), store, "k", []byte("x"), objstore.IfAbsent(), nil)
+	if !errors.Is(err, objstore.ErrConflict) || requests != 1 {
+		t.Errorf("error = %v after %d requests", err, requests)
+	}
+}
+
 func TestSettleEndsWithContext(t *testing.T) {
 	for _, name := range []string{"while it sleeps", "behind the back of sleep"} {
 		t.Run(name, func(t *testing.T) {
