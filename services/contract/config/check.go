@@ -72,7 +72,8 @@ func (c *checker) fields(v reflect.Value, path string) {
 	case reflect.Struct:
 		for i, f := range fieldsOf(v.Type()) {
 			at := child(path, f.name)
-			if f.required && isZero(v.Field(i)) && !f.positive {
+			// Of an object, what is missing inside is said.
+			if f.required && isZero(v.Field(i)) && !f.positive && f.Type.Kind() != reflect.Struct {
 				c.add(at, "is required")
 				continue
 			}

@@ -153,9 +153,17 @@ func marked(src string, want []string) (string, []string) {
 }
 
 func TestPositionsCountCharacters(t *testing.T) {
-	_, problems := Parse("f", []byte("{\n\t\"cluster\": {\"日本\": 1}}"))
-	if want := `f:2:14: cluster["日本"]: there is no such field (there are id, storage, secrets)`; problems[1].String() != want {
-		t.Errorf("got %s, want %s", problems[1], want)
+	_, problems := Parse("f", []byte("{\n\t\"cluster\": {\"é\": 1, \"日本\": 1}}"))
+	want := []string{
+		`f:1:1: server.shard: is required`,
+		`f:1:1: server.provider.kind: is required`,
+		`f:1:1: server.subnet_pools: is required`,
+		`f:2:13: cluster.id: is required`,
+		`f:2:14: cluster["é"]: there is no such field (there are id, storage, secrets)`,
+		`f:2:22: cluster["日本"]: there is no such field (there are id, storage, secrets)`,
+	}
+	if diff := cmp.Diff(want, lines(problems)); diff != "" {
+		t.Error(diff)
 	}
 }
 
