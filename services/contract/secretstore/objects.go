@@ -1,0 +1,148 @@
+package secretstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+)
+
+// Objects keeps secrets as sealed objects, `cluster/secret/{name}`. It implements [Store].
+type Objects struct {
+	options Options
+}
+
+// Options of [NewObjects]. All but Sleep are required.
+type Options struct {
+	Bucket  objstore.Store // the cluster's
+	Cluster string         // its ID: blobs of another cluster do not open
+	Ring    keyring.Ring   // without a current key, nothing can be stored
+	Rand    io.Reader      // crypto/rand.Reader except in tests; used concurrently
+	// Sleep waits between attempts of a write whose result is unknown; nil waits on the real clock.
+	Sleep func(context.Context, time.Duration) error
+}
+
+// NewObjects returns the back end for object storage.
+func NewObjects(options Options) *Objects { return &Objects{options} }
+
+var _ Store = (*Objects)(nil)
+
+// Get implements [Store]. Errors of opening are envelope's.
+func (o *Objects) Get(ctx context.Context, name string) (Secret, error) {
+	secret, _, err := o.read(ctx, name)
+	if err != nil {
+		return Secret{}, fmt.Errorf("get secret %q: %w", name, err)
+	}
+	return secret, nil
+}
+
+func (o *Objects) read(ctx context.Context, name string) (Secret, objstore.Token, error) {
+	if err := ValidateName(name); err != nil {
+		return Secret{}, "", err
+	}
+	object, err := o.options.Bucket.Get(ctx, keys.ClusterSecret(name))
+	if errors.Is(err, objstore.ErrNotFound) {
+		return Secret{}, "", fmt.Errorf("%w: %w", ErrNotFound, err)
+	}
+	if err != nil {
+		return Secret{}, "", err
+	}
+	id, err := envelope.KeyID(object.Body)
+	if err != nil {
+		return Secret{}, "", err
+	}
+	plaintext, err := envelope.Open(o.options.Ring.Keys(), o.options.Cluster, name, object.Body)
+	if err != nil {
+		return Secret{}, "", err
+	}
+	return Secret{Name: name, Value: NewValue(plaintext), KeyID: id.String()}, object.Token, nil
+}
+
+// Put implements [Store].
+func (o *Objects) Put(ctx context.Context, name string, value Value, cond Condition) error {
+	if err := ValidatePut(name, value, cond); err != nil {
+		return fmt.Errorf("put secret %q: %w", name, err)
+	}
+	when := objstore.Always()
+	if cond == IfAbsent {
+		when = objstore.IfAbsent()
+	}
+	err := o.write(ctx, name, value, when)
+	if errors.Is(err, objstore.ErrConflict) {
+		err = fmt.Errorf("%w: %w", ErrExists, err)
+	}
+	if err != nil {
+		return fmt.Errorf("put secret %q: %w", name, err)
+	}
+	return nil
+}
+
+// write seals and settles: the envelope's random nonce makes the bytes ours alone.
+func (o *Objects) write(ctx context.Context, name string, value Value, when objstore.Condition) error {
+	if o.options.Ring.Current.IsZero() {
+		return ErrNoKey
+	}
+	blob, err := envelope.Seal(o.options.Ring.Current, o.options.Cluster, name, value.Reveal(), o.options.Rand)
+	if err != nil {
+		return err
+	}
+	_, err = objstore.Settle(ctx, o.options.Bucket, keys.ClusterSecret(name), blob, when, o.options.Sleep)
+	return err
+}
+
+// Delete implements [Store].
+func (o *Objects) Delete(ctx context.Context, name string) error {
+	if err := ValidateName(name); err != nil {
+		return fmt.Errorf("delete secret %q: %w", name, err)
+	}
+	if err := o.options.Bucket.Delete(ctx, keys.ClusterSecret(name)); err != nil {
+		return fmt.Errorf("delete secret %q: %w", name, err)
+	}
+	return nil
+}
+
+// List implements [Store]. An object whose name is no secret's is an error: skipping it would hide it.
+func (o *Objects) List(ctx context.Context) ([]string, error) {
+	entries, err := o.options.Bucket.List(ctx, keys.SecretPrefix())
+	if err != nil {
+		return nil, fmt.Errorf("list secrets: %w", err)
+	}
+	names := make([]string, 0, len(entries))
+	for _, entry := range entries {
+		name := strings.TrimPrefix(entry.Key, keys.SecretPrefix())
+		if err := ValidateName(name); err != nil {
+			return nil, fmt.Errorf("list secrets: object %q: %w", entry.Key, err)
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+// Reseal seals a secret anew under the current key, if it is under another one, and reports whether it did. A value that somebody else
+// stores meanwhile is kept, and resealed in its turn.
+func (o *Objects) Reseal(ctx context.Context, name string) (bool, error) {
+	for {
+		secret, token, err := o.read(ctx, name)
+		if err != nil {
+			return false, fmt.Errorf("reseal secret %q: %w", name, err)
+		}
+		if secret.KeyID == o.options.Ring.Current.ID().String() {
+			return false, nil
+		}
+		err = o.write(ctx, name, secret.Value, objstore.IfToken(token))
+		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
+			continue // each turn means that another writer made progress
+		}
+		if err != nil {
+			return false, fmt.Errorf("reseal secret %q: %w", name, err)
+		}
+		return true, nil
+	}
+}

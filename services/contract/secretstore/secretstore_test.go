@@ -1,0 +1,260 @@
+package secretstore_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/contract/secretstore/secretstoretest"
+)
+
+func key(t testing.TB, fill byte) envelope.Key {
+	t.Helper()
+	k, err := envelope.NewKey(bytes.Repeat([]byte{fill}, envelope.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func noSleep(ctx context.Context, _ time.Duration) error { return ctx.Err() }
+
+func objects(bucket objstore.Store, cluster string, ring keyring.Ring) *secretstore.Objects {
+	return secretstore.NewObjects(secretstore.Options{Bucket: bucket, Cluster: cluster, Ring: ring, Rand: rand.Reader, Sleep: noSleep})
+}
+
+func TestObjects(t *testing.T) {
+	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
+		bucket, ring := mem.New(), keyring.Ring{Current: key(t, 1)}
+		return objects(bucket, "example", ring), objects(bucket, "example", ring)
+	})
+}
+
+// Answers of writes are lost, one after the other: whoever wrote still knows.
+func TestObjectsLoseAnswers(t *testing.T) {
+	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
+		bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
+			switch {
+			case r.Op != mem.Put:
+				return mem.Fault{}
+			case r.Seq%3 == 0:
+				return mem.Fault{Lost: true}
+			case r.Seq%3 == 1:
+				return mem.Fault{Late: 2}
+			}
+			return mem.Fault{}
+		}})
+		ring := keyring.Ring{Current: key(t, 1)}
+		return objects(bucket, "example", ring), objects(bucket, "example", ring)
+	})
+}
+
+func TestCachedConforms(t *testing.T) {
+	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
+		s := secretstore.Cached(objects(mem.New(), "example", keyring.Ring{Current: key(t, 1)}), time.Hour, time.Now)
+		return s, s
+	})
+}
+
+func TestObjectsAreSealed(t *testing.T) {
+	bucket := mem.New()
+	a := objects(bucket, "example", keyring.Ring{Current: key(t, 1)})
+	if err := a.Put(t.Context(), "db", secretstore.NewValue([]byte("correct horse")), secretstore.Any); err != nil {
+		t.Fatal(err)
+	}
+	object, err := bucket.Get(t.Context(), "cluster/secret/db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(object.Body, []byte("horse")) {
+		t.Error("it is in the clear")
+	}
+	secret, err := a.Get(t.Context(), "db")
+	if err != nil || secret.KeyID != key(t, 1).ID().String() {
+		t.Errorf("%+v, %v", secret, err)
+	}
+	for name, c := range map[string]struct {
+		store *secretstore.Objects
+		want  error
+	}{
+		"other key":     {objects(bucket, "example", keyring.Ring{Current: key(t, 2)}), envelope.ErrUnknownKey},
+		"no key":        {objects(bucket, "example", keyring.Ring{}), envelope.ErrUnknownKey},
+		"other cluster": {objects(bucket, "other", keyring.Ring{Current: key(t, 1)}), envelope.ErrAuthentication},
+		"old key":       {objects(bucket, "example", keyring.Ring{Current: key(t, 2), Old: []envelope.Key{key(t, 1)}}), nil},
+	} {
+		_, err := c.store.Get(t.Context(), "db")
+		if !errors.Is(err, c.want) || errors.Is(err, secretstore.ErrNotFound) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	if _, err := bucket.Put(t.Context(), keys.ClusterSecret("copy"), object.Body, objstore.Always()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Get(t.Context(), "copy"); !errors.Is(err, envelope.ErrAuthentication) {
+		t.Error("a copy under another name:", err)
+	}
+}
+
+func TestNoKeyIsAnError(t *testing.T) {
+	bucket := mem.New()
+	a := objects(bucket, "example", keyring.Ring{Old: []envelope.Key{key(t, 1)}})
+	for _, cond := range []secretstore.Condition{secretstore.Any, secretstore.IfAbsent} {
+		if err := a.Put(t.Context(), "x", secretstore.NewValue([]byte("v")), cond); !errors.Is(err, secretstore.ErrNoKey) {
+			t.Error(err)
+		}
+	}
+	if entries, err := bucket.List(t.Context(), ""); err != nil || len(entries) != 0 {
+		t.Errorf("stored %v, %v", entries, err)
+	}
+}
+
+func TestListNamesStrays(t *testing.T) {
+	bucket := mem.New()
+	if _, err := bucket.Put(t.Context(), "cluster/secret/a/b", []byte("x"), objstore.Always()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := objects(bucket, "example", keyring.Ring{Current: key(t, 1)}).List(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "cluster/secret/a/b") {
+		t.Error(err)
+	}
+}
+
+func TestUnreadableIsNotMissing(t *testing.T) {
+	denied := errors.New("denied")
+	bucket := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { return mem.Fault{Err: denied} }})
+	_, err := objects(bucket, "example", keyring.Ring{Current: key(t, 1)}).Get(t.Context(), "x")
+	if !errors.Is(err, denied) || errors.Is(err, secretstore.ErrNotFound) {
+		t.Error(err)
+	}
+}
+
+func TestReseal(t *testing.T) {
+	// Somebody stores another value under the old key between the read and the write of the first reseal.
+	var meddle func()
+	bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
+		if f := meddle; f != nil && r.Op == mem.Put {
+			meddle = nil
+			f()
+		}
+		return mem.Fault{}
+	}})
+	old := objects(bucket, "example", keyring.Ring{Current: key(t, 1)})
+	put := func(content string) {
+		if err := old.Put(t.Context(), "x", secretstore.NewValue([]byte(content)), secretstore.Any); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("first")
+	meddle = func() { put("second") }
+	both := objects(bucket, "example", keyring.Ring{Current: key(t, 2), Old: []envelope.Key{key(t, 1)}})
+	for _, want := range []bool{true, false} {
+		if changed, err := both.Reseal(t.Context(), "x"); err != nil || changed != want {
+			t.Errorf("changed %v, %v, want %v", changed, err, want)
+		}
+	}
+	secret, err := objects(bucket, "example", keyring.Ring{Current: key(t, 2)}).Get(t.Context(), "x")
+	if err != nil || string(secret.Value.Reveal()) != "second" {
+		t.Errorf("%q, %v", secret.Value.Reveal(), err)
+	}
+	if _, err := both.Reseal(t.Context(), "y"); !errors.Is(err, secretstore.ErrNotFound) {
+		t.Error(err)
+	}
+}
+
+func TestCached(t *testing.T) {
+	gets := 0
+	var during func()
+	bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
+		if r.Op == mem.Get {
+			gets++
+			if f := during; f != nil {
+				during = nil
+				f()
+			}
+		}
+		return mem.Fault{}
+	}})
+	now := time.Unix(0, 0)
+	plain := objects(bucket, "example", keyring.Ring{Current: key(t, 1)})
+	cached := secretstore.Cached(plain, time.Minute, func() time.Time { return now })
+	put := func(s secretstore.Store, content string) {
+		if err := s.Put(t.Context(), "x", secretstore.NewValue([]byte(content)), secretstore.Any); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(content string, wantGets int) {
+		t.Helper()
+		gets = 0
+		secret, err := cached.Get(t.Context(), "x")
+		if err != nil || string(secret.Value.Reveal()) != content || gets != wantGets {
+			t.Errorf("%q, %v after %d requests, want %q after %d", secret.Value.Reveal(), err, gets, content, wantGets)
+		}
+	}
+	for range 2 { // missing is not remembered
+		gets = 0
+		if _, err := cached.Get(t.Context(), "x"); !errors.Is(err, secretstore.ErrNotFound) || gets != 1 {
+			t.Error(err, gets)
+		}
+	}
+	put(plain, "1")
+	want("1", 1)
+	put(plain, "2")
+	want("1", 0) // from memory
+	now = now.Add(time.Minute)
+	want("2", 1)
+	put(cached, "3")
+	want("3", 1)
+	want("3", 0)
+	// A Get that began before a Put of the same view does not remember what it saw.
+	now = now.Add(time.Minute)
+	during = func() { put(cached, "4") }
+	want("4", 1)
+	want("4", 1)
+	if err := cached.Delete(t.Context(), "x"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cached.Get(t.Context(), "x"); !errors.Is(err, secretstore.ErrNotFound) {
+		t.Error(err)
+	}
+	if secretstore.Cached(plain, 0, nil) != secretstore.Store(plain) {
+		t.Error("a cache without a ttl")
+	}
+}
+
+func TestValueRedacts(t *testing.T) {
+	secret := secretstore.Secret{Name: "x", Value: secretstore.NewValue([]byte("sesame"))}
+	type holder struct {
+		S secretstore.Secret
+		s secretstore.Secret
+		v secretstore.Value
+	}
+	var out bytes.Buffer
+	for _, v := range []any{secret, &secret, secret.Value, &secret.Value, holder{secret, secret, secret.Value}, &holder{secret, secret, secret.Value}, []secretstore.Value{secret.Value}} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d", "%t"} {
+			fmt.Fprintf(&out, verb, v)
+		}
+		slog.New(slog.NewTextHandler(&out, nil)).Info("x", "value", v)
+		slog.New(slog.NewJSONHandler(&out, nil)).Info("x", "value", v)
+		if err := json.NewEncoder(&out).Encode(v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, leak := range []string{"sesame", "736573616d65", "115 101 115", "c2VzYW1l", "0x73, 0x65"} {
+		if strings.Contains(out.String(), leak) {
+			t.Errorf("leaks %q", leak)
+		}
+	}
+}
