@@ -394,17 +394,8 @@ func (e *Elector) nextWrite(now Instant) WriteLock {
 		return WriteLock{Lock: e.write.lock, Condition: e.write.condition}
 	}
 	e.revision++
-	lock := record.Lock{
-		LeaderID:    e.self.ID,
-		Incarnation: e.self.Incarnation,
-		Addresses:   e.self.Addresses,
-		Machine:     e.self.Machine,
-		Term:        e.term,
-		Revision:    e.revision,
-		LeaseMS:     e.opt.Lease.Milliseconds(),
-		RenewMS:     e.opt.Renew.Milliseconds(),
-		AppliedETag: e.etag,
-	}
+	lock := version(e.self, e.opt, e.term, e.revision)
+	lock.AppliedETag = e.etag
 	switch e.role {
 	case Candidate:
 		lock.Term = e.floor + 1
@@ -420,6 +411,20 @@ func (e *Elector) nextWrite(now Instant) WriteLock {
 	}
 	e.write = attempt{lock: lock, condition: condition, began: now, sends: 1}
 	return WriteLock{Lock: lock, Condition: condition}
+}
+
+// version is a version of the lock that this process holds.
+func version(self Identity, opt Options, term, revision uint64) record.Lock {
+	return record.Lock{
+		LeaderID:    self.ID,
+		Incarnation: self.Incarnation,
+		Addresses:   self.Addresses,
+		Machine:     self.Machine,
+		Term:        term,
+		Revision:    revision,
+		LeaseMS:     opt.Lease.Milliseconds(),
+		RenewMS:     opt.Renew.Milliseconds(),
+	}
 }
 
 // nextLook is when a candidate reads the lock again: once for each renewal, just before it is due, and then often enough to see it soon
