@@ -79,7 +79,7 @@ func TestPutErrors(t *testing.T) {
 				t.Fatal("put succeeded")
 			}
 			for _, kind := range []error{objstore.ErrConflict, objstore.ErrIndeterminate, objstore.ErrNotFound, objstore.ErrInvalid} {
-				if errors.Is(err, kind) != (kind == test.want) {
+				if errors.Is(err, kind) != errors.Is(test.want, kind) {
 					t.Errorf("error = %v, is %v: %v", err, kind, errors.Is(err, kind))
 				}
 			}
@@ -155,7 +155,7 @@ func TestGetErrors(t *testing.T) {
 		"no such key":     {status(404, "NoSuchKey"), true},
 		"no such bucket":  {status(404, "NoSuchBucket"), false},
 		"some other 404":  {status(404, ""), false},
-		"a web page":      {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "<html>not here</html>", 404) }, false},
+		"a web page":      {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "<html>not here</html>", http.StatusNotFound) }, false},
 		"access denied":   {status(403, "AccessDenied"), false},
 		"no ETag":         {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "body") }, false},
 		"half of a body":  {func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Content-Length", "9"); etag(w, r) }, false},

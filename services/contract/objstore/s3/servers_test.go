@@ -125,15 +125,7 @@ func versitygw(t *testing.T) *line {
 		}
 		binary = strings.TrimSpace(string(out))
 	}
-	dir, err := os.MkdirTemp("", "vgw") // short: it holds a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := t.TempDir()
 	data, socket := filepath.Join(dir, "data"), filepath.Join(dir, "socket")
 	if err := os.Mkdir(data, 0o700); err != nil {
 		t.Fatal(err)

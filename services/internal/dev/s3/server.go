@@ -79,7 +79,7 @@ func Command() *cobra.Command {
 
 // Serve opens the directory, listens, writes one line with the URL to out ("dev-s3: bucket dev in temp/dev-s3 at http://…"), and
 // serves until ctx ends; requests under way are finished first. It returns nil if ctx ended and nothing else went wrong.
-func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) error {
+func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err error) {
 	if err := gofakes3.ValidateBucketName(o.Bucket); err != nil {
 		return fmt.Errorf("bucket %q is no valid name of an S3 bucket: %w", o.Bucket, err)
 	}
@@ -87,7 +87,7 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) erro
 	if err != nil {
 		return err
 	}
-	defer store.Close()
+	defer func() { err = errors.Join(err, store.Close()) }()
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Addr)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
