@@ -1,0 +1,169 @@
+package tmux
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+const (
+	consoleLog      = "console.log"
+	userdataMax     = 1 << 20
+	loopback        = "127.0.0.1"
+	gzipMagic       = "\x1f\x8b"
+	environmentFile = "agent.env"
+	bootMark        = "booted"
+)
+
+// userdata is a boot script and what interprets it.
+type userdata struct {
+	script      []byte
+	interpreter []string // from its first line
+}
+
+// parseUserdata takes the handed text as clouds and cloud-init do: plain, or gzip, or either of them in base64.
+func parseUserdata(raw []byte) (u userdata, err error) {
+	text := raw
+	if !bytes.HasPrefix(text, []byte("#")) && !bytes.HasPrefix(text, []byte(gzipMagic)) {
+		if text, err = base64.StdEncoding.DecodeString(strings.TrimSpace(string(raw))); err != nil {
+			return u, errors.New("userdata is neither a script (#!) nor base64 nor gzip")
+		}
+	}
+	if bytes.HasPrefix(text, []byte(gzipMagic)) {
+		r, err := gzip.NewReader(bytes.NewReader(text))
+		if err != nil {
+			return u, fmt.Errorf("userdata: %w", err)
+		}
+		if text, err = io.ReadAll(io.LimitReader(r, userdataMax+1)); err != nil {
+			return u, fmt.Errorf("userdata: %w", err)
+		}
+	}
+	if len(text) > userdataMax {
+		return u, fmt.Errorf("userdata is longer than %d bytes", userdataMax)
+	}
+	first, _, _ := bytes.Cut(text, []byte("\n"))
+	shebang, ok := strings.CutPrefix(strings.TrimSuffix(string(first), "\r"), "#!")
+	if !ok {
+		return u, errors.New("userdata is no script: the tmux provider runs what starts with #! only")
+	}
+	// One argument at most, as execve(2) has it.
+	u.interpreter = strings.SplitN(strings.TrimSpace(shebang), " ", 2)
+	if !filepath.IsAbs(u.interpreter[0]) {
+		return u, fmt.Errorf("userdata: the interpreter %q is no absolute path", u.interpreter[0])
+	}
+	u.script = text
+	return u, nil
+}
+
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// machineEnv returns what a VM's userdata and agent find in their environment. args may add to it under "env"; other args mean nothing here.
+func machineEnv(dir string, d document, args map[string]any) (map[string]string, error) {
+	env := map[string]string{
+		"NSTANCE_VM_DIR":            dir,
+		"NSTANCE_ENV_FILE":          filepath.Join(dir, environmentFile),
+		"NSTANCE_INSTANCE_ID":       d.Instance.String(),
+		"NSTANCE_INSTANCE_KIND":     d.Instance.Prefix(),
+		"NSTANCE_INSTANCE_HOSTNAME": d.Hostname,
+		"NSTANCE_INSTANCE_FQDN":     d.Hostname,
+		"NSTANCE_INSTANCE_IPV4":     loopback,
+		"NSTANCE_IDENTITY_DIR":      filepath.Join(dir, "identity"),
+		"NSTANCE_KEYS_DIR":          filepath.Join(dir, "keys"),
+		"NSTANCE_RECV_DIR":          filepath.Join(dir, "recv"),
+		"NSTANCE_PROVIDER":          "none",
+		// The window is the machine: what ends its process ends the machine.
+		"NSTANCE_POWER_OFF_ON_SIGTERM": "true",
+	}
+	extra, ok := args["env"]
+	if !ok {
+		return env, nil
+	}
+	vars, ok := extra.(map[string]any)
+	if !ok {
+		return nil, errors.New("args.env is no map of strings")
+	}
+	for name, value := range vars {
+		text, ok := value.(string)
+		if !ok || !variable.MatchString(name) || strings.Contains(text, "\x00") {
+			return nil, fmt.Errorf("args.env: %q is no variable with a string", name)
+		}
+		env[name] = text
+	}
+	return env, nil
+}
+
+// bootScript is what the window runs: it plays cloud-init and then becomes the agent, so that the window's process is the machine.
+func bootScript(dir string, env map[string]string, u *userdata, run string) []byte {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("#!/bin/sh")
+	line("# Made by the tmux provider of nstance-server: boots one machine, once.")
+	line("set -u")
+	line("cd %s || exit 1", quote(dir))
+	// A machine has one life, even if a repeated create call opens a second window.
+	line("mkdir %s 2>/dev/null || { echo 'nstance: this machine was started before'; exit 1; }", bootMark)
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		line("export %s=%s", name, quote(env[name]))
+	}
+	if u != nil {
+		line("echo 'nstance: running userdata'")
+		for _, word := range u.interpreter {
+			fmt.Fprintf(&b, "%s ", quote(word))
+		}
+		line(`%s || { echo "nstance: userdata failed with status $?: no agent is started"; exit 1; }`, quote(filepath.Join(dir, "userdata")))
+	}
+	// As systemd's EnvironmentFile= would on a real VM.
+	line(`if [ -r "$NSTANCE_ENV_FILE" ]; then set -a; . "$NSTANCE_ENV_FILE"; set +a; fi`)
+	line("echo 'nstance: starting the agent'")
+	line("%s", run)
+	return []byte(b.String())
+}
+
+// prepare fills a VM's directory with what its window runs. It is repeatable.
+func (p *Provider) prepare(d document, req infra.CreateRequest) error {
+	dir := p.state.vmDir(d.Instance)
+	env, err := machineEnv(dir, d, req.Args)
+	if err != nil {
+		return err
+	}
+	var script *userdata
+	if len(bytes.TrimSpace(req.Userdata)) > 0 {
+		u, err := parseUserdata(req.Userdata)
+		if err != nil {
+			return err
+		}
+		script = &u
+	}
+	run := "exec " + quote(p.options.Agent)
+	if p.options.Command != "" {
+		run = fmt.Sprintf("cd %s && exec sh -c %s", quote(p.workDir), quote(p.options.Command))
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return &localError{err}
+	}
+	if script != nil {
+		if err := os.WriteFile(filepath.Join(dir, "userdata"), script.script, 0o600); err != nil {
+			return &localError{err}
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "boot.sh"), bootScript(dir, env, script, run), 0o600); err != nil {
+		return &localError{err}
+	}
+	return nil
+}
+
+// localError is the machine's fault and no request's.
+type localError struct{ error }
+
+func (e *localError) Unwrap() error { return e.error }

@@ -1,0 +1,94 @@
+package tmux
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/renameio/v2"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// node is as much of a Kubernetes Node as dev-k8s and the operator look at.
+// https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1/
+type node struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Metadata   metadata `json:"metadata"`
+	Spec       nodeSpec `json:"spec"`
+	Status     struct {
+		Conditions []condition `json:"conditions"`
+		Addresses  []address   `json:"addresses"`
+	} `json:"status"`
+}
+
+type metadata struct {
+	Name              string            `json:"name"`
+	UID               string            `json:"uid"`
+	CreationTimestamp time.Time         `json:"creationTimestamp"`
+	Labels            map[string]string `json:"labels"`
+}
+
+type nodeSpec struct {
+	ProviderID string `json:"providerID"`
+}
+
+type condition struct {
+	Type               string    `json:"type"`
+	Status             string    `json:"status"`
+	Reason             string    `json:"reason"`
+	LastHeartbeatTime  time.Time `json:"lastHeartbeatTime"`
+	LastTransitionTime time.Time `json:"lastTransitionTime"`
+}
+
+type address struct {
+	Type    string `json:"type"`
+	Address string `json:"address"`
+}
+
+func (p *Provider) nodePath(id ident.ID) string {
+	return filepath.Join(p.options.NodesDir, id.String()+".json")
+}
+
+// writeNode makes the VM a ready Node of dev-k8s, if nodes are wanted.
+func (p *Provider) writeNode(d document) error {
+	if p.options.NodesDir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(p.options.NodesDir, 0o755); err != nil {
+		return err
+	}
+	at := d.LaunchedAt.Truncate(time.Second) // Kubernetes' times have seconds
+	name := d.Instance.String()
+	n := node{
+		APIVersion: "v1",
+		Kind:       "Node",
+		Metadata: metadata{
+			Name: name, UID: d.Instance.Storage()[:36], CreationTimestamp: at,
+			Labels: map[string]string{"kubernetes.io/hostname": d.Hostname},
+		},
+		Spec: nodeSpec{ProviderID: providerID(d.Instance)},
+	}
+	n.Status.Conditions = []condition{{Type: "Ready", Status: "True", Reason: "KubeletReady", LastHeartbeatTime: at, LastTransitionTime: at}}
+	n.Status.Addresses = []address{{"InternalIP", loopback}, {"Hostname", d.Hostname}}
+	raw, err := json.MarshalIndent(n, "", "  ")
+	if err != nil {
+		return err
+	}
+	return renameio.WriteFile(p.nodePath(d.Instance), append(raw, '\n'), 0o644)
+}
+
+// removeNode undoes writeNode.
+func (p *Provider) removeNode(id ident.ID) error {
+	if p.options.NodesDir == "" {
+		return nil
+	}
+	if err := os.Remove(p.nodePath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

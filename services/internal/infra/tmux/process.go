@@ -1,0 +1,89 @@
+package tmux
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// process is an operating system process by an identity that is never reused: its PID, and when it started.
+type process struct {
+	PID int
+	// Start is opaque and differs for every process that ever has the PID, also across reboots of the machine.
+	Start string
+}
+
+// identify returns the process that has the PID now. ok is false when there is none, or only what is left of one that has ended.
+func identify(pid int) (p process, ok bool) {
+	if pid <= 0 {
+		return process{}, false
+	}
+	start, ok := startOf(pid)
+	return process{pid, start}, ok
+}
+
+// alive reports whether the process still runs. A suspended one does.
+func (p process) alive() bool {
+	now, ok := identify(p.PID)
+	return ok && p.Start != "" && now.Start == p.Start
+}
+
+// gone waits until the process has ended and reports whether it did so in time.
+func (p process) gone(ctx context.Context, patience time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for p.alive() {
+		select {
+		case <-ctx.Done():
+			return !p.alive()
+		case <-tick.C:
+		}
+	}
+	return true
+}
+
+// MachineID identifies the calling process as a server's machine: "{host}/{pid}:{start}". It is never reused.
+func MachineID() (string, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("machine id: %w", err)
+	}
+	self, ok := identify(os.Getpid())
+	if !ok {
+		return "", fmt.Errorf("machine id: the start of process %d cannot be read", os.Getpid())
+	}
+	return fmt.Sprintf("%s/%d:%s", host, self.PID, self.Start), nil
+}
+
+// MachineState implements infra.MachineEvidence for IDs made by MachineID: on a development machine a server's process is its machine.
+// It is deleted when that process has ended, and infra.NotFound, which is no evidence, when it is another host's.
+func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
+	what := "describe machine " + machineID
+	if err := ctx.Err(); err != nil {
+		return "", infra.Wrap(infra.Indeterminate, what, err)
+	}
+	host, rest, ok1 := strings.Cut(machineID, "/")
+	pid, start, ok2 := strings.Cut(rest, ":")
+	n, err := strconv.Atoi(pid)
+	if !ok1 || !ok2 || host == "" || start == "" || err != nil || n <= 0 {
+		return "", infra.Errorf(infra.Invalid, what, "want {host}/{pid}:{start}")
+	}
+	here, err := os.Hostname()
+	if err != nil {
+		return "", infra.Wrap(infra.Indeterminate, what, err)
+	}
+	if host != here {
+		return "", infra.Errorf(infra.NotFound, what, "this is host %s", here)
+	}
+	if (process{n, start}).alive() {
+		return infra.Running, nil
+	}
+	return infra.Deleted, nil
+}

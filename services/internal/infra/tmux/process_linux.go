@@ -1,0 +1,82 @@
+package tmux
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// stat is what proc_pid_stat(5) says of a process, as far as it is needed.
+type stat struct {
+	state   byte
+	session int
+	threads int
+	ticks   uint64 // start, in clock ticks since boot
+}
+
+// ended: a zombie, and no other thread of it is still on its way out.
+func (s stat) ended() bool { return (s.state == 'Z' || s.state == 'X') && s.threads <= 1 }
+
+func readStat(pid int) (stat, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return stat{}, err
+	}
+	return parseStat(raw)
+}
+
+func parseStat(raw []byte) (s stat, err error) {
+	// Field 2 is the command in parentheses and may itself hold anything.
+	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+	if len(fields) < 20 || len(fields[0]) != 1 {
+		return s, errors.New("no process status")
+	}
+	s.state = fields[0][0]
+	var errs [3]error
+	s.session, errs[0] = strconv.Atoi(fields[6-3])
+	s.threads, errs[1] = strconv.Atoi(fields[20-3])
+	s.ticks, errs[2] = strconv.ParseUint(fields[22-3], 10, 64)
+	return s, errors.Join(errs[:]...)
+}
+
+// startOf returns "{ticks since boot}@{boot ID}".
+func startOf(pid int) (string, bool) {
+	s, err := readStat(pid)
+	if err != nil || s.ended() {
+		return "", false
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", false
+	}
+	return fmt.Sprintf("%d@%s", s.ticks, bytes.TrimSpace(boot)), true
+}
+
+// killSession kills what is left of the session that leader led: the leader, and children in process groups of their own, which
+// losing the terminal does not reach.
+func killSession(leader process) {
+	if now, ok := identify(leader.PID); ok && now.Start != leader.Start {
+		return // the PID is another process's now, which cannot be while the session has members
+	}
+	text, _, _ := strings.Cut(leader.Start, "@")
+	since, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return
+	}
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			continue
+		}
+		if s, err := readStat(pid); err == nil && s.session == leader.PID && s.ticks >= since {
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended meanwhile
+		}
+	}
+}

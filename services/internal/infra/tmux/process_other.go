@@ -1,0 +1,34 @@
+//go:build unix && !linux
+
+package tmux
+
+import (
+	"slices"
+	"strconv"
+
+	gops "github.com/shirou/gopsutil/v4/process"
+	"golang.org/x/sys/unix"
+)
+
+// startOf returns the start in milliseconds since 1970.
+func startOf(pid int) (string, bool) {
+	p, err := gops.NewProcess(int32(pid))
+	if err != nil {
+		return "", false
+	}
+	if status, err := p.Status(); err == nil && slices.Contains(status, gops.Zombie) {
+		return "", false
+	}
+	ms, err := p.CreateTime()
+	if err != nil {
+		return "", false
+	}
+	return strconv.FormatInt(ms, 10), true
+}
+
+// killSession kills the process group that leader leads.
+func killSession(leader process) {
+	if leader.alive() {
+		_ = unix.Kill(-leader.PID, unix.SIGKILL) // it may have ended meanwhile
+	}
+}

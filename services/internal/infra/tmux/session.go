@@ -1,0 +1,161 @@
+package tmux
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	commandTimeout = 10 * time.Second
+	windowPrefix   = "nstance-agent-"
+	// Names come last: those of other sessions and windows may hold spaces.
+	paneFormat = "#{window_id} #{pane_pid} #{pane_dead} #{session_name} #{window_name}"
+)
+
+// session speaks to one tmux session through the tmux program.
+type session struct {
+	name, socket string
+	env          []string // of tmux, and so of a tmux server that it starts
+}
+
+// pane is one pane of the session.
+type pane struct {
+	window string // tmux's own ID of the window, "@3"
+	name   string // the window's
+	pid    int
+	dead   bool
+}
+
+var (
+	errNoServer  = errors.New("no tmux server is running")
+	errNoSession = errors.New("no such tmux session")
+)
+
+// environment returns what tmux and the VMs may inherit of this process. Everything else stays out: TMUX, so that a server that itself
+// runs under tmux (Overmind) uses the socket that was asked for, and this server's credentials and keys.
+func environment() []string {
+	var env []string
+	for _, name := range []string{
+		"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_CTYPE", "TZ", "TMPDIR", "TMUX_TMPDIR",
+		"GOPATH", "GOROOT", "GOCACHE", "GOMODCACHE", "GOFLAGS", "GOPROXY", "GOTOOLCHAIN", // for air
+	} {
+		if value, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
+}
+
+// run runs one tmux command, or several separated by ";".
+func (s *session) run(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	full := []string{"-u"} // UTF-8 whatever the locale
+	switch {
+	case strings.Contains(s.socket, "/"):
+		full = append(full, "-f", os.DevNull, "-S", s.socket)
+	case s.socket != "":
+		full = append(full, "-f", os.DevNull, "-L", s.socket) // a server of ours alone: without the user's settings
+	}
+	cmd := exec.CommandContext(ctx, "tmux", append(full, args...)...)
+	cmd.Env = append([]string{"LC_MESSAGES=C"}, s.env...)
+	cmd.WaitDelay = time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if err == nil {
+		return stdout.String(), nil
+	}
+	if ctx.Err() != nil {
+		return "", fmt.Errorf("tmux %s: %w", args[0], ctx.Err())
+	}
+	text := strings.TrimSpace(stderr.String())
+	switch {
+	case strings.HasPrefix(text, "no server running"), strings.Contains(text, "server exited"), strings.Contains(text, "lost server"),
+		strings.HasPrefix(text, "error connecting") && strings.Contains(text, "No such file or directory"):
+		return "", errNoServer
+	case strings.HasPrefix(text, "can't find session"), strings.HasPrefix(text, "can't find window"), strings.HasPrefix(text, "can't find pane"):
+		return "", errNoSession
+	case text != "":
+		return "", fmt.Errorf("tmux %s: %w: %s", args[0], err, text)
+	default:
+		return "", fmt.Errorf("tmux %s: %w", args[0], err)
+	}
+}
+
+// panes lists the session's panes. No session has none.
+func (s *session) panes(ctx context.Context) ([]pane, error) {
+	// Listing all sessions does not fail when this one does not exist.
+	out, err := s.run(ctx, "list-panes", "-a", "-F", paneFormat)
+	if errors.Is(err, errNoServer) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parsePanes(out, s.name)
+}
+
+func parsePanes(out, session string) (panes []pane, err error) {
+	for line := range strings.Lines(out) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 5)
+		if len(fields) != 5 {
+			return nil, fmt.Errorf("tmux list-panes: unexpected line %q", line)
+		}
+		if fields[3] != session {
+			continue
+		}
+		pid, err := strconv.Atoi(fields[1])
+		if err != nil {
+			return nil, fmt.Errorf("tmux list-panes: unexpected line %q", line)
+		}
+		panes = append(panes, pane{window: fields[0], name: fields[4], pid: pid, dead: fields[2] != "0"})
+	}
+	return panes, nil
+}
+
+// open opens a window that runs argv, keeps a copy of its output in the file log, and returns the PID of its process. The session and
+// the tmux server are started if need be.
+func (s *session) open(ctx context.Context, window, log string, argv []string) (pid int, err error) {
+	// tmux expands formats and times in the command.
+	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
+	command := append([]string{"-n", window, "-P", "-F", "#{pane_pid}", "--"}, argv...)
+	command = append(command, ";", "pipe-pane", "-t", "="+s.name+":="+window, copyOutput)
+	// The session ends with its last window and may do so at any moment: between these attempts too.
+	for range 3 {
+		var out string
+		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)
+		if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
+			out, err = s.run(ctx, append([]string{"new-session", "-d", "-s", s.name, "-x", "200", "-y", "50"}, command...)...)
+		}
+		if err == nil {
+			if pid, err = strconv.Atoi(strings.TrimSpace(out)); err != nil {
+				return 0, fmt.Errorf("tmux new-window: unexpected answer %q", out)
+			}
+			return pid, nil
+		}
+		if !errors.Is(err, errNoServer) && !errors.Is(err, errNoSession) && !strings.Contains(err.Error(), "duplicate session") {
+			break
+		}
+	}
+	return 0, err
+}
+
+// close closes a window by tmux's ID of it: its processes lose their terminal (SIGHUP). None is no error.
+func (s *session) close(ctx context.Context, window string) error {
+	_, err := s.run(ctx, "kill-window", "-t", window)
+	if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
+		return nil
+	}
+	return err
+}
+
+// quote makes a word for sh.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -1,0 +1,401 @@
+// Package tmux is the development provider: a VM is a window of a tmux session in which a boot script runs the userdata and becomes a real
+// nstance-agent, with a directory of its own.
+//
+// A VM's vm.json in the shared state directory is what the provider remembers; it is written before anything is started and outlives servers
+// and VMs. The window's process is the machine: when it ends, or the window goes, the VM is lost. Several server processes may share a
+// state directory; whatever changes a VM happens under its lock.
+//
+// Invariant: an instance ID starts at most one machine, however often, by whomever and with whatever crashes it is asked for.
+package tmux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+const (
+	scheme = "tmux://"
+	// bootGrace is how long a VM that was asked for may have no window: the call that makes it is under way. Later nobody will finish it.
+	bootGrace = 30 * time.Second
+	// hangupGrace is how long a VM's processes have to end when their window is closed, killGrace when they are killed.
+	hangupGrace = 500 * time.Millisecond
+	killGrace   = 5 * time.Second
+	// remember is how long deleted VMs are listed and their IDs are known to be spent.
+	remember = time.Hour
+)
+
+// Config of the provider.
+type Config struct {
+	Options Options
+	Logger  *slog.Logger
+	Now     func() time.Time // nil is time.Now
+}
+
+// Provider implements infra.Provider and infra.MachineEvidence.
+type Provider struct {
+	options Options
+	workDir string
+	logger  *slog.Logger
+	now     func() time.Time
+	state   *state
+	session *session
+}
+
+var (
+	_ infra.Provider        = (*Provider)(nil)
+	_ infra.MachineEvidence = (*Provider)(nil)
+)
+
+// New checks that tmux and the agent can be had, and makes the state directory. It starts nothing.
+func New(cfg Config) (*Provider, error) {
+	if _, err := exec.LookPath("tmux"); err != nil {
+		return nil, fmt.Errorf("tmux provider: %w", err)
+	}
+	if err := cfg.Options.resolve(); err != nil {
+		return nil, err
+	}
+	workDir, err := os.Getwd()
+	if err != nil {
+		return nil, fmt.Errorf("tmux provider: %w", err)
+	}
+	st, err := newState(cfg.Options.Dir)
+	if err != nil {
+		return nil, err
+	}
+	p := &Provider{
+		options: cfg.Options, workDir: workDir, logger: cfg.Logger, now: cfg.Now, state: st,
+		session: &session{name: cfg.Options.Session, socket: cfg.Options.Socket, env: environment()},
+	}
+	if p.now == nil {
+		p.now = time.Now
+	}
+	if p.logger == nil {
+		p.logger = slog.New(slog.DiscardHandler)
+	}
+	return p, nil
+}
+
+func providerID(id ident.ID) string { return scheme + id.String() }
+
+func parseProviderID(s string) (ident.ID, error) {
+	text, ok := strings.CutPrefix(s, scheme)
+	if !ok {
+		return ident.ID{}, fmt.Errorf("provider ID %q does not start with %s", s, scheme)
+	}
+	return ident.ParseID(text)
+}
+
+// Create implements infra.Provider. The VM is running when it returns.
+func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
+	entered := p.now()
+	what := "create " + req.Tags.Instance.String()
+	if req.Tags.Instance.IsZero() {
+		return infra.VM{}, infra.Errorf(infra.Invalid, "create", "no instance ID")
+	}
+	digest, err := req.Digest()
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
+	}
+	event := Event{
+		Time: entered, Op: "create_entered", Instance: req.Tags.Instance,
+		Shard: req.Tags.Shard, Tenant: req.Tags.Tenant, Group: req.Tags.Group,
+	}
+	p.note(event)
+	vm, pid, err := p.create(ctx, req, digest, entered)
+	event.Time, event.Op, event.PID = p.now(), "create_done", pid
+	if err != nil {
+		event.Op, event.Error = "create_failed", err.Error()
+		p.note(event)
+		class := infra.Indeterminate
+		if e, ok := errors.AsType[*refusal](err); ok {
+			class = e.class
+		}
+		return infra.VM{}, infra.Wrap(class, what, err)
+	}
+	p.note(event)
+	return vm, nil
+}
+
+// refusal is an error that leaves no VM behind; every other leaves it to a repeated call to find out.
+type refusal struct {
+	class infra.Class
+	error
+}
+
+func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest string, entered time.Time) (infra.VM, int, error) {
+	unlock, err := p.state.lock(ctx)
+	if err != nil {
+		return infra.VM{}, 0, err
+	}
+	defer unlock()
+	d, known, err := p.state.read(req.Tags.Instance)
+	switch {
+	case err != nil:
+		return infra.VM{}, 0, err
+	case !known:
+		d = newDocument(req, digest, entered)
+		// What it will run first, then the document, then the window: a crash in between leaves nothing, or something that is finished
+		// by the repeated call and otherwise ends as failed.
+		if err := p.prepare(d, req); err != nil {
+			if e, ok := errors.AsType[*localError](err); ok {
+				return infra.VM{}, 0, e
+			}
+			return infra.VM{}, 0, &refusal{infra.Invalid, err}
+		}
+		if err := p.state.write(d); err != nil {
+			return infra.VM{}, 0, err
+		}
+	case d.Request != digest:
+		return infra.VM{}, 0, &refusal{infra.Conflict, errors.New("made before with other parameters")}
+	case !d.DeletedAt.IsZero():
+		return infra.VM{}, 0, &refusal{infra.Conflict, errors.New("the VM of this request was deleted")}
+	}
+	panes, err := p.session.panes(ctx)
+	if err != nil {
+		return infra.VM{}, 0, err
+	}
+	if d.PID == 0 {
+		if err := p.start(ctx, &d, panes); err != nil {
+			return infra.VM{}, 0, err
+		}
+		if panes, err = p.session.panes(ctx); err != nil {
+			return infra.VM{}, 0, err
+		}
+	}
+	vm := p.describe(d, panes)
+	if vm.State == infra.Running {
+		if err := p.writeNode(d); err != nil {
+			p.logger.Warn("fake node not written", "instance", d.Instance, "error", err)
+		}
+	}
+	return vm, d.PID, nil
+}
+
+// start opens the VM's window unless that was done before. The lock is held.
+func (p *Provider) start(ctx context.Context, d *document, panes []pane) error {
+	machine, started := p.started(*d, panes)
+	if !started {
+		if p.now().Sub(d.LaunchedAt) > bootGrace {
+			return nil // it was reported as failed, and stays so
+		}
+		dir := p.state.vmDir(d.Instance)
+		argv := append([]string{"env", "-i", "TERM=screen-256color"}, p.session.env...)
+		argv = append(argv, "sh", filepath.Join(dir, "boot.sh"))
+		pid, err := p.session.open(ctx, windowPrefix+d.Instance.String(), filepath.Join(dir, consoleLog), argv)
+		if err != nil {
+			return err
+		}
+		machine = ended(pid)
+		if now, ok := identify(pid); ok {
+			machine = now
+		}
+	}
+	d.PID, d.Start, d.StartedAt = machine.PID, machine.Start, p.now().UTC().Round(0)
+	return p.state.write(*d)
+}
+
+// ended is a process of which at most the PID is known, since it had ended when it was looked at.
+func ended(pid int) process { return process{max(pid, 1), "ended"} }
+
+// started finds the machine of a VM whose document does not name it: whoever opened its window died before writing that down.
+func (p *Provider) started(d document, panes []pane) (process, bool) {
+	for _, pane := range panes {
+		if pane.name == windowPrefix+d.Instance.String() {
+			if now, ok := identify(pane.pid); ok && !pane.dead {
+				return now, true
+			}
+			return ended(pane.pid), true
+		}
+	}
+	if d.booted {
+		return ended(0), true
+	}
+	return process{}, false
+}
+
+// describe says what is known of a VM, from its document and the panes as they were after that was read.
+func (p *Provider) describe(d document, panes []pane) infra.VM {
+	vm := infra.VM{
+		ProviderID: providerID(d.Instance),
+		Tags: infra.Tags{
+			Owner: d.owner(), Tenant: d.Tenant, Instance: d.Instance, Term: d.Term, InfraHash: d.InfraHash,
+			Group: d.Group, Template: d.Template, Kind: d.Kind, CreatedAt: d.CreatedAt,
+		},
+		IPv4: loopback, Hostname: d.Hostname, LaunchedAt: d.LaunchedAt,
+	}
+	machine, started := d.process(), d.PID != 0
+	if !started {
+		machine, started = p.started(d, panes)
+	}
+	windowed := false
+	for _, pane := range panes {
+		windowed = windowed || pane.pid == machine.PID && !pane.dead
+	}
+	alive := started && machine.alive()
+	switch {
+	case !d.DeletedAt.IsZero() && alive:
+		vm.State = infra.Deleting
+	case !d.DeletedAt.IsZero():
+		vm.State = infra.Deleted
+	case alive && windowed:
+		vm.State = infra.Running
+	case alive:
+		vm.State = infra.Stopping // its window was closed
+	case started:
+		vm.State = infra.Stopped
+	case p.now().Sub(d.LaunchedAt) <= bootGrace:
+		vm.State = infra.Pending
+	default:
+		vm.State, vm.Warning = infra.Failed, "its window was never opened"
+	}
+	return vm
+}
+
+// Get implements infra.Provider.
+func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error) {
+	what := "get " + providerID
+	id, err := parseProviderID(providerID)
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
+	}
+	return p.get(ctx, what, id, nil)
+}
+
+// FindByInstance implements infra.Provider.
+func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
+	return p.get(ctx, "find "+id.String(), id, &owner)
+}
+
+func (p *Provider) get(ctx context.Context, what string, id ident.ID, owner *infra.Owner) (infra.VM, error) {
+	d, ok, err := p.state.read(id)
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Indeterminate, what, err)
+	}
+	if !ok || owner != nil && d.owner() != *owner {
+		return infra.VM{}, infra.Errorf(infra.NotFound, what, "no such VM")
+	}
+	panes, err := p.session.panes(ctx)
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Indeterminate, what, err)
+	}
+	return p.describe(d, panes), nil
+}
+
+// List implements infra.Provider with one call of tmux. It is sorted by instance ID.
+func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
+	docs, err := p.state.all()
+	if err != nil {
+		return nil, infra.Wrap(infra.Indeterminate, "list", err)
+	}
+	panes, err := p.session.panes(ctx) // after the documents: a window is opened before its PID is written down
+	if err != nil {
+		return nil, infra.Wrap(infra.Indeterminate, "list", err)
+	}
+	vms := make([]infra.VM, 0, len(docs))
+	for _, d := range docs {
+		vm := p.describe(d, panes)
+		if vm.State == infra.Deleted && p.now().Sub(d.DeletedAt) > remember {
+			if err := os.RemoveAll(p.state.vmDir(d.Instance)); err != nil {
+				p.logger.Warn("old tombstone not removed", "instance", d.Instance, "error", err)
+			}
+			continue
+		}
+		if d.owner() == owner {
+			vms = append(vms, vm)
+		}
+	}
+	return vms, nil
+}
+
+// Delete implements infra.Provider. It closes the VM's window and kills what survives that.
+func (p *Provider) Delete(ctx context.Context, providerID string) error {
+	what := "delete " + providerID
+	id, err := parseProviderID(providerID)
+	if err != nil {
+		return infra.Wrap(infra.Invalid, what, err)
+	}
+	event := Event{Time: p.now(), Op: "delete_entered", Instance: id}
+	d, known, err := p.markDeleted(ctx, id)
+	if err != nil {
+		return infra.Wrap(infra.Indeterminate, what, err)
+	}
+	if !known {
+		return nil
+	}
+	event.Shard, event.Tenant, event.Group, event.PID = d.Shard, d.Tenant, d.Group, d.PID
+	p.note(event)
+	if err := p.end(ctx, d); err != nil {
+		return infra.Wrap(infra.Indeterminate, what, err)
+	}
+	if err := errors.Join(p.removeNode(id), p.state.clear(id)); err != nil {
+		return infra.Wrap(infra.Indeterminate, what, err)
+	}
+	event.Time, event.Op = p.now(), "delete_done"
+	p.note(event)
+	return nil
+}
+
+// markDeleted makes the deletion durable: from then on nobody starts the VM.
+func (p *Provider) markDeleted(ctx context.Context, id ident.ID) (d document, known bool, err error) {
+	unlock, err := p.state.lock(ctx)
+	if err != nil {
+		return d, false, err
+	}
+	defer unlock()
+	d, known, err = p.state.read(id)
+	if err != nil || !known || !d.DeletedAt.IsZero() {
+		return d, known, err
+	}
+	if d.PID == 0 {
+		panes, err := p.session.panes(ctx)
+		if err != nil {
+			return d, true, err
+		}
+		if machine, ok := p.started(d, panes); ok {
+			d.PID, d.Start = machine.PID, machine.Start
+		}
+	}
+	d.DeletedAt = p.now().UTC().Round(0)
+	return d, true, p.state.write(d)
+}
+
+// end ends a VM's processes and returns when they are gone, or cannot be killed.
+func (p *Provider) end(ctx context.Context, d document) error {
+	panes, err := p.session.panes(ctx)
+	if err != nil {
+		return err
+	}
+	machine := d.process()
+	for _, pane := range panes {
+		// A window may have been renamed, and a PID may be another window's by now.
+		if pane.name == windowPrefix+d.Instance.String() || pane.pid == machine.PID && machine.alive() {
+			if err := p.session.close(ctx, pane.window); err != nil {
+				return err
+			}
+		}
+	}
+	machine.gone(ctx, hangupGrace)
+	killSession(machine)
+	if !machine.gone(ctx, killGrace) {
+		return errors.Join(errors.New("its process does not end"), ctx.Err())
+	}
+	return nil
+}
+
+// note writes the journal; a VM does not fail for want of it.
+func (p *Provider) note(e Event) {
+	e.Time = e.Time.UTC()
+	if err := p.state.note(e); err != nil {
+		p.logger.Warn("journal not written", "instance", e.Instance, "error", err)
+	}
+}
