@@ -128,7 +128,11 @@ func tokenOf(body []byte) objstore.Token {
 
 // Put implements objstore.Store. It does not return before the object is on the disk.
 func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
-	if err := errors.Join(objstore.ValidatePut(key, cond), validate(key)); err != nil {
+	err := objstore.ValidatePut(key, cond)
+	if err == nil {
+		err = validate(key)
+	}
+	if err != nil {
 		return "", wrap("put", key, err)
 	}
 	unlock, err := s.acquire(ctx)

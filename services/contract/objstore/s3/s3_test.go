@@ -152,10 +152,12 @@ func TestGetErrors(t *testing.T) {
 		answer http.HandlerFunc
 		absent bool
 	}{
-		"no such key":     {status(404, "NoSuchKey"), true},
-		"no such bucket":  {status(404, "NoSuchBucket"), false},
-		"some other 404":  {status(404, ""), false},
-		"a web page":      {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "<html>not here</html>", http.StatusNotFound) }, false},
+		"no such key":    {status(404, "NoSuchKey"), true},
+		"no such bucket": {status(404, "NoSuchBucket"), false},
+		"some other 404": {status(404, ""), false},
+		"a web page": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "<html>not here</html>", http.StatusNotFound)
+		}, false},
 		"access denied":   {status(403, "AccessDenied"), false},
 		"no ETag":         {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "body") }, false},
 		"half of a body":  {func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Content-Length", "9"); etag(w, r) }, false},
