@@ -247,10 +247,10 @@ func (c *Client) update(change func(*standing)) {
 	c.mu.Lock()
 	change(&c.standing)
 	c.mu.Unlock()
-	signal(c.wake)
+	nudge(c.wake)
 }
 
-func signal(ch chan<- struct{}) {
+func nudge(ch chan<- struct{}) {
 	select {
 	case ch <- struct{}{}:
 	default:

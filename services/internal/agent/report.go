@@ -177,7 +177,7 @@ func (r *reporter) takeNews() (look bool) {
 	if r.standing.urgent {
 		r.standing.urgent = false
 		if r.standing.changed {
-			signal(r.wake)
+			nudge(r.wake)
 		}
 		return false
 	}

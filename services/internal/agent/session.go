@@ -193,7 +193,7 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 			c.update(func(s *standing) { s.changed, s.unwell = true, unwell })
 			if len(changed) > 0 {
 				c.Log.Info("Files changed", "files", changed)
-				signal(c.hooked)
+				nudge(c.hooked)
 			}
 		}
 	}

@@ -1,0 +1,163 @@
+// Package machine owns what the agent learns from the machine that it runs on: its facts and metrics, its provider, and that and why
+// it is about to stop.
+//
+// Invariant: nothing here fails the agent. What cannot be learnt is left out.
+package machine
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/shirou/gopsutil/v4/cpu"
+	"github.com/shirou/gopsutil/v4/host"
+	"github.com/shirou/gopsutil/v4/mem"
+	psnet "github.com/shirou/gopsutil/v4/net"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// lookup bounds what may wait for a name server.
+const lookup = 500 * time.Millisecond
+
+// Host is the machine. Its methods are called by one goroutine at a time.
+type Host struct {
+	HostOptions
+	last     psnet.IOCountersStat
+	lastTime time.Time
+	silenced map[string]bool
+}
+
+// HostOptions of [NewHost]; all but Log are optional.
+type HostOptions struct {
+	// Hostname, IPv4 and IPv6 are given instead of detected.
+	Hostname, IPv4, IPv6 string
+	// Server is the host:port to which the detected addresses should have a route.
+	Server string
+	// Interface is the network interface whose rates are reported, with the kernel's connection tracking.
+	Interface string
+	Log       *slog.Logger
+}
+
+// NewHost returns the machine that the process runs on.
+func NewHost(o HostOptions) *Host { return &Host{HostOptions: o, silenced: map[string]bool{}} }
+
+// Name returns the host name.
+func (h *Host) Name() string {
+	if h.Hostname != "" {
+		return h.Hostname
+	}
+	name, err := os.Hostname()
+	h.missing("host name", err)
+	return name
+}
+
+// Addresses returns the machine's IPv4 and IPv6 address, each empty when there is none.
+func (h *Host) Addresses() (ipv4, ipv6 string) {
+	ipv4, ipv6 = h.IPv4, h.IPv6
+	if ipv4 == "" {
+		ipv4 = h.address("udp4")
+	}
+	if ipv6 == "" {
+		ipv6 = h.address("udp6")
+	}
+	return ipv4, ipv6
+}
+
+// address returns the source address of a datagram to the server, or else the first address of the family that can be reached from
+// outside. Connecting a datagram socket sends nothing.
+func (h *Host) address(network string) string {
+	dialer := net.Dialer{Timeout: lookup}
+	if conn, err := dialer.Dial(network, h.Server); err == nil {
+		defer conn.Close()
+		if local, ok := conn.LocalAddr().(*net.UDPAddr); ok && public(local.IP) {
+			return local.IP.String()
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	h.missing("addresses", err)
+	for _, addr := range addrs {
+		if ipnet, ok := addr.(*net.IPNet); ok && public(ipnet.IP) && (ipnet.IP.To4() != nil) == (network == "udp4") {
+			return ipnet.IP.String()
+		}
+	}
+	return ""
+}
+
+func public(ip net.IP) bool {
+	return ip.IsGlobalUnicast() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
+}
+
+// FQDN returns the machine's full domain name as its name server knows it, else its host name.
+func (h *Host) FQDN(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, lookup)
+	defer cancel()
+	name := h.Name()
+	if full, err := net.DefaultResolver.LookupCNAME(ctx, name); err == nil && strings.HasPrefix(full, name+".") {
+		return strings.TrimSuffix(full, ".")
+	}
+	return name
+}
+
+// Sample returns the metrics since the last call and how long the machine has been up.
+func (h *Host) Sample(ctx context.Context) (*nstancev1.Metrics, time.Duration) {
+	metrics := &nstancev1.Metrics{}
+	percent, err := cpu.PercentWithContext(ctx, 0, false) // since the last call
+	h.missing("cpu", err)
+	if len(percent) == 1 {
+		metrics.Cpu = min(max(percent[0]/100, 0), 1)
+	}
+	memory, err := mem.VirtualMemoryWithContext(ctx)
+	h.missing("memory", err)
+	if err == nil {
+		metrics.MemoryUsedBytes, metrics.MemoryTotalBytes = memory.Used, memory.Total
+	}
+	if h.Interface != "" {
+		h.network(ctx, metrics)
+	}
+	uptime, err := host.UptimeWithContext(ctx)
+	h.missing("uptime", err)
+	return metrics, time.Duration(uptime) * time.Second
+}
+
+func (h *Host) network(ctx context.Context, metrics *nstancev1.Metrics) {
+	counters, err := psnet.IOCountersWithContext(ctx, true)
+	h.missing("network", err)
+	for _, now := range counters {
+		if now.Name != h.Interface {
+			continue
+		}
+		at := time.Now()
+		if seconds := at.Sub(h.lastTime).Seconds(); !h.lastTime.IsZero() && seconds > 0 {
+			metrics.NetworkReceiveRate = rate(h.last.BytesRecv, now.BytesRecv, seconds)
+			metrics.NetworkTransmitRate = rate(h.last.BytesSent, now.BytesSent, seconds)
+		}
+		h.last, h.lastTime = now, at
+	}
+	filters, err := psnet.FilterCountersWithContext(ctx)
+	h.missing("conntrack", err)
+	if err == nil && len(filters) == 1 && filters[0].ConnTrackMax > 0 {
+		entries, limit := uint64(max(filters[0].ConnTrackCount, 0)), uint64(filters[0].ConnTrackMax)
+		metrics.ConntrackEntries, metrics.ConntrackLimit = &entries, &limit
+	}
+}
+
+// rate is nil when the counter went back: the interface is a new one.
+func rate(before, now uint64, seconds float64) *float64 {
+	if now < before {
+		return nil
+	}
+	r := float64(now-before) / seconds
+	return &r
+}
+
+// missing logs once that something cannot be learnt.
+func (h *Host) missing(what string, err error) {
+	if err != nil && !h.silenced[what] {
+		h.silenced[what] = true
+		h.Log.Debug("The machine does not tell everything about itself", "what", what, "error", err)
+	}
+}

@@ -1,0 +1,197 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// holdUp is how long a shutdown is held up at most; logind's own limit (InhibitDelayMaxSec=, logind.conf(5)) is 5 s by default.
+const holdUp = 4 * time.Second
+
+// Shutdown is logind's word that the machine is about to go down, or that it is not after all.
+type Shutdown struct {
+	Active bool
+	// Action is "poweroff", "reboot", "halt", "kexec" or "soft-reboot", or empty when logind did not say.
+	Action string
+}
+
+// Logind is the part of org.freedesktop.login1 that the agent uses. See org.freedesktop.login1(5) and
+// https://systemd.io/INHIBITOR_LOCKS/.
+type Logind interface {
+	// Inhibit takes a lock that delays a shutdown until it is closed.
+	Inhibit(ctx context.Context) (io.Closer, error)
+	// Next waits for the next word about a shutdown.
+	Next(ctx context.Context) (Shutdown, error)
+	Close() error
+}
+
+// WatchShutdown announces why the machine goes down in the moment before anything is stopped, while the network is still there, and
+// takes the announcement back when the shutdown is called off. A shutdown of which logind does not say the kind is not announced: SIGTERM
+// will tell. It returns when ctx ends or logind is lost.
+func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Context, nstancev1.StoppingReason) error, log *slog.Logger) error {
+	lock, err := logind.Inhibit(ctx)
+	if err != nil {
+		return fmt.Errorf("take inhibitor lock: %w", err)
+	}
+	defer func() { release(lock) }()
+	announced := false
+	for {
+		shutdown, err := logind.Next(ctx)
+		if err != nil {
+			return err
+		}
+		switch reason := reasonOf(shutdown.Action); {
+		case !shutdown.Active:
+			if lock == nil {
+				if lock, err = logind.Inhibit(ctx); err != nil {
+					return fmt.Errorf("take inhibitor lock: %w", err)
+				}
+			}
+			if announced {
+				log.Info("The shutdown was called off")
+				tell(ctx, announce, unspecified, log)
+				announced = false
+			}
+		case announced:
+		case reason == unspecified:
+			log.Info("The machine goes down; SIGTERM will tell why")
+			release(lock)
+			lock = nil
+		default:
+			log.Info("The machine goes down", "reason", shutdown.Action)
+			tell(ctx, announce, reason, log)
+			announced = true
+			release(lock)
+			lock = nil
+		}
+	}
+}
+
+func tell(ctx context.Context, announce func(context.Context, nstancev1.StoppingReason) error, reason nstancev1.StoppingReason, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, holdUp)
+	defer cancel()
+	if err := announce(ctx, reason); err != nil {
+		log.Warn("The server has not confirmed the announcement", "reason", reason.String(), "error", err)
+	}
+}
+
+func release(lock io.Closer) {
+	if lock != nil {
+		_ = lock.Close() // a file descriptor of which only the closing matters
+	}
+}
+
+const (
+	login1        = "org.freedesktop.login1"
+	login1Path    = "/org/freedesktop/login1"
+	login1Manager = "org.freedesktop.login1.Manager"
+)
+
+// SystemLogind is logind on the system bus.
+type SystemLogind struct {
+	conn    *dbus.Conn
+	signals chan *dbus.Signal
+}
+
+// ConnectLogind connects to logind over a message bus, usually dbus.ConnectSystemBus.
+func ConnectLogind(ctx context.Context, connect func(...dbus.ConnOption) (*dbus.Conn, error)) (*SystemLogind, error) {
+	conn, err := connect(dbus.WithContext(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the message bus: %w", err)
+	}
+	l := &SystemLogind{conn: conn, signals: make(chan *dbus.Signal, 16)}
+	conn.Signal(l.signals)
+	for _, member := range []string{"PrepareForShutdown", "PrepareForShutdownWithMetadata"} {
+		err := conn.AddMatchSignalContext(ctx, dbus.WithMatchSender(login1), dbus.WithMatchObjectPath(login1Path),
+			dbus.WithMatchInterface(login1Manager), dbus.WithMatchMember(member))
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("subscribe to %s: %w", member, err), conn.Close())
+		}
+	}
+	return l, nil
+}
+
+// Close leaves the bus.
+func (l *SystemLogind) Close() error { return l.conn.Close() }
+
+// Inhibit implements [Logind].
+func (l *SystemLogind) Inhibit(ctx context.Context) (io.Closer, error) {
+	var fd dbus.UnixFD
+	err := l.conn.Object(login1, login1Path).CallWithContext(ctx, login1Manager+".Inhibit", 0,
+		"shutdown", "nstance-agent", "Tell the Nstance server before the network goes", "delay").Store(&fd)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "inhibitor"), nil
+}
+
+// Next implements [Logind]. Since systemd 255 PrepareForShutdownWithMetadata comes first and says the kind, and PrepareForShutdown
+// follows; older ones send the latter alone, and know the kind only of a shutdown that was scheduled.
+func (l *SystemLogind) Next(ctx context.Context) (Shutdown, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return Shutdown{}, ctx.Err()
+		case signal, ok := <-l.signals:
+			if !ok {
+				return Shutdown{}, errors.New("the connection to the message bus is lost")
+			}
+			shutdown, ok := parseShutdown(signal)
+			// The bus delivers a signal that somebody addressed to us, whatever we have subscribed to.
+			if !ok || signal.Sender != l.owner(ctx) {
+				continue
+			}
+			if shutdown.Active && shutdown.Action == "" {
+				shutdown.Action = l.scheduled()
+			}
+			return shutdown, nil
+		}
+	}
+}
+
+// owner returns logind's unique name on the bus, which a restart of logind changes.
+func (l *SystemLogind) owner(ctx context.Context) (name string) {
+	if err := l.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetNameOwner", 0, login1).Store(&name); err != nil {
+		return "nobody"
+	}
+	return name
+}
+
+// parseShutdown reads a signal; ok is false for others than the two.
+func parseShutdown(signal *dbus.Signal) (shutdown Shutdown, ok bool) {
+	switch signal.Name {
+	case login1Manager + ".PrepareForShutdown":
+		return shutdown, dbus.Store(signal.Body, &shutdown.Active) == nil
+	case login1Manager + ".PrepareForShutdownWithMetadata":
+		var metadata map[string]dbus.Variant
+		if dbus.Store(signal.Body, &shutdown.Active, &metadata) != nil {
+			return Shutdown{}, false
+		}
+		shutdown.Action, _ = metadata["type"].Value().(string)
+		return shutdown, true
+	}
+	return Shutdown{}, false
+}
+
+// scheduled returns the kind of a scheduled shutdown, empty when there is none.
+func (l *SystemLogind) scheduled() string {
+	value, err := l.conn.Object(login1, login1Path).GetProperty(login1Manager + ".ScheduledShutdown")
+	if err != nil {
+		return "" // SIGTERM will tell
+	}
+	fields, ok := value.Value().([]any) // (st)
+	if !ok || len(fields) != 2 {
+		return ""
+	}
+	action, _ := fields[0].(string)
+	return action
+}

@@ -1,0 +1,92 @@
+package machine
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+const (
+	powerOff    = nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
+	reboot      = nstancev1.StoppingReason_STOPPING_REASON_REBOOT
+	restart     = nstancev1.StoppingReason_STOPPING_REASON_RESTART
+	upgrade     = nstancev1.StoppingReason_STOPPING_REASON_UPGRADE
+	unspecified = nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED
+)
+
+// reasonOf translates systemd's words for ways to go down; unspecified for others.
+func reasonOf(action string) nstancev1.StoppingReason {
+	switch action {
+	case "poweroff", "halt":
+		return powerOff
+	case "reboot", "kexec", "soft-reboot":
+		return reboot
+	}
+	return unspecified
+}
+
+// System is the service manager, as a process that it ends sees it.
+type System struct {
+	// Command runs a command and returns its standard output, also when it fails.
+	Command func(ctx context.Context, name string, args ...string) string
+	// Files is the root of the file system.
+	Files fs.FS
+	// Executable is what /proc/self/exe points to, or empty.
+	Executable func() string
+}
+
+// ThisSystem is the service manager of this machine.
+func ThisSystem() System {
+	return System{
+		Command: func(ctx context.Context, name string, args ...string) string {
+			out, _ := exec.CommandContext(ctx, name, args...).Output() // its exit code says the same as its output
+			return string(out)
+		},
+		Files: os.DirFS("/"),
+		Executable: func() string {
+			path, err := os.Readlink("/proc/self/exe")
+			if err != nil {
+				return "" // no Linux
+			}
+			return path
+		},
+	}
+}
+
+// StoppingReason tells why the process was sent SIGTERM. Where the machine goes down and does not say how, it is a reboot: taking a
+// power-off for one costs the time until the server has asked the provider, taking a reboot for a power-off costs the VM.
+func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
+	// systemctl(1): "stopping: the manager is shutting down".
+	if strings.TrimSpace(s.Command(ctx, "systemctl", "is-system-running")) != "stopping" {
+		// Linux marks a running file that was replaced or removed.
+		if strings.HasSuffix(s.Executable(), " (deleted)") {
+			return upgrade
+		}
+		return restart
+	}
+	for line := range strings.Lines(s.Command(ctx, "systemctl", "list-jobs", "--no-legend", "--no-pager", "--plain", "--full")) {
+		// JOB UNIT TYPE STATE
+		fields := strings.Fields(line)
+		if len(fields) < 3 || fields[2] != "start" {
+			continue
+		}
+		if target, ok := strings.CutSuffix(fields[1], ".target"); ok && reasonOf(target) != unspecified {
+			return reasonOf(target)
+		}
+	}
+	// Written by logind for `shutdown +5` and the like.
+	scheduled, err := fs.ReadFile(s.Files, "run/systemd/shutdown/scheduled")
+	if err != nil {
+		return reboot
+	}
+	for line := range strings.Lines(string(scheduled)) {
+		if mode, ok := strings.CutPrefix(strings.TrimSpace(line), "MODE="); ok && reasonOf(mode) != unspecified {
+			return reasonOf(mode)
+		}
+	}
+	return reboot
+}

@@ -1,0 +1,218 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sync/errgroup"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/agent/machine"
+)
+
+// farewell is how long a process that was told to end tries to tell the server why.
+const farewell = 3 * time.Second
+
+// Run is the agent on this machine. It returns nil after it was told to end by a signal or by ctx, and an error when it cannot start.
+func Run(ctx context.Context, s Settings, version string, log *slog.Logger) error {
+	log = log.With("instance", s.ID.String())
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer signal.Stop(signals)
+
+	client, err := assemble(s, version, log)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	if s.HealthAddr != "" {
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.HealthAddr)
+		if err != nil {
+			return fmt.Errorf("listen for health checks: %w", err)
+		}
+		log.Info("Answering health checks", "address", listener.Addr().String())
+		group.Go(func() error { return serveHealth(ctx, listener, client.Health) })
+	}
+	group.Go(func() error { return client.Run(ctx) })
+	group.Go(func() error { return watchShutdown(ctx, client, log) })
+	group.Go(func() error { return noticeSource(s, log).Watch(ctx, client.Notice) })
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case sig := <-signals:
+			log.Info("Told to end", "signal", sig.String())
+			sayGoodbye(ctx, s, client, sig, signals, log)
+			cancel()
+			return nil
+		}
+	})
+	log.Info("Started", "version", version)
+	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// assemble makes the client of this machine.
+func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
+	var folders [3]*folder.Disk
+	for i, dir := range []struct {
+		path string
+		mode fs.FileMode
+	}{{s.IdentityDir, 0o700}, {s.KeysDir, 0o750}, {s.RecvDir, 0o750}} {
+		disk, err := folder.Open(dir.path, dir.mode)
+		if err != nil {
+			return nil, err
+		}
+		folders[i] = disk
+	}
+	host := machine.NewHost(machine.HostOptions{
+		Hostname: s.Hostname, IPv4: s.IPv4, IPv6: s.IPv6, Server: s.AgentAddrs[0], Interface: s.MetricsInterface, Log: log,
+	})
+	var hook func(context.Context, []string) error
+	if s.Hook != "" {
+		named := machine.NewHost(machine.HostOptions{Hostname: s.Hostname, Log: log}) // the hook runs beside the reports
+		environ := func() []string {
+			fqdn := s.FQDN
+			if fqdn == "" {
+				fqdn = named.FQDN(context.Background())
+			}
+			return []string{
+				Prefix + "INSTANCE_KIND=" + s.Kind, Prefix + "INSTANCE_HOSTNAME=" + named.Name(), Prefix + "INSTANCE_FQDN=" + fqdn,
+				Prefix + "IDENTITY_DIR=" + s.IdentityDir, Prefix + "KEYS_DIR=" + s.KeysDir, Prefix + "RECV_DIR=" + s.RecvDir,
+			}
+		}
+		hook = shellHook(s.Hook, s.HookTimeout, environ, log)
+	}
+	return New(Options{
+		ID:                s.ID,
+		RegistrationAddrs: s.RegistrationAddrs, AgentAddrs: s.AgentAddrs,
+		Identity: folders[0], Keys: folders[1], Files: folders[2],
+		IdentityMode: s.IdentityMode, KeysMode: s.KeysMode, FilesMode: s.RecvMode,
+		Extensions: s.RecvExtensions,
+		Machine:    thisMachine{host},
+		Hook:       hook,
+		Version:    version,
+		Log:        log,
+	}), nil
+}
+
+type thisMachine struct{ *machine.Host }
+
+// Facts implements [Machine].
+func (m thisMachine) Facts() Facts {
+	ipv4, ipv6 := m.Addresses()
+	return Facts{IPv4: ipv4, IPv6: ipv6, Hostname: m.Name()}
+}
+
+// noNotices is the [NoticeSource] of machines whose provider gives no notices.
+type noNotices struct{}
+
+func (noNotices) Watch(ctx context.Context, _ func(*nstancev1.TerminationNotice)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// noticeSource returns where the provider's notices come from. No provider has one yet.
+func noticeSource(s Settings, log *slog.Logger) NoticeSource {
+	provider := s.Provider
+	if provider == "" {
+		provider = machine.Provider(os.DirFS("/sys/class/dmi/id"))
+	}
+	log.Debug("No termination notices are watched", "provider", provider)
+	return noNotices{}
+}
+
+// watchShutdown keeps a lock with logind for as long as there is one.
+func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error {
+	delays := newDelays()
+	for said := false; ; said = true {
+		err := func() error {
+			logind, err := machine.ConnectLogind(ctx, dbus.ConnectSystemBus)
+			if err != nil {
+				return err
+			}
+			defer logind.Close()
+			return machine.WatchShutdown(ctx, logind, client.Announce, log)
+		}()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !said {
+			log.Info("Without logind; a shutdown is noticed at SIGTERM", "error", err)
+		}
+		if err := client.pause(ctx, delays.NextBackOff(), nil); err != nil {
+			return err
+		}
+	}
+}
+
+// sayGoodbye tells the server why this process ends, in bounded time. Another signal ends it at once.
+func sayGoodbye(ctx context.Context, s Settings, client *Client, sig os.Signal, again <-chan os.Signal, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, farewell)
+	defer cancel()
+	go func() {
+		select {
+		case <-again:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	reason := nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
+	if !s.PowerOffOnSIGTERM || sig == syscall.SIGINT {
+		reason = client.stoppingReason(ctx)
+	}
+	began := time.Now()
+	if err := client.Announce(ctx, reason); err != nil {
+		log.Warn("The server has not confirmed the announcement", "reason", reason.String(), "error", err)
+		return
+	}
+	log.Info("The server knows", "reason", reason.String(), "duration", time.Since(began))
+}
+
+// stoppingReason is what logind has announced, else what the service manager says.
+func (c *Client) stoppingReason(ctx context.Context) nstancev1.StoppingReason {
+	c.mu.Lock()
+	stop := c.standing.stop
+	c.mu.Unlock()
+	if stop != nil && stop.reason != nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED {
+		return stop.reason
+	}
+	return machine.ThisSystem().StoppingReason(ctx)
+}
+
+// serveHealth answers GET /healthz until ctx ends: 200 "ok", or 503 and what is wrong.
+func serveHealth(ctx context.Context, listener net.Listener, health func() error) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("Cache-Control", "no-store")
+		if err := health(); err != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintln(w, err)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	server := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve health checks: %w", err)
+	}
+	return nil
+}
