@@ -24,15 +24,15 @@ const (
 // order of the states in a life.
 var order = []State{Reserved, Created, Registered, Deleting, Deleted}
 
-// CanMove reports whether an instance may go from one state to another: only forward, and only once to each. Registered may be
-// skipped; so may Created, by a write that holds what Created would have told; anything may end at once as a tombstone.
+// CanMove reports whether an instance may go from one state to another: only forward, and only once to each. Any may be skipped: an
+// agent may register before the provider has answered, and anything may end at once as a tombstone.
 func CanMove(from, to State) bool {
 	a, b := slices.Index(order, from), slices.Index(order, to)
 	return a >= 0 && b > a
 }
 
-// Next returns the instance's next version: in another state, written by the given incarnation of a server in its term. The caller fills
-// in what the new state tells, then writes it (clusterstate counts the revision up). The copy shares no memory with i.
+// Next returns the instance's next version: in another state, of the next revision, written by the given incarnation of a server in its
+// term. The caller fills in what the new state tells. The copy shares no memory with i.
 func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 	if !CanMove(i.State, to) {
 		return Instance{}, fmt.Errorf("instance %s cannot go from %s to %s", i.ID, i.State, to)
@@ -41,7 +41,7 @@ func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 		return Instance{}, fmt.Errorf("instance %s was written in term %d, which term %d may not change", i.ID, i.Term, term)
 	}
 	next := i.Clone()
-	next.State, next.Term, next.Writer = to, term, writer
+	next.State, next.Revision, next.Term, next.Writer = to, i.Revision+1, term, writer
 	return next, nil
 }
 
@@ -133,8 +133,9 @@ func (i Instance) validateState(p *problems) {
 	case Reserved:
 		p.check(i.ProviderID == "", "provider_id: is there although only reserved")
 	case Created, Registered:
-		p.check(i.ProviderID != "", "provider_id: is empty although %s", i.State)
-		p.check(i.Group != "" && i.Template != "", "group, template: are empty although %s", i.State)
+		p.check(i.Group != "", "group: is empty although %s", i.State)
+		// An agent may register before the provider has answered.
+		p.check(i.ProviderID != "" || i.State == Registered, "provider_id: is empty although %s", i.State)
 	case Deleting:
 		p.check(i.DeleteReason != "", "delete_reason: is empty although deleting")
 		p.check(!i.DeletingAt.IsZero() && !i.DeleteDeadline.IsZero(), "deleting_at, delete_deadline: are empty although deleting")

@@ -71,7 +71,6 @@ func life(t testing.TB) map[record.State]record.Instance {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.Revision++
 		return n
 	}
 	r := reserved(t)
@@ -229,7 +228,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"term", replace(`"term":5`, `"term":2`), "before reserved_term"},
 		{"zone", replace("2026-01-02T03:04:05.678Z", "2026-01-02T04:04:05.678+01:00"), "created_at: is not in UTC"},
 		{"tenant", replace(`"tenant":"prod"`, `"tenant":"../x"`), "tenant"},
-		{"provider id", replace(`"provider_id":"i-0123456789abcdef0",`, ""), "provider_id"},
+		{"no group", replace(`"group":"workers",`, ""), "group: is empty"},
 		{"serial", replace("000102030405060708090a0b0c0d0e0f", "1"), "certificate.serial"},
 		{"address", replace("10.0.0.7", "010.0.0.7"), "ipv4"},
 		{"control", replace("t4g.medium", `t4g\u0000`), "instance_type"},

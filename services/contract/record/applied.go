@@ -1,0 +1,71 @@
+package record
+
+import (
+	"bytes"
+	"fmt"
+)
+
+// AppliedSchema is the newest version of the applied configuration's first line.
+const AppliedSchema = 1
+
+// MaxConfig is the largest configuration that can be kept as applied, in bytes.
+const MaxConfig = 4 << 20
+
+// appliedMark begins the first line of an applied configuration, which is a comment in JSONC: the document stays a configuration.
+const appliedMark = "// nstance-applied "
+
+// Applied is the last configuration that a leader of a shard accepted, `shard/{shard}/applied.jsonc`: the configuration as it was
+// written, after one line of comment that says where it came from.
+type Applied struct {
+	Schema int `json:"schema"`
+	// Revision counts writes, so that no two versions have the same bytes.
+	Revision uint64 `json:"revision"`
+	// Term of the leader that applied it.
+	Term uint64 `json:"term"`
+	// Source is the token of `config/{shard}.jsonc` as it was read.
+	Source string `json:"source"`
+	// Body is the configuration, byte for byte.
+	Body []byte `json:"-"`
+}
+
+// Encode checks the document and writes it.
+func (a Applied) Encode() ([]byte, error) {
+	if err := a.Validate(); err != nil {
+		return nil, err
+	}
+	head, err := encode("applied configuration", a) // ends in a line break
+	if err != nil {
+		return nil, err
+	}
+	return bytes.Join([][]byte{[]byte(appliedMark), head, a.Body}, nil), nil
+}
+
+// DecodeApplied reads an applied configuration. The first line is read strictly, [ErrNewer] when a newer program wrote it; the
+// configuration itself is not looked at.
+func DecodeApplied(data []byte) (Applied, error) {
+	rest, ok := bytes.CutPrefix(data, []byte(appliedMark))
+	head, body, found := bytes.Cut(rest, []byte("\n"))
+	if !ok || !found {
+		return Applied{}, fmt.Errorf("decode applied configuration: its first line does not begin with %q", appliedMark)
+	}
+	var a Applied
+	if err := decode("applied configuration", head, AppliedSchema, &a); err != nil {
+		return Applied{}, err
+	}
+	a.Body = bytes.Clone(body)
+	if err := a.Validate(); err != nil {
+		return Applied{}, err
+	}
+	return a, nil
+}
+
+// Validate names everything that is wrong with the document.
+func (a Applied) Validate() error {
+	var p problems
+	p.check(a.Schema == AppliedSchema, "schema: is %d, want %d", a.Schema, AppliedSchema)
+	p.check(a.Revision > 0, "revision: is 0")
+	p.check(a.Term > 0, "term: is 0")
+	p.text("source", a.Source, maxText, true)
+	p.check(len(a.Body) <= MaxConfig, "the configuration has %d bytes, at most %d are allowed", len(a.Body), MaxConfig)
+	return p.err("applied configuration")
+}
