@@ -1,0 +1,323 @@
+// Package cache owns the server's SQLite file, a projection of what the server knows: the merged groups and the public keys that agents
+// handed in.
+//
+// Invariant: nothing in it is the only copy of anything that cannot be asked for again. The file may be corrupt, of another version, or
+// deleted while the server runs: it is then thrown away and made anew, empty.
+package cache
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// version of the schema; a file of any other is thrown away. The application ID keeps us from doing that to somebody else's database.
+const (
+	version     = 1
+	application = 0x6e737463 // "nstc"
+)
+
+const schema = `
+CREATE TABLE "groups" (
+	tenant TEXT NOT NULL, name TEXT NOT NULL, json TEXT NOT NULL, runtime_hash TEXT NOT NULL, infra_hash TEXT NOT NULL,
+	PRIMARY KEY (tenant, name)
+) WITHOUT ROWID;
+CREATE TABLE public_keys (
+	instance TEXT NOT NULL, name TEXT NOT NULL, pkix BLOB NOT NULL,
+	PRIMARY KEY (instance, name)
+) WITHOUT ROWID;
+`
+
+// Group is one merged group.
+type Group struct {
+	Tenant, Name           string
+	JSON                   []byte
+	RuntimeHash, InfraHash string
+}
+
+// Key is a public key that an agent handed in: the base name of its file, and PKIX in DER.
+type Key struct {
+	Name string
+	PKIX []byte
+}
+
+// Path is where the database is inside the server's cache directory.
+func Path(dir string) string { return filepath.Join(dir, "db", "nstance.db") }
+
+// Cache is the open database. Its methods are safe for concurrent use, one at a time. An error means that the cache could not be made anew
+// either: it may be logged and otherwise ignored.
+type Cache struct {
+	path string
+
+	mu sync.Mutex
+	db *sql.DB // nil after a failure or Close
+	// closed refuses to open the file again.
+	closed bool
+}
+
+// Open opens the database at path and makes it, with its directory, where there is none. A file that is corrupt or of another version of
+// this program is thrown away. The error says what is in the way: a directory, missing rights, another program's database.
+func Open(ctx context.Context, path string) (*Cache, error) {
+	c := &Cache{path: path}
+	if err := c.open(ctx); err != nil {
+		return nil, fmt.Errorf("open cache: %w", err)
+	}
+	return c, nil
+}
+
+// Close closes the database. Later calls fail.
+func (c *Cache) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	return c.shut()
+}
+
+func (c *Cache) shut() error {
+	if c.db == nil {
+		return nil
+	}
+	err := c.db.Close()
+	c.db = nil
+	return err
+}
+
+// ReplaceGroups makes groups all the groups there are, in one transaction.
+func (c *Cache) ReplaceGroups(ctx context.Context, groups []Group) error {
+	return c.write(ctx, "replace groups", func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM "groups"`); err != nil {
+			return err
+		}
+		insert, err := tx.PrepareContext(ctx, `INSERT INTO "groups" (tenant, name, json, runtime_hash, infra_hash) VALUES (?, ?, ?, ?, ?)`)
+		if err != nil {
+			return err
+		}
+		defer insert.Close()
+		for _, g := range groups {
+			if _, err := insert.ExecContext(ctx, g.Tenant, g.Name, string(g.JSON), g.RuntimeHash, g.InfraHash); err != nil {
+				return fmt.Errorf("%s/%s: %w", g.Tenant, g.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Groups returns all groups, sorted by tenant and name.
+func (c *Cache) Groups(ctx context.Context) ([]Group, error) {
+	return read(ctx, c, `SELECT tenant, name, json, runtime_hash, infra_hash FROM "groups" ORDER BY tenant, name`, nil, func(rows *sql.Rows) (g Group, err error) {
+		return g, rows.Scan(&g.Tenant, &g.Name, &g.JSON, &g.RuntimeHash, &g.InfraHash)
+	})
+}
+
+// PutKeys stores public keys of an instance, over those of the same names.
+func (c *Cache) PutKeys(ctx context.Context, instance ident.ID, keys []Key) error {
+	return c.write(ctx, "put keys", func(tx *sql.Tx) error {
+		for _, key := range keys {
+			if _, err := tx.ExecContext(ctx, `INSERT OR REPLACE INTO public_keys (instance, name, pkix) VALUES (?, ?, ?)`,
+				instance.Storage(), key.Name, key.PKIX); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Keys returns an instance's public keys, sorted by name.
+func (c *Cache) Keys(ctx context.Context, instance ident.ID) ([]Key, error) {
+	return read(ctx, c, `SELECT name, pkix FROM public_keys WHERE instance = ? ORDER BY name`, []any{instance.Storage()}, func(rows *sql.Rows) (k Key, err error) {
+		return k, rows.Scan(&k.Name, &k.PKIX)
+	})
+}
+
+// DeleteKeys forgets an instance's public keys.
+func (c *Cache) DeleteKeys(ctx context.Context, instance ident.ID) error {
+	return c.write(ctx, "delete keys", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `DELETE FROM public_keys WHERE instance = ?`, instance.Storage())
+		return err
+	})
+}
+
+// write runs fn in a transaction, once more on a fresh database if the first attempt fails.
+func (c *Cache) write(ctx context.Context, what string, fn func(*sql.Tx) error) error {
+	return c.attempt(ctx, what, func(db *sql.DB) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if err := fn(tx); err != nil {
+			return errors.Join(err, tx.Rollback())
+		}
+		return tx.Commit()
+	})
+}
+
+func read[T any](ctx context.Context, c *Cache, query string, args []any, scan func(*sql.Rows) (T, error)) (out []T, err error) {
+	err = c.attempt(ctx, "read", func(db *sql.DB) error {
+		out = nil
+		rows, err := db.QueryContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			v, err := scan(rows)
+			if err != nil {
+				return err
+			}
+			out = append(out, v)
+		}
+		return rows.Err()
+	})
+	return out, err
+}
+
+// attempt calls fn with the database. Whatever is wrong with it, SQLite's own damage, a file that was deleted or moved, a full disk
+// that is no longer full, is met by making it anew, once.
+func (c *Cache) attempt(ctx context.Context, what string, fn func(*sql.DB) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return fmt.Errorf("cache: %s: it is closed", what)
+	}
+	if c.db != nil && present(c.path) {
+		err := fn(c.db)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("cache: %s: %w", what, err)
+		}
+		_ = c.shut()
+		if err := discard(c.path); err != nil {
+			return fmt.Errorf("cache: %s: %w", what, err)
+		}
+	}
+	_ = c.shut()
+	if err := c.open(ctx); err != nil {
+		return fmt.Errorf("cache: %s: %w", what, err)
+	}
+	if err := fn(c.db); err != nil {
+		return fmt.Errorf("cache: %s: %w", what, err)
+	}
+	return nil
+}
+
+func present(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// open opens the file, and makes it anew if what is there cannot be used.
+func (c *Cache) open(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Dir(c.path), 0o750); err != nil {
+		return err
+	}
+	info, err := os.Lstat(c.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		// What a deleted database left beside it is not the new one's.
+		if err := discard(c.path); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a file: remove it, or give another --cachedir", c.path)
+	}
+	db, err := connect(ctx, c.path)
+	if err == nil {
+		c.db = db
+		return nil
+	}
+	if ctx.Err() != nil || errors.Is(err, errForeign) {
+		return err
+	}
+	if err := discard(c.path); err != nil {
+		return err
+	}
+	if c.db, err = connect(ctx, c.path); err != nil {
+		return fmt.Errorf("%s: %w", c.path, err)
+	}
+	return nil
+}
+
+var errForeign = errors.New("it is another program's database")
+
+// connect opens the file, checks that it is whole and of this version, and fills in the schema where it is empty.
+func connect(ctx context.Context, path string) (*sql.DB, error) {
+	// One connection: one writer. What a power cut takes may be asked for again, so nothing waits for the disk.
+	db, err := sql.Open("sqlite", "file:"+escape(path)+"?_pragma=busy_timeout(2000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_pragma=cache_size(-1024)")
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(1)
+	if err := prepare(ctx, db); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+func prepare(ctx context.Context, db *sql.DB) error {
+	var app, have, tables int
+	if err := db.QueryRowContext(ctx, `SELECT a.application_id, v.user_version, (SELECT count(*) FROM sqlite_schema)
+		FROM pragma_application_id a, pragma_user_version v`).Scan(&app, &have, &tables); err != nil {
+		return err
+	}
+	if tables == 0 {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, fmt.Sprintf("%s PRAGMA application_id = %d; PRAGMA user_version = %d;", schema, application, version)); err != nil {
+			return errors.Join(err, tx.Rollback())
+		}
+		return tx.Commit()
+	}
+	if app != application {
+		return fmt.Errorf("%w (application ID %d)", errForeign, app)
+	}
+	if have != version {
+		return fmt.Errorf("the schema is version %d, not %d", have, version)
+	}
+	var verdict string
+	if err := db.QueryRowContext(ctx, `PRAGMA quick_check(1)`).Scan(&verdict); err != nil {
+		return err
+	}
+	if verdict != "ok" {
+		return fmt.Errorf("the file is damaged: %s", verdict)
+	}
+	return nil
+}
+
+// discard removes the database's files.
+func discard(path string) error {
+	for _, suffix := range []string{"", "-wal", "-shm", "-journal"} {
+		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("throw away the old file: %w", err)
+		}
+	}
+	return nil
+}
+
+// escape makes a path fit for an SQLite URI (sqlite.org/uri.html, section 3.1).
+func escape(path string) string {
+	var out []byte
+	for i := range len(path) {
+		switch c := path[i]; c {
+		case '%', '?', '#':
+			out = fmt.Appendf(out, "%%%02x", c)
+		default:
+			out = append(out, c)
+		}
+	}
+	return string(out)
+}
