@@ -91,13 +91,11 @@ type attempt struct {
 
 // inquiry is what is known of the holder's machine, for one token of the lock.
 type inquiry struct {
-	asking    bool
-	about     objstore.Token // token that was seen when asked
-	askAt     Instant
-	askedAt   Instant
-	stopped   bool
-	stoppedAt Instant
-	gone      bool
+	asking  bool
+	about   objstore.Token // token that was seen when asked
+	askAt   Instant
+	stopped bool // the last answer said so; the next question comes a renewal interval later
+	gone    bool
 }
 
 // New returns a candidate that has seen nothing.
@@ -276,9 +274,9 @@ func (e *Elector) heard(now Instant, state Evidence) {
 	case state != MachineStopped:
 		m.stopped = false
 	case !m.stopped:
-		m.stopped, m.stoppedAt = true, now
+		m.stopped = true
 		m.askAt = now.Add(renew + renew/10)
-	case m.askedAt >= m.stoppedAt.Add(renew+renew/10):
+	default: // the question was put no sooner than that
 		m.gone = true
 	}
 }
@@ -453,7 +451,7 @@ func (e *Elector) inquire(now Instant, d *Decision) {
 		d.wakeAt(e.machine.askAt)
 		return
 	}
-	e.machine.asking, e.machine.about, e.machine.askedAt = true, e.seen.token, now
+	e.machine.asking, e.machine.about = true, e.seen.token
 	d.add(AskMachine{Machine: machine})
 }
 

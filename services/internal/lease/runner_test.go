@@ -323,6 +323,45 @@ func TestLeadersCodeThatDoesNotEnd(t *testing.T) {
 	})
 }
 
+func TestStopWhileALostLeadershipWindsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t)
+		a := s.server("a")
+		a.wind = 5 * time.Second
+		a.run()
+		<-a.leads
+		a.store.off.Store(true)
+		<-a.lost
+		a.store.off.Store(false)
+		began := time.Now()
+		a.cancel()
+		pass(time.Second)
+		if s.lock().Released {
+			t.Error("released while the leader's code runs")
+		}
+		if err := <-a.result; err != nil {
+			t.Error(err)
+		}
+		within(t, "stop", time.Since(began), 5*time.Second, 6*time.Second)
+		if !s.lock().Released {
+			t.Error("the lock is not released")
+		}
+	})
+}
+
+func TestUnlimitedAuthorityEnds(t *testing.T) {
+	ctx, authority, cancel := Unlimited(t.Context(), 3)
+	if err := authority.Confirm(ctx); err != nil || authority.Term() != 3 {
+		t.Errorf("term %d, confirmed: %v", authority.Term(), err)
+	}
+	cancel()
+	for range 50 { // whichever of its reasons it sees first
+		if err := authority.Confirm(t.Context()); !errors.Is(err, ErrLost) {
+			t.Fatalf("confirmed after its end: %v", err)
+		}
+	}
+}
+
 func TestSuspendedMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
@@ -418,9 +457,9 @@ func TestAmbiguousRenewalsAreSentAgainWithTheSameBytes(t *testing.T) {
 			defer mu.Unlock()
 			bodies[string(r.Body)]++
 			switch len(bodies) % 3 {
-			case 0: // lost on its way, the second time it arrives
+			case 0: // hangs and never arrives, the second time it does
 				if bodies[string(r.Body)] == 1 {
-					return mem.Fault{Err: objstore.ErrIndeterminate}
+					return mem.Fault{Before: 2 * time.Second}
 				}
 			case 1: // its answer is lost
 				return mem.Fault{Lost: true}
@@ -507,10 +546,17 @@ func TestErrorOfTheLeadersCode(t *testing.T) {
 		s := newShard(t)
 		a := s.server("a")
 		broken := errors.New("provider of another cluster")
-		a.cfg.Lead = func(context.Context, *Authority) error { return broken }
+		var authority *Authority
+		a.cfg.Lead = func(_ context.Context, given *Authority) error {
+			authority = given
+			return broken
+		}
 		a.run()
 		if err := <-a.result; !errors.Is(err, broken) {
 			t.Errorf("Run returned %v", err)
+		}
+		if err := authority.Confirm(t.Context()); !errors.Is(err, ErrLost) || authority.Remaining() != 0 {
+			t.Errorf("authority is left: %v, confirmed: %v", authority.Remaining(), err)
 		}
 		if !s.lock().Released {
 			t.Error("the lock is not released")
@@ -532,9 +578,9 @@ func TestMissingLock(t *testing.T) {
 		s := newShard(t)
 		s.highest.Store(41)
 		a := s.server("a")
-		known := false
+		var known atomic.Bool
 		a.cfg.HighestTerm = func(context.Context) (uint64, error) {
-			if !known {
+			if !known.Load() {
 				return 0, errors.New("list is not to be had")
 			}
 			return s.highest.Load(), nil
@@ -544,7 +590,7 @@ func TestMissingLock(t *testing.T) {
 		if len(s.ledBy) != 0 {
 			t.Fatal("leads without knowing the terms of the records")
 		}
-		known = true
+		known.Store(true)
 		if term := (<-a.leads).Term(); term != 42 {
 			t.Errorf("leads in term %d", term)
 		}

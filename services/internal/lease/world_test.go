@@ -16,7 +16,7 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("lease.seed", 0, "run the world of this seed only, and print what happens")
-	seedCount = flag.Int("lease.seeds", 3000, "number of worlds")
+	seedCount = flag.Int("lease.seeds", 2000, "number of worlds")
 )
 
 // A world is a few electors over one lock, in true time. Everything that goes wrong comes from its seed: answers are lost, writes land late,
@@ -172,9 +172,10 @@ func (w *world) give(n *node, in Input) {
 	}
 	now := n.clock(w.now)
 	next, decision := n.elector.Next(now, in)
-	again, repeated := n.elector.Next(now, in)
-	if fmt.Sprint(decision) != fmt.Sprint(repeated) || next != again {
-		w.fail("%s: Next is not a function of its arguments", n.name)
+	if w.seq%32 == 0 {
+		if again, repeated := n.elector.Next(now, in); fmt.Sprint(decision) != fmt.Sprint(repeated) || next != again {
+			w.fail("%s: Next is not a function of its arguments", n.name)
+		}
 	}
 	n.elector = next
 	w.trace("%v %s %T%+v → %v", w.now, n.name, in, in, decision.Actions)
