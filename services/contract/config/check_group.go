@@ -75,9 +75,7 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) bool {
 		return false
 	}
 	from := child("templates", spec.Template)
-	if spec.SubnetPool != "" {
-		reference(c, child(path, "subnet_pool"), "subnet pool", spec.SubnetPool, c.s.Server.SubnetPools, "server.subnet_pools")
-	}
+	c.pool(child(path, "subnet_pool"), spec.SubnetPool)
 	for i, name := range spec.LoadBalancers {
 		at := element(child(path, "load_balancers"), i)
 		if name != "" && reference(c, at, "load balancer", name, c.s.LoadBalancers, "load_balancers") {

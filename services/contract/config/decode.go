@@ -283,7 +283,7 @@ func (d *decoder) object(v hujson.Value, path string, target reflect.Value) {
 	d.members(v, path, func(name, at string, m member) {
 		i := slices.Index(names, name)
 		if i < 0 {
-			d.unknown(m, path, name, names)
+			d.unknown(v, m, path, name, names)
 			return
 		}
 		d.decode(m.Value, at, target.Field(i), fields[i])
@@ -291,11 +291,14 @@ func (d *decoder) object(v hujson.Value, path string, target reflect.Value) {
 }
 
 // unknown reports a field that the type does not have.
-func (d *decoder) unknown(m member, path, name string, names []string) {
+func (d *decoder) unknown(object hujson.Value, m member, path, name string, names []string) {
 	f := finding{path: child(path, name), offset: m.Name.StartOffset, message: "there is no such field"}
 	if similar := nearest(name, names); similar != "" {
 		f.hint = fmt.Sprintf("did you mean %q?", similar)
-		d.tainted = append(d.tainted, child(path, similar))
+		present := slices.ContainsFunc(object.Value.(*hujson.Object).Members, func(m member) bool { return m.Name.Value.(hujson.Literal).String() == similar })
+		if !present {
+			d.tainted = append(d.tainted, child(path, similar))
+		}
 	} else if len(names) > 0 {
 		f.hint = "there are " + strings.Join(names, ", ")
 	}
@@ -382,7 +385,7 @@ func (f finding) problem() Problem {
 func (d *decoder) relevant(more []finding) []finding {
 	return slices.DeleteFunc(more, func(f finding) bool {
 		return slices.ContainsFunc(d.tainted, func(t string) bool {
-			return within(f.path, t) || within(t, f.path) ||
+			return within(f.path, t) || (within(t, f.path) && !f.onKey) ||
 				slices.ContainsFunc(f.depends, func(path string) bool { return within(path, t) })
 		})
 	})
@@ -403,7 +406,7 @@ func (d *decoder) find(path string, onKey bool) int {
 
 // nearest returns the candidate that is most like a name, "" if none is like it.
 func nearest(name string, candidates []string) string {
-	best, limit := "", max(1, len(name)/3)+1
+	best, limit := "", min(len(name), max(1, len(name)/3)+1)
 	for _, candidate := range candidates {
 		if n := distance(strings.ToLower(name), strings.ToLower(candidate)); n < limit {
 			best, limit = candidate, n

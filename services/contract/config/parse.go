@@ -85,7 +85,7 @@ func ParseGroups(filename string, src []byte) (Groups, Problems) {
 				}
 				names = append(names, f.name)
 			}
-			d.unknown(m, "", name, names)
+			d.unknown(root, m, "", name, names)
 			return
 		}
 		var groups map[string]GroupSpec

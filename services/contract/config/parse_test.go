@@ -140,14 +140,19 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// marked takes the marks, @, out of a document and puts their positions before the problems that are wanted there, in this order.
+// marked takes the marks, @, out of a document and puts their positions before the problems that are wanted there, in this order. A
+// problem that begins with = is where the one before it is.
 func marked(src string, want []string) (string, []string) {
 	var out []string
+	at := ""
 	for _, message := range want {
-		before, after, _ := strings.Cut(src, "@")
-		line, col := strings.Count(before, "\n")+1, len(before)-strings.LastIndexByte(before, '\n')
-		out = append(out, fmt.Sprintf("f:%d:%d: %s", line, col, message))
-		src = before + after
+		message, same := strings.CutPrefix(message, "=")
+		if !same {
+			before, after, _ := strings.Cut(src, "@")
+			at = fmt.Sprintf("f:%d:%d: ", strings.Count(before, "\n")+1, len(before)-strings.LastIndexByte(before, '\n'))
+			src = before + after
+		}
+		out = append(out, at+message)
 	}
 	return src, out
 }

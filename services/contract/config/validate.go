@@ -50,8 +50,7 @@ func (c *checker) cluster() {
 		if st.Endpoint != "" {
 			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 				c.add("cluster.storage.endpoint", "%s is not a URL such as https://host:port", quote(st.Endpoint))
-			}
-			if st.Provider != "s3" && st.Provider != "" {
+			} else if st.Provider != "s3" {
 				c.add("cluster.storage.endpoint", "is for provider s3 only")
 			}
 		}
@@ -255,9 +254,14 @@ func (c *checker) subnetPools() {
 	}
 	c.distinct(c.s.Server.DynamicSubnetPools, "server.dynamic_subnet_pools")
 	for i, pool := range c.s.Server.DynamicSubnetPools {
-		if pool != "" {
-			reference(c, element("server.dynamic_subnet_pools", i), "subnet pool", pool, c.s.Server.SubnetPools, at)
-		}
+		c.pool(element("server.dynamic_subnet_pools", i), pool)
+	}
+}
+
+// pool checks the name of a subnet pool, if there is one. That there are no pools at all is reported once.
+func (c *checker) pool(path, name string) {
+	if name != "" && len(c.s.Server.SubnetPools) > 0 {
+		reference(c, path, "subnet pool", name, c.s.Server.SubnetPools, "server.subnet_pools")
 	}
 }
 

@@ -38,9 +38,7 @@ func (c *checker) templates() {
 		c.vars(t.Vars, path+".vars")
 		c.userdata(t.Userdata, path+".userdata")
 		c.instanceTypes(t.InstanceTypes, path)
-		if t.SubnetPool != "" {
-			reference(c, path+".subnet_pool", "subnet pool", t.SubnetPool, c.s.Server.SubnetPools, "server.subnet_pools")
-		}
+		c.pool(path+".subnet_pool", t.SubnetPool)
 		for _, file := range sortedKeys(t.Files) {
 			at := child(path+".files", file)
 			c.key(at, validateKey("file", file))
