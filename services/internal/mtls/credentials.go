@@ -1,0 +1,151 @@
+package mtls
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+)
+
+// Peer is the client at the other end of one connection. Each connection has a Peer of its own, so that pointers tell connections apart.
+type Peer struct {
+	// Identity is zero on the registration port, where clients show no certificate. So is all that follows.
+	Identity  authority.Identity
+	PublicKey ed25519.PublicKey
+	NotAfter  time.Time
+	// Expired: the certificate had ended when the connection was made. Only RenewCertificate may be called.
+	Expired bool
+
+	conn net.Conn
+}
+
+// AuthType implements credentials.AuthInfo.
+func (*Peer) AuthType() string { return "tls" }
+
+// GetCommonAuthInfo tells gRPC that the connection is encrypted.
+func (*Peer) GetCommonAuthInfo() credentials.CommonAuthInfo {
+	return credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
+}
+
+// Close cuts the connection, whatever a stream on it is doing.
+func (p *Peer) Close() { p.conn.Close() }
+
+// PeerOf returns the client that a call came from.
+func PeerOf(ctx context.Context) (*Peer, error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if client, ok := p.AuthInfo.(*Peer); ok {
+			return client, nil
+		}
+	}
+	return nil, errors.New("the call did not come over a connection of this server's")
+}
+
+// PeerIdentity returns the identity in the certificate of the client that a call came from.
+func PeerIdentity(ctx context.Context) (authority.Identity, error) {
+	p, err := PeerOf(ctx)
+	if err != nil {
+		return authority.Identity{}, err
+	}
+	if p.Identity == (authority.Identity{}) {
+		return authority.Identity{}, errors.New("the client has no certificate")
+	}
+	return p.Identity, nil
+}
+
+// transport is the server's side of TLS for gRPC.
+type transport struct {
+	source *Source
+	config *tls.Config
+	// clients: they show certificates.
+	clients bool
+	gate    *gate
+	limit   *Limiter // of handshakes; nil: none
+}
+
+var _ credentials.TransportCredentials = (*transport)(nil)
+
+// ServerHandshake takes a connection. gRPC has set a deadline on it.
+func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if t.limit != nil && !t.limit.Allow(raw.RemoteAddr()) {
+		return nil, nil, fmt.Errorf("too many connections from %s", raw.RemoteAddr())
+	}
+	leave := t.gate.enter(raw)
+	defer leave()
+	// A client that only connects has not begun a handshake, and takes no turn away from those that do.
+	begun := &peeked{Conn: raw}
+	if err := begun.peek(); err != nil {
+		return nil, nil, fmt.Errorf("wait for the client's first byte: %w", err)
+	}
+	done, err := t.gate.turn(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer done()
+	conn := tls.Server(begun, t.config)
+	if err := conn.Handshake(); err != nil {
+		conn.Close()
+		return nil, nil, fmt.Errorf("TLS handshake: %w", err)
+	}
+	state := conn.ConnectionState()
+	if state.NegotiatedProtocol != "h2" {
+		conn.Close()
+		return nil, nil, errors.New("the client does not offer HTTP/2")
+	}
+	client := &Peer{}
+	if t.clients {
+		if client, err = t.source.peer(state); err != nil {
+			conn.Close()
+			return nil, nil, err
+		}
+	}
+	client.conn = raw
+	return conn, client, nil
+}
+
+// ClientHandshake is not a server's to do.
+func (t *transport) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these credentials are a server's")
+}
+
+// Info implements credentials.TransportCredentials.
+func (t *transport) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+// Clone returns t itself: nothing in it changes.
+func (t *transport) Clone() credentials.TransportCredentials { return t }
+
+// OverrideServerName is for clients; the deprecated method has no effect here.
+func (t *transport) OverrideServerName(string) error { return nil }
+
+// peeked is a connection whose first byte was read ahead.
+type peeked struct {
+	net.Conn
+	first [1]byte
+	ahead bool
+}
+
+func (c *peeked) peek() error {
+	n, err := c.Conn.Read(c.first[:])
+	c.ahead = n == 1
+	if c.ahead {
+		return nil
+	}
+	return err
+}
+
+func (c *peeked) Read(p []byte) (int, error) {
+	if c.ahead && len(p) > 0 {
+		c.ahead = false
+		return copy(p, c.first[:]), nil
+	}
+	return c.Conn.Read(p)
+}

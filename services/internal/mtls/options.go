@@ -1,0 +1,123 @@
+package mtls
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+)
+
+const (
+	// maxMessage is the largest message of agents and operators: four files of 1 MiB each.
+	maxMessage = 4 << 20
+	// maxRegistration is the largest message of the registration port: a nonce of 4 KiB and little else.
+	maxRegistration = 16 << 10
+	// A connection that says nothing for pingAfter is asked whether it lives, and closed after another pingTimeout: together the 30 s of page 4.
+	pingAfter, pingTimeout = 20 * time.Second, 10 * time.Second
+	// handshakeTimeout is for TLS and HTTP/2's preface together.
+	handshakeTimeout = 10 * time.Second
+	// idleAfter ends a connection without streams.
+	idleAfter = 5 * time.Minute
+	// buffers are small: there may be thousands of connections, and nearly all of them are quiet.
+	buffers = 4 << 10
+)
+
+// ServerOptions returns the options of the gRPC server of one port: TLS, the role that its clients must have, every bound on what
+// they may cost, and recovery from panics. role is RoleAgent, RoleOperator, or empty for the registration port, whose clients have no
+// certificate and are limited by their address instead.
+func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc.ServerOption {
+	t := &transport{source: source, config: source.config(), gate: newGate(maxUnproven, maxHandshakes)}
+	g := guard{role: role, log: log}
+	receive, streams, idle := maxMessage, uint32(64), idleAfter
+	switch role {
+	case "":
+		receive, streams, idle = maxRegistration, 4, 30*time.Second
+		t.limit = NewLimiter(registrationRate, registrationBurst, maxSources, source.options.Now)
+		g.limit = NewLimiter(registrationRate, registrationBurst, maxSources, source.options.Now)
+	case authority.RoleAgent:
+		t.config, t.clients = source.withClients(), true
+		streams = 16
+	default:
+		t.config, t.clients = source.withClients(), true
+	}
+	return []grpc.ServerOption{
+		grpc.Creds(t),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idle, Time: pingAfter, Timeout: pingTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.MaxConcurrentStreams(streams),
+		grpc.MaxRecvMsgSize(receive),
+		grpc.MaxSendMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(8 << 10),
+		grpc.ReadBufferSize(buffers),
+		grpc.WriteBufferSize(buffers),
+		grpc.SharedWriteBuffer(true),
+		grpc.WaitForHandlers(true),
+		grpc.UnaryInterceptor(g.unary),
+		grpc.StreamInterceptor(g.stream),
+	}
+}
+
+// guard is what stands before every handler of a port.
+type guard struct {
+	role  authority.Role
+	limit *Limiter
+	log   *slog.Logger
+}
+
+func (g guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	defer g.recover(info.FullMethod, &err)
+	if err := g.admit(ctx, info.FullMethod); err != nil {
+		return nil, err
+	}
+	return handler(ctx, req)
+}
+
+func (g guard) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	defer g.recover(info.FullMethod, &err)
+	if err := g.admit(stream.Context(), info.FullMethod); err != nil {
+		return err
+	}
+	return handler(srv, stream)
+}
+
+// recover turns a panic into an error: it is one call's, not the server's.
+func (g guard) recover(method string, err *error) {
+	if cause := recover(); cause != nil {
+		g.log.Error("handler panicked", "method", method, "error", fmt.Sprint(cause), "stack", string(debug.Stack()))
+		*err = status.Error(codes.Internal, "internal error")
+	}
+}
+
+// admit checks that the client may call this port.
+func (g guard) admit(ctx context.Context, method string) error {
+	client, err := PeerOf(ctx)
+	if err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	if g.limit != nil {
+		if p, ok := peer.FromContext(ctx); ok && !g.limit.Allow(p.Addr) {
+			return status.Error(codes.ResourceExhausted, "too many registrations from this address: try again later")
+		}
+	}
+	switch {
+	case g.role == "":
+		return nil
+	case client.Identity.Role != g.role:
+		return status.Errorf(codes.PermissionDenied, "this port is for the role %s, the client certificate of %s has the role %s",
+			g.role, client.Identity.ID, client.Identity.Role)
+	case client.Expired && (g.role != authority.RoleAgent || !strings.HasSuffix(method, "/RenewCertificate")):
+		return status.Errorf(codes.Unauthenticated, "the client certificate expired at %s", client.NotAfter.Format(time.RFC3339))
+	}
+	return nil
+}
