@@ -1,8 +1,8 @@
 package tmux
 
 import (
+	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,20 +13,39 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/infratest"
 )
 
-// testOptions are options for a tmux server of the test's own, which ends with it.
+// testOptions are options for a tmux server and a state directory of the test's own, which end with it.
 func testOptions(t *testing.T) Options {
 	t.Helper()
 	// Socket paths are short (unix(7): 107 bytes), temporary directories of tests are not.
-	sockets, err := os.MkdirTemp("", "nst")
+	dir, err := os.MkdirTemp("", "nst")
 	if err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(sockets, "tmux")
+	o := Options{Dir: filepath.Join(dir, "agents #1 50%d 'x'"), Session: "test", Socket: filepath.Join(dir, "tmux"), Command: "exec sleep 1000000"}
 	t.Cleanup(func() {
-		_ = exec.Command("tmux", "-S", socket, "kill-server").Run() // none may be running
-		os.RemoveAll(sockets)
+		ctx := context.WithoutCancel(t.Context())
+		s := session{name: o.Session, socket: o.Socket, env: environment()}
+		panes, err := s.panes(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+		machines := make([]process, len(panes))
+		for i, pane := range panes {
+			machines[i], _ = identify(pane.pid)
+		}
+		_, _ = s.run(ctx, "kill-server") // none may be running
+		for _, m := range machines {
+			killSession(m)
+			if !m.gone(ctx, time.Minute) {
+				t.Errorf("process %d stays", m.PID)
+			}
+		}
+		// The shell that is to copy a window's output may only now open its log.
+		for err = os.RemoveAll(dir); err != nil && ctx.Err() == nil; err = os.RemoveAll(dir) {
+			t.Log(err)
+		}
 	})
-	return Options{Dir: filepath.Join(t.TempDir(), "agents #1 50%d 'x'"), Session: "test", Socket: socket, Command: "exec sleep 1000000"}
+	return o
 }
 
 func open(t *testing.T, o Options) *Provider {
@@ -73,4 +92,3 @@ func TestConformance(t *testing.T) {
 		}
 	})
 }
-

@@ -160,6 +160,10 @@ func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	if err := os.WriteFile(filepath.Join(dir, "boot.sh"), bootScript(dir, env, script, run), 0o600); err != nil {
 		return &localError{err}
 	}
+	// What fills it opens it some time later, and with the user's umask.
+	if err := os.WriteFile(filepath.Join(dir, consoleLog), nil, 0o600); err != nil {
+		return &localError{err}
+	}
 	return nil
 }
 

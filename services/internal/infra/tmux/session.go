@@ -81,7 +81,8 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 	case strings.HasPrefix(text, "no server running"), strings.Contains(text, "server exited"), strings.Contains(text, "lost server"),
 		strings.HasPrefix(text, "error connecting") && strings.Contains(text, "No such file or directory"):
 		return "", errNoServer
-	case strings.HasPrefix(text, "can't find session"), strings.HasPrefix(text, "can't find window"), strings.HasPrefix(text, "can't find pane"):
+	case strings.HasPrefix(text, "no current "), // a server without sessions, about to end
+		strings.HasPrefix(text, "can't find session"), strings.HasPrefix(text, "can't find window"), strings.HasPrefix(text, "can't find pane"):
 		return "", errNoSession
 	case text != "":
 		return "", fmt.Errorf("tmux %s: %w: %s", args[0], err, text)
@@ -94,7 +95,7 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 func (s *session) panes(ctx context.Context) ([]pane, error) {
 	// Listing all sessions does not fail when this one does not exist.
 	out, err := s.run(ctx, "list-panes", "-a", "-F", paneFormat)
-	if errors.Is(err, errNoServer) {
+	if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
 		return nil, nil
 	}
 	if err != nil {
