@@ -90,13 +90,15 @@ func (w *World) BeginCollect(id ident.ID) bool {
 	return true
 }
 
-// EndCollect marks its end and asks for another sweep.
-func (w *World) EndCollect(id ident.ID) {
+// EndCollect marks its end. After a success there may be more to collect at once; a failure waits for the sweep's next time.
+func (w *World) EndCollect(id ident.ID, ok bool) {
 	w.mu.Lock()
 	delete(w.collecting, id)
-	w.sweep = true
+	w.sweep = w.sweep || ok
 	w.mu.Unlock()
-	w.opts.Wake()
+	if ok {
+		w.opts.Wake()
+	}
 }
 
 // Health counts the shard's running instances and those of them that are silent, for the unhealthy guard.

@@ -1,0 +1,56 @@
+package execute
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// balance registers an instance with every load balancer of its group.
+func (x *Executor) balance(ctx context.Context, action plan.Action) error {
+	return x.eachBalancer(ctx, action.Instance, true)
+}
+
+// unbalance takes an instance out of every load balancer of its group.
+func (x *Executor) unbalance(ctx context.Context, id ident.ID) error {
+	return x.eachBalancer(ctx, id, false)
+}
+
+func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error {
+	rec, _, ok := x.World.Record(id)
+	if !ok {
+		return nil
+	}
+	group, ok := x.World.Group(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
+	if !ok || len(group.LoadBalancers) == 0 {
+		return nil
+	}
+	balancers, ok := infra.Capability[infra.LoadBalancers](x.Provider)
+	if !ok {
+		return fmt.Errorf("the shard's provider has no load balancers, group %s names %d", group.GroupKey, len(group.LoadBalancers))
+	}
+	vm, _ := x.World.VM(id)
+	call := balancers.Register
+	if !in {
+		call = balancers.Deregister
+	}
+	var errs []error
+	for _, name := range group.LoadBalancers {
+		if err := x.permit(ctx); err != nil {
+			return err
+		}
+		if err := call(ctx, name, vm); err != nil && (in || !errors.Is(err, infra.NotFound)) {
+			errs = append(errs, fmt.Errorf("load balancer %s: %w", name, err))
+		}
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		x.World.Balanced(id, in)
+	}
+	return err
+}

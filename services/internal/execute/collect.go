@@ -1,0 +1,168 @@
+package execute
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// Collect performs one action of a sweep and says whether that went well. It blocks until it is done.
+func (x *Executor) Collect(ctx context.Context, action plan.Action) bool {
+	var err error
+	switch action.Kind {
+	case plan.ConfirmOrphan:
+		err = x.confirmOrphan(ctx, action)
+	case plan.TerminateStray:
+		err = x.terminateStray(ctx, action)
+	case plan.Settle:
+		err = x.settle(ctx, action)
+	case plan.RemoveTombstone:
+		err = x.removeTombstone(ctx, action)
+	default:
+		err = fmt.Errorf("action %q is not one of a sweep's", action.Kind)
+	}
+	if err != nil && ctx.Err() == nil {
+		x.Log.Warn("collection failed", "action", string(action.Kind), "instance", action.Instance.String(), "error", err)
+	}
+	return err == nil
+}
+
+// confirmOrphan reads the record's key directly: a VM without record may only be one whose record we have not seen.
+func (x *Executor) confirmOrphan(ctx context.Context, action plan.Action) error {
+	vm, ok := x.World.Stray(action.ProviderID)
+	if !ok || !x.World.BeginStray(action.ProviderID) {
+		return nil
+	}
+	at := x.Env.Now()
+	rec, token, err := x.Store.GetInstance(ctx, vm.Tags.Tenant, vm.Tags.Instance)
+	switch {
+	case err == nil:
+		x.World.EndStray(action.ProviderID, true)
+		if rec.State == record.Reserved && rec.Group == "" {
+			adopt(&rec, vm)
+		}
+		x.World.PutRecord(rec, token)
+		x.World.Answered(rec.ID, vm, at)
+		return nil
+	case errors.Is(err, objstore.ErrNotFound):
+		x.World.ReadMissing(action.ProviderID, at)
+		return nil
+	default:
+		x.World.EndStray(action.ProviderID, false)
+		return err
+	}
+}
+
+// terminateStray ends a VM that has no live record. Its ID is made dead first: a tombstone is the durable intent.
+func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error {
+	vm, ok := x.World.Stray(action.ProviderID)
+	if !ok || !x.World.BeginStray(action.ProviderID) {
+		return nil
+	}
+	gone := false
+	defer func() { x.World.EndStray(action.ProviderID, gone) }()
+	id := vm.Tags.Instance
+	if _, dead := x.World.Tombstone(id); !dead {
+		now := x.Env.Now().UTC()
+		rec := x.reservation(id, vm.Tags.Tenant)
+		rec.State, rec.DeletedAt, rec.DeleteReason, rec.Group = record.Deleted, now, action.Reason, vm.Tags.Group
+		rec.ProviderID = vm.ProviderID
+		token, err := x.Store.PutInstance(ctx, rec, "")
+		var superseded *clusterstate.SupersededError
+		if errors.As(err, &superseded) {
+			gone = true // it has a record after all
+			x.World.PutRecord(superseded.Record, superseded.Token)
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("record the end of %s: %w", id, err)
+		}
+		x.World.PutRecord(rec, token)
+	}
+	if err := x.Authority.Confirm(ctx); err != nil {
+		return fmt.Errorf("confirm leadership: %w", err)
+	}
+	if err := x.permit(ctx); err != nil {
+		return err
+	}
+	x.Log.Info("terminating a stray VM", "instance", id.String(), "reason", action.Reason)
+	if err := x.Provider.Delete(ctx, action.ProviderID); err != nil && !errors.Is(err, infra.NotFound) {
+		return err
+	}
+	return nil
+}
+
+// settle ends the uncertainty of a reservation that an earlier term left: its VM exists and is adopted, or it becomes a tombstone.
+func (x *Executor) settle(ctx context.Context, action plan.Action) error {
+	left, ok := x.World.Leftover(action.Instance)
+	if !ok {
+		return nil
+	}
+	asked := x.Env.Now()
+	vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
+	found := err == nil
+	if err != nil && !errors.Is(err, infra.NotFound) {
+		return err
+	}
+	next := left.Record
+	if found {
+		adopt(&next, vm)
+	} else {
+		next.State, next.DeletedAt, next.DeleteReason = record.Deleted, asked.UTC(), "reserved by an earlier leader, never used"
+	}
+	if err := x.permit(ctx); err != nil {
+		return err
+	}
+	x.stamp(&next)
+	token, err := x.Store.PutInstance(ctx, next, left.Token)
+	var superseded *clusterstate.SupersededError
+	if errors.As(err, &superseded) {
+		if superseded.Record.Term > x.Authority.Term() {
+			x.Authority.Refuse(superseded.Record.Term)
+			return err
+		}
+		x.World.PutRecord(superseded.Record, superseded.Token)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	x.World.PutRecord(next, token)
+	if found {
+		x.World.Answered(next.ID, vm, asked)
+	}
+	return nil
+}
+
+// adopt completes the record of a reservation whose VM exists from the VM's tags.
+func adopt(rec *record.Instance, vm infra.VM) {
+	rec.State = record.Created
+	rec.Group, rec.Template, rec.OnDemand = vm.Tags.Group, vm.Tags.Template, vm.Tags.OnDemand
+	rec.InfraHash = vm.Tags.InfraHash
+	rec.ProviderID, rec.LaunchedAt = vm.ProviderID, vm.LaunchedAt
+	rec.IPv4, rec.IPv6, rec.Hostname = address(vm.IPv4), address(vm.IPv6), vm.Hostname
+	if !vm.Tags.CreatedAt.IsZero() {
+		rec.CreatedAt = vm.Tags.CreatedAt
+	}
+}
+
+func (x *Executor) removeTombstone(ctx context.Context, action plan.Action) error {
+	rec, ok := x.World.Tombstone(action.Instance)
+	if !ok {
+		return nil
+	}
+	if err := x.permit(ctx); err != nil {
+		return err
+	}
+	if err := x.Store.DeleteInstance(ctx, rec.Tenant, rec.ID); err != nil {
+		return err
+	}
+	x.World.RemoveTombstone(action.Instance)
+	return nil
+}

@@ -1,0 +1,283 @@
+// Package execute performs the planner's actions, one at a time each: it writes the intent, checks that this leader may still act, calls
+// the provider, records the result.
+//
+// Invariants: no VM is asked for before its record is durable; no running VM is terminated before its deletion is; every mutation is made
+// under the leader's authority, destructive ones after a fresh confirmation of it.
+package execute
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// Authority is the leader's right to act.
+type Authority interface {
+	// Term of the leader.
+	Term() uint64
+	// Remaining is how long this leader may act from now on without a further confirmation.
+	Remaining() time.Duration
+	// Confirm proves afresh, by a question asked after the call, that this leader still leads.
+	Confirm(ctx context.Context) error
+	// Refuse ends the authority: a higher term was met.
+	Refuse(term uint64)
+}
+
+// Store is the durable side of instances.
+type Store interface {
+	// PutInstance writes a record under the token last seen ("" for absent) and settles an unknown result. A failed condition is a
+	// *clusterstate.SupersededError.
+	PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error)
+	// GetInstance reads one record; objstore.ErrNotFound if there is none.
+	GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error)
+	// DeleteInstance removes a tombstone.
+	DeleteInstance(ctx context.Context, tenant string, id ident.ID) error
+}
+
+// Machine is what a provider is to be asked for, rendered.
+type Machine struct {
+	Args     map[string]any
+	Userdata []byte // holds the nonce
+	Hostname string
+	Image    string
+}
+
+// Renderer makes a Machine of a group's configuration for one instance.
+type Renderer interface {
+	Render(ctx context.Context, group config.Group, rec record.Instance) (Machine, error)
+}
+
+// Files sends an instance its files.
+type Files interface {
+	// Push asks for the files of an instance to be made and sent on its open stream. It does not wait for the agent.
+	Push(ctx context.Context, id ident.ID) error
+}
+
+// Groups is the durable side of dynamic groups.
+type Groups interface {
+	// Forget removes a deleted group from the bucket; it is no error if there is none.
+	Forget(ctx context.Context, key config.GroupKey) error
+}
+
+const (
+	// ReservePool is how many reservations are kept ready per tenant and kind.
+	ReservePool = 8
+	// margin is the least authority left with which a provider call is begun.
+	margin = 500 * time.Millisecond
+	// capacityMemory is how long an insufficient-capacity answer is remembered.
+	capacityMemory = 3 * time.Minute
+)
+
+// Executor performs actions for one leader. All methods are safe for concurrent use.
+type Executor struct {
+	World     *observe.World
+	Store     Store
+	Provider  infra.Provider
+	Authority Authority
+	Renderer  Renderer
+	Files     Files
+	Groups    Groups
+	Env       tasks.Env
+	Log       *slog.Logger
+	Owner     infra.Owner
+	// Incarnation of this server: part of every record, so that no two writers' bytes are the same.
+	Incarnation string
+
+	capacity capacity
+	refills  refills
+}
+
+// ErrNoAuthority means that this leader may not act (any more), or not for long enough.
+var ErrNoAuthority = errors.New("no authority left to act")
+
+// Do performs one action of a group's plan and reports its result to the World. It blocks until that is done.
+func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Action) {
+	var err error
+	switch action.Kind {
+	case plan.Create:
+		x.create(ctx, group, action)
+		return
+	case plan.Mark:
+		err = x.mark(ctx, group, action)
+	case plan.Drain:
+		err = x.drain(ctx, action)
+	case plan.Terminate:
+		err = x.terminate(ctx, action)
+	case plan.Forget:
+		err = x.forget(ctx, action)
+	case plan.Register:
+		err = x.balance(ctx, action)
+	case plan.PushFiles:
+		err = x.Files.Push(ctx, action.Instance)
+	default:
+		err = fmt.Errorf("action %q is not one of a group's", action.Kind)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errGone) {
+		x.Log.Warn("action failed", "action", string(action.Kind), "tenant", group.Tenant, "group", group.Group,
+			"instance", action.Instance.String(), "error", err)
+		x.World.Raise(observe.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group, Instance: action.Instance},
+			fmt.Sprintf("%s: %v", action.Kind, err))
+	} else if err == nil {
+		x.World.Resolve(observe.ErrorKey{Kind: "provider", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
+		x.World.Resolve(observe.ErrorKey{Kind: "storage", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
+	}
+	x.World.End(action.Instance, err)
+}
+
+// Work is what an action makes an instance busy with.
+func Work(kind plan.Kind) plan.Work {
+	switch kind {
+	case plan.Mark:
+		return plan.MarkingDeleting
+	case plan.Drain:
+		return plan.Draining
+	case plan.Terminate:
+		return plan.Terminating
+	case plan.Forget:
+		return plan.Forgetting
+	case plan.Register, plan.PushFiles:
+		return plan.Tending
+	default:
+		return plan.Idle
+	}
+}
+
+func faultKind(err error) string {
+	var providerError *infra.Error
+	if errors.As(err, &providerError) {
+		return "provider"
+	}
+	return "storage"
+}
+
+// permit checks that the leader may begin a provider call.
+func (x *Executor) permit(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if x.Authority.Remaining() < margin {
+		return ErrNoAuthority
+	}
+	return nil
+}
+
+// mark makes the intent to delete durable.
+func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
+	now := x.Env.Now()
+	rec, err := x.update(ctx, action.Instance, func(rec *record.Instance) {
+		if rec.State == record.Deleting || rec.State == record.Deleted {
+			return
+		}
+		rec.State, rec.DeletingAt = record.Deleting, now
+		rec.DeleteReason, rec.DeleteDeadline = action.Reason, action.Deadline
+		if rec.DeleteDeadline.IsZero() {
+			rec.DeleteDeadline = now // no drain
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if action.Cause == "unregistered" {
+		x.World.CreateFailed(group, action.Reason)
+	}
+	x.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
+		Reason: rec.DeleteReason, Deadline: rec.DeleteDeadline})
+	return nil
+}
+
+// drain takes the instance out of its load balancers and announces that its node is to be drained.
+func (x *Executor) drain(ctx context.Context, action plan.Action) error {
+	rec, _, ok := x.World.Record(action.Instance)
+	if !ok {
+		return errGone
+	}
+	x.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
+		Reason: rec.DeleteReason, Deadline: rec.DeleteDeadline, Drain: true})
+	x.World.Announced(action.Instance)
+	return x.unbalance(ctx, action.Instance)
+}
+
+// terminate asks the provider to end a VM whose deletion is durable.
+func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
+	rec, _, ok := x.World.Record(action.Instance)
+	if !ok {
+		return errGone
+	}
+	if rec.State != record.Deleting {
+		return fmt.Errorf("terminate %s: its deletion is not recorded", action.Instance)
+	}
+	if err := x.unbalance(ctx, action.Instance); err != nil {
+		x.Log.Warn("instance stays in a load balancer", "instance", action.Instance.String(), "error", err)
+	}
+	if err := x.Authority.Confirm(ctx); err != nil {
+		return fmt.Errorf("confirm leadership: %w", err)
+	}
+	if err := x.permit(ctx); err != nil {
+		return err
+	}
+	providerID := rec.ProviderID
+	if vm, _ := x.World.VM(action.Instance); providerID == "" {
+		providerID = vm.ProviderID
+	}
+	if providerID == "" {
+		asked := x.Env.Now()
+		vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
+		if errors.Is(err, infra.NotFound) {
+			x.World.NotFound(action.Instance, asked)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		providerID = vm.ProviderID
+	}
+	if err := x.Provider.Delete(ctx, providerID); err != nil && !errors.Is(err, infra.NotFound) {
+		return err
+	}
+	x.World.TerminateRequested(action.Instance)
+	return nil
+}
+
+// forget replaces the record of an instance whose VM is known to be gone by a tombstone.
+func (x *Executor) forget(ctx context.Context, action plan.Action) error {
+	now := x.Env.Now()
+	if err := x.unbalance(ctx, action.Instance); err != nil {
+		x.Log.Warn("instance stays in a load balancer", "instance", action.Instance.String(), "error", err)
+	}
+	rec, err := x.update(ctx, action.Instance, func(rec *record.Instance) {
+		if rec.State == record.Deleted {
+			return
+		}
+		if rec.DeleteReason == "" {
+			rec.DeleteReason = action.Reason
+		}
+		rec.State, rec.DeletedAt = record.Deleted, now
+	})
+	if err != nil {
+		return err
+	}
+	x.World.Publish(observe.InstanceEvent{Type: observe.EventDeleted, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, Reason: rec.DeleteReason})
+	return nil
+}
+
+// ForgetGroup drops a deleted group that has nothing left, durably where it is a dynamic one.
+func (x *Executor) ForgetGroup(ctx context.Context, key config.GroupKey) {
+	if err := x.Groups.Forget(ctx, key); err != nil {
+		if ctx.Err() == nil {
+			x.World.Raise(observe.ErrorKey{Kind: "storage", Tenant: key.Tenant, Group: key.Group}, fmt.Sprintf("forget group: %v", err))
+		}
+		return
+	}
+	x.World.ForgetGroup(key)
+}

@@ -1,0 +1,82 @@
+package execute
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// errGone means that the instance is not (or no longer) in the picture: there is nothing left to do for it.
+var errGone = errors.New("instance is gone")
+
+// Update changes an instance's record by compare and swap: change is applied to the newest version known, again if another write came
+// first, and must therefore be idempotent. A change that changes nothing writes nothing. It fails with a *clusterstate.SupersededError
+// when a leader of a higher term wrote, which also ends this leader's authority, and with an error that matches objstore.ErrNotFound
+// for an instance that is gone.
+func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error) {
+	return x.update(ctx, id, change)
+}
+
+func (x *Executor) update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return record.Instance{}, err
+		}
+		have, token, ok := x.World.Record(id)
+		if !ok {
+			return record.Instance{}, fmt.Errorf("%s: %w", id, errGone)
+		}
+		next := have
+		next.Vars = maps.Clone(have.Vars)
+		change(&next)
+		if reflect.DeepEqual(have, next) {
+			return have, nil
+		}
+		x.stamp(&next)
+		newToken, err := x.Store.PutInstance(ctx, next, token)
+		if err == nil {
+			x.World.PutRecord(next, newToken)
+			return next, nil
+		}
+		var superseded *clusterstate.SupersededError
+		if !errors.As(err, &superseded) {
+			return record.Instance{}, fmt.Errorf("write record of %s: %w", id, err)
+		}
+		if superseded.Record.Term > x.Authority.Term() {
+			x.Authority.Refuse(superseded.Record.Term)
+			return record.Instance{}, err
+		}
+		if superseded.Token == "" || superseded.Record.Revision <= have.Revision && superseded.Token == token {
+			return record.Instance{}, err // absent, or the same version refused: somebody else's doing
+		}
+		x.World.PutRecord(superseded.Record, superseded.Token)
+	}
+}
+
+func (x *Executor) stamp(rec *record.Instance) {
+	rec.Revision++
+	rec.Term = x.Authority.Term()
+	rec.Writer = x.Incarnation
+}
+
+// insist repeats a write until it is settled, refused for good or the authority ends: what has already happened at the provider must
+// be recorded.
+func (x *Executor) insist(ctx context.Context, write func() error) error {
+	for delay := 100 * time.Millisecond; ; delay = min(2*delay, 10*time.Second) {
+		err := write()
+		var superseded *clusterstate.SupersededError
+		if err == nil || errors.Is(err, errGone) || errors.As(err, &superseded) {
+			return err
+		}
+		if sleepErr := x.Env.Sleep(ctx, delay); sleepErr != nil {
+			return err
+		}
+	}
+}

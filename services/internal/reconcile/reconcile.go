@@ -1,0 +1,221 @@
+// Package reconcile owns the leader's loop: whatever changed in the World is planned anew, and what the plan asks for is started.
+//
+// Invariant: it decides nothing. A pass takes dirty groups, plans each from a fresh snapshot, marks every action as under way before it
+// starts it, and notes when to look again.
+package reconcile
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// Loop plans and starts actions for one leader.
+type Loop struct {
+	World    *observe.World
+	Executor *execute.Executor
+	Asker    *observe.Asker
+	Env      tasks.Env
+	Log      *slog.Logger
+	// Planned, if set, is told how long planning one group took.
+	Planned func(instances int, took time.Duration)
+	// CreateRate, if set, says how many creates may start now and is told how many did.
+	CreateRate func() (budget int, spent func(int))
+
+	mu     sync.Mutex // one pass at a time
+	buffer []plan.Instance
+	wake   map[config.GroupKey]time.Time
+	sweep  time.Time
+
+	// Creates are not bounded: a thousand dead VMs are asked for at once. Other actions are, so that creates find a free line.
+	slotsMu  sync.Mutex
+	others   int
+	deferred map[config.GroupKey]struct{}
+}
+
+// maxOthers is how many actions other than creates are under way at most.
+const maxOthers = 64
+
+// Pass plans every dirty group and every group whose time has come, starts what they ask for, and returns when to look again even if
+// nothing happens (zero: no need). The actions run under ctx, which is the leader's authority.
+func (l *Loop) Pass(ctx context.Context) (next time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.wake == nil {
+		l.wake = map[config.GroupKey]time.Time{}
+	}
+	now := l.Env.Now()
+	for key, at := range l.wake {
+		if !at.After(now) {
+			delete(l.wake, key)
+			l.World.Mark(key)
+		}
+	}
+	dirty := l.World.TakeDirty()
+	if len(dirty) > 0 {
+		health := l.World.Health(now)
+		for _, key := range dirty {
+			l.plan(ctx, key, health)
+		}
+	}
+	if l.World.SweepDue() || !l.sweep.IsZero() && !l.sweep.After(now) {
+		decision := plan.Sweep(l.World.ShardSnapshot())
+		l.sweep = decision.WakeAt
+		for _, action := range decision.Actions {
+			l.collect(ctx, action)
+		}
+	}
+	next = l.sweep
+	for _, at := range l.wake {
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	return next
+}
+
+func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardHealth) {
+	snapshot, ok := l.World.Snapshot(key, l.buffer)
+	if !ok {
+		delete(l.wake, key)
+		return
+	}
+	l.buffer = snapshot.Instances
+	snapshot.Shard = health
+	spent := func(int) {}
+	if l.CreateRate != nil {
+		snapshot.CreateBudget, spent = l.CreateRate()
+	}
+	decision := l.next(snapshot)
+	delete(l.wake, key)
+	if !decision.WakeAt.IsZero() {
+		l.wake[key] = decision.WakeAt
+	}
+	l.World.Blocked(key, decision.Blocked)
+	creates := 0
+	for _, action := range decision.Actions {
+		if action.Kind == plan.Create {
+			creates++
+		}
+	}
+	spent(creates)
+	if creates > 0 {
+		l.World.ExpectCreates(key, creates)
+	}
+	for _, action := range decision.Actions {
+		l.start(ctx, key, action)
+	}
+}
+
+// next plans one group, and tells how long that took.
+func (l *Loop) next(snapshot plan.Snapshot) plan.Decision {
+	if l.Planned == nil {
+		return plan.Next(snapshot)
+	}
+	began := time.Now()
+	decision := plan.Next(snapshot)
+	l.Planned(len(snapshot.Instances), time.Since(began))
+	return decision
+}
+
+// start begins one action of a group's plan.
+func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Action) {
+	switch action.Kind {
+	case plan.Create:
+		l.Env.Go("create", func() { l.Executor.Do(ctx, key, action) })
+	case plan.Ask:
+		if l.World.Plan(action, plan.Idle) {
+			l.Asker.Ask(ctx, action.Instance)
+		}
+	case plan.ForgetGroup:
+		l.Env.Go("forget group", func() { l.Executor.ForgetGroup(ctx, key) })
+	case plan.RaiseError:
+		l.World.Raise(observe.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group, Instance: action.Instance}, action.Reason)
+	case plan.ResolveError:
+		l.World.Resolve(observe.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group, Instance: action.Instance})
+	default:
+		if !l.acquire(key) {
+			return
+		}
+		if !l.World.Plan(action, execute.Work(action.Kind)) {
+			l.release()
+			return
+		}
+		l.Log.Info("acting", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
+			"instance", action.Instance.String(), "reason", action.Reason)
+		l.Env.Go(string(action.Kind), func() {
+			defer l.release()
+			l.Executor.Do(ctx, key, action)
+		})
+	}
+}
+
+// acquire takes a slot for an action that is no create. Where there is none, the group is planned again as soon as one is free.
+func (l *Loop) acquire(key config.GroupKey) bool {
+	l.slotsMu.Lock()
+	defer l.slotsMu.Unlock()
+	if l.others >= maxOthers {
+		if l.deferred == nil {
+			l.deferred = map[config.GroupKey]struct{}{}
+		}
+		l.deferred[key] = struct{}{}
+		return false
+	}
+	l.others++
+	return true
+}
+
+func (l *Loop) release() {
+	l.slotsMu.Lock()
+	l.others--
+	waiting := l.deferred
+	l.deferred = nil
+	l.slotsMu.Unlock()
+	for key := range waiting {
+		l.World.TouchGroup(key)
+	}
+}
+
+func (l *Loop) collect(ctx context.Context, action plan.Action) {
+	switch action.Kind {
+	case plan.RaiseError:
+		l.World.Raise(observe.ErrorKey{Kind: action.ErrorKind}, action.Reason)
+	case plan.ResolveError:
+		l.World.Resolve(observe.ErrorKey{Kind: action.ErrorKind})
+	default:
+		id := action.Instance
+		if !l.World.BeginCollect(id) {
+			return
+		}
+		l.Env.Go(string(action.Kind), func() {
+			l.World.EndCollect(id, l.Executor.Collect(ctx, action))
+		})
+	}
+}
+
+// Run passes whenever woken and whenever a time has come, until ctx ends.
+func (l *Loop) Run(ctx context.Context, wake <-chan struct{}) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+		case <-timer.C:
+		}
+		next := l.Pass(ctx)
+		wait := time.Hour
+		if !next.IsZero() {
+			wait = max(next.Sub(l.Env.Now()), time.Millisecond)
+		}
+		timer.Reset(wait)
+	}
+}
