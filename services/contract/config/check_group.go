@@ -64,15 +64,14 @@ func (c *checker) group(spec GroupSpec, path string) {
 	}
 }
 
-// inShard checks a group with a template of its own beside the rest of the shard, and renders it. It reports whether all is well.
-func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) bool {
-	before := len(c.found)
+// inShard checks a group with a template of its own beside the rest of the shard, and renders it.
+func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	if spec.Template == "" {
 		c.add(child(path, "template"), "is required")
-		return false
+		return
 	}
 	if !reference(c, child(path, "template"), "template", spec.Template, c.s.Templates, "templates") {
-		return false
+		return
 	}
 	from := child("templates", spec.Template)
 	c.pool(child(path, "subnet_pool"), spec.SubnetPool)
@@ -91,7 +90,6 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) bool {
 		c.add(child(path, "instance_type"), "is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
 	}
 	c.render(g, spec, path, false)
-	return len(c.found) == before
 }
 
 // dynamic checks what only groups that come through the API have to keep to.

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
@@ -22,6 +23,8 @@ const (
 	MaxSize = 4 << 20
 	// maxDepth is how deep objects and lists may be nested.
 	maxDepth = 64
+	// maxProblems is how many problems of one document are listed; the rest is counted.
+	maxProblems = 1000
 	// maxInteger is the largest integer that every JSON reader keeps exactly.
 	maxInteger = 1 << 53
 )
@@ -46,6 +49,7 @@ type decoder struct {
 	found  []finding
 	keys   map[string]int // offsets of names, by path
 	values map[string]int // offsets of values, by path
+	lines  []int          // offsets of lines, once somebody asks for a position
 	// tainted are the paths whose values are unknown because of a mistake: findings about them would only repeat it.
 	tainted []string
 }
@@ -355,26 +359,42 @@ func (d *decoder) number(v hujson.Value, path, text string) float64 {
 
 // position returns line and column of an offset, both from 1, the column in characters.
 func (d *decoder) position(offset int) (line, col int) {
-	before := d.src[:min(offset, len(d.src))]
-	start := bytes.LastIndexByte(before, '\n') + 1
-	return bytes.Count(before, []byte("\n")) + 1, utf8.RuneCount(before[start:]) + 1
+	if d.lines == nil {
+		d.lines = []int{0}
+		for i, b := range d.src {
+			if b == '\n' {
+				d.lines = append(d.lines, i+1)
+			}
+		}
+	}
+	offset = min(offset, len(d.src))
+	line, exact := slices.BinarySearch(d.lines, offset)
+	if exact {
+		line++
+	}
+	return line, utf8.RuneCount(d.src[d.lines[line-1]:offset]) + 1
 }
 
 // problems places the decoder's findings and more, about the values that it read, in the file.
 func (d *decoder) problems(more []finding) Problems {
-	out := make(Problems, 0, len(d.found)+len(more))
-	for _, f := range append(d.found, d.relevant(more)...) {
-		p := f.problem()
-		p.File = d.file
-		offset := f.offset
-		if offset < 0 {
-			offset = d.find(f.path, f.onKey)
+	found := append(d.found, d.relevant(more)...)
+	for i, f := range found {
+		if f.offset < 0 {
+			found[i].offset = d.find(f.path, f.onKey)
 		}
-		p.Line, p.Col = d.position(offset)
-		out = append(out, p)
 	}
-	out.sort()
-	return slices.Clip(out)
+	slices.SortStableFunc(found, func(a, b finding) int { return cmp.Compare(a.offset, b.offset) })
+	if n := len(found) - maxProblems; n > 0 {
+		found = found[:maxProblems+1]
+		found[maxProblems] = finding{offset: found[maxProblems].offset, message: fmt.Sprintf("from here on there are %d problems more", n)}
+	}
+	out := make(Problems, len(found))
+	for i, f := range found {
+		out[i] = f.problem()
+		out[i].File = d.file
+		out[i].Line, out[i].Col = d.position(f.offset)
+	}
+	return out
 }
 
 func (f finding) problem() Problem {
@@ -383,6 +403,9 @@ func (f finding) problem() Problem {
 
 // relevant leaves out the findings that only follow from a mistake that was found before.
 func (d *decoder) relevant(more []finding) []finding {
+	if len(d.found) > maxProblems {
+		return nil // enough, and none of these would be listed in full
+	}
 	return slices.DeleteFunc(more, func(f finding) bool {
 		return slices.ContainsFunc(d.tainted, func(t string) bool {
 			return within(f.path, t) || (within(t, f.path) && !f.onKey) ||

@@ -33,7 +33,10 @@ func (s *Shard) WithDefaults() *Shard {
 // fill sets every field that is not set and has a default.
 func fill(target any) {
 	eachField(reflect.ValueOf(target), func(f field, v reflect.Value) {
-		if value, ok := f.fallbackValue(); ok && v.IsZero() {
+		if !v.IsZero() {
+			return
+		}
+		if value, ok := f.fallbackValue(); ok {
 			v.Set(value)
 		}
 	})
@@ -42,6 +45,9 @@ func fill(target any) {
 // unfill is the opposite of fill: it clears every field that has its default.
 func unfill(target any) {
 	eachField(reflect.ValueOf(target), func(f field, v reflect.Value) {
+		if v.IsZero() {
+			return
+		}
 		if value, ok := f.fallbackValue(); ok && reflect.DeepEqual(v.Interface(), value.Interface()) {
 			v.SetZero()
 		}

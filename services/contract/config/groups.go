@@ -22,26 +22,6 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 	return spec, ok
 }
 
-// With returns a copy with one entry set, or removed if spec is nil. Term and revision are the caller's to set.
-func (g Groups) With(key GroupKey, spec *GroupSpec) Groups {
-	out := cloned(g)
-	switch {
-	case spec == nil:
-		delete(out.Tenants[key.Tenant], key.Group)
-		if len(out.Tenants[key.Tenant]) == 0 {
-			delete(out.Tenants, key.Tenant)
-		}
-		return out
-	case out.Tenants == nil:
-		out.Tenants = map[string]map[string]GroupSpec{}
-	}
-	if out.Tenants[key.Tenant] == nil {
-		out.Tenants[key.Tenant] = map[string]GroupSpec{}
-	}
-	out.Tenants[key.Tenant][key.Group] = cloned(*spec)
-	return out
-}
-
 // overridable are the fields of a static group that an entry in groups/ may set.
 var overridable = []string{"size", "instance_type", "vars"}
 
@@ -60,9 +40,10 @@ func restricted(spec GroupSpec) []string {
 // Merged returns every group of the shard, static and dynamic, with all that it takes from elsewhere. The shard must be valid. If
 // it is terminating, every size is 0.
 //
-// Warnings tell of parts of groups/ that are ignored. An error means that a dynamic group cannot be made any more from this
-// shard config (its template, pool, tenant … is gone); it is then missing from the result. A config with errors must not be applied:
-// the group's instances would seem to belong to no group.
+// Warnings tell of parts of groups/ that are ignored. An error means that a dynamic group cannot be made any more from this shard
+// config (its template, pool, tenant … is gone): a config that takes something away from a running group should be refused, like one that
+// is invalid. Such a group is in the result all the same, with its size and what else can be said of it, so that its instances do not
+// seem to belong to no group; more of them cannot be created.
 func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	out := map[GroupKey]Group{}
@@ -136,12 +117,11 @@ func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 		c.add(path, "overrides a group that the shard config does not have: the entry is ignored").warning = true
 		return Group{}, false
 	}
-	before := len(c.found)
 	c.tenant(key.Tenant, path)
 	c.group(spec, path)
 	c.inShard(key, spec, path)
 	c.dynamic(spec, path)
-	return c.s.merge(key, spec, nil), len(c.found) == before
+	return c.s.merge(key, spec, nil), true
 }
 
 // CheckUpsert reports why a group may not be created or changed through the API to what spec says, the whole of its entry in groups/.
@@ -170,11 +150,4 @@ func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 		c.dynamic(spec, "")
 	}
 	return c.problems().Err()
-}
-
-// Removed returns the entry that groups/ keeps of a dynamic group that was deleted, until its last instance is gone: what is needed to
-// drain them.
-func (g Group) Removed() GroupSpec {
-	drain := g.DrainTimeout
-	return GroupSpec{Template: g.Template, DrainTimeout: &drain, LoadBalancers: slices.Clone(g.LoadBalancers), Deleted: true}
 }

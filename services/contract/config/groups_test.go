@@ -96,11 +96,11 @@ func TestDynamicGroups(t *testing.T) {
 		t.Errorf("%+v", merged)
 	}
 
-	// What a config takes away from dynamic groups is an error, and the group is not there as if it were right.
+	// What a config takes away from dynamic groups is an error. The group is there all the same: nobody must delete its instances.
 	merged, problems := s.Merged(groupsOf(t, `{
 		"gone": {"g": {"template": "t"}},
-		"prod": {"a": {"template": "gone"}, "b": {"template": "closed"}, "c": {"template": "t", "subnet_pool": "gone"}, "d": {"template": "t", "load_balancers": ["gone"]},
-		         "e": {"template": "needy"}, "f": {"template": "t", "args": {"x": "{{ .Foo }}"}}, "ok": {"template": "t"}}}`))
+		"prod": {"a": {"template": "gone", "size": 6}, "b": {"template": "closed"}, "c": {"template": "t", "subnet_pool": "gone"}, "d": {"template": "t", "load_balancers": ["gone"]},
+		         "e": {"template": "needy", "size": 5}, "f": {"template": "t", "args": {"x": "{{ .Foo }}"}}, "ok": {"template": "t"}}}`))
 	want := []string{
 		`gone.g: there is no tenant "gone" (there are prod)`,
 		`prod.a.template: there is no template "gone" (there are closed, needy, t)`,
@@ -114,8 +114,10 @@ func TestDynamicGroups(t *testing.T) {
 	if diff := cmp.Diff(want, lines(problems)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	if _, ok := merged[GroupKey{"prod", "ok"}]; len(merged) != 2 || !ok {
-		t.Errorf("%+v", merged)
+	for group, size := range map[GroupKey]int{{"gone", "g"}: 1, {"prod", "a"}: 6, {"prod", "b"}: 1, {"prod", "c"}: 1, {"prod", "d"}: 1, {"prod", "e"}: 5, {"prod", "f"}: 1, {"prod", "ok"}: 1} {
+		if g, ok := merged[group]; !ok || g.Size != size {
+			t.Errorf("%s: %+v", group, g)
+		}
 	}
 }
 
@@ -135,17 +137,15 @@ func TestRemovingAStaticGroupFreesIt(t *testing.T) {
 func TestDeletedGroup(t *testing.T) {
 	s := fleetShard(t, "")
 	g := mustMerge(t, s, groupsOf(t, `{"prod": {"x": {"template": "t", "size": 4, "drain_timeout": "9s", "load_balancers": ["www"]}}}`))[GroupKey{"prod", "x"}]
-	spec := g.Removed()
-	dynamic := Groups{}.With(g.GroupKey, &spec)
-	gone := mustMerge(t, s, dynamic)[g.GroupKey]
-	if gone.Size != 0 || !gone.Deleted || gone.DrainTimeout != Duration(9*time.Second) || gone.LoadBalancers[0] != "www" {
-		t.Errorf("%+v", gone)
+	deleted := func(template string) Groups {
+		return groupsOf(t, `{"prod": {"x": {"template": "`+template+`", "size": 4, "drain_timeout": "9s", "load_balancers": ["www"], "deleted": true}}}`)
 	}
-	// It is drained though its template has gone.
-	spec.Template = "gone"
-	gone, ok := mustMerge(t, s, dynamic.With(g.GroupKey, &spec))[g.GroupKey]
-	if !ok || gone.Size != 0 || !gone.Deleted || gone.DrainTimeout != Duration(9*time.Second) {
-		t.Errorf("%+v", gone)
+	// It is drained, even if its template has gone.
+	for _, template := range []string{"t", "gone"} {
+		gone := mustMerge(t, s, deleted(template))[g.GroupKey]
+		if gone.Size != 0 || !gone.Deleted || gone.DrainTimeout != Duration(9*time.Second) || gone.LoadBalancers[0] != "www" {
+			t.Errorf("%+v", gone)
+		}
 	}
 }
 
@@ -207,7 +207,8 @@ max_unhealthy: "many" is neither a count such as "3" nor a percentage such as "4
 			t.Errorf("%s: (-want +got)\n%s", tt.name, diff)
 		}
 		// What is accepted merges.
-		if _, problems := s.Merged(Groups{}.With(tt.key, &tt.spec)); err == nil && len(problems) > 0 {
+		one := Groups{Tenants: map[string]map[string]GroupSpec{tt.key.Tenant: {tt.key.Group: tt.spec}}}
+		if _, problems := s.Merged(one); err == nil && len(problems) > 0 {
 			t.Errorf("%s was accepted, but does not merge: %v", tt.name, problems)
 		}
 	}
@@ -249,25 +250,5 @@ func TestParseGroups(t *testing.T) {
 		if len(problems) > 0 && !cmp.Equal(g, Groups{}) {
 			t.Errorf("%s: %+v", src, g)
 		}
-	}
-}
-
-func TestGroupsWith(t *testing.T) {
-	one, two := 1, 2
-	a, b := GroupKey{"default", "a"}, GroupKey{"prod", "b"}
-	g := Groups{Term: 3, Revision: 4}.With(a, &GroupSpec{Size: &one}).With(b, &GroupSpec{Size: &two})
-	if spec, ok := g.Get(b); !ok || *spec.Size != 2 {
-		t.Errorf("%+v", g)
-	}
-	one = 9
-	if spec, _ := g.Get(a); *spec.Size != 1 {
-		t.Error("the entry shares memory with what it was made from")
-	}
-	less := g.With(b, nil)
-	if _, ok := less.Get(b); ok || len(less.Tenants) != 1 || less.Term != 3 || less.Revision != 4 {
-		t.Errorf("%+v", less)
-	}
-	if _, ok := g.Get(b); !ok {
-		t.Error("With changed its receiver")
 	}
 }

@@ -172,6 +172,19 @@ func TestPositionsCountCharacters(t *testing.T) {
 	}
 }
 
+func TestManyProblems(t *testing.T) {
+	var src strings.Builder
+	src.WriteString("{")
+	for i := range 200_000 {
+		fmt.Fprintf(&src, "\"x%d\":1,", i)
+	}
+	src.WriteString("}")
+	_, problems := Parse("f", []byte(src.String()))
+	if len(problems) != 1001 || problems[1000].Message != "from here on there are 199000 problems more" {
+		t.Errorf("%d problems, the last is %v", len(problems), problems[len(problems)-1])
+	}
+}
+
 func TestGoldenConfig(t *testing.T) {
 	s := mustParse(t, string(read(t, testdata+"/v1/config.jsonc")))
 	golden(t, testdata+"/v1/config.canonical.json", Encode(s))

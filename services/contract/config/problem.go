@@ -1,10 +1,8 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -81,12 +79,6 @@ func (ps Problems) Err() error {
 		return errs
 	}
 	return nil
-}
-
-func (ps Problems) sort() {
-	slices.SortStableFunc(ps, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Col, b.Col))
-	})
 }
 
 // SplitPath takes a [Problem]'s path apart: strings are field names and map keys, ints are positions in lists.
