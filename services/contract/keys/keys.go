@@ -45,13 +45,19 @@ func FilePrefix() string { return "files/" }
 // File is the key of such an object. The name may hold slashes.
 func File(name string) string { return FilePrefix() + name }
 
-func shardPrefix(shard string) string { return "shard/" + shard + "/" }
+// ShardsPrefix is the prefix of what the servers of all shards write, other than groups.
+func ShardsPrefix() string { return "shard/" }
+
+func shardPrefix(shard string) string { return ShardsPrefix() + shard + "/" }
 
 // Leader is the key of a shard's election lock.
 func Leader(shard string) string { return shardPrefix(shard) + "leader.json" }
 
 // Applied is the key of the last configuration that a shard's leader accepted.
 func Applied(shard string) string { return shardPrefix(shard) + "applied.jsonc" }
+
+// ShardPrefix is what the keys of every shard's own documents start with.
+func ShardPrefix() string { return "shard/" }
 
 // InstancePrefix is the prefix of all instance records of a shard.
 func InstancePrefix(shard string) string { return shardPrefix(shard) + "instance/" }

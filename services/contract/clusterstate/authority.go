@@ -1,0 +1,199 @@
+package clusterstate
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+// ErrCALost means that the CA's key is not where it is looked for although the cluster is in use: a wrong prefix, another secrets store, or
+// a lost secret. A second CA is not made.
+var ErrCALost = errors.New("the CA's key is missing although the cluster is in use")
+
+// LoadCA reads the CA's key and certificate. secretstore.ErrNotFound if there is none yet.
+func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
+	secret, err := s.options.Secrets.Get(ctx, secretstore.CAKey)
+	if err != nil {
+		return authority.CA{}, fmt.Errorf("load CA: %w", err)
+	}
+	ca, err := authority.ParseCA(secret.Value.Reveal())
+	if err != nil {
+		return authority.CA{}, fmt.Errorf("load CA: %w", err)
+	}
+	if err := ca.CheckCluster(s.options.ClusterID); err != nil {
+		return authority.CA{}, fmt.Errorf("load CA: %w: %w", ErrForeign, err)
+	}
+	return ca, nil
+}
+
+// EnsureCA returns the cluster's CA. It makes one, and says so, only in a cluster that has neither `ca.key` nor `ca.crt` nor any
+// operator or instance record; of two that race, both return the winner's. It writes `ca.crt` again if that is missing.
+// Otherwise [ErrCALost]; whatever cannot be read is an error.
+func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
+	ca, created, err = s.ensureCA(ctx, func() (authority.CA, error) {
+		return authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now())
+	})
+	if err != nil {
+		return authority.CA{}, false, fmt.Errorf("ensure CA: %w", err)
+	}
+	return ca, created, nil
+}
+
+// StoreCA makes an imported CA the cluster's, under the conditions of [State.EnsureCA]. That it is so already is no error; that the
+// cluster has another matches objstore.ErrConflict.
+func (s *State) StoreCA(ctx context.Context, ca authority.CA) (created bool, err error) {
+	have, created, err := s.ensureCA(ctx, func() (authority.CA, error) { return ca, ca.CheckCluster(s.options.ClusterID) })
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("store CA: %w", err)
+	case !have.Certificate().Equal(ca.Certificate()):
+		return false, fmt.Errorf("store CA: the cluster has another CA, %s: %w", authority.Fingerprint(have.Certificate()), objstore.ErrConflict)
+	}
+	return created, nil
+}
+
+func (s *State) ensureCA(ctx context.Context, build func() (authority.CA, error)) (ca authority.CA, created bool, err error) {
+	ca, err = s.LoadCA(ctx)
+	if errors.Is(err, secretstore.ErrNotFound) {
+		ca, created, err = s.createCA(ctx, build)
+	}
+	if err != nil {
+		return authority.CA{}, false, err
+	}
+	return ca, created, s.ensureBundle(ctx, ca)
+}
+
+func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)) (authority.CA, bool, error) {
+	evidence, err := s.inUse(ctx)
+	if err != nil {
+		return authority.CA{}, false, err
+	}
+	if evidence != "" {
+		// Somebody else may have created it, and more, since we looked.
+		ca, err := s.LoadCA(ctx)
+		if errors.Is(err, secretstore.ErrNotFound) {
+			err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s", ErrCALost, evidence, secretstore.CAKey)
+		}
+		return ca, false, err
+	}
+	ca, err := build()
+	if err != nil {
+		return authority.CA{}, false, err
+	}
+	secret, err := ca.MarshalSecret()
+	if err != nil {
+		return authority.CA{}, false, err
+	}
+	err = s.options.Secrets.Put(ctx, secretstore.CAKey, secretstore.NewValue(secret), secretstore.IfAbsent)
+	if errors.Is(err, secretstore.ErrExists) {
+		ca, err = s.LoadCA(ctx)
+		return ca, false, err
+	}
+	return ca, err == nil, err
+}
+
+// inUse names something that only a cluster which has a CA can have; "" if there is nothing.
+func (s *State) inUse(ctx context.Context) (string, error) {
+	_, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
+	switch {
+	case err == nil:
+		return "there is " + keys.ClusterCA(), nil
+	case !errors.Is(err, objstore.ErrNotFound):
+		return "", err
+	}
+	operators, err := s.options.Cluster.List(ctx, keys.OperatorPrefix())
+	if err != nil {
+		return "", err
+	}
+	if len(operators) > 0 {
+		return "there is " + operators[0].Key, nil
+	}
+	instances, err := s.ListAllInstances(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(instances) > 0 {
+		return fmt.Sprintf("there is instance %s in shard %s", instances[0].ID, instances[0].Shard), nil
+	}
+	return "", nil
+}
+
+// ensureBundle writes `ca.crt` if it is missing. One that does not know the CA is an error: whoever trusts it would not trust us.
+func (s *State) ensureBundle(ctx context.Context, ca authority.CA) error {
+	certs, err := s.CABundle(ctx)
+	if errors.Is(err, objstore.ErrNotFound) {
+		_, err = s.put(ctx, s.options.Cluster, keys.ClusterCA(), authority.EncodeBundle(ca.Certificate()), "")
+		if err != nil && !errors.Is(err, objstore.ErrConflict) {
+			return fmt.Errorf("write %s: %w", keys.ClusterCA(), err)
+		}
+		certs, err = s.CABundle(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(certs, ca.Certificate().Equal) {
+		return fmt.Errorf("%s does not hold the certificate of %s: %w", keys.ClusterCA(), secretstore.CAKey, ErrForeign)
+	}
+	return nil
+}
+
+// CABundle reads `ca.crt`, newest first. objstore.ErrNotFound if there is none yet.
+func (s *State) CABundle(ctx context.Context) ([]*x509.Certificate, error) {
+	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
+	if err != nil {
+		return nil, fmt.Errorf("read CA bundle: %w", err)
+	}
+	certs, err := authority.ParseBundle(object.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), err)
+	}
+	return certs, nil
+}
+
+// LoadNonceKey reads the key that signs registration nonces. secretstore.ErrNotFound if there is none yet.
+func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
+	secret, err := s.options.Secrets.Get(ctx, secretstore.NonceKey)
+	if err != nil {
+		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
+	}
+	key, err := authority.ParseNonceKey(secret.Value.Reveal())
+	if err != nil {
+		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
+	}
+	return key, nil
+}
+
+// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none; of two that race, both return the
+// winner's. Call [State.EnsureCA] first: it is what notices a wrong prefix.
+func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, created bool, err error) {
+	key, err = s.LoadNonceKey(ctx)
+	if !errors.Is(err, secretstore.ErrNotFound) {
+		return key, false, err
+	}
+	fail := func(err error) (authority.NonceKey, bool, error) {
+		return authority.NonceKey{}, false, fmt.Errorf("ensure nonce key: %w", err)
+	}
+	if key, err = authority.CreateNonceKey(s.options.Rand); err != nil {
+		return fail(err)
+	}
+	secret, err := key.MarshalSecret()
+	if err != nil {
+		return fail(err)
+	}
+	err = s.options.Secrets.Put(ctx, secretstore.NonceKey, secretstore.NewValue(secret), secretstore.IfAbsent)
+	if errors.Is(err, secretstore.ErrExists) {
+		key, err = s.LoadNonceKey(ctx)
+		return key, false, err
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return key, true, nil
+}

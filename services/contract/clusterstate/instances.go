@@ -1,0 +1,189 @@
+package clusterstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// SupersededError means that an instance record was not written because another version than the expected one is there.
+// It matches objstore.ErrConflict.
+type SupersededError struct {
+	ID ident.ID
+	// Record is what is there now, under Token. Both are zero if there is nothing (any more).
+	Record record.Instance
+	Token  objstore.Token
+}
+
+func (e *SupersededError) Error() string {
+	if e.Token == "" {
+		return fmt.Sprintf("the record of instance %s is gone", e.ID)
+	}
+	return fmt.Sprintf("another write of instance %s came first: revision %d of term %d, %s", e.ID, e.Record.Revision, e.Record.Term, e.Record.State)
+}
+
+// Unwrap returns objstore.ErrConflict.
+func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
+
+// PutInstance writes one version of an instance record, revision, term and writer as the caller set them, if the version there is the one that
+// token names, or none for "". It returns the new token. A failed condition is a [*SupersededError] that carries what is there.
+// objstore.ErrIndeterminate means that ctx ended first: repeated with the same arguments, it settles.
+func (s *State) PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error) {
+	fail := func(err error) (objstore.Token, error) {
+		return "", fmt.Errorf("write instance %s: %w", rec.ID, err)
+	}
+	if err := s.ours(rec, rec.Tenant, rec.ID); err != nil {
+		return fail(err)
+	}
+	body, err := rec.Encode()
+	if err != nil {
+		return fail(err)
+	}
+	key := keys.Instance(s.options.ShardID, rec.Tenant, rec.ID.Storage())
+	newToken, err := s.put(ctx, s.options.Shard, key, body, token)
+	if !errors.Is(err, objstore.ErrConflict) {
+		if err != nil {
+			return fail(err)
+		}
+		return newToken, nil
+	}
+	there, thereToken, rerr := s.GetInstance(ctx, rec.Tenant, rec.ID)
+	if rerr != nil && !errors.Is(rerr, objstore.ErrNotFound) {
+		return fail(fmt.Errorf("%w; what is there: %w", err, rerr))
+	}
+	return fail(&SupersededError{ID: rec.ID, Record: there, Token: thereToken})
+}
+
+// GetInstance reads one record. objstore.ErrNotFound if there is none.
+func (s *State) GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error) {
+	rec, token, err := s.readInstance(ctx, tenant, id)
+	if err != nil {
+		return record.Instance{}, "", fmt.Errorf("read instance %s: %w", id, err)
+	}
+	return rec, token, nil
+}
+
+func (s *State) readInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error) {
+	object, err := s.options.Shard.Get(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage()))
+	if err != nil {
+		return record.Instance{}, "", err
+	}
+	rec, err := record.DecodeInstance(object.Body)
+	if err != nil {
+		return record.Instance{}, "", err
+	}
+	return rec, object.Token, s.ours(rec, tenant, id)
+}
+
+func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
+	return errors.Join(
+		belongs("cluster", rec.Cluster, s.options.ClusterID), belongs("shard", rec.Shard, s.options.ShardID),
+		belongs("tenant", rec.Tenant, tenant), belongs("id", rec.ID.String(), id.String()))
+}
+
+// DeleteInstance removes a tombstone whose retention is over; none is no error. Nothing but a tombstone may be removed: the
+// caller has read it, and no one ever replaces it.
+func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) error {
+	if err := s.options.Shard.Delete(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage())); err != nil {
+		return fmt.Errorf("delete instance %s: %w", id, err)
+	}
+	return nil
+}
+
+// InstanceKey names one instance record of a shard.
+type InstanceKey struct {
+	Shard, Tenant string
+	ID            ident.ID
+}
+
+// ListInstances lists the records of the shard, sorted by tenant and age, without reading them.
+func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
+	if err := s.checkShard(); err != nil {
+		return nil, fmt.Errorf("list instances: %w", err)
+	}
+	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
+	if err != nil {
+		return nil, fmt.Errorf("list instances: %w", err)
+	}
+	return found, nil
+}
+
+// ListAllInstances lists the records of every shard in either bucket, sorted as they are found.
+func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
+	var all []InstanceKey
+	seen := map[InstanceKey]bool{} // the buckets may be the same
+	for _, store := range []objstore.Store{s.options.Cluster, s.options.Shard} {
+		if store == nil {
+			continue
+		}
+		found, err := listInstances(ctx, store, keys.ShardsPrefix())
+		if err != nil {
+			return nil, fmt.Errorf("list instances of all shards: %w", err)
+		}
+		for _, key := range found {
+			if !seen[key] {
+				all = append(all, key)
+			}
+			seen[key] = true
+		}
+	}
+	return all, nil
+}
+
+func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]InstanceKey, error) {
+	entries, err := store.List(ctx, prefix)
+	if err != nil {
+		return nil, err
+	}
+	var found []InstanceKey
+	var errs []error
+	for _, entry := range entries {
+		key, err := keys.Parse(entry.Key)
+		if err != nil {
+			errs = append(errs, err) // skipping it could hide an instance
+			continue
+		}
+		if key.Kind != keys.KindInstance {
+			continue
+		}
+		id, err := ident.ParseStorageID(key.ID)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		found = append(found, InstanceKey{key.Shard, key.Tenant, id})
+	}
+	if err := few(errs); err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// LoadInstances reads every instance record of the shard, many at a time, and then hands each to take, one after the other, sorted by
+// tenant and age. A record that cannot be read fails all: who does not know an instance may not decide about the others.
+func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error {
+	names, err := s.ListInstances(ctx)
+	if err != nil {
+		return err
+	}
+	type stored struct {
+		rec   record.Instance
+		token objstore.Token
+	}
+	all, err := load(ctx, s, len(names), func(ctx context.Context, i int) (stored, error) {
+		rec, token, err := s.GetInstance(ctx, names[i].Tenant, names[i].ID)
+		return stored{rec, token}, err
+	})
+	if err != nil {
+		return fmt.Errorf("load instances: %w", err)
+	}
+	for _, one := range all {
+		take(one.rec, one.token)
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+package clusterstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// SupersededOperatorError means that an operator record was not written because another version than the expected one is there.
+// It matches objstore.ErrConflict.
+type SupersededOperatorError struct {
+	ID ident.ID
+	// Record is what is there now, under Token. Both are zero if there is nothing (any more).
+	Record record.Operator
+	Token  objstore.Token
+}
+
+func (e *SupersededOperatorError) Error() string {
+	if e.Token == "" {
+		return fmt.Sprintf("the record of operator %s is gone", e.ID)
+	}
+	return fmt.Sprintf("another write of operator %s came first: revision %d", e.ID, e.Record.Revision)
+}
+
+// Unwrap returns objstore.ErrConflict.
+func (e *SupersededOperatorError) Unwrap() error { return objstore.ErrConflict }
+
+// PutOperator writes one version of an operator record under the conditions and with the errors of [State.PutInstance]. Written for the
+// first time (token ""), it spends the nonce whose jti is its ID; an error then carries the record of whoever spent it before.
+func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error) {
+	fail := func(err error) (objstore.Token, error) {
+		return "", fmt.Errorf("write operator %s: %w", rec.ID, err)
+	}
+	if err := belongs("cluster", rec.Cluster, s.options.ClusterID); err != nil {
+		return fail(err)
+	}
+	body, err := rec.Encode()
+	if err != nil {
+		return fail(err)
+	}
+	newToken, err := s.put(ctx, s.options.Cluster, keys.ClusterOperator(rec.Tenant, rec.ID.Storage()), body, token)
+	if !errors.Is(err, objstore.ErrConflict) {
+		if err != nil {
+			return fail(err)
+		}
+		return newToken, nil
+	}
+	there, thereToken, rerr := s.GetOperator(ctx, rec.Tenant, rec.ID)
+	if rerr != nil && !errors.Is(rerr, objstore.ErrNotFound) {
+		return fail(fmt.Errorf("%w; what is there: %w", err, rerr))
+	}
+	return fail(&SupersededOperatorError{ID: rec.ID, Record: there, Token: thereToken})
+}
+
+// GetOperator reads one record, which may be a tombstone. objstore.ErrNotFound if there is none.
+func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token, error) {
+	fail := func(err error) (record.Operator, objstore.Token, error) {
+		return record.Operator{}, "", fmt.Errorf("read operator %s: %w", id, err)
+	}
+	object, err := s.options.Cluster.Get(ctx, keys.ClusterOperator(tenant, id.Storage()))
+	if err != nil {
+		return fail(err)
+	}
+	rec, err := record.DecodeOperator(object.Body)
+	if err != nil {
+		return fail(err)
+	}
+	err = errors.Join(belongs("cluster", rec.Cluster, s.options.ClusterID), belongs("tenant", rec.Tenant, tenant), belongs("id", rec.ID.String(), id.String()))
+	if err != nil {
+		return fail(err)
+	}
+	return rec, object.Token, nil
+}
+
+// ListOperators reads the records of one tenant's operators, or all for "", tombstones included, sorted by tenant and age.
+func (s *State) ListOperators(ctx context.Context, tenant string) ([]record.Operator, error) {
+	prefix := keys.OperatorPrefix()
+	if tenant != "" {
+		prefix = keys.OperatorTenantPrefix(tenant)
+	}
+	entries, err := s.options.Cluster.List(ctx, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("list operators: %w", err)
+	}
+	all, err := load(ctx, s, len(entries), func(ctx context.Context, i int) (record.Operator, error) {
+		key, err := keys.Parse(entries[i].Key)
+		if err != nil {
+			return record.Operator{}, err
+		}
+		id, err := ident.ParseStorageID(key.ID)
+		if err != nil {
+			return record.Operator{}, err
+		}
+		rec, _, err := s.GetOperator(ctx, key.Tenant, id)
+		return rec, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list operators: %w", err)
+	}
+	return all, nil
+}
+
+// DeleteOperator removes a tombstone whose retention is over; none is no error. Nothing but a tombstone may be removed.
+func (s *State) DeleteOperator(ctx context.Context, tenant string, id ident.ID) error {
+	if err := s.options.Cluster.Delete(ctx, keys.ClusterOperator(tenant, id.Storage())); err != nil {
+		return fmt.Errorf("delete operator %s: %w", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,230 @@
+package clusterstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// ReadConfig reads a shard's configuration as it was written. objstore.ErrNotFound if there is none.
+func (s *State) ReadConfig(ctx context.Context, shard string) ([]byte, objstore.Token, error) {
+	object, err := s.options.Shard.Get(ctx, keys.Config(shard))
+	if err != nil {
+		return nil, "", fmt.Errorf("read configuration of shard %s: %w", shard, err)
+	}
+	return object.Body, object.Token, nil
+}
+
+// ConfigModified tells when a shard's configuration was written, by the store's clock. It lists: not for loops.
+func (s *State) ConfigModified(ctx context.Context, shard string) (time.Time, error) {
+	entries, err := s.options.Shard.List(ctx, keys.Config(shard))
+	if err != nil {
+		return time.Time{}, fmt.Errorf("look up configuration of shard %s: %w", shard, err)
+	}
+	for _, entry := range entries {
+		if entry.Key == keys.Config(shard) {
+			return entry.Modified, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("look up configuration of shard %s: %w", shard, objstore.ErrNotFound)
+}
+
+// WriteConfig writes a shard's configuration, which the caller has validated, if the version there is the one that token names, or none
+// for "". Otherwise objstore.ErrConflict. For the Terraform provider and nstance-admin: no server may.
+func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, token objstore.Token) (objstore.Token, error) {
+	if err := ident.ValidateName(shard); err != nil {
+		return "", fmt.Errorf("write configuration: shard: %w", err)
+	}
+	newToken, err := s.put(ctx, s.options.Shard, keys.Config(shard), body, token)
+	if err != nil {
+		return "", fmt.Errorf("write configuration of shard %s: %w", shard, err)
+	}
+	return newToken, nil
+}
+
+// DeleteConfig removes a shard's configuration; none is no error. Only for a shard that has been emptied.
+func (s *State) DeleteConfig(ctx context.Context, shard string) error {
+	if err := s.options.Shard.Delete(ctx, keys.Config(shard)); err != nil {
+		return fmt.Errorf("delete configuration of shard %s: %w", shard, err)
+	}
+	return nil
+}
+
+// ReadGroups reads the shard's dynamic groups and overrides. Problems that do not keep it from being used are warnings.
+// objstore.ErrNotFound if there are none yet.
+func (s *State) ReadGroups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
+	key := keys.Groups(s.options.ShardID)
+	object, err := s.options.Shard.Get(ctx, key)
+	if err != nil {
+		return config.Groups{}, "", nil, fmt.Errorf("read groups: %w", err)
+	}
+	groups, problems := config.ParseGroups(key, object.Body)
+	if err := problems.Err(); err != nil {
+		return config.Groups{}, "", problems, fmt.Errorf("read groups: %w", err)
+	}
+	return groups, object.Token, problems, nil
+}
+
+// WriteGroups writes the shard's dynamic groups, term and revision as the leader set them, if the version there is the one that token
+// names, or none for "". Otherwise objstore.ErrConflict.
+func (s *State) WriteGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
+	if err := s.checkShard(); err != nil {
+		return "", fmt.Errorf("write groups: %w", err)
+	}
+	newToken, err := s.put(ctx, s.options.Shard, keys.Groups(s.options.ShardID), config.EncodeGroups(groups), token)
+	if err != nil {
+		return "", fmt.Errorf("write groups: %w", err)
+	}
+	return newToken, nil
+}
+
+// ReadApplied reads the configuration that a leader of the shard accepted last. objstore.ErrNotFound if none has yet.
+func (s *State) ReadApplied(ctx context.Context) (record.Applied, error) {
+	applied, _, err := s.readApplied(ctx)
+	return applied, err
+}
+
+func (s *State) readApplied(ctx context.Context) (record.Applied, objstore.Token, error) {
+	object, err := s.options.Shard.Get(ctx, keys.Applied(s.options.ShardID))
+	if err != nil {
+		return record.Applied{}, "", fmt.Errorf("read applied configuration: %w", err)
+	}
+	applied, err := record.DecodeApplied(object.Body)
+	if err != nil {
+		return record.Applied{}, "", fmt.Errorf("read applied configuration: %w", err)
+	}
+	return applied, object.Token, nil
+}
+
+// WriteApplied records that the leader of a term accepted a configuration, which it had read under the token source. It never
+// replaces what a leader of a higher term accepted: objstore.ErrConflict.
+func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
+	if err := s.checkShard(); err != nil {
+		return fmt.Errorf("write applied configuration: %w", err)
+	}
+	for {
+		have, token, err := s.readApplied(ctx)
+		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+			return err
+		}
+		if have.Term > term {
+			return fmt.Errorf("write applied configuration: a leader of term %d has applied one: %w", have.Term, objstore.ErrConflict)
+		}
+		next := record.Applied{Schema: record.AppliedSchema, Revision: have.Revision + 1, Term: term, Source: string(source), Body: body}
+		text, err := next.Encode()
+		if err != nil {
+			return fmt.Errorf("write applied configuration: %w", err)
+		}
+		_, err = s.put(ctx, s.options.Shard, keys.Applied(s.options.ShardID), text, token)
+		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
+			continue // another leader wrote; its term decides
+		}
+		if err != nil {
+			return fmt.Errorf("write applied configuration: %w", err)
+		}
+		return nil
+	}
+}
+
+// ReadLock reads the shard's election lock, for people and for who needs the leader's address. objstore.ErrNotFound if nobody has led yet.
+func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objstore.Token, error) {
+	object, err := s.options.Shard.Get(ctx, keys.Leader(shard))
+	if err != nil {
+		return record.Lock{}, "", fmt.Errorf("read lock of shard %s: %w", shard, err)
+	}
+	lock, err := record.DecodeLock(object.Body)
+	if err != nil {
+		return record.Lock{}, "", fmt.Errorf("read lock of shard %s: %w", shard, err)
+	}
+	return lock, object.Token, nil
+}
+
+// HighestTerm returns the highest term in any document of the shard, 0 if there is none: a new lock begins above it. It reads
+// every instance record.
+func (s *State) HighestTerm(ctx context.Context) (uint64, error) {
+	var highest uint64
+	err := s.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) { highest = max(highest, rec.Term) })
+	if err != nil {
+		return 0, fmt.Errorf("find the highest term: %w", err)
+	}
+	groups, _, _, err := s.ReadGroups(ctx)
+	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+		return 0, fmt.Errorf("find the highest term: %w", err)
+	}
+	applied, err := s.ReadApplied(ctx)
+	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+		return 0, fmt.Errorf("find the highest term: %w", err)
+	}
+	return max(highest, groups.Term, applied.Term), nil
+}
+
+// AppendCertLog records certificates issued to an instance, under the time that the entry says. If two batches of one instance fall
+// together, the later is moved by nanoseconds; the entry is otherwise never changed.
+func (s *State) AppendCertLog(ctx context.Context, entry record.CertLog) error {
+	fail := func(err error) error { return fmt.Errorf("append to certificate log: %w", err) }
+	if err := errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID), belongs("shard", entry.Shard, s.options.ShardID)); err != nil {
+		return fail(err)
+	}
+	for {
+		body, err := entry.Encode()
+		if err != nil {
+			return fail(err)
+		}
+		key := keys.CertLog(s.options.ShardID, entry.Tenant, entry.IssuedAt, entry.Instance.Storage())
+		_, err = s.put(ctx, s.options.Shard, key, body, "")
+		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
+			entry.IssuedAt = entry.IssuedAt.Add(1)
+			continue
+		}
+		if err != nil {
+			return fail(err)
+		}
+		return nil
+	}
+}
+
+// ListCertLog reads a tenant's entries, or those of all tenants for "", sorted by tenant and time.
+func (s *State) ListCertLog(ctx context.Context, tenant string) ([]record.CertLog, error) {
+	if err := s.checkShard(); err != nil {
+		return nil, fmt.Errorf("list certificate log: %w", err)
+	}
+	prefix := keys.CertLogPrefix(s.options.ShardID)
+	if tenant != "" {
+		prefix += tenant + "."
+	}
+	entries, err := s.options.Shard.List(ctx, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("list certificate log: %w", err)
+	}
+	all, err := load(ctx, s, len(entries), func(ctx context.Context, i int) (record.CertLog, error) {
+		object, err := s.options.Shard.Get(ctx, entries[i].Key)
+		if err != nil {
+			return record.CertLog{}, err
+		}
+		entry, err := record.DecodeCertLog(object.Body)
+		if err != nil {
+			return record.CertLog{}, fmt.Errorf("%s: %w", entries[i].Key, err)
+		}
+		return entry, errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID), belongs("shard", entry.Shard, s.options.ShardID))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list certificate log: %w", err)
+	}
+	return all, nil
+}
+
+// ReadFile reads an object of the bucket that templates deliver to instances. objstore.ErrNotFound if there is none.
+func (s *State) ReadFile(ctx context.Context, name string) ([]byte, error) {
+	object, err := s.options.Shard.Get(ctx, keys.File(name))
+	if err != nil {
+		return nil, fmt.Errorf("read file %q: %w", name, err)
+	}
+	return object.Body, nil
+}

@@ -1,0 +1,162 @@
+// Package clusterstate is the one typed reader and writer of everything that is kept in the bucket: it knows every key, every format and
+// every condition, so that nobody else does.
+//
+// It has no clock, no randomness, no goroutine and no retry loop on time of its own: all of that is injected, so that a single-threaded
+// simulator can run it.
+//
+// Invariant: every write but a delete is conditional on the version that the writer saw, and its result is settled before it is reported; a
+// document that cannot be read is an error, never "absent".
+package clusterstate
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+// parallel is how many objects are read at a time.
+const parallel = 64
+
+// Options of [New]. Stores have their prefix applied already. What a program does not use, it may leave out.
+type Options struct {
+	// Cluster holds the cluster's documents, Shard those of the shard; they may be the same.
+	Cluster, Shard objstore.Store
+	ClusterID      string
+	ShardID        string // empty for programs that belong to no shard
+	Secrets        secretstore.Store
+	// Now and Rand default to the machine's clock and crypto/rand.
+	Now  func() time.Time
+	Rand io.Reader
+	// Sleep waits between attempts of a write whose result is unknown; nil waits on the real clock.
+	Sleep func(ctx context.Context, d time.Duration) error
+	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all that were started have ended.
+	// Without it, one at a time.
+	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
+}
+
+// State reads and writes the documents of one cluster and one of its shards. It remembers nothing, and may be used concurrently.
+// Errors match objstore's and secretstore's where those packages define one.
+type State struct {
+	options Options
+}
+
+// New returns a State. It does nothing yet.
+func New(options Options) *State {
+	if options.Now == nil {
+		options.Now = time.Now
+	}
+	if options.Rand == nil {
+		options.Rand = rand.Reader
+	}
+	if options.ForEach == nil {
+		options.ForEach = oneByOne
+	}
+	return &State{options}
+}
+
+func oneByOne(ctx context.Context, n, _ int, fn func(context.Context, int) error) error {
+	for i := range n {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := fn(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ErrForeign means that a document lies where ours do but belongs to another cluster, shard, tenant or ID: a wrong prefix, or a copy.
+var ErrForeign = errors.New("it belongs elsewhere")
+
+// belongs compares what a document says of itself with where it lies.
+func belongs(what, says, want string) error {
+	if says != want {
+		return fmt.Errorf("%w: its %s is %q, not %q", ErrForeign, what, says, want)
+	}
+	return nil
+}
+
+// put writes under the token last seen, "" for none, and settles the result. A conflict with the very bytes that were to be written is
+// a success: an earlier call, whose caller did not wait for its result, has landed. (Bytes are one writer's; where they are not, as in
+// the configuration, who wrote them makes no difference.)
+func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte, token objstore.Token) (objstore.Token, error) {
+	cond := objstore.IfAbsent()
+	if token != "" {
+		cond = objstore.IfToken(token)
+	}
+	newToken, err := objstore.Settle(ctx, store, key, body, cond, s.options.Sleep)
+	if errors.Is(err, objstore.ErrConflict) {
+		if object, rerr := store.Get(ctx, key); rerr == nil && bytes.Equal(object.Body, body) {
+			return object.Token, nil
+		}
+	}
+	return newToken, err
+}
+
+// load reads objects, many at a time; what has been deleted since it was listed is left out. Every object that cannot be read is
+// reported, up to a few.
+func load[T any](ctx context.Context, s *State, n int, read func(ctx context.Context, i int) (T, error)) ([]T, error) {
+	items, errs := make([]*T, n), make([]error, n)
+	err := s.options.ForEach(ctx, n, parallel, func(ctx context.Context, i int) error {
+		item, err := read(ctx, i)
+		switch {
+		case err == nil:
+			items[i] = &item
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case !errors.Is(err, objstore.ErrNotFound):
+			errs[i] = err
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := few(errs); err != nil {
+		return nil, err
+	}
+	var out []T
+	for _, item := range items {
+		if item != nil {
+			out = append(out, *item)
+		}
+	}
+	return out, nil
+}
+
+// few joins the first errors and counts the others.
+func few(errs []error) error {
+	const most = 5
+	var kept []error
+	more := 0
+	for _, err := range errs {
+		switch {
+		case err == nil:
+		case len(kept) < most:
+			kept = append(kept, err)
+		default:
+			more++
+		}
+	}
+	if more > 0 {
+		kept = append(kept, fmt.Errorf("and %d more", more))
+	}
+	return errors.Join(kept...)
+}
+
+// checkShard refuses what needs a shard where none is set.
+func (s *State) checkShard() error {
+	if err := ident.ValidateName(s.options.ShardID); err != nil {
+		return fmt.Errorf("shard: %w", err)
+	}
+	return nil
+}
