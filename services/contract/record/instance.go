@@ -25,7 +25,7 @@ const (
 )
 
 // Instance is the record of one VM, `shard/{shard}/instance/{tenant}.{id}.json`. Its states are written in order, each at most once
-// (Registered may be skipped); updates are conditional on the token that the writer last saw.
+// (see CanMove for what may be skipped); updates are conditional on the token that the writer last saw.
 type Instance struct {
 	Schema int      `json:"schema"`
 	ID     ident.ID `json:"id"`
