@@ -124,9 +124,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		userdataPath = from + ".userdata.content"
 	}
 	if g.Userdata.Source == "storage" {
-		if key, ok := r.text(userdataPath, g.Userdata.Content); ok {
-			r.value(userdataPath, ValidateStorageSource(key))
-		}
+		r.storage(userdataPath, g.Userdata.Content)
 	} else {
 		r.userdata(userdataPath, g.Userdata.Content)
 	}
@@ -207,9 +205,7 @@ func (r *rendering) file(f File, path string) {
 			r.certificate(cert, child("certificates", f.Template))
 		}
 	case "storage":
-		if key, ok := r.text(path+".source", f.Source); ok && f.Source != "" {
-			r.value(path+".source", ValidateStorageSource(key))
-		}
+		r.storage(path+".source", f.Source)
 	case "string":
 		r.text(path+".content", f.Content)
 	case "json":
@@ -285,6 +281,14 @@ func (r *rendering) tree(path string, tree any, at func(string) string) {
 		for i, value := range v {
 			r.tree(element(path, i), value, at)
 		}
+	}
+}
+
+// storage tries the template of an object's key; one that is empty is reported elsewhere.
+func (r *rendering) storage(path, source string) {
+	if key, ok := r.text(path, source); ok && source != "" {
+		_, err := StorageName(key)
+		r.value(path, err)
 	}
 }
 

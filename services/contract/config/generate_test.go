@@ -107,48 +107,44 @@ func readComments(t *testing.T) map[string]string {
 	return out
 }
 
-// referenceTables writes a table for each config type, in the order in which the types are first used.
+// referenceTables writes a table for each config type, below the one that first has it.
 func referenceTables(comments map[string]string) string {
 	var out strings.Builder
-	type section struct {
-		path string
-		typ  reflect.Type
-	}
 	seen := map[reflect.Type]bool{}
-	for queue := []section{{"", reflect.TypeFor[Shard]()}}; len(queue) > 0; {
-		s := queue[0]
-		queue = queue[1:]
-		if seen[s.typ] || s.typ.NumField() == 0 {
-			continue
+	var table func(path string, typ reflect.Type)
+	table = func(path string, typ reflect.Type) {
+		if seen[typ] || typ.NumField() == 0 {
+			return
 		}
-		seen[s.typ] = true
+		seen[typ] = true
 		title := "The document"
-		if s.path != "" {
-			title = "`" + s.path + "`"
+		if path != "" {
+			title, path = "`"+path+"`", path+"."
 		}
 		fmt.Fprintf(&out, "\n### %s\n\n| field | type | default | meaning |\n|---|---|---|---|\n", title)
-		for _, f := range fieldsOf(s.typ) {
-			path := f.name
-			if s.path != "" {
-				path = s.path + "." + f.name
-			}
-			typ, below, at := describe(f.Type, path)
+		var below []func()
+		for _, f := range fieldsOf(typ) {
+			name, inner, at := describe(f.Type, path+f.name)
 			fallback := ""
 			if f.fallback != "" {
 				fallback = "`" + f.fallback + "`"
 			} else if f.required {
 				fallback = "required"
 			}
-			doc := strings.ReplaceAll(comments[s.typ.Name()+"."+f.Name], "|", "\\|")
+			doc := strings.ReplaceAll(comments[typ.Name()+"."+f.Name], "|", "\\|")
 			if f.enum != nil {
 				doc += " One of `" + strings.Join(f.enum, "`, `") + "`."
 			}
-			fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", f.name, typ, fallback, doc)
-			if below != nil {
-				queue = append(queue, section{at, below})
+			fmt.Fprintf(&out, "| `%s` | %s | %s | %s |\n", f.name, name, fallback, doc)
+			if inner != nil {
+				below = append(below, func() { table(at, inner) })
 			}
 		}
+		for _, f := range below {
+			f()
+		}
 	}
+	table("", reflect.TypeFor[Shard]())
 	out.WriteString("\n")
 	return out.String()
 }

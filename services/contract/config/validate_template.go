@@ -123,13 +123,15 @@ func ValidateSecretSource(name string) error {
 	return keys.ValidateSecretName(name)
 }
 
-// ValidateStorageSource checks the bucket key, after rendering, of an object that an instance may receive: only those under files/.
-func ValidateStorageSource(key string) error {
-	if !strings.HasPrefix(key, keys.FilePrefix()) {
-		return fmt.Errorf("%s is not under %s", quote(key), keys.FilePrefix())
+// StorageName returns the name, without files/, of the bucket's object that a rendered source of kind storage means. The source is the
+// object's whole key; only those under files/ may be delivered.
+func StorageName(source string) (string, error) {
+	name, ok := strings.CutPrefix(source, keys.FilePrefix())
+	if !ok {
+		return "", fmt.Errorf("%s is not under %s", quote(source), keys.FilePrefix())
 	}
-	if _, err := keys.Parse(key); err != nil {
-		return err
+	if _, err := keys.Parse(source); err != nil {
+		return "", err
 	}
-	return nil
+	return name, nil
 }

@@ -283,3 +283,14 @@ func TestProblems(t *testing.T) {
 		t.Errorf("Err() = %s", got)
 	}
 }
+
+func TestStorageName(t *testing.T) {
+	if name, err := StorageName("files/etc/app.conf"); err != nil || name != "etc/app.conf" {
+		t.Errorf("%q, %v", name, err)
+	}
+	for _, source := range []string{"", "files/", "files", "/files/a", "files/../config/a.jsonc", "files//a", "cluster/secret/ca.key", "FILES/a", "files/a\x00"} {
+		if name, err := StorageName(source); err == nil {
+			t.Errorf("%q means %q", source, name)
+		}
+	}
+}
