@@ -2,6 +2,7 @@ package lease
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -519,29 +520,80 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestRequestsOfAPeacefulHour holds the figures of docs/election.md.
+// documented are the settings in the table of docs/election.md.
+var documented = []Options{
+	{Lease: 2 * time.Second, Renew: time.Second},
+	{Lease: 6 * time.Second, Renew: 2 * time.Second},
+	defaults,
+	{Lease: 30 * time.Second, Renew: 10 * time.Second},
+	{Lease: 90 * time.Second, Renew: 30 * time.Second},
+}
+
+// TestRequestsOfAPeacefulHour holds the numbers of requests in docs/election.md.
 func TestRequestsOfAPeacefulHour(t *testing.T) {
-	for _, followers := range []int{0, 1, 2} {
-		w := newWorld(uint64(followers) + 7)
-		w.idle = true
-		for i := range followers + 1 {
-			n := &node{name: string(rune('a' + i)), rate: 1, opt: defaults}
-			w.nodes = append(w.nodes, n)
-			w.after(time.Duration(i)*time.Second, func() { w.start(n) })
+	for _, opt := range documented {
+		renewals := int(time.Hour / opt.Renew)
+		for followers := range 3 {
+			w := newWorld(uint64(followers) + 7)
+			w.idle = true
+			for i := range followers + 1 {
+				n := &node{name: string(rune('a' + i)), rate: 1, opt: opt}
+				w.nodes = append(w.nodes, n)
+				w.after(time.Duration(i)*time.Second, func() { w.start(n) })
+			}
+			w.runUntil(10 * time.Minute)
+			before := w.requests
+			w.runUntil(70 * time.Minute)
+			if w.err != nil {
+				t.Fatal(w.err)
+			}
+			got, least, most := w.requests-before, renewals*99/100*(followers+1), renewals+1+renewals*14/10*followers
+			t.Logf("renewal %v, %d followers: %d requests an hour", opt.Renew, followers, got)
+			if got > most || got < least {
+				t.Errorf("renewal %v, %d followers: %d requests an hour, want %d to %d", opt.Renew, followers, got, least, most)
+			}
+			if w.led != 1 {
+				t.Errorf("%d leaderships in an hour of peace", w.led)
+			}
 		}
-		w.runUntil(10 * time.Minute)
-		before := w.requests
-		w.runUntil(70 * time.Minute)
-		if w.err != nil {
-			t.Fatal(w.err)
+	}
+}
+
+// TestFailOverTimes holds the figures of docs/election.md: a leader is killed at a random moment, and a follower has authority so much later.
+func TestFailOverTimes(t *testing.T) {
+	for _, opt := range documented {
+		var waits []time.Duration
+		for seed := range uint64(200) {
+			w := newWorld(seed)
+			w.idle = true
+			a := &node{name: "a", rate: 1, opt: opt}
+			b := &node{name: "b", rate: 1, opt: opt}
+			w.nodes = []*node{a, b}
+			w.start(a)
+			w.after(opt.Renew/3, func() { w.start(b) })
+			w.runUntil(20*opt.Renew + time.Duration(w.rng.Int64N(int64(opt.Renew))))
+			if w.leader() != a {
+				t.Fatalf("seed %d: a does not lead", seed)
+			}
+			a.alive = false
+			a.life++
+			killed := w.now
+			for w.leader() != b && w.now < killed+3*opt.Lease {
+				w.runUntil(w.now + time.Millisecond)
+			}
+			if w.err != nil {
+				t.Fatal(w.err)
+			}
+			waits = append(waits, w.now-killed)
 		}
-		got, most := w.requests-before, 721+900*followers
-		t.Logf("%d followers: %d requests an hour", followers, got)
-		if got > most || got < 719*(followers+1) {
-			t.Errorf("%d followers: %d requests an hour, want %d to %d", followers, got, 719*(followers+1), most)
+		slices.Sort(waits)
+		t.Logf("renewal %v, lease %v: p50 %v, p95 %v, most %v", opt.Renew, opt.Lease, waits[99], waits[189], waits[199])
+		// Lease and margin, the wait for the next look, and the ways of a read and a write.
+		if most := patience(opt.Lease) + opt.Renew/20 + 4*80*time.Millisecond; waits[199] > most {
+			t.Errorf("lease %v: fail-over took %v, want at most %v", opt.Lease, waits[199], most)
 		}
-		if w.led != 1 {
-			t.Errorf("%d leaderships in an hour of peace", w.led)
+		if least := patience(opt.Lease) - opt.Renew - 200*time.Millisecond; waits[0] < least {
+			t.Errorf("lease %v: fail-over took only %v, cannot be less than %v", opt.Lease, waits[0], least)
 		}
 	}
 }

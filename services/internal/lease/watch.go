@@ -1,0 +1,119 @@
+package lease
+
+import (
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// sighting is what was found under the lock's key. since is when this token was seen first.
+type sighting struct {
+	kind    sightingKind
+	lock    record.Lock
+	token   objstore.Token
+	highest uint64 // recorded term, when absent: it tells one absence from another
+	since   Instant
+}
+
+type sightingKind uint8
+
+const (
+	nothingYet sightingKind = iota
+	absent
+	unreadable
+	held
+)
+
+// inquiry is what is known of the holder's machine, for one token of the lock.
+type inquiry struct {
+	asking  bool
+	about   objstore.Token // token that was seen when asked
+	askAt   Instant
+	stopped bool // the last answer said so; the next question comes a renewal interval later
+	gone    bool
+}
+
+// sight notes what is under the lock's key.
+func (e *Elector) sight(now Instant, s sighting) {
+	s.since = e.seen.since
+	if s.kind != e.seen.kind || s.token != e.seen.token || s.highest != e.seen.highest {
+		s.since = now
+		e.inPhase, e.phase = e.seen.kind != nothingYet, e.lookedAt
+		e.fails = 0
+		// What is known of a machine holds for one token only. The first question waits until a renewal is overdue.
+		e.machine = inquiry{asking: e.machine.asking, askAt: now.Add(s.lock.Renew() + s.lock.Renew()/5)}
+	}
+	e.seen = s
+	e.longest = max(e.longest, s.lock.Lease())
+	e.floor = max(e.floor, s.lock.Term)
+	e.revision = max(e.revision, s.lock.Revision)
+	e.lookAt = e.nextLook(now)
+}
+
+// takeAt says when a candidate may write the lock that it saw last, if it is still the same.
+func (e *Elector) takeAt() Instant {
+	switch e.seen.kind {
+	case held:
+		lock := e.seen.lock
+		// A candidate's own lock is that of its ended leadership, or a take-over that was settled too late.
+		if lock.Released || lock.Incarnation == e.self.Incarnation || e.machine.gone {
+			return e.seen.since
+		}
+		return e.seen.since.Add(patience(lock.Lease()))
+	case absent:
+		if e.floor == 0 { // nobody has ever led
+			return e.seen.since
+		}
+		return e.seen.since.Add(patience(e.longest)) // somebody removed it; its holder may not know yet
+	}
+	return Never
+}
+
+// nextLook is when a candidate reads the lock again: once for each renewal, just before it is due, and then often enough to see it soon
+// after it was written, since the wait for a dead leader counts from there. A renewal that stays away is looked for less and less often.
+func (e *Elector) nextLook(now Instant) Instant {
+	if e.seen.kind != held {
+		return now.Add(e.opt.Renew)
+	}
+	renew := e.seen.lock.Renew()
+	due := e.phase.Add(renew)
+	if early := due.Add(-renew / 100); e.inPhase && now < early {
+		return early
+	}
+	return now.Add(max(renew/20, min(now.Sub(due), renew/5)))
+}
+
+// inquire asks for the holder's machine when a renewal is overdue.
+func (e *Elector) inquire(now Instant, d *Decision) {
+	machine := e.seen.lock.Machine
+	if e.seen.kind != held || machine == "" || machine == e.self.Machine || e.machine.gone || e.machine.asking || e.seen.lock.Released {
+		return
+	}
+	if e.machine.askAt > now {
+		d.wakeAt(e.machine.askAt)
+		return
+	}
+	e.machine.asking, e.machine.about = true, e.seen.token
+	d.add(AskMachine{Machine: machine})
+}
+
+// heard takes in the provider's answer. It counts only if the token is still the one that had been read when the question was put.
+func (e *Elector) heard(now Instant, state Evidence) {
+	m := &e.machine
+	m.asking = false
+	if e.seen.kind != held || m.about != e.seen.token {
+		return
+	}
+	renew := e.seen.lock.Renew()
+	m.askAt = now.Add(renew / 2)
+	switch {
+	case state == MachineTerminated:
+		m.gone = true
+	case state != MachineStopped:
+		m.stopped = false
+	case !m.stopped:
+		m.stopped = true
+		m.askAt = now.Add(renew + renew/10)
+	default: // the question was put no sooner than that
+		m.gone = true
+	}
+}
