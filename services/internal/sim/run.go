@@ -22,6 +22,7 @@ func (w *World) Run() (Result, error) {
 	}
 	w.every(time.Second, w.tickAgents)
 	w.every(5*time.Second, func() { w.checkSizes(); w.checkForeigners() })
+	w.every(3*time.Minute, w.poll)
 	w.sched.after(w.sched.between(0, time.Minute), w.disturb)
 	broken := func() bool { return w.err != nil }
 
@@ -197,6 +198,13 @@ func (w *World) reconfigure() {
 	}
 	w.trace("group %s: size %d, hashes %s %s", g.GroupKey, g.Size, g.InfraHash, g.RuntimeHash)
 	w.noteSizes()
+	if w.sched.chance(0.5) {
+		w.poll() // somebody said RefreshConfig
+	}
+}
+
+// poll lets the leader look for a newer configuration.
+func (w *World) poll() {
 	if s := w.acting(); s != nil {
 		s.leader.World.Configure(w.shard, w.merged())
 	}

@@ -227,8 +227,12 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	if w.quiet {
 		return f
 	}
+	odds := w.faults.storeError
+	if r.Op == mem.Get || r.Op == mem.List {
+		odds = odds * odds * odds // SDKs repeat reads by themselves, up to three times
+	}
 	switch rng := w.sched; {
-	case rng.chance(w.faults.storeError):
+	case rng.chance(odds):
 		f.Err = ambiguous(r, errors.New("503 slow down"))
 	case rng.chance(w.faults.storeLost) && (r.Op == mem.Put || r.Op == mem.Delete):
 		f.Lost = true
