@@ -1,0 +1,379 @@
+package agent_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+const (
+	powerOff    = nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
+	unspecified = nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED
+)
+
+func first(r *nstancev1.ReportHealthRequest) bool { return r.GetSequence() == 1 }
+
+func sum(content string) string {
+	digest := sha256.Sum256([]byte(content))
+	return hex.EncodeToString(digest[:])
+}
+
+// The whole of a quiet life: register, report, make keys, receive files, announce, end.
+func TestLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		defer s.start(t, n.listen(address))()
+		m := newMemories(t, s)
+		client, stop := run(t, m.options(s, n))
+
+		report := s.next(t, "sequence 1", first)
+		want := &nstancev1.ReportHealthRequest{
+			InstanceId: s.id.String(), Sequence: 1, Healthy: true, AgentVersion: "test", Ipv4: "10.0.0.7", Ipv6: "2001:db8::7", Hostname: "node-7",
+			Metrics: &nstancev1.Metrics{Cpu: 0.5, MemoryUsedBytes: 1, MemoryTotalBytes: 2},
+		}
+		if diff := cmp.Diff(want, report, protocmp.Transform(), protocmp.IgnoreFields(report, "uptime")); diff != "" {
+			t.Error(diff)
+		}
+		if report.GetUptime().AsDuration() != time.Hour {
+			t.Errorf("uptime %v", report.GetUptime())
+		}
+		if facts := get(s, func() *nstancev1.RegisterAgentRequest { return s.facts }); facts.GetIpv4() != "10.0.0.7" || facts.GetHostname() != "node-7" {
+			t.Errorf("registered with %v", facts)
+		}
+		if _, err := m.identity.Read("nonce.jwt"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the nonce is still there: %v", err)
+		}
+		synctest.Wait()
+		if err := client.Health(); err != nil {
+			t.Errorf("Health: %v", err)
+		}
+
+		// Nothing has changed: the interval passes, and the report is short.
+		before := time.Now()
+		report = s.next(t, "sequence 2", func(r *nstancev1.ReportHealthRequest) bool { return r.GetSequence() == 2 })
+		if !report.GetUnchanged() || len(report.GetFiles()) > 0 || time.Since(before) > time.Second {
+			t.Errorf("after %v: %v", time.Since(before), report)
+		}
+		before = time.Now()
+		s.next(t, "sequence 4", func(r *nstancev1.ReportHealthRequest) bool { return r.GetSequence() == 4 })
+		if took := time.Since(before); took != 2*time.Second {
+			t.Errorf("two intervals of a second took %v", took)
+		}
+
+		// Keys are made, handed in and reported at once.
+		before = time.Now()
+		s.keyAsks <- &nstancev1.KeyGenRequestsResponse{Keys: []*nstancev1.KeyRequest{
+			{Name: "kubelet.pub", Algorithm: nstancev1.KeyAlgorithm_KEY_ALGORITHM_ECDSA_P256}, {Name: "bad"},
+		}}
+		keys := <-s.submitted
+		if len(keys) != 1 || keys[0].GetName() != "kubelet.pub" {
+			t.Fatalf("submitted %v", keys)
+		}
+		report = s.next(t, "keys", func(r *nstancev1.ReportHealthRequest) bool { return len(r.GetKeys()) > 0 })
+		if len(report.GetKeys()) != 2 || report.GetKeys()[0].GetError() == "" || report.GetKeys()[1].GetSha256() != sum(string(keys[0].GetPkix())) ||
+			report.GetUnchanged() || !time.Now().Equal(before) {
+			t.Errorf("after %v: %v", time.Since(before), report)
+		}
+
+		// So are files.
+		s.sendFiles("hash-1", map[string]string{"a.env": "A=1", "b.sh": "no"})
+		report = s.next(t, "files", func(r *nstancev1.ReportHealthRequest) bool { return len(r.GetFiles()) > 0 })
+		wantFiles := []*nstancev1.FileState{{Name: "a.env", Sha256: sum("A=1")}, {Name: "b.sh"}}
+		if diff := cmp.Diff(wantFiles, report.GetFiles(), protocmp.Transform(), protocmp.IgnoreFields(&nstancev1.FileState{}, "error")); diff != "" {
+			t.Error(diff)
+		}
+		if report.GetRuntimeHash() != "" || report.GetFiles()[1].GetError() == "" {
+			t.Errorf("a file was refused: %v", report)
+		}
+		s.sendFiles("hash-1", map[string]string{"a.env": "A=2"})
+		report = s.next(t, "the hash", func(r *nstancev1.ReportHealthRequest) bool { return r.GetRuntimeHash() == "hash-1" })
+		if content, err := m.files.Read("a.env"); err != nil || string(content) != "A=2" || len(report.GetFiles()) != 1 {
+			t.Errorf("%q, %v, %v", content, err, report)
+		}
+
+		// The farewell is confirmed before Announce returns.
+		before = time.Now()
+		if err := client.Announce(t.Context(), powerOff); err != nil || !time.Now().Equal(before) {
+			t.Errorf("Announce: %v after %v", err, time.Since(before))
+		}
+		<-s.ends
+		report = s.next(t, "the announcement", func(r *nstancev1.ReportHealthRequest) bool { return r.GetStopping() == powerOff })
+		if !report.GetUnchanged() {
+			t.Errorf("an announcement does not look at files first: %v", report)
+		}
+		if err := stop(); !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// Notices go out at once, and the first report of every stream repeats them.
+func TestNoticesAreStanding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.interval = "1h"
+		stopServer := s.start(t, n.listen(address))
+		client, stop := run(t, newMemories(t, s).options(s, n))
+		defer stop()
+		s.next(t, "sequence 1", first)
+		synctest.Wait()
+
+		before := time.Now()
+		notice := &nstancev1.TerminationNotice{Kind: "spot", Deadline: timestamppb.New(before.Add(2 * time.Minute))}
+		client.Notice(notice)
+		report := s.next(t, "the notice", func(r *nstancev1.ReportHealthRequest) bool { return r.GetTermination() != nil })
+		if diff := cmp.Diff(notice, report.GetTermination(), protocmp.Transform()); diff != "" || !time.Now().Equal(before) || !report.GetUnchanged() {
+			t.Errorf("after %v: %v", time.Since(before), report)
+		}
+		if err := client.Announce(t.Context(), powerOff); err != nil {
+			t.Fatal(err)
+		}
+
+		// On the next stream, after a confirmed announcement.
+		report = s.next(t, "sequence 1", first)
+		if report.GetTermination() == nil || report.GetStopping() != powerOff {
+			t.Errorf("%v", report)
+		}
+		// On another server's stream.
+		stopServer()
+		defer s.start(t, n.listen(address))()
+		report = s.next(t, "sequence 1", first)
+		if report.GetTermination() == nil || report.GetStopping() != powerOff || report.GetUnchanged() {
+			t.Errorf("%v", report)
+		}
+
+		// Both can be taken back.
+		client.Notice(nil)
+		if err := client.Announce(t.Context(), unspecified); err != nil {
+			t.Fatal(err)
+		}
+		s.next(t, "nothing standing", func(r *nstancev1.ReportHealthRequest) bool {
+			return r.GetTermination() == nil && r.GetStopping() == unspecified
+		})
+	})
+}
+
+// An announcement that is made while there is no session interrupts the wait for the next try.
+func TestAnnouncementDoesNotWaitForBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		stopServer := s.start(t, n.listen(address))
+		client, stop := run(t, newMemories(t, s).options(s, n))
+		defer stop()
+		s.next(t, "sequence 1", first)
+		stopServer()
+		time.Sleep(10 * time.Minute) // in the bubble
+		defer s.start(t, n.listen(address))()
+		before := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := client.Announce(ctx, powerOff); err != nil || !time.Now().Equal(before) {
+			t.Errorf("Announce: %v after %v", err, time.Since(before))
+		}
+	})
+}
+
+// A server that does not confirm costs the announcement its confirmation and nothing else.
+func TestUnconfirmedAnnouncement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.mute = true
+		defer s.start(t, n.listen(address))()
+		client, stop := run(t, newMemories(t, s).options(s, n))
+		defer stop()
+		s.next(t, "sequence 1", first)
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		if err := client.Announce(ctx, powerOff); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Announce: %v", err)
+		}
+		s.next(t, "the announcement", func(r *nstancev1.ReportHealthRequest) bool { return r.GetStopping() == powerOff })
+		s.set(func() { s.mute = false })
+		s.next(t, "the announcement again", func(r *nstancev1.ReportHealthRequest) bool { return first(r) && r.GetStopping() == powerOff })
+	})
+}
+
+// Delays grow from 250 ms to 30 s with jitter, start afresh after a session, and not after one that ended at once.
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.interval = "10m"
+		stopServer := s.start(t, n.listen(address))
+		client, stop := run(t, newMemories(t, s).options(s, n))
+		defer stop()
+		s.next(t, "sequence 1", first)
+		time.Sleep(time.Minute)
+
+		stopServer()
+		n.unlisten()
+		got := n.delays(10 * time.Minute)
+		if len(got) < 20 || len(got) > 60 {
+			t.Errorf("%d tries in ten minutes: %v", len(got), got)
+		}
+		different := map[time.Duration]bool{}
+		for i, d := range got {
+			if d < 250*time.Millisecond || d > 30*time.Second || i == 0 && d > 500*time.Millisecond {
+				t.Errorf("delay %d is %v", i, d)
+			}
+			different[d] = true
+		}
+		if len(different) < len(got)-1 || got[len(got)-1] < 15*time.Second {
+			t.Errorf("no jitter or no growth: %v", got)
+		}
+		if client.Health() == nil {
+			t.Error("ten minutes without a session, and well")
+		}
+
+		// A server that lets agents in and drops them at once is not asked four times a second.
+		s.set(func() { s.refuse = status.Error(codes.Unavailable, "not leader") })
+		stopServer = s.start(t, n.listen(address))
+		if got := n.delays(10 * time.Minute); len(got) > 45 {
+			t.Errorf("%d tries in ten minutes: %v", len(got), got)
+		}
+		s.set(func() { s.refuse = nil })
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if err := client.Health(); err != nil {
+			t.Errorf("back in touch: %v", err)
+		}
+		stopServer()
+		n.unlisten()
+		if got := n.delays(time.Minute); got[0] > 500*time.Millisecond {
+			t.Errorf("the first delay after a session is %v", got[0])
+		}
+		if err := client.Health(); err != nil {
+			t.Errorf("a minute without a session: %v", err)
+		}
+	})
+}
+
+// A standby says who leads; several addresses are tried in turn.
+func TestFindsTheLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const standby, dead, leader = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		other := newFakeServer(t, s.id)
+		other.ca = s.ca
+		notLeader, err := status.New(codes.Unavailable, "not leader").WithDetails(&nstancev1.NotLeader{RegistrationAddr: leader, AgentAddr: leader})
+		if err != nil {
+			t.Fatal(err)
+		}
+		other.refuse = notLeader.Err()
+		defer s.start(t, n.listen(leader))()
+		defer other.start(t, n.listen(standby))()
+		o := newMemories(t, s).options(s, n)
+		o.RegistrationAddrs, o.AgentAddrs = []string{dead, standby}, []string{dead, standby}
+		_, stop := run(t, o)
+		defer stop()
+		s.next(t, "sequence 1", first)
+		var addrs []string
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, d := range n.dials {
+			addrs = append(addrs, d.addr)
+		}
+		if diff := cmp.Diff([]string{dead, standby, leader, dead, standby, leader}, addrs); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// The certificate is renewed at two thirds of its life on the same streams; the next handshake shows the new one.
+func TestRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.ttl, s.interval = 9*time.Hour, "10m"
+		stopServer := s.start(t, n.listen(address))
+		_, stop := run(t, newMemories(t, s).options(s, n))
+		defer stop()
+		s.next(t, "sequence 1", first)
+		began := time.Now()
+		drain := func(d time.Duration) {
+			for end := time.After(d); ; {
+				select {
+				case <-s.reports:
+				case <-end:
+					return
+				}
+			}
+		}
+		drain(13 * time.Hour)
+		renewals := get(s, func() []time.Time { return s.renewals })
+		if len(renewals) != 2 || renewals[0].Sub(began) < 6*time.Hour || renewals[0].Sub(began) > 6*time.Hour+15*time.Minute {
+			t.Errorf("renewed at %v, began at %v", renewals, began)
+		}
+		if sessions := get(s, func() int { return len(s.sessions) }); sessions != 1 {
+			t.Errorf("%d streams", sessions)
+		}
+		stopServer()
+		defer s.start(t, n.listen(address))()
+		drain(time.Minute)
+		if serials := get(s, func() []string { return s.serials }); len(serials) != 2 || serials[0] == serials[1] {
+			t.Errorf("serials %v", serials)
+		}
+
+		// The server refuses for a while, beyond the certificate's end: the streams go on, and it is asked again.
+		s.set(func() { s.refuse = status.Error(codes.Unavailable, "store is away"); s.renewals = nil })
+		drain(10 * time.Hour)
+		s.set(func() { s.refuse = nil })
+		drain(time.Hour)
+		if renewals := get(s, func() int { return len(s.renewals) }); renewals != 1 {
+			t.Errorf("%d renewals", renewals)
+		}
+		if sessions := get(s, func() int { return len(s.sessions) }); sessions != 2 {
+			t.Errorf("%d streams", sessions)
+		}
+	})
+}
+
+// A shard that was scaled to zero for a week comes back: the expired certificate is good for its renewal.
+func TestExpiredCertificate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.ttl = time.Hour
+		stopServer := s.start(t, n.listen(address))
+		m := newMemories(t, s)
+		_, stop := run(t, m.options(s, n))
+		s.next(t, "sequence 1", first)
+		stopServer()
+		n.unlisten()
+		time.Sleep(3 * time.Hour)
+		defer s.start(t, n.listen(address))()
+		s.next(t, "sequence 1", first)
+		if renewals := get(s, func() int { return len(s.renewals) }); renewals != 1 {
+			t.Errorf("%d renewals", renewals)
+		}
+		stop()
+
+		// The same after a restart of the agent.
+		time.Sleep(3 * time.Hour)
+		_, stop = run(t, m.options(s, n))
+		defer stop()
+		s.next(t, "sequence 1", first)
+		got := get(s, func() [2]int { return [2]int{len(s.renewals), len(s.registrations)} })
+		if diff := cmp.Diff([2]int{2, 1}, got); diff != "" {
+			t.Errorf("renewals and registrations: %s", diff)
+		}
+	})
+}

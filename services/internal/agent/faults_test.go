@@ -1,0 +1,458 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/internal/agent"
+	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+)
+
+// A nonce that is refused for good is presented once; another one ends the wait.
+func TestRefusedForGood(t *testing.T) {
+	for _, code := range []codes.Code{
+		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound, codes.AlreadyExists,
+	} {
+		t.Run(code.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := &network{}
+				s := newFakeServer(t, newID(t))
+				s.refuse = status.Error(code, "nonce: expired")
+				defer s.start(t, n.listen(address))()
+				m := newMemories(t, s)
+				lines := &logLines{}
+				o := m.options(s, n)
+				o.Log = slog.New(slog.NewTextHandler(lines, nil))
+				client, stop := run(t, o)
+				time.Sleep(24 * time.Hour)
+				if calls := get(s, func() int { return len(s.registrations) }); calls != 1 {
+					t.Errorf("%d registrations in a day", calls)
+				}
+				if err := client.Health(); err == nil || !strings.Contains(err.Error(), "nonce: expired") {
+					t.Errorf("Health: %v", err)
+				}
+				if got := lines.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "refused the registration for good") || strings.Contains(got, "good.nonce.jwt") {
+					t.Errorf("log: %s", got)
+				}
+
+				s.set(func() { s.refuse = nil })
+				if err := m.identity.Write("nonce.jwt", []byte("good.nonce.jwt \n"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Hour)
+				if calls := get(s, func() int { return len(s.registrations) }); calls != 1 {
+					t.Errorf("%d registrations; it is still the same nonce", calls)
+				}
+				stop()
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		defer s.start(t, n.listen(address))()
+		m := newMemories(t, s)
+		write := func(nonce string) {
+			if err := m.identity.Write("nonce.jwt", []byte(nonce), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("bad.nonce.jwt")
+		_, stop := run(t, m.options(s, n))
+		defer stop()
+		time.Sleep(time.Hour)
+		write("good.nonce.jwt")
+		s.next(t, "sequence 1", first)
+		if calls := get(s, func() int { return len(s.registrations) }); calls != 2 {
+			t.Errorf("%d registrations", calls)
+		}
+	})
+}
+
+type logLines struct {
+	mu sync.Mutex
+	strings.Builder
+}
+
+func (l *logLines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Builder.Write(p)
+}
+
+// A passing error is tried again, with growing delays, until it has passed; and so is what userdata has not written yet.
+func TestPassingErrors(t *testing.T) {
+	for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Internal, codes.Unknown} {
+		t.Run(code.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := &network{}
+				s := newFakeServer(t, newID(t))
+				s.refuse = status.Error(code, "later")
+				defer s.start(t, n.listen(address))()
+				client, stop := run(t, newMemories(t, s).options(s, n))
+				defer stop()
+				if got := n.delays(10 * time.Minute); len(got) < 20 || len(got) > 60 || got[5] < 250*time.Millisecond {
+					t.Errorf("%d tries in ten minutes: %v", len(got), got)
+				}
+				if err := client.Health(); err == nil || !strings.Contains(err.Error(), "later") {
+					t.Errorf("Health: %v", err)
+				}
+				s.set(func() { s.refuse = nil })
+				s.next(t, "sequence 1", first)
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		defer s.start(t, n.listen(address))()
+		complete := newMemories(t, s)
+		m := &memories{}
+		client, stop := run(t, m.options(s, n))
+		defer stop()
+		for _, name := range []string{"ca.crt", "nonce.jwt"} {
+			time.Sleep(time.Minute)
+			if err := client.Health(); err == nil || !strings.Contains(err.Error(), "nonce.jwt is missing") {
+				t.Errorf("before %s: Health: %v", name, err)
+			}
+			content, err := complete.identity.Read(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.identity.Write(name, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.next(t, "sequence 1", first)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if len(n.dials) != 2 {
+			t.Errorf("%d connections", len(n.dials))
+		}
+	})
+}
+
+var errCrash = errors.New("the process is dead")
+
+// mortal is a process with three folders. It dies at its step number dies: the write or removal is not done, or, with half, done but
+// not seen to be; nothing happens after it.
+type mortal struct {
+	mu          sync.Mutex
+	steps, dies int
+	half        bool
+	dead        context.CancelFunc
+}
+
+func (m *mortal) step(do func() error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.steps++
+	if m.dies > 0 && m.steps >= m.dies {
+		if m.half && m.steps == m.dies {
+			if err := do(); err != nil {
+				return err
+			}
+		}
+		m.dead()
+		return errCrash
+	}
+	return do()
+}
+
+type mortalFolder struct {
+	folder.Folder
+	process *mortal
+}
+
+func (f mortalFolder) Write(name string, content []byte, mode fs.FileMode) error {
+	return f.process.step(func() error { return f.Folder.Write(name, content, mode) })
+}
+
+func (f mortalFolder) Remove(name string) error {
+	return f.process.step(func() error { return f.Folder.Remove(name) })
+}
+
+// A process that is killed between any two of the steps that it leaves behind goes on where it was: with the same key, one
+// registration's worth of nonce, the same key pairs, and the old or the new files.
+func TestCrashAtEveryStep(t *testing.T) {
+	steps := 0
+	for dies := 1; dies <= max(steps, 1); dies++ {
+		for _, half := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				n := &network{}
+				s := newFakeServer(t, newID(t))
+				defer s.start(t, n.listen(address))()
+				m := newMemories(t, s)
+
+				live := func(p *mortal) bool {
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					p.dead = cancel
+					o := m.options(s, n)
+					o.Identity, o.Keys, o.Files = mortalFolder{&m.identity, p}, mortalFolder{&m.keys, p}, mortalFolder{&m.files, p}
+					o.Hook = func(context.Context, []string) error { return nil }
+					done := make(chan error, 1)
+					go func() { done <- agent.New(o).Run(ctx) }()
+					for len(s.reports) > 0 {
+						<-s.reports
+					}
+					for len(s.keyAsks) > 0 {
+						<-s.keyAsks
+					}
+					for len(s.fileSends) > 0 {
+						<-s.fileSends
+					}
+					s.keyAsks <- &nstancev1.KeyGenRequestsResponse{Keys: []*nstancev1.KeyRequest{{Name: "a.pub"}}}
+					s.sendFiles("hash", map[string]string{"a.env": "A=1", "b.env": "B=1"})
+					for {
+						select {
+						case <-done:
+							return false
+						case <-s.submitted:
+						case report := <-s.reports:
+							if report.GetRuntimeHash() == "hash" && len(report.GetKeys()) == 1 {
+								synctest.Wait()
+								cancel()
+								<-done
+								return true
+							}
+						}
+					}
+				}
+				process := &mortal{dies: dies, half: half}
+				if live(process) && process.steps >= dies {
+					t.Errorf("step %d (%v): the process did not die", dies, half)
+				}
+				key, err := m.identity.Read("identity.key")
+				if err != nil && dies > 1 {
+					t.Errorf("step %d (%v): %v", dies, half, err)
+				}
+				process = &mortal{}
+				if !live(process) {
+					t.Fatalf("step %d (%v): the second process ended", dies, half)
+				}
+				if again, err := m.identity.Read("identity.key"); err != nil || key != nil && !cmp.Equal(key, again) {
+					t.Errorf("step %d (%v): another key, or %v", dies, half, err)
+				}
+				if _, err := m.identity.Read("nonce.jwt"); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("step %d (%v): the nonce is still there: %v", dies, half, err)
+				}
+				// Step 1 is the key, step 2 the certificate.
+				want := 1
+				if dies == 2 && !half {
+					want = 2
+				}
+				if got := get(s, func() int { return len(s.registrations) }); got != want {
+					t.Errorf("step %d (%v): %d registrations, want %d", dies, half, got, want)
+				}
+				if dies == 1 && half {
+					steps = process.steps + 1 // the next one has the key already
+				}
+			})
+		}
+	}
+	if steps < 10 {
+		t.Errorf("%d steps do not look like a life", steps)
+	}
+}
+
+// An agent speaks to servers of its cluster only.
+func TestRefusesOthersThanItsServer(t *testing.T) {
+	server := authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "a", Server: "one"}
+	for name, test := range map[string]struct {
+		who   authority.Identity
+		host  string
+		other bool // another CA
+		want  string
+	}{
+		"a server":                 {server, "127.0.0.1", false, ""},
+		"a server of another CA":   {server, "127.0.0.1", true, "unknown authority"},
+		"a server of other name":   {server, "127.0.0.2", false, "127.0.0.2"},
+		"an instance's own server": {authority.Identity{}, "127.0.0.1", false, "identity"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := &network{}
+				s := newFakeServer(t, newID(t))
+				m := newMemories(t, s)
+				if test.other {
+					s = newFakeServer(t, s.id)
+				}
+				defer s.startAs(t, n.listen(address), test.who, test.host)()
+				client, stop := run(t, m.options(s, n))
+				defer stop()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				err := client.Health()
+				if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+					t.Errorf("Health: %v, want %q", err, test.want)
+				}
+				if calls := get(s, func() int { return len(s.registrations) }); (calls > 0) != (test.want == "") {
+					t.Errorf("%d registrations", calls)
+				}
+			})
+		})
+	}
+}
+
+// severed is a connection that can be cut without a word: what is written is lost, and nothing comes.
+type severed struct {
+	net.Conn
+	cut    *atomic.Bool
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *severed) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.cut.Load() {
+		<-c.closed
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+func (c *severed) Write(p []byte) (int, error) {
+	if c.cut.Load() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *severed) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// A server that is gone without a word is noticed within 30 s, also by an agent that has nothing to say; one that takes connections and
+// never speaks holds nobody up.
+func TestSilentServers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.interval = "1h"
+		defer s.start(t, n.listen(address))()
+		cut := &atomic.Bool{}
+		o := newMemories(t, s).options(s, n)
+		o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			conn, err := n.dial(ctx, addr)
+			if err != nil {
+				return nil, err
+			}
+			return &severed{Conn: conn, cut: cut, closed: make(chan struct{})}, nil
+		}
+		_, stop := run(t, o)
+		defer stop()
+		s.next(t, "sequence 1", first)
+		time.Sleep(7 * time.Minute)
+		cut.Store(true)
+		n.unlisten()
+		if got := n.delays(time.Minute); len(got) == 0 || got[0] > 30*time.Second {
+			t.Errorf("noticed after %v", got)
+		}
+
+		listener := n.listen(address)
+		go func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					for buffer := make([]byte, 512); ; {
+						if _, err := conn.Read(buffer); err != nil {
+							return
+						}
+					}
+				}()
+			}
+		}()
+		cut.Store(false)
+		got := n.delays(10 * time.Minute)
+		listener.Close()
+		for i, delay := range got {
+			if i > 0 && delay > 41*time.Second {
+				t.Errorf("delays: %v", got)
+			}
+		}
+		if len(got) < 12 {
+			t.Errorf("%d tries in ten minutes", len(got))
+		}
+	})
+}
+
+// The hook runs after a change, with what changed, once at a time; and after a restart for what it missed. A failure is reported.
+func TestHook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		defer s.start(t, n.listen(address))()
+		m := newMemories(t, s)
+		o := m.options(s, n)
+		runs, result := make(chan []string, 10), make(chan error)
+		o.Hook = func(ctx context.Context, changed []string) error {
+			runs <- changed
+			select {
+			case err := <-result:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		_, stop := run(t, o)
+		s.next(t, "sequence 1", first)
+		synctest.Wait()
+		if len(runs) > 0 {
+			t.Errorf("nothing changed, and the hook ran for %v", <-runs)
+		}
+		s.sendFiles("1", map[string]string{"a.env": "A=1"})
+		if changed := <-runs; !slices.Equal(changed, []string{"a.env"}) {
+			t.Errorf("hook for %v", changed)
+		}
+		// While it runs more changes.
+		s.sendFiles("2", map[string]string{"b.env": "B=1"}, "a.env")
+		s.sendFiles("3", map[string]string{"c.env": "C=1"}, "b.env")
+		s.next(t, "hash 3", func(r *nstancev1.ReportHealthRequest) bool { return r.GetRuntimeHash() == "3" })
+		if len(runs) > 0 {
+			t.Error("the hook runs twice at a time")
+		}
+		result <- errors.New("exit status 1")
+		report := s.next(t, "the failure", func(r *nstancev1.ReportHealthRequest) bool { return r.GetMessage() != "" })
+		if report.GetMessage() != "hook: exit status 1" || !report.GetHealthy() {
+			t.Errorf("%v", report)
+		}
+		// What changed twice while the hook ran for it is not forgotten, though it may run once too often.
+		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
+			t.Errorf("hook for %v", changed)
+		}
+		stop()
+
+		_, stop = run(t, o)
+		defer stop()
+		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
+			t.Errorf("after a restart: hook for %v", changed)
+		}
+		result <- nil
+		s.next(t, "no failure", func(r *nstancev1.ReportHealthRequest) bool { return r.GetMessage() == "" && r.GetSequence() > 1 })
+		synctest.Wait()
+		if len(runs) > 0 {
+			t.Errorf("hook for %v", <-runs)
+		}
+	})
+}
