@@ -14,7 +14,7 @@ import (
 )
 
 // testOptions are options for a tmux server and a state directory of the test's own, which end with it.
-func testOptions(t *testing.T) Options {
+func testOptions(t testing.TB) Options {
 	t.Helper()
 	// Socket paths are short (unix(7): 107 bytes), temporary directories of tests are not.
 	dir, err := os.MkdirTemp("", "nst")
@@ -48,7 +48,7 @@ func testOptions(t *testing.T) Options {
 	return o
 }
 
-func open(t *testing.T, o Options) *Provider {
+func open(t testing.TB, o Options) *Provider {
 	t.Helper()
 	p, err := New(Config{Options: o})
 	if err != nil {

@@ -17,7 +17,7 @@ func FuzzParseDocument(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	d := newDocument(infra.CreateRequest{Tags: infra.Tags{Instance: id, Group: "g"}}, "digest", time.Unix(1, 2))
+	d := newDocument(infra.CreateRequest{Tags: infra.Tags{Instance: id, Group: "g"}}, "digest", time.Unix(1, 2), time.Unix(1, 3))
 	d.PID, d.Start = 12, "34@56"
 	good, err := json.Marshal(d)
 	if err != nil {

@@ -42,8 +42,9 @@ type document struct {
 	Subnet       string `json:"subnet"`
 	Hostname     string `json:"hostname"`
 
-	// LaunchedAt is when the first create call was entered.
+	// LaunchedAt is when the first create call was entered, AcceptedAt when its turn came and this document was first written.
 	LaunchedAt time.Time `json:"launched_at"`
+	AcceptedAt time.Time `json:"accepted_at"`
 	// PID and Start are the window's process: the machine. Zero until it is known to have been started.
 	PID       int       `json:"pid,omitempty"`
 	Start     string    `json:"start,omitempty"`
@@ -54,13 +55,13 @@ type document struct {
 	booted bool
 }
 
-func newDocument(req infra.CreateRequest, digest string, now time.Time) document {
+func newDocument(req infra.CreateRequest, digest string, entered, now time.Time) document {
 	t := req.Tags
 	d := document{
 		Version: documentVersion, Instance: t.Instance, Request: digest,
 		Cluster: t.Cluster, Shard: t.Shard, Tenant: t.Tenant, Term: t.Term, InfraHash: t.InfraHash,
 		Group: t.Group, Template: t.Template, Kind: t.Kind, CreatedAt: t.CreatedAt,
-		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: req.Hostname, LaunchedAt: now.UTC().Round(0),
+		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: req.Hostname, LaunchedAt: entered.UTC().Round(0), AcceptedAt: now.UTC().Round(0),
 	}
 	if d.Hostname == "" {
 		d.Hostname = t.Instance.String()
@@ -86,8 +87,8 @@ func parseDocument(raw []byte, id ident.ID) (d document, err error) {
 		return document{}, fmt.Errorf("version %d, want %d", d.Version, documentVersion)
 	case d.Instance != id:
 		return document{}, fmt.Errorf("it is of instance %s", d.Instance)
-	case d.Request == "" || d.LaunchedAt.IsZero():
-		return document{}, errors.New("request or launched_at is missing")
+	case d.Request == "" || d.LaunchedAt.IsZero() || d.AcceptedAt.IsZero():
+		return document{}, errors.New("request, launched_at or accepted_at is missing")
 	case d.PID < 0 || (d.PID == 0) != (d.Start == ""):
 		return document{}, errors.New("pid and start do not go together")
 	}

@@ -139,11 +139,12 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 	}
 	defer unlock()
 	d, known, err := p.state.read(req.Tags.Instance)
+	var panes []pane // a new VM has none
 	switch {
 	case err != nil:
 		return infra.VM{}, 0, err
 	case !known:
-		d = newDocument(req, digest, entered)
+		d = newDocument(req, digest, entered, p.now())
 		// What it will run first, then the document, then the window: a crash in between leaves nothing, or something that is finished
 		// by the repeated call and otherwise ends as failed.
 		if err := p.prepare(d, req); err != nil {
@@ -159,16 +160,13 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 		return infra.VM{}, 0, &refusal{infra.Conflict, errors.New("made before with other parameters")}
 	case !d.DeletedAt.IsZero():
 		return infra.VM{}, 0, &refusal{infra.Conflict, errors.New("the VM of this request was deleted")}
-	}
-	panes, err := p.session.panes(ctx)
-	if err != nil {
-		return infra.VM{}, 0, err
-	}
-	if d.PID == 0 {
-		if err := p.start(ctx, &d, panes); err != nil {
+	default:
+		if panes, err = p.session.panes(ctx); err != nil {
 			return infra.VM{}, 0, err
 		}
-		if panes, err = p.session.panes(ctx); err != nil {
+	}
+	if d.PID == 0 {
+		if panes, err = p.start(ctx, &d, panes); err != nil {
 			return infra.VM{}, 0, err
 		}
 	}
@@ -181,27 +179,28 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 	return vm, d.PID, nil
 }
 
-// start opens the VM's window unless that was done before. The lock is held.
-func (p *Provider) start(ctx context.Context, d *document, panes []pane) error {
+// start opens the VM's window unless that was done before, and returns the panes with its own. The lock is held.
+func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane, error) {
 	machine, started := p.started(*d, panes)
 	if !started {
-		if p.now().Sub(d.LaunchedAt) > bootGrace {
-			return nil // it was reported as failed, and stays so
+		if p.now().Sub(d.AcceptedAt) > bootGrace {
+			return panes, nil // it was reported as failed, and stays so
 		}
-		dir := p.state.vmDir(d.Instance)
+		dir, window := p.state.vmDir(d.Instance), windowPrefix+d.Instance.String()
 		argv := append([]string{"env", "-i", "TERM=screen-256color"}, p.session.env...)
 		argv = append(argv, "sh", filepath.Join(dir, "boot.sh"))
-		pid, err := p.session.open(ctx, windowPrefix+d.Instance.String(), filepath.Join(dir, consoleLog), argv)
+		pid, err := p.session.open(ctx, window, filepath.Join(dir, consoleLog), argv)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		machine = ended(pid)
 		if now, ok := identify(pid); ok {
 			machine = now
 		}
+		panes = append(panes, pane{name: window, pid: pid})
 	}
 	d.PID, d.Start, d.StartedAt = machine.PID, machine.Start, p.now().UTC().Round(0)
-	return p.state.write(*d)
+	return panes, p.state.write(*d)
 }
 
 // ended is a process of which at most the PID is known, since it had ended when it was looked at.
@@ -253,7 +252,7 @@ func (p *Provider) describe(d document, panes []pane) infra.VM {
 		vm.State = infra.Stopping // its window was closed
 	case started:
 		vm.State = infra.Stopped
-	case p.now().Sub(d.LaunchedAt) <= bootGrace:
+	case p.now().Sub(d.AcceptedAt) <= bootGrace:
 		vm.State = infra.Pending
 	default:
 		vm.State, vm.Warning = infra.Failed, "its window was never opened"

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/render"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -25,7 +26,7 @@ import (
 
 var testOwner = infra.Owner{Cluster: "c", Shard: "s"}
 
-func newRequest(t *testing.T, script string) infra.CreateRequest {
+func newRequest(t testing.TB, script string) infra.CreateRequest {
 	t.Helper()
 	id, err := ident.NewID("tst", time.Now(), rand.Reader)
 	if err != nil {
@@ -34,7 +35,7 @@ func newRequest(t *testing.T, script string) infra.CreateRequest {
 	return infra.CreateRequest{Tags: infra.Tags{Owner: testOwner, Instance: id, Group: "g"}, Userdata: []byte(script)}
 }
 
-func create(t *testing.T, p *Provider, req infra.CreateRequest) infra.VM {
+func create(t testing.TB, p *Provider, req infra.CreateRequest) infra.VM {
 	t.Helper()
 	vm, err := p.Create(t.Context(), req)
 	if err != nil {
@@ -320,7 +321,7 @@ func TestCrashesOnTheWay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d = newDocument(req, digest, now)
+		d = newDocument(req, digest, now, now)
 		if err := p.prepare(d, req); err != nil {
 			t.Fatal(err)
 		}
@@ -372,6 +373,22 @@ func TestCrashesOnTheWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantState(t, p, vm, infra.Deleted)
+	})
+	t.Run("waited long for its turn", func(t *testing.T) {
+		p, req, _ := setup(t)
+		first := true
+		p.now = func() time.Time {
+			if first {
+				first = false
+				return now
+			}
+			return now.Add(time.Hour)
+		}
+		vm := create(t, p, req)
+		wantState(t, p, vm, infra.Running)
+		if !vm.LaunchedAt.Equal(now) {
+			t.Errorf("launched at %s, want when it was asked for, %s", vm.LaunchedAt, now)
+		}
 	})
 	t.Run("after the window", func(t *testing.T) {
 		p, req, d := setup(t)
@@ -435,7 +452,7 @@ func TestReusedPID(t *testing.T) {
 	vm, other := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
 	p.kill(t, vm)
 	d := p.document(t, vm)
-	d.PID = p.document(t, other).PID
+	d.PID, d.Start = p.document(t, other).PID, "1"+d.Start // the same PID never starts twice within a clock tick
 	if err := p.state.write(d); err != nil {
 		t.Fatal(err)
 	}
@@ -679,5 +696,46 @@ func TestArgsEnv(t *testing.T) {
 		if env, err := machineEnv("/d", document{}, args); err == nil {
 			t.Errorf("%v gives %v", args, env)
 		}
+	}
+}
+
+func BenchmarkCreate(b *testing.B) {
+	p := open(b, testOptions(b))
+	for b.Loop() {
+		create(b, p, newRequest(b, ""))
+	}
+}
+
+func BenchmarkList100(b *testing.B) {
+	p := open(b, testOptions(b))
+	for range 100 {
+		create(b, p, newRequest(b, ""))
+	}
+	for b.Loop() {
+		if vms, err := p.List(b.Context(), testOwner); err != nil || len(vms) != 100 {
+			b.Fatal(len(vms), err)
+		}
+	}
+}
+
+// TestExampleConfig: what a person copies from boots.
+func TestExampleConfig(t *testing.T) {
+	raw, err := os.ReadFile("../../../../examples/config-tmux.jsonc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile("../../../../examples/userdata-tmux.sh.tmpl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shard, problems := config.Parse("config-tmux.jsonc", raw)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	if _, err := ParseOptions(shard.Server.Provider.Options); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(string(script), shard.Defaults.Userdata.Content); diff != "" {
+		t.Errorf("the example's userdata is not userdata-tmux.sh.tmpl (-template +config):\n%s", diff)
 	}
 }
