@@ -145,8 +145,8 @@ func TestNothingIsShared(t *testing.T) {
 // TestHashesCoverTheirFields changes one thing at a time and sees which hashes follow.
 func TestHashesCoverTheirFields(t *testing.T) {
 	key := GroupKey{"default", "workers"}
-	base, none := whole(t)
-	none = Groups{}
+	base, _ := whole(t)
+	none := Groups{}
 	before := mustMerge(t, base, none)[key]
 	template := func(change func(*Template)) func(*Shard) {
 		return func(s *Shard) {

@@ -203,7 +203,7 @@ func TestOneMistakeIsSaidOnce(t *testing.T) {
 		want []string
 	}{
 		// A field that is misspelt is not missing too, nor is what refers to it wrong.
-		{strings.Replace(with("", "", "", ""), `"templates"`, `@"templats"`, 1), []string{`templats: there is no such field (did you mean "templates"?)`}},
+		{strings.Replace(with("", "", "", ""), `"templates"`, `@"templatez"`, 1), []string{`templatez: there is no such field (did you mean "templates"?)`}},
 		{strings.Replace(with("", "", "", ""), `"subnet_pools"`, `@"subnet_pool"`, 1), []string{`server.subnet_pool: there is no such field (did you mean "subnet_pools"?)`}},
 		{with("", `, "vars": @["x"], "args": {"a": "{{ .Vars.x }}"}`, "", ""), []string{`templates.t.vars: want an object, have a list`}},
 		{with("", `, @"vrs": {"x": "1"}, "args": {"a": "{{ .Vars.x }}"}`, "", ""), []string{`templates.t.vrs: there is no such field (did you mean "vars"?)`}},
