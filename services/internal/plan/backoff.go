@@ -72,11 +72,6 @@ func (p *planner) room(want int) int {
 	if want <= 0 {
 		return 0
 	}
-	if p.tally.pendingFailure > 0 {
-		// Not in the back-off's count yet; it will be in the next pass, once the intent to delete is durable.
-		p.block("an instance failed to register")
-		return 0
-	}
 	n := want
 	if p.Backoff.Failures > 0 {
 		if !p.reached(p.Backoff.Until(p.Group.GroupKey)) {

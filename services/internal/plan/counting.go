@@ -43,6 +43,7 @@ const (
 	markFailed
 	markForced
 	markSilent
+	markLate // counts as silent for the guard
 	markDrifted
 	markAged
 	markWell
@@ -132,12 +133,14 @@ func (i *Instance) moving() bool {
 // tally counts managed instances by class, and what the rules ask about a group as a whole.
 type tally struct {
 	of [classes]int
-	// running: registered instances that run, the removed silent ones included; silent: those of them that are silent.
-	running, silent int
+	// running: registered instances that run, those removed for their silence included; silent: those of them that are late or silent.
+	// unhealthy: those that became unhealthy by it.
+	running, silent, unhealthy int
 	// softUncertain: drifted instances that are not well.
 	softUncertain int
-	// pendingFailure: failed creations that are not yet counted in the group's back-off.
-	pendingFailure int
+	// failing: failed creations whose deletion is not durable yet. They hold their place until it is: then they count in the group's back-off,
+	// and a store that does not answer does not turn them into ever more VMs.
+	failing int
 	// moving: creates whose answer is not there yet.
 	moving int
 	// draining: instances on their way out that still run and whose end was not asked for yet.
@@ -164,17 +167,20 @@ func (p *planner) count() {
 		}
 		i := &p.Instances[n]
 		if m&markOut != 0 {
-			if i.Work == MarkingDeleting && m&markRegistered == 0 {
-				t.pendingFailure++
+			if i.Work == MarkingDeleting && m&markRegistered == 0 && !i.Notice {
+				t.failing++
 			}
-			if i.runs() && i.TerminateRequested.IsZero() && i.Work != Terminating {
+			if i.runs() && i.TerminateRequested.IsZero() {
 				t.draining++
 			}
 		}
-		if m&markRegistered != 0 && m&markLost == 0 && i.runs() && (m&markOut == 0 || m&markSilent != 0) {
+		if m&markRegistered != 0 && m&markLost == 0 && i.runs() && (m&markOut == 0 || m&markLate != 0) {
 			t.running++
-			if m&markSilent != 0 {
+			if m&markLate != 0 {
 				t.silent++
+			}
+			if m&markSilent != 0 {
+				t.unhealthy++
 			}
 		}
 	}
@@ -188,9 +194,7 @@ func (p *planner) count() {
 		i := &p.Instances[n]
 		switch {
 		case c == classFailed || c == classLost && m&markRegistered == 0 && p.cause(i, m) == causeUnregistered:
-			if i.Work == Idle && i.Failures == 0 {
-				t.pendingFailure++
-			}
+			t.failing++
 		case c == classUncertain && m&markMoving != 0:
 			t.moving++
 		case c == classUncertain && m&markDrifted != 0:

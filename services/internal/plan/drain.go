@@ -1,10 +1,6 @@
 package plan
 
-import (
-	"time"
-
-	"github.com/nstance-kit/nstance/services/contract/record"
-)
+import "time"
 
 // terminateAgain is how long after a termination was asked for a VM that still runs is asked for again.
 const terminateAgain = time.Minute
@@ -13,7 +9,7 @@ const terminateAgain = time.Minute
 // has come, then terminated; one that stopped or is stopping is terminated without drain; one that is gone is forgotten. The deadline is the
 // record's: the next leader keeps it, and announces the drain anew.
 func (p *planner) end(i *Instance) {
-	if i.State != record.Deleting || i.Work != Idle {
+	if i.Work != Idle {
 		return
 	}
 	state := i.provider()
@@ -54,7 +50,7 @@ func (p *planner) ended(i *Instance) string {
 	case i.Drained:
 		return "it is drained"
 	case i.DeleteDeadline.IsZero():
-		return "it is not drained"
+		return "it has nothing to drain"
 	}
 	return "its drain has reached the deadline"
 }

@@ -26,11 +26,11 @@ func shardTripped(h ShardHealth) bool { return h.Silent > max(shardLeast, shardL
 
 // raise brings the group's standing error events in line with what holds.
 func (p *planner) raise() {
-	held := p.tally.of[classGuarded]
+	held := p.guarded && p.tally.unhealthy > 0
 	switch {
-	case held > 0 && !p.GuardRaised:
+	case held && !p.GuardRaised:
 		p.emit(Action{Kind: RaiseError, ErrorKind: guardKind, Reason: p.guardReason()})
-	case held == 0 && p.GuardRaised:
+	case !held && p.GuardRaised:
 		p.emit(Action{Kind: ResolveError, ErrorKind: guardKind, Reason: "silent instances are few again"})
 	}
 	switch {

@@ -52,27 +52,40 @@ func missedAt(heard time.Time, s *Settings) time.Time {
 }
 
 // removedSilent reports whether an instance on its way out was silent when its deletion was decided.
-func (i *Instance) removedSilent(silentAt, now time.Time) bool {
-	if i.DeletingAt.IsZero() {
-		return !now.Before(silentAt) // the intent is being written
+func (i *Instance) removedSilent(silentAt time.Time) bool {
+	// Zero: the intent is being written.
+	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt)
+}
+
+// lateAt is from when an instance counts as silent for the guard: its stream was lost or one report is missed, and no announced restart is under
+// way. The guard must see a wave whole when its first instance becomes unhealthy, and reports are spread over an interval.
+func (i *Instance) lateAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
+	heard, ok := i.heard(silenceFrom)
+	if !ok {
+		return time.Time{}, false
 	}
-	return !i.DeletingAt.Before(silentAt)
+	at = missedAt(heard, s)
+	if lost := latest(i.LostAt, silenceFrom); !i.Connected && !i.LostAt.IsZero() && lost.Before(at) {
+		at = lost
+	}
+	return latest(at, i.quietUntil(s.HealthInterval)), true
 }
 
 // RunningSilent says how an instance counts for the shard's unhealthy guard: whether it is registered and runs as far as the provider has
-// told, and whether it is silent. One that was removed for its silence counts until its VM is gone, so that removing does not make room
-// for removing more.
+// told, and whether it is silent (its stream was lost, or it missed a report). One that was removed for its silence counts until its VM is
+// gone, so that removing does not make room for removing more.
 func RunningSilent(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
-	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice {
+	off := !i.PowerOffAt.IsZero() && !now.Before(i.PowerOffAt.Add(s.ShutdownGrace))
+	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice || off {
 		return false, false
 	}
-	at, ok := i.silentAt(&s, silenceFrom)
-	silent = ok && !now.Before(at)
 	if i.deleting() {
-		silent = silent && i.removedSilent(at, now)
+		at, ok := i.silentAt(&s, silenceFrom)
+		silent = ok && !now.Before(at) && i.removedSilent(at)
 		return silent, silent
 	}
-	return true, silent
+	at, ok := i.lateAt(&s, silenceFrom)
+	return true, ok && !now.Before(at)
 }
 
 // look finds out about one instance what does not depend on the others, and notes when that changes.
@@ -87,8 +100,8 @@ func (p *planner) look(i *Instance) mark {
 	silentAt, hearing := i.silentAt(&p.Settings, p.SilenceFrom)
 	if i.deleting() {
 		m |= markOut
-		if hearing && i.removedSilent(silentAt, p.Now) && !p.Now.Before(silentAt) {
-			m |= markSilent
+		if hearing && !i.Notice && i.removedSilent(silentAt) && p.reached(silentAt) {
+			m |= markSilent | markLate
 		}
 		return m
 	}
@@ -114,19 +127,23 @@ func (p *planner) listen(i *Instance, silentAt time.Time, hearing bool) mark {
 	if i.Healthy && i.Connected && !i.LastReport.IsZero() && !p.reached(missedAt(i.LastReport, &p.Settings)) {
 		return markWell
 	}
+	var m mark
+	if at, ok := i.lateAt(&p.Settings, p.SilenceFrom); ok && p.reached(at) {
+		m = markLate
+	}
 	switch {
 	case hearing && p.reached(silentAt):
-		return markSilent
+		return markSilent | markLate
 	case i.LastReport.IsZero():
-		return markUnknown
+		return m | markUnknown
 	case i.Healthy || i.EverHealthy:
-		return 0
+		return m
 	}
 	// It registered and reports, but was never well: its time as a replacement is as long as a registration may take.
 	if p.reached(latest(i.RegisteredAt, p.SilenceFrom).Add(p.Settings.RegistrationTimeout)) {
-		return markSilent
+		return markSilent | markLate
 	}
-	return 0
+	return m
 }
 
 // lost: the provider says that the VM is gone or going, the cloud has announced that it will be, or its agent has said that the machine powers

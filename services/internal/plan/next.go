@@ -50,7 +50,7 @@ type planner struct {
 	tally          tally
 	guarded        bool
 	registered     bool // some instance of the group has registered
-	removed        int  // instances chosen for removal in this pass
+	removed        int  // instances chosen for removal whose deletion is planned in this pass
 	out            Decision
 }
 
@@ -83,8 +83,10 @@ func (p *planner) block(why string) {
 func (p *planner) follow(i *Instance, m mark) {
 	switch c := m.class(p.guarded); {
 	case c == classOut:
-		p.end(i)
-		p.ask(i)
+		if i.State == record.Deleting {
+			p.end(i)
+			p.ask(i)
+		}
 	case i.State == record.Reserved:
 		// Its create call ended without an answer that could be recorded.
 		if i.Work == Idle && p.retry(i) {

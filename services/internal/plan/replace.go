@@ -1,6 +1,9 @@
 package plan
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Causes of a deletion, for metrics and events.
 const (
@@ -87,7 +90,7 @@ func (p *planner) why(i *Instance, cause string) string {
 // run but are to go, so that those are replaced first.
 func (p *planner) create() {
 	t := &p.tally
-	total := t.total() - p.removed
+	total := t.total() + t.failing - p.removed
 	lacking := max(0, p.desired-total)
 	surge := min(p.surge, t.hard()-p.removedHard())
 	if surge == 0 && p.removed == 0 {
@@ -96,7 +99,8 @@ func (p *planner) create() {
 	above := max(0, total-p.desired) // replacements that are there or on their way
 	surge = max(0, surge-above)
 	n := p.room(lacking + surge)
-	lost := p.replaced(classLost, classFailed)
+	p.out.Actions = slices.Grow(p.out.Actions, min(2*n, n+len(p.marks))) // most have a deletion beside them
+	lost := p.replaced(classLost)
 	for range min(n, lacking) {
 		p.createFor(lost())
 	}
@@ -109,14 +113,14 @@ func (p *planner) create() {
 	}
 }
 
-// createFor plans one instance, in place of the n-th unless n is negative.
+// createFor plans one instance, in place of the n-th unless n is negative. The reason is why that one goes.
 func (p *planner) createFor(n int) {
 	if n < 0 {
 		p.emit(Action{Kind: Create, Reason: "the group is smaller than its size"})
 		return
 	}
 	i := &p.Instances[n]
-	p.emit(Action{Kind: Create, Replaces: i.ID, Reason: "replaces " + i.ID.String() + ": " + p.why(i, p.cause(i, p.marks[n]))})
+	p.emit(Action{Kind: Create, Replaces: i.ID, Reason: p.why(i, p.cause(i, p.marks[n]))})
 }
 
 func (p *planner) removedHard() int {
@@ -140,7 +144,10 @@ func (p *planner) replaced(of ...class) func() int {
 			for n < len(p.marks) {
 				m := p.marks[n]
 				n++
-				if m&(markOnDemand|markRemoved) == 0 && m.class(p.guarded) == of[0] && p.cause(&p.Instances[n-1], m) != "" {
+				if m&(markOnDemand|markRemoved) != 0 || m.class(p.guarded) != of[0] {
+					continue
+				}
+				if cause := p.cause(&p.Instances[n-1], m); cause != "" && cause != causeUnregistered {
 					return n - 1
 				}
 			}
@@ -154,10 +161,12 @@ func (p *planner) markDeleting(i *Instance, cause string) {
 	p.markDeletingBecause(i, cause, p.why(i, cause))
 }
 
-func (p *planner) markDeletingBecause(i *Instance, cause, reason string) {
-	if i.Work == Idle && p.retry(i) {
-		p.emit(Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause, Reason: reason, Deadline: p.deadline(i)})
+func (p *planner) markDeletingBecause(i *Instance, cause, reason string) bool {
+	if i.Work != Idle || !p.retry(i) {
+		return false
 	}
+	p.emit(Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause, Reason: reason, Deadline: p.deadline(i)})
+	return true
 }
 
 // deadline of a drain that is decided now: none for a VM that does not run or a group without drain time-out, the cloud's own where it

@@ -28,12 +28,14 @@ func (p *planner) remove() {
 	if available > 0 {
 		p.removeAvailable(available, min(down, available))
 	}
-	tolerated := min(p.surge, p.leavingLeft(), max(0, p.desired-p.wellLeft()))
-	if p.desired == 0 {
-		tolerated = 0
-	}
-	if more := surplus - available - tolerated; more > 0 {
-		p.removeUncertain(more)
+	// Creates under way have no ID yet that could be marked, but count as chosen: the next pass sees them.
+	for chosen := available + p.PendingCreates; ; {
+		tolerated := min(p.surge, p.leavingLeft(), max(0, p.desired-p.wellLeft()))
+		n := p.removeUncertain(surplus - chosen - tolerated)
+		if n == 0 {
+			return
+		}
+		chosen += n // which may have left less to tolerate
 	}
 }
 
@@ -69,13 +71,15 @@ func (p *planner) removeAvailable(n, down int) {
 	}
 }
 
-// removeUncertain removes n of the instances that are not available: creates under way, then those never registered, the latest first, then the
-// others, the oldest first. Those that this leader has yet to hear of are left until it has or they are silent.
-func (p *planner) removeUncertain(n int) {
-	n -= p.PendingCreates // these have no ID that could be marked; the next pass sees them
+// removeUncertain removes up to n of the instances that are not available and returns how many: creates under way, then those never registered,
+// the latest first, then the others, the oldest first. Those that this leader has yet to hear of are left until it has or they are silent.
+func (p *planner) removeUncertain(n int) int {
+	if n <= 0 {
+		return 0
+	}
 	var picks []pick
 	for k, m := range p.marks {
-		if m&markOnDemand != 0 || m.class(p.guarded) != classUncertain {
+		if m&(markOnDemand|markRemoved) != 0 || m.class(p.guarded) != classUncertain {
 			continue
 		}
 		rank := 2
@@ -94,9 +98,11 @@ func (p *planner) removeUncertain(n int) {
 		picks = append(picks, p.pick(k, classUncertain, rank))
 	}
 	slices.SortFunc(picks, comparePicks)
-	for k := range picks[:max(0, min(n, len(picks)))] {
+	n = min(n, len(picks))
+	for k := range picks[:n] {
 		p.removeOne(picks[k], p.scaleDownCause(), "the group is larger than its size")
 	}
+	return n
 }
 
 // unheardOf: instances that no agent spoke for may be removed as any other. A group on its way to zero does not wait for them, and nobody waits
@@ -109,9 +115,8 @@ func (p *planner) unheardOf() bool {
 func (p *planner) removeOne(v pick, cause, reason string) {
 	m := p.marks[v.at]
 	p.marks[v.at] |= markRemoved
-	p.removed++
-	if i := &p.Instances[v.at]; m&markMoving == 0 {
-		p.markDeletingBecause(i, cause, reason)
+	if m&markMoving == 0 && p.markDeletingBecause(&p.Instances[v.at], cause, reason) {
+		p.removed++
 	}
 }
 

@@ -1,0 +1,146 @@
+package plantest
+
+import (
+	"math/rand"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// Random returns a world with random settings and a group that is at its size.
+func Random(rng *rand.Rand) *World {
+	w := New(rng.Int63())
+	w.Spread = true
+	pick := func(choices ...time.Duration) time.Duration { return choices[rng.Intn(len(choices))] }
+	w.Settings.ShutdownGrace = pick(0, 0, 30*time.Second)
+	w.Settings.ForcedAge = pick(0, 0, 3*time.Hour)
+	w.Settings.EligibleAge = pick(0, 0, 90*time.Minute)
+	w.Settings.OnDemandAge = pick(0, 2*time.Hour)
+	w.Settings.RegistrationTimeout = pick(2*time.Minute, 5*time.Minute)
+	w.Group.DrainTimeout = config.Duration(pick(0, 30*time.Second, 5*time.Minute))
+	w.Group.MaxSurge = 1 + rng.Intn(3)
+	w.Group.MaxUnhealthy = []config.Limit{{Value: 40, Percent: true}, {Value: 1}, {Value: 3}}[rng.Intn(3)]
+	w.Write, w.Create, w.End = pick(time.Millisecond, 20*time.Millisecond, time.Second), pick(10*time.Millisecond, 2*time.Second),
+		pick(time.Second, 45*time.Second)
+	w.Boot, w.Ask = pick(5*time.Second, time.Minute), pick(time.Millisecond, 300*time.Millisecond)
+	w.DrainAfter = pick(0, 10*time.Second)
+	if rng.Intn(2) == 0 {
+		w.Group.LoadBalancers = []string{"www"}
+	}
+	w.Group.Size = []int{1, 1, 2, 3, 5, 8, 12}[rng.Intn(7)]
+	for range w.Group.Size {
+		w.Add()
+	}
+	if rng.Intn(3) == 0 {
+		w.Add().OnDemand = true
+	}
+	return w
+}
+
+// Trouble does one random thing to the world, and says so in the transcript. Faults that last end with [World.Calm].
+func (w *World) Trouble(rng *rand.Rand) {
+	var running []*VM
+	for _, vm := range w.VMs {
+		if vm.State == record.Registered && vm.Truth == plan.ProviderRunning && vm.Agent {
+			running = append(running, vm)
+		}
+	}
+	some := func(what string, fn func(*VM)) {
+		if len(running) == 0 {
+			return
+		}
+		n := 1
+		if rng.Intn(4) == 0 {
+			n = 1 + rng.Intn(len(running))
+		}
+		for _, k := range rng.Perm(len(running))[:n] {
+			w.Note("%s %s", what, running[k].Name)
+			fn(running[k])
+		}
+	}
+	minutes := func(n int) time.Duration { return time.Duration(rng.Intn(n*60)+1) * time.Second }
+	switch rng.Intn(15) {
+	case 0:
+		some("destroy", w.Destroy)
+	case 1:
+		some("stop", w.Stop)
+	case 2, 3:
+		some("cut off", w.CutOff)
+	case 4:
+		w.Note("mend the network")
+		for _, vm := range w.VMs {
+			if vm.Cut {
+				w.Mend(vm)
+			}
+		}
+	case 5:
+		some("notice for", func(vm *VM) { w.Notice(vm, 2*time.Minute) })
+	case 6:
+		some("power off", func(vm *VM) { w.PowerOff(vm, minutes(1)) })
+	case 7:
+		reboot := rng.Intn(2) == 0
+		some("restart", func(vm *VM) { w.Restart(vm, reboot, minutes(6)) })
+	case 8:
+		w.Group.Size = rng.Intn(10)
+		w.Note("size %d", w.Group.Size)
+	case 9:
+		w.Group.InfraHash = string(rune('a' + rng.Intn(3)))
+		w.Note("infra %s", w.Group.InfraHash)
+	case 10:
+		w.Group.RuntimeHash = string(rune('a' + rng.Intn(3)))
+		w.Note("runtime %s", w.Group.RuntimeHash)
+	case 11:
+		w.Refuse = []string{"", "no capacity"}[rng.Intn(2)]
+		w.Note("creates refused: %q", w.Refuse)
+	case 12:
+		w.Mute = !w.Mute
+		w.Note("new agents mute: %v", w.Mute)
+	case 13:
+		w.Broken = !w.Broken
+		w.Note("store broken: %v", w.Broken)
+	case 14:
+		w.Note("the leader crashes")
+		w.Crash(func() bool { return rng.Intn(2) == 0 })
+	}
+}
+
+// Calm ends every fault that lasts.
+func (w *World) Calm() {
+	w.Note("calm")
+	w.Refuse, w.Mute, w.Broken = "", false, false
+	for _, vm := range w.VMs {
+		if vm.Cut {
+			w.Mend(vm)
+		}
+	}
+}
+
+// Settled says what is not as it should be once nothing fails any more: the group at its size, every instance healthy and as configured, nothing
+// on its way. Empty when all is well.
+func (w *World) Settled() (wrong string) {
+	w.Snapshot()
+	managed := 0
+	for _, vm := range w.VMs {
+		switch {
+		case vm.OnDemand:
+			continue
+		case vm.State != record.Registered || vm.Work != plan.Idle:
+			return vm.Name + " is in state " + string(vm.State)
+		case vm.Truth != plan.ProviderRunning:
+			return vm.Name + " is not running"
+		case !vm.Healthy:
+			return vm.Name + " is not healthy"
+		case vm.InfraHash != w.Group.InfraHash || vm.RuntimeHash != w.Group.RuntimeHash:
+			return vm.Name + " is out of date"
+		case len(w.Group.LoadBalancers) > 0 && !vm.InLoadBalancers:
+			return vm.Name + " is not in the load balancers"
+		}
+		managed++
+	}
+	if managed != w.Group.Size {
+		return "the group is not at its size"
+	}
+	return ""
+}

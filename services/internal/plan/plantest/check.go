@@ -1,0 +1,166 @@
+package plantest
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// voluntary are the causes of deletions that were the planner's own idea; the other ones follow a loss.
+var voluntary = map[string]bool{"scale_down": true, "group_deleted": true, "terminating": true, "unhealthy": true, "expired": true, "drift": true}
+
+// Check holds one decision against what must be true of every decision for its snapshot.
+func Check(s plan.Snapshot, d plan.Decision) error {
+	if again := plan.Next(s); !reflect.DeepEqual(again, d) {
+		return fmt.Errorf("not deterministic: %+v, then %+v", d, again)
+	}
+	if !d.WakeAt.IsZero() && !d.WakeAt.After(s.Now) {
+		return fmt.Errorf("wake-up at %s is not after %s", d.WakeAt, s.Now)
+	}
+	desired, surge := max(0, s.Group.Size), max(1, s.Group.MaxSurge)
+	if s.Group.Deleted || s.Settings.Terminating {
+		desired = 0
+	}
+	have := map[ident.ID]*plan.Instance{}
+	counted := s.PendingCreates
+	for n := range s.Instances {
+		i := &s.Instances[n]
+		have[i.ID] = i
+		if counts(s, i) {
+			counted++
+		}
+	}
+	creates := 0
+	busy := map[ident.ID]plan.Kind{}
+	marked := map[ident.ID]string{}
+	for _, a := range d.Actions {
+		i := have[a.Instance]
+		switch a.Kind {
+		case plan.Create:
+			creates++
+			continue
+		case plan.Ask:
+			if i == nil || i.Asking {
+				return fmt.Errorf("%+v: nothing to ask", a)
+			}
+			continue
+		case plan.RaiseError, plan.ResolveError, plan.ForgetGroup:
+			continue
+		}
+		if i == nil {
+			return fmt.Errorf("%+v: no such instance", a)
+		}
+		if i.Work != plan.Idle {
+			return fmt.Errorf("%+v: work %d is under way", a, i.Work)
+		}
+		if before, twice := busy[i.ID]; twice {
+			return fmt.Errorf("%+v: %s is planned as well", a, before)
+		}
+		busy[i.ID] = a.Kind
+		switch a.Kind {
+		case plan.Terminate, plan.Drain, plan.Forget:
+			if i.State != record.Deleting {
+				return fmt.Errorf("%+v: state %s, the intent is not durable", a, i.State)
+			}
+			if a.Kind == plan.Forget && (i.Provider.Value != plan.ProviderGone || !i.Provider.Complete) {
+				return fmt.Errorf("%+v: the VM is not known to be gone", a)
+			}
+		case plan.Mark:
+			if i.State == record.Deleting || i.State == record.Reserved {
+				return fmt.Errorf("%+v: in state %s", a, i.State)
+			}
+			if i.OnDemand && (a.Cause == "scale_down" || a.Cause == "unhealthy" || a.Cause == "drift") {
+				return fmt.Errorf("%+v: an on-demand instance", a)
+			}
+			marked[i.ID] = a.Cause
+		}
+	}
+	return checkSize(s, desired, surge, counted, creates, marked)
+}
+
+// counts is the page's rule, written a second time.
+func counts(s plan.Snapshot, i *plan.Instance) bool {
+	if i.OnDemand || i.State == record.Deleting || i.Work == plan.MarkingDeleting {
+		return false
+	}
+	if i.State == record.Reserved || i.Work == plan.Creating && i.State == record.Created {
+		return true
+	}
+	switch i.Provider.Value {
+	case plan.ProviderGoing, plan.ProviderStopped:
+		return false
+	case plan.ProviderGone:
+		if i.Provider.Complete {
+			return false
+		}
+	}
+	return !i.Notice && (i.PowerOffAt.IsZero() || i.PowerOffAt.Add(s.Settings.ShutdownGrace).After(s.Now))
+}
+
+func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map[ident.ID]string) error {
+	removed, unhealthy, registered, removedRegistered, failed := 0, 0, 0, 0, 0
+	running := 0
+	for n := range s.Instances {
+		i := &s.Instances[n]
+		cause := marked[i.ID]
+		if i.OnDemand {
+			continue
+		}
+		if r, silent := plan.RunningSilent(i, s.Settings, s.SilenceFrom, s.Now); r {
+			running++
+			if silent && (cause == "unhealthy" || i.State == record.Deleting && strings.Contains(i.DeleteReason, "silent")) {
+				unhealthy++
+			}
+		}
+		if !counts(s, i) {
+			continue
+		}
+		switch {
+		case voluntary[cause]:
+			removed++
+			if !i.RegisteredAt.IsZero() {
+				removedRegistered++
+			}
+		case cause != "":
+			failed++
+		case !i.RegisteredAt.IsZero():
+			registered++
+		case creates > 0 && i.Work == plan.Idle && i.State == record.Created && timedOut(s, i):
+			failed++ // waits for an earlier attempt at its deletion
+		}
+	}
+	counted -= failed
+	if removed > 0 && counted-removed < desired {
+		return fmt.Errorf("%d of %d removed, the size is %d: %v", removed, counted, desired, marked)
+	}
+	if removedRegistered > 0 && registered < desired {
+		return fmt.Errorf("only %d registered instances left of a size of %d: %v", registered, desired, marked)
+	}
+	if creates > 0 && counted-removed+creates > desired+surge {
+		return fmt.Errorf("%d creates on top of %d, the size is %d with a surge of %d", creates, counted-removed, desired, surge)
+	}
+	if limit := s.Group.MaxUnhealthy.Of(running); unhealthy > limit {
+		return fmt.Errorf("%d of %d running instances are removed for their silence, at most %d may", unhealthy, running, limit)
+	}
+	if until := s.Backoff.Until(s.Group.GroupKey); creates > 0 && until.After(s.Now) {
+		return fmt.Errorf("%d creates while backing off until %s", creates, until)
+	}
+	return nil
+}
+
+func timedOut(s plan.Snapshot, i *plan.Instance) bool {
+	from := s.SilenceFrom
+	if from.IsZero() {
+		from = s.LeaderSince
+	}
+	launched := i.LaunchedAt
+	if from.After(launched) {
+		launched = from
+	}
+	return !launched.Add(s.Settings.RegistrationTimeout + time.Nanosecond).After(s.Now.Add(time.Nanosecond))
+}
