@@ -16,8 +16,8 @@ import (
 // testOptions are options for a tmux server and a state directory of the test's own, which end with it.
 func testOptions(t testing.TB) Options {
 	t.Helper()
-	// Socket paths are short (unix(7): 107 bytes), temporary directories of tests are not.
-	dir, err := os.MkdirTemp("", "nst")
+	// Socket paths are short (unix(7): 107 bytes), and TempDir would be removed before the processes in it have ended.
+	dir, err := os.MkdirTemp("", "nst") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}
