@@ -287,8 +287,7 @@ func (r *rendering) tree(path string, tree any, at func(string) string) {
 // storage tries the template of an object's key; one that is empty is reported elsewhere.
 func (r *rendering) storage(path, source string) {
 	if key, ok := r.text(path, source); ok && source != "" {
-		_, err := StorageName(key)
-		r.value(path, err)
+		r.value(path, ValidateStorageSource(key))
 	}
 }
 

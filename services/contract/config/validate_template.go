@@ -123,15 +123,12 @@ func ValidateSecretSource(name string) error {
 	return keys.ValidateSecretName(name)
 }
 
-// StorageName returns the name, without files/, of the bucket's object that a rendered source of kind storage means. The source is the
-// object's whole key; only those under files/ may be delivered.
-func StorageName(source string) (string, error) {
-	name, ok := strings.CutPrefix(source, keys.FilePrefix())
-	if !ok {
-		return "", fmt.Errorf("%s is not under %s", quote(source), keys.FilePrefix())
+// ValidateStorageSource checks what the template of a stored file's source made: the whole key of an object of the bucket. Only those
+// under files/ may be delivered.
+func ValidateStorageSource(key string) error {
+	if !strings.HasPrefix(key, keys.FilePrefix()) {
+		return fmt.Errorf("%s is not under %s", quote(key), keys.FilePrefix())
 	}
-	if _, err := keys.Parse(source); err != nil {
-		return "", err
-	}
-	return name, nil
+	_, err := keys.Parse(key)
+	return err
 }
