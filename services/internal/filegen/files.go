@@ -1,0 +1,375 @@
+package filegen
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/render"
+)
+
+// MaxFile is the largest file that an agent takes, in bytes.
+const MaxFile = 1 << 20
+
+// Algorithms of key pairs, as the shard configuration names them.
+const (
+	Ed25519   = "ed25519"
+	ECDSAP256 = "ecdsa-p256"
+)
+
+// KeyRequest names a key pair that the agent is to make, by the file of its public key.
+type KeyRequest struct{ Name, Algorithm string }
+
+// Have is a file as it is on the instance.
+type Have struct {
+	SHA256              string // hexadecimal
+	Error               string // why it is not there as it should be; "" if it is
+	NotBefore, NotAfter time.Time
+	// Basis is the [File.Basis] with which this content was sent; "" if that is not known any more.
+	Basis string
+}
+
+// Input is one instance and what it has.
+type Input struct {
+	Group   config.Group
+	Record  record.Instance
+	Address Address
+	// Have are the files on the instance, RuntimeHash is that of the configuration that they are of, as its agent reported.
+	Have        map[string]Have
+	RuntimeHash string
+	// Keys are the public keys that the agent handed in (PKIX, DER), by name.
+	Keys map[string][]byte
+	// KeySums are the hexadecimal SHA-256 of the public keys that the agent reported; nil: not known.
+	KeySums map[string]string
+}
+
+// File is one file to be sent.
+type File struct {
+	Name, Kind string
+	Content    []byte
+	SHA256     string // of Content, hexadecimal
+	// Basis identifies what a certificate was issued from: template, instance, key. "" for other kinds.
+	Basis string
+	// Of a certificate.
+	NotBefore, NotAfter time.Time
+}
+
+// Result is what an instance lacks.
+type Result struct {
+	// Files are to be sent, sorted by name: those that are missing, failed, or of other content than they should be.
+	Files []File
+	// Names are those of all files that belong to the instance, sorted.
+	Names []string
+	// Hash is the runtime hash that the instance has once it has taken Files; "" while something is missing.
+	Hash string
+	// Missing are the keys without which certificates cannot be issued.
+	Missing []KeyRequest
+	// Issued are the certificates among Files, for the log.
+	Issued []record.Issued
+	// RenewAt is when the first certificate will be due; zero: never.
+	RenewAt time.Time
+}
+
+// fileSet is a group's runtime configuration, compiled.
+type fileSet struct {
+	files []compiledFile // sorted by name
+	names []string
+	keys  []KeyRequest // sorted by name
+}
+
+type compiledFile struct {
+	name string
+	config.File
+	text *render.Template // of Source (storage) or Content (string)
+	cert *certificate
+	key  KeyRequest
+}
+
+// certificate is a certificate template, compiled.
+type certificate struct {
+	kind string
+	ttl  time.Duration
+	cn   *render.Template
+	// In the order of texts.
+	lists [9][]*render.Template
+}
+
+// Keys returns the key pairs that a group's instances need, sorted by name.
+func (g *Generator) Keys(group config.Group) ([]KeyRequest, error) {
+	shard := g.shard.Load()
+	if shard == nil {
+		return nil, errUnconfigured
+	}
+	set, err := g.fileSet(shard, &group)
+	if err != nil {
+		return nil, err
+	}
+	return set.keys, nil
+}
+
+func (g *Generator) fileSet(shard *Shard, group *config.Group) (*fileSet, error) {
+	return remembered(&g.mu, g.files, group.RuntimeHash, func() (*fileSet, error) {
+		set := &fileSet{names: slices.Sorted(maps.Keys(group.Files))}
+		requests := map[string]KeyRequest{}
+		for _, name := range set.names {
+			file := compiledFile{name: name, File: group.Files[name]}
+			var err error
+			switch file.Kind {
+			case "certificate":
+				template, ok := shard.Certificates[file.Template]
+				if !ok || file.Key == nil {
+					err = fmt.Errorf("there is no certificate template %q, or no key", file.Template)
+					break
+				}
+				file.key = KeyRequest{Name: file.Key.Name, Algorithm: file.Key.Algorithm}
+				if file.key.Algorithm == "" {
+					file.key.Algorithm = Ed25519
+				}
+				requests[file.key.Name] = file.key
+				file.cert, err = compileCertificate(file.Template, template)
+			case "storage":
+				file.text, err = render.Compile(name, file.Source)
+			case "string":
+				file.text, err = render.Compile(name, file.Content)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("file %s: %w", name, err)
+			}
+			set.files = append(set.files, file)
+		}
+		for _, name := range slices.Sorted(maps.Keys(requests)) {
+			set.keys = append(set.keys, requests[name])
+		}
+		return set, nil
+	})
+}
+
+func compileCertificate(name string, template config.Certificate) (*certificate, error) {
+	c := &certificate{kind: template.Kind, ttl: time.Duration(template.TTL) * time.Hour}
+	var err error
+	if c.cn, err = render.Compile(name+".cn", template.CN); err != nil {
+		return nil, err
+	}
+	for i, list := range [...][]string{template.Organization, template.Country, template.Province, template.Locality, template.Street,
+		template.PostalCode, template.DNS, template.IP, template.URI} {
+		for _, text := range list {
+			compiled, err := render.Compile(name, text)
+			if err != nil {
+				return nil, err
+			}
+			c.lists[i] = append(c.lists[i], compiled)
+		}
+	}
+	return c, nil
+}
+
+// spec renders a certificate template for an instance; the key is not in it.
+func (c *certificate) spec(d render.Data) (authority.InstanceSpec, error) {
+	spec := authority.InstanceSpec{Kind: c.kind, TTL: c.ttl}
+	var err error
+	if spec.CommonName, err = c.cn.Execute(d); err != nil {
+		return spec, err
+	}
+	for i, to := range [...]*[]string{&spec.Organization, &spec.Country, &spec.Province, &spec.Locality, &spec.Street, &spec.PostalCode,
+		&spec.DNS, &spec.IP, &spec.URI} {
+		for _, template := range c.lists[i] {
+			text, err := template.Execute(d)
+			if err != nil {
+				return spec, err
+			}
+			*to = append(*to, text)
+		}
+	}
+	return spec, nil
+}
+
+// Generate makes what an instance lacks. With an error, the Result holds what could be made all the same, without hash.
+func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
+	shard := g.shard.Load()
+	if shard == nil {
+		return Result{}, errUnconfigured
+	}
+	set, err := g.fileSet(shard, &in.Group)
+	if err != nil {
+		return Result{}, err
+	}
+	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address), result: Result{Names: set.names}}
+	var errs []error
+	for i := range set.files {
+		if err := run.file(ctx, &set.files[i]); err != nil {
+			errs = append(errs, fmt.Errorf("file %s: %w", set.files[i].name, err))
+		}
+	}
+	if len(errs) == 0 && len(run.result.Missing) == 0 {
+		run.result.Hash = in.Group.RuntimeHash
+	}
+	return run.result, errors.Join(errs...)
+}
+
+type generation struct {
+	g      *Generator
+	in     *Input
+	data   render.Data
+	result Result
+}
+
+func (r *generation) file(ctx context.Context, file *compiledFile) error {
+	var content []byte
+	var err error
+	switch file.Kind {
+	case "certificate":
+		return r.certificate(file)
+	case "secret":
+		content, err = r.g.secret(ctx, file.Source)
+	case "storage":
+		var key string
+		if key, err = file.text.Execute(r.data); err == nil {
+			content, err = r.g.object(ctx, key, false, false)
+		}
+	case "env":
+		content, err = render.Env(file.name, file.Vars, r.data)
+	case "json":
+		content, err = render.JSON(file.name, file.JSON, r.data)
+	case "string":
+		var text string
+		text, err = file.text.Execute(r.data)
+		content = []byte(text)
+	default:
+		err = fmt.Errorf("kind %q is unknown", file.Kind)
+	}
+	if err != nil {
+		return err
+	}
+	if len(content) > MaxFile {
+		return fmt.Errorf("%d bytes, at most %d are allowed", len(content), MaxFile)
+	}
+	sum := sha256.Sum256(content)
+	out := File{Name: file.name, Kind: file.Kind, Content: content, SHA256: hex.EncodeToString(sum[:])}
+	if have, ok := r.in.Have[file.name]; !ok || have.Error != "" || have.SHA256 != out.SHA256 {
+		r.result.Files = append(r.result.Files, out)
+	}
+	return nil
+}
+
+// certificate issues a certificate unless the instance has one that is still good: whole, in the first two thirds of its life, for the key
+// that the agent has, and from the same template and data.
+func (r *generation) certificate(file *compiledFile) error {
+	spec, err := file.cert.spec(r.data)
+	if err != nil {
+		return err
+	}
+	pkix := r.key(file.key)
+	now := r.g.options.Now()
+	have, there := r.in.Have[file.name]
+	due := Due(have.NotBefore, have.NotAfter)
+	if there && have.Error == "" && !have.NotAfter.IsZero() && now.Before(due) && (pkix != nil || r.keyIsThere(file.key.Name)) {
+		same := have.Basis == "" && r.in.RuntimeHash == r.in.Group.RuntimeHash
+		if pkix != nil && have.Basis != "" {
+			same = have.Basis == basis(&spec, pkix)
+		}
+		if same {
+			r.renewAt(due)
+			return nil
+		}
+	}
+	if pkix == nil {
+		if !slices.Contains(r.result.Missing, file.key) {
+			r.result.Missing = append(r.result.Missing, file.key)
+		}
+		return nil
+	}
+	if spec.PublicKey, err = authority.ParsePublicKey(pkix); err != nil {
+		return err
+	}
+	cert, err := r.g.options.CA.IssueInstance(spec, r.g.options.Rand, now)
+	if err != nil {
+		return err
+	}
+	content := authority.EncodeCertificate(cert)
+	sum := sha256.Sum256(content)
+	r.result.Files = append(r.result.Files, File{Name: file.name, Kind: file.Kind, Content: content, SHA256: hex.EncodeToString(sum[:]),
+		Basis: basis(&spec, pkix), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter})
+	kind := record.CertClient
+	if file.cert.kind == authority.KindServer {
+		kind = record.CertServer
+	}
+	r.result.Issued = append(r.result.Issued, record.Issued{Name: file.name, Kind: kind, Serial: authority.Serial(cert), NotAfter: cert.NotAfter})
+	r.renewAt(Due(cert.NotBefore, cert.NotAfter))
+	return nil
+}
+
+func (r *generation) renewAt(due time.Time) {
+	if r.result.RenewAt.IsZero() || due.Before(r.result.RenewAt) {
+		r.result.RenewAt = due
+	}
+}
+
+// key returns the public key that the agent handed in, if it is of the right algorithm and the agent has not made another since.
+func (r *generation) key(want KeyRequest) []byte {
+	pkix := r.in.Keys[want.Name]
+	if pkix == nil || CheckKey(pkix, want.Algorithm) != nil {
+		return nil
+	}
+	if reported, ok := r.in.KeySums[want.Name]; ok {
+		if sum := sha256.Sum256(pkix); hex.EncodeToString(sum[:]) != reported {
+			return nil
+		}
+	}
+	return pkix
+}
+
+// keyIsThere reports whether the agent has, as far as is known, the key pair of a name.
+func (r *generation) keyIsThere(name string) bool {
+	if r.in.KeySums == nil {
+		return true
+	}
+	return r.in.KeySums[name] != ""
+}
+
+// Due is when a certificate is to be renewed: at two thirds of its life.
+func Due(notBefore, notAfter time.Time) time.Time {
+	return notBefore.Add(notAfter.Sub(notBefore) / 3 * 2)
+}
+
+// CheckKey says what is wrong with a public key (PKIX, DER) that is to be of the given algorithm.
+func CheckKey(pkix []byte, algorithm string) error {
+	key, err := authority.ParsePublicKey(pkix)
+	if err != nil {
+		return err
+	}
+	have := "another algorithm"
+	switch key.(type) {
+	case ed25519.PublicKey:
+		have = Ed25519
+	case *ecdsa.PublicKey:
+		have = ECDSAP256
+	}
+	if have != algorithm {
+		return fmt.Errorf("public key is of %s, not of %s", have, algorithm)
+	}
+	return nil
+}
+
+// basis identifies what a certificate is issued from.
+func basis(spec *authority.InstanceSpec, pkix []byte) string {
+	plain := *spec
+	plain.PublicKey = nil
+	text, err := json.Marshal(plain)
+	if err != nil { // texts and a number
+		return ""
+	}
+	sum := sha256.Sum256(bytes.Join([][]byte{text, pkix}, []byte{0}))
+	return hex.EncodeToString(sum[:16])
+}

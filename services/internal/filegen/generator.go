@@ -1,0 +1,167 @@
+// Package filegen owns what is made of a group's configuration for one instance: the files that its agent receives, certificates
+// included, and the arguments and boot script of its VM.
+//
+// Invariant: everything but certificates and nonces is a function of configuration and instance alone; a certificate is issued only for
+// a public key that the instance's agent handed in, under a certificate template that the instance's group uses.
+package filegen
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/render"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+// maxCompiled is how many configurations are kept compiled: more than a shard has at a time.
+const maxCompiled = 512
+
+// Shard is what the files and VMs of all groups have in common.
+type Shard struct {
+	Cluster  render.Cluster
+	Server   render.Server
+	Provider render.Provider
+	// Image holds the resolved ID of each image of the configuration, by name.
+	Image        map[string]string
+	Certificates map[string]config.Certificate
+	// NonceTTL is how long an instance may take to register.
+	NonceTTL time.Duration
+}
+
+// Options of a [Generator]. All but CacheTTL are required.
+type Options struct {
+	CA       authority.CA
+	NonceKey authority.NonceKey
+	// Secrets answers for secret files. What it answered is remembered for CacheTTL; it needs no cache of its own.
+	Secrets secretstore.Store
+	// ReadFile reads an object of the bucket under files/, named without that prefix.
+	ReadFile func(ctx context.Context, name string) ([]byte, error)
+	CacheTTL time.Duration // cluster.secrets.cache_ttl; 0: nothing is remembered
+	Rand     io.Reader     // crypto/rand.Reader except in tests; used concurrently
+	Now      func() time.Time
+}
+
+// Generator makes files and machines. It is safe for concurrent use.
+type Generator struct {
+	options Options
+	shard   atomic.Pointer[Shard]
+	fetched memory
+
+	mu       sync.Mutex
+	files    map[string]*fileSet         // by runtime hash
+	machines map[string]*machine         // by infra hash
+	scripts  map[string]*render.Userdata // by text; boot scripts of the bucket
+}
+
+// New returns a Generator, which can make nothing before [Generator.Configure].
+func New(options Options) *Generator {
+	return &Generator{options: options, fetched: memory{ttl: options.CacheTTL, now: options.Now, entries: map[string]*entry{}},
+		files: map[string]*fileSet{}, machines: map[string]*machine{}, scripts: map[string]*render.Userdata{}}
+}
+
+// Configure puts a shard's configuration, or newly resolved images, in force. It must not be changed afterwards.
+func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
+
+// Warm compiles the templates of groups and reads the boot scripts that are in the bucket, so that neither is on the way of a create.
+// Called when the configuration changed, and now and then.
+func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.Group) error {
+	shard := g.shard.Load()
+	if shard == nil {
+		return errUnconfigured
+	}
+	var errs []error
+	for key, group := range groups {
+		if group.Deleted {
+			continue
+		}
+		_, err := g.fileSet(shard, &group)
+		errs = append(errs, err)
+		m, err := g.machine(&group)
+		if err == nil && m.source != nil {
+			// With what a group's instances have in common; a key that names the instance is read when it is needed.
+			_, err = g.script(ctx, m, data(shard, &group, &record.Instance{Tenant: key.Tenant, Group: key.Group}, Address{}), true)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("group %s: %w", key, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var errUnconfigured = errors.New("no configuration is in force yet")
+
+// Address is how an instance is reached, as far as it is known.
+type Address struct{ IPv4, IPv6, Hostname string }
+
+// data is what templates can refer to.
+func data(shard *Shard, group *config.Group, rec *record.Instance, at Address) render.Data {
+	vars := group.Vars
+	if len(rec.Vars) > 0 {
+		vars = maps.Clone(vars)
+		if vars == nil {
+			vars = map[string]string{}
+		}
+		maps.Copy(vars, rec.Vars)
+	}
+	return render.Data{
+		Instance: render.Instance{
+			ID: rec.ID.String(), Kind: group.Kind, Arch: group.Arch, Type: rec.InstanceType, Group: group.GroupKey.Group, Tenant: group.Tenant,
+			Hostname: at.Hostname, FQDN: at.Hostname, IP4: at.IPv4, IP6: at.IPv6,
+		},
+		Cluster: shard.Cluster, Server: shard.Server, Provider: shard.Provider, Vars: vars, Image: shard.Image,
+	}
+}
+
+// remembered returns the value of a key, making it the first time.
+func remembered[V any](mu *sync.Mutex, in map[string]V, key string, make func() (V, error)) (V, error) {
+	mu.Lock()
+	have, ok := in[key]
+	mu.Unlock()
+	if ok && key != "" {
+		return have, nil
+	}
+	made, err := make()
+	if err != nil {
+		return made, err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(in) >= maxCompiled {
+		clear(in)
+	}
+	in[key] = made
+	return made, nil
+}
+
+// object reads an object of the bucket that a template named. stale: one that was read within the last hour will do.
+func (g *Generator) object(ctx context.Context, key string, stale, fresh bool) ([]byte, error) {
+	if err := config.ValidateStorageSource(key); err != nil {
+		return nil, err
+	}
+	name := strings.TrimPrefix(key, keys.FilePrefix())
+	return g.fetched.get(ctx, "file "+name, stale, fresh, func(ctx context.Context) ([]byte, error) { return g.options.ReadFile(ctx, name) })
+}
+
+func (g *Generator) secret(ctx context.Context, name string) ([]byte, error) {
+	if err := config.ValidateSecretSource(name); err != nil {
+		return nil, err
+	}
+	return g.fetched.get(ctx, "secret "+name, false, false, func(ctx context.Context) ([]byte, error) {
+		secret, err := g.options.Secrets.Get(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		return secret.Value.Reveal(), nil
+	})
+}
