@@ -68,7 +68,7 @@ func parseUserdata(raw []byte) (u userdata, err error) {
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// machineEnv returns what a VM's userdata and agent find in their environment. args may add to it under "env"; other args mean nothing here.
+// machineEnv returns what a VM's userdata finds in its environment, and its agent but for the first two. args may add to it under "env"; other args mean nothing here.
 func machineEnv(dir string, d document, args map[string]any) (map[string]string, error) {
 	env := map[string]string{
 		"NSTANCE_VM_DIR":            dir,
@@ -125,6 +125,7 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 	}
 	// As systemd's EnvironmentFile= would on a real VM.
 	line(`if [ -r "$NSTANCE_ENV_FILE" ]; then set -a; . "$NSTANCE_ENV_FILE"; set +a; fi`)
+	line("unset NSTANCE_VM_DIR NSTANCE_ENV_FILE # the boot's alone")
 	line("echo 'nstance: starting the agent'")
 	line("%s", run)
 	return []byte(b.String())

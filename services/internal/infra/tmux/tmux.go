@@ -28,7 +28,7 @@ const (
 	// bootGrace is how long a VM that was asked for may have no window: the call that makes it is under way. Later nobody will finish it.
 	bootGrace = 30 * time.Second
 	// hangupGrace is how long a VM's processes have to end when their window is closed, killGrace when they are killed.
-	hangupGrace = 500 * time.Millisecond
+	hangupGrace = 250 * time.Millisecond
 	killGrace   = 5 * time.Second
 	// remember is how long deleted VMs are listed and their IDs are known to be spent.
 	remember = time.Hour

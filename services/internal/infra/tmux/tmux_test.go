@@ -113,8 +113,6 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 	}
 	dir := filepath.Join(options.Dir, req.Tags.Instance.String())
 	want := map[string]string{
-		"NSTANCE_VM_DIR":                   dir,
-		"NSTANCE_ENV_FILE":                 dir + "/agent.env",
 		"NSTANCE_IDENTITY_DIR":             dir + "/identity",
 		"NSTANCE_KEYS_DIR":                 dir + "/keys",
 		"NSTANCE_RECV_DIR":                 dir + "/recv",
