@@ -31,7 +31,7 @@ func shellHook(command string, timeout time.Duration, environ func() []string, l
 		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 		cmd.WaitDelay = hookPipes
 		err := cmd.Run()
-		if text := strings.TrimSpace(output.String()); text != "" {
+		if text := strings.TrimSpace(output.text.String()); text != "" {
 			log.Info("Output of the hook", "output", text)
 		}
 		if ctx.Err() == context.DeadlineExceeded {
@@ -41,13 +41,13 @@ func shellHook(command string, timeout time.Duration, environ func() []string, l
 	}
 }
 
-// head keeps the beginning of what is written.
+// head keeps the beginning of what is written. It has no other method of bytes.Buffer, some of which would go around the limit.
 type head struct {
-	bytes.Buffer
+	text  bytes.Buffer
 	limit int
 }
 
 func (h *head) Write(p []byte) (int, error) {
-	h.Buffer.Write(p[:min(len(p), max(h.limit-h.Len(), 0))])
+	h.text.Write(p[:min(len(p), h.limit-h.text.Len())])
 	return len(p), nil
 }

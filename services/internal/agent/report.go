@@ -35,14 +35,17 @@ func (c *Client) Notice(notice *nstancev1.TerminationNotice) {
 }
 
 // Announce reports at once why the agent is about to go, and again at the start of every stream. It returns nil when the server has
-// confirmed it or another announcement took its place, else ctx's error when that ends first. STOPPING_REASON_UNSPECIFIED takes an
-// announcement back.
+// confirmed it or another announcement took its place, ctx's error when that ends first, and an error at once when the agent is not
+// registered. STOPPING_REASON_UNSPECIFIED takes an announcement back.
 func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) error {
 	stop := &announcement{reason: reason, done: make(chan struct{})}
 	c.update(func(s *standing) {
 		s.stop.finish()
 		s.stop, s.urgent = stop, true
 	})
+	if c.cert.Load() == nil {
+		return errors.New("not registered: nobody to tell")
+	}
 	select {
 	case <-stop.done:
 		return nil
