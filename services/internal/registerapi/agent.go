@@ -1,0 +1,183 @@
+package registerapi
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+)
+
+// address is where an agent says that its machine is reached.
+type address struct{ ipv4, ipv6, hostname string }
+
+func parseAddress(req *nstancev1.RegisterAgentRequest) (address, error) {
+	at := address{hostname: req.GetHostname()}
+	if err := ValidateHostname(at.hostname); err != nil {
+		return at, status.Errorf(codes.InvalidArgument, "hostname: %v", err)
+	}
+	var err error
+	if at.ipv4, err = parseIP(req.GetIpv4(), netip.Addr.Is4); err != nil {
+		return at, status.Errorf(codes.InvalidArgument, "ipv4: %v", err)
+	}
+	if at.ipv6, err = parseIP(req.GetIpv6(), netip.Addr.Is6); err != nil {
+		return at, status.Errorf(codes.InvalidArgument, "ipv6: %v", err)
+	}
+	return at, nil
+}
+
+// parseIP returns the canonical form of an address of one family; "" stays.
+func parseIP(text string, family func(netip.Addr) bool) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	addr, err := netip.ParseAddr(text)
+	switch {
+	case err != nil || !family(addr) || addr.Is4In6():
+		return "", errors.New("is not an address of this family")
+	case addr.Zone() != "" || addr.IsUnspecified() || addr.IsMulticast():
+		return "", errors.New("is not the address of one machine")
+	}
+	return addr.String(), nil
+}
+
+// ValidateHostname checks a host name as an agent reports it: labels of letters, digits, dashes and underscores. "" is not known.
+func ValidateHostname(name string) error {
+	if name == "" {
+		return nil
+	}
+	if len(name) > 253 {
+		return errors.New("has more than 253 characters")
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 {
+			return errors.New("has an empty label, or one of more than 63 characters")
+		}
+		for i := range len(label) {
+			c := label[i]
+			if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' {
+				return errors.New("has a character that is not a letter, digit, dash or underscore")
+			}
+		}
+	}
+	return nil
+}
+
+// agent registers an instance's agent.
+func (c *call) agent(at address) (certificate, error) {
+	if c.claims.Shard != c.leader.Shard {
+		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for shard %s, this is %s", c.claims.Shard, c.leader.Shard)
+	}
+	id := c.claims.ID
+	rec, _, ok := c.leader.World.Record(id)
+	if !ok {
+		return certificate{}, c.unknown()
+	}
+	if rec.Tenant != c.claims.Tenant || rec.Group != c.claims.Group {
+		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for group %s/%s, instance %s is of %s/%s",
+			c.claims.Tenant, c.claims.Group, id, rec.Tenant, rec.Group)
+	}
+	spent, err := c.check(&rec)
+	if err != nil {
+		return certificate{}, err
+	}
+	if spent {
+		if cert, ok := c.again(*rec.Certificate); ok {
+			return cert, nil
+		}
+	}
+	cert, ref, err := c.issue()
+	if err != nil {
+		return certificate{}, err
+	}
+	// The log comes first: what is in it and was never used does no harm, what was used and is not in it would.
+	if err := c.leader.Store.AppendCertLog(c.ctx, record.CertLog{
+		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant, Instance: id, Term: c.leader.Term,
+		Writer: c.leader.Incarnation, IssuedAt: c.now, Issued: []record.Issued{{Name: record.CertAgent, Kind: record.CertAgent, Serial: ref.Serial, NotAfter: ref.NotAfter}},
+	}); err != nil {
+		return certificate{}, c.failed("certificate log", err)
+	}
+
+	// Of two that come here at once one writes; the other's change is then applied to what the first wrote.
+	var refusal error
+	rec, err = c.leader.Records.Update(c.ctx, id, func(r *record.Instance) {
+		if spent, refusal = c.check(r); refusal != nil {
+			return
+		}
+		if !spent {
+			vm, _ := c.leader.World.VM(id)
+			if r.State == record.Reserved {
+				r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
+			}
+			r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, c.now, c.key, c.claims.JTI
+			if at != (address{}) {
+				r.IPv4, r.IPv6, r.Hostname = at.ipv4, at.ipv6, at.hostname
+			}
+		}
+		r.Certificate = &ref
+	})
+	switch {
+	case refusal != nil:
+		return certificate{}, refusal
+	case err != nil:
+		if _, _, ok := c.leader.World.Record(id); !ok {
+			return certificate{}, c.unknown()
+		}
+		return certificate{}, c.failed("instance record", err)
+	}
+	if !spent {
+		c.leader.World.Publish(observe.InstanceEvent{Type: observe.EventRegistered, Tenant: rec.Tenant, Group: rec.Group, Instance: id})
+	}
+	return cert, nil
+}
+
+// check says whether the nonce may be spent on a record, or was spent by this very key (spent).
+func (c *call) check(r *record.Instance) (spent bool, err error) {
+	mine := r.NonceID == c.claims.JTI && bytes.Equal(r.PublicKey, c.key)
+	switch r.State {
+	case record.Registered:
+		if !mine {
+			return false, status.Errorf(codes.PermissionDenied, "nonce: instance %s is registered with another key or nonce", r.ID)
+		}
+		return true, nil
+	case record.Reserved, record.Created:
+		if c.expired {
+			return false, c.errExpired()
+		}
+		if vm, _ := c.leader.World.VM(r.ID); r.State == record.Reserved && vm.ProviderID == "" {
+			return false, status.Errorf(codes.Unavailable, "instance %s: its creation is not recorded yet, try again", r.ID)
+		}
+		return false, nil
+	default:
+		return false, status.Errorf(codes.PermissionDenied, "instance %s is being deleted", r.ID)
+	}
+}
+
+// unknown answers for an instance that the leader does not hold. Before it is refused for good the bucket is asked: what an earlier term left
+// may not be settled yet.
+func (c *call) unknown() error {
+	id := c.claims.ID
+	if _, dead := c.leader.World.Tombstone(id); dead {
+		return status.Errorf(codes.PermissionDenied, "instance %s is deleted", id)
+	}
+	rec, _, err := c.leader.Store.GetInstance(c.ctx, c.claims.Tenant, id)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		if c.expired {
+			return c.errExpired()
+		}
+		return status.Errorf(codes.NotFound, "there is no instance %s", id)
+	case err != nil:
+		return c.failed("instance record", err)
+	case rec.State == record.Deleted:
+		return status.Errorf(codes.PermissionDenied, "instance %s is deleted", id)
+	}
+	return status.Errorf(codes.Unavailable, "instance %s: left by an earlier leader and not settled yet, try again", id)
+}

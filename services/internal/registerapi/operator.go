@@ -1,0 +1,68 @@
+package registerapi
+
+import (
+	"bytes"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// operator registers an operator: its nonce's jti is its ID, and the record under that ID, written if absent, spends the nonce.
+func (c *call) operator() (certificate, error) {
+	if !c.expired {
+		cert, ref, err := c.issue()
+		if err != nil {
+			return certificate{}, err
+		}
+		_, err = c.leader.Store.PutOperator(c.ctx, record.Operator{
+			Schema: record.OperatorSchema, Revision: 1, ID: c.claims.ID, Cluster: c.leader.Cluster, Tenant: c.claims.Tenant, Writer: c.leader.Incarnation,
+			PublicKey: c.key, Certificate: ref, CreatedAt: c.now, NonceExpires: c.claims.ExpiresAt,
+		}, "")
+		if err == nil {
+			return cert, nil
+		}
+		if !errors.Is(err, objstore.ErrConflict) {
+			return certificate{}, c.failed("operator record", err)
+		}
+	}
+	return c.operatorAgain()
+}
+
+// operatorAgain answers for a nonce that was spent before.
+func (c *call) operatorAgain() (certificate, error) {
+	for {
+		rec, token, err := c.leader.Store.GetOperator(c.ctx, c.claims.Tenant, c.claims.ID)
+		switch {
+		case errors.Is(err, objstore.ErrNotFound) && c.expired:
+			return certificate{}, c.errExpired()
+		case errors.Is(err, objstore.ErrNotFound):
+			return certificate{}, status.Errorf(codes.PermissionDenied, "operator %s was removed", c.claims.ID)
+		case err != nil:
+			return certificate{}, c.failed("operator record", err)
+		case rec.Removed():
+			return certificate{}, status.Errorf(codes.PermissionDenied, "operator %s was removed", c.claims.ID)
+		case !bytes.Equal(rec.PublicKey, c.key):
+			return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: was used with another key by operator %s", c.claims.ID)
+		}
+		if cert, ok := c.again(rec.Certificate); ok {
+			return cert, nil
+		}
+		cert, ref, err := c.issue()
+		if err != nil {
+			return certificate{}, err
+		}
+		rec.Revision++
+		rec.Writer, rec.Certificate = c.leader.Incarnation, ref
+		_, err = c.leader.Store.PutOperator(c.ctx, rec, token)
+		if err == nil {
+			return cert, nil
+		}
+		if !errors.Is(err, objstore.ErrConflict) || c.ctx.Err() != nil {
+			return certificate{}, c.failed("operator record", err)
+		}
+	}
+}

@@ -1,0 +1,204 @@
+// Package registerapi serves the RegistrationService: a nonce and a public key for a client certificate.
+//
+// Invariant: a nonce is spent by one conditional write, and belongs from then on to the key that it was spent with: the agent's by the
+// write that makes its record registered, the operator's by the creation of its record. What is answered was durable before.
+package registerapi
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/metrics"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+)
+
+// Records changes instance records by compare and swap; see execute.Executor.Update.
+type Records interface {
+	Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error)
+}
+
+// Store is the durable side of the cluster; see clusterstate.State.
+type Store interface {
+	GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error)
+	GetOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token, error)
+	// PutOperator writes if absent for token "". A failed condition matches objstore.ErrConflict.
+	PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error)
+	AppendCertLog(ctx context.Context, entry record.CertLog) error
+}
+
+// Leader is what a leader of one term needs to register clients.
+type Leader struct {
+	// Context ends with the leadership.
+	Context        context.Context
+	Cluster, Shard string
+	Term           uint64
+	Incarnation    string
+	World          *observe.World
+	Records        Records
+	Store          Store
+	NonceKey       ed25519.PublicKey
+	Issuer         mtls.Issuer
+}
+
+// Service implements nstancev1.RegistrationServiceServer.
+type Service struct {
+	nstancev1.UnimplementedRegistrationServiceServer
+	// Leader returns the current leadership, or the status error that says who leads instead.
+	Leader func() (*Leader, error)
+	Now    func() time.Time
+	Log    *slog.Logger
+	// Metrics counts registrations by code; nil: nobody does.
+	Metrics *metrics.Server
+}
+
+var _ nstancev1.RegistrationServiceServer = (*Service)(nil)
+
+// RegisterAgent implements page 7's rules for agents.
+func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgentRequest) (*nstancev1.RegisterAgentResponse, error) {
+	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleAgent, func(c *call) (certificate, error) {
+		at, err := parseAddress(req)
+		if err != nil {
+			return certificate{}, err
+		}
+		return c.agent(at)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &nstancev1.RegisterAgentResponse{Certificate: cert.pem, NotAfter: timestamppb.New(cert.notAfter), CaBundle: cert.bundle}, nil
+}
+
+// RegisterOperator implements page 7's rules for operators.
+func (s *Service) RegisterOperator(ctx context.Context, req *nstancev1.RegisterOperatorRequest) (*nstancev1.RegisterOperatorResponse, error) {
+	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleOperator, (*call).operator)
+	if err != nil {
+		return nil, err
+	}
+	return &nstancev1.RegisterOperatorResponse{Certificate: cert.pem, NotAfter: timestamppb.New(cert.notAfter), CaBundle: cert.bundle,
+		OperatorId: cert.id.String()}, nil
+}
+
+// certificate is what a client is answered.
+type certificate struct {
+	pem, bundle []byte
+	notAfter    time.Time
+	id          ident.ID
+}
+
+// call is one registration.
+type call struct {
+	*Service
+	ctx    context.Context
+	leader *Leader
+	key    ed25519.PublicKey
+	claims authority.NonceClaims
+	// expired: only the key that has spent the nonce may still present it.
+	expired bool
+	now     time.Time
+}
+
+// serve checks what all registrations have in common. What goes wrong because the leadership ended is told as that.
+func (s *Service) serve(ctx context.Context, nonce string, key []byte, role authority.Role, register func(*call) (certificate, error)) (certificate, error) {
+	cert, err := s.try(ctx, nonce, key, role, register)
+	if s.Metrics != nil {
+		s.Metrics.Registrations.WithLabelValues(status.Code(err).String()).Inc()
+	}
+	return cert, err
+}
+
+func (s *Service) try(ctx context.Context, nonce string, key []byte, role authority.Role, register func(*call) (certificate, error)) (certificate, error) {
+	leader, err := s.Leader()
+	if err != nil {
+		return certificate{}, err
+	}
+	if nonce == "" {
+		return certificate{}, status.Error(codes.InvalidArgument, "nonce: is empty")
+	}
+	if err := mtls.Check(key); err != nil {
+		return certificate{}, status.Errorf(codes.InvalidArgument, "public_key: %v", err)
+	}
+	c := &call{Service: s, leader: leader, key: key, now: s.Now().UTC()}
+	if c.claims, err = authority.ParseNonce(leader.NonceKey, leader.Cluster, nonce, c.now, true); err != nil {
+		return certificate{}, nonceError(err)
+	}
+	if c.claims.Role != role {
+		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for the role %s, not %s", c.claims.Role, role)
+	}
+	c.expired = !c.now.Before(c.claims.ExpiresAt)
+
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(leader.Context, cancel)()
+	c.ctx = inner
+	cert, err := register(c)
+	if err != nil && ctx.Err() == nil && leader.Context.Err() != nil {
+		if _, err := s.Leader(); err != nil {
+			return certificate{}, err
+		}
+		return certificate{}, status.Error(codes.Unavailable, "leadership changed: try again")
+	}
+	return cert, err
+}
+
+// nonceError gives a nonce's fault its code. Only a clock's fault passes by itself.
+func nonceError(err error) error {
+	code := codes.InvalidArgument
+	switch {
+	case errors.Is(err, authority.ErrNonceSignature), errors.Is(err, authority.ErrNonceExpired):
+		code = codes.Unauthenticated
+	case errors.Is(err, authority.ErrNonceCluster):
+		code = codes.PermissionDenied
+	case errors.Is(err, authority.ErrNonceEarly):
+		code = codes.Unavailable
+	}
+	return status.Errorf(code, "nonce: %v", err)
+}
+
+func (c *call) errExpired() error {
+	return status.Errorf(codes.Unauthenticated, "nonce: expired at %s", c.claims.ExpiresAt.Format(time.RFC3339))
+}
+
+// failed logs why a registration could not be made durable and tells the client to come again.
+func (c *call) failed(what string, err error) error {
+	if c.ctx.Err() == nil {
+		c.Log.Warn("registration failed", "tenant", c.claims.Tenant, string(c.claims.Role), c.claims.ID.String(), "step", what, "error", err)
+	}
+	return status.Errorf(codes.Unavailable, "%s: cannot be done now, try again", what)
+}
+
+func (c *call) identity() authority.Identity {
+	return authority.Identity{Role: c.claims.Role, Cluster: c.leader.Cluster, Tenant: c.claims.Tenant, ID: c.claims.ID}
+}
+
+// again answers a client whose first answer was lost. The record names the certificate; nothing is written. ok is false if it is time for
+// a new one.
+func (c *call) again(ref record.CertificateRef) (certificate, bool) {
+	cert, ok := c.leader.Issuer.Again(c.identity(), c.key, ref)
+	if !ok {
+		return certificate{}, false
+	}
+	return certificate{pem: authority.EncodeCertificate(cert), bundle: c.leader.Issuer.Bundle, notAfter: cert.NotAfter, id: c.claims.ID}, true
+}
+
+// issue makes a new certificate, which is nobody's before its record is durable.
+func (c *call) issue() (certificate, record.CertificateRef, error) {
+	cert, ref, err := c.leader.Issuer.Issue(c.identity(), c.key)
+	if err != nil {
+		c.Log.Error("certificate not issued", string(c.claims.Role), c.claims.ID.String(), "error", err)
+		return certificate{}, ref, status.Error(codes.Internal, "the certificate cannot be issued")
+	}
+	return certificate{pem: authority.EncodeCertificate(cert), bundle: c.leader.Issuer.Bundle, notAfter: cert.NotAfter, id: c.claims.ID}, ref, nil
+}
