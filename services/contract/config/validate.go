@@ -51,14 +51,14 @@ func (c *checker) cluster() {
 			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 				c.add("cluster.storage.endpoint", "%s is not a URL such as https://host:port", quote(st.Endpoint))
 			} else if st.Provider != "s3" {
-				c.add("cluster.storage.endpoint", "is for provider s3 only")
+				c.add("cluster.storage.endpoint", "is for provider s3 only").depends = []string{"cluster.storage.provider"}
 			}
 		}
 	}
 	const at = "cluster.secrets"
 	c.prefix(at+".prefix", cl.Secrets.Prefix)
 	if cl.Secrets.ProjectID != "" && cl.Secrets.Provider != "google-secret-manager" {
-		c.add(at+".project_id", "is for provider google-secret-manager only")
+		c.add(at+".project_id", "is for provider google-secret-manager only").depends = []string{at + ".provider"}
 	}
 	switch key := cl.Secrets.EncryptionKey; {
 	case key != nil:
@@ -95,7 +95,7 @@ func (c *checker) keySource(k KeySource, path string) {
 		c.add(path+".project_id", "is required where the source does not begin with projects/")
 	}
 	if k.ProjectID != "" && k.Provider != "google-secret-manager" {
-		c.add(path+".project_id", "is for provider google-secret-manager only")
+		c.add(path+".project_id", "is for provider google-secret-manager only").depends = []string{path + ".provider"}
 	}
 }
 

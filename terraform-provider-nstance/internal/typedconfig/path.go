@@ -1,0 +1,54 @@
+package typedconfig
+
+import (
+	"reflect"
+
+	"github.com/hashicorp/terraform-plugin-framework/path"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// AttributePath returns the attribute in which a [config.Problem]'s path lies. Rest is what of the path is inside a free tree, and hence in no
+// attribute of its own. A path that leads nowhere ends at the last attribute that there is.
+func AttributePath(problemPath string) (at path.Path, rest string) {
+	elements, err := config.SplitPath(problemPath)
+	if err != nil {
+		return path.Empty(), problemPath
+	}
+	return walk(elements, reflect.TypeFor[config.Shard](), path.Empty())
+}
+
+func walk(elements []any, typ reflect.Type, at path.Path) (path.Path, string) {
+	if typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	if len(elements) == 0 {
+		return at, ""
+	}
+	end := func() (path.Path, string) { return at, config.JoinPath(elements...) }
+	name, isName := elements[0].(string)
+	switch kindOf(typ) {
+	case object:
+		for _, f := range fieldsOf(typ) {
+			if isName && f.name == name {
+				return walk(elements[1:], f.typ, at.AtName(f.attribute))
+			}
+		}
+	case list:
+		if i, ok := elements[0].(int); ok {
+			return walk(elements[1:], typ.Elem(), at.AtListIndex(i))
+		}
+	case mapping:
+		if isName {
+			return walk(elements[1:], typ.Elem(), at.AtMapKey(name))
+		}
+	case flattened:
+		if len(elements) == 1 {
+			return end() // no element is for the outer key alone
+		}
+		if inner, ok := elements[1].(string); ok && isName {
+			return walk(elements[2:], typ.Elem().Elem(), at.AtMapKey(name+"/"+inner))
+		}
+	}
+	return end()
+}
