@@ -23,6 +23,8 @@ type Peer struct {
 	NotAfter  time.Time
 	// Expired: the certificate had ended when the connection was made. Only RenewCertificate may be called.
 	Expired bool
+	// Number rises from each connection of a [Source] to the next.
+	Number uint64
 
 	conn net.Conn
 }
@@ -106,7 +108,7 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 			return nil, nil, err
 		}
 	}
-	client.conn = raw
+	client.conn, client.Number = raw, t.source.connections.Add(1)
 	return conn, client, nil
 }
 

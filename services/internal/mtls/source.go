@@ -45,6 +45,8 @@ type Source struct {
 	key     ed25519.PrivateKey
 	roots   atomic.Pointer[x509.CertPool]
 
+	connections atomic.Uint64
+
 	mu      sync.Mutex
 	ca      authority.CA
 	current *tls.Certificate

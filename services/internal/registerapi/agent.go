@@ -2,6 +2,7 @@ package registerapi
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"net/netip"
 	"strings"
@@ -117,9 +118,7 @@ func (c *call) agent(at address) (certificate, error) {
 				r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 			}
 			r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, c.now, c.key, c.claims.JTI
-			if at != (address{}) {
-				r.IPv4, r.IPv6, r.Hostname = at.ipv4, at.ipv6, at.hostname
-			}
+			r.IPv4, r.IPv6, r.Hostname = cmp.Or(at.ipv4, r.IPv4), cmp.Or(at.ipv6, r.IPv6), cmp.Or(at.hostname, r.Hostname)
 		}
 		r.Certificate = &ref
 	})

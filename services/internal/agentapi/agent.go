@@ -1,0 +1,162 @@
+package agentapi
+
+import (
+	"context"
+	"crypto/ed25519"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+)
+
+// The streams of an agent. It has one of each.
+const (
+	healthStream = iota
+	filesStream
+	keysStream
+	streams
+)
+
+// agent is what one leadership knows of an instance's agent beyond the World: its streams, and what was sent to it.
+type agent struct {
+	id   ident.ID
+	name string // of id
+
+	mu sync.Mutex
+	// connection is the number of the connection that the streams are of.
+	connection uint64
+	open       [streams]*slot
+	// waiting are those who want to know how the next batch went.
+	waiting []chan<- error
+	// keys are the public keys handed in, by name; nil before they were read from the cache.
+	keys map[string][]byte
+	ask  []filegen.KeyRequest
+	// sent are the files that this leadership sent, by name; of the configuration with the hash want.
+	sent map[string]sentFile
+	want string
+	// renewAt is when the first certificate is due; zero: not known.
+	renewAt time.Time
+	// needy: the last look found that something is missing. It is sent again, ever more seldom.
+	needy    bool
+	failures int
+	retryAt  time.Time
+}
+
+// sentFile is a file as it was sent. pending: the agent has not said since what it has.
+type sentFile struct {
+	filegen.Have
+	pending bool
+}
+
+// slot is one open stream.
+type slot struct {
+	wake chan struct{} // capacity 1
+	end  chan struct{}
+	err  error // once end is closed
+	// interval that a health stream was told.
+	interval time.Duration
+}
+
+// finish ends the stream. Call with the agent's mu held.
+func (s *slot) finish(err error) {
+	if s != nil && s.err == nil {
+		s.err = err
+		close(s.end)
+	}
+}
+
+// ended reports whether we ended the stream.
+func (s *slot) ended() bool {
+	select {
+	case <-s.end:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *slot) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take opens a stream of a connection. An older stream of the kind ends, and so do all those of an older connection.
+func (a *agent) take(kind int, peer *mtls.Peer) (*slot, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	replaced := status.Error(codes.Aborted, "replaced by a newer connection or stream of this instance")
+	if peer.Number < a.connection {
+		return nil, replaced
+	}
+	for other := range a.open {
+		if other == kind || peer.Number > a.connection {
+			a.open[other].finish(replaced)
+			a.open[other] = nil
+		}
+	}
+	a.connection = peer.Number
+	s := &slot{wake: make(chan struct{}, 1), end: make(chan struct{})}
+	a.open[kind] = s
+	if kind == filesStream && len(a.waiting) > 0 || kind == keysStream && len(a.ask) > 0 {
+		s.signal()
+	}
+	return s, nil
+}
+
+// leave closes a stream, unless another took its place.
+func (a *agent) leave(kind int, s *slot) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.open[kind] == s {
+		a.open[kind] = nil
+	}
+}
+
+func (a *agent) endAll(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for kind := range a.open {
+		a.open[kind].finish(err)
+	}
+}
+
+func (a *agent) endReports(interval time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.open[healthStream]; s != nil && s.interval != interval {
+		s.finish(status.Error(codes.Aborted, "the report interval has changed: connect again"))
+	}
+}
+
+// nudge has a stream, if it is open, look at what there is to do.
+func (a *agent) nudge(kind int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.open[kind] != nil {
+		a.open[kind].signal()
+	}
+}
+
+// await waits for a signal on a stream, and returns nil, or for its end.
+func (s *Service) await(ctx context.Context, c *call, stream *slot) error {
+	select {
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	case <-c.leader.Context.Done():
+		return s.lost()
+	case <-stream.end:
+		return stream.err
+	case <-stream.wake:
+		return nil
+	}
+}
+
+func keyOf(rec *record.Instance) ed25519.PublicKey { return rec.PublicKey }

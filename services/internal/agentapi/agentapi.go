@@ -1,0 +1,219 @@
+// Package agentapi serves the AgentService: what agents report, the files they receive, the keys they hand in.
+//
+// Invariant: a caller speaks for the instance in its certificate and for no other, and only while the record of that instance is alive
+// and holds the certificate's key. An instance has one connection: streams of an older one end when a newer one opens its first. No agent,
+// however slow, makes anybody but itself wait.
+package agentapi
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/metrics"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+)
+
+// Records changes instance records by compare and swap; see execute.Executor.Update.
+type Records interface {
+	Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error)
+}
+
+// CertLog is the durable log of issued certificates; see clusterstate.State.
+type CertLog interface {
+	AppendCertLog(ctx context.Context, entry record.CertLog) error
+}
+
+// Keys outlives terms and restarts with the public keys that agents handed in; see cache.Cache. Losing it costs another question.
+type Keys interface {
+	Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error)
+	PutKeys(ctx context.Context, instance ident.ID, keys []cache.Key) error
+	DeleteKeys(ctx context.Context, instance ident.ID) error
+}
+
+// Leader is what a leader of one term needs to serve agents.
+type Leader struct {
+	// Context ends with the leadership.
+	Context        context.Context
+	Cluster, Shard string
+	Term           uint64
+	Incarnation    string
+	World          *observe.World
+	Records        Records
+	CertLog        CertLog
+	Issuer         mtls.Issuer
+	Files          *filegen.Generator
+	// Interval is how often agents are to report, as configured now.
+	Interval func() time.Duration
+}
+
+// Service implements nstancev1.AgentServiceServer and execute.Files.
+type Service struct {
+	nstancev1.UnimplementedAgentServiceServer
+	// Leader returns the current leadership, the same pointer for as long as it lasts, or the status error that says who leads instead.
+	Leader func() (*Leader, error)
+	Keys   Keys
+	Now    func() time.Time
+	Log    *slog.Logger
+	// Metrics counts reports; nil: nobody does.
+	Metrics *metrics.Server
+
+	mu    sync.Mutex
+	board *board
+}
+
+var _ nstancev1.AgentServiceServer = (*Service)(nil)
+
+// board holds the agents of one leadership.
+type board struct {
+	leader *Leader
+
+	mu     sync.Mutex
+	agents map[ident.ID]*agent
+}
+
+// boardOf returns the board of a leadership; that of the one before is forgotten.
+func (s *Service) boardOf(leader *Leader) *board {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.board == nil || s.board.leader != leader {
+		s.board = &board{leader: leader, agents: map[ident.ID]*agent{}}
+	}
+	return s.board
+}
+
+func (b *board) agent(id ident.ID) *agent {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.agents[id]
+	if a == nil {
+		a = &agent{id: id, name: id.String()}
+		b.agents[id] = a
+	}
+	return a
+}
+
+// present returns the agents that have been heard of.
+func (b *board) present() []*agent {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	agents := make([]*agent, 0, len(b.agents))
+	for _, a := range b.agents {
+		agents = append(agents, a)
+	}
+	return agents
+}
+
+// Deleted closes the streams of an instance that is no more, and forgets it.
+func (s *Service) Deleted(ctx context.Context, id ident.ID) {
+	s.mu.Lock()
+	b := s.board
+	s.mu.Unlock()
+	if b != nil {
+		b.mu.Lock()
+		a := b.agents[id]
+		delete(b.agents, id)
+		b.mu.Unlock()
+		if a != nil {
+			a.endAll(errDeleted(id))
+		}
+	}
+	if err := s.Keys.DeleteKeys(ctx, id); err != nil {
+		s.Log.Warn("public keys not removed from the cache", "instance", id.String(), "error", err)
+	}
+}
+
+// Configured has agents that report at another interval than is configured now connect again, which tells them.
+func (s *Service) Configured() {
+	s.mu.Lock()
+	b := s.board
+	s.mu.Unlock()
+	if b == nil {
+		return
+	}
+	interval := b.leader.Interval()
+	for _, a := range b.present() {
+		a.endReports(interval)
+	}
+}
+
+// call is one authorized call of an agent.
+type call struct {
+	leader *Leader
+	peer   *mtls.Peer
+	agent  *agent
+	rec    record.Instance
+}
+
+// authorizeFor is authorize for a message that names an instance.
+func (s *Service) authorizeFor(ctx context.Context, instanceID string) (*call, error) {
+	c, err := s.authorize(ctx)
+	if err == nil && instanceID != c.agent.name {
+		return nil, errForeign(c.agent.id)
+	}
+	return c, err
+}
+
+// authorize checks that the caller may speak for the instance in its certificate.
+func (s *Service) authorize(ctx context.Context) (*call, error) {
+	peer, err := mtls.PeerOf(ctx)
+	if err != nil {
+		return nil, status.Error(codes.Unauthenticated, err.Error())
+	}
+	leader, err := s.Leader()
+	if err != nil {
+		return nil, err
+	}
+	id := peer.Identity.ID
+	rec, _, ok := leader.World.Record(id)
+	if !ok {
+		if _, dead := leader.World.Tombstone(id); dead {
+			return nil, errDeleted(id)
+		}
+		return nil, status.Errorf(codes.PermissionDenied, "there is no instance %s", id)
+	}
+	if err := speaksFor(peer, &rec); err != nil {
+		return nil, err
+	}
+	return &call{leader: leader, peer: peer, agent: s.boardOf(leader).agent(id), rec: rec}, nil
+}
+
+// speaksFor checks a certificate against the record of its instance.
+func speaksFor(peer *mtls.Peer, rec *record.Instance) error {
+	switch {
+	case rec.Tenant != peer.Identity.Tenant:
+		return status.Errorf(codes.PermissionDenied, "instance %s is not of tenant %s", rec.ID, peer.Identity.Tenant)
+	case rec.State != record.Registered && rec.State != record.Deleting:
+		return status.Errorf(codes.PermissionDenied, "instance %s is not registered", rec.ID)
+	case !peer.PublicKey.Equal(keyOf(rec)):
+		return status.Errorf(codes.PermissionDenied, "instance %s is registered with another key", rec.ID)
+	}
+	return nil
+}
+
+// errForeign does not repeat the other ID: it may be anything.
+func errForeign(id ident.ID) error {
+	return status.Errorf(codes.PermissionDenied, "instance_id: is another than that of the client certificate, %s", id)
+}
+
+func errDeleted(id ident.ID) error {
+	return status.Errorf(codes.PermissionDenied, "instance %s is deleted", id)
+}
+
+// lost is what streams end with when their leadership did.
+func (s *Service) lost() error {
+	if _, err := s.Leader(); err != nil {
+		return err
+	}
+	return status.Error(codes.Unavailable, "leadership changed: connect again")
+}

@@ -1,0 +1,216 @@
+package agentapi
+
+import (
+	"context"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// KeyGenRequests asks an agent for the keys that its instance's files need and that it has not handed in.
+func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest, stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
+	ctx := stream.Context()
+	c, err := s.authorizeFor(ctx, req.GetInstanceId())
+	if err != nil {
+		return err
+	}
+	slot, err := c.agent.take(keysStream, c.peer)
+	if err != nil {
+		return err
+	}
+	defer c.agent.leave(keysStream, slot)
+	s.loadKeys(ctx, c.agent)
+	wanted := s.wanted(c)
+	c.agent.mu.Lock()
+	for _, request := range wanted {
+		if filegen.CheckKey(c.agent.keys[request.Name], request.Algorithm) != nil && !slices.Contains(c.agent.ask, request) {
+			c.agent.ask = append(c.agent.ask, request)
+		}
+	}
+	c.agent.mu.Unlock()
+	for {
+		c.agent.mu.Lock()
+		ask := c.agent.ask
+		c.agent.ask = nil
+		c.agent.mu.Unlock()
+		if len(ask) > 0 {
+			message := &nstancev1.KeyGenRequestsResponse{}
+			for _, request := range ask {
+				message.Keys = append(message.Keys, &nstancev1.KeyRequest{Name: request.Name, Algorithm: algorithm(request.Algorithm)})
+			}
+			if err := stream.Send(message); err != nil {
+				return err
+			}
+		}
+		if err := s.await(ctx, c, slot); err != nil {
+			return err
+		}
+	}
+}
+
+func algorithm(name string) nstancev1.KeyAlgorithm {
+	if name == filegen.ECDSAP256 {
+		return nstancev1.KeyAlgorithm_KEY_ALGORITHM_ECDSA_P256
+	}
+	return nstancev1.KeyAlgorithm_KEY_ALGORITHM_ED25519
+}
+
+// wanted returns the keys that the files of the caller's group need.
+func (s *Service) wanted(c *call) []filegen.KeyRequest {
+	group, ok := c.leader.World.Group(config.GroupKey{Tenant: c.rec.Tenant, Group: c.rec.Group})
+	if !ok || group.RuntimeHash == "" {
+		return nil
+	}
+	keys, err := c.leader.Files.Keys(group)
+	if err != nil {
+		s.Log.Error("keys of a group not known", "tenant", c.rec.Tenant, "group", c.rec.Group, "error", err)
+	}
+	return keys
+}
+
+// loadKeys reads, once, the keys that an agent handed in to an earlier leadership.
+func (s *Service) loadKeys(ctx context.Context, a *agent) {
+	a.mu.Lock()
+	loaded := a.keys != nil
+	a.mu.Unlock()
+	if loaded {
+		return
+	}
+	stored, err := s.Keys.Keys(ctx, a.id)
+	if err != nil {
+		s.Log.Warn("cache not read", "instance", a.name, "error", err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.keys == nil {
+		a.keys = map[string][]byte{}
+	}
+	for _, key := range stored {
+		if a.keys[key.Name] == nil {
+			a.keys[key.Name] = key.PKIX
+		}
+	}
+}
+
+// SubmitPublicKeys takes public keys that were asked for.
+func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (*nstancev1.SubmitPublicKeysResponse, error) {
+	c, err := s.authorizeFor(ctx, req.GetInstanceId())
+	if err != nil {
+		return nil, err
+	}
+	if n := len(req.GetKeys()); n == 0 || n > maxKeys {
+		return nil, status.Errorf(codes.InvalidArgument, "keys: %d of them, want 1 to %d", n, maxKeys)
+	}
+	wanted := s.wanted(c)
+	keys := make([]cache.Key, len(req.GetKeys()))
+	for i, key := range req.GetKeys() {
+		at := slices.IndexFunc(wanted, func(r filegen.KeyRequest) bool { return r.Name == key.GetName() })
+		if at < 0 {
+			return nil, status.Errorf(codes.InvalidArgument, "keys[%d].name: no file of the instance needs such a key", i)
+		}
+		if err := filegen.CheckKey(key.GetPkix(), wanted[at].Algorithm); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "keys[%d].pkix: %v", i, err)
+		}
+		keys[i] = cache.Key{Name: key.GetName(), PKIX: key.GetPkix()}
+	}
+	s.loadKeys(ctx, c.agent)
+	a := c.agent
+	a.mu.Lock()
+	for _, key := range keys {
+		a.keys[key.Name] = key.PKIX
+		a.ask = slices.DeleteFunc(a.ask, func(r filegen.KeyRequest) bool { return r.Name == key.Name })
+	}
+	a.mu.Unlock()
+	if err := s.Keys.PutKeys(ctx, a.id, keys); err != nil {
+		s.Log.Warn("cache not written", "instance", a.name, "error", err)
+	}
+	a.nudge(filesStream)
+	return &nstancev1.SubmitPublicKeysResponse{}, nil
+}
+
+// RenewCertificate issues an agent's next client certificate, for the same key.
+func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (*nstancev1.AgentServiceRenewCertificateResponse, error) {
+	c, err := s.authorizeFor(ctx, req.GetInstanceId())
+	if err != nil {
+		return nil, err
+	}
+	if c.peer.Expired {
+		if err := s.lives(c); err != nil {
+			return nil, err
+		}
+	}
+	issuer := c.leader.Issuer
+	answer := func(pem []byte, notAfter *timestamppb.Timestamp) *nstancev1.AgentServiceRenewCertificateResponse {
+		return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: pem, NotAfter: notAfter, CaBundle: issuer.Bundle}
+	}
+	// Whoever did not get the last answer gets it again: asking often writes nothing.
+	if ref := c.rec.Certificate; ref != nil {
+		if cert, ok := issuer.Again(c.peer.Identity, c.peer.PublicKey, *ref); ok {
+			return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
+		}
+	}
+	cert, ref, err := issuer.Issue(c.peer.Identity, c.peer.PublicKey)
+	if err != nil {
+		s.Log.Error("certificate not issued", "instance", c.agent.name, "error", err)
+		return nil, status.Error(codes.Internal, "the certificate cannot be issued")
+	}
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.leader.Context, cancel)()
+	err = c.leader.CertLog.AppendCertLog(inner, record.CertLog{
+		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: c.rec.Tenant, Instance: c.agent.id, Term: c.leader.Term,
+		Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: []record.Issued{{Name: record.CertAgent, Kind: record.CertAgent, Serial: ref.Serial, NotAfter: ref.NotAfter}},
+	})
+	if err != nil {
+		return nil, s.notDurable(ctx, c, err)
+	}
+	var refusal error
+	_, err = c.leader.Records.Update(inner, c.agent.id, func(r *record.Instance) {
+		if refusal = speaksFor(c.peer, r); refusal == nil {
+			r.Certificate = &ref
+		}
+	})
+	switch {
+	case refusal != nil:
+		return nil, refusal
+	case err != nil:
+		return nil, s.notDurable(ctx, c, err)
+	}
+	return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
+}
+
+// lives checks what an agent whose certificate has expired must have to get another: a registered record, and a VM that runs.
+func (s *Service) lives(c *call) error {
+	if c.rec.State != record.Registered {
+		return status.Errorf(codes.PermissionDenied, "instance %s is being deleted", c.agent.id)
+	}
+	view, ok := c.leader.World.Instance(c.agent.id)
+	switch {
+	case ok && view.Plan.Provider.Value == plan.ProviderRunning:
+		return nil
+	case ok && view.Plan.Provider.Value == plan.ProviderUnknown:
+		return status.Errorf(codes.Unavailable, "instance %s: the provider has not said yet whether it runs, try again", c.agent.id)
+	}
+	return status.Errorf(codes.PermissionDenied, "instance %s does not run, says the provider", c.agent.id)
+}
+
+func (s *Service) notDurable(ctx context.Context, c *call, err error) error {
+	if c.leader.Context.Err() != nil {
+		return s.lost()
+	}
+	if ctx.Err() == nil {
+		s.Log.Warn("certificate not renewed", "instance", c.agent.name, "error", err)
+	}
+	return status.Error(codes.Unavailable, "the renewal cannot be recorded now, try again")
+}
