@@ -1,0 +1,168 @@
+// Package bucket owns the provider's connection: which bucket, which encryption keys. Resources are handed a [Connection] when Terraform
+// configures the provider.
+//
+// Invariant: nothing is opened, read or asked until a resource needs it, so that a plan needs neither bucket nor key, and all of the
+// provider's settings may be unknown until apply.
+package bucket
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+// How long one request to the store may take, and one listing.
+const (
+	requestTimeout = 30 * time.Second
+	listTimeout    = 2 * time.Minute
+)
+
+// ErrUnknown means that the provider's settings are not known yet: they depend on what is yet to be applied.
+var ErrUnknown = errors.New("the provider's settings depend on something that is not applied yet")
+
+// ErrNotSet means that the provider has no `storage`.
+var ErrNotSet = errors.New("the provider has no storage")
+
+// Settings are the provider's.
+type Settings struct {
+	// Storage is where the bucket is; nil if it is not set.
+	Storage        *open.Location
+	StorageUnknown bool
+	// Keys names the encryption keys, and how to get at them.
+	Keys        config.Secrets
+	KeysUnknown bool
+}
+
+// Connection is shared by all resources of one provider configuration. It may be used concurrently.
+type Connection struct {
+	settings Settings
+
+	mu    sync.Mutex
+	store objstore.Store
+}
+
+// New returns a connection. It does nothing yet.
+func New(settings Settings) *Connection { return &Connection{settings: settings} }
+
+// Known reports whether the bucket is known, and hence can be looked at.
+func (c *Connection) Known() bool { return c != nil && !c.settings.StorageUnknown }
+
+// Store opens the bucket. [ErrUnknown], [ErrNotSet].
+func (c *Connection) Store(ctx context.Context) (objstore.Store, error) {
+	if !c.Known() {
+		return nil, ErrUnknown
+	}
+	if c.settings.Storage == nil {
+		return nil, ErrNotSet
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.store == nil {
+		// The store outlives this call, and with it what it keeps of the context.
+		store, err := open.Open(context.WithoutCancel(ctx), *c.settings.Storage)
+		if err != nil {
+			return nil, err
+		}
+		c.store = objstore.WithTimeout(store, requestTimeout, listTimeout)
+	}
+	return c.store, nil
+}
+
+// Place names the bucket, and a key in it, for people.
+func (c *Connection) Place(key string) string {
+	if !c.Known() || c.settings.Storage == nil {
+		return key
+	}
+	at := c.settings.Storage
+	place := fmt.Sprintf("%s bucket %q", at.Provider, at.Bucket)
+	if at.Provider == "file" {
+		place = "directory " + at.Bucket
+	}
+	if at.Endpoint != "" {
+		place += " at " + at.Endpoint
+	}
+	if prefix := strings.TrimSuffix(at.Prefix, "/"); prefix != "" {
+		key = prefix + "/" + key
+	}
+	return place + ", " + key
+}
+
+// Ring reads the encryption keys that the provider's settings name.
+func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
+	if c.settings.KeysUnknown {
+		return keyring.Ring{}, ErrUnknown
+	}
+	return keyring.Load(ctx, c.settings.Keys, keyring.Sources())
+}
+
+// Secrets returns the sealed secrets of a cluster.
+func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.Ring) (*secretstore.Objects, error) {
+	store, err := c.Store(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster, Ring: ring, Rand: rand.Reader}), nil
+}
+
+// Cluster returns the state of a cluster, secrets included.
+func (c *Connection) Cluster(ctx context.Context, cluster string, ring keyring.Ring) (*clusterstate.State, error) {
+	secrets, err := c.Secrets(ctx, cluster, ring)
+	if err != nil {
+		return nil, err
+	}
+	return c.state(ctx, clusterstate.Options{ClusterID: cluster, Secrets: secrets})
+}
+
+// Shard returns the state of a shard, without secrets.
+func (c *Connection) Shard(ctx context.Context, cluster, shard string) (*clusterstate.State, error) {
+	return c.state(ctx, clusterstate.Options{ClusterID: cluster, ShardID: shard})
+}
+
+func (c *Connection) state(ctx context.Context, options clusterstate.Options) (*clusterstate.State, error) {
+	store, err := c.Store(ctx)
+	if err != nil {
+		return nil, err
+	}
+	options.Cluster, options.Shard, options.ForEach = store, store, ForEach
+	return clusterstate.New(options), nil
+}
+
+// ForEach calls fn for 0 to n-1, at most limit at a time, and returns the first error after all that were started have ended.
+func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(limit)
+	for i := range n {
+		group.Go(func() error { return fn(ctx, i) })
+	}
+	return group.Wait()
+}
+
+// Advice says what to do about an error of the bucket or its keys.
+func Advice(err error) string {
+	switch {
+	case errors.Is(err, ErrUnknown):
+		return "Apply what the provider's storage and encryption_key depend on first, such as with -target, or let this depend on it with depends_on."
+	case errors.Is(err, ErrNotSet):
+		return `Set storage in the provider's configuration, such as storage = { provider = "s3", bucket = "my-bucket", region = "eu-central-1" }.`
+	case errors.Is(err, secretstore.ErrNoKey):
+		return `Set encryption_key in the provider's configuration to the same key that the servers use, such as encryption_key = { provider = "env" } for ` + config.DefaultKeyVariable + `.`
+	case errors.Is(err, clusterstate.ErrForeign):
+		return "Check the bucket and its prefix in the provider's storage: another cluster's or shard's documents are there."
+	case errors.Is(err, objstore.ErrIndeterminate):
+		return "Nobody knows whether the write happened. Check that the store can be reached, and apply again: the next run finds out."
+	}
+	return "Check the provider's storage (bucket, region, endpoint, prefix, credentials) and encryption_key, that the store can be reached from here and that you may read and write there; then run this again."
+}

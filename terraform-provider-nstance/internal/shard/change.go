@@ -1,0 +1,95 @@
+package shard
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// change is what a new configuration does to the instances of a shard.
+type change struct {
+	roll, push, empty []string // groups, as tenant/name, sorted
+	rollTemplates     []string // templates of which dynamic groups roll
+	pushTemplates     []string
+	terminates        bool
+}
+
+// changeOf compares two valid configurations.
+func changeOf(before, after *config.Shard) change {
+	out := change{terminates: after.Terminating && !before.Terminating}
+	from, _ := before.Merged(config.Groups{})
+	to, _ := after.Merged(config.Groups{})
+	for key, old := range from {
+		g, still := to[key]
+		switch {
+		case !still:
+			out.empty = append(out.empty, key.String())
+		case g.InfraHash != old.InfraHash:
+			out.roll = append(out.roll, key.String())
+		case g.RuntimeHash != old.RuntimeHash:
+			out.push = append(out.push, key.String())
+		}
+	}
+	oldTemplates, newTemplates := ofTemplates(before), ofTemplates(after)
+	for name, old := range oldTemplates {
+		g, still := newTemplates[name]
+		switch {
+		case !still:
+		case g.InfraHash != old.InfraHash:
+			out.rollTemplates = append(out.rollTemplates, name)
+		case g.RuntimeHash != old.RuntimeHash:
+			out.pushTemplates = append(out.pushTemplates, name)
+		}
+	}
+	for _, list := range [][]string{out.roll, out.push, out.empty, out.rollTemplates, out.pushTemplates} {
+		slices.Sort(list)
+	}
+	return out
+}
+
+// ofTemplates returns what a dynamic group that says nothing of its own has of each template.
+func ofTemplates(s *config.Shard) map[string]config.Group {
+	sample := *s
+	groups := map[string]config.GroupSpec{}
+	for name := range maps.Keys(s.Templates) {
+		groups[name] = config.GroupSpec{Template: name}
+	}
+	sample.Groups = map[string]map[string]config.GroupSpec{"default": groups}
+	merged, _ := sample.Merged(config.Groups{})
+	out := map[string]config.Group{}
+	for key, g := range merged {
+		out[key.Group] = g
+	}
+	return out
+}
+
+// warning says what the change does to instances that run; "" for nothing.
+func (c change) warning() (summary, detail string) {
+	var lines []string
+	say := func(format, rest string, names, templates []string) {
+		if len(names) > 0 {
+			lines = append(lines, fmt.Sprintf(format, strings.Join(names, ", ")))
+		}
+		if len(templates) > 0 {
+			lines = append(lines, fmt.Sprintf(rest, strings.Join(templates, ", ")))
+		}
+	}
+	say("Instances are replaced, one at a time, in the groups: %s.", "Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
+	say("Files are pushed to running instances of the groups: %s.", "Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
+	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are removed: %s.", "", c.empty, nil)
+	if c.terminates {
+		lines = append(lines, "The shard is emptied: terminating is set.")
+	}
+	switch {
+	case len(lines) == 0:
+		return "", ""
+	case len(c.roll)+len(c.rollTemplates)+len(c.empty) > 0 || c.terminates:
+		summary = "Instances will be replaced or deleted"
+	default:
+		summary = "Files will be pushed to running instances"
+	}
+	return summary, strings.Join(lines, "\n")
+}

@@ -1,0 +1,54 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
+)
+
+// ValidateConfig implements resource.ResourceWithValidateConfig: the server's own rules, at plan time.
+func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+	resp.Diagnostics.Append(read(req.Config.Raw).diags...)
+}
+
+// ModifyPlan implements resource.ResourceWithModifyPlan. It needs no bucket: what it compares are plan and state.
+func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	if req.Plan.Raw.IsNull() || req.Plan.Raw.Equal(req.State.Raw) {
+		return
+	}
+	after := read(req.Plan.Raw)
+	if after.diags.HasError() {
+		resp.Diagnostics.Append(after.diags...) // what was unknown when the configuration was checked
+		return
+	}
+	planned := map[string]tftypes.Value{}
+	if name := after.name(); name != "" {
+		planned["shard"] = textValue(name)
+	}
+	if cluster := after.cluster(); cluster != "" {
+		planned["cluster_id"] = textValue(cluster)
+	}
+	if after.body != nil {
+		planned["group_hashes"] = groupHashes(after.shard)
+	}
+	if state := attributesOf(req.State.Raw); state != nil {
+		before := read(req.State.Raw)
+		if after.body != nil && bytes.Equal(after.body, before.body) {
+			planned["etag"] = state["etag"]
+		}
+		for _, name := range []string{"shard", "cluster_id"} {
+			if v, known := planned[name]; known && !v.Equal(state[name]) {
+				resp.RequiresReplace.Append(path.Root(name))
+			}
+		}
+		if len(resp.RequiresReplace) == 0 && after.body != nil && before.body != nil {
+			if summary, detail := changeOf(before.shard, after.shard).warning(); summary != "" {
+				resp.Diagnostics.AddWarning(summary+" in shard "+after.name(), detail)
+			}
+		}
+	}
+	resp.Plan.Raw = replaced(req.Plan.Raw, planned)
+}

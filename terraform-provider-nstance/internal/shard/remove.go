@@ -1,0 +1,207 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-log/tflog"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+)
+
+// parallel is how many objects are read or deleted at a time.
+const parallel = 32
+
+// Delete implements resource.Resource: it lets the leader empty the shard, and then removes what is left of it.
+func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	attributes := attributesOf(req.State.Raw)
+	name := textOf(attributes["shard"])
+	limit, diags := timeout(ctx, req.State.GetAttribute, timeouts.Value.Delete, defaultDelete)
+	resp.Diagnostics.Append(diags...)
+	if diags.HasError() {
+		return
+	}
+	state, err := r.bucket.Shard(ctx, textOf(attributes["cluster_id"]), name)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot destroy shard "+name, name, err))
+		return
+	}
+	token, terminating, failed := r.terminate(ctx, state, read(req.State.Raw), name, objstore.Token(textOf(attributes["etag"])))
+	if failed != nil {
+		resp.Diagnostics.Append(failed)
+		return
+	}
+	// From here on the state says what is in the bucket, also if the rest fails.
+	if terminating != nil {
+		resp.Diagnostics.Append(r.refresh(&resp.State, name, terminating, token)...)
+	}
+	leader := leaderWatch{state: state, shard: name}
+	shard := contents{state: state, gone: map[ident.ID]bool{}}
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	said := ""
+	err = poll(waiting, func(ctx context.Context) (bool, error) {
+		if err := errors.Join(leader.look(ctx), shard.look(ctx)); err != nil {
+			return false, err
+		}
+		if now := fmt.Sprintf("%s; %s", &shard, &leader); now != said {
+			said = now
+			tflog.Info(ctx, "waiting until the shard is empty", map[string]any{"shard": name, "left": len(shard.left), "state": now})
+		}
+		return len(shard.left) == 0 && (leader.applied(token) || leader.leaderless()), nil
+	})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What:  fmt.Sprintf("Shard %s was not empty after %s", name, limit),
+			Where: r.bucket.Place(keys.InstancePrefix(name)),
+			Why:   fmt.Errorf("%s; %s", &shard, &leader),
+			Do: "The configuration is marked as terminating, so the leader goes on. Check that a server of the shard runs and look at its log, then destroy again: it " +
+				"waits for the rest. Set timeouts.delete to wait longer.",
+		}.Error())
+		return
+	case err != nil:
+		resp.Diagnostics.Append(r.failure("Cannot see whether shard "+name+" is empty", name, err))
+		return
+	}
+	if err := r.remove(ctx, name, leader.leaderless()); err != nil {
+		resp.Diagnostics.Append(r.failure("Shard "+name+" is empty, but what it left in the bucket cannot be removed", name, err))
+	}
+}
+
+// terminate marks the configuration as terminating and returns that version. One that is gone is written again: who leads may still have it.
+func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, have document, name string, seen objstore.Token) (objstore.Token, []byte, diag.Diagnostic) {
+	what := "Cannot mark shard " + name + " as terminating"
+	body, token, err := state.ReadConfig(ctx, name)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		body, token = nil, ""
+	case err != nil:
+		return "", nil, r.failure(what, name, err)
+	case token != seen:
+		return "", nil, diagnostic.Failure{
+			What: what, Where: r.bucket.Place(keys.Config(name)), Why: fmt.Errorf("the plan was made from version %s, and version %s is there now", seen, token),
+			Do: "Somebody else changed the configuration meanwhile. Look at what they changed with a new plan, then destroy again. Nothing was written.",
+		}.Error()
+	}
+	if have.shard == nil {
+		return "", nil, diagnostic.Failure{
+			What: what, Where: r.bucket.Place(keys.Config(name)), Why: errors.New("the configuration there is not valid, so the servers would not read it"),
+			Do: "Apply a valid configuration, then destroy again.",
+		}.Error()
+	}
+	terminating := *have.shard
+	terminating.Terminating = true
+	want := config.Encode(&terminating)
+	if have.shard.Terminating && body != nil {
+		want = body
+	}
+	if bytes.Equal(want, body) {
+		return token, body, nil
+	}
+	token, err = state.WriteConfig(ctx, name, want, token)
+	if err != nil {
+		return "", nil, r.failure(what, name, err)
+	}
+	return token, want, nil
+}
+
+// contents is what a shard still has.
+type contents struct {
+	state *clusterstate.State
+	gone  map[ident.ID]bool // tombstones, which never change
+	left  []record.Instance
+}
+
+func (c *contents) look(ctx context.Context) error {
+	names, err := c.state.ListInstances(ctx)
+	if err != nil {
+		return err
+	}
+	records := make([]record.Instance, len(names))
+	err = bucket.ForEach(ctx, len(names), parallel, func(ctx context.Context, i int) error {
+		if c.gone[names[i].ID] {
+			return nil
+		}
+		rec, _, err := c.state.GetInstance(ctx, names[i].Tenant, names[i].ID)
+		if errors.Is(err, objstore.ErrNotFound) {
+			return nil
+		}
+		records[i] = rec
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	c.left = nil
+	for _, rec := range records {
+		switch {
+		case rec.ID.IsZero():
+		case rec.State == record.Deleted:
+			c.gone[rec.ID] = true
+		default:
+			c.left = append(c.left, rec)
+		}
+	}
+	return nil
+}
+
+func (c *contents) String() string {
+	const most = 5
+	if len(c.left) == 0 {
+		return "no instances are left"
+	}
+	var names []string
+	for _, rec := range c.left[:min(len(c.left), most)] {
+		what := string(rec.State)
+		if rec.State == record.Deleting {
+			what = "deleting since " + rec.DeletingAt.UTC().Format("15:04:05Z")
+		}
+		names = append(names, fmt.Sprintf("%s of %s/%s (%s)", rec.ID, rec.Tenant, rec.Group, what))
+	}
+	if more := len(c.left) - most; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return fmt.Sprintf("%d instances are left: %s", len(c.left), strings.Join(names, ", "))
+}
+
+// remove deletes everything of an empty shard, the configuration last: until then Terraform knows that there is something to destroy. The
+// lock of servers that run stays, because they would make it again.
+func (r *Resource) remove(ctx context.Context, name string, leaderless bool) error {
+	store, err := r.bucket.Store(ctx)
+	if err != nil {
+		return err
+	}
+	var doomed []string
+	for _, prefix := range []string{keys.InstancePrefix(name), keys.CertLogPrefix(name), keys.ProbePrefix(name)} {
+		entries, err := store.List(ctx, prefix)
+		if err != nil {
+			return err
+		}
+		for _, entry := range entries {
+			doomed = append(doomed, entry.Key)
+		}
+	}
+	doomed = append(doomed, keys.Groups(name), keys.Applied(name))
+	if leaderless {
+		doomed = append(doomed, keys.Leader(name))
+	}
+	err = bucket.ForEach(ctx, len(doomed), parallel, func(ctx context.Context, i int) error { return store.Delete(ctx, doomed[i]) })
+	if err != nil {
+		return err
+	}
+	return store.Delete(ctx, keys.Config(name))
+}

@@ -1,0 +1,247 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+)
+
+const (
+	defaultWait   = 5 * time.Minute
+	defaultDelete = 10 * time.Minute
+)
+
+// Resource is nstance_shard.
+type Resource struct{ bucket *bucket.Connection }
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure      = (*Resource)(nil)
+	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
+	_ resource.ResourceWithImportState    = (*Resource)(nil)
+)
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_shard"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.bucket, _ = req.ProviderData.(*bucket.Connection) // nil while Terraform only validates
+}
+
+func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
+	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.Config(name)), Why: err, Do: bucket.Advice(err)}.Error()
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	want := read(req.Plan.Raw)
+	resp.Diagnostics.Append(want.diags.Errors()...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	token, diags := r.write(ctx, want, "")
+	resp.Diagnostics.Append(diags...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	resp.State.Raw = replaced(req.Plan.Raw, computed(want, token))
+	if diag := r.wait(ctx, req.Plan, want, token, timeouts.Value.Create); diag != nil {
+		// An error would make Terraform destroy the shard with the next apply.
+		resp.Diagnostics.AddWarning(diag.Summary(), diag.Detail())
+	}
+}
+
+// Update implements resource.Resource.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	want, state := read(req.Plan.Raw), attributesOf(req.State.Raw)
+	resp.Diagnostics.Append(want.diags.Errors()...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	for attribute, name := range map[string]string{"shard": want.name(), "cluster_id": want.cluster()} {
+		if have := textOf(state[attribute]); name != have {
+			resp.Diagnostics.Append(diagnostic.Failure{
+				What: fmt.Sprintf("The %s changes from %q to %q", attribute, have, name),
+				Why:  errors.New("it was not known when the plan was made, and a shard cannot be renamed"),
+				Do:   "Plan and apply again: now that the name is known, the shard will be replaced. Or set the old name.",
+			}.Error())
+		}
+	}
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	token := objstore.Token(textOf(state["etag"]))
+	if !bytes.Equal(want.body, read(req.State.Raw).body) {
+		var diags diag.Diagnostics
+		token, diags = r.write(ctx, want, token)
+		resp.Diagnostics.Append(diags...)
+		if resp.Diagnostics.HasError() {
+			return
+		}
+	}
+	resp.State.Raw = replaced(req.Plan.Raw, computed(want, token))
+	if diag := r.wait(ctx, req.Plan, want, token, timeouts.Value.Update); diag != nil {
+		resp.Diagnostics.Append(diag)
+	}
+}
+
+func computed(d document, token objstore.Token) map[string]tftypes.Value {
+	return map[string]tftypes.Value{
+		"shard": textValue(d.name()), "cluster_id": textValue(d.cluster()), "etag": textValue(string(token)), "group_hashes": groupHashes(d.shard),
+	}
+}
+
+// write stores the configuration over the version that token names, or as a new one for "". What is there already is not written again.
+func (r *Resource) write(ctx context.Context, want document, token objstore.Token) (objstore.Token, diag.Diagnostics) {
+	name := want.name()
+	fail := func(err error) (objstore.Token, diag.Diagnostics) {
+		return "", diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
+	}
+	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	if err != nil {
+		return fail(err)
+	}
+	written, err := state.WriteConfig(ctx, name, want.body, token)
+	if err == nil || !errors.Is(err, objstore.ErrConflict) {
+		if err != nil {
+			return fail(err)
+		}
+		return written, nil
+	}
+	have, haveToken, rerr := state.ReadConfig(ctx, name)
+	missing := errors.Is(rerr, objstore.ErrNotFound)
+	switch {
+	case rerr != nil && !missing:
+		return fail(fmt.Errorf("%w; and what is there cannot be read: %w", err, rerr))
+	case rerr == nil && bytes.Equal(have, want.body):
+		return haveToken, nil // an apply that broke off had written it
+	}
+	conflict := diagnostic.Failure{Where: r.bucket.Place(keys.Config(name))}
+	switch {
+	case token == "":
+		conflict.What = fmt.Sprintf("Shard %s has a configuration already", name)
+		conflict.Why = fmt.Errorf("version %s is there, and this resource did not write it", haveToken)
+		conflict.Do = fmt.Sprintf("If this resource should manage it, import it: terraform import <address of the nstance_shard> %s. "+
+			"If another Terraform configuration does, give this shard another name. Nothing was written.", name)
+	case missing:
+		conflict.What = fmt.Sprintf("The configuration of shard %s was removed meanwhile", name)
+		conflict.Why = fmt.Errorf("the plan was made from version %s, and nothing is there now", token)
+		conflict.Do = "Somebody else destroys this shard. If it should live, plan and apply again: the configuration will be created anew. Nothing was written."
+	default:
+		conflict.What = fmt.Sprintf("The configuration of shard %s was changed meanwhile", name)
+		conflict.Why = fmt.Errorf("the plan was made from version %s, and version %s is there now", token, haveToken)
+		conflict.Do = "Somebody else applied at the same time, or pushed a configuration. Plan again: the plan will show what they changed, and apply it if you " +
+			"want to undo that. Nothing was written."
+	}
+	return "", diag.Diagnostics{conflict.Error()}
+}
+
+// Read implements resource.Resource. A version other than the one in the state shows as what it changes.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	if !r.bucket.Known() {
+		return // a plan never needs the bucket
+	}
+	attributes := attributesOf(req.State.Raw)
+	name, seen := textOf(attributes["shard"]), textOf(attributes["etag"])
+	state, err := r.bucket.Shard(ctx, textOf(attributes["cluster_id"]), name)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot read the configuration of shard "+name, name, err))
+		return
+	}
+	body, token, err := state.ReadConfig(ctx, name)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		resp.State.RemoveResource(ctx)
+		return
+	case err != nil:
+		resp.Diagnostics.Append(r.failure("Cannot read the configuration of shard "+name, name, err))
+		return
+	case string(token) == seen:
+		return
+	}
+	resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)
+}
+
+// refresh puts a configuration that was read into the state: into the attributes, if it was written from attributes, or else into
+// config_jsonc.
+func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token objstore.Token) diag.Diagnostics {
+	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
+	imported := attributes["etag"].IsNull()
+	before := read(state.Raw)
+	s, problems := config.Parse(keys.Config(name), body)
+	if s == nil {
+		diags.Append(diagnostic.Failure{
+			What: fmt.Sprintf("The configuration of shard %s in the bucket is not valid", name), Where: r.bucket.Place(keys.Config(name)), Why: problems.Err(),
+			Do: "The servers keep the last one that was valid. Apply this configuration to replace it.",
+		}.Warning())
+	}
+	typed := isTyped(attributes)
+	if imported {
+		typed = s != nil && bytes.Equal(config.Encode(s), body)
+	}
+	types := state.Schema.Type().TerraformType(context.Background()).(tftypes.Object).AttributeTypes
+	update := typedconfig.Write(&config.Shard{}, types)
+	update["config_jsonc"] = tftypes.NewValue(tftypes.String, nil)
+	switch {
+	case !typed:
+		update["config_jsonc"] = textValue(strings.ToValidUTF8(string(body), "\uFFFD"))
+	case s != nil && before.body != nil && bytes.Equal(config.Encode(s), before.body):
+		update = map[string]tftypes.Value{} // written another way, it says the same
+	case s != nil:
+		update = typedconfig.Write(s, types)
+	}
+	update["etag"] = textValue(string(token))
+	if s != nil {
+		update["group_hashes"] = groupHashes(s)
+		if imported {
+			update["cluster_id"] = textValue(s.Cluster.ID)
+		}
+	}
+	state.Raw = replaced(state.Raw, update)
+	return diags
+}
+
+// ImportState implements resource.ResourceWithImportState. The ID is the shard's name.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+	if err := ident.ValidateName(req.ID); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err, Do: "Import by the name of the shard: terraform import <address of the nstance_shard> dev-1",
+		}.Error())
+		return
+	}
+	resource.ImportStatePassthroughID(ctx, path.Root("shard"), req, resp)
+}
+
+// timeout reads one of the resource's time-outs.
+func timeout(ctx context.Context, get func(context.Context, path.Path, any) diag.Diagnostics, of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics), fallback time.Duration) (time.Duration, diag.Diagnostics) {
+	var value timeouts.Value
+	diags := get(ctx, path.Root("timeouts"), &value)
+	if diags.HasError() {
+		return 0, diags
+	}
+	return of(value, ctx, fallback)
+}

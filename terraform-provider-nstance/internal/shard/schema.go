@@ -1,0 +1,72 @@
+// Package shard owns the resource nstance_shard: the configuration of one shard, `config/{shard}.jsonc`.
+//
+// Invariant: the configuration is written only if it is valid by the server's own rules, and only over the version that the plan was made
+// from; and it is removed only when the shard has no instances and nobody can make new ones.
+package shard
+
+import (
+	"context"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
+
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+)
+
+// Schema implements resource.Resource.
+func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
+	attributes := typedconfig.Attributes()
+	attributes["config_jsonc"] = schema.StringAttribute{
+		MarkdownDescription: "The whole configuration as one JSON document with comments, instead of the attributes. It is written to the bucket as it is.",
+		Optional:            true,
+	}
+	attributes["wait_for_leader"] = schema.BoolAttribute{
+		MarkdownDescription: "Wait until the shard's leader has applied the configuration. A time-out is an error when the shard is updated, and a warning when it is " +
+			"created: an error would mark the new shard as tainted, and the next apply would empty it.",
+		Optional: true,
+	}
+	attributes["timeouts"] = timeouts.Attributes(ctx, timeouts.Opts{
+		Create: true, Update: true, Delete: true,
+		CreateDescription: "How long `wait_for_leader` waits. Default: `5m`.",
+		UpdateDescription: "How long `wait_for_leader` waits. Default: `5m`.",
+		DeleteDescription: "How long to wait until the leader has emptied the shard. Default: `10m`.",
+	})
+	attributes["shard"] = schema.StringAttribute{
+		MarkdownDescription: "Name of the shard, which is also its import ID.",
+		Computed:            true,
+	}
+	attributes["cluster_id"] = schema.StringAttribute{
+		MarkdownDescription: "Name of the cluster.",
+		Computed:            true,
+	}
+	attributes["etag"] = schema.StringAttribute{
+		MarkdownDescription: "Version of the configuration in the bucket.",
+		Computed:            true,
+	}
+	attributes["group_hashes"] = schema.MapNestedAttribute{
+		MarkdownDescription: "Hashes of the static groups, by `tenant/name`.",
+		Computed:            true,
+		NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+			"infra": schema.StringAttribute{
+				MarkdownDescription: "A change replaces the group's instances, one at a time.",
+				Computed:            true,
+			},
+			"runtime": schema.StringAttribute{
+				MarkdownDescription: "A change is pushed to the group's instances as they run.",
+				Computed:            true,
+			},
+		}},
+	}
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep alive. Write it in attributes or in `config_jsonc`.\n\n" +
+			"Destroying it first marks the configuration as terminating, waits until the shard's leader has emptied the shard, and then removes the configuration and " +
+			"everything that the shard left in the bucket. The election lock stays if servers still run. Let what the servers run on be destroyed after this resource.",
+		Attributes: attributes,
+	}
+}
+
+func hashesType() tftypes.Map {
+	return tftypes.Map{ElementType: tftypes.Object{AttributeTypes: map[string]tftypes.Type{"infra": tftypes.String, "runtime": tftypes.String}}}
+}

@@ -1,0 +1,147 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+	"github.com/hashicorp/terraform-plugin-log/tflog"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+)
+
+const (
+	// pollInterval is the time between two looks at the bucket; a look that takes long makes it longer.
+	pollInterval = 500 * time.Millisecond
+	// maxFailures is how many looks in a row may fail.
+	maxFailures = 5
+)
+
+// poll calls look until it is done, or fails for good. A look that fails now and then is no reason to give up.
+func poll(ctx context.Context, look func(context.Context) (done bool, err error)) error {
+	failures := 0
+	for {
+		start := time.Now()
+		done, err := look(ctx)
+		switch {
+		case err == nil && done:
+			return nil
+		case err == nil:
+			failures = 0
+		case ctx.Err() == nil:
+			if failures++; failures == maxFailures {
+				return err
+			}
+		}
+		timer := time.NewTimer(max(pollInterval, 4*time.Since(start)))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+	}
+}
+
+// wait does what `wait_for_leader` says: it waits until the lock says that the leader has applied the version.
+func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
+	var wanted types.Bool
+	if diags := plan.GetAttribute(ctx, path.Root("wait_for_leader"), &wanted); diags.HasError() {
+		return diags[0]
+	}
+	if !wanted.ValueBool() {
+		return nil
+	}
+	name := want.name()
+	limit, diags := timeout(ctx, plan.GetAttribute, of, defaultWait)
+	if diags.HasError() {
+		return diags[0]
+	}
+	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	if err != nil {
+		return r.failure("Cannot wait for the leader of shard "+name, name, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	watch := leaderWatch{state: state, shard: name}
+	err = poll(ctx, func(ctx context.Context) (bool, error) {
+		if err := watch.look(ctx); err != nil {
+			return false, err
+		}
+		tflog.Info(ctx, "waiting for the leader to apply the configuration", map[string]any{"shard": name, "leader": watch.String(), "etag": string(token)})
+		return watch.applied(token), nil
+	})
+	switch {
+	case err == nil:
+		return nil
+	case !errors.Is(err, context.DeadlineExceeded):
+		return r.failure("The configuration of shard "+name+" is written, but waiting for its leader failed", name, err)
+	}
+	return diagnostic.Failure{
+		What:  fmt.Sprintf("The configuration of shard %s is written, but its leader did not apply it within %s", name, limit),
+		Where: r.bucket.Place(keys.Leader(name)),
+		Why:   fmt.Errorf("the lock does not name version %s as applied: %s", token, &watch),
+		Do: "Check that a server of the shard runs and look at its log: it says why it does not apply a configuration. " +
+			"The configuration stays where it is and is applied as soon as a server leads. Set timeouts to wait longer.",
+	}.Error()
+}
+
+// leaderWatch is what the election lock showed over time.
+type leaderWatch struct {
+	state *clusterstate.State
+	shard string
+
+	lock  record.Lock
+	there bool
+	since time.Time // the lock's version has not changed since then
+}
+
+func (w *leaderWatch) look(ctx context.Context) error {
+	lock, _, err := w.state.ReadLock(ctx, w.shard)
+	if errors.Is(err, objstore.ErrNotFound) {
+		w.lock, w.there = record.Lock{}, false
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !w.there || lock.Version() != w.lock.Version() {
+		w.since = time.Now()
+	}
+	w.lock, w.there = lock, true
+	return nil
+}
+
+func (w *leaderWatch) applied(token objstore.Token) bool {
+	return w.there && w.lock.AppliedETag == string(token)
+}
+
+// leaderless reports whether it is certain that nobody leads: there is no lock, or it was released, or it was not renewed for as long as it
+// holds, as we saw ourselves: other machines' clocks do not count.
+func (w *leaderWatch) leaderless() bool {
+	return !w.there || w.lock.Released || time.Since(w.since) > w.lock.Lease()+w.lock.Renew()
+}
+
+func (w *leaderWatch) String() string {
+	switch {
+	case !w.there:
+		return "nobody has led the shard yet"
+	case w.lock.Released:
+		return fmt.Sprintf("nobody leads, %s resigned in term %d", w.lock.LeaderID, w.lock.Term)
+	case w.leaderless():
+		return fmt.Sprintf("nobody leads, %s stopped renewing in term %d", w.lock.LeaderID, w.lock.Term)
+	case w.lock.AppliedETag == "":
+		return fmt.Sprintf("%s leads in term %d and has applied nothing", w.lock.LeaderID, w.lock.Term)
+	}
+	return fmt.Sprintf("%s leads in term %d and has applied version %s", w.lock.LeaderID, w.lock.Term, w.lock.AppliedETag)
+}
