@@ -1,0 +1,255 @@
+// Package tests holds what is tested across packages and programs: who may import whom, the demo, kill -9 of everything.
+package tests
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/nstance-kit/nstance/"
+
+// layers are the packages in the order in which they may import each other: only to the left (above), and within a line. A name stands for its
+// sub-packages too.
+var layers = [][]string{
+	{"services/contract/ident"},
+	{"services/contract/keys", "services/contract/render", "services/contract/record"},
+	{"services/contract/config"},
+	{"services/contract/envelope", "services/contract/keyring", "services/contract/authority"},
+	{"services/contract/objstore"},
+	{"services/contract/secretstore", "services/contract/clusterstate"},
+	{"services/api"},
+	// Beside the planner and the elector, the edges that know nothing of instances.
+	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks", "services/internal/watch",
+		"services/internal/metrics", "services/internal/health", "services/internal/mtls"},
+	{"services/internal/infra", "services/internal/cache", "services/internal/shardconfig"},
+	{"services/internal/observe", "services/internal/execute", "services/internal/reconcile"},
+	{"services/internal/registerapi", "services/internal/agentapi", "services/internal/operatorapi"},
+	{"services/internal/server", "services/internal/agent", "services/internal/operator", "services/internal/admin", "services/internal/dev",
+		"services/internal/sim", "services/internal/bench"},
+	{"services/cmd"},
+}
+
+// pkg is what `go list` says of a package, import paths without the module's own.
+type pkg struct {
+	ImportPath                               string
+	Imports, TestImports, XTestImports, Deps []string
+}
+
+func (p pkg) all() []string { return slices.Concat(p.Imports, p.TestImports, p.XTestImports) }
+
+// within reports whether an import path is one of the packages or below one.
+func within(path string, packages ...string) bool {
+	return slices.ContainsFunc(packages, func(p string) bool { return path == p || strings.HasPrefix(path, p+"/") })
+}
+
+func ours(path string) bool { return within(path, "services", "terraform-provider-nstance", "tests") }
+
+func layer(path string) int {
+	return slices.IndexFunc(layers, func(l []string) bool { return within(path, l...) })
+}
+
+// rule looks at one package and says what it may not have.
+type rule func(p pkg) (complaints []string)
+
+// direction: imports point one way. Tests may look further.
+func direction(p pkg) (complaints []string) {
+	if !within(p.ImportPath, "services") {
+		return nil
+	}
+	mine := layer(p.ImportPath)
+	if mine < 0 {
+		return []string{"has no place in the order of imports: give it one in layers"}
+	}
+	for _, path := range p.Imports {
+		switch theirs := layer(path); {
+		case !ours(path):
+		case within(path, "services/cmd"), !within(path, "services"):
+			complaints = append(complaints, "imports the program "+path)
+		case theirs > mine:
+			complaints = append(complaints, "imports "+path+", which is further to the right")
+		}
+	}
+	return complaints
+}
+
+// only allows a package nothing of ours but what is listed, its own sub-packages included.
+func only(subject string, allowed ...string) rule {
+	return func(p pkg) (complaints []string) {
+		if p.ImportPath != subject {
+			return nil
+		}
+		for _, path := range p.Imports {
+			if ours(path) && !slices.Contains(allowed, path) {
+				complaints = append(complaints, "imports "+path+"; of ours it may have only "+strings.Join(allowed, ", "))
+			}
+		}
+		return complaints
+	}
+}
+
+// never keeps packages, their tests included, from importing others.
+func never(subject string, forbidden ...string) rule {
+	return func(p pkg) (complaints []string) {
+		if !within(p.ImportPath, subject) {
+			return nil
+		}
+		for _, path := range p.all() {
+			if within(path, forbidden...) {
+				complaints = append(complaints, "imports "+path)
+			}
+		}
+		return complaints
+	}
+}
+
+// unlinked keeps packages out of a program.
+func unlinked(program string, forbidden ...string) rule {
+	return func(p pkg) (complaints []string) {
+		if !within(p.ImportPath, program) {
+			return nil
+		}
+		for _, path := range p.Deps {
+			if within(path, forbidden...) {
+				complaints = append(complaints, "links "+path)
+			}
+		}
+		return complaints
+	}
+}
+
+// providers: which VMs there can be is decided where a program is put together, and nowhere else.
+func providers(p pkg) (complaints []string) {
+	if within(p.ImportPath, "services/internal/server", "services/internal/sim", "services/internal/bench", "services/cmd/nstance-server") {
+		return nil
+	}
+	for _, path := range p.Imports {
+		if within(path, "services/internal/infra") && path != "services/internal/infra" && path != "services/internal/infra/infratest" &&
+			!within(p.ImportPath, path) {
+			complaints = append(complaints, "imports the provider "+path)
+		}
+	}
+	return complaints
+}
+
+// pure keeps what the planner could act or look with out of it. What it does with times, its own tests look at.
+func pure(p pkg) (complaints []string) {
+	if p.ImportPath != "services/internal/plan" {
+		return nil
+	}
+	for _, path := range []string{"context", "os", "net", "log", "log/slog", "io", "math/rand", "math/rand/v2", "crypto/rand", "sync"} {
+		if slices.Contains(p.Imports, path) {
+			complaints = append(complaints, "imports "+path)
+		}
+	}
+	return complaints
+}
+
+var rules = map[string]rule{
+	"direction":                       direction,
+	"concrete providers":              providers,
+	"plan: ident, config and record":  only("services/internal/plan", "services/contract/ident", "services/contract/config", "services/contract/record"),
+	"plan is pure":                    pure,
+	"render knows texts, not config":  only("services/contract/render"),
+	"contract stands alone":           never("services/contract", "services/internal", "services/cmd", "services/api"),
+	"tests: contract and api":         never("tests", "services/internal", "services/cmd", "terraform-provider-nstance"),
+	"provider: contract":              never("terraform-provider-nstance", "services/internal", "services/cmd"),
+	"commands hold no test code":      unlinked("services/cmd", "testing", "services/internal/sim", "services/internal/infra/infratest", "services/internal/infra/mock", "services/internal/plan/plantest"),
+	"the provider holds no test code": unlinked("terraform-provider-nstance", "testing"),
+	"the agent cannot change a cloud": unlinked("services/cmd/nstance-agent",
+		"github.com/aws", "cloud.google.com", "google.golang.org/api", "github.com/Azure", "k8s.io", "sigs.k8s.io",
+		"services/internal/infra", "services/internal/plan", "services/internal/execute", "services/internal/lease",
+		"services/contract/objstore", "services/contract/secretstore", "services/contract/clusterstate"),
+	"no Kubernetes but in the operator": unlinkedExcept("services/cmd", []string{"services/cmd/nstance-operator", "services/cmd/dev-k8s"},
+		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
+}
+
+func unlinkedExcept(programs string, except []string, forbidden ...string) rule {
+	look := unlinked(programs, forbidden...)
+	return func(p pkg) []string {
+		if within(p.ImportPath, except...) {
+			return nil
+		}
+		return look(p)
+	}
+}
+
+func TestImports(t *testing.T) {
+	packages := list(t)
+	if len(packages) < 30 {
+		t.Fatalf("go list found %d packages", len(packages))
+	}
+	for name, rule := range rules {
+		for _, p := range packages {
+			for _, complaint := range rule(p) {
+				t.Errorf("%s: %s %s", name, p.ImportPath, complaint)
+			}
+		}
+	}
+}
+
+// TestRulesComplain holds every rule against a package that breaks it.
+func TestRulesComplain(t *testing.T) {
+	for name, bad := range map[string]pkg{
+		"direction":                         {ImportPath: "services/contract/record", Imports: []string{"services/contract/clusterstate"}},
+		"concrete providers":                {ImportPath: "services/internal/execute", Imports: []string{"services/internal/infra/tmux"}},
+		"plan: ident, config and record":    {ImportPath: "services/internal/plan", Imports: []string{"services/contract/objstore"}},
+		"plan is pure":                      {ImportPath: "services/internal/plan", Imports: []string{"log/slog"}},
+		"render knows texts, not config":    {ImportPath: "services/contract/render", Imports: []string{"services/contract/config"}},
+		"contract stands alone":             {ImportPath: "services/contract/config", XTestImports: []string{"services/internal/plan"}},
+		"tests: contract and api":           {ImportPath: "tests/demo", Imports: []string{"services/internal/server"}},
+		"provider: contract":                {ImportPath: "terraform-provider-nstance/internal/shard", Imports: []string{"services/internal/lease"}},
+		"commands hold no test code":        {ImportPath: "services/cmd/nstance-server", Deps: []string{"services/internal/infra/mock"}},
+		"the provider holds no test code":   {ImportPath: "terraform-provider-nstance", Deps: []string{"testing"}},
+		"the agent cannot change a cloud":   {ImportPath: "services/cmd/nstance-agent", Deps: []string{"github.com/aws/aws-sdk-go-v2/service/ec2"}},
+		"no Kubernetes but in the operator": {ImportPath: "services/cmd/nstance-server", Deps: []string{"k8s.io/client-go/rest"}},
+	} {
+		if len(rules[name](bad)) == 0 {
+			t.Errorf("%s: no complaint about %+v", name, bad)
+		}
+	}
+	for name := range rules {
+		if complaints := rules[name](pkg{ImportPath: "services/internal/observe", Imports: []string{"time", "services/internal/infra"}}); len(complaints) > 0 {
+			t.Errorf("%s complains about what is allowed: %v", name, complaints)
+		}
+	}
+	if got := direction(pkg{ImportPath: "services/internal/misc"}); len(got) == 0 {
+		t.Error("direction: no complaint about a package without a place")
+	}
+}
+
+// list asks the go command for every package of the module.
+func list(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps", "./...")
+	cmd.Dir = ".."
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.Bytes())
+	}
+	decoder := json.NewDecoder(bytes.NewReader(out))
+	var packages []pkg
+	for {
+		var p pkg
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return packages
+		} else if err != nil {
+			t.Fatal(fmt.Errorf("go list: %w", err))
+		}
+		for _, paths := range [][]string{{p.ImportPath}, p.Imports, p.TestImports, p.XTestImports, p.Deps} {
+			for i := range paths {
+				paths[i] = strings.TrimPrefix(paths[i], module)
+			}
+		}
+		p.ImportPath = strings.TrimPrefix(p.ImportPath, module)
+		packages = append(packages, p)
+	}
+}

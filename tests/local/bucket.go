@@ -1,0 +1,128 @@
+package local
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/credentials"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+// State reads and writes the stack's bucket, as Terraform and nstance-admin do.
+func (s *Stack) State(ctx context.Context) (*clusterstate.State, error) {
+	store, err := s3.New(ctx, s3.Options{Bucket: Bucket, Region: region, Endpoint: s.Ports.StoreURL(), PathStyle: true,
+		Credentials: credentials.NewStaticCredentialsProvider(accessKey, accessKey, "")})
+	if err != nil {
+		return nil, err
+	}
+	key, err := keyring.Parse([]byte(encryptionKey))
+	if err != nil {
+		return nil, err
+	}
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: Cluster, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: Cluster, ShardID: Shard, Secrets: secrets}), nil
+}
+
+// ConfigWritten is when the shard's configuration was written, by the object store: its files are the objects.
+func (s *Stack) ConfigWritten() (time.Time, error) {
+	info, err := os.Stat(filepath.Join(s.StoreDir(), filepath.FromSlash(keys.Config(Shard))))
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
+}
+
+// PutConfig writes the example's configuration (examples/config-tmux.jsonc), made to fit this stack and changed by change, as `nstance-admin config
+// push` would.
+func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error {
+	path := filepath.Join(s.Root, "examples", "config-tmux.jsonc")
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	shard, problems := config.Parse(path, src)
+	if len(problems) > 0 {
+		return problems
+	}
+	shard.Server.Bind = config.Addresses{Health: Address(s.Ports.Health), Election: Address(s.Ports.Election),
+		Registration: Address(s.Ports.Registration), Operator: Address(s.Ports.Operator), Agent: Address(s.Ports.Agent)}
+	shard.Server.Advertise = config.Addresses{}
+	shard.Server.Provider.Options = s.ProviderOptions()
+	if change != nil {
+		change(shard)
+	}
+	body := config.Encode(shard)
+	if _, problems := config.Parse("made from "+path, body); len(problems) > 0 {
+		return problems
+	}
+	state, err := s.State(ctx)
+	if err != nil {
+		return err
+	}
+	_, token, err := state.ReadConfig(ctx, Shard)
+	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+		return err
+	}
+	_, err = state.WriteConfig(ctx, Shard, body, token)
+	return err
+}
+
+// ProviderOptions are those of the stack's tmux provider.
+func (s *Stack) ProviderOptions() map[string]string {
+	return map[string]string{"dir": s.AgentsDir(), "session": s.Session, "socket": s.Socket, "agent": s.program("nstance-agent")}
+}
+
+// identity makes and registers an operator of the default tenant, and returns what it shows and whom it trusts.
+func (s *Stack) identity(ctx context.Context) (tls.Certificate, *x509.CertPool, error) {
+	none := tls.Certificate{}
+	state, err := s.State(ctx)
+	if err != nil {
+		return none, nil, err
+	}
+	ca, err := state.LoadCA(ctx)
+	if err != nil {
+		return none, nil, fmt.Errorf("load the CA: %w", err)
+	}
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return none, nil, err
+	}
+	now := time.Now()
+	id, err := ident.NewID(ident.OperatorPrefix, now, rand.Reader)
+	if err != nil {
+		return none, nil, err
+	}
+	cert, err := ca.IssueClient(authority.ClientSpec{
+		Identity:  authority.Identity{Role: authority.RoleOperator, Cluster: Cluster, Tenant: Tenant, ID: id},
+		PublicKey: public,
+	}, rand.Reader, now)
+	if err != nil {
+		return none, nil, err
+	}
+	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: Cluster, Tenant: Tenant, Writer: id.String(),
+		PublicKey: public, Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter}, CreatedAt: now}, "")
+	if err != nil {
+		return none, nil, fmt.Errorf("register an operator: %w", err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.Certificate())
+	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: private, Leaf: cert}, pool, nil
+}

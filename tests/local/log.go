@@ -1,0 +1,57 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+// Line is a line of a server's log, with the attributes that the tests look at.
+type Line struct {
+	Time   time.Time `json:"time"`
+	Msg    string    `json:"msg"`
+	Term   uint64    `json:"term"`
+	Server string    `json:"server"`
+}
+
+// Lines reads a server's log. What is no JSON (a crash) is left out, and so is a line that is still being written.
+func (s *Stack) Lines(server string) ([]Line, error) {
+	raw, err := os.ReadFile(s.LogFile(server))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	var lines []Line
+	for text := range bytes.Lines(raw) {
+		var line Line
+		if bytes.HasSuffix(text, []byte("\n")) && json.Unmarshal(text, &line) == nil {
+			lines = append(lines, line)
+		}
+	}
+	return lines, nil
+}
+
+// AwaitLine waits until one of the servers has logged the message in a term above the given one, and returns the first such line.
+func (s *Stack) AwaitLine(ctx context.Context, servers int, msg string, above uint64) (Line, error) {
+	for {
+		for n := 1; n <= servers; n++ {
+			lines, err := s.Lines(ServerName(n))
+			if err != nil {
+				return Line{}, err
+			}
+			for _, line := range lines {
+				if line.Msg == msg && line.Term > above {
+					return line, nil
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return Line{}, fmt.Errorf("no server logged %q in a term above %d: %w", msg, above, context.Cause(ctx))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/shirou/gopsutil/v4/process"
+)
+
+// Process is a program that this one started, in a session of its own: a Ctrl-C at the terminal does not reach it. Its output goes to a log file.
+type Process struct {
+	Name string
+	PID  int
+	Log  string
+
+	ended chan struct{}
+	state *os.ProcessState
+}
+
+// start runs a program of the stack and appends its output to its log.
+func (s *Stack) start(name, program string, args ...string) (*Process, error) {
+	log := s.LogFile(name)
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	defer out.Close()
+	cmd := exec.Command(s.program(program), args...)
+	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = s.Env(), s.Dir, out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	p := &Process{Name: name, PID: cmd.Process.Pid, Log: log, ended: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // its state says it all
+		p.state = cmd.ProcessState
+		close(p.ended)
+	}()
+	s.mu.Lock()
+	s.processes = append(s.processes, p)
+	s.mu.Unlock()
+	return p, nil
+}
+
+// Ended is closed when the process has ended.
+func (p *Process) Ended() <-chan struct{} { return p.ended }
+
+// Running reports whether the process has not ended yet.
+func (p *Process) Running() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// Kill sends SIGKILL and waits for the end.
+func (p *Process) Kill() error {
+	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil && p.Running() {
+		return fmt.Errorf("kill %s: %w", p.Name, err)
+	}
+	<-p.ended
+	return nil
+}
+
+// Stop sends SIGTERM, and SIGKILL to what has not ended after the patience. An exit status other than 0 is an error.
+func (p *Process) Stop(patience time.Duration) error {
+	if p.Running() {
+		_ = syscall.Kill(p.PID, syscall.SIGTERM) // it may end meanwhile
+	}
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		return errors.Join(fmt.Errorf("%s did not end within %s of SIGTERM", p.Name, patience), p.Kill())
+	}
+	if !p.state.Success() {
+		return fmt.Errorf("%s ended: %s", p.Name, p.state)
+	}
+	return nil
+}
+
+// Found is a process of the machine.
+type Found struct {
+	PID  int
+	Args []string
+}
+
+// Program is the base name of what runs.
+func (f Found) Program() string {
+	if len(f.Args) == 0 {
+		return ""
+	}
+	return filepath.Base(f.Args[0])
+}
+
+// String is the PID and the command line.
+func (f Found) String() string { return fmt.Sprintf("%d %s", f.PID, strings.Join(f.Args, " ")) }
+
+// Find lists the processes of the machine that have something below dir on their command line. All programs of a stack are run by their path below
+// its directory, so that this finds them whoever started them: agents are children of tmux, and those of `make up` of nobody.
+func Find(ctx context.Context, dir string) ([]Found, error) {
+	all, err := process.ProcessesWithContext(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	prefix := filepath.Clean(dir) + string(filepath.Separator)
+	var found []Found
+	for _, p := range all {
+		if int(p.Pid) == os.Getpid() {
+			continue
+		}
+		args, err := p.CmdlineSliceWithContext(ctx)
+		if err != nil {
+			continue // it has ended, or is not ours to look at
+		}
+		for _, arg := range args {
+			if strings.HasPrefix(arg, prefix) {
+				found = append(found, Found{int(p.Pid), args})
+				break
+			}
+		}
+	}
+	return found, nil
+}

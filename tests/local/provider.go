@@ -1,0 +1,128 @@
+package local
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// VM is what the tmux provider remembers of a VM, from its vm.json.
+type VM struct {
+	Instance   ident.ID  `json:"instance"`
+	Group      string    `json:"group"`
+	PID        int       `json:"pid"`
+	LaunchedAt time.Time `json:"launched_at"`
+	StartedAt  time.Time `json:"started_at"`
+	DeletedAt  time.Time `json:"deleted_at"`
+}
+
+// Disk is the VM's directory.
+func (s *Stack) Disk(id ident.ID) string { return filepath.Join(s.AgentsDir(), id.String()) }
+
+// VM reads one VM's document.
+func (s *Stack) VM(id ident.ID) (VM, error) {
+	raw, err := os.ReadFile(filepath.Join(s.Disk(id), "vm.json"))
+	if err != nil {
+		return VM{}, err
+	}
+	var vm VM
+	if err := json.Unmarshal(raw, &vm); err != nil {
+		return VM{}, fmt.Errorf("vm.json of %s: %w", id, err)
+	}
+	return vm, nil
+}
+
+// VMs reads the documents of all VMs that were not deleted, in the order in which their IDs were made.
+func (s *Stack) VMs() ([]VM, error) {
+	entries, err := os.ReadDir(s.AgentsDir())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	var vms []VM
+	for _, entry := range entries {
+		id, err := ident.ParseID(entry.Name())
+		if err != nil {
+			continue // the journal, the lock
+		}
+		vm, err := s.VM(id)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a create call that never got further
+		}
+		if err != nil {
+			return nil, err
+		}
+		if vm.DeletedAt.IsZero() {
+			vms = append(vms, vm)
+		}
+	}
+	slices.SortFunc(vms, func(a, b VM) int { return a.Instance.Compare(b.Instance) })
+	return vms, nil
+}
+
+// WipeDisks removes the VMs' disks: identities, keys, received files. What the provider itself remembers (that there were such VMs) stays, as a
+// cloud's control plane outlives the VMs.
+func (s *Stack) WipeDisks() error {
+	disks, err := filepath.Glob(filepath.Join(s.AgentsDir(), "*", "*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range disks {
+		if filepath.Base(path) == "vm.json" {
+			continue
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Call is a line of the provider's journal: what a server asked of it, and when.
+type Call struct {
+	Time     time.Time `json:"time"`
+	Op       string    `json:"op"` // create_entered, create_done, create_failed, delete_entered, delete_done
+	Instance ident.ID  `json:"instance"`
+	PID      int       `json:"pid"`
+	Error    string    `json:"error"`
+}
+
+// Calls reads the provider's journal. A last line that is still being written is left out.
+func (s *Stack) Calls() ([]Call, error) {
+	raw, err := os.ReadFile(filepath.Join(s.AgentsDir(), "events.jsonl"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	var calls []Call
+	for line := range bytes.Lines(raw) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break
+		}
+		var call Call
+		if err := json.Unmarshal(line, &call); err != nil {
+			return nil, fmt.Errorf("provider's journal: %w", err)
+		}
+		calls = append(calls, call)
+	}
+	return calls, nil
+}
+
+// Called finds the first call of that kind for an instance.
+func (s *Stack) Called(op string, id ident.ID) (Call, error) {
+	calls, err := s.Calls()
+	if err != nil {
+		return Call{}, err
+	}
+	for _, call := range calls {
+		if call.Op == op && call.Instance == id {
+			return call, nil
+		}
+	}
+	return Call{}, fmt.Errorf("the provider's journal has no %s of %s", op, id)
+}

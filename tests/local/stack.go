@@ -1,0 +1,270 @@
+// Package local runs a whole Nstance on this machine from the repository's binaries: an object store, servers, and agents in windows of a tmux
+// server of its own. `make up`, `make demo` and the kill -9 test are made of it.
+//
+// Invariant: everything that a stack starts is run by a path below the stack's directory, and everything that it writes is in there. So any number
+// of stacks run side by side, what is left of one can be found by its directory alone, and Clean leaves nothing.
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// What examples/ and the documents use. The key protects nothing.
+const (
+	Cluster = "example-cluster"
+	Shard   = "dev-1"
+	Bucket  = "dev"
+	Tenant  = "default"
+
+	accessKey     = "dev"
+	region        = "us-east-1"
+	encryptionKey = "thisisatest32bytekey123456789012"
+)
+
+// Options of New.
+type Options struct {
+	Root  string // of the repository
+	Bin   string // directory of the binaries; empty: {Root}/bin
+	Dir   string // everything that the stack writes
+	Ports Ports
+	// Session and Socket of tmux; empty: nstance-dev-agents, on a server of its own whose socket is in Dir.
+	Session, Socket string
+}
+
+// Stack is one Nstance on this machine. Its methods may be called concurrently.
+type Stack struct {
+	Options
+
+	mu        sync.Mutex
+	processes []*Process
+}
+
+// New prepares the stack's directory. It starts nothing, and takes over what an earlier one left there.
+func New(o Options) (*Stack, error) {
+	for _, path := range []*string{&o.Root, &o.Dir} {
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return nil, err
+		}
+		*path = abs
+	}
+	if o.Bin == "" {
+		o.Bin = filepath.Join(o.Root, "bin")
+	}
+	if o.Session == "" {
+		o.Session = "nstance-dev-agents"
+	}
+	if o.Socket == "" {
+		o.Socket = filepath.Join(o.Dir, "tmux.sock")
+	}
+	s := &Stack{Options: o}
+	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, "log"), s.StoreDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	// Programs are run through this link: their command lines tell whose they are.
+	link := filepath.Join(s.Dir, "bin")
+	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if err := os.Symlink(o.Bin, link); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// StoreDir holds the bucket's objects, AgentsDir the VMs' disks and what the provider remembers.
+func (s *Stack) StoreDir() string  { return filepath.Join(s.Dir, "dev-s3") }
+func (s *Stack) AgentsDir() string { return filepath.Join(s.Dir, "agents") }
+
+// CacheDir is that of a server, counted from 1.
+func (s *Stack) CacheDir(n int) string {
+	if n == 1 {
+		return filepath.Join(s.Dir, "cache")
+	}
+	return filepath.Join(s.Dir, "cache-"+strconv.Itoa(n))
+}
+
+// LogFile is where a program's output goes.
+func (s *Stack) LogFile(name string) string { return filepath.Join(s.Dir, "log", name+".log") }
+
+func (s *Stack) program(name string) string { return filepath.Join(s.Dir, "bin", name) }
+
+// ServerName is the --id of a server, counted from 1, and the name of its log.
+func ServerName(n int) string { return "server-" + strconv.Itoa(n) }
+
+// Env is the environment of the stack's programs: this process's, without what would lead them elsewhere.
+func (s *Stack) Env() []string {
+	var env []string
+	for _, kv := range os.Environ() {
+		name, _, _ := strings.Cut(kv, "=")
+		switch {
+		case strings.HasPrefix(name, "AWS_"), strings.HasPrefix(name, "NSTANCE_"), strings.HasPrefix(name, "TF_"), name == "TMUX", name == "TMUX_PANE":
+		default:
+			env = append(env, kv)
+		}
+	}
+	return append(env,
+		"AWS_ACCESS_KEY_ID="+accessKey, "AWS_SECRET_ACCESS_KEY="+accessKey, "AWS_REGION="+region, "AWS_EC2_METADATA_DISABLED=true",
+		"AWS_ENDPOINT_URL="+s.Ports.StoreURL(), "AWS_S3_USE_PATH_STYLE=true", "NSTANCE_ENCRYPTION_KEY="+encryptionKey)
+}
+
+// StartStore starts the object store and waits until it answers.
+func (s *Stack) StartStore(ctx context.Context) (*Process, error) {
+	p, err := s.start("dev-s3", "dev-s3", "--addr", Address(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket)
+	if err != nil {
+		return nil, err
+	}
+	return p, s.answers(ctx, p, s.Ports.StoreURL()+"/"+Bucket, func(status int) bool { return status < 500 })
+}
+
+// StartServer starts a server of the shard, counted from 1, and waits until its probe answers, whatever it says.
+func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
+	p, err := s.start(ServerName(n), "nstance-server", "--id", ServerName(n), "--shard", Shard, "--storage", "s3", "--bucket", Bucket,
+		"--cachedir", s.CacheDir(n), "--health-addr", s.healthAddr(n), "--instance", strconv.Itoa(n))
+	if err != nil {
+		return nil, err
+	}
+	return p, s.answers(ctx, p, s.healthURL(n), func(int) bool { return true })
+}
+
+// AwaitReady waits until a server's probe says that it is ready to lead.
+func (s *Stack) AwaitReady(ctx context.Context, p *Process, n int) error {
+	return s.answers(ctx, p, s.healthURL(n), func(status int) bool { return status == http.StatusOK })
+}
+
+func (s *Stack) healthAddr(n int) string { return Address(s.Ports.Health + 10*(n-1)) }
+func (s *Stack) healthURL(n int) string  { return "http://" + s.healthAddr(n) + "/health" }
+
+// answers waits until a GET of the URL has an accepted status, or the process has ended.
+func (s *Stack) answers(ctx context.Context, p *Process, url string, accept func(status int) bool) error {
+	last := errors.New("no answer")
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err == nil {
+			body, _ := io.ReadAll(io.LimitReader(resp.Body, 1024))
+			resp.Body.Close()
+			if accept(resp.StatusCode) {
+				return nil
+			}
+			last = fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(body))
+		} else if ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w: %w", p.Name, context.Cause(ctx), last)
+		case <-p.Ended():
+			return fmt.Errorf("%s ended while it was waited for (%s); its log is %s", p.Name, p.state, p.Log)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Tmux runs a command of tmux on the stack's tmux server. Without such a server it does nothing.
+func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
+	if _, err := os.Lstat(s.Socket); strings.Contains(s.Socket, "/") && errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	flag := "-L"
+	if strings.Contains(s.Socket, "/") {
+		flag = "-S"
+	}
+	cmd := exec.CommandContext(ctx, "tmux", append([]string{"-f", os.DevNull, flag, s.Socket}, args...)...)
+	cmd.Env = s.Env()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	text := stderr.String()
+	if err != nil && (strings.HasPrefix(text, "no server running") || strings.HasPrefix(text, "error connecting") || strings.Contains(text, "server exited")) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("tmux %s: %w: %s", args[0], err, strings.TrimSpace(text))
+	}
+	return string(out), nil
+}
+
+// KillAll kills every process of the stack at once, as a power cut would: object store, servers, agents, the tmux server.
+func (s *Stack) KillAll(ctx context.Context) error {
+	// A process that was about to start another may have done so in between, hence more than one round.
+	for range 50 {
+		found, err := Find(ctx, s.Dir)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			return s.reap(ctx)
+		}
+		for _, f := range found {
+			_ = syscall.Kill(f.PID, syscall.SIGKILL) // it may have ended
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	found, err := Find(ctx, s.Dir)
+	return errors.Join(err, fmt.Errorf("processes do not end: %v", found))
+}
+
+// reap waits until those who were killed have been waited for.
+func (s *Stack) reap(ctx context.Context) error {
+	s.mu.Lock()
+	processes := s.processes
+	s.processes = nil
+	s.mu.Unlock()
+	for _, p := range processes {
+		select {
+		case <-p.Ended():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// Clean ends everything and removes the stack's directory.
+func (s *Stack) Clean(ctx context.Context) error {
+	if err := s.KillAll(ctx); err != nil {
+		return err
+	}
+	return os.RemoveAll(s.Dir)
+}
+
+// Tails writes the last lines of every log, for who wants to know why something failed.
+func (s *Stack) Tails(w io.Writer, lines int) {
+	logs, _ := filepath.Glob(filepath.Join(s.Dir, "log", "*.log"))
+	consoles, _ := filepath.Glob(filepath.Join(s.AgentsDir(), "*", "console.log"))
+	for _, path := range append(logs, consoles...) {
+		raw, err := os.ReadFile(path)
+		if err != nil || len(bytes.TrimSpace(raw)) == 0 {
+			continue
+		}
+		all := bytes.Split(bytes.TrimSpace(raw), []byte("\n"))
+		name, err := filepath.Rel(s.Dir, path)
+		if err != nil {
+			name = path
+		}
+		fmt.Fprintf(w, "\n--- %s, last %d of %d lines\n%s\n", name, min(lines, len(all)), len(all), bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
+	}
+}
