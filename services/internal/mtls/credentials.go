@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -26,7 +27,9 @@ type Peer struct {
 	// Number rises from each connection of a [Source] to the next.
 	Number uint64
 
-	conn net.Conn
+	// problem: the CA issued the certificate, but not for a client of this cluster.
+	problem error
+	conn    net.Conn
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -86,30 +89,46 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	if err := begun.peek(); err != nil {
 		return nil, nil, fmt.Errorf("wait for the client's first byte: %w", err)
 	}
-	done, err := t.gate.turn(raw)
+	conn, err := t.handshake(begun)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer done()
-	conn := tls.Server(begun, t.config)
-	if err := conn.Handshake(); err != nil {
-		conn.Close()
-		return nil, nil, fmt.Errorf("TLS handshake: %w", err)
-	}
-	state := conn.ConnectionState()
-	if state.NegotiatedProtocol != "h2" {
-		conn.Close()
-		return nil, nil, errors.New("the client does not offer HTTP/2")
-	}
 	client := &Peer{}
 	if t.clients {
-		if client, err = t.source.peer(state); err != nil {
-			conn.Close()
-			return nil, nil, err
-		}
+		client = t.source.peer(conn.ConnectionState())
 	}
 	client.conn, client.Number = raw, t.source.connections.Add(1)
 	return conn, client, nil
+}
+
+func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {
+	done, err := t.gate.turn(raw)
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Server(raw, t.config)
+	err = conn.Handshake()
+	done()
+	if err == nil && conn.ConnectionState().NegotiatedProtocol != "h2" {
+		err = errors.New("the client does not offer HTTP/2")
+	}
+	if err != nil {
+		linger(raw)
+		return nil, fmt.Errorf("TLS handshake: %w", err)
+	}
+	return conn, nil
+}
+
+// linger closes a connection so that the alert that was sent last arrives: what the client has sent meanwhile would otherwise have the
+// kernel throw it away.
+func linger(conn net.Conn) {
+	defer conn.Close()
+	if half, ok := conn.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
+		return
+	}
+	if conn.SetReadDeadline(time.Now().Add(time.Second)) == nil {
+		_, _ = io.CopyN(io.Discard, conn, 64<<10)
+	}
 }
 
 // ClientHandshake is not a server's to do.
@@ -142,6 +161,14 @@ func (c *peeked) peek() error {
 		return nil
 	}
 	return err
+}
+
+// CloseWrite says that nothing more will be sent.
+func (c *peeked) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.New("cannot be closed by halves")
 }
 
 func (c *peeked) Read(p []byte) (int, error) {

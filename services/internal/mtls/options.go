@@ -113,6 +113,8 @@ func (g guard) admit(ctx context.Context, method string) error {
 	switch {
 	case g.role == "":
 		return nil
+	case client.problem != nil:
+		return status.Error(codes.Unauthenticated, client.problem.Error())
 	case client.Identity.Role != g.role:
 		return status.Errorf(codes.PermissionDenied, "this port is for the role %s, the client certificate of %s has the role %s",
 			g.role, client.Identity.ID, client.Identity.Role)

@@ -153,23 +153,24 @@ func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	return expired, nil
 }
 
-// peer reads who an established connection's client is.
-func (s *Source) peer(state tls.ConnectionState) (*Peer, error) {
-	expired, err := s.verify(state.PeerCertificates)
-	if err != nil {
-		return nil, err
-	}
+// peer reads who an established connection's client is. What is wrong with it is told at its first call.
+func (s *Source) peer(state tls.ConnectionState) *Peer {
 	leaf := state.PeerCertificates[0]
+	p := &Peer{NotAfter: leaf.NotAfter}
+	if p.Expired, p.problem = s.verify(state.PeerCertificates); p.problem != nil {
+		return p
+	}
 	identity, err := authority.ParseIdentity(leaf)
-	if err != nil {
-		return nil, err
-	}
-	if identity.Cluster != s.options.Identity.Cluster {
-		return nil, fmt.Errorf("client certificate: of cluster %q, this is %q", identity.Cluster, s.options.Identity.Cluster)
-	}
 	key, ok := leaf.PublicKey.(ed25519.PublicKey)
-	if !ok {
-		return nil, errors.New("client certificate: its key is not Ed25519")
+	switch {
+	case err != nil:
+		p.problem = err
+	case !ok:
+		p.problem = errors.New("client certificate: its key is not Ed25519")
+	case identity.Cluster != s.options.Identity.Cluster:
+		p.problem = fmt.Errorf("client certificate: of cluster %q, this is %q", identity.Cluster, s.options.Identity.Cluster)
+	default:
+		p.Identity, p.PublicKey = identity, slices.Clone(key)
 	}
-	return &Peer{Identity: identity, PublicKey: slices.Clone(key), NotAfter: leaf.NotAfter, Expired: expired}, nil
+	return p
 }
