@@ -78,6 +78,25 @@ func TestFalseWaves(t *testing.T) {
 	}
 }
 
+// Snapshots that no world may ever lead to do not lead to a decision that breaks a rule either.
+func TestAnySnapshotHolds(t *testing.T) {
+	for seed := range int64(20000) {
+		checkSeed(t, seed)
+	}
+}
+
+func FuzzNext(f *testing.F) {
+	f.Add(int64(1))
+	f.Fuzz(checkSeed)
+}
+
+func checkSeed(t *testing.T, seed int64) {
+	s := plantest.RandomSnapshot(rand.New(rand.NewSource(seed)))
+	if err := plantest.Check(s, plan.Next(s)); err != nil {
+		t.Fatalf("seed %d: %v", seed, err)
+	}
+}
+
 // The same instances in the same order give the same plan, wherever they lie in memory, and planning changes nothing in its snapshot.
 func TestNextIsPure(t *testing.T) {
 	for seed := range int64(300) {

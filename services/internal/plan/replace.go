@@ -86,6 +86,14 @@ func (p *planner) why(i *Instance, cause string) string {
 	return cause
 }
 
+// whyNow puts into words why an instance that is to go can go now.
+func (p *planner) whyNow(i *Instance, cause string) string {
+	if p.tally.of[classWell] == 0 {
+		return p.why(i, cause)
+	}
+	return p.why(i, cause) + ", and enough others are healthy"
+}
+
 // create plans new instances: for what the size lacks, lost instances included, and, up to max_surge above it, replacements of instances that
 // run but are to go, so that those are replaced first.
 func (p *planner) create() {

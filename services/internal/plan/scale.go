@@ -22,8 +22,8 @@ func (p *planner) remove() {
 	leaving := t.hard() + t.of[classGuarded] + min(1, t.soft()+t.softUncertain)
 	// Scale down rather than rotation: beyond what rotation may have added.
 	down := max(0, surplus-min(p.surge, leaving))
-	if t.of[classWell] == 0 {
-		down = surplus // nobody who could be a replacement
+	if t.of[classWell] == 0 && t.hard() == 0 {
+		down = surplus // nothing but drift or age, and nobody who could be a replacement
 	}
 	if available > 0 {
 		p.removeAvailable(available, min(down, available))
@@ -67,7 +67,7 @@ func (p *planner) removeAvailable(n, down int) {
 			p.removeOne(picks[k], p.scaleDownCause(), "the group is larger than its size")
 			continue
 		}
-		p.removeOne(picks[k], cause, p.why(i, cause)+", and enough others are healthy")
+		p.removeOne(picks[k], cause, p.whyNow(i, cause))
 	}
 }
 
@@ -99,8 +99,12 @@ func (p *planner) removeUncertain(n int) int {
 	}
 	slices.SortFunc(picks, comparePicks)
 	n = min(n, len(picks))
-	for k := range picks[:n] {
-		p.removeOne(picks[k], p.scaleDownCause(), "the group is larger than its size")
+	for _, v := range picks[:n] {
+		if m := p.marks[v.at]; m&markRegistered != 0 && m&markDrifted != 0 && p.tally.of[classWell] > 0 {
+			p.removeOne(v, causeDrift, p.whyNow(&p.Instances[v.at], causeDrift))
+			continue
+		}
+		p.removeOne(v, p.scaleDownCause(), "the group is larger than its size")
 	}
 	return n
 }

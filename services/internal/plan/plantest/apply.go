@@ -15,7 +15,15 @@ func (w *World) start(a plan.Action) {
 	vm := w.VM(a.Instance)
 	switch a.Kind {
 	case plan.Create:
-		w.startCreate()
+		if w.Reserve == 0 {
+			w.startCreate()
+			return
+		}
+		w.pending++
+		w.after(w.Reserve, w.term, func() {
+			w.pending--
+			w.startCreate()
+		})
 	case plan.Mark:
 		w.work(vm, plan.MarkingDeleting, w.Write, func() {
 			vm.State, vm.DeletingAt, vm.DeleteReason, vm.DeleteDeadline = record.Deleting, w.Now, a.Reason, a.Deadline
@@ -213,7 +221,7 @@ func (w *World) Crash(landed func() bool) {
 		}
 	}
 	w.leaderSince, w.silenceFrom = w.Now, time.Time{}
-	w.backoff, w.guardRaised, w.backoffRaised = plan.Backoff{}, false, false
+	w.pending, w.backoff, w.guardRaised, w.backoffRaised = 0, plan.Backoff{}, false, false
 	for _, vm := range w.VMs {
 		if vm.State != record.Reserved {
 			vm.Work = plan.Idle // a call that is still open is settled by the next leader; here its answer does

@@ -25,6 +25,7 @@ func Random(rng *rand.Rand) *World {
 	w.Write, w.Create, w.End = pick(time.Millisecond, 20*time.Millisecond, time.Second), pick(10*time.Millisecond, 2*time.Second),
 		pick(time.Second, 45*time.Second)
 	w.Boot, w.Ask = pick(5*time.Second, time.Minute), pick(time.Millisecond, 300*time.Millisecond)
+	w.Reserve = pick(0, 0, 20*time.Millisecond)
 	w.DrainAfter = pick(0, 10*time.Second)
 	if rng.Intn(2) == 0 {
 		w.Group.LoadBalancers = []string{"www"}
@@ -37,6 +38,72 @@ func Random(rng *rand.Rand) *World {
 		w.Add().OnDemand = true
 	}
 	return w
+}
+
+// RandomSnapshot returns a snapshot that need not be one that a world leads to: any state next to any other.
+func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
+	w := Random(rng)
+	w.Group.Size = rng.Intn(8)
+	w.Group.Deleted = rng.Intn(10) == 0
+	w.Group.Static = rng.Intn(2) == 0
+	w.Settings.Terminating = rng.Intn(15) == 0
+	s := w.Snapshot()
+	s.Instances = s.Instances[:0]
+	when := func(chance int) time.Time {
+		if rng.Intn(chance) != 0 {
+			return time.Time{}
+		}
+		return s.Now.Add(-time.Duration(rng.Intn(int(2*w.Settings.RegistrationTimeout))) - time.Duration(rng.Intn(2))*time.Hour)
+	}
+	maybe := func(chance int) bool { return rng.Intn(chance) == 0 }
+	s.SilenceFrom, s.LeaderSince = when(1), when(2)
+	if maybe(4) {
+		s.SilenceFrom = time.Time{}
+	}
+	s.PendingCreates, s.CreateBudget = rng.Intn(3)*rng.Intn(2), rng.Intn(4)-1
+	s.GuardRaised, s.BackoffRaised = maybe(2), maybe(2)
+	if maybe(3) {
+		s.Backoff = plan.Backoff{Failures: rng.Intn(12), Last: when(1), Reason: "refused"}
+	}
+	for range rng.Intn(12) {
+		vm := w.make()
+		i := &vm.Instance
+		i.State = []record.State{record.Reserved, record.Created, record.Registered, record.Registered, record.Registered, record.Deleting}[rng.Intn(6)]
+		i.OnDemand = maybe(6)
+		if maybe(3) {
+			i.Work = plan.Work(rng.Intn(int(plan.Tending) + 1))
+		}
+		if deleting := i.State == record.Deleting; !deleting && i.Work > plan.MarkingDeleting && i.Work != plan.Tending ||
+			deleting && i.Work <= plan.MarkingDeleting || i.State == record.Reserved && i.Work != plan.Creating {
+			i.Work = plan.Idle
+		}
+		if maybe(3) {
+			i.FailedAt, i.Failures = when(1), 1+rng.Intn(9)
+		}
+		i.CreatedAt, i.LaunchedAt = when(1), when(2)
+		if i.State == record.Registered || i.State == record.Deleting && maybe(2) {
+			i.RegisteredAt = when(1)
+			i.LastReport, i.Healthy, i.EverHealthy, i.Connected, i.LostAt = when(2), maybe(2), maybe(2), maybe(2), when(3)
+			i.EverHealthy = i.EverHealthy || i.Healthy
+			i.PowerOffAt, i.RestartingAt, i.Reboot = when(8), when(8), maybe(2)
+			i.RuntimeHash, i.FilesSent, i.FilesFailed = []string{"", "r1"}[rng.Intn(2)], []string{"", "r1"}[rng.Intn(2)], maybe(5)
+		}
+		i.InfraHash = []string{"v1", "v1", "v0", ""}[rng.Intn(4)]
+		states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning, plan.ProviderRunning, plan.ProviderRunning,
+			plan.ProviderGoing, plan.ProviderStopped, plan.ProviderGone}
+		i.Provider = plan.Observed[plan.ProviderState]{Value: states[rng.Intn(len(states))], Complete: !maybe(5), At: when(2)}
+		i.Asking, i.Notice, i.NoticeDeadline = maybe(5), maybe(8), when(2)
+		if i.State == record.Deleting {
+			i.DeletingAt, i.DeleteDeadline, i.Announced, i.Drained = when(1), when(2), maybe(2), maybe(4)
+			i.TerminateRequested, i.DeleteReason = when(3), "a reason"
+			if !i.DeleteDeadline.IsZero() && maybe(2) {
+				i.DeleteDeadline = s.Now.Add(time.Minute)
+			}
+		}
+		i.InLoadBalancers = maybe(2)
+		s.Instances = append(s.Instances, *i)
+	}
+	return s
 }
 
 // Trouble does one random thing to the world, and says so in the transcript. Faults that last end with [World.Calm].

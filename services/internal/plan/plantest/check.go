@@ -104,7 +104,7 @@ func counts(s plan.Snapshot, i *plan.Instance) bool {
 
 func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map[ident.ID]string) error {
 	removed, unhealthy, registered, removedRegistered, failed := 0, 0, 0, 0, 0
-	running := 0
+	running, silenced := 0, 0
 	for n := range s.Instances {
 		i := &s.Instances[n]
 		cause := marked[i.ID]
@@ -115,6 +115,9 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 			running++
 			if silent && (cause == "unhealthy" || i.State == record.Deleting && strings.Contains(i.DeleteReason, "silent")) {
 				unhealthy++
+			}
+			if cause == "unhealthy" {
+				silenced++
 			}
 		}
 		if !counts(s, i) {
@@ -144,7 +147,7 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 	if creates > 0 && counted-removed+creates > desired+surge {
 		return fmt.Errorf("%d creates on top of %d, the size is %d with a surge of %d", creates, counted-removed, desired, surge)
 	}
-	if limit := s.Group.MaxUnhealthy.Of(running); unhealthy > limit {
+	if limit := s.Group.MaxUnhealthy.Of(running); silenced > 0 && unhealthy > limit {
 		return fmt.Errorf("%d of %d running instances are removed for their silence, at most %d may", unhealthy, running, limit)
 	}
 	if until := s.Backoff.Until(s.Group.GroupKey); creates > 0 && until.After(s.Now) {

@@ -28,6 +28,8 @@ type World struct {
 	// Write, Create, Boot, End and Ask are how long a bucket write, a create call, a boot until registration, the end of a terminated VM and a
 	// question to the provider take.
 	Write, Create, Boot, End, Ask time.Duration
+	// Reserve is how long a create waits for an instance ID; zero: a reservation is at hand.
+	Reserve time.Duration
 	// DrainAfter is how long an operator takes to drain a node; zero: it never says so.
 	DrainAfter time.Duration
 	// Refuse makes create calls fail with that reason. Mute keeps agents of new VMs from registering.
@@ -42,6 +44,7 @@ type World struct {
 
 	VMs []*VM // sorted by ID, until they are forgotten
 
+	pending                  int // creates without an ID
 	leaderSince, silenceFrom time.Time
 	backoff                  plan.Backoff
 	guardRaised              bool
@@ -123,7 +126,7 @@ func (w *World) Snapshot() plan.Snapshot {
 		w.refresh(vm)
 	}
 	s := plan.Snapshot{Now: w.Now, Term: uint64(w.term), Settings: w.Settings, Group: w.Group, LeaderSince: w.leaderSince, SilenceFrom: w.silenceFrom,
-		Backoff: w.backoff, CreateBudget: -1, GuardRaised: w.guardRaised, BackoffRaised: w.backoffRaised, Shard: w.Shard}
+		PendingCreates: w.pending, Backoff: w.backoff, CreateBudget: -1, GuardRaised: w.guardRaised, BackoffRaised: w.backoffRaised, Shard: w.Shard}
 	for _, vm := range w.VMs {
 		s.Instances = append(s.Instances, vm.Instance)
 		running, silent := plan.RunningSilent(&vm.Instance, w.Settings, w.silenceFrom, w.Now)
