@@ -1,0 +1,102 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+const windowPrefix = "nstance-agent-"
+
+// Windows lists the instances that have a window, in the order of their IDs.
+func (s *Stack) Windows(ctx context.Context) ([]ident.ID, error) {
+	out, err := s.Tmux(ctx, "list-windows", "-a", "-F", "#{session_name} #{window_name}")
+	if err != nil {
+		return nil, err
+	}
+	var ids []ident.ID
+	for line := range strings.Lines(out) {
+		session, window, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if session != s.Session {
+			continue
+		}
+		id, err := ident.ParseID(strings.TrimPrefix(window, windowPrefix))
+		if err != nil {
+			return nil, fmt.Errorf("tmux window %q: %w", window, err)
+		}
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, ident.ID.Compare)
+	return ids, nil
+}
+
+// Agents lists the agents' processes.
+func (s *Stack) Agents(ctx context.Context) ([]Found, error) {
+	found, err := Find(ctx, s.Dir)
+	return slices.DeleteFunc(found, func(f Found) bool { return f.Program() != "nstance-agent" }), err
+}
+
+// LiveRecords lists the instances that have a record which is neither a reservation nor a tombstone, straight from the bucket.
+func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
+	state, err := s.State(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var ids []ident.ID
+	err = state.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) {
+		if rec.State != record.Deleted && (rec.State != record.Reserved || rec.Group != "") {
+			ids = append(ids, rec.ID)
+		}
+	})
+	slices.SortFunc(ids, ident.ID.Compare)
+	return ids, err
+}
+
+// Consistent says how records, windows, the provider's documents and the agents' processes disagree; nil if every VM has a record, every record a
+// VM, and there is no agent beside them.
+func (s *Stack) Consistent(ctx context.Context) error {
+	records, err := s.LiveRecords(ctx)
+	if err != nil {
+		return err
+	}
+	windows, err := s.Windows(ctx)
+	if err != nil {
+		return err
+	}
+	vms, err := s.VMs()
+	if err != nil {
+		return err
+	}
+	agents, err := s.Agents(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	known := make([]ident.ID, 0, len(vms))
+	processes := map[int]bool{}
+	for _, vm := range vms {
+		known = append(known, vm.Instance)
+		processes[vm.PID] = true
+	}
+	if !slices.Equal(records, windows) {
+		errs = append(errs, fmt.Errorf("records %v, windows %v", records, windows))
+	}
+	if !slices.Equal(records, known) {
+		errs = append(errs, fmt.Errorf("records %v, VMs of the provider %v", records, known))
+	}
+	for _, agent := range agents {
+		if !processes[agent.PID] {
+			errs = append(errs, fmt.Errorf("stray agent: %s", agent))
+		}
+	}
+	if len(agents) != len(vms) {
+		errs = append(errs, fmt.Errorf("%d agents' processes for %d VMs", len(agents), len(vms)))
+	}
+	return errors.Join(errs...)
+}
