@@ -1,0 +1,383 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+)
+
+// Resource is nstance_cluster.
+type Resource struct{ bucket *bucket.Connection }
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure      = (*Resource)(nil)
+	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithImportState    = (*Resource)(nil)
+)
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_cluster"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.bucket, _ = req.ProviderData.(*bucket.Connection) // nil while Terraform only validates
+}
+
+func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
+	do := bucket.Advice(err)
+	switch {
+	case errors.Is(err, clusterstate.ErrCALost):
+		do = "Check the provider's storage: with another bucket or prefix the cluster may be found. If the secret is lost, restore it from a backup or an older version " +
+			"of the bucket's object: no second CA is made, because no agent that runs would trust it."
+	case errors.Is(err, envelope.ErrUnknownKey), errors.Is(err, envelope.ErrAuthentication):
+		do = "Give the key that sealed it: as the provider's encryption_key, or among its old_encryption_keys if the key has changed since."
+	case errors.Is(err, objstore.ErrConflict):
+		do = "Remove ca_certificate_pem and ca_private_key_pem_wo to take over the CA that the cluster has, or use another bucket or prefix."
+	}
+	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
+}
+
+// ValidateConfig implements resource.ResourceWithValidateConfig.
+func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+	var config model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	if text := config.CACertificatePEM; !text.IsNull() && !text.IsUnknown() {
+		if _, err := authority.ParseBundle([]byte(text.ValueString())); err != nil {
+			resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid CA certificate", Why: err, Do: "Give exactly one certificate in PEM."}.At(path.Root("ca_certificate_pem")))
+		}
+	}
+	if text := config.EncryptionKeyWO; !text.IsNull() && !text.IsUnknown() {
+		if _, err := keyring.Parse([]byte(text.ValueString())); err != nil {
+			resp.Diagnostics.Append(badKey(err))
+		}
+	}
+}
+
+func badKey(err error) diag.Diagnostic {
+	return diagnostic.Failure{
+		What: "Invalid encryption key", Why: err, Do: "Give 32 random bytes in base64, such as the ephemeral resource nstance_encryption_key makes.",
+	}.At(path.Root("encryption_key_wo"))
+}
+
+// ring returns the keys of the provider's settings, with the resource's own in front.
+func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error) {
+	ring, err := r.bucket.Ring(ctx)
+	if err != nil || config.EncryptionKeyWO.IsNull() {
+		return ring, err
+	}
+	key, err := keyring.Parse([]byte(config.EncryptionKeyWO.ValueString()))
+	if err != nil {
+		return keyring.Ring{}, fmt.Errorf("encryption_key_wo: %w", err)
+	}
+	old := slices.DeleteFunc(slices.Clone(ring.Keys()), key.Equal)
+	return keyring.Ring{Current: key, Old: old}, nil
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	var plan, config model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	cluster, what := plan.ID.ValueString(), "Cannot create cluster "+plan.ID.ValueString()
+	ring, err := r.ring(ctx, config)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
+		return
+	}
+	state, err := r.bucket.Cluster(ctx, cluster, ring)
+	if err == nil {
+		err = r.ensure(ctx, state, config)
+	}
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
+		return
+	}
+	resp.Diagnostics.Append(r.observe(ctx, state, &plan, what)...)
+	if !resp.Diagnostics.HasError() { // otherwise the next apply takes over what was made
+		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
+	}
+}
+
+func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config model) error {
+	if config.CAPrivateKeyPEMWO.IsNull() {
+		if _, _, err := state.EnsureCA(ctx); err != nil {
+			return err
+		}
+	} else {
+		ca, err := authority.ImportCA(config.ID.ValueString(), []byte(config.CACertificatePEM.ValueString()), []byte(config.CAPrivateKeyPEMWO.ValueString()), rand.Reader, time.Now())
+		if err != nil {
+			return err
+		}
+		if _, err := state.StoreCA(ctx, ca); err != nil {
+			return err
+		}
+	}
+	_, _, err := state.EnsureNonceKey(ctx)
+	return err
+}
+
+// observe fills in what the bucket says, without needing a key.
+func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *model, what string) diag.Diagnostics {
+	fail := func(key string, err error) diag.Diagnostics { return diag.Diagnostics{r.failure(what, key, err)} }
+	bundle, err := state.CABundle(ctx)
+	if err != nil {
+		return fail(keys.ClusterCA(), err)
+	}
+	ca := bundle[0]
+	if !sameCertificate(m.CACertificatePEM.ValueString(), ca) {
+		m.CACertificatePEM = types.StringValue(string(authority.EncodeCertificate(ca)))
+	}
+	m.CAFingerprint = types.StringValue(authority.Fingerprint(ca))
+	m.CANotAfter = types.StringValue(ca.NotAfter.UTC().Format(time.RFC3339))
+	m.CAKeyID = types.StringValue(hex.EncodeToString(ca.SubjectKeyId))
+	key := keys.ClusterSecret(secretstore.CAKey)
+	store, err := r.bucket.Store(ctx)
+	if err != nil {
+		return fail(key, err)
+	}
+	object, err := store.Get(ctx, key)
+	if err != nil {
+		return fail(key, err)
+	}
+	id, err := envelope.KeyID(object.Body)
+	if err != nil {
+		return fail(key, err)
+	}
+	m.EncryptionKeyID = types.StringValue(id.String())
+	return nil
+}
+
+// sameCertificate reports whether a PEM text, however it is written, is that certificate.
+func sameCertificate(text string, cert *x509.Certificate) bool {
+	certs, err := authority.ParseBundle([]byte(text))
+	return err == nil && len(certs) == 1 && certs[0].Equal(cert)
+}
+
+// Read implements resource.Resource.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	if !r.bucket.Known() {
+		return // a plan never needs the bucket
+	}
+	var m model
+	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	what := "Cannot read cluster " + m.ID.ValueString()
+	store, err := r.bucket.Store(ctx)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
+		return
+	}
+	present := map[string]bool{}
+	for _, key := range []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey)} {
+		_, err := store.Get(ctx, key)
+		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+			resp.Diagnostics.Append(r.failure(what, key, err))
+			return
+		}
+		present[key] = err == nil
+	}
+	switch {
+	case !present[keys.ClusterSecret(secretstore.CAKey)] && present[keys.ClusterCA()]:
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), clusterstate.ErrCALost))
+		return
+	case !present[keys.ClusterCA()]:
+		// Without any of it, it is created anew; with only the sealed key, creating it derives the rest again.
+		resp.State.RemoveResource(ctx)
+		return
+	}
+	state, err := r.bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
+		return
+	}
+	resp.Diagnostics.Append(r.observe(ctx, state, &m, what)...)
+	if !resp.Diagnostics.HasError() {
+		resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	}
+}
+
+// Update implements resource.Resource: a new version of the encryption key seals everything anew.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	var plan, config, before model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+	resp.Diagnostics.Append(req.State.Get(ctx, &before)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	what := "Cannot update cluster " + plan.ID.ValueString()
+	if !plan.EncryptionKeyWOVersion.Equal(before.EncryptionKeyWOVersion) && !plan.EncryptionKeyWOVersion.IsNull() {
+		if err := r.reseal(ctx, config); err != nil {
+			resp.Diagnostics.Append(r.failure("Cannot seal all secrets of cluster "+plan.ID.ValueString()+" under the new key", keys.SecretPrefix(), err))
+			return
+		}
+	}
+	state, err := r.bucket.Cluster(ctx, plan.ID.ValueString(), keyring.Ring{})
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
+		return
+	}
+	resp.Diagnostics.Append(r.observe(ctx, state, &plan, what)...)
+	if !resp.Diagnostics.HasError() {
+		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
+	}
+}
+
+func (r *Resource) reseal(ctx context.Context, config model) error {
+	ring, err := r.ring(ctx, config)
+	if err != nil {
+		return err
+	}
+	if ring.Current.IsZero() {
+		return secretstore.ErrNoKey
+	}
+	secrets, err := r.bucket.Secrets(ctx, config.ID.ValueString(), ring)
+	if err != nil {
+		return err
+	}
+	names, err := secrets.List(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		if _, err := secrets.Reseal(ctx, name); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Delete implements resource.Resource.
+func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	var m model
+	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	what := "Cannot destroy cluster " + m.ID.ValueString()
+	state, err := r.bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
+		return
+	}
+	instances, err := state.ListAllInstances(ctx)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, "shard/", err))
+		return
+	}
+	if len(instances) > 0 && !m.ForceDestroy.ValueBool() {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: what, Where: r.bucket.Place(keys.InstancePrefix(instances[0].Shard)),
+			Why: fmt.Errorf("there are records of %d instances, such as %s in shard %s: without the CA their agents are locked out", len(instances), instances[0].ID, instances[0].Shard),
+			Do: "Destroy the cluster's shards first (let every nstance_shard depend on the nstance_cluster). If the instances are gone or should be given up, set force_destroy = true, " +
+				"apply, and destroy again.",
+		}.Error())
+		return
+	}
+	if err := r.remove(ctx, state, m.CAFingerprint.ValueString()); err != nil {
+		resp.Diagnostics.Append(r.failure(what, "cluster/", err))
+	}
+}
+
+// remove deletes everything under cluster/, the sealed CA last: from it the certificate can be derived again.
+func (r *Resource) remove(ctx context.Context, state *clusterstate.State, fingerprint string) error {
+	store, err := r.bucket.Store(ctx)
+	if err != nil {
+		return err
+	}
+	bundle, err := state.CABundle(ctx)
+	known := slices.ContainsFunc(bundle, func(cert *x509.Certificate) bool { return authority.Fingerprint(cert) == fingerprint })
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+	case err != nil:
+		return err
+	case !known:
+		return fmt.Errorf("%w: the CA there is not %s", clusterstate.ErrForeign, fingerprint)
+	}
+	last := []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey)}
+	for _, prefix := range []string{keys.OperatorPrefix(), keys.SecretPrefix()} {
+		entries, err := store.List(ctx, prefix)
+		if err != nil {
+			return err
+		}
+		for _, entry := range entries {
+			if slices.Contains(last, entry.Key) {
+				continue
+			}
+			if err := store.Delete(ctx, entry.Key); err != nil {
+				return err
+			}
+		}
+	}
+	for _, key := range last {
+		if err := store.Delete(ctx, key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ImportState implements resource.ResourceWithImportState. The ID is the cluster's name.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+	if err := ident.ValidateClusterName(req.ID); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err, Do: "Import by the name of the cluster: terraform import <address of the nstance_cluster> example",
+		}.Error())
+		return
+	}
+	resource.ImportStatePassthroughID(ctx, path.Root("id"), req, resp)
+}
+
+// clusterName checks `id`.
+type clusterName struct{}
+
+func (clusterName) Description(context.Context) string {
+	return "a name of 1 to 30 lower-case letters, digits and single dashes"
+}
+
+func (v clusterName) MarkdownDescription(ctx context.Context) string { return v.Description(ctx) }
+
+func (v clusterName) ValidateString(ctx context.Context, req validator.StringRequest, resp *validator.StringResponse) {
+	if req.ConfigValue.IsNull() || req.ConfigValue.IsUnknown() {
+		return
+	}
+	if err := ident.ValidateClusterName(req.ConfigValue.ValueString()); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid cluster name", Why: err, Do: "Use " + v.Description(ctx) + "."}.At(req.Path))
+	}
+}

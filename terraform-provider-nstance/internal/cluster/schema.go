@@ -1,0 +1,90 @@
+// Package cluster owns the resource nstance_cluster: what all shards of a cluster share in the bucket, which is the CA, the key that signs
+// registration nonces, and the key under which secrets are sealed.
+//
+// Invariant: no private key is ever part of plan or state, and no second CA is made for a cluster that has one.
+package cluster
+
+import (
+	"context"
+
+	"github.com/hashicorp/terraform-plugin-framework-validators/int64validator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringplanmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+)
+
+// model is the resource's value.
+type model struct {
+	ID                     types.String `tfsdk:"id"`
+	CACertificatePEM       types.String `tfsdk:"ca_certificate_pem"`
+	CAPrivateKeyPEMWO      types.String `tfsdk:"ca_private_key_pem_wo"`
+	EncryptionKeyWO        types.String `tfsdk:"encryption_key_wo"`
+	EncryptionKeyWOVersion types.Int64  `tfsdk:"encryption_key_wo_version"`
+	ForceDestroy           types.Bool   `tfsdk:"force_destroy"`
+	CAFingerprint          types.String `tfsdk:"ca_fingerprint"`
+	CANotAfter             types.String `tfsdk:"ca_not_after"`
+	CAKeyID                types.String `tfsdk:"ca_key_id"`
+	EncryptionKeyID        types.String `tfsdk:"encryption_key_id"`
+}
+
+// Schema implements resource.Resource.
+func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
+	computed := func(doc string) schema.StringAttribute {
+		return schema.StringAttribute{
+			MarkdownDescription: doc,
+			Computed:            true,
+			PlanModifiers:       []planmodifier.String{stringplanmodifier.UseStateForUnknown()},
+		}
+	}
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "What all shards of a cluster share: the CA and the key that signs registration nonces, sealed in the bucket. They are made if there are none; " +
+			"those that are there are taken over.\n\nDestroying it is refused while there are records of instances in the bucket.",
+		Attributes: map[string]schema.Attribute{
+			"id": schema.StringAttribute{
+				MarkdownDescription: "Name of the cluster, at most 30 characters. Also the import ID.",
+				Required:            true,
+				PlanModifiers:       []planmodifier.String{stringplanmodifier.RequiresReplace()},
+				Validators:          []validator.String{clusterName{}},
+			},
+			"ca_certificate_pem": schema.StringAttribute{
+				MarkdownDescription: "The CA's certificate. Set it, together with `ca_private_key_pem_wo`, to bring a CA of your own; otherwise one is made.",
+				Optional:            true,
+				Computed:            true,
+				PlanModifiers:       []planmodifier.String{stringplanmodifier.UseStateForUnknown(), stringplanmodifier.RequiresReplaceIfConfigured()},
+			},
+			"ca_private_key_pem_wo": schema.StringAttribute{
+				MarkdownDescription: "Private key of a CA of your own, in PEM (PKCS #8, SEC 1 or PKCS #1). Read when the cluster is created, and kept only sealed in the bucket.",
+				Optional:            true,
+				WriteOnly:           true,
+				Validators:          []validator.String{stringvalidator.AlsoRequires(path.MatchRoot("ca_certificate_pem"))},
+			},
+			"encryption_key_wo": schema.StringAttribute{
+				MarkdownDescription: "The key that seals the cluster's secrets, 32 bytes in base64, instead of the provider's `encryption_key`. The servers need the same key. When it is " +
+					"changed, the provider's `encryption_key` or `old_encryption_keys` must still name the key before it.",
+				Optional:  true,
+				WriteOnly: true,
+			},
+			"encryption_key_wo_version": schema.Int64Attribute{
+				MarkdownDescription: "A new version seals everything anew under the current key: `encryption_key_wo`, or else the provider's `encryption_key`.",
+				Optional:            true,
+				Validators:          []validator.Int64{int64validator.AtLeast(0)},
+			},
+			"force_destroy": schema.BoolAttribute{
+				MarkdownDescription: "Destroy the cluster's keys although there are records of instances. Their agents will be locked out for ever.",
+				Optional:            true,
+			},
+			"ca_fingerprint": computed("SHA-256 of the CA's certificate, in hexadecimal."),
+			"ca_not_after":   computed("When the CA's certificate expires (RFC 3339)."),
+			"ca_key_id":      computed("Subject key identifier of the CA, in hexadecimal."),
+			"encryption_key_id": schema.StringAttribute{
+				MarkdownDescription: "Names the encryption key under which the CA is sealed: a truncated hash of it.",
+				Computed:            true,
+			},
+		},
+	}
+}

@@ -1,0 +1,61 @@
+// Package instanceid owns the function instance_id_parse.
+package instanceid
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/attr"
+	"github.com/hashicorp/terraform-plugin-framework/function"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// Function is instance_id_parse: pure, it looks at nothing but its argument.
+type Function struct{}
+
+// New returns the function.
+func New() function.Function { return Function{} }
+
+// Metadata implements function.Function.
+func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *function.MetadataResponse) {
+	resp.Name = "instance_id_parse"
+}
+
+// Definition implements function.Function.
+func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
+	resp.Definition = function.Definition{
+		Summary: "Takes an instance ID apart",
+		MarkdownDescription: "Takes an instance ID (a puidv7 such as `acc06bgm7733st2576nx5jht4ecjw`) apart. Returns an object with `kind` (the prefix), `uuid`, `storage` (the form in " +
+			"bucket keys) and `created_at` (RFC 3339, to the millisecond). Fails with what is wrong with the ID.",
+		Parameters: []function.Parameter{function.StringParameter{Name: "id", MarkdownDescription: "The instance ID."}},
+		Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{
+			"kind": types.StringType, "uuid": types.StringType, "storage": types.StringType, "created_at": types.StringType,
+		}},
+	}
+}
+
+type parts struct {
+	Kind      string `tfsdk:"kind"`
+	UUID      string `tfsdk:"uuid"`
+	Storage   string `tfsdk:"storage"`
+	CreatedAt string `tfsdk:"created_at"`
+}
+
+// Run implements function.Function.
+func (Function) Run(ctx context.Context, req function.RunRequest, resp *function.RunResponse) {
+	var text string
+	if resp.Error = req.Arguments.Get(ctx, &text); resp.Error != nil {
+		return
+	}
+	id, err := ident.ParseID(text)
+	if err != nil {
+		resp.Error = function.NewArgumentFuncError(0, err.Error())
+		return
+	}
+	resp.Error = resp.Result.Set(ctx, parts{
+		Kind: id.Prefix(), UUID: strings.TrimSuffix(id.Storage(), "-"+id.Prefix()), Storage: id.Storage(), CreatedAt: id.Time().Format(time.RFC3339Nano),
+	})
+}

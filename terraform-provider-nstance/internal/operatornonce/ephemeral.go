@@ -1,0 +1,156 @@
+// Package operatornonce owns the ephemeral resource nstance_operator_nonce: a token with which one operator registers once.
+package operatornonce
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/ephemeral"
+	"github.com/hashicorp/terraform-plugin-framework/ephemeral/schema"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+)
+
+// Resource is nstance_operator_nonce.
+type Resource struct{ bucket *bucket.Connection }
+
+// New returns the resource, not yet configured.
+func New() ephemeral.EphemeralResource { return &Resource{} }
+
+var (
+	_ ephemeral.EphemeralResourceWithConfigure      = (*Resource)(nil)
+	_ ephemeral.EphemeralResourceWithValidateConfig = (*Resource)(nil)
+)
+
+type model struct {
+	ClusterID  types.String `tfsdk:"cluster_id"`
+	Tenant     types.String `tfsdk:"tenant"`
+	Expiry     types.String `tfsdk:"expiry"`
+	Nonce      types.String `tfsdk:"nonce"`
+	OperatorID types.String `tfsdk:"operator_id"`
+	ExpiresAt  types.String `tfsdk:"expires_at"`
+}
+
+// Metadata implements ephemeral.EphemeralResource.
+func (r *Resource) Metadata(_ context.Context, req ephemeral.MetadataRequest, resp *ephemeral.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_operator_nonce"
+}
+
+// Configure implements ephemeral.EphemeralResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, _ *ephemeral.ConfigureResponse) {
+	r.bucket, _ = req.ProviderData.(*bucket.Connection) // nil while Terraform only validates
+}
+
+// Schema implements ephemeral.EphemeralResource.
+func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "A registration nonce for one operator, such as a Kubernetes cluster's: a JWT that is good for one registration. It is never stored in plan or state. " +
+			"The cluster has to be there: let it depend on the `nstance_cluster`.",
+		Attributes: map[string]schema.Attribute{
+			"cluster_id": schema.StringAttribute{MarkdownDescription: "Name of the cluster.", Required: true},
+			"tenant":     schema.StringAttribute{MarkdownDescription: "Tenant of the operator. Default: `default`.", Optional: true},
+			"expiry":     schema.StringAttribute{MarkdownDescription: "How long the nonce can be used, such as `30m`. Default: `3h`.", Optional: true},
+			"nonce": schema.StringAttribute{
+				MarkdownDescription: "The JWT.",
+				Computed:            true,
+				Sensitive:           true,
+			},
+			"operator_id": schema.StringAttribute{MarkdownDescription: "ID that the operator will have.", Computed: true},
+			"expires_at":  schema.StringAttribute{MarkdownDescription: "When the nonce expires (RFC 3339).", Computed: true},
+		},
+	}
+}
+
+// ValidateConfig implements ephemeral.EphemeralResourceWithValidateConfig.
+func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateConfigRequest, resp *ephemeral.ValidateConfigResponse) {
+	var m model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
+	for _, c := range []struct {
+		name  string
+		value types.String
+		check func(string) error
+	}{
+		{"cluster_id", m.ClusterID, ident.ValidateClusterName},
+		{"tenant", m.Tenant, ident.ValidateTenantName},
+		{"expiry", m.Expiry, func(s string) error { _, err := expiry(s); return err }},
+	} {
+		if c.value.IsNull() || c.value.IsUnknown() {
+			continue
+		}
+		if err := c.check(c.value.ValueString()); err != nil {
+			resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + c.name, Why: err, Do: "Correct " + c.name + "."}.At(path.Root(c.name)))
+		}
+	}
+}
+
+func expiry(s string) (time.Duration, error) {
+	d, err := config.ParseDuration(s)
+	if err == nil && time.Duration(d) < time.Second {
+		err = errors.New("it has to be a second at least")
+	}
+	return d.D(), err
+}
+
+// Open implements ephemeral.EphemeralResource.
+func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ephemeral.OpenResponse) {
+	var m model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	nonce, claims, err := r.mint(ctx, m)
+	if err != nil {
+		do := bucket.Advice(err)
+		if errors.Is(err, secretstore.ErrNotFound) {
+			do = "Create the cluster first: add depends_on = [<address of the nstance_cluster>], and the nonce is made once the cluster is there."
+		}
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What:  "Cannot make a registration nonce for an operator of cluster " + m.ClusterID.ValueString(),
+			Where: r.bucket.Place(keys.ClusterSecret(secretstore.NonceKey)), Why: err, Do: do,
+		}.Error())
+		return
+	}
+	m.Nonce = types.StringValue(nonce.Reveal())
+	m.OperatorID = types.StringValue(claims.ID.String())
+	m.ExpiresAt = types.StringValue(claims.ExpiresAt.Format(time.RFC3339))
+	resp.Diagnostics.Append(resp.Result.Set(ctx, m)...)
+}
+
+func (r *Resource) mint(ctx context.Context, m model) (authority.Nonce, authority.NonceClaims, error) {
+	fail := func(err error) (authority.Nonce, authority.NonceClaims, error) {
+		return authority.Nonce{}, authority.NonceClaims{}, err
+	}
+	spec := authority.NonceSpec{Role: authority.RoleOperator, Cluster: m.ClusterID.ValueString(), Tenant: ident.DefaultTenant}
+	if !m.Tenant.IsNull() {
+		spec.Tenant = m.Tenant.ValueString()
+	}
+	if !m.Expiry.IsNull() {
+		var err error
+		if spec.TTL, err = expiry(m.Expiry.ValueString()); err != nil {
+			return fail(err)
+		}
+	}
+	ring, err := r.bucket.Ring(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	state, err := r.bucket.Cluster(ctx, spec.Cluster, ring)
+	if err != nil {
+		return fail(err)
+	}
+	key, err := state.LoadNonceKey(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	return authority.MintNonce(key, spec, rand.Reader, time.Now())
+}

@@ -1,0 +1,238 @@
+// Package secret owns the resource nstance_secret: a secret of the user's, sealed in the bucket, which template files hand to instances.
+//
+// Invariant: the value is part of neither plan nor state.
+package secret
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringplanmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+)
+
+// Resource is nstance_secret.
+type Resource struct{ bucket *bucket.Connection }
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure   = (*Resource)(nil)
+	_ resource.ResourceWithImportState = (*Resource)(nil)
+)
+
+type model struct {
+	ClusterID       types.String `tfsdk:"cluster_id"`
+	Name            types.String `tfsdk:"name"`
+	ValueWO         types.String `tfsdk:"value_wo"`
+	ValueWOVersion  types.Int64  `tfsdk:"value_wo_version"`
+	EncryptionKeyID types.String `tfsdk:"encryption_key_id"`
+}
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_secret"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.bucket, _ = req.ProviderData.(*bucket.Connection) // nil while Terraform only validates
+}
+
+// Schema implements resource.Resource.
+func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
+	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "A secret for instances, sealed in the bucket. Template files of kind `secret` name it as their `source`.",
+		Attributes: map[string]schema.Attribute{
+			"cluster_id": schema.StringAttribute{
+				MarkdownDescription: "Name of the cluster: the secret opens in no other.",
+				Required:            true,
+				PlanModifiers:       replace,
+				Validators:          []validator.String{check{"cluster name", ident.ValidateClusterName}},
+			},
+			"name": schema.StringAttribute{
+				MarkdownDescription: "Name of the secret.",
+				Required:            true,
+				PlanModifiers:       replace,
+				Validators:          []validator.String{check{"secret name", config.ValidateSecretSource}},
+			},
+			"value_wo": schema.StringAttribute{
+				MarkdownDescription: "The secret. It is read when the secret is created, and whenever the version changes.",
+				Required:            true,
+				WriteOnly:           true,
+			},
+			"value_wo_version": schema.Int64Attribute{
+				MarkdownDescription: "Change it to store the value anew.",
+				Required:            true,
+			},
+			"encryption_key_id": schema.StringAttribute{
+				MarkdownDescription: "Names the encryption key under which the secret is sealed: a truncated hash of it.",
+				Computed:            true,
+			},
+		},
+	}
+}
+
+func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
+	do := bucket.Advice(err)
+	if errors.Is(err, secretstore.ErrInvalid) {
+		do = fmt.Sprintf("Give a value of 1 to %d bytes.", secretstore.MaxValue)
+	}
+	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.ClusterSecret(name)), Why: err, Do: do}.Error()
+}
+
+// put seals the value and returns the ID of the key that sealed it.
+func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition) (string, error) {
+	ring, err := r.bucket.Ring(ctx)
+	if err != nil {
+		return "", err
+	}
+	secrets, err := r.bucket.Secrets(ctx, m.ClusterID.ValueString(), ring)
+	if err != nil {
+		return "", err
+	}
+	if err := secrets.Put(ctx, m.Name.ValueString(), secretstore.NewValue([]byte(m.ValueWO.ValueString())), cond); err != nil {
+		return "", err
+	}
+	return ring.Current.ID().String(), nil
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	var config, plan model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	name := config.Name.ValueString()
+	id, err := r.put(ctx, config, secretstore.IfAbsent)
+	switch {
+	case errors.Is(err, secretstore.ErrExists):
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: fmt.Sprintf("Secret %s exists", name), Where: r.bucket.Place(keys.ClusterSecret(name)), Why: errors.New("this resource did not store it"),
+			Do: fmt.Sprintf("If this resource should manage it, import it: terraform import <address of the nstance_secret> %s/%s. Otherwise choose another name. Nothing was written.",
+				config.ClusterID.ValueString(), name),
+		}.Error())
+	case err != nil:
+		resp.Diagnostics.Append(r.failure("Cannot store secret "+name, name, err))
+	default:
+		plan.EncryptionKeyID = types.StringValue(id)
+		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
+	}
+}
+
+// Update implements resource.Resource: the version has changed.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	var config, plan model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	id, err := r.put(ctx, config, secretstore.Any)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot store secret "+config.Name.ValueString(), config.Name.ValueString(), err))
+		return
+	}
+	plan.EncryptionKeyID = types.StringValue(id)
+	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
+}
+
+// Read implements resource.Resource. It needs no key, and hence does not know whether the value is still the same.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	if !r.bucket.Known() {
+		return // a plan never needs the bucket
+	}
+	var m model
+	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	name := m.Name.ValueString()
+	store, err := r.bucket.Store(ctx)
+	if err == nil {
+		var object objstore.Object
+		if object, err = store.Get(ctx, keys.ClusterSecret(name)); errors.Is(err, objstore.ErrNotFound) {
+			resp.State.RemoveResource(ctx)
+			return
+		}
+		if err == nil {
+			var id envelope.ID
+			id, err = envelope.KeyID(object.Body)
+			m.EncryptionKeyID = types.StringValue(id.String())
+		}
+	}
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot read secret "+name, name, err))
+		return
+	}
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+}
+
+// Delete implements resource.Resource.
+func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	var m model
+	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	name := m.Name.ValueString()
+	store, err := r.bucket.Store(ctx)
+	if err == nil {
+		err = store.Delete(ctx, keys.ClusterSecret(name))
+	}
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot delete secret "+name, name, err))
+	}
+}
+
+// ImportState implements resource.ResourceWithImportState. The ID is cluster/name.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+	cluster, name, _ := strings.Cut(req.ID, "/")
+	if err := errors.Join(ident.ValidateClusterName(cluster), config.ValidateSecretSource(name)); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err, Do: "Import by cluster and name: terraform import <address of the nstance_secret> example/db-password",
+		}.Error())
+		return
+	}
+	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("cluster_id"), cluster)...)
+	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("name"), name)...)
+}
+
+// check is a validator made of a function.
+type check struct {
+	what string
+	of   func(string) error
+}
+
+func (c check) Description(context.Context) string             { return "a valid " + c.what }
+func (c check) MarkdownDescription(ctx context.Context) string { return c.Description(ctx) }
+
+func (c check) ValidateString(_ context.Context, req validator.StringRequest, resp *validator.StringResponse) {
+	if req.ConfigValue.IsNull() || req.ConfigValue.IsUnknown() {
+		return
+	}
+	if err := c.of(req.ConfigValue.ValueString()); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + c.what, Why: err, Do: "Use another " + c.what + "."}.At(req.Path))
+	}
+}
