@@ -1,0 +1,81 @@
+// Command nstance-server keeps the VMs of one zone shard alive.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
+	"github.com/nstance-kit/nstance/services/internal/server"
+)
+
+// version is set when a release is linked.
+var version = "dev"
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	options, err := server.ParseOptions(os.Args[1:], os.Stdout)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return 0
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "nstance-server: %v\nTry nstance-server --help.\n", err)
+		return 2
+	case options.Version:
+		fmt.Println("nstance-server", version)
+		return 0
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if options.Validate {
+		return server.Validate(ctx, options, os.Stdout, os.Stderr)
+	}
+	log := options.Logger(os.Stderr)
+	err = server.Run(ctx, server.Config{Options: options, Version: version, Log: log, Supervised: os.Getenv("INVOCATION_ID") != "",
+		Providers: map[string]server.ProviderFactory{"tmux": openTmux}})
+	switch {
+	case errors.Is(err, server.ErrRestart):
+		log.Info("restarting with the new configuration")
+		if err := syscall.Exec(self(), os.Args, os.Environ()); err != nil {
+			log.Error("restart failed", "error", err)
+		}
+		return 1
+	case err != nil:
+		return 1 // Run has logged it
+	}
+	log.Info("server stopped")
+	return 0
+}
+
+func self() string {
+	path, err := os.Executable()
+	if err != nil {
+		return os.Args[0]
+	}
+	return path
+}
+
+func openTmux(_ context.Context, cfg config.Provider, log *slog.Logger) (server.Machine, error) {
+	options, err := tmux.ParseOptions(cfg.Options)
+	if err != nil {
+		return server.Machine{}, fmt.Errorf("server.provider.options: %w", err)
+	}
+	provider, err := tmux.New(tmux.Config{Options: options, Logger: log})
+	if err != nil {
+		return server.Machine{}, err
+	}
+	machine, err := tmux.MachineID()
+	if err != nil {
+		return server.Machine{}, err
+	}
+	return server.Machine{Provider: provider, ID: machine}, nil
+}

@@ -1,0 +1,255 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpchealth "google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/internal/health"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/registerapi"
+)
+
+// portPatience is how long a new leader waits for the ports of the one before, where they share a machine.
+const portPatience = 10 * time.Second
+
+// endpoints are the listeners of a server: the election's, and those of the three services.
+type endpoints struct {
+	mu      sync.Mutex
+	source  *mtls.Source
+	serving func() // stops the services; nil while they do not run
+	stopped []func()
+}
+
+// stop ends every listener.
+func (e *endpoints) stop() {
+	e.mu.Lock()
+	serving, stopped := e.serving, e.stopped
+	e.serving, e.stopped = nil, nil
+	e.mu.Unlock()
+	if serving != nil {
+		serving()
+	}
+	for _, stop := range stopped {
+		stop()
+	}
+}
+
+// listen opens the listeners that a server has whether it leads or not.
+func (s *server) listen(ctx context.Context) error {
+	election, err := listen(ctx, s.ports.bind.Election, "election")
+	if err != nil {
+		return err
+	}
+	s.serveHTTP(election, http.HandlerFunc(s.serveElection))
+	if addr := s.ports.bind.Health; !samePort(addr, s.opts.HealthAddr) {
+		listener, err := listen(ctx, addr, "health")
+		if err != nil {
+			return err
+		}
+		serveCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+		s.endpoints.stopped = append(s.endpoints.stopped, stop)
+		s.env.Go("health", func() { _ = health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler()) })
+	}
+	if s.ports.shared {
+		return nil
+	}
+	// Standbys answer too, with the leader's address. They need the CA for that, which the first leader may still have to make.
+	err = s.ensureServices(ctx)
+	if errors.Is(err, errNoCA) {
+		s.env.Go("wait for the CA", func() { s.awaitCA(ctx) })
+		return nil
+	}
+	return err
+}
+
+func samePort(a, b string) bool {
+	_, portA, errA := net.SplitHostPort(a)
+	_, portB, errB := net.SplitHostPort(b)
+	return errA == nil && errB == nil && portA == portB
+}
+
+func (s *server) serveHTTP(listener net.Listener, handler http.Handler) {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	s.endpoints.stopped = append(s.endpoints.stopped, func() { _ = server.Close() })
+	s.env.Go("election endpoint", func() { _ = server.Serve(listener) })
+}
+
+// serveElection tells who leads: 200 from the leader, 503 from everybody else.
+func (s *server) serveElection(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	status := s.status.Load()
+	switch {
+	case s.leading.Load() != nil:
+		fmt.Fprintf(w, "leader term=%d\n", status.Term)
+	case status == nil || status.Holder.Term == 0:
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintln(w, "no leader known")
+	default:
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintf(w, "follower leader=%s term=%d\n", status.Holder.LeaderID, status.Holder.Term)
+	}
+}
+
+var errNoCA = errors.New("the cluster has no CA yet")
+
+// awaitCA starts the services once the first leader of the cluster has made its CA.
+func (s *server) awaitCA(ctx context.Context) {
+	for wait := 2 * time.Second; s.env.Sleep(ctx, wait) == nil; wait = min(2*wait, time.Minute) {
+		err := s.ensureServices(ctx)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, errNoCA) {
+			s.log.Warn("services not started yet", "error", err)
+		}
+	}
+}
+
+// ensureServices opens the three services' listeners, if they are not open.
+func (s *server) ensureServices(ctx context.Context) error {
+	s.endpoints.mu.Lock()
+	defer s.endpoints.mu.Unlock()
+	if s.endpoints.serving != nil {
+		return nil
+	}
+	if s.endpoints.source == nil {
+		source, err := s.openSource(ctx)
+		if err != nil {
+			return err
+		}
+		s.endpoints.source = source
+	}
+	stop, err := s.serve(ctx, s.endpoints.source)
+	if err != nil {
+		return err
+	}
+	s.endpoints.serving = stop
+	return nil
+}
+
+// releaseServices gives up the services' ports where they belong to whoever leads.
+func (s *server) releaseServices() {
+	if !s.ports.shared {
+		return
+	}
+	s.endpoints.mu.Lock()
+	stop := s.endpoints.serving
+	s.endpoints.serving = nil
+	s.endpoints.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+}
+
+func (s *server) openSource(ctx context.Context) (*mtls.Source, error) {
+	ca, err := s.state.LoadCA(ctx)
+	if isNotFound(err) {
+		return nil, errNoCA
+	}
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := s.state.CABundle(ctx)
+	if isNotFound(err) {
+		return nil, errNoCA
+	}
+	if err != nil {
+		return nil, err
+	}
+	return mtls.NewSource(mtls.Options{
+		Identity: authority.Identity{Role: authority.RoleServer, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, Server: s.opts.ID},
+		Hosts:    s.ports.hosts, CA: ca, Bundle: bundle, Rand: rand.Reader, Now: time.Now, Log: s.log,
+	})
+}
+
+// serve opens and serves the three services until stop is called.
+func (s *server) serve(ctx context.Context, source *mtls.Source) (stop func(), err error) {
+	services := []struct {
+		name, addr string
+		role       authority.Role
+		register   func(*grpc.Server)
+	}{
+		{"registration", s.ports.bind.Registration, "", func(g *grpc.Server) {
+			nstancev1.RegisterRegistrationServiceServer(g, &registerapi.Service{
+				Leader: func() (*registerapi.Leader, error) { return leaderOf(s, func(l *leadership) *registerapi.Leader { return l.registration }) },
+				Now:    time.Now, Log: s.log, Metrics: s.metrics,
+			})
+		}},
+		{"operators", s.ports.bind.Operator, authority.RoleOperator, func(g *grpc.Server) {
+			nstancev1.RegisterOperatorServiceServer(g, s.operators)
+		}},
+		{"agents", s.ports.bind.Agent, authority.RoleAgent, func(g *grpc.Server) { nstancev1.RegisterAgentServiceServer(g, s.agents) }},
+	}
+	var servers []*grpc.Server
+	stop = func() {
+		for _, g := range servers {
+			g.Stop()
+		}
+	}
+	for _, service := range services {
+		patience := time.Duration(0)
+		if s.ports.shared {
+			patience = portPatience
+		}
+		listener, err := listenSoon(ctx, service.addr, service.name, patience)
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		g := grpc.NewServer(mtls.ServerOptions(source, service.role, s.log)...)
+		service.register(g)
+		if s.opts.Debug {
+			reflection.Register(g)
+			healthpb.RegisterHealthServer(g, grpchealth.NewServer())
+		}
+		servers = append(servers, g)
+		s.env.Go("serve "+service.name, func() {
+			if err := g.Serve(listener); err != nil {
+				s.restart(fmt.Errorf("serve %s: %w", service.name, err))
+			}
+		})
+	}
+	return stop, nil
+}
+
+// leaderOf picks a service's part of the present leadership; without one the error says who leads.
+func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
+	if l := s.leading.Load(); l != nil {
+		return pick(l), nil
+	}
+	var none T
+	return none, s.notLeader()
+}
+
+// notLeader is what standbys answer: Unavailable, with the leader's addresses in the details.
+func (s *server) notLeader() error {
+	detail := &nstancev1.NotLeader{Shard: s.opts.Shard}
+	message := "no server leads this shard yet"
+	if st := s.status.Load(); st != nil && st.Holder.Term > 0 && st.Holder.Incarnation != s.incarnation && st.Role != lease.Leader {
+		at := st.Holder.Addresses
+		detail.LeaderId, detail.RegistrationAddr, detail.OperatorAddr, detail.AgentAddr = st.Holder.LeaderID, at.Registration, at.Operator, at.Agent
+		message = "this server does not lead the shard, " + st.Holder.LeaderID + " does"
+	}
+	answer := status.New(codes.Unavailable, message)
+	if detailed, err := answer.WithDetails(detail); err == nil {
+		answer = detailed
+	}
+	return answer.Err()
+}

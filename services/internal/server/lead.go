@@ -1,0 +1,258 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/render"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/internal/agentapi"
+	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/reconcile"
+	"github.com/nstance-kit/nstance/services/internal/registerapi"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// configInterval is how often the leader looks for a newer configuration: `tofu apply` changes only the bucket.
+const configInterval = 3 * time.Minute
+
+// leadership is one term of this server.
+type leadership struct {
+	leader       *reconcile.Leader
+	registration *registerapi.Leader
+	agent        *agentapi.Leader
+	operator     *operatorLeader
+}
+
+// renderer hands filegen's machines to the executor.
+type renderer struct{ *filegen.Generator }
+
+func (r renderer) Render(ctx context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
+	m, err := r.Machine(ctx, group, rec)
+	return execute.Machine(m), err
+}
+
+// lead runs one term. Nothing in it is planned from anything that was read before the lock was won.
+func (s *server) lead(ctx context.Context, a *lease.Authority) error {
+	s.log.Info("leading", "term", a.Term())
+	s.metrics.Leader.Set(1)
+	defer s.metrics.Leader.Set(0)
+	err := s.term(ctx, a)
+	s.log.Info("leading no more", "term", a.Term(), "reason", context.Cause(ctx))
+	if ctx.Err() != nil {
+		return nil // stopping is what was asked for
+	}
+	return err
+}
+
+func (s *server) term(ctx context.Context, a *lease.Authority) error {
+	env, wait := tasks.Real()
+	defer wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	ca, nonceKey, err := s.keys(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.ensureServices(ctx); err != nil {
+		return err
+	}
+	defer s.releaseServices()
+
+	shard := s.manager.Shard()
+	generator := filegen.New(filegen.Options{CA: ca, NonceKey: nonceKey, Secrets: s.secrets, ReadFile: s.state.ReadFile,
+		CacheTTL: shard.Cluster.Secrets.CacheTTL.D(), Rand: rand.Reader, Now: time.Now})
+	bundle, err := s.state.CABundle(ctx)
+	if err != nil {
+		return err
+	}
+	caPEM := authority.EncodeBundle(bundle...)
+
+	wake := make(chan struct{}, 1)
+	var events observe.Events
+	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(), observe: s.metrics.ObserveProvider}
+	leader := reconcile.NewLeader(reconcile.Parts{
+		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: s.state, Provider: provider,
+		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: events, Log: s.log,
+		Wake: func() {
+			select {
+			case wake <- struct{}{}:
+			default:
+			}
+		},
+	})
+	issuer := mtls.Issuer{CA: ca, Bundle: caPEM, Rand: rand.Reader, Now: time.Now}
+	l := &leadership{
+		leader: leader,
+		registration: &registerapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(), Incarnation: s.incarnation,
+			World: leader.World, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(), Issuer: issuer},
+		agent: &agentapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(), Incarnation: s.incarnation,
+			World: leader.World, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
+			Interval: func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() }},
+		operator: s.operatorLeader(ctx, a, leader, events, issuer),
+	}
+
+	err = s.manager.Lead(ctx, a.Term(), func(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+		s.apply(ctx, a, l, generator, caPEM, shard, groups)
+	})
+	if err != nil {
+		return err
+	}
+	defer s.manager.Follow()
+	if err := leader.TakeOver(ctx); err != nil {
+		return err
+	}
+	s.leading.Store(l)
+	defer s.leading.Store(nil)
+	s.log.Info("serving as leader", "term", a.Term())
+
+	return tasks.Run(ctx,
+		func(ctx context.Context) error { return leader.Loop.Run(ctx, wake) },
+		func(ctx context.Context) error { leader.Collect(ctx); return nil },
+		func(ctx context.Context) error { return s.pollConfig(ctx, leader) },
+		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
+	)
+}
+
+// keys reads the cluster's keys, making them in a cluster that has none.
+func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, error) {
+	ca, created, err := s.state.EnsureCA(ctx)
+	if err != nil {
+		return authority.CA{}, authority.NonceKey{}, err
+	}
+	if created {
+		s.log.Info("made the cluster's CA", "fingerprint", authority.Fingerprint(ca.Certificate()))
+	}
+	key, created, err := s.state.EnsureNonceKey(ctx)
+	if err != nil {
+		return authority.CA{}, authority.NonceKey{}, err
+	}
+	if created {
+		s.log.Info("made the cluster's nonce key")
+	}
+	return ca, key, nil
+}
+
+// apply puts a configuration in force on the leader.
+func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, generator *filegen.Generator, caPEM []byte, shard *config.Shard,
+	groups map[config.GroupKey]config.Group) {
+	generator.Configure(filegen.Shard{
+		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(caPEM)},
+		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: s.ports.leader.Registration, AgentAddr: s.ports.leader.Agent,
+			OperatorAddr: s.ports.leader.Operator},
+		Provider:     render.Provider{Kind: shard.Server.Provider.Kind, Region: shard.Server.Provider.Region, Zone: shard.Server.Provider.Zone},
+		Image:        images(shard),
+		Certificates: shard.Certificates,
+		NonceTTL:     shard.Server.GarbageCollection.RegistrationTimeout.D(),
+	})
+	if err := generator.Warm(ctx, groups); err != nil {
+		s.log.Warn("templates not warmed", "error", err)
+	}
+	l.leader.World.Configure(shard, groups)
+	a.SetAppliedETag(s.manager.Status().ETag)
+	if err := s.cacheGroups(ctx, groups); err != nil {
+		s.log.Warn("cache not written", "error", err)
+	}
+}
+
+// images are the fallbacks of the configuration's images: looking them up is the providers' business.
+func images(shard *config.Shard) map[string]string {
+	out := map[string]string{}
+	for name, image := range shard.Images {
+		out[name] = image.Fallback
+	}
+	return out
+}
+
+// pollConfig looks for a newer configuration now and then.
+func (s *server) pollConfig(ctx context.Context, leader *reconcile.Leader) error {
+	for s.env.Sleep(ctx, configInterval) == nil {
+		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
+			s.log.Warn("configuration not looked up", "error", err)
+		}
+	}
+	return nil
+}
+
+// refresh applies a newer configuration, if there is one.
+func (s *server) refresh(ctx context.Context, leader *reconcile.Leader) (shardconfig.Result, config.Problems, error) {
+	key := observe.ErrorKey{Kind: "config"}
+	result, problems, err := s.manager.Refresh(ctx)
+	if err != nil {
+		return result, nil, err
+	}
+	switch result {
+	case shardconfig.Invalid:
+		s.metrics.ConfigRefused.Set(1)
+		leader.World.Raise(key, "configuration refused: "+problems.Error())
+	case shardconfig.Restart:
+		s.log.Info("the new configuration needs a restart")
+		// The answer to whoever asked goes out first.
+		s.env.Go("restart", func() {
+			_ = s.env.Sleep(ctx, 200*time.Millisecond)
+			s.restart(ErrRestart)
+		})
+	default:
+		s.metrics.ConfigRefused.Set(0)
+		leader.World.Resolve(key)
+	}
+	return result, problems, nil
+}
+
+// holdAddress makes the shard's fixed address this machine's own and looks after it every minute; on the way out it is released.
+func (s *server) holdAddress(ctx context.Context, leader *reconcile.Leader) error {
+	network, ok := infra.Capability[infra.LeaderNetwork](s.machine.Provider)
+	if !ok || s.manager.Shard().Server.LeaderNetwork == nil {
+		<-ctx.Done()
+		return nil
+	}
+	key := observe.ErrorKey{Kind: "leader_network"}
+	for delay := time.Second; ; {
+		err := network.Acquire(ctx, s.machine.ID)
+		wait := time.Minute
+		if err != nil && ctx.Err() == nil {
+			leader.World.Raise(key, err.Error())
+			wait, delay = delay, min(2*delay, time.Minute)
+		} else {
+			leader.World.Resolve(key)
+			delay = time.Second
+		}
+		if s.env.Sleep(ctx, wait) != nil {
+			break
+		}
+	}
+	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := network.Release(release, s.machine.ID); err != nil {
+		s.log.Warn("leader address not released", "error", err)
+	}
+	return nil
+}
+
+func cacheRow(key config.GroupKey, group config.Group) (cache.Group, error) {
+	text, err := json.Marshal(group)
+	if err != nil {
+		return cache.Group{}, fmt.Errorf("encode group %s: %w", key, err)
+	}
+	return cache.Group{Tenant: key.Tenant, Name: key.Group, JSON: text, RuntimeHash: group.RuntimeHash, InfraHash: group.InfraHash}, nil
+}
+
+func isNotFound(err error) bool {
+	return errors.Is(err, objstore.ErrNotFound) || errors.Is(err, secretstore.ErrNotFound)
+}

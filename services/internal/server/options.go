@@ -1,0 +1,140 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+)
+
+// Options are nstance-server's command line.
+type Options struct {
+	ID              string
+	Shard           string
+	Location        open.Location
+	CacheDir        string
+	LeaderInterface string
+	AdvertiseHost   string
+	// HealthAddr is where the probe listens from the first moment on, before the configuration is known.
+	HealthAddr string
+	// Instance numbers the servers of one shard on one machine, from 1; 0: this is the only one.
+	Instance int
+	// Validate: only check a configuration. ValidateFile names it; empty means the shard's own in the bucket.
+	Validate     bool
+	ValidateFile string
+	Debug        bool
+	Version      bool
+}
+
+const usage = `nstance-server keeps the VMs of one zone shard alive.
+
+Usage:
+  nstance-server --id ID --shard SHARD --storage s3|file --bucket BUCKET [flags]
+  nstance-server --validate=FILE        check a shard configuration and exit
+  nstance-server --validate --shard SHARD --storage s3 --bucket BUCKET
+                                        check the one in the bucket and exit
+
+The server reads config/{shard}.jsonc from the bucket (written by the Terraform provider or "nstance-admin config push"), stands for
+election through shard/{shard}/leader.json, and, while it leads, creates, watches, certifies and replaces the shard's VMs. Any number of
+servers may run per shard: one leads, the others wait. All durable state is in the bucket; the cache may be deleted at any time.
+
+Flags:
+`
+
+const environment = `
+Environment:
+  AWS_REGION, AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE and the usual AWS credentials, for --storage s3
+  NSTANCE_ENCRYPTION_KEY   the key that seals the cluster's secrets, where the configuration says "provider": "env"
+
+Exit status: 0 on a clean stop (SIGTERM, SIGINT), 1 on an error or an invalid configuration, 2 on a wrong command line.
+`
+
+// ParseOptions reads a command line. Help goes to out, and the error is then pflag.ErrHelp.
+func ParseOptions(args []string, out io.Writer) (Options, error) {
+	var o Options
+	flags := pflag.NewFlagSet("nstance-server", pflag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.SortFlags = false
+	flags.StringVar(&o.ID, "id", "", "this server's ID, unique in the shard (default: the machine's provider instance ID, else its host name)")
+	flags.StringVar(&o.Shard, "shard", "", "shard to serve")
+	flags.StringVar(&o.Location.Provider, "storage", "s3", "object storage: s3 or file")
+	flags.StringVar(&o.Location.Bucket, "bucket", "", "bucket (for file: a directory)")
+	flags.StringVar(&o.Location.Prefix, "prefix", "", "prefix of all keys in the bucket")
+	flags.StringVar(&o.CacheDir, "cachedir", "./cache", "directory of the cache, which can be deleted at any time")
+	flags.StringVar(&o.LeaderInterface, "leader-interface", "", "ID or ARN of the leader's network interface; must agree with the configuration")
+	flags.StringVar(&o.AdvertiseHost, "advertise-host", "", "host that others reach this server under (default: the primary interface's address)")
+	flags.StringVar(&o.HealthAddr, "health-addr", "", "address of the probe and /metrics from the start (default: port 8990; the configuration's health_addr is served too)")
+	flags.IntVar(&o.Instance, "instance", 0, "for several servers of one shard on one machine (development): number `N` of this one, from 1. Health and\n"+
+		"election ports are shifted by (N-1)*10; the other ports belong to whoever leads")
+	validate := flags.String("validate", "", "check a configuration `FILE` (without a file: the shard's own) and exit")
+	flags.Lookup("validate").NoOptDefVal = "\x00"
+	flags.BoolVar(&o.Debug, "debug", false, "log more; serve gRPC health and reflection")
+	verbose := flags.BoolP("verbose", "v", false, "the same as --debug")
+	flags.BoolVar(&o.Version, "version", false, "print the version and exit")
+	flags.Usage = func() { fmt.Fprint(out, usage, flags.FlagUsages(), environment) }
+	if err := flags.Parse(args); err != nil {
+		return Options{}, err
+	}
+	o.Debug = o.Debug || *verbose
+	if flags.Changed("validate") {
+		o.Validate = true
+		if *validate != "\x00" {
+			o.ValidateFile = *validate
+		}
+	}
+	if flags.NArg() > 0 {
+		return Options{}, fmt.Errorf("unexpected argument %q; --validate takes its file after an equals sign: --validate=FILE", flags.Arg(0))
+	}
+	if o.Version || o.ValidateFile != "" {
+		return o, nil
+	}
+	return o, o.check()
+}
+
+func (o *Options) check() error {
+	var errs []error
+	if o.Instance < 0 || o.Instance > 100 {
+		errs = append(errs, fmt.Errorf("--instance: %d is not between 1 and 100", o.Instance))
+	}
+	if o.HealthAddr == "" {
+		o.HealthAddr = fmt.Sprintf("0.0.0.0:%d", 8990+o.shift())
+	}
+	if err := ident.ValidateName(o.Shard); err != nil {
+		errs = append(errs, fmt.Errorf("--shard: %w", err))
+	}
+	if o.Location.Bucket == "" {
+		errs = append(errs, errors.New("--bucket: is missing"))
+	}
+	if o.ID == "" && !o.Validate {
+		host, err := os.Hostname()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--id: is missing, and the host name cannot be read: %w", err))
+		}
+		o.ID = host
+	}
+	if !o.Validate {
+		if err := authority.ValidateServerID(o.ID); err != nil {
+			errs = append(errs, fmt.Errorf("--id: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Logger returns the logger that the options ask for: one JSON object a line, on w.
+func (o *Options) Logger(w io.Writer) *slog.Logger {
+	level := slog.LevelInfo
+	if o.Debug {
+		level = slog.LevelDebug
+	}
+	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})).With("shard", o.Shard, "server", o.ID)
+}
+
+// shift is what is added to the health and election ports.
+func (o *Options) shift() int { return max(o.Instance-1, 0) * 10 }

@@ -1,0 +1,172 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// ports are the addresses that a server listens on and those under which it, or whoever leads, is reached.
+type ports struct {
+	bind      config.Addresses
+	advertise config.Addresses
+	// leader are the addresses of the leader: the fixed ones where the shard has them, else this server's own.
+	leader config.Addresses
+	// hosts are all names and addresses that the server's certificate has to hold.
+	hosts []string
+	// shared: the service ports belong to whoever leads.
+	shared bool
+}
+
+func portsOf(shard *config.Shard, o Options) (ports, error) {
+	p := ports{bind: shard.Server.Bind, advertise: shard.Server.Advertise, shared: o.Instance > 0}
+	var errs []error
+	shift := func(field string, addr *string) {
+		shifted, err := shiftPort(*addr, o.shift())
+		if err != nil {
+			errs = append(errs, fmt.Errorf("server.bind.%s: %w", field, err))
+		}
+		*addr = shifted
+	}
+	shift("health_addr", &p.bind.Health)
+	shift("election_addr", &p.bind.Election)
+	primary := primaryHost()
+	reach := func(advertise *string, bind string, shiftBy int) {
+		addr := *advertise
+		if addr == "" {
+			addr = bind
+		} else {
+			addr, _ = shiftPort(addr, shiftBy)
+		}
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("server.advertise: %w", err))
+			return
+		}
+		switch {
+		case o.AdvertiseHost != "":
+			host = o.AdvertiseHost
+		case wildcard(host):
+			if host, _, _ = net.SplitHostPort(bind); wildcard(host) {
+				host = primary
+			}
+		}
+		*advertise = net.JoinHostPort(host, port)
+	}
+	reach(&p.advertise.Health, p.bind.Health, o.shift())
+	reach(&p.advertise.Election, p.bind.Election, o.shift())
+	reach(&p.advertise.Registration, p.bind.Registration, 0)
+	reach(&p.advertise.Operator, p.bind.Operator, 0)
+	reach(&p.advertise.Agent, p.bind.Agent, 0)
+
+	p.leader = p.advertise
+	if network := shard.Server.LeaderNetwork; network != nil {
+		host := network.IPv4
+		if host == "" {
+			host = network.IPv6
+		}
+		for _, addr := range []*string{&p.leader.Registration, &p.leader.Operator, &p.leader.Agent} {
+			_, port, err := net.SplitHostPort(*addr)
+			if err == nil && host != "" {
+				*addr = net.JoinHostPort(host, port)
+			}
+		}
+		p.hosts = append(p.hosts, network.IPv4, network.IPv6)
+	}
+	for _, addr := range []string{p.advertise.Election, p.advertise.Registration, p.advertise.Operator, p.advertise.Agent,
+		p.bind.Registration, p.bind.Operator, p.bind.Agent} {
+		if host, _, err := net.SplitHostPort(addr); err == nil && !wildcard(host) {
+			p.hosts = append(p.hosts, host)
+		}
+	}
+	p.hosts = append(p.hosts, "localhost", "127.0.0.1")
+	slices.Sort(p.hosts)
+	p.hosts = slices.DeleteFunc(slices.Compact(p.hosts), func(h string) bool { return h == "" })
+	return p, errors.Join(errs...)
+}
+
+// lock is what the election lock says of this server.
+func (p ports) lock() record.LockAddresses {
+	return record.LockAddresses{Election: p.advertise.Election, Registration: p.advertise.Registration, Operator: p.advertise.Operator, Agent: p.advertise.Agent}
+}
+
+func wildcard(host string) bool {
+	if host == "" {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.IsUnspecified()
+}
+
+func shiftPort(addr string, by int) (string, error) {
+	if by == 0 || addr == "" {
+		return addr, nil
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr, err
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil || n+by > 65535 {
+		return addr, fmt.Errorf("port %q cannot be shifted by %d", port, by)
+	}
+	return net.JoinHostPort(host, strconv.Itoa(n+by)), nil
+}
+
+// primaryHost is the address of the interface that the default route leaves by, else of the first that is up. Nothing is sent.
+func primaryHost() string {
+	if conn, err := net.Dial("udp", "192.0.2.1:9"); err == nil { // TEST-NET-1, RFC 5737: routed like any other, never reached
+		defer conn.Close()
+		if local, ok := conn.LocalAddr().(*net.UDPAddr); ok {
+			return local.IP.String()
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err == nil {
+		for _, addr := range addrs {
+			if ipnet, ok := addr.(*net.IPNet); ok && ipnet.IP.IsGlobalUnicast() {
+				return ipnet.IP.String()
+			}
+		}
+	}
+	return "127.0.0.1"
+}
+
+// listen opens a TCP listener; the error says whose port it is and what to do.
+func listen(ctx context.Context, addr, what string) (net.Listener, error) {
+	var cfg net.ListenConfig
+	listener, err := cfg.Listen(ctx, "tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("listen on %s for %s: the port is taken: stop the process that has it, or give this server another "+
+			"(server.bind in the shard's configuration, --health-addr, --instance)", addr, what)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen for %s: %w", what, err)
+	}
+	return listener, nil
+}
+
+// listenSoon waits for a port that the leader before is about to give up.
+func listenSoon(ctx context.Context, addr, what string, patience time.Duration) (net.Listener, error) {
+	deadline := time.Now().Add(patience)
+	for {
+		listener, err := listen(ctx, addr, what)
+		if err == nil || time.Now().After(deadline) {
+			return listener, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(25 * time.Millisecond):
+		}
+	}
+}

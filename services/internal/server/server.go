@@ -1,0 +1,408 @@
+// Package server is the composition root of nstance-server: it opens what the options and the shard's configuration name, stands for election,
+// and, while it leads, runs a leader made of the other packages.
+//
+// Invariant: everything that acts lives under the authority of one term and is thrown away with it; what outlives a term (listeners, the
+// configuration in force, the cache) decides nothing.
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/internal/agentapi"
+	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/health"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/metrics"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// Config is what the caller of Run decides.
+type Config struct {
+	Options Options
+	Version string
+	Log     *slog.Logger
+	// Providers are the kinds of providers that this binary has.
+	Providers map[string]ProviderFactory
+	// KeySources are where encryption keys may come from; nil: the environment and files.
+	KeySources map[string]keyring.Source
+	// Bucket, if set, is used in place of the one that the options name.
+	Bucket objstore.Store
+	// Supervised: something starts this server again when it fails.
+	Supervised bool
+	// Started, if set, is called with the address of the health listener.
+	Started func(health net.Addr)
+}
+
+// ErrRestart is returned by Run when the new configuration can only be taken by a new process.
+var ErrRestart = errors.New("the configuration needs a restart")
+
+// server is one run of nstance-server.
+type server struct {
+	cfg     Config
+	opts    Options
+	log     *slog.Logger
+	metrics *metrics.Server
+	probe   health.Probe
+	env     tasks.Env
+	wait    func()
+	// incarnation is random per start: part of the lock and of every record.
+	incarnation string
+
+	store    *objstore.Counted
+	manager  *shardconfig.Manager
+	state    *clusterstate.State
+	secrets  secretstore.Store
+	machine  Machine
+	cache    *cache.Cache
+	identity lease.Identity
+	ports    ports
+
+	agents    *agentapi.Service
+	operators *operatorService
+	endpoints endpoints
+	leading   atomic.Pointer[leadership]
+	status    atomic.Pointer[lease.Status]
+	restart   context.CancelCauseFunc
+}
+
+// Limits of requests to object storage.
+const (
+	requestTimeout = 10 * time.Second
+	listTimeout    = 30 * time.Second
+)
+
+// Run serves until ctx ends. Its error says what made it stop before; all but ErrRestart are logged by then.
+func Run(ctx context.Context, cfg Config) error {
+	stop := ctx
+	s := newServer(cfg)
+	err := s.run(ctx)
+	if err == nil || errors.Is(err, ErrRestart) {
+		return err
+	}
+	s.log.Error("server stopped", "error", err)
+	s.linger(stop)
+	return err
+}
+
+// linger waits before a failed server exits under a supervisor (systemd sets INVOCATION_ID, systemd.exec(5)), so that the restarts of
+// many do not come in step. A person at a terminal does not wait.
+func (s *server) linger(ctx context.Context) {
+	if s.cfg.Supervised {
+		low, high := 10*time.Second, 40*time.Second
+		if shard := s.manager.Shard(); shard != nil {
+			low, high = shard.Server.ErrorExitJitter.MinDelay.D(), shard.Server.ErrorExitJitter.MaxDelay.D()
+		}
+		var b [2]byte
+		_, _ = rand.Read(b[:]) // never fails, see crypto/rand
+		wait := low + (high-low)/65536*time.Duration(binary.BigEndian.Uint16(b[:]))
+		s.log.Info("exiting later", "wait", wait.String())
+		_ = s.env.Sleep(ctx, wait)
+	}
+}
+
+func newServer(cfg Config) *server {
+	incarnation := make([]byte, 12)
+	_, _ = rand.Read(incarnation) // never fails, see crypto/rand
+	env, wait := tasks.Real()
+	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, metrics: metrics.NewServer(cfg.Version), env: env, wait: wait,
+		incarnation: hex.EncodeToString(incarnation)}
+	s.manager = shardconfig.New(nil, s.log)
+	s.operators = &operatorService{}
+	s.agents = &agentapi.Service{
+		Leader: func() (*agentapi.Leader, error) { return leaderOf(s, func(l *leadership) *agentapi.Leader { return l.agent }) },
+		Keys:   keyCache{s}, Now: time.Now, Log: s.log, Metrics: s.metrics,
+	}
+	return s
+}
+
+func (s *server) run(ctx context.Context) error {
+	cfg := s.cfg
+	defer s.wait()
+	ctx, s.restart = context.WithCancelCause(ctx)
+	defer s.restart(nil)
+
+	s.probe.NotReady("starting")
+	listener, err := listen(ctx, s.opts.HealthAddr, "health")
+	if err != nil {
+		return err
+	}
+	if cfg.Started != nil {
+		cfg.Started(listener.Addr())
+	}
+	var daemons sync.WaitGroup
+	defer daemons.Wait()
+	serveCtx, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	daemons.Go(func() {
+		if err := health.Serve(serveCtx, listener, &s.probe, s.handler()); err != nil {
+			s.restart(err)
+		}
+	})
+	s.log.Info("server started", "version", cfg.Version, "incarnation", s.incarnation, "health_addr", listener.Addr().String())
+
+	if err := s.openBucket(ctx); err != nil {
+		return err
+	}
+	if err := s.prepare(ctx); err != nil {
+		return ended(ctx, err)
+	}
+	defer s.close()
+	if err := s.listen(ctx); err != nil {
+		return err
+	}
+	defer s.endpoints.stop()
+	s.probe.Ready()
+	s.log.Info("ready", "config_etag", s.manager.Status().ETag)
+	return ended(ctx, s.elect(ctx))
+}
+
+// ended tells a stop that somebody asked for from an error.
+func ended(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if ctx.Err() == nil {
+		return err
+	}
+	if !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+func (s *server) handler() http.Handler {
+	s.metrics.Watch("nstance_instances", "Live instances of the shard, while leading.", func() float64 { return s.number(1) })
+	s.metrics.Watch("nstance_groups", "Groups of the shard, while leading.", func() float64 { return s.number(0) })
+	s.metrics.Watch("nstance_agents_connected", "Agents with an open health stream, while leading.", func() float64 { return s.number(2) })
+	s.metrics.Watch("nstance_reservations", "Instance IDs reserved ahead, while leading.", func() float64 { return s.number(3) })
+	s.metrics.Watch("nstance_storage_requests", "Requests to object storage since the start.", func() float64 {
+		if s.store == nil {
+			return 0
+		}
+		return float64(s.store.Counts().Total())
+	})
+	return s.metrics.Handler()
+}
+
+func (s *server) number(i int) float64 {
+	l := s.leading.Load()
+	if l == nil {
+		return 0
+	}
+	groups, instances, connected, reserved, _, _ := l.leader.World.Numbers()
+	return float64([]int{groups, instances, connected, reserved}[i])
+}
+
+// openBucket opens the shard's bucket. It does not try to reach it.
+func (s *server) openBucket(ctx context.Context) error {
+	store := s.cfg.Bucket
+	if store == nil {
+		var err error
+		if store, err = open.Open(ctx, s.opts.Location); err != nil {
+			return fmt.Errorf("open the bucket: %w", err)
+		}
+	}
+	s.store = objstore.NewCounted(objstore.WithTimeout(store, requestTimeout, listTimeout))
+	s.state = clusterstate.New(clusterstate.Options{Cluster: s.store, Shard: s.store, ShardID: s.opts.Shard})
+	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
+	return nil
+}
+
+// fatalError is one that no repetition mends.
+type fatalError struct{ err error }
+
+func (e *fatalError) Error() string { return e.err.Error() }
+func (e *fatalError) Unwrap() error { return e.err }
+
+// prepare makes the server ready to lead: three quick tries, then slow ones for as long as it takes, so that a broken configuration costs
+// next to nothing and heals by itself.
+func (s *server) prepare(ctx context.Context) error {
+	for try := 1; ; try++ {
+		err := s.tryPrepare(ctx)
+		var fatal *fatalError
+		if err == nil || errors.As(err, &fatal) || ctx.Err() != nil {
+			return err
+		}
+		wait := pause(try)
+		s.probe.NotReady(err.Error())
+		s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())
+		if err := s.env.Sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// pause is how long to wait after a failed try: 1 s, 2 s, then from 15 s doubling to 5 min, with a quarter of jitter.
+func pause(try int) time.Duration {
+	base := time.Duration(try) * time.Second
+	if try > 2 {
+		base = min(15*time.Second<<min(try-3, 5), 5*time.Minute)
+	}
+	var b [1]byte
+	_, _ = rand.Read(b[:])
+	return base*7/8 + base/4*time.Duration(b[0])/256
+}
+
+func (s *server) tryPrepare(ctx context.Context) error {
+	s.close()
+	s.probe.NotReady("proving that the bucket honours conditional writes")
+	if err := objstore.Probe(ctx, s.store, keys.Probe(s.opts.Shard, s.incarnation)); err != nil {
+		err = fmt.Errorf("check the bucket: %w", err)
+		if errors.Is(err, objstore.ErrUnconditional) {
+			return &fatalError{err}
+		}
+		return err
+	}
+	s.probe.NotReady("reading the shard's configuration")
+	if err := s.manager.Load(ctx); err != nil {
+		return err
+	}
+	shard := s.manager.Shard()
+	if err := s.agree(shard); err != nil {
+		return err
+	}
+	machine, err := s.openProvider(ctx, shard.Server.Provider)
+	if err != nil {
+		return err
+	}
+	s.machine = machine
+	if err := s.openCluster(ctx, shard); err != nil {
+		return err
+	}
+	s.probe.NotReady("opening the cache")
+	if s.cache, err = cache.Open(ctx, cache.Path(s.opts.CacheDir)); err != nil {
+		return &fatalError{fmt.Errorf("open the cache: %w", err)}
+	}
+	if err := s.cacheGroups(ctx, s.manager.Groups()); err != nil {
+		return err
+	}
+	if s.ports, err = portsOf(shard, s.opts); err != nil {
+		return err
+	}
+	s.identity = lease.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: machine.ID, Addresses: s.ports.lock()}
+	return nil
+}
+
+// agree checks what the command line and the configuration both say.
+func (s *server) agree(shard *config.Shard) error {
+	if shard.Server.Shard != s.opts.Shard {
+		return fmt.Errorf("server.shard: the configuration is of shard %q, this server's --shard is %q", shard.Server.Shard, s.opts.Shard)
+	}
+	if network := shard.Server.LeaderNetwork; s.opts.LeaderInterface != "" && (network == nil || network.InterfaceID != s.opts.LeaderInterface) {
+		return fmt.Errorf("server.leader_network.interface_id: does not agree with --leader-interface %q", s.opts.LeaderInterface)
+	}
+	return nil
+}
+
+// openCluster opens the cluster's bucket and secrets and checks that the CA, if there is one, can be read.
+func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
+	s.probe.NotReady("opening the cluster's secrets")
+	var cluster objstore.Store = s.store
+	if at := shard.Cluster.Storage; at != nil {
+		store, err := open.Open(ctx, open.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region, Prefix: at.Prefix, Endpoint: at.Endpoint})
+		if err != nil {
+			return fmt.Errorf("cluster.storage: %w", err)
+		}
+		cluster = objstore.WithTimeout(store, requestTimeout, listTimeout)
+	}
+	sources := s.cfg.KeySources
+	if sources == nil {
+		sources = keyring.Sources()
+	}
+	ring, err := keyring.Load(ctx, shard.Cluster.Secrets, sources)
+	if err != nil {
+		return fmt.Errorf("cluster.secrets: %w", err)
+	}
+	if kind := shard.Cluster.Secrets.Provider; kind != "object-storage" {
+		return fmt.Errorf("cluster.secrets.provider: this nstance-server has no secrets store %q; it has object-storage", kind)
+	}
+	s.secrets = secretstore.NewObjects(secretstore.Options{Bucket: cluster, Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader})
+	s.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.store, ClusterID: shard.Cluster.ID, ShardID: s.opts.Shard, Secrets: s.secrets,
+		ForEach: s.env.ForEach})
+	if _, err := s.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
+		return fmt.Errorf("read the cluster's CA: %w", err)
+	}
+	return nil
+}
+
+func (s *server) cacheGroups(ctx context.Context, groups map[config.GroupKey]config.Group) error {
+	rows := make([]cache.Group, 0, len(groups))
+	for key, group := range groups {
+		row, err := cacheRow(key, group)
+		if err != nil {
+			return err
+		}
+		rows = append(rows, row)
+	}
+	if err := s.cache.ReplaceGroups(ctx, rows); err != nil {
+		return fmt.Errorf("write the cache: %w", err)
+	}
+	return nil
+}
+
+// keyCache is the cache's public keys, of whichever cache is open.
+type keyCache struct{ s *server }
+
+func (k keyCache) Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error) {
+	return k.s.cache.Keys(ctx, instance)
+}
+
+func (k keyCache) PutKeys(ctx context.Context, instance ident.ID, keys []cache.Key) error {
+	return k.s.cache.PutKeys(ctx, instance, keys)
+}
+
+func (k keyCache) DeleteKeys(ctx context.Context, instance ident.ID) error {
+	return k.s.cache.DeleteKeys(ctx, instance)
+}
+
+// close lets go of what tryPrepare opened.
+func (s *server) close() {
+	if s.cache != nil {
+		if err := s.cache.Close(); err != nil {
+			s.log.Warn("cache not closed", "error", err)
+		}
+		s.cache = nil
+	}
+}
+
+// elect stands for election until ctx ends.
+func (s *server) elect(ctx context.Context) error {
+	shard := s.manager.Shard()
+	election := shard.Server.LeaderElection
+	return lease.Run(ctx, lease.Config{
+		Store: s.store, Key: keys.Leader(s.opts.Shard), Self: s.identity,
+		Options:     lease.Options{Lease: election.LeaseDuration.D(), Renew: election.RenewInterval.D()},
+		Disabled:    election.Enabled != nil && !*election.Enabled,
+		Clock:       lease.SystemClock(),
+		Machine:     evidence(s.machine.Provider),
+		HighestTerm: s.state.HighestTerm,
+		Lead:        s.lead,
+		StopTimeout: shard.Server.ShutdownTimeout.D(),
+		Watch: func(status lease.Status) {
+			s.status.Store(&status)
+			s.metrics.Term.Set(float64(status.Holder.Term))
+		},
+		Log: s.log,
+	})
+}
