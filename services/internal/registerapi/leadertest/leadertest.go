@@ -1,0 +1,239 @@
+// Package leadertest gives tests of handlers the leader of a shard: a World, an executor and typed state over an object store in memory.
+package leadertest
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// Incarnation of the server under test.
+const Incarnation = "incarnation-1"
+
+// Leader is a leader of shard "a" in term 3.
+type Leader struct {
+	*mtlstest.Cluster
+	Store    *mem.Store
+	State    *clusterstate.State
+	World    *observe.World
+	Executor *execute.Executor
+	// Context ends with the leadership, which Lose ends.
+	Context context.Context
+	Lose    context.CancelFunc
+
+	mu     sync.Mutex
+	fault  func(mem.Request) mem.Fault
+	events []observe.InstanceEvent
+	wake   chan struct{}
+}
+
+// Group is the group that instances are of.
+var Group = config.GroupKey{Tenant: "prod", Group: "workers"}
+
+// New makes a leader. group is in force from the start.
+func New(t testing.TB, group config.Group) *Leader {
+	t.Helper()
+	l := &Leader{Cluster: mtlstest.New(t), wake: make(chan struct{}, 1)}
+	l.Context, l.Lose = context.WithCancel(context.Background())
+	t.Cleanup(l.Lose)
+	l.Store = mem.New(mem.Options{Now: l.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.fault == nil {
+			return mem.Fault{}
+		}
+		return l.fault(r)
+	}})
+	l.State = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a", Now: l.Clock.Now})
+	l.World = observe.New(observe.Options{Cluster: l.Name, Shard: "a", Term: l.Term(), Now: l.Clock.Now, Wake: func() {}, Events: sink{l}, Log: l.Log})
+	group.GroupKey = Group
+	shard := (&config.Shard{}).WithDefaults()
+	l.World.Configure(shard, map[config.GroupKey]config.Group{Group: group})
+	env, wait := tasks.Real()
+	t.Cleanup(wait)
+	env.Now = l.Clock.Now
+	l.Executor = &execute.Executor{World: l.World, Store: l.State, Authority: l, Env: env, Log: l.Log,
+		Owner: infra.Owner{Cluster: l.Name, Shard: "a"}, Incarnation: Incarnation}
+	return l
+}
+
+// Configure puts another configuration of the group in force.
+func (l *Leader) Configure(group config.Group) {
+	group.GroupKey = Group
+	l.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{Group: group})
+}
+
+// Fault decides what happens to requests to the store from now on; nil: nothing.
+func (l *Leader) Fault(fault func(mem.Request) mem.Fault) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault = fault
+}
+
+// Term implements execute.Authority.
+func (*Leader) Term() uint64 { return 3 }
+
+// Remaining implements execute.Authority.
+func (*Leader) Remaining() time.Duration { return time.Minute }
+
+// Confirm implements execute.Authority.
+func (*Leader) Confirm(context.Context) error { return nil }
+
+// Refuse implements execute.Authority: a higher term was met.
+func (l *Leader) Refuse(uint64) { l.Lose() }
+
+// Current is nil, or the error that says that another server leads.
+func (l *Leader) Current() error {
+	if l.Context.Err() == nil {
+		return nil
+	}
+	detailed, err := status.New(codes.Unavailable, "another server leads").WithDetails(&nstancev1.NotLeader{Shard: "a", LeaderId: "two"})
+	if err != nil {
+		return err
+	}
+	return detailed.Err()
+}
+
+type sink struct{ l *Leader }
+
+func (s sink) Instance(event observe.InstanceEvent) {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	s.l.events = append(s.l.events, event)
+	select {
+	case s.l.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (sink) Group(config.GroupKey)    {}
+func (sink) Error(observe.ErrorEvent) {}
+
+// Events returns how many events of a type an instance had.
+func (l *Leader) Events(id ident.ID, typ observe.InstanceEventType) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, event := range l.events {
+		if event.Instance == id && event.Type == typ {
+			n++
+		}
+	}
+	return n
+}
+
+// AwaitEvent waits until an instance has had n events of a type. One waiter at a time.
+func (l *Leader) AwaitEvent(t testing.TB, id ident.ID, typ observe.InstanceEventType, n int) {
+	t.Helper()
+	timeout := time.After(10 * time.Second)
+	for l.Events(id, typ) < n {
+		select {
+		case <-l.wake:
+		case <-timeout:
+			t.Fatalf("%d events %q of %s, want %d", l.Events(id, typ), typ, id, n)
+		}
+	}
+}
+
+// reserved is the record of a fresh instance.
+func (l *Leader) reserved(t testing.TB) record.Instance {
+	id := l.NewID(t, "knd")
+	return record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: l.Term(), ReservedTerm: l.Term(), Writer: Incarnation,
+		Cluster: l.Name, Shard: "a", Tenant: Group.Tenant, Kind: "knd", CreatedAt: l.Clock.Now()}
+}
+
+// Put writes a record as a leader of this term would, and shows it to the World.
+func (l *Leader) Put(t testing.TB, rec record.Instance, token objstore.Token) {
+	t.Helper()
+	token, err := l.State.PutInstance(context.Background(), rec, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.World.PutRecord(rec, token)
+}
+
+// Reserved makes an instance that is being created: its record is reserved, the provider has not answered. Leftover, the World does not
+// know it at all.
+func (l *Leader) Reserved(t testing.TB, leftover bool) ident.ID {
+	t.Helper()
+	rec := l.reserved(t)
+	token, err := l.State.PutInstance(context.Background(), rec, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !leftover {
+		rec.Group, rec.Template, rec.InstanceType, rec.InfraHash = Group.Group, "worker", "small", "i1"
+		l.World.Use(rec, token)
+	}
+	return rec.ID
+}
+
+// Answer has the provider say that an instance's VM runs.
+func (l *Leader) Answer(id ident.ID) {
+	l.World.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: infra.Running, IPv4: "10.1.2.3", LaunchedAt: l.Clock.Now()}, l.Clock.Now())
+}
+
+// Created makes an instance whose agent has not registered.
+func (l *Leader) Created(t testing.TB) ident.ID {
+	t.Helper()
+	rec := l.reserved(t)
+	rec.State, rec.Group, rec.Template, rec.InstanceType, rec.InfraHash = record.Created, Group.Group, "worker", "small", "i1"
+	rec.ProviderID, rec.LaunchedAt = "vm-"+rec.ID.String(), l.Clock.Now()
+	l.Put(t, rec, "")
+	l.Answer(rec.ID)
+	return rec.ID
+}
+
+// Change writes a change of an instance's record.
+func (l *Leader) Change(t testing.TB, id ident.ID, change func(*record.Instance)) record.Instance {
+	t.Helper()
+	rec, err := l.Executor.Update(context.Background(), id, change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+// Delete makes an instance's record one that is being deleted, or (dead) a tombstone.
+func (l *Leader) Delete(t testing.TB, id ident.ID, dead bool) {
+	t.Helper()
+	l.Change(t, id, func(r *record.Instance) {
+		r.State, r.DeleteReason, r.DeletingAt, r.DeleteDeadline = record.Deleting, "test", l.Clock.Now(), l.Clock.Now()
+	})
+	if dead {
+		l.Change(t, id, func(r *record.Instance) { r.State, r.DeletedAt = record.Deleted, l.Clock.Now() })
+	}
+}
+
+// Stored reads an instance's record from the bucket.
+func (l *Leader) Stored(t testing.TB, id ident.ID) record.Instance {
+	t.Helper()
+	rec, _, err := l.State.GetInstance(context.Background(), Group.Tenant, id)
+	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+// Agent is the identity of an instance's agent.
+func (l *Leader) Agent(id ident.ID) authority.Identity {
+	return authority.Identity{Role: authority.RoleAgent, Cluster: l.Name, Tenant: Group.Tenant, ID: id}
+}

@@ -1,0 +1,531 @@
+package registerapi_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/metrics"
+	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/registerapi"
+	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
+)
+
+type world struct {
+	*leadertest.Leader
+	addr   string
+	client nstancev1.RegistrationServiceClient
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	w := &world{Leader: leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1", InfraHash: "i1"})}
+	leader := &registerapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(), Incarnation: leadertest.Incarnation, World: w.World,
+		Records: w.Executor, Store: w.State, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer()}
+	service := &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"), Leader: func() (*registerapi.Leader, error) {
+		if err := w.Current(); err != nil {
+			return nil, err
+		}
+		return leader, nil
+	}}
+	w.addr = w.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, service) })
+	w.client = nstancev1.NewRegistrationServiceClient(w.Dial(t, w.addr, nil))
+	return w
+}
+
+// nonce mints one, of an agent unless change says otherwise.
+func (w *world) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
+	t.Helper()
+	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: "a", Group: "workers", ConfigHash: "i1"}
+	if change != nil {
+		change(&spec)
+	}
+	nonce, _, err := authority.MintNonce(w.NonceKey, spec, rand.Reader, w.Clock.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nonce.Reveal()
+}
+
+func (w *world) operatorNonce(t testing.TB) (string, ident.ID) {
+	t.Helper()
+	nonce, claims, err := authority.MintNonce(w.NonceKey, authority.NonceSpec{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod"}, rand.Reader, w.Clock.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nonce.Reveal(), claims.ID
+}
+
+func (w *world) register(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterAgentResponse, error) {
+	return w.client.RegisterAgent(context.Background(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: mtlstest.Public(key),
+		Ipv4: "10.1.2.3", Ipv6: "2001:DB8::1", Hostname: "node-1"})
+}
+
+func (w *world) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse, error) {
+	return w.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: mtlstest.Public(key)})
+}
+
+func wants(t testing.TB, what string, err error, code codes.Code, message string) {
+	t.Helper()
+	if status.Code(err) != code || !strings.Contains(err.Error(), message) {
+		t.Errorf("%s: %v, want %s with %q", what, err, code, message)
+	}
+}
+
+func leaf(t testing.TB, text []byte) *x509.Certificate {
+	t.Helper()
+	block, rest := pem.Decode(text)
+	if block == nil || len(rest) > 0 {
+		t.Fatalf("not one PEM block: %q", text)
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func (w *world) log(t testing.TB) []record.CertLog {
+	t.Helper()
+	entries, err := w.State.ListCertLog(context.Background(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entries
+}
+
+func TestRegisterAgent(t *testing.T) {
+	w := newWorld(t)
+	id, key := w.Created(t), mtlstest.NewKey(t)
+	answer, err := w.register(w.nonce(t, id, nil), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := leaf(t, answer.GetCertificate())
+	identity, err := authority.ParseIdentity(cert)
+	if err != nil || identity != w.Agent(id) || !cert.PublicKey.(ed25519.PublicKey).Equal(key.Public()) {
+		t.Errorf("certificate of %v (%v)", identity, err)
+	}
+	if !answer.GetNotAfter().AsTime().Equal(cert.NotAfter) || !cert.NotAfter.Equal(w.Clock.Now().Add(authority.AgentTTL)) {
+		t.Errorf("not after %v, certificate's %v", answer.GetNotAfter().AsTime(), cert.NotAfter)
+	}
+	if bundle, err := authority.ParseBundle(answer.GetCaBundle()); err != nil || !bundle[0].Equal(w.CA.Certificate()) {
+		t.Errorf("bundle: %v", err)
+	}
+	stored := w.Stored(t, id)
+	if stored.State != record.Registered || !bytes.Equal(stored.PublicKey, mtlstest.Public(key)) || stored.Certificate.Serial != authority.Serial(cert) ||
+		!stored.Certificate.NotAfter.Equal(cert.NotAfter) || !stored.RegisteredAt.Equal(w.Clock.Now()) || stored.NonceID == "" {
+		t.Errorf("record %+v", stored)
+	}
+	if stored.IPv4 != "10.1.2.3" || stored.IPv6 != "2001:db8::1" || stored.Hostname != "node-1" {
+		t.Errorf("addresses %s %s %s", stored.IPv4, stored.IPv6, stored.Hostname)
+	}
+	want := []record.CertLog{{Schema: record.CertLogSchema, Cluster: "example", Shard: "a", Tenant: "prod", Instance: id, Term: 3, Writer: leadertest.Incarnation,
+		IssuedAt: w.Clock.Now(), Issued: []record.Issued{{Name: "agent", Kind: record.CertAgent, Serial: authority.Serial(cert), NotAfter: cert.NotAfter}}}}
+	if diff := cmp.Diff(want, w.log(t), cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+	if n := w.Events(id, observe.EventRegistered); n != 1 {
+		t.Errorf("%d events", n)
+	}
+	if rec, _, _ := w.World.Record(id); rec.State != record.Registered {
+		t.Errorf("the World has it as %s", rec.State)
+	}
+}
+
+// The answer was lost: the same key gets the very same certificate, also after the nonce's end, and nothing is written for it.
+func TestSameKeyAgain(t *testing.T) {
+	w := newWorld(t)
+	id, key := w.Created(t), mtlstest.NewKey(t)
+	nonce := w.nonce(t, id, nil)
+	first, err := w.register(nonce, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	revision := w.Stored(t, id).Revision
+	w.Clock.Advance(24 * time.Hour)
+	again, err := w.register(nonce, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(first.GetCertificate(), again.GetCertificate()) {
+		t.Error("another certificate")
+	}
+	if w.Stored(t, id).Revision != revision || len(w.log(t)) != 1 || w.Events(id, observe.EventRegistered) != 1 {
+		t.Error("something was written or told")
+	}
+	_, err = w.register(nonce, mtlstest.NewKey(t))
+	wants(t, "another key", err, codes.PermissionDenied, "registered with another key")
+	_, err = w.register(w.nonce(t, id, nil), key)
+	wants(t, "another nonce", err, codes.PermissionDenied, "another key or nonce")
+
+	// Late in the certificate's life it is a new one, recorded.
+	w.Clock.Advance(5 * 24 * time.Hour)
+	late, err := w.register(nonce, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := w.Stored(t, id)
+	if stored.Certificate.Serial != authority.Serial(leaf(t, late.GetCertificate())) || stored.Revision != revision+1 || len(w.log(t)) != 2 {
+		t.Errorf("revision %d, log %v", stored.Revision, w.log(t))
+	}
+}
+
+func TestTwoRacingRegistrations(t *testing.T) {
+	for range 20 {
+		w := newWorld(t)
+		id := w.Created(t)
+		nonce := w.nonce(t, id, nil)
+		keys := []ed25519.PrivateKey{mtlstest.NewKey(t), mtlstest.NewKey(t), mtlstest.NewKey(t)}
+		answers, errs := make([]*nstancev1.RegisterAgentResponse, len(keys)), make([]error, len(keys))
+		var wg sync.WaitGroup
+		for i, key := range keys {
+			wg.Go(func() { answers[i], errs[i] = w.register(nonce, key) })
+		}
+		wg.Wait()
+		winners, stored := 0, w.Stored(t, id)
+		for i, err := range errs {
+			if err != nil {
+				wants(t, "the loser", err, codes.PermissionDenied, "another key")
+				continue
+			}
+			winners++
+			if !bytes.Equal(stored.PublicKey, mtlstest.Public(keys[i])) || stored.Certificate.Serial != authority.Serial(leaf(t, answers[i].GetCertificate())) {
+				t.Error("the record is not the winner's")
+			}
+		}
+		if winners != 1 || w.Events(id, observe.EventRegistered) != 1 {
+			t.Errorf("%d winners, %d events", winners, w.Events(id, observe.EventRegistered))
+		}
+	}
+}
+
+func TestRefusedAgents(t *testing.T) {
+	w := newWorld(t)
+	key := mtlstest.NewKey(t)
+	created := w.Created(t)
+	deleting, deleted := w.Created(t), w.Created(t)
+	w.Delete(t, deleting, false)
+	w.Delete(t, deleted, true)
+	otherKey, err := authority.CreateNonceKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, _, err := authority.MintNonce(otherKey, authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: created, Shard: "a", Group: "workers"},
+		rand.Reader, w.Clock.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := w.nonce(t, created, nil)
+	operator, _ := w.operatorNonce(t)
+	for _, test := range []struct {
+		name, nonce string
+		key         []byte
+		change      func(*nstancev1.RegisterAgentRequest)
+		code        codes.Code
+		message     string
+	}{
+		{"no nonce", "", nil, nil, codes.InvalidArgument, "nonce: is empty"},
+		{"no JWT", "a.b.c", nil, nil, codes.InvalidArgument, "nonce: "},
+		{"too long", good + strings.Repeat("x", 5000), nil, nil, codes.InvalidArgument, "at most"},
+		{"short key", good, []byte{1, 2}, nil, codes.InvalidArgument, "public_key: has 2 bytes"},
+		{"bad ipv4", good, nil, func(r *nstancev1.RegisterAgentRequest) { r.Ipv4 = "::1" }, codes.InvalidArgument, "ipv4: "},
+		{"bad ipv6", good, nil, func(r *nstancev1.RegisterAgentRequest) { r.Ipv6 = "fe80::1%eth0" }, codes.InvalidArgument, "ipv6: "},
+		{"bad host name", good, nil, func(r *nstancev1.RegisterAgentRequest) { r.Hostname = "a b" }, codes.InvalidArgument, "hostname: "},
+		{"foreign signature", foreign.Reveal(), nil, nil, codes.Unauthenticated, "not signed by this cluster"},
+		{"other cluster", w.nonce(t, created, func(s *authority.NonceSpec) { s.Cluster = "other" }), nil, nil, codes.PermissionDenied, "another cluster"},
+		{"other shard", w.nonce(t, created, func(s *authority.NonceSpec) { s.Shard = "b" }), nil, nil, codes.PermissionDenied, "is for shard b, this is a"},
+		{"other tenant", w.nonce(t, created, func(s *authority.NonceSpec) { s.Tenant = "dev" }), nil, nil, codes.PermissionDenied, "dev/workers"},
+		{"other group", w.nonce(t, created, func(s *authority.NonceSpec) { s.Group = "masters" }), nil, nil, codes.PermissionDenied, "prod/masters"},
+		{"an operator's", operator, nil, nil, codes.PermissionDenied, "is for the role operator"},
+		{"no instance", w.nonce(t, w.NewID(t, "knd"), nil), nil, nil, codes.NotFound, "there is no instance"},
+		{"deleting", w.nonce(t, deleting, nil), nil, nil, codes.PermissionDenied, "is being deleted"},
+		{"deleted", w.nonce(t, deleted, nil), nil, nil, codes.PermissionDenied, "is deleted"},
+		{"left over", w.nonce(t, w.Reserved(t, true), nil), nil, nil, codes.Unavailable, "not settled yet"},
+		{"not answered by the provider", w.nonce(t, w.Reserved(t, false), nil), nil, nil, codes.Unavailable, "not recorded yet"},
+	} {
+		req := &nstancev1.RegisterAgentRequest{Nonce: test.nonce, PublicKey: mtlstest.Public(key), Ipv4: "10.0.0.1"}
+		if test.key != nil {
+			req.PublicKey = test.key
+		}
+		if test.change != nil {
+			test.change(req)
+		}
+		_, err := w.client.RegisterAgent(t.Context(), req)
+		wants(t, test.name, err, test.code, test.message)
+		if err != nil && test.nonce != "" && strings.Contains(err.Error(), test.nonce) {
+			t.Errorf("%s: the error quotes the nonce", test.name)
+		}
+	}
+	if len(w.log(t)) != 0 || w.Stored(t, created).State != record.Created {
+		t.Error("a refusal left something behind")
+	}
+
+	w.Clock.Advance(authority.AgentNonceTTL)
+	_, err = w.register(good, key)
+	wants(t, "expired", err, codes.Unauthenticated, "nonce: expired at")
+	w.Clock.Advance(-authority.AgentNonceTTL - 10*time.Minute)
+	_, err = w.register(good, key)
+	wants(t, "a clock that is behind", err, codes.Unavailable, "not valid yet")
+}
+
+// The machine may be up before the provider's answer is recorded. The agent is told to come again, and then completes the record itself;
+// what the executor then records leaves that alone.
+func TestRegisteredBeforeCreated(t *testing.T) {
+	w := newWorld(t)
+	id, key := w.Reserved(t, false), mtlstest.NewKey(t)
+	nonce := w.nonce(t, id, nil)
+	_, err := w.register(nonce, key)
+	wants(t, "too soon", err, codes.Unavailable, "try again")
+	w.Answer(id)
+	if _, err := w.register(nonce, key); err != nil {
+		t.Fatal(err)
+	}
+	stored := w.Stored(t, id)
+	if stored.State != record.Registered || stored.ProviderID != "vm-"+id.String() || stored.Group != "workers" || stored.LaunchedAt.IsZero() {
+		t.Errorf("record %+v", stored)
+	}
+}
+
+// Every request that a registration makes may fail, with or without effect; the agent asks again and is registered once.
+func TestStorageFaults(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		for failing := 1; failing <= 2; failing++ {
+			w := newWorld(t)
+			id, key := w.Created(t), mtlstest.NewKey(t)
+			nonce := w.nonce(t, id, nil)
+			puts := 0
+			w.Fault(func(r mem.Request) mem.Fault {
+				if r.Op != mem.Put {
+					return mem.Fault{}
+				}
+				if puts++; puts != failing {
+					return mem.Fault{}
+				}
+				if lost {
+					return mem.Fault{Lost: true}
+				}
+				return mem.Fault{Err: errors.New("disk on fire")}
+			})
+			_, err := w.register(nonce, key)
+			if lost {
+				if err != nil {
+					t.Errorf("put %d, answer lost: %v", failing, err)
+				}
+			} else {
+				wants(t, "a failing put", err, codes.Unavailable, "try again")
+				if strings.Contains(err.Error(), "fire") {
+					t.Errorf("the client is told of the inside: %v", err)
+				}
+			}
+			w.Fault(nil)
+			answer, err := w.register(nonce, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			serial := authority.Serial(leaf(t, answer.GetCertificate()))
+			logged := false
+			for _, entry := range w.log(t) {
+				logged = logged || entry.Issued[0].Serial == serial
+			}
+			if stored := w.Stored(t, id); stored.Certificate.Serial != serial || !logged {
+				t.Errorf("put %d, lost %v: the certificate is not the record's or not in the log", failing, lost)
+			}
+		}
+	}
+}
+
+func TestStandby(t *testing.T) {
+	w := newWorld(t)
+	id := w.Created(t)
+	w.Lose()
+	_, err := w.register(w.nonce(t, id, nil), mtlstest.NewKey(t))
+	notLeader(t, err)
+	nonce, _ := w.operatorNonce(t)
+	_, err = w.registerOperator(nonce, mtlstest.NewKey(t))
+	notLeader(t, err)
+}
+
+func notLeader(t testing.TB, err error) {
+	t.Helper()
+	wants(t, "a standby", err, codes.Unavailable, "another server leads")
+	details := status.Convert(err).Details()
+	if len(details) != 1 || details[0].(*nstancev1.NotLeader).GetLeaderId() != "two" {
+		t.Errorf("details %v", details)
+	}
+}
+
+// A leader that is superseded in the middle of a registration says so.
+func TestSupersededLeader(t *testing.T) {
+	w := newWorld(t)
+	id := w.Created(t)
+	rec, token, err := w.State.GetInstance(t.Context(), "prod", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.Revision, rec.Term, rec.Writer = rec.Revision+1, 4, "another"
+	if _, err := w.State.PutInstance(t.Context(), rec, token); err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.register(w.nonce(t, id, nil), mtlstest.NewKey(t))
+	notLeader(t, err)
+	if stored := w.Stored(t, id); stored.State != record.Created || stored.Term != 4 {
+		t.Errorf("record %+v", stored)
+	}
+}
+
+func TestRegisterOperator(t *testing.T) {
+	w := newWorld(t)
+	nonce, id := w.operatorNonce(t)
+	key := mtlstest.NewKey(t)
+	first, err := w.registerOperator(nonce, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := leaf(t, first.GetCertificate())
+	identity, err := authority.ParseIdentity(cert)
+	want := authority.Identity{Role: authority.RoleOperator, Cluster: "example", Tenant: "prod", ID: id}
+	if err != nil || identity != want || first.GetOperatorId() != id.String() || !cert.NotAfter.Equal(w.Clock.Now().Add(authority.OperatorTTL)) {
+		t.Errorf("certificate of %v until %v (%v)", identity, cert.NotAfter, err)
+	}
+	rec, _, err := w.State.GetOperator(t.Context(), "prod", id)
+	if err != nil || !bytes.Equal(rec.PublicKey, mtlstest.Public(key)) || rec.Certificate.Serial != authority.Serial(cert) ||
+		!rec.NonceExpires.Equal(w.Clock.Now().Add(authority.OperatorNonceTTL)) {
+		t.Errorf("record %+v (%v)", rec, err)
+	}
+	w.Clock.Advance(24 * time.Hour)
+	again, err := w.registerOperator(nonce, key)
+	if err != nil || !bytes.Equal(first.GetCertificate(), again.GetCertificate()) {
+		t.Errorf("again: %v", err)
+	}
+	_, err = w.registerOperator(nonce, mtlstest.NewKey(t))
+	wants(t, "another key", err, codes.PermissionDenied, "used with another key")
+
+	w.Clock.Advance(20 * 24 * time.Hour)
+	late, err := w.registerOperator(nonce, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, token, err := w.State.GetOperator(t.Context(), "prod", id)
+	if err != nil || rec.Certificate.Serial != authority.Serial(leaf(t, late.GetCertificate())) || rec.Revision != 2 {
+		t.Errorf("record %+v (%v)", rec, err)
+	}
+
+	rec.RemovedAt, rec.Revision = w.Clock.Now(), rec.Revision+1
+	if _, err := w.State.PutOperator(t.Context(), rec, token); err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.registerOperator(nonce, key)
+	wants(t, "removed", err, codes.PermissionDenied, "was removed")
+}
+
+func TestRefusedOperators(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.registerOperator(w.nonce(t, w.Created(t), nil), mtlstest.NewKey(t))
+	wants(t, "an agent's nonce", err, codes.PermissionDenied, "is for the role agent")
+	nonce, id := w.operatorNonce(t)
+	w.Clock.Advance(authority.OperatorNonceTTL)
+	_, err = w.registerOperator(nonce, mtlstest.NewKey(t))
+	wants(t, "expired", err, codes.Unauthenticated, "expired at")
+	if _, _, err := w.State.GetOperator(t.Context(), "prod", id); !errors.Is(err, objstore.ErrNotFound) {
+		t.Errorf("an expired nonce left a record (%v)", err)
+	}
+}
+
+func TestTwoRacingOperators(t *testing.T) {
+	for range 10 {
+		w := newWorld(t)
+		nonce, id := w.operatorNonce(t)
+		keys := []ed25519.PrivateKey{mtlstest.NewKey(t), mtlstest.NewKey(t)}
+		errs := make([]error, 2)
+		var wg sync.WaitGroup
+		for i := range keys {
+			wg.Go(func() { _, errs[i] = w.registerOperator(nonce, keys[i]) })
+		}
+		wg.Wait()
+		winner := 0
+		if errs[0] != nil {
+			winner = 1
+		}
+		wants(t, "the loser", errs[1-winner], codes.PermissionDenied, "another key")
+		rec, _, err := w.State.GetOperator(t.Context(), "prod", id)
+		if errs[winner] != nil || err != nil || !bytes.Equal(rec.PublicKey, mtlstest.Public(keys[winner])) {
+			t.Errorf("%v %v", errs[winner], err)
+		}
+	}
+}
+
+func FuzzRegisterAgent(f *testing.F) {
+	w := newWorld(f)
+	id := w.Created(f)
+	good := w.nonce(f, id, nil)
+	f.Add(good+"x", []byte("0123456789012345678901234567890"), "10.0.0.1", "::1", "a.b")
+	f.Add("", []byte{}, "300.0.0.1", "::ffff:1.2.3.4", "..")
+	f.Fuzz(func(t *testing.T, nonce string, key []byte, ipv4, ipv6, hostname string) {
+		_, err := w.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: strings.ToValidUTF8(nonce, ""), PublicKey: key,
+			Ipv4: strings.ToValidUTF8(ipv4, ""), Ipv6: strings.ToValidUTF8(ipv6, ""), Hostname: strings.ToValidUTF8(hostname, "")})
+		if code := status.Code(err); code != codes.InvalidArgument && code != codes.Unauthenticated && code != codes.ResourceExhausted && nonce != good {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func FuzzValidateHostname(f *testing.F) {
+	for _, name := range []string{"", "a", "a.b", "A_b-1", ".", "a..b", "a b", "é", strings.Repeat("a", 64)} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if registerapi.ValidateHostname(name) != nil {
+			return
+		}
+		if strings.ContainsAny(name, " \t\r\n/\\\"'%{}") || len(name) > 253 {
+			t.Errorf("%q is taken", name)
+		}
+		if _, err := netip.ParseAddr(name); err == nil && strings.Contains(name, ":") {
+			t.Errorf("%q is an IPv6 address", name)
+		}
+	})
+}
+
+// Each registration has a connection of its own, as in life; client and server share the process.
+func BenchmarkRegisterAgent(b *testing.B) {
+	w := newWorld(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		nonce, key := w.nonce(b, w.Created(b), nil), mtlstest.NewKey(b)
+		b.StartTimer()
+		conn, err := grpc.NewClient("passthrough:///"+w.addr, grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(nil))), grpc.WithNoProxy())
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, err = nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(b.Context(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: mtlstest.Public(key), Ipv4: "10.1.2.3"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		conn.Close()
+	}
+}
