@@ -188,8 +188,10 @@ func (s *server) serve(ctx context.Context, source *mtls.Source) (stop func(), e
 	}{
 		{"registration", s.ports.bind.Registration, "", func(g *grpc.Server) {
 			nstancev1.RegisterRegistrationServiceServer(g, &registerapi.Service{
-				Leader: func() (*registerapi.Leader, error) { return leaderOf(s, func(l *leadership) *registerapi.Leader { return l.registration }) },
-				Now:    time.Now, Log: s.log, Metrics: s.metrics,
+				Leader: func() (*registerapi.Leader, error) {
+					return leaderOf(s, func(l *leadership) *registerapi.Leader { return l.registration })
+				},
+				Now: time.Now, Log: s.log, Metrics: s.metrics,
 			})
 		}},
 		{"operators", s.ports.bind.Operator, authority.RoleOperator, func(g *grpc.Server) {

@@ -10,7 +10,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/reconcile"
 )
 
-type operatorService struct{ nstancev1.UnimplementedOperatorServiceServer }
+type operatorService struct {
+	nstancev1.UnimplementedOperatorServiceServer
+}
 type operatorLeader struct{}
 
 func (s *server) operatorLeader(context.Context, *lease.Authority, *reconcile.Leader, observe.Events, mtls.Issuer) *operatorLeader {

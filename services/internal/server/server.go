@@ -129,8 +129,10 @@ func newServer(cfg Config) *server {
 	s.manager = shardconfig.New(nil, s.log)
 	s.operators = &operatorService{}
 	s.agents = &agentapi.Service{
-		Leader: func() (*agentapi.Leader, error) { return leaderOf(s, func(l *leadership) *agentapi.Leader { return l.agent }) },
-		Keys:   keyCache{s}, Now: time.Now, Log: s.log, Metrics: s.metrics,
+		Leader: func() (*agentapi.Leader, error) {
+			return leaderOf(s, func(l *leadership) *agentapi.Leader { return l.agent })
+		},
+		Keys: keyCache{s}, Now: time.Now, Log: s.log, Metrics: s.metrics,
 	}
 	return s
 }
