@@ -86,14 +86,20 @@ func TestRefusedForGood(t *testing.T) {
 }
 
 type logLines struct {
-	mu sync.Mutex
-	strings.Builder
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 func (l *logLines) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.Builder.Write(p)
+	return l.text.Write(p)
 }
 
 // A passing error is tried again, with growing delays, until it has passed; and so is what userdata has not written yet.
@@ -198,6 +204,8 @@ func TestCrashAtEveryStep(t *testing.T) {
 				n := &network{}
 				s := newFakeServer(t, newID(t))
 				defer s.start(t, n.listen(address))()
+				s.firstAsk = &nstancev1.KeyGenRequestsResponse{Keys: []*nstancev1.KeyRequest{{Name: "a.pub"}}}
+				s.firstFiles = batch("hash", map[string]string{"a.env": "A=1", "b.env": "B=1"})
 				m := newMemories(t, s)
 
 				live := func(p *mortal) bool {
@@ -212,25 +220,20 @@ func TestCrashAtEveryStep(t *testing.T) {
 					for len(s.reports) > 0 {
 						<-s.reports
 					}
-					for len(s.keyAsks) > 0 {
-						<-s.keyAsks
-					}
-					for len(s.fileSends) > 0 {
-						<-s.fileSends
-					}
-					s.keyAsks <- &nstancev1.KeyGenRequestsResponse{Keys: []*nstancev1.KeyRequest{{Name: "a.pub"}}}
-					s.sendFiles("hash", map[string]string{"a.env": "A=1", "b.env": "B=1"})
-					for {
+					for timeout := time.After(time.Hour); ; {
 						select {
+						case <-timeout:
+							t.Fatalf("step %d (%v): the process neither lives nor dies", dies, half)
 						case <-done:
 							return false
 						case <-s.submitted:
 						case report := <-s.reports:
 							if report.GetRuntimeHash() == "hash" && len(report.GetKeys()) == 1 {
 								synctest.Wait()
+								lived := ctx.Err() == nil
 								cancel()
 								<-done
-								return true
+								return lived
 							}
 						}
 					}

@@ -183,6 +183,7 @@ func TestProcess(t *testing.T) {
 		t.Error("killed, and it ended well")
 	}
 	p = launch(t, s, addr, dir)
+	p.say(t, `(Connected)`)
 	report = s.next(t, "sequence 1", first)
 	if report.GetRuntimeHash() != "hash" || len(report.GetFiles()) != 1 || report.GetStopping() != unspecified {
 		t.Errorf("%v", report)
@@ -204,7 +205,7 @@ func TestProcess(t *testing.T) {
 		syscall.SIGTERM: powerOff, syscall.SIGHUP: powerOff, syscall.SIGINT: nstancev1.StoppingReason_STOPPING_REASON_RESTART,
 	} {
 		p = launch(t, s, addr, dir, "NSTANCE_POWER_OFF_ON_SIGTERM=true")
-		s.next(t, "sequence 1", first)
+		p.say(t, `(Connected)`)
 		if err := p.end(t, sig); err != nil {
 			t.Errorf("%v: %v", sig, err)
 		}

@@ -10,7 +10,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -58,6 +57,9 @@ type fakeServer struct {
 	refuse        error // answer of every call
 	interval      string
 	mute          bool // does not answer the end of a report stream
+	// What every stream begins with.
+	firstAsk   *nstancev1.KeyGenRequestsResponse
+	firstFiles []*nstancev1.ReceiveFilesResponse
 }
 
 func newFakeServer(t testing.TB, id ident.ID) *fakeServer {
@@ -199,6 +201,11 @@ func (s *fakeServer) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest, stream
 	if _, err := s.admit(stream.Context(), req.GetInstanceId(), false); err != nil {
 		return err
 	}
+	if ask := get(s, func() *nstancev1.KeyGenRequestsResponse { return s.firstAsk }); ask != nil {
+		if err := stream.Send(ask); err != nil {
+			return err
+		}
+	}
 	for {
 		select {
 		case <-stream.Context().Done():
@@ -222,6 +229,11 @@ func (s *fakeServer) SubmitPublicKeys(ctx context.Context, req *nstancev1.Submit
 func (s *fakeServer) ReceiveFiles(req *nstancev1.ReceiveFilesRequest, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	if _, err := s.admit(stream.Context(), req.GetInstanceId(), false); err != nil {
 		return err
+	}
+	for _, event := range get(s, func() []*nstancev1.ReceiveFilesResponse { return s.firstFiles }) {
+		if err := stream.Send(event); err != nil {
+			return err
+		}
 	}
 	for {
 		select {
@@ -282,18 +294,23 @@ func (s *fakeServer) RenewCertificate(ctx context.Context, req *nstancev1.AgentS
 	return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: text, CaBundle: authority.EncodeBundle(s.ca.Certificate())}, err
 }
 
-func (s *fakeServer) sendFiles(hash string, files map[string]string, names ...string) {
+// batch is a batch of files and its commit, which names them and others.
+func batch(hash string, files map[string]string, names ...string) (events []*nstancev1.ReceiveFilesResponse) {
 	for name, content := range files {
-		s.fileSends <- &nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_File{
+		events = append(events, &nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_File{
 			File: &nstancev1.File{Name: name, Content: []byte(content), Kind: "string"},
-		}}
-		if !slices.Contains(names, name) {
-			names = append(names, name)
-		}
+		}})
+		names = append(names, name)
 	}
-	s.fileSends <- &nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_Commit{
+	return append(events, &nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_Commit{
 		Commit: &nstancev1.FilesCommit{RuntimeHash: hash, Names: names},
-	}}
+	}})
+}
+
+func (s *fakeServer) sendFiles(hash string, files map[string]string, names ...string) {
+	for _, event := range batch(hash, files, names...) {
+		s.fileSends <- event
+	}
 }
 
 // next returns the next report for which ok holds.
