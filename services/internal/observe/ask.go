@@ -105,11 +105,7 @@ func (a *Asker) ask(ctx context.Context, ids []ident.ID) error {
 func (a *Asker) asked(ids []ident.ID, err error) error {
 	for _, id := range ids {
 		a.World.change(id, func(i *instance) {
-			i.plan.Asking = false
-			if err != nil {
-				i.plan.FailedAt = a.Env.Now()
-				i.plan.Failures++
-			}
+			i.plan.Answered(a.Env.Now(), err != nil)
 		})
 	}
 	return err

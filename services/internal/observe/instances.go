@@ -120,13 +120,7 @@ func (w *World) Begin(id ident.ID, work plan.Work) bool {
 func (w *World) End(id ident.ID, err error) {
 	w.mu.Lock()
 	if inst := w.instances[id]; inst != nil {
-		inst.plan.Work = plan.Idle
-		if err != nil {
-			inst.plan.FailedAt = w.opts.Now()
-			inst.plan.Failures++
-		} else {
-			inst.plan.Failures = 0
-		}
+		inst.plan.End(w.opts.Now(), err != nil)
 		w.touch(inst.group)
 	}
 	w.mu.Unlock()

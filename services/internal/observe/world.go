@@ -283,7 +283,7 @@ func (w *World) ForgetGroup(key config.GroupKey) {
 func (w *World) CreateFailed(key config.GroupKey, reason string) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {
-		g.backoff = plan.Backoff{Failures: g.backoff.Failures + 1, Last: w.opts.Now(), Reason: reason}
+		g.backoff = g.backoff.Failed(key, w.opts.Now(), reason)
 		w.dirty[key] = struct{}{}
 	}
 	w.mu.Unlock()

@@ -38,12 +38,36 @@ func (b Backoff) Failed(key config.GroupKey, now time.Time, reason string) Backo
 	return b
 }
 
-// retryAt is when work for an instance that failed may be tried again; zero if none failed.
-func (i *Instance) retryAt() time.Time {
-	if i.Failures == 0 || i.FailedAt.IsZero() {
-		return time.Time{}
+// End notes the end of the work that was under way for an instance.
+func (i *Instance) End(now time.Time, failed bool) {
+	if i.Work == Tending {
+		i.TendFailed.note(now, failed)
+	} else {
+		i.Failed.note(now, failed)
 	}
-	return i.FailedAt.Add(jitter(doubled(i.Failures, retryMost), hashID(i.ID)+uint64(i.Failures)))
+	i.Work = Idle
+}
+
+// Answered notes the end of a question to the provider about an instance; failed if there was no answer.
+func (i *Instance) Answered(now time.Time, failed bool) {
+	i.AskFailed.note(now, failed)
+	i.Asking = false
+}
+
+func (f *Failure) note(now time.Time, failed bool) {
+	if failed {
+		*f = Failure{At: now, Count: f.Count + 1}
+	} else {
+		*f = Failure{}
+	}
+}
+
+// retry reports whether what failed may be tried again: 1 s after the first failure, doubling up to 1 min, give or take 10 % by a hash.
+func (p *planner) retry(i *Instance, f Failure) bool {
+	if f.Count == 0 {
+		return true
+	}
+	return p.reached(f.At.Add(jitter(doubled(f.Count, retryMost), hashID(i.ID)+uint64(f.Count))))
 }
 
 // doubled is 1 s doubled with every failure after the first, at most most.

@@ -15,13 +15,13 @@ func (p *planner) end(i *Instance) {
 	state := i.provider()
 	switch {
 	case state == ProviderGone:
-		if p.retry(i) {
+		if p.retry(i, i.Failed) {
 			p.emit(Action{Kind: Forget, Instance: i.ID, ProviderID: i.ProviderID, Reason: "its VM is gone"})
 		}
 	case !i.TerminateRequested.IsZero():
 		p.endAgain(i, state)
 	case i.runs() && !i.Drained && !p.reached(i.DeleteDeadline):
-		if !i.Announced && p.retry(i) {
+		if !i.Announced && p.retry(i, i.Failed) {
 			p.emit(Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID, Reason: i.DeleteReason, Deadline: i.DeleteDeadline})
 		}
 	default:
@@ -38,7 +38,7 @@ func (p *planner) endAgain(i *Instance, state ProviderState) {
 }
 
 func (p *planner) terminate(i *Instance, reason string) {
-	if p.retry(i) {
+	if p.retry(i, i.Failed) {
 		p.emit(Action{Kind: Terminate, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 	}
 }

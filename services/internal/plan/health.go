@@ -195,7 +195,7 @@ func (p *planner) ask(i *Instance) {
 	if deleting && !i.TerminateRequested.IsZero() {
 		need(again(i.TerminateRequested, i.Provider.At, time.Second), "its end was asked for")
 	}
-	if !since.IsZero() && i.Provider.At.Before(since) && p.retry(i) {
+	if !since.IsZero() && i.Provider.At.Before(since) && p.retry(i, i.AskFailed) {
 		p.emit(Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: why})
 	}
 }

@@ -69,9 +69,6 @@ func (p *planner) reached(at time.Time) bool {
 	return !at.After(p.Now)
 }
 
-// retry reports whether work for an instance may start, as far as its earlier failures go.
-func (p *planner) retry(i *Instance) bool { return p.reached(i.retryAt()) }
-
 // block says why the group is not at its size; the first reason stays.
 func (p *planner) block(why string) {
 	if p.out.Blocked == "" {
@@ -89,7 +86,7 @@ func (p *planner) follow(i *Instance, m mark) {
 		}
 	case i.State == record.Reserved:
 		// Its create call ended without an answer that could be recorded.
-		if i.Work == Idle && p.retry(i) {
+		if i.Work == Idle && p.retry(i, i.Failed) {
 			p.emit(Action{Kind: Settle, Instance: i.ID, ProviderID: i.ProviderID, Reason: "reserved, but nothing is under way for it"})
 		}
 	case m&markRemoved != 0:

@@ -159,7 +159,7 @@ func TestRules(t *testing.T) {
 		{name: "intents under way count", snapshot: snapshot(1, well(), with(func(i *plan.Instance) { i.Work = plan.MarkingDeleting }), deleting(nil)),
 			want: []string{"drain i3 +1m0s"}},
 		{name: "an intent that failed keeps its place and waits", snapshot: snapshot(1, well(),
-			with(func(i *plan.Instance) { i.LaunchedAt = ago(2 * time.Hour); i.FailedAt, i.Failures = now, 1 })), wake: 997 * time.Millisecond},
+			with(func(i *plan.Instance) { i.LaunchedAt = ago(2 * time.Hour); i.Failed = plan.Failure{At: now, Count: 1} })), wake: 997 * time.Millisecond},
 		{name: "one that is doomed anyway goes before one that stays", snapshot: snapshot(2, older(time.Hour), drifted(), well()),
 			want: []string{"mark_deleting i2 drift +1m0s"}},
 		{name: "a group that drifted as a whole", snapshot: snapshot(1, drifted(), drifted()), want: []string{"mark_deleting i1 scale_down +1m0s"}},
@@ -218,7 +218,7 @@ func TestRules(t *testing.T) {
 		{name: "stream lost, asked before it was", snapshot: snapshot(1, lostStream(500*time.Millisecond)), want: []string{"ask i1"}},
 		{name: "a question that failed waits", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			*i = lostStream(0)
-			i.FailedAt, i.Failures = now, 3
+			i.AskFailed = plan.Failure{At: now, Count: 3}
 		})), wake: 3608 * time.Millisecond},
 		{name: "a restart was announced", snapshot: snapshot(1, restarting(20*time.Second, false)), wake: 100 * time.Second},
 		{name: "a restart takes too long", snapshot: snapshot(1, restarting(2*time.Minute, false)), want: []string{"ask i1"}},
@@ -363,7 +363,7 @@ func TestRules(t *testing.T) {
 			i.Announced, i.Connected, i.LostAt = true, false, now
 		})), want: []string{"ask i1"}},
 		{name: "work under way", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Work = plan.Terminating }))},
-		{name: "work that failed", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.FailedAt, i.Failures = ago(time.Second), 7 })), wake: 53360 * time.Millisecond},
+		{name: "work that failed", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Failed = plan.Failure{At: ago(time.Second), Count: 7} })), wake: 53360 * time.Millisecond},
 
 		// What stays.
 		{name: "files are out of date", snapshot: snapshot(1, with(func(i *plan.Instance) { i.RuntimeHash = "r0" })), want: []string{"push_files i1"}},
@@ -373,14 +373,16 @@ func TestRules(t *testing.T) {
 			*i = lostStream(5 * time.Second)
 			i.RuntimeHash = "r0"
 		}))},
-		{name: "what it has is not known yet", snapshot: snapshot(1, with(func(i *plan.Instance) { i.LastReport, i.RegisteredAt, i.RuntimeHash = time.Time{}, ago(time.Second), "" }))},
+		{name: "what it has is not known yet", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.LastReport, i.RegisteredAt, i.RuntimeHash = time.Time{}, ago(time.Second), ""
+		}))},
 		{name: "load balancers at the first healthy report", snapshot: snapshot(1, well()), want: []string{"register_load_balancers i1"}, change: balanced},
 		{name: "load balancers only of healthy ones", snapshot: snapshot(1, unwell(time.Minute)), change: balanced},
 		{name: "registered with the load balancers", snapshot: snapshot(1, with(func(i *plan.Instance) { i.InLoadBalancers = true })), change: balanced},
 		{name: "files before load balancers", snapshot: snapshot(1, with(func(i *plan.Instance) { i.RuntimeHash = "r0" })),
 			want: []string{"push_files i1"}, change: balanced},
 		{name: "after a failure the other one", snapshot: snapshot(1, with(func(i *plan.Instance) {
-			i.RuntimeHash, i.FailedAt, i.Failures = "r0", ago(time.Minute), 1
+			i.RuntimeHash, i.TendFailed = "r0", plan.Failure{At: ago(time.Minute), Count: 1}
 		})), want: []string{"register_load_balancers i1"}, change: balanced},
 
 		// On-demand instances.

@@ -170,7 +170,7 @@ func (p *planner) markDeleting(i *Instance, cause string) {
 }
 
 func (p *planner) markDeletingBecause(i *Instance, cause, reason string) bool {
-	if i.Work != Idle || !p.retry(i) {
+	if i.Work != Idle || !p.retry(i, i.Failed) {
 		return false
 	}
 	p.emit(Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause, Reason: reason, Deadline: p.deadline(i)})

@@ -12,10 +12,10 @@ func (p *planner) tend(i *Instance) {
 	register := len(p.Group.LoadBalancers) > 0 && i.Healthy && i.Connected && !i.InLoadBalancers
 	push := i.Connected && !i.LastReport.IsZero() && p.Group.RuntimeHash != "" && i.FilesSent != p.Group.RuntimeHash &&
 		(i.RuntimeHash != p.Group.RuntimeHash || i.FilesFailed)
-	if !register && !push || !p.retry(i) {
+	if !register && !push || !p.retry(i, i.TendFailed) {
 		return
 	}
-	if push && (!register || i.Failures%2 == 0) {
+	if push && (!register || i.TendFailed.Count%2 == 0) {
 		reason := "its runtime configuration is out of date"
 		if i.RuntimeHash == p.Group.RuntimeHash {
 			reason = "it could not store a file"

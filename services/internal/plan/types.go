@@ -55,9 +55,9 @@ type Instance struct {
 	State    record.State
 	OnDemand bool
 	Work     Work
-	// FailedAt says when the last piece of work for this instance failed, Failures how often in a row.
-	FailedAt time.Time
-	Failures int
+	// What failed last, and how often in a row, by kind: a step of its life, tending (files, load balancers), questions to the provider. Kept
+	// apart so that files which an agent does not take do not hold up its end. See [Instance.End] and [Instance.Answered].
+	Failed, TendFailed, AskFailed Failure
 
 	CreatedAt, LaunchedAt, RegisteredAt time.Time
 	RuntimeHash                         string // as the agent last reported it
@@ -96,6 +96,12 @@ type Instance struct {
 	FilesFailed bool
 	Asking      bool
 	Tombstone   time.Time // DeletedAt of a tombstone
+}
+
+// Failure is when something failed last, and how often in a row. The zero value is "not".
+type Failure struct {
+	At    time.Time
+	Count int
 }
 
 // Backoff is a group's record of failed creations. The zero value is "none".

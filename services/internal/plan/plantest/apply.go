@@ -57,8 +57,10 @@ func (w *World) start(a plan.Action) {
 		asked := w.Now
 		vm.Asking = true
 		w.after(w.Ask, w.term, func() {
-			vm.Asking = false
-			w.see(vm, asked)
+			vm.Answered(w.Now, w.Deaf)
+			if !w.Deaf {
+				w.see(vm, asked)
+			}
 		})
 	case plan.PushFiles:
 		w.work(vm, plan.Tending, w.Write, func() { vm.FilesSent = w.Group.RuntimeHash })
@@ -81,13 +83,10 @@ func (w *World) start(a plan.Action) {
 func (w *World) work(vm *VM, work plan.Work, d time.Duration, done func()) {
 	vm.Work = work
 	w.after(d, w.term, func() {
-		vm.Work = plan.Idle
-		if w.Broken {
-			vm.FailedAt, vm.Failures = w.Now, vm.Failures+1
-			return
+		vm.Instance.End(w.Now, w.Broken)
+		if !w.Broken {
+			done()
 		}
-		vm.Failures = 0
-		done()
 	})
 }
 
@@ -132,7 +131,9 @@ func (w *World) see(vm *VM, asked time.Time) {
 // list is the collection's look at everything, every interval.
 func (w *World) list() {
 	for _, vm := range w.VMs {
-		w.see(vm, w.Now)
+		if !w.Deaf {
+			w.see(vm, w.Now)
+		}
 	}
 	w.after(w.Settings.CollectInterval, 0, w.list)
 }
@@ -226,7 +227,7 @@ func (w *World) Crash(landed func() bool) {
 		if vm.State != record.Reserved {
 			vm.Work = plan.Idle // a call that is still open is settled by the next leader; here its answer does
 		}
-		vm.FailedAt, vm.Failures, vm.Asking = time.Time{}, 0, false
+		vm.Failed, vm.TendFailed, vm.AskFailed, vm.Asking = plan.Failure{}, plan.Failure{}, plan.Failure{}, false
 		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false, time.Time{}
 		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false
 		vm.Announced, vm.Drained, vm.TerminateRequested = false, false, time.Time{}

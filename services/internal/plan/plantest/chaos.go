@@ -78,7 +78,10 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 			i.Work = plan.Idle
 		}
 		if maybe(3) {
-			i.FailedAt, i.Failures = when(1), 1+rng.Intn(9)
+			i.Failed = plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}
+		}
+		if maybe(5) {
+			i.TendFailed, i.AskFailed = plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}, plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}
 		}
 		i.CreatedAt, i.LaunchedAt = when(1), when(2)
 		if i.State == record.Registered || i.State == record.Deleting && maybe(2) {
@@ -128,7 +131,7 @@ func (w *World) Trouble(rng *rand.Rand) {
 		}
 	}
 	minutes := func(n int) time.Duration { return time.Duration(rng.Intn(n*60)+1) * time.Second }
-	switch rng.Intn(15) {
+	switch rng.Intn(16) {
 	case 0:
 		some("destroy", w.Destroy)
 	case 1:
@@ -168,6 +171,9 @@ func (w *World) Trouble(rng *rand.Rand) {
 		w.Broken = !w.Broken
 		w.Note("store broken: %v", w.Broken)
 	case 14:
+		w.Deaf = !w.Deaf
+		w.Note("provider does not answer questions: %v", w.Deaf)
+	case 15:
 		w.Note("the leader crashes")
 		w.Crash(func() bool { return rng.Intn(2) == 0 })
 	}
@@ -176,7 +182,7 @@ func (w *World) Trouble(rng *rand.Rand) {
 // Calm ends every fault that lasts.
 func (w *World) Calm() {
 	w.Note("calm")
-	w.Refuse, w.Mute, w.Broken = "", false, false
+	w.Refuse, w.Mute, w.Broken, w.Deaf = "", false, false, false
 	for _, vm := range w.VMs {
 		if vm.Cut {
 			w.Mend(vm)

@@ -35,8 +35,8 @@ type World struct {
 	// Refuse makes create calls fail with that reason. Mute keeps agents of new VMs from registering.
 	Refuse string
 	Mute   bool
-	// Broken makes every write fail.
-	Broken bool
+	// Broken makes every write fail, Deaf every question to the provider.
+	Broken, Deaf bool
 	// Spread: the agents of added instances report at different times; otherwise all together.
 	Spread bool
 	// Shard is what the rest of the shard adds to the guard's count.
