@@ -1,0 +1,62 @@
+# shellcheck shell=sh
+# Sourced: step TITLE COMMAND... runs a command and shows that it is alive. Its output is shown only if it fails.
+
+step() {
+	step_title=$1
+	shift
+	step_log=$(mktemp)
+	step_start=$(date +%s)
+	"$@" >"$step_log" 2>&1 &
+	step_pid=$!
+	# Ctrl-C goes to the command too; what it wrote so far is of no use then.
+	trap 'kill "$step_pid" 2>/dev/null || true; rm -f "$step_log"; echo; exit 130' INT TERM HUP
+	step_ticks=0
+	while kill -0 "$step_pid" 2>/dev/null; do
+		step_elapsed=$(($(date +%s) - step_start))
+		if [ -t 1 ]; then
+			printf '\r  %-60s %4d s  %s' "$step_title" "$step_elapsed" "$(step_count)"
+		elif [ $((step_ticks % 50)) -eq 49 ]; then
+			printf '  %s ... %d s  %s\n' "$step_title" "$step_elapsed" "$(step_count)"
+		fi
+		step_ticks=$((step_ticks + 1))
+		sleep 0.2
+	done
+	step_status=0
+	wait "$step_pid" || step_status=$?
+	trap - INT TERM HUP
+	[ ! -t 1 ] || printf '\r'
+	printf '  %-60s %4d s                         \n' "$step_title" "$(($(date +%s) - step_start))"
+	if [ "$step_status" -ne 0 ]; then
+		cat "$step_log" >&2
+		echo "$step_title: failed with status $step_status" >&2
+	fi
+	rm -f "$step_log"
+	return "$step_status"
+}
+
+# step_count says how far a build is: go build -v names each package that it compiles.
+step_count() {
+	step_lines=$(grep -c '^[a-z].*[a-z]$' "$step_log" 2>/dev/null) || step_lines=0
+	[ "$step_lines" -eq 0 ] || printf '%s packages' "$step_lines"
+}
+
+# need PROGRAM HOW: ends with a word on how to get it, if it is not there.
+need() {
+	command -v "$1" >/dev/null || {
+		echo "$1 is needed: $2" >&2
+		exit 1
+	}
+}
+
+# prepare gets the prerequisites of everything that runs a shard on this machine. Sets terraform to the path of tofu or terraform.
+prepare() {
+	need go "https://go.dev/dl, the version that go.mod names or later (a newer one is fetched by itself)"
+	need tmux "Debian: apt-get install tmux; macOS: brew install tmux"
+	if ! command -v tofu >/dev/null && ! command -v terraform >/dev/null; then
+		step "Building tofu, once: neither it nor terraform is on PATH" env GOFLAGS=-v scripts/tool.sh terraform-or-tofu
+	fi
+	terraform=$(scripts/tool.sh terraform-or-tofu)
+	export terraform
+	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" make -s build
+	mkdir -p bin/tests
+}
