@@ -146,8 +146,7 @@ func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error 
 			if err != nil {
 				return err
 			}
-			defer logind.Close()
-			return machine.WatchShutdown(ctx, logind, client.Announce, log)
+			return errors.Join(machine.WatchShutdown(ctx, logind, client.Announce, log), logind.Close())
 		}()
 		if ctx.Err() != nil {
 			return ctx.Err()

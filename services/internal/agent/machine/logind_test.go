@@ -82,7 +82,7 @@ func (b *bus) serve(r *bufio.Reader) error {
 		if err != nil {
 			return err
 		}
-		answer := ""
+		var answer string
 		switch line = strings.Trim(line, "\x00\r\n"); {
 		case line == "AUTH":
 			answer = "REJECTED EXTERNAL"
@@ -256,7 +256,7 @@ func TestSystemLogind(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := logind.Next(ctx); err != context.Canceled {
+	if _, err := logind.Next(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Next: %v", err)
 	}
 	b.conn.Close()
