@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -16,6 +17,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
+
+// ErrNoCapacity means that every placement of an instance was refused for want of capacity.
+var ErrNoCapacity = errors.New("no capacity left")
 
 // placement is one combination of instance type and subnet that a VM may be asked for.
 type placement struct{ instanceType, subnet string }
@@ -48,7 +52,7 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 }
 
 // CreateOnDemand makes one on-demand instance under the given ID, which the caller chose or had made. It returns once the VM is asked for and
-// recorded, or definitely refused. Repeating it with the same ID changes nothing.
+// recorded, or definitely refused. It can be repeated with the same ID, not at the same time.
 func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string, vars map[string]string) error {
 	if instanceType == "" {
 		instanceType = group.InstanceType
@@ -57,6 +61,12 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 	rec.Group, rec.Template, rec.OnDemand = group.GroupKey.Group, group.Template, true
 	rec.Vars, rec.InstanceType = vars, instanceType
 	token, err := x.Store.PutInstance(ctx, rec, "")
+	var superseded *clusterstate.SupersededError
+	if errors.As(err, &superseded) && superseded.Record.State == record.Reserved && superseded.Record.ReservedTerm == x.Authority.Term() &&
+		superseded.Record.Group == group.GroupKey.Group {
+		// An attempt of this leader's own that got no further, and nothing was asked of the provider.
+		rec, token, err = superseded.Record, superseded.Token, nil
+	}
 	if err != nil {
 		return fmt.Errorf("reserve %s: %w", id, err)
 	}
@@ -91,7 +101,7 @@ func (x *Executor) attempt(ctx context.Context, group config.Group, o order) err
 			break // its ID is the caller's: there is no second one to try with
 		}
 	}
-	return fmt.Errorf("no capacity left: %s", strings.Join(refused, "; "))
+	return fmt.Errorf("%w: %s", ErrNoCapacity, strings.Join(refused, "; "))
 }
 
 func (x *Executor) placements(ctx context.Context, group config.Group, first string) []placement {

@@ -34,11 +34,12 @@ type Subscription[K comparable, V any] struct {
 	pending map[K]V
 	err     error
 	signal  chan struct{} // capacity 1
+	slow    chan struct{} // closed with ErrSlow
 }
 
 // Subscribe starts a queue of at most limit distinct keys, of those keys that want accepts (nil: all).
 func (h *Hub[K, V]) Subscribe(limit int, want func(K) bool) *Subscription[K, V] {
-	s := &Subscription[K, V]{hub: h, want: want, limit: limit, pending: map[K]V{}, signal: make(chan struct{}, 1)}
+	s := &Subscription[K, V]{hub: h, want: want, limit: limit, pending: map[K]V{}, signal: make(chan struct{}, 1), slow: make(chan struct{})}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -86,6 +87,7 @@ func (s *Subscription[K, V]) offer(key K, value V) bool {
 		if len(s.order) >= s.limit {
 			s.err = ErrSlow
 			s.order, s.pending = nil, nil
+			close(s.slow)
 			s.wake()
 			return false
 		}
@@ -111,6 +113,9 @@ func (s *Subscription[K, V]) wake() {
 	default:
 	}
 }
+
+// Slow is closed once the reader has fallen behind: for a reader that is waiting for something else than Next.
+func (s *Subscription[K, V]) Slow() <-chan struct{} { return s.slow }
 
 // Next returns the next event, waiting for one until ctx ends. One reader at a time.
 func (s *Subscription[K, V]) Next(ctx context.Context) (V, error) {

@@ -33,8 +33,14 @@ func TestSlowReaderIsCutAndCostsNothing(t *testing.T) {
 	for i := range 4 {
 		hub.Publish(i, i)
 	}
+	<-slow.Slow()
 	if _, err := slow.Next(t.Context()); !errors.Is(err, ErrSlow) {
 		t.Fatalf("slow reader got %v", err)
+	}
+	select {
+	case <-other.Slow():
+		t.Error("the other reader is slow too")
+	default:
 	}
 	if len(hub.subs) != 1 {
 		t.Errorf("%d subscribers left, want 1", len(hub.subs))

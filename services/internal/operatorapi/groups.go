@@ -1,0 +1,124 @@
+package operatorapi
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+)
+
+// ListGroups lists the tenant's groups by name.
+func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+	return unary(s, ctx, "list groups", req, func(c *call, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+		answer := &nstancev1.ListGroupsResponse{}
+		for _, view := range c.world().GroupViews(c.tenant) {
+			answer.Groups = append(answer.Groups, c.groupStatus(view))
+		}
+		return answer, nil
+	})
+}
+
+// UpsertGroup creates a group or changes those of its fields that the request sets.
+func (s *Service) UpsertGroup(ctx context.Context, req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse, error) {
+	return unary(s, ctx, "write the group", req, (*call).upsertGroup)
+}
+
+func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse, error) {
+	u, err := parseUpsert(req)
+	if err != nil {
+		return nil, err
+	}
+	key := c.key(req.GetGroup())
+	group, err := c.Config.Upsert(c, key, req.GetExpectedEtag(), func(spec *config.GroupSpec, exists bool) error {
+		if !exists && req.GetMustExist() {
+			return errNoGroup(key)
+		}
+		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
+			if names := u.restricted(); len(names) > 0 {
+				return status.Errorf(codes.FailedPrecondition, "%s: cannot be changed: group %s is static, only size, instance_type and vars can be",
+					strings.Join(names, ", "), key.Group)
+			}
+		}
+		u.apply(spec)
+		return nil
+	})
+	if err != nil {
+		return nil, c.groupFault(key, err)
+	}
+	view, ok := c.world().GroupView(key)
+	if !ok {
+		view = observe.GroupView{Group: group}
+	}
+	return &nstancev1.UpsertGroupResponse{Group: c.groupStatus(view)}, nil
+}
+
+// DeleteGroup removes a dynamic group once its instances are gone, or the override of a static one at once.
+func (s *Service) DeleteGroup(ctx context.Context, req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse, error) {
+	return unary(s, ctx, "delete the group", req, (*call).deleteGroup)
+}
+
+func (c *call) deleteGroup(req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse, error) {
+	if err := groupName("group", req.GetGroup()); err != nil {
+		return nil, err
+	}
+	if err := word("expected_etag", req.GetExpectedEtag(), maxWord); err != nil {
+		return nil, err
+	}
+	key := c.key(req.GetGroup())
+	restored, err := c.Config.Delete(c, key, req.GetExpectedEtag())
+	if err != nil {
+		return nil, c.groupFault(key, err)
+	}
+	return &nstancev1.DeleteGroupResponse{RestoredStatic: restored}, nil
+}
+
+// key names one of the tenant's groups.
+func (c *call) key(group string) config.GroupKey {
+	return config.GroupKey{Tenant: c.tenant, Group: group}
+}
+
+func errNoGroup(key config.GroupKey) error {
+	return status.Errorf(codes.NotFound, "group: there is no group %s", key.Group)
+}
+
+// groupFault gives the configuration's refusals their codes.
+func (c *call) groupFault(key config.GroupKey, err error) error {
+	var refused *shardconfig.RefusedError
+	switch {
+	case errors.As(err, &refused):
+		return invalidGroup(refused)
+	case errors.Is(err, shardconfig.ErrNoGroup):
+		return errNoGroup(key)
+	case errors.Is(err, shardconfig.ErrGroupChanged):
+		return status.Errorf(codes.Aborted, "expected_etag: group %s is not what was expected (any more): read it again", key.Group)
+	case errors.Is(err, shardconfig.ErrStaticGroup):
+		return status.Errorf(codes.FailedPrecondition, "group: %s is static and has nothing to be removed here: remove it from the shard's configuration", key.Group)
+	}
+	return err
+}
+
+// invalidGroup names every field of a group that is not acceptable, in the request's words.
+func invalidGroup(err error) error {
+	var found config.Problems
+	if !errors.As(err, &found) {
+		return status.Error(codes.InvalidArgument, "group: "+err.Error())
+	}
+	lines := make([]string, 0, len(found))
+	for _, p := range found {
+		switch {
+		case p.Path == "":
+			p.Path = "group"
+		case p.Path == "args" || strings.HasPrefix(p.Path, "args.") || strings.HasPrefix(p.Path, "args["):
+			p.Path = "args_json" + strings.TrimPrefix(p.Path, "args")
+		}
+		lines = append(lines, p.String())
+	}
+	return status.Error(codes.InvalidArgument, strings.Join(lines, "\n"))
+}

@@ -1,0 +1,280 @@
+package operatorapi
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/reconcile"
+)
+
+const (
+	// maxAhead is how far a client's clock may be ahead of this server's where it chooses an instance ID.
+	maxAhead = 5 * time.Minute
+	// maxCreating is how many on-demand creations may be under way.
+	maxCreating = 4096
+)
+
+// ListInstances lists the tenant's live instances by age.
+func (s *Service) ListInstances(ctx context.Context, req *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse, error) {
+	return unary(s, ctx, "list instances", req, (*call).listInstances)
+}
+
+func (c *call) listInstances(req *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse, error) {
+	if group := req.GetGroup(); group != "" {
+		if err := groupName("group", group); err != nil {
+			return nil, err
+		}
+		if _, ok := c.world().GroupView(c.key(group)); !ok {
+			return nil, errNoGroup(c.key(group))
+		}
+	}
+	answer := &nstancev1.ListInstancesResponse{}
+	for _, view := range c.world().Instances(c.tenant, req.GetGroup()) {
+		answer.Instances = append(answer.Instances, c.instanceStatus(view))
+	}
+	return answer, nil
+}
+
+// GetInstanceStatus describes one instance, a deleted one for as long as its record is kept.
+func (s *Service) GetInstanceStatus(ctx context.Context, req *nstancev1.GetInstanceStatusRequest) (*nstancev1.GetInstanceStatusResponse, error) {
+	return unary(s, ctx, "instance status", req, func(c *call, req *nstancev1.GetInstanceStatusRequest) (*nstancev1.GetInstanceStatusResponse, error) {
+		view, err := c.instance(req.GetInstanceId())
+		if err != nil {
+			return nil, err
+		}
+		return &nstancev1.GetInstanceStatusResponse{Instance: c.instanceStatus(view)}, nil
+	})
+}
+
+// instance finds one of the tenant's instances.
+func (c *call) instance(text string) (observe.InstanceView, error) {
+	id, err := instanceID(text)
+	if err != nil {
+		return observe.InstanceView{}, err
+	}
+	view, ok := c.world().Instance(id)
+	if !ok || view.Record.Tenant != c.tenant {
+		return observe.InstanceView{}, errNoInstance(id)
+	}
+	return view, nil
+}
+
+func errNoInstance(id ident.ID) error {
+	return status.Errorf(codes.NotFound, "instance_id: there is no instance %s", id)
+}
+
+// DeleteInstance answers once the intent to delete is durable. What is on its way out, or gone, stays as it is.
+func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
+	return unary(s, ctx, "delete the instance", req, (*call).deleteInstance)
+}
+
+func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
+	if err := word("reason", req.GetReason(), maxReason); err != nil {
+		return nil, err
+	}
+	view, err := c.instance(req.GetInstanceId())
+	if err != nil {
+		return nil, err
+	}
+	id := view.Record.ID
+	if view.Record.State != record.Deleting && view.Record.State != record.Deleted {
+		reason := first(req.GetReason(), "requested by operator "+c.operator.String())
+		c.Log.Info("instance is to be deleted", "tenant", c.tenant, "group", view.Record.Group, "instance", id.String(), "operator", c.operator.String(),
+			"reason", reason)
+		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
+		case errors.Is(err, reconcile.ErrNoInstance):
+			return nil, errNoInstance(id)
+		case err != nil:
+			// It may have gone by itself meanwhile, which is what was asked for.
+			if now, ok := c.world().Instance(id); !ok || now.Record.State != record.Deleted {
+				return nil, err
+			}
+		}
+	}
+	if view, err = c.instance(req.GetInstanceId()); err != nil {
+		return nil, err
+	}
+	return &nstancev1.DeleteInstanceResponse{Instance: c.instanceStatus(view)}, nil
+}
+
+// AcknowledgeDrained ends an instance's drain. What is gone already, or nobody knows, needs no end.
+func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.AcknowledgeDrainedRequest) (*nstancev1.AcknowledgeDrainedResponse, error) {
+	return unary(s, ctx, "acknowledge the drain", req, func(c *call, req *nstancev1.AcknowledgeDrainedRequest) (*nstancev1.AcknowledgeDrainedResponse, error) {
+		id, err := instanceID(req.GetInstanceId())
+		if err != nil {
+			return nil, err
+		}
+		rec, _, ok := c.world().Record(id)
+		switch {
+		case !ok || rec.Tenant != c.tenant:
+		case rec.State != record.Deleting:
+			return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is not being deleted", id)
+		default:
+			c.world().Drained(id)
+		}
+		return &nstancev1.AcknowledgeDrainedResponse{}, nil
+	})
+}
+
+// creation is one on-demand instance being made. It goes on when the client that asked for it is gone; the same ID asked for again joins it.
+type creation struct {
+	done chan struct{}
+	id   ident.ID
+	err  error
+}
+
+// CreateInstance makes an on-demand instance and answers once its VM is asked for and recorded.
+func (s *Service) CreateInstance(ctx context.Context, req *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
+	return unary(s, ctx, "create the instance", req, (*call).createInstance)
+}
+
+func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
+	if err := groupName("group", req.GetGroup()); err != nil {
+		return nil, err
+	}
+	if err := word("instance_type", req.GetInstanceType(), maxWord); err != nil {
+		return nil, err
+	}
+	if err := checkVars(req.GetVars()); err != nil {
+		return nil, err
+	}
+	var id ident.ID
+	if req.GetInstanceId() != "" {
+		var err error
+		if id, err = instanceID(req.GetInstanceId()); err != nil {
+			return nil, err
+		}
+		if ahead := id.Time().Sub(c.Now()); ahead > maxAhead {
+			return nil, invalid("instance_id", "its time is %s in the future: check the clock that made it", ahead.Round(time.Second))
+		}
+	}
+	// An ID that lives is not asked what else the request says: it may have changed since.
+	if _, _, lives := c.world().Record(id); !lives {
+		if err := c.checkInstance(req); err != nil {
+			return nil, err
+		}
+	}
+	made, err := c.create(c.key(req.GetGroup()), id, req.GetInstanceType(), maps.Clone(req.GetVars()))
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-made.done:
+	case <-c.Done():
+		return nil, c.Err()
+	}
+	if made.err != nil {
+		return nil, createFault(c.key(req.GetGroup()), made)
+	}
+	view, ok := c.world().Instance(made.id)
+	if !ok {
+		return nil, errNoInstance(made.id)
+	}
+	return &nstancev1.CreateInstanceResponse{Instance: c.instanceStatus(view)}, nil
+}
+
+// checkInstance checks what an instance's own type and variables would make of its group.
+func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
+	key := c.key(req.GetGroup())
+	group, ok := c.Config.Groups()[key]
+	if !ok || group.Deleted {
+		return errNoGroup(key)
+	}
+	if req.GetInstanceType() == "" && len(req.GetVars()) == 0 {
+		return nil
+	}
+	spec, _ := c.Config.Override(key)
+	if group.Static {
+		spec = config.GroupSpec{Size: spec.Size, InstanceType: spec.InstanceType, Vars: spec.Vars}
+	}
+	spec.InstanceType = first(req.GetInstanceType(), spec.InstanceType)
+	vars := maps.Clone(spec.Vars)
+	if vars == nil {
+		vars = map[string]string{}
+	}
+	maps.Copy(vars, req.GetVars())
+	spec.Vars = vars
+	if err := config.CheckUpsert(c.Config.Shard(), key, spec); err != nil {
+		return invalidGroup(err)
+	}
+	return nil
+}
+
+// create begins to make an instance, or finds the one that is being made under the same ID. Not under the client's context: what has been
+// asked of the provider must be recorded, whoever waits for it.
+func (c *call) create(key config.GroupKey, id ident.ID, instanceType string, vars map[string]string) (*creation, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if made, ok := c.creating[id]; ok && !id.IsZero() {
+		return made, nil
+	}
+	if len(c.creating) >= maxCreating {
+		return nil, status.Error(codes.ResourceExhausted, "too many instances are being created on demand: try again later")
+	}
+	leader, made := c.Leader, &creation{done: make(chan struct{}), id: id}
+	if id.IsZero() {
+		fresh, err := c.freshID(key)
+		if err != nil {
+			return nil, err
+		}
+		made.id = fresh
+	}
+	if c.creating == nil {
+		c.creating = map[ident.ID]*creation{}
+	}
+	c.creating[made.id] = made
+	c.Log.Info("instance asked for", "tenant", key.Tenant, "group", key.Group, "instance", made.id.String(), "operator", c.operator.String())
+	leader.Leader.Executor.Env.Go("create on demand", func() {
+		_, made.err = leader.Leader.CreateInstance(leader.Context, key, made.id, instanceType, vars)
+		leader.mu.Lock()
+		delete(leader.creating, made.id)
+		leader.mu.Unlock()
+		close(made.done)
+	})
+	return made, nil
+}
+
+func (c *call) freshID(key config.GroupKey) (ident.ID, error) {
+	group, ok := c.world().Group(key)
+	if !ok {
+		return ident.ID{}, errNoGroup(key)
+	}
+	env := c.Leader.Leader.Executor.Env
+	return ident.NewID(group.Kind, env.Now(), env.Rand)
+}
+
+// createFault gives the reasons why an instance was not made their codes.
+func createFault(key config.GroupKey, made *creation) error {
+	err := made.err
+	var superseded *clusterstate.SupersededError
+	switch {
+	case errors.Is(err, reconcile.ErrNoGroup):
+		return errNoGroup(key)
+	case errors.Is(err, reconcile.ErrKind):
+		return invalid("instance_id", "%v", err)
+	case errors.Is(err, reconcile.ErrDead), errors.As(err, &superseded) && superseded.Record.State == record.Deleted:
+		return status.Errorf(codes.AlreadyExists, "instance_id: %s had its life, or is somebody else's: choose another", made.id)
+	case superseded != nil:
+		return status.Errorf(codes.Unavailable, "instance_id: %s was asked of an earlier leader, which is being looked into: try again", made.id)
+	case errors.Is(err, execute.ErrNoCapacity):
+		return status.Errorf(codes.ResourceExhausted, "instance %s: %v", made.id, err)
+	}
+	switch infra.ClassOf(err) {
+	case infra.Denied, infra.Invalid, infra.Conflict:
+		return status.Errorf(codes.FailedPrecondition, "instance %s: the provider refuses it: %v", made.id, err)
+	}
+	return err
+}

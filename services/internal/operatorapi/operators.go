@@ -1,0 +1,119 @@
+package operatorapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+const (
+	// operatorMemory is for how long an operator's record is taken to be as it was read; refusalMemory is for those who were refused.
+	operatorMemory = 5 * time.Minute
+	refusalMemory  = 10 * time.Second
+	// maxOperators is how many are remembered. There are a few per tenant.
+	maxOperators = 4096
+)
+
+// checked is what was found when an operator's record was last read.
+type checked struct {
+	at      time.Time
+	refused error
+}
+
+// admit checks that the operator was not removed. While the bucket cannot be read, an operator that was admitted before still is.
+func (c *call) admit() error {
+	now := c.Now()
+	c.mu.Lock()
+	known, ok := c.operators[c.operator]
+	c.mu.Unlock()
+	memory := operatorMemory
+	if known.refused != nil {
+		memory = refusalMemory
+	}
+	if age := now.Sub(known.at); ok && age >= 0 && age < memory {
+		return known.refused
+	}
+	_, _, err := c.record()
+	if err != nil && status.Code(err) != codes.PermissionDenied && ok && known.refused == nil && c.Context.Err() == nil {
+		c.Log.Warn("operator's record not read", "tenant", c.tenant, "operator", c.operator.String(), "error", err)
+		c.remember(nil)
+		return nil
+	}
+	return err
+}
+
+// record reads the operator's record, and remembers what it says. An operator without one, or with a tombstone, is refused.
+func (c *call) record() (record.Operator, objstore.Token, error) {
+	rec, token, err := c.Store.GetOperator(c, c.tenant, c.operator)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		err = status.Errorf(codes.PermissionDenied, "operator %s: %v", c.operator, errNotRegistered)
+	case err != nil:
+		return record.Operator{}, "", err
+	case rec.Removed():
+		err = status.Errorf(codes.PermissionDenied, "operator %s was removed", c.operator)
+	case !bytes.Equal(rec.PublicKey, c.peer.PublicKey):
+		err = status.Errorf(codes.PermissionDenied, "operator %s is registered with another key", c.operator)
+	}
+	c.remember(err)
+	return rec, token, err
+}
+
+func (c *call) remember(refused error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.operators == nil || len(c.operators) >= maxOperators {
+		c.operators = map[ident.ID]checked{}
+	}
+	c.operators[c.operator] = checked{at: c.Now(), refused: refused}
+}
+
+// RenewCertificate makes a new certificate for the same operator and key, for whoever shows one that is still valid.
+func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.OperatorServiceRenewCertificateRequest) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+	return unary(s, ctx, "renew the certificate", req, (*call).renew)
+}
+
+func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+	for {
+		rec, token, err := c.record()
+		if err != nil {
+			return nil, err
+		}
+		identity := authority.Identity{Role: authority.RoleOperator, Cluster: c.Cluster, Tenant: c.tenant, ID: c.operator}
+		// A record that names another certificate than the one shown was renewed before, and the answer may have been lost.
+		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) {
+			if cert, ok := c.Issuer.Again(identity, c.peer.PublicKey, rec.Certificate); ok && !cert.NotBefore.After(c.Now()) {
+				return renewed(authority.EncodeCertificate(cert), cert.NotAfter, c.Issuer.Bundle), nil
+			}
+		}
+		cert, ref, err := c.Issuer.Issue(identity, c.peer.PublicKey)
+		if err != nil {
+			c.Log.Error("certificate not issued", "operator", c.operator.String(), "error", err)
+			return nil, status.Error(codes.Internal, "the certificate cannot be issued")
+		}
+		rec.Revision++
+		rec.Writer, rec.Certificate = c.Incarnation, ref
+		_, err = c.Store.PutOperator(c, rec, token)
+		if err == nil {
+			return renewed(authority.EncodeCertificate(cert), cert.NotAfter, c.Issuer.Bundle), nil
+		}
+		if !errors.Is(err, objstore.ErrConflict) || c.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+func renewed(cert []byte, notAfter time.Time, bundle []byte) *nstancev1.OperatorServiceRenewCertificateResponse {
+	return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: cert, NotAfter: timestamppb.New(notAfter), CaBundle: bundle}
+}

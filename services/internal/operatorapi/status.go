@@ -1,0 +1,162 @@
+package operatorapi
+
+import (
+	"encoding/json"
+	"maps"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+)
+
+// groupStatus tells what is known of a group.
+func (c *call) groupStatus(v observe.GroupView) *nstancev1.GroupStatus {
+	_, overridden := c.Config.Override(v.GroupKey)
+	out := &nstancev1.GroupStatus{
+		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template, Kind: v.Kind, Arch: v.Arch,
+		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy), InstanceType: v.InstanceType, InstanceTypes: v.InstanceTypes,
+		SubnetPool: v.SubnetPool, Vars: maps.Clone(v.Vars), LoadBalancers: v.LoadBalancers, DrainTimeout: durationpb.New(v.DrainTimeout.D()),
+		MaxSurge: uint32(v.MaxSurge), MaxUnhealthy: v.MaxUnhealthy.String(), Etag: shardconfig.GroupETag(v.Group), ProviderIds: v.ProviderIDs,
+		BlockedReason: v.Blocked, RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
+	}
+	if out.BlockedReason == "" && v.Backoff.Failures > 0 && v.Actual < v.Size {
+		out.BlockedReason = v.Backoff.Reason
+	}
+	for _, id := range v.Instances {
+		out.InstanceIds = append(out.InstanceIds, id.String())
+	}
+	if len(v.Args) > 0 {
+		if text, err := json.Marshal(v.Args); err == nil { // they came from JSON
+			out.ArgsJson = string(text)
+		}
+	}
+	return out
+}
+
+// instanceStatus tells what is known of an instance.
+func (c *call) instanceStatus(v observe.InstanceView) *nstancev1.InstanceStatus {
+	rec, p := &v.Record, &v.Plan
+	provider := c.Config.Shard().Server.Provider
+	health, message := health(v, c.Now())
+	out := &nstancev1.InstanceStatus{
+		InstanceId: rec.ID.String(), Group: rec.Group, Template: rec.Template, Kind: rec.Kind, OnDemand: rec.OnDemand, State: string(rec.State),
+		ProviderState: string(providerState(v)), ProviderId: first(rec.ProviderID, p.ProviderID), Health: health, HealthMessage: message,
+		Ipv4: first(rec.IPv4, v.VM.IPv4), Ipv6: first(rec.IPv6, v.VM.IPv6), Hostname: first(rec.Hostname, v.VM.Hostname),
+		InstanceType: rec.InstanceType, SubnetId: rec.SubnetID, Image: rec.Image, Term: rec.Term, AgentVersion: v.Report.Version,
+		CreatedAt: timestamp(rec.CreatedAt), LaunchedAt: timestamp(firstTime(rec.LaunchedAt, p.LaunchedAt)), RegisteredAt: timestamp(rec.RegisteredAt),
+		LastReportAt: timestamp(p.LastReport), InfraDrift: v.InfraDrift, RuntimeDrift: v.RuntimeDrift,
+		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(rec.DeleteDeadline), DeletedAt: timestamp(rec.DeletedAt),
+		Zone: provider.Zone, Region: provider.Region,
+	}
+	if rec.Certificate != nil {
+		out.CertificateNotAfter = timestamp(rec.Certificate.NotAfter)
+	}
+	if !p.LastReport.IsZero() {
+		out.Metrics = metrics(v.Report.Metrics)
+	}
+	return out
+}
+
+// gone is all that can be told of an instance that nobody remembers.
+func gone(id ident.ID, group string) *nstancev1.InstanceStatus {
+	return &nstancev1.InstanceStatus{InstanceId: id.String(), Group: group, Kind: id.Prefix(), State: string(record.Deleted),
+		ProviderState: string(infra.Deleted), Health: healthUnknown}
+}
+
+// The words for an instance's health.
+const (
+	healthHealthy      = "healthy"
+	healthUnhealthy    = "unhealthy"
+	healthSilent       = "silent"       // it reported before, but its stream is gone or three reports are missing
+	healthUnregistered = "unregistered" // its agent has not come yet
+	healthUnknown      = "unknown"      // registered, but not heard of since this leader leads; or gone
+	healthStopping     = "stopping"     // its agent said that the machine goes down or restarts
+)
+
+func health(v observe.InstanceView, now time.Time) (word, message string) {
+	p := &v.Plan
+	switch {
+	case v.Record.State == record.Deleted:
+		return healthUnknown, ""
+	case v.Record.RegisteredAt.IsZero():
+		return healthUnregistered, ""
+	case !p.PowerOffAt.IsZero():
+		return healthStopping, "the machine powers off"
+	case !p.RestartingAt.IsZero() && p.Reboot:
+		return healthStopping, "the machine reboots"
+	case !p.RestartingAt.IsZero():
+		return healthStopping, "the agent restarts"
+	case !p.Connected && !p.LostAt.IsZero():
+		return healthSilent, "its stream was lost"
+	case p.LastReport.IsZero():
+		return healthUnknown, ""
+	case now.Sub(p.LastReport) > 3*v.Settings.HealthInterval:
+		return healthSilent, "reports are missing"
+	case p.Notice:
+		word, message = healthUnhealthy, "termination notice"
+		if p.Healthy {
+			word = healthHealthy
+		}
+		return word, message
+	case p.Healthy:
+		return healthHealthy, v.Report.Message
+	}
+	return healthUnhealthy, v.Report.Message
+}
+
+// providerState is what the provider says, in the provider's words where there are any.
+func providerState(v observe.InstanceView) infra.State {
+	switch {
+	case v.Record.State == record.Deleted, v.Plan.Provider.Value == plan.ProviderGone:
+		return infra.Deleted
+	case v.VM.State == "":
+		return infra.Unknown
+	}
+	return v.VM.State
+}
+
+func metrics(m observe.Metrics) *nstancev1.Metrics {
+	out := &nstancev1.Metrics{Cpu: float64(m.CPU), MemoryUsedBytes: m.MemoryUsed, MemoryTotalBytes: m.MemoryTotal}
+	if m.ReceiveRate >= 0 {
+		rate := float64(m.ReceiveRate)
+		out.NetworkReceiveRate = &rate
+	}
+	if m.TransmitRate >= 0 {
+		rate := float64(m.TransmitRate)
+		out.NetworkTransmitRate = &rate
+	}
+	if m.ConntrackEntries >= 0 && m.ConntrackMax >= 0 {
+		entries, limit := uint64(m.ConntrackEntries), uint64(m.ConntrackMax)
+		out.ConntrackEntries, out.ConntrackLimit = &entries, &limit
+	}
+	return out
+}
+
+func timestamp(at time.Time) *timestamppb.Timestamp {
+	if at.IsZero() {
+		return nil
+	}
+	return timestamppb.New(at)
+}
+
+func first(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+func firstTime(a, b time.Time) time.Time {
+	if !a.IsZero() {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,264 @@
+package operatorapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// Bounds of what a request may hold. They are wide: their purpose is that a mistake costs nothing.
+const (
+	maxSize     = 100_000 // instances of a group
+	maxList     = 64      // entries of a list
+	maxWord     = 256     // bytes of a name that is not an identifier
+	maxReason   = 512     // bytes
+	maxVars     = 1024    // entries
+	maxVarsSize = 96 << 10
+	maxArgs     = 64 << 10
+	maxArgsDeep = 32
+	maxDrain    = 30 * 24 * time.Hour
+)
+
+// groupName checks the name of a group.
+func groupName(field, name string) error {
+	if err := ident.ValidateName(name); err != nil {
+		return invalid(field, "%v", err)
+	}
+	return nil
+}
+
+func instanceID(text string) (ident.ID, error) {
+	if text == "" {
+		return ident.ID{}, invalid("instance_id", "is empty")
+	}
+	id, err := ident.ParseID(text)
+	if err != nil {
+		return ident.ID{}, invalid("instance_id", "%v", err)
+	}
+	return id, nil
+}
+
+// word checks a text that some other system gives a meaning: printable, and of a bounded length.
+func word(field, text string, limit int) error {
+	switch {
+	case len(text) > limit:
+		return invalid(field, "has %d bytes, at most %d are allowed", len(text), limit)
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) || r == unicode.ReplacementChar }):
+		return invalid(field, "holds control characters or is not UTF-8")
+	}
+	return nil
+}
+
+func words(field string, list []string) error {
+	if len(list) > maxList {
+		return invalid(field, "has %d entries, at most %d are allowed", len(list), maxList)
+	}
+	for _, text := range list {
+		if text == "" {
+			return invalid(field, "has an empty entry")
+		}
+		if err := word(field, text, maxWord); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkVars(vars map[string]string) error {
+	if len(vars) > maxVars {
+		return invalid("vars", "has %d entries, at most %d are allowed", len(vars), maxVars)
+	}
+	total := 0
+	for name, value := range vars {
+		if name == "" {
+			return invalid("vars", "the name of a variable is empty")
+		}
+		if err := word("vars", name, maxWord); err != nil {
+			return err
+		}
+		if total += len(name) + len(value); total > maxVarsSize {
+			return invalid("vars", "are more than %d bytes", maxVarsSize)
+		}
+	}
+	return nil
+}
+
+// parseArgs reads args_json with the reader of the groups' own document: the same numbers, no name twice. {} is nil: nothing of its own.
+func parseArgs(text string) (map[string]any, error) {
+	const field = "args_json"
+	if len(text) > maxArgs {
+		return nil, invalid(field, "has %d bytes, at most %d are allowed", len(text), maxArgs)
+	}
+	src := []byte(text)
+	if deep(src) > maxArgsDeep {
+		return nil, invalid(field, "is nested deeper than %d", maxArgsDeep)
+	}
+	if !json.Valid(src) {
+		return nil, invalid(field, "is not JSON")
+	}
+	if trimmed := bytes.TrimSpace(src); trimmed[0] != '{' {
+		return nil, invalid(field, "is not a JSON object")
+	}
+	const before, after = `{"t": {"g": {"args": `, `}}}`
+	groups, problems := config.ParseGroups("", slices.Concat([]byte(before), src, []byte(after)))
+	if errs := problems.Errors(); len(errs) > 0 {
+		path := strings.TrimPrefix(strings.TrimPrefix(errs[0].Path, "t.g.args"), ".")
+		return nil, invalid(strings.TrimSuffix(field+": "+path, ": "), "%s", errs[0].Message)
+	}
+	args := groups.Tenants["t"]["g"].Args
+	if len(args) == 0 {
+		return nil, nil
+	}
+	return args, nil
+}
+
+// deep returns how deep objects and lists are nested in what may be JSON.
+func deep(src []byte) int {
+	most, depth := 0, 0
+	for i := 0; i < len(src); i++ {
+		switch src[i] {
+		case '{', '[':
+			depth++
+			most = max(most, depth)
+		case '}', ']':
+			depth--
+		case '"':
+			for i++; i < len(src) && src[i] != '"'; i++ {
+				if src[i] == '\\' {
+					i++
+				}
+			}
+		}
+	}
+	return most
+}
+
+// upsert is what a valid UpsertGroupRequest asks for.
+type upsert struct {
+	req   *nstancev1.UpsertGroupRequest
+	args  map[string]any
+	drain *config.Duration
+}
+
+// parseUpsert checks a request as far as that can be done without the shard's configuration.
+func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
+	u := upsert{req: req}
+	if err := groupName("group", req.GetGroup()); err != nil {
+		return u, err
+	}
+	if n := req.GetSize(); n > maxSize {
+		return u, invalid("size", "is %d, at most %d are allowed", n, maxSize)
+	}
+	if n := req.GetMaxSurge(); n > maxSize {
+		return u, invalid("max_surge", "is %d, at most %d are allowed", n, maxSize)
+	}
+	for _, name := range []struct{ field, value string }{{"template", req.GetTemplate()}, {"subnet_pool", req.GetSubnetPool()}} {
+		if name.value != "" {
+			if err := groupName(name.field, name.value); err != nil {
+				return u, err
+			}
+		}
+	}
+	for _, text := range []struct{ field, value string }{{"instance_type", req.GetInstanceType()}, {"max_unhealthy", req.GetMaxUnhealthy()},
+		{"expected_etag", req.GetExpectedEtag()}} {
+		if err := word(text.field, text.value, maxWord); err != nil {
+			return u, err
+		}
+	}
+	if err := words("instance_types", req.GetInstanceTypes()); err != nil {
+		return u, err
+	}
+	if err := words("load_balancers", req.GetLoadBalancers()); err != nil {
+		return u, err
+	}
+	if len(req.GetVars()) > 0 && !req.GetSetVars() {
+		return u, invalid("set_vars", "is false although there are vars: they replace all of the group's own, which has to be said")
+	}
+	if err := checkVars(req.GetVars()); err != nil {
+		return u, err
+	}
+	if req.GetArgsJson() != "" {
+		args, err := parseArgs(req.GetArgsJson())
+		if err != nil {
+			return u, err
+		}
+		u.args = args
+	}
+	if d := req.GetDrainTimeout(); d != nil {
+		if err := d.CheckValid(); err != nil {
+			return u, invalid("drain_timeout", "is not a duration")
+		}
+		drain := config.Duration(d.AsDuration())
+		if drain < 0 || drain > config.Duration(maxDrain) {
+			return u, invalid("drain_timeout", "is not between 0 and %s", config.Duration(maxDrain))
+		}
+		u.drain = &drain
+	}
+	return u, nil
+}
+
+// restricted names the fields that the request sets although a static group does not let them be changed.
+func (u upsert) restricted() []string {
+	req := u.req
+	var names []string
+	for _, field := range []struct {
+		name string
+		set  bool
+	}{
+		{"template", req.GetTemplate() != ""}, {"instance_types", len(req.GetInstanceTypes()) > 0}, {"subnet_pool", req.GetSubnetPool() != ""},
+		{"args_json", u.args != nil}, {"load_balancers", len(req.GetLoadBalancers()) > 0}, {"drain_timeout", u.drain != nil},
+		{"max_surge", req.MaxSurge != nil}, {"max_unhealthy", req.GetMaxUnhealthy() != ""},
+	} {
+		if field.set {
+			names = append(names, field.name)
+		}
+	}
+	return names
+}
+
+// apply puts what the request sets into a group's own entry, and leaves the rest as it is.
+func (u upsert) apply(spec *config.GroupSpec) {
+	req := u.req
+	if req.Size != nil {
+		size := int(req.GetSize())
+		spec.Size = &size
+	}
+	if req.MaxSurge != nil {
+		surge := int(req.GetMaxSurge())
+		spec.MaxSurge = &surge
+	}
+	for _, text := range []struct {
+		to    *string
+		value string
+	}{{&spec.Template, req.GetTemplate()}, {&spec.InstanceType, req.GetInstanceType()}, {&spec.SubnetPool, req.GetSubnetPool()},
+		{&spec.MaxUnhealthy, req.GetMaxUnhealthy()}} {
+		if text.value != "" {
+			*text.to = text.value
+		}
+	}
+	if list := req.GetInstanceTypes(); len(list) > 0 {
+		spec.InstanceTypes = slices.Clone(list)
+	}
+	if list := req.GetLoadBalancers(); len(list) > 0 {
+		spec.LoadBalancers = slices.Clone(list)
+	}
+	if req.GetSetVars() {
+		spec.Vars = maps.Clone(req.GetVars())
+	}
+	if req.GetArgsJson() != "" {
+		spec.Args = u.args
+	}
+	if u.drain != nil {
+		drain := *u.drain
+		spec.DrainTimeout = &drain
+	}
+}

@@ -1,0 +1,298 @@
+package operatorapi
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/watch"
+)
+
+// stream is the sending side of a watch.
+type stream[M any] interface {
+	Send(*M) error
+	Context() context.Context
+}
+
+// serve sends what next returns until the client leaves, falls behind, or the leadership ends. A client that does not read blocks only the
+// sending goroutine, which ends with the stream (grpc cancels a blocked send when the handler returns).
+func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context.Context) (*M, error)) error {
+	out, failed := make(chan *M), make(chan error, 1)
+	defer close(out)
+	go func() {
+		for m := range out {
+			if err := to.Send(m); err != nil {
+				failed <- err
+				return
+			}
+		}
+	}()
+	for {
+		m, err := next(c)
+		if err != nil {
+			return c.ended(err)
+		}
+		select {
+		case out <- m:
+		case err := <-failed:
+			return c.ended(err)
+		case <-slow:
+			return c.ended(watch.ErrSlow)
+		case <-c.Done():
+			return c.ended(c.Err())
+		}
+	}
+}
+
+// ended says why a stream is over.
+func (c *call) ended(err error) error {
+	if errors.Is(err, watch.ErrSlow) && c.Err() == nil {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	return c.fault("watch", err)
+}
+
+// WatchErrors sends the errors that stand, then what is raised and resolved.
+func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.OperatorService_WatchErrorsServer) error {
+	c, end, err := s.begin(to.Context())
+	if err != nil {
+		return err
+	}
+	defer end()
+	sub := c.Events.errors.Subscribe(s.queue, func(key observe.ErrorKey) bool { return key.Tenant == c.tenant || key.Tenant == "" })
+	defer sub.Close()
+	standing := c.world().Standing(c.tenant)
+	slices.SortFunc(standing, func(a, b observe.ErrorEvent) int {
+		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Group, b.Group), a.Instance.Compare(b.Instance))
+	})
+	return serve(c, to, sub.Slow(), func(ctx context.Context) (*nstancev1.WatchErrorsResponse, error) {
+		var event observe.ErrorEvent
+		if len(standing) > 0 {
+			event, standing = standing[0], standing[1:]
+		} else if event, err = sub.Next(ctx); err != nil {
+			return nil, err
+		}
+		out := &nstancev1.ErrorEvent{Kind: event.Kind, Group: event.Group, Message: event.Message, At: timestamp(event.At), Resolved: event.Resolved}
+		if !event.Instance.IsZero() {
+			out.InstanceId = event.Instance.String()
+		}
+		return &nstancev1.WatchErrorsResponse{Event: out}, nil
+	})
+}
+
+// WatchInstances sends what is being deleted now, a mark, and then what happens.
+func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest, to nstancev1.OperatorService_WatchInstancesServer) error {
+	c, end, err := s.begin(to.Context())
+	if err != nil {
+		return err
+	}
+	defer end()
+	sub := c.Events.instances.Subscribe(s.queue, func(key instanceKey) bool { return key.tenant == c.tenant })
+	defer sub.Close()
+	first := c.deletions()
+	return serve(c, to, sub.Slow(), func(ctx context.Context) (*nstancev1.WatchInstancesResponse, error) {
+		if len(first) > 0 {
+			event := first[0]
+			first = first[1:]
+			return &nstancev1.WatchInstancesResponse{Event: event}, nil
+		}
+		event, err := sub.Next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return &nstancev1.WatchInstancesResponse{Event: c.instanceEvent(event)}, nil
+	})
+}
+
+// deletions are the tenant's instances on their way out, as events, and the end of the snapshot.
+func (c *call) deletions() []*nstancev1.InstanceEvent {
+	var out []*nstancev1.InstanceEvent
+	now := c.Now()
+	for _, view := range c.world().Instances(c.tenant, "") {
+		rec := &view.Record
+		if rec.State != record.Deleting {
+			continue
+		}
+		out = append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION, Instance: c.instanceStatus(view),
+			Reason: rec.DeleteReason, Deadline: timestamp(rec.DeleteDeadline), At: timestamp(rec.DeletingAt), Drain: draining(view, now)})
+	}
+	return append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END, At: timestamp(now)})
+}
+
+// draining reports whether a deletion waits for the node to be drained: an operator's word for it is awaited, or will be.
+func draining(v observe.InstanceView, now time.Time) bool {
+	p := &v.Plan
+	switch p.Provider.Value {
+	case plan.ProviderGoing, plan.ProviderStopped, plan.ProviderGone:
+		return false
+	}
+	return !p.Drained && p.TerminateRequested.IsZero() && now.Before(v.Record.DeleteDeadline)
+}
+
+var instanceEventTypes = map[observe.InstanceEventType]nstancev1.InstanceEvent_Type{
+	observe.EventCreating:        nstancev1.InstanceEvent_TYPE_CREATING,
+	observe.EventCreated:         nstancev1.InstanceEvent_TYPE_CREATED,
+	observe.EventRegistered:      nstancev1.InstanceEvent_TYPE_REGISTERED,
+	observe.EventHealthy:         nstancev1.InstanceEvent_TYPE_HEALTHY,
+	observe.EventUnhealthy:       nstancev1.InstanceEvent_TYPE_UNHEALTHY,
+	observe.EventLost:            nstancev1.InstanceEvent_TYPE_LOST,
+	observe.EventNotice:          nstancev1.InstanceEvent_TYPE_NOTICE,
+	observe.EventPendingDeletion: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
+	observe.EventDeleted:         nstancev1.InstanceEvent_TYPE_DELETED,
+	observe.EventFilesPushed:     nstancev1.InstanceEvent_TYPE_FILES_PUSHED,
+}
+
+// instanceEvent renders an event, with the instance as it is now.
+func (c *call) instanceEvent(event observe.InstanceEvent) *nstancev1.InstanceEvent {
+	out := &nstancev1.InstanceEvent{Type: instanceEventTypes[event.Type], Reason: event.Reason, Deadline: timestamp(event.Deadline), At: timestamp(event.At),
+		Drain: event.Drain}
+	if !event.Replaces.IsZero() {
+		out.Replaces = event.Replaces.String()
+	}
+	view, ok := c.world().Instance(event.Instance)
+	if !ok {
+		out.Instance = gone(event.Instance, event.Group)
+		return out
+	}
+	out.Instance = c.instanceStatus(view)
+	return out
+}
+
+// WatchGroups sends every group, a mark, and then each group that changed, as it is when it is sent.
+func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.OperatorService_WatchGroupsServer) error {
+	c, end, err := s.begin(to.Context())
+	if err != nil {
+		return err
+	}
+	defer end()
+	// Subscribed before the snapshot is taken: what changes meanwhile is sent again, nothing is missed.
+	sub := c.Events.groups.Subscribe(s.queue, func(key config.GroupKey) bool { return key.Tenant == c.tenant })
+	defer sub.Close()
+	w := &groupWatch{call: c, sub: sub, sent: map[string][sha256.Size]byte{}}
+	w.look()
+	w.ready = append(w.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_SNAPSHOT_END})
+	return serve(c, to, sub.Slow(), w.next)
+}
+
+// groupWatch is one client's view of its groups.
+type groupWatch struct {
+	*call
+	sub   *watch.Subscription[config.GroupKey, config.GroupKey]
+	ready []*nstancev1.GroupEvent
+	// sent is a digest of what the client was last told of each group.
+	sent map[string][sha256.Size]byte
+	// looked is when all groups were looked at, notBefore when the next may be.
+	looked, notBefore time.Time
+}
+
+// next returns the next event. Groups that change are rendered a batch at a time with a pause after each, so that a thousand changes of one
+// group are few renderings.
+func (w *groupWatch) next(ctx context.Context) (*nstancev1.WatchGroupsResponse, error) {
+	for len(w.ready) == 0 {
+		if err := w.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	event := w.ready[0]
+	w.ready = w.ready[1:]
+	if len(w.ready) == 0 {
+		w.ready = nil
+	}
+	return &nstancev1.WatchGroupsResponse{Event: event}, nil
+}
+
+// wait waits until there may be something new, and finds out what.
+func (w *groupWatch) wait(ctx context.Context) error {
+	if err := pause(ctx, time.Until(w.notBefore)); err != nil {
+		return err
+	}
+	again := w.looked.Add(w.service.resync)
+	if !time.Now().Before(again) {
+		w.look()
+		return nil
+	}
+	due, cancel := context.WithDeadline(ctx, again)
+	defer cancel()
+	key, err := w.sub.Next(due)
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			return nil
+		}
+		return err
+	}
+	// What was published together is looked at together.
+	over, stop := context.WithCancel(ctx)
+	stop()
+	for n := 0; err == nil && n < w.service.queue; n++ {
+		w.changed(key.Group)
+		key, err = w.sub.Next(over)
+	}
+	w.notBefore = time.Now().Add(w.service.pace)
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// look renders all of the tenant's groups.
+func (w *groupWatch) look() {
+	w.looked = time.Now()
+	there := map[string]bool{}
+	for _, view := range w.world().GroupViews(w.tenant) {
+		there[view.GroupKey.Group] = true
+		w.tell(w.groupStatus(view))
+	}
+	for group := range w.sent {
+		if !there[group] {
+			w.deleted(group)
+		}
+	}
+}
+
+// changed renders one group.
+func (w *groupWatch) changed(group string) {
+	if view, ok := w.world().GroupView(w.key(group)); ok {
+		w.tell(w.groupStatus(view))
+	} else if _, ok := w.sent[group]; ok {
+		w.deleted(group)
+	}
+}
+
+// tell sends a status unless the client has it.
+func (w *groupWatch) tell(group *nstancev1.GroupStatus) {
+	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(group)
+	digest := sha256.Sum256(text)
+	if have, ok := w.sent[group.GetGroup()]; err == nil && ok && have == digest {
+		return
+	}
+	w.sent[group.GetGroup()] = digest
+	w.ready = append(w.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: group})
+}
+
+func (w *groupWatch) deleted(group string) {
+	delete(w.sent, group)
+	w.ready = append(w.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: group})
+}
