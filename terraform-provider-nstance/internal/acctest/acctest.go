@@ -1,0 +1,227 @@
+// Package acctest owns what the provider's acceptance tests share: buckets on real back ends, a leader that acts on them, and a CLI with
+// the provider as people run it.
+package acctest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/providerserver"
+	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
+	"github.com/hashicorp/terraform-plugin-testing/echoprovider"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/provider"
+)
+
+// Names that all tests use.
+const (
+	Cluster = "example"
+	Shard   = "dev-1"
+	// KeyVariable holds the encryption key of a [Bucket].
+	KeyVariable = "NSTANCE_TEST_KEY"
+	bucketName  = "test-bucket"
+)
+
+// Factories are the providers of a test: ours, and one that shows ephemeral values.
+func Factories() map[string]func() (tfprotov6.ProviderServer, error) {
+	return map[string]func() (tfprotov6.ProviderServer, error){
+		"nstance": providerserver.NewProtocol6WithError(provider.New("test")()),
+		"echo":    echoprovider.NewProviderServer(),
+	}
+}
+
+// Bucket is one empty bucket, and the test's own view of it.
+type Bucket struct {
+	objstore.Store
+	Location open.Location
+	Key      string // base64
+}
+
+// File makes a bucket that is a directory.
+func File(t *testing.T) Bucket {
+	t.Helper()
+	return newBucket(t, open.Location{Provider: "file", Bucket: filepath.Join(t.TempDir(), "bucket")})
+}
+
+// S3 makes a bucket in an S3 server in this process.
+func S3(t *testing.T) Bucket {
+	t.Helper()
+	backend := s3mem.New()
+	if err := backend.CreateBucket(bucketName); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(gofakes3.New(backend).Server())
+	t.Cleanup(server.Close)
+	hermetic(t)
+	return newBucket(t, open.Location{Provider: "s3", Bucket: bucketName, Prefix: "some/where", Region: "us-east-1", Endpoint: server.URL, PathStyle: true})
+}
+
+// Versitygw makes a bucket in a real S3 server.
+func Versitygw(t *testing.T) Bucket {
+	t.Helper()
+	binary := os.Getenv("NSTANCE_VERSITYGW")
+	if binary == "" {
+		build := exec.CommandContext(t.Context(), filepath.Join(root(t), "scripts/tool.sh"), "versitygw")
+		build.Stderr = os.Stderr
+		out, err := build.Output()
+		if err != nil {
+			t.Fatalf("build versitygw: %v", err)
+		}
+		binary = strings.TrimSpace(string(out))
+	}
+	hermetic(t)
+	data := t.TempDir()
+	if err := os.Mkdir(filepath.Join(data, bucketName), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	port := freePort(t)
+	// Without --disableotmp version 1.8.0 lists its own temporary files.
+	server := exec.Command(binary, "--quiet", "--port", "127.0.0.1:"+port, "--access", "access", "--secret", "secret-of-the-test", "posix", "--disableotmp", data)
+	var said bytes.Buffer
+	server.Stdout, server.Stderr = &said, &said
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+		if t.Failed() {
+			t.Logf("versitygw: %s", said.String())
+		}
+	})
+	endpoint := "http://127.0.0.1:" + port
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	Eventually(ctx, t, "versitygw answers", func() bool {
+		resp, err := http.Get(endpoint)
+		if err != nil {
+			return false
+		}
+		return resp.Body.Close() == nil
+	})
+	return newBucket(t, open.Location{Provider: "s3", Bucket: bucketName, Region: "us-east-1", Endpoint: endpoint, PathStyle: true})
+}
+
+// hermetic keeps the machine's profiles and variables out, and gives this process credentials.
+func hermetic(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
+		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
+	}
+	for _, name := range []string{"AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "AWS_SESSION_TOKEN"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
+	t.Setenv("AWS_ACCESS_KEY_ID", "access")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-test")
+}
+
+func newBucket(t *testing.T, at open.Location) Bucket {
+	t.Helper()
+	store, err := open.Open(t.Context(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := Bucket{Store: store, Location: at, Key: NewKey()}
+	t.Setenv(KeyVariable, b.Key)
+	return b
+}
+
+// NewKey makes an encryption key.
+func NewKey() string {
+	var key [32]byte
+	_, _ = rand.Read(key[:]) // never fails
+	return base64.StdEncoding.EncodeToString(key[:])
+}
+
+// Provider is the provider's block for the bucket.
+func (b Bucket) Provider() string {
+	at := b.Location
+	return fmt.Sprintf(`
+provider "nstance" {
+  storage = {
+    provider   = %q
+    bucket     = %q
+    prefix     = %q
+    region     = %q
+    endpoint   = %q
+    path_style = %t
+  }
+  encryption_key = { provider = "env", source = %q }
+}
+`, at.Provider, at.Bucket, at.Prefix, at.Region, at.Endpoint, at.PathStyle, KeyVariable)
+}
+
+// State is the test's own view of the cluster and the shard.
+func (b Bucket) State(t testing.TB) *clusterstate.State {
+	t.Helper()
+	key, err := keyring.Parse([]byte(b.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b, Cluster: Cluster, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	return clusterstate.New(clusterstate.Options{Cluster: b, Shard: b, ClusterID: Cluster, ShardID: Shard, Secrets: secrets})
+}
+
+// Keys lists all keys in the bucket.
+func (b Bucket) Keys(t testing.TB) []string {
+	t.Helper()
+	entries, err := b.List(context.Background(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, entry := range entries {
+		out = append(out, entry.Key)
+	}
+	return out
+}
+
+// Eventually checks a condition every few milliseconds until it holds or the context ends.
+func Eventually(ctx context.Context, t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// root is the repository's root directory.
+func root(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatal("no go.mod above the working directory")
+		}
+	}
+}

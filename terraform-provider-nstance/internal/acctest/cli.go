@@ -1,0 +1,140 @@
+package acctest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+)
+
+// CLI is Terraform or OpenTofu in a directory of its own, with the provider's binary in place of a published one.
+type CLI struct {
+	Dir    string
+	binary string
+	env    []string
+}
+
+var provided = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "nstance-provider-")
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.Command("go", "build", "-o", dir+"/", "github.com/nstance-kit/nstance/terraform-provider-nstance").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the provider: %w\n%s", err, out)
+	}
+	return filepath.Join(dir, "terraform-provider-nstance"), nil
+})
+
+// Main runs a package's tests and removes the provider's binary, if one was built.
+func Main(m *testing.M) {
+	code := m.Run()
+	if os.Getenv(resource.EnvTfAcc) != "" {
+		if path, err := provided(); err == nil {
+			_ = os.RemoveAll(filepath.Dir(path))
+		}
+	}
+	os.Exit(code)
+}
+
+// Acceptance leaves a test out under the same rule as the framework's own acceptance tests.
+func Acceptance(t *testing.T) {
+	t.Helper()
+	if os.Getenv(resource.EnvTfAcc) == "" {
+		t.Skipf("Acceptance tests skipped unless env '%s' set", resource.EnvTfAcc)
+	}
+}
+
+// NewCLI makes a working directory with a main.tf, for the binary that acceptance tests run.
+func NewCLI(t *testing.T, main string) *CLI {
+	t.Helper()
+	path, err := provided()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &CLI{Dir: t.TempDir()}
+	c.Write(t, "main.tf", main)
+	c.use(t, path)
+	return c
+}
+
+// NewCLIOf is NewCLI for a directory with a configuration, of which it uses a copy.
+func NewCLIOf(t *testing.T, dir string) *CLI {
+	t.Helper()
+	c := NewCLI(t, "")
+	if err := os.CopyFS(filepath.Join(c.Dir, "copy"), os.DirFS(filepath.Join(root(t), dir))); err != nil {
+		t.Fatal(err)
+	}
+	c.Dir = filepath.Join(c.Dir, "copy")
+	return c
+}
+
+func (c *CLI) use(t *testing.T, provider string) {
+	t.Helper()
+	var err error
+	if c.binary = os.Getenv("TF_ACC_TERRAFORM_PATH"); c.binary == "" {
+		if c.binary, err = exec.LookPath("terraform"); err != nil {
+			t.Fatal("set TF_ACC_TERRAFORM_PATH to terraform or tofu: ", err)
+		}
+	}
+	out, err := exec.CommandContext(t.Context(), filepath.Join(root(t), "scripts/tf-env.sh"), provider, filepath.Join(c.Dir, "cli.rc")).CombinedOutput()
+	if err != nil {
+		t.Fatalf("tf-env.sh: %v\n%s", err, out)
+	}
+	c.env = append(os.Environ(), "TF_CLI_CONFIG_FILE="+filepath.Join(c.Dir, "cli.rc"), "TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
+	c.env = slices.DeleteFunc(c.env, func(s string) bool { return strings.HasPrefix(s, "TF_ACC") || strings.HasPrefix(s, "TF_REATTACH") })
+}
+
+// Write writes a file of the working directory.
+func (c *CLI) Write(t testing.TB, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(c.Dir, name), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Setenv sets a variable for the CLI.
+func (c *CLI) Setenv(name, value string) { c.env = append(c.env, name+"="+value) }
+
+// Try runs one command and returns what it printed.
+func (c *CLI) Try(args ...string) (string, error) {
+	cmd := exec.CommandContext(context.Background(), c.binary, args...)
+	cmd.Dir, cmd.Env = c.Dir, c.env
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+// Run is Try for what must succeed.
+func (c *CLI) Run(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := c.Try(args...)
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", filepath.Base(c.binary), strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+func freePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}

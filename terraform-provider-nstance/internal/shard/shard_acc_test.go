@@ -1,0 +1,551 @@
+package shard_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+	"github.com/hashicorp/terraform-plugin-testing/plancheck"
+	"github.com/hashicorp/terraform-plugin-testing/terraform"
+	"github.com/hashicorp/terraform-plugin-testing/tfjsonpath"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
+)
+
+func TestMain(m *testing.M) { acctest.Main(m) }
+
+const address = "nstance_shard.test"
+
+// options of the shard that most tests apply.
+type options struct {
+	size    int
+	message string
+	script  string
+	extra   string // attributes
+}
+
+func typed(b acctest.Bucket, o options) string {
+	if o.message == "" {
+		o.message = "hello"
+	}
+	if o.script == "" {
+		o.script = "#!/bin/sh"
+	}
+	return b.Provider() + fmt.Sprintf(`
+resource "nstance_shard" "test" {
+  cluster = {
+    id      = "example"
+    secrets = { encryption_key = { provider = "env" } }
+  }
+  server = {
+    shard                 = "dev-1"
+    provider              = { kind = "mock" }
+    subnet_pools          = { local = ["a", "b"] }
+    request_timeout       = "1m0s"
+    default_drain_timeout = "0s"
+  }
+  tenants  = { prod = {} }
+  defaults = { userdata = { content = %q } }
+  templates = {
+    worker = {
+      kind        = "wrk"
+      arch        = "amd64"
+      subnet_pool = "local"
+      args_json   = jsonencode({ Tags = { "a<b" = "{{ .Instance.ID }}" }, Count = 2 })
+      files = {
+        "app.env"  = { kind = "env", vars = { MESSAGE = %q } }
+        "app.json" = { kind = "json", json = jsonencode({ a = [1, true, null] }) }
+      }
+    }
+  }
+  groups = {
+    "default/workers" = { template = "worker", size = %d }
+    "prod/others"     = { template = "worker", size = 0, max_surge = 2 }
+  }
+  %s
+}
+`, o.script, o.message, o.size, o.extra)
+}
+
+// mustRead reads the configuration in the bucket.
+func mustRead(t testing.TB, b acctest.Bucket) (*config.Shard, objstore.Token) {
+	t.Helper()
+	body, token, err := b.State(t).ReadConfig(context.Background(), acctest.Shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, problems := config.Parse("config", body)
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return s, token
+}
+
+func empty(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
+	return func(*terraform.State) error {
+		if left := b.Keys(t); len(left) > 0 {
+			return fmt.Errorf("left in the bucket: %s", strings.Join(left, ", "))
+		}
+		return nil
+	}
+}
+
+func lifecycle(t *testing.T, b acctest.Bucket) {
+	var leader *acctest.Leader
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy:             empty(t, b),
+		Steps: []resource.TestStep{
+			{
+				Config: typed(b, options{size: 2}),
+				Check: func(s *terraform.State) error {
+					shard, token := mustRead(t, b)
+					if got := shard.Groups["prod"]["others"]; got.MaxSurge == nil || *got.MaxSurge != 2 || got.Size == nil || *got.Size != 0 {
+						return fmt.Errorf("group as written: %+v", got)
+					}
+					merged, _ := shard.Merged(config.Groups{})
+					workers := merged[config.GroupKey{Tenant: "default", Group: "workers"}]
+					return resource.ComposeAggregateTestCheckFunc(
+						resource.TestCheckResourceAttr(address, "etag", string(token)),
+						resource.TestCheckResourceAttr(address, "shard", "dev-1"),
+						resource.TestCheckResourceAttr(address, "cluster_id", "example"),
+						resource.TestCheckResourceAttr(address, "group_hashes.default/workers.infra", workers.InfraHash),
+						resource.TestCheckResourceAttr(address, "group_hashes.default/workers.runtime", workers.RuntimeHash),
+					)(s)
+				},
+			},
+			{
+				Config: typed(b, options{size: 2}),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
+					plancheck.ExpectEmptyPlan(),
+				}},
+			},
+			{
+				ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true, ImportStateVerifyIdentifierAttribute: "shard",
+				ImportStateVerifyIgnore: []string{"server.request_timeout", "server.default_drain_timeout"}, // 1m0s is read back as 1m
+			},
+			{ // An apply that waits is seen to arrive.
+				PreConfig: func() { leader = acctest.Lead(t, b, false) },
+				Config:    typed(b, options{size: 3, message: "changed", extra: "wait_for_leader = true"}),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
+					plancheck.ExpectResourceAction(address, plancheck.ResourceActionUpdate),
+				}},
+				Check: func(*terraform.State) error {
+					shard, _ := mustRead(t, b)
+					if got := string(b.Applied(t)); got != string(config.Encode(shard)) {
+						return fmt.Errorf("the apply did not wait; applied is\n%s", got)
+					}
+					return nil
+				},
+			},
+			{ // Somebody changes the configuration behind our back: the plan undoes it.
+				PreConfig: func() {
+					shard, token := mustRead(t, b)
+					five := 5
+					workers := shard.Groups["default"]["workers"]
+					workers.Size = &five
+					shard.Groups["default"]["workers"] = workers
+					if _, err := b.State(t).WriteConfig(context.Background(), acctest.Shard, config.Encode(shard), token); err != nil {
+						t.Fatal(err)
+					}
+				},
+				Config: typed(b, options{size: 3, message: "changed", extra: "wait_for_leader = true"}),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
+					plancheck.ExpectResourceAction(address, plancheck.ResourceActionUpdate),
+				}},
+				Check: func(*terraform.State) error {
+					if shard, _ := mustRead(t, b); *shard.Groups["default"]["workers"].Size != 3 {
+						return fmt.Errorf("the drift is still there")
+					}
+					// Nobody renews from here on, so that the destroy finds a lock that it can remove; but first it must wait for the shard to be emptied.
+					go func() {
+						ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+						defer cancel()
+						acctest.Eventually(ctx, t, "every instance is a tombstone", func() bool { return terminated(b) })
+						leader.Resign()
+					}()
+					return nil
+				},
+			},
+		},
+	})
+}
+
+// terminated reports whether the shard is terminating and has no instance that lives.
+func terminated(b acctest.Bucket) bool {
+	ctx := context.Background()
+	object, err := b.Get(ctx, keys.Config(acctest.Shard))
+	if err != nil || !strings.Contains(string(object.Body), `"terminating": true`) {
+		return false
+	}
+	entries, err := b.List(ctx, keys.InstancePrefix(acctest.Shard))
+	if err != nil || len(entries) == 0 {
+		return false
+	}
+	for _, entry := range entries {
+		object, err := b.Get(ctx, entry.Key)
+		if err != nil || !strings.Contains(string(object.Body), `"state":"deleted"`) {
+			return false
+		}
+	}
+	return true
+}
+
+func TestAccLifecycleFile(t *testing.T) { acctest.Acceptance(t); lifecycle(t, acctest.File(t)) }
+func TestAccLifecycleS3(t *testing.T)   { acctest.Acceptance(t); lifecycle(t, acctest.S3(t)) }
+func TestAccLifecycleVersitygw(t *testing.T) {
+	acctest.Acceptance(t)
+	lifecycle(t, acctest.Versitygw(t))
+}
+
+func jsonc(b acctest.Bucket, document string) string {
+	return b.Provider() + fmt.Sprintf("resource \"nstance_shard\" \"test\" {\n  config_jsonc = <<-EOT\n%s\n  EOT\n}\n", strings.ReplaceAll(document, "${", "$${"))
+}
+
+const document = `{
+  // A comment that has to survive.
+  "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
+  "server": {"shard": "%s", "provider": {"kind": "mock"}, "subnet_pools": {"local": ["a"]}},
+  "templates": {"worker": {"kind": "wrk", "arch": "amd64", "subnet_pool": "local"}},
+  "groups": {"default": {"workers": {"template": "worker", "size": 0}}},
+}`
+
+func TestAccDocument(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.S3(t)
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy:             empty(t, b),
+		Steps: []resource.TestStep{
+			{
+				Config: jsonc(b, fmt.Sprintf(document, "dev-1")),
+				Check: func(*terraform.State) error {
+					object, err := b.Get(context.Background(), keys.Config("dev-1"))
+					if err == nil && !strings.Contains(string(object.Body), "has to survive") {
+						err = fmt.Errorf("written otherwise: %s", object.Body)
+					}
+					return err
+				},
+			},
+			{Config: jsonc(b, fmt.Sprintf(document, "dev-1")), PlanOnly: true},
+			{ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true, ImportStateVerifyIdentifierAttribute: "shard"},
+			{ // Another name is another shard.
+				Config: jsonc(b, fmt.Sprintf(document, "dev-2")),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
+					plancheck.ExpectResourceAction(address, plancheck.ResourceActionDestroyBeforeCreate),
+				}},
+				Check: func(*terraform.State) error {
+					if got := b.Keys(t); !slices.Equal(got, []string{keys.Config("dev-2")}) {
+						return fmt.Errorf("in the bucket: %v", got)
+					}
+					return nil
+				},
+			},
+			{ // What is not valid any more is shown as drift, and replaced.
+				PreConfig: func() {
+					if _, err := b.Put(context.Background(), keys.Config("dev-2"), []byte("{"), objstore.Always()); err != nil {
+						t.Fatal(err)
+					}
+				},
+				Config: jsonc(b, fmt.Sprintf(document, "dev-2")),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
+					plancheck.ExpectResourceAction(address, plancheck.ResourceActionUpdate),
+				}},
+			},
+		},
+	})
+}
+
+// Ten mistakes in a document are ten errors of the plan, each with a line and a column.
+func TestAccTenMistakes(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	src, err := os.ReadFile("../../../services/contract/testdata/ten-mistakes.jsonc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli := acctest.NewCLI(t, b.Provider()+`resource "nstance_shard" "test" { config_jsonc = file("ten-mistakes.jsonc") }`)
+	cli.Write(t, "ten-mistakes.jsonc", string(src))
+	out, err := cli.Try("plan", "-no-color")
+	if err == nil {
+		t.Errorf("the plan succeeds")
+	}
+	if got := len(regexp.MustCompile(`Error: Invalid shard configuration`).FindAllString(out, -1)); got != 10 {
+		t.Errorf("%d errors, want 10", got)
+	}
+	_, problems := config.Parse("", src)
+	for _, p := range problems {
+		if where := fmt.Sprintf("line %d, column %d: %s: ", p.Line, p.Col, p.Path); !strings.Contains(squeeze(out), where) {
+			t.Errorf("nothing says %q", where)
+		}
+	}
+	if t.Failed() {
+		t.Log(out)
+	}
+	if left := b.Keys(t); len(left) > 0 {
+		t.Errorf("in the bucket: %v", left)
+	}
+}
+
+// squeeze undoes the CLI's wrapping of lines.
+func squeeze(s string) string {
+	return strings.Join(strings.Fields(strings.NewReplacer("│", " ", "╷", " ", "╵", " ").Replace(s)), " ")
+}
+
+// Mistakes in attributes are reported at the attribute.
+func TestAccMistakesInAttributes(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	broken := strings.NewReplacer(`"1m0s"`, `"-1m"`, `arch        = "amd64"`, `arch        = "amd46"`, `"{{ .Instance.ID }}"`, `"{{ .Instance.Id }}"`, `size = 2`, `size = -2`,
+		`prod = {}`, `default = {}`).Replace(typed(b, options{size: 2}))
+	cli := acctest.NewCLI(t, broken)
+	out, err := cli.Try("validate", "-json")
+	if err == nil {
+		t.Fatal("it is valid")
+	}
+	var result struct {
+		Diagnostics []struct {
+			Summary, Detail string
+			Snippet         struct{ Context, Code string }
+			Range           struct{ Start struct{ Line int } }
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &result); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	lines := strings.Split(broken, "\n")
+	got := map[string]string{}
+	for _, d := range result.Diagnostics {
+		if d.Summary == "Invalid shard configuration" && d.Range.Start.Line > 0 {
+			got[strings.SplitN(d.Detail, ": ", 2)[0]] = strings.TrimSpace(lines[d.Range.Start.Line-1])
+		}
+	}
+	for path, code := range map[string]string{
+		"server.request_timeout":            `request_timeout       = "-1m"`,
+		"templates.worker.arch":             `arch        = "amd46"`,
+		`templates.worker.args.Tags["a<b"]`: `args_json   = jsonencode({ Tags = { "a<b" = "{{ .Instance.Id }}" }, Count = 2 })`,
+		"groups.default.workers.size":       `"default/workers" = { template = "worker", size = -2 }`,
+		"tenants.default":                   `tenants  = { default = {} }`,
+		"groups.prod":                       `groups = {`,
+	} {
+		if got[path] != code {
+			t.Errorf("%s is reported at %q, want %q", path, got[path], code)
+		}
+	}
+	if t.Failed() {
+		t.Log(out)
+	}
+}
+
+func TestAccEitherAttributesOrDocument(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		Steps: []resource.TestStep{
+			{Config: b.Provider() + `resource "nstance_shard" "test" {}`, ExpectError: regexp.MustCompile(`No shard configuration`)},
+			{Config: typed(b, options{extra: `config_jsonc = "{}"`}), ExpectError: regexp.MustCompile(`Two shard configurations`)},
+		},
+	})
+}
+
+// All of the provider's settings, and anything in the resource, may be unknown until apply, and the plan works.
+func TestAccUnknownAtPlan(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	main := strings.NewReplacer(
+		fmt.Sprintf("%q", b.Location.Bucket), "terraform_data.known_later.output.bucket",
+		fmt.Sprintf("%q", acctest.KeyVariable), "terraform_data.known_later.output.variable",
+		`"local"`, "terraform_data.known_later.output.pool",
+		`size = 2`, "size = terraform_data.known_later.output.size",
+	).Replace(typed(b, options{size: 2, message: "${terraform_data.known_later.output.message}"}))
+	main += fmt.Sprintf(`
+resource "terraform_data" "known_later" {
+  input = { bucket = %q, variable = %q, pool = "local", size = 0, message = "hi" }
+}
+`, b.Location.Bucket, acctest.KeyVariable)
+	main = strings.ReplaceAll(main, "$${", "${")
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy:             empty(t, b),
+		Steps: []resource.TestStep{
+			{
+				Config: main,
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
+					plancheck.ExpectUnknownValue(address, path("group_hashes")),
+				}},
+				Check: resource.TestCheckResourceAttr(address, "templates.worker.subnet_pool", "local"),
+			},
+			{Config: main, PlanOnly: true},
+			{ // Known at last, the value is wrong: nothing is written.
+				Config:      strings.Replace(main, "size = 0, message", "size = -1, message", 1),
+				ExpectError: regexp.MustCompile(`cannot be negative`),
+			},
+			{Config: main},
+		},
+	})
+}
+
+// A plan, and a refresh of nothing, do without the bucket.
+func TestAccPlanNeedsNoBucket(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	b.Location.Bucket = "/dev/null/no/such/directory"
+	cli := acctest.NewCLI(t, typed(b, options{size: 2}))
+	cli.Run(t, "plan", "-out=plan")
+	out, err := cli.Try("apply", "-no-color", "plan")
+	if err == nil || !strings.Contains(out, "What to do:") || !strings.Contains(squeeze(out), "Where: directory /dev/null/no/such/directory, config/dev-1.jsonc") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestAccWarnsOfReplacements(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cli := acctest.NewCLI(t, typed(b, options{size: 2}))
+	cli.Run(t, "apply", "-auto-approve")
+
+	cli.Write(t, "main.tf", typed(b, options{size: 2, message: "new"}))
+	out := squeeze(cli.Run(t, "plan", "-no-color"))
+	for _, want := range []string{"Files will be pushed", "to running instances of the groups: default/workers, prod/others.", "templates: worker."} {
+		if !strings.Contains(out, want) {
+			t.Errorf("nothing says %q", want)
+		}
+	}
+	if strings.Contains(out, "replaced") {
+		t.Errorf("a push is called a replacement")
+	}
+	cli.Write(t, "main.tf", typed(b, options{size: 2, script: "#!/bin/bash"}))
+	out = squeeze(cli.Run(t, "plan", "-no-color"))
+	if want := "Instances are replaced, one at a time, in the groups: default/workers, prod/others."; !strings.Contains(out, want) {
+		t.Errorf("nothing says %q:\n%s", want, out)
+	}
+	cli.Write(t, "main.tf", typed(b, options{size: 7}))
+	if out = cli.Run(t, "plan", "-no-color"); strings.Contains(out, "Warning: Files") || strings.Contains(out, "Warning: Instances") {
+		t.Errorf("a size replaces nothing:\n%s", out)
+	}
+}
+
+// Two people apply from two states.
+func TestAccTwoApplies(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.S3(t)
+	first := acctest.NewCLI(t, typed(b, options{size: 0}))
+	first.Run(t, "apply", "-auto-approve")
+
+	// Who does not know of the shard cannot overwrite it.
+	second := acctest.NewCLI(t, typed(b, options{size: 1}))
+	out, err := second.Try("apply", "-auto-approve", "-no-color")
+	if err == nil || !strings.Contains(out, "Shard dev-1 has a configuration already") || !strings.Contains(squeeze(out), "import <address of the nstance_shard> dev-1") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+
+	// Both plan, both apply: the second is told.
+	second.Run(t, "import", "-no-color", address, "dev-1")
+	second.Run(t, "plan", "-out=plan")
+	first.Write(t, "main.tf", typed(b, options{size: 2}))
+	first.Run(t, "plan", "-out=plan")
+
+	type result struct {
+		out string
+		err error
+	}
+	results := make(chan result)
+	for _, cli := range []*acctest.CLI{first, second} {
+		go func() {
+			out, err := cli.Try("apply", "-no-color", "plan")
+			results <- result{out, err}
+		}()
+	}
+	var lost []string
+	for range 2 {
+		if r := <-results; r.err != nil {
+			lost = append(lost, r.out)
+		}
+	}
+	if len(lost) != 1 || !strings.Contains(lost[0], "The configuration of shard dev-1 was changed meanwhile") || !strings.Contains(squeeze(lost[0]), "Plan again") {
+		t.Fatalf("%d lost: %s", len(lost), strings.Join(lost, "\n"))
+	}
+	first.Run(t, "apply", "-auto-approve")
+	if shard, _ := mustRead(t, b); *shard.Groups["default"]["workers"].Size != 2 {
+		t.Errorf("after applying again: %+v", shard.Groups)
+	}
+}
+
+// A destroy that runs out of time says what is left, loses nothing, and can be repeated.
+func TestAccDestroyTimesOut(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cli := acctest.NewCLI(t, typed(b, options{size: 2, extra: `timeouts = { delete = "2s" }`}))
+	cli.Run(t, "apply", "-auto-approve")
+	stuck := acctest.Lead(t, b, true)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	acctest.Eventually(ctx, t, "two instances", func() bool { return len(b.Keys(t)) >= 5 })
+	out, err := cli.Try("destroy", "-auto-approve", "-no-color")
+	if err == nil || !regexp.MustCompile(`2 instances are left: wrk\w+ of default/workers \(deleting since`).MatchString(squeeze(out)) {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if shard, _ := mustRead(t, b); !shard.Terminating {
+		t.Error("the shard is not terminating")
+	}
+	// The leader dies, and another comes.
+	stuck.Kill()
+	acctest.Lead(t, b, false)
+	out = cli.Run(t, "destroy", "-auto-approve", "-no-color", "-refresh=false")
+	if diff := cmp.Diff([]string{keys.Leader(acctest.Shard)}, b.Keys(t)); diff != "" { // of the leader that runs
+		t.Errorf("left in the bucket (-want +got):\n%s\n%s", diff, out)
+	}
+}
+
+// With nobody there and nothing to empty, nothing is waited for; a leader that died is waited out.
+func TestAccDestroyWithoutLeader(t *testing.T) {
+	acctest.Acceptance(t)
+	for _, died := range []bool{false, true} {
+		b := acctest.File(t)
+		cli := acctest.NewCLI(t, typed(b, options{size: 0}))
+		cli.Run(t, "apply", "-auto-approve")
+		if died {
+			leader := acctest.Lead(t, b, false)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			acctest.Eventually(ctx, t, "a lock", func() bool { return slices.Contains(b.Keys(t), keys.Leader(acctest.Shard)) })
+			cancel()
+			leader.Kill()
+		}
+		cli.Run(t, "destroy", "-auto-approve", "-no-color")
+		if left := b.Keys(t); len(left) > 0 {
+			t.Errorf("died %t: left in the bucket: %v", died, left)
+		}
+	}
+}
+
+func TestAccWaitTimesOut(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cli := acctest.NewCLI(t, typed(b, options{size: 0, extra: "wait_for_leader = true\ntimeouts = { create = \"1s\", update = \"1s\" }"}))
+	out := squeeze(cli.Run(t, "apply", "-auto-approve", "-no-color"))
+	if !strings.Contains(out, "Warning: The configuration of shard dev-1 is written, but its leader did not apply it within 1s") || !strings.Contains(out, "nobody has led") {
+		t.Errorf("creating: %s", out)
+	}
+	cli.Write(t, "main.tf", typed(b, options{size: 1, extra: "wait_for_leader = true\ntimeouts = { create = \"1s\", update = \"1s\" }"}))
+	out, err := cli.Try("apply", "-auto-approve", "-no-color")
+	if err == nil || !strings.Contains(squeeze(out), "Error: The configuration of shard dev-1 is written, but its leader did not apply it within 1s") {
+		t.Errorf("updating: %v\n%s", err, out)
+	}
+	if out := cli.Run(t, "plan", "-no-color"); !strings.Contains(out, "No changes") {
+		t.Errorf("what was written is not in the state:\n%s", out)
+	}
+}
+
+func path(name string) tfjsonpath.Path { return tfjsonpath.New(name) }
