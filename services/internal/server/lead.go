@@ -22,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/mtls"
 	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/reconcile"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
@@ -36,7 +37,7 @@ type leadership struct {
 	leader       *reconcile.Leader
 	registration *registerapi.Leader
 	agent        *agentapi.Leader
-	operator     *operatorLeader
+	operator     *operatorapi.Leader
 }
 
 // renderer hands filegen's machines to the executor.
@@ -85,11 +86,11 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	caPEM := authority.EncodeBundle(bundle...)
 
 	wake := make(chan struct{}, 1)
-	var events observe.Events
+	events := operatorapi.NewEvents()
 	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(), observe: s.metrics.ObserveProvider}
 	leader := reconcile.NewLeader(reconcile.Parts{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: s.state, Provider: provider,
-		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: events, Log: s.log,
+		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: counted{events, s.metrics}, Log: s.log,
 		Wake: func() {
 			select {
 			case wake <- struct{}{}:

@@ -2,19 +2,44 @@ package server
 
 import (
 	"context"
+	"time"
 
-	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/metrics"
 	"github.com/nstance-kit/nstance/services/internal/mtls"
 	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/reconcile"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-type operatorService struct {
-	nstancev1.UnimplementedOperatorServiceServer
+// operatorLeader is the operators' side of a leadership.
+func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *reconcile.Leader, events *operatorapi.Events, issuer mtls.Issuer) *operatorapi.Leader {
+	return &operatorapi.Leader{
+		Context: ctx, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, ID: s.opts.ID, Incarnation: s.incarnation, Leader: leader,
+		Config: s.manager,
+		Refresh: func(ctx context.Context) (shardconfig.Result, config.Problems, error) {
+			result, problems, err := s.refresh(ctx, leader)
+			if err == nil && result == shardconfig.Updated {
+				a.SetAppliedETag(s.manager.Status().ETag)
+			}
+			return result, problems, err
+		},
+		ConfigModified: func(ctx context.Context) (time.Time, error) { return s.state.ConfigModified(ctx, s.opts.Shard) },
+		Events:         events, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
+	}
 }
-type operatorLeader struct{}
 
-func (s *server) operatorLeader(context.Context, *lease.Authority, *reconcile.Leader, observe.Events, mtls.Issuer) *operatorLeader {
-	return nil
+// counted counts what the events tell.
+type counted struct {
+	*operatorapi.Events
+	metrics *metrics.Server
+}
+
+func (c counted) Error(e observe.ErrorEvent) {
+	if !e.Resolved {
+		c.metrics.Errors.WithLabelValues(e.Kind).Inc()
+	}
+	c.Events.Error(e)
 }

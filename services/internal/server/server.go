@@ -32,6 +32,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/health"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
+	"github.com/nstance-kit/nstance/services/internal/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
@@ -78,7 +79,7 @@ type server struct {
 	ports    ports
 
 	agents    *agentapi.Service
-	operators *operatorService
+	operators *operatorapi.Service
 	endpoints endpoints
 	leading   atomic.Pointer[leadership]
 	status    atomic.Pointer[lease.Status]
@@ -127,7 +128,9 @@ func newServer(cfg Config) *server {
 	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, metrics: metrics.NewServer(cfg.Version), env: env, wait: wait,
 		incarnation: hex.EncodeToString(incarnation)}
 	s.manager = shardconfig.New(nil, s.log)
-	s.operators = &operatorService{}
+	s.operators = operatorapi.New(func() (*operatorapi.Leader, error) {
+		return leaderOf(s, func(l *leadership) *operatorapi.Leader { return l.operator })
+	})
 	s.agents = &agentapi.Service{
 		Leader: func() (*agentapi.Leader, error) {
 			return leaderOf(s, func(l *leadership) *agentapi.Leader { return l.agent })
