@@ -1,0 +1,356 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server"
+)
+
+const groups = 10
+
+// entered is one create call at the moment of its entry.
+type entered struct {
+	at  time.Time
+	req infra.CreateRequest
+}
+
+// stack is a server that leads, with its provider, bucket and agents.
+type stack struct {
+	b        *testing.B
+	fleet    *fleet
+	provider *mock.Provider
+	counted  *objstore.Counted
+	creates  []chan entered // one per group
+	stop     func()
+	stopped  chan error
+	ports    []string
+	ca       string
+	boot     bool // start an agent for every VM
+	mu       sync.Mutex
+	members  [][]string // instance IDs with agents, per group
+	bucket   objstore.Store
+}
+
+func freePorts(b *testing.B, n int) []string {
+	b.Helper()
+	var addrs []string
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer l.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs
+}
+
+// newStack starts a server with instances spread over ten groups, each with a real agent unless withAgents is false. Every request to the bucket
+// takes latency.
+func newStack(b *testing.B, instances int, latency time.Duration, withAgents bool) *stack {
+	b.Helper()
+	s := &stack{b: b, ports: freePorts(b, 5), members: make([][]string, groups), boot: withAgents}
+	for range groups {
+		s.creates = append(s.creates, make(chan entered, 4*instances+100))
+	}
+	if withAgents {
+		s.fleet = startFleet(b)
+	}
+	s.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(at time.Time, req infra.CreateRequest) {
+		var g int
+		_, _ = fmt.Sscanf(req.Tags.Group, "g%d", &g)
+		s.creates[g] <- entered{at, req}
+	}})
+	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { return mem.Fault{Before: latency} }, Sleep: pause})
+	s.counted = objstore.NewCounted(store)
+	s.bucket = s.counted
+	if _, err := store.Put(context.Background(), keys.Config("bench"), s.config(b, instances), objstore.Always()); err != nil {
+		b.Fatal(err)
+	}
+	s.start()
+	b.Cleanup(s.shutDown)
+	return s
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+func (s *stack) config(b *testing.B, instances int) []byte {
+	b.Helper()
+	list := map[string]any{}
+	for g := range groups {
+		list[fmt.Sprintf("g%d", g)] = map[string]any{"template": "t", "size": instances / groups}
+	}
+	text, err := json.Marshal(map[string]any{
+		"cluster": map[string]any{"id": "bench", "secrets": map[string]any{"provider": "object-storage", "encryption_key": map[string]any{"provider": "env"}}},
+		"server": map[string]any{
+			"shard": "bench", "provider": map[string]any{"kind": "mock"}, "subnet_pools": map[string]any{"p": []string{"a"}},
+			"bind": map[string]any{"health_addr": s.ports[0], "election_addr": s.ports[1], "registration_addr": s.ports[2], "operator_addr": s.ports[3],
+				"agent_addr": s.ports[4]},
+			"default_drain_timeout": "0s",
+		},
+		"defaults": map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}"}},
+		"templates": map[string]any{"t": map[string]any{"kind": "bnc", "arch": "amd64", "subnet_pool": "p",
+			"files": map[string]any{"app.env": map[string]any{"kind": "env", "vars": map[string]any{"ID": "{{ .Instance.ID }}"}}}}},
+		"groups": map[string]any{"default": list},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, problems := config.Parse("bench", text); problems.Err() != nil {
+		b.Fatal(problems)
+	}
+	return text
+}
+
+func (s *stack) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stop, s.stopped = cancel, make(chan error, 1)
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	if os.Getenv("BENCH_LOG") != "" {
+		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	dir := s.b.TempDir()
+	go func() {
+		s.stopped <- server.Run(ctx, server.Config{
+			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: s.ports[0], Location: open.Location{Provider: "mem"}},
+			Log:     log, Bucket: s.counted,
+			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
+				return []byte("thisisatest32bytekey123456789012"), nil
+			}},
+			Providers: map[string]server.ProviderFactory{"mock": func(context.Context, config.Provider, *slog.Logger) (server.Machine, error) {
+				return server.Machine{Provider: s.provider, ID: "bench"}, nil
+			}},
+		})
+	}()
+}
+
+func (s *stack) shutDown() {
+	s.stop()
+	if err := <-s.stopped; err != nil {
+		s.b.Errorf("server: %v", err)
+	}
+}
+
+// fill takes the create calls of every group and starts their agents, until each group has n.
+func (s *stack) fill(n int) {
+	s.b.Helper()
+	var all sync.WaitGroup
+	for g := range groups {
+		all.Go(func() {
+			for len(s.members[g]) < n {
+				s.startAgent(g, <-s.creates[g])
+			}
+		})
+	}
+	all.Wait()
+	if s.boot {
+		s.fleet.awaitUp(s.b, n*groups)
+	}
+}
+
+func (s *stack) startAgent(g int, e entered) {
+	id := e.req.Tags.Instance.String()
+	s.members[g] = append(s.members[g], id)
+	if !s.boot {
+		return
+	}
+	s.fleet.orders <- order{Op: "start", ID: id, Nonce: string(e.req.Userdata), CA: s.caBundle(), Registration: s.ports[2], Agent: s.ports[4]}
+}
+
+func (s *stack) caBundle() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ca == "" {
+		object, err := s.bucket.Get(context.Background(), keys.ClusterCA())
+		if err != nil {
+			panic(err)
+		}
+		s.ca = string(object.Body)
+	}
+	return s.ca
+}
+
+// percentiles reports p50, p99 and the most of a set of durations, in milliseconds.
+func percentiles(b *testing.B, name string, took []time.Duration) {
+	b.Helper()
+	slices.Sort(took)
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	b.ReportMetric(ms(took[len(took)/2]), name+"-p50-ms")
+	b.ReportMetric(ms(took[len(took)*99/100]), name+"-p99-ms")
+	b.ReportMetric(ms(took[len(took)-1]), name+"-max-ms")
+	b.ReportMetric(0, "ns/op")
+}
+
+// losses orders one agent of each group after the other to go and measures until its replacement is asked for.
+func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
+	var mu sync.Mutex
+	var took []time.Duration
+	var all sync.WaitGroup
+	for g := range groups {
+		all.Go(func() {
+			<-time.After(time.Duration(g) * 15 * time.Millisecond)
+			for range rounds {
+				id := s.members[g][0]
+				s.members[g] = s.members[g][1:]
+				if gone {
+					for _, vm := range s.provider.VMs() {
+						if vm.Tags.Instance.String() == id {
+							if err := s.provider.Terminate(vm.ProviderID); err != nil {
+								panic(err)
+							}
+						}
+					}
+				}
+				s.fleet.orders <- order{Op: op, ID: id}
+				e := <-s.creates[g]
+				at := s.fleet.sentAt(s.b, id)
+				mu.Lock()
+				took = append(took, e.at.Sub(at))
+				mu.Unlock()
+				s.startAgent(g, e)
+				<-time.After(150 * time.Millisecond) // losses at a rate, not in a burst
+			}
+		})
+	}
+	all.Wait()
+	return took
+}
+
+// BenchmarkPowerOff: an agent says that its machine powers off; until the provider's create call is entered.
+func BenchmarkPowerOff(b *testing.B) {
+	for _, agents := range []int{1000, 5000} {
+		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
+			s := newStack(b, agents, 20*time.Millisecond, true)
+			s.fill(agents / groups)
+			for b.Loop() {
+				percentiles(b, "signal-to-create", s.losses("power_off", 30, false))
+			}
+		})
+	}
+}
+
+// BenchmarkKilledConnection: an agent's connection closes because its VM is gone; until the create call. It holds the answer of the provider,
+// which here takes no time.
+func BenchmarkKilledConnection(b *testing.B) {
+	s := newStack(b, 1000, 20*time.Millisecond, true)
+	s.fill(1000 / groups)
+	for b.Loop() {
+		percentiles(b, "killed-to-create", s.losses("kill", 30, true))
+	}
+}
+
+// BenchmarkLostAtOnce: a thousand VMs of ten groups are gone in one moment, every request to the bucket takes 20 ms; until the last create call.
+func BenchmarkLostAtOnce(b *testing.B) {
+	s := newStack(b, 1000, 20*time.Millisecond, true)
+	s.fill(1000 / groups)
+	for b.Loop() {
+		lists := s.provider.Count(mock.List)
+		gets := s.provider.Count(mock.Get)
+		var gone []string
+		for g := range groups {
+			gone = append(gone, s.members[g]...)
+			s.members[g] = nil
+		}
+		for _, vm := range s.provider.VMs() {
+			if err := s.provider.Terminate(vm.ProviderID); err != nil {
+				b.Fatal(err)
+			}
+		}
+		began := time.Now()
+		for _, id := range gone {
+			s.fleet.orders <- order{Op: "kill", ID: id}
+		}
+		var last time.Time
+		for g := range groups {
+			for range 1000 / groups {
+				e := <-s.creates[g]
+				if e.at.After(last) {
+					last = e.at
+				}
+			}
+		}
+		b.ReportMetric(last.Sub(began).Seconds(), "all-creates-s")
+		b.ReportMetric(float64(s.provider.Count(mock.List)-lists), "list-calls")
+		b.ReportMetric(float64(s.provider.Count(mock.Get)-gets), "get-calls")
+		b.ReportMetric(0, "ns/op")
+	}
+}
+
+// BenchmarkIdleStorage: requests to the bucket of a shard where nothing happens, one server, scaled to an hour.
+func BenchmarkIdleStorage(b *testing.B) {
+	s := newStack(b, 100, 0, true)
+	s.fill(100 / groups)
+	<-time.After(10 * time.Second)
+	for b.Loop() {
+		const span = 6 * time.Minute
+		before := s.counted.Counts()
+		<-time.After(span)
+		spent := s.counted.Counts().Sub(before)
+		scale := float64(time.Hour) / float64(span)
+		b.ReportMetric(float64(spent.Total())*scale, "requests/h")
+		b.ReportMetric(float64(spent.Put)*scale, "puts/h")
+		b.ReportMetric(float64(spent.Get)*scale, "gets/h")
+		b.ReportMetric(0, "ns/op")
+	}
+}
+
+// BenchmarkHandOver: a server is stopped and another takes over; from the stop to the moment from which the next leads.
+func BenchmarkHandOver(b *testing.B) {
+	s := newStack(b, 100, 5*time.Millisecond, false)
+	s.fill(100 / groups)
+	for b.Loop() {
+		began := time.Now()
+		s.shutDown()
+		released := time.Since(began)
+		s.start()
+		s.awaitTerm(b, began)
+		b.ReportMetric(released.Seconds()*1000, "stop-ms")
+		b.ReportMetric(time.Since(began).Seconds()*1000, "stop-to-lead-ms")
+		b.ReportMetric(0, "ns/op")
+	}
+}
+
+// awaitTerm waits for a lock that was taken after began and is not released.
+func (s *stack) awaitTerm(b *testing.B, began time.Time) {
+	b.Helper()
+	await(b, "the next leader", func() bool {
+		conn, err := net.DialTimeout("tcp", s.ports[1], time.Second)
+		if err != nil {
+			return false
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		fmt.Fprintf(conn, "GET / HTTP/1.0\r\n\r\n")
+		answer, _ := io.ReadAll(conn)
+		return strings.Contains(string(answer), "leader term=") && strings.Contains(string(answer), "200 OK") && time.Since(began) > 0
+	})
+}

@@ -1,0 +1,267 @@
+// Package bench measures the figures of page "Performance" of the documentation: a real server in this process, real agents with a TLS connection
+// each in another, a provider and a bucket in memory. `make bench` runs it; `go test` alone runs nothing of it.
+package bench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/agent"
+	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+)
+
+// agentsEnv makes this program the agents' process.
+const agentsEnv = "NSTANCE_BENCH_AGENTS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(agentsEnv) != "" {
+		runAgents(os.Stdin, os.Stdout)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// order is one line to the agents' process, note one line from it. Times are Unix nanoseconds: both processes read one clock.
+type order struct {
+	Op           string `json:"op"` // start, power_off, kill
+	ID           string `json:"id"`
+	Nonce        string `json:"nonce,omitempty"`
+	CA           string `json:"ca,omitempty"`
+	Registration string `json:"registration,omitempty"`
+	Agent        string `json:"agent,omitempty"`
+}
+
+type note struct {
+	Op string `json:"op"` // sent, up
+	ID string `json:"id,omitempty"`
+	At int64  `json:"at,omitempty"`
+	Up int    `json:"up,omitempty"`
+}
+
+// member is one agent in the agents' process.
+type member struct {
+	client *agent.Client
+	cancel context.CancelFunc
+	mu     sync.Mutex
+	conns  []net.Conn
+}
+
+func (m *member) dial(ctx context.Context, addr string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err == nil {
+		m.mu.Lock()
+		m.conns = append(m.conns, conn)
+		m.mu.Unlock()
+	}
+	return conn, err
+}
+
+// hangUp closes the connections as the kernel does for a process that was killed.
+func (m *member) hangUp() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, conn := range m.conns {
+		_ = conn.Close()
+	}
+}
+
+// machine is a VM that has nothing to tell.
+type machine struct{}
+
+func (machine) Facts() agent.Facts { return agent.Facts{IPv4: "10.0.0.1"} }
+func (machine) Sample(context.Context) (*nstancev1.Metrics, time.Duration) {
+	return &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30}, time.Hour
+}
+
+// runAgents obeys orders until they end.
+func runAgents(in io.Reader, out io.Writer) {
+	var mu sync.Mutex
+	encoder := json.NewEncoder(out)
+	say := func(n note) {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = encoder.Encode(n)
+	}
+	members := map[string]*member{}
+	var membersMu sync.Mutex
+	go func() {
+		for range time.Tick(200 * time.Millisecond) {
+			up := 0
+			membersMu.Lock()
+			for _, m := range members {
+				if m.client.Health() == nil {
+					up++
+				}
+			}
+			membersMu.Unlock()
+			say(note{Op: "up", Up: up})
+		}
+	}()
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	log := slog.New(slog.DiscardHandler)
+	for lines.Scan() {
+		var o order
+		if err := json.Unmarshal(lines.Bytes(), &o); err != nil {
+			panic(err)
+		}
+		membersMu.Lock()
+		m := members[o.ID]
+		membersMu.Unlock()
+		switch o.Op {
+		case "start":
+			id, err := ident.ParseID(o.ID)
+			if err != nil {
+				panic(err)
+			}
+			identity := &folder.Memory{}
+			if err := identity.Write("ca.crt", []byte(o.CA), 0o600); err != nil {
+				panic(err)
+			}
+			if err := identity.Write("nonce.jwt", []byte(o.Nonce), 0o600); err != nil {
+				panic(err)
+			}
+			m := &member{}
+			m.client = agent.New(agent.Options{ID: id, RegistrationAddrs: []string{o.Registration}, AgentAddrs: []string{o.Agent}, Identity: identity,
+				Keys: &folder.Memory{}, Files: &folder.Memory{}, IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600, Machine: machine{}, Dial: m.dial,
+				Version: "bench", Log: log})
+			ctx, cancel := context.WithCancel(context.Background())
+			m.cancel = cancel
+			membersMu.Lock()
+			members[o.ID] = m
+			membersMu.Unlock()
+			go func() { _ = m.client.Run(ctx) }()
+		case "power_off":
+			go func() {
+				at := time.Now()
+				_ = m.client.Announce(context.Background(), nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
+				say(note{Op: "sent", ID: o.ID, At: at.UnixNano()})
+				m.cancel()
+			}()
+			forget(&membersMu, members, o.ID)
+		case "kill":
+			at := time.Now()
+			m.hangUp()
+			m.cancel()
+			say(note{Op: "sent", ID: o.ID, At: at.UnixNano()})
+			forget(&membersMu, members, o.ID)
+		}
+	}
+}
+
+func forget(mu *sync.Mutex, members map[string]*member, id string) {
+	mu.Lock()
+	defer mu.Unlock()
+	delete(members, id)
+}
+
+// fleet is the agents' process as the benchmark sees it.
+type fleet struct {
+	orders chan order
+
+	mu   sync.Mutex
+	sent map[string]time.Time
+	up   int
+}
+
+func startFleet(b *testing.B) *fleet {
+	b.Helper()
+	f := &fleet{orders: make(chan order, 1024), sent: map[string]time.Time{}}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), agentsEnv+"=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	var readers sync.WaitGroup
+	stopped := make(chan struct{})
+	go func() {
+		encoder := json.NewEncoder(in)
+		for {
+			select {
+			case o := <-f.orders:
+				_ = encoder.Encode(o)
+			case <-stopped:
+				_ = in.Close()
+				return
+			}
+		}
+	}()
+	readers.Go(func() {
+		decoder := json.NewDecoder(out)
+		for {
+			var n note
+			if decoder.Decode(&n) != nil {
+				return
+			}
+			f.mu.Lock()
+			if n.Op == "up" {
+				f.up = n.Up
+			} else {
+				f.sent[n.ID] = time.Unix(0, n.At)
+			}
+			f.mu.Unlock()
+		}
+	})
+	b.Cleanup(func() {
+		close(stopped)
+		readers.Wait()
+		if err := cmd.Wait(); err != nil {
+			b.Errorf("agents' process: %v", err)
+		}
+	})
+	return f
+}
+
+// awaitUp waits until n agents have a session.
+func (f *fleet) awaitUp(b *testing.B, n int) {
+	b.Helper()
+	await(b, fmt.Sprintf("%d agents with a session", n), func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.up >= n
+	})
+}
+
+// sentAt waits for the moment at which an agent did as ordered.
+func (f *fleet) sentAt(b *testing.B, id string) (at time.Time) {
+	b.Helper()
+	await(b, "the agent's word", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		var ok bool
+		at, ok = f.sent[id]
+		return ok
+	})
+	return at
+}
+
+func await(b *testing.B, what string, done func() bool) {
+	b.Helper()
+	for end := time.Now().Add(3 * time.Minute); !done(); {
+		if time.Now().After(end) {
+			b.Fatalf("waited too long for %s", what)
+		}
+		<-time.After(2 * time.Millisecond)
+	}
+}
