@@ -91,7 +91,10 @@ func errNoGroup(key config.GroupKey) error {
 // groupFault gives the configuration's refusals their codes.
 func (c *call) groupFault(key config.GroupKey, err error) error {
 	var refused *shardconfig.RefusedError
+	var superseded *shardconfig.SupersededError
 	switch {
+	case errors.As(err, &superseded):
+		c.Leader.Leader.Executor.Authority.Refuse(superseded.Term) // this call is answered with what follows from it
 	case errors.As(err, &refused):
 		return invalidGroup(refused)
 	case errors.Is(err, shardconfig.ErrNoGroup):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -19,6 +20,19 @@ var (
 	ErrStaticGroup = errors.New("group is static: remove it from the shard's configuration")
 )
 
+// SupersededError means that a leader of a higher term wrote the dynamic groups: this one leads no more. It matches objstore.ErrConflict.
+type SupersededError struct{ Term uint64 }
+
+func (e *SupersededError) Error() string {
+	return fmt.Sprintf("a leader of term %d wrote the dynamic groups", e.Term)
+}
+
+// Unwrap returns objstore.ErrConflict.
+func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
+
+// maxGroups is the largest document of dynamic groups that is written, in bytes: one that could not be read again would stop the shard.
+const maxGroups = config.MaxSize / 2
+
 // A RefusedError says which fields of a group are not acceptable, and why.
 type RefusedError struct{ Err error }
 
@@ -29,13 +43,13 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	spec, ok := m.groups.Tenants[key.Tenant][key.Group]
-	return spec, ok
+	return m.groups.Get(key)
 }
 
 // Upsert creates or changes a group. change is given the group's own entry (the zero GroupSpec if it has none) and whether the group
-// exists; it must only alter what it is given, since it is called again when another write came first. The result is the merged group,
-// durable and in force. expected, unless empty, is the GroupETag that the group must have.
+// exists; it must only alter what it is given, since it is called again when another write came first, and give it new maps and lists
+// instead of changing those there are. The result is the merged group, durable and in force. expected, unless empty, is the GroupETag
+// that the group must have.
 func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string, change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -48,19 +62,26 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 		if expected != "" && (!exists || GroupETag(have) != expected) {
 			return config.Group{}, ErrGroupChanged
 		}
-		spec, _ := groups.Tenants[key.Tenant][key.Group]
-		if spec.Deleted {
+		entry, overridden := groups.Get(key)
+		spec := entry
+		switch _, static := shard.Groups[key.Tenant][key.Group]; {
+		case static && !spec.Deleted:
+			// What else there is comes from when it was no static group; it is ignored, and ends here.
+			spec = config.GroupSpec{Size: spec.Size, InstanceType: spec.InstanceType, Vars: spec.Vars}
+		case spec.Deleted:
 			// It is on its way out: what comes now is a new definition.
 			spec = config.GroupSpec{}
 		}
 		if err := change(&spec, exists); err != nil {
 			return config.Group{}, err
 		}
+		if (overridden || exists) && reflect.DeepEqual(spec, entry) {
+			return have, nil
+		}
 		if err := config.CheckUpsert(shard, key, spec); err != nil {
 			return config.Group{}, &RefusedError{err}
 		}
-		next := with(groups, key, &spec)
-		ok, err := m.write(ctx, next, token)
+		ok, err := m.write(ctx, with(groups, key, &spec), token)
 		if err != nil {
 			return config.Group{}, err
 		}
@@ -89,7 +110,7 @@ func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected stri
 		if expected != "" && GroupETag(have) != expected {
 			return false, ErrGroupChanged
 		}
-		spec, overridden := groups.Tenants[key.Tenant][key.Group]
+		spec, overridden := groups.Get(key)
 		var next config.Groups
 		switch {
 		case have.Static && !overridden:
@@ -120,7 +141,7 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 		m.mu.Lock()
 		groups, token := m.groups, m.groupsToken
 		m.mu.Unlock()
-		spec, ok := groups.Tenants[key.Tenant][key.Group]
+		spec, ok := groups.Get(key)
 		if !ok || !spec.Deleted {
 			return nil
 		}
@@ -134,43 +155,49 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 // write stores the groups and puts them in force. ok is false when another write came first: the groups were read anew, try again.
 func (m *Manager) write(ctx context.Context, groups config.Groups, token objstore.Token) (ok bool, err error) {
 	m.mu.Lock()
-	groups.Term = max(groups.Term, m.term)
+	term := m.term
 	m.mu.Unlock()
-	groups.Revision++
-	newToken, err := m.store.PutGroups(ctx, groups, token)
-	if errors.Is(err, objstore.ErrConflict) {
-		fresh, freshToken, _, err := m.store.Groups(ctx)
-		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
-			return false, fmt.Errorf("read the dynamic groups: %w", err)
-		}
-		if freshToken == token {
-			return false, fmt.Errorf("write the dynamic groups: %w", objstore.ErrConflict)
-		}
-		m.mu.Lock()
-		newer := fresh.Term > m.term
-		m.mu.Unlock()
-		if newer {
-			return false, fmt.Errorf("a leader of term %d wrote the dynamic groups: %w", fresh.Term, objstore.ErrConflict)
-		}
-		m.takeGroups(fresh, freshToken)
-		return false, nil
+	if groups.Term > term {
+		return false, &SupersededError{groups.Term}
 	}
-	if err != nil {
+	groups.Term = term
+	groups.Revision++
+	if size := len(config.EncodeGroups(groups)); size > maxGroups {
+		return false, &RefusedError{fmt.Errorf("the shard's dynamic groups would be %d bytes, at most %d are allowed", size, maxGroups)}
+	}
+	newToken, err := m.store.PutGroups(ctx, groups, token)
+	if err == nil {
+		m.takeGroups(dynamic{groups, newToken})
+		return true, nil
+	}
+	if !errors.Is(err, objstore.ErrConflict) {
 		return false, fmt.Errorf("write the dynamic groups: %w", err)
 	}
-	m.takeGroups(groups, newToken)
-	return true, nil
+	fresh, readErr := m.readGroups(ctx)
+	switch {
+	case readErr != nil:
+		return false, readErr
+	case fresh.groups.Term > term:
+		return false, &SupersededError{fresh.groups.Term}
+	case fresh.token == token:
+		return false, fmt.Errorf("write the dynamic groups: %w", err)
+	}
+	m.takeGroups(fresh)
+	return false, nil
 }
 
 // takeGroups puts dynamic groups in force.
-func (m *Manager) takeGroups(groups config.Groups, token objstore.Token) {
+func (m *Manager) takeGroups(d dynamic) {
 	m.mu.Lock()
-	merged, warnings := m.shard.Merged(groups)
-	m.groups, m.groupsToken, m.merged = groups, token, merged
+	shard := m.shard
 	m.mu.Unlock()
-	for _, warning := range warnings {
-		m.log.Warn("dynamic groups", "problem", warning.String())
+	merged, problems := shard.Merged(d.groups)
+	for _, problem := range problems {
+		m.log.Warn("dynamic groups", "problem", problem.String())
 	}
+	m.mu.Lock()
+	m.groups, m.groupsToken, m.merged = d.groups, d.token, merged
+	m.mu.Unlock()
 	m.handOn()
 }
 

@@ -82,7 +82,7 @@ type Manager struct {
 	merged      map[config.GroupKey]config.Group
 	generation  uint64
 	refused     Document
-	problems    config.Problems
+	problems    config.Problems // errors only
 	apply       func(*config.Shard, map[config.GroupKey]config.Group)
 	term        uint64
 }
@@ -90,50 +90,25 @@ type Manager struct {
 // New returns a Manager with nothing in force.
 func New(store Store, log *slog.Logger) *Manager { return &Manager{store: store, log: log} }
 
-// Load fetches and validates what the bucket holds now, for a server that does not lead: nothing is written. The problems of an invalid
-// configuration are the error.
+// Load fetches and validates what the bucket holds now, for a server that does not lead: nothing is written. An invalid configuration is
+// refused in favour of the last that was applied; where there is none, its problems are the error.
 func (m *Manager) Load(ctx context.Context) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
-	doc, err := m.store.Config(ctx)
-	if err != nil {
-		return fmt.Errorf("read the shard's configuration: %w", err)
-	}
-	shard, problems := config.Parse("config", doc.Body)
-	if err := problems.Err(); err != nil {
-		return err
-	}
-	return m.adopt(ctx, doc, shard)
+	_, err := m.begin(ctx)
+	return err
 }
 
-// Lead reads config and groups anew for a leader of the given term and hands them, and every later change, to apply. An invalid
-// configuration is refused in favour of the last that was applied.
+// Lead reads config and groups anew for a leader of the given term and hands them, and every later change, to apply, which must not call
+// a method of m that changes anything. An invalid configuration is refused in favour of the last that was applied.
 func (m *Manager) Lead(ctx context.Context, term uint64, apply func(*config.Shard, map[config.GroupKey]config.Group)) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	m.mu.Lock()
 	m.apply, m.term, m.generation = nil, term, 0
 	m.mu.Unlock()
-	doc, err := m.store.Config(ctx)
+	doc, err := m.begin(ctx)
 	if err != nil {
-		return fmt.Errorf("read the shard's configuration: %w", err)
-	}
-	shard, problems := config.Parse("config", doc.Body)
-	if problems.Err() != nil {
-		applied, err := m.store.Applied(ctx)
-		if errors.Is(err, objstore.ErrNotFound) {
-			return problems.Err()
-		}
-		if err != nil {
-			return fmt.Errorf("read the applied configuration: %w", err)
-		}
-		m.refuse(doc, problems)
-		doc = Document{Body: applied.Body, Token: applied.Source, Modified: doc.Modified}
-		if shard, problems = config.Parse("applied", applied.Body); problems.Err() != nil {
-			return fmt.Errorf("the applied configuration is not valid for this version: %w", problems.Err())
-		}
-	}
-	if err := m.adopt(ctx, doc, shard); err != nil {
 		return err
 	}
 	if err := m.record(ctx, doc); err != nil {
@@ -141,10 +116,57 @@ func (m *Manager) Lead(ctx context.Context, term uint64, apply func(*config.Shar
 	}
 	m.mu.Lock()
 	m.apply = apply
-	shard, merged := m.shard, m.merged
 	m.mu.Unlock()
-	apply(shard, merged)
+	m.handOn()
 	return nil
+}
+
+// begin puts in force what the bucket holds, or, where that is refused, what was applied last.
+func (m *Manager) begin(ctx context.Context) (Document, error) {
+	doc, err := m.store.Config(ctx)
+	if err != nil {
+		return Document{}, fmt.Errorf("read the shard's configuration: %w", err)
+	}
+	m.mu.Lock()
+	m.groups, m.groupsToken = config.Groups{}, "" // of an earlier term: they do not count
+	m.mu.Unlock()
+	groups, err := m.readGroups(ctx)
+	if err != nil {
+		return Document{}, err
+	}
+	shard, problems := config.Parse("config", doc.Body)
+	invalid := problems.Err() != nil
+	if !invalid {
+		problems = m.broken(shard, groups)
+		if len(problems) == 0 {
+			m.refuse(Document{}, nil)
+			m.adopt(doc, shard, groups)
+			return doc, nil
+		}
+	}
+	applied, err := m.store.Applied(ctx)
+	switch {
+	case err != nil && !errors.Is(err, objstore.ErrNotFound):
+		return Document{}, fmt.Errorf("read the applied configuration: %w", err)
+	case err == nil && string(applied.Body) != string(doc.Body):
+		before, complaints := config.Parse("applied", applied.Body)
+		if complaints.Err() == nil && (invalid || len(m.broken(before, groups)) < len(problems)) {
+			m.refuse(doc, problems)
+			doc = Document{Body: applied.Body, Token: applied.Source}
+			m.adopt(doc, before, groups)
+			return doc, nil
+		}
+		if invalid && complaints.Err() != nil {
+			return Document{}, fmt.Errorf("neither the configuration nor the applied one is valid:\n%w\n%w", problems, complaints.Err())
+		}
+	}
+	if invalid {
+		return Document{}, problems.Err()
+	}
+	// It was applied before some groups broke, or was never anything else: instances of the other groups are not to wait for those.
+	m.refuse(Document{}, nil)
+	m.adopt(doc, shard, groups)
+	return doc, nil
 }
 
 // Follow ends leading: changes are no longer handed on.
@@ -154,22 +176,50 @@ func (m *Manager) Follow() {
 	m.mu.Unlock()
 }
 
-// adopt puts a valid configuration in force together with the dynamic groups as they are now.
-func (m *Manager) adopt(ctx context.Context, doc Document, shard *config.Shard) error {
+// dynamic is the groups' document as it was read.
+type dynamic struct {
+	groups config.Groups
+	token  objstore.Token
+}
+
+// readGroups reads the dynamic groups. That there are none any more although there were in this term is somebody's mistake, not the end of
+// all their instances.
+func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	groups, token, warnings, err := m.store.Groups(ctx)
-	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
-		return fmt.Errorf("read the dynamic groups: %w", err)
+	if errors.Is(err, objstore.ErrNotFound) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.groupsToken != "" {
+			m.log.Error("the dynamic groups are gone from the bucket; those known stay in force and are written again with the next change")
+		}
+		return dynamic{m.groups, ""}, nil
 	}
-	full := shard.WithDefaults()
-	merged, more := full.Merged(groups)
-	for _, warning := range append(warnings, more...) {
+	if err != nil {
+		return dynamic{}, fmt.Errorf("read the dynamic groups: %w", err)
+	}
+	for _, warning := range warnings {
 		m.log.Warn("dynamic groups", "problem", warning.String())
+	}
+	return dynamic{groups, token}, nil
+}
+
+// broken returns what keeps dynamic groups from being made from a configuration.
+func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
+	_, problems := shard.Merged(d.groups)
+	return problems.Errors()
+}
+
+// adopt puts a valid configuration in force together with dynamic groups.
+func (m *Manager) adopt(doc Document, shard *config.Shard, d dynamic) {
+	full := shard.WithDefaults()
+	merged, problems := full.Merged(d.groups)
+	for _, problem := range problems {
+		m.log.Warn("dynamic groups", "problem", problem.String())
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.current, m.shard, m.groups, m.groupsToken, m.merged = doc, full, groups, token, merged
+	m.current, m.shard, m.groups, m.groupsToken, m.merged = doc, full, d.groups, d.token, merged
 	m.generation++
-	return nil
 }
 
 // record keeps the configuration that is now in force for the next leader.
@@ -193,7 +243,8 @@ func (m *Manager) refuse(doc Document, problems config.Problems) {
 }
 
 // Refresh looks for a newer configuration and newer groups and applies them in place. Problems come with Invalid; an error means that
-// the bucket could not be read (or the applied copy not written) and nothing changed.
+// the bucket could not be read (or the applied copy not written) and nothing changed. A configuration under which a dynamic group that
+// could be made can be made no more is refused, too.
 func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -201,44 +252,61 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	if err != nil {
 		return Unchanged, nil, fmt.Errorf("read the shard's configuration: %w", err)
 	}
+	groups, err := m.readGroups(ctx)
+	if err != nil {
+		return Unchanged, nil, err
+	}
 	m.mu.Lock()
 	current, shard, groupsToken := m.current, m.shard, m.groupsToken
 	m.mu.Unlock()
-	result := Unchanged
 	if doc.Token == current.Token {
 		m.refuse(Document{}, nil)
-		groups, token, _, err := m.store.Groups(ctx)
-		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
-			return Unchanged, nil, fmt.Errorf("read the dynamic groups: %w", err)
-		}
-		if token == groupsToken {
+		if groups.token == groupsToken || groups.token == "" {
 			return Unchanged, nil, nil
 		}
-		m.takeGroups(groups, token)
+		m.takeGroups(groups)
 		return Updated, nil, nil
 	}
 	next, problems := config.Parse("config", doc.Body)
-	if problems.Err() != nil {
+	if problems.Err() == nil {
+		problems = m.newlyBroken(shard, next, groups)
+	}
+	if len(problems) > 0 {
+		problems = problems.Errors()
 		m.refuse(doc, problems)
-		return Invalid, problems.Errors(), nil
+		return Invalid, problems, nil
 	}
-	result = Updated
-	if !inPlace(shard, next.WithDefaults()) {
-		// The applied copy is recorded now, so that the next leader starts from it even if the bucket's copy breaks meanwhile.
-		if err := m.record(ctx, doc); err != nil {
-			return Unchanged, nil, err
-		}
-		return Restart, nil, nil
-	}
+	// Recorded before it is acted on, so that the next leader starts from it even if the bucket's copy breaks meanwhile.
 	if err := m.record(ctx, doc); err != nil {
 		return Unchanged, nil, err
 	}
-	if err := m.adopt(ctx, doc, next); err != nil {
-		return Unchanged, nil, err
-	}
 	m.refuse(Document{}, nil)
+	if !inPlace(shard, next.WithDefaults()) {
+		return Restart, nil, nil
+	}
+	m.adopt(doc, next, groups)
 	m.handOn()
-	return result, nil, nil
+	return Updated, nil, nil
+}
+
+// newlyBroken returns what is wrong with dynamic groups under the next configuration and was not under the one before.
+func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Problems {
+	problems := m.broken(next, d)
+	if len(problems) == 0 {
+		return nil
+	}
+	known := map[string]bool{}
+	for _, p := range m.broken(shard, d) {
+		known[p.String()] = true
+	}
+	var out config.Problems
+	for _, p := range problems {
+		if !known[p.String()] {
+			p.File = "groups"
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // inPlace reports whether b may replace a without a restart: cluster, storage, provider, bind and shard stay.
