@@ -98,7 +98,7 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 	return nil
 }
 
-// settle ends the uncertainty of a reservation that an earlier term left: its VM exists and is adopted, or it becomes a tombstone.
+// settle ends the uncertainty of a reservation that is left over: its VM exists and is adopted, or it becomes a tombstone.
 func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	left, ok := x.World.Leftover(action.Instance)
 	if !ok {
@@ -114,7 +114,7 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	if found {
 		adopt(&next, vm)
 	} else {
-		next.State, next.DeletedAt, next.DeleteReason = record.Deleted, asked.UTC(), "reserved by an earlier leader, never used"
+		next.State, next.DeletedAt, next.DeleteReason = record.Deleted, asked.UTC(), "reserved, never used"
 	}
 	if err := x.permit(ctx); err != nil {
 		return err

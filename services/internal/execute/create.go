@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -320,7 +321,7 @@ func (x *Executor) Refill(ctx context.Context, pool observe.Pool) {
 		key := observe.ErrorKey{Kind: "storage", Tenant: pool.Tenant}
 		for delay := time.Second; ; delay = min(2*delay, time.Minute) {
 			want := ReservePool - x.World.ReservationsLeft(pool)
-			if want <= 0 {
+			if want <= 0 || !slices.Contains(x.World.Pools(), pool) {
 				x.World.Resolve(key)
 				break
 			}

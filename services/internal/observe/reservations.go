@@ -18,12 +18,29 @@ type Reservation struct {
 	Token  objstore.Token
 }
 
-// AddReservation puts a fresh reservation of this term into its pool.
+// AddReservation puts a fresh reservation of this term into its pool. In a shard that is being emptied it is left over at once.
 func (w *World) AddReservation(r Reservation) {
 	w.mu.Lock()
+	if w.settings.Terminating {
+		w.mu.Unlock()
+		w.AddLeftover(r)
+		return
+	}
 	defer w.mu.Unlock()
 	pool := Pool{r.Record.Tenant, r.Record.Kind}
 	w.reserved[pool] = append(w.reserved[pool], r)
+}
+
+// abandonReservations makes leftovers of all reservations: whoever waits for the shard to be empty cannot tell one that was never used from
+// one whose VM is being created. Call with mu held.
+func (w *World) abandonReservations() {
+	for _, reservations := range w.reserved {
+		for _, r := range reservations {
+			w.leftovers[r.Record.ID] = r
+			w.sweep = true
+		}
+	}
+	clear(w.reserved)
 }
 
 // TakeReservation takes the oldest reservation of a pool. left is how many remain.
@@ -46,10 +63,13 @@ func (w *World) ReservationsLeft(pool Pool) int {
 	return len(w.reserved[pool])
 }
 
-// Pools returns every pool that some live group draws from, sorted.
+// Pools returns every pool that some live group draws from, sorted: none in a shard that is being emptied.
 func (w *World) Pools() []Pool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.settings.Terminating {
+		return nil
+	}
 	var pools []Pool
 	for _, g := range w.groups {
 		if g.Deleted || g.Kind == "" {
@@ -72,7 +92,7 @@ func (w *World) Pools() []Pool {
 	return pools
 }
 
-// AddLeftover notes a reservation of an earlier term that collection has to settle.
+// AddLeftover notes a reservation, of an earlier term or not wanted any more, that collection has to settle.
 func (w *World) AddLeftover(r Reservation) {
 	w.mu.Lock()
 	w.leftovers[r.Record.ID] = r
@@ -81,7 +101,7 @@ func (w *World) AddLeftover(r Reservation) {
 	w.opts.Wake()
 }
 
-// Leftover returns a reservation of an earlier term, if it is still unsettled.
+// Leftover returns such a reservation, if it is still unsettled.
 func (w *World) Leftover(id ident.ID) (Reservation, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -44,7 +44,7 @@ type World struct {
 	instances   map[ident.ID]*instance
 	tombstones  map[ident.ID]tombstone
 	reserved    map[Pool][]Reservation
-	// leftovers are reservations of earlier terms, to be settled.
+	// leftovers are reservations of earlier terms, or not wanted any more, to be settled.
 	leftovers  map[ident.ID]Reservation
 	strays     map[string]*stray // VMs with our tags but no record, by provider ID
 	collecting map[ident.ID]bool // instance IDs that a sweep's action is about
@@ -145,6 +145,9 @@ func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	}
 	for _, key := range changed {
 		w.dirty[key] = struct{}{}
+	}
+	if w.settings.Terminating {
+		w.abandonReservations()
 	}
 	w.mu.Unlock()
 	slices.SortFunc(changed, compareKeys)
