@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -106,7 +107,8 @@ func (s *story) standing() error {
 }
 
 func (s *story) variables() map[string]string {
-	return map[string]string{"greeting": s.greeting}
+	options, _ := json.Marshal(s.stack.ProviderOptions())
+	return map[string]string{"greeting": s.greeting, "endpoint": s.stack.Ports.StoreURL(), "first_port": strconv.Itoa(s.stack.Ports.Health), "agents": string(options)}
 }
 
 func (s *story) apply(ctx context.Context) (err error) {
