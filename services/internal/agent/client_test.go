@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -121,6 +122,17 @@ func TestLife(t *testing.T) {
 	})
 }
 
+// countingMachine counts how often it was sampled.
+type countingMachine struct {
+	plainMachine
+	samples atomic.Int64
+}
+
+func (m *countingMachine) Sample(ctx context.Context) (*nstancev1.Metrics, time.Duration) {
+	m.samples.Add(1)
+	return m.plainMachine.Sample(ctx)
+}
+
 // Notices go out at once, and the first report of every stream repeats them.
 func TestNoticesAreStanding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -128,17 +140,23 @@ func TestNoticesAreStanding(t *testing.T) {
 		s := newFakeServer(t, newID(t))
 		s.interval = "1h"
 		stopServer := s.start(t, n.listen(address))
-		client, stop := run(t, newMemories(t, s).options(s, n))
+		o := newMemories(t, s).options(s, n)
+		looks := &countingMachine{}
+		o.Machine = looks
+		client, stop := run(t, o)
 		defer stop()
 		s.next(t, "sequence 1", first)
 		synctest.Wait()
 
-		before := time.Now()
+		before, looked := time.Now(), looks.samples.Load()
 		notice := &nstancev1.TerminationNotice{Kind: "spot", Deadline: timestamppb.New(before.Add(2 * time.Minute))}
 		client.Notice(notice)
 		report := s.next(t, "the notice", func(r *nstancev1.ReportHealthRequest) bool { return r.GetTermination() != nil })
 		if diff := cmp.Diff(notice, report.GetTermination(), protocmp.Transform()); diff != "" || !time.Now().Equal(before) || !report.GetUnchanged() {
 			t.Errorf("after %v: %v", time.Since(before), report)
+		}
+		if looks.samples.Load() != looked || report.GetMetrics().GetCpu() != 0.5 {
+			t.Error("a notice waited for new metrics")
 		}
 		if err := client.Announce(t.Context(), powerOff); err != nil {
 			t.Fatal(err)
@@ -243,12 +261,12 @@ func TestBackoff(t *testing.T) {
 		}
 
 		// A server that lets agents in and drops them at once is not asked four times a second.
-		s.set(func() { s.refuse = status.Error(codes.Unavailable, "not leader") })
+		s.set(func() { s.drop = true })
 		stopServer = s.start(t, n.listen(address))
 		if got := n.delays(10 * time.Minute); len(got) > 45 {
 			t.Errorf("%d tries in ten minutes: %v", len(got), got)
 		}
-		s.set(func() { s.refuse = nil })
+		s.set(func() { s.drop = false })
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if err := client.Health(); err != nil {

@@ -57,6 +57,7 @@ type fakeServer struct {
 	refuse        error // answer of every call
 	interval      string
 	mute          bool // does not answer the end of a report stream
+	drop          bool // lets agents in and drops them at once
 	// What every stream begins with.
 	firstAsk   *nstancev1.KeyGenRequestsResponse
 	firstFiles []*nstancev1.ReceiveFilesResponse
@@ -266,6 +267,9 @@ func (s *fakeServer) ReportHealth(stream grpc.ClientStreamingServer[nstancev1.Re
 	}
 	if err := stream.SendHeader(header); err != nil {
 		return err
+	}
+	if get(s, func() bool { return s.drop }) {
+		return status.Error(codes.Aborted, "another connection took your place")
 	}
 	for report, err := first, error(nil); ; report, err = stream.Recv() {
 		if errors.Is(err, io.EOF) {

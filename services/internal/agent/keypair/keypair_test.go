@@ -142,6 +142,9 @@ func TestAlgorithmChangeAndHalfWrittenPair(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if block, _ := pem.Decode(newPublic); block == nil || !bytes.Equal(block.Bytes, after) {
+		t.Errorf("the public file is not of the new key: %s", newPublic)
+	}
 	if err := disk.Write("a.pub", oldPublic, 0o640); err != nil {
 		t.Fatal(err)
 	}
