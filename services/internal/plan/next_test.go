@@ -176,6 +176,10 @@ func TestRules(t *testing.T) {
 			want: []string{"mark_deleting i2 scale_down +1m0s", "mark_deleting i1 scale_down +1m0s"}},
 		{name: "surplus booting instances, some drifted", snapshot: snapshot(1, driftedBooting(), driftedBooting(), booting()),
 			want: []string{"mark_deleting i3 scale_down +1m0s"}},
+		{name: "a surplus that only a drifted one excused goes with it", snapshot: snapshot(1, booting(), booting(), driftedBooting()),
+			want: []string{"mark_deleting i3 scale_down +1m0s", "mark_deleting i2 scale_down +1m0s"}},
+		{name: "of those that are not well the drifted first", snapshot: snapshot(1, well(), notWell(2*time.Hour, "v1"), notWell(time.Hour, "v0")),
+			want: []string{"mark_deleting i3 drift +1m0s", "mark_deleting i2 scale_down +1m0s"}},
 
 		// Lost.
 		{name: "gone", snapshot: snapshot(2, gone(), well()), want: []string{"create for i1", "mark_deleting i1 gone"}},
@@ -356,6 +360,9 @@ func TestRules(t *testing.T) {
 			change: func(s *plan.Snapshot) { s.Instances[0].Provider.At = ago(3 * time.Second) }},
 		{name: "terminated, but it still runs", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.TerminateRequested = ago(62 * time.Second) })),
 			want: []string{"terminate i1"}},
+		{name: "terminated, it ran half a minute later: asked before it is terminated again", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.TerminateRequested, i.Provider.At = ago(62*time.Second), ago(30*time.Second)
+		})), wake: 2 * time.Second},
 		{name: "terminated, and it is going", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 			i.TerminateRequested, i.Provider = ago(62*time.Second), said(plan.ProviderGoing)
 		}))},
@@ -454,6 +461,10 @@ func unregistered() plan.Instance {
 }
 
 func driftedBooting() plan.Instance { i := booting(); i.InfraHash = "v0"; return i }
+
+func notWell(age time.Duration, infra string) plan.Instance {
+	return with(func(i *plan.Instance) { i.Healthy, i.LaunchedAt, i.InfraHash = false, ago(age), infra })
+}
 
 func silentDrifted() plan.Instance { i := silent(); i.InfraHash = "v0"; return i }
 

@@ -1,0 +1,192 @@
+package plan_test
+
+import (
+	"fmt"
+	"math/rand"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// shard with that many VMs listed a second ago and those strays, which are vm-1, vm-2 and so on.
+func shard(listed int, strays ...plan.Stray) plan.ShardSnapshot {
+	s := snapshot(0)
+	for n := range strays {
+		strays[n].ProviderID = fmt.Sprintf("vm-%d", n+1)
+	}
+	return plan.ShardSnapshot{Now: now, Settings: s.Settings, Strays: strays,
+		Listed: plan.Observed[int]{Value: listed, Complete: true, At: ago(time.Second)}}
+}
+
+// orphan is a VM of that age whose record's key was read, in vain, so long ago.
+func orphan(age time.Duration, reads ...time.Duration) plan.Stray {
+	s := plan.Stray{Instance: id(1), State: plan.ProviderRunning, LaunchedAt: ago(age)}
+	for _, r := range reads {
+		s.Reads = append(s.Reads, ago(r))
+	}
+	return s
+}
+
+func tombstoned() plan.Stray {
+	s := orphan(time.Hour)
+	s.Tombstone = true
+	return s
+}
+
+func orphans(n int) (strays []plan.Stray) {
+	for range n {
+		strays = append(strays, orphan(time.Hour, 3*time.Minute, time.Minute))
+	}
+	return strays
+}
+
+func TestSweep(t *testing.T) {
+	change := func(s plan.Stray, fn func(*plan.Stray)) plan.Stray { fn(&s); return s }
+	for _, c := range []struct {
+		name     string
+		snapshot plan.ShardSnapshot
+		change   func(*plan.ShardSnapshot)
+		want     []string
+		wake     time.Duration
+	}{
+		{name: "nothing"},
+		{name: "an orphan is looked for", snapshot: shard(9, orphan(time.Hour)), want: []string{"confirm_orphan vm-1"}, wake: 10 * time.Second},
+		{name: "an orphan was looked for once", snapshot: shard(9, orphan(time.Hour, time.Minute)), wake: time.Minute},
+		{name: "an orphan is looked for again after an interval", snapshot: shard(9, orphan(time.Hour, 2*time.Minute)), want: []string{"confirm_orphan vm-1"}},
+		{name: "an orphan was looked for twice", snapshot: shard(9, orphan(time.Hour, 2*time.Minute, 0)), want: []string{"terminate_stray vm-1"}},
+		{name: "two reads too close together", snapshot: shard(9, orphan(time.Hour, 3*time.Minute, 2*time.Minute)), want: []string{"confirm_orphan vm-1"}},
+		{name: "a young orphan is given the registration time-out", snapshot: shard(9, orphan(3*time.Minute, 3*time.Minute, time.Minute)), wake: 2 * time.Minute},
+		{name: "a young orphan is read again after it", snapshot: shard(9, orphan(5*time.Minute, 4*time.Minute, time.Minute)), want: []string{"confirm_orphan vm-1"}},
+		{name: "without launch time its ID tells its age", snapshot: shard(9, change(orphan(0, 9*time.Minute), func(s *plan.Stray) { s.LaunchedAt = time.Time{} })),
+			wake: 5*time.Minute + time.Second},
+		{name: "an orphan that is going", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.State = plan.ProviderGoing }))},
+		{name: "an orphan that is stopped", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.State = plan.ProviderStopped })),
+			want: []string{"confirm_orphan vm-1"}},
+		{name: "an orphan that is seen to already", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.Busy = true }))},
+		{name: "an orphan whose ID cannot be read is left", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.Instance = ident.ID{} }))},
+		{name: "a second VM of a live instance is left", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.Claimed = true }))},
+		{name: "no complete list, no sweep", snapshot: shard(9, orphan(time.Hour), tombstoned()), change: func(s *plan.ShardSnapshot) { s.Listed.Complete = false }},
+		{name: "two orphans of three are few", snapshot: shard(3, orphans(2)...), want: []string{"terminate_stray vm-1", "terminate_stray vm-2"}},
+		{name: "three of 59 are many", snapshot: shard(59, orphans(3)...), want: []string{"raise_error orphans"}},
+		{name: "three of 60 are few", snapshot: shard(60, orphans(3)...), want: []string{"terminate_stray vm-1", "terminate_stray vm-2", "terminate_stray vm-3"}},
+		{name: "many stop everything that destroys", snapshot: shard(9, append(orphans(3), tombstoned())...), want: []string{"settle"},
+			change: func(s *plan.ShardSnapshot) {
+				s.OrphansRaised = true
+				s.Leftovers = []plan.Leftover{{Instance: id(3)}}
+				s.Tombstones = []plan.Tombstone{{Instance: id(4), DeletedAt: ago(time.Hour)}}
+			}},
+		{name: "many, confirmed by a person", snapshot: shard(4, orphans(3)...), change: func(s *plan.ShardSnapshot) { s.OrphansConfirmed, s.OrphansRaised = true, true },
+			want: []string{"resolve_error orphans", "terminate_stray vm-1", "terminate_stray vm-2", "terminate_stray vm-3"}},
+		{name: "few again", snapshot: shard(9), change: func(s *plan.ShardSnapshot) { s.OrphansRaised = true }, want: []string{"resolve_error orphans"}},
+		{name: "a tombstone whose VM runs", snapshot: shard(9, tombstoned()), want: []string{"terminate_stray vm-1"}},
+		{name: "a tombstone whose VM is gone", snapshot: shard(9, change(tombstoned(), func(s *plan.Stray) { s.State = plan.ProviderGone }))},
+		{name: "a reservation of an earlier term", change: func(s *plan.ShardSnapshot) { s.Leftovers = []plan.Leftover{{Instance: id(3)}} },
+			want: []string{"settle"}, wake: 10 * time.Second},
+		{name: "a reservation that is seen to already", change: func(s *plan.ShardSnapshot) { s.Leftovers = []plan.Leftover{{Instance: id(3), Busy: true}} }},
+		{name: "a tombstone within its retention", snapshot: shard(9), change: buried(20 * time.Minute), wake: 10 * time.Minute},
+		{name: "a tombstone past its retention", snapshot: shard(9), change: buried(31 * time.Minute), want: []string{"remove_tombstone"}, wake: 10 * time.Second},
+		{name: "a tombstone past its retention, no list since", snapshot: shard(9), change: buried(30 * time.Minute)},
+		{name: "a tombstone whose VM is listed", snapshot: shard(9, tombstoned()), change: func(s *plan.ShardSnapshot) {
+			s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(time.Hour)}}
+			s.Strays[0].Busy = true
+		}},
+		{name: "a tombstone that is seen to already", snapshot: shard(9), change: func(s *plan.ShardSnapshot) {
+			s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(time.Hour), Busy: true}}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := c.snapshot
+			s.Now = now
+			s.Settings = snapshot(0).Settings
+			if c.change != nil {
+				c.change(&s)
+			}
+			d := plan.Sweep(s)
+			var got []string
+			for _, a := range d.Actions {
+				line := string(a.Kind)
+				if a.ProviderID+a.ErrorKind != "" {
+					line += " " + a.ProviderID + a.ErrorKind
+				}
+				got = append(got, line)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("actions (-want +got):\n%s", diff)
+			}
+			if wake := d.WakeAt.Sub(now); c.wake > 0 && wake != c.wake {
+				t.Errorf("wakes after %s, want %s", wake, c.wake)
+			}
+			if again := plan.Sweep(s); !reflect.DeepEqual(again, d) {
+				t.Errorf("not deterministic: %+v, then %+v", d, again)
+			}
+		})
+	}
+}
+
+func buried(d time.Duration) func(*plan.ShardSnapshot) {
+	return func(s *plan.ShardSnapshot) { s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(d)}} }
+}
+
+// Whatever is listed: only VMs with an ID, without live record, after two reads that are an interval apart or with a tombstone, are terminated;
+// never more than 2 and more than 5 % orphans unless a person said so; nothing that is busy is touched.
+func TestSweepProperties(t *testing.T) {
+	states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning, plan.ProviderStopped, plan.ProviderGoing, plan.ProviderGone}
+	for seed := range int64(5000) {
+		rng := rand.New(rand.NewSource(seed))
+		when := func() time.Duration { return time.Duration(rng.Intn(int(12 * time.Minute))) }
+		var strays []plan.Stray
+		for range rng.Intn(8) {
+			stray := orphan(when())
+			stray.Instance = id(1 + rng.Intn(20))
+			if rng.Intn(8) == 0 {
+				stray.Instance = ident.ID{}
+			}
+			at := when() + when()
+			for range rng.Intn(4) {
+				stray.Reads = append(stray.Reads, ago(at))
+				at -= time.Duration(rng.Int63n(int64(at) + 1))
+			}
+			stray.State = states[rng.Intn(len(states))]
+			stray.Tombstone, stray.Claimed, stray.Busy = rng.Intn(4) == 0, rng.Intn(6) == 0, rng.Intn(6) == 0
+			strays = append(strays, stray)
+		}
+		s := shard(len(strays)+rng.Intn(100), strays...)
+		s.Listed.Complete = rng.Intn(5) > 0
+		s.OrphansConfirmed = rng.Intn(4) == 0
+		d := plan.Sweep(s)
+		if !d.WakeAt.IsZero() && !d.WakeAt.After(now) {
+			t.Fatalf("seed %d: wakes at %s", seed, d.WakeAt)
+		}
+		byID := map[string]plan.Stray{}
+		unrecorded := 0
+		for _, stray := range strays {
+			byID[stray.ProviderID] = stray
+			ended := stray.State == plan.ProviderGone || stray.State == plan.ProviderGoing
+			if !stray.Tombstone && !stray.Claimed && !stray.Instance.IsZero() && !ended {
+				unrecorded++
+			}
+		}
+		for _, a := range d.Actions {
+			if a.Kind != plan.TerminateStray {
+				continue
+			}
+			stray := byID[a.ProviderID]
+			reads := len(stray.Reads)
+			twice := reads > 1 && stray.Reads[reads-1].Sub(stray.Reads[0]) >= s.Settings.CollectInterval &&
+				!stray.Reads[reads-1].Before(stray.LaunchedAt.Add(s.Settings.RegistrationTimeout))
+			switch {
+			case !s.Listed.Complete, stray.Busy, stray.Claimed, stray.Instance.IsZero(), a.Instance != stray.Instance:
+				t.Fatalf("seed %d: %+v for %+v", seed, a, stray)
+			case !stray.Tombstone && !twice:
+				t.Fatalf("seed %d: %+v, but it is not proven an orphan: %+v", seed, a, stray)
+			case unrecorded > 2 && unrecorded*20 > s.Listed.Value && !s.OrphansConfirmed:
+				t.Fatalf("seed %d: %+v with %d orphans of %d", seed, a, unrecorded, s.Listed.Value)
+			}
+		}
+	}
+}
