@@ -3,6 +3,7 @@ package acctest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -23,8 +24,11 @@ type CLI struct {
 	env    []string
 }
 
+// workspace holds what the tests of a package share: the provider's binary, and a configuration that keeps the CLIs from the network.
+var workspace = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "nstance-provider-") })
+
 var provided = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "nstance-provider-")
+	dir, err := workspace()
 	if err != nil {
 		return "", err
 	}
@@ -35,15 +39,30 @@ var provided = sync.OnceValues(func() (string, error) {
 	return filepath.Join(dir, "terraform-provider-nstance"), nil
 })
 
-// Main runs a package's tests and removes the provider's binary, if one was built.
+// Main runs a package's tests.
 func Main(m *testing.M) {
-	code := m.Run()
-	if os.Getenv(resource.EnvTfAcc) != "" {
-		if path, err := provided(); err == nil {
-			_ = os.RemoveAll(filepath.Dir(path))
-		}
+	if os.Getenv(resource.EnvTfAcc) == "" {
+		os.Exit(m.Run())
 	}
+	code := 1
+	dir, err := workspace()
+	if err == nil {
+		err = hermeticCLI(dir)
+	}
+	if err == nil {
+		code = m.Run()
+	} else {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	_ = os.RemoveAll(dir)
 	os.Exit(code)
+}
+
+// hermeticCLI gives the CLIs an empty mirror.
+func hermeticCLI(dir string) error {
+	mirror, file := filepath.Join(dir, "mirror"), filepath.Join(dir, "cli.rc")
+	text := fmt.Sprintf("disable_checkpoint = true\nprovider_installation {\n  filesystem_mirror {\n    path = %q\n  }\n}\n", mirror)
+	return errors.Join(os.Mkdir(mirror, 0o700), os.WriteFile(file, []byte(text), 0o600), os.Setenv("TF_CLI_CONFIG_FILE", file))
 }
 
 // Acceptance leaves a test out under the same rule as the framework's own acceptance tests.

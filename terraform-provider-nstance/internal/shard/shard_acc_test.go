@@ -92,20 +92,21 @@ func mustRead(t testing.TB, b acctest.Bucket) (*config.Shard, objstore.Token) {
 	return s, token
 }
 
-func empty(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
+// left checks what is in the bucket after everything was destroyed.
+func left(t *testing.T, b acctest.Bucket, want ...string) func(*terraform.State) error {
 	return func(*terraform.State) error {
-		if left := b.Keys(t); len(left) > 0 {
-			return fmt.Errorf("left in the bucket: %s", strings.Join(left, ", "))
+		if got := b.Keys(t); !slices.Equal(got, want) {
+			return fmt.Errorf("left in the bucket: %v, want %v", got, want)
 		}
 		return nil
 	}
 }
 
 func lifecycle(t *testing.T, b acctest.Bucket) {
-	var leader *acctest.Leader
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
-		CheckDestroy:             empty(t, b),
+		CheckDestroy:             left(t, b, keys.Leader(acctest.Shard)), // of the leader that still runs
+
 		Steps: []resource.TestStep{
 			{
 				Config: typed(b, options{size: 2}),
@@ -136,7 +137,7 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 				ImportStateVerifyIgnore: []string{"server.request_timeout", "server.default_drain_timeout"}, // 1m0s is read back as 1m
 			},
 			{ // An apply that waits is seen to arrive.
-				PreConfig: func() { leader = acctest.Lead(t, b, false) },
+				PreConfig: func() { acctest.Lead(t, b, false) },
 				Config:    typed(b, options{size: 3, message: "changed", extra: "wait_for_leader = true"}),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
 					plancheck.ExpectResourceAction(address, plancheck.ResourceActionUpdate),
@@ -168,38 +169,11 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 					if shard, _ := mustRead(t, b); *shard.Groups["default"]["workers"].Size != 3 {
 						return fmt.Errorf("the drift is still there")
 					}
-					// Nobody renews from here on, so that the destroy finds a lock that it can remove; but first it must wait for the shard to be emptied.
-					go func() {
-						ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-						defer cancel()
-						acctest.Eventually(ctx, t, "every instance is a tombstone", func() bool { return terminated(b) })
-						leader.Resign()
-					}()
 					return nil
 				},
 			},
 		},
 	})
-}
-
-// terminated reports whether the shard is terminating and has no instance that lives.
-func terminated(b acctest.Bucket) bool {
-	ctx := context.Background()
-	object, err := b.Get(ctx, keys.Config(acctest.Shard))
-	if err != nil || !strings.Contains(string(object.Body), `"terminating": true`) {
-		return false
-	}
-	entries, err := b.List(ctx, keys.InstancePrefix(acctest.Shard))
-	if err != nil || len(entries) == 0 {
-		return false
-	}
-	for _, entry := range entries {
-		object, err := b.Get(ctx, entry.Key)
-		if err != nil || !strings.Contains(string(object.Body), `"state":"deleted"`) {
-			return false
-		}
-	}
-	return true
 }
 
 func TestAccLifecycleFile(t *testing.T) { acctest.Acceptance(t); lifecycle(t, acctest.File(t)) }
@@ -226,7 +200,7 @@ func TestAccDocument(t *testing.T) {
 	b := acctest.S3(t)
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
-		CheckDestroy:             empty(t, b),
+		CheckDestroy:             left(t, b),
 		Steps: []resource.TestStep{
 			{
 				Config: jsonc(b, fmt.Sprintf(document, "dev-1")),
@@ -378,7 +352,7 @@ resource "terraform_data" "known_later" {
 	main = strings.ReplaceAll(main, "$${", "${")
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
-		CheckDestroy:             empty(t, b),
+		CheckDestroy:             left(t, b),
 		Steps: []resource.TestStep{
 			{
 				Config: main,

@@ -1,0 +1,444 @@
+package cluster_test
+
+import (
+	"archive/zip"
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/big"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+	"github.com/hashicorp/terraform-plugin-testing/plancheck"
+	"github.com/hashicorp/terraform-plugin-testing/terraform"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
+)
+
+func TestMain(m *testing.M) { acctest.Main(m) }
+
+const address = "nstance_cluster.test"
+
+func cluster(b acctest.Bucket, attributes string) string {
+	return b.Provider() + fmt.Sprintf("\nresource \"nstance_cluster\" \"test\" {\n  id = \"example\"\n  %s\n}\n", attributes)
+}
+
+func destroyed(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
+	return func(*terraform.State) error {
+		if left := b.Keys(t); len(left) > 0 {
+			return fmt.Errorf("left in the bucket: %s", strings.Join(left, ", "))
+		}
+		return nil
+	}
+}
+
+// usable checks that a server finds CA and nonce key with the bucket's key.
+func usable(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
+	return func(s *terraform.State) error {
+		state := b.State(t)
+		ca, err := state.LoadCA(context.Background())
+		if err != nil {
+			return err
+		}
+		if _, err := state.LoadNonceKey(context.Background()); err != nil {
+			return err
+		}
+		key, err := keyring.Parse([]byte(b.Key))
+		if err != nil {
+			return err
+		}
+		return resource.ComposeAggregateTestCheckFunc(
+			resource.TestCheckResourceAttr(address, "ca_fingerprint", authority.Fingerprint(ca.Certificate())),
+			resource.TestCheckResourceAttr(address, "ca_not_after", ca.Certificate().NotAfter.UTC().Format(time.RFC3339)),
+			resource.TestCheckResourceAttr(address, "ca_key_id", fmt.Sprintf("%x", ca.Certificate().SubjectKeyId)),
+			resource.TestCheckResourceAttr(address, "encryption_key_id", key.ID().String()),
+		)(s)
+	}
+}
+
+func lifecycle(t *testing.T, b acctest.Bucket) {
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy:             destroyed(t, b),
+		Steps: []resource.TestStep{
+			{Config: cluster(b, ""), Check: usable(t, b)},
+			{Config: cluster(b, ""), ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}}},
+			{ResourceName: address, ImportState: true, ImportStateId: "example", ImportStateVerify: true},
+			{ // A lost ca.crt is derived again.
+				PreConfig: func() {
+					if err := b.Delete(context.Background(), keys.ClusterCA()); err != nil {
+						t.Fatal(err)
+					}
+				},
+				Config: cluster(b, ""),
+				Check:  usable(t, b),
+			},
+		},
+	})
+}
+
+func TestAccClusterFile(t *testing.T)      { acctest.Acceptance(t); lifecycle(t, acctest.File(t)) }
+func TestAccClusterS3(t *testing.T)        { acctest.Acceptance(t); lifecycle(t, acctest.S3(t)) }
+func TestAccClusterVersitygw(t *testing.T) { acctest.Acceptance(t); lifecycle(t, acctest.Versitygw(t)) }
+
+// What is there already is taken over, never made anew.
+func TestAccTakesOver(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	ca, _, err := b.State(t).EnsureCA(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		Steps: []resource.TestStep{
+			{Config: cluster(b, ""), Check: resource.ComposeAggregateTestCheckFunc(usable(t, b),
+				resource.TestCheckResourceAttr(address, "ca_fingerprint", authority.Fingerprint(ca.Certificate())))},
+			{ // The key is lost, and agents may be out there: no second CA.
+				PreConfig: func() {
+					if err := b.Delete(context.Background(), keys.ClusterSecret(secretstore.CAKey)); err != nil {
+						t.Fatal(err)
+					}
+				},
+				Config: cluster(b, ""), ExpectError: regexp.MustCompile(`no second CA is\s+made`),
+			},
+			{ // Restored.
+				PreConfig: func() {
+					if err := b.Delete(context.Background(), keys.ClusterCA()); err != nil {
+						t.Fatal(err)
+					}
+				},
+				Config: cluster(b, ""), Check: usable(t, b),
+			},
+		},
+	})
+}
+
+// ownCA makes a CA as somebody else would.
+func ownCA(t *testing.T) (cert, key []byte) {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	template.Subject.CommonName = "Somebody's own CA"
+	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
+}
+
+// Nothing secret is in any file that the CLI writes, or in what it prints: not the CA's key, which is given, not the encryption keys, not
+// a secret's value, not a nonce.
+func TestAccNothingSecretInFiles(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cert, key := ownCA(t)
+	newKey := acctest.NewKey()
+	const value = "the-value-of-the-secret"
+	cli := acctest.NewCLI(t, cluster(b, fmt.Sprintf(`
+  ca_certificate_pem        = %q
+  ca_private_key_pem_wo     = var.ca_key
+  encryption_key_wo         = var.encryption_key
+  encryption_key_wo_version = 1
+`, cert))+`
+variable "ca_key" {
+  type      = string
+  ephemeral = true
+}
+variable "encryption_key" {
+  type      = string
+  ephemeral = true
+}
+variable "value" {
+  type      = string
+  ephemeral = true
+}
+resource "nstance_secret" "test" {
+  cluster_id       = nstance_cluster.test.id
+  name             = "db-password"
+  value_wo         = var.value
+  value_wo_version = 1
+}
+ephemeral "nstance_operator_nonce" "test" {
+  cluster_id = nstance_cluster.test.id
+  depends_on = [nstance_cluster.test]
+}
+ephemeral "nstance_encryption_key" "test" {}
+resource "nstance_secret" "nonce" {
+  cluster_id       = nstance_cluster.test.id
+  name             = "nonce.jwt"
+  value_wo         = ephemeral.nstance_operator_nonce.test.nonce
+  value_wo_version = 1
+}
+resource "nstance_secret" "key" {
+  cluster_id       = nstance_cluster.test.id
+  name             = "another-key"
+  value_wo         = ephemeral.nstance_encryption_key.test.key_base64
+  value_wo_version = 1
+}
+`)
+	cli.Setenv("TF_VAR_ca_key", string(key))
+	cli.Setenv("TF_VAR_value", value)
+	// The provider's key is the cluster's: otherwise the nonce key could not be opened.
+	b.Key = newKey
+	cli.Setenv(acctest.KeyVariable, newKey)
+	cli.Setenv("TF_VAR_encryption_key", newKey)
+
+	var printed strings.Builder
+	printed.WriteString(cli.Run(t, "plan", "-out=first.plan"))
+	printed.WriteString(cli.Run(t, "show", "-json", "first.plan"))
+	printed.WriteString(cli.Run(t, "apply", "first.plan"))
+	printed.WriteString(cli.Run(t, "show", "-json"))
+	printed.WriteString(cli.Run(t, "plan", "-out=second.plan"))
+	printed.WriteString(cli.Run(t, "show", "-json", "second.plan"))
+
+	secrets := secretsOf(t, b)
+	ca, err := b.State(t).LoadCA(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(authority.EncodeCertificate(ca.Certificate()), cert) {
+		t.Error("the CA is not the one that was given")
+	}
+	nonceKey, err := b.State(t).LoadNonceKey(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := authority.ParseNonce(nonceKey.Public(), acctest.Cluster, secrets["nonce.jwt"], time.Now(), false); err != nil {
+		t.Error(err)
+	}
+	if secrets["db-password"] != value {
+		t.Errorf("the secret is %q", secrets["db-password"])
+	}
+	if _, err := keyring.Parse([]byte(secrets["another-key"])); err != nil || len(secrets["another-key"]) != 44 {
+		t.Errorf("encryption key: %v", err)
+	}
+
+	block, _ := pem.Decode(key)
+	hidden := map[string]string{
+		"CA key": base64.StdEncoding.EncodeToString(block.Bytes), "encryption key": newKey, "value": value,
+		"nonce": secrets["nonce.jwt"], "another key": secrets["another-key"], "nonce key": secrets[secretstore.NonceKey], "CA secret": secrets[secretstore.CAKey],
+	}
+	if _, raw, ok := strings.Cut(secrets[secretstore.NonceKey], "PRIVATE KEY-----\n"); ok {
+		hidden["nonce key's base64"] = strings.SplitN(raw, "\n", 2)[0]
+	}
+	texts := map[string]string{"output": printed.String()}
+	files := 0
+	err = filepath.WalkDir(cli.Dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		files++
+		text, err := os.ReadFile(path)
+		texts[filepath.Base(path)] = string(text)
+		return err
+	})
+	if err != nil || files < 4 || !strings.Contains(texts["terraform.tfstate"], "ca_fingerprint") {
+		t.Fatalf("%d files: %v", files, err)
+	}
+	for _, plan := range []string{"first.plan", "second.plan"} { // zip archives
+		texts[plan] = unzip(t, filepath.Join(cli.Dir, plan))
+	}
+	for file, text := range texts {
+		for what, secret := range hidden {
+			if secret == "" {
+				t.Errorf("there is no %s to look for", what)
+			} else if strings.Contains(text, secret) {
+				t.Errorf("%s holds the %s", file, what)
+			}
+		}
+	}
+	cli.Run(t, "destroy", "-auto-approve")
+	if left := b.Keys(t); len(left) > 0 {
+		t.Errorf("left in the bucket: %v", left)
+	}
+}
+
+// unzip returns everything in an archive.
+func unzip(t *testing.T, path string) string {
+	t.Helper()
+	archive, err := zip.OpenReader(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = archive.Close() }()
+	var out strings.Builder
+	for _, file := range archive.File {
+		content, err := file.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(&out, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out.String()
+}
+
+// secretsOf opens everything that is sealed.
+func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
+	t.Helper()
+	key, err := keyring.Parse([]byte(b.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b, Cluster: acctest.Cluster, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	names, err := secrets.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, name := range names {
+		secret, err := secrets.Get(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[name] = string(secret.Value.Reveal())
+	}
+	return out
+}
+
+// A new version of the key seals everything anew; without the old key nothing is lost.
+func TestAccNewEncryptionKey(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.S3(t)
+	newKey := acctest.NewKey()
+	secret := `
+resource "nstance_secret" "test" {
+  cluster_id       = nstance_cluster.test.id
+  name             = "db-password"
+  value_wo         = "value"
+  value_wo_version = 1
+}
+`
+	with := func(key string, version int) string {
+		return cluster(b, fmt.Sprintf("encryption_key_wo = %q\n encryption_key_wo_version = %d", key, version)) + secret
+	}
+	sealedWith := func(key string) func(*terraform.State) error {
+		return func(s *terraform.State) error {
+			parsed, err := keyring.Parse([]byte(key))
+			if err != nil {
+				return err
+			}
+			names := 0
+			for _, key := range b.Keys(t) {
+				if !strings.HasPrefix(key, keys.SecretPrefix()) {
+					continue
+				}
+				names++
+				object, err := b.Get(context.Background(), key)
+				if err != nil {
+					return err
+				}
+				if id, err := envelope.KeyID(object.Body); err != nil || id != parsed.ID() {
+					return fmt.Errorf("%s is sealed with %s, %w", key, id, err)
+				}
+			}
+			if names != 3 {
+				return fmt.Errorf("%d secrets", names)
+			}
+			return resource.TestCheckResourceAttr(address, "encryption_key_id", parsed.ID().String())(s)
+		}
+	}
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy:             destroyed(t, b),
+		Steps: []resource.TestStep{
+			{Config: cluster(b, "") + secret, Check: sealedWith(b.Key)},
+			{Config: with(newKey, 1), Check: sealedWith(newKey)},
+			{Config: with(newKey, 1), PlanOnly: true},
+			{Config: with(acctest.NewKey(), 2), ExpectError: regexp.MustCompile(`(?s)sealed with another encryption key.*old_encryption_keys`)},
+			{Config: with("too short", 2), ExpectError: regexp.MustCompile(`Invalid encryption key`)},
+			{Config: with(newKey, 1), Check: sealedWith(newKey)},
+		},
+	})
+}
+
+func TestAccRefusesToDestroyWithInstances(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cli := acctest.NewCLI(t, cluster(b, ""))
+	cli.Run(t, "apply", "-auto-approve")
+	id, err := ident.NewID("wrk", time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := record.Instance{
+		Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 1, ReservedTerm: 1, Writer: "x",
+		Cluster: acctest.Cluster, Shard: acctest.Shard, Tenant: "default", Kind: "wrk", CreatedAt: time.Now(),
+	}
+	if _, err := b.State(t).PutInstance(t.Context(), rec, ""); err != nil {
+		t.Fatal(err)
+	}
+	out, err := cli.Try("destroy", "-auto-approve")
+	if err == nil || !strings.Contains(out, id.String()) || !strings.Contains(out, "force_destroy = true") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if _, err := b.State(t).LoadCA(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cli.Write(t, "main.tf", cluster(b, "force_destroy = true"))
+	cli.Run(t, "apply", "-auto-approve")
+	cli.Run(t, "destroy", "-auto-approve")
+	if _, err := b.Get(t.Context(), keys.ClusterCA()); err == nil {
+		t.Error("the CA is still there")
+	} else if !errors.Is(err, objstore.ErrNotFound) {
+		t.Error(err)
+	}
+}
+
+func TestAccMistakes(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	noKey := strings.Replace(cluster(b, ""), fmt.Sprintf("source = %q", acctest.KeyVariable), `source = "NSTANCE_TEST_NO_SUCH_KEY"`, 1)
+	without := regexp.MustCompile(`(?m)^  encryption_key = .*$`).ReplaceAllString(cluster(b, ""), "")
+	_, key := ownCA(t)
+	cert, _ := ownCA(t)
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		Steps: []resource.TestStep{
+			{Config: strings.Replace(cluster(b, ""), `"example"`, `"Example"`, 1), ExpectError: regexp.MustCompile(`Invalid cluster name`)},
+			{Config: cluster(b, `ca_certificate_pem = "nonsense"`), ExpectError: regexp.MustCompile(`Invalid CA certificate`)},
+			{Config: cluster(b, `ca_private_key_pem_wo = "x"`), ExpectError: regexp.MustCompile(`ca_certificate_pem`)},
+			{Config: cluster(b, fmt.Sprintf("ca_certificate_pem = %q\n ca_private_key_pem_wo = %q", cert, key)), ExpectError: regexp.MustCompile(`Cannot create cluster example`)},
+			{Config: noKey, ExpectError: regexp.MustCompile(`(?s)NSTANCE_TEST_NO_SUCH_KEY.*the variable is not\s+set`)},
+			{Config: without, ExpectError: regexp.MustCompile(`(?s)no encryption key.*Set encryption_key in the`)},
+			{Config: strings.Replace(cluster(b, ""), `provider   = "file"`, `provider   = "gcs"`, 1), ExpectError: regexp.MustCompile(`value must be one of`)},
+			{Config: "provider \"nstance\" {}\nresource \"nstance_cluster\" \"test\" { id = \"example\" }", ExpectError: regexp.MustCompile(`(?s)the provider has no storage.*Set storage`)},
+		},
+	})
+	if left := b.Keys(t); len(left) > 0 {
+		t.Errorf("in the bucket: %v", left)
+	}
+}
