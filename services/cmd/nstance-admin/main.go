@@ -1,0 +1,21 @@
+// Command nstance-admin looks after Nstance clusters: see docs/admin.md or --help.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/nstance-kit/nstance/services/internal/admin"
+)
+
+var version = "dev" // set by the linker
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return admin.Run(ctx, os.Args[1:], version, admin.System())
+}

@@ -1,0 +1,163 @@
+// Package admin is nstance-admin: the command line and the HTTP API with which people and scripts look after a cluster. `cluster` commands
+// and `config push` work on the bucket, all others on the operator API of the shards' leaders (package fleet).
+//
+// Invariant: a secret is written to standard output or a file only by the command that was asked for it (secret get, nonce,
+// register-operator); every command ends with 0 if all it was asked for was done, 1 if not, 2 if the command line is wrong.
+package admin
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// Environment is what the program touches beside buckets, servers and named files. [System] is the real one.
+type Environment struct {
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	Getenv func(string) string
+	Now    func() time.Time
+	Rand   io.Reader // used concurrently
+}
+
+// System is the process's own environment.
+func System() Environment {
+	return Environment{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv, Now: time.Now, Rand: rand.Reader}
+}
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+// Run runs one command line, without the program's name, until it is done or ctx ends. It returns the exit code.
+func Run(ctx context.Context, args []string, version string, env Environment) int {
+	a := newApp(version, env)
+	root := a.command()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var usage *usageError
+	if !a.started && !errors.As(err, &usage) {
+		err = &usageError{err: err} // cobra's own: the command line did not get as far as a command
+	}
+	a.report(err)
+	if errors.As(err, &usage) {
+		return exitUsage
+	}
+	return exitFailure
+}
+
+// app is one run.
+type app struct {
+	Environment
+	version string
+	style   style
+	// started: a command is running; errors from before are about the command line.
+	started bool
+}
+
+func newApp(version string, env Environment) *app {
+	return &app{Environment: env, version: version, style: newStyle(env)}
+}
+
+const about = `nstance-admin looks after Nstance clusters: their keys and registrations, their
+configuration, groups and instances.
+
+Commands under "cluster", and "config push", work on the bucket: they need access to
+it (AWS credentials, AWS_REGION, AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE) and mostly
+the cluster's encryption key (NSTANCE_ENCRYPTION_KEY unless --key-provider and
+--key-source say otherwise).
+
+All other commands talk to the leaders of shards over mutual TLS. Tell them where:
+
+  export NSTANCE_ADMIN_SERVERS=us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993
+  export NSTANCE_ADMIN_IDENTITY_DIR=$HOME/.nstance
+
+and make the identity once, with access to the bucket:
+
+  nstance-admin cluster register-operator --cluster-id example --storage-bucket my-bucket \
+    --output-dir $HOME/.nstance
+
+Exit status: 0 done, 1 failed (with --all-shards: in one shard or more), 2 the command
+line is wrong.`
+
+func (a *app) command() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "nstance-admin",
+		Short:         "Look after Nstance clusters",
+		Long:          about,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Version:       a.version,
+	}
+	root.SetVersionTemplate("nstance-admin {{.Version}}\n")
+	root.SetIn(a.Stdin)
+	root.SetOut(a.Stdout)
+	root.SetErr(a.Stderr)
+	root.CompletionOptions.HiddenDefaultCmd = false
+	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.eventsCommand(), a.serveCommand(), a.versionCommand())
+	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
+	a.prepare(root)
+	return root
+}
+
+// prepare gives every command of ours what they have in common.
+func (a *app) prepare(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		a.prepare(sub)
+	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageOf(cmd, err) })
+	cmd.Flags().SortFlags, cmd.PersistentFlags().SortFlags = false, false
+	if cmd.Name() == "help" || cmd.Name() == "completion" || cmd.HasParent() && cmd.Parent().Name() == "completion" {
+		return
+	}
+	if args := cmd.Args; args != nil {
+		cmd.Args = func(cmd *cobra.Command, given []string) error {
+			if err := args(cmd, given); err != nil {
+				return usageOf(cmd, err)
+			}
+			return nil
+		}
+	}
+	if cmd.RunE == nil && cmd.HasSubCommands() {
+		cmd.Args = func(cmd *cobra.Command, given []string) error {
+			if len(given) == 0 {
+				return nil
+			}
+			err := &usageError{err: errors.New("unknown command \"" + cmd.CommandPath() + " " + given[0] + "\""), command: cmd.CommandPath()}
+			cmd.SuggestionsMinimumDistance = 2
+			if near := cmd.SuggestionsFor(given[0]); len(near) > 0 {
+				err.hint = "did you mean: " + strings.Join(near, ", ")
+			}
+			return err
+		}
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		return
+	}
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			a.started = true
+			return run(cmd, args)
+		}
+	}
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return a.line("nstance-admin %s", a.version) },
+	}
+}

@@ -1,0 +1,180 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+func (a *app) clusterCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "cluster", Short: "Keys, registrations and secrets of a cluster, in its bucket", Long: `Works on the bucket of a cluster directly; no server needs to run.
+
+Secrets (the CA's key, the key that signs registration nonces, your own) lie in the
+bucket, sealed with the cluster's encryption key: 32 bytes, raw or base64, in
+NSTANCE_ENCRYPTION_KEY unless --key-provider and --key-source say otherwise.`}
+	s := new(secretFlags)
+	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.verifyCommand(s))
+	s.add(cmd)
+	return cmd
+}
+
+func (a *app) clusterInitCommand(s *secretFlags) *cobra.Command {
+	var certFile, keyFile string
+	cmd := &cobra.Command{
+		Use: "init", Short: "Make a cluster's CA and keys", Args: cobra.NoArgs,
+		Long: `Makes the CA and the key that signs registration nonces, unless they are there, and
+writes the CA's certificate to cluster/ca.crt. Running it again changes nothing. With
+Terraform it is not needed: the provider does the same.
+
+A cluster that is in use and has lost its CA does not get a second one.`,
+		Example: `  export NSTANCE_ENCRYPTION_KEY=$(openssl rand -base64 32)   # keep it: nothing can be read without
+  nstance-admin cluster init --cluster-id example --storage-bucket my-bucket
+  nstance-admin cluster init --cluster-id example --storage-bucket my-bucket --ca-cert ca.pem --ca-key ca-key.pem`,
+	}
+	cmd.Flags().StringVar(&certFile, "ca-cert", "", "import this CA certificate (PEM) instead of making one")
+	cmd.Flags().StringVar(&keyFile, "ca-key", "", "its private key (PEM, unencrypted)")
+	cmd.MarkFlagsRequiredTogether("ca-cert", "ca-key")
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var result initResult
+		err := a.withCluster(cmd.Context(), s, need{key: true, id: true}, func(ctx context.Context, c *cluster) (err error) {
+			result, err = a.initCluster(ctx, c, certFile, keyFile)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return a.show(*f, result, func(w io.Writer) error {
+			made := map[bool]string{true: "made", false: "was there"}
+			return writeFacts(w, a.style.out, []fact{
+				{"Cluster", result.Cluster}, {"CA", made[result.CACreated] + ", " + result.CAFingerprint}, {"CA ends", stamp(result.CANotAfter)},
+				{"Nonce key", made[result.NonceKeyCreated]}, {"Encryption key", result.EncryptionKey},
+			})
+		})
+	}
+	return cmd
+}
+
+type initResult struct {
+	Cluster         string    `json:"cluster_id"`
+	CACreated       bool      `json:"ca_created"`
+	CAFingerprint   string    `json:"ca_fingerprint"` // SHA-256 in hexadecimal
+	CANotAfter      time.Time `json:"ca_not_after"`
+	NonceKeyCreated bool      `json:"nonce_key_created"`
+	EncryptionKey   string    `json:"encryption_key_id"` // which key seals, not the key
+}
+
+func (a *app) initCluster(ctx context.Context, c *cluster, certFile, keyFile string) (initResult, error) {
+	var created bool
+	var err error
+	if certFile != "" {
+		created, err = a.importCA(ctx, c, certFile, keyFile)
+		if err != nil {
+			return initResult{}, err
+		}
+	}
+	ca, made, err := c.state.EnsureCA(ctx)
+	if err != nil {
+		return initResult{}, err
+	}
+	_, nonceKey, err := c.state.EnsureNonceKey(ctx)
+	if err != nil {
+		return initResult{}, err
+	}
+	return initResult{c.id, created || made, authority.Fingerprint(ca.Certificate()), ca.Certificate().NotAfter.UTC(), nonceKey, c.ring.Current.ID().String()}, nil
+}
+
+func (a *app) importCA(ctx context.Context, c *cluster, certFile, keyFile string) (bool, error) {
+	cert, err := os.ReadFile(certFile)
+	if err != nil {
+		return false, fmt.Errorf("read CA certificate: %w", err)
+	}
+	key, err := os.ReadFile(keyFile)
+	if err != nil {
+		return false, fmt.Errorf("read CA key: %w", err)
+	}
+	ca, err := authority.ImportCA(c.id, cert, key, a.Rand, a.Now())
+	if err != nil {
+		return false, err
+	}
+	return c.state.StoreCA(ctx, ca)
+}
+
+func (a *app) clusterNonceCommand(s *secretFlags) *cobra.Command {
+	var tenant, output string
+	var expiry time.Duration
+	cmd := &cobra.Command{
+		Use: "nonce", Short: "Make a registration nonce for an operator", Args: cobra.NoArgs,
+		Long: `Makes a registration nonce: a JWT with which an operator registers once, at any shard,
+and gets its certificate. Whoever holds it can register, so treat it like a password.
+The operator's ID and the end of the nonce are written to standard error.`,
+		Example: `  nstance-admin cluster nonce --cluster-id example --storage-bucket my-bucket --tenant default --expiry 3h --output nonce.jwt
+
+  kubectl create secret generic nstance-operator-nonce \
+    --from-literal=nonce.jwt="$(nstance-admin cluster nonce --cluster-id example --storage-bucket my-bucket --output -)"`,
+	}
+	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator will act for")
+	cmd.Flags().DurationVar(&expiry, "expiry", authority.OperatorNonceTTL, "how long the nonce can be used")
+	cmd.Flags().StringVar(&output, "output", "-", "file to write it to, or - for standard output")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := ident.ValidateTenantName(tenant); err != nil {
+			return usagef("--tenant: %w", err)
+		}
+		if expiry < time.Second {
+			return usagef("--expiry %s is too short", expiry)
+		}
+		var nonce authority.Nonce
+		var claims authority.NonceClaims
+		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) error {
+			key, err := c.state.LoadNonceKey(ctx)
+			if err != nil {
+				return noKeysYet(err)
+			}
+			nonce, claims, err = authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator, Cluster: c.id, Tenant: tenant, TTL: expiry}, a.Rand, a.Now())
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := a.writeSecret(output, []byte(nonce.Reveal())); err != nil {
+			return err
+		}
+		a.note("Nonce of operator %s, tenant %s: good for one registration until %s.", claims.ID, claims.Tenant, stamp(claims.ExpiresAt))
+		return nil
+	}
+	return cmd
+}
+
+// noKeysYet says what to do about a cluster without its keys.
+func noKeysYet(err error) error {
+	if errors.Is(err, secretstore.ErrNotFound) {
+		return withHint(err, "nstance-admin cluster init makes the cluster's keys, and so does a shard's first leader; if they should be there, check --storage-bucket and --storage-prefix")
+	}
+	return err
+}
+
+// writeSecret writes to a file that only we may read, or to standard output for "-": there without a line break, which is not part of
+// it, unless a person looks.
+func (a *app) writeSecret(path string, content []byte) error {
+	if path != "-" {
+		if err := renameio.WriteFile(path, content, 0o600); err != nil {
+			return fmt.Errorf("write %s: %w", path, err)
+		}
+		return nil
+	}
+	if isTerminal(a.Stdout) {
+		content = append(content, '\n')
+	}
+	_, err := a.Stdout.Write(content)
+	return err
+}

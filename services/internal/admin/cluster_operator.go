@@ -1,0 +1,330 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/renameio/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+func (a *app) registerOperatorCommand(s *secretFlags) *cobra.Command {
+	var r registration
+	var id string
+	var hours int
+	cmd := &cobra.Command{
+		Use: "register-operator", Short: "Register an operator, and write its identity", Args: cobra.NoArgs,
+		Long: `Registers an operator without a nonce and without a server, and writes its identity
+to a directory: ca.crt, identity.crt and, unless --public-key-file is given,
+identity.key. nstance-admin itself uses such a directory as --identity-dir.
+
+Run it again to renew the certificate: the same key keeps the same operator. Nothing
+is changed while more than a third of the certificate's life is left.`,
+		Example: `  nstance-admin cluster register-operator --cluster-id example --storage-bucket my-bucket --output-dir ~/.nstance
+  nstance-admin cluster register-operator --storage-bucket my-bucket --tenant prod --public-key-file op.pub --output-dir out`,
+	}
+	cmd.Flags().StringVar(&r.tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")
+	cmd.Flags().StringVar(&id, "operator-id", "", "the operator's ID (opr…); that of the key, or a new one, if not given")
+	cmd.Flags().StringVar(&r.publicKeyFile, "public-key-file", "", "Ed25519 public key (PEM, PKIX) whose private key stays elsewhere; a key is made if not given")
+	cmd.Flags().StringVar(&r.dir, "output-dir", "", "directory to write the identity to (required)")
+	cmd.Flags().IntVar(&hours, "cert-ttl-hours", int(authority.OperatorTTL/time.Hour), "how long the certificate lasts")
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := ident.ValidateTenantName(r.tenant); err != nil {
+			return usagef("--tenant: %w", err)
+		}
+		if r.dir == "" {
+			return usagef("--output-dir is missing")
+		}
+		if hours < 1 || hours > 10*365*24 {
+			return usagef("--cert-ttl-hours %d is not between 1 and %d", hours, 10*365*24)
+		}
+		r.ttl, r.renew = time.Duration(hours)*time.Hour, cmd.Flags().Changed("cert-ttl-hours")
+		if id != "" {
+			var err error
+			if r.id, err = ident.ParseID(id); err == nil && r.id.Prefix() != ident.OperatorPrefix {
+				err = fmt.Errorf("prefix %q, want %q", r.id.Prefix(), ident.OperatorPrefix)
+			}
+			if err != nil {
+				return usagef("--operator-id: %w", err)
+			}
+		}
+		var result registered
+		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) (err error) {
+			result, err = a.register(ctx, c, r)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return a.show(*f, result, func(w io.Writer) error {
+			return writeFacts(w, a.style.out, []fact{
+				{"Operator", result.ID}, {"Cluster", result.Cluster}, {"Tenant", result.Tenant}, {"Certificate", result.what() + ", ends " + stamp(result.NotAfter)}, {"Identity", result.Dir},
+			})
+		})
+	}
+	return cmd
+}
+
+// registration is what was asked for.
+type registration struct {
+	tenant, publicKeyFile, dir string
+	id                         ident.ID // zero: whose the key is, or a new one
+	ttl                        time.Duration
+	renew                      bool // also if the certificate is not due yet
+}
+
+type registered struct {
+	ID       string    `json:"operator_id"`
+	Cluster  string    `json:"cluster_id"`
+	Tenant   string    `json:"tenant"`
+	Dir      string    `json:"identity_dir"`
+	NotAfter time.Time `json:"not_after"`
+	Issued   bool      `json:"issued"` // false: the certificate that is there is still good
+}
+
+func (r registered) what() string {
+	if r.Issued {
+		return "issued"
+	}
+	return "still good"
+}
+
+// register makes the record first, then the certificate's file: a certificate that is nobody's does no harm, and running the command
+// again finds the record by its key.
+func (a *app) register(ctx context.Context, c *cluster, r registration) (registered, error) {
+	ca, err := c.state.LoadCA(ctx)
+	if err != nil {
+		return registered{}, noKeysYet(err)
+	}
+	bundle, err := c.state.CABundle(ctx)
+	if err != nil {
+		return registered{}, err
+	}
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return registered{}, fmt.Errorf("make identity directory: %w", err)
+	}
+	key, err := a.operatorKey(r)
+	if err != nil {
+		return registered{}, err
+	}
+	have, id, token, err := findOperator(ctx, c.state, r, key)
+	if err != nil {
+		return registered{}, err
+	}
+	if id.IsZero() {
+		if id, err = ident.NewID(ident.OperatorPrefix, a.Now(), a.Rand); err != nil {
+			return registered{}, err
+		}
+	}
+	result := registered{ID: id.String(), Cluster: c.id, Tenant: r.tenant, Dir: r.dir}
+	if err := write(r.dir, fleet.CAFile, authority.EncodeBundle(bundle...)); err != nil {
+		return registered{}, err
+	}
+	if notAfter, good := a.stillGood(r, have); good && !r.renew {
+		result.NotAfter = notAfter
+		return result, nil
+	}
+	who := authority.Identity{Role: authority.RoleOperator, Cluster: c.id, Tenant: r.tenant, ID: id}
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: key, TTL: r.ttl}, a.Rand, a.Now())
+	if err != nil {
+		return registered{}, err
+	}
+	if err := a.recordOperator(ctx, c, have, token, who, key, cert); err != nil {
+		return registered{}, err
+	}
+	if err := write(r.dir, fleet.CertificateFile, authority.EncodeCertificate(cert)); err != nil {
+		return registered{}, err
+	}
+	result.NotAfter, result.Issued = cert.NotAfter.UTC(), true
+	return result, nil
+}
+
+// operatorKey returns the public key to register: the given one, or that of identity.key, which is made if there is none.
+func (a *app) operatorKey(r registration) (ed25519.PublicKey, error) {
+	if r.publicKeyFile != "" {
+		text, err := os.ReadFile(r.publicKeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("read public key: %w", err)
+		}
+		key, err := parsePublicKey(text)
+		if err != nil {
+			return nil, withHint(fmt.Errorf("read public key %s: %w", r.publicKeyFile, err), "openssl pkey -in identity.key -pubout writes one")
+		}
+		return key, nil
+	}
+	path := filepath.Join(r.dir, fleet.KeyFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return a.makeOperatorKey(r.dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read operator key: %w", err)
+	}
+	key, err := parsePrivateKey(text)
+	if err != nil {
+		return nil, fmt.Errorf("read operator key %s: %w", path, err)
+	}
+	return key.Public().(ed25519.PublicKey), nil
+}
+
+func (a *app) makeOperatorKey(dir string) (ed25519.PublicKey, error) {
+	seed := make([]byte, ed25519.SeedSize)
+	if _, err := io.ReadFull(a.Rand, seed); err != nil {
+		return nil, fmt.Errorf("make operator key: %w", err)
+	}
+	key := ed25519.NewKeyFromSeed(seed)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("make operator key: %w", err)
+	}
+	return key.Public().(ed25519.PublicKey), write(dir, fleet.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+}
+
+func write(dir, name string, content []byte) error {
+	if err := renameio.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+		return fmt.Errorf("write identity: %w", err)
+	}
+	return nil
+}
+
+// parsePublicKey reads one PEM block with an Ed25519 key in PKIX form.
+func parsePublicKey(text []byte) (ed25519.PublicKey, error) {
+	block, err := onePEM(text, "PUBLIC KEY")
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("not a PKIX public key: %w", err)
+	}
+	key, ok := parsed.(ed25519.PublicKey)
+	if !ok {
+		return nil, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
+	}
+	return key, nil
+}
+
+// parsePrivateKey reads one PEM block with an Ed25519 key in PKCS #8 form. Errors do not quote it.
+func parsePrivateKey(text []byte) (ed25519.PrivateKey, error) {
+	block, err := onePEM(text, "PRIVATE KEY")
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, errors.New("not a PKCS #8 private key")
+	}
+	key, ok := parsed.(ed25519.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
+	}
+	return key, nil
+}
+
+func onePEM(text []byte, kind string) (*pem.Block, error) {
+	text = bytes.TrimSpace(text)
+	block, rest := pem.Decode(text)
+	switch {
+	case block == nil || !bytes.HasPrefix(text, []byte("-----BEGIN ")):
+		return nil, errors.New("not PEM")
+	case block.Type != kind:
+		return nil, fmt.Errorf("its PEM block is not a %q", kind)
+	case len(block.Headers) > 0 || len(rest) > 0:
+		return nil, errors.New("want one PEM block without headers, and nothing else")
+	}
+	return block, nil
+}
+
+// findOperator looks for the operator that the registration is of: by ID if that is given, else by the key. id is zero if there is none.
+func findOperator(ctx context.Context, state *clusterstate.State, r registration, key ed25519.PublicKey) (record.Operator, ident.ID, objstore.Token, error) {
+	id := r.id
+	if id.IsZero() {
+		all, err := state.ListOperators(ctx, r.tenant)
+		if err != nil {
+			return record.Operator{}, id, "", err
+		}
+		for _, rec := range all {
+			if bytes.Equal(rec.PublicKey, key) && !rec.Removed() {
+				id = rec.ID
+			}
+		}
+		if id.IsZero() {
+			return record.Operator{}, id, "", nil
+		}
+	}
+	rec, token, err := state.GetOperator(ctx, r.tenant, id)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		return record.Operator{}, id, "", nil
+	case err != nil:
+		return record.Operator{}, id, "", err
+	}
+	return rec, id, token, checkOperator(rec, key)
+}
+
+func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
+	switch {
+	case rec.Removed():
+		return withHint(fmt.Errorf("operator %s was removed at %s", rec.ID, stamp(rec.RemovedAt)), "register a new one: without --operator-id, and with a new key")
+	case !bytes.Equal(rec.PublicKey, key):
+		return withHint(fmt.Errorf("operator %s is registered with another key", rec.ID), "use the --output-dir that holds its %s, or register a new one without --operator-id", fleet.KeyFile)
+	}
+	return nil
+}
+
+// stillGood says whether the directory holds the certificate that the record names, with more than a third of its life left.
+func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
+	text, err := os.ReadFile(filepath.Join(r.dir, fleet.CertificateFile))
+	if err != nil || rec.Revision == 0 {
+		return time.Time{}, false
+	}
+	block, err := onePEM(text, "CERTIFICATE")
+	if err != nil {
+		return time.Time{}, false
+	}
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil || authority.Serial(leaf) != rec.Certificate.Serial {
+		return time.Time{}, false
+	}
+	return leaf.NotAfter.UTC(), a.Now().Before(fleet.Identity{Leaf: leaf}.RenewAt())
+}
+
+// recordOperator writes the record of a new certificate, conditional on what was there.
+func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token, who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
+	var writer [8]byte
+	if _, err := io.ReadFull(a.Rand, writer[:]); err != nil {
+		return fmt.Errorf("read random bytes: %w", err)
+	}
+	rec := have
+	if rec.Revision == 0 {
+		rec = record.Operator{Schema: record.OperatorSchema, ID: who.ID, Cluster: c.id, Tenant: who.Tenant, PublicKey: key, CreatedAt: a.Now().UTC()}
+	}
+	rec.Revision++
+	rec.Writer = "nstance-admin-" + hex.EncodeToString(writer[:])
+	rec.Certificate = record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC()}
+	_, err := c.state.PutOperator(ctx, rec, token)
+	var superseded *clusterstate.SupersededOperatorError
+	if errors.As(err, &superseded) {
+		return withHint(err, "somebody else registers or renews this operator; run the command again")
+	}
+	return err
+}

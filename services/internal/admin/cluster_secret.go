@@ -1,0 +1,312 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+func (a *app) secretCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets", Long: `Secrets are delivered to instances by files of kind "secret" in a template. Two names
+are the cluster's own: ca.key and registration-nonce.key.`}
+	cmd.AddCommand(a.secretSetCommand(s), a.secretGetCommand(s), a.secretListCommand(s), a.secretDeleteCommand(s))
+	return cmd
+}
+
+func (a *app) secretSetCommand(s *secretFlags) *cobra.Command {
+	var file string
+	var absent bool
+	cmd := &cobra.Command{
+		Use: "set NAME", Short: "Store a secret", Args: cobra.ExactArgs(1),
+		Long: `Stores a secret, read from standard input or a file, byte for byte. It is never taken
+from the command line, which others on the machine can see.
+
+The cluster's own keys can be restored from a backup where they are missing, and are
+never replaced.`,
+		Example: `  printf %s "$PASSWORD" | nstance-admin cluster secret set db.password --storage-bucket my-bucket
+  nstance-admin cluster secret set tls.key --from-file tls.key --storage-bucket my-bucket`,
+	}
+	cmd.Flags().StringVar(&file, "from-file", "-", "file to read it from, or - for standard input")
+	cmd.Flags().BoolVar(&absent, "if-absent", false, "fail if there is a secret of this name")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		name := args[0]
+		if err := secretName(cmd, name); err != nil {
+			return err
+		}
+		content, err := a.readSecret(file)
+		if err != nil {
+			return err
+		}
+		cond := secretstore.Any
+		if absent || ours(name) {
+			cond = secretstore.IfAbsent
+		}
+		if file == "-" && bytes.HasSuffix(content, []byte("\n")) && !ours(name) {
+			a.note("The value ends with a line break, which is stored too; printf %%s leaves it out.")
+		}
+		err = a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) error {
+			if err := checkOurs(c, name, content); err != nil {
+				return err
+			}
+			return c.secrets.Put(ctx, name, secretstore.NewValue(content), cond)
+		})
+		switch {
+		case errors.Is(err, secretstore.ErrExists) && ours(name):
+			return withHint(err, "a cluster keeps its keys; nothing was changed")
+		case errors.Is(err, secretstore.ErrExists):
+			return withHint(err, "leave --if-absent out to replace it")
+		case err != nil:
+			return err
+		}
+		a.note("Secret %s is stored.", name)
+		return nil
+	}
+	return cmd
+}
+
+// ours says whether a secret is the cluster's own.
+func ours(name string) bool { return name == secretstore.CAKey || name == secretstore.NonceKey }
+
+// checkOurs checks the content of the cluster's own secrets.
+func checkOurs(c *cluster, name string, content []byte) error {
+	switch name {
+	case secretstore.CAKey:
+		ca, err := authority.ParseCA(content)
+		if err != nil {
+			return err
+		}
+		return ca.CheckCluster(c.id)
+	case secretstore.NonceKey:
+		_, err := authority.ParseNonceKey(content)
+		return err
+	}
+	return nil
+}
+
+func secretName(cmd *cobra.Command, name string) error {
+	if err := secretstore.ValidateName(name); err != nil {
+		return &usageError{err: err, command: cmd.CommandPath()}
+	}
+	return nil
+}
+
+// readSecret reads from a file or standard input. Errors do not quote it.
+func (a *app) readSecret(path string) (content []byte, err error) {
+	from := a.Stdin
+	if path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("read secret: %w", err)
+		}
+		defer file.Close()
+		from = file
+	} else if isTerminal(a.Stdin) {
+		a.note("Type or paste the secret; end with Ctrl-D on a line of its own.")
+	}
+	content, err = io.ReadAll(io.LimitReader(from, secretstore.MaxValue+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read secret: %w", err)
+	case len(content) == 0:
+		return nil, withHint(errors.New("the secret is empty"), "pipe it in, or name a file with --from-file")
+	case len(content) > secretstore.MaxValue:
+		return nil, fmt.Errorf("the secret has more than %d bytes", secretstore.MaxValue)
+	}
+	return content, nil
+}
+
+func (a *app) secretGetCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "get NAME", Short: "Print a secret", Args: cobra.ExactArgs(1),
+		Long: `Prints a secret to standard output, byte for byte. As JSON or YAML, what is not text
+is given in base64 as "value_base64".`,
+		Example: `  nstance-admin cluster secret get db.password --storage-bucket my-bucket`,
+	}
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := secretName(cmd, args[0]); err != nil {
+			return err
+		}
+		var secret secretstore.Secret
+		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) (err error) {
+			secret, err = c.secrets.Get(ctx, args[0])
+			return err
+		})
+		if errors.Is(err, secretstore.ErrNotFound) {
+			return withHint(err, "nstance-admin cluster secret list shows those that there are")
+		}
+		if err != nil {
+			return err
+		}
+		shown := shownSecret{Name: secret.Name, KeyID: secret.KeyID}
+		if content := secret.Value.Reveal(); utf8.Valid(content) {
+			shown.Value = string(content)
+		} else {
+			shown.Base64 = base64.StdEncoding.EncodeToString(content)
+		}
+		return a.show(*f, shown, func(io.Writer) error { return a.writeSecret("-", secret.Value.Reveal()) })
+	}
+	return cmd
+}
+
+// shownSecret is made only to be printed by the command that was asked for it.
+type shownSecret struct {
+	Name   string `json:"name"`
+	KeyID  string `json:"encryption_key_id,omitempty"`
+	Value  string `json:"value,omitempty"`
+	Base64 string `json:"value_base64,omitempty"`
+}
+
+func (a *app) secretListCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "list", Short: "List the names of secrets", Args: cobra.NoArgs,
+		Long:    "Lists the names. The encryption key is not needed.",
+		Example: `  nstance-admin cluster secret list --storage-bucket my-bucket`,
+	}
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		listed := secretList{Secrets: []secretEntry{}}
+		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error {
+			names, err := c.secrets.List(ctx)
+			for _, name := range names {
+				entry := secretEntry{name, "user"}
+				if ours(name) {
+					entry.Owner = "cluster"
+				}
+				listed.Secrets = append(listed.Secrets, entry)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return a.show(*f, listed, func(w io.Writer) error {
+			if len(listed.Secrets) == 0 {
+				a.note("There are no secrets.")
+				return nil
+			}
+			var rows [][]cell
+			for _, entry := range listed.Secrets {
+				rows = append(rows, plain(entry.Name, entry.Owner))
+			}
+			return writeTable(w, a.style.out, []string{"NAME", "OWNER"}, rows)
+		})
+	}
+	return cmd
+}
+
+type secretList struct {
+	Secrets []secretEntry `json:"secrets"`
+}
+
+type secretEntry struct {
+	Name  string `json:"name"`
+	Owner string `json:"owner"` // cluster or user
+}
+
+func (a *app) secretDeleteCommand(s *secretFlags) *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "delete NAME", Short: "Delete a secret", Args: cobra.ExactArgs(1),
+		Long: `Deletes a secret; one that is not there is no error. Without ca.key no server starts
+and no certificate is renewed, so the cluster's own keys need --force.`,
+		Example: `  nstance-admin cluster secret delete db.password --storage-bucket my-bucket`,
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "delete one of the cluster's own keys, too")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		name := args[0]
+		if err := secretName(cmd, name); err != nil {
+			return err
+		}
+		if ours(name) && !force {
+			return withHint(fmt.Errorf("%s is one of the cluster's own keys: without it servers and registrations stop working", name), "keep a copy (secret get), then use --force")
+		}
+		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error { return c.secrets.Delete(ctx, name) })
+		if err != nil {
+			return err
+		}
+		a.note("Secret %s is deleted.", name)
+		return nil
+	}
+	return cmd
+}
+
+func (a *app) rotateKeyCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "rotate-key", Short: "Seal all secrets anew under the current encryption key", Args: cobra.NoArgs,
+		Long: `Seals every secret that is under an old encryption key anew under the current one. Do
+it in this order, so that servers can read secrets all the time:
+
+  1. make a new key; give it to the servers as encryption_key in the shards'
+     configurations, and the one before under old_encryption_keys
+  2. run this command with the new key and --old-key
+  3. take the old key out of the configurations`,
+		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
+	}
+	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil, "a key that opens what was sealed before, as env:VARIABLE or file:PATH; may be repeated")
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		result := rotation{Secrets: []rotated{}}
+		var errs []error
+		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) error {
+			names, err := c.secrets.List(ctx)
+			result.KeyID = c.ring.Current.ID().String()
+			for _, name := range names {
+				done, err := c.secrets.Reseal(ctx, name)
+				entry := rotated{Name: name, Resealed: done}
+				if err != nil {
+					entry.Error = err.Error()
+					errs = append(errs, err)
+				}
+				result.Secrets = append(result.Secrets, entry)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		err = a.show(*f, result, func(w io.Writer) error {
+			var rows [][]cell
+			for _, entry := range result.Secrets {
+				rows = append(rows, plain(entry.Name, entry.what()))
+			}
+			return writeTable(w, a.style.out, []string{"NAME", "KEY " + result.KeyID}, rows)
+		})
+		if len(errs) > 0 {
+			err = withHint(fmt.Errorf("%d of %d secrets are not under the current key: %w", len(errs), len(result.Secrets), errs[0]), "give every key that is still in use with --old-key, and run it again")
+		}
+		return err
+	}
+	return cmd
+}
+
+type rotation struct {
+	KeyID   string    `json:"encryption_key_id"`
+	Secrets []rotated `json:"secrets"`
+}
+
+type rotated struct {
+	Name     string `json:"name"`
+	Resealed bool   `json:"resealed"`
+	Error    string `json:"error,omitempty"`
+}
+
+func (r rotated) what() string {
+	switch {
+	case r.Error != "":
+		return "failed"
+	case r.Resealed:
+		return "sealed anew"
+	}
+	return "was current"
+}

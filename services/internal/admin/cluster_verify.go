@@ -1,0 +1,186 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+)
+
+func (a *app) verifyCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "verify", Short: "Check every object in the bucket", Args: cobra.NoArgs,
+		Long: `Reads every object below the prefix: each has to be one that Nstance knows, parse, be
+of this cluster, open with the encryption key if it is sealed, and belong to a shard
+that has a configuration. Changes nothing.`,
+		Example: `  nstance-admin cluster verify --storage-bucket my-bucket`,
+	}
+	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil, "a key that opens what was sealed before, as env:VARIABLE or file:PATH; may be repeated")
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var result verification
+		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) (err error) {
+			result, err = verify(ctx, c, a.Now())
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		err = a.show(*f, result, func(w io.Writer) error {
+			var rows [][]cell
+			for _, p := range result.Problems {
+				rows = append(rows, plain(p.Key, p.Problem))
+			}
+			if len(rows) > 0 {
+				if err := writeTable(w, a.style.out, []string{"OBJECT", "PROBLEM"}, rows); err != nil {
+					return err
+				}
+			}
+			_, err := fmt.Fprintf(w, "%d objects, %d problems\n", result.Objects, len(result.Problems))
+			return err
+		})
+		if n := len(result.Problems); n > 0 && err == nil {
+			err = withHint(fmt.Errorf("%d problems in the bucket", n), "an object that is damaged can be restored from the bucket's versions or a backup")
+		}
+		return err
+	}
+	return cmd
+}
+
+type verification struct {
+	Cluster  string          `json:"cluster_id"`
+	Objects  int             `json:"objects"`
+	Kinds    map[string]int  `json:"kinds"`
+	Problems []objectProblem `json:"problems"`
+}
+
+type objectProblem struct {
+	Key     string `json:"key"`
+	Problem string `json:"problem"`
+}
+
+func verify(ctx context.Context, c *cluster, now time.Time) (verification, error) {
+	entries, err := c.bucket.List(ctx, "")
+	if err != nil {
+		return verification{}, fmt.Errorf("list the bucket: %w", err)
+	}
+	v := verification{Cluster: c.id, Objects: len(entries), Kinds: map[string]int{}, Problems: []objectProblem{}}
+	configured, used := map[string]bool{}, map[string]string{}
+	for _, entry := range entries {
+		key, err := keys.Parse(entry.Key)
+		if err == nil {
+			v.Kinds[key.Kind.String()]++
+			switch {
+			case key.Kind == keys.KindConfig:
+				configured[key.Shard] = true
+			case key.Shard != "" && used[key.Shard] == "":
+				used[key.Shard] = entry.Key
+			}
+			err = c.verifyObject(ctx, key, entry, now)
+		}
+		if errors.Is(err, objstore.ErrNotFound) {
+			continue // gone since it was listed
+		}
+		if ctx.Err() != nil {
+			return verification{}, ctx.Err()
+		}
+		if err != nil {
+			v.Problems = append(v.Problems, objectProblem{entry.Key, err.Error()})
+		}
+	}
+	for _, shard := range slices.Sorted(maps.Keys(used)) {
+		if !configured[shard] {
+			v.Problems = append(v.Problems, objectProblem{used[shard], fmt.Sprintf("shard %s has no configuration: nobody looks after this", shard)})
+		}
+	}
+	for _, required := range []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey), keys.ClusterSecret(secretstore.NonceKey)} {
+		if !slices.ContainsFunc(entries, func(e objstore.Entry) bool { return e.Key == required }) {
+			v.Problems = append(v.Problems, objectProblem{required, "is missing"})
+		}
+	}
+	return v, nil
+}
+
+// probeAge is from when on a left-over probe object is worth telling.
+const probeAge = time.Hour
+
+func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore.Entry, now time.Time) error {
+	switch key.Kind {
+	case keys.KindClusterSecret:
+		return c.verifySecret(ctx, key.Name)
+	case keys.KindFile:
+		return nil
+	case keys.KindProbe:
+		if now.Sub(entry.Modified) > probeAge {
+			return errors.New("left over from a server's start; it can be deleted")
+		}
+		return nil
+	}
+	object, err := c.bucket.Get(ctx, entry.Key)
+	if err != nil {
+		return err
+	}
+	switch key.Kind {
+	case keys.KindClusterCA:
+		_, err := authority.ParseBundle(object.Body)
+		return err
+	case keys.KindClusterOperator:
+		rec, err := record.DecodeOperator(object.Body)
+		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Tenant, key.Tenant, rec.ID.Storage(), key.ID))
+	case keys.KindConfig:
+		shard, problems := config.Parse(entry.Key, object.Body)
+		if shard == nil {
+			return problems.Err()
+		}
+		return same(nil, shard.Cluster.ID, c.id, shard.Server.Shard, key.Shard)
+	case keys.KindGroups:
+		_, problems := config.ParseGroups(entry.Key, object.Body)
+		return problems.Err()
+	case keys.KindLeader:
+		_, err := record.DecodeLock(object.Body)
+		return err
+	case keys.KindApplied:
+		_, err := record.DecodeApplied(object.Body)
+		return err
+	case keys.KindInstance:
+		rec, err := record.DecodeInstance(object.Body)
+		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant, rec.ID.Storage(), key.ID))
+	case keys.KindCertLog:
+		rec, err := record.DecodeCertLog(object.Body)
+		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant, rec.Instance.Storage(), key.ID))
+	}
+	return fmt.Errorf("objects of kind %s are not known", key.Kind)
+}
+
+func (c *cluster) verifySecret(ctx context.Context, name string) error {
+	secret, err := c.secrets.Get(ctx, name)
+	if err != nil {
+		if errors.Is(err, secretstore.ErrNotFound) {
+			return objstore.ErrNotFound
+		}
+		return err
+	}
+	return checkOurs(c, name, secret.Value.Reveal())
+}
+
+// same compares what a document says of itself with where it lies, in pairs; nothing if it could not be read.
+func same(read error, pairs ...string) error {
+	for i := 0; read == nil && i < len(pairs); i += 2 {
+		if pairs[i] != pairs[i+1] {
+			return fmt.Errorf("it belongs elsewhere: it says %q, not %q", pairs[i], pairs[i+1])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,315 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+func (a *app) configCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Look at, check, write and apply shard configurations", Long: `A shard's configuration, config/{shard}.jsonc in the bucket, is written by the
+Terraform provider, or by "push". Servers read it by themselves from time to time;
+"refresh" has them do it now.`}
+	cmd.AddCommand(a.configStatusCommand(), a.configRefreshCommand(), a.configValidateCommand(), a.configPushCommand())
+	return cmd
+}
+
+func (a *app) configStatusCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show which configuration is in force", Args: cobra.NoArgs,
+		Long: "Shows who leads each shard and which configuration it has applied, and, if a newer\none was refused, what is wrong with it.",
+		Example: `  nstance-admin config status --all-shards
+  nstance-admin config status --shard us-west-2a --output yaml`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.ConfigAnswer {
+			return f.ConfigStatus(ctx, shards)
+		})
+		if err != nil {
+			return err
+		}
+		err = a.show(*f, shardsOutput[fleet.ConfigAnswer]{answers}, func(w io.Writer) error {
+			var rows [][]cell
+			for _, answer := range answers {
+				if answer.Err == nil {
+					rows = append(rows, a.configRow(answer))
+				}
+			}
+			if len(rows) == 0 {
+				return nil
+			}
+			if err := writeTable(w, a.style.out, []string{"SHARD", "CLUSTER", "LEADER", "TERM", "GENERATION", "ETAG", "MODIFIED", "SIZE", "STATE"}, rows); err != nil {
+				return err
+			}
+			for _, answer := range answers {
+				writeProblems(w, answer.Shard, answer.Problems)
+			}
+			return nil
+		})
+		return errors.Join(err, outcome(answers))
+	}
+	return cmd
+}
+
+func (a *app) configRow(answer fleet.ConfigAnswer) []cell {
+	c := answer.Config
+	row := plain(answer.Shard, c.Cluster, c.Leader, num(c.Term), num(c.Generation), c.ETag, stamp(c.LastModified), num(c.Size), "applied")
+	row[8].paint = a.style.out.good
+	if c.RefusedETag != "" || len(c.Problems) > 0 {
+		row[8].text = fmt.Sprintf("newer one refused: %d problems", len(c.Problems))
+		row[8].paint = a.style.out.bad
+	}
+	return row
+}
+
+func writeProblems(w io.Writer, shard string, problems []fleet.Problem) {
+	for _, p := range problems {
+		text := config.Problem{File: shard, Path: p.Path, Line: int(p.Line), Col: int(p.Column), Message: p.Message}
+		fmt.Fprintln(w, printable(text.String()))
+	}
+}
+
+func (a *app) configRefreshCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "refresh", Short: "Have shards read and apply their configuration now", Args: cobra.NoArgs,
+		Long: `Has each shard's leader read its configuration from the bucket now and apply it. An
+invalid one changes nothing: its problems are shown and the exit status is 1.`,
+		Example: `  nstance-admin config refresh --all-shards`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		answers, err := ask(cmd.Context(), a, s, "refreshing", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.RefreshAnswer {
+			return f.Refresh(ctx, shards)
+		})
+		if err != nil {
+			return err
+		}
+		return a.showRefresh(*f, answers)
+	}
+	return cmd
+}
+
+func (a *app) showRefresh(f format, answers []fleet.RefreshAnswer) error {
+	err := a.show(f, shardsOutput[fleet.RefreshAnswer]{answers}, func(w io.Writer) error {
+		for _, answer := range answers {
+			switch {
+			case answer.Result == "invalid":
+				writeProblems(w, answer.Shard, answer.Problems)
+			case answer.Err != nil:
+			case answer.Restarting:
+				fmt.Fprintf(w, "%s: configuration %s (%s), the server restarts to apply it\n", answer.Shard, answer.Result, printable(answer.ETag))
+			default:
+				fmt.Fprintf(w, "%s: configuration %s (%s)\n", answer.Shard, answer.Result, printable(answer.ETag))
+			}
+		}
+		return nil
+	})
+	return errors.Join(err, outcome(answers))
+}
+
+func (a *app) configValidateCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "validate FILE", Short: "Check a configuration file", Args: cobra.ExactArgs(1),
+		Long: `Checks a shard configuration as the server and the Terraform provider do, and prints
+everything that is wrong with it, with line and column. Needs no access to anything.`,
+		Example: `  nstance-admin config validate us-west-2a.jsonc
+  cat us-west-2a.jsonc | nstance-admin config validate -`,
+	}
+	f := outputFlag(cmd)
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		_, shard, problems, err := a.readConfig(args[0])
+		if err != nil {
+			return err
+		}
+		result := validation{Valid: shard != nil, Problems: []validationProblem{}}
+		for _, p := range problems {
+			result.Problems = append(result.Problems, validationProblem{p.Path, p.Line, p.Col, p.Message, p.Hint, p.Warning})
+		}
+		err = a.show(*f, result, func(w io.Writer) error {
+			for _, p := range problems {
+				fmt.Fprintln(w, p)
+			}
+			if shard != nil {
+				fmt.Fprintf(w, "%s is valid: shard %s of cluster %s\n", args[0], shard.Server.Shard, shard.Cluster.ID)
+			}
+			return nil
+		})
+		if shard == nil {
+			err = errors.Join(err, invalid(args[0], problems))
+		}
+		return err
+	}
+	return cmd
+}
+
+type validation struct {
+	Valid    bool                `json:"valid"`
+	Problems []validationProblem `json:"problems"`
+}
+
+type validationProblem struct {
+	Path    string `json:"path,omitempty"`
+	Line    int    `json:"line"`
+	Column  int    `json:"column"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+	Warning bool   `json:"warning,omitempty"`
+}
+
+func invalid(file string, problems config.Problems) error {
+	n := len(problems.Errors())
+	return withHint(fmt.Errorf("%s is not a valid configuration: %d problems", file, n), "docs/configuration.md describes every field")
+}
+
+// readConfig reads and parses a configuration from a file, or from standard input for "-". The shard is nil if it is not valid.
+func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, error) {
+	from := a.Stdin
+	if path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
+		}
+		defer file.Close()
+		from = file
+	}
+	body, err := io.ReadAll(io.LimitReader(from, config.MaxSize+1)) // one byte more: Parse then says that it is too long
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
+	}
+	shard, problems := config.Parse(path, body)
+	return body, shard, problems, nil
+}
+
+func (a *app) configPushCommand() *cobra.Command {
+	var b bucketFlags
+	var wantShard, wantETag string
+	var refresh bool
+	s := new(scope)
+	cmd := &cobra.Command{
+		Use: "push FILE", Short: "Check a configuration and write it to the bucket", Args: cobra.ExactArgs(1),
+		Long: `Checks a configuration file and writes it to config/{shard}.jsonc in the bucket, for
+clusters without Terraform. The file says itself which shard it is of. Nothing is
+written if anything is wrong with it, also beside the groups that were made at run
+time, or if somebody else writes at the same time.
+
+With --refresh the shard's leader applies it at once.`,
+		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket
+  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket --refresh`,
+	}
+	cmd.Flags().StringVar(&wantShard, "shard", "", "fail unless the file is of this shard")
+	cmd.Flags().StringVar(&wantETag, "expected-etag", "", "fail unless the configuration that is there has this ETag (see config status)")
+	cmd.Flags().BoolVar(&refresh, "refresh", false, "have the shard's leader apply it now")
+	b.add(cmd)
+	s.reach(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		body, shard, problems, err := a.readConfig(args[0])
+		if err != nil {
+			return err
+		}
+		for _, p := range problems {
+			a.note("%s", p)
+		}
+		switch {
+		case shard == nil:
+			return invalid(args[0], problems)
+		case wantShard != "" && wantShard != shard.Server.Shard:
+			return fmt.Errorf("%s is of shard %s, not of %s", args[0], shard.Server.Shard, wantShard)
+		}
+		if refresh { // before anything is written
+			f, err := a.fleet(s)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			s.shard = shard.Server.Shard
+			if _, err := a.shards(s, f); err != nil {
+				return err
+			}
+		}
+		if err := a.push(cmd.Context(), &b, shard, body, wantETag); err != nil || !refresh {
+			return err
+		}
+		answers, err := ask(cmd.Context(), a, s, "refreshing", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.RefreshAnswer {
+			return f.Refresh(ctx, shards)
+		})
+		if err != nil {
+			return err
+		}
+		return a.showRefresh("table", answers)
+	}
+	return cmd
+}
+
+func (a *app) push(ctx context.Context, b *bucketFlags, shard *config.Shard, body []byte, wantETag string) error {
+	bucket, ctx, cancel, err := b.open(ctx, true)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	name := shard.Server.Shard
+	state := clusterstate.New(clusterstate.Options{Shard: bucket, ClusterID: shard.Cluster.ID, ShardID: name, Now: a.Now, Rand: a.Rand})
+	var token objstore.Token
+	unchanged := false
+	err = a.during("writing to "+b.location.Bucket, func() error {
+		there, had, err := state.ReadConfig(ctx, name)
+		switch {
+		case errors.Is(err, objstore.ErrNotFound):
+		case err != nil:
+			return err
+		}
+		if wantETag != "" && string(had) != wantETag {
+			return withHint(fmt.Errorf("the configuration of shard %s has the ETag %q, not %q", name, had, wantETag), "somebody else wrote it; look at what is there and push again")
+		}
+		if old, _ := config.Parse(name, there); old != nil && old.Cluster.ID != shard.Cluster.ID {
+			return withHint(fmt.Errorf("the bucket holds shard %s of cluster %s, the file is of cluster %s", name, old.Cluster.ID, shard.Cluster.ID), "check --storage-bucket and --storage-prefix")
+		}
+		if err := checkDynamic(ctx, state, shard); err != nil {
+			return err
+		}
+		if had != "" && string(there) == string(body) {
+			token, unchanged = had, true
+			return nil
+		}
+		token, err = state.WriteConfig(ctx, name, body, had)
+		if errors.Is(err, objstore.ErrConflict) {
+			return withHint(err, "somebody else wrote it at the same time; look at what is there and push again")
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case unchanged:
+		return a.line("%s: the same configuration is there already (%s)", name, token)
+	}
+	return a.line("%s: written, %d bytes (%s)", name, len(body), token)
+}
+
+// checkDynamic refuses a configuration that takes something away from a group that was made at run time.
+func checkDynamic(ctx context.Context, state *clusterstate.State, shard *config.Shard) error {
+	groups, _, _, err := state.ReadGroups(ctx)
+	if errors.Is(err, objstore.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, problems := shard.Merged(groups); problems.Err() != nil {
+		return withHint(fmt.Errorf("groups that were made at run time cannot do without what the file leaves out:\n%w", problems.Err()), "keep what they need, or delete the groups first: nstance-admin group delete")
+	}
+	return nil
+}
+
+// storageTime is the default of --storage-timeout.
+const storageTime = time.Minute

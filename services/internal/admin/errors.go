@@ -1,0 +1,125 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// usageError means that the command line is wrong.
+type usageError struct {
+	err     error
+	command string // whose help tells more
+	hint    string
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return &usageError{err: fmt.Errorf(format, args...)} }
+
+func usageOf(cmd *cobra.Command, err error) error {
+	return &usageError{err: err, command: cmd.CommandPath()}
+}
+
+// hintedError carries what to do about an error.
+type hintedError struct {
+	err  error
+	hint string
+}
+
+func (e *hintedError) Error() string { return e.err.Error() }
+func (e *hintedError) Unwrap() error { return e.err }
+
+func withHint(err error, format string, args ...any) error {
+	return &hintedError{err, fmt.Sprintf(format, args...)}
+}
+
+// shardsError means that some shards failed.
+type shardsError struct {
+	errs []*fleet.Error
+	of   int
+}
+
+func (e *shardsError) Error() string {
+	if e.of == 1 && len(e.errs) == 1 {
+		return e.errs[0].Error()
+	}
+	return fmt.Sprintf("%d of %d shards failed", len(e.errs), e.of)
+}
+
+// report tells people what went wrong, and what to do next.
+func (a *app) report(err error) {
+	var shards *shardsError
+	var usage *usageError
+	if errors.As(err, &shards) {
+		for _, e := range shards.errs {
+			a.complain(e.Error(), e.Hint)
+		}
+		if shards.of > 1 {
+			a.complain(shards.Error(), "")
+		}
+		return
+	}
+	hint := hintOf(err)
+	if errors.As(err, &usage) {
+		switch {
+		case usage.hint != "":
+			hint = usage.hint
+		case usage.command != "":
+			hint = fmt.Sprintf("%s --help shows how it is used", usage.command)
+		default:
+			hint = "nstance-admin --help lists the commands; each has its own --help"
+		}
+	}
+	a.complain(err.Error(), hint)
+}
+
+func (a *app) complain(message, hint string) {
+	fmt.Fprintf(a.Stderr, "%s %s\n", a.style.err.bad("Error:"), message)
+	if hint != "" {
+		fmt.Fprintf(a.Stderr, "%s %s\n", a.style.err.dim("Next: "), hint)
+	}
+}
+
+// hintOf says what to do about errors of the contract's packages.
+func hintOf(err error) string {
+	var hinted *hintedError
+	switch {
+	case errors.As(err, &hinted):
+		return hinted.hint
+	case errors.Is(err, envelope.ErrUnknownKey):
+		return "give the key that sealed it: NSTANCE_ENCRYPTION_KEY, or --key-provider and --key-source; keys from before a rotation with --old-key"
+	case errors.Is(err, envelope.ErrAuthentication):
+		return "it was sealed for another cluster or name, or was changed: check --cluster-id and --storage-prefix"
+	case errors.Is(err, secretstore.ErrNoKey):
+		return "set NSTANCE_ENCRYPTION_KEY, or name another source with --key-provider and --key-source"
+	case errors.Is(err, clusterstate.ErrForeign):
+		return "check --cluster-id, --storage-bucket and --storage-prefix"
+	case errors.Is(err, clusterstate.ErrCALost): // says it itself
+		return ""
+	case errors.Is(err, authority.ErrCAValidity):
+		return "check this machine's clock, and the CA in " + "cluster/ca.crt"
+	case errors.Is(err, objstore.ErrUnconditional):
+		return "use a bucket that honours conditional writes"
+	case errors.Is(err, objstore.ErrIndeterminate):
+		return "nobody can say whether it was written; look, and run the command again"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "is the bucket reachable from here? A longer --timeout waits longer"
+	case strings.Contains(err.Error(), "NoSuchBucket"):
+		return "check --storage-bucket, AWS_REGION and AWS_ENDPOINT_URL"
+	case strings.Contains(err.Error(), "AccessDenied"), strings.Contains(err.Error(), "credentials"):
+		return "check the AWS credentials and what they may do with the bucket"
+	}
+	return ""
+}

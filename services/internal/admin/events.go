@@ -1,0 +1,141 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+func (a *app) eventsCommand() *cobra.Command {
+	var changes bool
+	cmd := &cobra.Command{
+		Use: "events", Short: "Follow what happens in shards", Args: cobra.NoArgs,
+		Long: `Follows the shards' events until it is interrupted: instances (creating, registered,
+unhealthy, pending deletion …), groups, and errors. It begins with what holds now and
+connects again whenever a connection is lost, with what holds then.
+
+As JSON each event is one object on one line. "at" is the server's time; "snapshot" is
+true for what was so before, which ends with an event of type snapshot_end per stream.`,
+		Example: `  nstance-admin events --all-shards
+  nstance-admin events --shard us-west-2a --changes --output json | jq -r 'select(.type == "registered").instance_id'`,
+	}
+	cmd.Flags().BoolVar(&changes, "changes", false, "leave out what held before")
+	s := scopeFlags(cmd)
+	f := outputFlag(cmd)
+	cmd.Flags().Lookup("output").Usage = "how to show it: table, json (an object on each line) or yaml (a document for each)"
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		conn, err := a.fleet(s)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		shards, err := a.shards(s, conn)
+		if err != nil {
+			return err
+		}
+		return a.follow(cmd.Context(), conn, shards, *f, changes)
+	}
+	return cmd
+}
+
+func (a *app) follow(ctx context.Context, conn *fleet.Fleet, shards []string, f format, changes bool) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	failed := conn.Follow(ctx, shards, fleet.Watcher{
+		Event: func(e fleet.Event) {
+			if changes && e.Snapshot {
+				return
+			}
+			if err := a.writeEvent(f, e); err != nil {
+				cancel(fmt.Errorf("write event: %w", err)) // the reader is gone
+			}
+		},
+		Lost: func(err *fleet.Error, retry time.Duration) {
+			a.complain(fmt.Sprintf("%s; trying again in %s and on", err.Error(), retry.Round(100*time.Millisecond)), err.Hint)
+		},
+		Found: func(shard string) { a.note("shard %s: connected again", shard) },
+	})
+	if len(failed) > 0 {
+		return &shardsError{failed, len(shards)}
+	}
+	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
+		return cause
+	}
+	return nil
+}
+
+func (a *app) writeEvent(f format, e fleet.Event) error {
+	switch f {
+	case "json":
+		enc := json.NewEncoder(a.Stdout)
+		enc.SetEscapeHTML(false)
+		return enc.Encode(e)
+	case "yaml":
+		if _, err := fmt.Fprintln(a.Stdout, "---"); err != nil {
+			return err
+		}
+		return a.show(f, e, nil)
+	}
+	text, ok := a.eventText(e)
+	if !ok {
+		return nil
+	}
+	when := e.At
+	if when.IsZero() {
+		when = a.Now() // of groups no time is told
+	}
+	_, err := fmt.Fprintf(a.Stdout, "%s  %s  %s\n", a.style.out.dim(when.UTC().Format("15:04:05.000")), e.Shard, text)
+	return err
+}
+
+// eventText says in one line what happened. ok is false for what people need not see.
+func (a *app) eventText(e fleet.Event) (text string, ok bool) {
+	kind := strings.ReplaceAll(e.Type, "_", " ")
+	p := a.style.out
+	switch {
+	case e.Type == "snapshot_end":
+		return "", false
+	case e.Stream == "error" && e.Type == "resolved":
+		return p.good("resolved") + " " + printable(join(e.Kind, e.Group, e.ID, e.Reason)), true
+	case e.Stream == "error":
+		return p.bad("error") + " " + printable(join(e.Kind, e.Group, e.ID, e.Reason)), true
+	case e.Stream == "group" && e.GroupStatus != nil:
+		g := e.GroupStatus
+		return "group " + printable(join(g.Name, fmt.Sprintf("size %d, %d there, %d healthy", g.Size, g.ActualSize, g.Healthy), note(*g))), true
+	case e.Stream == "group":
+		return "group " + printable(join(e.Group, kind)), true
+	}
+	switch e.Type {
+	case "healthy", "registered":
+		kind = p.good(kind)
+	case "unhealthy", "lost":
+		kind = p.bad(kind)
+	case "pending_deletion", "notice":
+		kind = p.warn(kind)
+	}
+	replaces, until := "", ""
+	if e.Replaces != "" {
+		replaces = "replaces " + e.Replaces
+	}
+	if e.Drain {
+		until = "drain until " + stamp(e.Deadline)
+	}
+	return kind + " " + printable(join(e.Group, e.ID, replaces, until, e.Reason)), true
+}
+
+// join puts the parts that there are after each other.
+func join(parts ...string) string {
+	var out []string
+	for _, part := range parts {
+		if part != "" {
+			out = append(out, part)
+		}
+	}
+	return strings.Join(out, "  ")
+}

@@ -1,0 +1,356 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// Outcome is what every shard's answer has: which shard, and, if it failed, why.
+type Outcome struct {
+	Shard string `json:"shard"`
+	Err   *Error `json:"error,omitempty"`
+}
+
+func (o *Outcome) outcome() *Outcome { return o }
+
+// Failed returns the errors among answers, in their order.
+func Failed[T any, P Answer[T]](answers []T) []*Error {
+	var errs []*Error
+	for i := range answers {
+		if err := P(&answers[i]).outcome().Err; err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+// Answer is a pointer to a struct that embeds [Outcome].
+type Answer[T any] interface {
+	*T
+	outcome() *Outcome
+}
+
+// Answers of shards.
+type (
+	// GroupsAnswer lists groups.
+	GroupsAnswer struct {
+		Outcome
+		Groups []Group `json:"groups"`
+	}
+	// GroupAnswer is one group after a change.
+	GroupAnswer struct {
+		Outcome
+		Group *Group `json:"group,omitempty"`
+		// PreviousSize is the desired size before it was changed.
+		PreviousSize *uint32 `json:"previous_size,omitempty"`
+		// Restored: a static group's override was removed, the group stays.
+		Restored bool `json:"restored_static,omitempty" jsonschema:"description=The override of a static group was removed and the group stays"`
+	}
+	// InstancesAnswer lists instances.
+	InstancesAnswer struct {
+		Outcome
+		Instances []Instance `json:"instances"`
+	}
+	// InstanceAnswer is one instance.
+	InstanceAnswer struct {
+		Outcome
+		Instance *Instance `json:"instance,omitempty"`
+	}
+	// ConfigAnswer is the state of the configuration.
+	ConfigAnswer struct {
+		Outcome
+		Config
+	}
+	// RefreshAnswer is the result of a refresh.
+	RefreshAnswer struct {
+		Outcome
+		Refresh
+	}
+)
+
+// each asks shards side by side. Answers are in the order of the shards.
+func each[T any, P Answer[T]](ctx context.Context, shards []string, ask func(ctx context.Context, shard string, into *T) error) []T {
+	answers := make([]T, len(shards))
+	var wg sync.WaitGroup
+	for i, shard := range shards {
+		o := P(&answers[i]).outcome()
+		o.Shard = shard
+		wg.Go(func() {
+			if err := ask(ctx, shard, &answers[i]); err != nil {
+				o.Err = asError(shard, err)
+			}
+		})
+	}
+	wg.Wait()
+	return answers
+}
+
+// ConfigStatus asks for the state of the configuration.
+func (f *Fleet) ConfigStatus(ctx context.Context, shards []string) []ConfigAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *ConfigAnswer) error {
+		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			r, err := c.GetConfigStatus(ctx, &nstancev1.GetConfigStatusRequest{})
+			into.Config = viewConfig(r)
+			return err
+		})
+	})
+}
+
+// Refresh has shards read their configuration now. One that is invalid is an error of its shard; its problems are in the answer.
+func (f *Fleet) Refresh(ctx context.Context, shards []string) []RefreshAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *RefreshAnswer) error {
+		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			r, err := c.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{})
+			if err == nil {
+				into.Refresh = viewRefresh(r)
+			}
+			return err
+		})
+		if err == nil && into.Result == "invalid" {
+			err = refuse(shard, codes.InvalidArgument, "the configuration before it stays in force; correct the file and push it again",
+				"the configuration is invalid: %d problems", len(into.Problems))
+		}
+		return err
+	})
+}
+
+// Groups lists the tenant's groups, by name.
+func (f *Fleet) Groups(ctx context.Context, shards []string) []GroupsAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupsAnswer) error {
+		into.Groups = []Group{}
+		groups, err := f.groups(ctx, shard)
+		if err == nil {
+			into.Groups = groups
+		}
+		return err
+	})
+}
+
+// Group lists one group of each shard, which must exist.
+func (f *Fleet) Group(ctx context.Context, shards []string, name string) []GroupsAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupsAnswer) error {
+		into.Groups = []Group{}
+		group, err := f.group(ctx, shard, name)
+		if err == nil {
+			into.Groups = append(into.Groups, group)
+		}
+		return err
+	})
+}
+
+func (f *Fleet) groups(ctx context.Context, shard string) ([]Group, error) {
+	groups := []Group{}
+	err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
+		r, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
+		groups = groups[:0]
+		for _, g := range r.GetGroups() {
+			groups = append(groups, viewGroup(g))
+		}
+		return err
+	})
+	slices.SortFunc(groups, func(a, b Group) int { return strings.Compare(a.Name, b.Name) })
+	return groups, err
+}
+
+func (f *Fleet) group(ctx context.Context, shard, name string) (Group, error) {
+	groups, err := f.groups(ctx, shard)
+	if err != nil {
+		return Group{}, err
+	}
+	i := slices.IndexFunc(groups, func(g Group) bool { return g.Name == name })
+	if i < 0 {
+		return Group{}, refuse(shard, codes.NotFound, "nstance-admin group list shows the groups that there are", "there is no group %q", name)
+	}
+	return groups[i], nil
+}
+
+// scaleAttempts is how often a group that keeps being changed by others is read again.
+const scaleAttempts = 5
+
+// Scale changes a group's desired size and nothing else. The group must exist. What others change at the same time is kept.
+func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size uint32) []GroupAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
+		var err error
+		for range scaleAttempts {
+			var before Group
+			if before, err = f.group(ctx, shard, name); err != nil {
+				return err
+			}
+			if before.Deleting {
+				return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it anew", "group %q is being deleted", name)
+			}
+			into.Group, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Size: &size, ExpectedEtag: before.ETag, MustExist: true})
+			if err == nil {
+				into.PreviousSize = &before.Size
+				return nil
+			}
+			if asError(shard, err).Code != codes.Aborted {
+				return err
+			}
+		}
+		return err
+	})
+}
+
+// CreateGroup creates a group from a definition. One that exists already is refused.
+func (f *Fleet) CreateGroup(ctx context.Context, shards []string, spec GroupSpec) []GroupAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
+		have, err := f.groups(ctx, shard)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(have, func(g Group) bool { return g.Name == spec.Name && !g.Deleting }) {
+			return refuse(shard, codes.AlreadyExists, "nstance-admin group scale changes its size", "group %q exists", spec.Name)
+		}
+		into.Group, err = f.upsert(ctx, shard, spec.request())
+		return err
+	})
+}
+
+// GroupSpec is the definition of a new group. What is not set is the template's.
+type GroupSpec struct {
+	Name, Template           string
+	Size                     uint32
+	InstanceType, SubnetPool string
+	InstanceTypes            []string
+	Vars                     map[string]string
+	LoadBalancers            []string
+	DrainTimeout             *time.Duration
+	MaxSurge                 *uint32
+	MaxUnhealthy             string
+}
+
+func (s GroupSpec) request() *nstancev1.UpsertGroupRequest {
+	r := &nstancev1.UpsertGroupRequest{
+		Group: s.Name, Template: s.Template, Size: &s.Size, InstanceType: s.InstanceType, InstanceTypes: s.InstanceTypes, SubnetPool: s.SubnetPool,
+		Vars: s.Vars, SetVars: len(s.Vars) > 0, LoadBalancers: s.LoadBalancers, MaxSurge: s.MaxSurge, MaxUnhealthy: s.MaxUnhealthy,
+	}
+	if s.DrainTimeout != nil {
+		r.DrainTimeout = durationpb.New(*s.DrainTimeout)
+	}
+	return r
+}
+
+func (f *Fleet) upsert(ctx context.Context, shard string, r *nstancev1.UpsertGroupRequest) (*Group, error) {
+	var group *Group
+	err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
+		answer, err := c.UpsertGroup(ctx, r)
+		if err == nil {
+			view := viewGroup(answer.GetGroup())
+			group = &view
+		}
+		return err
+	})
+	return group, err
+}
+
+// DeleteGroup removes a dynamic group, or the override of a static one.
+func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) []GroupAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
+		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			r, err := c.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: name})
+			into.Restored = r.GetRestoredStatic()
+			return err
+		})
+	})
+}
+
+// Instances lists the tenant's instances, of one group unless that is empty; oldest first.
+func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []InstancesAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *InstancesAnswer) error {
+		into.Instances = []Instance{}
+		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			r, err := c.ListInstances(ctx, &nstancev1.ListInstancesRequest{Group: group})
+			into.Instances = into.Instances[:0]
+			for _, i := range r.GetInstances() {
+				into.Instances = append(into.Instances, viewInstance(i))
+			}
+			return err
+		})
+		slices.SortFunc(into.Instances, func(a, b Instance) int {
+			if c := strings.Compare(a.Group, b.Group); c != 0 {
+				return c
+			}
+			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):]) // after the kind, IDs sort by age
+		})
+		return err
+	})
+}
+
+// Instance asks for one instance.
+func (f *Fleet) Instance(ctx context.Context, shards []string, id ident.ID) []InstanceAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
+		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			r, err := c.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
+			into.take(r.GetInstance(), err)
+			return err
+		})
+	})
+}
+
+func (a *InstanceAnswer) take(i *nstancev1.InstanceStatus, err error) {
+	if err == nil {
+		view := viewInstance(i)
+		a.Instance = &view
+	}
+}
+
+// CreateInstance makes an on-demand instance of a group. id may be zero: one is made here, so that a call whose answer was lost is not
+// repeated under another.
+func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group string, id ident.ID, instanceType string, vars map[string]string) []InstanceAnswer {
+	given := id
+	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
+		id := given
+		if id.IsZero() {
+			of, err := f.group(ctx, shard, group)
+			if err != nil {
+				return err
+			}
+			if id, err = ident.NewID(of.Kind, f.options.Now(), f.options.Rand); err != nil {
+				return fmt.Errorf("make an ID for an instance of group %s: %w", group, err)
+			}
+		}
+		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			r, err := c.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: group, InstanceId: id.String(), InstanceType: instanceType, Vars: vars})
+			into.take(r.GetInstance(), err)
+			return err
+		})
+		if err != nil {
+			e := asError(shard, err)
+			if e.Code == codes.DeadlineExceeded || e.Code == codes.Unavailable || e.Code == codes.Canceled {
+				e.Hint = fmt.Sprintf("it may have been created all the same; the same call with --instance-id %s finds it or makes it, and never makes two", id)
+			}
+			return e
+		}
+		return nil
+	})
+}
+
+// DeleteInstance deletes one instance; the answer comes when the intent is durable.
+func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID, reason string) []InstanceAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
+		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
+			r, err := c.DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: reason})
+			into.take(r.GetInstance(), err)
+			return err
+		})
+	})
+}
+
+// Elsewhere leaves out the shards that do not have an instance, if another does: an ID is in one shard only.
+func Elsewhere(answers []InstanceAnswer) []InstanceAnswer {
+	if !slices.ContainsFunc(answers, func(a InstanceAnswer) bool { return a.Err == nil }) {
+		return answers
+	}
+	return slices.DeleteFunc(answers, func(a InstanceAnswer) bool { return a.Err != nil && a.Err.Code == codes.NotFound })
+}

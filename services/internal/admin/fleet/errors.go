@@ -1,0 +1,171 @@
+package fleet
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// Error is why a shard did not do what was asked.
+type Error struct {
+	Shard   string
+	Code    codes.Code
+	Message string
+	// Hint says what to do about it, or is empty.
+	Hint string
+
+	leader string // operator address of the leader, if a server named it
+	err    error
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("shard %s: %s", e.Shard, e.Message) }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.err }
+
+// JSONSchemaAlias describes what [Error.MarshalJSON] writes.
+func (*Error) JSONSchemaAlias() any { return Failure{} }
+
+// MarshalJSON writes code, message and hint.
+func (e *Error) MarshalJSON() ([]byte, error) {
+	return json.Marshal(Failure{Code: codeName(e.Code), Message: e.Message, Hint: e.Hint})
+}
+
+// Failure is an [Error] as programs see it.
+type Failure struct {
+	Code    string `json:"code" jsonschema:"description=Canonical gRPC code in lower case"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty" jsonschema:"description=What to do about it"`
+}
+
+// codeName writes a code as in "not_found".
+func codeName(code codes.Code) string {
+	var b strings.Builder
+	for i, r := range code.String() {
+		if r >= 'A' && r <= 'Z' {
+			if i > 0 && code != codes.OK {
+				b.WriteByte('_')
+			}
+			r += 'a' - 'A'
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+func noAddress(shard string) *Error {
+	return &Error{Shard: shard, Code: codes.NotFound, Message: "there is no address of this shard", Hint: "add it to --servers or NSTANCE_ADMIN_SERVERS as " + shard + "=host:port"}
+}
+
+// refuse is an error that this program decides on by itself.
+func refuse(shard string, code codes.Code, hint, format string, args ...any) *Error {
+	return &Error{Shard: shard, Code: code, Message: fmt.Sprintf(format, args...), Hint: hint}
+}
+
+// asError makes an Error of any.
+func asError(shard string, err error) *Error { return explain(shard, "", err, nil, time.Time{}) }
+
+// explain makes an Error of what a call at an address returned. cause is why no connection could be made, if that is known.
+func explain(shard, addr string, err, cause error, now time.Time) *Error {
+	var own *Error
+	if errors.As(err, &own) {
+		return own
+	}
+	e := &Error{Shard: shard, Code: status.Code(err), Message: status.Convert(err).Message(), err: err}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) || e.Code == codes.DeadlineExceeded:
+		e.Code, e.Message = codes.DeadlineExceeded, fmt.Sprintf("no answer from %s in time", addr)
+		e.Hint = "is the address right and reachable from here? A longer --timeout waits longer"
+		return e
+	case errors.Is(err, context.Canceled) || e.Code == codes.Canceled:
+		e.Code, e.Message = codes.Canceled, "cancelled"
+		return e
+	}
+	if notLeader := notLeader(err); notLeader != nil {
+		e.leader = notLeader.GetOperatorAddr()
+		e.Message = fmt.Sprintf("%s is not the leader", addr)
+		if e.leader == "" {
+			e.Hint = "the shard has no leader at the moment; try again in a few seconds"
+		} else {
+			e.Message += fmt.Sprintf(", %s at %s is", notLeader.GetLeaderId(), e.leader)
+			e.Hint = "leadership is moving; try again in a few seconds"
+		}
+		return e
+	}
+	if cause != nil {
+		e.err = cause
+		e.Message, e.Hint = explainHandshake(addr, cause, now)
+		return e
+	}
+	e.Hint = hint(e.Code)
+	if e.Code == codes.Unavailable {
+		if strings.Contains(e.Message, "remote error: tls:") { // the server's alert is all that there is
+			e.Hint = "the server refuses the certificate in --identity-dir: is it of this cluster? nstance-admin cluster register-operator makes a new one"
+		}
+		e.Message = fmt.Sprintf("%s: %s", addr, strings.TrimPrefix(e.Message, "connection error: desc = "))
+	}
+	return e
+}
+
+func notLeader(err error) *nstancev1.NotLeader {
+	for _, detail := range status.Convert(err).Details() {
+		if d, ok := detail.(*nstancev1.NotLeader); ok {
+			return d
+		}
+	}
+	return nil
+}
+
+func explainHandshake(addr string, cause error, now time.Time) (message, hint string) {
+	var peer *PeerError
+	var host x509.HostnameError
+	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	var ended *ExpiredError
+	switch {
+	case errors.As(cause, &ended):
+		return cause.Error(), "make a new one with: nstance-admin cluster register-operator --output-dir DIR"
+	case errors.Is(cause, ErrNoIdentity):
+		return cause.Error(), "make one with: nstance-admin cluster register-operator --output-dir DIR, and name it with --identity-dir or NSTANCE_ADMIN_IDENTITY_DIR"
+	case errors.As(cause, &peer):
+		return fmt.Sprintf("%s: %s", addr, peer.Error()), "check --servers: each shard needs its own operator address"
+	case errors.As(cause, &host):
+		return fmt.Sprintf("%s: %s", addr, host.Error()), "use an address that the server advertises: its certificate names no other"
+	case errors.As(cause, &unknown):
+		return fmt.Sprintf("%s: the server's certificate is not from the CA in %s", addr, CAFile), "is this the right cluster? nstance-admin cluster register-operator writes the current " + CAFile
+	case errors.As(cause, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Sprintf("%s: the server's certificate is not valid at %s", addr, now.UTC().Format(time.RFC3339)), "check this machine's clock"
+	}
+	return fmt.Sprintf("%s: %v", addr, cause), "is this a server's operator port (8993 unless configured otherwise)?"
+}
+
+func hint(code codes.Code) string {
+	switch code {
+	case codes.Unavailable:
+		return "is a server running there, and is it the operator port (8993 unless configured otherwise)?"
+	case codes.Unauthenticated:
+		return "the certificate in --identity-dir is not accepted; nstance-admin cluster register-operator makes a new one"
+	case codes.PermissionDenied:
+		return "the certificate in --identity-dir does not allow this: check its tenant, and whether the operator was removed"
+	case codes.NotFound:
+		return "nstance-admin group list and instance list show what there is in the tenant"
+	case codes.Aborted:
+		return "somebody else changed it at the same time; look at it and try again"
+	case codes.ResourceExhausted:
+		return "the server has too much to do; try again in a moment"
+	case codes.Unimplemented:
+		return "the server is older than this nstance-admin"
+	case codes.FailedPrecondition:
+		return "nstance-admin group status and config status tell more"
+	}
+	return ""
+}

@@ -1,0 +1,256 @@
+// Package fleet is the client of the operator API of any number of shards, with an operator's identity: it finds each shard's leader, and
+// turns answers and errors into what is shown to people and programs.
+//
+// Invariant: nothing is said to, or believed from, a peer that is not a server of our cluster and of the shard that was meant; and one
+// shard's failure never keeps another's answer back.
+package fleet
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// Options of [New]. All are required.
+type Options struct {
+	Servers Servers
+	// IdentityDir is read for every new connection, so that a renewed certificate is used without a restart.
+	IdentityDir string
+	// Timeout is for one call to one shard, connecting included.
+	Timeout time.Duration
+	Now     func() time.Time
+	// Rand makes instance IDs.
+	Rand io.Reader
+}
+
+// Fleet calls servers. It may be used concurrently. Close it.
+type Fleet struct {
+	options Options
+
+	mu    sync.Mutex
+	conns map[target]*conn
+	// leaders are the addresses that answered as leader last.
+	leaders map[string]string
+}
+
+type target struct{ shard, addr string }
+
+type conn struct {
+	*grpc.ClientConn
+	transport *transport
+}
+
+// New returns a Fleet that has not connected yet.
+func New(options Options) *Fleet {
+	return &Fleet{options: options, conns: map[target]*conn{}, leaders: map[string]string{}}
+}
+
+// Shards returns the names of the shards that there are addresses of.
+func (f *Fleet) Shards() []string { return f.options.Servers.Shards() }
+
+// Has says whether there is an address of a shard.
+func (f *Fleet) Has(shard string) bool { return f.options.Servers.Has(shard) }
+
+// Identity reads who calls are made as.
+func (f *Fleet) Identity() (Identity, error) { return LoadIdentity(f.options.IdentityDir) }
+
+// Close ends all connections.
+func (f *Fleet) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var errs []error
+	for _, c := range f.conns {
+		errs = append(errs, c.Close())
+	}
+	clear(f.conns)
+	return errors.Join(errs...)
+}
+
+// Client is the operator API of one shard.
+type Client = nstancev1.OperatorServiceClient
+
+// call runs one unary call against a shard's leader, within the time-out.
+func (f *Fleet) call(ctx context.Context, shard string, do func(context.Context, Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
+	defer cancel()
+	return f.reach(ctx, shard, do)
+}
+
+// reach runs do against a shard's leader: at the address that led last, then at the configured ones. A server that is not the leader
+// names it, and is followed once. do may run several times; all calls of the operator API are idempotent or guarded. Errors are *[Error].
+func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context, Client) error) error {
+	queue := f.addresses(shard)
+	if len(queue) == 0 {
+		return noAddress(shard)
+	}
+	var first *Error
+	for followed := false; len(queue) > 0; {
+		addr := queue[0]
+		queue = queue[1:]
+		err := f.try(ctx, shard, addr, do)
+		if err == nil {
+			f.remember(shard, addr)
+			return nil
+		}
+		if err.Code != codes.Unavailable {
+			return err
+		}
+		f.forget(shard, addr)
+		if first == nil || first.leader == "" {
+			first = err
+		}
+		if to := err.leader; to != "" && to != addr && !followed {
+			followed = true
+			queue = append([]string{to}, slices.DeleteFunc(queue, func(a string) bool { return a == to })...)
+			first = nil // what the leader says counts
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return first
+}
+
+func (f *Fleet) try(ctx context.Context, shard, addr string, do func(context.Context, Client) error) *Error {
+	c, err := f.conn(shard, addr)
+	if err == nil {
+		err = do(ctx, nstancev1.NewOperatorServiceClient(c))
+	}
+	if err == nil {
+		return nil
+	}
+	var cause error
+	if c != nil && status.Code(err) == codes.Unavailable {
+		cause = c.transport.failure()
+	}
+	return explain(shard, addr, err, cause, f.options.Now())
+}
+
+func (f *Fleet) addresses(shard string) []string {
+	f.mu.Lock()
+	leader := f.leaders[shard]
+	f.mu.Unlock()
+	addrs := slices.Clone(f.options.Servers.addrs[shard])
+	if leader == "" {
+		return addrs
+	}
+	return append([]string{leader}, slices.DeleteFunc(addrs, func(a string) bool { return a == leader })...)
+}
+
+func (f *Fleet) remember(shard, addr string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leaders[shard] = addr
+}
+
+func (f *Fleet) forget(shard, addr string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.leaders, func(s, a string) bool { return s == shard && a == addr })
+}
+
+func (f *Fleet) conn(shard, addr string) (*conn, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at := target{shard, addr}
+	if c := f.conns[at]; c != nil {
+		return c, nil
+	}
+	t := &transport{shard: shard, options: f.options}
+	// "passthrough": the address is dialled as it is, and its host is the name that the certificate must have.
+	cc, err := grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(t),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		grpc.WithDisableServiceConfig(), // no retries but ours
+		grpc.WithContextDialer(t.dial),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+	)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{cc, t}
+	f.conns[at] = c
+	return c, nil
+}
+
+// maxMessage is the largest answer that is taken, in bytes: a list of some 20,000 instances.
+const maxMessage = 16 << 20
+
+// transport makes TLS connections, with the identity as it is then, and keeps why the last one failed.
+type transport struct {
+	shard   string
+	options Options
+
+	mu  sync.Mutex
+	err error
+}
+
+var _ credentials.TransportCredentials = (*transport)(nil)
+
+func (t *transport) failure() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.err
+}
+
+// dial begins a connection, which has not failed yet.
+func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
+	t.mu.Lock()
+	t.err = nil
+	t.mu.Unlock()
+	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := t.handshake(ctx, name, raw)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.err = err
+	return secured, info, err
+}
+
+func (t *transport) handshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	identity, err := LoadIdentity(t.options.IdentityDir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if now := t.options.Now(); now.After(identity.Leaf.NotAfter) {
+		return nil, nil, &ExpiredError{identity.Leaf.NotAfter}
+	}
+	return credentials.NewTLS(identity.config(t.shard, t.options.Now)).ClientHandshake(ctx, name, raw)
+}
+
+// ServerHandshake is not a client's to do.
+func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these credentials are a client's")
+}
+
+// Info implements credentials.TransportCredentials.
+func (t *transport) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+// Clone returns t itself: it belongs to one connection.
+func (t *transport) Clone() credentials.TransportCredentials { return t }
+
+// OverrideServerName is deprecated; the host of the address is the name.
+func (t *transport) OverrideServerName(string) error { return nil }

@@ -1,0 +1,136 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// Watcher is told what happens in shards. Its functions are never called at the same time, and may block: what a shard has to say waits.
+type Watcher struct {
+	// Event is called for every event. Each stream begins with what holds already, marked Snapshot, anew after every reconnection.
+	Event func(Event)
+	// Lost is called when a shard's events stop, and Found when they flow again.
+	Lost  func(err *Error, retry time.Duration)
+	Found func(shard string)
+}
+
+// Follow watches shards until ctx ends. It connects again whenever a connection is lost; the errors of shards that can never succeed are
+// returned once no other shard is left, or ctx has ended.
+func (f *Fleet) Follow(ctx context.Context, shards []string, watcher Watcher) []*Error {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	errs := make([]*Error, len(shards))
+	for i, shard := range shards {
+		wg.Go(func() { errs[i] = f.followShard(ctx, shard, &mu, watcher) })
+	}
+	wg.Wait()
+	var failed []*Error
+	for _, err := range errs {
+		if err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return failed
+}
+
+func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, watcher Watcher) *Error {
+	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.3, Multiplier: 2, MaxInterval: 10 * time.Second}
+	delays.Reset()
+	lost := false
+	for {
+		err := f.reach(ctx, shard, func(ctx context.Context, c Client) error {
+			return watch(ctx, c, shard, func(e Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				if lost {
+					lost = false
+					watcher.Found(shard)
+				}
+				delays.Reset()
+				watcher.Event(e)
+			})
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		e := asError(shard, err)
+		switch e.Code {
+		case codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument, codes.NotFound:
+			return e
+		}
+		delay := delays.NextBackOff()
+		mu.Lock()
+		if !lost {
+			lost = true
+			watcher.Lost(e, delay)
+		}
+		mu.Unlock()
+		timer := time.NewTimer(delay)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+	}
+}
+
+// watch holds the three watch streams of one server until one of them ends, which is always an error.
+func watch(ctx context.Context, c Client, shard string, emit func(Event)) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		stream, err := c.WatchGroups(ctx, &nstancev1.WatchGroupsRequest{})
+		snapshot := true
+		return receive(stream, err, func(r *nstancev1.WatchGroupsResponse) {
+			event := viewGroupEvent(shard, r.GetEvent())
+			emitWith(emit, event, &snapshot)
+		})
+	})
+	group.Go(func() error {
+		stream, err := c.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
+		snapshot := true
+		return receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
+			event := viewInstanceEvent(shard, r.GetEvent())
+			emitWith(emit, event, &snapshot)
+		})
+	})
+	group.Go(func() error {
+		stream, err := c.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
+		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) { emit(viewErrorEvent(shard, r.GetEvent())) })
+	})
+	return group.Wait()
+}
+
+// snapshotEnd is the type of the event that ends a stream's snapshot.
+const snapshotEnd = "snapshot_end"
+
+func emitWith(emit func(Event), event Event, snapshot *bool) {
+	event.Snapshot = *snapshot
+	if event.Type == snapshotEnd {
+		*snapshot = false
+	}
+	emit(event)
+}
+
+func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
+	for err == nil {
+		var r R
+		if r, err = stream.Recv(); err == nil {
+			each(r)
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return status.Error(codes.Unavailable, "the server ended the watch")
+	}
+	return err
+}

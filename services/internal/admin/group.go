@@ -1,0 +1,292 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+var (
+	errNoServers     = errors.New("no shard's address is given")
+	errNoIdentityDir = errors.New("no identity directory is given")
+	errWhichShard    = errors.New("which shard?")
+)
+
+func errUnknownShard(shard string) error {
+	return fmt.Errorf("there is no address of shard %q in --servers", shard)
+}
+
+func list(names []string) string { return strings.Join(names, ", ") }
+
+func (a *app) groupCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "group", Short: "List, scale, create and delete groups", Long: `Groups are sets of VMs of one template that are kept at a size. Static groups come
+from the shard's configuration; dynamic ones are made here or by the operator. Only
+size, instance type and vars of a static group can be changed without a new
+configuration.
+
+All commands see the groups of the tenant that the identity was registered for.`}
+	cmd.AddCommand(a.groupListCommand(), a.groupStatusCommand(), a.groupScaleCommand(), a.groupCreateCommand(), a.groupDeleteCommand())
+	return cmd
+}
+
+func (a *app) groupListCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "list", Short: "List the groups", Args: cobra.NoArgs,
+		Long: "Lists the groups: how many instances there should be, are, and are healthy, and\nwhat keeps a group from its size.",
+		Example: `  nstance-admin group list --all-shards
+  nstance-admin group list --shard us-west-2a --output json | jq '.shards[].groups[].group'`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupsAnswer {
+			return f.Groups(ctx, shards)
+		})
+		if err != nil {
+			return err
+		}
+		err = a.show(*f, shardsOutput[fleet.GroupsAnswer]{answers}, func(w io.Writer) error {
+			var rows [][]cell
+			for _, answer := range answers {
+				for _, g := range answer.Groups {
+					rows = append(rows, a.groupRow(answer.Shard, g))
+				}
+			}
+			if len(rows) == 0 {
+				return a.none(fleet.Failed(answers), "There are no groups.")
+			}
+			return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE", "TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
+		})
+		return errors.Join(err, outcome(answers))
+	}
+	return cmd
+}
+
+// none says that nothing was found, unless that is because nobody answered.
+func (a *app) none(failed []*fleet.Error, text string) error {
+	if len(failed) == 0 {
+		a.note("%s", text)
+	}
+	return nil
+}
+
+func (a *app) groupRow(shard string, g fleet.Group) []cell {
+	row := plain(shard, g.Name, num(g.Size), num(g.ActualSize), num(g.Healthy), g.Template, g.InstanceType, g.SubnetPool, origin(g), note(g))
+	if g.ActualSize != g.Size {
+		row[3].paint = a.style.out.warn
+	}
+	if g.Healthy < g.Size {
+		row[4].paint = a.style.out.warn
+	} else {
+		row[4].paint = a.style.out.good
+	}
+	return row
+}
+
+func origin(g fleet.Group) string {
+	switch {
+	case g.Static && g.Overridden:
+		return "static, changed"
+	case g.Static:
+		return "static"
+	}
+	return "dynamic"
+}
+
+func note(g fleet.Group) string {
+	if g.Deleting {
+		return strings.TrimSuffix("being deleted; "+g.BlockedReason, "; ")
+	}
+	return g.BlockedReason
+}
+
+func num[N uint32 | uint64 | int](n N) string { return fmt.Sprint(n) }
+
+func (a *app) groupStatusCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "status [GROUP]", Short: "Describe one group, or all", Args: cobra.MaximumNArgs(1),
+		Long: "Describes groups with everything that they are made of: the merged variables, limits,\nhashes, and their instances.",
+		Example: `  nstance-admin group status workers --shard us-west-2a
+  nstance-admin group status --all-shards --output yaml`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupsAnswer {
+			if len(args) > 0 {
+				return f.Group(ctx, shards, args[0])
+			}
+			return f.Groups(ctx, shards)
+		})
+		if err != nil {
+			return err
+		}
+		err = a.show(*f, shardsOutput[fleet.GroupsAnswer]{answers}, func(w io.Writer) error {
+			first := true
+			for _, answer := range answers {
+				for _, g := range answer.Groups {
+					if !first {
+						fmt.Fprintln(w)
+					}
+					first = false
+					if err := writeFacts(w, a.style.out, groupFacts(answer.Shard, g)); err != nil {
+						return err
+					}
+				}
+			}
+			if first {
+				return a.none(fleet.Failed(answers), "There are no groups.")
+			}
+			return nil
+		})
+		return errors.Join(err, outcome(answers))
+	}
+	return cmd
+}
+
+func groupFacts(shard string, g fleet.Group) []fact {
+	surge := ""
+	if g.MaxSurge > 0 {
+		surge = num(g.MaxSurge)
+	}
+	return []fact{
+		{"Group", g.Name}, {"Shard", shard}, {"Origin", origin(g)}, {"Size", fmt.Sprintf("%d desired, %d actual, %d healthy", g.Size, g.ActualSize, g.Healthy)},
+		{"Note", note(g)}, {"Template", g.Template}, {"Kind", g.Kind}, {"Arch", g.Arch}, {"Instance type", g.InstanceType}, {"Fallback types", list(g.InstanceTypes)},
+		{"Subnet pool", g.SubnetPool}, {"Load balancers", list(g.LoadBalancers)}, {"Drain time-out", g.DrainTimeout}, {"Max surge", surge},
+		{"Max unhealthy", g.MaxUnhealthy}, {"Vars", pairs(g.Vars)}, {"Args", string(g.Args)}, {"ETag", g.ETag}, {"Runtime hash", g.RuntimeHash}, {"Infra hash", g.InfraHash},
+		{"Instances", list(g.InstanceIDs)}, {"Provider IDs", list(g.ProviderIDs)},
+	}
+}
+
+func (a *app) groupScaleCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
+		Long: `Changes the size of a group and nothing else: what others change about the group at
+the same time is kept. With --all-shards the group gets this size in each shard.
+
+The answer comes when the new size is durable; "nstance-admin events" shows what
+follows.`,
+		Example: `  nstance-admin group scale workers 5 --shard us-west-2a
+  nstance-admin group scale workers 0 --all-shards`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		size, err := strconv.ParseUint(args[1], 10, 31)
+		if err != nil {
+			return &usageError{err: fmt.Errorf("size %q is not a number of instances", args[1]), command: cmd.CommandPath()}
+		}
+		if err := ident.ValidateName(args[0]); err != nil {
+			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
+		}
+		answers, err := ask(cmd.Context(), a, s, "scaling in", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupAnswer {
+			return f.Scale(ctx, shards, args[0], uint32(size))
+		})
+		if err != nil {
+			return err
+		}
+		return a.showGroups(*f, answers, func(answer fleet.GroupAnswer) string {
+			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, answer.Group.Name, *answer.PreviousSize, answer.Group.Size, answer.Group.ActualSize)
+		})
+	}
+	return cmd
+}
+
+// showGroups shows what became of groups in shards, a line for each.
+func (a *app) showGroups(f format, answers []fleet.GroupAnswer, line func(fleet.GroupAnswer) string) error {
+	err := a.show(f, shardsOutput[fleet.GroupAnswer]{answers}, func(w io.Writer) error {
+		for _, answer := range answers {
+			if answer.Err == nil {
+				fmt.Fprintln(w, printable(line(answer)))
+			}
+		}
+		return nil
+	})
+	return errors.Join(err, outcome(answers))
+}
+
+func (a *app) groupCreateCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "create GROUP --template TEMPLATE", Short: "Create a dynamic group", Args: cobra.ExactArgs(1),
+		Long: `Creates a dynamic group from a template of the shard's configuration. What is not
+given is the template's.`,
+		Example: `  nstance-admin group create batch --template worker --size 3 --shard us-west-2a
+  nstance-admin group create batch --template worker --size 3 --vars queue=high,debug=1 --vars region=west`,
+	}
+	var spec fleet.GroupSpec
+	var drain time.Duration
+	var surge uint32
+	flags := cmd.Flags()
+	flags.StringVar(&spec.Template, "template", "", "template of the shard's configuration (required)")
+	flags.Uint32Var(&spec.Size, "size", 1, "how many instances there should be")
+	flags.StringVar(&spec.InstanceType, "instance-type", "", "the provider's instance type")
+	flags.StringSliceVar(&spec.InstanceTypes, "instance-types", nil, "fallbacks for when the provider has no capacity")
+	flags.StringVar(&spec.SubnetPool, "subnet-pool", "", "pool that the subnets come from")
+	flags.StringToStringVar(&spec.Vars, "vars", nil, "variables as k=v, over the template's; may be repeated")
+	flags.StringSliceVar(&spec.LoadBalancers, "load-balancers", nil, "load balancers of the shard's configuration")
+	flags.DurationVar(&drain, "drain-timeout", 0, "how long an instance may be drained before it is terminated")
+	flags.Uint32Var(&surge, "max-surge", 0, "how many instances more than the size there may be while they are replaced")
+	flags.StringVar(&spec.MaxUnhealthy, "max-unhealthy", "", "above this count or share (40%) of unhealthy instances none is replaced")
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		spec.Name = args[0]
+		if err := ident.ValidateName(spec.Name); err != nil {
+			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
+		}
+		if spec.Template == "" {
+			return &usageError{err: errors.New("--template is missing"), command: cmd.CommandPath()}
+		}
+		if flags.Changed("drain-timeout") {
+			spec.DrainTimeout = &drain
+		}
+		if flags.Changed("max-surge") {
+			spec.MaxSurge = &surge
+		}
+		answers, err := ask(cmd.Context(), a, s, "creating in", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupAnswer {
+			return f.CreateGroup(ctx, shards, spec)
+		})
+		if err != nil {
+			return err
+		}
+		return a.showGroups(*f, answers, func(answer fleet.GroupAnswer) string {
+			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Group.Name, answer.Group.Size)
+		})
+	}
+	return cmd
+}
+
+func (a *app) groupDeleteCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "delete GROUP", Short: "Delete a dynamic group, or what was changed about a static one", Args: cobra.ExactArgs(1),
+		Long: `Deletes a dynamic group: its instances are drained and terminated. Of a static group
+only the changes go, and the values of the configuration hold again; the group
+itself goes by removing it from the configuration.`,
+		Example: `  nstance-admin group delete batch --shard us-west-2a`,
+	}
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		name := args[0]
+		if err := ident.ValidateName(name); err != nil {
+			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
+		}
+		answers, err := ask(cmd.Context(), a, s, "deleting in", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupAnswer {
+			return f.DeleteGroup(ctx, shards, name)
+		})
+		if err != nil {
+			return err
+		}
+		return a.showGroups(*f, answers, func(answer fleet.GroupAnswer) string {
+			if answer.Restored {
+				return fmt.Sprintf("%s: group %s has the values of the configuration again", answer.Shard, name)
+			}
+			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, name)
+		})
+	}
+	return cmd
+}

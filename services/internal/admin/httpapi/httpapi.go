@@ -1,0 +1,307 @@
+// Package httpapi is the HTTP API of `nstance-admin serve`: the operator API of a fleet as JSON.
+//
+// Invariant: the routes are one table, from which the handler and the OpenAPI document both come; whoever changes something is
+// authenticated, unless only this machine can connect, and is named in the log.
+package httpapi
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"mime"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+const (
+	// maxBody bounds a request's body, in bytes.
+	maxBody = 64 << 10
+	// maxRequests are answered at the same time.
+	maxRequests = 64
+)
+
+// Options of [New].
+type Options struct {
+	Fleet *fleet.Fleet
+	// Tokens are who may call, by the token. Empty: everyone who can connect, which then has to be this machine only.
+	Tokens  Tokens
+	Version string
+	// Timeout is for one request, with all that it asks of shards.
+	Timeout time.Duration
+	Log     *slog.Logger
+}
+
+// Token is who may call, and by what. It does not show the token.
+type Token struct {
+	Name string
+	hash [sha256.Size]byte
+}
+
+// Tokens are those who may call.
+type Tokens []Token
+
+// minToken is the shortest token, in characters.
+const minToken = 16
+
+// ParseTokens reads a token file: on each line a token, or a name and a token. Empty lines and those that begin with # are left out.
+// Errors do not quote it.
+func ParseTokens(text string) (Tokens, error) {
+	var tokens Tokens
+	for i, line := range strings.Split(text, "\n") {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		if len(fields) > 2 {
+			return nil, fmt.Errorf("line %d: want a token, or a name and a token", i+1)
+		}
+		name, token := "token", fields[len(fields)-1]
+		if len(fields) == 2 {
+			name = fields[0]
+		}
+		if len(token) < minToken {
+			return nil, fmt.Errorf("line %d: the token has %d characters, want at least %d", i+1, len(token), minToken)
+		}
+		tokens = append(tokens, Token{name, sha256.Sum256([]byte(token))})
+	}
+	if len(tokens) == 0 {
+		return nil, errors.New("there is no token in it")
+	}
+	return tokens, nil
+}
+
+// find returns who has a token; every one is compared, in constant time.
+func (t Tokens) find(token string) (name string, ok bool) {
+	hash := sha256.Sum256([]byte(token))
+	for _, have := range t {
+		if subtle.ConstantTimeCompare(hash[:], have.hash[:]) == 1 {
+			name, ok = have.Name, true
+		}
+	}
+	return name, ok
+}
+
+type api struct {
+	Options
+	turns chan struct{}
+}
+
+// New returns the handler.
+func New(options Options) http.Handler {
+	a := &api{options, make(chan struct{}, maxRequests)}
+	mux := http.NewServeMux()
+	paths := map[string][]string{}
+	for _, r := range a.routes() {
+		mux.HandleFunc(r.method+" "+r.path, a.serve(r))
+		paths[r.path] = append(paths[r.path], r.method)
+	}
+	for path, methods := range paths {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			refuse(w, http.StatusMethodNotAllowed, "this path takes %s only", strings.Join(methods, ", "))
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		refuse(w, http.StatusNotFound, "there is no %q; /openapi.json describes what there is", r.URL.Path)
+	})
+	// Browsers on this machine must not be talked into calls by other sites' pages.
+	cross := http.NewCrossOriginProtection()
+	cross.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusForbidden, "calls from other sites' pages are refused")
+	}))
+	return a.guard(cross.Handler(mux))
+}
+
+// guard sets what all answers have, and refuses names under which this machine is not known: a page of another site may have been given
+// our address.
+func (a *api) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+		if len(a.Tokens) == 0 && !Loopback(hostOf(r.Host)) {
+			refuse(w, http.StatusForbidden, "without tokens only localhost is served, not %q", r.Host)
+			return
+		}
+		select {
+		case a.turns <- struct{}{}:
+			defer func() { <-a.turns }()
+		default:
+			w.Header().Set("Retry-After", "1")
+			refuse(w, http.StatusServiceUnavailable, "%d requests are being answered; try again in a moment", maxRequests)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
+		defer cancel()
+		r = r.WithContext(ctx)
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		next.ServeHTTP(w, r)
+	})
+}
+
+func hostOf(hostport string) string {
+	if host, _, err := net.SplitHostPort(hostport); err == nil {
+		return host
+	}
+	return strings.Trim(hostport, "[]")
+}
+
+// Loopback says whether a host is this machine only.
+func Loopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
+}
+
+// call is one request that may be answered.
+type call struct {
+	*http.Request
+	who    string
+	shards []string
+	detail string // what a change is about, for the log
+}
+
+// refused is an error with its status.
+type refused struct {
+	status  int
+	message string
+}
+
+func (r *refused) Error() string { return r.message }
+
+func badRequest(format string, args ...any) error {
+	return &refused{http.StatusBadRequest, fmt.Sprintf(format, args...)}
+}
+
+// serve is the handler of one route.
+func (a *api) serve(r route) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		c := &call{Request: req, who: "local"}
+		if !r.open && len(a.Tokens) > 0 {
+			token, ok := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+			if c.who, ok = a.Tokens.find(strings.TrimSpace(token)); !ok {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="nstance-admin"`)
+				refuse(w, http.StatusUnauthorized, "a bearer token is needed: Authorization: Bearer TOKEN")
+				return
+			}
+		}
+		err := a.scope(r, c)
+		status, body := http.StatusOK, any(nil)
+		if err == nil {
+			status, body, err = r.do(c)
+		}
+		if r.method != http.MethodGet {
+			log := a.Log.With("who", c.who, "remote", req.RemoteAddr, "method", req.Method, "path", req.URL.Path, "shards", strings.Join(c.shards, ","))
+			switch {
+			case err != nil:
+				log.Warn("change refused", "detail", c.detail, "error", err)
+			case status != http.StatusOK:
+				log.Warn("change failed", "detail", c.detail, "status", status)
+			default:
+				log.Info("change made", "detail", c.detail)
+			}
+		}
+		var no *refused
+		switch {
+		case errors.As(err, &no):
+			refuse(w, no.status, "%s", no.message)
+		case err != nil:
+			refuse(w, http.StatusInternalServerError, "%v", err)
+		default:
+			write(w, status, body)
+		}
+	}
+}
+
+// scope reads the query: only what the route knows, each once, and which shards it is about.
+func (a *api) scope(r route, c *call) error {
+	query := c.URL.Query()
+	for name, values := range query {
+		known := false
+		for _, p := range r.parameters() {
+			known = known || p.name == name
+		}
+		switch {
+		case !known:
+			return badRequest("query: %q is not known", name)
+		case len(values) != 1:
+			return badRequest("query: %q is there %d times", name, len(values))
+		}
+	}
+	if !r.shards {
+		return nil
+	}
+	shard, all := query.Get("shard"), query.Get("all_shards")
+	switch {
+	case all != "" && all != "true" && all != "false":
+		return badRequest("query: all_shards is %q, want true or false", all)
+	case all == "true" && shard != "":
+		return badRequest("query: shard and all_shards exclude each other")
+	case all == "true" || shard == "" && len(a.Fleet.Shards()) == 1:
+		c.shards = a.Fleet.Shards()
+	case shard == "":
+		return badRequest("query: which shard? Give ?shard= or ?all_shards=true; there are: %s", strings.Join(a.Fleet.Shards(), ", "))
+	case !a.Fleet.Has(shard):
+		return &refused{http.StatusNotFound, fmt.Sprintf("there is no shard %q; there are: %s", shard, strings.Join(a.Fleet.Shards(), ", "))}
+	default:
+		c.shards = []string{shard}
+	}
+	return nil
+}
+
+// read decodes a JSON body, strictly.
+func (c *call) read(into any) error {
+	if kind, _, err := mime.ParseMediaType(c.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return &refused{http.StatusUnsupportedMediaType, "the body must be JSON: Content-Type: application/json"}
+	}
+	dec := json.NewDecoder(c.Body)
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(into); err != nil {
+		var tooLong *http.MaxBytesError
+		if errors.As(err, &tooLong) {
+			return &refused{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", tooLong.Limit)}
+		}
+		return badRequest("body: %v", err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return badRequest("body: there is something after the JSON object")
+	}
+	return nil
+}
+
+// empty refuses a body.
+func (c *call) empty() error {
+	text, err := io.ReadAll(c.Body)
+	if text := strings.TrimSpace(string(text)); err != nil || text != "" && text != "{}" {
+		return badRequest("body: this request takes none")
+	}
+	return nil
+}
+
+// Problem is the answer to a request that was refused.
+type Problem struct {
+	Error string `json:"error"`
+}
+
+func refuse(w http.ResponseWriter, status int, format string, args ...any) {
+	write(w, status, Problem{fmt.Sprintf(format, args...)})
+}
+
+func write(w http.ResponseWriter, status int, body any) {
+	text, err := json.MarshalIndent(body, "", "  ")
+	if err != nil {
+		status, text = http.StatusInternalServerError, []byte(`{"error": "the answer cannot be written as JSON"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(text, '\n')) // the client has gone
+}

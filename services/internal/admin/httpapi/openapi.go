@@ -1,0 +1,86 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/invopop/jsonschema"
+)
+
+// document describes the routes: OpenAPI 3.1, whose schemas are JSON Schema 2020-12.
+func (a *api) document() map[string]any {
+	paths := map[string]any{}
+	for _, r := range a.routes() {
+		path, _ := paths[r.path].(map[string]any)
+		if path == nil {
+			path = map[string]any{}
+			paths[r.path] = path
+		}
+		path[strings.ToLower(r.method)] = a.operation(r)
+	}
+	return map[string]any{
+		"openapi": "3.1.0",
+		"info": map[string]any{
+			"title": "nstance-admin", "version": a.Version,
+			"description": "The operator API of an Nstance cluster's shards, as JSON. Every answer about shards has one entry per shard; an entry with \"error\" failed.",
+		},
+		"paths":      paths,
+		"components": map[string]any{"securitySchemes": map[string]any{"bearer": map[string]any{"type": "http", "scheme": "bearer"}}},
+	}
+}
+
+func (a *api) operation(r route) map[string]any {
+	answer := func(about string, value any) map[string]any {
+		return map[string]any{"description": about, "content": map[string]any{"application/json": map[string]any{"schema": schema(value)}}}
+	}
+	responses := map[string]any{"200": answer("Done.", r.answer), "default": answer("The request was refused.", Problem{})}
+	if r.shards {
+		for status, about := range map[int]string{
+			400: "Refused by the shard, or the request is malformed.", 404: "There is no such thing in the shard, or no such shard.",
+			409: "It conflicts with what is there.", 429: "The shard has too much to do.",
+			502: "Of several shards, one or more failed; or the shard refuses our certificate.", 503: "The shard cannot be reached.", 504: "The shard did not answer in time.",
+		} {
+			either := answer(about, nil)
+			either["content"] = map[string]any{"application/json": map[string]any{"schema": map[string]any{"anyOf": []any{schema(r.answer), schema(Problem{})}}}}
+			responses[strconv.Itoa(status)] = either
+		}
+	}
+	out := map[string]any{"operationId": r.name, "summary": r.summary, "responses": responses}
+	if !r.open {
+		responses["401"] = answer("There is no token, or a wrong one.", Problem{})
+		if len(a.Tokens) > 0 {
+			out["security"] = []any{map[string]any{"bearer": []any{}}}
+		}
+	}
+	if parameters := r.parameters(); len(parameters) > 0 {
+		var list []any
+		for _, p := range parameters {
+			list = append(list, map[string]any{"name": p.name, "in": "query", "description": p.about, "schema": map[string]any{"type": p.kind}})
+		}
+		out["parameters"] = list
+	}
+	if r.body != nil {
+		out["requestBody"] = map[string]any{"required": true, "content": map[string]any{"application/json": map[string]any{"schema": schema(r.body)}}}
+	}
+	return out
+}
+
+// schema describes a value's type.
+func schema(value any) any {
+	if value == nil {
+		return map[string]any{}
+	}
+	if reflect.TypeOf(value).Kind() == reflect.Map {
+		return map[string]any{"type": "object"}
+	}
+	reflector := jsonschema.Reflector{Anonymous: true, DoNotReference: true}
+	s := reflector.Reflect(value)
+	s.Version = ""
+	text, err := json.Marshal(s)
+	if err != nil {
+		panic("httpapi: a type has no schema: " + err.Error()) // the types are ours, and all are described by a test
+	}
+	return json.RawMessage(text)
+}

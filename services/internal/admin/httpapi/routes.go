@@ -1,0 +1,165 @@
+package httpapi
+
+import (
+	"fmt"
+	"net/http"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// route is one method of one path.
+type route struct {
+	method, path, name, summary string
+	// open: no token is needed.
+	open bool
+	// shards: it is about shards, which the query names.
+	shards bool
+	// query are parameters beside those of shards.
+	query []parameter
+	// body and answer are values of the types that are read and written.
+	body, answer any
+	do           func(*call) (status int, body any, err error)
+}
+
+type parameter struct{ name, kind, about string }
+
+func (r route) parameters() []parameter {
+	if !r.shards {
+		return r.query
+	}
+	return append([]parameter{
+		{"shard", "string", "The shard to ask. Not needed if there is only one."},
+		{"all_shards", "boolean", "Ask every shard."},
+	}, r.query...)
+}
+
+// Health is the answer of GET /health.
+type Health struct {
+	Status  string `json:"status" jsonschema:"enum=ok"`
+	Version string `json:"version"`
+}
+
+// ScaleRequest is the body of POST /group/scale.
+type ScaleRequest struct {
+	Group string  `json:"group"`
+	Size  *uint32 `json:"size" jsonschema:"maximum=2147483647"`
+}
+
+// Answers have one entry per shard that was asked.
+type (
+	// Groups is the answer of GET /groups.
+	Groups struct {
+		Shards []fleet.GroupsAnswer `json:"shards"`
+	}
+	// Scaled is the answer of POST /group/scale.
+	Scaled struct {
+		Shards []fleet.GroupAnswer `json:"shards"`
+	}
+	// Instances is the answer of GET /instances.
+	Instances struct {
+		Shards []fleet.InstancesAnswer `json:"shards"`
+	}
+	// ConfigStatus is the answer of GET /config/status.
+	ConfigStatus struct {
+		Shards []fleet.ConfigAnswer `json:"shards"`
+	}
+	// Refreshed is the answer of POST /config/refresh.
+	Refreshed struct {
+		Shards []fleet.RefreshAnswer `json:"shards"`
+	}
+)
+
+func (a *api) routes() []route {
+	return []route{
+		{
+			method: http.MethodGet, path: "/health", name: "health", summary: "Whether this process serves. Says nothing about shards.", open: true, answer: Health{},
+			do: func(*call) (int, any, error) { return http.StatusOK, Health{"ok", a.Version}, nil },
+		}, {
+			method: http.MethodGet, path: "/openapi.json", name: "openapi", summary: "This document.", open: true, answer: map[string]any{},
+			do: func(*call) (int, any, error) { return http.StatusOK, a.document(), nil },
+		}, {
+			method: http.MethodGet, path: "/config/status", name: "configStatus", summary: "Which configuration is in force, and what is wrong with a newer one that was refused.",
+			shards: true, answer: ConfigStatus{},
+			do: func(c *call) (int, any, error) {
+				answers := a.Fleet.ConfigStatus(c.Context(), c.shards)
+				return statusOf(answers), ConfigStatus{answers}, nil
+			},
+		}, {
+			method: http.MethodPost, path: "/config/refresh", name: "configRefresh", summary: "Have shards read and apply their configuration now. An invalid one is an error of its shard; the one before stays.",
+			shards: true, answer: Refreshed{},
+			do: func(c *call) (int, any, error) {
+				if err := c.empty(); err != nil {
+					return 0, nil, err
+				}
+				answers := a.Fleet.Refresh(c.Context(), c.shards)
+				return statusOf(answers), Refreshed{answers}, nil
+			},
+		}, {
+			method: http.MethodGet, path: "/groups", name: "groups", summary: "The tenant's groups.", shards: true, answer: Groups{},
+			do: func(c *call) (int, any, error) {
+				answers := a.Fleet.Groups(c.Context(), c.shards)
+				return statusOf(answers), Groups{answers}, nil
+			},
+		}, {
+			method: http.MethodPost, path: "/group/scale", name: "groupScale", summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{}, answer: Scaled{},
+			do: a.scale,
+		}, {
+			method: http.MethodGet, path: "/instances", name: "instances", summary: "The tenant's instances.", shards: true,
+			query: []parameter{{"group", "string", "Only instances of this group."}}, answer: Instances{},
+			do: func(c *call) (int, any, error) {
+				group := c.URL.Query().Get("group")
+				if group != "" && ident.ValidateName(group) != nil {
+					return 0, nil, badRequest("query: group: %v", ident.ValidateName(group))
+				}
+				answers := a.Fleet.Instances(c.Context(), c.shards, group)
+				return statusOf(answers), Instances{answers}, nil
+			},
+		},
+	}
+}
+
+func (a *api) scale(c *call) (int, any, error) {
+	var body ScaleRequest
+	if err := c.read(&body); err != nil {
+		return 0, nil, err
+	}
+	if err := ident.ValidateName(body.Group); err != nil {
+		return 0, nil, badRequest("body: group: %v", err)
+	}
+	if body.Size == nil || *body.Size > 1<<31-1 {
+		return 0, nil, badRequest("body: size: want a number of instances, from 0 to 2147483647")
+	}
+	c.detail = fmt.Sprintf("group %s to size %d", body.Group, *body.Size)
+	answers := a.Fleet.Scale(c.Context(), c.shards, body.Group, *body.Size)
+	return statusOf(answers), Scaled{answers}, nil
+}
+
+// statusOf is 200 if every shard did what was asked, the error's own status if there was only one shard to ask, and 502 if some of several
+// failed: the answers say which.
+func statusOf[T any, P fleet.Answer[T]](answers []T) int {
+	failed := fleet.Failed[T, P](answers)
+	switch {
+	case len(failed) == 0:
+		return http.StatusOK
+	case len(answers) > 1:
+		return http.StatusBadGateway
+	}
+	switch failed[0].Code {
+	case codes.InvalidArgument, codes.OutOfRange:
+		return http.StatusBadRequest
+	case codes.NotFound:
+		return http.StatusNotFound
+	case codes.Aborted, codes.AlreadyExists, codes.FailedPrecondition:
+		return http.StatusConflict
+	case codes.ResourceExhausted:
+		return http.StatusTooManyRequests
+	case codes.Unavailable:
+		return http.StatusServiceUnavailable
+	case codes.DeadlineExceeded, codes.Canceled:
+		return http.StatusGatewayTimeout
+	}
+	return http.StatusBadGateway // also where our own certificate is refused: the caller cannot mend that
+}

@@ -1,0 +1,223 @@
+package admin
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+// style knows which of the two outputs show colours.
+type style struct{ out, err palette }
+
+type palette bool
+
+func newStyle(env Environment) style {
+	colours := env.Getenv("NO_COLOR") == "" && env.Getenv("TERM") != "dumb" // https://no-color.org
+	return style{out: palette(colours && isTerminal(env.Stdout)), err: palette(colours && isTerminal(env.Stderr))}
+}
+
+// isTerminal reports whether a stream is a terminal (or another device that shows characters).
+func isTerminal(stream any) bool {
+	file, ok := stream.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+func (p palette) paint(code, text string) string {
+	if !p || text == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+func (p palette) bad(text string) string  { return p.paint("31", text) }
+func (p palette) good(text string) string { return p.paint("32", text) }
+func (p palette) warn(text string) string { return p.paint("33", text) }
+func (p palette) dim(text string) string  { return p.paint("2", text) }
+
+// line writes one line to standard output.
+func (a *app) line(format string, args ...any) error {
+	_, err := fmt.Fprintf(a.Stdout, format+"\n", args...)
+	return err
+}
+
+// note writes one line for people to standard error.
+func (a *app) note(format string, args ...any) {
+	fmt.Fprintf(a.Stderr, format+"\n", args...)
+}
+
+// format is how a command shows what it found.
+type format string
+
+var formats = []string{"table", "json", "yaml"}
+
+// outputFlag adds --output to a command.
+func outputFlag(cmd *cobra.Command) *format {
+	f := new(format)
+	cmd.Flags().VarP((*formatValue)(f), "output", "o", "how to show it: table, json or yaml")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)) // fails only if called twice
+	*f = "table"
+	return f
+}
+
+type formatValue format
+
+func (v *formatValue) String() string { return string(*v) }
+func (v *formatValue) Type() string   { return "format" }
+func (v *formatValue) Set(text string) error {
+	if !slices.Contains(formats, text) {
+		return fmt.Errorf("want one of %s", strings.Join(formats, ", "))
+	}
+	*v = formatValue(text)
+	return nil
+}
+
+// show writes value as JSON or YAML, or calls table.
+func (a *app) show(f format, value any, table func(io.Writer) error) error {
+	switch f {
+	case "json":
+		return writeJSON(a.Stdout, value)
+	case "yaml":
+		text, err := yaml.Marshal(value)
+		if err != nil {
+			return fmt.Errorf("write YAML: %w", err)
+		}
+		_, err = a.Stdout.Write(text)
+		return err
+	}
+	return table(a.Stdout)
+}
+
+func writeJSON(w io.Writer, value any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(value)
+}
+
+// cell is one text of a table. Colours do not count for its width.
+type cell struct {
+	text  string
+	paint func(string) string
+}
+
+func plain(texts ...string) []cell {
+	cells := make([]cell, len(texts))
+	for i, text := range texts {
+		cells[i].text = text
+	}
+	return cells
+}
+
+// writeTable aligns rows under a head. Control characters, which names from elsewhere might hold, are shown as '?'.
+func writeTable(w io.Writer, p palette, head []string, rows [][]cell) error {
+	widths := make([]int, len(head))
+	for i, name := range head {
+		widths[i] = utf8.RuneCountInString(name)
+	}
+	for _, row := range rows {
+		for i := range row {
+			row[i].text = printable(row[i].text)
+			if row[i].text == "" {
+				row[i].text = "-"
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i].text))
+		}
+	}
+	var b strings.Builder
+	write := func(cells []cell) {
+		for i, c := range cells {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text)+3)
+			text := c.text
+			if c.paint != nil {
+				text = c.paint(text)
+			}
+			if i == len(cells)-1 {
+				pad = "\n"
+			}
+			b.WriteString(text + pad)
+		}
+	}
+	heads := plain(head...)
+	for i := range heads {
+		heads[i].paint = p.dim
+	}
+	write(heads)
+	for _, row := range rows {
+		write(row)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// fact is one line of a description; those without a value are left out.
+type fact struct{ name, value string }
+
+func writeFacts(w io.Writer, p palette, facts []fact) error {
+	width := 0
+	facts = slices.DeleteFunc(slices.Clone(facts), func(f fact) bool { return f.value == "" })
+	for _, f := range facts {
+		width = max(width, utf8.RuneCountInString(f.name))
+	}
+	var b strings.Builder
+	for _, f := range facts {
+		fmt.Fprintf(&b, "%s%s   %s\n", p.dim(f.name+":"), strings.Repeat(" ", width-utf8.RuneCountInString(f.name)), printable(f.value))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r >= 0x7f && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// stamp writes a time to the second in UTC, "" for none.
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// age writes how long ago something was, roughly.
+func age(now, then time.Time) string {
+	if then.IsZero() {
+		return ""
+	}
+	d := max(now.Sub(then), 0)
+	switch {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// pairs writes a map as k=v, sorted.
+func pairs(m map[string]string) string {
+	var out []string
+	for k, v := range m {
+		out = append(out, k+"="+v)
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}

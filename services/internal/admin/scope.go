@@ -1,0 +1,127 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+)
+
+// Variables that stand in for flags.
+const (
+	envServers  = "NSTANCE_ADMIN_SERVERS"
+	envIdentity = "NSTANCE_ADMIN_IDENTITY_DIR"
+	envShard    = "NSTANCE_ADMIN_SHARD"
+)
+
+// scope are the flags of commands that talk to shards.
+type scope struct {
+	servers, identityDir, shard string
+	all                         bool
+	timeout                     time.Duration
+}
+
+// scopeFlags adds them to a command.
+func scopeFlags(cmd *cobra.Command) *scope {
+	s := new(scope)
+	s.reach(cmd)
+	cmd.Flags().StringVar(&s.shard, "shard", "", "the shard to ask (or "+envShard+"); not needed if there is only one in --servers")
+	cmd.Flags().BoolVar(&s.all, "all-shards", false, "ask every shard in --servers; goes on after a failure and then exits with 1")
+	cmd.MarkFlagsMutuallyExclusive("shard", "all-shards")
+	return s
+}
+
+// reach adds what is needed to talk to any shard at all.
+func (s *scope) reach(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.servers, "servers", "", "operator addresses as shard=host:port,… (or "+envServers+"); several of one shard are tried in turn")
+	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+fleet.CAFile+", "+fleet.CertificateFile+" and "+fleet.KeyFile+" (or "+envIdentity+")")
+	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how long one call to one shard may take")
+}
+
+// fleet connects to what the flags say. Close it.
+func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
+	servers, err := fleet.ParseServers(cmp.Or(s.servers, a.Getenv(envServers)))
+	switch {
+	case err != nil:
+		return nil, &usageError{err: err, hint: "--servers us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993"}
+	case len(servers.Shards()) == 0:
+		return nil, &usageError{err: errNoServers, hint: "give them with --servers shard=host:port,… or in " + envServers}
+	case s.timeout <= 0:
+		return nil, usagef("--timeout %s is not more than zero", s.timeout)
+	}
+	dir := cmp.Or(s.identityDir, a.Getenv(envIdentity))
+	if dir == "" {
+		return nil, &usageError{err: errNoIdentityDir, hint: "give it with --identity-dir or in " + envIdentity + "; nstance-admin cluster register-operator makes one"}
+	}
+	f := fleet.New(fleet.Options{Servers: servers, IdentityDir: dir, Timeout: s.timeout, Now: a.Now, Rand: a.Rand})
+	identity, err := f.Identity()
+	if err != nil {
+		return nil, withHint(err, "make one with: nstance-admin cluster register-operator --output-dir %s", dir)
+	}
+	if now := a.Now(); now.Before(identity.Leaf.NotAfter) && now.After(identity.RenewAt()) {
+		a.note("The certificate in %s ends at %s; nstance-admin cluster register-operator --output-dir %s renews it.", dir, stamp(identity.Leaf.NotAfter), dir)
+	}
+	return f, nil
+}
+
+// shards picks the shards that a command is about.
+func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
+	if s.all {
+		return f.Shards(), nil
+	}
+	shard := cmp.Or(s.shard, a.Getenv(envShard))
+	known := f.Shards()
+	switch {
+	case shard == "" && len(known) == 1:
+		return known, nil
+	case shard == "":
+		return nil, &usageError{err: errWhichShard, hint: "name one with --shard or " + envShard + ", or take --all-shards; there are: " + list(known)}
+	case !f.Has(shard):
+		return nil, &usageError{err: errUnknownShard(shard), hint: "there are: " + list(known)}
+	}
+	return []string{shard}, nil
+}
+
+// ask runs a call against the shards that the flags name, telling people what it waits for.
+func ask[T any](ctx context.Context, a *app, s *scope, what string, call func(ctx context.Context, f *fleet.Fleet, shards []string) []T) ([]T, error) {
+	f, err := a.fleet(s)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	shards, err := a.shards(s, f)
+	if err != nil {
+		return nil, err
+	}
+	var answers []T
+	err = a.during(what+" "+whom(shards), func() error {
+		answers = call(ctx, f, shards)
+		return nil
+	})
+	return answers, err
+}
+
+func whom(shards []string) string {
+	if len(shards) == 1 {
+		return "shard " + shards[0]
+	}
+	return strconv.Itoa(len(shards)) + " shards"
+}
+
+// outcome is the error of a command whose shards gave answers.
+func outcome[T any, P fleet.Answer[T]](answers []T) error {
+	failed := fleet.Failed[T, P](answers)
+	if len(failed) == 0 {
+		return nil
+	}
+	return &shardsError{failed, len(answers)}
+}
+
+// shardsOutput is what every shard command writes as JSON and YAML.
+type shardsOutput[T any] struct {
+	Shards []T `json:"shards"`
+}

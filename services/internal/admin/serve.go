@@ -1,0 +1,135 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+type serveOptions struct {
+	bind, tokenFile, certFile, keyFile string
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	var o serveOptions
+	s := new(scope)
+	cmd := &cobra.Command{
+		Use: "serve", Short: "Serve the HTTP API", Args: cobra.NoArgs,
+		Long: `Serves the operator API of the shards in --servers as JSON over HTTP:
+
+  GET  /health
+  GET  /config/status      ?shard=S or ?all_shards=true
+  POST /config/refresh     ?shard=S or ?all_shards=true
+  GET  /groups             ?shard=S or ?all_shards=true
+  POST /group/scale        {"group": "workers", "size": 5}
+  GET  /instances          ?group=G
+  GET  /openapi.json
+
+Callers need a token from --token-file: "Authorization: Bearer TOKEN". Each line of the
+file holds a token of at least 16 characters, or a name and a token; the log names who
+changed something. Without a token file, only this machine is served: 127.0.0.1:8080
+unless --bind names another loopback address.
+
+Tokens and answers are readable on the way unless --tls-cert-file and --tls-key-file
+are given, or a proxy in front speaks TLS.`,
+		Example: `  nstance-admin serve
+  curl -s 'http://127.0.0.1:8080/groups?all_shards=true'
+
+  (umask 077; echo "ci $(openssl rand -hex 24)" > tokens)
+  nstance-admin serve --bind :8080 --token-file tokens --tls-cert-file tls.crt --tls-key-file tls.key`,
+	}
+	cmd.Flags().StringVar(&o.bind, "bind", ":8080", "address to listen on; without --token-file 127.0.0.1:8080")
+	cmd.Flags().StringVar(&o.tokenFile, "token-file", "", "who may call")
+	cmd.Flags().StringVar(&o.certFile, "tls-cert-file", "", "certificate chain (PEM), to serve HTTPS")
+	cmd.Flags().StringVar(&o.keyFile, "tls-key-file", "", "its private key (PEM)")
+	cmd.MarkFlagsRequiredTogether("tls-cert-file", "tls-key-file")
+	s.reach(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.tokenFile == "" && !cmd.Flags().Changed("bind") {
+			o.bind = "127.0.0.1:8080"
+		}
+		return a.serve(cmd.Context(), s, o)
+	}
+	return cmd
+}
+
+// shutdownTime is what requests under way get at the end.
+const shutdownTime = 5 * time.Second
+
+func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
+	host, _, err := net.SplitHostPort(o.bind)
+	if err != nil {
+		return usagef("--bind: want host:port: %w", err)
+	}
+	var tokens httpapi.Tokens
+	if o.tokenFile != "" {
+		text, err := os.ReadFile(o.tokenFile)
+		if err != nil {
+			return fmt.Errorf("read tokens: %w", err)
+		}
+		if tokens, err = httpapi.ParseTokens(string(text)); err != nil {
+			return withHint(fmt.Errorf("read tokens: %s: %w", o.tokenFile, err), "openssl rand -hex 24 makes a token")
+		}
+	} else if !httpapi.Loopback(host) {
+		return &usageError{err: fmt.Errorf("--bind %s can be reached by others, who would need no token", o.bind), hint: "give --token-file, or bind to a loopback address such as 127.0.0.1:8080"}
+	}
+	f, err := a.fleet(s)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.bind)
+	if err != nil {
+		return withHint(fmt.Errorf("listen: %w", err), "choose another address with --bind")
+	}
+	log := slog.New(slog.NewTextHandler(a.Stderr, nil))
+	request := 2 * s.timeout // reading a group, and changing it
+	server := &http.Server{
+		Handler:           httpapi.New(httpapi.Options{Fleet: f, Tokens: tokens, Version: a.version, Timeout: request, Log: log}),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       15 * time.Second,
+		WriteTimeout:      request + 15*time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	scheme, who := "http", "callers need a token"
+	if o.certFile != "" {
+		scheme = "https"
+	}
+	if o.tokenFile == "" {
+		who = "without a token, for this machine only; --token-file opens it to others"
+	}
+	a.note("nstance-admin serves %s://%s %s.", scheme, listener.Addr(), who)
+	return tasks.Run(ctx, func(context.Context) error {
+		if o.certFile != "" {
+			return ignoreClosed(server.ServeTLS(listener, o.certFile, o.keyFile))
+		}
+		return ignoreClosed(server.Serve(listener))
+	}, func(ctx context.Context) error {
+		<-ctx.Done()
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+		defer cancel()
+		if err := server.Shutdown(grace); err != nil {
+			return errors.Join(fmt.Errorf("shut down: %w", err), server.Close())
+		}
+		return nil
+	})
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,179 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// bucketFlags say where a bucket is.
+type bucketFlags struct {
+	location open.Location
+	timeout  time.Duration
+}
+
+func (b *bucketFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	if cmd.HasSubCommands() {
+		flags = cmd.PersistentFlags()
+	}
+	flags.StringVar(&b.location.Provider, "storage-provider", "s3", "where the bucket is: s3, or file for a directory")
+	flags.StringVar(&b.location.Bucket, "storage-bucket", "", "the bucket; for file, the directory (required)")
+	flags.StringVar(&b.location.Prefix, "storage-prefix", "", "what all keys in the bucket begin with")
+	flags.DurationVar(&b.timeout, "storage-timeout", storageTime, "how long the command may take with the bucket")
+}
+
+// open opens the bucket; a directory that is not there is made only if create says so. The returned context ends with the time-out.
+func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, context.Context, context.CancelFunc, error) {
+	switch {
+	case b.location.Bucket == "":
+		return nil, nil, nil, usagef("--storage-bucket is missing")
+	case b.timeout <= 0:
+		return nil, nil, nil, usagef("--storage-timeout %s is not more than zero", b.timeout)
+	}
+	if b.location.Provider == "file" && !create {
+		if _, err := os.Stat(b.location.Bucket); err != nil {
+			return nil, nil, nil, withHint(fmt.Errorf("open bucket: %w", err), "for --storage-provider file, --storage-bucket is a directory; nstance-admin cluster init makes it")
+		}
+	}
+	store, err := open.Open(ctx, b.location)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	return store, ctx, cancel, nil
+}
+
+// secretFlags say where the cluster's secrets are and which keys open them.
+type secretFlags struct {
+	bucketFlags
+	cluster                   string
+	provider, prefix, project string
+	keyProvider, keySource    string
+	oldKeys                   []string
+}
+
+func (s *secretFlags) add(cmd *cobra.Command) {
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&s.cluster, "cluster-id", "", "the cluster; taken from cluster/ca.crt in the bucket if not given")
+	s.bucketFlags.add(cmd)
+	flags.StringVar(&s.provider, "secrets-provider", "object-storage", "where secrets are kept")
+	flags.StringVar(&s.prefix, "secrets-prefix", "", "what the names of secrets begin with, where a service keeps them")
+	flags.StringVar(&s.project, "secrets-project", "", "Google Cloud project of the secrets")
+	flags.StringVar(&s.keyProvider, "key-provider", "env", "where the encryption key is: env or file")
+	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+") or path of the file")
+}
+
+// cluster is an opened cluster.
+type cluster struct {
+	id      string
+	bucket  objstore.Store
+	state   *clusterstate.State
+	secrets *secretstore.Objects
+	ring    keyring.Ring
+}
+
+// need is what a command needs of a cluster.
+type need struct {
+	key bool // the encryption key
+	id  bool // --cluster-id: there is no ca.crt yet that would tell
+}
+
+// withCluster opens the cluster that the flags name and runs do.
+func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need, do func(ctx context.Context, c *cluster) error) error {
+	if s.provider != "object-storage" || s.prefix != "" || s.project != "" {
+		return &usageError{err: fmt.Errorf("secrets provider %q with prefix %q and project %q: this build keeps secrets in object storage only", s.provider, s.prefix, s.project),
+			hint: "leave --secrets-provider, --secrets-prefix and --secrets-project out"}
+	}
+	if s.cluster != "" {
+		if err := ident.ValidateClusterName(s.cluster); err != nil {
+			return usagef("--cluster-id: %w", err)
+		}
+	} else if needs.id {
+		return usagef("--cluster-id is missing")
+	}
+	ring, err := s.ring(ctx, needs.key)
+	if err != nil {
+		return err
+	}
+	bucket, ctx, cancel, err := s.open(ctx, needs.id)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	env, wait := tasks.Real()
+	defer wait()
+	options := clusterstate.Options{Cluster: bucket, Shard: bucket, ClusterID: s.cluster, Now: a.Now, Rand: a.Rand, ForEach: env.ForEach}
+	return a.during("working on "+s.location.Bucket, func() error {
+		if options.ClusterID == "" {
+			if options.ClusterID, err = clusterOf(ctx, clusterstate.New(options)); err != nil {
+				return err
+			}
+		}
+		c := &cluster{id: options.ClusterID, bucket: bucket, ring: ring}
+		c.secrets = secretstore.NewObjects(secretstore.Options{Bucket: bucket, Cluster: c.id, Ring: ring, Rand: a.Rand})
+		options.Secrets = c.secrets
+		c.state = clusterstate.New(options)
+		return do(ctx, c)
+	})
+}
+
+// ring reads the encryption keys. Where none is needed, a source that has none is no error.
+func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, error) {
+	if !needed {
+		return keyring.Ring{}, nil
+	}
+	secrets := config.Secrets{EncryptionKey: &config.KeySource{Provider: s.keyProvider, Source: s.keySource}}
+	for _, text := range s.oldKeys {
+		provider, source, ok := strings.Cut(text, ":")
+		if !ok || source == "" {
+			return keyring.Ring{}, usagef("--old-key: want env:VARIABLE or file:PATH")
+		}
+		secrets.OldEncryptionKeys = append(secrets.OldEncryptionKeys, config.KeySource{Provider: provider, Source: source})
+	}
+	ring, err := keyring.Load(ctx, secrets, keyring.Sources())
+	if err != nil {
+		return keyring.Ring{}, withHint(err, "the cluster's encryption key has 32 bytes, raw or base64: set %s, or say where it is with --key-provider env|file and --key-source", config.DefaultKeyVariable)
+	}
+	return ring, nil
+}
+
+// clusterOf reads the cluster's ID from its CA certificate.
+func clusterOf(ctx context.Context, state *clusterstate.State) (string, error) {
+	bundle, err := state.CABundle(ctx)
+	if errors.Is(err, objstore.ErrNotFound) {
+		return "", withHint(fmt.Errorf("there is no cluster in this bucket: %w", err),
+			"check --storage-bucket and --storage-prefix; nstance-admin cluster init --cluster-id ID makes a cluster, and so do the Terraform provider and a shard's first leader")
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, uri := range bundle[0].URIs {
+		if id := spiffeDomain(uri); ident.ValidateClusterName(id) == nil {
+			return id, nil
+		}
+	}
+	return "", usagef("the CA's certificate does not name the cluster: give --cluster-id")
+}
+
+func spiffeDomain(uri *url.URL) string {
+	if uri.Scheme != "spiffe" {
+		return ""
+	}
+	return uri.Host
+}
