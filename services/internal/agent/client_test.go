@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -392,6 +393,25 @@ func TestExpiredCertificate(t *testing.T) {
 		got := get(s, func() [2]int { return [2]int{len(s.renewals), len(s.registrations)} })
 		if diff := cmp.Diff([2]int{2, 1}, got); diff != "" {
 			t.Errorf("renewals and registrations: %s", diff)
+		}
+	})
+}
+
+// Where the clocks disagree so much that every certificate has expired on arrival, renewing is not done in a hurry.
+func TestCertificateExpiredOnArrival(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.ttl = time.Nanosecond
+		defer s.start(t, n.listen(address))()
+		client, stop := run(t, newMemories(t, s).options(s, n))
+		defer stop()
+		time.Sleep(10 * time.Minute)
+		if renewals := get(s, func() int { return len(s.renewals) }); renewals < 20 || renewals > 60 {
+			t.Errorf("%d renewals in ten minutes", renewals)
+		}
+		if err := client.Health(); err == nil || !strings.Contains(err.Error(), "clock") {
+			t.Errorf("Health: %v", err)
 		}
 	})
 }

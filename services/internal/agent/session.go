@@ -93,6 +93,9 @@ func (c *Client) session(ctx context.Context, addr string) (accepted bool, err e
 		if err := c.renew(ctx, api); err != nil {
 			return false, fmt.Errorf("renew the expired certificate: %w", err)
 		}
+		if c.cert.Load().Expired(time.Now()) {
+			return false, errors.New("the renewed certificate has expired too: a clock is wrong")
+		}
 		return false, errRenewed
 	}
 	reports := &reporter{Client: c, api: api, onAccept: func() {
