@@ -113,7 +113,8 @@ func (s *Stack) Env() []string {
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
 		switch {
-		case strings.HasPrefix(name, "AWS_"), strings.HasPrefix(name, "NSTANCE_"), strings.HasPrefix(name, "TF_"), name == "TMUX", name == "TMUX_PANE":
+		case strings.HasPrefix(name, "AWS_"), strings.HasPrefix(name, "NSTANCE_"), strings.HasPrefix(name, "TF_"), name == "TMUX", name == "TMUX_PANE",
+			name == "INVOCATION_ID": // systemd's: nobody supervises these
 		default:
 			env = append(env, kv)
 		}
