@@ -402,7 +402,7 @@ func TestCertificateExpiredOnArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
 		s := newFakeServer(t, newID(t))
-		s.ttl = time.Nanosecond
+		s.ttl, s.lag = time.Hour, 2*time.Hour
 		defer s.start(t, n.listen(address))()
 		client, stop := run(t, newMemories(t, s).options(s, n))
 		defer stop()

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
 const (
@@ -223,10 +225,8 @@ func (r *reporter) next(ctx context.Context, sequence uint64, look bool) (*nstan
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	report.Termination = r.standing.termination
-	report.Healthy, report.Message = r.standing.unwell == "", r.standing.unwell
-	if report.Healthy {
-		report.Message = r.standing.remark
-	}
+	report.Healthy = r.standing.unwell == ""
+	report.Message = folder.Clip(cmp.Or(r.standing.unwell, r.standing.remark), folder.MaxReportedText)
 	stop := r.standing.stop
 	if stop == nil {
 		return report, nil

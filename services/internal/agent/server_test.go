@@ -40,6 +40,7 @@ type fakeServer struct {
 	ca  authority.CA
 	id  ident.ID
 	ttl time.Duration // of the certificates that it issues
+	lag time.Duration // of its clock
 
 	reports   chan *nstancev1.ReportHealthRequest
 	submitted chan []*nstancev1.PublicKey
@@ -65,7 +66,7 @@ type fakeServer struct {
 
 func newFakeServer(t testing.TB, id ident.ID) *fakeServer {
 	t.Helper()
-	ca, err := authority.CreateCA("example", rand.Reader, time.Now())
+	ca, err := authority.CreateCA("example", rand.Reader, time.Now().Add(-24*time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +140,7 @@ func (s *fakeServer) issue(key ed25519.PublicKey) ([]byte, error) {
 		Identity:  authority.Identity{Role: authority.RoleAgent, Cluster: "example", Tenant: "default", ID: s.id},
 		PublicKey: key,
 		TTL:       s.ttl,
-	}, rand.Reader, time.Now())
+	}, rand.Reader, time.Now().Add(-s.lag))
 	if err != nil {
 		return nil, err
 	}

@@ -62,5 +62,16 @@ func ValidateName(name string) error {
 	return nil
 }
 
+// What a server takes in reports, in bytes.
+const (
+	MaxReportedName = 255
+	MaxReportedText = 1024
+)
+
+// Clip shortens a text to at most limit bytes of valid UTF-8.
+func Clip(s string, limit int) string {
+	return strings.ToValidUTF8(s[:min(len(s), limit)], "")
+}
+
 // hidden reports whether a name is left out of listings.
 func hidden(name string) bool { return strings.HasPrefix(name, ".") }

@@ -172,3 +172,13 @@ func FuzzValidateName(f *testing.F) {
 		}
 	})
 }
+
+func TestClip(t *testing.T) {
+	for _, test := range []struct {
+		text, want string
+	}{{"", ""}, {"abc", "abc"}, {"abcd", "abcd"}, {"abcde", "abcd"}, {"abcé", "abc"}, {"ééé", "éé"}, {"\xff\xfea", "a"}} {
+		if got := folder.Clip(test.text, 4); got != test.want {
+			t.Errorf("Clip(%q, 4) = %q, want %q", test.text, got, test.want)
+		}
+	}
+}

@@ -29,6 +29,8 @@ import (
 const (
 	privateExt = ".key"
 	publicExt  = ".pub"
+	// maxKeys is how many keys a server takes in a report.
+	maxKeys = 128
 )
 
 // Private takes away every right of others: a private key is not for them, whatever the folder's mode.
@@ -61,7 +63,9 @@ func (s *Store) Ensure(name string, algorithm nstancev1.KeyAlgorithm) (pkix []by
 	defer s.mu.Unlock()
 	pkix, err = s.ensure(name, algorithm)
 	if err != nil {
-		s.failed[name] = err
+		if len(s.failed) < maxKeys {
+			s.failed[cmp.Or(folder.Clip(name, folder.MaxReportedName), "(no name)")] = err
+		}
 		return nil, err
 	}
 	delete(s.failed, name)
@@ -146,7 +150,7 @@ func sum(content []byte) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// States returns what is there, by name: every pair in the folder, and what became of requests that failed.
+// States returns what is there, by name: every pair in the folder, and what became of requests that failed; 128 at most.
 func (s *Store) States() []*nstancev1.KeyState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,9 +170,10 @@ func (s *Store) States() []*nstancev1.KeyState {
 	}
 	maps.DeleteFunc(s.pairs, func(name string, _ pair) bool { return states[name] == nil })
 	for name, err := range s.failed {
-		states[name] = &nstancev1.KeyState{Name: name, Error: err.Error()}
+		states[name] = &nstancev1.KeyState{Name: name, Error: folder.Clip(err.Error(), folder.MaxReportedText)}
 	}
-	return slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.KeyState) int { return cmp.Compare(a.Name, b.Name) })
+	sorted := slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.KeyState) int { return cmp.Compare(a.Name, b.Name) })
+	return sorted[:min(len(sorted), maxKeys)]
 }
 
 // look returns the state of one pair, reading the key only when its file has changed.

@@ -1,6 +1,7 @@
 package receiver
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -40,7 +41,7 @@ func (b *Batch) Add(file *nstancev1.File) {
 	delete(b.refused, name)
 	if err := b.check(file); err != nil {
 		if len(b.refused) < maxFiles {
-			b.refused[clip(name, 255)] = err.Error()
+			b.refused[cmp.Or(folder.Clip(name, folder.MaxReportedName), "(no name)")] = err.Error()
 		}
 		return
 	}

@@ -10,6 +10,8 @@ import (
 	"io"
 	"path"
 	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
 // The kinds of files, as the shard configuration names them.
@@ -34,7 +36,7 @@ func checkContent(name, kind string, content []byte) error {
 		return checkJSON(content)
 	case kindSecret, kindStorage, kindString:
 	default:
-		return fmt.Errorf("its kind is unknown (%q); a newer agent may know it", clip(kind, 40))
+		return fmt.Errorf("its kind is unknown (%q); a newer agent may know it", folder.Clip(kind, 40))
 	}
 	switch path.Ext(name) {
 	case ".crt":
@@ -180,11 +182,4 @@ func envValue(text []byte) ([]byte, bool) {
 		}
 	}
 	return nil, quote == 0
-}
-
-func clip(s string, limit int) string {
-	if len(s) > limit {
-		return s[:limit] + "…"
-	}
-	return s
 }

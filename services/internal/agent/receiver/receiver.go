@@ -297,8 +297,8 @@ func (r *Receiver) Done(names []string) error {
 	return nil
 }
 
-// States returns the state of every file that belongs to the instance, as it is on disk now, in the order of their names. Files are
-// read only when they have changed. Only one goroutine at a time may call it.
+// States returns the state of every file that belongs to the instance, as it is on disk now, in the order of their names; 512 at most,
+// which is what a server takes. Files are read only when they have changed. Only one goroutine at a time may call it.
 func (r *Receiver) States() []*nstancev1.FileState {
 	r.mu.Lock()
 	names, refused := slices.Clone(r.state.Files), maps.Clone(r.refused)
@@ -311,10 +311,11 @@ func (r *Receiver) States() []*nstancev1.FileState {
 		seen[name], states[name] = found, found.state
 	}
 	for name, reason := range refused {
-		states[name] = &nstancev1.FileState{Name: name, Error: reason}
+		states[name] = &nstancev1.FileState{Name: name, Error: folder.Clip(reason, folder.MaxReportedText)}
 	}
 	r.seen = seen
-	return slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.FileState) int { return cmp.Compare(a.Name, b.Name) })
+	sorted := slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.FileState) int { return cmp.Compare(a.Name, b.Name) })
+	return sorted[:min(len(sorted), maxFiles)]
 }
 
 func (r *Receiver) look(name string) look {
@@ -336,5 +337,5 @@ func (r *Receiver) look(name string) look {
 			return look{stamp: stamp, state: found}
 		}
 	}
-	return look{state: &nstancev1.FileState{Name: name, Error: err.Error()}}
+	return look{state: &nstancev1.FileState{Name: name, Error: folder.Clip(err.Error(), folder.MaxReportedText)}}
 }

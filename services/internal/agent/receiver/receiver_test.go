@@ -13,9 +13,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/protobuf/proto"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
@@ -170,7 +172,7 @@ func TestRefusals(t *testing.T) {
 	}
 	bad := files{
 		"../up.env": "A=1", "/abs.env": "A=1", `back\slash.env`: "A=1", "link.env": "A=1", "script.sh": "x", "none": "x", ".env": "A=1",
-		"bad.json": "{", "b.env": "not env", "big.conf": strings.Repeat("x", 1<<20+1), "": "",
+		"bad.json": "{", "b.env": "not env", "big.conf": strings.Repeat("x", 1<<20+1),
 	}
 	send := maps.Clone(bad)
 	send["a.env"], send["big-enough.conf"] = "A=2", strings.Repeat("x", 1<<20)
@@ -228,6 +230,32 @@ func TestBatchLimits(t *testing.T) {
 	}
 	if changed, err := r.Apply(batch, &nstancev1.FilesCommit{}); len(changed) != 512 || err != nil { // 32 written, 480 removed
 		t.Errorf("%d files, %v", len(changed), err)
+	}
+}
+
+// Whatever a server sends, the report about it is one that servers take.
+func TestStatesFitIntoAReport(t *testing.T) {
+	r := open(&folder.Memory{})
+	batch := r.NewBatch()
+	batch.Add(&nstancev1.File{})
+	batch.Add(&nstancev1.File{Name: strings.Repeat("é", 200) + ".env", Kind: strings.Repeat("é", 5000)})
+	for i := range 1000 {
+		batch.Add(&nstancev1.File{Name: fmt.Sprintf("%d.conf", i), Kind: "string"})
+	}
+	if _, err := r.Apply(batch, &nstancev1.FilesCommit{}); err != nil {
+		t.Fatal(err)
+	}
+	states := r.States()
+	if len(states) != 512 {
+		t.Errorf("%d states", len(states))
+	}
+	for _, state := range states {
+		if name, text := state.GetName(), state.GetError(); name == "" || len(name) > 255 || !utf8.ValidString(name) || len(text) > 1024 || !utf8.ValidString(text) {
+			t.Errorf("%q: %q", name, text)
+		}
+	}
+	if _, err := proto.Marshal(&nstancev1.ReportHealthRequest{Files: states}); err != nil {
+		t.Error(err)
 	}
 }
 
