@@ -1,0 +1,238 @@
+package operatorapi_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+)
+
+func (w *world) group(t testing.TB, name string) *nstancev1.GroupStatus {
+	t.Helper()
+	answer, err := w.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range answer.GetGroups() {
+		if g.GetGroup() == name {
+			return g
+		}
+	}
+	return nil
+}
+
+func TestUpsertGroupMakesVMs(t *testing.T) {
+	w := newWorld(t)
+	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker", Size: ptr(uint32(0)), SetVars: true,
+		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Deep": {"B": 2}}`, DrainTimeout: durationpb.New(time.Minute), MaxSurge: ptr(uint32(2)),
+		MaxUnhealthy: "3", InstanceTypes: []string{"large"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := answer.GetGroup()
+	if g.GetIsStatic() || !g.GetOverridden() || g.GetSize() != 0 || g.GetTemplate() != "worker" || g.GetKind() != "knd" || g.GetInstanceType() != "small" ||
+		!slices.Equal(g.GetInstanceTypes(), []string{"large"}) || g.GetSubnetPool() != "p" || g.GetArch() != "arm64" || g.GetMaxSurge() != 2 ||
+		g.GetMaxUnhealthy() != "3" || g.GetDrainTimeout().AsDuration() != time.Minute || g.GetEtag() == "" || g.GetInfraHash() == "" ||
+		g.GetRuntimeHash() == "" || g.GetArgsJson() != `{"Deep":{"A":1,"B":2},"Label":"{{ .Vars.role }}"}` {
+		t.Errorf("%v", g)
+	}
+	if diff := cmp.Diff(map[string]string{"role": "db"}, g.GetVars()); diff != "" {
+		t.Error(diff)
+	}
+
+	events := live(t, w)
+	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(3)), MustExist: true, ExpectedEtag: g.GetEtag()}); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		events.await("creation", ofType(nstancev1.InstanceEvent_TYPE_CREATED))
+	}
+	if n := w.provider.Count(mock.Create); n != 3 {
+		t.Errorf("%d create calls", n)
+	}
+	now := w.group(t, "fleet")
+	if now.GetActualSize() != 3 || now.GetHealthy() != 0 || len(now.GetProviderIds()) != 3 || len(now.GetInstanceIds()) != 3 || now.GetEtag() == g.GetEtag() {
+		t.Errorf("%v", now)
+	}
+	// Nothing but the size has changed.
+	now.Size, now.ActualSize, now.ProviderIds, now.InstanceIds, now.Etag = 0, 0, nil, nil, g.GetEtag()
+	if diff := cmp.Diff(g, now, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	// What is durable is what was asked for.
+	groups, _, _, err := w.state.ReadGroups(t.Context())
+	if spec := groups.Tenants["prod"]["fleet"]; err != nil || *spec.Size != 3 || spec.Vars["role"] != "db" || groups.Term != 3 {
+		t.Errorf("%+v, %v", groups, err)
+	}
+}
+
+func TestUpsertStaticGroup(t *testing.T) {
+	w := newWorld(t)
+	before := w.group(t, "static")
+	if !before.GetIsStatic() || before.GetOverridden() {
+		t.Errorf("%v", before)
+	}
+	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Template: "quick", SubnetPool: "p", InstanceTypes: []string{"x"},
+		ArgsJson: `{"a": 1}`, LoadBalancers: []string{"lb"}, DrainTimeout: durationpb.New(0), MaxSurge: ptr(uint32(1)), MaxUnhealthy: "1", Size: ptr(uint32(1))})
+	wants(t, "restricted fields", err, codes.FailedPrecondition,
+		"template, instance_types, subnet_pool, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy:", "static")
+	if now := w.group(t, "static"); now.GetEtag() != before.GetEtag() {
+		t.Errorf("changed: %v", now)
+	}
+	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", InstanceType: "large", SetVars: true,
+		Vars: map[string]string{"x": "y"}, ArgsJson: "{}"})
+	if g := answer.GetGroup(); err != nil || !g.GetIsStatic() || !g.GetOverridden() || g.GetInstanceType() != "large" || g.GetVars()["x"] != "y" ||
+		g.GetVars()["role"] != "worker" {
+		t.Errorf("%v, %v", g, err)
+	}
+	deleted, err := w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "static"})
+	if err != nil || !deleted.GetRestoredStatic() {
+		t.Errorf("%v, %v", deleted, err)
+	}
+	if now := w.group(t, "static"); now.GetEtag() != before.GetEtag() || now.GetOverridden() {
+		t.Errorf("not restored: %v", now)
+	}
+	_, err = w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "static"})
+	wants(t, "delete a static group", err, codes.FailedPrecondition, "group: static is static")
+}
+
+func TestUpsertGroupRefusals(t *testing.T) {
+	w := newWorld(t)
+	etag := w.scale(t, "fleet", 0).GetEtag()
+	w.scale(t, "fleet", 0) // the same again is the same
+	if now := w.group(t, "fleet").GetEtag(); now != etag {
+		t.Errorf("ETag %s after %s although nothing changed", now, etag)
+	}
+	for name, test := range map[string]struct {
+		req   *nstancev1.UpsertGroupRequest
+		code  codes.Code
+		words []string
+	}{
+		"no name":        {&nstancev1.UpsertGroupRequest{}, codes.InvalidArgument, []string{"group: "}},
+		"bad name":       {&nstancev1.UpsertGroupRequest{Group: "a--b"}, codes.InvalidArgument, []string{"group: "}},
+		"no template":    {&nstancev1.UpsertGroupRequest{Group: "new"}, codes.InvalidArgument, []string{"template: is required"}},
+		"which template": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "workr"}, codes.InvalidArgument, []string{"template: ", `did you mean "worker"?`}},
+		"which pool":     {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q"}, codes.InvalidArgument, []string{"subnet_pool: "}},
+		"which balancer": {&nstancev1.UpsertGroupRequest{Group: "fleet", LoadBalancers: []string{"lb"}}, codes.InvalidArgument, []string{"load_balancers[0]: "}},
+		"two at once": {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q", MaxUnhealthy: "many"}, codes.InvalidArgument,
+			[]string{"subnet_pool: ", "max_unhealthy: "}},
+		"no surge":      {&nstancev1.UpsertGroupRequest{Group: "fleet", MaxSurge: ptr(uint32(0))}, codes.InvalidArgument, []string{"max_surge: "}},
+		"bad rendering": {&nstancev1.UpsertGroupRequest{Group: "fleet", ArgsJson: `{"a": ["{{ .Vars.none }}"]}`}, codes.InvalidArgument, []string{"args_json.a[0]: "}},
+		"must exist":    {&nstancev1.UpsertGroupRequest{Group: "new", Template: "worker", MustExist: true}, codes.NotFound, []string{"group: ", "new"}},
+		"etag":          {&nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(1)), ExpectedEtag: "old"}, codes.Aborted, []string{"expected_etag: "}},
+		"etag of none":  {&nstancev1.UpsertGroupRequest{Group: "new", Template: "worker", ExpectedEtag: etag}, codes.Aborted, []string{"expected_etag: "}},
+	} {
+		_, err := w.UpsertGroup(t.Context(), test.req)
+		wants(t, name, err, test.code, test.words...)
+	}
+	_, err := w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "new"})
+	wants(t, "delete nothing", err, codes.NotFound, "group: ")
+	_, err = w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "fleet", ExpectedEtag: "old"})
+	wants(t, "delete another", err, codes.Aborted, "expected_etag: ")
+	if g := w.group(t, "fleet"); g.GetEtag() != etag {
+		t.Errorf("changed: %v", g)
+	}
+
+	w.breakStore(func(r mem.Request) mem.Fault {
+		if r.Key == keys.Groups("a") {
+			return outOfOrder(r)
+		}
+		return mem.Fault{}
+	})
+	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(1))})
+	wants(t, "storage", err, codes.Unavailable, "out of order")
+	_, err = w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "fleet"})
+	wants(t, "storage", err, codes.Unavailable, "out of order")
+	if g := w.group(t, "fleet"); g.GetEtag() != etag || g.GetDeleting() {
+		t.Errorf("changed: %v", g)
+	}
+}
+
+// A lost answer of the bucket does not lose the change, and an ETag tells whether it was made.
+func TestUpsertGroupAfterALostAnswer(t *testing.T) {
+	w := newWorld(t)
+	w.breakStore(func(r mem.Request) mem.Fault {
+		return mem.Fault{Lost: r.Op == mem.Put && r.Key == keys.Groups("a")}
+	})
+	g := w.scale(t, "fleet", 0)
+	w.breakStore(nil)
+	if now := w.group(t, "fleet"); now.GetEtag() != g.GetEtag() {
+		t.Errorf("%v", now)
+	}
+}
+
+func TestDeleteGroupDrainsAndForgets(t *testing.T) {
+	w := newWorld(t)
+	ids := w.grow(t, "fleet", 2)
+	w.register(t, ids[0], observe.Report{Healthy: true})
+	events, groups := live(t, w), watchGroups(t, w)
+	if _, err := w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "fleet"}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		event := events.await("an announced drain", func(e *instanceEvent) bool { return e.GetDrain() })
+		if event.GetReason() == "" || event.GetDeadline().AsTime().Sub(w.Clock.Now()) != 5*time.Minute || !event.GetAt().AsTime().Equal(w.Clock.Now()) {
+			t.Errorf("%v", event)
+		}
+	}
+	if g := w.group(t, "fleet"); !g.GetDeleting() || g.GetSize() != 0 || g.GetActualSize() != 0 || len(g.GetInstanceIds()) != 2 {
+		t.Errorf("%v", g)
+	}
+	terminated := make(chan struct{}, 2)
+	w.provide(func(_ context.Context, call mock.Call) mock.Outcome {
+		if call.Kind == mock.Delete {
+			terminated <- struct{}{}
+		}
+		return mock.Outcome{}
+	})
+	for _, id := range ids {
+		if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id.String()}); err != nil {
+			t.Fatal(err)
+		}
+		<-terminated
+	}
+	// The delete's answer may still be under way, and a list asked for before it would not count.
+	for deleted := 0; deleted < 2; {
+		w.list(t)
+		w.Clock.Advance(time.Second)
+		w.leader.World.TouchAll()
+		events.await("deletion", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
+		deleted++
+	}
+	groups.await("the group's end", func(e *groupEvent) bool {
+		return e.GetType() == nstancev1.GroupEvent_TYPE_DELETE && e.GetGroup() == "fleet" && e.GetStatus() == nil
+	})
+	if g := w.group(t, "fleet"); g != nil {
+		t.Errorf("%v", g)
+	}
+	if stored, _, _, err := w.state.ReadGroups(t.Context()); err != nil || len(stored.Tenants) != 0 {
+		t.Errorf("%+v, %v", stored, err)
+	}
+	if left := w.provider.VMs(); len(left) != 0 {
+		t.Errorf("%v", left)
+	}
+}
+
+func TestBlockedReason(t *testing.T) {
+	w := newWorld(t)
+	w.provider.SetCapacity(mock.Place{}, 0)
+	groups := watchGroups(t, w)
+	errors := watchErrors(t, w)
+	w.scale(t, "fleet", 1)
+	errors.await("the provider's refusal", func(e *errorEvent) bool { return e.GetKind() == "provider" && e.GetGroup() == "fleet" })
+	groups.await("the reason", func(e *groupEvent) bool {
+		return e.GetStatus().GetGroup() == "fleet" && strings.Contains(e.GetStatus().GetBlockedReason(), "capacity")
+	})
+}

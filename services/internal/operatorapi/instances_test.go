@@ -1,0 +1,466 @@
+package operatorapi_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+)
+
+func (w *world) status(t testing.TB, id ident.ID) *nstancev1.InstanceStatus {
+	t.Helper()
+	answer, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.GetInstance()
+}
+
+func (w *world) create(id, group string) (*nstancev1.InstanceStatus, error) {
+	answer, err := w.CreateInstance(context.Background(), &nstancev1.CreateInstanceRequest{Group: group, InstanceId: id})
+	return answer.GetInstance(), err
+}
+
+func TestInstanceStatus(t *testing.T) {
+	w := newWorld(t)
+	ids := w.grow(t, "fleet", 2)
+	id := ids[0]
+	fresh := w.status(t, id)
+	if fresh.GetState() != "created" || fresh.GetHealth() != "unregistered" || fresh.GetProviderId() == "" || fresh.GetProviderState() != "running" ||
+		fresh.GetGroup() != "fleet" || fresh.GetTemplate() != "worker" || fresh.GetKind() != "knd" || fresh.GetOnDemand() || fresh.GetInstanceType() != "small" ||
+		fresh.GetSubnetId() != "s" || fresh.GetTerm() != 3 || fresh.GetZone() != "z" || fresh.GetRegion() != "r" || fresh.GetMetrics() != nil ||
+		!fresh.GetCreatedAt().AsTime().Equal(w.Clock.Now()) || fresh.GetRegisteredAt() != nil || fresh.GetDeletedAt() != nil {
+		t.Errorf("%v", fresh)
+	}
+	group, _ := w.leader.World.GroupView(groupKey("prod", "fleet"))
+	w.register(t, id, observe.Report{Healthy: true, Message: "all is well", Version: "v1", RuntimeHash: group.RuntimeHash,
+		Metrics: observe.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: 3, TransmitRate: -1, ConntrackEntries: 4, ConntrackMax: 5}})
+	now := w.status(t, id)
+	if now.GetState() != "registered" || now.GetHealth() != "healthy" || now.GetHealthMessage() != "all is well" || now.GetAgentVersion() != "v1" ||
+		now.GetIpv4() != "10.0.0.7" || now.GetLastReportAt() == nil || now.GetCertificateNotAfter() == nil || now.GetInfraDrift() || now.GetRuntimeDrift() {
+		t.Errorf("%v", now)
+	}
+	if m := now.GetMetrics(); m.GetCpu() != 0.5 || m.GetMemoryTotalBytes() != 2 || m.GetNetworkReceiveRate() != 3 || m.NetworkTransmitRate != nil || m.GetConntrackLimit() != 5 {
+		t.Errorf("%v", m)
+	}
+	if g := w.group(t, "fleet"); g.GetActualSize() != 2 || g.GetHealthy() != 1 {
+		t.Errorf("%v", g)
+	}
+	for _, filter := range []string{"", "fleet"} {
+		list, err := w.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{Group: filter})
+		if err != nil || len(list.GetInstances()) != 2 || list.GetInstances()[0].GetInstanceId() >= list.GetInstances()[1].GetInstanceId() {
+			t.Errorf("group %q: %v, %v", filter, list, err)
+		}
+	}
+	list, err := w.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{Group: "static"})
+	if err != nil || len(list.GetInstances()) != 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+	for filter, code := range map[string]codes.Code{"none": codes.NotFound, "NONE": codes.InvalidArgument, "theirs": codes.NotFound} {
+		_, err := w.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{Group: filter})
+		wants(t, "list "+filter, err, code, "group: ")
+	}
+	for text, code := range map[string]codes.Code{"": codes.InvalidArgument, "knd": codes.InvalidArgument, w.NewID(t, "knd").String(): codes.NotFound} {
+		_, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: text})
+		wants(t, "status of "+text, err, code, "instance_id: ")
+	}
+}
+
+func TestCreateInstance(t *testing.T) {
+	w := newWorld(t)
+	events := live(t, w)
+	id := w.NewID(t, "knd")
+	req := &nstancev1.CreateInstanceRequest{Group: "static", InstanceId: id.String(), InstanceType: "huge", Vars: map[string]string{"role": "one-off"}}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			answer, err := w.CreateInstance(context.Background(), req)
+			if i := answer.GetInstance(); err != nil || i.GetInstanceId() != id.String() || !i.GetOnDemand() || i.GetState() != "created" || i.GetInstanceType() != "huge" {
+				t.Errorf("%v, %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := w.provider.Count(mock.Create); n != 1 {
+		t.Errorf("%d create calls", n)
+	}
+	creating := events.await("creation", ofType(nstancev1.InstanceEvent_TYPE_CREATING))
+	if creating.GetInstance().GetInstanceId() != id.String() || !creating.GetAt().AsTime().Equal(w.Clock.Now()) || creating.GetReplaces() != "" {
+		t.Errorf("%v", creating)
+	}
+	if rec, _, err := w.state.GetInstance(t.Context(), "prod", id); err != nil || rec.Vars["role"] != "one-off" || rec.State != record.Created {
+		t.Errorf("%+v, %v", rec, err)
+	}
+	// It does not count towards the size, and nothing replaces it.
+	if g := w.group(t, "static"); g.GetActualSize() != 0 || len(g.GetInstanceIds()) != 1 {
+		t.Errorf("%v", g)
+	}
+	// Without an ID each call makes one.
+	first, err1 := w.create("", "static")
+	second, err2 := w.create("", "static")
+	if err1 != nil || err2 != nil || first.GetInstanceId() == second.GetInstanceId() || first.GetKind() != "knd" {
+		t.Errorf("%v, %v, %v, %v", first, err1, second, err2)
+	}
+}
+
+func TestCreateInstanceRefusals(t *testing.T) {
+	w := newWorld(t)
+	theirs := w.NewID(t, "knd")
+	if _, err := w.rival(t).CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs", InstanceId: theirs.String()}); err != nil {
+		t.Fatal(err)
+	}
+	managed := w.grow(t, "fleet", 1)[0]
+	dead := w.NewID(t, "knd")
+	if _, err := w.create(dead.String(), "static"); err != nil {
+		t.Fatal(err)
+	}
+	events := live(t, w)
+	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: dead.String()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.provider.Terminate(w.status(t, dead).GetProviderId()); err != nil {
+		t.Fatal(err)
+	}
+	w.Clock.Advance(time.Second)
+	w.list(t)
+	events.await("its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
+
+	old := w.NewID(t, "knd")
+	w.Clock.Advance(365 * 24 * time.Hour / 12)
+	at := w.Clock.Now().Add(time.Hour)
+	future, err := ident.NewID("knd", at, strings.NewReader(strings.Repeat("x", 64)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		req   *nstancev1.CreateInstanceRequest
+		code  codes.Code
+		words []string
+	}{
+		"no group":      {&nstancev1.CreateInstanceRequest{}, codes.InvalidArgument, []string{"group: "}},
+		"unknown group": {&nstancev1.CreateInstanceRequest{Group: "none"}, codes.NotFound, []string{"group: "}},
+		"their group":   {&nstancev1.CreateInstanceRequest{Group: "theirs"}, codes.NotFound, []string{"group: "}},
+		"bad ID":        {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: "knd1"}, codes.InvalidArgument, []string{"instance_id: "}},
+		"other kind":    {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: w.NewID(t, "knq").String()}, codes.InvalidArgument, []string{"instance_id: ", "knq"}},
+		"operator's ID": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: w.NewID(t, "opr").String()}, codes.InvalidArgument, []string{"instance_id: "}},
+		"their ID":      {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: theirs.String()}, codes.AlreadyExists, []string{"instance_id: "}},
+		"managed":       {&nstancev1.CreateInstanceRequest{Group: "fleet", InstanceId: managed.String()}, codes.AlreadyExists, []string{"instance_id: "}},
+		"other group":   {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: managed.String()}, codes.AlreadyExists, []string{"instance_id: "}},
+		"dead":          {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: dead.String()}, codes.AlreadyExists, []string{"instance_id: "}},
+		"old":           {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: old.String()}, codes.AlreadyExists, []string{"instance_id: "}},
+		"future":        {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: future.String()}, codes.InvalidArgument, []string{"instance_id: ", "clock"}},
+		"bad type":      {&nstancev1.CreateInstanceRequest{Group: "static", InstanceType: "a\nb"}, codes.InvalidArgument, []string{"instance_type: "}},
+		"bad vars":      {&nstancev1.CreateInstanceRequest{Group: "static", Vars: map[string]string{"": "x"}}, codes.InvalidArgument, []string{"vars: "}},
+	} {
+		before := w.provider.Count(mock.Create)
+		_, err := w.CreateInstance(t.Context(), test.req)
+		wants(t, name, err, test.code, test.words...)
+		if w.provider.Count(mock.Create) != before {
+			t.Errorf("%s: the provider was asked", name)
+		}
+	}
+}
+
+func TestCreateInstanceOutlivesItsClient(t *testing.T) {
+	w := newWorld(t)
+	entered, release := make(chan struct{}), make(chan struct{})
+	w.provide(func(_ context.Context, call mock.Call) mock.Outcome {
+		if call.Kind == mock.Create {
+			close(entered)
+			<-release
+		}
+		return mock.Outcome{}
+	})
+	id := w.NewID(t, "knd").String()
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := w.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: "static", InstanceId: id})
+		failed <- err
+	}()
+	<-entered
+	cancel()
+	wants(t, "the client that left", <-failed, codes.Canceled)
+	close(release)
+	again, err := w.create(id, "static")
+	if err != nil || again.GetState() != "created" || again.GetProviderId() == "" {
+		t.Errorf("%v, %v", again, err)
+	}
+	if n := w.provider.Count(mock.Create); n != 1 {
+		t.Errorf("%d create calls", n)
+	}
+}
+
+func TestCreateInstanceRefusedByTheProvider(t *testing.T) {
+	w := newWorld(t)
+	w.provider.SetCapacity(mock.Place{}, 0)
+	id := w.NewID(t, "knd").String()
+	_, err := w.create(id, "static")
+	wants(t, "no room", err, codes.ResourceExhausted, "capacity")
+	w.provider.SetCapacity(mock.Place{}, -1)
+	w.provide(func(_ context.Context, call mock.Call) mock.Outcome {
+		return mock.Outcome{Err: infra.Errorf(infra.Denied, "create", "not yours")}
+	})
+	w.Clock.Advance(5 * time.Minute) // that there was no room is forgotten
+	_, err = w.create("", "static")
+	wants(t, "denied", err, codes.FailedPrecondition, "not yours")
+}
+
+// While a placement is known to be full the provider is not asked; the same ID will do later.
+func TestCreateInstanceOnceThereIsRoom(t *testing.T) {
+	w := newWorld(t)
+	w.provider.SetCapacity(mock.Place{}, 0)
+	_, err := w.create("", "static")
+	wants(t, "no room", err, codes.ResourceExhausted)
+	w.provider.SetCapacity(mock.Place{}, -1)
+	id := w.NewID(t, "knd").String()
+	_, err = w.create(id, "static")
+	wants(t, "no room lately", err, codes.ResourceExhausted, "lately")
+	w.Clock.Advance(5 * time.Minute)
+	made, err := w.create(id, "static")
+	if err != nil || made.GetInstanceId() != id || made.GetState() != "created" {
+		t.Errorf("%v, %v", made, err)
+	}
+}
+
+func TestCreateInstanceWithoutStorage(t *testing.T) {
+	w := newWorld(t)
+	w.group(t, "static") // the operator is known from here on
+	id := w.NewID(t, "knd").String()
+	w.breakStore(outOfOrder)
+	_, err := w.create(id, "static")
+	wants(t, "no storage", err, codes.Unavailable, "out of order")
+	if n := w.provider.Count(mock.Create); n != 0 {
+		t.Errorf("%d create calls without a record", n)
+	}
+	w.breakStore(nil)
+	if made, err := w.create(id, "static"); err != nil || made.GetState() != "created" {
+		t.Errorf("%v, %v", made, err)
+	}
+}
+
+func TestDeleteInstance(t *testing.T) {
+	w := newWorld(t)
+	made, err := w.create("", "static")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := parse(t, made.GetInstanceId())
+	events := live(t, w)
+	req := &nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: "no longer needed"}
+
+	w.breakStore(func(r mem.Request) mem.Fault {
+		if r.Op == mem.Put {
+			return outOfOrder(r)
+		}
+		return mem.Fault{}
+	})
+	_, err = w.DeleteInstance(t.Context(), req)
+	wants(t, "not durable", err, codes.Unavailable, "out of order")
+	if now := w.status(t, id); now.GetState() != "created" {
+		t.Errorf("%v", now)
+	}
+	w.breakStore(nil)
+
+	answer, err := w.DeleteInstance(t.Context(), req)
+	if i := answer.GetInstance(); err != nil || i.GetState() != "deleting" || i.GetDeleteReason() != "no longer needed" ||
+		!i.GetDeleteDeadline().AsTime().Equal(w.Clock.Now().Add(5*time.Minute)) {
+		t.Errorf("%v, %v", i, err)
+	}
+	if rec, _, err := w.state.GetInstance(t.Context(), "prod", id); err != nil || rec.State != record.Deleting {
+		t.Errorf("answered before it was durable: %+v, %v", rec, err)
+	}
+	drain := events.await("the drain", func(e *instanceEvent) bool { return e.GetDrain() })
+	if drain.GetReason() != "no longer needed" || drain.GetInstance().GetState() != "deleting" {
+		t.Errorf("%v", drain)
+	}
+	// Again, later, with another reason: it stays as it is.
+	w.Clock.Advance(time.Second)
+	again, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: "other"})
+	if err != nil || again.GetInstance().GetDeleteReason() != "no longer needed" ||
+		!again.GetInstance().GetDeleteDeadline().AsTime().Equal(answer.GetInstance().GetDeleteDeadline().AsTime()) {
+		t.Errorf("%v, %v", again, err)
+	}
+	// It is drained, terminated, gone.
+	terminated := make(chan struct{}, 1)
+	w.provide(func(_ context.Context, call mock.Call) mock.Outcome {
+		if call.Kind == mock.Delete {
+			terminated <- struct{}{}
+		}
+		return mock.Outcome{}
+	})
+	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id.String()}); err != nil {
+		t.Fatal(err)
+	}
+	<-terminated
+	w.Clock.Advance(2 * time.Second)
+	w.leader.World.TouchAll() // its end is looked for
+	events.await("its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
+	now := w.status(t, id)
+	if now.GetState() != "deleted" || now.GetProviderState() != "deleted" || now.GetDeletedAt() == nil || now.GetHealth() != "unknown" {
+		t.Errorf("%v", now)
+	}
+	for _, call := range []func() error{
+		func() error { _, err := w.DeleteInstance(t.Context(), req); return err },
+		func() error {
+			_, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id.String()})
+			return err
+		},
+		func() error {
+			_, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: w.NewID(t, "knd").String()})
+			return err
+		},
+	} {
+		if err := call(); err != nil {
+			t.Errorf("what is gone: %v", err)
+		}
+	}
+}
+
+func TestDeleteInstanceRefusals(t *testing.T) {
+	w := newWorld(t)
+	made, err := w.create("", "static")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		req  *nstancev1.DeleteInstanceRequest
+		code codes.Code
+		word string
+	}{
+		"no ID":      {&nstancev1.DeleteInstanceRequest{}, codes.InvalidArgument, "instance_id: "},
+		"unknown":    {&nstancev1.DeleteInstanceRequest{InstanceId: w.NewID(t, "knd").String()}, codes.NotFound, "instance_id: "},
+		"long":       {&nstancev1.DeleteInstanceRequest{InstanceId: made.GetInstanceId(), Reason: strings.Repeat("x", 513)}, codes.InvalidArgument, "reason: "},
+		"characters": {&nstancev1.DeleteInstanceRequest{InstanceId: made.GetInstanceId(), Reason: "a\x00b"}, codes.InvalidArgument, "reason: "},
+	} {
+		_, err := w.DeleteInstance(t.Context(), test.req)
+		wants(t, name, err, test.code, test.word)
+	}
+	_, err = w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: made.GetInstanceId()})
+	wants(t, "acknowledge what is not deleted", err, codes.FailedPrecondition, "instance_id: ")
+	_, err = w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: "x"})
+	wants(t, "acknowledge nonsense", err, codes.InvalidArgument, "instance_id: ")
+}
+
+// What is another tenant's does not exist.
+func TestTenants(t *testing.T) {
+	w := newWorld(t)
+	rival := w.rival(t)
+	made, err := w.create("", "static")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := made.GetInstanceId()
+	_, err = rival.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id})
+	wants(t, "status", err, codes.NotFound)
+	_, err = rival.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id})
+	wants(t, "delete", err, codes.NotFound)
+	if now := w.status(t, parse(t, id)); now.GetState() != "created" {
+		t.Errorf("%v", now)
+	}
+	list, err := rival.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{})
+	if err != nil || len(list.GetInstances()) != 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+	groups, err := rival.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
+	if err != nil || len(groups.GetGroups()) != 1 || groups.GetGroups()[0].GetGroup() != "theirs" {
+		t.Errorf("%v, %v", groups, err)
+	}
+	// A group of the same name is another group.
+	own := w.scale(t, "fleet", 0)
+	if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "quick"}); err != nil {
+		t.Fatal(err)
+	}
+	if now := w.group(t, "fleet"); now.GetEtag() != own.GetEtag() || now.GetTemplate() != "worker" {
+		t.Errorf("%v", now)
+	}
+	_, err = rival.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "static"})
+	wants(t, "delete a group", err, codes.NotFound)
+
+	// An acknowledgement by the wrong operator is none.
+	theirs, errs, groupsOf := live(t, rival), watchErrors(t, rival), watchGroups(t, rival)
+	events := live(t, w)
+	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id}); err != nil {
+		t.Fatal(err)
+	}
+	events.await("the drain", func(e *instanceEvent) bool { return e.GetDrain() })
+	if _, err := rival.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id}); err != nil {
+		t.Fatal(err)
+	}
+	if view, _ := w.leader.World.Instance(parse(t, id)); view.Plan.Drained {
+		t.Error("drained on another tenant's word")
+	}
+	w.leader.World.Raise(observe.ErrorKey{Kind: "provider", Tenant: "prod", Group: "static"}, "not for others")
+	w.leader.World.Raise(observe.ErrorKey{Kind: "config"}, "for all")
+	if first := errs.await("an error", func(*errorEvent) bool { return true }); first.GetMessage() != "for all" {
+		t.Errorf("%v", first)
+	}
+	// Everything above has been published when this is.
+	if _, err := rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs"}); err != nil {
+		t.Fatal(err)
+	}
+	if first := theirs.await("an event", func(*instanceEvent) bool { return true }); first.GetInstance().GetGroup() != "theirs" {
+		t.Errorf("%v", first)
+	}
+	theirs.stop()
+	groupsOf.await("their group's instance", func(e *groupEvent) bool {
+		if g := e.GetStatus().GetGroup(); g == "static" {
+			t.Errorf("%v", e)
+		}
+		return e.GetStatus().GetGroup() == "theirs" && len(e.GetStatus().GetInstanceIds()) == 1
+	})
+}
+
+// What an earlier leader reserved is not asked for again before it is known what became of it.
+func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
+	w := newWorld(t)
+	id := w.NewID(t, "knd")
+	if _, err := w.state.PutInstance(t.Context(), record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 2, ReservedTerm: 2,
+		Writer: "before", Cluster: w.Name, Shard: "a", Tenant: "prod", Kind: "knd", Group: "static", OnDemand: true, CreatedAt: w.Clock.Now()}, ""); err != nil {
+		t.Fatal(err)
+	}
+	_, err := w.create(id.String(), "static")
+	wants(t, "left over", err, codes.Unavailable, "instance_id: ", "earlier leader")
+	if n := w.provider.Count(mock.Create); n != 0 {
+		t.Errorf("%d create calls", n)
+	}
+}
+
+func TestLeadershipLostWhileCreating(t *testing.T) {
+	w := newWorld(t)
+	entered := make(chan struct{})
+	w.provide(func(ctx context.Context, call mock.Call) mock.Outcome {
+		if call.Kind != mock.Create {
+			return mock.Outcome{}
+		}
+		close(entered)
+		<-ctx.Done()
+		return mock.Outcome{Err: errors.New("cancelled")}
+	})
+	failed := make(chan error, 1)
+	go func() {
+		_, err := w.create("", "static")
+		failed <- err
+	}()
+	<-entered
+	w.end()
+	isNotLeader(t, "create", <-failed)
+	_, err := w.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
+	isNotLeader(t, "list", err)
+	if _, err := w.store.Get(t.Context(), keys.Groups("a")); err == nil {
+		t.Error("something was written")
+	}
+}

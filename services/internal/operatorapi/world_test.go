@@ -1,0 +1,462 @@
+package operatorapi_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/operatorapi"
+	"github.com/nstance-kit/nstance/services/internal/reconcile"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// patience is how long anything may take that does not wait by itself.
+const patience = 20 * time.Second
+
+// document is the shard's configuration; more is further top-level members.
+func document(more string) string {
+	return fmt.Sprintf(`{
+  "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
+  "server": {"shard": "a", "provider": {"kind": "mock", "region": "r", "zone": "z"}, "subnet_pools": {"p": ["s"]}, "default_drain_timeout": "5m"},
+  %s
+  "tenants": {"prod": {}, "rival": {}},
+  "templates": {"worker": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "small",
+                           "vars": {"role": "worker"}, "args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}}},
+                "quick": {"kind": "knq", "arch": "arm64", "subnet_pool": "p", "instance_type": "small"}},
+  "groups": {"prod": {"static": {"template": "worker", "size": 0}}, "rival": {"theirs": {"template": "worker", "size": 0}}}
+}`, more)
+}
+
+// world is a leader of shard "a" in term 3 with everything behind the API but the agents, and an operator of the tenant prod.
+type world struct {
+	*mtlstest.Cluster
+	nstancev1.OperatorServiceClient
+	store    *mem.Store
+	state    *clusterstate.State
+	provider *mock.Provider
+	manager  *shardconfig.Manager
+	leader   *reconcile.Leader
+	service  *operatorapi.Service
+	ctx      context.Context
+	lose     context.CancelFunc
+
+	listener *bufconn.Listener
+	id       ident.ID
+	key      ed25519.PrivateKey
+	cert     *tls.Certificate
+	cut      chan struct{} // closed when the leadership is over and this server knows it
+
+	mu     sync.Mutex
+	fault  func(mem.Request) mem.Fault
+	script func(context.Context, mock.Call) mock.Outcome
+}
+
+// bucket is what a server's shardconfig.Store is.
+type bucket struct{ *clusterstate.State }
+
+func (b bucket) Config(ctx context.Context) (shardconfig.Document, error) {
+	body, token, err := b.ReadConfig(ctx, "a")
+	return shardconfig.Document{Body: body, Token: token}, err
+}
+
+func (b bucket) Groups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
+	return b.ReadGroups(ctx)
+}
+
+func (b bucket) PutGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
+	return b.WriteGroups(ctx, groups, token)
+}
+
+func (b bucket) Applied(ctx context.Context) (shardconfig.Applied, error) {
+	applied, err := b.ReadApplied(ctx)
+	return shardconfig.Applied{Body: applied.Body, Source: objstore.Token(applied.Source), Term: applied.Term}, err
+}
+
+func (b bucket) PutApplied(ctx context.Context, applied shardconfig.Applied) error {
+	return b.WriteApplied(ctx, applied.Body, applied.Source, applied.Term)
+}
+
+// renderer makes the least machine: templates have tests of their own.
+type renderer struct{}
+
+func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
+	return execute.Machine{Args: group.Args, Userdata: []byte(fmt.Sprint(rec.Vars)), Hostname: rec.ID.String()}, nil
+}
+
+type noFiles struct{}
+
+func (noFiles) Push(context.Context, ident.ID) error { return nil }
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	w := &world{Cluster: mtlstest.New(t), cut: make(chan struct{})}
+	w.store = mem.New(mem.Options{Now: w.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.fault == nil {
+			return mem.Fault{}
+		}
+		return w.fault(r)
+	}})
+	w.state = clusterstate.New(clusterstate.Options{Cluster: w.store, Shard: w.store, ClusterID: w.Name, ShardID: "a", Now: w.Clock.Now})
+	w.provider = mock.New(mock.Config{Now: w.Clock.Now, Script: func(ctx context.Context, call mock.Call) mock.Outcome {
+		w.mu.Lock()
+		script := w.script
+		w.mu.Unlock()
+		if script == nil {
+			return mock.Outcome{}
+		}
+		return script(ctx, call)
+	}})
+	w.configure(t, document(""))
+
+	ctx, authority, lose := lease.Unlimited(context.Background(), 3)
+	w.ctx, w.lose = ctx, lose
+	env, wait := tasks.Real()
+	env.Now = w.Clock.Now
+	w.manager = shardconfig.New(bucket{w.state}, w.Log)
+	events, wake := operatorapi.NewEvents(), make(chan struct{}, 1)
+	w.leader = reconcile.NewLeader(reconcile.Parts{Owner: infra.Owner{Cluster: w.Name, Shard: "a"}, Incarnation: "incarnation-1", Authority: authority,
+		Records: w.state, Provider: w.provider, Renderer: renderer{}, Files: noFiles{}, Groups: w.manager, Env: env, Events: events, Log: w.Log,
+		Wake: func() {
+			select {
+			case wake <- struct{}{}:
+			default:
+			}
+		}})
+	if err := w.manager.Lead(ctx, 3, w.leader.World.Configure); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.leader.TakeOver(ctx); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- w.leader.Loop.Run(ctx, wake) }()
+	t.Cleanup(func() {
+		lose()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		wait()
+	})
+
+	api := &operatorapi.Leader{Context: ctx, Cluster: w.Name, Shard: "a", ID: "one", Incarnation: "incarnation-1", Leader: w.leader, Config: w.manager,
+		Refresh:        w.manager.Refresh,
+		ConfigModified: func(ctx context.Context) (time.Time, error) { return w.state.ConfigModified(ctx, "a") },
+		Events:         events, Store: w.state, Issuer: w.Issuer(), Now: w.Clock.Now, Log: w.Log}
+	w.service = operatorapi.New(func() (*operatorapi.Leader, error) {
+		select {
+		case <-w.cut:
+			return nil, notLeader(t)
+		default:
+			return api, nil
+		}
+	})
+	w.listener = w.serve(t, operatorRole)
+	w.id, w.key = w.NewID(t, "opr"), mtlstest.NewKey(t)
+	w.cert = w.operator(t, "prod", w.id, w.key)
+	w.OperatorServiceClient = w.dial(t, w.cert)
+	return w
+}
+
+// operatorRole has a name of its own because of the authority in newWorld.
+const operatorRole = authority.RoleOperator
+
+func notLeader(t testing.TB) error {
+	answer, err := status.New(codes.Unavailable, "another server leads").WithDetails(&nstancev1.NotLeader{Shard: "a", LeaderId: "two", OperatorAddr: "two:8993"})
+	if err != nil {
+		t.Error(err)
+	}
+	return answer.Err()
+}
+
+// serve serves the API on a port of the given role.
+func (w *world) serve(t testing.TB, role authority.Role) *bufconn.Listener {
+	listener := bufconn.Listen(64 << 10)
+	server := grpc.NewServer(mtls.ServerOptions(w.Source, role, w.Log)...)
+	nstancev1.RegisterOperatorServiceServer(server, w.service)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return listener
+}
+
+// operator registers an operator and returns its certificate.
+func (w *world) operator(t testing.TB, tenant string, id ident.ID, key ed25519.PrivateKey) *tls.Certificate {
+	t.Helper()
+	cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: tenant, ID: id}, key)
+	_, err := w.state.PutOperator(t.Context(), record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: w.Name, Tenant: tenant,
+		Writer: "test", PublicKey: mtlstest.Public(key), CreatedAt: w.Clock.Now(),
+		Certificate: record.CertificateRef{Serial: authority.Serial(cert.Leaf), NotAfter: cert.Leaf.NotAfter}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func (w *world) dial(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
+	t.Helper()
+	return w.dialTo(t, w.listener, cert)
+}
+
+func (w *world) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certificate, options ...grpc.DialOption) nstancev1.OperatorServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///bufconn", append(options, grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(cert))),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }), grpc.WithDisableRetry())...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return nstancev1.NewOperatorServiceClient(conn)
+}
+
+// rival is an operator of the other tenant.
+func (w *world) rival(t testing.TB) nstancev1.OperatorServiceClient {
+	t.Helper()
+	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), mtlstest.NewKey(t)))
+}
+
+// configure writes the configuration, as Terraform does.
+func (w *world) configure(t testing.TB, text string) {
+	t.Helper()
+	if _, err := w.store.Put(t.Context(), keys.Config("a"), []byte(text), objstore.Always()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// breakStore makes requests to the store fail.
+func (w *world) breakStore(fault func(mem.Request) mem.Fault) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fault = fault
+}
+
+func outOfOrder(mem.Request) mem.Fault { return mem.Fault{Err: errors.New("out of order")} }
+
+// provide scripts the provider.
+func (w *world) provide(script func(context.Context, mock.Call) mock.Outcome) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.script = script
+}
+
+// end ends the leadership; what standbys answer follows.
+func (w *world) end() {
+	close(w.cut)
+	w.lose()
+}
+
+// stream receives one watch in the background.
+type stream[M any] struct {
+	t    testing.TB
+	news chan M
+	err  error // once news is closed
+	stop context.CancelFunc
+}
+
+func receive[M, A any](t testing.TB, open func(ctx context.Context) (grpc.ServerStreamingClient[A], error), event func(*A) M) *stream[M] {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	client, err := open(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stream[M]{t: t, news: make(chan M, 10_000), stop: cancel}
+	go func() {
+		defer close(s.news)
+		for {
+			answer, err := client.Recv()
+			if err != nil {
+				s.err = err
+				return
+			}
+			s.news <- event(answer)
+		}
+	}()
+	return s
+}
+
+// await returns the first event that matches, dropping those before it.
+func (s *stream[M]) await(what string, match func(M) bool) M {
+	s.t.Helper()
+	for event := range s.news {
+		if match(event) {
+			return event
+		}
+	}
+	s.t.Fatalf("the stream ended before %s: %v", what, s.err)
+	panic("unreachable")
+}
+
+// ended returns the error that the stream ended with, and what came before.
+func (s *stream[M]) ended() (before []M, err error) {
+	for event := range s.news {
+		before = append(before, event)
+	}
+	return before, s.err
+}
+
+type (
+	instanceEvent = nstancev1.InstanceEvent
+	groupEvent    = nstancev1.GroupEvent
+	errorEvent    = nstancev1.ErrorEvent
+)
+
+func watchInstances(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*instanceEvent] {
+	t.Helper()
+	return receive(t, func(ctx context.Context) (grpc.ServerStreamingClient[nstancev1.WatchInstancesResponse], error) {
+		return client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
+	}, (*nstancev1.WatchInstancesResponse).GetEvent)
+}
+
+func watchGroups(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*groupEvent] {
+	t.Helper()
+	return receive(t, func(ctx context.Context) (grpc.ServerStreamingClient[nstancev1.WatchGroupsResponse], error) {
+		return client.WatchGroups(ctx, &nstancev1.WatchGroupsRequest{})
+	}, (*nstancev1.WatchGroupsResponse).GetEvent)
+}
+
+func watchErrors(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*errorEvent] {
+	t.Helper()
+	return receive(t, func(ctx context.Context) (grpc.ServerStreamingClient[nstancev1.WatchErrorsResponse], error) {
+		return client.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
+	}, (*nstancev1.WatchErrorsResponse).GetEvent)
+}
+
+func ofType(typ nstancev1.InstanceEvent_Type) func(*instanceEvent) bool {
+	return func(e *instanceEvent) bool { return e.GetType() == typ }
+}
+
+// live opens a watch and reads its snapshot.
+func live(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*instanceEvent] {
+	t.Helper()
+	s := watchInstances(t, client)
+	s.await("the end of the snapshot", ofType(nstancev1.InstanceEvent_TYPE_SNAPSHOT_END))
+	return s
+}
+
+// scale makes or changes a dynamic group of the template worker.
+func (w *world) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
+	t.Helper()
+	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "worker", Size: &size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.GetGroup()
+}
+
+// grow makes a group and waits for its instances, which are not registered yet.
+func (w *world) grow(t testing.TB, group string, size int) []ident.ID {
+	t.Helper()
+	s := live(t, w)
+	defer s.stop()
+	w.scale(t, group, uint32(size))
+	var ids []ident.ID
+	for range size {
+		event := s.await("creation", ofType(nstancev1.InstanceEvent_TYPE_CREATED))
+		ids = append(ids, parse(t, event.GetInstance().GetInstanceId()))
+	}
+	return ids
+}
+
+func parse(t testing.TB, text string) ident.ID {
+	t.Helper()
+	id, err := ident.ParseID(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// register does what an instance's agent does: it registers, connects and reports.
+func (w *world) register(t testing.TB, id ident.ID, report observe.Report) {
+	t.Helper()
+	rec, err := w.leader.Executor.Update(t.Context(), id, func(r *record.Instance) {
+		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(), make([]byte, ed25519.PublicKeySize), "nonce"
+		r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0", 32), NotAfter: w.Clock.Now().Add(authority.AgentTTL)}
+		r.IPv4 = "10.0.0.7"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.leader.World.Publish(observe.InstanceEvent{Type: observe.EventRegistered, Tenant: rec.Tenant, Group: rec.Group, Instance: id})
+	stream, ok := w.leader.World.Connected(id)
+	if !ok || !w.leader.World.Reported(id, stream, report) {
+		t.Fatalf("%s cannot report", id)
+	}
+}
+
+// list folds in what the provider says of all VMs.
+func (w *world) list(t testing.TB) {
+	t.Helper()
+	if err := w.leader.Asker.List(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wants(t testing.TB, what string, err error, code codes.Code, words ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("%s: %v, want %s", what, err, code)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: %v, want %q in it", what, err, word)
+		}
+	}
+}
+
+// isNotLeader checks that an error tells who leads.
+func isNotLeader(t testing.TB, what string, err error) {
+	t.Helper()
+	wants(t, what, err, codes.Unavailable)
+	for _, detail := range status.Convert(err).Details() {
+		if d, ok := detail.(*nstancev1.NotLeader); ok && d.GetOperatorAddr() == "two:8993" {
+			return
+		}
+	}
+	t.Errorf("%s: %v does not say who leads", what, err)
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func groupKey(tenant, group string) config.GroupKey {
+	return config.GroupKey{Tenant: tenant, Group: group}
+}
