@@ -18,6 +18,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
@@ -35,6 +36,9 @@ var ErrUnknown = errors.New("the provider's settings depend on something that is
 
 // ErrNotSet means that the provider has no `storage`.
 var ErrNotSet = errors.New("the provider has no storage")
+
+// ErrKey means that an encryption key cannot be read from where the provider's settings say.
+var ErrKey = errors.New("there is no usable encryption key")
 
 // Settings are the provider's.
 type Settings struct {
@@ -100,12 +104,16 @@ func (c *Connection) Place(key string) string {
 	return place + ", " + key
 }
 
-// Ring reads the encryption keys that the provider's settings name.
+// Ring reads the encryption keys that the provider's settings name. [ErrUnknown], [ErrKey].
 func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	if c.settings.KeysUnknown {
 		return keyring.Ring{}, ErrUnknown
 	}
-	return keyring.Load(ctx, c.settings.Keys, keyring.Sources())
+	ring, err := keyring.Load(ctx, c.settings.Keys, keyring.Sources())
+	if err != nil {
+		return keyring.Ring{}, fmt.Errorf("%w: %w", ErrKey, err)
+	}
+	return ring, nil
 }
 
 // Secrets returns the sealed secrets of a cluster.
@@ -157,6 +165,10 @@ func Advice(err error) string {
 		return "Apply what the provider's storage and encryption_key depend on first, such as with -target, or let this depend on it with depends_on."
 	case errors.Is(err, ErrNotSet):
 		return `Set storage in the provider's configuration, such as storage = { provider = "s3", bucket = "my-bucket", region = "eu-central-1" }.`
+	case errors.Is(err, ErrKey):
+		return "Set the variable, or write the file, that the provider's encryption_key names. It holds the key that the servers use: 32 bytes, raw or base64."
+	case errors.Is(err, envelope.ErrUnknownKey), errors.Is(err, envelope.ErrAuthentication):
+		return "Give the key that sealed it: as the provider's encryption_key, or among its old_encryption_keys if the key has changed since."
 	case errors.Is(err, secretstore.ErrNoKey):
 		return `Set encryption_key in the provider's configuration to the same key that the servers use, such as encryption_key = { provider = "env" } for ` + config.DefaultKeyVariable + `.`
 	case errors.Is(err, clusterstate.ErrForeign):

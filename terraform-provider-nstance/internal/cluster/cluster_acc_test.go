@@ -432,7 +432,7 @@ func TestAccMistakes(t *testing.T) {
 			{Config: cluster(b, `ca_certificate_pem = "nonsense"`), ExpectError: regexp.MustCompile(`Invalid CA certificate`)},
 			{Config: cluster(b, `ca_private_key_pem_wo = "x"`), ExpectError: regexp.MustCompile(`ca_certificate_pem`)},
 			{Config: cluster(b, fmt.Sprintf("ca_certificate_pem = %q\n ca_private_key_pem_wo = %q", cert, key)), ExpectError: regexp.MustCompile(`Cannot create cluster example`)},
-			{Config: noKey, ExpectError: regexp.MustCompile(`(?s)NSTANCE_TEST_NO_SUCH_KEY.*the variable is not\s+set`)},
+			{Config: noKey, ExpectError: regexp.MustCompile(`(?s)NSTANCE_TEST_NO_SUCH_KEY.*the\s+variable\s+is\s+not\s+set.*Set the variable`)},
 			{Config: without, ExpectError: regexp.MustCompile(`(?s)no encryption key.*Set encryption_key in the`)},
 			{Config: strings.Replace(cluster(b, ""), `provider   = "file"`, `provider   = "gcs"`, 1), ExpectError: regexp.MustCompile(`value must be one of`)},
 			{Config: "provider \"nstance\" {}\nresource \"nstance_cluster\" \"test\" { id = \"example\" }", ExpectError: regexp.MustCompile(`(?s)the provider has no storage.*Set storage`)},

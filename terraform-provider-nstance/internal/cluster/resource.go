@@ -56,8 +56,6 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 	case errors.Is(err, clusterstate.ErrCALost):
 		do = "Check the provider's storage: with another bucket or prefix the cluster may be found. If the secret is lost, restore it from a backup or an older version " +
 			"of the bucket's object: no second CA is made, because no agent that runs would trust it."
-	case errors.Is(err, envelope.ErrUnknownKey), errors.Is(err, envelope.ErrAuthentication):
-		do = "Give the key that sealed it: as the provider's encryption_key, or among its old_encryption_keys if the key has changed since."
 	case errors.Is(err, objstore.ErrConflict):
 		do = "Remove ca_certificate_pem and ca_private_key_pem_wo to take over the CA that the cluster has, or use another bucket or prefix."
 	}

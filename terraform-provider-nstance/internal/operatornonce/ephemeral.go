@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework/ephemeral"
@@ -109,14 +110,22 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 		return
 	}
 	nonce, claims, err := r.mint(ctx, m)
-	if err != nil {
-		do := bucket.Advice(err)
-		if errors.Is(err, secretstore.ErrNotFound) {
-			do = "Create the cluster first: add depends_on = [<address of the nstance_cluster>], and the nonce is made once the cluster is there."
-		}
+	where := r.bucket.Place(keys.ClusterSecret(secretstore.NonceKey))
+	switch {
+	case errors.Is(err, secretstore.ErrNotFound):
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What:  "Cannot make a registration nonce for an operator of cluster " + m.ClusterID.ValueString(),
-			Where: r.bucket.Place(keys.ClusterSecret(secretstore.NonceKey)), Why: err, Do: do,
+			What: "The registration nonce is not known yet", Where: where, Why: fmt.Errorf("cluster %s has no key for nonces", m.ClusterID.ValueString()),
+			Do: "Nothing, if this apply creates the cluster and the nonce has depends_on = [<address of the nstance_cluster>]. Otherwise create the cluster first, " +
+				"or check the provider's storage.",
+		}.Warning())
+		fallthrough
+	case errors.Is(err, bucket.ErrUnknown): // a plan never needs the bucket
+		m.Nonce, m.OperatorID, m.ExpiresAt = types.StringUnknown(), types.StringUnknown(), types.StringUnknown()
+		resp.Diagnostics.Append(resp.Result.Set(ctx, m)...)
+		return
+	case err != nil:
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot make a registration nonce for an operator of cluster " + m.ClusterID.ValueString(), Where: where, Why: err, Do: bucket.Advice(err),
 		}.Error())
 		return
 	}
