@@ -273,6 +273,13 @@ func (c *Client) Health() error {
 	return c.health.problem
 }
 
+// Connected reports whether there is a session: the server has let the agent in.
+func (c *Client) Connected() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.health.problem == nil
+}
+
 func (c *Client) setHealth(problem error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

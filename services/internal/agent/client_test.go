@@ -257,7 +257,7 @@ func TestBackoff(t *testing.T) {
 		if len(different) < len(got)-1 || got[len(got)-1] < 15*time.Second {
 			t.Errorf("no jitter or no growth: %v", got)
 		}
-		if client.Health() == nil {
+		if client.Health() == nil || client.Connected() {
 			t.Error("ten minutes without a session, and well")
 		}
 
@@ -270,7 +270,7 @@ func TestBackoff(t *testing.T) {
 		s.set(func() { s.drop = false })
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if err := client.Health(); err != nil {
+		if err := client.Health(); err != nil || !client.Connected() {
 			t.Errorf("back in touch: %v", err)
 		}
 		stopServer()
@@ -278,7 +278,7 @@ func TestBackoff(t *testing.T) {
 		if got := n.delays(time.Minute); got[0] > 500*time.Millisecond {
 			t.Errorf("the first delay after a session is %v", got[0])
 		}
-		if err := client.Health(); err != nil {
+		if err := client.Health(); err != nil || client.Connected() {
 			t.Errorf("a minute without a session: %v", err)
 		}
 	})
