@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -107,8 +106,9 @@ func (s *story) standing() error {
 }
 
 func (s *story) variables() map[string]string {
-	options, _ := json.Marshal(s.stack.ProviderOptions())
-	return map[string]string{"greeting": s.greeting, "endpoint": s.stack.Ports.StoreURL(), "first_port": strconv.Itoa(s.stack.Ports.Health), "agents": string(options)}
+	vars := s.stack.Variables()
+	vars["greeting"] = s.greeting
+	return vars
 }
 
 func (s *story) apply(ctx context.Context) (err error) {
@@ -443,23 +443,7 @@ func (s *story) destroy(ctx context.Context) error {
 	}
 	asked := time.Now()
 	s.timeline.note(asked, fromDemo, time.Time{}, "destroy is started")
-	refreshing, stop := context.WithCancel(ctx)
-	told := make(chan struct{})
-	go func() {
-		defer close(told)
-		// The leader looks for a new configuration every 3 minutes, or when told: as a person would who does not want to wait.
-		for refreshing.Err() == nil {
-			_, _ = s.operator.Refresh(refreshing)
-			select {
-			case <-refreshing.Done():
-			case <-time.After(500 * time.Millisecond):
-			}
-		}
-	}()
-	err = s.terraform.Destroy(ctx, s.variables())
-	stop()
-	<-told
-	if err != nil {
+	if err := s.terraform.Destroy(ctx, s.variables(), s.operator); err != nil {
 		return err
 	}
 	for _, vm := range vms {
@@ -480,7 +464,7 @@ func (s *story) destroy(ctx context.Context) error {
 	if err := s.store.Stop(15 * time.Second); err != nil {
 		return err
 	}
-	left, err := local.Find(ctx, s.stack.Dir)
+	left, err := s.stack.Processes(ctx)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -87,11 +88,15 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 
 // ProviderOptions are those of the stack's tmux provider.
 func (s *Stack) ProviderOptions() map[string]string {
-	return map[string]string{"dir": s.AgentsDir(), "session": s.Session, "socket": s.Socket, "agent": s.program("nstance-agent")}
+	options := map[string]string{"dir": s.AgentsDir(), "session": Session, "agent": s.program("nstance-agent")}
+	if !s.SharedTmux {
+		options["socket"] = s.socket()
+	}
+	return options
 }
 
-// identity makes and registers an operator of the default tenant, and returns what it shows and whom it trusts.
-func (s *Stack) identity(ctx context.Context) (tls.Certificate, *x509.CertPool, error) {
+// identity makes and registers an operator of the default tenant, and returns what it shows and whom it trusts. dir, if it is not empty, gets it too.
+func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x509.CertPool, error) {
 	none := tls.Certificate{}
 	state, err := s.State(ctx)
 	if err != nil {
@@ -122,7 +127,33 @@ func (s *Stack) identity(ctx context.Context) (tls.Certificate, *x509.CertPool, 
 	if err != nil {
 		return none, nil, fmt.Errorf("register an operator: %w", err)
 	}
+	if dir != "" {
+		if err := save(dir, ca.Certificate(), cert, private); err != nil {
+			return none, nil, err
+		}
+	}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Certificate())
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: private, Leaf: cert}, pool, nil
+}
+
+// save writes an identity as `nstance-admin cluster register-operator` does.
+func save(dir string, ca, cert *x509.Certificate, key ed25519.PrivateKey) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	for name, content := range map[string][]byte{
+		"ca.crt":       authority.EncodeBundle(ca),
+		"identity.crt": authority.EncodeCertificate(cert),
+		"identity.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -23,7 +23,7 @@ func (s *Stack) Windows(ctx context.Context) ([]ident.ID, error) {
 	var ids []ident.ID
 	for line := range strings.Lines(out) {
 		session, window, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if session != s.Session {
+		if session != Session {
 			continue
 		}
 		id, err := ident.ParseID(strings.TrimPrefix(window, windowPrefix))
@@ -38,7 +38,7 @@ func (s *Stack) Windows(ctx context.Context) ([]ident.ID, error) {
 
 // Agents lists the agents' processes.
 func (s *Stack) Agents(ctx context.Context) ([]Found, error) {
-	found, err := Find(ctx, s.Dir)
+	found, err := s.Processes(ctx)
 	return slices.DeleteFunc(found, func(f Found) bool { return f.Program() != "nstance-agent" }), err
 }
 

@@ -32,7 +32,12 @@ type Operator struct {
 
 // Connect registers an operator in the bucket and prepares a connection with its identity.
 func (s *Stack) Connect(ctx context.Context) (*Operator, error) {
-	cert, roots, err := s.identity(ctx)
+	return s.ConnectAs(ctx, "")
+}
+
+// ConnectAs does the same and leaves the identity in a directory, for nstance-admin's --identity-dir; "": nowhere.
+func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
+	cert, roots, err := s.identity(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -196,6 +201,14 @@ func (o *Operator) Instances(ctx context.Context) ([]*nstancev1.InstanceStatus, 
 	return answer.GetInstances(), err
 }
 
+// Groups lists the tenant's groups.
+func (o *Operator) Groups(ctx context.Context) ([]*nstancev1.GroupStatus, error) {
+	answer, err := try(ctx, func(ctx context.Context) (*nstancev1.ListGroupsResponse, error) {
+		return o.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
+	})
+	return answer.GetGroups(), err
+}
+
 // Healthy says whether an instance is in service: its agent reports that all is well.
 func Healthy(i *nstancev1.InstanceStatus) bool {
 	return i.GetState() == "registered" && i.GetHealth() == "healthy"
@@ -226,6 +239,16 @@ func (o *Operator) AwaitHealthy(ctx context.Context, count int) ([]*nstancev1.In
 			return nil, fmt.Errorf("%w: want %d healthy instances and no others: %w", context.Cause(ctx), count, lastSeen(last))
 		case <-time.After(50 * time.Millisecond):
 		}
+	}
+}
+
+// pause waits for d or until ctx ends, whose cause it then returns.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
 	}
 }
 

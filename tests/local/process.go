@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -130,4 +131,19 @@ func Find(ctx context.Context, dir string) ([]Found, error) {
 		}
 	}
 	return found, nil
+}
+
+// Running finds the stack's object store and servers by what they are called in [Stack.LogFile], whoever started them, with their PIDs.
+func (s *Stack) Running(ctx context.Context) (map[string]int, error) {
+	found, err := s.Processes(ctx)
+	running := map[string]int{}
+	for _, f := range found {
+		switch i := slices.Index(f.Args, "--id"); {
+		case f.Program() == "dev-s3":
+			running["dev-s3"] = f.PID
+		case f.Program() == "nstance-server" && i >= 0 && i+1 < len(f.Args):
+			running[f.Args[i+1]] = f.PID
+		}
+	}
+	return running, err
 }

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,9 +41,13 @@ type Options struct {
 	Bin   string // directory of the binaries; empty: {Root}/bin
 	Dir   string // everything that the stack writes
 	Ports Ports
-	// Session and Socket of tmux; empty: nstance-dev-agents, on a server of its own whose socket is in Dir.
-	Session, Socket string
+	// SharedTmux: agents run in the user's own tmux server, where `tmux attach -t nstance-dev-agents` finds them; otherwise in one of the stack's
+	// own, whose socket is in Dir.
+	SharedTmux bool
 }
+
+// Session is the tmux session of the agents.
+const Session = "nstance-dev-agents"
 
 // Stack is one Nstance on this machine. Its methods may be called concurrently.
 type Stack struct {
@@ -63,12 +68,6 @@ func New(o Options) (*Stack, error) {
 	}
 	if o.Bin == "" {
 		o.Bin = filepath.Join(o.Root, "bin")
-	}
-	if o.Session == "" {
-		o.Session = "nstance-dev-agents"
-	}
-	if o.Socket == "" {
-		o.Socket = filepath.Join(o.Dir, "tmux.sock")
 	}
 	s := &Stack{Options: o}
 	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, "log"), s.StoreDir()} {
@@ -119,9 +118,13 @@ func (s *Stack) Env() []string {
 			env = append(env, kv)
 		}
 	}
-	return append(env,
-		"AWS_ACCESS_KEY_ID="+accessKey, "AWS_SECRET_ACCESS_KEY="+accessKey, "AWS_REGION="+region, "AWS_EC2_METADATA_DISABLED=true",
-		"AWS_ENDPOINT_URL="+s.Ports.StoreURL(), "AWS_S3_USE_PATH_STYLE=true", "NSTANCE_ENCRYPTION_KEY="+encryptionKey)
+	return append(append(env, "AWS_EC2_METADATA_DISABLED=true"), s.Settings()...)
+}
+
+// Settings are the variables by which programs find the stack's bucket and open its secrets.
+func (s *Stack) Settings() []string {
+	return []string{"AWS_ACCESS_KEY_ID=" + accessKey, "AWS_SECRET_ACCESS_KEY=" + accessKey, "AWS_REGION=" + region,
+		"AWS_ENDPOINT_URL=" + s.Ports.StoreURL(), "AWS_S3_USE_PATH_STYLE=true", "NSTANCE_ENCRYPTION_KEY=" + encryptionKey}
 }
 
 // StartStore starts the object store and waits until it answers.
@@ -180,16 +183,18 @@ func (s *Stack) answers(ctx context.Context, p *Process, url string, accept func
 	}
 }
 
-// Tmux runs a command of tmux on the stack's tmux server. Without such a server it does nothing.
+// socket is that of the stack's own tmux server.
+func (s *Stack) socket() string { return filepath.Join(s.Dir, "tmux.sock") }
+
+// Tmux runs a command of tmux on the server where the agents are. Without such a server it does nothing.
 func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
-	if _, err := os.Lstat(s.Socket); strings.Contains(s.Socket, "/") && errors.Is(err, os.ErrNotExist) {
-		return "", nil
+	if !s.SharedTmux {
+		if _, err := os.Lstat(s.socket()); errors.Is(err, os.ErrNotExist) {
+			return "", nil
+		}
+		args = append([]string{"-f", os.DevNull, "-S", s.socket()}, args...)
 	}
-	flag := "-L"
-	if strings.Contains(s.Socket, "/") {
-		flag = "-S"
-	}
-	cmd := exec.CommandContext(ctx, "tmux", append([]string{"-f", os.DevNull, flag, s.Socket}, args...)...)
+	cmd := exec.CommandContext(ctx, "tmux", args...)
 	cmd.Env = s.Env()
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -199,7 +204,7 @@ func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
 		return "", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("tmux %s: %w: %s", args[0], err, strings.TrimSpace(text))
+		return "", fmt.Errorf("tmux %s: %w: %s", args, err, strings.TrimSpace(text))
 	}
 	return string(out), nil
 }
@@ -208,7 +213,7 @@ func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
 func (s *Stack) KillAll(ctx context.Context) error {
 	// A process that was about to start another may have done so in between, hence more than one round.
 	for range 50 {
-		found, err := Find(ctx, s.Dir)
+		found, err := s.Processes(ctx)
 		if err != nil {
 			return err
 		}
@@ -224,8 +229,14 @@ func (s *Stack) KillAll(ctx context.Context) error {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	found, err := Find(ctx, s.Dir)
+	found, err := s.Processes(ctx)
 	return errors.Join(err, fmt.Errorf("processes do not end: %v", found))
+}
+
+// Processes lists the stack's processes. The user's tmux server is none of them, whoever started it.
+func (s *Stack) Processes(ctx context.Context) ([]Found, error) {
+	found, err := Find(ctx, s.Dir)
+	return slices.DeleteFunc(found, func(f Found) bool { return s.SharedTmux && f.Program() == "tmux" }), err
 }
 
 // reap waits until those who were killed have been waited for.

@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -54,9 +56,27 @@ func (t *Terraform) Apply(ctx context.Context, vars map[string]string) error {
 	return t.run(ctx, "apply", vars)
 }
 
-// Destroy destroys what was applied with these variables.
-func (t *Terraform) Destroy(ctx context.Context, vars map[string]string) error {
-	return t.run(ctx, "destroy", vars)
+// Destroy destroys what was applied with these variables. The leader looks for a new configuration every 3 minutes, or when told: meanwhile the
+// operator tells it, as a person would who does not want to wait.
+func (t *Terraform) Destroy(ctx context.Context, vars map[string]string, operator *Operator) error {
+	refreshing, stop := context.WithCancel(ctx)
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		for pause(refreshing, 500*time.Millisecond) == nil {
+			_, _ = operator.Refresh(refreshing) // in the end there is no configuration to refresh, and no leader
+		}
+	}()
+	err := t.run(ctx, "destroy", vars)
+	stop()
+	<-told
+	return err
+}
+
+// Variables are the values of the example's variables that fit this stack.
+func (s *Stack) Variables() map[string]string {
+	options, _ := json.Marshal(s.ProviderOptions()) // a map of strings always can be
+	return map[string]string{"endpoint": s.Ports.StoreURL(), "first_port": strconv.Itoa(s.Ports.Health), "agents": string(options)}
 }
 
 func (t *Terraform) run(ctx context.Context, command string, vars map[string]string) error {
