@@ -24,7 +24,7 @@ func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
 			w.drop(inst)
 		}
 		w.tombstones[rec.ID] = tombstone{record: rec, token: token}
-		delete(w.leftovers, rec.ID)
+		w.settled(rec.ID)
 	case rec.Group == "":
 		// An unused reservation; the pool or the left-overs hold it.
 	case w.tombstoned(rec.ID):
@@ -38,13 +38,26 @@ func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
 		}
 		inst.record, inst.token = rec, token
 		inst.follow()
-		delete(w.leftovers, rec.ID)
+		w.settled(rec.ID)
 	}
 	if inst != nil {
 		w.touch(inst.group)
 	}
 	w.mu.Unlock()
 	w.opts.Wake()
+}
+
+// settled drops a reservation of an earlier term, and asks for a look at the group that its VM counted for. Call with mu held.
+func (w *World) settled(id ident.ID) {
+	if _, left := w.leftovers[id]; !left {
+		return
+	}
+	delete(w.leftovers, id)
+	for _, s := range w.strays {
+		if g := w.groups[config.GroupKey{Tenant: s.vm.Tags.Tenant, Group: s.vm.Tags.Group}]; g != nil && s.vm.Tags.Instance == id {
+			w.touch(g)
+		}
+	}
 }
 
 func (w *World) tombstoned(id ident.ID) bool {

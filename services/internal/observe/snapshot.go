@@ -36,10 +36,24 @@ func (w *World) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		Group:          g.Group,
 		SilenceFrom:    w.silenceFrom,
 		Instances:      instances,
-		PendingCreates: g.pending,
+		PendingCreates: g.pending + w.unsettled(key),
 		Backoff:        g.backoff,
 		CreateBudget:   -1,
 	}, true
+}
+
+// unsettled counts the VMs of a group that reservations of earlier terms left and that are about to be adopted. Call with mu held.
+func (w *World) unsettled(key config.GroupKey) (n int) {
+	if len(w.leftovers) == 0 {
+		return 0
+	}
+	for _, s := range w.strays {
+		tags := &s.vm.Tags
+		if _, left := w.leftovers[tags.Instance]; left && s.vm.State.Alive() && !tags.OnDemand && tags.Tenant == key.Tenant && tags.Group == key.Group {
+			n++
+		}
+	}
+	return n
 }
 
 // ShardSnapshot takes what collection may look at.

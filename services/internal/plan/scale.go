@@ -167,7 +167,6 @@ type pick struct {
 	class    class
 	rank     int
 	newest   bool // among equals the latest first
-	proven   bool
 	launched time.Time
 }
 
@@ -180,7 +179,7 @@ func (p *planner) pick(at int, c class, rank int) pick {
 	return pick{at: at, class: c, rank: rank, launched: i.launched(),
 		// Of several silent ones, those that were never well go first and the latest of them before the rest: the oldest has most likely
 		// served. Of those that never registered the latest has made the least progress.
-		proven: i.EverHealthy, newest: silent && !i.EverHealthy || c == classUncertain && p.marks[at]&markRegistered == 0}
+		newest: silent && !i.EverHealthy || c == classUncertain && p.marks[at]&markRegistered == 0}
 }
 
 func comparePicks(a, b pick) int {

@@ -22,7 +22,7 @@ type ShardSnapshot struct {
 	Settings Settings
 	// Listed is the number of VMs with this shard's tags in the last provider list, ended ones left out. Complete false: none yet.
 	Listed Observed[int]
-	// Strays are those VMs of that list that no live record claims.
+	// Strays are those VMs of that list that no live record claims; those of Leftovers may be among them.
 	Strays []Stray
 	// Leftovers are reservations of earlier terms.
 	Leftovers []Leftover
@@ -76,9 +76,13 @@ func Sweep(s ShardSnapshot) Decision {
 	if !s.Listed.Complete {
 		return w.out
 	}
+	settling := make(map[ident.ID]bool, len(s.Leftovers))
+	for _, left := range s.Leftovers {
+		settling[left.Instance] = true
+	}
 	orphans := 0
 	for k := range s.Strays {
-		if s.Strays[k].orphan() {
+		if s.Strays[k].orphan() && !settling[s.Strays[k].Instance] {
 			orphans++
 		}
 	}
@@ -98,7 +102,9 @@ func Sweep(s ShardSnapshot) Decision {
 		if stray.State != ProviderGone {
 			shown[stray.Instance] = true
 		}
-		w.collect(stray)
+		if !settling[stray.Instance] {
+			w.collect(stray)
+		}
 	}
 	for k := range s.Tombstones {
 		w.bury(&s.Tombstones[k], shown)

@@ -83,6 +83,9 @@ func TestSweep(t *testing.T) {
 		{name: "many, confirmed by a person", snapshot: shard(4, orphans(3)...), change: func(s *plan.ShardSnapshot) { s.OrphansConfirmed, s.OrphansRaised = true, true },
 			want: []string{"resolve_error orphans", "terminate_stray vm-1", "terminate_stray vm-2", "terminate_stray vm-3"}},
 		{name: "few again", snapshot: shard(9), change: func(s *plan.ShardSnapshot) { s.OrphansRaised = true }, want: []string{"resolve_error orphans"}},
+		{name: "VMs of reservations that are being settled are no orphans", snapshot: shard(9, orphans(3)...), change: func(s *plan.ShardSnapshot) {
+			s.Leftovers = []plan.Leftover{{Instance: id(1)}}
+		}, want: []string{"settle"}},
 		{name: "a tombstone whose VM runs", snapshot: shard(9, tombstoned()), want: []string{"terminate_stray vm-1"}},
 		{name: "a tombstone whose VM is gone", snapshot: shard(9, change(tombstoned(), func(s *plan.Stray) { s.State = plan.ProviderGone }))},
 		{name: "a reservation of an earlier term", change: func(s *plan.ShardSnapshot) { s.Leftovers = []plan.Leftover{{Instance: id(3)}} },
