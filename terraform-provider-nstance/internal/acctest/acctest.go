@@ -145,6 +145,18 @@ func newBucket(t *testing.T, at open.Location) Bucket {
 	return b
 }
 
+// Prefixed is another place in the same bucket.
+func (b Bucket) Prefixed(t *testing.T, prefix string) Bucket {
+	t.Helper()
+	b.Location.Prefix = prefix
+	store, err := open.Open(t.Context(), b.Location)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Store = store
+	return b
+}
+
 // NewKey makes an encryption key.
 func NewKey() string {
 	var key [32]byte

@@ -96,10 +96,21 @@ func NewCLI(t *testing.T, main string) *CLI {
 func NewCLIOf(t *testing.T, dir string) *CLI {
 	t.Helper()
 	c := NewCLI(t, "")
-	if err := os.CopyFS(filepath.Join(c.Dir, "copy"), os.DirFS(filepath.Join(root(t), dir))); err != nil {
+	c.Dir = filepath.Join(c.Dir, "copy")
+	if err := os.Mkdir(c.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	c.Dir = filepath.Join(c.Dir, "copy")
+	files, err := filepath.Glob(filepath.Join(root(t), dir, "*.t*"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no configuration in %s: %v", dir, err)
+	}
+	for _, path := range files {
+		content, err := os.ReadFile(path) // and not the symbolic link
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Write(t, filepath.Base(path), string(content))
+	}
 	return c
 }
 

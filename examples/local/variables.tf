@@ -1,0 +1,82 @@
+variable "cluster" {
+  description = "Name of the cluster."
+  type        = string
+  default     = "example-cluster"
+  nullable    = false
+}
+
+variable "shard" {
+  description = "Name of the shard: the --shard of its servers."
+  type        = string
+  default     = "dev-1"
+  nullable    = false
+}
+
+variable "endpoint" {
+  description = "URL of the object store, dev-s3."
+  type        = string
+  default     = "http://127.0.0.1:8989"
+  nullable    = false
+}
+
+variable "bucket" {
+  description = "Name of the bucket."
+  type        = string
+  default     = "dev"
+  nullable    = false
+}
+
+variable "first_port" {
+  description = "The first of the five ports, one after the other, that a server listens on: health, election, registration, operators, agents."
+  type        = number
+  default     = 8990
+  nullable    = false
+
+  validation {
+    condition     = var.first_port >= 1 && var.first_port <= 65531 && floor(var.first_port) == var.first_port
+    error_message = "first_port has to be a whole number from 1 to 65531, so that the four ports after it exist."
+  }
+}
+
+variable "agents" {
+  description = "Options of the tmux provider: dir (where the VMs' disks are), session, socket (of a tmux server of its own), agent (path of nstance-agent) or command, nodes_dir."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "size" {
+  description = "Number of VMs in the group workers."
+  type        = number
+  default     = 2
+  nullable    = false
+}
+
+variable "greeting" {
+  description = "What app.env on the VMs says. A change is pushed to the VMs that run."
+  type        = string
+  default     = "hello"
+  nullable    = false
+}
+
+variable "operator_key" {
+  description = "What operators.pub on the VMs holds."
+  type        = string
+  default     = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA example"
+  nullable    = false
+}
+
+variable "api_token" {
+  description = "A secret that the VMs get. The default protects nothing."
+  type        = string
+  default     = "an-example-token"
+  ephemeral   = true
+  nullable    = false
+}
+
+variable "wait_for_leader" {
+  description = "Wait until a server has applied the configuration. Servers have to run already."
+  type        = bool
+  default     = false
+  nullable    = false
+}
