@@ -29,7 +29,9 @@ const (
 	classAged
 	// classWell: counts, and has reported healthy in time.
 	classWell
-	// classOnDemand: an on-demand instance that stays. No group's size asked for it.
+	// classOnDemand: an on-demand instance that stays. No group's size asked for it: it is never counted, replaced or rotated, and a silent one
+	// is left to whoever made it. It is deleted when its VM is gone, going or announced to go, when it never registered, at ondemand_age, and
+	// with its group or shard.
 	classOnDemand
 	classes = int(iota)
 )
