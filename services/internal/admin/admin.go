@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -127,7 +128,8 @@ func (a *app) prepare(cmd *cobra.Command) {
 	if args := cmd.Args; args != nil {
 		cmd.Args = func(cmd *cobra.Command, given []string) error {
 			if err := args(cmd, given); err != nil {
-				return usageOf(cmd, err)
+				_, want, _ := strings.Cut(cmd.Use, " ")
+				return &usageError{err: fmt.Errorf("want the arguments %q, have %q", want, strings.Join(given, " ")), hint: "usage: " + cmd.UseLine()}
 			}
 			return nil
 		}

@@ -65,9 +65,9 @@ var formats = []string{"table", "json", "yaml"}
 // outputFlag adds --output to a command.
 func outputFlag(cmd *cobra.Command) *format {
 	f := new(format)
+	*f = "table"
 	cmd.Flags().VarP((*formatValue)(f), "output", "o", "how to show it: table, json or yaml")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)) // fails only if called twice
-	*f = "table"
 	return f
 }
 

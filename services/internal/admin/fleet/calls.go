@@ -45,7 +45,7 @@ type (
 	// GroupsAnswer lists groups.
 	GroupsAnswer struct {
 		Outcome
-		Groups []Group `json:"groups"`
+		Groups []Group `json:"groups,omitzero"`
 	}
 	// GroupAnswer is one group after a change.
 	GroupAnswer struct {
@@ -59,7 +59,7 @@ type (
 	// InstancesAnswer lists instances.
 	InstancesAnswer struct {
 		Outcome
-		Instances []Instance `json:"instances"`
+		Instances []Instance `json:"instances,omitzero"`
 	}
 	// InstanceAnswer is one instance.
 	InstanceAnswer struct {
@@ -127,11 +127,8 @@ func (f *Fleet) Refresh(ctx context.Context, shards []string) []RefreshAnswer {
 // Groups lists the tenant's groups, by name.
 func (f *Fleet) Groups(ctx context.Context, shards []string) []GroupsAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupsAnswer) error {
-		into.Groups = []Group{}
-		groups, err := f.groups(ctx, shard)
-		if err == nil {
-			into.Groups = groups
-		}
+		var err error
+		into.Groups, err = f.groups(ctx, shard)
 		return err
 	})
 }
@@ -139,24 +136,26 @@ func (f *Fleet) Groups(ctx context.Context, shards []string) []GroupsAnswer {
 // Group lists one group of each shard, which must exist.
 func (f *Fleet) Group(ctx context.Context, shards []string, name string) []GroupsAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupsAnswer) error {
-		into.Groups = []Group{}
 		group, err := f.group(ctx, shard, name)
 		if err == nil {
-			into.Groups = append(into.Groups, group)
+			into.Groups = []Group{group}
 		}
 		return err
 	})
 }
 
 func (f *Fleet) groups(ctx context.Context, shard string) ([]Group, error) {
-	groups := []Group{}
+	var groups []Group
 	err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
 		r, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
-		groups = groups[:0]
+		if err != nil {
+			return err
+		}
+		groups = []Group{}
 		for _, g := range r.GetGroups() {
 			groups = append(groups, viewGroup(g))
 		}
-		return err
+		return nil
 	})
 	slices.SortFunc(groups, func(a, b Group) int { return strings.Compare(a.Name, b.Name) })
 	return groups, err
@@ -268,14 +267,16 @@ func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) [
 // Instances lists the tenant's instances, of one group unless that is empty; oldest first.
 func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []InstancesAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstancesAnswer) error {
-		into.Instances = []Instance{}
 		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
 			r, err := c.ListInstances(ctx, &nstancev1.ListInstancesRequest{Group: group})
-			into.Instances = into.Instances[:0]
+			if err != nil {
+				return err
+			}
+			into.Instances = []Instance{}
 			for _, i := range r.GetInstances() {
 				into.Instances = append(into.Instances, viewInstance(i))
 			}
-			return err
+			return nil
 		})
 		slices.SortFunc(into.Instances, func(a, b Instance) int {
 			if c := strings.Compare(a.Group, b.Group); c != 0 {

@@ -108,13 +108,19 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	}
 	e.Hint = hint(e.Code)
 	if e.Code == codes.Unavailable {
-		if strings.Contains(e.Message, "remote error: tls:") { // the server's alert is all that there is
+		switch {
+		case strings.Contains(e.Message, "remote error: tls:"): // the server's alert is all that there is
 			e.Hint = "the server refuses the certificate in --identity-dir: is it of this cluster? nstance-admin cluster register-operator makes a new one"
+		case strings.Contains(e.Message, "connection error:"), strings.Contains(e.Message, "error reading from server"):
+			e.Hint = "is a server running there, and is it the operator port (8993 unless configured otherwise)?"
 		}
-		e.Message = fmt.Sprintf("%s: %s", addr, strings.TrimPrefix(e.Message, "connection error: desc = "))
+		e.Message = fmt.Sprintf("%s: %s", addr, noise.Replace(e.Message))
 	}
 	return e
 }
+
+// noise is what gRPC puts around the cause of a lost connection.
+var noise = strings.NewReplacer("connection error: desc = ", "", "transport: Error while dialing: ", "", `"`, "")
 
 func notLeader(err error) *nstancev1.NotLeader {
 	for _, detail := range status.Convert(err).Details() {
@@ -151,7 +157,7 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 func hint(code codes.Code) string {
 	switch code {
 	case codes.Unavailable:
-		return "is a server running there, and is it the operator port (8993 unless configured otherwise)?"
+		return "try again in a moment"
 	case codes.Unauthenticated:
 		return "the certificate in --identity-dir is not accepted; nstance-admin cluster register-operator makes a new one"
 	case codes.PermissionDenied:

@@ -1,0 +1,295 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+)
+
+var update = flag.Bool("update", false, "write generated and golden files instead of comparing them")
+
+// golden compares a file with what it should be, or writes it.
+func golden(t *testing.T, path, want string) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	have, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(have), want); diff != "" {
+		t.Errorf("%s (-file +now; -update writes it):\n%s", path, diff)
+	}
+}
+
+// terminalless runs command lines as a script would.
+type terminalless struct {
+	env   map[string]string
+	stdin string
+	ctx   context.Context // nil: the test's
+	rand  byte
+}
+
+// run returns what was written, and the exit code.
+func (c terminalless) run(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	ctx := c.ctx
+	if ctx == nil {
+		ctx = t.Context()
+	}
+	code = Run(ctx, args, "1.2.3", Environment{
+		Stdin: strings.NewReader(c.stdin), Stdout: &out, Stderr: &errs,
+		Getenv: func(name string) string { return c.env[name] }, Now: fleettest.Clock, Rand: fleettest.Rand(c.rand),
+	})
+	return out.String(), errs.String(), code
+}
+
+// must runs a command line that has to succeed, and returns its standard output.
+func (c terminalless) must(t *testing.T, args ...string) string {
+	t.Helper()
+	stdout, stderr, code := c.run(t, args...)
+	if code != exitOK {
+		t.Fatalf("%s: exit code %d\n%s", strings.Join(args, " "), code, stderr)
+	}
+	return stdout
+}
+
+// transcript is everything that a command line did, as a golden file has it.
+func (c terminalless) transcript(t *testing.T, replace *strings.Replacer, args ...string) string {
+	t.Helper()
+	stdout, stderr, code := c.run(t, args...)
+	return replace.Replace(fmt.Sprintf("$ nstance-admin %s\n%s--- stderr\n%s--- exit code %d\n", strings.Join(args, " "), stdout, stderr, code))
+}
+
+const (
+	firstID  = "wrk06gx5zsg2nrrqcrz0000000000"
+	secondID = "wrk06gx5zsg2nrrqcrz0000000008"
+)
+
+func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(fleettest.Now.Add(-d)) }
+
+// fixture is a shard with a static group, a dynamic group, and instances.
+func fixture(shard string) *fleettest.Shard {
+	return &fleettest.Shard{
+		Config: &nstancev1.GetConfigStatusResponse{
+			Etag: "c0ffee", LastModified: ago(time.Hour), Size: 4301, Generation: 2, Shard: shard, LeaderId: shard + "-server", Term: 7, ClusterId: "example",
+		},
+		Refresh: &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_UPDATED, Etag: "c0ffef"},
+		Groups: []*nstancev1.GroupStatus{
+			{
+				Group: "workers", IsStatic: true, Overridden: true, Template: "worker", Size: 3, ActualSize: 2, Healthy: 1, InstanceType: "t4g.medium", InstanceTypes: []string{"t4g.large"},
+				SubnetPool: "local", Vars: map[string]string{"b": "2", "a": "1"}, LoadBalancers: []string{"www"}, DrainTimeout: durationpb.New(5 * time.Minute), MaxSurge: 1,
+				MaxUnhealthy: "40%", Etag: "etag-1", ProviderIds: []string{"i-1", "i-2"}, BlockedReason: "no capacity for t4g.medium", RuntimeHash: "aaaa", InfraHash: "bbbb",
+				Kind: "wrk", Arch: "arm64", InstanceIds: []string{firstID, secondID}, ArgsJson: `{"Tags":{"k":"v"}}`,
+			},
+			{Group: "batch", Template: "worker", Size: 0, Etag: "etag-2", Kind: "wrk", Deleting: true},
+		},
+		Instances: []*nstancev1.InstanceStatus{
+			{
+				InstanceId: secondID, Group: "workers", Template: "worker", Kind: "wrk", State: "created", ProviderState: "pending", ProviderId: "i-2", Health: "unregistered",
+				InstanceType: "t4g.medium", CreatedAt: ago(30 * time.Second), LaunchedAt: ago(29 * time.Second), Term: 7,
+			},
+			{
+				InstanceId: firstID, Group: "workers", Template: "worker", Kind: "wrk", State: "registered", ProviderState: "running", ProviderId: "i-1", Health: "healthy",
+				Ipv4: "10.0.0.7", Hostname: "ip-10-0-0-7", InstanceType: "t4g.medium", SubnetId: "subnet-a", CreatedAt: ago(50 * time.Hour), LaunchedAt: ago(50 * time.Hour),
+				RegisteredAt: ago(49 * time.Hour), LastReportAt: ago(10 * time.Second), InfraDrift: true, CertificateNotAfter: timestamppb.New(fleettest.Now.Add(100 * time.Hour)),
+				Image: "ami-1", Term: 6, AgentVersion: "1.2.3", Zone: shard, Metrics: &nstancev1.Metrics{Cpu: 0.25, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30},
+			},
+		},
+	}
+}
+
+// shards starts two shards, and returns a command line that knows them, and what makes its output the same in every run.
+func shards(t *testing.T) (cli terminalless, a, b *fleettest.Shard, replace *strings.Replacer) {
+	t.Helper()
+	c := fleettest.NewCluster(t, "example")
+	a, b = fixture("us-a"), fixture("us-b")
+	addrA, _ := c.Serve(t, "us-a", a)
+	addrB, _ := c.Serve(t, "us-b", b)
+	dir := c.Identity(t, "default", fleettest.Now, 30*24*time.Hour)
+	cli.env = map[string]string{envServers: "us-a=" + addrA + ",us-b=" + addrB, envIdentity: dir}
+	return cli, a, b, strings.NewReplacer(addrA, "10.0.0.1:8993", addrB, "10.0.0.2:8993", dir, "/identity")
+}
+
+// TestTranscripts compares whole command lines against servers over mutual TLS with golden files.
+func TestTranscripts(t *testing.T) {
+	invalid := &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID, Problems: []*nstancev1.ConfigProblem{
+		{Path: "groups.default.web.size", Line: 31, Column: 45, Message: "want a whole number"}, {Message: "the cluster's CA is gone"},
+	}}
+	down := func(s *fleettest.Shard) {
+		s.Before = func(string) error { return status.Error(codes.Unavailable, "the bucket does not answer") }
+	}
+	for name, test := range map[string]struct {
+		args string
+		b    func(*fleettest.Shard) // what is different about the second shard
+	}{
+		"group-list":                 {args: "group list --all-shards"},
+		"group-list-one":             {args: "group list --shard us-b"},
+		"group-list-json":            {args: "group list --shard us-a -o json"},
+		"group-list-yaml":            {args: "group list --shard us-a -o yaml"},
+		"group-list-partial":         {args: "group list --all-shards", b: down},
+		"group-list-partial-json":    {args: "group list --all-shards -o json", b: func(s *fleettest.Shard) { down(s); s.Groups = nil }},
+		"group-list-none":            {args: "group list --shard us-b", b: func(s *fleettest.Shard) { s.Groups = nil }},
+		"group-list-which":           {args: "group list"},
+		"group-list-unknown":         {args: "group list --shard us-c"},
+		"group-status":               {args: "group status workers --shard us-a"},
+		"group-status-all":           {args: "group status --all-shards", b: func(s *fleettest.Shard) { s.Groups = s.Groups[1:] }},
+		"group-status-missing":       {args: "group status nobody --shard us-a"},
+		"group-scale":                {args: "group scale workers 5 --shard us-a"},
+		"group-scale-all":            {args: "group scale workers 5 --all-shards", b: func(s *fleettest.Shard) { s.Groups = s.Groups[1:] }},
+		"group-scale-json":           {args: "group scale workers 5 --shard us-a -o json"},
+		"group-scale-bad":            {args: "group scale workers many --shard us-a"},
+		"group-scale-short":          {args: "group scale workers"},
+		"group-create":               {args: "group create web --template worker --size 2 --vars k=v,l=w --vars m=x --shard us-a"},
+		"group-create-there":         {args: "group create workers --template worker --shard us-a"},
+		"group-create-no-template":   {args: "group create web --shard us-a"},
+		"group-delete":               {args: "group delete batch --shard us-a"},
+		"group-delete-static":        {args: "group delete workers --all-shards", b: func(s *fleettest.Shard) { s.Groups[0].Overridden = false }},
+		"instance-list":              {args: "instance list --all-shards", b: func(s *fleettest.Shard) { s.Instances = s.Instances[:1] }},
+		"instance-list-yaml":         {args: "instance list --shard us-a --output yaml"},
+		"instance-show":              {args: "instance show " + firstID + " --all-shards", b: func(s *fleettest.Shard) { s.Instances = nil }},
+		"instance-show-missing":      {args: "instance show wrk06gx5zsg2nrrqcrz000000000g --all-shards"},
+		"instance-show-bad":          {args: "instance show i-1 --shard us-a"},
+		"instance-create":            {args: "instance create workers --shard us-a --instance-type big"},
+		"instance-delete":            {args: "instance delete " + firstID + " --shard us-a --reason broken"},
+		"config-status":              {args: "config status --all-shards", b: func(s *fleettest.Shard) { s.Config.RefusedEtag = "bad"; s.Config.Problems = invalid.Problems }},
+		"config-status-json":         {args: "config status --shard us-a -o json"},
+		"config-refresh":             {args: "config refresh --all-shards", b: func(s *fleettest.Shard) { s.Refresh = invalid }},
+		"config-refresh-json":        {args: "config refresh --shard us-b -o json", b: func(s *fleettest.Shard) { s.Refresh = invalid }},
+		"config-refresh-restarting":  {args: "config refresh --shard us-b", b: func(s *fleettest.Shard) { s.Refresh.Restarting = true }},
+		"unknown-command":            {args: "group lst"},
+		"unknown-flag":               {args: "group list --shrad us-a"},
+		"unknown-format":             {args: "group list --output xml"},
+		"shard-and-all-shards":       {args: "group list --shard us-a --all-shards"},
+		"no-servers":                 {args: "group list --servers ,"},
+		"bad-servers":                {args: "group list --servers us-a"},
+		"no-identity":                {args: "group list --shard us-a --identity-dir /nonexistent"},
+		"serve-open-without-a-token": {args: "serve --bind 0.0.0.0:0"},
+		"version":                    {args: "version"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cli, _, b, replace := shards(t)
+			if test.b != nil {
+				test.b(b)
+			}
+			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.transcript(t, replace, strings.Fields(test.args)...))
+		})
+	}
+}
+
+// Everything can be said in the environment as well as with flags, which win.
+func TestEnvironment(t *testing.T) {
+	cli, a, _, _ := shards(t)
+	cli.env[envShard] = "us-b"
+	if out := cli.must(t, "group", "list"); strings.Contains(out, "us-a") || !strings.Contains(out, "us-b") {
+		t.Error(out)
+	}
+	if out := cli.must(t, "group", "list", "--shard", "us-a"); strings.Contains(out, "us-b") {
+		t.Error(out)
+	}
+	if out := cli.must(t, "group", "list", "--all-shards"); !strings.Contains(out, "us-a") || !strings.Contains(out, "us-b") {
+		t.Error(out)
+	}
+	delete(cli.env, envShard)
+	one, _, _ := strings.Cut(cli.env[envServers], ",")
+	if out := cli.must(t, "group", "list", "--servers", one); !strings.Contains(out, "us-a") {
+		t.Error(out)
+	}
+	if len(a.Calls) == 0 {
+		t.Error("nothing was asked")
+	}
+	// A certificate in the last third of its life is told of.
+	cli.env[envIdentity] = fleettest.NewCluster(t, "example").Identity(t, "default", fleettest.Now.Add(-21*24*time.Hour), 30*24*time.Hour)
+	_, stderr, code := cli.run(t, "group", "list", "--all-shards")
+	if code != exitOK || !strings.Contains(stderr, "ends at 2026-08-06T10:00:00Z") {
+		t.Error(code, stderr)
+	}
+}
+
+// Nobody hears of what is waited for before a second has passed.
+func TestProgress(t *testing.T) {
+	var errs bytes.Buffer
+	a := newApp("1", Environment{Stdout: io.Discard, Stderr: &errs, Getenv: func(string) string { return "" }})
+	if err := a.during("asking", func() error { return nil }); err != nil || errs.Len() > 0 {
+		t.Error(err, errs.String())
+	}
+	if err := a.during("asking shard us-a", func() error {
+		<-time.After(patience + 200*time.Millisecond)
+		return nil
+	}); err != nil || errs.String() != "asking shard us-a …\n" {
+		t.Errorf("%v, %q", err, errs.String())
+	}
+}
+
+func TestColours(t *testing.T) {
+	for _, test := range []struct {
+		palette palette
+		want    string
+	}{{true, "\x1b[2mNAME\x1b[0m   \x1b[2mSTATE\x1b[0m\na      \x1b[31mbad\x1b[0m\nlong   \x1b[32mok\x1b[0m\n?[2J   -\n"}, {false, "NAME   STATE\na      bad\nlong   ok\n?[2J   -\n"}} {
+		var out bytes.Buffer
+		rows := [][]cell{{{text: "a"}, {"bad", test.palette.bad}}, {{text: "long"}, {"ok", test.palette.good}}, {{text: "\x1b[2J"}, {}}}
+		if err := writeTable(&out, test.palette, []string{"NAME", "STATE"}, rows); err != nil || out.String() != test.want {
+			t.Errorf("%v: %q", err, out.String())
+		}
+	}
+	// A buffer is no terminal; and NO_COLOR holds for one.
+	if s := newStyle(Environment{Stdout: os.Stdout, Stderr: &bytes.Buffer{}, Getenv: func(string) string { return "1" }}); s.out || s.err {
+		t.Error("colours although NO_COLOR is set")
+	}
+}
+
+// Every command explains itself, with an example where it does something.
+func TestHelp(t *testing.T) {
+	a := newApp("1", System())
+	commands := 0
+	walk(a.command(), func(cmd *command) {
+		commands++
+		if cmd.Short == "" || strings.HasSuffix(cmd.Short, ".") {
+			t.Errorf("%s: short %q", cmd.CommandPath(), cmd.Short)
+		}
+		if !cmd.HasSubCommands() && cmd.Example == "" && cmd.Name() != "version" {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+		for line := range strings.SplitSeq(cmd.Long, "\n") {
+			if len([]rune(line)) > 92 {
+				t.Errorf("%s: a line of %d characters: %s", cmd.CommandPath(), len([]rune(line)), line)
+			}
+		}
+		for _, name := range regexp.MustCompile(`--[a-z-]+`).FindAllString(cmd.Example, -1) {
+			if strings.Contains(name, "from-") || name == "--namespace" { // kubectl's
+				continue
+			}
+			if cmd.Flag(strings.TrimPrefix(name, "--")) == nil {
+				t.Errorf("%s: the example has %s, which is no flag", cmd.CommandPath(), name)
+			}
+		}
+	})
+	if commands < 30 {
+		t.Error(commands, "commands only")
+	}
+}

@@ -1,0 +1,442 @@
+package fleet_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+)
+
+const month = 30 * 24 * time.Hour
+
+func newFleet(t *testing.T, dir string, servers ...string) *fleet.Fleet {
+	t.Helper()
+	parsed, err := fleet.ParseServers(strings.Join(servers, ","))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fleet.New(fleet.Options{Servers: parsed, IdentityDir: dir, Timeout: 10 * time.Second, Now: fleettest.Clock, Rand: fleettest.Rand(9)})
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func workers() *fleettest.Shard {
+	return &fleettest.Shard{
+		Config: &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1},
+		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk", Etag: "etag-1", Vars: map[string]string{"a": "b"}}},
+	}
+}
+
+func TestParseServers(t *testing.T) {
+	s, err := fleet.ParseServers("b=10.0.0.1:8993, a=[::1]:1,b=10.0.0.2:8993,")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"b", "a"}, s.Shards()); diff != "" {
+		t.Error(diff)
+	}
+	for text, want := range map[string]string{
+		"a":            "want shard=host:port",
+		"A=h:1":        "lower-case",
+		"a=h":          "is not host:port",
+		"a=:8993":      "is not host:port",
+		"a=h:0":        "port",
+		"a=h:70000":    "port",
+		"a=h:operator": "port",
+	} {
+		if _, err := fleet.ParseServers(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func FuzzParseServers(f *testing.F) {
+	for _, seed := range []string{"a=h:1", "a=h:1,b=[::1]:2", ",,", "a==h:1", "a=h:1,a=h:1"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := fleet.ParseServers(text)
+		for _, shard := range s.Shards() {
+			if err != nil || !s.Has(shard) || ident.ValidateName(shard) != nil {
+				t.Errorf("%q: shard %q", text, shard)
+			}
+		}
+	})
+}
+
+// A standby names the leader, which is followed; the next call goes there at once. When the leader has moved back it is found again.
+func TestFollowsLeader(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	leader, standby := workers(), workers()
+	leaderAddr, _ := c.Serve(t, "a", leader)
+	standbyAddr, _ := c.Serve(t, "a", standby)
+	standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) }
+	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+standbyAddr)
+
+	for range 2 {
+		if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
+			t.Fatal(failed)
+		}
+	}
+	if diff := cmp.Diff([]string{"ListGroups"}, standby.Calls); diff != "" {
+		t.Error("calls of the standby:", diff)
+	}
+	if diff := cmp.Diff([]string{"prod"}, leader.Tenants); diff != "" {
+		t.Error("tenants:", diff)
+	}
+
+	leader.Do(func() { leader.Before = func(string) error { return fleettest.NotLeader("a", "leader-2", standbyAddr) } })
+	standby.Do(func() { standby.Before = nil })
+	if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
+		t.Fatal(failed)
+	}
+
+	// A leader that is followed once only: two that name each other end in an error.
+	standby.Do(func() { standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) } })
+	failed := fleet.Failed(f.Groups(t.Context(), []string{"a"}))
+	if len(failed) != 1 || failed[0].Code != codes.Unavailable || !strings.Contains(failed[0].Message, "is not the leader") {
+		t.Error(failed)
+	}
+	// Nobody leads.
+	standby.Do(func() { standby.Before = func(string) error { return fleettest.NotLeader("a", "", "") } })
+	leader.Do(func() { leader.Before = standby.Before })
+	failed = fleet.Failed(f.Groups(t.Context(), []string{"a"}))
+	if len(failed) != 1 || !strings.Contains(failed[0].Hint, "no leader at the moment") {
+		t.Error(failed)
+	}
+}
+
+// Of several addresses the first that serves is taken; when it goes, the next.
+func TestSeveralAddresses(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	one, stopOne := c.Serve(t, "a", workers())
+	two, _ := c.Serve(t, "a", workers())
+	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+one, "a="+two)
+	if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
+		t.Fatal(failed)
+	}
+	stopOne()
+	if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
+		t.Fatal(failed)
+	}
+}
+
+// Whoever answers must be a server of our cluster and that shard, under its name; and must accept us.
+func TestPeers(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	other := fleettest.NewCluster(t, "other")
+	foreign := fleettest.NewCluster(t, "foreign")
+	foreign.CA = c.CA // its servers' certificates are from our CA
+	serve := func(c *fleettest.Cluster, shard string, hosts ...string) (string, *fleettest.Shard) {
+		api := workers()
+		addr, _ := c.Serve(t, shard, api, hosts...)
+		return addr, api
+	}
+	good := c.Identity(t, "prod", fleettest.Now, month)
+	agentID, err := ident.NewID("wrk", fleettest.Now, fleettest.Rand(3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		identity      string
+		server        *fleettest.Cluster
+		shard         string
+		hosts         []string
+		message, hint string
+	}{
+		"another shard":       {good, c, "b", nil, "it is a server of shard b, not of a", "check --servers"},
+		"another cluster":     {good, other, "a", nil, "is not from the CA", "right cluster"},
+		"cluster of our CA":   {good, foreign, "a", nil, "it is a server of cluster foreign, ours is example", "check --servers"},
+		"another name":        {good, c, "a", []string{"10.0.0.1"}, "certificate is valid for 10.0.0.1, not 127.0.0.1", "advertises"},
+		"our end":             {c.Identity(t, "prod", fleettest.Now.Add(-2*month), month), c, "a", nil, "ended at 2026-06-28T10:00:00Z", "register-operator"},
+		"no identity":         {t.TempDir(), c, "a", nil, "no identity: ca.crt is missing", "register-operator"},
+		"an agent's identity": {c.Write(t, authority.Identity{Role: authority.RoleAgent, Cluster: "example", Tenant: "prod", ID: agentID}, fleettest.Now, month), c, "a", nil, "of role agent, want operator", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr, api := serve(test.server, test.shard, test.hosts...)
+			failed := fleet.Failed(newFleet(t, test.identity, "a="+addr).Groups(t.Context(), []string{"a"}))
+			if len(failed) != 1 || !strings.Contains(failed[0].Message, test.message) || !strings.Contains(failed[0].Hint, test.hint) {
+				t.Errorf("%v", failed)
+				if len(failed) > 0 {
+					t.Error(failed[0].Hint)
+				}
+			}
+			if len(api.Calls) > 0 {
+				t.Error("it was called:", api.Calls)
+			}
+		})
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	api, release := workers(), make(chan struct{})
+	addr, _ := c.Serve(t, "a", api)
+	api.Before = func(string) error {
+		<-release
+		return nil
+	}
+	defer close(release)
+	servers, err := fleet.ParseServers("a=" + addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fleet.New(fleet.Options{Servers: servers, IdentityDir: c.Identity(t, "prod", fleettest.Now, month), Timeout: 50 * time.Millisecond, Now: fleettest.Clock, Rand: fleettest.Rand(1)})
+	defer f.Close()
+	failed := fleet.Failed(f.ConfigStatus(t.Context(), []string{"a"}))
+	if len(failed) != 1 || failed[0].Code != codes.DeadlineExceeded || !strings.Contains(failed[0].Hint, "--timeout") {
+		t.Error(failed)
+	}
+}
+
+// A change of others between our read and our write is kept; the size is ours.
+func TestScaleIsSafe(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	api := workers()
+	addr, _ := c.Serve(t, "a", api)
+	meddle := 2
+	api.Before = func(method string) error {
+		if method == "UpsertGroup" && meddle > 0 {
+			meddle--
+			api.Groups[0].Etag = fmt.Sprintf("other-%d", meddle)
+			api.Groups[0].Vars = map[string]string{"set": "by another"}
+		}
+		return nil
+	}
+	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
+	answers := f.Scale(t.Context(), []string{"a"}, "workers", 5)
+	if failed := fleet.Failed(answers); failed != nil {
+		t.Fatal(failed)
+	}
+	if got := answers[0]; *got.PreviousSize != 2 || got.Group.Size != 5 || got.Group.Vars["set"] != "by another" {
+		t.Errorf("%+v", got.Group)
+	}
+	want := proto.CloneOf(api.Upserts[2])
+	if diff := cmp.Diff(&nstancev1.UpsertGroupRequest{Group: "workers", Size: want.Size, ExpectedEtag: "other-0", MustExist: true}, want, protocmp.Transform()); diff != "" {
+		t.Error("it asked for more than a size:", diff)
+	}
+
+	meddle = 100
+	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers", 6)); len(failed) != 1 || failed[0].Code != codes.Aborted {
+		t.Error(failed)
+	}
+	meddle = 0
+	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "nobody", 6)); len(failed) != 1 || failed[0].Code != codes.NotFound {
+		t.Error(failed)
+	}
+	api.Do(func() { api.Groups[0].Deleting = true })
+	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers", 6)); len(failed) != 1 || failed[0].Code != codes.FailedPrecondition {
+		t.Error(failed)
+	}
+}
+
+// An instance whose creation was not answered keeps the ID that it was asked for with, which the error names.
+func TestCreateInstance(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	api := workers()
+	addr, _ := c.Serve(t, "a", api)
+	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
+	api.Before = func(method string) error {
+		if method == "CreateInstance" {
+			return status.Error(codes.Unavailable, "lost")
+		}
+		return nil
+	}
+	failed := fleet.Failed(f.CreateInstance(t.Context(), []string{"a"}, "workers", ident.ID{}, "big", nil))
+	if len(failed) != 1 {
+		t.Fatal(failed)
+	}
+	_, text, ok := strings.Cut(failed[0].Hint, "--instance-id ")
+	if !ok {
+		t.Fatal(failed[0].Hint)
+	}
+	id, err := ident.ParseID(strings.Fields(text)[0])
+	if err != nil || id.Prefix() != "wrk" {
+		t.Fatal(text, err)
+	}
+	api.Do(func() { api.Before = nil })
+	for range 2 {
+		answers := f.CreateInstance(t.Context(), []string{"a"}, "workers", id, "big", nil)
+		if answers[0].Err != nil || answers[0].Instance.ID != id.String() {
+			t.Errorf("%+v", answers[0])
+		}
+	}
+	if len(api.Instances) != 1 {
+		t.Error(len(api.Instances), "instances")
+	}
+}
+
+// Everything that the protocol tells is shown.
+func TestViewsAreComplete(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	api := &fleettest.Shard{
+		Config: &nstancev1.GetConfigStatusResponse{}, Refresh: &nstancev1.RefreshConfigResponse{},
+		Groups: []*nstancev1.GroupStatus{{}}, Instances: []*nstancev1.InstanceStatus{{}},
+	}
+	for _, m := range []proto.Message{api.Config, api.Refresh, api.Groups[0], api.Instances[0]} {
+		fill(m.ProtoReflect())
+	}
+	api.Groups[0].ArgsJson = `{"k": "v"}`
+	addr, _ := c.Serve(t, "a", api)
+	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
+	a := []string{"a"}
+	// Names that the views have for fields that are called otherwise.
+	renamed := map[string]string{"is_static": "static", "args_json": "args"}
+	for _, test := range []struct {
+		of   proto.Message
+		view any
+	}{
+		{api.Groups[0], f.Groups(t.Context(), a)[0].Groups[0]}, {api.Instances[0], f.Instances(t.Context(), a, "")[0].Instances[0]},
+		{api.Config, f.ConfigStatus(t.Context(), a)[0]}, {api.Refresh, f.Refresh(t.Context(), a)[0]},
+	} {
+		text, err := json.Marshal(test.view)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var shown map[string]any
+		if err := json.Unmarshal(text, &shown); err != nil {
+			t.Fatal(err)
+		}
+		fields := test.of.ProtoReflect().Descriptor().Fields()
+		for i := range fields.Len() {
+			name := string(fields.Get(i).Name())
+			if other, ok := renamed[name]; ok {
+				name = other
+			}
+			if _, ok := shown[name]; !ok {
+				t.Errorf("%s: %s is not shown in %s", test.of.ProtoReflect().Descriptor().Name(), name, text)
+			}
+		}
+	}
+}
+
+// fill sets every field to something.
+func fill(m protoreflect.Message) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		scalar := func() protoreflect.Value {
+			switch field.Kind() {
+			case protoreflect.StringKind:
+				return protoreflect.ValueOfString("x")
+			case protoreflect.BoolKind:
+				return protoreflect.ValueOfBool(true)
+			case protoreflect.Uint32Kind:
+				return protoreflect.ValueOfUint32(1)
+			case protoreflect.Uint64Kind:
+				return protoreflect.ValueOfUint64(1)
+			case protoreflect.Int64Kind:
+				return protoreflect.ValueOfInt64(1)
+			case protoreflect.Int32Kind:
+				return protoreflect.ValueOfInt32(1)
+			case protoreflect.DoubleKind:
+				return protoreflect.ValueOfFloat64(1)
+			case protoreflect.EnumKind:
+				return protoreflect.ValueOfEnum(1)
+			}
+			panic("no value for a field of kind " + field.Kind().String())
+		}
+		switch {
+		case field.IsMap():
+			m.Mutable(field).Map().Set(protoreflect.ValueOfString("k").MapKey(), protoreflect.ValueOfString("v"))
+		case field.IsList() && field.Kind() == protoreflect.MessageKind:
+			list := m.Mutable(field).List()
+			element := list.NewElement()
+			fill(element.Message())
+			list.Append(element)
+		case field.IsList():
+			m.Mutable(field).List().Append(scalar())
+		case field.Kind() == protoreflect.MessageKind:
+			fill(m.Mutable(field).Message())
+		default:
+			m.Set(field, scalar())
+		}
+	}
+}
+
+// Events flow in order, with what held before marked; a lost connection is made again, and a refusal for good ends it.
+func TestFollow(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	api := workers()
+	fresh := func() {
+		api.GroupEvents = make(chan *nstancev1.GroupEvent, 10)
+		api.InstanceEvents = make(chan *nstancev1.InstanceEvent, 10)
+		api.ErrorEvents = make(chan *nstancev1.ErrorEvent, 10)
+		api.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: api.Groups[0]}
+		api.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_SNAPSHOT_END}
+		api.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: "gone"}
+	}
+	fresh()
+	addr, _ := c.Serve(t, "a", api)
+	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
+
+	seen := make(chan string, 100)
+	go func() {
+		defer close(seen)
+		failed := f.Follow(t.Context(), []string{"a"}, fleet.Watcher{
+			Event: func(e fleet.Event) { seen <- fmt.Sprintf("%s %s %s %v", e.Stream, e.Type, e.Group, e.Snapshot) },
+			Lost:  func(err *fleet.Error, _ time.Duration) { seen <- "lost " + err.Code.String() },
+			Found: func(shard string) { seen <- "found " + shard },
+		})
+		for _, err := range failed {
+			seen <- "failed " + err.Code.String()
+		}
+	}()
+	want := func(lines ...string) {
+		t.Helper()
+		for _, line := range lines {
+			if got := <-seen; got != line {
+				t.Fatalf("%q, want %q", got, line)
+			}
+		}
+	}
+	snapshot := []string{"group upsert workers true", "group snapshot_end  true", "group delete gone false"}
+	want(snapshot...)
+	var old chan *nstancev1.GroupEvent
+	api.Do(func() { old = api.GroupEvents; fresh() })
+	close(old) // the server ends the watch
+	want(append([]string{"lost Unavailable", "found a"}, snapshot...)...)
+	api.Do(func() {
+		old = api.GroupEvents
+		api.Before = func(string) error { return status.Error(codes.PermissionDenied, "the operator was removed") }
+	})
+	close(old)
+	want("lost Unavailable", "failed PermissionDenied")
+	if _, open := <-seen; open {
+		t.Error("there is more")
+	}
+}
+
+func TestFollowEndsWithContext(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	api := workers()
+	api.ErrorEvents = make(chan *nstancev1.ErrorEvent, 1)
+	api.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Resolved: true}
+	addr, _ := c.Serve(t, "a", api)
+	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := f.Follow(ctx, []string{"a"}, fleet.Watcher{Event: func(e fleet.Event) {
+		if e.Type != "resolved" || e.Kind != "capacity" {
+			t.Errorf("%+v", e)
+		}
+		cancel()
+	}})
+	if failed != nil {
+		t.Error(failed)
+	}
+}

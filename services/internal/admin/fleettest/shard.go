@@ -1,0 +1,275 @@
+package fleettest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+)
+
+// Shard is the operator API of one leader, with state in memory. Fields are set before it serves, or under [Shard.Do].
+type Shard struct {
+	nstancev1.UnimplementedOperatorServiceServer
+
+	mu sync.Mutex
+	// Before may refuse a call, by the method's name.
+	Before    func(method string) error
+	Config    *nstancev1.GetConfigStatusResponse
+	Refresh   *nstancev1.RefreshConfigResponse
+	Groups    []*nstancev1.GroupStatus
+	Instances []*nstancev1.InstanceStatus
+	// What watches send; they end when the channels are closed, with Ended.
+	GroupEvents    chan *nstancev1.GroupEvent
+	InstanceEvents chan *nstancev1.InstanceEvent
+	ErrorEvents    chan *nstancev1.ErrorEvent
+	Ended          error
+	// Calls are the methods that were called, and Upserts the requests.
+	Calls   []string
+	Upserts []*nstancev1.UpsertGroupRequest
+	Tenants []string
+}
+
+// Do runs f while no call does.
+func (s *Shard) Do(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+// NotLeader is the answer of a standby.
+func NotLeader(shard, leader, addr string) error {
+	st, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
+	if err != nil {
+		return err
+	}
+	return st.Err()
+}
+
+// enter begins a call; leave ends it.
+func (s *Shard) enter(ctx context.Context, method string) (leave func(), err error) {
+	s.mu.Lock()
+	s.Calls = append(s.Calls, method)
+	if who, err := mtls.PeerIdentity(ctx); err == nil && !slices.Contains(s.Tenants, who.Tenant) {
+		s.Tenants = append(s.Tenants, who.Tenant)
+	}
+	if s.Before != nil {
+		err = s.Before(method)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
+	return s.mu.Unlock, nil
+}
+
+// GetConfigStatus implements the service.
+func (s *Shard) GetConfigStatus(ctx context.Context, _ *nstancev1.GetConfigStatusRequest) (*nstancev1.GetConfigStatusResponse, error) {
+	leave, err := s.enter(ctx, "GetConfigStatus")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return proto.CloneOf(s.Config), nil
+}
+
+// RefreshConfig implements the service.
+func (s *Shard) RefreshConfig(ctx context.Context, _ *nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfigResponse, error) {
+	leave, err := s.enter(ctx, "RefreshConfig")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return proto.CloneOf(s.Refresh), nil
+}
+
+// ListGroups implements the service.
+func (s *Shard) ListGroups(ctx context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+	leave, err := s.enter(ctx, "ListGroups")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return proto.CloneOf(&nstancev1.ListGroupsResponse{Groups: s.Groups}), nil
+}
+
+func (s *Shard) group(name string) *nstancev1.GroupStatus {
+	for _, g := range s.Groups {
+		if g.GetGroup() == name {
+			return g
+		}
+	}
+	return nil
+}
+
+// UpsertGroup implements the service: size, vars and template are taken, everything is checked that nstance-admin depends on.
+func (s *Shard) UpsertGroup(ctx context.Context, r *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse, error) {
+	leave, err := s.enter(ctx, "UpsertGroup")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	s.Upserts = append(s.Upserts, proto.CloneOf(r))
+	g := s.group(r.GetGroup())
+	switch {
+	case g == nil && r.GetMustExist():
+		return nil, status.Errorf(codes.NotFound, "group: there is no %q", r.GetGroup())
+	case r.GetExpectedEtag() != "" && (g == nil || g.GetEtag() != r.GetExpectedEtag()):
+		return nil, status.Error(codes.Aborted, "expected_etag: the group has changed")
+	case g == nil:
+		g = &nstancev1.GroupStatus{Group: r.GetGroup(), Template: r.GetTemplate(), Kind: "wrk"}
+		s.Groups = append(s.Groups, g)
+	}
+	if r.Size != nil {
+		g.Size = r.GetSize()
+	}
+	if r.GetSetVars() {
+		g.Vars = r.GetVars()
+	}
+	g.Etag = fmt.Sprintf("etag-%d", len(s.Upserts)+1)
+	return &nstancev1.UpsertGroupResponse{Group: proto.CloneOf(g)}, nil
+}
+
+// DeleteGroup implements the service.
+func (s *Shard) DeleteGroup(ctx context.Context, r *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse, error) {
+	leave, err := s.enter(ctx, "DeleteGroup")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	g := s.group(r.GetGroup())
+	switch {
+	case g == nil:
+		return nil, status.Errorf(codes.NotFound, "group: there is no %q", r.GetGroup())
+	case g.GetIsStatic() && !g.GetOverridden():
+		return nil, status.Errorf(codes.FailedPrecondition, "group: %q is static: remove it from the shard's configuration", r.GetGroup())
+	case g.GetIsStatic():
+		g.Overridden = false
+		return &nstancev1.DeleteGroupResponse{RestoredStatic: true}, nil
+	}
+	g.Deleting = true
+	return &nstancev1.DeleteGroupResponse{}, nil
+}
+
+func (s *Shard) instance(id string) *nstancev1.InstanceStatus {
+	for _, i := range s.Instances {
+		if i.GetInstanceId() == id {
+			return i
+		}
+	}
+	return nil
+}
+
+// CreateInstance implements the service.
+func (s *Shard) CreateInstance(ctx context.Context, r *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
+	leave, err := s.enter(ctx, "CreateInstance")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if _, err := ident.ParseID(r.GetInstanceId()); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "instance_id: %v", err)
+	}
+	i := s.instance(r.GetInstanceId())
+	if i == nil {
+		i = &nstancev1.InstanceStatus{InstanceId: r.GetInstanceId(), Group: r.GetGroup(), OnDemand: true, State: "reserved", InstanceType: r.GetInstanceType(), CreatedAt: timestamppb.New(Now)}
+		s.Instances = append(s.Instances, i)
+	}
+	return &nstancev1.CreateInstanceResponse{Instance: proto.CloneOf(i)}, nil
+}
+
+// DeleteInstance implements the service.
+func (s *Shard) DeleteInstance(ctx context.Context, r *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
+	leave, err := s.enter(ctx, "DeleteInstance")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	i := s.instance(r.GetInstanceId())
+	if i == nil {
+		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
+	}
+	i.State, i.DeleteReason = "deleting", r.GetReason()
+	return &nstancev1.DeleteInstanceResponse{Instance: proto.CloneOf(i)}, nil
+}
+
+// GetInstanceStatus implements the service.
+func (s *Shard) GetInstanceStatus(ctx context.Context, r *nstancev1.GetInstanceStatusRequest) (*nstancev1.GetInstanceStatusResponse, error) {
+	leave, err := s.enter(ctx, "GetInstanceStatus")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	i := s.instance(r.GetInstanceId())
+	if i == nil {
+		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
+	}
+	return &nstancev1.GetInstanceStatusResponse{Instance: proto.CloneOf(i)}, nil
+}
+
+// ListInstances implements the service.
+func (s *Shard) ListInstances(ctx context.Context, r *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse, error) {
+	leave, err := s.enter(ctx, "ListInstances")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	out := &nstancev1.ListInstancesResponse{}
+	for _, i := range s.Instances {
+		if r.GetGroup() == "" || r.GetGroup() == i.GetGroup() {
+			out.Instances = append(out.Instances, proto.CloneOf(i))
+		}
+	}
+	return out, nil
+}
+
+// WatchGroups implements the service.
+func (s *Shard) WatchGroups(_ *nstancev1.WatchGroupsRequest, stream nstancev1.OperatorService_WatchGroupsServer) error {
+	return follow(s, stream.Context(), "WatchGroups", &s.GroupEvents, func(e *nstancev1.GroupEvent) error {
+		return stream.Send(&nstancev1.WatchGroupsResponse{Event: e})
+	})
+}
+
+// WatchInstances implements the service.
+func (s *Shard) WatchInstances(_ *nstancev1.WatchInstancesRequest, stream nstancev1.OperatorService_WatchInstancesServer) error {
+	return follow(s, stream.Context(), "WatchInstances", &s.InstanceEvents, func(e *nstancev1.InstanceEvent) error {
+		return stream.Send(&nstancev1.WatchInstancesResponse{Event: e})
+	})
+}
+
+// WatchErrors implements the service.
+func (s *Shard) WatchErrors(_ *nstancev1.WatchErrorsRequest, stream nstancev1.OperatorService_WatchErrorsServer) error {
+	return follow(s, stream.Context(), "WatchErrors", &s.ErrorEvents, func(e *nstancev1.ErrorEvent) error {
+		return stream.Send(&nstancev1.WatchErrorsResponse{Event: e})
+	})
+}
+
+func follow[E any](s *Shard, ctx context.Context, method string, from *chan E, send func(E) error) error {
+	leave, err := s.enter(ctx, method)
+	if err != nil {
+		return err
+	}
+	events := *from
+	leave()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case e, ok := <-events:
+			if !ok {
+				return s.Ended
+			}
+			if err := send(e); err != nil {
+				return err
+			}
+		}
+	}
+}
