@@ -32,6 +32,8 @@ type agent struct {
 	// connection is the number of the connection that the streams are of.
 	connection uint64
 	open       [streams]*slot
+	// missed: there was something to do for a stream that was not open.
+	missed [streams]bool
 	// waiting are those who want to know how the next batch went.
 	waiting []chan<- error
 	// keys are the public keys handed in, by name; nil before they were read from the cache.
@@ -105,7 +107,8 @@ func (a *agent) take(kind int, peer *mtls.Peer) (*slot, error) {
 	a.connection = peer.Number
 	s := &slot{wake: make(chan struct{}, 1), end: make(chan struct{})}
 	a.open[kind] = s
-	if kind == filesStream && len(a.waiting) > 0 || kind == keysStream && len(a.ask) > 0 {
+	if a.missed[kind] {
+		a.missed[kind] = false
 		s.signal()
 	}
 	return s, nil
@@ -136,12 +139,12 @@ func (a *agent) endReports(interval time.Duration) {
 	}
 }
 
-// nudge has a stream, if it is open, look at what there is to do.
+// nudge has a stream look at what there is to do, now or once it is open. Call with mu held.
 func (a *agent) nudge(kind int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.open[kind] != nil {
 		a.open[kind].signal()
+	} else {
+		a.missed[kind] = true
 	}
 }
 

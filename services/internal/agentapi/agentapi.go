@@ -68,6 +68,9 @@ type Service struct {
 	// Metrics counts reports; nil: nobody does.
 	Metrics *metrics.Server
 
+	// patience with agents that do not read their files; 0: sendTimeout.
+	patience time.Duration
+
 	mu    sync.Mutex
 	board *board
 }

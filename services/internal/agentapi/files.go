@@ -43,9 +43,7 @@ func (s *Service) Push(ctx context.Context, id ident.ID) error {
 	done := make(chan error, 1)
 	a.mu.Lock()
 	a.waiting = append(a.waiting, done)
-	if a.open[filesStream] != nil {
-		a.open[filesStream].signal()
-	}
+	a.nudge(filesStream)
 	a.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
 	defer cancel()
@@ -160,7 +158,7 @@ func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.Recei
 
 // send writes a batch to the stream. An agent that does not read loses its connection.
 func (s *Service) send(c *call, result filegen.Result, hash string, send func(*nstancev1.ReceiveFilesResponse) error) error {
-	watchdog := time.AfterFunc(sendTimeout, func() {
+	watchdog := time.AfterFunc(cmp.Or(s.patience, sendTimeout), func() {
 		s.Log.Warn("agent does not read its files, connection cut", "instance", c.agent.name)
 		c.peer.Close()
 	})
@@ -236,8 +234,8 @@ func (a *agent) record(result *filegen.Result, want string, now time.Time) {
 		a.sent[f.Name] = sentFile{filegen.Have{SHA256: f.SHA256, NotBefore: f.NotBefore, NotAfter: f.NotAfter, Basis: f.Basis}, true}
 	}
 	a.want, a.renewAt, a.ask = want, result.RenewAt, result.Missing
-	if len(a.ask) > 0 && a.open[keysStream] != nil {
-		a.open[keysStream].signal()
+	if len(a.ask) > 0 {
+		a.nudge(keysStream)
 	}
 }
 

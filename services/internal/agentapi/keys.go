@@ -131,11 +131,11 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 		a.keys[key.Name] = key.PKIX
 		a.ask = slices.DeleteFunc(a.ask, func(r filegen.KeyRequest) bool { return r.Name == key.Name })
 	}
+	a.nudge(filesStream)
 	a.mu.Unlock()
 	if err := s.Keys.PutKeys(ctx, a.id, keys); err != nil {
 		s.Log.Warn("cache not written", "instance", a.name, "error", err)
 	}
-	a.nudge(filesStream)
 	return &nstancev1.SubmitPublicKeysResponse{}, nil
 }
 

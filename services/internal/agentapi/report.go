@@ -109,10 +109,10 @@ func (s *Service) read(c *call, stream reports, number uint64) error {
 		if !c.leader.World.Reported(c.agent.id, number, report) {
 			return status.Error(codes.Aborted, "this stream does not speak for the instance any more")
 		}
+		s.look(c, &report)
 		if s.Metrics != nil {
 			s.Metrics.Reports.Inc()
 		}
-		s.look(c, &report)
 	}
 }
 
@@ -142,9 +142,9 @@ func (s *Service) look(c *call, report *observe.Report) {
 		}
 	}
 	due := !a.renewAt.IsZero() && !now.Before(a.renewAt)
-	if (a.needy || due) && !now.Before(a.retryAt) && a.open[filesStream] != nil {
+	if (a.needy || due) && !now.Before(a.retryAt) {
 		a.again(now)
-		a.open[filesStream].signal()
+		a.nudge(filesStream)
 	}
 }
 
