@@ -52,6 +52,7 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 	if err != nil {
 		return nil, c.groupFault(key, err)
 	}
+	c.Log.Info("group changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "size", group.Size)
 	view, ok := c.world().GroupView(key)
 	if !ok {
 		view = observe.GroupView{Group: group}
@@ -76,6 +77,7 @@ func (c *call) deleteGroup(req *nstancev1.DeleteGroupRequest) (*nstancev1.Delete
 	if err != nil {
 		return nil, c.groupFault(key, err)
 	}
+	c.Log.Info("group deleted", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "restored", restored)
 	return &nstancev1.DeleteGroupResponse{RestoredStatic: restored}, nil
 }
 

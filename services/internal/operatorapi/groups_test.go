@@ -1,7 +1,6 @@
 package operatorapi_test
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -190,26 +189,13 @@ func TestDeleteGroupDrainsAndForgets(t *testing.T) {
 	if g := w.group(t, "fleet"); !g.GetDeleting() || g.GetSize() != 0 || g.GetActualSize() != 0 || len(g.GetInstanceIds()) != 2 {
 		t.Errorf("%v", g)
 	}
-	terminated := make(chan struct{}, 2)
-	w.provide(func(_ context.Context, call mock.Call) mock.Outcome {
-		if call.Kind == mock.Delete {
-			terminated <- struct{}{}
-		}
-		return mock.Outcome{}
-	})
 	for _, id := range ids {
 		if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id.String()}); err != nil {
 			t.Fatal(err)
 		}
-		<-terminated
 	}
-	// The delete's answer may still be under way, and a list asked for before it would not count.
-	for deleted := 0; deleted < 2; {
-		w.list(t)
-		w.Clock.Advance(time.Second)
-		w.leader.World.TouchAll()
-		events.await("deletion", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
-		deleted++
+	for range 2 {
+		w.awaitListing(events, "its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
 	}
 	groups.await("the group's end", func(e *groupEvent) bool {
 		return e.GetType() == nstancev1.GroupEvent_TYPE_DELETE && e.GetGroup() == "fleet" && e.GetStatus() == nil

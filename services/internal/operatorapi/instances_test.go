@@ -135,8 +135,7 @@ func TestCreateInstanceRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Clock.Advance(time.Second)
-	w.list(t)
-	events.await("its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
+	w.awaitListing(events, "its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
 
 	old := w.NewID(t, "knd")
 	w.Clock.Advance(365 * 24 * time.Hour / 12)
@@ -295,20 +294,13 @@ func TestDeleteInstance(t *testing.T) {
 		t.Errorf("%v, %v", again, err)
 	}
 	// It is drained, terminated, gone.
-	terminated := make(chan struct{}, 1)
-	w.provide(func(_ context.Context, call mock.Call) mock.Outcome {
-		if call.Kind == mock.Delete {
-			terminated <- struct{}{}
-		}
-		return mock.Outcome{}
-	})
 	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id.String()}); err != nil {
 		t.Fatal(err)
 	}
-	<-terminated
-	w.Clock.Advance(2 * time.Second)
-	w.leader.World.TouchAll() // its end is looked for
-	events.await("its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
+	w.awaitListing(events, "its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
+	if n := w.provider.Count(mock.Delete); n != 1 {
+		t.Errorf("%d delete calls", n)
+	}
 	now := w.status(t, id)
 	if now.GetState() != "deleted" || now.GetProviderState() != "deleted" || now.GetDeletedAt() == nil || now.GetHealth() != "unknown" {
 		t.Errorf("%v", now)
@@ -381,7 +373,7 @@ func TestTenants(t *testing.T) {
 	}
 	// A group of the same name is another group.
 	own := w.scale(t, "fleet", 0)
-	if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "quick"}); err != nil {
+	if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "quick", Size: ptr(uint32(0))}); err != nil {
 		t.Fatal(err)
 	}
 	if now := w.group(t, "fleet"); now.GetEtag() != own.GetEtag() || now.GetTemplate() != "worker" {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -427,6 +428,25 @@ func (w *world) list(t testing.TB) {
 	t.Helper()
 	if err := w.leader.Asker.List(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// awaitListing waits for an event that follows from what the provider says, asking it over and over.
+func (w *world) awaitListing(s *stream[*instanceEvent], what string, match func(*instanceEvent) bool) *instanceEvent {
+	s.t.Helper()
+	for {
+		select {
+		case event, ok := <-s.news:
+			if !ok {
+				s.t.Fatalf("the stream ended before %s: %v", what, s.err)
+			}
+			if match(event) {
+				return event
+			}
+		default:
+			w.list(s.t)
+			runtime.Gosched()
+		}
 	}
 }
 

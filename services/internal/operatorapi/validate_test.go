@@ -1,0 +1,210 @@
+package operatorapi
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+func many(n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = strings.Repeat("x", i%7+1)
+	}
+	return out
+}
+
+func TestParseUpsertRefuses(t *testing.T) {
+	for field, reqs := range map[string][]*nstancev1.UpsertGroupRequest{
+		"group":          {{Group: ""}, {Group: "Upper"}, {Group: strings.Repeat("x", 33)}},
+		"size":           {{Size: proto.Uint32(maxSize + 1)}, {Size: proto.Uint32(1<<32 - 1)}},
+		"max_surge":      {{MaxSurge: proto.Uint32(maxSize + 1)}},
+		"template":       {{Template: "a b"}, {Template: strings.Repeat("x", 33)}},
+		"subnet_pool":    {{SubnetPool: "a/b"}},
+		"instance_type":  {{InstanceType: "a\x00"}, {InstanceType: strings.Repeat("x", maxWord+1)}},
+		"max_unhealthy":  {{MaxUnhealthy: strings.Repeat("9", maxWord+1)}},
+		"expected_etag":  {{ExpectedEtag: "\xff"}},
+		"instance_types": {{InstanceTypes: []string{""}}, {InstanceTypes: many(maxList + 1)}, {InstanceTypes: []string{"a\nb"}}},
+		"load_balancers": {{LoadBalancers: []string{"ok", ""}}, {LoadBalancers: many(maxList + 1)}},
+		"set_vars":       {{Vars: map[string]string{"a": "b"}}},
+		"vars": {{SetVars: true, Vars: map[string]string{"": "b"}}, {SetVars: true, Vars: map[string]string{"a": strings.Repeat("x", maxVarsSize)}},
+			{SetVars: true, Vars: map[string]string{strings.Repeat("a", maxWord+1): ""}}},
+		"args_json": {{ArgsJson: "{"}, {ArgsJson: "null"}, {ArgsJson: "[]"}, {ArgsJson: `"x"`}, {ArgsJson: "{} {}"}, {ArgsJson: "{}}}, \"u\": {"}, {ArgsJson: " "},
+			{ArgsJson: "{} // a comment"}, {ArgsJson: `{"a": 1,}`}, {ArgsJson: strings.Repeat(`{"a":`, 40) + "1" + strings.Repeat("}", 40)},
+			{ArgsJson: `{"a": "` + strings.Repeat("x", maxArgs) + `"}`}, {ArgsJson: `{"a": {"b": 1, "b": 2}}`}, {ArgsJson: `{"a": 123456789012345678}`},
+			{ArgsJson: "{\"a\": \"\xff\"}"}, {ArgsJson: strings.Repeat("[", 1000)}},
+		"drain_timeout": {{DrainTimeout: durationpb.New(-time.Second)}, {DrainTimeout: durationpb.New(maxDrain + 1)}, {DrainTimeout: &durationpb.Duration{Nanos: 1 << 30}}},
+	} {
+		for i, req := range reqs {
+			if field != "group" {
+				req.Group = "g"
+			}
+			_, err := parseUpsert(req)
+			if status.Code(err) != codes.InvalidArgument || !strings.HasPrefix(status.Convert(err).Message(), field+": ") {
+				t.Errorf("%s %d: %v", field, i, err)
+			}
+		}
+	}
+}
+
+func TestUpsertSetsOnlyWhatIsSet(t *testing.T) {
+	three, surge, drain := 3, 2, config.Duration(time.Minute)
+	full := config.GroupSpec{Template: "t", Size: &three, InstanceType: "i", InstanceTypes: []string{"j"}, SubnetPool: "p", Vars: map[string]string{"a": "b"},
+		Args: map[string]any{"x": 1.0}, LoadBalancers: []string{"l"}, DrainTimeout: &drain, MaxSurge: &surge, MaxUnhealthy: "3"}
+	apply := func(req *nstancev1.UpsertGroupRequest, to config.GroupSpec) config.GroupSpec {
+		t.Helper()
+		req.Group = "g"
+		u, err := parseUpsert(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.apply(&to)
+		return to
+	}
+	if diff := cmp.Diff(full, apply(&nstancev1.UpsertGroupRequest{}, full)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(full, apply(&nstancev1.UpsertGroupRequest{Template: "t", Size: proto.Uint32(3), InstanceType: "i", InstanceTypes: []string{"j"},
+		SubnetPool: "p", SetVars: true, Vars: map[string]string{"a": "b"}, ArgsJson: ` {"x": 1} `, LoadBalancers: []string{"l"},
+		DrainTimeout: durationpb.New(time.Minute), MaxSurge: proto.Uint32(2), MaxUnhealthy: "3"}, config.GroupSpec{})); diff != "" {
+		t.Error(diff)
+	}
+	zero, none := 0, config.Duration(0)
+	empty := full
+	empty.Size, empty.Vars, empty.Args, empty.DrainTimeout = &zero, nil, nil, &none
+	if diff := cmp.Diff(empty, apply(&nstancev1.UpsertGroupRequest{Size: proto.Uint32(0), SetVars: true, ArgsJson: "{}", DrainTimeout: durationpb.New(0)}, full)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// FuzzUpsert: whatever a client sends is refused by name or stays within the bounds, and what is accepted can be written and read again.
+func FuzzUpsert(f *testing.F) {
+	for _, req := range []*nstancev1.UpsertGroupRequest{
+		{Group: "g", Size: proto.Uint32(3), Template: "t", ArgsJson: `{"a": [1, {"b": null}]}`},
+		{Group: "g", SetVars: true, Vars: map[string]string{"a": "b"}, DrainTimeout: durationpb.New(time.Hour), ArgsJson: `{"a": 1e400}`},
+		{Group: "g", ArgsJson: `{}}}, "x": {`, InstanceTypes: []string{"a"}, MaxUnhealthy: "40%", MaxSurge: proto.Uint32(1)},
+		{Group: "g", ArgsJson: `{"a": 123456789012345678}`, ExpectedEtag: "e", MustExist: true},
+	} {
+		text, err := proto.Marshal(req)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		req := new(nstancev1.UpsertGroupRequest)
+		if proto.Unmarshal(text, req) != nil {
+			return
+		}
+		u, err := parseUpsert(req)
+		if err != nil {
+			if message := status.Convert(err).Message(); status.Code(err) != codes.InvalidArgument || !strings.Contains(message, ": ") || len(message) > 2000 || !utf8.ValidString(message) {
+				t.Fatalf("%q", err)
+			}
+			return
+		}
+		var spec config.GroupSpec
+		u.apply(&spec)
+		if spec.Size != nil && (*spec.Size < 0 || *spec.Size > maxSize) || spec.MaxSurge != nil && *spec.MaxSurge < 0 || spec.DrainTimeout.D() < 0 {
+			t.Fatalf("%+v", spec)
+		}
+		u.restricted()
+		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{"prod": {req.GetGroup(): spec}}}
+		read, problems := config.ParseGroups("", config.EncodeGroups(groups))
+		for _, p := range problems.Errors() {
+			// What only the shard's rules can tell is left to them.
+			if !strings.Contains(p.Path, "max_unhealthy") && !strings.Contains(p.Path, "max_surge") && !strings.Contains(p.Path, "instance_types") &&
+				!strings.Contains(p.Path, "load_balancers") && !strings.Contains(p.Path, "vars") {
+				t.Fatalf("%v", problems)
+			}
+		}
+		if len(problems.Errors()) == 0 {
+			if diff := cmp.Diff(config.EncodeGroups(groups), config.EncodeGroups(read)); diff != "" {
+				t.Fatal(diff)
+			}
+		}
+	})
+}
+
+func TestHealthWords(t *testing.T) {
+	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	base := observe.InstanceView{
+		Record:   record.Instance{State: record.Registered, RegisteredAt: now.Add(-time.Hour)},
+		Plan:     plan.Instance{Healthy: true, Connected: true, LastReport: now.Add(-time.Minute)},
+		Report:   observe.Report{Message: "said so"},
+		Settings: plan.Settings{HealthInterval: time.Minute},
+	}
+	for name, test := range map[string]struct {
+		change        func(*observe.InstanceView)
+		word, message string
+	}{
+		"healthy":      {func(*observe.InstanceView) {}, "healthy", "said so"},
+		"unhealthy":    {func(v *observe.InstanceView) { v.Plan.Healthy = false }, "unhealthy", "said so"},
+		"unregistered": {func(v *observe.InstanceView) { v.Record.RegisteredAt = time.Time{} }, "unregistered", ""},
+		"deleted":      {func(v *observe.InstanceView) { v.Record.State = record.Deleted }, "unknown", ""},
+		"not heard":    {func(v *observe.InstanceView) { v.Plan.LastReport = time.Time{} }, "unknown", ""},
+		"lost":         {func(v *observe.InstanceView) { v.Plan.Connected, v.Plan.LostAt = false, now }, "silent", "its stream was lost"},
+		"silent":       {func(v *observe.InstanceView) { v.Plan.LastReport = now.Add(-4 * time.Minute) }, "silent", "reports are missing"},
+		"late":         {func(v *observe.InstanceView) { v.Plan.LastReport = now.Add(-3 * time.Minute) }, "healthy", "said so"},
+		"power off":    {func(v *observe.InstanceView) { v.Plan.PowerOffAt = now; v.Plan.Connected, v.Plan.LostAt = false, now }, "stopping", "the machine powers off"},
+		"reboot":       {func(v *observe.InstanceView) { v.Plan.RestartingAt, v.Plan.Reboot = now, true }, "stopping", "the machine reboots"},
+		"restart":      {func(v *observe.InstanceView) { v.Plan.RestartingAt = now }, "stopping", "the agent restarts"},
+		"notice":       {func(v *observe.InstanceView) { v.Plan.Notice = true }, "healthy", "termination notice"},
+		"worse notice": {func(v *observe.InstanceView) { v.Plan.Notice, v.Plan.Healthy = true, false }, "unhealthy", "termination notice"},
+	} {
+		v := base
+		test.change(&v)
+		if word, message := health(v, now); word != test.word || message != test.message {
+			t.Errorf("%s: %s, %q", name, word, message)
+		}
+	}
+}
+
+func TestProviderStates(t *testing.T) {
+	for _, test := range []struct {
+		state record.State
+		vm    infra.State
+		plan  plan.ProviderState
+		want  infra.State
+	}{
+		{record.Created, infra.Running, plan.ProviderRunning, infra.Running},
+		{record.Created, "", plan.ProviderUnknown, infra.Unknown},
+		{record.Deleting, infra.Running, plan.ProviderGone, infra.Deleted},
+		{record.Deleted, infra.Running, plan.ProviderUnknown, infra.Deleted},
+		{record.Registered, infra.Stopping, plan.ProviderGoing, infra.Stopping},
+	} {
+		v := observe.InstanceView{Record: record.Instance{State: test.state}, VM: infra.VM{State: test.vm}}
+		v.Plan.Provider.Value = test.plan
+		if got := providerState(v); got != test.want {
+			t.Errorf("%+v: %s", test, got)
+		}
+	}
+}
+
+// Every event has a type of its own on the wire.
+func TestInstanceEventTypes(t *testing.T) {
+	seen := map[nstancev1.InstanceEvent_Type]observe.InstanceEventType{}
+	for what, typ := range instanceEventTypes {
+		if other, ok := seen[typ]; ok || typ == nstancev1.InstanceEvent_TYPE_UNSPECIFIED || typ == nstancev1.InstanceEvent_TYPE_SNAPSHOT_END {
+			t.Errorf("%s and %s are %s", what, other, typ)
+		}
+		seen[typ] = what
+	}
+	if want := len(nstancev1.InstanceEvent_Type_name) - 2; len(seen) != want {
+		t.Errorf("%d of %d types are sent", len(seen), want)
+	}
+}
