@@ -133,7 +133,7 @@ func (l *Leader) create(ctx context.Context, group config.Group) error {
 	}
 	_, err = l.state.PutInstance(ctx, record.Instance{
 		Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 1, Term: 1, ReservedTerm: 1, Writer: l.lock.Incarnation,
-		Cluster: Cluster, Shard: Shard, Tenant: group.Tenant, Kind: group.Kind, Group: group.GroupKey.Group, Template: group.Template,
+		Cluster: Cluster, Shard: Shard, Tenant: group.Tenant, Kind: group.Kind, Group: group.Group, Template: group.Template,
 		InfraHash: group.InfraHash, CreatedAt: time.Now(), ProviderID: "vm-" + id.String(),
 	}, "")
 	return err
