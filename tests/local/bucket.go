@@ -9,8 +9,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/credentials"
@@ -49,6 +51,27 @@ func (s *Stack) ConfigWritten() (time.Time, error) {
 		return time.Time{}, err
 	}
 	return info.ModTime(), nil
+}
+
+// Objects lists the keys of everything in the bucket, sorted.
+func (s *Stack) Objects() (found []string, err error) {
+	err = filepath.WalkDir(s.StoreDir(), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		key, err := filepath.Rel(s.StoreDir(), path)
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && key != "." && strings.HasPrefix(entry.Name(), ".") {
+			return fs.SkipDir // the store's own
+		}
+		if !entry.IsDir() {
+			found = append(found, filepath.ToSlash(key))
+		}
+		return nil
+	})
+	return found, err
 }
 
 // PutConfig writes the example's configuration (examples/config-tmux.jsonc), made to fit this stack and changed by change, as `nstance-admin config
