@@ -274,7 +274,7 @@ func createFault(key config.GroupKey, made *creation) error {
 	}
 	switch infra.ClassOf(err) {
 	case infra.Denied, infra.Invalid, infra.Conflict:
-		return status.Errorf(codes.FailedPrecondition, "instance %s: the provider refuses it: %v", made.id, err)
+		return status.Errorf(codes.FailedPrecondition, "instance %s: the provider refuses it: %v (its ID is spent: take another)", made.id, err)
 	}
 	return err
 }

@@ -218,7 +218,7 @@ func TestCreateInstanceRefusedByTheProvider(t *testing.T) {
 	wants(t, "denied", err, codes.FailedPrecondition, "not yours")
 }
 
-// While a placement is known to be full the provider is not asked; the same ID will do later.
+// While a placement is known to be full the provider is not asked, and the same ID will do later.
 func TestCreateInstanceOnceThereIsRoom(t *testing.T) {
 	w := newWorld(t)
 	w.provider.SetCapacity(mock.Place{}, 0)
@@ -228,6 +228,9 @@ func TestCreateInstanceOnceThereIsRoom(t *testing.T) {
 	id := w.NewID(t, "knd").String()
 	_, err = w.create(id, "static")
 	wants(t, "no room lately", err, codes.ResourceExhausted, "lately")
+	if n := w.provider.Count(mock.Create); n != 1 {
+		t.Errorf("%d create calls", n)
+	}
 	w.Clock.Advance(5 * time.Minute)
 	made, err := w.create(id, "static")
 	if err != nil || made.GetInstanceId() != id || made.GetState() != "created" {

@@ -188,24 +188,25 @@ func TestWatchInstancesWithoutDrain(t *testing.T) {
 
 func TestWatchErrors(t *testing.T) {
 	w := newWorld(t)
+	id := w.grow(t, "fleet", 1)[0]
 	raise := func(kind, message string) {
-		w.leader.World.Raise(observe.ErrorKey{Kind: kind, Tenant: "prod", Group: "static", Instance: w.id}, message)
+		w.leader.World.Raise(observe.ErrorKey{Kind: kind, Tenant: "prod", Group: "fleet", Instance: id}, message)
 	}
 	raise("capacity", "first")
 	w.Clock.Advance(time.Second)
-	raise("provider", "second")
+	raise("storage", "second")
 	errors := watchErrors(t, w)
 	for _, want := range []string{"first", "second"} {
 		e := errors.await("a standing error", func(*errorEvent) bool { return true })
-		if e.GetMessage() != want || e.GetGroup() != "static" || e.GetInstanceId() != w.id.String() || e.GetResolved() || e.GetAt() == nil {
+		if e.GetMessage() != want || e.GetGroup() != "fleet" || e.GetInstanceId() != id.String() || e.GetResolved() || e.GetAt() == nil {
 			t.Errorf("%v, want %s", e, want)
 		}
 	}
-	raise("backoff", "third")
-	if e := errors.await("a new error", func(*errorEvent) bool { return true }); e.GetKind() != "backoff" || e.GetMessage() != "third" {
+	raise("load_balancer", "third")
+	if e := errors.await("a new error", func(*errorEvent) bool { return true }); e.GetKind() != "load_balancer" || e.GetMessage() != "third" {
 		t.Errorf("%v", e)
 	}
-	w.leader.World.Resolve(observe.ErrorKey{Kind: "capacity", Tenant: "prod", Group: "static", Instance: w.id})
+	w.leader.World.Resolve(observe.ErrorKey{Kind: "capacity", Tenant: "prod", Group: "fleet", Instance: id})
 	if e := errors.await("its end", func(*errorEvent) bool { return true }); e.GetKind() != "capacity" || !e.GetResolved() {
 		t.Errorf("%v", e)
 	}
