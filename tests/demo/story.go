@@ -372,8 +372,12 @@ func (s *story) failOver(ctx context.Context) (err error) {
 		return err
 	}
 	s.timeline.note(line.Time, fromServer, killed, "%s has rebuilt its picture and acts", line.Server)
-	if _, err := s.operator.AwaitHealthy(ctx, size); err != nil {
+	instances, err := s.operator.AwaitHealthy(ctx, size)
+	if err != nil {
 		return err
+	}
+	for _, i := range instances {
+		s.timeline.note(i.GetLastReportAt().AsTime(), fromServer, killed, "%s reports to it", i.GetInstanceId())
 	}
 	for _, vm := range before {
 		now, err := s.stack.VM(vm.Instance)
