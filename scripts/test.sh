@@ -80,6 +80,10 @@ step_demo() {
 	scripts/demo.sh
 }
 
+step_kill9() {
+	tests/kill9/run.sh
+}
+
 # The status is taken from a process of its own: under `if` or `||` a shell ignores set -e.
 run() {
 	printf '\n==> %s\n' "$1"
@@ -103,7 +107,7 @@ run() {
 }
 
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance demo
+[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance demo kill9
 for step; do
 	run "$step"
 done
