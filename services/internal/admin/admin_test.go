@@ -51,6 +51,7 @@ type terminalless struct {
 	env   map[string]string
 	stdin string
 	ctx   context.Context // nil: the test's
+	later time.Duration   // than fleettest.Now
 	rand  byte
 }
 
@@ -64,7 +65,8 @@ func (c terminalless) run(t *testing.T, args ...string) (stdout, stderr string, 
 	}
 	code = Run(ctx, args, "1.2.3", Environment{
 		Stdin: strings.NewReader(c.stdin), Stdout: &out, Stderr: &errs,
-		Getenv: func(name string) string { return c.env[name] }, Now: fleettest.Clock, Rand: fleettest.Rand(c.rand),
+		Getenv: func(name string) string { return c.env[name] }, Now: func() time.Time { return fleettest.Now.Add(c.later) },
+		Rand: fleettest.Rand(c.rand),
 	})
 	return out.String(), errs.String(), code
 }

@@ -224,7 +224,7 @@ With --refresh the shard's leader applies it at once.`,
 		case shard == nil:
 			return invalid(args[0], problems)
 		case wantShard != "" && wantShard != shard.Server.Shard:
-			return fmt.Errorf("%s is of shard %s, not of %s", args[0], shard.Server.Shard, wantShard)
+			return withHint(fmt.Errorf("%s is of shard %s, not of %s", args[0], shard.Server.Shard, wantShard), "push the file of that shard, or leave --shard out")
 		}
 		if refresh { // before anything is written
 			f, err := a.fleet(s)
@@ -257,11 +257,15 @@ func (a *app) push(ctx context.Context, b *bucketFlags, shard *config.Shard, bod
 		return err
 	}
 	defer cancel()
+	return a.pushTo(ctx, bucket, b, shard, body, wantETag)
+}
+
+func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags, shard *config.Shard, body []byte, wantETag string) error {
 	name := shard.Server.Shard
 	state := clusterstate.New(clusterstate.Options{Shard: bucket, ClusterID: shard.Cluster.ID, ShardID: name, Now: a.Now, Rand: a.Rand})
 	var token objstore.Token
 	unchanged := false
-	err = a.during("writing to "+b.location.Bucket, func() error {
+	err := a.during("writing to "+b.location.Bucket, func() error {
 		there, had, err := state.ReadConfig(ctx, name)
 		switch {
 		case errors.Is(err, objstore.ErrNotFound):

@@ -106,10 +106,10 @@ func hintOf(err error) string {
 		return "set NSTANCE_ENCRYPTION_KEY, or name another source with --key-provider and --key-source"
 	case errors.Is(err, clusterstate.ErrForeign):
 		return "check --cluster-id, --storage-bucket and --storage-prefix"
-	case errors.Is(err, clusterstate.ErrCALost): // says it itself
-		return ""
+	case errors.Is(err, clusterstate.ErrCALost):
+		return "nstance-admin cluster secret set ca.key restores it from a backup"
 	case errors.Is(err, authority.ErrCAValidity):
-		return "check this machine's clock, and the CA in " + "cluster/ca.crt"
+		return "check this machine's clock"
 	case errors.Is(err, objstore.ErrUnconditional):
 		return "use a bucket that honours conditional writes"
 	case errors.Is(err, objstore.ErrIndeterminate):

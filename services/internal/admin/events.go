@@ -57,12 +57,16 @@ func (a *app) follow(ctx context.Context, conn *fleet.Fleet, shards []string, f 
 			}
 		},
 		Lost: func(err *fleet.Error, retry time.Duration) {
-			a.complain(fmt.Sprintf("%s; trying again in %s and on", err.Error(), retry.Round(100*time.Millisecond)), err.Hint)
+			text := err.Error()
+			if retry > 0 {
+				text += "; trying again"
+			}
+			a.complain(text, err.Hint)
 		},
 		Found: func(shard string) { a.note("shard %s: connected again", shard) },
 	})
-	if len(failed) > 0 {
-		return &shardsError{failed, len(shards)}
+	if len(failed) > 0 { // which has been told
+		return fmt.Errorf("%d of %d shards could not be followed", len(failed), len(shards))
 	}
 	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
 		return cause
@@ -96,37 +100,38 @@ func (a *app) writeEvent(f format, e fleet.Event) error {
 
 // eventText says in one line what happened. ok is false for what people need not see.
 func (a *app) eventText(e fleet.Event) (text string, ok bool) {
-	kind := strings.ReplaceAll(e.Type, "_", " ")
+	kind := fmt.Sprintf("%-16s", strings.ReplaceAll(e.Type, "_", " "))
 	p := a.style.out
-	switch {
-	case e.Type == "snapshot_end":
-		return "", false
-	case e.Stream == "error" && e.Type == "resolved":
-		return p.good("resolved") + " " + printable(join(e.Kind, e.Group, e.ID, e.Reason)), true
-	case e.Stream == "error":
-		return p.bad("error") + " " + printable(join(e.Kind, e.Group, e.ID, e.Reason)), true
-	case e.Stream == "group" && e.GroupStatus != nil:
-		g := e.GroupStatus
-		return "group " + printable(join(g.Name, fmt.Sprintf("size %d, %d there, %d healthy", g.Size, g.ActualSize, g.Healthy), note(*g))), true
-	case e.Stream == "group":
-		return "group " + printable(join(e.Group, kind)), true
-	}
 	switch e.Type {
-	case "healthy", "registered":
+	case "snapshot_end":
+		return "", false
+	case "healthy", "registered", "resolved":
 		kind = p.good(kind)
-	case "unhealthy", "lost":
+	case "unhealthy", "lost", "error":
 		kind = p.bad(kind)
 	case "pending_deletion", "notice":
 		kind = p.warn(kind)
 	}
-	replaces, until := "", ""
-	if e.Replaces != "" {
-		replaces = "replaces " + e.Replaces
+	var what string
+	switch {
+	case e.GroupStatus != nil:
+		g := e.GroupStatus
+		kind = fmt.Sprintf("%-16s", "group")
+		what = join(g.Name, fmt.Sprintf("size %d, %d there, %d healthy", g.Size, g.ActualSize, g.Healthy), note(*g))
+	case e.Stream == "group":
+		kind = fmt.Sprintf("%-16s", "group deleted")
+		what = e.Group
+	default:
+		replaces, until := "", ""
+		if e.Replaces != "" {
+			replaces = "replaces " + e.Replaces
+		}
+		if e.Drain {
+			until = "drain until " + stamp(e.Deadline)
+		}
+		what = join(e.Kind, e.Group, e.ID, replaces, until, e.Reason)
 	}
-	if e.Drain {
-		until = "drain until " + stamp(e.Deadline)
-	}
-	return kind + " " + printable(join(e.Group, e.ID, replaces, until, e.Reason)), true
+	return kind + "  " + printable(what), true
 }
 
 // join puts the parts that there are after each other.

@@ -33,7 +33,7 @@ func (e *Error) Error() string { return fmt.Sprintf("shard %s: %s", e.Shard, e.M
 func (e *Error) Unwrap() error { return e.err }
 
 // JSONSchemaAlias describes what [Error.MarshalJSON] writes.
-func (*Error) JSONSchemaAlias() any { return Failure{} }
+func (Error) JSONSchemaAlias() any { return Failure{} }
 
 // MarshalJSON writes code, message and hint.
 func (e *Error) MarshalJSON() ([]byte, error) {

@@ -100,14 +100,18 @@ func TestFollowsLeader(t *testing.T) {
 		t.Error("tenants:", diff)
 	}
 
-	leader.Do(func() { leader.Before = func(string) error { return fleettest.NotLeader("a", "leader-2", standbyAddr) } })
+	leader.Do(func() {
+		leader.Before = func(string) error { return fleettest.NotLeader("a", "leader-2", standbyAddr) }
+	})
 	standby.Do(func() { standby.Before = nil })
 	if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
 		t.Fatal(failed)
 	}
 
 	// A leader that is followed once only: two that name each other end in an error.
-	standby.Do(func() { standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) } })
+	standby.Do(func() {
+		standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) }
+	})
 	failed := fleet.Failed(f.Groups(t.Context(), []string{"a"}))
 	if len(failed) != 1 || failed[0].Code != codes.Unavailable || !strings.Contains(failed[0].Message, "is not the leader") {
 		t.Error(failed)
@@ -416,7 +420,7 @@ func TestFollow(t *testing.T) {
 		api.Before = func(string) error { return status.Error(codes.PermissionDenied, "the operator was removed") }
 	})
 	close(old)
-	want("lost Unavailable", "failed PermissionDenied")
+	want("lost Unavailable", "lost PermissionDenied", "failed PermissionDenied")
 	if _, open := <-seen; open {
 		t.Error("there is more")
 	}

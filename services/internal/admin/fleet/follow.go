@@ -19,7 +19,8 @@ import (
 type Watcher struct {
 	// Event is called for every event. Each stream begins with what holds already, marked Snapshot, anew after every reconnection.
 	Event func(Event)
-	// Lost is called when a shard's events stop, and Found when they flow again.
+	// Lost is called when a shard's events stop: for good, or to be asked for again after retry, if that is not zero. Found is called when
+	// they flow again.
 	Lost  func(err *Error, retry time.Duration)
 	Found func(shard string)
 }
@@ -66,6 +67,9 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 		e := asError(shard, err)
 		switch e.Code {
 		case codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument, codes.NotFound:
+			mu.Lock()
+			watcher.Lost(e, 0)
+			mu.Unlock()
 			return e
 		}
 		delay := delays.NextBackOff()

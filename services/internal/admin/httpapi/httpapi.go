@@ -187,8 +187,9 @@ func (a *api) serve(r route) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		c := &call{Request: req, who: "local"}
 		if !r.open && len(a.Tokens) > 0 {
-			token, ok := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
-			if c.who, ok = a.Tokens.find(strings.TrimSpace(token)); !ok {
+			scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
+			var ok bool
+			if c.who, ok = a.Tokens.find(strings.TrimSpace(token)); !ok || !strings.EqualFold(scheme, "Bearer") {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="nstance-admin"`)
 				refuse(w, http.StatusUnauthorized, "a bearer token is needed: Authorization: Bearer TOKEN")
 				return

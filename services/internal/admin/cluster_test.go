@@ -1,0 +1,713 @@
+package admin
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/dev/s3"
+)
+
+const encryptionKey = "thisisatest32bytekey123456789012"
+
+// bucket is a bucket that command lines work on, and what tests look at behind their backs.
+type bucket struct {
+	terminalless
+	location open.Location
+	flags    []string
+	store    objstore.Store
+}
+
+// newBucket returns an empty bucket of a provider.
+func newBucket(t *testing.T, provider string) *bucket {
+	t.Helper()
+	t.Setenv("NSTANCE_ENCRYPTION_KEY", encryptionKey)
+	b := &bucket{location: open.Location{Provider: provider, Bucket: filepath.Join(t.TempDir(), "bucket"), Prefix: "some/where"}}
+	if provider == "s3" {
+		b.location.Bucket = "dev"
+		serveS3(t)
+	}
+	b.flags = []string{"--storage-provider", provider, "--storage-bucket", b.location.Bucket, "--storage-prefix", b.location.Prefix}
+	b.reopen(t)
+	return b
+}
+
+func (b *bucket) reopen(t *testing.T) {
+	t.Helper()
+	store, err := open.Open(t.Context(), b.location)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.store = store
+}
+
+// serveS3 starts an S3 server on this machine, and points the SDK at it.
+func serveS3(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	read, write := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s3.Serve(ctx, s3.Options{Addr: "127.0.0.1:0", Dir: t.TempDir(), Bucket: "dev"}, slog.New(slog.DiscardHandler), write)
+		write.Close()
+	}()
+	line, err := bufio.NewReader(read).ReadString('\n')
+	if err != nil {
+		t.Fatal(err, <-ended)
+	}
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv("AWS_ENDPOINT_URL", strings.TrimSpace(line[strings.Index(line, "http://"):]))
+	t.Setenv("AWS_S3_USE_PATH_STYLE", "true")
+	t.Setenv("AWS_ACCESS_KEY_ID", "dev")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "dev")
+	t.Setenv("AWS_CONFIG_FILE", "/nonexistent")
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+	t.Setenv("AWS_REGION", "")
+}
+
+func (b *bucket) args(args ...string) []string { return append(args, b.flags...) }
+
+// state opens the bucket as a server would.
+func (b *bucket) state(t *testing.T, key string) *clusterstate.State {
+	t.Helper()
+	current, err := keyring.Parse([]byte(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b.store, Cluster: "example", Ring: keyring.Ring{Current: current}, Rand: fleettest.Rand(5)})
+	return clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: "example", ShardID: "dev-1", Secrets: secrets, Now: fleettest.Clock, Rand: fleettest.Rand(6)})
+}
+
+func (b *bucket) init(t *testing.T) {
+	t.Helper()
+	b.must(t, b.args("cluster", "init", "--cluster-id", "example")...)
+}
+
+func parse[T any](t *testing.T, text string) T {
+	t.Helper()
+	var v T
+	dec := json.NewDecoder(strings.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&v); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	return v
+}
+
+// fails runs a command line that must fail with this exit code, and say this.
+func (b *bucket) fails(t *testing.T, code int, words string, args ...string) {
+	t.Helper()
+	stdout, stderr, got := b.run(t, args...)
+	if got != code || !strings.Contains(stderr, words) || !strings.Contains(stderr, "\nNext:") {
+		t.Errorf("%s: exit code %d, want %d and %q\n%s%s", strings.Join(args, " "), got, code, words, stdout, stderr)
+	}
+}
+
+// stores runs a test on every kind of bucket.
+func stores(t *testing.T, test func(t *testing.T, b *bucket)) {
+	for _, provider := range []string{"file", "s3"} {
+		t.Run(provider, func(t *testing.T) { test(t, newBucket(t, provider)) })
+	}
+}
+
+// What is made is what a server finds, and is made once.
+func TestClusterInit(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		var results []initResult
+		for seed := range 2 {
+			b.rand = byte(seed)
+			results = append(results, parse[initResult](t, b.must(t, b.args("cluster", "init", "--cluster-id", "example", "-o", "json")...)))
+		}
+		ca, err := b.state(t, encryptionKey).LoadCA(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, second := results[0], results[1]
+		if !first.CACreated || !first.NonceKeyCreated || first.CAFingerprint != authority.Fingerprint(ca.Certificate()) {
+			t.Errorf("%+v", first)
+		}
+		first.CACreated, first.NonceKeyCreated = false, false
+		if diff := cmp.Diff(first, second); diff != "" {
+			t.Error(diff)
+		}
+		if _, err := b.state(t, encryptionKey).LoadNonceKey(t.Context()); err != nil {
+			t.Error(err)
+		}
+		b.fails(t, exitFailure, "does not belong to this name and cluster", b.args("cluster", "init", "--cluster-id", "other")...)
+		b.fails(t, exitUsage, "--cluster-id is missing", b.args("cluster", "init")...)
+		b.fails(t, exitUsage, "--storage-bucket is missing", "cluster", "init", "--cluster-id", "example")
+		b.fails(t, exitUsage, "object storage only", b.args("cluster", "secret", "list", "--secrets-provider", "aws-secrets-manager")...)
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", strings.ToUpper(encryptionKey))
+		b.fails(t, exitFailure, "sealed with another encryption key", b.args("cluster", "init", "--cluster-id", "example")...)
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", "short")
+		b.fails(t, exitFailure, "want 32 raw bytes", b.args("cluster", "init", "--cluster-id", "example")...)
+	})
+}
+
+func TestImportCA(t *testing.T) {
+	b := newBucket(t, "file")
+	ca, err := authority.CreateCA("example", fleettest.Rand(1), fleettest.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := ca.MarshalSecret()
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, rest := pem.Decode(secret)
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem")
+	writeFile(t, certFile, pem.EncodeToMemory(block))
+	writeFile(t, keyFile, rest)
+	b.fails(t, exitUsage, "ca-key", b.args("cluster", "init", "--cluster-id", "example", "--ca-cert", certFile)...)
+	args := b.args("cluster", "init", "--cluster-id", "example", "--ca-cert", certFile, "--ca-key", keyFile, "-o", "json")
+	if got := parse[initResult](t, b.must(t, args...)); !got.CACreated || got.CAFingerprint != authority.Fingerprint(ca.Certificate()) {
+		t.Errorf("%+v", got)
+	}
+	if got := parse[initResult](t, b.must(t, args...)); got.CACreated {
+		t.Error("imported twice")
+	}
+}
+
+func writeFile(t *testing.T, path string, content []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A nonce is what servers accept: as the seeds call it, with the cluster named or found, on standard output or in a file.
+func TestNonce(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		b.fails(t, exitFailure, "there is no cluster in this bucket", b.args("cluster", "nonce")...)
+		b.fails(t, exitFailure, "secret not found", b.args("cluster", "nonce", "--cluster-id", "example")...)
+		b.init(t)
+		key, err := b.state(t, encryptionKey).LoadNonceKey(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "nonce.jwt")
+		for seed, args := range [][]string{
+			{"cluster", "nonce", "--cluster-id", "example", "--key-provider", "env", "--output", "-"},
+			{"cluster", "nonce"},
+			{"cluster", "nonce", "--tenant", "prod", "--expiry", "24h", "--output", file},
+		} {
+			b.rand = byte(seed + 10)
+			stdout, stderr, code := b.run(t, b.args(args...)...)
+			if code != exitOK {
+				t.Fatal(stderr)
+			}
+			tenant, ttl := "default", 3*time.Hour
+			if strings.Contains(stderr, "prod") {
+				tenant, ttl = "prod", 24*time.Hour
+				text, err := os.ReadFile(file)
+				if err != nil || stdout != "" {
+					t.Fatal(err, stdout)
+				}
+				if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+					t.Error(info.Mode(), err)
+				}
+				stdout = string(text)
+			}
+			claims, err := authority.ParseNonce(key.Public(), "example", stdout, fleettest.Now, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := authority.NonceClaims{
+				Role: authority.RoleOperator, Cluster: "example", Tenant: tenant, ID: claims.ID, JTI: claims.ID.String(), IssuedAt: fleettest.Now,
+				NotBefore: fleettest.Now.Add(-authority.Skew), ExpiresAt: fleettest.Now.Add(ttl),
+			}
+			if diff := cmp.Diff(want, claims, cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
+				t.Error(diff)
+			}
+			if !strings.Contains(stderr, claims.ID.String()) || strings.Contains(stderr, stdout) {
+				t.Error(stderr)
+			}
+		}
+		b.fails(t, exitUsage, "--tenant", b.args("cluster", "nonce", "--tenant", "No")...)
+		b.fails(t, exitUsage, "too short", b.args("cluster", "nonce", "--expiry", "0s")...)
+	})
+}
+
+// A registered operator can talk to servers at once; registering again keeps it, and renews it when it is time.
+func TestRegisterOperator(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		b.init(t)
+		dir := filepath.Join(t.TempDir(), "deep", "identity")
+		register := func(later time.Duration, args ...string) registered {
+			t.Helper()
+			b.later, b.rand = later, b.rand+1
+			return parse[registered](t, b.must(t, b.args(append([]string{"cluster", "register-operator", "-o", "json"}, args...)...)...))
+		}
+		first := register(0, "--tenant", "prod", "--output-dir", dir)
+		if !first.Issued || first.Tenant != "prod" || !first.NotAfter.Equal(fleettest.Now.Add(authority.OperatorTTL)) {
+			t.Fatalf("%+v", first)
+		}
+		identity, err := fleet.LoadIdentity(dir)
+		if err != nil || identity.Who.ID.String() != first.ID || identity.Who.Tenant != "prod" {
+			t.Fatal(identity.Who, err)
+		}
+		for _, name := range []string{"ca.crt", "identity.crt", "identity.key"} {
+			if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
+				t.Error(name, err)
+			}
+		}
+		state := b.state(t, encryptionKey)
+		rec, _, err := state.GetOperator(t.Context(), "prod", identity.Who.ID)
+		if err != nil || rec.Revision != 1 || rec.Certificate.Serial != authority.Serial(identity.Leaf) || !rec.Certificate.NotAfter.Equal(first.NotAfter) {
+			t.Fatalf("%+v, %v", rec, err)
+		}
+
+		ca, err := state.LoadCA(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		api := fixture("dev-1")
+		cluster := fleettest.NewCluster(t, "example")
+		cluster.CA = ca
+		addr, _ := cluster.Serve(t, "dev-1", api)
+		b.later = 0
+		if out := b.must(t, "group", "list", "--servers", "dev-1="+addr, "--identity-dir", dir); !strings.Contains(out, "workers") || !cmp.Equal(api.Tenants, []string{"prod"}) {
+			t.Error(out, api.Tenants)
+		}
+
+		// Again: nothing changes until a third of its life is left, or another life is asked for.
+		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued || again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
+			t.Errorf("%+v", again)
+		}
+		if renewed := register(21*24*time.Hour, "--tenant", "prod", "--output-dir", dir); !renewed.Issued || renewed.ID != first.ID {
+			t.Errorf("%+v", renewed)
+		}
+		if short := register(21*24*time.Hour, "--tenant", "prod", "--output-dir", dir, "--cert-ttl-hours", "1"); !short.Issued || short.NotAfter.Sub(fleettest.Now) != 21*24*time.Hour+time.Hour {
+			t.Errorf("%+v", short)
+		}
+		// The certificate was lost before it was written: the key still finds its operator.
+		if err := os.Remove(filepath.Join(dir, "identity.crt")); err != nil {
+			t.Fatal(err)
+		}
+		if found := register(0, "--tenant", "prod", "--output-dir", dir); !found.Issued || found.ID != first.ID {
+			t.Errorf("%+v", found)
+		}
+		rec, token, err := state.GetOperator(t.Context(), "prod", identity.Who.ID)
+		if err != nil || rec.Revision != 4 {
+			t.Fatalf("%+v, %v", rec, err)
+		}
+
+		// A public key whose private key is elsewhere; and an ID of one's own.
+		public, private, err := ed25519.GenerateKey(fleettest.Rand(40))
+		if err != nil {
+			t.Fatal(err)
+		}
+		der, err := x509.MarshalPKIXPublicKey(public)
+		if err != nil {
+			t.Fatal(err)
+		}
+		publicFile, out := filepath.Join(t.TempDir(), "op.pub"), t.TempDir()
+		writeFile(t, publicFile, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
+		id, err := ident.NewID(ident.OperatorPrefix, fleettest.Now, fleettest.Rand(41))
+		if err != nil {
+			t.Fatal(err)
+		}
+		given := register(0, "--public-key-file", publicFile, "--operator-id", id.String(), "--output-dir", out)
+		if given.ID != id.String() || given.Tenant != "default" {
+			t.Errorf("%+v", given)
+		}
+		if _, err := os.Stat(filepath.Join(out, "identity.key")); !os.IsNotExist(err) {
+			t.Error("a private key was written", err)
+		}
+		if again := register(0, "--public-key-file", publicFile, "--output-dir", out); again.Issued || again.ID != given.ID {
+			t.Errorf("%+v", again)
+		}
+
+		// Refused: another's ID, one that was removed, what is no key, what is no ID.
+		b.fails(t, exitFailure, "registered with another key", b.args("cluster", "register-operator", "--operator-id", id.String(), "--output-dir", t.TempDir())...)
+		rec.Revision++
+		rec.RemovedAt = fleettest.Now
+		if _, err := state.PutOperator(t.Context(), rec, token); err != nil {
+			t.Fatal(err)
+		}
+		b.fails(t, exitFailure, "was removed", b.args("cluster", "register-operator", "--tenant", "prod", "--operator-id", first.ID, "--output-dir", dir)...)
+		secret, err := x509.MarshalPKCS8PrivateKey(private)
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, publicFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
+		b.fails(t, exitFailure, "PUBLIC KEY", b.args("cluster", "register-operator", "--public-key-file", publicFile, "--output-dir", out)...)
+		b.fails(t, exitUsage, "--operator-id", b.args("cluster", "register-operator", "--operator-id", firstID, "--output-dir", out)...)
+		b.fails(t, exitUsage, "--output-dir is missing", b.args("cluster", "register-operator")...)
+	})
+}
+
+func TestSecrets(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		b.init(t)
+		b.stdin = "correct horse\n"
+		stdout, stderr, code := b.run(t, b.args("cluster", "secret", "set", "db.password")...)
+		if code != exitOK || !strings.Contains(stderr, "line break") || strings.Contains(stdout+stderr, "horse") {
+			t.Fatal(code, stdout, stderr)
+		}
+		if out := b.must(t, b.args("cluster", "secret", "get", "db.password")...); out != "correct horse\n" {
+			t.Errorf("%q", out)
+		}
+		binary := filepath.Join(t.TempDir(), "binary")
+		writeFile(t, binary, []byte{0xff, 0})
+		b.must(t, b.args("cluster", "secret", "set", "binary", "--from-file", binary)...)
+		if got := parse[shownSecret](t, b.must(t, b.args("cluster", "secret", "get", "binary", "-o", "json")...)); got.Base64 != "/wA=" || got.Value != "" {
+			t.Errorf("%+v", got)
+		}
+		b.fails(t, exitFailure, "secret exists", b.args("cluster", "secret", "set", "binary", "--from-file", binary, "--if-absent")...)
+		want := "NAME                     OWNER\nbinary                   user\nca.key                   cluster\ndb.password              user\nregistration-nonce.key   cluster\n"
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // names need no key
+		if out := b.must(t, b.args("cluster", "secret", "list")...); out != want {
+			t.Error(cmp.Diff(want, out))
+		}
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", encryptionKey)
+		b.must(t, b.args("cluster", "secret", "delete", "binary")...)
+		b.fails(t, exitFailure, "secret not found", b.args("cluster", "secret", "get", "binary")...)
+		b.fails(t, exitUsage, "secret name", b.args("cluster", "secret", "get", "../ca")...)
+		b.stdin = ""
+		b.fails(t, exitFailure, "is empty", b.args("cluster", "secret", "set", "x")...)
+
+		// The cluster's own keys are never replaced; a lost one can be restored, if it is one.
+		b.stdin = b.must(t, b.args("cluster", "secret", "get", "ca.key")...)
+		b.fails(t, exitFailure, "secret exists", b.args("cluster", "secret", "set", "ca.key")...)
+		b.fails(t, exitFailure, "own keys", b.args("cluster", "secret", "delete", "ca.key")...)
+		b.must(t, b.args("cluster", "secret", "delete", "ca.key", "--force")...)
+		backup := b.stdin
+		b.stdin = "no key"
+		if _, stderr, code := b.run(t, b.args("cluster", "secret", "set", "ca.key")...); code != exitFailure || strings.Contains(stderr, "no key") {
+			t.Error(code, stderr)
+		}
+		b.fails(t, exitFailure, "the CA's key is missing although", b.args("cluster", "init", "--cluster-id", "example")...)
+		b.stdin = backup
+		b.must(t, b.args("cluster", "secret", "set", "ca.key")...)
+		b.init(t)
+	})
+}
+
+// Nothing secret is in what commands say, but for those that were asked for it.
+func TestNothingLeaks(t *testing.T) {
+	b := newBucket(t, "file")
+	b.init(t)
+	state := b.state(t, encryptionKey)
+	ca, err := state.LoadCA(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := ca.MarshalSecret()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, private := pem.Decode(secret)
+	lines := strings.Split(string(private), "\n")
+	dir := t.TempDir()
+	b.stdin = "correct horse"
+	for _, args := range [][]string{
+		{"cluster", "secret", "set", "db"}, {"cluster", "secret", "list", "-o", "json"}, {"cluster", "register-operator", "--output-dir", dir, "-o", "yaml"},
+		{"cluster", "init", "--cluster-id", "example", "-o", "json"}, {"cluster", "verify", "-o", "json"}, {"cluster", "rotate-key", "--old-key", "env:NSTANCE_ENCRYPTION_KEY"},
+		{"cluster", "secret", "set", "ca.key"}, {"cluster", "nonce", "--output", filepath.Join(dir, "nonce")}, {"cluster", "rotate-key", "--old-key", encryptionKey},
+	} {
+		stdout, stderr, _ := b.run(t, b.args(args...)...)
+		for _, leak := range []string{"horse", encryptionKey, lines[1], "PRIVATE KEY"} {
+			if strings.Contains(stdout+stderr, leak) {
+				t.Errorf("%s: %q in\n%s%s", strings.Join(args, " "), leak, stdout, stderr)
+			}
+		}
+	}
+	identity, err := fleet.LoadIdentity(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := os.ReadFile(filepath.Join(dir, "identity.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(key)
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x"} {
+		if text := fmt.Sprintf(verb, identity); strings.Contains(text, fmt.Sprintf("%x", block.Bytes[16:])) || strings.Contains(text, fmt.Sprintf("%d", block.Bytes[16:48])) {
+			t.Error("identity shows its key with", verb)
+		}
+	}
+}
+
+func TestRotateKey(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		b.init(t)
+		next := strings.ToUpper(encryptionKey)
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", next)
+		t.Setenv("OLD_KEY", encryptionKey)
+		b.fails(t, exitFailure, "2 of 2 secrets are not under the current key", b.args("cluster", "rotate-key")...)
+		b.fails(t, exitUsage, "--old-key", b.args("cluster", "rotate-key", "--old-key", "OLD_KEY")...)
+		for _, resealed := range []bool{true, false} {
+			got := parse[rotation](t, b.must(t, b.args("cluster", "rotate-key", "--old-key", "env:OLD_KEY", "-o", "json")...))
+			want := []rotated{{Name: "ca.key", Resealed: resealed}, {Name: "registration-nonce.key", Resealed: resealed}}
+			if diff := cmp.Diff(want, got.Secrets); diff != "" {
+				t.Error(diff)
+			}
+		}
+		if _, err := b.state(t, next).LoadCA(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, err := b.state(t, encryptionKey).LoadCA(t.Context()); err == nil {
+			t.Error("the old key still opens it")
+		}
+	})
+}
+
+const example = "../../../examples/config-tmux.jsonc"
+
+// exampleConfig is a valid configuration of shard dev-1 of the cluster "example", with lines replaced.
+func exampleConfig(t *testing.T, replace ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "dev-1.jsonc")
+	writeFile(t, path, []byte(strings.NewReplacer(append(replace, `"example-cluster"`, `"example"`)...).Replace(string(text))))
+	return path
+}
+
+func TestVerify(t *testing.T) {
+	b := newBucket(t, "file")
+	b.fails(t, exitFailure, "there is no cluster in this bucket", b.args("cluster", "verify")...)
+	b.fails(t, exitFailure, "no such file", "cluster", "verify", "--storage-provider", "file", "--storage-bucket", "/nonexistent")
+	b.init(t)
+	b.must(t, b.args("config", "push", exampleConfig(t))...)
+	b.must(t, b.args("cluster", "register-operator", "--output-dir", t.TempDir())...)
+	state := b.state(t, encryptionKey)
+	id, err := ident.NewID("wrk", fleettest.Now, fleettest.Rand(7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	instance := record.Instance{
+		Schema: record.InstanceSchema, ID: id, Kind: "wrk", State: record.Reserved, Revision: 1, Term: 1, ReservedTerm: 1, Writer: "w", Cluster: "example", Shard: "dev-1",
+		Tenant: "default", CreatedAt: fleettest.Now,
+	}
+	if _, err := state.PutInstance(t.Context(), instance, ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := state.WriteGroups(t.Context(), config.Groups{Term: 1, Revision: 1}, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := state.WriteApplied(t.Context(), []byte("{}"), "etag", 1); err != nil {
+		t.Fatal(err)
+	}
+	put := func(key string, body []byte) {
+		t.Helper()
+		if _, err := b.store.Put(t.Context(), key, body, objstore.Always()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("files/motd", []byte("hello"))
+	lock, err := record.EncodeLock(record.Lock{LeaderID: "a", Incarnation: "f00d", Term: 1, Revision: 1, LeaseMS: 10000, RenewMS: 5000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(keys.Leader("dev-1"), lock)
+	good := parse[verification](t, b.must(t, b.args("cluster", "verify", "-o", "json")...))
+	if good.Objects != 10 || len(good.Problems) > 0 || good.Kinds["instance"] != 1 || good.Kinds["secret"] != 2 {
+		t.Fatalf("%+v", good)
+	}
+
+	object, err := b.store.Get(t.Context(), keys.Instance("dev-1", "default", id.Storage()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(keys.Instance("lost", "default", id.Storage()), object.Body)                     // another shard's, and nobody's
+	put(keys.Instance("dev-1", "default", id.Storage()), append(object.Body, "more"...)) // damaged
+	put("cluster/secret/copy", mustGet(t, b.store, keys.ClusterSecret("ca.key")))        // does not open under another name
+	put("config/other.jsonc", mustGet(t, b.store, keys.Config("dev-1")))                 // says that it is dev-1
+	put("shard/dev-1/leader.json", []byte("{}"))
+	put("groups/dev-1.jsonc", []byte("{"))
+	put("what/is/this", nil)
+	if err := b.store.Delete(t.Context(), keys.ClusterSecret("registration-nonce.key")); err != nil {
+		t.Fatal(err)
+	}
+	stdout, _, code := b.run(t, b.args("cluster", "verify", "-o", "json")...)
+	got := map[string]bool{}
+	for _, p := range parse[verification](t, stdout).Problems {
+		got[p.Key] = true
+		if p.Problem == "" || strings.Contains(p.Problem, "\x00") {
+			t.Errorf("%+v", p)
+		}
+	}
+	want := map[string]bool{}
+	for _, key := range []string{
+		keys.Instance("lost", "default", id.Storage()), keys.Instance("dev-1", "default", id.Storage()), "cluster/secret/copy", "config/other.jsonc", "shard/dev-1/leader.json",
+		"groups/dev-1.jsonc", "what/is/this", "cluster/secret/registration-nonce.key",
+	} {
+		want[key] = true
+	}
+	if diff := cmp.Diff(want, got); diff != "" || code != exitFailure {
+		t.Error(code, diff)
+	}
+}
+
+func mustGet(t *testing.T, store objstore.Store, key string) []byte {
+	t.Helper()
+	object, err := store.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return object.Body
+}
+
+func TestConfigValidate(t *testing.T) {
+	b := newBucket(t, "file")
+	if out := b.must(t, "config", "validate", exampleConfig(t)); !strings.Contains(out, "is valid: shard dev-1 of cluster example") {
+		t.Error(out)
+	}
+	stdout, stderr, code := b.run(t, "config", "validate", "../../contract/testdata/ten-mistakes.jsonc")
+	if lines := strings.Count(stdout, "ten-mistakes.jsonc:"); code != exitFailure || lines != 10 || !strings.Contains(stderr, "10 problems") {
+		t.Error(code, lines, stdout, stderr)
+	}
+	b.stdin = "{"
+	stdout, _, code = b.run(t, "config", "validate", "-", "--output", "json")
+	if got := parse[validation](t, stdout); code != exitFailure || got.Valid || len(got.Problems) != 1 || got.Problems[0].Line != 1 {
+		t.Error(code, stdout)
+	}
+}
+
+func TestConfigPush(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		state := b.state(t, encryptionKey)
+		if out := b.must(t, b.args("config", "push", exampleConfig(t))...); !strings.Contains(out, "dev-1: written") {
+			t.Error(out)
+		}
+		body, token, err := state.ReadConfig(t.Context(), "dev-1")
+		if err != nil || !bytes.Contains(body, []byte("// The shard of the development environment")) {
+			t.Fatal("comments are lost:", err)
+		}
+		if out := b.must(t, b.args("config", "push", exampleConfig(t))...); !strings.Contains(out, "is there already") {
+			t.Error(out)
+		}
+		untouched := func() {
+			t.Helper()
+			if _, now, err := state.ReadConfig(t.Context(), "dev-1"); err != nil || now != token {
+				t.Error("it was written:", err)
+			}
+		}
+		changed := exampleConfig(t, `"size": 2`, `"size": 3`)
+		b.fails(t, exitFailure, "has the ETag", b.args("config", "push", changed, "--expected-etag", "another")...)
+		b.fails(t, exitFailure, "is of shard dev-1, not of dev-2", b.args("config", "push", changed, "--shard", "dev-2")...)
+		b.fails(t, exitFailure, "of cluster example, the file is of cluster other", b.args("config", "push", exampleConfig(t, `"example-cluster"`, `"other"`))...)
+		b.fails(t, exitFailure, "10 problems", b.args("config", "push", "../../contract/testdata/ten-mistakes.jsonc")...)
+		b.fails(t, exitUsage, "no shard's address", b.args("config", "push", changed, "--refresh")...)
+		untouched()
+
+		// A group that was made at run time keeps what it needs.
+		size := 1
+		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{"default": {"batch": {Template: "worker", Size: &size}}}}
+		groupsToken, err := state.WriteGroups(t.Context(), groups, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		renamed := exampleConfig(t, `"worker": {`, `"drudge": {`, `"template": "worker"`, `"template": "drudge"`)
+		b.fails(t, exitFailure, "default.batch.template", b.args("config", "push", renamed)...)
+		untouched()
+		if _, err := state.WriteGroups(t.Context(), config.Groups{Term: 1, Revision: 2}, groupsToken); err != nil {
+			t.Fatal(err)
+		}
+
+		// With --refresh the leader is told; what it refuses is shown.
+		c := fleettest.NewCluster(t, "example")
+		api := fixture("dev-1")
+		addr, _ := c.Serve(t, "dev-1", api)
+		b.env = map[string]string{envServers: "dev-1=" + addr, envIdentity: c.Identity(t, "default", fleettest.Now, authority.OperatorTTL)}
+		if out := b.must(t, b.args("config", "push", renamed, "--refresh", "--expected-etag", string(token))...); !strings.Contains(out, "written") || !strings.Contains(out, "updated") {
+			t.Error(out)
+		}
+		if len(api.Calls) != 1 || api.Calls[0] != "RefreshConfig" {
+			t.Error(api.Calls)
+		}
+	})
+}
+
+// Somebody writes between the read and the write: theirs stays.
+func TestConfigPushIsConditional(t *testing.T) {
+	b := newBucket(t, "file")
+	b.must(t, b.args("config", "push", exampleConfig(t))...)
+	a := newApp("1", Environment{Stdout: io.Discard, Stderr: io.Discard, Getenv: func(string) string { return "" }, Now: func() time.Time { return fleettest.Now }, Rand: fleettest.Rand(1)})
+	_, shard, _, err := a.readConfig(exampleConfig(t, `"size": 2`, `"size": 3`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := bucketFlags{location: b.location, timeout: time.Minute}
+	// The groups are read after the configuration: that is when another writes.
+	meddler := &meddling{Store: b.store, on: keys.Groups("dev-1"), do: func() {
+		if _, err := b.store.Put(t.Context(), keys.Config("dev-1"), []byte("theirs"), objstore.Always()); err != nil {
+			t.Error(err)
+		}
+	}}
+	err = a.pushTo(t.Context(), meddler, &flags, shard, config.Encode(shard), "")
+	if err == nil || !strings.Contains(err.Error(), objstore.ErrConflict.Error()) || !strings.Contains(hintOf(err), "push again") {
+		t.Error(err)
+	}
+	if got := mustGet(t, b.store, keys.Config("dev-1")); string(got) != "theirs" {
+		t.Errorf("%q", got)
+	}
+}
+
+// meddling does something when an object is read.
+type meddling struct {
+	objstore.Store
+	on string
+	do func()
+}
+
+func (m *meddling) Get(ctx context.Context, key string) (objstore.Object, error) {
+	if key == m.on {
+		m.do()
+	}
+	return m.Store.Get(ctx, key)
+}
+
+func FuzzParsePublicKey(f *testing.F) {
+	for _, seed := range []string{
+		"-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n-----END PUBLIC KEY-----\n",
+		"-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END PRIVATE KEY-----\n",
+		"-----BEGIN PUBLIC KEY-----\nA: b\n\nMCow\n-----END PUBLIC KEY-----\nmore", "", "ssh-ed25519 AAAA",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if key, err := parsePublicKey(text); err == nil && len(key) != ed25519.PublicKeySize {
+			t.Error(len(key))
+		}
+		if key, err := parsePrivateKey(text); err == nil && len(key) != ed25519.PrivateKeySize {
+			t.Error(len(key))
+		}
+	})
+}

@@ -1,0 +1,415 @@
+package httpapi_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	jsonschemacheck "github.com/santhosh-tekuri/jsonschema/v6"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
+)
+
+const (
+	alice = "alices-token-of-24-chars"
+	ci    = "another-token-of-24-char"
+)
+
+func shard() *fleettest.Shard {
+	return &fleettest.Shard{
+		Config:  &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1, ClusterId: "example", Term: 3, LastModified: timestamppb.New(fleettest.Now)},
+		Refresh: &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_UNCHANGED, Etag: "e1"},
+		Groups:  []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk", Etag: "etag-1", ArgsJson: `{"a": [1]}`}},
+		Instances: []*nstancev1.InstanceStatus{
+			{InstanceId: "wrk06gx5zsg2nrrqcrz0000000000", Group: "workers", State: "registered", CreatedAt: timestamppb.New(fleettest.Now), Metrics: &nstancev1.Metrics{Cpu: 0.5}},
+			{InstanceId: "wrk06gx5zsg2nrrqcrz0000000008", Group: "other", State: "created"},
+		},
+	}
+}
+
+// api is an HTTP API in front of two shards.
+type api struct {
+	handler http.Handler
+	a, b    *fleettest.Shard
+	log     *bytes.Buffer
+}
+
+func newAPI(t *testing.T, tokens string) *api {
+	t.Helper()
+	c := fleettest.NewCluster(t, "example")
+	x := &api{a: shard(), b: shard(), log: &bytes.Buffer{}}
+	addrA, _ := c.Serve(t, "a", x.a)
+	addrB, _ := c.Serve(t, "b", x.b)
+	servers, err := fleet.ParseServers("a=" + addrA + ",b=" + addrB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fleet.New(fleet.Options{
+		Servers: servers, IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour), Timeout: 10 * time.Second, Now: fleettest.Clock, Rand: fleettest.Rand(1),
+	})
+	t.Cleanup(func() { f.Close() })
+	options := httpapi.Options{Fleet: f, Version: "1.2.3", Timeout: 20 * time.Second, Log: slog.New(slog.NewTextHandler(x.log, nil))}
+	if tokens != "" {
+		if options.Tokens, err = httpapi.ParseTokens(tokens); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.handler = httpapi.New(options)
+	return x
+}
+
+// request is one request; the defaults are those of a good one.
+type request struct {
+	method, path, body string
+	header             map[string]string
+	host               string
+}
+
+func (x *api) do(t *testing.T, r request) (int, string, http.Header) {
+	t.Helper()
+	req := httptest.NewRequestWithContext(t.Context(), r.method, r.path, strings.NewReader(r.body))
+	req.Host = "127.0.0.1:8080"
+	if r.host != "" {
+		req.Host = r.host
+	}
+	if r.body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for name, value := range r.header {
+		req.Header.Set(name, value)
+	}
+	w := httptest.NewRecorder()
+	x.handler.ServeHTTP(w, req)
+	return w.Code, w.Body.String(), w.Header()
+}
+
+func TestAnswers(t *testing.T) {
+	refuse := func(code codes.Code) func(*api) {
+		return func(x *api) { x.a.Before = func(string) error { return status.Error(code, "no") } }
+	}
+	for _, test := range []struct {
+		method, path, body string
+		prepare            func(*api)
+		status             int
+		contains           []string
+	}{
+		{"GET", "/health", "", nil, 200, []string{`"ok"`, `"1.2.3"`}},
+		{"GET", "/groups?shard=a", "", nil, 200, []string{`"group": "workers"`, `"shard": "a"`}},
+		{"GET", "/groups?all_shards=true", "", nil, 200, []string{`"shard": "a"`, `"shard": "b"`}},
+		{"GET", "/groups?all_shards=true", "", refuse(codes.Unavailable), 502, []string{`"code": "unavailable"`, `"shard": "b"`, `"group": "workers"`}},
+		{"GET", "/groups", "", nil, 400, []string{"which shard?"}},
+		{"GET", "/groups?all_shards=yes", "", nil, 400, []string{"want true or false"}},
+		{"GET", "/groups?shard=a&all_shards=true", "", nil, 400, []string{"exclude each other"}},
+		{"GET", "/groups?shard=a&shard=b", "", nil, 400, []string{"2 times"}},
+		{"GET", "/groups?shard=c", "", nil, 404, []string{"there are: a, b"}},
+		{"GET", "/groups?shrad=a", "", nil, 400, []string{`\"shrad\" is not known`}},
+		{"GET", "/instances?shard=a", "", nil, 200, []string{"0000000000", "0000000008"}},
+		{"GET", "/instances?shard=a&group=other", "", nil, 200, []string{"0000000008"}},
+		{"GET", "/instances?shard=a&group=No", "", nil, 400, []string{"group"}},
+		{"GET", "/config/status?all_shards=true", "", nil, 200, []string{`"etag": "e1"`}},
+		{"POST", "/config/refresh?all_shards=true", "", nil, 200, []string{`"result": "unchanged"`}},
+		{"POST", "/config/refresh?shard=a", "{}", nil, 200, []string{`"result": "unchanged"`}},
+		{"POST", "/config/refresh?shard=a", `{"x": 1}`, nil, 400, []string{"takes none"}},
+		{"POST", "/config/refresh?shard=a", "", func(x *api) {
+			x.a.Refresh = &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID, Problems: []*nstancev1.ConfigProblem{{Path: "cluster.id", Line: 4, Message: "bad"}}}
+		}, 400, []string{`"line": 4`, `"invalid"`}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, nil, 200, []string{`"size": 5`, `"previous_size": 2`}},
+		{"POST", "/group/scale?shard=a", `{"group": "nobody", "size": 5}`, nil, 404, []string{`"not_found"`}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, func(x *api) { x.a.Groups[0].Deleting = true }, 409, []string{"failed_precondition"}},
+		{"POST", "/group/scale?all_shards=true", `{"group": "workers", "size": 0}`, func(x *api) { x.b.Groups = nil }, 502, []string{`"size": 0`, `"not_found"`}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": -1}`, nil, 400, []string{"size"}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 4294967295}`, nil, 400, []string{"size"}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers"}`, nil, 400, []string{"size"}},
+		{"POST", "/group/scale?shard=a", `{"group": "Workers", "size": 1}`, nil, 400, []string{"group"}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 1, "sizes": 2}`, nil, 400, []string{"unknown field"}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 1} {}`, nil, 400, []string{"something after"}},
+		{"POST", "/group/scale?shard=a", `{"group": "` + strings.Repeat("a", 70000) + `"}`, nil, 413, []string{"65536 bytes"}},
+		{"GET", "/config/status?shard=a", "", refuse(codes.InvalidArgument), 400, nil},
+		{"GET", "/config/status?shard=a", "", refuse(codes.ResourceExhausted), 429, nil},
+		{"GET", "/config/status?shard=a", "", refuse(codes.Unavailable), 503, nil},
+		{"GET", "/config/status?shard=a", "", refuse(codes.DeadlineExceeded), 504, nil},
+		{"GET", "/config/status?shard=a", "", refuse(codes.PermissionDenied), 502, nil},
+		{"GET", "/group/scale", "", nil, 405, []string{"POST only"}},
+		{"DELETE", "/groups", "", nil, 405, []string{"GET only"}},
+		{"GET", "/", "", nil, 404, []string{"openapi.json"}},
+	} {
+		name := test.method + " " + test.path + " " + test.body[:min(len(test.body), 40)]
+		x := newAPI(t, "")
+		if test.prepare != nil {
+			test.prepare(x)
+		}
+		got, body, header := x.do(t, request{method: test.method, path: test.path, body: test.body})
+		if got != test.status || !json.Valid([]byte(body)) || header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: %d, want %d: %s", name, got, test.status, body)
+		}
+		for _, want := range test.contains {
+			if !strings.Contains(body, want) {
+				t.Errorf("%s: %q is not in %s", name, want, body)
+			}
+		}
+	}
+}
+
+// A change is answered for by name; nobody without a token gets anywhere.
+func TestTokens(t *testing.T) {
+	x := newAPI(t, "# who may\nalice "+alice+"\n\nci   "+ci+"\n")
+	scale := request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 5}`, host: "admin.example.com"}
+	for _, header := range []string{"", "Bearer ", "Bearer " + alice[1:], "Basic " + alice, alice, "Bearer " + alice + ci} {
+		scale.header = map[string]string{"Authorization": header}
+		got, body, answer := x.do(t, scale)
+		if got != 401 || answer.Get("WWW-Authenticate") == "" || strings.Contains(body, "token-of") {
+			t.Errorf("%q: %d %s", header, got, body)
+		}
+	}
+	if len(x.a.Calls) > 0 {
+		t.Error("it was done all the same:", x.a.Calls)
+	}
+	for name, token := range map[string]string{"alice": alice, "ci": ci} {
+		scale.header = map[string]string{"Authorization": "Bearer " + token}
+		if got, body, _ := x.do(t, scale); got != 200 {
+			t.Error(got, body)
+		}
+		if log := x.log.String(); !strings.Contains(log, "who="+name) || !strings.Contains(log, "group workers to size 5") || strings.Contains(log, token) {
+			t.Error(log)
+		}
+	}
+	if got, _, _ := x.do(t, request{method: "GET", path: "/groups?shard=a", host: "admin.example.com"}); got != 401 {
+		t.Error("a read needs none:", got)
+	}
+	for _, open := range []string{"/health", "/openapi.json"} {
+		if got, _, _ := x.do(t, request{method: "GET", path: open, host: "admin.example.com"}); got != 200 {
+			t.Error(open, got)
+		}
+	}
+	x.a.Do(func() { x.a.Before = func(string) error { return status.Error(codes.Internal, "no") } })
+	x.log.Reset()
+	if got, _, _ := x.do(t, scale); got != 502 || !strings.Contains(x.log.String(), "change failed") {
+		t.Error(got, x.log.String())
+	}
+}
+
+func TestParseTokens(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                       "no token",
+		"# only a comment\n":     "no token",
+		"short":                  "line 1: the token has 5 characters",
+		alice + "\na b " + alice: "line 2: want a token",
+	} {
+		_, err := httpapi.ParseTokens(text)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), alice) || strings.Contains(err.Error(), "short") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func FuzzParseTokens(f *testing.F) {
+	f.Add(alice)
+	f.Add("# x\r\nname " + alice + "\n")
+	f.Add("a b c")
+	f.Fuzz(func(t *testing.T, text string) {
+		tokens, err := httpapi.ParseTokens(text)
+		if (err == nil) != (len(tokens) > 0) {
+			t.Error(len(tokens), err)
+		}
+	})
+}
+
+// Without tokens only this machine is served, and no page of another site that a browser here shows.
+func TestBrowsers(t *testing.T) {
+	x := newAPI(t, "")
+	refresh := request{method: "POST", path: "/config/refresh?shard=a"}
+	for _, host := range []string{"evil.example.com", "evil.example.com:8080", "10.0.0.1:8080", ""} {
+		r := refresh
+		r.host = host
+		want := 403
+		if host == "" {
+			want = 200
+		}
+		if got, _, _ := x.do(t, r); got != want {
+			t.Errorf("host %q: %d", host, got)
+		}
+	}
+	for _, host := range []string{"localhost:8080", "[::1]:8080", "127.0.0.1", "localhost"} {
+		if got, _, _ := x.do(t, request{method: "GET", path: "/groups?shard=a", host: host}); got != 200 {
+			t.Errorf("host %q: %d", host, got)
+		}
+	}
+	for _, header := range []map[string]string{{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example.com"}} {
+		r := refresh
+		r.header = header
+		if got, _, _ := x.do(t, r); got != 403 {
+			t.Error(header, got)
+		}
+	}
+	if got, _, _ := x.do(t, request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 1}`, header: map[string]string{"Content-Type": "text/plain"}}); got != 415 {
+		t.Error("a form's content type:", got)
+	}
+	if diff := cmp.Diff([]string{"RefreshConfig", "ListGroups", "ListGroups", "ListGroups", "ListGroups"}, x.a.Calls); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The document describes every path there is, and every answer is as it says.
+func TestOpenAPI(t *testing.T) {
+	x := newAPI(t, "alice "+alice)
+	x.b.Before = func(string) error { return status.Error(codes.Unavailable, "down") }
+	_, text, _ := x.do(t, request{method: "GET", path: "/openapi.json"})
+	var document struct {
+		OpenAPI string `json:"openapi"`
+		Paths   map[string]map[string]struct {
+			OperationID string `json:"operationId"`
+			Parameters  []struct{ Name, In string }
+			RequestBody struct {
+				Content map[string]struct{ Schema json.RawMessage }
+			}
+			Security  []map[string][]string
+			Responses map[string]struct {
+				Description string
+				Content     map[string]struct{ Schema json.RawMessage }
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &document); err != nil {
+		t.Fatal(err)
+	}
+	auth := map[string]string{"Authorization": "Bearer " + alice}
+	var described []string
+	for path, methods := range document.Paths {
+		for method, operation := range methods {
+			described = append(described, strings.ToUpper(method)+" "+path)
+			query, requests := "?", []request{}
+			for _, p := range operation.Parameters {
+				if p.In != "query" {
+					t.Errorf("%s: %+v", path, p)
+				}
+				if p.Name == "shard" {
+					query = "?shard="
+				}
+			}
+			if query == "?" {
+				requests = append(requests, request{method: strings.ToUpper(method), path: path})
+			} else {
+				for _, query := range []string{"?shard=a", "?shard=b", "?all_shards=true", "?shard=nowhere", ""} {
+					requests = append(requests, request{method: strings.ToUpper(method), path: path + query})
+				}
+			}
+			for _, r := range requests {
+				if operation.RequestBody.Content != nil {
+					r.body = `{"group": "workers", "size": 3}`
+					check(t, operation.RequestBody.Content["application/json"].Schema, r.body)
+				}
+				for _, header := range []map[string]string{auth, nil} {
+					r.header = header
+					status, body, _ := x.do(t, r)
+					if header == nil && (status == 401) != (len(operation.Security) > 0) {
+						t.Errorf("%s without a token: %d, described as %v", r.path, status, operation.Security)
+					}
+					key := http.StatusText(status)
+					response, ok := operation.Responses[itoa(status)]
+					if !ok {
+						response, ok = operation.Responses["default"]
+					}
+					if !ok || response.Description == "" {
+						t.Errorf("%s %s: %d %s is not described", r.method, r.path, status, key)
+						continue
+					}
+					check(t, response.Content["application/json"].Schema, body)
+				}
+			}
+		}
+	}
+	slices.Sort(described)
+	want := []string{"GET /config/status", "GET /groups", "GET /health", "GET /instances", "GET /openapi.json", "POST /config/refresh", "POST /group/scale"}
+	if diff := cmp.Diff(want, described); diff != "" || document.OpenAPI != "3.1.0" {
+		t.Error(document.OpenAPI, diff)
+	}
+}
+
+func itoa(n int) string {
+	text, _ := json.Marshal(n) // numbers always can
+	return string(text)
+}
+
+// check validates a document against a schema.
+func check(t *testing.T, schema json.RawMessage, document string) {
+	t.Helper()
+	parsed, err := jsonschemacheck.UnmarshalJSON(bytes.NewReader(schema))
+	if err != nil {
+		t.Fatalf("%v in %s", err, schema)
+	}
+	compiler := jsonschemacheck.NewCompiler()
+	if err := compiler.AddResource("schema.json", parsed); err != nil {
+		t.Fatal(err)
+	}
+	compiled, err := compiler.Compile("schema.json")
+	if err != nil {
+		t.Fatalf("%v in %s", err, schema)
+	}
+	instance, err := jsonschemacheck.UnmarshalJSON(strings.NewReader(document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := compiled.Validate(instance); err != nil {
+		t.Errorf("%v\n%s", err, document)
+	}
+}
+
+// More requests than can be answered are told so.
+func TestBusy(t *testing.T) {
+	x := newAPI(t, "")
+	release, entered := make(chan struct{}), make(chan struct{}, 100)
+	x.a.Before = func(string) error {
+		entered <- struct{}{}
+		<-release
+		return nil
+	}
+	server := httptest.NewServer(x.handler)
+	defer server.Close()
+	get := func() (int, error) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/groups?shard=a", nil)
+		if err != nil {
+			return 0, err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return 0, err
+		}
+		defer resp.Body.Close()
+		_, err = io.Copy(io.Discard, resp.Body)
+		return resp.StatusCode, err
+	}
+	// One more than there are turns: exactly one is refused, whichever it is.
+	results := make(chan int, 65)
+	for range 65 {
+		go func() {
+			status, err := get()
+			if err != nil {
+				t.Error(err)
+			}
+			results <- status
+		}()
+	}
+	if status := <-results; status != http.StatusServiceUnavailable {
+		t.Error(status)
+	}
+	close(release)
+	for range 64 {
+		if status := <-results; status != http.StatusOK {
+			t.Error(status)
+		}
+	}
+}
