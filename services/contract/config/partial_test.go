@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -46,4 +47,28 @@ func TestParseTree(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %s", src, got, problems, want)
 		}
 	}
+}
+
+// What is accepted is JSON, and reads the same again.
+func FuzzParseTree(f *testing.F) {
+	for _, src := range []string{`{"a": [1, {"b": null}],}`, `"x"`, `[1e3, -0.5] // c`, `{"a": 1, "a": 2}`, `12345678901234567`, ``, `{`} {
+		f.Add([]byte(src))
+	}
+	f.Fuzz(func(t *testing.T, src []byte) {
+		value, problems := config.ParseTree("tree", src)
+		if len(problems) > 0 {
+			if value != nil {
+				t.Fatalf("a value beside %v", problems)
+			}
+			return
+		}
+		text, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, problems := config.ParseTree("tree", text)
+		if diff := cmp.Diff(value, again); diff != "" || problems != nil {
+			t.Fatalf("%s: %v\n%s", text, problems, diff)
+		}
+	})
 }

@@ -36,7 +36,7 @@ func Lead(t testing.TB, b Bucket, stuck bool) *Leader {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	l := &Leader{t: t, b: b, state: b.State(t), stuck: stuck, stop: stop, done: make(chan struct{})}
-	l.lock = record.Lock{LeaderID: "server-1", Incarnation: "incarnation-1", Term: 1, LeaseMS: 1500, RenewMS: 500}
+	l.lock = record.Lock{LeaderID: "server-1", Incarnation: "incarnation-1", Term: 1, LeaseMS: 4000, RenewMS: 1000}
 	if _, token, err := l.state.ReadLock(ctx, Shard); err == nil {
 		l.token = token
 	}

@@ -461,7 +461,7 @@ func TestAccTwoApplies(t *testing.T) {
 func TestAccDestroyTimesOut(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
-	cli := acctest.NewCLI(t, typed(b, options{size: 2, extra: `timeouts = { delete = "2s" }`}))
+	cli := acctest.NewCLI(t, typed(b, options{size: 2, extra: `timeouts = { delete = "4s" }`}))
 	cli.Run(t, "apply", "-auto-approve")
 	stuck := acctest.Lead(t, b, true)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
