@@ -203,9 +203,11 @@ func (t *trial) kill(ctx context.Context) (what string, err error) {
 	t.dead[victim]++
 	switch victim {
 	case "leader", "standby":
-		return fmt.Sprintf("the %s, %s, %s", victim, local.ServerName(n), t.servers[n].kill(t.between(0, time.Second))), nil
+		what, err = t.servers[n].kill(ctx, t.between(0, time.Second))
+		return fmt.Sprintf("the %s, %s, %s", victim, local.ServerName(n), what), err
 	case "object store":
-		return "the object store, " + t.store.kill(t.between(0, 3*time.Second)), nil
+		what, err = t.store.kill(ctx, t.between(0, 3*time.Second))
+		return "the object store, " + what, err
 	case "agent":
 		agents, err := t.stack.Agents(ctx)
 		if err != nil || len(agents) == 0 {

@@ -26,16 +26,22 @@ func (s *supervised) begin(ctx context.Context) (err error) {
 	return err
 }
 
-// kill sends SIGKILL; after the delay it is started again. It says what it killed.
-func (s *supervised) kill(delay time.Duration) string {
-	s.mu.Lock()
+// kill sends SIGKILL, as soon as it runs if it does not; after the delay it is started again. It says what it killed.
+func (s *supervised) kill(ctx context.Context, delay time.Duration) (string, error) {
+	for {
+		s.mu.Lock()
+		if s.process.Running() {
+			break
+		}
+		s.mu.Unlock()
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return "", err
+		}
+	}
 	defer s.mu.Unlock()
 	s.delay = delay
-	if !s.process.Running() {
-		return fmt.Sprintf("PID %d, which was dead already", s.process.PID)
-	}
 	_ = syscall.Kill(s.process.PID, syscall.SIGKILL) // it may end meanwhile
-	return fmt.Sprintf("PID %d; it is started again after %d ms", s.process.PID, delay.Milliseconds())
+	return fmt.Sprintf("PID %d; it is started again after %d ms", s.process.PID, delay.Milliseconds()), nil
 }
 
 // supervise starts the process again whenever it has ended, until ctx ends.
