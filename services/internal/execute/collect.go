@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -136,6 +137,34 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	x.World.PutRecord(next, token)
 	if found {
 		x.World.Answered(next.ID, vm, asked)
+	}
+	return nil
+}
+
+// settleUsed ends the uncertainty of an instance whose create call of this term ended without an answer that could be recorded.
+func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action plan.Action) error {
+	asked := x.Env.Now()
+	vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
+	found := err == nil
+	if err != nil && !errors.Is(err, infra.NotFound) {
+		return err
+	}
+	_, err = x.update(ctx, action.Instance, func(rec *record.Instance) {
+		switch {
+		case rec.State != record.Reserved:
+		case found:
+			adopt(rec, vm)
+		default:
+			rec.State, rec.DeletedAt, rec.DeleteReason = record.Deleted, asked.UTC(), "its create call came to nothing"
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if found {
+		x.World.Answered(action.Instance, vm, asked)
+	} else {
+		x.World.CreateFailed(group, "a create call came to nothing")
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -39,93 +38,92 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	if !ok || group.Deleted {
 		return
 	}
-	err := x.attempt(ctx, group, order{action: action, instanceType: group.InstanceType, known: settlePending})
+	places, refused := x.placements(group, group.InstanceType)
+	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending})
 	backoffKey := observe.ErrorKey{Kind: "provider", Tenant: key.Tenant, Group: key.Group}
 	switch {
 	case err == nil:
 		x.World.Resolve(backoffKey)
-	case ctx.Err() != nil || errors.Is(err, ErrNoAuthority):
+	case ctx.Err() != nil || errors.Is(err, errWithdrawn):
 	default:
 		x.Log.Warn("create failed", "tenant", key.Tenant, "group", key.Group, "error", err)
-		x.World.Raise(backoffKey, fmt.Sprintf("create: %v", err))
+		if _, ok := x.World.Group(key); ok {
+			x.World.Raise(backoffKey, fmt.Sprintf("create: %v", err))
+		}
 		x.World.CreateFailed(key, err.Error())
 	}
 }
 
-// CreateOnDemand makes one on-demand instance under the given ID, which the caller chose or had made. It returns once the VM is asked for and
-// recorded, or definitely refused. It can be repeated with the same ID, not at the same time.
+// CreateOnDemand makes one on-demand instance under the given ID, which the caller chose or had made and which has no record yet
+// (*clusterstate.SupersededError if it has one). It returns once the VM is asked for and recorded, or definitely refused: then the ID is dead.
+// While no placement is worth a try (ErrNoCapacity) nothing is written, and the same ID will do later. ctx is the leader's own: who asked
+// may go away in the middle.
 func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string, vars map[string]string) error {
 	if instanceType == "" {
 		instanceType = group.InstanceType
+	}
+	places, refused := x.placements(group, instanceType)
+	if len(places) == 0 {
+		return noCapacity(refused)
 	}
 	rec := x.reservation(id, group.Tenant)
 	rec.Group, rec.Template, rec.OnDemand = group.GroupKey.Group, group.Template, true
 	rec.Vars, rec.InstanceType = vars, instanceType
 	token, err := x.Store.PutInstance(ctx, rec, "")
-	var superseded *clusterstate.SupersededError
-	if errors.As(err, &superseded) && superseded.Record.State == record.Reserved && superseded.Record.ReservedTerm == x.Authority.Term() &&
-		superseded.Record.Group == group.GroupKey.Group {
-		// An attempt of this leader's own that got no further, and nothing was asked of the provider.
-		rec, token, err = superseded.Record, superseded.Token, nil
-	}
 	if err != nil {
 		return fmt.Errorf("reserve %s: %w", id, err)
 	}
-	return x.attempt(ctx, group, order{onDemand: &observe.Reservation{Record: rec, Token: token}, instanceType: instanceType,
-		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() {}})
+	reservation, used := observe.Reservation{Record: rec, Token: token}, false
+	// One try: its ID is the caller's, there is no second one to try another placement with.
+	err = x.attempt(ctx, group, places[:1], refused, order{onDemand: &reservation,
+		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() { used = true }})
+	if !used {
+		x.World.AddLeftover(reservation) // nothing was asked for under it: collection makes it a tombstone
+	}
+	return err
 }
 
 // order is one instance to make.
 type order struct {
-	action       plan.Action
-	instanceType string
-	onDemand     *observe.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
-	known        func()               // called once the instance is in the World
+	action   plan.Action
+	onDemand *observe.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
+	known    func()               // called once the instance is in the World
 }
 
-// attempt tries the placements of a group in order until one is not refused for want of capacity. A refusal burns the ID: another
-// placement is other parameters, and those need another token.
-func (x *Executor) attempt(ctx context.Context, group config.Group, o order) error {
-	var refused []string
-	for _, place := range x.placements(ctx, group, o.instanceType) {
-		if x.capacity.lacking(place, x.Env.Now()) {
-			refused = append(refused, place.String()+": refused lately")
-			continue
-		}
+// attempt tries placements in order until one is not refused for want of capacity. A refusal burns the ID: another placement is other
+// parameters, and those need another token.
+func (x *Executor) attempt(ctx context.Context, group config.Group, places []placement, refused []string, o order) error {
+	for _, place := range places {
 		err := x.place(ctx, group, place, o)
 		if infra.ClassOf(err) != infra.Capacity || err == nil {
 			return err
 		}
 		x.capacity.remember(place, x.Env.Now())
 		refused = append(refused, place.String()+": "+err.Error())
-		if o.onDemand != nil {
-			break // its ID is the caller's: there is no second one to try with
-		}
 	}
+	return noCapacity(refused)
+}
+
+func noCapacity(refused []string) error {
 	return fmt.Errorf("%w: %s", ErrNoCapacity, strings.Join(refused, "; "))
 }
 
-func (x *Executor) placements(ctx context.Context, group config.Group, first string) []placement {
-	subnets := group.Subnets
-	if capacity, ok := infra.Capability[infra.SubnetCapacity](x.Provider); ok && len(subnets) > 1 {
-		if room, err := capacity.HasRoom(ctx, subnets); err == nil {
-			var kept []string
-			for _, subnet := range subnets {
-				if room[subnet] {
-					kept = append(kept, subnet)
-				}
+// placements returns the combinations of type and subnet that are worth a try, in order, and why the others are not.
+func (x *Executor) placements(group config.Group, first string) (places []placement, refused []string) {
+	now := x.Env.Now()
+	for _, t := range append([]string{first}, group.InstanceTypes...) {
+		for _, subnet := range group.Subnets {
+			switch place := (placement{t, subnet}); {
+			case x.capacity.isFull(subnet):
+				refused = append(refused, place.String()+": the subnet is full")
+			case x.capacity.lacking(place, now):
+				refused = append(refused, place.String()+": refused lately")
+			default:
+				places = append(places, place)
 			}
-			subnets = kept
 		}
 	}
-	types := append([]string{first}, group.InstanceTypes...)
-	out := make([]placement, 0, len(types)*len(subnets))
-	for _, t := range types {
-		for _, s := range subnets {
-			out = append(out, placement{t, s})
-		}
-	}
-	return out
+	return places, refused
 }
 
 // place asks for one VM at one placement under a reservation of its own.
@@ -145,7 +143,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		return fmt.Errorf("render: %w", err)
 	}
 	rec.Image = machine.Image
-	if err := x.permit(ctx); err != nil {
+	if err := x.await(ctx); err != nil {
 		x.putBack(o, reservation)
 		return err
 	}
@@ -162,10 +160,13 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	// Told after the call was entered, so that telling is not on the way; the time is that of the call.
 	x.World.Publish(observe.InstanceEvent{Type: observe.EventCreating, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, At: entered,
 		Reason: o.action.Reason, Replaces: o.action.Replaces})
-	if err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err() // the next leader settles it
-		}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err() // the next leader settles it
+	case errors.Is(err, errWithdrawn):
+		x.World.End(rec.ID, nil)
+		return err
+	case err != nil:
 		x.burn(ctx, rec.ID, err)
 		return err
 	}
@@ -235,11 +236,17 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		if sleepErr := x.Env.Sleep(ctx, delay); sleepErr != nil {
 			return infra.VM{}, err
 		}
-		if permitErr := x.permit(ctx); permitErr != nil {
-			return infra.VM{}, permitErr
+		if awaitErr := x.await(ctx); awaitErr != nil {
+			return infra.VM{}, awaitErr
+		}
+		if rec, _, ok := x.World.Record(request.Tags.Instance); !ok || rec.State == record.Deleting {
+			return infra.VM{}, errWithdrawn
 		}
 	}
 }
+
+// errWithdrawn means that the instance was to be deleted before the provider had answered. What came of the calls is looked up by its deletion.
+var errWithdrawn = errors.New("deleted while it was being created")
 
 // burn ends an ID whose creation was definitely refused: its tombstone keeps it from ever living.
 func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
@@ -348,10 +355,38 @@ func (x *Executor) Refill(ctx context.Context, pool observe.Pool) {
 	})
 }
 
-// capacity remembers which placements were refused for want of capacity.
+// LookForRoom asks the provider which subnets are full, for the creates to come: they do not wait for it. A provider that cannot say, or does not
+// answer, has room.
+func (x *Executor) LookForRoom(ctx context.Context) {
+	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
+	subnets := x.World.Subnets()
+	if !ok || len(subnets) == 0 {
+		return
+	}
+	room, err := provider.HasRoom(ctx, subnets)
+	x.capacity.learn(subnets, room, err)
+}
+
+// capacity remembers which subnets are full and which placements were refused for want of capacity.
 type capacity struct {
 	mu      sync.Mutex
 	refused map[placement]time.Time
+	full    map[string]bool
+}
+
+func (c *capacity) learn(subnets []string, room map[string]bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.full = map[string]bool{}
+	for _, subnet := range subnets {
+		c.full[subnet] = err == nil && !room[subnet]
+	}
+}
+
+func (c *capacity) isFull(subnet string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.full[subnet]
 }
 
 func (c *capacity) remember(p placement, now time.Time) {

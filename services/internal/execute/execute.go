@@ -120,14 +120,18 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 		err = x.balance(ctx, action)
 	case plan.PushFiles:
 		err = x.Files.Push(ctx, action.Instance)
+	case plan.Settle:
+		err = x.settleUsed(ctx, group, action)
 	default:
 		err = fmt.Errorf("action %q is not one of a group's", action.Kind)
 	}
-	if err != nil && ctx.Err() == nil && !errors.Is(err, errGone) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errGone) && !errors.Is(err, errNotYet) {
 		x.Log.Warn("action failed", "action", string(action.Kind), "tenant", group.Tenant, "group", group.Group,
 			"instance", action.Instance.String(), "error", err)
-		x.World.Raise(observe.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group, Instance: action.Instance},
-			fmt.Sprintf("%s: %v", action.Kind, err))
+		if _, _, ok := x.World.Record(action.Instance); ok {
+			x.World.Raise(observe.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group, Instance: action.Instance},
+				fmt.Sprintf("%s: %v", action.Kind, err))
+		}
 	} else if err == nil {
 		x.World.Resolve(observe.ErrorKey{Kind: "provider", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
 		x.World.Resolve(observe.ErrorKey{Kind: "storage", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
@@ -148,6 +152,8 @@ func Work(kind plan.Kind) plan.Work {
 		return plan.Forgetting
 	case plan.Register, plan.PushFiles:
 		return plan.Tending
+	case plan.Settle:
+		return plan.Creating
 	default:
 		return plan.Idle
 	}
@@ -161,7 +167,9 @@ func faultKind(err error) string {
 	return "storage"
 }
 
-// permit checks that the leader may begin a provider call.
+// Permit checks that the leader may begin a provider call.
+func (x *Executor) Permit(ctx context.Context) error { return x.permit(ctx) }
+
 func (x *Executor) permit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -172,11 +180,25 @@ func (x *Executor) permit(ctx context.Context) error {
 	return nil
 }
 
+// await waits until the leader may begin a provider call. The error is ctx's.
+func (x *Executor) await(ctx context.Context) error {
+	for {
+		err := x.permit(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if err := x.Env.Sleep(ctx, margin/5); err != nil {
+			return err
+		}
+	}
+}
+
 // mark makes the intent to delete durable.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
+	marked := false
 	rec, err := x.update(ctx, action.Instance, func(rec *record.Instance) {
-		if rec.State == record.Deleting || rec.State == record.Deleted {
+		if marked = rec.State != record.Deleting && rec.State != record.Deleted; !marked {
 			return
 		}
 		rec.State, rec.DeletingAt = record.Deleting, now
@@ -185,7 +207,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 			rec.DeleteDeadline = now // no drain
 		}
 	})
-	if err != nil {
+	if err != nil || !marked {
 		return err
 	}
 	if action.Cause == "unregistered" {
@@ -196,16 +218,18 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	return nil
 }
 
-// drain takes the instance out of its load balancers and announces that its node is to be drained.
+// drain takes the instance out of its load balancers and announces that its node is to be drained. A load balancer that does not answer does
+// not keep the node from draining: terminate asks it again.
 func (x *Executor) drain(ctx context.Context, action plan.Action) error {
 	rec, _, ok := x.World.Record(action.Instance)
 	if !ok {
 		return errGone
 	}
+	err := x.unbalance(ctx, action.Instance)
 	x.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
 		Reason: rec.DeleteReason, Deadline: rec.DeleteDeadline, Drain: true})
 	x.World.Announced(action.Instance)
-	return x.unbalance(ctx, action.Instance)
+	return err
 }
 
 // terminate asks the provider to end a VM whose deletion is durable.
@@ -234,7 +258,9 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 		asked := x.Env.Now()
 		vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
 		if errors.Is(err, infra.NotFound) {
-			x.World.NotFound(action.Instance, asked)
+			if x.World.NotFound(action.Instance, asked); !x.World.Gone(action.Instance) {
+				return fmt.Errorf("terminate %s: %w: the provider does not know its VM", action.Instance, errNotYet)
+			}
 			return nil
 		}
 		if err != nil {

@@ -16,6 +16,9 @@ import (
 // errGone means that the instance is not (or no longer) in the picture: there is nothing left to do for it.
 var errGone = errors.New("instance is gone")
 
+// errNotYet means that an action has to wait for something that comes by itself. It is tried again like a failure, and is none.
+var errNotYet = errors.New("not yet")
+
 // Update changes an instance's record by compare and swap: change is applied to the newest version known, again if another write came
 // first, and must therefore be idempotent. A change that changes nothing writes nothing. It fails with a *clusterstate.SupersededError
 // when a leader of a higher term wrote, which also ends this leader's authority, and with an error that matches objstore.ErrNotFound
@@ -53,8 +56,8 @@ func (x *Executor) update(ctx context.Context, id ident.ID, change func(*record.
 			x.Authority.Refuse(superseded.Record.Term)
 			return record.Instance{}, err
 		}
-		if superseded.Token == "" || superseded.Record.Revision <= have.Revision && superseded.Token == token {
-			return record.Instance{}, err // absent, or the same version refused: somebody else's doing
+		if superseded.Token == "" || superseded.Token == token || superseded.Record.Revision < have.Revision {
+			return record.Instance{}, err // absent, refused for no reason, or an older version than was seen before: somebody else's doing
 		}
 		x.World.PutRecord(superseded.Record, superseded.Token)
 	}

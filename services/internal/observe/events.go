@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -67,7 +69,8 @@ func (noEvents) Instance(InstanceEvent) {}
 func (noEvents) Group(config.GroupKey)  {}
 func (noEvents) Error(ErrorEvent)       {}
 
-// Raise publishes a standing error. Raising the same message again is silent.
+// Raise publishes a standing error. Raising the same message again is silent. What is raised about an
+// instance or a group ends with it; who raises it makes sure that it is still there.
 func (w *World) Raise(key ErrorKey, message string) {
 	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
 	w.mu.Lock()
@@ -90,6 +93,20 @@ func (w *World) Resolve(key ErrorKey) {
 		event.Resolved, event.At = true, w.opts.Now()
 		w.opts.Events.Error(event)
 	}
+}
+
+// settle ends the standing errors that match and returns their ends, in order, to be published. Call with mu held.
+func (w *World) settle(match func(ErrorKey) bool) []ErrorEvent {
+	var over []ErrorEvent
+	for key, event := range w.standing {
+		if match(key) {
+			delete(w.standing, key)
+			event.Resolved, event.At = true, w.opts.Now()
+			over = append(over, event)
+		}
+	}
+	slices.SortFunc(over, func(a, b ErrorEvent) int { return strings.Compare(a.Kind, b.Kind) })
+	return over
 }
 
 // Standing returns the errors that hold now, of one tenant and of the shard as a whole.

@@ -18,10 +18,11 @@ func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
 		w.mu.Unlock()
 		return
 	}
+	var over []ErrorEvent
 	switch {
 	case rec.State == record.Deleted:
 		if inst != nil {
-			w.drop(inst)
+			over = w.drop(inst)
 		}
 		w.tombstones[rec.ID] = tombstone{record: rec, token: token}
 		w.settled(rec.ID)
@@ -44,6 +45,9 @@ func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
 		w.touch(inst.group)
 	}
 	w.mu.Unlock()
+	for _, event := range over {
+		w.opts.Events.Error(event)
+	}
 	w.opts.Wake()
 }
 
@@ -81,14 +85,15 @@ func (g *group) insert(inst *instance) {
 	g.instances = slices.Insert(g.instances, at, inst)
 }
 
-// drop takes an instance out of its group. Call with mu held.
-func (w *World) drop(inst *instance) {
+// drop takes an instance out of its group and returns the errors that end with it, to be published. Call with mu held.
+func (w *World) drop(inst *instance) []ErrorEvent {
 	delete(w.instances, inst.plan.ID)
 	g := inst.group
 	if at := slices.Index(g.instances, inst); at >= 0 {
 		g.instances = slices.Delete(g.instances, at, at+1)
 	}
 	w.touch(g)
+	return w.settle(func(key ErrorKey) bool { return key.Instance == inst.plan.ID })
 }
 
 // Record returns an instance's record and token as last seen; ok is false for what this World does not hold as a live instance.

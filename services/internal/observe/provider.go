@@ -15,6 +15,10 @@ import (
 func (w *World) Listed(vms []infra.VM, asked time.Time) {
 	var events []InstanceEvent
 	w.mu.Lock()
+	if asked.Before(w.listed) {
+		w.mu.Unlock() // overtaken by a list that was asked for later
+		return
+	}
 	seen := make(map[ident.ID]struct{}, len(vms))
 	strays := map[string]*stray{}
 	live := 0
@@ -40,7 +44,7 @@ func (w *World) Listed(vms []infra.VM, asked time.Time) {
 	}
 	w.strays = strays
 	for id, inst := range w.instances {
-		if _, ok := seen[id]; ok {
+		if _, ok := seen[id]; ok || asked.Before(inst.plan.Provider.At) {
 			continue
 		}
 		if state := plan.StateOfAbsent(&inst.plan, asked); state != inst.plan.Provider.Value {
@@ -49,13 +53,19 @@ func (w *World) Listed(vms []infra.VM, asked time.Time) {
 			inst.plan.Provider.At = asked
 		}
 	}
-	if asked.After(w.listed) {
-		w.listed, w.listedVMs = asked, live
-	}
+	w.listed, w.listedVMs = asked, live
 	w.sweep = true
 	w.mu.Unlock()
 	w.emit(events)
 	w.opts.Wake()
+}
+
+// Gone reports whether nothing is left of an instance's VM, as far as the provider has told.
+func (w *World) Gone(id ident.ID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	inst := w.instances[id]
+	return inst == nil || inst.plan.Provider.Value == plan.ProviderGone && inst.plan.Provider.Complete
 }
 
 // Answered takes what the provider said of one VM, asked for at the given time.
@@ -188,6 +198,21 @@ func (w *World) Stray(providerID string) (infra.VM, bool) {
 		return s.vm, true
 	}
 	return infra.VM{}, false
+}
+
+// Orphans returns the strays that run and of whose record nothing is known: neither a live one, nor a tombstone, nor a reservation.
+func (w *World) Orphans() []infra.VM {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var vms []infra.VM
+	for _, s := range w.sortedStrays() {
+		id := s.vm.Tags.Instance
+		_, left := w.leftovers[id]
+		if !id.IsZero() && w.instances[id] == nil && !w.tombstoned(id) && !left {
+			vms = append(vms, s.vm)
+		}
+	}
+	return vms
 }
 
 func (w *World) changeStray(providerID string, fn func(*stray)) {

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -90,6 +91,21 @@ func (w *World) Pools() []Pool {
 		}
 	})
 	return pools
+}
+
+// Subnets returns, sorted, the subnets of all live groups that have a choice of them.
+func (w *World) Subnets() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	seen := map[string]struct{}{}
+	for _, g := range w.groups {
+		if !g.Deleted && len(g.Subnets) > 1 {
+			for _, subnet := range g.Subnets {
+				seen[subnet] = struct{}{}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
 }
 
 // AddLeftover notes a reservation, of an earlier term or not wanted any more, that collection has to settle.

@@ -121,6 +121,7 @@ func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	w.settings = SettingsOf(shard)
 	w.defaults.drain = shard.Server.DefaultDrainTimeout.D()
 	var changed []config.GroupKey
+	var over []ErrorEvent
 	for key, g := range groups {
 		have := w.groups[key]
 		if have == nil {
@@ -128,6 +129,11 @@ func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config
 			w.groups[key] = have
 		} else if !sameGroup(have.Group, g) {
 			have.backoff = plan.Backoff{}
+		}
+		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) {
+			for _, inst := range have.instances {
+				inst.plan.InLoadBalancers = false
+			}
 		}
 		have.Group, have.forgotten = g, false
 		changed = append(changed, key)
@@ -137,7 +143,7 @@ func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config
 			continue
 		}
 		if len(have.instances) == 0 && have.pending == 0 {
-			delete(w.groups, key)
+			over = append(over, w.dropGroup(key)...)
 		} else {
 			have.Deleted, have.Size = true, 0
 		}
@@ -151,6 +157,9 @@ func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	}
 	w.mu.Unlock()
 	slices.SortFunc(changed, compareKeys)
+	for _, event := range over {
+		w.opts.Events.Error(event)
+	}
 	for _, key := range changed {
 		w.opts.Events.Group(key)
 	}
@@ -273,16 +282,26 @@ func (w *World) Group(key config.GroupKey) (config.Group, bool) {
 
 // ForgetGroup drops a deleted group that has nothing left.
 func (w *World) ForgetGroup(key config.GroupKey) {
+	var over []ErrorEvent
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil && g.Deleted && len(g.instances) == 0 && g.pending == 0 {
-		delete(w.groups, key)
-		delete(w.dirty, key)
+		over = w.dropGroup(key)
 	}
 	w.mu.Unlock()
+	for _, event := range over {
+		w.opts.Events.Error(event)
+	}
 	w.opts.Events.Group(key)
 }
 
-// CreateFailed counts a failed creation towards the group's backoff.
+// dropGroup forgets a group and returns the errors that end with it, to be published. Call with mu held.
+func (w *World) dropGroup(key config.GroupKey) []ErrorEvent {
+	delete(w.groups, key)
+	delete(w.dirty, key)
+	return w.settle(func(about ErrorKey) bool { return about.Tenant == key.Tenant && about.Group == key.Group })
+}
+
+// CreateFailed counts a failed creation towards the group's backoff; those that ran side by side count once.
 func (w *World) CreateFailed(key config.GroupKey, reason string) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -92,15 +93,38 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 		return nil
 	}
 	l.World.Listed(vms, asked)
-	return nil
+	return l.readStrays(ctx)
 }
 
-// Collect lists the provider's VMs every collection interval, sooner while that fails, and keeps the reservations filled, until ctx ends.
+// readParallel is how many records of strays are read at a time.
+const readParallel = 16
+
+// readStrays reads the records of VMs that the bucket's list did not show. Most have none; but one that was written just before may be missing
+// from a list, and its group would get a VM too many.
+func (l *Leader) readStrays(ctx context.Context) error {
+	strays := l.World.Orphans()
+	return l.parts.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {
+		vm := strays[i]
+		rec, token, err := l.parts.Records.GetInstance(ctx, vm.Tags.Tenant, vm.Tags.Instance)
+		if errors.Is(err, objstore.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the record of %s: %w", vm.Tags.Instance, err)
+		}
+		l.found(rec, token)
+		return nil
+	})
+}
+
+// Collect lists the provider's VMs and asks for room in its subnets every collection interval, sooner while that fails, and keeps the
+// reservations filled, until ctx ends.
 func (l *Leader) Collect(ctx context.Context) {
 	for delay := time.Second; ; {
 		for _, pool := range l.World.Pools() {
 			l.Executor.Refill(ctx, pool)
 		}
+		l.Executor.LookForRoom(ctx)
 		err := l.Asker.List(ctx)
 		if ctx.Err() != nil {
 			return
@@ -119,8 +143,48 @@ func (l *Leader) Collect(ctx context.Context) {
 	}
 }
 
-// CreateInstance makes an on-demand instance of a group. The ID may be the client's; repeated with the same ID it returns the same
-// instance. Errors match ErrNoGroup, ErrDead or ErrKind where the request itself is wrong.
+const (
+	// addressCheck is how often the leader makes sure that the shard's address is still its own.
+	addressCheck = time.Minute
+	// addressRelease bounds giving it up, which the ending leadership does not wait for longer.
+	addressRelease = 5 * time.Second
+)
+
+// HoldAddress makes the shard's fixed address this machine's own, looks after it every minute, and releases it when ctx ends. Nobody waits
+// for it: who plans needs no address.
+func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string) {
+	key := observe.ErrorKey{Kind: "leader_network"}
+	for delay := time.Second; ; {
+		wait := addressCheck
+		err := l.Executor.Permit(ctx)
+		if err == nil {
+			err = network.Acquire(ctx, machineID)
+		}
+		switch {
+		case err == nil:
+			l.World.Resolve(key)
+			delay = time.Second
+		default:
+			if ctx.Err() == nil {
+				l.World.Raise(key, fmt.Sprintf("acquire the leader's address: %v", err))
+			}
+			wait, delay = delay, min(2*delay, addressCheck)
+		}
+		if l.parts.Env.Sleep(ctx, wait) != nil {
+			break
+		}
+	}
+	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), addressRelease)
+	defer cancel()
+	if err := network.Release(release, machineID); err != nil {
+		l.parts.Log.Warn("the leader's address is not released", "error", err)
+	}
+}
+
+// CreateInstance makes an on-demand instance of a group and returns when its VM is asked for and recorded. The ID may be the client's; repeated
+// with the same ID, also with a later leader, it returns the same instance. ctx is the leader's: who asked may go away in the middle. Errors
+// match ErrNoGroup, ErrDead or ErrKind where the request itself is wrong, execute.ErrNoCapacity, or *clusterstate.SupersededError while it is
+// not settled what came of an earlier attempt.
 func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ident.ID, instanceType string, vars map[string]string) (ident.ID, error) {
 	group, ok := l.World.Group(key)
 	if !ok || group.Deleted {
@@ -136,19 +200,40 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 	if id.Prefix() != group.Kind {
 		return id, fmt.Errorf("%w: it is %q, the group's is %q", ErrKind, id.Prefix(), group.Kind)
 	}
-	if rec, _, ok := l.World.Record(id); ok {
-		if rec.Tenant != key.Tenant || rec.Group != key.Group || !rec.OnDemand {
-			return id, ErrDead
-		}
-		return id, nil
-	}
-	if _, dead := l.World.Tombstone(id); dead {
+	rec, token, lives := l.World.Record(id)
+	left, unsettled := l.World.Leftover(id)
+	_, dead := l.World.Tombstone(id)
+	switch {
+	case dead || lives && (rec.Tenant != key.Tenant || rec.Group != key.Group || !rec.OnDemand):
 		return id, ErrDead
+	case lives && rec.State != record.Reserved:
+		return id, nil
+	case lives:
+		return id, &clusterstate.SupersededError{ID: id, Record: rec, Token: token}
+	case unsettled:
+		return id, &clusterstate.SupersededError{ID: id, Record: left.Record, Token: left.Token}
 	}
 	if age := l.parts.Env.Now().Sub(id.Time()); age > l.World.Settings().Retention {
 		return id, fmt.Errorf("%w: made %s ago, and records are kept for %s", ErrDead, age.Round(time.Second), l.World.Settings().Retention)
 	}
-	return id, l.Executor.CreateOnDemand(ctx, group, id, instanceType, vars)
+	err := l.Executor.CreateOnDemand(ctx, group, id, instanceType, vars)
+	var superseded *clusterstate.SupersededError
+	if errors.As(err, &superseded) && superseded.Token != "" {
+		l.found(superseded.Record, superseded.Token)
+	}
+	return id, err
+}
+
+// found takes a record that this leader did not know of.
+func (l *Leader) found(rec record.Instance, token objstore.Token) {
+	switch {
+	case rec.Term > l.World.Term():
+		l.parts.Authority.Refuse(rec.Term)
+	case rec.State != record.Reserved:
+		l.World.PutRecord(rec, token)
+	case rec.ReservedTerm < l.World.Term():
+		l.World.AddLeftover(observe.Reservation{Record: rec, Token: token})
+	}
 }
 
 // DeleteInstance records the intent to delete an instance; it is durable when this returns. Deleting what is already on its way out
@@ -163,13 +248,14 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 		return ErrNoInstance
 	}
 	drain := l.World.DrainTimeout(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
+	marked := false
 	_, err := l.Executor.Update(ctx, id, func(rec *record.Instance) {
-		if rec.State == record.Deleting || rec.State == record.Deleted {
+		if marked = rec.State != record.Deleting && rec.State != record.Deleted; !marked {
 			return
 		}
 		rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, now, reason, now.Add(drain)
 	})
-	if err != nil {
+	if err != nil || !marked {
 		return err
 	}
 	l.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: id, Reason: reason,

@@ -1,12 +1,14 @@
 package sim
 
 import (
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/observe"
 )
 
 // checkAuthority: at most one process may act at a time. Clocks only end authority, so looking after each step is enough.
@@ -29,17 +31,19 @@ func (w *World) checkAuthority() {
 }
 
 // checkTerm: terms only rise.
-func (w *World) checkTerm(term uint64) {
-	if term <= w.highestTerm {
-		w.fail("term %d begins, but %d was led already", term, w.highestTerm)
+func (w *World) checkTerm(number uint64) {
+	if number <= w.highest {
+		w.fail("term %d begins, but %d was led already", number, w.highest)
 	}
-	w.highestTerm = term
+	w.highest = number
 	w.result.Terms++
 }
 
-// checkCall looks at a provider call at the moment of its entry.
-func (w *World) checkCall(call mock.Call) {
-	s := w.caller()
+// checkMutation: whoever changes something leads.
+func (w *World) checkMutation(s *server, call mock.Call) {
+	if call.Kind == mock.Release {
+		return // gives up only what is its own
+	}
 	if s == nil {
 		w.fail("%s outside any server", call.Kind)
 		return
@@ -47,139 +51,211 @@ func (w *World) checkCall(call mock.Call) {
 	if until, _ := s.elector.ActUntil(); until <= s.clock() {
 		w.fail("%s calls %s without authority", s.process.name, call.Kind)
 	}
-	switch call.Kind {
-	case mock.Create:
-		w.result.Creates++
-		id, tags := call.Instance, call.Request.Tags
-		rec, ok := w.recordOf(tags.Tenant, id)
-		if !ok {
-			w.fail("create of %s, whose reservation is not durable", id)
-		} else if rec.State != record.Reserved && rec.State != record.Created {
-			w.fail("create of %s, whose record says %s", id, rec.State)
-		}
-		if w.restless() {
-			w.fail("create of %s (%s) after everything had come to rest", id, tags.Group)
-		}
-	case mock.Delete:
-		w.result.Deletes++
-		for _, vm := range w.provider.VMs() {
-			if vm.ProviderID != call.ProviderID {
-				continue
-			}
-			if (vm.Tags.Owner != infra.Owner{Cluster: clusterName, Shard: shardName}) {
-				w.fail("a VM of %v is deleted", vm.Tags.Owner)
-			}
-			rec, ok := w.recordOf(vm.Tags.Tenant, vm.Tags.Instance)
-			if vm.State.Alive() && (!ok || rec.State != record.Deleting && rec.State != record.Deleted) {
-				w.fail("running VM %s of %s is terminated without a durable intent (record there: %t, %s)", vm.ProviderID, vm.Tags.Instance, ok, rec.State)
-			}
-			if w.restless() && vm.State.Alive() {
-				w.fail("delete of %s (%s) after everything had come to rest", vm.Tags.Instance, vm.Tags.Group)
-			}
-		}
+	if strings.HasPrefix(call.ProviderID, "foreign") {
+		w.fail("%s of a foreign VM", call.Kind)
 	}
 }
 
 // restless says whether nothing more may happen.
 func (w *World) restless() bool { return !w.restAt.IsZero() && w.sched.now.After(w.restAt) }
 
-// checkSizes: never more VMs than the largest size asked for, its surge, and those whose end is already decided.
-func (w *World) checkSizes() {
-	count := map[config.GroupKey]int{}
-	ids := map[string]string{}
-	for _, vm := range w.ours() {
-		id := vm.Tags.Instance.String()
-		if other, twice := ids[id]; twice {
-			w.fail("instance %s has two VMs: %s and %s", id, other, vm.ProviderID)
-		}
-		ids[id] = vm.ProviderID
-		if !vm.State.Alive() {
-			continue
-		}
-		a := w.agents[vm.Tags.Instance]
-		if a != nil && (a.notice || a.powerOff || a.broken) {
-			continue // its replacement is no surge
-		}
-		rec, ok := w.recordOf(vm.Tags.Tenant, vm.Tags.Instance)
-		if !ok || rec.State == record.Deleting || rec.State == record.Deleted || rec.State == record.Reserved {
-			continue // on its way out, or nobody knows of it yet
-		}
-		count[config.GroupKey{Tenant: vm.Tags.Tenant, Group: vm.Tags.Group}]++
+// checkCreate looks at a create call when it is sent.
+func (w *World) checkCreate(s *server, call mock.Call) {
+	w.checkMutation(s, call)
+	w.result.Creates++
+	if w.restless() {
+		w.fail("create of %s (%s) after everything had come to rest", call.Instance, call.Request.Tags.Group)
 	}
-	for key, n := range count {
-		if most := w.largest[key]; n > most {
-			w.fail("group %s has %d VMs that stay, at most %d were asked for: %s", key, n, most, describe(w.ours()))
+	if s == nil || s.term == nil {
+		return
+	}
+	t, id, key := s.term, call.Instance, config.GroupKey{Tenant: call.Request.Tags.Tenant, Group: call.Request.Tags.Group}
+	digest, err := call.Request.Digest()
+	if err != nil {
+		w.fail("create of %s: %v", id, err)
+	}
+	d := w.bucket.byID[id]
+	switch before := w.fleet.asked[id]; {
+	case d == nil || d.removed:
+		w.fail("create of %s, whose reservation is not durable", id)
+	case d.ReservedTerm != t.number:
+		w.fail("create of %s in term %d, it was reserved in %d", id, t.number, d.ReservedTerm)
+	case d.State == record.Deleting || d.State == record.Deleted:
+		w.fail("create of %s, whose record says %s", id, d.State)
+	case before != nil && before.digest != digest:
+		w.fail("%s is asked for a second time with other parameters", id)
+	case before == nil && d.State == record.Reserved:
+		w.fleet.asked[id] = &ask{term: t.number, key: key, digest: digest}
+		if !call.Request.Tags.OnDemand {
+			w.checkSize(t, key)
 		}
 	}
 }
 
-// checkForeigners: what is not ours is never touched.
-func (w *World) checkForeigners() {
+// checkSize: what a group has, and what this leader has asked for, is never more than its size and its surge. Calls of earlier leaders whose
+// result is unknown do not count: nobody can know of them.
+func (w *World) checkSize(t *term, key config.GroupKey) {
 	n := 0
-	for _, vm := range w.provider.VMs() {
-		if (vm.Tags.Owner != infra.Owner{Cluster: clusterName, Shard: shardName}) && vm.State == infra.Running {
+	for _, m := range w.fleet.order {
+		if m.key == key && m.alive() && !m.doomed() {
+			if d := w.bucket.byID[m.id]; d != nil && d.stays() && !d.OnDemand {
+				n++
+			}
+		}
+	}
+	for id, a := range w.fleet.asked {
+		if d := w.bucket.byID[id]; a.term == t.number && a.key == key && !d.OnDemand {
 			n++
 		}
 	}
-	if n != 2 {
-		w.fail("%d of 2 foreign VMs run", n)
+	_, size := t.size(key)
+	surge := 1
+	if g, ok := t.groups[key]; ok {
+		surge = g.MaxSurge
+	}
+	if n > size+surge {
+		w.fail("group %s gets VM number %d, its size is %d and its surge %d: %s", key, n, size, surge, w.describe(key))
 	}
 }
 
-// checkRest: after the faults have stopped there is a leader, every group has its size, every VM its record and every record its VM.
+// checkDelete looks at a delete call when it is sent.
+func (w *World) checkDelete(s *server, call mock.Call) {
+	w.checkMutation(s, call)
+	w.result.Deletes++
+	m := w.fleet.byProvider[call.ProviderID]
+	if m == nil {
+		w.fail("delete of %s, which is not ours", call.ProviderID)
+		return
+	}
+	if !m.alive() {
+		return
+	}
+	if w.restless() {
+		w.fail("delete of %s (%s) after everything had come to rest", m.id, m.key)
+	}
+	d := w.bucket.byID[m.id]
+	switch {
+	case d == nil || d.removed || d.stays() || d.State == record.Reserved:
+		w.fail("running VM %s of %s is terminated without a durable intent: %+v", m.providerID, m.id, d)
+	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && !w.people.drained[m.id]:
+		w.fail("%s is terminated at %v, its drain may take until %v", m.id, w.sched.now, d.Deadline)
+	}
+}
+
+// checkAnnounced: nobody hears of a deletion that is not durable.
+func (w *World) checkAnnounced(event observe.InstanceEvent) {
+	if d := w.bucket.byID[event.Instance]; d == nil || d.State != record.Deleting && d.State != record.Deleted {
+		w.fail("the deletion of %s is announced before it is durable", event.Instance)
+	}
+}
+
+// checkRest: after the faults have stopped every group has its size, every VM its record and every record its VM; what was
+// acknowledged holds; the address is the leader's.
 func (w *World) checkRest() {
 	s := w.acting()
 	if s == nil {
 		w.fail("nobody leads %v after the faults have stopped", w.opts.Quiet)
 		return
 	}
+	if holder := w.provider.Holder(); holder != s.machine() {
+		w.fail("the leader is %s, the address is at %q", s.machine(), holder)
+	}
 	have := map[config.GroupKey]int{}
-	records := w.records()
-	for _, vm := range w.ours() {
-		rec, ok := records[vm.Tags.Instance]
-		if !ok {
-			w.fail("VM %s of %s has no record", vm.ProviderID, vm.Tags.Instance)
-			continue
+	for _, m := range w.fleet.order {
+		d := w.bucket.byID[m.id]
+		switch {
+		case d == nil || d.removed:
+			w.fail("VM %s of %s has no record", m.providerID, m.id)
+		case d.State != record.Registered:
+			w.fail("VM %s of %s is there, its record says %s", m.providerID, m.id, d.State)
+		case d.ProviderID != m.providerID:
+			w.fail("the record of %s names %s, its VM is %s", d.ID, d.ProviderID, m.providerID)
+		case !d.OnDemand:
+			have[m.key]++
 		}
-		if rec.State != record.Registered {
-			w.fail("VM %s of %s is there, its record says %s", vm.ProviderID, vm.Tags.Instance, rec.State)
-			continue
-		}
-		if rec.ProviderID != vm.ProviderID {
-			w.fail("record of %s names %s, its VM is %s", rec.ID, rec.ProviderID, vm.ProviderID)
-		}
-		have[config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}]++
 	}
-	for _, g := range w.groups {
-		if have[g.GroupKey] != g.Size {
-			view, _ := s.leader.World.GroupView(g.GroupKey)
-			w.fail("group %s has %d VMs, wants %d (blocked: %q, backoff %+v):%s", g.GroupKey, have[g.GroupKey], g.Size, view.Blocked, view.Backoff, describe(w.ours()))
-		}
-		delete(have, g.GroupKey)
+	w.checkGroups(s.term, have)
+	for _, d := range w.bucket.order {
+		w.checkRecordAtRest(d)
 	}
-	for key, n := range have {
-		w.fail("%d VMs of group %s, which is nobody's", n, key)
-	}
-	for id, rec := range records {
-		switch rec.State {
-		case record.Registered, record.Deleted:
-		case record.Reserved:
-			if rec.ReservedTerm != w.highestTerm {
-				w.fail("reservation %s of term %d was never settled", id, rec.ReservedTerm)
-			}
-		default:
-			w.fail("record of %s is left in state %s", id, rec.State)
-		}
-		if rec.State == record.Registered {
-			if vm, ok := w.provider.Instance(id); !ok || !vm.State.Alive() {
-				w.fail("record of %s says registered, its VM is gone", id)
-			}
-			if a := w.agents[id]; a == nil || string(a.public) != string(rec.PublicKey) {
-				w.fail("record of %s holds a key that is not its agent's", id)
-			}
+	for id, wish := range w.people.onDemand {
+		m, d := w.fleet.byInstance[id], w.bucket.byID[id]
+		if wish.acked && m == nil && d.stays() {
+			w.fail("%s was made for somebody, and has no VM", id)
 		}
 	}
 }
 
-// settled is how long nothing may happen at the end of a run.
-const settled = 5 * time.Minute
+func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
+	for key, g := range t.groups {
+		if have[key] != g.Size {
+			view, _ := t.leader.World.GroupView(key)
+			w.fail("group %s has %d VMs, wants %d (blocked: %q, backoff %+v):%s", key, have[key], g.Size, view.Blocked, view.Backoff, w.describe(key))
+		}
+		delete(have, key)
+	}
+	for key, n := range have {
+		w.fail("%d VMs of group %s, which is nobody's", n, key)
+	}
+	for key, wish := range w.people.dynamic {
+		g, ok := t.groups[key]
+		switch {
+		case !wish.acked:
+		case wish.gone && ok:
+			w.fail("group %s was deleted, and is there", key)
+		case !wish.gone && (!ok || g.Size != wish.size):
+			w.fail("group %s was given size %d, it has %d", key, wish.size, g.Size)
+		}
+	}
+	for _, g := range w.people.groups {
+		if merged, ok := t.groups[g.key]; ok == g.absent || ok && merged.Size != g.size {
+			w.fail("group %s is configured with size %d (absent: %t), in force is %d (there: %t)", g.key, g.size, g.absent, merged.Size, ok)
+		}
+	}
+	for _, name := range []string{"lb1", "lb2"} {
+		w.checkBalancer(t, name)
+	}
+}
+
+// checkBalancer: the members of a load balancer are the instances of the groups that name it.
+func (w *World) checkBalancer(t *term, name string) {
+	want := map[string]bool{}
+	for _, m := range w.fleet.order {
+		for _, lb := range t.groups[m.key].LoadBalancers {
+			want[m.providerID] = want[m.providerID] || lb == name
+		}
+	}
+	for _, id := range w.provider.Members(name) {
+		if !want[id] {
+			w.fail("%s is a member of %s", id, name)
+		}
+		delete(want, id)
+	}
+	for id, wanted := range want {
+		if wanted {
+			w.fail("%s is no member of %s", id, name)
+		}
+	}
+}
+
+func (w *World) checkRecordAtRest(d *document) {
+	switch {
+	case d.removed || d.State == record.Deleted:
+	case d.State == record.Reserved:
+		if d.ReservedTerm != w.highest {
+			w.fail("reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
+		}
+		if d.Group != "" {
+			w.fail("reservation %s of group %s is left", d.ID, d.Group)
+		}
+	case d.State == record.Registered:
+		m := w.fleet.byInstance[d.ID]
+		if m == nil || m.state != infra.Running {
+			w.fail("the record of %s says registered, its VM is gone", d.ID)
+		} else if string(m.agent.public) != string(d.PublicKey) {
+			w.fail("the record of %s holds a key that is not its agent's", d.ID)
+		}
+	default:
+		w.fail("the record of %s is left in state %s since %v", d.ID, d.State, d.since.Sub(epoch).Round(time.Second))
+	}
+}

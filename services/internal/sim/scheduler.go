@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"container/heap"
 	"context"
 	"iter"
 	"math/rand/v2"
@@ -10,66 +9,114 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
+// epoch is when every world begins.
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // scheduler runs events in order of simulated time, and blocking straight-line code as coroutines between them. Exactly one piece of code
 // runs at a time, and what runs next follows from the seed alone.
 type scheduler struct {
 	now     time.Time
+	elapsed time.Duration // since epoch
 	rng     *rand.Rand
-	queue   events
+	queue   eventHeap
 	seq     uint64
 	current *task
 	steps   uint64
-	// log receives one line per event when a seed is looked at; nil otherwise.
-	log func(format string, args ...any)
-}
-
-type event struct {
-	at  time.Time
-	seq uint64
-	do  func()
-}
-
-type events []event
-
-func (q events) Len() int { return len(q) }
-func (q events) Less(i, j int) bool {
-	if q[i].at.Equal(q[j].at) {
-		return q[i].seq < q[j].seq
-	}
-	return q[i].at.Before(q[j].at)
-}
-func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *events) Push(x any)   { *q = append(*q, x.(event)) }
-func (q *events) Pop() any {
-	old := *q
-	last := old[len(old)-1]
-	old[len(old)-1] = event{}
-	*q = old[:len(old)-1]
-	return last
 }
 
 func newScheduler(seed uint64) *scheduler {
-	return &scheduler{now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), rng: rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))}
+	return &scheduler{now: epoch, rng: rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))}
+}
+
+// event is something that happens at an instant. Either do or wakes is set: waking a task needs no closure.
+type event struct {
+	at    time.Duration
+	seq   uint64
+	do    func()
+	wakes *task
+	visit uint64 // of the task that is woken: a task that has gone on since is left alone
+}
+
+// eventHeap is a binary heap by time, then by order of scheduling.
+type eventHeap []event
+
+func (q eventHeap) before(i, j int) bool {
+	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].seq < q[j].seq
+}
+
+func (q *eventHeap) push(e event) {
+	h := append(*q, e)
+	for i := len(h) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !h.before(i, up) {
+			break
+		}
+		h[i], h[up] = h[up], h[i]
+		i = up
+	}
+	*q = h
+}
+
+func (q *eventHeap) pop() event {
+	h := *q
+	first := h[0]
+	last := len(h) - 1
+	h[0], h[last] = h[last], event{}
+	h = h[:last]
+	for i := 0; ; {
+		down := 2*i + 1
+		if down >= last {
+			break
+		}
+		if right := down + 1; right < last && h.before(right, down) {
+			down = right
+		}
+		if !h.before(down, i) {
+			break
+		}
+		h[i], h[down] = h[down], h[i]
+		i = down
+	}
+	*q = h
+	return first
 }
 
 // after runs do when d of simulated time has passed.
 func (s *scheduler) after(d time.Duration, do func()) {
 	s.seq++
-	heap.Push(&s.queue, event{at: s.now.Add(max(d, 0)), seq: s.seq, do: do})
+	s.queue.push(event{at: s.elapsed + max(d, 0), seq: s.seq, do: do})
+}
+
+// wakeAfter lets a waiting task go on when d has passed, unless it has by then.
+func (s *scheduler) wakeAfter(d time.Duration, t *task) {
+	s.seq++
+	s.queue.push(event{at: s.elapsed + max(d, 0), seq: s.seq, wakes: t, visit: t.visit})
 }
 
 // runUntil runs events until the given time, or until stop says so after one of them.
 func (s *scheduler) runUntil(end time.Time, stop func() bool) {
-	for len(s.queue) > 0 && !s.queue[0].at.After(end) {
-		next := heap.Pop(&s.queue).(event)
-		s.now = next.at
+	last := end.Sub(epoch)
+	for len(s.queue) > 0 && s.queue[0].at <= last {
+		next := s.queue.pop()
+		s.set(next.at)
 		s.steps++
-		next.do()
+		switch {
+		case next.do != nil:
+			next.do()
+		case next.wakes.visit == next.visit:
+			s.run(next.wakes)
+		}
 		if stop != nil && stop() {
 			return
 		}
 	}
-	s.now = end
+	s.set(last)
+}
+
+func (s *scheduler) set(elapsed time.Duration) {
+	if elapsed != s.elapsed {
+		s.elapsed, s.now = elapsed, epoch.Add(elapsed)
+	}
 }
 
 func (s *scheduler) chance(p float64) bool { return p > 0 && s.rng.Float64() < p }
@@ -82,24 +129,28 @@ func (s *scheduler) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(s.rng.Int64N(int64(high-low)))
 }
 
-// process is what can be killed and paused: a server's incarnation, or the simulator itself.
+// process is what can be killed and paused: a server's incarnation.
 type process struct {
 	name   string
+	server *server
 	dead   bool
 	paused bool
 	// held are tasks to resume when the pause ends, in the order in which they became ready.
-	held  []*task
-	tasks map[*task]struct{}
+	held []*task
+	// tasks that have not ended, in the order in which they were started.
+	first, last *task
 }
 
 // task is one coroutine. It belongs to a process and ends with it.
 type task struct {
-	name    string
-	process *process
-	resume  func() (struct{}, bool)
-	cancel  func()
-	yield   func(struct{}) bool
-	done    bool
+	name       string
+	process    *process
+	resume     func() (struct{}, bool)
+	cancel     func()
+	yield      func(struct{}) bool
+	done       bool
+	visit      uint64 // counts its waits
+	prev, next *task  // in its process
 }
 
 // killed unwinds the stack of a task whose process died.
@@ -123,11 +174,28 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 		t.yield = yield
 		fn()
 	})
-	if p.tasks == nil {
-		p.tasks = map[*task]struct{}{}
+	if t.prev = p.last; t.prev != nil {
+		t.prev.next = t
+	} else {
+		p.first = t
 	}
-	p.tasks[t] = struct{}{}
-	s.after(0, func() { s.run(t) })
+	p.last = t
+	s.wakeAfter(0, t)
+}
+
+// unlink takes an ended task off its process.
+func (t *task) unlink() {
+	p := t.process
+	if t.prev != nil {
+		t.prev.next = t.next
+	} else {
+		p.first = t.next
+	}
+	if t.next != nil {
+		t.next.prev = t.prev
+	} else {
+		p.last = t.prev
+	}
 }
 
 // run resumes a task until it waits again or ends.
@@ -135,6 +203,7 @@ func (s *scheduler) run(t *task) {
 	if t.done || t.process.dead {
 		return
 	}
+	t.visit++ // whatever else was to wake it comes too late
 	if t.process.paused {
 		t.process.held = append(t.process.held, t)
 		return
@@ -143,13 +212,13 @@ func (s *scheduler) run(t *task) {
 	s.current = t
 	t.resume()
 	s.current = outer
-	if t.done {
-		delete(t.process.tasks, t)
+	if t.done && !t.process.dead {
+		t.unlink()
 	}
 }
 
-// wait suspends the current task; register is handed the function that makes it go on. A task of a dead process never goes on.
-func (s *scheduler) wait(register func(wake func())) {
+// wait suspends the current task until something schedules its waking, which register arranges. A task of a dead process never goes on.
+func (s *scheduler) wait(register func(t *task)) {
 	t := s.current
 	if t == nil {
 		panic("sim: something outside a task waits")
@@ -157,32 +226,41 @@ func (s *scheduler) wait(register func(wake func())) {
 	if t.process.dead {
 		panic(killed{})
 	}
-	woken := false
-	register(func() {
-		if !woken {
-			woken = true
-			s.run(t)
-		}
-	})
+	t.visit++
+	register(t)
 	if !t.yield(struct{}{}) {
 		panic(killed{})
 	}
 }
 
-// sleep suspends the current task for d of simulated time.
+// sleep suspends the current task for d of simulated time, whatever becomes of any context.
 func (s *scheduler) sleep(d time.Duration) {
-	s.wait(func(wake func()) { s.after(d, wake) })
+	s.wait(func(t *task) { s.wakeAfter(d, t) })
+}
+
+// sleepIn suspends the current task for d, or until ctx ends.
+func (s *scheduler) sleepIn(ctx context.Context, d time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var w *waiter
+	s.wait(func(t *task) {
+		s.wakeAfter(d, t)
+		w = scopeOf(ctx).await(func() { s.wakeAfter(0, t) })
+	})
+	w.forget()
+	return ctx.Err()
 }
 
 // kill ends a process: none of its tasks takes another step.
 func (s *scheduler) kill(p *process) {
 	p.dead = true
-	for t := range p.tasks {
+	for t := p.first; t != nil; t = t.next {
 		if t != s.current {
 			t.cancel()
 		}
 	}
-	p.tasks, p.held = nil, nil
+	p.first, p.last, p.held = nil, nil, nil
 }
 
 // pause stops a process for d, as SIGSTOP does: time goes on without it.
@@ -198,57 +276,56 @@ func (s *scheduler) pause(p *process, d time.Duration, then func()) {
 		for _, t := range held {
 			s.run(t)
 		}
-		if then != nil {
-			then()
-		}
+		then()
 	})
 }
 
-// env gives the tasks of p the clock and the tasks of this world.
-func (s *scheduler) env(p *process) tasks.Env {
+// env gives the tasks of p the clock and the tasks of this world. skew is how far the machine's wall clock is off; started and ended are told
+// of every task.
+func (s *scheduler) env(p *process, skew time.Duration, started, ended func()) tasks.Env {
+	run := func(name string, fn func()) {
+		started()
+		s.spawn(p, name, func() {
+			fn()
+			ended()
+		})
+	}
 	return tasks.Env{
-		Now: func() time.Time { return s.now },
-		Sleep: func(ctx context.Context, d time.Duration) error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			s.sleep(d)
-			return ctx.Err()
-		},
-		Go: func(name string, fn func()) { s.spawn(p, name, fn) },
+		Now:   func() time.Time { return s.now.Add(skew) },
+		Sleep: s.sleepIn,
+		Go:    run,
 		ForEach: func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
-			return s.forEach(ctx, p, n, limit, fn)
+			return s.forEach(ctx, n, limit, run, fn)
 		},
 		Rand: randReader{s.rng},
 	}
 }
 
-func (s *scheduler) forEach(ctx context.Context, p *process, n, limit int, fn func(context.Context, int) error) error {
-	if n == 0 {
+func (s *scheduler) forEach(ctx context.Context, n, limit int, spawn func(string, func()), fn func(context.Context, int) error) error {
+	if n == 0 || ctx.Err() != nil {
 		return ctx.Err()
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	inner := newScope(ctx)
+	defer inner.cancel()
 	var first error
 	next, running := 0, 0
-	s.wait(func(wake func()) {
-		var worker func()
-		worker = func() {
-			for next < n && ctx.Err() == nil {
+	s.wait(func(t *task) {
+		worker := func() {
+			for next < n && inner.Err() == nil {
 				i := next
 				next++
-				if err := fn(ctx, i); err != nil && first == nil {
+				if err := fn(inner, i); err != nil && first == nil {
 					first = err
-					cancel()
+					inner.cancel()
 				}
 			}
 			if running--; running == 0 {
-				s.after(0, wake)
+				s.wakeAfter(0, t)
 			}
 		}
 		for range min(limit, n) {
 			running++
-			s.spawn(p, "for each", worker)
+			spawn("for each", worker)
 		}
 	})
 	if first != nil {

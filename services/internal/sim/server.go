@@ -4,19 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
-	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/reconcile"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
+
+// wallSkew is the most by which a server's time of day is off.
+const wallSkew = 2 * time.Second
 
 // server is one machine that runs nstance-server: the real elector, and while it leads the real leader.
 type server struct {
@@ -25,22 +24,23 @@ type server struct {
 	process *process
 	lives   int
 	elector lease.Elector
+	manager *shardconfig.Manager
+	config  gate // who uses the manager
 	// inbox holds what reached a paused process.
 	inbox []lease.Input
 	wake  int
-	// skew is how far this machine's lease clock is from true time, rate how fast it runs.
-	skew time.Duration
-	rate float64
-	cut  bool // the bucket and the provider cannot be reached
+	// skew is how far this machine's lease clock is from true time, rate how fast it runs, wall how far its time of day is off.
+	skew     time.Duration
+	rate     float64
+	wall     time.Duration
+	bootedAt time.Duration
+	cut      bool      // the bucket and the provider cannot be reached
+	deaf     time.Time // agents cannot reach it until then
+	stopping bool
 
-	leader    *reconcile.Leader
-	authority *authority
-	confirms  uint64
-	waiting   []confirmation
-	passing   bool
-	passAgain bool
-	wakePass  int
-	bootedAt  time.Time
+	term     *term
+	confirms uint64
+	waiting  []confirmation
 }
 
 type confirmation struct {
@@ -48,80 +48,56 @@ type confirmation struct {
 	done func(ok bool)
 }
 
-// authority is the right to act of one term, as the elector grants it.
-type authority struct {
-	server *server
-	term   uint64
-	ctx    context.Context
-	cancel context.CancelFunc
-}
-
-var errLost = errors.New("leadership was lost")
-
-func (a *authority) Term() uint64 { return a.term }
-
-func (a *authority) Remaining() time.Duration {
-	until, term := a.server.elector.ActUntil()
-	if term != a.term || a.ctx.Err() != nil {
-		return 0
-	}
-	return until.Sub(a.server.clock())
-}
-
-func (a *authority) Confirm(ctx context.Context) error {
-	if a.Remaining() <= 0 || ctx.Err() != nil {
-		return errLost
-	}
-	s := a.server
-	s.confirms++
-	seq, confirmed := s.confirms, false
-	s.world.sched.wait(func(wake func()) {
-		s.waiting = append(s.waiting, confirmation{seq: seq, done: func(ok bool) {
-			confirmed = ok
-			s.world.sched.after(0, wake)
-		}})
-		s.world.sched.after(0, func() { s.give(lease.Confirm{Seq: seq}) })
-	})
-	if !confirmed || ctx.Err() != nil {
-		return errLost
-	}
-	return nil
-}
-
-func (a *authority) Refuse(term uint64) {
-	s := a.server
-	s.world.sched.after(0, func() { s.give(lease.TermMet{Term: term}) })
-}
-
 // start begins a new life of the server: nothing of the one before is known to it.
 func (s *server) start() {
+	w := s.world
 	s.lives++
-	s.process = &process{name: fmt.Sprintf("%s/%d", s.name, s.lives)}
-	s.inbox, s.leader, s.authority, s.waiting, s.passing, s.confirms = nil, nil, nil, nil, false, 0
-	s.bootedAt = s.world.sched.now
-	identity := lease.Identity{ID: s.name, Incarnation: s.process.name, Machine: "machine-" + s.process.name}
-	s.world.provider.SetMachine(identity.Machine, infra.Running)
-	s.elector = lease.New(identity, lease.Options{Lease: s.world.lease, Renew: s.world.lease / 2})
-	s.world.sched.after(0, func() { s.give(lease.Tick{}) })
+	s.process = &process{name: fmt.Sprintf("%s/%d", s.name, s.lives), server: s}
+	s.inbox, s.term, s.waiting, s.confirms, s.stopping, s.config = nil, nil, nil, 0, false, gate{}
+	s.bootedAt = w.sched.elapsed
+	s.manager = s.newManager()
+	w.trace("%s starts", s.process.name)
+	identity := lease.Identity{ID: s.name, Incarnation: s.process.name, Machine: s.machine()}
+	w.provider.SetMachine(identity.Machine, infra.Running)
+	s.elector = lease.New(identity, lease.Options{Lease: w.lease, Renew: w.lease / 2})
+	w.sched.after(0, func() { s.give(lease.Tick{}) })
 }
+
+// machine is the provider's ID of the machine that this life of the server runs on.
+func (s *server) machine() string { return "machine-" + s.process.name }
 
 // kill ends the process as kill -9 does; the machine stays unless terminated says otherwise.
 func (s *server) kill(terminated bool) {
 	s.world.trace("%s is killed", s.process.name)
 	if terminated {
-		s.world.provider.SetMachine("machine-"+s.process.name, infra.Deleted)
+		s.world.provider.SetMachine(s.machine(), infra.Deleted)
 	}
 	s.stopLeading()
 	s.world.sched.kill(s.process)
 	s.wake++
 }
 
+// stop ends the server as SIGTERM does: the leader's code ends, then the lock is released.
+func (s *server) stop() {
+	s.world.trace("%s is told to stop", s.process.name)
+	s.stopping = true
+	if s.term == nil {
+		s.give(lease.Release{})
+		return
+	}
+	t := s.term
+	s.stopLeading()
+	t.whenEnded(func() { s.give(lease.Release{}) })
+}
+
 func (s *server) alive() bool { return s.process != nil && !s.process.dead }
+
+// serving says whether it leads, and knows its shard.
+func (s *server) serving() bool { return s.term != nil && s.term.ready && s.term.Remaining() > 0 }
 
 // clock reads this machine's lease clock.
 func (s *server) clock() lease.Instant {
-	elapsed := s.world.sched.now.Sub(s.bootedAt)
-	return lease.Instant(float64(elapsed)*s.rate) + lease.Instant(s.skew)
+	return lease.Instant(float64(s.world.sched.elapsed-s.bootedAt)*s.rate) + lease.Instant(s.skew)
 }
 
 func (s *server) until(t lease.Instant) time.Duration {
@@ -161,8 +137,13 @@ func (s *server) pause(d time.Duration) {
 	if !s.alive() || s.process.paused {
 		return
 	}
+	s.world.result.Faults++
 	s.world.trace("%s is paused for %v", s.process.name, d)
-	s.world.sched.pause(s.process, d, func() {
+	process := s.process
+	s.world.sched.pause(process, d, func() {
+		if s.process != process {
+			return
+		}
 		inbox := s.inbox
 		s.inbox = nil
 		s.give(lease.Tick{})
@@ -172,45 +153,49 @@ func (s *server) pause(d time.Duration) {
 	})
 }
 
-func (s *server) perform(action lease.Action) {
-	life := s.lives
-	io := func(name string, fn func() lease.Input) {
-		s.world.sched.spawn(s.process, name, func() {
-			in := fn()
-			s.world.sched.after(0, func() {
-				if s.lives == life {
-					s.give(in)
-				}
-			})
-		})
+// deafen keeps every agent from reaching this server for d.
+func (s *server) deafen(d time.Duration) {
+	w := s.world
+	s.deaf = w.sched.now.Add(d)
+	if s.term != nil {
+		s.term.deafSince = w.sched.now
+		for _, m := range w.fleet.order {
+			if m.agent.leader == s.term.leader {
+				w.fleet.hangUp(m)
+			}
+		}
 	}
-	switch a := action.(type) {
-	case lease.ReadLock:
-		io("read lock", s.readLock)
-	case lease.WriteLock:
-		io("write lock", func() lease.Input { return s.writeLock(a) })
-	case lease.AskMachine:
-		io("ask machine", func() lease.Input {
-			state, err := s.world.provider.MachineState(context.Background(), a.Machine)
-			switch {
-			case err != nil:
-				return lease.MachineAnswer{State: lease.MachineUnknown}
-			case state == infra.Deleted:
-				return lease.MachineAnswer{State: lease.MachineTerminated}
-			default:
-				return lease.MachineAnswer{State: lease.MachineRunning}
+}
+
+// io runs one request of the election, whose answer goes to the elector of this life.
+func (s *server) io(name string, request func() lease.Input) {
+	life := s.lives
+	s.world.sched.spawn(s.process, name, func() {
+		in := request()
+		s.world.sched.after(0, func() {
+			if s.lives == life {
+				s.give(in)
 			}
 		})
+	})
+}
+
+func (s *server) perform(action lease.Action) {
+	switch a := action.(type) {
+	case lease.ReadLock:
+		s.io("read lock", s.readLock)
+	case lease.WriteLock:
+		s.io("write lock", func() lease.Input { return s.writeLock(a) })
+	case lease.AskMachine:
+		s.io("ask machine", func() lease.Input { return s.askMachine(a.Machine) })
 	case lease.BecameLeader:
 		s.lead(a.Term)
 	case lease.LostLeadership:
 		s.world.trace("%s lost term %d: %s", s.process.name, a.Term, a.Reason)
-		s.stopLeading()
-		s.world.sched.after(0, func() {
-			if s.lives == life {
-				s.give(lease.LeaderStopped{})
-			}
-		})
+		if t := s.term; t != nil {
+			s.stopLeading()
+			t.whenEnded(func() { s.give(lease.LeaderStopped{}) })
+		}
 	case lease.Confirmed:
 		kept := s.waiting[:0]
 		for _, c := range s.waiting {
@@ -222,22 +207,55 @@ func (s *server) perform(action lease.Action) {
 		}
 		s.waiting = kept
 	case lease.Released:
+		s.world.trace("%s has stopped", s.process.name)
+		s.world.sched.after(0, func() {
+			if s.alive() {
+				s.world.sched.kill(s.process)
+				s.wake++
+			}
+		})
 	}
 }
 
+func (s *server) askMachine(machine string) lease.Input {
+	state, err := s.world.provider.MachineState(s.world.outside, machine)
+	switch {
+	case err != nil:
+		return lease.MachineAnswer{State: lease.MachineUnknown}
+	case state == infra.Deleted:
+		return lease.MachineAnswer{State: lease.MachineTerminated}
+	default:
+		return lease.MachineAnswer{State: lease.MachineRunning}
+	}
+}
+
+var lockKey = keys.Leader(shardName)
+
 func (s *server) readLock() lease.Input {
-	object, err := s.world.store.Get(s.world.background, keys.Leader(shardName))
+	object, err := s.world.store.Get(context.Background(), lockKey)
 	if errors.Is(err, objstore.ErrNotFound) {
-		return lease.LockAbsent{HighestTerm: s.world.highestTerm}
+		return lease.LockAbsent{HighestTerm: s.world.highest}
 	}
 	if err != nil {
 		return lease.ReadFailed{}
 	}
-	lock, err := record.DecodeLock(object.Body)
+	lock, err := s.world.decodeLock(object)
 	if err != nil {
 		return lease.LockUnreadable{Token: object.Token}
 	}
 	return lease.LockRead{Lock: lock, Token: object.Token}
+}
+
+// decodeLock remembers the last version: every candidate reads it, and a token names its bytes.
+func (w *World) decodeLock(object objstore.Object) (record.Lock, error) {
+	if w.lastLock.token == object.Token {
+		return w.lastLock.lock, nil
+	}
+	lock, err := record.DecodeLock(object.Body)
+	if err == nil {
+		w.lastLock.token, w.lastLock.lock = object.Token, lock
+	}
+	return lock, err
 }
 
 func (s *server) writeLock(a lease.WriteLock) lease.Input {
@@ -245,7 +263,7 @@ func (s *server) writeLock(a lease.WriteLock) lease.Input {
 	if err != nil {
 		panic(err)
 	}
-	token, err := s.world.store.Put(s.world.background, keys.Leader(shardName), body, a.Condition)
+	token, err := s.world.store.Put(context.Background(), lockKey, body, a.Condition)
 	switch {
 	case err == nil:
 		return lease.LockWritten{Token: token}
@@ -255,114 +273,3 @@ func (s *server) writeLock(a lease.WriteLock) lease.Input {
 		return lease.WriteUnknown{}
 	}
 }
-
-// lead starts the real leader under the authority of a term.
-func (s *server) lead(term uint64) {
-	w := s.world
-	w.trace("%s leads in term %d", s.process.name, term)
-	w.checkTerm(term)
-	a := &authority{server: s, term: term}
-	a.ctx, a.cancel = context.WithCancel(context.Background())
-	s.authority = a
-	env := w.sched.env(s.process)
-	owner := infra.Owner{Cluster: clusterName, Shard: shardName}
-	state := clusterstate.New(clusterstate.Options{Cluster: w.store, Shard: w.store, ClusterID: clusterName, ShardID: shardName, Now: env.Now,
-		Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
-	leader := reconcile.NewLeader(reconcile.Parts{
-		Owner: owner, Incarnation: s.process.name, Authority: a, Records: state, Provider: w.provider, Renderer: renderer{}, Files: w,
-		Groups: noGroups{}, Env: env, Events: w, Log: slog.New(tracer{w, s.process.name}),
-		Wake: func() { s.wakeLoop(a) },
-	})
-	w.sched.spawn(s.process, "lead", func() {
-		// The configuration is read anew by every leader: what an earlier one applied is never undone.
-		if err := env.Sleep(a.ctx, w.sched.between(time.Millisecond, 50*time.Millisecond)); err != nil {
-			return
-		}
-		leader.World.Configure(w.shard, w.merged())
-		for leader.TakeOver(a.ctx) != nil {
-			if env.Sleep(a.ctx, time.Second) != nil {
-				return
-			}
-		}
-		if a.ctx.Err() != nil {
-			return
-		}
-		s.leader = leader
-		s.wakeLoop(a)
-		env.Go("collect", func() { leader.Collect(a.ctx) })
-	})
-}
-
-func (s *server) stopLeading() {
-	if s.authority != nil {
-		s.authority.cancel()
-	}
-	s.leader, s.authority = nil, nil
-	for _, c := range s.waiting {
-		c.done(false)
-	}
-	s.waiting = nil
-	s.wakePass++
-}
-
-// wakeLoop lets the leader's loop pass soon.
-func (s *server) wakeLoop(a *authority) {
-	if s.passing || s.leader == nil || s.authority != a {
-		return
-	}
-	s.passing = true
-	s.world.sched.after(time.Millisecond, func() { s.pass(a) })
-}
-
-func (s *server) pass(a *authority) {
-	if !s.alive() || s.authority != a || s.leader == nil {
-		s.passing = false
-		return
-	}
-	if s.process.paused {
-		s.world.sched.after(time.Second, func() { s.pass(a) })
-		return
-	}
-	s.passing = false
-	next := s.leader.Loop.Pass(a.ctx)
-	s.wakePass++
-	if wake := s.wakePass; !next.IsZero() {
-		s.world.sched.after(next.Sub(s.world.sched.now)+time.Millisecond, func() {
-			if s.wakePass == wake {
-				s.wakeLoop(a)
-			}
-		})
-	}
-}
-
-// renderer makes the least machine that a provider takes: templates have tests of their own.
-type renderer struct{}
-
-func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
-	return execute.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()), Hostname: rec.ID.String()}, nil
-}
-
-type noGroups struct{}
-
-func (noGroups) Forget(context.Context, config.GroupKey) error { return nil }
-
-// tracer shows what the leader logs in the story of a seed.
-type tracer struct {
-	world *World
-	name  string
-}
-
-func (t tracer) Enabled(context.Context, slog.Level) bool { return t.world.opts.Log != nil }
-
-func (t tracer) Handle(_ context.Context, r slog.Record) error {
-	line := r.Message
-	r.Attrs(func(a slog.Attr) bool {
-		line += fmt.Sprintf(" %s=%v", a.Key, a.Value)
-		return true
-	})
-	t.world.trace("%s: %s", t.name, line)
-	return nil
-}
-
-func (t tracer) WithAttrs([]slog.Attr) slog.Handler { return t }
-func (t tracer) WithGroup(string) slog.Handler      { return t }

@@ -66,6 +66,9 @@ type Options struct {
 	Sleep func(context.Context, time.Duration) error
 	// Now stamps objects. time.Now by default.
 	Now func() time.Time
+	// Changed is told of each write and delete at the moment it takes effect, under the store's lock; body is nil for a delete. It must
+	// neither call the store nor keep body.
+	Changed func(key string, body []byte)
 }
 
 // history is how many writes a stale list may be behind.
@@ -296,6 +299,9 @@ func (s *Store) put(key string, body []byte) objstore.Token {
 		s.keys = slices.Insert(s.keys, at, key)
 	}
 	s.objects[key] = object{body: bytes.Clone(body), token: token, modified: s.opts.Now()}
+	if s.opts.Changed != nil {
+		s.opts.Changed(key, body)
+	}
 	return token
 }
 
@@ -307,6 +313,9 @@ func (s *Store) remove(key string) {
 	delete(s.objects, key)
 	at, _ := slices.BinarySearch(s.keys, key)
 	s.keys = slices.Delete(s.keys, at, at+1)
+	if s.opts.Changed != nil {
+		s.opts.Changed(key, nil)
+	}
 }
 
 func (s *Store) remember(key string) {

@@ -51,6 +51,7 @@ func (p *Provider) SetState(providerID string, s infra.State) error {
 	return p.alter(providerID, func(m *machine, now time.Time) {
 		m.set(now, s)
 		p.occupy(m, s.Alive())
+		p.changed(m, now)
 	})
 }
 
@@ -89,6 +90,7 @@ func (p *Provider) Plant(vm infra.VM) error {
 	m := p.add(vm, Place{})
 	m.history = []change{{now, vm.State}}
 	p.occupy(m, vm.State.Alive())
+	p.changed(m, now)
 	return nil
 }
 

@@ -107,8 +107,23 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 	if p.cfg.Boot >= 0 {
 		m.history = append(m.history, change{at.Add(p.cfg.Boot), infra.Running})
 	}
+	p.changed(m, at)
 	vm, _ := m.at(at)
 	return vm, nil
+}
+
+// changed tells of a VM's states from at on. p.mu is held.
+func (p *Provider) changed(m *machine, at time.Time) {
+	if p.cfg.Changed == nil {
+		return
+	}
+	for _, c := range m.history {
+		if !c.at.Before(at) {
+			vm := m.vm
+			vm.State = c.state
+			p.cfg.Changed(vm, c.at)
+		}
+	}
 }
 
 // add puts a VM into the books. The caller gives it a history. p.mu is held.
@@ -135,6 +150,7 @@ func (p *Provider) end(m *machine, at time.Time, via, to infra.State) {
 	m.set(at, via)
 	m.history = append(m.history, change{at.Add(p.cfg.Shutdown), to})
 	p.occupy(m, false)
+	p.changed(m, at)
 }
 
 // occupy keeps count of the room that VMs take up. p.mu is held.

@@ -79,6 +79,9 @@ type Config struct {
 	Yield func(context.Context, Call)
 	// OnCreateEntered is called first of all in Create. at is Now at that moment.
 	OnCreateEntered func(at time.Time, req infra.CreateRequest)
+	// Changed is told, with the lock held, of every state that a VM has entered or will enter at the given time unless something else comes
+	// between. It must not call the provider.
+	Changed func(vm infra.VM, at time.Time)
 	// Limits throttle the calls of a kind by the injected clock.
 	Limits map[Kind]*rate.Limiter
 	// Boot is how long a VM is pending; negative: until SetState says otherwise. Shutdown is how long it takes to delete or stop one.

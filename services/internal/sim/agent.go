@@ -1,0 +1,227 @@
+package sim
+
+import (
+	"context"
+	"crypto/ed25519"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/reconcile"
+)
+
+// agent is the machine's side of one VM: it registers, reports and obeys.
+type agent struct {
+	public     ed25519.PublicKey
+	registered bool // as far as it knows
+	refused    bool // its nonce was spent by another
+	wasHealthy bool // some leader has heard that it is well
+	broken     bool // never registers
+	hash       string
+	stream     uint64
+	leader     *reconcile.Leader // of which leader the stream is
+	busy       bool
+	turn       uint64 // counts what it was to do next: only the latest holds
+
+	mute, mutedAt time.Time // nobody hears it until then
+	sick          time.Time // it says that it is not well until then
+	powerOff      bool
+	notice        bool
+	reboot        bool
+}
+
+const reportInterval = 15 * time.Second
+
+// boot starts the agent of a VM that has come up.
+func (f *fleet) boot(m *machine) {
+	w := f.world
+	m.agent.public = make(ed25519.PublicKey, ed25519.PublicKeySize)
+	_, _ = randReader{w.sched.rng}.Read(m.agent.public)
+	if l := w.acting(); l != nil {
+		group, _ := l.term.leader.World.Group(m.key)
+		m.agent.hash = group.RuntimeHash
+	}
+	m.agent.broken = !w.quiet && w.sched.chance(0.03)
+	f.speakAfter(m, w.sched.between(time.Second, 10*time.Second))
+}
+
+// speakAfter makes the agent do next what is due, after d.
+func (f *fleet) speakAfter(m *machine, d time.Duration) {
+	m.agent.turn++
+	turn := m.agent.turn
+	f.world.sched.after(d, func() {
+		if m.agent.turn == turn {
+			f.speak(m)
+		}
+	})
+}
+
+// hangUp closes the agent's stream; the leader notices a little later.
+func (f *fleet) hangUp(m *machine) {
+	a := &m.agent
+	if a.stream == 0 {
+		return
+	}
+	stream, leader, id := a.stream, a.leader, m.id
+	a.stream, a.leader = 0, nil
+	f.world.sched.after(f.world.sched.between(time.Millisecond, 2*time.Second), func() { leader.World.Disconnected(id, stream, "closed") })
+	f.speakAfter(m, f.world.sched.between(0, 3*time.Second))
+}
+
+// dropped ends every stream to a leader that leads no more.
+func (f *fleet) dropped(leader *reconcile.Leader) {
+	for _, m := range f.order {
+		if m.agent.leader == leader {
+			m.agent.stream, m.agent.leader = 0, nil
+			f.speakAfter(m, f.world.sched.between(0, 3*time.Second))
+		}
+	}
+}
+
+// speak registers, connects or reports, whichever is next.
+func (f *fleet) speak(m *machine) {
+	w, a := f.world, &m.agent
+	if m.state.Alive() && a.public == nil || a.broken || a.refused || m.state != "running" {
+		return
+	}
+	now := w.sched.now
+	if now.Before(a.mute) {
+		f.speakAfter(m, a.mute.Sub(now))
+		return
+	}
+	s := w.acting()
+	if s == nil || now.Before(s.deaf) {
+		f.speakAfter(m, w.sched.between(time.Second, 4*time.Second))
+		return
+	}
+	if !a.registered {
+		f.tryRegister(s, m)
+		f.speakAfter(m, w.sched.between(2*time.Second, 6*time.Second))
+		return
+	}
+	leader := s.term.leader
+	if a.stream == 0 {
+		stream, ok := leader.World.Connected(m.id)
+		if !ok {
+			f.speakAfter(m, 5*time.Second)
+			return
+		}
+		a.stream, a.leader = stream, leader
+	}
+	report := observe.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash}
+	if a.notice {
+		report.Notice, report.NoticeDeadline = true, now.Add(2*time.Minute)
+	}
+	switch {
+	case a.powerOff:
+		report.Stopping = observe.PowerOff
+	case a.reboot:
+		report.Stopping = observe.Reboot
+	}
+	if !leader.World.Reported(m.id, a.stream, report) {
+		a.stream, a.leader = 0, nil
+		f.speakAfter(m, time.Second)
+		return
+	}
+	a.wasHealthy = a.wasHealthy || report.Healthy
+	if a.reboot {
+		a.reboot = false
+		a.mute, a.mutedAt = now.Add(w.sched.between(5*time.Second, 2*time.Minute)), now
+		f.hangUp(m)
+		return
+	}
+	f.speakAfter(m, reportInterval)
+}
+
+// tryRegister spends the agent's nonce, and now and then lets somebody else try with a key of his own.
+func (f *fleet) tryRegister(s *server, m *machine) {
+	w, a := f.world, &m.agent
+	if a.busy {
+		return
+	}
+	a.busy = true
+	w.sched.after(5*time.Second, func() { a.busy = false }) // a server that died does not answer
+	l := s.term
+	l.env.Go("register", func() {
+		key, err := w.register(l.scope, l.leader, m.id, a.public)
+		switch {
+		case err != nil || w.sched.chance(0.05) && !w.quiet: // the answer was lost
+		case string(key) == string(a.public):
+			a.registered = true
+			f.speakAfter(m, 0)
+		default:
+			w.trace("the nonce of %s was spent by another", m.id)
+			a.refused = true
+		}
+		a.busy = false
+	})
+	if !w.quiet && w.sched.chance(0.01) {
+		thief := make(ed25519.PublicKey, ed25519.PublicKeySize)
+		_, _ = randReader{w.sched.rng}.Read(thief)
+		l.env.Go("steal a nonce", func() { _, _ = w.register(l.scope, l.leader, m.id, thief) })
+	}
+}
+
+// register does what the registration service does: one conditional write makes a record registered, with the key that came first. It returns
+// the key that is there.
+func (w *World) register(ctx context.Context, leader *reconcile.Leader, id ident.ID, public ed25519.PublicKey) ([]byte, error) {
+	rec, _, ok := leader.World.Record(id)
+	if !ok {
+		return nil, fmt.Errorf("there is no instance %s", id)
+	}
+	refuse := func(r *record.Instance) bool {
+		vm, _ := leader.World.VM(id)
+		return r.State == record.Deleting || r.State == record.Deleted || r.State == record.Reserved && vm.ProviderID == ""
+	}
+	if refuse(&rec) {
+		return nil, fmt.Errorf("instance %s cannot register", id)
+	}
+	now := w.sched.now
+	rec, err := leader.Executor.Update(ctx, id, func(r *record.Instance) {
+		if refuse(r) || r.State == record.Registered {
+			return
+		}
+		if r.State == record.Reserved {
+			vm, _ := leader.World.VM(id)
+			r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
+		}
+		r.State, r.PublicKey, r.RegisteredAt, r.NonceID = record.Registered, public, now, "nonce-"+id.String()
+		r.Certificate = &record.CertificateRef{Serial: fmt.Sprintf("%032x", uint64(now.UnixNano())), NotAfter: now.Add(7 * 24 * time.Hour)}
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(rec.PublicKey) == 0 {
+		return nil, fmt.Errorf("instance %s cannot register", id)
+	}
+	if have := w.bucket.byID[id]; have == nil || string(have.PublicKey) != string(rec.PublicKey) {
+		w.fail("the registration of %s is answered, but not recorded", id)
+	}
+	return rec.PublicKey, nil
+}
+
+// Push implements execute.Files: the agent has its files a little later.
+func (t *term) Push(_ context.Context, id ident.ID) error {
+	w := t.server.world
+	m := w.fleet.byInstance[id]
+	view, ok := t.leader.World.Instance(id)
+	if m == nil || !ok {
+		return nil
+	}
+	group, _ := t.leader.World.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group})
+	t.leader.World.FilesSent(id, group.RuntimeHash)
+	if m.agent.stream == 0 {
+		return nil // on its way when the stream broke
+	}
+	w.sched.after(w.sched.between(10*time.Millisecond, time.Second), func() {
+		m.agent.hash = group.RuntimeHash
+		f := &w.fleet
+		if m.agent.stream != 0 {
+			f.speakAfter(m, 0)
+		}
+	})
+	return nil
+}

@@ -1,0 +1,151 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// bucket shadows the shard's instance records as they are in the store, past every fault, and checks each new version.
+type bucket struct {
+	world   *World
+	records map[string]*document // by key; what was removed stays
+	byID    map[ident.ID]*document
+	order   []*document // in order of their first write
+	written map[attempt]bool
+}
+
+// document is what the checks want of a record. Decoding all of it, strictly, is what the leaders do.
+type document struct {
+	ID           ident.ID     `json:"id"`
+	State        record.State `json:"state"`
+	Revision     uint64       `json:"revision"`
+	Term         uint64       `json:"term"`
+	ReservedTerm uint64       `json:"reserved_term"`
+	Writer       string       `json:"writer"`
+	Tenant       string       `json:"tenant"`
+	Group        string       `json:"group"`
+	OnDemand     bool         `json:"on_demand"`
+	ProviderID   string       `json:"provider_id"`
+	PublicKey    []byte       `json:"public_key"`
+	NonceID      string       `json:"nonce_id"`
+	Reason       string       `json:"delete_reason"`
+	Deadline     time.Time    `json:"delete_deadline"`
+	DeletedAt    time.Time    `json:"deleted_at"`
+
+	removed bool
+	since   time.Time // when this version took effect
+}
+
+// attempt names one write, however often it is sent.
+type attempt struct {
+	key      string
+	revision uint64
+	writer   string
+}
+
+var recordPrefix = keys.InstancePrefix(shardName)
+
+func (b *bucket) parse(key string, body []byte) (d document, ok bool) {
+	if err := json.Unmarshal(body, &d); err != nil {
+		b.world.fail("%s cannot be read: %v", key, err)
+		return document{}, false
+	}
+	return d, true
+}
+
+// entered looks at a put when it is sent: what it wants is decided then, whenever and if ever it lands.
+func (b *bucket) entered(s *server, r mem.Request) {
+	if !strings.HasPrefix(r.Key, recordPrefix) {
+		return
+	}
+	next, ok := b.parse(r.Key, r.Body)
+	if !ok {
+		return
+	}
+	if id := (attempt{r.Key, next.Revision, next.Writer}); !b.written[id] {
+		b.written[id] = true
+		if have := b.records[r.Key]; have != nil && have.stays() && next.State == record.Deleting {
+			b.world.checkRemoval(s, have, &next)
+		}
+	}
+}
+
+// stays: its instance is there, or about to be, and not on its way out.
+func (d *document) stays() bool {
+	return !d.removed && (d.State == record.Created || d.State == record.Registered)
+}
+
+// changed checks a version of a record at the moment at which it takes effect.
+func (b *bucket) changed(key string, body []byte) {
+	if !strings.HasPrefix(key, recordPrefix) {
+		return
+	}
+	w, have := b.world, b.records[key]
+	if body == nil {
+		if have == nil || have.removed {
+			return
+		}
+		if have.State != record.Deleted {
+			w.fail("the record of %s is removed, it says %s", have.ID, have.State)
+		}
+		if age := w.sched.now.Sub(have.DeletedAt); age < retention-2*wallSkew {
+			w.fail("the tombstone of %s is removed after %v", have.ID, age)
+		}
+		have.removed = true
+		return
+	}
+	next, ok := b.parse(key, body)
+	if !ok {
+		return
+	}
+	next.since = w.sched.now
+	if have == nil {
+		if next.State != record.Reserved && next.State != record.Deleted {
+			w.fail("the first record of %s says %s", next.ID, next.State)
+		}
+		if b.byID[next.ID] != nil {
+			w.fail("%s has two records", next.ID)
+		}
+		d := next
+		b.records[key], b.byID[next.ID] = &d, &d
+		b.order = append(b.order, &d)
+		return
+	}
+	b.checkStep(have, &next)
+	next.removed = false
+	*have = next
+	w.fleet.recorded(have)
+}
+
+// checkStep compares a record with the version before it.
+func (b *bucket) checkStep(have, next *document) {
+	w := b.world
+	switch {
+	case have.removed && next.State != record.Deleted:
+		w.fail("%s lives a second time, as %s", have.ID, next.State)
+	case have.removed:
+	case next.Revision != have.Revision+1:
+		w.fail("the record of %s goes from revision %d to %d", have.ID, have.Revision, next.Revision)
+	case next.Term < have.Term:
+		w.fail("the record of %s goes back from term %d to %d", have.ID, have.Term, next.Term)
+	case next.ReservedTerm != have.ReservedTerm:
+		w.fail("the record of %s was reserved in term %d, and now in %d", have.ID, have.ReservedTerm, next.ReservedTerm)
+	case next.State != have.State && !record.CanMove(have.State, next.State):
+		w.fail("the record of %s goes from %s to %s", have.ID, have.State, next.State)
+	case have.Group != "" && next.Group != have.Group:
+		w.fail("%s moves from group %s to %s", have.ID, have.Group, next.Group)
+	case have.ProviderID != "" && next.ProviderID != have.ProviderID:
+		w.fail("%s has VM %s, and now %s", have.ID, have.ProviderID, next.ProviderID)
+	case len(have.PublicKey) > 0 && (!bytes.Equal(next.PublicKey, have.PublicKey) || next.NonceID != have.NonceID):
+		w.fail("the nonce of %s is spent twice", have.ID)
+	case have.State == record.Deleting && next.State == record.Deleting && !next.Deadline.Equal(have.Deadline):
+		w.fail("the deadline of %s moves from %v to %v", have.ID, have.Deadline, next.Deadline)
+	}
+}

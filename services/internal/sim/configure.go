@@ -1,0 +1,108 @@
+package sim
+
+import (
+	"context"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+)
+
+// gate lets one task at a time through: a mutex for coroutines, around code that holds a real one over its requests.
+type gate struct {
+	busy    bool
+	waiting []*task
+}
+
+func (g *gate) do(s *scheduler, fn func()) {
+	for g.busy {
+		s.wait(func(t *task) { g.waiting = append(g.waiting, t) })
+	}
+	g.busy = true
+	fn()
+	g.busy = false
+	if len(g.waiting) > 0 {
+		next := g.waiting[0]
+		g.waiting = g.waiting[1:]
+		s.wakeAfter(0, next)
+	}
+}
+
+// manage runs fn with the server's configuration manager.
+func (t *term) manage(fn func(m *shardconfig.Manager) error) error {
+	var err error
+	t.server.config.do(t.server.world.sched, func() {
+		if err = t.scope.Err(); err == nil {
+			err = fn(t.server.manager)
+		}
+	})
+	return err
+}
+
+// configure reads the configuration anew: nothing is planned from anything that was read before the lock was won.
+func (t *term) configure(ctx context.Context) error {
+	return t.manage(func(m *shardconfig.Manager) error { return m.Lead(ctx, t.number, t.apply) })
+}
+
+// refresh looks for a newer configuration, now and then and when somebody says so.
+func (t *term) refresh() {
+	w := t.server.world
+	asked := w.people.version
+	sound := w.people.sound
+	err := t.manage(func(m *shardconfig.Manager) error {
+		result, _, err := m.Refresh(t.scope)
+		if w.tracing() {
+			w.trace("%s looks for a newer configuration: %d, %v", t.server.process.name, result, err)
+		}
+		return err
+	})
+	if err == nil && sound && t.version < asked {
+		w.fail("a refresh begun at version %d of the configuration was answered with version %d in force", asked, t.version)
+	}
+}
+
+// apply puts a configuration in force on the leader.
+func (t *term) apply(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	w := t.server.world
+	version, ok := w.people.versions[objstore.Token(t.server.manager.Status().ETag)]
+	if !ok {
+		w.fail("term %d applies a configuration that nobody wrote", t.number)
+	}
+	if version < w.people.applied {
+		w.fail("term %d applies version %d of the configuration, version %d was applied before", t.number, version, w.people.applied)
+	}
+	w.trace("%s applies version %d", t.server.process.name, version)
+	w.people.applied = version
+	t.version = version
+	t.before, t.beforeAt, t.groups = t.groups, w.sched.now, groups
+	t.leader.World.Configure(shard, groups)
+}
+
+// Forget implements execute.Groups.
+func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
+	w := t.server.world
+	for _, d := range w.bucket.order {
+		if d.stays() && d.Tenant == key.Tenant && d.Group == key.Group {
+			w.fail("group %s is forgotten, %s of it is %s", key, d.ID, d.State)
+		}
+	}
+	return t.manage(func(m *shardconfig.Manager) error { return m.Forget(ctx, key) })
+}
+
+// size returns the least and the largest size that a group had in this leader's eyes within the last minute: what was planned by the
+// configuration before may still be under way.
+func (t *term) size(key config.GroupKey) (least, most int) {
+	size := func(groups map[config.GroupKey]config.Group) int {
+		if g, ok := groups[key]; ok && !g.Deleted {
+			return g.Size
+		}
+		return 0
+	}
+	least = size(t.groups)
+	most = least
+	if t.before != nil && t.server.world.sched.now.Sub(t.beforeAt) < minute {
+		n := size(t.before)
+		least, most = min(least, n), max(most, n)
+	}
+	return least, most
+}

@@ -1,0 +1,132 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// fleet shadows the provider's VMs as they are, past every fault, and plays the agents on them.
+type fleet struct {
+	world      *World
+	byProvider map[string]*machine
+	byInstance map[ident.ID]*machine
+	order      []*machine // of our shard, not ended, in order of appearance
+	asked      map[ident.ID]*ask
+	planted    int
+}
+
+// machine is one VM and what runs on it.
+type machine struct {
+	providerID string
+	id         ident.ID
+	key        config.GroupKey
+	state      infra.State
+	lostAt     time.Time // when it was taken away without anybody asking
+	agent      agent
+}
+
+// ask is a create call whose result is not recorded.
+type ask struct {
+	term   uint64
+	key    config.GroupKey
+	digest string
+}
+
+// alive: it runs or is about to.
+func (m *machine) alive() bool { return m.state.Alive() }
+
+// doomed: everybody was told that it will go.
+func (m *machine) doomed() bool { return m.agent.notice || m.agent.powerOff }
+
+// changed is told by the provider of states now and to come.
+func (f *fleet) changed(vm infra.VM, at time.Time) {
+	w := f.world
+	if vm.Tags.Owner != ours {
+		if vm.State != infra.Running {
+			w.fail("a VM of %v is %s", vm.Tags.Owner, vm.State)
+		}
+		return
+	}
+	m := f.byProvider[vm.ProviderID]
+	if m == nil {
+		m = &machine{providerID: vm.ProviderID, id: vm.Tags.Instance, key: config.GroupKey{Tenant: vm.Tags.Tenant, Group: vm.Tags.Group}}
+		f.byProvider[vm.ProviderID] = m
+		f.order = append(f.order, m)
+		if other := f.byInstance[m.id]; other != nil {
+			w.fail("instance %s has two VMs: %s and %s", m.id, other.providerID, m.providerID)
+		}
+		f.byInstance[m.id] = m
+	}
+	if !at.After(w.sched.now) {
+		f.becomes(m, vm.State)
+		return
+	}
+	w.sched.after(at.Sub(w.sched.now), func() {
+		if vm, ok := w.provider.Instance(m.id); ok {
+			f.becomes(m, vm.State)
+		}
+	})
+}
+
+func (f *fleet) becomes(m *machine, state infra.State) {
+	if m.state == state {
+		return
+	}
+	was := m.state
+	m.state = state
+	switch {
+	case state == infra.Running:
+		f.boot(m)
+	case was == infra.Running:
+		f.hangUp(m)
+	}
+	if state == infra.Deleted {
+		for n, other := range f.order {
+			if other == m {
+				f.order = append(f.order[:n], f.order[n+1:]...)
+				break
+			}
+		}
+	}
+}
+
+// lose takes a VM away behind everybody's back.
+func (f *fleet) lose(m *machine, how func(providerID string) error) {
+	if m.state == infra.Deleted {
+		return
+	}
+	m.lostAt = f.world.sched.now
+	if err := how(m.providerID); err != nil {
+		panic(err)
+	}
+}
+
+// any returns some VM that has not ended, nil if there is none.
+func (f *fleet) any() *machine {
+	if len(f.order) == 0 {
+		return nil
+	}
+	return f.order[f.world.sched.rng.IntN(len(f.order))]
+}
+
+// orphans counts the VMs without any record.
+func (f *fleet) orphans() int {
+	n := 0
+	for _, m := range f.order {
+		if d := f.world.bucket.byID[m.id]; d == nil || d.removed {
+			n++
+		}
+	}
+	return n
+}
+
+// recorded is told of each new version of a record.
+func (f *fleet) recorded(d *document) {
+	if d.State != record.Reserved {
+		delete(f.asked, d.ID)
+	}
+}

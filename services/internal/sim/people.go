@@ -1,0 +1,285 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+)
+
+const (
+	kind      = "knd"
+	template  = "t"
+	minute    = time.Minute
+	retention = 10 * time.Minute // of tombstones
+)
+
+// people change the configuration, as `tofu apply` and nstance-admin do, make and delete instances, and drain nodes. What was
+// acknowledged to them has to hold.
+type people struct {
+	world    *World
+	groups   []*spec
+	versions map[objstore.Token]int // of the configuration
+	version  int                    // the latest
+	sound    bool                   // the latest is valid
+	applied  int                    // the highest that a leader has applied
+
+	expiry      bool
+	terminating bool
+	rate        bool // creates are rate limited
+
+	dynamic  map[config.GroupKey]*wish
+	onDemand map[ident.ID]*wish
+	drained  map[ident.ID]bool
+}
+
+// spec is one static group.
+type spec struct {
+	key            config.GroupKey
+	absent         bool
+	size, surge    int
+	drain          int // seconds
+	infra, runtime int
+	balancers      []string
+}
+
+// wish is what somebody asked for last, and whether it was acknowledged.
+type wish struct {
+	size  int
+	gone  bool
+	order int
+	acked bool
+}
+
+func newPeople(w *World) people {
+	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{}, onDemand: map[ident.ID]*wish{},
+		drained: map[ident.ID]bool{}}
+	rng := w.sched.rng
+	for i := range 1 + rng.IntN(4) {
+		tenant := "default"
+		if rng.IntN(4) == 0 {
+			tenant = "other"
+		}
+		g := &spec{key: config.GroupKey{Tenant: tenant, Group: fmt.Sprintf("g%d", i+1)}, size: rng.IntN(7), surge: 1 + rng.IntN(2)}
+		if rng.IntN(4) == 0 {
+			g.size = 1
+		}
+		if rng.IntN(2) == 0 {
+			g.drain = 10 + rng.IntN(60)
+		}
+		if rng.IntN(3) == 0 {
+			g.balancers = []string{"lb1"}
+		}
+		p.groups = append(p.groups, g)
+	}
+	p.rate = rng.IntN(5) == 0
+	return p
+}
+
+// document writes the configuration as it is to be.
+func (p *people) document() []byte {
+	duration := func(d time.Duration) *config.Duration { v := config.Duration(d); return &v }
+	s := config.Shard{
+		Cluster: config.Cluster{ID: clusterName, Secrets: config.Secrets{EncryptionKey: &config.KeySource{Provider: "env"}}},
+		Server: config.Server{Shard: shardName, Provider: config.Provider{Kind: "mock"}, SubnetPools: map[string][]string{"p": {"a", "b"}},
+			HealthCheckInterval: duration(reportInterval), DefaultDrainTimeout: duration(10 * time.Second),
+			GarbageCollection: config.GarbageCollection{Interval: duration(30 * time.Second), RegistrationTimeout: duration(90 * time.Second),
+				DeletedRecordRetention: duration(retention)}},
+		Tenants:       map[string]config.Tenant{"other": {}},
+		LoadBalancers: map[string]config.LoadBalancer{"lb1": {Provider: "mock"}, "lb2": {Provider: "mock"}},
+		Templates:     map[string]config.Template{template: {Kind: kind, Arch: "amd64", InstanceType: "small", InstanceTypes: []string{"large"}, SubnetPool: "p"}},
+		Groups:        map[string]map[string]config.GroupSpec{},
+		Terminating:   p.terminating,
+	}
+	if p.expiry {
+		s.Server.Expiry = config.Expiry{EligibleAge: duration(6 * time.Minute), ForcedAge: duration(15 * time.Minute), OnDemandAge: duration(10 * time.Minute)}
+	}
+	if p.rate {
+		s.Server.CreateRateLimit = duration(2 * time.Second)
+	}
+	for _, g := range p.groups {
+		if g.absent {
+			continue
+		}
+		if s.Groups[g.key.Tenant] == nil {
+			s.Groups[g.key.Tenant] = map[string]config.GroupSpec{}
+		}
+		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: template, Size: &g.size, MaxSurge: &g.surge,
+			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,
+			Vars: map[string]string{"v": fmt.Sprint(g.runtime), "version": ""}, Args: map[string]any{"image": g.infra}}
+	}
+	body, err := json.Marshal(s)
+	if err != nil {
+		panic(err)
+	}
+	return append(body, fmt.Sprintf("\n// version %d\n", p.version)...)
+}
+
+// apply writes the configuration into the bucket, as `tofu apply` does.
+func (p *people) apply() {
+	p.version++
+	p.sound = true
+	p.write(p.document())
+}
+
+func (p *people) write(body []byte) {
+	token, err := p.world.store.Put(p.world.outside, keys.Config(shardName), body, objstore.Always())
+	if err != nil {
+		panic(err)
+	}
+	p.versions[token] = p.version
+}
+
+// act does one of the things that people do.
+func (p *people) act() {
+	w, rng := p.world, p.world.sched.rng
+	g := p.groups[rng.IntN(len(p.groups))]
+	l := w.acting()
+	switch rng.IntN(14) {
+	case 0, 1, 2:
+		g.size = rng.IntN(7)
+	case 3:
+		g.infra++
+	case 4:
+		g.runtime++
+	case 5:
+		g.absent = !g.absent
+	case 6:
+		g.balancers = [][]string{nil, {"lb1"}, {"lb1", "lb2"}}[rng.IntN(3)]
+	case 7:
+		p.expiry = !p.expiry
+	case 8:
+		p.terminating = !p.terminating && rng.IntN(3) == 0
+	case 9:
+		w.trace("somebody writes a configuration that is not valid")
+		p.version++
+		p.sound = false
+		p.write(append(p.document(), '}'))
+		return
+	case 10:
+		p.change(l)
+		return
+	default:
+		if l == nil {
+			return
+		}
+		if rng.IntN(2) == 0 {
+			p.create(l.term, g.key, ident.ID{}, 3)
+		} else {
+			p.remove(l.term)
+		}
+		return
+	}
+	p.apply()
+	w.trace("version %d: group %s: absent %t, size %d, infra %d, runtime %d, balancers %v; expiry %t, terminating %t", p.version, g.key, g.absent, g.size,
+		g.infra, g.runtime, g.balancers, p.expiry, p.terminating)
+	if l != nil && w.sched.chance(0.5) {
+		l.term.env.Go("refresh", l.term.refresh)
+	}
+}
+
+// change creates, scales or deletes a dynamic group.
+func (p *people) change(s *server) {
+	if s == nil {
+		return
+	}
+	w, t := p.world, s.term
+	key := config.GroupKey{Tenant: "default", Group: fmt.Sprintf("d%d", 1+w.sched.rng.IntN(2))}
+	have := p.dynamic[key]
+	next := &wish{size: w.sched.rng.IntN(4), gone: have != nil && w.sched.rng.IntN(3) == 0}
+	if have != nil {
+		next.order = have.order + 1
+	}
+	p.dynamic[key] = next
+	w.trace("somebody wants group %s: size %d, gone %t", key, next.size, next.gone)
+	t.env.Go("change a group", func() {
+		err := t.manage(func(m *shardconfig.Manager) error {
+			if next.gone {
+				_, err := m.Delete(t.scope, key, "")
+				return err
+			}
+			_, err := m.Upsert(t.scope, key, "", func(spec *config.GroupSpec, _ bool) error {
+				spec.Template, spec.Size = template, &next.size
+				return nil
+			})
+			return err
+		})
+		w.trace("group %s: %v", key, err)
+		next.acked = err == nil
+	})
+}
+
+// create makes an on-demand instance, and tries again with the same ID where the answer got lost.
+func (p *people) create(t *term, key config.GroupKey, id ident.ID, tries int) {
+	w := p.world
+	if id.IsZero() && w.sched.rng.IntN(2) == 0 {
+		id = w.freshID()
+	}
+	w.trace("somebody wants an instance %s of %s", id, key)
+	answered := false
+	t.env.Go("create an instance", func() {
+		made, err := t.leader.CreateInstance(t.scope, key, id, "", nil)
+		answered = true
+		w.trace("instance %s of %s: %v", made, key, err)
+		if err != nil {
+			return
+		}
+		d := w.bucket.byID[made]
+		if d == nil || d.removed || !d.OnDemand || d.State == record.Reserved {
+			w.fail("the creation of %s is acknowledged, but its record says %+v", made, d)
+		}
+		p.onDemand[made] = &wish{acked: true}
+	})
+	if id.IsZero() || tries == 0 {
+		return
+	}
+	w.sched.after(w.sched.between(5*time.Second, 40*time.Second), func() {
+		if s := w.acting(); !answered && s != nil {
+			p.create(s.term, key, id, tries-1)
+		}
+	})
+}
+
+// remove deletes some instance.
+func (p *people) remove(t *term) {
+	w := p.world
+	m := w.fleet.any()
+	if m == nil {
+		return
+	}
+	w.trace("somebody deletes %s", m.id)
+	t.env.Go("delete an instance", func() {
+		err := t.leader.DeleteInstance(t.scope, m.id, "requested")
+		w.trace("deletion of %s: %v", m.id, err)
+		if d := w.bucket.byID[m.id]; err == nil && d != nil && d.stays() {
+			w.fail("the deletion of %s is acknowledged, but its record says %s", m.id, d.State)
+		}
+	})
+}
+
+// drain acknowledges an announced drain after a while, or never.
+func (p *people) drain(t *term, id ident.ID) {
+	w := p.world
+	if w.sched.rng.IntN(2) == 0 {
+		return
+	}
+	w.sched.after(w.sched.between(time.Second, 30*time.Second), func() {
+		if s := w.acting(); s != nil {
+			w.trace("%s is drained", id)
+			p.drained[id] = true
+			s.term.leader.World.Drained(id)
+		}
+	})
+}
+
+// settle ends what people do: the configuration is sound, and asks for nothing that goes on for ever.
+func (p *people) settle() {
+	p.expiry, p.terminating = false, false
+	p.apply()
+}

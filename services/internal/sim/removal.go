@@ -1,0 +1,158 @@
+package sim
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// why an instance is removed, as far as the rules about removals go.
+type why uint8
+
+const (
+	unknown   why = iota
+	elsewhere     // its VM is gone, going or never came up; or somebody asked for it
+	scaleDown
+	silence
+	rotation // age or drift
+)
+
+// reasons are the planner's words. One that is not here breaks the run: it would escape the checks.
+var reasons = []struct {
+	prefix string
+	why    why
+}{
+	{"the group is larger than its size", scaleDown},
+	{"it runs but is silent", silence},
+	{"it was never healthy", silence},
+	{"it has reached its age", rotation},
+	{"its infra configuration is out of date", rotation},
+	{"its agent did not register in time", elsewhere},
+	{"its VM ended before its agent registered", elsewhere},
+	{"its VM is gone", elsewhere},
+	{"its VM has stopped or is stopping", elsewhere},
+	{"the cloud takes its VM away", elsewhere},
+	{"its machine powers off", elsewhere},
+	{"its group is deleted", elsewhere},
+	{"the shard is being emptied", elsewhere},
+	{"requested", elsewhere},
+}
+
+func whyOf(reason string) why {
+	for _, r := range reasons {
+		if strings.HasPrefix(reason, r.prefix) {
+			return r.why
+		}
+	}
+	return unknown
+}
+
+// heardWithin is how fast a leader knows of a silence: one report missed.
+const heardWithin = reportInterval + reportInterval/3
+
+// checkRemoval looks at the decision to delete an instance, when the leader sends it to the bucket.
+func (w *World) checkRemoval(s *server, d, next *document) {
+	if s == nil || s.term == nil {
+		return // decided by a leader that leads no more: it may land or not
+	}
+	t, key := s.term, config.GroupKey{Tenant: d.Tenant, Group: d.Group}
+	t.marked[d.ID] = true
+	if d.OnDemand {
+		return
+	}
+	least, _ := t.size(key)
+	switch whyOf(next.Reason) {
+	case unknown:
+		w.fail("%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
+	case scaleDown:
+		if n := w.remaining(t, key, func(*document) bool { return true }); n < least {
+			w.fail("%s is scaled down, and %d of %d are left: %s", d.ID, n, least, w.describe(key))
+		}
+	case silence:
+		w.checkWave(t, key, d)
+		w.checkReplaced(t, key, d, next, least)
+	case rotation:
+		w.checkReplaced(t, key, d, next, least)
+	}
+}
+
+// remaining counts the instances of a group that stay once this leader's decisions are carried out.
+func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
+	n := 0
+	for _, d := range w.bucket.order {
+		if d.stays() && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group && !t.marked[d.ID] && counts(d) {
+			n++
+		}
+	}
+	return n
+}
+
+// checkReplaced: an instance that runs goes only when enough others have reported healthy; that of a group of one not before its replacement
+// has.
+func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, least int) {
+	able := w.remaining(t, key, func(other *document) bool {
+		m := w.fleet.byInstance[other.ID]
+		return other.State == record.Registered && m != nil && m.agent.wasHealthy
+	})
+	if able < least {
+		w.fail("%s is removed (%s), and %d others of %d have ever been healthy: %s", d.ID, next.Reason, able, least, w.describe(key))
+	}
+}
+
+// checkWave: no wave of false signals removes more than max_unhealthy of a group, or more than two fifths (three at least) of the shard.
+func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
+	group, ok := t.groups[key]
+	if !ok {
+		return
+	}
+	running, silent := w.silent(t, func(m *machine) bool { return m.key == key })
+	if silent > group.MaxUnhealthy.Of(running) {
+		w.fail("%s is removed for its silence, %d of %d in its group are silent: %s", d.ID, silent, running, w.describe(key))
+	}
+	running, silent = w.silent(t, func(*machine) bool { return true })
+	if silent > max(3, running*2/5) {
+		w.fail("%s is removed for its silence, %d of %d in the shard are silent", d.ID, silent, running)
+	}
+}
+
+// silent counts VMs that run and whose agents cannot be heard, or that were removed for that.
+func (w *World) silent(t *term, of func(*machine) bool) (running, silent int) {
+	late := w.sched.now.Add(-heardWithin)
+	for _, m := range w.fleet.order {
+		d := w.bucket.byID[m.id]
+		if !of(m) || !m.alive() || m.doomed() || d == nil || d.removed {
+			continue
+		}
+		a := &m.agent
+		mute := w.sched.now.Before(a.mute) && a.mutedAt.Before(late)
+		deaf := w.sched.now.Before(t.server.deaf) && t.deafSince.Before(late)
+		switch {
+		case d.State == record.Registered && (mute || deaf) && !a.reboot:
+			running++
+			silent++
+		case d.State == record.Registered:
+			running++
+		case d.State == record.Deleting && whyOf(d.Reason) == silence:
+			running++
+			silent++
+		}
+	}
+	return running, silent
+}
+
+func (w *World) describe(key config.GroupKey) string {
+	var b strings.Builder
+	for _, m := range w.fleet.order {
+		if m.key == key {
+			d := w.bucket.byID[m.id]
+			if d == nil {
+				d = &document{}
+			}
+			fmt.Fprintf(&b, "\n  %s %s VM %s record %s of term %d (mute %t, doomed %t, on demand %t)", m.id, m.providerID, m.state, d.State, d.Term,
+				w.sched.now.Before(m.agent.mute), m.doomed(), d.OnDemand)
+		}
+	}
+	return b.String()
+}

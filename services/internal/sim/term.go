@@ -1,0 +1,295 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/reconcile"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// term is one leadership of a server: the real leader, under the authority that the elector grants.
+type term struct {
+	server *server
+	number uint64
+	scope  *scope
+	env    tasks.Env
+	leader *reconcile.Leader
+	ready  bool
+
+	tasks int    // that have not ended
+	ended func() // called when the last one has, once the term is over
+
+	passing  bool
+	wakePass int
+
+	// What the checks know of it.
+	version   int                              // of the configuration in force
+	groups    map[config.GroupKey]config.Group // in force
+	before    map[config.GroupKey]config.Group // in force until
+	beforeAt  time.Time
+	marked    map[ident.ID]bool // whose deletion it has decided
+	deafSince time.Time
+}
+
+var errLost = errors.New("leadership was lost")
+
+// Term implements execute.Authority.
+func (t *term) Term() uint64 { return t.number }
+
+// Remaining implements execute.Authority.
+func (t *term) Remaining() time.Duration {
+	until, number := t.server.elector.ActUntil()
+	if number != t.number || t.scope.err != nil || t.server.term != t {
+		return 0
+	}
+	return until.Sub(t.server.clock())
+}
+
+// Confirm implements execute.Authority.
+func (t *term) Confirm(ctx context.Context) error {
+	if t.Remaining() <= 0 || ctx.Err() != nil {
+		return errLost
+	}
+	s := t.server
+	s.confirms++
+	seq, confirmed := s.confirms, false
+	s.world.sched.wait(func(task *task) {
+		s.waiting = append(s.waiting, confirmation{seq: seq, done: func(ok bool) {
+			confirmed = ok
+			s.world.sched.wakeAfter(0, task)
+		}})
+		s.world.sched.after(0, func() { s.give(lease.Confirm{Seq: seq}) })
+	})
+	if !confirmed || ctx.Err() != nil {
+		return errLost
+	}
+	return nil
+}
+
+// Refuse implements execute.Authority.
+func (t *term) Refuse(higher uint64) {
+	if higher > t.number && t.server.term == t {
+		t.server.give(lease.TermMet{Term: higher})
+	}
+}
+
+// lead starts the real leader under the authority of a term.
+func (s *server) lead(number uint64) {
+	w := s.world
+	w.trace("%s leads in term %d", s.process.name, number)
+	w.checkTerm(number)
+	t := &term{server: s, number: number, scope: newScope(context.Background()), marked: map[ident.ID]bool{}}
+	s.term = t
+	t.env = w.sched.env(s.process, s.wall, func() { t.tasks++ }, t.taskEnded)
+	state := s.state(t.env)
+	t.leader = reconcile.NewLeader(reconcile.Parts{
+		Owner: ours, Incarnation: s.process.name, Authority: t, Records: state, Provider: w.provider, Renderer: renderer{}, Files: t,
+		Groups: t, Env: t.env, Events: events{w, t}, Log: slog.New(tracer{w, s.process.name}), Wake: t.wakeLoop,
+	})
+	t.env.Go("lead", t.takeOver)
+}
+
+// takeOver does what the composition root does for a term.
+func (t *term) takeOver() {
+	s, w := t.server, t.server.world
+	retry := func(do func() error) bool {
+		for t.scope.err == nil {
+			err := do()
+			if err == nil {
+				return true
+			}
+			w.trace("%s cannot begin term %d yet: %v", s.process.name, t.number, err)
+			if t.env.Sleep(t.scope, time.Second) != nil {
+				break
+			}
+		}
+		return false
+	}
+	if !retry(func() error { return t.configure(t.scope) }) || !retry(func() error { return t.leader.TakeOver(t.scope) }) || t.scope.err != nil {
+		return
+	}
+	t.ready = true
+	t.wakeLoop()
+	t.env.Go("collect", func() { t.leader.Collect(t.scope) })
+	t.env.Go("hold the address", func() { t.leader.HoldAddress(t.scope, w.provider, s.machine()) })
+	for t.env.Sleep(t.scope, 3*time.Minute) == nil {
+		t.refresh()
+	}
+}
+
+func (t *term) taskEnded() {
+	t.tasks--
+	if t.tasks == 0 && t.ended != nil {
+		t.server.world.sched.after(0, t.ended)
+	}
+}
+
+// whenEnded calls fn, in an event of its own, when the last task of an ended term is over.
+func (t *term) whenEnded(fn func()) {
+	process := t.server.process
+	t.ended = func() {
+		if t.server.process == process {
+			t.server.manager.Follow()
+			fn()
+		}
+	}
+	if t.tasks == 0 {
+		t.server.world.sched.after(0, t.ended)
+	}
+}
+
+// stopLeading ends the term: its context first, then its streams.
+func (s *server) stopLeading() {
+	if s.term == nil {
+		return
+	}
+	t := s.term
+	s.term = nil
+	t.ready = false
+	t.scope.cancel()
+	for _, c := range s.waiting {
+		c.done(false)
+	}
+	s.waiting = nil
+	s.world.fleet.dropped(t.leader)
+}
+
+// wakeLoop lets the leader's loop pass soon.
+func (t *term) wakeLoop() {
+	if t.passing || !t.ready {
+		return
+	}
+	t.passing = true
+	t.server.world.sched.after(time.Millisecond, t.pass)
+}
+
+func (t *term) pass() {
+	s := t.server
+	if !s.alive() || s.term != t {
+		return
+	}
+	if s.process.paused {
+		s.world.sched.after(time.Second, t.pass)
+		return
+	}
+	t.passing = false
+	next := t.leader.Loop.Pass(t.scope)
+	t.wakePass++
+	if wake := t.wakePass; !next.IsZero() {
+		s.world.sched.after(next.Sub(t.env.Now())+time.Millisecond, func() {
+			if t.wakePass == wake {
+				t.wakeLoop()
+			}
+		})
+	}
+}
+
+func (s *server) state(env tasks.Env) *clusterstate.State {
+	return clusterstate.New(clusterstate.Options{Cluster: s.world.store, Shard: s.world.store, ClusterID: clusterName, ShardID: shardName,
+		Now: env.Now, Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
+}
+
+// newManager makes the configuration's manager of one life of the server.
+func (s *server) newManager() *shardconfig.Manager {
+	none := func() {}
+	env := s.world.sched.env(s.process, s.wall, none, none)
+	return shardconfig.New(documents{s.state(env)}, slog.New(tracer{s.world, s.process.name}))
+}
+
+// renderer makes the least machine that a provider takes: templates have tests of their own.
+type renderer struct{}
+
+func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
+	return execute.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()), Hostname: rec.ID.String()}, nil
+}
+
+// documents is the bucket side of the configuration, as the server's root has it.
+type documents struct{ state *clusterstate.State }
+
+func (d documents) Config(ctx context.Context) (shardconfig.Document, error) {
+	body, token, err := d.state.ReadConfig(ctx, shardName)
+	return shardconfig.Document{Body: body, Token: token}, err
+}
+
+func (d documents) Groups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
+	return d.state.ReadGroups(ctx)
+}
+
+func (d documents) PutGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
+	return d.state.WriteGroups(ctx, groups, token)
+}
+
+func (d documents) Applied(ctx context.Context) (shardconfig.Applied, error) {
+	applied, err := d.state.ReadApplied(ctx)
+	return shardconfig.Applied{Body: applied.Body, Source: objstore.Token(applied.Source), Term: applied.Term}, err
+}
+
+func (d documents) PutApplied(ctx context.Context, applied shardconfig.Applied) error {
+	return d.state.WriteApplied(ctx, applied.Body, applied.Source, applied.Term)
+}
+
+// events looks at what a leader tells the world.
+type events struct {
+	world *World
+	term  *term
+}
+
+func (e events) Instance(event observe.InstanceEvent) {
+	w := e.world
+	if w.tracing() {
+		w.trace("event %s %s/%s %s %s", event.Type, event.Tenant, event.Group, event.Instance, event.Reason)
+	}
+	switch {
+	case event.Type == observe.EventCreating && !event.Replaces.IsZero():
+		w.result.Replaced++
+	case event.Type == observe.EventPendingDeletion:
+		w.checkAnnounced(event)
+		if event.Drain {
+			w.people.drain(e.term, event.Instance)
+		}
+	}
+}
+
+// Group implements observe.Events.
+func (events) Group(config.GroupKey) {}
+
+// Error implements observe.Events.
+func (e events) Error(event observe.ErrorEvent) {
+	if e.world.tracing() {
+		e.world.trace("error %s %s/%s %s resolved=%t: %s", event.Kind, event.Tenant, event.Group, event.Instance, event.Resolved, event.Message)
+	}
+}
+
+// tracer shows what the code under test logs in the story of a seed.
+type tracer struct {
+	world *World
+	name  string
+}
+
+func (t tracer) Enabled(context.Context, slog.Level) bool { return t.world.tracing() }
+
+func (t tracer) Handle(_ context.Context, r slog.Record) error {
+	line := r.Message
+	r.Attrs(func(a slog.Attr) bool {
+		line += fmt.Sprintf(" %s=%v", a.Key, a.Value)
+		return true
+	})
+	t.world.trace("%s: %s", t.name, line)
+	return nil
+}
+
+func (t tracer) WithAttrs([]slog.Attr) slog.Handler { return t }
+func (t tracer) WithGroup(string) slog.Handler      { return t }
