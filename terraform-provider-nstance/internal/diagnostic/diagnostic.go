@@ -92,7 +92,7 @@ func OfDocument(problems config.Problems, at path.Path) diag.Diagnostics {
 func of(p config.Problem, at path.Path, name string) diag.Diagnostic {
 	detail := name + ": " + p.Message + "."
 	if p.Hint != "" {
-		detail += "\nHint: " + p.Hint + "."
+		detail += "\nHint: " + p.Hint
 	}
 	summary := wrong
 	if p.Warning {
