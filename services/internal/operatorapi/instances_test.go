@@ -3,14 +3,17 @@ package operatorapi_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
@@ -184,19 +187,33 @@ func TestCreateInstanceOutlivesItsClient(t *testing.T) {
 		return mock.Outcome{}
 	})
 	id := w.NewID(t, "knd").String()
+	left := make(chan struct{}, 1) // the server knows that the client did
+	client := w.dialTo(t, w.serve(t, authority.RoleOperator, grpc.ChainUnaryInterceptor(
+		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			defer func() { left <- struct{}{} }()
+			return handler(ctx, req)
+		})), w.cert)
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() {
-		_, err := w.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: "static", InstanceId: id})
+		_, err := client.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: "static", InstanceId: id})
 		failed <- err
 	}()
 	<-entered
 	cancel()
 	wants(t, "the client that left", <-failed, codes.Canceled)
+	<-left
+	again := make(chan error, 1)
+	go func() {
+		made, err := w.create(id, "static")
+		if err == nil && (made.GetState() != "created" || made.GetProviderId() == "") {
+			err = fmt.Errorf("made %v", made)
+		}
+		again <- err
+	}()
 	close(release)
-	again, err := w.create(id, "static")
-	if err != nil || again.GetState() != "created" || again.GetProviderId() == "" {
-		t.Errorf("%v, %v", again, err)
+	if err := <-again; err != nil {
+		t.Error(err)
 	}
 	if n := w.provider.Count(mock.Create); n != 1 {
 		t.Errorf("%d create calls", n)

@@ -191,6 +191,7 @@ func TestRenewCertificate(t *testing.T) {
 // A certificate that an administrator made for longer, or shorter, than ours is exchanged for one of our own.
 func TestRenewCertificateOfAnotherLength(t *testing.T) {
 	w := newWorld(t)
+	w.Clock.Advance(20 * 24 * time.Hour) // the CA is older than any of them
 	for _, ttl := range []time.Duration{365 * 24 * time.Hour, 18 * 24 * time.Hour} {
 		key, id := mtlstest.NewKey(t), w.NewID(t, "opr")
 		identity := authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: id}

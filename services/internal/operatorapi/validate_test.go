@@ -1,6 +1,7 @@
 package operatorapi
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -192,6 +193,24 @@ func TestProviderStates(t *testing.T) {
 		if got := providerState(v); got != test.want {
 			t.Errorf("%+v: %s", test, got)
 		}
+	}
+}
+
+// What is said of a deletion after its drain was announced does not hide the announcement from a reader that is behind.
+func TestDrainsDoNotCoalesceAway(t *testing.T) {
+	events := NewEvents()
+	sub := events.instances.Subscribe(10, nil)
+	for _, drain := range []bool{false, true, false, true, false} {
+		events.Instance(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: "prod", Drain: drain})
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	var got []bool
+	for event, err := sub.Next(over); err == nil; event, err = sub.Next(over) {
+		got = append(got, event.Drain)
+	}
+	if diff := cmp.Diff([]bool{false, true}, got); diff != "" {
+		t.Error(diff)
 	}
 }
 

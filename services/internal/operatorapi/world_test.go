@@ -202,9 +202,9 @@ func notLeader(t testing.TB) error {
 }
 
 // serve serves the API on a port of the given role.
-func (w *world) serve(t testing.TB, role authority.Role) *bufconn.Listener {
+func (w *world) serve(t testing.TB, role authority.Role, more ...grpc.ServerOption) *bufconn.Listener {
 	listener := bufconn.Listen(64 << 10)
-	server := grpc.NewServer(mtls.ServerOptions(w.Source, role, w.Log)...)
+	server := grpc.NewServer(append(mtls.ServerOptions(w.Source, role, w.Log), more...)...)
 	nstancev1.RegisterOperatorServiceServer(server, w.service)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
