@@ -31,7 +31,7 @@ func main() {
 
 // run makes a stack of its own in a temporary directory, plays the story on it, and cleans up.
 func run(ctx context.Context, root, terraform string, keep bool) (err error) {
-	ports, release, err := local.ReservePorts(servers)
+	ports, release, err := local.ReservePorts(ctx, servers)
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ func (s *story) play(ctx context.Context) error {
 		stop()
 		if s.operator != nil {
 			<-watched
-			_ = s.operator.Close()
+			s.operator.Close()
 		}
 	}()
 	for _, c := range []struct {

@@ -48,7 +48,7 @@ func main() {
 }
 
 func run(ctx context.Context, root string, rounds int, seed uint64, keep bool) (err error) {
-	ports, release, err := local.ReservePorts(servers)
+	ports, release, err := local.ReservePorts(ctx, servers)
 	if err != nil {
 		return err
 	}
@@ -221,9 +221,12 @@ func (t *trial) kill(ctx context.Context) (what string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if text == "" {
+		return "no tmux server: there is none", nil
+	}
 	pid, err := strconv.Atoi(strings.TrimSpace(text))
 	if err != nil {
-		return "no tmux server: there is none", nil
+		return "", err
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	return fmt.Sprintf("the tmux server, PID %d: every VM at once", pid), nil

@@ -53,7 +53,7 @@ func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
 }
 
 // Close ends the connection.
-func (o *Operator) Close() error { return o.conn.Close() }
+func (o *Operator) Close() { _ = o.conn.Close() } // it says only that it was closed before
 
 // Watch follows instance and error events until ctx ends, whoever leads.
 func (o *Operator) Watch(ctx context.Context) {

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -33,37 +34,36 @@ func (p Ports) all(servers int) []int {
 }
 
 // Busy returns those of the stack's ports that somebody listens on.
-func (p Ports) Busy(servers int) (busy []int) {
+func (p Ports) Busy(ctx context.Context, servers int) (busy []int) {
 	for _, port := range p.all(servers) {
-		if !free(port) {
+		if listener, err := listen(ctx, port); err != nil {
 			busy = append(busy, port)
+		} else {
+			_ = listener.Close()
 		}
 	}
 	return busy
 }
 
-func free(port int) bool {
-	listener, err := net.Listen("tcp", Address(port))
-	if err != nil {
-		return false
-	}
-	return listener.Close() == nil
+func listen(ctx context.Context, port int) (net.Listener, error) {
+	var c net.ListenConfig
+	return c.Listen(ctx, "tcp", Address(port))
 }
 
 // ReservePorts finds free ports that no other stack on this machine takes meanwhile: the block's first port is a mutex, held by listening on it until
 // release is called. Blocks lie below the range that the kernel takes outgoing ports from.
-func ReservePorts(servers int) (ports Ports, release func() error, err error) {
+func ReservePorts(ctx context.Context, servers int) (ports Ports, release func(), err error) {
 	const first, last = 10000, 30000
 	size := 10 + 10*servers
 	for range 200 {
 		base := first + rand.IntN((last-first)/size)*size
-		guard, err := net.Listen("tcp", Address(base))
+		guard, err := listen(ctx, base)
 		if err != nil {
 			continue
 		}
 		ports = portsFrom(base + 1)
-		if len(ports.Busy(servers)) == 0 {
-			return ports, guard.Close, nil
+		if len(ports.Busy(ctx, servers)) == 0 {
+			return ports, func() { _ = guard.Close() }, nil
 		}
 		_ = guard.Close()
 	}

@@ -33,7 +33,7 @@ func (s *Stack) start(name, program string, args ...string) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	defer out.Close()
-	cmd := exec.Command(s.program(program), args...)
+	cmd := exec.CommandContext(context.Background(), s.program(program), args...) // it outlives whoever waits for its start
 	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = s.Env(), s.Dir, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

@@ -86,8 +86,10 @@ func New(o Options) (*Stack, error) {
 	return s, nil
 }
 
-// StoreDir holds the bucket's objects, AgentsDir the VMs' disks and what the provider remembers.
-func (s *Stack) StoreDir() string  { return filepath.Join(s.Dir, "dev-s3") }
+// StoreDir holds the bucket's objects.
+func (s *Stack) StoreDir() string { return filepath.Join(s.Dir, "dev-s3") }
+
+// AgentsDir holds the VMs' disks and what the provider remembers.
 func (s *Stack) AgentsDir() string { return filepath.Join(s.Dir, "agents") }
 
 // CacheDir is that of a server, counted from 1.

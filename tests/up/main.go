@@ -55,7 +55,7 @@ func bringUp(ctx context.Context, root, terraform string) error {
 	if err != nil {
 		return err
 	}
-	if busy := stack.Ports.Busy(servers); len(busy) > 0 && len(running) == 0 {
+	if busy := stack.Ports.Busy(ctx, servers); len(busy) > 0 && len(running) == 0 {
 		return fmt.Errorf("ports %v are taken by other programs (make dev-tmux uses them too): end those, then try again", busy)
 	}
 	if err := say("Starting the object store", func() (string, error) {
