@@ -172,10 +172,10 @@ func (s *server) run(ctx context.Context) error {
 		return ended(ctx, err)
 	}
 	defer s.close()
+	defer s.endpoints.stop()
 	if err := s.listen(ctx); err != nil {
 		return err
 	}
-	defer s.endpoints.stop()
 	s.probe.Ready()
 	s.log.Info("ready", "config_etag", s.manager.Status().ETag)
 	return ended(ctx, s.elect(ctx))

@@ -1,0 +1,307 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+)
+
+const testKey = "thisisatest32bytekey123456789012"
+
+// rig is what servers share: a bucket, a cloud, ports.
+type rig struct {
+	t        *testing.T
+	bucket   objstore.Store
+	provider *mock.Provider
+	ports    []string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t, bucket: mem.New(mem.Options{}), provider: mock.New(mock.Config{Now: time.Now})}
+	for range 5 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		r.ports = append(r.ports, l.Addr().String())
+	}
+	return r
+}
+
+func (r *rig) configure(change func(map[string]any)) {
+	r.t.Helper()
+	doc := map[string]any{
+		"cluster": map[string]any{"id": "test", "secrets": map[string]any{"encryption_key": map[string]any{"provider": "env"}}},
+		"server": map[string]any{
+			"shard": "a", "provider": map[string]any{"kind": "mock"}, "subnet_pools": map[string]any{"p": []string{"s"}},
+			"bind": map[string]any{"health_addr": r.ports[0], "election_addr": r.ports[1], "registration_addr": r.ports[2], "operator_addr": r.ports[3],
+				"agent_addr": r.ports[4]},
+		},
+		"defaults":  map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}"}},
+		"templates": map[string]any{"t": map[string]any{"kind": "tst", "arch": "amd64", "subnet_pool": "p"}},
+		"groups":    map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": 2}}},
+	}
+	if change != nil {
+		change(doc)
+	}
+	text, err := json.Marshal(doc)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.put(keys.Config("a"), text)
+}
+
+func (r *rig) put(key string, body []byte) {
+	r.t.Helper()
+	if _, err := r.bucket.Put(r.t.Context(), key, body, objstore.Always()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// run is one server process.
+type run struct {
+	rig  *rig
+	stop context.CancelFunc
+	done chan error
+	log  *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (r *rig) start(key string) *run {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	log := &lockedBuffer{}
+	p := &run{rig: r, stop: cancel, done: make(chan error, 1), log: log}
+	started := make(chan struct{})
+	dir := r.t.TempDir()
+	go func() {
+		p.done <- Run(ctx, Config{
+			Options: Options{ID: "s", Shard: "a", CacheDir: dir, HealthAddr: r.ports[0], Location: open.Location{Provider: "mem"}},
+			Log:     slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, Started: func(net.Addr) { close(started) },
+			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) { return []byte(key), nil }},
+			Providers: map[string]ProviderFactory{"mock": func(context.Context, config.Provider, *slog.Logger) (Machine, error) {
+				return Machine{Provider: r.provider, ID: "machine"}, nil
+			}},
+		})
+	}()
+	select {
+	case <-started:
+	case err := <-p.done:
+		p.done <- err
+	}
+	r.t.Cleanup(func() { _ = p.end() })
+	return p
+}
+
+// end stops the server, if it still runs, and returns what Run did.
+func (p *run) end() error {
+	p.stop()
+	return p.wait()
+}
+
+func (p *run) wait() error {
+	err := <-p.done
+	p.done <- err
+	return err
+}
+
+func (p *run) get(addr string) (int, string) {
+	resp, err := http.Get("http://" + addr + "/health")
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(body)
+}
+
+func (p *run) await(what string, done func() bool) {
+	p.rig.t.Helper()
+	for end := time.Now().Add(20 * time.Second); !done(); {
+		if time.Now().After(end) {
+			p.rig.t.Fatalf("waited too long for %s; log:\n%s", what, p.log)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+func (p *run) awaitReason(words string) {
+	p.rig.t.Helper()
+	p.await("503 with "+words, func() bool {
+		code, body := p.get(p.rig.ports[0])
+		return code == 503 && strings.Contains(body, words)
+	})
+}
+
+func (r *rig) running() (n int) {
+	for _, vm := range r.provider.VMs() {
+		if vm.State.Alive() {
+			n++
+		}
+	}
+	return n
+}
+
+func TestLeadsAndCreates(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	p := r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	p.await("200 ok", func() bool { code, body := p.get(r.ports[0]); return code == 200 && body == "ok\n" })
+	if err := p.end(); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := r.bucket.Get(t.Context(), keys.Leader("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := record.DecodeLock(lock.Body); err != nil || !l.Released || l.Term != 1 {
+		t.Errorf("after a clean stop the lock says %s (%v)", lock.Body, err)
+	}
+	if strings.Contains(p.log.String(), testKey) {
+		t.Error("the encryption key is in the log")
+	}
+}
+
+func TestConfigurationHeals(t *testing.T) {
+	r := newRig(t)
+	p := r.start(testKey)
+	p.awaitReason("object not found")
+	text, err := os.ReadFile(filepath.Join("..", "..", "contract", "testdata", "ten-mistakes.jsonc"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.put(keys.Config("a"), text)
+	p.awaitReason(`did you mean "worker"?`)
+	r.configure(nil)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+}
+
+func TestInvalidConfigurationKeepsTheAppliedOne(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	p := r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	_ = p.end()
+	r.put(keys.Config("a"), []byte(`{"cluster": }`))
+	next := r.start(testKey)
+	next.await("the next leader", func() bool { return strings.Contains(next.log.String(), "serving as leader") })
+	if n := r.running(); n != 2 {
+		t.Errorf("%d VMs run under the applied configuration, want 2", n)
+	}
+}
+
+func TestWrongEncryptionKeyLosesNothing(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	p := r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	_ = p.end()
+	before, err := r.bucket.Get(t.Context(), keys.ClusterSecret("ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := r.start("other is a key of 32 bytes too..")
+	other.awaitReason("sealed with another encryption key")
+	_ = other.end()
+	after, err := r.bucket.Get(t.Context(), keys.ClusterSecret("ca.key"))
+	if err != nil || !bytes.Equal(before.Body, after.Body) {
+		t.Errorf("the CA was touched (%v)", err)
+	}
+	if n := r.running(); n != 2 {
+		t.Errorf("%d VMs run", n)
+	}
+}
+
+// careless is a store that ignores conditions.
+type careless struct{ objstore.Store }
+
+func (c careless) Put(ctx context.Context, key string, body []byte, _ objstore.Condition) (objstore.Token, error) {
+	return c.Store.Put(ctx, key, body, objstore.Always())
+}
+
+func TestStoreWithoutConditionsIsRefused(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	r.bucket = careless{r.bucket}
+	p := r.start(testKey)
+	err := p.wait()
+	if !errors.Is(err, objstore.ErrUnconditional) {
+		t.Fatalf("got %v", err)
+	}
+	if _, err := r.bucket.Get(t.Context(), keys.Leader("a")); !errors.Is(err, objstore.ErrNotFound) {
+		t.Errorf("the lock was written: %v", err)
+	}
+}
+
+func TestTakenPort(t *testing.T) {
+	for i, name := range []string{"health", "election", "registration", "operators", "agents"} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.configure(nil)
+			l, err := net.Listen("tcp", r.ports[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			// The CA is there already, so that the services' ports are opened at the start.
+			if i > 1 {
+				free := newRig(t)
+				free.bucket, free.provider = r.bucket, r.provider
+				ports := r.ports
+				r.ports = free.ports
+				r.configure(nil)
+				free.configure(nil)
+				p := free.start(testKey)
+				p.await("a leader", func() bool { return strings.Contains(p.log.String(), "serving as leader") })
+				_ = p.end()
+				r.ports = ports
+				r.configure(nil)
+			}
+			p := r.start(testKey)
+			err = p.wait()
+			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("listen on %s for %s: the port is taken", r.ports[i], name)) {
+				t.Fatalf("got %v", err)
+			}
+		})
+	}
+}
