@@ -58,29 +58,21 @@ type sentFile struct {
 
 // slot is one open stream.
 type slot struct {
-	wake chan struct{} // capacity 1
-	end  chan struct{}
-	err  error // once end is closed
+	// wake says that there is something to do, or err to return. Capacity 1.
+	wake chan struct{}
+	err  error // why the stream is to end
 	// interval that a health stream was told.
 	interval time.Duration
 }
 
-// finish ends the stream. Call with the agent's mu held.
-func (s *slot) finish(err error) {
-	if s != nil && s.err == nil {
-		s.err = err
-		close(s.end)
-	}
-}
-
-// ended reports whether we ended the stream.
-func (s *slot) ended() bool {
-	select {
-	case <-s.end:
-		return true
-	default:
+// finish ends a stream, unless it has ended already. Call with the agent's mu held.
+func (s *slot) finish(err error) (first bool) {
+	if s == nil || s.err != nil {
 		return false
 	}
+	s.err = err
+	s.signal()
+	return true
 }
 
 func (s *slot) signal() {
@@ -105,7 +97,7 @@ func (a *agent) take(kind int, peer *mtls.Peer) (*slot, error) {
 		}
 	}
 	a.connection = peer.Number
-	s := &slot{wake: make(chan struct{}, 1), end: make(chan struct{})}
+	s := &slot{wake: make(chan struct{}, 1)}
 	a.open[kind] = s
 	if a.missed[kind] {
 		a.missed[kind] = false
@@ -148,18 +140,59 @@ func (a *agent) nudge(kind int) {
 	}
 }
 
-// await waits for a signal on a stream, and returns nil, or for its end.
-func (s *Service) await(ctx context.Context, c *call, stream *slot) error {
-	select {
-	case <-ctx.Done():
-		return status.FromContextError(ctx.Err()).Err()
-	case <-c.leader.Context.Done():
-		return s.lost()
-	case <-stream.end:
-		return stream.err
-	case <-stream.wake:
-		return nil
+// finish is slot.finish with mu taken.
+func (a *agent) finish(s *slot, err error) (first bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return s.finish(err)
+}
+
+// hold keeps an agent's stream open: start when it opens, then work whenever there is something to do. It returns why it ended.
+//
+// What goes deep is done on another stack: see mtls.Aside.
+func (s *Service) hold(ctx context.Context, kind int, instanceID func(own string) string, start, work func(*call) error) error {
+	var c *call
+	var err error
+	mtls.Aside(func() {
+		if c, err = s.enter(ctx, kind, instanceID); err != nil {
+			return
+		}
+		if err = start(c); err != nil {
+			c.agent.leave(kind, c.slot)
+		}
+	})
+	if err != nil {
+		return err
 	}
+	for err == nil {
+		select {
+		case <-ctx.Done():
+			err = status.FromContextError(ctx.Err()).Err()
+		case <-c.leader.Context.Done():
+			err = s.lost()
+		case <-c.slot.wake:
+			mtls.Aside(func() {
+				c.agent.mu.Lock()
+				err = c.slot.err
+				c.agent.mu.Unlock()
+				if err == nil {
+					err = work(c)
+				}
+			})
+		}
+	}
+	c.agent.leave(kind, c.slot)
+	return err
+}
+
+// enter opens a stream of the caller's.
+func (s *Service) enter(ctx context.Context, kind int, instanceID func(own string) string) (*call, error) {
+	c, err := s.authorize(ctx, instanceID)
+	if err != nil {
+		return nil, err
+	}
+	c.slot, err = c.agent.take(kind, c.peer)
+	return c, err
 }
 
 func keyOf(rec *record.Instance) ed25519.PublicKey { return rec.PublicKey }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/cache"
@@ -155,40 +156,49 @@ type call struct {
 	leader *Leader
 	peer   *mtls.Peer
 	agent  *agent
-	rec    record.Instance
+	group  config.GroupKey
+	slot   *slot // of a stream
 }
 
-// authorizeFor is authorize for a message that names an instance.
-func (s *Service) authorizeFor(ctx context.Context, instanceID string) (*call, error) {
-	c, err := s.authorize(ctx)
-	if err == nil && instanceID != c.agent.name {
-		return nil, errForeign(c.agent.id)
-	}
+// authorize checks that the caller may speak for the instance that its message names. instanceID is given the ID in the certificate and
+// returns that of the message.
+func (s *Service) authorize(ctx context.Context, instanceID func(own string) string) (*call, error) {
+	c, _, err := s.authorizeWithRecord(ctx, instanceID)
 	return c, err
 }
 
-// authorize checks that the caller may speak for the instance in its certificate.
-func (s *Service) authorize(ctx context.Context) (*call, error) {
+// authorizeWithRecord also returns the instance's record.
+func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own string) string) (*call, record.Instance, error) {
+	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }
 	peer, err := mtls.PeerOf(ctx)
 	if err != nil {
-		return nil, status.Error(codes.Unauthenticated, err.Error())
+		return fail(status.Error(codes.Unauthenticated, err.Error()))
 	}
 	leader, err := s.Leader()
 	if err != nil {
-		return nil, err
+		return fail(err)
 	}
 	id := peer.Identity.ID
 	rec, _, ok := leader.World.Record(id)
 	if !ok {
 		if _, dead := leader.World.Tombstone(id); dead {
-			return nil, errDeleted(id)
+			return fail(errDeleted(id))
 		}
-		return nil, status.Errorf(codes.PermissionDenied, "there is no instance %s", id)
+		return fail(status.Errorf(codes.PermissionDenied, "there is no instance %s", id))
 	}
 	if err := speaksFor(peer, &rec); err != nil {
-		return nil, err
+		return fail(err)
 	}
-	return &call{leader: leader, peer: peer, agent: s.boardOf(leader).agent(id), rec: rec}, nil
+	c := &call{leader: leader, peer: peer, agent: s.boardOf(leader).agent(id), group: config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}}
+	if instanceID(c.agent.name) != c.agent.name {
+		return fail(errForeign(id))
+	}
+	return c, rec, nil
+}
+
+// named is the instance ID of a message that names one.
+func named(m interface{ GetInstanceId() string }) func(string) string {
+	return func(string) string { return m.GetInstanceId() }
 }
 
 // speaksFor checks a certificate against the record of its instance.

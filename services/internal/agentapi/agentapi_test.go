@@ -806,7 +806,7 @@ func TestPushWithoutStream(t *testing.T) {
 
 func TestAgentThatDoesNotRead(t *testing.T) {
 	w := newWorld(t)
-	w.service.SetPatience(200 * time.Millisecond)
+	w.service.SetPatience(2 * time.Second)
 	w.group.RuntimeHash, w.group.Files = "big", map[string]config.File{}
 	for _, name := range []string{"a", "b", "c"} {
 		w.group.Files[name] = config.File{Kind: "string", Content: strings.Repeat(name, 200<<10)}

@@ -63,44 +63,32 @@ func (s *Service) Push(ctx context.Context, id ident.ID) error {
 
 // ReceiveFiles sends an instance its files whenever it lacks some.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
-	ctx := stream.Context()
-	c, err := s.authorizeFor(ctx, req.GetInstanceId())
-	if err != nil {
-		return err
+	return s.hold(stream.Context(), filesStream, named(req), func(*call) error { return nil }, func(c *call) error { return s.deliver(c, stream) })
+}
+
+// deliver sends one batch and tells those who wait for it. Its error ends the stream.
+func (s *Service) deliver(c *call, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
+	ctx, a := stream.Context(), c.agent
+	a.mu.Lock()
+	waiting := a.waiting
+	a.waiting = nil
+	a.mu.Unlock()
+	err, broken := s.batch(ctx, c, stream.Send)
+	for _, ch := range waiting {
+		ch <- errors.Join(err, broken)
 	}
-	slot, err := c.agent.take(filesStream, c.peer)
-	if err != nil {
-		return err
-	}
-	defer c.agent.leave(filesStream, slot)
-	for {
-		if err := s.await(ctx, c, slot); err != nil {
-			return err
-		}
-		a := c.agent
+	if err != nil && broken == nil && ctx.Err() == nil && c.leader.Context.Err() == nil {
 		a.mu.Lock()
-		waiting := a.waiting
-		a.waiting = nil
+		if !a.needy {
+			a.needy = true
+			a.again(s.Now())
+		}
 		a.mu.Unlock()
-		err, broken := s.batch(ctx, c, stream.Send)
-		for _, ch := range waiting {
-			ch <- cmp.Or(err, broken)
-		}
-		if broken != nil {
-			return broken
-		}
-		if err != nil && ctx.Err() == nil && c.leader.Context.Err() == nil {
-			a.mu.Lock()
-			if !a.needy {
-				a.needy = true
-				a.again(s.Now())
-			}
-			a.mu.Unlock()
-			if len(waiting) == 0 {
-				s.Log.Warn("files not sent", "tenant", c.rec.Tenant, "group", c.rec.Group, "instance", a.name, "error", err)
-			}
+		if len(waiting) == 0 {
+			s.Log.Warn("files not sent", "tenant", c.group.Tenant, "group", c.group.Group, "instance", a.name, "error", err)
 		}
 	}
+	return broken
 }
 
 // batch makes and sends what the instance lacks. broken ends the stream; another error does not.

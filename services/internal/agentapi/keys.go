@@ -11,7 +11,6 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
@@ -20,43 +19,32 @@ import (
 
 // KeyGenRequests asks an agent for the keys that its instance's files need and that it has not handed in.
 func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest, stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
-	ctx := stream.Context()
-	c, err := s.authorizeFor(ctx, req.GetInstanceId())
-	if err != nil {
-		return err
-	}
-	slot, err := c.agent.take(keysStream, c.peer)
-	if err != nil {
-		return err
-	}
-	defer c.agent.leave(keysStream, slot)
-	s.loadKeys(ctx, c.agent)
-	wanted := s.wanted(c)
-	c.agent.mu.Lock()
-	for _, request := range wanted {
-		if filegen.CheckKey(c.agent.keys[request.Name], request.Algorithm) != nil && !slices.Contains(c.agent.ask, request) {
-			c.agent.ask = append(c.agent.ask, request)
-		}
-	}
-	c.agent.mu.Unlock()
-	for {
+	ask := func(c *call) error {
 		c.agent.mu.Lock()
 		ask := c.agent.ask
 		c.agent.ask = nil
 		c.agent.mu.Unlock()
-		if len(ask) > 0 {
-			message := &nstancev1.KeyGenRequestsResponse{}
-			for _, request := range ask {
-				message.Keys = append(message.Keys, &nstancev1.KeyRequest{Name: request.Name, Algorithm: algorithm(request.Algorithm)})
-			}
-			if err := stream.Send(message); err != nil {
-				return err
-			}
+		if len(ask) == 0 {
+			return nil
 		}
-		if err := s.await(ctx, c, slot); err != nil {
-			return err
+		message := &nstancev1.KeyGenRequestsResponse{}
+		for _, request := range ask {
+			message.Keys = append(message.Keys, &nstancev1.KeyRequest{Name: request.Name, Algorithm: algorithm(request.Algorithm)})
 		}
+		return stream.Send(message)
 	}
+	return s.hold(stream.Context(), keysStream, named(req), func(c *call) error {
+		s.loadKeys(stream.Context(), c.agent)
+		wanted := s.wanted(c)
+		c.agent.mu.Lock()
+		for _, request := range wanted {
+			if filegen.CheckKey(c.agent.keys[request.Name], request.Algorithm) != nil && !slices.Contains(c.agent.ask, request) {
+				c.agent.ask = append(c.agent.ask, request)
+			}
+		}
+		c.agent.mu.Unlock()
+		return ask(c)
+	}, ask)
 }
 
 func algorithm(name string) nstancev1.KeyAlgorithm {
@@ -68,13 +56,13 @@ func algorithm(name string) nstancev1.KeyAlgorithm {
 
 // wanted returns the keys that the files of the caller's group need.
 func (s *Service) wanted(c *call) []filegen.KeyRequest {
-	group, ok := c.leader.World.Group(config.GroupKey{Tenant: c.rec.Tenant, Group: c.rec.Group})
+	group, ok := c.leader.World.Group(c.group)
 	if !ok || group.RuntimeHash == "" {
 		return nil
 	}
 	keys, err := c.leader.Files.Keys(group)
 	if err != nil {
-		s.Log.Error("keys of a group not known", "tenant", c.rec.Tenant, "group", c.rec.Group, "error", err)
+		s.Log.Error("keys of a group not known", "tenant", c.group.Tenant, "group", c.group.Group, "error", err)
 	}
 	return keys
 }
@@ -105,7 +93,7 @@ func (s *Service) loadKeys(ctx context.Context, a *agent) {
 
 // SubmitPublicKeys takes public keys that were asked for.
 func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (*nstancev1.SubmitPublicKeysResponse, error) {
-	c, err := s.authorizeFor(ctx, req.GetInstanceId())
+	c, err := s.authorize(ctx, named(req))
 	if err != nil {
 		return nil, err
 	}
@@ -141,12 +129,12 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 
 // RenewCertificate issues an agent's next client certificate, for the same key.
 func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (*nstancev1.AgentServiceRenewCertificateResponse, error) {
-	c, err := s.authorizeFor(ctx, req.GetInstanceId())
+	c, rec, err := s.authorizeWithRecord(ctx, named(req))
 	if err != nil {
 		return nil, err
 	}
 	if c.peer.Expired {
-		if err := s.lives(c); err != nil {
+		if err := s.lives(c, &rec); err != nil {
 			return nil, err
 		}
 	}
@@ -155,7 +143,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 		return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: pem, NotAfter: notAfter, CaBundle: issuer.Bundle}
 	}
 	// Whoever did not get the last answer gets it again: asking often writes nothing.
-	if ref := c.rec.Certificate; ref != nil {
+	if ref := rec.Certificate; ref != nil {
 		if cert, ok := issuer.Again(c.peer.Identity, c.peer.PublicKey, *ref); ok {
 			return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
 		}
@@ -169,7 +157,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	defer cancel()
 	defer context.AfterFunc(c.leader.Context, cancel)()
 	err = c.leader.CertLog.AppendCertLog(inner, record.CertLog{
-		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: c.rec.Tenant, Instance: c.agent.id, Term: c.leader.Term,
+		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant, Instance: c.agent.id, Term: c.leader.Term,
 		Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: []record.Issued{{Name: record.CertAgent, Kind: record.CertAgent, Serial: ref.Serial, NotAfter: ref.NotAfter}},
 	})
 	if err != nil {
@@ -191,8 +179,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 }
 
 // lives checks what an agent whose certificate has expired must have to get another: a registered record, and a VM that runs.
-func (s *Service) lives(c *call) error {
-	if c.rec.State != record.Registered {
+func (s *Service) lives(c *call, rec *record.Instance) error {
+	if rec.State != record.Registered {
 		return status.Errorf(codes.PermissionDenied, "instance %s is being deleted", c.agent.id)
 	}
 	view, ok := c.leader.World.Instance(c.agent.id)

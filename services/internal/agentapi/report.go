@@ -18,6 +18,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
 	"github.com/nstance-kit/nstance/services/internal/observe"
 )
 
@@ -35,48 +36,35 @@ type reports = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstance
 
 // ReportHealth takes an instance's reports for as long as its agent sends some.
 func (s *Service) ReportHealth(stream reports) error {
-	ctx := stream.Context()
-	c, err := s.authorize(ctx)
-	if err != nil {
-		return err
-	}
-	slot, err := c.agent.take(healthStream, c.peer)
-	if err != nil {
-		return err
-	}
-	defer c.agent.leave(healthStream, slot)
-	interval := c.leader.Interval()
-	c.agent.mu.Lock()
-	slot.interval = interval
-	c.agent.mu.Unlock()
-	if err := stream.SendHeader(metadata.Pairs(IntervalHeader, interval.String())); err != nil {
-		return err
-	}
-	number, ok := c.leader.World.Connected(c.agent.id)
-	if !ok {
-		return errDeleted(c.agent.id)
-	}
-	read := make(chan error, 1)
-	go func() {
-		err := s.read(c, stream, number)
-		// Told here and not by the handler: when a machine is lost, this is what everybody waits for. A stream that we ended is no
-		// loss: the agent comes back, and if it does not, its reports are missed.
-		if !slot.ended() {
-			c.leader.World.Disconnected(c.agent.id, number, reason(err))
+	err := s.hold(stream.Context(), healthStream, func(own string) string { return own }, func(c *call) error {
+		interval := c.leader.Interval()
+		c.agent.mu.Lock()
+		c.slot.interval = interval
+		c.agent.mu.Unlock()
+		if err := stream.SendHeader(metadata.Pairs(IntervalHeader, interval.String())); err != nil {
+			return err
 		}
-		read <- err
-	}()
-	select {
-	case err = <-read:
-	case <-c.leader.Context.Done():
-		return s.lost()
-	case <-slot.end:
-		return slot.err
-	}
+		number, ok := c.leader.World.Connected(c.agent.id)
+		if !ok {
+			return errDeleted(c.agent.id)
+		}
+		go s.readAll(c, stream, number)
+		return nil
+	}, func(*call) error { return nil })
 	if errors.Is(err, io.EOF) {
 		return stream.SendAndClose(&nstancev1.ReportHealthResponse{})
 	}
 	return err
+}
+
+// readAll reads reports until the stream ends, and ends its handler.
+func (s *Service) readAll(c *call, stream reports, number uint64) {
+	err := s.read(c, stream, number)
+	// When a machine is lost, this is what everybody waits for. A stream that we ended is no loss: the agent comes back, and if it does not,
+	// its reports are missed.
+	if c.agent.finish(c.slot, err) {
+		c.leader.World.Disconnected(c.agent.id, number, reason(err))
+	}
 }
 
 // reason says in words why a health stream ended.
@@ -89,31 +77,39 @@ func reason(err error) string {
 
 // read hands on one report after the other. It always returns an error: io.EOF when the agent closed the stream.
 func (s *Service) read(c *call, stream reports, number uint64) error {
-	var last uint64
-	for {
+	for last := uint64(0); ; {
 		message, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		if message.GetInstanceId() != c.agent.name {
-			return errForeign(c.agent.id)
-		}
-		if message.GetSequence() <= last {
-			return status.Errorf(codes.InvalidArgument, "sequence: %d after %d", message.GetSequence(), last)
+		mtls.Aside(func() { err = s.take(c, message, number, last) })
+		if err != nil {
+			return err
 		}
 		last = message.GetSequence()
-		report, err := parseReport(message)
-		if err != nil {
-			return status.Errorf(codes.InvalidArgument, "%v", err)
-		}
-		if !c.leader.World.Reported(c.agent.id, number, report) {
-			return status.Error(codes.Aborted, "this stream does not speak for the instance any more")
-		}
-		s.look(c, &report)
-		if s.Metrics != nil {
-			s.Metrics.Reports.Inc()
-		}
 	}
+}
+
+// take takes one report. last is the sequence number of the one before.
+func (s *Service) take(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) error {
+	if message.GetInstanceId() != c.agent.name {
+		return errForeign(c.agent.id)
+	}
+	if message.GetSequence() <= last {
+		return status.Errorf(codes.InvalidArgument, "sequence: %d after %d", message.GetSequence(), last)
+	}
+	report, err := parseReport(message)
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if !c.leader.World.Reported(c.agent.id, number, report) {
+		return status.Error(codes.Aborted, "this stream does not speak for the instance any more")
+	}
+	s.look(c, &report)
+	if s.Metrics != nil {
+		s.Metrics.Reports.Inc()
+	}
+	return nil
 }
 
 // look finds out, after a report, whether the instance lacks files, and has them sent. A configuration that has changed is the planner's to
@@ -126,7 +122,7 @@ func (s *Service) look(c *call, report *observe.Report) {
 		a.prune(report.Keys)
 	}
 	if report.Files != nil || a.want != "" && report.RuntimeHash != a.want {
-		group, ok := c.leader.World.Group(config.GroupKey{Tenant: c.rec.Tenant, Group: c.rec.Group})
+		group, ok := c.leader.World.Group(c.group)
 		if !ok || group.RuntimeHash == "" {
 			return
 		}

@@ -28,7 +28,7 @@ const (
 	handshakeTimeout = 10 * time.Second
 	// idleAfter ends a connection without streams.
 	idleAfter = 5 * time.Minute
-	// buffers are small: there may be thousands of connections, and nearly all of them are quiet.
+	// buffers for writing are shared and small: there may be thousands of connections, and nearly all of them are quiet.
 	buffers = 4 << 10
 )
 
@@ -59,7 +59,8 @@ func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc
 		grpc.MaxRecvMsgSize(receive),
 		grpc.MaxSendMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(8 << 10),
-		grpc.ReadBufferSize(buffers),
+		grpc.HeaderTableSize(0), // a stream has one header, and may last for days
+		grpc.ReadBufferSize(0),  // TLS has a buffer of its own
 		grpc.WriteBufferSize(buffers),
 		grpc.SharedWriteBuffer(true),
 		grpc.WaitForHandlers(true),
@@ -88,7 +89,38 @@ func (g guard) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 	if err := g.admit(stream.Context(), info.FullMethod); err != nil {
 		return err
 	}
+	if !info.IsClientStream {
+		stream = shallow{stream}
+	}
 	return handler(srv, stream)
+}
+
+// shallow is a stream whose one message is read on another stack: see Aside.
+type shallow struct{ grpc.ServerStream }
+
+func (s shallow) RecvMsg(m any) (err error) {
+	Aside(func() { err = s.ServerStream.RecvMsg(m) })
+	return err
+}
+
+// Aside runs fn on a stack of its own, and waits. It is for handlers that then wait for days, in their thousands: a stack that has grown once
+// does not shrink as long as a quarter of it is in use.
+func Aside(fn func()) {
+	done := make(chan struct{})
+	var cause any
+	go func() {
+		defer close(done)
+		defer func() {
+			if cause = recover(); cause != nil {
+				cause = fmt.Sprintf("%v\n%s", cause, debug.Stack())
+			}
+		}()
+		fn()
+	}()
+	<-done
+	if cause != nil {
+		panic(cause)
+	}
 }
 
 // recover turns a panic into an error: it is one call's, not the server's.
