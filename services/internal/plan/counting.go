@@ -140,8 +140,8 @@ type tally struct {
 	running, silent, unhealthy int
 	// softUncertain: drifted instances that are not well.
 	softUncertain int
-	// failing: failed creations whose deletion is not durable yet. They hold their place until it is: then they count in the group's back-off,
-	// and a store that does not answer does not turn them into ever more VMs.
+	// failing: failed creations, and instances that run and are to go, whose deletion is not durable yet. They hold their place until it is: a
+	// store that does not answer, or a leader that dies, does not turn them into more VMs than size and surge allow.
 	failing int
 	// moving: creates whose answer is not there yet.
 	moving int
@@ -169,7 +169,7 @@ func (p *planner) count() {
 		}
 		i := &p.Instances[n]
 		if m&markOut != 0 {
-			if i.Work == MarkingDeleting && m&markRegistered == 0 && !i.Notice {
+			if i.Work == MarkingDeleting && !i.Notice && (m&markRegistered == 0 || !p.lost(i)) {
 				t.failing++
 			}
 			if i.runs() && i.TerminateRequested.IsZero() {

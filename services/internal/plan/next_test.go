@@ -243,14 +243,20 @@ func TestRules(t *testing.T) {
 		{name: "its replacement is well", snapshot: snapshot(2, silent(), well(), well()), want: []string{"mark_deleting i1 unhealthy +1m0s"}},
 		{name: "its replacement has registered, but is not well", snapshot: snapshot(1, silent(), unwell(time.Minute))},
 		{name: "its replacement was never well in its time: that one goes", snapshot: snapshot(1, silent(), unwell(5*time.Minute)),
-			want: []string{"mark_deleting i2 unhealthy +1m0s", "create for i1"}},
+			want: []string{"mark_deleting i2 unhealthy +1m0s"}},
 		{name: "two silent, one surge", snapshot: snapshot(5, silent(), silent(), well(), well(), well()), want: []string{"create for i1"}},
 		{name: "two silent, two surge", snapshot: snapshot(5, silent(), silent(), well(), well(), well()), want: []string{"create for i1", "create for i2"},
 			change: func(s *plan.Snapshot) { s.Group.MaxSurge = 2 }},
 		{name: "two silent, two surge, one replacement there", snapshot: snapshot(5, silent(), silent(), well(), well(), well(), booting()),
 			want: []string{"create for i2"}, change: func(s *plan.Snapshot) { s.Group.MaxSurge = 2 }},
-		{name: "one silent is deleted, the next is replaced", snapshot: snapshot(5, silent(), silent(), well(), well(), well(), well()),
-			want: []string{"mark_deleting i1 unhealthy +1m0s", "create for i2"}},
+		{name: "one silent is deleted", snapshot: snapshot(5, silent(), silent(), well(), well(), well(), well()),
+			want: []string{"mark_deleting i1 unhealthy +1m0s"}},
+		{name: "its deletion is being written: it keeps its place", snapshot: snapshot(5, with(func(i *plan.Instance) {
+			*i = silent()
+			i.Work = plan.MarkingDeleting
+		}), silent(), well(), well(), well(), well())},
+		{name: "its deletion is durable: the next is replaced", snapshot: snapshot(5, announced(), silent(), well(), well(), well(), well()),
+			want: []string{"create for i2"}},
 		{name: "it came back: the replacement is too many", snapshot: snapshot(1, well(), booting()), want: []string{"mark_deleting i2 scale_down +1m0s"}},
 		{name: "silent, but the provider says gone: no surge", snapshot: snapshot(2, with(func(i *plan.Instance) {
 			*i = silent()
@@ -316,7 +322,7 @@ func TestRules(t *testing.T) {
 		{name: "forced", snapshot: snapshot(2, older(time.Hour), well()), want: []string{"create for i1"}, change: forced},
 		{name: "forced, replaced", snapshot: snapshot(1, older(time.Hour), well()), want: []string{"mark_deleting i1 expired +1m0s"}, change: forced},
 		{name: "forced goes before unhealthy", snapshot: snapshot(3, silent(), older(time.Hour), well(), well()),
-			want: []string{"mark_deleting i2 expired +1m0s", "create for i1"}, change: forced},
+			want: []string{"mark_deleting i2 expired +1m0s"}, change: forced},
 		{name: "forced while another drains", snapshot: snapshot(1, older(time.Hour), announced()), want: []string{"create for i1"}, change: forced},
 		{name: "the next age", snapshot: snapshot(1, older(time.Hour)), wake: 30 * time.Second,
 			change: func(s *plan.Snapshot) { s.Settings.ForcedAge = 2*time.Hour + 30*time.Second }},

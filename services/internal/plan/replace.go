@@ -98,7 +98,7 @@ func (p *planner) whyNow(i *Instance, cause string) string {
 // run but are to go, so that those are replaced first.
 func (p *planner) create() {
 	t := &p.tally
-	total := t.total() + t.failing - p.removed
+	total := t.total() + t.failing
 	lacking := max(0, p.desired-total)
 	surge := min(p.surge, t.hard()-p.removedHard())
 	if surge == 0 && p.removed == 0 {
