@@ -18,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
+//go:generate go test -run ^TestGenerated$ . -update
+
 // Environment is what the program touches beside buckets, servers and named files. [System] is the real one.
 type Environment struct {
 	Stdin  io.Reader

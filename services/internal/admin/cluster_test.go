@@ -175,6 +175,17 @@ func TestClusterInit(t *testing.T) {
 	})
 }
 
+// A bucket that is not there, or an object store, is told as that.
+func TestNoBucket(t *testing.T) {
+	b := newBucket(t, "s3")
+	b.fails(t, exitFailure, "NoSuchBucket", "cluster", "nonce", "--storage-bucket", "nope")
+	t.Setenv("AWS_MAX_ATTEMPTS", "1")
+	t.Setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+	b.fails(t, exitFailure, "request send failed", b.args("cluster", "nonce")...)
+	t.Setenv("AWS_S3_USE_PATH_STYLE", "maybe")
+	b.fails(t, exitFailure, "AWS_S3_USE_PATH_STYLE", b.args("cluster", "nonce")...)
+}
+
 func TestImportCA(t *testing.T) {
 	b := newBucket(t, "file")
 	ca, err := authority.CreateCA("example", fleettest.Rand(1), fleettest.Now)

@@ -116,6 +116,8 @@ func hintOf(err error) string {
 		return "nobody can say whether it was written; look, and run the command again"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "is the bucket reachable from here? A longer --timeout waits longer"
+	case strings.Contains(err.Error(), "request send failed"):
+		return "the object store cannot be reached: check AWS_ENDPOINT_URL and AWS_REGION, and whether it is running"
 	case strings.Contains(err.Error(), "NoSuchBucket"):
 		return "check --storage-bucket, AWS_REGION and AWS_ENDPOINT_URL"
 	case strings.Contains(err.Error(), "AccessDenied"), strings.Contains(err.Error(), "credentials"):

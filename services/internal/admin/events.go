@@ -45,15 +45,17 @@ true for what was so before, which ends with an event of type snapshot_end per s
 }
 
 func (a *app) follow(ctx context.Context, conn *fleet.Fleet, shards []string, f format, changes bool) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var broken error
 	failed := conn.Follow(ctx, shards, fleet.Watcher{
 		Event: func(e fleet.Event) {
-			if changes && e.Snapshot {
+			if changes && e.Snapshot || broken != nil {
 				return
 			}
 			if err := a.writeEvent(f, e); err != nil {
-				cancel(fmt.Errorf("write event: %w", err)) // the reader is gone
+				broken = fmt.Errorf("write event: %w", err) // the reader is gone
+				cancel()
 			}
 		},
 		Lost: func(err *fleet.Error, retry time.Duration) {
@@ -68,10 +70,7 @@ func (a *app) follow(ctx context.Context, conn *fleet.Fleet, shards []string, f 
 	if len(failed) > 0 { // which has been told
 		return fmt.Errorf("%d of %d shards could not be followed", len(failed), len(shards))
 	}
-	if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
-		return cause
-	}
-	return nil
+	return broken
 }
 
 func (a *app) writeEvent(f format, e fleet.Event) error {

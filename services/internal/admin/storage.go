@@ -53,7 +53,7 @@ func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, co
 	}
 	store, err := open.Open(ctx, b.location)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, nil, withHint(err, "--storage-provider and --storage-bucket say where the bucket is, AWS_REGION, AWS_ENDPOINT_URL and AWS_S3_USE_PATH_STYLE how to get there")
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	return store, ctx, cancel, nil

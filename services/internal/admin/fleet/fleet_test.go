@@ -31,7 +31,7 @@ func newFleet(t *testing.T, dir string, servers ...string) *fleet.Fleet {
 		t.Fatal(err)
 	}
 	f := fleet.New(fleet.Options{Servers: parsed, IdentityDir: dir, Timeout: 10 * time.Second, Now: fleettest.Clock, Rand: fleettest.Rand(9)})
-	t.Cleanup(func() { f.Close() })
+	t.Cleanup(f.Close)
 	return f
 }
 

@@ -48,8 +48,8 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.3, Multiplier: 2, MaxInterval: 10 * time.Second}
 	delays.Reset()
 	lost := false
-	for {
-		err := f.reach(ctx, shard, func(ctx context.Context, c Client) error {
+	for ctx.Err() == nil {
+		e := asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {
 			return watch(ctx, c, shard, func(e Event) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -60,11 +60,10 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 				delays.Reset()
 				watcher.Event(e)
 			})
-		})
+		})) // a watch only ends with an error
 		if ctx.Err() != nil {
-			return nil
+			break
 		}
-		e := asError(shard, err)
 		switch e.Code {
 		case codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument, codes.NotFound:
 			mu.Lock()
@@ -83,10 +82,10 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return nil
 		case <-timer.C:
 		}
 	}
+	return nil
 }
 
 // watch holds the three watch streams of one server until one of them ends, which is always an error.

@@ -233,26 +233,26 @@ func (s *Shard) ListInstances(ctx context.Context, r *nstancev1.ListInstancesReq
 
 // WatchGroups implements the service.
 func (s *Shard) WatchGroups(_ *nstancev1.WatchGroupsRequest, stream nstancev1.OperatorService_WatchGroupsServer) error {
-	return follow(s, stream.Context(), "WatchGroups", &s.GroupEvents, func(e *nstancev1.GroupEvent) error {
+	return follow(stream.Context(), s, "WatchGroups", &s.GroupEvents, func(e *nstancev1.GroupEvent) error {
 		return stream.Send(&nstancev1.WatchGroupsResponse{Event: e})
 	})
 }
 
 // WatchInstances implements the service.
 func (s *Shard) WatchInstances(_ *nstancev1.WatchInstancesRequest, stream nstancev1.OperatorService_WatchInstancesServer) error {
-	return follow(s, stream.Context(), "WatchInstances", &s.InstanceEvents, func(e *nstancev1.InstanceEvent) error {
+	return follow(stream.Context(), s, "WatchInstances", &s.InstanceEvents, func(e *nstancev1.InstanceEvent) error {
 		return stream.Send(&nstancev1.WatchInstancesResponse{Event: e})
 	})
 }
 
 // WatchErrors implements the service.
 func (s *Shard) WatchErrors(_ *nstancev1.WatchErrorsRequest, stream nstancev1.OperatorService_WatchErrorsServer) error {
-	return follow(s, stream.Context(), "WatchErrors", &s.ErrorEvents, func(e *nstancev1.ErrorEvent) error {
+	return follow(stream.Context(), s, "WatchErrors", &s.ErrorEvents, func(e *nstancev1.ErrorEvent) error {
 		return stream.Send(&nstancev1.WatchErrorsResponse{Event: e})
 	})
 }
 
-func follow[E any](s *Shard, ctx context.Context, method string, from *chan E, send func(E) error) error {
+func follow[E any](ctx context.Context, s *Shard, method string, from *chan E, send func(E) error) error {
 	leave, err := s.enter(ctx, method)
 	if err != nil {
 		return err
