@@ -48,7 +48,7 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.3, Multiplier: 2, MaxInterval: 10 * time.Second}
 	delays.Reset()
 	lost := false
-	for ctx.Err() == nil {
+	for !ended(ctx) {
 		e := asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {
 			return watch(ctx, c, shard, func(e Event) {
 				mu.Lock()
@@ -61,7 +61,7 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 				watcher.Event(e)
 			})
 		})) // a watch only ends with an error
-		if ctx.Err() != nil {
+		if ended(ctx) {
 			break
 		}
 		switch e.Code {
@@ -87,6 +87,8 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 	}
 	return nil
 }
+
+func ended(ctx context.Context) bool { return ctx.Err() != nil }
 
 // watch holds the three watch streams of one server until one of them ends, which is always an error.
 func watch(ctx context.Context, c Client, shard string, emit func(Event)) error {
