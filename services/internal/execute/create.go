@@ -39,7 +39,7 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 		return
 	}
 	places, refused := x.placements(group, group.InstanceType)
-	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending})
+	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, begun: x.Env.Now()})
 	backoffKey := observe.ErrorKey{Kind: "provider", Tenant: key.Tenant, Group: key.Group}
 	switch {
 	case err == nil:
@@ -76,7 +76,7 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 	reservation, used := observe.Reservation{Record: rec, Token: token}, false
 	// One try: its ID is the caller's, there is no second one to try another placement with.
 	err = x.attempt(ctx, group, places[:1], refused, order{onDemand: &reservation,
-		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() { used = true }})
+		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() { used = true }, begun: x.Env.Now()})
 	if !used {
 		x.World.AddLeftover(reservation) // nothing was asked for under it: collection makes it a tombstone
 	}
@@ -88,6 +88,7 @@ type order struct {
 	action   plan.Action
 	onDemand *observe.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
 	known    func()               // called once the instance is in the World
+	begun    time.Time
 }
 
 // attempt tries placements in order until one is not refused for want of capacity. A refusal burns the ID: another placement is other
@@ -156,6 +157,9 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		Args: machine.Args, Userdata: machine.Userdata, Hostname: machine.Hostname,
 	}
 	entered := x.Env.Now()
+	if x.Entered != nil {
+		x.Entered(entered.Sub(o.begun))
+	}
 	vm, err := x.ask(ctx, request)
 	// Told after the call was entered, so that telling is not on the way; the time is that of the call.
 	x.World.Publish(observe.InstanceEvent{Type: observe.EventCreating, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, At: entered,

@@ -93,6 +93,8 @@ type Executor struct {
 	Owner     infra.Owner
 	// Incarnation of this server: part of every record, so that no two writers' bytes are the same.
 	Incarnation string
+	// Entered, if set, is told how long after an attempt at a create was begun the provider's call was entered.
+	Entered func(time.Duration)
 
 	capacity capacity
 	refills  refills

@@ -22,7 +22,6 @@ type Server struct {
 	PlanDuration    prometheus.Histogram     // planning one group
 	ProviderCalls   *prometheus.CounterVec   // call, class
 	ProviderLatency *prometheus.HistogramVec // call
-	Storage         *prometheus.CounterVec   // request
 	Reports         prometheus.Counter
 	Registrations   *prometheus.CounterVec // result
 	ConfigRefused   prometheus.Gauge
@@ -45,8 +44,6 @@ func NewServer(version string) *Server {
 			Help: "Calls to the provider, by call and error class (ok, capacity, throttled, ...)."}, []string{"call", "class"}),
 		ProviderLatency: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_provider_call_seconds",
 			Help: "Duration of calls to the provider.", Buckets: prometheus.ExponentialBuckets(0.001, 3, 10)}, []string{"call"}),
-		Storage: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_storage_requests_total", Help: "Requests to object storage, by kind."},
-			[]string{"request"}),
 		Reports: prometheus.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total", Help: "Health reports received."}),
 		Registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_registrations_total", Help: "Registrations, by result code."},
 			[]string{"result"}),
@@ -58,7 +55,7 @@ func NewServer(version string) *Server {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_build_info", Help: "1, with the version as label.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
-	registry.MustRegister(s.Leader, s.Term, s.Actions, s.CreateLatency, s.PlanDuration, s.ProviderCalls, s.ProviderLatency, s.Storage, s.Reports,
+	registry.MustRegister(s.Leader, s.Term, s.Actions, s.CreateLatency, s.PlanDuration, s.ProviderCalls, s.ProviderLatency, s.Reports,
 		s.Registrations, s.ConfigRefused, s.Errors, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return s
@@ -72,6 +69,12 @@ func (s *Server) Handler() http.Handler {
 // Watch adds gauges whose values are read when they are asked for. read must be cheap and safe for concurrent use.
 func (s *Server) Watch(name, help string, read func() float64) {
 	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, read))
+}
+
+// WatchRequests adds the counter of one kind of requests to object storage (get, put, delete, list). read must be cheap and safe for concurrent use.
+func (s *Server) WatchRequests(kind string, read func() uint64) {
+	s.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "nstance_storage_requests_total",
+		Help: "Requests to object storage, by kind.", ConstLabels: prometheus.Labels{"request": kind}}, func() float64 { return float64(read()) }))
 }
 
 // ObserveProvider counts one call to the provider.

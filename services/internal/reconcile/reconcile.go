@@ -26,13 +26,16 @@ type Loop struct {
 	Log      *slog.Logger
 	// Planned, if set, is told how long planning one group took.
 	Planned func(instances int, took time.Duration)
-	// CreateRate, if set, says how many creates may start now and is told how many did.
-	CreateRate func() (budget int, spent func(int))
+	// CreateEvery, if set, is the least time between two creates; 0: no limit.
+	CreateEvery func() time.Duration
+	// Started, if set, is told of every action that is started.
+	Started func(kind plan.Kind)
 
-	mu     sync.Mutex // one pass at a time
-	buffer []plan.Instance
-	wake   map[config.GroupKey]time.Time
-	sweep  time.Time
+	mu         sync.Mutex // one pass at a time
+	nextCreate time.Time  // with CreateEvery
+	buffer     []plan.Instance
+	wake       map[config.GroupKey]time.Time
+	sweep      time.Time
 
 	// Creates are not bounded: a thousand dead VMs are asked for at once. Other actions are, so that creates find a free line.
 	slotsMu  sync.Mutex
@@ -89,9 +92,15 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 	l.buffer = snapshot.Instances
 	snapshot.Shard = health
-	spent := func(int) {}
-	if l.CreateRate != nil {
-		snapshot.CreateBudget, spent = l.CreateRate()
+	var every time.Duration
+	if l.CreateEvery != nil {
+		every = l.CreateEvery()
+	}
+	if every > 0 {
+		snapshot.CreateBudget, snapshot.CreateBudgetAt = 1, snapshot.Now.Add(every)
+		if snapshot.Now.Before(l.nextCreate) {
+			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, l.nextCreate
+		}
 	}
 	decision := l.next(snapshot)
 	delete(l.wake, key)
@@ -105,8 +114,8 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 			creates++
 		}
 	}
-	spent(creates)
 	if creates > 0 {
+		l.nextCreate = snapshot.Now.Add(every)
 		l.World.ExpectCreates(key, creates)
 	}
 	for _, action := range decision.Actions {
@@ -129,6 +138,7 @@ func (l *Loop) next(snapshot plan.Snapshot) plan.Decision {
 func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Action) {
 	switch action.Kind {
 	case plan.Create:
+		l.count(action.Kind)
 		l.Env.Go("create", func() { l.Executor.Do(ctx, key, action) })
 	case plan.Ask:
 		if l.World.Plan(action, plan.Idle) {
@@ -148,12 +158,19 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 			l.release()
 			return
 		}
+		l.count(action.Kind)
 		l.Log.Info("acting", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
 			"instance", action.Instance.String(), "reason", action.Reason)
 		l.Env.Go(string(action.Kind), func() {
 			defer l.release()
 			l.Executor.Do(ctx, key, action)
 		})
+	}
+}
+
+func (l *Loop) count(kind plan.Kind) {
+	if l.Started != nil {
+		l.Started(kind)
 	}
 }
 
@@ -194,6 +211,7 @@ func (l *Loop) collect(ctx context.Context, action plan.Action) {
 		if !l.World.BeginCollect(id) {
 			return
 		}
+		l.count(action.Kind)
 		l.Env.Go(string(action.Kind), func() {
 			l.World.EndCollect(id, l.Executor.Collect(ctx, action))
 		})

@@ -23,6 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/mtls"
 	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/reconcile"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
@@ -98,6 +99,10 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 			}
 		},
 	})
+	leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
+	leader.Loop.Started = func(kind plan.Kind) { s.metrics.Actions.WithLabelValues(string(kind)).Inc() }
+	leader.Loop.Planned = func(_ int, took time.Duration) { s.metrics.PlanDuration.Observe(took.Seconds()) }
+	leader.Executor.Entered = func(after time.Duration) { s.metrics.CreateLatency.Observe(after.Seconds()) }
 	issuer := mtls.Issuer{CA: ca, Bundle: caPEM, Rand: rand.Reader, Now: time.Now}
 	l := &leadership{
 		leader: leader,

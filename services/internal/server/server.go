@@ -201,12 +201,6 @@ func (s *server) handler() http.Handler {
 	s.metrics.Watch("nstance_groups", "Groups of the shard, while leading.", func() float64 { return s.number(0) })
 	s.metrics.Watch("nstance_agents_connected", "Agents with an open health stream, while leading.", func() float64 { return s.number(2) })
 	s.metrics.Watch("nstance_reservations", "Instance IDs reserved ahead, while leading.", func() float64 { return s.number(3) })
-	s.metrics.Watch("nstance_storage_requests", "Requests to object storage since the start.", func() float64 {
-		if s.store == nil {
-			return 0
-		}
-		return float64(s.store.Counts().Total())
-	})
 	return s.metrics.Handler()
 }
 
@@ -228,7 +222,12 @@ func (s *server) openBucket(ctx context.Context) error {
 			return fmt.Errorf("open the bucket: %w", err)
 		}
 	}
-	s.store = objstore.NewCounted(objstore.WithTimeout(store, requestTimeout, listTimeout))
+	counted := objstore.NewCounted(objstore.WithTimeout(store, requestTimeout, listTimeout))
+	s.metrics.WatchRequests("get", func() uint64 { return counted.Counts().Get })
+	s.metrics.WatchRequests("put", func() uint64 { return counted.Counts().Put })
+	s.metrics.WatchRequests("delete", func() uint64 { return counted.Counts().Delete })
+	s.metrics.WatchRequests("list", func() uint64 { return counted.Counts().List })
+	s.store = counted
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.store, Shard: s.store, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
 	return nil
