@@ -386,6 +386,11 @@ func TestFollow(t *testing.T) {
 		api.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: "gone"}
 	}
 	fresh()
+	entered := make(chan string, 100)
+	api.Before = func(method string) error {
+		entered <- method
+		return nil
+	}
 	addr, _ := c.Serve(t, "a", api)
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
 
@@ -410,11 +415,19 @@ func TestFollow(t *testing.T) {
 		}
 	}
 	snapshot := []string{"group upsert workers true", "group snapshot_end  true", "group delete gone false"}
+	// watching waits until all three streams of a session have reached the server.
+	watching := func() {
+		for range 3 {
+			<-entered
+		}
+	}
 	want(snapshot...)
+	watching()
 	var old chan *nstancev1.GroupEvent
 	api.Do(func() { old = api.GroupEvents; fresh() })
 	close(old) // the server ends the watch
 	want(append([]string{"lost Unavailable", "found a"}, snapshot...)...)
+	watching()
 	api.Do(func() {
 		old = api.GroupEvents
 		api.Before = func(string) error { return status.Error(codes.PermissionDenied, "the operator was removed") }
