@@ -132,7 +132,7 @@ func parseIdentity(cert *x509.Certificate) (Identity, error) {
 	}
 	switch {
 	case !slices.Equal(cert.Subject.Organization, organization):
-		return Identity{}, errors.New("O and URI do not agree")
+		return Identity{}, errors.New("subject O and URI do not agree")
 	case len(cert.Subject.Names) != names:
 		return Identity{}, errors.New("the subject has other attributes")
 	case len(cert.EmailAddresses) > 0:

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
@@ -174,11 +175,11 @@ type wireClaims struct {
 }
 
 // UnmarshalJSON refuses unknown claims.
-func (c *wireClaims) UnmarshalJSON(data []byte) error {
+func (w *wireClaims) UnmarshalJSON(data []byte) error {
 	type plain wireClaims
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
-	return dec.Decode((*plain)(c))
+	return dec.Decode((*plain)(w))
 }
 
 // MintNonce makes and signs a nonce. It reaches [Skew] back, and ends TTL after now. 16 bytes of rand are read at most.

@@ -5,8 +5,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/tailscale/hujson"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
 func applied() record.Applied {

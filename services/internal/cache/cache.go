@@ -101,7 +101,7 @@ func (c *Cache) ReplaceGroups(ctx context.Context, groups []Group) error {
 		if err != nil {
 			return err
 		}
-		defer insert.Close()
+		defer func() { _ = insert.Close() }()
 		for _, g := range groups {
 			if _, err := insert.ExecContext(ctx, g.Tenant, g.Name, string(g.JSON), g.RuntimeHash, g.InfraHash); err != nil {
 				return fmt.Errorf("%s/%s: %w", g.Tenant, g.Name, err)

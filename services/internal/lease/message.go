@@ -12,7 +12,7 @@ type (
 	// Tick says that only time has passed.
 	Tick struct{}
 
-	// LockRead, LockAbsent, LockUnreadable and ReadFailed answer ReadLock.
+	// LockRead answers ReadLock, as LockAbsent, LockUnreadable and ReadFailed do.
 	LockRead struct {
 		Lock  record.Lock
 		Token objstore.Token
@@ -21,12 +21,15 @@ type (
 	LockAbsent struct{ HighestTerm uint64 }
 	// LockUnreadable means that there is a lock that this program cannot decode: it is never taken.
 	LockUnreadable struct{ Token objstore.Token }
-	ReadFailed     struct{}
+	// ReadFailed says nothing about the lock.
+	ReadFailed struct{}
 
-	// LockWritten, WriteConflict and WriteUnknown answer WriteLock. Whatever is neither success nor conflict is unknown.
-	LockWritten   struct{ Token objstore.Token }
+	// LockWritten answers WriteLock, as WriteConflict and WriteUnknown do.
+	LockWritten struct{ Token objstore.Token }
+	// WriteConflict means that the condition did not hold.
 	WriteConflict struct{}
-	WriteUnknown  struct{}
+	// WriteUnknown is whatever is neither success nor conflict.
+	WriteUnknown struct{}
 
 	// MachineAnswer answers AskMachine.
 	MachineAnswer struct{ State Evidence }

@@ -306,7 +306,7 @@ func (r *runner) askMachine(id string) Evidence {
 // complain logs what went wrong with a request, unless Run has ended and dropped it.
 func (r *runner) complain(ctx context.Context, message string, err error) {
 	if r.requests.Err() == nil {
-		r.cfg.Log.WarnContext(ctx, message, "key", r.cfg.Key, "error", err)
+		r.cfg.Log.WarnContext(ctx, "election request failed", "what", message, "key", r.cfg.Key, "error", err)
 	}
 }
 

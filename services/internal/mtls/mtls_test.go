@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -256,7 +257,8 @@ func TestHalfOpenConnections(t *testing.T) {
 	buffer := make([]byte, 100)
 	for {
 		if _, err := conn.Read(buffer); err != nil {
-			if netErr, ok := err.(net.Error); ok && netErr.Timeout() {
+			var netErr net.Error
+			if errors.As(err, &netErr) && netErr.Timeout() {
 				t.Error("the connection stays open")
 			}
 			break

@@ -174,17 +174,9 @@ func (c *call) errExpired() error {
 // failed logs why a registration could not be made durable and tells the client to come again.
 func (c *call) failed(what string, err error) error {
 	if c.ctx.Err() == nil {
-		c.Log.Warn("registration failed", "tenant", c.claims.Tenant, c.who(), "step", what, "error", err)
+		c.Log.Warn("registration failed", "tenant", c.claims.Tenant, "client", c.claims.ID.String(), "step", what, "error", err)
 	}
 	return status.Errorf(codes.Unavailable, "%s: cannot be done now, try again", what)
-}
-
-// who is the client, for logs.
-func (c *call) who() slog.Attr {
-	if c.claims.Role == authority.RoleOperator {
-		return slog.String("operator", c.claims.ID.String())
-	}
-	return slog.String("instance", c.claims.ID.String())
 }
 
 func (c *call) identity() authority.Identity {
@@ -205,7 +197,7 @@ func (c *call) again(ref record.CertificateRef) (certificate, bool) {
 func (c *call) issue() (certificate, record.CertificateRef, error) {
 	cert, ref, err := c.leader.Issuer.Issue(c.identity(), c.key)
 	if err != nil {
-		c.Log.Error("certificate not issued", "tenant", c.claims.Tenant, c.who(), "error", err)
+		c.Log.Error("certificate not issued", "tenant", c.claims.Tenant, "client", c.claims.ID.String(), "error", err)
 		return certificate{}, ref, status.Error(codes.Internal, "the certificate cannot be issued")
 	}
 	return certificate{pem: authority.EncodeCertificate(cert), bundle: c.leader.Issuer.Bundle, notAfter: cert.NotAfter, id: c.claims.ID}, ref, nil

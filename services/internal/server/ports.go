@@ -124,7 +124,7 @@ func shiftPort(addr string, by int) (string, error) {
 
 // primaryHost is the address of the interface that the default route leaves by, else of the first that is up. Nothing is sent.
 func primaryHost() string {
-	if conn, err := net.Dial("udp", "192.0.2.1:9"); err == nil { // TEST-NET-1, RFC 5737: routed like any other, never reached
+	if conn, err := (&net.Dialer{}).DialContext(context.Background(), "udp", "192.0.2.1:9"); err == nil { // TEST-NET-1, RFC 5737: routed like any other, never reached
 		defer conn.Close()
 		if local, ok := conn.LocalAddr().(*net.UDPAddr); ok {
 			return local.IP.String()

@@ -1,14 +1,11 @@
 package plantest
 
 import (
-	"errors"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
-
-var errBroken = errors.New("the store does not answer")
 
 // start begins one action, as the executor does: the work shows in the next snapshot, its result comes later.
 func (w *World) start(a plan.Action) {

@@ -148,9 +148,9 @@ func (w *World) refresh(vm *VM) {
 	if w.silenceFrom.IsZero() {
 		w.silenceFrom = w.Now
 	}
-	ticks := w.Now.Sub(vm.reportFrom) / w.Settings.HealthInterval
+	elapsed := w.Now.Sub(vm.reportFrom)
 	vm.Connected, vm.LostAt = true, time.Time{}
-	vm.LastReport = vm.reportFrom.Add(ticks * w.Settings.HealthInterval)
+	vm.LastReport = w.Now.Add(-(elapsed % w.Settings.HealthInterval))
 	vm.Healthy = !vm.Unwell
 	if vm.Healthy && !vm.EverHealthy {
 		w.backoff = plan.Backoff{}
