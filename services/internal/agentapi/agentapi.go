@@ -86,12 +86,20 @@ type board struct {
 	agents map[ident.ID]*agent
 }
 
-// boardOf returns the board of a leadership; that of the one before is forgotten.
+// boardOf returns the board of a leadership. It is forgotten, with the World that it refers to, when the leadership ends.
 func (s *Service) boardOf(leader *Leader) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.board == nil || s.board.leader != leader {
-		s.board = &board{leader: leader, agents: map[ident.ID]*agent{}}
+		b := &board{leader: leader, agents: map[ident.ID]*agent{}}
+		s.board = b
+		context.AfterFunc(leader.Context, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.board == b {
+				s.board = nil
+			}
+		})
 	}
 	return s.board
 }

@@ -142,7 +142,6 @@ type reports struct {
 	grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
 	c        *client
 	sequence uint64
-	heard    int
 }
 
 func (c *client) reports() *reports {
