@@ -30,6 +30,10 @@ func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error
 	if !ok || len(group.LoadBalancers) == 0 {
 		return nil
 	}
+	if in && group.Deleted {
+		x.World.Balanced(id, true) // it is about to go: there is nothing to register it with
+		return nil
+	}
 	balancers, ok := infra.Capability[infra.LoadBalancers](x.Provider)
 	if !ok {
 		return fmt.Errorf("the shard's provider has no load balancers, group %s names %d", group.GroupKey, len(group.LoadBalancers))

@@ -277,10 +277,15 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 	return nil
 }
 
-// forget replaces the record of an instance whose VM is known to be gone by a tombstone.
+// forget replaces the record of an instance whose VM is known to be gone by a tombstone. Before that it leaves its load balancers: after it nobody
+// knows that it was in any. Only a definite refusal of theirs does not keep it.
 func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	now := x.Env.Now()
-	if err := x.unbalance(ctx, action.Instance); err != nil {
+	switch err := x.unbalance(ctx, action.Instance); infra.ClassOf(err) {
+	case "":
+	case infra.Throttled, infra.Indeterminate:
+		return err
+	default:
 		x.Log.Warn("instance stays in a load balancer", "instance", action.Instance.String(), "error", err)
 	}
 	rec, err := x.update(ctx, action.Instance, func(rec *record.Instance) {

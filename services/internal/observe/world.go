@@ -7,6 +7,7 @@ package observe
 
 import (
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -57,7 +58,11 @@ type World struct {
 	confirmed  bool      // a person confirmed that many orphans may go
 }
 
-type groupDefaults struct{ drain time.Duration }
+// groupDefaults are for groups of which nothing but their instances is left.
+type groupDefaults struct {
+	drain     time.Duration
+	balancers []string // whichever they were in, it is one of these
+}
 
 type group struct {
 	config.Group
@@ -119,7 +124,7 @@ func (w *World) Term() uint64 { return w.opts.Term }
 func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	w.mu.Lock()
 	w.settings = SettingsOf(shard)
-	w.defaults.drain = shard.Server.DefaultDrainTimeout.D()
+	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: slices.Sorted(maps.Keys(shard.LoadBalancers))}
 	var changed []config.GroupKey
 	var over []ErrorEvent
 	for key, g := range groups {
@@ -209,7 +214,7 @@ func (w *World) groupOf(rec *record.Instance) *group {
 	g := w.groups[key]
 	if g == nil {
 		g = &group{Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
-			DrainTimeout: config.Duration(w.defaults.drain)}}
+			DrainTimeout: config.Duration(w.defaults.drain), LoadBalancers: w.defaults.balancers}}
 		w.groups[key] = g
 	}
 	return g

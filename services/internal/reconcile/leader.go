@@ -67,14 +67,14 @@ func NewLeader(p Parts) *Leader {
 }
 
 // TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the World first. It fails only if the
-// bucket cannot be read; a provider that does not answer is asked again by Collect, and until then nothing counts as gone.
+// bucket cannot be read; a provider that does not answer a few times is asked again by Collect, and until then nothing counts as gone.
 func (l *Leader) TakeOver(ctx context.Context) error {
 	asked := l.parts.Env.Now()
 	var vms []infra.VM
 	var listErr error
 	err := l.parts.Env.ForEach(ctx, 2, 2, func(ctx context.Context, i int) error {
 		if i == 0 {
-			vms, listErr = l.parts.Provider.List(ctx, l.parts.Owner)
+			vms, listErr = l.list(ctx)
 			return nil
 		}
 		return l.parts.Records.LoadInstances(ctx, func(rec record.Instance, token objstore.Token) {
@@ -94,6 +94,23 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 	}
 	l.World.Listed(vms, asked)
 	return l.readStrays(ctx)
+}
+
+const (
+	listTries = 3
+	listPause = 250 * time.Millisecond
+)
+
+// list asks the provider for everything. A moment's throttling should not leave a new leader in the dark.
+func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
+	for try := 1; ; try++ {
+		if vms, err = l.parts.Provider.List(ctx, l.parts.Owner); err == nil || try == listTries {
+			return vms, err
+		}
+		if sleepErr := l.parts.Env.Sleep(ctx, listPause); sleepErr != nil {
+			return nil, err
+		}
+	}
 }
 
 // readParallel is how many records of strays are read at a time.

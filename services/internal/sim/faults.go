@@ -115,6 +115,9 @@ func (w *World) injectProvider(_ context.Context, call mock.Call) mock.Outcome {
 	if w.quiet {
 		return out
 	}
+	if call.Kind == mock.List && w.faults.storeStale > 0 {
+		return out // what the bucket's list does not show only the provider's can tell
+	}
 	switch rng := w.sched; {
 	case rng.chance(w.faults.providerError):
 		out.Err = infra.Errorf(infra.Indeterminate, string(call.Kind), "internal error")
@@ -122,13 +125,14 @@ func (w *World) injectProvider(_ context.Context, call mock.Call) mock.Outcome {
 		out.Err = infra.Errorf(infra.Throttled, string(call.Kind), "slow down")
 	case mutates && rng.chance(w.faults.providerLost):
 		out.Lost = true
-	case mutates && rng.chance(w.faults.providerLate):
+	case mutates && call.Kind != mock.Register && rng.chance(w.faults.providerLate): // nothing would tell of a VM registered after its end
 		out.Late = rng.between(time.Second, 40*time.Second)
 		rng.after(out.Latency+out.Late+time.Millisecond, func() { w.provider.Late() }) // what is due lands when somebody looks
 	case !mutates && rng.chance(w.faults.providerLag):
 		out.Lag = rng.between(time.Second, 45*time.Second)
 	case call.Kind == mock.Create && call.Request.InstanceType == "small" && rng.chance(w.faults.capacity):
 		out.Err = infra.Errorf(infra.Capacity, string(call.Kind), "no %s left", call.Request.InstanceType)
+		delete(w.fleet.asked, call.Instance) // a definite answer
 	case rng.chance(w.faults.providerSlow):
 		out.Latency = rng.between(200*time.Millisecond, 8*time.Second)
 		return out

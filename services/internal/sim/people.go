@@ -33,6 +33,7 @@ type people struct {
 	expiry      bool
 	terminating bool
 	rate        bool // creates are rate limited
+	rebalanced  bool // the load balancers of a group were changed
 
 	dynamic  map[config.GroupKey]*wish
 	onDemand map[ident.ID]*wish
@@ -151,6 +152,7 @@ func (p *people) act() {
 	case 5:
 		g.absent = !g.absent
 	case 6:
+		p.rebalanced = true
 		g.balancers = [][]string{nil, {"lb1"}, {"lb1", "lb2"}}[rng.IntN(3)]
 	case 7:
 		p.expiry = !p.expiry

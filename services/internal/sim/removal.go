@@ -89,15 +89,17 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 	return n
 }
 
-// checkReplaced: an instance that runs goes only when enough others have reported healthy; that of a group of one not before its replacement
-// has.
+// checkReplaced: an instance that runs goes only when enough others run, and not before one of them has reported healthy. That of a group of one
+// has its replacement then.
 func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, least int) {
-	able := w.remaining(t, key, func(other *document) bool {
+	registered := w.remaining(t, key, func(other *document) bool { return other.State == record.Registered })
+	healthy := w.remaining(t, key, func(other *document) bool {
 		m := w.fleet.byInstance[other.ID]
 		return other.State == record.Registered && m != nil && m.agent.wasHealthy
 	})
-	if able < least {
-		w.fail("%s is removed (%s), and %d others of %d have ever been healthy: %s", d.ID, next.Reason, able, least, w.describe(key))
+	if registered < least || healthy < min(1, least) {
+		w.fail("%s is removed (%s), of %d wanted %d others have registered and %d ever been healthy: %s", d.ID, next.Reason, least, registered, healthy,
+			w.describe(key))
 	}
 }
 
@@ -107,22 +109,22 @@ func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	if !ok {
 		return
 	}
-	running, silent := w.silent(t, func(m *machine) bool { return m.key == key })
+	running, silent := w.silent(t, func(m *machine, d *document) bool { return m.key == key && !d.OnDemand })
 	if silent > group.MaxUnhealthy.Of(running) {
 		w.fail("%s is removed for its silence, %d of %d in its group are silent: %s", d.ID, silent, running, w.describe(key))
 	}
-	running, silent = w.silent(t, func(*machine) bool { return true })
+	running, silent = w.silent(t, func(*machine, *document) bool { return true })
 	if silent > max(3, running*2/5) {
 		w.fail("%s is removed for its silence, %d of %d in the shard are silent", d.ID, silent, running)
 	}
 }
 
 // silent counts VMs that run and whose agents cannot be heard, or that were removed for that.
-func (w *World) silent(t *term, of func(*machine) bool) (running, silent int) {
+func (w *World) silent(t *term, of func(*machine, *document) bool) (running, silent int) {
 	late := w.sched.now.Add(-heardWithin)
 	for _, m := range w.fleet.order {
 		d := w.bucket.byID[m.id]
-		if !of(m) || !m.alive() || m.doomed() || d == nil || d.removed {
+		if !m.alive() || m.doomed() || d == nil || d.removed || !of(m, d) {
 			continue
 		}
 		a := &m.agent

@@ -4,77 +4,123 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 )
 
-// fixed is how many worlds are played when nobody says for how long.
-const fixed = 30
+const (
+	// fixed is how many worlds are played when nobody says for how long.
+	fixed = 60
+	// enough failing seeds are shown.
+	enough = 20
+)
 
-// TestWorld plays seeded worlds. SIM_SEED plays that one, with its story; SIM_DURATION (of real time) says for how long random ones are
-// played, else a fixed set is.
+// TestWorld plays seeded worlds, several side by side. SIM_SEED plays that one, with its story. SIM_DURATION (of real time) says for how long
+// random ones are played, or SIM_WORLDS how many, from seed SIM_FIRST on; else a fixed set is.
 func TestWorld(t *testing.T) {
-	if text := os.Getenv("SIM_SEED"); text != "" {
-		seed, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatalf("SIM_SEED: %v", err)
+	if seed, ok := number(t, "SIM_SEED"); ok {
+		world := newWorld(seed)
+		world.opts.Log = func(format string, args ...any) { t.Logf(format, args...) }
+		if _, err := world.Run(); err != nil {
+			t.Errorf("%v\nrepeat it with: make sim SEED=%d", err, seed)
 		}
-		play(t, seed, func(format string, args ...any) { t.Logf(format, args...) })
 		return
 	}
 	began := time.Now()
-	var total Result
-	worlds := 0
-	done := func() bool { return worlds >= fixed }
-	next := func() uint64 { return uint64(worlds) + 1 }
-	if text := os.Getenv("SIM_DURATION"); text != "" {
+	first, ok := number(t, "SIM_FIRST")
+	if !ok {
+		first = 1
+	}
+	worlds, ok := number(t, "SIM_WORLDS")
+	if !ok {
+		worlds = fixed
+	}
+	more := func(played uint64) bool { return played < worlds }
+	if text := os.Getenv("SIM_DURATION"); text != "" && !ok {
 		duration, err := time.ParseDuration(text)
 		if err != nil {
 			t.Fatalf("SIM_DURATION: %v", err)
 		}
-		first := rand.Uint64()
-		done = func() bool { return time.Since(began) >= duration }
-		next = func() uint64 { return first + uint64(worlds) }
+		first = rand.Uint64N(1 << 48)
+		more = func(uint64) bool { return time.Since(began) < duration }
 	}
-	for ; !done() && !t.Failed(); worlds++ {
-		result := play(t, next(), nil)
-		total.Simulated += result.Simulated
-		total.Steps += result.Steps
-		total.Terms += result.Terms
-		total.Creates += result.Creates
-		total.Deletes += result.Deletes
-		total.Faults += result.Faults
-		total.Replaced += result.Replaced
-	}
+	total, played := playAll(t, first, more)
 	took := time.Since(began)
-	t.Logf("%d worlds, %.0f shard-hours in %v (%.0f an hour of real minutes): %d terms, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
-		worlds, total.Simulated.Hours(), took.Round(time.Millisecond), total.Simulated.Hours()/took.Minutes(), total.Terms, total.Creates, total.Deletes,
-		total.Replaced, total.Faults, total.Steps)
-	if worlds >= fixed && (total.Terms < 2*worlds || total.Creates < worlds || total.Faults < worlds) {
+	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
+		played, first, total.Simulated.Hours(), took.Round(time.Millisecond), total.Simulated.Hours()/took.Minutes(), total.Terms, total.Creates,
+		total.Deletes, total.Replaced, total.Faults, total.Steps)
+	if n := int(played); n >= fixed && (total.Terms < 2*n || total.Creates < 5*n || total.Replaced < 2*n || total.Faults < 10*n) {
 		t.Errorf("these worlds were too peaceful to prove anything")
 	}
 }
 
-func play(t *testing.T, seed uint64, log func(string, ...any)) Result {
-	t.Helper()
-	world := New(Options{Seed: seed, Faulty: 40 * time.Minute, Quiet: 15 * time.Minute, Log: log})
-	result, err := world.Run()
-	if err != nil {
-		t.Errorf("%v\nrepeat it with: make sim SEED=%d", err, seed)
+// playAll plays one world after the other on every processor and sums up what they did.
+func playAll(t *testing.T, first uint64, more func(played uint64) bool) (total Result, played uint64) {
+	var mu sync.Mutex
+	failed := 0
+	next := func() (uint64, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !more(played) || failed >= enough {
+			return 0, false
+		}
+		played++
+		return first + played - 1, true
 	}
-	return result
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for seed, ok := next(); ok; seed, ok = next() {
+				result, err := newWorld(seed).Run()
+				mu.Lock()
+				total.add(result)
+				if err != nil {
+					failed++
+					t.Errorf("%v\nrepeat it with: make sim SEED=%d", err, seed)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return total, played
+}
+
+func (r *Result) add(o Result) {
+	r.Simulated += o.Simulated
+	r.Steps += o.Steps
+	r.Terms += o.Terms
+	r.Creates += o.Creates
+	r.Deletes += o.Deletes
+	r.Faults += o.Faults
+	r.Replaced += o.Replaced
+}
+
+func number(t *testing.T, variable string) (n uint64, ok bool) {
+	text := os.Getenv(variable)
+	if text == "" {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n, true
+}
+
+func newWorld(seed uint64) *World {
+	return New(Options{Seed: seed, Faulty: 40 * time.Minute, Quiet: 15 * time.Minute})
 }
 
 // TestSeedsRepeat: a seed says everything about a run.
 func TestSeedsRepeat(t *testing.T) {
 	story := func() (lines []string) {
-		world := New(Options{Seed: 7, Faulty: 10 * time.Minute, Quiet: 15 * time.Minute, Log: func(format string, args ...any) {
-			lines = append(lines, fmt.Sprintf(format, args...))
-		}})
-		if _, err := world.Run(); err != nil {
-			t.Error(err)
-		}
+		world := newWorld(7)
+		world.opts.Log = func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+		_, _ = world.Run()
 		return lines
 	}
 	a, b := story(), story()
