@@ -197,8 +197,21 @@ func seenFirstAt3(t *testing.T, lock record.Lock) *driver {
 	t.Helper()
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
-	d.at(3, LockRead{lock, "x"})
+	if lock.Machine == "" || lock.Machine == "m-a" { // nobody asks about his own machine
+		d.at(3, LockRead{lock, "x"})
+		return d
+	}
+	// Whoever has just started asks at once: the lock may be of long ago.
+	d.at(3, LockRead{lock, "x"}, AskMachine{lock.Machine})
+	d.at(3, MachineAnswer{MachineRunning})
 	return d
+}
+
+func TestDeadHolderIsReplacedAtOnceByWhoStarts(t *testing.T) {
+	d := newDriver(t)
+	d.at(0, Tick{}, ReadLock{})
+	d.at(0.1, LockRead{other(4, 9), "x"}, AskMachine{"m-b"})
+	d.at(0.2, MachineAnswer{MachineTerminated}, WriteLock{own(5, 10), objstore.IfToken("x")})
 }
 
 func TestCandidateWaitsForLeaseAndMargin(t *testing.T) {

@@ -37,10 +37,15 @@ func (e *Elector) sight(now Instant, s sighting) {
 	s.since = e.seen.since
 	if s.kind != e.seen.kind || s.token != e.seen.token || s.highest != e.seen.highest {
 		s.since = now
-		e.inPhase, e.phase = e.seen.kind != nothingYet, e.lookedAt
+		first := e.seen.kind == nothingYet
+		e.inPhase, e.phase = !first, e.lookedAt
 		e.fails = 0
-		// What is known of a machine holds for one token only. The first question waits until a renewal is overdue.
+		// What is known of a machine holds for one token only. Questions wait until a renewal is overdue.
 		e.machine = inquiry{asking: e.machine.asking, askAt: now.Add(s.lock.Renew() + s.lock.Renew()/5)}
+		if first {
+			// Whoever has just started does not know how old the lock is: its holder's machine may be gone for hours.
+			e.machine.askAt = now
+		}
 	}
 	e.seen = s
 	e.longest = max(e.longest, s.lock.Lease())
@@ -104,7 +109,7 @@ func (e *Elector) heard(now Instant, state Evidence) {
 		return
 	}
 	renew := e.seen.lock.Renew()
-	m.askAt = now.Add(renew / 2)
+	m.askAt = max(now.Add(renew/2), e.seen.since.Add(renew+renew/5))
 	switch {
 	case state == MachineTerminated:
 		m.gone = true
