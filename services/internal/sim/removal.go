@@ -90,14 +90,16 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 }
 
 // checkReplaced: an instance that runs goes only when enough others run, and not before one of them has reported healthy. That of a group of one
-// has its replacement then.
+// has its replacement then. One that was never well itself may be a replacement that came to nothing.
 func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, least int) {
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == record.Registered })
 	healthy := w.remaining(t, key, func(other *document) bool {
 		m := w.fleet.byInstance[other.ID]
 		return other.State == record.Registered && m != nil && m.agent.wasHealthy
 	})
-	if registered < least || healthy < min(1, least) {
+	m := w.fleet.byInstance[d.ID]
+	served := m != nil && m.agent.wasHealthy
+	if registered < least || served && healthy < min(1, least) {
 		w.fail("%s is removed (%s), of %d wanted %d others have registered and %d ever been healthy: %s", d.ID, next.Reason, least, registered, healthy,
 			w.describe(key))
 	}
