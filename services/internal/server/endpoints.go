@@ -34,13 +34,15 @@ type endpoints struct {
 	source  *mtls.Source
 	serving func() // stops the services; nil while they do not run
 	stopped []func()
+	// closed: nothing is to be opened any more.
+	closed bool
 }
 
 // stop ends every listener.
 func (e *endpoints) stop() {
 	e.mu.Lock()
 	serving, stopped := e.serving, e.stopped
-	e.serving, e.stopped = nil, nil
+	e.serving, e.stopped, e.closed = nil, nil, true
 	e.mu.Unlock()
 	if serving != nil {
 		serving()
@@ -70,12 +72,12 @@ func (s *server) listen(ctx context.Context) error {
 		return nil
 	}
 	// Standbys answer too, with the leader's address. They need the CA for that, which the first leader may still have to make.
-	err = s.ensureServices(ctx)
-	if errors.Is(err, errNoCA) {
-		s.env.Go("wait for the CA", func() { s.awaitCA(ctx) })
-		return nil
+	var fatal *fatalError
+	if err = s.ensureServices(ctx); err == nil || errors.As(err, &fatal) {
+		return err
 	}
-	return err
+	s.env.Go("wait for the CA", func() { s.awaitServices(ctx, err) })
+	return nil
 }
 
 func samePort(a, b string) bool {
@@ -109,15 +111,21 @@ func (s *server) serveElection(w http.ResponseWriter, _ *http.Request) {
 
 var errNoCA = errors.New("the cluster has no CA yet")
 
-// awaitCA starts the services once the first leader of the cluster has made its CA.
-func (s *server) awaitCA(ctx context.Context) {
-	for wait := 2 * time.Second; s.env.Sleep(ctx, wait) == nil; wait = min(2*wait, time.Minute) {
-		err := s.ensureServices(ctx)
-		if err == nil {
-			return
-		}
+// awaitServices starts the services as soon as that is possible: once the first leader of the cluster has made its CA, or the bucket answers.
+func (s *server) awaitServices(ctx context.Context, err error) {
+	for wait := 2 * time.Second; ; wait = min(2*wait, time.Minute) {
 		if !errors.Is(err, errNoCA) {
 			s.log.Warn("services not started yet", "error", err)
+		}
+		if s.env.Sleep(ctx, wait) != nil {
+			return
+		}
+		var fatal *fatalError
+		if err = s.ensureServices(ctx); err == nil {
+			return
+		} else if errors.As(err, &fatal) {
+			s.restart(err)
+			return
 		}
 	}
 }
@@ -126,7 +134,7 @@ func (s *server) awaitCA(ctx context.Context) {
 func (s *server) ensureServices(ctx context.Context) error {
 	s.endpoints.mu.Lock()
 	defer s.endpoints.mu.Unlock()
-	if s.endpoints.serving != nil {
+	if s.endpoints.serving != nil || s.endpoints.closed {
 		return nil
 	}
 	if s.endpoints.source == nil {
@@ -233,7 +241,7 @@ func (s *server) serve(ctx context.Context, source *mtls.Source) (stop func(), e
 
 // leaderOf picks a service's part of the present leadership; without one the error says who leads.
 func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
-	if l := s.leading.Load(); l != nil {
+	if l := s.leading.Load(); l != nil && l.agent.Context.Err() == nil {
 		return pick(l), nil
 	}
 	var none T
@@ -244,7 +252,7 @@ func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 func (s *server) notLeader() error {
 	detail := &nstancev1.NotLeader{Shard: s.opts.Shard}
 	message := "no server leads this shard yet"
-	if st := s.status.Load(); st != nil && st.Holder.Term > 0 && st.Holder.Incarnation != s.incarnation && st.Role != lease.Leader {
+	if st := s.status.Load(); st != nil && st.Holder.Term > 0 && !st.Holder.Released && st.Holder.Incarnation != s.incarnation && st.Role != lease.Leader {
 		at := st.Holder.Addresses
 		detail.LeaderId, detail.RegistrationAddr, detail.OperatorAddr, detail.AgentAddr = st.Holder.LeaderID, at.Registration, at.Operator, at.Agent
 		message = "this server does not lead the shard, " + st.Holder.LeaderID + " does"

@@ -57,6 +57,9 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 	err := s.term(ctx, a)
 	s.log.Info("leading no more", "term", a.Term(), "reason", context.Cause(ctx))
 	if ctx.Err() != nil {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			s.log.Warn("leading ended by an error", "term", a.Term(), "error", err)
+		}
 		return nil // stopping is what was asked for
 	}
 	return err
@@ -126,6 +129,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	}
 	s.leading.Store(l)
 	defer s.leading.Store(nil)
+	s.served.Store(true)
 	s.log.Info("serving as leader", "term", a.Term())
 
 	return tasks.Run(ctx,

@@ -141,16 +141,16 @@ func primaryHost() string {
 	return "127.0.0.1"
 }
 
-// listen opens a TCP listener; the error says whose port it is and what to do.
+// listen opens a TCP listener; the error, a fatalError, says whose port it is and what to do.
 func listen(ctx context.Context, addr, what string) (net.Listener, error) {
 	var cfg net.ListenConfig
 	listener, err := cfg.Listen(ctx, "tcp", addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("listen on %s for %s: the port is taken: stop the process that has it, or give this server another "+
-			"(server.bind in the shard's configuration, --health-addr, --instance)", addr, what)
+		return nil, &fatalError{fmt.Errorf("listen on %s for %s: the port is taken: stop the process that has it, or give this server another "+
+			"(server.bind in the shard's configuration, --health-addr, --instance)", addr, what)}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listen for %s: %w", what, err)
+		return nil, &fatalError{fmt.Errorf("listen for %s: %w", what, err)}
 	}
 	return listener, nil
 }

@@ -82,8 +82,10 @@ type server struct {
 	operators *operatorapi.Service
 	endpoints endpoints
 	leading   atomic.Pointer[leadership]
-	status    atomic.Pointer[lease.Status]
-	restart   context.CancelCauseFunc
+	// served: a term got as far as to serve since the last one that failed.
+	served  atomic.Bool
+	status  atomic.Pointer[lease.Status]
+	restart context.CancelCauseFunc
 }
 
 // Limits of requests to object storage.
@@ -388,25 +390,4 @@ func (s *server) close() {
 		}
 		s.cache = nil
 	}
-}
-
-// elect stands for election until ctx ends.
-func (s *server) elect(ctx context.Context) error {
-	shard := s.manager.Shard()
-	election := shard.Server.LeaderElection
-	return lease.Run(ctx, lease.Config{
-		Store: s.store, Key: keys.Leader(s.opts.Shard), Self: s.identity,
-		Options:     lease.Options{Lease: election.LeaseDuration.D(), Renew: election.RenewInterval.D()},
-		Disabled:    election.Enabled != nil && !*election.Enabled,
-		Clock:       lease.SystemClock(),
-		Machine:     evidence(s.machine.Provider),
-		HighestTerm: s.state.HighestTerm,
-		Lead:        s.lead,
-		StopTimeout: shard.Server.ShutdownTimeout.D(),
-		Watch: func(status lease.Status) {
-			s.status.Store(&status)
-			s.metrics.Term.Set(float64(status.Holder.Term))
-		},
-		Log: s.log,
-	})
 }

@@ -1,0 +1,88 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// unreadable is a store in which some keys cannot be read from the moment on in which the first term's lock is written until it is released.
+type unreadable struct {
+	objstore.Store
+	prefix string
+	broken atomic.Bool
+	failed atomic.Int32
+}
+
+var errUnreadable = errors.New("injected: cannot be read")
+
+func (u *unreadable) fails(key string) bool {
+	if !u.broken.Load() || !strings.HasPrefix(key, u.prefix) {
+		return false
+	}
+	u.failed.Add(1)
+	return true
+}
+
+func (u *unreadable) Get(ctx context.Context, key string) (objstore.Object, error) {
+	if u.fails(key) {
+		return objstore.Object{}, errUnreadable
+	}
+	return u.Store.Get(ctx, key)
+}
+
+func (u *unreadable) List(ctx context.Context, prefix string) ([]objstore.Entry, error) {
+	if u.fails(prefix) {
+		return nil, errUnreadable
+	}
+	return u.Store.List(ctx, prefix)
+}
+
+func (u *unreadable) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	if key == keys.Leader("a") {
+		if lock, err := record.DecodeLock(body); err == nil && lock.Term == 1 {
+			u.broken.Store(!lock.Released)
+		}
+	}
+	return u.Store.Put(ctx, key, body, cond)
+}
+
+func TestPassingFaultAtTakeOverEndsTheTermOnly(t *testing.T) {
+	for name, prefix := range map[string]string{"keys": "cluster/secret/", "configuration": "config/", "records": "shard/a/instance/"} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.configure(nil)
+			store := &unreadable{Store: r.bucket, prefix: prefix}
+			r.bucket = store
+			p := r.start(testKey)
+			p.await("two VMs", func() bool { return r.running() == 2 })
+			if store.failed.Load() == 0 {
+				t.Error("no read failed")
+			}
+			select {
+			case err := <-p.done:
+				t.Fatalf("the server ended: %v", err)
+			default:
+			}
+			if n := strings.Count(p.log.String(), `"leadership given up"`); n != 1 {
+				t.Errorf("leadership was given up %d times; log:\n%s", n, p.log)
+			}
+			if err := p.end(); err != nil {
+				t.Fatal(err)
+			}
+			lock, err := r.bucket.Get(t.Context(), keys.Leader("a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l, err := record.DecodeLock(lock.Body); err != nil || l.Term != 2 || !l.Released {
+				t.Errorf("the lock says %s (%v), want term 2, released", lock.Body, err)
+			}
+		})
+	}
+}
