@@ -49,6 +49,7 @@ func (c *call) refresh(*nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfi
 		answer.Result = nstancev1.RefreshResult_REFRESH_RESULT_UPDATED
 	case shardconfig.Restart:
 		answer.Result, answer.Restarting = nstancev1.RefreshResult_REFRESH_RESULT_UPDATED, true
+		answer.Etag = c.Config.Status().RestartETag
 	case shardconfig.Invalid:
 		answer.Result = nstancev1.RefreshResult_REFRESH_RESULT_INVALID
 	default:

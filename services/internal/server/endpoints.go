@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -50,6 +51,16 @@ func (e *endpoints) stop() {
 	for _, stop := range stopped {
 		stop()
 	}
+}
+
+// use has later connections verified against the CA bundle as it is now: this server may have waited for long.
+func (e *endpoints) use(ca authority.CA, bundle []*x509.Certificate) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.source == nil {
+		return nil
+	}
+	return e.source.Use(ca, bundle)
 }
 
 // listen opens the listeners that a server has whether it leads or not.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/render"
@@ -33,6 +34,9 @@ import (
 // configInterval is how often the leader looks for a newer configuration: `tofu apply` changes only the bucket.
 const configInterval = 3 * time.Minute
 
+// warmEvery is how many of those pass from one reading of the boot scripts to the next: they are good for an hour.
+const warmEvery = 10
+
 // leadership is one term of this server.
 type leadership struct {
 	leader       *reconcile.Leader
@@ -54,6 +58,7 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 	s.log.Info("leading", "term", a.Term())
 	s.metrics.Leader.Set(1)
 	defer s.metrics.Leader.Set(0)
+	defer s.metrics.ConfigRefused.Set(0)
 	err := s.term(ctx, a)
 	s.log.Info("leading no more", "term", a.Term(), "reason", context.Cause(ctx))
 	if ctx.Err() != nil {
@@ -80,6 +85,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	}
 	defer s.releaseServices()
 
+	// As it was loaded at the start: what of it is used here cannot change in place, and Lead says so where it has.
 	shard := s.manager.Shard()
 	generator := filegen.New(filegen.Options{CA: ca, NonceKey: nonceKey, Secrets: s.secrets, ReadFile: s.state.ReadFile,
 		CacheTTL: shard.Cluster.Secrets.CacheTTL.D(), Rand: rand.Reader, Now: time.Now})
@@ -88,13 +94,16 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		return err
 	}
 	caPEM := authority.EncodeBundle(bundle...)
+	if err := s.endpoints.use(ca, bundle); err != nil {
+		return err
+	}
 
 	wake := make(chan struct{}, 1)
 	events := operatorapi.NewEvents()
 	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(), observe: s.metrics.ObserveProvider}
 	leader := reconcile.NewLeader(reconcile.Parts{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: s.state, Provider: provider,
-		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: counted{events, s.metrics}, Log: s.log,
+		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: tellers{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
 		Wake: func() {
 			select {
 			case wake <- struct{}{}:
@@ -120,10 +129,15 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	err = s.manager.Lead(ctx, a.Term(), func(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 		s.apply(ctx, a, l, generator, caPEM, shard, groups)
 	})
+	if errors.Is(err, shardconfig.ErrRestart) {
+		s.restart(ErrRestart) // which ends ctx, too
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	defer s.manager.Follow()
+	s.tellRefused(leader, s.manager.Status().Problems)
 	if err := leader.TakeOver(ctx); err != nil {
 		return err
 	}
@@ -135,9 +149,14 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	return tasks.Run(ctx,
 		func(ctx context.Context) error { return leader.Loop.Run(ctx, wake) },
 		func(ctx context.Context) error { leader.Collect(ctx); return nil },
-		func(ctx context.Context) error { return s.pollConfig(ctx, leader) },
+		func(ctx context.Context) error { return s.pollConfig(ctx, leader, generator) },
 		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
 	)
+}
+
+// forget lets go, in the background, of what is kept for an instance's agent.
+func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
+	return func(id ident.ID) { env.Go("forget an agent", func() { s.agents.Deleted(ctx, id) }) }
 }
 
 // keys reads the cluster's keys, making them in a cluster that has none.
@@ -175,6 +194,7 @@ func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, g
 		s.log.Warn("templates not warmed", "error", err)
 	}
 	l.leader.World.Configure(shard, groups)
+	s.agents.Configured()
 	a.SetAppliedETag(s.manager.Status().ETag)
 	if err := s.cacheGroups(ctx, groups); err != nil {
 		s.log.Warn("cache not written", "error", err)
@@ -190,11 +210,16 @@ func images(shard *config.Shard) map[string]string {
 	return out
 }
 
-// pollConfig looks for a newer configuration now and then.
-func (s *server) pollConfig(ctx context.Context, leader *reconcile.Leader) error {
-	for s.env.Sleep(ctx, configInterval) == nil {
+// pollConfig looks for a newer configuration now and then, and less often reads boot scripts anew, so that none is on the way of a create.
+func (s *server) pollConfig(ctx context.Context, leader *reconcile.Leader, generator *filegen.Generator) error {
+	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
 		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
 			s.log.Warn("configuration not looked up", "error", err)
+		}
+		if n%warmEvery == 0 {
+			if err := generator.Warm(ctx, s.manager.Groups()); err != nil && ctx.Err() == nil {
+				s.log.Warn("templates not warmed", "error", err)
+			}
 		}
 	}
 	return nil
@@ -202,56 +227,42 @@ func (s *server) pollConfig(ctx context.Context, leader *reconcile.Leader) error
 
 // refresh applies a newer configuration, if there is one.
 func (s *server) refresh(ctx context.Context, leader *reconcile.Leader) (shardconfig.Result, config.Problems, error) {
-	key := observe.ErrorKey{Kind: "config"}
 	result, problems, err := s.manager.Refresh(ctx)
 	if err != nil {
 		return result, nil, err
 	}
-	switch result {
-	case shardconfig.Invalid:
-		s.metrics.ConfigRefused.Set(1)
-		leader.World.Raise(key, "configuration refused: "+problems.Error())
-	case shardconfig.Restart:
+	s.tellRefused(leader, problems)
+	if result == shardconfig.Restart {
 		s.log.Info("the new configuration needs a restart")
-		// The answer to whoever asked goes out first.
 		s.env.Go("restart", func() {
-			_ = s.env.Sleep(ctx, 200*time.Millisecond)
+			// The answer to whoever asked goes out first; his call, and ctx with it, ends by that.
+			_ = s.env.Sleep(context.WithoutCancel(ctx), 200*time.Millisecond)
 			s.restart(ErrRestart)
 		})
-	default:
-		s.metrics.ConfigRefused.Set(0)
-		leader.World.Resolve(key)
 	}
 	return result, problems, nil
 }
 
-// holdAddress makes the shard's fixed address this machine's own and looks after it every minute; on the way out it is released.
+// tellRefused says what is wrong with a configuration that is not in force, or that there is none.
+func (s *server) tellRefused(leader *reconcile.Leader, problems config.Problems) {
+	key := observe.ErrorKey{Kind: "config"}
+	if len(problems) > 0 {
+		s.metrics.ConfigRefused.Set(1)
+		leader.World.Raise(key, "configuration refused: "+problems.Error())
+		return
+	}
+	s.metrics.ConfigRefused.Set(0)
+	leader.World.Resolve(key)
+}
+
+// holdAddress makes the shard's fixed address this machine's own, where there is one.
 func (s *server) holdAddress(ctx context.Context, leader *reconcile.Leader) error {
 	network, ok := infra.Capability[infra.LeaderNetwork](s.machine.Provider)
-	if !ok || s.manager.Shard().Server.LeaderNetwork == nil {
-		<-ctx.Done()
+	if ok && s.manager.Shard().Server.LeaderNetwork != nil {
+		leader.HoldAddress(ctx, network, s.machine.ID)
 		return nil
 	}
-	key := observe.ErrorKey{Kind: "leader_network"}
-	for delay := time.Second; ; {
-		err := network.Acquire(ctx, s.machine.ID)
-		wait := time.Minute
-		if err != nil && ctx.Err() == nil {
-			leader.World.Raise(key, err.Error())
-			wait, delay = delay, min(2*delay, time.Minute)
-		} else {
-			leader.World.Resolve(key)
-			delay = time.Second
-		}
-		if s.env.Sleep(ctx, wait) != nil {
-			break
-		}
-	}
-	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	if err := network.Release(release, s.machine.ID); err != nil {
-		s.log.Warn("leader address not released", "error", err)
-	}
+	<-ctx.Done()
 	return nil
 }
 

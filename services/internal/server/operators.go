@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 	"github.com/nstance-kit/nstance/services/internal/mtls"
@@ -31,15 +32,23 @@ func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader 
 	}
 }
 
-// counted counts what the events tell.
-type counted struct {
+// tellers hands what happens to the watch streams, counts it, and lets go of what is kept for those who are gone.
+type tellers struct {
 	*operatorapi.Events
 	metrics *metrics.Server
+	forget  func(ident.ID)
 }
 
-func (c counted) Error(e observe.ErrorEvent) {
-	if !e.Resolved {
-		c.metrics.Errors.WithLabelValues(e.Kind).Inc()
+func (t tellers) Instance(e observe.InstanceEvent) {
+	if e.Type == observe.EventDeleted {
+		t.forget(e.Instance)
 	}
-	c.Events.Error(e)
+	t.Events.Instance(e)
+}
+
+func (t tellers) Error(e observe.ErrorEvent) {
+	if !e.Resolved {
+		t.metrics.Errors.WithLabelValues(e.Kind).Inc()
+	}
+	t.Events.Error(e)
 }

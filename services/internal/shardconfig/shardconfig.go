@@ -55,12 +55,17 @@ const (
 	Restart
 )
 
+// ErrRestart means that the configuration now in the bucket differs from the one before in what only a new process can take.
+var ErrRestart = errors.New("the configuration needs a restart of the server")
+
 // Status tells what is in force and what was refused.
 type Status struct {
 	ETag       string
 	Modified   time.Time
 	Size       int
 	Generation uint64
+	// RestartETag is of a newer document that is valid and waits for a new process.
+	RestartETag string
 	// RefusedETag and Problems are of a newer document that is not in force.
 	RefusedETag string
 	Problems    config.Problems
@@ -81,6 +86,7 @@ type Manager struct {
 	groupsToken objstore.Token
 	merged      map[config.GroupKey]config.Group
 	generation  uint64
+	restart     Document
 	refused     Document
 	problems    config.Problems // errors only
 	apply       func(*config.Shard, map[config.GroupKey]config.Group)
@@ -100,12 +106,14 @@ func (m *Manager) Load(ctx context.Context) error {
 }
 
 // Lead reads config and groups anew for a leader of the given term and hands them, and every later change, to apply, which must not call
-// a method of m that changes anything. An invalid configuration is refused in favour of the last that was applied.
+// a method of m that changes anything. An invalid configuration is refused in favour of the last that was applied. ErrRestart: it cannot take
+// the place of the one that was loaded before.
 func (m *Manager) Lead(ctx context.Context, term uint64, apply func(*config.Shard, map[config.GroupKey]config.Group)) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	m.mu.Lock()
 	m.apply, m.term, m.generation = nil, term, 0
+	before := m.shard
 	m.mu.Unlock()
 	doc, err := m.begin(ctx)
 	if err != nil {
@@ -115,6 +123,11 @@ func (m *Manager) Lead(ctx context.Context, term uint64, apply func(*config.Shar
 		return err
 	}
 	m.mu.Lock()
+	shard := m.shard
+	if before != nil && !inPlace(before, shard) {
+		m.mu.Unlock()
+		return ErrRestart
+	}
 	m.apply = apply
 	m.mu.Unlock()
 	m.handOn()
@@ -218,7 +231,7 @@ func (m *Manager) adopt(doc Document, shard *config.Shard, d dynamic) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.current, m.shard, m.groups, m.groupsToken, m.merged = doc, full, d.groups, d.token, merged
+	m.current, m.shard, m.groups, m.groupsToken, m.merged, m.restart = doc, full, d.groups, d.token, merged, Document{}
 	m.generation++
 }
 
@@ -282,6 +295,9 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	}
 	m.refuse(Document{}, nil)
 	if !inPlace(shard, next.WithDefaults()) {
+		m.mu.Lock()
+		m.restart = doc
+		m.mu.Unlock()
 		return Restart, nil, nil
 	}
 	m.adopt(doc, next, groups)
@@ -330,7 +346,7 @@ func (m *Manager) Status() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return Status{ETag: string(m.current.Token), Modified: m.current.Modified, Size: len(m.current.Body), Generation: m.generation,
-		RefusedETag: string(m.refused.Token), Problems: m.problems, Shard: m.shard}
+		RestartETag: string(m.restart.Token), RefusedETag: string(m.refused.Token), Problems: m.problems, Shard: m.shard}
 }
 
 // Shard returns the configuration in force, defaults filled in; nil before Load. It must not be changed.

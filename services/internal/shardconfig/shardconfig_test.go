@@ -225,8 +225,31 @@ func TestRestart(t *testing.T) {
 	if l.applied != 1 || l.Status().ETag != was {
 		t.Error("what needs a restart was applied in place")
 	}
+	if s := l.Status(); s.RestartETag == "" || s.RestartETag == was {
+		t.Errorf("the configuration that waits for a restart has the ETag %q", s.RestartETag)
+	}
 	// What comes after the restart starts from it even if the bucket's copy breaks meanwhile.
 	b.write(t, invalid)
+	if next := lead(t, b, 2); next.shard.Server.Provider.Zone != "z" {
+		t.Error("the next leader has an older configuration")
+	}
+}
+
+// A standby that waited while the configuration changed must not lead with the provider that it opened at its start.
+func TestRestartAtTakeOver(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	standby := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
+	if err := standby.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.write(t, strings.Replace(document("", ""), `"provider": {"kind": "mock"}`, `"provider": {"kind": "mock", "zone": "z"}`, 1))
+	if err := standby.Lead(t.Context(), 1, standby.apply); !errors.Is(err, ErrRestart) {
+		t.Fatalf("got %v", err)
+	}
+	if standby.applied != 0 {
+		t.Error("what needs a restart was handed on")
+	}
 	if next := lead(t, b, 2); next.shard.Server.Provider.Zone != "z" {
 		t.Error("the next leader has an older configuration")
 	}
