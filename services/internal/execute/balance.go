@@ -35,8 +35,12 @@ func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error
 		return nil
 	}
 	balancers, ok := infra.Capability[infra.LoadBalancers](x.Provider)
-	if !ok {
-		return fmt.Errorf("the shard's provider has no load balancers, group %s names %d", group.GroupKey, len(group.LoadBalancers))
+	switch {
+	case !ok && !in:
+		return nil // it never was in any
+	case !ok:
+		return infra.Errorf(infra.Invalid, "register "+id.String(), "the shard's provider has no load balancers, group %s names %d", group.GroupKey,
+			len(group.LoadBalancers))
 	}
 	vm, _ := x.World.VM(id)
 	call := balancers.Register
