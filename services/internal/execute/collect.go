@@ -96,6 +96,7 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 	if err := x.Provider.Delete(ctx, action.ProviderID); err != nil && !errors.Is(err, infra.NotFound) {
 		return err
 	}
+	gone = true // until a list shows that it is not
 	return nil
 }
 

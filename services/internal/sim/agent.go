@@ -31,6 +31,7 @@ type agent struct {
 	powerOff      bool
 	notice        bool
 	reboot        bool
+	rebootAt      time.Time // when it last said so
 }
 
 const reportInterval = 15 * time.Second
@@ -128,7 +129,7 @@ func (f *fleet) speak(m *machine) {
 	}
 	a.wasHealthy = a.wasHealthy || report.Healthy
 	if a.reboot {
-		a.reboot = false
+		a.reboot, a.rebootAt = false, now
 		a.mute, a.mutedAt = now.Add(w.sched.between(5*time.Second, 2*time.Minute)), now
 		f.hangUp(m)
 		return

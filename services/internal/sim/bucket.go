@@ -71,6 +71,9 @@ func (b *bucket) entered(s *server, r mem.Request) {
 	}
 	if id := (attempt{r.Key, next.Revision, next.Writer}); !b.written[id] {
 		b.written[id] = true
+		if b.records[r.Key] == nil && next.State == record.Deleted {
+			b.world.checkOrphan(s, &next)
+		}
 		if have := b.records[r.Key]; have != nil && have.stays() && next.State == record.Deleting {
 			b.world.checkRemoval(s, have, &next)
 		}

@@ -75,7 +75,11 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 		w.fail("create of %s: %v", id, err)
 	}
 	d := w.bucket.byID[id]
-	switch before := w.fleet.asked[id]; {
+	before := w.fleet.asked[id]
+	if before != nil && before.calls.often(w.sched.now) {
+		w.fail("%s is asked for again and again", id)
+	}
+	switch {
 	case d == nil || d.removed:
 		w.fail("create of %s, whose reservation is not durable", id)
 	case d.ReservedTerm != t.number:
@@ -126,6 +130,9 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 	if m == nil {
 		w.fail("delete of %s, which is not ours", call.ProviderID)
 		return
+	}
+	if m.calls.often(w.sched.now) {
+		w.fail("%s is asked to end again and again", m.id)
 	}
 	if !m.alive() {
 		return

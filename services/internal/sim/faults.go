@@ -158,6 +158,7 @@ func (w *World) calm() {
 		m.agent.mute, m.agent.sick = time.Time{}, time.Time{}
 	}
 	w.people.settle()
+	w.every(time.Minute, w.people.confirm)
 }
 
 // disturb does one of the things that go wrong in the life of a shard, and goes on to the next.
@@ -207,7 +208,7 @@ func (w *World) disturb() {
 			leader.deafen(w.sched.between(10*time.Second, 3*time.Minute))
 		}
 	case 16:
-		w.foreignVM()
+		w.strangers()
 	case 17:
 		if rng.IntN(3) == 0 {
 			w.trace("everything is deleted at once: every process, every cache, every VM")
@@ -317,16 +318,19 @@ func (w *World) announce() {
 	}
 }
 
-// foreignVM lets a call land that nobody remembers: a VM with our tags and no record, as after a create that took longer than its tombstone
-// was kept.
-func (w *World) foreignVM() {
-	if w.fleet.orphans() >= 2 {
-		return // more of them stop collection: that is another story
+// strangers lets VMs appear that have our tags and no record: one, as after a create that landed later than its tombstone was kept, or many, as
+// after a bucket was restored.
+func (w *World) strangers() {
+	n := 1
+	if w.sched.rng.IntN(4) == 0 {
+		n = 4
 	}
-	w.result.Faults++
-	w.fleet.planted++
-	group := w.people.groups[w.sched.rng.IntN(len(w.people.groups))]
-	id := w.freshID()
-	w.trace("a VM appears for %s, of which there is no record", id)
-	w.plant(fmt.Sprintf("orphan-%d", w.fleet.planted), ours, id, group.key)
+	for range n {
+		w.result.Faults++
+		w.fleet.planted++
+		group := w.people.groups[w.sched.rng.IntN(len(w.people.groups))]
+		id := w.freshID()
+		w.trace("a VM appears for %s, of which there is no record", id)
+		w.plant(fmt.Sprintf("orphan-%d", w.fleet.planted), ours, id, group.key)
+	}
 }

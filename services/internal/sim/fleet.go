@@ -25,8 +25,10 @@ type machine struct {
 	id         ident.ID
 	key        config.GroupKey
 	state      infra.State
+	since      time.Time // when it appeared
 	lostAt     time.Time // when it was taken away without anybody asking
 	agent      agent
+	calls      calls // to delete it
 }
 
 // ask is a create call whose result is not recorded.
@@ -34,6 +36,22 @@ type ask struct {
 	term   uint64
 	key    config.GroupKey
 	digest string
+	calls  calls
+}
+
+// calls counts the calls about one thing within a minute.
+type calls struct {
+	from time.Time
+	n    int
+}
+
+// often says whether there are so many that nobody can have waited between them.
+func (c *calls) often(now time.Time) bool {
+	if now.Sub(c.from) > minute {
+		c.from, c.n = now, 0
+	}
+	c.n++
+	return c.n > 20
 }
 
 // alive: it runs or is about to.
@@ -53,7 +71,7 @@ func (f *fleet) changed(vm infra.VM, at time.Time) {
 	}
 	m := f.byProvider[vm.ProviderID]
 	if m == nil {
-		m = &machine{providerID: vm.ProviderID, id: vm.Tags.Instance, key: config.GroupKey{Tenant: vm.Tags.Tenant, Group: vm.Tags.Group}}
+		m = &machine{providerID: vm.ProviderID, id: vm.Tags.Instance, since: w.sched.now, key: config.GroupKey{Tenant: vm.Tags.Tenant, Group: vm.Tags.Group}}
 		f.byProvider[vm.ProviderID] = m
 		f.order = append(f.order, m)
 		if other := f.byInstance[m.id]; other != nil {
@@ -113,15 +131,18 @@ func (f *fleet) any() *machine {
 	return f.order[f.world.sched.rng.IntN(len(f.order))]
 }
 
-// orphans counts the VMs without any record.
-func (f *fleet) orphans() int {
-	n := 0
+// orphans counts the VMs that have had no record for as long as a leader may take to notice, and all VMs.
+func (f *fleet) orphans() (orphans, all int) {
 	for _, m := range f.order {
-		if d := f.world.bucket.byID[m.id]; d == nil || d.removed {
-			n++
+		if !m.alive() {
+			continue
+		}
+		all++
+		if d := f.world.bucket.byID[m.id]; (d == nil || d.removed) && f.world.sched.now.Sub(m.since) > 2*minute {
+			orphans++
 		}
 	}
-	return n
+	return orphans, all
 }
 
 // recorded is told of each new version of a record.

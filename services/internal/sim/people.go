@@ -257,7 +257,7 @@ func (p *people) remove(t *term) {
 	}
 	w.trace("somebody deletes %s", m.id)
 	t.env.Go("delete an instance", func() {
-		err := t.leader.DeleteInstance(t.scope, m.id, "requested")
+		err := t.leader.DeleteInstance(t.scope, m.id, requested)
 		w.trace("deletion of %s: %v", m.id, err)
 		if d := w.bucket.byID[m.id]; err == nil && d != nil && d.stays() {
 			w.fail("the deletion of %s is acknowledged, but its record says %s", m.id, d.State)
@@ -278,6 +278,21 @@ func (p *people) drain(t *term, id ident.ID) {
 			s.term.leader.World.Drained(id)
 		}
 	})
+}
+
+// confirm answers the leader's question whether so many orphans may go.
+func (p *people) confirm() {
+	s := p.world.acting()
+	if s == nil {
+		return
+	}
+	for _, e := range s.term.leader.World.Standing("") {
+		if e.Kind == "orphans" {
+			p.world.trace("somebody confirms the orphans")
+			s.term.confirmed = true
+			s.term.leader.World.ConfirmOrphans()
+		}
+	}
 }
 
 // settle ends what people do: the configuration is sound, and asks for nothing that goes on for ever.

@@ -37,8 +37,11 @@ var reasons = []struct {
 	{"its machine powers off", elsewhere},
 	{"its group is deleted", elsewhere},
 	{"the shard is being emptied", elsewhere},
-	{"requested", elsewhere},
+	{requested, elsewhere},
 }
+
+// requested is what people say.
+const requested = "requested"
 
 func whyOf(reason string) why {
 	for _, r := range reasons {
@@ -52,18 +55,24 @@ func whyOf(reason string) why {
 // heardWithin is how fast a leader knows of a silence: one report missed.
 const heardWithin = reportInterval + reportInterval/3
 
+// rebootTime is for how long an announced reboot excuses silence.
+const rebootTime = 5 * minute
+
 // checkRemoval looks at the decision to delete an instance, when the leader sends it to the bucket.
 func (w *World) checkRemoval(s *server, d, next *document) {
 	if s == nil || s.term == nil {
 		return // decided by a leader that leads no more: it may land or not
 	}
 	t, key := s.term, config.GroupKey{Tenant: d.Tenant, Group: d.Group}
-	t.marked[d.ID] = true
+	why := whyOf(next.Reason)
+	if next.Reason != requested { // the leader's plan hears of those when they are durable
+		t.marked[d.ID] = true
+	}
 	if d.OnDemand {
 		return
 	}
 	least, _ := t.size(key)
-	switch whyOf(next.Reason) {
+	switch why {
 	case unknown:
 		w.fail("%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
 	case scaleDown:
@@ -75,6 +84,14 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.checkReplaced(t, key, d, next, least)
 	case rotation:
 		w.checkReplaced(t, key, d, next, least)
+	}
+}
+
+// checkOrphan: a VM of which there is no record may be ended, but not if there are so many that the mistake is more likely here.
+func (w *World) checkOrphan(s *server, d *document) {
+	orphans, all := w.fleet.orphans()
+	if s != nil && s.term != nil && !s.term.confirmed && orphans > 2 && 100*orphans > 5*all {
+		w.fail("%s is ended, which has no record: %d of %d have none, and nobody has confirmed that", d.ID, orphans, all)
 	}
 }
 
@@ -133,7 +150,7 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 		mute := w.sched.now.Before(a.mute) && a.mutedAt.Before(late)
 		deaf := w.sched.now.Before(t.server.deaf) && t.deafSince.Before(late)
 		switch {
-		case d.State == record.Registered && (mute || deaf) && !a.reboot:
+		case d.State == record.Registered && (mute || deaf) && w.sched.now.Sub(a.rebootAt) > rebootTime:
 			running++
 			silent++
 		case d.State == record.Registered:

@@ -42,6 +42,7 @@ type term struct {
 	beforeAt  time.Time
 	marked    map[ident.ID]bool // whose deletion it has decided
 	deafSince time.Time
+	confirmed bool // somebody said that the orphans may go
 }
 
 var errLost = errors.New("leadership was lost")
@@ -99,6 +100,7 @@ func (s *server) lead(number uint64) {
 		Owner: ours, Incarnation: s.process.name, Authority: t, Records: state, Provider: w.provider, Renderer: renderer{}, Files: t,
 		Groups: t, Env: t.env, Events: events{w, t}, Log: slog.New(tracer{w, s.process.name}), Wake: t.wakeLoop,
 	})
+	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	t.env.Go("lead", t.takeOver)
 }
 
