@@ -174,6 +174,7 @@ func (s *stack) fill(n int) {
 	all.Wait()
 	if s.boot {
 		s.fleet.awaitUp(s.b, n*groups)
+		<-time.After(10 * time.Second) // files, keys and first reports of so many at once are no everyday load
 	}
 }
 

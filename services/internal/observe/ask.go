@@ -16,9 +16,9 @@ const (
 	// askWindow is how long questions are collected before the provider is asked: a thousand streams do not close in one instant.
 	askWindow = 2 * time.Millisecond
 	// askSingly is up to how many questions are asked one by one; more are one list.
-	askSingly = 3
+	askSingly = 10
 	// listPause is the least time between two lists that questions lead to.
-	listPause = time.Second
+	listPause = 250 * time.Millisecond
 )
 
 // Asker shares questions to the provider between those who ask: a few are single calls, many are one list. While a list is under way

@@ -67,17 +67,19 @@ func NewLeader(p Parts) *Leader {
 }
 
 // TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the World first. It fails only if the
-// bucket cannot be read; a provider that does not answer a few times is asked again by Collect, and until then nothing counts as gone.
+// bucket cannot be read, or holds a record of a higher term, which ends the authority; a provider that does not answer a few times is asked again by Collect, and until then nothing counts as gone.
 func (l *Leader) TakeOver(ctx context.Context) error {
 	asked := l.parts.Env.Now()
 	var vms []infra.VM
 	var listErr error
+	var highest uint64
 	err := l.parts.Env.ForEach(ctx, 2, 2, func(ctx context.Context, i int) error {
 		if i == 0 {
 			vms, listErr = l.list(ctx)
 			return nil
 		}
 		return l.parts.Records.LoadInstances(ctx, func(rec record.Instance, token objstore.Token) {
+			highest = max(highest, rec.Term)
 			if rec.State == record.Reserved {
 				l.World.AddLeftover(observe.Reservation{Record: rec, Token: token})
 				return
@@ -87,6 +89,10 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("read the shard's instances: %w", err)
+	}
+	if term := l.World.Term(); highest > term {
+		l.parts.Authority.Refuse(highest)
+		return fmt.Errorf("read the shard's instances: one was written in term %d, this is term %d", highest, term)
 	}
 	if listErr != nil {
 		l.Asker.Failed(listErr)

@@ -37,11 +37,18 @@ type Loop struct {
 	wake       map[config.GroupKey]time.Time
 	sweep      time.Time
 
+	// health is the shard's, as counted at healthAt.
+	health   plan.ShardHealth
+	healthAt time.Time
+
 	// Creates are not bounded: a thousand dead VMs are asked for at once. Other actions are, so that creates find a free line.
 	slotsMu  sync.Mutex
 	others   int
 	deferred map[config.GroupKey]struct{}
 }
+
+// healthFresh is how old the shard's health may be when an event leads to planning.
+const healthFresh = 50 * time.Millisecond
 
 // maxOthers is how many actions other than creates are under way at most.
 const maxOthers = 64
@@ -55,17 +62,22 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 		l.wake = map[config.GroupKey]time.Time{}
 	}
 	now := l.Env.Now()
+	timed := false
 	for key, at := range l.wake {
 		if !at.After(now) {
+			timed = true
 			delete(l.wake, key)
 			l.World.Mark(key)
 		}
 	}
 	dirty := l.World.TakeDirty()
 	if len(dirty) > 0 {
-		health := l.World.Health(now)
+		// Looking at every instance of the shard is not on the way of every event. What time alone changes is always looked at anew.
+		if timed || now.Sub(l.healthAt) >= healthFresh || now.Before(l.healthAt) {
+			l.health, l.healthAt = l.World.Health(now), now
+		}
 		for _, key := range dirty {
-			l.plan(ctx, key, health)
+			l.plan(ctx, key, l.health)
 		}
 	}
 	if l.World.SweepDue() || !l.sweep.IsZero() && !l.sweep.After(now) {
