@@ -40,7 +40,10 @@ func run() int {
 		return server.Validate(ctx, options, os.Stdout, os.Stderr)
 	}
 	log := options.Logger(os.Stderr)
-	err = server.Run(ctx, server.Config{Options: options, Version: version, Log: log, Supervised: os.Getenv("INVOCATION_ID") != "",
+	confirm := make(chan os.Signal, 1)
+	signal.Notify(confirm, syscall.SIGUSR1)
+	defer signal.Stop(confirm)
+	err = server.Run(ctx, server.Config{Options: options, ConfirmOrphans: confirm, Version: version, Log: log, Supervised: os.Getenv("INVOCATION_ID") != "",
 		Providers: map[string]server.ProviderFactory{"tmux": openTmux}})
 	switch {
 	case errors.Is(err, server.ErrRestart):

@@ -205,14 +205,19 @@ func (w *World) Orphans() []infra.VM {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var vms []infra.VM
-	for _, s := range w.sortedStrays() {
-		id := s.vm.Tags.Instance
-		_, left := w.leftovers[id]
-		if !id.IsZero() && w.instances[id] == nil && !w.tombstoned(id) && !left {
-			vms = append(vms, s.vm)
-		}
+	for _, s := range w.orphans() {
+		vms = append(vms, s.vm)
 	}
 	return vms
+}
+
+// orphans is Orphans with mu held.
+func (w *World) orphans() []*stray {
+	return slices.DeleteFunc(w.sortedStrays(), func(s *stray) bool {
+		id := s.vm.Tags.Instance
+		_, left := w.leftovers[id]
+		return id.IsZero() || w.instances[id] != nil || w.tombstoned(id) || left
+	})
 }
 
 func (w *World) changeStray(providerID string, fn func(*stray)) {
@@ -223,12 +228,21 @@ func (w *World) changeStray(providerID string, fn func(*stray)) {
 	w.mu.Unlock()
 }
 
-// ConfirmOrphans notes a person's word that the orphans found may be terminated however many they are.
-func (w *World) ConfirmOrphans() {
+// ConfirmOrphans notes a person's word that the orphans that stopped the sweep may be terminated, however many they are, and returns them.
+// Those that turn up later need another word. While no sweep is stopped nothing is noted.
+func (w *World) ConfirmOrphans() []infra.VM {
 	w.mu.Lock()
-	w.confirmed, w.sweep = true, true
+	var vms []infra.VM
+	if _, raised := w.standing[ErrorKey{Kind: "orphans"}]; raised {
+		for _, s := range w.orphans() {
+			s.confirmed = true
+			vms = append(vms, s.vm)
+		}
+		w.sweep = true
+	}
 	w.mu.Unlock()
 	w.opts.Wake()
+	return vms
 }
 
 // VM returns what the provider last said of an instance.

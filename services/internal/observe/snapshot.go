@@ -62,18 +62,18 @@ func (w *World) ShardSnapshot() plan.ShardSnapshot {
 	defer w.mu.Unlock()
 	_, raised := w.standing[ErrorKey{Kind: "orphans"}]
 	s := plan.ShardSnapshot{
-		Now:              w.opts.Now(),
-		Settings:         w.settings,
-		Listed:           plan.Observed[int]{Value: w.listedVMs, Complete: !w.listed.IsZero(), At: w.listed},
-		OrphansConfirmed: w.confirmed,
-		OrphansRaised:    raised,
+		Now:           w.opts.Now(),
+		Settings:      w.settings,
+		Listed:        plan.Observed[int]{Value: w.listedVMs, Complete: !w.listed.IsZero(), At: w.listed},
+		OrphansRaised: raised,
 	}
 	for _, stray := range w.sortedStrays() {
 		id := stray.vm.Tags.Instance
 		inst := w.instances[id]
 		_, dead := w.tombstones[id]
 		s.Strays = append(s.Strays, plan.Stray{ProviderID: stray.vm.ProviderID, Instance: id, State: providerState(stray.vm.State, plan.ProviderUnknown),
-			LaunchedAt: stray.vm.LaunchedAt, Tombstone: dead, Claimed: inst != nil, Reads: stray.reads, Busy: stray.busy})
+			LaunchedAt: stray.vm.LaunchedAt, Tombstone: dead, Claimed: inst != nil, Reads: stray.reads, Busy: stray.busy,
+			Confirmed: stray.confirmed})
 	}
 	for _, id := range sortedIDs(w.leftovers) {
 		s.Leftovers = append(s.Leftovers, plan.Leftover{Instance: id, Busy: w.collecting[id]})

@@ -55,7 +55,6 @@ type World struct {
 	sweep      bool
 	standing   map[ErrorKey]ErrorEvent
 	since      time.Time // when this picture began
-	confirmed  bool      // a person confirmed that many orphans may go
 }
 
 // groupDefaults are for groups of which nothing but their instances is left.
@@ -94,6 +93,8 @@ type stray struct {
 	since time.Time
 	reads []time.Time // direct reads of the record's key that found nothing
 	busy  bool
+	// confirmed: a person said that it may go although there are many like it.
+	confirmed bool
 }
 
 // New returns an empty World.

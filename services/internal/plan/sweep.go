@@ -28,8 +28,6 @@ type ShardSnapshot struct {
 	Leftovers []Leftover
 	// Tombstones are the records in state deleted.
 	Tombstones []Tombstone
-	// OrphansConfirmed: a person said that the orphans may go however many they are.
-	OrphansConfirmed bool
 	// OrphansRaised: the error event "orphans" stands now.
 	OrphansRaised bool
 }
@@ -45,6 +43,8 @@ type Stray struct {
 	// Reads are when its record's key was read directly and nothing was there, in order.
 	Reads []time.Time
 	Busy  bool // an action for it is under way
+	// Confirmed: a person said that it may go although there are many like it.
+	Confirmed bool
 }
 
 // Leftover is a reservation of an earlier term.
@@ -62,7 +62,7 @@ type Tombstone struct {
 
 // Sweep plans collection for the shard: strays, leftovers, tombstones. Nothing is terminated, and no tombstone removed, before a complete
 // provider list was seen. Orphans (no record) are terminated after two direct reads of their key, a collection interval apart, the second past the
-// registration time-out; more than 2 and more than 5 % of the shard at once stop the sweep until a person confirms, since a wrong prefix or a
+// registration time-out; more than 2 and more than 5 % of the shard at once stop the sweep until a person confirms those, since a wrong prefix or a
 // restored bucket must not cost a fleet. A VM whose record is a tombstone is terminated. Reservations of earlier terms are settled.
 // Tombstones go after the retention time, once a later list does not show their VM.
 func Sweep(s ShardSnapshot) Decision {
@@ -82,11 +82,11 @@ func Sweep(s ShardSnapshot) Decision {
 	}
 	orphans := 0
 	for k := range s.Strays {
-		if s.Strays[k].orphan() && !settling[s.Strays[k].Instance] {
+		if s.Strays[k].orphan() && !s.Strays[k].Confirmed && !settling[s.Strays[k].Instance] {
 			orphans++
 		}
 	}
-	if many := orphans > orphansFew && 100*orphans > orphansPercent*s.Listed.Value; many && !s.OrphansConfirmed {
+	if many := orphans > orphansFew && 100*orphans > orphansPercent*s.Listed.Value; many {
 		w.out.Blocked = fmt.Sprintf("%d of %d VMs have no record: confirm that they may be terminated", orphans, s.Listed.Value)
 		if !s.OrphansRaised {
 			w.emit(Action{Kind: RaiseError, ErrorKind: orphansKind, Reason: w.out.Blocked})

@@ -80,8 +80,14 @@ func TestSweep(t *testing.T) {
 				s.Leftovers = []plan.Leftover{{Instance: id(3)}}
 				s.Tombstones = []plan.Tombstone{{Instance: id(4), DeletedAt: ago(time.Hour)}}
 			}},
-		{name: "many, confirmed by a person", snapshot: shard(4, orphans(3)...), change: func(s *plan.ShardSnapshot) { s.OrphansConfirmed, s.OrphansRaised = true, true },
-			want: []string{"resolve_error orphans", "terminate_stray vm-1", "terminate_stray vm-2", "terminate_stray vm-3"}},
+		{name: "many, confirmed by a person", snapshot: shard(4, orphans(3)...), change: func(s *plan.ShardSnapshot) {
+			s.OrphansRaised = true
+			for k := range s.Strays {
+				s.Strays[k].Confirmed = true
+			}
+		}, want: []string{"resolve_error orphans", "terminate_stray vm-1", "terminate_stray vm-2", "terminate_stray vm-3"}},
+		{name: "many that came after those confirmed", snapshot: shard(4, orphans(4)...), change: func(s *plan.ShardSnapshot) { s.Strays[0].Confirmed = true },
+			want: []string{"raise_error orphans"}},
 		{name: "few again", snapshot: shard(9), change: func(s *plan.ShardSnapshot) { s.OrphansRaised = true }, want: []string{"resolve_error orphans"}},
 		{name: "VMs of reservations that are being settled are no orphans", snapshot: shard(9, orphans(3)...), change: func(s *plan.ShardSnapshot) {
 			s.Leftovers = []plan.Leftover{{Instance: id(1)}}
@@ -156,11 +162,11 @@ func TestSweepProperties(t *testing.T) {
 			}
 			stray.State = states[rng.Intn(len(states))]
 			stray.Tombstone, stray.Claimed, stray.Busy = rng.Intn(4) == 0, rng.Intn(6) == 0, rng.Intn(6) == 0
+			stray.Confirmed = rng.Intn(4) == 0
 			strays = append(strays, stray)
 		}
 		s := shard(len(strays)+rng.Intn(100), strays...)
 		s.Listed.Complete = rng.Intn(5) > 0
-		s.OrphansConfirmed = rng.Intn(4) == 0
 		d := plan.Sweep(s)
 		if !d.WakeAt.IsZero() && !d.WakeAt.After(now) {
 			t.Fatalf("seed %d: wakes at %s", seed, d.WakeAt)
@@ -170,7 +176,7 @@ func TestSweepProperties(t *testing.T) {
 		for _, stray := range strays {
 			byID[stray.ProviderID] = stray
 			ended := stray.State == plan.ProviderGone || stray.State == plan.ProviderGoing
-			if !stray.Tombstone && !stray.Claimed && !stray.Instance.IsZero() && !ended {
+			if !stray.Tombstone && !stray.Claimed && !stray.Instance.IsZero() && !ended && !stray.Confirmed {
 				unrecorded++
 			}
 		}
@@ -187,7 +193,7 @@ func TestSweepProperties(t *testing.T) {
 				t.Fatalf("seed %d: %+v for %+v", seed, a, stray)
 			case !stray.Tombstone && !twice:
 				t.Fatalf("seed %d: %+v, but it is not proven an orphan: %+v", seed, a, stray)
-			case unrecorded > 2 && unrecorded*20 > s.Listed.Value && !s.OrphansConfirmed:
+			case unrecorded > 2 && unrecorded*20 > s.Listed.Value:
 				t.Fatalf("seed %d: %+v with %d orphans of %d", seed, a, unrecorded, s.Listed.Value)
 			}
 		}

@@ -255,6 +255,27 @@ func (s *server) tellRefused(leader *reconcile.Leader, problems config.Problems)
 	leader.World.Resolve(key)
 }
 
+// hearConfirmations passes a person's word about orphans to the leadership of the moment, until ctx ends.
+func (s *server) hearConfirmations(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.cfg.ConfirmOrphans:
+		}
+		l := s.leading.Load()
+		if l == nil {
+			s.log.Warn("orphans not confirmed", "reason", "this server does not lead")
+			continue
+		}
+		vms := l.leader.World.ConfirmOrphans()
+		for _, vm := range vms {
+			s.log.Info("orphan confirmed", "instance", vm.Tags.Instance.String(), "tenant", vm.Tags.Tenant, "group", vm.Tags.Group, "vm", vm.ProviderID)
+		}
+		s.log.Info("orphans confirmed", "count", len(vms))
+	}
+}
+
 // holdAddress makes the shard's fixed address this machine's own, where there is one.
 func (s *server) holdAddress(ctx context.Context, leader *reconcile.Leader) error {
 	network, ok := infra.Capability[infra.LeaderNetwork](s.machine.Provider)

@@ -53,6 +53,8 @@ Environment:
   AWS_REGION, AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE and the usual AWS credentials, for --storage s3
   NSTANCE_ENCRYPTION_KEY   the key that seals the cluster's secrets, where the configuration says "provider": "env"
 
+Signals: SIGTERM and SIGINT stop the server and hand over; SIGUSR1 tells the leader that the orphans which stopped collection may go.
+
 Exit status: 0 on a clean stop (SIGTERM, SIGINT), 1 on an error or an invalid configuration, 2 on a wrong command line.
 `
 

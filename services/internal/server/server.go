@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,6 +51,8 @@ type Config struct {
 	Bucket objstore.Store
 	// Supervised: something starts this server again when it fails.
 	Supervised bool
+	// ConfirmOrphans, if set, yields a value whenever a person says that the orphans that stopped collection may be terminated.
+	ConfirmOrphans <-chan os.Signal
 	// Started, if set, is called with the address of the health listener.
 	Started func(health net.Addr)
 }
@@ -167,6 +170,7 @@ func (s *server) run(ctx context.Context) error {
 	})
 	s.log.Info("server started", "version", cfg.Version, "incarnation", s.incarnation, "health_addr", listener.Addr().String())
 
+	s.env.Go("confirm orphans", func() { s.hearConfirmations(ctx) })
 	if err := s.openBucket(ctx); err != nil {
 		return err
 	}

@@ -87,6 +87,8 @@ type run struct {
 	stop context.CancelFunc
 	done chan error
 	log  *lockedBuffer
+	// confirm is the word of a person about orphans.
+	confirm chan os.Signal
 }
 
 type lockedBuffer struct {
@@ -110,13 +112,13 @@ func (r *rig) start(key string) *run {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	log := &lockedBuffer{}
-	p := &run{rig: r, stop: cancel, done: make(chan error, 1), log: log}
+	p := &run{rig: r, stop: cancel, done: make(chan error, 1), log: log, confirm: make(chan os.Signal)}
 	started := make(chan struct{})
 	dir := r.t.TempDir()
 	go func() {
 		p.done <- Run(ctx, Config{
 			Options: Options{ID: "s", Shard: "a", CacheDir: dir, HealthAddr: r.ports[0], Location: open.Location{Provider: "mem"}},
-			Log:     slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, Started: func(net.Addr) { close(started) },
+			Log:     slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, ConfirmOrphans: p.confirm, Started: func(net.Addr) { close(started) },
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) { return []byte(key), nil }},
 			Providers: map[string]ProviderFactory{"mock": func(context.Context, config.Provider, *slog.Logger) (Machine, error) {
 				return Machine{Provider: r.provider, ID: "machine"}, nil
@@ -304,4 +306,42 @@ func TestTakenPort(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestManyOrphansAwaitAPersonsWord(t *testing.T) {
+	r := newRig(t)
+	four := func(doc map[string]any) {
+		doc["groups"] = map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": 4}}}
+	}
+	r.configure(four)
+	p := r.start(testKey)
+	p.await("four VMs", func() bool { return r.running() == 4 })
+	_ = p.end()
+	entries, err := r.bucket.List(t.Context(), "shard/a/instance/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if err := r.bucket.Delete(t.Context(), entry.Key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := r.start(testKey)
+	confirmed := func() int { return strings.Count(next.log.String(), `"orphan confirmed"`) }
+	next.await("a stopped sweep", func() bool {
+		resp, err := http.Get("http://" + r.ports[0] + "/metrics")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		return strings.Contains(string(body), `nstance_errors_total{kind="orphans"} 1`)
+	})
+	next.confirm <- nil
+	next.await("four orphans to be confirmed", func() bool { return confirmed() == 4 })
+	// Once the sweep has gone on there is nothing to confirm.
+	next.await("nothing to be confirmed", func() bool {
+		next.confirm <- nil
+		return strings.Contains(next.log.String(), `"orphans confirmed","count":0`)
+	})
 }
