@@ -230,7 +230,7 @@ func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
 		for _, lb := range t.groups[m.key].LoadBalancers {
-			want[m.providerID] = want[m.providerID] || lb == name
+			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused // an on-demand one may be silent for good
 		}
 	}
 	for _, id := range w.provider.Members(name) {

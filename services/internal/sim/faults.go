@@ -104,6 +104,7 @@ func (w *World) injectProvider(_ context.Context, call mock.Call) mock.Outcome {
 	case mock.Delete:
 		w.checkDelete(s, call)
 	case mock.Register, mock.Deregister, mock.Acquire, mock.Release:
+		w.trace("%s %s %s", call.Kind, call.Name, call.ProviderID)
 		w.checkMutation(s, call)
 	default:
 		mutates = false

@@ -27,7 +27,8 @@ var reasons = []struct {
 	{"the group is larger than its size", scaleDown},
 	{"it runs but is silent", silence},
 	{"it was never healthy", silence},
-	{"it has reached its age", rotation},
+	{"it has reached its age, and enough others are healthy", rotation},
+	{"it has reached its age", elsewhere}, // the time of its replacement is up, too
 	{"its infra configuration is out of date", rotation},
 	{"its agent did not register in time", elsewhere},
 	{"its VM ended before its agent registered", elsewhere},
@@ -155,7 +156,7 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 			silent++
 		case d.State == record.Registered:
 			running++
-		case d.State == record.Deleting && whyOf(d.Reason) == silence:
+		case d.State == record.Deleting && whyOf(d.Reason) == silence && (mute || deaf): // not one that is heard again
 			running++
 			silent++
 		}
