@@ -29,18 +29,38 @@ type Env struct {
 	Rand io.Reader
 }
 
-// Real runs tasks on goroutines and the machine's clock. Wait blocks until every task started through the Env has ended.
+// Real runs tasks on goroutines and the machine's clock. Wait blocks until no task started through the Env runs; one that is started while it
+// waits, by somebody who has not heard of the end yet, is waited for as well.
 func Real() (env Env, wait func()) {
-	var wg sync.WaitGroup
+	var mu sync.Mutex // not a WaitGroup: that one forbids a start while it waits
+	ended := sync.NewCond(&mu)
+	running := 0
 	return Env{
-		Now:   time.Now,
-		Sleep: sleep,
-		Go: func(_ string, fn func()) {
-			wg.Go(fn)
-		},
-		ForEach: forEach,
-		Rand:    rand.Reader,
-	}, wg.Wait
+			Now:   time.Now,
+			Sleep: sleep,
+			Go: func(_ string, fn func()) {
+				mu.Lock()
+				running++
+				mu.Unlock()
+				go func() {
+					defer func() {
+						mu.Lock()
+						running--
+						mu.Unlock()
+						ended.Broadcast()
+					}()
+					fn()
+				}()
+			},
+			ForEach: forEach,
+			Rand:    rand.Reader,
+		}, func() {
+			mu.Lock()
+			defer mu.Unlock()
+			for running > 0 {
+				ended.Wait()
+			}
+		}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
