@@ -233,11 +233,6 @@ func (s *scheduler) wait(register func(t *task)) {
 	}
 }
 
-// sleep suspends the current task for d of simulated time, whatever becomes of any context.
-func (s *scheduler) sleep(d time.Duration) {
-	s.wait(func(t *task) { s.wakeAfter(d, t) })
-}
-
 // sleepIn suspends the current task for d, or until ctx ends.
 func (s *scheduler) sleepIn(ctx context.Context, d time.Duration) error {
 	if err := ctx.Err(); err != nil {
