@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
@@ -43,6 +44,12 @@ type leadership struct {
 	registration *registerapi.Leader
 	agent        *agentapi.Leader
 	operator     *operatorapi.Leader
+
+	generator *filegen.Generator
+	caPEM     []byte
+	images    *imageBook
+	// describing is held while the generator is told what is in force: the last to tell must know the newest.
+	describing sync.Mutex
 }
 
 // renderer hands filegen's machines to the executor.
@@ -123,11 +130,13 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		agent: &agentapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(), Incarnation: s.incarnation,
 			World: leader.World, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
 			Interval: func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() }},
-		operator: s.operatorLeader(ctx, a, leader, events, issuer),
+		operator:  s.operatorLeader(ctx, a, leader, events, issuer),
+		generator: generator, caPEM: caPEM,
+		images: &imageBook{provider: s.machine.Provider, env: env, found: map[string]foundImage{}},
 	}
 
 	err = s.manager.Lead(ctx, a.Term(), func(shard *config.Shard, groups map[config.GroupKey]config.Group) {
-		s.apply(ctx, a, l, generator, caPEM, shard, groups)
+		s.apply(ctx, a, l, shard, groups)
 	})
 	if errors.Is(err, shardconfig.ErrRestart) {
 		s.restart(ErrRestart) // which ends ctx, too
@@ -150,6 +159,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		func(ctx context.Context) error { return leader.Loop.Run(ctx, wake) },
 		func(ctx context.Context) error { leader.Collect(ctx); return nil },
 		func(ctx context.Context) error { return s.pollConfig(ctx, leader, generator) },
+		func(ctx context.Context) error { return s.refreshImages(ctx, l) },
 		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
 	)
 }
@@ -179,18 +189,12 @@ func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, er
 }
 
 // apply puts a configuration in force on the leader.
-func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, generator *filegen.Generator, caPEM []byte, shard *config.Shard,
-	groups map[config.GroupKey]config.Group) {
-	generator.Configure(filegen.Shard{
-		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(caPEM)},
-		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: s.ports.leader.Registration, AgentAddr: s.ports.leader.Agent,
-			OperatorAddr: s.ports.leader.Operator},
-		Provider:     render.Provider{Kind: shard.Server.Provider.Kind, Region: shard.Server.Provider.Region, Zone: shard.Server.Provider.Zone},
-		Image:        images(shard),
-		Certificates: shard.Certificates,
-		NonceTTL:     shard.Server.GarbageCollection.RegistrationTimeout.D(),
-	})
-	if err := generator.Warm(ctx, groups); err != nil {
+func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	inTime, cancel := context.WithTimeout(ctx, imagePatience)
+	_ = s.lookForImages(inTime, l, shard, false) // raised, and looked up again soon
+	cancel()
+	s.describe(l)
+	if err := l.generator.Warm(ctx, groups); err != nil {
 		s.log.Warn("templates not warmed", "error", err)
 	}
 	l.leader.World.Configure(shard, groups)
@@ -201,13 +205,20 @@ func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, g
 	}
 }
 
-// images are the fallbacks of the configuration's images: looking them up is the providers' business.
-func images(shard *config.Shard) map[string]string {
-	out := map[string]string{}
-	for name, image := range shard.Images {
-		out[name] = image.Fallback
-	}
-	return out
+// describe tells the generator what files and VMs are made from now on.
+func (s *server) describe(l *leadership) {
+	l.describing.Lock()
+	defer l.describing.Unlock()
+	shard := s.manager.Shard()
+	l.generator.Configure(filegen.Shard{
+		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(l.caPEM)},
+		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: s.ports.leader.Registration, AgentAddr: s.ports.leader.Agent,
+			OperatorAddr: s.ports.leader.Operator},
+		Provider:     render.Provider{Kind: shard.Server.Provider.Kind, Region: shard.Server.Provider.Region, Zone: shard.Server.Provider.Zone},
+		Image:        l.images.ids(shard),
+		Certificates: shard.Certificates,
+		NonceTTL:     shard.Server.GarbageCollection.RegistrationTimeout.D(),
+	})
 }
 
 // pollConfig looks for a newer configuration now and then, and less often reads boot scripts anew, so that none is on the way of a create.

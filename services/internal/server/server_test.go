@@ -24,6 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
@@ -344,4 +345,35 @@ func TestManyOrphansAwaitAPersonsWord(t *testing.T) {
 		next.confirm <- nil
 		return strings.Contains(next.log.String(), `"orphans confirmed","count":0`)
 	})
+}
+
+func TestImagesAreLookedUp(t *testing.T) {
+	r := newRig(t)
+	asked := make(chan infra.ImageQuery, 100)
+	made := make(chan map[string]any, 100)
+	r.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time, req infra.CreateRequest) { made <- req.Args }, Images: func(q infra.ImageQuery) (string, error) {
+		asked <- q
+		if q.Filters["name"][0] == "gone-*" {
+			return "", infra.NotFound
+		}
+		return "image-7", nil
+	}})
+	r.configure(func(doc map[string]any) {
+		image := func(name string) map[string]any {
+			return map[string]any{"provider": "mock", "owners": []string{"o"}, "fallback": "image-1",
+				"filters": []map[string]any{{"name": "name", "values": []string{name}}}}
+		}
+		doc["images"] = map[string]any{"debian": image("debian-*"), "gone": image("gone-*")}
+		doc["defaults"].(map[string]any)["args"] = map[string]any{"image": "{{ .Image.debian }}", "other": "{{ .Image.gone }}"}
+	})
+	p := r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	for range 2 {
+		if args := <-made; args["image"] != "image-7" || args["other"] != "image-1" {
+			t.Errorf("a VM was asked for with %v", args)
+		}
+	}
+	if q := <-asked; len(q.Owners) != 1 || q.Sort != "creation-date" || !q.Newest {
+		t.Errorf("asked for %+v", q)
+	}
 }
