@@ -247,6 +247,9 @@ func tokenOf(etag *string) (objstore.Token, error) {
 }
 
 func (s *Store) wrap(op, key string, err error) error {
+	if codeOf(err) == "NoSuchBucket" {
+		return fmt.Errorf("s3: %s %q: there is no bucket %q: create it, or correct its name or the endpoint: %w", op, key, s.bucket, err)
+	}
 	return fmt.Errorf("s3: %s %q in bucket %q: %w", op, key, s.bucket, err)
 }
 
