@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,45 +32,55 @@ type imageBook struct {
 	provider infra.Provider
 	env      tasks.Env
 
-	mu    sync.Mutex
-	found map[string]foundImage
+	mu      sync.Mutex
+	entries map[string]imageEntry
 }
 
-type foundImage struct {
+// imageEntry is what came of looking for an image of a certain definition.
+type imageEntry struct {
 	image config.Image
-	id    string
+	id    string // "": never found
 }
 
-// known returns the found image of an unchanged definition.
-func (b *imageBook) known(name string, image config.Image) (id string, ok bool) {
+// entry returns what is known of an image; ok is false for a definition that was never looked for.
+func (b *imageBook) entry(name string, image config.Image) (e imageEntry, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	have, ok := b.found[name]
-	return have.id, ok && reflect.DeepEqual(have.image, image)
+	e, ok = b.entries[name]
+	if !ok || !reflect.DeepEqual(e.image, image) {
+		return imageEntry{image: image}, false
+	}
+	return e, true
 }
+
+// Which images are looked for.
+type lookFor int
+
+const (
+	newImages lookFor = iota
+	missingImages
+	allImages
+)
 
 // ids returns the ID of each image.
 func (b *imageBook) ids(shard *config.Shard) map[string]string {
 	out := make(map[string]string, len(shard.Images))
 	for name, image := range shard.Images {
-		id, ok := b.known(name, image)
-		if !ok {
-			id = image.Fallback
-		}
-		out[name] = id
+		e, _ := b.entry(name, image)
+		out[name] = cmp.Or(e.id, image.Fallback)
 	}
 	return out
 }
 
-// look looks up the images of a configuration, with all set also those that are known. The error tells of each that was not found.
-func (b *imageBook) look(ctx context.Context, shard *config.Shard, all bool) error {
+// look looks for images of a configuration. The error tells of each that was not found.
+func (b *imageBook) look(ctx context.Context, shard *config.Shard, which lookFor) error {
 	resolver, ok := infra.Capability[infra.Images](b.provider)
 	if !ok {
 		return nil
 	}
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(shard.Images)), func(name string) bool {
-		_, known := b.known(name, shard.Images[name])
-		return shard.Images[name].Provider != shard.Server.Provider.Kind || known && !all
+		e, tried := b.entry(name, shard.Images[name])
+		return shard.Images[name].Provider != shard.Server.Provider.Kind || which == newImages && tried || which == missingImages && e.id != ""
 	})
 	errs := make([]error, len(names))
 	_ = b.env.ForEach(ctx, len(names), imageParallel, func(ctx context.Context, i int) error {
@@ -81,38 +92,40 @@ func (b *imageBook) look(ctx context.Context, shard *config.Shard, all bool) err
 		id, err := resolver.Resolve(ctx, query)
 		if err != nil {
 			errs[i] = fmt.Errorf("look up image %s: %w", names[i], err)
-			return nil
+			e, _ := b.entry(names[i], image)
+			id = e.id
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.found[names[i]] = foundImage{image, id}
+		b.entries[names[i]] = imageEntry{image, id}
 		return nil
 	})
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// lookForImages looks up the images of a configuration and raises what is wrong with them.
-func (s *server) lookForImages(ctx context.Context, l *leadership, shard *config.Shard, all bool) error {
+// lookForImages looks for images of a configuration and raises what is wrong with them.
+func (s *server) lookForImages(ctx context.Context, l *leadership, shard *config.Shard, which lookFor) error {
 	key := observe.ErrorKey{Kind: "images"}
-	err := l.images.look(ctx, shard, all)
+	err := l.images.look(ctx, shard, which)
 	if err != nil {
 		l.leader.World.Raise(key, err.Error())
-		return err
+	} else if which != newImages {
+		l.leader.World.Resolve(key)
 	}
-	l.leader.World.Resolve(key)
-	return nil
+	return err
 }
 
-// refreshImages looks all images up anew every image_refresh_interval, and soon those that were not found. Nothing rotates by that: an image is
-// for the instances made from now on.
+// refreshImages looks for all images anew every image_refresh_interval, and soon for those that were not found. Nothing rotates by that: an image
+// is for the instances made from now on.
 func (s *server) refreshImages(ctx context.Context, l *leadership) error {
 	looked := s.env.Now()
 	for s.env.Sleep(ctx, imageRetry) == nil {
-		shard, now := s.manager.Shard(), s.env.Now()
-		interval := shard.Server.ImageRefresh.D()
-		all := interval > 0 && now.Sub(looked) >= interval
+		shard, now, which := s.manager.Shard(), s.env.Now(), missingImages
+		if interval := shard.Server.ImageRefresh.D(); interval > 0 && now.Sub(looked) >= interval {
+			which = allImages
+		}
 		inTime, cancel := context.WithTimeout(ctx, shard.Server.RequestTimeout.D())
-		if err := s.lookForImages(inTime, l, shard, all); err == nil && all {
+		if err := s.lookForImages(inTime, l, shard, which); err == nil && which == allImages {
 			looked = now
 		}
 		cancel()

@@ -132,7 +132,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 			Interval: func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() }},
 		operator:  s.operatorLeader(ctx, a, leader, events, issuer),
 		generator: generator, caPEM: caPEM,
-		images: &imageBook{provider: s.machine.Provider, env: env, found: map[string]foundImage{}},
+		images: &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},
 	}
 
 	err = s.manager.Lead(ctx, a.Term(), func(shard *config.Shard, groups map[config.GroupKey]config.Group) {
@@ -191,7 +191,7 @@ func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, er
 // apply puts a configuration in force on the leader.
 func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	inTime, cancel := context.WithTimeout(ctx, imagePatience)
-	_ = s.lookForImages(inTime, l, shard, false) // raised, and looked up again soon
+	_ = s.lookForImages(inTime, l, shard, newImages) // raised, and looked up again soon
 	cancel()
 	s.describe(l)
 	if err := l.generator.Warm(ctx, groups); err != nil {

@@ -335,6 +335,14 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
 		cluster = objstore.WithTimeout(store, requestTimeout, listTimeout)
+		// The cluster's CA is made there by whoever comes first: that, too, takes conditional writes.
+		if err := objstore.Probe(ctx, cluster, keys.Probe(s.opts.Shard, s.incarnation)); err != nil {
+			err = fmt.Errorf("cluster.storage: check the bucket: %w", err)
+			if errors.Is(err, objstore.ErrUnconditional) {
+				return &fatalError{err}
+			}
+			return err
+		}
 	}
 	sources := s.cfg.KeySources
 	if sources == nil {
