@@ -146,6 +146,27 @@ func (c *Cache) DeleteKeys(ctx context.Context, instance ident.ID) error {
 	})
 }
 
+// KeepKeys forgets the public keys of all instances but those that keep reports true for, and of rows that are no instance's.
+func (c *Cache) KeepKeys(ctx context.Context, keep func(instance ident.ID) bool) error {
+	rows, err := read(ctx, c, `SELECT DISTINCT instance FROM public_keys`, nil, func(rows *sql.Rows) (instance string, err error) {
+		return instance, rows.Scan(&instance)
+	})
+	if err != nil {
+		return err
+	}
+	return c.write(ctx, "delete keys", func(tx *sql.Tx) error {
+		for _, row := range rows {
+			if id, err := ident.ParseStorageID(row); err == nil && keep(id) {
+				continue
+			}
+			if _, err := tx.ExecContext(ctx, `DELETE FROM public_keys WHERE instance = ?`, row); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // write runs fn in a transaction, once more on a fresh database if the first attempt fails.
 func (c *Cache) write(ctx context.Context, what string, fn func(*sql.Tx) error) error {
 	return c.attempt(ctx, what, func(db *sql.DB) error {

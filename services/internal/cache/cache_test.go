@@ -115,6 +115,17 @@ func TestGroupsAndKeys(t *testing.T) {
 			t.Errorf("instance %d: %s", n, diff)
 		}
 	}
+	if err := c.PutKeys(ctx, instance(t, 3), []Key{{"a.pub", []byte{3}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.KeepKeys(ctx, func(id ident.ID) bool { return id == instance(t, 3) }); err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[int64]int{1: 0, 3: 1} {
+		if got, err := c.Keys(ctx, instance(t, n)); err != nil || len(got) != want {
+			t.Errorf("instance %d: %v (%v), want %d", n, got, err, want)
+		}
+	}
 }
 
 // A duplicate breaks the transaction, and the second attempt on a fresh database too: nothing half done may be left.

@@ -154,6 +154,12 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	defer s.leading.Store(nil)
 	s.served.Store(true)
 	s.log.Info("serving as leader", "term", a.Term())
+	env.Go("forget keys", func() { // of instances that ended under other leaders
+		err := s.cache.KeepKeys(ctx, func(id ident.ID) bool { _, _, lives := leader.World.Record(id); return lives })
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("cache not cleaned", "error", err)
+		}
+	})
 
 	return tasks.Run(ctx,
 		func(ctx context.Context) error { return leader.Loop.Run(ctx, wake) },
