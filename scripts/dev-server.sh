@@ -13,4 +13,5 @@ until (exec 3<>/dev/tcp/127.0.0.1/8989) 2>/dev/null; do sleep 0.2; done
 exec air -c scripts/air/server.toml --tmp_dir "$dir" \
 	--build.cmd "CGO_ENABLED=0 go build -o $dir/nstance-server ./services/cmd/nstance-server" \
 	--build.entrypoint "$dir/nstance-server" \
-	-- --id "server-$n" --shard "dev-$n" --storage s3 --bucket dev --cachedir "$cache"
+	-- --id "server-$n" --shard "dev-$n" --storage s3 --bucket dev --cachedir "$cache" \
+	--health-addr "0.0.0.0:$((8980 + n * 10))"
