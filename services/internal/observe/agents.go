@@ -65,6 +65,7 @@ func (w *World) Connected(id ident.ID) (stream uint64, ok bool) {
 	inst.stream++
 	stream = inst.stream
 	inst.plan.Connected, inst.plan.LostAt = true, time.Time{}
+	inst.plan.FilesSent = "" // what was on its way when the older stream broke may be lost
 	if w.silenceFrom.IsZero() {
 		w.silenceFrom = w.opts.Now()
 		for key := range w.groups {

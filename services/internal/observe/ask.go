@@ -3,6 +3,7 @@ package observe
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -17,98 +18,126 @@ const (
 	askWindow = 2 * time.Millisecond
 	// askSingly is up to how many questions are asked one by one; more are one list.
 	askSingly = 10
+	// askAtOnce is how many single questions are under way at most.
+	askAtOnce = 20
 	// listPause is the least time between two lists that questions lead to.
 	listPause = 250 * time.Millisecond
 )
 
-// Asker shares questions to the provider between those who ask: a few are single calls, many are one list. While a list is under way
-// further questions wait for the next, which begins no sooner than listPause after it, since an answer only covers what happened
-// before it was asked for.
+// Asker shares questions to the provider between those who ask: a few are single calls, side by side, so that a slow one does not hold up the
+// others; many are one list. While a list is under way many further questions wait for the next, which begins no sooner than listPause
+// after it, since an answer only covers what happened before it was asked for.
 type Asker struct {
 	World    *World
 	Provider infra.Provider
 	Owner    infra.Owner
 	Env      tasks.Env
-	// Failed is told of a provider that does not answer, Answer of one that does again.
+	// Failed is told of a provider that does not answer, Answer of one that does. Both may be called by several at once.
 	Failed func(error)
 	Answer func()
 
 	mu      sync.Mutex
 	waiting map[ident.ID]struct{}
-	running bool
-	lastEnd time.Time
+	running bool // the task that sends questions
+	singles int  // questions under way
+	listing bool
+	lastEnd time.Time // of a list
 }
 
 // Ask asks the provider about an instance, soon. It does not block.
 func (a *Asker) Ask(ctx context.Context, id ident.ID) {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.waiting == nil {
 		a.waiting = map[ident.ID]struct{}{}
 	}
 	a.waiting[id] = struct{}{}
-	if !a.running {
+	a.mu.Unlock()
+	a.kick(ctx)
+}
+
+// kick starts sending, if there is something to send and nobody does.
+func (a *Asker) kick(ctx context.Context) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.running && len(a.waiting) > 0 {
 		a.running = true
-		a.Env.Go("ask the provider", func() { a.run(ctx) })
+		a.Env.Go("ask the provider", func() { a.send(ctx) })
 	}
 }
 
-func (a *Asker) run(ctx context.Context) {
-	for {
-		_ = a.Env.Sleep(ctx, askWindow)
-		a.mu.Lock()
-		ids := make([]ident.ID, 0, len(a.waiting))
-		for id := range a.waiting {
-			ids = append(ids, id)
-		}
-		if len(ids) == 0 || ctx.Err() != nil {
-			a.running = false
-			clear(a.waiting)
-			a.mu.Unlock()
-			return
-		}
-		pause := time.Duration(0)
-		if len(ids) > askSingly && !a.lastEnd.IsZero() {
-			pause = listPause - a.Env.Now().Sub(a.lastEnd)
-		}
-		if pause <= 0 {
-			clear(a.waiting)
-		}
-		a.mu.Unlock()
-		if pause > 0 {
-			_ = a.Env.Sleep(ctx, pause)
-			continue
-		}
-		slices.SortFunc(ids, ident.ID.Compare)
-		if err := a.ask(ctx, ids); ctx.Err() == nil {
-			if err != nil {
-				a.Failed(err)
-			} else {
-				a.Answer()
-			}
-		}
+// send sends what is waiting, until nothing is or a list has to end first: its end goes on.
+func (a *Asker) send(ctx context.Context) {
+	for pause := askWindow; pause > 0; pause = a.next(ctx) {
+		_ = a.Env.Sleep(ctx, pause)
 	}
 }
 
-func (a *Asker) ask(ctx context.Context, ids []ident.ID) error {
-	if len(ids) > askSingly {
-		err := a.List(ctx)
-		a.mu.Lock()
-		a.lastEnd = a.Env.Now()
-		a.mu.Unlock()
-		return a.asked(ids, err)
+// next sends what can be sent now and returns when to look again, zero for never.
+func (a *Asker) next(ctx context.Context) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if ctx.Err() != nil {
+		clear(a.waiting)
 	}
-	return a.asked(ids, a.Env.ForEach(ctx, len(ids), len(ids), func(ctx context.Context, i int) error { return a.get(ctx, ids[i]) }))
+	n := len(a.waiting)
+	switch pause := listPause - a.Env.Now().Sub(a.lastEnd); {
+	case n == 0:
+	case n <= askSingly && a.singles+n <= askAtOnce:
+		a.singles += n
+		for _, id := range a.take() {
+			a.Env.Go("ask about an instance", func() { a.ask(ctx, id) })
+		}
+		return askWindow
+	case a.listing:
+	case pause > 0 && !a.lastEnd.IsZero():
+		return pause
+	default:
+		a.listing = true
+		ids := a.take()
+		a.Env.Go("ask about many instances", func() { a.askMany(ctx, ids) })
+		return askWindow
+	}
+	a.running = false
+	return 0
 }
 
-// asked notes a question that was not answered, so that the planner asks again after its back-off instead of at once.
-func (a *Asker) asked(ids []ident.ID, err error) error {
+// take empties the queue, in order. Call with mu held.
+func (a *Asker) take() []ident.ID {
+	ids := slices.SortedFunc(maps.Keys(a.waiting), ident.ID.Compare)
+	clear(a.waiting)
+	return ids
+}
+
+func (a *Asker) ask(ctx context.Context, id ident.ID) {
+	a.told(ctx, a.get(ctx, id), id)
+	a.mu.Lock()
+	a.singles--
+	a.mu.Unlock()
+	a.kick(ctx)
+}
+
+func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
+	a.told(ctx, a.List(ctx), ids...)
+	a.mu.Lock()
+	a.listing, a.lastEnd = false, a.Env.Now()
+	a.mu.Unlock()
+	a.kick(ctx)
+}
+
+// told notes that questions have been answered, or were not: then the planner asks again after its back-off instead of at once.
+func (a *Asker) told(ctx context.Context, err error, ids ...ident.ID) {
 	for _, id := range ids {
 		a.World.change(id, func(i *instance) {
 			i.plan.Answered(a.Env.Now(), err != nil)
 		})
 	}
-	return err
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		a.Failed(err)
+	default:
+		a.Answer()
+	}
 }
 
 // List asks for everything and folds it in.

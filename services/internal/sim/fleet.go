@@ -131,14 +131,14 @@ func (f *fleet) any() *machine {
 	return f.order[f.world.sched.rng.IntN(len(f.order))]
 }
 
-// orphans counts the VMs that have had no record for as long as a leader may take to notice, and all VMs.
-func (f *fleet) orphans() (orphans, all int) {
+// orphans counts the VMs that have had no record for as long as a leader may take to notice, and that nobody has confirmed, and all VMs.
+func (f *fleet) orphans(t *term) (orphans, all int) {
 	for _, m := range f.order {
 		if !m.alive() {
 			continue
 		}
 		all++
-		if d := f.world.bucket.byID[m.id]; (d == nil || d.removed) && f.world.sched.now.Sub(m.since) > 2*minute {
+		if d := f.world.bucket.byID[m.id]; (d == nil || d.removed) && !t.confirmed[m.providerID] && f.world.sched.now.Sub(m.since) > 2*minute {
 			orphans++
 		}
 	}

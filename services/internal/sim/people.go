@@ -289,8 +289,9 @@ func (p *people) confirm() {
 	for _, e := range s.term.leader.World.Standing("") {
 		if e.Kind == "orphans" {
 			p.world.trace("somebody confirms the orphans")
-			s.term.confirmed = true
-			s.term.leader.World.ConfirmOrphans()
+			for _, vm := range s.term.leader.World.ConfirmOrphans() {
+				s.term.confirmed[vm.ProviderID] = true
+			}
 		}
 	}
 }

@@ -90,8 +90,10 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 
 // checkOrphan: a VM of which there is no record may be ended, but not if there are so many that the mistake is more likely here.
 func (w *World) checkOrphan(s *server, d *document) {
-	orphans, all := w.fleet.orphans()
-	if s != nil && s.term != nil && !s.term.confirmed && orphans > 2 && 100*orphans > 5*all {
+	if s == nil || s.term == nil || s.term.confirmed[d.ProviderID] {
+		return
+	}
+	if orphans, all := w.fleet.orphans(s.term); orphans > 2 && 100*orphans > 5*all {
 		w.fail("%s is ended, which has no record: %d of %d have none, and nobody has confirmed that", d.ID, orphans, all)
 	}
 }

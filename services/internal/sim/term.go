@@ -42,7 +42,7 @@ type term struct {
 	beforeAt  time.Time
 	marked    map[ident.ID]bool // whose deletion it has decided
 	deafSince time.Time
-	confirmed bool // somebody said that the orphans may go
+	confirmed map[string]bool // orphans that somebody said may go
 }
 
 var errLost = errors.New("leadership was lost")
@@ -92,7 +92,7 @@ func (s *server) lead(number uint64) {
 	w := s.world
 	w.trace("%s leads in term %d", s.process.name, number)
 	w.checkTerm(number)
-	t := &term{server: s, number: number, scope: newScope(context.Background()), marked: map[ident.ID]bool{}}
+	t := &term{server: s, number: number, scope: newScope(context.Background()), marked: map[ident.ID]bool{}, confirmed: map[string]bool{}}
 	s.term = t
 	t.env = w.sched.env(s.process, s.wall, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)

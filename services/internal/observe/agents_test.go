@@ -1,0 +1,173 @@
+package observe_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// What changes no decision sooner than the next wake-up touches no group: reports are most of what a leader hears.
+func TestReportsTouchOnlyWhatChanges(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	p.forget()
+	stream, ok := p.Connected(id)
+	if !ok {
+		t.Fatal("not ours to hear")
+	}
+	// The first agent to connect makes silence count in every group.
+	p.wantDirty(t, "first stream", others, workers)
+	steps := []struct {
+		name   string
+		report observe.Report
+		dirty  bool
+		events []observe.InstanceEventType
+	}{
+		{"first", observe.Report{Healthy: true, RuntimeHash: "r1"}, true, []observe.InstanceEventType{observe.EventHealthy}},
+		{"the same", observe.Report{Healthy: true, RuntimeHash: "r1"}, false, nil},
+		{"other metrics", observe.Report{Healthy: true, RuntimeHash: "r1", Metrics: observe.Metrics{CPU: 1}}, false, nil},
+		{"other files", observe.Report{Healthy: true, RuntimeHash: "r1", Files: []observe.FileState{{Name: "a", Error: "disk full"}}}, true, nil},
+		{"files unchanged", observe.Report{Healthy: true, RuntimeHash: "r1"}, false, nil},
+		{"unhealthy", observe.Report{RuntimeHash: "r1", Message: "no"}, true, []observe.InstanceEventType{observe.EventUnhealthy}},
+		{"healthy again", observe.Report{Healthy: true, RuntimeHash: "r1"}, true, []observe.InstanceEventType{observe.EventHealthy}},
+		{"other configuration", observe.Report{Healthy: true, RuntimeHash: "r2"}, true, nil},
+		{"notice", observe.Report{Healthy: true, RuntimeHash: "r2", Notice: true}, true, []observe.InstanceEventType{observe.EventNotice}},
+		{"a notice stays", observe.Report{Healthy: true, RuntimeHash: "r2"}, false, nil},
+		{"powering off", observe.Report{Healthy: true, RuntimeHash: "r2", Stopping: observe.PowerOff}, true, []observe.InstanceEventType{observe.EventNotice}},
+		{"powering off still", observe.Report{Healthy: true, RuntimeHash: "r2", Stopping: observe.PowerOff}, false, nil},
+		{"it was cancelled, and reboots", observe.Report{Healthy: true, RuntimeHash: "r2", Stopping: observe.Reboot}, true, []observe.InstanceEventType{observe.EventNotice}},
+		{"back", observe.Report{Healthy: true, RuntimeHash: "r2"}, true, nil},
+	}
+	for _, step := range steps {
+		p.now = p.now.Add(time.Second)
+		p.wakes = 0
+		if !p.Reported(id, stream, step.report) {
+			t.Fatalf("%s: refused", step.name)
+		}
+		if step.dirty {
+			p.wantDirty(t, step.name, workers)
+		} else {
+			p.wantDirty(t, step.name)
+			if p.wakes != 0 {
+				t.Errorf("%s: somebody is woken for nothing", step.name)
+			}
+		}
+		p.wantEvents(t, step.name, step.events...)
+		if got := p.planned(t, id); got.LastReport != p.now {
+			t.Errorf("%s: the last report is of %v", step.name, got.LastReport)
+		}
+	}
+	if report, ok := p.LastReport(id); !ok || len(report.Files) != 1 || report.Files[0].Error != "disk full" {
+		t.Errorf("last report %+v: unchanged files are forgotten", report)
+	}
+	if got := p.planned(t, id); !got.FilesFailed || !got.Notice || !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestNewerStreamReplacesOlder(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	first, _ := p.Connected(id)
+	second, _ := p.Connected(id)
+	if first == second {
+		t.Fatal("two streams have one number")
+	}
+	p.forget()
+	if p.Reported(id, first, observe.Report{Healthy: true}) {
+		t.Error("the older stream still speaks")
+	}
+	p.Disconnected(id, first, "replaced")
+	p.wantDirty(t, "the older stream closed")
+	p.wantEvents(t, "the older stream closed")
+	if !p.planned(t, id).Connected {
+		t.Error("the end of the older stream ended the newer")
+	}
+	p.Disconnected(id, second, "reset")
+	p.wantDirty(t, "the newer stream closed", workers)
+	p.wantEvents(t, "the newer stream closed", observe.EventLost)
+	if got := p.planned(t, id); got.Connected || got.LostAt != p.now {
+		t.Errorf("%+v", got)
+	}
+	p.Disconnected(id, second, "twice")
+	p.wantEvents(t, "closed twice")
+}
+
+func TestStrangersAreNotHeard(t *testing.T) {
+	p := newPicture(t)
+	id := p.newID(t)
+	if _, ok := p.Connected(id); ok {
+		t.Error("a stranger connects")
+	}
+	if p.Reported(id, 0, observe.Report{}) {
+		t.Error("a stranger reports")
+	}
+	p.put(id, workers, record.Registered)
+	stream, _ := p.Connected(id)
+	p.put(id, workers, record.Deleted)
+	p.forget()
+	if p.Reported(id, stream, observe.Report{Healthy: true}) {
+		t.Error("the dead report")
+	}
+	p.Disconnected(id, stream, "end")
+	p.wantEvents(t, "a dead instance's stream")
+	if _, ok := p.LastReport(id); ok {
+		t.Error("the dead have said something")
+	}
+}
+
+// A drain that was announced is no loss to tell of.
+func TestEndOfDeletingStreamIsNoLoss(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	stream, _ := p.Connected(id)
+	p.put(id, workers, record.Deleting)
+	p.forget()
+	p.Disconnected(id, stream, "end")
+	p.wantDirty(t, "its stream closed", workers)
+	p.wantEvents(t, "its stream closed")
+}
+
+// A new stream may belong to an agent that never got what was sent on the one before.
+func TestFilesAreSentAnewOnANewStream(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	stream, _ := p.Connected(id)
+	p.FilesSent(id, "r2")
+	if got := p.planned(t, id).FilesSent; got != "r2" {
+		t.Fatalf("files sent %q", got)
+	}
+	p.Disconnected(id, stream, "reset")
+	if _, ok := p.Connected(id); !ok || p.planned(t, id).FilesSent != "" {
+		t.Error("what was sent on the older stream counts for the newer")
+	}
+}
+
+// One instance that comes up ends the group's back-off.
+func TestRecovery(t *testing.T) {
+	p := newPicture(t)
+	p.CreateFailed(workers, "no room")
+	p.CreateFailed(workers, "no room") // side by side
+	s, _ := p.Snapshot(workers, nil)
+	if s.Backoff.Failures != 1 || s.Backoff.Reason != "no room" {
+		t.Fatalf("back-off %+v", s.Backoff)
+	}
+	p.now = s.Backoff.Until(workers)
+	p.CreateFailed(workers, "still none")
+	if s, _ = p.Snapshot(workers, nil); s.Backoff.Failures != 2 || s.Backoff.Reason != "still none" {
+		t.Fatalf("back-off %+v", s.Backoff)
+	}
+	id := p.serving(t)
+	stream, _ := p.Connected(id)
+	p.Reported(id, stream, observe.Report{})
+	if s, _ = p.Snapshot(workers, nil); s.Backoff.Failures != 2 {
+		t.Errorf("an unhealthy instance ended the back-off")
+	}
+	p.Reported(id, stream, observe.Report{Healthy: true})
+	if s, _ = p.Snapshot(workers, nil); s.Backoff != (plan.Backoff{}) {
+		t.Errorf("back-off %+v", s.Backoff)
+	}
+}
