@@ -37,14 +37,14 @@ func TestWaitIsForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, wait := tasks.Real()
 		wait() // for none
-		ended := 0
+		var ended atomic.Int32
 		env.Go("outer", func() {
 			_ = env.Sleep(t.Context(), time.Second)
 			env.Go("inner", func() {
 				_ = env.Sleep(t.Context(), time.Second)
-				ended++
+				ended.Add(1)
 			})
-			ended++
+			ended.Add(1)
 		})
 		waited := false
 		go func() {
@@ -52,11 +52,11 @@ func TestWaitIsForAll(t *testing.T) {
 			waited = true
 		}()
 		synctest.Wait()
-		env.Go("started while somebody waits", func() { _ = env.Sleep(t.Context(), 3*time.Second); ended++ })
+		env.Go("started while somebody waits", func() { _ = env.Sleep(t.Context(), 3*time.Second); ended.Add(1) })
 		wait()
 		synctest.Wait()
-		if ended != 3 || !waited {
-			t.Errorf("%d tasks have ended, the other has waited: %t", ended, waited)
+		if ended.Load() != 3 || !waited {
+			t.Errorf("%d tasks have ended, the other has waited: %t", ended.Load(), waited)
 		}
 	})
 }
