@@ -3,7 +3,7 @@
 .PHONY: help up down demo check dev-tmux clean-dev build nstance-admin sim bench generate lint test test-short
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-GO_BUILD = CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
 
 # make sim SEED=42 repeats one world; DURATION is wall time.
 SEED ?=

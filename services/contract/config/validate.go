@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/render"
@@ -219,6 +220,20 @@ func (c *checker) timing() {
 	if le.LeaseDuration.D() < 2*le.RenewInterval.D() {
 		c.add("server.leader_election.lease_duration", "%s is less than twice the renew_interval of %s", le.LeaseDuration, le.RenewInterval).depends =
 			[]string{"server.leader_election.renew_interval"}
+	}
+	if le.RenewInterval.D() < 10*time.Millisecond {
+		c.add("server.leader_election.renew_interval", "%s is less than 10ms", le.RenewInterval)
+	}
+	if le.LeaseDuration.D() > time.Hour {
+		c.add("server.leader_election.lease_duration", "%s is more than an hour", le.LeaseDuration)
+	}
+	for _, whole := range []struct {
+		field string
+		d     *Duration
+	}{{"lease_duration", le.LeaseDuration}, {"renew_interval", le.RenewInterval}} {
+		if whole.d.D()%time.Millisecond != 0 {
+			c.add("server.leader_election."+whole.field, "%s is no whole number of milliseconds, which is what the lock says", whole.d)
+		}
 	}
 	if le.PeerLease.D() > 0 && le.PeerLease.D() < 2*le.PeerInterval.D() {
 		c.add("server.leader_election.peer_lease", "%s is less than twice the peer_interval of %s", le.PeerLease, le.PeerInterval).depends =

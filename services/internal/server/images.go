@@ -100,7 +100,7 @@ func (b *imageBook) look(ctx context.Context, shard *config.Shard, which lookFor
 		b.entries[names[i]] = imageEntry{image, id}
 		return nil
 	})
-	return errors.Join(append(errs, ctx.Err())...)
+	return errors.Join(errors.Join(errs...), ctx.Err())
 }
 
 // lookForImages looks for images of a configuration and raises what is wrong with them.
