@@ -220,8 +220,8 @@ func address(s string) string {
 func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.VM, error) {
 	for delay := 250 * time.Millisecond; ; delay = min(2*delay, 30*time.Second) {
 		vm, err := x.Provider.Create(ctx, request)
-		if err == nil {
-			return vm, nil
+		if err == nil || ctx.Err() != nil {
+			return vm, err
 		}
 		switch infra.ClassOf(err) {
 		case infra.Conflict:

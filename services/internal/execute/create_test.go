@@ -1,0 +1,569 @@
+package execute_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+var create = plan.Action{Kind: plan.Create, Reason: "the group is smaller than its size"}
+
+// inBubble runs a test of a bench in a bubble's time, until all of the executor's tasks have ended.
+func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		test(t, b)
+		b.wait()
+	})
+}
+
+func TestCreate(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		id, old := b.reserve(), b.newID()
+		began := time.Now()
+		var delays []time.Duration
+		b.Entered = func(d time.Duration) { delays = append(delays, d) }
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind == mock.Create {
+				b.Instance(observe.InstanceEvent{Type: "call"})
+				return mock.Outcome{Latency: time.Second}
+			}
+			return mock.Outcome{}
+		}
+		action := create
+		action.Replaces = old
+		b.do(action)
+		b.wait()
+
+		calls := b.made(mock.Create)
+		if len(calls) != 1 {
+			t.Fatalf("%d calls", len(calls))
+		}
+		want := infra.Tags{Owner: owner, Tenant: workers.Tenant, Instance: id, Term: term, InfraHash: "i1", Group: workers.Group, Template: "t", Kind: "wrk",
+			CreatedAt: began}
+		request := calls[0].Request
+		if diff := cmp.Diff(want, request.Tags, cmpopts.EquateComparable(ident.ID{})); diff != "" {
+			t.Errorf("tags (-want +got):\n%s", diff)
+		}
+		if request.InstanceType != "small" || request.Subnet != "a" || request.Arch != "amd64" || string(request.Userdata) != "nonce of "+id.String() ||
+			request.Args["a"] != "b" || request.Hostname != "host" || !request.Tags.CreatedAt.Equal(began) {
+			t.Errorf("request %v at %v", request, request.Tags.CreatedAt)
+		}
+		rec := b.read(id)
+		if rec.State != record.Created || rec.Revision != 2 || rec.Writer != "me" || rec.ProviderID == "" || rec.Group != "workers" || rec.InstanceType != "small" ||
+			rec.SubnetID != "a" || rec.Image != "image" || rec.InfraHash != "i1" || rec.IPv4 == "" || rec.Hostname != "host" || rec.LaunchedAt.IsZero() {
+			t.Errorf("%+v", rec)
+		}
+		if view := b.view(id); view.Plan.Work != plan.Idle || view.Plan.Provider.Value != plan.ProviderRunning || view.Plan.Provider.At != began {
+			t.Errorf("%+v", view.Plan)
+		}
+		b.mu.Lock()
+		if e := b.events[1]; e.Type != observe.EventCreating || e.Replaces != old || e.Reason != create.Reason || !e.At.Equal(began) {
+			t.Errorf("%+v", e)
+		}
+		b.mu.Unlock()
+		b.wantEvents("call", observe.EventCreating, observe.EventCreated)
+		if len(delays) != 1 || delays[0] != 0 || b.pending() != 0 || b.backoff().Failures != 0 {
+			t.Errorf("entered after %v, %d pending, back-off %+v", delays, b.pending(), b.backoff())
+		}
+		// The pool is filled again behind it.
+		if n := b.World.ReservationsLeft(pool); n != execute.ReservePool {
+			t.Errorf("%d reservations", n)
+		}
+	})
+}
+
+// While reservations last there is no storage request before the provider's call.
+func TestCreateDoesNotWaitForStorage(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.reserve()
+		b.storeFault = func(mem.Request) mem.Fault { return mem.Fault{Before: time.Hour} }
+		began := time.Now()
+		b.Env.Go("create", func() { b.do(create) })
+		synctest.Wait()
+		if calls := b.made(mock.Create); len(calls) != 1 || time.Since(began) != 0 {
+			t.Errorf("%d calls after %v", len(calls), time.Since(began))
+		}
+	})
+}
+
+func TestCreateWithoutReservation(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind == mock.Create {
+				if _, _, err := b.state.GetInstance(context.Background(), workers.Tenant, call.Instance); err != nil {
+					t.Errorf("at the call: %v", err)
+				}
+			}
+			return mock.Outcome{}
+		}
+		b.do(create)
+		b.wait()
+		if calls := b.made(mock.Create); len(calls) != 1 {
+			t.Errorf("%d calls", len(calls))
+		}
+	})
+}
+
+// An answer that tells nothing is met with the same bytes until one tells something.
+func TestCreateAmbiguousAnswers(t *testing.T) {
+	for name, outcome := range map[string]mock.Outcome{
+		"refused with no reason": {Err: infra.Errorf(infra.Indeterminate, "create", "internal error")},
+		"answer lost":            {Lost: true},
+		"lands late":             {Late: 3 * time.Second},
+		"throttled":              {Err: infra.Errorf(infra.Throttled, "create", "slow down")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bench) {
+				id := b.reserve()
+				n := 0
+				b.script = func(call mock.Call) mock.Outcome {
+					if n++; call.Kind == mock.Create && n < 6 {
+						return outcome
+					}
+					return mock.Outcome{}
+				}
+				began := time.Now()
+				b.do(create)
+				b.wait()
+				calls := b.made(mock.Create)
+				if len(calls) != 6 {
+					t.Fatalf("%d calls", len(calls))
+				}
+				digest, _ := calls[0].Request.Digest()
+				for _, call := range calls {
+					if other, _ := call.Request.Digest(); other != digest {
+						t.Errorf("another request: %v", call.Request)
+					}
+				}
+				if took := time.Since(began); took < 5*time.Second || took > 10*time.Second {
+					t.Errorf("six calls in %v", took)
+				}
+				b.wantState(id, record.Created)
+				if vms := b.provider.VMs(); len(vms) != 1 || b.standing() != nil || b.backoff().Failures != 0 {
+					t.Errorf("%d VMs, standing %v, back-off %+v", len(vms), b.standing(), b.backoff())
+				}
+			})
+		})
+	}
+}
+
+// A definite refusal burns the ID, and counts.
+func TestCreateRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		id := b.reserve()
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind == mock.Create {
+				return mock.Outcome{Err: infra.Errorf(infra.Denied, "create", "no permission")}
+			}
+			return mock.Outcome{}
+		}
+		b.do(create)
+		b.wait()
+		b.wantState(id, record.Deleted)
+		if _, _, lives := b.World.Record(id); lives || len(b.made(mock.Create)) != 1 || b.pending() != 0 {
+			t.Errorf("it lives: %t; %d calls, %d pending", lives, len(b.made(mock.Create)), b.pending())
+		}
+		if back := b.backoff(); back.Failures != 1 || !strings.Contains(back.Reason, "no permission") {
+			t.Errorf("back-off %+v", back)
+		}
+		if got := b.standing(); !slices.Equal(got, []string{"provider"}) {
+			t.Errorf("standing %v", got)
+		}
+	})
+}
+
+// Another placement is another request, and needs another ID.
+func TestCreateElsewhere(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for range execute.ReservePool {
+			b.reserve()
+		}
+		b.provider.SetCapacity(mock.Place{Type: "small"}, 0)
+		b.provider.SetCapacity(mock.Place{Type: "large", Subnet: "a"}, 0)
+		b.do(create)
+		b.wait()
+		var tried []string
+		ids := map[ident.ID]bool{}
+		for _, call := range b.made(mock.Create) {
+			tried = append(tried, call.Request.InstanceType+"/"+call.Request.Subnet)
+			ids[call.Instance] = true
+		}
+		if want := []string{"small/a", "small/b", "large/a", "large/b"}; !slices.Equal(tried, want) || len(ids) != 4 {
+			t.Errorf("tried %v under %d IDs", tried, len(ids))
+		}
+		burnt := 0
+		for _, rec := range b.records() {
+			if rec.State == record.Deleted {
+				burnt++
+			}
+		}
+		if burnt != 3 || b.backoff().Failures != 0 || len(b.provider.VMs()) != 1 {
+			t.Errorf("%d IDs burnt, back-off %+v, %d VMs", burnt, b.backoff(), len(b.provider.VMs()))
+		}
+
+		// What was refused is not tried for three minutes.
+		b.calls = nil
+		b.do(create)
+		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.InstanceType != "large" || calls[0].Request.Subnet != "b" {
+			t.Errorf("%v", calls)
+		}
+		b.provider.SetCapacity(mock.Place{Type: "large", Subnet: "b"}, 0)
+		b.do(create)
+		b.wait()
+		if back := b.backoff(); back.Failures != 1 || !strings.Contains(back.Reason, "no capacity left") {
+			t.Errorf("back-off %+v", back)
+		}
+		time.Sleep(3 * time.Minute)
+		b.calls = nil
+		b.do(create)
+		b.wait()
+		if calls := b.made(mock.Create); len(calls) != 4 {
+			t.Errorf("%d calls three minutes later", len(calls))
+		}
+	})
+}
+
+// Whoever knows which subnets are full is asked in the background, and not on the way to a create.
+func TestCreateSkipsFullSubnets(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.reserve()
+		b.provider.SetCapacity(mock.Place{Subnet: "a"}, 0)
+		b.LookForRoom(t.Context())
+		b.do(create)
+		b.wait()
+		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.Subnet != "b" || len(b.made(mock.HasRoom)) != 1 {
+			t.Errorf("%v, asked for room %d times", calls, len(b.made(mock.HasRoom)))
+		}
+		b.script = func(mock.Call) mock.Outcome {
+			return mock.Outcome{Err: infra.Errorf(infra.Throttled, "has room", "slow down")}
+		}
+		b.LookForRoom(t.Context())
+		b.script = nil
+		b.provider.SetCapacity(mock.Place{Subnet: "a"}, -1)
+		b.calls = nil
+		b.do(create)
+		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.Subnet != "a" {
+			t.Errorf("%v", calls)
+		}
+		b.wait()
+		b.configure(func(g *config.Group) { g.Subnets = []string{"a"} })
+		b.calls = nil
+		b.LookForRoom(t.Context())
+		if b.calls != nil {
+			t.Error("there is no choice, and somebody is asked")
+		}
+	})
+}
+
+// An ID that was asked for before has its VM, or has had it.
+func TestCreateConflict(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		made, gone := b.reserve(), b.reserve()
+		b.plant(made, infra.Running)
+		if err := b.provider.Terminate(b.plant(gone, infra.Running).ProviderID); err != nil {
+			t.Fatal(err)
+		}
+		b.do(create)
+		b.wantState(made, record.Created)
+		if got := b.read(made).ProviderID; got != "vm-"+made.String() {
+			t.Errorf("its VM is %s", got)
+		}
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind == mock.FindByInstance {
+				return mock.Outcome{Err: infra.Errorf(infra.NotFound, "find", "forgotten")}
+			}
+			return mock.Outcome{}
+		}
+		b.do(create)
+		b.wait()
+		b.wantState(gone, record.Deleted)
+		if b.backoff().Failures != 1 {
+			t.Errorf("back-off %+v", b.backoff())
+		}
+	})
+}
+
+// Nothing is asked, and nothing counts as failed, while the leader may not act for long enough.
+func TestCreateWaitsForAuthority(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		id := b.reserve()
+		b.remaining = 100 * time.Millisecond
+		b.Env.Go("create", func() { b.do(create) })
+		time.Sleep(time.Second)
+		if len(b.made(mock.Create)) != 0 {
+			t.Error("the provider is called")
+		}
+		b.mu.Lock()
+		b.remaining = time.Minute
+		b.mu.Unlock()
+		time.Sleep(time.Second)
+		b.wait()
+		b.wantState(id, record.Created)
+		if b.backoff().Failures != 0 {
+			t.Errorf("back-off %+v", b.backoff())
+		}
+	})
+}
+
+// A call whose answer nobody waited for is the next leader's to settle.
+func TestCreateCutOff(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		id := b.reserve()
+		b.script = func(call mock.Call) mock.Outcome { return mock.Outcome{Latency: time.Minute} }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		b.World.ExpectCreates(workers, 1)
+		b.Do(ctx, workers, create)
+		b.wait()
+		b.wantState(id, record.Reserved)
+		if b.backoff().Failures != 0 || b.standing() != nil || b.view(id).Plan.Work != plan.Creating {
+			t.Errorf("back-off %+v, standing %v, %+v", b.backoff(), b.standing(), b.view(id).Plan)
+		}
+	})
+}
+
+func TestCreateThatCannotBeRendered(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.reserve()
+		b.render = errTest
+		b.do(create)
+		b.wait()
+		if b.World.ReservationsLeft(pool) != execute.ReservePool || len(b.made(mock.Create)) != 0 || b.backoff().Failures != 1 || b.pending() != 0 {
+			t.Errorf("%d reservations, %d calls, back-off %+v, %d pending", b.World.ReservationsLeft(pool), len(b.made(mock.Create)), b.backoff(), b.pending())
+		}
+	})
+}
+
+func TestCreateForAGroupThatIsGone(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.reserve()
+		b.World.ExpectCreates(workers, 1)
+		b.World.Configure((&config.Shard{}).WithDefaults(), nil)
+		b.Do(t.Context(), workers, create)
+		if len(b.made(mock.Create)) != 0 || b.pending() != 0 {
+			t.Errorf("%d calls, %d pending", len(b.made(mock.Create)), b.pending())
+		}
+	})
+}
+
+// An instance that is deleted before the provider has answered is not asked for again; its deletion looks what came of the calls.
+func TestDeletedWhileCreated(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		id := b.reserve()
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind == mock.Create {
+				return mock.Outcome{Lost: true}
+			}
+			return mock.Outcome{}
+		}
+		b.Env.Go("create", func() { b.do(create) })
+		synctest.Wait()
+		now := time.Now()
+		if _, err := b.Update(t.Context(), id, func(r *record.Instance) {
+			r.State, r.DeletingAt, r.DeleteReason, r.DeleteDeadline = record.Deleting, now, "requested", now
+		}); err != nil {
+			t.Fatal(err)
+		}
+		b.wait()
+		if n := len(b.made(mock.Create)); n != 1 {
+			t.Errorf("asked %d times", n)
+		}
+		if view := b.view(id); view.Record.State != record.Deleting || view.Plan.Work != plan.Idle || b.backoff().Failures != 0 {
+			t.Errorf("%+v, back-off %+v", view.Plan, b.backoff())
+		}
+		b.do(plan.Action{Kind: plan.Terminate, Instance: id})
+		if calls := b.made(mock.Delete); len(calls) != 1 {
+			t.Errorf("%v", calls)
+		}
+	})
+}
+
+// An agent may register before the provider's answer is recorded: nothing of that is lost.
+func TestRegisteredWhileCreated(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		id := b.reserve()
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind == mock.Create {
+				return mock.Outcome{Latency: 10 * time.Second}
+			}
+			return mock.Outcome{}
+		}
+		b.Env.Go("create", func() { b.do(create) })
+		synctest.Wait()
+		if _, err := b.Update(t.Context(), id, func(r *record.Instance) {
+			r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.IPv4 = record.Registered, time.Now(), make([]byte, 32), "n", "10.9.9.9"
+			r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0", 32), NotAfter: time.Now()}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		b.wait()
+		rec := b.read(id)
+		if rec.State != record.Registered || rec.ProviderID == "" || rec.IPv4 != "10.9.9.9" || rec.NonceID != "n" || rec.InstanceType != "small" || rec.LaunchedAt.IsZero() {
+			t.Errorf("%+v", rec)
+		}
+	})
+}
+
+// What the provider has done must be recorded, however long the bucket does not answer.
+func TestCreatedIsRecorded(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		id := b.reserve()
+		down := time.Now().Add(5 * time.Minute)
+		b.storeFault = func(mem.Request) mem.Fault {
+			if time.Now().Before(down) {
+				return mem.Fault{Err: errTest}
+			}
+			return mem.Fault{}
+		}
+		b.do(create)
+		b.wait()
+		b.wantState(id, record.Created)
+		if len(b.made(mock.Create)) != 1 {
+			t.Errorf("%d calls", len(b.made(mock.Create)))
+		}
+	})
+}
+
+func TestOnDemand(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		group, _ := b.World.Group(workers)
+		id := b.newID()
+		if err := b.CreateOnDemand(t.Context(), group, id, "huge", map[string]string{"a": "b"}); err != nil {
+			t.Fatal(err)
+		}
+		rec := b.read(id)
+		if rec.State != record.Created || !rec.OnDemand || rec.InstanceType != "huge" || rec.Vars["a"] != "b" || rec.ReservedTerm != term {
+			t.Errorf("%+v", rec)
+		}
+		if calls := b.made(mock.Create); len(calls) != 1 || !calls[0].Request.Tags.OnDemand || calls[0].Instance != id {
+			t.Errorf("%v", calls)
+		}
+		var superseded *clusterstate.SupersededError
+		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.As(err, &superseded) || len(b.made(mock.Create)) != 1 {
+			t.Errorf("a second time: %v, %d calls", err, len(b.made(mock.Create)))
+		}
+
+		// Its ID is the caller's: there is no other to try elsewhere with.
+		b.provider.SetCapacity(mock.Place{}, 0)
+		b.calls = nil
+		refused := b.newID()
+		if err := b.CreateOnDemand(t.Context(), group, refused, "", nil); !errors.Is(err, execute.ErrNoCapacity) || len(b.made(mock.Create)) != 1 {
+			t.Errorf("%v after %d calls", err, len(b.made(mock.Create)))
+		}
+		b.wait()
+		b.wantState(refused, record.Deleted)
+		if b.backoff().Failures != 0 {
+			t.Error("an on-demand instance that failed keeps the group waiting")
+		}
+	})
+}
+
+func TestOnDemandWithoutAskingAnybody(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.configure(func(g *config.Group) { g.InstanceTypes, g.Subnets = nil, []string{"a"} })
+		group, _ := b.World.Group(workers)
+		b.provider.SetCapacity(mock.Place{}, 0)
+		_ = b.CreateOnDemand(t.Context(), group, b.newID(), "", nil)
+		b.wait()
+
+		// Refused lately: nothing is written, the same ID will do later.
+		id := b.newID()
+		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.Is(err, execute.ErrNoCapacity) {
+			t.Error(err)
+		}
+		if _, _, err := b.state.GetInstance(t.Context(), workers.Tenant, id); !errors.Is(err, objstore.ErrNotFound) {
+			t.Errorf("its record: %v", err)
+		}
+		b.provider.SetCapacity(mock.Place{}, -1)
+		time.Sleep(3 * time.Minute)
+		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); err != nil {
+			t.Error(err)
+		}
+
+		// Written, but nothing came of it: collection settles it.
+		id = b.newID()
+		b.render = errTest
+		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.Is(err, errTest) {
+			t.Error(err)
+		}
+		if _, ok := b.World.Leftover(id); !ok {
+			t.Error("its reservation is nobody's")
+		}
+		if !b.Collect(t.Context(), plan.Action{Kind: plan.Settle, Instance: id}) {
+			t.Error("it cannot be settled")
+		}
+		b.wantState(id, record.Deleted)
+	})
+}
+
+func TestRefill(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		failures := 3
+		b.storeFault = func(r mem.Request) mem.Fault {
+			if failures--; failures >= 0 {
+				return mem.Fault{Before: time.Second, Err: errTest}
+			}
+			return mem.Fault{Before: time.Second}
+		}
+		for range 3 {
+			b.Refill(t.Context(), pool) // one of them does it
+		}
+		time.Sleep(1500 * time.Millisecond)
+		if got := b.standing(); !slices.Equal(got, []string{"storage"}) {
+			t.Errorf("standing %v", got)
+		}
+		b.wait()
+		if n := b.World.ReservationsLeft(pool); n != execute.ReservePool || b.standing() != nil {
+			t.Errorf("%d reservations, standing %v", n, b.standing())
+		}
+		for _, rec := range b.records() {
+			if rec.State != record.Reserved || rec.Group != "" || rec.ReservedTerm != term || rec.Writer != "me" || rec.Tenant != pool.Tenant {
+				t.Errorf("%+v", rec)
+			}
+		}
+
+		// A pool that nobody draws from is not filled.
+		b.World.Configure((&config.Shard{}).WithDefaults(), nil)
+		b.World.TakeReservation(pool)
+		b.Refill(t.Context(), pool)
+		b.wait()
+		if n := b.World.ReservationsLeft(pool); n != execute.ReservePool-1 {
+			t.Errorf("%d reservations", n)
+		}
+	})
+}
+
+func TestRefillEndsWithTheLeader(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.storeFault = func(r mem.Request) mem.Fault { return mem.Fault{Err: errTest} }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		b.Refill(ctx, pool)
+		b.wait()
+		if b.World.ReservationsLeft(pool) != 0 {
+			t.Error("filled")
+		}
+	})
+}
