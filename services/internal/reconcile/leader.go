@@ -67,7 +67,8 @@ func NewLeader(p Parts) *Leader {
 }
 
 // TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the World first. It fails only if the
-// bucket cannot be read, or holds a record of a higher term, which ends the authority; a provider that does not answer a few times is asked again by Collect, and until then nothing counts as gone.
+// bucket cannot be read, or holds a record of a higher term, which ends the authority; a provider that does not answer a few times is asked again
+// by Collect, and until then nothing counts as gone.
 func (l *Leader) TakeOver(ctx context.Context) error {
 	asked := l.parts.Env.Now()
 	var vms []infra.VM
@@ -105,12 +106,16 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 const (
 	listTries = 3
 	listPause = 250 * time.Millisecond
+	// listPatience is after how long a provider that does not answer is not asked again at once: planning does not wait for it.
+	listPatience = 2 * time.Second
 )
 
 // list asks the provider for everything. A moment's throttling should not leave a new leader in the dark.
 func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
+	began := l.parts.Env.Now()
 	for try := 1; ; try++ {
-		if vms, err = l.parts.Provider.List(ctx, l.parts.Owner); err == nil || try == listTries {
+		vms, err = l.parts.Provider.List(ctx, l.parts.Owner)
+		if err == nil || try == listTries || l.parts.Env.Now().Sub(began) > listPatience {
 			return vms, err
 		}
 		if sleepErr := l.parts.Env.Sleep(ctx, listPause); sleepErr != nil {
