@@ -2,8 +2,10 @@ package sim
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"math/rand/v2"
+	"runtime/debug"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/tasks"
@@ -22,10 +24,11 @@ type scheduler struct {
 	seq     uint64
 	current *task
 	steps   uint64
+	crashed func(why string) // told of code that panics
 }
 
-func newScheduler(seed uint64) *scheduler {
-	return &scheduler{now: epoch, rng: rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))}
+func newScheduler(seed uint64, crashed func(why string)) *scheduler {
+	return &scheduler{now: epoch, crashed: crashed, rng: rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))}
 }
 
 // event is something that happens at an instant. Either do or wakes is set: waking a task needs no closure.
@@ -167,7 +170,7 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 			t.done = true
 			if r := recover(); r != nil {
 				if _, ok := r.(killed); !ok {
-					panic(r)
+					s.crashed(fmt.Sprintf("%s panics: %v\n%s", name, r, debug.Stack()))
 				}
 			}
 		}()

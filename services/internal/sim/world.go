@@ -71,7 +71,8 @@ type World struct {
 
 // New makes a world of two or three servers, a handful of groups and some VMs that are not ours.
 func New(opts Options) *World {
-	w := &World{opts: opts, sched: newScheduler(opts.Seed), outside: context.WithValue(context.Background(), outsideKey{}, true)}
+	w := &World{opts: opts, outside: context.WithValue(context.Background(), outsideKey{}, true)}
+	w.sched = newScheduler(opts.Seed, func(why string) { w.fail("%s", why) })
 	w.bucket = bucket{world: w, records: map[string]*document{}, byID: map[ident.ID]*document{}, written: map[attempt]bool{}}
 	w.fleet = fleet{world: w, byProvider: map[string]*machine{}, byInstance: map[ident.ID]*machine{}, asked: map[ident.ID]*ask{}}
 	now := func() time.Time { return w.sched.now }
