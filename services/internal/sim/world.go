@@ -96,7 +96,11 @@ func New(opts Options) *World {
 func (w *World) Run() (Result, error) {
 	defer w.end()
 	for _, s := range w.servers {
-		w.sched.after(w.sched.between(0, 5*time.Second), s.start)
+		w.sched.after(w.sched.between(0, 5*time.Second), func() {
+			if s.lives == 0 {
+				s.start()
+			}
+		})
 	}
 	w.sched.after(w.sched.between(0, time.Minute), w.disturb)
 	broken := func() bool { return w.err != nil }
