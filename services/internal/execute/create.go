@@ -216,24 +216,27 @@ func address(s string) string {
 }
 
 // ask calls the provider until its answer is definite. An ambiguous answer is met with exactly the same bytes; so is throttling, more
-// slowly. A conflict means that this ID was asked for before: the VM is found by its tag.
+// slowly. A conflict means that this ID was asked for before, and a refusal after an ambiguous answer tells nothing about the calls before it:
+// the VM is looked up by its tag.
 func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.VM, error) {
+	ambiguous := false
 	for delay := 250 * time.Millisecond; ; delay = min(2*delay, 30*time.Second) {
 		vm, err := x.Provider.Create(ctx, request)
 		if err == nil || ctx.Err() != nil {
 			return vm, err
 		}
-		switch infra.ClassOf(err) {
-		case infra.Conflict:
+		switch class := infra.ClassOf(err); {
+		case class == infra.Indeterminate || class == infra.Throttled:
+			ambiguous = ambiguous || class == infra.Indeterminate
+			x.World.Raise(observe.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group}, fmt.Sprintf("create: %v", err))
+		case class == infra.Conflict || ambiguous:
 			vm, findErr := x.Provider.FindByInstance(ctx, x.Owner, request.Tags.Instance)
 			if findErr == nil {
 				return vm, nil
 			}
 			if errors.Is(findErr, infra.NotFound) {
-				return infra.VM{}, err // a token whose VM is gone
+				return infra.VM{}, err
 			}
-		case infra.Indeterminate, infra.Throttled:
-			x.World.Raise(observe.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group}, fmt.Sprintf("create: %v", err))
 		default:
 			return infra.VM{}, err
 		}

@@ -168,6 +168,35 @@ func TestCreateAmbiguousAnswers(t *testing.T) {
 	}
 }
 
+// A refusal says nothing about the calls before it.
+func TestCreateRefusedAfterALostAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		made, unmade := b.reserve(), b.reserve()
+		calls := map[ident.ID]int{}
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind != mock.Create {
+				return mock.Outcome{}
+			}
+			switch calls[call.Instance]++; {
+			case calls[call.Instance] > 1:
+				return mock.Outcome{Err: infra.Errorf(infra.Denied, "create", "no permission any more")}
+			case call.Instance == made:
+				return mock.Outcome{Lost: true}
+			default:
+				return mock.Outcome{Err: infra.Errorf(infra.Indeterminate, "create", "internal error")}
+			}
+		}
+		b.do(create)
+		b.do(create)
+		b.wait()
+		b.wantState(made, record.Created)
+		b.wantState(unmade, record.Deleted)
+		if b.backoff().Failures != 1 {
+			t.Errorf("back-off %+v", b.backoff())
+		}
+	})
+}
+
 // A definite refusal burns the ID, and counts.
 func TestCreateRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {

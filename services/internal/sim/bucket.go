@@ -122,6 +122,9 @@ func (b *bucket) changed(key string, body []byte) {
 		return
 	}
 	b.checkStep(have, &next)
+	if m := w.fleet.byInstance[next.ID]; next.State == record.Deleted && strings.HasPrefix(next.Reason, "refused") && m != nil && m.alive() && w.faults.providerLag == 0 {
+		w.fail("%s is taken to be refused, and it runs", next.ID)
+	}
 	next.removed = false
 	*have = next
 	w.fleet.recorded(have)

@@ -142,6 +142,8 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 	}
 	d := w.bucket.byID[m.id]
 	switch {
+	case s != nil && s.term != nil && d != nil && s.term.provedAt.Before(d.since):
+		w.fail("%s is terminated, and the leader has not proved itself since that was decided", m.id)
 	case d == nil || d.removed || d.stays() || d.State == record.Reserved:
 		w.fail("running VM %s of %s is terminated without a durable intent: %+v", m.providerID, m.id, d)
 	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && !w.people.drained[m.id]:

@@ -94,7 +94,10 @@ func ambiguous(r mem.Request, err error) error {
 }
 
 // injectProvider checks a call and decides what becomes of it.
-func (w *World) injectProvider(_ context.Context, call mock.Call) mock.Outcome {
+func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome {
+	if ctx.Value(outsideKey{}) != nil {
+		return mock.Outcome{}
+	}
 	out := mock.Outcome{Latency: w.sched.between(5*time.Millisecond, 100*time.Millisecond)}
 	s := w.caller()
 	mutates := true
@@ -133,7 +136,7 @@ func (w *World) injectProvider(_ context.Context, call mock.Call) mock.Outcome {
 		out.Lag = rng.between(time.Second, 45*time.Second)
 	case call.Kind == mock.Create && call.Request.InstanceType == "small" && rng.chance(w.faults.capacity):
 		out.Err = infra.Errorf(infra.Capacity, string(call.Kind), "no %s left", call.Request.InstanceType)
-		delete(w.fleet.asked, call.Instance) // a definite answer
+		delete(w.fleet.asked, call.Instance) // as definite as an answer can be
 	case rng.chance(w.faults.providerSlow):
 		out.Latency = rng.between(200*time.Millisecond, 8*time.Second)
 		return out
@@ -210,6 +213,12 @@ func (w *World) disturb() {
 		}
 	case 16:
 		w.strangers()
+		if w.sched.chance(0.5) {
+			w.trace("somebody takes the address away")
+			if err := w.provider.Acquire(w.outside, "elsewhere"); err != nil {
+				panic(err)
+			}
+		}
 	case 17:
 		if rng.IntN(3) == 0 {
 			w.trace("everything is deleted at once: every process, every cache, every VM")

@@ -13,7 +13,8 @@ type why uint8
 
 const (
 	unknown   why = iota
-	elsewhere     // its VM is gone, going or never came up; or somebody asked for it
+	elsewhere     // somebody asked for it, or its time is up
+	gone          // its VM does not run
 	scaleDown
 	silence
 	rotation // age or drift
@@ -31,9 +32,9 @@ var reasons = []struct {
 	{"it has reached its age", elsewhere}, // the time of its replacement is up, too
 	{"its infra configuration is out of date", rotation},
 	{"its agent did not register in time", elsewhere},
-	{"its VM ended before its agent registered", elsewhere},
-	{"its VM is gone", elsewhere},
-	{"its VM has stopped or is stopping", elsewhere},
+	{"its VM ended before its agent registered", gone},
+	{"its VM is gone", gone},
+	{"its VM has stopped or is stopping", gone},
 	{"the cloud takes its VM away", elsewhere},
 	{"its machine powers off", elsewhere},
 	{"its group is deleted", elsewhere},
@@ -68,6 +69,9 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	why := whyOf(next.Reason)
 	if next.Reason != requested { // the leader's plan hears of those when they are durable
 		t.marked[d.ID] = true
+	}
+	if m := w.fleet.byInstance[d.ID]; why == gone && m != nil && m.alive() {
+		w.fail("%s is removed (%s), and it runs", d.ID, next.Reason)
 	}
 	if d.OnDemand {
 		return

@@ -42,6 +42,7 @@ type term struct {
 	beforeAt  time.Time
 	marked    map[ident.ID]bool // whose deletion it has decided
 	deafSince time.Time
+	provedAt  time.Time       // when the latest proof of its leadership was asked for
 	confirmed map[string]bool // orphans that somebody said may go
 }
 
@@ -66,7 +67,7 @@ func (t *term) Confirm(ctx context.Context) error {
 	}
 	s := t.server
 	s.confirms++
-	seq, confirmed := s.confirms, false
+	began, seq, confirmed := s.world.sched.now, s.confirms, false
 	s.world.sched.wait(func(task *task) {
 		s.waiting = append(s.waiting, confirmation{seq: seq, done: func(ok bool) {
 			confirmed = ok
@@ -76,6 +77,9 @@ func (t *term) Confirm(ctx context.Context) error {
 	})
 	if !confirmed || ctx.Err() != nil {
 		return errLost
+	}
+	if began.After(t.provedAt) {
+		t.provedAt = began
 	}
 	return nil
 }
