@@ -19,6 +19,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/machine"
+	"github.com/nstance-kit/nstance/services/internal/systemd"
 )
 
 // farewell is how long a process that was told to end tries to tell the server why.
@@ -48,6 +49,10 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 	}
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return watchShutdown(ctx, client, log) })
+	group.Go(func() error {
+		// Health takes the lock that a hanging client would hold for ever.
+		return systemd.Run(ctx, systemd.Daemon{Ready: client.Connected, Alive: func() bool { _ = client.Health(); return true }, Log: log})
+	})
 	group.Go(func() error { return noticeSource(s, log).Watch(ctx, client.Notice) })
 	group.Go(func() error {
 		select {

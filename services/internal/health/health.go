@@ -26,6 +26,9 @@ func (p *Probe) NotReady(reason string) {
 // Ready says that the daemon is ready.
 func (p *Probe) Ready() { p.ready.Store(true) }
 
+// IsReady reports whether the daemon is ready.
+func (p *Probe) IsReady() bool { return p.ready.Load() }
+
 // ServeHTTP answers 200 "ok" when ready, else 503 and the reason.
 func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")

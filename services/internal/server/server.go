@@ -35,6 +35,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/systemd"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
@@ -168,6 +169,11 @@ func (s *server) run(ctx context.Context) error {
 			s.restart(err)
 		}
 	})
+	daemons.Go(func() {
+		if err := systemd.Run(serveCtx, systemd.Daemon{Ready: s.probe.IsReady, Alive: s.alive, Log: s.log}); err != nil {
+			s.log.Warn("service manager not told", "error", err)
+		}
+	})
 	s.log.Info("server started", "version", cfg.Version, "incarnation", s.incarnation, "health_addr", listener.Addr().String())
 
 	s.env.Go("confirm orphans", func() { s.hearConfirmations(ctx) })
@@ -217,6 +223,12 @@ func (s *server) number(i int) float64 {
 	}
 	groups, instances, connected, reserved, _, _ := l.leader.World.Numbers()
 	return float64([]int{groups, instances, connected, reserved}[i])
+}
+
+// alive looks at what a leader that hangs would hold for ever.
+func (s *server) alive() bool {
+	_ = s.number(0)
+	return true
 }
 
 // openBucket opens the shard's bucket. It does not try to reach it.
