@@ -1,0 +1,40 @@
+package wire
+
+import (
+	"encoding/base64"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// Page cuts a list into pages. It returns at most max items (0: all) from where token points ("" is the beginning) and the token of the next page, "" after
+// the last. Tokens are opaque to clients; one that Page did not make is InvalidNextToken.
+func Page[T any](items []T, max int, token string) (page []T, next string, err error) {
+	start := 0
+	if token != "" {
+		if start, err = offset(token); err != nil || start > len(items) {
+			return nil, "", Errorf(http.StatusBadRequest, "InvalidNextToken", "The token %.60q is not valid", token)
+		}
+	}
+	if max < 0 {
+		return nil, "", Errorf(http.StatusBadRequest, "InvalidParameterValue", "A page of %d items is not possible", max)
+	}
+	items = items[start:]
+	if max == 0 || len(items) <= max {
+		return items, "", nil
+	}
+	return items[:max], base64.URLEncoding.EncodeToString([]byte("page:" + strconv.Itoa(start+max))), nil
+}
+
+func offset(token string) (int, error) {
+	raw, err := base64.URLEncoding.DecodeString(token)
+	if err != nil {
+		return 0, err
+	}
+	digits, ok := strings.CutPrefix(string(raw), "page:")
+	if !ok {
+		return 0, strconv.ErrSyntax
+	}
+	n, err := strconv.ParseUint(digits, 10, 31)
+	return int(n), err
+}
