@@ -26,6 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operatornonce"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/secret"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/shard"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/userdata"
 )
 
 // Provider is the provider.
@@ -165,7 +166,9 @@ func (p *Provider) Resources(context.Context) []func() resource.Resource {
 }
 
 // DataSources implements provider.Provider.
-func (p *Provider) DataSources(context.Context) []func() datasource.DataSource { return nil }
+func (p *Provider) DataSources(context.Context) []func() datasource.DataSource {
+	return []func() datasource.DataSource{userdata.New}
+}
 
 // EphemeralResources implements provider.ProviderWithEphemeralResources.
 func (p *Provider) EphemeralResources(context.Context) []func() ephemeral.EphemeralResource {

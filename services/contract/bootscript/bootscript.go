@@ -1,0 +1,212 @@
+// Package bootscript owns the scripts that machines boot with (userdata): what they say to systemd, and how what is put into them is quoted.
+//
+// A script writes the service's environment file, installs the binary if the image lacks it and says where it is, and starts the unit. It is a POSIX
+// sh script of less than 4 KiB without the caller's own commands, and can be run again.
+//
+// Invariant: whatever the fields hold, a script that is returned runs what is written here and the caller's commands, and nothing else.
+package bootscript
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/render"
+)
+
+// MaxSize bounds a script, in bytes. EC2 takes 16 KiB of userdata, and the agent's script grows by CA certificate and nonce when the server renders it.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
+const MaxSize = 12 << 10
+
+// Binary is where a program is downloaded from.
+type Binary struct {
+	URL    string // https or http
+	SHA256 string // of the file, 64 hex digits
+}
+
+// Common is what both scripts can have.
+type Common struct {
+	// Binaries are the program's by architecture, "amd64" or "arm64". They are downloaded where the image has none. Empty: the image has to have it.
+	Binaries map[string]Binary
+	// Environment is added to that of the unit.
+	Environment map[string]string
+	// CommandsBefore are lines of sh that run before anything else. The script ends where one fails.
+	CommandsBefore []string
+}
+
+// Server is the boot script of nstance-server.
+type Server struct {
+	Common
+	Shard   string
+	Storage string // "s3", "gcs" or "file"
+	Bucket  string
+	Prefix  string // or ""
+	// Region is that of the machine and its bucket; "" leaves it to the machine.
+	Region string
+	// LeaderInterface is the ID of the network interface that the leader takes, or "".
+	LeaderInterface string
+	// ExtraArgs are added to the command line.
+	ExtraArgs []string
+}
+
+// Agent is the boot script of nstance-agent: a template of [render.UserdataText], for `userdata.content`. The caller's commands are part of it,
+// its environment is not.
+type Agent struct{ Common }
+
+// FieldError says what is wrong with one field.
+type FieldError struct {
+	// Field is the name as in Terraform: "shard", `binaries["arm64"].url`, "extra_args[2]".
+	Field string
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *FieldError) Unwrap() error { return e.Err }
+
+// Script returns the script. The error joins [FieldError]s.
+func (s Server) Script() (string, error) {
+	var errs problems
+	errs.add("shard", ident.ValidateName(s.Shard))
+	if !slices.Contains([]string{"s3", "gcs", "file"}, s.Storage) {
+		errs.add("storage", fmt.Errorf("%q is none of s3, gcs, file", s.Storage))
+	}
+	args := []string{"--shard", s.Shard, "--storage", s.Storage, "--bucket", s.Bucket}
+	errs.argument("bucket", s.Bucket)
+	for _, option := range []struct{ field, flag, value string }{{"prefix", "--prefix", s.Prefix}, {"leader_interface", "--leader-interface", s.LeaderInterface}} {
+		if option.value != "" {
+			errs.argument(option.field, option.value)
+			args = append(args, option.flag, option.value)
+		}
+	}
+	args = append(args, "--cachedir", "/var/cache/nstance-server")
+	for i, arg := range s.ExtraArgs {
+		errs.argument(fmt.Sprintf("extra_args[%d]", i), arg)
+		args = append(args, arg)
+	}
+	environment := maps.Clone(s.Environment)
+	if environment == nil {
+		environment = map[string]string{}
+	}
+	if _, given := environment["NSTANCE_SERVER_ARGS"]; given {
+		errs.add(`environment["NSTANCE_SERVER_ARGS"]`, errors.New("is made of the other attributes: use extra_args"))
+	}
+	if s.Region != "" {
+		if !regionPattern.MatchString(s.Region) {
+			errs.add("region", fmt.Errorf("%q is not the name of a region, such as us-west-2", s.Region))
+		}
+		if s.Storage == "s3" {
+			environment["AWS_REGION"] = s.Region
+		}
+	}
+	environment["NSTANCE_SERVER_ARGS"] = strings.Join(args, " ")
+	errs.common(s.Common)
+	if len(errs) > 0 {
+		return "", errors.Join(errs...)
+	}
+	return sized(head(s.Common, server) + "mkdir -p -m 755 /etc/nstance\n" +
+		"put /etc/nstance/server.env " + quote(environmentFile(environment)) + "\n" + tail(s.Common, server))
+}
+
+// Script returns the template. The error joins [FieldError]s.
+func (a Agent) Script() (string, error) {
+	var errs problems
+	errs.common(a.Common)
+	for _, name := range slices.Sorted(maps.Keys(a.Environment)) {
+		if strings.Contains(a.Environment[name], "{{") {
+			errs.add(fmt.Sprintf("environment[%q]", name), errors.New("cannot hold a template"))
+		}
+		if slices.Contains(agentVariables, name) {
+			errs.add(fmt.Sprintf("environment[%q]", name), errors.New("is the server's to say"))
+		}
+	}
+	if len(errs) > 0 {
+		return "", errors.Join(errs...)
+	}
+	script := head(a.Common, agent) + `mkdir -p -m 755 /etc/nstance
+mkdir -p /opt/nstance-agent/identity
+put /opt/nstance-agent/identity/ca.crt {{ quote .Cluster.CACert }}
+# The nonce is good for one registration: a machine that has its certificate needs none.
+[ -e /opt/nstance-agent/identity/identity.crt ] || put /opt/nstance-agent/identity/nonce.jwt {{ quote .Nonce }}
+chown -R "$(stat -c %u:%g /opt/nstance-agent)" /opt/nstance-agent/identity
+put /etc/nstance/agent.env 'NSTANCE_INSTANCE_ID='{{ quote .Instance.ID }}'
+NSTANCE_INSTANCE_KIND='{{ quote .Instance.Kind }}'
+NSTANCE_SERVER_REGISTRATION_ADDR='{{ quote .Server.RegistrationAddr }}'
+NSTANCE_SERVER_AGENT_ADDR='{{ quote .Server.AgentAddr }}'
+'` + strings.TrimPrefix(quote(environmentFile(a.Environment)), "''") + "\n" + tail(a.Common, agent)
+	if _, err := render.CompileUserdata("commands_before", script); err != nil {
+		return "", &FieldError{"commands_before", err} // nothing else of it can be wrong
+	}
+	return sized(script)
+}
+
+var agentVariables = []string{"NSTANCE_INSTANCE_ID", "NSTANCE_INSTANCE_KIND", "NSTANCE_SERVER_REGISTRATION_ADDR", "NSTANCE_SERVER_AGENT_ADDR"}
+
+func sized(script string) (string, error) {
+	if len(script) > MaxSize {
+		return "", &FieldError{"commands_before", fmt.Errorf("the script has %d bytes, at most %d are allowed: put what is longer into the image", len(script), MaxSize)}
+	}
+	return script, nil
+}
+
+// The names that go into a command line which systemd splits at white space, and into nothing that it or sh would take for more.
+var (
+	argumentPattern = regexp.MustCompile(`^[A-Za-z0-9_.,:/=@%+~-]+$`)
+	regionPattern   = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)
+	variablePattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	urlPattern      = regexp.MustCompile(`^https?://[A-Za-z0-9.:\[\]-]+/[A-Za-z0-9_.,:/=@%+~?&;!*()-]+$`)
+	sha256Pattern   = regexp.MustCompile(`^[0-9a-f]{64}$`)
+)
+
+type problems []error
+
+func (ps *problems) add(field string, err error) {
+	if err != nil {
+		*ps = append(*ps, &FieldError{field, err})
+	}
+}
+
+func (ps *problems) argument(field, value string) {
+	switch {
+	case value == "":
+		ps.add(field, errors.New("is empty"))
+	case !argumentPattern.MatchString(value):
+		ps.add(field, fmt.Errorf("%q cannot be an argument: it may have letters, digits and _.,:/=@%%+~-", value))
+	}
+}
+
+func (ps *problems) common(c Common) {
+	for _, arch := range slices.Sorted(maps.Keys(c.Binaries)) {
+		at := fmt.Sprintf("binaries[%q]", arch)
+		if machines[arch] == "" {
+			ps.add(at, fmt.Errorf("%q is neither amd64 nor arm64", arch))
+		}
+		if !urlPattern.MatchString(c.Binaries[arch].URL) {
+			ps.add(at+".url", fmt.Errorf("%q is not the URL of a file, such as https://example.com/nstance-agent", c.Binaries[arch].URL))
+		}
+		if !sha256Pattern.MatchString(c.Binaries[arch].SHA256) {
+			ps.add(at+".sha256", fmt.Errorf("%q is not a SHA-256: 64 lower-case hex digits", c.Binaries[arch].SHA256))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Environment)) {
+		at := fmt.Sprintf("environment[%q]", name)
+		if !variablePattern.MatchString(name) {
+			ps.add(at, fmt.Errorf("%q is not the name of a variable", name))
+		}
+		if strings.ContainsFunc(c.Environment[name], control) {
+			ps.add(at, errors.New("has a line break or another control character"))
+		}
+	}
+	for i, line := range c.CommandsBefore {
+		if strings.ContainsRune(line, 0) {
+			ps.add(fmt.Sprintf("commands_before[%d]", i), errors.New("has a NUL character"))
+		}
+	}
+}
+
+func control(r rune) bool { return r < ' ' || r == 0x7f || r == '\ufffd' }

@@ -1,0 +1,219 @@
+// Package userdata owns the data source nstance_userdata: the scripts that servers and instances boot with, as [bootscript] makes them.
+//
+// Invariant: it looks at nothing but its arguments, so that it is known at plan as soon as they are.
+package userdata
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"strings"
+
+	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
+	"github.com/hashicorp/terraform-plugin-framework/datasource"
+	"github.com/hashicorp/terraform-plugin-framework/datasource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/bootscript"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+)
+
+// DataSource is nstance_userdata.
+type DataSource struct{}
+
+// New returns the data source.
+func New() datasource.DataSource { return DataSource{} }
+
+var _ datasource.DataSourceWithValidateConfig = DataSource{}
+
+const (
+	roleServer = "server"
+	roleAgent  = "agent"
+)
+
+type (
+	model struct {
+		Role            types.String `tfsdk:"role"`
+		Shard           types.String `tfsdk:"shard"`
+		Storage         types.String `tfsdk:"storage"`
+		Bucket          types.String `tfsdk:"bucket"`
+		Prefix          types.String `tfsdk:"prefix"`
+		Region          types.String `tfsdk:"region"`
+		LeaderInterface types.String `tfsdk:"leader_interface"`
+		ExtraArgs       types.List   `tfsdk:"extra_args"`
+		Binaries        types.Map    `tfsdk:"binaries"`
+		Environment     types.Map    `tfsdk:"environment"`
+		CommandsBefore  types.List   `tfsdk:"commands_before"`
+		Content         types.String `tfsdk:"content"`
+		ContentBase64   types.String `tfsdk:"content_base64"`
+	}
+	binaryModel struct {
+		URL    string `tfsdk:"url"`
+		SHA256 string `tfsdk:"sha256"`
+	}
+)
+
+// Metadata implements datasource.DataSource.
+func (DataSource) Metadata(_ context.Context, req datasource.MetadataRequest, resp *datasource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_userdata"
+}
+
+// Schema implements datasource.DataSource.
+func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *datasource.SchemaResponse) {
+	optional := func(doc string) schema.StringAttribute {
+		return schema.StringAttribute{MarkdownDescription: doc, Optional: true}
+	}
+	texts := func(doc string) schema.ListAttribute {
+		return schema.ListAttribute{MarkdownDescription: doc, Optional: true, ElementType: types.StringType}
+	}
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "The script that a machine boots with (userdata): for a server of a shard, or, as a template that the server renders, for the shard's instances. It writes " +
+			"`/etc/nstance/server.env` or `/etc/nstance/agent.env` and starts the unit `nstance-server` or `nstance-agent` of the image. It is a POSIX `sh` script of less than 4 KiB, " +
+			"without the commands that you add, and holds no secret.",
+		Attributes: map[string]schema.Attribute{
+			"role": schema.StringAttribute{
+				MarkdownDescription: "Who boots: `server`, or `agent` for the instances of a shard. The content for agents is a template for `defaults.userdata.content` of an `nstance_shard`.",
+				Required:            true,
+				Validators:          []validator.String{stringvalidator.OneOf(roleServer, roleAgent)},
+			},
+			"shard":            optional("Servers: the shard to serve. Required."),
+			"storage":          optional("Servers: kind of object store, `s3`, `gcs` or `file`. Default: `s3`."),
+			"bucket":           optional("Servers: name of the bucket. Required."),
+			"prefix":           optional("Servers: what every key in the bucket starts with."),
+			"region":           optional("Servers: region of the bucket, which AWS's SDK is told as `AWS_REGION`."),
+			"leader_interface": optional("Servers: ID of the network interface that the leader takes. It has to be that of the shard's configuration."),
+			"extra_args":       texts("Servers: more arguments of `nstance-server`, such as `--debug`."),
+			"binaries": schema.MapNestedAttribute{
+				MarkdownDescription: "Where the program comes from on a machine whose image has none, by architecture: `amd64`, `arm64`. The file's SHA-256 is checked before it can run. Where the " +
+					"image has no unit either, a plain one is written.",
+				Optional: true,
+				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+					"url":    schema.StringAttribute{MarkdownDescription: "URL of the program, https or http.", Required: true},
+					"sha256": schema.StringAttribute{MarkdownDescription: "SHA-256 of the file, in hex.", Required: true},
+				}},
+			},
+			"environment": schema.MapAttribute{
+				MarkdownDescription: "Variables for the unit, such as `NSTANCE_RECV_EXTENSIONS` for agents.",
+				Optional:            true, ElementType: types.StringType,
+			},
+			"commands_before": texts("Lines of `sh` that run first. The script ends where one fails. For agents they are part of the template: `{{ quote .Vars.name }}`."),
+			"content":         schema.StringAttribute{MarkdownDescription: "The script.", Computed: true},
+			"content_base64":  schema.StringAttribute{MarkdownDescription: "The script in base64, as `user_data` of an `aws_launch_template` wants it.", Computed: true},
+		},
+	}
+}
+
+// ValidateConfig implements datasource.DataSourceWithValidateConfig.
+func (DataSource) ValidateConfig(ctx context.Context, req datasource.ValidateConfigRequest, resp *datasource.ValidateConfigResponse) {
+	var m model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() || !req.Config.Raw.IsFullyKnown() {
+		return // checked again when it is read
+	}
+	_, diags := m.script(ctx)
+	resp.Diagnostics.Append(diags...)
+}
+
+// Read implements datasource.DataSource.
+func (DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp *datasource.ReadResponse) {
+	var m model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	script, diags := m.script(ctx)
+	resp.Diagnostics.Append(diags...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	m.Content, m.ContentBase64 = types.StringValue(script), types.StringValue(base64.StdEncoding.EncodeToString([]byte(script)))
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+}
+
+func (m model) script(ctx context.Context) (string, diag.Diagnostics) {
+	var diags diag.Diagnostics
+	var common bootscript.Common
+	diags.Append(m.CommandsBefore.ElementsAs(ctx, &common.CommandsBefore, false)...)
+	diags.Append(m.Environment.ElementsAs(ctx, &common.Environment, false)...)
+	var binaries map[string]binaryModel
+	diags.Append(m.Binaries.ElementsAs(ctx, &binaries, false)...)
+	for arch, b := range binaries {
+		if common.Binaries == nil {
+			common.Binaries = map[string]bootscript.Binary{}
+		}
+		common.Binaries[arch] = bootscript.Binary{URL: b.URL, SHA256: b.SHA256}
+	}
+	var extra []string
+	diags.Append(m.ExtraArgs.ElementsAs(ctx, &extra, false)...)
+	if diags.HasError() {
+		return "", diags
+	}
+	if m.Role.ValueString() == roleAgent {
+		return report(&diags)(m.agent(common))
+	}
+	storage := m.Storage.ValueString()
+	if m.Storage.IsNull() {
+		storage = "s3"
+	}
+	return report(&diags)(bootscript.Server{
+		Common: common, Shard: m.Shard.ValueString(), Storage: storage, Bucket: m.Bucket.ValueString(), Prefix: m.Prefix.ValueString(),
+		Region: m.Region.ValueString(), LeaderInterface: m.LeaderInterface.ValueString(), ExtraArgs: extra,
+	}.Script())
+}
+
+// agent refuses what only servers are told.
+func (m model) agent(common bootscript.Common) (string, error) {
+	var errs []error
+	for _, only := range []struct {
+		name  string
+		value interface{ IsNull() bool }
+	}{
+		{"shard", m.Shard},
+		{"storage", m.Storage},
+		{"bucket", m.Bucket},
+		{"prefix", m.Prefix},
+		{"region", m.Region},
+		{"leader_interface", m.LeaderInterface},
+		{"extra_args", m.ExtraArgs},
+	} {
+		if !only.value.IsNull() {
+			errs = append(errs, &bootscript.FieldError{Field: only.name, Err: errors.New("is for servers: instances are told by the server that makes them")})
+		}
+	}
+	if len(errs) > 0 {
+		return "", errors.Join(errs...)
+	}
+	return bootscript.Agent{Common: common}.Script()
+}
+
+// report makes diagnostics of everything that is wrong.
+func report(diags *diag.Diagnostics) func(string, error) (string, diag.Diagnostics) {
+	return func(script string, err error) (string, diag.Diagnostics) {
+		for _, err := range parts(err) {
+			var field *bootscript.FieldError
+			at, why := path.Empty(), err
+			name := "the arguments"
+			if errors.As(err, &field) {
+				name, why = field.Field, field.Err
+				root, _, _ := strings.Cut(name, "[")
+				at = path.Root(root)
+			}
+			diags.Append(diagnostic.Failure{What: "Invalid userdata: " + name, Why: why, Do: "Correct " + name + "."}.At(at))
+		}
+		return script, *diags
+	}
+}
+
+// parts takes a joined error apart.
+func parts(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // errors.Join's own type, not wrapped
+		return joined.Unwrap()
+	}
+	if err == nil {
+		return nil
+	}
+	return []error{err}
+}
