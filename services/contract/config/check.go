@@ -53,7 +53,7 @@ func reference[V any](c *checker, path, what, name string, in map[string]V, targ
 	names := sortedKeys(in)
 	f := c.add(path, "there is no %s %s", what, quote(name))
 	f.depends = []string{target}
-	switch similar := nearest(name, names); {
+	switch similar := Nearest(name, names); {
 	case similar != "":
 		f.hint = fmt.Sprintf("did you mean %q?", similar)
 	case len(names) > 0 && len(names) <= 20:
@@ -117,7 +117,7 @@ func (c *checker) rules(f field, v reflect.Value, path string) {
 			return
 		}
 		p := c.add(path, "%s is none of %s", quote(s), strings.Join(f.enum, ", "))
-		if similar := nearest(s, f.enum); similar != "" {
+		if similar := Nearest(s, f.enum); similar != "" {
 			p.hint = fmt.Sprintf("did you mean %q?", similar)
 		}
 	}

@@ -297,7 +297,7 @@ func (d *decoder) object(v hujson.Value, path string, target reflect.Value) {
 // unknown reports a field that the type does not have.
 func (d *decoder) unknown(object hujson.Value, m member, path, name string, names []string) {
 	f := finding{path: child(path, name), offset: m.Name.StartOffset, message: "there is no such field"}
-	if similar := nearest(name, names); similar != "" {
+	if similar := Nearest(name, names); similar != "" {
 		f.hint = fmt.Sprintf("did you mean %q?", similar)
 		present := slices.ContainsFunc(object.Value.(*hujson.Object).Members, func(m member) bool { return m.Name.Value.(hujson.Literal).String() == similar })
 		if !present {
@@ -427,8 +427,8 @@ func (d *decoder) find(path string, onKey bool) int {
 	}
 }
 
-// nearest returns the candidate that is most like a name, "" if none is like it.
-func nearest(name string, candidates []string) string {
+// Nearest returns the candidate that is most like a name, "" if none is like it.
+func Nearest(name string, candidates []string) string {
 	best, limit := "", min(len(name), max(1, len(name)/3)+1)
 	for _, candidate := range candidates {
 		if n := distance(strings.ToLower(name), strings.ToLower(candidate)); n < limit {
