@@ -1,0 +1,167 @@
+package ec2
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// pageSize is how many results an answer has when the caller does not say.
+const pageSize = 1000
+
+// Filter is one Filter.N of a Describe operation: the resource must have one of the values. Values may hold the wildcards * and ?.
+//
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
+type Filter struct {
+	Name  string
+	Value []string
+}
+
+// matches tells whether a resource passes all filters. values gives the resource's values for a filter's name, and false for a name that the
+// operation does not know: AWS refuses those. The filters tag:KEY and tag-key are answered from tags, unless tags is nil.
+func matches(filters []Filter, tags map[string]string, values func(name string) ([]string, bool)) (bool, error) {
+	all := true
+	for _, f := range filters {
+		have, err := filterValues(f, tags, values)
+		if err != nil {
+			return false, err
+		}
+		some := slices.ContainsFunc(have, func(value string) bool {
+			return slices.ContainsFunc(f.Value, func(pattern string) bool { return wildcard(pattern, value) })
+		})
+		all = all && some
+	}
+	return all, nil
+}
+
+// matches is the function for a resource with tags.
+func (s *Service) matches(filters []Filter, id string, values func(name string) ([]string, bool)) (bool, error) {
+	return matches(filters, s.Tags(id), values)
+}
+
+func filterValues(f Filter, tags map[string]string, values func(name string) ([]string, bool)) ([]string, error) {
+	if key, isTag := strings.CutPrefix(f.Name, "tag:"); isTag && tags != nil {
+		if value, has := tags[key]; has {
+			return []string{value}, nil
+		}
+		return nil, nil
+	}
+	if f.Name == "tag-key" && tags != nil {
+		keys := make([]string, 0, len(tags))
+		for key := range tags {
+			keys = append(keys, key)
+		}
+		return keys, nil
+	}
+	have, known := values(f.Name)
+	if !known {
+		return nil, failf("InvalidParameterValue", "The filter '%s' is invalid", f.Name)
+	}
+	if len(f.Value) == 0 {
+		return nil, failf("InvalidParameterValue", "The filter '%s' has no values", f.Name)
+	}
+	return have, nil
+}
+
+// wildcard matches * (any characters), ? (one character) and a backslash before either, case-sensitively.
+func wildcard(pattern, value string) bool {
+	p, v := []rune(pattern), []rune(value)
+	star, mark := -1, 0 // where the last * stands, and up to where it has eaten
+	i, j := 0, 0
+	for j < len(v) {
+		if i < len(p) {
+			escaped := p[i] == '\\' && i+1 < len(p)
+			switch {
+			case p[i] == '*':
+				star, mark = i, j
+				i++
+				continue
+			case escaped && p[i+1] == v[j]:
+				i, j = i+2, j+1
+				continue
+			case !escaped && (p[i] == '?' || p[i] == v[j]):
+				i, j = i+1, j+1
+				continue
+			}
+		}
+		if star < 0 {
+			return false
+		}
+		mark++
+		i, j = star+1, mark
+	}
+	for i < len(p) && p[i] == '*' {
+		i++
+	}
+	return i == len(p)
+}
+
+// query is what the Describe operations have in common.
+type query struct {
+	ids        []string
+	filters    []Filter
+	maxResults int
+	nextToken  string
+}
+
+// find answers a Describe operation: the resources with the IDs that pass the filters, one page of them. An ID that nothing has, or nothing yet by
+// the window of eventual consistency, is the documented NotFound error. values has a function for each filter that the operation knows.
+func find[T resource](s *Service, table map[string]T, q query, values map[string]func(T) []string) (page []T, next string, err error) {
+	for _, f := range q.filters {
+		if _, known := values[f.Name]; !known && f.Name != "tag-key" && !strings.HasPrefix(f.Name, "tag:") {
+			return nil, "", failf("InvalidParameterValue", "The filter '%s' is invalid", f.Name)
+		}
+	}
+	if len(q.ids) > 0 && q.maxResults != 0 {
+		return nil, "", failf("InvalidParameterCombination", "The parameter MaxResults cannot be used with a list of IDs")
+	}
+	var candidates []T
+	for _, id := range q.ids {
+		r, found := table[id]
+		if !found || !s.visible(r) {
+			return nil, "", s.notFound(id)
+		}
+		if !slices.ContainsFunc(candidates, func(c T) bool { return c.ID() == id }) {
+			candidates = append(candidates, r)
+		}
+	}
+	if len(q.ids) == 0 {
+		candidates = sorted(table)
+	}
+	var found []T
+	for _, r := range candidates {
+		match, err := matches(q.filters, s.Tags(r.ID()), func(name string) ([]string, bool) { return values[name](r), true })
+		if err != nil {
+			return nil, "", err
+		}
+		if match && s.visible(r) {
+			found = append(found, r)
+		}
+	}
+	return paged(found, q.maxResults, q.nextToken)
+}
+
+// notFound is the error for an ID that a Describe does not find, whether it will later or never.
+func (s *Service) notFound(id string) error {
+	k, known := s.kind(id)
+	if !known {
+		return failf("InvalidID", "The ID '%s' is not valid", id)
+	}
+	return failf(k.code, "The %s '%s' does not exist", k.noun, id)
+}
+
+// paged cuts a page out of the results. AWS takes 5 to 1000 for MaxResults.
+func paged[T any](items []T, maxResults int, token string) ([]T, string, error) {
+	switch {
+	case maxResults < 0 || maxResults > 0 && maxResults < 5:
+		return nil, "", failf("InvalidParameterValue", "Value ( %d ) for parameter maxResults is invalid. Expecting a value greater than 5.", maxResults)
+	case maxResults == 0 || maxResults > pageSize:
+		maxResults = pageSize
+	}
+	page, next, err := wire.Page(items, maxResults, token)
+	if err != nil {
+		return nil, "", failf("InvalidNextToken", "The token '%s' is invalid", token)
+	}
+	return page, next, nil
+}
