@@ -6,9 +6,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 )
@@ -63,16 +61,18 @@ func elements(answer any) ([]byte, error) {
 	if answer == nil {
 		return nil, nil
 	}
-	out, err := xml.Marshal(answer)
-	if err != nil {
+	var out bytes.Buffer
+	encoder := xml.NewEncoder(&out)
+	// A name of its own, as anonymous structs have none.
+	if err := encoder.EncodeElement(answer, xml.StartElement{Name: xml.Name{Local: "answer"}}); err != nil {
 		return nil, err
 	}
-	// encoding/xml always writes a start and an end tag, and no attributes on a plain struct.
-	start, end := bytes.IndexByte(out, '>'), bytes.LastIndexByte(out, '<')
-	if start < 0 || end <= start {
-		return nil, errors.New("the answer is not a structure")
+	inner, begun := bytes.CutPrefix(out.Bytes(), []byte("<answer>"))
+	inner, ended := bytes.CutSuffix(inner, []byte("</answer>"))
+	if !begun || !ended {
+		return nil, errors.New("the answer is not a plain structure")
 	}
-	return out[start+1 : end], nil
+	return inner, nil
 }
 
 // WriteError writes an error in the shape of the service's protocol. An error that is not an *Error is an InternalFailure, 500.
@@ -165,5 +165,3 @@ func write(w http.ResponseWriter, p protocol, requestID string, status int, body
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // a client that went away needs no answer
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"reflect"
@@ -92,14 +93,11 @@ func (n *node) structure(name string, v reflect.Value) error {
 	if n.value != nil {
 		return Errorf(http.StatusBadRequest, "InvalidParameterValue", "The parameter %s is a structure and has no value of its own", name)
 	}
-	left := make(map[string]*node, len(n.sub))
-	for k, s := range n.sub {
-		left[k] = s
-	}
+	left := maps.Clone(n.sub)
 	if err := fill(name, v, left); err != nil {
 		return err
 	}
-	for _, k := range sortedKeys(left) {
+	for _, k := range slices.Sorted(maps.Keys(left)) {
 		return Errorf(http.StatusBadRequest, "UnknownParameter", "The parameter %s is not recognized", join(name, k))
 	}
 	return nil
