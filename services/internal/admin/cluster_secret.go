@@ -253,16 +253,20 @@ it in this order, so that servers can read secrets all the time:
   3. take the old key out of the configurations`,
 		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
 	}
-	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil, "a key that opens what was sealed before, as env:VARIABLE or file:PATH; may be repeated")
+	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil, "a key that opens what was sealed before, as PROVIDER:SOURCE, such as env:VARIABLE or file:PATH; may be repeated")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		result := rotation{Secrets: []rotated{}}
 		var errs []error
 		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) error {
-			names, err := c.secrets.List(ctx)
+			objects, ok := c.secrets.(*secretstore.Objects)
+			if !ok {
+				return usagef("--secrets-provider %s: only secrets in object storage are sealed with our key; the service has a key of its own", s.provider)
+			}
+			names, err := objects.List(ctx)
 			result.KeyID = c.ring.Current.ID().String()
 			for _, name := range names {
-				done, err := c.secrets.Reseal(ctx, name)
+				done, err := objects.Reseal(ctx, name)
 				entry := rotated{Name: name, Resealed: done}
 				if err != nil {
 					entry.Error = err.Error()

@@ -18,6 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
@@ -72,11 +73,11 @@ func (s *secretFlags) add(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&s.cluster, "cluster-id", "", "the cluster; taken from cluster/ca.crt in the bucket if not given")
 	s.bucketFlags.add(cmd)
-	flags.StringVar(&s.provider, "secrets-provider", "object-storage", "where secrets are kept")
+	flags.StringVar(&s.provider, "secrets-provider", "object-storage", "where secrets are kept: object-storage, aws-secrets-manager or aws-parameter-store")
 	flags.StringVar(&s.prefix, "secrets-prefix", "", "what the names of secrets begin with, where a service keeps them")
 	flags.StringVar(&s.project, "secrets-project", "", "Google Cloud project of the secrets")
-	flags.StringVar(&s.keyProvider, "key-provider", "env", "where the encryption key is: env or file")
-	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+") or path of the file")
+	flags.StringVar(&s.keyProvider, "key-provider", "env", "where the encryption key is: env, file, aws-secrets-manager or aws-parameter-store")
+	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+") path of the file, or name or ARN of the secret or parameter")
 }
 
 // cluster is an opened cluster.
@@ -84,7 +85,7 @@ type cluster struct {
 	id      string
 	bucket  objstore.Store
 	state   *clusterstate.State
-	secrets *secretstore.Objects
+	secrets secretstore.Store
 	ring    keyring.Ring
 }
 
@@ -96,9 +97,8 @@ type need struct {
 
 // withCluster opens the cluster that the flags name and runs do.
 func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need, do func(ctx context.Context, c *cluster) error) error {
-	if s.provider != "object-storage" || s.prefix != "" || s.project != "" {
-		return &usageError{err: fmt.Errorf("secrets provider %q with prefix %q and project %q: this build keeps secrets in object storage only", s.provider, s.prefix, s.project),
-			hint: "leave --secrets-provider, --secrets-prefix and --secrets-project out"}
+	if s.provider == secrets.ObjectStorage && s.prefix != "" {
+		return usagef("--secrets-prefix %q: secrets in object storage have no prefix but the bucket's: --storage-prefix", s.prefix)
 	}
 	if s.cluster != "" {
 		if err := ident.ValidateClusterName(s.cluster); err != nil {
@@ -107,7 +107,7 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need, do fu
 	} else if needs.id {
 		return usagef("--cluster-id is missing")
 	}
-	ring, err := s.ring(ctx, needs.key)
+	ring, err := s.ring(ctx, needs.key && s.provider == secrets.ObjectStorage)
 	if err != nil {
 		return err
 	}
@@ -126,7 +126,10 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need, do fu
 			}
 		}
 		c := &cluster{id: options.ClusterID, bucket: bucket, ring: ring}
-		c.secrets = secretstore.NewObjects(secretstore.Options{Bucket: bucket, Cluster: c.id, Ring: ring, Rand: a.Rand})
+		if c.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: config.Secrets{Provider: s.provider, Prefix: s.prefix, ProjectID: s.project},
+			Bucket: bucket, Cluster: c.id, Ring: ring, Rand: a.Rand}); err != nil {
+			return usagef("--secrets-provider: %w", err)
+		}
 		options.Secrets = c.secrets
 		c.state = clusterstate.New(options)
 		return do(ctx, c)
@@ -138,17 +141,17 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 	if !needed {
 		return keyring.Ring{}, nil
 	}
-	secrets := config.Secrets{EncryptionKey: &config.KeySource{Provider: s.keyProvider, Source: s.keySource}}
+	from := config.Secrets{EncryptionKey: &config.KeySource{Provider: s.keyProvider, Source: s.keySource}}
 	for _, text := range s.oldKeys {
 		provider, source, ok := strings.Cut(text, ":")
 		if !ok || source == "" {
-			return keyring.Ring{}, usagef("--old-key: want env:VARIABLE or file:PATH")
+			return keyring.Ring{}, usagef("--old-key: want PROVIDER:SOURCE, such as env:VARIABLE, file:PATH or aws-secrets-manager:ARN")
 		}
-		secrets.OldEncryptionKeys = append(secrets.OldEncryptionKeys, config.KeySource{Provider: provider, Source: source})
+		from.OldEncryptionKeys = append(from.OldEncryptionKeys, config.KeySource{Provider: provider, Source: source})
 	}
-	ring, err := keyring.Load(ctx, secrets, keyring.Sources())
+	ring, err := keyring.Load(ctx, from, secrets.KeySources())
 	if err != nil {
-		return keyring.Ring{}, withHint(err, "the cluster's encryption key has 32 bytes, raw or base64: set %s, or say where it is with --key-provider env|file and --key-source", config.DefaultKeyVariable)
+		return keyring.Ring{}, withHint(err, "the cluster's encryption key has 32 bytes, raw or base64: set %s, or say where it is with --key-provider and --key-source", config.DefaultKeyVariable)
 	}
 	return ring, nil
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/machine"
+	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 	"github.com/nstance-kit/nstance/services/internal/systemd"
 )
 
@@ -132,11 +134,22 @@ func (noNotices) Watch(ctx context.Context, _ func(*nstancev1.TerminationNotice)
 	return ctx.Err()
 }
 
-// noticeSource returns where the provider's notices come from. No provider has one yet.
+// noticeSource returns where the provider's notices come from. The variables that name another address of a metadata service are those of the clouds' own libraries.
 func noticeSource(s Settings, log *slog.Logger) NoticeSource {
 	provider := s.Provider
 	if provider == "" {
 		provider = machine.Provider(os.DirFS("/sys/class/dmi/id"))
+	}
+	options := notice.Options{Interval: s.SpotPollInterval, Log: log}
+	switch provider {
+	case "aws":
+		options.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
+		return notice.NewAWS(options)
+	case "gcp":
+		if host := os.Getenv("GCE_METADATA_HOST"); host != "" {
+			options.Base = "http://" + host
+		}
+		return notice.NewGCP(options)
 	}
 	log.Debug("No termination notices are watched", "provider", provider)
 	return noNotices{}

@@ -28,6 +28,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
 	"github.com/nstance-kit/nstance/services/internal/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/health"
@@ -46,7 +47,7 @@ type Config struct {
 	Log     *slog.Logger
 	// Providers are the kinds of providers that this binary has.
 	Providers map[string]ProviderFactory
-	// KeySources are where encryption keys may come from; nil: the environment and files.
+	// KeySources are where encryption keys may come from; nil: everywhere that there is.
 	KeySources map[string]keyring.Source
 	// Bucket, if set, is used in place of the one that the options name.
 	Bucket objstore.Store
@@ -358,16 +359,15 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 	}
 	sources := s.cfg.KeySources
 	if sources == nil {
-		sources = keyring.Sources()
+		sources = secrets.KeySources()
 	}
 	ring, err := keyring.Load(ctx, shard.Cluster.Secrets, sources)
 	if err != nil {
 		return fmt.Errorf("cluster.secrets: %w", err)
 	}
-	if kind := shard.Cluster.Secrets.Provider; kind != "object-storage" {
-		return fmt.Errorf("cluster.secrets.provider: this nstance-server has no secrets store %q; it has object-storage", kind)
+	if s.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: shard.Cluster.Secrets, Bucket: cluster, Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader}); err != nil {
+		return fmt.Errorf("cluster.secrets.provider: %w", err)
 	}
-	s.secrets = secretstore.NewObjects(secretstore.Options{Bucket: cluster, Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader})
 	s.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.store, ClusterID: shard.Cluster.ID, ShardID: s.opts.Shard, Secrets: s.secrets,
 		ForEach: s.env.ForEach})
 	if _, err := s.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {

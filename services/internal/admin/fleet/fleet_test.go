@@ -295,12 +295,12 @@ func TestViewsAreComplete(t *testing.T) {
 	for _, m := range []proto.Message{api.Config, api.Refresh, api.Groups[0], api.Instances[0]} {
 		fill(m.ProtoReflect())
 	}
-	api.Groups[0].ArgsJson = `{"k": "v"}`
+	api.Groups[0].ArgsJson, api.Groups[0].SpecJson = `{"k": "v"}`, `{"template": "x"}`
 	addr, _ := c.Serve(t, "a", api)
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
 	a := []string{"a"}
 	// Names that the views have for fields that are called otherwise.
-	renamed := map[string]string{"is_static": "static", "args_json": "args"}
+	renamed := map[string]string{"is_static": "static", "args_json": "args", "spec_json": "spec"}
 	for _, test := range []struct {
 		of   proto.Message
 		view any

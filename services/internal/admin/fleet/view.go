@@ -28,6 +28,7 @@ type Group struct {
 	Arch          string            `json:"arch,omitempty"`
 	Vars          map[string]string `json:"vars,omitempty"`
 	Args          json.RawMessage   `json:"args,omitempty"`
+	Spec          json.RawMessage   `json:"spec,omitempty" jsonschema:"description=What the group says by itself; all else comes from its template"`
 	LoadBalancers []string          `json:"load_balancers,omitempty"`
 	DrainTimeout  string            `json:"drain_timeout,omitempty" jsonschema:"description=Go duration"`
 	MaxSurge      uint32            `json:"max_surge,omitempty"`
@@ -49,6 +50,9 @@ func viewGroup(g *nstancev1.GroupStatus) Group {
 	}
 	if args := g.GetArgsJson(); json.Valid([]byte(args)) {
 		view.Args = json.RawMessage(args)
+	}
+	if spec := g.GetSpecJson(); json.Valid([]byte(spec)) {
+		view.Spec = json.RawMessage(spec)
 	}
 	if d := g.GetDrainTimeout(); d != nil {
 		view.DrainTimeout = d.AsDuration().String()

@@ -1,0 +1,40 @@
+# Images of nstance-server and nstance-agent. See README.md.
+
+locals {
+  name = "nstance-${var.role}-${var.version}-${var.arch}-${formatdate("YYYYMMDDhhmmss", timestamp())}"
+  tags = {
+    Name              = local.name
+    "nstance:image"   = var.role
+    "nstance:version" = var.version
+  }
+  # Of the user that Packer logs in as under QEMU; nobody else's, and never used again.
+  password  = uuidv4()
+  platforms = { amazon-ebs = "aws", qemu = "qemu" }
+}
+
+build {
+  sources = ["source.amazon-ebs.nstance", "source.qemu.nstance"]
+
+  # Debian's cloud-init must be through with apt before we are.
+  provisioner "shell" {
+    inline = ["cloud-init status --wait >/dev/null || [ $? -eq 2 ]", "mkdir -p /tmp/nstance"]
+  }
+  provisioner "file" {
+    source      = "${path.root}/files"
+    destination = "/tmp/nstance"
+  }
+  provisioner "file" {
+    source      = var.binary
+    destination = "/tmp/nstance/nstance-${var.role}"
+  }
+  provisioner "shell" {
+    script          = "${path.root}/provision.sh"
+    execute_command = "chmod +x {{ .Path }}; sudo env {{ .Vars }} {{ .Path }}"
+    env = {
+      NSTANCE_ROLE     = var.role
+      NSTANCE_PLATFORM = local.platforms[source.type]
+      NSTANCE_BINARY   = "/tmp/nstance/nstance-${var.role}"
+      NSTANCE_FILES    = "/tmp/nstance/files"
+    }
+  }
+}

@@ -1,0 +1,15 @@
+# `packer init .` installs them. Packer 1.9 has them built in.
+packer {
+  required_version = ">= 1.9.4"
+
+  required_plugins {
+    amazon = {
+      source  = "github.com/hashicorp/amazon"
+      version = ">= 1.3.4"
+    }
+    qemu = {
+      source  = "github.com/hashicorp/qemu"
+      version = ">= 1.0.9"
+    }
+  }
+}

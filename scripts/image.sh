@@ -1,0 +1,30 @@
+#!/bin/sh
+# Build the binary of a role and make a machine image of it with Packer: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu [VERSION=…]
+# Further arguments go to `packer build`: scripts/image.sh -var aws_region=eu-west-1.
+set -eu
+cd "$(dirname -- "$0")/.."
+
+role=${ROLE:-}
+arch=${ARCH:-arm64}
+version=${VERSION:-$(git describe --tags --always --dirty)}
+case $role in server | agent) ;; *)
+	echo "usage: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu" >&2
+	exit 2
+	;;
+esac
+case ${ON:-} in aws) only='amazon-ebs.*' ;; qemu) only='qemu.*' ;; *)
+	echo "usage: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu" >&2
+	exit 2
+	;;
+esac
+
+binary=$PWD/bin/linux-$arch/nstance-$role
+mkdir -p "$(dirname "$binary")"
+echo "building $binary"
+GOOS=linux GOARCH=$arch CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.version=$version" -o "$binary" "./services/cmd/nstance-$role"
+
+packer=$(command -v packer || scripts/tool.sh packer)
+cd images/packer
+# The Packer that this repository builds for its tests has the plugins built in, and no init for them.
+[ "$packer" != "$(command -v packer || true)" ] || "$packer" init .
+exec "$packer" build -only="$only" -var "role=$role" -var "arch=$arch" -var "version=$version" -var "binary=$binary" "$@" .

@@ -1,0 +1,70 @@
+// Package aws reads encryption keys from AWS Secrets Manager and AWS Systems Manager Parameter Store.
+//
+// Invariant: no error quotes a key, and nothing is asked of AWS before a key is wanted.
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	awssdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/arn"
+	awsconfig "github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
+	"github.com/aws/aws-sdk-go-v2/service/ssm"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+)
+
+// Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". A source is named by its name or by its ARN, which also says in
+// which region it is; everything else comes from the usual places of the SDK.
+func Sources() map[string]keyring.Source {
+	return map[string]keyring.Source{"aws-secrets-manager": readSecret, "aws-parameter-store": readParameter}
+}
+
+func readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
+	cfg, err := load(ctx, source.Source)
+	if err != nil {
+		return nil, err
+	}
+	out, err := secretsmanager.NewFromConfig(cfg).GetSecretValue(ctx, &secretsmanager.GetSecretValueInput{SecretId: &source.Source})
+	switch {
+	case err != nil:
+		return nil, err
+	case out.SecretString != nil:
+		return []byte(*out.SecretString), nil
+	}
+	return out.SecretBinary, nil
+}
+
+func readParameter(ctx context.Context, source config.KeySource) ([]byte, error) {
+	cfg, err := load(ctx, source.Source)
+	if err != nil {
+		return nil, err
+	}
+	out, err := ssm.NewFromConfig(cfg).GetParameter(ctx, &ssm.GetParameterInput{Name: &source.Source, WithDecryption: awssdk.Bool(true)})
+	switch {
+	case err != nil:
+		return nil, err
+	case out.Parameter == nil:
+		return nil, errors.New("the answer holds no parameter")
+	}
+	return []byte(awssdk.ToString(out.Parameter.Value)), nil
+}
+
+func load(ctx context.Context, name string) (awssdk.Config, error) {
+	if name == "" {
+		return awssdk.Config{}, errors.New("no source is named: its name or ARN")
+	}
+	var options []func(*awsconfig.LoadOptions) error
+	if parsed, err := arn.Parse(name); err == nil && parsed.Region != "" {
+		options = append(options, awsconfig.WithRegion(parsed.Region))
+	}
+	cfg, err := awsconfig.LoadDefaultConfig(ctx, options...)
+	if err != nil {
+		return awssdk.Config{}, fmt.Errorf("load the AWS configuration: %w", err)
+	}
+	return cfg, nil
+}

@@ -1,0 +1,112 @@
+package notice
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// AWS watches a spot instance's interruption notice and rebalance recommendation through IMDSv2.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+type AWS struct {
+	options Options
+	token   string
+}
+
+// NewAWS returns a watcher.
+func NewAWS(o Options) *AWS {
+	return &AWS{options: o.withDefaults("http://169.254.169.254", 5*time.Second)}
+}
+
+const (
+	tokenPath     = "/latest/api/token"
+	actionPath    = "/latest/meta-data/spot/instance-action"
+	rebalancePath = "/latest/meta-data/events/recommendations/rebalance"
+	// tokenLife is the longest that IMDSv2 grants; a token that it does not know any more is replaced sooner.
+	tokenLife = 6 * time.Hour
+)
+
+// Watch asks every interval, and calls notice at every change. It returns when ctx ends. One Watch at a time.
+func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
+	w := &watcher{Options: a.options, tell: notice}
+	for {
+		found, err := a.look(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.saw(found, err)
+		if err := pause(ctx, a.options.Interval); err != nil {
+			return err
+		}
+	}
+}
+
+// look returns the notice that stands. An interruption, which has a time, comes before a recommendation, which has none.
+func (a *AWS) look(ctx context.Context) (*nstancev1.TerminationNotice, error) {
+	body, err := a.get(ctx, actionPath)
+	switch {
+	case err == nil:
+		return parseAction(body)
+	case !errors.Is(err, errNone):
+		return nil, err
+	}
+	_, err = a.get(ctx, rebalancePath)
+	switch {
+	case err == nil:
+		return &nstancev1.TerminationNotice{Kind: "rebalance"}, nil
+	case errors.Is(err, errNone):
+		return nil, nil //nolint:nilnil // no notice, no error
+	}
+	return nil, err
+}
+
+// get reads one path with a token, a new one when there is none or it is not good any more.
+func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
+	for fresh := false; ; fresh = true {
+		if a.token == "" || fresh {
+			seconds := strconv.Itoa(int(tokenLife / time.Second))
+			token, _, err := a.options.ask(ctx, http.MethodPut, tokenPath, http.Header{"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": {seconds}})
+			if err != nil {
+				return nil, fmt.Errorf("get a token: %w", err)
+			}
+			a.token = strings.TrimSpace(string(token))
+		}
+		body, _, err := a.options.ask(ctx, http.MethodGet, path, http.Header{"X-Aws-Ec2-Metadata-Token": {a.token}})
+		if errors.Is(err, statusError(http.StatusUnauthorized)) && !fresh {
+			continue
+		}
+		return body, err
+	}
+}
+
+// parseAction reads {"action": "terminate", "time": "2017-09-18T08:22:00Z"}. What AWS adds to it later is no error.
+func parseAction(body []byte) (*nstancev1.TerminationNotice, error) {
+	var doc struct {
+		Action string    `json:"action"`
+		Time   time.Time `json:"time"`
+	}
+	if err := json.Unmarshal(body, &doc); err != nil {
+		return nil, fmt.Errorf("spot/instance-action: %w", err)
+	}
+	notice := &nstancev1.TerminationNotice{Kind: "spot"}
+	switch doc.Action {
+	case "terminate", "stop", "hibernate":
+		notice.Kind = "spot-" + doc.Action
+	}
+	if !doc.Time.IsZero() {
+		notice.Deadline = timestamppb.New(doc.Time)
+		if err := notice.GetDeadline().CheckValid(); err != nil {
+			return nil, fmt.Errorf("spot/instance-action: time: %w", err)
+		}
+	}
+	return notice, nil
+}

@@ -1,0 +1,85 @@
+package notice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// GCP watches for the preemption of a spot VM. The question is left hanging until the answer changes.
+// https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_an_instance_was_preempted
+type GCP struct {
+	options Options
+	now     func() time.Time
+}
+
+const (
+	preemptedPath = "/computeMetadata/v1/instance/preempted"
+	// hanging is how long the service is asked to wait for a change.
+	hanging = 60 * time.Second
+	// grace is how long Compute Engine lets a preempted VM run at most.
+	grace = 30 * time.Second
+)
+
+// NewGCP returns a watcher.
+func NewGCP(o Options) *GCP {
+	return &GCP{o.withDefaults("http://metadata.google.internal", hanging+10*time.Second), time.Now}
+}
+
+// Watch waits for changes and calls notice at each. It returns when ctx ends. One Watch at a time.
+func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
+	w := &watcher{Options: g.options, tell: notice}
+	etag := ""
+	var standing *nstancev1.TerminationNotice
+	for {
+		preempted, next, err := g.look(ctx, etag)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		switch {
+		case err != nil:
+			next = ""
+		case !preempted:
+			standing = nil
+		case standing == nil: // the grace runs from when it was seen
+			standing = &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(g.now().Add(grace))}
+		}
+		w.saw(standing, err)
+		// Without a version nothing can be waited for, and the service would answer at once.
+		if etag = next; etag == "" {
+			if err := pause(ctx, g.options.Interval); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// look asks once, or, after a first answer, waits for another one.
+func (g *GCP) look(ctx context.Context, etag string) (preempted bool, next string, err error) {
+	path := preemptedPath
+	if etag != "" {
+		path += "?" + url.Values{"wait_for_change": {"true"}, "last_etag": {etag}, "timeout_sec": {fmt.Sprint(int(hanging / time.Second))}}.Encode()
+	}
+	body, header, err := g.options.ask(ctx, http.MethodGet, path, http.Header{"Metadata-Flavor": {"Google"}})
+	switch {
+	case err != nil:
+		return false, "", err
+	case header.Get("Metadata-Flavor") != "Google":
+		return false, "", errors.New("the answer is not from Google's metadata service")
+	}
+	switch text := strings.TrimSpace(string(body)); text {
+	case "TRUE":
+		return true, header.Get("ETag"), nil
+	case "FALSE":
+		return false, header.Get("ETag"), nil
+	}
+	return false, "", errors.New("instance/preempted is neither TRUE nor FALSE")
+}

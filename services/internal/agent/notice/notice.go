@@ -1,0 +1,120 @@
+// Package notice watches a cloud's metadata service for its word that this VM will be taken away.
+//
+// Invariant: what the service says is told once, however often it says so, and a service that does not answer changes nothing.
+package notice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// Options of a watcher. Log is required.
+type Options struct {
+	// Base is the URL of the metadata service, without a path. Optional: the cloud's own.
+	Base string
+	// Interval is how often AWS is asked, and how long Google is left alone after an error. Optional: 2 s.
+	Interval time.Duration
+	// Client sends the requests. Optional: one that uses no proxy and waits a few seconds.
+	Client *http.Client
+	Log    *slog.Logger
+}
+
+// maxAnswer bounds what is read of an answer, in bytes.
+const maxAnswer = 4 << 10
+
+// errNone: the service has nothing under that path.
+var errNone = errors.New("not found")
+
+func (o Options) withDefaults(base string, patience time.Duration) Options {
+	if o.Base == "" {
+		o.Base = base
+	}
+	if o.Interval <= 0 {
+		o.Interval = 2 * time.Second
+	}
+	if o.Client == nil {
+		// Proxies are for the world outside, and the metadata service is on this machine.
+		o.Client = &http.Client{Transport: &http.Transport{MaxIdleConns: 2, IdleConnTimeout: time.Minute, ResponseHeaderTimeout: patience}, Timeout: patience}
+	}
+	return o
+}
+
+// watcher tells changes only.
+type watcher struct {
+	Options
+	tell   func(*nstancev1.TerminationNotice)
+	last   *nstancev1.TerminationNotice
+	failed bool
+}
+
+// saw takes what a question brought: a notice or none, or an error, of which only the first in a row is logged.
+func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
+	switch {
+	case err != nil && !w.failed:
+		w.Log.Warn("The metadata service does not answer; termination notices may be missed", "error", err)
+		w.failed = true
+	case err == nil && w.failed:
+		w.Log.Info("The metadata service answers again")
+		w.failed = false
+	}
+	if err != nil || proto.Equal(notice, w.last) && (notice == nil) == (w.last == nil) {
+		return
+	}
+	if notice != nil {
+		w.Log.Info("The cloud will take this machine away", "kind", notice.GetKind(), "deadline", notice.GetDeadline().AsTime())
+	} else {
+		w.Log.Info("The cloud took its termination notice back")
+	}
+	w.last = notice
+	w.tell(notice)
+}
+
+// ask sends a request and returns the answer of a 200. A 404 is [errNone], another status a [statusError].
+func (o Options) ask(ctx context.Context, method, path string, header http.Header) (body []byte, answered http.Header, err error) {
+	req, err := http.NewRequestWithContext(ctx, method, o.Base+path, http.NoBody)
+	if err != nil {
+		return nil, nil, err
+	}
+	req.Header = header
+	resp, err := o.Client.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case resp.StatusCode == http.StatusNotFound:
+		return nil, resp.Header, errNone
+	case resp.StatusCode != http.StatusOK:
+		return nil, resp.Header, statusError(resp.StatusCode)
+	case err != nil:
+		return nil, nil, fmt.Errorf("read %s: %w", path, err)
+	case len(body) > maxAnswer:
+		return nil, nil, fmt.Errorf("read %s: the answer has more than %d bytes", path, maxAnswer)
+	}
+	return body, resp.Header, nil
+}
+
+type statusError int
+
+func (s statusError) Error() string { return fmt.Sprintf("status %d", int(s)) }
+
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,208 @@
+package notice
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// imds is a metadata service as far as watchers see it.
+type imds struct {
+	mu       sync.Mutex
+	values   map[string]string
+	token    int // the one that is good now
+	down     bool
+	version  int
+	changed  chan struct{}
+	refused  int
+	requests int
+}
+
+func newIMDS(t *testing.T) (*imds, string) {
+	m := &imds{values: map[string]string{}, changed: make(chan struct{})}
+	server := httptest.NewServer(m)
+	t.Cleanup(server.Close)
+	return m, server.URL
+}
+
+func (m *imds) change(fn func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	fn()
+	m.version++
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+func (m *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	m.mu.Lock()
+	m.requests++
+	if r.URL.Query().Get("wait_for_change") == "true" && r.URL.Query().Get("last_etag") == fmt.Sprint(m.version) {
+		changed := m.changed
+		m.mu.Unlock()
+		select {
+		case <-r.Context().Done():
+			return
+		case <-changed:
+		}
+		m.mu.Lock()
+	}
+	defer m.mu.Unlock()
+	value, ok := m.values[r.URL.Path]
+	switch {
+	case m.down:
+		http.Error(w, "down", http.StatusServiceUnavailable)
+	case r.Method == http.MethodPut && r.URL.Path == tokenPath:
+		if r.Header.Get("X-aws-ec2-metadata-token-ttl-seconds") != "21600" {
+			http.Error(w, "no life", http.StatusBadRequest)
+			return
+		}
+		fmt.Fprint(w, m.token)
+	case r.URL.Path == preemptedPath && r.Header.Get("Metadata-Flavor") != "Google":
+		http.Error(w, "no flavor", http.StatusForbidden)
+	case r.URL.Path != preemptedPath && r.Header.Get("X-aws-ec2-metadata-token") != fmt.Sprint(m.token):
+		m.refused++
+		http.Error(w, "no token", http.StatusUnauthorized)
+	case !ok:
+		http.NotFound(w, r)
+	default:
+		w.Header().Set("Metadata-Flavor", "Google")
+		w.Header().Set("ETag", fmt.Sprint(m.version))
+		fmt.Fprint(w, value)
+	}
+}
+
+type source interface {
+	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
+}
+
+// watch returns what is told, until the test ends.
+func watch(t *testing.T, s source) <-chan *nstancev1.TerminationNotice {
+	ctx, cancel := context.WithCancel(context.Background())
+	told, done := make(chan *nstancev1.TerminationNotice, 16), make(chan error, 1)
+	go func() { done <- s.Watch(ctx, func(n *nstancev1.TerminationNotice) { told <- n }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch ended with %v", err)
+		}
+	})
+	return told
+}
+
+func wantTold(t *testing.T, told <-chan *nstancev1.TerminationNotice, want *nstancev1.TerminationNotice) {
+	t.Helper()
+	select {
+	case got := <-told:
+		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+			t.Errorf("told (-want +got):\n%s", diff)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("nothing was told, want %v", want)
+	}
+}
+
+func options(base string) Options {
+	return Options{Base: base, Interval: time.Millisecond, Log: slog.New(slog.DiscardHandler)}
+}
+
+func TestAWS(t *testing.T) {
+	m, base := newIMDS(t)
+	told := watch(t, NewAWS(options(base)))
+	deadline := time.Date(2026, 11, 21, 8, 22, 0, 0, time.UTC)
+
+	m.change(func() { m.values[rebalancePath] = `{"noticeTime": "2026-11-21T08:00:00Z"}` })
+	wantTold(t, told, &nstancev1.TerminationNotice{Kind: "rebalance"})
+	m.change(func() { m.values[actionPath] = `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}` })
+	wantTold(t, told, &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)})
+
+	// Neither a service that is down, nor nonsense, nor a token that is not good any more takes the notice back.
+	m.change(func() { m.down = true })
+	m.change(func() { m.down, m.token = false, 7 })
+	m.change(func() { m.values[actionPath] = `{"action": 7}` })
+	m.change(func() { m.values[actionPath] = `{"action": "stop", "time": "2026-11-21T08:22:00Z", "more": 1}` })
+	wantTold(t, told, &nstancev1.TerminationNotice{Kind: "spot-stop", Deadline: timestamppb.New(deadline)})
+	m.change(func() { clear(m.values) })
+	wantTold(t, told, nil)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refused == 0 {
+		t.Error("the token was never refused: its renewal was not tested")
+	}
+}
+
+func TestParseAction(t *testing.T) {
+	for body, want := range map[string]*nstancev1.TerminationNotice{
+		`{"action":"hibernate","time":"2026-11-21T08:22:00Z"}`: {Kind: "spot-hibernate", Deadline: timestamppb.New(time.Date(2026, 11, 21, 8, 22, 0, 0, time.UTC))},
+		`{"action":"dance"}`: {Kind: "spot"},
+		`{}`:                 {Kind: "spot"},
+	} {
+		got, err := parseAction([]byte(body))
+		if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
+			t.Errorf("%s: %v %s", body, err, diff)
+		}
+	}
+	for _, body := range []string{"", "terminate", `{"time":"soon"}`, `[]`} {
+		if got, err := parseAction([]byte(body)); err == nil {
+			t.Errorf("%q was read as %v", body, got)
+		}
+	}
+}
+
+func FuzzParseAction(f *testing.F) {
+	f.Add([]byte(`{"action":"terminate","time":"2026-11-21T08:22:00Z"}`))
+	f.Add([]byte(`{"action":"stop","time":"9999-12-31T23:59:60Z"}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		notice, err := parseAction(body)
+		if err == nil && notice.GetDeadline() != nil && notice.GetDeadline().CheckValid() != nil {
+			t.Errorf("%q gave the deadline %v", body, notice.GetDeadline())
+		}
+	})
+}
+
+func TestGCP(t *testing.T) {
+	m, base := newIMDS(t)
+	m.change(func() { m.values[preemptedPath] = "FALSE" })
+	g := NewGCP(options(base))
+	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	g.now = func() time.Time { return now }
+	told := watch(t, g)
+	want := &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(now.Add(30 * time.Second))}
+
+	m.change(func() { m.values[preemptedPath] = "TRUE" })
+	wantTold(t, told, want)
+	m.change(func() { m.values[preemptedPath] = "PERHAPS" })
+	m.change(func() { m.down = true })
+	m.change(func() { m.down = false; m.values[preemptedPath] = "TRUE" })
+	m.change(func() { m.values[preemptedPath] = "FALSE" })
+	wantTold(t, told, nil)
+}
+
+// What hangs costs no requests.
+func TestGCPWaits(t *testing.T) {
+	m, base := newIMDS(t)
+	m.change(func() { m.values[preemptedPath] = "FALSE" })
+	told := watch(t, NewGCP(options(base)))
+	select {
+	case n := <-told:
+		t.Errorf("told %v", n)
+	case <-time.After(100 * time.Millisecond):
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.requests > 2 {
+		t.Errorf("%d requests in 100 ms", m.requests)
+	}
+}
