@@ -40,6 +40,9 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 		if !exists && req.GetMustExist() {
 			return errNoGroup(key)
 		}
+		if exists && req.GetMustCreate() {
+			return status.Errorf(codes.AlreadyExists, "group: there is a group %s already", key.Group)
+		}
 		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
 			if names := u.restricted(); len(names) > 0 {
 				return status.Errorf(codes.FailedPrecondition, "%s: cannot be changed: group %s is static, only size, instance_type and vars can be",

@@ -66,7 +66,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 		t.Errorf("%v", now)
 	}
 	// Nothing but the size has changed.
-	now.Size, now.ActualSize, now.ProviderIds, now.InstanceIds, now.Etag = 0, 0, nil, nil, g.GetEtag()
+	now.Size, now.ActualSize, now.ProviderIds, now.InstanceIds, now.Etag, now.SpecJson = 0, 0, nil, nil, g.GetEtag(), g.GetSpecJson()
 	if diff := cmp.Diff(g, now, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
@@ -75,6 +75,35 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	if spec := groups.Tenants["prod"]["fleet"]; err != nil || *spec.Size != 3 || spec.Vars["role"] != "db" || groups.Term != 3 {
 		t.Errorf("%+v, %v", groups, err)
 	}
+}
+
+// What a group says by itself is told apart from what it takes from its template, and can be taken back.
+func TestClearFields(t *testing.T) {
+	w := newWorld(t)
+	before, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker", MustCreate: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(0)), InstanceType: "large", InstanceTypes: []string{"huge"}, SubnetPool: "p", SetVars: true,
+		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Own": 1}`, DrainTimeout: durationpb.New(time.Minute), MaxSurge: ptr(uint32(2)), MaxUnhealthy: "3"}
+	answer, err := w.UpsertGroup(t.Context(), all)
+	const spec = `{"template":"worker","size":0,"instance_type":"large","instance_types":["huge"],"subnet_pool":"p","vars":{"role":"db"},"args":{"Own":1},` +
+		`"drain_timeout":"1m","max_surge":2,"max_unhealthy":"3"}`
+	if g := answer.GetGroup(); err != nil || g.GetSpecJson() != spec {
+		t.Errorf("%s, %v", g.GetSpecJson(), err)
+	}
+	answer, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", ClearFields: []string{"size", "instance_type", "instance_types", "subnet_pool", "vars",
+		"args_json", "load_balancers", "drain_timeout", "max_surge", "max_unhealthy"}})
+	if g := answer.GetGroup(); err != nil || g.GetSpecJson() != `{"template":"worker"}` || g.GetEtag() != before.GetGroup().GetEtag() {
+		t.Errorf("%v, %v", g, err)
+	}
+	if g := w.group(t, "static"); g.GetSpecJson() != "" {
+		t.Errorf("%v", g)
+	}
+	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker", MustCreate: true})
+	wants(t, "create again", err, codes.AlreadyExists, "group: ", "fleet")
+	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Size: ptr(uint32(1)), MustCreate: true})
+	wants(t, "create a static group", err, codes.AlreadyExists, "group: ", "static")
 }
 
 func TestUpsertStaticGroup(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 
 // groupStatus tells what is known of a group.
 func (c *call) groupStatus(v observe.GroupView) *nstancev1.GroupStatus {
-	_, overridden := c.Config.Override(v.GroupKey)
+	spec, overridden := c.Config.Override(v.GroupKey)
 	out := &nstancev1.GroupStatus{
 		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template, Kind: v.Kind, Arch: v.Arch,
 		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy), InstanceType: v.InstanceType, InstanceTypes: v.InstanceTypes,
@@ -36,6 +36,12 @@ func (c *call) groupStatus(v observe.GroupView) *nstancev1.GroupStatus {
 	if len(v.Args) > 0 {
 		if text, err := json.Marshal(v.Args); err == nil { // they came from JSON
 			out.ArgsJson = string(text)
+		}
+	}
+	if overridden {
+		spec.Deleted = false // said by Deleting
+		if text, err := json.Marshal(spec); err == nil {
+			out.SpecJson = string(text)
 		}
 	}
 	return out

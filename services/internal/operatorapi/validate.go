@@ -149,6 +149,20 @@ type upsert struct {
 	drain *config.Duration
 }
 
+// clearable are the fields of a group that can go back to the template's or the shard's, and how.
+var clearable = map[string]func(*config.GroupSpec){
+	"size":           func(s *config.GroupSpec) { s.Size = nil },
+	"instance_type":  func(s *config.GroupSpec) { s.InstanceType = "" },
+	"instance_types": func(s *config.GroupSpec) { s.InstanceTypes = nil },
+	"subnet_pool":    func(s *config.GroupSpec) { s.SubnetPool = "" },
+	"vars":           func(s *config.GroupSpec) { s.Vars = nil },
+	"args_json":      func(s *config.GroupSpec) { s.Args = nil },
+	"load_balancers": func(s *config.GroupSpec) { s.LoadBalancers = nil },
+	"drain_timeout":  func(s *config.GroupSpec) { s.DrainTimeout = nil },
+	"max_surge":      func(s *config.GroupSpec) { s.MaxSurge = nil },
+	"max_unhealthy":  func(s *config.GroupSpec) { s.MaxUnhealthy = "" },
+}
+
 // parseUpsert checks a request as far as that can be done without the shard's configuration.
 func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 	u := upsert{req: req}
@@ -203,7 +217,39 @@ func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 		}
 		u.drain = &drain
 	}
-	return u, nil
+	if req.GetMustCreate() && (req.GetMustExist() || req.GetExpectedEtag() != "") {
+		return u, invalid("must_create", "contradicts must_exist and expected_etag")
+	}
+	return u, u.checkCleared()
+}
+
+// checkCleared refuses names of no field, and of fields that are set too.
+func (u upsert) checkCleared() error {
+	const field = "clear_fields"
+	set := u.set()
+	if n := len(u.req.GetClearFields()); n > maxList {
+		return invalid(field, "has %d entries, at most %d are allowed", n, maxList)
+	}
+	for _, name := range u.req.GetClearFields() {
+		switch {
+		case clearable[name] == nil:
+			return invalid(field, "has no name of a field that can be cleared: those are %s", strings.Join(slices.Sorted(maps.Keys(clearable)), ", "))
+		case set[name]:
+			return invalid(field, "clears %s, which is set too", name)
+		}
+	}
+	return nil
+}
+
+// set says which fields of the group the request sets.
+func (u upsert) set() map[string]bool {
+	req := u.req
+	return map[string]bool{
+		"size": req.Size != nil, "instance_type": req.GetInstanceType() != "", "instance_types": len(req.GetInstanceTypes()) > 0,
+		"subnet_pool": req.GetSubnetPool() != "", "vars": req.GetSetVars(), "args_json": req.GetArgsJson() != "",
+		"load_balancers": len(req.GetLoadBalancers()) > 0, "drain_timeout": u.drain != nil, "max_surge": req.MaxSurge != nil,
+		"max_unhealthy": req.GetMaxUnhealthy() != "",
+	}
 }
 
 // restricted names the fields that the request sets although a static group does not let them be changed.
@@ -228,6 +274,9 @@ func (u upsert) restricted() []string {
 // apply puts what the request sets into a group's own entry, and leaves the rest as it is.
 func (u upsert) apply(spec *config.GroupSpec) {
 	req := u.req
+	for _, name := range req.GetClearFields() {
+		clearable[name](spec)
+	}
 	if req.Size != nil {
 		size := int(req.GetSize())
 		spec.Size = &size

@@ -48,6 +48,9 @@ func TestParseUpsertRefuses(t *testing.T) {
 			{ArgsJson: "{} // a comment"}, {ArgsJson: `{"a": 1,}`}, {ArgsJson: strings.Repeat(`{"a":`, 40) + "1" + strings.Repeat("}", 40)},
 			{ArgsJson: `{"a": "` + strings.Repeat("x", maxArgs) + `"}`}, {ArgsJson: `{"a": {"b": 1, "b": 2}}`}, {ArgsJson: `{"a": 123456789012345678}`},
 			{ArgsJson: "{\"a\": \"\xff\"}"}, {ArgsJson: strings.Repeat("[", 1000)}},
+		"must_create": {{MustCreate: true, MustExist: true}, {MustCreate: true, ExpectedEtag: "x"}},
+		"clear_fields": {{ClearFields: []string{"template"}}, {ClearFields: []string{"nosuch"}}, {ClearFields: []string{"size"}, Size: proto.Uint32(0)},
+			{ClearFields: []string{"vars"}, SetVars: true}, {ClearFields: []string{"args_json"}, ArgsJson: "{}"}, {ClearFields: make([]string, maxList+1)}},
 		"drain_timeout": {{DrainTimeout: durationpb.New(-time.Second)}, {DrainTimeout: durationpb.New(maxDrain + 1)}, {DrainTimeout: &durationpb.Duration{Nanos: 1 << 30}}},
 	} {
 		for i, req := range reqs {

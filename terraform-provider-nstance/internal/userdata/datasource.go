@@ -209,7 +209,7 @@ func report(diags *diag.Diagnostics) func(string, error) (string, diag.Diagnosti
 
 // parts takes a joined error apart.
 func parts(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // errors.Join's own type, not wrapped
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()
 	}
 	if err == nil {

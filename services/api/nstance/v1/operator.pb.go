@@ -643,7 +643,10 @@ type GroupStatus struct {
 	Arch          string   `protobuf:"bytes,23,opt,name=arch,proto3" json:"arch,omitempty"`
 	InstanceIds   []string `protobuf:"bytes,24,rep,name=instance_ids,json=instanceIds,proto3" json:"instance_ids,omitempty"`
 	// Merged args, JSON.
-	ArgsJson      string `protobuf:"bytes,25,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
+	ArgsJson string `protobuf:"bytes,25,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
+	// What the group itself says, in the form of its entry in groups/{shard}.jsonc (JSON): all but what it takes from its template. Of a
+	// static group, its override. Empty when there is none.
+	SpecJson      string `protobuf:"bytes,26,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -853,6 +856,13 @@ func (x *GroupStatus) GetArgsJson() string {
 	return ""
 }
 
+func (x *GroupStatus) GetSpecJson() string {
+	if x != nil {
+		return x.SpecJson
+	}
+	return ""
+}
+
 type UpsertGroupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -873,7 +883,12 @@ type UpsertGroupRequest struct {
 	// Empty: whatever is there. Otherwise ABORTED when it does not match.
 	ExpectedEtag string `protobuf:"bytes,14,opt,name=expected_etag,json=expectedEtag,proto3" json:"expected_etag,omitempty"`
 	// Refuse to create; only change what exists.
-	MustExist     bool `protobuf:"varint,15,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
+	MustExist bool `protobuf:"varint,15,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
+	// Refuse to change what exists (ALREADY_EXISTS); only create.
+	MustCreate bool `protobuf:"varint,16,opt,name=must_create,json=mustCreate,proto3" json:"must_create,omitempty"`
+	// Names of fields of the group that go back to what the template, or the shard, says: size, instance_type, instance_types, subnet_pool,
+	// vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy. A field cannot be cleared and set.
+	ClearFields   []string `protobuf:"bytes,17,rep,name=clear_fields,json=clearFields,proto3" json:"clear_fields,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1011,6 +1026,20 @@ func (x *UpsertGroupRequest) GetMustExist() bool {
 		return x.MustExist
 	}
 	return false
+}
+
+func (x *UpsertGroupRequest) GetMustCreate() bool {
+	if x != nil {
+		return x.MustCreate
+	}
+	return false
+}
+
+func (x *UpsertGroupRequest) GetClearFields() []string {
+	if x != nil {
+		return x.ClearFields
+	}
+	return nil
 }
 
 type UpsertGroupResponse struct {
@@ -2524,7 +2553,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"restarting\"\x13\n" +
 	"\x11ListGroupsRequest\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xf5\x06\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\x92\a\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -2556,10 +2585,11 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04kind\x18\x16 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04arch\x18\x17 \x01(\tR\x04arch\x12!\n" +
 	"\finstance_ids\x18\x18 \x03(\tR\vinstanceIds\x12\x1b\n" +
-	"\targs_json\x18\x19 \x01(\tR\bargsJson\x1a7\n" +
+	"\targs_json\x18\x19 \x01(\tR\bargsJson\x12\x1b\n" +
+	"\tspec_json\x18\x1a \x01(\tR\bspecJson\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x84\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc8\x05\n" +
 	"\x12UpsertGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
 	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01\x12\x1a\n" +
@@ -2578,7 +2608,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\rmax_unhealthy\x18\r \x01(\tR\fmaxUnhealthy\x12#\n" +
 	"\rexpected_etag\x18\x0e \x01(\tR\fexpectedEtag\x12\x1d\n" +
 	"\n" +
-	"must_exist\x18\x0f \x01(\bR\tmustExist\x1a7\n" +
+	"must_exist\x18\x0f \x01(\bR\tmustExist\x12\x1f\n" +
+	"\vmust_create\x18\x10 \x01(\bR\n" +
+	"mustCreate\x12!\n" +
+	"\fclear_fields\x18\x11 \x03(\tR\vclearFields\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
