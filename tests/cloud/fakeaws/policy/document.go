@@ -9,12 +9,12 @@ type Document struct {
 
 // Statement is one of its rules. Of each pair (Actions, NotActions) at most one is set.
 type Statement struct {
-	SID                       string
-	Deny                      bool
-	Actions, NotActions       []string
-	Resources, NotResources   []string
-	Principals, NotPrincipals *Principals
-	Conditions                []Condition
+	SID                     string
+	Deny                    bool
+	Actions, NotActions     []string
+	Resources, NotResources []string
+	Principals              *Principals
+	Conditions              []Condition
 }
 
 // Principals are those a resource's policy speaks of.

@@ -1,0 +1,200 @@
+package policy
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// operator is one condition operator. Negated ones are the negation of another, and true when the key is absent.
+type operator struct {
+	negated bool
+	kind    string // for check: which form the policy's values have
+	fits    func(want pattern, wanted, have string) bool
+	wild    bool // the policy's values may have wildcards
+}
+
+var operators = map[string]operator{
+	"Null": {kind: "bool"},
+	"Bool": {kind: "bool", fits: func(_ pattern, want, have string) bool { return strings.EqualFold(want, have) }},
+
+	"StringEquals":              {fits: exact},
+	"StringNotEquals":           {fits: exact, negated: true},
+	"StringEqualsIgnoreCase":    {fits: sameLetters},
+	"StringNotEqualsIgnoreCase": {fits: sameLetters, negated: true},
+	"StringLike":                {fits: like, wild: true},
+	"StringNotLike":             {fits: like, wild: true, negated: true},
+
+	// ArnEquals and ArnLike behave alike, says AWS.
+	"ArnEquals":    {fits: likeARN, wild: true},
+	"ArnLike":      {fits: likeARN, wild: true},
+	"ArnNotEquals": {fits: likeARN, wild: true, negated: true},
+	"ArnNotLike":   {fits: likeARN, wild: true, negated: true},
+
+	"NumericEquals":            {kind: "number", fits: numbers(func(have, want float64) bool { return have == want })},
+	"NumericNotEquals":         {kind: "number", fits: numbers(func(have, want float64) bool { return have == want }), negated: true},
+	"NumericLessThan":          {kind: "number", fits: numbers(func(have, want float64) bool { return have < want })},
+	"NumericLessThanEquals":    {kind: "number", fits: numbers(func(have, want float64) bool { return have <= want })},
+	"NumericGreaterThan":       {kind: "number", fits: numbers(func(have, want float64) bool { return have > want })},
+	"NumericGreaterThanEquals": {kind: "number", fits: numbers(func(have, want float64) bool { return have >= want })},
+
+	"DateEquals":            {kind: "date", fits: dates(func(c int) bool { return c == 0 })},
+	"DateNotEquals":         {kind: "date", fits: dates(func(c int) bool { return c == 0 }), negated: true},
+	"DateLessThan":          {kind: "date", fits: dates(func(c int) bool { return c < 0 })},
+	"DateLessThanEquals":    {kind: "date", fits: dates(func(c int) bool { return c <= 0 })},
+	"DateGreaterThan":       {kind: "date", fits: dates(func(c int) bool { return c > 0 })},
+	"DateGreaterThanEquals": {kind: "date", fits: dates(func(c int) bool { return c >= 0 })},
+
+	"IpAddress":    {kind: "address", fits: inNetwork},
+	"NotIpAddress": {kind: "address", fits: inNetwork, negated: true},
+	"BinaryEquals": {kind: "binary", fits: exact},
+}
+
+// check refuses values of a policy that are not of the operator's kind.
+func (o operator) check(values []string) error {
+	for _, v := range values {
+		var err error
+		switch o.kind {
+		case "bool":
+			if l := strings.ToLower(v); l != "true" && l != "false" {
+				err = errors.New("not true or false")
+			}
+		case "number":
+			_, err = strconv.ParseFloat(v, 64)
+		case "date":
+			_, err = parseDate(v)
+		case "address":
+			_, err = parseNetwork(v)
+		case "binary":
+			_, err = base64.StdEncoding.DecodeString(v)
+		}
+		if err != nil {
+			return fmt.Errorf("value %q: %w", v, err)
+		}
+	}
+	return nil
+}
+
+// holds evaluates one condition. ctx has lower-case keys. The second result is false when a policy variable has no value.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
+// and https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html
+func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
+	values := ctx[strings.ToLower(c.Key)]
+	op := operators[c.Operator]
+	if c.Operator == "Null" {
+		for _, want := range c.Values {
+			if strings.EqualFold(want, "true") == (len(values) == 0) {
+				return true, true
+			}
+		}
+		return false, true
+	}
+	if len(values) == 0 {
+		return c.IfExists || c.Set == "ForAllValues" || op.negated && c.Set == "", true
+	}
+	wants := make([]pattern, 0, len(c.Values))
+	for _, v := range c.Values {
+		// Variables work in strings and ARNs; elsewhere the values have been checked to be something else.
+		p, ok := compile(v, op.wild, vars && op.kind == "", ctx)
+		if !ok {
+			return false, false
+		}
+		wants = append(wants, p)
+	}
+	one := func(have string) bool { return c.fits(op, wants, have) != op.negated }
+	if c.Set == "ForAllValues" {
+		for _, have := range values {
+			if !one(have) {
+				return false, true
+			}
+		}
+		return true, true
+	}
+	if c.Set == "" && op.negated { // of a key with several values none may fit
+		for _, have := range values {
+			if !one(have) {
+				return false, true
+			}
+		}
+		return true, true
+	}
+	for _, have := range values {
+		if one(have) {
+			return true, true
+		}
+	}
+	return false, true
+}
+
+// fits says whether a value of the request is one of those the policy names.
+func (c *Condition) fits(op operator, wants []pattern, have string) bool {
+	for i, want := range wants {
+		if op.fits(want, c.Values[i], have) {
+			return true
+		}
+	}
+	return false
+}
+
+func exact(want pattern, _, have string) bool       { return string(want) == have }
+func sameLetters(want pattern, _, have string) bool { return strings.EqualFold(string(want), have) }
+func like(want pattern, _, have string) bool        { return want.match(have) }
+func likeARN(want pattern, _, have string) bool     { return want.matchARN(have) }
+
+func numbers(compare func(have, want float64) bool) func(pattern, string, string) bool {
+	return func(_ pattern, want, have string) bool {
+		w, err := strconv.ParseFloat(want, 64)
+		if err != nil {
+			return false
+		}
+		h, err := strconv.ParseFloat(have, 64)
+		return err == nil && compare(h, w)
+	}
+}
+
+func dates(compare func(int) bool) func(pattern, string, string) bool {
+	return func(_ pattern, want, have string) bool {
+		w, err := parseDate(want)
+		if err != nil {
+			return false
+		}
+		h, err := parseDate(have)
+		return err == nil && compare(h.Compare(w))
+	}
+}
+
+// parseDate reads the forms of ISO 8601 that AWS names, and seconds since 1970.
+func parseDate(s string) (time.Time, error) {
+	if seconds, err := strconv.ParseInt(s, 10, 64); err == nil && len(s) > 4 {
+		return time.Unix(seconds, 0), nil
+	}
+	var t time.Time
+	var err error
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00", "2006-01-02", "2006-01", "2006"} {
+		if t, err = time.Parse(layout, s); err == nil {
+			return t, nil
+		}
+	}
+	return t, err
+}
+
+func inNetwork(_ pattern, want, have string) bool {
+	network, err := parseNetwork(want)
+	if err != nil {
+		return false
+	}
+	address, err := netip.ParseAddr(have)
+	return err == nil && network.Contains(address.Unmap())
+}
+
+// parseNetwork reads a CIDR block; a lone address is the block of itself.
+func parseNetwork(s string) (netip.Prefix, error) {
+	if address, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(address, address.BitLen()), nil
+	}
+	return netip.ParsePrefix(s)
+}
