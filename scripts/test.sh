@@ -12,7 +12,7 @@ trap 'exit 1' HUP INT TERM
 
 # Building the tools is not part of any step's time.
 step_tools() {
-	for name in buf protoc-gen-go versitygw golangci-lint tofu; do
+	for name in buf protoc-gen-go versitygw golangci-lint tofu packer; do
 		scripts/tool.sh "$name"
 	done
 }
@@ -80,6 +80,10 @@ step_demo() {
 	scripts/demo.sh
 }
 
+step_images() {
+	scripts/images-check.sh
+}
+
 step_kill9() {
 	tests/kill9/run.sh
 }
@@ -107,7 +111,7 @@ run() {
 }
 
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance demo kill9
+[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance images demo kill9
 for step; do
 	run "$step"
 done

@@ -5,7 +5,7 @@ packer {
   required_plugins {
     amazon = {
       source  = "github.com/hashicorp/amazon"
-      version = ">= 1.3.4"
+      version = ">= 1.3.2"
     }
     qemu = {
       source  = "github.com/hashicorp/qemu"
