@@ -1,0 +1,109 @@
+# One cluster with one shard: a VPC with private subnets, a bucket, a server for next to nothing, and a group of VMs that it keeps alive.
+
+terraform {
+  required_version = ">= 1.11"
+
+  required_providers {
+    aws     = { source = "registry.terraform.io/hashicorp/aws", version = ">= 5.100" }
+    nstance = { source = "registry.terraform.io/nstance-kit/nstance" }
+  }
+}
+
+# Credentials, and an endpoint that is not AWS's own, come from the environment, for both providers.
+provider "aws" {
+  region = var.region
+}
+
+# Where the cluster's state is. The bucket is made below, by the module.
+provider "nstance" {
+  storage = module.cluster.storage
+}
+
+module "cluster" {
+  source = "../../../modules/aws/cluster"
+
+  cluster_id     = var.cluster
+  bucket_name    = var.bucket
+  encryption_key = { provider = var.key_provider }
+  force_destroy  = var.force_destroy
+  tags           = var.tags
+}
+
+module "network" {
+  source = "../../../modules/aws/network"
+
+  name     = var.cluster
+  nat_mode = var.nat ? "provider" : "none"
+  subnets = {
+    # The way out of the others.
+    public = { (var.zone) = [{ ipv4_cidr = "10.0.0.0/24", public = true, nat_gateway = true }] }
+    # The servers, and the address that follows their leader. Without NAT gateways they need public addresses to reach AWS.
+    servers = { (var.zone) = [{ ipv4_cidr = "10.0.1.0/24", public = !var.nat }] }
+    # The VMs.
+    workers = { (var.zone) = [{ ipv4_cidr = "10.0.16.0/20" }] }
+  }
+  tags = var.tags
+}
+
+module "account" {
+  source = "../../../modules/aws/account"
+
+  cluster = module.cluster.cluster
+  vpc_id  = module.network.vpc_id
+  tags    = var.tags
+}
+
+module "shard" {
+  source = "../../../modules/aws/shard"
+
+  cluster = module.cluster.cluster
+  account = module.account.account
+  network = module.network.network
+  shard   = var.zone
+  zone    = var.zone
+
+  server_count         = var.server_count
+  server_instance_type = var.server_instance_type
+  server_arch          = var.server_arch
+  server_image         = { id = var.server_ami, owners = var.image_owners }
+  leader_network       = { ipv4 = "10.0.1.100" }
+  operator_access      = { ipv4_cidrs = ["10.0.0.0/16"] }
+  wait_for_leader      = var.wait_for_leader
+  tags                 = var.tags
+
+  subnet_pools = ["workers"]
+  settings     = var.settings
+
+  # The VMs' image: the newest of this name, looked up by the servers every few hours. A newer one is for new VMs; it replaces none.
+  images = {
+    agent = {
+      owners   = var.image_owners
+      filters  = [{ name = "name", values = ["nstance-agent-*"] }, { name = "architecture", values = [var.worker_arch == "amd64" ? "x86_64" : "arm64"] }]
+      fallback = var.agent_ami
+    }
+  }
+
+  templates = {
+    worker = {
+      kind        = "wrk"
+      arch        = var.worker_arch
+      subnet_pool = "workers"
+      # What RunInstances is asked for. An AMI that is given is used as it is.
+      args_json = jsonencode({ ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami })
+      vars      = var.worker_vars
+      files = {
+        "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
+      }
+    }
+  }
+
+  groups = {
+    "default/workers" = {
+      template       = "worker"
+      size           = var.worker_count
+      instance_type  = var.worker_instance_types[0]
+      instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+      args_json      = var.worker_args
+    }
+  }
+}

@@ -1,0 +1,177 @@
+# What the servers' role may do, as data. tests/modules evaluates these locals and asserts what they allow and what they do not.
+#
+# Two tags carry it: `nstance:cluster` is on everything of the cluster, `nstance:managed` on the VMs that the servers start. `nstance:server` is on the
+# servers' own VMs and `nstance:leader` on the leaders' network interfaces; no server can give any of these to what exists already.
+
+locals {
+  ec2        = "arn:${local.partition}:ec2:${local.region}:${local.account_id}"
+  key_prefix = var.cluster.prefix == "" ? "" : "${var.cluster.prefix}/"
+  objects    = "${var.cluster.bucket_arn}/${local.key_prefix}"
+
+  trust_policy = {
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Principal = { Service = "ec2.amazonaws.com" }
+      Action    = "sts:AssumeRole"
+    }]
+  }
+
+  # The bucket. Servers never write config/ or files/, and delete nothing but records of instances that are gone and their own probes.
+  bucket_statements = [
+    {
+      Sid      = "ReadState"
+      Effect   = "Allow"
+      Action   = "s3:GetObject"
+      Resource = [for under in ["cluster/*", "config/*", "files/*", "groups/*", "shard/*"] : "${local.objects}${under}"]
+    },
+    {
+      Sid      = "WriteState"
+      Effect   = "Allow"
+      Action   = "s3:PutObject"
+      Resource = [for under in ["cluster/ca.crt", "cluster/secret/*", "cluster/operator/*", "groups/*", "shard/*"] : "${local.objects}${under}"]
+    },
+    {
+      Sid      = "DeleteOwn"
+      Effect   = "Allow"
+      Action   = "s3:DeleteObject"
+      Resource = [for under in ["shard/*/instance/*", "shard/*/probe/*"] : "${local.objects}${under}"]
+    },
+    {
+      # S3 says 404 of an object that is not there only to those who may list the bucket, and 403 to others. Such a request has no prefix: hence IfExists.
+      Sid       = "ListState"
+      Effect    = "Allow"
+      Action    = "s3:ListBucket"
+      Resource  = var.cluster.bucket_arn
+      Condition = { StringLikeIfExists = { "s3:prefix" = [for under in ["cluster/*", "config/*", "files/*", "groups/*", "shard/*"] : "${local.key_prefix}${under}"] } }
+    },
+  ]
+
+  key_statements = concat(
+    [{
+      Sid      = "ReadEncryptionKey"
+      Effect   = "Allow"
+      Action   = var.cluster.encryption_key.provider == "aws-secrets-manager" ? "secretsmanager:GetSecretValue" : "ssm:GetParameter"
+      Resource = var.cluster.encryption_key.arn
+    }],
+    var.cluster.kms_key_arn == null ? [] : [{
+      Sid      = "UseKMSKey"
+      Effect   = "Allow"
+      Action   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      Resource = var.cluster.kms_key_arn
+    }],
+  )
+
+  # VMs. An instance is only ever started with the cluster's tags and with IMDSv2, and only such instances are terminated.
+  instance_statements = [
+    {
+      Sid      = "StartTaggedInstances"
+      Effect   = "Allow"
+      Action   = "ec2:RunInstances"
+      Resource = "${local.ec2}:instance/*"
+      Condition = {
+        StringEquals = {
+          "aws:RequestTag/nstance:cluster" = var.cluster.id
+          "aws:RequestTag/nstance:managed" = "true"
+          "ec2:MetadataHttpTokens"         = "required"
+        }
+      }
+    },
+    merge(
+      {
+        Sid      = "StartInSubnets"
+        Effect   = "Allow"
+        Action   = "ec2:RunInstances"
+        Resource = "${local.ec2}:subnet/*"
+      },
+      { for key in ["Condition"] : key => { ArnEquals = { "ec2:Vpc" = "${local.ec2}:vpc/${var.vpc_id}" } } if var.vpc_id != null },
+    ),
+    {
+      Sid    = "StartWith"
+      Effect = "Allow"
+      Action = "ec2:RunInstances"
+      Resource = concat(
+        [for kind in ["capacity-reservation", "key-pair", "network-interface", "placement-group", "security-group", "spot-instances-request", "volume"] : "${local.ec2}:${kind}/*"],
+        [for kind in ["image", "snapshot"] : "arn:${local.partition}:ec2:${local.region}::${kind}/*"],
+      )
+    },
+    {
+      Sid       = "TagWhatIsStarted"
+      Effect    = "Allow"
+      Action    = "ec2:CreateTags"
+      Resource  = [for kind in ["instance", "network-interface", "spot-instances-request", "volume"] : "${local.ec2}:${kind}/*"]
+      Condition = { StringEquals = { "ec2:CreateAction" = "RunInstances" } }
+    },
+    {
+      Sid      = "PassAgentRole"
+      Effect   = "Allow"
+      Action   = "iam:PassRole"
+      Resource = local.agent_role_arn
+      Condition = {
+        StringEquals = { "iam:PassedToService" = "ec2.amazonaws.com" }
+      }
+    },
+    {
+      Sid      = "TerminateOwnInstances"
+      Effect   = "Allow"
+      Action   = "ec2:TerminateInstances"
+      Resource = "${local.ec2}:instance/*"
+      Condition = {
+        StringEquals = {
+          "aws:ResourceTag/nstance:cluster" = var.cluster.id
+          "aws:ResourceTag/nstance:managed" = "true"
+        }
+      }
+    },
+    {
+      # EC2 has no resources for these.
+      Sid      = "Describe"
+      Effect   = "Allow"
+      Action   = ["ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets"]
+      Resource = "*"
+    },
+  ]
+
+  # The leader's address: the cluster's leader interfaces, on the cluster's servers.
+  leader_statements = [
+    {
+      Sid      = "MoveLeaderInterface"
+      Effect   = "Allow"
+      Action   = ["ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface"]
+      Resource = "${local.ec2}:network-interface/*"
+      Condition = {
+        StringEquals = { "aws:ResourceTag/nstance:cluster" = var.cluster.id }
+        StringLike   = { "aws:ResourceTag/nstance:leader" = "*" }
+      }
+    },
+    {
+      Sid      = "MoveItBetweenServers"
+      Effect   = "Allow"
+      Action   = ["ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface"]
+      Resource = "${local.ec2}:instance/*"
+      Condition = {
+        StringEquals = { "aws:ResourceTag/nstance:cluster" = var.cluster.id }
+        StringLike   = { "aws:ResourceTag/nstance:server" = "*" }
+      }
+    },
+  ]
+
+  # One statement for all target groups, or none.
+  target_statements = [for arns in [values(var.target_group_arns)] : {
+    Sid      = "RegisterTargets"
+    Effect   = "Allow"
+    Action   = ["elasticloadbalancing:RegisterTargets", "elasticloadbalancing:DeregisterTargets"]
+    Resource = arns
+  } if length(arns) > 0]
+
+  server_policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = flatten([
+      local.bucket_statements,
+      local.key_statements,
+      local.instance_statements,
+      local.leader_statements,
+      local.target_statements,
+    ])
+  })
+}

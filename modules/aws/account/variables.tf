@@ -1,0 +1,73 @@
+variable "cluster" {
+  description = "The cluster: the output `cluster` of the module `cluster`."
+  type = object({
+    id          = string
+    bucket_arn  = string
+    prefix      = optional(string, "")
+    kms_key_arn = optional(string)
+    encryption_key = object({
+      provider = string
+      arn      = string
+    })
+  })
+  nullable = false
+
+  validation {
+    condition     = contains(["aws-secrets-manager", "aws-parameter-store"], var.cluster.encryption_key.provider)
+    error_message = "cluster.encryption_key.provider is \"aws-secrets-manager\" or \"aws-parameter-store\"."
+  }
+}
+
+variable "name" {
+  description = "What the names of roles and instance profiles start with. Left out, the cluster's name."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.name == null ? true : can(regex("^[A-Za-z0-9_.@-]{1,40}$", var.name))
+    error_message = "name has letters, digits and \"_.@-\", at most 40 of them."
+  }
+}
+
+variable "vpc_id" {
+  description = "The VPC that the servers may start VMs in. Left out, any VPC of the account."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.vpc_id == null ? true : can(regex("^vpc-[0-9a-f]+$", var.vpc_id))
+    error_message = "vpc_id is the ID of a VPC, such as vpc-0a1b2c3d."
+  }
+}
+
+variable "target_group_arns" {
+  description = "The target groups that the servers may register VMs with, by any name: the output `target_group_arns` of the module `network`."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "path" {
+  description = "Path of the roles and instance profiles."
+  type        = string
+  default     = "/"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^/([A-Za-z0-9_.,+@=-]+/)*$", var.path))
+    error_message = "path begins and ends with a slash, such as \"/nstance/\"."
+  }
+}
+
+variable "permissions_boundary" {
+  description = "ARN of a policy that bounds what the roles may do, where the account's rules want one."
+  type        = string
+  default     = null
+}
+
+variable "tags" {
+  description = "Tags of everything here that can have tags."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}

@@ -1,0 +1,102 @@
+variable "cluster_id" {
+  description = "Name of the cluster: lower-case letters, digits and single dashes, at most 30 characters."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", var.cluster_id)) && length(var.cluster_id) <= 30 && !strcontains(var.cluster_id, "--")
+    error_message = "cluster_id has lower-case letters, digits and single dashes inside, at most 30 characters, such as \"example\"."
+  }
+}
+
+variable "bucket_name" {
+  description = "Name of the bucket, which is unique among all buckets of AWS. Left out, it is made of the cluster's name, the account's number and the region."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.bucket_name == null ? true : can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.bucket_name))
+    error_message = "bucket_name has 3 to 63 lower-case letters, digits, dots and dashes, and begins and ends with a letter or digit."
+  }
+}
+
+variable "prefix" {
+  description = "What every key in the bucket starts with, for a bucket that holds other things too. Without slashes at its ends."
+  type        = string
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = var.prefix == "" || can(regex("^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*$", var.prefix))
+    error_message = "prefix has letters, digits, \"_\", \".\" and \"-\", with single slashes inside, such as \"clusters/example\"."
+  }
+}
+
+variable "versioning" {
+  description = "Keep earlier versions of what is in the bucket, so that what was deleted by accident can be brought back: configuration, CA, secrets. The servers' own documents, which change all the time, are kept for a day."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "noncurrent_version_days" {
+  description = "For how many days earlier versions are kept."
+  type        = number
+  default     = 90
+  nullable    = false
+
+  validation {
+    condition     = var.noncurrent_version_days >= 1 && floor(var.noncurrent_version_days) == var.noncurrent_version_days
+    error_message = "noncurrent_version_days is a whole number, 1 or more. To keep no earlier versions set versioning = false."
+  }
+}
+
+variable "kms_key_arn" {
+  description = "ARN of a KMS key that encrypts the bucket and the encryption key's secret. Left out, AWS's own keys do."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.kms_key_arn == null ? true : can(regex("^arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:key/", var.kms_key_arn))
+    error_message = "kms_key_arn is the ARN of a key, such as arn:aws:kms:us-west-2:123456789012:key/…; an alias does not do, since policies name the key itself."
+  }
+}
+
+variable "encryption_key" {
+  description = <<-TEXT
+    The key that seals the cluster's secrets in the bucket. It is made at random and is in no plan and no state.
+
+    * `provider`: what holds it, `aws-secrets-manager` or `aws-parameter-store` (which costs nothing).
+    * `version`: a new number makes a new key. See "Changing the encryption key" above before you do.
+  TEXT
+  type = object({
+    provider = optional(string, "aws-secrets-manager")
+    version  = optional(number, 1)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = contains(["aws-secrets-manager", "aws-parameter-store"], var.encryption_key.provider)
+    error_message = "encryption_key.provider is \"aws-secrets-manager\" or \"aws-parameter-store\"."
+  }
+
+  validation {
+    condition     = var.encryption_key.version >= 1 && floor(var.encryption_key.version) == var.encryption_key.version
+    error_message = "encryption_key.version is a whole number, 1 or more."
+  }
+}
+
+variable "force_destroy" {
+  description = "Let destroy delete the bucket with everything in it, and the encryption key at once. Without it, destroy ends with an error as long as anything is left in the bucket, earlier versions included, and a deleted key can be restored for 30 days."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "tags" {
+  description = "Tags of everything here that can have tags."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}

@@ -1,0 +1,97 @@
+# Ways out: the internet gateway for public subnets; for the others NAT gateways (IPv4) and an egress-only gateway (IPv6).
+
+locals {
+  # An existing VPC's gateway is used where it is named.
+  make_internet_gateway    = var.vpc.internet_gateway == null && (length(local.public) > 0 || (var.vpc.existing == null && length(local.nat) > 0))
+  make_egress_only_gateway = var.vpc.egress_only_gateway == null && local.ipv6 && length(local.private) > 0
+  internet_gateway         = local.make_internet_gateway ? aws_internet_gateway.this[0].id : var.vpc.internet_gateway
+  egress_only_gateway      = local.make_egress_only_gateway ? aws_egress_only_internet_gateway.this[0].id : var.vpc.egress_only_gateway
+}
+
+resource "aws_internet_gateway" "this" {
+  count  = local.make_internet_gateway ? 1 : 0
+  vpc_id = local.vpc_id
+  tags   = merge({ Name = var.name }, var.tags)
+}
+
+resource "aws_egress_only_internet_gateway" "this" {
+  count  = local.make_egress_only_gateway ? 1 : 0
+  vpc_id = local.vpc_id
+  tags   = merge({ Name = var.name }, var.tags)
+}
+
+resource "aws_eip" "nat" {
+  for_each = local.nat
+  domain   = "vpc"
+  tags     = merge({ Name = "${var.name}-nat-${each.value.zone}" }, var.tags)
+}
+
+resource "aws_nat_gateway" "this" {
+  for_each      = local.nat
+  allocation_id = aws_eip.nat[each.key].id
+  subnet_id     = local.subnet_ids[each.key]
+  tags          = merge({ Name = "${var.name}-nat-${each.value.zone}" }, var.tags)
+
+  depends_on = [aws_internet_gateway.this, aws_route.public_ipv4, aws_route_table_association.public]
+}
+
+# One table for all public subnets.
+resource "aws_route_table" "public" {
+  count  = length(local.public) > 0 ? 1 : 0
+  vpc_id = local.vpc_id
+  tags   = merge({ Name = "${var.name}-public" }, var.tags)
+}
+
+resource "aws_route" "public_ipv4" {
+  count                  = length(local.public) > 0 ? 1 : 0
+  route_table_id         = aws_route_table.public[0].id
+  destination_cidr_block = "0.0.0.0/0"
+  gateway_id             = local.internet_gateway
+}
+
+resource "aws_route" "public_ipv6" {
+  count                       = length(local.public) > 0 && local.ipv6 ? 1 : 0
+  route_table_id              = aws_route_table.public[0].id
+  destination_ipv6_cidr_block = "::/0"
+  gateway_id                  = local.internet_gateway
+}
+
+resource "aws_route_table_association" "public" {
+  for_each       = local.public
+  route_table_id = aws_route_table.public[0].id
+  subnet_id      = aws_subnet.this[each.key].id
+}
+
+# One table for each of the others.
+resource "aws_route_table" "private" {
+  for_each = local.private
+  vpc_id   = local.vpc_id
+  tags     = merge({ Name = "${var.name}-${replace(each.key, "/", "-")}" }, var.tags)
+}
+
+resource "aws_route" "nat" {
+  for_each               = { for key, nat in local.nat_for : key => nat if !local.private[key].native }
+  route_table_id         = aws_route_table.private[each.key].id
+  destination_cidr_block = "0.0.0.0/0"
+  nat_gateway_id         = aws_nat_gateway.this[each.value].id
+}
+
+resource "aws_route" "nat64" {
+  for_each                    = { for key, nat in local.nat_for : key => nat if local.private[key].native }
+  route_table_id              = aws_route_table.private[each.key].id
+  destination_ipv6_cidr_block = "64:ff9b::/96"
+  nat_gateway_id              = aws_nat_gateway.this[each.value].id
+}
+
+resource "aws_route" "private_ipv6" {
+  for_each                    = local.ipv6 ? local.private : {}
+  route_table_id              = aws_route_table.private[each.key].id
+  destination_ipv6_cidr_block = "::/0"
+  egress_only_gateway_id      = local.egress_only_gateway
+}
+
+resource "aws_route_table_association" "private" {
+  for_each       = local.private
+  route_table_id = aws_route_table.private[each.key].id
+  subnet_id      = aws_subnet.this[each.key].id
+}

@@ -1,0 +1,278 @@
+variable "name" {
+  description = "What the names of everything here start with, such as the cluster's name."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$", var.name)) && length(var.name) <= 40
+    error_message = "name has letters, digits and dashes inside, at most 40 characters."
+  }
+}
+
+variable "vpc" {
+  description = <<-TEXT
+    The VPC.
+
+    * `ipv4_cidr`: its addresses, if it is made here. A VPC always has some, even where its subnets have IPv6 only.
+    * `existing`: ID of a VPC that is there already. What is below is then added to it, and nothing that is there is changed.
+    * `internet_gateway`, `egress_only_gateway`: IDs of the gateways that an existing VPC has. A VPC has one internet gateway at most; where it has
+      none, one is made when a subnet needs it.
+  TEXT
+  type = object({
+    ipv4_cidr           = optional(string, "10.0.0.0/16")
+    existing            = optional(string)
+    internet_gateway    = optional(string)
+    egress_only_gateway = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = can(cidrnetmask(var.vpc.ipv4_cidr)) && try(tonumber(split("/", var.vpc.ipv4_cidr)[1]) >= 16 && tonumber(split("/", var.vpc.ipv4_cidr)[1]) <= 28, false)
+    error_message = "vpc.ipv4_cidr is an IPv4 network with 16 to 28 bits, such as 10.0.0.0/16."
+  }
+
+  validation {
+    condition     = var.vpc.existing == null ? true : can(regex("^vpc-[0-9a-f]+$", var.vpc.existing))
+    error_message = "vpc.existing is the ID of a VPC, such as vpc-0a1b2c3d."
+  }
+
+  validation {
+    condition     = var.vpc.existing != null || (var.vpc.internet_gateway == null && var.vpc.egress_only_gateway == null)
+    error_message = "vpc.internet_gateway and vpc.egress_only_gateway belong to an existing VPC: set vpc.existing too, or leave them out."
+  }
+}
+
+variable "ip_family" {
+  description = "`ipv4`; `dualstack`, where every subnet has both; or `ipv6`, where subnets without an `ipv4_cidr` have IPv6 only."
+  type        = string
+  default     = "ipv4"
+  nullable    = false
+
+  validation {
+    condition     = contains(["ipv4", "dualstack", "ipv6"], var.ip_family)
+    error_message = "ip_family is \"ipv4\", \"dualstack\" or \"ipv6\"."
+  }
+}
+
+variable "subnets" {
+  description = <<-TEXT
+    The subnets, by role and then by zone. A role is a name of yours, such as `public`, `servers` or `workers`; each becomes a subnet pool of the
+    shards in its zones. A zone may have several subnets of a role: add later ones at the end of the list, since they are known by their place in it.
+
+    * `ipv4_cidr`: addresses of a subnet that is made here.
+    * `existing`: ID of a subnet that is there already. Its routes and settings are left alone.
+    * `ipv6_netnum`: which /64 of the VPC's /56, from 0 to 255; or `ipv6_cidr`: the /64 itself.
+    * `public`: reached from the internet, through the internet gateway.
+    * `nat_gateway`: has a NAT gateway (where `nat_mode` is `provider`). Only public subnets can.
+    * `nat_subnet`: the subnet whose NAT gateway this one goes out through, as `role/zone` or `role/zone/place`. Left out: one in the same zone, or
+      else the first there is.
+    * `shards`: the shards that may use it; left out: all in its zone.
+  TEXT
+  type = map(map(list(object({
+    ipv4_cidr   = optional(string)
+    existing    = optional(string)
+    ipv6_netnum = optional(number)
+    ipv6_cidr   = optional(string)
+    public      = optional(bool, false)
+    nat_gateway = optional(bool, false)
+    nat_subnet  = optional(string)
+    shards      = optional(list(string))
+  }))))
+  nullable = false
+
+  validation {
+    condition     = length(var.subnets) > 0
+    error_message = "subnets has to name at least one role with a subnet, such as { servers = { us-west-2a = [{ ipv4_cidr = \"10.0.0.0/24\" }] } }."
+  }
+
+  validation {
+    condition     = alltrue([for role in keys(var.subnets) : can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", role)) && length(role) <= 32 && !strcontains(role, "--")])
+    error_message = "Roles, the outer keys of subnets, become names of subnet pools: lower-case letters, digits and single dashes inside, at most 32 characters."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for zones in values(var.subnets) : [for zone, list in zones : can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]+(-[a-z]+-[0-9]+)?[a-z]$", zone)) && length(list) > 0]]))
+    error_message = "The inner keys of subnets are zones, such as us-west-2a, each with a list of at least one subnet."
+  }
+
+  validation {
+    condition = alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
+      s.existing == null ? true : can(regex("^subnet-[0-9a-f]+$", s.existing)) && s.ipv4_cidr == null && s.ipv6_netnum == null && s.ipv6_cidr == null
+    ]]]))
+    error_message = "A subnet with existing, such as subnet-0a1b2c3d, has its addresses already: leave out ipv4_cidr, ipv6_netnum and ipv6_cidr."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list : s.ipv4_cidr == null ? true : can(cidrnetmask(s.ipv4_cidr))]]]))
+    error_message = "ipv4_cidr of a subnet is an IPv4 network, such as 10.0.1.0/24."
+  }
+
+  validation {
+    condition = alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
+      s.ipv6_netnum == null ? true : s.ipv6_netnum >= 0 && s.ipv6_netnum <= 255 && floor(s.ipv6_netnum) == s.ipv6_netnum && s.ipv6_cidr == null
+    ]]]))
+    error_message = "ipv6_netnum of a subnet is a whole number from 0 to 255, instead of ipv6_cidr."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list : s.ipv6_cidr == null ? true : can(cidrhost(s.ipv6_cidr, 0)) && endswith(s.ipv6_cidr, "/64")]]]))
+    error_message = "ipv6_cidr of a subnet is a /64, such as 2001:db8:0:1::/64."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list : !s.nat_gateway || s.public]]]))
+    error_message = "A subnet with nat_gateway has to be public: a NAT gateway goes out through the internet gateway."
+  }
+
+  # What depends on ip_family.
+  validation {
+    condition = var.ip_family == "ipv6" ? true : alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
+      s.existing != null || s.ipv4_cidr != null
+    ]]]))
+    error_message = "Every subnet needs an ipv4_cidr, or existing, unless ip_family is \"ipv6\"."
+  }
+
+  validation {
+    condition = var.ip_family == "ipv4" ? true : alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
+      s.existing != null || s.ipv6_netnum != null || s.ipv6_cidr != null
+    ]]]))
+    error_message = "Every subnet needs an ipv6_netnum or ipv6_cidr, or existing, when ip_family is \"dualstack\" or \"ipv6\"."
+  }
+
+  validation {
+    condition = var.ip_family != "ipv4" ? true : alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
+      s.ipv6_netnum == null && s.ipv6_cidr == null
+    ]]]))
+    error_message = "ipv6_netnum and ipv6_cidr need ip_family = \"dualstack\" or \"ipv6\"."
+  }
+
+  validation {
+    condition = alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
+      s.nat_subnet == null ? true : try(var.subnets[split("/", s.nat_subnet)[0]][split("/", s.nat_subnet)[1]][try(tonumber(split("/", s.nat_subnet)[2]), 0)].nat_gateway, false)
+    ]]]))
+    error_message = "nat_subnet names a subnet with nat_gateway = true as role/zone, such as \"public/us-west-2a\", or role/zone/place where the role has several there."
+  }
+
+  validation {
+    condition = alltrue(flatten([for zones in values(var.subnets) : [for list in values(zones) : [for s in list :
+      !s.nat_gateway || s.ipv4_cidr != null || s.existing != null
+    ]]]))
+    error_message = "A subnet with nat_gateway needs an ipv4_cidr: NAT gateways have an IPv4 address, also where they translate from IPv6."
+  }
+}
+
+variable "nat_mode" {
+  description = "`provider`: NAT gateways in the subnets that say so. `none`: no NAT gateways, whatever the subnets say; what is not public then has no way out over IPv4."
+  type        = string
+  default     = "provider"
+  nullable    = false
+
+  validation {
+    condition     = contains(["provider", "none"], var.nat_mode)
+    error_message = "nat_mode is \"provider\" or \"none\"."
+  }
+}
+
+variable "endpoints" {
+  description = <<-TEXT
+    Ways to AWS's services that do not leave the VPC.
+
+    * `s3`: a gateway endpoint, which costs nothing.
+    * `interface`: names of services that get an interface endpoint, which cost by the hour, such as `ec2`, `secretsmanager`, `ssm`,
+      `elasticloadbalancing`: what servers in subnets without a way out need.
+    * `subnets`: the role of the subnets that interface endpoints are in, one for each zone.
+  TEXT
+  type = object({
+    s3        = optional(bool, true)
+    interface = optional(set(string), [])
+    subnets   = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = length(var.endpoints.interface) == 0 || (var.endpoints.subnets != null && contains(keys(var.subnets), coalesce(var.endpoints.subnets, "-")))
+    error_message = "endpoints.interface needs endpoints.subnets, one of the roles in subnets."
+  }
+}
+
+variable "load_balancers" {
+  description = <<-TEXT
+    Network load balancers, by a name that groups can use. The servers register a group's healthy VMs with the target group of each listener.
+
+    * `subnets`: the role of the subnets that it is in, one for each zone.
+    * `internal`: reached from the VPC only.
+    * `allow_ipv4_cidrs`, `allow_ipv6_cidrs`: who may connect. Left out: everybody, or the VPC's own addresses if it is internal.
+    * `listeners`: by name. `protocol` is `TCP`, `UDP`, `TCP_UDP` or `TLS` (with `certificate_arn`; targets get TCP); `target_port` is `port` where it is left
+      out. `health_check` with a `path` is HTTP, without one it is a TCP connection.
+  TEXT
+  type = map(object({
+    subnets             = optional(string, "public")
+    internal            = optional(bool, false)
+    allow_ipv4_cidrs    = optional(list(string))
+    allow_ipv6_cidrs    = optional(list(string))
+    cross_zone          = optional(bool, true)
+    deletion_protection = optional(bool, false)
+    listeners = map(object({
+      port                 = number
+      protocol             = optional(string, "TCP")
+      certificate_arn      = optional(string)
+      target_port          = optional(number)
+      deregistration_delay = optional(number, 30)
+      health_check = optional(object({
+        port                = optional(number)
+        path                = optional(string)
+        interval            = optional(number, 10)
+        healthy_threshold   = optional(number, 2)
+        unhealthy_threshold = optional(number, 2)
+      }), {})
+    }))
+  }))
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = alltrue([for name in keys(var.load_balancers) : can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", name)) && length(name) <= 16])
+    error_message = "Names of load_balancers have lower-case letters, digits and dashes inside, at most 16 characters."
+  }
+
+  validation {
+    condition     = alltrue([for lb in values(var.load_balancers) : contains(keys(var.subnets), lb.subnets)])
+    error_message = "subnets of a load balancer is one of the roles in subnets."
+  }
+
+  validation {
+    condition     = alltrue([for lb in values(var.load_balancers) : length(lb.listeners) > 0])
+    error_message = "A load balancer needs at least one listener."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for lb in values(var.load_balancers) : [for key in keys(lb.listeners) : can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", key))]]))
+    error_message = "Names of listeners have lower-case letters, digits and dashes inside."
+  }
+
+  validation {
+    condition = alltrue(flatten([for lb in values(var.load_balancers) : [for l in values(lb.listeners) : alltrue([
+      for port in [l.port, coalesce(l.target_port, l.port), coalesce(l.health_check.port, l.port)] : port >= 1 && port <= 65535 && floor(port) == port
+    ])]]))
+    error_message = "Ports of listeners are whole numbers from 1 to 65535."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for lb in values(var.load_balancers) : [for l in values(lb.listeners) : contains(["TCP", "UDP", "TCP_UDP", "TLS"], l.protocol) && (l.protocol == "TLS") == (l.certificate_arn != null)]]))
+    error_message = "protocol of a listener is TCP, UDP, TCP_UDP or TLS. TLS needs a certificate_arn, and the others have none."
+  }
+
+  validation {
+    condition     = alltrue([for lb in values(var.load_balancers) : length(distinct([for l in values(lb.listeners) : l.port])) == length(lb.listeners)])
+    error_message = "Two listeners of one load balancer cannot have the same port."
+  }
+}
+
+variable "tags" {
+  description = "Tags of everything here that can have tags."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}

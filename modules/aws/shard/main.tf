@@ -1,0 +1,126 @@
+# One shard: its servers, the address that follows their leader, and the configuration that they keep VMs alive by.
+
+data "aws_region" "current" {}
+
+locals {
+  name = "${var.cluster.id}-${var.shard}"
+  tags = merge({ "nstance:cluster" = var.cluster.id }, var.tags)
+  ipv4 = var.network.ip_family != "ipv6"
+  ipv6 = var.network.ip_family != "ipv4"
+
+  # The zone's subnets that the shard may use, by role.
+  subnets = { for role, zones in var.network.subnets : role => [
+    for s in try(zones[var.zone], []) : s if s.shards == null ? true : contains(s.shards, var.shard)
+  ] }
+  server_subnets = local.subnets[var.server_subnets]
+  pools = { for role, list in local.subnets : role => [for s in list : s.id]
+  if length(list) > 0 && (var.subnet_pools == null ? true : contains(var.subnet_pools, role)) }
+}
+
+# Where clients find the shard. The leader plugs this interface into its machine; nothing else has it attached.
+resource "aws_network_interface" "leader" {
+  description     = "Leader of the Nstance shard ${var.cluster.id}/${var.shard}"
+  subnet_id       = local.server_subnets[0].id
+  security_groups = [aws_security_group.server.id]
+
+  private_ips        = var.leader_network.ipv4 == null ? null : [var.leader_network.ipv4]
+  ipv6_addresses     = var.leader_network.ipv6 == null ? null : [var.leader_network.ipv6]
+  ipv6_address_count = local.ipv6 && var.leader_network.ipv6 == null ? 1 : null
+
+  # The servers' role may move what has the tag nstance:leader to what has the tag nstance:server.
+  tags = merge(local.tags, { Name = "${local.name}-leader", "nstance:leader" = var.shard })
+}
+
+locals {
+  leader_ipv4 = local.server_subnets[0].native ? null : aws_network_interface.leader.private_ip
+  leader_ipv6 = local.ipv6 ? one(aws_network_interface.leader.ipv6_addresses) : null
+  # What agents and operators are told: IPv4 where there is some.
+  leader_host = local.leader_ipv4 != null ? local.leader_ipv4 : "[${coalesce(local.leader_ipv6, "::")}]"
+}
+
+data "nstance_userdata" "agent" {
+  role            = "agent"
+  binaries        = length(var.agent_binaries) == 0 ? null : var.agent_binaries
+  environment     = length(var.agent_environment) == 0 ? null : var.agent_environment
+  commands_before = length(var.agent_commands) == 0 ? null : var.agent_commands
+}
+
+resource "nstance_shard" "this" {
+  # Destroyed first: it waits until the leader has emptied the shard, for which the servers need their machines, their rights and their way out.
+  depends_on = [
+    aws_autoscaling_group.server,
+    aws_vpc_security_group_egress_rule.server_ipv4,
+    aws_vpc_security_group_egress_rule.server_ipv6,
+    aws_vpc_security_group_ingress_rule.server,
+    aws_vpc_security_group_egress_rule.agent_ipv4,
+    aws_vpc_security_group_egress_rule.agent_ipv6,
+    aws_vpc_security_group_ingress_rule.agent,
+  ]
+
+  wait_for_leader = var.wait_for_leader && var.server_count > 0
+  timeouts        = { delete = var.destroy_timeout }
+
+  cluster = {
+    id      = var.cluster.id
+    secrets = { encryption_key = { provider = var.cluster.encryption_key.provider, source = var.cluster.encryption_key.source } }
+  }
+
+  server = {
+    shard = var.shard
+    provider = {
+      kind    = "aws"
+      region  = data.aws_region.current.id
+      zone    = var.zone
+      options = var.settings.provider_options
+    }
+    # Listening on :: takes IPv4 as well.
+    bind = local.ipv6 ? { for name, port in local.ports : "${name}_addr" => "[::]:${port}" } : null
+    leader_network = {
+      ipv4         = local.leader_ipv4
+      ipv6         = local.leader_ipv6
+      interface_id = aws_network_interface.leader.id
+    }
+    subnet_pools           = local.pools
+    dynamic_subnet_pools   = var.dynamic_subnet_pools
+    request_timeout        = var.settings.request_timeout
+    create_rate_limit      = var.settings.create_rate_limit
+    health_check_interval  = var.settings.health_check_interval
+    default_drain_timeout  = var.settings.default_drain_timeout
+    image_refresh_interval = var.settings.image_refresh_interval
+    shutdown_timeout       = var.settings.shutdown_timeout
+    shutdown_grace         = var.settings.shutdown_grace
+    garbage_collection     = var.settings.garbage_collection
+    expiry                 = var.settings.expiry
+    leader_election        = var.settings.leader_election
+    error_exit_jitter      = var.settings.error_exit_jitter
+  }
+
+  tenants      = { for name in var.tenants : name => {} }
+  images       = { for name, image in var.images : name => merge(image, { provider = "aws" }) }
+  certificates = var.certificates
+  load_balancers = merge(
+    { for name, lb in var.network.load_balancers : name => { provider = "aws", target_group_arns = [for t in values(lb.targets) : t.arn] } },
+    { for name, lb in var.load_balancers : name => { provider = "aws", target_group_arns = lb.target_group_arns } },
+  )
+
+  defaults = {
+    args_json = jsonencode(merge(local.agent_args, jsondecode(var.defaults.args_json)))
+    vars      = var.defaults.vars
+    userdata  = var.defaults.userdata != null ? var.defaults.userdata : { source = null, encoding = null, content = data.nstance_userdata.agent.content }
+  }
+  templates = var.templates
+  groups    = var.groups
+}
+
+locals {
+  # What RunInstances is asked for where templates say nothing else. IMDSv2 and the tags are the servers' own doing.
+  agent_args = merge(
+    {
+      IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }
+      SecurityGroupIds   = concat([aws_security_group.agent.id], var.agent_security_group_ids)
+    },
+    # Without IPv4 the metadata service is reached over IPv6, and load balancers want a primary address.
+    { for key in ["EnablePrimaryIpv6"] : key => true if var.network.ip_family == "ipv6" },
+    { for key in ["MetadataOptions"] : key => { HttpProtocolIpv6 = "enabled" } if var.network.ip_family == "ipv6" },
+  )
+}

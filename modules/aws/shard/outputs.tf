@@ -1,0 +1,27 @@
+output "shard" {
+  description = "The shard: where operators and agents reach it, and what it is made of."
+  value = {
+    id                       = nstance_shard.this.shard
+    zone                     = var.zone
+    leader_ipv4              = local.leader_ipv4
+    leader_ipv6              = local.leader_ipv6
+    registration_addr        = "${local.leader_host}:${local.ports.registration}"
+    operator_addr            = "${local.leader_host}:${local.ports.operator}"
+    agent_addr               = "${local.leader_host}:${local.ports.agent}"
+    leader_interface_id      = aws_network_interface.leader.id
+    autoscaling_group_name   = aws_autoscaling_group.server.name
+    server_security_group_id = aws_security_group.server.id
+    agent_security_group_id  = aws_security_group.agent.id
+    subnet_pools             = local.pools
+  }
+}
+
+output "config_etag" {
+  description = "Version of the shard's configuration. The leader's lock names the one that is applied."
+  value       = nstance_shard.this.etag
+}
+
+output "group_hashes" {
+  description = "Hashes of the static groups, by `tenant/name`: `infra` changes when its VMs are replaced, `runtime` when files are pushed to them."
+  value       = nstance_shard.this.group_hashes
+}

@@ -1,0 +1,118 @@
+# Who may talk to whom. Servers: agents on 8992 and 8994, operators on 8992 and 8993, the other server on 8991, health checks on 8990.
+
+locals {
+  ports = { health = 8990, election = 8991, registration = 8992, operator = 8993, agent = 8994 }
+
+  # Sources of operators and of health checks, each with a key that is known when planning.
+  operator_sources = merge(
+    { for i, cidr in var.operator_access.ipv4_cidrs : "operator-ipv4-${i}" => { ipv4 = cidr } },
+    { for i, cidr in var.operator_access.ipv6_cidrs : "operator-ipv6-${i}" => { ipv6 = cidr } },
+    { for i, id in var.operator_access.security_group_ids : "operator-group-${i}" => { group = id } },
+  )
+  checks = var.health_check.type == "ELB"
+  health_sources = merge(
+    { for i, cidr in var.health_access.ipv4_cidrs : "health-ipv4-${i}" => { ipv4 = cidr } },
+    { for i, cidr in var.health_access.ipv6_cidrs : "health-ipv6-${i}" => { ipv6 = cidr } },
+    { for i, id in var.health_access.security_group_ids : "health-group-${i}" => { group = id } },
+    { for key in ["checks"] : key => { group = var.health_check.security_group_id } if local.checks && var.health_check.security_group_id != null },
+    { for key in ["checks-ipv4"] : key => { ipv4 = var.network.ipv4_cidr } if local.checks && var.health_check.security_group_id == null },
+    { for key in ["checks-ipv6"] : key => { ipv6 = var.network.ipv6_cidr } if local.checks && var.health_check.security_group_id == null && local.ipv6 },
+  )
+
+  server_ingress = merge(
+    { election = { port = local.ports.election, group = aws_security_group.server.id, what = "The shard's other server" } },
+    { for name in ["registration", "agent"] : name => { port = local.ports[name], group = aws_security_group.agent.id, what = "Agents" } },
+    { for key, source in local.operator_sources : key => merge(source, { port = local.ports.operator, what = "Operators" }) },
+    { for key, source in local.operator_sources : "${key}-registration" => merge(source, { port = local.ports.registration, what = "Operators" }) },
+    { for key, source in local.health_sources : key => merge(source, { port = local.ports.health, what = "Health checks and metrics" }) },
+  )
+
+  # The network's load balancers reach the ports of their targets, and those of their health checks.
+  balancer_ingress = merge(flatten([for name, lb in var.network.load_balancers : [for key, target in lb.targets : merge(
+    { for protocol in(target.protocol == "TCP_UDP" ? ["tcp", "udp"] : [lower(target.protocol)]) : "lb-${name}-${key}-${protocol}" => {
+      protocol = protocol, from_port = target.port, to_port = target.port, group = lb.security_group_id, what = "Load balancer ${name}"
+    } },
+    { for what in ["health"] : "lb-${name}-${key}-health" => {
+      protocol = "tcp", from_port = target.health_port, to_port = target.health_port, group = lb.security_group_id, what = "Health checks of load balancer ${name}"
+    } if target.health_port != target.port || target.protocol == "UDP" },
+  )]])...)
+  other_ingress = merge(flatten([for name, rule in var.agent_ingress : [for source in concat(
+    [for i, cidr in rule.ipv4_cidrs : { key = "ipv4-${i}", ipv4 = cidr, ipv6 = null, group = null }],
+    [for i, cidr in rule.ipv6_cidrs : { key = "ipv6-${i}", ipv4 = null, ipv6 = cidr, group = null }],
+    [for i, id in rule.security_group_ids : { key = "group-${i}", ipv4 = null, ipv6 = null, group = id }],
+    [for self in rule.self ? ["self"] : [] : { key = self, ipv4 = null, ipv6 = null, group = aws_security_group.agent.id }],
+    ) : {
+    "${name}-${source.key}" = merge(source, {
+      protocol = rule.protocol, from_port = rule.from_port, to_port = rule.to_port == null ? rule.from_port : rule.to_port, what = name
+    })
+  }]])...)
+  agent_ingress = merge(local.balancer_ingress, local.other_ingress)
+}
+
+resource "aws_security_group" "server" {
+  name        = "${local.name}-server"
+  description = "Servers of the Nstance shard ${var.cluster.id}/${var.shard}"
+  vpc_id      = var.network.vpc_id
+  tags        = merge(local.tags, { Name = "${local.name}-server" })
+}
+
+resource "aws_security_group" "agent" {
+  name        = "${local.name}-agent"
+  description = "VMs of the Nstance shard ${var.cluster.id}/${var.shard}"
+  vpc_id      = var.network.vpc_id
+  tags        = merge(local.tags, { Name = "${local.name}-agent" })
+}
+
+resource "aws_vpc_security_group_ingress_rule" "server" {
+  for_each                     = local.server_ingress
+  security_group_id            = aws_security_group.server.id
+  description                  = each.value.what
+  ip_protocol                  = "tcp"
+  from_port                    = each.value.port
+  to_port                      = each.value.port
+  cidr_ipv4                    = try(each.value.ipv4, null)
+  cidr_ipv6                    = try(each.value.ipv6, null)
+  referenced_security_group_id = try(each.value.group, null)
+}
+
+resource "aws_vpc_security_group_ingress_rule" "agent" {
+  for_each                     = local.agent_ingress
+  security_group_id            = aws_security_group.agent.id
+  description                  = each.value.what
+  ip_protocol                  = each.value.protocol
+  from_port                    = each.value.from_port
+  to_port                      = each.value.to_port
+  cidr_ipv4                    = try(each.value.ipv4, null)
+  cidr_ipv6                    = try(each.value.ipv6, null)
+  referenced_security_group_id = try(each.value.group, null)
+}
+
+resource "aws_vpc_security_group_egress_rule" "server_ipv4" {
+  security_group_id = aws_security_group.server.id
+  description       = "Everywhere"
+  ip_protocol       = "-1"
+  cidr_ipv4         = "0.0.0.0/0"
+}
+
+resource "aws_vpc_security_group_egress_rule" "server_ipv6" {
+  count             = local.ipv6 ? 1 : 0
+  security_group_id = aws_security_group.server.id
+  description       = "Everywhere"
+  ip_protocol       = "-1"
+  cidr_ipv6         = "::/0"
+}
+
+resource "aws_vpc_security_group_egress_rule" "agent_ipv4" {
+  security_group_id = aws_security_group.agent.id
+  description       = "Everywhere"
+  ip_protocol       = "-1"
+  cidr_ipv4         = "0.0.0.0/0"
+}
+
+resource "aws_vpc_security_group_egress_rule" "agent_ipv6" {
+  count             = local.ipv6 ? 1 : 0
+  security_group_id = aws_security_group.agent.id
+  description       = "Everywhere"
+  ip_protocol       = "-1"
+  cidr_ipv6         = "::/0"
+}

@@ -1,0 +1,167 @@
+# The servers: as many as wanted, each replaceable at any time.
+
+data "aws_ami" "server" {
+  most_recent = true
+  owners      = var.server_image.id == null ? var.server_image.owners : null
+
+  filter {
+    name   = var.server_image.id == null ? "name" : "image-id"
+    values = [var.server_image.id == null ? var.server_image.name : var.server_image.id]
+  }
+
+  filter {
+    name   = "architecture"
+    values = [var.server_arch == "amd64" ? "x86_64" : "arm64"]
+  }
+}
+
+data "nstance_userdata" "server" {
+  role             = "server"
+  shard            = var.shard
+  bucket           = var.cluster.bucket
+  prefix           = var.cluster.prefix == "" ? null : var.cluster.prefix
+  region           = var.cluster.region
+  leader_interface = aws_network_interface.leader.id
+  extra_args       = length(var.server_args) == 0 ? null : var.server_args
+  binaries         = length(var.server_binaries) == 0 ? null : var.server_binaries
+  commands_before  = length(var.server_commands) == 0 ? null : var.server_commands
+  environment      = length(local.server_environment) == 0 ? null : local.server_environment
+}
+
+locals {
+  # AWS's usual endpoints have IPv4 only.
+  server_environment = merge(local.server_subnets[0].native ? { AWS_USE_DUALSTACK_ENDPOINT = "true" } : {}, var.server_environment)
+}
+
+resource "aws_launch_template" "server" {
+  name                   = "${local.name}-server"
+  description            = "Servers of the Nstance shard ${var.cluster.id}/${var.shard}"
+  image_id               = data.aws_ami.server.id
+  instance_type          = var.server_instance_type
+  user_data              = data.nstance_userdata.server.content_base64
+  vpc_security_group_ids = concat([aws_security_group.server.id], var.server_security_group_ids)
+  update_default_version = true
+
+  # A server that powers itself off is to be replaced.
+  instance_initiated_shutdown_behavior = "terminate"
+
+  iam_instance_profile {
+    arn = var.account.server_instance_profile_arn
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    http_protocol_ipv6          = local.server_subnets[0].native ? "enabled" : "disabled"
+  }
+
+  block_device_mappings {
+    device_name = data.aws_ami.server.root_device_name
+
+    ebs {
+      encrypted             = true
+      delete_on_termination = true
+      volume_size           = var.server_volume.size
+      volume_type           = var.server_volume.type
+      kms_key_id            = var.server_volume.kms_key_arn
+    }
+  }
+
+  dynamic "tag_specifications" {
+    for_each = ["instance", "volume", "network-interface"]
+
+    content {
+      resource_type = tag_specifications.value
+      tags          = local.server_tags
+    }
+  }
+
+  tags = local.tags
+}
+
+locals {
+  # The servers' own VMs have no tag nstance:managed: no server may terminate them.
+  server_tags = merge(local.tags, { Name = "${local.name}-server", "nstance:server" = var.shard })
+}
+
+resource "aws_autoscaling_group" "server" {
+  # A server that starts needs its way out at once.
+  depends_on = [aws_vpc_security_group_egress_rule.server_ipv4, aws_vpc_security_group_egress_rule.server_ipv6]
+
+  name                = "${local.name}-server"
+  min_size            = var.server_count
+  max_size            = var.server_count
+  desired_capacity    = var.server_count
+  vpc_zone_identifier = [for s in local.server_subnets : s.id]
+
+  # Servers get ready only when the shard's configuration is there, which comes after this.
+  wait_for_capacity_timeout = "0"
+
+  health_check_type         = var.health_check.type
+  health_check_grace_period = var.health_check.grace_period
+  target_group_arns         = aws_lb_target_group.health[*].arn
+
+  launch_template {
+    id      = aws_launch_template.server.id
+    version = aws_launch_template.server.latest_version
+  }
+
+  # A change rolls the servers: the new one is there, and may lead, before the old one goes.
+  instance_refresh {
+    strategy = "Rolling"
+
+    preferences {
+      min_healthy_percentage = 100
+      max_healthy_percentage = 200
+    }
+  }
+
+  dynamic "tag" {
+    for_each = local.tags
+
+    content {
+      key                 = tag.key
+      value               = tag.value
+      propagate_at_launch = false # the launch template has them
+    }
+  }
+}
+
+# AWS asks /health only on behalf of a load balancer that has a listener for it.
+resource "aws_lb_target_group" "health" {
+  count           = var.health_check.type == "ELB" ? 1 : 0
+  name            = "${trim(substr(local.name, 0, 24), "-")}-${substr(sha1(local.name), 0, 7)}"
+  vpc_id          = var.network.vpc_id
+  target_type     = "instance"
+  protocol        = "TCP"
+  port            = local.ports.health
+  ip_address_type = local.server_subnets[0].native ? "ipv6" : "ipv4"
+  # Nobody connects through it.
+  deregistration_delay = 0
+  tags                 = local.tags
+
+  health_check {
+    protocol            = "HTTP"
+    port                = "traffic-port"
+    path                = "/health"
+    matcher             = "200"
+    interval            = 10
+    timeout             = 6
+    healthy_threshold   = 2
+    unhealthy_threshold = 3
+  }
+}
+
+resource "aws_lb_listener" "health" {
+  count             = var.health_check.type == "ELB" ? 1 : 0
+  load_balancer_arn = var.health_check.load_balancer_arn
+  port              = var.health_check.listener_port
+  protocol          = "TCP"
+  tags              = local.tags
+
+  default_action {
+    type             = "forward"
+    target_group_arn = aws_lb_target_group.health[0].arn
+  }
+}

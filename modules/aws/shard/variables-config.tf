@@ -1,0 +1,255 @@
+# What the shard's VMs are: the parts of its configuration that a module cannot know. They are those of the resource nstance_shard, which checks them by the
+# servers' own rules when planning; docs/configuration.md has them all.
+
+variable "subnet_pools" {
+  description = "The roles whose subnets become subnet pools, by that name. Left out: every role with a subnet in the zone that the shard may use."
+  type        = list(string)
+  default     = null
+
+  validation {
+    condition = var.subnet_pools == null ? true : length(var.subnet_pools) > 0 && alltrue([for role in var.subnet_pools :
+      length([for s in try(var.network.subnets[role][var.zone], []) : s if s.shards == null ? true : contains(s.shards, var.shard)]) > 0
+    ])
+    error_message = "subnet_pools are roles, at least one, for each of which the network has a subnet in the shard's zone that the shard may use (shards)."
+  }
+}
+
+variable "dynamic_subnet_pools" {
+  description = "The pools that dynamic groups may use; all of them where this is left out."
+  type        = list(string)
+  default     = null
+}
+
+variable "settings" {
+  description = "Settings of the servers, as under `server` in the configuration. What is left out has the servers' own defaults."
+  type = object({
+    request_timeout        = optional(string)
+    create_rate_limit      = optional(string)
+    health_check_interval  = optional(string)
+    default_drain_timeout  = optional(string)
+    image_refresh_interval = optional(string)
+    shutdown_timeout       = optional(string)
+    shutdown_grace         = optional(string)
+    provider_options       = optional(map(string))
+    garbage_collection = optional(object({
+      interval                 = optional(string)
+      registration_timeout     = optional(string)
+      deleted_record_retention = optional(string)
+    }))
+    expiry = optional(object({
+      eligible_age = optional(string)
+      forced_age   = optional(string)
+      ondemand_age = optional(string)
+    }))
+    leader_election = optional(object({
+      renew_interval = optional(string)
+      lease_duration = optional(string)
+      peer_interval  = optional(string)
+      peer_lease     = optional(string)
+    }))
+    error_exit_jitter = optional(object({
+      min_delay = optional(string)
+      max_delay = optional(string)
+    }))
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "tenants" {
+  description = "Tenants besides `default`."
+  type        = set(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = !contains(var.tenants, "default")
+    error_message = "The tenant \"default\" always exists: leave it out of tenants."
+  }
+}
+
+variable "images" {
+  description = "Images that the servers look up, by the name that templates use: `{{ .Image.name }}`."
+  type = map(object({
+    owners   = optional(list(string))
+    filters  = optional(list(object({ name = string, values = list(string) })))
+    sort     = optional(string)
+    order    = optional(string)
+    fallback = optional(string)
+  }))
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = alltrue([for name in keys(var.images) : can(regex("^[A-Za-z_][A-Za-z0-9_]*$", name))])
+    error_message = "Names of images are identifiers, with letters, digits and underscores, since templates write {{ .Image.name }}."
+  }
+}
+
+variable "certificates" {
+  description = "Templates of certificates that VMs can get, by the name that files use."
+  type = map(object({
+    kind         = string
+    cn           = optional(string)
+    organization = optional(list(string))
+    country      = optional(list(string))
+    province     = optional(list(string))
+    locality     = optional(list(string))
+    street       = optional(list(string))
+    postal_code  = optional(list(string))
+    dns          = optional(list(string))
+    ip           = optional(list(string))
+    uri          = optional(list(string))
+    ttl          = number
+  }))
+  default  = {}
+  nullable = false
+}
+
+variable "defaults" {
+  description = <<-TEXT
+    What every template starts from.
+
+    * `args_json`: arguments of EC2's RunInstances, as JSON. The security group of agents and the instance profile without rights are added, unless
+      they name others.
+    * `vars`: values for templates.
+    * `userdata`: boot script. Left out: the one that starts nstance-agent from the image.
+  TEXT
+  type = object({
+    args_json = optional(string, "{}")
+    vars      = optional(map(string))
+    userdata  = optional(object({ source = optional(string), encoding = optional(string), content = string }))
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = can(keys(jsondecode(var.defaults.args_json)))
+    error_message = "defaults.args_json is a JSON object, as jsonencode({ … }) makes it."
+  }
+}
+
+variable "templates" {
+  description = "How to make each kind of VM, by name."
+  type = map(object({
+    kind           = string
+    arch           = string
+    args_json      = optional(string)
+    vars           = optional(map(string))
+    size           = optional(number)
+    instance_type  = optional(string)
+    instance_types = optional(list(string))
+    subnet_pool    = optional(string)
+    userdata       = optional(object({ source = optional(string), encoding = optional(string), content = string }))
+    files = optional(map(object({
+      kind     = string
+      template = optional(string)
+      key      = optional(object({ source = string, name = string, algorithm = optional(string) }))
+      source   = optional(string)
+      vars     = optional(map(string))
+      json     = optional(string)
+      content  = optional(string)
+    })))
+  }))
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = alltrue([for t in values(var.templates) : t.args_json == null ? true : can(keys(jsondecode(t.args_json)))])
+    error_message = "args_json of a template is a JSON object, as jsonencode({ … }) makes it."
+  }
+}
+
+variable "groups" {
+  description = "The groups of VMs, by `tenant/name`."
+  type = map(object({
+    template       = string
+    size           = optional(number)
+    instance_type  = optional(string)
+    instance_types = optional(list(string))
+    subnet_pool    = optional(string)
+    vars           = optional(map(string))
+    args_json      = optional(string)
+    load_balancers = optional(list(string))
+    drain_timeout  = optional(string)
+    max_surge      = optional(number)
+    max_unhealthy  = optional(string)
+  }))
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = alltrue([for name in keys(var.groups) : length(split("/", name)) == 2])
+    error_message = "Groups are named tenant/name, such as \"default/workers\"."
+  }
+
+  validation {
+    condition     = alltrue([for group in values(var.groups) : group.args_json == null ? true : can(keys(jsondecode(group.args_json)))])
+    error_message = "args_json of a group is a JSON object, as jsonencode({ … }) makes it."
+  }
+
+  validation {
+    condition     = alltrue(flatten([for group in values(var.groups) : [for name in coalesce(group.load_balancers, []) : contains(concat(keys(var.network.load_balancers), keys(var.load_balancers)), name)]]))
+    error_message = "load_balancers of a group are names of the network's load balancers, or of those in the variable load_balancers."
+  }
+}
+
+variable "load_balancers" {
+  description = "Target groups besides those of the network, by the name that groups use. Somebody else has to let their traffic in: see `agent_ingress`."
+  type        = map(object({ target_group_arns = list(string) }))
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = length(setintersection(keys(var.load_balancers), keys(var.network.load_balancers))) == 0
+    error_message = "load_balancers names one that the network has already."
+  }
+}
+
+variable "agent_ingress" {
+  description = "What may reach the VMs, by a name. Beyond this, load balancers of the network reach their targets' ports. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6` or `-1` for everything, which has no ports; `self` are the shard's other VMs."
+  type = map(object({
+    protocol           = string
+    from_port          = optional(number)
+    to_port            = optional(number)
+    self               = optional(bool, false)
+    ipv4_cidrs         = optional(list(string), [])
+    ipv6_cidrs         = optional(list(string), [])
+    security_group_ids = optional(list(string), [])
+  }))
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = alltrue([for rule in values(var.agent_ingress) : contains(["tcp", "udp", "icmp", "icmpv6", "-1"], rule.protocol) && (rule.protocol == "-1") == (rule.from_port == null)])
+    error_message = "protocol of agent_ingress is tcp, udp, icmp or icmpv6, with from_port (and to_port, where it is another); or \"-1\", without ports."
+  }
+}
+
+variable "agent_security_group_ids" {
+  description = "More security groups of the VMs."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "agent_environment" {
+  description = "Variables of nstance-agent's environment, such as NSTANCE_RECV_EXTENSIONS."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "agent_commands" {
+  description = "Lines of `sh` that a VM runs when it boots, before it starts nstance-agent. They are part of a template: `{{ quote .Vars.name }}`."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "agent_binaries" {
+  description = "Where nstance-agent is downloaded from, by architecture, if the image has none."
+  type        = map(object({ url = string, sha256 = string }))
+  default     = {}
+  nullable    = false
+}

@@ -1,0 +1,293 @@
+# What the shard is: its place in the cluster, and its servers. What its VMs are is in variables-config.tf.
+
+variable "cluster" {
+  description = "The cluster: the output `cluster` of the module `cluster`."
+  type = object({
+    id     = string
+    bucket = string
+    prefix = optional(string, "")
+    region = string
+    encryption_key = object({
+      provider = string
+      source   = string
+    })
+  })
+  nullable = false
+}
+
+variable "account" {
+  description = "The roles: the output `account` of the module `account`."
+  type = object({
+    server_instance_profile_arn = string
+    agent_instance_profile_arn  = string
+  })
+  nullable = false
+}
+
+variable "network" {
+  description = "The network: the output `network` of the module `network`."
+  type = object({
+    vpc_id    = string
+    ipv4_cidr = string
+    ipv6_cidr = optional(string)
+    ip_family = optional(string, "ipv4")
+    subnets = map(map(list(object({
+      id     = string
+      native = optional(bool, false)
+      public = optional(bool, false)
+      shards = optional(list(string))
+    }))))
+    load_balancers = optional(map(object({
+      arn               = string
+      security_group_id = string
+      targets = map(object({
+        arn         = string
+        port        = number
+        protocol    = string
+        health_port = number
+      }))
+    })), {})
+  })
+  nullable = false
+}
+
+variable "shard" {
+  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters. By custom that of its zone, where the zone has one shard."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", var.shard)) && length(var.shard) <= 32 && !strcontains(var.shard, "--")
+    error_message = "shard has lower-case letters, digits and single dashes inside, at most 32 characters, such as \"us-west-2a\"."
+  }
+}
+
+variable "zone" {
+  description = "The availability zone that the shard is in."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]+(-[a-z]+-[0-9]+)?[a-z]$", var.zone))
+    error_message = "zone is the name of an availability zone, such as us-west-2a."
+  }
+}
+
+variable "server_count" {
+  description = "How many servers there are: 1; 2 for a hot standby, which takes over within seconds; or 0, scale to zero: the VMs that there are run on, and nothing is replaced until a server is back."
+  type        = number
+  default     = 1
+  nullable    = false
+
+  validation {
+    condition     = contains([0, 1, 2], var.server_count)
+    error_message = "server_count is 0, 1 or 2: one server leads, one more can stand by, and others would do nothing."
+  }
+}
+
+variable "server_instance_type" {
+  description = "Instance type of the servers. The smallest there is does for hundreds of VMs."
+  type        = string
+  default     = "t4g.nano"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9-]+\\.[a-z0-9-]+$", var.server_instance_type))
+    error_message = "server_instance_type is the name of an instance type, such as t4g.nano."
+  }
+}
+
+variable "server_arch" {
+  description = "Processor architecture of the servers, which their instance type has: `arm64` or `amd64`."
+  type        = string
+  default     = "arm64"
+  nullable    = false
+
+  validation {
+    condition     = contains(["arm64", "amd64"], var.server_arch)
+    error_message = "server_arch is \"arm64\" or \"amd64\"."
+  }
+}
+
+variable "server_image" {
+  description = <<-TEXT
+    The servers' image, as `images/packer` makes it.
+
+    * `id`: the image itself; or
+    * `name`, `owners`: the newest image with such a name, of these accounts. A newer one rolls the servers with the next apply.
+  TEXT
+  type = object({
+    id     = optional(string)
+    name   = optional(string, "nstance-server-*")
+    owners = optional(list(string), ["self"])
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = var.server_image.id == null ? true : can(regex("^ami-[0-9a-f]+$", var.server_image.id))
+    error_message = "server_image.id is the ID of an image, such as ami-0a1b2c3d."
+  }
+}
+
+variable "server_volume" {
+  description = "The servers' disk: `size` in GiB (left out: that of the image), `type`, and `kms_key_arn` (left out: the account's key for disks). It is always encrypted, and holds nothing that cannot be lost."
+  type = object({
+    size        = optional(number)
+    type        = optional(string, "gp3")
+    kms_key_arn = optional(string)
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "server_subnets" {
+  description = "The role of the subnets that the servers and the leader's address are in."
+  type        = string
+  default     = "servers"
+  nullable    = false
+
+  validation {
+    condition     = length([for s in try(var.network.subnets[var.server_subnets][var.zone], []) : s if s.shards == null ? true : contains(s.shards, var.shard)]) > 0
+    error_message = "server_subnets is a role for which the network has a subnet in the shard's zone, and which the shard may use (shards)."
+  }
+}
+
+variable "server_args" {
+  description = "More arguments of nstance-server, such as `--debug`."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "server_environment" {
+  description = "Variables of the servers' environment."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "server_commands" {
+  description = "Lines of `sh` that a server runs when it boots, before it starts nstance-server."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "server_binaries" {
+  description = "Where nstance-server is downloaded from, by architecture, if the image has none."
+  type        = map(object({ url = string, sha256 = string }))
+  default     = {}
+  nullable    = false
+}
+
+variable "server_security_group_ids" {
+  description = "More security groups of the servers."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "leader_network" {
+  description = "The leader's fixed addresses, `ipv4` and `ipv6`, out of the first of the servers' subnets. Left out, AWS picks them, once for all."
+  type = object({
+    ipv4 = optional(string)
+    ipv6 = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = var.leader_network.ipv4 == null ? true : can(cidrnetmask("${var.leader_network.ipv4}/32"))
+    error_message = "leader_network.ipv4 is an IPv4 address, such as 10.0.0.100."
+  }
+
+  validation {
+    condition     = var.leader_network.ipv6 == null ? true : var.network.ip_family != "ipv4" && strcontains(var.leader_network.ipv6, ":") && can(cidrhost("${var.leader_network.ipv6}/128", 0))
+    error_message = "leader_network.ipv6 is an IPv6 address, in a network whose ip_family is \"dualstack\" or \"ipv6\"."
+  }
+}
+
+variable "health_check" {
+  description = <<-TEXT
+    How the auto-scaling group finds out that a server is ill.
+
+    * `type`: `EC2`, whether the machine runs; a server that does not get ready powers its machine off. Or `ELB`, whether `/health` on port 8990 answers
+      200: AWS asks for that only through a load balancer.
+    * `grace_period`: seconds that a new server gets.
+    * `load_balancer_arn`: for `ELB`, a network load balancer with subnets in this zone, whose `listener_port` is free; each shard takes one of its own.
+    * `security_group_id`: that load balancer's security group. Left out: health checks come from anywhere in the VPC.
+  TEXT
+  type = object({
+    type              = optional(string, "EC2")
+    grace_period      = optional(number, 120)
+    load_balancer_arn = optional(string)
+    listener_port     = optional(number, 8990)
+    security_group_id = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = contains(["EC2", "ELB"], var.health_check.type)
+    error_message = "health_check.type is \"EC2\" or \"ELB\"."
+  }
+
+  validation {
+    condition     = (var.health_check.type == "ELB") == (var.health_check.load_balancer_arn != null)
+    error_message = "health_check.load_balancer_arn is needed for type \"ELB\", and has no meaning for \"EC2\"."
+  }
+
+  validation {
+    condition     = var.health_check.grace_period >= 0 && var.health_check.listener_port >= 1 && var.health_check.listener_port <= 65535
+    error_message = "health_check.grace_period is a number of seconds, and listener_port a port from 1 to 65535."
+  }
+}
+
+variable "health_access" {
+  description = "Who else may reach port 8990 of the servers, which also has their metrics."
+  type = object({
+    ipv4_cidrs         = optional(list(string), [])
+    ipv6_cidrs         = optional(list(string), [])
+    security_group_ids = optional(list(string), [])
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "operator_access" {
+  description = "Who may reach the ports of operators, 8992 and 8993. They show a certificate; nobody can reach the ports who is not named here."
+  type = object({
+    ipv4_cidrs         = optional(list(string), [])
+    ipv6_cidrs         = optional(list(string), [])
+    security_group_ids = optional(list(string), [])
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "wait_for_leader" {
+  description = "Let apply wait until a server has applied the configuration."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "destroy_timeout" {
+  description = "How long destroy waits until the leader has emptied the shard."
+  type        = string
+  default     = "15m"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^([0-9]+(h|m|s))+$", var.destroy_timeout))
+    error_message = "destroy_timeout is a duration, such as \"15m\"."
+  }
+}
+
+variable "tags" {
+  description = "Tags of everything here that can have tags, but for the VMs of groups: theirs are in args."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
