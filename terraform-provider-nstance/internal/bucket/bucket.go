@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
+	keyringaws "github.com/nstance-kit/nstance/services/contract/keyring/aws"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
@@ -60,6 +62,14 @@ type Connection struct {
 
 // New returns a connection. It does nothing yet.
 func New(settings Settings) *Connection { return &Connection{settings: settings} }
+
+// Of returns the connection among what the provider hands to its resources; nil while Terraform only validates.
+func Of(data any) *Connection {
+	if holder, ok := data.(interface{ Bucket() *Connection }); ok {
+		return holder.Bucket()
+	}
+	return nil
+}
 
 // Known reports whether the bucket is known, and hence can be looked at.
 func (c *Connection) Known() bool { return c != nil && !c.settings.StorageUnknown }
@@ -109,11 +119,18 @@ func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	if c.settings.KeysUnknown {
 		return keyring.Ring{}, ErrUnknown
 	}
-	ring, err := keyring.Load(ctx, c.settings.Keys, keyring.Sources())
+	ring, err := keyring.Load(ctx, c.settings.Keys, sources())
 	if err != nil {
 		return keyring.Ring{}, fmt.Errorf("%w: %w", ErrKey, err)
 	}
 	return ring, nil
+}
+
+// sources are all the places that an encryption key can be read from. Those of another cloud are added here.
+func sources() map[string]keyring.Source {
+	all := keyring.Sources()
+	maps.Copy(all, keyringaws.Sources())
+	return all
 }
 
 // Secrets returns the sealed secrets of a cluster.
@@ -166,7 +183,8 @@ func Advice(err error) string {
 	case errors.Is(err, ErrNotSet):
 		return `Set storage in the provider's configuration, such as storage = { provider = "s3", bucket = "my-bucket", region = "eu-central-1" }.`
 	case errors.Is(err, ErrKey):
-		return "Set the variable, or write the file, that the provider's encryption_key names. It holds the key that the servers use: 32 bytes, raw or base64."
+		return "Set the variable, write the file, or make the secret or parameter that the provider's encryption_key names, and check that you may read it. It holds the key " +
+			"that the servers use: 32 bytes, raw or base64."
 	case errors.Is(err, envelope.ErrUnknownKey), errors.Is(err, envelope.ErrAuthentication):
 		return "Give the key that sealed it: as the provider's encryption_key, or among its old_encryption_keys if the key has changed since."
 	case errors.Is(err, secretstore.ErrNoKey):

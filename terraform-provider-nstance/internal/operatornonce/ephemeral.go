@@ -49,7 +49,7 @@ func (r *Resource) Metadata(_ context.Context, req ephemeral.MetadataRequest, re
 
 // Configure implements ephemeral.EphemeralResourceWithConfigure.
 func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, _ *ephemeral.ConfigureResponse) {
-	r.bucket, _ = req.ProviderData.(*bucket.Connection) // nil while Terraform only validates
+	r.bucket = bucket.Of(req.ProviderData)
 }
 
 // Schema implements ephemeral.EphemeralResource.

@@ -49,7 +49,7 @@ func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, res
 
 // Configure implements resource.ResourceWithConfigure.
 func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
-	r.bucket, _ = req.ProviderData.(*bucket.Connection) // nil while Terraform only validates
+	r.bucket = bucket.Of(req.ProviderData)
 }
 
 func (r *Resource) failure(what, name string, err error) diag.Diagnostic {

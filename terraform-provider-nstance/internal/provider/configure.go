@@ -1,0 +1,141 @@
+package provider
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/provider"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+	"github.com/hashicorp/terraform-plugin-framework/types/basetypes"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
+)
+
+// Variables that stand for what the operator block does not say. nstance-admin reads the same.
+const (
+	serversVariable  = "NSTANCE_ADMIN_SERVERS"
+	identityVariable = "NSTANCE_ADMIN_IDENTITY_DIR"
+)
+
+type (
+	model struct {
+		Storage           types.Object `tfsdk:"storage"`
+		EncryptionKey     types.Object `tfsdk:"encryption_key"`
+		OldEncryptionKeys types.List   `tfsdk:"old_encryption_keys"`
+		Operator          types.Object `tfsdk:"operator"`
+	}
+	storageModel struct {
+		Provider  types.String `tfsdk:"provider"`
+		Bucket    types.String `tfsdk:"bucket"`
+		Prefix    types.String `tfsdk:"prefix"`
+		Region    types.String `tfsdk:"region"`
+		Endpoint  types.String `tfsdk:"endpoint"`
+		PathStyle types.Bool   `tfsdk:"path_style"`
+	}
+	keyModel struct {
+		Provider  types.String `tfsdk:"provider"`
+		Source    types.String `tfsdk:"source"`
+		ProjectID types.String `tfsdk:"project_id"`
+	}
+	operatorModel struct {
+		Servers          types.Map    `tfsdk:"servers"`
+		IdentityDir      types.String `tfsdk:"identity_dir"`
+		CACertificatePEM types.String `tfsdk:"ca_certificate_pem"`
+		CertificatePEM   types.String `tfsdk:"certificate_pem"`
+		PrivateKeyPEM    types.String `tfsdk:"private_key_pem"`
+	}
+)
+
+func (k keyModel) source() config.KeySource {
+	return config.KeySource{Provider: k.Provider.ValueString(), Source: k.Source.ValueString(), ProjectID: k.ProjectID.ValueString()}
+}
+
+// Configure implements provider.Provider. It reaches for nothing.
+func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest, resp *provider.ConfigureResponse) {
+	var m model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	settings := bucket.Settings{StorageUnknown: !known(ctx, m.Storage), KeysUnknown: !known(ctx, m.EncryptionKey) || !known(ctx, m.OldEncryptionKeys)}
+	if !m.Storage.IsNull() && !settings.StorageUnknown {
+		var s storageModel
+		resp.Diagnostics.Append(m.Storage.As(ctx, &s, basetypes.ObjectAsOptions{})...)
+		settings.Storage = &open.Location{
+			Provider: s.Provider.ValueString(), Bucket: s.Bucket.ValueString(), Prefix: s.Prefix.ValueString(),
+			Region: s.Region.ValueString(), Endpoint: s.Endpoint.ValueString(), PathStyle: s.PathStyle.ValueBool(),
+		}
+	}
+	if !settings.KeysUnknown {
+		if !m.EncryptionKey.IsNull() {
+			var k keyModel
+			resp.Diagnostics.Append(m.EncryptionKey.As(ctx, &k, basetypes.ObjectAsOptions{})...)
+			source := k.source()
+			settings.Keys.EncryptionKey = &source
+		}
+		var old []keyModel
+		if !m.OldEncryptionKeys.IsNull() {
+			resp.Diagnostics.Append(m.OldEncryptionKeys.ElementsAs(ctx, &old, false)...)
+		}
+		for _, k := range old {
+			settings.Keys.OldEncryptionKeys = append(settings.Keys.OldEncryptionKeys, k.source())
+		}
+	}
+	operator, diags := m.operator(ctx)
+	resp.Diagnostics.Append(diags...)
+	connection := servers.New(operator, bucket.New(settings))
+	resp.ResourceData, resp.DataSourceData, resp.EphemeralResourceData = connection, connection, connection
+}
+
+func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics) {
+	settings := servers.Settings{Unknown: !known(ctx, m.Operator)}
+	if settings.Unknown {
+		return settings, nil
+	}
+	var o operatorModel
+	var diags diag.Diagnostics
+	addresses := map[string]string{}
+	if !m.Operator.IsNull() {
+		diags.Append(m.Operator.As(ctx, &o, basetypes.ObjectAsOptions{})...)
+		if !o.Servers.IsNull() {
+			diags.Append(o.Servers.ElementsAs(ctx, &addresses, false)...)
+		}
+	}
+	settings.CA, settings.Certificate, settings.PrivateKey = o.CACertificatePEM.ValueString(), o.CertificatePEM.ValueString(), o.PrivateKeyPEM.ValueString()
+	if settings.IdentityDir = o.IdentityDir.ValueString(); settings.IdentityDir == "" && settings.PrivateKey == "" {
+		settings.IdentityDir = os.Getenv(identityVariable)
+	}
+	settings.Addresses = map[string][]string{}
+	for shard, addrs := range addresses {
+		settings.Addresses[shard] = strings.Split(addrs, ",")
+	}
+	if variable := os.Getenv(serversVariable); variable != "" && o.Servers.IsNull() {
+		for part := range strings.SplitSeq(variable, ",") {
+			shard, addr, ok := strings.Cut(strings.TrimSpace(part), "=")
+			if !ok || !addressPattern.MatchString(addr) {
+				diags.Append(diagnostic.Failure{
+					What: "Invalid " + serversVariable, Do: "Write shard=host:port,… into the variable, or set operator.servers.",
+				}.At(path.Root("operator")))
+				break
+			}
+			settings.Addresses[shard] = append(settings.Addresses[shard], addr)
+		}
+	}
+	return settings, diags
+}
+
+// known reports whether a value, with everything in it, is known.
+func known(ctx context.Context, v interface {
+	ToTerraformValue(context.Context) (tftypes.Value, error)
+}) bool {
+	value, err := v.ToTerraformValue(ctx)
+	return err == nil && value.IsFullyKnown()
+}

@@ -1,0 +1,107 @@
+package provider
+
+import (
+	"context"
+	"regexp"
+
+	"github.com/hashicorp/terraform-plugin-framework-validators/mapvalidator"
+	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/provider"
+	"github.com/hashicorp/terraform-plugin-framework/provider/schema"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// addressPattern is one or several host:port pairs.
+var addressPattern = regexp.MustCompile(`^\[?[^\s,\]]+\]?:[0-9]+(,\[?[^\s,\]]+\]?:[0-9]+)*$`)
+
+// Schema implements provider.Provider.
+func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *provider.SchemaResponse) {
+	key := map[string]schema.Attribute{
+		"provider": schema.StringAttribute{
+			MarkdownDescription: "What holds the key: `env`, `file`, `aws-secrets-manager`, `aws-parameter-store` or `google-secret-manager`.",
+			Required:            true,
+			Validators:          []validator.String{stringvalidator.OneOf("env", "file", "aws-secrets-manager", "aws-parameter-store", "google-secret-manager")},
+		},
+		"source": schema.StringAttribute{
+			MarkdownDescription: "Name of the environment variable (default `" + config.DefaultKeyVariable + "`), path of the file, or name or ARN of the secret or parameter.",
+			Optional:            true,
+		},
+		"project_id": schema.StringAttribute{
+			MarkdownDescription: "Google Cloud project of the secret, where the source does not name it.",
+			Optional:            true,
+		},
+	}
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "Nstance keeps fleets of VMs alive. This provider writes what its servers read from a bucket: the CA, secrets, operators, and the configuration of each shard; " +
+			"and it looks after dynamic groups through the servers themselves. Everything here may be unknown at plan: a plan needs neither the bucket nor the key nor a server.",
+		Attributes: map[string]schema.Attribute{
+			"storage": schema.SingleNestedAttribute{
+				MarkdownDescription: "The bucket. Credentials come from the usual places of its SDK: environment, profiles, roles.",
+				Optional:            true,
+				Attributes: map[string]schema.Attribute{
+					"provider": schema.StringAttribute{
+						MarkdownDescription: "Kind of object store: `s3` or `file`.",
+						Required:            true,
+						Validators:          []validator.String{stringvalidator.OneOf("s3", "file")},
+					},
+					"bucket": schema.StringAttribute{
+						MarkdownDescription: "Name of the bucket; for `file`, a directory.",
+						Required:            true,
+						Validators:          []validator.String{stringvalidator.LengthAtLeast(1)},
+					},
+					"prefix":     schema.StringAttribute{MarkdownDescription: "What every key in the bucket starts with.", Optional: true},
+					"region":     schema.StringAttribute{MarkdownDescription: "Region of the bucket.", Optional: true},
+					"endpoint":   schema.StringAttribute{MarkdownDescription: "URL of an S3-compatible store that is not AWS's own.", Optional: true},
+					"path_style": schema.BoolAttribute{MarkdownDescription: "Name the bucket in the path of the URL and not in the host, as most S3-compatible stores want it.", Optional: true},
+				},
+			},
+			"encryption_key": schema.SingleNestedAttribute{
+				MarkdownDescription: "The key that seals secrets in the bucket, the same that the servers use: 32 bytes, raw or base64.",
+				Optional:            true,
+				Attributes:          key,
+			},
+			"old_encryption_keys": schema.ListNestedAttribute{
+				MarkdownDescription: "Keys that only open what was sealed before the key was changed.",
+				Optional:            true,
+				NestedObject:        schema.NestedAttributeObject{Attributes: key},
+			},
+			"operator": schema.SingleNestedAttribute{
+				MarkdownDescription: "How to speak to the servers of shards, which `nstance_group` does: as an operator, with an identity in a directory or in three texts. Keys and certificates may be " +
+					"ephemeral values, such as those of `nstance_operator_identity` from another configuration of this provider.",
+				Optional: true,
+				Attributes: map[string]schema.Attribute{
+					"servers": schema.MapAttribute{
+						MarkdownDescription: "Operator address of each shard, `host:port`; several, with commas between them, are tried in turn. A shard that is left out has the address that its leader's " +
+							"lock in the bucket names. Default: the variable `" + serversVariable + "`.",
+						Optional: true, ElementType: types.StringType,
+						Validators: []validator.Map{mapvalidator.ValueStringsAre(stringvalidator.RegexMatches(addressPattern, "want host:port"))},
+					},
+					"identity_dir": schema.StringAttribute{
+						MarkdownDescription: "Directory with `ca.crt`, `identity.crt` and `identity.key`, as `nstance-admin cluster register-operator --output-dir` writes it. Default: the variable `" + identityVariable + "`.",
+						Optional:            true,
+						Validators:          []validator.String{stringvalidator.ConflictsWith(part("ca_certificate_pem"), part("certificate_pem"), part("private_key_pem"))},
+					},
+					"ca_certificate_pem": schema.StringAttribute{
+						MarkdownDescription: "The cluster's CA certificates.", Optional: true,
+						Validators: []validator.String{stringvalidator.AlsoRequires(part("certificate_pem"), part("private_key_pem"))},
+					},
+					"certificate_pem": schema.StringAttribute{
+						MarkdownDescription: "The operator's certificate.", Optional: true,
+						Validators: []validator.String{stringvalidator.AlsoRequires(part("ca_certificate_pem"), part("private_key_pem"))},
+					},
+					"private_key_pem": schema.StringAttribute{
+						MarkdownDescription: "The operator's private key.", Optional: true, Sensitive: true,
+						Validators: []validator.String{stringvalidator.AlsoRequires(part("ca_certificate_pem"), part("certificate_pem"))},
+					},
+				},
+			},
+		},
+	}
+}
+
+// part names an attribute of the operator block.
+func part(name string) path.Expression { return path.MatchRoot("operator").AtName(name) }
