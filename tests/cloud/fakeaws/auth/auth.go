@@ -1,0 +1,219 @@
+// Package auth owns the verification of AWS Signature Version 4: it signs the request again with the SDK's own signer and compares.
+//
+// Invariant: a request is told apart from another one in every part that its signature covers, and a session's key is no good without its token or after its end.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// MaxSkew is how far a signature's time may be from the server's.
+const MaxSkew = 15 * time.Minute
+
+// Key is a secret access key as the server knows it.
+type Key struct {
+	Secret  string
+	Token   string    // of a session; "" for the account's own key
+	Expires time.Time // of a session; zero for ever
+}
+
+// Signature is what a request says about its own.
+type Signature struct {
+	Access  string // key ID
+	Service string // from the credential scope
+	Region  string
+
+	time    time.Time
+	headers map[string]bool // signed ones, in lower case
+	value   string
+	expires time.Duration // of a presigned URL
+}
+
+const timeForm = "20060102T150405Z"
+
+var (
+	headerForm = regexp.MustCompile(`^AWS4-HMAC-SHA256 +Credential=([^,]+), *SignedHeaders=([^,]+), *Signature=([0-9a-f]{64})$`)
+	hashForm   = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	errUnknown = errors.New("unknown key")
+)
+
+// Read finds the signature in the Authorization header or, for a presigned URL, in the query. Nil without an error means that there is none.
+func Read(r *http.Request) (*Signature, error) {
+	query := r.URL.Query()
+	var credential, signed, date string
+	s := &Signature{}
+	switch header := r.Header.Get("Authorization"); {
+	case header != "":
+		m := headerForm.FindStringSubmatch(header)
+		if m == nil {
+			return nil, incomplete("Authorization header has another form than AWS4-HMAC-SHA256")
+		}
+		credential, signed, s.value, date = m[1], m[2], m[3], r.Header.Get("X-Amz-Date")
+	case query.Has("X-Amz-Signature"):
+		credential, signed, s.value, date = query.Get("X-Amz-Credential"), query.Get("X-Amz-SignedHeaders"), query.Get("X-Amz-Signature"), query.Get("X-Amz-Date")
+		seconds, err := strconv.Atoi(query.Get("X-Amz-Expires"))
+		if err != nil || seconds < 1 || seconds > 7*24*3600 {
+			return nil, incomplete("X-Amz-Expires must be between 1 and 604800 seconds")
+		}
+		s.expires = time.Duration(seconds) * time.Second
+	default:
+		return nil, nil
+	}
+	scope := strings.Split(credential, "/")
+	if len(scope) != 5 || scope[4] != "aws4_request" {
+		return nil, incomplete("Credential must be KEY/DATE/REGION/SERVICE/aws4_request")
+	}
+	var err error
+	if s.time, err = time.Parse(timeForm, date); err != nil || !strings.HasPrefix(date, scope[1]) {
+		return nil, incomplete("X-Amz-Date does not fit the credential's date")
+	}
+	s.Access, s.Region, s.Service = scope[0], scope[2], scope[3]
+	s.headers = map[string]bool{}
+	for _, h := range strings.Split(signed, ";") {
+		s.headers[h] = true
+	}
+	if !s.headers["host"] {
+		return nil, incomplete("the host header must be signed")
+	}
+	return s, nil
+}
+
+func incomplete(what string) error {
+	return wire.Errorf(http.StatusForbidden, "IncompleteSignature", "%s", what)
+}
+
+// Verify checks the signature with the key that lookup knows for its ID. body is what was read of the request; it is nil for S3, where the body is still to be
+// read and an attached hash of it is checked on the way. The chunk signatures of streamed uploads are not checked. Errors are the service's own.
+func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access string) (Key, bool), now time.Time) error {
+	key, ok := lookup(s.Access)
+	if !ok {
+		return s.failure(errUnknown)
+	}
+	token := r.Header.Get("X-Amz-Security-Token")
+	if s.expires > 0 {
+		token = r.URL.Query().Get("X-Amz-Security-Token")
+	}
+	if token != key.Token {
+		return s.failure(errUnknown)
+	}
+	again, err := s.sign(r, key, payloadHash(r, s.Service, body))
+	if err != nil {
+		return err
+	}
+	if subtle.ConstantTimeCompare([]byte(again), []byte(s.value)) != 1 {
+		return s.failure(errMismatch)
+	}
+	// What follows tells only those who know the secret.
+	switch age := now.Sub(s.time); {
+	case s.expires > 0 && age > s.expires:
+		return wire.Errorf(http.StatusForbidden, "AccessDenied", "Request has expired")
+	case age < -MaxSkew || s.expires == 0 && age > MaxSkew:
+		return s.failure(errSkewed)
+	}
+	if !key.Expires.IsZero() && !now.Before(key.Expires) {
+		return s.failure(errExpired)
+	}
+	return checkBody(r, body)
+}
+
+// payloadHash is what the client signed for the body: S3's clients say it in a header, the others leave it to be computed.
+func payloadHash(r *http.Request, service string, body []byte) string {
+	if said := r.Header.Get("X-Amz-Content-Sha256"); said != "" {
+		return said
+	}
+	if service == "s3" {
+		return "UNSIGNED-PAYLOAD"
+	}
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:])
+}
+
+// sign makes the signature of the same request anew. The signer covers all headers that it finds, so the copy has those that the client signed.
+func (s *Signature) sign(r *http.Request, key Key, payload string) (string, error) {
+	again := &http.Request{Method: r.Method, Host: r.Host, Header: http.Header{}, URL: new(url.URL)}
+	*again.URL = *r.URL
+	again.URL.Host = r.Host
+	for name, values := range r.Header {
+		if s.headers[strings.ToLower(name)] {
+			again.Header[name] = values
+		}
+	}
+	again.Header.Del("Content-Length")
+	if s.headers["content-length"] {
+		again.ContentLength = r.ContentLength
+	}
+	// S3 alone signs paths as they are.
+	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = s.Service == "s3" })
+	credentials := aws.Credentials{AccessKeyID: s.Access, SecretAccessKey: key.Secret, SessionToken: key.Token}
+	if s.expires == 0 {
+		if err := signer.SignHTTP(context.Background(), credentials, again, payload, s.Service, s.Region, s.time); err != nil {
+			return "", err
+		}
+		_, value, _ := strings.Cut(again.Header.Get("Authorization"), "Signature=")
+		return value, nil
+	}
+	query := again.URL.Query()
+	query.Del("X-Amz-Signature")
+	again.URL.RawQuery = query.Encode()
+	signed, _, err := signer.PresignHTTP(context.Background(), credentials, again, payload, s.Service, s.Region, s.time)
+	if err != nil {
+		return "", err
+	}
+	u, err := url.Parse(signed)
+	if err != nil {
+		return "", err
+	}
+	return u.Query().Get("X-Amz-Signature"), nil
+}
+
+// checkBody compares the body with the hash that was signed for it.
+func checkBody(r *http.Request, body []byte) error {
+	said := r.Header.Get("X-Amz-Content-Sha256")
+	if !hashForm.MatchString(said) {
+		return nil
+	}
+	if body == nil {
+		r.Body = &hashedBody{ReadCloser: r.Body, sum: sha256.New(), want: said}
+		return nil
+	}
+	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != said {
+		return errBody
+	}
+	return nil
+}
+
+var errBody = wire.Errorf(http.StatusBadRequest, "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed.")
+
+// hashedBody fails at the end of a body that is not the one that was signed.
+type hashedBody struct {
+	io.ReadCloser
+	sum  hash.Hash
+	want string
+}
+
+func (b *hashedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.sum.Write(p[:n])
+	if errors.Is(err, io.EOF) && hex.EncodeToString(b.sum.Sum(nil)) != b.want {
+		return n, errBody
+	}
+	return n, err
+}
