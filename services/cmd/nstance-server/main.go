@@ -5,14 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/pflag"
 
-	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
@@ -37,14 +36,14 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if options.Validate {
-		return server.Validate(ctx, options, os.Stdout, os.Stderr)
+		return server.Validate(ctx, options, providers, os.Stdout, os.Stderr)
 	}
 	log := options.Logger(os.Stderr)
 	confirm := make(chan os.Signal, 1)
 	signal.Notify(confirm, syscall.SIGUSR1)
 	defer signal.Stop(confirm)
 	err = server.Run(ctx, server.Config{Options: options, ConfirmOrphans: confirm, Version: version, Log: log, Supervised: os.Getenv("INVOCATION_ID") != "",
-		Providers: map[string]server.ProviderFactory{"tmux": openTmux}})
+		Providers: providers})
 	switch {
 	case errors.Is(err, server.ErrRestart):
 		log.Info("restarting with the new configuration")
@@ -67,12 +66,38 @@ func self() string {
 	return path
 }
 
-func openTmux(_ context.Context, cfg config.Provider, log *slog.Logger) (server.Machine, error) {
-	options, err := tmux.ParseOptions(cfg.Options)
+// providers are what a shard's VMs can be made by.
+var providers = map[string]server.ProviderKind{
+	"aws":  {Open: openAWS, Check: aws.Validate},
+	"tmux": {Open: openTmux},
+}
+
+// openAWS makes the provider of a shard in AWS. A server need not run in AWS itself, unless an address is to follow the leader.
+func openAWS(ctx context.Context, setup server.Setup) (server.Machine, error) {
+	cfg, err := aws.SDK(ctx, setup.Shard.Server.Provider.Region, setup.Throttled)
+	if err != nil {
+		return server.Machine{}, err
+	}
+	provider, err := aws.Open(cfg, setup.Shard, setup.Log)
+	if err != nil {
+		return server.Machine{}, err
+	}
+	machine, err := aws.MachineID(ctx, aws.NewIMDS(cfg))
+	if err != nil && setup.Shard.Server.LeaderNetwork != nil {
+		return server.Machine{}, fmt.Errorf("server.leader_network: %w", err)
+	}
+	if err != nil {
+		setup.Log.Warn("this machine seems to be no EC2 instance: nobody can say what became of it when its leadership ends", "error", err)
+	}
+	return server.Machine{Provider: provider, ID: machine, Named: true, Configure: provider.Configure, Verify: provider.Verify}, nil
+}
+
+func openTmux(_ context.Context, setup server.Setup) (server.Machine, error) {
+	options, err := tmux.ParseOptions(setup.Shard.Server.Provider.Options)
 	if err != nil {
 		return server.Machine{}, fmt.Errorf("server.provider.options: %w", err)
 	}
-	provider, err := tmux.New(tmux.Config{Options: options, Logger: log})
+	provider, err := tmux.New(tmux.Config{Options: options, Logger: setup.Log})
 	if err != nil {
 		return server.Machine{}, err
 	}

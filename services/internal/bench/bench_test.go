@@ -146,9 +146,9 @@ func (s *stack) start() {
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte("thisisatest32bytekey123456789012"), nil
 			}},
-			Providers: map[string]server.ProviderFactory{"mock": func(context.Context, config.Provider, *slog.Logger) (server.Machine, error) {
+			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context, server.Setup) (server.Machine, error) {
 				return server.Machine{Provider: s.provider, ID: "bench"}, nil
-			}},
+			}}},
 		})
 	}()
 }

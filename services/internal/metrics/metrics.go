@@ -22,6 +22,7 @@ type Server struct {
 	PlanDuration    prometheus.Histogram     // planning one group
 	ProviderCalls   *prometheus.CounterVec   // call, class
 	ProviderLatency *prometheus.HistogramVec // call
+	Throttled       *prometheus.CounterVec   // call
 	Reports         prometheus.Counter
 	Registrations   *prometheus.CounterVec // result
 	ConfigRefused   prometheus.Gauge
@@ -44,6 +45,8 @@ func NewServer(version string) *Server {
 			Help: "Calls to the provider, by call and error class (ok, capacity, throttled, ...)."}, []string{"call", "class"}),
 		ProviderLatency: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_provider_call_seconds",
 			Help: "Duration of calls to the provider.", Buckets: prometheus.ExponentialBuckets(0.001, 3, 10)}, []string{"call"}),
+		Throttled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_provider_throttled_total",
+			Help: "Attempts at calls of the provider's API that were turned away because of too many, by the API's name of the call."}, []string{"call"}),
 		Reports: prometheus.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total", Help: "Health reports received."}),
 		Registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_registrations_total", Help: "Registrations, by result code."},
 			[]string{"result"}),
@@ -55,7 +58,7 @@ func NewServer(version string) *Server {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_build_info", Help: "1, with the version as label.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
-	registry.MustRegister(s.Leader, s.Term, s.Actions, s.CreateLatency, s.PlanDuration, s.ProviderCalls, s.ProviderLatency, s.Reports,
+	registry.MustRegister(s.Leader, s.Term, s.Actions, s.CreateLatency, s.PlanDuration, s.ProviderCalls, s.ProviderLatency, s.Throttled, s.Reports,
 		s.Registrations, s.ConfigRefused, s.Errors, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return s
@@ -82,3 +85,6 @@ func (s *Server) ObserveProvider(call, class string, took time.Duration) {
 	s.ProviderCalls.WithLabelValues(call, class).Inc()
 	s.ProviderLatency.WithLabelValues(call).Observe(took.Seconds())
 }
+
+// ObserveThrottling counts one attempt at a call of the provider's API that was turned away.
+func (s *Server) ObserveThrottling(call string) { s.Throttled.WithLabelValues(call).Inc() }

@@ -196,6 +196,7 @@ func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, er
 
 // apply puts a configuration in force on the leader.
 func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	s.configureProvider(ctx, l, shard)
 	inTime, cancel := context.WithTimeout(ctx, imagePatience)
 	_ = s.lookForImages(inTime, l, shard, newImages) // raised, and looked up again soon
 	cancel()

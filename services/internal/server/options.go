@@ -16,7 +16,9 @@ import (
 
 // Options are nstance-server's command line.
 type Options struct {
-	ID              string
+	ID string
+	// HostID: nobody gave an ID, and it is the host's name until the provider has a better one.
+	HostID          bool
 	Shard           string
 	Location        open.Location
 	CacheDir        string
@@ -119,7 +121,7 @@ func (o *Options) check() error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--id: is missing, and the host name cannot be read: %w", err))
 		}
-		o.ID = host
+		o.ID, o.HostID = host, true
 	}
 	if !o.Validate {
 		if err := authority.ValidateServerID(o.ID); err != nil {

@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,7 +47,7 @@ type Config struct {
 	Version string
 	Log     *slog.Logger
 	// Providers are the kinds of providers that this binary has.
-	Providers map[string]ProviderFactory
+	Providers map[string]ProviderKind
 	// KeySources are where encryption keys may come from; nil: everywhere that there is.
 	KeySources map[string]keyring.Source
 	// Bucket, if set, is used in place of the one that the options name.
@@ -249,6 +250,7 @@ func (s *server) openBucket(ctx context.Context) error {
 	s.store = counted
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.store, Shard: s.store, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
+	s.manager.Judge(judge(s.cfg.Providers))
 	return nil
 }
 
@@ -305,11 +307,15 @@ func (s *server) tryPrepare(ctx context.Context) error {
 	if err := s.agree(shard); err != nil {
 		return err
 	}
-	machine, err := s.openProvider(ctx, shard.Server.Provider)
+	machine, err := s.openProvider(ctx, shard)
 	if err != nil {
 		return err
 	}
 	s.machine = machine
+	if s.opts.HostID && machine.Named && machine.ID != "" {
+		s.opts.ID = machine.ID
+		s.log.Info("this server's ID is its machine's", "id", machine.ID)
+	}
 	if err := s.openCluster(ctx, shard); err != nil {
 		return err
 	}
@@ -332,10 +338,23 @@ func (s *server) agree(shard *config.Shard) error {
 	if shard.Server.Shard != s.opts.Shard {
 		return fmt.Errorf("server.shard: the configuration is of shard %q, this server's --shard is %q", shard.Server.Shard, s.opts.Shard)
 	}
-	if network := shard.Server.LeaderNetwork; s.opts.LeaderInterface != "" && (network == nil || network.InterfaceID != s.opts.LeaderInterface) {
-		return fmt.Errorf("server.leader_network.interface_id: does not agree with --leader-interface %q", s.opts.LeaderInterface)
+	switch network, flag := shard.Server.LeaderNetwork, s.opts.LeaderInterface; {
+	case flag == "":
+	case network == nil:
+		return fmt.Errorf("server.leader_network: is missing, but this server's --leader-interface is %q", flag)
+	case network.InterfaceID != interfaceID(flag):
+		return fmt.Errorf("server.leader_network.interface_id: is %q, this server's --leader-interface is %q", network.InterfaceID, flag)
 	}
 	return nil
+}
+
+// interfaceID takes the ID of a network interface out of its ARN, arn:aws:ec2:{region}:{account}:network-interface/{ID}. What is no ARN is an ID.
+func interfaceID(text string) string {
+	if !strings.HasPrefix(text, "arn:") {
+		return text
+	}
+	_, id, _ := strings.Cut(text, ":network-interface/")
+	return id
 }
 
 // openCluster opens the cluster's bucket and secrets and checks that the CA, if there is one, can be read.

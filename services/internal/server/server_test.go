@@ -121,9 +121,9 @@ func (r *rig) start(key string) *run {
 			Options: Options{ID: "s", Shard: "a", CacheDir: dir, HealthAddr: r.ports[0], Location: open.Location{Provider: "mem"}},
 			Log:     slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, ConfirmOrphans: p.confirm, Started: func(net.Addr) { close(started) },
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) { return []byte(key), nil }},
-			Providers: map[string]ProviderFactory{"mock": func(context.Context, config.Provider, *slog.Logger) (Machine, error) {
+			Providers: map[string]ProviderKind{"mock": {Open: func(context.Context, Setup) (Machine, error) {
 				return Machine{Provider: r.provider, ID: "machine"}, nil
-			}},
+			}}},
 		})
 	}()
 	select {

@@ -76,6 +76,7 @@ type Status struct {
 type Manager struct {
 	store Store
 	log   *slog.Logger
+	judge func(*config.Shard) config.Problems
 
 	changing sync.Mutex // held over a read-modify-write of the bucket's documents; never while mu is wanted by readers
 
@@ -92,6 +93,9 @@ type Manager struct {
 	apply       func(*config.Shard, map[config.GroupKey]config.Group)
 	term        uint64
 }
+
+// Judge adds what the shard's provider finds wrong with a configuration, beyond what config.Parse does. Call it before anything else.
+func (m *Manager) Judge(judge func(*config.Shard) config.Problems) { m.judge = judge }
 
 // New returns a Manager with nothing in force.
 func New(store Store, log *slog.Logger) *Manager { return &Manager{store: store, log: log} }
@@ -177,6 +181,9 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 		return Document{}, problems.Err()
 	}
 	// It was applied before some groups broke, or was never anything else: instances of the other groups are not to wait for those.
+	for _, problem := range problems {
+		m.log.Warn("some groups cannot be made", "problem", problem.String())
+	}
 	m.refuse(Document{}, nil)
 	m.adopt(doc, shard, groups)
 	return doc, nil
@@ -216,9 +223,18 @@ func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	return dynamic{groups, token}, nil
 }
 
-// broken returns what keeps dynamic groups from being made from a configuration.
+// broken returns what keeps groups from being made from a configuration that is valid by itself.
 func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
 	_, problems := shard.Merged(d.groups)
+	for i := range problems {
+		problems[i].File = "groups"
+	}
+	if m.judge != nil {
+		for _, problem := range m.judge(shard) {
+			problem.File = "config"
+			problems = append(problems, problem)
+		}
+	}
 	return problems.Errors()
 }
 
@@ -318,7 +334,6 @@ func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Probl
 	var out config.Problems
 	for _, p := range problems {
 		if !known[p.String()] {
-			p.File = "groups"
 			out = append(out, p)
 		}
 	}

@@ -1,0 +1,184 @@
+// Package aws makes VMs of Amazon EC2 instances, and is the one package that changes anything in AWS.
+//
+// Invariant: an instance ID is the client token of every attempt at its instance, so however often it is asked for, there is at most one; and nothing
+// is called that [Calls] does not list.
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Config of the provider.
+type Config struct {
+	// Zone of the shard. VMs are made there and nowhere else.
+	Zone string
+	// Network is the leader's address; the zero value: there is none.
+	Network Network
+	Log     *slog.Logger
+
+	EC2 EC2
+	ELB ELB
+
+	// PageSize of lists, 5 to 1000; 0 is 1000.
+	PageSize int32
+	// Now and Sleep are the clock; nil is the real one.
+	Now   func() time.Time
+	Sleep func(ctx context.Context, d time.Duration) error
+	// Answers reports whether an address is this machine's own; nil asks the kernel.
+	Answers func(ctx context.Context, addr netip.Addr) error
+}
+
+// Network is a network interface whose addresses follow the leader.
+type Network struct {
+	Interface string // eni-…
+	Addresses []netip.Addr
+}
+
+// Provider implements infra.Provider and all of its optional capabilities.
+type Provider struct {
+	cfg Config
+
+	mu        sync.Mutex
+	balancers map[string][]string // ARNs of target groups, by the name that groups use; replaced, never changed
+	subnets   map[string]subnet   // replaced, never changed
+	subnetsAt time.Time
+}
+
+var (
+	_ infra.Provider        = (*Provider)(nil)
+	_ infra.LeaderNetwork   = (*Provider)(nil)
+	_ infra.MachineEvidence = (*Provider)(nil)
+	_ infra.SubnetCapacity  = (*Provider)(nil)
+	_ infra.LoadBalancers   = (*Provider)(nil)
+	_ infra.Images          = (*Provider)(nil)
+)
+
+// New makes a provider over clients. Nothing is sent.
+func New(cfg Config) (*Provider, error) {
+	if cfg.Zone == "" {
+		return nil, errors.New("aws provider: no zone")
+	}
+	if len(cfg.Network.Addresses) > 0 && cfg.Network.Interface == "" {
+		return nil, errors.New("aws provider: server.leader_network has an address but no interface_id: the address follows the leader as an address of " +
+			"a network interface (eni-…), say which")
+	}
+	if cfg.PageSize == 0 {
+		cfg.PageSize = 1000
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Sleep == nil {
+		cfg.Sleep = sleep
+	}
+	if cfg.Answers == nil {
+		cfg.Answers = answers
+	}
+	return &Provider{cfg: cfg}, nil
+}
+
+// Open makes a provider with the SDK's clients for a shard's configuration. Nothing is sent.
+func Open(cfg sdk.Config, shard *config.Shard, log *slog.Logger) (*Provider, error) {
+	network, err := networkOf(shard)
+	if err != nil {
+		return nil, err
+	}
+	return New(Config{Zone: shard.Server.Provider.Zone, Network: network, Log: log, EC2: newByRate(cfg), ELB: elbv2.NewFromConfig(cfg)})
+}
+
+func networkOf(shard *config.Shard) (Network, error) {
+	network := shard.Server.LeaderNetwork
+	if network == nil {
+		return Network{}, nil
+	}
+	out := Network{Interface: network.InterfaceID}
+	for field, text := range map[string]string{"ipv4": network.IPv4, "ipv6": network.IPv6} {
+		if text == "" {
+			continue
+		}
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return Network{}, fmt.Errorf("server.leader_network.%s: %w", field, err)
+		}
+		out.Addresses = append(out.Addresses, addr)
+	}
+	slices.SortFunc(out.Addresses, netip.Addr.Compare)
+	return out, nil
+}
+
+// Configure takes what of a shard's configuration may change while the provider is in use.
+func (p *Provider) Configure(shard *config.Shard) {
+	balancers := map[string][]string{}
+	for name, lb := range shard.LoadBalancers {
+		if lb.Provider == "aws" {
+			balancers[name] = slices.Clone(lb.TargetGroupARNs)
+		}
+	}
+	p.mu.Lock()
+	p.balancers = balancers
+	p.mu.Unlock()
+}
+
+// Verify asks whether the subnets of a shard's configuration are there and in the shard's zone. One that is not is an error of class Invalid.
+func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
+	var subnets []string
+	for _, pool := range shard.Server.SubnetPools {
+		subnets = append(subnets, pool...)
+	}
+	slices.Sort(subnets)
+	if subnets = slices.Compact(subnets); len(subnets) == 0 {
+		return nil
+	}
+	return p.checkSubnets(ctx, subnets)
+}
+
+// Validate says what in a shard's configuration AWS would refuse, as far as that can be seen without asking: args in the first place.
+func Validate(shard *config.Shard) (found config.Problems) {
+	for _, name := range slices.Sorted(maps.Keys(shard.Server.Provider.Options)) {
+		found = append(found, config.Problem{Path: fieldPath("server.provider.options", name), Message: "provider aws has no options"})
+	}
+	check := func(path string, args map[string]any) {
+		for _, problem := range ValidateArgs(args) {
+			problem.Path = path + "." + problem.Path
+			found = append(found, problem)
+		}
+	}
+	check("defaults", shard.Defaults.Args)
+	for _, name := range slices.Sorted(maps.Keys(shard.Templates)) {
+		check(fieldPath("templates", name), shard.Templates[name].Args)
+	}
+	for _, tenant := range slices.Sorted(maps.Keys(shard.Groups)) {
+		for _, name := range slices.Sorted(maps.Keys(shard.Groups[tenant])) {
+			check(fieldPath(fieldPath("groups", tenant), name), shard.Groups[tenant][name].Args)
+		}
+	}
+	return found
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

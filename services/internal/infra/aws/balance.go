@@ -1,0 +1,71 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
+	"github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2/types"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Register implements infra.LoadBalancers: the instance becomes a target, by its ID, of every target group of the load balancer.
+func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
+	what := fmt.Sprintf("register %s with load balancer %s", vm.ProviderID, lb)
+	arns, ok := p.targetGroups(lb)
+	if !ok {
+		return refused(what, "the configuration has no such load balancer of provider aws")
+	}
+	if vm.ProviderID == "" {
+		return infra.Errorf(infra.NotFound, what, "the VM is not known yet")
+	}
+	return each(arns, func(arn string) error {
+		ctx, tries := follow(ctx)
+		_, err := p.cfg.ELB.RegisterTargets(ctx, &elbv2.RegisterTargetsInput{TargetGroupArn: &arn, Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
+		return classify(what+" at "+arn, "RegisterTargets", tries, err)
+	})
+}
+
+// Deregister implements infra.LoadBalancers. A target group, or target, that is not there (any more) is no error.
+func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error {
+	what := fmt.Sprintf("deregister %s from load balancer %s", vm.ProviderID, lb)
+	arns, _ := p.targetGroups(lb)
+	if vm.ProviderID == "" {
+		return nil
+	}
+	return each(arns, func(arn string) error {
+		ctx, tries := follow(ctx)
+		_, err := p.cfg.ELB.DeregisterTargets(ctx, &elbv2.DeregisterTargetsInput{TargetGroupArn: &arn, Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
+		if code := codeOf(err); code == "TargetGroupNotFound" || code == "InvalidTarget" {
+			return nil
+		}
+		return classify(what+" at "+arn, "DeregisterTargets", tries, err)
+	})
+}
+
+func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	arns, ok = p.balancers[lb]
+	return arns, ok
+}
+
+// each does something with every target group: one that fails keeps no other from it. The error has the class that says most about trying again.
+func each(arns []string, do func(arn string) error) error {
+	var errs []error
+	for _, arn := range arns {
+		if err := do(arn); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	slices.SortStableFunc(errs, func(a, b error) int { return urgency(infra.ClassOf(a)) - urgency(infra.ClassOf(b)) })
+	return errors.Join(errs...)
+}
+
+// urgency orders classes: what may go away by itself comes first.
+func urgency(c infra.Class) int {
+	return slices.Index([]infra.Class{infra.Indeterminate, infra.Throttled, infra.Capacity, infra.Denied, infra.Conflict, infra.Invalid, infra.NotFound}, c)
+}

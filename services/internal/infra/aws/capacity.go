@@ -1,0 +1,103 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+)
+
+const (
+	// fewAddresses is up to how many free addresses a subnet counts as full: others need some too, load balancers eight.
+	fewAddresses = 10
+	// roomMemory is how long an answer about room is good for.
+	roomMemory = 20 * time.Second
+	// filterValues is how many values a filter may have.
+	filterValues = 200
+)
+
+// subnet is what was last heard of one.
+type subnet struct {
+	zone string
+	free int32 // IPv4 addresses
+}
+
+// HasRoom implements infra.SubnetCapacity by DescribeSubnets. An answer is good for a moment; creates do not wait for it. There is no room for us in a
+// subnet that is not there, or in another zone than the shard's.
+func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
+	p.mu.Lock()
+	known, fresh := p.subnets, p.cfg.Now().Sub(p.subnetsAt) < roomMemory
+	p.mu.Unlock()
+	if !fresh || slices.ContainsFunc(subnets, func(id string) bool { _, ok := known[id]; return !ok }) {
+		var err error
+		if known, err = p.describeSubnets(ctx, "look for room in subnets", subnets); err != nil {
+			return nil, err
+		}
+	}
+	room := make(map[string]bool, len(subnets))
+	for _, id := range subnets {
+		room[id] = known[id].zone == p.cfg.Zone && known[id].free > fewAddresses
+	}
+	return room, nil
+}
+
+// checkSubnets fails where a subnet is not there, or not in the shard's zone.
+func (p *Provider) checkSubnets(ctx context.Context, subnets []string) error {
+	const what = "check server.subnet_pools"
+	known, err := p.describeSubnets(ctx, what, subnets)
+	if err != nil {
+		return err
+	}
+	var wrong []string
+	for _, id := range subnets {
+		switch s, ok := known[id]; {
+		case !ok:
+			wrong = append(wrong, fmt.Sprintf("%s is not there", id))
+		case s.zone != p.cfg.Zone:
+			wrong = append(wrong, fmt.Sprintf("%s is in %s", id, s.zone))
+		}
+	}
+	if len(wrong) > 0 {
+		return refused(what, "every subnet of a shard must be in its zone, %s: %s", p.cfg.Zone, strings.Join(wrong, ", "))
+	}
+	return nil
+}
+
+// describeSubnets asks for subnets and remembers what it heard. Those that are not there are left out.
+func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []string) (map[string]subnet, error) {
+	ctx, tries := follow(ctx)
+	known := make(map[string]subnet, len(subnets))
+	for ids := range slices.Chunk(subnets, filterValues) {
+		// By filter: asked by ID, EC2 tells nothing of those that are there when one is not.
+		pages := ec2.NewDescribeSubnetsPaginator(p.cfg.EC2, &ec2.DescribeSubnetsInput{Filters: []types.Filter{filter("subnet-id", ids...)}})
+		for pages.HasMorePages() {
+			page, err := pages.NextPage(ctx)
+			if err != nil {
+				return nil, classify(what, "DescribeSubnets", tries, err)
+			}
+			for _, s := range page.Subnets {
+				free := deref(s.AvailableIpAddressCount)
+				if deref(s.Ipv6Native) {
+					free = 1 << 30 // it has no IPv4 addresses to run out of
+				}
+				known[deref(s.SubnetId)] = subnet{zone: deref(s.AvailabilityZone), free: free}
+			}
+		}
+	}
+	p.mu.Lock()
+	p.subnets, p.subnetsAt = known, p.cfg.Now()
+	p.mu.Unlock()
+	return known, nil
+}
+
+// foreign reports whether a subnet is known to be in another zone. Client tokens hold within a zone only, so no instance is made there.
+func (p *Provider) foreign(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, known := p.subnets[id]
+	return known && s.zone != p.cfg.Zone
+}

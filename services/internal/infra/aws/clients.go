@@ -1,0 +1,128 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
+	"github.com/aws/smithy-go/middleware"
+)
+
+// EC2 is what is used of Amazon EC2.
+type EC2 interface {
+	RunInstances(context.Context, *ec2.RunInstancesInput, ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error)
+	TerminateInstances(context.Context, *ec2.TerminateInstancesInput, ...func(*ec2.Options)) (*ec2.TerminateInstancesOutput, error)
+	DescribeInstances(context.Context, *ec2.DescribeInstancesInput, ...func(*ec2.Options)) (*ec2.DescribeInstancesOutput, error)
+	DescribeNetworkInterfaces(context.Context, *ec2.DescribeNetworkInterfacesInput, ...func(*ec2.Options)) (*ec2.DescribeNetworkInterfacesOutput, error)
+	AttachNetworkInterface(context.Context, *ec2.AttachNetworkInterfaceInput, ...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error)
+	DetachNetworkInterface(context.Context, *ec2.DetachNetworkInterfaceInput, ...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error)
+	DescribeSubnets(context.Context, *ec2.DescribeSubnetsInput, ...func(*ec2.Options)) (*ec2.DescribeSubnetsOutput, error)
+	DescribeImages(context.Context, *ec2.DescribeImagesInput, ...func(*ec2.Options)) (*ec2.DescribeImagesOutput, error)
+}
+
+// ELB is what is used of Elastic Load Balancing.
+type ELB interface {
+	RegisterTargets(context.Context, *elbv2.RegisterTargetsInput, ...func(*elbv2.Options)) (*elbv2.RegisterTargetsOutput, error)
+	DeregisterTargets(context.Context, *elbv2.DeregisterTargetsInput, ...func(*elbv2.Options)) (*elbv2.DeregisterTargetsOutput, error)
+}
+
+// Call is one call of AWS that the provider makes.
+type Call struct {
+	Service string   // name in policies: ec2, elasticloadbalancing
+	Name    string   // of the API's action
+	Actions []string // the IAM actions that it takes
+	When    string   // in words
+}
+
+// Calls are all calls that the provider makes of AWS, with what the server's role must be allowed for each.
+//
+// Sources: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and list_awselasticloadbalancingv2.html.
+var Calls = []Call{
+	{"ec2", "RunInstances", []string{"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"}, "an instance is made (iam:PassRole where args name an instance profile)"},
+	{"ec2", "TerminateInstances", []string{"ec2:TerminateInstances"}, "an instance is deleted"},
+	{"ec2", "DescribeInstances", []string{"ec2:DescribeInstances"}, "instances are listed and looked up; a machine's free device index; a lock holder's state"},
+	{"ec2", "DescribeSubnets", []string{"ec2:DescribeSubnets"}, "subnets are checked at start and on change; their room, every collection interval"},
+	{"ec2", "DescribeImages", []string{"ec2:DescribeImages"}, "images are looked up"},
+	{"ec2", "DescribeNetworkInterfaces", []string{"ec2:DescribeNetworkInterfaces"}, "the leader's address is taken, checked and given up"},
+	{"ec2", "AttachNetworkInterface", []string{"ec2:AttachNetworkInterface"}, "the leader's address is taken"},
+	{"ec2", "DetachNetworkInterface", []string{"ec2:DetachNetworkInterface"}, "the leader's address is taken from its holder, or given up"},
+	{"elasticloadbalancing", "RegisterTargets", []string{"elasticloadbalancing:RegisterTargets"}, "an instance becomes healthy"},
+	{"elasticloadbalancing", "DeregisterTargets", []string{"elasticloadbalancing:DeregisterTargets"}, "an instance is drained or gone"},
+}
+
+// Limits of one HTTP request. The caller's context bounds the call as a whole, attempts included.
+const (
+	dialTimeout   = 5 * time.Second
+	answerTimeout = 20 * time.Second // RunInstances takes seconds now and then
+	maxAttempts   = 4
+	maxBackoff    = 5 * time.Second
+	// connections that are kept open to an endpoint: a burst of creates must not pay for as many handshakes each time.
+	connections = 256
+)
+
+// SDK loads the AWS SDK's configuration for the provider: the SDK's usual chain of credentials, endpoints from AWS_ENDPOINT_URL and its kin, adaptive
+// retries. region, if given, goes before the chain's. throttled hears the API action of every attempt that was turned away; it may be nil.
+// Nothing is sent but what the chain itself needs.
+func SDK(ctx context.Context, region string, throttled func(call string)) (sdk.Config, error) {
+	if throttled == nil {
+		throttled = func(string) {}
+	}
+	client := awshttp.NewBuildableClient().
+		WithDialerOptions(func(d *net.Dialer) { d.Timeout = dialTimeout }).
+		WithTransportOptions(func(t *http.Transport) {
+			t.MaxIdleConnsPerHost, t.MaxIdleConns = connections, 2*connections
+			t.ResponseHeaderTimeout = answerTimeout
+		})
+	load := []func(*config.LoadOptions) error{config.WithHTTPClient(client), config.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)}), config.WithRetryer(retryer)}
+	if region != "" {
+		load = append(load, config.WithRegion(region))
+	}
+	cfg, err := config.LoadDefaultConfig(ctx, load...)
+	if err != nil {
+		return sdk.Config{}, fmt.Errorf("load the AWS configuration: %w", err)
+	}
+	return cfg, nil
+}
+
+// retryer makes one for each client, so that what slows down one kind of calls does not slow down the others.
+func retryer() sdk.Retryer {
+	return limited{retry.NewAdaptiveMode(func(o *retry.AdaptiveModeOptions) {
+		o.StandardOptions = append(o.StandardOptions, func(s *retry.StandardOptions) { s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff })
+	})}
+}
+
+// byRate spreads calls over clients as EC2 does over its throttling buckets: a storm of creates that is slowed down leaves look-ups alone.
+// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
+type byRate struct {
+	*ec2.Client // what describes
+	creating    *ec2.Client
+	changing    *ec2.Client
+}
+
+func newByRate(cfg sdk.Config) byRate {
+	return byRate{Client: ec2.NewFromConfig(cfg), creating: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg)}
+}
+
+func (c byRate) RunInstances(ctx context.Context, in *ec2.RunInstancesInput, o ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error) {
+	return c.creating.RunInstances(ctx, in, o...)
+}
+
+func (c byRate) TerminateInstances(ctx context.Context, in *ec2.TerminateInstancesInput, o ...func(*ec2.Options)) (*ec2.TerminateInstancesOutput, error) {
+	return c.changing.TerminateInstances(ctx, in, o...)
+}
+
+func (c byRate) AttachNetworkInterface(ctx context.Context, in *ec2.AttachNetworkInterfaceInput, o ...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error) {
+	return c.changing.AttachNetworkInterface(ctx, in, o...)
+}
+
+func (c byRate) DetachNetworkInterface(ctx context.Context, in *ec2.DetachNetworkInterfaceInput, o ...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error) {
+	return c.changing.DetachNetworkInterface(ctx, in, o...)
+}

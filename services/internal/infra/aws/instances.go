@@ -1,0 +1,228 @@
+package aws
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Create implements infra.Provider by RunInstances with the instance's ID as client token.
+func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
+	if req.Tags.Instance.IsZero() {
+		return infra.VM{}, refused("create", "no instance ID")
+	}
+	what := "create " + req.Tags.Instance.String()
+	in, err := runInstances(req, p.cfg.Zone)
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
+	}
+	if p.foreign(req.Subnet) {
+		return infra.VM{}, refused(what, "subnet %s is not in zone %s", req.Subnet, p.cfg.Zone)
+	}
+	ctx, tries := follow(ctx)
+	out, err := p.cfg.EC2.RunInstances(ctx, in)
+	if err != nil {
+		err = classify(what, "RunInstances", tries, err)
+		if infra.ClassOf(err) == infra.NotFound {
+			// The instance was never asked to be there: what is missing is something that the request names.
+			return infra.VM{}, reclass(err, infra.Invalid)
+		}
+		return infra.VM{}, err
+	}
+	if len(out.Instances) != 1 {
+		return infra.VM{}, infra.Errorf(infra.Indeterminate, what, "RunInstances answered %d instances", len(out.Instances))
+	}
+	vm, asked := describe(out.Instances[0]), req.Tags
+	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // as it comes back
+	switch {
+	case vm.State == infra.Deleting || vm.State == infra.Deleted:
+		// The answer to an earlier call with this token: EC2 repeats it for as long as it remembers the instance.
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
+	case len(out.Instances[0].Tags) == 0:
+		vm.Tags, vm.Warning = asked, "" // they are not part of this answer
+	case vm.Tags != asked:
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s was made before with other tags", vm.ProviderID)
+	}
+	return vm, nil
+}
+
+// reclass gives an error another class.
+func reclass(err error, class infra.Class) error {
+	if e, ok := err.(*infra.Error); ok { //nolint:errorlint // classify returns it as it is
+		return &infra.Error{Class: class, Op: e.Op, Err: e.Err}
+	}
+	return err
+}
+
+// Delete implements infra.Provider by TerminateInstances.
+func (p *Provider) Delete(ctx context.Context, providerID string) error {
+	what := "delete " + providerID
+	ctx, tries := follow(ctx)
+	_, err := p.cfg.EC2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
+	if err = classify(what, "TerminateInstances", tries, err); infra.ClassOf(err) == infra.NotFound {
+		return nil
+	}
+	return err
+}
+
+// Get implements infra.Provider by DescribeInstances.
+func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error) {
+	instance, err := p.instance(ctx, "get "+providerID, providerID)
+	if err != nil {
+		return infra.VM{}, err
+	}
+	return describe(instance), nil
+}
+
+// instance describes one instance by its ID.
+func (p *Provider) instance(ctx context.Context, what, id string) (types.Instance, error) {
+	ctx, tries := follow(ctx)
+	out, err := p.cfg.EC2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+	if err != nil {
+		return types.Instance{}, classify(what, "DescribeInstances", tries, err)
+	}
+	for _, reservation := range out.Reservations {
+		for _, instance := range reservation.Instances {
+			if deref(instance.InstanceId) == id {
+				return instance, nil
+			}
+		}
+	}
+	return types.Instance{}, infra.Errorf(infra.NotFound, what, "DescribeInstances knows no such instance")
+}
+
+// List implements infra.Provider: every page of DescribeInstances by tags. EC2 shows terminated instances for about an hour.
+func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
+	return p.list(ctx, "list", filter("tag:"+tagManaged, managed), filter("tag:"+tagCluster, owner.Cluster), filter("tag:"+tagShard, owner.Shard))
+}
+
+// FindByInstance implements infra.Provider: by tag. Of several (somebody copied tags) the one that lives, else the youngest, is it.
+func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
+	what := "find " + id.String()
+	vms, err := p.list(ctx, what, filter("tag:"+tagInstance, id.String()), filter("tag:"+tagCluster, owner.Cluster), filter("tag:"+tagShard, owner.Shard))
+	if err != nil {
+		return infra.VM{}, err
+	}
+	if len(vms) == 0 {
+		return infra.VM{}, infra.Errorf(infra.NotFound, what, "DescribeInstances knows no instance with this tag")
+	}
+	return slices.MaxFunc(vms, func(a, b infra.VM) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.LaunchedAt.Compare(b.LaunchedAt), cmp.Compare(a.ProviderID, b.ProviderID))
+	}), nil
+}
+
+func rank(vm infra.VM) int {
+	if vm.State.Alive() {
+		return 1
+	}
+	return 0
+}
+
+// list describes all instances that match, sorted by ID. It is complete or an error.
+func (p *Provider) list(ctx context.Context, what string, filters ...types.Filter) ([]infra.VM, error) {
+	ctx, tries := follow(ctx)
+	pages := ec2.NewDescribeInstancesPaginator(p.cfg.EC2, &ec2.DescribeInstancesInput{Filters: filters, MaxResults: sdk.Int32(p.cfg.PageSize)})
+	found := map[string]infra.VM{} // an instance may come twice when others begin or end between two pages
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(what, "DescribeInstances", tries, err)
+		}
+		for _, reservation := range page.Reservations {
+			for _, instance := range reservation.Instances {
+				vm := describe(instance)
+				found[vm.ProviderID] = vm
+			}
+		}
+	}
+	vms := make([]infra.VM, 0, len(found))
+	for _, vm := range found {
+		vms = append(vms, vm)
+	}
+	slices.SortFunc(vms, func(a, b infra.VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) })
+	return vms, nil
+}
+
+// filter matches a value to the letter: filters know wildcards.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
+func filter(name string, values ...string) types.Filter {
+	f := types.Filter{Name: sdk.String(name)}
+	for _, value := range values {
+		f.Values = append(f.Values, strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`).Replace(value))
+	}
+	return f
+}
+
+// MachineState implements infra.MachineEvidence. Instance IDs are never reused.
+func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
+	instance, err := p.instance(ctx, "look up machine "+machineID, machineID)
+	if err != nil {
+		return "", err
+	}
+	return stateOf(instance), nil
+}
+
+// stateOf translates an instance's state. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
+func stateOf(instance types.Instance) infra.State {
+	if instance.State == nil {
+		return infra.Unknown
+	}
+	switch instance.State.Name {
+	case types.InstanceStateNamePending:
+		return infra.Pending
+	case types.InstanceStateNameRunning:
+		return infra.Running
+	case types.InstanceStateNameStopping:
+		return infra.Stopping
+	case types.InstanceStateNameStopped:
+		return infra.Stopped
+	case types.InstanceStateNameShuttingDown:
+		return infra.Deleting
+	case types.InstanceStateNameTerminated:
+		return infra.Deleted
+	default:
+		return infra.Unknown
+	}
+}
+
+// describe says what is known of an instance.
+func describe(instance types.Instance) infra.VM {
+	vm := infra.VM{ProviderID: deref(instance.InstanceId), State: stateOf(instance), IPv4: deref(instance.PrivateIpAddress), IPv6: deref(instance.Ipv6Address),
+		Hostname: deref(instance.PrivateDnsName), LaunchedAt: deref(instance.LaunchTime)}
+	vm.Tags, vm.Warning = decodeTags(instance.Tags)
+	if vm.Tags.Instance.IsZero() {
+		// Somebody has taken the tag away; the token stays.
+		if id, err := ident.ParseID(deref(instance.ClientToken)); err == nil {
+			vm.Tags.Instance = id
+		}
+	}
+	if vm.IPv6 == "" {
+		if i := slices.IndexFunc(instance.NetworkInterfaces, func(n types.InstanceNetworkInterface) bool {
+			return n.Attachment == nil || deref(n.Attachment.DeviceIndex) == 0
+		}); i >= 0 && len(instance.NetworkInterfaces[i].Ipv6Addresses) > 0 {
+			vm.IPv6 = deref(instance.NetworkInterfaces[i].Ipv6Addresses[0].Ipv6Address)
+		}
+	}
+	if why := endedBy(instance); why != "" {
+		vm.Warning = strings.TrimPrefix(vm.Warning+"; "+why, "; ")
+	}
+	return vm
+}
+
+// endedBy says why an instance ended where nobody asked for that: a taken spot instance, a failed launch.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+func endedBy(instance types.Instance) string {
+	reason := instance.StateReason
+	if reason == nil || stateOf(instance).Alive() || strings.HasPrefix(deref(reason.Code), "Client.User") || strings.HasPrefix(deref(reason.Code), "Client.Instance") {
+		return ""
+	}
+	return deref(cmp.Or(reason.Message, reason.Code))
+}

@@ -1,0 +1,54 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"regexp"
+	"time"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+)
+
+// IMDS is what is used of the instance metadata service.
+type IMDS interface {
+	GetMetadata(context.Context, *imds.GetMetadataInput, ...func(*imds.Options)) (*imds.GetMetadataOutput, error)
+}
+
+const (
+	// metadataTimeout bounds the question for the own machine's ID: where there is no metadata service, nobody answers at all.
+	metadataTimeout  = 4 * time.Second
+	metadataAttempts = 3
+)
+
+// NewIMDS makes a client of the instance metadata service, version 2 only, at the SDK's usual address or AWS_EC2_METADATA_SERVICE_ENDPOINT.
+func NewIMDS(cfg sdk.Config) IMDS {
+	return imds.NewFromConfig(cfg, func(o *imds.Options) {
+		o.EnableFallback = sdk.FalseTernary
+		o.HTTPClient = nil // the package's own, whose time-outs are a second
+		o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) { s.MaxAttempts = metadataAttempts })
+	})
+}
+
+var instanceID = regexp.MustCompile(`^i-[0-9a-f]{8,32}$`)
+
+// MachineID asks for the instance ID of the machine that this program runs on. It fails, within seconds, where there is no metadata service.
+func MachineID(ctx context.Context, metadata IMDS) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, metadataTimeout)
+	defer cancel()
+	out, err := metadata.GetMetadata(ctx, &imds.GetMetadataInput{Path: "instance-id"})
+	if err != nil {
+		return "", fmt.Errorf("ask the instance metadata service for this machine's ID: %w", err)
+	}
+	defer out.Content.Close()
+	text, err := io.ReadAll(io.LimitReader(out.Content, 128))
+	if err != nil {
+		return "", fmt.Errorf("read this machine's ID from the instance metadata service: %w", err)
+	}
+	if !instanceID.Match(text) {
+		return "", fmt.Errorf("the instance metadata service says that this machine's ID is %q", text)
+	}
+	return string(text), nil
+}

@@ -1,0 +1,278 @@
+package aws
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+const (
+	// acquireTimeout bounds one attempt at the address; whoever wants it tries again.
+	acquireTimeout = 90 * time.Second
+	// firmAfter is how long a holder that may be alive has to let go before it is not asked any more.
+	firmAfter = 5 * time.Second
+	// looks at the interface are this far apart.
+	lookSoon, lookLater = 250 * time.Millisecond, 2 * time.Second
+)
+
+// Acquire implements infra.LeaderNetwork: it looks at the network interface, takes it from whoever has it, attaches it to this machine, and returns
+// when the addresses are this machine's own and answer. When they are already, that is one DescribeNetworkInterfaces. Whoever calls this leads:
+// the holder is asked to let go, and after a few seconds, or at once when it is dead, the interface is taken by force.
+func (p *Provider) Acquire(ctx context.Context, machineID string) error {
+	what := "take " + p.cfg.Network.Interface
+	if err := p.checkNetwork(machineID); err != nil {
+		return infra.Wrap(infra.Invalid, what, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, acquireTimeout)
+	defer cancel()
+	t := takeover{p: p, what: what, machine: machineID, began: p.cfg.Now()}
+	for pause := lookSoon; ; pause = min(pause*3/2, lookLater) {
+		done, err := t.step(ctx)
+		if done {
+			return nil
+		}
+		if err != nil && !passing(err) {
+			return err
+		}
+		if sleepErr := p.cfg.Sleep(ctx, pause); sleepErr != nil {
+			return infra.Wrap(infra.Indeterminate, what, errors.Join(fmt.Errorf("%s, and it is %s", sleepErr, t.seen), err))
+		}
+	}
+}
+
+// takeover is one attempt at the address.
+type takeover struct {
+	p       *Provider
+	what    string
+	machine string
+	began   time.Time
+	// seen says how the interface was last seen, for errors.
+	seen string
+	// asked is the attachment that was asked to end, and firmly whether by force.
+	asked  string
+	firmly bool
+}
+
+// step looks at the interface and does the next thing. A passing error is one after which another look is worth while.
+func (t *takeover) step(ctx context.Context) (done bool, err error) {
+	eni, err := t.p.networkInterface(ctx, t.what)
+	if err != nil {
+		t.seen = cmp.Or(t.seen, "not known")
+		return false, err
+	}
+	t.seen = sight(eni)
+	attachment := eni.Attachment
+	switch {
+	case attachment == nil && eni.Status == types.NetworkInterfaceStatusAvailable:
+		return false, t.attach(ctx)
+	case attachment == nil:
+		return false, nil // on its way
+	case deref(attachment.InstanceId) != t.machine:
+		return false, t.take(ctx, attachment)
+	case attachment.Status != types.AttachmentStatusAttached:
+		return false, nil
+	}
+	for _, addr := range t.p.cfg.Network.Addresses {
+		if err := t.p.cfg.Answers(ctx, addr); err != nil {
+			t.seen += ", but " + err.Error()
+			return false, nil // the machine has yet to configure it
+		}
+	}
+	return true, nil
+}
+
+// take ends the attachment to another machine.
+func (t *takeover) take(ctx context.Context, attachment *types.NetworkInterfaceAttachment) error {
+	holder, id := deref(attachment.InstanceId), deref(attachment.AttachmentId)
+	if holder == "" || deref(attachment.DeviceIndex) == 0 {
+		return refused(t.what, "it is %s for good: the leader's interface must be one that can be detached", t.seen)
+	}
+	force := t.p.cfg.Now().Sub(t.began) >= firmAfter
+	if t.asked == id && (t.firmly || !force) {
+		return nil // under way
+	}
+	if !force {
+		state, err := t.p.MachineState(ctx, holder)
+		force = infra.ClassOf(err) == infra.NotFound || err == nil && !state.Alive()
+	}
+	t.asked, t.firmly = id, force
+	t.p.cfg.Log.Info("taking the leader's network interface from its holder", "interface", t.p.cfg.Network.Interface, "holder", holder, "force", force)
+	return t.p.detach(ctx, t.what, id, force)
+}
+
+// attach attaches the interface to this machine at its first free device index.
+func (t *takeover) attach(ctx context.Context) error {
+	self, err := t.p.instance(ctx, t.what, t.machine)
+	if err != nil {
+		return err
+	}
+	index := freeIndex(self.NetworkInterfaces)
+	ctx, tries := follow(ctx)
+	_, err = t.p.cfg.EC2.AttachNetworkInterface(ctx, &ec2.AttachNetworkInterfaceInput{
+		NetworkInterfaceId: sdk.String(t.p.cfg.Network.Interface), InstanceId: sdk.String(t.machine), DeviceIndex: sdk.Int32(index)})
+	return classify(t.what, "AttachNetworkInterface", tries, err)
+}
+
+// freeIndex is the lowest device index from 1 on that no interface has.
+func freeIndex(interfaces []types.InstanceNetworkInterface) int32 {
+	for index := int32(1); ; index++ {
+		if !slices.ContainsFunc(interfaces, func(n types.InstanceNetworkInterface) bool {
+			return n.Attachment != nil && deref(n.Attachment.DeviceIndex) == index
+		}) {
+			return index
+		}
+	}
+}
+
+// Release implements infra.LeaderNetwork. It asks for the end of the attachment and does not wait for it.
+func (p *Provider) Release(ctx context.Context, machineID string) error {
+	what := "give up " + p.cfg.Network.Interface
+	if err := p.checkNetwork(machineID); err != nil {
+		return infra.Wrap(infra.Invalid, what, err)
+	}
+	eni, err := p.networkInterface(ctx, what)
+	if err != nil {
+		return err
+	}
+	a := eni.Attachment
+	if a == nil || deref(a.InstanceId) != machineID || a.Status == types.AttachmentStatusDetaching || a.Status == types.AttachmentStatusDetached {
+		return nil
+	}
+	if err := p.detach(ctx, what, deref(a.AttachmentId), false); err != nil && !passing(err) {
+		return err
+	}
+	return nil
+}
+
+func (p *Provider) checkNetwork(machineID string) error {
+	switch {
+	case p.cfg.Network.Interface == "":
+		return errors.New("server.leader_network.interface_id is not set")
+	case machineID == "":
+		return errors.New("this machine's instance ID is not known: the instance metadata service does not answer")
+	}
+	return nil
+}
+
+func (p *Provider) detach(ctx context.Context, what, attachment string, force bool) error {
+	ctx, tries := follow(ctx)
+	_, err := p.cfg.EC2.DetachNetworkInterface(ctx, &ec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: &force})
+	return classify(what, "DetachNetworkInterface", tries, err)
+}
+
+// networkInterface describes the leader's interface and checks that it can be what the configuration says.
+func (p *Provider) networkInterface(ctx context.Context, what string) (types.NetworkInterface, error) {
+	ctx, tries := follow(ctx)
+	id := p.cfg.Network.Interface
+	out, err := p.cfg.EC2.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{id}})
+	if err != nil {
+		err = classify(what, "DescribeNetworkInterfaces", tries, err)
+		if infra.ClassOf(err) == infra.NotFound {
+			return types.NetworkInterface{}, infra.Errorf(infra.NotFound, what, "server.leader_network.interface_id: there is no %s in this account and region", id)
+		}
+		return types.NetworkInterface{}, err
+	}
+	i := slices.IndexFunc(out.NetworkInterfaces, func(n types.NetworkInterface) bool { return deref(n.NetworkInterfaceId) == id })
+	if i < 0 {
+		return types.NetworkInterface{}, infra.Errorf(infra.NotFound, what, "server.leader_network.interface_id: there is no %s in this account and region", id)
+	}
+	eni := out.NetworkInterfaces[i]
+	if zone := deref(eni.AvailabilityZone); zone != p.cfg.Zone {
+		return eni, refused(what, "server.leader_network.interface_id: %s is in %s, the shard is in %s: an interface does not leave its zone", id, zone, p.cfg.Zone)
+	}
+	has := addressesOf(eni)
+	for _, addr := range p.cfg.Network.Addresses {
+		if !slices.Contains(has, addr) {
+			return eni, refused(what, "server.leader_network: %s is not an address of %s, which has %s", addr, id, listText(has))
+		}
+	}
+	return eni, nil
+}
+
+func addressesOf(eni types.NetworkInterface) (addrs []netip.Addr) {
+	add := func(text string) {
+		if addr, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, addr) {
+			addrs = append(addrs, addr)
+		}
+	}
+	add(deref(eni.PrivateIpAddress))
+	for _, a := range eni.PrivateIpAddresses {
+		add(deref(a.PrivateIpAddress))
+	}
+	for _, a := range eni.Ipv6Addresses {
+		add(deref(a.Ipv6Address))
+	}
+	return addrs
+}
+
+func listText(addrs []netip.Addr) string {
+	texts := make([]string, len(addrs))
+	for i, a := range addrs {
+		texts[i] = a.String()
+	}
+	return cmp.Or(strings.Join(texts, ", "), "none")
+}
+
+// sight says how an interface is, in words.
+func sight(eni types.NetworkInterface) string {
+	a := eni.Attachment
+	if a == nil {
+		return cmp.Or(string(eni.Status), "in an unknown state")
+	}
+	return fmt.Sprintf("%s to %s", cmp.Or(string(a.Status), "attached"), cmp.Or(deref(a.InstanceId), deref(a.InstanceOwnerId), "something"))
+}
+
+// passingCodes are refusals that say no more than that somebody else was faster, or that something is on its way.
+var passingCodes = []string{
+	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound", "InvalidNetworkInterface.InUse",
+	"InvalidNetworkInterfaceAttachmentID.NotFound", "InvalidParameterValue", // of AttachNetworkInterface: the device index is taken
+}
+
+// passing reports whether another look at the interface is worth while after an error.
+func passing(err error) bool {
+	switch infra.ClassOf(err) {
+	case infra.Throttled, infra.Indeterminate:
+		return true
+	default:
+		return slices.Contains(passingCodes, codeOf(err))
+	}
+}
+
+// answers asks the kernel whether an address is one of this machine's that can be used: an IPv6 address is not before it is known to be
+// unique (RFC 4862, section 5.4), although the interface has it. Nothing leaves the machine.
+func answers(ctx context.Context, addr netip.Addr) error {
+	local, err := net.InterfaceAddrs()
+	if err != nil {
+		return fmt.Errorf("read the addresses of this machine: %w", err)
+	}
+	if !slices.ContainsFunc(local, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		own, valid := netip.AddrFromSlice(n.IP)
+		return ok && valid && own.Unmap() == addr
+	}) {
+		return fmt.Errorf("%s is on none of this machine's interfaces", addr)
+	}
+	var cfg net.ListenConfig
+	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())
+	if err != nil {
+		return fmt.Errorf("%s cannot be used yet: %w", addr, err)
+	}
+	defer listener.Close()
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", listener.Addr().String())
+	if err != nil {
+		return fmt.Errorf("%s does not answer: %w", addr, err)
+	}
+	return conn.Close()
+}

@@ -1,0 +1,95 @@
+package aws
+
+import (
+	"encoding/base64"
+	"fmt"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// maxUserdata is the largest userdata in bytes, before it is encoded.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
+const maxUserdata = 16 << 10
+
+// runInstances makes the request for one VM. It depends on nothing but its arguments: EC2 answers a repeat of the same token with the same VM only if
+// everything else is the same too.
+func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput, error) {
+	if req.InstanceType == "" || req.Subnet == "" {
+		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
+	}
+	in := &ec2.RunInstancesInput{}
+	if err := append(decodeArgs(req.Args, in, false), checkArgs(in, false)...).Err(); err != nil {
+		return nil, err
+	}
+	if in.ImageId == nil && in.LaunchTemplate == nil {
+		return nil, fmt.Errorf("args.ImageId: is missing; a template such as {{ .Image.name }} takes it from the shard's images")
+	}
+	userdata, err := encodeUserdata(req.Userdata)
+	if err != nil {
+		return nil, err
+	}
+	in.MinCount, in.MaxCount = sdk.Int32(1), sdk.Int32(1)
+	in.ClientToken = sdk.String(req.Tags.Instance.String())
+	in.InstanceType = types.InstanceType(req.InstanceType)
+	in.UserData = userdata
+	place(in, req.Subnet, zone)
+
+	if in.MetadataOptions == nil {
+		in.MetadataOptions = &types.InstanceMetadataOptionsRequest{}
+	}
+	in.MetadataOptions.HttpTokens = types.HttpTokensStateRequired
+	in.MetadataOptions.HttpEndpoint = types.InstanceMetadataEndpointStateEnabled
+	if in.InstanceInitiatedShutdownBehavior == "" {
+		// A VM that was shut down is replaced: kept, it would only cost.
+		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
+	}
+	spot := in.InstanceMarketOptions != nil && in.InstanceMarketOptions.MarketType == types.MarketTypeSpot
+	in.TagSpecifications, err = tagSpecifications(encodeTags(req.Tags), in.TagSpecifications, spot)
+	if err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// place puts the instance into the subnet. The zone is said as well: EC2 then refuses a subnet of another, and client tokens, which are zonal, hold
+// for all calls of the shard.
+// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html#run-instances-idempotency
+func place(in *ec2.RunInstancesInput, subnet, zone string) {
+	if in.Placement == nil {
+		in.Placement = &types.Placement{}
+	}
+	in.Placement.AvailabilityZone = sdk.String(zone)
+	if len(in.NetworkInterfaces) == 0 {
+		in.SubnetId = sdk.String(subnet)
+		return
+	}
+	// With interfaces the subnet is theirs, not the instance's.
+	if first := &in.NetworkInterfaces[primaryInterface(in.NetworkInterfaces)]; first.DeviceIndex == nil {
+		first.DeviceIndex = sdk.Int32(0)
+	}
+	for i := range in.NetworkInterfaces {
+		if in.NetworkInterfaces[i].SubnetId == nil {
+			in.NetworkInterfaces[i].SubnetId = sdk.String(subnet)
+		}
+	}
+}
+
+// encodeUserdata encodes userdata as the API wants it. What the configuration has encoded already (encoding base64, gzip+base64) is taken as it is: no
+// form of userdata that cloud-init knows is base64 by itself, all have a # or a : in their first line.
+func encodeUserdata(userdata []byte) (*string, error) {
+	if len(userdata) == 0 {
+		return nil, nil //nolint:nilnil // no userdata is a possible answer
+	}
+	raw := userdata
+	if decoded, err := base64.StdEncoding.Strict().DecodeString(string(userdata)); err == nil {
+		raw = decoded
+	}
+	if len(raw) > maxUserdata {
+		return nil, fmt.Errorf("userdata: %d bytes, EC2 takes at most %d", len(raw), maxUserdata)
+	}
+	return sdk.String(base64.StdEncoding.EncodeToString(raw)), nil
+}

@@ -1,0 +1,156 @@
+package aws
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// Tags of everything that is made. IAM policies and cost reports know these names.
+const (
+	tagPrefix    = "nstance:"
+	tagManaged   = tagPrefix + "managed"
+	tagCluster   = tagPrefix + "cluster"
+	tagShard     = tagPrefix + "shard"
+	tagTenant    = tagPrefix + "tenant"
+	tagInstance  = tagPrefix + "instance-id"
+	tagTerm      = tagPrefix + "term"
+	tagInfraHash = tagPrefix + "infra-hash"
+	tagGroup     = tagPrefix + "group"
+	tagTemplate  = tagPrefix + "template"
+	tagKind      = tagPrefix + "kind"
+	tagOnDemand  = tagPrefix + "on-demand"
+	tagCreatedAt = tagPrefix + "created-at"
+	tagName      = "Name" // what the console shows; args may say another
+	managed      = "true"
+)
+
+// Limits of tags. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+const (
+	maxTags     = 50
+	maxTagKey   = 128 // characters
+	maxTagValue = 256 // characters
+)
+
+// checkTag says what AWS would not take, or not give back as it was.
+func checkTag(key, value string) error {
+	switch {
+	case key == "":
+		return errors.New("a tag has no key")
+	case strings.HasPrefix(strings.ToLower(key), "aws:"):
+		return fmt.Errorf("tag %q: keys that begin with aws: are AWS's own", key)
+	case !utf8.ValidString(key) || !utf8.ValidString(value) || strings.ContainsFunc(key+value, unicode.IsControl):
+		return fmt.Errorf("tag %q: tags are UTF-8 without control characters", key)
+	case utf8.RuneCountInString(key) > maxTagKey:
+		return fmt.Errorf("tag %q: the key is longer than %d characters", key, maxTagKey)
+	case utf8.RuneCountInString(value) > maxTagValue:
+		return fmt.Errorf("tag %q: the value is longer than %d characters", key, maxTagValue)
+	}
+	return nil
+}
+
+// encodeTags returns the tags of a VM. They depend on nothing but t, so that a repeated request has the same bytes.
+func encodeTags(t infra.Tags) map[string]string {
+	tags := map[string]string{
+		tagManaged: managed, tagCluster: t.Cluster, tagShard: t.Shard, tagTenant: t.Tenant, tagInstance: t.Instance.String(),
+		tagTerm: strconv.FormatUint(t.Term, 10), tagInfraHash: t.InfraHash,
+		tagGroup: t.Group, tagTemplate: t.Template, tagKind: t.Kind, tagOnDemand: strconv.FormatBool(t.OnDemand),
+		tagName: t.Instance.String(),
+	}
+	if !t.CreatedAt.IsZero() {
+		tags[tagCreatedAt] = t.CreatedAt.UTC().Format(time.RFC3339Nano)
+	}
+	return tags
+}
+
+// decodeTags reads a VM's tags back. What cannot be read is left out and told of in the warning.
+func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
+	tags := make(map[string]string, len(list))
+	for _, tag := range list {
+		tags[deref(tag.Key)] = deref(tag.Value)
+	}
+	var warnings []string
+	read := func(key string, parse func(string) error) {
+		if err := parse(tags[key]); err != nil {
+			warnings = append(warnings, fmt.Sprintf("tag %s: %v", key, err))
+		}
+	}
+	t = infra.Tags{Owner: infra.Owner{Cluster: tags[tagCluster], Shard: tags[tagShard]}, Tenant: tags[tagTenant], InfraHash: tags[tagInfraHash],
+		Group: tags[tagGroup], Template: tags[tagTemplate], Kind: tags[tagKind]}
+	read(tagInstance, func(s string) (err error) { t.Instance, err = ident.ParseID(s); return err })
+	read(tagTerm, func(s string) (err error) { t.Term, err = strconv.ParseUint(s, 10, 64); return err })
+	read(tagOnDemand, func(s string) error {
+		if s != "true" && s != "false" && s != "" {
+			return fmt.Errorf("%q is neither true nor false", s)
+		}
+		t.OnDemand = s == "true"
+		return nil
+	})
+	if tags[tagCreatedAt] != "" {
+		read(tagCreatedAt, func(s string) (err error) { t.CreatedAt, err = time.Parse(time.RFC3339Nano, s); return err })
+		t.CreatedAt = t.CreatedAt.UTC()
+	}
+	return t, strings.Join(warnings, "; ")
+}
+
+// tagSpecifications returns the tags to make with the instance: ours on everything that comes with it, and those of args, which give way to ours but
+// for the name. The order is always the same.
+func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification, spot bool) ([]types.TagSpecification, error) {
+	resources := slices.Clone(ourResources)
+	if !spot {
+		resources = resources[:len(resources)-1]
+	}
+	byResource := map[types.ResourceType]map[string]string{}
+	for _, resource := range resources {
+		byResource[resource] = map[string]string{tagName: mine[tagName]}
+	}
+	for _, spec := range fromArgs {
+		if byResource[spec.ResourceType] == nil {
+			byResource[spec.ResourceType] = map[string]string{}
+			resources = append(resources, spec.ResourceType)
+		}
+		for _, tag := range spec.Tags {
+			byResource[spec.ResourceType][deref(tag.Key)] = deref(tag.Value)
+		}
+	}
+	var out []types.TagSpecification
+	for _, resource := range resources {
+		tags := byResource[resource]
+		if slices.Contains(ourResources, resource) {
+			for key, value := range mine {
+				if key != tagName {
+					tags[key] = value
+				}
+			}
+		}
+		if len(tags) > maxTags {
+			return nil, fmt.Errorf("%d tags on %s, at most %d are possible", len(tags), resource, maxTags)
+		}
+		spec := types.TagSpecification{ResourceType: resource}
+		for key, value := range tags {
+			if err := checkTag(key, value); err != nil {
+				return nil, err
+			}
+			spec.Tags = append(spec.Tags, types.Tag{Key: &key, Value: &value})
+		}
+		slices.SortFunc(spec.Tags, func(a, b types.Tag) int { return cmp.Compare(*a.Key, *b.Key) })
+		if len(spec.Tags) > 0 {
+			out = append(out, spec)
+		}
+	}
+	return out, nil
+}
+
+// ourResources are what a create makes and tags as ours; the last one only for spot instances.
+var ourResources = []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume, types.ResourceTypeNetworkInterface, types.ResourceTypeSpotInstancesRequest}
