@@ -256,10 +256,12 @@ func (s *Service) modifyListener(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	n := *l
+	extra := l.certificates[min(1, len(l.certificates)):] // the default one is changed here, the others are not
+	n.certificates = l.certificates[:len(l.certificates)-len(extra)]
 	if in.Protocol != "" {
 		n.protocol = in.Protocol
 		if n.protocol != "HTTPS" && n.protocol != "TLS" {
-			n.certificates, n.sslPolicy = nil, ""
+			n.certificates, n.sslPolicy, extra = nil, "", nil
 		}
 	}
 	if in.Port != 0 {
@@ -282,8 +284,6 @@ func (s *Service) modifyListener(c *wire.Call) (any, error) {
 			return nil, wire.Errorf(400, "DuplicateListener", "A listener already exists on this port for this load balancer '%s'", l.balancer.arn)
 		}
 	}
-	extra := n.certificates[min(1, len(n.certificates)):]
-	n.certificates = n.certificates[:len(n.certificates)-len(extra)]
 	if err := s.checkListener(&n); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,237 @@
+package elbv2_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	elb "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
+	"github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2/types"
+	"github.com/aws/smithy-go"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// network is EC2 as these tests want it: what is in the maps exists.
+type network struct {
+	subnets    map[string]elbv2.Subnet
+	groups     map[string]string
+	instances  map[string]elbv2.Instance
+	interfaces map[string]elbv2.Interface
+	made       int
+	full       string // subnet without room
+}
+
+func (n *network) VPC(id string) bool { return id == "vpc-1" || id == "vpc-2" }
+
+func (n *network) Subnet(id string) (elbv2.Subnet, bool) {
+	s, ok := n.subnets[id]
+	return s, ok
+}
+
+func (n *network) SecurityGroup(id string) (string, bool) {
+	vpc, ok := n.groups[id]
+	return vpc, ok
+}
+
+func (n *network) DefaultSecurityGroup(vpc string) string { return "sg-default-" + vpc }
+
+func (n *network) Instance(id string) (elbv2.Instance, bool) {
+	i, ok := n.instances[id]
+	return i, ok
+}
+
+func (n *network) CreateInterface(i elbv2.Interface) (string, error) {
+	if i.Subnet == n.full {
+		return "", wire.Errorf(400, "InsufficientFreeAddressesInSubnet", "no room in %s", i.Subnet)
+	}
+	n.made++
+	id := fmt.Sprint("eni-", n.made)
+	n.interfaces[id] = i
+	return id, nil
+}
+
+func (n *network) DeleteInterface(id string) { delete(n.interfaces, id) }
+
+type asked struct {
+	action, resource string
+	conditions       policy.Context
+}
+
+// world is the service behind the wire, with what is asked of policies on record and a clock of its own.
+type world struct {
+	*elb.Client
+	t       *testing.T
+	service *elbv2.Service
+	network *network
+	lock    *sync.Mutex
+	now     time.Time
+	asked   []asked
+	deny    string // an action
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, lock: new(sync.Mutex), now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), network: &network{
+		subnets: map[string]elbv2.Subnet{
+			"subnet-a": {VPC: "vpc-1", Zone: "us-west-2a", IPv6: true}, "subnet-b": {VPC: "vpc-1", Zone: "us-west-2b", IPv6: true},
+			"subnet-a2": {VPC: "vpc-1", Zone: "us-west-2a"}, "subnet-c": {VPC: "vpc-1", Zone: "us-west-2c"}, "subnet-x": {VPC: "vpc-2", Zone: "us-west-2b"},
+		},
+		groups: map[string]string{"sg-1": "vpc-1", "sg-2": "vpc-1", "sg-x": "vpc-2", "sg-default-vpc-1": "vpc-1"},
+		instances: map[string]elbv2.Instance{
+			"i-1": {State: "running", VPC: "vpc-1", Zone: "us-west-2a", Address: "10.0.0.1"},
+			"i-2": {State: "running", VPC: "vpc-1", Zone: "us-west-2c", Address: "10.0.0.2"},
+			"i-p": {State: "pending", VPC: "vpc-1", Zone: "us-west-2a"}, "i-x": {State: "running", VPC: "vpc-2", Zone: "us-west-2a"},
+		},
+		interfaces: map[string]elbv2.Interface{},
+	}}
+	w.service = elbv2.New(elbv2.Config{Region: "us-west-2", Account: "123456789012", Network: w.network, Now: func() time.Time { return w.now }, Lock: w.lock})
+	server := httptest.NewServer(http.HandlerFunc(w.serve))
+	t.Cleanup(server.Close)
+	w.Client = elb.New(elb.Options{
+		Region: "us-west-2", BaseEndpoint: aws.String(server.URL), Credentials: credentials.NewStaticCredentialsProvider("AKIAEXAMPLE", "secret", ""),
+		RetryMaxAttempts: 1,
+	})
+	return w
+}
+
+func (w *world) serve(rw http.ResponseWriter, r *http.Request) {
+	body, err := wire.ReadBody(rw, r)
+	if err != nil {
+		wire.WriteError(rw, w.service.Name(), "", err)
+		return
+	}
+	c, err := wire.Parse(w.service.Name(), r, body)
+	if err != nil {
+		wire.WriteError(rw, w.service.Name(), c.RequestID, err)
+		return
+	}
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	c.Now, c.Region = w.now, "us-west-2"
+	w.now = w.now.Add(time.Millisecond)
+	before := len(w.asked)
+	c.Authorize = func(action, resource string, conditions policy.Context) error {
+		w.asked = append(w.asked, asked{action, resource, conditions})
+		if action == w.deny {
+			return wire.Errorf(403, "AccessDenied", "not %s on %s", action, resource)
+		}
+		return nil
+	}
+	operation, ok := w.service.Operations()[c.Action]
+	if !ok {
+		wire.WriteError(rw, c.Service, c.RequestID, wire.Unknown(c))
+		return
+	}
+	answer, err := operation(c)
+	if err == nil && len(w.asked) == before {
+		err = fmt.Errorf("%s asked for no permission", c.Action)
+	}
+	if err == nil {
+		body, err = wire.Encode(c, answer)
+	}
+	if err != nil {
+		wire.WriteError(rw, c.Service, c.RequestID, err)
+		return
+	}
+	wire.Write(rw, c, body)
+}
+
+func (w *world) at(change func()) {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	change()
+}
+
+func must[T any](out T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+}
+
+func wantCode(t *testing.T, what string, err error, code string) {
+	t.Helper()
+	var e smithy.APIError
+	if !errors.As(err, &e) || e.ErrorCode() != code {
+		t.Errorf("%s: error = %v, want %s", what, err, code)
+	}
+}
+
+// lb makes a network load balancer in two zones.
+func (w *world) lb() types.LoadBalancer {
+	w.t.Helper()
+	return must(w.CreateLoadBalancer(w.t.Context(), &elb.CreateLoadBalancerInput{
+		Name: aws.String("lb"), Type: types.LoadBalancerTypeEnumNetwork, Scheme: types.LoadBalancerSchemeEnumInternal,
+		Subnets: []string{"subnet-b", "subnet-a"}, Tags: tags("Name", "lb"),
+	}))(w.t).LoadBalancers[0]
+}
+
+// tg makes a target group of the defaults.
+func (w *world) tg(name string) types.TargetGroup {
+	w.t.Helper()
+	return must(w.CreateTargetGroup(w.t.Context(), &elb.CreateTargetGroupInput{
+		Name: aws.String(name), Protocol: types.ProtocolEnumTcp, Port: aws.Int32(6443), VpcId: aws.String("vpc-1"), Tags: tags("Name", name),
+	}))(w.t).TargetGroups[0]
+}
+
+func (w *world) listener(lb types.LoadBalancer, tg types.TargetGroup, port int32) types.Listener {
+	w.t.Helper()
+	return must(w.CreateListener(w.t.Context(), &elb.CreateListenerInput{
+		LoadBalancerArn: lb.LoadBalancerArn, Protocol: types.ProtocolEnumTcp, Port: aws.Int32(port), DefaultActions: forward(tg),
+	}))(w.t).Listeners[0]
+}
+
+func forward(tg types.TargetGroup) []types.Action {
+	return []types.Action{{Type: types.ActionTypeEnumForward, TargetGroupArn: tg.TargetGroupArn}}
+}
+
+func tags(pairs ...string) []types.Tag {
+	var out []types.Tag
+	for i := 0; i < len(pairs); i += 2 {
+		out = append(out, types.Tag{Key: aws.String(pairs[i]), Value: aws.String(pairs[i+1])})
+	}
+	return out
+}
+
+func targets(ids ...string) []types.TargetDescription {
+	var out []types.TargetDescription
+	for _, id := range ids {
+		out = append(out, types.TargetDescription{Id: aws.String(id)})
+	}
+	return out
+}
+
+// states are those of all targets of a group, as "i-1:6443 unused Target.NotInUse".
+func (w *world) states(tg types.TargetGroup, ask ...types.TargetDescription) []string {
+	w.t.Helper()
+	out := must(w.DescribeTargetHealth(w.t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: tg.TargetGroupArn, Targets: ask}))(w.t)
+	var all []string
+	for _, d := range out.TargetHealthDescriptions {
+		text := fmt.Sprintf("%s:%d %s", aws.ToString(d.Target.Id), aws.ToInt32(d.Target.Port), d.TargetHealth.State)
+		if d.TargetHealth.Reason != "" {
+			text += " " + string(d.TargetHealth.Reason)
+			if aws.ToString(d.TargetHealth.Description) == "" {
+				w.t.Errorf("%s is not explained", text)
+			}
+		}
+		all = append(all, text)
+	}
+	return all
+}
+
+func (w *world) register(tg types.TargetGroup, ids ...string) {
+	w.t.Helper()
+	must(w.RegisterTargets(w.t.Context(), &elb.RegisterTargetsInput{TargetGroupArn: tg.TargetGroupArn, Targets: targets(ids...)}))(w.t)
+}
