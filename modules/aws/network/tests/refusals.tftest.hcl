@@ -1,0 +1,292 @@
+# Each validation, by itself.
+
+mock_provider "aws" {}
+
+variables {
+  name    = "example"
+  subnets = { servers = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24" }] } }
+}
+
+run "name" {
+  command = plan
+
+  variables {
+    name = "-"
+  }
+
+  expect_failures = [var.name]
+}
+
+run "vpc_cidr" {
+  command = plan
+
+  variables {
+    vpc = { ipv4_cidr = "10.0.0.0/8" }
+  }
+
+  expect_failures = [var.vpc]
+}
+
+run "vpc_existing" {
+  command = plan
+
+  variables {
+    vpc = { existing = "my-vpc" }
+  }
+
+  expect_failures = [var.vpc]
+}
+
+run "vpc_gateway" {
+  command = plan
+
+  variables {
+    vpc = { internet_gateway = "igw-0a" }
+  }
+
+  expect_failures = [var.vpc]
+}
+
+run "ip_family" {
+  command = plan
+
+  variables {
+    ip_family = "ipv5"
+  }
+
+  expect_failures = [var.ip_family]
+}
+
+run "no_subnets" {
+  command = plan
+
+  variables {
+    subnets = {}
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "role" {
+  command = plan
+
+  variables {
+    subnets = { Web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24" }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "zone" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2 = [{ ipv4_cidr = "10.0.2.0/24" }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "empty_zone" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "existing_with_addresses" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ existing = "subnet-0a", ipv4_cidr = "10.0.2.0/24" }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "subnet_cidr" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0" }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "netnum" {
+  command = plan
+
+  variables {
+    ip_family = "dualstack"
+    subnets   = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24", ipv6_netnum = 256 }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "ipv6_cidr" {
+  command = plan
+
+  variables {
+    ip_family = "dualstack"
+    subnets   = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24", ipv6_cidr = "2001:db8::/56" }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "private_nat_gateway" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24", nat_gateway = true }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "no_ipv4_cidr" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ public = true }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "no_ipv6" {
+  command = plan
+
+  variables {
+    ip_family = "ipv6"
+    subnets   = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24" }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "ipv6_in_ipv4" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24", ipv6_netnum = 1 }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "nat_subnet" {
+  command = plan
+
+  variables {
+    subnets = { web = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24", nat_subnet = "public/us-west-2a" }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "nat_without_ipv4" {
+  command = plan
+
+  variables {
+    ip_family = "ipv6"
+    subnets   = { web = { us-west-2a = [{ ipv6_netnum = 1, public = true, nat_gateway = true }] } }
+  }
+
+  expect_failures = [var.subnets]
+}
+
+run "nat_mode" {
+  command = plan
+
+  variables {
+    nat_mode = "instance"
+  }
+
+  expect_failures = [var.nat_mode]
+}
+
+run "endpoint_subnets" {
+  command = plan
+
+  variables {
+    endpoints = { interface = ["ec2"], subnets = "web" }
+  }
+
+  expect_failures = [var.endpoints]
+}
+
+run "balancer_name" {
+  command = plan
+
+  variables {
+    load_balancers = { Web = { subnets = "servers", listeners = { a = { port = 80 } } } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
+
+run "balancer_subnets" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { subnets = "web", listeners = { a = { port = 80 } } } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
+
+run "no_listener" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { subnets = "servers", listeners = {} } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
+
+run "listener_name" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { subnets = "servers", listeners = { "a/b" = { port = 80 } } } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
+
+run "listener_port" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 0 } } } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
+
+run "tls_without_certificate" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 443, protocol = "TLS" } } } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
+
+run "same_port" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 80 }, b = { port = 80 } } } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
