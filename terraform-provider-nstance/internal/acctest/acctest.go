@@ -164,8 +164,8 @@ func NewKey() string {
 	return base64.StdEncoding.EncodeToString(key[:])
 }
 
-// Provider is the provider's block for the bucket.
-func (b Bucket) Provider() string {
+// Provider is the provider's block for the bucket, and whatever else there should be in it.
+func (b Bucket) Provider(more ...string) string {
 	at := b.Location
 	return fmt.Sprintf(`
 provider "nstance" {
@@ -178,8 +178,9 @@ provider "nstance" {
     path_style = %t
   }
   encryption_key = { provider = "env", source = %q }
+  %s
 }
-`, at.Provider, at.Bucket, at.Prefix, at.Region, at.Endpoint, at.PathStyle, KeyVariable)
+`, at.Provider, at.Bucket, at.Prefix, at.Region, at.Endpoint, at.PathStyle, KeyVariable, strings.Join(more, "\n  "))
 }
 
 // State is the test's own view of the cluster and the shard.

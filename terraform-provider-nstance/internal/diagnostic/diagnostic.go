@@ -64,6 +64,19 @@ func OfTyped(problems config.Problems) diag.Diagnostics {
 	return out
 }
 
+// OfGroup reports the problems of one group, each at its own attribute.
+func OfGroup(problems config.Problems) diag.Diagnostics {
+	var out diag.Diagnostics
+	for _, p := range problems {
+		at, detail := nearest(typedconfig.GroupAttributePath(p.Path)), strings.TrimPrefix(p.Path+": "+p.Message+".", ": ")
+		if p.Hint != "" {
+			detail += "\nHint: " + p.Hint
+		}
+		out.AddAttributeError(at, "Invalid group", detail)
+	}
+	return out
+}
+
 // nearest returns the innermost attribute that the CLIs can show the line of: one at the top, or an element of it. Of a path that is longer
 // they show the first line of the resource. The text of a diagnostic names the whole path.
 func nearest(at path.Path) path.Path {

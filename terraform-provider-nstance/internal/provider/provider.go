@@ -13,6 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/cluster"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/configvalidate"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/encryptionkey"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/group"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/instanceid"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operatornonce"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/secret"
@@ -40,7 +41,7 @@ func (p *Provider) Metadata(_ context.Context, _ provider.MetadataRequest, resp 
 
 // Resources implements provider.Provider.
 func (p *Provider) Resources(context.Context) []func() resource.Resource {
-	return []func() resource.Resource{cluster.New, shard.New, secret.New}
+	return []func() resource.Resource{cluster.New, shard.New, group.New, secret.New}
 }
 
 // DataSources implements provider.Provider.

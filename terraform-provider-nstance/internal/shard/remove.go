@@ -20,6 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/poll"
 )
 
 // parallel is how many objects are read or deleted at a time.
@@ -53,7 +54,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	said := ""
-	err = poll(waiting, func(ctx context.Context) (bool, error) {
+	err = poll.Until(waiting, func(ctx context.Context) (bool, error) {
 		if err := errors.Join(leader.look(ctx), shard.look(ctx)); err != nil {
 			return false, err
 		}

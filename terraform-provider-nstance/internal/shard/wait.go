@@ -18,40 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/poll"
 )
-
-const (
-	// pollInterval is the time between two looks at the bucket; a look that takes long makes it longer.
-	pollInterval = 500 * time.Millisecond
-	// maxFailures is how many looks in a row may fail.
-	maxFailures = 5
-)
-
-// poll calls look until it is done, or fails for good. A look that fails now and then is no reason to give up.
-func poll(ctx context.Context, look func(context.Context) (done bool, err error)) error {
-	failures := 0
-	for {
-		start := time.Now()
-		done, err := look(ctx)
-		switch {
-		case err == nil && done:
-			return nil
-		case err == nil:
-			failures = 0
-		case ctx.Err() == nil:
-			if failures++; failures == maxFailures {
-				return err
-			}
-		}
-		timer := time.NewTimer(max(pollInterval, 4*time.Since(start)))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		}
-	}
-}
 
 // wait does what `wait_for_leader` says: it waits until the lock says that the leader has applied the version.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
@@ -74,7 +42,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	watch := leaderWatch{state: state, shard: name}
-	err = poll(ctx, func(ctx context.Context) (bool, error) {
+	err = poll.Until(ctx, func(ctx context.Context) (bool, error) {
 		if err := watch.look(ctx); err != nil {
 			return false, err
 		}

@@ -73,12 +73,12 @@ func fieldsOf(typ reflect.Type) []field {
 	return out
 }
 
-func rootFields() []field { return fieldsOf(reflect.TypeFor[config.Shard]()) }
-
 // Names returns the names of the attributes at the top, in the order of the document.
-func Names() []string {
+func Names() []string { return names(reflect.TypeFor[config.Shard]()) }
+
+func names(typ reflect.Type) []string {
 	var out []string
-	for _, f := range rootFields() {
+	for _, f := range fieldsOf(typ) {
 		out = append(out, f.attribute)
 	}
 	return out

@@ -13,9 +13,12 @@ import (
 // Write returns the values of the attributes of [Attributes], by name. Types are those of the resource's schema, by name. What is not
 // set is null.
 func Write(s *config.Shard, types map[string]tftypes.Type) map[string]tftypes.Value {
+	return write(reflect.ValueOf(s).Elem(), types)
+}
+
+func write(v reflect.Value, types map[string]tftypes.Type) map[string]tftypes.Value {
 	out := map[string]tftypes.Value{}
-	v := reflect.ValueOf(s).Elem()
-	for _, f := range rootFields() {
+	for _, f := range fieldsOf(v.Type()) {
 		out[f.attribute] = value(v.Field(f.index), types[f.attribute])
 	}
 	return out

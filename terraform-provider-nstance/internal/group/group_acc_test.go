@@ -1,0 +1,198 @@
+package group_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
+	"github.com/hashicorp/terraform-plugin-testing/plancheck"
+	"github.com/hashicorp/terraform-plugin-testing/terraform"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
+)
+
+func TestMain(m *testing.M) { acctest.Main(m) }
+
+const address = "nstance_group.test"
+
+// world is a bucket with a server, and operators of two tenants.
+type world struct {
+	acctest.Bucket
+	server   *acctest.Server
+	operator string // the block
+}
+
+func newWorld(t *testing.T) world {
+	t.Helper()
+	b := acctest.File(t)
+	w := world{Bucket: b, server: acctest.Serve(t, b)}
+	w.operator = fmt.Sprintf("operator = { identity_dir = %q }", b.Operator(t, "default"))
+	return w
+}
+
+func (w world) group(attributes string) string {
+	return w.Provider(w.operator) + "resource \"nstance_group\" \"test\" {\n  shard = \"dev-1\"\n" + attributes + "\n}\n"
+}
+
+const (
+	small = "name = \"fleet\"\n template = \"worker\""
+	whole = small + `
+  tenant         = "default"
+  size           = 0
+  instance_type  = "large"
+  instance_types = ["huge", "larger"]
+  subnet_pool    = "other"
+  vars           = { role = "db", environment = "x" }
+  args_json      = jsonencode({ Deep = { B = [1, true, null] } })
+  drain_timeout  = "1m30s"
+  max_surge      = 2
+  max_unhealthy  = "50%"
+`
+)
+
+// spec is what the bucket says of a group; nil if there is no such group.
+func (w world) spec(t *testing.T, tenant, name string) *config.GroupSpec {
+	t.Helper()
+	groups, _, _, err := w.State(t).ReadGroups(context.Background())
+	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+		t.Fatal(err)
+	}
+	if spec, ok := groups.Tenants[tenant][name]; ok {
+		return &spec
+	}
+	return nil
+}
+
+func (w world) says(t *testing.T, want config.GroupSpec) resource.TestCheckFunc {
+	return func(*terraform.State) error {
+		got := w.spec(t, "default", "fleet")
+		if got == nil {
+			return errors.New("there is no such group")
+		}
+		if diff := cmp.Diff(want, *got); diff != "" {
+			return fmt.Errorf("-want +got:\n%s", diff)
+		}
+		return nil
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func TestAccGroup(t *testing.T) {
+	acctest.Acceptance(t)
+	w := newWorld(t)
+	drain := config.Duration(90e9)
+	all := config.GroupSpec{
+		Template: "worker", Size: ptr(0), InstanceType: "large", InstanceTypes: []string{"huge", "larger"}, SubnetPool: "other",
+		Vars: map[string]string{"role": "db", "environment": "x"}, DrainTimeout: &drain, MaxSurge: ptr(2), MaxUnhealthy: "50%",
+	}
+	tree, _ := config.ParseTree("", []byte(`{"Deep": {"B": [1, true, null]}}`))
+	all.Args = tree.(map[string]any)
+	edit := func(change func(*config.GroupSpec)) func() {
+		return func() { w.edit(t, change) }
+	}
+	empty := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}}
+	updates := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, plancheck.ResourceActionUpdate)}}
+	creates := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, plancheck.ResourceActionCreate)}}
+	resource.Test(t, resource.TestCase{
+		ProtoV6ProviderFactories: acctest.Factories(),
+		CheckDestroy: func(*terraform.State) error {
+			if spec := w.spec(t, "default", "fleet"); spec != nil {
+				return fmt.Errorf("it is still there: %+v", spec)
+			}
+			return nil
+		},
+		Steps: []resource.TestStep{
+			{Config: w.group(whole), Check: resource.ComposeAggregateTestCheckFunc(w.says(t, all),
+				resource.TestCheckResourceAttr(address, "id", "dev-1/default/fleet"),
+				resource.TestMatchResourceAttr(address, "infra_hash", regexp.MustCompile(`^[0-9a-f]{32}$`)),
+				resource.TestMatchResourceAttr(address, "runtime_hash", regexp.MustCompile(`^[0-9a-f]{32}$`)),
+				resource.TestCheckResourceAttrSet(address, "etag"),
+			)},
+			{Config: w.group(whole), ConfigPlanChecks: empty},
+			{ResourceName: address, ImportState: true, ImportStateVerify: true},
+			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/fleet", ExpectError: regexp.MustCompile(`want shard/tenant/group`)},
+			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/default/nosuch", ExpectError: regexp.MustCompile(`non-existent remote object`)},
+			// A JSON text that is written otherwise, and empty values, say the same.
+			{Config: w.group(strings.Replace(whole, "jsonencode({ Deep = { B = [1, true, null] } })", `"{\"Deep\": {\"B\": [1, true, null]}}"`, 1)), Check: w.says(t, all)},
+			// What is taken away goes back to what the template says.
+			{Config: w.group(small), ConfigPlanChecks: updates, Check: w.says(t, config.GroupSpec{Template: "worker"})},
+			{Config: w.group(small + "\n vars = {}\n instance_types = []"), Check: w.says(t, config.GroupSpec{Template: "worker"})},
+			{Config: w.group(small + "\n vars = {}\n instance_types = []"), ConfigPlanChecks: empty},
+			{Config: w.group(whole), Check: w.says(t, all)},
+			// Drift is shown, and undone.
+			{PreConfig: edit(func(s *config.GroupSpec) { s.MaxSurge, s.Vars = ptr(3), map[string]string{"role": "other"} }), Config: w.group(whole), ConfigPlanChecks: updates, Check: w.says(t, all)},
+			// Deleted by somebody else, it is made again.
+			{PreConfig: edit(nil), Config: w.group(whole), ConfigPlanChecks: creates, Check: w.says(t, all)},
+			// A new template of the shard's changes hashes and ETag, and nothing of the group itself.
+			{
+				PreConfig: func() { w.server.Reconfigure(strings.NewReplacer(`"Deep": {"A": 1}`, `"Deep": {"A": 2}`)) },
+				Config:    w.group(whole), ConfigPlanChecks: empty,
+			},
+			{Config: w.group(small), Check: w.says(t, config.GroupSpec{Template: "worker"})},
+			// Renamed, it is another.
+			{
+				Config:           w.group(strings.Replace(small, "fleet", "herd", 1)),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, plancheck.ResourceActionReplace)}},
+				Check: func(*terraform.State) error {
+					if w.spec(t, "default", "fleet") != nil || w.spec(t, "default", "herd") == nil {
+						return errors.New("not renamed")
+					}
+					return nil
+				},
+			},
+		},
+	})
+}
+
+// edit changes the group behind Terraform's back through the operator API; nil deletes it.
+func (w world) edit(t *testing.T, change func(*config.GroupSpec)) {
+	t.Helper()
+	if err := w.call(t, change); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAccGroupRefusals(t *testing.T) {
+	acctest.Acceptance(t)
+	w := newWorld(t)
+	w.edit(t, func(s *config.GroupSpec) { *s = config.GroupSpec{Template: "worker"} })
+	steps := []resource.TestStep{}
+	for attributes, want := range map[string]string{
+		small + "\n size = -1":                                              `(?s)Invalid group.*size: .*cannot be negative`,
+		small + "\n args_json = \"[]\"":                                     `(?s)Invalid group.*args.*JSON\s+text\s+of\s+an\s+object`,
+		small + "\n max_unhealthy = \"many\"":                               `(?s)Invalid group.*max_unhealthy: `,
+		small + "\n drain_timeout = \"soon\"":                               `(?s)Invalid group.*drain_timeout: `,
+		"name = \"a--b\"\n template = \"worker\"":                           `Invalid group`,
+		"name = \"new\"\n template = \"workr\"":                             `(?s)Cannot create group new.*template: .*did\s+you\s+mean\s+"worker"`,
+		small:                                                               `(?s)Group fleet exists already.*terraform\s+import.*dev-1/default/fleet`,
+		"name = \"static\"\n template = \"worker\"":                         `(?s)Group static is static.*name: .*among\s+the\s+groups`,
+		"name = \"new\"\n template = \"worker\"\n tenant = \"prod\"":        `(?s)tenant of group new is not the operator's.*tenant = "prod"|(?s)tenant of group new is not the operator's`,
+		"name = \"new\"\n template = \"worker\"\n subnet_pool = \"nosuch\"": `(?s)Cannot create group new.*subnet_pool: `,
+	} {
+		steps = append(steps, resource.TestStep{Config: w.group(attributes), ExpectError: regexp.MustCompile(want)})
+	}
+	resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(), Steps: append(steps, resource.TestStep{Config: w.Provider(w.operator)})})
+	if diff := cmp.Diff([]string{"fleet"}, w.names(t)); diff != "" {
+		t.Errorf("groups (-want +got):\n%s", diff)
+	}
+}
+
+// names are those of the dynamic groups.
+func (w world) names(t *testing.T) []string {
+	t.Helper()
+	groups, _, _, err := w.State(t).ReadGroups(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Sorted(maps.Keys(groups.Tenants["default"]))
+}

@@ -1,0 +1,50 @@
+package group
+
+import (
+	"context"
+	"reflect"
+
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+)
+
+// ValidateConfig implements resource.ResourceWithValidateConfig.
+func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+	resp.Diagnostics.Append(diagnostic.OfGroup(typedconfig.ReadGroup(attributesOf(req.Config.Raw)).Problems())...)
+}
+
+// ModifyPlan implements resource.ResourceWithModifyPlan. It needs no server: what it compares are plan and state.
+func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() || req.Plan.Raw.Equal(req.State.Raw) {
+		return
+	}
+	attributes, state := attributesOf(req.Plan.Raw), attributesOf(req.State.Raw)
+	after, before := typedconfig.ReadGroup(attributes), typedconfig.ReadGroup(state)
+	if !after.Known() || len(after.Problems()) > 0 {
+		return // applying it checks it again
+	}
+	if same(after.Spec, before.Spec) {
+		// Only what the resource itself does has changed, such as a time-out.
+		keep := map[string]tftypes.Value{}
+		for _, name := range []string{"etag", "infra_hash", "runtime_hash"} {
+			keep[name] = state[name]
+		}
+		resp.Plan.Raw = replaced(req.Plan.Raw, keep)
+		return
+	}
+	if rolls(canonical(before.Spec), canonical(after.Spec)) && len(resp.RequiresReplace) == 0 {
+		k := keyOf(attributes)
+		resp.Diagnostics.AddWarning("Instances will be replaced in group "+k.name+" of shard "+k.shard,
+			"What instances are made from changes: they are replaced, one at a time.")
+	}
+}
+
+// rolls reports whether a change of the group itself changes what its instances are made from.
+func rolls(before, after config.GroupSpec) bool {
+	return before.Template != after.Template || before.InstanceType != after.InstanceType || before.SubnetPool != after.SubnetPool ||
+		!reflect.DeepEqual(before.Args, after.Args)
+}

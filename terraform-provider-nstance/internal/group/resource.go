@@ -1,0 +1,291 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+)
+
+const (
+	defaultWait   = 10 * time.Minute
+	defaultDelete = 15 * time.Minute
+)
+
+// Resource is nstance_group.
+type Resource struct{ servers *servers.Connection }
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure      = (*Resource)(nil)
+	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
+	_ resource.ResourceWithImportState    = (*Resource)(nil)
+)
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_group"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.servers = servers.Of(req.ProviderData)
+}
+
+// key names one group.
+type key struct{ shard, tenant, name string }
+
+func (k key) String() string { return k.shard + "/" + k.tenant + "/" + k.name }
+
+func keyOf(attributes map[string]tftypes.Value) key {
+	return key{textOf(attributes["shard"]), textOf(attributes["tenant"]), textOf(attributes["name"])}
+}
+
+func failure(what string, k key, err error) diag.Diagnostic {
+	return diagnostic.Failure{What: what + " group " + k.name, Where: "shard " + k.shard, Why: err, Do: servers.Advice(err)}.Error()
+}
+
+// tenant returns the tenant that calls are made as, which is the group's if that is said.
+func (r *Resource) tenant(k key) (string, diag.Diagnostic) {
+	identity, err := r.servers.Identity()
+	if err != nil {
+		return "", failure("Cannot look after", k, err)
+	}
+	if tenant := identity.Who.Tenant; k.tenant == "" || k.tenant == tenant {
+		return tenant, nil
+	}
+	return "", diagnostic.Failure{
+		What: "The tenant of group " + k.name + " is not the operator's",
+		Why:  fmt.Errorf("the group is of tenant %s, the identity in the provider's operator block is of tenant %s, and a server gives it no other tenant's groups", k.tenant, identity.Who.Tenant),
+		Do:   "Correct tenant, or use a configuration of the provider with an identity of that tenant (an alias).",
+	}.At(path.Root("tenant"))
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	attributes := attributesOf(req.Plan.Raw)
+	k, want := keyOf(attributes), typedconfig.ReadGroup(attributes)
+	if resp.Diagnostics.Append(diagnostic.OfGroup(want.Problems())...); resp.Diagnostics.HasError() {
+		return
+	}
+	var diagnose diag.Diagnostic
+	if k.tenant, diagnose = r.tenant(k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+		return
+	}
+	upsert := request(k.name, want.Spec, config.GroupSpec{})
+	upsert.MustCreate = true
+	group, err := r.upsert(ctx, k, upsert)
+	if status.Code(err) == codes.AlreadyExists {
+		resp.Diagnostics.Append(r.exists(ctx, k, err))
+		return
+	}
+	if err != nil {
+		resp.Diagnostics.Append(failure("Cannot create", k, err))
+		return
+	}
+	resp.State.Raw = replaced(req.Plan.Raw, computed(k, group))
+	if diagnose := r.wait(ctx, req.Plan.GetAttribute, k, timeouts.Value.Create); diagnose != nil {
+		// An error would make Terraform destroy the group with the next apply.
+		resp.Diagnostics.AddWarning(diagnose.Summary(), diagnose.Detail())
+	}
+}
+
+// exists tells why a group cannot be created that is there already.
+func (r *Resource) exists(ctx context.Context, k key, err error) diag.Diagnostic {
+	group, lerr := r.look(ctx, k)
+	if lerr == nil && group.GetIsStatic() {
+		return diagnostic.Failure{
+			What: "Group " + k.name + " is static", Where: "shard " + k.shard, Why: fmt.Errorf("name: %s/%s is among the groups of the shard's configuration", k.tenant, k.name),
+			Do: "Change it there (groups of the nstance_shard), or give this group another name.",
+		}.At(path.Root("name"))
+	}
+	return diagnostic.Failure{
+		What: "Group " + k.name + " exists already", Where: "shard " + k.shard, Why: err,
+		Do: fmt.Sprintf("If this resource should manage it, import it: terraform import <address of the nstance_group> %s. If the operator or another Terraform configuration does, give this group "+
+			"another name. Nothing was changed.", k),
+	}.At(path.Root("name"))
+}
+
+// Update implements resource.Resource.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	attributes := attributesOf(req.Plan.Raw)
+	k, want, have := keyOf(attributes), typedconfig.ReadGroup(attributes), typedconfig.ReadGroup(attributesOf(req.State.Raw))
+	if resp.Diagnostics.Append(diagnostic.OfGroup(want.Problems())...); resp.Diagnostics.HasError() {
+		return
+	}
+	if _, diagnose := r.tenant(k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+		return
+	}
+	group, err := r.look(ctx, k)
+	if err == nil && group == nil {
+		err = errors.New("it is gone since the plan was made: plan again")
+	}
+	if err != nil {
+		resp.Diagnostics.Append(failure("Cannot update", k, err))
+		return
+	}
+	// The group's ETag changes with its template too, which the same apply may have changed; what the group says by itself may not have.
+	now, err := specOf(group)
+	if err == nil && !same(now, have.Spec) {
+		err = status.Error(codes.Aborted, "it is not what the plan was made from")
+	}
+	if err == nil && !same(now, want.Spec) {
+		upsert := request(k.name, want.Spec, have.Spec)
+		upsert.MustExist, upsert.ExpectedEtag = true, group.GetEtag()
+		group, err = r.upsert(ctx, k, upsert)
+	}
+	switch {
+	case status.Code(err) == codes.Aborted:
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Group " + k.name + " was changed meanwhile", Where: "shard " + k.shard, Why: err,
+			Do: "Somebody else changed it: an apply, the operator, nstance-admin. Plan again: the plan will show what they changed, and apply it if you want to undo that. Nothing was changed.",
+		}.Error())
+		return
+	case err != nil:
+		resp.Diagnostics.Append(failure("Cannot update", k, err))
+		return
+	}
+	resp.State.Raw = replaced(req.Plan.Raw, computed(k, group))
+	if diagnose := r.wait(ctx, req.Plan.GetAttribute, k, timeouts.Value.Update); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+	}
+}
+
+// Read implements resource.Resource. What somebody else made of the group shows as drift.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	attributes := attributesOf(req.State.Raw)
+	k := keyOf(attributes)
+	imported := attributes["etag"].IsNull()
+	if !r.servers.Known(k.shard) && !imported {
+		return // a plan never needs a server
+	}
+	if _, diagnose := r.tenant(k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+		return
+	}
+	group, err := r.look(ctx, k)
+	switch {
+	case errors.Is(err, servers.ErrNoAddress) && errors.Is(err, objstore.ErrNotFound):
+		resp.State.RemoveResource(ctx) // nobody has led the shard, or it is destroyed
+		return
+	case (errors.Is(err, servers.ErrUnreachable) || errors.Is(err, servers.ErrNoAddress)) && !imported:
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Group " + k.name + " was not looked at", Where: "shard " + k.shard, Why: err,
+			Do: "Nothing, if the shard's servers are scaled to zero: changes made elsewhere are not seen. Otherwise: " + servers.Advice(err),
+		}.Warning())
+		return
+	case err != nil:
+		resp.Diagnostics.Append(failure("Cannot read", k, err))
+		return
+	case group == nil || group.GetDeleting():
+		resp.State.RemoveResource(ctx)
+		return
+	case group.GetIsStatic():
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Group " + k.name + " is static", Where: "shard " + k.shard, Why: errors.New("it is among the groups of the shard's configuration now"),
+			Do: "Remove this nstance_group from the configuration: it manages nothing any more.",
+		}.Warning())
+		resp.State.RemoveResource(ctx)
+		return
+	}
+	spec, err := specOf(group)
+	if err != nil {
+		resp.Diagnostics.Append(failure("Cannot read", k, err))
+		return
+	}
+	update := computed(k, group)
+	if before := typedconfig.ReadGroup(attributes); !same(before.Spec, spec) {
+		types := req.State.Schema.Type().TerraformType(ctx).(tftypes.Object).AttributeTypes
+		for name, v := range typedconfig.WriteGroup(spec, types) {
+			update[name] = v
+		}
+	}
+	resp.State.Raw = replaced(req.State.Raw, update)
+}
+
+// Delete implements resource.Resource.
+func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	k := keyOf(attributesOf(req.State.Raw))
+	if _, diagnose := r.tenant(k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+		return
+	}
+	group, err := r.look(ctx, k)
+	switch {
+	case errors.Is(err, servers.ErrNoAddress) && errors.Is(err, objstore.ErrNotFound):
+		return
+	case err != nil:
+		resp.Diagnostics.Append(failure("Cannot destroy", k, err))
+		return
+	case group == nil:
+		return
+	case group.GetIsStatic():
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Group " + k.name + " is static now and stays", Where: "shard " + k.shard, Do: "Remove it from the shard's configuration if it should go.",
+		}.Warning())
+		return
+	}
+	err = r.servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
+		_, err := client.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: k.name, ExpectedEtag: group.GetEtag()})
+		return err
+	})
+	if err != nil && status.Code(err) != codes.NotFound {
+		resp.Diagnostics.Append(failure("Cannot destroy", k, err))
+		return
+	}
+	if diagnose := r.awaitGone(ctx, req.State.GetAttribute, k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+	}
+}
+
+// ImportState implements resource.ResourceWithImportState. The ID is shard/tenant/name.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+	parts := strings.Split(req.ID, "/")
+	err := fmt.Errorf("want shard/tenant/group, have %q", req.ID)
+	if len(parts) == 3 {
+		err = errors.Join(ident.ValidateName(parts[0]), ident.ValidateTenantName(parts[1]), ident.ValidateName(parts[2]))
+	}
+	if err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err, Do: "Import by shard, tenant and name: terraform import <address of the nstance_group> dev-1/default/workers",
+		}.Error())
+		return
+	}
+	for i, attribute := range []string{"shard", "tenant", "name"} {
+		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), parts[i])...)
+	}
+}
+
+// same reports whether two groups say the same by themselves, however it is written.
+func same(a, b config.GroupSpec) bool {
+	return reflect.DeepEqual(canonical(a), canonical(b))
+}
+
+func canonical(spec config.GroupSpec) config.GroupSpec {
+	const tenant, name = "t", "g"
+	groups, _ := config.ParseGroups("", config.EncodeGroups(config.Groups{Tenants: map[string]map[string]config.GroupSpec{tenant: {name: spec}}}))
+	return groups.Tenants[tenant][name]
+}

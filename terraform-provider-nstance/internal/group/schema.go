@@ -1,0 +1,74 @@
+// Package group owns the resource nstance_group: a dynamic group of a shard, which the shard's servers keep.
+//
+// Invariant: what the resource says of a group is exactly what the group says by itself, without what it takes from its template; a group that is
+// changed is the one that the plan was made from; and a static group, which belongs to the shard's configuration, is left alone.
+package group
+
+import (
+	"context"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/planmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringplanmodifier"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+)
+
+// Schema implements resource.Resource.
+func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
+	attributes := typedconfig.GroupAttributes()
+	template := attributes["template"].(schema.StringAttribute)
+	template.Required, template.Optional = true, false
+	template.MarkdownDescription = "Name of the template, in the shard's configuration, that the group's instances are made from."
+	attributes["template"] = template
+	fixed := []planmodifier.String{stringplanmodifier.RequiresReplace()}
+	attributes["shard"] = schema.StringAttribute{
+		MarkdownDescription: "Name of the shard.", Required: true, PlanModifiers: fixed,
+		Validators: []validator.String{name.Valid("shard", ident.ValidateName)},
+	}
+	attributes["name"] = schema.StringAttribute{
+		MarkdownDescription: "Name of the group, unique in shard and tenant.", Required: true, PlanModifiers: fixed,
+		Validators: []validator.String{name.Valid("group", ident.ValidateName)},
+	}
+	attributes["tenant"] = schema.StringAttribute{
+		MarkdownDescription: "Tenant of the group: that of the operator identity in the provider's configuration, as which all calls are made. It need not be said, but what is said is checked.",
+		Optional:            true, Computed: true,
+		PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown(), stringplanmodifier.RequiresReplace()},
+		Validators:    []validator.String{name.Valid("tenant", ident.ValidateTenantName)},
+	}
+	attributes["wait_for_instances"] = schema.BoolAttribute{
+		MarkdownDescription: "Wait until the group has its size in healthy instances that are up to date. A time-out is an error when the group is updated, and a warning when it is created: an " +
+			"error would mark the new group as tainted, and the next apply would replace it.",
+		Optional: true,
+	}
+	attributes["timeouts"] = timeouts.Attributes(ctx, timeouts.Opts{
+		Create: true, Update: true, Delete: true,
+		CreateDescription: "How long `wait_for_instances` waits. Default: `10m`.",
+		UpdateDescription: "How long `wait_for_instances` waits. Default: `10m`.",
+		DeleteDescription: "How long to wait until the group's instances are drained and gone. Default: `15m`.",
+	})
+	attributes["id"] = schema.StringAttribute{
+		MarkdownDescription: "`shard/tenant/name`, which is also the import ID.", Computed: true,
+		PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()},
+	}
+	attributes["etag"] = schema.StringAttribute{
+		MarkdownDescription: "Version of the group, with what it takes from its template.", Computed: true,
+	}
+	attributes["infra_hash"] = schema.StringAttribute{
+		MarkdownDescription: "Hash of what instances are made from: a change replaces them, one at a time.", Computed: true,
+	}
+	attributes["runtime_hash"] = schema.StringAttribute{
+		MarkdownDescription: "Hash of what instances receive while they run: a change is pushed to them.", Computed: true,
+	}
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "A dynamic group of a shard, through the operator API of the shard's servers: the provider needs an `operator` block. What is left out comes from the template, or else " +
+			"from the shard; size changes made elsewhere show as drift unless `size` is left out or in `ignore_changes`. A static group belongs to `nstance_shard`, and cannot be managed here. While no " +
+			"server of the shard can be reached, a plan warns and does without looking for drift.\n\nDestroying it drains the group's instances, and waits until they are gone.",
+		Attributes: attributes,
+	}
+}

@@ -1,0 +1,31 @@
+// Package name owns the validator of attributes that hold a name by the rules of package ident.
+package name
+
+import (
+	"context"
+
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+)
+
+// Valid refuses names of a kind of thing ("shard") that check refuses.
+func Valid(what string, check func(string) error) validator.String { return valid{what, check} }
+
+type valid struct {
+	what  string
+	check func(string) error
+}
+
+func (v valid) Description(context.Context) string { return "the name of a " + v.what }
+
+func (v valid) MarkdownDescription(ctx context.Context) string { return v.Description(ctx) }
+
+func (v valid) ValidateString(_ context.Context, req validator.StringRequest, resp *validator.StringResponse) {
+	if req.ConfigValue.IsNull() || req.ConfigValue.IsUnknown() {
+		return
+	}
+	if err := v.check(req.ConfigValue.ValueString()); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + v.what, Why: err, Do: "Correct " + req.Path.String() + "."}.At(req.Path))
+	}
+}
