@@ -28,7 +28,7 @@ func Evaluate(p Policies, r Request) Decision {
 	}
 	identity := slices.ContainsFunc(p.Identity, func(d *Document) bool { return d.any(r, false) })
 	switch {
-	case r.Caller.RoleARN == "" && r.Caller.Service == "":
+	case r.Caller.ARN == "arn:aws:iam::"+r.Caller.Account+":root":
 		return Decision{Allowed: true, Reason: "the account itself"}
 	case grant == toSession:
 		return Decision{Allowed: true, Reason: "a resource-based policy allows the session"}

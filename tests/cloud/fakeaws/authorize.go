@@ -1,0 +1,105 @@
+package fakeaws
+
+import (
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/iam"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// Check is one question that a call asked of the caller's policies. Calls of the account itself are asked and recorded, too.
+type Check struct {
+	Action   string // ec2:RunInstances
+	Resource string // ARN, or *
+	Allowed  bool
+	Reason   string // of a denial, in AWS's words
+}
+
+// unasked are the operations that need no permission at all.
+var unasked = map[string]bool{"sts:GetCallerIdentity": true}
+
+// authorize evaluates with the lock held.
+func (c *Cloud) authorize(call *wire.Call, r *http.Request, action, resource string, conditions policy.Context) Check {
+	p := call.Principal
+	caller := policy.Caller{ARN: p.ARN, Account: p.Account}
+	policies := policy.Policies{Resource: call.ResourcePolicy}
+	var role iam.Role
+	if p.Role != "" {
+		role, _ = c.iam.Role(p.Role) // one that is gone has no policies
+		caller.RoleARN = role.ARN
+		policies.Identity, policies.Boundary = role.Identity, role.Boundary
+	}
+	ctx := c.globals(call, r, role)
+	maps.Copy(ctx, conditions)
+	request := policy.Request{Action: action, Resource: resource, Caller: caller, Context: ctx}
+	decide := policy.Evaluate
+	if action == "sts:AssumeRole" {
+		decide = policy.EvaluateTrust
+	}
+	d := decide(policies, request)
+	check := Check{Action: action, Resource: resource, Allowed: d.Allowed}
+	if !d.Allowed {
+		check.Reason = d.Reason
+	}
+	return check
+}
+
+// globals are the condition keys that every request has. The cloud stands for AWS's HTTPS endpoints, so aws:SecureTransport is true, over plain HTTP as well.
+// Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
+func (c *Cloud) globals(call *wire.Call, r *http.Request, role iam.Role) policy.Context {
+	ctx := policy.Context{
+		"aws:CurrentTime":      {call.Now.UTC().Format("2006-01-02T15:04:05Z")},
+		"aws:EpochTime":        {strconv.FormatInt(call.Now.Unix(), 10)},
+		"aws:RequestedRegion":  {call.Region},
+		"aws:SecureTransport":  {"true"},
+		"aws:PrincipalAccount": {call.Principal.Account},
+		"aws:PrincipalArn":     {call.Principal.ARN},
+		"aws:PrincipalType":    {"Account"},
+		"aws:userid":           {call.Principal.UserID},
+		"aws:ViaAWSService":    {"false"},
+		"aws:UserAgent":        {r.UserAgent()},
+	}
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
+		ctx["aws:SourceIp"] = []string{host}
+	}
+	if call.Principal.Role != "" {
+		ctx["aws:PrincipalType"] = []string{"AssumedRole"}
+		ctx["aws:PrincipalArn"] = []string{role.ARN}
+		for k, v := range role.Tags {
+			ctx["aws:PrincipalTag/"+k] = []string{v}
+		}
+	}
+	if arn := call.Principal.SourceInstance; arn != "" {
+		ctx["ec2:SourceInstanceArn"] = []string{arn}
+	}
+	return ctx
+}
+
+// denial is how each service says no.
+func denial(call *wire.Call, check Check) error {
+	switch call.Service {
+	case "ec2":
+		return wire.Errorf(http.StatusForbidden, "UnauthorizedOperation", "You are not authorized to perform this operation. %s", check.Reason)
+	case "ssm", "secretsmanager":
+		return wire.Errorf(http.StatusBadRequest, "AccessDeniedException", "%s", check.Reason)
+	}
+	return wire.Errorf(http.StatusForbidden, "AccessDenied", "%s", check.Reason)
+}
+
+// forgotten is the error of a handler that answered a role without permission: a fault of the fake, and never to be mistaken for an answer of AWS.
+func forgotten(call *wire.Call, checks []Check) error {
+	switch {
+	case call.Principal.Role == "" || unasked[call.Service+":"+call.Action]:
+		return nil
+	case len(checks) == 0:
+		return wire.Errorf(http.StatusInternalServerError, "InternalFailure", "fakeaws: %s %s did not ask for permission", call.Service, call.Action)
+	case slices.ContainsFunc(checks, func(k Check) bool { return !k.Allowed }):
+		return wire.Errorf(http.StatusInternalServerError, "InternalFailure", "fakeaws: %s %s did what was denied", call.Service, call.Action)
+	}
+	return nil
+}

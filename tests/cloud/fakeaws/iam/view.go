@@ -1,0 +1,57 @@
+package iam
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+)
+
+// Role is what other fakes need to know of a role.
+type Role struct {
+	Name, ARN, ID string
+	Tags          map[string]string
+	MaxSession    int // seconds
+	Trust         *policy.Document
+	Identity      []*policy.Document // inline and attached
+	Boundary      *policy.Document   // nil: none
+}
+
+// Role finds a role by its name.
+func (s *Service) Role(name string) (Role, bool) {
+	r := s.roles[name]
+	if r == nil {
+		return Role{}, false
+	}
+	out := Role{Name: r.name, ARN: r.arn, ID: r.id, Tags: maps.Clone(r.tags), MaxSession: r.maxSession, Trust: r.trust}
+	for _, name := range slices.Sorted(maps.Keys(r.inline)) {
+		out.Identity = append(out.Identity, r.inline[name].parsed)
+	}
+	for _, arn := range r.attached {
+		out.Identity = append(out.Identity, s.policies[arn].document())
+	}
+	if r.boundary != "" {
+		out.Boundary = s.policies[r.boundary].document()
+	}
+	return out, true
+}
+
+// Profile is what other fakes need to know of an instance profile.
+type Profile struct {
+	Name, ARN, ID string
+	Role          string // "" when it has none
+}
+
+// Profile finds an instance profile by its name or its ARN.
+func (s *Service) Profile(nameOrARN string) (Profile, bool) {
+	for _, p := range s.profiles {
+		if p.name == nameOrARN || p.arn == nameOrARN {
+			out := Profile{Name: p.name, ARN: p.arn, ID: p.id}
+			if p.role != nil {
+				out.Role = p.role.name
+			}
+			return out, true
+		}
+	}
+	return Profile{}, false
+}

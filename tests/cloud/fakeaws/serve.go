@@ -1,0 +1,213 @@
+package fakeaws
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/auth"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// Call is the record of one call.
+type Call struct {
+	Time      time.Time
+	RequestID string
+	Principal wire.Principal
+	Service   string // signing name
+	Action    string
+	Checks    []Check // in the order in which they were asked
+	Code      string  // of the error that it was answered with, "" for success
+	Lost      bool    // the answer never left
+}
+
+// ServeHTTP answers a request to any of the services: the credential scope of its signature says which. A request without one is for S3.
+func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	call, err := c.admit(w, r)
+	if err != nil {
+		c.refuse(w, call, err)
+		return
+	}
+	effect := c.faults.Take(call.Service, call.Action, call.Principal.Role)
+	if effect.Delay > 0 {
+		select {
+		case <-time.After(effect.Delay):
+		case <-r.Context().Done():
+			return
+		}
+	}
+	if effect.Err != nil {
+		c.refuse(w, call, effect.Err)
+		return
+	}
+	if stream, ok := c.streams[call.Service]; ok {
+		c.stream(w, r, stream, call, effect.Lost)
+		return
+	}
+	body, err := c.do(call, r, effect.Lost)
+	switch {
+	case effect.Lost:
+		panic(http.ErrAbortHandler) // cuts the connection
+	case err != nil:
+		wire.WriteError(w, call.Service, call.RequestID, err)
+	default:
+		wire.Write(w, call, body)
+	}
+}
+
+// admit finds out who asks for what. The call is never nil: an error is answered in its service's shape.
+func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error) {
+	call := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r, Region: c.cfg.Region, Now: c.cfg.Now()}
+	signature, err := auth.Read(r)
+	if err != nil {
+		return call, err
+	}
+	if signature == nil {
+		return c.anonymous(call, r)
+	}
+	call.Service = signature.Service
+	var body []byte
+	if _, ok := c.streams[signature.Service]; !ok {
+		if body, err = wire.ReadBody(w, r); err != nil {
+			return call, err
+		}
+	}
+	principal, err := c.authenticate(signature, r, body, call.Now)
+	if err != nil {
+		return call, err
+	}
+	parsed, err := wire.Parse(signature.Service, r, body)
+	parsed.Principal, parsed.Region, parsed.Now = principal, signature.Region, call.Now
+	if err != nil {
+		return parsed, err
+	}
+	if stream, ok := c.streams[signature.Service]; ok {
+		parsed.Action = stream.Action(r)
+	}
+	if signature.Region != c.cfg.Region && signature.Service != "iam" && signature.Service != "sts" {
+		return parsed, wire.Errorf(http.StatusForbidden, "SignatureDoesNotMatch", "Credential should be scoped to a valid region. This cloud is %s", c.cfg.Region)
+	}
+	return parsed, nil
+}
+
+// anonymous is a request without a signature: S3 alone takes some.
+func (c *Cloud) anonymous(call *wire.Call, r *http.Request) (*wire.Call, error) {
+	stream, ok := c.streams["s3"]
+	if !ok {
+		call.Service = ""
+		return call, wire.Errorf(http.StatusForbidden, "MissingAuthenticationToken", "Request is missing Authentication Token")
+	}
+	call.Principal = wire.Principal{ARN: "*", Account: "anonymous"}
+	call.Action = stream.Action(r)
+	return call, nil
+}
+
+func (c *Cloud) authenticate(signature *auth.Signature, r *http.Request, body []byte, now time.Time) (wire.Principal, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	lookup := func(access string) (auth.Key, bool) {
+		key, ok := c.keys.keys[access]
+		return key.Key, ok
+	}
+	if err := signature.Verify(r, body, lookup, now); err != nil {
+		return wire.Principal{}, err
+	}
+	p := c.keys.keys[signature.Access].principal
+	if p.Role != "" {
+		role, ok := c.iam.Role(p.Role)
+		if !ok {
+			return p, signature.Unknown()
+		}
+		p.UserID, p.Tags = role.ID+":"+p.Session, role.Tags
+	}
+	return p, nil
+}
+
+// do runs a handler, and renders and records what came out, all under the lock.
+func (c *Cloud) do(call *wire.Call, r *http.Request, lost bool) (body []byte, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var checks []Check
+	call.Authorize = func(action, resource string, conditions policy.Context) error {
+		check := c.authorize(call, r, action, resource, conditions)
+		checks = append(checks, check)
+		if !check.Allowed {
+			return denial(call, check)
+		}
+		return nil
+	}
+	defer func() { c.record(call, checks, err, lost) }()
+	handler, ok := c.handlers[call.Service][call.Action]
+	if !ok {
+		return nil, wire.Unknown(call)
+	}
+	answer, err := handler(call)
+	if err == nil {
+		err = forgotten(call, checks)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return wire.Encode(call, answer)
+}
+
+// stream serves S3, which takes the lock only to ask and to tell.
+func (c *Cloud) stream(w http.ResponseWriter, r *http.Request, stream wire.Streamer, call *wire.Call, lost bool) {
+	var checks []Check
+	call.Authorize = func(action, resource string, conditions policy.Context) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		check := c.authorize(call, r, action, resource, conditions)
+		checks = append(checks, check)
+		if !check.Allowed {
+			return denial(call, check)
+		}
+		return nil
+	}
+	out := w
+	if lost {
+		out = &void{header: http.Header{}}
+	}
+	err := stream.Serve(out, call)
+	c.mu.Lock()
+	c.record(call, checks, err, lost)
+	c.mu.Unlock()
+	switch {
+	case lost:
+		panic(http.ErrAbortHandler)
+	case err != nil:
+		wire.WriteError(w, call.Service, call.RequestID, err)
+	}
+}
+
+// refuse answers a call that was never begun.
+func (c *Cloud) refuse(w http.ResponseWriter, call *wire.Call, err error) {
+	c.mu.Lock()
+	c.record(call, nil, err, false)
+	c.mu.Unlock()
+	wire.WriteError(w, call.Service, call.RequestID, err)
+}
+
+// record is called with the lock held.
+func (c *Cloud) record(call *wire.Call, checks []Check, err error, lost bool) {
+	entry := Call{
+		Time: call.Now, RequestID: call.RequestID, Principal: call.Principal, Service: call.Service, Action: call.Action, Checks: checks, Lost: lost,
+	}
+	if err != nil {
+		e := wire.AsError(err)
+		entry.Code = e.Code
+		c.cfg.Log.Warn("AWS call failed", "service", call.Service, "action", call.Action, "role", call.Principal.Role, "code", e.Code, "message", e.Message)
+	} else {
+		c.cfg.Log.Debug("AWS call", "service", call.Service, "action", call.Action, "role", call.Principal.Role, "lost", lost)
+	}
+	c.calls = append(c.calls, entry)
+}
+
+// void is an answer that nobody will see.
+type void struct{ header http.Header }
+
+func (v *void) Header() http.Header         { return v.header }
+func (v *void) Write(p []byte) (int, error) { return len(p), nil }
+func (v *void) WriteHeader(int)             {}
