@@ -1,0 +1,103 @@
+# What the policies allow is tested in tests/modules, by an evaluator.
+
+mock_provider "aws" {
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "123456789012" }
+  }
+  mock_data "aws_region" {
+    defaults = { id = "us-west-2" }
+  }
+  mock_data "aws_partition" {
+    defaults = { partition = "aws" }
+  }
+  mock_resource "aws_iam_role" {
+    defaults = { arn = "arn:aws:iam::123456789012:role/mocked" }
+  }
+}
+
+variables {
+  cluster = {
+    id             = "example"
+    bucket_arn     = "arn:aws:s3:::example"
+    encryption_key = { provider = "aws-secrets-manager", arn = "arn:aws:secretsmanager:us-west-2:123456789012:secret:nstance/example/encryption-key-AbCdEf" }
+  }
+}
+
+run "defaults" {
+  assert {
+    condition     = aws_iam_role.server.name == "example-nstance-server" && aws_iam_role.agent.name == "example-nstance-agent" && aws_iam_role.server.path == "/"
+    error_message = "roles are called otherwise"
+  }
+  assert {
+    condition     = aws_iam_instance_profile.server.role == aws_iam_role.server.name && aws_iam_instance_profile.agent.role == aws_iam_role.agent.name
+    error_message = "a profile has another role"
+  }
+  assert {
+    condition     = aws_iam_role_policy.server.role == aws_iam_role.server.name && aws_iam_role_policy.server.policy == output.server_policy
+    error_message = "the policy is not that of the servers"
+  }
+  assert {
+    condition     = [for s in jsondecode(aws_iam_role.agent.assume_role_policy).Statement : s.Principal.Service] == ["ec2.amazonaws.com"]
+    error_message = "somebody else may assume the agents' role"
+  }
+  assert {
+    condition     = !contains([for s in jsondecode(output.server_policy).Statement : s.Sid], "RegisterTargets") && !contains([for s in jsondecode(output.server_policy).Statement : s.Sid], "UseKMSKey")
+    error_message = "the servers may do what nobody asked for"
+  }
+  assert {
+    condition     = [for s in jsondecode(output.server_policy).Statement : s.Action if s.Sid == "ReadEncryptionKey"] == ["secretsmanager:GetSecretValue"]
+    error_message = "the servers cannot read the key"
+  }
+}
+
+run "choices" {
+  variables {
+    cluster = {
+      id             = "example"
+      bucket_arn     = "arn:aws:s3:::shared"
+      prefix         = "clusters/example"
+      kms_key_arn    = "arn:aws:kms:us-west-2:123456789012:key/00000000-0000-0000-0000-000000000000"
+      encryption_key = { provider = "aws-parameter-store", arn = "arn:aws:ssm:us-west-2:123456789012:parameter/nstance/example/encryption-key" }
+    }
+    name                 = "mine"
+    path                 = "/nstance/"
+    permissions_boundary = "arn:aws:iam::123456789012:policy/boundary"
+    vpc_id               = "vpc-0000000000000000a"
+    target_group_arns    = { "web/http" = "arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/web/0123456789abcdef" }
+    tags                 = { team = "a" }
+  }
+
+  assert {
+    condition     = aws_iam_role.server.name == "mine-nstance-server" && aws_iam_role.server.path == "/nstance/" && aws_iam_role.agent.permissions_boundary == var.permissions_boundary && aws_iam_role.server.permissions_boundary == var.permissions_boundary
+    error_message = "roles are not as asked for"
+  }
+  assert {
+    condition     = { for s in jsondecode(output.server_policy).Statement : s.Sid => s.Resource if contains(["UseKMSKey", "RegisterTargets"], s.Sid) } == { UseKMSKey = var.cluster.kms_key_arn, RegisterTargets = [var.target_group_arns["web/http"]] }
+    error_message = "the servers lack rights"
+  }
+  assert {
+    condition     = alltrue(flatten([for s in jsondecode(output.server_policy).Statement : [for r in flatten([s.Resource]) : startswith(r, "arn:aws:s3:::shared/clusters/example/") || r == "arn:aws:s3:::shared" if startswith(r, "arn:aws:s3")]]))
+    error_message = "the servers may touch what is not the cluster's"
+  }
+  assert {
+    condition     = aws_iam_role.server.tags["nstance:cluster"] == "example" && aws_iam_role.agent.tags["team"] == "a"
+    error_message = "tags are missing"
+  }
+}
+
+run "bad_values" {
+  command = plan
+
+  variables {
+    cluster = {
+      id             = "example"
+      bucket_arn     = "arn:aws:s3:::example"
+      encryption_key = { provider = "env", arn = "KEY" }
+    }
+    name   = "a/b"
+    vpc_id = "my-vpc"
+    path   = "nstance"
+  }
+
+  expect_failures = [var.cluster, var.name, var.vpc_id, var.path]
+}

@@ -1,0 +1,277 @@
+mock_provider "aws" {
+  mock_data "aws_region" {
+    defaults = { id = "us-west-2" }
+  }
+  mock_data "aws_ami" {
+    defaults = { id = "ami-0000000000000000a", root_device_name = "/dev/xvda" }
+  }
+  mock_resource "aws_network_interface" {
+    defaults = { id = "eni-0000000000000000a", private_ip = "10.0.1.100", ipv6_addresses = ["2001:db8::100"] }
+  }
+  mock_resource "aws_security_group" {
+    defaults = { id = "sg-0000000000000000a" }
+  }
+  mock_resource "aws_launch_template" {
+    defaults = { id = "lt-0000000000000000a", latest_version = 1 }
+  }
+  mock_resource "aws_lb_target_group" {
+    defaults = { arn = "arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/health/0123456789abcdef" }
+  }
+}
+
+mock_provider "nstance" {
+  mock_data "nstance_userdata" {
+    defaults = { content = "#!/bin/sh\n", content_base64 = "IyEvYmluL3NoCg==" }
+  }
+}
+
+variables {
+  cluster = {
+    id             = "example"
+    bucket         = "example-bucket"
+    region         = "us-west-2"
+    encryption_key = { provider = "aws-secrets-manager", source = "arn:aws:secretsmanager:us-west-2:123456789012:secret:nstance/example/encryption-key-AbCdEf" }
+  }
+  account = {
+    server_instance_profile_arn = "arn:aws:iam::123456789012:instance-profile/example-nstance-server"
+    agent_instance_profile_arn  = "arn:aws:iam::123456789012:instance-profile/example-nstance-agent"
+  }
+  network = {
+    vpc_id    = "vpc-0000000000000000a"
+    ipv4_cidr = "10.0.0.0/16"
+    subnets = {
+      servers = { us-west-2a = [{ id = "subnet-0a" }], us-west-2b = [{ id = "subnet-0b" }] }
+      workers = { us-west-2a = [{ id = "subnet-1a" }, { id = "subnet-2a", shards = ["other"] }, { id = "subnet-3a", shards = ["one"] }] }
+      far     = { us-west-2b = [{ id = "subnet-1b" }] }
+    }
+  }
+  shard = "one"
+  zone  = "us-west-2a"
+}
+
+run "defaults" {
+  assert {
+    condition     = aws_autoscaling_group.server.min_size == 1 && aws_autoscaling_group.server.max_size == 1 && aws_autoscaling_group.server.desired_capacity == 1
+    error_message = "there is not one server"
+  }
+  assert {
+    condition     = aws_autoscaling_group.server.vpc_zone_identifier == toset(["subnet-0a"]) && aws_autoscaling_group.server.health_check_type == "EC2" && aws_autoscaling_group.server.wait_for_capacity_timeout == "0"
+    error_message = "the auto-scaling group is not as it should be"
+  }
+  assert {
+    condition     = one(aws_launch_template.server.metadata_options).http_tokens == "required" && one(aws_launch_template.server.iam_instance_profile).arn == var.account.server_instance_profile_arn
+    error_message = "servers have IMDSv1, or another role"
+  }
+  assert {
+    condition     = one(one(aws_launch_template.server.block_device_mappings).ebs).encrypted == "true" && aws_launch_template.server.image_id == "ami-0000000000000000a" && aws_launch_template.server.instance_type == "t4g.nano"
+    error_message = "servers have another image, type or an open disk"
+  }
+  # Tags that the account's policy counts on: no server may terminate a server, or move what is no leader's interface.
+  assert {
+    condition     = alltrue([for s in aws_launch_template.server.tag_specifications : s.tags["nstance:cluster"] == "example" && s.tags["nstance:server"] == "one" && !contains(keys(s.tags), "nstance:managed") && !contains(keys(s.tags), "nstance:shard")])
+    error_message = "servers have other tags"
+  }
+  assert {
+    condition     = aws_network_interface.leader.tags["nstance:leader"] == "one" && aws_network_interface.leader.tags["nstance:cluster"] == "example" && aws_network_interface.leader.subnet_id == "subnet-0a"
+    error_message = "the leader's interface is not as it should be"
+  }
+  assert {
+    condition     = data.nstance_userdata.server.bucket == "example-bucket" && data.nstance_userdata.server.shard == "one" && data.nstance_userdata.server.leader_interface == "eni-0000000000000000a" && data.nstance_userdata.server.prefix == null
+    error_message = "servers boot with something else"
+  }
+  assert {
+    condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = "10.0.1.100", ipv6 = null, interface_id = "eni-0000000000000000a" }) && nstance_shard.this.server.bind == null
+    error_message = "the leader has other addresses"
+  }
+  assert {
+    condition     = jsonencode(nstance_shard.this.server.subnet_pools) == jsonencode({ servers = ["subnet-0a"], workers = ["subnet-1a", "subnet-3a"] })
+    error_message = "pools: ${jsonencode(nstance_shard.this.server.subnet_pools)}"
+  }
+  assert {
+    condition     = nstance_shard.this.server.provider.kind == "aws" && nstance_shard.this.server.provider.region == "us-west-2" && nstance_shard.this.server.provider.zone == "us-west-2a"
+    error_message = "the shard is elsewhere"
+  }
+  assert {
+    condition     = jsondecode(nstance_shard.this.defaults.args_json) == { IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }, SecurityGroupIds = ["sg-0000000000000000a"] }
+    error_message = "arguments: ${nstance_shard.this.defaults.args_json}"
+  }
+  assert {
+    condition     = nstance_shard.this.defaults.userdata.content == "#!/bin/sh\n" && !nstance_shard.this.wait_for_leader && nstance_shard.this.timeouts.delete == "15m"
+    error_message = "the shard has other defaults"
+  }
+  # Nobody but agents and the other server.
+  assert {
+    condition     = { for key, rule in aws_vpc_security_group_ingress_rule.server : key => rule.from_port } == { election = 8991, registration = 8992, agent = 8994 } && length(aws_vpc_security_group_ingress_rule.agent) == 0
+    error_message = "open: ${jsonencode({ for key, rule in aws_vpc_security_group_ingress_rule.server : key => rule.from_port })}"
+  }
+  assert {
+    condition     = output.shard.operator_addr == "10.0.1.100:8993" && output.shard.leader_ipv6 == null
+    error_message = "outputs: ${jsonencode(output.shard)}"
+  }
+}
+
+run "standby" {
+  variables {
+    server_count    = 2
+    wait_for_leader = true
+  }
+
+  assert {
+    condition     = aws_autoscaling_group.server.min_size == 2 && aws_autoscaling_group.server.max_size == 2 && aws_autoscaling_group.server.desired_capacity == 2 && nstance_shard.this.wait_for_leader
+    error_message = "there are not two servers"
+  }
+}
+
+run "scaled_to_zero" {
+  variables {
+    server_count    = 0
+    wait_for_leader = true
+  }
+
+  assert {
+    condition     = aws_autoscaling_group.server.min_size == 0 && aws_autoscaling_group.server.max_size == 0 && aws_autoscaling_group.server.desired_capacity == 0
+    error_message = "there are servers"
+  }
+  assert {
+    condition     = !nstance_shard.this.wait_for_leader
+    error_message = "nobody will ever lead"
+  }
+}
+
+run "dualstack" {
+  variables {
+    network = {
+      vpc_id    = "vpc-0000000000000000a"
+      ipv4_cidr = "10.0.0.0/16"
+      ipv6_cidr = "2001:db8::/56"
+      ip_family = "dualstack"
+      subnets   = { servers = { us-west-2a = [{ id = "subnet-0a" }] } }
+    }
+    leader_network = { ipv4 = "10.0.1.100" }
+  }
+
+  assert {
+    condition     = aws_network_interface.leader.private_ips == toset(["10.0.1.100"]) && aws_network_interface.leader.ipv6_address_count == 1
+    error_message = "the leader has other addresses"
+  }
+  assert {
+    condition     = nstance_shard.this.server.leader_network.ipv6 == "2001:db8::100" && nstance_shard.this.server.leader_network.ipv4 == "10.0.1.100" && nstance_shard.this.server.bind.agent_addr == "[::]:8994" && nstance_shard.this.server.bind.health_addr == "[::]:8990"
+    error_message = "the servers listen elsewhere"
+  }
+  assert {
+    condition     = length(aws_vpc_security_group_egress_rule.server_ipv6) == 1 && one(aws_launch_template.server.metadata_options).http_protocol_ipv6 == "disabled" && output.shard.agent_addr == "10.0.1.100:8994"
+    error_message = "the servers are not dual stack"
+  }
+}
+
+run "ipv6" {
+  variables {
+    network = {
+      vpc_id    = "vpc-0000000000000000a"
+      ipv4_cidr = "10.0.0.0/16"
+      ipv6_cidr = "2001:db8::/56"
+      ip_family = "ipv6"
+      subnets   = { servers = { us-west-2a = [{ id = "subnet-0a", native = true }] } }
+    }
+  }
+
+  assert {
+    condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = null, ipv6 = "2001:db8::100", interface_id = "eni-0000000000000000a" }) && aws_network_interface.leader.ipv6_address_count == 1
+    error_message = "the leader has other addresses"
+  }
+  assert {
+    condition     = data.nstance_userdata.server.environment["AWS_USE_DUALSTACK_ENDPOINT"] == "true" && one(aws_launch_template.server.metadata_options).http_protocol_ipv6 == "enabled"
+    error_message = "servers cannot reach AWS"
+  }
+  assert {
+    condition     = jsondecode(nstance_shard.this.defaults.args_json).EnablePrimaryIpv6 && jsondecode(nstance_shard.this.defaults.args_json).MetadataOptions.HttpProtocolIpv6 == "enabled" && output.shard.operator_addr == "[2001:db8::100]:8993"
+    error_message = "arguments: ${nstance_shard.this.defaults.args_json}"
+  }
+}
+
+run "balanced" {
+  variables {
+    network = {
+      vpc_id    = "vpc-0000000000000000a"
+      ipv4_cidr = "10.0.0.0/16"
+      subnets   = { servers = { us-west-2a = [{ id = "subnet-0a" }] }, workers = { us-west-2a = [{ id = "subnet-1a" }] } }
+      load_balancers = { web = {
+        arn               = "arn:aws:elasticloadbalancing:us-west-2:123456789012:loadbalancer/net/example-web/0123456789abcdef"
+        security_group_id = "sg-0000000000000000b"
+        targets = {
+          http = { arn = "arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/http/0123456789abcdef", port = 8080, protocol = "TCP", health_port = 8081 }
+          dns  = { arn = "arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/dns/0123456789abcdef", port = 53, protocol = "TCP_UDP", health_port = 53 }
+        }
+      } }
+    }
+    health_check = {
+      type              = "ELB"
+      load_balancer_arn = "arn:aws:elasticloadbalancing:us-west-2:123456789012:loadbalancer/net/example-web/0123456789abcdef"
+      security_group_id = "sg-0000000000000000b"
+      listener_port     = 18990
+    }
+    health_access   = { ipv4_cidrs = ["10.0.9.0/24"] }
+    operator_access = { security_group_ids = ["sg-0000000000000000c"] }
+    load_balancers  = { other = { target_group_arns = ["arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/other/0123456789abcdef"] } }
+    agent_ingress   = { nodes = { protocol = "-1", self = true }, ssh = { protocol = "tcp", from_port = 22, ipv4_cidrs = ["10.0.0.0/8"] } }
+    subnet_pools    = ["workers"]
+    tenants         = ["prod"]
+    images          = { debian = { owners = ["123456789012"], filters = [{ name = "name", values = ["debian-*"] }] } }
+    defaults        = { args_json = jsonencode({ KeyName = "k", SecurityGroupIds = ["sg-mine"] }), userdata = { content = "#!/bin/sh\ntrue\n" } }
+    templates       = { web = { kind = "web", arch = "arm64", instance_type = "t4g.small", subnet_pool = "workers", args_json = jsonencode({ ImageId = "{{ .Image.debian }}" }) } }
+    groups          = { "prod/web" = { template = "web", size = 3, load_balancers = ["web", "other"] } }
+    server_image    = { id = "ami-0000000000000000b" }
+    server_arch     = "amd64"
+    server_args     = ["--debug"]
+    agent_commands  = ["true"]
+    settings        = { health_check_interval = "5s", expiry = { forced_age = "30d" } }
+  }
+
+  assert {
+    condition     = aws_autoscaling_group.server.health_check_type == "ELB" && aws_autoscaling_group.server.target_group_arns == toset([aws_lb_target_group.health[0].arn]) && aws_lb_listener.health[0].port == 18990
+    error_message = "AWS does not ask for /health"
+  }
+  assert {
+    condition     = one(aws_lb_target_group.health[0].health_check).path == "/health" && aws_lb_target_group.health[0].port == 8990 && one(aws_lb_target_group.health[0].health_check).protocol == "HTTP"
+    error_message = "AWS asks for something else"
+  }
+  assert {
+    condition = { for key, rule in aws_vpc_security_group_ingress_rule.server : key => [rule.from_port, coalesce(rule.cidr_ipv4, rule.referenced_security_group_id)] } == {
+      election                        = [8991, "sg-0000000000000000a"]
+      registration                    = [8992, "sg-0000000000000000a"]
+      agent                           = [8994, "sg-0000000000000000a"]
+      "operator-group-0"              = [8993, "sg-0000000000000000c"]
+      "operator-group-0-registration" = [8992, "sg-0000000000000000c"]
+      "health-ipv4-0"                 = [8990, "10.0.9.0/24"]
+      checks                          = [8990, "sg-0000000000000000b"]
+    }
+    error_message = "open: ${jsonencode(keys(aws_vpc_security_group_ingress_rule.server))}"
+  }
+  assert {
+    condition = jsonencode({ for key, rule in aws_vpc_security_group_ingress_rule.agent : key => [rule.ip_protocol, rule.from_port] }) == jsonencode({
+      "lb-web-http-tcp"    = ["tcp", 8080]
+      "lb-web-http-health" = ["tcp", 8081]
+      "lb-web-dns-tcp"     = ["tcp", 53]
+      "lb-web-dns-udp"     = ["udp", 53]
+      "nodes-self"         = ["-1", null]
+      "ssh-ipv4-0"         = ["tcp", 22]
+    })
+    error_message = "open: ${jsonencode({ for key, rule in aws_vpc_security_group_ingress_rule.agent : key => [rule.ip_protocol, rule.from_port] })}"
+  }
+  assert {
+    condition     = { for name, lb in nstance_shard.this.load_balancers : name => length(lb.target_group_arns) } == { web = 2, other = 1 } && nstance_shard.this.load_balancers.web.provider == "aws"
+    error_message = "load balancers: ${jsonencode(nstance_shard.this.load_balancers)}"
+  }
+  assert {
+    condition     = jsondecode(nstance_shard.this.defaults.args_json) == { IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }, KeyName = "k", SecurityGroupIds = ["sg-mine"] } && nstance_shard.this.defaults.userdata.content == "#!/bin/sh\ntrue\n"
+    error_message = "what was asked for does not win: ${nstance_shard.this.defaults.args_json}"
+  }
+  assert {
+    condition     = jsonencode(nstance_shard.this.server.subnet_pools) == jsonencode({ workers = ["subnet-1a"] }) && nstance_shard.this.images.debian.provider == "aws" && nstance_shard.this.groups["prod/web"].size == 3 && contains(keys(nstance_shard.this.tenants), "prod")
+    error_message = "the configuration is not as asked for"
+  }
+  assert {
+    condition     = nstance_shard.this.server.health_check_interval == "5s" && nstance_shard.this.server.expiry.forced_age == "30d" && data.nstance_userdata.server.extra_args == tolist(["--debug"])
+    error_message = "settings are not as asked for"
+  }
+}
