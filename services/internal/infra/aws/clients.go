@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
@@ -14,6 +15,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
 	"github.com/aws/smithy-go/middleware"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
 // EC2 is what is used of Amazon EC2.
@@ -62,8 +65,8 @@ var Calls = []Call{
 const (
 	dialTimeout   = 5 * time.Second
 	answerTimeout = 20 * time.Second // RunInstances takes seconds now and then
-	maxAttempts   = 4
-	maxBackoff    = 5 * time.Second
+	maxAttempts   = 3                // whoever calls tries again too, and knows more
+	maxBackoff    = 2 * time.Second
 	// connections that are kept open to an endpoint: a burst of creates must not pay for as many handshakes each time.
 	connections = 256
 )
@@ -95,8 +98,22 @@ func SDK(ctx context.Context, region string, throttled func(call string)) (sdk.C
 // retryer makes one for each client, so that what slows down one kind of calls does not slow down the others.
 func retryer() sdk.Retryer {
 	return limited{retry.NewAdaptiveMode(func(o *retry.AdaptiveModeOptions) {
-		o.StandardOptions = append(o.StandardOptions, func(s *retry.StandardOptions) { s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff })
+		o.StandardOptions = append(o.StandardOptions, func(s *retry.StandardOptions) {
+			s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff
+			s.Retryables = slices.Insert(s.Retryables, 0, retry.IsErrorRetryable(retry.IsErrorRetryableFunc(hopeless)))
+		})
 	})}
+}
+
+// hopeless keeps refusals from being repeated that AWS sends as server errors: want of capacity is for the caller to answer, with another type or
+// subnet, at once.
+func hopeless(err error) sdk.Ternary {
+	switch classOf(codeOf(err), statusOf(err)) {
+	case infra.Capacity, infra.Conflict:
+		return sdk.FalseTernary
+	default:
+		return sdk.UnknownTernary
+	}
 }
 
 // byRate spreads calls over clients as EC2 does over its throttling buckets: a storm of creates that is slowed down leaves look-ups alone.

@@ -47,7 +47,7 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 			return err
 		}
 		if sleepErr := p.cfg.Sleep(ctx, pause); sleepErr != nil {
-			return infra.Wrap(infra.Indeterminate, what, errors.Join(fmt.Errorf("%s, and it is %s", sleepErr, t.seen), err))
+			return infra.Wrap(infra.Indeterminate, what, errors.Join(fmt.Errorf("%w, and it is %s", sleepErr, t.seen), err))
 		}
 	}
 }
@@ -87,7 +87,7 @@ func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	for _, addr := range t.p.cfg.Network.Addresses {
 		if err := t.p.cfg.Answers(ctx, addr); err != nil {
 			t.seen += ", but " + err.Error()
-			return false, nil // the machine has yet to configure it
+			return false, nil //nolint:nilerr // not yet: the machine has yet to configure it
 		}
 	}
 	return true, nil
@@ -231,7 +231,11 @@ func sight(eni types.NetworkInterface) string {
 	if a == nil {
 		return cmp.Or(string(eni.Status), "in an unknown state")
 	}
-	return fmt.Sprintf("%s to %s", cmp.Or(string(a.Status), "attached"), cmp.Or(deref(a.InstanceId), deref(a.InstanceOwnerId), "something"))
+	holder := cmp.Or(deref(a.InstanceId), deref(a.InstanceOwnerId), "something")
+	if a.Status == types.AttachmentStatusDetaching {
+		return "detaching from " + holder
+	}
+	return cmp.Or(string(a.Status), "attached") + " to " + holder
 }
 
 // passingCodes are refusals that say no more than that somebody else was faster, or that something is on its way.

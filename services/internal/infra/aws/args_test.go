@@ -1,0 +1,276 @@
+package aws
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func tree(t testing.TB, text string) map[string]any {
+	t.Helper()
+	var args map[string]any
+	if err := json.Unmarshal([]byte(text), &args); err != nil {
+		t.Fatal(err)
+	}
+	return args
+}
+
+var ignoreUnexported = cmp.FilterPath(func(p cmp.Path) bool {
+	field, ok := p.Last().(cmp.StructField)
+	return ok && strings.HasPrefix(field.Name(), "noSmithy") || ok && field.Name() == "ResultMetadata"
+}, cmp.Ignore())
+
+func TestArgsBecomeARequest(t *testing.T) {
+	text := `{
+		"ImageId": "ami-1", "EbsOptimized": true, "SecurityGroupIds": ["sg-1", "sg-2"], "KeyName": null, "Ipv6AddressCount": 1,
+		"IamInstanceProfile": {"Arn": "arn:aws:iam::123456789012:instance-profile/p"},
+		"BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": "20", "VolumeType": "gp3", "Encrypted": "true", "Iops": 3000}}],
+		"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"MaxPrice": "0.05", "ValidUntil": "2030-01-02T03:04:05Z"}},
+		"MetadataOptions": {"HttpPutResponseHopLimit": 2, "HttpTokens": "required"},
+		"Placement": {"Tenancy": "default", "PartitionNumber": 3},
+		"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "team", "Value": "a"}]}]
+	}`
+	want := ec2.RunInstancesInput{
+		ImageId: ptr("ami-1"), EbsOptimized: ptr(true), SecurityGroupIds: []string{"sg-1", "sg-2"}, Ipv6AddressCount: ptr(int32(1)),
+		IamInstanceProfile: &types.IamInstanceProfileSpecification{Arn: ptr("arn:aws:iam::123456789012:instance-profile/p")},
+		BlockDeviceMappings: []types.BlockDeviceMapping{{DeviceName: ptr("/dev/xvda"), Ebs: &types.EbsBlockDevice{
+			VolumeSize: ptr(int32(20)), VolumeType: types.VolumeTypeGp3, Encrypted: ptr(true), Iops: ptr(int32(3000))}}},
+		InstanceMarketOptions: &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeSpot,
+			SpotOptions: &types.SpotMarketOptions{MaxPrice: ptr("0.05"), ValidUntil: ptr(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))}},
+		MetadataOptions:   &types.InstanceMetadataOptionsRequest{HttpPutResponseHopLimit: ptr(int32(2)), HttpTokens: types.HttpTokensStateRequired},
+		Placement:         &types.Placement{Tenancy: types.TenancyDefault, PartitionNumber: ptr(int32(3))},
+		TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeInstance, Tags: []types.Tag{{Key: ptr("team"), Value: ptr("a")}}}},
+	}
+	var got ec2.RunInstancesInput
+	if err := decodeArgs(tree(t, text), &got, false).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, ignoreUnexported); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+	if problems := ValidateArgs(tree(t, text)); len(problems) > 0 {
+		t.Errorf("before rendering: %v", problems)
+	}
+}
+
+func TestWrongArgs(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"ImageID": "ami-1"}`:                            `args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,
+		`{"imageId": "ami-1"}`:                            `args.imageId: RunInstances has no such field (did you mean "ImageId"?)`,
+		`{"noSmithyDocumentSerde": {}}`:                   `args.noSmithyDocumentSerde: RunInstances has no such field (there are `,
+		`{"a b": 1}`:                                      `args["a b"]: RunInstances has no such field`,
+		`{"Placement": {"Tenacy": "x"}}`:                  `args.Placement.Tenacy: RunInstances has no such field (did you mean "Tenancy"?)`,
+		`{"BlockDeviceMappings": [{"Ebs": {"Size": 1}}]}`: `args.BlockDeviceMappings[0].Ebs.Size: RunInstances has no such field`,
+		`{"BlockDeviceMappings": {}}`:                     `args.BlockDeviceMappings: want a list, have an object`,
+		`{"Placement": []}`:                               `args.Placement: want an object, have a list`,
+		`{"Placement": {"Tenancy": 1}}`:                   `args.Placement.Tenancy: want a text, have 1`,
+		`{"SecurityGroupIds": ["a", 1]}`:                  `args.SecurityGroupIds[1]: want a text, have 1`,
+		`{"EbsOptimized": "yes"}`:                         `args.EbsOptimized: want true or false, have "yes"`,
+		`{"Ipv6AddressCount": 1.5}`:                       `args.Ipv6AddressCount: want a whole number, have 1.5`,
+		`{"Ipv6AddressCount": "1e3"}`:                     `args.Ipv6AddressCount: want a whole number, have "1e3"`,
+		`{"Ipv6AddressCount": 4294967296}`:                `args.Ipv6AddressCount: want a whole number, have 4.294967296e+09`,
+		`{"Ipv6AddressCount": " 1"}`:                      `args.Ipv6AddressCount: want a whole number, have " 1"`,
+		`{"InstanceMarketOptions": {"SpotOptions": {"ValidUntil": "soon"}}}`:                   `args.InstanceMarketOptions.SpotOptions.ValidUntil: want a time as in`,
+		`{"InstanceMarketOptions": {"SpotOptions": {"SpotInstanceType": "persistent"}}}`:       `args.InstanceMarketOptions.SpotOptions.SpotInstanceType: is always "one-time"`,
+		`{"InstanceMarketOptions": {"SpotOptions": {"InstanceInterruptionBehavior": "stop"}}}`: `args.InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior: is always "terminate"`,
+		`{"ClientToken": "x"}`:                              `args.ClientToken: is not for args to say (it is the instance's ID)`,
+		`{"InstanceType": "x"}`:                             `args.InstanceType: is not for args to say`,
+		`{"SubnetId": "x"}`:                                 `args.SubnetId: is not for args to say`,
+		`{"UserData": "x"}`:                                 `args.UserData: is not for args to say`,
+		`{"MinCount": 1}`:                                   `args.MinCount: is not for args to say`,
+		`{"MaxCount": 1}`:                                   `args.MaxCount: is not for args to say`,
+		`{"DryRun": true}`:                                  `args.DryRun: is not for args to say`,
+		`{"DisableApiTermination": true}`:                   `args.DisableApiTermination: is not for args to say`,
+		`{"MetadataOptions": {"HttpTokens": "optional"}}`:   `args.MetadataOptions.HttpTokens: is always "required"`,
+		`{"MetadataOptions": {"HttpEndpoint": "disabled"}}`: `args.MetadataOptions.HttpEndpoint: is always "enabled"`,
+		`{"NetworkInterfaces": [{"SubnetId": "x"}]}`:        `args.NetworkInterfaces[0].SubnetId: is not for args to say`,
+		`{"NetworkInterfaces": [{"DeviceIndex": 1}]}`:       `args.NetworkInterfaces: none has DeviceIndex 0`,
+		`{"NetworkInterfaces": [{"DeviceIndex": 0, "NetworkInterfaceId": "x"}]}`:                                  `args.NetworkInterfaces[0].NetworkInterfaceId: only one instance`,
+		`{"NetworkInterfaces": [{"DeviceIndex": 0}], "SecurityGroupIds": ["x"]}`:                                  `args.SecurityGroupIds: cannot be beside NetworkInterfaces`,
+		`{"Placement": {"AvailabilityZone": "x"}}`:                                                                `args.Placement: the zone is the shard's`,
+		`{"TagSpecifications": [{"Tags": []}]}`:                                                                   `args.TagSpecifications[0].ResourceType: is missing`,
+		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "nstance:shard", "Value": "x"}]}]}`: `args.TagSpecifications[0].Tags[0].Key: tags that begin with nstance:`,
+		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "AWS:x", "Value": "x"}]}]}`:         `args.TagSpecifications[0].Tags[0]: tag "AWS:x"`,
+	} {
+		problems := ValidateArgs(tree(t, text))
+		if len(problems) != 1 || !strings.HasPrefix(problems[0].String(), want) {
+			t.Errorf("%s:\ngot  %v\nwant %s", text, problems, want)
+		}
+		var in ec2.RunInstancesInput
+		if at := append(decodeArgs(tree(t, text), &in, false), checkArgs(&in, false)...); len(at) != 1 {
+			t.Errorf("%s, rendered: %v", text, at)
+		}
+	}
+}
+
+func TestTemplatesStandForAnything(t *testing.T) {
+	text := `{"ImageId": "{{ .Image.base }}", "EbsOptimized": "{{ .Vars.ebs }}", "BlockDeviceMappings": [{"Ebs": {"VolumeSize": "{{ .Vars.disk }}"}}],
+		"InstanceMarketOptions": {"SpotOptions": {"ValidUntil": "{{ .Vars.until }}", "SpotInstanceType": "{{ .Vars.kind }}"}},
+		"MetadataOptions": {"HttpTokens": "{{ .Vars.tokens }}"}}`
+	if problems := ValidateArgs(tree(t, text)); len(problems) > 0 {
+		t.Errorf("before rendering: %v", problems)
+	}
+	var in ec2.RunInstancesInput
+	if problems := append(decodeArgs(tree(t, text), &in, false), checkArgs(&in, false)...); len(problems) != 4 {
+		t.Errorf("after rendering: %d problems, want one of each that is not text and not what it must be: %v", len(problems), problems)
+	}
+	if problems := ValidateArgs(tree(t, `{"Placement": "{{ .Vars.all }}"}`)); len(problems) != 1 {
+		t.Errorf("a template in the place of an object: %v", problems)
+	}
+}
+
+func TestValidateNamesEveryPlace(t *testing.T) {
+	bad := map[string]any{"Bad": 1}
+	shard := &config.Shard{Server: config.Server{Provider: config.Provider{Kind: "aws", Options: map[string]string{"x": "y"}}}, Defaults: config.Defaults{Args: bad},
+		Templates: map[string]config.Template{"t": {Args: bad}}, Groups: map[string]map[string]config.GroupSpec{"default": {"g": {Args: bad}}}}
+	var paths []string
+	for _, problem := range Validate(shard) {
+		paths = append(paths, problem.Path)
+	}
+	if diff := cmp.Diff([]string{"server.provider.options.x", "defaults.args.Bad", "templates.t.args.Bad", "groups.default.g.args.Bad"}, paths); diff != "" {
+		t.Errorf("paths (-want +got):\n%s", diff)
+	}
+}
+
+func FuzzArgs(f *testing.F) {
+	f.Add(`{"ImageId": "ami-1", "Placement": {"PartitionNumber": "3"}}`)
+	f.Add(`{"NetworkInterfaces": [{"DeviceIndex": 0, "Groups": ["sg-1"]}, null]}`)
+	f.Add(`{"InstanceMarketOptions": {"SpotOptions": {"ValidUntil": "2030-01-02T03:04:05Z"}}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		var args map[string]any
+		if json.Unmarshal([]byte(text), &args) != nil {
+			return
+		}
+		var in ec2.RunInstancesInput
+		problems := append(decodeArgs(args, &in, false), checkArgs(&in, false)...)
+		for _, problem := range problems {
+			if _, err := config.SplitPath(problem.Path); err != nil {
+				t.Errorf("a problem's path cannot be read: %v", err)
+			}
+		}
+		if len(problems) > 0 {
+			return
+		}
+		// What is taken is taken to the letter: asked for, the request holds every value.
+		if again := ValidateArgs(args); len(again) > 0 {
+			t.Errorf("taken rendered, refused before: %v", again)
+		}
+		for name := range args {
+			if _, forbidden := ours[name]; forbidden {
+				t.Errorf("%s was taken", name)
+			}
+		}
+	})
+}
+
+func request() infra.CreateRequest {
+	id, err := ident.NewID("knd", time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC), strings.NewReader("12345678"))
+	if err != nil {
+		panic(err)
+	}
+	return infra.CreateRequest{
+		Tags: infra.Tags{Owner: infra.Owner{Cluster: "c", Shard: "s"}, Tenant: "default", Instance: id, Term: 3, InfraHash: "abc", Group: "g", Template: "t",
+			Kind: "knd", CreatedAt: time.Date(2030, 1, 2, 3, 4, 5, 6_000_000, time.UTC)},
+		InstanceType: "t3.small", Subnet: "subnet-1", Args: map[string]any{"ImageId": "ami-1"}, Userdata: []byte("#!/bin/sh\n"),
+	}
+}
+
+func TestRequestIsOurs(t *testing.T) {
+	in, err := runInstances(request(), "zone-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	userdata := base64.StdEncoding.EncodeToString([]byte("#!/bin/sh\n"))
+	want := &ec2.RunInstancesInput{
+		ImageId: ptr("ami-1"), InstanceType: "t3.small", SubnetId: ptr("subnet-1"), MinCount: ptr(int32(1)), MaxCount: ptr(int32(1)),
+		ClientToken: ptr(request().Tags.Instance.String()), UserData: &userdata, Placement: &types.Placement{AvailabilityZone: ptr("zone-a")},
+		InstanceInitiatedShutdownBehavior: types.ShutdownBehaviorTerminate,
+		MetadataOptions:                   &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired, HttpEndpoint: types.InstanceMetadataEndpointStateEnabled},
+	}
+	if diff := cmp.Diff(want, in, ignoreUnexported, cmpopts.IgnoreFields(ec2.RunInstancesInput{}, "TagSpecifications")); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+	if n := len(*in.ClientToken); n == 0 || n > 64 {
+		t.Errorf("a client token of %d characters", n)
+	}
+	again, err := runInstances(request(), "zone-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(in, again, ignoreUnexported); diff != "" {
+		t.Errorf("a repeat is another request:\n%s", diff)
+	}
+}
+
+func TestInterfacesGetTheSubnet(t *testing.T) {
+	req := request()
+	req.Args = tree(t, `{"ImageId": "ami-1", "NetworkInterfaces": [{"DeviceIndex": 1, "SubnetId": "subnet-2"}, {"DeviceIndex": 0, "Groups": ["sg-1"]}, {"DeviceIndex": 2}]}`)
+	in, err := runInstances(req, "zone-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var subnets []string
+	for _, n := range in.NetworkInterfaces {
+		subnets = append(subnets, deref(n.SubnetId))
+	}
+	if diff := cmp.Diff([]string{"subnet-2", "subnet-1", "subnet-1"}, subnets); diff != "" || in.SubnetId != nil {
+		t.Errorf("subnets (-want +got), and %q for the instance:\n%s", deref(in.SubnetId), diff)
+	}
+	req.Args = tree(t, `{"ImageId": "ami-1", "NetworkInterfaces": [{"Groups": ["sg-1"]}]}`)
+	if in, err = runInstances(req, "zone-a"); err != nil || *in.NetworkInterfaces[0].DeviceIndex != 0 {
+		t.Errorf("an interface without index: %v, %v", in.NetworkInterfaces, err)
+	}
+}
+
+func TestArgsKeepTheirSay(t *testing.T) {
+	req := request()
+	req.Args = tree(t, `{"ImageId": "ami-1", "InstanceInitiatedShutdownBehavior": "stop", "MetadataOptions": {"HttpPutResponseHopLimit": 3},
+		"Placement": {"GroupName": "p"}}`)
+	in, err := runInstances(req, "zone-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if in.InstanceInitiatedShutdownBehavior != types.ShutdownBehaviorStop || *in.MetadataOptions.HttpPutResponseHopLimit != 3 || *in.Placement.GroupName != "p" ||
+		*in.Placement.AvailabilityZone != "zone-a" {
+		t.Errorf("request %+v", in)
+	}
+}
+
+func TestUserdata(t *testing.T) {
+	gzip := append([]byte{0x1f, 0x8b, 8, 0}, "binary"...)
+	for name, tc := range map[string]struct{ have, want []byte }{
+		"script":  {[]byte("#!/bin/sh\nexit\n"), []byte("#!/bin/sh\nexit\n")},
+		"encoded": {[]byte(base64.StdEncoding.EncodeToString(gzip)), gzip},
+		"binary":  {gzip, gzip},
+		"largest": {[]byte("#" + strings.Repeat("x", maxUserdata-1)), []byte("#" + strings.Repeat("x", maxUserdata-1))},
+	} {
+		text, err := encodeUserdata(tc.have)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got, err := base64.StdEncoding.DecodeString(*text)
+		if err != nil || string(got) != string(tc.want) {
+			t.Errorf("%s: the instance sees %q (%v), want %q", name, got, err, tc.want)
+		}
+	}
+	if _, err := encodeUserdata([]byte("#" + strings.Repeat("x", maxUserdata))); err == nil {
+		t.Error("userdata of more than 16 KiB was taken")
+	}
+	if text, err := encodeUserdata(nil); text != nil || err != nil {
+		t.Errorf("no userdata became %v, %v", text, err)
+	}
+}
