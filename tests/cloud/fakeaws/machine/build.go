@@ -1,0 +1,79 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/boot"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
+)
+
+// Build makes an image's tree by running a provisioning script, which begins with #!, as root on top of a base tree, of which it keeps a copy. The script
+// has no network. What it writes becomes the tree, except below /dev, /proc, /run, /sys and /tmp. The error of a script that failed has what it said.
+func (r *Runner) Build(ctx context.Context, base, script string, environment map[string]string) (string, error) {
+	r.mu.Lock()
+	r.builds++
+	name := fmt.Sprintf("build-%d", r.builds)
+	r.mu.Unlock()
+	tree := filepath.Join(r.Dir, "images", name)
+	work := filepath.Join(r.Dir, "images", name+".work")
+	for _, dir := range []string{tree, work} {
+		if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // the root of a file system that all may read
+			return "", fmt.Errorf("build image: %w", err)
+		}
+	}
+	defer os.RemoveAll(work) //nolint:errcheck // Close removes its like
+	if base != "" {
+		if out, err := exec.CommandContext(ctx, "cp", "-a", base+"/.", tree).CombinedOutput(); err != nil {
+			return "", fmt.Errorf("build image: copy the base: %w: %s", err, out)
+		}
+	}
+	if err := r.provision(ctx, name, tree, work, script, environment); err != nil {
+		return "", fmt.Errorf("build image: %w", errors.Join(err, os.RemoveAll(tree)))
+	}
+	return tree, nil
+}
+
+func (r *Runner) provision(ctx context.Context, name, tree, work, script string, environment map[string]string) error {
+	ns, err := newNetns()
+	if err != nil {
+		return err
+	}
+	defer ns.close() //nolint:errcheck // a file descriptor of which only the closing matters
+	if err := ns.ip("link set lo up"); err != nil {
+		return err
+	}
+	log, err := os.OpenFile(r.logPath(name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	const machineID = "00000000000000000000000000000000"
+	files := baseFiles("build", machineID)
+	files["etc/hosts"] = "127.0.0.1 localhost\n"
+	var list []string
+	for k, v := range environment {
+		list = append(list, k+"="+v)
+	}
+	cmd, _, release, err := r.launch(boot.Config{
+		Tree: rootfs.Tree{Upper: tree, Work: work, Files: files}, Host: boot.Host{Hostname: "build", MachineID: machineID},
+		InstanceID: name, Userdata: []byte(script), Build: true, Environment: list,
+	}, ns, log)
+	if err != nil {
+		return err
+	}
+	defer release()
+	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })() // it may have ended by itself
+	if err := cmd.Wait(); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("the script failed: %w\n%s", err, strings.TrimSpace(r.Logs(name)))
+	}
+	return nil
+}

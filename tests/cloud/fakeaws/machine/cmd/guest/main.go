@@ -1,0 +1,146 @@
+// Command guest is the first process of a machine, and by other names the programs that talk to it: systemctl, journalctl, poweroff, halt, reboot and
+// shutdown.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/boot"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/supervise"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
+)
+
+func main() {
+	name := filepath.Base(os.Args[0])
+	if len(os.Args) > 1 && (name == "guest" || strings.HasPrefix(os.Args[0], "(")) {
+		switch os.Args[1] {
+		case "become":
+			supervise.Become()
+		case "enter":
+			end(1, enter())
+		case "init":
+			code, err := start()
+			end(code, err)
+		}
+	}
+	end(ask(name, os.Args[1:]))
+}
+
+func end(code int, err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+// bound ties the machine's life to that of the runner, whose thread started it.
+func bound() error {
+	runtime.LockOSThread() // main's goroutine keeps the thread: the signal is the thread's
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0, 0, 0); err != nil {
+		return err
+	}
+	lifeline := os.NewFile(boot.Lifeline, "lifeline")
+	go func() {
+		_, _ = io.Copy(io.Discard, lifeline) // ends when the runner is gone
+		os.Exit(1)
+	}()
+	return nil
+}
+
+func config() (c boot.Config, err error) {
+	f := os.NewFile(boot.Spec, "config")
+	text, err := io.ReadAll(io.NewSectionReader(f, 0, 64<<20))
+	if err != nil {
+		return c, fmt.Errorf("read configuration: %w", err)
+	}
+	return c, json.Unmarshal(text, &c)
+}
+
+// enter makes the machine out of its namespaces and goes on as its init, in a process image that has its capabilities only.
+func enter() error {
+	if err := bound(); err != nil {
+		return err
+	}
+	c, err := config()
+	if err != nil {
+		return err
+	}
+	syscall.Umask(0)
+	if err := rootfs.Enter(c.Tree); err != nil {
+		return err
+	}
+	syscall.Umask(0o022)
+	if err := unix.Sethostname([]byte(c.Host.Hostname)); err != nil {
+		return err
+	}
+	if err := rootfs.Confine(); err != nil {
+		return err
+	}
+	return syscall.Exec(control.Guest, []string{"guest", "init"}, nil)
+}
+
+// start is PID 1.
+func start() (int, error) {
+	if err := bound(); err != nil {
+		return 1, err
+	}
+	for _, fd := range []int{boot.Spec, boot.Ready, boot.Lifeline} {
+		unix.CloseOnExec(fd) // theirs that it starts are theirs
+	}
+	c, err := config()
+	if err != nil {
+		return 1, err
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return 1, err
+	}
+	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return 1, err
+	}
+	host := unit.Host{Hostname: c.Host.Hostname, MachineID: c.Host.MachineID, BootID: strings.ReplaceAll(strings.TrimSpace(string(bootID)), "-", ""),
+		Kernel: strings.TrimSpace(string(kernel))}
+	return supervise.Run(supervise.Options{InstanceID: c.InstanceID, Userdata: c.Userdata, Build: c.Build, Environment: c.Environment, Log: os.Stdout,
+		Ready: os.NewFile(boot.Ready, "ready"), Host: host})
+}
+
+// ask is systemctl and its kin.
+func ask(program string, args []string) (int, error) {
+	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", control.Socket)
+	if errors.Is(err, os.ErrPermission) {
+		return 1, fmt.Errorf("%s: access denied", program)
+	}
+	if err != nil {
+		return 1, fmt.Errorf("%s: cannot reach init: %w", program, err)
+	}
+	directory, err := os.Getwd()
+	if err != nil {
+		directory = "/"
+	}
+	answer, err := control.Send(context.Background(), conn, control.Request{Program: program, Args: args, Directory: directory})
+	if err != nil {
+		return 1, err
+	}
+	if _, err := os.Stdout.Write(answer.Output); err != nil {
+		return 1, err
+	}
+	if _, err := os.Stderr.Write(answer.Errors); err != nil {
+		return 1, err
+	}
+	return answer.Code, nil
+}

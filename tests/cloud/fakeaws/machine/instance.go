@@ -1,0 +1,247 @@
+package machine
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/boot"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
+)
+
+// Addresses inside of every machine.
+const (
+	metadataAddress = "169.254.169.254"
+	apiAddress      = "169.254.170.1"
+	resolverAddress = "169.254.169.253"
+)
+
+// Instance is one machine.
+type Instance struct {
+	runner *Runner
+	spec   ec2.MachineSpec
+	tree   string
+	// booted is closed when init listens or never will, dead when nothing is left.
+	booted, dead chan struct{}
+
+	// mu is held while the machine changes: at boot, when something is plugged, when it ends.
+	mu      sync.Mutex
+	ns      *netns
+	cmd     *exec.Cmd
+	ports   map[string]*port // by MAC
+	servers []*http.Server
+	release func()
+
+	// pulled is guarded by state, which is held for moments only.
+	state  sync.Mutex
+	pulled bool
+}
+
+var _ ec2.Machine = (*Instance)(nil)
+
+// Ended reports whether nothing of the machine is left.
+func (i *Instance) Ended() bool {
+	select {
+	case <-i.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// Dead is closed when nothing of the machine is left.
+func (i *Instance) Dead() <-chan struct{} { return i.dead }
+
+// LogPath is the file, on the host, to which the machine's console, boot script and services write. It stays when the machine has ended.
+func (i *Instance) LogPath() string { return i.runner.logPath(i.spec.ID) }
+
+// boot makes the machine and waits for its end. It is called with mu held.
+func (i *Instance) boot() {
+	log, err := os.OpenFile(i.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	var ready <-chan struct{}
+	if err == nil {
+		if ready, err = i.make(log); err != nil {
+			fmt.Fprintf(log, "The machine cannot be made: %v\n", err)
+		}
+		_ = log.Close() // the machine has its own
+	}
+	i.mu.Unlock()
+	if err != nil {
+		i.runner.Log.Error("A machine cannot be made", "id", i.spec.ID, "error", err)
+		close(i.booted)
+	} else {
+		go func() {
+			<-ready
+			close(i.booted)
+		}()
+		err = i.cmd.Wait()
+	}
+	i.mu.Lock()
+	i.clear()
+	i.mu.Unlock()
+	i.state.Lock()
+	pulled := i.pulled
+	i.state.Unlock()
+	close(i.dead)
+	if !pulled {
+		i.runner.Log.Info("A machine ended by itself", "id", i.spec.ID, "status", fmt.Sprint(err))
+		if i.spec.Exited != nil {
+			i.spec.Exited()
+		}
+	}
+}
+
+// make brings the machine up.
+func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
+	if i.ns, err = newNetns(); err != nil {
+		return nil, err
+	}
+	if err := i.ns.set(settings); err != nil {
+		return nil, err
+	}
+	// Local without being an address of any interface: programs that list those see what they would see on an instance.
+	lines := []string{"link set lo up"}
+	for _, a := range []string{metadataAddress, apiAddress, resolverAddress} {
+		lines = append(lines, "route add local "+a+"/32 dev lo")
+	}
+	if err := i.ns.ip(lines...); err != nil {
+		return nil, err
+	}
+	if err := i.plug(i.spec.Primary); err != nil {
+		return nil, err
+	}
+	if err := i.serve(metadataAddress, newMetadata(i.spec)); err != nil {
+		return nil, err
+	}
+	if i.runner.API != nil {
+		if err := i.serve(apiAddress, i.runner.API); err != nil {
+			return nil, err
+		}
+	}
+	hostname := i.hostname()
+	digest := sha256.Sum256([]byte(i.spec.ID))
+	machineID := hex.EncodeToString(digest[:16])
+	files, dmi := i.identity(hostname, machineID)
+	i.cmd, ready, i.release, err = i.runner.launch(boot.Config{
+		Tree: rootfs.Tree{Layers: []string{i.tree}, Files: files, DMI: dmi}, Host: boot.Host{Hostname: hostname, MachineID: machineID},
+		InstanceID: i.spec.ID, Userdata: i.spec.Userdata,
+	}, i.ns, log)
+	return ready, err
+}
+
+// hostname is what EC2 gives by the address, or by the ID where there is no IPv4.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/hostname-types.html
+func (i *Instance) hostname() string {
+	for _, a := range i.spec.Primary.Addresses {
+		if a.Addr().Is4() {
+			return "ip-" + strings.ReplaceAll(a.Addr().String(), ".", "-")
+		}
+	}
+	return i.spec.ID
+}
+
+// serve listens inside of the machine.
+func (i *Instance) serve(address string, handler http.Handler) error {
+	var listener net.Listener
+	err := i.ns.do(func() (err error) {
+		listener, err = net.Listen("tcp4", address+":80") //nolint:noctx // it does not wait for anything
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("listen inside of the machine: %w", err)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	i.servers = append(i.servers, server)
+	go func() { _ = server.Serve(listener) }() // ends with the machine
+	return nil
+}
+
+// clear removes what the machine had outside of its processes.
+func (i *Instance) clear() {
+	var errs []error
+	for _, s := range i.servers {
+		errs = append(errs, s.Close())
+	}
+	for _, p := range i.ports {
+		errs = append(errs, p.vpc.remove(p))
+	}
+	i.ports = map[string]*port{}
+	if i.release != nil {
+		i.release()
+	}
+	if i.ns != nil {
+		errs = append(errs, i.ns.close())
+		i.ns = nil
+	}
+	if err := errors.Join(errs...); err != nil {
+		i.runner.Log.Error("Something of a machine stays", "id", i.spec.ID, "error", err)
+	}
+}
+
+// Stop implements [ec2.Machine].
+func (i *Instance) Stop() {
+	i.state.Lock()
+	i.pulled = true
+	i.state.Unlock()
+	i.mu.Lock()
+	if i.cmd != nil && i.cmd.Process != nil {
+		_ = i.cmd.Process.Kill() // it may have ended by itself
+	}
+	i.mu.Unlock()
+	<-i.dead
+}
+
+// Plug implements [ec2.Machine].
+func (i *Instance) Plug(nic ec2.NIC) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.ns == nil {
+		return fmt.Errorf("plug %s: the machine %s has ended", nic.MAC, i.spec.ID)
+	}
+	for _, p := range i.ports {
+		if p.nic.Index == nic.Index {
+			return fmt.Errorf("plug %s: the machine %s has an interface %d already", nic.MAC, i.spec.ID, nic.Index)
+		}
+	}
+	return i.plug(nic)
+}
+
+func (i *Instance) plug(nic ec2.NIC) error {
+	if _, ok := i.ports[nic.MAC]; ok {
+		return fmt.Errorf("plug %s: the machine %s has it already", nic.MAC, i.spec.ID)
+	}
+	if _, err := net.ParseMAC(nic.MAC); err != nil {
+		return fmt.Errorf("plug: %w", err)
+	}
+	v, err := i.runner.network(nic.VPC)
+	if err != nil {
+		return err
+	}
+	p, err := v.plug(i.ns, nic)
+	if err != nil {
+		return err
+	}
+	i.ports[nic.MAC] = p
+	return nil
+}
+
+// Unplug implements [ec2.Machine].
+func (i *Instance) Unplug(mac string) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	p, ok := i.ports[mac]
+	if !ok {
+		return fmt.Errorf("unplug %s: the machine %s does not have it", mac, i.spec.ID)
+	}
+	delete(i.ports, mac)
+	return p.unplug(i.ns)
+}

@@ -1,0 +1,141 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
+)
+
+// commandTime bounds a command that a test runs, booted included.
+const commandTime = 2 * time.Minute
+
+// ExitError is the end of a command that failed inside of a machine.
+type ExitError struct {
+	Code   int
+	Errors string
+}
+
+func (e *ExitError) Error() string {
+	return fmt.Sprintf("exit code %d: %s", e.Code, strings.TrimSpace(e.Errors))
+}
+
+// Exec runs a command inside of a machine, as root, and returns its standard output. It waits until the machine has booted. A command that ends with
+// another code than 0 is an [*ExitError].
+func (r *Runner) Exec(id string, argv ...string) (string, error) {
+	i, ok := r.Machine(id)
+	if !ok {
+		return "", fmt.Errorf("run %q: there is no machine %s", argv, id)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), commandTime)
+	defer cancel()
+	out, err := i.exec(ctx, control.Request{Program: "exec", Args: argv})
+	if err != nil {
+		return out, fmt.Errorf("run %q in %s: %w", argv, id, err)
+	}
+	return out, nil
+}
+
+func (i *Instance) exec(ctx context.Context, request control.Request) (string, error) {
+	if err := i.wait(ctx); err != nil {
+		return "", err
+	}
+	// The socket lies in the machine's own mounts, which are reached through its first process.
+	path := fmt.Sprintf("/proc/%d/root%s", i.cmd.Process.Pid, control.Socket)
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return "", err
+	}
+	answer, err := control.Send(ctx, conn, request)
+	if err != nil {
+		return "", err
+	}
+	if answer.Code != 0 {
+		err = &ExitError{answer.Code, string(answer.Errors)}
+	}
+	return string(answer.Output), err
+}
+
+// wait for init.
+func (i *Instance) wait(ctx context.Context) error {
+	select {
+	case <-i.booted:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if i.Ended() {
+		return errors.New("the machine has ended")
+	}
+	return nil
+}
+
+// Logs returns what a machine wrote so far, empty for one that never was.
+func (r *Runner) Logs(id string) string {
+	text, err := os.ReadFile(r.logPath(id))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// Dial connects from inside of a machine. The address is an IP address with a port.
+func (r *Runner) Dial(ctx context.Context, id, network, address string) (net.Conn, error) {
+	i, ok := r.Machine(id)
+	if !ok {
+		return nil, fmt.Errorf("dial %s: there is no machine %s", address, id)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.ns == nil {
+		return nil, fmt.Errorf("dial %s: the machine %s has ended", address, id)
+	}
+	return i.ns.dial(ctx, network, address)
+}
+
+// DialVPC connects from a host in a VPC that is no machine.
+func (r *Runner) DialVPC(ctx context.Context, vpc, network, address string) (net.Conn, error) {
+	v, err := r.network(vpc)
+	if err != nil {
+		return nil, err
+	}
+	return v.ns.dial(ctx, network, address)
+}
+
+// ListenVPC listens on a host in a VPC that is no machine, for what stands in a VPC without being an instance: a load balancer, an endpoint. The address
+// is added to the host and has the VPC's prefix length; port 0 is any.
+func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.Listener, error) {
+	v, err := r.network(vpc)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.ns.ip(fmt.Sprintf("addr replace %s dev br0", address)); err != nil {
+		return nil, fmt.Errorf("listen in %s: %w", vpc, err)
+	}
+	var l net.Listener
+	err = v.ns.do(func() (err error) {
+		l, err = net.Listen("tcp", netip.AddrPortFrom(address.Addr(), port).String()) //nolint:noctx // it does not wait for anything
+		return err
+	})
+	return l, err
+}
+
+// dialTime bounds a connection, as a lost packet is never answered.
+const dialTime = 10 * time.Second
+
+func (n *netns) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		return nil, fmt.Errorf("dial: %w", err) // a name would be looked up on another thread, in the host's network
+	}
+	err = n.do(func() (err error) {
+		conn, err = (&net.Dialer{Timeout: dialTime}).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}

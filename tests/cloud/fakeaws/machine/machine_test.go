@@ -1,0 +1,173 @@
+package machine_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
+)
+
+var guest string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "machine-test-")
+	if err == nil {
+		guest = filepath.Join(dir, "guest")
+		err = machine.BuildGuest(context.Background(), guest)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir) // below the temporary directory
+	os.Exit(code)
+}
+
+// world is a runner with what its machines are made of.
+type world struct {
+	*machine.Runner
+	t    *testing.T
+	tree string
+}
+
+// newWorld returns a runner whose image has the files: path to content. It closes it at the end of the test and tells what machines said when it failed.
+func newWorld(t *testing.T, files map[string]string) *world {
+	t.Helper()
+	tree := t.TempDir()
+	for path, content := range files {
+		full := filepath.Join(tree, path)
+		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		mode := os.FileMode(0o644)
+		if strings.HasPrefix(content, "#!") {
+			mode = 0o755
+		}
+		if err := os.WriteFile(full, []byte(content), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := machine.New(machine.Config{Dir: t.TempDir(), Images: map[string]string{"ami-1": tree}, Guest: guest,
+		Environment: map[string]string{"FLAVOUR": "plain vanilla"}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		API: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "api "+r.URL.Path) })})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &world{r, t, tree}
+}
+
+// start boots machine number n of a VPC.
+func (w *world) start(vpc string, n int, userdata string, change ...func(*ec2.MachineSpec)) string {
+	w.t.Helper()
+	id := fmt.Sprintf("i-%s%d", vpc, n)
+	spec := ec2.MachineSpec{ID: id, Userdata: []byte(userdata), Image: "ami-1", Primary: nic(vpc, n, 0)}
+	for _, c := range change {
+		c(&spec)
+	}
+	if _, err := w.Start(spec); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if w.t.Failed() {
+			w.t.Logf("log of %s:\n%s", id, w.Logs(id))
+		}
+	})
+	return id
+}
+
+func nic(vpc string, n, index int) ec2.NIC {
+	return ec2.NIC{MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", index, n), VPC: vpc, Index: index, Addresses: []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("10.0.%d.%d/16", index, n)), netip.MustParsePrefix(fmt.Sprintf("fd00:1::%x:%x/56", index, n)),
+	}}
+}
+
+// run runs a shell command inside and returns what it wrote; it may not fail.
+func (w *world) run(id, command string) string {
+	w.t.Helper()
+	out, err := w.Exec(id, "sh", "-c", command)
+	if err != nil {
+		w.t.Fatalf("%s\n%s", err, out)
+	}
+	return strings.TrimSpace(out)
+}
+
+// fails runs a shell command inside that has to fail.
+func (w *world) fails(id, command string) {
+	w.t.Helper()
+	if out, err := w.Exec(id, "sh", "-c", command); err == nil {
+		w.t.Errorf("%s did not fail: %s", command, out)
+	}
+}
+
+// eventually waits until a command says what is wanted.
+func (w *world) eventually(id, command, want string) {
+	w.t.Helper()
+	var out string
+	if !poll(10*time.Second, func() bool {
+		out, _ = w.Exec(id, "sh", "-c", command)
+		return strings.TrimSpace(out) == want
+	}) {
+		w.t.Fatalf("%s says %q, not %q", command, strings.TrimSpace(out), want)
+	}
+}
+
+func poll(d time.Duration, holds func() bool) bool {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if holds() {
+			return true
+		}
+	}
+	return holds()
+}
+
+const booted = "test -e /var/lib/cloud/instance/boot-finished && echo yes"
+
+func TestBoot(t *testing.T) {
+	w := newWorld(t, map[string]string{"usr/local/bin/hello": "#!/bin/sh\necho hello from the image\n"})
+	begun := time.Now()
+	id := w.start("vpc-a", 5, "#!/bin/sh\nset -eu\nid -u\npwd\necho \"$FLAVOUR, $AWS_ENDPOINT_URL\"\nhello\nhostname\necho to the console >/dev/console\n"+
+		"touch /usr/written /etc/written\n")
+	w.eventually(id, booted, "yes")
+	t.Logf("booted in %v", time.Since(begun))
+	if got, want := w.run(id, "cat /var/log/cloud-init-output.log"), "0\n/\nplain vanilla, http://169.254.170.1\nhello from the image\nip-10-0-0-5"; got != want {
+		t.Errorf("the boot script said\n%s\nnot\n%s", got, want)
+	}
+	for _, path := range []string{"/usr/written", "/etc/written"} {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("the machine wrote %s of the host", path)
+		}
+	}
+	for command, want := range map[string]string{
+		"cat /proc/1/comm": "guest", "cat /sys/class/dmi/id/sys_vendor": "Amazon EC2", "cut -c 1-3 /sys/class/dmi/id/product_uuid": "ec2",
+		"cat /etc/hostname": "ip-10-0-0-5", "getent hosts ip-10-0-0-5 | cut -d' ' -f1": "fd00:1::5", "wc -c </etc/machine-id": "33",
+		"ls /root /home /opt /srv": "/home:\n\n/opt:\n\n/root:\n\n/srv:", "ls /sys/class/net": "eth0\nlo", "stat -c %a /tmp": "1777",
+		"ls /dev":                             "console\nfd\nfull\nlog\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero",
+		"readlink -f $(command -v systemctl)": "/usr/lib/fakeaws/guest",
+	} {
+		if got := w.run(id, command); got != want {
+			t.Errorf("%s says %q, not %q", command, got, want)
+		}
+	}
+	for _, command := range []string{"mount -t tmpfs none /mnt", "mknod /tmp/vda b 254 0", "echo 1 >/proc/sys/kernel/panic", "echo b >/proc/sysrq-trigger"} {
+		w.fails(id, command)
+	}
+	if log := w.Logs(id); !strings.Contains(log, "cloud-init[") || !strings.Contains(log, ": to the console") {
+		t.Errorf("the log lacks something:\n%s", log)
+	}
+}

@@ -1,0 +1,187 @@
+package machine
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+)
+
+// metadata is the instance metadata service of one machine. The hop limit is not enforced: no packet travels.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html
+type metadata struct {
+	spec ec2.MachineSpec
+	now  func() time.Time
+
+	mu     sync.Mutex
+	tokens map[string]time.Time // until when they are good
+}
+
+const (
+	ttlHeader   = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
+	tokenHeader = "X-Aws-Ec2-Metadata-Token"
+	longestTTL  = 21600
+)
+
+func newMetadata(spec ec2.MachineSpec) *metadata {
+	return &metadata{spec: spec, now: time.Now, tokens: map[string]time.Time{}}
+}
+
+// version is the first part of the path.
+var version = regexp.MustCompile(`^(latest|1\.0|20[0-9]{2}-[0-9]{2}-[0-9]{2})$`)
+
+// ServeHTTP implements [http.Handler].
+func (m *metadata) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Server", "EC2ws")
+	if r.URL.Path == "/latest/api/token" {
+		m.token(w, r)
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		refuse(w, http.StatusMethodNotAllowed)
+		return
+	}
+	if !m.allowed(w, r) {
+		refuse(w, http.StatusUnauthorized)
+		return
+	}
+	first, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if first == "" {
+		answer(w, "text/plain", []byte("latest"))
+		return
+	}
+	if !version.MatchString(first) {
+		refuse(w, http.StatusNotFound)
+		return
+	}
+	kind, text, ok := m.get(path)
+	if !ok {
+		refuse(w, http.StatusNotFound)
+		return
+	}
+	answer(w, kind, text)
+}
+
+// token answers PUT /latest/api/token.
+func (m *metadata) token(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPut {
+		w.Header().Set("Allow", "OPTIONS, PUT")
+		refuse(w, http.StatusMethodNotAllowed)
+		return
+	}
+	// From behind a proxy no session can be opened.
+	if _, forwarded := r.Header["X-Forwarded-For"]; forwarded {
+		refuse(w, http.StatusForbidden)
+		return
+	}
+	ttl, err := strconv.Atoi(r.Header.Get(ttlHeader))
+	if err != nil || ttl < 1 || ttl > longestTTL {
+		refuse(w, http.StatusBadRequest)
+		return
+	}
+	id := make([]byte, 40)
+	_, _ = rand.Read(id) // never fails
+	token := base64.URLEncoding.EncodeToString(id)
+	m.mu.Lock()
+	m.tokens[token] = m.now().Add(time.Duration(ttl) * time.Second)
+	m.mu.Unlock()
+	w.Header().Set(ttlHeader, strconv.Itoa(ttl))
+	answer(w, "text/plain", []byte(token))
+}
+
+// allowed looks at the request's token. Without one a request is of version 1.
+func (m *metadata) allowed(w http.ResponseWriter, r *http.Request) bool {
+	tokens, given := r.Header[tokenHeader]
+	if !given {
+		return !m.spec.TokensRequired
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	left := m.tokens[tokens[0]].Sub(m.now())
+	if len(tokens) != 1 || left <= 0 {
+		return false
+	}
+	w.Header().Set(ttlHeader, strconv.Itoa(int(left.Seconds())))
+	return true
+}
+
+// get looks a path up below the version.
+func (m *metadata) get(path string) (kind string, text []byte, ok bool) {
+	switch path {
+	case "":
+		list := "dynamic\nmeta-data"
+		if len(m.spec.Userdata) > 0 {
+			list += "\nuser-data"
+		}
+		return "text/plain", []byte(list), true
+	case "user-data", "user-data/":
+		return "application/octet-stream", m.spec.Userdata, len(m.spec.Userdata) > 0
+	case "dynamic", "dynamic/":
+		return "text/plain", []byte("instance-identity/"), true
+	case "dynamic/instance-identity", "dynamic/instance-identity/":
+		return "text/plain", []byte("document"), true
+	case "dynamic/instance-identity/document":
+		return "text/plain", m.document(), true
+	case "meta-data":
+		path = "meta-data/"
+	}
+	path, ok = strings.CutPrefix(path, "meta-data/")
+	if !ok || m.spec.Metadata == nil {
+		return "", nil, false
+	}
+	// A directory is found with and without the slash at its end.
+	for _, p := range []string{path, strings.TrimSuffix(path, "/"), path + "/"} {
+		if value, ok := m.spec.Metadata(p); ok {
+			return "text/plain", []byte(value), true
+		}
+	}
+	return "", nil, false
+}
+
+// document is the instance identity document, without its signature.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-identity-documents.html
+func (m *metadata) document() []byte {
+	if m.spec.Metadata != nil {
+		if text, ok := m.spec.Metadata("dynamic/instance-identity/document"); ok {
+			return []byte(text)
+		}
+	}
+	value := func(path string) string {
+		if m.spec.Metadata == nil {
+			return ""
+		}
+		text, _ := m.spec.Metadata(path)
+		return text
+	}
+	text, err := json.MarshalIndent(map[string]any{
+		"accountId": value("identity-credentials/ec2/account-id"), "architecture": "x86_64", "availabilityZone": value("placement/availability-zone"),
+		"billingProducts": nil, "devpayProductCodes": nil, "marketplaceProductCodes": nil, "imageId": m.spec.Image, "instanceId": m.spec.ID,
+		"instanceType": value("instance-type"), "kernelId": nil, "pendingTime": m.now().UTC().Format(time.RFC3339), "privateIp": value("local-ipv4"),
+		"ramdiskId": nil, "region": value("placement/region"), "version": "2017-09-30",
+	}, "", "  ")
+	if err != nil {
+		return nil // it is made of strings
+	}
+	return text
+}
+
+func answer(w http.ResponseWriter, kind string, text []byte) {
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
+	_, _ = w.Write(text) // the asker may be gone
+}
+
+func refuse(w http.ResponseWriter, status int) {
+	w.Header().Set("Content-Type", "text/html")
+	w.WriteHeader(status)
+	fmt.Fprintf(w, "<?xml version=\"1.0\" encoding=\"iso-8859-1\"?>\n<html><head><title>%d - %s</title></head><body><h1>%d - %s</h1></body></html>\n",
+		status, http.StatusText(status), status, http.StatusText(status))
+}

@@ -1,0 +1,165 @@
+package machine
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/boot"
+)
+
+// netns is a network namespace without a name: it lives as long as this file is open, or a process or socket is in it.
+type netns struct{ file *os.File }
+
+// thread runs a function on a thread of its own, which ends with it: namespaces are a thread's.
+func thread(f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		result <- f()
+	}()
+	return <-result
+}
+
+func newNetns() (ns *netns, err error) {
+	err = thread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		f, err := os.Open("/proc/thread-self/ns/net")
+		ns = &netns{f}
+		return err
+	})
+	return ns, err
+}
+
+func (n *netns) close() error { return n.file.Close() }
+
+// do runs a function inside.
+func (n *netns) do(f func() error) error {
+	return thread(func() error {
+		if err := n.enter(); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// enter moves the current thread, which has to be locked.
+func (n *netns) enter() error {
+	if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return nil
+}
+
+// path is for programs of this machine.
+func (n *netns) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
+
+// ip runs commands of ip(8) inside, all or up to the first that fails.
+func (n *netns) ip(lines ...string) error {
+	if len(lines) == 0 {
+		return nil
+	}
+	return n.do(func() error {
+		cmd := exec.Command("ip", "-batch", "-") //nolint:noctx // it does not wait for anything
+		cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("ip: %w: %s\n%s", err, strings.TrimSpace(string(out)), strings.Join(lines, "\n"))
+		}
+		return nil
+	})
+}
+
+// set writes settings of the kernel, below /proc/sys/net. Those of a kernel without IPv6 are left out.
+func (n *netns) set(settings map[string]string) error {
+	return n.do(func() error {
+		for name, value := range settings {
+			err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644) //nolint:gosec // it exists
+			if err != nil && (!errors.Is(err, os.ErrNotExist) || !strings.HasPrefix(name, "ipv6/")) {
+				return fmt.Errorf("kernel setting: %w", err)
+			}
+		}
+		return nil
+	})
+}
+
+// starter is the thread that starts the machines' first processes and lasts as long as they may: the kernel kills them when it ends.
+type starter struct {
+	jobs chan func()
+	done chan struct{}
+	once sync.Once
+}
+
+func newStarter() (*starter, error) {
+	s := &starter{jobs: make(chan func()), done: make(chan struct{})}
+	home := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		defer close(s.done)
+		f, err := os.Open("/proc/thread-self/ns/net")
+		home <- err
+		if err != nil {
+			return
+		}
+		defer f.Close()
+		own := &netns{f}
+		for job := range s.jobs {
+			job()
+			if err := own.enter(); err != nil {
+				panic(err) // the thread would be lost in a machine
+			}
+		}
+	}()
+	return s, <-home
+}
+
+func (s *starter) start(cmd *exec.Cmd, ns *netns) error {
+	result := make(chan error, 1)
+	s.jobs <- func() {
+		if err := ns.enter(); err != nil {
+			result <- err
+			return
+		}
+		result <- cmd.Start()
+	}
+	return <-result
+}
+
+func (s *starter) close() {
+	s.once.Do(func() { close(s.jobs) })
+	<-s.done
+}
+
+// command is the first process of a machine, in namespaces of its own. files are from [boot.Spec] on.
+func command(guest string, files []*os.File, log *os.File) *exec.Cmd {
+	return &exec.Cmd{Path: guest, Args: []string{"guest", "enter"}, Env: []string{}, Dir: "/", Stdout: log, Stderr: log, ExtraFiles: files,
+		SysProcAttr: &syscall.SysProcAttr{
+			Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC, Pdeathsig: syscall.SIGKILL, Setsid: true,
+		}}
+}
+
+// specFile is a file without a name that holds what the machine is.
+func specFile(c boot.Config) (*os.File, error) {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("machine", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "machine")
+	if _, err := f.WriteAt(text, 0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,132 @@
+package machine
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+)
+
+// vpc is a network: a bridge in a namespace of its own, where the VPC's router would be a host.
+type vpc struct {
+	ns *netns
+
+	mu       sync.Mutex
+	ports    int
+	networks []netip.Prefix
+}
+
+// port is a network interface that is plugged into a machine.
+type port struct {
+	vpc  *vpc
+	name string // on the bridge
+	nic  ec2.NIC
+}
+
+// settings of the kernel in every namespace: addresses work at once, are announced when they come up, and are answered for only by the interface that
+// has them.
+var settings = map[string]string{
+	"ipv4/conf/all/arp_notify": "1", "ipv4/conf/default/arp_notify": "1", "ipv4/conf/all/arp_ignore": "1", "ipv4/conf/all/arp_announce": "2",
+	"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
+	"ipv6/conf/all/accept_dad": "0", "ipv6/conf/default/accept_dad": "0", "ipv6/conf/all/accept_ra": "0", "ipv6/conf/default/accept_ra": "0",
+	"ipv6/conf/all/ndisc_notify": "1", "ipv6/conf/default/ndisc_notify": "1",
+}
+
+// network returns a VPC's network, which is made when it is first needed.
+func (r *Runner) network(id string) (*vpc, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v := r.vpcs[id]; v != nil {
+		return v, nil
+	}
+	ns, err := newNetns()
+	if err != nil {
+		return nil, err
+	}
+	v := &vpc{ns: ns}
+	if err = ns.set(settings); err == nil {
+		err = ns.ip("link set lo up", "link add br0 type bridge mcast_snooping 0", "link set br0 up")
+	}
+	if err != nil {
+		_ = ns.close() // the error above is the one to tell
+		return nil, fmt.Errorf("network of %s: %w", id, err)
+	}
+	r.vpcs[id] = v
+	return v, nil
+}
+
+// plug connects a machine's namespace with a network.
+func (v *vpc) plug(ns *netns, nic ec2.NIC) (*port, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.ports++
+	p := &port{vpc: v, name: fmt.Sprintf("port%d", v.ports), nic: nic}
+	lines := []string{
+		fmt.Sprintf("link add %s type veth peer name %s address %s netns %s", p.name, p.device(), nic.MAC, ns.path()),
+		fmt.Sprintf("link set %s master br0", p.name), fmt.Sprintf("link set %s up", p.name),
+	}
+	for _, a := range nic.Addresses {
+		if network := a.Masked(); !slices.Contains(v.networks, network) {
+			// The first address of a network is its router's.
+			// https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html
+			lines = append(lines, fmt.Sprintf("addr add %s dev br0", netip.PrefixFrom(network.Addr().Next(), network.Bits())))
+			v.networks = append(v.networks, network)
+		}
+	}
+	if err := v.ns.ip(lines...); err != nil {
+		return nil, fmt.Errorf("plug %s: %w", nic.MAC, err)
+	}
+	if err := ns.ip(p.configuration()...); err != nil {
+		_ = v.ns.ip("link del " + p.name) // the error above is the one to tell
+		return nil, fmt.Errorf("plug %s: %w", nic.MAC, err)
+	}
+	return p, nil
+}
+
+// unplug takes it away again. What the machine was told of it goes with it, but for rules.
+func (p *port) unplug(ns *netns) error {
+	if err := p.vpc.remove(p); err != nil {
+		return err
+	}
+	var lines []string
+	for _, a := range p.nic.Addresses {
+		if p.nic.Index > 0 {
+			lines = append(lines, p.rule("del", a))
+		}
+	}
+	return ns.ip(lines...)
+}
+
+// remove deletes both ends of a port.
+func (v *vpc) remove(p *port) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if err := v.ns.ip("link del " + p.name); err != nil {
+		return fmt.Errorf("unplug %s: %w", p.nic.MAC, err)
+	}
+	return nil
+}
+
+func (p *port) device() string { return fmt.Sprintf("eth%d", p.nic.Index) }
+
+func (p *port) rule(verb string, a netip.Prefix) string {
+	return fmt.Sprintf("rule %s from %s lookup %d", verb, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()), 10000+p.nic.Index)
+}
+
+// configuration is what the network tools of an image do, amazon-ec2-net-utils on Amazon's own: what comes from the address of a further interface leaves
+// through it; everything else through the first.
+func (p *port) configuration() []string {
+	var lines []string
+	for _, a := range p.nic.Addresses {
+		lines = append(lines, fmt.Sprintf("addr add %s dev %s metric %d", a, p.device(), 512+p.nic.Index))
+	}
+	lines = append(lines, fmt.Sprintf("link set %s up", p.device()))
+	for _, a := range p.nic.Addresses {
+		if p.nic.Index > 0 {
+			lines = append(lines, fmt.Sprintf("route add %s dev %s src %s table %d", a.Masked(), p.device(), a.Addr(), 10000+p.nic.Index), p.rule("add", a))
+		}
+	}
+	return lines
+}

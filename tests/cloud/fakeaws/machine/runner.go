@@ -1,0 +1,316 @@
+// Package machine owns the machines of the fake EC2: each is a set of processes in namespaces of its own, with a file system that is the host's under an
+// image's tree, a network interface in its VPC, the instance metadata service at its usual address, and an init that runs the unmodified boot script and
+// the image's real units.
+//
+// Invariant: a machine touches nothing outside of its namespaces, and nothing of it is left when it was stopped, when the runner was closed or when the
+// runner's process was killed: networks live in namespaces without a name, and every first process ends with the thread that started it.
+//
+// It needs root, iproute2 and a kernel with namespaces, overlayfs, veth and bridges.
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/boot"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
+)
+
+// guestPackage is the program that runs inside of the machines.
+const guestPackage = "github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/cmd/guest"
+
+// programs are the names of the guest inside of the machines.
+var programs = []string{"systemctl", "journalctl", "poweroff", "halt", "reboot", "shutdown"}
+
+// Config of a [Runner].
+type Config struct {
+	// Dir keeps logs and built images, and for the time of the runner what it works with. Empty: a temporary directory, which Close removes.
+	Dir string
+	// Images maps AMI IDs to directories with what lies over the host's root: units, programs, users. "" is for AMIs that are not named. A tree may
+	// not change while machines run on it.
+	Images map[string]string
+	// API answers at http://169.254.170.1 inside; nil: nobody does.
+	API http.Handler
+	// Environment goes to the services and the boot script of every machine, as the manager's default environment of the image.
+	Environment map[string]string
+	// Guest is the program of the package cmd/guest, built without cgo; empty: it is built.
+	Guest string
+	Log   *slog.Logger
+}
+
+// Runner starts machines. Its methods may be called concurrently.
+type Runner struct {
+	Config
+	starter *starter
+	remove  []string // at Close
+
+	mu        sync.Mutex
+	closed    bool
+	instances map[string]*Instance
+	all       []*Instance
+	vpcs      map[string]*vpc
+	builds    int
+}
+
+var _ ec2.Machines = (*Runner)(nil)
+
+// New returns a runner, or an error that names what this host lacks.
+func New(c Config) (*Runner, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("machines are made of namespaces and mounts, which only root can make: run this as root")
+	}
+	for _, program := range []string{"ip", "cp"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return nil, fmt.Errorf("machines need %s (packages iproute2 and coreutils): %w", program, err)
+		}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.Images = maps.Clone(c.Images)
+	r := &Runner{Config: c, instances: map[string]*Instance{}, vpcs: map[string]*vpc{}}
+	if err := r.prepare(); err != nil {
+		return nil, errors.Join(err, r.clean())
+	}
+	var err error
+	if r.starter, err = newStarter(); err != nil {
+		return nil, errors.Join(err, r.clean())
+	}
+	return r, nil
+}
+
+// prepare makes the directories and the guest.
+func (r *Runner) prepare() error {
+	if r.Dir == "" {
+		dir, err := os.MkdirTemp("", "machines-")
+		if err != nil {
+			return err
+		}
+		r.Dir, r.remove = dir, append(r.remove, dir)
+	}
+	dir, err := filepath.Abs(r.Dir)
+	if err != nil {
+		return err
+	}
+	r.Dir = dir
+	for _, name := range []string{"logs", "images", "run"} {
+		if err := os.MkdirAll(filepath.Join(r.Dir, name), 0o700); err != nil {
+			return err
+		}
+	}
+	r.remove = append(r.remove, filepath.Join(r.Dir, "run"))
+	if r.Guest != "" {
+		r.Guest, err = filepath.Abs(r.Guest)
+		return err
+	}
+	r.Guest = filepath.Join(r.Dir, "run", "guest")
+	return BuildGuest(context.Background(), r.Guest)
+}
+
+// BuildGuest builds the program that [Config.Guest] names. It is called from inside of this module.
+func BuildGuest(ctx context.Context, path string) error {
+	build := exec.CommandContext(ctx, "go", "build", "-o", path, guestPackage)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the machines' init: %w\n%s", err, out)
+	}
+	return nil
+}
+
+func (r *Runner) clean() error {
+	var errs []error
+	for _, path := range r.remove {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	return errors.Join(errs...)
+}
+
+// AddImage names a tree after the runner was made.
+func (r *Runner) AddImage(ami, tree string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.Images == nil {
+		r.Images = map[string]string{}
+	}
+	r.Images[ami] = tree
+}
+
+// Close pulls all plugs and removes what the runner made, except for logs and images in a directory that was given.
+func (r *Runner) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	all := r.all
+	r.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, i := range all {
+		wg.Go(i.Stop)
+	}
+	wg.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var errs []error
+	for _, v := range r.vpcs {
+		errs = append(errs, v.ns.close())
+	}
+	r.starter.close()
+	return errors.Join(append(errs, r.clean())...)
+}
+
+// Start implements [ec2.Machines]. Errors that come after it returned end the machine and are in its log.
+func (r *Runner) Start(spec ec2.MachineSpec) (ec2.Machine, error) { //nolint:revive // as the interface has it
+	return r.start(spec)
+}
+
+func (r *Runner) start(spec ec2.MachineSpec) (*Instance, error) {
+	if spec.ID == "" || spec.ID != filepath.Base(spec.ID) {
+		return nil, fmt.Errorf("start machine: %q is no ID", spec.ID)
+	}
+	if len(spec.Primary.Addresses) == 0 || spec.Primary.VPC == "" {
+		return nil, fmt.Errorf("start machine %s: its network interface has no address or no VPC", spec.ID)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errors.New("start machine: the runner was closed")
+	}
+	if old := r.instances[spec.ID]; old != nil && !old.Ended() {
+		return nil, fmt.Errorf("start machine %s: it runs", spec.ID)
+	}
+	tree, ok := r.Images[spec.Image]
+	if !ok {
+		if tree, ok = r.Images[""]; !ok {
+			return nil, fmt.Errorf("start machine %s: there is no tree for the image %q", spec.ID, spec.Image)
+		}
+	}
+	if info, err := os.Stat(tree); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("start machine %s: the tree of the image %q is no directory: %s", spec.ID, spec.Image, tree)
+	}
+	i := &Instance{runner: r, spec: spec, tree: tree, booted: make(chan struct{}), dead: make(chan struct{}), ports: map[string]*port{}}
+	r.instances[spec.ID] = i
+	r.all = append(slices.DeleteFunc(r.all, (*Instance).Ended), i)
+	i.mu.Lock() // until it is up: who plugs or pulls waits for it
+	go i.boot()
+	return i, nil
+}
+
+// Machine returns one that was started, also when it has ended.
+func (r *Runner) Machine(id string) (*Instance, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i, ok := r.instances[id]
+	return i, ok
+}
+
+func (r *Runner) logPath(id string) string { return filepath.Join(r.Dir, "logs", id+".log") }
+
+// identity is what the machine's own files say.
+func (i *Instance) identity(hostname, machineID string) (files, dmi map[string]string) {
+	var hosts strings.Builder
+	hosts.WriteString("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")
+	for _, a := range i.spec.Primary.Addresses {
+		fmt.Fprintf(&hosts, "%s %s\n", a.Addr(), hostname)
+	}
+	files = baseFiles(hostname, machineID)
+	files["etc/hosts"] = hosts.String()
+	if environment := i.runner.environment(); len(environment) > 0 {
+		var conf strings.Builder
+		conf.WriteString("[Manager]\n")
+		for _, name := range slices.Sorted(maps.Keys(environment)) {
+			fmt.Fprintf(&conf, "DefaultEnvironment=%s\n", strconv.Quote(name+"="+environment[name]))
+		}
+		files["etc/systemd/system.conf.d/50-fakeaws.conf"] = conf.String()
+	}
+	return files, map[string]string{
+		"sys_vendor": "Amazon EC2", "product_name": "t3.micro", "product_uuid": uuidOf(machineID), "product_serial": uuidOf(machineID),
+		"bios_vendor": "Amazon EC2", "bios_version": "1.0", "board_vendor": "Amazon EC2", "board_asset_tag": i.spec.ID, "chassis_vendor": "Amazon EC2",
+		"chassis_asset_tag": "Amazon EC2",
+	}
+}
+
+func baseFiles(hostname, machineID string) map[string]string {
+	return map[string]string{
+		"etc/hostname": hostname + "\n", "etc/machine-id": machineID + "\n",
+		// The VPC's resolver, at which nobody answers: it refuses at once.
+		"etc/resolv.conf": "nameserver 169.254.169.253\noptions attempts:1 timeout:1\n",
+	}
+}
+
+// environment of the services: where AWS is, and what the caller adds.
+func (r *Runner) environment() map[string]string {
+	environment := map[string]string{}
+	if r.API != nil {
+		environment["AWS_ENDPOINT_URL"] = "http://" + apiAddress
+		environment["AWS_S3_USE_PATH_STYLE"] = "true"
+	}
+	maps.Copy(environment, r.Environment)
+	return environment
+}
+
+// uuidOf begins with ec2, as those of instances do.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
+func uuidOf(id string) string {
+	return "ec2" + id[3:8] + "-" + id[8:12] + "-" + id[12:16] + "-" + id[16:20] + "-" + id[20:32]
+}
+
+// launch starts the first process of a machine. ready is closed when its init listens; release ends the machine when it is called, or when this process
+// ends.
+func (r *Runner) launch(c boot.Config, ns *netns, log *os.File) (cmd *exec.Cmd, ready <-chan struct{}, release func(), err error) {
+	c.Tree.Guest, c.Tree.GuestPath, c.Tree.Programs = r.Guest, control.Guest, programs
+	if c.Tree.Mount, err = os.MkdirTemp(filepath.Join(r.Dir, "run"), "root-"); err != nil {
+		return nil, nil, nil, err
+	}
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			_ = f.Close() // the machine has its own
+		}
+	}()
+	spec, err := specFile(c)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	files = append(files, spec)
+	up, upWrite, err := os.Pipe()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	files = append(files, upWrite)
+	lifeRead, life, err := os.Pipe()
+	if err != nil {
+		return nil, nil, nil, errors.Join(err, up.Close())
+	}
+	files = append(files, lifeRead)
+	cmd = command(r.Guest, files, log)
+	if err := r.starter.start(cmd, ns); err != nil {
+		return nil, nil, nil, errors.Join(fmt.Errorf("start the first process: %w", err), up.Close(), life.Close(), os.Remove(c.Tree.Mount))
+	}
+	listening := make(chan struct{})
+	go func() {
+		defer close(listening)
+		defer up.Close()
+		_, _ = up.Read(make([]byte, 1)) // ends when init listens, or never will
+	}()
+	return cmd, listening, func() {
+		_ = life.Close() // the machine ends, if it has not yet
+		if err := os.Remove(c.Tree.Mount); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			r.Log.Warn("A directory of a machine stays", "error", err)
+		}
+	}, nil
+}

@@ -1,0 +1,319 @@
+package supervise
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
+)
+
+// processes starts all children of init and reaps all that end, also those that became its children when their parents ended.
+type processes struct {
+	mu   sync.Mutex
+	ours map[int]*process
+}
+
+// process is one that somebody waits for.
+type process struct {
+	pid int
+	// done is closed after status was set.
+	done   chan struct{}
+	status syscall.WaitStatus
+}
+
+// Exit codes of a process that could not become what it should. systemd.exec(5), "Process Exit Codes"
+const (
+	exitChdir  = 200
+	exitLimits = 205
+	exitExec   = 203
+	exitGroup  = 216
+	exitUser   = 217
+	exitCaps   = 218
+)
+
+// spec is what a process is to become. It is handed to [Become].
+type spec struct {
+	Path              string
+	Argv, Environment []string
+	// PIDVariables get the process's own number.
+	PIDVariables      []string
+	Directory         string
+	DirectoryOptional bool
+	UMask             int
+	UID, GID          int
+	Groups            []int
+	Bounding          *uint64
+	Ambient           uint64
+	Limits            map[int][2]uint64
+	NoNewPrivileges   bool
+}
+
+// becomeError is what a process said that could not become what it should. The process itself ends with Code.
+type becomeError struct {
+	Code int
+	Text string
+}
+
+func (e *becomeError) Error() string { return e.Text }
+
+func newProcesses() *processes { return &processes{ours: map[int]*process{}} }
+
+// reap collects what has ended, for ever.
+func (t *processes) reap() {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGCHLD)
+	for {
+		for t.reapOne() {
+		}
+		<-ended
+	}
+}
+
+func (t *processes) reapOne() bool {
+	t.mu.Lock() // a process is in the table before its end is looked at
+	defer t.mu.Unlock()
+	var status syscall.WaitStatus
+	pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+	if errors.Is(err, syscall.EINTR) {
+		return true
+	}
+	if err != nil || pid <= 0 {
+		return false
+	}
+	if p := t.ours[pid]; p != nil {
+		p.status = status
+		delete(t.ours, pid)
+		close(p.done)
+	}
+	return true
+}
+
+// adopt waits for a process that somebody else started, init's child or to become it. It reports whether there is one.
+func (t *processes) adopt(pid int) (*process, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.ours[pid]; p != nil {
+		return p, true
+	}
+	if pid <= 1 || syscall.Kill(pid, 0) != nil {
+		return nil, false
+	}
+	p := &process{pid: pid, done: make(chan struct{})}
+	t.ours[pid] = p
+	return p, true
+}
+
+// start runs a process in a session of its own. A *becomeError comes with a process, which ends by itself.
+func (t *processes) start(s spec, stdin, stdout, stderr *os.File) (*process, error) {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Path, err)
+	}
+	in, err := memory(text)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Path, err)
+	}
+	defer in.Close()
+	said, say, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Path, err)
+	}
+	defer said.Close()
+	t.mu.Lock()
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"(" + s.Argv[0] + ")", "become"}, &syscall.ProcAttr{
+		Dir: "/", Files: []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd(), in.Fd(), say.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	p := &process{pid: pid, done: make(chan struct{})}
+	if err == nil {
+		t.ours[pid] = p
+	}
+	t.mu.Unlock()
+	_ = say.Close() // the end that is waited for is the process's
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Path, err)
+	}
+	answer, err := io.ReadAll(said)
+	if err != nil || len(answer) == 0 {
+		return p, err
+	}
+	var failed becomeError
+	if err := json.Unmarshal(answer, &failed); err != nil {
+		return p, fmt.Errorf("start %s: %w", s.Path, err)
+	}
+	return p, &failed
+}
+
+// memory returns a file without a name that holds data, at its beginning.
+func memory(data []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("spec", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "spec")
+	if _, err := f.WriteAt(data, 0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Become turns this process into the one described by file descriptor 3. It does not return.
+func Become() {
+	runtime.LockOSThread() // what follows is a thread's, and the one that executes is the one that stays
+	// Raw numbers: closed by execution, when all went well.
+	unix.CloseOnExec(3)
+	unix.CloseOnExec(4)
+	err := become(os.NewFile(3, "spec"))
+	failed := &becomeError{Code: 1, Text: err.Error()}
+	errors.As(err, &failed)
+	_ = json.NewEncoder(os.NewFile(4, "answer")).Encode(failed) // the exit code says it too
+	os.Exit(failed.Code)
+}
+
+func become(in io.Reader) error {
+	var s spec
+	if err := json.NewDecoder(in).Decode(&s); err != nil {
+		return err
+	}
+	fail := func(code int, format string, args ...any) error {
+		return &becomeError{code, s.Path + ": " + fmt.Sprintf(format, args...)}
+	}
+	for resource, l := range s.Limits {
+		if err := syscall.Setrlimit(resource, &syscall.Rlimit{Cur: l[0], Max: l[1]}); err != nil {
+			return fail(exitLimits, "limits: %v", err)
+		}
+	}
+	syscall.Umask(s.UMask)
+	if s.Bounding != nil {
+		for bit := range 64 {
+			if unit.AllCapabilities&^*s.Bounding&(1<<bit) == 0 {
+				continue
+			}
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(bit), 0, 0, 0); err != nil && !errors.Is(err, syscall.EINVAL) { // newer than the kernel
+				return fail(exitCaps, "drop capability %d: %v", bit, err)
+			}
+		}
+	}
+	if err := setUser(s); err != nil {
+		return fail(exitUser, "%v", err)
+	}
+	if err := raise(s.Ambient); err != nil {
+		return fail(exitCaps, "ambient capabilities: %v", err)
+	}
+	if s.NoNewPrivileges {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return fail(exitCaps, "no new privileges: %v", err)
+		}
+	}
+	if err := os.Chdir(s.Directory); err != nil && !s.DirectoryOptional {
+		return fail(exitChdir, "%v", err)
+	}
+	environment := slices.Clone(s.Environment)
+	for _, name := range s.PIDVariables {
+		environment = append(environment, name+"="+strconv.Itoa(os.Getpid()))
+	}
+	return fail(exitExec, "%v", syscall.Exec(s.Path, s.Argv, environment))
+}
+
+// setUser changes this thread's user and keeps the capabilities that are allowed for when they are raised.
+func setUser(s spec) error {
+	if err := syscall.Setgroups(s.Groups); err != nil {
+		return fmt.Errorf("set groups %v: %w", s.Groups, err)
+	}
+	if err := syscall.Setresgid(s.GID, s.GID, s.GID); err != nil {
+		return fmt.Errorf("set group %d: %w", s.GID, err)
+	}
+	if s.UID == 0 {
+		return nil
+	}
+	if s.Ambient != 0 {
+		if err := unix.Prctl(unix.PR_SET_KEEPCAPS, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("keep capabilities: %w", err)
+		}
+	}
+	// This thread's only: the others end when it executes.
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(s.UID), uintptr(s.UID), uintptr(s.UID)); errno != 0 {
+		return fmt.Errorf("set user %d: %w", s.UID, errno)
+	}
+	return nil
+}
+
+func raise(bits uint64) error {
+	if bits == 0 {
+		return nil
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return err
+	}
+	for i := range data {
+		part := uint32(bits >> (32 * i))
+		data[i].Inheritable |= part
+		data[i].Effective |= part & data[i].Permitted
+	}
+	if err := unix.Capset(&header, &data[0]); err != nil {
+		return err
+	}
+	for bit := range 64 {
+		if bits&(1<<bit) == 0 {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, uintptr(bit), 0, 0); err != nil {
+			return fmt.Errorf("capability %d: %w", bit, err)
+		}
+	}
+	return nil
+}
+
+// members are the processes of an invocation: those in a session that it began, and those that carry its ID.
+func members(invocation string, sessions map[int]bool) []int {
+	return alive(func(pid, session int) bool { return sessions[session] || carries(pid, invocation) })
+}
+
+// alive lists the processes but init, zombies excluded, that belong to something.
+func alive(belongs func(pid, session int) bool) []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil // no machine is without
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == 1 {
+			continue
+		}
+		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue // ended meanwhile
+		}
+		// PID (name) state ppid pgrp session …
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		if len(fields) < 4 || fields[0] == "Z" || fields[0] == "X" {
+			continue
+		}
+		if session, err := strconv.Atoi(fields[3]); err == nil && belongs(pid, session) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func carries(pid int, invocation string) bool {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return false // ended meanwhile
+	}
+	return slices.Contains(strings.Split(string(text), "\x00"), "INVOCATION_ID="+invocation)
+}
