@@ -1,0 +1,398 @@
+package modules
+
+import (
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/hcl/v2"
+	"github.com/zclconf/go-cty/cty"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+)
+
+const (
+	account   = "123456789012"
+	ec2       = "arn:aws:ec2:us-west-2:" + account + ":"
+	bucket    = "arn:aws:s3:::state"
+	key       = "arn:aws:secretsmanager:us-west-2:" + account + ":secret:nstance/example/encryption-key-AbCdEf"
+	parameter = "arn:aws:ssm:us-west-2:" + account + ":parameter/nstance/example/encryption-key"
+	kms       = "arn:aws:kms:us-west-2:" + account + ":key/00000000-0000-0000-0000-000000000000"
+	agentRole = "arn:aws:iam::" + account + ":role/example-nstance-agent"
+	group     = "arn:aws:elasticloadbalancing:us-west-2:" + account + ":targetgroup/web/0123456789abcdef"
+	vpc       = "vpc-0000000000000000a"
+)
+
+func module(t *testing.T, parts ...string) file {
+	t.Helper()
+	_, here, _, ok := runtime.Caller(0)
+	if !ok {
+		t.Fatal("built without file names")
+	}
+	f, err := parseFile(filepath.Join(append([]string{filepath.Dir(here), "..", "..", "modules", "aws"}, parts...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// choices are the account module's variables that matter to policies.
+type choices struct {
+	prefix, kms, vpc string
+	parameter        bool
+	targetGroups     map[string]string
+}
+
+// locals evaluates the account module's policies.
+func (c choices) locals(t *testing.T) map[string]cty.Value {
+	t.Helper()
+	text := func(s string) cty.Value {
+		if s == "" {
+			return cty.NullVal(cty.String)
+		}
+		return cty.StringVal(s)
+	}
+	source, arn := "aws-secrets-manager", key
+	if c.parameter {
+		source, arn = "aws-parameter-store", parameter
+	}
+	groups := cty.MapValEmpty(cty.String)
+	if len(c.targetGroups) > 0 {
+		values := map[string]cty.Value{}
+		for name, arn := range c.targetGroups {
+			values[name] = cty.StringVal(arn)
+		}
+		groups = cty.MapVal(values)
+	}
+	out, err := module(t, "account", "policy.tf").locals(map[string]cty.Value{
+		"var": cty.ObjectVal(map[string]cty.Value{
+			"cluster": cty.ObjectVal(map[string]cty.Value{
+				"id": cty.StringVal("example"), "bucket_arn": cty.StringVal(bucket), "prefix": cty.StringVal(c.prefix), "kms_key_arn": text(c.kms),
+				"encryption_key": cty.ObjectVal(map[string]cty.Value{"provider": cty.StringVal(source), "arn": cty.StringVal(arn)}),
+			}),
+			"vpc_id": text(c.vpc), "target_group_arns": groups,
+		}),
+		"local": cty.ObjectVal(map[string]cty.Value{
+			"partition": cty.StringVal("aws"), "region": cty.StringVal("us-west-2"), "account_id": cty.StringVal(account), "agent_role_arn": cty.StringVal(agentRole),
+		}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// server parses the servers' policy.
+func (c choices) server(t *testing.T) *policy.Document {
+	t.Helper()
+	doc, err := policy.Parse(policy.Identity, c.locals(t)["server_policy"].AsString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+// full has everything.
+var full = choices{kms: kms, vpc: vpc, targetGroups: map[string]string{"web/http": group}}
+
+// question is one row of a table. A resource stands for its last part where it can.
+type question struct {
+	why      string
+	action   string
+	resource string
+	context  policy.Context
+	allowed  bool
+}
+
+func ask(t *testing.T, doc *policy.Document, questions []question) {
+	t.Helper()
+	caller := policy.Caller{ARN: "arn:aws:sts::" + account + ":assumed-role/example-nstance-server/i-0a", RoleARN: "arn:aws:iam::" + account + ":role/example-nstance-server", Account: account}
+	for _, q := range questions {
+		got := policy.Evaluate(policy.Policies{Identity: []*policy.Document{doc}}, policy.Request{Action: q.action, Resource: q.resource, Caller: caller, Context: q.context})
+		if got.Allowed != q.allowed {
+			t.Errorf("%s: %s on %s with %v: allowed = %v, want %v", q.why, q.action, q.resource, q.context, got.Allowed, q.allowed)
+		}
+	}
+}
+
+// launched are the condition keys of a RunInstances call for an instance, changed by pairs of key and value; "" takes the key away.
+func launched(changes ...string) policy.Context {
+	out := policy.Context{
+		"aws:RequestTag/nstance:cluster": {"example"}, "aws:RequestTag/nstance:managed": {"true"}, "aws:RequestTag/nstance:shard": {"us-west-2a"},
+		"ec2:MetadataHttpTokens": {"required"}, "ec2:InstanceType": {"t4g.small"},
+	}
+	for i := 0; i < len(changes); i += 2 {
+		if out[changes[i]] = []string{changes[i+1]}; changes[i+1] == "" {
+			delete(out, changes[i])
+		}
+	}
+	return out
+}
+
+// tagged are the condition keys of a call that touches what has these tags.
+func tagged(pairs ...string) policy.Context {
+	out := policy.Context{}
+	for i := 0; i < len(pairs); i += 2 {
+		out["aws:ResourceTag/nstance:"+pairs[i]] = []string{pairs[i+1]}
+	}
+	return out
+}
+
+func TestServerStartsOnlyItsOwn(t *testing.T) {
+	ask(t, full.server(t), []question{
+		{"an instance of the cluster", "ec2:RunInstances", ec2 + "instance/*", launched(), true},
+		{"without a cluster", "ec2:RunInstances", ec2 + "instance/*", launched("aws:RequestTag/nstance:cluster", ""), false},
+		{"of another cluster", "ec2:RunInstances", ec2 + "instance/*", launched("aws:RequestTag/nstance:cluster", "other"), false},
+		{"without nstance:managed", "ec2:RunInstances", ec2 + "instance/*", launched("aws:RequestTag/nstance:managed", ""), false},
+		{"without any tags", "ec2:RunInstances", ec2 + "instance/*", policy.Context{"ec2:MetadataHttpTokens": {"required"}}, false},
+		{"with IMDSv1", "ec2:RunInstances", ec2 + "instance/*", launched("ec2:MetadataHttpTokens", "optional"), false},
+		{"with what the account has for IMDS", "ec2:RunInstances", ec2 + "instance/*", launched("ec2:MetadataHttpTokens", ""), false},
+		{"in another region", "ec2:RunInstances", "arn:aws:ec2:eu-west-1:" + account + ":instance/*", launched(), false},
+		{"in a subnet of the VPC", "ec2:RunInstances", ec2 + "subnet/subnet-0a", policy.Context{"ec2:Vpc": {ec2 + "vpc/" + vpc}}, true},
+		{"in a subnet of another VPC", "ec2:RunInstances", ec2 + "subnet/subnet-0b", policy.Context{"ec2:Vpc": {ec2 + "vpc/vpc-0000000000000000b"}}, false},
+		{"from any image", "ec2:RunInstances", "arn:aws:ec2:us-west-2::image/ami-0a", nil, true},
+		{"from an image's snapshot", "ec2:RunInstances", "arn:aws:ec2:us-west-2::snapshot/snap-0a", nil, true},
+		{"with a disk", "ec2:RunInstances", ec2 + "volume/*", nil, true},
+		{"with an interface", "ec2:RunInstances", ec2 + "network-interface/*", nil, true},
+		{"with a security group", "ec2:RunInstances", ec2 + "security-group/sg-0a", nil, true},
+		{"as spot", "ec2:RunInstances", ec2 + "spot-instances-request/*", nil, true},
+		{"with a launch template, which could say anything", "ec2:RunInstances", ec2 + "launch-template/lt-0a", nil, false},
+
+		{"tags with the instance", "ec2:CreateTags", ec2 + "instance/i-0a", policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
+		{"tags with its disk", "ec2:CreateTags", ec2 + "volume/vol-0a", policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
+		{"tags with its interface", "ec2:CreateTags", ec2 + "network-interface/eni-0a", policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
+		{"tags with a spot request", "ec2:CreateTags", ec2 + "spot-instances-request/sir-0a", policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
+		{"tags on what exists: it would make anything the cluster's own", "ec2:CreateTags", ec2 + "instance/i-0a", nil, false},
+		{"tags with a VPC", "ec2:CreateTags", ec2 + "instance/i-0a", policy.Context{"ec2:CreateAction": {"CreateVpc"}}, false},
+		{"no tags back", "ec2:DeleteTags", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
+
+		{"the agents' role", "iam:PassRole", agentRole, policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}}, true},
+		{"the agents' role to something else", "iam:PassRole", agentRole, policy.Context{"iam:PassedToService": {"lambda.amazonaws.com"}}, false},
+		{"its own role", "iam:PassRole", "arn:aws:iam::" + account + ":role/example-nstance-server", policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}}, false},
+		{"an administrator's role", "iam:PassRole", "arn:aws:iam::" + account + ":role/admin", policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}}, false},
+	})
+	ask(t, choices{}.server(t), []question{
+		{"any VPC, where none is named", "ec2:RunInstances", ec2 + "subnet/subnet-0b", policy.Context{"ec2:Vpc": {ec2 + "vpc/vpc-0000000000000000b"}}, true},
+	})
+}
+
+func TestServerTouchesOnlyItsOwn(t *testing.T) {
+	attach, detach, terminate := "ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface", "ec2:TerminateInstances"
+	ask(t, full.server(t), []question{
+		{"an instance of a group", terminate, ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true", "shard", "us-west-2a"), true},
+		{"another cluster's", terminate, ec2 + "instance/i-0a", tagged("cluster", "other", "managed", "true"), false},
+		{"a server of its own cluster", terminate, ec2 + "instance/i-0a", tagged("cluster", "example", "server", "us-west-2a"), false},
+		{"somebody's", terminate, ec2 + "instance/i-0a", nil, false},
+		{"stop", "ec2:StopInstances", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
+		{"change", "ec2:ModifyInstanceAttribute", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
+
+		{"the leader's interface", attach, ec2 + "network-interface/eni-0a", tagged("cluster", "example", "leader", "us-west-2a"), true},
+		{"to a server", attach, ec2 + "instance/i-0a", tagged("cluster", "example", "server", "us-west-2a"), true},
+		{"away from", detach, ec2 + "network-interface/eni-0a", tagged("cluster", "example", "leader", "us-west-2a"), true},
+		{"a server", detach, ec2 + "instance/i-0a", tagged("cluster", "example", "server", "us-west-2a"), true},
+		{"another interface", attach, ec2 + "network-interface/eni-0a", tagged("cluster", "example"), false},
+		{"another cluster's leader's", detach, ec2 + "network-interface/eni-0a", tagged("cluster", "other", "leader", "us-west-2a"), false},
+		{"to an instance of a group", attach, ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
+		{"to another cluster's server", attach, ec2 + "instance/i-0a", tagged("cluster", "other", "server", "us-west-2a"), false},
+
+		{"the cluster's target group", "elasticloadbalancing:RegisterTargets", group, nil, true},
+		{"and back", "elasticloadbalancing:DeregisterTargets", group, nil, true},
+		{"another target group", "elasticloadbalancing:RegisterTargets", strings.Replace(group, "/web/", "/other/", 1), nil, false},
+
+		{"looks", "ec2:DescribeInstances", "*", nil, true},
+		{"looks", "ec2:DescribeImages", "*", nil, true},
+		{"looks", "ec2:DescribeSubnets", "*", nil, true},
+		{"looks", "ec2:DescribeNetworkInterfaces", "*", nil, true},
+		{"looks elsewhere", "ec2:DescribeVpcs", "*", nil, false},
+		{"userdata of others", "ec2:DescribeInstanceAttribute", ec2 + "instance/i-0a", nil, false},
+		{"its own rights", "iam:PutRolePolicy", "arn:aws:iam::" + account + ":role/example-nstance-server", nil, false},
+		{"its own number", "autoscaling:SetDesiredCapacity", "*", nil, false},
+	})
+	ask(t, choices{}.server(t), []question{
+		{"no target groups", "elasticloadbalancing:RegisterTargets", group, nil, false},
+	})
+}
+
+func TestServerReadsOnlyItsKey(t *testing.T) {
+	ask(t, full.server(t), []question{
+		{"the encryption key", "secretsmanager:GetSecretValue", key, nil, true},
+		{"another cluster's", "secretsmanager:GetSecretValue", strings.Replace(key, "example", "other", 1), nil, false},
+		{"writing it", "secretsmanager:PutSecretValue", key, nil, false},
+		{"deleting it", "secretsmanager:DeleteSecret", key, nil, false},
+		{"a parameter", "ssm:GetParameter", parameter, nil, false},
+		{"its KMS key", "kms:Decrypt", kms, nil, true},
+		{"for what it writes", "kms:GenerateDataKey", kms, nil, true},
+		{"another KMS key", "kms:Decrypt", strings.Replace(kms, "key/0", "key/1", 1), nil, false},
+		{"the KMS key's end", "kms:ScheduleKeyDeletion", kms, nil, false},
+	})
+	ask(t, choices{parameter: true}.server(t), []question{
+		{"the encryption key", "ssm:GetParameter", parameter, nil, true},
+		{"another parameter", "ssm:GetParameter", parameter + "-2", nil, false},
+		{"a secret", "secretsmanager:GetSecretValue", key, nil, false},
+		{"a KMS key, where there is none", "kms:Decrypt", kms, nil, false},
+	})
+}
+
+// What may be written is what the layout of the bucket says.
+func TestServerWritesWhatTheLayoutSays(t *testing.T) {
+	id, err := ident.ParseID("acc06bgm7733st2576nx5jht4ecjw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout := []string{
+		keys.ClusterCA(), keys.ClusterSecret("ca.key"), keys.ClusterOperator("default", strings.TrimSuffix(id.Storage(), "acc")+"opr"), keys.Config("us-west-2a"), keys.Groups("us-west-2a"),
+		keys.File("motd"), keys.Leader("us-west-2a"), keys.Applied("us-west-2a"), keys.Instance("us-west-2a", "default", id.Storage()),
+		keys.CertLog("us-west-2a", "default", id.Time(), id.Storage()), keys.Probe("us-west-2a", "x"),
+	}
+	for _, prefix := range []string{"", "clusters/example"} {
+		objects := bucket + "/"
+		if prefix != "" {
+			objects += prefix + "/"
+		}
+		doc := choices{prefix: prefix}.server(t)
+		var kinds []keys.Kind
+		for _, path := range layout {
+			parsed, err := keys.Parse(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kinds = append(kinds, parsed.Kind)
+			deletes := parsed.Kind == keys.KindInstance || parsed.Kind == keys.KindProbe
+			ask(t, doc, []question{
+				{"read", "s3:GetObject", objects + path, nil, true},
+				{"write", "s3:PutObject", objects + path, nil, slices.Contains(parsed.Writers(), keys.Server)},
+				{"delete", "s3:DeleteObject", objects + path, nil, deletes},
+				{"delete for good", "s3:DeleteObjectVersion", objects + path, nil, false},
+				{"another bucket", "s3:GetObject", strings.Replace(objects, "state", "other", 1) + path, nil, false},
+				{"another bucket", "s3:PutObject", strings.Replace(objects, "state", "other", 1) + path, nil, false},
+			})
+		}
+		for kind := keys.KindClusterCA; kind <= keys.KindProbe; kind++ {
+			if !slices.Contains(kinds, kind) {
+				t.Errorf("no %s was tried", kind)
+			}
+		}
+		at := func(p string) policy.Context {
+			return policy.Context{"s3:prefix": {strings.TrimPrefix(objects, bucket+"/") + p}}
+		}
+		ask(t, doc, []question{
+			{"records", "s3:ListBucket", bucket, at(keys.InstancePrefix("us-west-2a")), true},
+			{"what else is in the bucket", "s3:ListBucket", bucket, policy.Context{"s3:prefix": {"other/"}}, false},
+			{"all of the bucket, by prefix", "s3:ListBucket", bucket, policy.Context{"s3:prefix": {""}}, false},
+			{"that something is not there", "s3:ListBucket", bucket, nil, true},
+			{"another bucket", "s3:ListBucket", "arn:aws:s3:::other", at("shard/"), false},
+			{"something of its own making", "s3:PutObject", objects + "other/x", nil, false},
+			{"a key that looks like the CA's", "s3:PutObject", objects + "cluster/ca.crt2", nil, false},
+			{"the bucket's policy", "s3:PutBucketPolicy", bucket, nil, false},
+		})
+	}
+	ask(t, choices{prefix: "clusters/example"}.server(t), []question{
+		{"beside its prefix", "s3:GetObject", bucket + "/" + keys.Config("us-west-2a"), nil, false},
+		{"another cluster's", "s3:PutObject", bucket + "/clusters/other/" + keys.Leader("us-west-2a"), nil, false},
+	})
+}
+
+// Every action is one that the servers use; docs and the provider's list of calls name the same.
+func TestServerHasNoOtherActions(t *testing.T) {
+	var actions []string
+	for _, doc := range []*policy.Document{full.server(t), choices{parameter: true}.server(t)} {
+		for _, s := range doc.Statements {
+			if s.Deny || len(s.NotActions) > 0 || len(s.NotResources) > 0 {
+				t.Errorf("statement %s takes away instead of giving: these tests do not see all of it", s.SID)
+			}
+			actions = append(actions, s.Actions...)
+			if slices.Contains(s.Resources, "*") && s.SID != "Describe" {
+				t.Errorf("statement %s speaks of everything", s.SID)
+			}
+		}
+	}
+	slices.Sort(actions)
+	want := []string{
+		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
+		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances", "elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",
+		"iam:PassRole", "kms:Decrypt", "kms:GenerateDataKey", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket", "s3:PutObject", "secretsmanager:GetSecretValue", "ssm:GetParameter",
+	}
+	if diff := cmp.Diff(want, slices.Compact(actions)); diff != "" {
+		t.Errorf("actions (-want +got):\n%s", diff)
+	}
+}
+
+// An inline policy of a role has 10,240 characters at most, without white space.
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+func TestServerPolicyFits(t *testing.T) {
+	longest := full
+	longest.prefix, longest.targetGroups = strings.Repeat("p", 60), map[string]string{}
+	for i := range 10 {
+		longest.targetGroups[string(rune('a'+i))] = group + string(rune('a'+i))
+	}
+	if n := len(longest.locals(t)["server_policy"].AsString()); n > 10240 {
+		t.Errorf("the policy has %d characters", n)
+	}
+}
+
+// Both roles are for EC2's machines, and for nobody else.
+func TestWhoMayAssumeTheRoles(t *testing.T) {
+	trust, err := functions["jsonencode"].Call([]cty.Value{full.locals(t)["trust_policy"]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := policy.Parse(policy.Trust, trust.AsString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for service, allowed := range map[string]bool{"ec2.amazonaws.com": true, "lambda.amazonaws.com": false} {
+		request := policy.Request{Action: "sts:AssumeRole", Resource: agentRole, Caller: policy.Caller{Service: service}}
+		if got := policy.EvaluateTrust(policy.Policies{Resource: doc}, request); got.Allowed != allowed {
+			t.Errorf("%s: %v", service, got)
+		}
+	}
+	stranger := policy.Caller{ARN: "arn:aws:iam::" + account + ":user/eve", Account: account}
+	if got := policy.EvaluateTrust(policy.Policies{Resource: doc}, policy.Request{Action: "sts:AssumeRole", Resource: agentRole, Caller: stranger}); got.Allowed {
+		t.Errorf("anybody: %v", got)
+	}
+}
+
+// The agents' role has no rights: no resource of the module gives it a policy.
+func TestAgentRoleHasNoPolicy(t *testing.T) {
+	var owners []string
+	for _, block := range module(t, "account", "main.tf").body.Blocks {
+		if block.Type != "resource" || !strings.Contains(block.Labels[0], "policy") {
+			continue
+		}
+		for _, traversal := range block.Body.Attributes["role"].Expr.Variables() {
+			owners = append(owners, fmt.Sprint(traversal.RootName(), ".", traversal[1].(hcl.TraverseAttr).Name))
+		}
+	}
+	if diff := cmp.Diff([]string{"aws_iam_role.server"}, owners); diff != "" {
+		t.Errorf("roles with policies (-want +got):\n%s", diff)
+	}
+}
+
+// The bucket takes nothing over plain HTTP, from nobody.
+func TestBucketWantsTLS(t *testing.T) {
+	value, err := module(t, "cluster", "bucket.tf").attribute("aws_s3_bucket_policy", "this", "policy", map[string]cty.Value{
+		"aws_s3_bucket": cty.ObjectVal(map[string]cty.Value{"this": cty.ObjectVal(map[string]cty.Value{"arn": cty.StringVal(bucket)})}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := policy.Parse(policy.Resource, value.AsString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := policy.Caller{ARN: "arn:aws:iam::" + account + ":root", Account: account}
+	for secure, allowed := range map[string]bool{"true": true, "false": false} {
+		for action, resource := range map[string]string{"s3:GetObject": bucket + "/x", "s3:PutObject": bucket + "/x", "s3:ListBucket": bucket} {
+			request := policy.Request{Action: action, Resource: resource, Caller: root, Context: policy.Context{"aws:SecureTransport": {secure}}}
+			if got := policy.Evaluate(policy.Policies{Resource: doc}, request); got.Allowed != allowed {
+				t.Errorf("%s, TLS %s: %v", action, secure, got)
+			}
+		}
+	}
+}
