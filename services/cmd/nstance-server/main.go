@@ -74,7 +74,7 @@ var providers = map[string]server.ProviderKind{
 
 // openAWS makes the provider of a shard in AWS. A server need not run in AWS itself, unless an address is to follow the leader.
 func openAWS(ctx context.Context, setup server.Setup) (server.Machine, error) {
-	cfg, err := aws.SDK(ctx, setup.Shard.Server.Provider.Region, setup.Throttled)
+	cfg, err := aws.SDK(ctx, setup.Shard.Server.Provider, setup.Throttled)
 	if err != nil {
 		return server.Machine{}, err
 	}

@@ -22,6 +22,8 @@ func TestParseOptions(t *testing.T) {
 			return o.ID == "s1" && o.Shard == "a" && o.Location.Provider == "s3" && o.Location.Bucket == "b" && o.Location.Prefix == "p/" &&
 				o.HealthAddr == "0.0.0.0:8990" && o.CacheDir == "./cache"
 		}, ""},
+		"given ID":              {"--id s1 --shard a --bucket b", func(o Options) bool { return !o.HostID }, ""},
+		"host's name":           {"--shard a --bucket b", func(o Options) bool { return o.HostID && o.ID != "" }, ""},
 		"second of a machine":   {"--id s1 --shard a --bucket b --instance 2", func(o Options) bool { return o.HealthAddr == "0.0.0.0:9000" }, ""},
 		"verbose":               {"--id s1 --shard a --bucket b -v", func(o Options) bool { return o.Debug }, ""},
 		"validate the shard's":  {"--validate --shard a --bucket b", func(o Options) bool { return o.Validate && o.ValidateFile == "" }, ""},

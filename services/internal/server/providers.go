@@ -26,7 +26,8 @@ type Machine struct {
 	// Configure, if set, is handed the configuration in force, defaults filled in, at the start and whenever there is another, while the provider is in
 	// use. It asks nobody.
 	Configure func(shard *config.Shard)
-	// Verify, if set, asks whether what a configuration names of the provider's is there and can be used as the configuration says.
+	// Verify, if set, asks whether what a configuration names of the provider's is there and can be used as the configuration says. With an error of
+	// class infra.Invalid no server starts; others are told of.
 	Verify func(ctx context.Context, shard *config.Shard) error
 }
 
@@ -60,8 +61,12 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard) (Machine
 	if machine.Configure != nil {
 		machine.Configure(shard)
 	}
-	if err := machine.verify(ctx, shard); err != nil {
+	switch err := machine.verify(ctx, shard); {
+	case infra.ClassOf(err) == infra.Invalid:
 		return Machine{}, err
+	case err != nil && ctx.Err() == nil:
+		// What cannot be asked now, or is missing now, keeps no server from leading: the leader says it again.
+		s.log.Warn("configuration not verified", "error", err)
 	}
 	return machine, nil
 }

@@ -36,6 +36,8 @@ type rig struct {
 	bucket   objstore.Store
 	provider *mock.Provider
 	ports    []string
+	// set, if not nil, changes how servers are started.
+	set func(*Config)
 }
 
 func newRig(t *testing.T) *rig {
@@ -116,16 +118,18 @@ func (r *rig) start(key string) *run {
 	p := &run{rig: r, stop: cancel, done: make(chan error, 1), log: log, confirm: make(chan os.Signal)}
 	started := make(chan struct{})
 	dir := r.t.TempDir()
-	go func() {
-		p.done <- Run(ctx, Config{
-			Options: Options{ID: "s", Shard: "a", CacheDir: dir, HealthAddr: r.ports[0], Location: open.Location{Provider: "mem"}},
-			Log:     slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, ConfirmOrphans: p.confirm, Started: func(net.Addr) { close(started) },
-			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) { return []byte(key), nil }},
-			Providers: map[string]ProviderKind{"mock": {Open: func(context.Context, Setup) (Machine, error) {
-				return Machine{Provider: r.provider, ID: "machine"}, nil
-			}}},
-		})
-	}()
+	cfg := Config{
+		Options: Options{ID: "s", Shard: "a", CacheDir: dir, HealthAddr: r.ports[0], Location: open.Location{Provider: "mem"}},
+		Log:     slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, ConfirmOrphans: p.confirm, Started: func(net.Addr) { close(started) },
+		KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) { return []byte(key), nil }},
+		Providers: map[string]ProviderKind{"mock": {Open: func(context.Context, Setup) (Machine, error) {
+			return Machine{Provider: r.provider, ID: "machine"}, nil
+		}}},
+	}
+	if r.set != nil {
+		r.set(&cfg)
+	}
+	go func() { p.done <- Run(ctx, cfg) }()
 	select {
 	case <-started:
 	case err := <-p.done:

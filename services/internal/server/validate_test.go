@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 func TestValidate(t *testing.T) {
@@ -28,5 +30,13 @@ func TestValidate(t *testing.T) {
 	}
 	if code := Validate(t.Context(), Options{ValidateFile: filepath.Join(data, "no-such-file")}, nil, &out, &errOut); code != 1 {
 		t.Errorf("no file: exit %d", code)
+	}
+	errOut.Reset()
+	problem := config.Problem{Path: "defaults.args.Bad", Message: "there is no such field", Hint: "mend it"}
+	providers := map[string]ProviderKind{"aws": {Check: func(*config.Shard) config.Problems { return config.Problems{problem} }}}
+	file := filepath.Join(data, "v1", "config.jsonc")
+	if code := Validate(t.Context(), Options{ValidateFile: file}, providers, &out, &errOut); code != 1 ||
+		!strings.Contains(errOut.String(), "config.jsonc: defaults.args.Bad: there is no such field (mend it)\n") {
+		t.Errorf("what the provider refuses: exit %d, %s", code, errOut.String())
 	}
 }

@@ -22,6 +22,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
+// optionProfile is the one option of `server.provider.options`: the profile of the SDK's shared configuration files, AWS_PROFILE by default.
+const optionProfile = "profile"
+
 // Config of the provider.
 type Config struct {
 	// Zone of the shard. VMs are made there and nowhere else.
@@ -136,7 +139,7 @@ func (p *Provider) Configure(shard *config.Shard) {
 	p.mu.Unlock()
 }
 
-// Verify asks whether the subnets of a shard's configuration are there and in the shard's zone. One that is not is an error of class Invalid.
+// Verify asks whether the subnets of a shard's configuration are there (NotFound if not) and in the shard's zone (Invalid if not).
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 	var subnets []string
 	for _, pool := range shard.Server.SubnetPools {
@@ -152,7 +155,9 @@ func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 // Validate says what in a shard's configuration AWS would refuse, as far as that can be seen without asking: args in the first place.
 func Validate(shard *config.Shard) (found config.Problems) {
 	for _, name := range slices.Sorted(maps.Keys(shard.Server.Provider.Options)) {
-		found = append(found, config.Problem{Path: fieldPath("server.provider.options", name), Message: "provider aws has no options"})
+		if name != optionProfile {
+			found = append(found, config.Problem{Path: fieldPath("server.provider.options", name), Message: "provider aws has no such option", Hint: "there is " + optionProfile})
+		}
 	}
 	check := func(path string, args map[string]any) {
 		for _, problem := range ValidateArgs(args) {

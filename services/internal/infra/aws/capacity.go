@@ -9,6 +9,8 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
 const (
@@ -45,26 +47,30 @@ func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bo
 	return room, nil
 }
 
-// checkSubnets fails where a subnet is not there, or not in the shard's zone.
+// checkSubnets fails where a subnet is not there (NotFound), or not in the shard's zone (Invalid).
 func (p *Provider) checkSubnets(ctx context.Context, subnets []string) error {
 	const what = "check server.subnet_pools"
 	known, err := p.describeSubnets(ctx, what, subnets)
 	if err != nil {
 		return err
 	}
-	var wrong []string
+	var missing, foreign []string
 	for _, id := range subnets {
 		switch s, ok := known[id]; {
 		case !ok:
-			wrong = append(wrong, fmt.Sprintf("%s is not there", id))
+			missing = append(missing, id)
 		case s.zone != p.cfg.Zone:
-			wrong = append(wrong, fmt.Sprintf("%s is in %s", id, s.zone))
+			foreign = append(foreign, fmt.Sprintf("%s is in %s", id, s.zone))
 		}
 	}
-	if len(wrong) > 0 {
-		return refused(what, "every subnet of a shard must be in its zone, %s: %s", p.cfg.Zone, strings.Join(wrong, ", "))
+	switch {
+	case len(foreign) > 0:
+		return refused(what, "every subnet of a shard must be in its zone, %s: %s", p.cfg.Zone, strings.Join(foreign, ", "))
+	case len(missing) > 0:
+		return infra.Errorf(infra.NotFound, what, "not in this account and region: %s", strings.Join(missing, ", "))
+	default:
+		return nil
 	}
-	return nil
 }
 
 // describeSubnets asks for subnets and remembers what it heard. Those that are not there are left out.

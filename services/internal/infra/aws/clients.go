@@ -11,11 +11,12 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
-	"github.com/aws/aws-sdk-go-v2/config"
+	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
 	"github.com/aws/smithy-go/middleware"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -72,9 +73,9 @@ const (
 )
 
 // SDK loads the AWS SDK's configuration for the provider: the SDK's usual chain of credentials, endpoints from AWS_ENDPOINT_URL and its kin, adaptive
-// retries. region, if given, goes before the chain's. throttled hears the API action of every attempt that was turned away; it may be nil.
-// Nothing is sent but what the chain itself needs.
-func SDK(ctx context.Context, region string, throttled func(call string)) (sdk.Config, error) {
+// retries. The region is the shard's. throttled hears the API action of every attempt that was turned away; it may be nil. Nothing is sent but
+// what the chain itself needs.
+func SDK(ctx context.Context, provider config.Provider, throttled func(call string)) (sdk.Config, error) {
 	if throttled == nil {
 		throttled = func(string) {}
 	}
@@ -84,11 +85,12 @@ func SDK(ctx context.Context, region string, throttled func(call string)) (sdk.C
 			t.MaxIdleConnsPerHost, t.MaxIdleConns = connections, 2*connections
 			t.ResponseHeaderTimeout = answerTimeout
 		})
-	load := []func(*config.LoadOptions) error{config.WithHTTPClient(client), config.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)}), config.WithRetryer(retryer)}
-	if region != "" {
-		load = append(load, config.WithRegion(region))
+	load := []func(*awsconfig.LoadOptions) error{awsconfig.WithHTTPClient(client), awsconfig.WithRetryer(retryer), awsconfig.WithRegion(provider.Region),
+		awsconfig.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)})}
+	if profile := provider.Options[optionProfile]; profile != "" {
+		load = append(load, awsconfig.WithSharedConfigProfile(profile))
 	}
-	cfg, err := config.LoadDefaultConfig(ctx, load...)
+	cfg, err := awsconfig.LoadDefaultConfig(ctx, load...)
 	if err != nil {
 		return sdk.Config{}, fmt.Errorf("load the AWS configuration: %w", err)
 	}

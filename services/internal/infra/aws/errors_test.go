@@ -18,6 +18,7 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -142,7 +143,7 @@ func made(w http.ResponseWriter, _ *http.Request) {
 // against makes a provider that speaks to an endpoint with the real SDK.
 func against(t *testing.T, url string, throttled func(string)) *Provider {
 	t.Helper()
-	cfg, err := SDK(t.Context(), "us-west-2", throttled)
+	cfg, err := SDK(t.Context(), config.Provider{Region: "us-west-2"}, throttled)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +264,7 @@ func TestNoCredentialsIsDenied(t *testing.T) {
 	t.Parallel()
 	s := script(t, made)
 	p := against(t, s.url, nil)
-	cfg, err := SDK(t.Context(), "us-west-2", nil)
+	cfg, err := SDK(t.Context(), config.Provider{Region: "us-west-2"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,179 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// machine changes what the rig's provider is opened as.
+func (r *rig) machine(change func(m *Machine, setup Setup)) {
+	r.set = func(cfg *Config) {
+		kind := cfg.Providers["mock"]
+		open := kind.Open
+		kind.Open = func(ctx context.Context, setup Setup) (Machine, error) {
+			m, err := open(ctx, setup)
+			change(&m, setup)
+			return m, err
+		}
+		cfg.Providers["mock"] = kind
+	}
+}
+
+// metric reads one line of the metrics.
+func (p *run) metric(name string) string {
+	resp, err := http.Get("http://" + p.rig.ports[0] + "/metrics")
+	if err != nil {
+		return ""
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	for line := range strings.Lines(string(body)) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+func TestLeaderInterfaceMustAgree(t *testing.T) {
+	at := func(id string) *config.LeaderNetwork { return &config.LeaderNetwork{IPv4: "10.0.0.9", InterfaceID: id} }
+	for name, tc := range map[string]struct {
+		flag    string
+		network *config.LeaderNetwork
+		err     string
+	}{
+		"no flag":            {"", at("eni-1"), ""},
+		"neither":            {"", nil, ""},
+		"same":               {"eni-1", at("eni-1"), ""},
+		"ARN":                {"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-1", at("eni-1"), ""},
+		"ARN of China":       {"arn:aws-cn:ec2:cn-north-1:123456789012:network-interface/eni-1", at("eni-1"), ""},
+		"other":              {"eni-2", at("eni-1"), `interface_id: is "eni-1", this server's --leader-interface is "eni-2"`},
+		"other ARN":          {"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-12", at("eni-1"), "interface_id"},
+		"ARN of an instance": {"arn:aws:ec2:us-west-2:123456789012:instance/eni-1", at("eni-1"), "interface_id"},
+		"flag only":          {"eni-1", nil, "server.leader_network: is missing"},
+		"no interface":       {"eni-1", at(""), "interface_id"},
+	} {
+		s := &server{opts: Options{Shard: "a", LeaderInterface: tc.flag}}
+		err := s.agree(&config.Shard{Server: config.Server{Shard: "a", LeaderNetwork: tc.network}})
+		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%s: got %v, want %q", name, err, tc.err)
+		}
+	}
+}
+
+// The check is made before anything else is done with the configuration.
+func TestOtherLeaderInterfaceIsNotReady(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	r.set = func(cfg *Config) { cfg.Options.LeaderInterface = "eni-1" }
+	p := r.start(testKey)
+	p.awaitReason("server.leader_network: is missing")
+	if n := r.running(); n != 0 {
+		t.Errorf("%d VMs run", n)
+	}
+}
+
+func TestMachineNamesTheServer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		machine Machine
+		hostID  bool
+		want    string
+	}{
+		"machine's":         {Machine{ID: "i-0123", Named: true}, true, "i-0123"},
+		"given":             {Machine{ID: "i-0123", Named: true}, false, "s"},
+		"machine unknown":   {Machine{Named: true}, true, "s"},
+		"machine not named": {Machine{ID: "boot-7"}, true, "s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.configure(nil)
+			r.machine(func(m *Machine, _ Setup) { m.ID, m.Named = tc.machine.ID, tc.machine.Named })
+			with := r.set
+			r.set = func(cfg *Config) { with(cfg); cfg.Options.HostID = tc.hostID }
+			p := r.start(testKey)
+			p.await("two VMs", func() bool { return r.running() == 2 })
+			lock, err := r.bucket.Get(t.Context(), keys.Leader("a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l, err := record.DecodeLock(lock.Body); err != nil || l.LeaderID != tc.want || l.Machine != tc.machine.ID {
+				t.Errorf("the lock is held by %q on machine %q (%v), want %q", l.LeaderID, l.Machine, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestThrottlingIsCounted(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	r.machine(func(_ *Machine, setup Setup) { setup.Throttled("RunInstances"); setup.Throttled("RunInstances") })
+	p := r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	if n := p.metric(`nstance_provider_throttled_total{call="RunInstances"}`); n != "2" {
+		t.Errorf("counted %q, want 2", n)
+	}
+}
+
+func TestProviderIsConfiguredAndVerifies(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	var configured atomic.Int32
+	var trouble atomic.Pointer[error]
+	say := func(err error) { trouble.Store(&err) }
+	say(infra.Errorf(infra.Invalid, "check", "subnet s is in zone-b"))
+	r.machine(func(m *Machine, _ Setup) {
+		m.Configure = func(shard *config.Shard) {
+			if shard.Server.Shard == "a" && shard.Server.RequestTimeout != nil {
+				configured.Add(1)
+			}
+		}
+		m.Verify = func(context.Context, *config.Shard) error { return *trouble.Load() }
+	})
+	p := r.start(testKey)
+	p.awaitReason("subnet s is in zone-b")
+	if n := r.running(); n != 0 || configured.Load() == 0 {
+		t.Errorf("%d VMs run, configured %d times", n, configured.Load())
+	}
+	_ = p.end()
+	say(errors.New("nobody answers"))
+	p = r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	p.await("an event", func() bool { return p.metric(`nstance_errors_total{kind="provider_config"}`) == "1" })
+	if !strings.Contains(p.log.String(), "configuration not verified") {
+		t.Error("the log does not say so")
+	}
+}
+
+func TestProviderRefusesAConfiguration(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	r.set = func(cfg *Config) {
+		kind := cfg.Providers["mock"]
+		kind.Check = func(shard *config.Shard) config.Problems {
+			if _, ok := shard.Defaults.Args["Bad"]; ok {
+				return config.Problems{{Path: "defaults.args.Bad", Message: "there is no such field"}}
+			}
+			return nil
+		}
+		cfg.Providers["mock"] = kind
+	}
+	p := r.start(testKey)
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	_ = p.end()
+	r.configure(func(doc map[string]any) { doc["defaults"].(map[string]any)["args"] = map[string]any{"Bad": 1} })
+	p = r.start(testKey)
+	p.await("a refusal", func() bool { return p.metric("nstance_config_refused") == "1" })
+	if n := r.running(); n != 2 {
+		t.Errorf("%d VMs run", n)
+	}
+}
