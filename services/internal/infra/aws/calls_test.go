@@ -1,7 +1,11 @@
 package aws
 
 import (
+	"flag"
+	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -31,5 +35,34 @@ func TestCallsAreAllCalls(t *testing.T) {
 	}
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got))); diff != "" {
 		t.Errorf("calls (-in use +listed):\n%s", diff)
+	}
+}
+
+var update = flag.Bool("update", false, "write the table of calls in docs/aws.md")
+
+// docs/aws.md lists the calls.
+func TestCallsAreDocumented(t *testing.T) {
+	const begin, end = "<!-- generated from services/internal/infra/aws/clients.go: begin -->\n", "<!-- generated: end -->"
+	var table strings.Builder
+	table.WriteString("| call | IAM actions | when |\n|---|---|---|\n")
+	for _, call := range Calls {
+		fmt.Fprintf(&table, "| `%s:%s` | `%s` | %s |\n", call.Service, call.Name, strings.Join(call.Actions, "` `"), call.When)
+	}
+	path := filepath.Join("..", "..", "..", "..", "docs", "aws.md")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(raw), begin)
+	have, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		t.Fatalf("%s has no place for the table", path)
+	}
+	if *update {
+		if err := os.WriteFile(path, []byte(before+begin+table.String()+end+after), 0o644); err != nil { //nolint:gosec // a document
+			t.Fatal(err)
+		}
+	} else if diff := cmp.Diff(table.String(), have); diff != "" {
+		t.Errorf("run go test with -update (-want +documented):\n%s", diff)
 	}
 }
