@@ -20,6 +20,14 @@ import (
 var guest string
 
 func TestMain(m *testing.M) {
+	switch filepath.Base(os.Args[0]) { // inside of a machine
+	case "daemon":
+		daemon()
+		return
+	case "answerer":
+		answer()
+		return
+	}
 	dir, err := os.MkdirTemp("", "machine-test-")
 	if err == nil {
 		guest = filepath.Join(dir, "guest")
@@ -70,6 +78,22 @@ func newWorld(t *testing.T, files map[string]string) *world {
 		}
 	})
 	return &world{r, t, tree}
+}
+
+// with puts this test's own program into the image, under names by which it is something else.
+func (w *world) with(names ...string) *world {
+	w.t.Helper()
+	text := must(os.ReadFile(must(os.Executable())))
+	for _, name := range names {
+		path := filepath.Join(w.tree, "usr/local/bin", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			w.t.Fatal(err)
+		}
+		if err := os.WriteFile(path, text, 0o755); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	return w
 }
 
 // start boots machine number n of a VPC.

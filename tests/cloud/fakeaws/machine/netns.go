@@ -64,19 +64,44 @@ func (n *netns) enter() error {
 // path is for programs of this machine.
 func (n *netns) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
-// ip runs commands of ip(8) inside, all or up to the first that fails.
+// ip runs commands of ip(8) inside, all or up to the first that fails. Those that begin with -6 are run last, as ip cannot tell their family itself.
 func (n *netns) ip(lines ...string) error {
+	var four, six []string
+	for _, l := range lines {
+		if rest, ok := strings.CutPrefix(l, "-6 "); ok {
+			six = append(six, rest)
+		} else {
+			four = append(four, l)
+		}
+	}
+	return n.do(func() error {
+		if err := batch(four, "-batch", "-"); err != nil {
+			return err
+		}
+		return batch(six, "-6", "-batch", "-")
+	})
+}
+
+// show returns what ip(8) says inside.
+func (n *netns) show(arguments ...string) (text string, err error) {
+	err = n.do(func() error {
+		out, err := exec.Command("ip", arguments...).Output() //nolint:noctx // it does not wait for anything
+		text = string(out)
+		return err
+	})
+	return text, err
+}
+
+func batch(lines []string, arguments ...string) error {
 	if len(lines) == 0 {
 		return nil
 	}
-	return n.do(func() error {
-		cmd := exec.Command("ip", "-batch", "-") //nolint:noctx // it does not wait for anything
-		cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("ip: %w: %s\n%s", err, strings.TrimSpace(string(out)), strings.Join(lines, "\n"))
-		}
-		return nil
-	})
+	cmd := exec.Command("ip", arguments...) //nolint:noctx // it does not wait for anything
+	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip: %w: %s\n%s", err, strings.TrimSpace(string(out)), strings.Join(lines, "\n"))
+	}
+	return nil
 }
 
 // set writes settings of the kernel, below /proc/sys/net. Those of a kernel without IPv6 are left out.

@@ -1,10 +1,13 @@
 package machine
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
@@ -71,19 +74,48 @@ func (v *vpc) plug(ns *netns, nic ec2.NIC) (*port, error) {
 		if network := a.Masked(); !slices.Contains(v.networks, network) {
 			// The first address of a network is its router's.
 			// https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html
-			lines = append(lines, fmt.Sprintf("addr add %s dev br0", netip.PrefixFrom(network.Addr().Next(), network.Bits())))
+			line := fmt.Sprintf("addr add %s dev br0", netip.PrefixFrom(network.Addr().Next(), network.Bits()))
+			if network.Addr().Is6() {
+				line += " nodad"
+			}
+			lines = append(lines, line)
 			v.networks = append(v.networks, network)
 		}
 	}
 	if err := v.ns.ip(lines...); err != nil {
 		return nil, fmt.Errorf("plug %s: %w", nic.MAC, err)
 	}
-	if err := ns.ip(p.configuration()...); err != nil {
+	err := ns.ip(p.configuration()...)
+	if err == nil {
+		err = v.forwards(p)
+	}
+	if err == nil {
+		// Announces the addresses, of which neighbours may still know that nobody has them.
+		err = ns.ip(fmt.Sprintf("link set %s address %s", p.device(), nic.MAC))
+	}
+	if err != nil {
 		_ = v.ns.ip("link del " + p.name) // the error above is the one to tell
 		return nil, fmt.Errorf("plug %s: %w", nic.MAC, err)
 	}
 	return p, nil
 }
+
+// forwards waits until the bridge has seen that the machine's end of a port is up, which the kernel tells it a moment later.
+func (v *vpc) forwards(p *port) error {
+	for end := time.Now().Add(forwardTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		state, err := v.ns.show("-d", "link", "show", p.name)
+		if err != nil {
+			return err
+		}
+		if strings.Contains(state, "state forwarding") {
+			return nil
+		}
+	}
+	return errors.New("the bridge does not forward")
+}
+
+// forwardTime is far more than the kernel needs.
+const forwardTime = 10 * time.Second
 
 // unplug takes it away again. What the machine was told of it goes with it, but for rules.
 func (p *port) unplug(ns *netns) error {
@@ -112,7 +144,11 @@ func (v *vpc) remove(p *port) error {
 func (p *port) device() string { return fmt.Sprintf("eth%d", p.nic.Index) }
 
 func (p *port) rule(verb string, a netip.Prefix) string {
-	return fmt.Sprintf("rule %s from %s lookup %d", verb, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()), 10000+p.nic.Index)
+	family := ""
+	if a.Addr().Is6() {
+		family = "-6 "
+	}
+	return fmt.Sprintf(family+"rule %s from %s lookup %d", verb, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()), 10000+p.nic.Index)
 }
 
 // configuration is what the network tools of an image do, amazon-ec2-net-utils on Amazon's own: what comes from the address of a further interface leaves
@@ -120,12 +156,16 @@ func (p *port) rule(verb string, a netip.Prefix) string {
 func (p *port) configuration() []string {
 	var lines []string
 	for _, a := range p.nic.Addresses {
-		lines = append(lines, fmt.Sprintf("addr add %s dev %s metric %d", a, p.device(), 512+p.nic.Index))
+		line := fmt.Sprintf("addr add %s dev %s metric %d", a, p.device(), 512+p.nic.Index)
+		if a.Addr().Is6() {
+			line += " nodad" // nobody else has it, and it is to work at once
+		}
+		lines = append(lines, line)
 	}
 	lines = append(lines, fmt.Sprintf("link set %s up", p.device()))
 	for _, a := range p.nic.Addresses {
 		if p.nic.Index > 0 {
-			lines = append(lines, fmt.Sprintf("route add %s dev %s src %s table %d", a.Masked(), p.device(), a.Addr(), 10000+p.nic.Index), p.rule("add", a))
+			lines = append(lines, fmt.Sprintf("route add %s dev %s table %d", a.Masked(), p.device(), 10000+p.nic.Index), p.rule("add", a))
 		}
 	}
 	return lines

@@ -1,0 +1,82 @@
+package machine_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// daemon is a service that this test's own program is when an image has it under that name: it tells what it was given, says that it is ready unless
+// /run/unready exists, feeds its watchdog unless /run/stuck exists, and ends well on SIGTERM, unless /run/stubborn exists.
+func daemon() {
+	fmt.Printf("args %q\n", os.Args[1:])
+	fmt.Printf("uid %d gid %d groups %v umask %o\n", os.Getuid(), os.Getgid(), must(os.Getgroups()), syscall.Umask(0o22))
+	fmt.Printf("cwd %s pid %t\n", must(os.Getwd()), os.Getenv("WATCHDOG_PID") == strconv.Itoa(os.Getpid()))
+	for _, name := range []string{"A", "B", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY", "USER", "HOME", "FLAVOUR"} {
+		fmt.Printf("%s=%s\n", name, os.Getenv(name))
+	}
+	var limit syscall.Rlimit
+	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
+	fmt.Printf("files %d\n", limit.Max)
+	status := string(must(os.ReadFile("/proc/self/status")))
+	for line := range strings.Lines(status) {
+		if strings.HasPrefix(line, "CapBnd") || strings.HasPrefix(line, "CapEff") || strings.HasPrefix(line, "NoNewPrivs") {
+			fmt.Print(line)
+		}
+	}
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, syscall.SIGTERM)
+	say := func(text string) {
+		if conn, err := net.Dial("unixgram", os.Getenv("NOTIFY_SOCKET")); err == nil {
+			_, _ = conn.Write([]byte(text))
+			_ = conn.Close()
+		}
+	}
+	for ready := false; ; {
+		if !ready && !exists("/run/unready") {
+			ready = true
+			say("READY=1\nSTATUS=at work")
+		}
+		if ready && !exists("/run/stuck") {
+			say("WATCHDOG=1")
+		}
+		select {
+		case <-terminated:
+			say("STOPPING=1")
+			if !exists("/run/stubborn") {
+				fmt.Println("ends well")
+				return
+			}
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// answer tells who connects to port 7 the machine's name.
+func answer() {
+	l := must(net.Listen("tcp", ":7"))
+	f := must(os.Create("/run/listening"))
+	_ = f.Close()
+	for {
+		conn := must(l.Accept())
+		_, _ = fmt.Fprintln(conn, must(os.Hostname()))
+		_ = conn.Close()
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

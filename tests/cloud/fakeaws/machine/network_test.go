@@ -1,0 +1,244 @@
+package machine_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+)
+
+// answerer is a boot script that stays and tells who connects to port 7 the machine's name.
+const answerer = "#!/bin/sh\nexec answerer\n"
+
+// who connects and returns who answers.
+func who(dial func(ctx context.Context, network, address string) (net.Conn, error), address string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := dial(ctx, "tcp", address)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	return strings.TrimSpace(line), err
+}
+
+type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
+
+func (w *world) from(id string) dialer {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		return w.Dial(ctx, id, network, address)
+	}
+}
+
+func (w *world) fromVPC(vpc string) dialer {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		return w.DialVPC(ctx, vpc, network, address)
+	}
+}
+
+// reaches asserts who answers at an address at once, "" for nobody.
+func (w *world) reaches(what string, dial dialer, address, want string) {
+	w.t.Helper()
+	got, err := who(dial, address)
+	if got != want || (err == nil) != (want != "") {
+		w.t.Errorf("%s reaches %q at %s (%v), not %q", what, got, address, err, want)
+	}
+}
+
+func TestNetwork(t *testing.T) {
+	w := newWorld(t, nil).with("answerer")
+	one, two := w.start("vpc-a", 11, answerer), w.start("vpc-a", 12, answerer)
+	other := w.start("vpc-b", 13, answerer)
+	for _, id := range []string{one, two, other} {
+		w.eventually(id, "ls /run/listening", "/run/listening")
+	}
+	w.reaches("a neighbour", w.from(one), "10.0.0.12:7", "ip-10-0-0-12")
+	w.reaches("a neighbour", w.from(two), "[fd00:1::b]:7", "ip-10-0-0-11")
+	w.reaches("the machine itself", w.from(two), "10.0.0.12:7", "ip-10-0-0-12")
+	w.reaches("its VPC", w.fromVPC("vpc-a"), "10.0.0.11:7", "ip-10-0-0-11")
+	w.reaches("its VPC", w.fromVPC("vpc-b"), "[fd00:1::d]:7", "ip-10-0-0-13")
+	w.reaches("another VPC", w.fromVPC("vpc-b"), "10.0.0.11:7", "")
+	w.reaches("a machine of another VPC", w.from(other), "10.0.0.11:7", "")
+	if _, err := w.Dial(context.Background(), one, "tcp", "localhost:7"); err == nil {
+		t.Error("a name was dialled, which is looked up on the host")
+	}
+
+	l, err := w.ListenVPC("vpc-a", netip.MustParsePrefix("10.0.200.200/16"), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "balancer\n")
+			_ = conn.Close()
+		}
+	}()
+	w.reaches("a host in the VPC", w.from(two), "10.0.200.200:7", "balancer")
+}
+
+func TestMoveAddress(t *testing.T) {
+	w := newWorld(t, nil).with("answerer")
+	one, two, three := w.start("vpc-a", 11, answerer), w.start("vpc-a", 12, answerer), w.start("vpc-a", 13, "")
+	for _, id := range []string{one, two} {
+		w.eventually(id, "ls /run/listening", "/run/listening")
+	}
+	machine := func(id string) ec2.Machine {
+		m, _ := w.Machine(id)
+		return m
+	}
+	moving := nic("vpc-a", 9, 1)
+	v4, v6 := "10.0.1.9:7", "[fd00:1::1:9]:7"
+	w.reaches("nobody", w.from(three), v4, "")
+	for round := range 2 {
+		for id, name := range map[string]string{one: "ip-10-0-0-11", two: "ip-10-0-0-12"} {
+			if err := machine(id).Plug(moving); err != nil {
+				t.Fatal(err)
+			}
+			if err := machine(id).Plug(moving); err == nil {
+				t.Error("the same interface was plugged twice")
+			}
+			begun := time.Now()
+			w.reaches(fmt.Sprintf("round %d: %s", round, id), w.from(three), v4, name)
+			w.reaches(fmt.Sprintf("round %d: %s", round, id), w.from(three), v6, name)
+			w.reaches(fmt.Sprintf("round %d: %s", round, id), w.fromVPC("vpc-a"), v4, name)
+			t.Logf("reached after %v", time.Since(begun))
+			if got := w.run(id, "cat /sys/class/net/eth1/address; ip -o route get 10.0.0.13 from 10.0.1.9 | grep -o 'dev eth.'; ip -o route get 10.0.0.13 | grep -o 'dev eth.'"); got != moving.MAC+"\ndev eth1\ndev eth0" {
+				t.Errorf("%s has it as\n%s", id, got)
+			}
+			if err := machine(id).Unplug(moving.MAC); err != nil {
+				t.Fatal(err)
+			}
+			if err := machine(id).Unplug(moving.MAC); err == nil {
+				t.Error("an interface was unplugged twice")
+			}
+			w.reaches("nobody", w.from(three), v4, "")
+			if got := w.run(id, "ip rule | grep -c 10.0.1.9; ls /sys/class/net"); got != "0\neth0\nlo" {
+				t.Errorf("of the interface stays\n%s", got)
+			}
+		}
+	}
+	// As when the holder dies.
+	if err := machine(one).Plug(moving); err != nil {
+		t.Fatal(err)
+	}
+	machine(one).Stop()
+	if err := machine(two).Plug(moving); err != nil {
+		t.Fatal(err)
+	}
+	w.reaches("the heir", w.from(three), v4, "ip-10-0-0-12")
+	if err := machine(one).Plug(nic("vpc-a", 8, 2)); err == nil {
+		t.Error("something was plugged into a machine that has ended")
+	}
+}
+
+func TestMetadata(t *testing.T) {
+	w := newWorld(t, nil)
+	tree := map[string]string{"": "iam/\ninstance-id", "instance-id": "i-1", "iam/security-credentials/": "agent", "iam/security-credentials/agent": "{}"}
+	userdata := "#!/bin/sh\n# \x01 raw\n"
+	strict := w.start("vpc-a", 11, userdata, func(s *ec2.MachineSpec) {
+		s.TokensRequired = true
+		s.Metadata = func(path string) (string, bool) {
+			value, ok := tree[path]
+			return value, ok
+		}
+	})
+	lax := w.start("vpc-a", 12, "", func(s *ec2.MachineSpec) {
+		s.Metadata = func(path string) (string, bool) { return "i-2", path == "instance-id" }
+	})
+	w.run(strict, "true")
+	w.run(lax, "true")
+	client := func(id string) *http.Client {
+		return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: w.from(id)}}
+	}
+	ask := func(id, method, path string, header map[string]string) (int, string) {
+		t.Helper()
+		r, err := http.NewRequest(method, "http://169.254.169.254"+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k, v := range header {
+			r.Header.Set(k, v)
+		}
+		answer, err := client(id).Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.StatusCode, string(text)
+	}
+	const ttl, tokenHeader = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
+	code, token := ask(strict, "PUT", "/latest/api/token", map[string]string{ttl: "21600"})
+	if code != 200 || len(token) != 56 {
+		t.Fatalf("no token: %d %q", code, token)
+	}
+	_, short := ask(strict, "PUT", "/latest/api/token", map[string]string{ttl: "1"})
+	with := map[string]string{tokenHeader: token}
+	for _, c := range []struct {
+		id, method, path string
+		header           map[string]string
+		code             int
+		text             string
+	}{
+		{strict, "PUT", "/latest/api/token", nil, 400, ""},
+		{strict, "PUT", "/latest/api/token", map[string]string{ttl: "21601"}, 400, ""},
+		{strict, "PUT", "/latest/api/token", map[string]string{ttl: "60", "X-Forwarded-For": "10.0.0.9"}, 403, ""},
+		{strict, "GET", "/latest/api/token", nil, 405, ""},
+		{strict, "GET", "/latest/meta-data/instance-id", nil, 401, ""},
+		{strict, "GET", "/latest/meta-data/instance-id", map[string]string{tokenHeader: "wrong"}, 401, ""},
+		{strict, "GET", "/latest/meta-data/instance-id", with, 200, "i-1"},
+		{strict, "GET", "/2021-03-23/meta-data/instance-id", with, 200, "i-1"},
+		{strict, "GET", "/2021/meta-data/instance-id", with, 404, ""},
+		{strict, "GET", "/latest/meta-data/", with, 200, tree[""]},
+		{strict, "GET", "/latest/meta-data", with, 200, tree[""]},
+		{strict, "GET", "/latest/meta-data/iam/security-credentials", with, 200, "agent"},
+		{strict, "GET", "/latest/meta-data/iam/security-credentials/", with, 200, "agent"},
+		{strict, "GET", "/latest/meta-data/iam/security-credentials/agent", with, 200, "{}"},
+		{strict, "GET", "/latest/meta-data/spot/instance-action", with, 404, ""},
+		{strict, "POST", "/latest/meta-data/instance-id", with, 405, ""},
+		{strict, "GET", "/latest/user-data", with, 200, userdata},
+		{lax, "GET", "/latest/user-data", nil, 404, ""},
+		{lax, "GET", "/latest/meta-data/instance-id", nil, 200, "i-2"},
+		{lax, "GET", "/latest/meta-data/instance-id", with, 401, ""}, // of another machine
+	} {
+		code, text := ask(c.id, c.method, c.path, c.header)
+		if code != c.code || code == 200 && text != c.text {
+			t.Errorf("%s %s %s %v: %d %q", c.id, c.method, c.path, c.header, code, text)
+		}
+	}
+	if code, text := ask(lax, "GET", "/latest/dynamic/instance-identity/document", nil); code != 200 || !strings.Contains(text, `"instanceId": "`+lax+`"`) {
+		t.Errorf("identity: %d %s", code, text)
+	}
+	if !poll(5*time.Second, func() bool {
+		code, _ := ask(strict, "GET", "/latest/meta-data/instance-id", map[string]string{tokenHeader: short})
+		return code == 401
+	}) {
+		t.Error("a token does not expire")
+	}
+	answer, err := client(lax).Get("http://169.254.170.1/some/path")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if text, _ := io.ReadAll(answer.Body); string(text) != "api /some/path" {
+		t.Errorf("the API says %q", text)
+	}
+}
