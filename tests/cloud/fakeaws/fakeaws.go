@@ -13,6 +13,8 @@ import (
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/iam"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/secretsmanager"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ssm"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/sts"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
@@ -66,6 +68,8 @@ func (c *Cloud) compose() {
 	c.iam = iam.New(Account)
 	c.add(c.iam)
 	c.add(sts.New(sts.Config{Role: c.iam.Role, Issue: c.issue}))
+	c.add(ssm.New(c.cfg.Region, Account))
+	c.add(secretsmanager.New(c.cfg.Region, Account, c.cfg.Now))
 }
 
 func (c *Cloud) add(s wire.Service) { c.handlers[s.Name()] = s.Operations() }

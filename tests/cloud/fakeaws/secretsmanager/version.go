@@ -1,0 +1,236 @@
+package secretsmanager
+
+import (
+	"bytes"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+const (
+	current  = "AWSCURRENT"
+	previous = "AWSPREVIOUS"
+	maxValue = 65536 // bytes
+)
+
+// version is one value of a secret. Its ID is the caller's token.
+type version struct {
+	id      string
+	value   value
+	created time.Time
+	labels  []string
+}
+
+// value is a text or bytes: exactly one of them.
+type value struct {
+	SecretString *string
+	SecretBinary []byte
+}
+
+func (v value) empty() bool { return v.SecretString == nil && v.SecretBinary == nil }
+
+func (v value) equal(o value) bool {
+	if v.SecretString != nil && o.SecretString != nil {
+		return *v.SecretString == *o.SecretString
+	}
+	return v.SecretString == nil && o.SecretString == nil && bytes.Equal(v.SecretBinary, o.SecretBinary)
+}
+
+func (v value) check() error {
+	switch {
+	case v.SecretString != nil && v.SecretBinary != nil:
+		return fail("InvalidParameterException", "You can't specify both a binary secret value and a string secret value in the same secret.")
+	case v.SecretString != nil && len(*v.SecretString) > maxValue || len(v.SecretBinary) > maxValue:
+		return fail("ValidationException", "1 validation error detected: Value at 'secretString' failed to satisfy constraint: Member must have length less than or equal to %d", maxValue)
+	}
+	return nil
+}
+
+// labelled finds the version that has a label.
+func (x *secret) labelled(label string) *version {
+	i := slices.IndexFunc(x.versions, func(v *version) bool { return slices.Contains(v.labels, label) })
+	if i < 0 {
+		return nil
+	}
+	return x.versions[i]
+}
+
+func (x *secret) version(id string) *version {
+	i := slices.IndexFunc(x.versions, func(v *version) bool { return v.id == id })
+	if i < 0 {
+		return nil
+	}
+	return x.versions[i]
+}
+
+// move gives a label to one version (nil: to none) and takes it from the other that has it. What was current is then the previous one.
+func (x *secret) move(label string, to *version) {
+	from := x.labelled(label)
+	if from == to {
+		return
+	}
+	if from != nil {
+		from.labels = slices.DeleteFunc(from.labels, func(l string) bool { return l == label })
+	}
+	if to != nil {
+		to.labels = append(to.labels, label)
+	}
+	if label == current && from != nil {
+		x.move(previous, from)
+	}
+}
+
+// put adds a version. The same token with the same value again is no error and changes nothing.
+// Source: https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_PutSecretValue.html
+func (x *secret) put(c *wire.Call, token string, v value, labels []string) (*version, error) {
+	if err := v.check(); err != nil {
+		return nil, err
+	}
+	if token == "" || len(token) > 64 {
+		return nil, fail("InvalidRequestException", "You must provide a ClientRequestToken value. We recommend a UUID-type value.")
+	}
+	if old := x.version(token); old != nil {
+		if !old.value.equal(v) {
+			return nil, fail("ResourceExistsException", "A resource with the ID you requested already exists: version %s of %s.", token, x.name)
+		}
+		return old, nil
+	}
+	if len(labels) == 0 || len(x.versions) == 0 {
+		labels = append(labels, current)
+	}
+	added := &version{id: token, value: v, created: c.Now}
+	x.versions, x.changed = append(x.versions, added), c.Now
+	for _, label := range labels {
+		x.move(label, added)
+	}
+	return added, nil
+}
+
+type versionOut struct {
+	ARN, Name     string
+	VersionId     string   `json:",omitempty"`
+	VersionStages []string `json:",omitempty"`
+}
+
+func (s *Service) putSecretValue(c *wire.Call) (any, error) {
+	var in struct {
+		SecretId, ClientRequestToken string
+		VersionStages                []string
+		value
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	x, err := s.live(c, in.SecretId)
+	if err != nil {
+		return nil, err
+	}
+	if in.empty() {
+		return nil, fail("InvalidRequestException", "You must provide either SecretString or SecretBinary.")
+	}
+	v, err := x.put(c, in.ClientRequestToken, in.value, in.VersionStages)
+	if err != nil {
+		return nil, err
+	}
+	return versionOut{x.arn, x.name, v.id, v.labels}, nil
+}
+
+func (s *Service) getSecretValue(c *wire.Call) (any, error) {
+	var in struct{ SecretId, VersionId, VersionStage string }
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	label := in.VersionStage
+	if label == "" && in.VersionId == "" {
+		label = current
+	}
+	keys := policy.Context{}
+	if label != "" {
+		keys["secretsmanager:VersionStage"] = []string{label}
+	}
+	if in.VersionId != "" {
+		keys["secretsmanager:VersionId"] = []string{in.VersionId}
+	}
+	x, err := s.live(c, in.SecretId, keys)
+	if err != nil {
+		return nil, err
+	}
+	v := x.version(in.VersionId)
+	if in.VersionId == "" {
+		v = x.labelled(label)
+	}
+	switch {
+	case v == nil && label != "":
+		return nil, fail("ResourceNotFoundException", "Secrets Manager can't find the specified secret value for staging label: %s", label)
+	case v == nil:
+		return nil, fail("ResourceNotFoundException", "Secrets Manager can't find the specified secret value for VersionId: %s", in.VersionId)
+	case label != "" && !slices.Contains(v.labels, label):
+		return nil, fail("InvalidRequestException", "You provided a VersionStage that is not associated to the provided VersionId.")
+	}
+	return struct {
+		versionOut
+		SecretString *string `json:",omitempty"`
+		SecretBinary []byte  `json:",omitempty"`
+		CreatedDate  wire.Time
+	}{versionOut{x.arn, x.name, v.id, v.labels}, v.value.SecretString, v.value.SecretBinary, wire.Time{Time: v.created}}, nil
+}
+
+func (s *Service) listVersions(c *wire.Call) (any, error) {
+	var in struct {
+		SecretId, NextToken string
+		IncludeDeprecated   bool
+		MaxResults          *int
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	x, err := s.find(c, in.SecretId)
+	if err != nil {
+		return nil, err
+	}
+	type entry struct {
+		VersionId     string
+		VersionStages []string `json:",omitempty"`
+		CreatedDate   wire.Time
+	}
+	all := []entry{}
+	for _, v := range slices.Backward(x.versions) {
+		if len(v.labels) > 0 || in.IncludeDeprecated {
+			all = append(all, entry{v.id, v.labels, wire.Time{Time: v.created}})
+		}
+	}
+	page, next, err := page(all, in.MaxResults, in.NextToken)
+	return struct {
+		ARN, Name string
+		Versions  []entry
+		NextToken string `json:",omitempty"`
+	}{x.arn, x.name, page, next}, err
+}
+
+// updateStage follows https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_UpdateSecretVersionStage.html
+func (s *Service) updateStage(c *wire.Call) (any, error) {
+	var in struct{ SecretId, VersionStage, MoveToVersionId, RemoveFromVersionId string }
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	x, err := s.live(c, in.SecretId, policy.Context{"secretsmanager:VersionStage": {in.VersionStage}})
+	if err != nil {
+		return nil, err
+	}
+	to, from := x.version(in.MoveToVersionId), x.version(in.RemoveFromVersionId)
+	holder := x.labelled(in.VersionStage)
+	switch {
+	case in.MoveToVersionId == "" && in.RemoveFromVersionId == "" || in.VersionStage == "":
+		return nil, fail("InvalidParameterException", "You must say which label to move or remove, and where.")
+	case to == nil && in.MoveToVersionId != "" || from == nil && in.RemoveFromVersionId != "":
+		return nil, fail("ResourceNotFoundException", "Secrets Manager can't find the specified secret version.")
+	case from != nil && from != holder, from == nil && holder != nil && holder != to:
+		return nil, fail("InvalidParameterException", "The parameter RemoveFromVersionId must name the version that the staging label %s is attached to.", in.VersionStage)
+	case to == nil && in.VersionStage == current:
+		return nil, fail("InvalidParameterException", "You can only move the staging label AWSCURRENT, not remove it.")
+	}
+	x.move(in.VersionStage, to)
+	return versionOut{ARN: x.arn, Name: x.name}, nil
+}

@@ -1,0 +1,267 @@
+package ssm
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+type valueJSON struct {
+	ARN, Name, Type, Value, DataType string
+	Selector                         string `json:",omitempty"`
+	LastModifiedDate                 wire.Time
+	Version                          int64
+}
+
+// value is a version of a parameter (0: the one in force) as Get operations tell it.
+func (s *Service) value(p *parameter, number int64, decrypted bool) (valueJSON, error) {
+	v := p.current()
+	if number == 0 {
+		number = p.number()
+	} else {
+		i := number - p.first
+		if i < 0 || i >= int64(len(p.versions)) {
+			return valueJSON{}, fail("ParameterVersionNotFound", "Systems Manager could not find version %d of %s.", number, p.name)
+		}
+		v = p.versions[i]
+	}
+	out := valueJSON{ARN: s.arn(p.name), Name: p.name, Type: p.kind, Value: v.value, DataType: p.dataType, LastModifiedDate: wire.Time{Time: v.at}, Version: number}
+	if p.kind == secure && !decrypted {
+		sum := sha256.Sum256([]byte("sealed " + v.value))
+		out.Value = "AQICAH" + base64.StdEncoding.EncodeToString(sum[:])
+	}
+	return out, nil
+}
+
+// selected reads NAME, NAME:VERSION or an ARN of either, asks for permission and finds the value.
+func (s *Service) selected(c *wire.Call, given string, decrypted bool) (valueJSON, error) {
+	base, selector := given, ""
+	if strings.Contains(strings.TrimPrefix(given, "arn:aws:ssm:"+s.region+":"+s.account+":parameter/"), ":") {
+		i := strings.LastIndexByte(given, ':')
+		base, selector = given[:i], given[i:]
+	}
+	name := s.plain(base)
+	if err := s.allow(c, name, nil); err != nil {
+		return valueJSON{}, err
+	}
+	p := s.parameters[name]
+	if p == nil {
+		return valueJSON{}, notFound(given)
+	}
+	var number int64
+	if selector != "" {
+		n, err := strconv.ParseInt(selector[1:], 10, 64)
+		if err != nil || n < 1 {
+			return valueJSON{}, fail("ParameterVersionNotFound", "Systems Manager could not find a version with the label %q of %s.", selector[1:], name)
+		}
+		number = n
+	}
+	out, err := s.value(p, number, decrypted)
+	out.Selector = selector
+	return out, err
+}
+
+func notFound(name string) error {
+	return fail("ParameterNotFound", "Parameter %s not found.", name)
+}
+
+func (s *Service) getParameter(c *wire.Call) (any, error) {
+	var in struct {
+		Name           string
+		WithDecryption bool
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	out, err := s.selected(c, in.Name, in.WithDecryption)
+	if err != nil {
+		return nil, err
+	}
+	return struct{ Parameter valueJSON }{out}, nil
+}
+
+// maxNames in one GetParameters.
+const maxNames = 10
+
+func (s *Service) getParameters(c *wire.Call) (any, error) {
+	var in struct {
+		Names          []string
+		WithDecryption bool
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if len(in.Names) == 0 || len(in.Names) > maxNames {
+		return nil, fail("ValidationException", "Member must have length between 1 and %d", maxNames)
+	}
+	out := struct {
+		Parameters        []valueJSON
+		InvalidParameters []string
+	}{[]valueJSON{}, []string{}}
+	for _, name := range in.Names {
+		v, err := s.selected(c, name, in.WithDecryption)
+		if err == nil {
+			out.Parameters = append(out.Parameters, v)
+			continue
+		}
+		if code := wire.AsError(err).Code; code != "ParameterNotFound" && code != "ParameterVersionNotFound" {
+			return nil, err
+		}
+		out.InvalidParameters = append(out.InvalidParameters, name)
+	}
+	return out, nil
+}
+
+func (s *Service) getParametersByPath(c *wire.Call) (any, error) {
+	var in struct {
+		Path, NextToken           string
+		Recursive, WithDecryption bool
+		MaxResults                *int
+		ParameterFilters          []filter
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if !strings.HasPrefix(in.Path, "/") {
+		return nil, fail("ValidationException", "The parameter doesn't meet the parameter name requirements. The path must begin with a forward slash.")
+	}
+	if err := s.allow(c, in.Path, policy.Context{"ssm:Recursive": {strconv.FormatBool(in.Recursive)}}); err != nil {
+		return nil, err
+	}
+	option := "OneLevel"
+	if in.Recursive {
+		option = "Recursive"
+	}
+	found, err := s.filter(append(in.ParameterFilters, filter{Key: "Path", Option: option, Values: []string{in.Path}}))
+	if err != nil {
+		return nil, err
+	}
+	all := make([]valueJSON, 0, len(found))
+	for _, p := range found {
+		v, err := s.value(p, 0, in.WithDecryption)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, v)
+	}
+	page, next, err := page(all, in.MaxResults, 10, in.NextToken)
+	return struct {
+		Parameters []valueJSON
+		NextToken  string `json:",omitempty"`
+	}{page, next}, err
+}
+
+type metadataJSON struct {
+	ARN, Name, Type, Tier, DataType, LastModifiedUser string
+	Description                                       string `json:",omitempty"`
+	KeyId                                             string `json:",omitempty"`
+	AllowedPattern                                    string `json:",omitempty"`
+	LastModifiedDate                                  wire.Time
+	Version                                           int64
+}
+
+func (s *Service) describeParameters(c *wire.Call) (any, error) {
+	var in struct {
+		NextToken        string
+		MaxResults       *int
+		ParameterFilters []filter
+		Shared           bool
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := c.Authorize("ssm:DescribeParameters", "*", nil); err != nil {
+		return nil, err
+	}
+	found, err := s.filter(in.ParameterFilters)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]metadataJSON, 0, len(found))
+	for _, p := range found {
+		all = append(all, metadataJSON{
+			ARN: s.arn(p.name), Name: p.name, Type: p.kind, Tier: p.tier, DataType: p.dataType, LastModifiedUser: p.current().by, Description: p.description,
+			KeyId: p.keyID, AllowedPattern: p.allowedPattern, LastModifiedDate: wire.Time{Time: p.current().at}, Version: p.number(),
+		})
+	}
+	page, next, err := page(all, in.MaxResults, 50, in.NextToken)
+	return struct {
+		Parameters []metadataJSON
+		NextToken  string `json:",omitempty"`
+	}{page, next}, err
+}
+
+// filter selects parameters. Source: https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_ParameterStringFilter.html
+type filter struct {
+	Key, Option string
+	Values      []string
+}
+
+func (s *Service) filter(filters []filter) ([]*parameter, error) {
+	var out []*parameter
+	for _, name := range slices.Sorted(maps.Keys(s.parameters)) {
+		out = append(out, s.parameters[name])
+	}
+	for _, f := range filters {
+		fits, err := f.compile()
+		if err != nil {
+			return nil, err
+		}
+		out = slices.DeleteFunc(out, func(p *parameter) bool {
+			return !slices.ContainsFunc(f.Values, func(v string) bool { return fits(p, v) }) && (len(f.Values) > 0 || !fits(p, ""))
+		})
+	}
+	return out, nil
+}
+
+func (f filter) compile() (func(p *parameter, want string) bool, error) {
+	if key, ok := strings.CutPrefix(f.Key, "tag:"); ok && (f.Option == "" || f.Option == "Equals") {
+		return func(p *parameter, want string) bool {
+			have, ok := p.tags[key]
+			return ok && (have == want || len(f.Values) == 0)
+		}, nil
+	}
+	get, known := map[string]func(p *parameter) string{
+		"Name":     func(p *parameter) string { return p.name },
+		"Type":     func(p *parameter) string { return p.kind },
+		"KeyId":    func(p *parameter) string { return p.keyID },
+		"Tier":     func(p *parameter) string { return p.tier },
+		"DataType": func(p *parameter) string { return p.dataType },
+		"Path":     func(p *parameter) string { return p.name },
+	}[f.Key]
+	switch {
+	case !known:
+		return nil, fail("InvalidFilterKey", "The filter key %q is not valid", f.Key)
+	case len(f.Values) == 0:
+		return nil, fail("InvalidFilterValue", "The filter %s has no values", f.Key)
+	case f.Key == "Path" && (f.Option == "" || f.Option == "OneLevel" || f.Option == "Recursive"):
+		return func(p *parameter, want string) bool {
+			rest, ok := strings.CutPrefix(get(p), strings.TrimSuffix(want, "/")+"/")
+			return ok && (f.Option == "Recursive" || !strings.Contains(rest, "/"))
+		}, nil
+	case f.Option == "" || f.Option == "Equals":
+		return func(p *parameter, want string) bool { return get(p) == want }, nil
+	case f.Option == "BeginsWith":
+		return func(p *parameter, want string) bool { return strings.HasPrefix(get(p), want) }, nil
+	case f.Option == "Contains" && f.Key == "Name":
+		return func(p *parameter, want string) bool { return strings.Contains(get(p), want) }, nil
+	}
+	return nil, fail("InvalidFilterOption", "The filter option %q is not valid for %s", f.Option, f.Key)
+}
+
+func page[T any](all []T, size *int, most int, token string) ([]T, string, error) {
+	n := most
+	if size != nil {
+		n = *size
+	}
+	if n < 1 || n > most {
+		return nil, "", fail("ValidationException", "MaxResults must be between 1 and %d", most)
+	}
+	return wire.Page(all, n, token)
+}

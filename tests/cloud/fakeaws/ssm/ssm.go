@@ -1,0 +1,196 @@
+// Package ssm is a fake of AWS Systems Manager's Parameter Store, at the level of its JSON API.
+//
+// Invariant: versions of a parameter count up from 1 without gaps, and the value of a SecureString is told only to who asks for it decrypted. All state lies under
+// the cloud's lock: handlers are called with it held.
+// Source: https://docs.aws.amazon.com/systems-manager/latest/APIReference/
+package ssm
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// Service is the fake.
+type Service struct {
+	region, account string
+	parameters      map[string]*parameter // by name
+}
+
+// New makes a Parameter Store with nothing in it.
+func New(region, account string) *Service {
+	return &Service{region: region, account: account, parameters: map[string]*parameter{}}
+}
+
+// Name is the signing name.
+func (s *Service) Name() string { return "ssm" }
+
+// Operations are all that this fake can do.
+func (s *Service) Operations() map[string]wire.Handler {
+	return map[string]wire.Handler{
+		"PutParameter":           s.putParameter,
+		"GetParameter":           s.getParameter,
+		"GetParameters":          s.getParameters,
+		"GetParametersByPath":    s.getParametersByPath,
+		"DescribeParameters":     s.describeParameters,
+		"DeleteParameter":        s.deleteParameter,
+		"DeleteParameters":       s.deleteParameters,
+		"ListTagsForResource":    s.listTags,
+		"AddTagsToResource":      s.addTags,
+		"RemoveTagsFromResource": s.removeTags,
+	}
+}
+
+type parameter struct {
+	name, kind, tier, dataType, description, keyID, allowedPattern string
+	versions                                                       []version // the last is in force
+	first                                                          int64     // number of versions[0]
+	tags                                                           map[string]string
+}
+
+type version struct {
+	value string
+	at    time.Time
+	by    string // ARN
+}
+
+func (p *parameter) current() version { return p.versions[len(p.versions)-1] }
+func (p *parameter) number() int64    { return p.first + int64(len(p.versions)) - 1 }
+
+// arn: names that begin with a slash do not get another.
+func (s *Service) arn(name string) string {
+	return "arn:aws:ssm:" + s.region + ":" + s.account + ":parameter/" + strings.TrimPrefix(name, "/")
+}
+
+// plain is the name that a caller means by a name or an ARN.
+func (s *Service) plain(nameOrARN string) string {
+	name, ok := strings.CutPrefix(nameOrARN, "arn:aws:ssm:"+s.region+":"+s.account+":parameter/")
+	if ok && strings.Contains(name, "/") {
+		return "/" + name
+	}
+	if ok && s.parameters[name] == nil && s.parameters["/"+name] != nil {
+		return "/" + name
+	}
+	if ok {
+		return name
+	}
+	return nameOrARN
+}
+
+// allow asks for permission to do the call's action to a parameter, whether it exists or not.
+func (s *Service) allow(c *wire.Call, name string, keys policy.Context) error {
+	all := policy.Context{}
+	if p := s.parameters[name]; p != nil {
+		for k, v := range p.tags {
+			all["aws:ResourceTag/"+k] = []string{v}
+			all["ssm:resourceTag/"+k] = []string{v}
+		}
+	}
+	maps.Copy(all, keys)
+	return c.Authorize("ssm:"+c.Action, s.arn(name), all)
+}
+
+type tag struct{ Key, Value string }
+
+func tagKeys(tags []tag) policy.Context {
+	ctx := policy.Context{}
+	for _, t := range tags {
+		ctx["aws:RequestTag/"+t.Key] = []string{t.Value}
+		ctx["aws:TagKeys"] = append(ctx["aws:TagKeys"], t.Key)
+	}
+	return ctx
+}
+
+// resource is how tag operations name a parameter.
+type resource struct{ ResourceType, ResourceId string }
+
+func (s *Service) tagged(c *wire.Call, r resource, keys policy.Context) (*parameter, error) {
+	if r.ResourceType != "Parameter" {
+		return nil, fail("InvalidResourceType", "The resource type %q is not known here", r.ResourceType)
+	}
+	name := s.plain(r.ResourceId)
+	if err := s.allow(c, name, keys); err != nil {
+		return nil, err
+	}
+	p := s.parameters[name]
+	if p == nil {
+		return nil, fail("InvalidResourceId", "The resource ID %q is not valid. Verify that you entered the correct ID and try again.", r.ResourceId)
+	}
+	return p, nil
+}
+
+func (s *Service) listTags(c *wire.Call) (any, error) {
+	var in resource
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	p, err := s.tagged(c, in, nil)
+	if err != nil {
+		return nil, err
+	}
+	list := []tag{}
+	for _, k := range slices.Sorted(maps.Keys(p.tags)) {
+		list = append(list, tag{k, p.tags[k]})
+	}
+	return struct{ TagList []tag }{list}, nil
+}
+
+func (s *Service) addTags(c *wire.Call) (any, error) {
+	var in struct {
+		resource
+		Tags []tag
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	p, err := s.tagged(c, in.resource, tagKeys(in.Tags))
+	if err != nil {
+		return nil, err
+	}
+	return nil, p.tag(in.Tags)
+}
+
+// maxTags on a parameter. Source: https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_AddTagsToResource.html
+const maxTags = 50
+
+func (p *parameter) tag(tags []tag) error {
+	all := maps.Clone(p.tags)
+	for _, t := range tags {
+		if t.Key == "" || len(t.Key) > 128 || len(t.Value) > 256 {
+			return fail("ValidationException", "The tag %q is not valid", t.Key)
+		}
+		all[t.Key] = t.Value
+	}
+	if len(all) > maxTags {
+		return fail("TooManyTagsError", "A resource can have at most %d tags", maxTags)
+	}
+	p.tags = all
+	return nil
+}
+
+func (s *Service) removeTags(c *wire.Call) (any, error) {
+	var in struct {
+		resource
+		TagKeys []string
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	p, err := s.tagged(c, in.resource, policy.Context{"aws:TagKeys": in.TagKeys})
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range in.TagKeys {
+		delete(p.tags, k)
+	}
+	return nil, nil
+}
+
+func fail(code, format string, args ...any) error {
+	return wire.Errorf(http.StatusBadRequest, code, format, args...)
+}
