@@ -1,10 +1,12 @@
 package acctest
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -159,6 +161,52 @@ func (c *CLI) Run(t testing.TB, args ...string) string {
 		t.Fatalf("%s %s: %v\n%s", filepath.Base(c.binary), strings.Join(args, " "), err, out)
 	}
 	return out
+}
+
+// Texts returns what the files of the working directory hold, plans unpacked, but for configurations and the CLI's own: where a secret could be found.
+func (c *CLI) Texts(t testing.TB) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	paths, err := filepath.Glob(filepath.Join(c.Dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		name := filepath.Base(path)
+		if slices.Contains([]string{".tf", ".rc"}, filepath.Ext(name)) {
+			continue
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[name] = string(content)
+		if strings.HasPrefix(out[name], "PK") {
+			out[name] = unzip(t, path)
+		}
+	}
+	return out
+}
+
+// unzip returns everything in an archive.
+func unzip(t testing.TB, path string) string {
+	t.Helper()
+	archive, err := zip.OpenReader(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = archive.Close() }()
+	var out strings.Builder
+	for _, file := range archive.File {
+		content, err := file.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(&out, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out.String()
 }
 
 func freePort(t testing.TB) string {

@@ -15,6 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/encryptionkey"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/group"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/instanceid"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operator"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operatoridentity"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operatornonce"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/secret"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/shard"
@@ -41,7 +43,7 @@ func (p *Provider) Metadata(_ context.Context, _ provider.MetadataRequest, resp 
 
 // Resources implements provider.Provider.
 func (p *Provider) Resources(context.Context) []func() resource.Resource {
-	return []func() resource.Resource{cluster.New, shard.New, group.New, secret.New}
+	return []func() resource.Resource{cluster.New, shard.New, group.New, operator.New, secret.New}
 }
 
 // DataSources implements provider.Provider.
@@ -51,7 +53,7 @@ func (p *Provider) DataSources(context.Context) []func() datasource.DataSource {
 
 // EphemeralResources implements provider.ProviderWithEphemeralResources.
 func (p *Provider) EphemeralResources(context.Context) []func() ephemeral.EphemeralResource {
-	return []func() ephemeral.EphemeralResource{encryptionkey.New, operatornonce.New}
+	return []func() ephemeral.EphemeralResource{encryptionkey.New, operatornonce.New, operatoridentity.New}
 }
 
 // Functions implements provider.ProviderWithFunctions.

@@ -1,0 +1,266 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/registration"
+)
+
+// writer marks what this resource writes.
+const writer = "terraform-operator"
+
+var errRenewBefore = errors.New("renew_before is not shorter than ttl")
+
+// Resource is nstance_operator.
+type Resource struct{ bucket *bucket.Connection }
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure      = (*Resource)(nil)
+	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
+	_ resource.ResourceWithImportState    = (*Resource)(nil)
+)
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_operator"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.bucket = bucket.Of(req.ProviderData)
+}
+
+func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
+	do := bucket.Advice(err)
+	switch {
+	case errors.Is(err, registration.ErrRegistered):
+		do = "Import that operator (terraform import <address of the nstance_operator> cluster/tenant/operator-id), or use another key."
+	case errors.Is(err, registration.ErrRemoved):
+		do = "Somebody else removed it. Plan again: it will be registered anew."
+	case errors.Is(err, secretstore.ErrNotFound):
+		do = "Create the cluster first: let the operator depend on the nstance_cluster (cluster_id = nstance_cluster.<name>.id), or check the provider's storage."
+	}
+	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
+}
+
+// state is the cluster's, with what it takes to issue certificates.
+func (r *Resource) state(ctx context.Context, m model) (*clusterstate.State, error) {
+	ring, err := r.bucket.Ring(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.bucket.Cluster(ctx, m.ClusterID.ValueString(), ring)
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	var m model
+	if resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...); resp.Diagnostics.HasError() {
+		return
+	}
+	operator, err := r.register(ctx, m)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot register an operator of tenant "+m.Tenant.ValueString(), keys.OperatorTenantPrefix(m.Tenant.ValueString()), err))
+		return
+	}
+	m.set(operator)
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+}
+
+func (r *Resource) register(ctx context.Context, m model) (registration.Operator, error) {
+	key, err := registration.ParsePublicKey(m.PublicKeyPEM.ValueString())
+	if err != nil {
+		return registration.Operator{}, fmt.Errorf("public_key_pem: %w", err)
+	}
+	ttl, _, err := m.durations()
+	if err != nil {
+		return registration.Operator{}, fmt.Errorf("ttl: %w", err)
+	}
+	state, err := r.state(ctx, m)
+	if err != nil {
+		return registration.Operator{}, err
+	}
+	return registration.Register(ctx, state, m.ClusterID.ValueString(), m.Tenant.ValueString(), key, ttl, writer)
+}
+
+func (m *model) set(o registration.Operator) {
+	m.ID = types.StringValue(o.ID.String())
+	m.CertificatePEM = types.StringValue(string(authority.EncodeCertificate(o.Certificate)))
+	m.CACertificatePEM = types.StringValue(string(authority.EncodeBundle(o.Bundle...)))
+	m.Serial = types.StringValue(authority.Serial(o.Certificate))
+	m.NotAfter = types.StringValue(o.Certificate.NotAfter.UTC().Format(time.RFC3339))
+}
+
+// key is where the operator's record lies.
+func (m model) key() (ident.ID, string, error) {
+	id, err := ident.ParseID(m.ID.ValueString())
+	if err != nil {
+		return ident.ID{}, keys.OperatorPrefix(), err
+	}
+	return id, keys.ClusterOperator(m.Tenant.ValueString(), id.Storage()), nil
+}
+
+// Read implements resource.Resource. An operator that was removed is registered anew by the next apply. One that renewed its certificate by itself has
+// it; the one in the state is good until it ends.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	if !r.bucket.Known() {
+		return // a plan never needs the bucket
+	}
+	var m model
+	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
+		return
+	}
+	what := "Cannot read operator " + m.ID.ValueString()
+	id, key, err := m.key()
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, key, err))
+		return
+	}
+	state, err := r.bucket.Cluster(ctx, m.ClusterID.ValueString(), keyring.Ring{})
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, key, err))
+		return
+	}
+	rec, _, err := registration.Find(ctx, state, m.Tenant.ValueString(), id)
+	switch {
+	case errors.Is(err, registration.ErrRemoved):
+		resp.State.RemoveResource(ctx)
+		return
+	case err != nil:
+		resp.Diagnostics.Append(r.failure(what, key, err))
+		return
+	}
+	if have, err := registration.ParsePublicKey(m.PublicKeyPEM.ValueString()); err != nil || string(have) != string(rec.PublicKey) {
+		text, err := registration.EncodePublicKey(rec.PublicKey)
+		if err != nil {
+			resp.Diagnostics.Append(r.failure(what, key, err))
+			return
+		}
+		m.PublicKeyPEM = types.StringValue(text)
+	}
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+}
+
+// ModifyPlan implements resource.ResourceWithModifyPlan: a certificate that is due is renewed.
+func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
+		return
+	}
+	var plan, state model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.State.Get(ctx, &state)...)
+	if resp.Diagnostics.HasError() || !plan.due(state, time.Now()) {
+		return
+	}
+	for _, attribute := range []string{"certificate_pem", "ca_certificate_pem", "serial", "not_after"} {
+		resp.Diagnostics.Append(resp.Plan.SetAttribute(ctx, path.Root(attribute), types.StringUnknown())...)
+	}
+}
+
+// due reports whether the planned operator needs another certificate than the one it has.
+func (m model) due(have model, now time.Time) bool {
+	if !m.TTL.Equal(have.TTL) || have.CertificatePEM.ValueString() == "" {
+		return true
+	}
+	end, err := time.Parse(time.RFC3339, have.NotAfter.ValueString())
+	if err != nil || m.RenewBefore.IsUnknown() {
+		return true
+	}
+	_, before, err := m.durations()
+	return err == nil && !now.Before(end.Add(-before))
+}
+
+// Update implements resource.Resource.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	var plan, have model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.State.Get(ctx, &have)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	if plan.CertificatePEM.IsUnknown() {
+		operator, err := r.renew(ctx, plan)
+		if err != nil {
+			_, key, _ := plan.key()
+			resp.Diagnostics.Append(r.failure("Cannot renew the certificate of operator "+plan.ID.ValueString(), key, err))
+			return
+		}
+		plan.set(operator)
+	}
+	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
+}
+
+func (r *Resource) renew(ctx context.Context, m model) (registration.Operator, error) {
+	id, _, err := m.key()
+	if err != nil {
+		return registration.Operator{}, err
+	}
+	ttl, _, err := m.durations()
+	if err != nil {
+		return registration.Operator{}, fmt.Errorf("ttl: %w", err)
+	}
+	state, err := r.state(ctx, m)
+	if err != nil {
+		return registration.Operator{}, err
+	}
+	return registration.Renew(ctx, state, m.Tenant.ValueString(), id, ttl, writer)
+}
+
+// Delete implements resource.Resource. It leaves a tombstone.
+func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	var m model
+	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
+		return
+	}
+	id, key, err := m.key()
+	if err == nil {
+		var state *clusterstate.State
+		if state, err = r.bucket.Cluster(ctx, m.ClusterID.ValueString(), keyring.Ring{}); err == nil {
+			err = registration.Remove(ctx, state, m.Tenant.ValueString(), id, writer)
+		}
+	}
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot remove operator "+m.ID.ValueString(), key, err))
+	}
+}
+
+// ImportState implements resource.ResourceWithImportState. The ID is cluster/tenant/id.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+	parts := strings.Split(req.ID, "/")
+	err := fmt.Errorf("want cluster/tenant/operator-id, have %q", req.ID)
+	if len(parts) == 3 {
+		_, idErr := ident.ParseID(parts[2])
+		err = errors.Join(ident.ValidateClusterName(parts[0]), ident.ValidateTenantName(parts[1]), idErr)
+	}
+	if err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by cluster, tenant and ID: terraform import <address of the nstance_operator> example/default/opr06bgm7733st2576nx5jht4ecjw",
+		}.Error())
+		return
+	}
+	for i, attribute := range []string{"cluster_id", "tenant", "id"} {
+		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), parts[i])...)
+	}
+}

@@ -1,0 +1,240 @@
+// Package operatoridentity owns the ephemeral resource nstance_operator_identity: key and certificate of an operator for as long as a run lasts.
+//
+// Invariant: the key exists in memory only, and what a run registers is removed when it ends; if it broke off, when the next one begins.
+package operatoridentity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/ephemeral"
+	"github.com/hashicorp/terraform-plugin-framework/ephemeral/schema"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/registration"
+)
+
+const (
+	// writer marks the records of such operators.
+	writer     = "terraform-identity"
+	defaultTTL = time.Hour
+	// privateKey is where Close finds what Open registered.
+	privateKey = "operator"
+)
+
+// Resource is nstance_operator_identity.
+type Resource struct{ bucket *bucket.Connection }
+
+// New returns the resource, not yet configured.
+func New() ephemeral.EphemeralResource { return &Resource{} }
+
+var (
+	_ ephemeral.EphemeralResourceWithConfigure = (*Resource)(nil)
+	_ ephemeral.EphemeralResourceWithClose     = (*Resource)(nil)
+)
+
+type (
+	model struct {
+		ClusterID        types.String `tfsdk:"cluster_id"`
+		Tenant           types.String `tfsdk:"tenant"`
+		TTL              types.String `tfsdk:"ttl"`
+		OperatorID       types.String `tfsdk:"operator_id"`
+		PrivateKeyPEM    types.String `tfsdk:"private_key_pem"`
+		CertificatePEM   types.String `tfsdk:"certificate_pem"`
+		CACertificatePEM types.String `tfsdk:"ca_certificate_pem"`
+		NotAfter         types.String `tfsdk:"not_after"`
+	}
+	// registered is what Close needs to know.
+	registered struct{ Cluster, Tenant, ID string }
+)
+
+// Metadata implements ephemeral.EphemeralResource.
+func (r *Resource) Metadata(_ context.Context, req ephemeral.MetadataRequest, resp *ephemeral.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_operator_identity"
+}
+
+// Configure implements ephemeral.EphemeralResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, _ *ephemeral.ConfigureResponse) {
+	r.bucket = bucket.Of(req.ProviderData)
+}
+
+// Schema implements ephemeral.EphemeralResource.
+func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "Key and certificate of an operator for one run, such as a pipeline's: it is registered in the bucket when the run begins and removed when it ends, and nothing of it is in plan " +
+			"or state. Give it to another configuration (an alias) of this provider as its `operator`. The cluster has to be there: let it depend on the `nstance_cluster`.",
+		Attributes: map[string]schema.Attribute{
+			"cluster_id": schema.StringAttribute{
+				MarkdownDescription: "Name of the cluster.", Required: true,
+				Validators: []validator.String{name.Valid("cluster name", ident.ValidateClusterName)},
+			},
+			"tenant": schema.StringAttribute{
+				MarkdownDescription: "Tenant to act for. Default: `default`.", Optional: true,
+				Validators: []validator.String{name.Valid("tenant", ident.ValidateTenantName)},
+			},
+			"ttl": schema.StringAttribute{
+				MarkdownDescription: "How long the certificate lasts: longer than the run. Default: `1h`.", Optional: true,
+				Validators: []validator.String{name.Valid("ttl", func(s string) error { _, err := registration.ParseTTL(s); return err })},
+			},
+			"operator_id":        schema.StringAttribute{MarkdownDescription: "ID of the operator.", Computed: true},
+			"private_key_pem":    schema.StringAttribute{MarkdownDescription: "The private key, in PEM (PKCS #8).", Computed: true, Sensitive: true},
+			"certificate_pem":    schema.StringAttribute{MarkdownDescription: "The certificate.", Computed: true},
+			"ca_certificate_pem": schema.StringAttribute{MarkdownDescription: "The CA certificates that servers' certificates are from.", Computed: true},
+			"not_after":          schema.StringAttribute{MarkdownDescription: "When the certificate ends (RFC 3339).", Computed: true},
+		},
+	}
+}
+
+// Open implements ephemeral.EphemeralResource.
+func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ephemeral.OpenResponse) {
+	var m model
+	if resp.Diagnostics.Append(req.Config.Get(ctx, &m)...); resp.Diagnostics.HasError() {
+		return
+	}
+	made, err := r.register(ctx, &m)
+	where := r.bucket.Place(keys.OperatorPrefix())
+	switch {
+	case errors.Is(err, secretstore.ErrNotFound):
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "The operator's identity is not known yet", Where: where, Why: fmt.Errorf("cluster %s has no CA", m.ClusterID.ValueString()),
+			Do: "Nothing, if this apply creates the cluster and the identity has depends_on = [<address of the nstance_cluster>]. Otherwise create the cluster first, " +
+				"or check the provider's storage.",
+		}.Warning())
+		fallthrough
+	case errors.Is(err, bucket.ErrUnknown): // a plan never needs the bucket
+		for _, v := range []*types.String{&m.OperatorID, &m.PrivateKeyPEM, &m.CertificatePEM, &m.CACertificatePEM, &m.NotAfter} {
+			*v = types.StringUnknown()
+		}
+		resp.Diagnostics.Append(resp.Result.Set(ctx, m)...)
+		return
+	case err != nil:
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot register an operator of cluster " + m.ClusterID.ValueString(), Where: where, Why: err, Do: bucket.Advice(err),
+		}.Error())
+		return
+	}
+	note, err := json.Marshal(made)
+	if err != nil {
+		panic("operatoridentity: " + err.Error()) // three texts
+	}
+	resp.Diagnostics.Append(resp.Private.SetKey(ctx, privateKey, note)...)
+	resp.Diagnostics.Append(resp.Result.Set(ctx, m)...)
+}
+
+func (r *Resource) register(ctx context.Context, m *model) (registered, error) {
+	fail := func(err error) (registered, error) { return registered{}, err }
+	made := registered{Cluster: m.ClusterID.ValueString(), Tenant: ident.DefaultTenant}
+	if !m.Tenant.IsNull() {
+		made.Tenant = m.Tenant.ValueString()
+	}
+	ttl := defaultTTL
+	if !m.TTL.IsNull() {
+		var err error
+		if ttl, err = registration.ParseTTL(m.TTL.ValueString()); err != nil {
+			return fail(fmt.Errorf("ttl: %w", err))
+		}
+	}
+	ring, err := r.bucket.Ring(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	state, err := r.bucket.Cluster(ctx, made.Cluster, ring)
+	if err != nil {
+		return fail(err)
+	}
+	if err := sweep(ctx, state, made.Tenant, time.Now()); err != nil {
+		return fail(err)
+	}
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return fail(err)
+	}
+	operator, err := registration.Register(ctx, state, made.Cluster, made.Tenant, public, ttl, writer)
+	if err != nil {
+		return fail(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return fail(err)
+	}
+	made.ID = operator.ID.String()
+	m.OperatorID = types.StringValue(made.ID)
+	m.PrivateKeyPEM = types.StringValue(string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
+	m.CertificatePEM = types.StringValue(string(authority.EncodeCertificate(operator.Certificate)))
+	m.CACertificatePEM = types.StringValue(string(authority.EncodeBundle(operator.Bundle...)))
+	m.NotAfter = types.StringValue(operator.Certificate.NotAfter.UTC().Format(time.RFC3339))
+	return made, nil
+}
+
+// Close implements ephemeral.EphemeralResourceWithClose. What it cannot remove, the next run does.
+func (r *Resource) Close(ctx context.Context, req ephemeral.CloseRequest, resp *ephemeral.CloseResponse) {
+	note, diags := req.Private.GetKey(ctx, privateKey)
+	if resp.Diagnostics.Append(diags...); note == nil || diags.HasError() {
+		return
+	}
+	var made registered
+	err := json.Unmarshal(note, &made)
+	if err == nil {
+		err = r.remove(ctx, made)
+	}
+	if err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Operator " + made.ID + " of this run is not removed", Where: r.bucket.Place(keys.OperatorPrefix()), Why: err,
+			Do: "Nothing: its key is gone with this run, and the next one removes it once its certificate has ended.",
+		}.Warning())
+	}
+}
+
+func (r *Resource) remove(ctx context.Context, made registered) error {
+	id, err := ident.ParseID(made.ID)
+	if err != nil {
+		return err
+	}
+	state, err := r.bucket.Cluster(ctx, made.Cluster, keyring.Ring{})
+	if err != nil {
+		return err
+	}
+	return forget(ctx, state, made.Tenant, id)
+}
+
+// forget removes an operator, tombstone included: it had no nonce, so there is none that could be used again.
+func forget(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) error {
+	if err := registration.Remove(ctx, state, tenant, id, writer); err != nil {
+		return err
+	}
+	return state.DeleteOperator(ctx, tenant, id)
+}
+
+// sweep removes what runs that broke off have left of a tenant's.
+func sweep(ctx context.Context, state *clusterstate.State, tenant string, now time.Time) error {
+	all, err := state.ListOperators(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	for _, rec := range all {
+		if strings.HasPrefix(rec.Writer, writer+"-") && now.After(rec.Certificate.NotAfter) {
+			if err := forget(ctx, state, tenant, rec.ID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+// Package registration owns how the provider registers operators directly in the bucket, as `nstance-admin cluster register-operator` does: a
+// certificate of the cluster's CA, and the record that servers look for.
+//
+// Invariant: a certificate is handed out only if the operator's record names it, and a record is changed only if it is the one that was read.
+package registration
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// ErrRegistered means that the key is registered already, by somebody else.
+var ErrRegistered = errors.New("the key is registered already")
+
+// ErrRemoved means that there is no such operator, or not any more.
+var ErrRemoved = errors.New("there is no such operator (any more)")
+
+// maxTTL bounds a certificate's life: ten years, as that of a CA.
+const maxTTL = 10 * 365 * 24 * time.Hour
+
+// Operator is a registered operator with the certificate that was just issued.
+type Operator struct {
+	ID          ident.ID
+	Certificate *x509.Certificate
+	// Bundle are the CA certificates that servers' certificates are from.
+	Bundle []*x509.Certificate
+}
+
+// Register makes a new operator of a tenant. writer begins with the resource's name. [ErrRegistered] if an operator of the tenant has the key.
+func Register(ctx context.Context, state *clusterstate.State, cluster, tenant string, key ed25519.PublicKey, ttl time.Duration, writer string) (Operator, error) {
+	all, err := state.ListOperators(ctx, tenant)
+	if err != nil {
+		return Operator{}, err
+	}
+	for _, rec := range all {
+		if bytes.Equal(rec.PublicKey, key) && !rec.Removed() {
+			return Operator{}, fmt.Errorf("%w: as operator %s", ErrRegistered, rec.ID)
+		}
+	}
+	now := time.Now().UTC()
+	id, err := ident.NewID(ident.OperatorPrefix, now, rand.Reader)
+	if err != nil {
+		return Operator{}, err
+	}
+	rec := record.Operator{Schema: record.OperatorSchema, ID: id, Cluster: cluster, Tenant: tenant, PublicKey: key, CreatedAt: now}
+	return issue(ctx, state, rec, "", ttl, writer)
+}
+
+// Renew issues a new certificate to an operator. [ErrRemoved].
+func Renew(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, ttl time.Duration, writer string) (Operator, error) {
+	rec, token, err := Find(ctx, state, tenant, id)
+	if err != nil {
+		return Operator{}, err
+	}
+	return issue(ctx, state, rec, token, ttl, writer)
+}
+
+// Find reads an operator's record. [ErrRemoved].
+func Find(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (record.Operator, objstore.Token, error) {
+	rec, token, err := state.GetOperator(ctx, tenant, id)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		return record.Operator{}, "", fmt.Errorf("%w: %s of tenant %s", ErrRemoved, id, tenant)
+	case err != nil:
+		return record.Operator{}, "", err
+	case rec.Removed():
+		return record.Operator{}, "", fmt.Errorf("%w: %s was removed at %s", ErrRemoved, id, rec.RemovedAt.UTC().Format(time.RFC3339))
+	}
+	return rec, token, nil
+}
+
+func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, token objstore.Token, ttl time.Duration, writer string) (Operator, error) {
+	ca, err := state.LoadCA(ctx)
+	if err != nil {
+		return Operator{}, err
+	}
+	bundle, err := state.CABundle(ctx)
+	if err != nil {
+		return Operator{}, err
+	}
+	who := authority.Identity{Role: authority.RoleOperator, Cluster: rec.Cluster, Tenant: rec.Tenant, ID: rec.ID}
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: rec.PublicKey, TTL: ttl}, rand.Reader, time.Now())
+	if err != nil {
+		return Operator{}, err
+	}
+	rec.Revision++
+	rec.Writer, rec.Certificate = incarnation(writer), record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC()}
+	if _, err := state.PutOperator(ctx, rec, token); err != nil {
+		return Operator{}, err
+	}
+	return Operator{ID: rec.ID, Certificate: cert, Bundle: bundle}, nil
+}
+
+// Remove leaves a tombstone in place of an operator: servers refuse it from then on, within minutes if they know it. None is no error.
+func Remove(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, writer string) error {
+	for {
+		rec, token, err := Find(ctx, state, tenant, id)
+		if errors.Is(err, ErrRemoved) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		rec.Revision++
+		rec.Writer, rec.RemovedAt = incarnation(writer), time.Now().UTC()
+		_, err = state.PutOperator(ctx, rec, token)
+		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
+			continue // it was renewed meanwhile
+		}
+		return err
+	}
+}
+
+// incarnation makes no two writes have the same bytes.
+func incarnation(writer string) string {
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return writer + "-" + hex.EncodeToString(random[:])
+}
+
+// ParsePublicKey reads one PEM block with an Ed25519 key in PKIX form.
+func ParsePublicKey(text string) (ed25519.PublicKey, error) {
+	block, rest := pem.Decode([]byte(text))
+	switch {
+	case block == nil || !bytes.HasPrefix(bytes.TrimSpace([]byte(text)), []byte("-----BEGIN ")):
+		return nil, errors.New("it is not PEM")
+	case block.Type != "PUBLIC KEY":
+		return nil, errors.New(`its PEM block is not a "PUBLIC KEY"`)
+	case len(block.Headers) > 0 || len(bytes.TrimSpace(rest)) > 0:
+		return nil, errors.New("want one PEM block without headers, and nothing else")
+	}
+	parsed, err := authority.ParsePublicKey(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	key, ok := parsed.(ed25519.PublicKey)
+	if !ok {
+		return nil, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
+	}
+	return key, nil
+}
+
+// EncodePublicKey writes a key as [ParsePublicKey] reads it.
+func EncodePublicKey(key ed25519.PublicKey) (string, error) {
+	der, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return "", err
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), nil
+}
+
+// ParseTTL reads how long a certificate lasts.
+func ParseTTL(text string) (time.Duration, error) {
+	d, err := config.ParseDuration(text)
+	switch {
+	case err != nil:
+		return 0, err
+	case d.D() < time.Minute || d.D() > maxTTL:
+		return 0, errors.New("it has to be between a minute and ten years")
+	}
+	return d.D(), nil
+}
