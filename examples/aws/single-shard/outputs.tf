@@ -5,12 +5,17 @@ output "bucket" {
 
 output "encryption_key" {
   description = "Where the encryption key is, for nstance-admin: --key-provider and --key-source."
-  value       = { provider = module.cluster.cluster.encryption_key.provider, source = module.cluster.cluster.encryption_key.source }
+  value       = module.cluster.encryption_key
 }
 
 output "shard" {
   description = "The shard: its leader's addresses, and what it is made of."
   value       = module.shard.shard
+}
+
+output "servers" {
+  description = "The leader's address, for nstance-admin: NSTANCE_ADMIN_SERVERS."
+  value       = "${module.shard.shard.id}=${module.shard.shard.operator_addr}"
 }
 
 output "ca_certificate_pem" {

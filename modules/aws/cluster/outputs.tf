@@ -8,6 +8,14 @@ output "storage" {
   }
 }
 
+output "encryption_key" {
+  description = "Where the encryption key is, for `encryption_key` in the configuration of the provider `nstance`, which `nstance_secret` needs."
+  value = {
+    provider = var.encryption_key.provider
+    source   = local.key_source
+  }
+}
+
 output "cluster" {
   description = "The cluster, for the variable `cluster` of the other modules."
   value = {

@@ -1,0 +1,118 @@
+# One cluster with a shard in each of three zones, and a network load balancer in front of a group of web servers that spans them.
+
+terraform {
+  required_version = ">= 1.11"
+
+  required_providers {
+    aws     = { source = "registry.terraform.io/hashicorp/aws", version = ">= 5.100" }
+    nstance = { source = "registry.terraform.io/nstance-kit/nstance" }
+  }
+}
+
+# Credentials, and an endpoint that is not AWS's own, come from the environment, for both providers.
+provider "aws" {
+  region = var.region
+}
+
+# Where the cluster's state is. The bucket is made below, by the module.
+provider "nstance" {
+  storage = module.cluster.storage
+}
+
+locals {
+  zones = { for i, zone in var.zones : zone => i }
+}
+
+module "cluster" {
+  source = "../../../modules/aws/cluster"
+
+  cluster_id     = var.cluster
+  bucket_name    = var.bucket
+  encryption_key = { provider = var.key_provider }
+  force_destroy  = var.force_destroy
+  tags           = var.tags
+}
+
+module "network" {
+  source = "../../../modules/aws/network"
+
+  name     = var.cluster
+  nat_mode = var.nat == "none" ? "none" : "provider"
+  subnets = {
+    # The load balancer, and the way out of the others.
+    public = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 8, i), public = true, nat_gateway = var.nat == "each" || i == 0 }] }
+    # The servers, and the addresses that follow their leaders. Without NAT gateways they need public addresses to reach AWS.
+    servers = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 8, 8 + i), public = var.nat == "none" }] }
+    # The VMs.
+    web = { for zone, i in local.zones : zone => [{ ipv4_cidr = cidrsubnet("10.0.0.0/16", 4, 1 + i) }] }
+  }
+  load_balancers = {
+    web = { listeners = { http = { port = 80, target_port = var.web_port, health_check = var.web_health_check } } }
+  }
+  tags = var.tags
+}
+
+# One role for the servers of all shards.
+module "account" {
+  source = "../../../modules/aws/account"
+
+  cluster           = module.cluster.cluster
+  vpc_id            = module.network.vpc_id
+  target_group_arns = module.network.target_group_arns
+  tags              = var.tags
+}
+
+# A shard for each zone. They share the bucket and the CA, and nothing else: each goes on when another is gone.
+module "shard" {
+  source   = "../../../modules/aws/shard"
+  for_each = local.zones
+
+  cluster = module.cluster.cluster
+  account = module.account.account
+  network = module.network.network
+  shard   = each.key
+  zone    = each.key
+
+  server_count         = var.server_count
+  server_instance_type = var.server_instance_type
+  server_arch          = var.server_arch
+  server_image         = { id = var.server_ami, owners = var.image_owners }
+  leader_network       = { ipv4 = cidrhost(cidrsubnet("10.0.0.0/16", 8, 8 + each.value), 100) }
+  # Operators reach the leaders from anywhere in the VPC.
+  operator_access = { ipv4_cidrs = ["10.0.0.0/16"] }
+  wait_for_leader = var.wait_for_leader
+  tags            = var.tags
+
+  subnet_pools   = ["web"]
+  settings       = var.settings
+  agent_commands = var.web_commands
+
+  images = {
+    agent = {
+      owners   = var.image_owners
+      filters  = [{ name = "name", values = ["nstance-agent-*"] }, { name = "architecture", values = [var.web_arch == "amd64" ? "x86_64" : "arm64"] }]
+      fallback = var.agent_ami
+    }
+  }
+
+  templates = {
+    web = {
+      kind        = "web"
+      arch        = var.web_arch
+      subnet_pool = "web"
+      # What RunInstances is asked for. An AMI that is given is used as it is.
+      args_json = jsonencode({ ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami })
+    }
+  }
+
+  groups = {
+    "default/web" = {
+      template       = "web"
+      size           = var.web_count
+      instance_type  = var.web_instance_types[0]
+      instance_types = slice(var.web_instance_types, 1, length(var.web_instance_types))
+      args_json      = var.web_args
+      load_balancers = ["web"]
+    }
+  }
+}

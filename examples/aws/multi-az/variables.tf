@@ -1,0 +1,183 @@
+variable "region" {
+  description = "The region."
+  type        = string
+  default     = "us-west-2"
+  nullable    = false
+}
+
+variable "zones" {
+  description = "The availability zones, each of which gets a shard of that name."
+  type        = list(string)
+  default     = ["us-west-2a", "us-west-2b", "us-west-2c"]
+  nullable    = false
+
+  validation {
+    condition     = length(var.zones) >= 1 && length(var.zones) <= 6 && alltrue([for zone in var.zones : startswith(zone, var.region)])
+    error_message = "zones are 1 to 6 of the region's, such as ${var.region}a."
+  }
+}
+
+variable "cluster" {
+  description = "Name of the cluster. Names of everything else are made of it."
+  type        = string
+  default     = "example"
+  nullable    = false
+}
+
+variable "bucket" {
+  description = "Name of the bucket. Left out, it is made of the cluster's name, the account's number and the region."
+  type        = string
+  default     = null
+}
+
+variable "key_provider" {
+  description = "What holds the encryption key: `aws-secrets-manager`, or `aws-parameter-store`, which costs nothing."
+  type        = string
+  default     = "aws-secrets-manager"
+  nullable    = false
+}
+
+variable "nat" {
+  description = "NAT gateways, the way out of private subnets, which cost more than all the rest: `one`, in the first zone; `each`, one in each; or `none`. Without any the servers have public addresses, and the VMs have no way out."
+  type        = string
+  default     = "one"
+  nullable    = false
+
+  validation {
+    condition     = contains(["one", "each", "none"], var.nat)
+    error_message = "nat is \"one\", \"each\" or \"none\"."
+  }
+}
+
+variable "image_owners" {
+  description = "Accounts whose images are considered: those that images/packer made."
+  type        = list(string)
+  default     = ["self"]
+  nullable    = false
+}
+
+variable "server_ami" {
+  description = "ID of the servers' image. Left out, the newest called nstance-server-*."
+  type        = string
+  default     = null
+}
+
+variable "agent_ami" {
+  description = "ID of the VMs' image. Left out, the newest called nstance-agent-*."
+  type        = string
+  default     = null
+}
+
+variable "server_count" {
+  description = "How many servers there are: 1, 2 for a hot standby, or 0, scale to zero."
+  type        = number
+  default     = 1
+  nullable    = false
+}
+
+variable "server_instance_type" {
+  description = "Instance type of the servers."
+  type        = string
+  default     = "t4g.nano"
+  nullable    = false
+}
+
+variable "server_arch" {
+  description = "Processor architecture of the servers: `arm64` or `amd64`."
+  type        = string
+  default     = "arm64"
+  nullable    = false
+}
+
+variable "web_count" {
+  description = "Number of VMs in the group `web` of each shard."
+  type        = number
+  default     = 1
+  nullable    = false
+}
+
+variable "web_instance_types" {
+  description = "Instance types of the VMs: the first, and those to fall back to when AWS has no capacity of it."
+  type        = list(string)
+  default     = ["t4g.small", "t4g.medium"]
+  nullable    = false
+
+  validation {
+    condition     = length(var.web_instance_types) > 0
+    error_message = "web_instance_types has to name at least one type."
+  }
+}
+
+variable "web_arch" {
+  description = "Processor architecture of the VMs: `arm64` or `amd64`."
+  type        = string
+  default     = "arm64"
+  nullable    = false
+}
+
+variable "web_args" {
+  description = "More arguments of RunInstances for the VMs, as JSON. Changing them replaces the VMs, one at a time in each shard."
+  type        = string
+  default     = null
+}
+
+variable "web_port" {
+  description = "The port on which the VMs serve."
+  type        = number
+  default     = 8080
+  nullable    = false
+}
+
+variable "web_health_check" {
+  description = "What the load balancer asks the VMs: with a `path`, HTTP; otherwise whether the port takes connections."
+  type = object({
+    path     = optional(string)
+    interval = optional(number)
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "web_commands" {
+  description = "Lines of `sh` that start what the VMs serve, where the image does not do so by itself."
+  type        = list(string)
+  default     = ["systemd-run --unit=web --property=Restart=always python3 -m http.server 8080 --directory /usr/share/doc"]
+  nullable    = false
+}
+
+variable "settings" {
+  description = "Settings of the servers, such as how often agents report."
+  type = object({
+    health_check_interval = optional(string)
+    default_drain_timeout = optional(string)
+    shutdown_grace        = optional(string)
+    garbage_collection = optional(object({
+      interval                 = optional(string)
+      registration_timeout     = optional(string)
+      deleted_record_retention = optional(string)
+    }))
+  })
+  default  = {}
+  nullable = false
+}
+
+variable "wait_for_leader" {
+  description = "Let apply wait until a server of each shard leads and has applied its configuration."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "force_destroy" {
+  description = "Let destroy delete the bucket with everything in it."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "tags" {
+  description = "Tags of everything that can have tags."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
