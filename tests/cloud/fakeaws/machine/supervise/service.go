@@ -231,7 +231,7 @@ func (i *invocation) execute() string {
 		i.live()
 	}
 	s.set(deactivating, "stop")
-	if up && !i.ended() {
+	if up && i.result == success {
 		i.control(i.def.Stop, i.def.TimeoutStop)
 	}
 	if i.result == watchdog {
