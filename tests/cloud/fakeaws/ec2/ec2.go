@@ -51,7 +51,7 @@ type Service struct {
 	tags     map[string]map[string]string // by resource ID
 	kinds    []kind
 	network
-	fleet fleet
+	machinery
 }
 
 // New makes an empty region: a region without a default VPC.
@@ -64,7 +64,8 @@ func New(cfg Config) *Service {
 	}
 	s := &Service{cfg: cfg, mu: cfg.Lock, tags: map[string]map[string]string{}}
 	s.network = newNetwork()
-	s.fleet = newFleet()
+	s.machinery = newMachinery()
+	s.addPrefixLists()
 	s.kinds = slices.Concat(s.networkKinds(), s.machineKinds())
 	return s
 }

@@ -1,0 +1,378 @@
+package ec2
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// defaultAddressLimit is how many elastic IP addresses an account has in a region.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/elastic-ip-addresses-eip.html
+const defaultAddressLimit = 5
+
+// address is an elastic IP address.
+type address struct {
+	entity
+	public      netip.Addr
+	association string // "": associated with nothing
+	iface       string
+	private     netip.Addr // of the interface
+	holder      string     // the NAT gateway that uses it, "" for users' own associations
+}
+
+func (a *address) disassociate() {
+	a.association, a.iface, a.private, a.holder = "", "", netip.Addr{}, ""
+}
+
+// associate puts an address in front of a private one.
+func (a *address) associate(i *Interface, private netip.Addr, holder string) {
+	a.association, a.iface, a.private, a.holder = newID("eipassoc"), i.id, private, holder
+}
+
+// SetAddressLimit says how many elastic IP addresses the account may have, 5 as long as it does not. It takes the cloud's lock.
+func (s *Service) SetAddressLimit(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addressLimit = n
+}
+
+func (s *Service) addressOperations() map[string]wire.Handler {
+	return map[string]wire.Handler{
+		"AllocateAddress":            s.allocateAddress,
+		"ReleaseAddress":             s.releaseAddress,
+		"AssociateAddress":           s.associateAddress,
+		"DisassociateAddress":        s.disassociateAddress,
+		"DescribeAddresses":          s.describeAddresses,
+		"DescribeAddressesAttribute": s.describeAddressesAttribute,
+	}
+}
+
+func (s *Service) allocateAddress(c *wire.Call) (any, error) {
+	var in struct {
+		Domain             string
+		PublicIpv4Pool     string
+		NetworkBorderGroup string
+		TagSpecification   []TagSpecification
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	tags, err := specified(in.TagSpecification, "elastic-ip")
+	if err != nil {
+		return nil, err
+	}
+	if err := s.allowNew(c, "AllocateAddress", "elastic-ip", tags, nil); err != nil {
+		return nil, err
+	}
+	switch {
+	case in.Domain != "" && in.Domain != "vpc":
+		return nil, invalid("domain", in.Domain)
+	case in.PublicIpv4Pool != "" && in.PublicIpv4Pool != "amazon":
+		return nil, failf("InvalidPublicIpv4PoolID.NotFound", "The public IPv4 pool '%s' does not exist", in.PublicIpv4Pool)
+	case in.NetworkBorderGroup != "" && in.NetworkBorderGroup != s.cfg.Region:
+		return nil, invalid("networkBorderGroup", in.NetworkBorderGroup)
+	case len(s.network.addresses) >= s.addressLimit:
+		return nil, failf("AddressLimitExceeded", "The maximum number of addresses has been reached.")
+	}
+	a := &address{entity: s.entity("eipalloc"), public: s.newPublicAddress()}
+	s.addresses[a.id] = a
+	s.SetTags(a.id, tags)
+	return struct {
+		Public      string `xml:"publicIp"`
+		Pool        string `xml:"publicIpv4Pool"`
+		Domain      string `xml:"domain"`
+		ID          string `xml:"allocationId"`
+		BorderGroup string `xml:"networkBorderGroup"`
+	}{a.public.String(), "amazon", "vpc", a.id, s.cfg.Region}, nil
+}
+
+// addressBy finds an address by its allocation or by itself.
+func (s *Service) addressBy(allocation, public string) (*address, error) {
+	switch {
+	case allocation == "" && public == "":
+		return nil, missing("allocationId")
+	case allocation != "" && public != "":
+		return nil, failf("InvalidParameterCombination", "You may specify public IP or allocation id, but not both in the same call")
+	case allocation != "":
+		if a := s.addresses[allocation]; a != nil {
+			return a, nil
+		}
+		return nil, failf("InvalidAllocationID.NotFound", "The allocation ID '%s' does not exist", allocation)
+	}
+	for _, a := range s.addresses {
+		if a.public.String() == public {
+			return a, nil
+		}
+	}
+	return nil, failf("InvalidAddress.NotFound", "Address '%s' not found.", public)
+}
+
+// allowAddress asks for permission on an address that may not exist, and on what it belongs to.
+func (s *Service) allowAddress(c *wire.Call, action string, a *address, allocation string, others ...string) error {
+	if a != nil {
+		allocation = a.id
+	}
+	if allocation == "" {
+		return s.allowAny(c, action)
+	}
+	return s.allow(c, action, append([]string{allocation}, others...)...)
+}
+
+func (s *Service) releaseAddress(c *wire.Call) (any, error) {
+	var in struct {
+		AllocationID       string `query:"AllocationId"`
+		PublicIP           string `query:"PublicIp"`
+		NetworkBorderGroup string
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	a, wrong := s.addressBy(in.AllocationID, in.PublicIP)
+	if err := s.allowAddress(c, "ReleaseAddress", a, in.AllocationID); err != nil {
+		return nil, err
+	}
+	switch {
+	case wrong != nil:
+		return nil, wrong
+	case in.NetworkBorderGroup != "" && in.NetworkBorderGroup != s.cfg.Region:
+		return nil, invalid("networkBorderGroup", in.NetworkBorderGroup)
+	case a.association != "":
+		return nil, failf("InvalidIPAddress.InUse", "Address %s is in use.", a.public)
+	}
+	drop(s, s.addresses, a.id)
+	return ok, nil
+}
+
+func (s *Service) associateAddress(c *wire.Call) (any, error) {
+	var in struct {
+		AllocationID       string `query:"AllocationId"`
+		PublicIP           string `query:"PublicIp"`
+		InstanceID         string `query:"InstanceId"`
+		NetworkInterfaceID string `query:"NetworkInterfaceId"`
+		PrivateIPAddress   string `query:"PrivateIpAddress"`
+		AllowReassociation *bool
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	a, wrong := s.addressBy(in.AllocationID, in.PublicIP)
+	target := in.InstanceID
+	if target == "" {
+		target = in.NetworkInterfaceID
+	}
+	var others []string
+	if target != "" {
+		others = []string{target}
+	}
+	if err := s.allowAddress(c, "AssociateAddress", a, in.AllocationID, others...); err != nil {
+		return nil, err
+	}
+	if wrong != nil {
+		return nil, wrong
+	}
+	i, err := s.associationTarget(in.InstanceID, in.NetworkInterfaceID)
+	if err != nil {
+		return nil, err
+	}
+	if len(i.IPv4) == 0 {
+		return nil, failf("InvalidParameterValue", "The network interface '%s' has no IPv4 address", i.id)
+	}
+	private := i.IPv4[0]
+	if in.PrivateIPAddress != "" {
+		want, err := parseAddress("privateIpAddress", in.PrivateIPAddress, false)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(i.IPv4, want) {
+			return nil, failf("InvalidParameterValue", "The private IP address '%s' is not assigned to interface '%s'", want, i.id)
+		}
+		private = want
+	}
+	if a.association != "" && a.iface == i.id && a.private == private { // idempotent
+		return struct {
+			ID string `xml:"associationId"`
+		}{a.association}, nil
+	}
+	// In a VPC an address moves to its new place unless the caller forbids it; one that a NAT gateway uses does not move.
+	if a.association != "" && (a.holder != "" || in.AllowReassociation != nil && !*in.AllowReassociation) {
+		return nil, failf("Resource.AlreadyAssociated", "resource %s is already associated with associate-id %s", a.id, a.association)
+	}
+	if !some(s.gateways, func(g *internetGateway) bool { return g.vpc == i.VPC }) {
+		return nil, failf("Gateway.NotAttached", "Network %s is not attached to any internet gateway", i.VPC)
+	}
+	for _, other := range s.addresses {
+		if other != a && other.iface == i.id && other.private == private {
+			if in.AllowReassociation != nil && !*in.AllowReassociation {
+				return nil, failf("Resource.AlreadyAssociated", "resource %s is already associated with associate-id %s", i.id, other.association)
+			}
+			other.disassociate()
+		}
+	}
+	i.Public = netip.Addr{} // the elastic address takes the place of one given at launch
+	a.associate(i, private, "")
+	return struct {
+		ID string `xml:"associationId"`
+	}{a.association}, nil
+}
+
+// associationTarget finds the interface that an elastic address shall stand for.
+func (s *Service) associationTarget(instanceID, interfaceID string) (*Interface, error) {
+	if (instanceID == "") == (interfaceID == "") {
+		return nil, failf("InvalidParameterCombination", "Exactly one of instanceId and networkInterfaceId must be specified")
+	}
+	if interfaceID != "" {
+		i, err := s.interfaceByID(interfaceID)
+		if err != nil {
+			return nil, err
+		}
+		return i, i.own()
+	}
+	vm, err := s.instanceByID(instanceID)
+	if err != nil {
+		return nil, err
+	}
+	if vm.state != stateRunning && vm.state != stateStopped {
+		return nil, failf("InvalidInstanceID", "The %s instance '%s' is not in a valid state for this operation.", vm.state, vm.id)
+	}
+	attached := s.attached(instanceID)
+	if len(attached) != 1 {
+		return nil, failf("InvalidInstanceID", "There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the operation instead.", vm.id)
+	}
+	return attached[0], nil
+}
+
+func (s *Service) disassociateAddress(c *wire.Call) (any, error) {
+	var in struct {
+		AssociationID string `query:"AssociationId"`
+		PublicIP      string `query:"PublicIp"`
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	var a *address
+	for _, other := range s.addresses {
+		if other.association != "" && (other.association == in.AssociationID || other.public.String() == in.PublicIP) {
+			a = other
+		}
+	}
+	if a == nil {
+		if err := s.allowAny(c, "DisassociateAddress"); err != nil {
+			return nil, err
+		}
+		if in.AssociationID == "" && in.PublicIP == "" {
+			return nil, missing("associationId")
+		}
+		return nil, noAssociation(in.AssociationID + in.PublicIP)
+	}
+	if err := s.allow(c, "DisassociateAddress", a.id, a.iface); err != nil {
+		return nil, err
+	}
+	if a.holder != "" {
+		return nil, failf("AuthFailure", "You do not have permission to access the specified resource.")
+	}
+	a.disassociate()
+	return ok, nil
+}
+
+type addressXML struct {
+	ID             string `xml:"allocationId"`
+	Public         string `xml:"publicIp"`
+	Domain         string `xml:"domain"`
+	Pool           string `xml:"publicIpv4Pool"`
+	BorderGroup    string `xml:"networkBorderGroup"`
+	Association    string `xml:"associationId,omitempty"`
+	Instance       string `xml:"instanceId,omitempty"`
+	Interface      string `xml:"networkInterfaceId,omitempty"`
+	InterfaceOwner string `xml:"networkInterfaceOwnerId,omitempty"`
+	Private        string `xml:"privateIpAddress,omitempty"`
+	Tags           []Tag  `xml:"tagSet>item"`
+}
+
+func (s *Service) addressXML(a *address) addressXML {
+	out := addressXML{ID: a.id, Public: a.public.String(), Domain: "vpc", Pool: "amazon", BorderGroup: s.cfg.Region, Tags: s.tagList(a.id)}
+	if a.association != "" {
+		out.Association, out.Interface, out.InterfaceOwner, out.Private = a.association, a.iface, s.cfg.Account, a.private.String()
+		if at := s.interfaces[a.iface].Attachment; at != nil {
+			out.Instance = at.Instance
+		}
+	}
+	return out
+}
+
+func (s *Service) describeAddresses(c *wire.Call) (any, error) {
+	var in struct {
+		AllocationID []string `query:"AllocationId"`
+		PublicIP     []string `query:"PublicIp"`
+		Filter       []Filter
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := s.allowAny(c, "DescribeAddresses"); err != nil {
+		return nil, err
+	}
+	for _, public := range in.PublicIP {
+		a, err := s.addressBy("", public)
+		if err != nil {
+			return nil, err
+		}
+		in.AllocationID = append(in.AllocationID, a.id)
+	}
+	field := func(value func(addressXML) string) func(*address) []string {
+		return func(a *address) []string {
+			return slices.DeleteFunc([]string{value(s.addressXML(a))}, func(v string) bool { return v == "" })
+		}
+	}
+	found, _, err := find(s, s.addresses, query{ids: in.AllocationID, filters: in.Filter}, map[string]func(*address) []string{
+		"allocation-id":              field(func(x addressXML) string { return x.ID }),
+		"association-id":             field(func(x addressXML) string { return x.Association }),
+		"domain":                     field(func(x addressXML) string { return x.Domain }),
+		"instance-id":                field(func(x addressXML) string { return x.Instance }),
+		"network-border-group":       field(func(x addressXML) string { return x.BorderGroup }),
+		"network-interface-id":       field(func(x addressXML) string { return x.Interface }),
+		"network-interface-owner-id": field(func(x addressXML) string { return x.InterfaceOwner }),
+		"private-ip-address":         field(func(x addressXML) string { return x.Private }),
+		"public-ip":                  field(func(x addressXML) string { return x.Public }),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		Items []addressXML `xml:"addressesSet>item"`
+	}{each(found, s.addressXML)}, nil
+}
+
+func (s *Service) describeAddressesAttribute(c *wire.Call) (any, error) {
+	var in struct {
+		AllocationID []string `query:"AllocationId"`
+		Attribute    string
+		MaxResults   int
+		NextToken    string
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := s.allowAny(c, "DescribeAddressesAttribute"); err != nil {
+		return nil, err
+	}
+	if in.Attribute != "" && in.Attribute != "domain-name" {
+		return nil, invalid("attribute", in.Attribute)
+	}
+	found, _, err := find(s, s.addresses, query{ids: in.AllocationID}, nil)
+	if err != nil {
+		return nil, err
+	}
+	page, next, err := paged(found, in.MaxResults, in.NextToken)
+	if err != nil {
+		return nil, err
+	}
+	type item struct {
+		ID     string `xml:"allocationId"`
+		Public string `xml:"publicIp"`
+	}
+	return struct {
+		Items []item `xml:"addressSet>item"`
+		Next  string `xml:"nextToken,omitempty"`
+	}{each(page, func(a *address) item { return item{a.id, a.public.String()} }), next}, nil
+}

@@ -1,0 +1,321 @@
+package ec2
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// maxRules is how many rules for each direction a group may have.
+const maxRules = 60
+
+var (
+	anyIPv4 = netip.MustParsePrefix("0.0.0.0/0")
+	anyIPv6 = netip.MustParsePrefix("::/0")
+)
+
+// securityRule allows traffic of one protocol with one peer: a block, a prefix list or the members of a group.
+type securityRule struct {
+	entity
+	owner       string // the group whose rule it is
+	egress      bool
+	protocol    string // tcp, udp, icmp, icmpv6, a number, or -1 for all
+	from, to    int    // ports, or type and code of ICMP; -1: all
+	block       netip.Prefix
+	prefixList  string
+	group       string
+	groupOwner  string
+	description string
+}
+
+// peer is what makes two rules the same, besides the group and the direction.
+func (r *securityRule) same(o *securityRule) bool {
+	return r.egress == o.egress && r.protocol == o.protocol && r.from == o.from && r.to == o.to && r.block == o.block && r.prefixList == o.prefixList && r.group == o.group
+}
+
+func (r *securityRule) peer() string {
+	if r.block.IsValid() {
+		return r.block.String()
+	}
+	return r.prefixList + r.group
+}
+
+func (s *Service) addRule(g *securityGroup, r securityRule) *securityRule {
+	r.entity = s.entity("sgr")
+	r.owner = g.id
+	s.groupRules[r.id] = &r
+	return &r
+}
+
+// rulesOf are a group's rules of a direction, in the order in which they were made.
+func (s *Service) rulesOf(group string, egress bool) []*securityRule {
+	return slices.DeleteFunc(sorted(s.groupRules), func(r *securityRule) bool { return r.owner != group || r.egress != egress })
+}
+
+func (s *Service) dropRules(group string) {
+	for id, r := range s.groupRules {
+		if r.owner == group {
+			drop(s, s.groupRules, id)
+		}
+	}
+}
+
+type referencedXML struct {
+	Group string `xml:"groupId"`
+	Owner string `xml:"userId"`
+	VPC   string `xml:"vpcId,omitempty"`
+}
+
+type ruleXML struct {
+	ID          string         `xml:"securityGroupRuleId"`
+	ARN         string         `xml:"securityGroupRuleArn"`
+	Group       string         `xml:"groupId"`
+	GroupOwner  string         `xml:"groupOwnerId"`
+	Egress      bool           `xml:"isEgress"`
+	Protocol    string         `xml:"ipProtocol"`
+	From        int            `xml:"fromPort"`
+	To          int            `xml:"toPort"`
+	IPv4        string         `xml:"cidrIpv4,omitempty"`
+	IPv6        string         `xml:"cidrIpv6,omitempty"`
+	PrefixList  string         `xml:"prefixListId,omitempty"`
+	Referenced  *referencedXML `xml:"referencedGroupInfo"`
+	Description string         `xml:"description,omitempty"`
+	Tags        []Tag          `xml:"tagSet>item"`
+}
+
+func (s *Service) ruleXML(r *securityRule) ruleXML {
+	out := ruleXML{
+		ID: r.id, ARN: s.ARN(r.id), Group: r.owner, GroupOwner: s.cfg.Account, Egress: r.egress, Protocol: r.protocol, From: r.from, To: r.to,
+		PrefixList: r.prefixList, Description: r.description, Tags: s.tagList(r.id),
+	}
+	switch {
+	case r.group != "":
+		out.Referenced = &referencedXML{Group: r.group, Owner: r.groupOwner}
+	case r.block.IsValid() && r.block.Addr().Is4():
+		out.IPv4 = r.block.String()
+	case r.block.IsValid():
+		out.IPv6 = r.block.String()
+	}
+	return out
+}
+
+func (s *Service) describeRules(c *wire.Call) (any, error) {
+	var in struct {
+		IDs        []string `query:"SecurityGroupRuleId"`
+		Filter     []Filter
+		MaxResults int
+		NextToken  string
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := s.allowAny(c, "DescribeSecurityGroupRules"); err != nil {
+		return nil, err
+	}
+	found, next, err := find(s, s.groupRules, query{in.IDs, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*securityRule) []string{
+		"group-id":               func(r *securityRule) []string { return []string{r.owner} },
+		"security-group-rule-id": func(r *securityRule) []string { return []string{r.id} },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		Items []ruleXML `xml:"securityGroupRuleSet>item"`
+		Next  string    `xml:"nextToken,omitempty"`
+	}{each(found, s.ruleXML), next}, nil
+}
+
+// protocol is a protocol's name as AWS tells it.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IpPermission.html
+func protocol(text string) (string, error) {
+	text = strings.ToLower(text)
+	if name, known := map[string]string{"all": "-1", "6": "tcp", "17": "udp", "1": "icmp", "58": "icmpv6"}[text]; known {
+		return name, nil
+	}
+	if slices.Contains([]string{"-1", "tcp", "udp", "icmp", "icmpv6"}, text) {
+		return text, nil
+	}
+	if n, err := strconv.Atoi(text); err == nil && n >= 0 && n <= 255 {
+		return strconv.Itoa(n), nil
+	}
+	return "", failf("InvalidParameterValue", "Invalid value '%s' for IP protocol. Unknown protocol.", text)
+}
+
+// ports checks a rule's range for its protocol.
+func ports(protocol string, from, to *int) (int, int, error) {
+	switch protocol {
+	case "tcp", "udp":
+		if from == nil || to == nil {
+			return 0, 0, failf("InvalidParameterValue", "Invalid value for portRange. Must specify both from and to ports with TCP/UDP.")
+		}
+		if *from == -1 && *to == -1 {
+			return 0, 65535, nil
+		}
+		if *from < 0 || *to > 65535 || *from > *to {
+			return 0, 0, failf("InvalidParameterValue", "Invalid TCP/UDP port range (%d:%d)", *from, *to)
+		}
+		return *from, *to, nil
+	case "icmp", "icmpv6":
+		if protocol == "icmp" && (from == nil || to == nil) {
+			return 0, 0, failf("InvalidParameterValue", "Invalid value for portRange. Must specify both type and code with ICMP.")
+		}
+		f, t := -1, -1
+		if from != nil {
+			f = *from
+		}
+		if to != nil {
+			t = *to
+		}
+		if f < -1 || f > 255 || t < -1 || t > 255 || f == -1 && t != -1 {
+			return 0, 0, failf("InvalidParameterValue", "ICMP code (%d) or type (%d) out of range", t, f)
+		}
+		return f, t, nil
+	}
+	return -1, -1, nil // other protocols have no ports, and what is given is ignored
+}
+
+// blockOf reads a rule's address block.
+func blockOf(text string, six bool) (netip.Prefix, error) {
+	block, err := netip.ParsePrefix(text)
+	if err != nil || block.Addr().Is6() != six || block.Addr().Is4In6() {
+		return netip.Prefix{}, failf("InvalidParameterValue", "CIDR block %s is malformed", text)
+	}
+	return block.Masked(), nil
+}
+
+// newRules checks rules that shall be added to a group.
+func (s *Service) newRules(g *securityGroup, rules []securityRule) error {
+	if len(rules) == 0 {
+		return missing("ipPermissions")
+	}
+	byDirection := map[bool]int{}
+	for at, r := range rules {
+		byDirection[r.egress]++
+		if slices.ContainsFunc(rules[:at], func(o securityRule) bool { return o.same(&r) }) {
+			return failf("InvalidParameterValue", "The same permission must not appear multiple times")
+		}
+		if some(s.groupRules, func(o *securityRule) bool { return o.owner == g.id && o.same(&r) }) {
+			return failf("InvalidPermission.Duplicate", "the specified rule \"peer: %s, %s, from port: %d, to port: %d, ALLOW\" already exists",
+				r.peer(), strings.ToUpper(r.protocol), r.from, r.to)
+		}
+		if err := s.checkPeer(r); err != nil {
+			return err
+		}
+	}
+	for egress, n := range byDirection {
+		if len(s.rulesOf(g.id, egress))+n > maxRules {
+			return failf("RulesPerSecurityGroupLimitExceeded", "The maximum number of rules per security group has been reached.")
+		}
+	}
+	return nil
+}
+
+// checkPeer checks that a rule has one peer that exists, and that its description may stand.
+func (s *Service) checkPeer(r securityRule) error {
+	switch {
+	case r.group != "" && s.groups[r.group] == nil:
+		return failf("InvalidGroup.NotFound", "The security group '%s' does not exist", r.group)
+	case r.prefixList != "" && s.prefixLists[r.prefixList] == nil:
+		return failf("InvalidPrefixListID.NotFound", "The prefix list ID '%s' does not exist", r.prefixList)
+	case r.group == "" && r.prefixList == "" && !r.block.IsValid():
+		return failf("MissingParameter", "Missing source specification: include source security group or CIDR information")
+	case len(r.description) > maxGroupText || strings.Trim(r.description, descriptionCharacters) != "":
+		return failf("InvalidParameterValue", "Invalid rule description. Valid descriptions are strings less than 256 characters from the following set:  "+
+			"a-zA-Z0-9. _-:/()#,@[]+=&;{}!$*")
+	}
+	return nil
+}
+
+func (s *Service) modifyRules(c *wire.Call) (any, error) {
+	var in struct {
+		GroupID           string `query:"GroupId"`
+		SecurityGroupRule []struct {
+			ID   string     `query:"SecurityGroupRuleId"`
+			Rule *ruleInput `query:"SecurityGroupRule"`
+		}
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := s.allow(c, "ModifySecurityGroupRules", in.GroupID); err != nil {
+		return nil, err
+	}
+	g, err := s.groupByID(in.GroupID)
+	if err != nil {
+		return nil, err
+	}
+	if len(in.SecurityGroupRule) == 0 {
+		return nil, missing("securityGroupRules")
+	}
+	changed := map[*securityRule]securityRule{}
+	for _, change := range in.SecurityGroupRule {
+		old := s.groupRules[change.ID]
+		if old == nil || old.owner != g.id {
+			return nil, failf("InvalidSecurityGroupRuleId.NotFound", "The security group rule ID '%s' does not exist", change.ID)
+		}
+		if change.Rule == nil {
+			return nil, missing("securityGroupRule")
+		}
+		r, err := change.Rule.rule(old.egress, s.cfg.Account)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.checkPeer(r); err != nil {
+			return nil, err
+		}
+		if some(s.groupRules, func(o *securityRule) bool { return o != old && o.owner == g.id && o.same(&r) }) {
+			return nil, failf("InvalidPermission.Duplicate", "the specified rule \"peer: %s, %s, from port: %d, to port: %d, ALLOW\" already exists",
+				r.peer(), strings.ToUpper(r.protocol), r.from, r.to)
+		}
+		r.entity, r.owner = old.entity, old.owner
+		changed[old] = r
+	}
+	for old, r := range changed {
+		*old = r
+	}
+	return ok, nil
+}
+
+// ruleInput is a whole rule in a request.
+type ruleInput struct {
+	IPProtocol        string `query:"IpProtocol"`
+	FromPort, ToPort  *int
+	CidrIpv4          string
+	CidrIpv6          string
+	PrefixListID      string `query:"PrefixListId"`
+	ReferencedGroupID string `query:"ReferencedGroupId"`
+	Description       string
+}
+
+func (in ruleInput) rule(egress bool, account string) (securityRule, error) {
+	r := securityRule{egress: egress, prefixList: in.PrefixListID, group: in.ReferencedGroupID, description: in.Description}
+	given := 0
+	for _, text := range []string{in.CidrIpv4, in.CidrIpv6, in.PrefixListID, in.ReferencedGroupID} {
+		if text != "" {
+			given++
+		}
+	}
+	if given != 1 {
+		return r, failf("InvalidParameterCombination", "Exactly one of CidrIpv4, CidrIpv6, PrefixListId and ReferencedGroupId must be specified")
+	}
+	if r.group != "" {
+		r.groupOwner = account
+	}
+	var err error
+	if block := cmp.Or(in.CidrIpv4, in.CidrIpv6); block != "" {
+		if r.block, err = blockOf(block, in.CidrIpv6 != ""); err != nil {
+			return r, err
+		}
+	}
+	if r.protocol, err = protocol(in.IPProtocol); err != nil {
+		return r, err
+	}
+	r.from, r.to, err = ports(r.protocol, in.FromPort, in.ToPort)
+	return r, err
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
