@@ -14,6 +14,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/iam"
+	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
+	"github.com/aws/aws-sdk-go-v2/service/ssm"
+	"github.com/aws/aws-sdk-go-v2/service/ssm/types"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 	"github.com/aws/smithy-go"
 	"github.com/google/go-cmp/cmp"
@@ -258,6 +261,61 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+func TestSecretsAndParameters(t *testing.T) {
+	w := newWorld(t)
+	root := w.root()
+	secrets, parameters := secretsmanager.NewFromConfig(root), ssm.NewFromConfig(root)
+	var arn string
+	for _, name := range []string{"key", "other"} {
+		out, err := secrets.CreateSecret(t.Context(), &secretsmanager.CreateSecretInput{Name: &name, SecretString: aws.String("value")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "key" {
+			arn = *out.ARN
+		}
+		if _, err := parameters.PutParameter(t.Context(), &ssm.PutParameterInput{Name: aws.String("/nstance/" + name), Value: aws.String("value"), Type: types.ParameterTypeSecureString}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.allow(t, "server",
+		`{"Effect":"Allow","Action":"secretsmanager:GetSecretValue","Resource":"arn:aws:secretsmanager:us-west-2:123456789012:secret:key-??????"}`,
+		`{"Effect":"Allow","Action":"ssm:GetParameter","Resource":"arn:aws:ssm:us-west-2:123456789012:parameter/nstance/key"}`)
+	server := w.role("server", "s1")
+	secrets, parameters = secretsmanager.NewFromConfig(server), ssm.NewFromConfig(server)
+	secret := func(id string) error {
+		_, err := secrets.GetSecretValue(t.Context(), &secretsmanager.GetSecretValueInput{SecretId: &id})
+		return err
+	}
+	for _, id := range []string{"key", arn} {
+		if err := secret(id); err != nil {
+			t.Error(err)
+		}
+	}
+	wantCode(t, secret("other"), "AccessDeniedException")
+	wantCode(t, secret("none"), "AccessDeniedException")
+	_, err := secrets.PutSecretValue(t.Context(), &secretsmanager.PutSecretValueInput{SecretId: &arn, SecretString: aws.String("x")})
+	wantCode(t, err, "AccessDeniedException")
+	if _, err := parameters.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/nstance/key"), WithDecryption: aws.Bool(true)}); err != nil {
+		t.Error(err)
+	}
+	_, err = parameters.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/nstance/other")})
+	wantCode(t, err, "AccessDeniedException")
+
+	// The secret's own policy may let others in, and shuts everybody out.
+	for effect, code := range map[string]string{"Allow": "", "Deny": "AccessDeniedException"} {
+		document := `{"Version":"2012-10-17","Statement":[{"Effect":"` + effect + `","Principal":{"AWS":"arn:aws:iam::123456789012:role/server"},"Action":"secretsmanager:*","Resource":"*"}]}`
+		if _, err := secretsmanager.NewFromConfig(root).PutResourcePolicy(t.Context(), &secretsmanager.PutResourcePolicyInput{SecretId: aws.String("other"), ResourcePolicy: &document}); err != nil {
+			t.Fatal(err)
+		}
+		if err := secret("other"); code == "" && err != nil {
+			t.Error(err)
+		} else if code != "" {
+			wantCode(t, err, code)
+		}
+	}
+}
+
 func TestOtherRegion(t *testing.T) {
 	w := newWorld(t)
 	c := w.root()
@@ -265,6 +323,8 @@ func TestOtherRegion(t *testing.T) {
 	if _, err := sts.NewFromConfig(c).GetCallerIdentity(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
+	_, err := ssm.NewFromConfig(c).GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("a")})
+	wantCode(t, err, "SignatureDoesNotMatch")
 	r := httptest.NewRequest(http.MethodPost, "/", nil)
 	r.Header.Set("Authorization", "Bearer x")
 	answer := httptest.NewRecorder()

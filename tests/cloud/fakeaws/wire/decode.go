@@ -198,7 +198,7 @@ func (n *node) scalar(name string, v reflect.Value) error {
 		return Errorf(http.StatusBadRequest, "InvalidParameterValue", "The parameter %s is a single value", name)
 	}
 	text := *n.value
-	err := error(nil)
+	var err error
 	switch v.Interface().(type) {
 	case time.Time:
 		var t time.Time
