@@ -1,0 +1,225 @@
+// Package autoscaling is a fake of Amazon EC2 Auto Scaling: groups that really launch, watch and replace instances of the fake EC2.
+//
+// Invariant: a group's members are instances that it launched, each until EC2 says that it is terminated; between two looks at the world (Reconcile) nothing
+// changes but what a call changed. The service acts with rights of its own, as its service-linked role; that the caller might launch what he makes a group of is
+// asked when the group is made or its template changes.
+//
+// Actions, errors and defaults are those of the "Amazon EC2 Auto Scaling API Reference", version 2011-01-01.
+package autoscaling
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// Config says where the service is and what it stands on. EC2 and Lock are required.
+type Config struct {
+	Region, Account string
+	Zones           []string
+	EC2             *ec2.Service
+	Targets         Targets          // nil: there are no target groups
+	Now             func() time.Time // nil: time.Now
+	Lock            *sync.Mutex      // the cloud's
+	Log             *slog.Logger
+	// Every is how often Run looks at the world. Zero: 200 ms.
+	Every time.Duration
+	// Retry is how long a group waits after a launch that failed. Zero: 5 s.
+	Retry time.Duration
+}
+
+// Targets are the load balancers' target groups. Its methods are called with the cloud's lock held.
+type Targets interface {
+	// Exists tells whether there is such a target group.
+	Exists(groupARN string) bool
+	Register(groupARN, instanceID string) error
+	Deregister(groupARN, instanceID string)
+	// Health is the state of a target: healthy, unhealthy, initial, draining, unused, unavailable. "": not registered.
+	Health(groupARN, instanceID string) string
+}
+
+// Service is the fake. Its handlers run with the cloud's lock held; Reconcile and Run take it.
+type Service struct {
+	cfg        Config
+	groups     map[string]*group // by name
+	activities []*activity       // newest last, of deleted groups too
+	order      int
+}
+
+// New returns a service without groups.
+func New(cfg Config) *Service {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Every == 0 {
+		cfg.Every = 200 * time.Millisecond
+	}
+	if cfg.Retry == 0 {
+		cfg.Retry = 5 * time.Second
+	}
+	return &Service{cfg: cfg, groups: map[string]*group{}}
+}
+
+// Name implements wire.Service.
+func (s *Service) Name() string { return "autoscaling" }
+
+// Operations implements wire.Service.
+func (s *Service) Operations() map[string]wire.Handler {
+	all := map[string]wire.Handler{
+		"CreateAutoScalingGroup":    s.createGroup,
+		"UpdateAutoScalingGroup":    s.updateGroup,
+		"DeleteAutoScalingGroup":    s.deleteGroup,
+		"DescribeAutoScalingGroups": s.describeGroups,
+		"SetDesiredCapacity":        s.setDesiredCapacity,
+		"DescribeScalingActivities": s.describeActivities,
+		"DescribeAccountLimits":     s.describeAccountLimits,
+	}
+	maps.Copy(all, s.memberOperations())
+	maps.Copy(all, s.processOperations())
+	maps.Copy(all, s.tagOperations())
+	maps.Copy(all, s.hookOperations())
+	maps.Copy(all, s.refreshOperations())
+	maps.Copy(all, s.trafficOperations())
+	return all
+}
+
+// Run looks at the world again and again until the context ends.
+func (s *Service) Run(ctx context.Context) {
+	ticker := time.NewTicker(s.cfg.Every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			s.Reconcile()
+		}
+	}
+}
+
+// Reconcile looks at the world once: members that came up or are gone, health, capacity, refreshes. It takes the cloud's lock.
+func (s *Service) Reconcile() {
+	s.cfg.Lock.Lock()
+	defer s.cfg.Lock.Unlock()
+	s.reconcile()
+}
+
+func (s *Service) now() time.Time { return s.cfg.Now() }
+
+// arn is the ARN of a group; an empty name stands for any.
+func (s *Service) arn(g *group, name string) string {
+	id := "*"
+	if g != nil {
+		id, name = g.uid, g.name
+	}
+	return "arn:aws:autoscaling:" + s.cfg.Region + ":" + s.cfg.Account + ":autoScalingGroup:" + id + ":autoScalingGroupName/" + name
+}
+
+// allow asks for permission of the call's own action on a group.
+// https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
+func (s *Service) allow(c *wire.Call, g *group, conditions policy.Context) error {
+	all := policy.Context{}
+	for _, t := range g.tags {
+		all["aws:ResourceTag/"+t.Key] = []string{t.Value}
+		all["autoscaling:ResourceTag/"+t.Key] = []string{t.Value}
+	}
+	maps.Copy(all, conditions)
+	return c.Authorize("autoscaling:"+c.Action, s.arn(g, ""), all)
+}
+
+// allowAny asks for permission of an action without resource level.
+func allowAny(c *wire.Call) error { return c.Authorize("autoscaling:"+c.Action, "*", nil) }
+
+// group finds one by name.
+func (s *Service) group(name string) (*group, error) {
+	if name == "" {
+		return nil, invalid("1 validation error detected: Value null at 'autoScalingGroupName' failed to satisfy constraint: Member must not be null")
+	}
+	if g := s.groups[name]; g != nil {
+		return g, nil
+	}
+	return nil, invalid("AutoScalingGroup name not found - AutoScalingGroup '%s' not found", name)
+}
+
+// groupFor finds a group and asks for permission on it.
+func (s *Service) groupFor(c *wire.Call, name string) (*group, error) {
+	g, err := s.group(name)
+	if err != nil {
+		if denied := c.Authorize("autoscaling:"+c.Action, s.arn(nil, name), nil); denied != nil {
+			return nil, denied
+		}
+		return nil, err
+	}
+	return g, s.allow(c, g, nil)
+}
+
+// sorted are the groups in the order of their creation.
+func (s *Service) sorted() []*group {
+	return slices.SortedFunc(maps.Values(s.groups), func(a, b *group) int { return a.order - b.order })
+}
+
+// invalid is the service's error for almost everything a client does wrong.
+func invalid(format string, args ...any) error {
+	return wire.Errorf(http.StatusBadRequest, "ValidationError", format, args...)
+}
+
+// page cuts a list: these operations take 1 to 100 records, 50 when the caller does not say.
+func page[T any](items []T, size *int, token string) ([]T, string, error) {
+	n := 50
+	if size != nil {
+		n = *size
+	}
+	if n < 1 || n > 100 {
+		return nil, "", invalid("1 validation error detected: Value '%d' at 'maxRecords' failed to satisfy constraint: Member must have value between 1 and 100", n)
+	}
+	out, next, err := wire.Page(items, n, token)
+	if err != nil {
+		return nil, "", wire.Errorf(http.StatusBadRequest, "InvalidNextToken", "The NextToken value is not valid.")
+	}
+	return out, next, nil
+}
+
+func newID() string { return uuid.NewString() }
+
+func value[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}
+
+func orElse[T any](p *T, other T) T {
+	if p == nil {
+		return other
+	}
+	return *p
+}
+
+func (s *Service) describeAccountLimits(c *wire.Call) (any, error) {
+	if err := c.Decode(&struct{}{}); err != nil {
+		return nil, err
+	}
+	if err := allowAny(c); err != nil {
+		return nil, err
+	}
+	return struct {
+		MaxNumberOfAutoScalingGroups    int
+		MaxNumberOfLaunchConfigurations int
+		NumberOfAutoScalingGroups       int
+		NumberOfLaunchConfigurations    int
+	}{500, 200, len(s.groups), 0}, nil
+}

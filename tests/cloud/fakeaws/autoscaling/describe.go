@@ -1,0 +1,176 @@
+package autoscaling
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+type groupXML struct {
+	settings
+	AutoScalingGroupARN  string
+	AutoScalingGroupName string
+	CreatedTime          wire.Time
+	EnabledMetrics       []metricXML      `xml:"EnabledMetrics>member"`
+	Instances            []memberXML      `xml:"Instances>member"`
+	Status               string           `xml:",omitempty"`
+	SuspendedProcesses   []suspendedXML   `xml:"SuspendedProcesses>member"`
+	Tags                 []tagDescription `xml:"Tags>member"`
+	TargetGroupARNs      []string         `xml:"TargetGroupARNs>member"`
+	TrafficSources       []trafficSource  `xml:"TrafficSources>member"`
+}
+
+type metricXML struct {
+	Granularity string
+	Metric      string
+}
+
+type suspendedXML struct {
+	ProcessName      string
+	SuspensionReason string
+}
+
+func (s *Service) xml(g *group, instances bool) groupXML {
+	out := groupXML{
+		settings: g.settings, AutoScalingGroupARN: s.arn(g, ""), AutoScalingGroupName: g.name, CreatedTime: wire.Time{Time: g.created}, TargetGroupARNs: g.targets,
+		Tags: g.tagDescriptions(),
+	}
+	if out.ServiceLinkedRoleARN == nil {
+		role := "arn:aws:iam::" + s.cfg.Account + ":role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+		out.ServiceLinkedRoleARN = &role
+	}
+	if g.deleting {
+		out.Status = "Delete in progress"
+	}
+	for _, m := range g.metrics {
+		out.EnabledMetrics = append(out.EnabledMetrics, metricXML{"1Minute", m})
+	}
+	for _, name := range processes {
+		if why, suspended := g.suspended[name]; suspended {
+			out.SuspendedProcesses = append(out.SuspendedProcesses, suspendedXML{name, why})
+		}
+	}
+	for _, arn := range g.targets {
+		out.TrafficSources = append(out.TrafficSources, trafficSource{Identifier: arn, Type: "elbv2"})
+	}
+	for _, m := range g.members {
+		if instances {
+			out.Instances = append(out.Instances, m.xml())
+		}
+	}
+	return out
+}
+
+// filter is one of Filters: a group must have one of the values.
+type filter struct {
+	Name   string
+	Values []string
+}
+
+// passes tells whether a group passes filters: tag-key, tag-value, tag:KEY.
+// https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeAutoScalingGroups.html
+func (g *group) passes(filters []filter) (bool, error) {
+	all := true
+	for _, f := range filters {
+		key, named := strings.CutPrefix(f.Name, "tag:")
+		if !named && f.Name != "tag-key" && f.Name != "tag-value" {
+			return false, invalid("Filter type %s is not correct. Allowed Filter types are: tag-key tag-value tag:<key>", f.Name)
+		}
+		all = all && slices.ContainsFunc(g.tags, func(t tag) bool {
+			switch {
+			case f.Name == "tag-key":
+				return slices.Contains(f.Values, t.Key)
+			case f.Name == "tag-value":
+				return slices.Contains(f.Values, t.Value)
+			}
+			return t.Key == key && slices.Contains(f.Values, t.Value)
+		})
+	}
+	return all, nil
+}
+
+func (s *Service) describeGroups(c *wire.Call) (any, error) {
+	var in struct {
+		AutoScalingGroupNames []string
+		Filters               []filter
+		IncludeInstances      *bool
+		MaxRecords            *int
+		NextToken             string
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := allowAny(c); err != nil {
+		return nil, err
+	}
+	s.reconcile()
+	var found []*group
+	for _, g := range s.sorted() {
+		match, err := g.passes(in.Filters)
+		if err != nil {
+			return nil, err
+		}
+		if match && (len(in.AutoScalingGroupNames) == 0 || slices.Contains(in.AutoScalingGroupNames, g.name)) {
+			found = append(found, g)
+		}
+	}
+	items, next, err := page(found, in.MaxRecords, in.NextToken)
+	if err != nil {
+		return nil, err
+	}
+	var out struct {
+		Groups    []groupXML `xml:"AutoScalingGroups>member"`
+		NextToken string     `xml:",omitempty"`
+	}
+	for _, g := range items {
+		out.Groups = append(out.Groups, s.xml(g, orElse(in.IncludeInstances, true)))
+	}
+	out.NextToken = next
+	return out, nil
+}
+
+func (s *Service) describeActivities(c *wire.Call) (any, error) {
+	var in struct {
+		ActivityIds          []string
+		AutoScalingGroupName string
+		IncludeDeletedGroups bool
+		MaxRecords           *int
+		NextToken            string
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := allowAny(c); err != nil {
+		return nil, err
+	}
+	s.reconcile()
+	if in.AutoScalingGroupName != "" && !in.IncludeDeletedGroups {
+		if _, err := s.group(in.AutoScalingGroupName); err != nil {
+			return nil, err
+		}
+	}
+	var found []activity
+	for _, a := range slices.Backward(s.activities) { // the newest first
+		switch {
+		case in.AutoScalingGroupName != "" && a.Group != in.AutoScalingGroupName,
+			len(in.ActivityIds) > 0 && !slices.Contains(in.ActivityIds, a.ID),
+			a.GroupState == "Deleted" && !in.IncludeDeletedGroups:
+			continue
+		}
+		found = append(found, *a)
+	}
+	items, next, err := page(found, in.MaxRecords, in.NextToken)
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		Activities []activity `xml:"Activities>member"`
+		NextToken  string     `xml:",omitempty"`
+	}{items, next}, nil
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func boolText(b bool) string { return strconv.FormatBool(b) }

@@ -1,0 +1,151 @@
+package ec2
+
+import (
+	"maps"
+	"strconv"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// authorizeLaunch asks for every permission that a launch needs: RunInstances on each resource that takes part, CreateTags on those that are tagged as they are
+// made, PassRole for the profile's role.
+//
+// https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ExamplePolicies_EC2.html#iam-example-runinstances
+func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
+	if l.image == nil { // a repeated request: what it names may be gone, and then there is nothing to ask about it
+		if err := s.resolve(l); err != nil {
+			return s.allowNew(c, "RunInstances", "instance", nil, nil)
+		}
+	}
+	ask := func(id string, of *launchData) error { return s.allowLaunch(c, l, s.ARN(id), s.conditions(id), of) }
+	named := func(inTemplate bool) *launchData {
+		if inTemplate {
+			return l.templateData
+		}
+		return nil
+	}
+	t := l.templateData
+	if err := ask(l.image.id, named(t != nil && t.ImageID != nil && *t.ImageID == l.image.id)); err != nil {
+		return err
+	}
+	if l.templateID != "" {
+		if err := ask(l.templateID, nil); err != nil {
+			return err
+		}
+	}
+	if l.key != nil {
+		if err := ask(l.key.id, named(t != nil && t.KeyName != nil)); err != nil {
+			return err
+		}
+	}
+	seen := map[string]bool{}
+	for _, p := range l.net {
+		for _, id := range append([]string{p.subnet}, p.groups...) {
+			if !seen[id] {
+				if err := ask(id, nil); err != nil {
+					return err
+				}
+			}
+			seen[id] = true
+		}
+		keys := policy.Context{
+			"ec2:AvailabilityZone": {p.zone}, "ec2:Subnet": {s.arn("subnet", p.subnet)}, "ec2:Vpc": {s.arn("vpc", p.vpc)},
+		}
+		if p.existing != nil {
+			if err := ask(p.existing.id, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		if p.spec.Public != nil {
+			keys["ec2:AssociatePublicIpAddress"] = []string{strconv.FormatBool(*p.spec.Public)}
+		}
+		if err := s.allowMade(c, l, "network-interface", keys); err != nil {
+			return err
+		}
+	}
+	for _, d := range l.disks {
+		if err := s.allowMade(c, l, "volume", d.context(l.net[0].zone)); err != nil {
+			return err
+		}
+	}
+	if err := s.allowMade(c, l, "instance", l.context()); err != nil {
+		return err
+	}
+	// The spot request is looked at only when it is tagged as it is made.
+	if l.spot && len(l.tags["spot-instances-request"]) > 0 {
+		if err := s.allowMade(c, l, "spot-instances-request", nil); err != nil {
+			return err
+		}
+	}
+	return s.allowProfile(c, l)
+}
+
+// allowMade asks for permission to make a resource of the launch, and to tag it meanwhile.
+func (s *Service) allowMade(c *wire.Call, l *launch, resourceType string, keys policy.Context) error {
+	context := policy.Context{"ec2:IsLaunchTemplateResource": {"false"}}
+	if l.templateID != "" {
+		context["ec2:LaunchTemplate"] = []string{s.arn("launch-template", l.templateID)}
+	}
+	maps.Copy(context, keys)
+	return s.allowNew(c, "RunInstances", resourceType, l.tags[resourceType], context)
+}
+
+// allowLaunch asks for permission to use an existing resource in a launch.
+func (s *Service) allowLaunch(c *wire.Call, l *launch, arn string, context policy.Context, template *launchData) error {
+	context = maps.Clone(context)
+	context["ec2:IsLaunchTemplateResource"] = []string{strconv.FormatBool(template != nil)}
+	if l.templateID != "" {
+		context["ec2:LaunchTemplate"] = []string{s.arn("launch-template", l.templateID)}
+	}
+	return c.Authorize("ec2:RunInstances", arn, context)
+}
+
+// allowProfile asks for permission to hand the profile's role to EC2.
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
+func (s *Service) allowProfile(c *wire.Call, l *launch) error {
+	if l.profile == nil {
+		return nil
+	}
+	return c.Authorize("iam:PassRole", l.profile.RoleARN, policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}})
+}
+
+// context are the condition keys of an instance that is about to be.
+func (l *launch) context() policy.Context {
+	d := &l.data
+	c := policy.Context{
+		"ec2:InstanceType": {l.kind.name}, "ec2:AvailabilityZone": {l.net[0].zone}, "ec2:RootDeviceType": {"ebs"}, "ec2:EbsOptimized": {boolText(d.EbsOptimized)},
+		"ec2:Tenancy": {"default"}, "ec2:InstanceMarketType": {"on-demand"},
+	}
+	if l.spot {
+		c["ec2:InstanceMarketType"] = []string{"spot"}
+	}
+	if d.Placement != nil {
+		c["ec2:Tenancy"] = []string{orElse(d.Placement.Tenancy, "default")}
+	}
+	if l.profile != nil {
+		c["ec2:InstanceProfile"] = []string{l.profile.ARN}
+	}
+	maps.Copy(c, metadataContext(l.metadata()))
+	return c
+}
+
+// metadataContext are the condition keys of metadata options.
+func metadataContext(m *metadataOptions) policy.Context {
+	c := policy.Context{}
+	if m == nil {
+		return c
+	}
+	if m.HTTPEndpoint != nil {
+		c["ec2:MetadataHttpEndpoint"] = []string{*m.HTTPEndpoint}
+	}
+	if m.HTTPTokens != nil {
+		c["ec2:MetadataHttpTokens"] = []string{*m.HTTPTokens}
+	}
+	if m.HTTPPutResponseHopLimit != nil {
+		c["ec2:MetadataHttpPutResponseHopLimit"] = []string{strconv.Itoa(int(*m.HTTPPutResponseHopLimit))}
+	}
+	return c
+}

@@ -1,0 +1,278 @@
+package ec2
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// metadata answers one path of the instance metadata service, with the lock held. Paths are those below /latest/meta-data/; "dynamic/…" and "user-data" are
+// those beside it. A directory answers with the names in it, one per line, directories with a slash at their end.
+//
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html
+func (s *Service) metadata(i *instance, path string) (string, bool) {
+	s.settle()
+	path = strings.TrimPrefix(strings.TrimPrefix(strings.Trim(path, "/"), "latest/"), "meta-data/")
+	switch path {
+	case "user-data":
+		return string(i.userdata), len(i.userdata) > 0
+	case "dynamic/instance-identity/document":
+		return s.identityDocument(i), true
+	case "meta-data":
+		path = ""
+	}
+	// Credentials are made when they are asked for, not whenever anything is.
+	if role, asked := strings.CutPrefix(path, "iam/security-credentials/"); asked {
+		return s.roleDocument(i, role)
+	}
+	tree := s.metadataTree(i)
+	if text, ok := tree[path]; ok {
+		return text, true
+	}
+	names := map[string]bool{}
+	for leaf := range tree {
+		rest, ok := strings.CutPrefix(leaf, path+"/")
+		if path == "" {
+			rest, ok = leaf, true
+		}
+		if !ok {
+			continue
+		}
+		name, _, deeper := strings.Cut(rest, "/")
+		if deeper {
+			name += "/"
+		}
+		names[name] = true
+	}
+	return strings.Join(slices.Sorted(maps.Keys(names)), "\n"), len(names) > 0
+}
+
+// metadataTree is everything of the tree but credentials.
+func (s *Service) metadataTree(i *instance) map[string]string {
+	x := s.instanceXML(i)
+	n := s.subnets[i.subnet]
+	tree := map[string]string{
+		"ami-id": i.image.id, "ami-launch-index": strconv.Itoa(i.index), "ami-manifest-path": "(unknown)", "block-device-mapping/ami": i.image.ami.RootDevice,
+		"block-device-mapping/root": i.image.ami.RootDevice, "hostname": i.privateName, "instance-action": "none", "instance-id": i.id, "instance-life-cycle": "on-demand",
+		"instance-type": i.kind.name, "local-hostname": i.privateName, "placement/availability-zone": i.zone, "placement/availability-zone-id": s.zoneID(i.zone),
+		"placement/region": s.cfg.Region, "profile": "default-hvm", "reservation-id": i.reservation.id, "services/domain": "amazonaws.com", "services/partition": "aws",
+	}
+	var names []string
+	for _, g := range x.Groups {
+		names = append(names, g.Name)
+	}
+	tree["security-groups"] = strings.Join(names, "\n")
+	if x.PrivateIP != "" {
+		tree["local-ipv4"] = x.PrivateIP
+	}
+	if x.Ipv6Address != "" {
+		tree["ipv6"] = x.Ipv6Address
+	}
+	if x.PublicIP != "" {
+		tree["public-ipv4"], tree["public-hostname"] = x.PublicIP, x.PublicDNSName
+	}
+	for k, nic := range x.Interfaces {
+		if k == 0 {
+			tree["mac"] = nic.MAC
+		}
+		s.interfaceTree(tree, nic)
+	}
+	if n == nil {
+		delete(tree, "mac")
+	}
+	if i.key() != "" {
+		tree["public-keys/0/openssh-key"] = i.key()
+		if k := s.keyPairByName(i.key()); k != nil {
+			tree["public-keys/0/openssh-key"] = k.public
+		}
+	}
+	if i.profile != nil {
+		info, _ := json.Marshal(struct { // three strings always encode
+			Code, LastUpdated, InstanceProfileArn, InstanceProfileId string
+		}{"Success", isoSeconds(i.launched), i.profile.ARN, i.profile.ID})
+		tree["iam/info"] = string(info)
+		tree["iam/security-credentials/"+i.profile.RoleName] = ""
+	}
+	if i.spot != nil {
+		tree["instance-life-cycle"] = "spot"
+	}
+	if v := i.notice; v != nil {
+		action, _ := json.Marshal(map[string]string{"action": v.action, "time": isoSeconds(v.at)})
+		tree["spot/instance-action"] = string(action)
+		tree["instance-action"] = v.action
+		if v.action == "terminate" {
+			tree["spot/termination-time"] = isoSeconds(v.at)
+		}
+	}
+	if !i.rebalance.IsZero() {
+		notice, _ := json.Marshal(map[string]string{"noticeTime": isoSeconds(i.rebalance)})
+		tree["events/recommendations/rebalance"] = string(notice)
+	}
+	if i.lifecycle != "" {
+		tree["autoscaling/target-lifecycle-state"] = i.lifecycle
+	}
+	if value(i.data.MetadataOptions.InstanceMetadataTags) == "enabled" {
+		for key, tag := range s.tags[i.id] {
+			if !strings.HasPrefix(key, "aws:") {
+				tree["tags/instance/"+key] = tag
+			}
+		}
+	}
+	return tree
+}
+
+// key is the name of the launch's key pair.
+func (i *instance) key() string { return value(i.data.KeyName) }
+
+// interfaceTree puts in what the service tells of one network interface.
+func (s *Service) interfaceTree(tree map[string]string, nic interfaceOfXML) {
+	at := "network/interfaces/macs/" + nic.MAC + "/"
+	var v4, v6, publics []string
+	for _, ip := range nic.PrivateIPs {
+		v4 = append(v4, ip.PrivateIP)
+		if ip.Association != nil {
+			publics = append(publics, ip.Association.PublicIP)
+			tree[at+"ipv4-associations/"+ip.Association.PublicIP] = ip.PrivateIP
+		}
+	}
+	for _, ip := range nic.Ipv6Addresses {
+		v6 = append(v6, value(ip.Ipv6Address))
+	}
+	lists := map[string][]string{
+		"local-ipv4s": v4, "ipv6s": v6, "public-ipv4s": publics,
+		"security-group-ids": each(nic.Groups, func(g groupRefXML) string { return g.ID }), "security-groups": each(nic.Groups, func(g groupRefXML) string { return g.Name }),
+	}
+	if n := s.subnets[nic.SubnetID]; n != nil {
+		if n.block.IsValid() {
+			lists["subnet-ipv4-cidr-block"] = []string{n.block.String()}
+		}
+		lists["subnet-ipv6-cidr-blocks"] = prefixes(n.blocks6)
+	}
+	if v := s.vpcs[nic.VpcID]; v != nil {
+		lists["vpc-ipv4-cidr-block"] = prefixes(v.blocks)[:1]
+		lists["vpc-ipv4-cidr-blocks"] = prefixes(v.blocks)
+		lists["vpc-ipv6-cidr-blocks"] = prefixes(v.blocks6)
+	}
+	for name, values := range lists {
+		if len(values) > 0 {
+			tree[at+name] = strings.Join(values, "\n")
+		}
+	}
+	maps.Copy(tree, map[string]string{
+		at + "device-number": strconv.Itoa(nic.Attachment.DeviceIndex), at + "interface-id": nic.ID, at + "mac": nic.MAC, at + "owner-id": nic.OwnerID,
+		at + "subnet-id": nic.SubnetID, at + "vpc-id": nic.VpcID,
+	})
+	if nic.PrivateDNSName != "" {
+		tree[at+"local-hostname"] = nic.PrivateDNSName
+	}
+}
+
+// roleDocument is fresh credentials of the profile's role, or the role's name for the directory.
+func (s *Service) roleDocument(i *instance, role string) (string, bool) {
+	if i.profile == nil || i.profile.RoleName == "" || role != i.profile.RoleName || s.identity == nil {
+		return "", false
+	}
+	c := s.identity.RoleCredentials(role, i.id)
+	text, _ := json.Marshal(struct { // strings always encode
+		Code, LastUpdated, Type, AccessKeyId, SecretAccessKey, Token, Expiration string
+	}{"Success", isoSeconds(s.cfg.Now()), "AWS-HMAC", c.Access, c.Secret, c.Token, isoSeconds(c.Expires)})
+	return string(text), true
+}
+
+// identityDocument is unsigned: nothing here checks signatures of it.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/retrieve-iid.html
+func (s *Service) identityDocument(i *instance) string {
+	var ip string
+	if attached := s.attached(i.id); len(attached) > 0 && len(attached[0].IPv4) > 0 {
+		ip = attached[0].IPv4[0].String()
+	}
+	text, _ := json.MarshalIndent(map[string]any{
+		"accountId": s.cfg.Account, "architecture": i.kind.arch, "availabilityZone": i.zone, "billingProducts": nil, "devpayProductCodes": nil,
+		"imageId": i.image.id, "instanceId": i.id, "instanceType": i.kind.name, "kernelId": nil, "marketplaceProductCodes": nil, "pendingTime": isoSeconds(i.launched),
+		"privateIp": ip, "ramdiskId": nil, "region": s.cfg.Region, "version": "2017-09-30",
+	}, "", "  ")
+	return string(text)
+}
+
+func isoSeconds(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
+
+// Metadata asks an instance's metadata service, as its processes would. It takes the cloud's lock.
+func (s *Service) Metadata(id, path string) (text string, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.instances[id]
+	if i == nil || !i.alive() {
+		return "", false
+	}
+	return s.metadata(i, path)
+}
+
+// InstanceView is what others see of an instance.
+type InstanceView struct {
+	ID, State, ReasonCode string
+	Type, Image, Arch     string
+	Zone, Subnet, VPC     string
+	PrivateIP             netip.Addr // of the primary interface; not valid without IPv4
+	IPv6                  netip.Addr
+	LaunchTime            time.Time
+	Profile               string // ARN
+	Role                  string
+	Token                 string
+	Spot                  bool
+	Interruption          time.Time // when the spot notice says that it ends; zero: no notice
+	Rebalance             time.Time // when a rebalance recommendation came; zero: none
+	Impaired              bool      // status checks fail
+	Userdata              []byte
+	Template              string // ID of its launch template
+	TemplateVersion       string
+	HTTPTokens            string
+}
+
+// Instance shows an instance, a terminated one too as long as it is visible.
+func (s *Service) Instance(id string) (InstanceView, bool) {
+	s.settle()
+	i := s.instances[id]
+	if i == nil {
+		return InstanceView{}, false
+	}
+	return s.view(i), true
+}
+
+// Instances shows all of them, oldest first.
+func (s *Service) Instances() []InstanceView {
+	s.settle()
+	return each(sorted(s.instances), s.view)
+}
+
+func (s *Service) view(i *instance) InstanceView {
+	v := InstanceView{
+		ID: i.id, State: i.state, Type: i.kind.name, Image: i.image.id, Arch: i.kind.arch, Zone: i.zone, Subnet: i.subnet, VPC: i.vpc, LaunchTime: i.launched, Token: i.token,
+		Spot: i.spot != nil, Rebalance: i.rebalance, Impaired: i.impaired, Userdata: i.userdata, Template: s.tags[i.id]["aws:ec2launchtemplate:id"],
+		TemplateVersion: s.tags[i.id]["aws:ec2launchtemplate:version"], HTTPTokens: value(i.data.MetadataOptions.HTTPTokens), ReasonCode: value(i.reason).Code,
+	}
+	if attached := s.attached(i.id); len(attached) > 0 {
+		if len(attached[0].IPv4) > 0 {
+			v.PrivateIP = attached[0].IPv4[0]
+		}
+		if len(attached[0].IPv6) > 0 {
+			v.IPv6 = attached[0].IPv6[0]
+		}
+	}
+	if i.notice != nil {
+		v.Interruption = i.notice.at
+	}
+	if i.profile != nil {
+		v.Profile, v.Role = i.profile.ARN, i.profile.RoleName
+	}
+	return v
+}
+
+// String is for messages of tests.
+func (v InstanceView) String() string {
+	return fmt.Sprintf("%s (%s, %s, %s)", v.ID, v.State, v.Type, v.Zone)
+}

@@ -1,0 +1,323 @@
+package ec2
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// settle lets happen what is due by the clock: passing states end, spot interruptions strike, ended instances and their tokens are forgotten.
+func (s *Service) settle() {
+	now := s.cfg.Now()
+	for _, i := range sorted(s.instances) {
+		if n := i.notice; n != nil && i.alive() && !now.Before(n.at) {
+			s.interrupted(i)
+		}
+		if !i.due.IsZero() && !now.Before(i.due) {
+			s.arrive(i)
+		}
+		if i.state == stateTerminated && now.Sub(i.changed) >= terminatedVisible {
+			delete(s.instances, i.id)
+			delete(s.tags, i.id)
+		}
+	}
+	for id, r := range s.reservations {
+		if !slices.ContainsFunc(r.instances, func(i *instance) bool { return i.state != stateTerminated || now.Sub(i.changed) < tokenValid }) {
+			delete(s.reservations, id)
+			delete(s.tokens, r.key)
+		}
+	}
+}
+
+// Settle lets happen what is due by the clock, as every call of the API does. It takes the cloud's lock.
+func (s *Service) Settle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle()
+}
+
+// arrive ends a passing state.
+func (s *Service) arrive(i *instance) {
+	i.due = time.Time{}
+	switch i.state {
+	case statePending:
+		s.enter(i, stateRunning, nil)
+	case stateShuttingDown:
+		why, transition := i.reason, i.transition
+		s.releaseInterfaces(i)
+		s.releaseVolumes(i)
+		s.enter(i, stateTerminated, why)
+		i.transition, i.notice = transition, nil
+		s.spotEnded(i)
+	case stateStopping:
+		why, transition := i.reason, i.transition
+		s.enter(i, stateStopped, why)
+		i.transition, i.notice = transition, nil
+		if i.spot != nil && i.reason == bySpotStop {
+			s.setSpot(i.spot, "disabled", "instance-stopped-no-capacity")
+		}
+	}
+}
+
+// end begins the end of an instance, or a stop: into is shutting-down or stopping.
+func (s *Service) end(i *instance, into string, why *stateReason) {
+	if i.state == stateStopped { // nothing runs any more
+		s.enter(i, into, why)
+		i.due = s.cfg.Now()
+		return
+	}
+	s.enter(i, into, why)
+	s.halt(i, func() { i.due = s.cfg.Now().Add(s.stopTime) })
+}
+
+type stateXML struct {
+	Code int    `xml:"code"`
+	Name string `xml:"name"`
+}
+
+func stateOf(name string) stateXML { return stateXML{Code: stateCodes[name], Name: name} }
+
+type stateChangeXML struct {
+	Current  stateXML `xml:"currentState"`
+	ID       string   `xml:"instanceId"`
+	Previous stateXML `xml:"previousState"`
+}
+
+type stateChangesXML struct {
+	Instances []stateChangeXML `xml:"instancesSet>item"`
+}
+
+// change does a transition to each instance and tells the states before and after.
+func change(instances []*instance, do func(i *instance)) stateChangesXML {
+	var out stateChangesXML
+	for _, i := range instances {
+		before := i.state
+		do(i)
+		out.Instances = append(out.Instances, stateChangeXML{Current: stateOf(i.state), ID: i.id, Previous: stateOf(before)})
+	}
+	return out
+}
+
+// several reads a request for several instances, finds them and asks for permission on each. AWS does nothing to any when one is not found.
+func (s *Service) several(c *wire.Call, ids []string) ([]*instance, error) {
+	instances, err := s.instancesByID(ids)
+	if err != nil {
+		return nil, err
+	}
+	return instances, s.allow(c, c.Action, ids...)
+}
+
+func (s *Service) terminateInstances(c *wire.Call) (any, error) {
+	var in struct {
+		DryRun, Force, SkipOsShutdown bool
+		InstanceID                    []string `query:"InstanceId"`
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	instances, err := s.several(c, in.InstanceID)
+	if err != nil {
+		return nil, err
+	}
+	if err := dryRun(in.DryRun); err != nil {
+		return nil, err
+	}
+	for _, i := range instances {
+		if i.protection && i.alive() {
+			return nil, failf("OperationNotPermitted", "The instance '%s' may not be terminated. Modify its 'disableApiTermination' instance attribute and try again.", i.id)
+		}
+	}
+	return change(instances, func(i *instance) {
+		if i.alive() {
+			s.end(i, stateShuttingDown, byUser)
+		}
+	}), nil
+}
+
+func (s *Service) stopInstances(c *wire.Call) (any, error) {
+	var in struct {
+		DryRun, Force, Hibernate, SkipOsShutdown bool
+		InstanceID                               []string `query:"InstanceId"`
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	instances, err := s.several(c, in.InstanceID)
+	if err != nil {
+		return nil, err
+	}
+	if err := dryRun(in.DryRun); err != nil {
+		return nil, err
+	}
+	for _, i := range instances {
+		switch {
+		case !i.alive() || i.state == statePending:
+			return nil, failf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be stopped.", i.id)
+		case i.spot != nil && i.spot.kind == "one-time":
+			return nil, failf("UnsupportedOperation", "You can't stop the Spot Instance '%s' because it is associated with a one-time Spot Instance request.", i.id)
+		case value(i.data.DisableAPIStop):
+			return nil, failf("OperationNotPermitted", "The instance '%s' may not be stopped. Modify its 'disableApiStop' instance attribute and try again.", i.id)
+		case in.Hibernate && (i.data.HibernationOptions == nil || !value(i.data.HibernationOptions.Configured)):
+			return nil, failf("UnsupportedHibernationConfiguration", "The instance '%s' is not configured for hibernation.", i.id)
+		}
+	}
+	return change(instances, func(i *instance) {
+		if i.state == stateRunning {
+			s.end(i, stateStopping, byUser)
+			if i.spot != nil {
+				s.setSpot(i.spot, "disabled", "instance-stopped-by-user")
+			}
+		}
+	}), nil
+}
+
+func (s *Service) startInstances(c *wire.Call) (any, error) {
+	var in struct {
+		AdditionalInfo string
+		DryRun         bool
+		InstanceID     []string `query:"InstanceId"`
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	instances, err := s.several(c, in.InstanceID)
+	if err != nil {
+		return nil, err
+	}
+	if err := dryRun(in.DryRun); err != nil {
+		return nil, err
+	}
+	for _, i := range instances {
+		if !i.alive() || i.state == stateStopping {
+			return nil, failf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be started.", i.id)
+		}
+		if i.state == stateStopped && s.cfg.Faults != nil {
+			if err := s.cfg.Faults.Capacity(i.kind.name, i.zone, i.subnet); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return change(instances, func(i *instance) {
+		if i.state != stateStopped {
+			return
+		}
+		i.launched = s.cfg.Now()
+		s.enter(i, statePending, nil)
+		if i.spot != nil {
+			s.setSpot(i.spot, "active", "fulfilled")
+		}
+		s.boot(i)
+	}), nil
+}
+
+func (s *Service) rebootInstances(c *wire.Call) (any, error) {
+	var in struct {
+		DryRun     bool
+		InstanceID []string `query:"InstanceId"`
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	instances, err := s.several(c, in.InstanceID)
+	if err != nil {
+		return nil, err
+	}
+	if err := dryRun(in.DryRun); err != nil {
+		return nil, err
+	}
+	for _, i := range instances {
+		if i.state != stateRunning {
+			return nil, failf("IncorrectState", "Cannot reboot instance %s that is currently in %s state.", i.id, i.state)
+		}
+	}
+	for _, i := range instances {
+		s.halt(i, func() { // the state stays "running"
+			if s.cfg.Machines != nil && i.state == stateRunning {
+				s.boot(i)
+			}
+		})
+	}
+	return ok, nil
+}
+
+// interrupted does what a spot notice announced.
+func (s *Service) interrupted(i *instance) {
+	action := i.notice.action
+	i.notice = nil
+	if action == "terminate" {
+		s.end(i, stateShuttingDown, bySpot)
+		return
+	}
+	if i.state == stateRunning || i.state == statePending {
+		s.end(i, stateStopping, bySpotStop)
+	}
+}
+
+// Interrupt gives a spot instance its notice now; the interruption itself happens at a time, which AWS makes two minutes later. It takes the cloud's lock and
+// reports whether the instance is a living spot instance.
+func (s *Service) Interrupt(id string, at time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.instances[id]
+	if i == nil || !i.alive() || i.spot == nil {
+		return false
+	}
+	i.notice = &spotNotice{at: at, action: i.spot.behavior}
+	if i.rebalance.IsZero() {
+		i.rebalance = s.cfg.Now()
+	}
+	code := "marked-for-termination"
+	if i.spot.behavior != "terminate" {
+		code = "marked-for-stop"
+	}
+	s.setSpot(i.spot, "active", code)
+	s.changed()
+	return true
+}
+
+// Rebalance gives an instance a rebalance recommendation. It takes the cloud's lock.
+func (s *Service) Rebalance(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := s.instances[id]; i != nil && i.alive() {
+		i.rebalance = s.cfg.Now()
+		s.changed()
+	}
+}
+
+// Kill ends an instance behind everybody's back, at once: a spot instance as when its capacity is taken without warning, another as when somebody else
+// terminated it. It takes the cloud's lock and returns when the machine, if there is one, is gone.
+func (s *Service) Kill(id string) {
+	s.mu.Lock()
+	i := s.instances[id]
+	if i == nil || !i.alive() {
+		s.mu.Unlock()
+		return
+	}
+	why := byUser
+	if i.spot != nil {
+		why = bySpot
+	}
+	machine := s.unhook(i)
+	s.enter(i, stateShuttingDown, why)
+	s.mu.Unlock()
+	if machine != nil {
+		machine.Stop()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i.state == stateShuttingDown {
+		s.arrive(i)
+	}
+}
+
+// Impair makes status checks of an instance fail, or pass again. It takes the cloud's lock.
+func (s *Service) Impair(id string, impaired bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := s.instances[id]; i != nil {
+		i.impaired = impaired
+		s.changed()
+	}
+}

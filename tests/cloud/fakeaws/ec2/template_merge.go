@@ -1,0 +1,32 @@
+package ec2
+
+import "reflect"
+
+// replaceFields takes each field that over has from it, the others from base.
+func replaceFields[T any](base, over T) T {
+	replaceIn(reflect.ValueOf(&base).Elem(), reflect.ValueOf(over), false)
+	return base
+}
+
+// overlayFields is replaceFields in place, and joins structures that both have field by field.
+func overlayFields(base *launchData, over launchData) {
+	replaceIn(reflect.ValueOf(base).Elem(), reflect.ValueOf(over), true)
+}
+
+func replaceIn(into, from reflect.Value, deep bool) {
+	for i := range into.NumField() {
+		a, b := into.Field(i), from.Field(i)
+		switch {
+		case into.Type().Field(i).Anonymous:
+			replaceIn(a, b, deep)
+		case b.IsZero():
+		case deep && b.Kind() == reflect.Pointer && b.Elem().Kind() == reflect.Struct && !a.IsNil():
+			joined := reflect.New(a.Elem().Type())
+			joined.Elem().Set(a.Elem()) // the template's own stays as it is
+			replaceIn(joined.Elem(), b.Elem(), deep)
+			a.Set(joined)
+		default:
+			a.Set(b)
+		}
+	}
+}

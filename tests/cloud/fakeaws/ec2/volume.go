@@ -1,0 +1,275 @@
+package ec2
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// volume is an EBS volume that came into being with an instance.
+type volume struct {
+	entity
+	zone, device, snapshot string
+	kmsKey                 string
+	size, iops, throughput int32
+	kind                   string // gp3 …
+	encrypted              bool
+	keep                   bool      // not deleted with its instance
+	instance               *instance // nil: available
+	attached               time.Time
+}
+
+// disk is a volume as a launch wants it.
+type disk struct {
+	device     string
+	size       int32
+	kind       string
+	iops       int32
+	throughput int32
+	encrypted  bool
+	kmsKey     string
+	snapshot   string
+	keep       bool
+}
+
+// disks are the volumes of a launch: the image's root device and what the request maps, which overrides it by device name.
+func disks(m *image, mappings []blockDevice) ([]disk, error) {
+	all := map[string]disk{m.ami.RootDevice: {device: m.ami.RootDevice, size: m.ami.RootGiB, kind: "gp3", snapshot: m.snapshot}}
+	for _, b := range mappings {
+		device := value(b.DeviceName)
+		switch {
+		case device == "":
+			return nil, failf("MissingParameter", "The request must contain the parameter deviceName")
+		case b.NoDevice != nil:
+			delete(all, device)
+			continue
+		case b.VirtualName != nil && !strings.HasPrefix(*b.VirtualName, "ephemeral"):
+			return nil, failf("InvalidBlockDeviceMapping", "Invalid virtual name: %s", *b.VirtualName)
+		case b.VirtualName != nil:
+			continue // no type of the table has instance storage, and AWS ignores such a mapping then
+		case b.Ebs == nil:
+			return nil, failf("InvalidBlockDeviceMapping", "The mapping of device %s says nothing about it", device)
+		}
+		d, known := all[device]
+		if !known {
+			d = disk{device: device, kind: "gp3"}
+		}
+		e := b.Ebs
+		d.kind = orElse(e.VolumeType, d.kind)
+		d.snapshot = orElse(e.SnapshotID, d.snapshot)
+		d.encrypted = orElse(e.Encrypted, d.encrypted)
+		d.kmsKey, d.iops, d.throughput, d.keep = value(e.KmsKeyID), value(e.Iops), value(e.Throughput), !orElse(e.DeleteOnTermination, true)
+		if e.VolumeSize != nil {
+			if known && *e.VolumeSize < d.size {
+				return nil, failf("InvalidBlockDeviceMapping", "Volume of size %dGB is smaller than snapshot '%s', expect size >= %dGB", *e.VolumeSize, d.snapshot, d.size)
+			}
+			d.size = *e.VolumeSize
+		}
+		if d.size == 0 {
+			return nil, failf("MissingParameter", "The request must contain the parameter size or snapshotId")
+		}
+		if err := d.check(); err != nil {
+			return nil, err
+		}
+		all[device] = d
+	}
+	if _, ok := all[m.ami.RootDevice]; !ok {
+		return nil, failf("InvalidBlockDeviceMapping", "The root device %s cannot be left out", m.ami.RootDevice)
+	}
+	return slices.SortedFunc(maps.Values(all), func(a, b disk) int {
+		return cmp.Or(cmp.Compare(b2i(a.device != m.ami.RootDevice), b2i(b.device != m.ami.RootDevice)), cmp.Compare(a.device, b.device))
+	}), nil
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// check refuses combinations that EBS does not have. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_EbsBlockDevice.html
+func (d *disk) check() error {
+	limits := map[string][2]int32{"gp2": {1, 16384}, "gp3": {1, 65536}, "io1": {4, 16384}, "io2": {4, 65536}, "st1": {125, 16384}, "sc1": {125, 16384}, "standard": {1, 1024}}
+	limit, known := limits[d.kind]
+	switch {
+	case !known:
+		return failf("UnknownVolumeType", "Unknown volume type: %s", d.kind)
+	case d.size < limit[0] || d.size > limit[1]:
+		return failf("InvalidParameterValue", "Volume of %dGiB is invalid for type %s: %d to %d", d.size, d.kind, limit[0], limit[1])
+	case d.iops != 0 && d.kind != "gp3" && d.kind != "io1" && d.kind != "io2":
+		return failf("InvalidParameterCombination", "The parameter iops is not supported for %s volumes.", d.kind)
+	case d.iops == 0 && (d.kind == "io1" || d.kind == "io2"):
+		return failf("MissingParameter", "The request must contain the parameter iops for the volume type %s", d.kind)
+	case d.throughput != 0 && d.kind != "gp3":
+		return failf("InvalidParameterCombination", "The parameter throughput is not supported for %s volumes.", d.kind)
+	case d.kmsKey != "" && !d.encrypted:
+		return failf("InvalidParameterDependency", "The parameter KmsKeyId requires the parameter Encrypted to be set.")
+	}
+	return nil
+}
+
+// context are the condition keys of a volume that a launch makes.
+func (d *disk) context(zone string) policy.Context {
+	c := policy.Context{"ec2:AvailabilityZone": {zone}, "ec2:Encrypted": {strconv.FormatBool(d.encrypted)}, "ec2:VolumeSize": {strconv.Itoa(int(d.size))}, "ec2:VolumeType": {d.kind}}
+	if d.iops != 0 {
+		c["ec2:VolumeIops"] = []string{strconv.Itoa(int(d.iops))}
+	}
+	if d.throughput != 0 {
+		c["ec2:VolumeThroughput"] = []string{strconv.Itoa(int(d.throughput))}
+	}
+	return c
+}
+
+func (s *Service) createVolume(i *instance, d disk) *volume {
+	v := &volume{
+		entity: s.entity("vol"), zone: i.zone, device: d.device, snapshot: d.snapshot, kmsKey: d.kmsKey, size: d.size, iops: d.iops, throughput: d.throughput, kind: d.kind,
+		encrypted: d.encrypted, keep: d.keep, instance: i, attached: s.cfg.Now(),
+	}
+	if v.kind == "gp3" {
+		v.iops, v.throughput = cmp.Or(v.iops, 3000), cmp.Or(v.throughput, 125)
+	}
+	if v.kind == "gp2" {
+		v.iops = max(100, 3*v.size)
+	}
+	s.volumes[v.id] = v
+	i.volumes = append(i.volumes, v.id)
+	return v
+}
+
+// releaseVolumes deletes or detaches the volumes of an instance that ended.
+func (s *Service) releaseVolumes(i *instance) {
+	for _, id := range i.volumes {
+		v := s.volumes[id]
+		switch {
+		case v == nil:
+		case v.keep:
+			v.instance = nil
+		default:
+			delete(s.volumes, id)
+			delete(s.tags, id)
+		}
+	}
+	i.volumes = nil
+}
+
+func (s *Service) volumeContext(id string) policy.Context {
+	v := s.volumes[id]
+	return policy.Context{
+		"ec2:VolumeID": {id}, "ec2:AvailabilityZone": {v.zone}, "ec2:Encrypted": {strconv.FormatBool(v.encrypted)}, "ec2:VolumeSize": {strconv.Itoa(int(v.size))},
+		"ec2:VolumeType": {v.kind},
+	}
+}
+
+type volumeXML struct {
+	Attachments []volumeAttachment `xml:"attachmentSet>item"`
+	Zone        string             `xml:"availabilityZone"`
+	CreateTime  wire.Time          `xml:"createTime"`
+	Encrypted   bool               `xml:"encrypted"`
+	Iops        int32              `xml:"iops,omitempty"`
+	KmsKeyID    string             `xml:"kmsKeyId,omitempty"`
+	MultiAttach bool               `xml:"multiAttachEnabled"`
+	Size        int32              `xml:"size"`
+	SnapshotID  string             `xml:"snapshotId"`
+	Status      string             `xml:"status"`
+	Tags        []Tag              `xml:"tagSet>item"`
+	Throughput  int32              `xml:"throughput,omitempty"`
+	VolumeID    string             `xml:"volumeId"`
+	VolumeType  string             `xml:"volumeType"`
+}
+
+type volumeAttachment struct {
+	AttachTime          wire.Time `xml:"attachTime"`
+	DeleteOnTermination bool      `xml:"deleteOnTermination"`
+	Device              string    `xml:"device"`
+	InstanceID          string    `xml:"instanceId"`
+	Status              string    `xml:"status"`
+	VolumeID            string    `xml:"volumeId"`
+}
+
+func (s *Service) volumeXML(v *volume) volumeXML {
+	out := volumeXML{
+		Zone: v.zone, CreateTime: wire.Time{Time: v.created}, Encrypted: v.encrypted, Iops: v.iops, KmsKeyID: v.kmsKey, Size: v.size, SnapshotID: v.snapshot,
+		Status: "available", Tags: s.tagList(v.id), Throughput: v.throughput, VolumeID: v.id, VolumeType: v.kind,
+	}
+	if v.instance != nil {
+		out.Status = "in-use"
+		out.Attachments = []volumeAttachment{{
+			AttachTime: wire.Time{Time: v.attached}, DeleteOnTermination: !v.keep, Device: v.device, InstanceID: v.instance.id, Status: "attached", VolumeID: v.id,
+		}}
+	}
+	return out
+}
+
+func (s *Service) describeVolumes(c *wire.Call) (any, error) {
+	var in struct {
+		DryRun     bool
+		Filter     []Filter
+		MaxResults int
+		NextToken  string
+		VolumeID   []string `query:"VolumeId"`
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	if err := s.allowAny(c, c.Action); err != nil {
+		return nil, err
+	}
+	if err := dryRun(in.DryRun); err != nil {
+		return nil, err
+	}
+	for _, id := range in.VolumeID {
+		if !wellFormed(id, "vol") {
+			return nil, failf("InvalidVolumeID.Malformed", "Invalid id: \"%s\"", id)
+		}
+	}
+	found, next, err := find(s, s.volumes, query{in.VolumeID, in.Filter, in.MaxResults, in.NextToken}, through(s.volumeXML, volumeFilters))
+	if err != nil {
+		return nil, err
+	}
+	var out struct {
+		Volumes   []volumeXML `xml:"volumeSet>item"`
+		NextToken string      `xml:"nextToken,omitempty"`
+	}
+	for _, v := range found {
+		out.Volumes = append(out.Volumes, s.volumeXML(v))
+	}
+	out.NextToken = next
+	return out, nil
+}
+
+// attachmentOf is the volume's attachment, an empty one without.
+func attachmentOf(v volumeXML) volumeAttachment {
+	if len(v.Attachments) == 0 {
+		return volumeAttachment{}
+	}
+	return v.Attachments[0]
+}
+
+// volumeFilters are the filters of DescribeVolumes.
+var volumeFilters = map[string]func(volumeXML) []string{
+	"attachment.delete-on-termination": one(func(v volumeXML) string {
+		if len(v.Attachments) == 0 {
+			return ""
+		}
+		return strconv.FormatBool(v.Attachments[0].DeleteOnTermination)
+	}),
+	"attachment.device":      one(func(v volumeXML) string { return attachmentOf(v).Device }),
+	"attachment.instance-id": one(func(v volumeXML) string { return attachmentOf(v).InstanceID }),
+	"attachment.status":      one(func(v volumeXML) string { return attachmentOf(v).Status }),
+	"availability-zone":      one(func(v volumeXML) string { return v.Zone }),
+	"create-time":            one(func(v volumeXML) string { return timestamp(v.CreateTime.Time) }),
+	"encrypted":              func(v volumeXML) []string { return flag(v.Encrypted) },
+	"multi-attach-enabled":   func(v volumeXML) []string { return flag(v.MultiAttach) },
+	"size":                   one(func(v volumeXML) string { return strconv.Itoa(int(v.Size)) }),
+	"snapshot-id":            one(func(v volumeXML) string { return v.SnapshotID }),
+	"status":                 one(func(v volumeXML) string { return v.Status }),
+	"volume-id":              one(func(v volumeXML) string { return v.VolumeID }),
+	"volume-type":            one(func(v volumeXML) string { return v.VolumeType }),
+}
