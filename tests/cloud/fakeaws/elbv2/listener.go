@@ -13,7 +13,7 @@ import (
 
 // listener is one port of a load balancer.
 type listener struct {
-	arn, id      string
+	arn          string
 	created      time.Time
 	balancer     *balancer
 	in           createListener // as of a load balancer

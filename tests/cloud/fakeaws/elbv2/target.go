@@ -254,6 +254,12 @@ func (g *group) checkPort(t *target) string {
 	return g.check.port
 }
 
+// Exists tells whether there is such a target group.
+func (s *Service) Exists(targetGroup string) bool {
+	_, err := s.group(targetGroup)
+	return err == nil
+}
+
 // Register makes an instance a target of a group, as Auto Scaling does for the groups of an Auto Scaling group; the error is AWS's.
 func (s *Service) Register(targetGroup, instance string) error {
 	g, err := s.group(targetGroup)

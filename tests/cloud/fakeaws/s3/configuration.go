@@ -1,0 +1,214 @@
+package s3
+
+import (
+	"net/http"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// maxDocument is the largest configuration that is taken.
+const maxDocument = 1 << 20
+
+// checked is a configuration that says what is wrong with it.
+type checked interface{ check() error }
+
+// part is one configuration of a bucket, which is set and told as a document.
+type part struct {
+	name         string // of the part in the query
+	noun         string // GetBucketX, PutBucketX, DeleteBucketX
+	get, put     string // IAM actions, which are not always called so
+	fresh        func() checked
+	absent       func() error   // what is said when it is not set; nil: other is told
+	other        func() checked // what is told when it is not set
+	deletable    bool
+	putStatus    int                           // 0: 200
+	store        func(*request, checked) error // what else is done when it is set
+	alongside    func(*request)                // headers of the answer to get and put
+	noBucketWord bool                          // GetX
+}
+
+func absent(code, message string) func() error {
+	return func() error { return wire.Errorf(http.StatusNotFound, code, "%s", message) }
+}
+
+// parts lists all but the policy and ACLs, which are no such documents.
+func parts() []part {
+	return []part{
+		{name: "versioning", noun: "Versioning", get: "GetBucketVersioning", put: "PutBucketVersioning", fresh: func() checked { return new(versioning) },
+			other: func() checked { return new(versioning) }, store: storeVersioning},
+		{name: "encryption", noun: "Encryption", get: "GetEncryptionConfiguration", put: "PutEncryptionConfiguration", fresh: func() checked { return new(encryptionConfiguration) },
+			other: func() checked { return ownEncryption() }, deletable: true},
+		{name: "publicAccessBlock", noun: "PublicAccessBlock", noBucketWord: true, get: "GetBucketPublicAccessBlock", put: "PutBucketPublicAccessBlock",
+			fresh: func() checked { return new(publicAccessBlock) }, deletable: true,
+			absent: absent("NoSuchPublicAccessBlockConfiguration", "The public access block configuration was not found")},
+		{name: "ownershipControls", noun: "OwnershipControls", get: "GetBucketOwnershipControls", put: "PutBucketOwnershipControls",
+			fresh: func() checked { return new(ownershipControls) }, deletable: true,
+			absent: absent("OwnershipControlsNotFoundError", "The bucket ownership controls were not found")},
+		{name: "tagging", noun: "Tagging", get: "GetBucketTagging", put: "PutBucketTagging", fresh: func() checked { return new(tagging) }, deletable: true,
+			putStatus: http.StatusNoContent, absent: absent("NoSuchTagSet", "The TagSet does not exist")},
+		{name: "lifecycle", noun: "LifecycleConfiguration", get: "GetLifecycleConfiguration", put: "PutLifecycleConfiguration", fresh: func() checked { return new(lifecycle) },
+			deletable: true, absent: absent("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist"), store: storeLifecycle, alongside: tellTransition},
+		{name: "logging", noun: "Logging", get: "GetBucketLogging", put: "PutBucketLogging", fresh: func() checked { return new(logging) },
+			other: func() checked { return new(logging) }, store: storeLogging},
+		{name: "cors", noun: "Cors", get: "GetBucketCORS", put: "PutBucketCORS", fresh: func() checked { return new(cors) }, deletable: true,
+			absent: absent("NoSuchCORSConfiguration", "The CORS configuration does not exist")},
+		{name: "website", noun: "Website", get: "GetBucketWebsite", put: "PutBucketWebsite", fresh: func() checked { return new(website) }, deletable: true,
+			absent: absent("NoSuchWebsiteConfiguration", "The specified bucket does not have a website configuration")},
+		{name: "accelerate", noun: "AccelerateConfiguration", get: "GetAccelerateConfiguration", put: "PutAccelerateConfiguration", fresh: func() checked { return new(accelerate) },
+			other: func() checked { return new(accelerate) }},
+		{name: "requestPayment", noun: "RequestPayment", get: "GetBucketRequestPayment", put: "PutBucketRequestPayment", fresh: func() checked { return new(requestPayment) },
+			other: func() checked { return &requestPayment{Payer: "BucketOwner"} }},
+		{name: "notification", noun: "NotificationConfiguration", get: "GetBucketNotification", put: "PutBucketNotification", fresh: func() checked { return new(notification) },
+			other: func() checked { return new(notification) }},
+		{name: "replication", noun: "Replication", get: "GetReplicationConfiguration",
+			absent: absent("ReplicationConfigurationNotFoundError", "The replication configuration was not found")},
+		{name: "object-lock", noun: "ObjectLockConfiguration", noBucketWord: true, get: "GetBucketObjectLockConfiguration",
+			absent: absent("ObjectLockConfigurationNotFoundError", "Object Lock configuration does not exist for this bucket")},
+	}
+}
+
+func configurationOperations() []operation {
+	var all []operation
+	for _, p := range parts() {
+		noun := "Bucket" + p.noun
+		if p.noBucketWord {
+			noun = p.noun
+		}
+		needs := []string{p.name}
+		all = append(all, operation{name: "Get" + noun, method: "GET", level: onBucket, needs: needs, action: p.get, serve: p.tell})
+		if p.fresh == nil {
+			all = append(all, operation{name: "Put" + noun, method: "PUT", level: onBucket, needs: needs, action: p.put, serve: unknown})
+			continue
+		}
+		all = append(all, operation{name: "Put" + noun, method: "PUT", level: onBucket, needs: needs, action: p.put, serve: p.set})
+		if p.deletable {
+			name := "Delete" + noun
+			if p.name == "lifecycle" {
+				name = "DeleteBucketLifecycle"
+			}
+			all = append(all, operation{name: name, method: "DELETE", level: onBucket, needs: needs, action: p.put, serve: p.remove})
+		}
+	}
+	return append(all, policyOperations()...)
+}
+
+func unknown(q *request) error {
+	return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s", q.op.name)
+}
+
+func (p part) tell(q *request) error {
+	q.s.mu.Lock()
+	document, ok := q.config.documents[p.name]
+	q.s.mu.Unlock()
+	if p.alongside != nil && ok {
+		p.alongside(q)
+	}
+	switch {
+	case ok:
+		return q.tell(document)
+	case p.absent != nil:
+		return p.absent()
+	}
+	return q.tell(p.other())
+}
+
+func (p part) set(q *request) error {
+	q.Request.Body = http.MaxBytesReader(q.w, q.Request.Body, maxDocument)
+	body, err := q.body()
+	if err != nil {
+		return err
+	}
+	document := p.fresh()
+	if err := decode(body, document); err != nil {
+		return err
+	}
+	if err := document.check(); err != nil {
+		return err
+	}
+	if p.store != nil {
+		if err := p.store(q, document); err != nil {
+			return err
+		}
+	}
+	q.s.mu.Lock()
+	q.config.documents[p.name] = document
+	q.s.mu.Unlock()
+	if p.alongside != nil {
+		p.alongside(q)
+	}
+	q.w.WriteHeader(max(p.putStatus, http.StatusOK))
+	return nil
+}
+
+func (p part) remove(q *request) error {
+	q.s.mu.Lock()
+	delete(q.config.documents, p.name)
+	q.s.mu.Unlock()
+	q.w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// storeVersioning begins the list of versions when the bucket is to keep them for the first time.
+func storeVersioning(q *request, document checked) error {
+	unlock := q.s.locks.all()
+	defer unlock()
+	q.s.mu.Lock()
+	status := q.config.status()
+	q.s.mu.Unlock()
+	if status == "" {
+		if err := q.index(); err != nil {
+			return err
+		}
+	}
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	q.config.documents["versioning"] = document // under the locks of all objects
+	return nil
+}
+
+// The header that says from which size on objects move to other classes, and its default.
+const (
+	transitionHeader  = "X-Amz-Transition-Default-Minimum-Object-Size"
+	transitionDefault = "all_storage_classes_128K"
+)
+
+func storeLifecycle(q *request, _ checked) error {
+	transition := q.Request.Header.Get(transitionHeader)
+	switch transition {
+	case "":
+		transition = transitionDefault
+	case transitionDefault, "varies_by_storage_class":
+	default:
+		return wire.Errorf(http.StatusBadRequest, "InvalidRequest", "The value of %s is not valid", transitionHeader)
+	}
+	q.s.mu.Lock()
+	q.config.transition = transition
+	q.s.mu.Unlock()
+	return nil
+}
+
+func tellTransition(q *request) {
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	q.w.Header().Set(transitionHeader, q.config.transition)
+}
+
+// storeLogging wants the bucket that logs go to to be there.
+func storeLogging(q *request, document checked) error {
+	to := document.(*logging).LoggingEnabled
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	if to != nil && q.s.buckets[to.TargetBucket] == nil {
+		return wire.Errorf(http.StatusBadRequest, "InvalidTargetBucketForLogging", "The target bucket for logging does not exist")
+	}
+	return nil
+}
+
+// defaultEncryption is what the bucket's configuration says of new objects. It wants the lock.
+func (b *bucket) defaultEncryption() encryption {
+	if c, ok := b.documents["encryption"].(*encryptionConfiguration); ok {
+		d := c.Rules[0].Default
+		return encryption{algorithm: d.SSEAlgorithm, key: d.KMSMasterKeyID, bucketKey: c.Rules[0].BucketKeyEnabled}
+	}
+	return encryption{algorithm: "AES256"}
+}

@@ -1,0 +1,123 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// ownHeaders are those of a request that concern the connection or the front, and are not sent on. Encryption at rest is the front's to tell of: the server
+// knows none.
+var ownHeaders = []string{
+	"Authorization", "Connection", "Content-Length", "Transfer-Encoding", "Expect", "Host", "Accept-Encoding", "Te", "Trailer", "Upgrade", "X-Amz-Date",
+	"X-Amz-Security-Token", "X-Amz-Content-Sha256", "X-Amz-Decoded-Content-Length", "X-Amz-Trailer", "X-Amz-Sdk-Checksum-Algorithm", "Amz-Sdk-Invocation-Id",
+	"Amz-Sdk-Request", "X-Amz-Expected-Bucket-Owner", "X-Amz-Source-Expected-Bucket-Owner", "X-Amz-Request-Payer", "X-Amz-Acl", "X-Amz-Server-Side-Encryption",
+	"X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id", "X-Amz-Server-Side-Encryption-Bucket-Key-Enabled", "X-Amz-Server-Side-Encryption-Context",
+}
+
+// send makes a request of the server, signed as its root. path is escaped and begins with the bucket.
+func (q *request) send(method, path string, query url.Values, header http.Header, body []byte) (*http.Response, error) {
+	u := *q.s.base
+	u.RawPath = "/" + path
+	var err error
+	if u.Path, err = url.PathUnescape(u.RawPath); err != nil {
+		return nil, wire.Errorf(http.StatusBadRequest, "InvalidURI", "Couldn't parse the specified URI")
+	}
+	u.RawQuery = query.Encode()
+	r, err := http.NewRequestWithContext(q.Context, method, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.URL = &u
+	r.Header = header.Clone()
+	if r.Header == nil {
+		r.Header = http.Header{}
+	}
+	sum := sha256.Sum256(body)
+	payload := hex.EncodeToString(sum[:])
+	r.Header.Set("X-Amz-Content-Sha256", payload)
+	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
+	// The server checks against its own clock, so the call's time, which a test may have set, is not for it.
+	if err := signer.SignHTTP(context.WithoutCancel(q.Context), q.s.credentials(), r, payload, "s3", "us-east-1", wallClock()); err != nil {
+		return nil, err
+	}
+	return q.s.client.Do(r)
+}
+
+// headers are those of the request that the server is to see.
+func (q *request) headers() http.Header {
+	h := maps.Clone(q.Request.Header)
+	for _, name := range ownHeaders {
+		delete(h, name)
+	}
+	if encoding := h.Get("Content-Encoding"); encoding != "" {
+		// "aws-chunked" tells of the transfer, and is not kept with the object.
+		rest := slices.DeleteFunc(strings.Split(encoding, ","), func(e string) bool { return strings.TrimSpace(e) == "aws-chunked" })
+		delete(h, "Content-Encoding")
+		if len(rest) > 0 {
+			h["Content-Encoding"] = []string{strings.TrimSpace(strings.Join(rest, ","))}
+		}
+	}
+	if h.Get("User-Agent") == "" {
+		h["User-Agent"] = []string{""}
+	}
+	return h
+}
+
+// forward sends the request on as it is. The answer's body is the caller's to close.
+func (q *request) forward(body []byte) (*http.Response, error) {
+	path := q.bucket
+	if q.key != "" {
+		path += "/" + q.path
+	}
+	return q.send(q.Request.Method, path, q.query, q.headers(), body)
+}
+
+// answerHeaders are not passed back: the front has its own.
+var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding", "Keep-Alive"}
+
+// reply passes an answer of the server back, and closes it.
+func (q *request) reply(answer *http.Response) error {
+	defer answer.Body.Close()
+	h := q.w.Header()
+	for name, values := range answer.Header {
+		if !slices.Contains(answerHeaders, name) {
+			h[name] = values
+		}
+	}
+	q.w.WriteHeader(answer.StatusCode)
+	if _, err := io.Copy(q.w, answer.Body); err != nil {
+		panic(http.ErrAbortHandler) // half of an answer is out: the client must not take it for the whole
+	}
+	return nil
+}
+
+// pass is the whole of an operation that the server does alone.
+func pass(q *request) error {
+	body, err := q.body()
+	if err != nil {
+		return err
+	}
+	answer, err := q.forward(body)
+	if err != nil {
+		return err
+	}
+	return q.reply(answer)
+}
+
+// drop reads an answer to its end, so that the connection can be used again.
+func drop(answer *http.Response) {
+	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 1<<20))
+	_ = answer.Body.Close()
+}

@@ -1,0 +1,164 @@
+package s3
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// level is what an operation is about.
+type level int
+
+const (
+	onService level = iota
+	onBucket
+	onObject
+)
+
+// operation is one of S3's.
+type operation struct {
+	name   string
+	method string
+	level  level
+	needs  []string // parameters that make it this operation and no other
+	header string   // or a header
+	takes  []string // further parameters
+	action string   // IAM: "s3:" is understood. Operations with more to ask for do so in more
+	more   func(*request) []string
+	serve  func(*request) error
+}
+
+// actions are the IAM actions that an operation always needs on its resource.
+func (o operation) actions(q *request) []string {
+	var all []string
+	if o.action != "" {
+		action := o.action
+		// An older version of an object is another permission: s3:GetObjectVersion, s3:PutObjectVersionTagging …
+		if q.query.Has("versionId") && o.level == onObject {
+			action = strings.Replace(action, "Object", "ObjectVersion", 1)
+		}
+		all = append(all, "s3:"+action)
+	}
+	if o.more != nil {
+		all = append(all, o.more(q)...)
+	}
+	return all
+}
+
+// operations lists all, those with more to be told by first.
+func operations() []operation {
+	all := slices.Concat(objectOperations(), bucketOperations(), configurationOperations())
+	slices.SortStableFunc(all, func(a, b operation) int { return b.special() - a.special() })
+	return all
+}
+
+func (o operation) special() int {
+	n := 2 * len(o.needs)
+	if o.header != "" {
+		n++
+	}
+	return n
+}
+
+var table = operations()
+
+// unknownParts are parts of buckets and objects that S3 has and this fake has not: without them, a request for such a part would be taken for one of the whole.
+var unknownParts = []string{
+	"analytics", "intelligent-tiering", "inventory", "metrics", "metadataTable", "metadataConfiguration", "torrent", "restore", "select", "renameObject",
+	"encryptionConfiguration", "abac", "append", "session",
+}
+
+// find says which operation a request asks for.
+func find(r *http.Request, q *request) (operation, error) {
+	at := onObject
+	switch {
+	case q.bucket == "":
+		at = onService
+	case q.key == "":
+		at = onBucket
+	}
+	for _, part := range unknownParts {
+		if q.query.Has(part) {
+			return operation{}, wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s ?%s", r.Method, part)
+		}
+	}
+	for _, o := range table {
+		missing := slices.ContainsFunc(o.needs, func(name string) bool { return !q.query.Has(name) })
+		if o.method == r.Method && o.level == at && !missing && (o.header == "" || r.Header.Get(o.header) != "") {
+			return o, nil
+		}
+	}
+	return operation{}, wire.Errorf(http.StatusMethodNotAllowed, "MethodNotAllowed", "The specified method is not allowed against this resource")
+}
+
+// knows says whether the operation takes a parameter.
+func knows(o operation, name string) bool {
+	return slices.Contains(o.needs, name) || slices.Contains(o.takes, name)
+}
+
+// resource is the ARN of what the request is about.
+func (q *request) resource() string {
+	switch q.op.level {
+	case onObject:
+		return "arn:aws:s3:::" + q.bucket + "/" + q.key
+	case onBucket:
+		return "arn:aws:s3:::" + q.bucket
+	default:
+		return "*"
+	}
+}
+
+// allow asks the caller's policies and the bucket's.
+func (q *request) allow(action, resource string) error {
+	return q.Authorize(action, resource, q.conditions())
+}
+
+// may asks the same where a denial is not the end.
+func (q *request) may(action, resource string) bool { return q.allow(action, resource) == nil }
+
+// conditionHeaders are those that are condition keys by themselves.
+var conditionHeaders = []string{
+	"x-amz-acl", "x-amz-content-sha256", "x-amz-copy-source", "x-amz-metadata-directive", "x-amz-server-side-encryption",
+	"x-amz-server-side-encryption-aws-kms-key-id", "x-amz-storage-class", "x-amz-website-redirect-location", "x-amz-object-ownership", "if-match", "if-none-match",
+}
+
+// conditions are the condition keys of the request; a key is absent when the request does not say it.
+func (q *request) conditions() policy.Context {
+	c := policy.Context{
+		"aws:SecureTransport": {"true"}, // as far as policies go: clients come by plain HTTP
+		"aws:ResourceAccount": {q.s.cfg.Account}, "s3:ResourceAccount": {q.s.cfg.Account},
+		"s3:signatureversion": {"AWS4-HMAC-SHA256"}, "s3:authType": {"REST-HEADER"}, "s3:TlsVersion": {"1.3"},
+	}
+	if q.Request.URL.Query().Has("X-Amz-Signature") {
+		c["s3:authType"] = []string{"REST-QUERY-STRING"}
+	}
+	for _, name := range conditionHeaders {
+		if v := q.Request.Header.Get(name); v != "" {
+			c["s3:"+name] = []string{v}
+		}
+	}
+	if q.op.level == onBucket {
+		for _, name := range []string{"prefix", "delimiter", "max-keys"} {
+			if q.query.Has(name) {
+				c["s3:"+name] = []string{q.query.Get(name)}
+			}
+		}
+	}
+	if q.query.Has("versionId") {
+		c["s3:VersionId"] = []string{q.query.Get("versionId")}
+	}
+	switch q.op.name {
+	case "PutObject", "CopyObject", "CompleteMultipartUpload":
+		c["s3:ObjectCreationOperation"] = []string{"true"}
+	case "CreateMultipartUpload", "UploadPart", "UploadPartCopy":
+		c["s3:ObjectCreationOperation"] = []string{"false"}
+	}
+	for key, value := range q.headerTags() {
+		c["s3:RequestObjectTag/"+key] = []string{value}
+		c["s3:RequestObjectTagKeys"] = append(c["s3:RequestObjectTagKeys"], key)
+	}
+	return c
+}

@@ -1,0 +1,226 @@
+package s3
+
+import (
+	"encoding/xml"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+func policyOperations() []operation {
+	part := func(name, method, sub, action string, at level, serve func(*request) error) operation {
+		o := operation{name: name, method: method, level: at, needs: []string{sub}, action: action, serve: serve}
+		if at == onObject {
+			o.takes = []string{"versionId"}
+		}
+		return o
+	}
+	return []operation{
+		part("GetBucketPolicy", "GET", "policy", "GetBucketPolicy", onBucket, getPolicy),
+		part("PutBucketPolicy", "PUT", "policy", "PutBucketPolicy", onBucket, putPolicy),
+		part("DeleteBucketPolicy", "DELETE", "policy", "DeleteBucketPolicy", onBucket, deletePolicy),
+		part("GetBucketPolicyStatus", "GET", "policyStatus", "GetBucketPolicyStatus", onBucket, getPolicyStatus),
+		part("GetBucketAcl", "GET", "acl", "GetBucketAcl", onBucket, getACL),
+		part("PutBucketAcl", "PUT", "acl", "PutBucketAcl", onBucket, putACL),
+		part("GetObjectAcl", "GET", "acl", "GetObjectAcl", onObject, getACL),
+		part("PutObjectAcl", "PUT", "acl", "PutObjectAcl", onObject, putACL),
+	}
+}
+
+// maxPolicy is the largest bucket policy.
+const maxPolicy = 20 << 10
+
+func getPolicy(q *request) error {
+	q.s.mu.Lock()
+	text := q.config.policy.text
+	q.s.mu.Unlock()
+	if text == "" {
+		return wire.Errorf(http.StatusNotFound, "NoSuchBucketPolicy", "The bucket policy does not exist")
+	}
+	q.w.Header().Set("Content-Type", "application/json")
+	_, _ = q.w.Write([]byte(text)) // a client that went away needs no answer
+	return nil
+}
+
+func putPolicy(q *request) error {
+	body, err := q.body()
+	if err != nil {
+		return err
+	}
+	if len(body) > maxPolicy {
+		return wire.Errorf(http.StatusBadRequest, "PolicyTooLarge", "Policy exceeds the maximum allowed document size")
+	}
+	document, err := policy.Parse(policy.Resource, string(body))
+	if err != nil {
+		return wire.Errorf(http.StatusBadRequest, "MalformedPolicy", "%v", err)
+	}
+	for _, s := range document.Statements {
+		if err := q.checkStatement(s); err != nil {
+			return err
+		}
+	}
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	block, _ := q.config.documents["publicAccessBlock"].(*publicAccessBlock)
+	if block != nil && block.BlockPublicPolicy == "true" && public(document) {
+		return wire.Errorf(http.StatusForbidden, "AccessDenied",
+			"User: %s is not authorized to perform: s3:PutBucketPolicy on resource: \"arn:aws:s3:::%s\" because public policies are prevented by the BlockPublicPolicy setting in S3 Block Public Access.",
+			q.Principal.ARN, q.bucket)
+	}
+	q.config.policy = bucketPolicy{text: string(body), document: document}
+	q.w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// checkStatement refuses statements about other buckets, and about actions of other services.
+func (q *request) checkStatement(s policy.Statement) error {
+	arn := "arn:aws:s3:::" + q.bucket
+	for _, r := range slices.Concat(s.Resources, s.NotResources) {
+		if r != arn && !strings.HasPrefix(r, arn+"/") && r != arn+"*" {
+			return wire.Errorf(http.StatusBadRequest, "MalformedPolicy", "Policy has invalid resource")
+		}
+	}
+	for _, a := range slices.Concat(s.Actions, s.NotActions) {
+		if a != "*" && !strings.HasPrefix(strings.ToLower(a), "s3:") {
+			return wire.Errorf(http.StatusBadRequest, "MalformedPolicy", "Policy has invalid action")
+		}
+	}
+	return nil
+}
+
+// narrowing are the condition keys that keep a statement for everybody from being public, when they have fixed values.
+// Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html#access-control-block-public-access-policy-status
+var narrowing = []string{
+	"aws:principalarn", "aws:principalorgid", "aws:principalorgpaths", "aws:principalaccount", "aws:sourcearn", "aws:sourceaccount", "aws:sourcevpc", "aws:sourcevpce", "aws:sourceip",
+	"aws:userid", "aws:sourceowner", "s3:dataaccesspointaccount", "s3:dataaccesspointarn", "s3:x-amz-server-side-encryption-aws-kms-key-id",
+}
+
+// public says whether a policy lets everybody in.
+func public(d *policy.Document) bool {
+	return slices.ContainsFunc(d.Statements, func(s policy.Statement) bool {
+		everybody := s.Principals != nil && (s.Principals.Any || slices.Contains(s.Principals.AWS, "*"))
+		return !s.Deny && everybody && !slices.ContainsFunc(s.Conditions, func(c policy.Condition) bool {
+			fixed := !slices.ContainsFunc(c.Values, func(v string) bool { return strings.ContainsAny(v, "*?$") || v == "0.0.0.0/0" || v == "::/0" })
+			return fixed && slices.Contains(narrowing, strings.ToLower(c.Key)) && !strings.Contains(c.Operator, "Not") && !c.IfExists
+		})
+	})
+}
+
+func deletePolicy(q *request) error {
+	q.s.mu.Lock()
+	q.config.policy = bucketPolicy{}
+	q.s.mu.Unlock()
+	q.w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func getPolicyStatus(q *request) error {
+	q.s.mu.Lock()
+	document := q.config.policy.document
+	q.s.mu.Unlock()
+	if document == nil {
+		return wire.Errorf(http.StatusNotFound, "NoSuchBucketPolicy", "The bucket policy does not exist")
+	}
+	return q.tell(struct {
+		XMLName  xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ PolicyStatus"`
+		IsPublic bool
+	}{IsPublic: public(document)})
+}
+
+// acl is an access control list: of everything here, that the owner may do everything.
+type acl struct {
+	XMLName xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ AccessControlPolicy"`
+	Owner   owner
+	Grants  []grant `xml:"AccessControlList>Grant"`
+}
+
+type grant struct {
+	Grantee struct {
+		XSI  string `xml:"xmlns:xsi,attr"`
+		Type string `xml:"xsi:type,attr"`
+		owner
+	}
+	Permission string
+}
+
+func getACL(q *request) error {
+	if q.op.level == onObject {
+		answer, err := q.send(http.MethodHead, q.bucket+"/"+q.path, q.versionOnly(), nil, nil)
+		if err != nil {
+			return err
+		}
+		drop(answer)
+		if answer.StatusCode >= http.StatusBadRequest {
+			if !q.may("s3:ListBucket", "arn:aws:s3:::"+q.bucket) {
+				return denied()
+			}
+			return wire.Errorf(http.StatusNotFound, "NoSuchKey", "The specified key does not exist.")
+		}
+	}
+	out := acl{Owner: q.s.owner()}
+	g := grant{Permission: "FULL_CONTROL"}
+	g.Grantee.owner, g.Grantee.XSI, g.Grantee.Type = out.Owner, "http://www.w3.org/2001/XMLSchema-instance", "CanonicalUser"
+	out.Grants = []grant{g}
+	return q.tell(out)
+}
+
+func (q *request) versionOnly() url.Values {
+	if !q.query.Has("versionId") {
+		return nil
+	}
+	return url.Values{"versionId": q.query["versionId"]}
+}
+
+// putACL refuses lists where they are disabled, which is S3's default; where they are not, the one that everything has is all that is known.
+func putACL(q *request) error {
+	body, err := q.body()
+	if err != nil {
+		return err
+	}
+	canned := q.Request.Header.Get("X-Amz-Acl")
+	q.s.mu.Lock()
+	enforced := q.config.enforced()
+	q.s.mu.Unlock()
+	switch {
+	case enforced && canned != "bucket-owner-full-control":
+		return aclsDisabled()
+	case canned == "" || len(body) > 0:
+		return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: lists of grants")
+	}
+	if err := q.checkedACL(canned); err != nil {
+		return err
+	}
+	q.w.WriteHeader(http.StatusOK)
+	return nil
+}
+
+func aclsDisabled() error {
+	return wire.Errorf(http.StatusBadRequest, "AccessControlListNotSupported", "The bucket does not allow ACLs")
+}
+
+func (q *request) checkedACL(canned string) error {
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	return q.config.checkACL(canned)
+}
+
+// enforced says whether ACLs are disabled.
+func (b *bucket) enforced() bool {
+	o, ok := b.documents["ownershipControls"].(*ownershipControls)
+	return ok && o.Rules[0].ObjectOwnership == ownerEnforced
+}
+
+// checkACL refuses canned lists that a new object cannot have.
+func (b *bucket) checkACL(canned string) error {
+	switch {
+	case canned == "", canned == "bucket-owner-full-control", canned == "private" && !b.enforced():
+		return nil
+	case b.enforced():
+		return aclsDisabled()
+	}
+	return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: the ACL %s", canned)
+}

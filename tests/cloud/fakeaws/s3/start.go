@@ -1,0 +1,70 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// Backend is a running versitygw.
+type Backend struct {
+	URL            string // http://HOST:PORT or unix:///PATH/OF/SOCKET
+	Access, Secret string // of root
+}
+
+// Start runs a versitygw that keeps its objects below dir, and returns when it can be connected to. binary is what `scripts/tool.sh versitygw` prints. stop ends
+// it, waits for its end and returns what it said.
+func Start(ctx context.Context, dir, binary string) (b Backend, stop func() string, err error) {
+	data := filepath.Join(dir, "objects")
+	if err := os.Mkdir(data, 0o700); err != nil {
+		return Backend{}, nil, fmt.Errorf("start versitygw: %w", err)
+	}
+	// A socket's path has about a hundred characters at most, which a test's directory may have already.
+	run, err := os.MkdirTemp("", "s3-")
+	if err != nil {
+		return Backend{}, nil, fmt.Errorf("start versitygw: %w", err)
+	}
+	socket := filepath.Join(run, "socket")
+	b = Backend{URL: "unix://" + socket, Access: "root", Secret: rand.Text()}
+	// Without --disableotmp version 1.8.0 lists its own temporary files while objects are replaced.
+	server := exec.Command(binary, "--quiet", "--keep-alive", "--port", socket, "posix", "--disableotmp", data)
+	server.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+b.Access, "ROOT_SECRET_ACCESS_KEY="+b.Secret) // ps tells arguments
+	var said bytes.Buffer
+	server.Stdout, server.Stderr = &said, &said
+	if err := server.Start(); err != nil {
+		_ = os.RemoveAll(run)
+		return Backend{}, nil, fmt.Errorf("start versitygw: %w", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = server.Wait()
+		close(ended)
+	}()
+	stop = func() string {
+		_ = server.Process.Kill()
+		<-ended
+		_ = os.RemoveAll(run)
+		return said.String()
+	}
+	ready := time.NewTicker(5 * time.Millisecond)
+	defer ready.Stop()
+	for {
+		if conn, err := new(net.Dialer).DialContext(ctx, "unix", socket); err == nil {
+			_ = conn.Close()
+			return b, stop, nil
+		}
+		select {
+		case <-ended:
+			return Backend{}, nil, fmt.Errorf("start versitygw: it ended: %s", stop())
+		case <-ctx.Done():
+			return Backend{}, nil, fmt.Errorf("start versitygw: %w: %s", ctx.Err(), stop())
+		case <-ready.C:
+		}
+	}
+}

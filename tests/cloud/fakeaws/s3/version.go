@@ -1,0 +1,325 @@
+package s3
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// Versions are the front's own business, although versitygw keeps some when told to: with them its conditional puts (1.8.0) take a delete marker for an object,
+// and a deleted "a/b" keeps "a" from being written. So the server has the newest version of each object in a bucket of the same name, as if there were no
+// versions, and older ones in another bucket under their IDs.
+// Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/Versioning.html
+
+// nullID is the ID of versions that are written while versions are not kept.
+const nullID = "null"
+
+// version is one version of an object, or a delete marker.
+type version struct {
+	id       string
+	marker   bool
+	etag     string
+	size     int64
+	modified time.Time
+	aside    string // where the server has it when it is not the newest
+}
+
+// stripes are the locks of objects: an object's is held while its newest version changes. In buckets without versions writers share it, so that the server decides
+// their races.
+type stripes [64]sync.RWMutex
+
+func (l *stripes) of(bucket, key string) *sync.RWMutex {
+	h := fnv.New32a()
+	_, _ = io.WriteString(h, bucket+"/"+key) // never fails
+	return &l[h.Sum32()%uint32(len(l))]
+}
+
+func (l *stripes) all() (unlock func()) {
+	for i := range l {
+		l[i].Lock()
+	}
+	return func() {
+		for i := range l {
+			l[i].Unlock()
+		}
+	}
+}
+
+// status is Enabled, Suspended or "". It wants the service's lock.
+func (b *bucket) status() string {
+	v, _ := b.documents["versioning"].(*versioning)
+	if v == nil {
+		return ""
+	}
+	return v.Status
+}
+
+// change locks an object for a writer and says what becomes of versions; in a bucket without them the lock is shared.
+func (s *Service) change(b *bucket, key string) (status string, unlock func()) {
+	l := s.locks.of(b.name, key)
+	read := func() string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return b.status()
+	}
+	l.RLock()
+	if status = read(); status == "" {
+		return "", l.RUnlock
+	}
+	l.RUnlock()
+	l.Lock()
+	return read(), l.Unlock
+}
+
+// archive is the name of the server's bucket for older versions.
+func archive(bucket string) string {
+	sum := sha256.Sum256([]byte(bucket))
+	return archivePrefix + hex.EncodeToString(sum[:16])
+}
+
+const archivePrefix = "fakeaws-versions-"
+
+// newest is the last version of an object, nil when it has none.
+func (s *Service) newest(b *bucket, key string) *version {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := b.versions[key]
+	if len(all) == 0 {
+		return nil
+	}
+	return all[len(all)-1]
+}
+
+// do sends a request that is not the caller's, and wants one of the answers.
+func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) (*http.Response, error) {
+	answer, err := q.send(method, path, query, header, nil)
+	if err != nil {
+		return nil, err
+	}
+	drop(answer)
+	if !slices.Contains(wanted, answer.StatusCode) {
+		return nil, fmt.Errorf("%s %s of the server: status %d", method, path, answer.StatusCode)
+	}
+	return answer, nil
+}
+
+func (q *request) copy(from, to string) error {
+	_, err := q.do(http.MethodPut, to, nil, http.Header{"X-Amz-Copy-Source": {"/" + from}}, http.StatusOK)
+	return err
+}
+
+// putAside copies the newest version to where older ones are.
+func (q *request) putAside(path string, v *version) error {
+	v.aside = archive(q.bucket) + "/" + rand.Text()
+	return q.copy(q.bucket+"/"+path, v.aside)
+}
+
+// forget removes what was put aside of a version.
+func (q *request) forget(v *version) error {
+	if v.aside == "" {
+		return nil
+	}
+	_, err := q.do(http.MethodDelete, v.aside, nil, nil, http.StatusNoContent)
+	v.aside = ""
+	return err
+}
+
+// publish makes what send writes the newest version of the request's object. What send returns is passed back. size is that of the object, -1 when it is not
+// known.
+func (q *request) publish(size int64, send func() (*http.Response, error)) (*http.Response, error) {
+	status, unlock := q.s.change(q.config, q.key)
+	defer unlock()
+	if status == "" {
+		return send()
+	}
+	answer, err := q.replace(q.path, status, q.s.newest(q.config, q.key), send)
+	if err != nil || answer.StatusCode >= http.StatusBadRequest {
+		return answer, err
+	}
+	v := &version{id: nullID, etag: answer.Header.Get("Etag"), size: size, modified: q.Now}
+	if status == "Enabled" {
+		v.id = rand.Text()
+	}
+	if size < 0 {
+		head, err := q.do(http.MethodHead, q.bucket+"/"+q.path, nil, nil, http.StatusOK)
+		if err != nil {
+			drop(answer)
+			return nil, err
+		}
+		v.etag, v.size = head.Header.Get("Etag"), head.ContentLength
+	}
+	if err := q.add(q.key, v); err != nil {
+		drop(answer)
+		return nil, err
+	}
+	answer.Header.Set("X-Amz-Version-Id", v.id)
+	return answer, nil
+}
+
+// replace puts the newest version aside, if it is to be kept, before send does away with it; when send fails, all is as it was.
+func (q *request) replace(path, status string, old *version, send func() (*http.Response, error)) (*http.Response, error) {
+	keep := old != nil && !old.marker && (status == "Enabled" || old.id != nullID) && q.expected(old)
+	if keep {
+		if err := q.putAside(path, old); err != nil {
+			return nil, err
+		}
+	}
+	answer, err := send()
+	if keep && (err != nil || answer.StatusCode >= http.StatusBadRequest) {
+		if err := q.forget(old); err != nil {
+			return nil, err
+		}
+	}
+	return answer, err
+}
+
+// expected says whether the server will find that the request's conditions hold for the newest version.
+func (q *request) expected(newest *version) bool {
+	h := q.Request.Header
+	if h.Get("If-None-Match") != "" {
+		return false
+	}
+	want := h.Get("If-Match")
+	return want == "" || want == "*" || unquoted(want) == unquoted(newest.etag)
+}
+
+func unquoted(etag string) string {
+	if text, err := strconv.Unquote(etag); err == nil {
+		return text
+	}
+	return etag
+}
+
+// add makes a version the newest. There is one null version at most: an older one goes.
+func (q *request) add(key string, v *version) error {
+	var gone *version
+	q.s.mu.Lock()
+	all := q.config.versions[key]
+	if i := slices.IndexFunc(all, func(v *version) bool { return v.id == nullID }); v.id == nullID && i >= 0 {
+		gone = all[i]
+		all = slices.Delete(slices.Clone(all), i, i+1)
+	}
+	q.config.versions[key] = append(all, v)
+	q.s.mu.Unlock()
+	if gone != nil {
+		return q.forget(gone)
+	}
+	return nil
+}
+
+// deleted is what came of a deletion.
+type deleted struct {
+	answer  *http.Response // of the server, when it refused
+	id      string         // of the version that is gone, or of the marker that was made
+	marker  bool
+	created bool // the marker was made
+}
+
+// remove deletes an object, or one of its versions, in the way that its bucket keeps them. send deletes the newest at the server, under the caller's conditions.
+func (q *request) remove(key, path, id string, send func() (*http.Response, error)) (deleted, error) {
+	status, unlock := q.s.change(q.config, key)
+	defer unlock()
+	switch {
+	case status == "" && (id == "" || id == nullID):
+		answer, err := send()
+		return refusal(answer, deleted{}), err
+	case status == "":
+		return deleted{id: id}, nil // "deleting a version that does not exist" is a success
+	case id != "":
+		return q.removeVersion(key, path, id)
+	}
+	answer, err := q.replace(path, status, q.s.newest(q.config, key), send)
+	if err != nil || answer.StatusCode >= http.StatusBadRequest {
+		return refusal(answer, deleted{}), err
+	}
+	drop(answer)
+	marker := &version{id: nullID, marker: true, modified: q.Now}
+	if status == "Enabled" {
+		marker.id = rand.Text()
+	}
+	return deleted{id: marker.id, marker: true, created: true}, q.add(key, marker)
+}
+
+// refusal leaves the server's answer with the result when it says no.
+func refusal(answer *http.Response, d deleted) deleted {
+	if answer != nil && answer.StatusCode >= http.StatusBadRequest {
+		d.answer = answer
+	} else if answer != nil {
+		drop(answer)
+	}
+	return d
+}
+
+// removeVersion removes one version for good. When it was the newest, the one before becomes it.
+func (q *request) removeVersion(key, path, id string) (deleted, error) {
+	q.s.mu.Lock()
+	all := q.config.versions[key]
+	i := slices.IndexFunc(all, func(v *version) bool { return v.id == id })
+	q.s.mu.Unlock()
+	if i < 0 {
+		return deleted{id: id}, nil
+	}
+	v := all[i]
+	var before *version
+	if i == len(all)-1 && i > 0 {
+		before = all[i-1]
+	}
+	var err error
+	switch {
+	case i < len(all)-1:
+		err = q.forget(v)
+	case before != nil && !before.marker:
+		if err = q.copy(before.aside, q.bucket+"/"+path); err == nil {
+			err = q.forget(before)
+		}
+	case !v.marker:
+		_, err = q.do(http.MethodDelete, q.bucket+"/"+path, nil, nil, http.StatusNoContent)
+	}
+	if err != nil {
+		return deleted{}, err
+	}
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	if all = slices.Delete(slices.Clone(all), i, i+1); len(all) == 0 {
+		delete(q.config.versions, key)
+	} else {
+		q.config.versions[key] = all
+	}
+	delete(q.config.kept, encryptionKey{q.bucket, key, id})
+	return deleted{id: id, marker: v.marker}, nil
+}
+
+// place finds where the server has what a request asks for. The caller holds the object's lock.
+func (q *request) place() (at string, err error) {
+	id := q.query.Get("versionId")
+	newest := q.s.newest(q.config, q.key)
+	if id == "" || id == nullID && newest == nil {
+		return q.bucket + "/" + q.path, nil
+	}
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	all := q.config.versions[q.key]
+	i := slices.IndexFunc(all, func(v *version) bool { return v.id == id })
+	switch {
+	case i < 0:
+		return "", wire.Errorf(http.StatusNotFound, "NoSuchVersion", "The specified version does not exist.")
+	case all[i].marker:
+		q.w.Header().Set("X-Amz-Delete-Marker", "true")
+		q.w.Header().Set("X-Amz-Version-Id", id)
+		return "", wire.Errorf(http.StatusMethodNotAllowed, "MethodNotAllowed", "The specified method is not allowed against this resource.")
+	case i == len(all)-1:
+		return q.bucket + "/" + q.path, nil
+	}
+	return all[i].aside, nil
+}

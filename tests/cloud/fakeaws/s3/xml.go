@@ -1,0 +1,114 @@
+package s3
+
+import (
+	"bytes"
+	"crypto/md5" //nolint:gosec // what the protocol says
+	"encoding/base64"
+	"encoding/xml"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// namespace is that of all of S3's documents.
+const namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+var errAnswer = errors.New("unexpected answer")
+
+func wallClock() time.Time { return time.Now() }
+
+func malformed() error {
+	return wire.Errorf(http.StatusBadRequest, "MalformedXML", "The XML you provided was not well-formed or did not validate against our published schema")
+}
+
+// decode reads a document strictly: it must say nothing that the structure does not hold. That is found by writing the structure down again and comparing the
+// two, whatever the order.
+func decode(document []byte, into any) error {
+	if err := xml.Unmarshal(document, into); err != nil {
+		return malformed()
+	}
+	again, err := xml.Marshal(into)
+	if err != nil {
+		return malformed()
+	}
+	said, err := elements(document)
+	if err != nil {
+		return malformed()
+	}
+	held, err := elements(again)
+	if err != nil || !slices.Equal(said, held) {
+		return malformed()
+	}
+	return nil
+}
+
+// maxDepth is deeper than any of S3's documents.
+const maxDepth = 12
+
+// elements lists all elements of a document with their paths and texts, sorted.
+func elements(document []byte) ([]string, error) {
+	d := xml.NewDecoder(bytes.NewReader(document))
+	var path, texts, all []string
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			slices.Sort(all)
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			if len(path) == maxDepth || token.Name.Space != "" && token.Name.Space != namespace {
+				return nil, malformed()
+			}
+			for _, a := range token.Attr {
+				if a.Name.Local != "xmlns" && a.Name.Space != "xmlns" {
+					return nil, malformed()
+				}
+			}
+			path, texts = append(path, token.Name.Local), append(texts, "")
+		case xml.CharData:
+			if len(texts) > 0 {
+				texts[len(texts)-1] += string(token)
+			}
+		case xml.EndElement:
+			last := len(path) - 1
+			all = append(all, strings.Join(path, "/")+"="+strings.TrimSpace(texts[last]))
+			path, texts = path[:last], texts[:last]
+		}
+	}
+}
+
+// tell answers with a document.
+func (q *request) tell(document any) error {
+	out, err := xml.Marshal(document)
+	if err != nil {
+		return err
+	}
+	q.w.Header().Set("Content-Type", "application/xml")
+	_, _ = q.w.Write(append([]byte(xml.Header), out...)) // a client that went away needs no answer
+	return nil
+}
+
+func sumOf(body []byte) string {
+	sum := md5.Sum(body) //nolint:gosec // what the protocol says
+	return base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// checksumHeaders are the names of headers that can tell a digest of the body.
+func checksumHeaders(h http.Header) []string {
+	names := []string{"Content-Md5"}
+	for name := range h {
+		if strings.HasPrefix(name, "X-Amz-Checksum-") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
