@@ -23,7 +23,7 @@ func (r *Runner) Build(ctx context.Context, base, script string, environment map
 	tree := filepath.Join(r.Dir, "images", name)
 	work := filepath.Join(r.Dir, "images", name+".work")
 	for _, dir := range []string{tree, work} {
-		if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // the root of a file system that all may read
+		if err := os.Mkdir(dir, 0o755); err != nil {
 			return "", fmt.Errorf("build image: %w", err)
 		}
 	}

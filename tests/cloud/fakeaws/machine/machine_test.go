@@ -24,6 +24,8 @@ func TestMain(m *testing.M) {
 	case "daemon":
 		daemon()
 		return
+	case "orphan":
+		orphan()
 	case "answerer":
 		answer()
 		return

@@ -108,7 +108,7 @@ func batch(lines []string, arguments ...string) error {
 func (n *netns) set(settings map[string]string) error {
 	return n.do(func() error {
 		for name, value := range settings {
-			err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644) //nolint:gosec // it exists
+			err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644)
 			if err != nil && (!errors.Is(err, os.ErrNotExist) || !strings.HasPrefix(name, "ipv6/")) {
 				return fmt.Errorf("kernel setting: %w", err)
 			}

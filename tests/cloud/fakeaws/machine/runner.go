@@ -174,7 +174,7 @@ func (r *Runner) Close() error {
 }
 
 // Start implements [ec2.Machines]. Errors that come after it returned end the machine and are in its log.
-func (r *Runner) Start(spec ec2.MachineSpec) (ec2.Machine, error) { //nolint:revive // as the interface has it
+func (r *Runner) Start(spec ec2.MachineSpec) (ec2.Machine, error) {
 	return r.start(spec)
 }
 

@@ -62,7 +62,7 @@ func (m *Manager) cloudInit() (bool, error) {
 	}
 	ok := true
 	if len(script) > 0 {
-		if err := os.WriteFile(path, script, 0o700); err != nil { //nolint:gosec // to be executed
+		if err := os.WriteFile(path, script, 0o700); err != nil {
 			return false, err
 		}
 		if ok, err = m.runScript(path); err != nil {
@@ -70,11 +70,11 @@ func (m *Manager) cloudInit() (bool, error) {
 		}
 	}
 	finished := fmt.Sprintf("%s - finished\n", time.Now().UTC().Format(time.RFC1123Z))
-	return ok, os.WriteFile(filepath.Join(instance, "boot-finished"), []byte(finished), 0o644) //nolint:gosec // as it is on a real machine
+	return ok, os.WriteFile(filepath.Join(instance, "boot-finished"), []byte(finished), 0o644)
 }
 
 func (m *Manager) runScript(path string) (bool, error) {
-	out, err := os.OpenFile(outputLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640) //nolint:gosec // as it is on a real machine
+	out, err := os.OpenFile(outputLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
 	if err != nil {
 		return false, err
 	}
@@ -109,7 +109,7 @@ func (m *Manager) runScript(path string) (bool, error) {
 // build runs the provisioning script and ends with its exit code.
 func (m *Manager) build() (int, error) {
 	const path = "/tmp/provision"
-	if err := os.WriteFile(path, m.Userdata, 0o700); err != nil { //nolint:gosec // to be executed
+	if err := os.WriteFile(path, m.Userdata, 0o700); err != nil {
 		return 1, err
 	}
 	environment := append([]string{"PATH=" + searchPath, "HOME=/root", "LANG=C.UTF-8"}, m.Environment...)

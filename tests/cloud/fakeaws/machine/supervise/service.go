@@ -140,7 +140,7 @@ func (s *service) loop(r *run) {
 		case <-r.stop:
 			s.end(r, def, success, nil)
 			return
-		case <-after(def.RestartSec):
+		case <-after(def.RestartAfter):
 		}
 		s.m.journal.say("%s: Scheduled restart job, restart counter is at %d.", s.name, n)
 	}

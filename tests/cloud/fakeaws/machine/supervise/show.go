@@ -77,8 +77,7 @@ func (c *call) show(name string) (int, error) {
 func (c *call) status(name string) (int, error) {
 	file, err := find(name)
 	if err != nil {
-		fmt.Fprintf(&c.errors, "Unit %s could not be found.\n", name)
-		return 4, nil
+		return 4, fmt.Errorf("unit %s could not be found: %w", name, err)
 	}
 	v := c.m.view(name)
 	enabled, _ := c.enabled(name)
@@ -121,7 +120,7 @@ func links(def *unit.Service) map[string]string {
 func (c *call) enable(name string) (int, error) {
 	def, err := c.m.load(name)
 	if err != nil {
-		return 1, fmt.Errorf("Failed to enable unit: %w", err) //nolint:revive,staticcheck // systemctl's own words
+		return 1, fmt.Errorf("failed to enable unit: %w", err)
 	}
 	made := links(def)
 	if len(made) == 0 {
@@ -155,7 +154,7 @@ func (c *call) enable(name string) (int, error) {
 
 func (c *call) disable(name string) (int, error) {
 	if _, err := c.known(name); err != nil {
-		return 1, fmt.Errorf("Failed to disable unit: %w", err) //nolint:revive,staticcheck // systemctl's own words
+		return 1, fmt.Errorf("failed to disable unit: %w", err)
 	}
 	found, err := filepath.Glob(filepath.Join(configDir, "*", name))
 	if err != nil {
@@ -197,7 +196,7 @@ func (c *call) enabled(name string) (state string, err error) {
 func (c *call) isEnabled(name string) (int, error) {
 	state, err := c.enabled(name)
 	if err != nil {
-		return 1, fmt.Errorf("Failed to get unit file state for %s: %w", name, err) //nolint:revive,staticcheck // systemctl's own words
+		return 1, fmt.Errorf("failed to get unit file state for %s: %w", name, err)
 	}
 	c.say(state)
 	if state == "disabled" {

@@ -49,7 +49,7 @@ func (m *Manager) handle(ctx context.Context, r control.Request) control.Respons
 // call is one invocation of systemctl or one of its kin.
 type call struct {
 	m           *Manager
-	ctx         context.Context //nolint:containedctx // of the one who waits for the answer
+	ctx         context.Context // of the one who waits for the answer
 	out, errors bytes.Buffer
 
 	quiet, now, noBlock, wait, force, valueOnly, noLegend, mainOnly bool
@@ -184,7 +184,7 @@ func (c *call) start(name string) (int, error) {
 	}
 	if target, err := c.known(name); target || err != nil {
 		if errors.Is(err, errNotFound) {
-			return 5, fmt.Errorf("Failed to start %s: Unit %s not found.", name, name) //nolint:revive,staticcheck // systemctl's own words
+			return 5, fmt.Errorf("failed to start %s: unit %s not found", name, name)
 		}
 		return 0, err
 	}
@@ -206,7 +206,7 @@ func (c *call) start(name string) (int, error) {
 		return 1, context.Cause(c.ctx)
 	}
 	if r.err != nil {
-		return 1, fmt.Errorf("Job for %s failed: %w.\nSee \"systemctl status %s\" and \"journalctl -xeu %s\" for details.", name, r.err, name, name) //nolint:revive,staticcheck // systemctl's own words
+		return 1, fmt.Errorf("job for %s failed: %w; see systemctl status %s and journalctl -u %s", name, r.err, name, name)
 	}
 	return 0, nil
 }
@@ -214,7 +214,7 @@ func (c *call) start(name string) (int, error) {
 func (c *call) stop(name string) (int, error) {
 	if target, err := c.known(name); target || err != nil {
 		if errors.Is(err, errNotFound) {
-			return 5, fmt.Errorf("Failed to stop %s: Unit %s not loaded.", name, name) //nolint:revive,staticcheck // systemctl's own words
+			return 5, fmt.Errorf("failed to stop %s: unit %s not loaded", name, name)
 		}
 		return 0, err
 	}

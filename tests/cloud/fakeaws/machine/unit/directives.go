@@ -50,7 +50,7 @@ var directives = map[string]directive{
 	"Service.ExecReload":               exec(func(s *Service) *[]Command { return &s.Reload }),
 	"Service.ExecStop":                 exec(func(s *Service) *[]Command { return &s.Stop }),
 	"Service.ExecStopPost":             exec(func(s *Service) *[]Command { return &s.StopPost }),
-	"Service.RestartSec":               span(func(s *Service) *time.Duration { return &s.RestartSec }),
+	"Service.RestartSec":               span(func(s *Service) *time.Duration { return &s.RestartAfter }),
 	"Service.SuccessExitStatus":        statuses(func(s *Service) *Statuses { return &s.SuccessCodes }),
 	"Service.RestartPreventExitStatus": statuses(func(s *Service) *Statuses { return &s.RestartPrevent }),
 	"Service.Restart": choice(func(s *Service) *string { return &s.Restart },

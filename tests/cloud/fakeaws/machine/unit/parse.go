@@ -25,7 +25,7 @@ func Parse(file, text string) ([]Entry, error) {
 	var entries []Entry
 	var section, held string
 	begin := 0
-	for n, line := range strings.Split(text, "\n") {
+	for n, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
 		line = strings.TrimRight(line, " \t\r")
 		first := strings.TrimLeft(line, " \t")
 		// A comment is one also between the parts of a continued line.
@@ -62,7 +62,7 @@ func Parse(file, text string) ([]Entry, error) {
 			entries = append(entries, Entry{Section: section, Key: key, Value: strings.TrimSpace(value), Where: where})
 		}
 	}
-	if held != "" {
+	if begin != 0 {
 		return nil, fmt.Errorf("%s: the last line is continued", file)
 	}
 	return entries, nil

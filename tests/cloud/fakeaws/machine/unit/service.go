@@ -27,7 +27,7 @@ type Service struct {
 	StartPre, Start, StartPost, Reload, Stop, StopPost []Command
 
 	Restart                  string
-	RestartSec               time.Duration
+	RestartAfter             time.Duration
 	SuccessCodes             Statuses
 	RestartPrevent           Statuses
 	TimeoutStart             time.Duration
@@ -122,7 +122,7 @@ func Load(name string, host Host, entries []Entry) (*Service, error) {
 		return nil, fmt.Errorf("%q is no name of a service", name)
 	}
 	s := &Service{Name: name, StartLimitInterval: 10 * time.Second, StartLimitBurst: 5, StartLimitAction: "none", FailureAction: "none",
-		SuccessAction: "none", Type: "simple", Restart: "no", RestartSec: 100 * time.Millisecond, TimeoutStart: -1, TimeoutStop: 90 * time.Second,
+		SuccessAction: "none", Type: "simple", Restart: "no", RestartAfter: 100 * time.Millisecond, TimeoutStart: -1, TimeoutStop: 90 * time.Second,
 		WatchdogSignal: syscall.SIGABRT, KillSignal: syscall.SIGTERM, KillMode: "control-group", WorkingDirectory: "/", UMask: 0o022,
 		PreserveRuntime: "no", StandardOutput: "journal", StandardError: "inherit", Limits: map[int][2]uint64{}}
 	modes := map[string]uint32{}

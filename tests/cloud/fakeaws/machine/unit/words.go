@@ -17,9 +17,9 @@ func Words(value string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	texts := make([]string, len(words))
-	for i, w := range words {
-		texts[i] = w.text
+	var texts []string
+	for _, w := range words {
+		texts = append(texts, w.text)
 	}
 	return texts, nil
 }
@@ -90,7 +90,8 @@ func unescape(s string) (string, int, error) {
 	if text, ok := escapes[s[1]]; ok {
 		return text, 2, nil
 	}
-	begin, digits, base := 2, 0, 16
+	var digits int
+	begin, base := 2, 16
 	switch c := s[1]; {
 	case c == 'x':
 		digits = 2
