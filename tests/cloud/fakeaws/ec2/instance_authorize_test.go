@@ -1,0 +1,196 @@
+package ec2
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	sdk "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+)
+
+// identity knows one profile.
+type identity struct{}
+
+func (identity) InstanceProfile(nameOrARN string) (Profile, bool) {
+	p := Profile{
+		ARN: "arn:aws:iam::123456789012:instance-profile/agent", ID: "AIPAEXAMPLE", Name: "agent", RoleName: "agent-role",
+		RoleARN: "arn:aws:iam::123456789012:role/agent-role",
+	}
+	return p, nameOrARN == p.Name || nameOrARN == p.ARN
+}
+
+func (identity) RoleCredentials(role, session string) Credentials {
+	return Credentials{Access: "ASIA" + role, Secret: "secret", Token: session}
+}
+
+func TestLaunchPermissions(t *testing.T) {
+	w := newVMWorld(t, nil)
+	w.service.SetIdentity(identity{})
+	in := w.input()
+	in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String("agent")}
+	in.MetadataOptions = &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired}
+	in.TagSpecifications = []types.TagSpecification{
+		{ResourceType: types.ResourceTypeInstance, Tags: []types.Tag{{Key: aws.String("nstance:cluster"), Value: aws.String("c")}}},
+		{ResourceType: types.ResourceTypeVolume, Tags: []types.Tag{{Key: aws.String("nstance:cluster"), Value: aws.String("c")}}},
+	}
+	id := *must(w.client.RunInstances(t.Context(), in))(t).Instances[0].InstanceId
+	here := "arn:aws:ec2:us-west-2:123456789012:"
+	var got []string
+	for _, a := range w.asked {
+		got = append(got, a.action+" "+a.resource)
+	}
+	want := []string{
+		"ec2:CreateTags " + here + "instance/*", "ec2:CreateTags " + here + "volume/*", "ec2:RunInstances " + here + "instance/*",
+		"ec2:RunInstances " + here + "network-interface/*", "ec2:RunInstances " + here + "security-group/" + w.group, "ec2:RunInstances " + here + "subnet/" + w.subnetA,
+		"ec2:RunInstances " + here + "volume/*", "ec2:RunInstances arn:aws:ec2:us-west-2::image/" + w.amd, "iam:PassRole arn:aws:iam::123456789012:role/agent-role",
+	}
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("asked for (-want +got):\n%s", diff)
+	}
+	context := func(action, resource string) policy.Context {
+		for _, a := range w.asked {
+			if a.action == action && strings.HasSuffix(a.resource, resource) {
+				return a.context
+			}
+		}
+		return nil
+	}
+	instance := context("ec2:RunInstances", "instance/*")
+	for key, value := range map[string]string{
+		"ec2:InstanceType": "t3.micro", "ec2:MetadataHttpTokens": "required", "aws:RequestTag/nstance:cluster": "c", "aws:TagKeys": "nstance:cluster", "ec2:Region": "us-west-2",
+		"ec2:InstanceProfile": "arn:aws:iam::123456789012:instance-profile/agent", "ec2:AvailabilityZone": "us-west-2a", "ec2:InstanceMarketType": "on-demand",
+	} {
+		if !slices.Equal(instance[key], []string{value}) {
+			t.Errorf("%s of the instance is %q, not %q", key, instance[key], value)
+		}
+	}
+	if got := context("ec2:CreateTags", "instance/*")["ec2:CreateAction"]; !slices.Equal(got, []string{"RunInstances"}) {
+		t.Errorf("ec2:CreateAction is %q", got)
+	}
+	if got := context("iam:PassRole", "agent-role")["iam:PassedToService"]; !slices.Equal(got, []string{"ec2.amazonaws.com"}) {
+		t.Errorf("iam:PassedToService is %q", got)
+	}
+	if got := context("ec2:RunInstances", "network-interface/*"); !slices.Equal(got["ec2:Subnet"], []string{here + "subnet/" + w.subnetA}) || !slices.Equal(got["ec2:Vpc"], []string{here + "vpc/" + w.vpc}) {
+		t.Errorf("the interface lies in %q of %q", got["ec2:Subnet"], got["ec2:Vpc"])
+	}
+
+	w.asked = nil
+	w.terminate(id)
+	if len(w.asked) != 1 || w.asked[0].resource != here+"instance/"+id || !slices.Equal(w.asked[0].context["ec2:ResourceTag/nstance:cluster"], []string{"c"}) ||
+		!slices.Equal(w.asked[0].context["aws:ResourceTag/nstance:cluster"], []string{"c"}) {
+		t.Errorf("terminating asked for %+v", w.asked)
+	}
+
+	// Each of them is needed.
+	for _, missing := range want {
+		w.deny = func(a asked) bool { return a.action+" "+a.resource == missing }
+		if _, err := w.client.RunInstances(t.Context(), in); code(t, err) != "UnauthorizedOperation" {
+			t.Errorf("without %s: %v", missing, err)
+		}
+	}
+	w.deny = nil
+	in.ClientToken = nil // the SDK has put one in
+	in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String("other")}
+	if _, err := w.client.RunInstances(t.Context(), in); code(t, err) != "InvalidParameterValue" {
+		t.Errorf("a profile that does not exist: %v", err)
+	}
+	left := must(w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{}))(t)
+	if len(left.Reservations) != 1 {
+		t.Errorf("%d reservations", len(left.Reservations))
+	}
+}
+
+// Every operation of the VM half must ask: AWS lets nobody in unasked.
+func TestAllAsk(t *testing.T) {
+	w := newVMWorld(t, nil)
+	id := w.run(nil).InstanceId
+	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String("one"), LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}}))(t).LaunchTemplate.LaunchTemplateId
+	w.deny = func(asked) bool { return true }
+	ctx := t.Context()
+	calls := map[string]func() error{
+		"RunInstances": func() error { _, err := w.client.RunInstances(ctx, w.input()); return err },
+		"TerminateInstances": func() error {
+			_, err := w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{*id}})
+			return err
+		},
+		"StopInstances": func() error {
+			_, err := w.client.StopInstances(ctx, &sdk.StopInstancesInput{InstanceIds: []string{*id}})
+			return err
+		},
+		"StartInstances": func() error {
+			_, err := w.client.StartInstances(ctx, &sdk.StartInstancesInput{InstanceIds: []string{*id}})
+			return err
+		},
+		"RebootInstances": func() error {
+			_, err := w.client.RebootInstances(ctx, &sdk.RebootInstancesInput{InstanceIds: []string{*id}})
+			return err
+		},
+		"DescribeInstances": func() error { _, err := w.client.DescribeInstances(ctx, &sdk.DescribeInstancesInput{}); return err },
+		"DescribeInstanceStatus": func() error {
+			_, err := w.client.DescribeInstanceStatus(ctx, &sdk.DescribeInstanceStatusInput{})
+			return err
+		},
+		"DescribeInstanceAttribute": func() error {
+			_, err := w.client.DescribeInstanceAttribute(ctx, &sdk.DescribeInstanceAttributeInput{InstanceId: id, Attribute: types.InstanceAttributeNameUserData})
+			return err
+		},
+		"ModifyInstanceAttribute": func() error {
+			_, err := w.client.ModifyInstanceAttribute(ctx, &sdk.ModifyInstanceAttributeInput{InstanceId: id, EbsOptimized: &types.AttributeBooleanValue{Value: aws.Bool(true)}})
+			return err
+		},
+		"ModifyInstanceMetadataOptions": func() error {
+			_, err := w.client.ModifyInstanceMetadataOptions(ctx, &sdk.ModifyInstanceMetadataOptionsInput{InstanceId: id, HttpTokens: types.HttpTokensStateRequired})
+			return err
+		},
+		"DescribeImages":  func() error { _, err := w.client.DescribeImages(ctx, &sdk.DescribeImagesInput{}); return err },
+		"DescribeVolumes": func() error { _, err := w.client.DescribeVolumes(ctx, &sdk.DescribeVolumesInput{}); return err },
+		"DescribeInstanceTypes": func() error {
+			_, err := w.client.DescribeInstanceTypes(ctx, &sdk.DescribeInstanceTypesInput{})
+			return err
+		},
+		"DescribeKeyPairs": func() error { _, err := w.client.DescribeKeyPairs(ctx, &sdk.DescribeKeyPairsInput{}); return err },
+		"CreateLaunchTemplate": func() error {
+			_, err := w.client.CreateLaunchTemplate(ctx, &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String("two"), LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}})
+			return err
+		},
+		"CreateLaunchTemplateVersion": func() error {
+			_, err := w.client.CreateLaunchTemplateVersion(ctx, &sdk.CreateLaunchTemplateVersionInput{LaunchTemplateId: template, LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}})
+			return err
+		},
+		"ModifyLaunchTemplate": func() error {
+			_, err := w.client.ModifyLaunchTemplate(ctx, &sdk.ModifyLaunchTemplateInput{LaunchTemplateId: template, DefaultVersion: aws.String("1")})
+			return err
+		},
+		"DeleteLaunchTemplate": func() error {
+			_, err := w.client.DeleteLaunchTemplate(ctx, &sdk.DeleteLaunchTemplateInput{LaunchTemplateId: template})
+			return err
+		},
+		"DescribeLaunchTemplates": func() error {
+			_, err := w.client.DescribeLaunchTemplates(ctx, &sdk.DescribeLaunchTemplatesInput{})
+			return err
+		},
+		"DescribeLaunchTemplateVersions": func() error {
+			_, err := w.client.DescribeLaunchTemplateVersions(ctx, &sdk.DescribeLaunchTemplateVersionsInput{LaunchTemplateId: template})
+			return err
+		},
+		"DescribeSpotInstanceRequests": func() error {
+			_, err := w.client.DescribeSpotInstanceRequests(ctx, &sdk.DescribeSpotInstanceRequestsInput{})
+			return err
+		},
+		"DescribeInstanceTypeOfferings": func() error {
+			_, err := w.client.DescribeInstanceTypeOfferings(ctx, &sdk.DescribeInstanceTypeOfferingsInput{})
+			return err
+		},
+	}
+	for name, call := range calls {
+		if got := code(t, call()); got != "UnauthorizedOperation" {
+			t.Errorf("%s of somebody who may do nothing: %q", name, got)
+		}
+	}
+}

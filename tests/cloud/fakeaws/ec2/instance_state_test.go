@@ -1,0 +1,378 @@
+package ec2
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	sdk "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/google/go-cmp/cmp"
+)
+
+func (w *vmWorld) terminate(ids ...string) []types.InstanceStateChange {
+	w.Helper()
+	return must(w.client.TerminateInstances(w.Context(), &sdk.TerminateInstancesInput{InstanceIds: ids}))(w.T).TerminatingInstances
+}
+
+func TestStates(t *testing.T) {
+	w := newVMWorld(t, nil)
+	w.service.SetTimes(time.Second, time.Second)
+	id := *w.run(nil).InstanceId
+	if got := w.describe(id).State.Name; got != types.InstanceStateNamePending {
+		t.Fatalf("before the boot time: %s", got)
+	}
+	if _, err := w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{InstanceIds: []string{id}}); code(t, err) != "IncorrectInstanceState" {
+		t.Errorf("stopping a pending one: %v", err)
+	}
+	w.sleep(time.Second)
+	if got := w.describe(id).State.Name; got != types.InstanceStateNameRunning {
+		t.Fatalf("after the boot time: %s", got)
+	}
+	stop := must(w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{InstanceIds: []string{id}}))(t).StoppingInstances[0]
+	if stop.PreviousState.Name != types.InstanceStateNameRunning || stop.CurrentState.Name != types.InstanceStateNameStopping {
+		t.Errorf("stop: %s to %s", stop.PreviousState.Name, stop.CurrentState.Name)
+	}
+	w.sleep(time.Second)
+	got := w.describe(id)
+	if got.State.Name != types.InstanceStateNameStopped || *got.StateReason.Code != "Client.UserInitiatedShutdown" || *got.StateTransitionReason != "User initiated (2026-03-04 05:06:08 UTC)" {
+		t.Errorf("stopped: %s %v %s", got.State.Name, got.StateReason, *got.StateTransitionReason)
+	}
+	if got.PrivateIpAddress == nil {
+		t.Error("a stopped instance lost its address")
+	}
+	launched := *got.LaunchTime
+	must(w.client.StartInstances(t.Context(), &sdk.StartInstancesInput{InstanceIds: []string{id}}))(t)
+	w.sleep(time.Second)
+	if got = w.describe(id); got.State.Name != types.InstanceStateNameRunning || !got.LaunchTime.After(launched) || got.StateReason != nil {
+		t.Errorf("started again: %s, launched %s, %v", got.State.Name, got.LaunchTime, got.StateReason)
+	}
+	w.terminate(id)
+	w.sleep(time.Second)
+	again := w.terminate(id)[0]
+	if again.PreviousState.Name != types.InstanceStateNameTerminated || again.CurrentState.Name != types.InstanceStateNameTerminated {
+		t.Errorf("terminating a terminated one: %s to %s", again.PreviousState.Name, again.CurrentState.Name)
+	}
+	got = w.describe(id)
+	if got.State.Name != types.InstanceStateNameTerminated || got.PrivateIpAddress != nil || got.VpcId != nil || len(got.NetworkInterfaces) != 0 {
+		t.Errorf("terminated: %+v", got)
+	}
+	w.sleep(59 * time.Minute)
+	w.describe(id)
+	w.sleep(time.Minute)
+	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{id}}); code(t, err) != "InvalidInstanceID.NotFound" {
+		t.Errorf("an hour later: %v", err)
+	}
+}
+
+func TestTerminateSeveral(t *testing.T) {
+	w := newVMWorld(t, nil)
+	a, b := *w.run(nil).InstanceId, *w.run(nil).InstanceId
+	_, err := w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{a, "i-00000000000000000"}})
+	if code(t, err) != "InvalidInstanceID.NotFound" {
+		t.Errorf("one that does not exist: %v", err)
+	}
+	if _, err = w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{"node"}}); code(t, err) != "InvalidInstanceID.Malformed" {
+		t.Errorf("no ID: %v", err)
+	}
+	if got := w.describe(a).State.Name; got != types.InstanceStateNameRunning {
+		t.Errorf("a refused call left it %s", got)
+	}
+	must(w.client.ModifyInstanceAttribute(t.Context(), &sdk.ModifyInstanceAttributeInput{InstanceId: &b, DisableApiTermination: &types.AttributeBooleanValue{Value: aws.Bool(true)}}))(t)
+	if _, err = w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{a, b}}); code(t, err) != "OperationNotPermitted" {
+		t.Errorf("a protected one: %v", err)
+	}
+	if got := w.describe(a).State.Name; got != types.InstanceStateNameRunning {
+		t.Errorf("a refused call left it %s", got)
+	}
+}
+
+func TestFilters(t *testing.T) {
+	w := newVMWorld(t, nil)
+	tagged := func(key, value string) func(in *sdk.RunInstancesInput) {
+		return func(in *sdk.RunInstancesInput) {
+			in.ClientToken = aws.String(key + value)
+			in.TagSpecifications = []types.TagSpecification{{ResourceType: types.ResourceTypeInstance, Tags: []types.Tag{{Key: &key, Value: &value}}}}
+		}
+	}
+	a, b := *w.run(tagged("nstance:shard", "a")).InstanceId, *w.run(tagged("nstance:shard", "b")).InstanceId
+	c := *w.run(nil).InstanceId
+	w.terminate(c)
+	eni := *w.describe(b).NetworkInterfaces[0].NetworkInterfaceId
+	cases := map[string]struct {
+		name   string
+		values []string
+		want   []string
+	}{
+		"tag":        {"tag:nstance:shard", []string{"a"}, []string{a}},
+		"wildcard":   {"tag:nstance:shard", []string{"*"}, []string{a, b}},
+		"tag key":    {"tag-key", []string{"nstance:*"}, []string{a, b}},
+		"state":      {"instance-state-name", []string{"terminated", "stopped"}, []string{c}},
+		"token":      {"client-token", []string{"nstance:sharda"}, []string{a}},
+		"interface":  {"network-interface.network-interface-id", []string{eni}, []string{b}},
+		"subnet":     {"subnet-id", []string{w.subnetA}, []string{a, b}},
+		"other zone": {"availability-zone", []string{"us-west-2b"}, nil},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			out := must(w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{Filters: []types.Filter{{Name: &tc.name, Values: tc.values}}}))(t)
+			var got []string
+			for _, r := range out.Reservations {
+				for _, i := range r.Instances {
+					got = append(got, *i.InstanceId)
+				}
+			}
+			slices.Sort(got)
+			slices.Sort(tc.want)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{Filters: []types.Filter{{Name: aws.String("colour"), Values: []string{"red"}}}}); code(t, err) != "InvalidParameterValue" {
+		t.Errorf("a filter that there is not: %v", err)
+	}
+	w.faults.SetLag(time.Minute)
+	w.sleep(time.Minute)
+	d := *w.run(nil).InstanceId
+	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{d}}); code(t, err) != "InvalidInstanceID.NotFound" {
+		t.Errorf("what is new is seen at once: %v", err)
+	}
+	w.sleep(time.Minute)
+	w.describe(d)
+}
+
+func TestSpot(t *testing.T) {
+	w := newVMWorld(t, nil)
+	spot := func(in *sdk.RunInstancesInput) {
+		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeSpot}
+		in.TagSpecifications = []types.TagSpecification{{ResourceType: types.ResourceTypeSpotInstancesRequest, Tags: []types.Tag{{Key: aws.String("a"), Value: aws.String("b")}}}}
+	}
+	i := w.run(spot)
+	request := func() types.SpotInstanceRequest {
+		return must(w.client.DescribeSpotInstanceRequests(t.Context(), &sdk.DescribeSpotInstanceRequestsInput{SpotInstanceRequestIds: []string{*i.SpotInstanceRequestId}}))(t).SpotInstanceRequests[0]
+	}
+	if r := request(); i.InstanceLifecycle != types.InstanceLifecycleTypeSpot || r.State != types.SpotInstanceStateActive || *r.Tags[0].Key != "a" {
+		t.Errorf("a spot instance: %s, %+v", i.InstanceLifecycle, r)
+	}
+	if _, err := w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{InstanceIds: []string{*i.InstanceId}}); code(t, err) != "UnsupportedOperation" {
+		t.Errorf("stopping a one-time spot instance: %v", err)
+	}
+	if text, ok := w.service.Metadata(*i.InstanceId, "spot/instance-action"); ok {
+		t.Errorf("a notice before there is one: %s", text)
+	}
+	at := w.clock().Add(2 * time.Minute)
+	if !w.service.Interrupt(*i.InstanceId, at) {
+		t.Fatal("not interrupted")
+	}
+	want := `{"action":"terminate","time":"` + at.Format("2006-01-02T15:04:05Z") + `"}`
+	if text, _ := w.service.Metadata(*i.InstanceId, "spot/instance-action"); text != want {
+		t.Errorf("the notice: %s", text)
+	}
+	if text, _ := w.service.Metadata(*i.InstanceId, "spot/termination-time"); text != at.Format("2006-01-02T15:04:05Z") {
+		t.Errorf("the time: %s", text)
+	}
+	if r := request(); *r.Status.Code != "marked-for-termination" {
+		t.Errorf("the request: %s", *r.Status.Code)
+	}
+	w.sleep(2 * time.Minute)
+	w.describe(*i.InstanceId) // the first look sees the interruption, the next its end
+	got := w.describe(*i.InstanceId)
+	if got.State.Name != types.InstanceStateNameTerminated || *got.StateReason.Code != "Server.SpotInstanceTermination" || !strings.HasPrefix(*got.StateTransitionReason, "Service initiated") {
+		t.Errorf("after the interruption: %s %v", got.State.Name, got.StateReason)
+	}
+	if r := request(); r.State != types.SpotInstanceStateClosed || *r.Status.Code != "instance-terminated-no-capacity" {
+		t.Errorf("the request: %s %s", r.State, *r.Status.Code)
+	}
+	if w.service.Interrupt(*w.run(nil).InstanceId, at) {
+		t.Error("an on-demand instance was interrupted")
+	}
+}
+
+// machines records what is started.
+type machines struct {
+	mu      sync.Mutex
+	started []*machine
+	fail    error
+}
+
+type machine struct {
+	spec    MachineSpec
+	mu      sync.Mutex
+	stops   int
+	plugged map[string]NIC
+	stopped chan struct{}
+	hold    chan struct{} // Stop waits for it, when there is one
+}
+
+func (m *machines) Start(spec MachineSpec) (Machine, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fail != nil {
+		return nil, m.fail
+	}
+	one := &machine{spec: spec, plugged: map[string]NIC{}, stopped: make(chan struct{}, 8)}
+	m.started = append(m.started, one)
+	return one, nil
+}
+
+func (m *machine) Stop() {
+	if m.hold != nil {
+		<-m.hold
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stops++
+	m.stopped <- struct{}{}
+}
+
+func (m *machine) Plug(nic NIC) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.plugged[nic.MAC] = nic
+	return nil
+}
+
+func (m *machine) Unplug(mac string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.plugged, mac)
+	return nil
+}
+
+// eventually waits for a state: machines stop in the background.
+func (w *vmWorld) eventually(id string, want types.InstanceStateName) types.Instance {
+	w.Helper()
+	deadline := time.After(10 * time.Second)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		got := w.describe(id)
+		if got.State.Name == want {
+			return got
+		}
+		select {
+		case <-deadline:
+			w.Fatalf("%s is %s and not %s", id, got.State.Name, want)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestMachines(t *testing.T) {
+	real := &machines{}
+	w := newVMWorld(t, real)
+	id := *w.run(func(in *sdk.RunInstancesInput) {
+		in.UserData = encode("#!/bin/sh\necho hello\n")
+		in.MetadataOptions = &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired, HttpPutResponseHopLimit: aws.Int32(3)}
+	}).InstanceId
+	if len(real.started) != 1 {
+		t.Fatalf("%d machines", len(real.started))
+	}
+	m := real.started[0]
+	nic := *w.describe(id).NetworkInterfaces[0].MacAddress
+	if m.spec.ID != id || string(m.spec.Userdata) != "#!/bin/sh\necho hello\n" || m.spec.Image != w.amd || !m.spec.TokensRequired || m.spec.HopLimit != 3 || m.spec.Primary.MAC != nic {
+		t.Errorf("the machine: %+v", m.spec)
+	}
+	if got := m.spec.Primary.Addresses[0].String(); got != "10.0.1.4/16" {
+		t.Errorf("its address %s has not the prefix length of the VPC", got)
+	}
+	if text, ok := m.spec.Metadata("instance-id"); !ok || text != id {
+		t.Errorf("its metadata: %q", text)
+	}
+	w.eventually(id, types.InstanceStateNameRunning)
+
+	// A network interface comes and goes.
+	eni := must(w.client.CreateNetworkInterface(t.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA}))(t).NetworkInterface
+	attachment := must(w.client.AttachNetworkInterface(t.Context(), &sdk.AttachNetworkInterfaceInput{InstanceId: &id, NetworkInterfaceId: eni.NetworkInterfaceId, DeviceIndex: aws.Int32(1)}))(t)
+	if got, ok := m.plugged[*eni.MacAddress]; !ok || got.Index != 1 || got.VPC != w.vpc {
+		t.Errorf("plugged: %+v", m.plugged)
+	}
+	must(w.client.DetachNetworkInterface(t.Context(), &sdk.DetachNetworkInterfaceInput{AttachmentId: attachment.AttachmentId}))(t)
+	if len(m.plugged) != 0 {
+		t.Errorf("still plugged: %+v", m.plugged)
+	}
+
+	// Reboot: another machine in its place, the same instance.
+	must(w.client.RebootInstances(t.Context(), &sdk.RebootInstancesInput{InstanceIds: []string{id}}))(t)
+	<-m.stopped
+	for len(real.count()) < 2 {
+		w.describe(id)
+	}
+	second := real.count()[1]
+	m.spec.Exited() // what the old one says is not heard
+	if got := w.describe(id).State.Name; got != types.InstanceStateNameRunning {
+		t.Errorf("the machine of before the reboot ended, and the instance is %s", got)
+	}
+
+	// While the machine stops the instance is shutting down, and no longer.
+	second.hold = make(chan struct{})
+	w.terminate(id)
+	if got := w.describe(id).State.Name; got != types.InstanceStateNameShuttingDown {
+		t.Errorf("while the machine stops: %s", got)
+	}
+	close(second.hold)
+	w.eventually(id, types.InstanceStateNameTerminated)
+	if second.stops != 1 {
+		t.Errorf("stopped %d times", second.stops)
+	}
+}
+
+func (m *machines) count() []*machine {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.started)
+}
+
+func TestPowerOff(t *testing.T) {
+	real := &machines{}
+	w := newVMWorld(t, real)
+	stops := *w.run(nil).InstanceId
+	ends := *w.run(func(in *sdk.RunInstancesInput) {
+		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
+	}).InstanceId
+	w.describe(stops)
+	for _, m := range real.count() {
+		m.spec.Exited()
+	}
+	if got := w.eventually(stops, types.InstanceStateNameStopped); *got.StateReason.Code != "Client.InstanceInitiatedShutdown" {
+		t.Errorf("the reason: %s", *got.StateReason.Code)
+	}
+	w.eventually(ends, types.InstanceStateNameTerminated)
+	must(w.client.StartInstances(t.Context(), &sdk.StartInstancesInput{InstanceIds: []string{stops}}))(t)
+	if got := len(real.count()); got != 3 {
+		t.Errorf("%d machines after the start", got)
+	}
+	w.eventually(stops, types.InstanceStateNameRunning)
+	w.service.Kill(stops)
+	if got := w.describe(stops); got.State.Name != types.InstanceStateNameTerminated || real.count()[2].stops != 1 {
+		t.Errorf("killed: %s, stopped %d times", got.State.Name, real.count()[2].stops)
+	}
+}
+
+func TestMachineThatDoesNotStart(t *testing.T) {
+	w := newVMWorld(t, &machines{fail: errors.New("no namespaces")})
+	id := *w.run(nil).InstanceId
+	if got := w.eventually(id, types.InstanceStateNameTerminated); *got.StateReason.Code != "Server.InternalError" {
+		t.Errorf("the reason: %s", *got.StateReason.Code)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	w := newVMWorld(t, nil)
+	a, b := *w.run(nil).InstanceId, *w.run(nil).InstanceId
+	w.terminate(b)
+	w.service.Impair(a, true)
+	out := must(w.client.DescribeInstanceStatus(t.Context(), &sdk.DescribeInstanceStatusInput{}))(t).InstanceStatuses
+	if len(out) != 1 || *out[0].InstanceId != a || out[0].InstanceStatus.Status != types.SummaryStatusImpaired || out[0].SystemStatus.Status != types.SummaryStatusOk {
+		t.Errorf("statuses: %+v", out)
+	}
+	all := must(w.client.DescribeInstanceStatus(t.Context(), &sdk.DescribeInstanceStatusInput{IncludeAllInstances: aws.Bool(true)}))(t).InstanceStatuses
+	if len(all) != 2 {
+		t.Errorf("of all: %+v", all)
+	}
+}

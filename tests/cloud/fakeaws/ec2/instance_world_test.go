@@ -1,0 +1,175 @@
+package ec2
+
+import (
+	"encoding/base64"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	sdk "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/smithy-go"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
+)
+
+// asked is one permission that a call asked for.
+type asked struct {
+	action, resource string
+	context          policy.Context
+}
+
+// vmWorld is a region with a network, images, a clock of its own and a real SDK client in front.
+type vmWorld struct {
+	*testing.T
+	service *Service
+	client  *sdk.Client
+	faults  *fault.Set
+	lock    sync.Mutex
+
+	mu    sync.Mutex
+	now   time.Time
+	asked []asked
+	deny  func(asked) bool
+
+	vpc, subnetA, subnetB, group string
+	amd, arm                     string
+}
+
+func newVMWorld(t *testing.T, machines Machines) *vmWorld {
+	t.Helper()
+	w := &vmWorld{T: t, faults: &fault.Set{}, now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)}
+	w.service = New(Config{
+		Region: "us-west-2", Account: "123456789012", Zones: []string{"us-west-2a", "us-west-2b", "us-west-2c"}, Now: w.clock, Machines: machines, Lock: &w.lock, Faults: w.faults,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	server := httptest.NewServer(http.HandlerFunc(w.serve))
+	t.Cleanup(server.Close)
+	w.client = sdk.New(sdk.Options{
+		Region: "us-west-2", BaseEndpoint: &server.URL, Credentials: credentials.NewStaticCredentialsProvider("AKIA", "secret", ""), Retryer: aws.NopRetryer{},
+	})
+	vpc := must(w.client.CreateVpc(t.Context(), &sdk.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16"), AmazonProvidedIpv6CidrBlock: aws.Bool(true)}))(t)
+	w.vpc = *vpc.Vpc.VpcId
+	w.subnetA = w.addSubnet("10.0.1.0/24", "us-west-2a")
+	w.subnetB = w.addSubnet("10.0.2.0/24", "us-west-2b")
+	group := must(w.client.CreateSecurityGroup(t.Context(), &sdk.CreateSecurityGroupInput{GroupName: aws.String("nodes"), Description: aws.String("of nodes"), VpcId: &w.vpc}))(t)
+	w.group = *group.GroupId
+	w.amd = w.service.AddImage(AMI{Name: "agent-amd64-1", Arch: "x86_64", Created: w.now.Add(-time.Hour), Tags: map[string]string{"role": "agent"}})
+	w.arm = w.service.AddImage(AMI{Name: "agent-arm64-1", Arch: "arm64", Created: w.now.Add(-time.Hour), IMDSv2: true})
+	w.asked = nil
+	return w
+}
+
+func (w *vmWorld) addSubnet(block, zone string) string {
+	w.Helper()
+	return *must(w.client.CreateSubnet(w.Context(), &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: &block, AvailabilityZone: &zone}))(w.T).Subnet.SubnetId
+}
+
+func (w *vmWorld) clock() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now
+}
+
+func (w *vmWorld) sleep(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now = w.now.Add(d)
+}
+
+// serve does what the cloud does around a service, with permissions that the test decides about.
+func (w *vmWorld) serve(rw http.ResponseWriter, r *http.Request) {
+	body, err := wire.ReadBody(rw, r)
+	if err != nil {
+		wire.WriteError(rw, "ec2", "request", err)
+		return
+	}
+	c, err := wire.Parse("ec2", r, body)
+	if err != nil {
+		wire.WriteError(rw, "ec2", "request", err)
+		return
+	}
+	c.Region, c.Now, c.Principal = "us-west-2", w.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root", Account: "123456789012"}
+	c.Authorize = func(action, resource string, conditions policy.Context) error {
+		a := asked{action, resource, conditions}
+		w.asked = append(w.asked, a)
+		if w.deny != nil && w.deny(a) {
+			return wire.Errorf(http.StatusForbidden, "UnauthorizedOperation", "You are not authorized to perform this operation.")
+		}
+		return nil
+	}
+	handler := w.service.Operations()[c.Action]
+	if handler == nil {
+		wire.WriteError(rw, "ec2", c.RequestID, wire.Unknown(c))
+		return
+	}
+	w.lock.Lock()
+	answer, err := handler(c)
+	w.lock.Unlock()
+	var out []byte
+	if err == nil {
+		out, err = wire.Encode(c, answer)
+	}
+	if err != nil {
+		wire.WriteError(rw, "ec2", c.RequestID, err)
+		return
+	}
+	wire.Write(rw, c, out)
+}
+
+// must takes the result of a call that has to work.
+func must[V any](v V, err error) func(t *testing.T) V {
+	return func(t *testing.T) V {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// code is the AWS error code of a call's error, "" for none.
+func code(t *testing.T, err error) string {
+	t.Helper()
+	var api smithy.APIError
+	switch {
+	case err == nil:
+		return ""
+	case !errors.As(err, &api):
+		t.Fatalf("not an error of the API: %v", err)
+	}
+	return api.ErrorCode()
+}
+
+// input is a launch that works.
+func (w *vmWorld) input() *sdk.RunInstancesInput {
+	return &sdk.RunInstancesInput{
+		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, SubnetId: &w.subnetA, MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
+		SecurityGroupIds: []string{w.group},
+	}
+}
+
+func (w *vmWorld) run(change func(in *sdk.RunInstancesInput)) types.Instance {
+	w.Helper()
+	in := w.input()
+	if change != nil {
+		change(in)
+	}
+	return must(w.client.RunInstances(w.Context(), in))(w.T).Instances[0]
+}
+
+func (w *vmWorld) describe(id string) types.Instance {
+	w.Helper()
+	out := must(w.client.DescribeInstances(w.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{id}}))(w.T)
+	return out.Reservations[0].Instances[0]
+}
+
+func encode(text string) *string { return aws.String(base64.StdEncoding.EncodeToString([]byte(text))) }
