@@ -14,6 +14,9 @@ import (
 // sessionLength is how long a role's credentials are good when nobody asks for less: what an instance profile gives.
 const sessionLength = 6 * time.Hour
 
+// renewal is how long before the end of a session its instance is given the next one.
+const renewal = 15 * time.Minute
+
 // issued is a key and who has it.
 type issued struct {
 	auth.Key
@@ -22,12 +25,13 @@ type issued struct {
 
 // keyring holds all keys, by access key ID.
 type keyring struct {
-	root string // access key ID of the account itself
-	keys map[string]issued
+	root     string // access key ID of the account itself
+	keys     map[string]issued
+	profiles map[[2]string]sts.Credentials // the newest of each role and instance
 }
 
 func newKeyring() keyring {
-	k := keyring{root: "AKIA" + random(10), keys: map[string]issued{}}
+	k := keyring{root: "AKIA" + random(10), keys: map[string]issued{}, profiles: map[[2]string]sts.Credentials{}}
 	k.keys[k.root] = issued{
 		Key:       auth.Key{Secret: random(25)},
 		principal: wire.Principal{ARN: "arn:aws:iam::" + Account + ":root", Account: Account, UserID: Account},
@@ -66,6 +70,18 @@ func (c *Cloud) ExpireSessions(role string) {
 			c.keys.keys[id] = key
 		}
 	}
+}
+
+// profile is a session as an instance's metadata gives it: the same until it is soon over. The lock is held.
+// Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
+func (c *Cloud) profile(role, instance string) sts.Credentials {
+	name := [2]string{role, instance}
+	s := c.keys.profiles[name]
+	if c.keys.keys[s.Access].Expires.Sub(c.cfg.Now()) < renewal {
+		s = c.issue(role, instance, sessionLength)
+		c.keys.profiles[name] = s
+	}
+	return s
 }
 
 var instanceForm = regexp.MustCompile(`^i-[0-9a-f]+$`)

@@ -6,28 +6,41 @@
 package fakeaws
 
 import (
+	"context"
 	"log/slog"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/autoscaling"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/iam"
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/secretsmanager"
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ssm"
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/sts"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
 // Account is the account that all of it belongs to.
 const Account = "123456789012"
 
-// Config is what a Cloud is made of. The zero value is a cloud in us-west-2 whose instances are records, without S3.
+// Config is what a Cloud is made of. The zero value is a cloud in us-west-2 whose instances are records and whose targets are healthy, without S3.
 type Config struct {
 	Region string   // "": us-west-2
 	Zones  []string // nil: a, b and c of the region
 	Log    *slog.Logger
 	Now    func() time.Time // nil: time.Now
+
+	// Machines makes what runs instances; api is the cloud, as machines reach it. nil: instances are records. The caller closes what he made, after Close.
+	Machines func(api http.Handler) (ec2.Machines, error)
+	// S3 is the server behind the buckets. nil: there is no S3.
+	S3 *s3.Backend
+	// Probe answers the health checks of load balancers, one round each HealthEvery (0: a second). nil: instances that run are healthy.
+	Probe       elbv2.Probe
+	HealthEvery time.Duration
+	// ScalingEvery is how often Auto Scaling looks at its groups. 0: its own default.
+	ScalingEvery time.Duration
 }
 
 // Cloud is the whole. Its methods may be called concurrently, and never by a handler.
@@ -41,10 +54,17 @@ type Cloud struct {
 	streams  map[string]wire.Streamer           // by service
 	faults   fault.Set                          // has a lock of its own
 
-	iam *iam.Service
+	iam         *iam.Service
+	ec2         *ec2.Service
+	elb         *elbv2.Service
+	autoscaling *autoscaling.Service
+	s3          *s3.Service // nil: none
+
+	stop    context.CancelFunc
+	running sync.WaitGroup
 }
 
-// New makes a cloud with nothing in it.
+// New makes a cloud with nothing in it. It runs until Close.
 func New(cfg Config) (*Cloud, error) {
 	if cfg.Region == "" {
 		cfg.Region = "us-west-2"
@@ -58,27 +78,53 @@ func New(cfg Config) (*Cloud, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+	if cfg.HealthEvery == 0 {
+		cfg.HealthEvery = time.Second
+	}
 	c := &Cloud{cfg: cfg, handlers: map[string]map[string]wire.Handler{}, streams: map[string]wire.Streamer{}, keys: newKeyring()}
-	c.compose()
+	if err := c.compose(); err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	c.stop = stop
+	c.running.Go(func() { c.autoscaling.Run(ctx) })
+	if cfg.Probe != nil {
+		c.running.Go(func() { c.elb.Run(ctx, cfg.HealthEvery) })
+	}
 	return c, nil
 }
 
-// compose makes the services and connects them.
-func (c *Cloud) compose() {
-	c.iam = iam.New(Account)
-	c.add(c.iam)
-	c.add(sts.New(sts.Config{Role: c.iam.Role, Issue: c.issue}))
-	c.add(ssm.New(c.cfg.Region, Account))
-	c.add(secretsmanager.New(c.cfg.Region, Account, c.cfg.Now))
+// Close ends what runs by itself. It does not end instances: who made the machines does.
+func (c *Cloud) Close() error {
+	c.stop()
+	c.running.Wait()
+	if c.s3 != nil {
+		c.s3.Close()
+	}
+	return nil
 }
-
-func (c *Cloud) add(s wire.Service) { c.handlers[s.Name()] = s.Operations() }
 
 // Faults is where tests make calls fail.
 func (c *Cloud) Faults() *fault.Set { return &c.faults }
 
 // Region is the region's name.
 func (c *Cloud) Region() string { return c.cfg.Region }
+
+// EC2 is for its levers. Those that want the cloud's lock are called inside Locked.
+func (c *Cloud) EC2() *ec2.Service { return c.ec2 }
+
+// ELB is for its levers, as EC2.
+func (c *Cloud) ELB() *elbv2.Service { return c.elb }
+
+// AutoScaling is for its levers, as EC2.
+func (c *Cloud) AutoScaling() *autoscaling.Service { return c.autoscaling }
+
+// Locked runs f while nothing else happens in the cloud.
+func (c *Cloud) Locked(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+}
 
 // Calls are all calls so far, in the order in which they were done.
 func (c *Cloud) Calls() []Call {
@@ -98,6 +144,3 @@ func (c *Cloud) Operations() map[string][]string {
 	}
 	return out
 }
-
-// Close ends what runs.
-func (c *Cloud) Close() error { return nil }
