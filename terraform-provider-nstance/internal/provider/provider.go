@@ -11,15 +11,20 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/cluster"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/clusterinfo"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/configmerge"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/configvalidate"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/encryptionkey"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/group"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/grouphash"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/instanceid"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/jsoncdecode"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operator"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operatoridentity"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/operatornonce"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/secret"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/shard"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/shardstatus"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/userdata"
 )
 
@@ -48,7 +53,7 @@ func (p *Provider) Resources(context.Context) []func() resource.Resource {
 
 // DataSources implements provider.Provider.
 func (p *Provider) DataSources(context.Context) []func() datasource.DataSource {
-	return []func() datasource.DataSource{userdata.New}
+	return []func() datasource.DataSource{clusterinfo.New, shardstatus.New, userdata.New}
 }
 
 // EphemeralResources implements provider.ProviderWithEphemeralResources.
@@ -58,5 +63,5 @@ func (p *Provider) EphemeralResources(context.Context) []func() ephemeral.Epheme
 
 // Functions implements provider.ProviderWithFunctions.
 func (p *Provider) Functions(context.Context) []func() function.Function {
-	return []func() function.Function{configvalidate.New, instanceid.New}
+	return []func() function.Function{configvalidate.New, configmerge.New, jsoncdecode.New, grouphash.New, instanceid.New}
 }
