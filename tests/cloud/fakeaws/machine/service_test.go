@@ -17,16 +17,16 @@ StartLimitIntervalSec=0
 [Service]
 Type=notify
 NotifyAccess=main
-WatchdogSec=1s
+WatchdogSec=3s
 Restart=always
 RestartSec=100ms
-TimeoutStopSec=1s
+TimeoutStopSec=3s
 User=worker
 Group=worker
 SupplementaryGroups=other
 EnvironmentFile=/etc/daemon.env
 EnvironmentFile=-/etc/none.env
-Environment="A=overridden" "B=b c"
+Environment="A=overridden" "B=b c" GORACE=atexit_sleep_ms=0
 ExecStartPre=+/bin/sh -c 'echo "pre $(id -u)" >>/run/pre'
 ExecStart=/usr/local/bin/daemon one ${A} $A \
     "$$x" %n $NONE ${NONE}
@@ -78,7 +78,8 @@ func TestService(t *testing.T) {
 		t.Errorf("started, it is %q", got)
 	}
 	pid := w.property(id, "daemon", "MainPID")
-	out := w.run(id, "journalctl -u daemon -o cat")
+	w.eventually(id, "journalctl -u daemon | grep -c NoNewPrivs", "1") // which it says last, and may be on its way
+	out := w.run(id, "journalctl -u daemon -o cat") + "\n"
 	for _, want := range []string{
 		`args ["one" "first  'second word'" "first" "second word" "$x" "daemon.service" ""]`, "uid 4001 gid 4001 groups [4001 4002] umask 77",
 		"cwd / pid true", "B=b c", "STATE_DIRECTORY=/var/lib/thing", "CACHE_DIRECTORY=/var/cache/thing", "RUNTIME_DIRECTORY=/run/thing", "USER=worker",

@@ -190,6 +190,9 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
+// lastWords is how long init waits until all that a service wrote is in the journal.
+const lastWords = time.Second
+
 // invocation is one life of a service, from its first process to its last.
 type invocation struct {
 	service *service
@@ -202,6 +205,8 @@ type invocation struct {
 	mailbox     *mailbox
 	main        *process
 	sessions    map[int]bool
+	// outputs are closed when the output of a process was read to its end.
+	outputs []<-chan struct{}
 
 	result string
 	// extended moves the deadline of the state that the service is in.
@@ -250,6 +255,13 @@ func (i *invocation) execute() string {
 	}
 	i.control(i.def.StopPost, i.def.TimeoutStop)
 	i.kill(syscall.SIGKILL, i.def.TimeoutStop)
+	patience := time.After(lastWords)
+	for _, read := range i.outputs {
+		select {
+		case <-read:
+		case <-patience: // somebody else writes there too
+		}
+	}
 	return i.result
 }
 
@@ -699,9 +711,10 @@ func (i *invocation) run1(c unit.Command, main bool) (*process, error) {
 	if sp.Directory == "~" {
 		sp.Directory = i.account.home
 	}
-	p, _, err := i.service.m.launch(i.service.name, sp, i.def.StandardOutput == "null", i.def.StandardError == "null", nil)
+	p, read, err := i.service.m.launch(i.service.name, sp, i.def.StandardOutput == "null", i.def.StandardError == "null", nil)
 	if p != nil {
 		i.sessions[p.pid] = true
+		i.outputs = append(i.outputs, read)
 	}
 	return p, err
 }
