@@ -1,7 +1,6 @@
 # What all shards of a cluster share: the bucket, the key that seals secrets in it, and the CA.
 
 data "aws_caller_identity" "current" {}
-data "aws_partition" "current" {}
 data "aws_region" "current" {}
 
 locals {

@@ -3,6 +3,6 @@ terraform {
 
   required_providers {
     aws     = { source = "registry.terraform.io/hashicorp/aws", version = ">= 5.100" }
-    nstance = { source = "registry.terraform.io/nstance-kit/nstance" }
+    nstance = { source = "registry.terraform.io/nstance-kit/nstance", version = ">= 0.0.1" }
   }
 }

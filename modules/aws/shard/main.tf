@@ -5,7 +5,6 @@ data "aws_region" "current" {}
 locals {
   name = "${var.cluster.id}-${var.shard}"
   tags = merge({ "nstance:cluster" = var.cluster.id }, var.tags)
-  ipv4 = var.network.ip_family != "ipv6"
   ipv6 = var.network.ip_family != "ipv4"
 
   # The zone's subnets that the shard may use, by role.

@@ -7,9 +7,6 @@ mock_provider "aws" {
   mock_data "aws_region" {
     defaults = { id = "us-west-2" }
   }
-  mock_data "aws_partition" {
-    defaults = { partition = "aws" }
-  }
 }
 
 mock_provider "nstance" {}

@@ -1,0 +1,70 @@
+#!/bin/sh
+# Check the Terraform modules and their examples: format, tflint, validation by every CLI there is, and the modules' own tests, each by one CLI.
+#
+#   scripts/modules.sh [MODULE...]    such as aws/network; all of them by default
+#
+# Nothing here needs a cloud: providers are mocked. The real hashicorp/aws still checks every argument; scripts/tf-env.sh says where it comes from.
+set -eu
+cd "$(dirname -- "$0")/.."
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+
+tofu=$(scripts/tool.sh tofu)
+tflint=$(scripts/tool.sh tflint)
+terraform=$(command -v terraform) || {
+	echo "modules.sh: terraform is not on PATH: only tofu is tested with"
+	terraform=$tofu
+}
+
+CGO_ENABLED=0 go build -o "$work/bin/terraform-provider-nstance" ./terraform-provider-nstance
+TF_CLI_CONFIG_FILE=$(scripts/tf-env.sh --mirror "$work/bin/terraform-provider-nstance" "$work/terraform.rc")
+export TF_CLI_CONFIG_FILE TF_IN_AUTOMATION=1
+
+# What init leaves behind stays out of the tree.
+mkdir -p "$work/examples"
+cp -R modules "$work/"
+cp -R examples/aws "$work/examples/"
+find "$work/modules" "$work/examples" -name '.terraform*' -prune -exec rm -rf {} +
+
+prepare() { # CLI DIRECTORY
+	"$1" -chdir="$2" init -backend=false -input=false -no-color >"$work/init.log" 2>&1 || {
+		cat "$work/init.log" >&2
+		return 1
+	}
+}
+
+all=
+[ $# -gt 0 ] || all=yes
+[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard
+
+if [ -n "$all" ]; then
+	echo "-- format"
+	"$tofu" fmt -check -diff -recursive modules
+	"$tofu" fmt -check -diff -recursive examples
+	for dir in modules/*/* examples/aws/*; do
+		echo "-- tflint $dir"
+		"$tflint" --config="$PWD/.tflint.hcl" --chdir="$dir"
+	done
+	for dir in "$work"/examples/aws/*; do
+		for cli in "$tofu" "$terraform"; do
+			echo "-- $(basename "$cli") validate examples/aws/$(basename "$dir")"
+			prepare "$cli" "$dir"
+			"$cli" -chdir="$dir" validate -no-color
+			rm -rf "$dir/.terraform" "$dir/.terraform.lock.hcl"
+			[ "$tofu" != "$terraform" ] || break
+		done
+	done
+fi
+
+for module; do
+	# Terraform's mocks know no ephemeral resources, which the module cluster has.
+	case $module in
+	*/cluster | */account) cli=$tofu ;;
+	*) cli=$terraform ;;
+	esac
+	echo "-- $(basename "$cli") test modules/$module"
+	prepare "$cli" "$work/modules/$module"
+	"$cli" -chdir="$work/modules/$module" test -no-color
+done
