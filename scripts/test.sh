@@ -12,7 +12,7 @@ trap 'exit 1' HUP INT TERM
 
 # Building the tools is not part of any step's time.
 step_tools() {
-	for name in buf protoc-gen-go versitygw golangci-lint tofu packer; do
+	for name in buf protoc-gen-go versitygw golangci-lint tofu packer tflint; do
 		scripts/tool.sh "$name"
 	done
 }
@@ -76,6 +76,11 @@ acceptance() {
 	go test ./terraform-provider-nstance/... -run '^TestAcc' -count=1 -timeout 10m
 }
 
+# The Terraform modules, with mocked providers.
+step_modules() {
+	scripts/modules.sh
+}
+
 step_demo() {
 	scripts/demo.sh
 }
@@ -111,7 +116,7 @@ run() {
 }
 
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance images demo kill9
+[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance modules images demo kill9
 for step; do
 	run "$step"
 done
