@@ -85,7 +85,9 @@ func TestRole(t *testing.T) {
 	}
 	fails(c.GetRole(ctx, &sdk.GetRoleInput{RoleName: str("other")}))(t, "NoSuchEntity")
 
-	must(c.UpdateRole(ctx, &sdk.UpdateRoleInput{RoleName: str("server"), Description: str("new"), MaxSessionDuration: aws.Int32(7200)}))(t)
+	must(c.UpdateRoleDescription(ctx, &sdk.UpdateRoleDescriptionInput{RoleName: str("server"), Description: str("newer")}))(t)
+	must(c.UpdateRole(ctx, &sdk.UpdateRoleInput{RoleName: str("server"), Description: str("new")}))(t)
+	must(c.UpdateRole(ctx, &sdk.UpdateRoleInput{RoleName: str("server"), MaxSessionDuration: aws.Int32(7200)}))(t)
 	fails(c.UpdateRole(ctx, &sdk.UpdateRoleInput{RoleName: str("server"), MaxSessionDuration: aws.Int32(60)}))(t, "ValidationError")
 	named := strings.Replace(trust, `"Service":"ec2.amazonaws.com"`, `"AWS":"arn:aws:iam::123456789012:role/nstance/server"`, 1)
 	must(c.UpdateAssumeRolePolicy(ctx, &sdk.UpdateAssumeRolePolicyInput{RoleName: str("server"), PolicyDocument: str(named)}))(t)

@@ -216,7 +216,7 @@ func (s *Service) updateRole(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	description, maxSession := "", r.maxSession // AWS: a description that is not given is removed
+	description, maxSession := r.description, r.maxSession
 	if in.Description != nil {
 		description = *in.Description
 	}

@@ -1,6 +1,7 @@
 package ssm
 
 import (
+	"cmp"
 	"maps"
 	"regexp"
 	"strconv"
@@ -44,9 +45,10 @@ func checkName(name string) error {
 }
 
 type putInput struct {
-	Name, Value, Type, Tier, Description, KeyId, AllowedPattern, DataType, Policies string
-	Overwrite                                                                       bool
-	Tags                                                                            []tag
+	Name, Value, Type, Tier, KeyId, DataType, Policies string
+	Description, AllowedPattern                        *string
+	Overwrite                                          bool
+	Tags                                               []tag
 }
 
 func (s *Service) putParameter(c *wire.Call) (any, error) {
@@ -112,25 +114,25 @@ func (in *putInput) next(old *parameter) (*parameter, error) {
 	return p, p.tag(in.Tags)
 }
 
-// describe takes over what goes with every version: a new one without a description has none.
+// describe takes over what the new version is to have; what is not given stays as it was.
 func (in *putInput) describe(p *parameter) error {
-	p.description, p.allowedPattern = in.Description, in.AllowedPattern
+	if in.Description != nil {
+		p.description = *in.Description
+	}
+	if in.AllowedPattern != nil {
+		p.allowedPattern = *in.AllowedPattern
+	}
 	if p.kind == secure {
-		p.keyID = in.KeyId
-		if p.keyID == "" {
-			p.keyID = "alias/aws/ssm"
-		}
+		p.keyID = cmp.Or(in.KeyId, p.keyID, "alias/aws/ssm")
 	} else if in.KeyId != "" {
 		return fail("ValidationException", "KeyId is only for parameters of the type SecureString")
 	}
-	if in.AllowedPattern != "" {
-		pattern, err := regexp.Compile(in.AllowedPattern)
-		if err != nil {
-			return fail("InvalidAllowedPatternException", "The pattern is not a regular expression: %v", err)
-		}
-		if !pattern.MatchString(in.Value) {
-			return fail("ParameterPatternMismatchException", "Parameter value, cannot be validated against allowedPattern: %s", in.AllowedPattern)
-		}
+	pattern, err := regexp.Compile(p.allowedPattern)
+	if err != nil {
+		return fail("InvalidAllowedPatternException", "The pattern is not a regular expression: %v", err)
+	}
+	if !pattern.MatchString(in.Value) {
+		return fail("ParameterPatternMismatchException", "Parameter value, cannot be validated against allowedPattern: %s", p.allowedPattern)
 	}
 	return in.setTier(p)
 }

@@ -58,7 +58,7 @@ func TestVersions(t *testing.T) {
 	fails(c.PutParameter(ctx, put))(t, "ParameterAlreadyExists")
 	put.Overwrite = aws.Bool(true)
 	fails(c.PutParameter(ctx, put))(t, "ValidationException") // tags
-	put.Tags, put.Value = nil, str("two")
+	put.Tags, put.Value, put.Description = nil, str("two"), nil
 	if out := must(c.PutParameter(ctx, put))(t); out.Version != 2 {
 		t.Errorf("put %+v", out)
 	}
