@@ -3,8 +3,8 @@ package s3
 import (
 	"bufio"
 	"bytes"
-	"crypto/md5"  //nolint:gosec // what the protocol says
-	"crypto/sha1" //nolint:gosec // what the protocol says
+	"crypto/md5"
+	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"

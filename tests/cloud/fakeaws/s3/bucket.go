@@ -158,7 +158,7 @@ func deleteBucket(q *request) error {
 		return wire.Errorf(http.StatusConflict, "BucketNotEmpty", "The bucket you tried to delete is not empty. You must delete all versions in the bucket.")
 	}
 	if status != "" {
-		if _, err := q.do(http.MethodDelete, archive(q.bucket), nil, nil, http.StatusNoContent, http.StatusNotFound); err != nil {
+		if err := q.do(http.MethodDelete, archive(q.bucket), nil, nil, http.StatusNoContent, http.StatusNotFound); err != nil {
 			return err
 		}
 	}

@@ -152,16 +152,7 @@ func write(q *request) error {
 	if err != nil {
 		return err
 	}
-	send := func() (*http.Response, error) { return q.forward(body) }
-	var answer *http.Response
-	switch q.op.name {
-	case "PutObject":
-		answer, err = q.publish(int64(len(body)), send)
-	case "CopyObject", "CompleteMultipartUpload":
-		answer, err = q.publish(-1, send)
-	default:
-		answer, err = send()
-	}
+	answer, err := q.make(body)
 	if err != nil {
 		return err
 	}
@@ -169,6 +160,18 @@ func write(q *request) error {
 		q.encrypted(answer.Header)
 	}
 	return q.reply(answer)
+}
+
+// make has the server make the object or the part.
+func (q *request) make(body []byte) (*http.Response, error) {
+	send := func() (*http.Response, error) { return q.forward(body) }
+	switch q.op.name {
+	case "PutObject":
+		return q.publish(int64(len(body)), send)
+	case "CopyObject", "CompleteMultipartUpload":
+		return q.publish(-1, send)
+	}
+	return send()
 }
 
 // checkNew refuses what a new object cannot have here.
@@ -249,7 +252,7 @@ func (b *bucket) find(s *Service, key, id string) (string, error) {
 	defer s.mu.Unlock()
 	all := b.versions[key]
 	i := slices.IndexFunc(all, func(v *version) bool { return v.id == id })
-	newest := "/" + (&url.URL{Path: b.name + "/" + key}).EscapedPath()
+	newest := "/" + b.name + "/" + escape(key)
 	switch {
 	case i < 0 && (id != nullID || b.status() != ""):
 		return "", wire.Errorf(http.StatusNotFound, "NoSuchVersion", "The specified version does not exist.")
@@ -353,7 +356,7 @@ func (q *request) deleteOne(object deletionObject) (deletionSuccess, *deletionEr
 	if !q.may(action, "arn:aws:s3:::"+q.bucket+"/"+object.Key) {
 		return deletionSuccess{}, failed
 	}
-	path := (&url.URL{Path: object.Key}).EscapedPath()
+	path := escape(object.Key)
 	header := http.Header{}
 	if object.ETag != nil {
 		header.Set("If-Match", *object.ETag)

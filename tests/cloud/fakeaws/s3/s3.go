@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/smithy-go/encoding/httpbinding"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
@@ -90,7 +91,7 @@ type request struct {
 	w           http.ResponseWriter
 	op          operation
 	bucket, key string
-	path        string // of the key, escaped as it was sent
+	path        string // of the key, escaped
 	query       url.Values
 	config      *bucket // nil for operations that need no bucket
 }
@@ -101,13 +102,11 @@ func (s *Service) parse(r *http.Request) (*request, error) {
 	if err != nil {
 		return nil, wire.Errorf(http.StatusBadRequest, "InvalidURI", "Couldn't parse the specified URI")
 	}
-	q := &request{s: s, query: query, path: strings.TrimPrefix(r.URL.EscapedPath(), "/")}
+	q := &request{s: s, query: query, key: strings.TrimPrefix(r.URL.Path, "/")}
 	if q.bucket = s.hostBucket(r.Host); q.bucket == "" {
-		q.bucket, q.path, _ = strings.Cut(q.path, "/")
+		q.bucket, q.key, _ = strings.Cut(q.key, "/")
 	}
-	if q.key, err = url.PathUnescape(q.path); err != nil {
-		return nil, wire.Errorf(http.StatusBadRequest, "InvalidURI", "Couldn't parse the specified URI")
-	}
+	q.path = escape(q.key)
 	for name := range query { // a presigned request's own
 		if strings.HasPrefix(name, "X-Amz-") || name == "x-id" {
 			query.Del(name)
@@ -116,6 +115,9 @@ func (s *Service) parse(r *http.Request) (*request, error) {
 	q.op, err = find(r, q)
 	return q, err
 }
+
+// escape writes a key as the path of a URL, in the way that signatures want it.
+func escape(key string) string { return httpbinding.EscapePath(key, false) }
 
 // hostBucket is the bucket in front of the service's host name, "" for requests in path style.
 // Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/VirtualHosting.html

@@ -33,7 +33,7 @@ func Start(ctx context.Context, dir, binary string) (b Backend, stop func() stri
 	socket := filepath.Join(run, "socket")
 	b = Backend{URL: "unix://" + socket, Access: "root", Secret: rand.Text()}
 	// Without --disableotmp version 1.8.0 lists its own temporary files while objects are replaced.
-	server := exec.Command(binary, "--quiet", "--keep-alive", "--port", socket, "posix", "--disableotmp", data)
+	server := exec.CommandContext(context.WithoutCancel(ctx), binary, "--quiet", "--keep-alive", "--port", socket, "posix", "--disableotmp", data)
 	server.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+b.Access, "ROOT_SECRET_ACCESS_KEY="+b.Secret) // ps tells arguments
 	var said bytes.Buffer
 	server.Stdout, server.Stderr = &said, &said

@@ -102,21 +102,20 @@ func (s *Service) newest(b *bucket, key string) *version {
 }
 
 // do sends a request that is not the caller's, and wants one of the answers.
-func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) (*http.Response, error) {
+func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) error {
 	answer, err := q.send(method, path, query, header, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	drop(answer)
 	if !slices.Contains(wanted, answer.StatusCode) {
-		return nil, fmt.Errorf("%s %s of the server: status %d", method, path, answer.StatusCode)
+		return fmt.Errorf("%s %s of the server: status %d", method, path, answer.StatusCode)
 	}
-	return answer, nil
+	return nil
 }
 
 func (q *request) copy(from, to string) error {
-	_, err := q.do(http.MethodPut, to, nil, http.Header{"X-Amz-Copy-Source": {"/" + from}}, http.StatusOK)
-	return err
+	return q.do(http.MethodPut, to, nil, http.Header{"X-Amz-Copy-Source": {"/" + from}}, http.StatusOK)
 }
 
 // putAside copies the newest version to where older ones are.
@@ -130,7 +129,7 @@ func (q *request) forget(v *version) error {
 	if v.aside == "" {
 		return nil
 	}
-	_, err := q.do(http.MethodDelete, v.aside, nil, nil, http.StatusNoContent)
+	err := q.do(http.MethodDelete, v.aside, nil, nil, http.StatusNoContent)
 	v.aside = ""
 	return err
 }
@@ -152,11 +151,12 @@ func (q *request) publish(size int64, send func() (*http.Response, error)) (*htt
 		v.id = rand.Text()
 	}
 	if size < 0 {
-		head, err := q.do(http.MethodHead, q.bucket+"/"+q.path, nil, nil, http.StatusOK)
+		head, err := q.send(http.MethodHead, q.bucket+"/"+q.path, nil, nil, nil)
 		if err != nil {
 			drop(answer)
 			return nil, err
 		}
+		drop(head)
 		v.etag, v.size = head.Header.Get("Etag"), head.ContentLength
 	}
 	if err := q.add(q.key, v); err != nil {
@@ -232,7 +232,7 @@ func (q *request) remove(key, path, id string, send func() (*http.Response, erro
 	defer unlock()
 	switch {
 	case status == "" && (id == "" || id == nullID):
-		answer, err := send()
+		answer, err := send() //nolint:bodyclose // refusal drops it or hands it on
 		return refusal(answer, deleted{}), err
 	case status == "":
 		return deleted{id: id}, nil // "deleting a version that does not exist" is a success
@@ -284,7 +284,7 @@ func (q *request) removeVersion(key, path, id string) (deleted, error) {
 			err = q.forget(before)
 		}
 	case !v.marker:
-		_, err = q.do(http.MethodDelete, q.bucket+"/"+path, nil, nil, http.StatusNoContent)
+		err = q.do(http.MethodDelete, q.bucket+"/"+path, nil, nil, http.StatusNoContent)
 	}
 	if err != nil {
 		return deleted{}, err

@@ -17,7 +17,7 @@ import (
 
 // index lists what a bucket has when it begins to keep versions. The caller holds the locks of all objects.
 func (q *request) index() error {
-	if _, err := q.do(http.MethodPut, archive(q.bucket), nil, nil, http.StatusOK); err != nil {
+	if err := q.do(http.MethodPut, archive(q.bucket), nil, nil, http.StatusOK); err != nil {
 		return err
 	}
 	versions, err := q.objects("")

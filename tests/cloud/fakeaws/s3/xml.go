@@ -2,8 +2,6 @@ package s3
 
 import (
 	"bytes"
-	"crypto/md5" //nolint:gosec // what the protocol says
-	"encoding/base64"
 	"encoding/xml"
 	"errors"
 	"io"
@@ -95,11 +93,6 @@ func (q *request) tell(document any) error {
 	q.w.Header().Set("Content-Type", "application/xml")
 	_, _ = q.w.Write(append([]byte(xml.Header), out...)) // a client that went away needs no answer
 	return nil
-}
-
-func sumOf(body []byte) string {
-	sum := md5.Sum(body) //nolint:gosec // what the protocol says
-	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
 // checksumHeaders are the names of headers that can tell a digest of the body.
