@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/autoscaling"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
@@ -108,6 +109,12 @@ func (n network) CreateInterface(i elbv2.Interface) (string, error) {
 		return "", err
 	}
 	return made.ID(), nil
+}
+
+func (n network) SetInterfaceGroups(id string, groups []string) {
+	if i, ok := n.Service.Interface(id); ok {
+		i.Groups = slices.Clone(groups)
+	}
 }
 
 // targets are target groups as Auto Scaling sees them.

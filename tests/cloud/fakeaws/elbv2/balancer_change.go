@@ -88,6 +88,9 @@ func (s *Service) setSecurityGroups(c *wire.Call) (any, error) {
 		b.inbound = v
 	}
 	b.securityGroup = in.SecurityGroups
+	for _, z := range b.zones {
+		s.cfg.Network.SetInterfaceGroups(z.eni, b.securityGroup)
+	}
 	return struct {
 		SecurityGroupIds []string `xml:"SecurityGroupIds>member"`
 		Inbound          string   `xml:"EnforceSecurityGroupInboundRulesOnPrivateLinkTraffic,omitempty"`

@@ -122,6 +122,11 @@ func TestSecurityGroupsAndAddresses(t *testing.T) {
 		t.Errorf("created: %+v", lb)
 	}
 	must(w.SetSecurityGroups(ctx, &elb.SetSecurityGroupsInput{LoadBalancerArn: lb.LoadBalancerArn, SecurityGroups: []string{"sg-2"}}))(t)
+	for id, i := range w.network.interfaces {
+		if !slices.Equal(i.Groups, []string{"sg-2"}) {
+			t.Errorf("%s is in %v", id, i.Groups)
+		}
+	}
 	must(w.SetIpAddressType(ctx, &elb.SetIpAddressTypeInput{LoadBalancerArn: lb.LoadBalancerArn, IpAddressType: types.IpAddressTypeIpv4}))(t)
 	lb = must(w.DescribeLoadBalancers(ctx, &elb.DescribeLoadBalancersInput{}))(t).LoadBalancers[0]
 	if !slices.Equal(lb.SecurityGroups, []string{"sg-2"}) || lb.IpAddressType != types.IpAddressTypeIpv4 {

@@ -12,6 +12,8 @@ type Network interface {
 	Instance(id string) (Instance, bool)
 	// CreateInterface makes a load balancer's network interface in a subnet; the address is the subnet's choice when none is asked for.
 	CreateInterface(Interface) (id string, err error)
+	// SetInterfaceGroups changes the security groups of one, which were checked.
+	SetInterfaceGroups(id string, groups []string)
 	DeleteInterface(id string)
 }
 

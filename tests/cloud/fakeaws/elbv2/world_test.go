@@ -59,6 +59,12 @@ func (n *network) CreateInterface(i elbv2.Interface) (string, error) {
 	return id, nil
 }
 
+func (n *network) SetInterfaceGroups(id string, groups []string) {
+	i := n.interfaces[id]
+	i.Groups = groups
+	n.interfaces[id] = i
+}
+
 func (n *network) DeleteInterface(id string) { delete(n.interfaces, id) }
 
 type asked struct {
