@@ -15,7 +15,8 @@ import (
 type attempts struct {
 	mu        sync.Mutex
 	sent      int
-	ambiguous bool
+	turned    int  // away, for too many calls
+	ambiguous bool // one may have done something although it failed
 }
 
 type attemptsKey struct{}
@@ -31,14 +32,15 @@ func attemptsOf(ctx context.Context) *attempts {
 	return a
 }
 
-// result returns how many attempts were sent, and whether one of them may have done something although it failed.
-func (a *attempts) result() (sent int, ambiguous bool) {
+// result returns how many attempts were sent, how many of these were turned away for too many calls, and whether one may have done something although
+// it failed.
+func (a *attempts) result() (sent, turned int, ambiguous bool) {
 	if a == nil {
-		return 0, false
+		return 0, 0, false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.sent, a.ambiguous
+	return a.sent, a.turned, a.ambiguous
 }
 
 func (a *attempts) send() {
@@ -46,6 +48,14 @@ func (a *attempts) send() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.sent++
+	}
+}
+
+func (a *attempts) turnAway() {
+	if a != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.turned++
 	}
 }
 
@@ -65,15 +75,16 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 			middleware.FinalizeOutput, middleware.Metadata, error,
 		) {
 			tries := attemptsOf(ctx)
-			before, _ := tries.result()
+			before, _, _ := tries.result()
 			out, metadata, err := next.HandleFinalize(ctx, in)
 			if err == nil {
 				return out, metadata, nil
 			}
-			after, _ := tries.result()
+			after, _, _ := tries.result()
 			code := codeOf(err)
 			switch class := classOf(code, statusOf(err)); {
 			case class == infra.Throttled:
+				tries.turnAway()
 				throttled(awsmiddleware.GetOperationName(ctx))
 			case after > before && (code == "" || class == infra.Indeterminate):
 				tries.doubt()

@@ -103,7 +103,7 @@ func Open(cfg sdk.Config, shard *config.Shard, log *slog.Logger) (*Provider, err
 	if err != nil {
 		return nil, err
 	}
-	return New(Config{Zone: shard.Server.Provider.Zone, Network: network, Log: log, EC2: newByRate(cfg), ELB: elbv2.NewFromConfig(cfg)})
+	return New(Config{Zone: shard.Server.Provider.Zone, Network: network, Log: log, EC2: NewEC2(cfg), ELB: elbv2.NewFromConfig(cfg)})
 }
 
 func networkOf(shard *config.Shard) (Network, error) {

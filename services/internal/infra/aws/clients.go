@@ -14,6 +14,7 @@ import (
 	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
+	"github.com/aws/smithy-go/logging"
 	"github.com/aws/smithy-go/middleware"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -85,7 +86,7 @@ func SDK(ctx context.Context, provider config.Provider, throttled func(call stri
 			t.MaxIdleConnsPerHost, t.MaxIdleConns = connections, 2*connections
 			t.ResponseHeaderTimeout = answerTimeout
 		})
-	load := []func(*awsconfig.LoadOptions) error{awsconfig.WithHTTPClient(client), awsconfig.WithRetryer(retryer), awsconfig.WithRegion(provider.Region),
+	load := []func(*awsconfig.LoadOptions) error{awsconfig.WithHTTPClient(client), awsconfig.WithLogger(logging.Nop{}), awsconfig.WithRetryer(retryer), awsconfig.WithRegion(provider.Region),
 		awsconfig.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)})}
 	if profile := provider.Options[optionProfile]; profile != "" {
 		load = append(load, awsconfig.WithSharedConfigProfile(profile))
@@ -126,7 +127,8 @@ type byRate struct {
 	changing    *ec2.Client
 }
 
-func newByRate(cfg sdk.Config) byRate {
+// NewEC2 makes the provider's clients of EC2. Nothing is sent.
+func NewEC2(cfg sdk.Config) EC2 {
 	return byRate{Client: ec2.NewFromConfig(cfg), creating: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg)}
 }
 

@@ -198,12 +198,15 @@ func classify(what, call string, tries *attempts, err error) error {
 	}
 	cause := plain(call, err)
 	class := classOf(cause.code, statusOf(err))
-	sent, ambiguous := tries.result()
+	sent, turned, ambiguous := tries.result()
 	held, heldBack := errors.AsType[*limitedError](err)
+	if heldBack {
+		cause.message = held.Error()
+	}
 	switch {
-	case heldBack && !ambiguous:
+	case sent == turned && (heldBack || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
 		// Whatever was sent was turned away, and the time was spent on waiting for the next attempt. Not by Wrap: that would see the deadline.
-		return &infra.Error{Class: infra.Throttled, Op: what, Err: &awsError{call: call, message: held.Error(), err: err}}
+		return &infra.Error{Class: infra.Throttled, Op: what, Err: cause}
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		class = infra.Indeterminate
 	case cause.code == "" && sent == 0:

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -90,18 +89,6 @@ func TestUnknownCodesGoByStatus(t *testing.T) {
 	}
 }
 
-// TestMain keeps the machine's own AWS settings out of the tests.
-func TestMain(m *testing.M) {
-	for _, entry := range os.Environ() {
-		if name, _, _ := strings.Cut(entry, "="); strings.HasPrefix(name, "AWS_") {
-			os.Unsetenv(name)
-		}
-	}
-	os.Setenv("AWS_CONFIG_FILE", os.DevNull)
-	os.Setenv("AWS_SHARED_CREDENTIALS_FILE", os.DevNull)
-	os.Exit(m.Run())
-}
-
 // scripted is an endpoint that gives one answer after the other; the last one stays.
 type scripted struct {
 	url   string
@@ -149,7 +136,7 @@ func against(t *testing.T, url string, throttled func(string)) *Provider {
 	}
 	cfg.BaseEndpoint = &url
 	cfg.Credentials = credentials.NewStaticCredentialsProvider("a", "s", "")
-	p, err := New(Config{Zone: "zone-a", EC2: newByRate(cfg)})
+	p, err := New(Config{Zone: "zone-a", EC2: NewEC2(cfg)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +224,7 @@ func TestHeldBackIsThrottled(t *testing.T) {
 	t.Parallel()
 	s := script(t, failure(503, "RequestLimitExceeded", "slow"))
 	p := against(t, s.url, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	seen := map[infra.Class]int{}
 	held := 0
@@ -255,7 +242,7 @@ func TestHeldBackIsThrottled(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if seen[infra.Throttled] == 0 || held == 0 || seen[infra.Throttled] < held {
+	if seen[infra.Throttled] < 20 || held == 0 || seen[infra.Throttled] < held {
 		t.Errorf("classes %v, %d held back", seen, held)
 	}
 }
@@ -272,7 +259,7 @@ func TestNoCredentialsIsDenied(t *testing.T) {
 	cfg.Credentials = sdk.CredentialsProviderFunc(func(context.Context) (sdk.Credentials, error) {
 		return sdk.Credentials{}, errors.New("no role found")
 	})
-	p.cfg.EC2 = newByRate(cfg)
+	p.cfg.EC2 = NewEC2(cfg)
 	_, err = p.Create(t.Context(), request())
 	if infra.ClassOf(err) != infra.Denied || !strings.Contains(fmt.Sprint(err), "no role found") || s.calls.Load() != 0 {
 		t.Errorf("error %v of class %q after %d calls", err, infra.ClassOf(err), s.calls.Load())
