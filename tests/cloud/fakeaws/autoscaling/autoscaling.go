@@ -93,6 +93,12 @@ func (s *Service) Operations() map[string]wire.Handler {
 	maps.Copy(all, s.hookOperations())
 	maps.Copy(all, s.refreshOperations())
 	maps.Copy(all, s.trafficOperations())
+	for action, handler := range all {
+		all[action] = func(c *wire.Call) (any, error) {
+			s.reconcile() // what is due has happened
+			return handler(c)
+		}
+	}
 	return all
 }
 

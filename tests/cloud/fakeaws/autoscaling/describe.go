@@ -105,7 +105,6 @@ func (s *Service) describeGroups(c *wire.Call) (any, error) {
 	if err := allowAny(c); err != nil {
 		return nil, err
 	}
-	s.reconcile()
 	var found []*group
 	for _, g := range s.sorted() {
 		match, err := g.passes(in.Filters)
@@ -145,7 +144,6 @@ func (s *Service) describeActivities(c *wire.Call) (any, error) {
 	if err := allowAny(c); err != nil {
 		return nil, err
 	}
-	s.reconcile()
 	if in.AutoScalingGroupName != "" && !in.IncludeDeletedGroups {
 		if _, err := s.group(in.AutoScalingGroupName); err != nil {
 			return nil, err

@@ -138,7 +138,6 @@ func (s *Service) describeInstances(c *wire.Call) (any, error) {
 	if err := allowAny(c); err != nil {
 		return nil, err
 	}
-	s.reconcile()
 	var all []memberXML
 	for _, g := range s.sorted() {
 		for _, m := range g.members {

@@ -149,7 +149,7 @@ func (s *Service) rebalance(g *group) {
 	if !value(g.CapacityRebalance) {
 		return
 	}
-	for _, m := range g.members {
+	for _, m := range slices.Clone(g.members) {
 		view, known := s.cfg.EC2.Instance(m.id)
 		if !known || m.state != inService || view.Rebalance.IsZero() {
 			continue

@@ -236,7 +236,6 @@ func (s *Service) describeRefreshes(c *wire.Call) (any, error) {
 	if err := allowAny(c); err != nil {
 		return nil, err
 	}
-	s.reconcile()
 	g, err := s.group(in.AutoScalingGroupName)
 	if err != nil {
 		return nil, err
