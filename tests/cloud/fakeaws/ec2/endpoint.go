@@ -310,7 +310,6 @@ func (s *Service) addSubnets(e *endpoint, ids []string, wanted []endpointSubnet)
 			}
 			return err
 		}
-		s.hold(i)
 		e.interfaces[id] = i.id
 		made = append(made, id)
 	}

@@ -144,7 +144,6 @@ func (s *Service) newNAT(in natInput) (*natGateway, error) {
 	}
 	g := &natGateway{entity: s.entity("nat"), vpc: n.vpc, subnet: n.id, private: private, iface: i.id}
 	i.Description = "Interface for NAT Gateway " + g.id
-	s.hold(i)
 	for at, a := range elastic {
 		a.associate(i, i.IPv4[at], g.id)
 	}

@@ -109,6 +109,9 @@ func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	i.MAC = s.newMAC()
 	s.interfaces[i.id] = i
 	s.SetTags(i.id, spec.Tags)
+	if i.Requester != "" {
+		i.Attachment = &Attachment{ID: newID("ela-attach"), Index: 1, At: s.now(), due: s.now()} // in use by its service from the beginning
+	}
 	return i, nil
 }
 
@@ -206,11 +209,6 @@ func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTer
 	i.Attachment = &Attachment{
 		ID: newID("eni-attach"), Instance: instanceID, Index: index, At: now, DeleteOnTermination: deleteOnTermination, due: now.Add(takes),
 	}
-}
-
-// hold marks an interface as one that a service uses.
-func (s *Service) hold(i *Interface) {
-	i.Attachment = &Attachment{ID: newID("ela-attach"), Index: 1, At: s.now(), due: s.now()}
 }
 
 // detachAll ends the attachments of an instance that is gone: interfaces that shall go with it are deleted, the others are available again.

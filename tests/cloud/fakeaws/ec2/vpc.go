@@ -93,6 +93,7 @@ func (s *Service) networkOperations() map[string]wire.Handler {
 	}
 	for action, handler := range all {
 		all[action] = func(c *wire.Call) (any, error) {
+			s.settle() // an instance whose end is due gives its interfaces back
 			s.settleInterfaces()
 			if c.Form.Get("DryRun") == "true" {
 				return nil, failf("UnsupportedOperation", "The fake does not rehearse %s", c.Action)
