@@ -334,7 +334,8 @@ func (s *Service) narrow(g *group, candidates []*member, policy string) []*membe
 		}
 		return cmp.Or(own(a)-own(b), cmp.Compare(len(*a.template.Version), len(*b.template.Version)), cmp.Compare(*a.template.Version, *b.template.Version))
 	}
-	hour := func(m *member) time.Duration { return time.Hour - s.now().Sub(m.launched)%time.Hour }
+	now := s.now() // once: compared with itself at two moments a member would differ
+	hour := func(m *member) time.Duration { return time.Hour - now.Sub(m.launched)%time.Hour }
 	switch policy {
 	case "OldestInstance":
 		return least(func(a, b *member) int { return a.launched.Compare(b.launched) })
