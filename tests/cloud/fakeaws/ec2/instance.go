@@ -26,8 +26,6 @@ const (
 	terminatedVisible = time.Hour
 	// tokenValid is how long a client token is remembered after its instances' end: "at least 24 hours".
 	tokenValid = 24 * time.Hour
-	// spotWarning is how long before an interruption its notice comes.
-	spotWarning = 2 * time.Minute
 )
 
 // Profile is an instance profile as IAM knows it.

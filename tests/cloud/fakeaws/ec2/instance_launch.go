@@ -89,7 +89,7 @@ func (s *Service) resolve(l *launch) error {
 func launchTagsOf(specs []launchTags) (map[string]map[string]string, error) {
 	plain := make([]TagSpecification, len(specs))
 	for n, spec := range specs {
-		plain[n] = TagSpecification{ResourceType: spec.ResourceType, Tag: spec.Tag}
+		plain[n] = TagSpecification(spec)
 	}
 	all := map[string]map[string]string{}
 	for _, t := range launchTypes {

@@ -3,7 +3,6 @@ package ec2
 import (
 	"cmp"
 	"slices"
-	"strings"
 )
 
 // Architectures as EC2 names them.
@@ -111,15 +110,6 @@ func (s *Service) sortedTypes() []*instanceType {
 	}
 	slices.SortFunc(list, func(a, b *instanceType) int { return cmp.Compare(a.name, b.name) })
 	return list
-}
-
-// bucket is the vCPU quota that a type counts against.
-// https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
-func (t *instanceType) bucket() string {
-	if strings.ContainsAny(t.family[:1], "acdhimrtz") {
-		return "standard"
-	}
-	return t.family[:1]
 }
 
 // cores returns the physical cores of the type.
