@@ -91,12 +91,23 @@ func (r *Runner) Dial(ctx context.Context, id, network, address string) (net.Con
 	if !ok {
 		return nil, fmt.Errorf("dial %s: there is no machine %s", address, id)
 	}
+	ns, err := i.network()
+	if err != nil {
+		return nil, fmt.Errorf("dial %s from %s: %w", address, id, err)
+	}
+	defer ns.close() //nolint:errcheck // a file descriptor of which only the closing matters
+	return ns.dial(ctx, network, address)
+}
+
+// network returns the machine's network namespace, held open for the caller.
+func (i *Instance) network() (*netns, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.ns == nil {
-		return nil, fmt.Errorf("dial %s: the machine %s has ended", address, id)
+		return nil, errors.New("the machine has ended")
 	}
-	return i.ns.dial(ctx, network, address)
+	f, err := os.Open(i.ns.path())
+	return &netns{f}, err
 }
 
 // DialVPC connects from a host in a VPC that is no machine.

@@ -255,3 +255,28 @@ func TestBuild(t *testing.T) {
 		t.Errorf("a script that takes too long: %v, processes %v", err, processes("sleep 97531"))
 	}
 }
+
+// The images' own provisioning script and units, with another program in the place of the server's.
+func TestProvision(t *testing.T) {
+	images := "../../../../images/packer"
+	w := newWorld(t, map[string]string{"srv/nstance/nstance-server": "#!/bin/sh\n[ \"$1\" != --version ] || exit 0\nexec /usr/local/bin/daemon \"$@\"\n"}).with("daemon")
+	if err := os.CopyFS(filepath.Join(w.tree, "srv/nstance/files"), os.DirFS(filepath.Join(images, "files"))); err != nil {
+		t.Fatal(err)
+	}
+	script := string(must(os.ReadFile(filepath.Join(images, "provision.sh"))))
+	tree, err := w.Build(context.Background(), w.tree, script, map[string]string{"NSTANCE_ROLE": "server", "NSTANCE_PLATFORM": "none",
+		"NSTANCE_BINARY": "/srv/nstance/nstance-server", "NSTANCE_FILES": "/srv/nstance/files"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.AddImage("ami-server", tree)
+	id := w.start("vpc-a", 20, "#!/bin/sh\nset -eu\numask 077\nprintf '%s\\n' 'NSTANCE_SERVER_ARGS=\"--shard us-west-2a --bucket b\"' >/etc/nstance/server.env\n"+
+		"systemctl enable nstance-server\nsystemctl start --no-block nstance-server\n", func(s *ec2.MachineSpec) { s.Image = "ami-server" })
+	w.eventually(id, "systemctl is-active nstance-server", "active")
+	w.eventually(id, "ps -o user= -C daemon", "nstance-server")
+	log := w.Logs(id)
+	if want := `args ["--shard" "us-west-2a" "--bucket" "b"]`; !strings.Contains(log, want) {
+		t.Errorf("the log has no %s", want)
+	}
+	w.run(id, "systemctl is-enabled nstance-server; systemctl stop nstance-server")
+}

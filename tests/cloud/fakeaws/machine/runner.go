@@ -175,7 +175,11 @@ func (r *Runner) Close() error {
 
 // Start implements [ec2.Machines]. Errors that come after it returned end the machine and are in its log.
 func (r *Runner) Start(spec ec2.MachineSpec) (ec2.Machine, error) {
-	return r.start(spec)
+	i, err := r.start(spec)
+	if err != nil {
+		return nil, err
+	}
+	return i, nil
 }
 
 func (r *Runner) start(spec ec2.MachineSpec) (*Instance, error) {

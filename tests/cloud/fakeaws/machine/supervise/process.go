@@ -190,7 +190,7 @@ func become(in io.Reader) error {
 		return &becomeError{code, s.Path + ": " + fmt.Sprintf(format, args...)}
 	}
 	for resource, l := range s.Limits {
-		if err := syscall.Setrlimit(resource, &syscall.Rlimit{Cur: l[0], Max: l[1]}); err != nil {
+		if err := setLimit(resource, l); err != nil {
 			return fail(exitLimits, "limits: %v", err)
 		}
 	}
@@ -224,6 +224,19 @@ func become(in io.Reader) error {
 		environment = append(environment, name+"="+strconv.Itoa(os.Getpid()))
 	}
 	return fail(exitExec, "%v", syscall.Exec(s.Path, s.Argv, environment))
+}
+
+// setLimit sets a limit, or comes as close to it as this host lets root come, as systemd does.
+func setLimit(resource int, l [2]uint64) error {
+	err := syscall.Setrlimit(resource, &syscall.Rlimit{Cur: l[0], Max: l[1]})
+	if !errors.Is(err, syscall.EPERM) {
+		return err
+	}
+	var now syscall.Rlimit
+	if err := syscall.Getrlimit(resource, &now); err != nil {
+		return err
+	}
+	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: min(l[0], now.Max), Max: min(l[1], now.Max)})
 }
 
 // setUser changes this thread's user and keeps the capabilities that are allowed for when they are raised.

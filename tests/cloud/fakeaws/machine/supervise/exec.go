@@ -1,0 +1,83 @@
+package supervise
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/control"
+)
+
+// exec runs a command for the test, and ends it when nobody waits for it any more.
+func (m *Manager) exec(ctx context.Context, r control.Request) control.Response {
+	if len(r.Args) == 0 {
+		return control.Response{Code: 1, Errors: []byte("no command\n")}
+	}
+	environment := map[string]string{"HOME": "/root", "USER": "root"}
+	for _, v := range m.environment() {
+		environment[v.Name] = v.Value
+	}
+	for _, v := range r.Environment {
+		name, value, _ := strings.Cut(v, "=")
+		environment[name] = value
+	}
+	dir := r.Directory
+	if dir == "" {
+		dir = "/"
+	}
+	input, err := memory(r.Input)
+	if err != nil {
+		return control.Response{Code: 1, Errors: []byte(err.Error())}
+	}
+	defer input.Close()
+	s := spec{Path: lookPath(r.Args[0]), Argv: r.Args, Environment: list(environment), Directory: dir, UMask: 0o022}
+	var out, errs bytes.Buffer
+	p, wait, err := m.capture(s, input, &out, &errs)
+	if p == nil {
+		return control.Response{Code: 1, Errors: []byte(err.Error())}
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+	}
+	for _, pid := range members("-", map[int]bool{p.pid: true}) { // what it left behind would hold its output open
+		signalProcess(pid, syscall.SIGKILL)
+	}
+	<-p.done
+	wait()
+	if err != nil {
+		fmt.Fprintln(&errs, err)
+	}
+	code := p.status.ExitStatus()
+	if p.status.Signaled() {
+		code = 128 + int(p.status.Signal())
+	}
+	return control.Response{Code: code, Output: out.Bytes(), Errors: errs.Bytes()}
+}
+
+// capture starts a process whose output is kept; wait returns when it is complete.
+func (m *Manager) capture(s spec, stdin *os.File, stdout, stderr io.Writer) (p *process, wait func(), err error) {
+	var wg sync.WaitGroup
+	var ends []*os.File
+	for _, to := range []io.Writer{stdout, stderr} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, nil, err
+		}
+		ends = append(ends, w)
+		wg.Go(func() {
+			defer r.Close()
+			_, _ = io.Copy(to, r) // ends with the process
+		})
+	}
+	p, err = m.processes.start(s, stdin, ends[0], ends[1])
+	for _, w := range ends {
+		_ = w.Close() // the process has its own
+	}
+	return p, wg.Wait, err
+}
