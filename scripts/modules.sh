@@ -18,7 +18,7 @@ terraform=$(command -v terraform) || {
 	terraform=$tofu
 }
 
-CGO_ENABLED=0 go build -o "$work/bin/terraform-provider-nstance" ./terraform-provider-nstance
+go build -tags grpcnotrace -o "$work/bin/terraform-provider-nstance" ./terraform-provider-nstance
 TF_CLI_CONFIG_FILE=$(scripts/tf-env.sh --mirror "$work/bin/terraform-provider-nstance" "$work/terraform.rc")
 export TF_CLI_CONFIG_FILE TF_IN_AUTOMATION=1
 
