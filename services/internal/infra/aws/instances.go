@@ -43,7 +43,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	vm, asked := describe(out.Instances[0]), req.Tags
 	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // as it comes back
 	switch {
-	case vm.State == infra.Deleting || vm.State == infra.Deleted:
+	case ending(vm.State):
 		// The answer to an earlier call with this token: EC2 repeats it for as long as it remembers the instance.
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
 	case len(out.Instances[0].Tags) == 0:
@@ -67,11 +67,19 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	what := "delete " + providerID
 	ctx, tries := follow(ctx)
 	_, err := p.cfg.EC2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
-	if err = classify(what, "TerminateInstances", tries, err); infra.ClassOf(err) == infra.NotFound {
+	switch err = classify(what, "TerminateInstances", tries, err); infra.ClassOf(err) {
+	case infra.NotFound:
 		return nil
+	case infra.Denied:
+		// A role that may terminate by tag may not terminate what has lost its tags, and a terminated instance loses them after a while.
+		if instance, getErr := p.instance(ctx, what, providerID); infra.ClassOf(getErr) == infra.NotFound || getErr == nil && ending(stateOf(instance)) {
+			return nil
+		}
 	}
 	return err
 }
+
+func ending(s infra.State) bool { return s == infra.Deleting || s == infra.Deleted }
 
 // Get implements infra.Provider by DescribeInstances.
 func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error) {

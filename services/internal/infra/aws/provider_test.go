@@ -268,6 +268,22 @@ func TestNotAllowed(t *testing.T) {
 	wantClass(t, "expired credentials", err, infra.Denied)
 }
 
+// A role that may terminate by tag is told "not allowed" of what is gone.
+func TestDeletingWhatIsGoneByTag(t *testing.T) {
+	r := newRig(t)
+	p := r.open(nil)
+	gone, there := r.create(p), r.create(p)
+	r.cloud.EC2().Kill(gone.ProviderID)
+	r.cloud.Faults().Fail(fault.Match{Action: "TerminateInstances"}, 3, http.StatusForbidden, "UnauthorizedOperation", "injected")
+	if err := p.Delete(t.Context(), gone.ProviderID); err != nil {
+		t.Errorf("terminated: %v", err)
+	}
+	if err := p.Delete(t.Context(), "i-0123456789abcdef0"); err != nil {
+		t.Errorf("unknown: %v", err)
+	}
+	wantClass(t, "there", p.Delete(t.Context(), there.ProviderID), infra.Denied, "UnauthorizedOperation")
+}
+
 func TestSubnets(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
