@@ -198,3 +198,16 @@ func TestLimits(t *testing.T) {
 		t.Errorf("policies: %v", policies)
 	}
 }
+
+// TestOperationsOfTerraform are those that a stack was seen to make with version 5.100 of the AWS provider.
+func TestOperationsOfTerraform(t *testing.T) {
+	has := newWorld(t).service.Operations()
+	const made = `CreateListener CreateLoadBalancer CreateTargetGroup DeleteListener DeleteLoadBalancer DeleteTargetGroup DescribeCapacityReservation
+		DescribeListenerAttributes DescribeListeners DescribeLoadBalancerAttributes DescribeLoadBalancers DescribeTags DescribeTargetGroupAttributes
+		DescribeTargetGroups DescribeTargetHealth ModifyLoadBalancerAttributes ModifyTargetGroupAttributes RegisterTargets DeregisterTargets`
+	for _, name := range strings.Fields(made) {
+		if has[name] == nil {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/xml"
 	"io"
 	"maps"
 	"net/http"
@@ -87,20 +88,45 @@ func (q *request) forward(body []byte) (*http.Response, error) {
 // answerHeaders are not passed back: the front has its own.
 var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding", "Keep-Alive"}
 
-// reply passes an answer of the server back, and closes it.
+// reply passes an answer of the server back, and closes it. One that says no becomes an error, with its headers, so that it is on record.
 func (q *request) reply(answer *http.Response) error {
 	defer answer.Body.Close()
 	h := q.w.Header()
+	failed := answer.StatusCode >= http.StatusBadRequest
 	for name, values := range answer.Header {
-		if !slices.Contains(answerHeaders, name) {
+		if !slices.Contains(answerHeaders, name) && !(failed && strings.HasPrefix(name, "Content-")) {
 			h[name] = values
 		}
+	}
+	if failed {
+		err := serverError(answer)
+		drop(answer)
+		return err
 	}
 	q.w.WriteHeader(answer.StatusCode)
 	if _, err := io.Copy(q.w, answer.Body); err != nil {
 		panic(http.ErrAbortHandler) // half of an answer is out: the client must not take it for the whole
 	}
 	return nil
+}
+
+// headErrors are the codes of errors without a body.
+var headErrors = map[int]string{
+	http.StatusNotFound: "NotFound", http.StatusForbidden: "Forbidden", http.StatusPreconditionFailed: "PreconditionFailed",
+	http.StatusRequestedRangeNotSatisfiable: "InvalidRange", http.StatusMethodNotAllowed: "MethodNotAllowed",
+}
+
+// serverError reads the error that the server answered with.
+func serverError(answer *http.Response) error {
+	var said struct{ Code, Message string }
+	err := xml.NewDecoder(answer.Body).Decode(&said)
+	if err == nil && said.Code != "" {
+		return wire.Errorf(answer.StatusCode, said.Code, "%s", said.Message)
+	}
+	if code, ok := headErrors[answer.StatusCode]; ok {
+		return wire.Errorf(answer.StatusCode, code, "%s", http.StatusText(answer.StatusCode))
+	}
+	return wire.Errorf(answer.StatusCode, "InternalError", "fakeaws: the server answers with status %d", answer.StatusCode)
 }
 
 // pass is the whole of an operation that the server does alone.

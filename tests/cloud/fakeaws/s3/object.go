@@ -366,6 +366,7 @@ func (q *request) deleteOne(object deletionObject) (deletionSuccess, *deletionEr
 	})
 	if d.answer != nil {
 		err = serverError(d.answer)
+		drop(d.answer)
 	}
 	if err != nil {
 		e := wire.AsError(err)
@@ -377,16 +378,6 @@ func (q *request) deleteOne(object deletionObject) (deletionSuccess, *deletionEr
 		done.DeleteMarkerVersionId = d.id
 	}
 	return done, nil
-}
-
-// serverError reads the error that the server answered with.
-func serverError(answer *http.Response) error {
-	defer drop(answer)
-	var said struct{ Code, Message string }
-	if err := xml.NewDecoder(answer.Body).Decode(&said); err != nil || said.Code == "" {
-		return wire.Errorf(http.StatusInternalServerError, "InternalError", "fakeaws: the server answers with status %d", answer.StatusCode)
-	}
-	return wire.Errorf(answer.StatusCode, said.Code, "%s", said.Message)
 }
 
 // encryption is how an object is said to be kept: nothing is encrypted here.
