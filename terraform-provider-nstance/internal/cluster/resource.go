@@ -13,7 +13,6 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
-	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
@@ -360,22 +359,4 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 		return
 	}
 	resource.ImportStatePassthroughID(ctx, path.Root("id"), req, resp)
-}
-
-// clusterName checks `id`.
-type clusterName struct{}
-
-func (clusterName) Description(context.Context) string {
-	return "a name of 1 to 30 lower-case letters, digits and single dashes"
-}
-
-func (v clusterName) MarkdownDescription(ctx context.Context) string { return v.Description(ctx) }
-
-func (v clusterName) ValidateString(ctx context.Context, req validator.StringRequest, resp *validator.StringResponse) {
-	if req.ConfigValue.IsNull() || req.ConfigValue.IsUnknown() {
-		return
-	}
-	if err := ident.ValidateClusterName(req.ConfigValue.ValueString()); err != nil {
-		resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid cluster name", Why: err, Do: "Use " + v.Description(ctx) + "."}.At(req.Path))
-	}
 }

@@ -16,6 +16,9 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema/stringplanmodifier"
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
 
 // model is the resource's value.
@@ -49,7 +52,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				MarkdownDescription: "Name of the cluster, at most 30 characters. Also the import ID.",
 				Required:            true,
 				PlanModifiers:       []planmodifier.String{stringplanmodifier.RequiresReplace()},
-				Validators:          []validator.String{clusterName{}},
+				Validators:          []validator.String{name.Valid("cluster name", ident.ValidateClusterName)},
 			},
 			"ca_certificate_pem": schema.StringAttribute{
 				MarkdownDescription: "The CA's certificate. Set it, together with `ca_private_key_pem_wo`, to bring a CA of your own; otherwise one is made.",

@@ -26,6 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
 )
 
 // Resource is nstance_secret.
@@ -67,13 +68,13 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				MarkdownDescription: "Name of the cluster: the secret opens in no other.",
 				Required:            true,
 				PlanModifiers:       replace,
-				Validators:          []validator.String{check{"cluster name", ident.ValidateClusterName}},
+				Validators:          []validator.String{name.Valid("cluster name", ident.ValidateClusterName)},
 			},
 			"name": schema.StringAttribute{
 				MarkdownDescription: "Name of the secret.",
 				Required:            true,
 				PlanModifiers:       replace,
-				Validators:          []validator.String{check{"secret name", config.ValidateSecretSource}},
+				Validators:          []validator.String{name.Valid("secret name", config.ValidateSecretSource)},
 			},
 			"value_wo": schema.StringAttribute{
 				MarkdownDescription: "The secret. It is read when the secret is created, and whenever the version changes.",
@@ -220,22 +221,4 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	}
 	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("cluster_id"), cluster)...)
 	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("name"), name)...)
-}
-
-// check is a validator made of a function.
-type check struct {
-	what string
-	of   func(string) error
-}
-
-func (c check) Description(context.Context) string             { return "a valid " + c.what }
-func (c check) MarkdownDescription(ctx context.Context) string { return c.Description(ctx) }
-
-func (c check) ValidateString(_ context.Context, req validator.StringRequest, resp *validator.StringResponse) {
-	if req.ConfigValue.IsNull() || req.ConfigValue.IsUnknown() {
-		return
-	}
-	if err := c.of(req.ConfigValue.ValueString()); err != nil {
-		resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + c.what, Why: err, Do: "Use another " + c.what + "."}.At(req.Path))
-	}
 }

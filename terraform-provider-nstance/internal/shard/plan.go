@@ -33,9 +33,13 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	}
 	if after.body != nil {
 		planned["group_hashes"] = groupHashes(after.shard)
+		planned["rolling_groups"] = rollingGroups(nil)
 	}
 	if state := attributesOf(req.State.Raw); state != nil {
 		before := read(req.State.Raw)
+		if after.body != nil {
+			planned["rolling_groups"] = rolling(before, after, state)
+		}
 		if after.body != nil && bytes.Equal(after.body, before.body) {
 			planned["etag"] = state["etag"]
 		}
@@ -51,4 +55,15 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 		}
 	}
 	resp.Plan.Raw = replaced(req.Plan.Raw, planned)
+}
+
+// rolling is `rolling_groups` after a change of what the state says. Where the configuration is the same, they are those of its last change.
+func rolling(before, after document, state map[string]tftypes.Value) tftypes.Value {
+	switch {
+	case before.body != nil && bytes.Equal(before.body, after.body):
+		return state["rolling_groups"]
+	case before.shard == nil || after.shard == nil:
+		return rollingGroups(nil) // what was there was not valid
+	}
+	return rollingGroups(changeOf(before.shard, after.shard).roll)
 }

@@ -68,7 +68,9 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	resp.State.Raw = replaced(req.Plan.Raw, computed(want, token))
+	values := computed(want, token)
+	values["rolling_groups"] = rollingGroups(nil)
+	resp.State.Raw = replaced(req.Plan.Raw, values)
 	if diag := r.wait(ctx, req.Plan, want, token, timeouts.Value.Create); diag != nil {
 		// An error would make Terraform destroy the shard with the next apply.
 		resp.Diagnostics.AddWarning(diag.Summary(), diag.Detail())
@@ -95,7 +97,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		return
 	}
 	token := objstore.Token(textOf(state["etag"]))
-	if !bytes.Equal(want.body, read(req.State.Raw).body) {
+	before := read(req.State.Raw)
+	if !bytes.Equal(want.body, before.body) {
 		var diags diag.Diagnostics
 		token, diags = r.write(ctx, want, token)
 		resp.Diagnostics.Append(diags...)
@@ -103,7 +106,9 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 			return
 		}
 	}
-	resp.State.Raw = replaced(req.Plan.Raw, computed(want, token))
+	values := computed(want, token)
+	values["rolling_groups"] = rolling(before, want, state)
+	resp.State.Raw = replaced(req.Plan.Raw, values)
 	if diag := r.wait(ctx, req.Plan, want, token, timeouts.Value.Update); diag != nil {
 		resp.Diagnostics.Append(diag)
 	}
@@ -218,6 +223,7 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 	if s != nil {
 		update["group_hashes"] = groupHashes(s)
 		if imported {
+			update["rolling_groups"] = rollingGroups(nil)
 			update["cluster_id"] = textValue(s.Cluster.ID)
 		}
 	}

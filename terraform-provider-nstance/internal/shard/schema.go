@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/resource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
@@ -45,6 +46,11 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		MarkdownDescription: "Version of the configuration in the bucket.",
 		Computed:            true,
 	}
+	attributes["rolling_groups"] = schema.ListAttribute{
+		MarkdownDescription: "Static groups whose instances are replaced, one at a time, because what they are made from changes, as `tenant/name`: in a plan, those that the change will replace; afterwards, " +
+			"those that the last change did. Dynamic groups follow their templates; the plan's warning names those.",
+		Computed: true, ElementType: types.StringType,
+	}
 	attributes["group_hashes"] = schema.MapNestedAttribute{
 		MarkdownDescription: "Hashes of the static groups, by `tenant/name`.",
 		Computed:            true,
@@ -69,4 +75,13 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 
 func hashesType() tftypes.Map {
 	return tftypes.Map{ElementType: tftypes.Object{AttributeTypes: map[string]tftypes.Type{"infra": tftypes.String, "runtime": tftypes.String}}}
+}
+
+// rollingGroups is the value of `rolling_groups`.
+func rollingGroups(groups []string) tftypes.Value {
+	out := make([]tftypes.Value, len(groups))
+	for i, name := range groups {
+		out[i] = textValue(name)
+	}
+	return tftypes.NewValue(tftypes.List{ElementType: tftypes.String}, out)
 }

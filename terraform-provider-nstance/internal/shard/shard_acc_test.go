@@ -402,6 +402,9 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	}
 	cli.Write(t, "main.tf", typed(b, options{size: 2, script: "#!/bin/bash"}))
 	out = squeeze(cli.Run(t, "plan", "-no-color"))
+	if got := rolling(t, cli); !slices.Equal(got, []string{"default/workers", "prod/others"}) {
+		t.Errorf("the plan says that %v roll", got)
+	}
 	if want := "Instances are replaced, one at a time, in the groups: default/workers, prod/others."; !strings.Contains(out, want) {
 		t.Errorf("nothing says %q:\n%s", want, out)
 	}
@@ -409,6 +412,35 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	if out = cli.Run(t, "plan", "-no-color"); strings.Contains(out, "Warning: Files") || strings.Contains(out, "Warning: Instances") {
 		t.Errorf("a size replaces nothing:\n%s", out)
 	}
+	if got := rolling(t, cli); len(got) > 0 {
+		t.Errorf("the plan says that %v roll", got)
+	}
+}
+
+// rolling is what a plan's JSON says of `rolling_groups`: automation sees no warnings.
+func rolling(t *testing.T, cli *acctest.CLI) []string {
+	t.Helper()
+	cli.Run(t, "plan", "-out=json.plan")
+	var plan struct {
+		Changes []struct {
+			Address string
+			Change  struct {
+				After struct {
+					Rolling []string `json:"rolling_groups"`
+				}
+			}
+		} `json:"resource_changes"`
+	}
+	if err := json.Unmarshal([]byte(cli.Run(t, "show", "-json", "json.plan")), &plan); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range plan.Changes {
+		if c.Address == address {
+			return c.Change.After.Rolling
+		}
+	}
+	t.Fatalf("no change of %s in the plan", address)
+	return nil
 }
 
 // Two people apply from two states.
