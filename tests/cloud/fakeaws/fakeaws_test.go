@@ -32,10 +32,14 @@ type world struct {
 	clock atomic.Int64 // added to the time of day
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, options ...func(*fakeaws.Config)) *world {
 	t.Helper()
 	w := &world{}
-	cloud, err := fakeaws.New(fakeaws.Config{Now: func() time.Time { return time.Now().Add(time.Duration(w.clock.Load())) }})
+	cfg := fakeaws.Config{Now: func() time.Time { return time.Now().Add(time.Duration(w.clock.Load())) }, ScalingEvery: 20 * time.Millisecond}
+	for _, option := range options {
+		option(&cfg)
+	}
+	cloud, err := fakeaws.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
