@@ -1,0 +1,212 @@
+package ec2
+
+import (
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	sdk "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+)
+
+func (w *vmWorld) addAddress() string {
+	w.Helper()
+	return *must(w.client.AllocateAddress(w.Context(), &sdk.AllocateAddressInput{Domain: types.DomainTypeVpc}))(w.T).AllocationId
+}
+
+func (w *vmWorld) address(id string) types.Address {
+	w.Helper()
+	return must(w.client.DescribeAddresses(w.Context(), &sdk.DescribeAddressesInput{AllocationIds: []string{id}}))(w.T).Addresses[0]
+}
+
+func TestInternetGateway(t *testing.T) {
+	w := newVMWorld(t, nil)
+	ctx := t.Context()
+	id := w.addGateway()
+	got := must(w.client.DescribeInternetGateways(ctx, &sdk.DescribeInternetGatewaysInput{Filters: by("attachment.vpc-id", w.vpc)}))(t).InternetGateways
+	if len(got) != 1 || got[0].Attachments[0].State != "available" {
+		t.Errorf("the VPC's gateways: %+v", got)
+	}
+	attach := func(id string) error {
+		_, err := w.client.AttachInternetGateway(ctx, &sdk.AttachInternetGatewayInput{InternetGatewayId: &id, VpcId: &w.vpc})
+		return err
+	}
+	detach := func() error {
+		_, err := w.client.DetachInternetGateway(ctx, &sdk.DetachInternetGatewayInput{InternetGatewayId: &id, VpcId: &w.vpc})
+		return err
+	}
+	other := must(w.client.CreateInternetGateway(ctx, &sdk.CreateInternetGatewayInput{}))(t).InternetGateway.InternetGatewayId
+	want(t, "attaching again", attach(id), "Resource.AlreadyAssociated")
+	want(t, "a second gateway", attach(*other), "InvalidParameterValue")
+	_, err := w.client.DeleteInternetGateway(ctx, &sdk.DeleteInternetGatewayInput{InternetGatewayId: &id})
+	want(t, "deleting one that is attached", err, "DependencyViolation")
+	address := w.addAddress()
+	eni := w.addInterface(w.subnetA).NetworkInterfaceId
+	association := must(w.client.AssociateAddress(ctx, &sdk.AssociateAddressInput{AllocationId: &address, NetworkInterfaceId: eni}))(t).AssociationId
+	want(t, "detaching with a mapped address", detach(), "DependencyViolation")
+	must(w.client.DisassociateAddress(ctx, &sdk.DisassociateAddressInput{AssociationId: association}))(t)
+	want(t, "detaching", detach(), "")
+	want(t, "detaching again", detach(), "Gateway.NotAttached")
+	_, err = w.client.AssociateAddress(ctx, &sdk.AssociateAddressInput{AllocationId: &address, NetworkInterfaceId: eni})
+	want(t, "an address in a VPC without a gateway", err, "Gateway.NotAttached")
+}
+
+// An unknown egress-only gateway is an empty answer, and an error when it shall be deleted.
+func TestEgressGateway(t *testing.T) {
+	w := newVMWorld(t, nil)
+	ctx := t.Context()
+	id := must(w.client.CreateEgressOnlyInternetGateway(ctx, &sdk.CreateEgressOnlyInternetGatewayInput{VpcId: &w.vpc}))(t).EgressOnlyInternetGateway.EgressOnlyInternetGatewayId
+	describe := func() []types.EgressOnlyInternetGateway {
+		in := &sdk.DescribeEgressOnlyInternetGatewaysInput{EgressOnlyInternetGatewayIds: []string{*id}}
+		return must(w.client.DescribeEgressOnlyInternetGateways(ctx, in))(t).EgressOnlyInternetGateways
+	}
+	if got := describe(); len(got) != 1 || got[0].Attachments[0].State != types.AttachmentStatusAttached {
+		t.Errorf("the gateway: %+v", got)
+	}
+	remove := func() error {
+		_, err := w.client.DeleteEgressOnlyInternetGateway(ctx, &sdk.DeleteEgressOnlyInternetGatewayInput{EgressOnlyInternetGatewayId: id})
+		return err
+	}
+	want(t, "deleting", remove(), "")
+	want(t, "deleting again", remove(), "InvalidGatewayID.NotFound")
+	if got := describe(); len(got) != 0 {
+		t.Errorf("still there: %+v", got)
+	}
+}
+
+func TestNATGateway(t *testing.T) {
+	w := newVMWorld(t, nil)
+	ctx := t.Context()
+	address := w.addAddress()
+	in := &sdk.CreateNatGatewayInput{SubnetId: &w.subnetA, AllocationId: &address, ClientToken: aws.String("once")}
+	_, err := w.client.CreateNatGateway(ctx, in)
+	want(t, "without an internet gateway", err, "Gateway.NotAttached")
+	w.addGateway()
+	room := *w.subnet(w.subnetA).AvailableIpAddressCount
+	made := must(w.client.CreateNatGateway(ctx, in))(t).NatGateway
+	if made.State != types.NatGatewayStatePending {
+		t.Errorf("the new gateway is %s", made.State)
+	}
+	if again := must(w.client.CreateNatGateway(ctx, in))(t).NatGateway; *again.NatGatewayId != *made.NatGatewayId {
+		t.Error("made twice by one token")
+	}
+	describe := func() (*types.NatGateway, error) {
+		out, err := w.client.DescribeNatGateways(ctx, &sdk.DescribeNatGatewaysInput{NatGatewayIds: []string{*made.NatGatewayId}})
+		if err != nil {
+			return nil, err
+		}
+		return &out.NatGateways[0], nil
+	}
+	got := must(describe())(t)
+	a := got.NatGatewayAddresses[0]
+	if got.State != types.NatGatewayStateAvailable || *a.AllocationId != address || *a.PublicIp != *w.address(address).PublicIp || *got.VpcId != w.vpc {
+		t.Errorf("the gateway: %+v", got)
+	}
+	eni := w.eni(*a.NetworkInterfaceId)
+	if eni.InterfaceType != "nat_gateway" || *eni.SourceDestCheck || eni.Status != types.NetworkInterfaceStatusInUse || *eni.PrivateIpAddress != *a.PrivateIp {
+		t.Errorf("its interface: %+v", eni)
+	}
+	if left := *w.subnet(w.subnetA).AvailableIpAddressCount; left != room-1 {
+		t.Errorf("room for %d after %d", left, room)
+	}
+	for name, c := range map[string]struct {
+		in   sdk.CreateNatGatewayInput
+		want string
+	}{
+		"the address in use": {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address}, "Resource.AlreadyAssociated"},
+		"no address":         {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB}, "MissingParameter"},
+		"a private one's":    {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address, ConnectivityType: "private"}, "InvalidParameterCombination"},
+		"another token use":  {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address, ClientToken: aws.String("once")}, "IdempotentParameterMismatch"},
+	} {
+		_, err := w.client.CreateNatGateway(ctx, &c.in)
+		want(t, name, err, c.want)
+	}
+	_, err = w.client.ReleaseAddress(ctx, &sdk.ReleaseAddressInput{AllocationId: &address})
+	want(t, "releasing the address in use", err, "InvalidIPAddress.InUse")
+	_, err = w.client.DisassociateAddress(ctx, &sdk.DisassociateAddressInput{AssociationId: a.AssociationId})
+	want(t, "taking the address away", err, "AuthFailure")
+
+	second := w.addAddress()
+	both := must(w.client.AssociateNatGatewayAddress(ctx, &sdk.AssociateNatGatewayAddressInput{NatGatewayId: made.NatGatewayId, AllocationIds: []string{second}}))(t)
+	if len(both.NatGatewayAddresses) != 2 {
+		t.Errorf("its addresses: %+v", both.NatGatewayAddresses)
+	}
+	drop := func(association *string) error {
+		_, err := w.client.DisassociateNatGatewayAddress(ctx, &sdk.DisassociateNatGatewayAddressInput{NatGatewayId: made.NatGatewayId, AssociationIds: []string{*association}})
+		return err
+	}
+	want(t, "the primary address", drop(a.AssociationId), "OperationNotPermitted")
+	want(t, "the second address", drop(both.NatGatewayAddresses[1].AssociationId), "")
+
+	// Deleted at once, seen for an hour.
+	must(w.client.DeleteNatGateway(ctx, &sdk.DeleteNatGatewayInput{NatGatewayId: made.NatGatewayId}))(t)
+	if got := must(describe())(t); got.State != types.NatGatewayStateDeleted || got.DeleteTime == nil || len(got.NatGatewayAddresses) != 1 {
+		t.Errorf("deleted: %+v", got)
+	}
+	if left := *w.subnet(w.subnetA).AvailableIpAddressCount; left != room {
+		t.Errorf("room for %d after the end", left)
+	}
+	must(w.client.ReleaseAddress(ctx, &sdk.ReleaseAddressInput{AllocationId: &address}))(t)
+	w.sleep(natVisible + time.Second)
+	_, err = describe()
+	want(t, "an hour later", err, "NatGatewayNotFound")
+}
+
+func TestAddresses(t *testing.T) {
+	w := newVMWorld(t, nil)
+	ctx := t.Context()
+	w.addGateway()
+	ids := make([]string, defaultAddressLimit)
+	for i := range ids {
+		ids[i] = w.addAddress()
+	}
+	_, err := w.client.AllocateAddress(ctx, &sdk.AllocateAddressInput{})
+	want(t, "one more than five", err, "AddressLimitExceeded")
+	w.service.SetAddressLimit(6)
+	w.addAddress()
+
+	one, two := *w.addInterface(w.subnetA).NetworkInterfaceId, *w.addInterface(w.subnetA).NetworkInterfaceId
+	associate := func(change func(in *sdk.AssociateAddressInput)) (string, error) {
+		in := &sdk.AssociateAddressInput{AllocationId: &ids[0], NetworkInterfaceId: &one}
+		if change != nil {
+			change(in)
+		}
+		out, err := w.client.AssociateAddress(ctx, in)
+		if err != nil {
+			return "", err
+		}
+		return *out.AssociationId, nil
+	}
+	first := must(associate(nil))(t)
+	if again := must(associate(nil))(t); again != first {
+		t.Errorf("associated twice: %s and %s", first, again)
+	}
+	if got := w.eni(one).Association; *got.AllocationId != ids[0] || *got.PublicIp != *w.address(ids[0]).PublicIp {
+		t.Errorf("the interface: %+v", got)
+	}
+	_, err = associate(func(in *sdk.AssociateAddressInput) {
+		in.NetworkInterfaceId, in.AllowReassociation = &two, aws.Bool(false)
+	})
+	want(t, "moving what may not move", err, "Resource.AlreadyAssociated")
+	_, err = associate(func(in *sdk.AssociateAddressInput) { in.AllocationId, in.AllowReassociation = &ids[1], aws.Bool(false) })
+	want(t, "a second address that may not replace", err, "Resource.AlreadyAssociated")
+	must(associate(func(in *sdk.AssociateAddressInput) { in.NetworkInterfaceId = &two }))(t)
+	if got := w.eni(one).Association; got != nil {
+		t.Errorf("the address moved and stayed: %+v", got)
+	}
+	_, err = associate(func(in *sdk.AssociateAddressInput) { in.PrivateIpAddress = aws.String("10.0.1.250") })
+	want(t, "another private address", err, "InvalidParameterValue")
+	_, err = associate(func(in *sdk.AssociateAddressInput) { in.AllocationId = aws.String("eipalloc-0") })
+	want(t, "no address", err, "InvalidAllocationID.NotFound")
+	must(w.client.DeleteNetworkInterface(ctx, &sdk.DeleteNetworkInterfaceInput{NetworkInterfaceId: &two}))(t)
+	if got := w.address(ids[0]); got.AssociationId != nil || got.NetworkInterfaceId != nil {
+		t.Errorf("an address of an interface that is gone: %+v", got)
+	}
+	attributes := must(w.client.DescribeAddressesAttribute(ctx, &sdk.DescribeAddressesAttributeInput{AllocationIds: ids[:1], Attribute: types.AddressAttributeNameDomainName}))(t)
+	if len(attributes.Addresses) != 1 || attributes.Addresses[0].PtrRecord != nil {
+		t.Errorf("attributes: %+v", attributes.Addresses)
+	}
+	must(w.client.ReleaseAddress(ctx, &sdk.ReleaseAddressInput{AllocationId: &ids[0]}))(t)
+	_, err = w.client.ReleaseAddress(ctx, &sdk.ReleaseAddressInput{AllocationId: &ids[0]})
+	want(t, "releasing again", err, "InvalidAllocationID.NotFound")
+}
