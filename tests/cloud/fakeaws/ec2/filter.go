@@ -35,11 +35,6 @@ func matches(filters []Filter, tags map[string]string, values func(name string) 
 	return all, nil
 }
 
-// matches is the function for a resource with tags.
-func (s *Service) matches(filters []Filter, id string, values func(name string) ([]string, bool)) (bool, error) {
-	return matches(filters, s.Tags(id), values)
-}
-
 func filterValues(f Filter, tags map[string]string, values func(name string) ([]string, bool)) ([]string, error) {
 	if key, isTag := strings.CutPrefix(f.Name, "tag:"); isTag && tags != nil {
 		if value, has := tags[key]; has {

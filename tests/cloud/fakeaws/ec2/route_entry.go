@@ -16,9 +16,9 @@ type route struct {
 	origin     string // CreateRouteTable or CreateRoute
 }
 
-// target is where a route goes; one field is set, or two when an instance's network interface is meant.
+// target is where a route goes: one field is set. An instance is meant by its network interface, an endpoint's route has it as gateway.
 type target struct {
-	gateway, egressOnly, nat, iface, instance, endpoint string
+	gateway, egressOnly, nat, iface string
 }
 
 // maxRoutes is how many routes of an address family a table may have, by default.
@@ -58,7 +58,7 @@ func (s *Service) allRoutes(t *routeTable) []route {
 
 func (s *Service) routeXML(r route) routeXML {
 	out := routeXML{
-		PrefixList: r.prefixList, Gateway: r.target.gateway + r.target.endpoint, EgressOnly: r.target.egressOnly, NAT: r.target.nat, Interface: r.target.iface,
+		PrefixList: r.prefixList, Gateway: r.target.gateway, EgressOnly: r.target.egressOnly, NAT: r.target.nat, Interface: r.target.iface,
 		State: "active", Origin: r.origin,
 	}
 	switch {
@@ -92,8 +92,6 @@ func (s *Service) reaches(t target) bool {
 	case t.iface != "":
 		i := s.interfaces[t.iface]
 		return i != nil && i.Attachment != nil
-	case t.endpoint != "":
-		return s.endpoints[t.endpoint] != nil
 	}
 	return true
 }
