@@ -20,7 +20,7 @@ locals {
   )
 
   server_ingress = merge(
-    { election = { port = local.ports.election, group = aws_security_group.server.id, what = "The shard's other server" } },
+    { election = { port = local.ports.election, group = aws_security_group.server.id, what = "The other server of the shard" } },
     { for name in ["registration", "agent"] : name => { port = local.ports[name], group = aws_security_group.agent.id, what = "Agents" } },
     { for key, source in local.operator_sources : key => merge(source, { port = local.ports.operator, what = "Operators" }) },
     { for key, source in local.operator_sources : "${key}-registration" => merge(source, { port = local.ports.registration, what = "Operators" }) },

@@ -224,6 +224,11 @@ variable "agent_ingress" {
     condition     = alltrue([for rule in values(var.agent_ingress) : contains(["tcp", "udp", "icmp", "icmpv6", "-1"], rule.protocol) && (rule.protocol == "-1") == (rule.from_port == null)])
     error_message = "protocol of agent_ingress is tcp, udp, icmp or icmpv6, with from_port (and to_port, where it is another); or \"-1\", without ports."
   }
+
+  validation {
+    condition     = alltrue([for name in keys(var.agent_ingress) : can(regex("^[A-Za-z0-9 ._:/()#,@=+-]{1,100}$", name))])
+    error_message = "Names in agent_ingress become descriptions of security group rules: letters, digits, spaces and ._:/()#,@=+-"
+  }
 }
 
 variable "agent_security_group_ids" {

@@ -255,3 +255,13 @@ run "agent_ingress" {
 
   expect_failures = [var.agent_ingress]
 }
+
+run "agent_ingress_name" {
+  command = plan
+
+  variables {
+    agent_ingress = { "the shard's" = { protocol = "-1", self = true } }
+  }
+
+  expect_failures = [var.agent_ingress]
+}

@@ -247,6 +247,11 @@ run "balanced" {
     }
     error_message = "open: ${jsonencode(keys(aws_vpc_security_group_ingress_rule.server))}"
   }
+  # EC2 takes no other letters there.
+  assert {
+    condition     = alltrue([for rule in concat(values(aws_vpc_security_group_ingress_rule.server), values(aws_vpc_security_group_ingress_rule.agent)) : can(regex("^[a-zA-Z0-9 ._:/()#,@+=&;{}!$*-]{1,255}$", rule.description))])
+    error_message = "descriptions: ${jsonencode([for rule in values(aws_vpc_security_group_ingress_rule.server) : rule.description])}"
+  }
   assert {
     condition = jsonencode({ for key, rule in aws_vpc_security_group_ingress_rule.agent : key => [rule.ip_protocol, rule.from_port] }) == jsonencode({
       "lb-web-http-tcp"    = ["tcp", 8080]
