@@ -116,8 +116,9 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-// Reconcile looks at the world once: members that came up or are gone, health, capacity, refreshes. It takes the cloud's lock.
+// Reconcile looks at the world once: what is due by the clock in EC2, members that came up or are gone, health, capacity, refreshes. It takes the cloud's lock.
 func (s *Service) Reconcile() {
+	s.cfg.EC2.Settle()
 	s.cfg.Lock.Lock()
 	defer s.cfg.Lock.Unlock()
 	s.reconcile()

@@ -94,9 +94,11 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// clock never shows the same moment twice, as real ones.
 func (w *world) clock() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.now = w.now.Add(time.Microsecond)
 	return w.now
 }
 

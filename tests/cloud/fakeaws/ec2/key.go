@@ -1,8 +1,11 @@
 package ec2
 
 import (
+	"bytes"
 	"crypto/md5" //nolint:gosec // AWS's fingerprints of imported keys are MD5
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"strings"
 
@@ -98,8 +101,13 @@ func parsePublicKey(material string) (*keyPair, error) {
 		k.fingerprint = strings.Join(parts, ":")
 	case "ssh-ed25519":
 		k.kind = "ed25519"
-		k.fingerprint = base64.StdEncoding.EncodeToString(blob[len(blob)-32:])
+		sum := sha256.Sum256(blob)
+		k.fingerprint = base64.StdEncoding.EncodeToString(sum[:])
 	default:
+		return nil, bad
+	}
+	// The blob begins with the name of its kind, as a string with its length.
+	if n := binary.BigEndian.Uint32(blob); int(n) != len(fields[0]) || !bytes.HasPrefix(blob[4:], []byte(fields[0])) {
 		return nil, bad
 	}
 	return k, nil
