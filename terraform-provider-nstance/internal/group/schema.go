@@ -46,12 +46,14 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 			"error would mark the new group as tainted, and the next apply would replace it.",
 		Optional: true,
 	}
-	attributes["timeouts"] = timeouts.Attributes(ctx, timeouts.Opts{
+	patience := timeouts.Attributes(ctx, timeouts.Opts{
 		Create: true, Update: true, Delete: true,
 		CreateDescription: "How long `wait_for_instances` waits. Default: `10m`.",
 		UpdateDescription: "How long `wait_for_instances` waits. Default: `10m`.",
 		DeleteDescription: "How long to wait until the group's instances are drained and gone. Default: `15m`.",
-	})
+	}).(schema.SingleNestedAttribute)
+	patience.MarkdownDescription = "How long things may take, such as `30m`."
+	attributes["timeouts"] = patience
 	attributes["id"] = schema.StringAttribute{
 		MarkdownDescription: "`shard/tenant/name`, which is also the import ID.", Computed: true,
 		PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()},
@@ -67,7 +69,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	}
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "A dynamic group of a shard, through the operator API of the shard's servers: the provider needs an `operator` block. What is left out comes from the template, or else " +
-			"from the shard; size changes made elsewhere show as drift unless `size` is left out or in `ignore_changes`. A static group belongs to `nstance_shard`, and cannot be managed here. While no " +
+			"from the shard. What others change shows as drift; put `size` into `ignore_changes` if something else scales the group. A static group belongs to `nstance_shard`, and cannot be managed here. While no " +
 			"server of the shard can be reached, a plan warns and does without looking for drift.\n\nDestroying it drains the group's instances, and waits until they are gone.",
 		Attributes: attributes,
 	}

@@ -28,12 +28,14 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 			"created: an error would mark the new shard as tainted, and the next apply would empty it.",
 		Optional: true,
 	}
-	attributes["timeouts"] = timeouts.Attributes(ctx, timeouts.Opts{
+	patience := timeouts.Attributes(ctx, timeouts.Opts{
 		Create: true, Update: true, Delete: true,
 		CreateDescription: "How long `wait_for_leader` waits. Default: `5m`.",
 		UpdateDescription: "How long `wait_for_leader` waits. Default: `5m`.",
 		DeleteDescription: "How long to wait until the leader has emptied the shard. Default: `10m`.",
-	})
+	}).(schema.SingleNestedAttribute)
+	patience.MarkdownDescription = "How long things may take, such as `30m`."
+	attributes["timeouts"] = patience
 	attributes["shard"] = schema.StringAttribute{
 		MarkdownDescription: "Name of the shard, which is also its import ID.",
 		Computed:            true,

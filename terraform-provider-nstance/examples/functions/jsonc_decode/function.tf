@@ -1,0 +1,3 @@
+output "groups" {
+  value = keys(provider::nstance::jsonc_decode(file("${path.module}/us-west-2a.jsonc")).groups.default)
+}

@@ -1,0 +1,1 @@
+terraform import nstance_cluster.this example

@@ -1,0 +1,10 @@
+resource "nstance_group" "batch" {
+  shard              = "us-west-2a"
+  name               = "batch"
+  template           = "worker"
+  size               = 3
+  instance_type      = "c7g.large"
+  instance_types     = ["c7g.xlarge", "m7g.large"] # when there is no capacity of the first
+  vars               = { queue = "nightly" }
+  wait_for_instances = true
+}

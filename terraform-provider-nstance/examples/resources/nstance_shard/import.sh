@@ -1,0 +1,1 @@
+terraform import nstance_shard.us_west_2a us-west-2a
