@@ -266,8 +266,8 @@ func (s *Service) room(l *launch) (int, error) {
 		}
 	case !l.spot && s.vcpuLimit > 0:
 		if count = min(count, (s.vcpuLimit-vcpus)/l.kind.vcpus); count < int(l.min) {
-			return 0, failf("VcpuLimitExceeded", "You have requested more vCPU capacity than your current vCPU limit of %d allows for the instance bucket that the specified instance type "+
-				"belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.", s.vcpuLimit)
+			return 0, failf("VcpuLimitExceeded", "You have requested more vCPU capacity than your current vCPU limit of %d allows for the instance bucket that the "+
+				"specified instance type belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.", s.vcpuLimit)
 		}
 	}
 	return s.roomInSubnets(l, count)

@@ -117,7 +117,9 @@ func (d *disk) check() error {
 
 // context are the condition keys of a volume that a launch makes.
 func (d *disk) context(zone string) policy.Context {
-	c := policy.Context{"ec2:AvailabilityZone": {zone}, "ec2:Encrypted": {strconv.FormatBool(d.encrypted)}, "ec2:VolumeSize": {strconv.Itoa(int(d.size))}, "ec2:VolumeType": {d.kind}}
+	c := policy.Context{
+		"ec2:AvailabilityZone": {zone}, "ec2:Encrypted": {strconv.FormatBool(d.encrypted)}, "ec2:VolumeSize": {strconv.Itoa(int(d.size))}, "ec2:VolumeType": {d.kind},
+	}
 	if d.iops != 0 {
 		c["ec2:VolumeIops"] = []string{strconv.Itoa(int(d.iops))}
 	}
