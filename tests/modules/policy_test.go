@@ -46,6 +46,7 @@ func module(t *testing.T, parts ...string) file {
 type choices struct {
 	prefix, kms, vpc string
 	parameter        bool
+	secrets          string // where secrets are; "": in the bucket
 	targetGroups     map[string]string
 }
 
@@ -62,6 +63,15 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 	if c.parameter {
 		source, arn = "aws-parameter-store", parameter
 	}
+	encryptionKey := cty.ObjectVal(map[string]cty.Value{"provider": cty.StringVal(source), "arn": cty.StringVal(arn)})
+	secrets := map[string]cty.Value{"provider": cty.StringVal("object-storage"), "prefix": cty.StringVal("")}
+	if c.secrets != "" {
+		encryptionKey = cty.NullVal(encryptionKey.Type())
+		secrets = map[string]cty.Value{"provider": cty.StringVal(c.secrets), "prefix": cty.StringVal("nstance/example/")}
+		if c.secrets == "aws-parameter-store" {
+			secrets["prefix"] = cty.StringVal("/nstance/example/")
+		}
+	}
 	groups := cty.MapValEmpty(cty.String)
 	if len(c.targetGroups) > 0 {
 		values := map[string]cty.Value{}
@@ -74,7 +84,7 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 		"var": cty.ObjectVal(map[string]cty.Value{
 			"cluster": cty.ObjectVal(map[string]cty.Value{
 				"id": cty.StringVal("example"), "bucket_arn": cty.StringVal(bucket), "prefix": cty.StringVal(c.prefix), "kms_key_arn": text(c.kms),
-				"encryption_key": cty.ObjectVal(map[string]cty.Value{"provider": cty.StringVal(source), "arn": cty.StringVal(arn)}),
+				"encryption_key": encryptionKey, "secrets": cty.ObjectVal(secrets),
 			}),
 			"vpc_id": text(c.vpc), "target_group_arns": groups,
 		}),
@@ -239,6 +249,31 @@ func TestServerReadsOnlyItsKey(t *testing.T) {
 	})
 }
 
+// Where secrets are in a service: all of the cluster's may be read, and those made without which there is no CA.
+func TestServerReadsOnlyItsSecrets(t *testing.T) {
+	for store, names := range map[string]struct{ read, make, write, prefix string }{
+		"aws-secrets-manager": {"secretsmanager:GetSecretValue", "secretsmanager:CreateSecret", "secretsmanager:PutSecretValue", "arn:aws:secretsmanager:us-west-2:" + account + ":secret:"},
+		"aws-parameter-store": {"ssm:GetParameter", "ssm:PutParameter", "ssm:DeleteParameter", "arn:aws:ssm:us-west-2:" + account + ":parameter/"},
+	} {
+		suffix := ""
+		if store == "aws-secrets-manager" {
+			suffix = "-AbCdEf"
+		}
+		ask(t, choices{secrets: store}.server(t), []question{
+			{"the CA's key", names.read, names.prefix + "nstance/example/ca.key" + suffix, nil, true},
+			{"one that is not there", names.read, names.prefix + "nstance/example/ca.key", nil, true},
+			{"one of the user's", names.read, names.prefix + "nstance/example/api-token" + suffix, nil, true},
+			{"another cluster's", names.read, names.prefix + "nstance/example-2/ca.key" + suffix, nil, false},
+			{"making the CA's key", names.make, names.prefix + "nstance/example/ca.key", nil, true},
+			{"making the nonce key", names.make, names.prefix + "nstance/example/registration-nonce.key", nil, true},
+			{"making one of the user's", names.make, names.prefix + "nstance/example/api-token", nil, false},
+			{"making another cluster's", names.make, names.prefix + "nstance/other/ca.key", nil, false},
+			{"changing or deleting it", names.write, names.prefix + "nstance/example/ca.key" + suffix, nil, false},
+			{"the bucket all the same", "s3:GetObject", bucket + "/" + keys.Config("us-west-2a"), nil, true},
+		})
+	}
+}
+
 // What may be written is what the layout of the bucket says.
 func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 	id, err := ident.ParseID("acc06bgm7733st2576nx5jht4ecjw")
@@ -301,7 +336,9 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 // Every action is one that the servers use; docs and the provider's list of calls name the same.
 func TestServerHasNoOtherActions(t *testing.T) {
 	var actions []string
-	for _, doc := range []*policy.Document{full.server(t), choices{parameter: true}.server(t)} {
+	for _, doc := range []*policy.Document{
+		full.server(t), choices{parameter: true}.server(t), choices{secrets: "aws-secrets-manager"}.server(t), choices{secrets: "aws-parameter-store"}.server(t),
+	} {
 		for _, s := range doc.Statements {
 			if s.Deny || len(s.NotActions) > 0 || len(s.NotResources) > 0 {
 				t.Errorf("statement %s takes away instead of giving: these tests do not see all of it", s.SID)
@@ -316,7 +353,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	want := []string{
 		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances", "elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",
-		"iam:PassRole", "kms:Decrypt", "kms:GenerateDataKey", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket", "s3:PutObject", "secretsmanager:GetSecretValue", "ssm:GetParameter",
+		"iam:PassRole", "kms:Decrypt", "kms:GenerateDataKey", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket", "s3:PutObject", "secretsmanager:CreateSecret",
+		"secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:PutParameter",
 	}
 	if diff := cmp.Diff(want, slices.Compact(actions)); diff != "" {
 		t.Errorf("actions (-want +got):\n%s", diff)

@@ -47,19 +47,39 @@ locals {
     },
   ]
 
-  key_statements = concat(
-    [{
+  # Secrets: the key that seals those in the bucket, or else those in a service, of which the first leader makes the well-known ones.
+  secret_arns = {
+    aws-secrets-manager = "arn:${local.partition}:secretsmanager:${local.region}:${local.account_id}:secret:${var.cluster.secrets.prefix}"
+    aws-parameter-store = "arn:${local.partition}:ssm:${local.region}:${local.account_id}:parameter${var.cluster.secrets.prefix}"
+  }
+  read_secret = { aws-secrets-manager = "secretsmanager:GetSecretValue", aws-parameter-store = "ssm:GetParameter" }
+  make_secret = { aws-secrets-manager = "secretsmanager:CreateSecret", aws-parameter-store = "ssm:PutParameter" }
+
+  secret_statements = concat(
+    [for key in [var.cluster.encryption_key] : {
       Sid      = "ReadEncryptionKey"
       Effect   = "Allow"
-      Action   = var.cluster.encryption_key.provider == "aws-secrets-manager" ? "secretsmanager:GetSecretValue" : "ssm:GetParameter"
-      Resource = var.cluster.encryption_key.arn
-    }],
-    var.cluster.kms_key_arn == null ? [] : [{
+      Action   = local.read_secret[key.provider]
+      Resource = key.arn
+    } if key != null],
+    [for provider, arn in local.secret_arns : {
+      Sid      = "ReadSecrets"
+      Effect   = "Allow"
+      Action   = local.read_secret[provider]
+      Resource = "${arn}*"
+    } if provider == var.cluster.secrets.provider],
+    [for provider, arn in local.secret_arns : {
+      Sid      = "MakeWellKnownSecrets"
+      Effect   = "Allow"
+      Action   = local.make_secret[provider]
+      Resource = [for name in ["ca.key", "registration-nonce.key"] : provider == "aws-secrets-manager" ? "${arn}${name}*" : "${arn}${name}"]
+    } if provider == var.cluster.secrets.provider],
+    [for arn in [var.cluster.kms_key_arn] : {
       Sid      = "UseKMSKey"
       Effect   = "Allow"
       Action   = ["kms:Decrypt", "kms:GenerateDataKey"]
-      Resource = var.cluster.kms_key_arn
-    }],
+      Resource = arn
+    } if arn != null],
   )
 
   # VMs. An instance is only ever started with the cluster's tags and with IMDSv2, and only such instances are terminated.
@@ -168,7 +188,7 @@ locals {
     Version = "2012-10-17"
     Statement = flatten([
       local.bucket_statements,
-      local.key_statements,
+      local.secret_statements,
       local.instance_statements,
       local.leader_statements,
       local.target_statements,

@@ -5,16 +5,25 @@ variable "cluster" {
     bucket_arn  = string
     prefix      = optional(string, "")
     kms_key_arn = optional(string)
-    encryption_key = object({
+    encryption_key = optional(object({
       provider = string
       arn      = string
-    })
+    }))
+    secrets = optional(object({
+      provider = string
+      prefix   = string
+    }), { provider = "object-storage", prefix = "" })
   })
   nullable = false
 
   validation {
-    condition     = contains(["aws-secrets-manager", "aws-parameter-store"], var.cluster.encryption_key.provider)
+    condition     = var.cluster.encryption_key == null ? true : contains(["aws-secrets-manager", "aws-parameter-store"], var.cluster.encryption_key.provider)
     error_message = "cluster.encryption_key.provider is \"aws-secrets-manager\" or \"aws-parameter-store\"."
+  }
+
+  validation {
+    condition     = var.cluster.secrets.provider == "object-storage" ? var.cluster.encryption_key != null : contains(["aws-secrets-manager", "aws-parameter-store"], var.cluster.secrets.provider) && length(var.cluster.secrets.prefix) > 0
+    error_message = "cluster.secrets is in the object storage, with an encryption_key, or in aws-secrets-manager or aws-parameter-store, with a prefix: without one the servers could read every secret of the account."
   }
 }
 

@@ -4,7 +4,13 @@
 ephemeral "nstance_encryption_key" "this" {}
 
 locals {
-  in_secrets_manager = var.encryption_key.provider == "aws-secrets-manager"
+  # Secrets that are not in the bucket are not sealed.
+  sealed             = var.secrets.provider == "object-storage"
+  in_secrets_manager = local.sealed && var.encryption_key.provider == "aws-secrets-manager"
+  in_parameter_store = local.sealed && var.encryption_key.provider == "aws-parameter-store"
+  secrets_prefix = (local.sealed ? "" : var.secrets.prefix != null ? var.secrets.prefix
+    : var.secrets.provider == "aws-parameter-store" ? "/nstance/${var.cluster_id}/" : "nstance/${var.cluster_id}/"
+  )
 }
 
 resource "aws_secretsmanager_secret" "key" {
@@ -30,7 +36,7 @@ ephemeral "aws_secretsmanager_secret_version" "key" {
 }
 
 resource "aws_ssm_parameter" "key" {
-  count            = local.in_secrets_manager ? 0 : 1
+  count            = local.in_parameter_store ? 1 : 0
   name             = "/nstance/${var.cluster_id}/encryption-key"
   description      = "Seals the secrets of the Nstance cluster ${var.cluster_id}."
   type             = "SecureString"
@@ -41,18 +47,21 @@ resource "aws_ssm_parameter" "key" {
 }
 
 ephemeral "aws_ssm_parameter" "key" {
-  count           = local.in_secrets_manager ? 0 : 1
+  count           = local.in_parameter_store ? 1 : 0
   arn             = aws_ssm_parameter.key[0].arn
   with_decryption = true
 }
 
 locals {
-  key_arn = local.in_secrets_manager ? aws_secretsmanager_secret.key[0].arn : aws_ssm_parameter.key[0].arn
-  # What the servers' configuration calls it: Parameter Store's own calls take names, not ARNs.
-  key_source = local.in_secrets_manager ? aws_secretsmanager_secret.key[0].arn : aws_ssm_parameter.key[0].name
+  encryption_key = one(concat(
+    [for key in aws_secretsmanager_secret.key : { provider = "aws-secrets-manager", source = key.arn, arn = key.arn }],
+    [for key in aws_ssm_parameter.key : { provider = "aws-parameter-store", source = key.name, arn = key.arn }],
+  ))
 }
 
 resource "nstance_cluster" "this" {
+  count = local.sealed ? 1 : 0
+
   # Destroyed before any of these, and made after them: the CA is never in a bucket that is not private yet.
   depends_on = [
     aws_s3_bucket_public_access_block.this,

@@ -87,6 +87,32 @@ variable "encryption_key" {
   }
 }
 
+variable "secrets" {
+  description = <<-TEXT
+    Where the cluster's secrets are: CA key, nonce key, your own.
+
+    * `provider`: `object-storage`, sealed in the bucket with the encryption key; or `aws-secrets-manager` or `aws-parameter-store`, which need no encryption
+      key: the first server that leads makes the CA there, and there is no `nstance_cluster`.
+    * `prefix`: what their names begin with in the service. Left out, `nstance/CLUSTER/` (with a slash before it in Parameter Store).
+  TEXT
+  type = object({
+    provider = optional(string, "object-storage")
+    prefix   = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = contains(["object-storage", "aws-secrets-manager", "aws-parameter-store"], var.secrets.provider)
+    error_message = "secrets.provider is \"object-storage\", \"aws-secrets-manager\" or \"aws-parameter-store\"."
+  }
+
+  validation {
+    condition     = var.secrets.prefix == null ? true : can(regex("^/?([A-Za-z0-9_.-]+/)+$", var.secrets.prefix)) && startswith(var.secrets.prefix, "/") == (var.secrets.provider == "aws-parameter-store") && var.secrets.provider != "object-storage"
+    error_message = "secrets.prefix ends with a slash, such as \"nstance/example/\", and begins with one in Parameter Store only. In the bucket, secrets have the bucket's prefix."
+  }
+}
+
 variable "force_destroy" {
   description = "Let destroy delete the bucket with everything in it, and the encryption key at once. Without it, destroy ends with an error as long as anything is left in the bucket, earlier versions included, and a deleted key can be restored for 30 days."
   type        = bool

@@ -60,8 +60,12 @@ resource "nstance_shard" "this" {
   timeouts        = { delete = var.destroy_timeout }
 
   cluster = {
-    id      = var.cluster.id
-    secrets = { encryption_key = { provider = var.cluster.encryption_key.provider, source = var.cluster.encryption_key.source } }
+    id = var.cluster.id
+    secrets = {
+      provider       = var.cluster.secrets.provider
+      prefix         = var.cluster.secrets.prefix == "" ? null : var.cluster.secrets.prefix
+      encryption_key = var.cluster.encryption_key
+    }
   }
 
   server = {

@@ -7,10 +7,14 @@ variable "cluster" {
     bucket = string
     prefix = optional(string, "")
     region = string
-    encryption_key = object({
+    encryption_key = optional(object({
       provider = string
       source   = string
-    })
+    }))
+    secrets = optional(object({
+      provider = string
+      prefix   = string
+    }), { provider = "object-storage", prefix = "" })
   })
   nullable = false
 }

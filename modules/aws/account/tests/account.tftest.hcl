@@ -101,3 +101,23 @@ run "bad_values" {
 
   expect_failures = [var.cluster, var.name, var.vpc_id, var.path]
 }
+
+run "no_key" {
+  command = plan
+
+  variables {
+    cluster = { id = "example", bucket_arn = "arn:aws:s3:::example" }
+  }
+
+  expect_failures = [var.cluster]
+}
+
+run "no_secrets_prefix" {
+  command = plan
+
+  variables {
+    cluster = { id = "example", bucket_arn = "arn:aws:s3:::example", secrets = { provider = "aws-secrets-manager", prefix = "" } }
+  }
+
+  expect_failures = [var.cluster]
+}

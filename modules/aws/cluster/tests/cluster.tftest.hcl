@@ -23,7 +23,7 @@ run "defaults" {
     error_message = "storage has to be known when planning: ${jsonencode(output.storage)}"
   }
   assert {
-    condition     = !aws_s3_bucket.this.force_destroy && !nstance_cluster.this.force_destroy && length(aws_s3_bucket_versioning.this) == 1
+    condition     = !aws_s3_bucket.this.force_destroy && !nstance_cluster.this[0].force_destroy && length(aws_s3_bucket_versioning.this) == 1
     error_message = "the bucket is not protected"
   }
   assert {
@@ -47,7 +47,7 @@ run "defaults" {
     error_message = "the key is not in Secrets Manager"
   }
   assert {
-    condition     = aws_secretsmanager_secret_version.key[0].secret_string == null && aws_secretsmanager_secret_version.key[0].secret_string_wo == null && nstance_cluster.this.encryption_key_wo == null
+    condition     = aws_secretsmanager_secret_version.key[0].secret_string == null && aws_secretsmanager_secret_version.key[0].secret_string_wo == null && nstance_cluster.this[0].encryption_key_wo == null
     error_message = "the key is in the plan"
   }
 }
@@ -78,11 +78,11 @@ run "choices" {
     error_message = "the KMS key is not used"
   }
   assert {
-    condition     = aws_ssm_parameter.key[0].type == "SecureString" && aws_ssm_parameter.key[0].value_wo_version == 3 && aws_ssm_parameter.key[0].value_wo == null && nstance_cluster.this.encryption_key_wo_version == 3
+    condition     = aws_ssm_parameter.key[0].type == "SecureString" && aws_ssm_parameter.key[0].value_wo_version == 3 && aws_ssm_parameter.key[0].value_wo == null && nstance_cluster.this[0].encryption_key_wo_version == 3
     error_message = "the key is not in Parameter Store, in version 3"
   }
   assert {
-    condition     = aws_s3_bucket.this.force_destroy && nstance_cluster.this.force_destroy && length(aws_secretsmanager_secret.key) == 0
+    condition     = aws_s3_bucket.this.force_destroy && nstance_cluster.this[0].force_destroy && length(aws_secretsmanager_secret.key) == 0
     error_message = "destroy is not forced"
   }
   assert {
@@ -102,6 +102,43 @@ run "without_versioning" {
     condition     = length(aws_s3_bucket_versioning.this) == 0 && length(aws_s3_bucket_lifecycle_configuration.this) == 0
     error_message = "versioning is not off"
   }
+}
+
+run "secrets_in_parameter_store" {
+  command = plan
+
+  variables {
+    secrets = { provider = "aws-parameter-store" }
+  }
+
+  assert {
+    condition     = length(nstance_cluster.this) == 0 && length(aws_secretsmanager_secret.key) == 0 && length(aws_ssm_parameter.key) == 0
+    error_message = "there is a key that seals nothing"
+  }
+  assert {
+    condition     = output.cluster.secrets == { provider = "aws-parameter-store", prefix = "/nstance/example/" } && output.cluster.encryption_key == null && output.encryption_key == null
+    error_message = "secrets are elsewhere: ${jsonencode(output.cluster.secrets)}"
+  }
+}
+
+run "bad_secrets" {
+  command = plan
+
+  variables {
+    secrets = { provider = "vault" }
+  }
+
+  expect_failures = [var.secrets]
+}
+
+run "bad_secrets_prefix" {
+  command = plan
+
+  variables {
+    secrets = { provider = "aws-parameter-store", prefix = "nstance/example/" }
+  }
+
+  expect_failures = [var.secrets]
 }
 
 run "bad_names" {

@@ -99,6 +99,10 @@ run "defaults" {
     condition     = nstance_shard.this.defaults.userdata.content == "#!/bin/sh\n" && !nstance_shard.this.wait_for_leader && nstance_shard.this.timeouts.delete == "15m"
     error_message = "the shard has other defaults"
   }
+  assert {
+    condition     = nstance_shard.this.cluster.secrets.provider == "object-storage" && nstance_shard.this.cluster.secrets.encryption_key.source == var.cluster.encryption_key.source
+    error_message = "secrets are elsewhere: ${jsonencode(nstance_shard.this.cluster)}"
+  }
   # Nobody but agents and the other server.
   assert {
     condition     = { for key, rule in aws_vpc_security_group_ingress_rule.server : key => rule.from_port } == { election = 8991, registration = 8992, agent = 8994 } && length(aws_vpc_security_group_ingress_rule.agent) == 0
@@ -112,6 +116,13 @@ run "defaults" {
 
 run "standby" {
   variables {
+    cluster = {
+      id      = "example"
+      bucket  = "example-bucket"
+      prefix  = "clusters/example"
+      region  = "us-west-2"
+      secrets = { provider = "aws-secrets-manager", prefix = "nstance/example/" }
+    }
     server_count    = 2
     wait_for_leader = true
   }
@@ -119,6 +130,10 @@ run "standby" {
   assert {
     condition     = aws_autoscaling_group.server.min_size == 2 && aws_autoscaling_group.server.max_size == 2 && aws_autoscaling_group.server.desired_capacity == 2 && nstance_shard.this.wait_for_leader
     error_message = "there are not two servers"
+  }
+  assert {
+    condition     = nstance_shard.this.cluster.secrets.provider == "aws-secrets-manager" && nstance_shard.this.cluster.secrets.prefix == "nstance/example/" && nstance_shard.this.cluster.secrets.encryption_key == null && data.nstance_userdata.server.prefix == "clusters/example"
+    error_message = "secrets are elsewhere: ${jsonencode(nstance_shard.this.cluster)}"
   }
 }
 
