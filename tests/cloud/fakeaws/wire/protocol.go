@@ -141,5 +141,12 @@ func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if err != nil {
 		return nil, Errorf(http.StatusRequestEntityTooLarge, "RequestEntityTooLarge", "The body: %v", err)
 	}
+	if len(body) > 0 {
+		time.Sleep(distance)
+	}
 	return body, nil
 }
+
+// distance is how far away AWS is. The SDK closes a request's body as soon as it has the answer; when net/http's own goroutine has not seen the body's end by
+// then, it breaks the connection under the answer. Only a server on the same machine is ever that fast, and callers without retries would see it.
+const distance = 2 * time.Millisecond
