@@ -7,7 +7,7 @@ import (
 )
 
 func noAttachment(id string) error {
-	return failf("InvalidAttachmentID.NotFound", "The attachment ID '%s' does not exist", id)
+	return failf("InvalidAttachmentID.NotFound", "The interface attachment '%s' does not exist.", id)
 }
 
 // attachInterface binds an interface to an instance.
