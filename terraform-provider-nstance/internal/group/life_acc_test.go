@@ -130,3 +130,21 @@ func TestAccGroupNoOperator(t *testing.T) {
 		}
 	}
 }
+
+// Where nothing else is said, the variables of nstance-admin hold.
+func TestAccGroupOperatorFromEnvironment(t *testing.T) {
+	acctest.Acceptance(t)
+	w := newWorld(t)
+	w.operator = ""
+	cli := acctest.NewCLI(t, w.group(small))
+	cli.Setenv("NSTANCE_ADMIN_IDENTITY_DIR", w.Operator(t, "default"))
+	cli.Setenv("NSTANCE_ADMIN_SERVERS", "dev-1="+w.server.Operator+",dev-2=127.0.0.1:1")
+	cli.Run(t, "apply", "-auto-approve")
+	if w.spec(t, "default", "fleet") == nil {
+		t.Error("no group was made")
+	}
+	cli.Setenv("NSTANCE_ADMIN_SERVERS", "nonsense")
+	if out, err := cli.Try("plan"); err == nil || !strings.Contains(out, "Invalid NSTANCE_ADMIN_SERVERS") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

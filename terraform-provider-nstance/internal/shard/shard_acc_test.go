@@ -555,3 +555,26 @@ func TestAccWaitTimesOut(t *testing.T) {
 }
 
 func path(name string) tfjsonpath.Path { return tfjsonpath.New(name) }
+
+// A state from before there was `rolling_groups` is no reason to change anything.
+func TestAccOlderState(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cli := acctest.NewCLI(t, typed(b, options{size: 0}))
+	cli.Run(t, "apply", "-auto-approve")
+	const file = "terraform.tfstate"
+	text := cli.Texts(t)[file]
+	older := regexp.MustCompile(`(?s)\s*"rolling_groups": \[\],`).ReplaceAllString(text, "")
+	if older == text {
+		t.Fatalf("nothing to take away:\n%s", text)
+	}
+	cli.Write(t, file, older)
+	if out := cli.Run(t, "plan"); !strings.Contains(out, "No changes") {
+		t.Errorf("%s", out)
+	}
+	cli.Write(t, "main.tf", typed(b, options{size: 0, script: "#!/bin/bash"}))
+	cli.Run(t, "apply", "-auto-approve")
+	if text := cli.Texts(t)[file]; !regexp.MustCompile(`"rolling_groups": \[\s*"default/workers",`).MatchString(text) {
+		t.Errorf("what rolled is not in the state:\n%s", text)
+	}
+}

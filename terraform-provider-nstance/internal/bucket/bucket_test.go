@@ -1,0 +1,55 @@
+package bucket_test
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
+)
+
+// Every place that the provider's schema names can be read from, but for those of clouds that are not linked yet.
+func TestRing(t *testing.T) {
+	key := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("k", 32)))
+	aws := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answers := map[string]any{
+			"secretsmanager.GetSecretValue": map[string]string{"Name": "my-key", "SecretString": key},
+			"AmazonSSM.GetParameter":        map[string]any{"Parameter": map[string]string{"Name": "/my/key", "Value": key}},
+		}
+		w.Header().Set("Content-Type", "application/x-amz-json-1.1")
+		_ = json.NewEncoder(w).Encode(answers[r.Header.Get("X-Amz-Target")]) // the client's to notice
+	}))
+	t.Cleanup(aws.Close)
+	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
+		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
+	}
+	for name, value := range map[string]string{
+		"AWS_ENDPOINT_URL": aws.URL, "AWS_REGION": "us-west-2", "AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_PROFILE": "", "AWS_SESSION_TOKEN": "",
+		"NSTANCE_TEST_KEY": key,
+	} {
+		t.Setenv(name, value)
+	}
+	want, err := keyring.Parse([]byte(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range []config.KeySource{
+		{Provider: "env", Source: "NSTANCE_TEST_KEY"}, {Provider: "aws-secrets-manager", Source: "my-key"}, {Provider: "aws-parameter-store", Source: "/my/key"},
+	} {
+		ring, err := bucket.New(bucket.Settings{Keys: config.Secrets{EncryptionKey: &source}}).Ring(t.Context())
+		if err != nil || !ring.Current.Equal(want) {
+			t.Errorf("%s: %v", source.Provider, err)
+		}
+	}
+	google := config.KeySource{Provider: "google-secret-manager", Source: "my-key"}
+	if _, err := bucket.New(bucket.Settings{Keys: config.Secrets{EncryptionKey: &google}}).Ring(t.Context()); !errors.Is(err, bucket.ErrKey) || !strings.Contains(err.Error(), "google-secret-manager") {
+		t.Errorf("google: %v", err)
+	}
+}
