@@ -19,24 +19,20 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 			return s.allowNew(c, "RunInstances", "instance", nil, nil)
 		}
 	}
-	ask := func(id string, of *launchData) error { return s.allowLaunch(c, l, s.ARN(id), s.conditions(id), of) }
-	named := func(inTemplate bool) *launchData {
-		if inTemplate {
-			return l.templateData
-		}
-		return nil
+	ask := func(id string, overridden bool) error {
+		return s.allowLaunch(c, l, s.ARN(id), s.conditions(id), overridden)
 	}
-	t := l.templateData
-	if err := ask(l.image.id, named(t != nil && t.ImageID != nil && *t.ImageID == l.image.id)); err != nil {
+	network := l.subnet != "" || len(l.asked.NetworkInterface)+len(l.asked.SecurityGroupID) > 0
+	if err := ask(l.image.id, l.asked.ImageID != nil); err != nil {
 		return err
 	}
 	if l.templateID != "" {
-		if err := ask(l.templateID, nil); err != nil {
+		if err := ask(l.templateID, false); err != nil {
 			return err
 		}
 	}
 	if l.key != nil {
-		if err := ask(l.key.id, named(t != nil && t.KeyName != nil)); err != nil {
+		if err := ask(l.key.id, l.asked.KeyName != nil); err != nil {
 			return err
 		}
 	}
@@ -44,7 +40,7 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	for _, p := range l.net {
 		for _, id := range append([]string{p.subnet}, p.groups...) {
 			if !seen[id] {
-				if err := ask(id, nil); err != nil {
+				if err := ask(id, network); err != nil {
 					return err
 				}
 			}
@@ -54,7 +50,7 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 			"ec2:AvailabilityZone": {p.zone}, "ec2:Subnet": {s.arn("subnet", p.subnet)}, "ec2:Vpc": {s.arn("vpc", p.vpc)},
 		}
 		if p.existing != nil {
-			if err := ask(p.existing.id, nil); err != nil {
+			if err := ask(p.existing.id, network); err != nil {
 				return err
 			}
 			continue
@@ -62,21 +58,21 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 		if p.spec.Public != nil {
 			keys["ec2:AssociatePublicIpAddress"] = []string{strconv.FormatBool(*p.spec.Public)}
 		}
-		if err := s.allowMade(c, l, "network-interface", keys); err != nil {
+		if err := s.allowMade(c, l, "network-interface", keys, network); err != nil {
 			return err
 		}
 	}
 	for _, d := range l.disks {
-		if err := s.allowMade(c, l, "volume", d.context(l.net[0].zone)); err != nil {
+		if err := s.allowMade(c, l, "volume", d.context(l.net[0].zone), len(l.asked.BlockDeviceMapping) > 0); err != nil {
 			return err
 		}
 	}
-	if err := s.allowMade(c, l, "instance", l.context()); err != nil {
+	if err := s.allowMade(c, l, "instance", l.context(), l.asked.InstanceType != nil); err != nil {
 		return err
 	}
 	// The spot request is looked at only when it is tagged as it is made.
 	if l.spot && len(l.tags["spot-instances-request"]) > 0 {
-		if err := s.allowMade(c, l, "spot-instances-request", nil); err != nil {
+		if err := s.allowMade(c, l, "spot-instances-request", nil, l.asked.InstanceMarketOptions != nil); err != nil {
 			return err
 		}
 	}
@@ -84,23 +80,26 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 }
 
 // allowMade asks for permission to make a resource of the launch, and to tag it meanwhile.
-func (s *Service) allowMade(c *wire.Call, l *launch, resourceType string, keys policy.Context) error {
-	context := policy.Context{"ec2:IsLaunchTemplateResource": {"false"}}
-	if l.templateID != "" {
-		context["ec2:LaunchTemplate"] = []string{s.arn("launch-template", l.templateID)}
-	}
+func (s *Service) allowMade(c *wire.Call, l *launch, resourceType string, keys policy.Context, overridden bool) error {
+	context := s.templateContext(l, overridden)
 	maps.Copy(context, keys)
 	return s.allowNew(c, "RunInstances", resourceType, l.tags[resourceType], context)
 }
 
 // allowLaunch asks for permission to use an existing resource in a launch.
-func (s *Service) allowLaunch(c *wire.Call, l *launch, arn string, context policy.Context, template *launchData) error {
+func (s *Service) allowLaunch(c *wire.Call, l *launch, arn string, context policy.Context, overridden bool) error {
 	context = maps.Clone(context)
-	context["ec2:IsLaunchTemplateResource"] = []string{strconv.FormatBool(template != nil)}
-	if l.templateID != "" {
-		context["ec2:LaunchTemplate"] = []string{s.arn("launch-template", l.templateID)}
-	}
+	maps.Copy(context, s.templateContext(l, overridden))
 	return c.Authorize("ec2:RunInstances", arn, context)
+}
+
+// templateContext says which template a launch uses, and whether the resource is as the template says: the request did not override it.
+func (s *Service) templateContext(l *launch, overridden bool) policy.Context {
+	c := policy.Context{"ec2:IsLaunchTemplateResource": {strconv.FormatBool(l.templateID != "" && !overridden)}}
+	if l.templateID != "" {
+		c["ec2:LaunchTemplate"] = []string{s.arn("launch-template", l.templateID)}
+	}
+	return c
 }
 
 // allowProfile asks for permission to hand the profile's role to EC2.

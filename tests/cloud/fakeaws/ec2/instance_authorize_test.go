@@ -106,6 +106,31 @@ func TestLaunchPermissions(t *testing.T) {
 	}
 }
 
+func TestTemplatePermissions(t *testing.T) {
+	w := newVMWorld(t, nil)
+	id := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String("web"), LaunchTemplateData: &types.RequestLaunchTemplateData{
+		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, NetworkInterfaces: []types.LaunchTemplateInstanceNetworkInterfaceSpecificationRequest{{DeviceIndex: aws.Int32(0), SubnetId: &w.subnetA}},
+	}}))(t).LaunchTemplate.LaunchTemplateId
+	w.asked = nil
+	must(w.client.RunInstances(t.Context(), &sdk.RunInstancesInput{
+		MinCount: aws.Int32(1), MaxCount: aws.Int32(1), LaunchTemplate: &types.LaunchTemplateSpecification{LaunchTemplateId: id}, InstanceType: types.InstanceTypeT3Small,
+	}))(t)
+	got := map[string]string{}
+	for _, a := range w.asked {
+		kind, _, _ := strings.Cut(a.resource[strings.LastIndexByte(a.resource, ':')+1:], "/")
+		got[kind] = a.context["ec2:IsLaunchTemplateResource"][0]
+		if template := a.context["ec2:LaunchTemplate"]; len(template) != 1 || !strings.HasSuffix(template[0], *id) {
+			t.Errorf("%s: the template is %q", a.resource, template)
+		}
+	}
+	want := map[string]string{
+		"image": "true", "launch-template": "true", "subnet": "true", "security-group": "true", "network-interface": "true", "volume": "true", "instance": "false",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("as the template says (-want +got):\n%s", diff)
+	}
+}
+
 // Every operation of the VM half must ask: AWS lets nobody in unasked.
 func TestAllAsk(t *testing.T) {
 	w := newVMWorld(t, nil)

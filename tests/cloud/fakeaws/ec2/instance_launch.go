@@ -10,7 +10,8 @@ import (
 
 // launch is one RunInstances, or what Auto Scaling does in its stead, from its request to its reservation.
 type launch struct {
-	data     launchData
+	data     launchData // joined with the template's
+	asked    launchData // of the request alone
 	min, max int32
 	subnet   string // of the request's top level
 	implicit bool   // the primary interface was not in the request
@@ -18,7 +19,6 @@ type launch struct {
 	by       string            // AWS service that asks, "" for users
 	extra    map[string]string // tags of AWS's own, on the instance
 
-	templateData    *launchData // what the template said, nil without one
 	templateID      string
 	templateName    string
 	templateVersion int64

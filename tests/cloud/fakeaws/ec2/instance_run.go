@@ -116,7 +116,7 @@ func decodeUserData(text *string) ([]byte, error) {
 
 // launchOf reads a request, joined with the launch template it names: what the request says wins.
 func (s *Service) launchOf(in runInput) (*launch, error) {
-	l := &launch{data: in.launchData, min: value(in.MinCount), max: value(in.MaxCount), subnet: value(in.SubnetID)}
+	l := &launch{data: in.launchData, asked: in.launchData, min: value(in.MinCount), max: value(in.MaxCount), subnet: value(in.SubnetID)}
 	switch {
 	case in.MinCount == nil:
 		return nil, missing("MinCount")
@@ -151,7 +151,7 @@ func (s *Service) useTemplate(l *launch, ref TemplateRef) error {
 	if v.data.InstanceRequirements != nil {
 		return failf("InvalidParameterCombination", "RunInstances does not take launch templates with InstanceRequirements.")
 	}
-	l.templateData, l.templateID, l.templateVersion, l.templateName = &v.data.launchData, t.id, v.number, t.name
+	l.templateID, l.templateVersion, l.templateName = t.id, v.number, t.name
 	l.data = overlay(v.data.launchData, l.data)
 	return nil
 }

@@ -45,6 +45,7 @@ func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 	if l.Image != "" {
 		planned.data.ImageID = &l.Image
 	}
+	planned.asked = planned.data
 	if err := s.useTemplate(planned, l.Template); err != nil {
 		return nil, err
 	}
