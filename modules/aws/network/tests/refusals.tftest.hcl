@@ -1,4 +1,4 @@
-# Each validation, by itself.
+# Each validation. Those of different variables are refused together.
 
 mock_provider "aws" {}
 
@@ -7,54 +7,80 @@ variables {
   subnets = { servers = { us-west-2a = [{ ipv4_cidr = "10.0.2.0/24" }] } }
 }
 
-run "name" {
+run "balancer_name" {
   command = plan
 
   variables {
-    name = "-"
+    name           = "-"
+    vpc            = { ipv4_cidr = "10.0.0.0/8" }
+    nat_mode       = "instance"
+    endpoints      = { interface = ["ec2"], subnets = "web" }
+    load_balancers = { Web = { subnets = "servers", listeners = { a = { port = 80 } } } }
   }
 
-  expect_failures = [var.name]
+  expect_failures = [var.name, var.vpc, var.nat_mode, var.endpoints, var.load_balancers]
 }
 
-run "vpc_cidr" {
+run "balancer_subnets" {
   command = plan
 
   variables {
-    vpc = { ipv4_cidr = "10.0.0.0/8" }
+    vpc            = { existing = "my-vpc" }
+    load_balancers = { web = { subnets = "web", listeners = { a = { port = 80 } } } }
   }
 
-  expect_failures = [var.vpc]
+  expect_failures = [var.vpc, var.load_balancers]
 }
 
-run "vpc_existing" {
+run "no_listener" {
   command = plan
 
   variables {
-    vpc = { existing = "my-vpc" }
+    vpc            = { internet_gateway = "igw-0a" }
+    load_balancers = { web = { subnets = "servers", listeners = {} } }
   }
 
-  expect_failures = [var.vpc]
+  expect_failures = [var.vpc, var.load_balancers]
 }
 
-run "vpc_gateway" {
+run "listener_name" {
   command = plan
 
   variables {
-    vpc = { internet_gateway = "igw-0a" }
+    load_balancers = { web = { subnets = "servers", listeners = { "a/b" = { port = 80 } } } }
   }
 
-  expect_failures = [var.vpc]
+  expect_failures = [var.load_balancers]
 }
 
-run "ip_family" {
+run "listener_port" {
   command = plan
 
   variables {
-    ip_family = "ipv5"
+    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 0 } } } }
   }
 
-  expect_failures = [var.ip_family]
+  expect_failures = [var.load_balancers]
+}
+
+run "tls_without_certificate" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 443, protocol = "TLS" } } } }
+  }
+
+  expect_failures = [var.load_balancers]
+}
+
+run "same_port" {
+  command = plan
+
+  variables {
+    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 80 }, b = { port = 80 } } } }
+  }
+
+  expect_failures = [var.load_balancers]
 }
 
 run "no_subnets" {
@@ -201,92 +227,12 @@ run "nat_without_ipv4" {
   expect_failures = [var.subnets]
 }
 
-run "nat_mode" {
+run "ip_family" {
   command = plan
 
   variables {
-    nat_mode = "instance"
+    ip_family = "ipv5"
   }
 
-  expect_failures = [var.nat_mode]
-}
-
-run "endpoint_subnets" {
-  command = plan
-
-  variables {
-    endpoints = { interface = ["ec2"], subnets = "web" }
-  }
-
-  expect_failures = [var.endpoints]
-}
-
-run "balancer_name" {
-  command = plan
-
-  variables {
-    load_balancers = { Web = { subnets = "servers", listeners = { a = { port = 80 } } } }
-  }
-
-  expect_failures = [var.load_balancers]
-}
-
-run "balancer_subnets" {
-  command = plan
-
-  variables {
-    load_balancers = { web = { subnets = "web", listeners = { a = { port = 80 } } } }
-  }
-
-  expect_failures = [var.load_balancers]
-}
-
-run "no_listener" {
-  command = plan
-
-  variables {
-    load_balancers = { web = { subnets = "servers", listeners = {} } }
-  }
-
-  expect_failures = [var.load_balancers]
-}
-
-run "listener_name" {
-  command = plan
-
-  variables {
-    load_balancers = { web = { subnets = "servers", listeners = { "a/b" = { port = 80 } } } }
-  }
-
-  expect_failures = [var.load_balancers]
-}
-
-run "listener_port" {
-  command = plan
-
-  variables {
-    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 0 } } } }
-  }
-
-  expect_failures = [var.load_balancers]
-}
-
-run "tls_without_certificate" {
-  command = plan
-
-  variables {
-    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 443, protocol = "TLS" } } } }
-  }
-
-  expect_failures = [var.load_balancers]
-}
-
-run "same_port" {
-  command = plan
-
-  variables {
-    load_balancers = { web = { subnets = "servers", listeners = { a = { port = 80 }, b = { port = 80 } } } }
-  }
-
-  expect_failures = [var.load_balancers]
+  expect_failures = [var.ip_family]
 }
