@@ -14,7 +14,7 @@ variable "vpc" {
     The VPC.
 
     * `ipv4_cidr`: its addresses, if it is made here. A VPC always has some, even where its subnets have IPv6 only.
-    * `existing`: ID of a VPC that is there already. What is below is then added to it, and nothing that is there is changed.
+    * `existing`: ID of a VPC that is there already, and hence known when planning. What is below is then added to it, and nothing that is there is changed.
     * `internet_gateway`, `egress_only_gateway`: IDs of the gateways that an existing VPC has. A VPC has one internet gateway at most; where it has
       none, one is made when a subnet needs it.
   TEXT
@@ -61,7 +61,7 @@ variable "subnets" {
     shards in its zones. A zone may have several subnets of a role: add later ones at the end of the list, since they are known by their place in it.
 
     * `ipv4_cidr`: addresses of a subnet that is made here.
-    * `existing`: ID of a subnet that is there already. Its routes and settings are left alone.
+    * `existing`: ID of a subnet that is there already, and hence known when planning. Its routes and settings are left alone.
     * `ipv6_netnum`: which /64 of the VPC's /56, from 0 to 255; or `ipv6_cidr`: the /64 itself.
     * `public`: reached from the internet, through the internet gateway.
     * `nat_gateway`: has a NAT gateway (where `nat_mode` is `provider`). Only public subnets can.

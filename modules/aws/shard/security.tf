@@ -9,14 +9,14 @@ locals {
     { for i, cidr in var.operator_access.ipv6_cidrs : "operator-ipv6-${i}" => { ipv6 = cidr } },
     { for i, id in var.operator_access.security_group_ids : "operator-group-${i}" => { group = id } },
   )
-  checks = var.health_check.type == "ELB"
+  checks_from_vpc = var.health_check.type == "ELB" && length(var.health_check.security_group_ids) == 0
   health_sources = merge(
     { for i, cidr in var.health_access.ipv4_cidrs : "health-ipv4-${i}" => { ipv4 = cidr } },
     { for i, cidr in var.health_access.ipv6_cidrs : "health-ipv6-${i}" => { ipv6 = cidr } },
     { for i, id in var.health_access.security_group_ids : "health-group-${i}" => { group = id } },
-    { for key in ["checks"] : key => { group = var.health_check.security_group_id } if local.checks && var.health_check.security_group_id != null },
-    { for key in ["checks-ipv4"] : key => { ipv4 = var.network.ipv4_cidr } if local.checks && var.health_check.security_group_id == null },
-    { for key in ["checks-ipv6"] : key => { ipv6 = var.network.ipv6_cidr } if local.checks && var.health_check.security_group_id == null && local.ipv6 },
+    { for i, id in var.health_check.security_group_ids : "checks-group-${i}" => { group = id } if var.health_check.type == "ELB" },
+    { for key in ["checks-ipv4"] : key => { ipv4 = var.network.ipv4_cidr } if local.checks_from_vpc },
+    { for key in ["checks-ipv6"] : key => { ipv6 = var.network.ipv6_cidr } if local.checks_from_vpc && local.ipv6 },
   )
 
   server_ingress = merge(

@@ -220,14 +220,14 @@ variable "health_check" {
       200: AWS asks for that only through a load balancer.
     * `grace_period`: seconds that a new server gets.
     * `load_balancer_arn`: for `ELB`, a network load balancer with subnets in this zone, whose `listener_port` is free; each shard takes one of its own.
-    * `security_group_id`: that load balancer's security group. Left out: health checks come from anywhere in the VPC.
+    * `security_group_ids`: that load balancer's security groups. Left out: health checks come from anywhere in the VPC.
   TEXT
   type = object({
-    type              = optional(string, "EC2")
-    grace_period      = optional(number, 120)
-    load_balancer_arn = optional(string)
-    listener_port     = optional(number, 8990)
-    security_group_id = optional(string)
+    type               = optional(string, "EC2")
+    grace_period       = optional(number, 120)
+    load_balancer_arn  = optional(string)
+    listener_port      = optional(number, 8990)
+    security_group_ids = optional(list(string), [])
   })
   default  = {}
   nullable = false

@@ -220,10 +220,10 @@ run "balanced" {
       } }
     }
     health_check = {
-      type              = "ELB"
-      load_balancer_arn = "arn:aws:elasticloadbalancing:us-west-2:123456789012:loadbalancer/net/example-web/0123456789abcdef"
-      security_group_id = "sg-0000000000000000b"
-      listener_port     = 18990
+      type               = "ELB"
+      load_balancer_arn  = "arn:aws:elasticloadbalancing:us-west-2:123456789012:loadbalancer/net/example-web/0123456789abcdef"
+      security_group_ids = ["sg-0000000000000000b"]
+      listener_port      = 18990
     }
     health_access   = { ipv4_cidrs = ["10.0.9.0/24"] }
     operator_access = { security_group_ids = ["sg-0000000000000000c"] }
@@ -258,7 +258,7 @@ run "balanced" {
       "operator-group-0"              = [8993, "sg-0000000000000000c"]
       "operator-group-0-registration" = [8992, "sg-0000000000000000c"]
       "health-ipv4-0"                 = [8990, "10.0.9.0/24"]
-      checks                          = [8990, "sg-0000000000000000b"]
+      "checks-group-0"                = [8990, "sg-0000000000000000b"]
     }
     error_message = "open: ${jsonencode(keys(aws_vpc_security_group_ingress_rule.server))}"
   }
