@@ -50,6 +50,9 @@ func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
 	if text == "" {
 		return config.GroupSpec{}, errors.New("the server does not tell what the group says by itself: it is older than this provider")
 	}
+	if !json.Valid([]byte(text)) { // by itself, and not only between what is put around it
+		return config.GroupSpec{}, errors.New("the server's answer: spec_json is not JSON")
+	}
 	const before, after = `{"t": {"g": `, `}}`
 	groups, problems := config.ParseGroups("", []byte(before+text+after))
 	if err := problems.Err(); err != nil {

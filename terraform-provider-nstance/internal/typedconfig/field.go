@@ -74,11 +74,9 @@ func fieldsOf(typ reflect.Type) []field {
 }
 
 // Names returns the names of the attributes at the top, in the order of the document.
-func Names() []string { return names(reflect.TypeFor[config.Shard]()) }
-
-func names(typ reflect.Type) []string {
+func Names() []string {
 	var out []string
-	for _, f := range fieldsOf(typ) {
+	for _, f := range fieldsOf(reflect.TypeFor[config.Shard]()) {
 		out = append(out, f.attribute)
 	}
 	return out

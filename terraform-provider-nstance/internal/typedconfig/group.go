@@ -16,9 +16,6 @@ func GroupAttributes() map[string]schema.Attribute {
 	return builder{docs: docs()}.attributes(reflect.TypeFor[config.GroupSpec](), false)
 }
 
-// GroupNames returns the names of the attributes of one group, in the order of the document.
-func GroupNames() []string { return names(reflect.TypeFor[config.GroupSpec]()) }
-
 // GroupReading is what attribute values say of one group.
 type GroupReading struct {
 	Spec config.GroupSpec

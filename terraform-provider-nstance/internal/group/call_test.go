@@ -1,0 +1,94 @@
+package group
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// full is a group that says everything.
+func full() config.GroupSpec {
+	size, surge, drain := 3, 2, config.Duration(90e9)
+	return config.GroupSpec{
+		Template: "worker", Size: &size, InstanceType: "large", InstanceTypes: []string{"huge"}, SubnetPool: "p", Vars: map[string]string{"a": "b"},
+		Args: map[string]any{"A": map[string]any{"B": 1.5}}, LoadBalancers: []string{"lb"}, DrainTimeout: &drain, MaxSurge: &surge, MaxUnhealthy: "30%",
+	}
+}
+
+// Each field of a group is asked for, and taken back, by its own name: a new one cannot be forgotten.
+func TestRequestHasEveryField(t *testing.T) {
+	whole := request("fleet", full(), config.GroupSpec{})
+	if len(whole.GetClearFields()) > 0 || whole.GetGroup() != "fleet" {
+		t.Errorf("%v", whole)
+	}
+	typ := reflect.TypeFor[config.GroupSpec]()
+	for i := range typ.NumField() {
+		name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+		if name == "template" || name == "deleted" {
+			continue // required; the server's own mark
+		}
+		want := full()
+		if reflect.ValueOf(want).Field(i).IsZero() {
+			t.Fatalf("full() has no %s", name)
+		}
+		reflect.ValueOf(&want).Elem().Field(i).SetZero()
+		without := request("fleet", want, full())
+		if name == "args" {
+			name = "args_json"
+		}
+		if !slices.Equal(without.GetClearFields(), []string{name}) {
+			t.Errorf("without %s, %v is cleared", name, without.GetClearFields())
+		}
+		without.ClearFields = nil
+		if proto.Equal(without, whole) {
+			t.Errorf("%s is not asked for", name)
+		}
+	}
+}
+
+func TestSpecOf(t *testing.T) {
+	for text, good := range map[string]bool{
+		`{"template": "worker", "size": 0}`: true, `{}`: true, ``: false, `{`: false, `{"nosuch": 1}`: false, `[]`: false, `{"size": -1}`: false,
+		`{}}, "u": {"h": {}`: false,
+	} {
+		_, err := specOf(&nstancev1.GroupStatus{SpecJson: text})
+		if (err == nil) != good {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func FuzzSpecOf(f *testing.F) {
+	f.Add(`{"template": "worker", "size": 1, "args": {"a": [1, null]}, "drain_timeout": "1m"}`)
+	f.Add(`{}}, "u": {"h": {}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		spec, err := specOf(&nstancev1.GroupStatus{SpecJson: text})
+		if err != nil {
+			return
+		}
+		if !same(spec, canonical(spec)) {
+			t.Errorf("%+v is not the same as itself", spec)
+		}
+	})
+}
+
+func TestSame(t *testing.T) {
+	a, b := full(), full()
+	b.Args = map[string]any{"A": map[string]any{"B": 1.5}}
+	if !same(a, b) {
+		t.Error("equal groups differ")
+	}
+	if !same(config.GroupSpec{Template: "worker"}, config.GroupSpec{Template: "worker", Vars: map[string]string{}, InstanceTypes: []string{}}) {
+		t.Error("empty and none differ")
+	}
+	zero := 0
+	if same(config.GroupSpec{Template: "worker"}, config.GroupSpec{Template: "worker", Size: &zero}) {
+		t.Error("no size and a size of 0 are the same")
+	}
+}
