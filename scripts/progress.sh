@@ -57,6 +57,6 @@ prepare() {
 	fi
 	terraform=$(scripts/tool.sh terraform-or-tofu)
 	export terraform
-	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" make -s build
+	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" make -s build GO_BUILD="go build -tags grpcnotrace"
 	mkdir -p bin/tests
 }

@@ -1,0 +1,88 @@
+package secretsmanager_test
+
+import (
+	"errors"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	awssdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	sm "github.com/aws/aws-sdk-go-v2/service/secretsmanager"
+
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/contract/secretstore/secretsmanager"
+	"github.com/nstance-kit/nstance/services/contract/secretstore/secretstoretest"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
+)
+
+func open(t *testing.T) (*fakeaws.Cloud, *sm.Client) {
+	cloud, err := fakeaws.New(fakeaws.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cloud.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	server := httptest.NewServer(cloud)
+	t.Cleanup(server.Close)
+	access, secret := cloud.Credentials()
+	return cloud, sm.NewFromConfig(awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL, Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+}
+
+func TestStore(t *testing.T) {
+	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
+		_, client := open(t)
+		return secretsmanager.New(client, "nstance/example/"), secretsmanager.New(client, "nstance/example/")
+	})
+}
+
+// A secret that a person has marked for deletion must not be taken for one that never was.
+func TestMarkedForDeletion(t *testing.T) {
+	_, client := open(t)
+	store := secretsmanager.New(client, "p/")
+	value := secretstore.NewValue([]byte("x"))
+	if err := store.Put(t.Context(), "ca.key", value, secretstore.IfAbsent); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.DeleteSecret(t.Context(), &sm.DeleteSecretInput{SecretId: awssdk.String("p/ca.key"), RecoveryWindowInDays: awssdk.Int64(7)}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := store.Get(t.Context(), "ca.key")
+	if err == nil || errors.Is(err, secretstore.ErrNotFound) || !strings.Contains(err.Error(), "restore it") {
+		t.Errorf("get: %v", err)
+	}
+	if err := store.Put(t.Context(), "ca.key", value, secretstore.IfAbsent); err == nil {
+		t.Error("a second one was created")
+	}
+}
+
+// What lies beside our prefix is not ours, and prefixes do not mix.
+func TestPrefixes(t *testing.T) {
+	_, client := open(t)
+	ours, theirs := secretsmanager.New(client, "a/"), secretsmanager.New(client, "a/b/")
+	for _, store := range []*secretsmanager.Store{ours, theirs} {
+		if err := store.Put(t.Context(), "x", secretstore.NewValue([]byte("x")), secretstore.IfAbsent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names, err := ours.List(t.Context()); err != nil || len(names) != 1 {
+		t.Errorf("names %v, %v, want just x", names, err)
+	}
+}
+
+// A creation whose answer is lost is repeated by the SDK under the same token, and is one creation.
+func TestLostAnswer(t *testing.T) {
+	cloud, client := open(t)
+	store := secretsmanager.New(client, "")
+	cloud.Faults().LoseAnswer(fault.Match{Service: "secretsmanager", Action: "CreateSecret"}, 1)
+	if err := store.Put(t.Context(), "x", secretstore.NewValue([]byte("x")), secretstore.IfAbsent); err != nil {
+		t.Error(err)
+	}
+	if cloud.Faults().Pending() != 0 {
+		t.Error("no answer was lost")
+	}
+}
