@@ -48,7 +48,9 @@ func start(t *testing.T, ready, alive *atomic.Bool) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- systemd.Run(ctx, systemd.Daemon{Ready: ready.Load, Alive: alive.Load, Log: slog.New(slog.DiscardHandler)}) }()
+	go func() {
+		done <- systemd.Run(ctx, systemd.Daemon{Ready: ready.Load, Alive: alive.Load, Log: slog.New(slog.DiscardHandler)})
+	}()
 	return func() {
 		cancel()
 		if err := <-done; err != nil {
