@@ -1,6 +1,6 @@
 # What a person does with this repository. Each target delegates to a script or to go; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux clean-dev build nstance-admin image sim bench generate lint test test-short
+.PHONY: help up down demo check dev-tmux clean-dev build nstance-admin image sim bench generate lint test test-aws test-short
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -55,6 +55,9 @@ lint: ## gofmt, vet, golangci-lint, buf, shellcheck
 
 test: ## Every test, building what it needs: what CI runs
 	@scripts/test.sh
+
+test-aws: ## Everything about AWS: fake cloud, provider, modules, images, whole stacks
+	@scripts/test.sh tools cloud modules images stacks
 
 test-short: ## Unit tests only, no external tools, under two minutes
 	go test -short ./...

@@ -12,7 +12,7 @@ trap 'exit 1' HUP INT TERM
 
 # Building the tools is not part of any step's time.
 step_tools() {
-	for name in buf protoc-gen-go versitygw golangci-lint tofu packer tflint; do
+	for name in buf protoc-gen-go versitygw golangci-lint tofu packer tflint tfplugindocs; do
 		scripts/tool.sh "$name"
 	done
 }
@@ -37,9 +37,9 @@ step_lint() {
 	scripts/lint.sh
 }
 
-# The provider and tests/: mostly other people's code around ours, and the race detector triples their time.
+# The provider and tests/: mostly other people's code around ours, and the race detector triples their time. Stacks have a step of their own.
 step_unit() {
-	go list ./... | grep -v '/services/' | xargs go test -timeout 10m
+	go list ./... | grep -v -e '/services/' -e '/tests/stacks$' | xargs go test -timeout 10m
 }
 
 step_race() {
@@ -85,6 +85,17 @@ step_demo() {
 	scripts/demo.sh
 }
 
+# The examples, applied to a cloud on this machine, used and destroyed.
+step_stacks() {
+	go test ./tests/stacks -count=1 -timeout 20m
+}
+
+# What `make test-aws` adds to modules, images and stacks; in the whole run unit and race have it.
+step_cloud() {
+	go test ./tests/cloud/... ./tests/modules/... ./services/internal/infra/aws/... ./services/contract/secretstore/... ./services/contract/keyring/... \
+		./services/internal/agent/notice/... -timeout 10m
+}
+
 step_images() {
 	scripts/images-check.sh
 }
@@ -116,7 +127,7 @@ run() {
 }
 
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance modules images demo kill9
+[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance modules images stacks demo kill9
 for step; do
 	run "$step"
 done

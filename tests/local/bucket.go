@@ -125,39 +125,63 @@ func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x50
 	if err != nil {
 		return none, nil, err
 	}
-	ca, err := state.LoadCA(ctx)
-	if err != nil {
-		return none, nil, fmt.Errorf("load the CA: %w", err)
-	}
-	public, private, err := ed25519.GenerateKey(rand.Reader)
+	ca, cert, private, err := issue(ctx, state, Cluster)
 	if err != nil {
 		return none, nil, err
-	}
-	now := time.Now()
-	id, err := ident.NewID(ident.OperatorPrefix, now, rand.Reader)
-	if err != nil {
-		return none, nil, err
-	}
-	cert, err := ca.IssueClient(authority.ClientSpec{
-		Identity:  authority.Identity{Role: authority.RoleOperator, Cluster: Cluster, Tenant: Tenant, ID: id},
-		PublicKey: public,
-	}, rand.Reader, now)
-	if err != nil {
-		return none, nil, err
-	}
-	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: Cluster, Tenant: Tenant, Writer: id.String(),
-		PublicKey: public, Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter}, CreatedAt: now}, "")
-	if err != nil {
-		return none, nil, fmt.Errorf("register an operator: %w", err)
 	}
 	if dir != "" {
 		if err := save(dir, ca.Certificate(), cert, private); err != nil {
 			return none, nil, err
 		}
 	}
+	identity, pool := forTLS(ca, cert, private)
+	return identity, pool, nil
+}
+
+// Identity registers an operator of the default tenant in a cluster's bucket and returns what it shows to servers, and whom it trusts.
+func Identity(ctx context.Context, state *clusterstate.State, cluster string) (tls.Certificate, *x509.CertPool, error) {
+	ca, cert, private, err := issue(ctx, state, cluster)
+	if err != nil {
+		return tls.Certificate{}, nil, err
+	}
+	identity, pool := forTLS(ca, cert, private)
+	return identity, pool, nil
+}
+
+func forTLS(ca authority.CA, cert *x509.Certificate, private ed25519.PrivateKey) (tls.Certificate, *x509.CertPool) {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Certificate())
-	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: private, Leaf: cert}, pool, nil
+	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: private, Leaf: cert}, pool
+}
+
+// issue makes an operator's key, has the CA certify it, and puts it into the bucket.
+func issue(ctx context.Context, state *clusterstate.State, cluster string) (authority.CA, *x509.Certificate, ed25519.PrivateKey, error) {
+	ca, err := state.LoadCA(ctx)
+	if err != nil {
+		return authority.CA{}, nil, nil, fmt.Errorf("load the CA: %w", err)
+	}
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return authority.CA{}, nil, nil, err
+	}
+	now := time.Now()
+	id, err := ident.NewID(ident.OperatorPrefix, now, rand.Reader)
+	if err != nil {
+		return authority.CA{}, nil, nil, err
+	}
+	cert, err := ca.IssueClient(authority.ClientSpec{
+		Identity:  authority.Identity{Role: authority.RoleOperator, Cluster: cluster, Tenant: Tenant, ID: id},
+		PublicKey: public,
+	}, rand.Reader, now)
+	if err != nil {
+		return authority.CA{}, nil, nil, err
+	}
+	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: cluster, Tenant: Tenant, Writer: id.String(),
+		PublicKey: public, Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter}, CreatedAt: now}, "")
+	if err != nil {
+		return authority.CA{}, nil, nil, fmt.Errorf("register an operator: %w", err)
+	}
+	return ca, cert, private, nil
 }
 
 // save writes an identity as `nstance-admin cluster register-operator` does.

@@ -1,0 +1,119 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
+)
+
+// Programs are what a stack is made of, built once for all tests of a process.
+type Programs struct {
+	// ServerImage and AgentImage are trees that images/packer/provision.sh made.
+	ServerImage, AgentImage string
+	Versitygw               string
+	CLIConfig               string // TF_CLI_CONFIG_FILE: our provider, and hashicorp/aws from this machine's mirror
+	dir                     string
+}
+
+var programs = sync.OnceValues(build)
+
+// Root is the repository.
+func Root() string {
+	_, file, _, ok := runtime.Caller(0)
+	if !ok {
+		panic("lab: built without file names")
+	}
+	return filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(file))))
+}
+
+// Build builds the programs.
+func Build() (Programs, error) { return programs() }
+
+// Discard removes what Build made.
+func Discard() error {
+	p, err := programs()
+	return errors.Join(err, os.RemoveAll(p.dir))
+}
+
+func build() (p Programs, err error) {
+	if p.dir, err = os.MkdirTemp("", "nstance-stacks-"); err != nil {
+		return p, err
+	}
+	ctx := context.Background()
+	bin := filepath.Join(p.dir, "bin")
+	if _, err := run(ctx, "go", "build", "-tags", "grpcnotrace", "-o", bin+"/", "./services/cmd/nstance-server", "./services/cmd/nstance-agent", "./terraform-provider-nstance"); err != nil {
+		return p, err
+	}
+	if p.ServerImage, p.AgentImage, err = images(ctx, bin, filepath.Join(p.dir, "images")); err != nil {
+		return p, err
+	}
+	if p.Versitygw, err = run(ctx, "scripts/tool.sh", "versitygw"); err != nil {
+		return p, err
+	}
+	p.CLIConfig, err = run(ctx, "scripts/tf-env.sh", "--mirror", filepath.Join(bin, "terraform-provider-nstance"), filepath.Join(p.dir, "terraform.rc"))
+	return p, err
+}
+
+// images makes the images of both roles with the script that Packer runs.
+func images(ctx context.Context, bin, dir string) (server, agent string, err error) {
+	runner, err := machine.New(machine.Config{Dir: dir})
+	if err != nil {
+		return "", "", err
+	}
+	defer func() { err = errors.Join(err, runner.Close()) }()
+	base := filepath.Join(dir, "base")
+	if err := os.CopyFS(filepath.Join(base, "srv", "provision"), os.DirFS(filepath.Join(Root(), "images", "packer"))); err != nil {
+		return "", "", err
+	}
+	if err := os.CopyFS(filepath.Join(base, "srv", "provision", "bin"), os.DirFS(bin)); err != nil {
+		return "", "", err
+	}
+	build := func(role string) (string, error) {
+		return runner.Build(ctx, base, "#!/bin/sh\nexec sh /srv/provision/provision.sh\n", map[string]string{
+			"NSTANCE_ROLE": role, "NSTANCE_PLATFORM": "none", "NSTANCE_BINARY": "/srv/provision/bin/nstance-" + role,
+		})
+	}
+	if server, err = build("server"); err != nil {
+		return "", "", err
+	}
+	agent, err = build("agent")
+	return server, agent, err
+}
+
+// CLI returns the path of "tofu" or "terraform". Terraform is taken from PATH only; ok says whether it is there.
+func CLI(name string) (path string, ok bool, err error) {
+	if name == "tofu" {
+		path, err = run(context.Background(), "scripts/tool.sh", "tofu")
+		return path, err == nil, err
+	}
+	path, err = exec.LookPath(name)
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", false, nil
+	}
+	return path, err == nil, err
+}
+
+// run runs a command in the repository and returns its output without the last line break.
+func run(ctx context.Context, name string, args ...string) (string, error) {
+	if strings.ContainsRune(name, '/') {
+		name = filepath.Join(Root(), name)
+	}
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = Root()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", filepath.Base(name), strings.Join(args, " "), err, stderr.Bytes())
+	}
+	return strings.TrimSuffix(string(out), "\n"), nil
+}

@@ -1,0 +1,272 @@
+// Package lab is a cloud on this machine for tests of whole stacks: fakeaws with real machines, whose images the real provisioning script made, a real S3
+// server behind the buckets, and the examples of this repository applied to it by the real CLIs.
+//
+// Invariant: programs and modules under test are as users get them; what is fake is the cloud alone.
+package lab
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	awssdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
+	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
+	"github.com/aws/aws-sdk-go-v2/service/ssm"
+	"google.golang.org/grpc"
+	grpccredentials "google.golang.org/grpc/credentials"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
+	s3front "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
+	"github.com/nstance-kit/nstance/tests/local"
+)
+
+// The images that there are, made on this machine's architecture.
+const (
+	ServerAMI = "ami-0000000000000000a"
+	AgentAMI  = "ami-0000000000000000b"
+)
+
+// scaling is how often Auto Scaling looks at its groups: AWS takes its time, a test does not.
+const scaling = 500 * time.Millisecond
+
+// Lab is one cloud, empty but for the images.
+type Lab struct {
+	Cloud    *fakeaws.Cloud
+	Machines *machine.Runner
+	Endpoint string
+	programs Programs
+}
+
+// New starts a cloud that ends with the test. When the test fails, what the machines wrote is logged.
+func New(t *testing.T) *Lab {
+	t.Helper()
+	programs, err := Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &Lab{programs: programs}
+	backend, stop, err := s3front.Start(context.WithoutCancel(t.Context()), t.TempDir(), programs.Versitygw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stop() })
+	dir := t.TempDir()
+	l.Cloud, err = fakeaws.New(fakeaws.Config{
+		S3: &backend, ScalingEvery: scaling, Probe: l.probe, Log: slog.New(slog.DiscardHandler),
+		Machines: func(api http.Handler) (ec2.Machines, error) {
+			var err error
+			l.Machines, err = machine.New(machine.Config{
+				Dir: dir, API: api, Images: map[string]string{ServerAMI: programs.ServerImage, AgentAMI: programs.AgentImage},
+				Environment: map[string]string{"AWS_ENDPOINT_URL": "http://169.254.170.1", "AWS_S3_USE_PATH_STYLE": "true"},
+			})
+			return l.Machines, err
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Cloud.Close(); err != nil {
+			t.Error(err)
+		}
+		l.tell(t, filepath.Join(dir, "logs"))
+		if err := l.Machines.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	server := httptest.NewServer(l.Cloud)
+	t.Cleanup(server.Close)
+	l.Endpoint = server.URL
+	for ami, role := range map[string]string{ServerAMI: "server", AgentAMI: "agent"} {
+		l.Cloud.EC2().AddImage(ec2.AMI{ID: ami, Name: "nstance-" + role + "-1.0.0-amd64-20261121000000", Arch: "x86_64", Created: time.Now().Add(-time.Hour)})
+	}
+	return l
+}
+
+// probe is a load balancer's health check, made from the VPC.
+func (l *Lab) probe(ctx context.Context, target elbv2.Target) bool {
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		return l.Machines.DialVPC(ctx, target.VPC, network, address)
+	}
+	address := net.JoinHostPort(target.Address, strconv.Itoa(target.Port))
+	if target.Protocol == "TCP" {
+		conn, err := dial(ctx, "tcp", address)
+		if err != nil {
+			return false
+		}
+		return conn.Close() == nil
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+target.Path, http.NoBody)
+	if err != nil {
+		return false
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return resp.StatusCode >= 200 && resp.StatusCode < 400
+}
+
+// Key reads the encryption key by its ARN or name, as the servers do.
+func (l *Lab) Key(t *testing.T, provider, id string) string {
+	t.Helper()
+	if provider == "aws-parameter-store" {
+		out, err := ssm.NewFromConfig(l.Config()).GetParameter(t.Context(), &ssm.GetParameterInput{Name: &id, WithDecryption: awssdk.Bool(true)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return awssdk.ToString(out.Parameter.Value)
+	}
+	out, err := secretsmanager.NewFromConfig(l.Config()).GetSecretValue(t.Context(), &secretsmanager.GetSecretValueInput{SecretId: &id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return awssdk.ToString(out.SecretString)
+}
+
+// tell logs what the machines of a failed test wrote.
+func (l *Lab) tell(t *testing.T, logs string) {
+	if !t.Failed() {
+		return
+	}
+	entries, err := os.ReadDir(logs)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, entry := range entries {
+		text, err := os.ReadFile(filepath.Join(logs, entry.Name()))
+		if err != nil {
+			t.Error(err)
+		}
+		const most = 12 << 10
+		t.Logf("--- %s\n%s", entry.Name(), text[max(0, len(text)-most):])
+	}
+}
+
+// environment is what a person would set to use this cloud.
+func (l *Lab) environment() map[string]string {
+	access, secret := l.Cloud.Credentials()
+	return map[string]string{
+		"AWS_ENDPOINT_URL": l.Endpoint, "AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret, "AWS_REGION": l.Cloud.Region(), "AWS_S3_USE_PATH_STYLE": "true",
+		"AWS_EC2_METADATA_DISABLED": "true", "TF_CLI_CONFIG_FILE": l.programs.CLIConfig, "CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1",
+	}
+}
+
+// Config is the SDK's configuration of the account itself.
+func (l *Lab) Config() awssdk.Config {
+	access, secret := l.Cloud.Credentials()
+	return awssdk.Config{Region: l.Cloud.Region(), BaseEndpoint: awssdk.String(l.Endpoint), Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
+}
+
+// State reads and writes a shard's documents in a bucket, as nstance-admin would with the encryption key.
+func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterstate.State {
+	t.Helper()
+	access, secret := l.Cloud.Credentials()
+	store, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Region: l.Cloud.Region(), Endpoint: l.Endpoint, PathStyle: true,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	current, err := keyring.Parse([]byte(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster, Ring: keyring.Ring{Current: current}, Rand: rand.Reader})
+	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: cluster, ShardID: shard, Secrets: secrets})
+}
+
+// Operator connects to a shard's leader from its network, as a new operator.
+func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc, host string) nstancev1.OperatorServiceClient {
+	t.Helper()
+	cert, roots, err := local.Identity(t.Context(), state, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := func(ctx context.Context, address string) (net.Conn, error) {
+		return l.Machines.DialVPC(ctx, vpc, "tcp", address)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(host, "8993"), grpc.WithContextDialer(dial),
+		grpc.WithTransportCredentials(grpccredentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: host})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return nstancev1.NewOperatorServiceClient(conn)
+}
+
+// Instances are those that are not terminated, of one cluster's VMs where its name is given.
+func (l *Lab) Instances(cluster string) (alive []ec2.InstanceView) {
+	l.Cloud.Locked(func() {
+		for _, instance := range l.Cloud.EC2().Instances() {
+			if instance.State != "terminated" && (cluster == "" || l.Cloud.EC2().Tags(instance.ID)["nstance:cluster"] == cluster && l.Cloud.EC2().Tags(instance.ID)["nstance:instance-id"] != "") {
+				alive = append(alive, instance)
+			}
+		}
+	})
+	return alive
+}
+
+// Targets are the states of all targets of all target groups.
+func (l *Lab) Targets(t *testing.T) (states []string) {
+	t.Helper()
+	client := elasticloadbalancingv2.NewFromConfig(l.Config())
+	groups, err := client.DescribeTargetGroups(t.Context(), &elasticloadbalancingv2.DescribeTargetGroupsInput{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range groups.TargetGroups {
+		health, err := client.DescribeTargetHealth(t.Context(), &elasticloadbalancingv2.DescribeTargetHealthInput{TargetGroupArn: group.TargetGroupArn})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, target := range health.TargetHealthDescriptions {
+			states = append(states, string(target.TargetHealth.State))
+		}
+	}
+	return states
+}
+
+// Eventually looks until look returns "", which it has to within a time-out; else what it returned last is the failure.
+func Eventually(t *testing.T, within time.Duration, what string, look func() string) time.Duration {
+	t.Helper()
+	began, ticker := time.Now(), time.NewTicker(100*time.Millisecond)
+	defer ticker.Stop()
+	for {
+		wrong := look()
+		if wrong == "" {
+			took := time.Since(began)
+			t.Logf("%s: after %.1f s", what, took.Seconds())
+			return took
+		}
+		if time.Since(began) > within {
+			t.Fatalf("%s: not within %s: %s", what, within, wrong)
+		}
+		select {
+		case <-t.Context().Done():
+			t.Fatal(fmt.Errorf("%s: %w", what, t.Context().Err()))
+		case <-ticker.C:
+		}
+	}
+}

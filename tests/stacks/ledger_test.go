@@ -1,0 +1,199 @@
+package stacks
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	awssdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/iam"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+)
+
+// ledger is what the servers of all stacks called, and what their roles' policies allow.
+//
+// The check is that the two are the same, and that nothing was ever denied. Hence, whichever action is taken from a policy: either a server calls for it, which is
+// then denied, or it was allowed for nothing. TestLedger shows what a missing action does.
+type ledger struct {
+	mu      sync.Mutex
+	used    map[string]map[string]bool // IAM actions asked for, by call, such as "ec2:RunInstances"
+	allowed map[string]bool            // IAM actions of the policies
+	denied  []string
+}
+
+// policies adds what a stack's roles allow, as long as there are any.
+func (b *ledger) policies(t *testing.T, l *lab.Lab, cluster string) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.used == nil {
+		b.used, b.allowed = map[string]map[string]bool{}, map[string]bool{}
+	}
+	for _, action := range policyActions(t, l, cluster+"-nstance-server") {
+		b.allowed[action] = true
+	}
+	if actions := policyActions(t, l, cluster+"-nstance-agent"); len(actions) > 0 {
+		t.Errorf("the agents' role may %v; it is for nothing", actions)
+	}
+}
+
+// calls adds what the servers of a stack called up to its end.
+func (b *ledger) calls(l *lab.Lab, cluster string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, call := range l.Cloud.Calls() {
+		if !strings.HasPrefix(call.Principal.Role, cluster+"-") {
+			continue
+		}
+		name := call.Service + ":" + call.Action
+		if b.used[name] == nil {
+			b.used[name] = map[string]bool{}
+		}
+		for _, check := range call.Checks {
+			b.used[name][check.Action] = true
+			if !check.Allowed {
+				b.denied = append(b.denied, fmt.Sprintf("%s on %s: %s", check.Action, check.Resource, check.Reason))
+			}
+		}
+	}
+}
+
+// policyActions are the actions that a role's inline policies allow.
+func policyActions(t *testing.T, l *lab.Lab, role string) (actions []string) {
+	t.Helper()
+	client := iam.NewFromConfig(l.Config())
+	attached, err := client.ListAttachedRolePolicies(t.Context(), &iam.ListAttachedRolePoliciesInput{RoleName: &role})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(attached.AttachedPolicies) > 0 {
+		t.Errorf("role %s has managed policies, which nobody looks into here", role)
+	}
+	inline, err := client.ListRolePolicies(t.Context(), &iam.ListRolePoliciesInput{RoleName: &role})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range inline.PolicyNames {
+		policy, err := client.GetRolePolicy(t.Context(), &iam.GetRolePolicyInput{RoleName: &role, PolicyName: &name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := url.QueryUnescape(awssdk.ToString(policy.PolicyDocument))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var document struct {
+			Statement []struct {
+				Effect string
+				Action any
+			}
+		}
+		if err := json.Unmarshal([]byte(text), &document); err != nil {
+			t.Fatal(err)
+		}
+		for _, statement := range document.Statement {
+			switch action := statement.Action.(type) {
+			case string:
+				actions = append(actions, action)
+			case []any:
+				for _, one := range action {
+					actions = append(actions, one.(string))
+				}
+			}
+		}
+	}
+	return actions
+}
+
+// check holds calls, policies and docs/aws.md against each other.
+func (b *ledger) check(t *testing.T) {
+	if len(b.used) == 0 {
+		t.Fatal("no stack ran, so there is nothing to hold against the policies")
+	}
+	for _, problem := range b.problems(documented(t)) {
+		t.Error(problem)
+	}
+}
+
+func (b *ledger) problems(documented map[string]string) (problems []string) {
+	for _, denied := range b.denied {
+		problems = append(problems, "a server was denied "+denied)
+	}
+	used, calls := map[string]bool{}, map[string]string{}
+	for call, actions := range b.used {
+		maps.Copy(used, actions)
+		calls[call] = strings.Join(slices.Sorted(maps.Keys(actions)), " ")
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(b.allowed)), slices.Sorted(maps.Keys(used))); diff != "" {
+		problems = append(problems, "actions that the policies allow (-), and that the servers' calls asked for (+):\n"+diff)
+	}
+	if diff := cmp.Diff(documented, calls); diff != "" {
+		problems = append(problems, "calls in docs/aws.md (-), and calls that servers made (+):\n"+diff)
+	}
+	return problems
+}
+
+// TestLedger: whatever is taken from what is allowed, called or documented, or added to it, is found.
+func TestLedger(t *testing.T) {
+	docs := map[string]string{"ec2:RunInstances": "ec2:CreateTags ec2:RunInstances iam:PassRole", "s3:ListObjectsV2": "s3:ListBucket"}
+	book := func() *ledger {
+		b := &ledger{used: map[string]map[string]bool{}, allowed: map[string]bool{}}
+		for call, actions := range docs {
+			b.used[call] = map[string]bool{}
+			for _, action := range strings.Fields(actions) {
+				b.used[call][action], b.allowed[action] = true, true
+			}
+		}
+		return b
+	}
+	if problems := book().problems(docs); len(problems) > 0 {
+		t.Errorf("nothing is wrong, and yet: %v", problems)
+	}
+	for action := range book().allowed {
+		without := book()
+		delete(without.allowed, action)
+		if len(without.problems(docs)) == 0 {
+			t.Errorf("a policy without %s is not noticed", action)
+		}
+	}
+	for what, change := range map[string]func(b *ledger){
+		"an action for nothing": func(b *ledger) { b.allowed["s3:DeleteBucket"] = true },
+		"a call not documented": func(b *ledger) { b.used["s3:GetObject"] = map[string]bool{"s3:ListBucket": true} },
+		"a call that is gone":   func(b *ledger) { delete(b.used, "s3:ListObjectsV2") },
+		"a denial":              func(b *ledger) { b.denied = []string{"s3:GetObject on x"} },
+	} {
+		b := book()
+		change(b)
+		if len(b.problems(docs)) == 0 {
+			t.Errorf("%s is not noticed", what)
+		}
+	}
+}
+
+var row = regexp.MustCompile("(?m)^\\| `([a-z0-9]+:[A-Za-z0-9]+)` \\| ((?:`[a-z0-9]+:[A-Za-z]+` ?)+)\\|")
+
+// documented reads the tables of docs/aws.md.
+func documented(t *testing.T) map[string]string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs", "aws.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]string{}
+	for _, match := range row.FindAllStringSubmatch(string(page), -1) {
+		actions := strings.Fields(strings.ReplaceAll(match[2], "`", ""))
+		slices.Sort(actions)
+		calls[match[1]] = strings.Join(actions, " ")
+	}
+	return calls
+}

@@ -1,0 +1,53 @@
+package stacks
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+)
+
+func multiAZ(t *testing.T, book *ledger) {
+	l := lab.New(t)
+	before := l.Inventory(t)
+	stack := l.Stack(t, cli(t, "terraform"), "aws/multi-az", map[string]any{
+		"cluster": "trio", "force_destroy": true, "key_provider": "aws-parameter-store",
+		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
+		"web_arch": "amd64", "web_instance_types": []string{"t3.small"}, "agent_ami": lab.AgentAMI,
+		"web_commands": []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &"},
+		"settings":     map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s", "garbage_collection": map[string]any{"interval": "5s"}},
+	})
+	stack.Apply(t)
+	if code, said := stack.Plan(t); code != 0 {
+		t.Errorf("a plan right after apply finds changes (exit code %d):\n%s", code, said)
+	}
+	var shards map[string]shard
+	stack.Output(t, "shards", &shards)
+	if len(shards) != 3 {
+		t.Errorf("%d shards, want 3", len(shards))
+	}
+	for _, s := range shards {
+		f := &fleet{Lab: l, cluster: "trio", shard: s}
+		f.open(t, stack)
+		f.healthy(t)
+		f.settled(t, 1, nil)
+		f.refresh(t) // for destroy, which changes the configuration first
+	}
+	// Every VM is registered with the load balancer's target group, and answers it.
+	lab.Eventually(t, soon, "three healthy targets", func() string {
+		targets := l.Targets(t)
+		if healthy := slices.DeleteFunc(targets, func(s string) bool { return s != "healthy" }); len(healthy) < 3 {
+			return fmt.Sprint(l.Targets(t))
+		}
+		return ""
+	})
+	book.policies(t, l, "trio")
+	stack.Destroy(t)
+	book.calls(l, "trio")
+	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
+		t.Errorf("after destroy (-before apply +now):\n%s", diff)
+	}
+}

@@ -1,0 +1,296 @@
+package stacks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+)
+
+// soon bounds what a machine of the fake cloud does within seconds; a silent death is noticed by keepalive, within 30.
+const soon = 2 * time.Minute
+
+// shard is the output of the module.
+type shard struct {
+	ID        string `json:"id"`
+	LeaderIP  string `json:"leader_ipv4"`
+	Interface string `json:"leader_interface_id"`
+	ASG       string `json:"autoscaling_group_name"`
+}
+
+// fleet is one shard of a stack while it is used.
+type fleet struct {
+	*lab.Lab
+	cluster string
+	shard   shard
+	key     string
+	state   *clusterstate.State
+}
+
+// open finds the shard's bucket and the cluster's encryption key.
+func (f *fleet) open(t *testing.T, stack *lab.Stack) {
+	t.Helper()
+	var bucket string
+	var from struct{ Provider, Source string }
+	stack.Output(t, "bucket", &bucket)
+	stack.Output(t, "encryption_key", &from)
+	f.key = f.Key(t, from.Provider, from.Source)
+	f.state = f.State(t, bucket, f.cluster, f.shard.ID, f.key)
+}
+
+// refresh tells the leader, until the test ends, to look for a new configuration every second: it would find one by itself within three minutes.
+func (f *fleet) refresh(t *testing.T) {
+	t.Helper()
+	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ticker := time.NewTicker(time.Second); ; {
+			select {
+			case <-ctx.Done():
+				ticker.Stop()
+				return
+			case <-ticker.C:
+				_, _ = operator.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{}) // there may be no leader now
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+func singleShard(t *testing.T, book *ledger) {
+	l := lab.New(t)
+	before := l.Inventory(t)
+	vars := map[string]any{
+		"cluster": "solo", "force_destroy": true, "worker_count": 2,
+		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
+		"worker_arch": "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"}, "agent_ami": lab.AgentAMI,
+		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s", "garbage_collection": map[string]any{"interval": "5s"}},
+	}
+	stack := l.Stack(t, cli(t, "tofu"), "aws/single-shard", vars)
+	stack.Apply(t)
+
+	f := &fleet{Lab: l, cluster: "solo"}
+	stack.Output(t, "shard", &f.shard)
+	f.open(t, stack)
+
+	// apply waited for the leader: by then it has its address.
+	f.healthy(t)
+	f.settled(t, 2, nil)
+	if code, said := stack.Plan(t); code != 0 {
+		t.Fatalf("a plan right after apply finds changes (exit code %d):\n%s", code, said)
+	}
+	noSecrets(t, f, stack)
+	f.refresh(t)
+
+	// A server that is stopped in an orderly way lets go of the address before it lets go of the shard.
+	detached := f.count("DetachNetworkInterface")
+	if out, err := f.Machines.Exec(f.servers()[0].ID, "systemctl", "restart", "nstance-server"); err != nil {
+		t.Fatalf("restart the server: %v\n%s", err, out)
+	}
+	f.healthy(t)
+	if f.count("DetachNetworkInterface") == detached {
+		t.Error("the server that was stopped kept the leader's interface")
+	}
+
+	// A VM is lost behind everybody's back.
+	victim := f.workers()[0]
+	f.Cloud.EC2().Kill(victim.ID)
+	f.settled(t, 2, []string{victim.ID})
+
+	// A mistake in the configuration is found by the plan.
+	code, said := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}}).Plan(t)
+	if code != 1 || !strings.Contains(said, "health_check_interval") {
+		t.Errorf("a configuration with a wrong duration: exit code %d, want 1 and its name:\n%s", code, said)
+	}
+
+	// The group's arguments change: the plan names the group that rolls, and apply rolls it.
+	old := ids(f.workers())
+	vars["worker_args"] = `{"Monitoring": {"Enabled": true}}`
+	code, said = stack.Plan(t)
+	if code != 2 || !strings.Contains(said, "default/workers") {
+		t.Errorf("other arguments: exit code %d, want 2 and the name of the group that rolls:\n%s", code, said)
+	}
+	stack.Apply(t)
+	f.settled(t, 2, old)
+
+	// The cloud takes a VM away, and says so before: its replacement runs while it still does.
+	vars["worker_args"] = `{"InstanceMarketOptions": {"MarketType": "spot"}}`
+	old = ids(f.workers())
+	stack.Apply(t)
+	f.settled(t, 2, old)
+	doomed := f.workers()[0]
+	const notice = 20 * time.Second // AWS gives two minutes
+	if !f.Cloud.EC2().Interrupt(doomed.ID, time.Now().Add(notice)) {
+		t.Errorf("%s could not be interrupted: %+v", doomed.ID, doomed)
+	}
+	f.joined(t, doomed.ID)
+	f.settled(t, 2, []string{doomed.ID})
+
+	// Scaled to zero, the server is gone and the VMs run on; scaled back, what was lost meanwhile is replaced.
+	vars["server_count"] = 0
+	stack.Apply(t)
+	lab.Eventually(t, soon, "no server", func() string {
+		if servers := f.servers(); len(servers) > 0 {
+			return fmt.Sprintf("servers %v", ids(servers))
+		}
+		return ""
+	})
+	orphaned := f.workers()
+	if len(orphaned) != 2 {
+		t.Errorf("without a server there are the VMs %v, want two", ids(orphaned))
+	}
+	f.Cloud.EC2().Kill(orphaned[0].ID)
+	vars["server_count"] = 1
+	stack.Apply(t)
+	f.settled(t, 2, []string{orphaned[0].ID})
+	if !slices.Contains(ids(f.workers()), orphaned[1].ID) {
+		t.Errorf("the VM %s, which outlived the server, was replaced", orphaned[1].ID)
+	}
+
+	book.policies(t, l, f.cluster)
+	stack.Destroy(t)
+	book.calls(l, f.cluster)
+	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
+		t.Errorf("after destroy (-before apply +now):\n%s", diff)
+	}
+}
+
+// workers are the VMs of the shard that are not gone or going.
+func (f *fleet) workers() []ec2.InstanceView {
+	return slices.DeleteFunc(f.Instances(f.cluster), func(i ec2.InstanceView) bool {
+		return i.State != "running" && i.State != "pending" || i.Zone != f.shard.ID
+	})
+}
+
+// servers are the machines of the shard's Auto Scaling group.
+func (f *fleet) servers() (servers []ec2.InstanceView) {
+	f.Cloud.Locked(func() {
+		s := f.Cloud.EC2()
+		for _, instance := range s.Instances() {
+			if instance.State != "terminated" && s.Tags(instance.ID)["aws:autoscaling:groupName"] == f.shard.ASG {
+				servers = append(servers, instance)
+			}
+		}
+	})
+	return servers
+}
+
+// count says how often the servers have called something.
+func (f *fleet) count(action string) (n int) {
+	for _, call := range f.Cloud.Calls() {
+		if call.Action == action && call.Principal.Role == f.cluster+"-nstance-server" {
+			n++
+		}
+	}
+	return n
+}
+
+func ids(instances []ec2.InstanceView) []string {
+	out := make([]string, len(instances))
+	for i, instance := range instances {
+		out[i] = instance.ID
+	}
+	slices.Sort(out)
+	return out
+}
+
+// healthy waits until the leader answers at the shard's fixed address, as a VM of the network would see it, and holds its interface.
+func (f *fleet) healthy(t *testing.T) {
+	t.Helper()
+	lab.Eventually(t, soon, "the leader answers at "+f.shard.LeaderIP, func() string {
+		servers := f.servers()
+		if len(servers) == 0 {
+			return "there is no server"
+		}
+		client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return f.Machines.DialVPC(ctx, servers[0].VPC, network, address)
+		}}}
+		resp, err := client.Get("http://" + net.JoinHostPort(f.shard.LeaderIP, "8990") + "/health")
+		if err != nil {
+			return err.Error()
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			return fmt.Sprintf("%d %s %v", resp.StatusCode, body, err)
+		}
+		return ""
+	})
+}
+
+// settled waits until the shard has so many VMs, none of them of those that had to go, each with an agent that registered.
+func (f *fleet) settled(t *testing.T, size int, gone []string) {
+	t.Helper()
+	lab.Eventually(t, soon, fmt.Sprintf("%d registered VMs without %v", size, gone), func() string {
+		workers := f.workers()
+		if len(workers) != size {
+			return fmt.Sprintf("VMs %v", ids(workers))
+		}
+		registered := map[string]bool{}
+		if err := f.state.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+			registered[instance.ProviderID] = instance.State == record.Registered
+		}); err != nil {
+			return err.Error()
+		}
+		for _, worker := range workers {
+			if slices.Contains(gone, worker.ID) {
+				return worker.ID + " is still there"
+			}
+			if !registered[worker.ID] {
+				return worker.ID + " has not registered"
+			}
+		}
+		return ""
+	})
+}
+
+// joined waits until a third VM runs beside the one that will be taken away.
+func (f *fleet) joined(t *testing.T, doomed string) {
+	t.Helper()
+	lab.Eventually(t, soon, "a replacement beside "+doomed, func() string {
+		if workers := ids(f.workers()); len(workers) != 3 || !slices.Contains(workers, doomed) {
+			return fmt.Sprintf("VMs %v", workers)
+		}
+		return ""
+	})
+}
+
+// noSecrets looks for the cluster's private keys and encryption key in what the CLI left on disk.
+func noSecrets(t *testing.T, f *fleet, stack *lab.Stack) {
+	t.Helper()
+	files := stack.Files(t)
+	state := slices.ContainsFunc(slices.Collect(maps.Keys(files)), func(path string) bool { return strings.HasSuffix(path, "terraform.tfstate") })
+	if !state || len(f.key) < 32 {
+		t.Fatalf("no state among %d files, or no key: nothing was looked at", len(files))
+	}
+	for path, content := range files {
+		for what, secret := range map[string]string{"the encryption key": f.key, "a private key": "PRIVATE KEY"} {
+			quoted, err := json.Marshal(secret)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bytes.Contains(content, []byte(secret)) || bytes.Contains(content, bytes.Trim(quoted, `"`)) {
+				t.Errorf("%s holds %s", path, what)
+			}
+		}
+	}
+}

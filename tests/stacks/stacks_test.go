@@ -1,0 +1,54 @@
+// Package stacks applies the examples to a cloud on this machine, uses what comes of them, and destroys it: tofu or terraform, the real AWS provider, ours,
+// real servers and agents on machines that boot the userdata they were given.
+package stacks
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+)
+
+// TestMain leaves the stacks out of `go test -short`: they take minutes, root, and tools that scripts/tool.sh builds.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() {
+		fmt.Println("stacks are not tested with -short: make test-aws")
+		return
+	}
+	code := m.Run()
+	if err := lab.Discard(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// TestStacks applies both examples, one under each CLI, and then holds what their servers called against what their role may.
+func TestStacks(t *testing.T) {
+	var book ledger
+	t.Run("apply", func(t *testing.T) {
+		for name, test := range map[string]func(*testing.T, *ledger){"single-shard": singleShard, "multi-az": multiAZ} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				test(t, &book)
+			})
+		}
+	})
+	t.Run("permissions", book.check)
+}
+
+func cli(t *testing.T, name string) string {
+	t.Helper()
+	path, ok, err := lab.CLI(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !ok {
+		t.Logf("%s is not on PATH: tofu stands in for it", name)
+		return cli(t, "tofu")
+	}
+	return path
+}
