@@ -151,6 +151,10 @@ func TestScalingBehindBalancer(t *testing.T) {
 }
 
 func TestBucket(t *testing.T) {
+	if testing.Short() {
+		t.Log("the real S3 server is left out of a short run")
+		return
+	}
 	gateway := os.Getenv("NSTANCE_VERSITYGW")
 	if gateway == "" {
 		gateway = strings.TrimSpace(string(must(exec.CommandContext(t.Context(), "../../../scripts/tool.sh", "versitygw").Output())(t)))

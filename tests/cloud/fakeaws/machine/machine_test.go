@@ -2,6 +2,7 @@ package machine_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -28,6 +29,11 @@ func TestMain(m *testing.M) {
 		orphan()
 	case "answerer":
 		answer()
+		return
+	}
+	flag.Parse()
+	if testing.Short() {
+		fmt.Println("machines are not tested with -short: they take root and a build of their init")
 		return
 	}
 	dir, err := os.MkdirTemp("", "machine-test-")

@@ -29,10 +29,6 @@ func hermetic(t *testing.T) {
 // TestConformance runs what every object store must pass, as a role that may do exactly what a store does, in a bucket that keeps versions and in one that
 // does not.
 func TestConformance(t *testing.T) {
-	if testing.Short() {
-		t.Log("the long suite is left out of a short run")
-		return
-	}
 	hermetic(t)
 	w := newWorld(t)
 	w.bucket("plain")

@@ -2,6 +2,8 @@ package s3_test
 
 import (
 	"errors"
+	"flag"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -180,4 +182,14 @@ func wantCode(t *testing.T, what string, err error, code string) {
 	if !errors.As(err, &e) || e.ErrorCode() != code {
 		t.Errorf("%s: error = %v, want %s", what, err, code)
 	}
+}
+
+// TestMain leaves the package out of `go test -short`: nearly all of it needs the real S3 server, which takes minutes to build.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() {
+		fmt.Println("S3 is not tested with -short: it takes a real server")
+		return
+	}
+	os.Exit(m.Run())
 }
