@@ -14,7 +14,7 @@ tools=$root/tests/tools
 name=${1:-}
 
 if [ $# -ne 1 ] || [ -z "$name" ]; then
-	echo "usage: scripts/tool.sh NAME, one of: terraform-or-tofu protoc-gen-go protoc-gen-go-grpc $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
+	echo "usage: scripts/tool.sh NAME, one of: terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler controller-gen capi-core $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
 	exit 2
 fi
 
@@ -34,6 +34,21 @@ tofu)
 	;;
 protoc-gen-*)
 	module=protoc
+	;;
+kube-apiserver | kube-controller-manager | kube-scheduler)
+	module=kubernetes
+	# Without a version they call themselves v0.0.0-master, which Cluster API refuses.
+	version=$(sed -n 's|.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$tools/kubernetes/go.mod")
+	minor=${version#v1.}
+	for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+		ldflags="$ldflags -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=${minor%%.*}"
+	done
+	;;
+controller-gen)
+	module=controller-tools
+	;;
+capi-core)
+	module=cluster-api
 	;;
 esac
 
@@ -68,6 +83,11 @@ if [ ! -x "$bin" ]; then
 	unset GOOS GOARCH
 	(cd "$tools/$module" && GOWORK=off GOFLAGS='-mod=readonly -buildvcs=false' CGO_ENABLED=0 \
 		go build -trimpath -ldflags "$ldflags" -o "$tmp/" tool >&2)
+	# Some programs are called after their folder, which says little.
+	case $module in
+	etcd) mv "$tmp/server" "$tmp/etcd" ;;
+	cluster-api) mv "$tmp/core" "$tmp/capi-core" ;;
+	esac
 	if [ ! -x "$tmp/$name" ]; then
 		echo "tool.sh: module $module builds no $name" >&2
 		exit 1
