@@ -1,0 +1,11 @@
+#!/bin/sh
+# Deep copies and resource definitions of services/api/v1beta1, and the operator's role from the markers of its reconcilers.
+set -eu
+cd "$(dirname -- "$0")/.."
+
+gen=$(scripts/tool.sh controller-gen)
+"$gen" object paths=./services/api/v1beta1
+"$gen" crd:crdVersions=v1 paths=./services/api/v1beta1 output:crd:dir=config/crd
+if [ -d services/internal/operator ]; then
+	"$gen" rbac:roleName=nstance-operator paths=./services/internal/operator/... output:rbac:dir=config/rbac
+fi

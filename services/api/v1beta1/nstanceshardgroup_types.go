@@ -1,0 +1,127 @@
+package v1beta1
+
+import (
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// NstanceShardGroupSpec is a pool's share on one shard. The operator writes it.
+type NstanceShardGroupSpec struct {
+	// group is the name of the group on the shard's servers.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable"
+	Group string `json:"group,omitempty"`
+	// shard is the shard's ID.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="shard is immutable"
+	Shard string `json:"shard,omitempty"`
+	// size is how many instances this shard is to keep.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100000
+	Size *int32 `json:"size,omitempty"`
+	// template, see NstanceMachinePool.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	Template string `json:"template,omitempty"`
+	// subnetPool, see NstanceMachinePool.
+	// +optional
+	// +kubebuilder:validation:MaxLength=32
+	SubnetPool string `json:"subnetPool,omitempty"`
+	// instanceType, see NstanceMachinePool.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	InstanceType string `json:"instanceType,omitempty"`
+	// vars, see NstanceMachinePool.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=256
+	Vars map[string]string `json:"vars,omitempty"`
+}
+
+// NstanceShardGroupStatus is what the shard's leader said last.
+type NstanceShardGroupStatus struct {
+	// observedGeneration is the generation of the spec that the shard's leader has taken.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// isStatic is true when the shard's own configuration defines the group.
+	// +optional
+	IsStatic bool `json:"isStatic,omitempty"`
+	// config is the group as the server merged it from template, configuration and what was pushed.
+	// +optional
+	// +kubebuilder:pruning:PreserveUnknownFields
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=object
+	Config *apiextensionsv1.JSON `json:"config,omitempty"`
+	// actualSize counts the instances that count towards size.
+	// +optional
+	ActualSize *int32 `json:"actualSize,omitempty"`
+	// healthy counts those of them that are healthy.
+	// +optional
+	Healthy *int32 `json:"healthy,omitempty"`
+	// providerIDs has the provider IDs of the group's instances, sorted.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10000
+	ProviderIDs []string `json:"providerIDs,omitempty"`
+	// lastSyncTime is when the shard's leader last took a change or said something new.
+	// +optional
+	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
+	// conditions: Ready, ShardReachable, ConfigValid, Paused.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=32
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// NstanceShardGroup is the part of an NstanceMachinePool on one shard, named `{group}--{shard}` and owned by the pool.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=nstanceshardgroups,scope=Namespaced,categories=cluster-api,shortName=nsg
+// +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
+// +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.spec.shard`
+// +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.spec.size`
+// +kubebuilder:printcolumn:name="Actual",type=integer,JSONPath=`.status.actualSize`
+// +kubebuilder:printcolumn:name="Healthy",type=integer,JSONPath=`.status.healthy`
+// +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
+// +kubebuilder:printcolumn:name="Reachable",type=string,JSONPath=`.status.conditions[?(@.type=="ShardReachable")].status`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Synced",type=date,JSONPath=`.status.lastSyncTime`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || self.spec.template == oldSelf.spec.template",message="template cannot be changed: the group is static, so it is defined in the shard's configuration"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) ? self.spec.subnetPool : '') == (has(oldSelf.spec.subnetPool) ? oldSelf.spec.subnetPool : '')",message="subnetPool cannot be changed: the group is static, so it is defined in the shard's configuration"
+type NstanceShardGroup struct {
+	metav1.TypeMeta `json:",inline"`
+	// metadata is the standard object's metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
+	// spec is what is wanted.
+	// +required
+	Spec NstanceShardGroupSpec `json:"spec,omitzero"`
+	// status is what was seen.
+	// +optional
+	Status NstanceShardGroupStatus `json:"status,omitempty,omitzero"`
+}
+
+// NstanceShardGroupList is a list of shard groups.
+//
+// +kubebuilder:object:root=true
+type NstanceShardGroupList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []NstanceShardGroup `json:"items"`
+}
+
+// GetConditions returns the conditions.
+func (g *NstanceShardGroup) GetConditions() []metav1.Condition { return g.Status.Conditions }
+
+// SetConditions replaces the conditions.
+func (g *NstanceShardGroup) SetConditions(conditions []metav1.Condition) {
+	g.Status.Conditions = conditions
+}

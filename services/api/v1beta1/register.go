@@ -1,0 +1,23 @@
+package v1beta1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is the group, which Cluster API prescribes for infrastructure providers, and the version of these types.
+var GroupVersion = schema.GroupVersion{Group: "infrastructure.cluster.x-k8s.io", Version: "v1beta1"}
+
+// AddToScheme makes the types known to a scheme.
+func AddToScheme(scheme *runtime.Scheme) error {
+	scheme.AddKnownTypes(GroupVersion,
+		&NstanceCluster{}, &NstanceClusterList{},
+		&NstanceMachinePool{}, &NstanceMachinePoolList{},
+		&NstanceShardGroup{}, &NstanceShardGroupList{},
+		&NstanceMachine{}, &NstanceMachineList{},
+		&NstanceMachineTemplate{}, &NstanceMachineTemplateList{},
+	)
+	metav1.AddToGroupVersion(scheme, GroupVersion)
+	return nil
+}
