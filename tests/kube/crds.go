@@ -1,0 +1,130 @@
+package kube
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+)
+
+// InstallCRDs installs the definitions in files, or in the *.yaml files of directories, and waits until their objects can be written.
+func (c *Cluster) InstallCRDs(ctx context.Context, paths ...string) error {
+	crds, err := readCRDs(paths...)
+	if err != nil {
+		return err
+	}
+	return c.installCRDs(ctx, crds)
+}
+
+// readCRDs reads definitions. What else is in the files is left out: a directory of them may hold a kustomization.
+func readCRDs(paths ...string) (crds []*apiextensionsv1.CustomResourceDefinition, err error) {
+	for _, path := range paths {
+		files := []string{path}
+		if info, err := os.Stat(path); err != nil {
+			return nil, err
+		} else if info.IsDir() {
+			if files, err = filepath.Glob(filepath.Join(path, "*.yaml")); err != nil {
+				return nil, err
+			}
+		}
+		found := len(crds)
+		for _, file := range files {
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			documents, err := split(raw)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			for _, document := range documents {
+				crd := &apiextensionsv1.CustomResourceDefinition{}
+				if err := yaml.Unmarshal(document, crd); err != nil {
+					return nil, fmt.Errorf("%s: %w", file, err)
+				}
+				if crd.Kind == "CustomResourceDefinition" {
+					crds = append(crds, crd)
+				}
+			}
+		}
+		if len(crds) == found {
+			return nil, fmt.Errorf("%s holds no CustomResourceDefinition", path)
+		}
+	}
+	return crds, nil
+}
+
+// split takes the documents of a YAML file apart. Those that are empty are left out.
+func split(raw []byte) (documents [][]byte, err error) {
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(raw)))
+	for {
+		document, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return documents, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(bytes.TrimSpace(document)) > 0 {
+			documents = append(documents, slices.Clone(document))
+		}
+	}
+}
+
+func (c *Cluster) installCRDs(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition) error {
+	for _, crd := range crds {
+		err := c.Client.Create(ctx, crd.DeepCopy())
+		if apierrors.IsAlreadyExists(err) {
+			old := &apiextensionsv1.CustomResourceDefinition{}
+			if err = c.Client.Get(ctx, client.ObjectKeyFromObject(crd), old); err == nil {
+				crd.ResourceVersion = old.ResourceVersion
+				err = c.Client.Update(ctx, crd.DeepCopy())
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("install %s: %w", crd.Name, err)
+		}
+	}
+	for {
+		pending, err := c.pendingCRDs(ctx, crds)
+		if err != nil || len(pending) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("definitions not established: %s: %w", strings.Join(pending, ", "), context.Cause(ctx))
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// pendingCRDs lists those of the definitions that cannot be used yet.
+func (c *Cluster) pendingCRDs(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition) (pending []string, err error) {
+	var list apiextensionsv1.CustomResourceDefinitionList
+	if err := c.Client.List(ctx, &list); err != nil {
+		return nil, err
+	}
+	for _, crd := range crds {
+		if !slices.ContainsFunc(list.Items, func(there apiextensionsv1.CustomResourceDefinition) bool {
+			return there.Name == crd.Name && slices.ContainsFunc(there.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+				return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+			})
+		}) {
+			pending = append(pending, crd.Name)
+		}
+	}
+	return pending, nil
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package kube
+
+import "syscall"
+
+func dieWithParent(*syscall.SysProcAttr) {}

@@ -1,0 +1,64 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Root finds the repository from the working directory, which `go test` sets to the package's.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "scripts", "tool.sh")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("no directory above this one has scripts/tool.sh")
+		}
+		dir = parent
+	}
+}
+
+// Tool returns the path of a pinned program, which is built first if this machine has not got it yet. Building takes minutes.
+func Tool(ctx context.Context, name string) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	return output(ctx, root, filepath.Join(root, "scripts", "tool.sh"), name)
+}
+
+// ModuleDir is the directory of a module that a tool is made of, in the module cache.
+func ModuleDir(ctx context.Context, tool, module string) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	return output(ctx, filepath.Join(root, "tests", "tools", tool), "go", "list", "-m", "-f", "{{.Dir}}", module)
+}
+
+func output(ctx context.Context, dir, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir = dir
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	text := strings.TrimSpace(string(out))
+	if err == nil && text == "" {
+		err = errors.New("it printed nothing")
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", filepath.Base(program), strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return text, nil
+}
