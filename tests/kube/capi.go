@@ -67,7 +67,7 @@ func (c *Cluster) startCAPI(ctx context.Context) error {
 		return err
 	}
 	p, err := c.run(ctx, "capi-core", "--kubeconfig="+c.Kubeconfig, "--diagnostics-address=0", "--health-addr="+address(ports[1]),
-		"--webhook-port="+strconv.Itoa(ports[0]), "--webhook-cert-dir="+dir, "--skip-crd-migration-phases=All", "--sync-period=1m", "--v=2")
+		"--webhook-port="+strconv.Itoa(ports[0]), "--webhook-cert-dir="+dir, "--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields", "--sync-period=1m", "--v=2")
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
 const loopback = "127.0.0.1"
@@ -54,7 +57,7 @@ type Cluster struct {
 	URL        string
 	Config     *rest.Config // of an administrator
 	Kubeconfig string       // path of a file with the same
-	// Client reads and writes without a cache, as an administrator: the types of Kubernetes and of its CRDs.
+	// Client reads and writes without a cache, as an administrator: the types of Kubernetes, of Cluster API's core and ours.
 	Client client.Client
 
 	pki       *pki
@@ -196,7 +199,8 @@ func (c *Cluster) tryAPIServer(ctx context.Context, attempt int) error {
 		return err
 	}
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), apiextensionsv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), apiextensionsv1.AddToScheme(scheme), clusterv1.AddToScheme(scheme),
+		v1beta1.AddToScheme(scheme)); err != nil {
 		return err
 	}
 	c.Client, err = client.New(c.Config, client.Options{Scheme: scheme})

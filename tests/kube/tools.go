@@ -62,3 +62,22 @@ func output(ctx context.Context, dir, program string, args ...string) (string, e
 	}
 	return text, nil
 }
+
+// Prepare builds the programs that a cluster with these options needs, and does what else needs a network.
+func Prepare(ctx context.Context, o Options) error {
+	for name, wanted := range map[string]bool{"etcd": true, "kube-apiserver": true, "kube-controller-manager": o.ControllerManager, "kube-scheduler": o.Scheduler,
+		"kwok": o.Kwok, "capi-core": o.CAPI} {
+		if !wanted {
+			continue
+		}
+		if _, err := Tool(ctx, name); err != nil {
+			return err
+		}
+	}
+	for tool, module := range map[string]string{"kwok": "sigs.k8s.io/kwok", "cluster-api": "sigs.k8s.io/cluster-api"} {
+		if _, err := ModuleDir(ctx, tool, module); err != nil {
+			return err
+		}
+	}
+	return nil
+}
