@@ -2,8 +2,8 @@
 // and their reasons.
 //
 // The types follow Cluster API's v1beta2 contract for infrastructure providers (https://cluster-api.sigs.k8s.io/developer/providers/contracts/):
-// InfraCluster, InfraMachine, InfraMachineTemplate and InfraMachinePool with MachinePool Machines. The contract's label on the definitions is
-// written by config/crd/kustomization.yaml and by nothing else.
+// InfraCluster, InfraMachine, InfraMachineTemplate and InfraMachinePool with MachinePool Machines. The definitions' label says so: this version
+// speaks that contract.
 //
 // Invariant: what a schema can say is said by markers and CEL rules here, so that it holds without admission webhooks.
 //

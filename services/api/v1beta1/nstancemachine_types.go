@@ -88,6 +88,7 @@ type NstanceMachineStatus struct {
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
+// +kubebuilder:metadata:labels={"cluster.x-k8s.io/provider=infrastructure-nstance","cluster.x-k8s.io/v1beta2=v1beta1"}
 // +kubebuilder:resource:path=nstancemachines,scope=Namespaced,categories=cluster-api,shortName=nm
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.groupRef.name`
 // +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.spec.shard`
@@ -165,6 +166,7 @@ type NstanceMachineTemplateStatus struct {
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
+// +kubebuilder:metadata:labels={"cluster.x-k8s.io/provider=infrastructure-nstance","cluster.x-k8s.io/v1beta2=v1beta1"}
 // +kubebuilder:resource:path=nstancemachinetemplates,scope=Namespaced,categories=cluster-api,shortName=nmt
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.template.spec.groupRef.name`
 // +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.spec.template.spec.shard`

@@ -90,6 +90,7 @@ type NstanceMachinePoolStatus struct {
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
+// +kubebuilder:metadata:labels={"cluster.x-k8s.io/provider=infrastructure-nstance","cluster.x-k8s.io/v1beta2=v1beta1"}
 // +kubebuilder:resource:path=nstancemachinepools,scope=Namespaced,categories=cluster-api,shortName=nmp
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
 // +kubebuilder:printcolumn:name="Shards",type=string,JSONPath=`.spec.shards`,priority=1
@@ -101,7 +102,7 @@ type NstanceMachinePoolStatus struct {
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || self.spec.template == oldSelf.spec.template",message="template cannot be changed: the group is static, so it is defined in the shards' configuration"
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) ? self.spec.subnetPool : '') == (has(oldSelf.spec.subnetPool) ? oldSelf.spec.subnetPool : '')",message="subnetPool cannot be changed: the group is static, so it is defined in the shards' configuration"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) == has(oldSelf.spec.subnetPool) && (!has(self.spec.subnetPool) || self.spec.subnetPool == oldSelf.spec.subnetPool))",message="subnetPool cannot be changed: the group is static, so it is defined in the shards' configuration"
 type NstanceMachinePool struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.

@@ -83,6 +83,7 @@ type NstanceShardGroupStatus struct {
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
+// +kubebuilder:metadata:labels={"cluster.x-k8s.io/provider=infrastructure-nstance","cluster.x-k8s.io/v1beta2=v1beta1"}
 // +kubebuilder:resource:path=nstanceshardgroups,scope=Namespaced,categories=cluster-api,shortName=nsg
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
 // +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.spec.shard`
@@ -95,7 +96,7 @@ type NstanceShardGroupStatus struct {
 // +kubebuilder:printcolumn:name="Synced",type=date,JSONPath=`.status.lastSyncTime`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || self.spec.template == oldSelf.spec.template",message="template cannot be changed: the group is static, so it is defined in the shard's configuration"
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) ? self.spec.subnetPool : '') == (has(oldSelf.spec.subnetPool) ? oldSelf.spec.subnetPool : '')",message="subnetPool cannot be changed: the group is static, so it is defined in the shard's configuration"
+// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) == has(oldSelf.spec.subnetPool) && (!has(self.spec.subnetPool) || self.spec.subnetPool == oldSelf.spec.subnetPool))",message="subnetPool cannot be changed: the group is static, so it is defined in the shard's configuration"
 type NstanceShardGroup struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.
