@@ -1,6 +1,6 @@
 # What a person does with this repository. Each target delegates to a script or to go; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux clean-dev build nstance-admin image sim bench generate lint test test-aws test-short
+.PHONY: help up down demo check dev-tmux clean-dev build nstance-admin image image-operator sim bench generate lint test test-aws test-short
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -40,6 +40,9 @@ nstance-admin: ## Build ./bin/nstance-admin
 
 image: ## Make a machine image with Packer (ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu)
 	@scripts/image.sh
+
+image-operator: ## Make the operator's container image (PUSH=registry.example.com/name:tag to push it)
+	@VERSION='$(VERSION)' PUSH='$(PUSH)' scripts/image-operator.sh
 
 sim: ## Simulate faults (SEED=n repeats one world, DURATION=60s)
 	SIM_SEED='$(SEED)' SIM_DURATION='$(DURATION)' go test ./services/internal/sim -run TestWorld -count=1 -timeout=0 -v

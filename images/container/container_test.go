@@ -1,0 +1,210 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"io/fs"
+	"log"
+	"maps"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+)
+
+// The operator links most of Kubernetes' client. A smaller program shows the same of this package.
+var program = flag.String("program", "nstance-operator", "program under services/cmd to make an image of")
+
+func TestImage(t *testing.T) {
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	pushed := strings.TrimPrefix(server.URL, "http://") + "/kit/" + *program + ":1.2.3"
+
+	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
+	dir := filepath.Join(t.TempDir(), "image")
+	var first, second bytes.Buffer
+	args := []string{"-program", *program, "-version", "1.2.3", "-revision", "0123456789abcdef0123456789abcdef01234567", "-out", dir}
+	if err := run(t.Context(), append(slices.Clone(args), "-push", pushed, "-insecure"), &first); err != nil {
+		t.Fatal(err)
+	}
+	// Built again, over the first one.
+	if err := run(t.Context(), args, &second); err != nil {
+		t.Fatal(err)
+	}
+	if first.String() != second.String() || !strings.HasPrefix(first.String(), "sha256:") {
+		t.Errorf("digests %q and %q differ", first.String(), second.String())
+	}
+
+	root, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(root); err != nil {
+		t.Errorf("layout: %v", err)
+	}
+	manifest, err := root.IndexManifest()
+	if err != nil || len(manifest.Manifests) != 1 {
+		t.Fatalf("layout has %+v, %v", manifest, err)
+	}
+	if got := manifest.Manifests[0].Digest.String(); got != strings.TrimSpace(first.String()) {
+		t.Errorf("layout has %s, printed was %s", got, first.String())
+	}
+	reference, err := name.ParseReference(pushed, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if there, err := remote.Head(reference); err != nil || there.Digest != manifest.Manifests[0].Digest {
+		t.Errorf("pushed was %+v, %v", there, err)
+	}
+	index, err := root.ImageIndex(manifest.Manifests[0].Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if manifest, err = index.IndexManifest(); err != nil {
+		t.Fatal(err)
+	}
+	seen := []string{}
+	for _, descriptor := range manifest.Manifests {
+		image, err := index.Image(descriptor.Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen = append(seen, descriptor.Platform.String())
+		if descriptor.Platform.OS == "linux" {
+			checkImage(t, image, descriptor.Platform.Architecture)
+		} else {
+			checkBill(t, image, manifest.Manifests)
+		}
+	}
+	if want := []string{"linux/amd64", "unknown/unknown", "linux/arm64", "unknown/unknown"}; !slices.Equal(seen, want) {
+		t.Errorf("platforms %v, want %v", seen, want)
+	}
+}
+
+func checkImage(t *testing.T, image v1.Image, architecture string) {
+	t.Helper()
+	file, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entrypoint := "/usr/local/bin/" + *program
+	if file.OS != "linux" || file.Architecture != architecture || file.Config.User != "65532:65532" || !slices.Equal(file.Config.Entrypoint, []string{entrypoint}) ||
+		file.Created.Unix() != 1700000000 || file.Config.Labels["org.opencontainers.image.version"] != "1.2.3" {
+		t.Errorf("%s: configuration %+v", architecture, file)
+	}
+	files := map[string][]byte{}
+	reader := mutate.Extract(image)
+	defer reader.Close()
+	archive := tar.NewReader(reader)
+	for {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header.Uid != 0 || header.Gid != 0 || header.FileInfo().Mode()&(fs.ModeSetuid|fs.ModeSetgid|0o022) != 0 {
+			t.Errorf("%s: %s is of %d:%d, mode %s", architecture, header.Name, header.Uid, header.Gid, header.FileInfo().Mode())
+		}
+		if header.Typeflag == tar.TypeReg {
+			if files["/"+header.Name], err = io.ReadAll(archive); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	want := []string{"/etc/group", "/etc/passwd", certs, entrypoint, "/usr/share/licenses/nstance/LICENSE"}
+	if got := slices.Sorted(maps.Keys(files)); !slices.Equal(got, want) {
+		t.Errorf("%s: files %v, want %v", architecture, got, want)
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(files[certs]) || bytes.Count(files[certs], []byte("BEGIN")) < 50 {
+		t.Errorf("%s: %d bytes of certificates", architecture, len(files[certs]))
+	}
+	if architecture != runtime.GOARCH || runtime.GOOS != "linux" {
+		return
+	}
+	binary := filepath.Join(t.TempDir(), *program)
+	if err := os.WriteFile(binary, files[entrypoint], 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), binary, "--help").CombinedOutput(); err != nil || len(out) < 200 {
+		t.Errorf("%s: --help: %v\n%s", architecture, err, out)
+	}
+}
+
+func checkBill(t *testing.T, artifact v1.Image, manifests []v1.Descriptor) {
+	t.Helper()
+	manifest, err := artifact.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if manifest.Layers[0].MediaType != spdx || manifest.Subject == nil || !slices.ContainsFunc(manifests, func(d v1.Descriptor) bool { return d.Digest == manifest.Subject.Digest }) {
+		t.Errorf("bill of materials: manifest %+v", manifest)
+	}
+	layers, err := artifact.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("bill of materials: %d layers, %v", len(layers), err)
+	}
+	text, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer text.Close()
+	var list bill
+	if err := json.NewDecoder(text).Decode(&list); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(list.Packages, func(p billPackage) bool {
+		return p.Name == "google.golang.org/grpc" && strings.HasPrefix(p.Version, "v1.")
+	}) ||
+		len(list.Packages) != len(list.Relationships) {
+		t.Errorf("bill of materials lists %+v", list)
+	}
+}
+
+// A folder that is no image layout is never removed.
+func TestOutIsKept(t *testing.T) {
+	dir := t.TempDir()
+	kept := filepath.Join(dir, "kept")
+	if err := os.WriteFile(kept, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(dir, nil); err == nil || !strings.Contains(err.Error(), "no image layout") {
+		t.Errorf("write gave %v", err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
+	}
+}
+
+// A binary that needs a C library, or is for something else, makes no image.
+func TestBinaryIsStatic(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	architecture := "arm64"
+	if runtime.GOARCH == architecture {
+		architecture = "amd64"
+	}
+	if _, err := Index(Spec{Program: "x", Binaries: []Binary{{Architecture: architecture, Path: self}}}); err == nil || !strings.Contains(err.Error(), "GOARCH="+architecture) {
+		t.Errorf("a binary for another architecture gave %v", err)
+	}
+}
