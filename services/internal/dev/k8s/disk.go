@@ -1,0 +1,442 @@
+package k8s
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+const (
+	suffix = ".json"
+	// tempPath is the file that is being written. It is written under the store's lock, so that one name is enough and a crash leaves no litter.
+	tempPath = ".new"
+)
+
+// pathOf is where an object is, relative to the directory. Its names have been checked.
+func pathOf(c *collection, k key) string {
+	return path.Join(c.resource.name, k.namespace, k.name+suffix)
+}
+
+// locate is the opposite of pathOf. It returns false for whatever is no object's file: other directories, hidden files, editors' copies.
+func (s *store) locate(name string) (c *collection, k key, ok bool) {
+	parts := strings.Split(name, "/")
+	c = s.kinds[parts[0]]
+	if c == nil || len(parts) != depth(c) {
+		return nil, k, false
+	}
+	file, found := strings.CutSuffix(parts[len(parts)-1], suffix)
+	if !found || checkName(file) != nil {
+		return nil, k, false
+	}
+	k.name = file
+	if !c.resource.cluster {
+		if k.namespace = parts[1]; checkNamespace(k.namespace) != nil {
+			return nil, k, false
+		}
+	}
+	return c, k, true
+}
+
+// depth is how many parts the path of an object's file has.
+func depth(c *collection) int {
+	if c.resource.cluster {
+		return 2
+	}
+	return 3
+}
+
+// begin reads everything there is, and makes what every cluster has.
+func (s *store) begin() error {
+	if err := s.root.Remove(tempPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, name := range s.scan(".") {
+		s.look(name, false)
+	}
+	for _, namespace := range []string{"default", "kube-system"} {
+		o := map[string]any{"metadata": map[string]any{"name": namespace}, "status": map[string]any{"phase": "Active"}}
+		if err := s.ensure(find("", "v1", "namespaces"), key{name: namespace}, o); err != nil {
+			return err
+		}
+	}
+	// Cluster API looks at labels of CRDs for the versions that fulfil its contracts.
+	// https://cluster-api.sigs.k8s.io/developer/providers/contracts/overview
+	for _, r := range resources {
+		if !r.custom {
+			continue
+		}
+		if err := s.ensure(find("apiextensions.k8s.io", "v1", "customresourcedefinitions"), key{name: r.name + "." + r.group}, definition(r)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// definition is as much of a CRD as says what dev-k8s serves.
+func definition(r *resource) map[string]any {
+	scope := "Namespaced"
+	if r.cluster {
+		scope = "Cluster"
+	}
+	return map[string]any{
+		"metadata": map[string]any{"name": r.name + "." + r.group, "labels": map[string]any{"cluster.x-k8s.io/v1beta2": r.version}},
+		"spec": map[string]any{
+			"group": r.group, "scope": scope,
+			"names":    map[string]any{"plural": r.name, "singular": strings.ToLower(r.kind), "kind": r.kind, "listKind": r.kind + "List"},
+			"versions": []any{map[string]any{"name": r.version, "served": true, "storage": true}},
+		},
+		"status": map[string]any{"conditions": []any{map[string]any{"type": "Established", "status": "True", "reason": "Served", "message": "served by dev-k8s"}}},
+	}
+}
+
+// ensure makes an object if there is none.
+func (s *store) ensure(r *resource, k key, o map[string]any) error {
+	_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
+		if current != nil {
+			return current, nil
+		}
+		s.complete(s.collectionOf(r), k, o, nil)
+		return o, nil
+	})
+	return err
+}
+
+// scan lists the files of objects below a directory, relative to the root, whether they exist or are remembered only.
+func (s *store) scan(dir string) (names []string) {
+	err := fs.WalkDir(s.root.FS(), dir, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				s.log.Warn("read directory", "path", s.shown(name), "error", err)
+			}
+			return nil
+		}
+		if entry.IsDir() && name != "." && s.kinds[strings.Split(name, "/")[0]] == nil {
+			if !strings.HasPrefix(name, ".") {
+				s.log.Warn("no such resource: the directory is ignored", "path", s.shown(name))
+			}
+			return fs.SkipDir
+		}
+		if _, _, ok := s.locate(name); ok && !entry.IsDir() {
+			names = append(names, name)
+		}
+		return nil
+	})
+	if err != nil {
+		s.log.Warn("read directory", "path", s.shown(dir), "error", err)
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, c := range s.kinds {
+		for k := range c.objects {
+			if name := pathOf(c, k); dir == "." || strings.HasPrefix(name, dir+"/") {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// directories lists those that may hold files of objects, from one on down.
+func (s *store) directories(from string) (names []string) {
+	_ = fs.WalkDir(s.root.FS(), from, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return nil // gone, or told by scan
+		}
+		if name != "." && s.kinds[strings.Split(name, "/")[0]] == nil {
+			return fs.SkipDir
+		}
+		names = append(names, name)
+		return nil
+	})
+	return names
+}
+
+// look brings one object in line with its file, if a person has changed that. It reports whether the file is missing; the object is only deleted
+// then if that is settled, as some editors take a file away for a moment.
+func (s *store) look(name string, settled bool) (missing bool) {
+	c, k, ok := s.locate(name)
+	if !ok {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	file, err := s.read(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		delete(s.broken, name)
+		if _, exists := c.objects[k]; !exists {
+			return false
+		}
+		if settled {
+			s.log.Info("file removed", "path", s.shown(name))
+			s.commit(c, k, nil, nil)
+		}
+		return true
+	case err != nil:
+		s.log.Warn("read object", "path", s.shown(name), "error", err)
+	default:
+		_ = s.take(c, k, file) // reported
+	}
+	return false
+}
+
+// refresh takes in what a person has done to an object's file since it was last seen, before a request changes it. It fails if the file is being
+// edited. The lock is held.
+func (s *store) refresh(c *collection, k key) error {
+	name := pathOf(c, k)
+	file, err := s.read(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if _, exists := c.objects[k]; exists {
+			return busy(s.shown(name), "it has been removed") // look says soon whether that is meant
+		}
+		return nil
+	case err != nil:
+		return fmt.Errorf("read %s: %w", s.shown(name), err)
+	}
+	if err := s.take(c, k, file); err != nil {
+		return busy(s.shown(name), err.Error())
+	}
+	return nil
+}
+
+// take makes what a file holds the object, unless it is that already. The lock is held.
+func (s *store) take(c *collection, k key, file []byte) error {
+	old, exists := c.objects[k]
+	if exists && bytes.Equal(old.file, file) {
+		return nil
+	}
+	name := pathOf(c, k)
+	content, err := s.parse(c, k, file)
+	if err != nil {
+		if s.broken[name] != string(file) {
+			s.broken[name] = string(file)
+			s.log.Warn("file ignored until it is mended", "path", s.shown(name), "error", err)
+		}
+		return err
+	}
+	delete(s.broken, name)
+	read := runtime.DeepCopyJSON(content)
+	var before map[string]any
+	if exists {
+		before = old.content
+		if uid, _ := meta(content)["uid"].(string); uid != "" && uid != meta(before)["uid"] {
+			s.commit(c, k, nil, nil) // another object of the same name
+			before = nil
+		}
+	}
+	s.complete(c, k, content, before)
+	if finished(content) {
+		if err := s.remove(c, k); err != nil {
+			return err
+		}
+		s.commit(c, k, nil, nil)
+		return nil
+	}
+	// The file is left as the person wrote it, unless the server has something to add.
+	if !same(read, content) {
+		if now, err := s.read(name); err != nil || !bytes.Equal(now, file) {
+			return errors.New("it changes at this moment")
+		}
+		if file, err = s.write(c, k, content); err != nil {
+			s.log.Warn("complete object", "path", s.shown(name), "error", err)
+			return err
+		}
+	}
+	if before != nil && same(before, content) {
+		old.file = file // other spaces, the same object
+		return nil
+	}
+	s.commit(c, k, content, file)
+	return nil
+}
+
+// parse reads a file. The path says what it is; what the content says of that may be left out but not differ.
+func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error) {
+	content, err := decode(file)
+	if err != nil {
+		return nil, err
+	}
+	if m, ok := content["metadata"]; ok {
+		if _, ok := m.(map[string]any); !ok {
+			return nil, errors.New("metadata is no JSON object")
+		}
+	}
+	if err := checkMeta(content); err != nil {
+		return nil, err
+	}
+	m := meta(content)
+	delete(m, "resourceVersion")
+	for _, f := range []struct {
+		in          map[string]any
+		field, want string
+	}{{content, "apiVersion", c.resource.apiVersion()}, {content, "kind", c.resource.kind}, {m, "name", k.name}, {m, "namespace", k.namespace}} {
+		if got, ok := f.in[f.field]; ok && got != f.want {
+			return nil, fmt.Errorf("%s is %v, the path says %q", f.field, got, f.want)
+		}
+	}
+	return content, nil
+}
+
+// complete fills in what the server says of an object: its type, name, identity, age and generation. before is what it was, nil if it is new.
+func (s *store) complete(c *collection, k key, o, before map[string]any) {
+	o["apiVersion"], o["kind"] = c.resource.apiVersion(), c.resource.kind
+	m := meta(o)
+	m["name"] = k.name
+	if k.namespace != "" {
+		m["namespace"] = k.namespace
+	}
+	if before != nil {
+		old := meta(before)
+		for _, field := range []string{"uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"} {
+			if v, ok := old[field]; ok {
+				m[field] = v
+			} else {
+				delete(m, field)
+			}
+		}
+	}
+	if uid, _ := m["uid"].(string); uid == "" {
+		m["uid"] = uuid.NewString()
+	}
+	if at, _ := m["creationTimestamp"].(string); at == "" {
+		m["creationTimestamp"] = s.timestamp()
+	}
+	normalise(c.resource, o)
+	if !c.resource.generation {
+		delete(m, "generation")
+		return
+	}
+	generation, _ := m["generation"].(int64)
+	if before != nil {
+		generation, _ = meta(before)["generation"].(int64)
+		if !sameSpec(o, before) {
+			generation++
+		}
+	}
+	m["generation"] = max(generation, 1)
+}
+
+// timestamp is now as Kubernetes writes it, in seconds.
+func (s *store) timestamp() string { return s.now().UTC().Format(time.RFC3339) }
+
+// sameSpec reports whether two states differ in metadata and status at most.
+func sameSpec(a, b map[string]any) bool {
+	return same(without(a, "metadata", "status"), without(b, "metadata", "status"))
+}
+
+// same compares two objects but for their versions.
+func same(a, b map[string]any) bool {
+	x, errA := encode(a)
+	y, errB := encode(b)
+	return errA == nil && errB == nil && bytes.Equal(x, y)
+}
+
+// without is a shallow copy that lacks some fields.
+func without(o map[string]any, fields ...string) map[string]any {
+	c := make(map[string]any, len(o))
+	for name, v := range o {
+		if !slices.Contains(fields, name) {
+			c[name] = v
+		}
+	}
+	return c
+}
+
+// encode is the file of an object. The version is not in it: it belongs to this process, and would make every edit a reason to write the file again,
+// which editors complain of.
+func encode(o map[string]any) ([]byte, error) {
+	c := without(o)
+	if m, ok := c["metadata"].(map[string]any); ok {
+		c["metadata"] = without(m, "resourceVersion")
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	err := e.Encode(c)
+	return b.Bytes(), err
+}
+
+// checkMeta refuses metadata that typed clients could not read, as a person may write them.
+func checkMeta(o map[string]any) error {
+	m, ok := o["metadata"].(map[string]any)
+	if !ok {
+		return nil
+	}
+	var typed metav1.ObjectMeta
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(m, &typed); err != nil {
+		return fmt.Errorf("metadata: %w", err)
+	}
+	return nil
+}
+
+func (s *store) read(name string) ([]byte, error) {
+	info, err := s.root.Stat(name)
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, errors.New("it is no file")
+	}
+	if err != nil {
+		if errors.Is(err, syscall.ENOTDIR) {
+			err = fs.ErrNotExist
+		}
+		return nil, err
+	}
+	return s.root.ReadFile(name)
+}
+
+// write puts an object into its file, by a rename, and returns what it wrote. The lock is held.
+func (s *store) write(c *collection, k key, o map[string]any) ([]byte, error) {
+	file, err := encode(o)
+	if err != nil {
+		return nil, err
+	}
+	name := pathOf(c, k)
+	if err := s.writeTemp(file); err != nil {
+		return nil, fmt.Errorf("write %s: %w", s.shown(name), err)
+	}
+	if err := s.root.MkdirAll(path.Dir(name), 0o700); err != nil {
+		return nil, fmt.Errorf("write %s: %w", s.shown(name), err)
+	}
+	if err := s.root.Rename(tempPath, name); err != nil {
+		return nil, fmt.Errorf("write %s: %w", s.shown(name), err)
+	}
+	return file, nil
+}
+
+func (s *store) writeTemp(file []byte) error {
+	f, err := s.root.OpenFile(tempPath, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(file)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// remove takes an object's file away, if it is there. The lock is held.
+func (s *store) remove(c *collection, k key) error {
+	if err := s.root.Remove(pathOf(c, k)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove %s: %w", s.shown(pathOf(c, k)), err)
+	}
+	return nil
+}
+
+// shown is a path for a person.
+func (s *store) shown(name string) string { return filepath.Join(s.dir, filepath.FromSlash(name)) }

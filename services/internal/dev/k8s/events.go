@@ -1,0 +1,47 @@
+package k8s
+
+import "maps"
+
+// Two API groups have the same events in different words. They are stored in those of the core group.
+// https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
+var eventFields = map[string]string{ // of events.k8s.io to those of the core
+	"note":                     "message",
+	"regarding":                "involvedObject",
+	"reportingController":      "reportingComponent",
+	"deprecatedSource":         "source",
+	"deprecatedFirstTimestamp": "firstTimestamp",
+	"deprecatedLastTimestamp":  "lastTimestamp",
+	"deprecatedCount":          "count",
+}
+
+// shows turns a stored object into one of this resource. The result shares its content.
+func (r *resource) shows(o map[string]any) map[string]any {
+	if r.stored == "" {
+		return o
+	}
+	shown := maps.Clone(o)
+	shown["apiVersion"], shown["kind"] = r.apiVersion(), r.kind
+	for theirs, ours := range eventFields {
+		rename(shown, ours, theirs)
+	}
+	return shown
+}
+
+// stores turns an object of this resource into one that is stored. The result shares its content.
+func (r *resource) stores(o map[string]any) map[string]any {
+	if r.stored == "" {
+		return o
+	}
+	stored := maps.Clone(o)
+	for theirs, ours := range eventFields {
+		rename(stored, theirs, ours)
+	}
+	return stored
+}
+
+func rename(o map[string]any, from, to string) {
+	if v, ok := o[from]; ok {
+		o[to] = v
+		delete(o, from)
+	}
+}

@@ -1,0 +1,344 @@
+package k8s
+
+import (
+	"log/slog"
+	"net/http"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// handler is the API.
+type handler struct {
+	store *store
+	log   *slog.Logger
+	now   func() time.Time
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	h.log.Debug("request", "method", req.Method, "url", req.URL.String(), "client", req.UserAgent())
+	if (req.Method == http.MethodGet || req.Method == http.MethodHead) && serveDiscovery(w, req) {
+		return
+	}
+	if err := h.serve(w, req); err != nil {
+		writeError(w, err)
+	}
+}
+
+// serve answers a request for objects. What it returns has not been answered yet.
+func (h *handler) serve(w http.ResponseWriter, req *http.Request) error {
+	t, err := parsePath(req.URL.EscapedPath())
+	if err != nil {
+		return err
+	}
+	shown, err := negotiate(req)
+	if err != nil {
+		return err
+	}
+	switch {
+	case t.sub != "":
+		return h.serveSub(w, req, t, shown)
+	case t.name != "":
+		switch req.Method {
+		case http.MethodGet, http.MethodHead:
+			return h.get(w, req, t, shown)
+		case http.MethodPut:
+			return h.update(w, req, t, shown)
+		case http.MethodPatch:
+			return h.patch(w, req, t, shown)
+		case http.MethodDelete:
+			return h.delete(w, req, t)
+		}
+	default:
+		watch, err := flag(req, "watch")
+		switch {
+		case err != nil:
+			return err
+		case req.Method == http.MethodGet && watch:
+			return h.watch(w, req, t, shown)
+		case req.Method == http.MethodGet || req.Method == http.MethodHead:
+			return h.list(w, req, t, shown)
+		case req.Method == http.MethodPost:
+			return h.create(w, req, t, shown)
+		case req.Method == http.MethodDelete:
+			return h.deleteCollection(w, req, t)
+		}
+	}
+	return apierrors.NewMethodNotSupported(t.resource.groupResource(), req.Method)
+}
+
+func (t target) key() key { return key{t.namespace, t.name} }
+
+func (t target) notFound() error {
+	return apierrors.NewNotFound(t.resource.groupResource(), t.name)
+}
+
+func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+	if err := h.fresh(req.URL.Query().Get("resourceVersion")); err != nil {
+		return err
+	}
+	o, ok := h.store.get(t.resource, t.key())
+	if !ok {
+		return t.notFound()
+	}
+	return writeObject(w, req, http.StatusOK, t.resource, o, shown, h.now())
+}
+
+// fresh refuses to answer with less than the client has seen. That takes a directory that has been put back, as resource versions only grow.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#unavailable-resource-versions
+func (h *handler) fresh(version string) error {
+	if version == "" {
+		return nil
+	}
+	v, err := strconv.ParseUint(version, 10, 64)
+	if err != nil {
+		return invalid("resourceVersion", version, "it is no number")
+	}
+	if now := h.store.currentVersion(); v > now {
+		e := apierrors.NewTimeoutError("Too large resource version: "+version+", current: "+strconv.FormatUint(now, 10), 1)
+		e.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}
+		return e
+	}
+	return nil
+}
+
+func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+	query := req.URL.Query()
+	if query.Get("continue") != "" {
+		// Lists are never cut, so that no such token has been given out: by this process at least.
+		return apierrors.NewResourceExpired("the list must be begun anew")
+	}
+	version := query.Get("resourceVersion")
+	if err := h.fresh(version); err != nil {
+		return err
+	}
+	selected, err := selectorOf(req, t)
+	if err != nil {
+		return err
+	}
+	items, now := h.store.list(t.resource, t.namespace)
+	if query.Get("resourceVersionMatch") == string(metav1.ResourceVersionMatchExact) && version != strconv.FormatUint(now, 10) {
+		return apierrors.NewResourceExpired("dev-k8s keeps no old states")
+	}
+	matching := make([]map[string]any, 0, len(items))
+	for _, o := range items {
+		if selected.matches(o) {
+			matching = append(matching, o)
+		}
+	}
+	return writeList(w, req, t.resource, matching, now, shown, h.now())
+}
+
+func (h *handler) create(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+	r := t.resource
+	if !r.cluster && t.namespace == "" {
+		return apierrors.NewMethodNotSupported(r.groupResource(), req.Method)
+	}
+	body, err := readObject(req)
+	if err != nil {
+		return err
+	}
+	dry, err := dryRun(req)
+	if err != nil {
+		return err
+	}
+	o, err := decodeBody(body)
+	if err != nil {
+		return err
+	}
+	if err := checkType(r, key{namespace: t.namespace}, o); err != nil {
+		return err
+	}
+	if t.name, err = nameOf(o); err != nil {
+		return err
+	}
+	result, _, err := h.store.edit(r, t.key(), dry, func(current map[string]any) (map[string]any, error) {
+		if current != nil {
+			return nil, apierrors.NewAlreadyExists(r.groupResource(), t.name)
+		}
+		o = r.stores(o)
+		return o, h.store.created(r, t.key(), o)
+	})
+	if err != nil {
+		return err
+	}
+	return writeObject(w, req, http.StatusCreated, r, result, shown, h.now())
+}
+
+func (h *handler) update(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+	body, err := readObject(req)
+	if err != nil {
+		return err
+	}
+	wanted, err := decodeBody(body)
+	if err != nil {
+		return err
+	}
+	if err := checkType(t.resource, t.key(), wanted); err != nil {
+		return err
+	}
+	return h.change(w, req, t, shown, func(current map[string]any) (map[string]any, error) {
+		return h.store.updated(t.resource, t.key(), t.sub, current, t.resource.stores(wanted))
+	})
+}
+
+func (h *handler) patch(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+	patch, kind, err := readPatch(req)
+	if err != nil {
+		return err
+	}
+	return h.change(w, req, t, shown, func(current map[string]any) (map[string]any, error) {
+		wanted, err := patched(t.resource.gvk(), t.resource.shows(current), kind, patch)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkType(t.resource, t.key(), wanted); err != nil {
+			return nil, err
+		}
+		if v, _ := meta(wanted)["resourceVersion"].(string); v == "" {
+			meta(wanted)["resourceVersion"] = meta(current)["resourceVersion"]
+		}
+		return h.store.updated(t.resource, t.key(), t.sub, current, t.resource.stores(wanted))
+	})
+}
+
+func readPatch(req *http.Request) (patch []byte, kind string, err error) {
+	if patch, kind, err = readBody(req, jsonPatch, mergePatch, strategicPatch, string(types.ApplyYAMLPatchType)); err != nil {
+		return nil, "", err
+	}
+	if kind == string(types.ApplyYAMLPatchType) {
+		return nil, "", unsupported("dev-k8s has no server-side apply: use `kubectl apply` without --server-side, or a patch of another type")
+	}
+	return patch, kind, nil
+}
+
+// change edits an object that must exist and answers with what it is then.
+func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, shown form, edit editFunc) error {
+	dry, err := dryRun(req)
+	if err != nil {
+		return err
+	}
+	result, _, err := h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {
+		if current == nil {
+			return nil, t.notFound()
+		}
+		return edit(current)
+	})
+	if err != nil {
+		return err
+	}
+	return writeObject(w, req, http.StatusOK, t.resource, result, shown, h.now())
+}
+
+// deleteOptions reads those in the body and in the query.
+func deleteOptions(req *http.Request) (o metav1.DeleteOptions, dry bool, err error) {
+	body, err := readObject(req)
+	if err != nil {
+		return o, false, err
+	}
+	if len(body) > 0 {
+		fields, err := decodeBody(body)
+		if err != nil {
+			return o, false, err
+		}
+		if err := convert(fields, &o); err != nil {
+			return o, false, err
+		}
+	}
+	if p := metav1.DeletionPropagation(req.URL.Query().Get("propagationPolicy")); p != "" {
+		o.PropagationPolicy = &p
+	}
+	if dry, err = dryRun(req); err != nil {
+		return o, false, err
+	}
+	dry = dry || len(o.DryRun) > 0
+	// Foreground is the same with another order. To orphan is another thing.
+	if p := o.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan || o.OrphanDependents != nil && *o.OrphanDependents { //nolint:staticcheck // old clients
+		return o, false, invalid("propagationPolicy", metav1.DeletePropagationOrphan, "dev-k8s always collects what an object owns")
+	}
+	return o, dry, nil
+}
+
+func (h *handler) delete(w http.ResponseWriter, req *http.Request, t target) error {
+	options, dry, err := deleteOptions(req)
+	if err != nil {
+		return err
+	}
+	result, gone, err := h.remove(t, options, dry)
+	if err != nil {
+		return err
+	}
+	if !gone {
+		return writeObject(w, req, http.StatusOK, t.resource, result, whole, h.now())
+	}
+	uid, _ := meta(result)["uid"].(string)
+	writeJSON(w, http.StatusOK, metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess,
+		Details: &metav1.StatusDetails{Name: t.name, Group: t.resource.group, Kind: t.resource.name, UID: types.UID(uid)},
+	})
+	return nil
+}
+
+// remove deletes an object, and a namespace with all that is in it.
+func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (result map[string]any, gone bool, err error) {
+	result, gone, err = h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {
+		if current == nil {
+			return nil, t.notFound()
+		}
+		if p := options.Preconditions; p != nil {
+			if p.UID != nil && string(*p.UID) != meta(current)["uid"] {
+				return nil, conflict(t.resource, t.key(), "Precondition failed: UID in precondition: "+string(*p.UID))
+			}
+			if p.ResourceVersion != nil && *p.ResourceVersion != meta(current)["resourceVersion"] {
+				return nil, conflict(t.resource, t.key(), "Precondition failed: ResourceVersion in precondition: "+*p.ResourceVersion)
+			}
+		}
+		return h.store.deleted(t.resource, current), nil
+	})
+	if err != nil || dry || t.resource.group != "" || t.resource.name != "namespaces" {
+		return result, gone, err
+	}
+	for _, r := range resources {
+		if r.cluster || r.stored != "" {
+			continue
+		}
+		items, _ := h.store.list(r, t.name)
+		for _, o := range items {
+			name, _ := meta(o)["name"].(string)
+			inside := target{resource: r, namespace: t.name, name: name}
+			if _, _, err := h.remove(inside, metav1.DeleteOptions{}, false); err != nil && !apierrors.IsNotFound(err) {
+				return nil, false, err
+			}
+		}
+	}
+	return result, gone, nil
+}
+
+func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t target) error {
+	options, dry, err := deleteOptions(req)
+	if err != nil {
+		return err
+	}
+	selected, err := selectorOf(req, t)
+	if err != nil {
+		return err
+	}
+	items, now := h.store.list(t.resource, t.namespace)
+	deleted := []map[string]any{}
+	for _, o := range items {
+		if !selected.matches(o) {
+			continue
+		}
+		one := t
+		one.name, _ = meta(o)["name"].(string)
+		one.namespace, _ = meta(o)["namespace"].(string)
+		if _, _, err := h.remove(one, options, dry); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		deleted = append(deleted, o)
+	}
+	return writeList(w, req, t.resource, deleted, now, whole, h.now())
+}

@@ -1,0 +1,185 @@
+package k8s
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+const (
+	// watchTime is how long a watch lasts whose client names no time.
+	watchTime = time.Hour
+	// bookmarkTime is how often a client that wants bookmarks is told how far it has seen.
+	bookmarkTime = 30 * time.Second
+)
+
+// watch streams changes until the client, the server or the time ends it.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+	query := req.URL.Query()
+	selected, err := selectorOf(req, t)
+	if err != nil {
+		return err
+	}
+	bookmarks, err := flag(req, "allowWatchBookmarks")
+	if err != nil {
+		return err
+	}
+	initial, err := flag(req, "sendInitialEvents")
+	if err != nil {
+		return err
+	}
+	match := query.Get("resourceVersionMatch")
+	if match != "" && (!query.Has("sendInitialEvents") || match != string(metav1.ResourceVersionMatchNotOlderThan)) {
+		return invalid("resourceVersionMatch", match, "of a watch it goes with sendInitialEvents and is NotOlderThan")
+	}
+	var from uint64
+	if text := query.Get("resourceVersion"); text != "" {
+		if from, err = strconv.ParseUint(text, 10, 64); err != nil {
+			return invalid("resourceVersion", text, "it is no number")
+		}
+	}
+	limit := watchTime
+	if text := query.Get("timeoutSeconds"); text != "" {
+		seconds, err := strconv.ParseUint(text, 10, 31)
+		if err != nil {
+			return invalid("timeoutSeconds", text, "it is no number")
+		}
+		if seconds > 0 {
+			limit = time.Duration(seconds) * time.Second
+		}
+	}
+	s := stream{w: w, req: req, resource: t.resource, form: shown, now: h.now, control: http.NewResponseController(w)}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	if s.control.Flush() != nil {
+		return nil
+	}
+	// From no version, or any, the watch begins with what there is. It ends at once if the version is not from here.
+	begins := initial || from == 0 && !query.Has("sendInitialEvents")
+	if current := h.store.currentVersion(); from > current {
+		s.expire()
+		return nil
+	} else if from == 0 {
+		from = current
+	}
+	if begins {
+		items, now := h.store.list(t.resource, t.namespace)
+		for _, o := range items {
+			if selected.matches(o) && !s.send(watch.Added, o) {
+				return nil
+			}
+		}
+		from = now
+		if initial && bookmarks && !s.bookmark(from, true) || s.control.Flush() != nil {
+			return nil
+		}
+	}
+	end, mark := time.NewTimer(limit), time.NewTicker(bookmarkTime)
+	defer end.Stop()
+	defer mark.Stop()
+	for {
+		changes, now, next, ok := h.store.since(t.resource, from)
+		if !ok {
+			s.expire()
+			return nil
+		}
+		for _, c := range changes {
+			if !s.tell(selected, c) {
+				return nil
+			}
+		}
+		from = now
+		if len(changes) > 0 && s.control.Flush() != nil {
+			return nil
+		}
+		select {
+		case <-next:
+		case <-mark.C:
+			if bookmarks && (!s.bookmark(from, false) || s.control.Flush() != nil) {
+				return nil
+			}
+		case <-end.C:
+			if bookmarks {
+				s.bookmark(from, false)
+			}
+			return nil
+		case <-req.Context().Done():
+			return nil
+		}
+	}
+}
+
+// stream writes the events of one watch. Its methods return false when the client is gone.
+type stream struct {
+	w        http.ResponseWriter
+	req      *http.Request
+	resource *resource
+	form     form
+	now      func() time.Time
+	control  *http.ResponseController
+	rows     bool // a table has been begun: only the first has columns
+}
+
+// tell sends what a change is to this client: an object may come into its selection, or leave it.
+func (s *stream) tell(selected selector, c change) bool {
+	before, after := c.before != nil && selected.matches(c.before), c.after != nil && selected.matches(c.after)
+	switch {
+	case before && after:
+		return s.send(watch.Modified, c.after)
+	case after:
+		return s.send(watch.Added, c.after)
+	case before && c.after == nil:
+		return s.send(watch.Deleted, c.before)
+	case before:
+		last := without(c.before)
+		last["metadata"] = without(meta(last))
+		setVersion(last, c.version)
+		return s.send(watch.Deleted, last)
+	}
+	return true
+}
+
+func (s *stream) send(kind watch.EventType, o map[string]any) bool {
+	shown, err := render(s.req, s.resource, o, s.form, !s.rows, s.now())
+	if err != nil {
+		return false
+	}
+	s.rows = true
+	return s.write(kind, shown)
+}
+
+// bookmark says that the client has seen everything up to a version; first: that this was the last of what there is.
+func (s *stream) bookmark(version uint64, first bool) bool {
+	m := map[string]any{"resourceVersion": strconv.FormatUint(version, 10)}
+	if first {
+		m["annotations"] = map[string]any{metav1.InitialEventsAnnotationKey: "true"}
+	}
+	o := map[string]any{"apiVersion": s.resource.apiVersion(), "kind": s.resource.kind, "metadata": m}
+	switch s.form {
+	case partial:
+		o["apiVersion"], o["kind"] = "meta.k8s.io/v1", "PartialObjectMetadata"
+	case table:
+		o["apiVersion"], o["kind"], o["rows"], o["columnDefinitions"] = "meta.k8s.io/v1", "Table", []any{}, []any{}
+	}
+	return s.write(watch.Bookmark, o)
+}
+
+// expire ends the watch with 410: the client lists again.
+func (s *stream) expire() {
+	s.write(watch.Error, statusOf(apierrors.NewResourceExpired("the resource version is too old: list again")))
+	_ = s.control.Flush()
+}
+
+func (s *stream) write(kind watch.EventType, o any) bool {
+	line, err := json.Marshal(map[string]any{"type": kind, "object": o})
+	if err == nil {
+		_, err = s.w.Write(append(line, '\n'))
+	}
+	return err == nil
+}

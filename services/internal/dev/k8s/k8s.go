@@ -1,0 +1,165 @@
+// Package k8s is dev-k8s: as much of the Kubernetes API as developing Nstance takes, over a directory of JSON files that a person may read and
+// edit: {resource}/{namespace}/{name}.json, or {resource}/{name}.json of what has no namespace. There is no schema and no authentication, and
+// nothing runs pods.
+//
+// Invariant: what was acknowledged is in its file, whole, even if the process is killed. What a person writes into a file becomes the object, and
+// no request overwrites a file that has not been read or cannot be. Resource versions only grow, also over restarts; a watch delivers every
+// change since its version or says that it cannot (410). Names never lead out of the directory.
+package k8s
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+)
+
+// Options are the flags of dev-k8s.
+type Options struct {
+	Addr string // host:port to listen on; port 0 takes a free one
+	Dir  string // holds one directory for each resource
+}
+
+// shutdownTime is what requests under way get after the end was asked for. Watches end at once.
+const shutdownTime = 3 * time.Second
+
+const about = `dev-k8s is a small Kubernetes API for developing Nstance on one machine. Its objects
+lie open in a directory: the node abc is the file nodes/abc.json below --dir, the
+secret x in the namespace default is secrets/default/x.json. You may read, edit,
+add and remove the files: that is what a client sees, and a watch tells of it. A
+file that is no JSON object is reported and left alone until it is one.
+
+It serves what services/internal/dev/k8s/handle_discovery.go lists, in JSON only
+(clients set the content type application/json), without a schema, without
+authentication and without any controller but the collection of objects whose owner
+is gone. Whoever can reach --addr can read and write everything. It is not for
+production.
+
+Point kubectl at it with:
+
+  kubectl --server http://127.0.0.1:6443 get nodes`
+
+// Command is the command line of dev-k8s. It runs until its context ends, and then returns nil.
+func Command() *cobra.Command {
+	var options Options
+	var verbose bool
+	cmd := &cobra.Command{
+		Use:           "dev-k8s",
+		Short:         "A Kubernetes API over a directory, for development",
+		Long:          about,
+		Example:       "  dev-k8s --addr 127.0.0.1:6443 --dir temp/dev-k8s",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: false,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			level := slog.LevelInfo
+			if verbose {
+				level = slog.LevelDebug
+			}
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+			return Serve(cmd.Context(), options, log, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&options.Addr, "addr", "127.0.0.1:6443", "address to listen on")
+	cmd.Flags().StringVar(&options.Dir, "dir", "temp/dev-k8s", "directory that holds the objects; made if absent")
+	cmd.Flags().BoolVar(&verbose, "verbose", false, "log every request to standard error")
+	return cmd
+}
+
+// Serve opens the directory, listens, writes one line with the URL to out ("dev-k8s: temp/dev-k8s at http://…"), and serves until ctx ends;
+// requests under way are finished first. It returns nil if ctx ended and nothing else went wrong.
+func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err error) {
+	s, err := openStore(o.Dir, time.Now, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	follow, err := newFollower(s, o.Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, follow.close()) }()
+	if err := s.begin(); err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Addr)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	if _, err := fmt.Fprintf(out, "dev-k8s: %s at http://%s\n", o.Dir, listener.Addr()); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return follow.run(ctx) })
+	group.Go(func() error { s.collect(ctx); return nil })
+	group.Go(func() error { return serve(ctx, listener, &handler{store: s, log: log, now: time.Now}, log) })
+	return group.Wait()
+}
+
+// serve answers requests until ctx ends.
+func serve(ctx context.Context, listener net.Listener, h http.Handler, log *slog.Logger) error {
+	unused := unusedConns{}
+	server := &http.Server{
+		Handler:           h,
+		ConnState:         unused.note,
+		ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // ends watches
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	server.RegisterOnShutdown(unused.close)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+	defer cancel()
+	if err := server.Shutdown(grace); err != nil {
+		return errors.Join(fmt.Errorf("shut down: %w", err), server.Close(), ignoreClosed(<-ended))
+	}
+	return ignoreClosed(<-ended)
+}
+
+// unusedConns holds the connections that have not sent anything yet, as pools of clients keep them. Shutdown would wait for those as long as for
+// a request.
+type unusedConns struct {
+	conns  sync.Map
+	ending atomic.Bool
+}
+
+func (u *unusedConns) note(c net.Conn, state http.ConnState) {
+	if state != http.StateNew {
+		u.conns.Delete(c)
+		return
+	}
+	u.conns.Store(c, nil)
+	if u.ending.Load() {
+		_ = c.Close()
+	}
+}
+
+func (u *unusedConns) close() {
+	u.ending.Store(true)
+	u.conns.Range(func(c, _ any) bool {
+		_ = c.(net.Conn).Close()
+		return true
+	})
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

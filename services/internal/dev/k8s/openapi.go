@@ -1,0 +1,61 @@
+package k8s
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// serveOpenAPI answers as much of OpenAPI as `kubectl apply` and `kubectl create` ask for before they leave validation to the server: that a patch
+// of each kind takes the parameter fieldValidation. There are no schemas: `kubectl explain` has nothing to say.
+func serveOpenAPI(w http.ResponseWriter, path []string) bool {
+	if len(path) == 0 || path[0] != "v3" {
+		return false // without version 2 clients fall back to the types they were built with
+	}
+	all := append([]schema.GroupVersion{{Version: "v1"}}, groups()...)
+	if len(path) == 1 {
+		paths := map[string]any{}
+		for _, gv := range all {
+			paths[prefix(gv)] = map[string]any{"serverRelativeURL": "/openapi/v3/" + prefix(gv)}
+		}
+		writeJSON(w, http.StatusOK, map[string]any{"paths": paths})
+		return true
+	}
+	i := slices.IndexFunc(all, func(gv schema.GroupVersion) bool { return prefix(gv) == strings.Join(path[1:], "/") })
+	if i < 0 {
+		return false
+	}
+	gv, paths := all[i], map[string]any{}
+	parameter := []any{map[string]any{"name": "fieldValidation", "in": "query", "schema": map[string]any{"type": "string"}}}
+	for _, r := range resources {
+		if r.group != gv.Group || r.version != gv.Version {
+			continue
+		}
+		kind := map[string]any{"group": r.group, "version": r.version, "kind": r.kind}
+		path := fmt.Sprintf("/%s/namespaces/{namespace}/%s/{name}", prefix(gv), r.name)
+		if r.cluster {
+			path = fmt.Sprintf("/%s/%s/{name}", prefix(gv), r.name)
+		}
+		// No strategic merge is named, so that kubectl makes such a patch from its own types instead of a schema that is not here.
+		content := map[string]any{mergePatch: map[string]any{}, jsonPatch: map[string]any{}}
+		paths[path] = map[string]any{"patch": map[string]any{
+			"x-kubernetes-group-version-kind": kind, "parameters": parameter, "requestBody": map[string]any{"content": content},
+			"responses": map[string]any{},
+		}}
+	}
+	writeJSON(w, http.StatusOK, map[string]any{
+		"openapi": "3.0.0", "info": map[string]any{"title": "dev-k8s", "version": "v0"}, "paths": paths,
+	})
+	return true
+}
+
+// prefix is the path of a group and version, without the first slash.
+func prefix(gv schema.GroupVersion) string {
+	if gv.Group == "" {
+		return "api/" + gv.Version
+	}
+	return "apis/" + gv.Group + "/" + gv.Version
+}

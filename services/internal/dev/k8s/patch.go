@@ -1,0 +1,73 @@
+package k8s
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	jsonpatch "github.com/evanphx/json-patch/v5"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// The content types of patches.
+const (
+	jsonPatch      = "application/json-patch+json"            // RFC 6902
+	mergePatch     = "application/merge-patch+json"           // RFC 7396
+	strategicPatch = "application/strategic-merge-patch+json" // https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+)
+
+// copyLimit bounds what the copy operations of one JSON patch may add, in bytes.
+const copyLimit = 3 << 20
+
+// patched applies a patch to an object of a type and returns the result. It does not change current.
+func patched(gvk schema.GroupVersionKind, current map[string]any, kind string, patch []byte) (map[string]any, error) {
+	document, err := json.Marshal(current)
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case mergePatch:
+		if _, err := decodeBody(patch); err != nil {
+			return nil, err // it would replace the object by something else
+		}
+		document, err = jsonpatch.MergePatch(document, patch)
+	case jsonPatch:
+		var operations jsonpatch.Patch
+		if operations, err = jsonpatch.DecodePatch(patch); err != nil {
+			break
+		}
+		options := jsonpatch.NewApplyOptions()
+		options.AccumulatedCopySizeLimit = copyLimit
+		if document, err = operations.ApplyWithOptions(document, options); err != nil {
+			// It was well-formed, but does not fit the object.
+			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{
+				Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
+				Message: "the server rejected our request due to an error in our request: " + err.Error(),
+			}}
+		}
+	case strategicPatch:
+		typed, known := scheme.Scheme.New(gvk)
+		if known != nil {
+			return nil, unsupported(fmt.Sprintf("%s has no strategic merge patch, as all types of CRDs: use %s or %s", gvk.Kind, mergePatch, jsonPatch))
+		}
+		if _, err := decodeBody(patch); err != nil {
+			return nil, err
+		}
+		document, err = strategicpatch.StrategicMergePatch(document, patch, typed)
+	default:
+		err = errors.New("no such patch")
+	}
+	if err != nil {
+		return nil, apierrors.NewBadRequest("patch: " + err.Error())
+	}
+	next, err := decode(document)
+	if err != nil {
+		return nil, apierrors.NewBadRequest("the patch leaves no object: " + err.Error())
+	}
+	return next, nil
+}

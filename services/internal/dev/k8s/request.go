@@ -1,0 +1,291 @@
+package k8s
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// maxBody bounds what a request may send, in bytes: as a real API server does (3 MiB).
+const maxBody = 3 << 20
+
+// maxName is shorter than Kubernetes' 253 bytes: name and ".json" must fit in a file name.
+const maxName = 250
+
+// target is what a path names. Its names are checked: they are safe in a file path.
+type target struct {
+	resource  *resource
+	namespace string // empty: none, or all
+	name      string // empty: the collection
+	sub       string // a subresource
+}
+
+// errNoPath is the answer to paths of no resource: 404 in the words of an API server.
+var errNoPath = &apierrors.StatusError{ErrStatus: metav1.Status{
+	Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
+	Message: "the server could not find the requested resource: dev-k8s serves what services/internal/dev/k8s/handle_discovery.go lists",
+}}
+
+// parsePath takes an escaped path apart: /api/v1 or /apis/{group}/{version}, then [namespaces/{namespace}/]{resource}[/{name}[/{subresource}]].
+func parsePath(escaped string) (t target, err error) {
+	parts := strings.Split(strings.TrimPrefix(strings.TrimSuffix(escaped, "/"), "/"), "/")
+	for i, p := range parts {
+		if parts[i], err = url.PathUnescape(p); err != nil {
+			return t, apierrors.NewBadRequest(err.Error())
+		}
+	}
+	var group, version string
+	switch {
+	case len(parts) > 2 && parts[0] == "api":
+		version, parts = parts[1], parts[2:]
+	case len(parts) > 3 && parts[0] == "apis" && parts[1] != "":
+		group, version, parts = parts[1], parts[2], parts[3:]
+	default:
+		return t, errNoPath
+	}
+	// namespaces/{name}/status is a namespace's; any other third part is a resource in it.
+	if parts[0] == "namespaces" && len(parts) > 2 && (group != "" || parts[2] != "status") {
+		t.namespace, parts = parts[1], parts[2:]
+		if err := checkNamespace(t.namespace); err != nil {
+			return t, err
+		}
+	}
+	if len(parts) > 3 {
+		return t, errNoPath
+	}
+	if t.resource = find(group, version, parts[0]); t.resource == nil || t.resource.cluster && t.namespace != "" {
+		return t, errNoPath
+	}
+	if len(parts) > 1 {
+		t.name = parts[1]
+		if err := checkName(t.name); err != nil {
+			return t, err
+		}
+		if !t.resource.cluster && t.namespace == "" {
+			return t, errNoPath
+		}
+	}
+	if len(parts) > 2 {
+		t.sub = parts[2]
+	}
+	return t, nil
+}
+
+// checkName refuses what may not be an object's name. A name that passes is one part of a path, and no hidden file.
+func checkName(name string) error {
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return invalid("metadata.name", name, problems[0])
+	}
+	if len(name) > maxName {
+		return invalid("metadata.name", name, fmt.Sprintf("dev-k8s keeps names of at most %d bytes", maxName))
+	}
+	return nil
+}
+
+func checkNamespace(name string) error {
+	if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
+		return invalid("metadata.namespace", name, problems[0])
+	}
+	return nil
+}
+
+// invalid is 422 about one field.
+func invalid(field string, value any, problem string) *apierrors.StatusError {
+	shown, _ := json.Marshal(value)
+	message := fmt.Sprintf("%s: Invalid value: %s: %s", field, shown, problem)
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Message: message,
+		Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeFieldValueInvalid, Field: field, Message: message}}},
+	}}
+}
+
+// media is a content type with the parameters that matter: application/json;as=Table;g=meta.k8s.io;v=v1.
+type media struct {
+	kind               string
+	as, group, version string
+}
+
+// accepted lists the content types that the client accepts and dev-k8s may have, in the client's order.
+func accepted(req *http.Request) (list []media) {
+	header := strings.Join(req.Header.Values("Accept"), ",")
+	if header == "" {
+		header = "application/json"
+	}
+	for clause := range strings.SplitSeq(header, ",") {
+		kind, params, err := mime.ParseMediaType(clause)
+		if err == nil && (kind == "application/json" || kind == "application/*" || kind == "*/*") {
+			list = append(list, media{kind, params["as"], params["g"], params["v"]})
+		}
+	}
+	return list
+}
+
+// The forms in which objects are shown.
+type form int
+
+const (
+	whole form = iota
+	table
+	partial // metadata only
+)
+
+// negotiate chooses the first form that the client asks for and dev-k8s has. A client that takes only protobuf, CBOR or YAML is refused.
+func negotiate(req *http.Request) (form, error) {
+	for _, m := range accepted(req) {
+		switch {
+		case m.as == "":
+			return whole, nil
+		case m.group != metav1.GroupName || m.version != "v1":
+		case m.as == "Table":
+			return table, nil
+		case m.as == "PartialObjectMetadata" || m.as == "PartialObjectMetadataList":
+			return partial, nil
+		}
+	}
+	return whole, &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
+		Message: fmt.Sprintf("dev-k8s speaks application/json only, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use it)", req.Header.Get("Accept")),
+	}}
+}
+
+// readBody reads a body whose content type is one of those given.
+func readBody(req *http.Request, kinds ...string) (body []byte, kind string, err error) {
+	kind, _, err = mime.ParseMediaType(req.Header.Get("Content-Type"))
+	if req.Header.Get("Content-Type") == "" {
+		kind, err = kinds[0], nil
+	}
+	ok := false
+	for _, k := range kinds {
+		ok = ok || err == nil && kind == k
+	}
+	if !ok {
+		return nil, "", unsupported(fmt.Sprintf("dev-k8s takes %s here, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use JSON)",
+			strings.Join(kinds, ", "), req.Header.Get("Content-Type")))
+	}
+	body, err = io.ReadAll(io.LimitReader(req.Body, maxBody+1))
+	if err != nil {
+		return nil, "", apierrors.NewBadRequest("read body: " + err.Error())
+	}
+	if len(body) > maxBody {
+		return nil, "", apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", maxBody))
+	}
+	return body, kind, nil
+}
+
+// readObject reads a body that is an object. Protobuf, which `kubectl create` and untold clients send of the types they were built with, is read
+// too; answers are JSON, which all of them take.
+func readObject(req *http.Request) ([]byte, error) {
+	body, kind, err := readBody(req, "application/json", runtime.ContentTypeProtobuf)
+	if err != nil || kind == "application/json" || len(body) == 0 {
+		return body, err
+	}
+	o, _, err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Decode(body, nil, nil)
+	if err != nil {
+		return nil, apierrors.NewBadRequest("the body is not an object: " + err.Error())
+	}
+	return json.Marshal(o)
+}
+
+func unsupported(message string) *apierrors.StatusError {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType, Reason: metav1.StatusReasonUnsupportedMediaType, Message: message,
+	}}
+}
+
+// decode reads one JSON object. Integers stay integers.
+func decode(body []byte) (map[string]any, error) {
+	var v map[string]any
+	if err := utiljson.Unmarshal(body, &v); err != nil {
+		return nil, err
+	}
+	if v == nil {
+		return nil, errors.New("no JSON object")
+	}
+	return v, nil
+}
+
+// decodeBody is decode for a client that is told of its mistake.
+func decodeBody(body []byte) (map[string]any, error) {
+	v, err := decode(body)
+	if err != nil {
+		return nil, apierrors.NewBadRequest("the body is not a JSON object: " + err.Error())
+	}
+	return v, nil
+}
+
+// dryRun reads the parameter of that name.
+func dryRun(req *http.Request) (bool, error) {
+	switch values := req.URL.Query()["dryRun"]; {
+	case len(values) == 0:
+		return false, nil
+	case len(values) == 1 && values[0] == metav1.DryRunAll:
+		return true, nil
+	default:
+		return false, apierrors.NewBadRequest(fmt.Sprintf("dryRun may be All, not %q", values))
+	}
+}
+
+func flag(req *http.Request, name string) (bool, error) {
+	text := req.URL.Query().Get(name)
+	if text == "" {
+		return false, nil
+	}
+	v, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, apierrors.NewBadRequest(fmt.Sprintf("%s: %q is neither true nor false", name, text))
+	}
+	return v, nil
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) { writeAs(w, code, "application/json", v) }
+
+func writeAs(w http.ResponseWriter, code int, kind string, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		code, body = http.StatusInternalServerError, []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":500}`)
+	}
+	w.Header().Set("Content-Type", kind)
+	w.WriteHeader(code)
+	_, _ = w.Write(append(body, '\n')) // the client is gone
+}
+
+// writeError answers with the Status in err, or with 500.
+func writeError(w http.ResponseWriter, err error) {
+	status := statusOf(err)
+	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds)))
+	}
+	writeJSON(w, int(status.Code), status)
+}
+
+func statusOf(err error) metav1.Status {
+	var known apierrors.APIStatus
+	if !errors.As(err, &known) {
+		known = apierrors.NewInternalError(err)
+	}
+	status := known.Status()
+	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	return status
+}
+
+// convert turns a JSON object into a typed one.
+func convert(from map[string]any, to any) error {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(from, to); err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	return nil
+}

@@ -1,0 +1,168 @@
+package k8s
+
+import (
+	"encoding/base64"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/rand"
+)
+
+// The rules of Kubernetes' API conventions about what a request may change of an object.
+// https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md
+
+// checkType refuses a body of another type, or with a name other than the path's.
+func checkType(r *resource, k key, o map[string]any) error {
+	if v, ok := o["apiVersion"]; ok && v != r.apiVersion() {
+		return apierrors.NewBadRequest(fmt.Sprintf("apiVersion is %v, the path is for %s", v, r.apiVersion()))
+	}
+	if v, ok := o["kind"]; ok && v != r.kind {
+		return apierrors.NewBadRequest(fmt.Sprintf("kind is %v, the path is for %s", v, r.kind))
+	}
+	if m, ok := o["metadata"]; ok {
+		if _, ok := m.(map[string]any); !ok {
+			return apierrors.NewBadRequest("metadata is no JSON object")
+		}
+	}
+	if err := checkMeta(o); err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	m := meta(o)
+	if v, _ := m["name"].(string); k.name != "" && v != "" && v != k.name {
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) is not the name in the path (%s)", v, k.name))
+	}
+	if v, _ := m["namespace"].(string); v != "" && v != k.namespace {
+		return apierrors.NewBadRequest(fmt.Sprintf("the namespace of the object (%s) is not the namespace in the path (%s)", v, k.namespace))
+	}
+	delete(m, "managedFields") // there is no server-side apply
+	return nil
+}
+
+// nameOf returns the name of a new object, which it makes of generateName if that is all there is.
+func nameOf(o map[string]any) (string, error) {
+	m := meta(o)
+	name, _ := m["name"].(string)
+	if name == "" {
+		base, _ := m["generateName"].(string)
+		if base == "" {
+			return "", invalid("metadata.name", "", "name or generateName is required")
+		}
+		name = base + rand.String(5)
+	}
+	m["name"] = name
+	return name, checkName(name)
+}
+
+// created makes an object of a request's body.
+func (s *store) created(r *resource, k key, o map[string]any) error {
+	m := meta(o)
+	if v, _ := m["resourceVersion"].(string); v != "" {
+		return apierrors.NewBadRequest("resourceVersion should not be set on objects to be created")
+	}
+	for _, field := range []string{"uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"} {
+		delete(m, field)
+	}
+	// Kubelets register nodes with their status; a namespace's is ours.
+	if r.status && r.name != "nodes" {
+		delete(o, "status")
+	}
+	if r.name == "namespaces" && r.group == "" {
+		o["status"] = map[string]any{"phase": "Active"}
+	}
+	s.complete(s.collectionOf(r), k, o, nil)
+	return nil
+}
+
+// updated makes the next state of an object of what a request wants it to be. Of a subresource only that is taken.
+func (s *store) updated(r *resource, k key, sub string, current, wanted map[string]any) (map[string]any, error) {
+	have, want := meta(current), meta(wanted)
+	version, _ := want["resourceVersion"].(string)
+	if version == "" && r.custom {
+		return nil, invalid("metadata.resourceVersion", 0, "must be specified for an update")
+	}
+	if version != "" && version != have["resourceVersion"] {
+		return nil, conflict(r, k, "the object has been modified; please apply your changes to the latest version and try again")
+	}
+	if uid, _ := want["uid"].(string); uid != "" && uid != have["uid"] {
+		return nil, conflict(r, k, fmt.Sprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s", uid, have["uid"]))
+	}
+	if sub == "status" {
+		next := without(current, "status")
+		if status, ok := wanted["status"]; ok {
+			next["status"] = status
+		}
+		return next, nil
+	}
+	next := wanted
+	if r.status {
+		next = without(wanted, "status")
+		if status, ok := current["status"]; ok {
+			next["status"] = status
+		}
+	}
+	if have["deletionTimestamp"] != nil {
+		before := (&unstructured.Unstructured{Object: current}).GetFinalizers()
+		for _, f := range (&unstructured.Unstructured{Object: next}).GetFinalizers() {
+			if !slices.Contains(before, f) {
+				return nil, invalid("metadata.finalizers", f, "no new finalizers can be added if the object is being deleted")
+			}
+		}
+	}
+	s.complete(s.collectionOf(r), k, next, current)
+	return next, nil
+}
+
+func conflict(r *resource, k key, why string) error {
+	return apierrors.NewConflict(r.groupResource(), k.name, fmt.Errorf("%s", why))
+}
+
+// deleted makes the state of an object after a request to delete it: nil, unless finalizers hold it.
+func (s *store) deleted(r *resource, o map[string]any) map[string]any {
+	u := &unstructured.Unstructured{Object: o}
+	if len(u.GetFinalizers()) == 0 {
+		return nil
+	}
+	if u.GetDeletionTimestamp() != nil {
+		return o
+	}
+	m := meta(o)
+	m["deletionTimestamp"], m["deletionGracePeriodSeconds"] = s.timestamp(), int64(0)
+	if g, ok := m["generation"].(int64); ok && r.generation {
+		m["generation"] = g + 1
+	}
+	return o
+}
+
+// normalise does the few things that a real server does to the content of some types, and that clients rely on.
+func normalise(r *resource, o map[string]any) {
+	if r.group != "" {
+		return
+	}
+	switch r.name {
+	case "secrets":
+		if _, ok := o["type"]; !ok {
+			o["type"] = "Opaque"
+		}
+		texts, ok := o["stringData"].(map[string]any)
+		if !ok {
+			return
+		}
+		delete(o, "stringData")
+		data, ok := o["data"].(map[string]any)
+		if !ok {
+			data = map[string]any{}
+			o["data"] = data
+		}
+		for name, v := range texts {
+			if text, ok := v.(string); ok {
+				data[name] = base64.StdEncoding.EncodeToString([]byte(text))
+			}
+		}
+	case "pods":
+		if _, ok := o["status"].(map[string]any); !ok {
+			o["status"] = map[string]any{"phase": "Pending"} // nothing runs it
+		}
+	}
+}

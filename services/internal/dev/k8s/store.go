@@ -1,0 +1,276 @@
+package k8s
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// historyLength is how many changes of one resource a watch may be behind before it must list again.
+const historyLength = 1000
+
+// key names an object of a resource.
+type key struct{ namespace, name string }
+
+// object is a stored object. Its content is never changed, but replaced.
+type object struct {
+	content map[string]any // with its resource version
+	version uint64
+	file    []byte // what the file held when it was last read or written
+}
+
+// change is a change of one object: one of before and after may be nil. The content of before of a deletion has the version of that.
+type change struct {
+	version       uint64
+	before, after map[string]any
+}
+
+// collection is all objects of one resource.
+type collection struct {
+	resource *resource
+	objects  map[key]*object
+	history  []change
+	floor    uint64        // a watch may begin at this version or later
+	changed  chan struct{} // closed when there is a change
+}
+
+// store keeps the objects in memory and in their files. Its methods are safe for concurrent use.
+type store struct {
+	log  *slog.Logger
+	now  func() time.Time
+	root *os.Root // refuses every path, and symbolic link, that leads out of the directory
+	dir  string   // for messages
+
+	// grown has a signal when owners may be gone: see collect.
+	grown chan struct{}
+
+	mu      sync.RWMutex
+	version uint64
+	kinds   map[string]*collection // by the resource's name
+	broken  map[string]string      // files that cannot be used, by path, and what they held when that was reported
+}
+
+// openStore opens the directory, and makes it if there is none. Call begin before use.
+func openStore(dir string, now func() time.Time, log *slog.Logger) (*store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open directory of objects: %w", err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open directory of objects: %w", err)
+	}
+	// Versions are the microseconds of the start and count up from there, so that they grow over restarts without being kept. Nobody makes
+	// a million changes in a second.
+	s := &store{log: log, now: now, root: root, dir: dir, grown: make(chan struct{}, 1), version: uint64(max(now().UnixMicro(), 1)),
+		kinds: map[string]*collection{}, broken: map[string]string{}}
+	for _, r := range resources {
+		if r.stored == "" {
+			s.kinds[r.name] = &collection{resource: r, objects: map[key]*object{}, floor: s.version, changed: make(chan struct{})}
+		}
+	}
+	return s, nil
+}
+
+func (s *store) close() error { return s.root.Close() }
+
+// collectionOf returns where the objects of a resource are.
+func (s *store) collectionOf(r *resource) *collection {
+	if r.stored != "" {
+		return s.kinds[r.stored]
+	}
+	return s.kinds[r.name]
+}
+
+// get returns an object, which the caller may not change.
+func (s *store) get(r *resource, k key) (map[string]any, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	o, ok := s.collectionOf(r).objects[k]
+	if !ok {
+		return nil, false
+	}
+	return o.content, true
+}
+
+// list returns the objects of a namespace, or of all if that is empty, in the order of their names, and the version of the list.
+func (s *store) list(r *resource, namespace string) (items []map[string]any, version uint64) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	c := s.collectionOf(r)
+	keys := make([]key, 0, len(c.objects))
+	for k := range c.objects {
+		if namespace == "" || k.namespace == namespace {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, func(a, b key) int {
+		if a.namespace != b.namespace {
+			return strings.Compare(a.namespace, b.namespace)
+		}
+		return strings.Compare(a.name, b.name)
+	})
+	for _, k := range keys {
+		items = append(items, c.objects[k].content)
+	}
+	return items, s.version
+}
+
+// since returns the changes after a version, the version that the caller then knows, and a channel that is closed at the next change. It returns
+// false if changes are missing.
+func (s *store) since(r *resource, version uint64) (changes []change, now uint64, next <-chan struct{}, ok bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	c := s.collectionOf(r)
+	if version < c.floor {
+		return nil, 0, nil, false
+	}
+	i, _ := slices.BinarySearchFunc(c.history, version+1, func(e change, v uint64) int {
+		switch {
+		case e.version < v:
+			return -1
+		case e.version > v:
+			return 1
+		}
+		return 0
+	})
+	return slices.Clone(c.history[i:]), s.version, c.changed, true
+}
+
+func (s *store) currentVersion() uint64 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.version
+}
+
+// editFunc makes the next state of an object, which it may change in place, nil if there is none; it returns nil to have it deleted.
+type editFunc func(current map[string]any) (next map[string]any, err error)
+
+// edit changes one object, in its file and then in memory, and returns what it is now, or was last if it is gone. Nothing happens if nothing
+// changes, if edit fails, or on a dry run. An object that is to be deleted goes with its last finalizer.
+func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[string]any, gone bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.collectionOf(r)
+	if err := s.refresh(c, k); err != nil {
+		return nil, false, err
+	}
+	var current, copied map[string]any
+	o, exists := c.objects[k]
+	if exists {
+		current, copied = o.content, runtime.DeepCopyJSON(o.content)
+	}
+	next, err := edit(copied)
+	if err != nil {
+		return nil, false, err
+	}
+	if next != nil {
+		if exists {
+			setVersion(next, o.version)
+			if reflect.DeepEqual(next, current) {
+				return current, false, nil
+			}
+		}
+		if finished(next) {
+			copied, next = next, nil
+		}
+	}
+	switch {
+	case next == nil && !exists:
+		return nil, true, nil
+	case dry && next == nil:
+		return copied, true, nil
+	case dry:
+		return next, false, nil
+	case next == nil:
+		if err := s.remove(c, k); err != nil {
+			return nil, false, err
+		}
+		s.commit(c, k, nil, nil)
+		return copied, true, nil
+	}
+	file, err := s.write(c, k, next)
+	if err != nil {
+		return nil, false, err
+	}
+	s.commit(c, k, next, file)
+	return c.objects[k].content, false, nil
+}
+
+// commit records in memory what has been done to the file; nil content: deleted. The lock is held.
+func (s *store) commit(c *collection, k key, content map[string]any, file []byte) {
+	s.version++
+	e := change{version: s.version}
+	old, existed := c.objects[k]
+	if existed {
+		e.before = old.content
+	}
+	if content == nil {
+		if !existed {
+			return
+		}
+		e.before = runtime.DeepCopyJSON(old.content)
+		setVersion(e.before, s.version)
+		delete(c.objects, k)
+	} else {
+		setVersion(content, s.version)
+		e.after = content
+		c.objects[k] = &object{content: content, version: s.version, file: file}
+	}
+	if len(c.history) == historyLength {
+		c.floor = c.history[0].version
+		c.history = c.history[1:]
+	}
+	c.history = append(c.history, e)
+	close(c.changed)
+	c.changed = make(chan struct{})
+	if content == nil || len(owners(content)) > 0 {
+		select {
+		case s.grown <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// finished reports whether an object was only waiting for its finalizers, and has none.
+func finished(o map[string]any) bool {
+	u := unstructured.Unstructured{Object: o}
+	return u.GetDeletionTimestamp() != nil && len(u.GetFinalizers()) == 0
+}
+
+func setVersion(o map[string]any, version uint64) {
+	meta(o)["resourceVersion"] = strconv.FormatUint(version, 10)
+}
+
+// meta returns the metadata of an object, and makes them if there are none.
+func meta(o map[string]any) map[string]any {
+	m, ok := o["metadata"].(map[string]any)
+	if !ok {
+		m = map[string]any{}
+		o["metadata"] = m
+	}
+	return m
+}
+
+func owners(o map[string]any) []metav1.OwnerReference {
+	return (&unstructured.Unstructured{Object: o}).GetOwnerReferences()
+}
+
+// busy is the answer to a request for an object whose file a person is just editing: clients try again.
+func busy(path, problem string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable,
+		Message: fmt.Sprintf("the file %s is being edited, or was left so: %s", path, problem), Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
+	}}
+}
