@@ -5,7 +5,9 @@ package shardstest
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
@@ -45,7 +48,8 @@ func New(ids ...string) *Set {
 
 // Add adds a shard, as an edit of the configuration file does.
 func (s *Set) Add(id string) *Shard {
-	shard := &Shard{id: id, set: s, groups: map[string]*nstancev1.GroupStatus{}, instances: map[string]*nstancev1.InstanceStatus{}, drains: map[string]shards.Drain{},
+	shard := &Shard{id: id, set: s, groups: map[string]*nstancev1.GroupStatus{}, static: map[string]*nstancev1.GroupStatus{}, own: map[string]config.GroupSpec{},
+		instances: map[string]*nstancev1.InstanceStatus{}, drains: map[string]shards.Drain{},
 		state: shards.State{Reachable: true, Synced: true, Zone: id, Region: "test"}}
 	s.mu.Lock()
 	s.shards[id] = shard
@@ -122,6 +126,8 @@ type Shard struct {
 	mu        sync.Mutex
 	state     shards.State
 	groups    map[string]*nstancev1.GroupStatus
+	static    map[string]*nstancev1.GroupStatus // static groups without what overrides them
+	own       map[string]config.GroupSpec       // what dynamic groups say, and overrides of static ones
 	instances map[string]*nstancev1.InstanceStatus
 	drains    map[string]shards.Drain
 	fail      func(method string) error
@@ -166,7 +172,8 @@ func (s *Shard) Calls() []string {
 	return calls
 }
 
-// SetGroup puts a group there as the configuration file or another client would, with its instances.
+// SetGroup puts a group there as the configuration file (static) or another client (dynamic) would, with its instances. An override of a static
+// group stays.
 func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.mu.Lock()
 	g = proto.CloneOf(g)
@@ -174,9 +181,49 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 		g.Kind = Kind
 	}
 	s.groups[g.GetGroup()] = g
+	if g.GetIsStatic() {
+		s.static[g.GetGroup()] = g
+	} else {
+		size := int(g.GetSize())
+		delete(s.static, g.GetGroup())
+		s.own[g.GetGroup()] = config.GroupSpec{Template: g.GetTemplate(), Size: &size, InstanceType: g.GetInstanceType(), SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
+	}
+	g = s.merge(g.GetGroup())
 	changes := s.settle(g)
 	s.mu.Unlock()
 	s.set.tell(changes...)
+}
+
+// merge makes a group of what its configuration and itself say; templates say nothing here. mu is held.
+func (s *Shard) merge(name string) *nstancev1.GroupStatus {
+	own, overridden := s.own[name]
+	g := proto.CloneOf(s.groups[name])
+	if static, ok := s.static[name]; ok {
+		g = proto.CloneOf(static)
+		g.Vars = maps.Clone(g.GetVars())
+		if g.Vars == nil {
+			g.Vars = map[string]string{}
+		}
+		maps.Copy(g.Vars, own.Vars)
+		if own.InstanceType != "" {
+			g.InstanceType = own.InstanceType
+		}
+	} else {
+		g.Size, g.Template, g.InstanceType, g.SubnetPool, g.Vars = 0, own.Template, own.InstanceType, own.SubnetPool, own.Vars
+	}
+	if own.Size != nil {
+		g.Size = uint32(*own.Size)
+	}
+	g.Overridden, g.SpecJson = overridden, ""
+	if overridden {
+		text, err := json.Marshal(own)
+		if err != nil {
+			panic(err)
+		}
+		g.SpecJson = string(text)
+	}
+	s.groups[name] = g
+	return g
 }
 
 // Change edits an instance, as its VM or the leader would, and tells of it.
@@ -257,10 +304,21 @@ func (s *Shard) settle(g *nstancev1.GroupStatus) (changes []shards.Change) {
 		}
 	}
 	s.groups[g.GetGroup()] = next
-	if g.GetDeleting() && len(live) == 0 {
+	if g.GetDeleting() && !s.draining(g.GetGroup()) {
 		delete(s.groups, g.GetGroup())
+		delete(s.own, g.GetGroup())
 	}
 	return append(changes, shards.Change{Shard: s.id, Kind: shards.GroupChanged, Group: g.GetGroup()})
+}
+
+// draining reports whether instances of a group that nobody wants are still there.
+func (s *Shard) draining(group string) bool {
+	for _, i := range s.instances {
+		if i.GetGroup() == group && i.GetState() != "deleted" {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *Shard) live(group string) (ids []string) {
@@ -365,7 +423,9 @@ func (s *Shard) Drains() []shards.Drain {
 	for _, d := range s.drains {
 		out = append(out, d)
 	}
-	slices.SortFunc(out, func(a, b shards.Drain) int { return strings.Compare(a.Instance.GetInstanceId(), b.Instance.GetInstanceId()) })
+	slices.SortFunc(out, func(a, b shards.Drain) int {
+		return strings.Compare(a.Instance.GetInstanceId(), b.Instance.GetInstanceId())
+	})
 	return out
 }
 
@@ -443,33 +503,47 @@ func (a *api) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest, _ 
 	case !ok && r.GetMustExist():
 		leave()
 		return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
-	case !ok && r.GetTemplate() == "":
+	case (!ok || g.GetDeleting()) && r.GetTemplate() == "":
 		leave()
 		return nil, status.Error(codes.InvalidArgument, "template: is missing")
 	case ok && g.GetIsStatic() && (r.GetTemplate() != "" || r.GetSubnetPool() != ""):
 		leave()
 		return nil, status.Errorf(codes.FailedPrecondition, "template: cannot be changed: group %s is static, only size, instance_type and vars can be", r.GetGroup())
-	case !ok:
-		g = &nstancev1.GroupStatus{Group: r.GetGroup(), Kind: Kind}
 	}
-	g = proto.CloneOf(g)
-	g.Overridden = true
+	own := s.own[r.GetGroup()]
+	if !ok || g.GetDeleting() {
+		s.groups[r.GetGroup()], own = &nstancev1.GroupStatus{Group: r.GetGroup(), Kind: Kind}, config.GroupSpec{}
+	}
+	for _, field := range r.GetClearFields() {
+		switch field {
+		case "size":
+			own.Size = nil
+		case "instance_type":
+			own.InstanceType = ""
+		case "subnet_pool":
+			own.SubnetPool = ""
+		case "vars":
+			own.Vars = nil
+		}
+	}
 	if r.Size != nil {
-		g.Size = r.GetSize()
+		size := int(r.GetSize())
+		own.Size = &size
 	}
 	if r.GetTemplate() != "" {
-		g.Template = r.GetTemplate()
+		own.Template = r.GetTemplate()
 	}
 	if r.GetInstanceType() != "" {
-		g.InstanceType = r.GetInstanceType()
+		own.InstanceType = r.GetInstanceType()
 	}
 	if r.GetSubnetPool() != "" {
-		g.SubnetPool = r.GetSubnetPool()
+		own.SubnetPool = r.GetSubnetPool()
 	}
 	if r.GetSetVars() {
-		g.Vars = r.GetVars()
+		own.Vars = r.GetVars()
 	}
-	s.groups[g.GetGroup()] = g
+	s.own[r.GetGroup()] = own
+	g = s.merge(r.GetGroup())
 	changes := s.settle(g)
 	g = s.groups[r.GetGroup()]
 	leave(changes...)
@@ -490,10 +564,14 @@ func (a *api) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest, _ 
 		leave()
 		return nil, status.Errorf(codes.FailedPrecondition, "group: %s is static and has nothing to be removed here", r.GetGroup())
 	}
-	g = proto.CloneOf(g)
-	g.Overridden = false
-	g.Deleting = !g.GetIsStatic()
-	a.shard.groups[r.GetGroup()] = g
+	if g.GetIsStatic() {
+		delete(a.shard.own, r.GetGroup())
+		g = a.shard.merge(r.GetGroup())
+	} else {
+		g = proto.CloneOf(g)
+		g.Deleting = true
+		a.shard.groups[r.GetGroup()] = g
+	}
 	leave(a.shard.settle(g)...)
 	return &nstancev1.DeleteGroupResponse{RestoredStatic: g.GetIsStatic()}, nil
 }
@@ -556,6 +634,9 @@ func (a *api) AcknowledgeDrained(_ context.Context, r *nstancev1.AcknowledgeDrai
 		gone(i)
 		s.instances[i.GetInstanceId()] = i
 		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: i.GetInstanceId()})
+		if g := s.groups[i.GetGroup()]; g != nil {
+			changes = append(changes, s.settle(g)...)
+		}
 	}
 	leave(changes...)
 	return &nstancev1.AcknowledgeDrainedResponse{}, nil
