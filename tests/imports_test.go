@@ -32,7 +32,7 @@ var layers = [][]string{
 	{"services/internal/observe", "services/internal/execute", "services/internal/reconcile"},
 	{"services/internal/registerapi", "services/internal/agentapi", "services/internal/operatorapi"},
 	{"services/internal/server", "services/internal/agent", "services/internal/operator", "services/internal/admin", "services/internal/dev",
-		"services/internal/sim", "services/internal/bench"},
+		"services/internal/sim", "services/internal/bench", "services/internal/proof"},
 	{"services/cmd"},
 }
 

@@ -1,0 +1,194 @@
+package proof
+
+import (
+	"context"
+	"crypto/md5" //nolint:gosec // S3's ETags are MD5 sums (Amazon S3 API reference, Object)
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+)
+
+// history is what all clients did to one object, in order of their beginnings, on one clock.
+type history struct {
+	clock lease.Clock
+	mu    sync.Mutex
+	ops   []op
+}
+
+// op is one request. Tokens are those of the object's contents; "" is "no object".
+type op struct {
+	client     int
+	begin, end int64
+	put        bool
+	condition  string // of a put: what must be there
+	token      string // of a put: what it writes. Of a get: what it saw
+	outcome    outcome
+}
+
+type outcome int
+
+const (
+	done     outcome = iota
+	conflict         // a put whose condition did not hold
+	unknown          // a put that may have happened or may still happen
+)
+
+func (o op) String() string {
+	if !o.put {
+		return fmt.Sprintf("client %d %d-%d reads %.6q", o.client, o.begin, o.end, o.token)
+	}
+	return fmt.Sprintf("client %d %d-%d puts %.6q if %.6q: %d", o.client, o.begin, o.end, o.token, o.condition, o.outcome)
+}
+
+// recorded is a client's store; what it does is written into the history.
+type recorded struct {
+	objstore.Store
+	history *history
+	client  int
+}
+
+// Get implements objstore.Store. A get that failed says nothing.
+func (r recorded) Get(ctx context.Context, key string) (objstore.Object, error) {
+	begin := r.history.now()
+	obj, err := r.Store.Get(ctx, key)
+	if err == nil || errors.Is(err, objstore.ErrNotFound) {
+		r.history.add(op{client: r.client, begin: begin, end: r.history.now(), token: string(obj.Token)})
+	}
+	return obj, err
+}
+
+// Put implements objstore.Store. A definite error other than a conflict means that nothing was written.
+func (r recorded) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	sum := md5.Sum(body) //nolint:gosec // see the import
+	o := op{client: r.client, put: true, token: hex.EncodeToString(sum[:]), begin: r.history.now()}
+	if token, ok := cond.Token(); ok {
+		o.condition = string(token)
+	} else if !cond.Absent() {
+		return "", errors.New("the lock is never written without a condition")
+	}
+	token, err := r.Store.Put(ctx, key, body, cond)
+	o.end = r.history.now()
+	switch {
+	case err == nil && string(token) != o.token:
+		return "", fmt.Errorf("token %s, want the MD5 sum %s", token, o.token)
+	case errors.Is(err, objstore.ErrConflict):
+		o.outcome = conflict
+	case errors.Is(err, objstore.ErrIndeterminate):
+		o.outcome, o.end = unknown, math.MaxInt64
+	case err != nil:
+		return token, err
+	}
+	r.history.add(o)
+	return token, err
+}
+
+func (h *history) now() int64 { return int64(h.clock.Now()) }
+
+func (h *history) add(o op) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ops = append(h.ops, o)
+}
+
+// settled replaces writes with an unknown result by what became of them, which the rest of the history tells: every version of the lock is written on
+// the condition of one that is never there again, so of the writes of a version one at most has an effect. If one was acknowledged, it is that.
+// If the version was ever seen, one of the unknown ones had an effect before that. If not, none had.
+func settled(ops []op) (out []op) {
+	acknowledged := map[string]bool{}
+	seen := map[string]int64{} // until when at the latest a version must have been written
+	note := func(token string, end int64) {
+		if at, ok := seen[token]; token != "" && (!ok || end < at) {
+			seen[token] = end
+		}
+	}
+	for _, o := range ops {
+		switch {
+		case !o.put:
+			note(o.token, o.end)
+		case o.outcome == done:
+			acknowledged[o.token] = true
+			note(o.condition, o.end)
+		}
+	}
+	for changed := true; changed; { // a version that was replaced by an unknown write that was seen was there, too
+		changed = false
+		for _, o := range ops {
+			at, ok := seen[o.token]
+			if before, known := seen[o.condition]; o.put && o.outcome == unknown && ok && o.condition != "" && (!known || before > at) {
+				seen[o.condition], changed = at, true
+			}
+		}
+	}
+	first := map[string]op{}
+	for _, o := range ops {
+		if o.outcome != unknown {
+			out = append(out, o)
+			continue
+		}
+		if at, ok := seen[o.token]; ok && !acknowledged[o.token] {
+			if f, there := first[o.token]; !there || o.begin < f.begin {
+				o.outcome, o.end = done, at
+				first[o.token] = o
+			}
+		}
+	}
+	for _, o := range first {
+		out = append(out, o)
+	}
+	return out
+}
+
+// register is an object with conditional puts. The state is the token of its content.
+var register = porcupine.Model{
+	Init: func() any { return "" },
+	Step: func(state, input, _ any) (bool, any) {
+		o, ok := input.(op)
+		switch {
+		case !ok:
+			panic("not an op")
+		case !o.put:
+			return state == o.token, state
+		case o.outcome == conflict:
+			return state != o.condition, state
+		}
+		return state == o.condition, o.token
+	},
+	Equal:             func(a, b any) bool { return a == b },
+	DescribeOperation: func(input, _ any) string { return fmt.Sprint(input) },
+}
+
+// check fails the test if the object did not behave like one that does one thing at a time.
+func (h *history) check(t *testing.T) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var operations []porcupine.Operation
+	counts := map[string]int{}
+	for _, o := range h.ops {
+		switch {
+		case !o.put:
+			counts["reads"]++
+		default:
+			counts[[...]string{"writes", "conflicts", "unknown"}[o.outcome]]++
+		}
+	}
+	for i, o := range settled(h.ops) {
+		// Porcupine wants the calls of a client one after the other; a write that landed late overlaps the next. So each has a client of its own.
+		operations = append(operations, porcupine.Operation{ClientId: i, Input: o, Call: o.begin, Output: nil, Return: o.end})
+	}
+	t.Logf("history: %v", counts)
+	if result := porcupine.CheckOperationsTimeout(register, operations, checkTimeout); result != porcupine.Ok {
+		for _, o := range h.ops {
+			t.Log(o)
+		}
+		t.Errorf("the lock's history of %d requests is not linearizable: %v", len(operations), result)
+	}
+}

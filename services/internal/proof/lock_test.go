@@ -1,0 +1,262 @@
+package proof
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/credentials"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	fakes3 "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
+)
+
+const (
+	lockKey      = "shard/dev/leader.json"
+	bucketName   = "lock"
+	checkTimeout = time.Minute
+)
+
+// options make elections quick; everything in the elector is a fraction of them.
+var options = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
+
+// backend starts the real S3 server with an empty bucket.
+func backend(t *testing.T) fakes3.Backend {
+	t.Helper()
+	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
+		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
+	}
+	for _, name := range []string{"AWS_PROFILE", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
+	tool := exec.CommandContext(t.Context(), "../../../scripts/tool.sh", "versitygw")
+	tool.Stderr = os.Stderr
+	binary, err := tool.Output()
+	if err != nil {
+		t.Fatalf("build versitygw: %v", err)
+	}
+	dir := t.TempDir()
+	b, stop, err := fakes3.Start(t.Context(), dir, strings.TrimSpace(string(binary)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if said := stop(); t.Failed() {
+			t.Logf("versitygw: %s", said)
+		}
+	})
+	// The posix back end takes every directory for a bucket.
+	if err := os.Mkdir(filepath.Join(dir, "objects", bucketName), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func openStore(ctx context.Context, url, access, secret string) (*s3.Store, error) {
+	return s3.New(ctx, s3.Options{Bucket: bucketName, Region: "us-east-1", Endpoint: url, PathStyle: true,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+}
+
+// reign is a stretch of time in which a process had authority: it was asked at its beginning and at its end, and often between.
+type reign struct {
+	Process    string
+	Term       uint64
+	From, Last lease.Instant
+}
+
+// reigns are all that were seen.
+type reigns struct {
+	mu   sync.Mutex
+	all  []reign
+	last lease.Instant // somebody had authority
+}
+
+// begin adds a stretch and returns how it goes on.
+func (r *reigns) begin(process string, term uint64) (extend func(at lease.Instant)) {
+	index := -1
+	return func(at lease.Instant) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if index < 0 {
+			index = len(r.all)
+			r.all = append(r.all, reign{Process: process, Term: term, From: at})
+		}
+		r.all[index].Last = at
+		r.last = max(r.last, at)
+	}
+}
+
+// since reports whether somebody has had authority after an instant.
+func (r *reigns) since(at lease.Instant) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last > at
+}
+
+// act is leader's code: it uses its authority as often as it can and tells when it had it. The clock is read first: whoever still has authority after
+// that had it then.
+func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func(lease.Instant)) {
+	ticker := time.NewTicker(500 * time.Microsecond)
+	defer ticker.Stop()
+	for {
+		if at := clock.Now(); a.Remaining() > 0 {
+			extend(at)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// check fails the test if two had authority at once, or a later one had a lower term.
+func (r *reigns) check(t *testing.T) (terms int) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.SortFunc(r.all, func(a, b reign) int { return cmp.Compare(a.From, b.From) })
+	for i := 1; i < len(r.all); i++ {
+		before, after := r.all[i-1], r.all[i]
+		if after.From <= before.Last {
+			t.Errorf("two leaders at once: %s in term %d until %d, %s in term %d from %d", before.Process, before.Term, before.Last, after.Process, after.Term, after.From)
+		}
+		if after.Term <= before.Term {
+			t.Errorf("term %d of %s came after term %d of %s", after.Term, after.Process, before.Term, before.Process)
+		}
+	}
+	return len(r.all)
+}
+
+// TestLock plays the election of three processes against a real S3 server, each with a bad network of its own, and asks afterwards: was there one
+// leader at a time, and did the lock behave like one register?
+func TestLock(t *testing.T) {
+	if testing.Short() {
+		t.Log("the real S3 server is left out of a short run")
+		return
+	}
+	b := backend(t)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	duration := 20 * time.Second
+	if text := os.Getenv("PROOF_DURATION"); text != "" {
+		var err error
+		if duration, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clock := lease.SystemClock()
+	h := &history{clock: clock}
+	seen := &reigns{}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+
+	var running sync.WaitGroup
+	var proxies []*proxy
+	for i := range 3 {
+		p := newProxy(t, strings.TrimPrefix(b.URL, "unix://"), seed+uint64(i), 2*options.Lease)
+		proxies = append(proxies, p)
+		store, err := openStore(ctx, p.url, b.Access, b.Secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		running.Go(func() {
+			candidate(ctx, recorded{store, h, i}, clock, seen, rand.New(rand.NewPCG(seed, uint64(10+i))))
+		})
+	}
+	play(ctx, proxies, rand.New(rand.NewPCG(seed, 9)), duration)
+	for _, p := range proxies {
+		p.set(map[fault]int{none: 1})
+	}
+	// On a good network somebody must lead soon, whatever is left of the bad one.
+	from := clock.Now()
+	if !within(20*options.Lease, func() bool { return seen.since(from.Add(options.Lease)) }) {
+		t.Error("nobody leads although the network is good again")
+	}
+	stop()
+	running.Wait()
+	terms := seen.check(t)
+	if least := int(duration / (4 * time.Second)); terms < least {
+		t.Errorf("%d leaderships, want at least %d: the network was too good, or too bad", terms, least)
+	}
+	h.check(t)
+	total := map[string]int64{}
+	for _, p := range proxies {
+		for f := range faultKinds {
+			total[faultNames[f]] += p.counts[f].Load()
+		}
+	}
+	t.Logf("%d leaderships in %v; requests: %v", terms, duration, total)
+}
+
+// candidate takes part until ctx ends, and starts anew every few seconds as a process that is restarted does: with another incarnation.
+func candidate(ctx context.Context, store recorded, clock lease.Clock, seen *reigns, rng *rand.Rand) {
+	for life := 0; ctx.Err() == nil; life++ {
+		name := fmt.Sprintf("server-%d-%d", store.client, life)
+		run, end := context.WithTimeout(ctx, 2*time.Second+time.Duration(rng.Int64N(int64(8*time.Second))))
+		// Its error says that the release had no answer, which is what this network is for.
+		_ = lease.Run(run, lease.Config{
+			Store: store, Key: lockKey, Options: options, Clock: clock, StopTimeout: time.Second, Log: slog.New(slog.DiscardHandler),
+			Self:        lease.Identity{ID: fmt.Sprintf("server-%d", store.client), Incarnation: name},
+			HighestTerm: func(context.Context) (uint64, error) { return 0, nil },
+			Lead: func(ctx context.Context, a *lease.Authority) error {
+				act(ctx, clock, a, seen.begin(name, a.Term()))
+				return nil
+			},
+		})
+		end()
+	}
+}
+
+// play changes the weather every second or so: good, bad in one way or in all, or one client cut off altogether.
+func play(ctx context.Context, proxies []*proxy, rng *rand.Rand, duration time.Duration) {
+	end := time.Now().Add(duration)
+	for time.Now().Before(end) && ctx.Err() == nil {
+		for _, p := range proxies {
+			weather := map[fault]int{none: 6}
+			switch rng.IntN(4) {
+			case 0:
+			case 1:
+				weather[fault(1+rng.IntN(int(faultKinds)-1))] = 6
+			case 2:
+				for f := slow; f < faultKinds; f++ {
+					weather[f] = 1
+				}
+			case 3:
+				weather = map[fault]int{[]fault{cut, halfOpen, lost, late}[rng.IntN(4)]: 1}
+			}
+			p.set(weather)
+		}
+		within(time.Second+time.Duration(rng.Int64N(int64(2*time.Second))), func() bool { return ctx.Err() != nil })
+	}
+}
+
+// within polls until the condition holds or the time is over, and says which.
+func within(patience time.Duration, holds func() bool) bool {
+	end := time.NewTimer(patience)
+	defer end.Stop()
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if holds() {
+			return true
+		}
+		select {
+		case <-end.C:
+			return holds()
+		case <-ticker.C:
+		}
+	}
+}
