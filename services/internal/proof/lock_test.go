@@ -188,8 +188,8 @@ func TestLock(t *testing.T) {
 	stop()
 	running.Wait()
 	terms := seen.check(t)
-	if least := int(duration / (4 * time.Second)); terms < least {
-		t.Errorf("%d leaderships, want at least %d: the network was too good, or too bad", terms, least)
+	if terms < 2 { // every process is started anew within ten seconds
+		t.Errorf("%d leaderships: the leader has not changed once", terms)
 	}
 	h.check(t)
 	total := map[string]int64{}
