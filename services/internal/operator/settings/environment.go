@@ -1,0 +1,172 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// NamespaceFile is where Kubernetes tells a pod its namespace.
+const NamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// Environment is what environment variables say.
+type Environment struct {
+	// Namespace of everything that the operator reads and writes, Nodes and Pods apart.
+	Namespace string
+	// CAConfigMap and the Secrets hold the operator's identity.
+	CAConfigMap, CertSecret, KeySecret, NonceSecret string
+	// Endpoint is the API server of an external workload cluster; zero: the workload cluster is the operator's own.
+	Endpoint Endpoint
+	// ServiceAccount is whose tokens are in the kubeconfig for Cluster API.
+	ServiceAccount string
+	// JSON: speak JSON, not protocol buffers, to the API server.
+	JSON bool
+}
+
+// Endpoint is an API server.
+type Endpoint struct {
+	Host string
+	Port int32
+}
+
+// IsZero says that there is none.
+func (e Endpoint) IsZero() bool { return e == Endpoint{} }
+
+// Variable documents an environment variable.
+type Variable struct{ Name, Default, Text string }
+
+// Variables are all that the operator knows, in the order of its documentation.
+func Variables() []Variable {
+	return []Variable{
+		{"NSTANCE_NAMESPACE", "", "namespace of Nstance's and Cluster API's objects, Secrets and ConfigMaps that the operator works on (default: the pod's own)"},
+		{"NSTANCE_CA_CONFIGMAP", "nstance-cluster-ca", "ConfigMap with the Nstance cluster's CA certificate: key ca.crt"},
+		{"NSTANCE_CERT_SECRET", "nstance-operator-cert", "Secret of the operator's client certificate, which it writes: keys tls.crt and tls.key"},
+		{"NSTANCE_KEY_SECRET", "nstance-operator-key", "Secret of the operator's key pair, which it makes: keys private.key and public.key"},
+		{"NSTANCE_NONCE_SECRET", "nstance-operator-nonce", "Secret with the registration nonce: key nonce.jwt; needed for the first registration only"},
+		{"NSTANCE_CAPI_ENDPOINT", "", "API server of an external workload cluster, as host:port or a URL; its kubeconfig Secret is then the admin's to provide"},
+		{"NSTANCE_CAPI_SERVICEACCOUNT", "nstance-capi-workload", "ServiceAccount whose short-lived tokens are in the kubeconfig Secret for Cluster API; without NSTANCE_CAPI_ENDPOINT only"},
+		{"NSTANCE_K8S_JSON", "", "true: speak JSON, not protocol buffers, to the API server"},
+	}
+}
+
+// Env reads this process's environment.
+func Env() (Environment, error) { return ParseEnvironment(os.Getenv, NamespaceFile) }
+
+// ParseEnvironment reads the environment, empty variables being as good as none. The error names all that is wrong.
+func ParseEnvironment(getenv func(string) string, namespaceFile string) (Environment, error) {
+	value := func(name string) string {
+		if v := getenv(name); v != "" {
+			return v
+		}
+		for _, variable := range Variables() {
+			if variable.Name == name {
+				return variable.Default
+			}
+		}
+		return ""
+	}
+	var problems []error
+	complain := func(name string, err error) {
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	named := func(name string) string {
+		v := value(name)
+		complain(name, validateObject(v))
+		return v
+	}
+	env := Environment{
+		CAConfigMap: named("NSTANCE_CA_CONFIGMAP"), CertSecret: named("NSTANCE_CERT_SECRET"), KeySecret: named("NSTANCE_KEY_SECRET"),
+		NonceSecret: named("NSTANCE_NONCE_SECRET"), ServiceAccount: named("NSTANCE_CAPI_SERVICEACCOUNT"), Namespace: value("NSTANCE_NAMESPACE"),
+	}
+	if env.CertSecret == env.KeySecret || env.CertSecret == env.NonceSecret || env.KeySecret == env.NonceSecret {
+		problems = append(problems, errors.New("NSTANCE_CERT_SECRET, NSTANCE_KEY_SECRET and NSTANCE_NONCE_SECRET: want three different Secrets"))
+	}
+	if env.Namespace == "" {
+		text, err := os.ReadFile(namespaceFile)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = errors.New("is needed outside a cluster")
+		}
+		complain("NSTANCE_NAMESPACE", err)
+		env.Namespace = strings.TrimSpace(string(text))
+	}
+	if env.Namespace != "" {
+		if problem := validation.IsDNS1123Label(env.Namespace); len(problem) > 0 {
+			complain("NSTANCE_NAMESPACE", fmt.Errorf("%q: %s", env.Namespace, strings.Join(problem, "; ")))
+		}
+	}
+	if text := value("NSTANCE_CAPI_ENDPOINT"); text != "" {
+		var err error
+		env.Endpoint, err = ParseEndpoint(text)
+		complain("NSTANCE_CAPI_ENDPOINT", err)
+	}
+	if text := value("NSTANCE_K8S_JSON"); text != "" {
+		var err error
+		if env.JSON, err = strconv.ParseBool(text); err != nil {
+			complain("NSTANCE_K8S_JSON", fmt.Errorf("%q is neither true nor false", text))
+		}
+	}
+	if len(problems) > 0 {
+		return Environment{}, errors.Join(problems...)
+	}
+	return env, nil
+}
+
+func validateObject(name string) error {
+	if problem := validation.IsDNS1123Subdomain(name); len(problem) > 0 {
+		return fmt.Errorf("%q: %s", name, strings.Join(problem, "; "))
+	}
+	return nil
+}
+
+// ParseEndpoint reads an API server's address: host:port, or an https URL, whose port is 443 unless it says another.
+func ParseEndpoint(text string) (Endpoint, error) {
+	hostport := text
+	if strings.Contains(text, "://") {
+		u, err := url.Parse(text)
+		switch {
+		case err != nil:
+			return Endpoint{}, fmt.Errorf("%q is not a URL", text)
+		case u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Path != "" && u.Path != "/":
+			return Endpoint{}, fmt.Errorf("%q: want https://host:port", text)
+		}
+		if hostport = u.Host; u.Port() == "" {
+			hostport = net.JoinHostPort(u.Hostname(), "443")
+		}
+	}
+	if err := validateAddr(hostport); err != nil {
+		return Endpoint{}, err
+	}
+	host, port, err := net.SplitHostPort(hostport)
+	if err != nil {
+		return Endpoint{}, err
+	}
+	n, err := strconv.ParseInt(port, 10, 32)
+	if err != nil {
+		return Endpoint{}, err
+	}
+	return Endpoint{Host: host, Port: int32(n)}, nil
+}
+
+// WriteHelp writes the variables for people.
+func WriteHelp(w io.Writer) error {
+	for _, v := range Variables() {
+		text := v.Text
+		if v.Default != "" {
+			text += " (default: " + v.Default + ")"
+		}
+		if _, err := fmt.Fprintf(w, "  %-28s %s\n", v.Name, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}

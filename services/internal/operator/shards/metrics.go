@@ -1,0 +1,61 @@
+package shards
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+)
+
+// metrics are those of calls; the rest is read from the shards when it is asked for.
+type metrics struct {
+	calls *prometheus.HistogramVec
+}
+
+var (
+	reachableDesc = prometheus.NewDesc("nstance_operator_shard_reachable", "1 while the shard's leader answers.", []string{"shard"}, nil)
+	instancesDesc = prometheus.NewDesc("nstance_operator_instances", "Instances that are not deleted, as the shard's leader says.", []string{"shard", "group"}, nil)
+)
+
+func newMetrics() *metrics {
+	return &metrics{calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "nstance_operator_rpc_seconds", Help: "Calls to shards' leaders.",
+		Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10},
+	}, []string{"shard", "method", "code"})}
+}
+
+func (m *metrics) called(shard, method string, code codes.Code, took time.Duration) {
+	m.calls.WithLabelValues(shard, method, code.String()).Observe(took.Seconds())
+}
+
+func (m *metrics) forget(shard string) { m.calls.DeletePartialMatch(prometheus.Labels{"shard": shard}) }
+
+var _ prometheus.Collector = (*Set)(nil)
+
+// Describe implements prometheus.Collector.
+func (s *Set) Describe(out chan<- *prometheus.Desc) {
+	out <- reachableDesc
+	out <- instancesDesc
+	s.metrics.calls.Describe(out)
+}
+
+// Collect implements prometheus.Collector.
+func (s *Set) Collect(out chan<- prometheus.Metric) {
+	for _, id := range s.IDs() {
+		s.mu.Lock()
+		one := s.shards[id]
+		s.mu.Unlock()
+		if one == nil {
+			continue
+		}
+		reachable := 0.0
+		if one.State().Reachable {
+			reachable = 1
+		}
+		out <- prometheus.MustNewConstMetric(reachableDesc, prometheus.GaugeValue, reachable, id)
+		for group, n := range one.counts() {
+			out <- prometheus.MustNewConstMetric(instancesDesc, prometheus.GaugeValue, float64(n), id, group)
+		}
+	}
+	s.metrics.calls.Collect(out)
+}

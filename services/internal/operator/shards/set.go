@@ -1,0 +1,135 @@
+package shards
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+)
+
+// Options of [New]. All are required, unless they say otherwise.
+type Options struct {
+	// Credentials are those of connections to a shard. They say by themselves who we are at each new connection.
+	Credentials func(shard string) credentials.TransportCredentials
+	Now         func() time.Time
+	Log         *slog.Logger
+	// Dial are further options of every connection. Optional.
+	Dial []grpc.DialOption
+}
+
+// Set is the shards of a configuration file, connected while [Set.Run] runs.
+type Set struct {
+	options Options
+	metrics *metrics
+
+	mu      sync.Mutex
+	shards  map[string]*shard
+	notify  []func(Change)
+	start   func(*shard) // nil while Run does not run
+	running sync.WaitGroup
+}
+
+var _ Shards = (*Set)(nil)
+
+// New returns a Set without shards.
+func New(o Options) *Set {
+	return &Set{options: o, metrics: newMetrics(), shards: map[string]*shard{}}
+}
+
+// Configure makes the shards those of a new configuration file, with their operator addresses. New ones are connected, others cut off; one whose address
+// has changed is connected anew, and keeps its mirror.
+func (s *Set) Configure(addrs map[string]string) {
+	var changed []string
+	s.mu.Lock()
+	for id, one := range s.shards {
+		addr, ok := addrs[id]
+		if ok && one.address() == addr {
+			continue
+		}
+		changed = append(changed, id)
+		if ok {
+			one.readdress(addr)
+			continue
+		}
+		delete(s.shards, id)
+		one.remove()
+		s.metrics.forget(id)
+	}
+	for id, addr := range addrs {
+		if s.shards[id] != nil {
+			continue
+		}
+		changed = append(changed, id)
+		one := newShard(id, addr, s)
+		s.shards[id] = one
+		if s.start != nil {
+			s.start(one)
+		}
+	}
+	s.mu.Unlock()
+	slices.Sort(changed)
+	for _, id := range changed {
+		s.tell(Change{Shard: id, Kind: ShardState})
+	}
+}
+
+// Run keeps connections to all shards until ctx ends. It may be called once.
+func (s *Set) Run(ctx context.Context) {
+	s.mu.Lock()
+	s.start = func(one *shard) {
+		s.running.Go(func() { one.run(ctx) })
+	}
+	for _, one := range s.shards {
+		s.start(one)
+	}
+	s.mu.Unlock()
+	<-ctx.Done()
+	s.mu.Lock()
+	s.start = nil
+	s.mu.Unlock()
+	s.running.Wait()
+}
+
+// IDs implements [Shards].
+func (s *Set) IDs() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.shards))
+}
+
+// Shard implements [Shards].
+func (s *Set) Shard(id string) (Shard, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one, ok := s.shards[id]
+	if !ok {
+		return nil, false // not a nil *shard in an interface
+	}
+	return one, true
+}
+
+// Notify implements [Shards].
+func (s *Set) Notify(fn func(Change)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notify = append(s.notify, fn)
+}
+
+func (s *Set) tell(changes ...Change) {
+	if len(changes) == 0 {
+		return
+	}
+	s.mu.Lock()
+	to := slices.Clone(s.notify)
+	s.mu.Unlock()
+	for _, change := range changes {
+		for _, fn := range to {
+			fn(change)
+		}
+	}
+}
