@@ -1,0 +1,111 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+)
+
+// templates reconciles NstanceMachineTemplates: it says what a machine of one would offer, by which the cluster autoscaler scales from zero.
+type templates struct{ Options }
+
+// Reconcile writes the template's capacity.
+func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	t := &v1beta1.NstanceMachineTemplate{}
+	if err := r.Client.Get(ctx, request.NamespacedName, t); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	name := v1beta1.ClusterName(r.Cluster, r.Tenant)
+	if cluster := t.Labels[clusterv1.ClusterNameLabel]; cluster != "" && cluster != name || !t.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, nil
+	}
+	paused, err := (&Reconciler{Options: r.Options}).paused(ctx, t, name)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	next := t.DeepCopy()
+	r.describe(next, paused)
+	if equality.Semantic.DeepEqual(t.Status, next.Status) {
+		return ctrl.Result{}, nil
+	}
+	if err := r.Client.Status().Patch(ctx, next, client.MergeFrom(t)); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(fmt.Errorf("store the template's status: %w", err))
+	}
+	return ctrl.Result{}, nil
+}
+
+func (r *templates) describe(t *v1beta1.NstanceMachineTemplate, paused bool) {
+	set := func(condition string, is bool, reason, message string) {
+		status := metav1.ConditionFalse
+		if is {
+			status = metav1.ConditionTrue
+		}
+		meta.SetStatusCondition(&t.Status.Conditions, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: message,
+			ObservedGeneration: t.Generation, LastTransitionTime: metav1.NewTime(r.Now().UTC().Truncate(time.Second))})
+	}
+	if paused {
+		set(v1beta1.PausedCondition, true, v1beta1.PausedReason, "the template or its cluster is paused: nothing is done")
+		return
+	}
+	set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
+	t.Status.ObservedGeneration = t.Generation
+	instanceType := r.instanceType(t.Spec.Template.Spec)
+	switch {
+	case instanceType == "":
+		// What was known stays: a shard that cannot be heard takes nothing away.
+		if t.Status.Capacity == nil {
+			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason, "no shard has told the instance type of group "+t.Spec.Template.Spec.GroupRef.Name)
+		}
+		return
+	default:
+		t.Status.Capacity = capacity.Of(instanceType)
+	}
+	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
+}
+
+// instanceType is the template's own, else the group's.
+func (r *templates) instanceType(spec v1beta1.NstanceMachineSpec) string {
+	if spec.InstanceType != "" {
+		return spec.InstanceType
+	}
+	for _, id := range r.Shards.IDs() {
+		if spec.Shard != "" && spec.Shard != id {
+			continue
+		}
+		if s, ok := r.Shards.Shard(id); ok {
+			if g, ok := s.Group(spec.GroupRef.Name); ok && g.GetInstanceType() != "" {
+				return g.GetInstanceType()
+			}
+		}
+	}
+	return ""
+}
+
+func (r *templates) ofShards(c shards.Change) (requests []reconcile.Request) {
+	if c.Kind != shards.GroupChanged && c.Kind != shards.ShardState {
+		return nil
+	}
+	var list v1beta1.NstanceMachineTemplateList
+	if err := r.Client.List(context.Background(), &list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		r.Log.Warn("templates cannot be listed", "err", err)
+		return nil
+	}
+	for i := range list.Items {
+		if c.Group == "" || list.Items[i].Spec.Template.Spec.GroupRef.Name == c.Group {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		}
+	}
+	return requests
+}
