@@ -20,6 +20,12 @@ const (
 const (
 	// PodAnnotation holds "{namespace}/{name}" of the pod that an on-demand machine was made for.
 	PodAnnotation = "nstance.dev/pod"
+	// OwnedFieldsAnnotation on a shard group names, with commas, the fields of a static group that were ever said in Kubernetes: when they are no
+	// longer said, what was pushed of them is taken back, and of no others.
+	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
+	// CapacityAnnotation on a MachinePool holds what the operator wrote into the cluster autoscaler's annotations there, so that it never takes a
+	// user's for its own.
+	CapacityAnnotation = "nstance.dev/capacity"
 	// OnDemandGroupAnnotation on a pod asks for an instance of this group of its own.
 	OnDemandGroupAnnotation = "on-demand.nstance.dev/group"
 	// OnDemandInstanceTypeAnnotation overrides the group's instance type.
