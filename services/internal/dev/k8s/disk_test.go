@@ -1,0 +1,266 @@
+package k8s
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// TestFiles has what a person does to files come out as events.
+func TestFiles(t *testing.T) {
+	dir := t.TempDir()
+	put(t, `{"spec":{"replicas":1}}`, dir, "machinepools/default/before.json")
+	addr, _ := start(t, dir)
+	c, ctx := in(untyped(t, addr), pools), t.Context()
+	w := must(c.Watch(ctx, metav1.ListOptions{}))(t)
+	defer w.Stop()
+	expect(t, w, "ADDED before")
+
+	// A new file in a new directory, with as little as possible. The server adds the rest.
+	put(t, `{"spec":{"replicas":2}}`, dir, "machinepools/default/a.json")
+	expect(t, w, "ADDED a")
+	a := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
+	if a.GetUID() == "" || a.GetGeneration() != 1 || a.GetNamespace() != "default" || a.GroupVersionKind() != pools.gvk() {
+		t.Errorf("it is %v", a)
+	}
+	file := filepath.Join(dir, "machinepools/default/a.json")
+	text := string(must(os.ReadFile(file))(t))
+	if !strings.Contains(text, string(a.GetUID())) || strings.Contains(text, "resourceVersion") {
+		t.Errorf("its file is %s", text)
+	}
+	// An edit.
+	put(t, strings.Replace(text, `"replicas": 2`, `"replicas": 3`, 1), file)
+	expect(t, w, "MODIFIED a")
+	b := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
+	if n, _, _ := unstructured.NestedInt64(b.Object, "spec", "replicas"); n != 3 || b.GetGeneration() != 2 || b.GetUID() != a.GetUID() {
+		t.Errorf("after an edit: %v", b)
+	}
+	// An edit by rename, as editors do it, without what the server added.
+	put(t, `{"spec":{"replicas":4}}`, dir, "machinepools/default/.a.swp")
+	if err := os.Rename(filepath.Join(dir, "machinepools/default/.a.swp"), file); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, w, "MODIFIED a")
+	b = must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
+	if b.GetUID() != a.GetUID() || b.GetGeneration() != 3 || !ptr(b.GetCreationTimestamp()).Equal(ptr(a.GetCreationTimestamp())) {
+		t.Errorf("after an edit that left out everything: %v", b)
+	}
+	// What is no JSON, or says it is something else, is ignored, and so are other files.
+	for _, odd := range []string{"", "{", "[]", "null", `{"kind":"Machine"}`, `{"metadata":{"name":"b"}}`, `{"metadata":{"labels":7}}`, `{"metadata":[]}`} {
+		put(t, odd, dir, "machinepools/default/odd.json")
+		put(t, odd, file)
+		put(t, `{}`, dir, "machinepools/default/sentinel.json")
+		expect(t, w, "ADDED sentinel")
+		if err := os.Remove(filepath.Join(dir, "machinepools/default/sentinel.json")); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, w, "DELETED sentinel")
+		if got := must(c.Get(ctx, "a", metav1.GetOptions{}))(t); got.GetResourceVersion() != b.GetResourceVersion() {
+			t.Fatalf("%q changed the object to %v", odd, got)
+		}
+		if got := string(must(os.ReadFile(file))(t)); got != odd {
+			t.Fatalf("%q was overwritten with %q", odd, got)
+		}
+	}
+	for _, other := range []string{
+		"machinepools/default/README", "machinepools/default/a.json~", "machinepools/default/.b.json", "machinepools/default/B.json", "machinepools/top.json",
+		"machinepools/default/deep/er.json", "elephants/default/a.json", "machinepools/_/a.json", "a.json",
+	} {
+		put(t, `{}`, dir, other)
+	}
+	put(t, `{}`, dir, "machinepools/other/b.json")
+	must(c.Create(ctx, made(pools, "z"), metav1.CreateOptions{}))(t)
+	expect(t, w, "ADDED z")
+	until(t, "an object of another namespace is found", func() bool {
+		list := must(untyped(t, addr).Resource(pools.gvr()).List(ctx, metav1.ListOptions{}))(t)
+		return len(list.Items) == 4 && list.Items[3].GetNamespace() == "other"
+	})
+	// The file is mended.
+	put(t, `{"spec":{"replicas":5}}`, file)
+	expect(t, w, "MODIFIED a")
+	// Another object of that name.
+	put(t, `{"metadata":{"uid":"0b4a6d9e-8c1f-4f9e-9a53-0a3c1d3b2f10"}}`, file)
+	expect(t, w, "DELETED a", "ADDED a")
+	// Files and directories go.
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, w, "DELETED a")
+	if err := os.RemoveAll(filepath.Join(dir, "machinepools")); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for range 2 {
+		text, _ := next(t, w)
+		got[text] = true
+	}
+	if !got["DELETED before"] || !got["DELETED z"] {
+		t.Errorf("after the directory was removed: %v", got)
+	}
+	// And come again.
+	put(t, `{}`, dir, "machinepools/default/again.json")
+	expect(t, w, "ADDED again")
+}
+
+// TestReplaced takes a file away for a moment, as some editors do: the object and what it owns stay.
+func TestReplaced(t *testing.T) {
+	dir := t.TempDir()
+	addr, _ := start(t, dir)
+	c, ctx := untyped(t, addr), t.Context()
+	a := must(in(c, pools).Create(ctx, made(pools, "a"), metav1.CreateOptions{}))(t)
+	m := made(machines, "m")
+	m.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: a.GetAPIVersion(), Kind: a.GetKind(), Name: "a", UID: a.GetUID()}})
+	must(in(c, machines).Create(ctx, m, metav1.CreateOptions{}))(t)
+	w := must(in(c, pools).Watch(ctx, metav1.ListOptions{ResourceVersion: a.GetResourceVersion()}))(t)
+	defer w.Stop()
+	file := filepath.Join(dir, "machinepools/default/a.json")
+	for range 5 {
+		if err := os.Rename(file, file+"~"); err != nil {
+			t.Fatal(err)
+		}
+		put(t, `{"metadata":{"annotations":{"at":"`+time.Now().Format(time.RFC3339Nano)+`"}}}`, file)
+		expect(t, w, "MODIFIED a")
+	}
+	must(in(c, machines).Get(ctx, "m", metav1.GetOptions{}))(t)
+}
+
+// TestWriteMeetsEdit has requests meet a file that a person has changed and nobody has noticed: nothing that was written is overwritten unread.
+func TestWriteMeetsEdit(t *testing.T) {
+	dir := t.TempDir()
+	s := must(openStore(dir, time.Now, discard))(t)
+	defer func() { _ = s.close() }()
+	if err := s.begin(); err != nil {
+		t.Fatal(err)
+	}
+	k := key{"default", "a"}
+	set := func(field string) error {
+		_, _, err := s.edit(pools, k, false, func(current map[string]any) (map[string]any, error) {
+			if current == nil {
+				current = map[string]any{}
+				s.complete(s.collectionOf(pools), k, current, nil)
+			}
+			current[field] = "request"
+			return current, nil
+		})
+		return err
+	}
+	if err := set("one"); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "machinepools/default/a.json")
+	put(t, `{"person":"edit"}`, file)
+	if err := set("two"); err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := json.Unmarshal(must(os.ReadFile(file))(t), &got); err != nil || got["person"] != "edit" || got["two"] != "request" || got["one"] != nil {
+		t.Errorf("after a request on top of an edit: %v, %v", err, got)
+	}
+	for _, half := range []string{"", `{"person":"ha`} {
+		put(t, half, file)
+		if err := set("three"); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("a request on top of %q: %v", half, err)
+		}
+		if text := string(must(os.ReadFile(file))(t)); text != half {
+			t.Errorf("%q became %q", half, text)
+		}
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := set("four"); !apierrors.IsServiceUnavailable(err) {
+		t.Errorf("a request on top of nothing: %v", err)
+	}
+	if _, err := os.Stat(file); !os.IsNotExist(err) {
+		t.Error("a file that a person removed is back")
+	}
+	if missing := s.look("machinepools/default/a.json", false); !missing {
+		t.Error("it is not missed")
+	}
+	if _, ok := s.get(pools, k); !ok {
+		t.Error("it was deleted at the first look")
+	}
+	s.look("machinepools/default/a.json", true)
+	if _, ok := s.get(pools, k); ok {
+		t.Error("it was not deleted")
+	}
+	// Nothing is known of it, and the file is there.
+	put(t, `{`, file)
+	if err := set("five"); !apierrors.IsServiceUnavailable(err) {
+		t.Errorf("a creation on top of half a file: %v", err)
+	}
+	// A link does not lead out.
+	if err := os.Symlink("/etc", filepath.Join(dir, "configmaps")); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := s.edit(find("", "v1", "configmaps"), k, false, func(map[string]any) (map[string]any, error) { return map[string]any{}, nil })
+	if err == nil {
+		t.Error("it wrote through a link")
+	}
+}
+
+// TestRetry has a client wait for a person who is editing, as client-go does by itself.
+func TestRetry(t *testing.T) {
+	dir := t.TempDir()
+	addr, _ := start(t, dir)
+	c, ctx := typed(t, addr), t.Context()
+	must(c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{}))(t)
+	file := filepath.Join(dir, "configmaps/default/a.json")
+	put(t, `{"data":{"person":`, file)
+	patched := make(chan error, 1)
+	go func() {
+		_, err := c.CoreV1().ConfigMaps("default").Patch(ctx, "a", types.MergePatchType, []byte(`{"data":{"client":"y"}}`), metav1.PatchOptions{})
+		patched <- err
+	}()
+	until(t, "the server has refused", func() bool {
+		select {
+		case err := <-patched:
+			t.Fatalf("it did not wait: %v", err)
+		default:
+		}
+		_, err := c.CoreV1().RESTClient().Put().MaxRetries(0).AbsPath("/api/v1/namespaces/default/configmaps/a").Body([]byte("{}")).Do(ctx).Raw()
+		return apierrors.IsServiceUnavailable(err)
+	})
+	put(t, `{"data":{"person":"x"}}`, file)
+	if err := <-patched; err != nil {
+		t.Fatal(err)
+	}
+	if m := must(c.CoreV1().ConfigMaps("default").Get(ctx, "a", metav1.GetOptions{}))(t); m.Data["person"] != "x" || m.Data["client"] != "y" {
+		t.Errorf("it has %v", m.Data)
+	}
+}
+
+// TestRestart finds everything as it was, that which is being deleted too.
+func TestRestart(t *testing.T) {
+	dir := t.TempDir()
+	addr, stop := start(t, dir)
+	c, ctx := in(untyped(t, addr), pools), t.Context()
+	a := made(pools, "a", map[string]any{"spec": map[string]any{"large": int64(9007199254740993), "x": "<&>"}})
+	a.SetFinalizers([]string{"x.example/one"})
+	must(c.Create(ctx, a, metav1.CreateOptions{}))(t)
+	if err := c.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	a = must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
+	stop()
+	addr, _ = start(t, dir)
+	c = in(untyped(t, addr), pools)
+	b := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
+	if !same(a.Object, b.Object) {
+		t.Errorf("before %v, after %v", a, b)
+	}
+	b.SetFinalizers(nil)
+	must(c.Update(ctx, b, metav1.UpdateOptions{}))(t)
+	if _, err := c.Get(ctx, "a", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("without finalizers: %v", err)
+	}
+}
