@@ -45,12 +45,19 @@ type Elector struct {
 	pending   request
 	write     attempt // ours, if it is not settled
 	leaseFrom Instant // when sending of the last confirmed renewal began
+	lease     time.Duration
 	etag      string
 	wanted    uint64 // highest Confirm asked for,
 	underWay  uint64 // covered by the pending request,
 	confirmed uint64 // answered
 	fails     int
 	retryAt   Instant
+
+	heir    Peer // of the confirmed version, while leading
+	links   [maxLinks]link
+	beats   beats
+	promise promise // as a follower
+	taken   bool    // the heir said that it leads: there is nothing left to release
 }
 
 // request is the kind of storage request without an answer.
@@ -64,7 +71,12 @@ const (
 
 // New returns a candidate that has seen nothing.
 func New(self Identity, opt Options) Elector {
-	return Elector{self: self, opt: opt, longest: opt.Lease}
+	opt = opt.filled()
+	longest := opt.Lease
+	if opt.PeerLease > 0 {
+		longest = max(longest, opt.HeirLease)
+	}
+	return Elector{self: self, opt: opt, longest: longest}
 }
 
 // Role says what the process is.
@@ -75,7 +87,8 @@ func (e Elector) ActUntil() (Instant, uint64) {
 	if e.role != Leader {
 		return 0, 0
 	}
-	return e.leaseFrom.Add(authority(e.opt.Lease)), e.term
+	until, _ := e.bound()
+	return until, e.term
 }
 
 // Holder returns the lock as it was seen last; ok is false if there was none.
@@ -85,8 +98,8 @@ func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.se
 func (e Elector) Next(now Instant, in Input) (Elector, Decision) {
 	d := Decision{Wake: Never}
 	e.fresh = false
-	if until, _ := e.ActUntil(); e.role == Leader && now >= until {
-		e.lose(ReasonExpired, &d)
+	if until, why := e.bound(); e.role == Leader && now >= until {
+		e.lose(why, &d)
 	}
 	switch in := in.(type) {
 	case Tick:
@@ -130,13 +143,19 @@ func (e Elector) Next(now Instant, in Input) (Elector, Decision) {
 			e.role = Candidate
 		}
 	case Release:
-		if e.role == Leader {
-			e.lose(ReasonReleased, &d)
-		}
-		if e.role != Gone {
-			e.abandon()
-			e.role = Releasing
-		}
+		e.release(now, &d)
+	case LinkUp:
+		e.linkUp(in.Peer)
+	case LinkDown:
+		e.linkDown(now, in.Peer)
+	case Heartbeat:
+		e.heartbeat(now, in, &d)
+	case Promise:
+		e.hasPromised(now, in, &d)
+	case Farewell:
+		e.farewell(now, in)
+	case Taken:
+		e.taken = e.taken || e.role == Releasing && in.Leader == e.self.Peer() && in.Term > e.term
 	}
 	e.act(now, &d)
 	return e, d
@@ -157,8 +176,25 @@ func (e *Elector) lose(why Reason, d *Decision) {
 	d.add(LostLeadership{Term: e.term, Reason: why})
 }
 
+// release ends the candidacy.
+func (e *Elector) release(now Instant, d *Decision) {
+	if e.role == Gone || e.role == Releasing {
+		return
+	}
+	led := e.role == Leader
+	if led {
+		e.lose(ReasonReleased, d)
+	}
+	e.abandon()
+	e.role = Releasing
+	if led {
+		e.sayFarewell(now, d)
+	}
+}
+
 // act issues what is due and says when to wake.
 func (e *Elector) act(now Instant, d *Decision) {
+	e.beat(now, d)
 	if e.pending == none {
 		what, at := e.due(now)
 		switch {
@@ -188,7 +224,7 @@ func (e *Elector) act(now Instant, d *Decision) {
 // due says which request comes next and when.
 func (e *Elector) due(now Instant) (what request, at Instant) {
 	switch {
-	case e.role == Stopping || e.role == Gone:
+	case e.role == Stopping || e.role == Gone || e.taken:
 		return none, Never
 	case e.write.again:
 		return write, e.retryAt
@@ -197,8 +233,12 @@ func (e *Elector) due(now Instant) (what request, at Instant) {
 	}
 	switch e.role {
 	case Leader:
-		renewAt := e.leaseFrom.Add(e.opt.Renew)
-		if e.wanted > e.confirmed && now < renewAt { // a renewal would confirm as well
+		if e.nextHeir(now) != e.heir {
+			return write, e.retryAt
+		}
+		renewAt := e.leaseFrom.Add(e.renewEvery())
+		// A renewal would confirm as well, and so does an heir, without a request.
+		if e.wanted > e.confirmed && now < renewAt && e.heir == (Peer{}) {
 			return read, e.retryAt
 		}
 		return write, max(renewAt, e.retryAt)

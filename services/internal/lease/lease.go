@@ -49,6 +49,32 @@ type Options struct {
 	Lease time.Duration
 	// Renew is the time between renewals, at most half a lease so that a failed one can be tried again.
 	Renew time.Duration
+
+	// PeerLease is for how long the heir promises not to take over; 0: there is no heir.
+	PeerLease time.Duration
+	// PeerInterval is the time between the leader's questions for that, shortened to a quarter of PeerLease.
+	PeerInterval time.Duration
+	// HeirLease and HeirRenew are Lease and Renew of a lock with an heir. 0: 90 s and 30 s, and not less than without an heir.
+	HeirLease, HeirRenew time.Duration
+	// Steady is for how long a follower answers before it becomes heir. 0: 10 s.
+	Steady time.Duration
+}
+
+// minPeerLease leaves room for a few round trips and the pauses of a busy process.
+const minPeerLease = 100 * time.Millisecond
+
+// filled is the options with what was left out.
+func (o Options) filled() Options {
+	if o.HeirLease == 0 {
+		o.HeirLease = max(90*time.Second, o.Lease)
+	}
+	if o.HeirRenew == 0 {
+		o.HeirRenew = max(30*time.Second, o.Renew)
+	}
+	if o.Steady == 0 {
+		o.Steady = 10 * time.Second
+	}
+	return o
 }
 
 // minRenew keeps the pauses that are derived from Renew above a timer's precision.
@@ -65,6 +91,16 @@ func (o Options) Validate() error {
 		return fmt.Errorf("renew_interval %v: want at most half of lease_duration %v", o.Renew, o.Lease)
 	case o.Lease%time.Millisecond != 0 || o.Renew%time.Millisecond != 0:
 		return errors.New("renew_interval and lease_duration: want whole milliseconds")
+	case o.PeerLease == 0:
+		return nil
+	case o.PeerLease < minPeerLease || o.PeerLease > time.Minute:
+		return fmt.Errorf("peer_lease %v: want 0, or %v to a minute", o.PeerLease, minPeerLease)
+	case o.PeerInterval <= 0:
+		return fmt.Errorf("peer_interval %v: want more than nothing", o.PeerInterval)
+	}
+	if h := o.filled(); h.HeirLease < h.Lease || h.HeirLease > time.Hour || h.HeirRenew > h.HeirLease/2 || h.HeirRenew < minRenew ||
+		h.HeirLease%time.Millisecond != 0 || h.HeirRenew%time.Millisecond != 0 {
+		return fmt.Errorf("renewals of a lock with an heir every %v for %v cannot be", h.HeirRenew, h.HeirLease)
 	}
 	return nil
 }

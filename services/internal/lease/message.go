@@ -118,6 +118,7 @@ type Reason string
 
 const (
 	ReasonExpired  Reason = "lease not renewed in time"
+	ReasonPromise  Reason = "heir's promise has ended"
 	ReasonTaken    Reason = "lock is not ours any more"
 	ReasonTerm     Reason = "higher term met"
 	ReasonReleased Reason = "released"

@@ -63,7 +63,10 @@ func (e *Elector) takeAt() Instant {
 		if lock.Released || lock.Incarnation == e.self.Incarnation || e.machine.gone {
 			return e.seen.since
 		}
-		return e.seen.since.Add(patience(lock.Lease()))
+		if e.inherits() {
+			return e.promise.until
+		}
+		return max(e.seen.since.Add(patience(lock.Lease())), e.promise.until)
 	case absent:
 		if e.floor == 0 { // nobody has ever led
 			return e.seen.since

@@ -43,10 +43,14 @@ type world struct {
 
 	led, requests, confirms int
 	lostAt                  time.Duration
+
+	cuts                     map[way]time.Duration // until when messages get lost there
+	heirs, inherited, yields int                   // locks with an heir; leaderships of heirs; releases that became one by message
 }
 
 type faults struct {
 	lose, late, slow, pause, crash, machine, lie, release float64
+	drop, twice, lag, cut                                 float64 // of messages between servers
 }
 
 // stored is one version of the lock and the true time in which it was there.
@@ -73,6 +77,8 @@ type node struct {
 	inbox   []Input
 	wake    int
 	asked   []time.Duration // true time of each Confirm
+	wire    *wire           // to the holder of the lock
+	redial  time.Duration
 }
 
 func (n *node) clock(now time.Duration) Instant {
@@ -138,7 +144,7 @@ func (w *world) runUntil(end time.Duration) {
 func (w *world) start(n *node) {
 	w.births++
 	n.life++
-	n.alive, n.paused, n.inbox, n.asked, n.state = true, false, nil, nil, MachineRunning
+	n.alive, n.paused, n.inbox, n.asked, n.state, n.wire = true, false, nil, nil, MachineRunning, nil
 	n.elector = New(Identity{ID: n.name, Incarnation: fmt.Sprintf("%s-%d", n.name, w.births), Machine: n.machine}, n.opt)
 	w.trace("%v %s starts as %s", w.now, n.name, n.elector.self.Incarnation)
 	w.give(n, Tick{})
@@ -147,6 +153,7 @@ func (w *world) start(n *node) {
 // end kills the process of a node; a new one comes after a while.
 func (w *world) end(n *node, state Evidence) {
 	w.trace("%v %s ends, machine %d", w.now, n.name, state)
+	w.ended(n, state)
 	n.alive, n.state = false, state
 	n.life++
 	life := n.life
@@ -196,6 +203,7 @@ func (w *world) give(n *node, in Input) {
 		})
 	}
 	w.checkAuthority()
+	w.dial(n)
 }
 
 // checkAuthority is the invariant: clocks only end authority, so looking after each step is enough.
@@ -286,6 +294,8 @@ func (w *world) perform(n *node, action Action) {
 		}
 	case Confirmed:
 		w.checkConfirmed(n, a)
+	case Send:
+		w.send(n, a)
 	case Released:
 		n.alive = false
 		w.end(n, MachineRunning)
@@ -313,6 +323,9 @@ func (w *world) checkConfirmed(n *node, c Confirmed) {
 	w.confirms++
 	for i := len(w.history) - 1; i >= 0; i-- {
 		s := w.history[i]
+		if i == len(w.history)-1 && s.until >= 0 && n.opt.PeerLease > 0 {
+			s.until = -1 // a person deleted it; an heir's answer proves that nobody else has it
+		}
 		if s.until >= 0 && s.until < asked {
 			break
 		}
@@ -352,10 +365,16 @@ func (w *world) write(a WriteLock) Input {
 		if a.Lock.Term < before.lock.Term || a.Lock.Revision <= before.lock.Revision {
 			w.fail("the lock goes back: %+v after %+v", a.Lock, before.lock)
 		}
+		if before.lock.Heir == (Peer{ID: a.Lock.LeaderID, Incarnation: a.Lock.Incarnation}) && !before.lock.Released {
+			w.inherited++
+		}
 	}
 	w.remove()
 	w.history = append(w.history, next)
 	w.lock = &next
+	if next.lock.Heir != (Peer{}) {
+		w.heirs++
+	}
 	w.trace("%v lock: %s term %d revision %d released %v", w.now, next.lock.Incarnation, next.lock.Term, next.lock.Revision, next.lock.Released)
 	return LockWritten{Token: next.token}
 }
@@ -405,6 +424,8 @@ func (w *world) disturb(until time.Duration) {
 		w.give(n, Release{})
 	case w.chance(w.faults.pause) && !n.paused:
 		w.pause(n, w.between(0, 30*time.Second))
+	case w.chance(w.faults.cut):
+		w.cutOff(n)
 	case w.chance(0.02):
 		w.give(n, TermMet{Term: w.recorded})
 	}
@@ -436,11 +457,12 @@ func newWorld(seed uint64) *world {
 		trace:    func(string, ...any) {},
 		versions: map[record.LockVersion]record.Lock{},
 		removeAt: math.MaxInt64,
+		cuts:     map[way]time.Duration{},
 	}
 }
 
 // play runs one seed: a time of trouble, then peace, in which a leader must appear in bounded time and stay.
-func play(seed uint64, trace func(string, ...any)) (*world, error) {
+func play(seed uint64, heirs bool, trace func(string, ...any)) (*world, error) {
 	w := newWorld(seed)
 	w.trace = trace
 	rng := w.rng
@@ -457,13 +479,21 @@ func play(seed uint64, trace func(string, ...any)) (*world, error) {
 	}
 	trouble := faults{lose: some(0.5), late: some(0.5), slow: some(0.5), pause: some(0.7), crash: some(0.3), machine: some(0.3),
 		lie: some(1), release: some(0.3)}
+	if heirs {
+		trouble.drop, trouble.twice, trouble.lag, trouble.cut = some(0.4), some(0.3), some(0.4), some(0.4)
+		for i := range leases {
+			leases[i].PeerLease, leases[i].PeerInterval, leases[i].Steady = time.Second, 250*time.Millisecond, 2*time.Second
+			leases[i].HeirLease, leases[i].HeirRenew = 3*leases[i].Lease, 3*leases[i].Renew
+		}
+		leases[1].PeerLease, leases[1].HeirLease = 3*time.Second, 5*time.Second
+	}
 	mixed := rng.IntN(3) == 0
 	common := leases[rng.IntN(len(leases))]
 	if !mixed { // who never saw the deleted lock cannot know its lease
 		// Once, and not while writes on condition of absence may be under way: absence has no token.
 		w.removeAt = time.Duration(40+rng.IntN(100)) * time.Second
 	}
-	longest := common.Lease
+	longest := max(common.Lease, common.HeirLease)
 	for i := range 2 + rng.IntN(3) {
 		n := &node{name: fmt.Sprintf("n%d", i), offset: time.Duration(rng.Int64N(int64(24 * time.Hour))), rate: 0.95 + 0.1*rng.Float64(), opt: common}
 		if rng.IntN(4) > 0 {
@@ -471,7 +501,7 @@ func play(seed uint64, trace func(string, ...any)) (*world, error) {
 		}
 		if mixed {
 			n.opt = leases[rng.IntN(len(leases))]
-			longest = max(longest, n.opt.Lease)
+			longest = max(longest, n.opt.Lease, n.opt.HeirLease)
 		}
 		w.nodes = append(w.nodes, n)
 		w.after(w.between(0, 3*time.Second), func() { w.start(n) })
@@ -494,6 +524,9 @@ func play(seed uint64, trace func(string, ...any)) (*world, error) {
 	if w.err == nil && (w.leader() == nil || w.lostAt > settled) {
 		w.fail("the leader does not stay, lost at %v", w.lostAt)
 	}
+	if w.err == nil && heirs {
+		w.checkHeir()
+	}
 	return w, w.err
 }
 
@@ -508,7 +541,7 @@ func (w *world) leader() *node {
 
 func TestWorlds(t *testing.T) {
 	if *seedFlag != 0 {
-		if _, err := play(*seedFlag, t.Logf); err != nil {
+		if _, err := play(*seedFlag, false, t.Logf); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -519,7 +552,7 @@ func TestWorlds(t *testing.T) {
 	}
 	var led, confirms int
 	for seed := uint64(1); seed <= uint64(count); seed++ {
-		w, err := play(seed, func(string, ...any) {})
+		w, err := play(seed, false, func(string, ...any) {})
 		if err != nil {
 			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/lease -run TestWorlds -v -lease.seed=%d", seed, err, seed)
 		}

@@ -47,10 +47,16 @@ func (e *Elector) won(now Instant, token objstore.Token, d *Decision) {
 	switch {
 	case w.abandoned || w.lock.Released:
 	case e.role == Leader:
-		e.leaseFrom = w.began
+		e.adopt(w)
 	case e.role == Candidate && now < w.began.Add(authority(e.opt.Lease)):
-		e.role, e.term, e.etag, e.leaseFrom = Leader, w.lock.Term, w.lock.AppliedETag, w.began
+		e.forgetPromises()
+		e.adopt(w)
+		e.role, e.term, e.etag = Leader, w.lock.Term, w.lock.AppliedETag
 		d.add(BecameLeader{Term: e.term})
+		if p := e.promise; p.over {
+			d.add(Send{To: p.to, Message: Taken{Leader: p.to, Follower: e.self.Peer(), Term: e.term}})
+		}
+		e.promise = promise{}
 	}
 	// A candidate whose write was settled after its lease holds the lock without authority, and writes it again (see takeAt).
 	e.confirm(d)
@@ -68,7 +74,11 @@ func (e *Elector) conflict(now Instant, d *Decision) {
 	if lost && e.role == Leader {
 		e.lose(ReasonTaken, d)
 	}
+	first := e.fails == 0
 	e.backOff(now)
+	if lost && first && e.role == Candidate && e.inherits() {
+		e.retryAt = now // the leader's last renewal, which he had no time to tell of
+	}
 }
 
 // abandon gives up an unsettled write: it may land or not, the next read will tell.
@@ -95,6 +105,10 @@ func (e *Elector) nextWrite(now Instant) WriteLock {
 	lock := version(e.self, e.opt, e.term, e.revision)
 	lock.AppliedETag = e.etag
 	switch e.role {
+	case Leader:
+		if lock.Heir = e.nextHeir(now); lock.Heir != (Peer{}) {
+			lock.LeaseMS, lock.RenewMS = e.opt.HeirLease.Milliseconds(), e.opt.HeirRenew.Milliseconds()
+		}
 	case Candidate:
 		lock.Term = e.floor + 1
 		lock.AppliedETag = e.seen.lock.AppliedETag

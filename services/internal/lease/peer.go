@@ -1,0 +1,72 @@
+package lease
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// Peer names one process of the shard: its ID and its incarnation.
+type Peer = record.LockHeir
+
+// Peer is what other processes call this one.
+func (i Identity) Peer() Peer { return Peer{ID: i.ID, Incarnation: i.Incarnation} }
+
+// Message is what one process says to another over a link: an Input to the one that hears it. Messages may be lost, late, repeated and out of
+// order; each names both processes and the term, so that one of another life says nothing. All messages are comparable values.
+type Message interface {
+	Input
+	message()
+}
+
+type (
+	// Heartbeat is the leader's question for a promise not to take the lock over for Length from now.
+	Heartbeat struct {
+		Leader, Follower Peer
+		Term, Beat       uint64
+		Length           time.Duration
+		// Lock and Token are the last version that the leader knows to be in the store, so that a follower need not read it.
+		Lock  record.Lock
+		Token objstore.Token
+	}
+	// Promise answers one Heartbeat.
+	Promise struct {
+		Leader, Follower Peer
+		Term, Beat       uint64
+		Length           time.Duration
+	}
+	// Farewell ends every promise of a term: its leader has stopped to act.
+	Farewell struct {
+		Leader, Follower Peer
+		Term             uint64
+	}
+	// Taken answers a Farewell: Follower leads in Term.
+	Taken struct {
+		Leader, Follower Peer
+		Term             uint64
+	}
+
+	// LinkUp says that a process can be spoken to, LinkDown that it cannot any more.
+	LinkUp   struct{ Peer Peer }
+	LinkDown struct{ Peer Peer }
+
+	// Send is the action that hands a message to a link. Without a link it is lost.
+	Send struct {
+		To      Peer
+		Message Message
+	}
+)
+
+func (Heartbeat) input() {}
+func (Promise) input()   {}
+func (Farewell) input()  {}
+func (Taken) input()     {}
+func (LinkUp) input()    {}
+func (LinkDown) input()  {}
+func (Send) action()     {}
+
+func (Heartbeat) message() {}
+func (Promise) message()   {}
+func (Farewell) message()  {}
+func (Taken) message()     {}
