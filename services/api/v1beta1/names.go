@@ -89,6 +89,7 @@ const (
 	ProviderErrorReason         = "ProviderError"
 	ConfigRefusedReason         = "ConfigRefused"
 	ShardRemovedReason          = "ShardRemoved"
+	KubeconfigFailedReason      = "KubeconfigFailed"
 )
 
 // ShardGroupName is the name of the NstanceShardGroup of a group on a shard. Neither may contain "--", so it has one reading.

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -243,4 +244,16 @@ func (k *Keeper) named(name string) types.NamespacedName {
 
 func (k *Keeper) meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: k.Namespace, Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "nstance-operator"}}
+}
+
+// Expiry is the metric of the certificate's end; 0 while there is none.
+func (k *Keeper) Expiry() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nstance_operator_certificate_expiry_seconds", Help: "When the operator's certificate ends, in seconds since 1970.",
+	}, func() float64 {
+		if identity := k.current.Load(); identity != nil {
+			return float64(identity.Leaf.NotAfter.Unix())
+		}
+		return 0
+	})
 }

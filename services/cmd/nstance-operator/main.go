@@ -1,0 +1,63 @@
+// Command nstance-operator keeps Cluster API's objects and the servers of an Nstance cluster in step: see docs/operator.md or --help.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+
+	"github.com/nstance-kit/nstance/services/internal/operator"
+	"github.com/nstance-kit/nstance/services/internal/operator/settings"
+)
+
+// version is set when a release is linked.
+var version = "dev"
+
+func main() { os.Exit(run(os.Args[1:], os.Getenv, os.Stdout, os.Stderr)) }
+
+func run(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	options, err := operator.ParseOptions(args, stdout)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return 0
+	case err != nil:
+		fmt.Fprintf(stderr, "nstance-operator: %v\nTry nstance-operator --help.\n", err)
+		return 2
+	case options.Version:
+		fmt.Fprintln(stdout, "nstance-operator", version)
+		return 0
+	}
+	environment, err := settings.ParseEnvironment(getenv, settings.NamespaceFile)
+	if err != nil {
+		fmt.Fprintf(stderr, "nstance-operator: the environment is not right (--help lists the variables):\n%v\n", err)
+		return 2
+	}
+	file, err := settings.Load(options.ConfigFile)
+	if err != nil {
+		fmt.Fprintf(stderr, "nstance-operator: %v\n", err)
+		return 2
+	}
+	log := zap.New(zap.UseFlagOptions(&options.Zap), zap.WriteTo(stderr))
+	kubernetes, err := config.GetConfig()
+	if err != nil {
+		log.Error(err, "There is no way to the API server: run in a cluster, or give --kubeconfig or KUBECONFIG")
+		return 1
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	err = operator.Run(ctx, operator.Config{Options: options, Environment: environment, Settings: file, Rest: kubernetes, Version: version, Log: log})
+	if err != nil {
+		log.Error(err, "nstance-operator ends")
+		return 1
+	}
+	log.Info("nstance-operator stopped")
+	return 0
+}

@@ -1,0 +1,116 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+)
+
+// Attributes of failure domains.
+const (
+	zoneAttribute   = "zone"
+	regionAttribute = "region"
+)
+
+// decide brings the status of the NstanceCluster up to date. Terraform has made the infrastructure, so it is provisioned from the first.
+func (r *reconciler) decide(infra *v1beta1.NstanceCluster, cluster *clusterv1.Cluster) {
+	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(&infra.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: infra.Generation})
+	}
+	_, annotated := infra.Annotations[clusterv1.PausedAnnotation]
+	if cluster.Spec.Paused != nil && *cluster.Spec.Paused || annotated {
+		set(v1beta1.PausedCondition, metav1.ConditionTrue, v1beta1.PausedReason, "")
+		return
+	}
+	set(v1beta1.PausedCondition, metav1.ConditionFalse, v1beta1.NotPausedReason, "")
+	provisioned := true
+	infra.Status.Initialization.Provisioned = &provisioned
+	infra.Status.ObservedGeneration = infra.Generation
+	infra.Status.FailureDomains = r.domains(infra.Status.FailureDomains)
+	if problem := r.kubeconfig.problem(); problem != "" {
+		set(v1beta1.ReadyCondition, metav1.ConditionFalse, v1beta1.NotReadyReason, problem)
+		return
+	}
+	set(v1beta1.ReadyCondition, metav1.ConditionTrue, v1beta1.ReadyReason, "")
+}
+
+// domains are the shards of the configuration file. What was known of a zone stays while nobody can be asked.
+func (r *reconciler) domains(before []clusterv1.FailureDomain) []clusterv1.FailureDomain {
+	var out []clusterv1.FailureDomain
+	for _, id := range r.Shards.IDs() {
+		domain := clusterv1.FailureDomain{Name: id}
+		for _, had := range before {
+			if had.Name == id {
+				domain.Attributes = had.Attributes
+			}
+		}
+		if shard, ok := r.Shards.Shard(id); ok {
+			if state := shard.State(); state.Zone != "" || state.Region != "" {
+				domain.Attributes = map[string]string{}
+				if state.Zone != "" {
+					domain.Attributes[zoneAttribute] = state.Zone
+				}
+				if state.Region != "" {
+					domain.Attributes[regionAttribute] = state.Region
+				}
+			}
+		}
+		out = append(out, domain)
+	}
+	return out
+}
+
+// initialize says that the control plane has come up, once. Cluster API's core finds that out by a control plane object or its machines, of which there are
+// none here, and does not follow Nodes before (its Machine and MachinePool controllers); what is true there already, it leaves alone.
+func (r *reconciler) initialize(ctx context.Context, cluster *clusterv1.Cluster) error {
+	if cluster.Spec.ControlPlaneRef.IsDefined() || cluster.Spec.Topology.IsDefined() ||
+		meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) {
+		return nil
+	}
+	before := cluster.DeepCopy()
+	initialized := true
+	cluster.Status.Initialization.ControlPlaneInitialized = &initialized
+	meta.SetStatusCondition(&cluster.Status.Conditions, metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue,
+		Reason: clusterv1.ClusterControlPlaneInitializedReason, ObservedGeneration: cluster.Generation})
+	// Conditions are replaced as a whole: only on top of what was seen.
+	err := r.Client.Status().Patch(ctx, cluster, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("patch status of Cluster %s: %w", r.name(), err)
+	}
+	return nil
+}
+
+// endpointOf is the API server's address in a client's configuration.
+func endpointOf(config *rest.Config) (clusterv1.APIEndpoint, error) {
+	text := config.Host
+	if !strings.Contains(text, "://") {
+		text = "https://" + text
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" {
+		return clusterv1.APIEndpoint{}, fmt.Errorf("address of the API server: %q is not a URL", config.Host)
+	}
+	port := u.Port()
+	if port == "" {
+		if port = "443"; u.Scheme == "http" {
+			port = "80"
+		}
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return clusterv1.APIEndpoint{}, fmt.Errorf("address of the API server: %q has no port", net.JoinHostPort(u.Hostname(), port))
+	}
+	return clusterv1.APIEndpoint{Host: u.Hostname(), Port: int32(n)}, nil
+}

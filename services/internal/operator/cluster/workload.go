@@ -1,0 +1,147 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+)
+
+// Workload is the way to the workload cluster, where Nodes and Pods are.
+type Workload struct {
+	cluster.Cluster
+	Config *rest.Config
+}
+
+// WorkloadOptions of [OpenWorkload].
+type WorkloadOptions struct {
+	// Namespace, Cluster and Tenant name the Secret with the kubeconfig.
+	Namespace, Cluster, Tenant string
+	// External: the workload cluster is not the operator's own.
+	External bool
+	// Adjust changes the configuration of a client, as that of the operator's own was. Optional.
+	Adjust func(*rest.Config)
+	// Options of an external cluster's client and cache. Optional.
+	Options []cluster.Option
+	Log     *slog.Logger
+}
+
+// OpenWorkload returns the way to the workload cluster. An external one's kubeconfig has to be there already; when it changes later, the manager ends
+// with an error, so that the next start uses the new one.
+func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (Workload, error) {
+	if !o.External {
+		return Workload{Cluster: mgr, Config: mgr.GetConfig()}, nil
+	}
+	at := types.NamespacedName{Namespace: o.Namespace, Name: KubeconfigSecret(v1beta1.ClusterName(o.Cluster, o.Tenant))}
+	text, err := readKubeconfig(ctx, mgr.GetAPIReader(), at)
+	if err != nil {
+		return Workload{}, err
+	}
+	config, err := parseKubeconfig(text)
+	if err != nil {
+		return Workload{}, fmt.Errorf("kubeconfig of the workload cluster in Secret %s: %w", at, err)
+	}
+	if o.Adjust != nil {
+		o.Adjust(config)
+	}
+	c, err := cluster.New(config, o.Options...)
+	if err != nil {
+		return Workload{}, fmt.Errorf("workload cluster %s: %w", config.Host, err)
+	}
+	if err := mgr.Add(c); err != nil {
+		return Workload{}, err
+	}
+	err = mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		return untilChanged(ctx, mgr.GetAPIReader(), at, text, nil, o.Log)
+	}))
+	return Workload{Cluster: c, Config: config}, err
+}
+
+func readKubeconfig(ctx context.Context, reader client.Reader, at types.NamespacedName) ([]byte, error) {
+	var secret corev1.Secret
+	if err := reader.Get(ctx, at, &secret); apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("secret %s is missing: with NSTANCE_CAPI_ENDPOINT it has to hold the kubeconfig of the workload cluster, key %s", at, kubeconfigKey)
+	} else if err != nil {
+		return nil, fmt.Errorf("read kubeconfig of the workload cluster: %w", err)
+	}
+	return secret.Data[kubeconfigKey], nil
+}
+
+// parseKubeconfig reads a kubeconfig that says everything by itself: one that names files or programs is refused.
+func parseKubeconfig(text []byte) (*rest.Config, error) {
+	if len(text) == 0 {
+		return nil, fmt.Errorf("key %s is empty", kubeconfigKey)
+	}
+	parsed, err := clientcmd.Load(text)
+	if err != nil {
+		return nil, errors.New("it is not a kubeconfig") // the cause might quote credentials
+	}
+	if err := selfContained(parsed); err != nil {
+		return nil, err
+	}
+	config, err := clientcmd.NewNonInteractiveClientConfig(*parsed, parsed.CurrentContext, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("context %q: %w", parsed.CurrentContext, err)
+	}
+	return config, nil
+}
+
+func selfContained(c *clientcmdapi.Config) error {
+	for name, one := range c.Clusters {
+		if one.CertificateAuthority != "" {
+			return fmt.Errorf("cluster %q names a file: use certificate-authority-data", name)
+		}
+	}
+	for name, user := range c.AuthInfos {
+		switch {
+		case user.Exec != nil || user.AuthProvider != nil:
+			return fmt.Errorf("user %q names a program to run, which is not done: use a token or a client certificate", name)
+		case user.ClientCertificate != "" || user.ClientKey != "" || user.TokenFile != "":
+			return fmt.Errorf("user %q names a file: use client-certificate-data and client-key-data, or token", name)
+		}
+	}
+	return nil
+}
+
+// untilChanged returns an error when the kubeconfig is no longer what it was, and nil when ctx ends. ticks says when to look; nil is every minute.
+func untilChanged(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte, ticks <-chan time.Time, log *slog.Logger) error {
+	if ticks == nil {
+		ticker := time.NewTicker(recheck)
+		defer ticker.Stop()
+		ticks = ticker.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks:
+		}
+		now, err := readKubeconfig(ctx, reader, at)
+		if err != nil {
+			log.Warn("The kubeconfig of the workload cluster is not read; the one before stays in force", "error", err)
+			continue
+		}
+		if !bytes.Equal(now, text) {
+			if _, err := parseKubeconfig(now); err != nil {
+				log.Error("The new kubeconfig of the workload cluster is refused; the one before stays in force", "error", err)
+				continue
+			}
+			return fmt.Errorf("the kubeconfig in Secret %s has changed: starting anew with it", at)
+		}
+	}
+}
