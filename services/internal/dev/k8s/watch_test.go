@@ -153,8 +153,8 @@ func TestExpired(t *testing.T) {
 
 // names are what an informer was told last of each object.
 type names struct {
-	mu    sync.Mutex
-	told  map[string]string
+	mu   sync.Mutex
+	told map[string]string
 }
 
 // TestInformer has a shared informer see everything although its connection is cut, and the server is started again.
