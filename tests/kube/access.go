@@ -2,7 +2,15 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	neturl "net/url"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -48,4 +56,37 @@ func WriteKubeconfig(path string, config *rest.Config) error {
 	file.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	file.CurrentContext = name
 	return clientcmd.WriteToFile(*file, path) // mode 0600
+}
+
+// Front serves the API server's clients on another address of this machine until ctx ends: each request goes through handle, which passes it on by calling
+// next. Configurations for it are those of the cluster with another Host.
+func (c *Cluster) Front(ctx context.Context, handle func(w http.ResponseWriter, r *http.Request, next http.Handler)) (url string, err error) {
+	pair, err := c.pki.server("front")
+	if err != nil {
+		return "", err
+	}
+	cert, err := tls.X509KeyPair(pair.cert, pair.key)
+	if err != nil {
+		return "", err
+	}
+	upstream, err := neturl.Parse(c.URL)
+	if err != nil {
+		return "", err
+	}
+	transport, err := rest.TransportFor(c.config(rest.TLSClientConfig{}))
+	if err != nil {
+		return "", err
+	}
+	proxy := &httputil.ReverseProxy{Transport: transport, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(upstream) }}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", loopback+":0")
+	if err != nil {
+		return "", err
+	}
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
+		Handler:   http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handle(w, r, proxy) })}
+	go func() { _ = server.ServeTLS(listener, "", "") }() // until it is closed
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	return "https://" + listener.Addr().String(), nil
 }

@@ -170,6 +170,8 @@ func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: labels, Annotations: map[string]string{"kwok.x-k8s.io/node": "fake"}},
 		Spec:       corev1.NodeSpec{ProviderID: instance.GetProviderId()},
+		// Cluster API copies it to Machines, and refuses what is no version. kwok would say its own.
+		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
 	}
 }
 

@@ -3,6 +3,7 @@ package kube
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -52,8 +53,8 @@ func TestNodeChanges(t *testing.T) {
 
 func TestNode(t *testing.T) {
 	got := node(&nstancev1.InstanceStatus{InstanceId: "knc1", ProviderId: "tmux://knc1", Zone: "z1", InstanceType: "t3.small"})
-	if got.Name != "knc1" || got.Spec.ProviderID != "tmux://knc1" {
-		t.Errorf("got %s with provider ID %s", got.Name, got.Spec.ProviderID)
+	if got.Name != "knc1" || got.Spec.ProviderID != "tmux://knc1" || !strings.HasPrefix(got.Status.NodeInfo.KubeletVersion, "v1.") {
+		t.Errorf("got %s with provider ID %s, %s", got.Name, got.Spec.ProviderID, got.Status.NodeInfo.KubeletVersion)
 	}
 	want := map[string]string{AliveLabel: "true", corev1.LabelHostname: "knc1", corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
 		corev1.LabelInstanceTypeStable: "t3.small", corev1.LabelTopologyZone: "z1"}
