@@ -1,0 +1,352 @@
+package delivery
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	bases    = "../../services/operator/kustomize"
+	examples = "../../examples/flux"
+)
+
+// tool is the path of a pinned tool, built when it is not there.
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("runs tools that are built for tests")
+	}
+	return strings.TrimSpace(string(output(t, nil, "../../scripts/tool.sh", name)))
+}
+
+// output runs a program with more environment variables and returns what it prints.
+func output(t *testing.T, env []string, program string, args ...string) []byte {
+	t.Helper()
+	out, err := run(t.Context(), env, program, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func run(ctx context.Context, env []string, program string, args ...string) ([]byte, error) {
+	command := exec.CommandContext(ctx, program, args...)
+	command.Env = append(os.Environ(), env...)
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w\n%s%s", filepath.Base(program), strings.Join(args, " "), err, stderr.Bytes(), out)
+	}
+	return out, nil
+}
+
+// kubeVersion is that of the API server of the tests; our helm does not know one.
+func kubeVersion(t *testing.T) string {
+	t.Helper()
+	raw, err := os.ReadFile("../tools/kubernetes/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	match := regexp.MustCompile(`k8s.io/kubernetes (v[0-9.]+)`).FindSubmatch(raw)
+	if match == nil {
+		t.Fatal("no version of k8s.io/kubernetes")
+	}
+	return string(match[1])
+}
+
+func template(t *testing.T, args ...string) []unstructured.Unstructured {
+	t.Helper()
+	args = append([]string{"template", "nstance-operator", chart, "--kube-version", kubeVersion(t), "--namespace", "nstance-system"}, args...)
+	return objects(t, output(t, nil, tool(t, "helm"), args...))
+}
+
+func kustomize(t *testing.T, dir string) []unstructured.Unstructured {
+	t.Helper()
+	return objects(t, output(t, nil, "kubectl", "kustomize", dir))
+}
+
+func objects(t *testing.T, raw []byte) (found []unstructured.Unstructured) {
+	t.Helper()
+	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(raw))); ; {
+		text, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return found
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var object unstructured.Unstructured
+		if err := yaml.Unmarshal(text, &object.Object); err != nil {
+			t.Fatal(err)
+		}
+		if len(object.Object) > 0 {
+			found = append(found, object)
+		}
+	}
+}
+
+func find(t *testing.T, all []unstructured.Unstructured, kind, name string) unstructured.Unstructured {
+	t.Helper()
+	for _, object := range all {
+		if object.GetKind() == kind && object.GetName() == name {
+			return object
+		}
+	}
+	t.Fatalf("there is no %s %s", kind, name)
+	return unstructured.Unstructured{}
+}
+
+// field is a field of an object; nil when it has none.
+func field(object unstructured.Unstructured, path ...string) any {
+	value, _, _ := unstructured.NestedFieldNoCopy(object.Object, path...)
+	return value
+}
+
+// The chart and the bases run the same pod with the same rights: nobody has to know both.
+func TestChartAndBasesAgree(t *testing.T) {
+	fromChart := template(t, "-f", filepath.Join(chart, "ci", "minimal.yaml"))
+	fromBases := kustomize(t, filepath.Join(bases, "default"))
+
+	pod := func(all []unstructured.Unstructured) any {
+		object := find(t, all, "Deployment", "nstance-operator")
+		spec, _ := field(object, "spec", "template", "spec").(map[string]any)
+		containers, _ := spec["containers"].([]any)
+		if len(containers) != 1 {
+			t.Fatalf("%d containers", len(containers))
+		}
+		return spec
+	}
+	if diff := cmp.Diff(pod(fromChart), pod(fromBases)); diff != "" {
+		t.Errorf("pods differ (-chart +bases):\n%s", diff)
+	}
+
+	rules := func(all []unstructured.Unstructured) map[string]any {
+		found := map[string]any{}
+		for _, object := range all {
+			if kind := object.GetKind(); kind == "ClusterRole" || kind == "Role" {
+				name := strings.TrimPrefix(object.GetName(), "nstance-system-")
+				found[kind+" "+name] = object.Object["rules"]
+			}
+		}
+		return found
+	}
+	if diff := cmp.Diff(rules(fromChart), rules(fromBases)); diff != "" {
+		t.Errorf("rights differ (-chart +bases):\n%s", diff)
+	}
+	if len(rules(fromChart)) < 2 {
+		t.Errorf("rights: %v", rules(fromChart))
+	}
+
+	definitions := func(all []unstructured.Unstructured) map[string]any {
+		found := map[string]any{}
+		for _, object := range all {
+			if object.GetKind() == "CustomResourceDefinition" {
+				if got := object.GetLabels()["cluster.x-k8s.io/v1beta2"]; got != "v1beta1" {
+					t.Errorf("%s: label of the contract is %q", object.GetName(), got)
+				}
+				found[object.GetName()] = object.Object["spec"]
+			}
+		}
+		return found
+	}
+	if diff := cmp.Diff(definitions(fromChart), definitions(fromBases)); diff != "" {
+		t.Errorf("definitions differ (-chart +bases):\n%s", diff)
+	}
+	if len(definitions(fromChart)) < 5 {
+		t.Errorf("%d definitions", len(definitions(fromChart)))
+	}
+
+	for name, all := range map[string][]unstructured.Unstructured{"chart": fromChart, "bases": fromBases} {
+		for _, object := range all {
+			if got := object.GetLabels()["cluster.x-k8s.io/provider"]; got != "infrastructure-nstance" {
+				t.Errorf("%s: %s %s has label cluster.x-k8s.io/provider %q, which clusterctl looks for", name, object.GetKind(), object.GetName(), got)
+			}
+		}
+	}
+}
+
+// Every binding is of a role that is there, to an account that is there.
+func TestBindingsLead(t *testing.T) {
+	for name, all := range map[string][]unstructured.Unstructured{
+		"chart":      template(t, "-f", filepath.Join(chart, "ci", "full.yaml")),
+		"bases":      kustomize(t, filepath.Join(bases, "example")),
+		"clusterctl": objects(t, read(t, "../../services/operator/clusterctl/infrastructure-components.yaml")),
+	} {
+		there := map[string]bool{}
+		bound := map[string]bool{}
+		for _, object := range all {
+			there[object.GetKind()+" "+object.GetName()] = true
+		}
+		for _, object := range all {
+			if !strings.HasSuffix(object.GetKind(), "RoleBinding") {
+				continue
+			}
+			role := fmt.Sprint(field(object, "roleRef", "kind"), " ", field(object, "roleRef", "name"))
+			if !there[role] {
+				t.Errorf("%s: %s %s is to %s, which is not there", name, object.GetKind(), object.GetName(), role)
+			}
+			bound[role] = true
+			subjects, _ := field(object, "subjects").([]any)
+			for _, subject := range subjects {
+				subject, _ := subject.(map[string]any)
+				if account := fmt.Sprint(subject["kind"], " ", subject["name"]); !there[account] || subject["namespace"] != "nstance-system" {
+					t.Errorf("%s: %s %s is for %v", name, object.GetKind(), object.GetName(), subject)
+				}
+			}
+		}
+		for key := range there {
+			if (strings.HasPrefix(key, "Role ") || strings.HasPrefix(key, "ClusterRole ")) && !bound[key] {
+				t.Errorf("%s: %s is bound to nobody", name, key)
+			}
+		}
+	}
+}
+
+// No container may do what it need not, in whatever way it is installed.
+func TestPodsAreRestricted(t *testing.T) {
+	for name, all := range map[string][]unstructured.Unstructured{
+		"minimal":  template(t, "-f", filepath.Join(chart, "ci", "minimal.yaml")),
+		"full":     template(t, "-f", filepath.Join(chart, "ci", "full.yaml")),
+		"external": template(t, "-f", filepath.Join(chart, "ci", "external.yaml")),
+		"bases":    kustomize(t, filepath.Join(bases, "example")),
+	} {
+		pods := 0
+		for _, object := range all {
+			spec, found, _ := unstructured.NestedMap(object.Object, "spec", "template", "spec")
+			if !found || object.GetKind() != "Deployment" {
+				continue
+			}
+			pods++
+			security, _ := spec["securityContext"].(map[string]any)
+			if security["runAsNonRoot"] != true || !cmp.Equal(security["seccompProfile"], map[string]any{"type": "RuntimeDefault"}) {
+				t.Errorf("%s: pod security %v", name, security)
+			}
+			for _, container := range spec["containers"].([]any) {
+				security, _ := container.(map[string]any)["securityContext"].(map[string]any)
+				want := map[string]any{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": map[string]any{"drop": []any{"ALL"}}}
+				if diff := cmp.Diff(want, security); diff != "" {
+					t.Errorf("%s: container security (-want +got):\n%s", name, diff)
+				}
+			}
+		}
+		if pods != 1 {
+			t.Errorf("%s: %d Deployments", name, pods)
+		}
+	}
+}
+
+// A new list of shards reaches the running operator; another cluster or tenant restarts it.
+func TestShardsDoNotRestart(t *testing.T) {
+	minimal := filepath.Join(chart, "ci", "minimal.yaml")
+	pod := func(args ...string) any {
+		return field(find(t, template(t, append([]string{"-f", minimal}, args...)...), "Deployment", "nstance-operator"), "spec", "template")
+	}
+	before := pod()
+	if diff := cmp.Diff(before, pod("--set", "config.shards.b.registration_addr=b:1", "--set", "config.shards.b.operator_addr=b:2")); diff != "" {
+		t.Errorf("another shard changes the pod:\n%s", diff)
+	}
+	for _, set := range []string{"config.tenant=other", "config.cluster_id=other"} {
+		if cmp.Equal(before, pod("--set", set)) {
+			t.Errorf("%s does not change the pod", set)
+		}
+	}
+}
+
+// What the examples give to the chart is what it takes.
+func TestFluxValuesFit(t *testing.T) {
+	for _, environment := range []string{"staging", "production"} {
+		all := kustomize(t, filepath.Join(examples, "operator", environment))
+		values := field(find(t, all, "HelmRelease", "nstance-operator"), "spec", "values")
+		raw, err := yaml.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "values.yaml")
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		rendered := template(t, "-f", path)
+		config := fmt.Sprint(field(find(t, rendered, "ConfigMap", "nstance-operator-config"), "data", "config.yaml"))
+		if !strings.Contains(config, `cluster_id: "`+environment+`"`) {
+			t.Errorf("%s: configuration is\n%s", environment, config)
+		}
+		if slices.ContainsFunc(rendered, func(o unstructured.Unstructured) bool { return o.GetKind() == "CustomResourceDefinition" }) {
+			t.Errorf("%s: the release has definitions, which have a Kustomization of their own", environment)
+		}
+		authority := find(t, all, "ConfigMap", "nstance-cluster-ca")
+		if !strings.Contains(fmt.Sprint(field(authority, "data", "ca.crt")), "BEGIN CERTIFICATE") {
+			t.Errorf("%s: no certificate", environment)
+		}
+		// What Flux waits for is what is made.
+		clusters := kustomize(t, filepath.Join(examples, "clusters", environment))
+		checks, _ := field(find(t, clusters, "Kustomization", "nstance-operator"), "spec", "healthChecks").([]any)
+		made := append(slices.Clone(all), rendered...)
+		for _, check := range checks {
+			check, _ := check.(map[string]any)
+			find(t, made, fmt.Sprint(check["kind"]), fmt.Sprint(check["name"]))
+		}
+		if len(checks) < 2 {
+			t.Errorf("%s: health checks %v", environment, checks)
+		}
+		// Every Kustomization that another waits for is there, but for the one that the README says is yours.
+		for _, object := range clusters {
+			after, _ := field(object, "spec", "dependsOn").([]any)
+			for _, other := range after {
+				if name := fmt.Sprint(other.(map[string]any)["name"]); name != "cert-manager" {
+					find(t, clusters, "Kustomization", name)
+				}
+			}
+		}
+	}
+}
+
+// One version everywhere.
+func TestVersionsAgree(t *testing.T) {
+	var about struct {
+		Version    string `json:"version"`
+		AppVersion string `json:"appVersion"`
+	}
+	if err := yaml.Unmarshal(read(t, filepath.Join(chart, "Chart.yaml")), &about); err != nil {
+		t.Fatal(err)
+	}
+	if about.Version != about.AppVersion || about.Version == "" {
+		t.Errorf("chart %s is of application %s", about.Version, about.AppVersion)
+	}
+	for path, want := range map[string]string{
+		filepath.Join(bases, "base", "kustomization.yaml"):                  "newTag: " + about.Version + "\n",
+		filepath.Join(examples, "operator", "base", "source.yaml"):          "tag: " + about.Version + "\n",
+		filepath.Join(examples, "clusters", "base", "source.yaml"):          "tag: v" + about.Version + "\n",
+		"../../services/operator/clusterctl/infrastructure-components.yaml": "nstance-operator:" + about.Version + "\n",
+		"../../docs/kubernetes.md":                                          "nstance-operator-" + about.Version + ".tgz",
+	} {
+		if !bytes.Contains(read(t, path), []byte(want)) {
+			t.Errorf("%s has no %q", path, want)
+		}
+	}
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
