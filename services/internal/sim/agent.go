@@ -15,6 +15,7 @@ import (
 
 // agent is the machine's side of one VM: it registers, reports and obeys.
 type agent struct {
+	world      *World
 	public     ed25519.PublicKey
 	registered bool // as far as it knows
 	refused    bool // its nonce was spent by another
@@ -40,13 +41,15 @@ const reportInterval = 15 * time.Second
 func (f *fleet) boot(m *machine) {
 	w := f.world
 	m.agent.public = make(ed25519.PublicKey, ed25519.PublicKeySize)
-	_, _ = randReader{w.sched.rng}.Read(m.agent.public)
+	_, _ = m.dice.Read(m.agent.public)
 	if l := w.acting(); l != nil {
 		group, _ := l.term.leader.World.Group(m.key)
 		m.agent.hash = group.RuntimeHash
 	}
-	m.agent.broken = !w.quiet && w.sched.chance(0.03)
-	f.speakAfter(m, w.sched.between(time.Second, 10*time.Second))
+	if f.befalls(m, agentBroken) {
+		m.agent.broken = true
+	}
+	f.speakAfter(m, m.dice.between(time.Second, 10*time.Second))
 }
 
 // speakAfter makes the agent do next what is due, after d.
@@ -68,8 +71,8 @@ func (f *fleet) hangUp(m *machine) {
 	}
 	stream, leader, id := a.stream, a.leader, m.id
 	a.stream, a.leader = 0, nil
-	f.world.sched.after(f.world.sched.between(time.Millisecond, 2*time.Second), func() { leader.World.Disconnected(id, stream, "closed") })
-	f.speakAfter(m, f.world.sched.between(0, 3*time.Second))
+	f.world.sched.after(m.dice.between(time.Millisecond, 2*time.Second), func() { leader.World.Disconnected(id, stream, "closed") })
+	f.speakAfter(m, m.dice.between(0, 3*time.Second))
 }
 
 // dropped ends every stream to a leader that leads no more.
@@ -77,7 +80,7 @@ func (f *fleet) dropped(leader *reconcile.Leader) {
 	for _, m := range f.order {
 		if m.agent.leader == leader {
 			m.agent.stream, m.agent.leader = 0, nil
-			f.speakAfter(m, f.world.sched.between(0, 3*time.Second))
+			f.speakAfter(m, m.dice.between(0, 3*time.Second))
 		}
 	}
 }
@@ -95,12 +98,12 @@ func (f *fleet) speak(m *machine) {
 	}
 	s := w.acting()
 	if s == nil || now.Before(s.deaf) {
-		f.speakAfter(m, w.sched.between(time.Second, 4*time.Second))
+		f.speakAfter(m, m.dice.between(time.Second, 4*time.Second))
 		return
 	}
 	if !a.registered {
 		f.tryRegister(s, m)
-		f.speakAfter(m, w.sched.between(2*time.Second, 6*time.Second))
+		f.speakAfter(m, m.dice.between(2*time.Second, 6*time.Second))
 		return
 	}
 	leader := s.term.leader
@@ -130,7 +133,7 @@ func (f *fleet) speak(m *machine) {
 	a.wasHealthy = a.wasHealthy || report.Healthy
 	if a.reboot {
 		a.reboot, a.rebootAt = false, now
-		a.mute, a.mutedAt = now.Add(w.sched.between(5*time.Second, 2*time.Minute)), now
+		a.mute, a.mutedAt = now.Add(m.dice.between(5*time.Second, 2*time.Minute)), now
 		f.hangUp(m)
 		return
 	}
@@ -149,7 +152,7 @@ func (f *fleet) tryRegister(s *server, m *machine) {
 	l.env.Go("register", func() {
 		key, err := w.register(l.scope, l.leader, m.id, a.public)
 		switch {
-		case err != nil || w.sched.chance(0.05) && !w.quiet: // the answer was lost
+		case err != nil || f.befalls(m, answerGone):
 		case string(key) == string(a.public):
 			a.registered = true
 			f.speakAfter(m, 0)
@@ -159,11 +162,22 @@ func (f *fleet) tryRegister(s *server, m *machine) {
 		}
 		a.busy = false
 	})
-	if !w.quiet && w.sched.chance(0.01) {
-		thief := make(ed25519.PublicKey, ed25519.PublicKeySize)
-		_, _ = randReader{w.sched.rng}.Read(thief)
-		l.env.Go("steal a nonce", func() { _, _ = w.register(l.scope, l.leader, m.id, thief) })
+	if f.befalls(m, thief) {
+		other := make(ed25519.PublicKey, ed25519.PublicKeySize)
+		_, _ = m.dice.Read(other)
+		l.env.Go("steal a nonce", func() { _, _ = w.register(l.scope, l.leader, m.id, other) })
 	}
+}
+
+// befalls says whether one of an agent's own faults comes about now.
+func (f *fleet) befalls(m *machine, k Kind) bool {
+	m.asked++
+	d := f.world.roll(string(k), hashText(m.id.String()), uint64(m.asked))
+	if !d.chance(f.world.rates.of[k]) || !f.world.faults.admit(d.state, k, m.met()) {
+		return false
+	}
+	f.world.faults.about("%s", m.id)
+	return true
 }
 
 // register does what the registration service does: one conditional write makes a record registered, with the key that came first. It returns
@@ -199,7 +213,7 @@ func (w *World) register(ctx context.Context, leader *reconcile.Leader, id ident
 		return nil, fmt.Errorf("instance %s cannot register", id)
 	}
 	if have := w.bucket.byID[id]; have == nil || string(have.PublicKey) != string(rec.PublicKey) {
-		w.fail("the registration of %s is answered, but not recorded", id)
+		w.fail(ruleAcked, "the registration of %s is answered, but not recorded", id)
 	}
 	return rec.PublicKey, nil
 }
@@ -217,7 +231,7 @@ func (t *term) Push(_ context.Context, id ident.ID) error {
 	if m.agent.stream == 0 {
 		return nil // on its way when the stream broke
 	}
-	w.sched.after(w.sched.between(10*time.Millisecond, time.Second), func() {
+	w.sched.after(m.dice.between(10*time.Millisecond, time.Second), func() {
 		m.agent.hash = group.RuntimeHash
 		f := &w.fleet
 		if m.agent.stream != 0 {

@@ -54,7 +54,7 @@ var recordPrefix = keys.InstancePrefix(shardName)
 
 func (b *bucket) parse(key string, body []byte) (d document, ok bool) {
 	if err := json.Unmarshal(body, &d); err != nil {
-		b.world.fail("%s cannot be read: %v", key, err)
+		b.world.fail(ruleOneLife, "%s cannot be read: %v", key, err)
 		return document{}, false
 	}
 	return d, true
@@ -77,6 +77,12 @@ func (b *bucket) entered(s *server, r mem.Request) {
 		if have := b.records[r.Key]; have != nil && have.stays() && next.State == record.Deleting {
 			b.world.checkRemoval(s, have, &next)
 		}
+		if next.State == record.Deleted {
+			b.world.checkNeverMade(s, &next)
+		}
+		if s != nil && s.fooled {
+			b.world.fooledAt = b.world.sched.now
+		}
 	}
 }
 
@@ -96,10 +102,10 @@ func (b *bucket) changed(key string, body []byte) {
 			return
 		}
 		if have.State != record.Deleted {
-			w.fail("the record of %s is removed, it says %s", have.ID, have.State)
+			w.fail(ruleTombstone, "the record of %s is removed, it says %s", have.ID, have.State)
 		}
 		if age := w.sched.now.Sub(have.DeletedAt); age < retention-2*wallSkew {
-			w.fail("the tombstone of %s is removed after %v", have.ID, age)
+			w.fail(ruleTombstone, "the tombstone of %s is removed after %v", have.ID, age)
 		}
 		have.removed = true
 		return
@@ -109,12 +115,15 @@ func (b *bucket) changed(key string, body []byte) {
 		return
 	}
 	next.since = w.sched.now
+	if w.restless() {
+		w.fail(ruleQuiet, "the record of %s is written after everything had come to rest: %s, %s", next.ID, next.State, next.Reason)
+	}
 	if have == nil {
 		if next.State != record.Reserved && next.State != record.Deleted {
-			w.fail("the first record of %s says %s", next.ID, next.State)
+			w.fail(ruleOneLife, "the first record of %s says %s", next.ID, next.State)
 		}
 		if b.byID[next.ID] != nil {
-			w.fail("%s has two records", next.ID)
+			w.fail(ruleOneLife, "%s has two records", next.ID)
 		}
 		d := next
 		b.records[key], b.byID[next.ID] = &d, &d
@@ -122,36 +131,38 @@ func (b *bucket) changed(key string, body []byte) {
 		return
 	}
 	b.checkStep(have, &next)
-	if m := w.fleet.byInstance[next.ID]; next.State == record.Deleted && strings.HasPrefix(next.Reason, "refused") && m != nil && m.alive() && w.faults.providerLag == 0 {
-		w.fail("%s is taken to be refused, and it runs", next.ID)
-	}
 	next.removed = false
 	*have = next
 	w.fleet.recorded(have)
 }
+
+// lives is the order of the states of a record. It is not the code's own: that is what is checked.
+var lives = map[record.State]int{record.Reserved: 1, record.Created: 2, record.Registered: 3, record.Deleting: 4, record.Deleted: 5}
+
+func forward(from, to record.State) bool { return lives[to] > lives[from] }
 
 // checkStep compares a record with the version before it.
 func (b *bucket) checkStep(have, next *document) {
 	w := b.world
 	switch {
 	case have.removed && next.State != record.Deleted:
-		w.fail("%s lives a second time, as %s", have.ID, next.State)
+		w.fail(ruleOneLife, "%s lives a second time, as %s", have.ID, next.State)
 	case have.removed:
 	case next.Revision != have.Revision+1:
-		w.fail("the record of %s goes from revision %d to %d", have.ID, have.Revision, next.Revision)
+		w.fail(ruleOneLife, "the record of %s goes from revision %d to %d", have.ID, have.Revision, next.Revision)
 	case next.Term < have.Term:
-		w.fail("the record of %s goes back from term %d to %d", have.ID, have.Term, next.Term)
+		w.fail(ruleOneLife, "the record of %s goes back from term %d to %d", have.ID, have.Term, next.Term)
 	case next.ReservedTerm != have.ReservedTerm:
-		w.fail("the record of %s was reserved in term %d, and now in %d", have.ID, have.ReservedTerm, next.ReservedTerm)
-	case next.State != have.State && !record.CanMove(have.State, next.State):
-		w.fail("the record of %s goes from %s to %s", have.ID, have.State, next.State)
+		w.fail(ruleOneLife, "the record of %s was reserved in term %d, and now in %d", have.ID, have.ReservedTerm, next.ReservedTerm)
+	case next.State != have.State && !forward(have.State, next.State):
+		w.fail(ruleOneLife, "the record of %s goes from %s to %s", have.ID, have.State, next.State)
 	case have.Group != "" && next.Group != have.Group:
-		w.fail("%s moves from group %s to %s", have.ID, have.Group, next.Group)
+		w.fail(ruleOneLife, "%s moves from group %s to %s", have.ID, have.Group, next.Group)
 	case have.ProviderID != "" && next.ProviderID != have.ProviderID:
-		w.fail("%s has VM %s, and now %s", have.ID, have.ProviderID, next.ProviderID)
+		w.fail(ruleOneVM, "%s has VM %s, and now %s", have.ID, have.ProviderID, next.ProviderID)
 	case len(have.PublicKey) > 0 && (!bytes.Equal(next.PublicKey, have.PublicKey) || next.NonceID != have.NonceID):
-		w.fail("the nonce of %s is spent twice", have.ID)
+		w.fail(ruleOneKey, "the nonce of %s is spent twice", have.ID)
 	case have.State == record.Deleting && next.State == record.Deleting && !next.Deadline.Equal(have.Deadline):
-		w.fail("the deadline of %s moves from %v to %v", have.ID, have.Deadline, next.Deadline)
+		w.fail(ruleDrain, "the deadline of %s moves from %v to %v", have.ID, have.Deadline, next.Deadline)
 	}
 }

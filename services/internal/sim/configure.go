@@ -57,7 +57,7 @@ func (t *term) refresh() {
 		return err
 	})
 	if err == nil && sound && t.version < asked {
-		w.fail("a refresh begun at version %d of the configuration was answered with version %d in force", asked, t.version)
+		w.fail(ruleNewest, "a refresh begun at version %d of the configuration was answered with version %d in force", asked, t.version)
 	}
 }
 
@@ -66,10 +66,10 @@ func (t *term) apply(shard *config.Shard, groups map[config.GroupKey]config.Grou
 	w := t.server.world
 	version, ok := w.people.versions[objstore.Token(t.server.manager.Status().ETag)]
 	if !ok {
-		w.fail("term %d applies a configuration that nobody wrote", t.number)
+		w.fail(ruleNewest, "term %d applies a configuration that nobody wrote", t.number)
 	}
 	if version < w.people.applied {
-		w.fail("term %d applies version %d of the configuration, version %d was applied before", t.number, version, w.people.applied)
+		w.fail(ruleNewest, "term %d applies version %d of the configuration, version %d was applied before", t.number, version, w.people.applied)
 	}
 	w.trace("%s applies version %d", t.server.process.name, version)
 	w.people.applied = version
@@ -83,7 +83,7 @@ func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
 	w := t.server.world
 	for _, d := range w.bucket.order {
 		if d.stays() && d.Tenant == key.Tenant && d.Group == key.Group {
-			w.fail("group %s is forgotten, %s of it is %s", key, d.ID, d.State)
+			w.fail(ruleAcked, "group %s is forgotten, %s of it is %s", key, d.ID, d.State)
 		}
 	}
 	return t.manage(func(m *shardconfig.Manager) error { return m.Forget(ctx, key) })

@@ -28,6 +28,8 @@ type machine struct {
 	since      time.Time // when it appeared
 	lostAt     time.Time // when it was taken away without anybody asking
 	agent      agent
+	dice       *dice
+	asked      int   // its occasions
 	calls      calls // to delete it
 }
 
@@ -65,17 +67,18 @@ func (f *fleet) changed(vm infra.VM, at time.Time) {
 	w := f.world
 	if vm.Tags.Owner != ours {
 		if vm.State != infra.Running {
-			w.fail("a VM of %v is %s", vm.Tags.Owner, vm.State)
+			w.fail(ruleOwnVMs, "a VM of %v is %s", vm.Tags.Owner, vm.State)
 		}
 		return
 	}
 	m := f.byProvider[vm.ProviderID]
 	if m == nil {
-		m = &machine{providerID: vm.ProviderID, id: vm.Tags.Instance, since: w.sched.now, key: config.GroupKey{Tenant: vm.Tags.Tenant, Group: vm.Tags.Group}}
+		m = &machine{providerID: vm.ProviderID, id: vm.Tags.Instance, dice: w.dice("machine", hashText(vm.Tags.Instance.String())), since: w.sched.now, key: config.GroupKey{Tenant: vm.Tags.Tenant, Group: vm.Tags.Group}}
+		m.agent.world = w
 		f.byProvider[vm.ProviderID] = m
 		f.order = append(f.order, m)
 		if other := f.byInstance[m.id]; other != nil {
-			w.fail("instance %s has two VMs: %s and %s", m.id, other.providerID, m.providerID)
+			w.fail(ruleOneVM, "instance %s has two VMs: %s and %s", m.id, other.providerID, m.providerID)
 		}
 		f.byInstance[m.id] = m
 	}
@@ -124,11 +127,11 @@ func (f *fleet) lose(m *machine, how func(providerID string) error) {
 }
 
 // any returns some VM that has not ended, nil if there is none.
-func (f *fleet) any() *machine {
+func (f *fleet) any(d *dice) *machine {
 	if len(f.order) == 0 {
 		return nil
 	}
-	return f.order[f.world.sched.rng.IntN(len(f.order))]
+	return f.order[d.IntN(len(f.order))]
 }
 
 // orphans counts the VMs that have had no record for as long as a leader may take to notice, and that nobody has confirmed, and all VMs.

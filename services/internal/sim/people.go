@@ -54,14 +54,13 @@ type spec struct {
 type wish struct {
 	size  int
 	gone  bool
-	order int
 	acked bool
 }
 
 func newPeople(w *World) people {
 	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{}, onDemand: map[ident.ID]*wish{},
 		drained: map[ident.ID]bool{}}
-	rng := w.sched.rng
+	rng := &w.drawn
 	for i := range 1 + rng.IntN(4) {
 		tenant := "default"
 		if rng.IntN(4) == 0 {
@@ -137,69 +136,66 @@ func (p *people) write(body []byte) {
 	p.versions[token] = p.version
 }
 
-// act does one of the things that people do.
-func (p *people) act() {
-	w, rng := p.world, p.world.sched.rng
-	g := p.groups[rng.IntN(len(p.groups))]
-	l := w.acting()
-	switch rng.IntN(14) {
-	case 0, 1, 2:
-		g.size = rng.IntN(7)
-	case 3:
+// act does one of the things that people and the operator do.
+func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
+	w := p.world
+	g := p.groups[d.IntN(len(p.groups))]
+	ofOperator := k == groupChanged || k == madeOne || k == removedOne
+	if ofOperator && l == nil || !w.faults.admit(moment, k, w.metLeader()) {
+		return
+	}
+	switch k {
+	case resize:
+		g.size = d.IntN(7)
+	case newInfra:
 		g.infra++
-	case 4:
+	case newRuntime:
 		g.runtime++
-	case 5:
+	case groupGone:
 		g.absent = !g.absent
-	case 6:
+	case rebalance:
 		p.rebalanced = true
-		g.balancers = [][]string{nil, {"lb1"}, {"lb1", "lb2"}}[rng.IntN(3)]
-	case 7:
+		g.balancers = [][]string{nil, {"lb1"}, {"lb1", "lb2"}}[d.IntN(3)]
+	case expiryOn:
 		p.expiry = !p.expiry
-	case 8:
-		p.terminating = !p.terminating && rng.IntN(3) == 0
-	case 9:
-		w.trace("somebody writes a configuration that is not valid")
+	case emptying:
+		p.terminating = !p.terminating && d.IntN(3) == 0
+	case invalid:
 		p.version++
 		p.sound = false
 		p.write(append(p.document(), '}'))
+		w.faults.about("version %d", p.version)
 		return
-	case 10:
-		p.change(l)
+	case groupChanged:
+		p.change(l, d)
 		return
-	default:
-		if l == nil {
-			return
+	case madeOne:
+		id := ident.ID{}
+		if d.IntN(2) == 0 {
+			id = w.freshID(d)
 		}
-		if rng.IntN(2) == 0 {
-			p.create(l.term, g.key, ident.ID{}, 3)
-		} else {
-			p.remove(l.term)
-		}
+		p.create(l.term, g.key, id, 3, d)
+		return
+	case removedOne:
+		p.remove(l.term, d)
 		return
 	}
 	p.apply()
-	w.trace("version %d: group %s: absent %t, size %d, infra %d, runtime %d, balancers %v; expiry %t, terminating %t", p.version, g.key, g.absent, g.size,
+	w.faults.about("version %d: group %s: absent %t, size %d, infra %d, runtime %d, balancers %v; expiry %t, terminating %t", p.version, g.key, g.absent, g.size,
 		g.infra, g.runtime, g.balancers, p.expiry, p.terminating)
-	if l != nil && w.sched.chance(0.5) {
+	if d.chance(0.5) && l != nil {
 		l.term.env.Go("refresh", l.term.refresh)
 	}
 }
 
 // change creates, scales or deletes a dynamic group.
-func (p *people) change(s *server) {
-	if s == nil {
-		return
-	}
+func (p *people) change(s *server, d *dice) {
 	w, t := p.world, s.term
-	key := config.GroupKey{Tenant: "default", Group: fmt.Sprintf("d%d", 1+w.sched.rng.IntN(2))}
+	key := config.GroupKey{Tenant: "default", Group: fmt.Sprintf("d%d", 1+d.IntN(2))}
 	have := p.dynamic[key]
-	next := &wish{size: w.sched.rng.IntN(4), gone: have != nil && w.sched.rng.IntN(3) == 0}
-	if have != nil {
-		next.order = have.order + 1
-	}
+	next := &wish{size: d.IntN(4), gone: d.IntN(3) == 0 && have != nil}
 	p.dynamic[key] = next
-	w.trace("somebody wants group %s: size %d, gone %t", key, next.size, next.gone)
+	w.faults.about("group %s: size %d, gone %t", key, next.size, next.gone)
 	t.env.Go("change a group", func() {
 		err := t.manage(func(m *shardconfig.Manager) error {
 			if next.gone {
@@ -218,11 +214,8 @@ func (p *people) change(s *server) {
 }
 
 // create makes an on-demand instance, and tries again with the same ID where the answer got lost.
-func (p *people) create(t *term, key config.GroupKey, id ident.ID, tries int) {
+func (p *people) create(t *term, key config.GroupKey, id ident.ID, tries int, d *dice) {
 	w := p.world
-	if id.IsZero() && w.sched.rng.IntN(2) == 0 {
-		id = w.freshID()
-	}
 	w.trace("somebody wants an instance %s of %s", id, key)
 	answered := false
 	t.env.Go("create an instance", func() {
@@ -234,48 +227,33 @@ func (p *people) create(t *term, key config.GroupKey, id ident.ID, tries int) {
 		}
 		d := w.bucket.byID[made]
 		if d == nil || d.removed || !d.OnDemand || d.State == record.Reserved {
-			w.fail("the creation of %s is acknowledged, but its record says %+v", made, d)
+			w.fail(ruleAcked, "the creation of %s is acknowledged, but its record says %+v", made, d)
 		}
 		p.onDemand[made] = &wish{acked: true}
 	})
 	if id.IsZero() || tries == 0 {
 		return
 	}
-	w.sched.after(w.sched.between(5*time.Second, 40*time.Second), func() {
+	w.sched.after(d.between(5*time.Second, 40*time.Second), func() {
 		if s := w.acting(); !answered && s != nil {
-			p.create(s.term, key, id, tries-1)
+			p.create(s.term, key, id, tries-1, d)
 		}
 	})
 }
 
 // remove deletes some instance.
-func (p *people) remove(t *term) {
+func (p *people) remove(t *term, d *dice) {
 	w := p.world
-	m := w.fleet.any()
+	m := w.fleet.any(d)
 	if m == nil {
 		return
 	}
-	w.trace("somebody deletes %s", m.id)
+	w.faults.about("%s", m.id)
 	t.env.Go("delete an instance", func() {
 		err := t.leader.DeleteInstance(t.scope, m.id, requested)
 		w.trace("deletion of %s: %v", m.id, err)
 		if d := w.bucket.byID[m.id]; err == nil && d != nil && d.stays() {
-			w.fail("the deletion of %s is acknowledged, but its record says %s", m.id, d.State)
-		}
-	})
-}
-
-// drain acknowledges an announced drain after a while, or never.
-func (p *people) drain(t *term, id ident.ID) {
-	w := p.world
-	if w.sched.rng.IntN(2) == 0 {
-		return
-	}
-	w.sched.after(w.sched.between(time.Second, 30*time.Second), func() {
-		if s := w.acting(); s != nil {
-			w.trace("%s is drained", id)
-			p.drained[id] = true
-			s.term.leader.World.Drained(id)
+			w.fail(ruleAcked, "the deletion of %s is acknowledged, but its record says %s", m.id, d.State)
 		}
 	})
 }

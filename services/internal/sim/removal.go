@@ -71,7 +71,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		t.marked[d.ID] = true
 	}
 	if m := w.fleet.byInstance[d.ID]; why == gone && m != nil && m.alive() {
-		w.fail("%s is removed (%s), and it runs", d.ID, next.Reason)
+		w.fail(ruleGone, "%s is removed (%s), and it runs", d.ID, next.Reason)
 	}
 	if d.OnDemand {
 		return
@@ -79,10 +79,10 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	least, _ := t.size(key)
 	switch why {
 	case unknown:
-		w.fail("%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
+		w.fail(ruleSimulator, "%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
 	case scaleDown:
 		if n := w.remaining(t, key, func(*document) bool { return true }); n < least {
-			w.fail("%s is scaled down, and %d of %d are left: %s", d.ID, n, least, w.describe(key))
+			w.fail(ruleScaledDown, "%s is scaled down, and %d of %d are left: %s", d.ID, n, least, w.describe(key))
 		}
 	case silence:
 		w.checkWave(t, key, d)
@@ -98,7 +98,7 @@ func (w *World) checkOrphan(s *server, d *document) {
 		return
 	}
 	if orphans, all := w.fleet.orphans(s.term); orphans > 2 && 100*orphans > 5*all {
-		w.fail("%s is ended, which has no record: %d of %d have none, and nobody has confirmed that", d.ID, orphans, all)
+		w.fail(ruleOrphans, "%s is ended, which has no record: %d of %d have none, and nobody has confirmed that", d.ID, orphans, all)
 	}
 }
 
@@ -124,7 +124,7 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 	m := w.fleet.byInstance[d.ID]
 	served := m != nil && m.agent.wasHealthy
 	if registered < least || served && healthy < min(1, least) {
-		w.fail("%s is removed (%s), of %d wanted %d others have registered and %d ever been healthy: %s", d.ID, next.Reason, least, registered, healthy,
+		w.fail(ruleReplaced, "%s is removed (%s), of %d wanted %d others have registered and %d ever been healthy: %s", d.ID, next.Reason, least, registered, healthy,
 			w.describe(key))
 	}
 }
@@ -137,11 +137,11 @@ func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	}
 	running, silent := w.silent(t, func(m *machine, d *document) bool { return m.key == key && !d.OnDemand })
 	if silent > group.MaxUnhealthy.Of(running) {
-		w.fail("%s is removed for its silence, %d of %d in its group are silent: %s", d.ID, silent, running, w.describe(key))
+		w.fail(ruleWave, "%s is removed for its silence, %d of %d in its group are silent: %s", d.ID, silent, running, w.describe(key))
 	}
 	running, silent = w.silent(t, func(*machine, *document) bool { return true })
 	if silent > max(3, running*2/5) {
-		w.fail("%s is removed for its silence, %d of %d in the shard are silent", d.ID, silent, running)
+		w.fail(ruleWave, "%s is removed for its silence, %d of %d in the shard are silent", d.ID, silent, running)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"math/rand/v2"
 	"runtime/debug"
 	"time"
 
@@ -19,7 +18,6 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 type scheduler struct {
 	now     time.Time
 	elapsed time.Duration // since epoch
-	rng     *rand.Rand
 	queue   eventHeap
 	seq     uint64
 	current *task
@@ -27,8 +25,8 @@ type scheduler struct {
 	crashed func(why string) // told of code that panics
 }
 
-func newScheduler(seed uint64, crashed func(why string)) *scheduler {
-	return &scheduler{now: epoch, crashed: crashed, rng: rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))}
+func newScheduler(crashed func(why string)) *scheduler {
+	return &scheduler{now: epoch, crashed: crashed}
 }
 
 // event is something that happens at an instant. Either do or wakes is set: waking a task needs no closure.
@@ -122,16 +120,6 @@ func (s *scheduler) set(elapsed time.Duration) {
 	}
 }
 
-func (s *scheduler) chance(p float64) bool { return p > 0 && s.rng.Float64() < p }
-
-// between returns a duration in [low, high).
-func (s *scheduler) between(low, high time.Duration) time.Duration {
-	if high <= low {
-		return low
-	}
-	return low + time.Duration(s.rng.Int64N(int64(high-low)))
-}
-
 // process is what can be killed and paused: a server's incarnation.
 type process struct {
 	name   string
@@ -142,11 +130,16 @@ type process struct {
 	held []*task
 	// tasks that have not ended, in the order in which they were started.
 	first, last *task
+	busy        [numStates]int // tasks by what they are about
+	resume      func()         // ends a pause
+	pauseID     uint64
+	rand        *dice
 }
 
 // task is one coroutine. It belongs to a process and ends with it.
 type task struct {
 	name       string
+	state      state
 	process    *process
 	resume     func() (struct{}, bool)
 	cancel     func()
@@ -154,6 +147,17 @@ type task struct {
 	done       bool
 	visit      uint64 // counts its waits
 	prev, next *task  // in its process
+}
+
+// forEachTask is about what the task that started it is about.
+const forEachTask = "for each"
+
+// become changes what the current task is about.
+func (s *scheduler) become(x state) {
+	t := s.current
+	t.process.busy[t.state]--
+	t.state = x
+	t.process.busy[x]++
 }
 
 // killed unwinds the stack of a task whose process died.
@@ -164,10 +168,15 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 	if p.dead {
 		return
 	}
-	t := &task{name: name, process: p}
+	t := &task{name: name, process: p, state: stateOf(name)}
+	if name == forEachTask && s.current != nil {
+		t.state = s.current.state
+	}
+	p.busy[t.state]++
 	t.resume, t.cancel = iter.Pull(func(yield func(struct{}) bool) {
 		defer func() {
 			t.done = true
+			p.busy[t.state]--
 			if r := recover(); r != nil {
 				if _, ok := r.(killed); !ok {
 					s.crashed(fmt.Sprintf("%s panics: %v\n%s", name, r, debug.Stack()))
@@ -264,8 +273,8 @@ func (s *scheduler) kill(p *process) {
 // pause stops a process for d, as SIGSTOP does: time goes on without it.
 func (s *scheduler) pause(p *process, d time.Duration, then func()) {
 	p.paused = true
-	s.after(d, func() {
-		if p.dead {
+	p.resume = func() {
+		if p.dead || !p.paused {
 			return
 		}
 		p.paused = false
@@ -275,12 +284,19 @@ func (s *scheduler) pause(p *process, d time.Duration, then func()) {
 			s.run(t)
 		}
 		then()
+	}
+	resume, this := p.resume, s.seq
+	p.pauseID = this
+	s.after(d, func() {
+		if p.pauseID == this {
+			resume()
+		}
 	})
 }
 
-// env gives the tasks of p the clock and the tasks of this world. skew is how far the machine's wall clock is off; started and ended are told
+// env gives the tasks of p the clock and the tasks of this world. skew says how far the machine's time of day is off; started and ended are told
 // of every task.
-func (s *scheduler) env(p *process, skew time.Duration, started, ended func()) tasks.Env {
+func (s *scheduler) env(p *process, skew func() time.Duration, started, ended func()) tasks.Env {
 	run := func(name string, fn func()) {
 		started()
 		s.spawn(p, name, func() {
@@ -289,13 +305,13 @@ func (s *scheduler) env(p *process, skew time.Duration, started, ended func()) t
 		})
 	}
 	return tasks.Env{
-		Now:   func() time.Time { return s.now.Add(skew) },
+		Now:   func() time.Time { return s.now.Add(skew()) },
 		Sleep: s.sleepIn,
 		Go:    run,
 		ForEach: func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
 			return s.forEach(ctx, n, limit, run, fn)
 		},
-		Rand: randReader{s.rng},
+		Rand: p.rand,
 	}
 }
 
@@ -323,21 +339,11 @@ func (s *scheduler) forEach(ctx context.Context, n, limit int, spawn func(string
 		}
 		for range min(limit, n) {
 			running++
-			spawn("for each", worker)
+			spawn(forEachTask, worker)
 		}
 	})
 	if first != nil {
 		return first
 	}
 	return ctx.Err()
-}
-
-// randReader reads bytes from the world's own randomness.
-type randReader struct{ rng *rand.Rand }
-
-func (r randReader) Read(p []byte) (int, error) {
-	for i := range p {
-		p[i] = byte(r.rng.Uint32())
-	}
-	return len(p), nil
 }

@@ -34,9 +34,21 @@ type server struct {
 	rate     float64
 	wall     time.Duration
 	bootedAt time.Duration
-	cut      bool      // the bucket and the provider cannot be reached
+	// Networks: what cannot be reached, and whether answers are what does not come.
+	cut      map[Kind]int
 	deaf     time.Time // agents cannot reach it until then
 	stopping bool
+	// still is for how long its clock has stood still in this life; stillFrom since when it does; fooled that it has, and that the lock was
+	// not written since: this server's idea of its lease may be wrong.
+	still     time.Duration
+	stillFrom time.Duration // elapsed; 0: its clock runs
+	fooled    bool
+	thawedAt  time.Time
+	asked     map[uint64]int // requests by what they are about
+	ending    int            // terms that are over and whose tasks are not
+	crashAt   uint64         // the provider's call after whose effect it crashes,
+	yields    int            // how often that has yielded,
+	backIn    time.Duration  // and when it starts again
 
 	term     *term
 	confirms uint64
@@ -53,8 +65,10 @@ func (s *server) start() {
 	w := s.world
 	s.lives++
 	s.process = &process{name: fmt.Sprintf("%s/%d", s.name, s.lives), server: s}
+	s.process.rand = w.dice("process " + s.process.name)
 	s.inbox, s.term, s.waiting, s.confirms, s.stopping, s.config = nil, nil, nil, 0, false, gate{}
-	s.bootedAt = w.sched.elapsed
+	s.bootedAt, s.still, s.stillFrom, s.fooled, s.ending, s.crashAt = w.sched.elapsed, 0, 0, false, 0, 0
+	s.asked = map[uint64]int{}
 	s.manager = s.newManager()
 	w.trace("%s starts", s.process.name)
 	identity := lease.Identity{ID: s.name, Incarnation: s.process.name, Machine: s.machine()}
@@ -97,8 +111,14 @@ func (s *server) serving() bool { return s.term != nil && s.term.ready && s.term
 
 // clock reads this machine's lease clock.
 func (s *server) clock() lease.Instant {
-	return lease.Instant(float64(s.world.sched.elapsed-s.bootedAt)*s.rate) + lease.Instant(s.skew)
+	now := s.world.sched.elapsed
+	if s.stillFrom != 0 {
+		now = s.stillFrom
+	}
+	return lease.Instant(float64(now-s.bootedAt-s.still)*s.rate) + lease.Instant(s.skew)
 }
+
+func (s *server) wallSkew() time.Duration { return s.wall }
 
 func (s *server) until(t lease.Instant) time.Duration {
 	return time.Duration(float64(t.Sub(s.clock())) / s.rate)
@@ -132,17 +152,23 @@ func (s *server) give(in lease.Input) {
 	s.world.checkAuthority()
 }
 
-// pause stops the process for d, as SIGSTOP or a suspended machine would.
-func (s *server) pause(d time.Duration) {
+// pause stops the process for d, as SIGSTOP or a suspended machine would; with freeze its clock as well, as a machine that is moved to another
+// host may.
+func (s *server) pause(d time.Duration, freeze bool) {
 	if !s.alive() || s.process.paused {
 		return
 	}
-	s.world.result.Faults++
-	s.world.trace("%s is paused for %v", s.process.name, d)
 	process := s.process
+	if freeze {
+		s.stillFrom, s.fooled = s.world.sched.elapsed, true
+	}
 	s.world.sched.pause(process, d, func() {
 		if s.process != process {
 			return
+		}
+		if freeze {
+			s.still += s.world.sched.elapsed - s.stillFrom
+			s.stillFrom, s.thawedAt = 0, s.world.sched.now
 		}
 		inbox := s.inbox
 		s.inbox = nil
@@ -218,7 +244,7 @@ func (s *server) perform(action lease.Action) {
 }
 
 func (s *server) askMachine(machine string) lease.Input {
-	state, err := s.world.provider.MachineState(s.world.outside, machine)
+	state, err := s.world.provider.MachineState(context.Background(), machine)
 	switch {
 	case err != nil:
 		return lease.MachineAnswer{State: lease.MachineUnknown}
@@ -232,9 +258,17 @@ func (s *server) askMachine(machine string) lease.Input {
 var lockKey = keys.Leader(shardName)
 
 func (s *server) readLock() lease.Input {
-	object, err := s.world.store.Get(context.Background(), lockKey)
+	object, err := s.edge().Get(context.Background(), lockKey)
 	if errors.Is(err, objstore.ErrNotFound) {
-		return lease.LockAbsent{HighestTerm: s.world.highest}
+		if s.elector.Role() == lease.Leader {
+			return lease.LockAbsent{}
+		}
+		none := func() {}
+		highest, err := s.state(s.world.sched.env(s.process, s.wallSkew, none, none)).HighestTerm(context.Background())
+		if err != nil {
+			return lease.ReadFailed{}
+		}
+		return lease.LockAbsent{HighestTerm: highest}
 	}
 	if err != nil {
 		return lease.ReadFailed{}
@@ -263,9 +297,13 @@ func (s *server) writeLock(a lease.WriteLock) lease.Input {
 	if err != nil {
 		panic(err)
 	}
-	token, err := s.world.store.Put(context.Background(), lockKey, body, a.Condition)
+	began := s.world.sched.now
+	token, err := s.edge().Put(context.Background(), lockKey, body, a.Condition)
 	switch {
 	case err == nil:
+		if !began.Before(s.thawedAt) {
+			s.fooled = false
+		}
 		return lease.LockWritten{Token: token}
 	case errors.Is(err, objstore.ErrConflict):
 		return lease.WriteConflict{}

@@ -22,9 +22,10 @@ const (
 // random ones are played, or SIM_WORLDS how many, from seed SIM_FIRST on; else a fixed set is.
 func TestWorld(t *testing.T) {
 	if seed, ok := number(t, "SIM_SEED"); ok {
-		world := newWorld(seed)
-		world.opts.Log = func(format string, args ...any) { t.Logf(format, args...) }
-		if _, err := world.Run(); err != nil {
+		opts := options(seed)
+		opts.Only = chosen(t)
+		opts.Log = func(format string, args ...any) { t.Logf(format, args...) }
+		if _, err := New(opts).Run(); err != nil {
 			t.Errorf("%v\nrepeat it with: make sim SEED=%d", err, seed)
 		}
 		return
@@ -71,7 +72,7 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool) (total R
 		return first + played - 1, true
 	}
 	var wg sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
+	for range workers() {
 		wg.Go(func() {
 			for seed, ok := next(); ok; seed, ok = next() {
 				result, err := newWorld(seed).Run()
@@ -89,6 +90,14 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool) (total R
 	return total, played
 }
 
+// workers is how many worlds are played side by side: on every processor, unless SIM_WORKERS says otherwise.
+func workers() int {
+	if n, err := strconv.Atoi(os.Getenv("SIM_WORKERS")); err == nil && n > 0 {
+		return n
+	}
+	return runtime.GOMAXPROCS(0)
+}
+
 func (r *Result) add(o Result) {
 	r.Simulated += o.Simulated
 	r.Steps += o.Steps
@@ -97,6 +106,7 @@ func (r *Result) add(o Result) {
 	r.Deletes += o.Deletes
 	r.Faults += o.Faults
 	r.Replaced += o.Replaced
+	r.Coverage.merge(&o.Coverage)
 }
 
 func number(t *testing.T, variable string) (n uint64, ok bool) {
@@ -111,9 +121,11 @@ func number(t *testing.T, variable string) (n uint64, ok bool) {
 	return n, true
 }
 
-func newWorld(seed uint64) *World {
-	return New(Options{Seed: seed, Faulty: 40 * time.Minute, Quiet: 15 * time.Minute})
+func options(seed uint64) Options {
+	return Options{Seed: seed, Faulty: 40 * time.Minute, Quiet: 15 * time.Minute}
 }
+
+func newWorld(seed uint64) *World { return New(options(seed)) }
 
 // TestSeedsRepeat: a seed says everything about a run.
 func TestSeedsRepeat(t *testing.T) {

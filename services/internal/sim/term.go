@@ -36,6 +36,7 @@ type term struct {
 	wakePass int
 
 	// What the checks know of it.
+	began     time.Time
 	version   int                              // of the configuration in force
 	groups    map[config.GroupKey]config.Group // in force
 	before    map[config.GroupKey]config.Group // in force until
@@ -95,13 +96,13 @@ func (t *term) Refuse(higher uint64) {
 func (s *server) lead(number uint64) {
 	w := s.world
 	w.trace("%s leads in term %d", s.process.name, number)
-	w.checkTerm(number)
-	t := &term{server: s, number: number, scope: newScope(context.Background()), marked: map[ident.ID]bool{}, confirmed: map[string]bool{}}
+	w.checkTerm(s, number)
+	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()), marked: map[ident.ID]bool{}, confirmed: map[string]bool{}}
 	s.term = t
-	t.env = w.sched.env(s.process, s.wall, func() { t.tasks++ }, t.taskEnded)
+	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
 	t.leader = reconcile.NewLeader(reconcile.Parts{
-		Owner: ours, Incarnation: s.process.name, Authority: t, Records: state, Provider: w.provider, Renderer: renderer{}, Files: t,
+		Owner: ours, Incarnation: s.process.name, Authority: t, Records: state, Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
 		Groups: t, Env: t.env, Events: events{w, t}, Log: slog.New(tracer{w, s.process.name}), Wake: t.wakeLoop,
 	})
 	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
@@ -128,9 +129,10 @@ func (t *term) takeOver() {
 		return
 	}
 	t.ready = true
+	w.sched.become(configuring)
 	t.wakeLoop()
 	t.env.Go("collect", func() { t.leader.Collect(t.scope) })
-	t.env.Go("hold the address", func() { t.leader.HoldAddress(t.scope, w.provider, s.machine()) })
+	t.env.Go("hold the address", func() { t.leader.HoldAddress(t.scope, cloud{w.provider, w}, s.machine()) })
 	for t.env.Sleep(t.scope, 3*time.Minute) == nil {
 		t.refresh()
 	}
@@ -146,8 +148,10 @@ func (t *term) taskEnded() {
 // whenEnded calls fn, in an event of its own, when the last task of an ended term is over.
 func (t *term) whenEnded(fn func()) {
 	process := t.server.process
+	t.server.ending++
 	t.ended = func() {
 		if t.server.process == process {
+			t.server.ending--
 			t.server.manager.Follow()
 			fn()
 		}
@@ -204,14 +208,14 @@ func (t *term) pass() {
 }
 
 func (s *server) state(env tasks.Env) *clusterstate.State {
-	return clusterstate.New(clusterstate.Options{Cluster: s.world.store, Shard: s.world.store, ClusterID: clusterName, ShardID: shardName,
+	return clusterstate.New(clusterstate.Options{Cluster: s.edge(), Shard: s.edge(), ClusterID: clusterName, ShardID: shardName,
 		Now: env.Now, Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
 }
 
 // newManager makes the configuration's manager of one life of the server.
 func (s *server) newManager() *shardconfig.Manager {
 	none := func() {}
-	env := s.world.sched.env(s.process, s.wall, none, none)
+	env := s.world.sched.env(s.process, s.wallSkew, none, none)
 	return shardconfig.New(documents{s.state(env)}, slog.New(tracer{s.world, s.process.name}))
 }
 
@@ -264,7 +268,7 @@ func (e events) Instance(event observe.InstanceEvent) {
 	case event.Type == observe.EventPendingDeletion:
 		w.checkAnnounced(event)
 		if event.Drain {
-			w.people.drain(e.term, event.Instance)
+			w.operate.hear(e.term, event.Instance)
 		}
 	}
 }

@@ -34,6 +34,9 @@ type Options struct {
 	Faulty, Quiet time.Duration
 	// Log receives a line per event of note; nil for none.
 	Log func(format string, args ...any)
+	// Only, if not nil, are the faults that come about, by ID; Without are kinds that do not. The rest of the world is the same.
+	Only    map[uint64]bool
+	Without map[Kind]bool
 }
 
 // Result says what a run did.
@@ -41,6 +44,21 @@ type Result struct {
 	Simulated                                 time.Duration
 	Steps                                     uint64
 	Terms, Creates, Deletes, Faults, Replaced int
+	Coverage                                  Coverage
+	// Injected are the faults of this run, in order.
+	Injected []Injected
+}
+
+// Broken says which rule did not hold.
+type Broken struct {
+	Seed uint64
+	Rule string
+	At   time.Duration
+	Text string
+}
+
+func (b *Broken) Error() string {
+	return fmt.Sprintf("seed %d: after %v: rule %q: %s", b.Seed, b.At, b.Rule, b.Text)
 }
 
 // World is one shard in simulated time.
@@ -55,13 +73,18 @@ type World struct {
 	bucket  bucket
 	fleet   fleet
 	people  people
-	faults  faults
+	rates   rates
+	faults  schedule
+	operate operator
 	quiet   bool
 	lease   time.Duration
 	restAt  time.Time // since when nothing may happen any more
 	result  Result
 	err     error
 	highest uint64 // term
+	drawn   dice   // of what has no stream of its own
+	// fooledAt is when a leader whose clock had stopped last wrote a record; lockRemovedAt when somebody removed the lock.
+	fooledAt, lockRemovedAt time.Time
 
 	lastLock struct {
 		token objstore.Token
@@ -72,22 +95,25 @@ type World struct {
 // New makes a world of two or three servers, a handful of groups and some VMs that are not ours.
 func New(opts Options) *World {
 	w := &World{opts: opts, outside: context.WithValue(context.Background(), outsideKey{}, true)}
-	w.sched = newScheduler(opts.Seed, func(why string) { w.fail("%s", why) })
+	w.sched = newScheduler(func(why string) { w.fail(ruleNoPanic, "%s", why) })
+	w.drawn = w.roll("world")
+	w.faults = schedule{world: w, only: opts.Only, without: opts.Without}
+	w.rates = w.drawRates()
 	w.bucket = bucket{world: w, records: map[string]*document{}, byID: map[ident.ID]*document{}, written: map[attempt]bool{}}
 	w.fleet = fleet{world: w, byProvider: map[string]*machine{}, byInstance: map[ident.ID]*machine{}, asked: map[ident.ID]*ask{}}
 	now := func() time.Time { return w.sched.now }
 	w.store = mem.New(mem.Options{Inject: w.injectStore, Sleep: w.latency, Now: now, Changed: w.bucket.changed})
-	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Changed: w.fleet.changed,
+	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Yield: w.yield, Changed: w.fleet.changed,
 		Boot: 2 * time.Second, Shutdown: 3 * time.Second, Remember: 10 * time.Minute})
-	rng := w.sched.rng
-	w.faults = drawFaults(rng)
+	rng := &w.drawn
 	w.lease = []time.Duration{10 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}[rng.IntN(4)]
 	w.people = newPeople(w)
 	w.people.apply()
+	w.operate = operator{world: w}
 	w.plantForeigners()
 	for i := range 2 + rng.IntN(2) {
 		w.servers = append(w.servers, &server{world: w, name: fmt.Sprintf("s%d", i+1), rate: 0.96 + 0.08*rng.Float64(),
-			skew: time.Duration(rng.Int64N(int64(time.Hour))), wall: w.sched.between(-2*time.Second, 2*time.Second)})
+			skew: rng.between(0, time.Hour), wall: rng.between(-wallSkew, wallSkew)})
 	}
 	return w
 }
@@ -96,13 +122,14 @@ func New(opts Options) *World {
 func (w *World) Run() (Result, error) {
 	defer w.end()
 	for _, s := range w.servers {
-		w.sched.after(w.sched.between(0, 5*time.Second), func() {
+		w.sched.after(w.drawn.between(0, 5*time.Second), func() {
 			if s.lives == 0 {
 				s.start()
 			}
 		})
 	}
-	w.sched.after(w.sched.between(0, time.Minute), w.disturb)
+	w.plan()
+	w.operate.run()
 	broken := func() bool { return w.err != nil }
 
 	w.sched.runUntil(epoch.Add(w.opts.Faulty), broken)
@@ -111,7 +138,7 @@ func (w *World) Run() (Result, error) {
 		w.sched.runUntil(w.sched.now.Add(w.takeOverTime()), broken)
 	}
 	if w.err == nil && w.acting() == nil {
-		w.fail("nobody leads %v after the faults have stopped", w.takeOverTime())
+		w.fail(ruleLeads, "nobody leads %v after the faults have stopped", w.takeOverTime())
 	}
 	w.sched.runUntil(epoch.Add(w.opts.Faulty+w.opts.Quiet), broken)
 	if w.err == nil {
@@ -123,6 +150,7 @@ func (w *World) Run() (Result, error) {
 		w.checkRest()
 	}
 	w.result.Simulated, w.result.Steps = w.sched.elapsed, w.sched.steps
+	w.result.Coverage, w.result.Injected = w.faults.cover, w.faults.injected
 	return w.result, w.err
 }
 
@@ -152,7 +180,7 @@ func (w *World) every(d time.Duration, fn func()) {
 // plantForeigners makes VMs that no server of this shard may touch.
 func (w *World) plantForeigners() {
 	for i, owner := range []infra.Owner{{Cluster: "else", Shard: shardName}, {Cluster: clusterName, Shard: "sim-b"}} {
-		w.plant(fmt.Sprintf("foreign-%d", i), owner, w.freshID(), config.GroupKey{Tenant: "default", Group: "g1"})
+		w.plant(fmt.Sprintf("foreign-%d", i), owner, w.freshID(&w.drawn), config.GroupKey{Tenant: "default", Group: "g1"})
 	}
 }
 
@@ -165,8 +193,8 @@ func (w *World) plant(providerID string, owner infra.Owner, id ident.ID, key con
 	}
 }
 
-func (w *World) freshID() ident.ID {
-	id, err := ident.NewID(kind, w.sched.now, randReader{w.sched.rng})
+func (w *World) freshID(d *dice) ident.ID {
+	id, err := ident.NewID(kind, w.sched.now, d)
 	if err != nil {
 		panic(err)
 	}
@@ -182,9 +210,9 @@ func (w *World) trace(format string, args ...any) {
 	}
 }
 
-func (w *World) fail(format string, args ...any) {
+func (w *World) fail(broken rule, format string, args ...any) {
 	if w.err == nil {
-		w.err = fmt.Errorf("seed %d: after %v: %s", w.opts.Seed, w.sched.elapsed, fmt.Sprintf(format, args...))
+		w.err = &Broken{Seed: w.opts.Seed, Rule: string(broken), At: w.sched.elapsed, Text: fmt.Sprintf(format, args...)}
 		w.trace("BROKEN: %v", w.err)
 	}
 }

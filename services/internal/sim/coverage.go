@@ -1,0 +1,279 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// state is what a fault can meet: what a server is, what is under way on it, what a VM is.
+type state uint8
+
+const (
+	// What a server is.
+	down state = iota
+	candidate
+	takingOver // leads, and does not know its shard yet
+	acting
+	losing // leads no more, and its tasks have not ended
+	// What is under way on it.
+	readingLock
+	renewing // writing the lock: a take-over, a renewal or a release
+	configuring
+	creating
+	marking
+	draining
+	terminating
+	forgetting
+	registering
+	settling
+	collecting // confirming and ending strays, removing tombstones
+	refilling
+	asking // the provider: about instances, subnets, machines
+	balancing
+	pushing
+	addressing
+	regrouping // changing or forgetting a dynamic group
+	working    // anything else
+	// What a VM's record says.
+	vmUnrecorded
+	vmReserved
+	vmCreated
+	vmRegistered
+	vmDeleting
+	vmDeleted
+	numStates
+)
+
+var stateNames = [numStates]string{
+	"down", "candidate", "taking over", "acting", "losing", "reading the lock", "renewing", "configuring", "creating", "marking", "draining",
+	"terminating", "forgetting", "registering", "settling", "collecting", "refilling", "asking", "balancing", "pushing", "addressing", "regrouping",
+	"working", "VM unrecorded", "VM reserved", "VM created", "VM registered", "VM deleting", "VM deleted",
+}
+
+// stateOf says what a task of the code under test is about by its name.
+func stateOf(task string) state {
+	switch task {
+	case "read lock":
+		return readingLock
+	case "write lock":
+		return renewing
+	case "lead":
+		return takingOver
+	case "refresh":
+		return configuring
+	case "create", "create an instance", "burn a refused reservation":
+		return creating
+	case "mark_deleting", "delete an instance":
+		return marking
+	case "drain":
+		return draining
+	case "terminate":
+		return terminating
+	case "forget":
+		return forgetting
+	case "register", "steal a nonce":
+		return registering
+	case "settle":
+		return settling
+	case "terminate_stray", "confirm_orphan", "remove_tombstone":
+		return collecting
+	case "refill reservations":
+		return refilling
+	case "ask the provider", "ask about an instance", "ask about many instances", "ask machine", "collect":
+		return asking
+	case "register_load_balancers":
+		return balancing
+	case "push_files":
+		return pushing
+	case "hold the address":
+		return addressing
+	case "change a group", "forget group":
+		return regrouping
+	}
+	return working
+}
+
+// states is a set of them.
+type states uint32
+
+func (s states) with(x state) states { return s | 1<<x }
+
+// role says what a server is.
+func (s *server) role() state {
+	switch {
+	case !s.alive():
+		return down
+	case s.term == nil && s.ending > 0:
+		return losing
+	case s.term == nil:
+		return candidate
+	case !s.term.ready:
+		return takingOver
+	}
+	return acting
+}
+
+// met is what a fault of a whole server meets: its role, and everything that is under way.
+func (s *server) met() states {
+	set := states(0).with(s.role())
+	if s.alive() {
+		for x, n := range s.process.busy {
+			if n > 0 {
+				set = set.with(state(x))
+			}
+		}
+	}
+	return set
+}
+
+// metBy is what a fault of one request meets: the role of who sent it, and what for.
+func (w *World) metBy(s *server) states {
+	return states(0).with(s.role()).with(w.sched.current.state)
+}
+
+// met is what a fault of a VM meets.
+func (m *machine) met() states {
+	x := vmUnrecorded
+	if d := m.agent.world.bucket.byID[m.id]; d != nil && !d.removed {
+		switch d.State {
+		case record.Reserved:
+			x = vmReserved
+		case record.Created:
+			x = vmCreated
+		case record.Registered:
+			x = vmRegistered
+		case record.Deleting:
+			x = vmDeleting
+		case record.Deleted:
+			x = vmDeleted
+		}
+	}
+	return states(0).with(x)
+}
+
+// metLeader is what a fault that is nobody's in particular meets: the leader, or that there is none.
+func (w *World) metLeader() states {
+	for _, s := range w.servers {
+		if s.alive() && s.term != nil {
+			return s.met()
+		}
+	}
+	return states(0).with(candidate)
+}
+
+// Coverage counts which fault met which state.
+type Coverage struct{ counts map[Kind]*[numStates]uint64 }
+
+func (c *Coverage) add(k Kind, met states) {
+	row := c.row(k)
+	for x := range numStates {
+		if met&(1<<x) != 0 {
+			row[x]++
+		}
+	}
+}
+
+func (c *Coverage) row(k Kind) *[numStates]uint64 {
+	if c.counts == nil {
+		c.counts = map[Kind]*[numStates]uint64{}
+	}
+	row := c.counts[k]
+	if row == nil {
+		row = &[numStates]uint64{}
+		c.counts[k] = row
+	}
+	return row
+}
+
+func (c *Coverage) merge(o *Coverage) {
+	for k, row := range o.counts {
+		mine := c.row(k)
+		for x, n := range row {
+			mine[x] += n
+		}
+	}
+}
+
+// group says which states a kind of fault can meet at all.
+func (k Kind) group() []state {
+	span := func(from, to state) (all []state) {
+		for x := from; x <= to; x++ {
+			all = append(all, x)
+		}
+		return all
+	}
+	work := span(candidate, regrouping)
+	without := func(out ...state) []state {
+		return slices.DeleteFunc(slices.Clone(work), func(x state) bool { return slices.Contains(out, x) })
+	}
+	vms := span(vmUnrecorded, vmDeleting)
+	switch k {
+	case bucketRefused, bucketSlow:
+		return without(losing, asking, balancing, pushing, addressing)
+	case bucketLost, bucketLate:
+		return without(losing, readingLock, asking, balancing, pushing, addressing)
+	case bucketRepeated:
+		return without(losing, readingLock, asking, balancing, pushing, addressing)
+	case bucketStale:
+		return []state{takingOver}
+	case cloudFails, cloudThrottles, cloudSlow:
+		return []state{takingOver, acting, creating, draining, terminating, forgetting, settling, collecting, asking, balancing, addressing}
+	case cloudLost, cloudLate:
+		return []state{acting, creating, draining, terminating, collecting, addressing}
+	case cloudLag:
+		return []state{takingOver, acting, settling, asking}
+	case cloudRepeated:
+		return []state{acting, creating, terminating, collecting}
+	case cloudFull:
+		return []state{acting, creating}
+	case crashBefore, crashAfter, pauseAtCall:
+		return without(losing, pushing)
+	case agentBroken, answerGone, thief:
+		return []state{vmUnrecorded, vmReserved, vmCreated, vmRegistered}
+	case lostVM, agentMute, allMute, agentSick, notice, powerOff, reboot:
+		return vms
+	case stranger, subnetFull, addressGone, lostAll, lockRemoved:
+		return without(losing)
+	case resize, newInfra, newRuntime, groupGone, rebalance, expiryOn, emptying, invalid, watchCut, neverDrains:
+		return without(losing)
+	case groupChanged, madeOne, removedOne:
+		return without(losing, candidate, takingOver)
+	}
+	return append([]state{down}, work...)
+}
+
+// Table writes the counts as a Markdown table, and lists what was never met.
+func (c *Coverage) Table() string {
+	var b strings.Builder
+	b.WriteString("| fault |")
+	for _, name := range stateNames {
+		b.WriteString(" " + name + " |")
+	}
+	b.WriteString("\n|---|" + strings.Repeat("--:|", int(numStates)) + "\n")
+	var never []string
+	for _, k := range Kinds() {
+		row, can := c.row(k), k.group()
+		fmt.Fprintf(&b, "| %s |", k)
+		for x := range numStates {
+			switch {
+			case row[x] > 0:
+				fmt.Fprintf(&b, " %d |", row[x])
+			case slices.Contains(can, x):
+				b.WriteString(" **0** |")
+				never = append(never, fmt.Sprintf("%s while %s", k, stateNames[x]))
+			default:
+				b.WriteString(" |")
+			}
+		}
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(&b, "\n%d combinations that can be were never met", len(never))
+	if len(never) > 0 {
+		b.WriteString(":\n\n* " + strings.Join(never, "\n* "))
+	}
+	b.WriteString("\n")
+	return b.String()
+}

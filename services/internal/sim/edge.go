@@ -1,0 +1,75 @@
+package sim
+
+import (
+	"context"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+)
+
+// edge is one server's client of the bucket. Like a real one it may send a write again by itself, and answer with what the second came to.
+type edge struct {
+	*mem.Store
+	server *server
+}
+
+func (s *server) edge() objstore.Store { return edge{s.world.store, s} }
+
+// Put implements objstore.Store.
+func (e edge) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	token, err := e.Store.Put(ctx, key, body, cond)
+	if err == nil && e.server.repeats(bucketRepeated, key) {
+		return e.Store.Put(ctx, key, body, cond)
+	}
+	return token, err
+}
+
+// cloud is a client of the provider that may send a call again by itself.
+type cloud struct {
+	*mock.Provider
+	world *World
+}
+
+// Create implements infra.Provider.
+func (c cloud) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
+	vm, err := c.Provider.Create(ctx, req)
+	if err == nil && c.world.caller().repeats(cloudRepeated, req.Tags.Instance.String()) {
+		second, err := c.Provider.Create(ctx, req)
+		if infra.ClassOf(err) == infra.Capacity {
+			return vm, nil // a provider that has the VM has no such answer
+		}
+		return second, err
+	}
+	if infra.ClassOf(err) == infra.Capacity {
+		delete(c.world.fleet.asked, req.Tags.Instance) // as definite as an answer can be
+	}
+	return vm, err
+}
+
+// Delete implements infra.Provider.
+func (c cloud) Delete(ctx context.Context, providerID string) error {
+	err := c.Provider.Delete(ctx, providerID)
+	if err == nil && c.world.caller().repeats(cloudRepeated, providerID) {
+		return c.Provider.Delete(ctx, providerID)
+	}
+	return err
+}
+
+func (s *server) repeats(k Kind, about string) bool {
+	if s == nil || !s.alive() {
+		return false
+	}
+	rate := s.world.rates.of[k]
+	if rate == 0 {
+		return false
+	}
+	occasion := s.occasion("again", about)
+	d := dice{occasion}
+	if !d.chance(rate) || !s.world.faults.admit(occasion, k, s.world.metBy(s)) {
+		return false
+	}
+	s.world.faults.about("%s of %s", about, s.process.name)
+	return true
+}
