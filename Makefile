@@ -1,6 +1,6 @@
 # What a person does with this repository. Each target delegates to a script or to go; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux clean-dev build nstance-admin image image-operator sim bench generate lint test test-aws test-short
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim bench generate lint test test-aws test-short
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -26,6 +26,18 @@ check: ## Verify what development needs: go, tmux, air, overmind
 
 dev-tmux: ## Run object store and two servers under Overmind, reloading on change
 	@scripts/dev-tmux.sh
+
+dev-tmux-k8s: ## The same, and dev-k8s (a Kubernetes API) and nstance-operator
+	@scripts/dev-tmux-k8s.sh
+
+dev-operator: ## Run nstance-operator, reloading on change, against temp/operator/kubeconfig
+	@scripts/dev-operator.sh
+
+kind: ## Make a kind cluster with Cluster API for `make dev-operator` (needs Docker; `make dev-tmux` runs)
+	@scripts/kind.sh up
+
+clean-kind: ## Remove what `make kind` made
+	@scripts/kind.sh down
 
 clean-dev: ## Remove the development environment: its processes, agents and temp/
 	@scripts/clean-dev.sh

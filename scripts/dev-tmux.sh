@@ -1,8 +1,11 @@
 #!/bin/sh
 # Run the development environment side by side under Overmind: dev-s3, and one server for each of the shards dev-1 and dev-2.
 # Everything reloads on change. Ports of the second server are ten higher. State is in temp/ (`make clean-dev` removes it).
+#
+#   scripts/dev-tmux.sh [PROCFILE]
 set -eu
 cd "$(dirname -- "$0")/.."
+procfile=${1:-Procfile.dev}
 
 overmind=$(scripts/tool.sh overmind)
 # On PATH for the scripts of the Procfile, and for the tmux provider, whose agents run under it too.
@@ -25,4 +28,4 @@ for n in 1 2; do
 	fi
 done
 
-exec "$overmind" start --procfile Procfile.dev --formation server=2 --no-port --socket .overmind.sock --timeout 15
+exec "$overmind" start --procfile "$procfile" --formation server=2 --no-port --socket .overmind.sock --timeout 15
