@@ -26,6 +26,8 @@ type Options struct {
 type Set struct {
 	options Options
 	metrics *metrics
+	// grace is for how long a lost connection may be made anew before the shard counts as unreachable.
+	grace time.Duration
 
 	mu      sync.Mutex
 	shards  map[string]*shard
@@ -38,7 +40,7 @@ var _ Shards = (*Set)(nil)
 
 // New returns a Set without shards.
 func New(o Options) *Set {
-	return &Set{options: o, metrics: newMetrics(), shards: map[string]*shard{}}
+	return &Set{options: o, metrics: newMetrics(), grace: grace, shards: map[string]*shard{}}
 }
 
 // Configure makes the shards those of a new configuration file, with their operator addresses. New ones are connected, others cut off; one whose address

@@ -15,8 +15,7 @@ import (
 )
 
 const (
-	// grace is for how long a lost connection may be made anew before the shard counts as unreachable. With a server that is silent, pingAfter and
-	// pingTimeout come before it: 17 s in all.
+	// grace: with a server that is silent, pingAfter and pingTimeout come before it, 17 s in all.
 	grace = 4 * time.Second
 	// settled is how long a session must have lasted for the next delay to be the shortest again.
 	settled = 5 * time.Second
@@ -38,9 +37,10 @@ type shard struct {
 	lost error
 	// cut ends the session that is, so that another begins.
 	cut context.CancelFunc
-	// stop ends run for good.
+	// doubt makes the shard unreachable once its grace is over.
+	doubt *time.Timer
+	// removed ends run for good.
 	removed chan struct{}
-	doubt   *time.Timer
 }
 
 var _ Shard = (*shard)(nil)
@@ -93,7 +93,7 @@ func (s *shard) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.offline(err, grace)
+		s.offline(err, s.set.grace)
 		if err.Error() != said {
 			said = err.Error()
 			s.log.Warn("No session with the shard's leader; trying again", "address", addr, "error", err)
