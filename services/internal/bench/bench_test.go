@@ -35,7 +35,7 @@ type entered struct {
 
 // stack is a server that leads, with its provider, bucket and agents.
 type stack struct {
-	b        *testing.B
+	b        testing.TB
 	fleet    *fleet
 	provider *mock.Provider
 	counted  *objstore.Counted
@@ -50,7 +50,7 @@ type stack struct {
 	bucket   objstore.Store
 }
 
-func freePorts(b *testing.B, n int) []string {
+func freePorts(b testing.TB, n int) []string {
 	b.Helper()
 	var addrs []string
 	for range n {
@@ -66,7 +66,7 @@ func freePorts(b *testing.B, n int) []string {
 
 // newStack starts a server with instances spread over ten groups, each with a real agent unless withAgents is false. Every request to the bucket
 // takes latency.
-func newStack(b *testing.B, instances int, latency time.Duration, withAgents bool) *stack {
+func newStack(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
 	b.Helper()
 	s := &stack{b: b, ports: freePorts(b, 5), members: make([][]string, groups), boot: withAgents}
 	for range groups {
@@ -103,7 +103,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (s *stack) config(b *testing.B, instances int) []byte {
+func (s *stack) config(b testing.TB, instances int) []byte {
 	b.Helper()
 	list := map[string]any{}
 	for g := range groups {
@@ -341,7 +341,7 @@ func BenchmarkHandOver(b *testing.B) {
 }
 
 // awaitTerm waits for a lock that was taken after began and is not released.
-func (s *stack) awaitTerm(b *testing.B, began time.Time) {
+func (s *stack) awaitTerm(b testing.TB, began time.Time) {
 	b.Helper()
 	await(b, "the next leader", func() bool {
 		conn, err := net.DialTimeout("tcp", s.ports[1], time.Second)

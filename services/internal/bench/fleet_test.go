@@ -1,5 +1,5 @@
 // Package bench measures the figures of page "Performance" of the documentation: a real server in this process, real agents with a TLS connection
-// each in another, a provider and a bucket in memory. `make bench` runs it; `go test` alone runs nothing of it.
+// each in another, a provider and a bucket in memory. `make bench` runs it; `go test` alone runs only what is about hostile clients, in a short form.
 package bench
 
 import (
@@ -28,6 +28,10 @@ const agentsEnv = "NSTANCE_BENCH_AGENTS"
 func TestMain(m *testing.M) {
 	if os.Getenv(agentsEnv) != "" {
 		runAgents(os.Stdin, os.Stdout)
+		os.Exit(0)
+	}
+	if os.Getenv(attackersEnv) != "" {
+		runAttackers(os.Stdin, os.Stdout)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
@@ -146,7 +150,10 @@ func runAgents(in io.Reader, out io.Writer) {
 		case "power_off":
 			go func() {
 				at := time.Now()
-				_ = m.client.Announce(context.Background(), nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
+				// The server may be quicker with the deletion than with its answer.
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				_ = m.client.Announce(ctx, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
+				cancel()
 				say(note{Op: "sent", ID: o.ID, At: at.UnixNano()})
 				m.cancel()
 			}()
@@ -176,7 +183,7 @@ type fleet struct {
 	up   int
 }
 
-func startFleet(b *testing.B) *fleet {
+func startFleet(b testing.TB) *fleet {
 	b.Helper()
 	f := &fleet{orders: make(chan order, 1024), sent: map[string]time.Time{}}
 	cmd := exec.Command(os.Args[0])
@@ -234,7 +241,7 @@ func startFleet(b *testing.B) *fleet {
 }
 
 // awaitUp waits until n agents have a session.
-func (f *fleet) awaitUp(b *testing.B, n int) {
+func (f *fleet) awaitUp(b testing.TB, n int) {
 	b.Helper()
 	await(b, fmt.Sprintf("%d agents with a session", n), func() bool {
 		f.mu.Lock()
@@ -244,7 +251,7 @@ func (f *fleet) awaitUp(b *testing.B, n int) {
 }
 
 // sentAt waits for the moment at which an agent did as ordered.
-func (f *fleet) sentAt(b *testing.B, id string) (at time.Time) {
+func (f *fleet) sentAt(b testing.TB, id string) (at time.Time) {
 	b.Helper()
 	await(b, "the agent's word", func() bool {
 		f.mu.Lock()
@@ -256,7 +263,7 @@ func (f *fleet) sentAt(b *testing.B, id string) (at time.Time) {
 	return at
 }
 
-func await(b *testing.B, what string, done func() bool) {
+func await(b testing.TB, what string, done func() bool) {
 	b.Helper()
 	for end := time.Now().Add(3 * time.Minute); !done(); {
 		if time.Now().After(end) {
