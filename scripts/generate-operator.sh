@@ -32,11 +32,12 @@ put chart/files/rbac/role.yaml <../../config/rbac/role.yaml
 put kustomize/rbac/role.yaml <../../config/rbac/role.yaml
 put chart/files/rbac/workload-role.yaml <kustomize/rbac/workload-role.yaml
 
-# Labels that only Helm's releases have go.
+# Labels that only Helm's releases have go, and so does the namespace, which whoever uses the component chooses.
 "$helm" template nstance-operator chart --kube-version "$kube" --namespace nstance-system -f chart/ci/minimal.yaml --show-only templates/metrics.yaml \
 	--set serviceMonitor.enabled=true --set prometheusRule.enabled=true --set dashboards.enabled=true >"$work/monitoring.yaml"
 grep -v -e '^ *helm.sh/chart:' -e '^ *app.kubernetes.io/\(instance\|version\|managed-by\|component\|part-of\):' -e '^ *cluster.x-k8s.io/provider:' -e '^# Source:' \
-	"$work/monitoring.yaml" | put kustomize/components/monitoring/monitoring.yaml
+	"$work/monitoring.yaml" | sed -e 's/namespace="nstance-system",//g' -e 's/ in nstance-system$//' -e '/^  namespace: nstance-system$/d' |
+	put kustomize/components/monitoring/monitoring.yaml
 
 kubectl kustomize kustomize/clusterctl >"$work/components.yaml"
 put clusterctl/infrastructure-components.yaml <"$work/components.yaml"

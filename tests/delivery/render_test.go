@@ -182,6 +182,32 @@ func TestChartAndBasesAgree(t *testing.T) {
 	}
 }
 
+// The bases can be built into another namespace, and nothing of them stays behind.
+func TestBasesMove(t *testing.T) {
+	dir := t.TempDir()
+	example, err := filepath.Abs(filepath.Join(bases, "example"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// kustomize wants it relative.
+	if example, err = filepath.Rel(dir, example); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte("namespace: elsewhere\nresources: ["+example+"]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tool(t, "helm") // not in a short run
+	moved := output(t, nil, "kubectl", "kustomize", dir)
+	for number, line := range strings.Split(string(moved), "\n") {
+		if strings.Contains(line, "nstance-system") {
+			t.Errorf("line %d is still about nstance-system: %s", number+1, line)
+		}
+	}
+	if !strings.Contains(string(moved), "namespace: elsewhere") {
+		t.Error("nothing was moved")
+	}
+}
+
 // Every binding is of a role that is there, to an account that is there.
 func TestBindingsLead(t *testing.T) {
 	for name, all := range map[string][]unstructured.Unstructured{
