@@ -26,6 +26,9 @@ const (
 	// CapacityAnnotation on a MachinePool holds what the operator wrote into the cluster autoscaler's annotations there, so that it never takes a
 	// user's for its own.
 	CapacityAnnotation = "nstance.dev/capacity"
+	// InstanceAnnotation on a Node of the workload cluster holds "{shard}/{instance}": which instance it is. A Node that has it is removed once the
+	// shard's leader says that the instance is gone.
+	InstanceAnnotation = "nstance.dev/instance"
 	// OnDemandGroupAnnotation on a pod asks for an instance of this group of its own.
 	OnDemandGroupAnnotation = "on-demand.nstance.dev/group"
 	// OnDemandInstanceTypeAnnotation overrides the group's instance type.
