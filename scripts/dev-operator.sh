@@ -77,6 +77,8 @@ if grep -q '^current-context: dev-k8s$' "$kubeconfig"; then
 	await dev-k8s 127.0.0.1:6443 /readyz
 	# dev-k8s answers with JSON only.
 	export NSTANCE_K8S_JSON=true
+	# Made by the first server that leads.
+	until [ -s temp/dev-s3/cluster/ca.crt ]; do sleep 0.2; done
 	put "$objects/configmaps/$namespace/nstance-cluster-ca.json" <<-JSON
 		{"data": {"ca.crt": $(json <temp/dev-s3/cluster/ca.crt)}}
 	JSON
@@ -85,9 +87,11 @@ if grep -q '^current-context: dev-k8s$' "$kubeconfig"; then
 	# A nonce is for one registration: with a certificate there is no need of one.
 	if [ ! -f "$objects/secrets/$namespace/nstance-operator-cert.json" ]; then
 		CGO_ENABLED=0 go build -o temp/operator/nstance-admin ./services/cmd/nstance-admin
-		nonce=$(AWS_ACCESS_KEY_ID=dev AWS_SECRET_ACCESS_KEY=dev AWS_REGION=us-east-1 AWS_ENDPOINT_URL=http://127.0.0.1:8989 \
+		until nonce=$(AWS_ACCESS_KEY_ID=dev AWS_SECRET_ACCESS_KEY=dev AWS_REGION=us-east-1 AWS_ENDPOINT_URL=http://127.0.0.1:8989 \
 			AWS_S3_USE_PATH_STYLE=true NSTANCE_ENCRYPTION_KEY=thisisatest32bytekey123456789012 \
-			temp/operator/nstance-admin cluster nonce --cluster-id example-cluster --storage-bucket dev --key-provider env --output -)
+			temp/operator/nstance-admin cluster nonce --cluster-id example-cluster --storage-bucket dev --key-provider env --output -); do
+			sleep 1
+		done
 		put "$objects/secrets/$namespace/nstance-operator-nonce.json" <<-JSON
 			{"stringData": {"nonce.jwt": "$nonce"}}
 		JSON
