@@ -88,7 +88,7 @@ func (r *Reconciler) call(ctx context.Context, v *view, s step) {
 			v.answer = &answer{}
 			return
 		}
-		log.Warn("server's answer", "call", string(s), "err", err)
+		log.Warn("server's answer", "call", string(s), "error", err)
 		if v.fault.refused {
 			r.refused.put(m, v.shard(m.Spec.Shard), v.fault, v.now.Time)
 		}

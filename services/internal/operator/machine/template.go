@@ -99,7 +99,7 @@ func (r *templates) ofShards(c shards.Change) (requests []reconcile.Request) {
 	}
 	var list v1beta1.NstanceMachineTemplateList
 	if err := r.Client.List(context.Background(), &list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy); err != nil {
-		r.Log.Warn("templates cannot be listed", "err", err)
+		r.Log.Warn("templates cannot be listed", "error", err)
 		return nil
 	}
 	for i := range list.Items {

@@ -73,7 +73,7 @@ func (r *Reconciler) list(ctx context.Context, opts ...client.ListOption) (reque
 	var machines v1beta1.NstanceMachineList
 	opts = append(opts, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy)
 	if err := r.Client.List(ctx, &machines, opts...); err != nil {
-		r.Log.Warn("machines cannot be listed", "err", err)
+		r.Log.Warn("machines cannot be listed", "error", err)
 		return nil
 	}
 	for i := range machines.Items {

@@ -1,0 +1,68 @@
+package drain
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// slots bound how many drains evict pods at a time. Of those that wait, the one with the nearest deadline is next: a spot instance with two minutes
+// left does not wait behind a drain that has an hour.
+type slots struct {
+	mu      sync.Mutex
+	free    int
+	waiting []*waiter
+}
+
+type waiter struct {
+	deadline func() time.Time
+	granted  chan struct{}
+}
+
+// acquire waits for a slot; false when ctx was over first. deadline is asked again at every choice, since it may change.
+func (s *slots) acquire(ctx context.Context, deadline func() time.Time) bool {
+	s.mu.Lock()
+	if s.free > 0 {
+		s.free--
+		s.mu.Unlock()
+		return true
+	}
+	w := &waiter{deadline, make(chan struct{})}
+	s.waiting = append(s.waiting, w)
+	s.mu.Unlock()
+	select {
+	case <-w.granted:
+		return true
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	for i, other := range s.waiting {
+		if other == w {
+			s.waiting = append(s.waiting[:i], s.waiting[i+1:]...)
+			s.mu.Unlock()
+			return false
+		}
+	}
+	s.mu.Unlock()
+	// It was granted at the same moment.
+	s.release()
+	return false
+}
+
+func (s *slots) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) == 0 {
+		s.free++
+		return
+	}
+	next := 0
+	for i, w := range s.waiting {
+		if w.deadline().Before(s.waiting[next].deadline()) {
+			next = i
+		}
+	}
+	w := s.waiting[next]
+	s.waiting = append(s.waiting[:next], s.waiting[next+1:]...)
+	close(w.granted)
+}
