@@ -1,0 +1,537 @@
+package identity_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/operator/identity"
+	"github.com/nstance-kit/nstance/services/internal/operator/identity/identitytest"
+	"github.com/nstance-kit/nstance/services/internal/registerapi"
+	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
+)
+
+// front is the registration of a real leader, whose answers can be lost, and which can send clients elsewhere.
+type front struct {
+	registerapi.Service
+	mu    sync.Mutex
+	calls int
+	lose  func(call int) bool
+	to    string
+}
+
+func (f *front) RegisterOperator(ctx context.Context, r *nstancev1.RegisterOperatorRequest) (*nstancev1.RegisterOperatorResponse, error) {
+	f.mu.Lock()
+	f.calls++
+	lost, to := f.lose != nil && f.lose(f.calls), f.to
+	f.mu.Unlock()
+	if to != "" {
+		st, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: "a", RegistrationAddr: to})
+		if err != nil {
+			return nil, err
+		}
+		return nil, st.Err()
+	}
+	answer, err := f.Service.RegisterOperator(ctx, r)
+	if lost {
+		return nil, status.Error(codes.Unavailable, "the answer was lost")
+	}
+	return answer, err
+}
+
+// world is shard "a" of cluster "example", and a Kubernetes with what the admin has put there for tenant "prod".
+type world struct {
+	*leadertest.Leader
+	front *front
+	addr  string
+	kube  client.WithWatch
+	log   *bytes.Buffer
+	nonce string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	l := leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1})
+	leader := &registerapi.Leader{Context: l.Context, Cluster: l.Name, Shard: "a", Term: l.Term(), Incarnation: leadertest.Incarnation, World: l.World,
+		Records: l.Executor, Store: l.State, NonceKey: l.NonceKey.Public(), Issuer: l.Issuer()}
+	w := &world{Leader: l, log: new(bytes.Buffer), front: &front{Service: registerapi.Service{Now: l.Clock.Now, Log: l.Log,
+		Leader: func() (*registerapi.Leader, error) { return leader, nil }}}}
+	w.addr = l.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, w.front) })
+	nonce, _, err := authority.MintNonce(l.NonceKey, authority.NonceSpec{Role: authority.RoleOperator, Cluster: l.Name, Tenant: "prod"}, rand.Reader, l.Clock.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.nonce = nonce.Reveal()
+	w.kube = fake.NewClientBuilder().WithObjects(
+		&corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca"), Data: map[string]string{identity.CAKey: string(authority.EncodeBundle(l.CA.Certificate()))}},
+		&corev1.Secret{ObjectMeta: meta("nstance-operator-nonce"), Data: map[string][]byte{identity.NonceKey: []byte(w.nonce + "\n")}},
+	).Build()
+	return w
+}
+
+func meta(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: identitytest.Namespace, Name: name}
+}
+
+func (w *world) keeper(c client.Client) *identity.Keeper {
+	o := identitytest.Options(c, w.Name, "prod", w.Clock.Now)
+	o.Rand = rand.Reader
+	o.Log = slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	return identity.New(o)
+}
+
+func (w *world) ensure(ctx context.Context) (*identity.Keeper, error) {
+	k := w.keeper(w.kube)
+	return k, k.Ensure(ctx, map[string]string{"a": w.addr})
+}
+
+func (w *world) secret(t *testing.T, name string) *corev1.Secret {
+	t.Helper()
+	var s corev1.Secret
+	if err := w.kube.Get(t.Context(), types.NamespacedName{Namespace: identitytest.Namespace, Name: name}, &s); err != nil {
+		t.Fatal(err)
+	}
+	return &s
+}
+
+func (w *world) remove(t *testing.T, name string) {
+	t.Helper()
+	if err := w.kube.Delete(t.Context(), w.secret(t, name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) edit(t *testing.T, name string, change func(*corev1.Secret)) {
+	t.Helper()
+	s := w.secret(t, name)
+	change(s)
+	if err := w.kube.Update(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// consistent checks that there is one operator, and that both Secrets are of its key.
+func (w *world) consistent(t *testing.T) *x509.Certificate {
+	t.Helper()
+	all, err := w.State.ListOperators(t.Context(), "prod")
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%d operators are registered (%v)", len(all), err)
+	}
+	key, cert := w.secret(t, "nstance-operator-key"), w.secret(t, "nstance-operator-cert")
+	if !bytes.Equal(key.Data[identity.PrivateKey], cert.Data[corev1.TLSPrivateKeyKey]) {
+		t.Error("the keys in the two Secrets differ")
+	}
+	block, _ := pem.Decode(key.Data[identity.PublicKey])
+	if block == nil {
+		t.Fatal("no public key")
+	}
+	public, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil || !bytes.Equal(public.(ed25519.PublicKey), all[0].PublicKey) {
+		t.Errorf("the public key is not the operator's (%v)", err)
+	}
+	block, _ = pem.Decode(cert.Data[corev1.TLSCertKey])
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil || !bytes.Equal(leaf.PublicKey.(ed25519.PublicKey), all[0].PublicKey) {
+		t.Errorf("the certificate is not the operator's (%v)", err)
+	}
+	if cert.Type != corev1.SecretTypeTLS || authority.Serial(leaf) != all[0].Certificate.Serial {
+		t.Errorf("type %s, serial %s, recorded %s", cert.Type, authority.Serial(leaf), all[0].Certificate.Serial)
+	}
+	return leaf
+}
+
+// silent checks that no secret has been logged or told.
+func (w *world) silent(t *testing.T, told ...error) {
+	t.Helper()
+	text := w.log.String() + fmt.Sprint(told)
+	for name, secret := range map[string]string{"the nonce": w.nonce, "a private key": "PRIVATE KEY"} {
+		if strings.Contains(text, secret) {
+			t.Errorf("%s is in the log or in an error:\n%s", name, text)
+		}
+	}
+}
+
+func TestRegistersOnceAndReuses(t *testing.T) {
+	w := newWorld(t)
+	k, err := w.ensure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := w.consistent(t)
+	if who := k.Current().Who; who.Tenant != "prod" || who.Role != authority.RoleOperator || !k.Current().Leaf.Equal(leaf) {
+		t.Errorf("identity %v", k.Current())
+	}
+	w.remove(t, "nstance-operator-nonce") // no longer needed
+	again, err := w.ensure(t.Context())
+	if err != nil || w.front.calls != 1 || !again.Current().Leaf.Equal(leaf) {
+		t.Errorf("second start: %v, %d registrations", err, w.front.calls)
+	}
+
+	// What was lost or changed of the key's Secret comes back from the certificate's, and the other way round.
+	w.remove(t, "nstance-operator-key")
+	if _, err := w.ensure(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.consistent(t)
+	w.edit(t, "nstance-operator-cert", func(s *corev1.Secret) { s.Data[corev1.TLSPrivateKeyKey] = []byte("x"); s.Data["ca.crt"] = []byte("kept") })
+	w.edit(t, "nstance-operator-key", func(s *corev1.Secret) { delete(s.Data, identity.PublicKey) })
+	if _, err := w.ensure(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.consistent(t)
+	if string(w.secret(t, "nstance-operator-cert").Data["ca.crt"]) != "kept" {
+		t.Error("what somebody else keeps in the Secret is gone")
+	}
+	w.silent(t)
+}
+
+// errKilled is what a client says after its process was killed.
+var errKilled = errors.New("killed")
+
+// killed is a client whose n-th request (from 1) is the last: it fails before or after it took effect, and so do all that follow. asked counts.
+func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client {
+	do := func(run func() error) error {
+		*asked++
+		if n > 0 && (*asked > n || *asked == n && !after) {
+			return errKilled
+		}
+		if err := run(); err != nil {
+			return err
+		}
+		if *asked == n {
+			return errKilled
+		}
+		return nil
+	}
+	return interceptor.NewClient(inner, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			return do(func() error { return c.Get(ctx, key, o, opts...) })
+		},
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			return do(func() error { return c.Create(ctx, o, opts...) })
+		},
+		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+			return do(func() error { return c.Update(ctx, o, opts...) })
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			return do(func() error { return c.Patch(ctx, o, p, opts...) })
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			return do(func() error { return c.Delete(ctx, o, opts...) })
+		},
+	})
+}
+
+// Wherever a start is cut off, the next one ends with the one operator that there is to be.
+func TestKilledAnywhere(t *testing.T) {
+	total := 0
+	w := newWorld(t)
+	if err := w.keeper(killed(w.kube, 0, false, &total)).Ensure(t.Context(), map[string]string{"a": w.addr}); err != nil || total < 6 {
+		t.Fatalf("%d requests: %v", total, err)
+	}
+	for n := 1; n <= total; n++ {
+		for _, after := range []bool{false, true} {
+			w := newWorld(t)
+			asked := 0
+			if err := w.keeper(killed(w.kube, n, after, &asked)).Ensure(t.Context(), map[string]string{"a": w.addr}); !errors.Is(err, errKilled) {
+				t.Fatalf("request %d of %d: %v", n, total, err)
+			}
+			k, err := w.ensure(t.Context())
+			if err != nil {
+				t.Fatalf("started again after request %d (%t): %v", n, after, err)
+			}
+			if leaf := w.consistent(t); !k.Current().Leaf.Equal(leaf) {
+				t.Errorf("after request %d: not the stored certificate", n)
+			}
+			w.silent(t)
+		}
+	}
+}
+
+func TestLostAnswer(t *testing.T) {
+	w := newWorld(t)
+	w.front.lose = func(call int) bool { return call == 1 }
+	_, err := w.ensure(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "no shard has registered the operator") {
+		t.Fatal(err)
+	}
+	w.silent(t, err)
+	if _, err := w.ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.consistent(t)
+}
+
+func TestRegistersWithAnyShard(t *testing.T) {
+	w := newWorld(t)
+	k := w.keeper(w.kube)
+	// "0" comes first: nobody listens there. "b" answers with the certificate of another shard.
+	err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "b": w.addr})
+	if err == nil || !strings.Contains(err.Error(), "shard 0: ") || !strings.Contains(err.Error(), "wrong peer: it is a server of shard a, not of b") {
+		t.Fatalf("no shard: %v", err)
+	}
+	if err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "a": w.addr}); err != nil {
+		t.Fatal(err)
+	}
+	w.consistent(t)
+
+	w = newWorld(t)
+	standby := &front{to: w.addr}
+	addr := w.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, standby) })
+	if err := w.keeper(w.kube).Ensure(t.Context(), map[string]string{"a": addr}); err != nil || standby.calls != 1 {
+		t.Errorf("by way of a standby: %v", err)
+	}
+	w.consistent(t)
+}
+
+func TestSaysWhatIsMissing(t *testing.T) {
+	for name, test := range map[string]struct {
+		prepare func(*testing.T, *world)
+		want    string
+	}{
+		"no nonce": {func(t *testing.T, w *world) { w.remove(t, "nstance-operator-nonce") },
+			"has to register (there is no certificate yet), but Secret nstance-system/nstance-operator-nonce with a registration nonce is missing"},
+		"no key in the nonce's Secret": {func(t *testing.T, w *world) {
+			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) { s.Data = map[string][]byte{"nonce": []byte("x")} })
+		}, "has no key nonce.jwt"},
+		"refused nonce": {func(t *testing.T, w *world) {
+			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) { s.Data[identity.NonceKey] = []byte("a.b.c") })
+		}, "shard a: rpc error: code = InvalidArgument"},
+		"expired": {func(t *testing.T, w *world) {
+			if _, err := w.ensure(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.remove(t, "nstance-operator-nonce")
+			w.Clock.Advance(authority.OperatorTTL + time.Hour)
+		}, "has to register (the certificate ended at"},
+		"another cluster's certificate": {func(t *testing.T, w *world) {
+			if _, err := w.ensure(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.remove(t, "nstance-operator-nonce")
+			w.edit(t, "nstance-operator-cert", func(s *corev1.Secret) {
+				key, private := identitytest.Key(t)
+				cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "other", ID: w.NewID(t, "opr")}, key)
+				s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey] = authority.EncodeCertificate(cert.Leaf), private
+			})
+			w.edit(t, "nstance-operator-key", func(s *corev1.Secret) { _, s.Data[identity.PrivateKey] = identitytest.Key(t) })
+		}, "it is of cluster example, tenant other"},
+		"broken key": {func(t *testing.T, w *world) {
+			s := &corev1.Secret{ObjectMeta: meta("nstance-operator-key"), Data: map[string][]byte{identity.PrivateKey: []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")}}
+			if err := w.kube.Create(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+		}, "not a PKCS #8 private key; delete the Secret to begin anew"},
+		"no CA": {func(t *testing.T, w *world) {
+			if err := w.kube.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca")}); err != nil {
+				t.Fatal(err)
+			}
+		}, `configmaps "nstance-cluster-ca" not found`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			test.prepare(t, w)
+			k, err := w.ensure(t.Context())
+			if err == nil || !strings.Contains(err.Error(), test.want) || k.Current() != nil {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+			w.silent(t, err)
+		})
+	}
+}
+
+// A server without the cluster's certificate gets no nonce.
+func TestDistrustsOtherServers(t *testing.T) {
+	w, other := newWorld(t), newWorld(t)
+	err := w.keeper(w.kube).Ensure(t.Context(), map[string]string{"a": other.addr})
+	if err == nil || !strings.Contains(err.Error(), "certificate") || other.front.calls != 0 {
+		t.Errorf("%d calls: %v", other.front.calls, err)
+	}
+}
+
+func TestRenews(t *testing.T) {
+	w := newWorld(t)
+	k, err := w.ensure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := k.Current()
+	renew := func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+		all, err := w.State.ListOperators(t.Context(), "prod")
+		if err != nil {
+			return nil, err
+		}
+		cert, _, err := w.Issuer().Issue(first.Who, all[0].PublicKey)
+		return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert)}, err
+	}
+	w.Clock.Advance(24 * time.Hour)
+	w.remove(t, "nstance-operator-key")
+	if err := k.Renew(t.Context(), renew); err != nil {
+		t.Fatal(err)
+	}
+	if now := k.Current(); !now.Leaf.NotAfter.After(first.Leaf.NotAfter) || now.Who != first.Who {
+		t.Errorf("identity %v until %v", now, now.Leaf.NotAfter)
+	}
+	if again, err := w.ensure(t.Context()); err != nil || !again.Current().Leaf.Equal(k.Current().Leaf) || w.front.calls != 1 {
+		t.Errorf("after a restart: %v, %d registrations", err, w.front.calls)
+	}
+	if !bytes.Equal(w.secret(t, "nstance-operator-key").Data[identity.PrivateKey], w.secret(t, "nstance-operator-cert").Data[corev1.TLSPrivateKeyKey]) {
+		t.Error("the keys in the two Secrets differ")
+	}
+	for name, bad := range map[string]struct {
+		renew identity.Renewer
+		want  string
+	}{
+		"an older one": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(first.Leaf)}, nil
+		}, "no later than the one before"},
+		"another's": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+			cert, _, err := w.Issuer().Issue(first.Who, mtlstest.Public(mtlstest.NewKey(t)))
+			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert)}, err
+		}, "another key"},
+		"none": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+			return &nstancev1.OperatorServiceRenewCertificateResponse{}, nil
+		}, "exactly one PEM certificate"},
+	} {
+		had := k.Current()
+		if err := k.Renew(t.Context(), bad.renew); err == nil || !strings.Contains(err.Error(), bad.want) || k.Current() != had {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	w.silent(t)
+}
+
+// Run renews at two thirds of the certificate's life, tries again when that fails, and takes over another CA bundle.
+func TestRunRenewsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster := fleettest.NewCluster(t, "demo")
+		began := time.Now()
+		now := func() time.Time { return fleettest.Now.Add(time.Since(began)) }
+		issued := now()
+		_, private := identitytest.Key(t)
+		kube := fake.NewClientBuilder().WithObjects(identitytest.CA(cluster), &corev1.Secret{ObjectMeta: meta("nstance-operator-cert"), Data: map[string][]byte{
+			corev1.TLSCertKey: identitytest.Certificate(t, cluster, "default", issued, 30*time.Hour), corev1.TLSPrivateKeyKey: private}}).Build()
+		k := identity.New(identitytest.Options(kube, "demo", "default", now))
+		if err := k.Ensure(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		var asked []time.Duration
+		fail := true
+		renew := func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+			asked = append(asked, time.Since(began))
+			if fail {
+				fail = false
+				return nil, errors.New("nobody is there")
+			}
+			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: identitytest.Certificate(t, cluster, "default", now(), 30*time.Hour)}, nil
+		}
+		run := func(d time.Duration) {
+			ctx, cancel := context.WithTimeout(t.Context(), d)
+			defer cancel()
+			k.Run(ctx, renew)
+		}
+		run(19*time.Hour + 50*time.Minute)
+		if len(asked) != 0 {
+			t.Errorf("asked at %v", asked)
+		}
+		run(30 * time.Minute)
+		if len(asked) != 2 || asked[0] < 20*time.Hour || asked[1] > 20*time.Hour+15*time.Minute {
+			t.Errorf("asked at %v", asked)
+		}
+		if k.Current().Leaf.NotAfter.Before(issued.Add(49 * time.Hour)) {
+			t.Errorf("certificate until %v", k.Current().Leaf.NotAfter)
+		}
+		// A CA that cannot be read changes nothing; another one makes what the first has signed worthless.
+		trust := func(text string) {
+			cm := identitytest.CA(cluster)
+			cm.Data[identity.CAKey] = text
+			if err := kube.Update(t.Context(), cm); err != nil {
+				t.Fatal(err)
+			}
+			run(2 * time.Minute)
+		}
+		trust("nonsense")
+		if err := k.Renew(t.Context(), renew); err != nil {
+			t.Error(err)
+		}
+		other, err := authority.CreateCA("demo", rand.Reader, fleettest.Now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		trust(string(authority.EncodeBundle(other.Certificate())))
+		if err := k.Renew(t.Context(), renew); err == nil || !strings.Contains(err.Error(), "unknown authority") {
+			t.Errorf("a certificate of a CA that is no longer trusted: %v", err)
+		}
+	})
+}
+
+// What a connection shows is the certificate of that moment.
+func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
+	cluster := fleettest.NewCluster(t, "demo")
+	seen := make(chan time.Time, 10)
+	addr, _ := cluster.Serve(t, "a", witness{seen: seen})
+	k := identitytest.Keeper(t, cluster, "default")
+	call := func() time.Time {
+		conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.TransportCredentials(k.Credentials("a"))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := nstancev1.NewOperatorServiceClient(conn).ListGroups(t.Context(), &nstancev1.ListGroupsRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		return <-seen
+	}
+	first := call()
+	if err := k.Renew(t.Context(), func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+		return &nstancev1.OperatorServiceRenewCertificateResponse{
+			Certificate: identitytest.Certificate(t, cluster, "default", fleettest.Now, authority.OperatorTTL+time.Hour)}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if second := call(); !second.Equal(first.Add(time.Hour)) {
+		t.Errorf("certificates until %v and %v", first, second)
+	}
+}
+
+type witness struct {
+	nstancev1.UnimplementedOperatorServiceServer
+	seen chan<- time.Time
+}
+
+func (w witness) ListGroups(ctx context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+	peer, err := mtls.PeerOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w.seen <- peer.NotAfter
+	return &nstancev1.ListGroupsResponse{}, nil
+}
