@@ -1,0 +1,186 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+)
+
+// parallelWrites is how many objects one reconciliation writes at a time.
+const parallelWrites = 16
+
+// pools reconciles NstanceMachinePools: it splits replicas into shard groups and sums up what those say. It calls no shard, so none can hold it up.
+type pools struct{ Options }
+
+func newPools(o Options) *pools { return &pools{o} }
+
+func (r *pools) setup(b *ctrl.Builder, o controller.Options) error {
+	o.MaxConcurrentReconciles = parallelPools
+	return b.For(&v1beta1.NstanceMachinePool{}, builder.WithPredicates(said)).
+		Owns(&v1beta1.NstanceShardGroup{}).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool), builder.WithPredicates(said)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), builder.WithPredicates(pauseChanged)).
+		WithOptions(o).Complete(r)
+}
+
+func (r *pools) ofMachinePool(_ context.Context, object client.Object) []reconcile.Request {
+	mp, ok := object.(*clusterv1.MachinePool)
+	if !ok || mp.Namespace != r.Namespace {
+		return nil
+	}
+	if name, ok := poolOf(mp); ok {
+		return []reconcile.Request{r.request(name)}
+	}
+	return nil
+}
+
+func (r *pools) ofCluster(ctx context.Context, cluster client.Object) (requests []reconcile.Request) {
+	if !r.isCluster(cluster) {
+		return nil
+	}
+	list := &v1beta1.NstanceMachinePoolList{}
+	if err := r.Client.List(ctx, list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		r.Log.Error("pools not listed", "error", err)
+		return nil
+	}
+	for i := range list.Items {
+		requests = append(requests, r.request(list.Items[i].Name))
+	}
+	return requests
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *pools) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	pool := &v1beta1.NstanceMachinePool{}
+	if found, err := r.get(ctx, request.Name, pool); err != nil || !found {
+		return reconcile.Result{}, err
+	}
+	in := poolInput{pool: pool, cluster: r.clusterName()}
+	var err error
+	if in.machinePool, err = r.machinePoolOf(ctx, pool); err != nil {
+		return reconcile.Result{}, err
+	}
+	// Without a MachinePool only the label tells whose it is; one that nobody has claimed yet is told what it waits for.
+	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.ours(pool) {
+		return reconcile.Result{}, nil
+	}
+	if !pool.DeletionTimestamp.IsZero() && (!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer) || !r.ours(pool)) {
+		return reconcile.Result{}, nil
+	}
+	if in.paused, err = r.clusterPaused(ctx); err != nil {
+		return reconcile.Result{}, err
+	}
+	in.paused = in.paused || pausedByAnnotation(pool)
+	if in.groups, err = r.groups(ctx, r.Client, pool); err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{}, r.apply(ctx, in, decidePool(in))
+}
+
+// groups are all shard groups of a pool's group.
+func (r *pools) groups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) ([]*v1beta1.NstanceShardGroup, error) {
+	list := &v1beta1.NstanceShardGroupList{}
+	if err := from.List(ctx, list, client.InNamespace(pool.Namespace), client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group}); err != nil {
+		return nil, fmt.Errorf("list shard groups: %w", err)
+	}
+	out := make([]*v1beta1.NstanceShardGroup, len(list.Items))
+	for i := range list.Items {
+		out[i] = &list.Items[i]
+	}
+	return out, nil
+}
+
+// apply does what was decided. The finalizer is there before the first shard group is, and goes after the last one.
+func (r *pools) apply(ctx context.Context, in poolInput, plan poolPlan) error {
+	was := in.pool
+	first := !controllerutil.ContainsFinalizer(was, v1beta1.MachinePoolFinalizer)
+	object := was.DeepCopy()
+	object.ObjectMeta, object.Spec.ProviderIDList = plan.pool.ObjectMeta, plan.pool.Spec.ProviderIDList
+	if plan.gone {
+		// The cache may not know of one that was made a moment ago.
+		left, err := r.groups(ctx, r.Reader, was)
+		if err != nil {
+			return err
+		}
+		in.groups = left
+		if plan = decidePool(in); !plan.gone {
+			return r.apply(ctx, in, plan)
+		}
+		controllerutil.RemoveFinalizer(object, v1beta1.MachinePoolFinalizer)
+		return client.IgnoreNotFound(r.patch(ctx, was, object))
+	}
+	if first && controllerutil.ContainsFinalizer(object, v1beta1.MachinePoolFinalizer) {
+		if err := r.patch(ctx, was, object); err != nil {
+			return fmt.Errorf("write pool: %w", err)
+		}
+	}
+	if err := r.writeGroups(ctx, in, plan); err != nil {
+		return err
+	}
+	r.tell(was, plan.events...)
+	if !first {
+		if err := r.patch(ctx, was, object); err != nil {
+			return fmt.Errorf("write pool: %w", err)
+		}
+	}
+	before := object.DeepCopy()
+	object.Status = plan.finish(was, object.Generation, r.Now())
+	if err := r.patchStatus(ctx, before, object); err != nil {
+		return fmt.Errorf("write status of pool: %w", err)
+	}
+	if plan.machinePool == nil {
+		return nil
+	}
+	if err := r.patch(ctx, in.machinePool, plan.machinePool); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("annotate machine pool: %w", err)
+	}
+	return nil
+}
+
+// writeGroups writes all shard groups at the same time: what they say is pushed as soon as it is written.
+func (r *pools) writeGroups(ctx context.Context, in poolInput, plan poolPlan) error {
+	had := map[string]*v1beta1.NstanceShardGroup{}
+	for _, g := range in.groups {
+		had[g.Name] = g
+	}
+	var writes errgroup.Group
+	writes.SetLimit(parallelWrites)
+	for _, g := range plan.update {
+		writes.Go(func() error {
+			if err := r.patch(ctx, had[g.Name], g); err != nil {
+				return fmt.Errorf("write shard group %s: %w", g.Name, err)
+			}
+			return nil
+		})
+	}
+	for _, g := range plan.create {
+		writes.Go(func() error {
+			// One that is there already is not in the cache yet, and will be seen.
+			if err := r.Client.Create(ctx, g); err != nil && !apierrors.IsAlreadyExists(err) {
+				return fmt.Errorf("create shard group %s: %w", g.Name, err)
+			}
+			return nil
+		})
+	}
+	for _, g := range plan.remove {
+		writes.Go(func() error {
+			if err := r.Client.Delete(ctx, g); client.IgnoreNotFound(err) != nil {
+				return fmt.Errorf("delete shard group %s: %w", g.Name, err)
+			}
+			return nil
+		})
+	}
+	return writes.Wait()
+}

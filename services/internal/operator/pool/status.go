@@ -1,0 +1,99 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+)
+
+// conditions are what a decision says, without what only the moment of writing knows.
+type conditions []metav1.Condition
+
+func (c *conditions) set(kind string, ok bool, reason, format string, args ...any) {
+	status := metav1.ConditionFalse
+	if ok {
+		status = metav1.ConditionTrue
+	}
+	message := fmt.Sprintf(format, args...)
+	if most := 32768; len(message) > most { // of a condition
+		message = message[:most]
+	}
+	*c = append(*c, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message})
+}
+
+// over lays conditions over those that an object has; the time of a transition is kept where there is none.
+func (c conditions) over(have []metav1.Condition, generation int64, now time.Time) []metav1.Condition {
+	out := append([]metav1.Condition(nil), have...)
+	for _, condition := range c {
+		condition.ObservedGeneration, condition.LastTransitionTime = generation, metav1.NewTime(now.Truncate(time.Second))
+		meta.SetStatusCondition(&out, condition)
+	}
+	return out
+}
+
+// paused says whether nothing is done (Cluster API contract, condition Paused).
+func (c *conditions) paused(paused bool) {
+	if paused {
+		c.set(v1beta1.PausedCondition, true, v1beta1.PausedReason, "the object, its pool or its Cluster is paused")
+		return
+	}
+	c.set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
+}
+
+// notice is what people are told.
+type notice struct {
+	warning      bool
+	reason, note string
+}
+
+func normal(reason, format string, args ...any) notice {
+	return notice{reason: reason, note: fmt.Sprintf(format, args...)}
+}
+
+func warning(reason, format string, args ...any) notice {
+	return notice{true, reason, fmt.Sprintf(format, args...)}
+}
+
+// tell records events. Each has the same word for what was done as for why.
+func (o *Options) tell(about runtime.Object, events ...notice) {
+	for _, e := range events {
+		kind := corev1.EventTypeNormal
+		if e.warning {
+			kind = corev1.EventTypeWarning
+		}
+		if most := 1024; len(e.note) > most { // of an event
+			e.note = e.note[:most]
+		}
+		o.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", e.note)
+	}
+}
+
+// patch writes what is different between an object as it was read and as it is wanted, and nothing if that is nothing. A list of finalizers is
+// written as a whole, so it is only when nobody else changed the object.
+func (o *Options) patch(ctx context.Context, was, want client.Object) error {
+	if equality.Semantic.DeepEqual(was, want) {
+		return nil
+	}
+	base := client.MergeFrom(was)
+	if !equality.Semantic.DeepEqual(was.GetFinalizers(), want.GetFinalizers()) {
+		base = client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{})
+	}
+	return o.Client.Patch(ctx, want, base)
+}
+
+// patchStatus is patch for the status alone.
+func (o *Options) patchStatus(ctx context.Context, was, want client.Object) error {
+	if equality.Semantic.DeepEqual(was, want) {
+		return nil
+	}
+	return o.Client.Status().Patch(ctx, want, client.MergeFrom(was))
+}
