@@ -37,6 +37,7 @@ func TestInstall(t *testing.T) {
 	i := &installed{Cluster: cluster, ctx: ctx, helm: helm, env: []string{"KUBECONFIG=" + cluster.Kubeconfig, "HELM_CACHE_HOME=" + t.TempDir()}}
 	// One after the other: they share the definitions.
 	t.Run("Helm", i.testHelm)
+	t.Run("Operator", i.testOperator)
 	t.Run("Bases", i.testBases)
 	t.Run("Clusterctl", i.testClusterctl)
 	t.Run("Flux", i.testFlux)
