@@ -1,0 +1,192 @@
+package ondemand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+)
+
+// lag is when to look again after a cache was found to be behind.
+const lag = 5 * time.Second
+
+// Reconcile sweeps.
+func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	w, paused, err := r.look(ctx)
+	if err != nil || paused {
+		return ctrl.Result{}, err
+	}
+	d := decide(w)
+	r.waiting.Store(d.waiting)
+	r.warn(w, d.warn)
+	var problems []error
+	again := false
+	for _, m := range d.remove {
+		behind, err := r.remove(ctx, m)
+		again = again || behind
+		problems = append(problems, err)
+	}
+	for _, c := range d.create {
+		problems = append(problems, r.create(ctx, &w, c))
+	}
+	if err := errors.Join(problems...); err != nil {
+		return ctrl.Result{}, err
+	}
+	if again {
+		return ctrl.Result{RequeueAfter: lag}, nil
+	}
+	return ctrl.Result{}, nil
+}
+
+// look fetches the world from the caches.
+func (r *reconciler) look(ctx context.Context) (w world, paused bool, err error) {
+	w = world{cluster: v1beta1.ClusterName(r.Cluster, r.Tenant), namespace: r.Namespace, alive: map[types.UID]bool{}, machines: map[string]*clusterv1.Machine{},
+		infra: map[string]*v1beta1.NstanceMachine{}, pools: map[string]*v1beta1.NstanceMachinePool{}}
+	var cluster clusterv1.Cluster
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: w.cluster}, &cluster); client.IgnoreNotFound(err) != nil {
+		return w, false, fmt.Errorf("read the Cluster: %w", err)
+	}
+	if cluster.Spec.Paused != nil && *cluster.Spec.Paused {
+		return w, true, nil
+	}
+	ours, own := client.InNamespace(r.Namespace), client.MatchingFields{madeOnDemand: yes}
+	var machines clusterv1.MachineList
+	var infra v1beta1.NstanceMachineList
+	var pools v1beta1.NstanceMachinePoolList
+	var pods corev1.PodList
+	if err := errors.Join(
+		r.Client.List(ctx, &machines, ours, own),
+		r.Client.List(ctx, &infra, ours, own),
+		r.Client.List(ctx, &pools, ours),
+		r.pods.List(ctx, &pods, client.MatchingFields{podAsking: yes}),
+	); err != nil {
+		return w, false, fmt.Errorf("list pods and machines: %w", err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		w.pods = append(w.pods, pod)
+		w.alive[pod.UID] = !finished(pod)
+	}
+	for i := range machines.Items {
+		m := &machines.Items[i]
+		if m.Spec.ClusterName != w.cluster {
+			continue
+		}
+		w.machines[m.Name] = m
+		uid := types.UID(m.Labels[v1beta1.PodUIDLabel])
+		if _, ok := w.alive[uid]; ok {
+			continue
+		}
+		var one corev1.PodList
+		if err := r.pods.List(ctx, &one, client.MatchingFields{podUID: string(uid)}); err != nil {
+			return w, false, fmt.Errorf("find the pod of a machine: %w", err)
+		}
+		w.alive[uid] = len(one.Items) > 0 && !finished(&one.Items[0])
+	}
+	for i := range infra.Items {
+		w.infra[infra.Items[i].Name] = &infra.Items[i]
+	}
+	for i := range pools.Items {
+		pool := &pools.Items[i]
+		if name := pool.Labels[clusterv1.ClusterNameLabel]; name == "" || name == w.cluster {
+			w.pools[pool.Spec.Group] = pool
+		}
+	}
+	w.shards = r.shards()
+	return w, false, nil
+}
+
+func (r *reconciler) shards() (out []shardView) {
+	for _, id := range r.Shards.IDs() {
+		s, ok := r.Shards.Shard(id)
+		if !ok {
+			continue
+		}
+		state := s.State()
+		view := shardView{id: id, heard: state.Reachable && state.Synced, groups: map[string]bool{}}
+		for _, g := range s.Groups() {
+			view.groups[g.GetGroup()] = !g.GetDeleting()
+		}
+		out = append(out, view)
+	}
+	return out
+}
+
+// finished: the pod's containers have ended and will not run again.
+func finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// warn tells pods why they get no machine, each of the same thing once.
+func (r *reconciler) warn(w world, warnings []warning) {
+	for uid := range r.warned {
+		if !w.alive[uid] {
+			delete(r.warned, uid)
+		}
+	}
+	for _, one := range warnings {
+		if r.warned[one.pod.UID] == one.text {
+			continue
+		}
+		r.warned[one.pod.UID] = one.text
+		r.Log.Warn("no machine for a pod", "pod", one.pod.Namespace+"/"+one.pod.Name, "reason", one.text)
+		r.recorder.Eventf(one.pod, nil, corev1.EventTypeWarning, one.reason, "CreateMachine", "no machine for this pod: %s", one.text)
+	}
+}
+
+// create makes a machine, the Machine first. Whatever is there already is left as it is.
+func (r *reconciler) create(ctx context.Context, w *world, c creation) error {
+	m, infra := w.objects(c)
+	switch {
+	case c.machine != nil:
+		m = c.machine
+	default:
+		if err := r.Client.Create(ctx, m); apierrors.IsAlreadyExists(err) {
+			// The cache is behind, and will tell of it.
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("create Machine %s: %w", c.name, err)
+		}
+		r.Log.Info("machine made for a pod", "machine", c.name, "pod", c.pod.Namespace+"/"+c.pod.Name, "group", infra.Spec.GroupRef.Name)
+		r.recorder.Eventf(c.pod, nil, corev1.EventTypeNormal, v1beta1.CreatedReason, "CreateMachine", "Machine %s is made for this pod", c.name)
+	}
+	controls := true
+	infra.OwnerReferences = append(infra.OwnerReferences, metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.Name, UID: m.UID,
+		Controller: &controls})
+	if err := r.Client.Create(ctx, infra); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create NstanceMachine %s: %w", c.name, err)
+	}
+	return nil
+}
+
+// remove deletes a machine whose pod is gone. The API server is asked for the pod once more: a cache that was filled from a server that lags behind
+// may not know it yet.
+func (r *reconciler) remove(ctx context.Context, m *clusterv1.Machine) (behind bool, err error) {
+	if namespace, name, ok := strings.Cut(m.Annotations[v1beta1.PodAnnotation], "/"); ok {
+		var pod corev1.Pod
+		err := r.fresh.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &pod)
+		switch {
+		case err == nil && string(pod.UID) == m.Labels[v1beta1.PodUIDLabel] && !finished(&pod) && indexPodAsking(&pod) != nil:
+			return true, nil
+		case client.IgnoreNotFound(err) != nil:
+			return false, fmt.Errorf("read the pod of machine %s: %w", m.Name, err)
+		}
+	}
+	uid := m.UID
+	if err := r.Client.Delete(ctx, m, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("delete Machine %s: %w", m.Name, err)
+	}
+	r.Log.Info("machine of a pod that is gone is deleted", "machine", m.Name, "pod", m.Annotations[v1beta1.PodAnnotation])
+	return false, nil
+}
