@@ -24,7 +24,12 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/operator/cluster"
+	"github.com/nstance-kit/nstance/services/internal/operator/drain"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
+	"github.com/nstance-kit/nstance/services/internal/operator/machine"
+	"github.com/nstance-kit/nstance/services/internal/operator/ondemand"
+	"github.com/nstance-kit/nstance/services/internal/operator/pool"
+	"github.com/nstance-kit/nstance/services/internal/operator/report"
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
@@ -135,25 +140,45 @@ func renew(ctx context.Context, all shards.Shards) (*nstancev1.OperatorServiceRe
 
 // controllers sets up every reconciler.
 func controllers(ctx context.Context, mgr ctrl.Manager, c Config, set shards.Shards, adjust func(*rest.Config), log *slog.Logger) error {
+	namespace, id, tenant := c.Environment.Namespace, c.Settings.Cluster, c.Settings.Tenant
 	var external *clusterv1.APIEndpoint
 	if !c.Environment.Endpoint.IsZero() {
 		external = &clusterv1.APIEndpoint{Host: c.Environment.Endpoint.Host, Port: c.Environment.Endpoint.Port}
 	}
-	recorder := mgr.GetEventRecorder(name)
-	if err := cluster.Setup(mgr, cluster.Options{
-		Client: mgr.GetClient(), Recorder: recorder, Shards: set, Namespace: c.Environment.Namespace, Cluster: c.Settings.Cluster, Tenant: c.Settings.Tenant,
-		Config: mgr.GetConfig(), External: external, ServiceAccount: c.Environment.ServiceAccount, Now: time.Now, Log: log,
-	}); err != nil {
-		return err
-	}
 	workload, err := cluster.OpenWorkload(ctx, mgr, cluster.WorkloadOptions{
-		Namespace: c.Environment.Namespace, Cluster: c.Settings.Cluster, Tenant: c.Settings.Tenant, External: external != nil,
-		Adjust: adjust, Options: workloadOptions(mgr), Log: log,
+		Namespace: namespace, Cluster: id, Tenant: tenant, External: external != nil, Adjust: adjust, Options: workloadOptions(mgr), Log: log,
 	})
 	if err != nil {
 		return err
 	}
-	_ = workload
+	for _, part := range []struct {
+		name  string
+		setup func() error
+	}{
+		{"cluster", func() error {
+			return cluster.Setup(mgr, cluster.Options{Client: mgr.GetClient(), Recorder: mgr.GetEventRecorder(name), Shards: set, Namespace: namespace,
+				Cluster: id, Tenant: tenant, Config: mgr.GetConfig(), External: external, ServiceAccount: c.Environment.ServiceAccount, Now: time.Now, Log: log})
+		}},
+		{"pool", func() error {
+			return pool.Setup(mgr, pool.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log})
+		}},
+		{"machine", func() error {
+			return machine.Setup(mgr, machine.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log})
+		}},
+		{"ondemand", func() error {
+			return ondemand.Setup(mgr, ondemand.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Workload: workload, Log: log})
+		}},
+		{"drain", func() error {
+			return drain.Setup(mgr, drain.Options{Shards: set, Namespace: namespace, Workload: workload, Log: log})
+		}},
+		{"report", func() error {
+			return report.Setup(mgr, report.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log})
+		}},
+	} {
+		if err := part.setup(); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
 	return nil
 }
 

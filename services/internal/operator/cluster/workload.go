@@ -22,12 +22,6 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// Workload is the way to the workload cluster, where Nodes and Pods are.
-type Workload struct {
-	cluster.Cluster
-	Config *rest.Config
-}
-
 // WorkloadOptions of [OpenWorkload].
 type WorkloadOptions struct {
 	// Namespace, Cluster and Tenant name the Secret with the kubeconfig.
@@ -41,35 +35,35 @@ type WorkloadOptions struct {
 	Log     *slog.Logger
 }
 
-// OpenWorkload returns the way to the workload cluster. An external one's kubeconfig has to be there already; when it changes later, the manager ends
+// OpenWorkload returns the way to the workload cluster, where Nodes and Pods are: the manager itself or, if it is external, another. An external one's kubeconfig has to be there already; when it changes later, the manager ends
 // with an error, so that the next start uses the new one.
-func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (Workload, error) {
+func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (cluster.Cluster, error) {
 	if !o.External {
-		return Workload{Cluster: mgr, Config: mgr.GetConfig()}, nil
+		return mgr, nil
 	}
 	at := types.NamespacedName{Namespace: o.Namespace, Name: KubeconfigSecret(v1beta1.ClusterName(o.Cluster, o.Tenant))}
 	text, err := readKubeconfig(ctx, mgr.GetAPIReader(), at)
 	if err != nil {
-		return Workload{}, err
+		return nil, err
 	}
 	config, err := parseKubeconfig(text)
 	if err != nil {
-		return Workload{}, fmt.Errorf("kubeconfig of the workload cluster in Secret %s: %w", at, err)
+		return nil, fmt.Errorf("kubeconfig of the workload cluster in Secret %s: %w", at, err)
 	}
 	if o.Adjust != nil {
 		o.Adjust(config)
 	}
 	c, err := cluster.New(config, o.Options...)
 	if err != nil {
-		return Workload{}, fmt.Errorf("workload cluster %s: %w", config.Host, err)
+		return nil, fmt.Errorf("workload cluster %s: %w", config.Host, err)
 	}
 	if err := mgr.Add(c); err != nil {
-		return Workload{}, err
+		return nil, err
 	}
 	err = mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 		return untilChanged(ctx, mgr.GetAPIReader(), at, text, nil, o.Log)
 	}))
-	return Workload{Cluster: c, Config: config}, err
+	return c, err
 }
 
 func readKubeconfig(ctx context.Context, reader client.Reader, at types.NamespacedName) ([]byte, error) {

@@ -201,7 +201,10 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 		t.Error(err)
 	}
 	w.consistent(t)
-	w.edit(t, "nstance-operator-cert", func(s *corev1.Secret) { s.Data[corev1.TLSPrivateKeyKey] = []byte("x"); s.Data["ca.crt"] = []byte("kept") })
+	w.edit(t, "nstance-operator-cert", func(s *corev1.Secret) {
+		s.Data[corev1.TLSPrivateKeyKey] = []byte("x")
+		s.Data["ca.crt"] = []byte("kept")
+	})
 	w.edit(t, "nstance-operator-key", func(s *corev1.Secret) { delete(s.Data, identity.PublicKey) })
 	if _, err := w.ensure(t.Context()); err != nil {
 		t.Error(err)

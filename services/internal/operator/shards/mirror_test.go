@@ -110,7 +110,9 @@ func TestMirrorForgetsTheOldest(t *testing.T) {
 
 func TestMirrorDrains(t *testing.T) {
 	w := newWorld()
-	drain := func(id string) Drain { return Drain{Instance: instance(id, "g", deleting), Reason: "expired", Deadline: start.Add(time.Minute)} }
+	drain := func(id string) Drain {
+		return Drain{Instance: instance(id, "g", deleting), Reason: "expired", Deadline: start.Add(time.Minute)}
+	}
 	pending := func(id string) Change { return Change{Shard: "a", Kind: DrainPending, Group: "g", Instance: id} }
 	over := func(id string) Change { return Change{Shard: "a", Kind: InstanceChanged, Group: "g", Instance: id} }
 	want(t, "announced", w.setDrain(drain("i1")), pending("i1"))

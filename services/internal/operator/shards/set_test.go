@@ -261,7 +261,10 @@ func TestFollowsTheLeader(t *testing.T) {
 	// Nobody leads, and nobody knows who will.
 	standby.Do(func() { at = "" })
 	second.stop()
-	l.wait("unreachable", func() bool { state := l.shard("a").State(); return !state.Reachable && strings.Contains(state.Err, "not the leader") })
+	l.wait("unreachable", func() bool {
+		state := l.shard("a").State()
+		return !state.Reachable && strings.Contains(state.Err, "not the leader")
+	})
 	if state := l.shard("a").State(); !state.Synced {
 		t.Errorf("state %+v", state)
 	}
@@ -428,4 +431,3 @@ func TestSilenceIsNoticed(t *testing.T) {
 		t.Error("the other shard is unreachable too")
 	}
 }
-
