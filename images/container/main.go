@@ -79,7 +79,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 	for architecture := range strings.SplitSeq(*architectures, ",") {
 		binary := filepath.Join(work, architecture)
 		if err := compile(ctx, root, spec, architecture, binary); err != nil {
