@@ -41,7 +41,7 @@ func (s *store) sweep() {
 		}
 		items, _ := s.list(r, "")
 		for _, o := range items {
-			why := ""
+			var why string
 			switch {
 			case s.orphan(o):
 				why = "its owner is gone"

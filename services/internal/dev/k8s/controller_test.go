@@ -67,6 +67,7 @@ func (s *sizer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile
 // TestController runs a real controller-runtime manager, with leader election, against dev-k8s; objects are of our CRDs and of Cluster API. Its
 // connection is cut and the server started again while it runs.
 func TestController(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	addr, stop := start(t, dir)
 	wire := connect(t, addr)

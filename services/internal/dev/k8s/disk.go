@@ -153,13 +153,14 @@ func (s *store) scan(dir string) (names []string) {
 // directories lists those that may hold files of objects, from one on down.
 func (s *store) directories(from string) (names []string) {
 	_ = fs.WalkDir(s.root.FS(), from, func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.IsDir() {
-			return nil // gone, or told by scan
-		}
-		if name != "." && s.kinds[strings.Split(name, "/")[0]] == nil {
+		switch {
+		case err != nil: // it is gone, or scan tells
+		case !entry.IsDir():
+		case name != "." && s.kinds[strings.Split(name, "/")[0]] == nil:
 			return fs.SkipDir
+		default:
+			names = append(names, name)
 		}
-		names = append(names, name)
 		return nil
 	})
 	return names
@@ -249,10 +250,7 @@ func (s *store) take(c *collection, k key, file []byte) error {
 	}
 	// The file is left as the person wrote it, unless the server has something to add.
 	if !same(read, content) {
-		if now, err := s.read(name); err != nil || !bytes.Equal(now, file) {
-			return errors.New("it changes at this moment")
-		}
-		if file, err = s.write(c, k, content); err != nil {
+		if file, err = s.write(c, k, content, file); err != nil {
 			s.log.Warn("complete object", "path", s.shown(name), "error", err)
 			return err
 		}
@@ -399,8 +397,9 @@ func (s *store) read(name string) ([]byte, error) {
 	return s.root.ReadFile(name)
 }
 
-// write puts an object into its file, by a rename, and returns what it wrote. The lock is held.
-func (s *store) write(c *collection, k key, o map[string]any) ([]byte, error) {
+// write puts an object into its file, by a rename, and returns what it wrote. before is what the file held when it was read, nil if there was none:
+// if that is not so any more, a person was faster. The lock is held.
+func (s *store) write(c *collection, k key, o map[string]any, before []byte) ([]byte, error) {
 	file, err := encode(o)
 	if err != nil {
 		return nil, err
@@ -411,6 +410,14 @@ func (s *store) write(c *collection, k key, o map[string]any) ([]byte, error) {
 	}
 	if err := s.root.MkdirAll(path.Dir(name), 0o700); err != nil {
 		return nil, fmt.Errorf("write %s: %w", s.shown(name), err)
+	}
+	// To write takes long, and a person may save in that time.
+	switch now, err := s.read(name); {
+	case errors.Is(err, fs.ErrNotExist) && before == nil, err == nil && before != nil && bytes.Equal(now, before):
+	case err == nil, errors.Is(err, fs.ErrNotExist):
+		return nil, busy(s.shown(name), "it changes at this moment")
+	default:
+		return nil, fmt.Errorf("read %s: %w", s.shown(name), err)
 	}
 	if err := s.root.Rename(tempPath, name); err != nil {
 		return nil, fmt.Errorf("write %s: %w", s.shown(name), err)

@@ -17,6 +17,7 @@ import (
 
 // TestFiles has what a person does to files come out as events.
 func TestFiles(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	put(t, `{"spec":{"replicas":1}}`, dir, "machinepools/default/before.json")
 	addr, _ := start(t, dir)
@@ -113,6 +114,7 @@ func TestFiles(t *testing.T) {
 
 // TestReplaced takes a file away for a moment, as some editors do: the object and what it owns stay.
 func TestReplaced(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	addr, _ := start(t, dir)
 	c, ctx := untyped(t, addr), t.Context()
@@ -210,6 +212,7 @@ func TestWriteMeetsEdit(t *testing.T) {
 
 // TestRetry has a client wait for a person who is editing, as client-go does by itself.
 func TestRetry(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	addr, _ := start(t, dir)
 	c, ctx := typed(t, addr), t.Context()

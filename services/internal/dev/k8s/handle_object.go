@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +17,8 @@ type handler struct {
 	store *store
 	log   *slog.Logger
 	now   func() time.Time
+
+	evicting sync.Mutex // evictions count pods one after another
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {

@@ -192,6 +192,8 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	if err != nil {
 		return err
 	}
+	h.evicting.Lock()
+	defer h.evicting.Unlock()
 	pod, ok := h.store.get(t.resource, t.key())
 	if !ok {
 		return t.notFound()

@@ -15,6 +15,7 @@ func TestKubectl(t *testing.T) {
 		t.Log("left out of a short run: it runs kubectl many times")
 		return
 	}
+	t.Parallel()
 	binary, err := exec.LookPath("kubectl")
 	if err != nil {
 		t.Fatal("kubectl is not on PATH and this test needs it: https://kubernetes.io/docs/tasks/tools, or run with -short")
@@ -29,9 +30,10 @@ contexts: [{name: dev-k8s, context: {cluster: dev-k8s, user: dev, namespace: def
 clusters: [{name: dev-k8s, cluster: {server: "http://%s"}}]
 users: [{name: dev, user: {}}]
 `, addr), kubeconfig)
+	editor := filepath.Join(home, "editor")
 	command := func(args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), binary, args...)
-		cmd.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+kubeconfig)
+		cmd.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+kubeconfig, "KUBE_EDITOR="+editor)
 		return cmd
 	}
 	kubectl := func(args ...string) string {
@@ -92,11 +94,9 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 	if out, err := command("scale", "machinepool", "workers", "--current-replicas", "7", "--replicas", "9").CombinedOutput(); err == nil {
 		t.Errorf("scaled from a number that it did not have: %s", out)
 	}
-	editor := filepath.Join(home, "editor")
 	if err := os.WriteFile(editor, []byte("#!/bin/sh\nsed 's/clusterName: c/clusterName: edited/' \"$1\" >\"$1.new\" && cat \"$1.new\" >\"$1\"\n"), 0o700); err != nil { //nolint:gosec // a script
 		t.Fatal(err)
 	}
-	t.Setenv("KUBE_EDITOR", editor)
 	contains(kubectl("edit", "mp", "workers"), "edited")
 	contains(kubectl("get", "mp", "workers", "-o", "jsonpath={.spec.clusterName}"), "edited")
 

@@ -142,6 +142,7 @@ func TestPatches(t *testing.T) {
 
 // TestConcurrentUpdates counts with many at a time: no increment is lost.
 func TestConcurrentUpdates(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	addr, _ := start(t, dir)
 	c, ctx := in(untyped(t, addr), pools), t.Context()
@@ -189,6 +190,7 @@ func TestConcurrentUpdates(t *testing.T) {
 
 // TestFinalizers has an object wait for its finalizers, and what it owns go with it.
 func TestFinalizers(t *testing.T) {
+	t.Parallel()
 	addr, _ := start(t, t.TempDir())
 	all, ctx := untyped(t, addr), t.Context()
 	c := in(all, pools)

@@ -200,7 +200,11 @@ func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[st
 		s.commit(c, k, nil, nil)
 		return copied, true, nil
 	}
-	file, err := s.write(c, k, next)
+	var before []byte
+	if exists {
+		before = o.file
+	}
+	file, err := s.write(c, k, next, before)
 	if err != nil {
 		return nil, false, err
 	}

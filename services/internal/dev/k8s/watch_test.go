@@ -55,6 +55,7 @@ func label(t *testing.T, c dynamic.ResourceInterface, name, value string) *unstr
 }
 
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	addr, _ := start(t, t.TempDir())
 	c, ctx := in(untyped(t, addr), machines), t.Context()
 	begin := func(o metav1.ListOptions) watch.Interface {
@@ -159,6 +160,7 @@ type names struct {
 
 // TestInformer has a shared informer see everything although its connection is cut, and the server is started again.
 func TestInformer(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	addr, stop := start(t, dir)
 	wire := connect(t, addr)
