@@ -161,7 +161,7 @@ func (s *store) directories(from string) (names []string) {
 		default:
 			names = append(names, name)
 		}
-		return nil
+		return nil //nolint:nilerr // see above
 	})
 	return names
 }
