@@ -27,7 +27,7 @@ import (
 // TestInstall installs by every way that there is into one real API server, and looks at what may be done afterwards.
 func TestInstall(t *testing.T) {
 	helm := tool(t, "helm")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cluster, err := kube.Start(ctx, kube.Options{Dir: t.TempDir(), CoreCRDs: true, CRDs: []string{foreignDefinitions(t)}})
 	if err != nil {
