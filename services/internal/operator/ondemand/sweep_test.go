@@ -1,0 +1,343 @@
+package ondemand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
+)
+
+const namespace = "nstance-system"
+
+type recorder struct{ events []string }
+
+func (r *recorder) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
+	r.events = append(r.events, fmt.Sprintf("%s: %s %s %s", regarding.(client.Object).GetName(), kind, reason, fmt.Sprintf(note, args...)))
+}
+
+func (r *recorder) take() []string {
+	out := r.events
+	r.events = nil
+	return out
+}
+
+var errCrash = errors.New("crash")
+
+// clusterOf is pods, machines and servers around a reconciler that may be started anew.
+type clusterOf struct {
+	*testing.T
+	client  client.Client
+	shards  *shardstest.Set
+	rec     *reconciler
+	events  recorder
+	writes  int
+	crashIn int
+}
+
+func newCluster(t *testing.T) *clusterOf {
+	c := &clusterOf{T: t, shards: shardstest.New("a", "b")}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	c.client = fake.NewClientBuilder().WithScheme(scheme).
+		WithIndex(&corev1.Pod{}, podAsking, indexPodAsking).WithIndex(&corev1.Pod{}, podUID, indexPodUID).
+		WithIndex(&clusterv1.Machine{}, madeOnDemand, indexOnDemand).WithIndex(&v1beta1.NstanceMachine{}, madeOnDemand, indexOnDemand).
+		WithObjects(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu", UID: "pool"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}).
+		WithInterceptorFuncs(interceptor.Funcs{
+			Create: func(ctx context.Context, k client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+				o.SetUID(types.UID(fmt.Sprintf("uid-%s-%d", o.GetName(), c.writes)))
+				return c.write(func() error { return k.Create(ctx, o, opts...) })
+			},
+			Delete: func(ctx context.Context, k client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+				return c.write(func() error { return k.Delete(ctx, o, opts...) })
+			},
+		}).Build()
+	c.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "gpu"})
+	c.restart()
+	return c
+}
+
+func (c *clusterOf) write(do func() error) error {
+	if c.crashIn < 0 {
+		return errCrash
+	}
+	err := do()
+	c.writes++
+	if c.crashIn > 0 {
+		if c.crashIn--; c.crashIn == 0 {
+			c.crashIn = -1
+			return errCrash
+		}
+	}
+	return err
+}
+
+func (c *clusterOf) restart() {
+	c.crashIn = 0
+	o := Options{Client: c.client, Shards: c.shards, Namespace: namespace, Cluster: "prod", Tenant: "default", Log: slog.New(slog.DiscardHandler)}
+	c.rec = &reconciler{Options: o, pods: c.client, fresh: c.client, recorder: &c.events, warned: map[types.UID]string{}}
+}
+
+func (c *clusterOf) sweep() {
+	c.Helper()
+	if _, err := c.rec.Reconcile(c.Context(), sweep); err != nil {
+		if c.crashIn >= 0 {
+			c.Fatal(err)
+		}
+		c.restart()
+	}
+}
+
+// pod makes a pod. It does not go through the fake's interceptor's crash.
+func (c *clusterOf) pod(name string, uid types.UID, group string) *corev1.Pod {
+	c.Helper()
+	was := c.crashIn
+	c.crashIn = 0
+	defer func() { c.crashIn = was }()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: name, Annotations: map[string]string{v1beta1.OnDemandGroupAnnotation: group}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending}}
+	if err := c.client.Create(c.Context(), pod); err != nil {
+		c.Fatal(err)
+	}
+	// The interceptor gives UIDs of its own.
+	pod.UID = uid
+	if err := c.client.Update(c.Context(), pod); err != nil {
+		c.Fatal(err)
+	}
+	return pod
+}
+
+func (c *clusterOf) drop(o client.Object) {
+	c.Helper()
+	was := c.crashIn
+	c.crashIn = 0
+	defer func() { c.crashIn = was }()
+	if err := client.IgnoreNotFound(c.client.Delete(c.Context(), o)); err != nil {
+		c.Fatal(err)
+	}
+}
+
+// state lists Machines and NstanceMachines by the UIDs of their pods. It fails when one of them has two.
+func (c *clusterOf) state() (machines, infra map[string]bool) {
+	c.Helper()
+	machines, infra = map[string]bool{}, map[string]bool{}
+	var ms clusterv1.MachineList
+	var is v1beta1.NstanceMachineList
+	if err := errors.Join(c.client.List(c.Context(), &ms), c.client.List(c.Context(), &is)); err != nil {
+		c.Fatal(err)
+	}
+	uids := map[string]types.UID{}
+	for _, m := range ms.Items {
+		uid := m.Labels[v1beta1.PodUIDLabel]
+		if machines[uid] {
+			c.Fatalf("pod %s has two machines", uid)
+		}
+		machines[uid] = true
+		uids[m.Name] = m.UID
+	}
+	for _, i := range is.Items {
+		uid := i.Labels[v1beta1.PodUIDLabel]
+		if infra[uid] {
+			c.Fatalf("pod %s has two NstanceMachines", uid)
+		}
+		infra[uid] = true
+		if ref := metav1.GetControllerOf(&i); ref == nil || uids[i.Name] != "" && ref.UID != uids[i.Name] {
+			c.Fatalf("NstanceMachine %s belongs to %+v, not to Machine %s", i.Name, ref, uids[i.Name])
+		}
+	}
+	return machines, infra
+}
+
+// collect is garbage collection and machine/: NstanceMachines without their Machine go.
+func (c *clusterOf) collect() {
+	c.Helper()
+	machines, infra := c.state()
+	for uid := range infra {
+		if !machines[uid] {
+			c.drop(&v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: machineName("gpu", types.UID(uid))}})
+		}
+	}
+}
+
+func TestPodGetsAMachine(t *testing.T) {
+	c := newCluster(t)
+	pod := c.pod("one", "1", "gpu")
+	c.sweep()
+	if m, i := c.state(); !m["1"] || !i["1"] {
+		t.Fatalf("machines %v, %v", m, i)
+	}
+	if events := c.events.take(); !slices.Equal(events, []string{"one: Normal Created Machine " + machineName("gpu", "1") + " is made for this pod"}) {
+		t.Errorf("events %q", events)
+	}
+	writes := c.writes
+	c.restart()
+	c.sweep()
+	c.sweep()
+	if c.writes != writes {
+		t.Errorf("%d writes in a settled world", c.writes-writes)
+	}
+
+	// The same name under another UID is another pod.
+	c.drop(pod)
+	c.pod("one", "2", "gpu")
+	c.sweep()
+	c.collect()
+	if m, i := c.state(); m["1"] || !m["2"] || i["1"] || !i["2"] {
+		t.Errorf("machines %v, %v", m, i)
+	}
+}
+
+func TestFinishedPod(t *testing.T) {
+	c := newCluster(t)
+	pod := c.pod("one", "1", "gpu")
+	c.sweep()
+	for phase, keeps := range map[corev1.PodPhase]bool{corev1.PodRunning: true, corev1.PodUnknown: true} {
+		pod.Status.Phase = phase
+		if err := c.client.Status().Update(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		c.sweep()
+		if m, _ := c.state(); m["1"] != keeps {
+			t.Errorf("%s: machine %v", phase, m)
+		}
+	}
+	pod.Status.Phase = corev1.PodSucceeded
+	if err := c.client.Status().Update(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	c.sweep()
+	if m, _ := c.state(); m["1"] {
+		t.Error("the machine of a finished pod stays")
+	}
+}
+
+func TestWarnsOnce(t *testing.T) {
+	c := newCluster(t)
+	c.pod("one", "1", "cpu")
+	for range 3 {
+		c.sweep()
+	}
+	if events := c.events.take(); len(events) != 1 || !strings.Contains(events[0], "one: Warning Refused no machine for this pod: no shard has a group cpu") {
+		t.Errorf("events %q", events)
+	}
+	if n := len(c.rec.ofShards(shards.Change{Kind: shards.GroupChanged})); n != 1 {
+		t.Errorf("%d requests when a group changes", n)
+	}
+}
+
+// TestCacheBehind: a pod that is missing in the cache only does not lose its machine.
+func TestCacheBehind(t *testing.T) {
+	c := newCluster(t)
+	pod := c.pod("one", "1", "gpu")
+	c.sweep()
+	empty := newCluster(t)
+	c.rec.pods = empty.client
+	c.sweep()
+	if m, _ := c.state(); !m["1"] {
+		t.Fatal("deleted")
+	}
+	c.drop(pod)
+	c.sweep()
+	if m, _ := c.state(); m["1"] {
+		t.Error("not deleted")
+	}
+}
+
+func TestPausedCluster(t *testing.T) {
+	c := newCluster(t)
+	yes := true
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: clusterName}, Spec: clusterv1.ClusterSpec{Paused: &yes}}
+	if err := c.client.Create(t.Context(), cluster); err != nil {
+		t.Fatal(err)
+	}
+	c.pod("one", "1", "gpu")
+	c.sweep()
+	if m, _ := c.state(); m["1"] {
+		t.Error("a machine is made while the Cluster is paused")
+	}
+}
+
+// TestWorlds: pods come, go, finish and come again under the same name, machines die, and the operator crashes after any write. In the end there is one
+// machine for each pod that lives, and none else; never two.
+func TestWorlds(t *testing.T) {
+	seeds := uint64(40)
+	if testing.Short() {
+		seeds = 5
+	}
+	for seed := range seeds {
+		c := newCluster(t)
+		r := rand.New(rand.NewPCG(seed, 2))
+		live := map[string]*corev1.Pod{}
+		for n := range 60 {
+			name := fmt.Sprintf("pod-%d", r.IntN(6))
+			switch pod := live[name]; {
+			case pod == nil:
+				live[name] = c.pod(name, types.UID(fmt.Sprintf("%d-%d", seed, n)), "gpu")
+			case r.IntN(3) == 0:
+				c.drop(pod)
+				delete(live, name)
+			case r.IntN(3) == 0:
+				m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: machineName("gpu", pod.UID)}}
+				c.drop(m)
+			}
+			if r.IntN(3) == 0 {
+				c.crashIn = 1 + r.IntN(3)
+			}
+			c.sweep()
+			c.state()
+			if r.IntN(2) == 0 {
+				c.collect()
+			}
+		}
+		c.restart()
+		for range 3 {
+			c.collect()
+			c.sweep()
+		}
+		want := map[string]bool{}
+		for _, pod := range live {
+			want[string(pod.UID)] = true
+		}
+		machines, infra := c.state()
+		for _, got := range []map[string]bool{machines, infra} {
+			if len(got) != len(want) {
+				t.Fatalf("seed %d: machines of pods %v, want %v", seed, got, want)
+			}
+			for uid := range want {
+				if !got[uid] {
+					t.Fatalf("seed %d: pod %s has no machine", seed, uid)
+				}
+			}
+		}
+	}
+}
+
+// TestGone keeps the fake honest: what is deleted is gone.
+func TestGone(t *testing.T) {
+	c := newCluster(t)
+	pod := c.pod("one", "1", "gpu")
+	c.drop(pod)
+	if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); !apierrors.IsNotFound(err) {
+		t.Errorf("error %v", err)
+	}
+}
