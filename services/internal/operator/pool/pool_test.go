@@ -359,7 +359,7 @@ func TestDeleteShardGroup(t *testing.T) {
 	if len(calls) != 0 {
 		t.Error(calls)
 	}
-	if g := w.group("web--a"); g.UID == uid && uid != "" || *g.Spec.Size != 2 {
+	if g := w.group("web--a"); g.UID == uid || !g.DeletionTimestamp.IsZero() || *g.Spec.Size != 2 {
 		t.Errorf("%+v", g)
 	}
 	if diff := cmp.Diff(len(before), len(w.allMachines())); diff != "" {

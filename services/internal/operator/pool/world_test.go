@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -47,9 +48,10 @@ type world struct {
 	groups   *groups
 	machines *machines
 
-	mu     sync.Mutex
-	writes []string
-	calls  []string
+	mu      sync.Mutex
+	writes  []string
+	calls   []string
+	objects int
 	// onWrite may make a write fail, before it happens.
 	onWrite func(what string) error
 }
@@ -78,7 +80,7 @@ func newWorld(t testing.TB, ids ...string) *world {
 			if err := w.wrote("create", obj); err != nil {
 				return err
 			}
-			obj.SetGeneration(1)
+			w.born(obj)
 			return c.Create(ctx, obj, opts...)
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
@@ -150,6 +152,15 @@ func (w *world) done() (writes, calls []string) {
 	defer w.mu.Unlock()
 	writes, calls, w.writes, w.calls = w.writes, w.calls, nil, nil
 	return writes, calls
+}
+
+// born gives an object what the API server does and the fake client does not.
+func (w *world) born(obj client.Object) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.objects++
+	obj.SetGeneration(1)
+	obj.SetUID(types.UID(fmt.Sprint("uid-", w.objects)))
 }
 
 // spec is an object's spec as it is stored.
@@ -244,7 +255,7 @@ func (w *world) exists(name string, obj client.Object) bool {
 func (w *world) create(obj client.Object) {
 	w.t.Helper()
 	obj.SetNamespace(testNamespace)
-	obj.SetGeneration(1)
+	w.born(obj)
 	if err := w.client.Create(w.t.Context(), obj); err != nil {
 		w.t.Fatal(err)
 	}
@@ -405,8 +416,4 @@ func has(list []string, words ...string) bool {
 
 func static(name string, size uint32) *nstancev1.GroupStatus {
 	return &nstancev1.GroupStatus{Group: name, IsStatic: true, Template: "worker", Size: size, InstanceType: "m5.large"}
-}
-
-func dynamic(name string, size uint32) *nstancev1.GroupStatus {
-	return &nstancev1.GroupStatus{Group: name, Template: "worker", Size: size}
 }
