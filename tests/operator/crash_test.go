@@ -1,0 +1,285 @@
+package operator
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/tests/kube"
+)
+
+// trap kills an operator at something that it does towards others: at its write to the API server, or at a record that it sends to a shard. Half of
+// the time what it did still arrives, half of the time it does not.
+type trap struct {
+	mu      sync.Mutex
+	victim  *kube.Process
+	writes  int // kill at this one; 0: never
+	records int
+	arrives bool
+	sprung  string // at what
+}
+
+// set arms the trap for an operator.
+func (k *trap) set(victim *kube.Process, writes, records int, arrives bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.victim, k.writes, k.records, k.arrives, k.sprung = victim, writes, records, arrives, ""
+}
+
+func (k *trap) at() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.sprung
+}
+
+// spring counts one of what counter counts. It reports whether that may go on its way; then done is to be called once it has arrived.
+func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if *counter == 0 || k.victim == nil {
+		return k.sprung == "" || k.arrives, func() {}
+	}
+	if *counter--; *counter > 0 {
+		return true, func() {}
+	}
+	k.sprung = what
+	victim := k.victim
+	if !k.arrives {
+		victim.Kill()
+		return false, func() {}
+	}
+	return true, victim.Kill
+}
+
+// kubernetes stands before the API server. What only the lease or events are about is let through: they are nobody's state.
+func (k *trap) kubernetes(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	reads := r.Method == http.MethodGet || strings.Contains(r.URL.Path, "/events") || strings.Contains(r.URL.Path, "/leases") ||
+		!strings.HasPrefix(r.UserAgent(), "nstance-operator")
+	if reads {
+		next.ServeHTTP(w, r)
+		return
+	}
+	pass, done := k.spring(&k.writes, r.Method+" "+r.URL.Path)
+	if pass {
+		next.ServeHTTP(w, r)
+	}
+	done()
+}
+
+// shard stands before an address of a shard, and returns its own. It knows nothing of what is said, as that is encrypted: it counts the records of TLS
+// (RFC 8446 section 5.1) with data that the operator sends, of which a call is at least one.
+func (k *trap) shard(ctx context.Context, t *testing.T, addr string) string {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	context.AfterFunc(ctx, func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go k.relay(ctx, conn, addr)
+		}
+	}()
+	return listener.Addr().String()
+}
+
+func (k *trap) relay(ctx context.Context, operator net.Conn, addr string) {
+	defer operator.Close()
+	server, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() { _, _ = io.Copy(operator, server); _ = operator.Close() }() // whoever ends first ends both
+	const applicationData = 23
+	header := make([]byte, 5)
+	for {
+		if _, err := io.ReadFull(operator, header); err != nil {
+			return
+		}
+		body := make([]byte, binary.BigEndian.Uint16(header[3:]))
+		if _, err := io.ReadFull(operator, body); err != nil {
+			return
+		}
+		pass, done := true, func() {}
+		if header[0] == applicationData {
+			pass, done = k.spring(&k.records, "record to "+addr)
+		}
+		if !pass {
+			return
+		}
+		if _, err := server.Write(slices.Concat(header, body)); err != nil {
+			return
+		}
+		done()
+	}
+}
+
+// TestKilled kills operators at whatever they write to Kubernetes and send to shards, one operator after the other, until the work is done all the same.
+func TestKilled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a whole Kubernetes and two shards")
+	}
+	l := newLab(t)
+	l.settleServers(t)
+	k := &trap{}
+	url, err := l.Front(t.Context(), k.kubernetes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.configure(t.Context(), t, url, func(_ *shard, addr string) string { return k.shard(t.Context(), t, addr) })
+
+	before := l.ids(t, "", l.shards()...)
+	l.killed(t, k, "bootstrap and import", func(ctx context.Context) error {
+		return errors.Join(l.taken(ctx, workers, l.both(2, 2)), l.taken(ctx, machines, l.both(0, 0)), l.taken(ctx, guarded, map[*shard]int{l.east: 1}))
+	})
+	l.controlPlane(t)
+	if after := l.ids(t, "", l.shards()...); !slices.Equal(before, after) {
+		t.Errorf("the import changed the instances from %v to %v", before, after)
+	}
+	l.registrations(t)
+
+	if err := l.scale(t.Context(), workers, 5); err != nil {
+		t.Fatal(err)
+	}
+	l.killed(t, k, "scale up", func(ctx context.Context) error { return l.taken(ctx, workers, l.both(3, 2)) })
+
+	l.machine(t, "single", "west")
+	l.killed(t, k, "make a machine", func(ctx context.Context) error { return l.machineRuns(ctx, "single", l.single(t)) })
+	if made := len(l.west.creations(machines)) + len(l.east.creations(machines)); made != 1 {
+		t.Errorf("%d instances were made for one machine", made)
+	}
+	id := l.single(t)
+	l.kubectl(t, "-n", namespace, "delete", "machine.cluster.x-k8s.io", "single", "--wait=false")
+	l.killed(t, k, "delete a machine", func(ctx context.Context) error {
+		return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &v1beta1.NstanceMachine{}, in("single")), l.gone(ctx, &clusterv1.Machine{}, in("single")))
+	})
+
+	if err := l.scale(t.Context(), workers, 4); err != nil {
+		t.Fatal(err)
+	}
+	l.killed(t, k, "scale down", func(ctx context.Context) error { return l.taken(ctx, workers, l.both(2, 2)) })
+	l.operator(t)
+	l.restored(t, workers, l.both(2, 2))
+}
+
+// taken says why the shards do not have a group in these sizes, as Kubernetes knows it.
+func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) error {
+	total := 0
+	for s, size := range sizes {
+		total += size
+		if err := s.settled(ctx, group, size); err != nil {
+			return err
+		}
+	}
+	return has(ctx, l, &clusterv1.MachinePool{}, group, func(p *clusterv1.MachinePool) error {
+		if p.Spec.Replicas == nil || value(p.Spec.Replicas) != total || value(p.Status.Replicas) != total {
+			return fmt.Errorf("MachinePool %s has %d of %d replicas, want %d", group, value(p.Status.Replicas), value(p.Spec.Replicas), total)
+		}
+		return nil
+	})
+}
+
+// killed runs operators until the work is done. Each is killed: three of four at a write to Kubernetes, one of which is lost, the fourth at a record to a
+// shard.
+func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Context) error) {
+	t.Helper()
+	began := time.Now()
+	var atWrites, atRecords []string
+	for n := 1; n <= 400; n++ {
+		// The numbers grow: what every operator does first must not keep all of them from the rest.
+		writes, records, arrives := 1+n/8, 0, n%4 > 1
+		if n%4 == 0 {
+			writes, records, arrives = 0, 1+n/4, n%8 == 0
+		}
+		process := l.operator(t)
+		k.set(process, writes, records, arrives)
+		if l.outcome(t, process, done) {
+			process.Kill()
+			k.set(nil, 0, 0, true)
+			t.Logf("%s: %.1f s, killed at %d writes (%d kinds) and %d records", what, time.Since(began).Seconds(), len(atWrites), kinds(atWrites), len(atRecords))
+			if len(atWrites) == 0 && len(atRecords) == 0 {
+				t.Errorf("%s: nobody was killed", what)
+			}
+			return
+		}
+		at := k.at()
+		switch {
+		case at == "":
+			t.Fatalf("%s: the operator ended by itself with exit code %d:\n%s", what, process.ExitCode(), kube.Tail(process.Log, 20))
+		case strings.HasPrefix(at, "record"):
+			atRecords = append(atRecords, at)
+		default:
+			atWrites = append(atWrites, at)
+		}
+		l.operators = slices.DeleteFunc(l.operators, func(p *kube.Process) bool { return p == process })
+	}
+	t.Fatalf("%s: not done with 400 operators", what)
+}
+
+func kinds(at []string) int {
+	slices.Sort(at)
+	return len(slices.Compact(slices.Clone(at)))
+}
+
+// outcome waits until the work is done (true), or the operator has ended.
+func (l *lab) outcome(t *testing.T, process *kube.Process, done func(context.Context) error) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		err := done(ctx)
+		if err == nil {
+			return true
+		}
+		select {
+		case <-process.Ended():
+			return false
+		case <-ctx.Done():
+			t.Fatalf("neither done nor killed: %v", err)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// registrations: however often it was killed, there is one operator beside the test's own connections.
+func (l *lab) registrations(t *testing.T) {
+	t.Helper()
+	state, err := l.east.bucket.state("east")
+	if err != nil {
+		t.Fatal(err)
+	}
+	operators, err := state.ListOperators(t.Context(), tenant)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(operators) != 1+len(l.shards()) {
+		t.Errorf("%d operators are registered, want one and one for each connection of the test", len(operators))
+	}
+}
+
+// single is the instance of the machine of that name.
+func (l *lab) single(t *testing.T) string {
+	t.Helper()
+	infra := &v1beta1.NstanceMachine{}
+	if err := l.Client.Get(t.Context(), in("single"), infra); err != nil {
+		t.Fatal(err)
+	}
+	return infra.Spec.InstanceID
+}

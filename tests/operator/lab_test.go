@@ -1,0 +1,302 @@
+// Package operator holds nstance-operator against the real thing: two shards of nstance-server with agents, and a Kubernetes with scheduler, Cluster API
+// and Nodes that follow the instances.
+package operator
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/tests/kube"
+)
+
+const (
+	namespace = "nstance-system"
+	// binVariable leads the isolated test to what was built before.
+	binVariable = "NSTANCE_TEST_BIN"
+	// patience is for what takes seconds; Cluster API waits for some things up to 40 s by itself.
+	patience = 100 * time.Second
+)
+
+func everything(dir, root string) kube.Options {
+	return kube.Options{Dir: dir, ControllerManager: true, Scheduler: true, Kwok: true, CAPI: true, CRDs: []string{filepath.Join(root, "config", "crd")}}
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() {
+		return
+	}
+	code, done, err := kube.Isolate(prepare)
+	if !done && err == nil {
+		os.Exit(m.Run())
+	}
+	if dir := os.Getenv(binVariable); dir != "" {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// prepare builds what the test runs.
+func prepare() error {
+	ctx := context.Background()
+	root, err := kube.Root()
+	if err != nil {
+		return err
+	}
+	if err := kube.Prepare(ctx, everything("", root)); err != nil {
+		return err
+	}
+	bin, err := os.MkdirTemp("", "nstance-operator-bin-")
+	if err != nil {
+		return err
+	}
+	if err := os.Setenv(binVariable, bin); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server", "./services/cmd/nstance-agent", "./services/cmd/nstance-operator")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// lab is all that runs.
+type lab struct {
+	*kube.Cluster
+	dir, bin   string
+	east, west *shard
+	metadata   *metadata
+	operators  []*kube.Process
+}
+
+// newLab starts Kubernetes and both shards side by side. Its directory's name is short: a socket's path may have 107 characters.
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "nst-op-") //nolint:usetesting // it is kept when the test has failed
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &lab{dir: dir, bin: os.Getenv(binVariable), metadata: &metadata{notices: map[string]time.Time{}, asked: map[string]bool{}}}
+	t.Cleanup(func() { l.end(t) })
+	imds := l.serveMetadata(t)
+	store, err := newBucket(ctx, filepath.Join(dir, "bucket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var starting sync.WaitGroup
+	failed := make([]error, 3)
+	starting.Go(func() {
+		l.Cluster, failed[0] = kube.Start(ctx, everything(filepath.Join(dir, "kube"), root))
+	})
+	starting.Go(func() {
+		l.east, failed[1] = newShard(ctx, "east", filepath.Join(dir, "east"), l.bin, 11001, store, func(c *config.Shard) {
+			groups(c)
+			env := map[string]any{"NSTANCE_PROVIDER": "aws", "NSTANCE_SPOT_POLL_INTERVAL": "500ms", "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds + "/{{ .Instance.ID }}"}
+			c.Groups[tenant][guarded] = config.GroupSpec{Template: "worker", Size: number(1), DrainTimeout: duration(10 * time.Second)}
+			c.Groups[tenant][spot] = config.GroupSpec{Template: "worker", Size: number(1), DrainTimeout: duration(time.Minute), Args: map[string]any{"env": env}}
+		})
+	})
+	starting.Go(func() {
+		l.west, failed[2] = newShard(ctx, "west", filepath.Join(dir, "west"), l.bin, 11011, store, groups)
+	})
+	starting.Wait()
+	if err := errors.Join(failed...); err != nil {
+		t.Fatal(err)
+	}
+	l.follow(t)
+	ca, nonce, err := store.credentials(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.install(ctx, t, root, ca, nonce)
+	return l
+}
+
+func number(n int) *int                         { return &n }
+func duration(d time.Duration) *config.Duration { c := config.Duration(d); return &c }
+
+// groups are those that both shards have.
+func groups(c *config.Shard) {
+	c.Groups = map[string]map[string]config.GroupSpec{tenant: {
+		workers:  {Template: "worker", Size: number(2), DrainTimeout: duration(time.Minute)},
+		machines: {Template: "worker", Size: number(0), DrainTimeout: duration(20 * time.Second)},
+	}}
+}
+
+func (l *lab) serveMetadata(t *testing.T) (url string) {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: l.metadata, ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = server.Serve(listener) }() // until it is closed
+	t.Cleanup(func() { _ = server.Close() })
+	return "http://" + listener.Addr().String()
+}
+
+// follow keeps what goes on for the whole test: Nodes, supervisors, watches.
+func (l *lab) follow(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	nodes := &kube.Nodes{Client: l.Client}
+	all.Go(func() { nodes.Follow(ctx, l.east, l.west) })
+	for _, s := range []*shard{l.east, l.west} {
+		all.Go(func() { s.supervise(ctx) })
+		all.Go(func() { s.watch(ctx) })
+	}
+	t.Cleanup(func() { cancel(); all.Wait() })
+}
+
+// install does what a person does before the operator is started: definitions are there, now namespace, permissions, the CA and a nonce.
+func (l *lab) install(ctx context.Context, t *testing.T, root string, ca []byte, nonce string) {
+	t.Helper()
+	l.create(ctx, t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	l.kubectl(t, "apply", "-n", namespace, "-k", filepath.Join(root, "services", "operator", "kustomize", "rbac"))
+	l.create(ctx, t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-cluster-ca"}, Data: map[string]string{"ca.crt": string(ca)}})
+	l.create(ctx, t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-operator-nonce"}, StringData: map[string]string{"nonce.jwt": nonce}})
+	l.configure(ctx, t, l.URL, func(_ *shard, addr string) string { return addr })
+}
+
+// configure tells operators where the API server and the shards are.
+func (l *lab) configure(ctx context.Context, t *testing.T, url string, at func(s *shard, addr string) string) {
+	t.Helper()
+	config := fmt.Sprintf("cluster_id: %s\ntenant: %s\nshards:\n", clusterID, tenant)
+	for _, s := range l.shards() {
+		config += fmt.Sprintf("  %s:\n    registration_addr: %q\n    operator_addr: %q\n", s.id, at(s, address(s.ports[2])), at(s, address(s.ports[3])))
+	}
+	if err := os.WriteFile(l.configFile(), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	account, err := l.ForServiceAccount(ctx, namespace, "nstance-operator")
+	if err != nil {
+		t.Fatal(err)
+	}
+	account.Host = url
+	if err := kube.WriteKubeconfig(l.operatorKubeconfig(), account); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (l *lab) configFile() string         { return filepath.Join(l.dir, "operator.yaml") }
+func (l *lab) operatorKubeconfig() string { return filepath.Join(l.dir, "operator.kubeconfig") }
+
+// operator starts an nstance-operator with the permissions that it is installed with. Its log has its number.
+func (l *lab) operator(t *testing.T, flags ...string) *kube.Process {
+	t.Helper()
+	env := append(os.Environ(), "KUBECONFIG="+l.operatorKubeconfig(), "NSTANCE_NAMESPACE="+namespace)
+	args := append([]string{"--config=" + l.configFile(), "--health-probe-bind-address=0", "--metrics-bind-address=0", "--disable-webhooks"}, flags...)
+	process, err := kube.Run(l.dir, fmt.Sprintf("operator-%d", len(l.operators)+1), filepath.Join(l.bin, "nstance-operator"), env, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.operators = append(l.operators, process)
+	return process
+}
+
+// end stops everything. What failed can be looked into: the ends of all logs are shown, and the directory is kept.
+func (l *lab) end(t *testing.T) {
+	t.Helper()
+	for _, process := range l.operators {
+		process.Kill()
+	}
+	for _, s := range []*shard{l.east, l.west} {
+		if s != nil && s.process != nil {
+			s.server().Kill()
+			stop := exec.CommandContext(context.Background(), "tmux", "-S", filepath.Join(s.dir, "tmux.sock"), "kill-server")
+			_ = stop.Run() // there may be none
+		}
+	}
+	if t.Failed() {
+		for _, process := range l.operators {
+			t.Logf("--- %s (exit code %d)\n%s", process.Name, process.ExitCode(), kube.Tail(process.Log, 60))
+		}
+		for _, s := range []*shard{l.east, l.west} {
+			if s != nil {
+				s.tails(t)
+			}
+		}
+		t.Logf("--- cluster API\n%s", kube.Tail(filepath.Join(l.dir, "kube", "capi-core.log"), 30))
+		t.Logf("logs are kept in %s", l.dir)
+	}
+	if l.Cluster != nil {
+		l.Stop()
+	}
+	if !t.Failed() {
+		if err := os.RemoveAll(l.dir); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func (l *lab) create(ctx context.Context, t *testing.T, object client.Object) {
+	t.Helper()
+	if err := l.Client.Create(ctx, object); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubectl runs the real one as an administrator.
+func (l *lab) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "kubectl", append([]string{"--kubeconfig", l.Kubeconfig}, args...)...)
+	cmd.Env = append(os.Environ(), "HOME="+l.dir) // its cache
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// await tries until there is no error.
+func await(t *testing.T, what string, within time.Duration, try func(context.Context) error) time.Duration {
+	t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	var last error
+	for {
+		err := try(ctx)
+		if err == nil {
+			took := time.Since(began)
+			t.Logf("%s: %.1f s", what, took.Seconds())
+			return took
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: not within %s: %v", what, within, last)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}

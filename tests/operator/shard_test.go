@@ -1,0 +1,374 @@
+package operator
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/objstore/file"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/tests/kube"
+	"github.com/nstance-kit/nstance/tests/local"
+)
+
+const (
+	clusterID     = "lab"
+	tenant        = "default"
+	encryptionKey = "thisisatest32bytekey123456789012" // protects nothing
+)
+
+// Static groups of the shards' configuration.
+const (
+	workers  = "workers"  // on both shards, two instances each, drained within a minute
+	guarded  = "guarded"  // on east alone, one instance, drained within ten seconds
+	machines = "machines" // on both, none: individual machines are of this group
+	spot     = "spot"     // on east alone, one instance, which asks a metadata service of the test's own for notices
+)
+
+// bucket is a directory that all servers use.
+type bucket struct {
+	dir   string
+	store *file.Store
+}
+
+// state reads and writes the bucket as nstance-admin does.
+func (b *bucket) state(shard string) (*clusterstate.State, error) {
+	key, err := keyring.Parse([]byte(encryptionKey))
+	if err != nil {
+		return nil, err
+	}
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b.store, Cluster: clusterID, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	return clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: clusterID, ShardID: shard, Secrets: secrets}), nil
+}
+
+// newBucket makes a bucket with a CA and the key of nonces in it, as `nstance-admin cluster init` does.
+func newBucket(ctx context.Context, dir string) (*bucket, error) {
+	store, err := file.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	b := &bucket{dir, store}
+	state, err := b.state("east")
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := state.EnsureCA(ctx); err != nil {
+		return nil, err
+	}
+	_, _, err = state.EnsureNonceKey(ctx)
+	return b, err
+}
+
+// credentials returns the CA's certificate and a nonce, which is all that an operator is given.
+func (b *bucket) credentials(ctx context.Context) (ca []byte, nonce string, err error) {
+	state, err := b.state("east")
+	if err != nil {
+		return nil, "", err
+	}
+	authorities, err := state.LoadCA(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	key, err := state.LoadNonceKey(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	made, _, err := authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator, Cluster: clusterID, Tenant: tenant, TTL: time.Hour}, rand.Reader, time.Now())
+	return authority.EncodeBundle(authorities.Certificate()), made.Reveal(), err
+}
+
+// shard is a server with its VMs, which are windows of a tmux server with real agents in them, and the test's own connection to it.
+type shard struct {
+	nstancev1.OperatorServiceClient
+	id, dir, bin string
+	bucket       *bucket
+	ports        []int // health, election, registration, operator, agent
+
+	mu      sync.Mutex
+	process *kube.Process
+	starts  int
+	events  []*nstancev1.InstanceEvent
+}
+
+func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// newShard writes the shard's configuration and starts its server. first is the first of its ports.
+func newShard(ctx context.Context, id, dir, bin string, first int, b *bucket, change func(*config.Shard)) (*shard, error) {
+	s := &shard{id: id, dir: dir, bin: bin, bucket: b}
+	for i := range 5 {
+		s.ports = append(s.ports, first+i)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := s.configure(ctx, change); err != nil {
+		return nil, err
+	}
+	if err := s.start(); err != nil {
+		return nil, err
+	}
+	return s, s.connect(ctx)
+}
+
+// configure writes the example's configuration, made to fit.
+func (s *shard) configure(ctx context.Context, change func(*config.Shard)) error {
+	root, err := kube.Root()
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(root, "examples", "config-tmux.jsonc")
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	c, problems := config.Parse(path, src)
+	if len(problems) > 0 {
+		return problems
+	}
+	c.Cluster.ID = clusterID
+	c.Server.Shard = s.id
+	c.Server.Provider.Zone = "zone-" + s.id
+	c.Server.Provider.Options = map[string]string{"dir": filepath.Join(s.dir, "vms"), "session": "vms", "socket": filepath.Join(s.dir, "tmux.sock"),
+		"agent": filepath.Join(s.bin, "nstance-agent")}
+	c.Server.Bind = config.Addresses{Health: address(s.ports[0]), Election: address(s.ports[1]), Registration: address(s.ports[2]),
+		Operator: address(s.ports[3]), Agent: address(s.ports[4])}
+	c.Server.Advertise = config.Addresses{}
+	soon := config.Duration(100 * time.Millisecond)
+	c.Server.ErrorExitJitter = config.ErrorExitJitter{MinDelay: &soon, MaxDelay: &soon}
+	change(c)
+	body := config.Encode(c)
+	if _, problems := config.Parse("made from "+path, body); len(problems) > 0 {
+		return problems
+	}
+	state, err := s.bucket.state(s.id)
+	if err != nil {
+		return err
+	}
+	_, err = state.WriteConfig(ctx, s.id, body, "")
+	return err
+}
+
+func (s *shard) start() error {
+	env := append(os.Environ(), "NSTANCE_ENCRYPTION_KEY="+encryptionKey)
+	process, err := kube.Run(s.dir, "nstance-server", filepath.Join(s.bin, "nstance-server"), env, "--id", "server-"+s.id, "--shard", s.id, "--storage", "file",
+		"--bucket", s.bucket.dir, "--cachedir", filepath.Join(s.dir, "cache"), "--health-addr", address(s.ports[0]))
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.process = process
+	s.starts++
+	return nil
+}
+
+// supervise starts the server again whenever it has ended, as systemd would.
+func (s *shard) supervise(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.server().Ended():
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+		if err := s.start(); err != nil {
+			return
+		}
+	}
+}
+
+func (s *shard) server() *kube.Process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.process
+}
+
+// connect registers an operator of the test's own.
+func (s *shard) connect(ctx context.Context) error {
+	state, err := s.bucket.state(s.id)
+	if err != nil {
+		return err
+	}
+	identity, roots, err := local.Identity(ctx, state, clusterID)
+	if err != nil {
+		return err
+	}
+	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{identity}, RootCAs: roots, ServerName: "127.0.0.1"})
+	conn, err := grpc.NewClient(address(s.ports[3]), grpc.WithTransportCredentials(creds), grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond}, MinConnectTimeout: 2 * time.Second}))
+	if err != nil {
+		return err
+	}
+	s.OperatorServiceClient = nstancev1.NewOperatorServiceClient(conn)
+	return nil
+}
+
+// watch keeps what happens to instances.
+func (s *shard) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		_ = s.watchOnce(ctx) // it ends with a leader; then there is another
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (s *shard) watchOnce(ctx context.Context) error {
+	stream, err := s.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return err
+	}
+	for {
+		answer, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		s.events = append(s.events, answer.GetEvent())
+		s.mu.Unlock()
+	}
+}
+
+// creations are the create calls of a group, in the order in which they were made.
+func (s *shard) creations(group string) (events []*nstancev1.InstanceEvent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, event := range s.events {
+		if event.GetType() == nstancev1.InstanceEvent_TYPE_CREATING && event.GetInstance().GetGroup() == group {
+			events = append(events, event)
+		}
+	}
+	return events
+}
+
+// group is a group as the server has it.
+func (s *shard) group(ctx context.Context, name string) (*nstancev1.GroupStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	list, err := s.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, group := range list.GetGroups() {
+		if group.GetGroup() == name {
+			return group, nil
+		}
+	}
+	return nil, fmt.Errorf("shard %s has no group %s", s.id, name)
+}
+
+// instances are those of a group that are neither deleted nor being deleted, by ID. of "": of all groups.
+func (s *shard) instances(ctx context.Context, of string) ([]*nstancev1.InstanceStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	list, err := s.ListInstances(ctx, &nstancev1.ListInstancesRequest{Group: of})
+	live := slices.DeleteFunc(list.GetInstances(), func(i *nstancev1.InstanceStatus) bool { return i.GetState() == "deleted" || i.GetState() == "deleting" })
+	return live, err
+}
+
+// settled says why a group is not, or has not stayed, at a size with all instances healthy.
+func (s *shard) settled(ctx context.Context, group string, size int) error {
+	status, err := s.group(ctx, group)
+	if err != nil {
+		return err
+	}
+	instances, err := s.instances(ctx, group)
+	if err != nil {
+		return err
+	}
+	if int(status.GetSize()) != size || len(instances) != size || int(status.GetHealthy()) != size {
+		return fmt.Errorf("%s on %s has size %d, %d instances, %d healthy; want %d (%s)", group, s.id, status.GetSize(), len(instances), status.GetHealthy(), size,
+			status.GetBlockedReason())
+	}
+	return nil
+}
+
+// kill ends a VM as a power cut would.
+func (s *shard) kill(id string) error {
+	raw, err := os.ReadFile(filepath.Join(s.dir, "vms", id, "vm.json"))
+	if err != nil {
+		return err
+	}
+	var vm struct {
+		PID int `json:"pid"`
+	}
+	if err := json.Unmarshal(raw, &vm); err != nil {
+		return err
+	}
+	if vm.PID <= 1 {
+		return errors.New("the VM has no process")
+	}
+	return syscall.Kill(vm.PID, syscall.SIGKILL)
+}
+
+// tails shows the ends of the logs of a shard.
+func (s *shard) tails(t *testing.T) {
+	t.Helper()
+	t.Logf("--- server of %s (started %d times)\n%s", s.id, s.starts, kube.Tail(filepath.Join(s.dir, "nstance-server.log"), 20))
+}
+
+// metadata plays the metadata service of EC2 for instances whose template sends them here, each with its ID as the path's first part.
+type metadata struct {
+	mu      sync.Mutex
+	notices map[string]time.Time
+	asked   map[string]bool
+}
+
+// notify announces the end of an instance.
+func (m *metadata) notify(instance string, end time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.notices[instance] = end
+}
+
+// watched reports whether an instance has ever asked.
+func (m *metadata) watched(instance string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.asked[instance]
+}
+
+// ServeHTTP answers https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+func (m *metadata) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	instance, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	m.mu.Lock()
+	end, noticed := m.notices[instance]
+	m.asked[instance] = true
+	m.mu.Unlock()
+	switch {
+	case r.Method == http.MethodPut && path == "latest/api/token":
+		fmt.Fprint(w, "token")
+	case path == "latest/meta-data/spot/instance-action" && noticed:
+		fmt.Fprintf(w, `{"action":"terminate","time":%q}`, end.UTC().Format(time.RFC3339))
+	default:
+		http.NotFound(w, r)
+	}
+}
