@@ -5,9 +5,10 @@ cd "$(dirname -- "$0")/.."
 
 if [ -S .overmind.sock ]; then
 	"$(scripts/tool.sh overmind)" quit 2>/dev/null || true
-	# Overmind removes its socket when the last process has ended.
+	# Overmind removes its socket when the last process has ended, and kills those that are not done after 15 s: a server that leads wants to
+	# give up its lease, and dev-s3 has gone.
 	i=0
-	while [ -S .overmind.sock ] && [ "$i" -lt 50 ]; do
+	while [ -S .overmind.sock ] && [ "$i" -lt 100 ]; do
 		sleep 0.2
 		i=$((i + 1))
 	done
