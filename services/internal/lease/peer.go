@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"context"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -70,3 +71,15 @@ func (Heartbeat) message() {}
 func (Promise) message()   {}
 func (Farewell) message()  {}
 func (Taken) message()     {}
+
+// Peers carries messages between the processes of a shard. Its methods do not wait, and may be called concurrently.
+type Peers interface {
+	// Events yields what comes in until ctx ends: first a LinkUp for every link that there is, then links and messages in their order. A LinkDown
+	// comes before the next LinkUp of the same process. Who a message says it is from is who it is from. A later call ends an earlier one's.
+	Events(ctx context.Context) <-chan Input
+	// Send hands a message to the link with a process. It is lost if there is none, or too much is under way.
+	Send(to Peer, m Message)
+	// Follow keeps a link to the process that holds a lock, at the lock's election address, in place of an earlier one; what was handed to that
+	// one is still sent. The zero Lock: to nobody.
+	Follow(holder record.Lock)
+}

@@ -24,6 +24,8 @@ type Config struct {
 	// Disabled leads without a lock, for development: in a term above all recorded ones, until ctx ends.
 	Disabled bool
 	Clock    Clock
+	// Peers carries messages between the shard's servers. Nil: there is no heir, whatever Options say.
+	Peers Peers
 	// Machine asks the provider about a lock holder's machine. Nil, or MachineUnknown, for whoever cannot say.
 	Machine func(ctx context.Context, id string) Evidence
 	// HighestTerm is the highest term in any record of the shard, 0 if there is none. It is asked for only when there is no lock.
@@ -57,6 +59,9 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Options.Validate(); err != nil {
 		return fmt.Errorf("elect leader: %w", err)
 	}
+	if cfg.Peers == nil {
+		cfg.Options.PeerLease = 0
+	}
 	r := &runner{
 		cfg:     cfg,
 		elector: New(cfg.Self, cfg.Options),
@@ -87,6 +92,9 @@ type runner struct {
 	waiting  []waiter
 	seq      uint64
 
+	heard   <-chan Input // from other servers; nil: from none
+	follows record.Lock  // whom Peers were told to follow
+
 	version record.LockVersion
 	body    []byte // of that version
 	status  Status
@@ -104,6 +112,10 @@ func (r *runner) run(ctx context.Context) error {
 	defer r.timer.Stop()
 	defer r.end(context.Canceled)
 	r.requests, r.parent = requests, ctx
+	if r.cfg.Options.PeerLease > 0 {
+		r.heard = r.cfg.Peers.Events(requests)
+		defer r.cfg.Peers.Follow(record.Lock{})
+	}
 
 	var result error
 	stop := ctx.Done()
@@ -116,6 +128,8 @@ func (r *runner) run(ctx context.Context) error {
 	for r.err == nil && r.elector.Role() != Gone {
 		select {
 		case in := <-r.answers:
+			r.step(in)
+		case in := <-r.heard:
 			r.step(in)
 		case <-r.timer.C:
 			r.step(Tick{})
@@ -156,14 +170,15 @@ func (r *runner) step(in Input) {
 	now := r.cfg.Clock.Now()
 	next, decision := r.elector.Next(now, in)
 	r.elector = next
+	until, term := r.elector.ActUntil()
+	if r.leading != nil && !r.lost {
+		r.leading.until.Store(int64(until)) // before a write goes out that shortens it
+	}
 	for _, action := range decision.Actions {
 		r.perform(action)
 	}
-	until, term := r.elector.ActUntil()
-	if r.leading != nil && !r.lost {
-		r.leading.until.Store(int64(until))
-	}
 	r.tell(Status{Role: r.elector.Role(), Term: term})
+	r.follow()
 
 	wait := decision.Wake.Sub(now)
 	if term != 0 {
@@ -223,7 +238,24 @@ func (r *runner) perform(action Action) {
 			close(r.waiting[0].done)
 			r.waiting = r.waiting[1:]
 		}
+	case Send:
+		r.cfg.Peers.Send(a.To, a.Message)
 	case Released:
+	}
+}
+
+// follow has a candidate be connected to the holder of the lock.
+func (r *runner) follow() {
+	if r.heard == nil {
+		return
+	}
+	holder, _ := r.elector.Holder()
+	if r.elector.Role() != Candidate || holder.Released || holder.Incarnation == r.cfg.Self.Incarnation {
+		holder = record.Lock{}
+	}
+	if h, f := holder, r.follows; h.LeaderID != f.LeaderID || h.Incarnation != f.Incarnation || h.Addresses.Election != f.Addresses.Election {
+		r.follows = holder
+		r.cfg.Peers.Follow(holder)
 	}
 }
 

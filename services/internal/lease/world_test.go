@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,6 +18,8 @@ import (
 var (
 	seedFlag  = flag.Uint64("lease.seed", 0, "run the world of this seed only, and print what happens")
 	seedCount = flag.Int("lease.seeds", 2000, "number of worlds")
+
+	stateCount = flag.Int("lease.states", 60_000, "number of states that the model visits from each beginning")
 )
 
 // A world is a few electors over one lock, in true time. Everything that goes wrong comes from its seed: answers are lost, writes land late,
@@ -77,6 +80,7 @@ type node struct {
 	inbox   []Input
 	wake    int
 	asked   []time.Duration // true time of each Confirm
+	flying  []*WriteLock    // of this life, that may still reach the store
 	wire    *wire           // to the holder of the lock
 	redial  time.Duration
 }
@@ -144,7 +148,7 @@ func (w *world) runUntil(end time.Duration) {
 func (w *world) start(n *node) {
 	w.births++
 	n.life++
-	n.alive, n.paused, n.inbox, n.asked, n.state, n.wire = true, false, nil, nil, MachineRunning, nil
+	n.alive, n.paused, n.inbox, n.asked, n.state, n.wire, n.flying = true, false, nil, nil, MachineRunning, nil, nil
 	n.elector = New(Identity{ID: n.name, Incarnation: fmt.Sprintf("%s-%d", n.name, w.births), Machine: n.machine}, n.opt)
 	w.trace("%v %s starts as %s", w.now, n.name, n.elector.self.Incarnation)
 	w.give(n, Tick{})
@@ -257,19 +261,24 @@ func (w *world) perform(n *node, action Action) {
 	case WriteLock:
 		w.requests++
 		w.checkBytes(a.Lock)
+		n.flying = append(n.flying, &a)
+		landed := func() Input {
+			n.flying = slices.DeleteFunc(n.flying, func(f *WriteLock) bool { return f == &a })
+			return w.write(a)
+		}
 		there, back := w.latency(), w.latency()
 		switch lost := w.chance(w.faults.lose); {
 		case w.chance(w.faults.late): // lands late, after its answer was given up
-			w.after(timeout+w.between(0, 20*time.Second), func() { w.write(a) })
+			w.after(timeout+w.between(0, 20*time.Second), func() { landed() })
 			w.answer(n, life, w.between(0, timeout), WriteUnknown{})
 		case lost && w.chance(0.5): // never arrives
 			w.answer(n, life, timeout, WriteUnknown{})
 		case lost || there+back >= timeout: // answer lost
-			w.after(there, func() { w.write(a) })
+			w.after(there, func() { landed() })
 			w.answer(n, life, timeout, WriteUnknown{})
 		default:
 			w.after(there, func() {
-				in := w.write(a)
+				in := landed()
 				w.answer(n, life, back, in)
 			})
 		}
