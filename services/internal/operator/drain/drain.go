@@ -98,7 +98,10 @@ func (r *runner) NeedLeaderElection() bool { return true }
 // Start implements manager.Runnable. It returns when ctx is over and all that it started has ended.
 func (r *runner) Start(ctx context.Context) error {
 	informer, err := r.workload.GetCache().GetInformer(ctx, &corev1.Node{})
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return fmt.Errorf("watch Nodes: %w", err)
 	}
 	if !r.workload.GetCache().WaitForCacheSync(ctx) {

@@ -1,0 +1,317 @@
+package operator_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/operator"
+	"github.com/nstance-kit/nstance/services/internal/operator/settings"
+	"github.com/nstance-kit/nstance/services/internal/server"
+	"github.com/nstance-kit/nstance/tests/kube"
+)
+
+const (
+	clusterID = "demo"
+	tenant    = "default"
+	sealKey   = "thisisatest32bytekey123456789012" // protects nothing
+	patience  = 60 * time.Second
+)
+
+// kubernetes starts an API server with all definitions, which ends with the test.
+func kubernetes(t *testing.T) *kube.Cluster {
+	t.Helper()
+	root, err := kube.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := kube.Start(t.Context(), kube.Options{Dir: t.TempDir(), CoreCRDs: true, CRDs: []string{filepath.Join(root, "config", "crd")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Stop)
+	return k
+}
+
+// rig is a namespace with what an admin has put there, and a cluster of two real servers, one a shard, whose VMs are made up.
+type rig struct {
+	t         *testing.T
+	kube      client.Client
+	config    *rest.Config
+	namespace string
+	bucket    objstore.Store
+	state     *clusterstate.State
+	cloud     *mock.Provider
+	shards    map[string]settings.Endpoints
+	file      string
+	log       *buffer
+
+	mu sync.Mutex
+	// made has the groups of all instances that a VM was ever asked for.
+	made map[string]string
+}
+
+// buffer is a log that is read when a test has failed.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *buffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *buffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// newRig makes one. groups are those of each shard's configuration, with their sizes.
+func newRig(t *testing.T, k *kube.Cluster, namespace string, groups map[string]map[string]int) *rig {
+	t.Helper()
+	key, err := keyring.Parse([]byte(sealKey))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, kube: k.Client, config: k.Config, namespace: namespace, bucket: mem.New(mem.Options{}),
+		shards: map[string]settings.Endpoints{}, log: new(buffer), made: map[string]string{}}
+	r.state = clusterstate.New(clusterstate.Options{Cluster: r.bucket, Shard: r.bucket, ClusterID: clusterID, ShardID: "a",
+		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: r.bucket, Cluster: clusterID, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})})
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s: the end of the log:\n%s", namespace, tail(r.log.String(), 60))
+		}
+	})
+	ca, _, err := r.state.EnsureCA(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nonces, _, err := r.state.EnsureNonceKey(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nonce, _, err := authority.MintNonce(nonces, authority.NonceSpec{Role: authority.RoleOperator, Cluster: clusterID, Tenant: tenant, TTL: time.Hour}, rand.Reader, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// One cloud for both, so that provider IDs are unique.
+	r.cloud = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time, request infra.CreateRequest) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.made[request.Tags.Instance.String()] = request.Tags.Group
+	}})
+	for id, of := range groups {
+		r.startServer(id, of)
+	}
+	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: namespace, Name: name} }
+	for _, object := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		&corev1.ServiceAccount{ObjectMeta: meta("nstance-capi-workload")},
+		&corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca"), Data: map[string]string{"ca.crt": string(authority.EncodeBundle(ca.Certificate()))}},
+		&corev1.Secret{ObjectMeta: meta("nstance-operator-nonce"), Data: map[string][]byte{"nonce.jwt": []byte(nonce.Reveal())}},
+	} {
+		if err := r.kube.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.file = filepath.Join(t.TempDir(), "config.yaml")
+	r.writeConfig()
+	return r
+}
+
+func tail(text string, lines int) string {
+	all := strings.Split(text, "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// writeConfig writes the operator's configuration file.
+func (r *rig) writeConfig() {
+	r.t.Helper()
+	var b strings.Builder
+	fmt.Fprintf(&b, "cluster_id: %s\ntenant: %s\nshards:\n", clusterID, tenant)
+	for id, at := range r.shards {
+		fmt.Fprintf(&b, "  %s:\n    registration_addr: %q\n    operator_addr: %q\n", id, at.Registration, at.Operator)
+	}
+	if err := os.WriteFile(r.file, []byte(b.String()), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// startServer starts the server of a shard, which ends with the test.
+func (r *rig) startServer(id string, groups map[string]int) {
+	r.t.Helper()
+	var ports []string
+	for range 5 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		defer l.Close()
+		ports = append(ports, l.Addr().String())
+	}
+	specs := map[string]any{}
+	for name, size := range groups {
+		specs[name] = map[string]any{"template": "worker", "size": size, "drain_timeout": "1m"}
+	}
+	text, err := json.Marshal(map[string]any{
+		"cluster": map[string]any{"id": clusterID, "secrets": map[string]any{"encryption_key": map[string]any{"provider": "env"}}},
+		"server": map[string]any{
+			"shard": id, "provider": map[string]any{"kind": "mock", "zone": "zone-" + id, "region": "region"}, "subnet_pools": map[string]any{"p": []string{"s"}},
+			"bind": map[string]any{"health_addr": ports[0], "election_addr": ports[1], "registration_addr": ports[2], "operator_addr": ports[3], "agent_addr": ports[4]},
+		},
+		"defaults":  map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}"}},
+		"templates": map[string]any{"worker": map[string]any{"kind": "wrk", "arch": "amd64", "subnet_pool": "p"}},
+		"groups":    map[string]any{tenant: specs},
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := r.bucket.Put(r.t.Context(), keys.Config(id), text, objstore.Always()); err != nil {
+		r.t.Fatal(err)
+	}
+	r.shards[id] = settings.Endpoints{Registration: ports[2], Operator: ports[3]}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- server.Run(ctx, server.Config{
+			Options: server.Options{ID: "server-" + id, Shard: id, CacheDir: r.t.TempDir(), HealthAddr: ports[0], Location: open.Location{Provider: "mem"}},
+			Log:     slog.New(slog.DiscardHandler), Bucket: r.bucket,
+			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) { return []byte(sealKey), nil }},
+			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context, server.Setup) (server.Machine, error) {
+				return server.Machine{Provider: r.cloud, ID: "machine-" + id}, nil
+			}}},
+		})
+	}()
+	r.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Errorf("server of shard %s: %v", id, err)
+		}
+	})
+}
+
+// process is an operator that runs.
+type process struct {
+	rig  *rig
+	kill context.CancelFunc
+	done chan struct{}
+	err  error // once done is closed
+}
+
+// start starts an operator. change, which may be nil, changes what it runs with.
+func (r *rig) start(change func(*operator.Config)) *process {
+	r.t.Helper()
+	file, err := settings.Load(r.file)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	environment, err := settings.ParseEnvironment(func(name string) string {
+		return map[string]string{"NSTANCE_NAMESPACE": r.namespace}[name]
+	}, "")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	c := operator.Config{Options: operator.Options{ConfigFile: r.file, HealthAddr: "0", MetricsAddr: "0"}, Environment: environment, Settings: file,
+		Rest: rest.CopyConfig(r.config), Version: "test", Log: logr.FromSlogHandler(slog.NewTextHandler(r.log, nil))}
+	if change != nil {
+		change(&c)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &process{rig: r, kill: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		p.err = operator.Run(ctx, c)
+	}()
+	r.t.Cleanup(func() { _ = p.stop() })
+	return p
+}
+
+// stop ends the operator, and returns what Run did.
+func (p *process) stop() error {
+	p.kill()
+	<-p.done
+	return p.err
+}
+
+func (p *process) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// await waits for something that a pass may find wrong for a while.
+func (r *rig) await(what string, done func() error) {
+	r.t.Helper()
+	var last error
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(50 * time.Millisecond) {
+		if last = done(); last == nil {
+			return
+		}
+	}
+	r.t.Fatalf("%s: waited too long for %s: %v", r.namespace, what, last)
+}
+
+// alive counts the VMs of a group that are not on their way out.
+func (r *rig) alive(shard, group string) (n int) {
+	for _, vm := range r.cloud.VMs() {
+		if vm.State.Alive() && vm.Tags.Shard == shard && vm.Tags.Group == group {
+			n++
+		}
+	}
+	return n
+}
+
+// makings counts the instances of a group that a VM was ever asked for.
+func (r *rig) makings(group string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, of := range r.made {
+		if of == group {
+			n++
+		}
+	}
+	return n
+}
+
+func equal[T comparable](what string, got, want T) error {
+	if got != want {
+		return fmt.Errorf("%s: %v, want %v", what, got, want)
+	}
+	return nil
+}
+
+func all(errs ...error) error { return errors.Join(errs...) }
