@@ -1,0 +1,260 @@
+package peer
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+)
+
+// node is a server with its election port.
+type node struct {
+	self    lease.Peer
+	network *Network
+	source  *mtls.Source
+	addr    string
+	events  <-chan lease.Input
+	stop    func()
+}
+
+func source(t *testing.T, c *mtlstest.Cluster, shard, server string) *mtls.Source {
+	t.Helper()
+	s, err := mtls.NewSource(mtls.Options{
+		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.Name, Shard: shard, Server: server},
+		Hosts:    []string{"127.0.0.1"}, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader, Now: c.Clock.Now, Log: c.Log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func start(t *testing.T, c *mtlstest.Cluster, shard, id string) *node {
+	t.Helper()
+	n := &node{self: lease.Peer{ID: id, Incarnation: id + "-1"}, source: source(t, c, shard, id)}
+	n.network = New(Options{Self: n.self, Shard: shard, Source: func() *mtls.Source { return n.source }, Log: slog.New(slog.DiscardHandler),
+		Sleep: func(ctx context.Context, d time.Duration) error {
+			timer := time.NewTimer(min(d, 10*time.Millisecond))
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}})
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.addr = listener.Addr().String()
+	server := n.network.Server(n.source)
+	ctx, cancel := context.WithCancel(context.Background())
+	var group sync.WaitGroup
+	group.Go(func() { _ = server.Serve(listener) })
+	group.Go(func() { n.network.Run(ctx) })
+	n.events = n.network.Events(ctx)
+	n.stop = sync.OnceFunc(func() {
+		server.Stop()
+		cancel()
+		group.Wait()
+	})
+	t.Cleanup(n.stop)
+	return n
+}
+
+func (n *node) lock() record.Lock {
+	return record.Lock{LeaderID: n.self.ID, Incarnation: n.self.Incarnation, Term: 3, Revision: 9, LeaseMS: 10_000, RenewMS: 5_000,
+		Addresses: record.LockAddresses{Election: n.addr}}
+}
+
+func (n *node) hears(t *testing.T, want lease.Input) {
+	t.Helper()
+	select {
+	case got := <-n.events:
+		if h, ok := got.(lease.Heartbeat); ok { // decoded, it says which schema it has
+			h.Lock.Schema = 0
+			got = h
+		}
+		if got != want {
+			t.Fatalf("%s hears %T%+v, want %T%+v", n.self.ID, got, got, want, want)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s does not hear %T%+v", n.self.ID, want, want)
+	}
+}
+
+func TestLeaderAndFollowerTalk(t *testing.T) {
+	c := mtlstest.New(t)
+	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
+	b.network.Follow(a.lock())
+	a.hears(t, lease.LinkUp{Peer: b.self})
+	for beat := range uint64(3) {
+		h := lease.Heartbeat{Leader: a.self, Follower: b.self, Term: 3, Beat: beat + 1, Length: time.Second, Lock: a.lock(), Token: "t"}
+		a.network.Send(b.self, h)
+		b.hears(t, h)
+		p := lease.Promise{Leader: a.self, Follower: b.self, Term: 3, Beat: beat + 1, Length: time.Second}
+		b.network.Send(a.self, p)
+		a.hears(t, p)
+	}
+	a.network.Send(lease.Peer{ID: "two", Incarnation: "two-0"}, lease.Farewell{Leader: a.self, Follower: b.self, Term: 3}) // nobody hears it
+	f := lease.Farewell{Leader: a.self, Follower: b.self, Term: 3}
+	a.network.Send(b.self, f)
+	b.hears(t, f)
+
+	// A follower that has taken over says so and follows nobody: what it said still arrives.
+	taken := lease.Taken{Leader: a.self, Follower: b.self, Term: 4}
+	b.network.Send(a.self, taken)
+	b.network.Follow(record.Lock{})
+	a.hears(t, taken)
+	a.hears(t, lease.LinkDown{Peer: b.self})
+
+	// Then it is the other that follows.
+	a.network.Follow(b.lock())
+	b.hears(t, lease.LinkUp{Peer: a.self})
+	later := b.network.Events(t.Context()) // another election of the same process hears of the links that there are
+	if got := <-later; got != (lease.LinkUp{Peer: a.self}) {
+		t.Errorf("the next election hears %T%+v first", got, got)
+	}
+	b.events = later
+	a.stop()
+	b.hears(t, lease.LinkDown{Peer: a.self})
+}
+
+func TestLinkComesBack(t *testing.T) {
+	c := mtlstest.New(t)
+	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
+	wrong := a.lock()
+	wrong.Incarnation = "one-0" // the process before
+	b.network.Follow(wrong)
+	a.hears(t, lease.LinkUp{Peer: b.self})
+	a.hears(t, lease.LinkDown{Peer: b.self})
+	b.network.Follow(a.lock())
+	for range 50 { // links to the wrong process come and go until the right one stays
+		in := <-a.events
+		if _, up := in.(lease.LinkUp); !up {
+			continue
+		}
+		h := lease.Heartbeat{Leader: a.self, Follower: b.self, Term: 3, Beat: 1, Length: time.Second, Lock: a.lock(), Token: "t"}
+		a.network.Send(b.self, h)
+		select {
+		case got := <-b.events:
+			if beat, ok := got.(lease.Heartbeat); !ok || beat.Leader != a.self {
+				t.Errorf("heard %T%+v", got, got)
+			}
+			return
+		case <-time.After(time.Second):
+		}
+	}
+	t.Error("no link to the right process")
+}
+
+// call speaks to an election port by hand.
+func call(t *testing.T, c *mtlstest.Cluster, addr string, cert *tls.Certificate, first ...any) error {
+	t.Helper()
+	conn := c.Dial(t, addr, cert)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, grpc.ForceCodec(raw{}))
+	if err != nil {
+		return err
+	}
+	for _, message := range first {
+		frame, ok := message.([]byte)
+		if !ok {
+			if frame, err = encode(message); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := send(s, frame); err != nil {
+			break // the answer says why
+		}
+	}
+	for {
+		if _, err := receive(s); err != nil {
+			return err
+		}
+	}
+}
+
+func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
+	c, other := mtlstest.New(t), mtlstest.New(t)
+	a := start(t, c, "s", "one")
+	self := lease.Peer{ID: "two", Incarnation: "two-1"}
+	certificate := func(s *mtls.Source) *tls.Certificate {
+		cert, err := s.Certificate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cert
+	}
+	good := certificate(source(t, c, "s", "two"))
+	promise := lease.Promise{Leader: a.self, Follower: self, Term: 3, Beat: 1, Length: time.Second}
+	agent := authority.Identity{Role: authority.RoleAgent, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "knd")}
+	operator := authority.Identity{Role: authority.RoleOperator, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "opr")}
+	for name, tc := range map[string]struct {
+		cert *tls.Certificate
+		say  []any
+		code codes.Code
+		want string
+	}{
+		"no certificate":              {nil, []any{hello{self}}, codes.Unavailable, "certificate"},
+		"another cluster's authority": {certificate(source(t, other, "s", "two")), []any{hello{self}}, codes.Unavailable, "certificate"},
+		"agent":                       {c.Certificate(t, agent, mtlstest.NewKey(t)), []any{hello{self}}, codes.PermissionDenied, "role agent"},
+		"operator":                    {c.Certificate(t, operator, mtlstest.NewKey(t)), []any{hello{self}}, codes.PermissionDenied, "role operator"},
+		"another shard":               {certificate(source(t, c, "r", "two")), []any{hello{self}}, codes.PermissionDenied, "servers of the shard s"},
+		"another's name":              {certificate(source(t, c, "s", "three")), []any{hello{self}}, codes.PermissionDenied, "the certificate of three"},
+		"no hello":                    {good, []any{promise}, codes.InvalidArgument, "before the hello"},
+		"itself":                      {certificate(a.source), []any{hello{a.self}}, codes.InvalidArgument, "this process itself"},
+		"garbage":                     {good, []any{hello{self}, []byte("garbage")}, codes.Aborted, "kind is"},
+		"in another's name":           {good, []any{hello{self}, lease.Promise{Leader: a.self, Follower: leader, Term: 3, Beat: 1, Length: 1}}, codes.Aborted, "another's name"},
+		"as a leader":                 {good, []any{hello{self}, lease.Farewell{Leader: a.self, Follower: self, Term: 3}}, codes.Aborted, "another's name"},
+		"two hellos":                  {good, []any{hello{self}, hello{self}}, codes.Aborted, "another's name"},
+		"too much":                    {good, []any{hello{self}, make([]byte, maxFrame+1)}, codes.ResourceExhausted, "larger than max"},
+	} {
+		err := call(t, c, a.addr, tc.cert, tc.say...)
+		if got := status.Code(err); got != tc.code && (got != codes.Aborted || tc.code != codes.ResourceExhausted) || !strings.Contains(fmt.Sprint(err), tc.want) {
+			t.Errorf("%s: %v, want %s with %q", name, err, tc.code, tc.want)
+		}
+	}
+	for len(a.events) > 0 {
+		if in := <-a.events; in != (lease.LinkUp{Peer: self}) && in != (lease.LinkDown{Peer: self}) {
+			t.Errorf("heard %T%+v", in, in)
+		}
+	}
+}
+
+func TestFollowerChecksTheLeader(t *testing.T) {
+	c := mtlstest.New(t)
+	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
+	stranger := start(t, c, "r", "one") // of another shard
+	for name, lock := range map[string]record.Lock{
+		"another shard":  {LeaderID: "one", Incarnation: "one-1", Addresses: record.LockAddresses{Election: stranger.addr}},
+		"another server": {LeaderID: "three", Incarnation: "one-1", Addresses: record.LockAddresses{Election: a.addr}},
+	} {
+		err := b.network.connect(t.Context(), lock, make(chan struct{}))
+		if err == nil || !strings.Contains(err.Error(), "server certificate: it is of") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if len(a.events)+len(stranger.events) > 0 {
+		t.Error("a link is up")
+	}
+}

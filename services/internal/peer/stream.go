@@ -1,0 +1,252 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+)
+
+const (
+	// helloTime is how long the other side may take to connect and say who it is.
+	helloTime = 5 * time.Second
+	// redialAfter is the pause before a holder is dialled again, doubled each time up to redialMost.
+	redialAfter, redialMost = 500 * time.Millisecond, 15 * time.Second
+	method                  = "/nstance.election.v1.Peers/Link"
+)
+
+// raw takes frames as they are.
+type raw struct{}
+
+func (raw) Name() string { return "nstance-peer" }
+
+func (raw) Marshal(v any) ([]byte, error) {
+	if frame, ok := v.(*[]byte); ok {
+		return *frame, nil
+	}
+	return nil, fmt.Errorf("%T is no frame", v)
+}
+
+func (raw) Unmarshal(data []byte, v any) error {
+	frame, ok := v.(*[]byte)
+	if !ok {
+		return fmt.Errorf("%T is no frame", v)
+	}
+	*frame = append([]byte(nil), data...)
+	return nil
+}
+
+// stream is what client and server streams of gRPC have in common.
+type stream interface {
+	SendMsg(m any) error
+	RecvMsg(m any) error
+}
+
+func send(s stream, frame []byte) error { return s.SendMsg(&frame) }
+
+func receive(s stream) (any, error) {
+	var frame []byte
+	if err := s.RecvMsg(&frame); err != nil {
+		return nil, err
+	}
+	return decode(frame)
+}
+
+func sayHello(s stream, self lease.Peer) error {
+	frame, err := encode(hello{from: self})
+	if err != nil {
+		return err
+	}
+	return send(s, frame)
+}
+
+func hearHello(s stream) (lease.Peer, error) {
+	message, err := receive(s)
+	if err != nil {
+		return lease.Peer{}, err
+	}
+	h, ok := message.(hello)
+	if !ok {
+		return lease.Peer{}, fmt.Errorf("%T before the hello", message)
+	}
+	return h.from, nil
+}
+
+// Server returns the gRPC server of the election port. It serves servers of the same shard, and nobody else.
+func (n *Network) Server(source *mtls.Source) *grpc.Server {
+	options := append(mtls.ServerOptions(source, authority.RoleServer, n.options.Log), grpc.ForceServerCodec(raw{}), grpc.MaxRecvMsgSize(maxFrame),
+		grpc.MaxSendMsgSize(maxFrame), grpc.WaitForHandlers(true))
+	server := grpc.NewServer(options...)
+	server.RegisterService(&grpc.ServiceDesc{ServiceName: "nstance.election.v1.Peers", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{{
+		StreamName: "Link", ServerStreams: true, ClientStreams: true,
+		Handler: func(_ any, s grpc.ServerStream) error { return n.accept(s) },
+	}}}, n)
+	return server
+}
+
+// accept serves one follower.
+func (n *Network) accept(s grpc.ServerStream) error {
+	identity, err := mtls.PeerIdentity(s.Context())
+	if err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	if identity.Shard != n.options.Shard {
+		return status.Errorf(codes.PermissionDenied, "this port is for servers of the shard %s, %s is one of %s", n.options.Shard, identity.Server, identity.Shard)
+	}
+	from, err := hearHello(s)
+	switch {
+	case err != nil:
+		return status.Error(codes.InvalidArgument, err.Error())
+	case from.ID != identity.Server:
+		return status.Errorf(codes.PermissionDenied, "the hello is of %s, the certificate of %s", from.ID, identity.Server)
+	case from == n.options.Self:
+		return status.Error(codes.InvalidArgument, "that is this process itself")
+	}
+	if err := sayHello(s, n.options.Self); err != nil {
+		return err
+	}
+	l := newLink(from, true)
+	n.add(l)
+	defer n.remove(l)
+	heard := make(chan error, 1)
+	go func() {
+		heard <- n.listen(l, s) // it ends with the stream, which ends when this function returns
+		l.close()
+	}()
+	if err := l.pump(func(frame []byte) error { return send(s, frame) }); err != nil {
+		return err
+	}
+	select {
+	case err := <-heard:
+		return status.Error(codes.Aborted, err.Error())
+	default:
+		return status.Error(codes.Aborted, "another connection has taken this one's place")
+	}
+}
+
+// listen hears messages until the stream ends or something is wrong with one.
+func (n *Network) listen(l *link, s stream) error {
+	for {
+		message, err := receive(s)
+		if err != nil {
+			return err
+		}
+		if !n.hear(l, message) {
+			return fmt.Errorf("%T in another's name", message)
+		}
+	}
+}
+
+// Run keeps the link to the holder of the lock, until ctx ends.
+func (n *Network) Run(ctx context.Context) {
+	pause := redialAfter
+	for ctx.Err() == nil {
+		n.mu.Lock()
+		holder, turned := n.holder, n.turned
+		n.mu.Unlock()
+		if holder.LeaderID == "" || holder.Addresses.Election == "" || n.options.Source() == nil {
+			pause = redialAfter
+			n.wait(ctx, turned, redialMost) // the CA may have come
+			continue
+		}
+		began := time.Now()
+		err := n.connect(ctx, holder, turned)
+		if time.Since(began) > redialMost {
+			pause = redialAfter
+		}
+		select {
+		case <-turned:
+			pause = redialAfter
+			continue
+		case <-ctx.Done():
+			return
+		default:
+		}
+		n.options.Log.Info("no link to the leader", "leader", holder.LeaderID, "addr", holder.Addresses.Election, "error", err, "again_in", pause.String())
+		n.wait(ctx, turned, pause)
+		pause = min(2*pause, redialMost)
+	}
+}
+
+// wait sleeps until the holder is another.
+func (n *Network) wait(ctx context.Context, turned <-chan struct{}, d time.Duration) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-turned:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	_ = n.options.Sleep(ctx, d) // why it ended does not matter
+}
+
+// connect makes a link to the holder and keeps it until it ends, or the holder is another.
+func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan struct{}) error {
+	conn, err := grpc.NewClient("passthrough:///"+holder.Addresses.Election,
+		grpc.WithTransportCredentials(mtls.ServerCredentials(n.options.Source(), holder.LeaderID)), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return (&net.Dialer{Timeout: helloTime}).DialContext(ctx, "tcp", addr)
+		}))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	slow := time.AfterFunc(helloTime, func() { cancel(errors.New("it does not answer")) })
+	defer slow.Stop()
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: "Link", ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	if err := sayHello(s, n.options.Self); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	from, err := hearHello(s)
+	if err != nil {
+		return err
+	}
+	if want := (lease.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}); from != want {
+		return fmt.Errorf("at its address is the process %s, not %s", from.Incarnation, want.Incarnation)
+	}
+	slow.Stop()
+	l := newLink(from, false)
+	n.add(l)
+	defer n.remove(l)
+	go func() {
+		select {
+		case <-turned: // the holder is another: what was handed to this link is sent first
+			l.close()
+		case <-ctx.Done():
+			l.close()
+		}
+	}()
+	heard := make(chan error, 1)
+	go func() {
+		heard <- n.listen(l, s)
+		l.close()
+	}()
+	if err := l.pump(func(frame []byte) error { return send(s, frame) }); err != nil {
+		return err
+	}
+	_ = s.CloseSend()
+	last := time.AfterFunc(flushTime, func() { cancel(nil) })
+	defer last.Stop()
+	return <-heard // the server answers the end with its own
+}
