@@ -5,8 +5,7 @@ cd "$(dirname -- "$0")/.."
 
 if [ -S .overmind.sock ]; then
 	"$(scripts/tool.sh overmind)" quit 2>/dev/null || true
-	# Overmind removes its socket when the last process has ended, and kills those that are not done after 15 s: a server that leads wants to
-	# give up its lease, and dev-s3 has gone.
+	# Overmind removes its socket when the last process has ended, or is killed after 15 s.
 	i=0
 	while [ -S .overmind.sock ] && [ "$i" -lt 100 ]; do
 		sleep 0.2
@@ -14,6 +13,12 @@ if [ -S .overmind.sock ]; then
 	done
 	rm -f .overmind.sock
 fi
+# Air ends before the server that it runs. A new one would find the ports taken.
+i=0
+while pgrep -f "$PWD/temp/air/" >/dev/null 2>&1 && [ "$i" -lt 100 ]; do
+	sleep 0.2
+	i=$((i + 1))
+done
 if command -v tmux >/dev/null; then
 	tmux kill-session -t =nstance-dev-agents 2>/dev/null || true
 fi
