@@ -1,0 +1,170 @@
+package drain
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+)
+
+const (
+	idA = "wrk06ftgans01r018b1c5gp2rb1c4"
+	idB = "wrk06ftgans01r018k2c9h64rk2c8"
+)
+
+func nodeOf(name, providerID, mark string, change ...func(*corev1.Node)) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{ProviderID: providerID}}
+	if mark != "" {
+		n.Annotations = map[string]string{v1beta1.InstanceAnnotation: mark}
+	}
+	for _, fn := range change {
+		fn(n)
+	}
+	return n
+}
+
+func TestPlanNodes(t *testing.T) {
+	live := map[string]key{"p:live": {"a", idA}}
+	dead := map[string]key{"p:dead": {"a", idB}, "p:dead-silent": {"b", idB}, "p:live": {"a", idB}}
+	heard := map[string]bool{"a": true, "b": false}
+	for name, c := range map[string]struct {
+		node *corev1.Node
+		mark *key
+		ask  *key
+	}{
+		"of an instance that lives":        {nodeOf("n", "p:live", ""), &key{"a", idA}, nil},
+		"marked already":                   {nodeOf("n", "p:live", "a/"+idA), nil, nil},
+		"marked as another":                {nodeOf("n", "p:live", "a/"+idB), &key{"a", idA}, nil},
+		"badly marked":                     {nodeOf("n", "p:live", "a/b/c"), &key{"a", idA}, nil},
+		"of an instance that is deleted":   {nodeOf("n", "p:dead", ""), nil, &key{"a", idB}},
+		"marked, and in no list":           {nodeOf("n", "p:other", "a/"+idA), nil, &key{"a", idA}},
+		"marked, shard is silent":          {nodeOf("n", "p:other", "b/"+idA), nil, nil},
+		"marked, shard is unknown":         {nodeOf("n", "p:other", "c/"+idA), nil, nil},
+		"deleted, shard is silent":         {nodeOf("n", "p:dead-silent", ""), nil, nil},
+		"of nobody":                        {nodeOf("n", "p:other", ""), nil, nil},
+		"of nobody, badly marked":          {nodeOf("n", "p:other", "a/"), nil, nil},
+		"without a provider ID, marked":    {nodeOf("n", "", "a/"+idA), nil, nil},
+		"goes already, marked, in no list": {nodeOf("n", "p:other", "a/"+idA, func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := planNodes([]*corev1.Node{c.node}, live, dead, heard)
+			wantMark, wantAsk := map[string]key{}, map[string]map[key][]*corev1.Node{}
+			if c.mark != nil {
+				wantMark["n"] = *c.mark
+			}
+			if c.ask != nil {
+				wantAsk[c.ask.shard] = map[key][]*corev1.Node{*c.ask: {c.node}}
+			}
+			if diff := cmp.Diff(plan{wantMark, wantAsk}, p, cmp.AllowUnexported(plan{}, key{})); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func FuzzParseMark(f *testing.F) {
+	for _, s := range []string{"", "a/" + idA, "a", "/" + idA, "a/b/" + idA, "A/" + idA, "a/" + strings.ToUpper(idA)} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if k, ok := parseMark(s); ok && k.shard+"/"+k.instance != s {
+			t.Errorf("%q is read as %v", s, k)
+		}
+	})
+}
+
+// TestSlots: of those that wait, the nearest deadline is next, as it is then.
+func TestSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := slots{free: 1}
+		at := func(d time.Duration) func() time.Time {
+			deadline := time.Now().Add(d)
+			return func() time.Time { return deadline }
+		}
+		if !s.acquire(t.Context(), at(time.Hour)) {
+			t.Fatal("no slot")
+		}
+		var order []string
+		wait := func(name string, ctx context.Context, deadline func() time.Time) { //nolint:revive // the name reads better first
+			go func() {
+				if s.acquire(ctx, deadline) {
+					order = append(order, name)
+				} else {
+					order = append(order, "not "+name)
+				}
+			}()
+			synctest.Wait()
+		}
+		soon := time.Now().Add(3 * time.Hour)
+		gaveUp, giveUp := context.WithCancel(t.Context())
+		wait("two hours", t.Context(), at(2*time.Hour))
+		wait("never", gaveUp, at(time.Second))
+		wait("minute", t.Context(), at(time.Minute))
+		wait("moved", t.Context(), func() time.Time { return soon })
+		giveUp()
+		synctest.Wait()
+		soon = time.Now().Add(time.Second)
+		for range 3 {
+			s.release()
+			synctest.Wait()
+		}
+		if want := []string{"not never", "moved", "minute", "two hours"}; !slices.Equal(order, want) {
+			t.Errorf("order %q, want %q", order, want)
+		}
+		s.release()
+		if s.free != 1 || len(s.waiting) != 0 {
+			t.Errorf("%d free, %d waiting", s.free, len(s.waiting))
+		}
+	})
+}
+
+func TestRemaining(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for given, want := range map[time.Duration]time.Duration{time.Hour: time.Hour - 5*time.Second, 10 * time.Second: 9 * time.Second, 0: 0, -time.Minute: 0} {
+			if got := remaining(shards.Drain{Deadline: time.Now().Add(given)}); got != want {
+				t.Errorf("%s: %s, want %s", given, got, want)
+			}
+		}
+		if got := remaining(shards.Drain{}); got != unlimited {
+			t.Errorf("without a deadline: %s", got)
+		}
+	})
+}
+
+func TestIsGone(t *testing.T) {
+	for state, want := range map[string]bool{"running": false, "pending": false, "stopping": false, "deleting": false, "unknown": false, "": false, "stopped": true, "deleted": true,
+		"failed": true} {
+		if got := isGone(&nstancev1.InstanceStatus{State: "deleting", ProviderState: state}); got != want {
+			t.Errorf("%s: %v", state, got)
+		}
+	}
+	if !isGone(&nstancev1.InstanceStatus{State: "deleted", ProviderState: "running"}) {
+		t.Error("the server's own word does not count")
+	}
+}
+
+func TestSome(t *testing.T) {
+	if got := some([]string{"a/b", "c/d"}); got != "a/b, c/d" {
+		t.Error(got)
+	}
+	many := make([]string, 500)
+	for i := range many {
+		many[i] = "namespace/pod-with-a-name"
+	}
+	if got := some(many); len(got) > 700 || !strings.HasSuffix(got, "more") {
+		t.Errorf("%d bytes: %s", len(got), got)
+	}
+	if got := text(strings.Repeat("ä", 1000)); len(got) > 720 || !strings.HasSuffix(got, " ...") {
+		t.Errorf("%d bytes", len(got))
+	}
+}
