@@ -37,11 +37,11 @@ const (
 	OnDemandShardAnnotation = "on-demand.nstance.dev/shard"
 )
 
-// Finalizers, one a kind that has something on the servers.
+// Finalizers, one a kind that has something on the servers. The API server warns of those without a path.
 const (
-	MachinePoolFinalizer = "nstancemachinepool.infrastructure.cluster.x-k8s.io"
-	ShardGroupFinalizer  = "nstanceshardgroup.infrastructure.cluster.x-k8s.io"
-	MachineFinalizer     = "nstancemachine.infrastructure.cluster.x-k8s.io"
+	MachinePoolFinalizer = "infrastructure.cluster.x-k8s.io/nstancemachinepool"
+	ShardGroupFinalizer  = "infrastructure.cluster.x-k8s.io/nstanceshardgroup"
+	MachineFinalizer     = "infrastructure.cluster.x-k8s.io/nstancemachine"
 )
 
 // Condition types.
