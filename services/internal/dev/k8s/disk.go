@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -102,7 +103,7 @@ func definition(r *resource) map[string]any {
 	}
 }
 
-// ensure makes an object if there is none.
+// ensure makes an object if there is none. A file that a person left unusable is reported already, and no reason not to begin.
 func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
 		if current != nil {
@@ -111,6 +112,9 @@ func (s *store) ensure(r *resource, k key, o map[string]any) error {
 		s.complete(s.collectionOf(r), k, o, nil)
 		return o, nil
 	})
+	if apierrors.IsServiceUnavailable(err) {
+		return nil
+	}
 	return err
 }
 

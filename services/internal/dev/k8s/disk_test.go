@@ -20,6 +20,7 @@ func TestFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	put(t, `{"spec":{"replicas":1}}`, dir, "machinepools/default/before.json")
+	put(t, `{"half`, dir, "namespaces/default.json") // it begins nevertheless
 	addr, _ := start(t, dir)
 	c, ctx := in(untyped(t, addr), pools), t.Context()
 	w := must(c.Watch(ctx, metav1.ListOptions{}))(t)
