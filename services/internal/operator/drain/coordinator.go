@@ -52,7 +52,7 @@ func newCoordinator(o Options, kube kubernetes.Interface, nodes client.Client, r
 		o.Parallel = DefaultParallel
 	}
 	if o.RetryEviction <= 0 {
-		o.RetryEviction = time.Second
+		o.RetryEviction = 2 * time.Second
 	}
 	return &coordinator{Options: o, kube: kube, nodes: nodes, recorder: recorder, metrics: m, slots: slots{free: o.Parallel}, remover: newRemover(),
 		drains: make(chan struct{}, 1), removals: make(chan struct{}, 1), tasks: map[key]*task{}}

@@ -43,7 +43,7 @@ type Options struct {
 	Workload cluster.Cluster
 	// Parallel is how many Nodes are drained at a time, DefaultParallel when 0. Those with the nearest deadlines come first.
 	Parallel int
-	// RetryEviction is the pause after an eviction that a PodDisruptionBudget refused, a second when 0.
+	// RetryEviction is the pause after an eviction that a PodDisruptionBudget refused, two seconds when 0.
 	RetryEviction time.Duration
 	Log           *slog.Logger
 }

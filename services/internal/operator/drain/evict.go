@@ -53,7 +53,7 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 		for i := range pods {
 			left.add(name(&pods[i]))
 		}
-		if err := h.DeleteOrEvictPods(pods); err != nil {
+		if err := t.inTime(ctx, func() error { return h.DeleteOrEvictPods(pods) }); err != nil {
 			return fmt.Errorf("evict: %w", err)
 		}
 		if h.SkipWaitForDeleteTimeoutSeconds > 0 {
@@ -61,6 +61,18 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 		}
 	}
 	return errors.New("evict: new pods come to a Node that is cordoned")
+}
+
+// inTime returns when do does, or when ctx is over: kubectl's pause after a refused eviction cannot be cut short otherwise.
+func (t *task) inTime(ctx context.Context, do func() error) error {
+	done := make(chan error, 1)
+	t.work.Go(func() { done <- do() })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // silent: the Node's kubelet does not report.

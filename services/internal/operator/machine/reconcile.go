@@ -30,13 +30,25 @@ func newReconciler(o Options) *Reconciler { return &Reconciler{Options: o} }
 // maxSteps bounds one pass; a machine needs five at the most: finalizer, ID, instance, provider ID, and what the status then allows.
 const maxSteps = 8
 
+// soon is when to look again at what the cache did not know of yet.
+const soon = 100 * time.Millisecond
+
 // Reconcile looks at one machine and does what is to be done for it.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	m := &v1beta1.NstanceMachine{}
 	if err := r.Client.Get(ctx, request.NamespacedName, m); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	v, ours, err := r.look(ctx, m.DeepCopy())
+	result, err := r.reconcile(ctx, m.DeepCopy())
+	if apierrors.IsConflict(err) {
+		// The cache is behind: the machine is not what it was.
+		return ctrl.Result{RequeueAfter: soon}, nil
+	}
+	return result, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, m *v1beta1.NstanceMachine) (ctrl.Result, error) {
+	v, ours, err := r.look(ctx, m)
 	if err != nil || !ours {
 		return ctrl.Result{}, err
 	}

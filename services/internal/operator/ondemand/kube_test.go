@@ -1,0 +1,175 @@
+package ondemand
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
+	"github.com/nstance-kit/nstance/tests/kube"
+)
+
+const patience = 40 * time.Second
+
+// lab is a real API server, and servers that are made up.
+type lab struct {
+	*testing.T
+	kube   *kube.Cluster
+	client client.Client
+	shards *shardstest.Set
+	stop   func()
+}
+
+func (l *lab) must(errs ...error) {
+	l.Helper()
+	if err := errors.Join(errs...); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func (l *lab) eventually(what string, is func() bool) {
+	l.Helper()
+	for end := time.Now().Add(patience); !is(); {
+		if time.Now().After(end) {
+			l.Fatalf("not within %s: %s", patience, what)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+func (l *lab) start() {
+	l.Helper()
+	shared := true
+	mgr, err := ctrl.NewManager(l.kube.Config, ctrl.Options{Scheme: l.client.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"},
+		Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}},
+			ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}}}},
+		Controller: config.Controller{SkipNameValidation: &shared}})
+	l.must(err)
+	l.must(Setup(mgr, Options{Shards: l.shards, Namespace: namespace, Cluster: "prod", Tenant: "default", Workload: mgr, Log: slog.New(slog.NewTextHandler(l.Output(), nil))}))
+	ctx, cancel := context.WithCancel(l.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	l.stop = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			l.Error(err)
+		}
+		l.stop = func() {}
+	}
+}
+
+func (l *lab) pod(name string, annotations map[string]string) *corev1.Pod {
+	l.Helper()
+	now := int64(0)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: name, Annotations: annotations},
+		Spec: corev1.PodSpec{TerminationGracePeriodSeconds: &now, Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
+	l.must(l.client.Create(l.Context(), pod))
+	return pod
+}
+
+// pods lists the UIDs of the pods that have a whole machine.
+func (l *lab) pods() (uids []string) {
+	l.Helper()
+	var machines clusterv1.MachineList
+	var infra v1beta1.NstanceMachineList
+	l.must(l.client.List(l.Context(), &machines), l.client.List(l.Context(), &infra))
+	for _, m := range machines.Items {
+		for _, i := range infra.Items {
+			if ref := metav1.GetControllerOf(&i); i.Name == m.Name && ref != nil && ref.UID == m.UID {
+				uids = append(uids, m.Labels[v1beta1.PodUIDLabel])
+			}
+		}
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+func (l *lab) has(pods ...*corev1.Pod) func() bool {
+	return func() bool {
+		var want []string
+		for _, pod := range pods {
+			want = append(want, string(pod.UID))
+		}
+		slices.Sort(want)
+		return slices.Equal(l.pods(), want)
+	}
+}
+
+func TestOnAServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts an API server")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	k, err := kube.Start(ctx, kube.Options{Dir: t.TempDir(), CoreCRDs: true, CRDs: []string{"../../../../config/crd"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Stop)
+	scheme := runtime.NewScheme()
+	l := &lab{T: t, kube: k, shards: shardstest.New("a", "b"), stop: func() {}}
+	l.must(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme))
+	l.client, err = client.New(k.Config, client.Options{Scheme: scheme})
+	l.must(err)
+	for _, name := range []string{namespace, "apps"} {
+		l.must(l.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	}
+	l.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "gpu"})
+	l.must(l.client.Create(ctx, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu"},
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu", Shards: []string{"a"}, Template: "t"}}))
+	asks := map[string]string{v1beta1.OnDemandGroupAnnotation: "gpu", v1beta1.OnDemandShardAnnotation: "a", v1beta1.OnDemandInstanceTypeAnnotation: "p5.48xlarge"}
+
+	before := l.pod("before", asks)
+	l.pod("plain", nil)
+	l.start()
+	defer func() { l.stop() }()
+	l.eventually("a pod from before the start", l.has(before))
+	one := l.pod("one", asks)
+	l.eventually("a new pod", l.has(before, one))
+
+	// The same name again is another pod, with another machine. Nobody collects garbage here: what belongs to a Machine that is gone is left.
+	l.must(l.client.Delete(ctx, one))
+	again := l.pod("one", asks)
+	l.eventually("a pod re-created under the same name", l.has(before, again))
+
+	// Pods that go while nobody looks.
+	l.stop()
+	l.must(l.client.Delete(ctx, before))
+	two := l.pod("two", asks)
+	l.start()
+	l.eventually("what happened meanwhile", l.has(again, two))
+
+	two.Status.Phase = corev1.PodSucceeded
+	l.must(l.client.Status().Update(ctx, two))
+	l.eventually("a pod that has finished", l.has(again))
+
+	bad := l.pod("bad", map[string]string{v1beta1.OnDemandGroupAnnotation: "none"})
+	l.eventually("a warning", func() bool {
+		var list eventsv1.EventList
+		l.must(l.client.List(ctx, &list, client.InNamespace("apps")))
+		return slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.UID == bad.UID && e.Type == corev1.EventTypeWarning && strings.Contains(e.Note, "no shard has a group none")
+		})
+	})
+	if !l.has(again)() {
+		t.Errorf("machines of pods %v", l.pods())
+	}
+}
