@@ -235,7 +235,9 @@ func (c *checker) timing() {
 			c.add("server.leader_election."+whole.field, "%s is no whole number of milliseconds, which is what the lock says", whole.d)
 		}
 	}
-	if le.PeerLease.D() > 0 && le.PeerLease.D() < 2*le.PeerInterval.D() {
+	if d := le.PeerLease.D(); d != 0 && (d < 100*time.Millisecond || d > time.Minute) {
+		c.add("server.leader_election.peer_lease", "%s is neither 0 nor from 100ms to 1m", le.PeerLease)
+	} else if d > 0 && d < 2*le.PeerInterval.D() {
 		c.add("server.leader_election.peer_lease", "%s is less than twice the peer_interval of %s", le.PeerLease, le.PeerInterval).depends =
 			[]string{"server.leader_election.peer_interval"}
 	}

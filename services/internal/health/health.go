@@ -45,13 +45,22 @@ func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, reason)
 }
 
-// Serve answers `/` and `/health` from the probe and `/metrics` from metrics (may be nil) until ctx ends.
-func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics http.Handler) error {
+// Page is one more thing that the endpoint answers to GET.
+type Page struct {
+	Path    string
+	Handler http.Handler
+}
+
+// Serve answers `/` and `/health` from the probe, `/metrics` from metrics (may be nil) and whatever pages there are until ctx ends.
+func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics http.Handler, pages ...Page) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", probe)
 	mux.Handle("GET /health", probe)
 	if metrics != nil {
 		mux.Handle("GET /metrics", metrics)
+	}
+	for _, page := range pages {
+		mux.Handle("GET "+page.Path, page.Handler)
 	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 16 << 10}

@@ -39,7 +39,9 @@ func (s *server) stand(ctx context.Context) error {
 	election := shard.Server.LeaderElection
 	return lease.Run(ctx, lease.Config{
 		Store: s.store, Key: keys.Leader(s.opts.Shard), Self: s.identity,
-		Options:     lease.Options{Lease: election.LeaseDuration.D(), Renew: election.RenewInterval.D()},
+		Options: lease.Options{Lease: election.LeaseDuration.D(), Renew: election.RenewInterval.D(), PeerLease: election.PeerLease.D(),
+			PeerInterval: election.PeerInterval.D()},
+		Peers:       s.peers,
 		Disabled:    election.Enabled != nil && !*election.Enabled,
 		Clock:       lease.SystemClock(),
 		Machine:     evidence(s.machine.Provider),

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -31,12 +30,36 @@ const portPatience = 10 * time.Second
 
 // endpoints are the listeners of a server: the election's, and those of the three services.
 type endpoints struct {
-	mu      sync.Mutex
-	source  *mtls.Source
+	mu     sync.Mutex
+	source *mtls.Source
+	// sourced ends when there is a source.
+	sourced context.Context
+	tell    context.CancelFunc
 	serving func() // stops the services; nil while they do not run
 	stopped []func()
 	// closed: nothing is to be opened any more.
 	closed bool
+}
+
+// onStop has something done when the listeners end. It is done at once, and false returned, when they have.
+func (e *endpoints) onStop(do func()) bool {
+	e.mu.Lock()
+	closed := e.closed
+	if !closed {
+		e.stopped = append(e.stopped, do)
+	}
+	e.mu.Unlock()
+	if closed {
+		do()
+	}
+	return !closed
+}
+
+// certificates is the source of this server's certificates, nil while the cluster has no CA.
+func (e *endpoints) certificates() *mtls.Source {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.source
 }
 
 // stop ends every listener.
@@ -69,15 +92,15 @@ func (s *server) listen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.serveHTTP(election, http.HandlerFunc(s.serveElection))
+	s.openPeers(ctx, election)
 	if addr := s.ports.bind.Health; !samePort(addr, s.opts.HealthAddr) {
 		listener, err := listen(ctx, addr, "health")
 		if err != nil {
 			return err
 		}
 		serveCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
-		s.endpoints.stopped = append(s.endpoints.stopped, stop)
-		s.env.Go("health", func() { _ = health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler()) })
+		s.endpoints.onStop(stop)
+		s.env.Go("health", func() { _ = health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler(), s.pages()...) })
 	}
 	if s.ports.shared {
 		return nil
@@ -95,29 +118,6 @@ func samePort(a, b string) bool {
 	_, portA, errA := net.SplitHostPort(a)
 	_, portB, errB := net.SplitHostPort(b)
 	return errA == nil && errB == nil && portA == portB
-}
-
-func (s *server) serveHTTP(listener net.Listener, handler http.Handler) {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
-	s.endpoints.stopped = append(s.endpoints.stopped, func() { _ = server.Close() })
-	s.env.Go("election endpoint", func() { _ = server.Serve(listener) })
-}
-
-// serveElection tells who leads: 200 from the leader, 503 from everybody else.
-func (s *server) serveElection(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.Header().Set("Cache-Control", "no-store")
-	status := s.status.Load()
-	switch {
-	case s.leading.Load() != nil:
-		fmt.Fprintf(w, "leader term=%d\n", status.Term)
-	case status == nil || status.Holder.Term == 0:
-		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintln(w, "no leader known")
-	default:
-		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintf(w, "follower leader=%s term=%d\n", status.Holder.LeaderID, status.Holder.Term)
-	}
 }
 
 var errNoCA = errors.New("the cluster has no CA yet")
@@ -148,14 +148,11 @@ func (s *server) ensureServices(ctx context.Context) error {
 	if s.endpoints.serving != nil || s.endpoints.closed {
 		return nil
 	}
-	if s.endpoints.source == nil {
-		source, err := s.openSource(ctx)
-		if err != nil {
-			return err
-		}
-		s.endpoints.source = source
+	source, err := s.ensureSource(ctx)
+	if err != nil {
+		return err
 	}
-	stop, err := s.serve(ctx, s.endpoints.source)
+	stop, err := s.serve(ctx, source)
 	if err != nil {
 		return err
 	}
@@ -175,6 +172,19 @@ func (s *server) releaseServices() {
 	if stop != nil {
 		stop()
 	}
+}
+
+// ensureSource opens the source of certificates, if it is not open. Call with endpoints.mu held.
+func (s *server) ensureSource(ctx context.Context) (*mtls.Source, error) {
+	if s.endpoints.source == nil {
+		source, err := s.openSource(ctx)
+		if err != nil {
+			return nil, err
+		}
+		s.endpoints.source = source
+		s.endpoints.tell()
+	}
+	return s.endpoints.source, nil
 }
 
 func (s *server) openSource(ctx context.Context) (*mtls.Source, error) {

@@ -36,6 +36,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
+	"github.com/nstance-kit/nstance/services/internal/peer"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/systemd"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
@@ -87,6 +88,7 @@ type server struct {
 	agents    *agentapi.Service
 	operators *operatorapi.Service
 	endpoints endpoints
+	peers     *peer.Network
 	leading   atomic.Pointer[leadership]
 	// served: a term got as far as to serve since the last one that failed.
 	served  atomic.Bool
@@ -135,6 +137,7 @@ func newServer(cfg Config) *server {
 	env, wait := tasks.Real()
 	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, metrics: metrics.NewServer(cfg.Version), env: env, wait: wait,
 		incarnation: hex.EncodeToString(incarnation)}
+	s.endpoints.sourced, s.endpoints.tell = context.WithCancel(context.Background())
 	s.manager = shardconfig.New(nil, s.log)
 	s.operators = operatorapi.New(func() (*operatorapi.Leader, error) {
 		return leaderOf(s, func(l *leadership) *operatorapi.Leader { return l.operator })
@@ -167,7 +170,7 @@ func (s *server) run(ctx context.Context) error {
 	serveCtx, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServing()
 	daemons.Go(func() {
-		if err := health.Serve(serveCtx, listener, &s.probe, s.handler()); err != nil {
+		if err := health.Serve(serveCtx, listener, &s.probe, s.handler(), s.pages()...); err != nil {
 			s.restart(err)
 		}
 	})
@@ -216,6 +219,11 @@ func (s *server) handler() http.Handler {
 	s.metrics.Watch("nstance_agents_connected", "Agents with an open health stream, while leading.", func() float64 { return s.number(2) })
 	s.metrics.Watch("nstance_reservations", "Instance IDs reserved ahead, while leading.", func() float64 { return s.number(3) })
 	return s.metrics.Handler()
+}
+
+// pages are those of the health port that only this daemon has.
+func (s *server) pages() []health.Page {
+	return []health.Page{{Path: "/leader", Handler: http.HandlerFunc(s.serveLeader)}}
 }
 
 func (s *server) number(i int) float64 {

@@ -1,0 +1,77 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/peer"
+)
+
+// openPeers makes the network over which the shard's servers speak of the election, and serves it at the election port once there is a CA.
+func (s *server) openPeers(ctx context.Context, listener net.Listener) {
+	s.peers = peer.New(peer.Options{Self: s.identity.Peer(), Shard: s.opts.Shard, Source: s.endpoints.certificates, Log: s.log, Sleep: s.env.Sleep})
+	// What is said in the end is said after ctx has ended: a leader takes leave of its heir.
+	following, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.endpoints.onStop(stop)
+	s.endpoints.onStop(func() { _ = listener.Close() })
+	s.env.Go("follow the leader", func() { s.peers.Run(following) })
+	s.env.Go("election endpoint", func() {
+		source := s.awaitSource(following)
+		if source == nil {
+			return
+		}
+		g := s.peers.Server(source)
+		if s.endpoints.onStop(g.Stop) {
+			if err := g.Serve(listener); err != nil {
+				s.log.Warn("election endpoint ended", "error", err)
+			}
+		}
+	})
+}
+
+// awaitSource returns the source of this server's certificates, as soon as the first leader of the cluster has made its CA; nil when ctx has ended.
+func (s *server) awaitSource(ctx context.Context) *mtls.Source {
+	for wait := 2 * time.Second; ctx.Err() == nil; wait = min(2*wait, time.Minute) {
+		s.endpoints.mu.Lock()
+		source, err := s.ensureSource(ctx)
+		s.endpoints.mu.Unlock()
+		if err == nil {
+			return source
+		}
+		if !errors.Is(err, errNoCA) && ctx.Err() == nil {
+			s.log.Warn("election endpoint not served yet", "error", err)
+		}
+		pause, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(s.endpoints.sourced, cancel) // this server may be the one that makes the CA
+		_ = s.env.Sleep(pause, wait)
+		stop()
+		cancel()
+	}
+	return nil
+}
+
+// serveLeader tells who leads: 200 from the leader, 503 from everybody else. For load balancers and people.
+func (s *server) serveLeader(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	status := s.status.Load()
+	switch {
+	case s.leading.Load() != nil && status != nil:
+		fmt.Fprintf(w, "leader term=%d", status.Term)
+		if heir := status.Holder.Heir.ID; heir != "" {
+			fmt.Fprintf(w, " heir=%s", heir)
+		}
+		fmt.Fprintln(w)
+	case status == nil || status.Holder.Term == 0:
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintln(w, "no leader known")
+	default:
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintf(w, "follower leader=%s term=%d\n", status.Holder.LeaderID, status.Holder.Term)
+	}
+}
