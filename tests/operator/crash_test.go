@@ -155,14 +155,18 @@ func TestKilled(t *testing.T) {
 	}
 	l.registrations(t)
 
+	made := l.made(workers)
 	if err := l.scale(t.Context(), workers, 5); err != nil {
 		t.Fatal(err)
 	}
 	l.killed(t, k, "scale up", func(ctx context.Context) error { return l.taken(ctx, workers, l.both(3, 2)) })
+	if made = l.made(workers) - made; made != 1 {
+		t.Errorf("%d instances were made for one more", made)
+	}
 
 	l.machine(t, "single", "west")
 	l.killed(t, k, "make a machine", func(ctx context.Context) error { return l.machineRuns(ctx, "single", l.single(t)) })
-	if made := len(l.west.creations(machines)) + len(l.east.creations(machines)); made != 1 {
+	if made := l.made(machines); made != 1 {
 		t.Errorf("%d instances were made for one machine", made)
 	}
 	id := l.single(t)
@@ -177,6 +181,11 @@ func TestKilled(t *testing.T) {
 	l.killed(t, k, "scale down", func(ctx context.Context) error { return l.taken(ctx, workers, l.both(2, 2)) })
 	l.operator(t)
 	l.restored(t, workers, l.both(2, 2))
+}
+
+// made counts the create calls of a group.
+func (l *lab) made(group string) int {
+	return len(l.east.creations(group)) + len(l.west.creations(group))
 }
 
 // taken says why the shards do not have a group in these sizes, as Kubernetes knows it.

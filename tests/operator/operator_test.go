@@ -376,11 +376,14 @@ func (l *lab) testLatency(t *testing.T) {
 			<-time.After(time.Millisecond)
 		}
 		took = append(took, l.east.creations(workers)[before].GetAt().AsTime().Sub(began))
-		quiet(t, "healthy", func(ctx context.Context) error { return l.east.settled(ctx, workers, 3) })
+		quiet(t, "more", func(ctx context.Context) error { return l.spread(ctx, workers, l.both(3, 2)) })
 		if err := l.scale(t.Context(), workers, 4); err != nil {
 			t.Fatal(err)
 		}
-		quiet(t, "back", func(ctx context.Context) error { return l.east.settled(ctx, workers, 2) })
+		// What comes after it is not measured, so that has to come to its end first.
+		quiet(t, "back", func(ctx context.Context) error {
+			return errors.Join(l.spread(ctx, workers, l.both(2, 2)), l.poolRuns(ctx, workers, 4))
+		})
 	}
 	slices.Sort(took)
 	t.Logf("scale to create call, %d rounds: p50 %s p99 %s (first %s)", rounds, took[rounds/2].Round(100*time.Microsecond), took[rounds-1].Round(100*time.Microsecond), took[0].Round(100*time.Microsecond))
