@@ -1,0 +1,374 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
+)
+
+const namespace = "nstance-system"
+
+// world is a reconciler over a Kubernetes in memory. Tokens last an hour, and are numbered.
+type world struct {
+	*reconciler
+	shards   *shardstest.Set
+	recorder *events.FakeRecorder
+	tokens   int
+}
+
+func newWorld(t *testing.T, objects ...client.Object) *world {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, v1beta1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := &world{shards: shardstest.New("west", "east"), recorder: events.NewFakeRecorder(100)}
+	kube := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1beta1.NstanceCluster{}, &clusterv1.Cluster{}).
+		WithInterceptorFuncs(interceptor.Funcs{SubResourceCreate: func(ctx context.Context, c client.Client, sub string, o, body client.Object, opts ...client.SubResourceCreateOption) error {
+			if err := c.SubResource(sub).Create(ctx, o, body, opts...); err != nil {
+				return err
+			}
+			w.tokens++
+			request := body.(*authenticationv1.TokenRequest)
+			request.Status.Token = fmt.Sprintf("token-%d", w.tokens)
+			request.Status.ExpirationTimestamp = metav1.NewTime(time.Now().Add(time.Duration(*request.Spec.ExpirationSeconds) * time.Second))
+			return nil
+		}}).Build()
+	o := Options{Client: kube, Recorder: w.recorder, Shards: w.shards, Namespace: namespace, Cluster: "demo", Tenant: "default",
+		Config:         &rest.Config{Host: "https://10.96.0.1:443", BearerToken: "operator's own", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("the CA")}},
+		ServiceAccount: "nstance-capi-workload", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
+	w.reconciler = &reconciler{Options: o, endpoint: clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443}, kubeconfig: newKubeconfig(o)}
+	return w
+}
+
+func (w *world) reconcile(t *testing.T) {
+	t.Helper()
+	if _, err := w.Reconcile(t.Context(), reconcile.Request{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) read(t *testing.T) (*v1beta1.NstanceCluster, *clusterv1.Cluster) {
+	t.Helper()
+	var infra v1beta1.NstanceCluster
+	var cluster clusterv1.Cluster
+	if err := errors.Join(w.Client.Get(t.Context(), w.name(), &infra), w.Client.Get(t.Context(), w.name(), &cluster)); err != nil {
+		t.Fatal(err)
+	}
+	return &infra, &cluster
+}
+
+func serviceAccount() *corev1.ServiceAccount {
+	return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-capi-workload"}}
+}
+
+func TestMakesTheCluster(t *testing.T) {
+	w := newWorld(t)
+	w.shards.Of("west").SetState(func(s *shards.State) { s.Zone, s.Region = "west-1", "us" })
+	w.shards.Of("east").SetState(func(s *shards.State) { s.Zone, s.Region = "", "" })
+	w.reconcile(t)
+	infra, cluster := w.read(t)
+	endpoint := clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443}
+	if infra.Name != "demo--default" || infra.Spec.ControlPlaneEndpoint != endpoint || cluster.Spec.ControlPlaneEndpoint != endpoint {
+		t.Errorf("%s: %+v, %+v", infra.Name, infra.Spec, cluster.Spec)
+	}
+	if ref := cluster.Spec.InfrastructureRef; ref.APIGroup != "infrastructure.cluster.x-k8s.io" || ref.Kind != "NstanceCluster" || ref.Name != "demo--default" {
+		t.Errorf("infrastructureRef %+v", ref)
+	}
+	if infra.Status.Initialization.Provisioned == nil || !*infra.Status.Initialization.Provisioned {
+		t.Error("it is not provisioned")
+	}
+	if d := cmp.Diff([]clusterv1.FailureDomain{{Name: "east"}, {Name: "west", Attributes: map[string]string{"zone": "west-1", "region": "us"}}}, infra.Status.FailureDomains); d != "" {
+		t.Error(d)
+	}
+	if !meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) || !*cluster.Status.Initialization.ControlPlaneInitialized {
+		t.Errorf("status of the Cluster: %+v", cluster.Status)
+	}
+	ready := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.ReadyCondition)
+	if ready == nil || ready.Status != metav1.ConditionFalse || !strings.Contains(ready.Message, "kubeconfig") {
+		t.Errorf("without a kubeconfig: %+v", ready)
+	}
+
+	// A second pass changes nothing.
+	before := []string{infra.ResourceVersion, cluster.ResourceVersion}
+	w.reconcile(t)
+	infra, cluster = w.read(t)
+	if d := cmp.Diff(before, []string{infra.ResourceVersion, cluster.ResourceVersion}); d != "" {
+		t.Errorf("written again: %s", d)
+	}
+
+	// A shard is added; the zone of one that cannot be asked any more stays.
+	w.shards.Add("north")
+	w.shards.Of("west").SetState(func(s *shards.State) { *s = shards.State{} })
+	w.kubeconfig.err = nil
+	w.reconcile(t)
+	infra, _ = w.read(t)
+	if len(infra.Status.FailureDomains) != 3 || infra.Status.FailureDomains[2].Attributes["zone"] != "west-1" {
+		t.Errorf("failure domains %+v", infra.Status.FailureDomains)
+	}
+	if !meta.IsStatusConditionTrue(infra.Status.Conditions, v1beta1.ReadyCondition) {
+		t.Errorf("conditions %+v", infra.Status.Conditions)
+	}
+}
+
+func TestKeepsWhatPeopleWrote(t *testing.T) {
+	name := metav1.ObjectMeta{Namespace: namespace, Name: "demo--default"}
+	theirs := clusterv1.APIEndpoint{Host: "api.example.com", Port: 6443}
+	w := newWorld(t, &v1beta1.NstanceCluster{ObjectMeta: name},
+		&clusterv1.Cluster{ObjectMeta: name, Spec: clusterv1.ClusterSpec{ControlPlaneEndpoint: theirs, ControlPlaneRef: clusterv1.ContractVersionedObjectReference{
+			APIGroup: "controlplane.cluster.x-k8s.io", Kind: "Some", Name: "theirs"}}})
+	w.reconcile(t)
+	infra, cluster := w.read(t)
+	if cluster.Spec.ControlPlaneEndpoint != theirs || infra.Spec.ControlPlaneEndpoint.Host != "10.96.0.1" {
+		t.Errorf("endpoints %v and %v", cluster.Spec.ControlPlaneEndpoint, infra.Spec.ControlPlaneEndpoint)
+	}
+	if len(cluster.Status.Conditions) != 0 {
+		t.Errorf("a control plane provider says what it initialized: %+v", cluster.Status.Conditions)
+	}
+}
+
+func TestPaused(t *testing.T) {
+	for name, change := range map[string]func(*v1beta1.NstanceCluster, *clusterv1.Cluster){
+		"by the Cluster":   func(_ *v1beta1.NstanceCluster, c *clusterv1.Cluster) { c.Spec.Paused = new(true) },
+		"by an annotation": func(i *v1beta1.NstanceCluster, _ *clusterv1.Cluster) { i.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} },
+	} {
+		w := newWorld(t)
+		w.reconcile(t)
+		infra, cluster := w.read(t)
+		change(infra, cluster)
+		if err := errors.Join(w.Client.Update(t.Context(), infra), w.Client.Update(t.Context(), cluster)); err != nil {
+			t.Fatal(err)
+		}
+		w.shards.Add("north")
+		w.reconcile(t)
+		infra, _ = w.read(t)
+		if !meta.IsStatusConditionTrue(infra.Status.Conditions, v1beta1.PausedCondition) || len(infra.Status.FailureDomains) != 2 {
+			t.Errorf("%s: %+v", name, infra.Status)
+		}
+	}
+}
+
+func TestBeingDeleted(t *testing.T) {
+	w := newWorld(t)
+	w.reconcile(t)
+	_, cluster := w.read(t)
+	cluster.Finalizers = []string{"example.com/hold"}
+	if err := errors.Join(w.Client.Update(t.Context(), cluster), w.Client.Delete(t.Context(), cluster)); err != nil {
+		t.Fatal(err)
+	}
+	w.shards.Add("north")
+	w.reconcile(t)
+	if infra, _ := w.read(t); len(infra.Status.FailureDomains) != 2 {
+		t.Errorf("%+v", infra.Status)
+	}
+}
+
+func (w *world) secret(t *testing.T) *corev1.Secret {
+	t.Helper()
+	var s corev1.Secret
+	if err := w.Client.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"}, &s); err != nil {
+		t.Fatal(err)
+	}
+	return &s
+}
+
+func (w *world) token(t *testing.T) string {
+	t.Helper()
+	config, err := parseKubeconfig(w.secret(t).Data["value"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config.Host != "https://10.96.0.1:443" || string(config.CAData) != "the CA" {
+		t.Errorf("kubeconfig of %s with CA %q", config.Host, config.CAData)
+	}
+	return config.BearerToken
+}
+
+// The Secret has a token at all times, from half of one's life on another, and comes back when it is deleted.
+func TestKubeconfig(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		told := 0
+		go w.kubeconfig.tell(ctx, func() { told++ })
+		go func() { done <- w.kubeconfig.run(ctx) }()
+		wait := func(d time.Duration) { <-time.After(d); synctest.Wait() }
+
+		wait(10 * time.Second)
+		if len(w.recorder.Events) != 0 {
+			t.Error("that there is no Cluster yet is no event")
+		}
+		w.reconcile(t)
+		wait(time.Minute) // without the ServiceAccount
+		if told == 0 || !strings.Contains(w.kubeconfig.problem(), "ServiceAccount nstance-system/nstance-capi-workload") {
+			t.Errorf("problem %q, told %d times", w.kubeconfig.problem(), told)
+		}
+		if event := <-w.recorder.Events; !strings.HasPrefix(event, "Warning KubeconfigFailed ") || len(w.recorder.Events) != 0 {
+			t.Errorf("event %q, and %d more", event, len(w.recorder.Events))
+		}
+		if err := w.Client.Create(t.Context(), serviceAccount()); err != nil {
+			t.Fatal(err)
+		}
+		wait(2 * time.Minute)
+		secret := w.secret(t)
+		if w.kubeconfig.problem() != "" || w.token(t) != "token-1" || secret.Type != "cluster.x-k8s.io/secret" || secret.Labels["cluster.x-k8s.io/cluster-name"] != "demo--default" ||
+			len(secret.OwnerReferences) != 1 || secret.OwnerReferences[0].Kind != "Cluster" {
+			t.Errorf("problem %q, secret %+v", w.kubeconfig.problem(), secret.ObjectMeta)
+		}
+		wait(25 * time.Minute)
+		if w.token(t) != "token-1" {
+			t.Error("renewed too early")
+		}
+		wait(8 * time.Minute)
+		if w.token(t) != "token-2" {
+			t.Error("not renewed at half of its life")
+		}
+		if err := w.Client.Delete(t.Context(), w.secret(t)); err != nil {
+			t.Fatal(err)
+		}
+		wait(90 * time.Second)
+		if w.token(t) != "token-3" {
+			t.Error("not made again")
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestKubeconfigOfAnExternalCluster(t *testing.T) {
+	w := newWorld(t)
+	o := w.Options
+	o.External = &clusterv1.APIEndpoint{Host: "api", Port: 6443}
+	if problem := newKubeconfig(o).problem(); problem != "" {
+		t.Errorf("it is the admin's: %s", problem)
+	}
+}
+
+func TestEndpointOf(t *testing.T) {
+	for host, want := range map[string]clusterv1.APIEndpoint{
+		"https://10.96.0.1:443": {Host: "10.96.0.1", Port: 443}, "https://api.example.com": {Host: "api.example.com", Port: 443}, "127.0.0.1:6443": {Host: "127.0.0.1", Port: 6443},
+		"https://[fd00::1]:6443": {Host: "fd00::1", Port: 6443}, "http://127.0.0.1": {Host: "127.0.0.1", Port: 80},
+	} {
+		if got, err := endpointOf(&rest.Config{Host: host}); err != nil || got != want {
+			t.Errorf("%s: %v, %v", host, got, err)
+		}
+	}
+	for _, host := range []string{"", "https://", "https://a:0", "https://a:70000", "https://a b"} {
+		if got, err := endpointOf(&rest.Config{Host: host}); err == nil {
+			t.Errorf("%q is accepted as %v", host, got)
+		}
+	}
+}
+
+// kubeconfigOf is one with a line in its cluster and one in its user.
+func kubeconfigOf(cluster, user string) []byte {
+	return []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n" +
+		"clusters: [{name: k, cluster: {server: 'https://api:6443', " + cluster + "}}]\nusers: [{name: u, user: {" + user + "}}]\n")
+}
+
+func TestParseKubeconfig(t *testing.T) {
+	config, err := parseKubeconfig(kubeconfigOf("certificate-authority-data: "+"Y2E=", "token: secret"))
+	if err != nil || config.Host != "https://api:6443" || config.BearerToken != "secret" || string(config.CAData) != "ca" {
+		t.Errorf("%+v, %v", config, err)
+	}
+	for name, test := range map[string]struct {
+		text []byte
+		want string
+	}{
+		"empty":        {nil, "key value is empty"},
+		"nonsense":     {[]byte("{{{ token: secret"), "it is not a kubeconfig"},
+		"no context":   {[]byte("apiVersion: v1\nkind: Config\ncurrent-context: x\n"), `context "x"`},
+		"a program":    {kubeconfigOf("", "exec: {apiVersion: client.authentication.k8s.io/v1, command: secret, interactiveMode: Never}"), "names a program"},
+		"a provider":   {kubeconfigOf("", "auth-provider: {name: gcp}"), "names a program"},
+		"a token file": {kubeconfigOf("", "tokenFile: /etc/secret"), "names a file"},
+		"a key file":   {kubeconfigOf("", "client-key: /etc/secret"), "names a file"},
+		"a CA file":    {kubeconfigOf("certificate-authority: /etc/ca", ""), "names a file"},
+	} {
+		config, err := parseKubeconfig(test.text)
+		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, %v", name, config, err)
+		}
+	}
+}
+
+func FuzzParseKubeconfig(f *testing.F) {
+	f.Add(kubeconfigOf("insecure-skip-tls-verify: true", "token: x"))
+	f.Add(kubeconfigOf("certificate-authority-data: Y2E=", "exec: {command: x}"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		config, err := parseKubeconfig(text)
+		if err == nil && (config.ExecProvider != nil || config.AuthProvider != nil || config.BearerTokenFile != "" || config.CAFile != "" || config.CertFile != "" || config.KeyFile != "") {
+			t.Errorf("accepted %q", text)
+		}
+	})
+}
+
+// With another kubeconfig the operator begins anew; one that is broken, or missing, it does not follow.
+func TestFollowsTheKubeconfig(t *testing.T) {
+	at := types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"}
+	first, second := kubeconfigOf("", "token: first"), kubeconfigOf("", "token: second")
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name}, Data: map[string][]byte{"value": first}}
+	w := newWorld(t, secret)
+	var log strings.Builder
+	ticks, done := make(chan time.Time), make(chan error, 1)
+	go func() {
+		done <- untilChanged(t.Context(), w.Client, at, first, ticks, slog.New(slog.NewTextHandler(&log, nil)))
+	}()
+	put := func(text []byte) {
+		t.Helper()
+		secret.Data["value"] = text
+		if err := w.Client.Update(t.Context(), secret); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ticks <- time.Time{}
+	ticks <- time.Time{}
+	put([]byte("nonsense"))
+	ticks <- time.Time{}
+	ticks <- time.Time{}
+	put(second) // which the tick before may see already
+	var err error
+	select {
+	case ticks <- time.Time{}:
+		err = <-done
+	case err = <-done:
+	}
+	if err == nil || !strings.Contains(err.Error(), "has changed") {
+		t.Error(err)
+	}
+	if !strings.Contains(log.String(), "is refused") || strings.Contains(log.String(), "second") {
+		t.Errorf("log: %s", log.String())
+	}
+	if _, err := readKubeconfig(t.Context(), w.Client, types.NamespacedName{Namespace: namespace, Name: "none"}); err == nil || !strings.Contains(err.Error(), "is missing: with NSTANCE_CAPI_ENDPOINT") {
+		t.Error(err)
+	}
+}
