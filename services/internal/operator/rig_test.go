@@ -277,8 +277,10 @@ func (p *process) ended() bool {
 func (r *rig) await(what string, done func() error) {
 	r.t.Helper()
 	var last error
+	began := time.Now()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(50 * time.Millisecond) {
 		if last = done(); last == nil {
+			r.t.Logf("%s after %s", what, time.Since(began).Round(time.Millisecond))
 			return
 		}
 	}
