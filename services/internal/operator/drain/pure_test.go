@@ -95,7 +95,7 @@ func TestSlots(t *testing.T) {
 			t.Fatal("no slot")
 		}
 		var order []string
-		wait := func(name string, ctx context.Context, deadline func() time.Time) { //nolint:revive // the name reads better first
+		wait := func(name string, ctx context.Context, deadline func() time.Time) {
 			go func() {
 				if s.acquire(ctx, deadline) {
 					order = append(order, name)
