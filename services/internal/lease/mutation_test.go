@@ -18,8 +18,6 @@ var mutations = []struct{ name, file, from, to string }{
 		"l.promises, l.promised = true, sent", "l.promises, l.promised = true, now"},
 	{"the leader acts without a promise", "heir.go",
 		"if end := e.promiseEnd(heir); end < until {", "if end := e.promiseEnd(heir); end < 0 {"},
-	{"a promise of an earlier term counts", "heir.go",
-		"p.Term != e.term || ", ""},
 	{"who has sent a take-over promises on", "promise.go",
 		"case e.pending == write || e.write.sends > 0:", "case e.pending != write && e.write.sends > 0:"},
 	{"a take-over without answer allows promises", "promise.go",

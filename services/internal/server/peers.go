@@ -18,18 +18,17 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	// What is said in the end is said after ctx has ended: a leader takes leave of its heir.
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.endpoints.onStop(stop)
-	s.endpoints.onStop(func() { _ = listener.Close() })
 	s.env.Go("follow the leader", func() { s.peers.Run(following) })
 	s.env.Go("election endpoint", func() {
 		source := s.awaitSource(following)
 		if source == nil {
+			_ = listener.Close()
 			return
 		}
 		g := s.peers.Server(source)
-		if s.endpoints.onStop(g.Stop) {
-			if err := g.Serve(listener); err != nil {
-				s.log.Warn("election endpoint ended", "error", err)
-			}
+		stopped := !s.endpoints.onStop(g.Stop)
+		if err := g.Serve(listener); err != nil && !stopped { // a server that was stopped closes the listener
+			s.log.Warn("election endpoint ended", "error", err)
 		}
 	})
 }
