@@ -81,7 +81,7 @@ func (r *groups) Reconcile(ctx context.Context, request reconcile.Request) (reco
 	}
 	plan := decideGroup(in, did)
 	if err := r.write(ctx, group, plan); err != nil {
-		return reconcile.Result{}, err
+		return soon(err)
 	}
 	again := did.call.again
 	if in.known != mirror || did.group != nil {

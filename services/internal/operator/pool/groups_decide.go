@@ -2,6 +2,7 @@ package pool
 
 import (
 	"encoding/json"
+	"math"
 	"reflect"
 	"slices"
 	"time"
@@ -249,7 +250,7 @@ func (plan *groupPlan) reachable(in groupInput) {
 func (plan *groupPlan) mirror(known *nstancev1.GroupStatus, instances []*nstancev1.InstanceStatus) {
 	s := &plan.group.Status
 	s.IsStatic = known.GetIsStatic()
-	s.ActualSize, s.Healthy = ptr.To(int32(known.GetActualSize())), ptr.To(int32(known.GetHealthy()))
+	s.ActualSize, s.Healthy = ptr.To(count(known.GetActualSize())), ptr.To(count(known.GetHealthy()))
 	if config := merged(known); !same(s.Config, config) {
 		s.Config = config
 	}
@@ -264,6 +265,9 @@ func (plan *groupPlan) mirror(known *nstancev1.GroupStatus, instances []*nstance
 	ids = slices.Compact(ids)
 	s.ProviderIDs = ids[:min(len(ids), mostProviderIDs)]
 }
+
+// count is a server's number in Kubernetes' type.
+func count(n uint32) int32 { return int32(min(n, math.MaxInt32)) }
 
 // definition is a group as the server merged it, in Kubernetes' spelling.
 type definition struct {

@@ -3,6 +3,7 @@ package pool
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -156,10 +157,11 @@ func differences(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
 
 // importedMachinePool wants as many replicas as the shards do now. Userdata is the servers', so there is no bootstrap secret to wait for.
 func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool, parts map[string]*nstancev1.GroupStatus) *clusterv1.MachinePool {
-	var replicas int32
+	var sum uint64
 	for _, shard := range pool.Spec.Shards {
-		replicas += int32(parts[shard].GetSize())
+		sum += uint64(parts[shard].GetSize())
 	}
+	replicas := count(uint32(min(sum, math.MaxUint32)))
 	return &clusterv1.MachinePool{
 		ObjectMeta: importedMeta(in, pool.Name, pool.Spec.Group),
 		Spec: clusterv1.MachinePoolSpec{

@@ -86,7 +86,7 @@ func (r *pools) Reconcile(ctx context.Context, request reconcile.Request) (recon
 	if in.groups, err = r.groups(ctx, r.Client, pool); err != nil {
 		return reconcile.Result{}, err
 	}
-	return reconcile.Result{}, r.apply(ctx, in, decidePool(in))
+	return soon(r.apply(ctx, in, decidePool(in)))
 }
 
 // groups are all shard groups of a pool's group.

@@ -55,7 +55,9 @@ func decidePool(in poolInput) poolPlan {
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		if owner := metav1.GetControllerOf(g); owner != nil && owner.UID == in.pool.UID {
+		// One of our Cluster that nobody controls has lost its owner: it becomes ours.
+		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
+		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && owner.UID == in.pool.UID {
 			mine = append(mine, g)
 		}
 	}
@@ -99,8 +101,8 @@ func (plan *poolPlan) share(in poolInput, mine []*v1beta1.NstanceShardGroup, tak
 				plan.create = append(plan.create, newGroup(in, share))
 			case !have.DeletionTimestamp.IsZero():
 				// It is made again when it is gone.
-			case !slices.Contains(mine, have) && metav1.GetControllerOf(have) != nil:
-				problems = append(problems, fmt.Sprintf("%s belongs to another pool, %s", name, metav1.GetControllerOf(have).Name))
+			case !slices.Contains(mine, have):
+				problems = append(problems, fmt.Sprintf("shard group %s belongs to another pool", name))
 			default:
 				want := have.DeepCopy()
 				fill(want, in, share)

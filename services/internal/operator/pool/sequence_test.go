@@ -53,19 +53,17 @@ func (p *player) move() {
 		p.lost[shard] = true
 		p.shards.Of(shard).SetState(func(s *shards.State) { s.Reachable, s.Err = false, "lost" })
 	case k == 4 || k == 5:
-		for shard := range p.lost {
-			did = "find " + shard
-			p.find(shard)
-			break
+		if lost := slices.Sorted(maps.Keys(p.lost)); len(lost) > 0 {
+			did = "find " + lost[0]
+			p.find(lost[0])
 		}
 	case k == 6 && !p.lost[shard]:
-		for _, g := range p.shards.Of(shard).Groups() {
-			n := uint32(p.random.IntN(9))
+		if groups := p.shards.Of(shard).Groups(); len(groups) > 0 {
+			g, n := groups[p.random.IntN(len(groups))], uint32(p.random.IntN(9))
 			did = fmt.Sprintf("drift of %s on %s to %d", g.GetGroup(), shard, n)
 			if _, err := p.shards.Of(shard).API().UpsertGroup(p.t.Context(), &nstancev1.UpsertGroupRequest{Group: g.GetGroup(), Size: ptr.To(n), Template: templateOf(g)}); err != nil {
 				p.t.Fatal(err)
 			}
-			break
 		}
 	case k == 7:
 		if _, ok := p.shards.Of(shard).Group(name); !ok {

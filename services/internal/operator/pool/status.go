@@ -7,10 +7,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
@@ -88,6 +90,14 @@ func (o *Options) patch(ctx context.Context, was, want client.Object) error {
 		base = client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{})
 	}
 	return o.Client.Patch(ctx, want, base)
+}
+
+// soon tries again what somebody else's write got in the way of, without a word.
+func soon(err error) (reconcile.Result, error) {
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: firstRetry}, nil
+	}
+	return reconcile.Result{}, err
 }
 
 // patchStatus is patch for the status alone.
