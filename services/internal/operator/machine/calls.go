@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -25,13 +26,17 @@ const (
 	retrySoon    = 5 * time.Second
 	retryFull    = 30 * time.Second
 	retryRefused = 10 * time.Minute
+	// doubt is for how long after a creation whose answer was lost the server may still be at it, unseen.
+	doubt = 15 * time.Second
+	// maxText is how much of a server's message is kept: an event's note has 1024 bytes.
+	maxText = 900
 )
 
 // faultOf reads the answer to a call; nil when the error says that the instance is not there (any more), which is an answer too.
 func faultOf(s step, err error) *fault {
 	code, text := status.Code(err), status.Convert(err).Message()
-	if len(text) > 1024 {
-		text = text[:1024]
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + " ..."
 	}
 	switch {
 	case s != create && code == codes.NotFound:
@@ -45,7 +50,12 @@ func faultOf(s step, err error) *fault {
 		return &fault{reason: v1beta1.WaitingForShardReason, text: "the shard's leader could not be asked", after: retrySoon}
 	case codes.ResourceExhausted:
 		return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryFull}
-	case codes.InvalidArgument, codes.FailedPrecondition, codes.NotFound, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented, codes.OutOfRange:
+	case codes.FailedPrecondition:
+		if s == create {
+			text += ": delete the Machine to try again"
+		}
+		return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryRefused, refused: s == create}
+	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented, codes.OutOfRange:
 		return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryRefused, refused: s == create}
 	}
 	return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryFull}
@@ -85,8 +95,15 @@ func (r *Reconciler) call(ctx context.Context, v *view, s step) {
 	}
 	if err != nil {
 		if v.fault = faultOf(s, err); v.fault == nil {
+			if s == destroy && m.Status.InstanceID == "" && r.refused.inDoubt(m.UID, v.now.Time) {
+				v.fault = &fault{reason: v1beta1.DeletingReason, text: "an earlier request for the instance may still be on its way", after: retrySoon}
+				return
+			}
 			v.answer = &answer{}
 			return
+		}
+		if s == create {
+			r.refused.doubt(m.UID, v.now.Time)
 		}
 		log.Warn("server's answer", "call", string(s), "error", err)
 		if v.fault.refused {

@@ -9,11 +9,13 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// refusals remembers what the servers refused to create, so that events about other things do not ask them again and again. It may be forgotten
-// at any time: that costs one more call.
+// refusals remembers what the servers refused to create, so that events about other things do not ask them again and again, and which creations
+// failed lately. It is forgotten with the process: that costs one more call, and a new process takes longer to come than a creation to be seen.
 type refusals struct {
 	mu sync.Mutex
 	of map[types.UID]refusal
+	// lost is when a creation was asked for last whose answer was an error: it may be made nevertheless.
+	lost map[types.UID]time.Time
 }
 
 type refusal struct {
@@ -56,4 +58,22 @@ func (r *refusals) forget(id types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.of, id)
+	delete(r.lost, id)
+}
+
+func (r *refusals) doubt(id types.UID, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost == nil {
+		r.lost = map[types.UID]time.Time{}
+	}
+	r.lost[id] = now
+}
+
+// inDoubt: "there is no such instance" is not to be believed yet.
+func (r *refusals) inDoubt(id types.UID, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at, ok := r.lost[id]
+	return ok && now.Sub(at) < doubt
 }

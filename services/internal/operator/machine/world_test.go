@@ -232,6 +232,7 @@ func (w *world) settle() {
 	w.t.Helper()
 	for range 30 {
 		writes, crashes := w.writes, w.crashes
+		w.now = w.now.Add(doubt)
 		w.core()
 		w.pass()
 		if w.writes == writes && w.crashes == crashes {
@@ -392,6 +393,9 @@ func TestCreateRefused(t *testing.T) {
 					warned++
 				}
 			}
+			if c.code == codes.FailedPrecondition && !hasText(m.Status.Conditions, "delete the Machine to try again") {
+				t.Error("does not say what to do")
+			}
 			if (warned == 1) != c.warn || warned > 1 {
 				t.Errorf("%d warnings", warned)
 			}
@@ -403,6 +407,61 @@ func TestCreateRefused(t *testing.T) {
 				t.Errorf("not created afterwards: %+v", m)
 			}
 		})
+	}
+}
+
+func hasText(conditions []metav1.Condition, text string) bool {
+	for _, c := range conditions {
+		if strings.Contains(c.Message, text) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestLostAnswer: the server makes an instance though its answer is lost, and the machine is deleted before the server knows of the instance.
+func TestLostAnswer(t *testing.T) {
+	w := newWorld(t, 7)
+	a := w.shards.Of("a")
+	a.Fail(func(method string) error {
+		if method == "CreateInstance" {
+			return status.Error(codes.Unavailable, "connection lost")
+		}
+		return nil
+	})
+	w.add("one", "a")
+	w.pass()
+	id := w.machine("one").Spec.InstanceID
+	w.deleteMachine("one")
+	w.core()
+	w.pass()
+	if w.machine("one") == nil {
+		t.Fatal("the machine is gone, its instance may come yet")
+	}
+	a.Fail(nil)
+	// The request from before arrives.
+	if _, err := a.API().CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "workers", InstanceId: id}); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	if left := w.onServers(); w.machine("one") != nil || len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+
+	w.add("two", "a")
+	a.Fail(func(method string) error {
+		if method == "CreateInstance" {
+			return status.Error(codes.Unavailable, "connection lost")
+		}
+		return nil
+	})
+	w.pass()
+	w.deleteMachine("two")
+	w.settle()
+	w.now = w.now.Add(doubt)
+	w.settle()
+	if w.machine("two") != nil {
+		t.Error("the doubt does not end")
 	}
 }
 

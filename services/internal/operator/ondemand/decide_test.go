@@ -172,3 +172,26 @@ func TestNames(t *testing.T) {
 		t.Errorf("the name has changed: %s, want %s", got, want)
 	}
 }
+
+// FuzzAnnotations: whatever a pod says, what is made of it is valid, and what is not is told.
+func FuzzAnnotations(f *testing.F) {
+	f.Add("gpu", "a", "p5.48xlarge")
+	f.Add("gpu", "", "")
+	f.Add("a--b", "A", "m5 large")
+	f.Add("", "x", "\x00")
+	f.Fuzz(func(t *testing.T, group, shard, instanceType string) {
+		w := worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, group), annotated(v1beta1.OnDemandShardAnnotation, shard),
+			annotated(v1beta1.OnDemandInstanceTypeAnnotation, instanceType)))
+		d := decide(w)
+		if len(d.create)+len(d.warn) != 1 {
+			t.Fatalf("%d machines, %d warnings", len(d.create), len(d.warn))
+		}
+		for _, c := range d.create {
+			m, infra := w.objects(c)
+			if problems := validation.IsDNS1123Label(m.Name); len(problems) > 0 || infra.Spec.GroupRef.Name != "gpu" || infra.Spec.Shard != "" && infra.Spec.Shard != "a" ||
+				len(infra.Spec.InstanceType) > 128 || strings.ContainsAny(infra.Spec.InstanceType, " \n\x00") {
+				t.Errorf("%+v", infra)
+			}
+		}
+	})
+}
