@@ -536,7 +536,7 @@ func TestCrashAtEveryWrite(t *testing.T) {
 // TestWorlds plays random histories: machines come and go, instances die, shards are lost and come back, and the operator crashes after any of its
 // writes. At the end every machine has exactly its instance and every instance its machine, nothing hangs, and no machine ever had two.
 func TestWorlds(t *testing.T) {
-	seeds := uint64(60)
+	seeds := uint64(20)
 	if testing.Short() {
 		seeds = 4
 	}
