@@ -189,7 +189,10 @@ func (e *Elector) adopt(w attempt) {
 	if gone := e.link(e.heir); e.heir != w.lock.Heir && gone != nil {
 		gone.promises = false // to be heir again it has to be steady again
 	}
-	e.heir = w.lock.Heir
+	if e.heir != w.lock.Heir {
+		e.heir = w.lock.Heir
+		e.beats.nextAt = min(e.beats.nextAt, e.beats.soon(e.opt)) // it should know
+	}
 }
 
 // forgetPromises begins a term: promises of an earlier one are void.

@@ -31,7 +31,7 @@ func (e *Elector) heartbeat(now Instant, h Heartbeat, d *Decision) {
 		e.sight(now, sighting{kind: held, lock: h.Lock, token: h.Token})
 	}
 	e.promise = promise{to: h.Leader, term: h.Term, until: max(e.promise.until, now.Add(patience(h.Length)))}
-	e.lookAt = max(e.lookAt, e.promise.until) // who hears the leader need not read
+	e.lookAt = e.promise.until // who hears the leader need not read, and who hears him no more should
 	d.add(Send{To: h.Leader, Message: Promise{Leader: h.Leader, Follower: h.Follower, Term: h.Term, Beat: h.Beat, Length: h.Length}})
 }
 
@@ -39,6 +39,7 @@ func (e *Elector) heartbeat(now Instant, h Heartbeat, d *Decision) {
 func (e *Elector) farewell(now Instant, f Farewell) {
 	if f.Follower == e.self.Peer() && f.Leader == e.promise.to && f.Term == e.promise.term {
 		e.promise.until, e.promise.over = now, true
+		e.lookAt = now // who is not his heir, as far as he knows, may have become it
 	}
 }
 
