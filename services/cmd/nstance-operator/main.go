@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
@@ -46,6 +47,7 @@ func run(args []string, getenv func(string) string, stdout, stderr io.Writer) in
 		return 2
 	}
 	log := zap.New(zap.UseFlagOptions(&options.Zap), zap.WriteTo(stderr))
+	klog.SetLogger(log) // what libraries of Kubernetes say
 	kubernetes, err := config.GetConfig()
 	if err != nil {
 		log.Error(err, "There is no way to the API server: run in a cluster, or give --kubeconfig or KUBECONFIG")

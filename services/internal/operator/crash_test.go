@@ -75,7 +75,7 @@ type roundTripper struct {
 
 // RoundTrip implements http.RoundTripper. Events and questions about rights are no changes.
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) {
-	change := request.Method != http.MethodGet && !strings.HasSuffix(request.URL.Path, "/events")
+	change := request.Method != http.MethodGet && !strings.Contains(request.URL.Path, "/events")
 	turn, ok := r.enter(request.Method+" "+request.URL.Path, change)
 	if !ok {
 		return nil, errKilled

@@ -168,18 +168,24 @@ func (r *rig) writeConfig() {
 	}
 }
 
+// freePorts returns addresses that nobody listened on a moment ago.
+func freePorts(t *testing.T, n int) (addrs []string) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs
+}
+
 // startServer starts the server of a shard, which ends with the test.
 func (r *rig) startServer(id string, groups map[string]int) {
 	r.t.Helper()
-	var ports []string
-	for range 5 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		defer l.Close()
-		ports = append(ports, l.Addr().String())
-	}
+	ports := freePorts(r.t, 5)
 	specs := map[string]any{}
 	for name, size := range groups {
 		specs[name] = map[string]any{"template": "worker", "size": size, "drain_timeout": "1m"}
