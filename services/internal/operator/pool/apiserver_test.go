@@ -46,6 +46,8 @@ type live struct {
 	writes []string // of the manager: method and path
 	calls  []string
 	upsert chan time.Time
+	// held, while it is not nil and not closed, keeps calls of shard b from being answered.
+	held chan struct{}
 	// refuse makes a write of the manager fail before it is sent.
 	refuse func(method, path string) bool
 }
@@ -98,7 +100,11 @@ func (l *live) addShard(id string) {
 	l.shards.Add(id).Fail(func(method string) error {
 		l.mu.Lock()
 		l.calls = append(l.calls, method+" "+id)
+		held := l.held
 		l.mu.Unlock()
+		if held != nil && id == "b" {
+			<-held
+		}
 		if method == "UpsertGroup" {
 			select {
 			case l.upsert <- time.Now():
@@ -219,6 +225,7 @@ func TestAPIServer(t *testing.T) {
 		}
 	})
 	l.fast()
+	l.independent()
 	l.quiet(func() {
 		stop()
 		stop = l.run() // a new operator finds everything as it is
@@ -373,6 +380,28 @@ func (l *live) fast() {
 	if took[len(took)/2] > 2*time.Second {
 		l.t.Errorf("p50 %s", took[len(took)/2])
 	}
+	l.scale("web", 5)
+	l.ready("web", 5)
+}
+
+// independent: a shard that does not answer, and does not say so, keeps no other from its share.
+func (l *live) independent() {
+	l.t.Helper()
+	held := make(chan struct{})
+	release := sync.OnceFunc(func() { close(held) })
+	defer release()
+	l.mu.Lock()
+	l.held = held
+	l.mu.Unlock()
+	l.scale("web", 8)
+	l.await("the share of the other shard", func() error {
+		if g, _ := l.shards.Of("a").Group("web"); g.GetSize() != 4 {
+			return fmt.Errorf("%d", g.GetSize())
+		}
+		return nil
+	})
+	release()
+	l.ready("web", 8)
 	l.scale("web", 5)
 	l.ready("web", 5)
 }
