@@ -251,12 +251,13 @@ func (m *Manager) adopt(doc Document, shard *config.Shard, d dynamic) {
 	m.generation++
 }
 
-// record keeps the configuration that is now in force for the next leader.
+// record keeps the configuration that is now in force for the next leader, once in every term: it is the first that a leader writes, so that its
+// term is known although the lock may be removed before it has made anything else.
 func (m *Manager) record(ctx context.Context, doc Document) error {
 	m.mu.Lock()
 	term := m.term
 	m.mu.Unlock()
-	if have, err := m.store.Applied(ctx); err == nil && have.Source == doc.Token && string(have.Body) == string(doc.Body) {
+	if have, err := m.store.Applied(ctx); err == nil && have.Term == term && have.Source == doc.Token && string(have.Body) == string(doc.Body) {
 		return nil
 	}
 	if err := m.store.PutApplied(ctx, Applied{Body: doc.Body, Source: doc.Token, Term: term}); err != nil {

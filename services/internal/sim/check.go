@@ -33,13 +33,18 @@ func (w *World) checkAuthority() {
 // checkTerm: terms only rise.
 func (w *World) checkTerm(s *server, number uint64) {
 	w.result.Terms++
-	if s.fooled && number <= w.highest {
-		return
-	}
-	if number <= w.highest {
+	if number < w.highest && !s.fooled {
 		w.fail(ruleRisingTerms, "term %d begins, but %d was led already", number, w.highest)
 	}
-	w.highest = number
+}
+
+// checkRecordedTerm: a term in which somebody acts is nobody else's. It is looked at when its configuration is in force: until then nothing was
+// done in it, and where the lock is removed nobody can know of it.
+func (w *World) checkRecordedTerm(s *server, number uint64) {
+	if number <= w.highest && !s.fooled {
+		w.fail(ruleRisingTerms, "term %d begins, but %d was led already", number, w.highest)
+	}
+	w.highest = max(w.highest, number)
 }
 
 // checkMutation: whoever changes something leads.
@@ -100,12 +105,21 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 }
 
 // checkSize: what a group has, and what this leader has asked for, is never more than its size and its surge. Calls of earlier leaders whose
-// result is unknown do not count: nobody can know of them.
+// result is unknown do not count: nobody can know of them, before a list of the provider's shows their VMs.
 func (w *World) checkSize(t *term, key config.GroupKey) {
 	n := 0
 	for _, m := range w.fleet.order {
 		if m.key == key && m.alive() && !m.doomed() {
-			if d := w.bucket.byID[m.id]; d != nil && d.stays() && !d.OnDemand {
+			d := w.bucket.byID[m.id]
+			switch {
+			case d == nil || d.removed || m.onDemand:
+			case d.ReservedTerm < t.number && m.since.Before(t.listed):
+				if d.stays() || d.State == record.Reserved {
+					n++
+				}
+			case d.ReservedTerm < t.number && d.Term == t.number && d.State == record.Created && w.sched.now.Sub(d.since) < minute:
+				// Adopted while this create was on its way.
+			case d.stays():
 				n++
 			}
 		}
@@ -289,8 +303,16 @@ func (w *World) checkNeverMade(s *server, d *document) {
 	}
 	for _, reason := range []string{"refused", "reserved, never used", "its create call came to nothing"} {
 		m := w.fleet.byInstance[d.ID]
-		if strings.HasPrefix(d.Reason, reason) && m != nil && m.alive() && w.sched.now.Sub(m.since) > 10*time.Second {
+		if strings.HasPrefix(d.Reason, reason) && m != nil && m.alive() && w.sched.now.Sub(m.since) > s.slowness() {
 			w.fail(ruleGone, "%s is taken never to have been made (%s), and it runs", d.ID, d.Reason)
 		}
 	}
+}
+
+// slowness is how old what a server acts on may be.
+func (s *server) slowness() time.Duration {
+	if s.world.sched.now.Sub(s.pausedAt) < 2*minute {
+		return 2 * minute
+	}
+	return time.Second
 }

@@ -235,6 +235,8 @@ func (k Kind) group() []state {
 		return []state{vmUnrecorded, vmReserved, vmCreated, vmRegistered}
 	case lostVM, agentMute, allMute, agentSick, notice, powerOff, reboot:
 		return vms
+	case timerLate:
+		return []state{candidate, takingOver, acting}
 	case stranger, subnetFull, addressGone, lostAll, lockRemoved:
 		return without(losing)
 	case resize, newInfra, newRuntime, groupGone, rebalance, expiryOn, emptying, invalid, watchCut, neverDrains:

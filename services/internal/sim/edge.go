@@ -36,7 +36,7 @@ type cloud struct {
 func (c cloud) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	vm, err := c.Provider.Create(ctx, req)
 	if err == nil && c.world.caller().repeats(cloudRepeated, req.Tags.Instance.String()) {
-		second, err := c.Provider.Create(ctx, req)
+		second, err := c.Provider.Create(again(ctx), req)
 		if infra.ClassOf(err) == infra.Capacity {
 			return vm, nil // a provider that has the VM has no such answer
 		}
@@ -52,10 +52,25 @@ func (c cloud) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, e
 func (c cloud) Delete(ctx context.Context, providerID string) error {
 	err := c.Provider.Delete(ctx, providerID)
 	if err == nil && c.world.caller().repeats(cloudRepeated, providerID) {
-		return c.Provider.Delete(ctx, providerID)
+		return c.Provider.Delete(again(ctx), providerID)
 	}
 	return err
 }
+
+// List implements infra.Provider. What it shows while a leader takes over is known to every plan of its term.
+func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
+	began, s := c.world.sched.now, c.world.caller()
+	vms, err := c.Provider.List(ctx, owner)
+	if err == nil && s != nil && s.term != nil && !s.term.ready && c.world.rates.of[cloudLag] == 0 && began.After(s.term.began) {
+		s.term.listed = began
+	}
+	return vms, err
+}
+
+type againKey struct{}
+
+// again marks what a client sends a second time: nobody decides about it any more.
+func again(ctx context.Context) context.Context { return context.WithValue(ctx, againKey{}, true) }
 
 func (s *server) repeats(k Kind, about string) bool {
 	if s == nil || !s.alive() {

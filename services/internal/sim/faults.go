@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -53,6 +54,7 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 		return mem.Fault{Before: 2 * time.Second, Err: errCut}
 	}
 	reads := r.Op == mem.Get || r.Op == mem.List
+	step := r.Op == mem.Put && strings.HasPrefix(r.Key, recordPrefix)
 	again := d.Float64() // SDKs repeat reads by themselves, up to three times
 	what, befallen := w.befalls(s, &d, occasion, func(k Kind) bool {
 		switch k {
@@ -62,7 +64,9 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 			return !reads
 		case bucketStale:
 			return r.Op == mem.List
-		case bucketSlow, crashBefore, crashAfter, pauseAtCall:
+		case crashBefore, crashAfter, pauseAtCall:
+			return step || again < 0.1 // most steps are no reads, nor renewals of the lock
+		case bucketSlow:
 			return true
 		}
 		return false
@@ -120,12 +124,13 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	}
 	s := w.caller()
 	mutates := slices.Contains(changesVMs, call.Kind)
-	switch call.Kind {
-	case mock.Create:
+	switch {
+	case ctx.Value(againKey{}) != nil:
+	case call.Kind == mock.Create:
 		w.checkCreate(s, call)
-	case mock.Delete:
+	case call.Kind == mock.Delete:
 		w.checkDelete(s, call)
-	case mock.Register, mock.Deregister, mock.Acquire, mock.Release:
+	case mutates:
 		if w.tracing() {
 			w.trace("%s %s %s", call.Kind, call.Name, call.ProviderID)
 		}
@@ -147,6 +152,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	case s.cut[cutAnswers] > 0:
 		return mock.Outcome{Latency: 2 * time.Second, Lost: true}
 	}
+	again := d.Float64()
 	what, befallen := w.befalls(s, &d, occasion, func(k Kind) bool {
 		switch k {
 		case cloudFails, cloudThrottles, cloudLag:
@@ -158,7 +164,9 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 			return mutates && call.Kind != mock.Register // nothing would tell of a VM registered after its end
 		case cloudFull:
 			return call.Kind == mock.Create && call.Request.InstanceType == "small"
-		case cloudSlow, crashBefore, crashAfter, pauseAtCall:
+		case crashBefore, crashAfter, pauseAtCall:
+			return mutates || again < 0.1
+		case cloudSlow:
 			return true
 		}
 		return false

@@ -29,6 +29,7 @@ type machine struct {
 	lostAt     time.Time // when it was taken away without anybody asking
 	agent      agent
 	dice       *dice
+	onDemand   bool
 	asked      int   // its occasions
 	calls      calls // to delete it
 }
@@ -74,7 +75,7 @@ func (f *fleet) changed(vm infra.VM, at time.Time) {
 	m := f.byProvider[vm.ProviderID]
 	if m == nil {
 		m = &machine{providerID: vm.ProviderID, id: vm.Tags.Instance, dice: w.dice("machine", hashText(vm.Tags.Instance.String())), since: w.sched.now, key: config.GroupKey{Tenant: vm.Tags.Tenant, Group: vm.Tags.Group}}
-		m.agent.world = w
+		m.agent.world, m.onDemand = w, vm.Tags.OnDemand
 		f.byProvider[vm.ProviderID] = m
 		f.order = append(f.order, m)
 		if other := f.byInstance[m.id]; other != nil {

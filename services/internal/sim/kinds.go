@@ -22,6 +22,7 @@ const (
 	crashBefore    Kind = "crash before effect"  // of the request under way
 	crashAfter     Kind = "crash after effect"   //
 	pauseAtCall    Kind = "pause at call"        // longer than the lease, between the last check and the effect
+	timerLate      Kind = "timer late"           // of the election, up to a twentieth of the lease
 )
 
 // Faults of servers and their networks and clocks.
@@ -88,7 +89,7 @@ var (
 	ofRequests = []odds{
 		{bucketRefused, 0.1}, {bucketLost, 0.05}, {bucketLate, 0.02}, {bucketSlow, 0.05}, {bucketStale, 0.3}, {bucketRepeated, 0.02},
 		{cloudFails, 0.1}, {cloudThrottles, 0.1}, {cloudLost, 0.05}, {cloudLate, 0.02}, {cloudSlow, 0.1}, {cloudLag, 0.1}, {cloudFull, 0.2},
-		{cloudRepeated, 0.05}, {crashBefore, 0.0005}, {crashAfter, 0.0005}, {pauseAtCall, 0.0003},
+		{cloudRepeated, 0.05}, {crashBefore, 0.005}, {crashAfter, 0.005}, {pauseAtCall, 0.003}, {timerLate, 0.1},
 	}
 	ofAgents = []odds{{agentBroken, 0.05}, {answerGone, 0.1}, {thief, 0.02}}
 	ofTimes  = []odds{

@@ -18,6 +18,8 @@ const (
 	template  = "t"
 	minute    = time.Minute
 	retention = 10 * time.Minute // of tombstones
+	// registrationTime is how long an agent may take to register.
+	registrationTime = 90 * time.Second
 )
 
 // people change the configuration, as `tofu apply` and nstance-admin do, make and delete instances, and drain nodes. What was
@@ -89,7 +91,7 @@ func (p *people) document() []byte {
 		Cluster: config.Cluster{ID: clusterName, Secrets: config.Secrets{EncryptionKey: &config.KeySource{Provider: "env"}}},
 		Server: config.Server{Shard: shardName, Provider: config.Provider{Kind: "mock"}, SubnetPools: map[string][]string{"p": {"a", "b"}},
 			HealthCheckInterval: duration(reportInterval), DefaultDrainTimeout: duration(10 * time.Second),
-			GarbageCollection: config.GarbageCollection{Interval: duration(30 * time.Second), RegistrationTimeout: duration(90 * time.Second),
+			GarbageCollection: config.GarbageCollection{Interval: duration(30 * time.Second), RegistrationTimeout: duration(registrationTime),
 				DeletedRecordRetention: duration(retention)}},
 		Tenants:       map[string]config.Tenant{"other": {}},
 		LoadBalancers: map[string]config.LoadBalancer{"lb1": {Provider: "mock"}, "lb2": {Provider: "mock"}},

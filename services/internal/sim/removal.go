@@ -97,6 +97,9 @@ func (w *World) checkOrphan(s *server, d *document) {
 	if s == nil || s.term == nil || s.term.confirmed[d.ProviderID] {
 		return
 	}
+	if m := w.fleet.byInstance[d.ID]; m != nil && w.sched.now.Sub(m.since) < registrationTime-2*wallSkew {
+		w.fail(ruleOrphans, "%s is ended %v after it appeared: its record may be on its way", d.ID, w.sched.now.Sub(m.since))
+	}
 	if orphans, all := w.fleet.orphans(s.term); orphans > 2 && 100*orphans > 5*all {
 		w.fail(ruleOrphans, "%s is ended, which has no record: %d of %d have none, and nobody has confirmed that", d.ID, orphans, all)
 	}

@@ -44,6 +44,7 @@ type server struct {
 	stillFrom time.Duration // elapsed; 0: its clock runs
 	fooled    bool
 	thawedAt  time.Time
+	pausedAt  time.Time
 	asked     map[uint64]int // requests by what they are about
 	ending    int            // terms that are over and whose tasks are not
 	crashAt   uint64         // the provider's call after whose effect it crashes,
@@ -143,13 +144,25 @@ func (s *server) give(in lease.Input) {
 	}
 	s.wake++
 	if wake := s.wake; decision.Wake != lease.Never {
-		s.world.sched.after(s.until(decision.Wake)+time.Microsecond, func() {
+		s.world.sched.after(s.until(decision.Wake)+s.lateness(), func() {
 			if s.wake == wake {
 				s.give(lease.Tick{})
 			}
 		})
 	}
 	s.world.checkAuthority()
+}
+
+// lateness is how long after its time a timer fires. Not even Go's are exact, and those of a busy machine come when they can.
+func (s *server) lateness() time.Duration {
+	w := s.world
+	if rate := w.rates.of[timerLate]; rate > 0 {
+		occasion := s.occasion("timer", "")
+		if d := (dice{occasion}); d.chance(rate) && w.faults.admit(occasion, timerLate, states(0).with(s.role())) {
+			return d.between(time.Millisecond, w.lease/20)
+		}
+	}
+	return time.Microsecond
 }
 
 // pause stops the process for d, as SIGSTOP or a suspended machine would; with freeze its clock as well, as a machine that is moved to another
@@ -159,6 +172,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		return
 	}
 	process := s.process
+	s.pausedAt = s.world.sched.now
 	if freeze {
 		s.stillFrom, s.fooled = s.world.sched.elapsed, true
 	}
@@ -166,6 +180,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		if s.process != process {
 			return
 		}
+		s.pausedAt = s.world.sched.now
 		if freeze {
 			s.still += s.world.sched.elapsed - s.stillFrom
 			s.stillFrom, s.thawedAt = 0, s.world.sched.now
@@ -301,7 +316,7 @@ func (s *server) writeLock(a lease.WriteLock) lease.Input {
 	token, err := s.edge().Put(context.Background(), lockKey, body, a.Condition)
 	switch {
 	case err == nil:
-		if !began.Before(s.thawedAt) {
+		if s.stillFrom == 0 && !began.Before(s.thawedAt) {
 			s.fooled = false
 		}
 		return lease.LockWritten{Token: token}

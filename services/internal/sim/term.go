@@ -37,6 +37,7 @@ type term struct {
 
 	// What the checks know of it.
 	began     time.Time
+	listed    time.Time                        // when the provider had been asked for everything
 	version   int                              // of the configuration in force
 	groups    map[config.GroupKey]config.Group // in force
 	before    map[config.GroupKey]config.Group // in force until
@@ -125,7 +126,11 @@ func (t *term) takeOver() {
 		}
 		return false
 	}
-	if !retry(func() error { return t.configure(t.scope) }) || !retry(func() error { return t.leader.TakeOver(t.scope) }) || t.scope.err != nil {
+	configured := retry(func() error { return t.configure(t.scope) })
+	if configured {
+		w.checkRecordedTerm(s, t.number)
+	}
+	if !configured || !retry(func() error { return t.leader.TakeOver(t.scope) }) || t.scope.err != nil {
 		return
 	}
 	t.ready = true

@@ -9,6 +9,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -119,8 +120,14 @@ func New(opts Options) *World {
 }
 
 // Run plays the world: faults, then calm, then rest, and says what it saw. The error names the first invariant that broke, with the seed.
-func (w *World) Run() (Result, error) {
+func (w *World) Run() (result Result, err error) {
 	defer w.end()
+	defer func() {
+		if r := recover(); r != nil {
+			w.fail(ruleNoPanic, "%v\n%s", r, debug.Stack())
+			result, err = w.result, w.err
+		}
+	}()
 	for _, s := range w.servers {
 		w.sched.after(w.drawn.between(0, 5*time.Second), func() {
 			if s.lives == 0 {

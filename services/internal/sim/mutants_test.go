@@ -1,0 +1,209 @@
+//go:build mutation
+
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// mutant is one deliberate bug in the real code. It exists nowhere but here: the test binary is built with the text changed.
+type mutant struct {
+	name string
+	file string // below services
+	old  string // found exactly once
+	new  string
+	why  string // what the bug is
+	// quick ones make the short form.
+	quick bool
+}
+
+var mutants = []mutant{
+	// The plan.
+	{name: "guard off", file: "internal/plan/guard.go",
+		old: "return p.tally.silent > p.Group.MaxUnhealthy.Of(p.tally.running) || shardTripped(p.Shard)", new: "return false",
+		why: "however many instances fall silent at once, all are replaced"},
+	{name: "group guard off", file: "internal/plan/guard.go",
+		old: "return p.tally.silent > p.Group.MaxUnhealthy.Of(p.tally.running) || shardTripped(p.Shard)", new: "return shardTripped(p.Shard)",
+		why: "only silence of the whole shard is held against the leader, not of a group"},
+	{name: "removed make room", file: "internal/plan/health.go",
+		old: "return silent, silent\n", new: "return false, false\n",
+		why: "instances that were removed for their silence do not count for the guard any more: removing makes room for removing more"},
+	{name: "unproven replacement", file: "internal/plan/health.go",
+		old: "\tcase i.LastReport.IsZero():\n\t\treturn m | markUnknown\n", new: "\tcase i.LastReport.IsZero():\n\t\treturn markWell\n",
+		why: "what runs is removed as soon as its replacement has registered, well or not"},
+	{name: "going counted", file: "internal/plan/scale.go",
+		old: "surplus := t.total() - p.desired\n", new: "surplus := t.total() + t.of[classOnDemand] + t.of[classOut] - p.desired\n",
+		why: "instances that are going already count towards what is too many"},
+	{name: "no place for failing", file: "internal/plan/replace.go",
+		old: "total := t.total() + t.failing", new: "total := t.total()",
+		why: "what is to go makes room before its deletion is durable"},
+	{name: "surge unbounded", file: "internal/plan/replace.go",
+		old: "surge := min(p.surge, t.hard()-p.removedHard())", new: "surge := t.hard() - p.removedHard()",
+		why: "every silent or expired instance gets its replacement at once, whatever max_surge says"},
+	{name: "drain cut short", file: "internal/plan/drain.go", quick: true,
+		old: "case i.runs() && !i.Drained && !p.reached(i.DeleteDeadline):", new: "case i.runs() && !i.Drained && !i.Announced:",
+		why: "an instance is terminated as soon as its drain was announced"},
+	{name: "absent is gone", file: "internal/plan/provider.go",
+		old: "if i.moving() || asked.Before(latest(i.CreatedAt, i.LaunchedAt).Add(absenceGrace)) {", new: "if i.moving() {",
+		why: "a VM that the provider does not list yet is taken to be gone"},
+	{name: "orphans unlimited", file: "internal/plan/sweep.go",
+		old: "many := orphans > orphansFew && 100*orphans > orphansPercent*s.Listed.Value; many", new: "many := orphans > 1000; many",
+		why: "any number of VMs without a record is terminated without a question"},
+	{name: "orphan read once", file: "internal/plan/sweep.go",
+		old: "case !s.Reads[len(s.Reads)-1].Before(second):", new: "case len(s.Reads) > 0:",
+		why: "a VM whose record may be on its way is terminated"},
+	{name: "tombstones removed early", file: "internal/plan/sweep.go", quick: true,
+		old: "due := t.DeletedAt.Add(w.Settings.Retention)", new: "due := t.DeletedAt.Add(w.Settings.Retention / 2)",
+		why: "an instance ID may live again while its VM may still appear"},
+	// The executor.
+	{name: "no proof", file: "internal/execute/execute.go",
+		old: "if err := x.Authority.Confirm(ctx); err != nil {", new: "if err := error(nil); err != nil {",
+		why: "a VM is terminated without asking whether somebody else leads by now"},
+	{name: "told before durable", file: "internal/execute/execute.go", quick: true,
+		old: "\tmarked := false\n", new: "\tmarked := false\n\tx.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Instance: action.Instance})\n",
+		why: "the end of an instance is announced before it is durable"},
+	{name: "drain untold", file: "internal/execute/execute.go",
+		old: "Deadline: rec.DeleteDeadline, Drain: true})", new: "Deadline: rec.DeleteDeadline})",
+		why: "nobody is told to drain a node"},
+	{name: "acts for ever", file: "internal/execute/execute.go",
+		old: "if x.Authority.Remaining() < margin {", new: "if x.Authority.Remaining() < -margin {",
+		why: "calls are begun when the lease is over"},
+	{name: "stays in balancers", file: "internal/execute/execute.go",
+		old: "switch err := x.unbalance(ctx, action.Instance); infra.ClassOf(err) {", new: "switch err := error(nil); infra.ClassOf(err) {",
+		why: "an instance whose VM is gone is forgotten while it is a load balancer's member"},
+	{name: "reservation not awaited", file: "internal/execute/create.go",
+		old: "\trec := x.reservation(id, pool.Tenant)\n\ttoken, err := x.Store.PutInstance(ctx, rec, \"\")\n",
+		new: "\trec := x.reservation(id, pool.Tenant)\n\tvar err error\n\ttoken := observe.Reservation{}.Token\n\tx.Env.Go(\"reserve\", func() { _, _ = x.Store.PutInstance(ctx, rec, \"\") })\n",
+		why: "a VM may be asked for before its reservation is durable"},
+	{name: "unknown is refused", file: "internal/execute/create.go",
+		old: "case class == infra.Indeterminate || class == infra.Throttled:", new: "case class == infra.Throttled:",
+		why: "a create call without an answer is taken for a refusal"},
+	{name: "refused is never made", file: "internal/execute/create.go",
+		old: "case class == infra.Conflict || ambiguous:", new: "case class == infra.Conflict:",
+		why: "a refusal is believed although an earlier call had no answer"},
+	{name: "registered becomes created", file: "internal/execute/create.go",
+		old: "\tif r.State == record.Reserved {\n\t\tr.State = record.Created\n\t}\n\tr.Group", new: "\tr.State = record.Created\n\tr.Group",
+		why: "the provider's answer undoes the registration that came before it"},
+	{name: "settled unasked", file: "internal/execute/collect.go",
+		old: "\tif err != nil && !errors.Is(err, infra.NotFound) {\n\t\treturn err\n\t}\n\tnext := left.Record\n", new: "\tnext := left.Record\n",
+		why: "an old reservation is buried when the provider does not answer"},
+	// The picture.
+	{name: "used twice", file: "internal/observe/reservations.go",
+		old: "w.reserved[pool] = have[1:]", new: "w.reserved[pool] = have",
+		why: "a reservation stays in its pool when it is used"},
+	{name: "unsettled not counted", file: "internal/observe/snapshot.go",
+		old: "g.pending + w.unsettled(key)", new: "g.pending",
+		why: "VMs that an earlier leader asked for and that are about to be adopted are made a second time"},
+	// The leader.
+	{name: "strays unread", file: "internal/reconcile/leader.go",
+		old: "return l.readStrays(ctx)", new: "return nil",
+		why: "a new leader trusts the bucket's list to be complete"},
+	{name: "deadline moves", file: "internal/reconcile/leader.go",
+		old: "if marked = rec.State != record.Deleting && rec.State != record.Deleted; !marked {", new: "if marked = rec.State != record.Deleted; !marked {",
+		why: "deleting twice gives a drain a new deadline"},
+	{name: "address taken once", file: "internal/reconcile/leader.go",
+		old: "wait := addressCheck", new: "wait := 24 * time.Hour",
+		why: "an address that is lost is not taken again"},
+	// Groups and configuration.
+	{name: "applied unrecorded", file: "internal/shardconfig/shardconfig.go",
+		old: "\tif err := m.record(ctx, doc); err != nil {\n\t\treturn Unchanged, nil, err\n\t}\n", new: "",
+		why: "the next leader may go back to an older configuration"},
+	{name: "acknowledged too early", file: "internal/shardconfig/groups.go",
+		old: "\tif !errors.Is(err, objstore.ErrConflict) {\n\t\treturn false, fmt.Errorf(\"write the dynamic groups: %w\", err)\n\t}\n",
+		new: "\tif !errors.Is(err, objstore.ErrConflict) {\n\t\treturn true, nil\n\t}\n",
+		why: "a change of a group is acknowledged although its write was not"},
+	{name: "writes over others", file: "contract/clusterstate/state.go",
+		old: "cond = objstore.IfToken(token)", new: "cond = objstore.Always()",
+		why: "documents are written whatever is there"},
+	// The election.
+	{name: "impatient", file: "internal/lease/lease.go",
+		old: "return lease + lease/10", new: "return lease - lease/10",
+		why: "a candidate does not wait for the end of the lease"},
+	{name: "lease from the answer", file: "internal/lease/write.go",
+		old: "\t\te.leaseFrom = w.began\n", new: "\t\te.leaseFrom = now\n",
+		why: "a leader counts its lease from the renewal's answer"},
+	{name: "unknown is won", file: "internal/lease/elector.go",
+		old: "\t\te.stale = true\n\t\te.backOff(now)\n\tcase MachineAnswer:", new: "\t\te.won(now, e.seen.token, &d)\n\tcase MachineAnswer:",
+		why: "a write of the lock without an answer is taken for a success"},
+	{name: "running is gone", file: "internal/lease/watch.go",
+		old: "case state == MachineTerminated:", new: "case state == MachineTerminated || state == MachineRunning:",
+		why: "the lock of a running machine is taken"},
+	{name: "term stays", file: "internal/lease/write.go",
+		old: "lock.Term = e.floor + 1", new: "lock.Term = max(e.floor, 1)",
+		why: "a new leader leads in the term of the one before"},
+}
+
+var brokenLine = regexp.MustCompile(`broken rule="([^"]*)" seed=(\d+) worlds=(\d+) took=(\S+) text="((?:[^"\\]|\\.)*)"`)
+
+// TestMutants builds the simulator with each deliberate bug and plays worlds until it is found, at most SIM_BUDGET (60s) each. MUTANTS names
+// some, comma separated, or is "quick" for the short form.
+func TestMutants(t *testing.T) {
+	budget := os.Getenv("SIM_BUDGET")
+	if budget == "" {
+		budget = "60s"
+	}
+	limit, err := time.ParseDuration(budget)
+	if err != nil {
+		t.Fatalf("SIM_BUDGET: %v", err)
+	}
+	services, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	which := os.Getenv("MUTANTS")
+	for _, m := range mutants {
+		if which == "quick" && !m.quick || which != "" && which != "quick" && !slices.Contains(strings.Split(which, ","), m.name) {
+			continue
+		}
+		t.Run(strings.ReplaceAll(m.name, " ", "-"), func(t *testing.T) { m.hunt(t, services, limit) })
+	}
+}
+
+func (m *mutant) hunt(t *testing.T, services string, limit time.Duration) {
+	path := filepath.Join(services, filepath.FromSlash(m.file))
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), m.old); n != 1 {
+		t.Fatalf("%s has the text to change %d times, want once:\n%s", m.file, n, m.old)
+	}
+	dir := t.TempDir()
+	changed, overlay, binary := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
+	listing, err := json.Marshal(map[string]map[string]string{"Replace": {path: changed}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, body := range map[string]string{changed: strings.Replace(string(text), m.old, m.new, 1), overlay: string(listing)} {
+		if err := os.WriteFile(name, []byte(body), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit+time.Minute)
+	defer cancel()
+	hunt := exec.CommandContext(ctx, binary, "-test.run", "^TestHunt$", "-test.timeout", "0")
+	hunt.Env = append(os.Environ(), "SIM_HUNT="+limit.String(), "SIM_FIRST=1")
+	out, err := hunt.CombinedOutput()
+	found := brokenLine.FindSubmatch(out)
+	switch {
+	case found != nil:
+		t.Logf("%s: caught by rule %q at seed %s, after %s worlds and %s: %s", m.why, found[1], found[2], found[3], found[4], found[5])
+	case err != nil:
+		t.Fatalf("hunt: %v\n%s", err, out)
+	default:
+		t.Errorf("%s: not caught in %v", m.why, limit)
+	}
+}
