@@ -172,6 +172,13 @@ func (r *Reconciler) store(ctx context.Context, v *view, d decision) error {
 	m := v.machine.DeepCopy()
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
 	if d.step == choose {
+		if m.Labels[clusterv1.ClusterNameLabel] == "" {
+			// Its Machine says so. When that is gone one day, another cluster's operator must not take this for its own.
+			if m.Labels == nil {
+				m.Labels = map[string]string{}
+			}
+			m.Labels[clusterv1.ClusterNameLabel] = v1beta1.ClusterName(r.Cluster, r.Tenant)
+		}
 		m.Spec.Shard = d.shard
 		if m.Spec.InstanceID == "" {
 			id, err := ident.NewID(d.kind, r.Now(), r.Rand)

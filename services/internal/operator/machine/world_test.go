@@ -269,7 +269,7 @@ func TestLifeOfAMachine(t *testing.T) {
 	w.add("one", "")
 	w.settle()
 	m := w.machine("one")
-	if m.Spec.Shard != "a" || m.Spec.InstanceID == "" || m.Spec.ProviderID != "test:///a/"+m.Spec.InstanceID || !m.Status.Ready || m.Status.InstanceID != m.Spec.InstanceID {
+	if m.Labels[clusterv1.ClusterNameLabel] != "prod--default" || m.Spec.Shard != "a" || m.Spec.InstanceID == "" || m.Spec.ProviderID != "test:///a/"+m.Spec.InstanceID || !m.Status.Ready || m.Status.InstanceID != m.Spec.InstanceID {
 		t.Fatalf("%+v", m)
 	}
 	if calls := w.calls(); !cmp.Equal(calls, []string{"a CreateInstance " + m.Spec.InstanceID}) {
