@@ -154,6 +154,22 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	}
 }
 
+// TestEveryTermIsRecorded: what is applied is the same, and yet the bucket knows of each leader's term before it does anything. A lock that is
+// removed then is followed by one of a higher term.
+func TestEveryTermIsRecorded(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	for _, term := range []uint64{3, 4, 9} {
+		lead(t, b, term)
+		if applied, err := b.Applied(t.Context()); err != nil || applied.Term != term {
+			t.Errorf("term %d: recorded %d, %v", term, applied.Term, err)
+		}
+		if highest, err := b.state.HighestTerm(t.Context()); err != nil || highest != term {
+			t.Errorf("term %d: the highest is %d, %v", term, highest, err)
+		}
+	}
+}
+
 func TestInvalidKeepsWhatIsInForce(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
