@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -206,6 +207,35 @@ func TestLeadsAndCreates(t *testing.T) {
 	}
 	if strings.Contains(p.log.String(), testKey) {
 		t.Error("the encryption key is in the log")
+	}
+}
+
+func TestElectionIsForServersAndItsResultForEverybody(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	p := r.start(testKey)
+	page := func() (int, string) {
+		resp, err := http.Get("http://" + r.ports[0] + "/leader")
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(body)
+	}
+	p.await("the leader's page", func() bool { code, body := page(); return code == 200 && body == "leader term=1\n" })
+	// The election port speaks TLS, to servers alone: services/internal/peer tests who is refused.
+	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(t.Context(), "tcp", r.ports[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err = conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "certificate required") {
+		t.Errorf("without a certificate: %v", err)
+	}
+	if resp, err := http.Get("http://" + r.ports[1] + "/"); err == nil {
+		resp.Body.Close()
+		t.Errorf("without TLS: %s", resp.Status)
 	}
 }
 

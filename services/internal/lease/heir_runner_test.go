@@ -1,0 +1,190 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// hub connects servers; each message takes a millisecond.
+type hub struct {
+	mu      sync.Mutex
+	members map[Peer]*member
+}
+
+// member is one server's Peers.
+type member struct {
+	hub     *hub
+	self    Peer
+	wire    chan Input
+	follows Peer
+	cut     bool
+}
+
+func (h *hub) join(s *server) *member {
+	m := &member{hub: h, self: s.cfg.Self.Peer(), wire: make(chan Input, 10_000)}
+	h.members[m.self] = m
+	s.cfg.Peers = m
+	s.cfg.Options = withHeir
+	return m
+}
+
+func (m *member) Events(ctx context.Context) <-chan Input {
+	events := make(chan Input)
+	go func() {
+		for {
+			select {
+			case in := <-m.wire:
+				timer := time.NewTimer(time.Millisecond)
+				<-timer.C
+				select {
+				case events <- in:
+				case <-ctx.Done():
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return events
+}
+
+// deliver needs mu.
+func (m *member) deliver(to Peer, in Input) {
+	other := m.hub.members[to]
+	if other != nil && !m.cut && !other.cut {
+		other.wire <- in
+	}
+}
+
+func (m *member) Send(to Peer, message Message) {
+	m.hub.mu.Lock()
+	defer m.hub.mu.Unlock()
+	if other := m.hub.members[to]; other != nil && (m.follows == to || other.follows == m.self) {
+		m.deliver(to, message)
+	}
+}
+
+func (m *member) Follow(holder record.Lock) {
+	m.hub.mu.Lock()
+	defer m.hub.mu.Unlock()
+	m.deliver(m.follows, LinkDown{Peer: m.self})
+	m.follows = Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}
+	m.deliver(m.follows, LinkUp{Peer: m.self})
+}
+
+func (m *member) setCut(cut bool) {
+	m.hub.mu.Lock()
+	defer m.hub.mu.Unlock()
+	m.cut = cut
+}
+
+// heirPair is a leader a with b as its heir.
+func heirPair(t *testing.T) (s *shard, a, b *server, authority *Authority, leader *member) {
+	t.Helper()
+	s = newShard(t)
+	h := &hub{members: map[Peer]*member{}}
+	a, b = s.server("a"), s.server("b")
+	leader = h.join(a)
+	h.join(b)
+	a.run()
+	authority = <-a.leads
+	b.run()
+	pass(30 * time.Second)
+	if heir := s.lock().Heir; heir != b.cfg.Self.Peer() || len(s.ledBy) != 1 {
+		t.Fatalf("the lock's heir is %+v, led by %v", heir, s.ledBy)
+	}
+	return s, a, b, authority, leader
+}
+
+func TestRunHeirTakesOverFromALeaderThatIsCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, a, b, authority, leader := heirPair(t)
+		if left := authority.Remaining(); left > time.Second {
+			t.Errorf("%v remain without another promise", left)
+		}
+		if err := authority.Confirm(t.Context()); err != nil {
+			t.Error(err)
+		}
+		a.store.off.Store(true)
+		leader.setCut(true)
+		began := time.Now()
+		if cause := <-a.lost; !errors.Is(cause, ErrLost) {
+			t.Error(cause)
+		}
+		within(t, "the leader's end", time.Since(began), 690*time.Millisecond, 960*time.Millisecond)
+		if term := (<-b.leads).Term(); term != 2 {
+			t.Errorf("second term is %d", term)
+		}
+		within(t, "fail-over", time.Since(began), 850*time.Millisecond, 1200*time.Millisecond)
+
+		a.store.off.Store(false) // a follows, and is b's heir after a while
+		leader.setCut(false)
+		pass(30 * time.Second)
+		if heir := s.lock().Heir; heir != a.cfg.Self.Peer() {
+			t.Errorf("then the heir is %+v", heir)
+		}
+		for _, v := range []*server{a, b} {
+			if err := v.stop(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestRunHeirIsHandedTheLeadership(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, a, b, _, _ := heirPair(t)
+		counted := objstore.NewCounted(a.store.Store)
+		a.store.Store = counted
+		b.store.Store = counted
+		began := time.Now()
+		if err := a.stop(); err != nil {
+			t.Error(err)
+		}
+		authority := <-b.leads
+		within(t, "hand-over", time.Since(began), 0, 50*time.Millisecond)
+		if made := counted.Counts(); made.Total() != 1 || made.Put != 1 {
+			t.Errorf("it took %+v, want the heir's write alone", made)
+		}
+		if lock := s.lock(); lock.LeaderID != "b" || lock.Term != 2 || authority.Term() != 2 {
+			t.Errorf("the lock is %+v", lock)
+		}
+		if err := b.stop(); err != nil { // nobody to hand it to
+			t.Error(err)
+		}
+		if lock := s.lock(); !lock.Released {
+			t.Errorf("the lock is %+v", lock)
+		}
+	})
+}
+
+func TestRunHeirCostsFewRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, b, _, _ := heirPair(t)
+		counted := objstore.NewCounted(a.store.Store)
+		a.store.Store = counted
+		b.store.Store = counted
+		pass(time.Hour)
+		if made := counted.Counts(); made.Put != 120 || made.Total() != 120 {
+			t.Errorf("an idle hour costs %+v", made)
+		}
+		if err := b.stop(); err != nil { // an heir that leaves costs the leader nothing
+			t.Error(err)
+		}
+		pass(time.Minute)
+		if len(a.lost) != 0 {
+			t.Error("the leader was lost with its heir")
+		}
+		if err := a.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
