@@ -5,12 +5,15 @@ package sim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -142,6 +145,49 @@ var mutants = []mutant{
 		why: "a new leader leads in the term of the one before"},
 }
 
+// TestHunt plays worlds from seed SIM_FIRST on for at most SIM_HUNT of real time, and says what broke first: see mutants_test.go.
+func TestHunt(t *testing.T) {
+	limit, err := time.ParseDuration(os.Getenv("SIM_HUNT"))
+	if err != nil {
+		limit = time.Second
+	}
+	first, ok := number(t, "SIM_FIRST")
+	if !ok {
+		first = 1
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(400))
+	began := time.Now()
+	var mu sync.Mutex
+	var found *Broken
+	next, played := first, 0
+	var wg sync.WaitGroup
+	for range workers() {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				seed := next
+				over := found != nil || time.Since(began) > limit
+				next++
+				mu.Unlock()
+				if over {
+					return
+				}
+				_, err := newWorld(seed).Run()
+				mu.Lock()
+				var broken *Broken
+				if played++; errors.As(err, &broken) && (found == nil || broken.Seed < found.Seed) {
+					found = broken
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if found != nil {
+		t.Errorf("broken rule=%q seed=%d worlds=%d took=%v text=%q", found.Rule, found.Seed, played, time.Since(began).Round(time.Millisecond), found.Text)
+	}
+}
+
 var brokenLine = regexp.MustCompile(`broken rule="([^"]*)" seed=(\d+) worlds=(\d+) took=(\S+) text="((?:[^"\\]|\\.)*)"`)
 
 // TestMutants builds the simulator with each deliberate bug and plays worlds until it is found, at most SIM_BUDGET (60s) each. MUTANTS names
@@ -188,7 +234,7 @@ func (m *mutant) hunt(t *testing.T, services string, limit time.Duration) {
 			t.Fatal(err)
 		}
 	}
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "mutation", "-overlay", overlay, "-o", binary, ".")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}

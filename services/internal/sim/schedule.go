@@ -20,6 +20,7 @@ type schedule struct {
 	only     map[uint64]bool // nil: all
 	without  map[Kind]bool
 	injected []Injected
+	seen     map[Kind]bool
 	cover    Coverage
 }
 
@@ -31,7 +32,11 @@ func (s *schedule) admit(occasion uint64, k Kind, met states) bool {
 	}
 	s.injected = append(s.injected, Injected{ID: occasion, Kind: k, At: w.sched.elapsed})
 	w.result.Faults++
+	s.seen[k] = true
 	s.cover.add(k, met)
+	if w.opts.trap != nil && w.opts.trap(s.seen) {
+		w.fail(ruleSimulator, "%s fell into the trap", k)
+	}
 	return true
 }
 

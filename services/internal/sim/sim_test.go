@@ -56,6 +56,14 @@ func TestWorld(t *testing.T) {
 	if n := int(played); n >= fixed && (total.Terms < 2*n || total.Creates < 5*n || total.Replaced < 2*n || total.Faults < 10*n) {
 		t.Errorf("these worlds were too peaceful to prove anything")
 	}
+	if played < fixed {
+		return
+	}
+	for _, k := range Kinds() {
+		if *total.Coverage.row(k) == [numStates]uint64{} {
+			t.Errorf("%q never came about", k)
+		}
+	}
 }
 
 // playAll plays one world after the other on every processor and sums up what they did.

@@ -38,6 +38,8 @@ type Options struct {
 	// Only, if not nil, are the faults that come about, by ID; Without are kinds that do not. The rest of the world is the same.
 	Only    map[uint64]bool
 	Without map[Kind]bool
+	// trap, of a test, breaks a rule once it says so of the kinds that have come about.
+	trap func(seen map[Kind]bool) bool
 }
 
 // Result says what a run did.
@@ -98,7 +100,7 @@ func New(opts Options) *World {
 	w := &World{opts: opts, outside: context.WithValue(context.Background(), outsideKey{}, true)}
 	w.sched = newScheduler(func(why string) { w.fail(ruleNoPanic, "%s", why) })
 	w.drawn = w.roll("world")
-	w.faults = schedule{world: w, only: opts.Only, without: opts.Without}
+	w.faults = schedule{world: w, seen: map[Kind]bool{}, only: opts.Only, without: opts.Without}
 	w.rates = w.drawRates()
 	w.bucket = bucket{world: w, records: map[string]*document{}, byID: map[ident.ID]*document{}, written: map[attempt]bool{}}
 	w.fleet = fleet{world: w, byProvider: map[string]*machine{}, byInstance: map[ident.ID]*machine{}, asked: map[ident.ID]*ask{}}

@@ -1,0 +1,65 @@
+package sim
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestShrink: of a schedule of many faults those two are found that a failure needs.
+func TestShrink(t *testing.T) {
+	for seed := uint64(1); seed < 50; seed++ {
+		opts := options(seed)
+		opts.Faulty, opts.Quiet = 10*time.Minute, time.Minute
+		opts.trap = func(seen map[Kind]bool) bool { return seen[resize] && seen[lostVM] }
+		shrunk := Shrink(opts, 300)
+		if shrunk == nil || shrunk.Of < 10 {
+			continue // this world has no such faults, or hardly any other
+		}
+		if len(shrunk.Faults) != 2 {
+			t.Errorf("%d of %d faults are left: %v", len(shrunk.Faults), shrunk.Of, shrunk.Faults)
+		}
+		told := shrunk.String()
+		for _, want := range []string{string(resize), string(lostVM), "fell into the trap", "SIM_ONLY=", fmt.Sprintf("make sim SEED=%d", seed)} {
+			if !strings.Contains(told, want) {
+				t.Errorf("the story lacks %q:\n%s", want, told)
+			}
+		}
+		return
+	}
+	t.Error("no world has both faults")
+}
+
+// TestScheduleCanBeThinned: a schedule that holds all that befell a world is that world, and one without some fault is the same up to its time.
+func TestScheduleCanBeThinned(t *testing.T) {
+	story := func(only map[uint64]bool) (Result, []string) {
+		var lines []string
+		opts := options(11)
+		opts.Only = only
+		opts.Log = func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+		result, _ := New(opts).Run()
+		return result, lines
+	}
+	all, told := story(nil)
+	if again, _ := story(ids(all.Injected)); again.Steps != all.Steps || len(again.Injected) != len(all.Injected) {
+		t.Errorf("the whole schedule makes %d steps and %d faults of %d and %d", again.Steps, len(again.Injected), all.Steps, len(all.Injected))
+	}
+	out := all.Injected[len(all.Injected)/2]
+	only := ids(all.Injected)
+	delete(only, out.ID)
+	thinned, toldThen := story(only)
+	for _, f := range thinned.Injected {
+		if f.ID == out.ID {
+			t.Fatal("a fault that was left out came about")
+		}
+	}
+	same := 0
+	for n := 0; n < min(len(told), len(toldThen)) && told[n] == toldThen[n]; n++ {
+		same = n + 1
+	}
+	at, err := time.ParseDuration(strings.Fields(told[min(same, len(told)-1)])[0])
+	if err != nil || at < out.At {
+		t.Errorf("the stories part at %v (%v), the fault was at %v", at, err, out.At)
+	}
+}
