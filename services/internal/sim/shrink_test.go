@@ -11,7 +11,7 @@ import (
 func TestShrink(t *testing.T) {
 	for seed := uint64(1); seed < 50; seed++ {
 		opts := options(seed)
-		opts.Faulty, opts.Quiet = 10*time.Minute, time.Minute
+		opts.Faulty = 10 * time.Minute
 		opts.trap = func(seen map[Kind]bool) bool { return seen[resize] && seen[lostVM] }
 		shrunk := Shrink(opts, 300)
 		if shrunk == nil || shrunk.Of < 10 {
