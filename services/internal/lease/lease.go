@@ -2,12 +2,18 @@
 // the bucket and the provider's word about machines, and runs the leader's code under an Authority.
 //
 // Invariant: at no moment do two processes hold authority, as long as their clocks run at rates that differ by less than a tenth and count
-// while the machine sleeps. It rests on two inequalities and nothing else: a leader acts until 0.95 leases after it *began* to send its
-// last confirmed renewal; nobody else writes the lock before he has seen its token unchanged for 1.1 leases, unless the holder
-// released it or its machine is gone. The lock (record.Lock) is only ever replaced on condition of the token that was seen.
+// while the machine sleeps. It rests on a few inequalities and nothing else. The lock (record.Lock) is only ever replaced on condition of the token
+// that was seen, and
 //
-// The heir of page 4 (a second stage) is not here. It adds inputs (heartbeats, promises), actions (the same, sent) and a second bound on
-// ActUntil; the lock's document already names an heir, and to everybody else such a lock is one with a long lease.
+//   - a leader acts until 0.95 leases after it *began* to send its last confirmed renewal; nobody else writes the lock before he has seen its token
+//     unchanged for 1.1 leases, unless the holder released it or its machine is gone;
+//   - while the lock names an heir, its leader acts until 0.95 promises after it *began* to send the last heartbeat that the heir answered, too. The
+//     heir writes the lock no sooner than 1.1 promises after it *received* the last one that it answered, which was later, and answers none while its
+//     write may still land. So for true time t, clock rates of 0.95 to 1.05, and a promise of length P: leader's end ≤ t(sent) + 0.95 P / 0.95 =
+//     t(sent) + P < t(received) + 1.1 P / 1.05 ≤ heir's write;
+//   - while a write of the leader is unsettled either version may be in the store: it acts as long as both leases and the promises of both heirs let it.
+//
+// The heir is the process, not the server: a restarted one has another incarnation, and waits like everybody else.
 package lease
 
 import (

@@ -495,6 +495,9 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*world, error) {
 			leases[i].HeirLease, leases[i].HeirRenew = 3*leases[i].Lease, 3*leases[i].Renew
 		}
 		leases[1].PeerLease, leases[1].HeirLease = 3*time.Second, 5*time.Second
+		if rng.IntN(4) == 0 {
+			leases[2].PeerLease = 0 // some, or all, know of no heirs
+		}
 	}
 	mixed := rng.IntN(3) == 0
 	common := leases[rng.IntN(len(leases))]
