@@ -18,8 +18,11 @@ const (
 	keepDeleted = 15 * time.Minute
 	maxDeleted  = 10000
 
+	// settleReserved is for how long a leader may not know an instance that was reserved last.
+	settleReserved = 2 * time.Minute
+
 	deleted  = "deleted"
-	deleting = "deleting"
+	reserved = "reserved"
 )
 
 // mirror is what a shard's leader says. Every entry has the number of the last change, so that an answer that was on its way meanwhile does not undo
@@ -33,8 +36,11 @@ type mirror struct {
 	groups    map[string]entry[*nstancev1.GroupStatus]
 	instances map[string]entry[*nstancev1.InstanceStatus]
 	drains    map[string]Drain
-	// gone is when an instance was first seen deleted.
-	gone         map[string]time.Time
+	// gone is when an instance was first seen deleted. Of those in guessed nobody has said so: the leader does not know them.
+	gone    map[string]time.Time
+	guessed map[string]bool
+	// missed is since when a leader has not known an instance that may yet turn up.
+	missed       map[string]time.Time
 	zone, region string
 }
 
@@ -45,7 +51,7 @@ type entry[M proto.Message] struct {
 
 func newMirror(id string, now func() time.Time) *mirror {
 	return &mirror{id: id, now: now, groups: map[string]entry[*nstancev1.GroupStatus]{}, instances: map[string]entry[*nstancev1.InstanceStatus]{},
-		drains: map[string]Drain{}, gone: map[string]time.Time{}}
+		drains: map[string]Drain{}, gone: map[string]time.Time{}, guessed: map[string]bool{}, missed: map[string]time.Time{}}
 }
 
 // mark returns a number to hand to [mirror.answer] and the like: what is newer than it is not replaced.
@@ -184,7 +190,7 @@ func (m *mirror) deletingGroup(name string, since uint64) []Change {
 	return m.setGroup(g, since)
 }
 
-// setInstance takes an instance as it is now; since as in setGroup. One that is deleted stays so: IDs are used once.
+// setInstance takes an instance as it is now; since as in setGroup. One that was said to be deleted stays so: IDs are used once.
 func (m *mirror) setInstance(i *nstancev1.InstanceStatus, since uint64) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -197,9 +203,12 @@ func (m *mirror) takeInstance(i *nstancev1.InstanceStatus, since uint64) []Chang
 	id := i.GetInstanceId()
 	have, ok := m.instances[id]
 	switch {
-	case id == "", have.number > since, ok && have.message.GetState() == deleted:
+	case id == "", have.number > since, ok && have.message.GetState() == deleted && !m.guessed[id]:
 		return nil
 	}
+	delete(m.guessed, id)
+	delete(m.missed, id)
+	delete(m.gone, id)
 	if i.GetState() == deleted {
 		if ok && i.GetGroup() == "" { // all that a leader knows of one that nobody remembers
 			i = proto.CloneOf(i)
@@ -231,8 +240,9 @@ func same(a, b *nstancev1.InstanceStatus) bool {
 	return proto.Equal(quiet(a), quiet(b))
 }
 
-// replaceInstances takes all live instances, as they were listed after the mark since. Those that are missing are deleted.
-func (m *mirror) replaceInstances(all []*nstancev1.InstanceStatus, since uint64) (changes []Change) {
+// listInstances takes all live instances, as they were listed after the mark since. It returns those that a leader named once and now does not: what has
+// become of them has to be asked, and the answer given to setInstance or lose.
+func (m *mirror) listInstances(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.number++
@@ -242,14 +252,38 @@ func (m *mirror) replaceInstances(all []*nstancev1.InstanceStatus, since uint64)
 		changes = append(changes, m.takeInstance(i, since)...)
 	}
 	for id, have := range m.instances {
-		if there[id] || have.number > since || have.message.GetState() == deleted {
-			continue
+		if !there[id] && have.number <= since && have.message.GetState() != deleted {
+			missing = append(missing, id)
 		}
-		i := proto.CloneOf(have.message)
-		i.State, i.DeletedAt = deleted, timestamppb.New(m.now())
-		changes = append(changes, m.takeInstance(i, since)...)
 	}
-	return append(changes, m.forget()...)
+	slices.Sort(missing)
+	return append(changes, m.forget()...), missing
+}
+
+// lose takes over that the leader does not know an instance. It is deleted, unless it was reserved last: a new leader does not know of a reservation
+// of its predecessor's until it has asked the provider about it.
+func (m *mirror) lose(id string, since uint64) []Change {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	have, ok := m.instances[id]
+	if !ok || have.number > since || have.message.GetState() == deleted {
+		return nil
+	}
+	if have.message.GetState() == reserved {
+		at, ok := m.missed[id]
+		if !ok {
+			m.missed[id] = m.now()
+		}
+		if !ok || m.now().Sub(at) < settleReserved {
+			return nil
+		}
+	}
+	m.number++
+	i := proto.CloneOf(have.message)
+	i.State, i.DeletedAt = deleted, timestamppb.New(m.now())
+	changes := m.takeInstance(i, since)
+	m.guessed[id] = true
+	return changes
 }
 
 // forget drops the deleted instances that were remembered for long enough.
@@ -259,6 +293,7 @@ func (m *mirror) forget() (changes []Change) {
 		changes = append(changes, m.instanceChange(InstanceChanged, m.instances[id].message))
 		delete(m.instances, id)
 		delete(m.gone, id)
+		delete(m.guessed, id)
 	}
 	for id, at := range m.gone {
 		if at.Before(limit) {

@@ -27,6 +27,8 @@ const (
 	maxMessage = 16 << 20
 	// relist is how often instances are listed without reason: not every change of an instance is an event. A tenth of it is jitter.
 	relist = time.Minute
+	// askParallel is how many instances are asked about at a time.
+	askParallel = 8
 	// resubscribe is the pause before watches that were too slow begin anew.
 	resubscribe = 250 * time.Millisecond
 )
@@ -177,14 +179,37 @@ func (s *shard) list(ctx context.Context, client nstancev1.OperatorServiceClient
 }
 
 func (s *shard) listOnce(ctx context.Context, client nstancev1.OperatorServiceClient) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	since := s.mark()
-	answer, err := client.ListInstances(ctx, &nstancev1.ListInstancesRequest{})
+	answer, err := client.ListInstances(limited, &nstancev1.ListInstancesRequest{})
 	if err != nil {
 		return err
 	}
-	s.set.tell(s.replaceInstances(answer.GetInstances(), since)...)
+	changes, missing := s.listInstances(answer.GetInstances(), since)
+	s.set.tell(changes...)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(askParallel)
+	for _, id := range missing {
+		group.Go(func() error { return s.ask(ctx, client, id) })
+	}
+	return group.Wait()
+}
+
+// ask asks what has become of an instance that is no longer listed.
+func (s *shard) ask(ctx context.Context, client nstancev1.OperatorServiceClient, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	since := s.mark()
+	answer, err := client.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id})
+	switch {
+	case err == nil:
+		s.set.tell(s.setInstance(answer.GetInstance(), since)...)
+	case status.Code(err) == codes.NotFound:
+		s.set.tell(s.lose(id, since)...)
+	default:
+		return err
+	}
 	return nil
 }
 

@@ -21,7 +21,10 @@ const (
 	settled = 5 * time.Second
 )
 
-var errNotConnected = errors.New("not connected yet")
+var (
+	errNotConnected = errors.New("not connected yet")
+	errStopped      = errors.New("it is connected no more")
+)
 
 // shard is one shard: the one connection to its leader, and its mirror.
 type shard struct {
@@ -72,7 +75,7 @@ func (s *shard) remove() { close(s.removed) }
 func (s *shard) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer s.offline(errors.New("the operator is stopping"), 0)
+	defer s.stopped()
 	go func() {
 		select {
 		case <-s.removed:
@@ -152,6 +155,17 @@ func (s *shard) online(conn *grpc.ClientConn) {
 	}
 }
 
+// stopped says that there will be no session any more: the shard was removed, or the operator stops.
+func (s *shard) stopped() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conn, s.lost = nil, errStopped
+	s.state.Reachable, s.state.Err = false, errStopped.Error()
+	if s.doubt != nil {
+		s.doubt.Stop()
+	}
+}
+
 // offline says that there is no session, why, and that the shard is unreachable if there is none again within a time.
 func (s *shard) offline(err error, within time.Duration) {
 	s.mu.Lock()
@@ -160,8 +174,6 @@ func (s *shard) offline(err error, within time.Duration) {
 	switch {
 	case !s.state.Reachable:
 		s.state.Err = reason(err)
-	case within == 0:
-		s.unreachable()
 	case s.doubt == nil:
 		s.doubt = time.AfterFunc(within, func() {
 			s.mu.Lock()
