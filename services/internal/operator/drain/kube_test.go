@@ -460,15 +460,15 @@ func removes(l *lab) {
 	for id, name := range map[string]string{dies: node, lives: liveNode} {
 		l.eventually("the Node is marked", func() bool { return l.node(name).Annotations[v1beta1.InstanceAnnotation] == l.shard.ID()+"/"+id })
 	}
-	// While nobody looks, the instance is deleted and forgotten; the shard's word is not heard at first.
+	// While nobody looks, the instance is deleted and forgotten; what the shard has was not read yet.
 	l.stop()
 	l.shard.Kill(dies)
 	l.shard.Forget(dies)
-	l.shard.SetState(func(s *shards.State) { s.Reachable, s.Synced = false, false })
+	l.shard.SetState(func(s *shards.State) { s.Synced = false })
 	l.start()
-	l.pause(500 * time.Millisecond)
+	l.pause(time.Second)
 	if l.node(node) == nil {
-		l.Fatal("removed on the word of a shard that says nothing")
+		l.Fatal("removed before the shard's instances were read")
 	}
 	l.shard.SetState(func(s *shards.State) { s.Reachable, s.Synced = true, true })
 	l.eventually("the Node is removed", func() bool { return l.node(node) == nil })

@@ -207,6 +207,12 @@ func (r *remover) mayAsk(k key, now time.Time) bool {
 	return true
 }
 
+func (r *remover) unanswered(k key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.asked, k)
+}
+
 func (c *coordinator) mark(ctx context.Context, name string, k key) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{v1beta1.InstanceAnnotation: k.shard + "/" + k.instance}}})
 	if err != nil {
@@ -230,6 +236,7 @@ func (c *coordinator) removeIfGone(ctx context.Context, k key, nodes []*corev1.N
 	switch {
 	case status.Code(err) == codes.NotFound:
 	case err != nil:
+		c.remover.unanswered(k)
 		log.Warn("server's answer", "call", "ask", "error", err)
 		return
 	case answer.GetInstance().GetInstanceId() != k.instance, answer.GetInstance().GetState() != "deleted":
