@@ -41,6 +41,10 @@ func TestOperator(t *testing.T) {
 	}{
 		{"scale", l.testScale},
 		{"static", l.testStatic},
+		{"dynamic", l.testDynamic},
+		{"new group", l.testNewGroup},
+		{"drift", l.testDrift},
+		{"paused", l.testPaused},
 		{"machine", l.testMachine},
 		{"on demand", l.testOnDemand},
 		{"lost VM", l.testLostVM},
@@ -48,6 +52,7 @@ func TestOperator(t *testing.T) {
 		{"deadline", l.testDeadline},
 		{"spot", l.testSpot},
 		{"unreachable", l.testUnreachable},
+		{"shards", l.testShards},
 		{"hand-over", l.testHandOver},
 		{"latency", l.testLatency},
 	} {
@@ -112,6 +117,7 @@ func (l *lab) bootstrap(t *testing.T) {
 			return nil
 		})
 	})
+	l.forgetNonce(t)
 	l.controlPlane(t)
 	l.kubeconfig(t)
 }

@@ -1,0 +1,155 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// testDrift: what somebody else makes of a group on a shard is undone, as Kubernetes says how many there are.
+func (l *lab) testDrift(t *testing.T) {
+	ctx := t.Context()
+	more := uint32(4)
+	if _, err := l.east.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: workers, Size: &more, MustExist: true}); err != nil {
+		t.Fatal(err)
+	}
+	l.restored(t, workers, l.both(2, 2))
+}
+
+// testPaused: while a pool is paused nothing that is done to it reaches the shards; then all of it does.
+func (l *lab) testPaused(t *testing.T) {
+	ctx := t.Context()
+	l.kubectl(t, "-n", namespace, "annotate", "nstancemachinepool", workers, clusterv1.PausedAnnotation+"=")
+	await(t, "paused", patience, func(ctx context.Context) error {
+		return has(ctx, l, &v1beta1.NstanceMachinePool{}, workers, func(p *v1beta1.NstanceMachinePool) error {
+			return condition(p.Status.Conditions, v1beta1.PausedCondition, "True")
+		})
+	})
+	if err := l.scale(ctx, workers, 5); err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); time.Since(began) < 3*time.Second; <-time.After(200 * time.Millisecond) {
+		for _, s := range l.shards() {
+			if err := s.settled(ctx, workers, 2); err != nil {
+				t.Fatalf("changed while paused: %v", err)
+			}
+		}
+	}
+	l.kubectl(t, "-n", namespace, "annotate", "nstancemachinepool", workers, clusterv1.PausedAnnotation+"-")
+	l.restored(t, workers, l.both(3, 2))
+	if err := l.scale(ctx, workers, 4); err != nil {
+		t.Fatal(err)
+	}
+	l.restored(t, workers, l.both(2, 2))
+}
+
+// testNewGroup: a group that `tofu apply` adds to a shard's configuration becomes a pool; what is pushed to it later is spread over no other shard.
+func (l *lab) testNewGroup(t *testing.T) {
+	const later = "later"
+	ctx := t.Context()
+	state, err := l.west.bucket.state("west")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, token, err := state.ReadConfig(ctx, "west")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, problems := config.Parse("west", body)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	c.Groups[tenant][later] = config.GroupSpec{Template: "worker", Size: number(1)}
+	if _, err := state.WriteConfig(ctx, "west", config.Encode(c), token); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := l.west.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{})
+	if err != nil || answer.GetResult() != nstancev1.RefreshResult_REFRESH_RESULT_UPDATED {
+		t.Fatalf("refreshed: %v, error %v", answer, err)
+	}
+	await(t, "imported", patience, func(ctx context.Context) error {
+		return errors.Join(l.spread(ctx, later, map[*shard]int{l.west: 1}), l.poolRuns(ctx, later, 1))
+	})
+	if err := l.scale(ctx, later, 0); err != nil {
+		t.Fatal(err)
+	}
+	l.restored(t, later, map[*shard]int{l.west: 0})
+}
+
+// testDynamic: a pool that somebody makes in Kubernetes becomes a group on its shards, and goes with all its instances when it is deleted.
+func (l *lab) testDynamic(t *testing.T) {
+	const made = "made"
+	ctx := t.Context()
+	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(made), Spec: v1beta1.NstanceMachinePoolSpec{Group: made, Shards: []string{"west", "east"}, Template: "worker"}})
+	none, replicas := "", int32(1)
+	l.create(ctx, t, &clusterv1.MachinePool{ObjectMeta: objectMeta(made), Spec: clusterv1.MachinePoolSpec{ClusterName: clusterName, Replicas: &replicas,
+		Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{ClusterName: clusterName, Bootstrap: clusterv1.Bootstrap{DataSecretName: &none},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceMachinePool", Name: made}}}}})
+	await(t, "the remainder on the shard that is listed first", patience, func(ctx context.Context) error {
+		return errors.Join(l.spread(ctx, made, l.both(0, 1)), l.poolRuns(ctx, made, 1))
+	})
+	id := l.one(t, made, l.west)
+	l.kubectl(t, "-n", namespace, "delete", "machinepool", made, "--wait=false")
+	await(t, "gone with its instances", patience, func(ctx context.Context) error {
+		for _, s := range l.shards() {
+			if group, err := s.group(ctx, made); err == nil {
+				return fmt.Errorf("%s still has %v", s.id, group)
+			}
+		}
+		return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &clusterv1.MachinePool{}, in(made)), l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(made)),
+			l.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "east"))), l.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "west"))))
+	})
+}
+
+// testShards: a shard that leaves the configuration file is left alone, and used again when it is back. The operator runs on.
+func (l *lab) testShards(t *testing.T) {
+	all, err := os.ReadFile(l.configFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := fmt.Sprintf("cluster_id: %s\ntenant: %s\nshards:\n  east:\n    registration_addr: %q\n    operator_addr: %q\n", clusterID, tenant,
+		address(l.east.ports[2]), address(l.east.ports[3]))
+	if err := os.WriteFile(l.configFile(), []byte(one), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	group := v1beta1.ShardGroupName(workers, "west")
+	await(t, "a shard has left", patience, func(ctx context.Context) error {
+		return has(ctx, l, &v1beta1.NstanceShardGroup{}, group, func(g *v1beta1.NstanceShardGroup) error {
+			return condition(g.Status.Conditions, v1beta1.ShardReachableCondition, "False")
+		})
+	})
+	if err := l.scale(t.Context(), workers, 6); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the other goes on", patience, func(ctx context.Context) error { return l.east.settled(ctx, workers, 3) })
+	if err := l.west.settled(t.Context(), workers, 2); err != nil {
+		t.Errorf("the shard that has left was changed: %v", err)
+	}
+	if err := os.WriteFile(l.configFile(), all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "it is back", patience, func(ctx context.Context) error { return l.spread(ctx, workers, l.both(3, 3)) })
+	if err := l.scale(t.Context(), workers, 4); err != nil {
+		t.Fatal(err)
+	}
+	l.restored(t, workers, l.both(2, 2))
+}
+
+// forgetNonce deletes what is not needed any more once there is a certificate.
+func (l *lab) forgetNonce(t *testing.T) {
+	t.Helper()
+	if err := l.Client.Delete(t.Context(), &corev1.Secret{ObjectMeta: objectMeta("nstance-operator-nonce")}); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+}
