@@ -1,6 +1,6 @@
 # What a person does with this repository. Each target delegates to a script or to go; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench generate lint test test-aws test-short
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench chaos generate lint test test-aws test-short
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -62,6 +62,9 @@ sim: ## Simulate faults (SEED=n repeats one world, DURATION=60s)
 sim-swarm: ## Simulate N=2000 worlds on all cores, shrink what fails, write temp/sim-coverage.md
 	@mkdir -p temp
 	SIM_SWARM='$(or $(N),2000)' SIM_COVERAGE='$(CURDIR)/temp/sim-coverage.md' go test ./services/internal/sim -run TestSwarm -count=1 -timeout=0 -v
+
+chaos: ## Break a shard of real processes in every way, for half an hour
+	@scripts/chaos.sh long
 
 bench: ## Measure what docs/performance.md reports
 	@scripts/bench.sh

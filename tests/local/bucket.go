@@ -31,7 +31,7 @@ import (
 
 // State reads and writes the stack's bucket, as Terraform and nstance-admin do.
 func (s *Stack) State(ctx context.Context) (*clusterstate.State, error) {
-	store, err := s3.New(ctx, s3.Options{Bucket: Bucket, Region: region, Endpoint: s.Ports.StoreURL(), PathStyle: true,
+	store, err := s3.New(ctx, s3.Options{Bucket: Bucket, Region: region, Endpoint: s.storeURL(), PathStyle: true,
 		Credentials: credentials.NewStaticCredentialsProvider(accessKey, accessKey, "")})
 	if err != nil {
 		return nil, err
@@ -86,9 +86,13 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 	if len(problems) > 0 {
 		return problems
 	}
-	shard.Server.Bind = config.Addresses{Health: Address(s.Ports.Health), Election: Address(s.Ports.Election),
-		Registration: Address(s.Ports.Registration), Operator: Address(s.Ports.Operator), Agent: Address(s.Ports.Agent)}
+	shard.Server.Bind = config.Addresses{Health: s.bind(s.Ports.Health), Election: s.bind(s.Ports.Election),
+		Registration: s.bind(s.Ports.Registration), Operator: s.bind(s.Ports.Operator), Agent: s.bind(s.Ports.Agent)}
 	shard.Server.Advertise = config.Addresses{}
+	if s.Network != nil {
+		shard.Server.Advertise = config.Addresses{Registration: s.address(Leader, s.Ports.Registration), Operator: s.address(Leader, s.Ports.Operator),
+			Agent: s.address(Leader, s.Ports.Agent)}
+	}
 	shard.Server.Provider.Options = s.ProviderOptions()
 	if change != nil {
 		change(shard)

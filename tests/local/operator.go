@@ -42,7 +42,7 @@ func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
 		return nil, err
 	}
 	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: loopback})
-	conn, err := grpc.NewClient(Address(s.Ports.Operator), grpc.WithTransportCredentials(creds), grpc.WithConnectParams(grpc.ConnectParams{
+	conn, err := grpc.NewClient(s.address(Leader, s.Ports.Operator), grpc.WithTransportCredentials(creds), grpc.WithConnectParams(grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond},
 		MinConnectTimeout: 2 * time.Second,
 	}))

@@ -3,7 +3,6 @@ package local
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"strconv"
@@ -72,6 +71,3 @@ func ReservePorts(ctx context.Context, servers int) (ports Ports, release func()
 
 // Address is a port of this machine as host:port.
 func Address(port int) string { return net.JoinHostPort(loopback, strconv.Itoa(port)) }
-
-// StoreURL is the object store's endpoint.
-func (p Ports) StoreURL() string { return fmt.Sprintf("http://%s", Address(p.Store)) }

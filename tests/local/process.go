@@ -36,7 +36,11 @@ func (s *Stack) start(name, program string, args ...string) (*Process, error) {
 	cmd := exec.CommandContext(context.Background(), s.program(program), args...) // it outlives whoever waits for its start
 	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = s.Env(), s.Dir, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	start := cmd.Start
+	if s.Network != nil {
+		start = func() error { return s.Network.Start(name, cmd) }
+	}
+	if err := start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	p := &Process{Name: name, PID: cmd.Process.Pid, Log: log, ended: make(chan struct{})}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -44,7 +45,42 @@ type Options struct {
 	// SharedTmux: agents run in the user's own tmux server, where `tmux attach -t nstance-dev-agents` finds them; otherwise in one of the stack's
 	// own, whose socket is in Dir.
 	SharedTmux bool
+	// Network says where programs run; nil: here.
+	Network Network
 }
+
+// Network is machines for the programs of a stack. Without one all of them run on this machine and listen on its loopback address.
+type Network interface {
+	// Host is the address of a program: [Store], [ServerName], or [Leader], an address that follows whoever leads.
+	Host(name string) string
+	// Start starts a program on its machine.
+	Start(name string, cmd *exec.Cmd) error
+}
+
+// Names of machines.
+const (
+	Store  = "dev-s3"
+	Leader = "leader"
+)
+
+// address is a port of a program.
+func (s *Stack) address(name string, port int) string {
+	if s.Network == nil {
+		return Address(port)
+	}
+	return net.JoinHostPort(s.Network.Host(name), strconv.Itoa(port))
+}
+
+// bind is what a program listens on.
+func (s *Stack) bind(port int) string {
+	if s.Network == nil {
+		return Address(port)
+	}
+	return net.JoinHostPort("0.0.0.0", strconv.Itoa(port))
+}
+
+// storeURL is the object store's endpoint.
+func (s *Stack) storeURL() string { return "http://" + s.address(Store, s.Ports.Store) }
 
 // Session is the tmux session of the agents.
 const Session = "nstance-dev-agents"
@@ -103,7 +139,12 @@ func (s *Stack) CacheDir(n int) string {
 // LogFile is where a program's output goes.
 func (s *Stack) LogFile(name string) string { return filepath.Join(s.Dir, "log", name+".log") }
 
-func (s *Stack) program(name string) string { return filepath.Join(s.Dir, "bin", name) }
+func (s *Stack) program(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(s.Dir, "bin", name)
+}
 
 // ServerName is the --id of a server, counted from 1, and the name of its log.
 func ServerName(n int) string { return "server-" + strconv.Itoa(n) }
@@ -126,22 +167,27 @@ func (s *Stack) Env() []string {
 // Settings are the variables by which programs find the stack's bucket and open its secrets.
 func (s *Stack) Settings() []string {
 	return []string{"AWS_ACCESS_KEY_ID=" + accessKey, "AWS_SECRET_ACCESS_KEY=" + accessKey, "AWS_REGION=" + region,
-		"AWS_ENDPOINT_URL=" + s.Ports.StoreURL(), "AWS_S3_USE_PATH_STYLE=true", "NSTANCE_ENCRYPTION_KEY=" + encryptionKey}
+		"AWS_ENDPOINT_URL=" + s.storeURL(), "AWS_S3_USE_PATH_STYLE=true", "NSTANCE_ENCRYPTION_KEY=" + encryptionKey}
 }
 
 // StartStore starts the object store and waits until it answers.
 func (s *Stack) StartStore(ctx context.Context) (*Process, error) {
-	p, err := s.start("dev-s3", "dev-s3", "--addr", Address(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket)
+	p, err := s.start(Store, "dev-s3", "--addr", s.bind(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket)
 	if err != nil {
 		return nil, err
 	}
-	return p, s.answers(ctx, p, s.Ports.StoreURL()+"/"+Bucket, func(status int) bool { return status < 500 })
+	return p, s.answers(ctx, p, s.storeURL()+"/"+Bucket, func(status int) bool { return status < 500 })
 }
 
 // StartServer starts a server of the shard, counted from 1, and waits until its probe answers, whatever it says.
 func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
-	p, err := s.start(ServerName(n), "nstance-server", "--id", ServerName(n), "--shard", Shard, "--storage", "s3", "--bucket", Bucket,
-		"--cachedir", s.CacheDir(n), "--health-addr", s.healthAddr(n), "--instance", strconv.Itoa(n))
+	args := []string{"--id", ServerName(n), "--shard", Shard, "--storage", "s3", "--bucket", Bucket, "--cachedir", s.CacheDir(n)}
+	if s.Network == nil {
+		args = append(args, "--health-addr", s.healthAddr(n), "--instance", strconv.Itoa(n))
+	} else {
+		args = append(args, "--health-addr", s.bind(s.Ports.Health), "--advertise-host", s.Network.Host(ServerName(n)))
+	}
+	p, err := s.start(ServerName(n), "nstance-server", args...)
 	if err != nil {
 		return nil, err
 	}
@@ -153,8 +199,13 @@ func (s *Stack) AwaitReady(ctx context.Context, p *Process, n int) error {
 	return s.answers(ctx, p, s.healthURL(n), func(status int) bool { return status == http.StatusOK })
 }
 
-func (s *Stack) healthAddr(n int) string { return Address(s.Ports.Health + 10*(n-1)) }
-func (s *Stack) healthURL(n int) string  { return "http://" + s.healthAddr(n) + "/health" }
+func (s *Stack) healthAddr(n int) string {
+	if s.Network != nil {
+		return s.address(ServerName(n), s.Ports.Health)
+	}
+	return Address(s.Ports.Health + 10*(n-1))
+}
+func (s *Stack) healthURL(n int) string { return "http://" + s.healthAddr(n) + "/health" }
 
 // answers waits until a GET of the URL has an accepted status, or the process has ended.
 func (s *Stack) answers(ctx context.Context, p *Process, url string, accept func(status int) bool) error {
@@ -280,5 +331,30 @@ func (s *Stack) Tails(w io.Writer, lines int) {
 			name = path
 		}
 		fmt.Fprintf(w, "\n--- %s, last %d of %d lines\n%s\n", name, min(lines, len(all)), len(all), bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
+	}
+}
+
+// StartTmux starts a tmux server without sessions on a machine, where all VMs then are, until it is killed.
+func (s *Stack) StartTmux(ctx context.Context, machine string) (*Process, error) {
+	program, err := exec.LookPath("tmux")
+	if err != nil {
+		return nil, err
+	}
+	// In the foreground a server does not end when it has no sessions (tmux(1), -D).
+	p, err := s.start(machine, program, "-D", "-f", os.DevNull, "-S", s.socket())
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if conn, err := new(net.Dialer).DialContext(ctx, "unix", s.socket()); err == nil {
+			return p, conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for tmux: %w", context.Cause(ctx))
+		case <-p.Ended():
+			return nil, fmt.Errorf("tmux ended (%s); its log is %s", p.state, p.Log)
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
 }

@@ -76,7 +76,7 @@ func (t *Terraform) Destroy(ctx context.Context, vars map[string]string, operato
 // Variables are the values of the example's variables that fit this stack.
 func (s *Stack) Variables() map[string]string {
 	options, _ := json.Marshal(s.ProviderOptions()) // a map of strings always can be
-	return map[string]string{"endpoint": s.Ports.StoreURL(), "first_port": strconv.Itoa(s.Ports.Health), "agents": string(options)}
+	return map[string]string{"endpoint": s.storeURL(), "first_port": strconv.Itoa(s.Ports.Health), "agents": string(options)}
 }
 
 func (t *Terraform) run(ctx context.Context, command string, vars map[string]string) error {

@@ -1,0 +1,252 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nstance-kit/nstance/tests/local"
+)
+
+// Machines of the network: the object store's, a server's each, one with all VMs, and the one that this test is on.
+const (
+	vms      = "vms"
+	observer = "observer"
+)
+
+// addresses of the machines, and the one that follows the leader.
+var addresses = map[string]string{
+	local.Store: "10.77.0.1", local.ServerName(1): "10.77.0.11", local.ServerName(2): "10.77.0.12", vms: "10.77.0.21", observer: "10.77.0.31",
+	local.Leader: "10.77.0.100",
+}
+
+// network carries packets between network namespaces, in this process: whatever a network can do wrong, it can do. Its machines have a TUN device each
+// (Documentation/networking/tuntap.rst of the Linux kernel).
+type network struct {
+	hosts map[string]*host
+	ended chan struct{}
+	wg    sync.WaitGroup
+
+	mu     sync.Mutex
+	rng    *rand.Rand
+	leader string             // machine that has the leader's address
+	cut    map[[2]string]bool // from, to: nothing arrives
+	loss   map[string]float64 // share of packets lost to or from a machine
+	lost   int                // packets
+	byAddr map[netip.Addr]string
+}
+
+type host struct {
+	name string
+	ns   *os.File
+	tun  *os.File
+}
+
+// thread runs a function on a thread of its own, which ends with it: namespaces are a thread's.
+func thread(f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked
+		result <- f()
+	}()
+	return <-result
+}
+
+// newNetwork makes the machines. The observer is the namespace that this process is in.
+func newNetwork(seed uint64) (n *network, err error) {
+	n = &network{hosts: map[string]*host{}, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)), cut: map[[2]string]bool{}, loss: map[string]float64{},
+		byAddr: map[netip.Addr]string{}, leader: local.ServerName(1)}
+	for name, text := range addresses {
+		n.byAddr[netip.MustParseAddr(text)] = name
+		if name == local.Leader {
+			continue
+		}
+		h, err := newHost(name, name != observer)
+		if err != nil {
+			n.close()
+			return nil, fmt.Errorf("machine %s: %w", name, err)
+		}
+		n.hosts[name] = h
+	}
+	for _, h := range n.hosts {
+		n.wg.Go(func() { n.carry(h) })
+	}
+	return n, nil
+}
+
+func newHost(name string, own bool) (*host, error) {
+	h := &host{name: name}
+	err := thread(func() (err error) {
+		if own {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return fmt.Errorf("make a network namespace: %w", err)
+			}
+		}
+		if h.ns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+			return err
+		}
+		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open /dev/net/tun: %w", err)
+		}
+		request, err := unix.NewIfreq("eth0")
+		if err != nil {
+			return err
+		}
+		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
+			return fmt.Errorf("make a TUN device: %w", err)
+		}
+		h.tun = os.NewFile(uintptr(fd), "tun") // after the ioctl: only then it can be polled
+		lines := []string{"link set lo up", "link set eth0 up", "addr add " + addresses[name] + "/24 dev eth0"}
+		if strings.HasPrefix(name, "server-") {
+			lines = append(lines, "addr add "+addresses[local.Leader]+"/32 dev lo")
+		}
+		for _, line := range lines {
+			if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil { //nolint:noctx // it does not wait for anything
+				return fmt.Errorf("ip %s: %w: %s", line, err, out)
+			}
+		}
+		return nil
+	})
+	return h, err
+}
+
+func (n *network) close() {
+	close(n.ended)
+	for _, h := range n.hosts {
+		_ = h.tun.Close()
+		_ = h.ns.Close()
+	}
+	n.wg.Wait()
+}
+
+// carry takes what a machine sends to where it goes, or does not.
+func (n *network) carry(from *host) {
+	packet := make([]byte, 65536)
+	for {
+		size, err := from.tun.Read(packet)
+		if err != nil {
+			return // closed
+		}
+		if size < 20 || packet[0]>>4 != 4 { // IPv6's own noise
+			continue
+		}
+		address, _ := netip.AddrFromSlice(packet[16:20])
+		if to := n.route(from.name, address); to != nil {
+			_, _ = to.tun.Write(packet[:size]) // a full queue loses packets, as queues do
+		}
+	}
+}
+
+// route is where a packet arrives; nil if nowhere.
+func (n *network) route(from string, address netip.Addr) *host {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	to := n.byAddr[address]
+	if to == local.Leader {
+		to = n.leader
+	}
+	if n.cut[[2]string{from, to}] || n.rng.Float64() < n.loss[from] || n.rng.Float64() < n.loss[to] {
+		n.lost++
+		return nil
+	}
+	return n.hosts[to]
+}
+
+// Host implements local.Network.
+func (n *network) Host(name string) string { return addresses[name] }
+
+// Start implements local.Network.
+func (n *network) Start(name string, cmd *exec.Cmd) error {
+	return thread(func() error {
+		if err := unix.Setns(int(n.hosts[name].ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return cmd.Start()
+	})
+}
+
+// block cuts one direction; join mends all.
+func (n *network) block(from, to string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.cut[[2]string{from, to}] = true
+}
+
+// part cuts both directions.
+func (n *network) part(a, b string) {
+	n.block(a, b)
+	n.block(b, a)
+}
+
+// lose has every machine but the observer lose a share of what it sends and gets.
+func (n *network) lose(share float64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name := range n.hosts {
+		if name != observer {
+			n.loss[name] = share
+		}
+	}
+}
+
+// mend makes the network a good one, and says how many packets it lost.
+func (n *network) mend() (lost int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.cut)
+	clear(n.loss)
+	lost, n.lost = n.lost, 0
+	return lost
+}
+
+// lead moves the leader's address to whoever holds the lock, as a provider's network does when its leader asks for it.
+func (n *network) lead(ctx context.Context, holder func(context.Context) (string, error)) {
+	for ctx.Err() == nil {
+		if name, err := holder(ctx); err == nil && n.hosts[name] != nil {
+			n.mu.Lock()
+			n.leader = name
+			n.mu.Unlock()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// isolated is set in the second run of this program.
+const isolated = "NSTANCE_CHAOS_ISOLATED"
+
+// isolate runs this program again in network and mount namespaces of its own; in there it returns at once.
+func isolate() (code int, done bool, err error) {
+	if os.Getenv(isolated) != "" {
+		return 0, false, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	}
+	cmd := exec.Command(os.Args[0], os.Args[1:]...) //nolint:noctx // it takes its time-out from its flags
+	cmd.Env = append(os.Environ(), isolated+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+	if uid := os.Getuid(); uid != 0 {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	err = cmd.Run()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		return max(exit.ExitCode(), 1), true, nil
+	}
+	return 0, true, err
+}
