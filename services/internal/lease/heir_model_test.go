@@ -103,6 +103,9 @@ func (x *explorer) give(m *model, i int, in Input) error {
 				}
 			}
 		case Released:
+			if m.token != "" && m.lock.Incarnation == p.e.self.Incarnation && !m.lock.Released {
+				return fmt.Errorf("%w: %s goes, and leaves its lock behind", errInvariant, p.e.self.ID)
+			}
 			p.gone = true
 		}
 	}
@@ -429,10 +432,10 @@ var modelBeginnings = map[string]func(x *explorer) (model, error){
 	"a renewal with heir": func(x *explorer) (model, error) {
 		return x.beginning(func(m *model) bool { return writes(&m.procs[0], true) && m.lock.Heir != (Peer{}) })
 	},
-	"a heartbeat that came late": func(x *explorer) (model, error) {
+	"a promise that is late": func(x *explorer) (model, error) {
 		m, err := x.beginning(func(m *model) bool { return m.procs[0].e.heir != (Peer{}) && m.mail[0].message == nil })
 		if err == nil {
-			err = x.until(&m, func(m *model) bool { return m.mail[0].message != nil }, func(*model) {})
+			err = x.until(&m, func(m *model) bool { _, ok := m.mail[0].message.(Promise); return ok }, func(*model) {})
 		}
 		m.now += 600 * time.Millisecond
 		return m, err

@@ -48,8 +48,9 @@ type (
 		Term             uint64
 	}
 
-	// LinkUp says that a process can be spoken to, LinkDown that it cannot any more.
-	LinkUp   struct{ Peer Peer }
+	// LinkUp says that a process can be spoken to.
+	LinkUp struct{ Peer Peer }
+	// LinkDown says that it cannot any more.
 	LinkDown struct{ Peer Peer }
 
 	// Send is the action that hands a message to a link. Without a link it is lost.

@@ -94,6 +94,7 @@ type runner struct {
 
 	heard   <-chan Input // from other servers; nil: from none
 	follows record.Lock  // whom Peers were told to follow
+	heir    Peer         // last told of
 
 	version record.LockVersion
 	body    []byte // of that version
@@ -176,6 +177,10 @@ func (r *runner) step(in Input) {
 	}
 	for _, action := range decision.Actions {
 		r.perform(action)
+	}
+	if heir := r.elector.heir; term != 0 && heir != r.heir {
+		r.heir = heir
+		r.cfg.Log.Info("heir", "term", term, "heir", heir.ID)
 	}
 	r.tell(Status{Role: r.elector.Role(), Term: term})
 	r.follow()

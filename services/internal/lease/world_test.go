@@ -306,6 +306,9 @@ func (w *world) perform(n *node, action Action) {
 	case Send:
 		w.send(n, a)
 	case Released:
+		if w.lock != nil && w.lock.lock.Incarnation == n.elector.self.Incarnation && !w.lock.lock.Released {
+			w.fail("%s goes, and leaves its lock behind", n.name)
+		}
 		n.alive = false
 		w.end(n, MachineRunning)
 	default:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"time"
 
@@ -174,7 +175,11 @@ func (n *Network) Run(ctx context.Context) {
 			return
 		default:
 		}
-		n.options.Log.Info("no link to the leader", "leader", holder.LeaderID, "addr", holder.Addresses.Election, "error", err, "again_in", pause.String())
+		level := slog.LevelDebug
+		if pause == redialAfter { // told once: without a link all goes on, only slower
+			level = slog.LevelInfo
+		}
+		n.options.Log.Log(ctx, level, "no link to the leader", "leader", holder.LeaderID, "addr", holder.Addresses.Election, "error", err, "again_in", pause.String())
 		n.wait(ctx, turned, pause)
 		pause = min(2*pause, redialMost)
 	}
