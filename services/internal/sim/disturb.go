@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
@@ -208,6 +209,7 @@ func (w *World) loseOne(m *machine, d *dice) {
 func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 	until := w.sched.now.Add(d.between(10*time.Second, 5*time.Minute))
 	all := k == allMute || d.IntN(3) == 0
+	rolling := d.IntN(2) == 0 // one after the other
 	for _, m := range w.fleet.order {
 		if hit := d.IntN(5) == 0; m != first && !all && !hit {
 			continue
@@ -217,9 +219,18 @@ func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 			m.agent.sick = until
 			continue
 		}
-		w.trace("agent of %s is mute", m.id)
-		m.agent.mute, m.agent.mutedAt = until, w.sched.now
-		w.fleet.hangUp(m)
+		from := time.Duration(0)
+		if rolling {
+			from = d.between(0, 2*minute)
+		}
+		w.sched.after(from, func() {
+			if w.quiet || m.state == infra.Deleted {
+				return
+			}
+			w.trace("agent of %s is mute", m.id)
+			m.agent.mute, m.agent.mutedAt = until.Add(from), w.sched.now
+			w.fleet.hangUp(m)
+		})
 	}
 }
 

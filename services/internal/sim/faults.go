@@ -190,7 +190,12 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	case cloudFull:
 		out.Err = infra.Errorf(infra.Capacity, string(call.Kind), "no %s left", call.Request.InstanceType)
 	case cloudSlow:
-		out.Latency = d.between(200*time.Millisecond, 8*time.Second)
+		slow := d.between(200*time.Millisecond, 8*time.Second)
+		if d.IntN(2) == 0 {
+			out.Latency = slow
+		} else {
+			w.slowAnswers[call.Seq] = 2 * slow // it has happened, and takes its time to say so
+		}
 	case crashBefore:
 		w.crash(s, out.Latency/2, &d)
 	case crashAfter:
@@ -201,9 +206,18 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	return out
 }
 
-// yield lets a server crash between the effect of its call and the answer: the second time that the call yields.
-func (w *World) yield(_ context.Context, call mock.Call) {
+// yield lets a server crash, or wait, between the effect of its call and the answer: the second time that the call yields.
+func (w *World) yield(ctx context.Context, call mock.Call) {
 	s := w.caller()
+	if slow, ok := w.slowAnswers[call.Seq]; ok {
+		if slow > 0 {
+			w.slowAnswers[call.Seq] = -slow // before the effect
+		} else {
+			delete(w.slowAnswers, call.Seq)
+			_ = w.sched.sleepIn(ctx, -slow)
+		}
+		return
+	}
 	if s == nil || s.crashAt != call.Seq || !s.alive() {
 		return
 	}

@@ -88,6 +88,7 @@ type World struct {
 	drawn   dice   // of what has no stream of its own
 	// fooledAt is when a leader whose clock had stopped last wrote a record; lockRemovedAt when somebody removed the lock.
 	fooledAt, lockRemovedAt time.Time
+	slowAnswers             map[uint64]time.Duration // by the provider's call; negative once it has yielded
 
 	lastLock struct {
 		token objstore.Token
@@ -100,6 +101,7 @@ func New(opts Options) *World {
 	w := &World{opts: opts, outside: context.WithValue(context.Background(), outsideKey{}, true)}
 	w.sched = newScheduler(func(why string) { w.fail(ruleNoPanic, "%s", why) })
 	w.drawn = w.roll("world")
+	w.slowAnswers = map[uint64]time.Duration{}
 	w.faults = schedule{world: w, seen: map[Kind]bool{}, only: opts.Only, without: opts.Without}
 	w.rates = w.drawRates()
 	w.bucket = bucket{world: w, records: map[string]*document{}, byID: map[ident.ID]*document{}, written: map[attempt]bool{}}
