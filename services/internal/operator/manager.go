@@ -34,9 +34,7 @@ const (
 
 // Of leader election, and of events on everything there is.
 //
-// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=nstance-system,resources=leases,verbs=get;create;update;patch
-// +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
-// +kubebuilder:rbac:groups="",namespace=nstance-system,resources=events,verbs=create;patch;update
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=nstance-system,resources=leases,verbs=get;create;update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch;update
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch;update
 

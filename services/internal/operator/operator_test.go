@@ -173,4 +173,3 @@ func TestFollowsItsConfiguration(t *testing.T) {
 		t.Error("a secret is in the log")
 	}
 }
-

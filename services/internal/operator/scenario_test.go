@@ -1,6 +1,7 @@
 package operator_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -32,6 +33,8 @@ func (r *rig) play(alive func()) {
 	r.individual(await)
 	await("the end", r.settled)
 }
+
+var errThere = errors.New("it is still there")
 
 type awaiter func(what string, done func() error)
 
@@ -114,11 +117,11 @@ func (r *rig) individual(await awaiter) {
 	}
 	await("the individual machine's end", func() error {
 		if err := r.get("mine", &mine); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("NstanceMachine: %v, %+v", err, mine.Status)
+			return fmt.Errorf("NstanceMachine: %w, %+v", errors.Join(err, errThere), mine.Status)
 		}
 		var node corev1.Node
 		if err := r.kube.Get(r.t.Context(), types.NamespacedName{Name: r.node()}, &node); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("node: %v, unschedulable %t", err, node.Spec.Unschedulable)
+			return fmt.Errorf("node: %w, unschedulable %t", errors.Join(err, errThere), node.Spec.Unschedulable)
 		}
 		return equal("VMs", r.alive("a", "solo"), 0)
 	})

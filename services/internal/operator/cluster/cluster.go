@@ -31,9 +31,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters,verbs=get;list;watch;create;update;patch
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters/status,verbs=get;update;patch
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch;create;patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters,verbs=get;list;watch;create;patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters/status,verbs=get;patch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters/status,verbs=get;patch
 
 // Options of [Setup]. All are required.

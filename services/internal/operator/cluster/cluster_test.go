@@ -156,8 +156,10 @@ func TestKeepsWhatPeopleWrote(t *testing.T) {
 
 func TestPaused(t *testing.T) {
 	for name, change := range map[string]func(*v1beta1.NstanceCluster, *clusterv1.Cluster){
-		"by the Cluster":   func(_ *v1beta1.NstanceCluster, c *clusterv1.Cluster) { c.Spec.Paused = new(true) },
-		"by an annotation": func(i *v1beta1.NstanceCluster, _ *clusterv1.Cluster) { i.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} },
+		"by the Cluster": func(_ *v1beta1.NstanceCluster, c *clusterv1.Cluster) { c.Spec.Paused = new(true) },
+		"by an annotation": func(i *v1beta1.NstanceCluster, _ *clusterv1.Cluster) {
+			i.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+		},
 	} {
 		w := newWorld(t)
 		w.reconcile(t)

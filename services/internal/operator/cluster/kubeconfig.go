@@ -82,16 +82,13 @@ func (k *kubeconfig) run(ctx context.Context) error {
 	delays.Reset()
 	for {
 		wait := recheck
-		err := k.keep(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			wait = delays.NextBackOff()
-		} else {
+		if err := k.keep(ctx); err == nil {
 			delays.Reset()
+			k.set(ctx, nil)
+		} else if ctx.Err() == nil {
+			wait = delays.NextBackOff()
+			k.set(ctx, err)
 		}
-		k.set(ctx, err)
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():

@@ -18,7 +18,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -503,7 +502,7 @@ func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
 	addr, _ := cluster.Serve(t, "a", witness{seen: seen})
 	k := identitytest.Keeper(t, cluster, "default")
 	call := func() time.Time {
-		conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.TransportCredentials(k.Credentials("a"))))
+		conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(k.Credentials("a")))
 		if err != nil {
 			t.Fatal(err)
 		}

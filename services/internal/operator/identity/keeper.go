@@ -61,7 +61,7 @@ func (k *Keeper) Current() *Identity { return k.current.Load() }
 // and the kubeconfig cannot be bound to one.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get,namespace=nstance-system
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update;patch,namespace=nstance-system
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update,namespace=nstance-system
 
 // Ensure returns once there is an identity: the stored one, or a new one by registering with any of the shards, whose registration addresses it is
 // given. The error says what a person has to do: the CA or, if a registration is needed, the nonce is missing, or no shard registers us.
