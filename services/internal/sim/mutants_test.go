@@ -132,7 +132,7 @@ var mutants = []mutant{
 		old: "return lease + lease/10", new: "return lease - lease/10",
 		why: "a candidate does not wait for the end of the lease"},
 	{name: "lease from the answer", file: "internal/lease/write.go",
-		old: "\t\te.leaseFrom = w.began\n", new: "\t\te.leaseFrom = now\n",
+		old: "\tcase e.role == Leader:\n\t\te.adopt(w)\n", new: "\tcase e.role == Leader:\n\t\tw.began = now\n\t\te.adopt(w)\n",
 		why: "a leader counts its lease from the renewal's answer"},
 	{name: "unknown is won", file: "internal/lease/elector.go",
 		old: "\t\te.stale = true\n\t\te.backOff(now)\n\tcase MachineAnswer:", new: "\t\te.won(now, e.seen.token, &d)\n\tcase MachineAnswer:",

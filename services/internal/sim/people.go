@@ -243,7 +243,7 @@ func (p *people) create(t *term, key config.GroupKey, id ident.ID, tries int, d 
 	})
 }
 
-// remove deletes some instance.
+// remove deletes some instance; who did not hear the answer asks again.
 func (p *people) remove(t *term, d *dice) {
 	w := p.world
 	m := w.fleet.any(d)
@@ -251,11 +251,23 @@ func (p *people) remove(t *term, d *dice) {
 		return
 	}
 	w.faults.about("%s", m.id)
+	p.removeOne(t, m.id)
+	if again := d.between(time.Second, 20*time.Second); d.IntN(2) == 0 {
+		w.sched.after(again, func() {
+			if s := w.acting(); s != nil {
+				p.removeOne(s.term, m.id)
+			}
+		})
+	}
+}
+
+func (p *people) removeOne(t *term, id ident.ID) {
+	w := p.world
 	t.env.Go("delete an instance", func() {
-		err := t.leader.DeleteInstance(t.scope, m.id, requested)
-		w.trace("deletion of %s: %v", m.id, err)
-		if d := w.bucket.byID[m.id]; err == nil && d != nil && d.stays() {
-			w.fail(ruleAcked, "the deletion of %s is acknowledged, but its record says %s", m.id, d.State)
+		err := t.leader.DeleteInstance(t.scope, id, requested)
+		w.trace("deletion of %s: %v", id, err)
+		if d := w.bucket.byID[id]; err == nil && d != nil && d.stays() {
+			w.fail(ruleAcked, "the deletion of %s is acknowledged, but its record says %s", id, d.State)
 		}
 	})
 }
