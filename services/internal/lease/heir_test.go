@@ -159,6 +159,22 @@ func TestSilentHeirIsRemovedBeforeItsPromiseEnds(t *testing.T) {
 	story("the heir was faster", func(d *driver) { d.at(10.9, WriteConflict{}, LostLeadership{1, ReasonTaken}) })
 }
 
+func TestUnsettledRemovalCountsTheShortLease(t *testing.T) {
+	d := inherited(t)
+	d.at(10.33, LinkDown{peerB}, writeOf(lockOf(peerA, 1, 5, Peer{}), "t4"))
+	d.at(10.34, LinkUp{peerB})
+	for beat := uint64(44); ; beat++ { // the heir is back, and promises, while the answer to its removal stays away
+		at := 10.375 + float64(beat-44)/4
+		if at >= 19.83 {
+			break
+		}
+		d.at(at, Tick{}, Send{peerB, beatAt(beat, 4)})
+		d.at(at+0.01, beatAt(beat, 4).promise())
+	}
+	d.actsUntil(19.83, 1) // 0.95 of 10 s from its sending, not of 90 s: others may have seen it
+	d.at(19.83, Tick{}, LostLeadership{1, ReasonExpired})
+}
+
 func TestLostLinkRemovesTheHeirAtOnce(t *testing.T) {
 	d := inherited(t)
 	d.at(10.33, LinkDown{peerB}, writeOf(lockOf(peerA, 1, 5, Peer{}), "t4"))

@@ -126,6 +126,18 @@ func (w *world) cutOff(n *node) {
 	}
 }
 
+// blind cuts a node off from the store for a while, or all of them.
+func (w *world) blind(n *node) {
+	until := w.now + w.between(time.Second, 30*time.Second)
+	all := w.rng.IntN(4) == 0
+	w.trace("%v %s cannot reach the store until %v, all: %v", w.now, n.name, until, all)
+	for _, other := range w.nodes {
+		if other == n || all {
+			other.blind = until
+		}
+	}
+}
+
 // send carries a message, or not.
 func (w *world) send(n *node, a Send) {
 	to := w.process(a.To)

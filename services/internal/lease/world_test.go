@@ -54,6 +54,7 @@ type world struct {
 type faults struct {
 	lose, late, slow, pause, crash, machine, lie, release float64
 	drop, twice, lag, cut                                 float64 // of messages between servers
+	blind                                                 float64 // cut off from the store
 }
 
 // stored is one version of the lock and the true time in which it was there.
@@ -83,6 +84,7 @@ type node struct {
 	flying  []*WriteLock    // of this life, that may still reach the store
 	wire    *wire           // to the holder of the lock
 	redial  time.Duration
+	blind   time.Duration // until when the store is out of reach
 }
 
 func (n *node) clock(now time.Duration) Instant {
@@ -250,7 +252,7 @@ func (w *world) perform(n *node, action Action) {
 	case ReadLock:
 		w.requests++
 		there, back := w.latency(), w.latency()
-		if w.chance(w.faults.lose) || there+back >= timeout {
+		if n.blind > w.now || w.chance(w.faults.lose) || there+back >= timeout {
 			w.answer(n, life, timeout, ReadFailed{})
 			return
 		}
@@ -267,7 +269,7 @@ func (w *world) perform(n *node, action Action) {
 			return w.write(a)
 		}
 		there, back := w.latency(), w.latency()
-		switch lost := w.chance(w.faults.lose); {
+		switch lost := n.blind > w.now || w.chance(w.faults.lose); {
 		case w.chance(w.faults.late): // lands late, after its answer was given up
 			w.after(timeout+w.between(0, 20*time.Second), func() { landed() })
 			w.answer(n, life, w.between(0, timeout), WriteUnknown{})
@@ -436,6 +438,8 @@ func (w *world) disturb(until time.Duration) {
 		w.give(n, Release{})
 	case w.chance(w.faults.pause) && !n.paused:
 		w.pause(n, w.between(0, 30*time.Second))
+	case w.chance(w.faults.blind):
+		w.blind(n)
 	case w.chance(w.faults.cut):
 		w.cutOff(n)
 	case w.chance(0.02):
@@ -492,7 +496,7 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*world, error) {
 	trouble := faults{lose: some(0.5), late: some(0.5), slow: some(0.5), pause: some(0.7), crash: some(0.3), machine: some(0.3),
 		lie: some(1), release: some(0.3)}
 	if heirs {
-		trouble.drop, trouble.twice, trouble.lag, trouble.cut = some(0.4), some(0.3), some(0.4), some(0.4)
+		trouble.drop, trouble.twice, trouble.lag, trouble.cut, trouble.blind = some(0.4), some(0.3), some(0.4), some(0.4), some(0.4)
 		for i := range leases {
 			leases[i].PeerLease, leases[i].PeerInterval, leases[i].Steady = time.Second, 250*time.Millisecond, 2*time.Second
 			leases[i].HeirLease, leases[i].HeirRenew = 3*leases[i].Lease, 3*leases[i].Renew
