@@ -3,11 +3,16 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -70,7 +75,7 @@ func newStack(b testing.TB, instances int, latency time.Duration, withAgents boo
 	b.Helper()
 	s := &stack{b: b, ports: freePorts(b, 5), members: make([][]string, groups), boot: withAgents}
 	for range groups {
-		s.creates = append(s.creates, make(chan entered, 4*instances+100))
+		s.creates = append(s.creates, make(chan entered, 4*instances/groups+100))
 	}
 	if withAgents {
 		s.fleet = startFleet(b)
@@ -354,4 +359,68 @@ func (s *stack) awaitTerm(b testing.TB, began time.Time) {
 		answer, _ := io.ReadAll(conn)
 		return strings.Contains(string(answer), "leader term=") && strings.Contains(string(answer), "200 OK") && time.Since(began) > 0
 	})
+}
+
+// BenchmarkMemory: what a connected agent with its three streams costs the server's process, everything included but what the process had before the first
+// agent came. With BENCH_PROFILE=DIR, profiles of heap and goroutines are left there.
+func BenchmarkMemory(b *testing.B) {
+	for _, agents := range []int{2000, 8000} {
+		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
+			before := residentBytes(b)
+			s := newStack(b, agents, 0, true)
+			s.fill(agents / groups)
+			<-time.After(30 * time.Second) // reports at their usual pace
+			for b.Loop() {
+				debug.FreeOSMemory()
+				var stats runtime.MemStats
+				runtime.ReadMemStats(&stats)
+				resident := residentBytes(b)
+				each := func(bytes uint64) float64 { return float64(bytes) / float64(agents) / 1024 }
+				b.ReportMetric(float64(resident)/(1<<20), "MiB")
+				b.ReportMetric(each(resident-before), "KiB/agent")
+				b.ReportMetric(each(stats.HeapInuse), "heap-KiB/agent")
+				b.ReportMetric(each(stats.StackInuse), "stacks-KiB/agent")
+				b.ReportMetric(float64(runtime.NumGoroutine())/float64(agents), "goroutines/agent")
+				b.ReportMetric(0, "ns/op")
+				profile(b, fmt.Sprintf("memory-%d", agents))
+			}
+		})
+	}
+}
+
+// residentBytes is the process's resident memory (proc_pid_status(5), VmRSS).
+func residentBytes(b *testing.B) uint64 {
+	b.Helper()
+	raw, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			var kib uint64
+			if _, err := fmt.Sscanf(strings.TrimSpace(rest), "%d kB", &kib); err != nil {
+				b.Fatal(err)
+			}
+			return kib << 10
+		}
+	}
+	b.Fatal("no VmRSS")
+	return 0
+}
+
+func profile(b *testing.B, name string) {
+	b.Helper()
+	dir := os.Getenv("BENCH_PROFILE")
+	if dir == "" {
+		return
+	}
+	for _, kind := range []string{"heap", "goroutine"} {
+		f, err := os.Create(filepath.Join(dir, name+"."+kind))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := errors.Join(pprof.Lookup(kind).WriteTo(f, 0), f.Close()); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
