@@ -1,6 +1,6 @@
 # What a person does with this repository. Each target delegates to a script or to go; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench chaos generate lint test test-aws test-short
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench chaos generate lint test test-aws test-k8s test-short
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -80,6 +80,9 @@ test: ## Every test, building what it needs: what CI runs
 
 test-aws: ## Everything about AWS: fake cloud, provider, modules, images, whole stacks
 	@scripts/test.sh tools cloud modules images stacks
+
+test-k8s: ## Everything about Kubernetes: operator, dev-k8s, what installs it, whole clusters
+	@scripts/test.sh tools operator kube
 
 test-short: ## Unit tests only, no external tools, under two minutes
 	go test -short ./...

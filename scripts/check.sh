@@ -28,6 +28,12 @@ else
 	lack tmux "Debian: apt-get install tmux; macOS: brew install tmux"
 fi
 
+if command -v kubectl >/dev/null; then
+	have kubectl "$(command -v kubectl)"
+else
+	lack kubectl "for dev-tmux-k8s and the tests: https://kubernetes.io/docs/tasks/tools"
+fi
+
 # Both are Go modules pinned under tests/tools: built when no build is cached.
 for name in air overmind; do
 	if path=$(scripts/tool.sh "$name"); then

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Regenerate everything in the repository that is generated: protobuf code by buf, the Terraform provider's documents by tfplugindocs, the rest by
-# go generate.
+# Regenerate everything in the repository that is generated: protobuf code by buf, the Terraform provider's documents by tfplugindocs, what installs the
+# operator by scripts/generate-operator.sh, the rest by go generate.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -9,6 +9,7 @@ plugins=$(dirname -- "$(scripts/tool.sh protoc-gen-go)")
 scripts/tool.sh protoc-gen-go-grpc >/dev/null
 PATH=$plugins:$PATH "$buf" generate
 go generate ./...
+scripts/generate-operator.sh
 
 # The provider's documents, from its schema and its examples. tfplugindocs takes a schema of nobody but hashicorp's.
 work=$(mktemp -d)

@@ -12,7 +12,7 @@ trap 'exit 1' HUP INT TERM
 
 # Building the tools is not part of any step's time.
 step_tools() {
-	for name in buf protoc-gen-go versitygw golangci-lint tofu packer tflint tfplugindocs; do
+	for name in buf protoc-gen-go versitygw golangci-lint tofu packer tflint tfplugindocs etcd kube-apiserver capi-core kwok controller-gen helm kubeconform clusterctl; do
 		scripts/tool.sh "$name"
 	done
 }
@@ -37,9 +37,10 @@ step_lint() {
 	scripts/lint.sh
 }
 
-# The provider and tests/: mostly other people's code around ours, and the race detector triples their time. Stacks have a step of their own.
+# The provider and tests/: mostly other people's code around ours, and the race detector triples their time. Stacks and Kubernetes have steps of
+# their own.
 step_unit() {
-	go list ./... | grep -v -e '/services/' -e '/tests/stacks$' | xargs go test -timeout 10m
+	go list ./... | grep -v -e '/services/' -e '/tests/stacks$' -e '/tests/kube$' -e '/tests/operator' -e '/tests/delivery$' | xargs go test -timeout 10m
 }
 
 step_race() {
@@ -96,8 +97,24 @@ step_cloud() {
 		./services/internal/agent/notice/... -timeout 10m
 }
 
+# The operator on a real Kubernetes with Cluster API, with real servers of two shards; and what installs it.
+step_kube() {
+	scripts/k8s-check.sh
+	go test ./tests/kube ./tests/delivery ./tests/operator/... -count=1 -p 1 -timeout 20m
+}
+
+# What `make test-k8s` adds to kube; in the whole run race has it.
+step_operator() {
+	go test ./services/internal/operator/... ./services/internal/dev/k8s/... ./services/api/... ./services/cmd/dev-k8s ./services/cmd/nstance-operator -timeout 10m
+}
+
 step_images() {
 	scripts/images-check.sh
+}
+
+# Real processes in network namespaces, broken one way after the other.
+step_chaos() {
+	scripts/chaos.sh
 }
 
 step_kill9() {
@@ -127,7 +144,7 @@ run() {
 }
 
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance modules images stacks demo kill9
+[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance modules images stacks kube demo kill9 chaos
 for step; do
 	run "$step"
 done
