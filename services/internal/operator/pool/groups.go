@@ -35,7 +35,8 @@ func newGroups(o Options) *groups { return &groups{Options: o, last: map[string]
 
 func (r *groups) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelGroups
-	return b.For(&v1beta1.NstanceShardGroup{}, builder.WithPredicates(said)).
+	// Our own writes too: one was made on top of what the cache had, and when the cache shows it, it may turn out to be less than was wanted.
+	return b.For(&v1beta1.NstanceShardGroup{}).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfPool), builder.WithPredicates(said)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfCluster), builder.WithPredicates(pauseChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.ofShards)).

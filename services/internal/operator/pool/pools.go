@@ -28,7 +28,8 @@ func newPools(o Options) *pools { return &pools{o} }
 
 func (r *pools) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelPools
-	return b.For(&v1beta1.NstanceMachinePool{}, builder.WithPredicates(said)).
+	// Our own writes too, as in groups.
+	return b.For(&v1beta1.NstanceMachinePool{}).
 		Owns(&v1beta1.NstanceShardGroup{}).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool), builder.WithPredicates(said)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), builder.WithPredicates(pauseChanged)).

@@ -14,7 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// said leaves out updates that change nothing but the status: of our own objects we wrote it, and of others it does not matter.
+// said leaves out updates that change nothing but the status, of objects whose status is of no interest. Who writes a status must see its own writes: the
+// cache that they are made from is late, and what it did not show yet is not in them.
 var said = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, is := e.ObjectOld, e.ObjectNew
 	return was.GetGeneration() != is.GetGeneration() || !was.GetDeletionTimestamp().Equal(is.GetDeletionTimestamp()) ||
