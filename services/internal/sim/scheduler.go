@@ -21,6 +21,7 @@ type scheduler struct {
 	queue   eventHeap
 	seq     uint64
 	current *task
+	idle    []*worker
 	steps   uint64
 	crashed func(why string) // told of code that panics
 }
@@ -141,9 +142,8 @@ type task struct {
 	name       string
 	state      state
 	process    *process
-	resume     func() (struct{}, bool)
-	cancel     func()
-	yield      func(struct{}) bool
+	fn         func()
+	worker     *worker
 	done       bool
 	visit      uint64 // counts its waits
 	prev, next *task  // in its process
@@ -160,6 +160,53 @@ func (s *scheduler) become(x state) {
 	t.process.busy[x]++
 }
 
+// worker is a coroutine that runs one task after the other: a new one would grow its stack anew.
+type worker struct {
+	resume func() (struct{}, bool)
+	cancel func()
+	yield  func(struct{}) bool
+	task   *task
+}
+
+// worker returns an idle coroutine, or a new one.
+func (s *scheduler) worker() *worker {
+	if n := len(s.idle); n > 0 {
+		w := s.idle[n-1]
+		s.idle = s.idle[:n-1]
+		return w
+	}
+	w := &worker{}
+	w.resume, w.cancel = iter.Pull(func(yield func(struct{}) bool) {
+		w.yield = yield
+		for s.perform(w.task) && yield(struct{}{}) {
+		}
+	})
+	return w
+}
+
+// perform runs a task to its end, and says whether that was its own.
+func (s *scheduler) perform(t *task) (whole bool) {
+	defer func() {
+		t.done = true
+		t.process.busy[t.state]--
+		if r := recover(); r != nil {
+			if _, ok := r.(killed); !ok {
+				s.crashed(fmt.Sprintf("%s panics: %v\n%s", t.name, r, debug.Stack()))
+			}
+		}
+	}()
+	t.fn()
+	return true
+}
+
+// end lets idle coroutines go.
+func (s *scheduler) end() {
+	for _, w := range s.idle {
+		w.cancel()
+	}
+	s.idle = nil
+}
+
 // killed unwinds the stack of a task whose process died.
 type killed struct{}
 
@@ -168,24 +215,11 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 	if p.dead {
 		return
 	}
-	t := &task{name: name, process: p, state: stateOf(name)}
+	t := &task{name: name, process: p, state: stateOf(name), fn: fn}
 	if name == forEachTask && s.current != nil {
 		t.state = s.current.state
 	}
 	p.busy[t.state]++
-	t.resume, t.cancel = iter.Pull(func(yield func(struct{}) bool) {
-		defer func() {
-			t.done = true
-			p.busy[t.state]--
-			if r := recover(); r != nil {
-				if _, ok := r.(killed); !ok {
-					s.crashed(fmt.Sprintf("%s panics: %v\n%s", name, r, debug.Stack()))
-				}
-			}
-		}()
-		t.yield = yield
-		fn()
-	})
 	if t.prev = p.last; t.prev != nil {
 		t.prev.next = t
 	} else {
@@ -222,8 +256,15 @@ func (s *scheduler) run(t *task) {
 	}
 	outer := s.current
 	s.current = t
-	t.resume()
+	if t.worker == nil {
+		t.worker = s.worker()
+		t.worker.task = t
+	}
+	_, more := t.worker.resume()
 	s.current = outer
+	if t.done && more {
+		s.idle = append(s.idle, t.worker)
+	}
 	if t.done && !t.process.dead {
 		t.unlink()
 	}
@@ -240,7 +281,7 @@ func (s *scheduler) wait(register func(t *task)) {
 	}
 	t.visit++
 	register(t)
-	if !t.yield(struct{}{}) {
+	if !t.worker.yield(struct{}{}) {
 		panic(killed{})
 	}
 }
@@ -263,8 +304,8 @@ func (s *scheduler) sleepIn(ctx context.Context, d time.Duration) error {
 func (s *scheduler) kill(p *process) {
 	p.dead = true
 	for t := p.first; t != nil; t = t.next {
-		if t != s.current {
-			t.cancel()
+		if t != s.current && t.worker != nil {
+			t.worker.cancel()
 		}
 	}
 	p.first, p.last, p.held = nil, nil, nil

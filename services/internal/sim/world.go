@@ -179,6 +179,7 @@ func (w *World) end() {
 			w.sched.kill(s.process)
 		}
 	}
+	w.sched.end()
 }
 
 func (w *World) every(d time.Duration, fn func()) {
