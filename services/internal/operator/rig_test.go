@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -168,13 +169,13 @@ func (r *rig) writeConfig() {
 	}
 }
 
-// freePorts returns addresses that nobody listened on a moment ago.
+// freePorts returns addresses that nobody listened on a moment ago, below those that the kernel gives to outgoing connections.
 func freePorts(t *testing.T, n int) (addrs []string) {
 	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	for len(addrs) < n {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 15000+mathrand.IntN(15000)))
 		if err != nil {
-			t.Fatal(err)
+			continue // taken
 		}
 		defer l.Close()
 		addrs = append(addrs, l.Addr().String())

@@ -6,7 +6,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -106,12 +105,15 @@ type reconciler struct {
 // Reconcile implements reconcile.Reconciler.
 func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	infra, err := r.infra(ctx)
-	if err != nil {
-		return reconcile.Result{}, again(err)
+	var cluster *clusterv1.Cluster
+	if err == nil {
+		cluster, err = r.cluster(ctx)
 	}
-	cluster, err := r.cluster(ctx)
+	if apierrors.IsAlreadyExists(err) {
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // made a moment ago: the cache will show it
+	}
 	if err != nil {
-		return reconcile.Result{}, again(err)
+		return reconcile.Result{}, err
 	}
 	if !infra.DeletionTimestamp.IsZero() || !cluster.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil // when they are gone, they are made anew
@@ -121,16 +123,16 @@ func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	if err := r.patchStatus(ctx, infra, before); err != nil {
 		return reconcile.Result{}, err
 	}
-	return reconcile.Result{}, r.initialize(ctx, cluster)
+	if err := r.initialize(ctx, cluster); apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // somebody else wrote it, which the cache will show
+	} else if err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{}, nil
 }
 
-// again is an error, unless somebody or ourselves a moment ago made what was to be made: the cache will tell.
-func again(err error) error {
-	if apierrors.IsAlreadyExists(err) {
-		return errors.New("an object that was just made is not in the cache yet")
-	}
-	return err
-}
+// conflictRetry is the pause after somebody else's write got in the way.
+const conflictRetry = 100 * time.Millisecond
 
 // infra returns the NstanceCluster, making it if there is none.
 func (r *reconciler) infra(ctx context.Context) (*v1beta1.NstanceCluster, error) {
