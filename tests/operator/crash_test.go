@@ -136,6 +136,7 @@ func TestKilled(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
 	}
+	t.Parallel()
 	l := newLab(t)
 	l.settleServers(t)
 	k := &trap{}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -81,6 +82,10 @@ func prepare() error {
 	return nil
 }
 
+// firstPort is that of the next lab. Nobody else listens in this network namespace below the range that Linux takes outgoing ports from, but for
+// Kubernetes, from 20000 on.
+var firstPort = func() *atomic.Int32 { n := &atomic.Int32{}; n.Store(11001); return n }()
+
 // lab is all that runs.
 type lab struct {
 	*kube.Cluster
@@ -110,13 +115,14 @@ func newLab(t *testing.T) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
+	port := firstPort.Add(100)
 	var starting sync.WaitGroup
 	failed := make([]error, 3)
 	starting.Go(func() {
 		l.Cluster, failed[0] = kube.Start(ctx, everything(filepath.Join(dir, "kube"), root))
 	})
 	starting.Go(func() {
-		l.east, failed[1] = newShard(ctx, "east", filepath.Join(dir, "east"), l.bin, 11001, store, func(c *config.Shard) {
+		l.east, failed[1] = newShard(ctx, "east", filepath.Join(dir, "east"), l.bin, port, store, func(c *config.Shard) {
 			groups(c)
 			env := map[string]any{"NSTANCE_PROVIDER": "aws", "NSTANCE_SPOT_POLL_INTERVAL": "500ms", "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds + "/{{ .Instance.ID }}"}
 			c.Groups[tenant][guarded] = config.GroupSpec{Template: "worker", Size: number(1), DrainTimeout: duration(10 * time.Second)}
@@ -124,7 +130,7 @@ func newLab(t *testing.T) *lab {
 		})
 	})
 	starting.Go(func() {
-		l.west, failed[2] = newShard(ctx, "west", filepath.Join(dir, "west"), l.bin, 11011, store, groups)
+		l.west, failed[2] = newShard(ctx, "west", filepath.Join(dir, "west"), l.bin, port+10, store, groups)
 	})
 	starting.Wait()
 	if err := errors.Join(failed...); err != nil {

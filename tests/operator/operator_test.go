@@ -31,6 +31,7 @@ func TestOperator(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
 	}
+	t.Parallel()
 	l := newLab(t)
 	l.settleServers(t)
 	l.bootstrap(t)

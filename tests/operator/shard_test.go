@@ -116,10 +116,10 @@ type shard struct {
 func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 // newShard writes the shard's configuration and starts its server. first is the first of its ports.
-func newShard(ctx context.Context, id, dir, bin string, first int, b *bucket, change func(*config.Shard)) (*shard, error) {
+func newShard(ctx context.Context, id, dir, bin string, first int32, b *bucket, change func(*config.Shard)) (*shard, error) {
 	s := &shard{id: id, dir: dir, bin: bin, bucket: b}
 	for i := range 5 {
-		s.ports = append(s.ports, first+i)
+		s.ports = append(s.ports, int(first)+i)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
