@@ -103,7 +103,7 @@ func (x *explorer) give(m *model, i int, in Input) error {
 				}
 			}
 		case Released:
-			if m.token != "" && m.lock.Incarnation == p.e.self.Incarnation && !m.lock.Released {
+			if m.token != "" && m.lock.Incarnation == p.e.self.Incarnation && m.lock.Term == p.e.term && !m.lock.Released {
 				return fmt.Errorf("%w: %s goes, and leaves its lock behind", errInvariant, p.e.self.ID)
 			}
 			p.gone = true

@@ -90,8 +90,10 @@ func (m *member) setCut(cut bool) {
 func heirPair(t *testing.T) (s *shard, a, b *server, authority *Authority, leader *member) {
 	t.Helper()
 	s = newShard(t)
+	s.counted = objstore.NewCounted(s.store)
 	h := &hub{members: map[Peer]*member{}}
 	a, b = s.server("a"), s.server("b")
+	a.store.Store, b.store.Store = s.counted, s.counted
 	leader = h.join(a)
 	h.join(b)
 	a.run()
@@ -142,16 +144,14 @@ func TestRunHeirTakesOverFromALeaderThatIsCutOff(t *testing.T) {
 func TestRunHeirIsHandedTheLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a, b, _, _ := heirPair(t)
-		counted := objstore.NewCounted(a.store.Store)
-		a.store.Store = counted
-		b.store.Store = counted
+		before := s.counted.Counts()
 		began := time.Now()
 		if err := a.stop(); err != nil {
 			t.Error(err)
 		}
 		authority := <-b.leads
 		within(t, "hand-over", time.Since(began), 0, 50*time.Millisecond)
-		if made := counted.Counts(); made.Total() != 1 || made.Put != 1 {
+		if made := s.counted.Counts().Sub(before); made.Total() != 1 || made.Put != 1 {
 			t.Errorf("it took %+v, want the heir's write alone", made)
 		}
 		if lock := s.lock(); lock.LeaderID != "b" || lock.Term != 2 || authority.Term() != 2 {
@@ -168,12 +168,10 @@ func TestRunHeirIsHandedTheLeadership(t *testing.T) {
 
 func TestRunHeirCostsFewRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, a, b, _, _ := heirPair(t)
-		counted := objstore.NewCounted(a.store.Store)
-		a.store.Store = counted
-		b.store.Store = counted
+		s, a, b, _, _ := heirPair(t)
+		before := s.counted.Counts()
 		pass(time.Hour)
-		if made := counted.Counts(); made.Put != 120 || made.Total() != 120 {
+		if made := s.counted.Counts().Sub(before); made.Put != 120 || made.Total() != 120 {
 			t.Errorf("an idle hour costs %+v", made)
 		}
 		if err := b.stop(); err != nil { // an heir that leaves costs the leader nothing

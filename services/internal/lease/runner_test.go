@@ -32,6 +32,7 @@ type shard struct {
 	t       *testing.T
 	start   time.Time
 	store   *mem.Store
+	counted *objstore.Counted // of store, where requests are counted
 	inject  atomic.Pointer[func(mem.Request) mem.Fault]
 	highest atomic.Uint64
 

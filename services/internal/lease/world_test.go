@@ -308,7 +308,8 @@ func (w *world) perform(n *node, action Action) {
 	case Send:
 		w.send(n, a)
 	case Released:
-		if w.lock != nil && w.lock.lock.Incarnation == n.elector.self.Incarnation && !w.lock.lock.Released {
+		// A take-over that was given up may still land when nobody is there any more. What was led is given back.
+		if w.lock != nil && w.lock.lock.Incarnation == n.elector.self.Incarnation && w.lock.lock.Term == n.elector.term && !w.lock.lock.Released {
 			w.fail("%s goes, and leaves its lock behind", n.name)
 		}
 		n.alive = false
