@@ -1,6 +1,6 @@
-// Command failover measures how long a shard is without a leader who may act: two real servers, of which the leader is killed (kill -9) or stopped
-// (SIGTERM) again and again while the other is its heir: tests/failover/run.sh. Times run from the signal to the moment at which the other server
-// logs that it became leader, on this machine's clock.
+// Command failover measures how long a shard is without a leader who may act: two real servers, of which the leader is killed (kill -9), paused
+// (SIGSTOP) or stopped (SIGTERM) again and again while the other is its heir: tests/failover/run.sh. Times run from the signal to the moment at which
+// the other server logs that it became leader, on this machine's clock. A paused leader that goes on must notice before it does anything.
 package main
 
 import (
@@ -28,7 +28,7 @@ const servers = 2
 func main() {
 	root := flag.String("root", ".", "the repository")
 	bin := flag.String("bin", "", "directory of the binaries, by default bin of the repository")
-	rounds := flag.Int("rounds", 30, "how often the leader is killed, and how often stopped")
+	rounds := flag.Int("rounds", 30, "how often the leader is killed, how often paused and how often stopped")
 	idle := flag.Duration("idle", 0, "then count the requests of the idle shard for so long")
 	most := flag.Duration("most", 0, "fail if the p99 after a kill is more; 0: whatever it is")
 	keep := flag.Bool("keep", false, "keep the directory")
@@ -83,13 +83,16 @@ func run(ctx context.Context, root, bin string, rounds int, idle, most time.Dura
 	for _, how := range []struct {
 		name string
 		end  func(p *local.Process) error
+		// after has the server stand again, once the other leads.
+		after func(ctx context.Context, n int) error
 	}{
-		{"kill -9", func(p *local.Process) error { return p.Kill() }},
-		{"SIGTERM", func(p *local.Process) error { return p.Stop(30 * time.Second) }},
+		{"kill -9", func(p *local.Process) error { return p.Kill() }, t.begin},
+		{"SIGSTOP", func(p *local.Process) error { return syscall.Kill(p.PID, syscall.SIGSTOP) }, t.wake},
+		{"SIGTERM", func(p *local.Process) error { return p.Stop(30 * time.Second) }, t.begin},
 	} {
 		var these []time.Duration
 		for range rounds {
-			took, err := t.round(ctx, how.end)
+			took, err := t.round(ctx, how.end, how.after)
 			if err != nil {
 				return err
 			}
@@ -170,7 +173,7 @@ func (t *trial) heir(ctx context.Context) (int, error) {
 }
 
 // round ends the leader at a random moment, waits for its heir and starts it again.
-func (t *trial) round(ctx context.Context, end func(p *local.Process) error) (time.Duration, error) {
+func (t *trial) round(ctx context.Context, end func(p *local.Process) error, after func(ctx context.Context, n int) error) (time.Duration, error) {
 	leader, err := t.heir(ctx)
 	if err != nil {
 		return 0, err
@@ -189,7 +192,38 @@ func (t *trial) round(ctx context.Context, end func(p *local.Process) error) (ti
 	}
 	t.term = line.Term
 	fmt.Printf("  %s: term %d after %v\n", local.ServerName(leader), line.Term, line.Time.Sub(began).Round(100*time.Microsecond))
-	return line.Time.Sub(began), t.begin(ctx, leader)
+	return line.Time.Sub(began), after(patience, leader)
+}
+
+// wake lets a paused server go on: it must lose its leadership before it does anything.
+func (t *trial) wake(ctx context.Context, n int) error {
+	before, err := t.stack.Lines(local.ServerName(n))
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, rand.N(2*time.Second)); err != nil {
+		return err
+	}
+	if err := syscall.Kill(t.servers[n].PID, syscall.SIGCONT); err != nil {
+		return err
+	}
+	for {
+		lines, err := t.stack.Lines(local.ServerName(n))
+		if err != nil {
+			return err
+		}
+		for _, line := range lines[len(before):] {
+			switch line.Msg {
+			case "acting":
+				return fmt.Errorf("%s acts after its pause, in term %d", local.ServerName(n), line.Term)
+			case "lost leadership":
+				return nil
+			}
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return fmt.Errorf("%s does not lose its leadership after its pause: %w", local.ServerName(n), err)
+		}
+	}
 }
 
 // idle counts the requests to the bucket while nothing happens.
