@@ -1,6 +1,6 @@
 # What a person does with this repository. Each target delegates to a script or to go; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench chaos generate lint test test-aws test-k8s test-short
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench fuzz chaos generate lint test test-aws test-k8s test-short
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -65,6 +65,9 @@ sim-swarm: ## Simulate N=2000 worlds on all cores, shrink what fails, write temp
 
 chaos: ## Break a shard of real processes in every way, for half an hour
 	@scripts/chaos.sh long
+
+fuzz: ## Fuzz every parser of outside bytes (FUZZ=3m each, PATTERN=expression)
+	@scripts/fuzz.sh '$(or $(FUZZ),3m)' '$(or $(PATTERN),.)'
 
 bench: ## Measure what docs/performance.md reports
 	@scripts/bench.sh
