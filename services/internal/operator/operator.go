@@ -71,7 +71,7 @@ func Run(ctx context.Context, c Config) error {
 	})
 	set := shards.New(shards.Options{Credentials: keeper.Credentials, Now: time.Now, Log: log, Dial: c.Dial})
 	set.Configure(operatorAddrs(c.Settings))
-	stop, err := register(set, keeper.Expiry())
+	stop, err := register(set, keeper)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -47,18 +48,45 @@ const (
 	patience  = 60 * time.Second
 )
 
-// kubernetes starts an API server with all definitions, which ends with the test.
-func kubernetes(t *testing.T) *kube.Cluster {
-	t.Helper()
+// start starts the API server that all tests share.
+var start = sync.OnceValues(func() (*kube.Cluster, error) {
 	root, err := kube.Root()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	k, err := kube.Start(t.Context(), kube.Options{Dir: t.TempDir(), CoreCRDs: true, CRDs: []string{filepath.Join(root, "config", "crd")}})
+	dir, err := os.MkdirTemp("", "nstance-operator-kube-")
+	if err != nil {
+		return nil, err
+	}
+	started = append(started, func() error { return os.RemoveAll(dir) })
+	k, err := kube.Start(context.Background(), kube.Options{Dir: dir, CoreCRDs: true, CRDs: []string{filepath.Join(root, "config", "crd")}})
+	if err == nil {
+		started = append(started, func() error { k.Stop(); return nil })
+	}
+	return k, err
+})
+
+// started undoes what start did, in reverse.
+var started []func() error
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, end := range slices.Backward(started) {
+		if err := end(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// kubernetes is an API server with all definitions. Tests have a namespace each.
+func kubernetes(t *testing.T) *kube.Cluster {
+	t.Helper()
+	k, err := start()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(k.Stop)
 	return k
 }
 

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -185,6 +186,13 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	leaf := w.consistent(t)
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(k); err != nil {
+		t.Fatal(err)
+	}
+	if families, err := registry.Gather(); err != nil || len(families) != 1 || families[0].GetMetric()[0].GetGauge().GetValue() != float64(leaf.NotAfter.Unix()) {
+		t.Errorf("metrics %v, %v", families, err)
+	}
 	if who := k.Current().Who; who.Tenant != "prod" || who.Role != authority.RoleOperator || !k.Current().Leaf.Equal(leaf) {
 		t.Errorf("identity %v", k.Current())
 	}
@@ -458,7 +466,9 @@ func TestRunRenewsInTime(t *testing.T) {
 		run := func(d time.Duration) {
 			ctx, cancel := context.WithTimeout(t.Context(), d)
 			defer cancel()
-			k.Run(ctx, renew)
+			if err := k.Run(ctx, renew); err != nil {
+				t.Error(err)
+			}
 		}
 		run(19*time.Hour + 50*time.Minute)
 		if len(asked) != 0 {
@@ -491,6 +501,9 @@ func TestRunRenewsInTime(t *testing.T) {
 		trust(string(authority.EncodeBundle(other.Certificate())))
 		if err := k.Renew(t.Context(), renew); err == nil || !strings.Contains(err.Error(), "unknown authority") {
 			t.Errorf("a certificate of a CA that is no longer trusted: %v", err)
+		}
+		if err := k.Run(t.Context(), renew); err == nil || !strings.Contains(err.Error(), "and no shard has renewed it") || now().Before(k.Current().Leaf.NotAfter) {
+			t.Errorf("in the end: %v", err)
 		}
 	})
 }

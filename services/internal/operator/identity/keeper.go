@@ -246,14 +246,16 @@ func (k *Keeper) meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: k.Namespace, Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "nstance-operator"}}
 }
 
-// Expiry is the metric of the certificate's end; 0 while there is none.
-func (k *Keeper) Expiry() prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "nstance_operator_certificate_expiry_seconds", Help: "When the operator's certificate ends, in seconds since 1970.",
-	}, func() float64 {
-		if identity := k.current.Load(); identity != nil {
-			return float64(identity.Leaf.NotAfter.Unix())
-		}
-		return 0
-	})
+var expiryDesc = prometheus.NewDesc("nstance_operator_certificate_expiry_seconds", "When the operator's certificate ends, in seconds since 1970.", nil, nil)
+
+var _ prometheus.Collector = (*Keeper)(nil)
+
+// Describe implements prometheus.Collector.
+func (k *Keeper) Describe(out chan<- *prometheus.Desc) { out <- expiryDesc }
+
+// Collect implements prometheus.Collector. Without a certificate there is nothing to tell of: operators that do not lead have none.
+func (k *Keeper) Collect(out chan<- prometheus.Metric) {
+	if identity := k.current.Load(); identity != nil {
+		out <- prometheus.MustNewConstMetric(expiryDesc, prometheus.GaugeValue, float64(identity.Leaf.NotAfter.Unix()))
+	}
 }

@@ -20,9 +20,10 @@ const look = time.Minute
 // Renewer asks a shard for a new certificate.
 type Renewer func(ctx context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error)
 
-// Run keeps the identity until ctx ends: the certificate is renewed at two thirds of its life, and the CA bundle follows its ConfigMap. Failures are
-// logged and tried again.
-func (k *Keeper) Run(ctx context.Context, renew Renewer) {
+// Run keeps the identity until ctx ends, and returns nil then: the certificate is renewed at two thirds of its life, and the CA bundle follows its
+// ConfigMap. Failures are logged and tried again. The error says that the certificate has ended: it takes a registration to get another, which is
+// what a new process begins with.
+func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 10 * time.Second, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: 10 * time.Minute}
 	delays.Reset()
 	var retry time.Time
@@ -31,11 +32,14 @@ func (k *Keeper) Run(ctx context.Context, renew Renewer) {
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return
+			return nil
 		case <-timer.C:
 		}
 		k.follow(ctx)
 		now, identity := k.Now(), k.current.Load()
+		if !now.Before(identity.Leaf.NotAfter) {
+			return fmt.Errorf("the operator's certificate ended at %s, and no shard has renewed it", identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		}
 		if now.Before(identity.RenewAt()) || now.Before(retry) {
 			continue
 		}
