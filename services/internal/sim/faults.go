@@ -85,7 +85,7 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	case bucketStale:
 		f.Stale = 1 + d.IntN(20)
 	case bucketSlow:
-		f.After = d.between(100*time.Millisecond, 3*time.Second)
+		f.After = d.between(100*time.Millisecond, 6*time.Second)
 	case crashBefore:
 		w.crash(s, f.Before/2, &d)
 	case crashAfter:
@@ -194,7 +194,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		if d.IntN(2) == 0 {
 			out.Latency = slow
 		} else {
-			w.slowAnswers[call.Seq] = 2 * slow // it has happened, and takes its time to say so
+			w.slowAnswers[call.Seq] = 5 * slow // it has happened, and takes its time to say so
 		}
 	case crashBefore:
 		w.crash(s, out.Latency/2, &d)
