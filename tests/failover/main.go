@@ -178,12 +178,18 @@ func (t *trial) heir(ctx context.Context) (int, error) {
 
 // round ends the leader at a random moment, waits for its heir and starts it again.
 func (t *trial) round(ctx context.Context, end func(p *local.Process) error, after func(ctx context.Context, n int) error) (time.Duration, error) {
-	leader, err := t.heir(ctx)
-	if err != nil {
-		return 0, err
-	}
-	if err := pause(ctx, rand.N(time.Second)); err != nil {
-		return 0, err
+	var leader, still int
+	for leader == 0 || leader != still {
+		var err error
+		if leader, err = t.heir(ctx); err != nil {
+			return 0, err
+		}
+		if err := pause(ctx, rand.N(time.Second)); err != nil {
+			return 0, err
+		}
+		if still, err = t.heir(ctx); err != nil { // a busy machine may have cost it its heir meanwhile
+			return 0, err
+		}
 	}
 	began := time.Now()
 	ended := make(chan error, 1)
