@@ -125,7 +125,7 @@ var mutants = []mutant{
 		old: "cond = objstore.IfToken(token)", new: "cond = objstore.Always()",
 		why: "documents are written whatever is there"},
 	// The election.
-	{name: "impatient", file: "internal/lease/lease.go",
+	{name: "impatient", file: "internal/lease/lease.go", quick: true,
 		old: "return lease + lease/10", new: "return lease - lease/10",
 		why: "a candidate does not wait for the end of the lease"},
 	{name: "lease from the answer", file: "internal/lease/write.go",

@@ -48,10 +48,8 @@ func TestSwarm(t *testing.T) {
 	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
 		s.played.Load(), first, s.total.Simulated.Hours(), took.Round(time.Millisecond), s.total.Simulated.Hours()/took.Minutes(), s.total.Terms, s.total.Creates,
 		s.total.Deletes, s.total.Replaced, s.total.Faults, s.total.Steps)
-	if name := os.Getenv("SIM_COVERAGE"); name != "" {
-		if err := os.WriteFile(name, []byte(s.total.Coverage.Table()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+	if err := s.save(); err != nil {
+		t.Fatal(err)
 	}
 	s.report(t)
 	if table := s.total.Coverage.Table(); !strings.Contains(table, "| "+string(lostVM)+" |") || !strings.Contains(table, "were never met") {
@@ -110,11 +108,23 @@ func (s *swarm) tell(stop <-chan struct{}, began time.Time) {
 		case <-tick.C:
 			n := s.played.Load()
 			s.mu.Lock()
-			hours, failed := s.total.Simulated.Hours(), len(s.errs)
+			hours, faults, failed := s.total.Simulated.Hours(), s.total.Faults, len(s.errs)
+			if err := s.save(); err != nil {
+				fmt.Println(err)
+			}
 			s.mu.Unlock()
-			fmt.Printf("%d of %d worlds, %.0f shard-hours, %.0f a minute, %d broken\n", n, s.worlds, hours, hours/time.Since(began).Minutes(), failed)
+			fmt.Printf("%d of %d worlds, %.0f shard-hours, %.0f a minute, %d faults, %d broken\n", n, s.worlds, hours, hours/time.Since(began).Minutes(), faults, failed)
 		}
 	}
+}
+
+// save writes which fault met which state, if somebody wants to know: also meanwhile, for runs that are ended.
+func (s *swarm) save() error {
+	name := os.Getenv("SIM_COVERAGE")
+	if name == "" {
+		return nil
+	}
+	return os.WriteFile(name, []byte(s.total.Coverage.Table()), 0o644)
 }
 
 // report names every failing seed, and tells the short story of the first of each rule.
