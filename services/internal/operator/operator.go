@@ -110,11 +110,15 @@ func connect(ctx context.Context, c Config, keeper *identity.Keeper, set *shards
 		defer close(followed)
 		settings.Watch(ctx, c.Options.ConfigFile, c.Settings, nil, log, func(next settings.Config) { set.Configure(operatorAddrs(next)) })
 	}()
-	keeper.Run(ctx, func(ctx context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+	err := keeper.Run(ctx, func(ctx context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 		return renew(ctx, set)
 	})
+	cancel()
 	<-done
 	<-followed
+	if err != nil {
+		return fmt.Errorf("identity: %w", err)
+	}
 	return nil
 }
 
