@@ -311,7 +311,7 @@ func (w *World) checkNeverMade(s *server, d *document) {
 
 // slowness is how old what a server acts on may be.
 func (s *server) slowness() time.Duration {
-	if s.world.sched.now.Sub(s.pausedAt) < 2*minute {
+	if s.world.sched.now.Sub(s.slowAt) < 2*minute {
 		return 2 * minute
 	}
 	return 0 // it asks and writes in one go

@@ -205,18 +205,16 @@ func (k Kind) group() []state {
 		}
 		return all
 	}
-	work := span(candidate, regrouping)
+	work := slices.DeleteFunc(span(candidate, regrouping), func(x state) bool { return x == pushing }) // which takes no time
 	without := func(out ...state) []state {
 		return slices.DeleteFunc(slices.Clone(work), func(x state) bool { return slices.Contains(out, x) })
 	}
 	vms := span(vmUnrecorded, vmDeleting)
 	switch k {
 	case bucketRefused, bucketSlow:
-		return without(losing, asking, balancing, pushing, addressing)
-	case bucketLost, bucketLate:
-		return without(losing, readingLock, asking, balancing, pushing, addressing)
-	case bucketRepeated:
-		return without(losing, readingLock, asking, balancing, pushing, addressing)
+		return without(losing, draining, terminating, asking, balancing, addressing)
+	case bucketLost, bucketLate, bucketRepeated:
+		return without(losing, readingLock, draining, terminating, asking, balancing, addressing)
 	case bucketStale:
 		return []state{takingOver}
 	case cloudFails, cloudThrottles, cloudSlow:
@@ -230,9 +228,13 @@ func (k Kind) group() []state {
 	case cloudFull:
 		return []state{acting, creating}
 	case crashBefore, crashAfter, pauseAtCall:
-		return without(losing, pushing)
-	case agentBroken, answerGone, thief:
-		return []state{vmUnrecorded, vmReserved, vmCreated, vmRegistered}
+		return without(losing)
+	case agentBroken:
+		return []state{vmUnrecorded, vmReserved, vmCreated}
+	case answerGone:
+		return []state{vmRegistered}
+	case thief:
+		return []state{vmReserved, vmCreated, vmRegistered}
 	case lostVM, agentMute, allMute, agentSick, notice, powerOff, reboot:
 		return vms
 	case timerLate:
@@ -244,7 +246,7 @@ func (k Kind) group() []state {
 	case groupChanged, madeOne, removedOne:
 		return without(losing, candidate, takingOver)
 	}
-	return append([]state{down}, work...)
+	return work
 }
 
 // Table writes the counts as a Markdown table, and lists what was never met.

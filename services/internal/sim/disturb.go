@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -18,20 +19,52 @@ func (w *World) plan() {
 		moment := w.roll("moment", n)
 		own := dice{moment.state}
 		if k := w.rates.pick(&own); k != "" {
-			w.sched.after(at, func() {
-				if !w.quiet {
-					w.strike(moment.state, k, &own)
-				}
-			})
+			w.sched.after(at, func() { w.lurk(moment.state, k, &own) })
 		}
 		at += d.between(time.Second, longest)
 	}
+}
+
+// lurking is a fault that waits for a server to do something.
+type lurking struct {
+	until time.Time
+	state state
+	delay time.Duration
+	fire  func()
+}
+
+// lurk lets something go wrong, every other time not now but when the leader next does a certain thing: most of what it does takes milliseconds, and
+// a moment that is drawn hardly ever meets it.
+func (w *World) lurk(moment uint64, k Kind, d *dice) {
+	wait, x := d.IntN(2) == 0, []state{configuring, creating, marking, draining, terminating, forgetting, registering, settling, collecting, refilling, balancing,
+		addressing, regrouping, renewing, takingOver}[d.IntN(15)]
+	l := lurking{until: w.sched.now.Add(3 * minute), state: x, delay: d.between(0, 30*time.Millisecond), fire: func() { w.strike(moment, k, d) }}
+	s := w.acting()
+	if !wait || s == nil {
+		l.fire()
+		return
+	}
+	s.lurking = append(s.lurking, l)
+}
+
+// spring is told of what a server begins.
+func (s *server) spring(x state) {
+	now := s.world.sched.now
+	s.lurking = slices.DeleteFunc(s.lurking, func(l lurking) bool {
+		if l.state == x && now.Before(l.until) {
+			s.world.sched.after(l.delay, l.fire)
+		}
+		return l.state == x || !now.Before(l.until)
+	})
 }
 
 // strike does one of the things that go wrong in the life of a shard, or that people do.
 func (w *World) strike(moment uint64, k Kind, d *dice) {
 	s := w.servers[d.IntN(len(w.servers))]
 	leader := w.acting()
+	if w.quiet {
+		return
+	}
 	if leader != nil && d.chance(0.5) {
 		s = leader
 	}

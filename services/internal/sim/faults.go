@@ -194,6 +194,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		if d.IntN(2) == 0 {
 			out.Latency = slow
 		} else {
+			s.slowAt = w.sched.now
 			w.slowAnswers[call.Seq] = 5 * slow // it has happened, and takes its time to say so
 		}
 	case crashBefore:

@@ -227,6 +227,9 @@ func (s *scheduler) spawn(p *process, name string, fn func()) {
 	}
 	p.last = t
 	s.wakeAfter(0, t)
+	if p.server != nil && len(p.server.lurking) > 0 {
+		p.server.spring(t.state)
+	}
 }
 
 // unlink takes an ended task off its process.

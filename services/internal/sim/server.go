@@ -44,12 +44,13 @@ type server struct {
 	stillFrom time.Duration // elapsed; 0: its clock runs
 	fooled    bool
 	thawedAt  time.Time
-	pausedAt  time.Time
+	slowAt    time.Time      // it was paused, or asked something whose answer took long
 	asked     map[uint64]int // requests by what they are about
 	ending    int            // terms that are over and whose tasks are not
 	crashAt   uint64         // the provider's call after whose effect it crashes,
-	yields    int            // how often that has yielded,
-	backIn    time.Duration  // and when it starts again
+	lurking   []lurking
+	yields    int           // how often that has yielded,
+	backIn    time.Duration // and when it starts again
 
 	term     *term
 	confirms uint64
@@ -172,7 +173,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		return
 	}
 	process := s.process
-	s.pausedAt = s.world.sched.now
+	s.slowAt = s.world.sched.now
 	if freeze {
 		s.stillFrom, s.fooled = s.world.sched.elapsed, true
 	}
@@ -180,7 +181,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		if s.process != process {
 			return
 		}
-		s.pausedAt = s.world.sched.now
+		s.slowAt = s.world.sched.now
 		if freeze {
 			s.still += s.world.sched.elapsed - s.stillFrom
 			s.stillFrom, s.thawedAt = 0, s.world.sched.now

