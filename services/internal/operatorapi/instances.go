@@ -66,10 +66,14 @@ func (c *call) instance(text string) (observe.InstanceView, error) {
 		return observe.InstanceView{}, err
 	}
 	view, ok := c.world().Instance(id)
-	if !ok || view.Record.Tenant != c.tenant {
-		return observe.InstanceView{}, errNoInstance(id)
+	if ok && view.Record.Tenant == c.tenant {
+		return view, nil
 	}
-	return view, nil
+	// Whoever is told that there is no such instance may forget it, while its VM is about to be adopted.
+	if left, unsettled := c.world().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
+		return observe.InstanceView{}, status.Errorf(codes.Unavailable, "instance_id: %s was reserved by an earlier leader, what became of it is being found out", id)
+	}
+	return observe.InstanceView{}, errNoInstance(id)
 }
 
 func errNoInstance(id ident.ID) error {

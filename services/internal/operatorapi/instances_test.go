@@ -82,6 +82,20 @@ func TestInstanceStatus(t *testing.T) {
 	}
 }
 
+// TestUnsettled: what an earlier leader reserved is neither there nor not there until it is known whether it has a VM.
+func TestUnsettled(t *testing.T) {
+	w := newWorld(t)
+	id, theirs := w.NewID(t, "knd"), w.NewID(t, "knd")
+	w.leader.World.AddLeftover(observe.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: "prod"}})
+	w.leader.World.AddLeftover(observe.Reservation{Record: record.Instance{ID: theirs, State: record.Reserved, Tenant: "rival"}})
+	_, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
+	wants(t, "status", err, codes.Unavailable, "reserved by an earlier leader")
+	_, err = w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id.String()})
+	wants(t, "delete", err, codes.Unavailable, "reserved by an earlier leader")
+	_, err = w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: theirs.String()})
+	wants(t, "another tenant's", err, codes.NotFound, "instance_id: ")
+}
+
 func TestCreateInstance(t *testing.T) {
 	w := newWorld(t)
 	events := live(t, w)
