@@ -124,7 +124,7 @@ func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (join
 	runs := map[string]bool{}
 	for _, instance := range instances {
 		id := instance.GetInstanceId()
-		if instance.GetProviderState() != "running" || instance.GetProviderId() == "" || instance.GetState() == "deleted" {
+		if !boots(instance) {
 			continue
 		}
 		runs[id] = true
@@ -138,6 +138,12 @@ func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (join
 		}
 	}
 	return joined, left
+}
+
+// boots reports whether an instance's machine runs, or is about to: a provider that said so last is not asked again for minutes.
+func boots(instance *nstancev1.InstanceStatus) bool {
+	state := instance.GetProviderState()
+	return (state == "running" || state == "pending") && instance.GetProviderId() != "" && instance.GetState() != "deleted"
 }
 
 // join makes a Node, as a kubelet does when it starts.

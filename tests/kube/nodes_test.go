@@ -27,6 +27,7 @@ func TestNodeChanges(t *testing.T) {
 	}{
 		"nothing":                     {},
 		"a registered one joins":      {there: []*nstancev1.InstanceStatus{vm("a", "registered", "running")}, joined: []string{"a"}},
+		"whatever was said last":      {there: []*nstancev1.InstanceStatus{vm("a", "registered", "pending")}, joined: []string{"a"}},
 		"not before it has":           {there: []*nstancev1.InstanceStatus{booting}},
 		"once only":                   {known: map[string]bool{"a": true}, there: []*nstancev1.InstanceStatus{vm("a", "registered", "running")}},
 		"not again":                   {known: map[string]bool{"a": false}, there: []*nstancev1.InstanceStatus{vm("a", "registered", "running")}},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,7 +98,7 @@ func (l *lab) testDrain(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer, err := l.west.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id})
-		if err != nil || answer.GetInstance().GetState() != "deleting" || answer.GetInstance().GetProviderState() != "running" {
+		if err != nil || answer.GetInstance().GetState() != "deleting" || !slices.Contains([]string{"running", "pending"}, answer.GetInstance().GetProviderState()) {
 			t.Fatalf("the instance is %v, error %v", answer.GetInstance(), err)
 		}
 		<-time.After(500 * time.Millisecond)

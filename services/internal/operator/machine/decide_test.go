@@ -252,14 +252,22 @@ func TestStatus(t *testing.T) {
 		t.Error(diff)
 	}
 	for name, change := range map[string]func(*view){
-		"a provider ID that never was":  func(v *view) { v.machine.Spec.ProviderID = ""; v.shards[1].instance.ProviderId = "" },
-		"a machine that is not running": func(v *view) { v.shards[1].instance.ProviderState = "pending" },
+		"a provider ID that never was": func(v *view) { v.machine.Spec.ProviderID = ""; v.shards[1].instance.ProviderId = "" },
+		"a machine that is not running": func(v *view) {
+			v.shards[1].instance.ProviderState, v.shards[1].instance.State = "pending", "created"
+		},
 	} {
 		v := running(change)
 		v.machine.Status = v1beta1.NstanceMachineStatus{}
 		if s := decide(v).status; s.Initialization.Provisioned != nil || hasCondition(s.Conditions, "Ready=Ready") {
 			t.Errorf("%s: provisioned %+v", name, s)
 		}
+	}
+	// An agent that has registered runs on a machine that runs, whatever the provider said before.
+	booted := running(func(v *view) { v.shards[1].instance.ProviderState = "pending" })
+	booted.machine.Status = v1beta1.NstanceMachineStatus{}
+	if s := decide(booted).status; s.Initialization.Provisioned == nil || !s.Ready {
+		t.Errorf("registered, but said to be pending: %+v", s)
 	}
 	// Once provisioned, for ever; and what the mirror forgot does not take it back.
 	stopped := running(func(v *view) { v.shards[1].instance.ProviderState, v.shards[1].instance.State = "stopped", "created" })

@@ -36,7 +36,8 @@ func (v *view) follow(d *decision, i *nstancev1.InstanceStatus) {
 	if id := i.GetProviderId(); provider == "" && id != "" && len(id) <= maxProviderID {
 		d.step, d.providerID, provider = keep, id, id
 	}
-	running := i.GetProviderState() == "running"
+	// Whose agent has registered has booted, even if the provider said "pending" last: it is not asked again for minutes.
+	running := i.GetProviderState() == "running" || i.GetProviderState() == "pending" && s.State == "registered"
 	if provider != "" && running && (s.Initialization.Provisioned == nil || !*s.Initialization.Provisioned) {
 		yes := true
 		s.Initialization.Provisioned = &yes
