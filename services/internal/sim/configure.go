@@ -56,7 +56,7 @@ func (t *term) refresh() {
 		}
 		return err
 	})
-	if err == nil && sound && t.version < asked {
+	if err == nil && sound && w.people.version == asked && t.version < asked {
 		w.fail(ruleNewest, "a refresh begun at version %d of the configuration was answered with version %d in force", asked, t.version)
 	}
 }

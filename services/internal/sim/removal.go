@@ -109,7 +109,9 @@ func (w *World) checkOrphan(s *server, d *document) {
 func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
 	n := 0
 	for _, d := range w.bucket.order {
-		if d.stays() && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group && !t.marked[d.ID] && counts(d) {
+		// What an earlier leader wrote, and what landed when this one had read the bucket, it cannot know of.
+		unseen := d.State == record.Deleting && d.Term < t.number && d.since.After(t.began)
+		if (unseen || d.stays() && counts(d)) && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group && !t.marked[d.ID] {
 			n++
 		}
 	}

@@ -83,6 +83,7 @@ func (s *swarm) play() {
 				if errors.As(err, &broken) {
 					s.broken[broken.Rule] = append(s.broken[broken.Rule], broken.Seed)
 					s.errs = append(s.errs, broken)
+					fmt.Println(broken)
 				}
 				s.mu.Unlock()
 			}
