@@ -34,8 +34,9 @@ func (b *beats) soon(o Options) Instant { return b.sent[b.last%maxBeats].Add(o.b
 // beatEvery is the time between heartbeats: a heartbeat and its answer may be lost without the heir being given up.
 func (o Options) beatEvery() time.Duration { return min(o.PeerInterval, o.PeerLease/4) }
 
-// stale is how old the newest promise may be before the leader writes the lock without that heir: there is as long again, nearly, for the write.
-func (o Options) stale() time.Duration { return o.PeerLease / 2 }
+// stale is how old the newest promise may be before the leader writes the lock without that heir: 0.3 promises are left for the write. Sooner, and a
+// busy machine's pauses would cost it its heir now and then; later, and a follower's end could cost the leadership.
+func (o Options) stale() time.Duration { return o.PeerLease * 13 / 20 }
 
 // bound says until when a leader may act and what ends it: the storage lease, and the promise of the heir. While a write is unsettled, either
 // version may be in the store: both leases and both heirs count.

@@ -133,7 +133,9 @@ func TestSilentHeirIsRemovedBeforeItsPromiseEnds(t *testing.T) {
 	d := inherited(t)
 	without := lockOf(peerA, 1, 5, Peer{})
 	d.at(10.5625, Tick{}, Send{peerB, beatAt(44, 4)})
-	d.at(10.8125, Tick{}, Send{peerB, beatAt(45, 4)}, writeOf(without, "t4")) // half of the promise that counts from 10.3125 s
+	d.at(10.8125, Tick{}, Send{peerB, beatAt(45, 4)})
+	d.wakes(10.9625)
+	d.at(10.9625, Tick{}, writeOf(without, "t4")) // 0.65 of the promise that counts from 10.3125 s
 	d.actsUntil(11.2625, 1)
 	story := func(name string, tell func(d *driver)) {
 		t.Run(name, func(t *testing.T) {
@@ -143,20 +145,20 @@ func TestSilentHeirIsRemovedBeforeItsPromiseEnds(t *testing.T) {
 		})
 	}
 	story("in time", func(d *driver) {
-		d.at(10.9, LockWritten{"t5"}, Send{peerB, beatOf(peerA, peerB, 46, without, "t5")})
-		d.actsUntil(20.3125, 1) // from the sending, by the lease without heir
+		d.at(11, LockWritten{"t5"}, Send{peerB, beatOf(peerA, peerB, 46, without, "t5")})
+		d.actsUntil(20.4625, 1) // from the sending, by the lease without heir
 	})
 	story("too late", func(d *driver) {
 		d.at(11.0625, Tick{}, Send{peerB, beatAt(46, 4)})
 		d.at(11.2625, LockWritten{"t5"}, LostLeadership{1, ReasonPromise})
 	})
 	story("it answers again", func(d *driver) {
-		d.at(10.85, beatAt(44, 4).promise())
+		d.at(10.97, beatAt(44, 4).promise())
 		d.actsUntil(11.5125, 1) // still needed: the version that names it may be the one
-		d.at(10.86, LockWritten{"t5"})
-		d.actsUntil(20.3125, 1)
+		d.at(10.98, LockWritten{"t5"}, Send{peerB, beatOf(peerA, peerB, 46, without, "t5")})
+		d.actsUntil(20.4625, 1)
 	})
-	story("the heir was faster", func(d *driver) { d.at(10.9, WriteConflict{}, LostLeadership{1, ReasonTaken}) })
+	story("the heir was faster", func(d *driver) { d.at(11, WriteConflict{}, LostLeadership{1, ReasonTaken}) })
 }
 
 func TestUnsettledRemovalCountsTheShortLease(t *testing.T) {
