@@ -238,7 +238,8 @@ func (l *lab) testStatic(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.kubectl(t, "-n", namespace, "delete", "machinepool", guarded, "--wait=false")
-	await(t, "imported anew at its configured size", patience, func(ctx context.Context) error {
+	// Cluster API has been seen to take 80 s for the end of a MachinePool.
+	await(t, "imported anew at its configured size", 2*patience, func(ctx context.Context) error {
 		if err := has(ctx, l, &clusterv1.MachinePool{}, guarded, func(p *clusterv1.MachinePool) error {
 			if p.UID == old.UID || value(p.Spec.Replicas) != 1 {
 				return fmt.Errorf("MachinePool has UID %s (before %s) and %d replicas", p.UID, old.UID, value(p.Spec.Replicas))
