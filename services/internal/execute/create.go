@@ -227,7 +227,7 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		}
 		switch class := infra.ClassOf(err); {
 		case class == infra.Indeterminate || class == infra.Throttled:
-			ambiguous = ambiguous || class == infra.Indeterminate
+			ambiguous = true // a client that was throttled may have tried before, and been heard
 			x.World.Raise(observe.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group}, fmt.Sprintf("create: %v", err))
 		case class == infra.Conflict || ambiguous:
 			vm, findErr := x.Provider.FindByInstance(ctx, x.Owner, request.Tags.Instance)

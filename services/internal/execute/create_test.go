@@ -197,6 +197,29 @@ func TestCreateRefusedAfterALostAnswer(t *testing.T) {
 	})
 }
 
+// Nor about those that a client made by itself before it was throttled.
+func TestCreateRefusedAfterThrottling(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		made := b.reserve()
+		calls := 0
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind != mock.Create {
+				return mock.Outcome{}
+			}
+			if calls++; calls > 1 {
+				return mock.Outcome{Err: infra.Errorf(infra.Capacity, "create", "no room any more")}
+			}
+			if err := b.provider.Plant(infra.VM{ProviderID: "made-at-first", Tags: call.Request.Tags}); err != nil {
+				t.Error(err)
+			}
+			return mock.Outcome{Err: infra.Errorf(infra.Throttled, "create", "slow down")}
+		}
+		b.do(create)
+		b.wait()
+		b.wantState(made, record.Created)
+	})
+}
+
 // A definite refusal burns the ID, and counts.
 func TestCreateRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
