@@ -117,6 +117,11 @@ step_chaos() {
 	scripts/chaos.sh
 }
 
+# With an heir: how long there is no leader, on a machine that may be busy.
+step_failover() {
+	tests/failover/run.sh -rounds=3 -most=5s
+}
+
 step_kill9() {
 	tests/kill9/run.sh
 }
@@ -144,7 +149,7 @@ run() {
 }
 
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance modules images stacks kube demo kill9 chaos
+[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance modules images stacks kube demo kill9 failover chaos
 for step; do
 	run "$step"
 done

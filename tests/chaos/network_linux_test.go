@@ -114,7 +114,7 @@ func newHost(name string, own bool) (*host, error) {
 			lines = append(lines, "addr add "+addresses[local.Leader]+"/32 dev lo")
 		}
 		for _, line := range lines {
-			if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil { //nolint:noctx // it does not wait for anything
+			if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
 				return fmt.Errorf("ip %s: %w: %s", line, err, out)
 			}
 		}
@@ -235,7 +235,7 @@ func isolate() (code int, done bool, err error) {
 	if os.Getenv(isolated) != "" {
 		return 0, false, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	}
-	cmd := exec.Command(os.Args[0], os.Args[1:]...) //nolint:noctx // it takes its time-out from its flags
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
 	cmd.Env = append(os.Environ(), isolated+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}

@@ -31,7 +31,7 @@ var mayEnd = map[string][]string{
 // attack starts the attackers and returns when their silent connections are open. stop ends them and returns what became of their attacks.
 func (s *stack) attack(e entered, silent, slow int) (stop func() map[string]map[string]int) {
 	s.b.Helper()
-	cmd := exec.Command(os.Args[0]) //nolint:noctx // its input ends it
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), attackersEnv+"=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

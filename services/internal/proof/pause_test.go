@@ -94,7 +94,7 @@ func startChild(t *testing.T, s settings, heard func(reign)) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0]) //nolint:noctx // it is stopped, continued and killed by hand
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childVariable+"="+string(raw))
 	cmd.Stderr = io.Discard
 	stdout, err := cmd.StdoutPipe()
