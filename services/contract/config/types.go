@@ -187,9 +187,9 @@ type Expiry struct {
 type LeaderElection struct {
 	// Off, a server leads without a lock: only for development, with one server.
 	Enabled *bool `json:"enabled,omitempty" default:"true"`
-	// How often the leader renews its lock.
+	// How often the leader renews its lock, as long as it has no heir; with one, every 30 s.
 	RenewInterval *Duration `json:"renew_interval,omitempty" default:"5s" rule:"positive"`
-	// How long the lock holds after a renewal; at least twice the renew interval.
+	// How long the lock holds after a renewal, without an heir; at least twice the renew interval. With one, 90 s for everybody else.
 	LeaseDuration *Duration `json:"lease_duration,omitempty" default:"10s" rule:"positive"`
 	// How often the leader asks its heir for a promise.
 	PeerInterval *Duration `json:"peer_interval,omitempty" default:"250ms" rule:"positive"`
