@@ -51,6 +51,11 @@ step_sim() {
 	SIM_DURATION=${SIM_DURATION:-60s} go test ./services/internal/sim -run TestWorld -count=1 -timeout=10m -v
 }
 
+# A few deliberate bugs, each of which the simulator must catch; all of them: without MUTANTS.
+step_mutants() {
+	MUTANTS=quick go test -tags mutation ./services/internal/sim -run TestMutants -count=1 -timeout 10m
+}
+
 # The provider under the real CLIs. They are given an empty mirror, so that nothing can be fetched from a registry.
 step_acceptance() {
 	mkdir -p "$work/mirror"
@@ -149,7 +154,7 @@ run() {
 }
 
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim acceptance modules images stacks kube demo kill9 failover chaos
+[ $# -gt 0 ] || set -- tools generated lint unit race sim mutants acceptance modules images stacks kube demo kill9 failover chaos
 for step; do
 	run "$step"
 done
