@@ -448,6 +448,10 @@ func TestDecideImport(t *testing.T) {
 	}
 	made := vars{v1beta1.ImportedLabel: "true", clusterv1.ClusterNameLabel: testCluster}
 	refers := importedMachinePool(importInput{}, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "g"}}, nil)
+	ends := refers.DeepCopy()
+	ends.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	endsElsewhere := ends.DeepCopy()
+	endsElsewhere.Name = "other"
 	going := group(false, 1, "")
 	going.Deleting = true
 	type groups = map[string][]*statusT
@@ -477,6 +481,8 @@ func TestDecideImport(t *testing.T) {
 		"MachinePool gone":   {importInput{groups: groups{"a": {group(true, 1, "")}}, pools: []v1beta1.NstanceMachinePool{pool(made, v1beta1.MachinePoolFinalizer)}}, nil, 0, ""},
 		"another's pool":     {importInput{groups: groups{"a": {group(true, 1, "")}}, pools: []v1beta1.NstanceMachinePool{pool(vars{clusterv1.ClusterNameLabel: "other"})}}, nil, 0, "of another group"},
 		"name is taken":      {importInput{groups: groups{"a": {group(true, 1, "")}}, machinePools: []clusterv1.MachinePool{{ObjectMeta: metav1.ObjectMeta{Name: "g"}}}}, nil, 0, "refers to something else"},
+		"MachinePool ends":   {importInput{groups: groups{"a": {group(true, 1, "")}}, machinePools: []clusterv1.MachinePool{*ends}}, nil, 0, ""},
+		"another one ends":   {importInput{groups: groups{"a": {group(true, 1, "")}}, machinePools: []clusterv1.MachinePool{*endsElsewhere}}, nil, 0, ""},
 		"MachinePool before": {importInput{groups: groups{"a": {group(true, 1, "")}}, machinePools: []clusterv1.MachinePool{*refers}}, &v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a"}, Template: "t"}, 1, ""},
 	} {
 		test.in.namespace, test.in.cluster = testNamespace, testCluster

@@ -38,7 +38,7 @@ type imported struct {
 type refusal struct{ group, why string }
 
 // decideImport finds the groups without a pool, and the pools that an import was interrupted after. A group with a part that is being deleted
-// waits until that is over.
+// waits until that is over, and so does one whose MachinePool is.
 func decideImport(in importInput) (found []imported, refused []refusal) {
 	parts := map[string]map[string]*nstancev1.GroupStatus{}
 	deleting := map[string]bool{}
@@ -59,11 +59,13 @@ func decideImport(in importInput) (found []imported, refused []refusal) {
 			pools[pool.Spec.Group] = pool
 		}
 	}
-	referred, taken := map[string]bool{}, map[string]bool{}
+	referred, taken, ending := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for i := range in.machinePools {
 		taken[in.machinePools[i].Name] = true
+		over := !in.machinePools[i].DeletionTimestamp.IsZero()
+		ending[in.machinePools[i].Name] = ending[in.machinePools[i].Name] || over
 		if name, ok := poolOf(&in.machinePools[i]); ok {
-			referred[name] = true
+			referred[name], ending[name] = true, ending[name] || over
 		}
 	}
 	for _, group := range slices.Sorted(maps.Keys(parts)) {
@@ -82,6 +84,10 @@ func decideImport(in importInput) (found []imported, refused []refusal) {
 				continue
 			}
 			one.pool = made
+		}
+		// Cluster API deletes the pool that a MachinePool refers to until there is none: one made now would take its group along.
+		if ending[one.pool.Name] {
+			continue
 		}
 		if taken[one.pool.Name] && !referred[one.pool.Name] {
 			refused = append(refused, refusal{group, "there is a MachinePool of that name, which refers to something else"})
