@@ -19,8 +19,8 @@ import (
 const answerer = "#!/bin/sh\nexec answerer\n"
 
 // who connects and returns who answers.
-func who(dial func(ctx context.Context, network, address string) (net.Conn, error), address string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+func who(dial func(ctx context.Context, network, address string) (net.Conn, error), address string, patience time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	conn, err := dial(ctx, "tcp", address)
 	if err != nil {
@@ -46,10 +46,15 @@ func (w *world) fromVPC(vpc string) dialer {
 	}
 }
 
-// reaches asserts who answers at an address at once, "" for nobody.
+// reaches asserts who answers at an address, "" for nobody. Somebody may be a few seconds in coming: a lost question for an IPv6 neighbour is
+// repeated after a second (RFC 4861, section 10, RETRANS_TIMER).
 func (w *world) reaches(what string, dial dialer, address, want string) {
 	w.t.Helper()
-	got, err := who(dial, address)
+	patience := 5 * time.Second
+	if want == "" {
+		patience = time.Second
+	}
+	got, err := who(dial, address, patience)
 	if got != want || (err == nil) != (want != "") {
 		w.t.Errorf("%s reaches %q at %s (%v), not %q", what, got, address, err, want)
 	}
