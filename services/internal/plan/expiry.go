@@ -1,7 +1,8 @@
 package plan
 
 // age: forced_age and ondemand_age end an instance regardless of what else goes on; eligible_age only makes it one that may be replaced, one
-// at a time. Ages count from launch; zero never ends anything.
+// at a time. Ages count from launch; zero never ends anything. A managed instance that has never registered has no age: it serves nobody, so
+// it must not stand in for one that does, and the time that its registration may take ends it.
 func (p *planner) age(i *Instance) mark {
 	launched := i.launched()
 	if launched.IsZero() {
@@ -12,6 +13,9 @@ func (p *planner) age(i *Instance) mark {
 		if s.OnDemandAge > 0 && p.reached(launched.Add(s.OnDemandAge)) {
 			return markForced
 		}
+		return 0
+	}
+	if i.RegisteredAt.IsZero() {
 		return 0
 	}
 	var m mark

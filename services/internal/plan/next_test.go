@@ -324,6 +324,11 @@ func TestRules(t *testing.T) {
 		{name: "forced goes before unhealthy", snapshot: snapshot(3, silent(), older(time.Hour), well(), well()),
 			want: []string{"mark_deleting i2 expired +1m0s"}, change: forced},
 		{name: "forced while another drains", snapshot: snapshot(1, older(time.Hour), announced()), want: []string{"create for i1"}, change: forced},
+		{name: "forced, and one that never registered is no replacement", snapshot: snapshot(2, older(2*time.Hour), agedUnregistered(), well()),
+			change: func(s *plan.Snapshot) { s.Settings.ForcedAge, s.SilenceFrom = 2*time.Hour, ago(time.Minute) }},
+		{name: "never registered has no age", snapshot: snapshot(2, agedUnregistered(), well()), change: func(s *plan.Snapshot) {
+			s.Settings.ForcedAge, s.SilenceFrom = 2*time.Hour, ago(time.Minute)
+		}},
 		{name: "the next age", snapshot: snapshot(1, older(time.Hour)), wake: 30 * time.Second,
 			change: func(s *plan.Snapshot) { s.Settings.ForcedAge = 2*time.Hour + 30*time.Second }},
 		{name: "eligible, one at a time", snapshot: snapshot(2, older(time.Hour), older(time.Hour)), want: []string{"create for i1"}, change: eligible},
@@ -463,6 +468,12 @@ func unwell(since time.Duration) plan.Instance {
 func unregistered() plan.Instance {
 	i := booting()
 	i.CreatedAt, i.LaunchedAt = ago(6*time.Minute), ago(5*time.Minute)
+	return i
+}
+
+func agedUnregistered() plan.Instance {
+	i := booting()
+	i.CreatedAt, i.LaunchedAt = ago(151*time.Minute), ago(150*time.Minute)
 	return i
 }
 
