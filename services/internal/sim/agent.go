@@ -113,7 +113,7 @@ func (f *fleet) speak(m *machine) {
 			f.speakAfter(m, 5*time.Second)
 			return
 		}
-		a.stream, a.leader = stream, leader
+		a.stream, a.leader, s.term.heard = stream, leader, true
 	}
 	report := observe.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash}
 	if a.notice {

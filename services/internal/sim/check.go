@@ -275,14 +275,17 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}
-		if d.Group != "" {
+		// So does an on-demand instance's, whose creation was never acknowledged: who asks again with its ID has it settled.
+		if d.Group != "" && (d.ReservedTerm == t.number || d.since.Before(t.began)) {
 			w.fail(ruleAtRest, "reservation %s of group %s is left", d.ID, d.Group)
 		}
 	case d.State == record.Registered:
 		m := w.fleet.byInstance[d.ID]
 		if m == nil || m.state != infra.Running {
 			w.fail(ruleAtRest, "the record of %s says registered, its VM is gone", d.ID)
-		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand { // whose silence is nobody's business
+		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.heard {
+			// An on-demand one's silence is nobody's business; and that of a leader's only instance, whose nonce was stolen, may be the
+			// leader's own fault: silence counts once an agent has connected.
 			w.fail(ruleOneKey, "the record of %s holds a key that is not its agent's", d.ID)
 		}
 	default:

@@ -76,10 +76,14 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	if d.OnDemand {
 		return
 	}
+	if why == unknown {
+		w.fail(ruleSimulator, "%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
+	}
+	if s.fooled || w.recentlyFooled() {
+		return // Two counted at the same time, and neither saw what the other chose: what each writes is fenced, what they choose is not.
+	}
 	least, _ := t.size(key)
 	switch why {
-	case unknown:
-		w.fail(ruleSimulator, "%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
 	case scaleDown:
 		if n := w.remaining(t, key, func(*document) bool { return true }); n < least {
 			w.fail(ruleScaledDown, "%s is scaled down, and %d of %d are left: %s", d.ID, n, least, w.describe(key))

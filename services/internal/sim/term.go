@@ -44,6 +44,7 @@ type term struct {
 	beforeAt  time.Time
 	marked    map[ident.ID]bool // whose deletion it has decided
 	deafSince time.Time
+	heard     bool            // some agent has connected to it
 	provedAt  time.Time       // when the latest proof of its leadership was asked for
 	confirmed map[string]bool // orphans that somebody said may go
 }
