@@ -14,13 +14,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/nstance-kit/nstance/services/internal/dev/httpserver"
 )
 
 // Options are the flags of dev-k8s.
@@ -101,65 +100,8 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return follow.run(ctx) })
 	group.Go(func() error { s.collect(ctx); return nil })
-	group.Go(func() error { return serve(ctx, listener, &handler{store: s, log: log, now: time.Now}, log) })
-	return group.Wait()
-}
-
-// serve answers requests until ctx ends.
-func serve(ctx context.Context, listener net.Listener, h http.Handler, log *slog.Logger) error {
-	unused := unusedConns{}
-	server := &http.Server{
-		Handler:           h,
-		ConnState:         unused.note,
-		ReadHeaderTimeout: 10 * time.Second,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		BaseContext:       func(net.Listener) context.Context { return ctx }, // ends watches
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
-	select {
-	case err := <-ended:
-		return fmt.Errorf("serve: %w", err)
-	case <-ctx.Done():
-	}
-	server.RegisterOnShutdown(unused.close)
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
-	defer cancel()
-	if err := server.Shutdown(grace); err != nil {
-		return errors.Join(fmt.Errorf("shut down: %w", err), server.Close(), ignoreClosed(<-ended))
-	}
-	return ignoreClosed(<-ended)
-}
-
-// unusedConns holds the connections that have not sent anything yet, as pools of clients keep them. Shutdown would wait for those as long as for
-// a request.
-type unusedConns struct {
-	conns  sync.Map
-	ending atomic.Bool
-}
-
-func (u *unusedConns) note(c net.Conn, state http.ConnState) {
-	if state != http.StateNew {
-		u.conns.Delete(c)
-		return
-	}
-	u.conns.Store(c, nil)
-	if u.ending.Load() {
-		_ = c.Close()
-	}
-}
-
-func (u *unusedConns) close() {
-	u.ending.Store(true)
-	u.conns.Range(func(c, _ any) bool {
-		_ = c.(net.Conn).Close()
-		return true
+	group.Go(func() error {
+		return httpserver.Serve(ctx, listener, &handler{store: s, log: log, now: time.Now}, log, shutdownTime, ctx)
 	})
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
+	return group.Wait()
 }

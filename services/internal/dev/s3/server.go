@@ -13,14 +13,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/johannesboyne/gofakes3"
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
+	"github.com/nstance-kit/nstance/services/internal/dev/httpserver"
 )
 
 // Options are the flags of dev-s3.
@@ -92,63 +91,10 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	unused := unusedConns{}
-	server := &http.Server{
-		Handler:           handler(store, o.Bucket, listener.Addr(), log),
-		ConnState:         unused.note,
-		ReadHeaderTimeout: 10 * time.Second,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
 	if _, err := fmt.Fprintf(out, "dev-s3: bucket %s in %s at http://%s\n", o.Bucket, o.Dir, listener.Addr()); err != nil {
-		return errors.Join(err, server.Close(), ignoreClosed(<-ended))
+		return errors.Join(err, listener.Close())
 	}
-	select {
-	case err := <-ended:
-		return fmt.Errorf("serve: %w", err)
-	case <-ctx.Done():
-	}
-	server.RegisterOnShutdown(unused.close)
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
-	defer cancel()
-	if err := server.Shutdown(grace); err != nil {
-		return errors.Join(fmt.Errorf("shut down: %w", err), server.Close(), ignoreClosed(<-ended))
-	}
-	return ignoreClosed(<-ended)
-}
-
-// unusedConns holds the connections that have not sent anything yet, as pools of clients keep them. Shutdown would wait for
-// those as long as for a request.
-type unusedConns struct {
-	conns  sync.Map
-	ending atomic.Bool
-}
-
-func (u *unusedConns) note(c net.Conn, state http.ConnState) {
-	if state != http.StateNew {
-		u.conns.Delete(c)
-		return
-	}
-	u.conns.Store(c, nil)
-	if u.ending.Load() {
-		_ = c.Close()
-	}
-}
-
-func (u *unusedConns) close() {
-	u.ending.Store(true)
-	u.conns.Range(func(c, _ any) bool {
-		_ = c.(net.Conn).Close()
-		return true
-	})
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
+	return httpserver.Serve(ctx, listener, handler(store, o.Bucket, listener.Addr(), log), log, shutdownTime, nil)
 }
 
 func handler(store *file.Store, bucket string, at net.Addr, log *slog.Logger) http.Handler {

@@ -1,0 +1,78 @@
+// Package httpserver owns how the development servers listen and stop.
+//
+// Invariant: when Serve returns, no request is under way.
+package httpserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Serve answers requests until ctx ends; those under way are finished first, for patience at most. It returns nil if ctx ended and nothing else
+// went wrong. live, if not nil, is the context of every request, for those that last until the end.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, patience time.Duration, live context.Context) error {
+	unused := unusedConns{}
+	server := &http.Server{
+		Handler:           handler,
+		ConnState:         unused.note,
+		ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	if live != nil {
+		server.BaseContext = func(net.Listener) context.Context { return live }
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	server.RegisterOnShutdown(unused.close)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	if err := server.Shutdown(grace); err != nil {
+		return errors.Join(fmt.Errorf("shut down: %w", err), server.Close(), ignoreClosed(<-ended))
+	}
+	return ignoreClosed(<-ended)
+}
+
+// unusedConns holds the connections that have not sent anything yet, as pools of clients keep them. Shutdown would wait for those as long as for
+// a request.
+type unusedConns struct {
+	conns  sync.Map
+	ending atomic.Bool
+}
+
+func (u *unusedConns) note(c net.Conn, state http.ConnState) {
+	if state != http.StateNew {
+		u.conns.Delete(c)
+		return
+	}
+	u.conns.Store(c, nil)
+	if u.ending.Load() {
+		_ = c.Close()
+	}
+}
+
+func (u *unusedConns) close() {
+	u.ending.Store(true)
+	u.conns.Range(func(c, _ any) bool {
+		_ = c.(net.Conn).Close()
+		return true
+	})
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
