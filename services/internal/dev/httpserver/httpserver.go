@@ -16,8 +16,8 @@ import (
 )
 
 // Serve answers requests until ctx ends; those under way are finished first, for patience at most. It returns nil if ctx ended and nothing else
-// went wrong. live, if not nil, is the context of every request, for those that last until the end.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, patience time.Duration, live context.Context) error {
+// went wrong. With endless, requests are told of the end of ctx by their own context: for those that last until then.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, patience time.Duration, endless bool) error {
 	unused := unusedConns{}
 	server := &http.Server{
 		Handler:           handler,
@@ -25,8 +25,8 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 		ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
-	if live != nil {
-		server.BaseContext = func(net.Listener) context.Context { return live }
+	if endless {
+		server.BaseContext = func(net.Listener) context.Context { return ctx }
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()

@@ -101,7 +101,7 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 	group.Go(func() error { return follow.run(ctx) })
 	group.Go(func() error { s.collect(ctx); return nil })
 	group.Go(func() error {
-		return httpserver.Serve(ctx, listener, &handler{store: s, log: log, now: time.Now}, log, shutdownTime, ctx)
+		return httpserver.Serve(ctx, listener, &handler{store: s, log: log, now: time.Now}, log, shutdownTime, true)
 	})
 	return group.Wait()
 }

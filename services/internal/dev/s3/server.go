@@ -94,7 +94,7 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 	if _, err := fmt.Fprintf(out, "dev-s3: bucket %s in %s at http://%s\n", o.Bucket, o.Dir, listener.Addr()); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	return httpserver.Serve(ctx, listener, handler(store, o.Bucket, listener.Addr(), log), log, shutdownTime, nil)
+	return httpserver.Serve(ctx, listener, handler(store, o.Bucket, listener.Addr(), log), log, shutdownTime, false)
 }
 
 func handler(store *file.Store, bucket string, at net.Addr, log *slog.Logger) http.Handler {
