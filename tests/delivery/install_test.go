@@ -303,7 +303,7 @@ var (
 		{"get", "", "configmaps", "CA", ""},
 		{"get", "", "secrets", "nstance-operator-nonce", ""},
 		{"create", "", "secrets", "", ""},
-		{"get patch", "", "secrets", "nstance-operator-cert", ""},
+		{"get update", "", "secrets", "nstance-operator-cert", ""},
 		{"get create update", "coordination.k8s.io", "leases", "nstance-operator-leader-election", ""},
 		{"create", "", "serviceaccounts/token", "WORKLOAD", ""},
 		{"get list watch create", capi, "clusters", "", ""},
@@ -327,7 +327,7 @@ var (
 	}
 	operatorMayNot = []right{
 		{"get list watch", "", "secrets", "", "other"},
-		{"delete", "", "secrets", "", ""},
+		{"delete patch", "", "secrets", "", ""},
 		{"get list", "", "configmaps", "", "other"},
 		{"create", "", "serviceaccounts/token", "default", ""},
 		{"create", "", "serviceaccounts/token", "WORKLOAD", "other"},
