@@ -112,11 +112,11 @@ func (s *scythe) wield(c *operator.Config) {
 // reap plays the scenario with an operator that is killed at one change and then started again. It returns what the first one changed.
 func reap(r *rig, at int, after bool) []string {
 	s := &scythe{at: at, after: after}
-	born := make(chan struct{})
-	var p *process
-	s.kill = func() { <-born; p.kill() }
-	p = r.start(s.wield)
-	close(born)
+	// The scythe ends the first process only: that one may have ended by itself, and the next one have started, before the scythe strikes.
+	born := make(chan *process, 1)
+	s.kill = func() { (<-born).kill() }
+	p := r.start(s.wield)
+	born <- p
 	killed := false
 	r.play(func() {
 		if !p.ended() {
