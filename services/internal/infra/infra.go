@@ -104,7 +104,8 @@ type SubnetCapacity interface {
 	HasRoom(ctx context.Context, subnets []string) (map[string]bool, error)
 }
 
-// LoadBalancers is an optional capability. Both are idempotent.
+// LoadBalancers is an optional capability. Both are idempotent. A VM that is gone, or on its way, is refused as Invalid (Elastic Load Balancing: "targets are
+// not in a running state"; RegisterTargets, InvalidTarget): a call of an earlier leader that lands late makes no member that nobody would remove.
 type LoadBalancers interface {
 	Register(ctx context.Context, lb string, vm VM) error
 	Deregister(ctx context.Context, lb string, vm VM) error

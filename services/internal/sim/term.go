@@ -128,7 +128,7 @@ func (t *term) takeOver() {
 		return false
 	}
 	configured := retry(func() error { return t.configure(t.scope) })
-	if configured {
+	if configured && t.Remaining() > 0 { // who finds his lease over does nothing more, and has nothing to prove
 		w.checkRecordedTerm(s, t.number)
 	}
 	if !configured || !retry(func() error { return t.leader.TakeOver(t.scope) }) || t.scope.err != nil {

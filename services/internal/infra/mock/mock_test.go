@@ -396,6 +396,11 @@ func TestOptionalCapabilities(t *testing.T) {
 	if got := p.Members("www"); len(got) != 0 {
 		t.Errorf("members %v", got)
 	}
+	wantClass(t, p.Register(ctx, "www", infra.VM{ProviderID: "mock-unknown"}), infra.Invalid)
+	if err := p.Delete(ctx, vm.ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	wantClass(t, p.Register(ctx, "www", vm), infra.Invalid)
 
 	if image, err := p.Resolve(ctx, infra.ImageQuery{Sort: "name"}); err != nil || image != "ami-1" {
 		t.Errorf("image %q, %v", image, err)

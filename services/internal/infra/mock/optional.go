@@ -53,7 +53,15 @@ func (p *Provider) HasRoom(ctx context.Context, subnets []string) (room map[stri
 
 // Register implements infra.LoadBalancers.
 func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
-	return p.change(ctx, Call{Kind: Register, Name: lb, ProviderID: vm.ProviderID}, func(time.Time) error {
+	call := Call{Kind: Register, Name: lb, ProviderID: vm.ProviderID}
+	return p.change(ctx, call, func(at time.Time) error {
+		m := p.byID[vm.ProviderID]
+		if m == nil {
+			return infra.Errorf(infra.Invalid, op(call), "no such VM")
+		}
+		if now, _ := m.at(at); !now.State.Alive() {
+			return infra.Errorf(infra.Invalid, op(call), "the VM is %s", now.State)
+		}
 		if p.balancers[lb] == nil {
 			p.balancers[lb] = map[string]bool{}
 		}
