@@ -7,17 +7,24 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
+	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
 // version is set when a release is linked.
 var version = "dev"
+
+// heir is set when the server of tests/chaos is linked: lease and renewal of a lock with an heir, and for how long a follower is steady before it is
+// one, as in "9s 3s 1s". Nothing else is different in that server: what takes a minute and a half by default takes some seconds.
+var heir string
 
 func main() { os.Exit(run()) }
 
@@ -39,11 +46,16 @@ func run() int {
 		return server.Validate(ctx, options, providers, os.Stdout, os.Stderr)
 	}
 	log := options.Logger(os.Stderr)
+	times, err := heirTimes(heir)
+	if err != nil {
+		log.Error("linked wrongly", "error", err)
+		return 2
+	}
 	confirm := make(chan os.Signal, 1)
 	signal.Notify(confirm, syscall.SIGUSR1)
 	defer signal.Stop(confirm)
 	err = server.Run(ctx, server.Config{Options: options, ConfirmOrphans: confirm, Version: version, Log: log, Supervised: os.Getenv("INVOCATION_ID") != "",
-		Providers: providers})
+		Providers: providers, Heir: times})
 	switch {
 	case errors.Is(err, server.ErrRestart):
 		log.Info("restarting with the new configuration")
@@ -56,6 +68,27 @@ func run() int {
 	}
 	log.Info("server stopped")
 	return 0
+}
+
+// heirTimes reads what the linker set; empty: what every server has.
+func heirTimes(text string) (lease.Options, error) {
+	var o lease.Options
+	if text == "" {
+		return o, nil
+	}
+	fields := strings.Fields(text)
+	into := []*time.Duration{&o.HeirLease, &o.HeirRenew, &o.Steady}
+	if len(fields) != len(into) {
+		return lease.Options{}, fmt.Errorf("times of an heir: %q has %d fields, want %d", text, len(fields), len(into))
+	}
+	for i, field := range fields {
+		d, err := time.ParseDuration(field)
+		if err != nil {
+			return lease.Options{}, fmt.Errorf("times of an heir: %w", err)
+		}
+		*into[i] = d
+	}
+	return o, nil
 }
 
 func self() string {

@@ -23,6 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/server"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
@@ -201,6 +202,21 @@ func TestArgsAreValidated(t *testing.T) {
 		}
 		if want == 1 && !strings.Contains(errOut.String(), `did you mean "ImageId"?`) {
 			t.Errorf("it says only: %s", errOut.String())
+		}
+	}
+}
+
+func TestHeirTimes(t *testing.T) {
+	if got, err := heirTimes(heir); err != nil || got != (lease.Options{}) {
+		t.Errorf("this server is linked with %+v, %v", got, err)
+	}
+	want := lease.Options{HeirLease: 9 * time.Second, HeirRenew: 3 * time.Second, Steady: time.Second}
+	if got, err := heirTimes("9s 3s 1s"); err != nil || got != want {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, text := range []string{"9s", "9s 3s 1s 1s", "9s 3s x"} {
+		if got, err := heirTimes(text); err == nil {
+			t.Errorf("%q is %+v", text, got)
 		}
 	}
 }

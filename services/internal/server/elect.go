@@ -40,7 +40,7 @@ func (s *server) stand(ctx context.Context) error {
 	return lease.Run(ctx, lease.Config{
 		Store: s.store, Key: keys.Leader(s.opts.Shard), Self: s.identity,
 		Options: lease.Options{Lease: election.LeaseDuration.D(), Renew: election.RenewInterval.D(), PeerLease: election.PeerLease.D(),
-			PeerInterval: election.PeerInterval.D()},
+			PeerInterval: election.PeerInterval.D(), HeirLease: s.cfg.Heir.HeirLease, HeirRenew: s.cfg.Heir.HeirRenew, Steady: s.cfg.Heir.Steady},
 		Peers:       s.peers,
 		Disabled:    election.Enabled != nil && !*election.Enabled,
 		Clock:       lease.SystemClock(),

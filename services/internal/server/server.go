@@ -57,6 +57,8 @@ type Config struct {
 	Supervised bool
 	// ConfirmOrphans, if set, yields a value whenever a person says that the orphans that stopped collection may be terminated.
 	ConfirmOrphans <-chan os.Signal
+	// Heir, where it is not zero, is used for a lock with an heir in place of what lease.Options says: HeirLease, HeirRenew and Steady count.
+	Heir lease.Options
 	// Started, if set, is called with the address of the health listener.
 	Started func(health net.Addr)
 }
