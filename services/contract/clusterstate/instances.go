@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -110,7 +111,11 @@ func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list instances: %w", err)
 	}
-	return found, nil
+	names := make([]InstanceKey, len(found))
+	for i, one := range found {
+		names[i] = one.InstanceKey
+	}
+	return names, nil
 }
 
 // ListAllInstances lists the records of every shard in either bucket, sorted as they are found.
@@ -125,22 +130,28 @@ func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list instances of all shards: %w", err)
 		}
-		for _, key := range found {
-			if !seen[key] {
-				all = append(all, key)
+		for _, one := range found {
+			if !seen[one.InstanceKey] {
+				all = append(all, one.InstanceKey)
 			}
-			seen[key] = true
+			seen[one.InstanceKey] = true
 		}
 	}
 	return all, nil
 }
 
-func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]InstanceKey, error) {
+// version is one version of an instance's record.
+type version struct {
+	InstanceKey
+	token objstore.Token
+}
+
+func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]version, error) {
 	entries, err := store.List(ctx, prefix)
 	if err != nil {
 		return nil, err
 	}
-	var found []InstanceKey
+	var found []version
 	var errs []error
 	for _, entry := range entries {
 		key, err := keys.Parse(entry.Key)
@@ -156,7 +167,7 @@ func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]
 			errs = append(errs, err)
 			continue
 		}
-		found = append(found, InstanceKey{key.Shard, key.Tenant, id})
+		found = append(found, version{InstanceKey{key.Shard, key.Tenant, id}, entry.Token})
 	}
 	if err := few(errs); err != nil {
 		return nil, err
@@ -167,16 +178,26 @@ func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]
 // LoadInstances reads every instance record of the shard, many at a time, and then hands each to take, one after the other, sorted by
 // tenant and age. A record that cannot be read fails all: who does not know an instance may not decide about the others.
 func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error {
-	names, err := s.ListInstances(ctx)
-	if err != nil {
-		return err
+	return s.LoadUnseen(ctx, func(ident.ID, objstore.Token) bool { return false }, take)
+}
+
+// LoadUnseen does the same with the records of which seen does not know the version that the list shows. Both functions are called from this
+// goroutine. With nothing unseen it costs one request for a thousand records.
+func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error {
+	if err := s.checkShard(); err != nil {
+		return fmt.Errorf("load instances: %w", err)
 	}
+	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
+	if err != nil {
+		return fmt.Errorf("list instances: %w", err)
+	}
+	found = slices.DeleteFunc(found, func(v version) bool { return seen(v.ID, v.token) })
 	type stored struct {
 		rec   record.Instance
 		token objstore.Token
 	}
-	all, err := load(ctx, s, len(names), func(ctx context.Context, i int) (stored, error) {
-		rec, token, err := s.GetInstance(ctx, names[i].Tenant, names[i].ID)
+	all, err := load(ctx, s, len(found), func(ctx context.Context, i int) (stored, error) {
+		rec, token, err := s.GetInstance(ctx, found[i].Tenant, found[i].ID)
 		return stored{rec, token}, err
 	})
 	if err != nil {

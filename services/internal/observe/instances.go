@@ -106,6 +106,27 @@ func (w *World) Record(id ident.ID) (rec record.Instance, token objstore.Token, 
 	return record.Instance{}, "", false
 }
 
+// Seen reports whether token names the version of an instance's record that this World holds, as instance, tombstone or reservation.
+func (w *World) Seen(id ident.ID, token objstore.Token) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if inst := w.instances[id]; inst != nil && inst.token == token {
+		return true
+	}
+	if t, ok := w.tombstones[id]; ok && t.token == token {
+		return true
+	}
+	if left, ok := w.leftovers[id]; ok && left.Token == token {
+		return true
+	}
+	for _, pool := range w.reserved {
+		if slices.ContainsFunc(pool, func(r Reservation) bool { return r.Record.ID == id && r.Token == token }) {
+			return true
+		}
+	}
+	return false
+}
+
 // Tombstone returns the record of a deleted instance that is still remembered.
 func (w *World) Tombstone(id ident.ID) (record.Instance, bool) {
 	w.mu.Lock()

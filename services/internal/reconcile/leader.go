@@ -23,6 +23,8 @@ type Records interface {
 	execute.Store
 	// LoadInstances reads every instance record of the shard, in parallel, and hands each to take, one at a time.
 	LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error
+	// LoadUnseen does the same with those of which seen does not know the listed version.
+	LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error
 }
 
 // Parts are what a leader is made of.
@@ -172,6 +174,30 @@ func (l *Leader) Collect(ctx context.Context) {
 }
 
 const (
+	// recheckFirst is when most of what an earlier leader had sent when its lease ended has landed or never will: clients give up sooner.
+	recheckFirst = time.Minute
+	// recheckEvery bounds for how long the picture may lack what is in the bucket; it costs a request for a thousand records.
+	recheckEvery = 10 * time.Minute
+)
+
+// Recheck looks for records that somebody else wrote after TakeOver had read them: a write of an earlier leader whose process stood still
+// between its last look at the lease and its request is fenced by the record's version only, and a leader that does not write this record would
+// never know. It returns when ctx ends.
+func (l *Leader) Recheck(ctx context.Context) {
+	for wait := recheckFirst; l.parts.Env.Sleep(ctx, wait) == nil; wait = recheckEvery {
+		err := l.parts.Records.LoadUnseen(ctx, l.World.Seen, func(rec record.Instance, token objstore.Token) {
+			if rec.Term < l.World.Term() {
+				l.parts.Log.Info("found a record that an earlier leader wrote late", "instance", rec.ID.String(), "state", string(rec.State), "term", rec.Term)
+			}
+			l.found(rec, token)
+		})
+		if err != nil && ctx.Err() == nil {
+			l.parts.Log.Warn("records not compared with the bucket's, next try later", "error", err, "in", recheckEvery)
+		}
+	}
+}
+
+const (
 	// addressCheck is how often the leader makes sure that the shard's address is still its own.
 	addressCheck = time.Minute
 	// addressRelease bounds giving it up, which the ending leadership does not wait for longer.
@@ -252,14 +278,16 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 	return id, err
 }
 
-// found takes a record that this leader did not know of.
+// found takes a record that this leader did not know of. What it has learnt since the record was read is newer.
 func (l *Leader) found(rec record.Instance, token objstore.Token) {
+	_, _, lives := l.World.Record(rec.ID)
+	_, dead := l.World.Tombstone(rec.ID)
 	switch {
 	case rec.Term > l.World.Term():
 		l.parts.Authority.Refuse(rec.Term)
 	case rec.State != record.Reserved:
 		l.World.PutRecord(rec, token)
-	case rec.ReservedTerm < l.World.Term():
+	case rec.ReservedTerm < l.World.Term() && !lives && !dead:
 		l.World.AddLeftover(observe.Reservation{Record: rec, Token: token})
 	}
 }

@@ -325,6 +325,83 @@ func TestCollect(t *testing.T) {
 	})
 }
 
+// What an earlier leader had sent lands after its successor has read the bucket. A minute later the successor knows; then, while nothing changes, it
+// costs one request each ten minutes.
+func TestRecheck(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, s *shard) {
+		marked, kept, dead := s.newID(), s.newID(), s.newID()
+		for _, id := range []ident.ID{marked, kept, dead} {
+			s.write(id, record.Registered, asWritten)
+		}
+		if err := s.TakeOver(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		late := func(id ident.ID, change func(*record.Instance)) {
+			rec, token, ok := s.World.Record(id)
+			if !ok {
+				t.Fatalf("%s is not known", id)
+			}
+			rec.Revision++
+			change(&rec)
+			if _, err := s.state.PutInstance(t.Context(), rec, token); err != nil {
+				t.Fatal(err)
+			}
+		}
+		now := time.Now().UTC()
+		late(marked, func(r *record.Instance) {
+			r.State, r.DeletingAt, r.DeleteReason, r.DeleteDeadline = record.Deleting, now, "requested", now
+		})
+		late(dead, func(r *record.Instance) { r.State, r.DeletedAt = record.Deleted, now })
+		reserved, created := s.newID(), s.newID()
+		s.write(reserved, record.Reserved, asWritten)
+		s.write(created, record.Created, asWritten)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go s.Recheck(ctx)
+		time.Sleep(time.Minute - time.Second)
+		if rec, _, _ := s.World.Record(marked); rec.State != record.Registered {
+			t.Errorf("too early: %s", rec.State)
+		}
+		time.Sleep(2 * time.Second)
+		for id, want := range map[ident.ID]record.State{marked: record.Deleting, kept: record.Registered, created: record.Created} {
+			if rec, _, ok := s.World.Record(id); !ok || rec.State != want {
+				t.Errorf("%s: %s, %t; want %s", id, rec.State, ok, want)
+			}
+		}
+		if _, ok := s.World.Tombstone(dead); !ok {
+			t.Error("a tombstone is not known")
+		}
+		if _, ok := s.World.Leftover(reserved); !ok {
+			t.Error("a reservation is not to be settled")
+		}
+		lists := 0
+		s.fault(func(r mem.Request) mem.Fault {
+			if r.Op != mem.List {
+				t.Errorf("%s of %s", r.Op, r.Key)
+			}
+			lists++
+			return mem.Fault{}
+		})
+		time.Sleep(time.Hour)
+		s.fault(nil)
+		if lists != 6 {
+			t.Errorf("%d lists in an hour", lists)
+		}
+		s.write(s.newID(), record.Registered, func(r *record.Instance) { r.Term = term + 1 })
+		s.fault(func(mem.Request) mem.Fault { lists = -1; return mem.Fault{Err: errTest} })
+		time.Sleep(10 * time.Minute)
+		if lists != -1 || s.refused != 0 {
+			t.Errorf("%d, refused %d", lists, s.refused)
+		}
+		s.fault(nil)
+		time.Sleep(10 * time.Minute)
+		if s.refused != term+1 {
+			t.Errorf("a record of a higher term: refused %d", s.refused)
+		}
+	})
+}
+
 func TestHoldAddress(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -164,6 +164,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	return tasks.Run(ctx,
 		func(ctx context.Context) error { return leader.Loop.Run(ctx, wake) },
 		func(ctx context.Context) error { leader.Collect(ctx); return nil },
+		func(ctx context.Context) error { leader.Recheck(ctx); return nil },
 		func(ctx context.Context) error { return s.pollConfig(ctx, leader, generator) },
 		func(ctx context.Context) error { return s.refreshImages(ctx, l) },
 		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },

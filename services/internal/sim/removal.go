@@ -159,7 +159,7 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 	late := w.sched.now.Add(-heardWithin)
 	for _, m := range w.fleet.order {
 		d := w.bucket.byID[m.id]
-		if !m.alive() || m.doomed() || d == nil || d.removed || !of(m, d) {
+		if !m.alive() || m.doomed() || d == nil || d.removed || t.unseen(d) || !of(m, d) {
 			continue
 		}
 		a := &m.agent
@@ -178,6 +178,9 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 	}
 	return running, silent
 }
+
+// unseen says whether a record's version was written by an earlier leader, so late that this one may have read the version before.
+func (t *term) unseen(d *document) bool { return d.Term < t.number && d.since.After(t.began) }
 
 func (w *World) describe(key config.GroupKey) string {
 	var b strings.Builder

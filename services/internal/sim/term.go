@@ -138,6 +138,7 @@ func (t *term) takeOver() {
 	w.sched.become(configuring)
 	t.wakeLoop()
 	t.env.Go("collect", func() { t.leader.Collect(t.scope) })
+	t.env.Go("recheck", func() { t.leader.Recheck(t.scope) })
 	t.env.Go("hold the address", func() { t.leader.HoldAddress(t.scope, cloud{w.provider, w}, s.machine()) })
 	for t.env.Sleep(t.scope, 3*time.Minute) == nil {
 		t.refresh()
