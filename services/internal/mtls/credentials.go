@@ -72,6 +72,7 @@ type transport struct {
 	// clients: they show certificates.
 	clients bool
 	gate    *gate
+	crowd   *crowd
 	limit   *Limiter // of handshakes; nil: none
 }
 
@@ -94,11 +95,17 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 		return nil, nil, err
 	}
 	client := &Peer{}
+	from := sourceOf(raw.RemoteAddr())
+	var who any = from
 	if t.clients {
 		client = t.source.peer(conn.ConnectionState())
+		who = client.Identity // the zero one is that of all who are none of this cluster's
 	}
 	client.conn, client.Number = raw, t.source.connections.Add(1)
-	return conn, client, nil
+	if !t.clients && local(from) {
+		return conn, client, nil
+	}
+	return &counted{conn, t.crowd.enter(who, raw)}, client, nil
 }
 
 func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {

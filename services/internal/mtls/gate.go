@@ -6,64 +6,102 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
-
-	"golang.org/x/time/rate"
 )
 
 const (
-	// maxUnproven is how many connections of one port may be before the end of their handshake. One more costs the oldest: an honest
-	// client is through in a moment, so that the oldest is the least likely to be one.
+	// maxUnproven is how many connections of one port may be before the end of their handshake, if the process may have enough files. One more
+	// costs the oldest: an honest client is through in a moment, so that the oldest is the least likely to be one.
 	maxUnproven = 16384
 	// maxHandshakes is how many of them may be in the handshake itself, which is what takes memory. The others wait.
 	maxHandshakes = 1024
-	// pressed is how long a handshake may take while more than half of those are taken.
+	// pressed is how long a handshake may take while more than half of what there is, or of what its source may have, is taken.
 	pressed = 3 * time.Second
 )
 
-// gate bounds what connections cost before it is known whose they are.
+// unprovenLimit leaves most of the process's files to those who have shown who they are, and to the bucket: there are four ports.
+func unprovenLimit() int {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return maxUnproven / 4
+	}
+	return int(min(maxUnproven, max(64, files.Cur/10)))
+}
+
+// gate bounds what connections cost before it is known whose they are. One source address has at most half of the places, and an eighth of
+// the turns while others wait: however many it opens, there is room for those from elsewhere.
 type gate struct {
-	limit int
-	turns chan struct{}
+	limit, share int
+	turns        *turns
 
 	mu       sync.Mutex
-	unproven *list.List // of net.Conn, oldest first
+	unproven *list.List                // of *guest, oldest first
+	sources  map[netip.Addr]*list.List // the same, by where they come from
+}
+
+// guest is a connection that has not shown yet whose it is.
+type guest struct {
+	conn         net.Conn
+	from         netip.Addr
+	place, among *list.Element // in gate.unproven and in its source's list; nil once it has left
 }
 
 func newGate(limit, handshakes int) *gate {
-	return &gate{limit: limit, turns: make(chan struct{}, handshakes), unproven: list.New()}
+	return &gate{limit: limit, share: max(limit/2, 1), turns: newTurns(handshakes, max(handshakes/8, 1)), unproven: list.New(), sources: map[netip.Addr]*list.List{}}
 }
 
-// enter takes a connection in, at the cost of the oldest if there are too many.
+// enter takes a connection in, at the cost of the oldest of its source, or of all, if there are too many.
 func (g *gate) enter(conn net.Conn) (leave func()) {
+	n := &guest{conn: conn, from: sourceOf(conn.RemoteAddr())}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.unproven.Len() >= g.limit {
-		g.unproven.Remove(g.unproven.Front()).(net.Conn).Close()
+	if own := g.sources[n.from]; own != nil && own.Len() >= g.share {
+		g.evict(own.Front().Value.(*guest))
+	} else if g.unproven.Len() >= g.limit {
+		g.evict(g.unproven.Front().Value.(*guest))
 	}
-	place := g.unproven.PushBack(conn)
+	own := g.sources[n.from]
+	if own == nil {
+		own = list.New()
+		g.sources[n.from] = own
+	}
+	n.place, n.among = g.unproven.PushBack(n), own.PushBack(n)
 	return func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		g.unproven.Remove(place) // no effect if it was removed before
+		g.forget(n)
 	}
+}
+
+// evict needs mu.
+func (g *gate) evict(n *guest) {
+	g.forget(n)
+	n.conn.Close()
+}
+
+// forget needs mu. It has no effect the second time.
+func (g *gate) forget(n *guest) {
+	if n.place == nil {
+		return
+	}
+	g.unproven.Remove(n.place)
+	own := g.sources[n.from]
+	if own.Remove(n.among); own.Len() == 0 {
+		delete(g.sources, n.from)
+	}
+	n.place, n.among = nil, nil
 }
 
 // turn waits for a connection's turn at the handshake.
 func (g *gate) turn(conn net.Conn) (done func(), err error) {
-	done = func() { <-g.turns }
-	select {
-	case g.turns <- struct{}{}:
-	default:
-		timer := time.NewTimer(handshakeTimeout)
-		defer timer.Stop()
-		select {
-		case g.turns <- struct{}{}:
-		case <-timer.C:
-			return nil, errors.New("too many handshakes at once")
-		}
+	from := sourceOf(conn.RemoteAddr())
+	busy, ok := g.turns.take(from, handshakeTimeout)
+	if !ok {
+		return nil, errors.New("too many handshakes at once")
 	}
-	if 2*len(g.turns) > cap(g.turns) {
+	done = func() { g.turns.giveBack(from) }
+	if busy {
 		if err := conn.SetDeadline(time.Now().Add(pressed)); err != nil {
 			done()
 			return nil, err
@@ -72,62 +110,92 @@ func (g *gate) turn(conn net.Conn) (done func(), err error) {
 	return done, nil
 }
 
-// Registrations of one source address: agents register once in their lives, and those of a site may share an address.
-const (
-	registrationRate  = 20 // a second
-	registrationBurst = 400
-	// maxSources is how many addresses are remembered; the one that was quiet for longest is forgotten first.
-	maxSources = 4096
-)
-
-// Limiter limits what each source address may do. An IPv6 network of 64 bits counts as one address. This machine's own is not
-// limited: whoever is on it needs no network to be a burden. It is safe for concurrent use.
-type Limiter struct {
-	rate  rate.Limit
-	burst int
-	size  int
-	now   func() time.Time
+// turns are taken in the order of asking, but no source has more than its share of them, and those of several sources alternate.
+type turns struct {
+	size, share int
 
 	mu      sync.Mutex
-	sources map[netip.Addr]*list.Element
-	order   *list.List // of *source, the most recent first
+	free    int
+	sources map[netip.Addr]*queue
+	ready   *list.List // of *queue in which somebody waits and whose share is not used up; empty when turns are free
 }
 
-type source struct {
-	addr   netip.Addr
-	bucket *rate.Limiter
+type queue struct {
+	held    int
+	waiting *list.List    // of chan struct{}, closed when it is its turn
+	ready   *list.Element // in turns.ready
 }
 
-// NewLimiter allows each address perSecond on average and burst at once, and remembers size addresses.
-func NewLimiter(perSecond float64, burst, size int, now func() time.Time) *Limiter {
-	return &Limiter{rate: rate.Limit(perSecond), burst: burst, size: size, now: now, sources: map[netip.Addr]*list.Element{}, order: list.New()}
+func newTurns(size, share int) *turns {
+	return &turns{size: size, share: share, free: size, sources: map[netip.Addr]*queue{}, ready: list.New()}
 }
 
-// Allow counts one, and reports whether it is within the limit.
-func (l *Limiter) Allow(from net.Addr) bool {
-	port, err := netip.ParseAddrPort(from.String())
-	if err != nil {
-		return true // not a network's
+// take waits for a turn. busy: there are few left.
+func (t *turns) take(from netip.Addr, patience time.Duration) (busy, ok bool) {
+	t.mu.Lock()
+	q := t.sources[from]
+	if q == nil {
+		q = &queue{waiting: list.New()}
+		t.sources[from] = q
 	}
-	addr := port.Addr().Unmap().WithZone("")
-	if addr.IsLoopback() {
-		return true
+	turn := make(chan struct{})
+	place := q.waiting.PushBack(turn)
+	t.serve(from, q)
+	t.mu.Unlock()
+
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-turn:
+		ok = true
+	case <-timer.C:
 	}
-	if addr.Is6() {
-		prefix, _ := addr.Prefix(64) // no error: 64 bits are there
-		addr = prefix.Addr()
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	element, ok := l.sources[addr]
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if !ok {
-		if l.order.Len() >= l.size {
-			oldest := l.order.Remove(l.order.Back()).(*source)
-			delete(l.sources, oldest.addr)
+		select {
+		case <-turn: // in the last moment
+			ok = true
+		default:
+			q.waiting.Remove(place)
+			t.serve(from, q)
 		}
-		element = l.order.PushFront(&source{addr, rate.NewLimiter(l.rate, l.burst)})
-		l.sources[addr] = element
 	}
-	l.order.MoveToFront(element)
-	return element.Value.(*source).bucket.AllowN(l.now(), 1)
+	return t.size-t.free > t.size/2 || q.held > t.share/2, ok
+}
+
+func (t *turns) giveBack(from netip.Addr) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	q := t.sources[from]
+	q.held--
+	t.free++
+	t.serve(from, q)
+}
+
+// serve puts a source, in which something has changed, where it belongs, and gives turns to whoever may have them. It needs mu.
+func (t *turns) serve(from netip.Addr, q *queue) {
+	t.place(q)
+	for t.free > 0 && t.ready.Len() > 0 {
+		next := t.ready.Remove(t.ready.Front()).(*queue)
+		next.ready = nil
+		t.free--
+		next.held++
+		close(next.waiting.Remove(next.waiting.Front()).(chan struct{}))
+		t.place(next)
+	}
+	if q.held == 0 && q.waiting.Len() == 0 {
+		delete(t.sources, from)
+	}
+}
+
+// place needs mu.
+func (t *turns) place(q *queue) {
+	switch may := q.waiting.Len() > 0 && q.held < t.share; {
+	case may && q.ready == nil:
+		q.ready = t.ready.PushBack(q)
+	case !may && q.ready != nil:
+		t.ready.Remove(q.ready)
+		q.ready = nil
+	}
 }

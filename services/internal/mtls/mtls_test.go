@@ -210,10 +210,10 @@ func TestMessagesAreBounded(t *testing.T) {
 	c := mtlstest.New(t)
 	agents, _ := serveAgents(t, c, authority.RoleAgent)
 	conn := c.Dial(t, agents, c.Certificate(t, agentOf(c, t), mtlstest.NewKey(t)))
-	if err := submit(t, conn, strings.Repeat("x", 3<<20)); err != nil {
+	if err := submit(t, conn, strings.Repeat("x", 1<<20-100)); err != nil {
 		t.Error(err)
 	}
-	wants(t, "agent", submit(t, conn, strings.Repeat("x", 5<<20)), codes.ResourceExhausted, "larger than max")
+	wants(t, "agent", submit(t, conn, strings.Repeat("x", 1<<20)), codes.ResourceExhausted, "larger than max")
 	registration, _ := serveAgents(t, c, "")
 	wants(t, "registration", submit(t, c.Dial(t, registration, nil), strings.Repeat("x", 17<<10)), codes.ResourceExhausted, "larger than max")
 	if err := submit(t, conn, ""); err != nil {

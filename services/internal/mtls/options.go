@@ -18,16 +18,24 @@ import (
 )
 
 const (
-	// maxMessage is the largest message of agents and operators: four files of 1 MiB each.
+	// maxMessage is the largest message that is sent: a file of 1 MiB, or a list of a group's instances.
 	maxMessage = 4 << 20
-	// maxRegistration is the largest message of the registration port: a nonce of 4 KiB and little else.
-	maxRegistration = 16 << 10
+	// The largest messages that are received. A client may begin as many as it may have streams and finish none: that much memory is its to take.
+	maxReport       = 1 << 20   // of agents: 512 files and 128 keys with their errors are 900 KiB
+	maxOperation    = 512 << 10 // of operators: vars of 96 KiB, args of 64 KiB
+	maxRegistration = 16 << 10  // a nonce of 4 KiB and little else
 	// A connection that says nothing for pingAfter is asked whether it lives, and closed after another pingTimeout: together the 30 s of page 4.
 	pingAfter, pingTimeout = 20 * time.Second, 10 * time.Second
 	// handshakeTimeout is for TLS and HTTP/2's preface together.
 	handshakeTimeout = 10 * time.Second
 	// idleAfter ends a connection without streams.
 	idleAfter = 5 * time.Minute
+	// Who registers has a minute for it, and then goes.
+	registrationIdle, registrationAge, registrationGrace = 30 * time.Second, time.Minute, 10 * time.Second
+	// Connections that one client may have. An agent has one, and a moment before and after a change of network another; several
+	// nstance-admin may share an operator's certificate. At the registration port a client is an address, of which there are many.
+	agentConnections, operatorConnections, serverConnections = 4, 16, 8
+	addressConnections, registrationConnections              = 512, 4096
 	// buffers for writing are shared and small: there may be thousands of connections, and nearly all of them are quiet.
 	buffers = 4 << 10
 )
@@ -36,24 +44,28 @@ const (
 // they may cost, and recovery from panics. role is RoleAgent, RoleOperator, or empty for the registration port, whose clients have no
 // certificate and are limited by their address instead.
 func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc.ServerOption {
-	t := &transport{source: source, config: source.config(), gate: newGate(maxUnproven, maxHandshakes)}
+	t := &transport{source: source, config: source.withClients(), clients: true, gate: newGate(unprovenLimit(), maxHandshakes)}
 	g := guard{role: role, log: log}
-	receive, streams, idle := maxMessage, uint32(64), idleAfter
+	receive, streams, idle := maxOperation, uint32(32), idleAfter
+	var age, grace time.Duration // none
 	switch role {
 	case "":
-		receive, streams, idle = maxRegistration, 4, 30*time.Second
+		t.config, t.clients, t.crowd = source.config(), false, newCrowd(addressConnections, registrationConnections)
 		t.limit = NewLimiter(registrationRate, registrationBurst, maxSources, source.options.Now)
 		g.limit = NewLimiter(registrationRate, registrationBurst, maxSources, source.options.Now)
+		receive, streams, idle, age, grace = maxRegistration, 4, registrationIdle, registrationAge, registrationGrace
 	case authority.RoleAgent:
-		t.config, t.clients = source.withClients(), true
-		streams = 16
+		receive, streams, t.crowd = maxReport, 8, newCrowd(agentConnections, 0)
+	case authority.RoleServer:
+		receive, streams, t.crowd = maxReport, 4, newCrowd(serverConnections, 0)
 	default:
-		t.config, t.clients = source.withClients(), true
+		t.crowd = newCrowd(operatorConnections, 0)
 	}
 	return []grpc.ServerOption{
 		grpc.Creds(t),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idle, Time: pingAfter, Timeout: pingTimeout}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idle, MaxConnectionAge: age, MaxConnectionAgeGrace: grace,
+			Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.MaxConcurrentStreams(streams),
 		grpc.MaxRecvMsgSize(receive),
