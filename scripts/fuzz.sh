@@ -4,7 +4,8 @@
 #   DURATION   of each target, default 3m
 #   PATTERN    only targets whose "package.Name" matches this regular expression of grep -E
 #
-# What makes a target fail is kept by Go as a file below its testdata/fuzz, and from then on is part of every test run.
+# What makes a target fail is kept by Go as a file below its testdata/fuzz, and from then on is part of every test run. `go run ./tests/corpus` afterwards
+# keeps there, too, the few inputs that reach what the seeds do not.
 set -eu
 cd "$(dirname -- "$0")/.."
 duration=${1:-3m}
