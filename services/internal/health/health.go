@@ -2,11 +2,13 @@
 package health
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -45,6 +47,37 @@ func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, reason)
 }
 
+// maxVisitors is how many connections there may be: a probe's, a scraper's and a person's. One more costs the oldest, so that whoever only holds
+// connections keeps no probe out.
+const maxVisitors = 256
+
+// visitors are the open connections.
+type visitors struct {
+	mu     sync.Mutex
+	places *list.List // of net.Conn, oldest first
+	at     map[net.Conn]*list.Element
+}
+
+// state is http.Server.ConnState.
+func (v *visitors) state(conn net.Conn, state http.ConnState) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		if v.places.Len() >= maxVisitors {
+			oldest := v.places.Remove(v.places.Front()).(net.Conn)
+			delete(v.at, oldest)
+			_ = oldest.Close()
+		}
+		v.at[conn] = v.places.PushBack(conn)
+	case http.StateClosed, http.StateHijacked:
+		if place, ok := v.at[conn]; ok {
+			v.places.Remove(place)
+			delete(v.at, conn)
+		}
+	}
+}
+
 // Page is one more thing that the endpoint answers to GET.
 type Page struct {
 	Path    string
@@ -62,8 +95,8 @@ func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics htt
 	for _, page := range pages {
 		mux.Handle("GET "+page.Path, page.Handler)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
-		MaxHeaderBytes: 16 << 10}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ConnState: (&visitors{places: list.New(), at: map[net.Conn]*list.Element{}}).state}
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
