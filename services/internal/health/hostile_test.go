@@ -55,9 +55,9 @@ func TestHeldConnections(t *testing.T) {
 		resp.Body.Close()
 	}
 	// The oldest are closed, long before their time-outs.
-	closed := 0
+	closed, deadline := 0, time.Now().Add(2*time.Second)
 	for _, conn := range held[:maxVisitors] {
-		_ = conn.SetReadDeadline(time.Now().Add(2 * time.Second))
+		_ = conn.SetReadDeadline(deadline)
 		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			closed++
 		}

@@ -71,13 +71,15 @@ type Service struct {
 	// pace is the least time between two renderings of a group for one stream; resync is how often all are looked at whether or not somebody
 	// said that they changed: some of what they tell follows from the time alone.
 	pace, resync time.Duration
+	// recheck is how often the record of a stream's operator is looked at: one who was removed is not to listen for ever.
+	recheck time.Duration
 }
 
 var _ nstancev1.OperatorServiceServer = (*Service)(nil)
 
 // New returns the service. leader is asked once a call; its error, if there is no leadership here, is the call's.
 func New(leader func() (*Leader, error)) *Service {
-	return &Service{leader: leader, queue: 16384, pace: 100 * time.Millisecond, resync: 10 * time.Second}
+	return &Service{leader: leader, queue: 16384, pace: 100 * time.Millisecond, resync: 10 * time.Second, recheck: 15 * time.Minute}
 }
 
 // call is one call of one operator.

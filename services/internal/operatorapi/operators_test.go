@@ -96,6 +96,23 @@ func TestRemovedOperator(t *testing.T) {
 	wants(t, "removed", err, codes.PermissionDenied, "was removed")
 }
 
+// Who watches when it is removed does not watch for ever, whether anything happens or not.
+func TestRemovedOperatorStopsWatching(t *testing.T) {
+	w := newWorld(t)
+	w.service.Recheck(10 * time.Millisecond)
+	instances, groups, errs := live(t, w), watchGroups(t, w), watchErrors(t, w)
+	groups.await("a group", func(*groupEvent) bool { return true })
+	w.remove(t)
+	w.Clock.Advance(5 * time.Minute)
+	for name, end := range map[string]func() error{
+		"instances": func() error { _, err := instances.ended(); return err },
+		"groups":    func() error { _, err := groups.ended(); return err },
+		"errors":    func() error { _, err := errs.ended(); return err },
+	} {
+		wants(t, name, end(), codes.PermissionDenied, "was removed")
+	}
+}
+
 func TestRemovedOperatorCannotRenew(t *testing.T) {
 	w := newWorld(t)
 	if err := list(t, w); err != nil {

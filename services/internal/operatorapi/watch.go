@@ -26,7 +26,7 @@ type stream[M any] interface {
 	Context() context.Context
 }
 
-// serve sends what next returns until the client leaves, falls behind, or the leadership ends. A client that does not read blocks only the
+// serve sends what next returns until the client leaves, falls behind, or is removed, or the leadership ends. A client that does not read blocks only the
 // sending goroutine, which ends with the stream (grpc cancels a blocked send when the handler returns).
 func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context.Context) (*M, error)) error {
 	out, failed := make(chan *M), make(chan error, 1)
@@ -39,10 +39,13 @@ func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context
 			}
 		}
 	}()
+	ctx, refuse := context.WithCancelCause(c)
+	defer refuse(nil)
+	go c.readmit(ctx, refuse)
 	for {
-		m, err := next(c)
+		m, err := next(ctx)
 		if err != nil {
-			return c.ended(err)
+			return c.ended(cmp.Or(refusal(ctx), err))
 		}
 		select {
 		case out <- m:
@@ -50,10 +53,27 @@ func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context
 			return c.ended(err)
 		case <-slow:
 			return c.ended(watch.ErrSlow)
-		case <-c.Done():
-			return c.ended(c.Err())
+		case <-ctx.Done():
+			return c.ended(cmp.Or(refusal(ctx), ctx.Err()))
 		}
 	}
+}
+
+// readmit looks from time to time whether the client of a stream may still be there.
+func (c *call) readmit(ctx context.Context, refuse context.CancelCauseFunc) {
+	for pause(ctx, c.service.recheck) == nil {
+		if err := c.admit(); status.Code(err) == codes.PermissionDenied {
+			refuse(err)
+		}
+	}
+}
+
+// refusal is why readmit ended a stream; nil if it did not.
+func refusal(ctx context.Context) error {
+	if cause := context.Cause(ctx); status.Code(cause) == codes.PermissionDenied {
+		return cause
+	}
+	return nil
 }
 
 // ended says why a stream is over.
