@@ -1,20 +1,13 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
-	"runtime"
-	"runtime/debug"
-	"runtime/pprof"
+	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -53,7 +46,13 @@ type stack struct {
 	mu       sync.Mutex
 	members  [][]string // instance IDs with agents, per group
 	bucket   objstore.Store
+	alone    bool          // the server is a process of its own
+	daemon   *daemon       // then
+	interval time.Duration // of reports; 0: the usual
+	nonces   []string      // of instances without agents
 }
+
+const encryptionKey = "thisisatest32bytekey123456789012"
 
 func freePorts(b testing.TB, n int) []string {
 	b.Helper()
@@ -73,11 +72,27 @@ func freePorts(b testing.TB, n int) []string {
 // takes latency.
 func newStack(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
 	b.Helper()
-	s := &stack{b: b, ports: freePorts(b, 5), members: make([][]string, groups), boot: withAgents}
+	s := &stack{b: b, boot: withAgents}
+	s.open(instances, latency)
+	return s
+}
+
+// newAlone is newStack with the server in a process of its own, so that what it takes can be told from what the benchmark does.
+func newAlone(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
+	b.Helper()
+	s := &stack{b: b, boot: withAgents, alone: true}
+	s.open(instances, latency)
+	return s
+}
+
+func (s *stack) open(instances int, latency time.Duration) {
+	b := s.b
+	b.Helper()
+	s.ports, s.members = freePorts(b, 5), make([][]string, groups)
 	for range groups {
 		s.creates = append(s.creates, make(chan entered, 4*instances/groups+100))
 	}
-	if withAgents {
+	if s.boot {
 		s.fleet = startFleet(b)
 	}
 	s.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(at time.Time, req infra.CreateRequest) {
@@ -93,7 +108,6 @@ func newStack(b testing.TB, instances int, latency time.Duration, withAgents boo
 	}
 	s.start()
 	b.Cleanup(s.shutDown)
-	return s
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -120,7 +134,7 @@ func (s *stack) config(b testing.TB, instances int) []byte {
 			"shard": "bench", "provider": map[string]any{"kind": "mock"}, "subnet_pools": map[string]any{"p": []string{"a"}},
 			"bind": map[string]any{"health_addr": s.ports[0], "election_addr": s.ports[1], "registration_addr": s.ports[2], "operator_addr": s.ports[3],
 				"agent_addr": s.ports[4]},
-			"default_drain_timeout": "0s",
+			"default_drain_timeout": "0s", "health_check_interval": cmp.Or(s.interval, time.Minute).String(),
 		},
 		"defaults": map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}"}},
 		"templates": map[string]any{"t": map[string]any{"kind": "bnc", "arch": "amd64", "subnet_pool": "p",
@@ -137,19 +151,19 @@ func (s *stack) config(b testing.TB, instances int) []byte {
 }
 
 func (s *stack) start() {
+	if s.alone {
+		s.daemon = startDaemon(s.b, s.counted, s.provider, s.ports[0])
+		return
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stop, s.stopped = cancel, make(chan error, 1)
-	log := slog.New(slog.DiscardHandler)
-	if os.Getenv("BENCH_LOG") != "" {
-		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	}
 	dir := s.b.TempDir()
 	go func() {
 		s.stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: s.ports[0], Location: open.Location{Provider: "mem"}},
-			Log:     log, Bucket: s.counted,
+			Log:     logger(), Bucket: s.counted,
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
-				return []byte("thisisatest32bytekey123456789012"), nil
+				return []byte(encryptionKey), nil
 			}},
 			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context, server.Setup) (server.Machine, error) {
 				return server.Machine{Provider: s.provider, ID: "bench"}, nil
@@ -159,6 +173,12 @@ func (s *stack) start() {
 }
 
 func (s *stack) shutDown() {
+	if s.alone {
+		if err := s.daemon.shutDown(); err != nil {
+			s.b.Errorf("server's process: %v", err)
+		}
+		return
+	}
 	s.stop()
 	if err := <-s.stopped; err != nil {
 		s.b.Errorf("server: %v", err)
@@ -187,6 +207,9 @@ func (s *stack) startAgent(g int, e entered) {
 	id := e.req.Tags.Instance.String()
 	s.members[g] = append(s.members[g], id)
 	if !s.boot {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.nonces = append(s.nonces, string(e.req.Userdata))
 		return
 	}
 	s.fleet.orders <- order{Op: "start", ID: id, Nonce: string(e.req.Userdata), CA: s.caBundle(), Registration: s.ports[2], Agent: s.ports[4]}
@@ -338,89 +361,21 @@ func BenchmarkHandOver(b *testing.B) {
 		s.shutDown()
 		released := time.Since(began)
 		s.start()
-		s.awaitTerm(b, began)
+		s.awaitTerm(b)
 		b.ReportMetric(released.Seconds()*1000, "stop-ms")
 		b.ReportMetric(time.Since(began).Seconds()*1000, "stop-to-lead-ms")
 		b.ReportMetric(0, "ns/op")
 	}
 }
 
-// awaitTerm waits for a lock that was taken after began and is not released.
-func (s *stack) awaitTerm(b testing.TB, began time.Time) {
+// awaitTerm waits until the server that was started last leads.
+func (s *stack) awaitTerm(b testing.TB) {
 	b.Helper()
 	await(b, "the next leader", func() bool {
-		conn, err := net.DialTimeout("tcp", s.ports[1], time.Second)
+		response, err := http.Get("http://" + s.ports[0] + "/leader")
 		if err != nil {
 			return false
 		}
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(time.Second))
-		fmt.Fprintf(conn, "GET / HTTP/1.0\r\n\r\n")
-		answer, _ := io.ReadAll(conn)
-		return strings.Contains(string(answer), "leader term=") && strings.Contains(string(answer), "200 OK") && time.Since(began) > 0
+		return response.Body.Close() == nil && response.StatusCode == http.StatusOK
 	})
-}
-
-// BenchmarkMemory: what a connected agent with its three streams costs the server's process, everything included but what the process had before the first
-// agent came. With BENCH_PROFILE=DIR, profiles of heap and goroutines are left there.
-func BenchmarkMemory(b *testing.B) {
-	for _, agents := range []int{2000, 8000} {
-		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
-			before := residentBytes(b)
-			s := newStack(b, agents, 0, true)
-			s.fill(agents / groups)
-			<-time.After(30 * time.Second) // reports at their usual pace
-			for b.Loop() {
-				debug.FreeOSMemory()
-				var stats runtime.MemStats
-				runtime.ReadMemStats(&stats)
-				resident := residentBytes(b)
-				each := func(bytes uint64) float64 { return float64(bytes) / float64(agents) / 1024 }
-				b.ReportMetric(float64(resident)/(1<<20), "MiB")
-				b.ReportMetric(each(resident-before), "KiB/agent")
-				b.ReportMetric(each(stats.HeapInuse), "heap-KiB/agent")
-				b.ReportMetric(each(stats.StackInuse), "stacks-KiB/agent")
-				b.ReportMetric(float64(runtime.NumGoroutine())/float64(agents), "goroutines/agent")
-				b.ReportMetric(0, "ns/op")
-				profile(b, fmt.Sprintf("memory-%d", agents))
-			}
-		})
-	}
-}
-
-// residentBytes is the process's resident memory (proc_pid_status(5), VmRSS).
-func residentBytes(b *testing.B) uint64 {
-	b.Helper()
-	raw, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		b.Fatal(err)
-	}
-	for line := range strings.Lines(string(raw)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			var kib uint64
-			if _, err := fmt.Sscanf(strings.TrimSpace(rest), "%d kB", &kib); err != nil {
-				b.Fatal(err)
-			}
-			return kib << 10
-		}
-	}
-	b.Fatal("no VmRSS")
-	return 0
-}
-
-func profile(b *testing.B, name string) {
-	b.Helper()
-	dir := os.Getenv("BENCH_PROFILE")
-	if dir == "" {
-		return
-	}
-	for _, kind := range []string{"heap", "goroutine"} {
-		f, err := os.Create(filepath.Join(dir, name+"."+kind))
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := errors.Join(pprof.Lookup(kind).WriteTo(f, 0), f.Close()); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -30,6 +30,20 @@ func TestMain(m *testing.M) {
 		runAgents(os.Stdin, os.Stdout)
 		os.Exit(0)
 	}
+	if os.Getenv(serverEnv) != "" {
+		if err := runServer(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "server's process:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if os.Getenv(registrantsEnv) != "" {
+		if err := runRegistrants(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "registrants:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(attackersEnv) != "" {
 		runAttackers(os.Stdin, os.Stdout)
 		os.Exit(0)

@@ -1,0 +1,245 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+const mib = 1 << 20
+
+// BenchmarkMemory: what the process of a server takes with as many agents, each with its three streams, that report once a minute. "MiB" is the most of
+// its resident memory, everything included, in a minute that begins once they are all there; nothing asks it to give memory back. "base-MiB" is what it
+// took with all its instances created and none of their agents there. With BENCH_PROFILE=DIR, profiles of heap and goroutines are left there.
+func BenchmarkMemory(b *testing.B) {
+	for _, agents := range []int{2000, 8000} {
+		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
+			s := newAlone(b, agents, 0, true)
+			s.awaitTerm(b)
+			empty := s.daemon.ask(b, question{})
+			s.fill(agents / groups)
+			for b.Loop() {
+				var peak, last usage
+				for range 12 {
+					<-time.After(5 * time.Second)
+					if last = s.daemon.ask(b, question{}); last.Resident > peak.Resident {
+						peak = last
+					}
+				}
+				each := func(bytes uint64) float64 { return float64(bytes) / float64(agents) / 1024 }
+				b.ReportMetric(float64(empty.Resident)/mib, "base-MiB")
+				b.ReportMetric(float64(peak.Resident)/mib, "MiB")
+				b.ReportMetric(each(uint64(peak.Resident)), "KiB/agent")
+				b.ReportMetric(each(uint64(peak.Anonymous)), "anonymous-KiB/agent")
+				b.ReportMetric(each(peak.Heap), "heap-KiB/agent")
+				b.ReportMetric(each(peak.Stacks), "stacks-KiB/agent")
+				b.ReportMetric(float64(peak.Goroutines)/float64(agents), "goroutines/agent")
+				least := s.daemon.ask(b, question{Free: true, Profile: profiles(fmt.Sprintf("memory-%d", agents))})
+				b.ReportMetric(each(least.Live), "live-KiB/agent")
+				b.ReportMetric(0, "ns/op")
+			}
+		})
+	}
+}
+
+// BenchmarkReports: the server's CPU time for ten thousand reports of two thousand agents, unchanged ones on their streams; nothing may be written for them, neither
+// to its disk nor to the bucket.
+func BenchmarkReports(b *testing.B) {
+	const agents, interval = 2000, 4 * time.Second
+	s := &stack{b: b, boot: true, alone: true, interval: interval}
+	s.open(agents, 0)
+	s.fill(agents / groups)
+	<-time.After(20 * time.Second) // complete reports that follow from the files
+	for b.Loop() {
+		before, reports, requests := s.daemon.ask(b, question{CPU: profiles("reports.cpu")}), s.reports(b), s.counted.Counts()
+		<-time.After(20 * time.Second)
+		after, count, spent := s.daemon.ask(b, question{}), s.reports(b)-reports, s.counted.Counts().Sub(requests)
+		each := 10_000 / float64(count)
+		b.ReportMetric((after.CPU-before.CPU).Seconds()*each, "cpu-s/10k")
+		b.ReportMetric(float64(count), "reports")
+		b.ReportMetric(float64(after.Mallocs-before.Mallocs)/float64(count), "allocs/report")
+		b.ReportMetric(float64(after.Allocated-before.Allocated)/float64(count), "B/report")
+		b.ReportMetric(float64(after.Written-before.Written), "disk-bytes")
+		b.ReportMetric(float64(spent.Put), "puts") // the lock's renewals
+		b.ReportMetric(0, "ns/op")
+	}
+}
+
+// reports returns how many reports the server says it has received.
+func (s *stack) reports(b *testing.B) (n int) {
+	b.Helper()
+	response, err := http.Get("http://" + s.ports[0] + "/metrics")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	for lines.Scan() {
+		if rest, ok := strings.CutPrefix(lines.Text(), "nstance_agent_reports_total "); ok {
+			var count float64
+			if _, err := fmt.Sscan(rest, &count); err != nil {
+				b.Fatal(err)
+			}
+			return int(count)
+		}
+	}
+	b.Fatalf("no count of reports (%v)", lines.Err())
+	return 0
+}
+
+// BenchmarkRegistration: instances register, sixty-four at a time, each with a key, a connection and a handshake of its own, from a process on the same
+// cores; every request to the bucket takes 20 ms.
+func BenchmarkRegistration(b *testing.B) {
+	const instances = 4000
+	s := newAlone(b, instances, 20*time.Millisecond, false)
+	s.fill(instances / groups)
+	<-time.After(5 * time.Second) // their records
+	r := startRegistrants(b)
+	for b.Loop() {
+		before, requests := s.daemon.ask(b, question{CPU: profiles("registration.cpu")}), s.counted.Counts()
+		did := r.run(b, registrants{CA: s.caBundle(), Addr: s.ports[2], Nonces: s.nonces, Workers: 64})
+		after, spent := s.daemon.ask(b, question{}), s.counted.Counts().Sub(requests)
+		b.ReportMetric(instances/did.Took.Seconds(), "registrations/s")
+		b.ReportMetric((after.CPU-before.CPU).Seconds()*1000/instances, "server-cpu-ms")
+		b.ReportMetric(did.CPU.Seconds()*1000/instances, "client-cpu-ms")
+		b.ReportMetric(float64(spent.Put)/instances, "puts")
+		b.ReportMetric(0, "ns/op")
+	}
+}
+
+// registrantsEnv makes this program the process of clients that register.
+const registrantsEnv = "NSTANCE_BENCH_REGISTRANTS"
+
+// registrants is what they are told, registered what they answer.
+type registrants struct {
+	CA, Addr string
+	Nonces   []string
+	Workers  int
+}
+
+type registered struct {
+	Took, CPU time.Duration
+	Failed    string
+}
+
+func runRegistrants(in io.Reader, out io.Writer) error {
+	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
+	for {
+		var told registrants
+		if err := decoder.Decode(&told); err != nil {
+			return nil //nolint:nilerr // the end
+		}
+		did, err := told.register()
+		if err != nil {
+			did.Failed = err.Error()
+		}
+		if err := encoder.Encode(did); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *registrants) register() (did registered, err error) {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(r.CA))
+	before, err := measure()
+	if err != nil {
+		return did, err
+	}
+	began := time.Now()
+	nonces, errs := make(chan string), make(chan error, len(r.Nonces))
+	var all sync.WaitGroup
+	for range r.Workers {
+		all.Go(func() {
+			for nonce := range nonces {
+				if err := registerOne(roots, r.Addr, nonce); err != nil {
+					errs <- err
+				}
+			}
+		})
+	}
+	for _, nonce := range r.Nonces {
+		nonces <- nonce
+	}
+	close(nonces)
+	all.Wait()
+	did.Took = time.Since(began)
+	select {
+	case err := <-errs:
+		return did, fmt.Errorf("%d of %d failed, one with: %w", len(errs)+1, len(r.Nonces), err)
+	default:
+	}
+	after, err := measure()
+	did.CPU = after.CPU - before.CPU
+	return did, err
+}
+
+// registerOne does what an agent does: it makes its key, and a connection for this one call.
+func registerOne(roots *x509.CertPool, addr, nonce string) error {
+	public, _, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13})))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	resp, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: public, Ipv4: "10.0.0.1"})
+	if err == nil && len(resp.GetCertificate()) == 0 {
+		err = errors.New("no certificate")
+	}
+	return err
+}
+
+// registrantsProcess is the process as the benchmark sees it.
+type registrantsProcess struct {
+	encoder *json.Encoder
+	decoder *json.Decoder
+}
+
+func startRegistrants(b testing.TB) *registrantsProcess {
+	b.Helper()
+	in, out, wait := startSelf(b, registrantsEnv)
+	b.Cleanup(func() {
+		_ = in.Close()
+		if err := wait(); err != nil {
+			b.Errorf("registrants: %v", err)
+		}
+	})
+	return &registrantsProcess{json.NewEncoder(in), json.NewDecoder(out)}
+}
+
+func (r *registrantsProcess) run(b testing.TB, told registrants) (did registered) {
+	b.Helper()
+	if err := r.encoder.Encode(told); err != nil {
+		b.Fatal(err)
+	}
+	if err := r.decoder.Decode(&did); err != nil {
+		b.Fatal(err)
+	}
+	if did.Failed != "" {
+		b.Fatal(did.Failed)
+	}
+	return did
+}

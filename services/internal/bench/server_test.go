@@ -1,0 +1,240 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"runtime/pprof"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/server"
+)
+
+// serverEnv makes this program the server's process.
+const serverEnv = "NSTANCE_BENCH_SERVER"
+
+// post is where a server stands.
+type post struct {
+	Dir, Health string
+	// Edges is the URL of bucket and provider.
+	Edges string
+}
+
+// question is one line to the server's process; usage is the answer.
+type question struct {
+	// Profile, if set, is the file name, without its end, of profiles of heap and goroutines.
+	Profile string
+	// CPU starts a profile of CPU time, in this file; it ends with the next question.
+	CPU string
+	// Free has the process give back what it can first, as it would by itself after a while.
+	Free bool
+}
+
+// usage is what the server's process takes.
+type usage struct {
+	Resident, Anonymous, Peak int64 // bytes, proc_pid_status(5): VmRSS, RssAnon, VmHWM
+	CPU                       time.Duration
+	Heap, Stacks, Live, Next  uint64 // bytes: runtime.MemStats HeapInuse, StackInuse, HeapAlloc, NextGC
+	Mallocs, Allocated        uint64
+	GCs                       uint32
+	GCCPU                     float64
+	Goroutines                int
+	Written                   int64 // bytes sent to the storage layer, proc_pid_io(5): write_bytes
+}
+
+func measure() (u usage, err error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return u, err
+	}
+	traffic, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		return u, err
+	}
+	for field, to := range map[string]*int64{"VmRSS:": &u.Resident, "RssAnon:": &u.Anonymous, "VmHWM:": &u.Peak, "write_bytes:": &u.Written} {
+		for line := range strings.Lines(string(status) + string(traffic)) {
+			if rest, ok := strings.CutPrefix(line, field); ok {
+				if _, err := fmt.Sscan(rest, to); err != nil {
+					return u, fmt.Errorf("%s: %w", field, err)
+				}
+				if strings.Contains(rest, "kB") {
+					*to <<= 10
+				}
+			}
+		}
+	}
+	var spent syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &spent); err != nil {
+		return u, err
+	}
+	u.CPU = time.Duration(spent.Utime.Nano() + spent.Stime.Nano())
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	u.Heap, u.Stacks, u.Live, u.Next, u.GCs, u.GCCPU = stats.HeapInuse, stats.StackInuse, stats.HeapAlloc, stats.NextGC, stats.NumGC, stats.GCCPUFraction
+	u.Mallocs, u.Allocated = stats.Mallocs, stats.TotalAlloc
+	u.Goroutines = runtime.NumGoroutine()
+	return u, nil
+}
+
+// runServer is a server until its input ends.
+func runServer(in io.Reader, out io.Writer) error {
+	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
+	var at post
+	if err := decoder.Decode(&at); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() {
+		stopped <- server.Run(ctx, server.Config{
+			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: at.Dir, HealthAddr: at.Health,
+				Location: open.Location{Provider: "s3", Bucket: bucketName, Endpoint: at.Edges, PathStyle: true}},
+			Log: logger(),
+			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
+				return []byte(encryptionKey), nil
+			}},
+			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context, server.Setup) (server.Machine, error) {
+				return server.Machine{Provider: distant{at.Edges, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}, ID: "bench"}, nil
+			}}},
+		})
+	}()
+	go func() {
+		defer stop()
+		for {
+			var asked question
+			if decoder.Decode(&asked) != nil {
+				return
+			}
+			pprof.StopCPUProfile()
+			if asked.Free {
+				debug.FreeOSMemory()
+			}
+			answer, err := measure()
+			if err == nil {
+				err = asked.profile()
+			}
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "server's process:", err)
+				return
+			}
+			_ = encoder.Encode(answer)
+		}
+	}()
+	return <-stopped
+}
+
+func (q question) profile() error {
+	if q.CPU != "" {
+		f, err := os.Create(q.CPU)
+		if err != nil {
+			return err
+		}
+		return pprof.StartCPUProfile(f)
+	}
+	if q.Profile == "" {
+		return nil
+	}
+	for _, kind := range []string{"heap", "goroutine", "allocs"} {
+		f, err := os.Create(q.Profile + "." + kind)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(pprof.Lookup(kind).WriteTo(f, 0), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// daemon is the server's process as the benchmark sees it.
+type daemon struct {
+	in      io.WriteCloser
+	encoder *json.Encoder
+	decoder *json.Decoder
+	wait    func() error
+	stop    func() // of the edges
+}
+
+// startSelf starts this program as another process, told by env what to be.
+func startSelf(b testing.TB, role string, env ...string) (in io.WriteCloser, out io.Reader, wait func() error) {
+	b.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), role+"=1"), env...)
+	cmd.Stderr = os.Stderr
+	in, inErr := cmd.StdinPipe()
+	out, outErr := cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr); err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	return in, out, cmd.Wait
+}
+
+// startDaemon starts a server in a process of its own.
+func startDaemon(b testing.TB, store objstore.Store, provider infra.Provider, health string) *daemon {
+	b.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	edge := &http.Server{Handler: edges{store, provider}}
+	go func() { _ = edge.Serve(listener) }()
+	in, out, wait := startSelf(b, serverEnv, "AWS_ACCESS_KEY_ID=bench", "AWS_SECRET_ACCESS_KEY=bench", "AWS_REGION=us-east-1",
+		"AWS_CONFIG_FILE="+os.DevNull, "AWS_SHARED_CREDENTIALS_FILE="+os.DevNull)
+	d := &daemon{in: in, wait: wait, encoder: json.NewEncoder(in), decoder: json.NewDecoder(out), stop: func() { _ = edge.Close() }}
+	if err := d.encoder.Encode(post{Dir: b.TempDir(), Health: health, Edges: "http://" + listener.Addr().String()}); err != nil {
+		b.Fatal(err)
+	}
+	return d
+}
+
+// shutDown stops the server and waits for its process.
+func (d *daemon) shutDown() error {
+	defer d.stop()
+	_ = d.in.Close()
+	return d.wait()
+}
+
+// ask returns what the process takes now.
+func (d *daemon) ask(b testing.TB, q question) (u usage) {
+	b.Helper()
+	if err := errors.Join(d.encoder.Encode(q), d.decoder.Decode(&u)); err != nil {
+		b.Fatalf("server's process: %v", err)
+	}
+	return u
+}
+
+// profiles returns the path of a profile in BENCH_PROFILE, "" if none is wanted.
+func profiles(name string) string {
+	if dir := os.Getenv("BENCH_PROFILE"); dir != "" {
+		return filepath.Join(dir, name)
+	}
+	return ""
+}
+
+func logger() *slog.Logger {
+	if os.Getenv("BENCH_LOG") != "" {
+		return slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	return slog.New(slog.DiscardHandler)
+}
