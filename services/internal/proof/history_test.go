@@ -13,14 +13,19 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
 // history is what all clients did to one object, in order of their beginnings, on one clock.
 type history struct {
 	clock lease.Clock
+	key   string
 	mu    sync.Mutex
 	ops   []op
+
+	last             record.Lock // that was written
+	named, inherited int         // heirs in it, and those of them who then led
 }
 
 // op is one request. Tokens are those of the object's contents; "" is "no object".
@@ -77,6 +82,8 @@ func (r recorded) Put(ctx context.Context, key string, body []byte, cond objstor
 	token, err := r.Store.Put(ctx, key, body, cond)
 	o.end = r.history.now()
 	switch {
+	case key != r.history.key:
+		return "", fmt.Errorf("%s was written, and not the lock", key)
 	case err == nil && string(token) != o.token:
 		return "", fmt.Errorf("token %s, want the MD5 sum %s", token, o.token)
 	case errors.Is(err, objstore.ErrConflict):
@@ -87,7 +94,37 @@ func (r recorded) Put(ctx context.Context, key string, body []byte, cond objstor
 		return token, err
 	}
 	r.history.add(o)
+	if o.outcome == done {
+		r.history.wrote(body)
+	}
 	return token, err
+}
+
+// wrote counts heirs, as far as their writers heard of it.
+func (h *history) wrote(body []byte) {
+	lock, err := record.DecodeLock(body)
+	if err != nil {
+		return // nobody would understand it, and the test would fail
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case lock.Term < h.last.Term || lock.Term == h.last.Term && lock.Revision < h.last.Revision:
+		return // told late
+	case lock.Term > h.last.Term && h.last.Heir == lease.Peer{ID: lock.LeaderID, Incarnation: lock.Incarnation}:
+		h.inherited++
+	}
+	if lock.Heir != (lease.Peer{}) && lock.Heir != h.last.Heir {
+		h.named++
+	}
+	h.last = lock
+}
+
+// heirs says how many there were, and how many of them inherited.
+func (h *history) heirs() (named, inherited int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.named, h.inherited
 }
 
 func (h *history) now() int64 { return int64(h.clock.Now()) }

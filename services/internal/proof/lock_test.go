@@ -3,9 +3,12 @@ package proof
 import (
 	"cmp"
 	"context"
+	cryptorand "crypto/rand"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,8 +20,12 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/credentials"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/peer"
 	fakes3 "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )
 
@@ -28,8 +35,13 @@ const (
 	checkTimeout = time.Minute
 )
 
-// options make elections quick; everything in the elector is a fraction of them.
-var options = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
+var (
+	// options make elections quick; everything in the elector is a fraction of them.
+	options = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
+	// peerOptions are the same with an heir.
+	peerOptions = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond, PeerLease: 250 * time.Millisecond,
+		PeerInterval: 50 * time.Millisecond, HeirLease: 2400 * time.Millisecond, HeirRenew: 600 * time.Millisecond, Steady: 300 * time.Millisecond}
+)
 
 // backend starts the real S3 server with an empty bucket.
 func backend(t *testing.T) fakes3.Backend {
@@ -141,13 +153,38 @@ func (r *reigns) check(t *testing.T) (terms int) {
 }
 
 // TestLock plays the election of three processes against a real S3 server, each with a bad network of its own, and asks afterwards: was there one
-// leader at a time, and did the lock behave like one register?
+// leader at a time, and did the lock behave like one register? With peers they talk to each other over real connections, which are bad as well.
 func TestLock(t *testing.T) {
 	if testing.Short() {
 		t.Log("the real S3 server is left out of a short run")
 		return
 	}
 	b := backend(t)
+	cluster := mtlstest.New(t)
+	for name, options := range map[string]lease.Options{"alone": options, "peers": peerOptions} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			clock := lease.SystemClock()
+			e := &election{options: options, clock: clock, seen: &reigns{}, history: &history{clock: clock, key: "shard/" + name + "/leader.json"}}
+			if options.PeerLease > 0 {
+				e.cluster = cluster
+			}
+			e.play(t, b)
+		})
+	}
+}
+
+// election is one lock and those who want it.
+type election struct {
+	options lease.Options
+	clock   lease.Clock
+	seen    *reigns
+	history *history
+	cluster *mtlstest.Cluster // nil: they do not talk to each other
+}
+
+func (e *election) play(t *testing.T, b fakes3.Backend) {
+	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	duration := 20 * time.Second
@@ -157,41 +194,56 @@ func TestLock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	clock := lease.SystemClock()
-	h := &history{clock: clock}
-	seen := &reigns{}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 
 	var running sync.WaitGroup
 	var proxies []*proxy
+	var relays []*relay
 	for i := range 3 {
-		p := newProxy(t, strings.TrimPrefix(b.URL, "unix://"), seed+uint64(i), 2*options.Lease)
+		c := &candidate{election: e, id: fmt.Sprintf("server-%d", i), rng: rand.New(rand.NewPCG(seed, uint64(10+i)))}
+		p := newProxy(t, strings.TrimPrefix(b.URL, "unix://"), seed+uint64(i), 2*e.options.Lease)
 		proxies = append(proxies, p)
 		store, err := openStore(ctx, p.url, b.Access, b.Secret)
 		if err != nil {
 			t.Fatal(err)
 		}
-		running.Go(func() {
-			candidate(ctx, recorded{store, h, i}, clock, seen, rand.New(rand.NewPCG(seed, uint64(10+i))))
-		})
+		c.store = recorded{store, e.history, i}
+		if e.cluster != nil {
+			c.relay = newRelay(t)
+			relays = append(relays, c.relay)
+			if c.source, err = mtls.NewSource(mtls.Options{
+				Identity: authority.Identity{Role: authority.RoleServer, Cluster: e.cluster.Name, Shard: "dev", Server: c.id}, Hosts: []string{"127.0.0.1"}, CA: e.cluster.CA,
+				Bundle: []*x509.Certificate{e.cluster.CA.Certificate()}, Rand: cryptorand.Reader, Now: e.cluster.Clock.Now, Log: e.cluster.Log,
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		running.Go(func() { c.stand(ctx) })
 	}
+	storm, over := context.WithCancel(ctx)
+	running.Go(func() { playPeers(storm, relays, rand.New(rand.NewPCG(seed, 8)), e.options) })
 	play(ctx, proxies, rand.New(rand.NewPCG(seed, 9)), duration)
+	over()
 	for _, p := range proxies {
 		p.set(map[fault]int{none: 1})
 	}
-	// On a good network somebody must lead soon, whatever is left of the bad one.
-	from := clock.Now()
-	if !within(20*options.Lease, func() bool { return seen.since(from.Add(options.Lease)) }) {
+	// On a good network somebody must lead soon, whatever is left of the bad one, and have an heir if there can be one.
+	from := e.clock.Now()
+	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
 		t.Error("nobody leads although the network is good again")
+	}
+	// No process lives for more than ten seconds: on a good network one heir or another inherits.
+	if e.cluster != nil && !within(30*time.Second, func() bool { _, inherited := e.history.heirs(); return inherited > 0 }) {
+		t.Error("no heir has inherited anything, although the network is good again")
 	}
 	stop()
 	running.Wait()
-	terms := seen.check(t)
+	terms := e.seen.check(t)
 	if terms < 2 { // every process is started anew within ten seconds
 		t.Errorf("%d leaderships: the leader has not changed once", terms)
 	}
-	h.check(t)
+	e.history.check(t)
 	total := map[string]int64{}
 	for _, p := range proxies {
 		for f := range faultKinds {
@@ -199,24 +251,77 @@ func TestLock(t *testing.T) {
 		}
 	}
 	t.Logf("%d leaderships in %v; requests: %v", terms, duration, total)
+	if e.cluster == nil {
+		return
+	}
+	weather := map[string]int{}
+	for _, r := range relays {
+		for w, n := range r.counts {
+			weather[weatherNames[w]] += n
+		}
+	}
+	named, inherited := e.history.heirs()
+	t.Logf("heirs named: %d, leaderships inherited: %d; weather between them: %v", named, inherited, weather)
 }
 
-// candidate takes part until ctx ends, and starts anew every few seconds as a process that is restarted does: with another incarnation.
-func candidate(ctx context.Context, store recorded, clock lease.Clock, seen *reigns, rng *rand.Rand) {
+// candidate is one server.
+type candidate struct {
+	*election
+	id     string
+	store  recorded
+	rng    *rand.Rand
+	relay  *relay
+	source *mtls.Source
+}
+
+// stand takes part until ctx ends, and starts anew every few seconds as a process that is restarted does: with another incarnation.
+func (c *candidate) stand(ctx context.Context) {
 	for life := 0; ctx.Err() == nil; life++ {
-		name := fmt.Sprintf("server-%d-%d", store.client, life)
-		run, end := context.WithTimeout(ctx, 2*time.Second+time.Duration(rng.Int64N(int64(8*time.Second))))
-		// Its error says that the release had no answer, which is what this network is for.
-		_ = lease.Run(run, lease.Config{
-			Store: store, Key: lockKey, Options: options, Clock: clock, StopTimeout: time.Second, Log: slog.New(slog.DiscardHandler),
-			Self:        lease.Identity{ID: fmt.Sprintf("server-%d", store.client), Incarnation: name},
+		name := fmt.Sprintf("%s-%d", c.id, life)
+		run, end := context.WithTimeout(ctx, 2*time.Second+time.Duration(c.rng.Int64N(int64(8*time.Second))))
+		config := lease.Config{
+			Store: c.store, Key: c.history.key, Options: c.options, Clock: c.clock, StopTimeout: time.Second, Log: slog.New(slog.DiscardHandler),
+			Self:        lease.Identity{ID: c.id, Incarnation: name},
 			HighestTerm: func(context.Context) (uint64, error) { return 0, nil },
 			Lead: func(ctx context.Context, a *lease.Authority) error {
-				act(ctx, clock, a, seen.begin(name, a.Term()))
+				act(ctx, c.clock, a, c.seen.begin(name, a.Term()))
 				return nil
 			},
-		})
+		}
+		hangUp := func() {}
+		if c.relay != nil {
+			config.Self.Addresses.Election = c.relay.addr
+			config.Peers, hangUp = c.connect(config.Self.Peer())
+		}
+		// Its error says that the release had no answer, which is what this network is for.
+		_ = lease.Run(run, config)
+		hangUp()
 		end()
+	}
+}
+
+// connect opens a process's election port, to which its relay then leads, and has it connect to those of others.
+func (c *candidate) connect(self lease.Peer) (lease.Peers, func()) {
+	log := slog.New(slog.DiscardHandler)
+	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *mtls.Source { return c.source }, Log: log,
+		Sleep: func(ctx context.Context, d time.Duration) error {
+			within(min(d, c.options.Steady/4), func() bool { return ctx.Err() != nil })
+			return ctx.Err()
+		}})
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err) // there are no ports left
+	}
+	c.relay.to(listener.Addr().String())
+	server := network.Server(c.source)
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = server.Serve(listener) })
+	running.Go(func() { network.Run(ctx) })
+	return network, func() {
+		stop()
+		server.Stop()
+		running.Wait()
 	}
 }
 

@@ -1,0 +1,201 @@
+package proof
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/lease"
+)
+
+// relay is the way to one server's election port, and is bad at it: it delays what it carries, holds it back in one direction or both, and cuts and
+// refuses connections. A TCP stream loses nothing in the middle, so that what a network loses is late there, or never comes.
+type relay struct {
+	addr  string
+	ended context.Context //nolint:containedctx // of the test: everything in here ends with it
+
+	running sync.WaitGroup
+	delay   atomic.Int64   // of every byte, there and back
+	held    [2]atomic.Bool // to the server, from it: nothing arrives until that is over
+	refuses atomic.Bool
+
+	mu       sync.Mutex
+	upstream string // "": nobody listens
+	conns    []net.Conn
+	counts   [weathers]int
+}
+
+// Weathers of a relay.
+const (
+	fair      = iota
+	slowPeers // some part of a promise later
+	deaf      // nothing arrives at the server
+	mute      // nothing comes from it
+	silent    // both
+	flaky     // cut again and again
+	gone      // refused
+	weathers  // how many there are
+)
+
+var weatherNames = [...]string{"fair", "slow", "deaf", "mute", "silent", "flaky", "gone"}
+
+func newRelay(t *testing.T) *relay {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
+	r := &relay{addr: listener.Addr().String(), ended: ctx}
+	r.running.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // closed
+			}
+			r.running.Go(func() { r.serve(conn) })
+		}
+	})
+	t.Cleanup(func() {
+		end()
+		_ = listener.Close()
+		r.cut()
+		r.running.Wait()
+	})
+	return r
+}
+
+// to has new connections lead to another process. Those that there are go on until one side ends.
+func (r *relay) to(addr string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.upstream = addr
+}
+
+// keep notes a connection, unless all is over.
+func (r *relay) keep(conn net.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended.Err() != nil {
+		_ = conn.Close()
+		return false
+	}
+	r.conns = append(r.conns, conn)
+	return true
+}
+
+// cut ends all connections.
+func (r *relay) cut() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, conn := range r.conns {
+		_ = conn.Close()
+	}
+	r.conns = nil
+}
+
+func (r *relay) forget(conn net.Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_ = conn.Close()
+	r.conns = slices.DeleteFunc(r.conns, func(c net.Conn) bool { return c == conn })
+}
+
+func (r *relay) serve(conn net.Conn) {
+	r.mu.Lock()
+	upstream := r.upstream
+	r.mu.Unlock()
+	if r.refuses.Load() || upstream == "" || !r.keep(conn) {
+		_ = conn.Close()
+		return
+	}
+	defer r.forget(conn)
+	far, err := new(net.Dialer).DialContext(r.ended, "tcp", upstream)
+	if err != nil || !r.keep(far) {
+		return
+	}
+	defer r.forget(far)
+	var both sync.WaitGroup
+	both.Go(func() { r.carry(far, conn, &r.held[0]) })
+	both.Go(func() { r.carry(conn, far, &r.held[1]) })
+	both.Wait()
+}
+
+// carry takes one direction's bytes, each as late as the weather was when it came.
+func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
+	type piece struct {
+		due   time.Time
+		bytes []byte
+	}
+	pieces := make(chan piece, 1024)
+	r.running.Go(func() {
+		defer close(pieces)
+		for {
+			buffer := make([]byte, 16<<10)
+			n, err := from.Read(buffer)
+			if err != nil {
+				return
+			}
+			select {
+			case pieces <- piece{time.Now().Add(time.Duration(r.delay.Load())), buffer[:n]}:
+			case <-r.ended.Done():
+				return
+			}
+		}
+	})
+	for p := range pieces {
+		within(time.Until(p.due), func() bool { return r.ended.Err() != nil })
+		for held.Load() && r.ended.Err() == nil {
+			within(5*time.Millisecond, func() bool { return false })
+		}
+		if _, err := to.Write(p.bytes); err != nil {
+			break
+		}
+	}
+	_ = to.Close() // what follows in either direction has no receiver
+	_ = from.Close()
+	for range pieces { // until its reader has noticed
+	}
+}
+
+// set changes the weather.
+func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
+	r.delay.Store(0)
+	if weather == slowPeers {
+		r.delay.Store(rng.Int64N(int64(promise) * 3 / 4))
+	}
+	r.held[0].Store(weather == deaf || weather == silent)
+	r.held[1].Store(weather == mute || weather == silent)
+	r.refuses.Store(weather == gone)
+	if weather == flaky || weather == gone {
+		r.cut()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.counts[weather]++
+}
+
+// playPeers changes the weather of all relays, several times while a follower becomes an heir, until ctx ends: then it is fair.
+func playPeers(ctx context.Context, relays []*relay, rng *rand.Rand, options lease.Options) {
+	if len(relays) == 0 {
+		return
+	}
+	for ctx.Err() == nil {
+		for _, r := range relays {
+			weather := fair
+			if rng.IntN(2) == 0 {
+				weather = rng.IntN(weathers)
+			}
+			r.set(weather, rng, options.PeerLease)
+		}
+		within(options.Steady/4+time.Duration(rng.Int64N(int64(6*options.Steady))), func() bool { return ctx.Err() != nil })
+	}
+	for _, r := range relays {
+		r.set(fair, rng, options.PeerLease)
+	}
+}
