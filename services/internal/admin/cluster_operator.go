@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -310,18 +309,18 @@ func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
 
 // recordOperator writes the record of a new certificate, conditional on what was there.
 func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token, who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
-	var writer [8]byte
-	if _, err := io.ReadFull(a.Rand, writer[:]); err != nil {
-		return fmt.Errorf("read random bytes: %w", err)
+	writer, err := a.writer()
+	if err != nil {
+		return err
 	}
 	rec := have
 	if rec.Revision == 0 {
 		rec = record.Operator{Schema: record.OperatorSchema, ID: who.ID, Cluster: c.id, Tenant: who.Tenant, PublicKey: key, CreatedAt: a.Now().UTC()}
 	}
 	rec.Revision++
-	rec.Writer = "nstance-admin-" + hex.EncodeToString(writer[:])
+	rec.Writer = writer
 	rec.Certificate = record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC()}
-	_, err := c.state.PutOperator(ctx, rec, token)
+	_, err = c.state.PutOperator(ctx, rec, token)
 	var superseded *clusterstate.SupersededOperatorError
 	if errors.As(err, &superseded) {
 		return withHint(err, "somebody else registers or renews this operator; run the command again")

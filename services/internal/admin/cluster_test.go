@@ -382,6 +382,58 @@ func TestRegisterOperator(t *testing.T) {
 	})
 }
 
+func TestOperators(t *testing.T) {
+	stores(t, func(t *testing.T, b *bucket) {
+		b.init(t)
+		register := func(args ...string) string {
+			t.Helper()
+			b.later += time.Minute
+			return parse[registered](t, b.must(t, b.args(append([]string{"cluster", "register-operator", "-o", "json"}, args...)...)...)).ID
+		}
+		dir := t.TempDir()
+		mine, other := register("--output-dir", dir), register("--tenant", "prod", "--output-dir", t.TempDir())
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // neither needs the key
+		listed := func(args ...string) (ids []string) {
+			t.Helper()
+			for _, o := range parse[operatorList](t, b.must(t, b.args(append([]string{"cluster", "operator", "list", "-o", "json"}, args...)...)...)).Operators {
+				ids = append(ids, o.ID)
+			}
+			return ids
+		}
+		if got := listed(); !cmp.Equal(got, []string{mine, other}) {
+			t.Errorf("%v", got)
+		}
+		if out := b.must(t, b.args("cluster", "operator", "list", "--tenant", "prod")...); !strings.Contains(out, other) || strings.Contains(out, mine) {
+			t.Error(out)
+		}
+		b.fails(t, exitFailure, "operator list", b.args("cluster", "operator", "remove", other)...) // another tenant's
+		b.fails(t, exitUsage, "prefix", b.args("cluster", "operator", "remove", "wrk06dqdx2x25trxcdb0e1fw02vn4")...)
+		b.fails(t, exitUsage, "--tenant", b.args("cluster", "operator", "remove", mine, "--tenant", "A B")...)
+		id, err := ident.ParseID(mine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var since time.Time
+		for range 2 { // the second time changes nothing
+			b.later += time.Minute
+			b.must(t, b.args("cluster", "operator", "remove", mine)...)
+			rec, _, err := b.state(t, encryptionKey).GetOperator(t.Context(), "default", id)
+			if err != nil || !rec.Removed() || rec.Revision != 2 || !since.IsZero() && !rec.RemovedAt.Equal(since) {
+				t.Errorf("%+v, %v", rec, err)
+			}
+			since = rec.RemovedAt
+		}
+		if got := listed(); !cmp.Equal(got, []string{other}) {
+			t.Errorf("%v", got)
+		}
+		if out := b.must(t, b.args("cluster", "operator", "list", "--removed")...); !strings.Contains(out, mine) || !strings.Contains(out, "removed 2") {
+			t.Error(out)
+		}
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", encryptionKey)
+		b.fails(t, exitFailure, "was removed", b.args("cluster", "register-operator", "--operator-id", mine, "--output-dir", dir)...)
+	})
+}
+
 func TestSecrets(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.init(t)

@@ -1,0 +1,153 @@
+package admin
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+)
+
+func (a *app) operatorCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{Use: "operator", Short: "List and remove registered operators", Long: `An operator is whoever acts on shards with a certificate of its own: nstance-operator
+in a Kubernetes cluster, and everybody who uses nstance-admin. Register one with
+"nstance-admin cluster nonce" or "nstance-admin cluster register-operator".`}
+	cmd.AddCommand(a.operatorListCommand(s), a.operatorRemoveCommand(s))
+	return cmd
+}
+
+type operatorList struct {
+	Operators []operatorEntry `json:"operators"`
+}
+
+type operatorEntry struct {
+	ID        string    `json:"operator_id"`
+	Tenant    string    `json:"tenant"`
+	CreatedAt time.Time `json:"created_at"`
+	NotAfter  time.Time `json:"not_after"` // of its newest certificate
+	RemovedAt time.Time `json:"removed_at,omitzero"`
+}
+
+func (a *app) operatorListCommand(s *secretFlags) *cobra.Command {
+	var tenant string
+	var removed bool
+	cmd := &cobra.Command{
+		Use: "list", Short: "List registered operators", Args: cobra.NoArgs,
+		Long: `Lists the operators, the oldest first, and when the newest certificate of each ends.
+The encryption key is not needed.`,
+		Example: `  nstance-admin cluster operator list --storage-bucket my-bucket`,
+	}
+	cmd.Flags().StringVar(&tenant, "tenant", "", "only those of this tenant")
+	cmd.Flags().BoolVar(&removed, "removed", false, "show removed ones, too")
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if tenant != "" {
+			if err := ident.ValidateTenantName(tenant); err != nil {
+				return usagef("--tenant: %w", err)
+			}
+		}
+		listed := operatorList{Operators: []operatorEntry{}}
+		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error {
+			all, err := c.state.ListOperators(ctx, tenant)
+			for _, rec := range all {
+				if !rec.Removed() || removed {
+					listed.Operators = append(listed.Operators, operatorEntry{rec.ID.String(), rec.Tenant, rec.CreatedAt, rec.Certificate.NotAfter, rec.RemovedAt})
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return a.show(*f, listed, func(w io.Writer) error {
+			if len(listed.Operators) == 0 {
+				a.note("There are no operators.")
+				return nil
+			}
+			var rows [][]cell
+			for _, o := range listed.Operators {
+				until := stamp(o.NotAfter)
+				if !o.RemovedAt.IsZero() {
+					until = "removed " + stamp(o.RemovedAt)
+				}
+				rows = append(rows, plain(o.ID, o.Tenant, stamp(o.CreatedAt), until))
+			}
+			return writeTable(w, a.style.out, []string{"OPERATOR", "TENANT", "REGISTERED", "CERTIFICATE ENDS"}, rows)
+		})
+	}
+	return cmd
+}
+
+func (a *app) operatorRemoveCommand(s *secretFlags) *cobra.Command {
+	var tenant string
+	cmd := &cobra.Command{
+		Use: "remove OPERATOR-ID", Short: "Remove an operator: its certificate is refused", Args: cobra.ExactArgs(1),
+		Long: `Removes an operator for good: within five minutes every server refuses its calls,
+within fifteen its open streams end, and nobody can renew its certificate or register
+under its ID again. Use it when an identity was lost to somebody else or is no longer
+needed. Removing it twice changes nothing. The encryption key is not needed.`,
+		Example: `  nstance-admin cluster operator remove opr06dqdx2x25trxcdb0e1fw02vn4 --storage-bucket my-bucket`,
+	}
+	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := ident.ValidateTenantName(tenant); err != nil {
+			return usagef("--tenant: %w", err)
+		}
+		id, err := ident.ParseID(args[0])
+		if err == nil && id.Prefix() != ident.OperatorPrefix {
+			err = fmt.Errorf("prefix %q, want %q", id.Prefix(), ident.OperatorPrefix)
+		}
+		if err != nil {
+			return usagef("operator ID: %w", err)
+		}
+		var at time.Time
+		err = a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) (err error) {
+			at, err = a.removeOperator(ctx, c.state, tenant, id)
+			return err
+		})
+		if errors.Is(err, objstore.ErrNotFound) {
+			return withHint(err, "nstance-admin cluster operator list shows those that there are, and their tenants")
+		}
+		if err != nil {
+			return err
+		}
+		a.note("Operator %s is removed since %s.", id, stamp(at))
+		return nil
+	}
+	return cmd
+}
+
+// removeOperator makes a tombstone of an operator's record and returns since when it is one. A renewal that comes first is met by trying again.
+func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (time.Time, error) {
+	writer, err := a.writer()
+	if err != nil {
+		return time.Time{}, err
+	}
+	rec, token, err := state.GetOperator(ctx, tenant, id)
+	for err == nil && !rec.Removed() {
+		rec.Revision++
+		rec.Writer, rec.RemovedAt = writer, a.Now().UTC()
+		_, err = state.PutOperator(ctx, rec, token)
+		var superseded *clusterstate.SupersededOperatorError
+		if errors.As(err, &superseded) && superseded.Token != "" {
+			rec, token, err = superseded.Record, superseded.Token, ctx.Err()
+		}
+	}
+	return rec.RemovedAt, err
+}
+
+// writer names this run of the program in what it writes.
+func (a *app) writer() (string, error) {
+	var random [8]byte
+	if _, err := io.ReadFull(a.Rand, random[:]); err != nil {
+		return "", fmt.Errorf("read random bytes: %w", err)
+	}
+	return "nstance-admin-" + hex.EncodeToString(random[:]), nil
+}
