@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,26 +26,29 @@ const (
 	observer = "observer"
 )
 
-// addresses of the machines, and the one that follows the leader.
-var addresses = map[string]string{
-	local.Store: "10.77.0.1", local.ServerName(1): "10.77.0.11", local.ServerName(2): "10.77.0.12", vms: "10.77.0.21", observer: "10.77.0.31",
-	local.Leader: "10.77.0.100",
-}
+// numbers are the last bytes of the machines' addresses, and of the one that follows the leader.
+var numbers = map[string]byte{local.Store: 1, local.ServerName(1): 11, local.ServerName(2): 12, vms: 21, observer: 31, local.Leader: 100}
 
 // network carries packets between network namespaces, in this process: whatever a network can do wrong, it can do. Its machines have a TUN device each
 // (Documentation/networking/tuntap.rst of the Linux kernel).
 type network struct {
-	hosts map[string]*host
-	ended chan struct{}
-	wg    sync.WaitGroup
+	addresses map[string]string
+	hosts     map[string]*host
+	ended     chan struct{}
+	wg        sync.WaitGroup
 
 	mu     sync.Mutex
 	rng    *rand.Rand
-	leader string             // machine that has the leader's address
-	cut    map[[2]string]bool // from, to: nothing arrives
-	loss   map[string]float64 // share of packets lost to or from a machine
-	lost   int                // packets
+	leader string                // machine that has the leader's address
+	bad    map[[2]string]weather // from, to
+	lost   int                   // packets
 	byAddr map[netip.Addr]string
+}
+
+// weather is what happens to packets from one machine to another.
+type weather struct {
+	loss  float64 // share of them; 1: nothing arrives
+	delay time.Duration
 }
 
 type host struct {
@@ -63,16 +67,19 @@ func thread(f func() error) error {
 	return <-result
 }
 
-// newNetwork makes the machines. The observer is the namespace that this process is in.
-func newNetwork(seed uint64) (n *network, err error) {
-	n = &network{hosts: map[string]*host{}, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)), cut: map[[2]string]bool{}, loss: map[string]float64{},
-		byAddr: map[netip.Addr]string{}, leader: local.ServerName(1)}
-	for name, text := range addresses {
-		n.byAddr[netip.MustParseAddr(text)] = name
+// newNetwork makes the machines of one network among several. The observer is in the namespace that this process is in.
+func newNetwork(number byte, seed uint64) (n *network, err error) {
+	n = &network{addresses: map[string]string{}, hosts: map[string]*host{}, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)),
+		bad: map[[2]string]weather{}, byAddr: map[netip.Addr]string{}, leader: local.ServerName(1)}
+	for name, last := range numbers {
+		address := netip.AddrFrom4([4]byte{10, 77, number, last})
+		n.byAddr[address], n.addresses[name] = name, address.String()
+	}
+	for name := range numbers {
 		if name == local.Leader {
 			continue
 		}
-		h, err := newHost(name, name != observer)
+		h, err := n.newHost(name, fmt.Sprintf("chaos%d", number))
 		if err != nil {
 			n.close()
 			return nil, fmt.Errorf("machine %s: %w", name, err)
@@ -85,10 +92,10 @@ func newNetwork(seed uint64) (n *network, err error) {
 	return n, nil
 }
 
-func newHost(name string, own bool) (*host, error) {
+func (n *network) newHost(name, device string) (*host, error) {
 	h := &host{name: name}
 	err := thread(func() (err error) {
-		if own {
+		if name != observer {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return fmt.Errorf("make a network namespace: %w", err)
 			}
@@ -100,7 +107,7 @@ func newHost(name string, own bool) (*host, error) {
 		if err != nil {
 			return fmt.Errorf("open /dev/net/tun: %w", err)
 		}
-		request, err := unix.NewIfreq("eth0")
+		request, err := unix.NewIfreq(device)
 		if err != nil {
 			return err
 		}
@@ -109,9 +116,9 @@ func newHost(name string, own bool) (*host, error) {
 			return fmt.Errorf("make a TUN device: %w", err)
 		}
 		h.tun = os.NewFile(uintptr(fd), "tun") // after the ioctl: only then it can be polled
-		lines := []string{"link set lo up", "link set eth0 up", "addr add " + addresses[name] + "/24 dev eth0"}
+		lines := []string{"link set lo up", "link set " + device + " up", "addr add " + n.addresses[name] + "/24 dev " + device}
 		if strings.HasPrefix(name, "server-") {
-			lines = append(lines, "addr add "+addresses[local.Leader]+"/32 dev lo")
+			lines = append(lines, "addr add "+n.addresses[local.Leader]+"/32 dev lo")
 		}
 		for _, line := range lines {
 			if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
@@ -144,29 +151,36 @@ func (n *network) carry(from *host) {
 			continue
 		}
 		address, _ := netip.AddrFromSlice(packet[16:20])
-		if to := n.route(from.name, address); to != nil {
+		to, delay := n.route(from.name, address)
+		switch {
+		case to == nil:
+		case delay > 0:
+			later := bytes.Clone(packet[:size])
+			time.AfterFunc(delay, func() { _, _ = to.tun.Write(later) }) // if it is still open
+		default:
 			_, _ = to.tun.Write(packet[:size]) // a full queue loses packets, as queues do
 		}
 	}
 }
 
-// route is where a packet arrives; nil if nowhere.
-func (n *network) route(from string, address netip.Addr) *host {
+// route is where a packet arrives and how much later; nil if nowhere.
+func (n *network) route(from string, address netip.Addr) (*host, time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	to := n.byAddr[address]
 	if to == local.Leader {
 		to = n.leader
 	}
-	if n.cut[[2]string{from, to}] || n.rng.Float64() < n.loss[from] || n.rng.Float64() < n.loss[to] {
+	w := n.bad[[2]string{from, to}]
+	if n.rng.Float64() < w.loss {
 		n.lost++
-		return nil
+		return nil, 0
 	}
-	return n.hosts[to]
+	return n.hosts[to], w.delay
 }
 
 // Host implements local.Network.
-func (n *network) Host(name string) string { return addresses[name] }
+func (n *network) Host(name string) string { return n.addresses[name] }
 
 // Start implements local.Network.
 func (n *network) Start(name string, cmd *exec.Cmd) error {
@@ -178,12 +192,15 @@ func (n *network) Start(name string, cmd *exec.Cmd) error {
 	})
 }
 
-// block cuts one direction; join mends all.
-func (n *network) block(from, to string) {
+// change makes one direction bad.
+func (n *network) change(from, to string, w weather) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.cut[[2]string{from, to}] = true
+	n.bad[[2]string{from, to}] = w
 }
+
+// block cuts one direction.
+func (n *network) block(from, to string) { n.change(from, to, weather{loss: 1}) }
 
 // part cuts both directions.
 func (n *network) part(a, b string) {
@@ -191,13 +208,13 @@ func (n *network) part(a, b string) {
 	n.block(b, a)
 }
 
-// lose has every machine but the observer lose a share of what it sends and gets.
+// lose has every machine but the observer lose a share of what the others send.
 func (n *network) lose(share float64) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for name := range n.hosts {
-		if name != observer {
-			n.loss[name] = share
+	for from := range n.hosts {
+		for to := range n.hosts {
+			if from != observer && to != observer {
+				n.change(from, to, weather{loss: share})
+			}
 		}
 	}
 }
@@ -206,8 +223,7 @@ func (n *network) lose(share float64) {
 func (n *network) mend() (lost int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	clear(n.cut)
-	clear(n.loss)
+	clear(n.bad)
 	lost, n.lost = n.lost, 0
 	return lost
 }
