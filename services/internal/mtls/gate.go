@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// maxUnproven is how many connections of one port may be before the end of their handshake, if the process may have enough files. One more
-	// costs the oldest: an honest client is through in a moment, so that the oldest is the least likely to be one.
+	// maxUnproven is how many connections may be before the end of their handshake, if the process may have enough files. One more costs the
+	// oldest: an honest client is through in a moment, so that the oldest is the least likely to be one.
 	maxUnproven = 16384
 	// maxHandshakes is how many of them may be in the handshake itself, which is what takes memory. The others wait.
 	maxHandshakes = 1024
@@ -20,17 +20,17 @@ const (
 	pressed = 3 * time.Second
 )
 
-// unprovenLimit leaves most of the process's files to those who have shown who they are, and to the bucket: there are four ports.
+// unprovenLimit leaves half of the process's files to those who have shown who they are, and to the bucket.
 func unprovenLimit() int {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
-		return maxUnproven / 4
+		return maxUnproven / 8
 	}
-	return int(min(maxUnproven, max(64, files.Cur/10)))
+	return int(min(maxUnproven, max(64, files.Cur/2)))
 }
 
-// gate bounds what connections cost before it is known whose they are. One source address has at most half of the places, and an eighth of
-// the turns while others wait: however many it opens, there is room for those from elsewhere.
+// gate bounds what connections to all ports cost before it is known whose they are. A source address that has half of the places makes room for
+// its own next, and none has more than an eighth of the turns: however many one opens, there is room for those from elsewhere.
 type gate struct {
 	limit, share int
 	turns        *turns
@@ -51,15 +51,17 @@ func newGate(limit, handshakes int) *gate {
 	return &gate{limit: limit, share: max(limit/2, 1), turns: newTurns(handshakes, max(handshakes/8, 1)), unproven: list.New(), sources: map[netip.Addr]*list.List{}}
 }
 
-// enter takes a connection in, at the cost of the oldest of its source, or of all, if there are too many.
+// enter takes a connection in, at the cost of an older one if there are too many.
 func (g *gate) enter(conn net.Conn) (leave func()) {
 	n := &guest{conn: conn, from: sourceOf(conn.RemoteAddr())}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if own := g.sources[n.from]; own != nil && own.Len() >= g.share {
-		g.evict(own.Front().Value.(*guest))
-	} else if g.unproven.Len() >= g.limit {
-		g.evict(g.unproven.Front().Value.(*guest))
+	if g.unproven.Len() >= g.limit {
+		oldest := g.unproven.Front()
+		if own := g.sources[n.from]; own != nil && own.Len() >= g.share {
+			oldest = own.Front()
+		}
+		g.evict(oldest.Value.(*guest))
 	}
 	own := g.sources[n.from]
 	if own == nil {

@@ -114,8 +114,8 @@ func TestGateCostsTheOldestOfItsSource(t *testing.T) {
 		}
 		return n
 	}
-	if honest.closed || open() != 4 || hostile[95].closed == hostile[96].closed {
-		t.Errorf("honest closed: %v; %d of one address are open, want the newest 4", honest.closed, open())
+	if honest.closed || open() != 7 || hostile[92].closed == hostile[93].closed {
+		t.Errorf("honest closed: %v; %d of one address are open, want the newest 7", honest.closed, open())
 	}
 	// From everywhere at once: the oldest of all.
 	from := good

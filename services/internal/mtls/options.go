@@ -44,7 +44,7 @@ const (
 // they may cost, and recovery from panics. role is RoleAgent, RoleOperator, or empty for the registration port, whose clients have no
 // certificate and are limited by their address instead.
 func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc.ServerOption {
-	t := &transport{source: source, config: source.withClients(), clients: true, gate: newGate(unprovenLimit(), maxHandshakes)}
+	t := &transport{source: source, config: source.withClients(), clients: true, gate: source.gate}
 	g := guard{role: role, log: log}
 	receive, streams, idle := maxOperation, uint32(32), idleAfter
 	var age, grace time.Duration // none
@@ -113,26 +113,6 @@ type shallow struct{ grpc.ServerStream }
 func (s shallow) RecvMsg(m any) (err error) {
 	Aside(func() { err = s.ServerStream.RecvMsg(m) })
 	return err
-}
-
-// Aside runs fn on a stack of its own, and waits. It is for handlers that then wait for days, in their thousands: a stack that has grown once
-// does not shrink as long as a quarter of it is in use.
-func Aside(fn func()) {
-	done := make(chan struct{})
-	var cause any
-	go func() {
-		defer close(done)
-		defer func() {
-			if cause = recover(); cause != nil {
-				cause = fmt.Sprintf("%v\n%s", cause, debug.Stack())
-			}
-		}()
-		fn()
-	}()
-	<-done
-	if cause != nil {
-		panic(cause)
-	}
 }
 
 // recover turns a panic into an error: it is one call's, not the server's.

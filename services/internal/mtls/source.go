@@ -46,6 +46,8 @@ type Source struct {
 	roots   atomic.Pointer[x509.CertPool]
 
 	connections atomic.Uint64
+	// gate is that of every port.
+	gate *gate
 
 	mu      sync.Mutex
 	ca      authority.CA
@@ -59,7 +61,7 @@ func NewSource(options Options) (*Source, error) {
 	if _, err := io.ReadFull(options.Rand, seed); err != nil {
 		return nil, fmt.Errorf("make the server's key: %w", err)
 	}
-	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed)}
+	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), gate: newGate(unprovenLimit(), maxHandshakes)}
 	if err := s.Use(options.CA, options.Bundle); err != nil {
 		return nil, err
 	}
