@@ -16,6 +16,7 @@ type Line struct {
 	Msg    string    `json:"msg"`
 	Term   uint64    `json:"term"`
 	Server string    `json:"server"`
+	Heir   string    `json:"heir"`
 }
 
 // Lines reads a server's log. What is no JSON (a crash) is left out, and so is a line that is still being written.

@@ -35,6 +35,9 @@ func (s *Stack) start(name, program string, args ...string) (*Process, error) {
 	defer out.Close()
 	cmd := exec.CommandContext(context.Background(), s.program(program), args...) // it outlives whoever waits for its start
 	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = s.Env(), s.Dir, out, out
+	if s.Environment != nil {
+		cmd.Env = append(cmd.Env, s.Environment(name)...)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	start := cmd.Start
 	if s.Network != nil {

@@ -47,6 +47,8 @@ type Options struct {
 	SharedTmux bool
 	// Network says where programs run; nil: here.
 	Network Network
+	// Environment, if set, is added to that of the program of a name ([Store], [ServerName]), and wins.
+	Environment func(name string) []string
 }
 
 // Network is machines for the programs of a stack. Without one all of them run on this machine and listen on its loopback address.

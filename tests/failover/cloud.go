@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
+	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/local"
+)
+
+const (
+	zone   = "us-west-2a"
+	region = "us-west-2"
+	kind   = "t3.small"
+	// address is that of the leader's network interface. It is none of this machine's: the servers find it attached, and go on waiting for it to answer.
+	address = "10.0.127.250"
+)
+
+// cloud is a fake EC2 in this process: the shard's VMs are its instances, and so are the servers' machines, as the servers' metadata services say.
+type cloud struct {
+	*fakeaws.Cloud
+	api    *http.Server
+	url    string
+	access string
+	secret string
+	client *ec2.Client
+
+	image, subnet, eni string
+
+	mu       sync.Mutex
+	machines map[string]string // instance of each server
+	metadata map[string]string // URL of each server's metadata service
+	services []*http.Server
+}
+
+func newCloud(ctx context.Context) (*cloud, error) {
+	all, err := fakeaws.New(fakeaws.Config{})
+	if err != nil {
+		return nil, err
+	}
+	c := &cloud{Cloud: all, machines: map[string]string{}, metadata: map[string]string{}}
+	if c.url, err = c.serve(ctx, c.Cloud); err != nil {
+		return nil, err
+	}
+	c.access, c.secret = c.Credentials()
+	c.client = ec2.New(ec2.Options{Region: region, BaseEndpoint: &c.url, Credentials: credentials.NewStaticCredentialsProvider(c.access, c.secret, "")})
+	c.image = c.EC2().AddImage(fake.AMI{Name: "base"})
+	vpc, err := c.client.CreateVpc(ctx, &ec2.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16")})
+	if err != nil {
+		return nil, err
+	}
+	subnet, err := c.client.CreateSubnet(ctx, &ec2.CreateSubnetInput{VpcId: vpc.Vpc.VpcId, CidrBlock: aws.String("10.0.0.0/17"), AvailabilityZone: aws.String(zone)})
+	if err != nil {
+		return nil, err
+	}
+	c.subnet = *subnet.Subnet.SubnetId
+	eni, err := c.client.CreateNetworkInterface(ctx, &ec2.CreateNetworkInterfaceInput{SubnetId: &c.subnet, PrivateIpAddress: aws.String(address)})
+	if err != nil {
+		return nil, err
+	}
+	c.eni = *eni.NetworkInterface.NetworkInterfaceId
+	for n := 1; n <= servers; n++ {
+		name := local.ServerName(n)
+		if err := c.newMachine(ctx, name); err != nil {
+			return nil, err
+		}
+		if c.metadata[name], err = c.serve(ctx, c.metadataOf(name)); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (c *cloud) serve(ctx context.Context, handler http.Handler) (url string, err error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	c.services = append(c.services, server)
+	go func() { _ = server.Serve(listener) }()
+	return "http://" + listener.Addr().String(), nil
+}
+
+func (c *cloud) close() error {
+	var errs []error
+	for _, server := range c.services {
+		errs = append(errs, server.Close())
+	}
+	return errors.Join(append(errs, c.Close())...)
+}
+
+// newMachine gives a server an instance to run on.
+func (c *cloud) newMachine(ctx context.Context, name string) error {
+	out, err := c.client.RunInstances(ctx, &ec2.RunInstancesInput{ImageId: &c.image, InstanceType: types.InstanceType(kind), SubnetId: &c.subnet,
+		MinCount: aws.Int32(1), MaxCount: aws.Int32(1)})
+	if err != nil {
+		return fmt.Errorf("make the machine of %s: %w", name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.machines[name] = *out.Instances[0].InstanceId
+	return nil
+}
+
+func (c *cloud) machine(name string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.machines[name]
+}
+
+func (c *cloud) metadataOf(name string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodPut:
+			w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "60")
+			_, _ = io.WriteString(w, "token")
+		case strings.HasSuffix(r.URL.Path, "/instance-id"):
+			_, _ = io.WriteString(w, c.machine(name))
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	})
+}
+
+// environment leads a program's calls of EC2 here. The object store takes any key.
+func (c *cloud) environment(name string) []string {
+	return []string{"AWS_ENDPOINT_URL_EC2=" + c.url, "AWS_ACCESS_KEY_ID=" + c.access, "AWS_SECRET_ACCESS_KEY=" + c.secret, "AWS_EC2_METADATA_DISABLED=false",
+		"AWS_EC2_METADATA_SERVICE_ENDPOINT=" + c.metadata[name], "AWS_CONFIG_FILE=" + os.DevNull, "AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull}
+}
+
+// configure makes the shard one of EC2 with that many instances, in groups of at most 500. No agent runs in them.
+func (c *cloud) configure(s *config.Shard, records int) {
+	s.Server.Provider = config.Provider{Kind: "aws", Region: region, Zone: zone}
+	s.Server.LeaderNetwork = &config.LeaderNetwork{IPv4: address, InterfaceID: c.eni}
+	s.Server.SubnetPools = map[string][]string{"local": {c.subnet}}
+	patience := config.Duration(24 * time.Hour)
+	s.Server.GarbageCollection.RegistrationTimeout = &patience
+	s.Defaults.Args = map[string]any{"ImageId": c.image}
+	for name, template := range s.Templates {
+		template.InstanceType = kind
+		s.Templates[name] = template
+	}
+	template := slices.Sorted(maps.Keys(s.Templates))[0]
+	groups := map[string]config.GroupSpec{}
+	for left := records; left > 0; left -= 500 {
+		groups[fmt.Sprintf("g%d", len(groups))] = config.GroupSpec{Template: template, Size: aws.Int(min(left, 500))}
+	}
+	s.Groups = map[string]map[string]config.GroupSpec{local.Tenant: groups}
+}
+
+// watch is what a round waits for beside the change of leaders.
+type watch struct {
+	c                 *cloud
+	calls             int
+	created, attached time.Time
+}
+
+// lose ends one of the shard's instances, and the leader's machine too if that is wanted.
+func (c *cloud) lose(ctx context.Context, leader int, machine bool) (*watch, error) {
+	var vms []string
+	c.Locked(func() {
+		for _, i := range c.EC2().Instances() {
+			if i.State == "running" && i.ID != c.machine(local.ServerName(1)) && i.ID != c.machine(local.ServerName(2)) {
+				vms = append(vms, i.ID)
+			}
+		}
+	})
+	if len(vms) == 0 {
+		return nil, errors.New("no instance is left to be lost")
+	}
+	c.EC2().Kill(vms[rand.N(len(vms))])
+	if machine {
+		name := local.ServerName(leader)
+		c.EC2().Kill(c.machine(name))
+		if err := c.newMachine(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	return &watch{c: c, calls: len(c.Calls())}, nil
+}
+
+// wait waits until the successor has asked for the lost instance, and has the leader's network interface.
+func (w *watch) wait(ctx context.Context, successor string) error {
+	machine := w.c.machine(successor)
+	for w.created.IsZero() || w.attached.IsZero() {
+		if w.created.IsZero() {
+			calls := w.c.Calls()
+			for _, call := range calls[w.calls:] {
+				if call.Action == "RunInstances" && call.Code == "" && w.created.IsZero() {
+					w.created = call.Time
+				}
+			}
+			w.calls = len(calls)
+		}
+		if w.attached.IsZero() {
+			w.c.Locked(func() {
+				if eni, ok := w.c.EC2().Interface(w.c.eni); ok && eni.Attachment != nil && eni.Attachment.Instance == machine {
+					w.attached = eni.Attachment.At
+				}
+			})
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return fmt.Errorf("%s has not asked for the lost instance (%v) or has not the interface (%v): %w", successor, w.created, w.attached, err)
+		}
+	}
+	return nil
+}
