@@ -44,6 +44,7 @@ type cloud struct {
 	client *ec2.Client
 
 	image, subnet, eni string
+	vms                []string // of the shard, that registered and were not lost yet
 
 	mu       sync.Mutex
 	machines map[string]string // instance of each server
@@ -176,18 +177,12 @@ type watch struct {
 
 // lose ends one of the shard's instances, and the leader's machine too if that is wanted.
 func (c *cloud) lose(ctx context.Context, leader int, machine bool) (*watch, error) {
-	var vms []string
-	c.Locked(func() {
-		for _, i := range c.EC2().Instances() {
-			if i.State == "running" && i.ID != c.machine(local.ServerName(1)) && i.ID != c.machine(local.ServerName(2)) {
-				vms = append(vms, i.ID)
-			}
-		}
-	})
-	if len(vms) == 0 {
+	if len(c.vms) == 0 {
 		return nil, errors.New("no instance is left to be lost")
 	}
-	c.EC2().Kill(vms[rand.N(len(vms))])
+	at := rand.N(len(c.vms))
+	c.EC2().Kill(c.vms[at])
+	c.vms = slices.Delete(c.vms, at, at+1)
 	if machine {
 		name := local.ServerName(leader)
 		c.EC2().Kill(c.machine(name))

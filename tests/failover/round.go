@@ -192,18 +192,3 @@ func (t *trial) wake(ctx context.Context, n int) error {
 		}
 	}
 }
-
-// awaitRecords waits until every instance has its record.
-func (t *trial) awaitRecords(ctx context.Context) error {
-	began := time.Now()
-	for {
-		ids, err := t.stack.LiveRecords(ctx)
-		if err == nil && len(ids) == t.records {
-			fmt.Printf("%d instances made in %v by the first leader\n", t.records, time.Since(began).Round(100*time.Millisecond))
-			return nil
-		}
-		if err := pause(ctx, time.Second); err != nil {
-			return fmt.Errorf("%d records of %d: %w", len(ids), t.records, err)
-		}
-	}
-}
