@@ -22,8 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// parallel is how many objects are read at a time.
-const parallel = 64
+// parallel is how many objects are read at a time: at 20 ms each, a shard of 5,000 instances is read in 0.8 s.
+const parallel = 128
 
 // Options of [New]. Stores have their prefix applied already. What a program does not use, it may leave out.
 type Options struct {

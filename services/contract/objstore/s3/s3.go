@@ -28,7 +28,7 @@ import (
 )
 
 // connections is how many requests run in parallel without opening a new connection for each.
-const connections = 64
+const connections = 128
 
 // Options say where the bucket is and how to get in.
 type Options struct {
