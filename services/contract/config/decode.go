@@ -350,7 +350,7 @@ func (d *decoder) tree(v hujson.Value, path string) any {
 
 func (d *decoder) number(v hujson.Value, path, text string) float64 {
 	n, err := strconv.ParseFloat(text, 64)
-	if err != nil || (math.Abs(n) > maxInteger && !strings.ContainsAny(text, ".eE")) {
+	if err != nil || math.Abs(n) > maxInteger { // however it is written: 1e16 would be written as an integer, which is then not read again
 		d.tainted = append(d.tainted, path)
 		d.found = append(d.found, finding{path: path, offset: v.StartOffset, message: fmt.Sprintf("%.40s is too large to be kept exactly", text), hint: "put it in quotes"})
 	}
