@@ -27,7 +27,7 @@ var layers = [][]string{
 	{"services/api"},
 	// Beside the planner and the elector, the edges that know nothing of instances.
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks", "services/internal/watch",
-		"services/internal/metrics", "services/internal/health", "services/internal/mtls", "services/internal/peer", "services/internal/systemd"},
+		"services/internal/metrics", "services/internal/health", "services/internal/memory", "services/internal/mtls", "services/internal/peer", "services/internal/systemd"},
 	{"services/internal/infra", "services/internal/cache", "services/internal/shardconfig"},
 	{"services/internal/observe", "services/internal/execute", "services/internal/reconcile"},
 	{"services/internal/registerapi", "services/internal/agentapi", "services/internal/operatorapi"},

@@ -16,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
 	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/memory"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
@@ -54,6 +55,7 @@ func run() int {
 	confirm := make(chan os.Signal, 1)
 	signal.Notify(confirm, syscall.SIGUSR1)
 	defer signal.Stop(confirm)
+	go memory.Keep(ctx)
 	err = server.Run(ctx, server.Config{Options: options, ConfirmOrphans: confirm, Version: version, Log: log, Supervised: os.Getenv("INVOCATION_ID") != "",
 		Providers: providers, Heir: times})
 	switch {

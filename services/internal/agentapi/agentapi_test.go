@@ -53,6 +53,7 @@ type world struct {
 	addr     string
 	leader   atomic.Pointer[agentapi.Leader]
 	cache    *cache.Cache
+	disk     string // directory of the cache
 	interval atomic.Int64
 	group    config.Group
 }
@@ -69,7 +70,7 @@ func (oneSecret) Get(_ context.Context, name string) (secretstore.Secret, error)
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{group: config.Group{
+	w := &world{disk: t.TempDir(), group: config.Group{
 		Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1", InfraHash: "i1", Vars: map[string]string{"role": "worker"},
 		Files: map[string]config.File{
 			"node.crt":   {Kind: "certificate", Template: "node", Key: &config.FileKey{Source: "agent", Name: "node.pub"}},
@@ -85,7 +86,7 @@ func newWorld(t testing.TB) *world {
 	w.leader.Store(&agentapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(), Incarnation: leadertest.Incarnation, World: w.World,
 		Records: w.Executor, CertLog: w.State, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration { return time.Duration(w.interval.Load()) }})
 	var err error
-	if w.cache, err = cache.Open(context.Background(), cache.Path(t.TempDir())); err != nil {
+	if w.cache, err = cache.Open(context.Background(), cache.Path(w.disk)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.cache.Close() })

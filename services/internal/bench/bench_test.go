@@ -20,6 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/memory"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
@@ -158,6 +159,7 @@ func (s *stack) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stop, s.stopped = cancel, make(chan error, 1)
 	dir := s.b.TempDir()
+	go memory.Keep(ctx) // as nstance-server has it
 	go func() {
 		s.stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: s.ports[0], Location: open.Location{Provider: "mem"}},

@@ -25,6 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/memory"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
@@ -103,6 +104,7 @@ func runServer(in io.Reader, out io.Writer) error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
+	go memory.Keep(ctx) // as nstance-server has it
 	go func() {
 		stopped <- server.Run(ctx, server.Config{
 			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: at.Dir, HealthAddr: at.Health,
@@ -199,7 +201,8 @@ func startDaemon(b testing.TB, store objstore.Store, provider infra.Provider, he
 	}
 	edge := &http.Server{Handler: edges{store, provider}}
 	go func() { _ = edge.Serve(listener) }()
-	in, out, wait := startSelf(b, serverEnv, "AWS_ACCESS_KEY_ID=bench", "AWS_SECRET_ACCESS_KEY=bench", "AWS_REGION=us-east-1",
+	// GODEBUG is as in nstance-server.service.
+	in, out, wait := startSelf(b, serverEnv, "GODEBUG=adaptivestackstart=0", "AWS_ACCESS_KEY_ID=bench", "AWS_SECRET_ACCESS_KEY=bench", "AWS_REGION=us-east-1",
 		"AWS_CONFIG_FILE="+os.DevNull, "AWS_SHARED_CREDENTIALS_FILE="+os.DevNull)
 	d := &daemon{in: in, wait: wait, encoder: json.NewEncoder(in), decoder: json.NewDecoder(out), stop: func() { _ = edge.Close() }}
 	if err := d.encoder.Encode(post{Dir: b.TempDir(), Health: health, Edges: "http://" + listener.Addr().String()}); err != nil {

@@ -38,6 +38,8 @@ const (
 	addressConnections, registrationConnections              = 512, 4096
 	// buffers for writing are shared and small: there may be thousands of connections, and nearly all of them are quiet.
 	buffers = 4 << 10
+	// window is what a client may send before the server has taken it, HTTP/2's least: messages are small.
+	window = 64<<10 - 1
 )
 
 // ServerOptions returns the options of the gRPC server of one port: TLS, the role that its clients must have, every bound on what
@@ -78,6 +80,9 @@ func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc
 		grpc.WaitForHandlers(true),
 		grpc.UnaryInterceptor(g.unary),
 		grpc.StreamInterceptor(g.stream),
+		// Windows that grow with the traffic would have every report answered with a ping that measures the line.
+		grpc.StaticStreamWindowSize(window),
+		grpc.StaticConnWindowSize(window),
 	}
 }
 

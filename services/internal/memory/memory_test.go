@@ -1,0 +1,70 @@
+package memory
+
+import (
+	"context"
+	"runtime/debug"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const mib = 1 << 20
+
+func TestGrowthFollowsTheRate(t *testing.T) {
+	for name, tc := range map[string]struct {
+		live, perSecond, free uint64
+		percent               int
+		giveBack              bool
+	}{
+		"idle":                                {live: 300 * mib, percent: least},
+		"reports of many":                     {live: 300 * mib, perSecond: mib, percent: least},
+		"some":                                {live: 300 * mib, perSecond: 3 * mib, percent: 20},
+		"a storm":                             {live: 300 * mib, perSecond: 100 * mib, percent: usual},
+		"small and busy":                      {live: 10 * mib, perSecond: mib, percent: usual},
+		"before the first collection":         {perSecond: mib, percent: usual},
+		"idle with much free":                 {live: 300 * mib, free: 60 * mib, percent: least, giveBack: true},
+		"idle with a little free":             {live: 300 * mib, free: 40 * mib, percent: least},
+		"small with little free":              {live: 10 * mib, free: 15 * mib, percent: least},
+		"a storm that will take what is free": {live: 300 * mib, perSecond: 100 * mib, free: 200 * mib, percent: usual},
+	} {
+		t.Run(name, func(t *testing.T) {
+			start := time.Unix(1000, 0)
+			k := keeper{before: sample{at: start}}
+			percent, giveBack := k.look(sample{at: start.Add(5 * time.Second), allocated: 5 * tc.perSecond, live: tc.live, free: tc.free})
+			if percent != tc.percent || giveBack != tc.giveBack {
+				t.Errorf("%d%%, give back: %t; want %d%%, %t", percent, giveBack, tc.percent, tc.giveBack)
+			}
+		})
+	}
+}
+
+func TestGivesBackNotTooOften(t *testing.T) {
+	at := time.Unix(1000, 0)
+	k := keeper{before: sample{at: at}}
+	times := 0
+	for range 25 {
+		at = at.Add(5 * time.Second)
+		if _, giveBack := k.look(sample{at: at, live: 100 * mib, free: 100 * mib}); giveBack {
+			times++
+		}
+	}
+	if times != 3 {
+		t.Errorf("%d times in two minutes, want 3", times)
+	}
+}
+
+func TestLeavesTheUsualBehind(t *testing.T) {
+	t.Setenv("GOGC", "")
+	t.Setenv("GOMEMLIMIT", "")
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); Keep(ctx) }()
+		time.Sleep(2*interval + time.Second) // of the bubble
+		stop()
+		<-done
+	})
+	if percent := debug.SetGCPercent(usual); percent != usual {
+		t.Errorf("%d%% after the end, want %d%%", percent, usual)
+	}
+}
