@@ -22,6 +22,10 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(launchVariable) != "" {
+		fmt.Fprintf(os.Stderr, "chaos: launch: %v\n", launch())
+		os.Exit(1)
+	}
 	if os.Getenv("CHAOS") == "" { // needs the repository's binaries, which `go test` alone does not build
 		os.Exit(m.Run())
 	}

@@ -52,7 +52,7 @@ var faults = []fault{
 			err = pause(ctx, lasting(30*time.Second))
 			return next + " led", err
 		}},
-	{"all VMs cut off from the servers", "no wave of replacements: the VMs run", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
+	{"all VMs cut off from the servers", "no wave of replacements: the VMs run", []string{alone}, func(ctx context.Context, s *shard) (string, error) {
 		before, err := s.Windows(ctx)
 		if err != nil {
 			return "", err
@@ -220,6 +220,41 @@ var faults = []fault{
 			}
 			return fmt.Sprintf("no call to the provider in %v", lasting(10*time.Minute)), errors.Join(err, os.Remove(filler))
 		}},
+	{"the servers' clocks step, each up to four minutes, VMs dying", "nothing else happens: who leads is not a matter of the time of day, nor who lives", []string{withHeir},
+		func(ctx context.Context, s *shard) (string, error) {
+			leader, term, err := s.victim(ctx)
+			if err != nil {
+				return "", err
+			}
+			steps := []time.Duration{2 * time.Minute, -2 * time.Minute, 4 * time.Minute, -4 * time.Minute}
+			for _, ahead := range steps {
+				for name, clock := range s.network.clocks {
+					clock.step(ahead)
+					if name != leader {
+						clock.step(-ahead)
+					}
+				}
+				id, err := s.kill(ctx)
+				if err != nil {
+					return "", err
+				}
+				if err := s.replaced(ctx, id); err != nil {
+					return "", fmt.Errorf("with the leader's clock %v ahead: %w", ahead, err)
+				}
+				if told := s.journal.told(leader); (told - ahead).Abs() > time.Minute { // it logs what it does
+					return "", fmt.Errorf("the leader's clock is %v ahead, and not %v", told, ahead)
+				}
+			}
+			next, now, err := s.leader(ctx)
+			if err == nil && (next != leader || now != term) {
+				err = fmt.Errorf("%s leads in term %d, and no longer %s in term %d", next, now, leader, term)
+			}
+			return fmt.Sprintf("%s led on, %d VMs replaced", leader, len(steps)), err
+		}},
+	{"the leader's clock an hour ahead, then right again, a VM dying each time", "VMs that run go on; the dead are replaced, at the latest when the clock is right", nil,
+		func(ctx context.Context, s *shard) (string, error) { return s.wrongClock(ctx, time.Hour) }},
+	{"the leader's clock an hour behind, then right again, a VM dying each time", "the same", nil,
+		func(ctx context.Context, s *shard) (string, error) { return s.wrongClock(ctx, -time.Hour) }},
 	{"everything killed at once, all disks deleted but the bucket", "all is rebuilt from the bucket", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			if err := s.KillAll(ctx); err != nil {
@@ -235,4 +270,45 @@ var faults = []fault{
 			}
 			return "", s.startAll(ctx)
 		}},
+}
+
+// wrongClock sets the leader's clock wrong by more than anybody allows for, and right again.
+func (s *shard) wrongClock(ctx context.Context, ahead time.Duration) (string, error) {
+	leader, term, err := s.victim(ctx)
+	if err != nil {
+		return "", err
+	}
+	before, err := s.Windows(ctx)
+	if err != nil {
+		return "", err
+	}
+	s.network.clocks[leader].step(ahead)
+	gone, err := s.kill(ctx)
+	if err != nil {
+		return "", err
+	}
+	if err := pause(ctx, lasting(2*time.Minute)); err != nil {
+		return "", err
+	}
+	during, err := s.Windows(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, id := range before {
+		if id != gone && !slices.Contains(during, id) {
+			return "", fmt.Errorf("%s was ended although it ran", id)
+		}
+	}
+	if told := s.journal.told(leader); (told - ahead).Abs() > 10*time.Minute { // it logs what it does
+		return "", fmt.Errorf("the leader's clock is %v ahead, and not %v", told, ahead)
+	}
+	s.network.clocks[leader].step(0)
+	if _, err := s.kill(ctx); err != nil {
+		return "", err
+	}
+	next, now, err := s.leader(ctx)
+	if err == nil && (next != leader || now != term) {
+		err = fmt.Errorf("%s leads in term %d, and no longer %s in term %d", next, now, leader, term)
+	}
+	return leader + " led on in its term", err
 }

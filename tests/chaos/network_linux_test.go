@@ -34,6 +34,7 @@ var numbers = map[string]byte{local.Store: 1, local.ServerName(1): 11, local.Ser
 type network struct {
 	addresses map[string]string
 	hosts     map[string]*host
+	clocks    map[string]*wallClock // of the servers
 	ended     chan struct{}
 	wg        sync.WaitGroup
 
@@ -69,8 +70,11 @@ func thread(f func() error) error {
 
 // newNetwork makes the machines of one network among several. The observer is in the namespace that this process is in.
 func newNetwork(number byte, seed uint64) (n *network, err error) {
-	n = &network{addresses: map[string]string{}, hosts: map[string]*host{}, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)),
+	n = &network{addresses: map[string]string{}, hosts: map[string]*host{}, clocks: map[string]*wallClock{}, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)),
 		bad: map[[2]string]weather{}, byAddr: map[netip.Addr]string{}, leader: local.ServerName(1)}
+	for i := 1; i <= servers; i++ {
+		n.clocks[local.ServerName(i)] = &wallClock{}
+	}
 	for name, last := range numbers {
 		address := netip.AddrFrom4([4]byte{10, 77, number, last})
 		n.byAddr[address], n.addresses[name] = name, address.String()
@@ -188,6 +192,9 @@ func (n *network) Start(name string, cmd *exec.Cmd) error {
 		if err := unix.Setns(int(n.hosts[name].ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return err
 		}
+		if clock := n.clocks[name]; clock != nil {
+			return clock.start(cmd)
+		}
 		return cmd.Start()
 	})
 }
@@ -219,8 +226,11 @@ func (n *network) lose(share float64) {
 	}
 }
 
-// mend makes the network a good one, and says how many packets it lost.
+// mend makes the network a good one, sets the clocks right, and says how many packets were lost.
 func (n *network) mend() (lost int) {
+	for _, clock := range n.clocks {
+		clock.step(0)
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.bad)

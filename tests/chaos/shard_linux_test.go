@@ -42,6 +42,7 @@ type shard struct {
 	network  *network
 	operator *local.Operator
 	watch    watch
+	journal  journal
 	mu       sync.Mutex
 	running  map[string]*local.Process
 }
@@ -91,7 +92,7 @@ func start(t *testing.T, f form) *shard {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &shard{Stack: stack, form: f, network: n, running: map[string]*local.Process{}}
+	s := &shard{Stack: stack, form: f, network: n, running: map[string]*local.Process{}, journal: journal{acted: map[uint64]int{}, led: map[uint64]string{}}}
 	// Small disks for the caches and the bucket, which can be filled.
 	var mounts []string
 	for i := 1; i <= servers; i++ {
@@ -133,6 +134,7 @@ func start(t *testing.T, f form) *shard {
 		running.Wait()
 	})
 	running.Go(func() { n.lead(background, s.holder) })
+	running.Go(func() { s.journal.follow(background, stack) })
 	for i := 1; i <= servers; i++ {
 		url := "http://" + net.JoinHostPort(n.Host(local.ServerName(i)), strconv.Itoa(stack.Ports.Health)) + "/leader"
 		running.Go(func() { s.watch.follow(background, i, url) })
@@ -318,7 +320,7 @@ func (s *shard) rest(ctx context.Context) error {
 			return err
 		}
 	}
-	return errors.Join(s.oneLife(), s.history())
+	return errors.Join(s.oneLife(), s.journal.history())
 }
 
 // certified says which certificates on the VMs' disks are missing from the log of certificates.

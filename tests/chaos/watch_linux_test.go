@@ -1,13 +1,14 @@
 package chaos
 
 import (
-	"cmp"
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -111,40 +112,92 @@ func (s *shard) pair(ctx context.Context) (leader, heir string, term uint64, err
 	}
 }
 
-// history checks in the servers' logs that nobody acted in a term after somebody had in a later one, and that nobody led in another's term.
-func (s *shard) history() error {
-	type act struct {
-		local.Line
-		by string
-	}
-	var acts []act
-	led := map[uint64]string{}
-	for n := 1; n <= servers; n++ {
-		name := local.ServerName(n)
-		lines, err := s.Lines(name)
-		if err != nil {
-			return err
+// journal is what the servers' logs say, in the order in which it was written there: their clocks may be wrong.
+type journal struct {
+	mu    sync.Mutex
+	pass  int                        // through all logs
+	read  [servers + 1]int64         // bytes of each log
+	ahead [servers + 1]time.Duration // each one's time of day of ours, by its last line
+	acted map[uint64]int             // term: the pass in which it was first seen to act
+	led   map[uint64]string
+	err   error
+}
+
+// follow reads what is new in the logs until ctx ends.
+func (j *journal) follow(ctx context.Context, s *local.Stack) {
+	for ctx.Err() == nil {
+		j.mu.Lock()
+		j.pass++
+		for n := 1; n <= servers; n++ {
+			j.err = errors.Join(j.err, j.take(n, s.LogFile(local.ServerName(n))))
 		}
-		for _, line := range lines {
-			switch line.Msg {
-			case "acting":
-				acts = append(acts, act{line, name})
-			case "became leader":
-				if other := led[line.Term]; other != "" {
-					return fmt.Errorf("%s and %s led in term %d", other, name, line.Term)
+		j.mu.Unlock()
+		_ = pause(ctx, 100*time.Millisecond) // why it ended does not matter
+	}
+}
+
+// take reads one log on. Nobody may act in a term after somebody has in a later one. A line of an earlier pass but one is older than one of this pass,
+// whichever log is read first.
+func (j *journal) take(n int, path string) error {
+	file, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	raw, err := io.ReadAll(io.NewSectionReader(file, j.read[n], 1<<24))
+	if err != nil {
+		return err
+	}
+	raw = raw[:bytes.LastIndexByte(raw, '\n')+1]
+	j.read[n] += int64(len(raw))
+	name := local.ServerName(n)
+	for text := range bytes.Lines(raw) {
+		var line local.Line
+		if json.Unmarshal(text, &line) != nil {
+			continue // a crash
+		}
+		j.ahead[n] = time.Until(line.Time)
+		switch line.Msg {
+		case "became leader":
+			if other := j.led[line.Term]; other != "" {
+				return fmt.Errorf("%s and %s led in term %d", other, name, line.Term)
+			}
+			j.led[line.Term] = name
+		case "acting":
+			for term, pass := range j.acted {
+				if term > line.Term && pass < j.pass-1 {
+					return fmt.Errorf("%s acted in term %d although %s had acted in term %d: %s", name, line.Term, j.led[term], term, text)
 				}
-				led[line.Term] = name
+			}
+			if _, ok := j.acted[line.Term]; !ok {
+				j.acted[line.Term] = j.pass
 			}
 		}
 	}
-	if len(acts) == 0 {
-		return errors.New("the logs tell of no action")
+	return nil
+}
+
+// history says what was wrong in the logs until now.
+func (j *journal) history() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.acted) == 0 {
+		return errors.Join(j.err, errors.New("the logs tell of no action"))
 	}
-	slices.SortStableFunc(acts, func(a, b act) int { return cmp.Compare(a.Time.UnixNano(), b.Time.UnixNano()) })
-	for i := 1; i < len(acts); i++ {
-		if before, after := acts[i-1], acts[i]; after.Term < before.Term {
-			return fmt.Errorf("%s acted in term %d at %v, although %s had acted in term %d at %v", after.by, after.Term, after.Time, before.by, before.Term, before.Time)
+	return j.err
+}
+
+// told is by how much a server's clock was ahead of this process's when it logged something last.
+func (j *journal) told(server string) time.Duration {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for n, ahead := range j.ahead {
+		if local.ServerName(n) == server {
+			return ahead
 		}
 	}
-	return nil
+	return 0
 }

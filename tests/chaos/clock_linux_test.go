@@ -1,0 +1,220 @@
+package chaos
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// launchVariable names the program that this one, started as a launcher, is to become.
+const launchVariable = "NSTANCE_CHAOS_LAUNCH"
+
+// wallClock is the time of day of one machine: this one's, and what it is ahead of it. Programs read the time of day through the vDSO, without a system
+// call. One that is started here has no vDSO (its auxiliary vector, getauxval(3), names none), so that it asks the kernel, and a filter hands that
+// question to this process (seccomp_unotify(2)). Everything else about the program is as it is. Clocks other than CLOCK_REALTIME are the kernel's.
+type wallClock struct{ ahead atomic.Int64 }
+
+// step sets the clock, by what it is ahead of this machine's.
+func (c *wallClock) step(ahead time.Duration) { c.ahead.Store(int64(ahead)) }
+
+func init() { //nolint:gochecknoinits // only there is it certain which thread this is (runtime.LockOSThread)
+	if os.Getenv(launchVariable) != "" {
+		runtime.LockOSThread() // main's is the thread that is traced, and whose filter stays
+	}
+}
+
+// launch puts the filter in place, sends its other end to whoever started it, and becomes the program.
+func launch() error {
+	path := os.Getenv(launchVariable)
+	if err := os.Unsetenv(launchVariable); err != nil {
+		return err
+	}
+	// clock_gettime(CLOCK_REALTIME, …) is asked about; seccomp(2) has the offsets of struct seccomp_data, its 32-bit halves in the machine's order.
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLOCK_GETTIME, Jf: 3},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 16},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.CLOCK_REALTIME, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&program)))
+	if errno != 0 {
+		return fmt.Errorf("set a filter of system calls: %w", errno)
+	}
+	if err := unix.Sendmsg(3, []byte{0}, unix.UnixRights(int(fd)), nil, 0); err != nil {
+		return fmt.Errorf("send the filter's other end: %w", err)
+	}
+	unix.CloseOnExec(3)
+	return unix.Exec(path, os.Args, os.Environ())
+}
+
+// start starts a program whose time of day is the clock's. It must be called on a thread of its own, which traces the program until that has begun.
+func (c *wallClock) start(cmd *exec.Cmd) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(pair[0])
+	theirs := os.NewFile(uintptr(pair[1]), "launcher")
+	defer theirs.Close()
+	cmd.Env = append(cmd.Env, launchVariable+"="+cmd.Path)
+	cmd.Path, cmd.ExtraFiles = self, []*os.File{theirs}
+	cmd.SysProcAttr.Ptrace = true
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	pid := cmd.Process.Pid
+	if err := hideVDSO(pid); err != nil {
+		_ = cmd.Process.Kill()
+		return fmt.Errorf("start %s with a clock of its own: %w", cmd.Args[0], err)
+	}
+	control := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	if err != nil || len(messages) != 1 {
+		return errors.Join(err, errors.New("the launcher sent nothing"))
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		return err
+	}
+	go c.answer(fds[0])
+	return nil
+}
+
+// hideVDSO follows a traced launcher through its own start and that of the program, whose vDSO it takes away before its first instruction.
+func hideVDSO(pid int) error {
+	for starts := 0; ; {
+		var status unix.WaitStatus
+		if _, err := unix.Wait4(pid, &status, unix.WALL, nil); err != nil {
+			return err
+		}
+		if !status.Stopped() {
+			return errors.New("the launcher has ended")
+		}
+		signal := status.StopSignal()
+		if signal == unix.SIGTRAP {
+			signal = 0
+			if starts++; starts == 2 {
+				if err := clearVDSO(pid); err != nil {
+					return err
+				}
+				return unix.PtraceDetach(pid)
+			}
+		}
+		if err := unix.PtraceCont(pid, int(signal)); err != nil {
+			return err
+		}
+	}
+}
+
+// clearVDSO changes the auxiliary vector of a process that is about to run its first instruction. It is on the stack, after the arguments and the
+// environment.
+func clearVDSO(pid int) error {
+	const sysinfoEHDR, ignore = 33, 1 // AT_SYSINFO_EHDR, AT_IGNORE: elf.h
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return err
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(after)
+	var at int64
+	if _, err := fmt.Sscan(fields[28-3], &at); err != nil { // startstack, proc_pid_stat(5); the first two fields are cut off
+		return err
+	}
+	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	word := make([]byte, 8)
+	read := func() uint64 {
+		if _, readErr := memory.ReadAt(word, at); readErr != nil {
+			err = readErr
+		}
+		at += 8
+		return binary.NativeEndian.Uint64(word)
+	}
+	read() // number of arguments
+	for lists := 0; lists < 2 && err == nil; {
+		if read() == 0 {
+			lists++
+		}
+	}
+	for err == nil {
+		switch key := read(); key {
+		case 0:
+			return errors.New("it has no vDSO")
+		case sysinfoEHDR:
+			_, err := memory.WriteAt(binary.NativeEndian.AppendUint64(nil, ignore), at-8)
+			return err
+		}
+		read()
+	}
+	return err
+}
+
+// question and reply are struct seccomp_notif and seccomp_notif_resp (seccomp_unotify(2)).
+type (
+	question struct {
+		id         uint64
+		pid, flags uint32
+		nr         int32
+		arch       uint32
+		ip         uint64
+		args       [6]uint64
+	}
+	reply struct {
+		id    uint64
+		val   int64
+		error int32
+		flags uint32
+	}
+)
+
+// answer tells a program the time of day until it ends.
+func (c *wallClock) answer(fd int) {
+	defer unix.Close(fd)
+	for {
+		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if _, err := unix.Poll(ready, -1); errors.Is(err, syscall.EINTR) {
+			continue
+		} else if err != nil || ready[0].Revents&unix.POLLIN == 0 {
+			return // nobody has the filter any more
+		}
+		var q question
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&q))); errno != 0 {
+			continue // it was killed, or interrupted and asks again
+		}
+		now := unix.NsecToTimespec(time.Now().UnixNano() + c.ahead.Load())
+		local := unix.Iovec{Base: (*byte)(unsafe.Pointer(&now))}
+		local.SetLen(int(unsafe.Sizeof(now)))
+		r := reply{id: q.id}
+		if _, err := unix.ProcessVMWritev(int(q.pid), []unix.Iovec{local}, []unix.RemoteIovec{{Base: uintptr(q.args[1]), Len: int(unsafe.Sizeof(now))}}, 0); err != nil {
+			r.error = -int32(unix.EFAULT)
+		}
+		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r))) // it may have been killed meanwhile
+	}
+}
