@@ -2,16 +2,12 @@ package bench
 
 import (
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
-	"errors"
-	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -19,22 +15,46 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-
-	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
 // attackersEnv makes this program the process of hostile clients.
 const attackersEnv = "NSTANCE_BENCH_ATTACKERS"
 
-// target is what attackers are told: a server, and the identity of an instance that they have got hold of.
+// The five ports.
+const (
+	registrationPort = "registration"
+	agentPort        = "agents"
+	operatorPort     = "operators"
+	electionPort     = "election"
+	healthPort       = "health"
+)
+
+var tlsPorts = []string{registrationPort, agentPort, operatorPort, electionPort}
+
+// target is what attackers are told: a server, and what they have got hold of.
 type target struct {
-	CA, Nonce, ID, Other          string
-	Registration, Agent, Operator string
-	Silent, Slow                  int
+	CA string
+	// ID and Reporter are instances that they are, Other one that they are not.
+	ID, Reporter, Other string
+	Ports               map[string]string
+	Papers              map[string]paper  // certificates
+	Nonces              map[string]string // signed ones, of every kind that is to be refused
+	// Kinds of attacks to make; none: all.
+	Kinds []string
+	// Silent connections to the agents' port, a tenth of that to each other port; and as many slow handshakes.
+	Silent, Slow int
+}
+
+// paper is a certificate with its key, in DER and PKCS #8.
+type paper struct{ Cert, Key []byte }
+
+func (p paper) load() tls.Certificate {
+	key, err := x509.ParsePKCS8PrivateKey(p.Key)
+	if err != nil {
+		panic(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{p.Cert}, PrivateKey: key}
 }
 
 // outcomes counts what became of each attack.
@@ -57,9 +77,19 @@ type attacker struct {
 	target
 	seen    outcomes
 	roots   *x509.CertPool
-	cert    tls.Certificate
+	certs   map[string][]tls.Certificate
 	waiting atomic.Int64 // connections that are open and say nothing
 	ctx     context.Context
+}
+
+// noCertificate is the name of none.
+const noCertificate = "none"
+
+// attack is one way to be hostile. Its outcome is counted under kind and port.
+type attack struct {
+	kind, port string
+	run        func() string
+	pace       time.Duration // between two of them
 }
 
 // runAttackers reads its target, attacks until its input ends, and writes what became of it. It is nice, in the sense of nice(1): on other machines it
@@ -68,29 +98,39 @@ func runAttackers(in io.Reader, out io.Writer) {
 	_ = syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19)
 	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
 	ctx, stop := context.WithCancel(context.Background())
-	a := &attacker{roots: x509.NewCertPool(), ctx: ctx, seen: outcomes{counts: map[string]map[string]int{}}}
+	a := &attacker{roots: x509.NewCertPool(), certs: map[string][]tls.Certificate{noCertificate: nil}, ctx: ctx, seen: outcomes{counts: map[string]map[string]int{}}}
 	if err := decoder.Decode(&a.target); err != nil {
 		panic(err)
 	}
 	a.roots.AppendCertsFromPEM([]byte(a.CA))
-	if err := a.register(); err != nil {
-		panic(err)
+	for name, p := range a.Papers {
+		a.certs[name] = []tls.Certificate{p.load()}
 	}
 	var all sync.WaitGroup
-	for range a.Silent {
-		all.Go(func() { a.silent() })
+	silent := 0
+	for port, addr := range a.Ports {
+		n, slow := a.Silent/10, a.Slow/10
+		if port == agentPort {
+			n, slow = a.Silent, a.Slow
+		}
+		if a.does("silent") {
+			silent += n
+			for range n {
+				all.Go(func() { a.silent(port, addr) })
+			}
+		}
+		if a.does("slow") {
+			for range slow {
+				all.Go(func() { a.slow(port, addr) })
+			}
+		}
 	}
-	for range a.Slow {
-		all.Go(func() { a.slow() })
+	for _, attack := range slices.Concat(a.nonces(), a.messages(), a.identities(), a.connections(), a.frames()) {
+		if a.does(attack.kind) {
+			all.Go(func() { a.again(attack) })
+		}
 	}
-	for name, attack := range map[string]func() string{
-		"oversized": a.oversized, "malformed": a.malformed, "garbage": a.garbage, "forged nonce": a.forged, "replayed nonce": a.replayed,
-		"wrong role": a.wrongRole, "another's name": a.another, "oversized report": a.oversizedReport,
-	} {
-		all.Go(func() { a.again(name, attack, 20*time.Millisecond) })
-	}
-	all.Go(func() { a.again("streams", a.streams, time.Millisecond) })
-	for end := time.Now().Add(20 * time.Second); int(a.waiting.Load()) < a.Silent*9/10 && time.Now().Before(end); {
+	for end := time.Now().Add(10 * time.Second); int(a.waiting.Load()) < silent*9/10 && time.Now().Before(end); {
 		<-time.After(10 * time.Millisecond)
 	}
 	_ = encoder.Encode(a.waiting.Load())
@@ -100,54 +140,44 @@ func runAttackers(in io.Reader, out io.Writer) {
 	_ = encoder.Encode(a.seen.counts)
 }
 
-// again repeats an attack, at a pace.
-func (a *attacker) again(name string, attack func() string, pace time.Duration) {
+func (a *attacker) does(kind string) bool { return len(a.Kinds) == 0 || slices.Contains(a.Kinds, kind) }
+
+// again repeats an attack, at its pace.
+func (a *attacker) again(attack attack) {
 	for a.ctx.Err() == nil {
-		outcome := attack()
+		outcome := attack.run()
 		if a.ctx.Err() != nil {
 			return
 		}
-		a.seen.add(name, outcome)
+		a.seen.add(attack.kind+" "+attack.port, outcome)
 		select {
 		case <-a.ctx.Done():
-		case <-time.After(pace):
+		case <-time.After(attack.pace):
 		}
 	}
-}
-
-// register makes the attackers an agent: they have an instance's nonce.
-func (a *attacker) register() error {
-	public, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return err
-	}
-	conn, err := a.dial(a.Registration, nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	resp, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(a.ctx, &nstancev1.RegisterAgentRequest{Nonce: a.Nonce, PublicKey: public, Ipv4: "10.0.0.1"})
-	if err != nil {
-		return err
-	}
-	block, _ := pem.Decode(resp.GetCertificate())
-	if block == nil {
-		return errors.New("the certificate is no PEM")
-	}
-	a.cert = tls.Certificate{Certificate: [][]byte{block.Bytes}, PrivateKey: private}
-	return nil
 }
 
 func (a *attacker) tls(certs []tls.Certificate) *tls.Config {
 	return &tls.Config{RootCAs: a.roots, Certificates: certs, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, ServerName: "127.0.0.1"}
 }
 
-func (a *attacker) dial(addr string, certs []tls.Certificate, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	return grpc.NewClient(addr, append(options, grpc.WithTransportCredentials(credentials.NewTLS(a.tls(certs))))...)
+// connect comes from an address of its own: attackers are no neighbours of good agents.
+func (a *attacker) connect(ctx context.Context, addr string) (net.Conn, error) {
+	return connectFrom(ctx, 66, addr)
 }
 
+func connectFrom(ctx context.Context, last byte, addr string) (net.Conn, error) {
+	return (&net.Dialer{Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, last)}}).DialContext(ctx, "tcp", addr)
+}
+
+func (a *attacker) dial(addr string, certs []tls.Certificate, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(a.tls(certs))),
+		grpc.WithContextDialer(a.connect), grpc.WithDisableRetry(), grpc.WithNoProxy()}, options...)...)
+}
+
+// open opens a connection that ends with the attack; nil if it is refused.
 func (a *attacker) open(addr string) net.Conn {
-	conn, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(a.ctx, "tcp", addr)
+	conn, err := a.connect(a.ctx, addr)
 	if err != nil {
 		return nil
 	}
@@ -155,174 +185,14 @@ func (a *attacker) open(addr string) net.Conn {
 	return conn
 }
 
-// silent holds a connection open without a word, and opens the next when it is closed.
-func (a *attacker) silent() {
-	for a.ctx.Err() == nil {
-		conn := a.open(a.Agent)
-		if conn == nil {
-			a.seen.add("silent", "refused")
-			continue
-		}
-		a.waiting.Add(1)
-		_, _ = conn.Read(make([]byte, 1)) // until the server has had enough
-		a.waiting.Add(-1)
-		_ = conn.Close()
-		if a.ctx.Err() == nil {
-			a.seen.add("silent", "closed")
-		}
-	}
-}
-
-// dripping writes a byte at a time.
-type dripping struct{ net.Conn }
-
-func (d dripping) Write(p []byte) (n int, err error) {
-	for n < len(p) && err == nil {
-		<-time.After(100 * time.Millisecond)
-		_, err = d.Conn.Write(p[n : n+1])
-		n++
-	}
-	return n, err
-}
-
-// slow shakes hands a byte at a time.
-func (a *attacker) slow() {
-	for a.ctx.Err() == nil {
-		conn := a.open(a.Agent)
-		if conn == nil {
-			continue
-		}
-		if err := tls.Client(dripping{conn}, a.tls(nil)).HandshakeContext(a.ctx); err == nil {
-			a.seen.add("slow", "accepted")
-		} else if a.ctx.Err() == nil {
-			a.seen.add("slow", "closed")
-		}
-		_ = conn.Close()
-	}
-}
-
 // call makes one call on a connection of its own, and says how it ended.
-func (a *attacker) call(addr string, certs []tls.Certificate, fn func(ctx context.Context, conn *grpc.ClientConn) error, options ...grpc.DialOption) string {
-	conn, err := a.dial(addr, certs, options...)
+func (a *attacker) call(port, cert string, fn func(ctx context.Context, conn *grpc.ClientConn) error, options ...grpc.DialOption) string {
+	conn, err := a.dial(a.Ports[port], a.certs[cert], options...)
 	if err != nil {
 		return err.Error()
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(a.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(a.ctx, 30*time.Second)
 	defer cancel()
 	return status.Code(fn(ctx, conn)).String()
-}
-
-func (a *attacker) registerWith(nonce string) string {
-	public, _, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	return a.call(a.Registration, nil, func(ctx context.Context, conn *grpc.ClientConn) error {
-		_, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: public})
-		return err
-	})
-}
-
-func (a *attacker) oversized() string { return a.registerWith(string(make([]byte, 1<<20))) }
-
-func (a *attacker) replayed() string { return a.registerWith(a.Nonce) }
-
-// forged has another signature.
-func (a *attacker) forged() string {
-	last := a.Nonce[len(a.Nonce)-10]
-	other := byte('A')
-	if last == other {
-		other = 'B'
-	}
-	return a.registerWith(a.Nonce[:len(a.Nonce)-10] + string(other) + a.Nonce[len(a.Nonce)-9:])
-}
-
-// noise is a codec for messages that are none.
-type noise struct{}
-
-func (noise) Name() string { return "proto" }
-func (noise) Marshal(any) (mem.BufferSlice, error) {
-	raw := make([]byte, 512)
-	_, _ = rand.Read(raw)
-	raw[0] = 0xff // no field has this tag
-	return mem.BufferSlice{mem.SliceBuffer(raw)}, nil
-}
-func (noise) Unmarshal(mem.BufferSlice, any) error { return nil }
-
-var _ encoding.CodecV2 = noise{}
-
-func (a *attacker) malformed() string {
-	return a.call(a.Registration, nil, func(ctx context.Context, conn *grpc.ClientConn) error {
-		return conn.Invoke(ctx, nstancev1.RegistrationService_RegisterAgent_FullMethodName, &nstancev1.RegisterAgentRequest{}, &nstancev1.RegisterAgentResponse{})
-	}, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(noise{})))
-}
-
-// garbage speaks no HTTP/2 once TLS is through.
-func (a *attacker) garbage() string {
-	conn := a.open(a.Agent)
-	if conn == nil {
-		return "refused"
-	}
-	defer conn.Close()
-	client := tls.Client(conn, a.tls([]tls.Certificate{a.cert}))
-	raw := make([]byte, 4096)
-	_, _ = rand.Read(raw)
-	if _, err := client.Write(raw); err != nil {
-		return "closed"
-	}
-	_ = client.SetReadDeadline(time.Now().Add(30 * time.Second))
-	if _, err := io.Copy(io.Discard, client); err != nil && isTimeout(err) {
-		return "kept"
-	}
-	return "closed"
-}
-
-func isTimeout(err error) bool {
-	timeout, ok := err.(net.Error) //nolint:errorlint // as io.Copy returns it
-	return ok && timeout.Timeout()
-}
-
-// wrongRole is an agent that would be an operator.
-func (a *attacker) wrongRole() string {
-	return a.call(a.Operator, []tls.Certificate{a.cert}, func(ctx context.Context, conn *grpc.ClientConn) error {
-		_, err := nstancev1.NewOperatorServiceClient(conn).ListInstances(ctx, &nstancev1.ListInstancesRequest{})
-		return err
-	})
-}
-
-func (a *attacker) report(r *nstancev1.ReportHealthRequest) string {
-	return a.call(a.Agent, []tls.Certificate{a.cert}, func(ctx context.Context, conn *grpc.ClientConn) error {
-		stream, err := nstancev1.NewAgentServiceClient(conn).ReportHealth(ctx)
-		if err != nil {
-			return err
-		}
-		_ = stream.Send(r) // what is wrong with it, the answer says
-		_, err = stream.CloseAndRecv()
-		return err
-	})
-}
-
-// another reports in the name of another instance.
-func (a *attacker) another() string {
-	return a.report(&nstancev1.ReportHealthRequest{InstanceId: a.Other, Sequence: 1, Healthy: true})
-}
-
-func (a *attacker) oversizedReport() string {
-	return a.report(&nstancev1.ReportHealthRequest{InstanceId: a.ID, Sequence: 1, Healthy: true, Message: string(make([]byte, 5<<20))})
-}
-
-// streams opens streams and resets them as fast as it can, a second long on one connection.
-func (a *attacker) streams() string {
-	return a.call(a.Agent, []tls.Certificate{a.cert}, func(ctx context.Context, conn *grpc.ClientConn) error {
-		for end := time.Now().Add(time.Second); time.Now().Before(end) && ctx.Err() == nil; {
-			each, cancel := context.WithCancel(metadata.AppendToOutgoingContext(ctx, "x", fmt.Sprint(time.Now())))
-			if _, err := nstancev1.NewAgentServiceClient(conn).ReportHealth(each); err != nil {
-				cancel()
-				return err
-			}
-			cancel()
-		}
-		return nil
-	})
 }

@@ -1,125 +1,427 @@
 package bench
 
 import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"io"
 	"maps"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// mayEnd says how each attack may end. Aborted are those that another of the same instance's connections has replaced; refused connections were
-// more than wait to be accepted.
-var mayEnd = map[string][]string{
-	"silent":           {"closed", "refused"},
-	"slow":             {"closed"},
-	"oversized":        {"ResourceExhausted"},
-	"malformed":        {"Internal"},
-	"garbage":          {"closed"},
-	"forged nonce":     {"Unauthenticated"},
-	"replayed nonce":   {"PermissionDenied", "Unauthenticated"},
-	"wrong role":       {"PermissionDenied"},
-	"another's name":   {"PermissionDenied", "Aborted"},
-	"oversized report": {"ResourceExhausted", "Aborted"},
-	"streams":          {"OK"},
+// ends of an attack: one of the first sort must occur, those of the second may.
+type ends struct{ proper, excused []string }
+
+func must(proper ...string) ends { return ends{proper: proper} }
+
+func (e ends) or(excused ...string) ends { return ends{e.proper, excused} }
+
+var (
+	// A connection is refused, or cut, when the same address or certificate has too many.
+	cut = []string{"Unavailable", "closed", "refused"}
+	// A source that registers too often is cut off before anybody looks at its nonce.
+	limited = []string{"Unavailable", "ResourceExhausted"}
+	// One that answers an attack in full takes as much as is sent, but no more than that.
+	endured = must("taken", "closed", "open").or("refused")
+)
+
+// mayEnd says how attacks end, by kind or by kind and port.
+var mayEnd = map[string]ends{
+	"silent":       must("closed").or("refused"),
+	"slow":         must("closed"),
+	"noise":        must("closed").or("refused"),
+	"noise in TLS": must("closed").or("refused"),
+	"TLS 1.2":      must("closed").or("refused"),
+
+	"nonce: replayed":                    must("PermissionDenied").or(limited...),
+	"nonce: flood of spent ones":         must("PermissionDenied", "ResourceExhausted").or(limited...),
+	"nonce: expired":                     must("Unauthenticated").or(limited...),
+	"nonce: another tenant":              must("PermissionDenied").or(limited...),
+	"nonce: another shard":               must("PermissionDenied").or(limited...),
+	"nonce: another cluster":             must("PermissionDenied").or(limited...),
+	"nonce: another cluster's key":       must("Unauthenticated").or(limited...),
+	"nonce: nobody's instance":           must("NotFound").or(limited...),
+	"nonce: an operator's for an agent":  must("PermissionDenied").or(limited...),
+	"nonce: of an agent for an operator": must("PermissionDenied").or(limited...),
+	"nonce: forged signature":            must("Unauthenticated").or(limited...),
+	"nonce: tampered":                    must("Unauthenticated").or(limited...),
+	"nonce: alg none":                    must("InvalidArgument").or(limited...),
+	"nonce: alg HS256":                   must("InvalidArgument").or(limited...),
+	"nonce: garbage":                     must("InvalidArgument").or(limited...),
+
+	"malformed registration":    must("Internal").or(limited...),
+	"malformed agents":          must("Internal").or(cut...),
+	"malformed operators":       must("Internal").or(cut...),
+	"malformed election":        must("PermissionDenied").or(cut...),
+	"oversized registration":    must("ResourceExhausted").or(limited...),
+	"oversized agents":          must("ResourceExhausted").or(cut...),
+	"oversized operators":       must("ResourceExhausted").or(cut...),
+	"oversized election":        must("PermissionDenied").or(cut...),
+	"another's name":            must("PermissionDenied").or("Aborted", "Unavailable"),
+	"oversized report":          must("ResourceExhausted").or("Aborted", "Unavailable"),
+	"report of nonsense":        must("InvalidArgument").or("Aborted", "Unavailable"),
+	"another tenant's instance": must("NotFound").or(cut...),
+
+	"certificate":                             must("PermissionDenied").or(cut...), // but:
+	"certificate agents none":                 must("Unavailable"),
+	"certificate operators none":              must("Unavailable"),
+	"certificate election none":               must("Unavailable"),
+	"certificate agents another authority":    must("Unavailable"),
+	"certificate operators another authority": must("Unavailable"),
+	"certificate election another authority":  must("Unavailable"),
+	"certificate agents expired agent":        must("Unauthenticated").or(cut...),
+	"certificate operators expired operator":  must("Unauthenticated").or(cut...),
+	"certificate agents another cluster":      must("Unauthenticated").or(cut...),
+	"certificate operators another cluster":   must("Unauthenticated").or(cut...),
+	"certificate election another cluster":    must("Unauthenticated").or(cut...),
+
+	"rapid reset":        endured,
+	"settings flood":     endured,
+	"window flood":       endured,
+	"continuation flood": must("closed", "GOAWAY PROTOCOL_ERROR", "GOAWAY COMPRESSION_ERROR").or("refused"),
+	"huge headers":       must("closed", "RST FRAME_SIZE_ERROR").or("refused"),
+	"ping flood":         must("GOAWAY ENHANCE_YOUR_CALM", "closed").or("refused"),
+	"streams left":       must("left", "closed").or("refused"),
+	"slow body":          must("left", "closed").or("refused"),
+	"no window":          must("left", "closed").or("refused"),
+}
+
+// endsOf finds an attack's ends: its own, or else those of its kind.
+func endsOf(name string) ends {
+	if e, ok := mayEnd[name]; ok {
+		return e
+	}
+	if strings.HasPrefix(name, "certificate ") {
+		return mayEnd["certificate"]
+	}
+	kind, _ := cutLast(name)
+	return mayEnd[kind]
+}
+
+func cutLast(name string) (before, after string) {
+	at := strings.LastIndexByte(name, ' ')
+	return name[:max(at, 0)], name[at+1:]
+}
+
+// judge fails the test if one of the kinds of attack did not happen, or an attack did not end as it must.
+func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(seen)) {
+		t.Logf("%-44s %v", name, seen[name])
+		may, proper := endsOf(name), 0
+		for outcome, count := range seen[name] {
+			switch {
+			case slices.Contains(may.proper, outcome):
+				proper += count
+			case !slices.Contains(may.excused, outcome):
+				t.Errorf("%s: %d times %s, want %v or %v", name, count, outcome, may.proper, may.excused)
+			}
+		}
+		if proper == 0 {
+			t.Errorf("%s: never ended as it has to: %v, want %v", name, seen[name], may.proper)
+		}
+	}
+	for _, kind := range kinds {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(seen)), func(name string) bool { return strings.HasPrefix(name, kind) }) {
+			t.Errorf("%s: did not happen", kind)
+		}
+	}
+}
+
+// prey is a stack whose last instances are the attackers' and a visitor's.
+type prey struct {
+	*stack
+	told    target
+	visitor tls.Certificate // of an instance whose agent comes again and again
+	who     string
+}
+
+func newPrey(b testing.TB, agents int) *prey {
+	b.Helper()
+	p := &prey{stack: newStack(b, agents+groups, 0, true)}
+	p.fill(agents / groups)
+	var spare []entered
+	for _, creates := range p.creates {
+		spare = append(spare, <-creates)
+	}
+	hostile, honest := spare[0].req, spare[1].req
+	// Others of the attackers': of one instance there is one connection.
+	reporter, caller := spare[2].req, spare[3].req
+	p.told = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(), Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},
+		Ports: map[string]string{registrationPort: p.ports[2], agentPort: p.ports[4], operatorPort: p.ports[3], electionPort: p.ports[1], healthPort: p.ports[0]}}
+	p.who, p.visitor = honest.Tags.Instance.String(), p.register(string(honest.Userdata))
+	p.forge(hostile.Tags.Instance, caller.Tags.Instance)
+	for name, req := range map[string]infra.CreateRequest{"agent": hostile, "reporter": reporter, "caller": caller} {
+		p.told.Papers[name] = paperOf(b, p.register(string(req.Userdata)))
+	}
+	return p
+}
+
+// register makes an agent of a nonce.
+func (p *prey) register(nonce string) tls.Certificate {
+	p.b.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		p.b.Fatal(err)
+	}
+	conn := p.dial(p.ports[2], nil)
+	defer conn.Close()
+	resp, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(context.Background(),
+		&nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: public, Ipv4: "10.0.0.1"})
+	if err != nil {
+		p.b.Fatal(err)
+	}
+	block, _ := pem.Decode(resp.GetCertificate())
+	return tls.Certificate{Certificate: [][]byte{block.Bytes}, PrivateKey: private}
+}
+
+func (p *prey) dial(addr string, certs []tls.Certificate) *grpc.ClientConn {
+	p.b.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(p.caBundle()))
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithNoProxy(), grpc.WithDisableRetry(),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, Certificates: certs, MinVersion: tls.VersionTLS13})))
+	if err != nil {
+		p.b.Fatal(err)
+	}
+	return conn
+}
+
+// forge makes what attackers might have got hold of: with the cluster's own keys whatever those can sign, and things that are not of the cluster.
+func (p *prey) forge(id, caller ident.ID) {
+	b, now := p.b, time.Now()
+	b.Helper()
+	ctx := context.Background()
+	must := func(err error) {
+		b.Helper()
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	key, err := keyring.Parse([]byte(encryptionKey))
+	must(err)
+	state := clusterstate.New(clusterstate.Options{Cluster: p.bucket, Shard: p.bucket, ClusterID: "bench", ShardID: "bench",
+		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: p.bucket, Cluster: "bench", Ring: keyring.Ring{Current: key}, Rand: rand.Reader})})
+	ca, err := state.LoadCA(ctx)
+	must(err)
+	nonceKey, err := state.LoadNonceKey(ctx)
+	must(err)
+	foreignCA, err := authority.CreateCA("bench", rand.Reader, now)
+	must(err)
+	foreignKey, err := authority.CreateNonceKey(rand.Reader)
+	must(err)
+
+	newID := func(prefix string) ident.ID {
+		id, err := ident.NewID(prefix, now, rand.Reader)
+		must(err)
+		return id
+	}
+	issue := func(ca authority.CA, i authority.Identity, ttl time.Duration) paper {
+		public, private, err := ed25519.GenerateKey(rand.Reader)
+		must(err)
+		cert, err := ca.IssueClient(authority.ClientSpec{Identity: i, PublicKey: public, TTL: ttl}, rand.Reader, now)
+		must(err)
+		return paperOf(b, tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: private})
+	}
+	agent := authority.Identity{Role: authority.RoleAgent, Cluster: "bench", Tenant: "default", ID: id}
+	operator := authority.Identity{Role: authority.RoleOperator, Cluster: "bench", Tenant: "rival", ID: newID(ident.OperatorPrefix)}
+	stranger, rival, elsewhere := operator, agent, agent
+	stranger.ID, rival.Tenant, elsewhere.Cluster = newID(ident.OperatorPrefix), "rival", "elsewhere"
+	gone, other := agent, agent
+	gone.ID, other.ID = p.delete(), caller
+	p.told.Papers = map[string]paper{
+		"operator": issue(ca, operator, 0), "expired agent": issue(ca, other, time.Second), "expired operator": issue(ca, operator, time.Second),
+		"deleted": issue(ca, gone, 0), "another tenant": issue(ca, rival, 0), "another key": issue(ca, other, 0), "unknown operator": issue(ca, stranger, 0),
+		"another cluster": issue(ca, elsewhere, 0), "another authority": issue(foreignCA, agent, 0),
+	}
+	leaf, err := x509.ParseCertificate(p.told.Papers["operator"].Cert)
+	must(err)
+	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: operator.ID, Cluster: "bench", Tenant: "rival", Writer: "bench",
+		PublicKey: leaf.PublicKey.(ed25519.PublicKey), Certificate: record.CertificateRef{Serial: authority.Serial(leaf), NotAfter: leaf.NotAfter},
+		CreatedAt: now.UTC(), NonceExpires: now.UTC().Add(time.Hour)}, "")
+	must(err)
+
+	nonce := func(kind string, key authority.NonceKey, change func(*authority.NonceSpec)) {
+		spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: "bench", Tenant: "default", ID: id, Shard: "bench", Group: "g0"}
+		change(&spec)
+		made, _, err := authority.MintNonce(key, spec, rand.Reader, now)
+		must(err)
+		p.told.Nonces[kind] = made.Reveal()
+	}
+	fresh := newID("bnc")
+	nonce("expired", nonceKey, func(s *authority.NonceSpec) { s.ID, s.TTL = fresh, time.Second })
+	nonce("nobody's instance", nonceKey, func(s *authority.NonceSpec) { s.ID = fresh })
+	nonce("another tenant", nonceKey, func(s *authority.NonceSpec) { s.Tenant = "rival" })
+	nonce("another shard", nonceKey, func(s *authority.NonceSpec) { s.Shard = "elsewhere" })
+	nonce("another cluster", nonceKey, func(s *authority.NonceSpec) { s.Cluster = "elsewhere" })
+	nonce("another cluster's key", foreignKey, func(*authority.NonceSpec) {})
+	nonce("an operator's for an agent", nonceKey, func(s *authority.NonceSpec) {
+		*s = authority.NonceSpec{Role: authority.RoleOperator, Cluster: "bench", Tenant: "rival"}
+	})
+	<-time.After(2 * time.Second) // what is to be expired is
+}
+
+func paperOf(b testing.TB, cert tls.Certificate) paper {
+	b.Helper()
+	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return paper{cert.Certificate[0], key}
+}
+
+// delete has an instance replaced and returns its ID.
+func (p *prey) delete() ident.ID {
+	id, err := ident.ParseID(p.members[groups-1][0])
+	if err != nil {
+		p.b.Fatal(err)
+	}
+	p.members[groups-1] = p.members[groups-1][1:]
+	p.fleet.orders <- order{Op: "power_off", ID: id.String()}
+	p.startAgent(groups-1, <-p.creates[groups-1])
+	return id
 }
 
 // attack starts the attackers and returns when their silent connections are open. stop ends them and returns what became of their attacks.
-func (s *stack) attack(e entered, silent, slow int) (stop func() map[string]map[string]int) {
-	s.b.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), attackersEnv+"=1")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		s.b.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		s.b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		s.b.Fatal(err)
-	}
-	s.b.Cleanup(func() { _ = cmd.Process.Kill() })
-	if err := json.NewEncoder(in).Encode(target{CA: s.caBundle(), Nonce: string(e.req.Userdata), ID: e.req.Tags.Instance.String(), Other: s.members[0][0],
-		Registration: s.ports[2], Operator: s.ports[3], Agent: s.ports[4], Silent: silent, Slow: slow}); err != nil {
-		s.b.Fatal(err)
+func (p *prey) attack(silent, slow int, kinds ...string) (stop func() map[string]map[string]int) {
+	p.b.Helper()
+	in, out, wait := startSelf(p.b, attackersEnv)
+	told := p.told
+	told.Silent, told.Slow, told.Kinds = silent, slow, kinds
+	if err := json.NewEncoder(in).Encode(told); err != nil {
+		p.b.Fatal(err)
 	}
 	decoder := json.NewDecoder(out)
 	var waiting int
 	if err := decoder.Decode(&waiting); err != nil {
-		s.b.Fatalf("attackers: %v", err)
+		p.b.Fatalf("attackers: %v", err)
 	}
-	if waiting < silent/2 {
-		s.b.Errorf("only %d of %d silent connections are open", waiting, silent)
+	if (len(kinds) == 0 || slices.Contains(kinds, "silent")) && waiting < silent/2 {
+		p.b.Errorf("only %d of %d silent connections are open", waiting, silent)
 	}
-	return func() (seen map[string]map[string]int) {
+	return sync.OnceValue(func() (seen map[string]map[string]int) {
 		_ = in.Close()
 		if err := decoder.Decode(&seen); err != nil {
-			s.b.Errorf("attackers: %v", err)
+			p.b.Errorf("attackers: %v", err)
 		}
 		_, _ = io.Copy(io.Discard, out)
-		if err := cmd.Wait(); err != nil {
-			s.b.Errorf("attackers: %v", err)
+		if err := wait(); err != nil {
+			p.b.Errorf("attackers: %v", err)
 		}
 		return seen
-	}
+	})
 }
 
-// judge fails the test if an attack did not happen, or did not end as it must.
-func judge(t testing.TB, seen map[string]map[string]int) {
-	t.Helper()
-	for _, name := range slices.Sorted(maps.Keys(mayEnd)) {
-		t.Logf("%-16s %v", name, seen[name])
-		if len(seen[name]) == 0 {
-			t.Errorf("%s: did not happen", name)
+// visits comes anew as an agent, again and again until the test says so, and measures how long it takes: connection, handshake and one call.
+func (p *prey) visits(until <-chan struct{}) (took []time.Duration) {
+	for {
+		select {
+		case <-until:
+			return took
+		case <-time.After(20 * time.Millisecond):
 		}
-		for outcome, count := range seen[name] {
-			if !slices.Contains(mayEnd[name], outcome) {
-				t.Errorf("%s: %d times %s, want %s", name, count, outcome, strings.Join(mayEnd[name], " or "))
-			}
+		began := time.Now()
+		conn := p.dial(p.ports[4], []tls.Certificate{p.visitor})
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		_, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: p.who})
+		cancel()
+		_ = conn.Close()
+		if err != nil {
+			p.b.Errorf("a good agent that comes: %v", err)
 		}
+		took = append(took, time.Since(began))
 	}
 }
 
-// prey starts a stack whose last instance is the attackers'.
-func prey(b testing.TB, agents int) (*stack, entered) {
-	b.Helper()
-	s := newStack(b, agents+groups, 0, true)
-	s.fill(agents / groups)
-	e := <-s.creates[0]
-	for _, creates := range s.creates[1:] {
-		<-creates // has no agent
-	}
-	return s, e
+// both measures losses and visits side by side.
+func (p *prey) both(rounds int) (losses, visits []time.Duration) {
+	until := make(chan struct{})
+	var side sync.WaitGroup
+	side.Go(func() { visits = p.visits(until) })
+	losses = p.losses("power_off", rounds, false)
+	close(until)
+	side.Wait()
+	return losses, visits
 }
 
-// TestHostileClients: whatever hostile clients do is refused as it must be, and meanwhile good agents' losses are heard of. BenchmarkHostile says how soon.
+// TestHostileClients: whatever hostile clients do is refused as it must be, and meanwhile good agents' losses are heard of, and they get in. BenchmarkHostile
+// says how soon.
 func TestHostileClients(t *testing.T) {
 	if testing.Short() {
 		t.Log("attacks are left out of a short run")
 		return
 	}
-	s, e := prey(t, 50)
-	stop := s.attack(e, 500, 20)
-	s.losses("power_off", 4, false)
+	p := newPrey(t, 50)
+	stop := p.attack(500, 20)
+	p.both(4)
 	<-time.After(12 * time.Second) // a handshake may last for ten
-	judge(t, stop())
+	judge(t, stop(), slices.Collect(maps.Keys(mayEnd)))
 }
 
-// BenchmarkHostile: the same as BenchmarkPowerOff, with and without ten thousand silent connections from one address, slow handshakes and everything
-// else that hostile clients can do.
+// waves are attacks that are measured one after the other: kinds of one sort.
+var waves = []struct {
+	name         string
+	silent, slow int
+	kinds        []string
+}{
+	{"silent-10000", 10_000, 0, []string{"silent"}},
+	{"slow-2000", 0, 2000, []string{"slow"}},
+	{"handshakes", 0, 0, []string{"noise", "noise in TLS", "TLS 1.2", "certificate"}},
+	{"nonces", 0, 0, nonceKinds()},
+	{"messages", 0, 0, []string{"malformed", "oversized", "another's name", "oversized report", "report of nonsense", "another tenant's instance"}},
+	{"rapid-reset", 0, 0, []string{"rapid reset"}},
+	{"headers", 0, 0, []string{"continuation flood", "huge headers"}},
+	{"settings", 0, 0, []string{"settings flood"}},
+	{"pings", 0, 0, []string{"ping flood", "window flood"}},
+	{"left", 0, 0, []string{"streams left", "slow body", "no window"}},
+	{"everything", 10_000, 200, nil},
+}
+
+func nonceKinds() (kinds []string) {
+	for kind := range mayEnd {
+		if strings.HasPrefix(kind, "nonce") {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+// BenchmarkHostile: the same as BenchmarkPowerOff, undisturbed and under one sort of attack after the other; and how long an agent takes to come: connection,
+// handshake and a call.
 func BenchmarkHostile(b *testing.B) {
-	s, e := prey(b, 1000)
+	p := newPrey(b, 1000)
 	for b.Loop() {
-		percentiles(b, "quiet", s.losses("power_off", 60, false))
-		stop := s.attack(e, 10_000, 200)
-		percentiles(b, "attacked", s.losses("power_off", 60, false))
-		judge(b, stop())
+		measure := func(name string) {
+			losses, visits := p.both(20)
+			percentiles(b, name, losses)
+			percentiles(b, name+"-visit", visits)
+		}
+		measure("quiet")
+		for _, wave := range waves {
+			stop := p.attack(wave.silent, wave.slow, wave.kinds...)
+			measure(wave.name)
+			judge(b, stop(), nil)
+		}
+		measure("quiet-again")
 	}
 }
