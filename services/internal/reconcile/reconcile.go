@@ -41,17 +41,25 @@ type Loop struct {
 	health   plan.ShardHealth
 	healthAt time.Time
 
-	// Creates are not bounded: a thousand dead VMs are asked for at once. Other actions are, so that creates find a free line.
+	// Creates and other actions are bounded apart, so that creates find a free line. Groups that got fewer than they wanted are planned again when
+	// there is room.
 	slotsMu  sync.Mutex
+	creates  int
+	held     map[config.GroupKey]struct{} // by maxCreates
 	others   int
-	deferred map[config.GroupKey]struct{}
+	deferred map[config.GroupKey]struct{} // by maxOthers
 }
 
 // healthFresh is how old the shard's health may be when an event leads to planning.
 const healthFresh = 50 * time.Millisecond
 
-// maxOthers is how many actions other than creates are under way at most.
-const maxOthers = 64
+const (
+	// maxCreates is how many creates are under way at most. Each holds a reservation and writes it twice: if thousands do at once, bucket and
+	// processor are busy for longer than a renewal of the lock may take, and the next leader begins with as many.
+	maxCreates = 128
+	// maxOthers is how many actions other than creates are under way at most.
+	maxOthers = 64
+)
 
 // Pass plans every dirty group and every group whose time has come, starts what they ask for, and returns when to look again even if
 // nothing happens (zero: no need). The actions run under ctx, which is the leader's authority.
@@ -114,6 +122,10 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, l.nextCreate
 		}
 	}
+	free := l.freeCreates()
+	if snapshot.CreateBudget < 0 || free < snapshot.CreateBudget {
+		snapshot.CreateBudget = free
+	}
 	decision := l.next(snapshot)
 	delete(l.wake, key)
 	if !decision.WakeAt.IsZero() {
@@ -130,6 +142,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 		l.nextCreate = snapshot.Now.Add(every)
 		l.World.ExpectCreates(key, creates)
 	}
+	l.beginCreates(key, creates, creates == free)
 	for _, action := range decision.Actions {
 		l.start(ctx, key, action)
 	}
@@ -151,7 +164,10 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 	switch action.Kind {
 	case plan.Create:
 		l.count(action.Kind)
-		l.Env.Go("create", func() { l.Executor.Do(ctx, key, action) })
+		l.Env.Go("create", func() {
+			defer l.endCreate()
+			l.Executor.Do(ctx, key, action)
+		})
 	case plan.Ask:
 		if l.World.Plan(action, plan.Idle) {
 			l.Asker.Ask(ctx, action.Instance)
@@ -183,6 +199,45 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 func (l *Loop) count(kind plan.Kind) {
 	if l.Started != nil {
 		l.Started(kind)
+	}
+}
+
+// freeCreates is how many creates may begin.
+func (l *Loop) freeCreates() int {
+	l.slotsMu.Lock()
+	defer l.slotsMu.Unlock()
+	return maxCreates - l.creates
+}
+
+// beginCreates takes a group's creates. used says that there is no room for more, so that the group may want to be planned again.
+func (l *Loop) beginCreates(key config.GroupKey, n int, used bool) {
+	l.slotsMu.Lock()
+	l.creates += n
+	if used {
+		if l.held == nil {
+			l.held = map[config.GroupKey]struct{}{}
+		}
+		l.held[key] = struct{}{}
+	}
+	l.releaseHeld() // places may have become free since they were counted
+}
+
+// endCreate gives a place back.
+func (l *Loop) endCreate() {
+	l.slotsMu.Lock()
+	l.creates--
+	l.releaseHeld()
+}
+
+// releaseHeld has the groups that were held back planned anew when there are places enough: not for every single one. It releases slotsMu.
+func (l *Loop) releaseHeld() {
+	var held map[config.GroupKey]struct{}
+	if l.creates <= maxCreates*7/8 {
+		held, l.held = l.held, nil
+	}
+	l.slotsMu.Unlock()
+	for key := range held {
+		l.World.TouchGroup(key)
 	}
 }
 

@@ -3,11 +3,14 @@ package reconcile_test
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/reconcile"
@@ -58,4 +61,38 @@ func TestCreateEvery(t *testing.T) {
 	if started != 4 {
 		t.Errorf("without a limit %d creates were started, want 4", started)
 	}
+}
+
+// However many instances are missing, only so many creates are under way; as they end others begin, until all were asked for.
+func TestCreatesAreBounded(t *testing.T) {
+	const size, most = 600, 128
+	inBubble(t, size, func(t *testing.T, s *shard) {
+		var asked atomic.Int64
+		s.answer(func(call mock.Call) mock.Outcome {
+			if call.Kind != mock.Create {
+				return mock.Outcome{}
+			}
+			asked.Add(1)
+			return mock.Outcome{Latency: time.Second}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		s.env.Go("loop", func() { _ = s.Loop.Run(ctx, s.wake) })
+		var high, before int64
+		for range 20 {
+			synctest.Wait()
+			now := asked.Load()
+			if high = max(high, now-before); now == size {
+				break
+			}
+			before = now
+			time.Sleep(time.Second) // of the bubble: those that were asked for answer
+		}
+		if high != most {
+			t.Errorf("%d creates were asked for at once, want %d", high, most)
+		}
+		if n := asked.Load(); n != size {
+			t.Errorf("%d creates were asked for, want %d", n, size)
+		}
+		cancel()
+	})
 }
