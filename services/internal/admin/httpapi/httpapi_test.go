@@ -48,7 +48,7 @@ type api struct {
 	log     *bytes.Buffer
 }
 
-func newAPI(t *testing.T, tokens string) *api {
+func newAPI(t testing.TB, tokens string) *api {
 	t.Helper()
 	c := fleettest.NewCluster(t, "example")
 	x := &api{a: shard(), b: shard(), log: &bytes.Buffer{}}
@@ -79,7 +79,7 @@ type request struct {
 	host               string
 }
 
-func (x *api) do(t *testing.T, r request) (int, string, http.Header) {
+func (x *api) do(t testing.TB, r request) (int, string, http.Header) {
 	t.Helper()
 	req := httptest.NewRequestWithContext(t.Context(), r.method, r.path, strings.NewReader(r.body))
 	req.Host = "127.0.0.1:8080"

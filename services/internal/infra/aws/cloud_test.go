@@ -37,7 +37,7 @@ const (
 
 // rig is a cloud with a network, and a role that may make the calls that the provider lists and no others.
 type rig struct {
-	t     *testing.T
+	t     testing.TB
 	cloud *fakeaws.Cloud
 	url   string
 	root  *ec2.Client // as Terraform would
@@ -49,7 +49,7 @@ type rig struct {
 	throttled sync.Map // calls
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t testing.TB) *rig {
 	t.Helper()
 	r := &rig{t: t}
 	var err error

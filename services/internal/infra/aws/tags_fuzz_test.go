@@ -1,0 +1,37 @@
+package aws
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+)
+
+// Whoever may tag instances may write anything into ours. What is read without a warning is written again as it was meant.
+func FuzzDecodeTags(f *testing.F) {
+	f.Add("nstance:managed=true\nnstance:cluster=c\nnstance:shard=s\nnstance:instance=wrk06gx5zsg2nrrqcrz0000000000\nnstance:term=3\nnstance:on-demand=true\n" +
+		"nstance:created-at=2026-07-01T12:00:00.5Z")
+	f.Add("nstance:term=-1\nnstance:instance=x\nnstance:on-demand=perhaps")
+	f.Add("nstance:created-at=0000-01-01T00:00:00+24:00\nnstance:term=18446744073709551615")
+	f.Fuzz(func(t *testing.T, text string) {
+		var list []types.Tag
+		for line := range strings.Lines(text) {
+			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+			list = append(list, types.Tag{Key: aws.String(key), Value: aws.String(value)})
+		}
+		tags, warning := decodeTags(list)
+		if warning != "" {
+			return
+		}
+		var again []types.Tag
+		for key, value := range encodeTags(tags) {
+			again = append(again, types.Tag{Key: aws.String(key), Value: aws.String(value)})
+		}
+		if back, warning := decodeTags(again); warning != "" || !back.CreatedAt.Equal(tags.CreatedAt) {
+			t.Errorf("%q: %s", text, warning)
+		} else if back.CreatedAt = tags.CreatedAt; back != tags {
+			t.Errorf("%q changes when written: %v, %v", text, tags, back)
+		}
+	})
+}

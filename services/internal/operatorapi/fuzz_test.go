@@ -1,0 +1,60 @@
+package operatorapi_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// reading makes a request of bytes. What is no message does not get past gRPC.
+func reading[Q any, PQ interface {
+	*Q
+	proto.Message
+}, A any](call func(context.Context, PQ, ...grpc.CallOption) (A, error),
+) func(context.Context, []byte) error {
+	return func(ctx context.Context, raw []byte) error {
+		req := PQ(new(Q))
+		if proto.Unmarshal(raw, req) != nil {
+			return nil
+		}
+		_, err := call(ctx, req)
+		return err
+	}
+}
+
+// Every request of an operator, whatever it holds, is answered or refused with a code that says what is wrong with it.
+func FuzzRequests(f *testing.F) {
+	w := newWorld(f)
+	// UpsertGroup has FuzzUpsert.
+	all := []func(ctx context.Context, raw []byte) error{
+		reading(w.ListGroups), reading(w.DeleteGroup), reading(w.ListInstances), reading(w.GetInstanceStatus), reading(w.CreateInstance), reading(w.DeleteInstance),
+		reading(w.AcknowledgeDrained), reading(w.RenewCertificate),
+	}
+	for kind, seed := range []proto.Message{
+		&nstancev1.ListGroupsRequest{}, &nstancev1.DeleteGroupRequest{Group: "fleet"}, &nstancev1.ListInstancesRequest{Group: "static"},
+		&nstancev1.GetInstanceStatusRequest{InstanceId: w.id.String()}, &nstancev1.CreateInstanceRequest{Group: "nowhere", Vars: map[string]string{"a": "b"}, InstanceType: "x"},
+		&nstancev1.DeleteInstanceRequest{InstanceId: "knd", Reason: "because"}, &nstancev1.AcknowledgeDrainedRequest{InstanceId: w.id.String()},
+		&nstancev1.OperatorServiceRenewCertificateRequest{},
+	} {
+		raw, err := proto.Marshal(seed)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(byte(kind), raw)
+	}
+	f.Fuzz(func(t *testing.T, kind byte, raw []byte) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		switch err := all[int(kind)%len(all)](ctx, raw); status.Code(err) {
+		case codes.Internal, codes.Unknown, codes.Unavailable, codes.DeadlineExceeded:
+			t.Errorf("%d %x: %v", kind, raw, err)
+		}
+	})
+}
