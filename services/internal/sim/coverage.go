@@ -15,6 +15,7 @@ const (
 	// What a server is.
 	down state = iota
 	candidate
+	inheriting // a candidate that the lock names as its heir
 	takingOver // leads, and does not know its shard yet
 	acting
 	losing // leads no more, and its tasks have not ended
@@ -48,7 +49,7 @@ const (
 )
 
 var stateNames = [numStates]string{
-	"down", "candidate", "taking over", "acting", "losing", "reading the lock", "renewing", "configuring", "creating", "marking", "draining",
+	"down", "candidate", "heir", "taking over", "acting", "losing", "reading the lock", "renewing", "configuring", "creating", "marking", "draining",
 	"terminating", "forgetting", "registering", "settling", "collecting", "refilling", "asking", "balancing", "pushing", "addressing", "regrouping",
 	"working", "VM unrecorded", "VM reserved", "VM created", "VM registered", "VM deleting", "VM deleted",
 }
@@ -108,6 +109,8 @@ func (s *server) role() state {
 		return down
 	case s.term == nil && s.ending > 0:
 		return losing
+	case s.term == nil && s.world.lock.there && s.world.lock.Heir.Incarnation == s.process.name:
+		return inheriting
 	case s.term == nil:
 		return candidate
 	case !s.term.ready:
@@ -237,14 +240,18 @@ func (k Kind) group() []state {
 		return []state{vmReserved, vmCreated, vmRegistered}
 	case lostVM, agentMute, allMute, agentSick, notice, powerOff, reboot:
 		return vms
-	case timerLate:
-		return []state{candidate, takingOver, acting}
+	case timerLate, messageLost, messageLate, messageTwice:
+		return []state{candidate, inheriting, takingOver, acting}
+	case lockLate:
+		return []state{candidate, inheriting, takingOver, acting, renewing}
+	case heirKilled, heirPaused, pairKilled, pairCut:
+		return []state{inheriting}
 	case stranger, subnetFull, addressGone, lostAll, lockRemoved:
-		return without(losing)
+		return without(losing, inheriting)
 	case resize, newInfra, newRuntime, groupGone, rebalance, expiryOn, emptying, invalid, watchCut, neverDrains:
-		return without(losing)
+		return without(losing, inheriting)
 	case groupChanged, madeOne, removedOne:
-		return without(losing, candidate, takingOver)
+		return without(losing, candidate, inheriting, takingOver)
 	}
 	return work
 }

@@ -13,7 +13,7 @@ import (
 // and the others stay.
 func (w *World) plan() {
 	d := w.dice("timeline")
-	longest := 30*time.Second + time.Duration(d.Float64()*float64(4*minute)) // some worlds are restless, some have time to recover
+	longest := 30*time.Second + time.Duration(d.Float64()*float64(3*minute)) // some worlds are restless, some have time to recover
 	at := d.between(0, time.Minute)
 	for n := uint64(0); at < w.opts.Faulty; n++ {
 		moment := w.roll("moment", n)
@@ -68,13 +68,14 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 	if leader != nil && d.chance(0.5) {
 		s = leader
 	}
-	ofServer := func(format string, args ...any) bool {
+	of := func(s *server, format string, args ...any) bool {
 		if !s.alive() || !w.faults.admit(moment, k, s.met()) {
 			return false
 		}
 		w.faults.about(format, args...)
 		return true
 	}
+	ofServer := func(format string, args ...any) bool { return of(s, format, args...) }
 	ofShard := func(format string, args ...any) bool {
 		if !w.faults.admit(moment, k, w.metLeader()) {
 			return false
@@ -98,11 +99,7 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 		}
 	case cutBoth, cutBucket, cutCloud, cutAnswers:
 		if cut := d.between(time.Second, 2*time.Minute); ofServer("%s for %v", s.name, cut) {
-			if s.cut == nil {
-				s.cut = map[Kind]int{}
-			}
-			s.cut[k]++
-			w.sched.after(cut, func() { s.cut[k] = max(0, s.cut[k]-1) })
+			s.cutOff(k, cut)
 		}
 	case deafened:
 		if deaf := d.between(10*time.Second, 3*time.Minute); ofServer("%s for %v", s.name, deaf) {
@@ -112,6 +109,21 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 		if ofServer("%s", s.name) {
 			s.wall = d.between(-wallSkew, wallSkew)
 		}
+	case linkLost, linkFlaps:
+		if len(s.links()) == 0 || !ofServer("%s", s.name) {
+			return
+		}
+		if k == linkLost {
+			w.breakLinks(s, d)
+		} else {
+			w.flap(s, w.sched.elapsed+d.between(5*time.Second, 2*minute), d)
+		}
+	case peersCut, peersOneWay, peersLossy, peersSlow:
+		if s.alive() && w.faults.admit(moment, k, s.met()) {
+			w.strikePeers(k, s, d)
+		}
+	case heirKilled, heirPaused, pairKilled, pairCut:
+		w.strikeHeir(k, leader, d, of)
 	case killedAll, wiped:
 		if !ofShard("every server, VMs too: %t", k == wiped) {
 			return
@@ -124,7 +136,7 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 		}
 	case lockRemoved:
 		// Once in a lease: absence has no version that a write could depend on (docs/election.md).
-		if w.sched.now.Sub(w.lockRemovedAt) > 4*w.lease && ofShard("") {
+		if w.sched.now.Sub(w.lockRemovedAt) > 4*w.longest() && ofShard("") {
 			w.lockRemovedAt = w.sched.now
 			if err := w.store.Delete(w.outside, lockKey); err != nil {
 				panic(err)
@@ -195,6 +207,44 @@ func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 	if a.notice || a.powerOff {
 		w.sched.after(d.between(5*time.Second, 2*time.Minute), func() { w.fleet.lose(m, w.provider.Kill) })
 	}
+}
+
+// strikeHeir befalls the heir, and what it has in common with its leader.
+func (w *World) strikeHeir(k Kind, leader *server, d *dice, admit func(s *server, format string, args ...any) bool) {
+	heir := w.heir()
+	if heir == nil || (k == pairKilled || k == pairCut) && leader == nil || !admit(heir, "%s", heir.name) {
+		return
+	}
+	switch k {
+	case heirKilled:
+		w.restart(heir, d.IntN(3) == 0, d)
+	case heirPaused:
+		heir.pause(d.between(w.promise/4, 40*time.Second), false)
+	case pairKilled:
+		first, second := leader, heir
+		if d.IntN(2) == 0 {
+			first, second = heir, leader
+		}
+		life := second.lives
+		w.restart(first, d.IntN(3) == 0, d)
+		w.sched.after(d.between(0, 2*w.promise), func() {
+			if second.lives == life && !w.quiet {
+				w.restart(second, d.IntN(3) == 0, d)
+			}
+		})
+	case pairCut:
+		cut := d.between(time.Second, 2*minute)
+		leader.cutOff(cutBucket, cut)
+		heir.cutOff(cutBucket, cut)
+	}
+}
+
+func (s *server) cutOff(k Kind, d time.Duration) {
+	if s.cut == nil {
+		s.cut = map[Kind]int{}
+	}
+	s.cut[k]++
+	s.world.sched.after(d, func() { s.cut[k] = max(0, s.cut[k]-1) })
 }
 
 func (w *World) restart(s *server, terminated bool, d *dice) {
@@ -288,6 +338,7 @@ func (w *World) calm() {
 	}
 	for _, s := range w.servers {
 		s.cut, s.deaf = map[Kind]int{}, time.Time{}
+		w.ways[s.index] = [3]way{}
 		switch {
 		case !s.alive():
 			s.start()

@@ -62,6 +62,8 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 			return !reads || again < w.rates.of[k]*w.rates.of[k]
 		case bucketLost, bucketLate:
 			return !reads
+		case lockLate:
+			return r.Op == mem.Put && r.Key == lockKey
 		case bucketStale:
 			return r.Op == mem.List
 		case crashBefore, crashAfter, pauseAtCall:
@@ -80,7 +82,7 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 		f.Err = ambiguous(r, errors.New("503 slow down"))
 	case bucketLost:
 		f.Lost = true
-	case bucketLate:
+	case bucketLate, lockLate:
 		f.Late = 1 + d.IntN(20)
 	case bucketStale:
 		f.Stale = 1 + d.IntN(20)

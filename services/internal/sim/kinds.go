@@ -23,6 +23,24 @@ const (
 	crashAfter     Kind = "crash after effect"   //
 	pauseAtCall    Kind = "pause at call"        // longer than the lease, between the last check and the effect
 	timerLate      Kind = "timer late"           // of the election, up to a twentieth of the lease
+	lockLate       Kind = "lock write late"      // as any other, and more often
+)
+
+// Faults of messages between servers, and of their connections.
+const (
+	messageLost  Kind = "message lost"
+	messageLate  Kind = "message late" // up to four promises: overtaken by others
+	messageTwice Kind = "message twice"
+	linkLost     Kind = "link lost"
+	linkFlaps    Kind = "link flaps"
+	peersCut     Kind = "peers cut off" // from one or all others; what is sent meanwhile is lost, or arrives afterwards
+	peersOneWay  Kind = "peers cut one way"
+	peersLossy   Kind = "peers lossy"
+	peersSlow    Kind = "peers slow"
+	heirKilled   Kind = "heir killed"
+	heirPaused   Kind = "heir paused"
+	pairKilled   Kind = "leader and heir killed" // one, and within two promises the other
+	pairCut      Kind = "leader and heir cut from bucket"
 )
 
 // Faults of servers and their networks and clocks.
@@ -90,22 +108,29 @@ var (
 		{bucketRefused, 0.1}, {bucketLost, 0.05}, {bucketLate, 0.02}, {bucketSlow, 0.05}, {bucketStale, 0.3}, {bucketRepeated, 0.02},
 		{cloudFails, 0.1}, {cloudThrottles, 0.1}, {cloudLost, 0.05}, {cloudLate, 0.02}, {cloudSlow, 0.1}, {cloudLag, 0.1}, {cloudFull, 0.2},
 		{cloudRepeated, 0.05}, {crashBefore, 0.005}, {crashAfter, 0.005}, {pauseAtCall, 0.003}, {timerLate, 0.1},
+		{lockLate, 0.2},
 	}
-	ofAgents = []odds{{agentBroken, 0.05}, {answerGone, 0.1}, {thief, 0.02}}
-	ofTimes  = []odds{
+	ofMessages = []odds{{messageLost, 0.01}, {messageLate, 0.01}, {messageTwice, 0.005}}
+	ofAgents   = []odds{{agentBroken, 0.05}, {answerGone, 0.1}, {thief, 0.02}}
+	ofTimes    = []odds{
 		{killed9, 2}, {killedMach, 1}, {killedAll, 1}, {stopped, 1}, {paused, 2}, {frozen, 1}, {cutBoth, 1}, {cutBucket, 0.5}, {cutCloud, 0.5},
 		{cutAnswers, 0.5}, {deafened, 1}, {clockStep, 0.3}, {lockRemoved, 0.3}, {wiped, 0.4},
 		{lostVM, 3}, {lostAll, 1}, {agentMute, 1.5}, {allMute, 0.7}, {agentSick, 0.7}, {notice, 0.7}, {powerOff, 0.7}, {reboot, 0.7}, {stranger, 0.7},
 		{subnetFull, 0.5}, {addressGone, 0.5},
 		{resize, 1.5}, {newInfra, 0.6}, {newRuntime, 0.6}, {groupGone, 0.5}, {rebalance, 0.5}, {expiryOn, 0.4}, {emptying, 0.4}, {invalid, 0.4},
 		{groupChanged, 0.8}, {madeOne, 0.8}, {removedOne, 0.8}, {watchCut, 0.5}, {neverDrains, 0.3},
+		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5}, {heirKilled, 1}, {heirPaused, 1},
+		{pairKilled, 0.5}, {pairCut, 0.5},
 	}
 )
+
+// ofHeirs are the kinds that a world without heirs does not have.
+var ofHeirs = []Kind{messageLost, messageLate, messageTwice, linkLost, linkFlaps, peersCut, peersOneWay, peersLossy, peersSlow, heirKilled, heirPaused, pairKilled, pairCut}
 
 // Kinds lists every kind, in order.
 func Kinds() []Kind {
 	var kinds []Kind
-	for _, all := range [][]odds{ofRequests, ofAgents, ofTimes} {
+	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes} {
 		for _, o := range all {
 			kinds = append(kinds, o.kind)
 		}
@@ -119,14 +144,14 @@ type rates struct {
 	of    map[Kind]float64
 	total float64 // of those at times
 	// request holds the odds of a request's faults by their place in ofRequests, so that a request looks nothing up.
-	request []float64
+	request, message []float64 // and of a message's
 }
 
 func (w *World) drawRates() rates {
 	d := w.dice("rates")
 	r := rates{of: map[Kind]float64{}}
 	share := 0.3 + 0.6*d.Float64() // of the kinds that this world has
-	for _, all := range [][]odds{ofRequests, ofAgents, ofTimes} {
+	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes} {
 		for _, o := range all {
 			has, rate := d.chance(share), d.Float64()
 			if has {
@@ -141,6 +166,17 @@ func (w *World) drawRates() rates {
 	}
 	if r.of[bucketStale] > 0 {
 		delete(r.of, lockRemoved) // the highest term is then read from a list
+	}
+	if w.promise == 0 {
+		for _, k := range ofHeirs {
+			delete(r.of, k)
+		}
+	}
+	if w.mixed() { // who knows nothing of heirs cannot know how long a lock was that it never saw
+		delete(r.of, lockRemoved)
+	}
+	for _, o := range ofMessages {
+		r.message = append(r.message, r.of[o.kind])
 	}
 	for _, o := range ofRequests {
 		r.request = append(r.request, r.of[o.kind])

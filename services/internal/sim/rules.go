@@ -16,6 +16,8 @@ const (
 	ruleScaledDown  rule = "scale-down"        // no more than was asked, across crashes
 	ruleGone        rule = "gone"              // nothing that runs is taken to be gone
 	ruleIntent      rule = "durable intent"    // no running VM terminated, and no end announced, without it
+	rulePromise     rule = "promise"           // who promised does not take over, and who needs a promise does not act without
+	ruleHeir        rule = "heir"              // in peace there is one, and it leads at once
 	ruleProof       rule = "fresh proof"       // no termination without a proof of leadership younger than its intent
 	ruleDrain       rule = "drain"             // a drain may take its time, is announced, and ends
 	ruleOrphans     rule = "orphans"           // VMs without record die, but not many at once unasked, and not at once

@@ -135,6 +135,8 @@ type process struct {
 	resume      func()         // ends a pause
 	pauseID     uint64
 	rand        *dice
+	net         *dice // of its connections
+	hash        uint64
 }
 
 // task is one coroutine. It belongs to a process and ends with it.

@@ -46,11 +46,24 @@ type server struct {
 	thawedAt  time.Time
 	slowAt    time.Time      // it was paused, or asked something whose answer took long
 	asked     map[uint64]int // requests by what they are about
-	ending    int            // terms that are over and whose tasks are not
-	crashAt   uint64         // the provider's call after whose effect it crashes,
-	lurking   []lurking
-	yields    int           // how often that has yielded,
-	backIn    time.Duration // and when it starts again
+	// index among the servers; options of its election.
+	index   int
+	options lease.Options
+	// The network of servers: whom it is connected to as a follower, or tries to be, and who is to it.
+	follows  lease.Peer
+	turn     int // counts whom it follows
+	link     *link
+	incoming []*link
+	// What the checks know of its promises.
+	vow      vow
+	beats    [beats]lease.Instant     // when a heartbeat was sent
+	promises map[string]lease.Instant // to it, by process: when the heartbeat was sent that it answers
+	flying   []objstore.Condition     // of writes of the lock that may still land
+	ending   int                      // terms that are over and whose tasks are not
+	crashAt  uint64                   // the provider's call after whose effect it crashes,
+	lurking  []lurking
+	yields   int           // how often that has yielded,
+	backIn   time.Duration // and when it starts again
 
 	term     *term
 	confirms uint64
@@ -58,8 +71,9 @@ type server struct {
 }
 
 type confirmation struct {
-	seq  uint64
-	done func(ok bool)
+	seq   uint64
+	asked time.Duration
+	done  func(ok bool)
 }
 
 // start begins a new life of the server: nothing of the one before is known to it.
@@ -67,7 +81,8 @@ func (s *server) start() {
 	w := s.world
 	s.lives++
 	s.process = &process{name: fmt.Sprintf("%s/%d", s.name, s.lives), server: s}
-	s.process.rand = w.dice("process " + s.process.name)
+	s.process.rand, s.process.net, s.process.hash = w.dice("process "+s.process.name), w.dice("links of "+s.process.name), hashText(s.process.name)
+	s.follows, s.link, s.incoming, s.vow, s.flying, s.promises = lease.Peer{}, nil, nil, vow{}, nil, map[string]lease.Instant{}
 	s.inbox, s.term, s.waiting, s.confirms, s.stopping, s.config = nil, nil, nil, 0, false, gate{}
 	s.bootedAt, s.still, s.stillFrom, s.fooled, s.ending, s.crashAt = w.sched.elapsed, 0, 0, false, 0, 0
 	s.asked = map[uint64]int{}
@@ -75,7 +90,7 @@ func (s *server) start() {
 	w.trace("%s starts", s.process.name)
 	identity := lease.Identity{ID: s.name, Incarnation: s.process.name, Machine: s.machine()}
 	w.provider.SetMachine(identity.Machine, infra.Running)
-	s.elector = lease.New(identity, lease.Options{Lease: w.lease, Renew: w.lease / 2})
+	s.elector = lease.New(identity, s.options)
 	w.sched.after(0, func() { s.give(lease.Tick{}) })
 }
 
@@ -90,6 +105,7 @@ func (s *server) kill(terminated bool) {
 	}
 	s.stopLeading()
 	s.world.sched.kill(s.process)
+	s.disconnect(terminated)
 	s.wake++
 }
 
@@ -135,6 +151,7 @@ func (s *server) give(in lease.Input) {
 		s.inbox = append(s.inbox, in)
 		return
 	}
+	s.hears(in)
 	next, decision := s.elector.Next(s.clock(), in)
 	s.elector = next
 	for _, action := range decision.Actions {
@@ -143,6 +160,7 @@ func (s *server) give(in lease.Input) {
 	if !s.alive() {
 		return
 	}
+	s.follow()
 	s.wake++
 	if wake := s.wake; decision.Wake != lease.Never {
 		s.world.sched.after(s.until(decision.Wake)+s.lateness(), func() {
@@ -152,6 +170,7 @@ func (s *server) give(in lease.Input) {
 		})
 	}
 	s.world.checkAuthority()
+	s.world.checkPromise(s)
 }
 
 // lateness is how long after its time a timer fires. Not even Go's are exact, and those of a busy machine come when they can.
@@ -159,6 +178,9 @@ func (s *server) lateness() time.Duration {
 	w := s.world
 	if rate := w.rates.of[timerLate]; rate > 0 {
 		occasion := s.occasion("timer", "")
+		if s.options.PeerLease > 0 {
+			rate *= float64(s.options.PeerInterval) / float64(s.options.Renew) // so much more often it wakes up
+		}
 		if d := (dice{occasion}); d.chance(rate) && w.faults.admit(occasion, timerLate, states(0).with(s.role())) {
 			return d.between(time.Millisecond, w.lease/20)
 		}
@@ -209,29 +231,41 @@ func (s *server) deafen(d time.Duration) {
 	}
 }
 
-// io runs one request of the election, whose answer goes to the elector of this life.
-func (s *server) io(name string, request func() lease.Input) {
-	life := s.lives
+// io runs one request of the election, whose answer goes to the elector of this life. After a while it is given up; its effect may still come.
+// A request that has its answer and takes its time for something else calls answered.
+func (s *server) io(name string, limit time.Duration, given lease.Input, request func(answered func()) lease.Input) {
+	life, over := s.lives, false
 	s.world.sched.spawn(s.process, name, func() {
-		in := request()
+		in := request(func() { over = true })
 		s.world.sched.after(0, func() {
-			if s.lives == life {
+			if s.lives == life && given != nil {
+				given = nil
 				s.give(in)
 			}
 		})
+	})
+	s.world.sched.after(fraction(limit, 1/s.rate), func() {
+		if in := given; s.lives == life && in != nil && !over {
+			given = nil
+			s.give(in)
+		}
 	})
 }
 
 func (s *server) perform(action lease.Action) {
 	switch a := action.(type) {
 	case lease.ReadLock:
-		s.io("read lock", s.readLock)
+		s.io("read lock", s.options.Lease/8, lease.ReadFailed{}, s.readLock)
 	case lease.WriteLock:
-		s.io("write lock", func() lease.Input { return s.writeLock(a) })
+		s.flies(a)
+		s.io("write lock", s.options.Lease/8, lease.WriteUnknown{}, func(func()) lease.Input { return s.writeLock(a) })
 	case lease.AskMachine:
-		s.io("ask machine", func() lease.Input { return s.askMachine(a.Machine) })
+		s.io("ask machine", s.options.Lease, lease.MachineAnswer{}, func(func()) lease.Input { return s.askMachine(a.Machine) })
 	case lease.BecameLeader:
+		s.vow = vow{}
 		s.lead(a.Term)
+	case lease.Send:
+		s.send(a)
 	case lease.LostLeadership:
 		s.world.trace("%s lost term %d: %s", s.process.name, a.Term, a.Reason)
 		if t := s.term; t != nil {
@@ -242,6 +276,7 @@ func (s *server) perform(action lease.Action) {
 		kept := s.waiting[:0]
 		for _, c := range s.waiting {
 			if c.seq <= a.Seq {
+				s.world.checkProof(s, c.asked)
 				c.done(true)
 			} else {
 				kept = append(kept, c)
@@ -253,6 +288,7 @@ func (s *server) perform(action lease.Action) {
 		s.world.sched.after(0, func() {
 			if s.alive() {
 				s.world.sched.kill(s.process)
+				s.disconnect(false)
 				s.wake++
 			}
 		})
@@ -273,13 +309,14 @@ func (s *server) askMachine(machine string) lease.Input {
 
 var lockKey = keys.Leader(shardName)
 
-func (s *server) readLock() lease.Input {
+func (s *server) readLock(answered func()) lease.Input {
 	object, err := s.edge().Get(context.Background(), lockKey)
 	if errors.Is(err, objstore.ErrNotFound) {
 		if s.elector.Role() == lease.Leader {
 			return lease.LockAbsent{}
 		}
 		none := func() {}
+		answered()
 		highest, err := s.state(s.world.sched.env(s.process, s.wallSkew, none, none)).HighestTerm(context.Background())
 		if err != nil {
 			return lease.ReadFailed{}
@@ -317,6 +354,9 @@ func (s *server) writeLock(a lease.WriteLock) lease.Input {
 	token, err := s.edge().Put(context.Background(), lockKey, body, a.Condition)
 	switch {
 	case err == nil:
+		if token != tokenOf(body) {
+			s.world.fail(ruleSimulator, "the bucket makes tokens in another way than the checks believe")
+		}
 		if s.stillFrom == 0 && !began.Before(s.thawedAt) {
 			s.fooled = false
 		}

@@ -50,10 +50,10 @@ func TestWorld(t *testing.T) {
 	}
 	total, played := playAll(t, first, more)
 	took := time.Since(began)
-	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
-		played, first, total.Simulated.Hours(), took.Round(time.Millisecond), total.Simulated.Hours()/took.Minutes(), total.Terms, total.Creates,
+	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
+		played, first, total.Simulated.Hours(), took.Round(time.Millisecond), total.Simulated.Hours()/took.Minutes(), total.Terms, total.Inherited, total.Creates,
 		total.Deletes, total.Replaced, total.Faults, total.Steps)
-	if n := int(played); n >= fixed && (total.Terms < 2*n || total.Creates < 5*n || total.Replaced < 2*n || total.Faults < 10*n) {
+	if n := int(played); n >= fixed && (total.Terms < 2*n || total.Inherited < n || total.Creates < 5*n || total.Replaced < 2*n || total.Faults < 10*n) {
 		t.Errorf("these worlds were too peaceful to prove anything")
 	}
 	if played < fixed {
@@ -110,6 +110,7 @@ func (r *Result) add(o Result) {
 	r.Simulated += o.Simulated
 	r.Steps += o.Steps
 	r.Terms += o.Terms
+	r.Inherited += o.Inherited
 	r.Creates += o.Creates
 	r.Deletes += o.Deletes
 	r.Faults += o.Faults

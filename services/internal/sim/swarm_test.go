@@ -45,8 +45,8 @@ func TestSwarm(t *testing.T) {
 	close(stop)
 	told.Wait()
 	took := time.Since(began)
-	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
-		s.played.Load(), first, s.total.Simulated.Hours(), took.Round(time.Millisecond), s.total.Simulated.Hours()/took.Minutes(), s.total.Terms, s.total.Creates,
+	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
+		s.played.Load(), first, s.total.Simulated.Hours(), took.Round(time.Millisecond), s.total.Simulated.Hours()/took.Minutes(), s.total.Terms, s.total.Inherited, s.total.Creates,
 		s.total.Deletes, s.total.Replaced, s.total.Faults, s.total.Steps)
 	if err := s.save(); err != nil {
 		t.Fatal(err)

@@ -72,7 +72,7 @@ func (t *term) Confirm(ctx context.Context) error {
 	s.confirms++
 	began, seq, confirmed := s.world.sched.now, s.confirms, false
 	s.world.sched.wait(func(task *task) {
-		s.waiting = append(s.waiting, confirmation{seq: seq, done: func(ok bool) {
+		s.waiting = append(s.waiting, confirmation{seq: seq, asked: s.world.sched.elapsed, done: func(ok bool) {
 			confirmed = ok
 			s.world.sched.wakeAfter(0, task)
 		}})

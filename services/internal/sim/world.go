@@ -19,6 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
 const (
@@ -47,6 +48,7 @@ type Result struct {
 	Simulated                                 time.Duration
 	Steps                                     uint64
 	Terms, Creates, Deletes, Faults, Replaced int
+	Inherited                                 int // times that an heir took the lock over
 	Coverage                                  Coverage
 	// Injected are the faults of this run, in order.
 	Injected []Injected
@@ -81,6 +83,10 @@ type World struct {
 	operate operator
 	quiet   bool
 	lease   time.Duration
+	promise time.Duration // of an heir; 0: no server knows of heirs
+	lock    storedLock
+	reigns  []reign
+	ways    [3][3]way // the network between servers
 	restAt  time.Time // since when nothing may happen any more
 	result  Result
 	err     error
@@ -103,11 +109,12 @@ func New(opts Options) *World {
 	w.drawn = w.roll("world")
 	w.slowAnswers = map[uint64]time.Duration{}
 	w.faults = schedule{world: w, seen: map[Kind]bool{}, only: opts.Only, without: opts.Without}
+	w.promise = w.drawPromise()
 	w.rates = w.drawRates()
 	w.bucket = bucket{world: w, records: map[string]*document{}, byID: map[ident.ID]*document{}, written: map[attempt]bool{}}
 	w.fleet = fleet{world: w, byProvider: map[string]*machine{}, byInstance: map[ident.ID]*machine{}, asked: map[ident.ID]*ask{}}
 	now := func() time.Time { return w.sched.now }
-	w.store = mem.New(mem.Options{Inject: w.injectStore, Sleep: w.latency, Now: now, Changed: w.bucket.changed})
+	w.store = mem.New(mem.Options{Inject: w.injectStore, Sleep: w.latency, Now: now, Changed: w.changed})
 	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Yield: w.yield, Changed: w.fleet.changed,
 		Boot: 2 * time.Second, Shutdown: 3 * time.Second, Remember: 10 * time.Minute})
 	rng := &w.drawn
@@ -118,9 +125,44 @@ func New(opts Options) *World {
 	w.plantForeigners()
 	for i := range 2 + rng.IntN(2) {
 		w.servers = append(w.servers, &server{world: w, name: fmt.Sprintf("s%d", i+1), rate: 0.96 + 0.08*rng.Float64(),
-			skew: rng.between(0, time.Hour), wall: rng.between(-wallSkew, wallSkew)})
+			skew: rng.between(0, time.Hour), wall: rng.between(-wallSkew, wallSkew), index: i, options: w.electionOptions(i)})
 	}
 	return w
+}
+
+// heirLease is the lease of a lock with an heir.
+const heirLease = 90 * time.Second
+
+// drawPromise says how long an heir promises in this world; in some nobody knows of heirs. Long promises are played more often: an hour of the
+// default's takes 14,400 heartbeats.
+func (w *World) drawPromise() time.Duration {
+	d := w.dice("heir")
+	if d.IntN(6) == 0 {
+		return 0
+	}
+	const s = time.Second
+	return []time.Duration{s, 2 * s, 2 * s, 4 * s, 4 * s, 4 * s, 8 * s, 8 * s, 8 * s, 8 * s}[d.IntN(10)]
+}
+
+// mixed says whether only some servers know of heirs, as while a configuration is rolled out.
+func (w *World) mixed() bool { return w.promise > 0 && w.dice("mixed").IntN(6) == 0 }
+
+// electionOptions are those of a server.
+func (w *World) electionOptions(i int) lease.Options {
+	o := lease.Options{Lease: w.lease, Renew: w.lease / 2}
+	if w.promise == 0 || w.mixed() && w.dice("knows of heirs", uint64(i)).IntN(2) == 0 {
+		return o
+	}
+	o.PeerLease, o.PeerInterval, o.HeirLease, o.HeirRenew = w.promise, w.promise/4, heirLease, heirLease/3
+	return o
+}
+
+func (w *World) changed(key string, body []byte) {
+	if key == lockKey {
+		w.lockChanged(body)
+		return
+	}
+	w.bucket.changed(key, body)
 }
 
 // Run plays the world: faults, then calm, then rest, and says what it saw. The error names the first invariant that broke, with the seed.
@@ -146,10 +188,11 @@ func (w *World) Run() (result Result, err error) {
 	w.sched.runUntil(epoch.Add(w.opts.Faulty), broken)
 	if w.err == nil {
 		w.calm()
-		w.sched.runUntil(w.sched.now.Add(w.takeOverTime()), broken)
-	}
-	if w.err == nil && w.acting() == nil {
-		w.fail(ruleLeads, "nobody leads %v after the faults have stopped", w.takeOverTime())
+		soon := w.takeOverTime()
+		w.sched.runUntil(w.sched.now.Add(soon), broken)
+		if w.err == nil && w.acting() == nil {
+			w.fail(ruleLeads, "nobody leads %v after the faults have stopped", soon)
+		}
 	}
 	w.sched.runUntil(epoch.Add(w.opts.Faulty+w.opts.Quiet), broken)
 	if w.err == nil {
@@ -160,6 +203,9 @@ func (w *World) Run() (result Result, err error) {
 	if w.err == nil {
 		w.checkRest()
 	}
+	if w.err == nil {
+		w.checkHeir()
+	}
 	w.result.Simulated, w.result.Steps = w.sched.elapsed, w.sched.steps
 	w.result.Coverage, w.result.Injected = w.faults.cover, w.faults.injected
 	return w.result, w.err
@@ -167,9 +213,6 @@ func (w *World) Run() (result Result, err error) {
 
 // settled is how long nothing may happen at the end of a run.
 const settled = 5 * time.Minute
-
-// takeOverTime bounds the time from the end of all faults until somebody leads and knows its shard.
-func (w *World) takeOverTime() time.Duration { return 2*w.lease + 30*time.Second }
 
 // end lets every coroutine go.
 func (w *World) end() {

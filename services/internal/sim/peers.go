@@ -1,0 +1,349 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/lease"
+)
+
+// What package peer does with connections.
+const (
+	redialAfter, redialMost = 500 * time.Millisecond, 15 * time.Second
+	helloTime               = 5 * time.Second
+	keepalive, keptAlive    = 10 * time.Second, 5 * time.Second
+	maxIncoming             = 256 // messages that wait for a process
+)
+
+// way is the network from one server to another.
+type way struct {
+	cut  int // by so many faults
+	kept time.Duration
+	// Until when something is wrong with it, as elapsed time.
+	lossyUntil, slowUntil time.Duration
+	loss                  float64
+	slow                  time.Duration
+}
+
+// link is a follower's connection to the process that holds the lock. Each side closes it for itself: what arrives there later is not heard.
+type link struct {
+	world            *World
+	follower, leader *process
+	closed           [2]bool // by the follower, by the leader
+	sent             [2]uint64
+}
+
+const (
+	followerSide = iota
+	leaderSide
+)
+
+func (l *link) end(side int) *process {
+	if side == followerSide {
+		return l.follower
+	}
+	return l.leader
+}
+
+// way is the network from one side of a link to the other.
+func (l *link) way(from int) *way { return l.world.way(l.end(from).server, l.end(1-from).server) }
+
+func (w *World) way(from, to *server) *way { return &w.ways[from.index][to.index] }
+
+// carries says whether both sides hear each other.
+func (l *link) carries() bool {
+	return l.way(followerSide).cut+l.way(leaderSide).cut == 0 && !l.follower.paused && !l.leader.paused
+}
+
+// follow has a candidate be connected to the holder of the lock, as lease.Run does.
+func (s *server) follow() {
+	if s.options.PeerLease == 0 {
+		return
+	}
+	var peer lease.Peer
+	if s.elector.Role() == lease.Candidate {
+		if holder, ok := s.elector.Holder(); ok && !holder.Released && holder.Incarnation != s.process.name {
+			peer = lease.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}
+		}
+	}
+	if peer == s.follows {
+		return
+	}
+	s.follows = peer
+	s.turn++
+	if l := s.link; l != nil {
+		s.link = nil
+		l.hangUp(followerSide, s.process.net.between(0, 50*time.Millisecond))
+	}
+	s.dialLater(s.process.net.between(time.Millisecond, 30*time.Millisecond), redialAfter)
+}
+
+// dialLater connects after a while, and if that fails again and again, with longer and longer pauses.
+func (s *server) dialLater(in, pause time.Duration) {
+	if s.follows == (lease.Peer{}) {
+		return
+	}
+	w, process, turn := s.world, s.process, s.turn
+	w.sched.after(in, func() {
+		if process.dead || s.turn != turn || s.link != nil {
+			return
+		}
+		leader := w.processOf(s.follows)
+		again := min(2*pause, redialMost)
+		switch {
+		case process.paused:
+			s.dialLater(time.Second, pause)
+		case leader == nil:
+			s.dialLater(pause, again) // refused at once
+		case w.way(s, leader.server).cut+w.way(leader.server, s).cut > 0 || leader.paused:
+			s.dialLater(helloTime+pause, again)
+		default:
+			s.connect(leader)
+		}
+	})
+}
+
+// processOf is the living process of a name, nil if there is none.
+func (w *World) processOf(peer lease.Peer) *process {
+	for _, s := range w.servers {
+		if s.alive() && s.process.name == peer.Incarnation {
+			return s.process
+		}
+	}
+	return nil
+}
+
+func (s *server) connect(leader *process) {
+	l := &link{world: s.world, follower: s.process, leader: leader}
+	s.link = l
+	to := leader.server
+	if at := slices.IndexFunc(to.incoming, func(old *link) bool { return old.follower == s.process }); at >= 0 {
+		to.incoming[at].close(leaderSide)
+	}
+	to.incoming = append(to.incoming, l)
+	to.give(lease.LinkUp{Peer: s.peer()})
+	l.keepAlive()
+}
+
+// keepAlive ends a connection over which nothing is heard any more.
+func (l *link) keepAlive() {
+	l.world.sched.after(keepalive, func() {
+		switch {
+		case l.closed[followerSide] && l.closed[leaderSide]:
+		case l.carries():
+			l.keepAlive()
+		default:
+			l.world.sched.after(keptAlive, func() {
+				if l.carries() {
+					l.keepAlive()
+					return
+				}
+				l.close(followerSide)
+				l.close(leaderSide)
+			})
+		}
+	})
+}
+
+// hangUp ends a connection; the other side notices after a while.
+func (l *link) hangUp(side int, notice time.Duration) {
+	l.close(side)
+	l.world.sched.after(notice, func() { l.close(1 - side) })
+}
+
+func (l *link) close(side int) {
+	if l.closed[side] {
+		return
+	}
+	l.closed[side] = true
+	p := l.end(side)
+	s := p.server
+	if s.process != p || p.dead {
+		return
+	}
+	if side == leaderSide {
+		s.incoming = slices.DeleteFunc(s.incoming, func(other *link) bool { return other == l })
+		s.give(lease.LinkDown{Peer: l.follower.peer()})
+		return
+	}
+	if s.link == l {
+		s.link = nil
+		s.dialLater(redialAfter, redialAfter)
+	}
+}
+
+// links of a server, as follower and as leader.
+func (s *server) links() []*link {
+	all := slices.Clone(s.incoming)
+	if s.link != nil {
+		all = append(all, s.link)
+	}
+	return all
+}
+
+func (l *link) side(p *process) int {
+	if l.follower == p {
+		return followerSide
+	}
+	return leaderSide
+}
+
+// disconnect ends the connections of a process that has ended. Its kernel says so to the others, unless the machine is gone.
+func (s *server) disconnect(terminated bool) {
+	for _, l := range s.links() {
+		side := l.side(s.process)
+		notice := s.process.net.between(0, 10*time.Millisecond)
+		if terminated || l.way(side).cut > 0 {
+			notice = s.process.net.between(time.Second, keepalive+keptAlive)
+		}
+		l.hangUp(side, notice)
+	}
+	s.link, s.incoming, s.follows = nil, nil, lease.Peer{}
+	s.turn++
+}
+
+func (p *process) peer() lease.Peer { return lease.Peer{ID: p.server.name, Incarnation: p.name} }
+
+func (s *server) peer() lease.Peer { return s.process.peer() }
+
+// linkTo is the connection over which a message goes: leaders speak to followers over those that came in, followers to leaders over their own.
+func (s *server) linkTo(a lease.Send) *link {
+	switch a.Message.(type) {
+	case lease.Heartbeat, lease.Farewell:
+		for _, l := range s.incoming {
+			if l.follower.name == a.To.Incarnation {
+				return l
+			}
+		}
+	default:
+		if l := s.link; l != nil && l.leader.name == a.To.Incarnation {
+			return l
+		}
+	}
+	return nil
+}
+
+// send carries a message, or not.
+func (s *server) send(a lease.Send) {
+	s.says(a.Message)
+	l := s.linkTo(a)
+	if l == nil {
+		return
+	}
+	w, side := s.world, l.side(s.process)
+	to, net := l.end(1-side), l.way(side)
+	l.sent[side]++
+	d := dice{mix(w.opts.Seed ^ mix(s.process.hash^mix(to.hash^l.sent[side])))}
+	occasion := d.state
+	delay := d.between(100*time.Microsecond, 5*time.Millisecond)
+	if now := w.sched.elapsed; net.cut > 0 {
+		if net.kept <= now {
+			return
+		}
+		delay += net.kept - now // sent again by the kernel until it gets through
+	} else {
+		if now < net.lossyUntil && d.chance(net.loss) {
+			return
+		}
+		if now < net.slowUntil {
+			delay += d.between(0, net.slow)
+		}
+	}
+	times := 1
+	for i, o := range ofMessages {
+		if u := d.Float64(); u >= w.rates.message[i] || !w.faults.admit(occasion, o.kind, states(0).with(s.role())) {
+			continue
+		}
+		w.faults.about("%T from %s to %s", a.Message, s.process.name, to.name)
+		switch o.kind {
+		case messageLost:
+			return
+		case messageLate:
+			delay += d.between(0, 4*w.promise)
+		case messageTwice:
+			times = 2
+		}
+		break
+	}
+	for range times {
+		w.sched.after(delay, func() { l.deliver(1-side, a.Message) })
+		delay += d.between(0, 2*w.promise) // of the second
+	}
+}
+
+// deliver hands a message to the process on one side of a link.
+func (l *link) deliver(side int, m lease.Message) {
+	p := l.end(side)
+	if p.dead || l.closed[side] || p.paused && len(p.server.inbox) >= maxIncoming {
+		return
+	}
+	p.server.give(m)
+}
+
+// strikePeers lets something go wrong between servers.
+func (w *World) strikePeers(k Kind, s *server, d *dice) {
+	others := slices.DeleteFunc(slices.Clone(w.servers), func(o *server) bool { return o == s })
+	if d.IntN(2) == 0 {
+		others = others[d.IntN(len(others)):][:1]
+	}
+	until := d.between(100*time.Millisecond, minute)
+	outward := d.IntN(2) == 0
+	kept := d.IntN(2) == 0
+	loss, slow := d.Float64(), d.between(0, 3*w.promise)
+	w.faults.about("%s and %d others for %v", s.name, len(others), until)
+	for _, o := range others {
+		ways := []*way{w.way(s, o), w.way(o, s)}
+		switch k {
+		case peersCut:
+			w.cutWays(ways, until, kept)
+		case peersOneWay:
+			if outward {
+				w.cutWays(ways[:1], until, kept)
+			} else {
+				w.cutWays(ways[1:], until, kept)
+			}
+		case peersLossy:
+			for _, way := range ways {
+				way.loss, way.lossyUntil = loss, w.sched.elapsed+until
+			}
+		case peersSlow:
+			for _, way := range ways {
+				way.slow, way.slowUntil = slow, w.sched.elapsed+until
+			}
+		}
+	}
+}
+
+func (w *World) cutWays(ways []*way, d time.Duration, kept bool) {
+	for _, way := range ways {
+		way.cut++
+		if kept {
+			way.kept = max(way.kept, w.sched.elapsed+d)
+		}
+	}
+	w.sched.after(d, func() {
+		for _, way := range ways {
+			way.cut = max(0, way.cut-1)
+		}
+	})
+}
+
+// flap ends the connections of a server again and again.
+func (w *World) flap(s *server, until time.Duration, d *dice) {
+	if w.quiet || w.sched.elapsed >= until {
+		return
+	}
+	w.breakLinks(s, d)
+	w.sched.after(d.between(100*time.Millisecond, 12*time.Second), func() { w.flap(s, until, d) })
+}
+
+// breakLinks ends the connections of a server; one side or the other may notice late.
+func (w *World) breakLinks(s *server, d *dice) {
+	for _, l := range s.links() {
+		notice := time.Duration(0)
+		if d.IntN(2) == 0 {
+			notice = d.between(0, 15*time.Second)
+		}
+		l.hangUp(d.IntN(2), notice)
+	}
+}

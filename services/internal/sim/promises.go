@@ -1,0 +1,259 @@
+package sim
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+)
+
+// storedLock is the lock as it is in the bucket, past every fault.
+type storedLock struct {
+	record.Lock
+	there bool
+	since time.Duration
+	body  []byte
+}
+
+// token is what the bucket tells versions apart by, "" for none.
+func (l *storedLock) token() objstore.Token {
+	if !l.there {
+		return ""
+	}
+	return tokenOf(l.body)
+}
+
+// tokenOf is how package mem makes tokens. A simulator that is wrong about that breaks its own rule.
+func tokenOf(body []byte) objstore.Token {
+	sum := sha256.Sum256(body)
+	return objstore.Token(hex.EncodeToString(sum[:16]))
+}
+
+// reign is the time in which the lock said that a process leads in a term; until is negative while it says so.
+type reign struct {
+	process     string
+	term        uint64
+	from, until time.Duration
+}
+
+// vow is what a process has promised last: that it does not write the lock before until, on its own clock.
+type vow struct {
+	to    string
+	term  uint64
+	until lease.Instant
+}
+
+// beats is how many heartbeats are remembered with the time of their sending, more than the code under test does.
+const beats = 64
+
+// Fractions of a lease and of a promise: how long who is bound by one acts, and how long others wait; and the most by which clocks run fast.
+const (
+	acts, waits = 0.95, 1.1
+	fastest     = 1.04
+)
+
+func fraction(d time.Duration, f float64) time.Duration { return time.Duration(float64(d) * f) }
+
+// heir is the living process that the lock names as its heir, nil if there is none.
+func (w *World) heir() *server {
+	if w.lock.there && !w.lock.Released {
+		if p := w.processOf(w.lock.Heir); p != nil {
+			return p.server
+		}
+	}
+	return nil
+}
+
+// lockChanged takes in a version of the lock at the moment at which it takes effect.
+func (w *World) lockChanged(body []byte) {
+	before := w.lock
+	if body == nil {
+		w.lock = storedLock{since: w.sched.elapsed} // who led still does, as far as anybody can know: its reign goes on
+		return
+	}
+	lock, err := record.DecodeLock(body)
+	if err != nil {
+		w.fail(ruleSimulator, "the lock cannot be read: %v", err)
+		return
+	}
+	w.lock = storedLock{Lock: lock, there: true, since: w.sched.elapsed, body: slices.Clone(body)}
+	if w.tracing() {
+		w.trace("lock: %s, term %d, revision %d, heir %q, released: %t", lock.Incarnation, lock.Term, lock.Revision, lock.Heir.Incarnation, lock.Released)
+	}
+	if before.there && (lock.Term < before.Term || lock.Revision <= before.Revision) {
+		w.fail(ruleRisingTerms, "the lock goes back from term %d, revision %d, to %d, %d", before.Term, before.Revision, lock.Term, lock.Revision)
+	}
+	if n := len(w.reigns); n > 0 && w.reigns[n-1].until < 0 {
+		last := &w.reigns[n-1]
+		if last.process == lock.Incarnation && last.term == lock.Term && !lock.Released {
+			return
+		}
+		last.until = w.sched.elapsed
+	}
+	if !lock.Released {
+		w.reigns = append(w.reigns, reign{process: lock.Incarnation, term: lock.Term, from: w.sched.elapsed, until: -1})
+	}
+	if before.there && before.Incarnation != lock.Incarnation {
+		w.checkDeposed(&before)
+	}
+	if before.there && !before.Released && before.Heir.Incarnation == lock.Incarnation {
+		w.result.Inherited++
+	}
+}
+
+// checkDeposed: who loses the lock to another does not act any more when that other's write takes effect, not only when that one begins to act.
+func (w *World) checkDeposed(before *storedLock) {
+	p := w.processOf(lease.Peer{ID: before.LeaderID, Incarnation: before.Incarnation})
+	if p == nil || p.server.fooled {
+		return
+	}
+	if until, term := p.server.elector.ActUntil(); until > p.server.clock() {
+		w.fail(ruleOneLeader, "%s may act in term %d, and %s has taken its lock", p.name, term, w.lock.Incarnation)
+	}
+}
+
+// says notes what a process says to another, before the network has its way with it.
+func (s *server) says(m lease.Message) {
+	switch m := m.(type) {
+	case lease.Heartbeat:
+		s.beats[m.Beat%beats] = s.clock()
+	case lease.Promise:
+		until := s.clock().Add(fraction(m.Length, waits))
+		s.vow = vow{to: m.Leader.Incarnation, term: m.Term, until: max(s.vow.until, until)}
+		for _, condition := range s.flying {
+			if lock := &s.world.lock; condition.Holds(lock.token(), lock.there) {
+				s.world.fail(rulePromise, "%s promises not to take over, and its take-over may still land", s.process.name)
+			}
+		}
+	}
+}
+
+// hears notes what a process is told, when it takes it in.
+func (s *server) hears(in lease.Input) {
+	switch m := in.(type) {
+	case lease.Promise:
+		if sent := s.beats[m.Beat%beats]; m.Leader.Incarnation == s.process.name && m.Length == s.options.PeerLease {
+			s.promises[m.Follower.Incarnation] = max(s.promises[m.Follower.Incarnation], sent)
+		}
+	case lease.Farewell:
+		if m.Leader.Incarnation == s.vow.to && m.Term == s.vow.term {
+			s.vow.until = min(s.vow.until, s.clock())
+		}
+	}
+}
+
+// flies notes a write of the lock that is sent, and looks whether who sends it may take the lock by now: the rules are those of docs/election.md, and the
+// code's own idea of them is not asked.
+func (s *server) flies(a lease.WriteLock) {
+	w := s.world
+	v := &w.lock
+	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
+	s.flying = append(s.flying, a.Condition)
+	if !v.there || v.Released || v.Incarnation == s.process.name || !a.Condition.Holds(w.lock.token(), true) {
+		return
+	}
+	if state, _ := w.provider.MachineState(w.outside, v.Machine); state == infra.Deleted {
+		return
+	}
+	switch age := w.sched.elapsed - v.since; {
+	case s.vow.until > s.clock():
+		w.fail(rulePromise, "%s takes the lock over %v before the end of its promise", s.process.name, s.vow.until.Sub(s.clock()))
+	case v.Heir.Incarnation == s.process.name && s.vow.to == v.Incarnation && s.vow.term == v.Term:
+	case age < fraction(v.Lease(), waits/fastest):
+		w.fail(rulePromise, "%s takes over %v after the renewal of a lock with a lease of %v, and is not its heir", s.process.name, age, v.Lease())
+	}
+}
+
+// checkPromise: while the lock names an heir, its leader may act only as long as that one's promise holds.
+func (w *World) checkPromise(s *server) {
+	v := &w.lock
+	if s.fooled || !v.there || v.Heir == (record.LockHeir{}) || v.Incarnation != s.process.name {
+		return
+	}
+	const rounding = time.Microsecond
+	until, _ := s.elector.ActUntil()
+	if end := s.promises[v.Heir.Incarnation].Add(fraction(s.options.PeerLease, acts) + rounding); until > max(end, s.clock()) {
+		w.fail(rulePromise, "%s would act for %v, and the promise of its heir %s ends in %v", s.process.name, until.Sub(s.clock()), v.Heir.Incarnation, end.Sub(s.clock()))
+	}
+}
+
+// checkProof: between a leader's question whether it still leads and the answer that it does there was a moment at which it did.
+func (w *World) checkProof(s *server, asked time.Duration) {
+	if s.term == nil || s.fooled {
+		return
+	}
+	for i := len(w.reigns) - 1; i >= 0; i-- {
+		r := &w.reigns[i]
+		if r.until >= 0 && r.until < asked {
+			break
+		}
+		if r.process == s.process.name && r.term == s.term.number {
+			return
+		}
+	}
+	w.fail(ruleProof, "%s asked at %v whether it leads in term %d, and heard that it does", s.process.name, asked, s.term.number)
+}
+
+// takeOverTime bounds the time from the end of all faults until somebody leads and knows its shard: two short leases, and what the lock as it was then asks
+// of those who are not its heir.
+func (w *World) takeOverTime() time.Duration {
+	soon := 2*w.lease + 30*time.Second
+	if v := &w.lock; v.there && !v.Released {
+		if s := w.heir(); s != nil && s.vow.to == v.Incarnation && s.vow.term == v.Term {
+			return soon + 2*w.promise
+		}
+		return soon + fraction(v.Lease(), waits*fastest) - w.lease
+	}
+	return soon + w.longest() - w.lease // a removed lock is waited for
+}
+
+// longest is the longest lease that a lock of this world says.
+func (w *World) longest() time.Duration {
+	if w.promise > 0 {
+		return max(w.lease, heirLease)
+	}
+	return w.lease
+}
+
+// checkHeir: in peace a leader that somebody follows has an heir. When it ends or stops somebody leads at once: the heir, or where promises are long
+// somebody to whom the provider says that the machine is gone. And then all is as it was.
+func (w *World) checkHeir() {
+	leader := w.acting()
+	if leader == nil || leader.options.PeerLease == 0 {
+		return
+	}
+	followed := slices.ContainsFunc(w.servers, func(s *server) bool { return s != leader && s.alive() && s.options.PeerLease > 0 })
+	heir := w.heir()
+	switch {
+	case !followed:
+		return
+	case heir == nil || w.lock.Incarnation != leader.process.name:
+		w.fail(ruleHeir, "%s leads in peace, is followed, and has no heir", leader.process.name)
+		return
+	}
+	most := time.Second
+	if w.drawn.IntN(2) == 0 {
+		leader.stop()
+	} else {
+		leader.kill(w.drawn.IntN(2) == 0)
+		most += fraction(w.promise, waits*fastest)
+	}
+	w.restAt = time.Time{}
+	broken := func() bool { return w.err != nil }
+	leads := func(s *server) bool {
+		until, _ := s.elector.ActUntil()
+		return s != leader && s.alive() && until > s.clock()
+	}
+	w.sched.runUntil(w.sched.now.Add(most), func() bool { return broken() || slices.ContainsFunc(w.servers, leads) })
+	if !broken() && !slices.ContainsFunc(w.servers, leads) {
+		w.fail(ruleHeir, "%s has ended in peace, and nobody leads %v later, not its heir %s either", leader.name, most, heir.process.name)
+	}
+	if w.sched.runUntil(w.sched.now.Add(2*minute), broken); !broken() {
+		w.checkRest()
+	}
+}
