@@ -3,6 +3,7 @@ package objstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -159,4 +160,57 @@ func (c *Counted) List(ctx context.Context, prefix string) ([]Entry, error) {
 	entries, err := c.store.List(ctx, prefix)
 	c.note(&c.list, err, nil)
 	return entries, err
+}
+
+// WithLimit bounds how many calls on store are under way at a time. Others wait for their turn as long as their ctx lets them; when it ends
+// first nothing was sent, and the error is ctx's.
+func WithLimit(store Store, calls int) Store {
+	return &limited{store: store, turns: make(chan struct{}, calls)}
+}
+
+type limited struct {
+	store Store
+	turns chan struct{} // holds one for each call under way
+}
+
+// begin waits for a turn. Who gets one must receive from turns at the end.
+func (l *limited) begin(ctx context.Context, call, key string) error {
+	select {
+	case l.turns <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%s %q: wait for other requests: %w", call, key, ctx.Err())
+	}
+}
+
+func (l *limited) Get(ctx context.Context, key string) (Object, error) {
+	if err := l.begin(ctx, "get", key); err != nil {
+		return Object{}, err
+	}
+	defer func() { <-l.turns }()
+	return l.store.Get(ctx, key)
+}
+
+func (l *limited) Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error) {
+	if err := l.begin(ctx, "put", key); err != nil {
+		return "", err
+	}
+	defer func() { <-l.turns }()
+	return l.store.Put(ctx, key, body, cond)
+}
+
+func (l *limited) Delete(ctx context.Context, key string) error {
+	if err := l.begin(ctx, "delete", key); err != nil {
+		return err
+	}
+	defer func() { <-l.turns }()
+	return l.store.Delete(ctx, key)
+}
+
+func (l *limited) List(ctx context.Context, prefix string) ([]Entry, error) {
+	if err := l.begin(ctx, "list", prefix); err != nil {
+		return nil, err
+	}
+	defer func() { <-l.turns }()
+	return l.store.List(ctx, prefix)
 }

@@ -78,14 +78,16 @@ type server struct {
 	// incarnation is random per start: part of the lock and of every record.
 	incarnation string
 
-	store    *objstore.Counted
-	manager  *shardconfig.Manager
-	state    *clusterstate.State
-	secrets  secretstore.Store
-	machine  Machine
-	cache    *cache.Cache
-	identity lease.Identity
-	ports    ports
+	store *objstore.Counted
+	// documents is the store for everything but the lock, which must not wait for others: whatever else is to be written at once, it is renewed in time.
+	documents objstore.Store
+	manager   *shardconfig.Manager
+	state     *clusterstate.State
+	secrets   secretstore.Store
+	machine   Machine
+	cache     *cache.Cache
+	identity  lease.Identity
+	ports     ports
 
 	agents    *agentapi.Service
 	operators *operatorapi.Service
@@ -102,6 +104,8 @@ type server struct {
 const (
 	requestTimeout = 10 * time.Second
 	listTimeout    = 30 * time.Second
+	// requestsAtOnce is how many of them are under way at a time, besides those of the election.
+	requestsAtOnce = 128
 )
 
 // Run serves until ctx ends. Its error says what made it stop before; all but ErrRestart are logged by then.
@@ -257,8 +261,8 @@ func (s *server) openBucket(ctx context.Context) error {
 	s.metrics.WatchRequests("put", func() uint64 { return counted.Counts().Put })
 	s.metrics.WatchRequests("delete", func() uint64 { return counted.Counts().Delete })
 	s.metrics.WatchRequests("list", func() uint64 { return counted.Counts().List })
-	s.store = counted
-	s.state = clusterstate.New(clusterstate.Options{Cluster: s.store, Shard: s.store, ShardID: s.opts.Shard})
+	s.store, s.documents = counted, objstore.WithLimit(counted, requestsAtOnce)
+	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
 	s.manager.Judge(judge(s.cfg.Providers))
 	return nil
@@ -370,7 +374,7 @@ func interfaceID(text string) string {
 // openCluster opens the cluster's bucket and secrets and checks that the CA, if there is one, can be read.
 func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 	s.probe.NotReady("opening the cluster's secrets")
-	var cluster objstore.Store = s.store
+	cluster := s.documents
 	if at := shard.Cluster.Storage; at != nil {
 		store, err := open.Open(ctx, open.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region, Prefix: at.Prefix, Endpoint: at.Endpoint})
 		if err != nil {
@@ -397,7 +401,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 	if s.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: shard.Cluster.Secrets, Bucket: cluster, Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader}); err != nil {
 		return fmt.Errorf("cluster.secrets.provider: %w", err)
 	}
-	s.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.store, ClusterID: shard.Cluster.ID, ShardID: s.opts.Shard, Secrets: s.secrets,
+	s.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID, ShardID: s.opts.Shard, Secrets: s.secrets,
 		ForEach: s.env.ForEach})
 	if _, err := s.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
 		return fmt.Errorf("read the cluster's CA: %w", err)
