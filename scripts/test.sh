@@ -126,6 +126,7 @@ step_chaos() {
 # With an heir: how long there is no leader, on a machine that may be busy.
 step_failover() {
 	tests/failover/run.sh -rounds=3 -most=5s
+	tests/failover/run.sh -rounds=1 -most=5s -how=kill -records=100
 }
 
 step_kill9() {

@@ -1,5 +1,7 @@
 #!/bin/sh
-# How long a shard has no leader after kill -9 and after SIGTERM, with an heir: tests/failover/run.sh [-rounds=30] [-idle=10m] [-most=1.5s]
+# How long a shard has no leader after kill -9, SIGSTOP and SIGTERM, with an heir:
+#   tests/failover/run.sh [-rounds=30] [-how=kill,pause,stop] [-idle=10m] [-most=1.5s] [-slow=2s -logs=DIR]
+# without (-promise=0), with thousands of instances of a fake EC2 (-records=5000), the leader's machine terminated with it (-terminated).
 set -eu
 cd "$(dirname -- "$0")/../.."
 # shellcheck source=scripts/progress.sh
