@@ -120,6 +120,13 @@ func (h *history) wrote(body []byte) {
 	h.last = lock
 }
 
+// lock is the last one that was written.
+func (h *history) lock() record.Lock {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.last
+}
+
 // heirs says how many there were, and how many of them inherited.
 func (h *history) heirs() (named, inherited int) {
 	h.mu.Lock()

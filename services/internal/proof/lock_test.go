@@ -22,6 +22,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/mtls"
 	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
@@ -221,13 +222,9 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 		}
 		running.Go(func() { c.stand(ctx) })
 	}
-	storm, over := context.WithCancel(ctx)
-	running.Go(func() { playPeers(storm, relays, rand.New(rand.NewPCG(seed, 8)), e.options) })
-	play(ctx, proxies, rand.New(rand.NewPCG(seed, 9)), duration)
-	over()
-	for _, p := range proxies {
-		p.set(map[fault]int{none: 1})
-	}
+	w := &weather{election: e, proxies: proxies, relays: relays, rng: rand.New(rand.NewPCG(seed, 9))}
+	w.play(duration)
+	w.fair()
 	// On a good network somebody must lead soon, whatever is left of the bad one, and have an heir if there can be one.
 	from := e.clock.Now()
 	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
@@ -254,14 +251,14 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 	if e.cluster == nil {
 		return
 	}
-	weather := map[string]int{}
+	between := map[string]int{}
 	for _, r := range relays {
 		for w, n := range r.counts {
-			weather[weatherNames[w]] += n
+			between[weatherNames[w]] += n
 		}
 	}
 	named, inherited := e.history.heirs()
-	t.Logf("heirs named: %d, leaderships inherited: %d; weather between them: %v", named, inherited, weather)
+	t.Logf("heirs named: %d, leaderships inherited: %d; leaders cut off from heir and bucket: %d; weather between them: %v", named, inherited, w.betrayed, between)
 }
 
 // candidate is one server.
@@ -325,27 +322,97 @@ func (c *candidate) connect(self lease.Peer) (lease.Peers, func()) {
 	}
 }
 
-// play changes the weather every second or so: good, bad in one way or in all, or one client cut off altogether.
-func play(ctx context.Context, proxies []*proxy, rng *rand.Rand, duration time.Duration) {
-	end := time.Now().Add(duration)
-	for time.Now().Before(end) && ctx.Err() == nil {
-		for _, p := range proxies {
-			weather := map[fault]int{none: 6}
-			switch rng.IntN(4) {
-			case 0:
-			case 1:
-				weather[fault(1+rng.IntN(int(faultKinds)-1))] = 6
-			case 2:
-				for f := slow; f < faultKinds; f++ {
-					weather[f] = 1
-				}
-			case 3:
-				weather = map[fault]int{[]fault{cut, halfOpen, lost, late}[rng.IntN(4)]: 1}
-			}
-			p.set(weather)
+// weather is that of all ways, to the bucket and between the servers.
+type weather struct {
+	*election
+	proxies  []*proxy
+	relays   []*relay
+	rng      *rand.Rand
+	betrayed int // leaders that lost heir and bucket at once
+}
+
+// play changes the weather every second or so. With heirs every other change waits until there is one, and then takes both away from its leader at
+// once: it is the moment for which promises are made.
+func (w *weather) play(duration time.Duration) {
+	for end := time.Now().Add(duration); time.Now().Before(end); {
+		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {
+			w.betray()
+		} else {
+			w.change()
 		}
-		within(time.Second+time.Duration(rng.Int64N(int64(2*time.Second))), func() bool { return ctx.Err() != nil })
 	}
+}
+
+// fair makes everything good.
+func (w *weather) fair() {
+	for _, p := range w.proxies {
+		p.set(map[fault]int{none: 1})
+	}
+	for _, r := range w.relays {
+		r.set(fair, w.rng, w.options.PeerLease)
+	}
+}
+
+// wait lets a time pass that is drawn between two.
+func (w *weather) wait(least, most time.Duration) {
+	within(least+time.Duration(w.rng.Int64N(int64(most-least))), func() bool { return false })
+}
+
+// change makes each way to the bucket good, bad in one way or in all, or no way at all. Between servers it changes more often.
+func (w *weather) change() {
+	for _, p := range w.proxies {
+		odds := map[fault]int{none: 6}
+		switch w.rng.IntN(4) {
+		case 0:
+		case 1:
+			odds[fault(1+w.rng.IntN(int(faultKinds)-1))] = 6
+		case 2:
+			for f := slow; f < faultKinds; f++ {
+				odds[f] = 1
+			}
+		case 3:
+			odds = w.nothing()
+		}
+		p.set(odds)
+	}
+	if len(w.relays) == 0 {
+		w.wait(time.Second, 3*time.Second)
+		return
+	}
+	for range 3 {
+		for _, r := range w.relays {
+			r.set(max(fair, w.rng.IntN(2*weathers)-weathers), w.rng, w.options.PeerLease)
+		}
+		w.wait(w.options.Steady/2, 3*w.options.Steady)
+	}
+}
+
+// nothing is a way to the bucket on which no request is answered.
+func (w *weather) nothing() map[fault]int {
+	return map[fault]int{[]fault{cut, halfOpen, lost, late}[w.rng.IntN(4)]: 1}
+}
+
+// betray waits for a leader with an heir, whose promises may be late, and cuts it off from him and from the bucket.
+func (w *weather) betray() {
+	w.fair()
+	if w.rng.IntN(2) == 0 {
+		for _, r := range w.relays {
+			r.set(slowPeers, w.rng, w.options.PeerLease)
+		}
+	}
+	var lock record.Lock
+	if !within(4*w.options.HeirLease, func() bool { lock = w.history.lock(); return lock.Heir != lease.Peer{} && !lock.Released }) {
+		return
+	}
+	w.wait(0, w.options.PeerLease)
+	for i := range w.proxies {
+		if fmt.Sprintf("server-%d", i) == lock.LeaderID {
+			w.betrayed++
+			w.proxies[i].set(w.nothing())
+			w.relays[i].set([]int{deaf, mute, silent, gone}[w.rng.IntN(4)], w.rng, w.options.PeerLease)
+		}
+	}
+	w.wait(w.options.PeerLease, w.options.HeirLease)
 }
 
 // within polls until the condition holds or the time is over, and says which.

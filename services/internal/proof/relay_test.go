@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
 // relay is the way to one server's election port, and is bad at it: it delays what it carries, holds it back in one direction or both, and cuts and
@@ -33,7 +31,7 @@ type relay struct {
 // Weathers of a relay.
 const (
 	fair      = iota
-	slowPeers // some part of a promise later
+	slowPeers // up to half a promise later, there and back
 	deaf      // nothing arrives at the server
 	mute      // nothing comes from it
 	silent    // both
@@ -163,11 +161,13 @@ func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 	}
 }
 
-// set changes the weather.
+// set changes the weather. What was late stays so in every one but fair.
 func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
-	r.delay.Store(0)
-	if weather == slowPeers {
-		r.delay.Store(rng.Int64N(int64(promise) * 3 / 4))
+	switch weather {
+	case fair:
+		r.delay.Store(0)
+	case slowPeers:
+		r.delay.Store(rng.Int64N(int64(promise) / 2))
 	}
 	r.held[0].Store(weather == deaf || weather == silent)
 	r.held[1].Store(weather == mute || weather == silent)
@@ -178,24 +178,4 @@ func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.counts[weather]++
-}
-
-// playPeers changes the weather of all relays, several times while a follower becomes an heir, until ctx ends: then it is fair.
-func playPeers(ctx context.Context, relays []*relay, rng *rand.Rand, options lease.Options) {
-	if len(relays) == 0 {
-		return
-	}
-	for ctx.Err() == nil {
-		for _, r := range relays {
-			weather := fair
-			if rng.IntN(2) == 0 {
-				weather = rng.IntN(weathers)
-			}
-			r.set(weather, rng, options.PeerLease)
-		}
-		within(options.Steady/4+time.Duration(rng.Int64N(int64(6*options.Steady))), func() bool { return ctx.Err() != nil })
-	}
-	for _, r := range relays {
-		r.set(fair, rng, options.PeerLease)
-	}
 }
