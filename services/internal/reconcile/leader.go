@@ -208,6 +208,7 @@ const (
 // for it: who plans needs no address.
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string) {
 	key := observe.ErrorKey{Kind: "leader_network"}
+	began, held := l.parts.Env.Now(), false
 	for delay := time.Second; ; {
 		wait := addressCheck
 		err := l.Executor.Permit(ctx)
@@ -218,6 +219,10 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 		case err == nil:
 			l.World.Resolve(key)
 			delay = time.Second
+			if !held {
+				held = true
+				l.parts.Log.Info("holding the leader's address", "after", l.parts.Env.Now().Sub(began).String())
+			}
 		default:
 			if ctx.Err() == nil {
 				l.World.Raise(key, fmt.Sprintf("acquire the leader's address: %v", err))
