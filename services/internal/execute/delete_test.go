@@ -40,6 +40,23 @@ func TestMark(t *testing.T) {
 			t.Errorf("back-off %+v", b.backoff())
 		}
 
+		// Somebody else has written: what was decided was decided about something else.
+		id = b.serving()
+		other, token, _ := b.World.Record(id)
+		other.Image, other.Revision = "other", other.Revision+1
+		b.write(other, token)
+		mark.Instance = id
+		b.do(mark)
+		if rec := b.read(id); rec.State != record.Registered || rec.Revision != other.Revision {
+			t.Errorf("%+v", rec)
+		}
+		b.wantEvents()
+		b.do(mark) // the plan wants it still
+		if rec := b.read(id); rec.State != record.Deleting || rec.Image != "other" {
+			t.Errorf("%+v", rec)
+		}
+		b.wantEvents(observe.EventPendingDeletion)
+
 		id = b.serving()
 		b.do(plan.Action{Kind: plan.Mark, Instance: id, Reason: "it did not register", Cause: "unregistered"})
 		if rec := b.read(id); !rec.DeleteDeadline.Equal(time.Now()) {

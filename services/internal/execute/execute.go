@@ -195,12 +195,17 @@ func (x *Executor) await(ctx context.Context) error {
 	}
 }
 
-// mark makes the intent to delete durable.
+// mark makes the intent to delete durable. Where another has changed the record since the plan saw it nothing is marked, and the plan looks again: with an
+// heir a leader goes on for longer than a minute without the bucket, in which others of the group may have gone.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	marked := false
+	var planned uint64
 	rec, err := x.update(ctx, action.Instance, func(rec *record.Instance) {
-		if marked = rec.State != record.Deleting && rec.State != record.Deleted; !marked {
+		if planned == 0 {
+			planned = rec.Revision
+		}
+		if marked = rec.State != record.Deleting && rec.State != record.Deleted && rec.Revision == planned; !marked {
 			return
 		}
 		rec.State, rec.DeletingAt = record.Deleting, now
