@@ -153,7 +153,9 @@ func (s *server) flies(a lease.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
-	s.flying = append(s.flying, a.Condition)
+	if a.Condition != objstore.IfAbsent() { // absence has no version that a write could depend on (docs/election.md)
+		s.flying = append(s.flying, a.Condition)
+	}
 	if !v.there || v.Released || v.Incarnation == s.process.name || !a.Condition.Holds(w.lock.token(), true) {
 		return
 	}
@@ -184,7 +186,7 @@ func (w *World) checkPromise(s *server) {
 
 // checkProof: between a leader's question whether it still leads and the answer that it does there was a moment at which it did.
 func (w *World) checkProof(s *server, asked time.Duration) {
-	if s.term == nil || s.fooled {
+	if s.term == nil {
 		return
 	}
 	for i := len(w.reigns) - 1; i >= 0; i-- {
