@@ -112,6 +112,28 @@ var heirFaults = []fault{
 			}
 			return fmt.Sprintf("no leader %.1f s after, and no call to the provider in %v", took.Seconds(), lasting(time.Minute)), err
 		}},
+	{"leader cut off from the heir and the bucket", "the heir leads after a promise; the first does nothing more", []string{withHeir},
+		func(ctx context.Context, s *shard) (string, error) {
+			leader, heir, term, err := s.pair(ctx)
+			if err != nil {
+				return "", err
+			}
+			began := time.Now()
+			s.network.part(leader, heir)
+			s.network.part(leader, local.Store)
+			if _, err := s.kill(ctx); err != nil {
+				return "", err
+			}
+			next, err := s.awaitTerm(ctx, term)
+			if err != nil {
+				return "", err
+			}
+			took := time.Since(began)
+			if next != heir || took > brief {
+				return "", fmt.Errorf("%s led after %v, want %s within %v", next, took, heir, brief)
+			}
+			return fmt.Sprintf("%s led %.1f s later", next, took.Seconds()), pause(ctx, lastingShort(30*time.Second, brief))
+		}},
 	{"heir killed (kill -9)", "the leader goes on in its term, and has an heir again", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
 		leader, heir, term, err := s.pair(ctx)
 		if err != nil {

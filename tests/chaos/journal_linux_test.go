@@ -1,0 +1,64 @@
+package chaos
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestJournal: who acts in an earlier term after another has in a later one is found, whatever the clocks in the logs say, and so is a term of two.
+func TestJournal(t *testing.T) {
+	type entry struct {
+		server int
+		msg    string
+		term   uint64
+	}
+	for name, tc := range map[string]struct {
+		passes [][]entry
+		want   string
+	}{
+		"in order":        {[][]entry{{{1, "became leader", 3}, {1, "acting", 3}}, {}, {{2, "became leader", 4}, {2, "acting", 4}}, {}, {{2, "acting", 4}}}, ""},
+		"in between":      {[][]entry{{{2, "acting", 4}}, {{1, "acting", 3}}}, ""}, // the first log was read before the second: either may have come first
+		"after another":   {[][]entry{{{2, "acting", 4}}, {}, {{1, "acting", 3}}}, "server-1 acted in term 3"},
+		"two of one term": {[][]entry{{{1, "became leader", 3}}, {{2, "became leader", 3}}}, "server-1 and server-2 led in term 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			j := journal{acted: map[uint64]int{}, led: map[uint64]string{}}
+			var err error
+			for _, pass := range tc.passes {
+				j.pass++
+				for n := 1; n <= servers; n++ {
+					path := filepath.Join(dir, fmt.Sprint(n))
+					file, openErr := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+					if openErr != nil {
+						t.Fatal(openErr)
+					}
+					for _, e := range pass {
+						if e.server == n {
+							fmt.Fprintf(file, `{"time":%q,"msg":%q,"term":%d}`+"\n", time.Now().Add(time.Hour).Format(time.RFC3339Nano), e.msg, e.term)
+						}
+					}
+					if closeErr := file.Close(); closeErr != nil {
+						t.Fatal(closeErr)
+					}
+					if err == nil {
+						err = j.take(n, path)
+					}
+				}
+			}
+			switch {
+			case tc.want == "" && err != nil:
+				t.Error(err)
+			case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+			if told := j.told("server-1"); tc.passes[0][0].server == 1 && (told-time.Hour).Abs() > time.Minute {
+				t.Errorf("its clock is %v ahead", told)
+			}
+		})
+	}
+}
