@@ -213,7 +213,7 @@ func (w *watch) wait(ctx context.Context, successor string) error {
 				}
 			})
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := pause(ctx, 200*time.Millisecond); err != nil { // the cloud tells the times
 			return fmt.Errorf("%s has not asked for the lost instance (%v) or has not the interface (%v): %w", successor, w.created, w.attached, err)
 		}
 	}

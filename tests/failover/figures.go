@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/shirou/gopsutil/v4/process"
 
 	"github.com/nstance-kit/nstance/tests/local"
 )
@@ -19,6 +22,35 @@ type figure struct {
 	acts     time.Duration // its first call that needs permission, other than for the network interface, has arrived
 	attached time.Duration // the interface is the successor's
 	heirless bool          // the leader had lost its heir just before
+	used     cpu           // until all of that
+}
+
+// cpu is processor time: of the successor, of the object store, and of this process, which is the fake EC2. On a busy machine it says more than a clock.
+type cpu struct{ successor, store, cloud time.Duration }
+
+func (c cpu) less(before cpu) cpu {
+	return cpu{c.successor - before.successor, c.store - before.store, c.cloud - before.cloud}
+}
+
+func (c cpu) String() string {
+	s := func(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
+	return fmt.Sprintf("CPU s: server %s, store %s, fake EC2 %s", s(c.successor), s(c.store), s(c.cloud))
+}
+
+// used is what was used so far; nothing of what cannot be read.
+func (t *trial) used(ctx context.Context, successor *local.Process) cpu {
+	of := func(pid int) time.Duration {
+		p, err := process.NewProcessWithContext(ctx, int32(pid))
+		if err != nil {
+			return 0
+		}
+		times, err := p.TimesWithContext(ctx)
+		if err != nil {
+			return 0
+		}
+		return time.Duration((times.User + times.System) * float64(time.Second))
+	}
+	return cpu{of(successor.PID), of(t.store.PID), of(os.Getpid())}
 }
 
 type figures []figure
@@ -51,6 +83,8 @@ func (f figures) print(signal string, heir bool) {
 	if f[0].acts != 0 {
 		fmt.Printf("%s of the leader → first permitted call of the provider: %s\n", signal, summary(f.each(func(f figure) time.Duration { return f.acts })))
 		fmt.Printf("%s of the leader → its network interface is attached: %s\n", signal, summary(f.each(func(f figure) time.Duration { return f.attached })))
+		fmt.Printf("%s of the leader → first permitted call of the provider, successor's processor time: %s\n", signal,
+			summary(f.each(func(f figure) time.Duration { return f.used.successor })))
 	}
 }
 

@@ -65,7 +65,8 @@ func main() {
 type trial struct {
 	options
 	stack   *local.Stack
-	cloud   *cloud                      // nil: instances are windows of tmux
+	cloud   *cloud // nil: instances are windows of tmux
+	store   *local.Process
 	servers [servers + 1]*local.Process // counted from 1
 	term    uint64
 	number  int // of the round
@@ -158,10 +159,11 @@ func (t *trial) measure(ctx context.Context) error {
 func (t *trial) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("the stack did not start within ten minutes"))
 	defer cancel()
-	if _, err := t.stack.StartStore(ctx); err != nil {
+	var err error
+	if t.store, err = t.stack.StartStore(ctx); err != nil {
 		return err
 	}
-	err := t.stack.PutConfig(ctx, func(s *config.Shard) {
+	err = t.stack.PutConfig(ctx, func(s *config.Shard) {
 		promise, interval := config.Duration(t.promise), config.Duration(250*time.Millisecond)
 		s.Server.LeaderElection.PeerLease, s.Server.LeaderElection.PeerInterval = &promise, &interval
 		if t.cloud != nil {

@@ -89,6 +89,8 @@ func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 			return f, err
 		}
 	}
+	successor := t.servers[servers+1-leader]
+	before := t.used(ctx, successor)
 	began := time.Now()
 	ended := make(chan error, 1)
 	go func() { ended <- how.end(t.servers[leader]) }()
@@ -110,8 +112,8 @@ func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 		if err := watch.wait(patience, local.ServerName(servers+1-leader)); err != nil {
 			return f, err
 		}
-		f.acts, f.attached = watch.created.Sub(began), watch.attached.Sub(began)
-		fmt.Printf(", the lost VM asked for after %v, the interface attached after %v", f.acts.Round(time.Millisecond), f.attached.Round(time.Millisecond))
+		f.acts, f.attached, f.used = watch.created.Sub(began), watch.attached.Sub(began), t.used(ctx, successor).less(before)
+		fmt.Printf(", the lost VM asked for after %v, the interface attached after %v; %v", f.acts.Round(time.Millisecond), f.attached.Round(time.Millisecond), f.used)
 	}
 	fmt.Println()
 	if t.slow > 0 && max(f.leads, f.acts) > t.slow {
