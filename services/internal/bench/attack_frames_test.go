@@ -173,16 +173,16 @@ func (a *attacker) frames() (list []attack) {
 			})
 		})
 		add("continuation flood", time.Millisecond, func(r *mtlstest.Raw, _ time.Time) string {
-			block := r.Fields(method, "x", strings.Repeat("x", 8000))
+			block := r.Block("x", strings.Repeat("x", 8000))
 			return flood(r, time.Now().Add(20*time.Second), func(out *http2.Framer, n uint32) error {
 				if n == 0 {
-					return out.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block})
+					return out.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: r.Fields(method)})
 				}
 				return out.WriteContinuation(1, false, block)
 			})
 		})
 		add("huge headers", 10*time.Millisecond, func(r *mtlstest.Raw, _ time.Time) string {
-			if r.Call(1, method, "x", strings.Repeat("\x01", 10<<10)) != nil {
+			if r.Call(1, method, "x", strings.Repeat("x", 12<<10)) != nil {
 				return "closed"
 			}
 			return r.Reset(1, 10*time.Second)

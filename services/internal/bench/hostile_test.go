@@ -123,7 +123,7 @@ func cutLast(name string) (before, after string) {
 	return name[:max(at, 0)], name[at+1:]
 }
 
-// judge fails the test if one of the kinds of attack did not happen, or an attack did not end as it must.
+// judge fails the test if an attack ended as it must not; or, where kinds are given, if one did not happen, or never ended as it has to.
 func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
@@ -137,7 +137,7 @@ func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 				t.Errorf("%s: %d times %s, want %v or %v", name, count, outcome, may.proper, may.excused)
 			}
 		}
-		if proper == 0 {
+		if proper == 0 && kinds != nil {
 			t.Errorf("%s: never ended as it has to: %v, want %v", name, seen[name], may.proper)
 		}
 	}
@@ -412,9 +412,12 @@ func BenchmarkHostile(b *testing.B) {
 	p := newPrey(b, 1000)
 	for b.Loop() {
 		measure := func(name string) {
+			began := time.Now()
 			losses, visits := p.both(20)
 			percentiles(b, name, losses)
 			percentiles(b, name+"-visit", visits)
+			b.Logf("%s: %d losses, p50 %s, p99 %s; %d visits, p50 %s, p99 %s; in %s", name, len(losses), losses[len(losses)/2], losses[len(losses)*99/100],
+				len(visits), visits[len(visits)/2], visits[len(visits)*99/100], time.Since(began).Round(time.Second))
 		}
 		measure("quiet")
 		for _, wave := range waves {

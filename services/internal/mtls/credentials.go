@@ -86,8 +86,8 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	leave := t.gate.enter(raw)
 	defer leave()
 	// A client that only connects has not begun a handshake, and takes no turn away from those that do.
-	begun := &records{Conn: raw}
-	if err := begun.await(); err != nil {
+	begun := &peeked{Conn: raw}
+	if err := begun.peek(); err != nil {
 		return nil, nil, fmt.Errorf("wait for the client's first byte: %w", err)
 	}
 	conn, err := t.handshake(begun)
@@ -102,11 +102,10 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 		who = client.Identity // the zero one is that of all who are none of this cluster's
 	}
 	client.conn, client.Number = raw, t.source.connections.Add(1)
-	established := &quiet{Conn: conn, raw: begun}
 	if !t.clients && local(from) {
-		return established, client, nil
+		return conn, client, nil
 	}
-	return &counted{established, t.crowd.enter(who, raw)}, client, nil
+	return &counted{conn, t.crowd.enter(who, raw)}, client, nil
 }
 
 func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {
@@ -154,3 +153,35 @@ func (t *transport) Clone() credentials.TransportCredentials { return t }
 
 // OverrideServerName is for clients; the deprecated method has no effect here.
 func (t *transport) OverrideServerName(string) error { return nil }
+
+// peeked is a connection whose first byte was read ahead.
+type peeked struct {
+	net.Conn
+	first [1]byte
+	ahead bool
+}
+
+func (c *peeked) peek() error {
+	n, err := c.Conn.Read(c.first[:])
+	c.ahead = n == 1
+	if c.ahead {
+		return nil
+	}
+	return err
+}
+
+// CloseWrite says that nothing more will be sent.
+func (c *peeked) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.New("cannot be closed by halves")
+}
+
+func (c *peeked) Read(p []byte) (int, error) {
+	if c.ahead && len(p) > 0 {
+		c.ahead = false
+		return copy(p, c.first[:]), nil
+	}
+	return c.Conn.Read(p)
+}

@@ -2,6 +2,7 @@ package mtls
 
 import (
 	"container/list"
+	"crypto/tls"
 	"net"
 	"sync"
 )
@@ -71,12 +72,12 @@ func (c *crowd) forget(m *member) {
 // counted is a connection of a crowd. It leaves when it is closed, and when nothing can be read from it any more: gRPC does not close every
 // connection whose client goes before it has said anything.
 type counted struct {
-	*quiet
+	*tls.Conn
 	leave func()
 }
 
 func (c *counted) Read(p []byte) (int, error) {
-	n, err := c.quiet.Read(p)
+	n, err := c.Conn.Read(p)
 	if err != nil {
 		c.leave()
 	}
@@ -85,5 +86,5 @@ func (c *counted) Read(p []byte) (int, error) {
 
 func (c *counted) Close() error {
 	c.leave()
-	return c.quiet.Close()
+	return c.Conn.Close()
 }

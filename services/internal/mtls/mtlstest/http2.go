@@ -34,9 +34,14 @@ func NewRaw(conn net.Conn, settings ...http2.Setting) (*Raw, error) {
 
 // Fields is the header block of a gRPC call, with further fields in pairs of name and value.
 func (r *Raw) Fields(method string, more ...string) []byte {
+	return r.Block(append([]string{":method", "POST", ":scheme", "https", ":path", method, ":authority", "127.0.0.1",
+		"content-type", "application/grpc", "te", "trailers"}, more...)...)
+}
+
+// Block is a header block, or a part of one, of pairs of name and value.
+func (r *Raw) Block(fields ...string) []byte {
 	r.block.Reset()
-	for pair := range pairs(append([]string{":method", "POST", ":scheme", "https", ":path", method, ":authority", "127.0.0.1",
-		"content-type", "application/grpc", "te", "trailers"}, more...)) {
+	for pair := range pairs(fields) {
 		_ = r.hpack.WriteField(hpack.HeaderField{Name: pair[0], Value: pair[1]}) // a buffer takes everything
 	}
 	return bytes.Clone(r.block.Bytes())
