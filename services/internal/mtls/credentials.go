@@ -105,7 +105,8 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	if !t.clients && local(from) {
 		return conn, client, nil
 	}
-	return &counted{conn, t.crowd.enter(who, raw)}, client, nil
+	words, leave := t.crowd.enter(who, raw)
+	return &counted{conn, words, leave}, client, nil
 }
 
 func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {

@@ -5,15 +5,28 @@ import (
 	"crypto/tls"
 	"net"
 	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
 )
 
-// crowd bounds how many connections one client has, and how many there are of all. One more costs the oldest.
+// crowd bounds how many connections one client has, and how many there are of all: one more costs the oldest. And it bounds how much a client says
+// on all of its connections together: frames that cost much and hold little (SETTINGS, PING, RST_STREAM) are sent in floods or not at all.
 type crowd struct {
 	each, all int
+	pace      pace
 
 	mu      sync.Mutex
-	members *list.List         // of *member, oldest first
-	clients map[any]*list.List // the same, by client
+	members *list.List      // of *member, oldest first
+	clients map[any]*client // the same, by client
+}
+
+// pace is how many bytes a client may say a second, and at once.
+type pace struct{ second, burst int }
+
+type client struct {
+	members *list.List
+	words   *rate.Limiter
 }
 
 type member struct {
@@ -23,27 +36,28 @@ type member struct {
 }
 
 // newCrowd: all is 0 for no bound.
-func newCrowd(each, all int) *crowd {
-	return &crowd{each: each, all: all, members: list.New(), clients: map[any]*list.List{}}
+func newCrowd(each, all int, pace pace) *crowd {
+	return &crowd{each: each, all: all, pace: pace, members: list.New(), clients: map[any]*client{}}
 }
 
-// enter takes in a connection of a client, which is any comparable value. leave may be called more than once.
-func (c *crowd) enter(client any, conn net.Conn) (leave func()) {
-	m := &member{client: client, conn: conn}
+// enter takes in a connection of a client, which is any comparable value. words is what all of the client's connections share; leave may be called
+// more than once.
+func (c *crowd) enter(who any, conn net.Conn) (words *rate.Limiter, leave func()) {
+	m := &member{client: who, conn: conn}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if own := c.clients[client]; own != nil && own.Len() >= c.each {
-		c.evict(own.Front().Value.(*member))
-	} else if c.all > 0 && c.members.Len() >= c.all {
+	own := c.clients[who]
+	if own == nil {
+		own = &client{list.New(), rate.NewLimiter(rate.Limit(c.pace.second), c.pace.burst)}
+		c.clients[who] = own
+	}
+	m.place, m.among = c.members.PushBack(m), own.members.PushBack(m)
+	if own.members.Len() > c.each {
+		c.evict(own.members.Front().Value.(*member))
+	} else if c.all > 0 && c.members.Len() > c.all {
 		c.evict(c.members.Front().Value.(*member))
 	}
-	own := c.clients[client]
-	if own == nil {
-		own = list.New()
-		c.clients[client] = own
-	}
-	m.place, m.among = c.members.PushBack(m), own.PushBack(m)
-	return func() {
+	return own.words, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.forget(m)
@@ -63,7 +77,7 @@ func (c *crowd) forget(m *member) {
 	}
 	c.members.Remove(m.place)
 	own := c.clients[m.client]
-	if own.Remove(m.among); own.Len() == 0 {
+	if own.members.Remove(m.among); own.members.Len() == 0 {
 		delete(c.clients, m.client)
 	}
 	m.place, m.among = nil, nil
@@ -73,6 +87,7 @@ func (c *crowd) forget(m *member) {
 // connection whose client goes before it has said anything.
 type counted struct {
 	*tls.Conn
+	words *rate.Limiter
 	leave func()
 }
 
@@ -80,8 +95,15 @@ func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if err != nil {
 		c.leave()
+		return n, err
 	}
-	return n, err
+	// Who says too much is read later: nobody but itself waits.
+	if later := c.words.ReserveN(time.Now(), n); later.OK() {
+		if wait := later.Delay(); wait > 0 {
+			<-time.After(wait)
+		}
+	}
+	return n, nil
 }
 
 func (c *counted) Close() error {

@@ -136,10 +136,11 @@ func TestGateCostsTheOldestOfItsSource(t *testing.T) {
 }
 
 func TestCrowd(t *testing.T) {
-	c := newCrowd(2, 5)
+	c := newCrowd(2, 5, agentPace)
 	enter := func(client string) (*stub, func()) {
 		s := &stub{}
-		return s, c.enter(client, s)
+		_, leave := c.enter(client, s)
+		return s, leave
 	}
 	a1, leave1 := enter("a")
 	a2, leave2 := enter("a")

@@ -266,6 +266,43 @@ func TestZeroWindow(t *testing.T) {
 	})
 }
 
+// Frames are read no faster than anybody honest sends them, on all connections of a client together.
+func TestFramesArePaced(t *testing.T) {
+	c := mtlstest.New(t)
+	addr, _ := serveAgents(t, c, authority.RoleAgent)
+	p := &port{addr: addr, config: c.ClientTLS(certificateFor(t, c, authority.RoleAgent))}
+	p.config.NextProtos = []string{"h2"}
+	var many bytes.Buffer
+	framer := http2.NewFramer(&many, nil)
+	for many.Len() < 64<<10 {
+		if err := framer.WriteWindowUpdate(0, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var sent atomic.Int64
+	var floods sync.WaitGroup
+	began := time.Now()
+	for range 3 {
+		raw := p.raw(t)
+		floods.Go(func() { _ = raw.End(4 * time.Second) })
+		floods.Go(func() {
+			_ = raw.SetWriteDeadline(time.Now().Add(4 * time.Second))
+			for {
+				n, err := raw.Conn.Write(many.Bytes())
+				if sent.Add(int64(n)); err != nil {
+					return
+				}
+			}
+		})
+	}
+	floods.Wait()
+	// The burst, what is read in the time that it took, and what the kernel buffers: the more, the more connections.
+	allowed := int64(2<<20) + int64(time.Since(began).Seconds()*(128<<10)) + 3*(6<<20)
+	if sent.Load() > allowed || sent.Load() < 1<<20 {
+		t.Errorf("%d KiB of frames were taken, want no more than %d KiB", sent.Load()>>10, allowed>>10)
+	}
+}
+
 // One certificate is good for a few connections: the newest.
 func TestConnectionsOfOneClient(t *testing.T) {
 	for role, want := range map[authority.Role]int{authority.RoleAgent: 4, authority.RoleOperator: 16} {

@@ -42,6 +42,14 @@ const (
 	window = 64<<10 - 1
 )
 
+// What clients say, on all of their connections together. A report that tells all is a MiB at the most, and one of every minute has some hundred
+// bytes; 400 registrations at once are half a MiB.
+var (
+	agentPace        = pace{second: 128 << 10, burst: 2 << 20}
+	operatorPace     = pace{second: 1 << 20, burst: 4 << 20}
+	registrationPace = pace{second: 128 << 10, burst: 1 << 20}
+)
+
 // ServerOptions returns the options of the gRPC server of one port: TLS, the role that its clients must have, every bound on what
 // they may cost, and recovery from panics. role is RoleAgent, RoleOperator, or empty for the registration port, whose clients have no
 // certificate and are limited by their address instead.
@@ -52,16 +60,16 @@ func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc
 	var age, grace time.Duration // none
 	switch role {
 	case "":
-		t.config, t.clients, t.crowd = source.config(), false, newCrowd(addressConnections, registrationConnections)
+		t.config, t.clients, t.crowd = source.config(), false, newCrowd(addressConnections, registrationConnections, registrationPace)
 		t.limit = NewLimiter(registrationRate, registrationBurst, maxSources, source.options.Now)
 		g.limit = NewLimiter(registrationRate, registrationBurst, maxSources, source.options.Now)
 		receive, streams, idle, age, grace = maxRegistration, 4, registrationIdle, registrationAge, registrationGrace
 	case authority.RoleAgent:
-		receive, streams, t.crowd = maxReport, 8, newCrowd(agentConnections, 0)
+		receive, streams, t.crowd = maxReport, 8, newCrowd(agentConnections, 0, agentPace)
 	case authority.RoleServer:
-		receive, streams, t.crowd = maxReport, 4, newCrowd(serverConnections, 0)
+		receive, streams, t.crowd = maxReport, 4, newCrowd(serverConnections, 0, operatorPace)
 	default:
-		t.crowd = newCrowd(operatorConnections, 0)
+		t.crowd = newCrowd(operatorConnections, 0, operatorPace)
 	}
 	return []grpc.ServerOption{
 		grpc.Creds(t),
