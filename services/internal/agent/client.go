@@ -151,7 +151,9 @@ func (c *Client) stayConnected(ctx context.Context) error {
 		if errors.Is(err, errRenewed) {
 			continue
 		}
-		servers.hint(err, (*nstancev1.NotLeader).GetAgentAddr)
+		if servers.hint(err, (*nstancev1.NotLeader).GetAgentAddr) {
+			delays.Reset()
+		}
 		c.setOffline(err)
 		delay := delays.NextBackOff()
 		c.Log.Warn("No session with the server; trying again", "error", err, "duration", delay)
@@ -185,30 +187,35 @@ func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct
 	return nil
 }
 
-// addresses are the servers to try in turn. Where a server says who the leader is, that one is tried next.
+// addresses are the servers to try in turn. Where a server says who the leader is, that one is tried next, and soon: an agent that has long been
+// without a session would else wait for up to half a minute more, and be taken for dead.
 type addresses struct {
 	configured []string
 	turn       int
 	hinted     string
+	followed   bool // the last one was a hint
 }
 
 func (a *addresses) next() string {
-	if addr := a.hinted; addr != "" {
-		a.hinted = ""
+	addr := a.hinted
+	a.hinted, a.followed = "", addr != ""
+	if a.followed {
 		return addr
 	}
-	addr := a.configured[a.turn%len(a.configured)]
+	addr = a.configured[a.turn%len(a.configured)]
 	a.turn++
 	return addr
 }
 
-// hint takes the leader's address from an error, if there is one in it.
-func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) {
+// hint takes the leader's address from an error, if there is one in it. It reports whether that is news: two servers that name each other are not asked
+// without pause.
+func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	for _, detail := range status.Convert(err).Details() {
 		if notLeader, ok := detail.(*nstancev1.NotLeader); ok {
 			a.hinted = of(notLeader)
 		}
 	}
+	return a.hinted != "" && !a.followed
 }
 
 // runHook runs the hook whenever files have changed; also for what changed before a restart. A failure is reported, not tried again:

@@ -316,6 +316,51 @@ func TestFindsTheLeader(t *testing.T) {
 	})
 }
 
+// However long the agent has been without a session: where a server says who leads, that one is asked at once. Two that name each other are not.
+func TestHintIsFollowedSoon(t *testing.T) {
+	const standby, leader = "127.0.0.1:1", "127.0.0.1:3"
+	hint := func(addr string) error {
+		t.Helper()
+		notLeader, err := status.New(codes.Unavailable, "not leader").WithDetails(&nstancev1.NotLeader{RegistrationAddr: addr, AgentAddr: addr})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return notLeader.Err()
+	}
+	for name, registered := range map[string]bool{"registration": false, "session": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := &network{}
+				s := newFakeServer(t, newID(t))
+				other := newFakeServer(t, s.id)
+				other.ca = s.ca
+				other.refuse = status.Error(codes.Unavailable, "no server leads this shard yet")
+				defer s.start(t, n.listen(leader))()
+				defer other.start(t, n.listen(standby))()
+				o := newMemories(t, s).options(s, n)
+				o.RegistrationAddrs, o.AgentAddrs = []string{standby}, []string{standby}
+				if registered {
+					o.RegistrationAddrs = []string{leader}
+				}
+				_, stop := run(t, o)
+				defer stop()
+				if long := n.delays(10 * time.Minute); long[len(long)-1] < 15*time.Second {
+					t.Fatalf("delays %v", long)
+				}
+
+				s.set(func() { s.refuse = hint(standby) })
+				other.set(func() { other.refuse = hint(leader) })
+				if waits := n.delays(10 * time.Minute); waits[1] > 500*time.Millisecond || waits[len(waits)-1] < 15*time.Second {
+					t.Errorf("who was named was asked after %v, two that name each other every %v in the end", waits[1], waits[len(waits)-1])
+				}
+
+				s.set(func() { s.refuse = nil })
+				s.next(t, "sequence 1", first)
+			})
+		})
+	}
+}
+
 // The certificate is renewed at two thirds of its life on the same streams; the next handshake shows the new one.
 func TestRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -42,7 +42,9 @@ func (c *Client) enroll(ctx context.Context) error {
 			return ctx.Err()
 		}
 		c.setHealth(fmt.Errorf("not registered: %w", err))
-		servers.hint(err, (*nstancev1.NotLeader).GetRegistrationAddr)
+		if servers.hint(err, (*nstancev1.NotLeader).GetRegistrationAddr) {
+			delays.Reset()
+		}
 		switch {
 		case errors.Is(err, errRefused):
 			c.Log.Error("The server refused the registration for good; waiting for another nonce", "error", err)
