@@ -23,7 +23,7 @@ var heirFaults = []fault{
 				return "", err
 			}
 			s.network.part(leader, heir)
-			return s.ledThrough(ctx, leader, term, 30*time.Second)
+			return s.ledThrough(ctx, term, 30*time.Second)
 		}},
 	{"the heir hears nothing of the leader, which hears it", "the same", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
 		leader, heir, term, err := s.pair(ctx)
@@ -31,7 +31,7 @@ var heirFaults = []fault{
 			return "", err
 		}
 		s.network.block(leader, heir)
-		return s.ledThrough(ctx, leader, term, 30*time.Second)
+		return s.ledThrough(ctx, term, 30*time.Second)
 	}},
 	{"the leader hears nothing of the heir, which hears it", "the same", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
 		leader, heir, term, err := s.pair(ctx)
@@ -39,7 +39,7 @@ var heirFaults = []fault{
 			return "", err
 		}
 		s.network.block(heir, leader)
-		return s.ledThrough(ctx, leader, term, 30*time.Second)
+		return s.ledThrough(ctx, term, 30*time.Second)
 	}},
 	{"a fifth of the packets between the two lost, the others 200 ms late", "the same, however often the heir comes and goes", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
@@ -49,7 +49,7 @@ var heirFaults = []fault{
 			}
 			s.network.change(leader, heir, weather{0.2, 200 * time.Millisecond})
 			s.network.change(heir, leader, weather{0.2, 200 * time.Millisecond})
-			return s.ledThrough(ctx, leader, term, 5*time.Minute)
+			return s.ledThrough(ctx, term, 5*time.Minute)
 		}},
 	{"heir cut off from the bucket, then the leader killed (kill -9)", "the leader goes on; then nobody leads until the heir reaches the bucket", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
@@ -58,7 +58,7 @@ var heirFaults = []fault{
 				return "", err
 			}
 			s.network.part(heir, local.Store)
-			seen, err := s.ledThrough(ctx, leader, term, 30*time.Second)
+			seen, err := s.ledThrough(ctx, term, 30*time.Second)
 			if err != nil {
 				return "", err
 			}
@@ -135,18 +135,18 @@ var heirFaults = []fault{
 			return fmt.Sprintf("%s led %.1f s later", next, took.Seconds()), pause(ctx, lastingShort(30*time.Second, brief))
 		}},
 	{"heir killed (kill -9)", "the leader goes on in its term, and has an heir again", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
-		leader, heir, term, err := s.pair(ctx)
+		_, heir, term, err := s.pair(ctx)
 		if err != nil {
 			return "", err
 		}
 		if err := s.process(heir).Kill(); err != nil {
 			return "", err
 		}
-		seen, err := s.ledThrough(ctx, leader, term, 30*time.Second)
+		seen, err := s.ledThrough(ctx, term, 30*time.Second)
 		return seen, errors.Join(err, s.revive(ctx, heir))
 	}},
 	{"heir stopped (SIGSTOP)", "the same; it does nothing when it goes on", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
-		leader, heir, term, err := s.pair(ctx)
+		_, heir, term, err := s.pair(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -154,7 +154,7 @@ var heirFaults = []fault{
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			return "", err
 		}
-		seen, err := s.ledThrough(ctx, leader, term, 30*time.Second)
+		seen, err := s.ledThrough(ctx, term, 30*time.Second)
 		return seen, errors.Join(err, syscall.Kill(pid, syscall.SIGCONT))
 	}},
 	{"leader and heir killed (kill -9)", "started again, one leads as soon as the provider says that the leader's machine is gone", []string{withHeir},
@@ -211,7 +211,7 @@ var heirFaults = []fault{
 }
 
 // ledThrough has VMs die for a while in which there must be a leader all the time, but for a moment, and says what became of the term.
-func (s *shard) ledThrough(ctx context.Context, leader string, term uint64, full time.Duration) (string, error) {
+func (s *shard) ledThrough(ctx context.Context, term uint64, full time.Duration) (string, error) {
 	if _, err := s.kill(ctx); err != nil {
 		return "", err
 	}
@@ -221,14 +221,5 @@ func (s *shard) ledThrough(ctx context.Context, leader string, term uint64, full
 	if gap := s.watch.without(); gap > brief {
 		return "", fmt.Errorf("nobody led for %v", gap)
 	}
-	next, now, err := s.leader(ctx)
-	switch {
-	case err != nil:
-		return "", err
-	case now < term:
-		return "", fmt.Errorf("the term fell from %d to %d", term, now)
-	case now == term:
-		return leader + " led on in its term", nil
-	}
-	return fmt.Sprintf("%d terms later %s led", now-term, next), nil
+	return s.since(ctx, term)
 }
