@@ -68,7 +68,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	t, key := s.term, config.GroupKey{Tenant: d.Tenant, Group: d.Group}
 	why := whyOf(next.Reason)
 	if next.Reason != requested { // the leader's plan hears of those when they are durable
-		t.marked[d.ID] = true
+		t.marked[d.ID] = next.Revision
 	}
 	if m := w.fleet.byInstance[d.ID]; why == gone && m != nil && m.alive() {
 		w.fail(ruleGone, "%s is removed (%s), and it runs", d.ID, next.Reason)
@@ -114,8 +114,9 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 	n := 0
 	for _, d := range w.bucket.order {
 		// What an earlier leader wrote, and what landed when this one had read the bucket, it cannot know of.
+		// Where another has written the revision that was to say that one goes it stays, until the plan looks again.
 		unseen := d.State == record.Deleting && d.Term < t.number && d.since.After(t.began)
-		if (unseen || d.stays() && counts(d)) && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group && !t.marked[d.ID] {
+		if (unseen || d.stays() && counts(d)) && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group && t.marked[d.ID] <= d.Revision {
 			n++
 		}
 	}

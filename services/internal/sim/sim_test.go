@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"testing"
@@ -30,6 +31,7 @@ func TestWorld(t *testing.T) {
 		}
 		return
 	}
+	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	began := time.Now()
 	first, ok := number(t, "SIM_FIRST")
 	if !ok {

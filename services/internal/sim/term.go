@@ -42,7 +42,7 @@ type term struct {
 	groups    map[config.GroupKey]config.Group // in force
 	before    map[config.GroupKey]config.Group // in force until
 	beforeAt  time.Time
-	marked    map[ident.ID]bool // whose deletion it has decided
+	marked    map[ident.ID]uint64 // whose deletion it has decided: the revision that says so
 	deafSince time.Time
 	heard     bool            // some agent has connected to it
 	provedAt  time.Time       // when the latest proof of its leadership was asked for
@@ -99,7 +99,7 @@ func (s *server) lead(number uint64) {
 	w := s.world
 	w.trace("%s leads in term %d", s.process.name, number)
 	w.checkTerm(s, number)
-	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()), marked: map[ident.ID]bool{}, confirmed: map[string]bool{}}
+	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()), marked: map[ident.ID]uint64{}, confirmed: map[string]bool{}}
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
