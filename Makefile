@@ -63,7 +63,7 @@ sim-swarm: ## Simulate N=2000 worlds on all cores, shrink what fails, write temp
 	@mkdir -p temp
 	SIM_SWARM='$(or $(N),2000)' SIM_COVERAGE='$(CURDIR)/temp/sim-coverage.md' go test ./services/internal/sim -run TestSwarm -count=1 -timeout=0 -v
 
-chaos: ## Break a shard of real processes in every way, for half an hour
+chaos: ## Break shards of real processes in every way, for three quarters of an hour
 	@scripts/chaos.sh long
 
 fuzz: ## Fuzz every parser of outside bytes (FUZZ=3m each, PATTERN=expression)
