@@ -246,6 +246,8 @@ func (k Kind) group() []state {
 		return []state{candidate, inheriting, takingOver, acting, renewing}
 	case heirKilled, heirPaused, pairKilled, pairCut:
 		return []state{inheriting}
+	case killedAll, wiped:
+		return without(inheriting)
 	case stranger, subnetFull, addressGone, lostAll, lockRemoved:
 		return without(losing, inheriting)
 	case resize, newInfra, newRuntime, groupGone, rebalance, expiryOn, emptying, invalid, watchCut, neverDrains:
