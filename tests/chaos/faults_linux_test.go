@@ -38,7 +38,7 @@ var faults = []fault{
 			err = pause(ctx, lasting(30*time.Second))
 			return fmt.Sprintf("%s led %.1f s later", next, took.Seconds()), err
 		}},
-	{"answers of the bucket to the leader are lost", "the same: what the bucket does unheard counts for nothing", nil,
+	{"answers of the bucket to the leader are lost", "the same: what the bucket does unheard counts for nothing", []string{alone},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, term, err := s.leader(ctx)
 			if err != nil {
