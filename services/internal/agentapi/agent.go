@@ -40,7 +40,7 @@ type agent struct {
 	keys map[string][]byte
 	ask  []filegen.KeyRequest
 	// sent are the files that this leadership sent, by name; of the configuration with the hash want.
-	sent map[string]sentFile
+	sent map[string]*sentFile
 	want string
 	// renewAt is when the first certificate is due; zero: not known.
 	renewAt time.Time
@@ -50,7 +50,7 @@ type agent struct {
 	retryAt  time.Time
 }
 
-// sentFile is a file as it was sent. pending: the agent has not said since what it has.
+// sentFile is a file as it was sent. pending: the agent has not said since what it has. (Pointers to it, because a map has room for eight.)
 type sentFile struct {
 	filegen.Have
 	pending bool

@@ -211,7 +211,7 @@ func (a *agent) record(result *filegen.Result, want string, now time.Time) {
 		a.retryAt = soon
 	}
 	if a.sent == nil {
-		a.sent = map[string]sentFile{}
+		a.sent = map[string]*sentFile{}
 	}
 	for name := range a.sent {
 		if !slices.Contains(result.Names, name) {
@@ -219,7 +219,7 @@ func (a *agent) record(result *filegen.Result, want string, now time.Time) {
 		}
 	}
 	for _, f := range result.Files {
-		a.sent[f.Name] = sentFile{filegen.Have{SHA256: f.SHA256, NotBefore: f.NotBefore, NotAfter: f.NotAfter, Basis: f.Basis}, true}
+		a.sent[f.Name] = &sentFile{filegen.Have{SHA256: f.SHA256, NotBefore: f.NotBefore, NotAfter: f.NotAfter, Basis: f.Basis}, true}
 	}
 	a.want, a.renewAt, a.ask = want, result.RenewAt, result.Missing
 	if len(a.ask) > 0 {

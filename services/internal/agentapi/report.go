@@ -157,7 +157,6 @@ func (a *agent) reported(files []observe.FileState, group *config.Group) {
 		f := &files[i]
 		if sent, ok := a.sent[f.Name]; ok {
 			sent.pending = false
-			a.sent[f.Name] = sent
 		}
 		if group.Files[f.Name].Kind == "certificate" && f.Error == "" && !f.NotAfter.IsZero() {
 			if due := filegen.Due(f.NotBefore, f.NotAfter); a.renewAt.IsZero() || due.Before(a.renewAt) {

@@ -26,14 +26,14 @@ import (
 const mib = 1 << 20
 
 // BenchmarkMemory: what the process of a server takes with as many agents, each with its three streams, that report once a minute. "MiB" is the most of
-// its resident memory, everything included, in the third minute after they all came; nothing asks it to give memory back. "storm-MiB" is the most that
+// its resident memory, everything included, in the second minute after they all came; nothing asks it to give memory back. "storm-MiB" is the most that
 // it took until then, while all of them came at once. With BENCH_PROFILE=DIR, profiles of heap and goroutines are left there.
 func BenchmarkMemory(b *testing.B) {
 	for _, agents := range []int{2000, 8000} {
 		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
 			s := newAlone(b, agents, 0, true)
 			s.fill(agents / groups)
-			<-time.After(2 * time.Minute)
+			<-time.After(time.Minute)
 			for b.Loop() {
 				var peak, last usage
 				for range 12 {
@@ -52,7 +52,10 @@ func BenchmarkMemory(b *testing.B) {
 				b.ReportMetric(float64(peak.Goroutines)/float64(agents), "goroutines/agent")
 				least := s.daemon.ask(b, question{Free: true, Profile: profiles(fmt.Sprintf("memory-%d", agents))})
 				b.ReportMetric(each(least.Live), "live-KiB/agent")
+				b.ReportMetric(each(least.Heap), "least-heap-KiB/agent")
 				b.ReportMetric(float64(least.Resident)/mib, "least-MiB")
+				b.ReportMetric(float64(peak.Idle)/mib, "idle-MiB")
+				b.ReportMetric(float64(peak.Other)/mib, "runtime-MiB")
 				b.ReportMetric(float64(peak.GCs), "collections")
 				b.ReportMetric(float64(peak.Resident-peak.Anonymous)/mib, "file-MiB")
 				b.ReportMetric(0, "ns/op")
@@ -61,29 +64,44 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// BenchmarkReports: the server's CPU time for ten thousand reports of four thousand agents, unchanged ones on their streams, a thousand a second; nothing may
-// be written for them, neither to its disk nor to the bucket.
+// BenchmarkReports: the server's CPU time for ten thousand reports, unchanged ones of four thousand agents on their streams; nothing may be written for them,
+// neither to its disk nor to the bucket. "paced": each comes alone, a thousand a second, as from 60,000 agents. "dense": all agents report twice a
+// second.
 func BenchmarkReports(b *testing.B) {
-	const agents, interval = 4000, 4 * time.Second
-	s := &stack{b: b, boot: true, alone: true, interval: interval}
-	s.open(agents, 0)
-	s.fill(agents / groups)
-	<-time.After(30 * time.Second) // complete reports that follow from the files
-	for b.Loop() {
-		before, reports, plans, requests := s.daemon.ask(b, question{CPU: profiles("reports.cpu")}), s.metric(b, received), s.metric(b, planned), s.counted.Counts()
-		<-time.After(20 * time.Second)
-		after, count, spent := s.daemon.ask(b, question{}), s.metric(b, received)-reports, s.counted.Counts().Sub(requests)
-		b.ReportMetric((after.CPU-before.CPU).Seconds()*10_000/count, "cpu-s/10k")
-		b.ReportMetric((after.System-before.System).Seconds()*10_000/count, "system-cpu-s/10k")
-		b.ReportMetric(count, "reports")
-		b.ReportMetric(float64(after.Mallocs-before.Mallocs)/count, "allocs/report")
-		b.ReportMetric(float64(after.Allocated-before.Allocated)/count, "B/report")
-		b.ReportMetric(float64(after.GCs-before.GCs), "collections")
-		b.ReportMetric(s.metric(b, planned)-plans, "plans")
-		b.ReportMetric(float64(after.Written-before.Written), "disk-bytes")
-		b.ReportMetric(float64(spent.Put), "puts") // the lock's renewals
-		b.ReportMetric(0, "ns/op")
+	const agents = 4000
+	for name, tc := range map[string]struct {
+		interval, again time.Duration
+	}{"paced": {interval: 4 * time.Second}, "dense": {interval: time.Minute, again: time.Second / 2}} {
+		b.Run(name, func(b *testing.B) {
+			s := &stack{b: b, boot: true, alone: true, interval: tc.interval}
+			s.open(agents, 0)
+			s.fill(agents / groups)
+			<-time.After(30 * time.Second) // complete reports that follow from the files
+			for b.Loop() {
+				s.measureReports(b, name, tc.again)
+			}
+		})
 	}
+}
+
+func (s *stack) measureReports(b *testing.B, name string, again time.Duration) {
+	const span = 20 * time.Second
+	if again > 0 {
+		s.fleet.orders <- order{Op: "report", Every: again, Times: int(span / again)}
+	}
+	before, reports, plans, requests := s.daemon.ask(b, question{CPU: profiles(name + ".cpu")}), s.metric(b, received), s.metric(b, planned), s.counted.Counts()
+	<-time.After(span)
+	after, count, spent := s.daemon.ask(b, question{}), s.metric(b, received)-reports, s.counted.Counts().Sub(requests)
+	b.ReportMetric((after.CPU-before.CPU).Seconds()*10_000/count, "cpu-s/10k")
+	b.ReportMetric((after.System-before.System).Seconds()*10_000/count, "system-cpu-s/10k")
+	b.ReportMetric(count/span.Seconds(), "reports/s")
+	b.ReportMetric(float64(after.Mallocs-before.Mallocs)/count, "allocs/report")
+	b.ReportMetric(float64(after.Allocated-before.Allocated)/count, "B/report")
+	b.ReportMetric(float64(after.GCs-before.GCs), "collections")
+	b.ReportMetric(s.metric(b, planned)-plans, "plans")
+	b.ReportMetric(float64(after.Written-before.Written), "disk-bytes")
+	b.ReportMetric(float64(spent.Put), "puts") // the lock's renewals
+	b.ReportMetric(0, "ns/op")
 }
 
 const received, planned = "nstance_agent_reports_total", "nstance_plan_duration_seconds_count"

@@ -53,12 +53,15 @@ func TestMain(m *testing.M) {
 
 // order is one line to the agents' process, note one line from it. Times are Unix nanoseconds: both processes read one clock.
 type order struct {
-	Op           string `json:"op"` // start, power_off, kill
+	Op           string `json:"op"` // start, power_off, kill; report: all report, as often as Times, Every so often
 	ID           string `json:"id"`
 	Nonce        string `json:"nonce,omitempty"`
 	CA           string `json:"ca,omitempty"`
 	Registration string `json:"registration,omitempty"`
 	Agent        string `json:"agent,omitempty"`
+
+	Times int           `json:"times,omitempty"`
+	Every time.Duration `json:"every,omitempty"`
 }
 
 type note struct {
@@ -161,6 +164,18 @@ func runAgents(in io.Reader, out io.Writer) {
 			members[o.ID] = m
 			membersMu.Unlock()
 			go func() { _ = m.client.Run(ctx) }()
+		case "report":
+			go func() {
+				for range o.Times {
+					next := time.After(o.Every)
+					membersMu.Lock()
+					for _, m := range members {
+						m.client.Notice(nil) // there is none: what was said is said again
+					}
+					membersMu.Unlock()
+					<-next
+				}
+			}()
 		case "power_off":
 			go func() {
 				at := time.Now()

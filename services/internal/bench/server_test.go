@@ -54,6 +54,7 @@ type usage struct {
 	Resident, Anonymous, Peak int64         // bytes, proc_pid_status(5): VmRSS, RssAnon, VmHWM
 	CPU, System               time.Duration // of CPU time: all of it, and the kernel's part
 	Heap, Stacks, Live, Next  uint64        // bytes: runtime.MemStats HeapInuse, StackInuse, HeapAlloc, NextGC
+	Idle, Other               uint64        // bytes: what the heap holds and does not use, what the runtime needs for itself
 	Mallocs, Allocated        uint64
 	GCs                       uint32
 	GCCPU                     float64
@@ -91,6 +92,7 @@ func measure() (u usage, err error) {
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	u.Heap, u.Stacks, u.Live, u.Next, u.GCs, u.GCCPU = stats.HeapInuse, stats.StackInuse, stats.HeapAlloc, stats.NextGC, stats.NumGC, stats.GCCPUFraction
+	u.Idle, u.Other = stats.HeapIdle-stats.HeapReleased, stats.GCSys+stats.MSpanSys+stats.MCacheSys+stats.BuckHashSys+stats.OtherSys
 	u.Mallocs, u.Allocated = stats.Mallocs, stats.TotalAlloc
 	u.Goroutines = runtime.NumGoroutine()
 	return u, nil
