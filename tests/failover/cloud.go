@@ -37,7 +37,6 @@ const (
 // cloud is a fake EC2 in this process: the shard's VMs are its instances, and so are the servers' machines, as the servers' metadata services say.
 type cloud struct {
 	*fakeaws.Cloud
-	api    *http.Server
 	url    string
 	access string
 	secret string
