@@ -24,7 +24,7 @@ if [ "$CHAOS" = short ]; then
 	CHAOS_HEIR='6s 2s 1s'
 	CHAOS_BIN=$PWD/bin/tests/chaos
 	mkdir -p "$CHAOS_BIN"
-	cp bin/nstance-agent bin/dev-s3 "$CHAOS_BIN/"
+	cp -f bin/nstance-agent bin/dev-s3 "$CHAOS_BIN/"
 	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags "-s -w -X 'main.heir=$CHAOS_HEIR'" -o "$CHAOS_BIN/" ./services/cmd/nstance-server
 	export CHAOS_HEIR
 fi
