@@ -264,7 +264,9 @@ func (p *people) remove(t *term, d *dice) {
 func (p *people) removeOne(t *term, id ident.ID) {
 	w := p.world
 	t.env.Go("delete an instance", func() {
+		t.deleting[id]++
 		err := t.leader.DeleteInstance(t.scope, id, requested)
+		t.deleting[id]--
 		w.trace("deletion of %s: %v", id, err)
 		if d := w.bucket.byID[id]; err == nil && d != nil && d.stays() {
 			w.fail(ruleAcked, "the deletion of %s is acknowledged, but its record says %s", id, d.State)

@@ -113,9 +113,10 @@ func (w *World) checkOrphan(s *server, d *document) {
 func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
 	n := 0
 	for _, d := range w.bucket.order {
-		// What an earlier leader wrote, and what landed when this one had read the bucket, it cannot know of.
 		// Where another has written the revision that was to say that one goes it stays, until the plan looks again.
-		unseen := d.State == record.Deleting && d.Term < t.number && d.since.After(t.began)
+		// What an earlier leader wrote, and what landed when this one had read the bucket, it cannot know of.
+		// Nor does its plan know of a deletion that somebody asked for before the bucket has answered.
+		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
 		if (unseen || d.stays() && counts(d)) && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group && t.marked[d.ID] <= d.Revision {
 			n++
 		}

@@ -43,6 +43,7 @@ type term struct {
 	before    map[config.GroupKey]config.Group // in force until
 	beforeAt  time.Time
 	marked    map[ident.ID]uint64 // whose deletion it has decided: the revision that says so
+	deleting  map[ident.ID]int    // that somebody has asked it to delete, and was not answered
 	deafSince time.Time
 	heard     bool            // some agent has connected to it
 	provedAt  time.Time       // when the latest proof of its leadership was asked for
@@ -99,7 +100,8 @@ func (s *server) lead(number uint64) {
 	w := s.world
 	w.trace("%s leads in term %d", s.process.name, number)
 	w.checkTerm(s, number)
-	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()), marked: map[ident.ID]uint64{}, confirmed: map[string]bool{}}
+	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()), marked: map[ident.ID]uint64{},
+		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}}
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
