@@ -42,7 +42,7 @@ type target struct {
 	Nonces              map[string]string // signed ones, of every kind that is to be refused
 	// Kinds of attacks to make; none: all.
 	Kinds []string
-	// Silent connections to the agents' port, a tenth of that to each other port; and as many slow handshakes.
+	// Silent connections to the agents' port, a hundredth of that to each other port; slow handshakes, a tenth of that to each other port.
 	Silent, Slow int
 }
 
@@ -109,7 +109,7 @@ func runAttackers(in io.Reader, out io.Writer) {
 	var all sync.WaitGroup
 	silent := 0
 	for port, addr := range a.Ports {
-		n, slow := a.Silent/10, a.Slow/10
+		n, slow := a.Silent/100, a.Slow/10
 		if port == agentPort {
 			n, slow = a.Silent, a.Slow
 		}

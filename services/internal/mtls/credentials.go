@@ -73,6 +73,7 @@ type transport struct {
 	clients bool
 	gate    *gate
 	crowd   *crowd
+	role    authority.Role
 	limit   *Limiter // of handshakes; nil: none
 }
 
@@ -99,7 +100,11 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	var who any = from
 	if t.clients {
 		client = t.source.peer(conn.ConnectionState())
-		who = client.Identity // the zero one is that of all who are none of this cluster's
+		// The zero identity is that of all who may not call this port: together they have what one client has.
+		who = authority.Identity{}
+		if client.Identity.Role == t.role {
+			who = client.Identity
+		}
 	}
 	client.conn, client.Number = raw, t.source.connections.Add(1)
 	if !t.clients && local(from) {

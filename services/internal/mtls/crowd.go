@@ -24,6 +24,10 @@ type crowd struct {
 // pace is how many bytes a client may say a second, and at once.
 type pace struct{ second, burst int }
 
+func (p pace) refill() time.Duration {
+	return time.Duration(float64(p.burst) / float64(p.second) * float64(time.Second))
+}
+
 type client struct {
 	members *list.List
 	words   *rate.Limiter
@@ -77,10 +81,23 @@ func (c *crowd) forget(m *member) {
 	}
 	c.members.Remove(m.place)
 	own := c.clients[m.client]
-	if own.members.Remove(m.among); own.members.Len() == 0 {
-		delete(c.clients, m.client)
-	}
+	own.members.Remove(m.among)
 	m.place, m.among = nil, nil
+	if own.members.Len() > 0 {
+		return
+	}
+	if own.words.Tokens() >= float64(c.pace.burst) {
+		delete(c.clients, m.client)
+		return
+	}
+	// Who comes back at once has said what it has said.
+	time.AfterFunc(c.pace.refill(), func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.clients[m.client] == own && own.members.Len() == 0 {
+			delete(c.clients, m.client)
+		}
+	})
 }
 
 // counted is a connection of a crowd. It leaves when it is closed, and when nothing can be read from it any more: gRPC does not close every

@@ -170,3 +170,23 @@ func TestCrowd(t *testing.T) {
 		t.Errorf("%d and %d are left", c.members.Len(), len(c.clients))
 	}
 }
+
+// A client that leaves and comes back does not begin anew with what it may say; it is forgotten when that would make no difference.
+func TestCrowdRemembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(2, 5, pace{second: 10, burst: 100})
+		words, leave := c.enter("a", &stub{})
+		words.ReserveN(time.Now(), 80)
+		leave()
+		if again, leave := c.enter("a", &stub{}); again.Tokens() > 21 {
+			t.Errorf("%v bytes after it came back, want 20", again.Tokens())
+		} else {
+			leave()
+		}
+		time.Sleep(time.Minute) // fake time
+		synctest.Wait()
+		if len(c.clients) != 0 {
+			t.Errorf("%d clients are remembered", len(c.clients))
+		}
+	})
+}

@@ -54,7 +54,7 @@ var (
 // they may cost, and recovery from panics. role is RoleAgent, RoleOperator, or empty for the registration port, whose clients have no
 // certificate and are limited by their address instead.
 func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc.ServerOption {
-	t := &transport{source: source, config: source.withClients(), clients: true, gate: source.gate}
+	t := &transport{source: source, config: source.withClients(), clients: true, gate: source.gate, role: role}
 	g := guard{role: role, log: log}
 	receive, streams, idle := maxOperation, uint32(32), idleAfter
 	var age, grace time.Duration // none
