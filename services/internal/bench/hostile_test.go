@@ -128,8 +128,9 @@ func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
 		t.Logf("%-44s %v", name, seen[name])
-		may, proper := endsOf(name), 0
+		may, proper, total := endsOf(name), 0, 0
 		for outcome, count := range seen[name] {
+			total += count
 			switch {
 			case slices.Contains(may.proper, outcome):
 				proper += count
@@ -137,7 +138,7 @@ func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 				t.Errorf("%s: %d times %s, want %v or %v", name, count, outcome, may.proper, may.excused)
 			}
 		}
-		if proper == 0 && kinds != nil {
+		if proper == 0 && kinds != nil && total >= 10 { // of a few, all may have been cut for another's sake
 			t.Errorf("%s: never ended as it has to: %v, want %v", name, seen[name], may.proper)
 		}
 	}

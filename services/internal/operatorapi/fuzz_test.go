@@ -22,7 +22,7 @@ func reading[Q any, PQ interface {
 	return func(ctx context.Context, raw []byte) error {
 		req := PQ(new(Q))
 		if proto.Unmarshal(raw, req) != nil {
-			return nil
+			return status.Error(codes.InvalidArgument, "no message")
 		}
 		_, err := call(ctx, req)
 		return err
