@@ -110,7 +110,7 @@ func (p *planner) room(want int) int {
 	}
 	if p.CreateBudget >= 0 && n > p.CreateBudget {
 		n = p.CreateBudget
-		p.block("the create rate limit is reached")
+		p.block("as many creates as may be are under way, or create_rate_limit is reached")
 		if p.reached(p.CreateBudgetAt) {
 			p.wake(p.Now.Add(time.Second)) // nobody can tell
 		}

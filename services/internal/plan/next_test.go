@@ -139,10 +139,10 @@ func TestRules(t *testing.T) {
 		{name: "creates what is missing", snapshot: snapshot(3, well()), want: []string{"create", "create"}},
 		{name: "creates under way count", snapshot: snapshot(4, well(), creating()),
 			change: func(s *plan.Snapshot) { s.PendingCreates = 2 }},
-		{name: "a create budget", snapshot: snapshot(9), want: []string{"create", "create"}, blocked: "the create rate limit is reached",
+		{name: "a create budget", snapshot: snapshot(9), want: []string{"create", "create"}, blocked: "as many creates as may be are under way, or create_rate_limit is reached",
 			wake:   30 * time.Second,
 			change: func(s *plan.Snapshot) { s.CreateBudget, s.CreateBudgetAt = 2, now.Add(30*time.Second) }},
-		{name: "a create budget that nobody can tell the growth of", snapshot: snapshot(1), blocked: "the create rate limit is reached",
+		{name: "a create budget that nobody can tell the growth of", snapshot: snapshot(1), blocked: "as many creates as may be are under way, or create_rate_limit is reached",
 			wake: time.Second, change: func(s *plan.Snapshot) { s.CreateBudget = 0 }},
 		{name: "a negative size is none", snapshot: snapshot(-1)},
 
