@@ -40,6 +40,7 @@ type Elector struct {
 	longest  time.Duration // lease ever seen
 	floor    uint64        // highest term ever met
 	revision uint64        // highest revision ever seen or tried
+	alone    uint64        // revision of our last write where there was no lock
 	machine  inquiry
 
 	pending   request

@@ -372,6 +372,23 @@ func TestTakeOverThatWasSettledTooLate(t *testing.T) {
 	d.actsUntil(20, 6)
 }
 
+// Our write of 0 s landed after another had led and somebody had removed his lock, of which he need not know yet.
+func TestTakeOverThatLandedWhereALockWasRemoved(t *testing.T) {
+	d := newDriver(t)
+	d.at(0, Tick{}, ReadLock{})
+	d.at(0, LockAbsent{}, WriteLock{own(1, 1), objstore.IfAbsent()})
+	d.at(8, WriteUnknown{})
+	d.at(9, Tick{}, ReadLock{})
+	machineless := other(1, 2)
+	machineless.Machine = ""
+	d.at(9, LockRead{machineless, "x"})
+	d.at(14, Tick{}, ReadLock{})
+	d.at(14, LockRead{own(1, 1), "y"})
+	d.until(25, func() Input { return LockRead{own(1, 1), "y"} })
+	d.at(25, Tick{}, WriteLock{own(2, 3), objstore.IfToken("y")})
+	d.at(25.1, LockWritten{"z"}, BecameLeader{2})
+}
+
 func TestConfirm(t *testing.T) {
 	t.Run("reads that began before do not count, later ones are shared", func(t *testing.T) {
 		d := newDriver(t)

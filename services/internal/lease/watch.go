@@ -59,8 +59,15 @@ func (e *Elector) takeAt() Instant {
 	switch e.seen.kind {
 	case held:
 		lock := e.seen.lock
-		// A candidate's own lock is that of its ended leadership, or a take-over that was settled too late.
-		if lock.Released || lock.Incarnation == e.self.Incarnation || e.machine.gone {
+		if lock.Released || e.machine.gone {
+			return e.seen.since
+		}
+		// A candidate's own lock is that of its ended leadership, or a take-over that was settled too late. One that was written where there was none
+		// may have landed after another had led, and his lock was removed; he may not know yet.
+		if lock.Incarnation == e.self.Incarnation {
+			if lock.Term != e.term && lock.Revision <= e.alone {
+				return e.seen.since.Add(patience(e.longest))
+			}
 			return e.seen.since
 		}
 		if e.inherits() {

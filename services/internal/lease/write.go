@@ -119,7 +119,7 @@ func (e *Elector) nextWrite(now Instant) WriteLock {
 	}
 	condition := objstore.IfToken(e.seen.token)
 	if e.seen.kind == absent {
-		condition = objstore.IfAbsent()
+		condition, e.alone = objstore.IfAbsent(), lock.Revision
 	}
 	e.write = attempt{lock: lock, condition: condition, began: now, sends: 1}
 	return WriteLock{Lock: lock, Condition: condition}
