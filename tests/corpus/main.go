@@ -97,8 +97,12 @@ func (t target) keep(ctx context.Context) (kept, of int, err error) {
 	if out, err := exec.CommandContext(ctx, "go", "test", "-c", "-cover", "-o", binary, "./"+t.pkg).CombinedOutput(); err != nil {
 		return 0, 0, fmt.Errorf("build: %w: %s", err, out)
 	}
-	// The target runs in a copy of its package's folder, whose corpus is the one input in question.
-	work := filepath.Join(dir, "work")
+	// The target runs in a copy of its package's folder, beside it for what it reads by a relative path. Its corpus is the one input in question.
+	work, err := os.MkdirTemp(filepath.Dir(t.pkg), ".corpus-")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	if err := os.CopyFS(work, os.DirFS(t.pkg)); err != nil {
 		return 0, 0, err
 	}
