@@ -34,12 +34,18 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 		}
 	}
 	defer settlePending()
+	expectAgain := func() {
+		if !pending {
+			pending = true
+			x.World.ExpectCreates(key, 1)
+		}
+	}
 	group, ok := x.World.Group(key)
 	if !ok || group.Deleted {
 		return
 	}
 	places, refused := x.placements(group, group.InstanceType)
-	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, begun: x.Env.Now()})
+	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, refused: expectAgain, begun: x.Env.Now()})
 	backoffKey := observe.ErrorKey{Kind: "provider", Tenant: key.Tenant, Group: key.Group}
 	switch {
 	case err == nil:
@@ -76,7 +82,7 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 	reservation, used := observe.Reservation{Record: rec, Token: token}, false
 	// One try: its ID is the caller's, there is no second one to try another placement with.
 	err = x.attempt(ctx, group, places[:1], refused, order{onDemand: &reservation,
-		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() { used = true }, begun: x.Env.Now()})
+		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() { used = true }, refused: func() {}, begun: x.Env.Now()})
 	if !used {
 		x.World.AddLeftover(reservation) // nothing was asked for under it: collection makes it a tombstone
 	}
@@ -88,6 +94,7 @@ type order struct {
 	action   plan.Action
 	onDemand *observe.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
 	known    func()               // called once the instance is in the World
+	refused  func()               // called before one is forgotten for want of capacity: until the next placement's is known it must count still
 	begun    time.Time
 }
 
@@ -171,6 +178,9 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		x.World.End(rec.ID, nil)
 		return err
 	case err != nil:
+		if infra.ClassOf(err) == infra.Capacity {
+			o.refused()
+		}
 		x.burn(ctx, rec.ID, err)
 		return err
 	}

@@ -296,6 +296,33 @@ func TestCreateElsewhere(t *testing.T) {
 	})
 }
 
+// Between a refusal and the next placement's ID, for which the bucket may take its time, the instance still counts: nobody asks for another in its place.
+func TestCreateElsewhereCountsMeanwhile(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		first := b.reserve()
+		b.provider.SetCapacity(mock.Place{Type: "small", Subnet: "a"}, 0)
+		b.mu.Lock()
+		b.storeFault = func(r mem.Request) mem.Fault {
+			if r.Op == mem.Put && !strings.Contains(r.Key, first.Storage()) {
+				return mem.Fault{Before: time.Minute}
+			}
+			return mem.Fault{}
+		}
+		b.mu.Unlock()
+		b.World.ExpectCreates(workers, 1)
+		go b.Do(t.Context(), workers, create)
+		time.Sleep(30 * time.Second)
+		if _, dead := b.World.Tombstone(first); !dead || b.pending() != 1 {
+			t.Errorf("dead: %t; %d pending", dead, b.pending())
+		}
+		time.Sleep(10 * time.Minute)
+		if vms := b.provider.VMs(); len(vms) != 1 || b.pending() != 0 {
+			t.Errorf("%d VMs, %d pending", len(vms), b.pending())
+		}
+		b.wait()
+	})
+}
+
 // Whoever knows which subnets are full is asked in the background, and not on the way to a create.
 func TestCreateSkipsFullSubnets(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
