@@ -123,6 +123,11 @@ step_chaos() {
 	scripts/chaos.sh
 }
 
+# What docs/performance.md is measured with, in short.
+step_bench() {
+	scripts/bench.sh short
+}
+
 # With an heir: how long there is no leader, on a machine that may be busy.
 step_failover() {
 	tests/failover/run.sh -rounds=3 -most=5s
@@ -156,7 +161,7 @@ run() {
 }
 
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim mutants acceptance modules images stacks kube demo kill9 failover chaos
+[ $# -gt 0 ] || set -- tools generated lint unit race sim mutants bench acceptance modules images stacks kube demo kill9 failover chaos
 for step; do
 	run "$step"
 done

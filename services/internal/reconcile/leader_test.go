@@ -356,14 +356,18 @@ func TestRecheck(t *testing.T) {
 		s.write(reserved, record.Reserved, asWritten)
 		s.write(created, record.Created, asWritten)
 
+		pass := func(d time.Duration) {
+			time.Sleep(d)
+			synctest.Wait()
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go s.Recheck(ctx)
-		time.Sleep(time.Minute - time.Second)
+		pass(time.Minute - time.Second)
 		if rec, _, _ := s.World.Record(marked); rec.State != record.Registered {
 			t.Errorf("too early: %s", rec.State)
 		}
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		for id, want := range map[ident.ID]record.State{marked: record.Deleting, kept: record.Registered, created: record.Created} {
 			if rec, _, ok := s.World.Record(id); !ok || rec.State != want {
 				t.Errorf("%s: %s, %t; want %s", id, rec.State, ok, want)
@@ -383,19 +387,19 @@ func TestRecheck(t *testing.T) {
 			lists++
 			return mem.Fault{}
 		})
-		time.Sleep(time.Hour)
+		pass(time.Hour)
 		s.fault(nil)
 		if lists != 6 {
 			t.Errorf("%d lists in an hour", lists)
 		}
 		s.write(s.newID(), record.Registered, func(r *record.Instance) { r.Term = term + 1 })
 		s.fault(func(mem.Request) mem.Fault { lists = -1; return mem.Fault{Err: errTest} })
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		if lists != -1 || s.refused != 0 {
 			t.Errorf("%d, refused %d", lists, s.refused)
 		}
 		s.fault(nil)
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		if s.refused != term+1 {
 			t.Errorf("a record of a higher term: refused %d", s.refused)
 		}
