@@ -84,9 +84,10 @@ func TestDrain(t *testing.T) {
 			}
 			return mock.Outcome{}
 		}
-		b.do(plan.Action{Kind: plan.Drain, Instance: id})
+		deadline := time.Now().Add(time.Minute)
+		b.do(plan.Action{Kind: plan.Drain, Instance: id, Deadline: deadline})
 		b.mu.Lock()
-		if len(b.events) != 1 || !b.events[0].Drain || !b.events[0].Deadline.Equal(b.view(id).Record.DeleteDeadline) {
+		if len(b.events) != 1 || !b.events[0].Drain || !b.events[0].Deadline.Equal(deadline) {
 			t.Errorf("told %+v", b.events)
 		}
 		b.mu.Unlock()

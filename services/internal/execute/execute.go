@@ -234,7 +234,7 @@ func (x *Executor) drain(ctx context.Context, action plan.Action) error {
 	}
 	err := x.unbalance(ctx, action.Instance)
 	x.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
-		Reason: rec.DeleteReason, Deadline: rec.DeleteDeadline, Drain: true})
+		Reason: rec.DeleteReason, Deadline: action.Deadline, Drain: true})
 	x.World.Announced(action.Instance)
 	return err
 }

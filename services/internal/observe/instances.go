@@ -2,6 +2,7 @@ package observe
 
 import (
 	"slices"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -38,7 +39,7 @@ func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
 			inst.group.insert(inst)
 		}
 		inst.record, inst.token = rec, token
-		inst.follow()
+		inst.follow(w.opts.Now())
 		w.settled(rec.ID)
 	}
 	if inst != nil {
@@ -69,15 +70,26 @@ func (w *World) tombstoned(id ident.ID) bool {
 	return ok
 }
 
-// follow copies into the planner's view what the record says.
-func (i *instance) follow() {
+// lateDrain bounds what a leader grants a drain of which it learned late.
+const lateDrain = 30 * time.Second
+
+// follow copies into the planner's view what the record says. A leader that learns of a deletion when most of its drain's time has passed (the answer of
+// the write that recorded it came late, or nobody led) grants the rest of a half of it, at most [lateDrain]: else the VM would end without a word to
+// operators. The record's own deadline never moves.
+func (i *instance) follow(now time.Time) {
 	rec, p := &i.record, &i.plan
+	if rec.State == record.Deleting && p.State != record.Deleting {
+		p.DeleteDeadline = rec.DeleteDeadline
+		if least := now.Add(min(rec.DeleteDeadline.Sub(rec.DeletingAt)/2, lateDrain)); least.After(now) && least.After(rec.DeleteDeadline) {
+			p.DeleteDeadline = least
+		}
+	}
 	p.State = rec.State
 	p.OnDemand = rec.OnDemand
 	p.CreatedAt, p.LaunchedAt, p.RegisteredAt = rec.CreatedAt, rec.LaunchedAt, rec.RegisteredAt
 	p.InfraHash = rec.InfraHash
 	p.ProviderID = rec.ProviderID
-	p.DeleteReason, p.DeleteDeadline, p.DeletingAt = rec.DeleteReason, rec.DeleteDeadline, rec.DeletingAt
+	p.DeleteReason, p.DeletingAt = rec.DeleteReason, rec.DeletingAt
 }
 
 func (g *group) insert(inst *instance) {

@@ -59,7 +59,7 @@ func (c *call) instanceStatus(v observe.InstanceView) *nstancev1.InstanceStatus 
 		InstanceType: rec.InstanceType, SubnetId: rec.SubnetID, Image: rec.Image, Term: rec.Term, AgentVersion: v.Report.Version,
 		CreatedAt: timestamp(rec.CreatedAt), LaunchedAt: timestamp(firstTime(rec.LaunchedAt, p.LaunchedAt)), RegisteredAt: timestamp(rec.RegisteredAt),
 		LastReportAt: timestamp(p.LastReport), InfraDrift: v.InfraDrift, RuntimeDrift: v.RuntimeDrift,
-		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(rec.DeleteDeadline), DeletedAt: timestamp(rec.DeletedAt),
+		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(firstTime(p.DeleteDeadline, rec.DeleteDeadline)), DeletedAt: timestamp(rec.DeletedAt),
 		Zone: provider.Zone, Region: provider.Region,
 	}
 	if rec.Certificate != nil {

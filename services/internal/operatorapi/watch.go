@@ -146,7 +146,7 @@ func (c *call) deletions() []*nstancev1.InstanceEvent {
 			continue
 		}
 		out = append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION, Instance: c.instanceStatus(view),
-			Reason: rec.DeleteReason, Deadline: timestamp(rec.DeleteDeadline), At: timestamp(rec.DeletingAt), Drain: draining(view, now)})
+			Reason: rec.DeleteReason, Deadline: timestamp(view.Plan.DeleteDeadline), At: timestamp(rec.DeletingAt), Drain: draining(view, now)})
 	}
 	return append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END, At: timestamp(now)})
 }
@@ -158,7 +158,7 @@ func draining(v observe.InstanceView, now time.Time) bool {
 	case plan.ProviderGoing, plan.ProviderStopped, plan.ProviderGone:
 		return false
 	}
-	return !p.Drained && p.TerminateRequested.IsZero() && now.Before(v.Record.DeleteDeadline)
+	return !p.Drained && p.TerminateRequested.IsZero() && now.Before(p.DeleteDeadline)
 }
 
 var instanceEventTypes = map[observe.InstanceEventType]nstancev1.InstanceEvent_Type{

@@ -72,7 +72,7 @@ var mutants = []mutant{
 		old: "\tmarked := false\n", new: "\tmarked := false\n\tx.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Instance: action.Instance})\n",
 		why: "the end of an instance is announced before it is durable"},
 	{name: "drain untold", file: "internal/execute/execute.go",
-		old: "Deadline: rec.DeleteDeadline, Drain: true})", new: "Deadline: rec.DeleteDeadline})",
+		old: "Deadline: action.Deadline, Drain: true})", new: "Deadline: action.Deadline})",
 		why: "nobody is told to drain a node"},
 	{name: "acts for ever", file: "internal/execute/execute.go",
 		old: "if x.Authority.Remaining() < margin {", new: "if x.Authority.Remaining() < -time.Hour {",

@@ -38,7 +38,7 @@ func (o *operator) look() {
 	for _, tenant := range []string{"default", "other"} {
 		for _, view := range s.term.leader.World.Instances(tenant, "") {
 			p := &view.Plan
-			if p.State == record.Deleting && !p.Drained && p.TerminateRequested.IsZero() && now.Before(view.Record.DeleteDeadline) {
+			if p.State == record.Deleting && !p.Drained && p.TerminateRequested.IsZero() && now.Before(p.DeleteDeadline) {
 				o.drain(view.Record.ID)
 			}
 		}
