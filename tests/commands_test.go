@@ -1,0 +1,110 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Commands that documents tell readers to type are there: targets of the Makefile, scripts, packages, and in them the tests that are asked for.
+func TestDocumentedCommandsExist(t *testing.T) {
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bench, err := os.ReadFile("../scripts/bench.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured := regexp.MustCompile(`\./services/[a-z/]+`).FindAllString(string(bench), -1)
+	span, line := regexp.MustCompile("`([^`\n]+)`"), regexp.MustCompile(`(?m)^\s*((?:make|go test|scripts/|tests/)[^#\n]*)`)
+	fenced := regexp.MustCompile("(?ms)^```.*?^```")
+	checked := 0
+	for path, text := range files(t, "..", ".md") {
+		code := strings.Join(fenced.FindAllString(text, -1), "\n")
+		for _, match := range slices.Concat(span.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1), line.FindAllStringSubmatch(code, -1)) {
+			words := split(strings.ReplaceAll(match[1], `\|`, "|"))
+			switch {
+			case len(words) == 0:
+				continue
+			case words[0] == "make" && len(words) > 1 && regexp.MustCompile(`^[a-z][a-z0-9-]*$`).MatchString(words[1]):
+				if !regexp.MustCompile(`(?m)^` + words[1] + `:`).Match(makefile) {
+					t.Errorf("%s: %s: the Makefile has no such target", path, match[1])
+				}
+			case words[0] == "go" && len(words) > 2 && words[1] == "test":
+				for _, fault := range missing(t, words[2:]) {
+					t.Errorf("%s: %s: %s", path, match[1], fault)
+				}
+			case regexp.MustCompile(`^(scripts|tests)/[a-z0-9/-]+\.sh$`).MatchString(words[0]):
+				if _, err := os.Stat(filepath.Join("..", words[0])); err != nil {
+					t.Errorf("%s: %s is not there", path, words[0])
+				}
+				if words[0] == "scripts/bench.sh" && len(words) > 1 && !slices.Contains([]string{"short", "PATTERN", "[PATTERN]"}, words[1]) {
+					for _, fault := range missing(t, append([]string{"-bench", words[1]}, measured...)) {
+						t.Errorf("%s: %s: %s", path, match[1], fault)
+					}
+				}
+			default:
+				continue
+			}
+			checked++
+		}
+	}
+	if checked < 60 {
+		t.Errorf("found %d commands", checked)
+	}
+}
+
+// split takes a command apart as a shell does that knows single quotes only.
+func split(command string) (words []string) {
+	for _, match := range regexp.MustCompile(`'([^']*)'|(\S+)`).FindAllStringSubmatch(command, -1) {
+		words = append(words, match[1]+match[2])
+	}
+	return words
+}
+
+// missing says what of the arguments of a "go test" is not there: packages, and tests or benchmarks that match.
+func missing(t *testing.T, args []string) (faults []string) {
+	t.Helper()
+	var names []string
+	for _, arg := range args {
+		if !strings.HasPrefix(arg, "./") {
+			continue
+		}
+		dir := filepath.Join("..", strings.TrimSuffix(arg, "/..."))
+		paths, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(dir); err != nil {
+			faults = append(faults, arg+" is not there")
+		}
+		for _, path := range paths {
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, match := range regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz)\w+)`).FindAllStringSubmatch(string(raw), -1) {
+				names = append(names, match[1])
+			}
+		}
+	}
+	for i, arg := range args[:max(len(args)-1, 0)] {
+		if pattern := args[i+1]; slices.Contains([]string{"-run", "-bench", "-fuzz"}, arg) && pattern != "^$" && len(names) > 0 {
+			kind := map[string]string{"-run": "Test", "-bench": "Benchmark", "-fuzz": "Fuzz"}[arg]
+			pattern, _, _ = strings.Cut(pattern, "/")
+			wanted, err := regexp.Compile(pattern)
+			if err != nil {
+				faults = append(faults, err.Error())
+				continue
+			}
+			if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, kind) && wanted.MatchString(name) }) {
+				faults = append(faults, "nothing matches "+arg+" "+args[i+1])
+			}
+		}
+	}
+	return faults
+}
