@@ -1,9 +1,11 @@
 package httpapi_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 )
 
@@ -20,8 +22,8 @@ func FuzzRequest(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, method, path, query, body string) {
 		target := (&url.URL{Path: "/" + path, RawQuery: query}).RequestURI()
-		if _, err := http.NewRequest(method, "http://127.0.0.1"+target, nil); err != nil || method == http.MethodConnect {
-			return
+		if _, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target + " HTTP/1.0\r\n\r\n"))); err != nil || method == http.MethodConnect {
+			return // what net/http refuses itself
 		}
 		status, answer, header := x.do(t, request{method: method, path: target, body: body})
 		if status >= 500 && status != http.StatusServiceUnavailable && status != http.StatusGatewayTimeout {
