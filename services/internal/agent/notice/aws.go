@@ -78,7 +78,10 @@ func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 			if err != nil {
 				return nil, fmt.Errorf("get a token: %w", err)
 			}
-			a.token = strings.TrimSpace(string(token))
+			if a.token = strings.TrimSpace(string(token)); !sendable(a.token) {
+				a.token = ""
+				return nil, errors.New("get a token: what came is none")
+			}
 		}
 		body, _, err := a.options.ask(ctx, http.MethodGet, path, http.Header{"X-Aws-Ec2-Metadata-Token": {a.token}})
 		if errors.Is(err, statusError(http.StatusUnauthorized)) && !fresh {
@@ -86,6 +89,11 @@ func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 		}
 		return body, err
 	}
+}
+
+// sendable reports whether a token can be sent as a header. What cannot would be kept for ever, since only the service's own refusal replaces a token.
+func sendable(token string) bool {
+	return token != "" && !strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 // parseAction reads {"action": "terminate", "time": "2017-09-18T08:22:00Z"}. What AWS adds to it later is no error.

@@ -161,6 +161,24 @@ func TestParseAction(t *testing.T) {
 	}
 }
 
+// A token that cannot be sent is not kept: the service, which would refuse a wrong one, never sees it.
+func TestAWSOddToken(t *testing.T) {
+	s := &scripted{}
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	a := NewAWS(options(server.URL))
+	for _, token := range []string{"a\x00b", "a\nb", "", "é"} {
+		s.set(http.StatusOK, token, `{"action":"stop"}`, "", "")
+		if notice, err := a.look(t.Context()); err == nil {
+			t.Errorf("%q: %v", token, notice)
+		}
+	}
+	s.set(http.StatusOK, goodToken, `{"action":"stop"}`, "", "")
+	if notice, err := a.look(t.Context()); err != nil || notice.GetKind() != "spot-stop" {
+		t.Errorf("with a good token: %v, %v", notice, err)
+	}
+}
+
 func FuzzParseAction(f *testing.F) {
 	f.Add([]byte(`{"action":"terminate","time":"2026-11-21T08:22:00Z"}`))
 	f.Add([]byte(`{"action":"stop","time":"9999-12-31T23:59:60Z"}`))

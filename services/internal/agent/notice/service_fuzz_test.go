@@ -1,0 +1,78 @@
+package notice
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// scripted is a metadata service that says odd things until it is told to be well.
+type scripted struct {
+	token, body, etag, flavor atomic.Pointer[string]
+	status                    atomic.Int32
+}
+
+const goodToken = "AQAEAA=="
+
+func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == tokenPath {
+		_, _ = io.WriteString(w, *s.token.Load())
+		return
+	}
+	w.Header()["Etag"], w.Header()["Metadata-Flavor"] = []string{*s.etag.Load()}, []string{*s.flavor.Load()}
+	w.WriteHeader(int(s.status.Load()))
+	_, _ = io.WriteString(w, *s.body.Load())
+}
+
+func (s *scripted) set(status int, token, body, etag, flavor string) {
+	s.status.Store(int32(status))
+	s.token.Store(&token)
+	s.body.Store(&body)
+	s.etag.Store(&etag)
+	s.flavor.Store(&flavor)
+}
+
+// Whatever a metadata service says meanwhile, once it is well again its word is heard.
+func FuzzService(f *testing.F) {
+	f.Add(200, goodToken, `{"action":"terminate","time":"2026-11-21T08:22:00Z"}`, "1", "Google")
+	f.Add(200, "a\x00b", "TRUE", "a b&c", "Google")
+	f.Add(200, "", "FALSE\n", "", "")
+	f.Add(200, "a\nb", "TRUE ", "\x80", "google")
+	f.Add(404, strings.Repeat("t", maxAnswer+1), "", "1", "Google")
+	f.Add(503, "é", strings.Repeat("{", maxAnswer), "1", "Google")
+	s := &scripted{}
+	server := httptest.NewServer(s)
+	f.Cleanup(server.Close)
+	f.Fuzz(func(t *testing.T, status int, token, body, etag, flavor string) {
+		if status != http.StatusOK && (status < 400 || status > 599) {
+			return
+		}
+		o := Options{Base: server.URL, Client: server.Client(), Log: slog.New(slog.DiscardHandler)}
+		a, g := NewAWS(o), NewGCP(o)
+		s.set(status, token, body, etag, flavor)
+		ctx := context.Background()
+		if notice, err := a.look(ctx); err == nil && status == http.StatusOK && notice == nil {
+			t.Errorf("%q is no notice and no error", body)
+		} else if err != nil && len(err.Error()) > 4<<10 {
+			t.Errorf("an error of %d bytes", len(err.Error()))
+		}
+		preempted, next, err := g.look(ctx, "")
+		if text := strings.TrimSpace(body); err == nil && (status != http.StatusOK || flavor != "Google" || preempted != (text == "TRUE") || text != "TRUE" && text != "FALSE") {
+			t.Errorf("%d %q of %q: %t", status, body, flavor, preempted)
+		}
+
+		s.set(http.StatusOK, goodToken, `{"action":"stop"}`, "2", "Google")
+		if notice, err := a.look(ctx); err != nil || notice.GetKind() != "spot-stop" {
+			t.Errorf("after the token %q: %v, %v", token, notice, err)
+		}
+		s.set(http.StatusOK, goodToken, "TRUE", "2", "Google")
+		if preempted, _, err := g.look(ctx, next); err != nil || !preempted {
+			t.Errorf("after the version %q: %t, %v", next, preempted, err)
+		}
+	})
+}
