@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -173,9 +174,9 @@ func (r *reconciler) create(ctx context.Context, w *world, c creation) error {
 // remove deletes a machine whose pod is gone. The API server is asked for the pod once more: a cache that was filled from a server that lags behind
 // may not know it yet.
 func (r *reconciler) remove(ctx context.Context, m *clusterv1.Machine) (behind bool, err error) {
-	if namespace, name, ok := strings.Cut(m.Annotations[v1beta1.PodAnnotation], "/"); ok {
+	if at, ok := podOfMachine(m); ok {
 		var pod corev1.Pod
-		err := r.fresh.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &pod)
+		err := r.fresh.Get(ctx, at, &pod)
 		switch {
 		case err == nil && string(pod.UID) == m.Labels[v1beta1.PodUIDLabel] && !finished(&pod) && indexPodAsking(&pod) != nil:
 			return true, nil
@@ -189,4 +190,14 @@ func (r *reconciler) remove(ctx context.Context, m *clusterv1.Machine) (behind b
 	}
 	r.Log.Info("machine of a pod that is gone is deleted", "machine", m.Name, "pod", m.Annotations[v1beta1.PodAnnotation])
 	return false, nil
+}
+
+// podOfMachine reads which pod a machine was made for. false: somebody has changed the annotation into what is no pod's name, which the API server would
+// not answer.
+func podOfMachine(m *clusterv1.Machine) (client.ObjectKey, bool) {
+	namespace, name, ok := strings.Cut(m.Annotations[v1beta1.PodAnnotation], "/")
+	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return client.ObjectKey{}, false
+	}
+	return client.ObjectKey{Namespace: namespace, Name: name}, true
 }

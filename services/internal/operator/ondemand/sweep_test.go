@@ -263,6 +263,39 @@ func TestCacheBehind(t *testing.T) {
 	}
 }
 
+// strict refuses what a client of an API server does not even send.
+type strict struct{ client.Reader }
+
+func (s strict) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	if key.Name == "" || strings.Contains(key.Namespace+key.Name, "/") {
+		return fmt.Errorf("invalid resource name %q", key.Name)
+	}
+	return s.Reader.Get(ctx, key, o, opts...)
+}
+
+// TestOddAnnotation: a machine whose annotation somebody has spoilt goes with its pod like any other.
+func TestOddAnnotation(t *testing.T) {
+	for _, text := range []string{"apps/", "apps/a/b", "/one", ""} {
+		c := newCluster(t)
+		c.rec.fresh = strict{c.client}
+		pod := c.pod("one", "1", "gpu")
+		c.sweep()
+		m := &clusterv1.Machine{}
+		if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: machineName("gpu", "1")}, m); err != nil {
+			t.Fatal(err)
+		}
+		m.Annotations[v1beta1.PodAnnotation] = text
+		if err := c.client.Update(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		c.drop(pod)
+		c.sweep()
+		if m, _ := c.state(); m["1"] {
+			t.Errorf("annotation %q: the machine stays", text)
+		}
+	}
+}
+
 func TestPausedCluster(t *testing.T) {
 	c := newCluster(t)
 	yes := true
