@@ -5,13 +5,17 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
+	"strconv"
 
 	"github.com/spf13/pflag"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/internal/registerapi"
 )
 
 // Options are nstance-server's command line.
@@ -110,6 +114,14 @@ func (o *Options) check() error {
 	if o.HealthAddr == "" {
 		o.HealthAddr = fmt.Sprintf("0.0.0.0:%d", 8990+o.shift())
 	}
+	if _, port, err := net.SplitHostPort(o.HealthAddr); err != nil {
+		errs = append(errs, fmt.Errorf("--health-addr: %q is not an address such as \"0.0.0.0:8990\"", o.HealthAddr))
+	} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		errs = append(errs, fmt.Errorf("--health-addr: %q has no port from 0 to 65535", o.HealthAddr))
+	}
+	if err := validateHost(o.AdvertiseHost); err != nil {
+		errs = append(errs, fmt.Errorf("--advertise-host: %w", err))
+	}
 	if err := ident.ValidateName(o.Shard); err != nil {
 		errs = append(errs, fmt.Errorf("--shard: %w", err))
 	}
@@ -129,6 +141,20 @@ func (o *Options) check() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// validateHost checks that others can reach a host, and that a certificate can hold it. "" is not said.
+func validateHost(host string) error {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		if addr.IsUnspecified() || addr.Zone() != "" {
+			return fmt.Errorf("%q is no address that others can reach", host)
+		}
+		return nil
+	}
+	if err := registerapi.ValidateHostname(host); err != nil {
+		return fmt.Errorf("%q is neither an IP address (without brackets) nor a name: it %w", host, err)
+	}
+	return nil
 }
 
 // Logger returns the logger that the options ask for: one JSON object a line, on w.

@@ -34,6 +34,12 @@ func TestParseOptions(t *testing.T) {
 		"bucket missing too":    {"--id=$", nil, "--bucket: is missing"},
 		"bad id too":            {"--id=$", nil, "--id:"},
 		"bad instance":          {"--id s1 --shard a --bucket b --instance -1", nil, "--instance"},
+		"health without port":   {"--id s1 --shard a --bucket b --health-addr 8990", nil, "--health-addr"},
+		"health's port too big": {"--id s1 --shard a --bucket b --health-addr :70000", nil, "--health-addr"},
+		"host in brackets":      {"--id s1 --shard a --bucket b --advertise-host [::1]", nil, "--advertise-host"},
+		"host of all":           {"--id s1 --shard a --bucket b --advertise-host 0.0.0.0", nil, "--advertise-host"},
+		"host and port":         {"--id s1 --shard a --bucket b --advertise-host h:1", nil, "--advertise-host"},
+		"IPv6 host":             {"--id s1 --shard a --bucket b --advertise-host fd00::1", func(o Options) bool { return o.AdvertiseHost == "fd00::1" }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, err := ParseOptions(strings.Fields(tc.args), &bytes.Buffer{})
