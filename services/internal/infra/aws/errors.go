@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"unicode"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go"
@@ -182,7 +183,26 @@ func plain(call string, err error) *awsError {
 	if r, ok := errors.AsType[*awshttp.ResponseError](err); ok {
 		e.request = r.ServiceRequestID()
 	}
+	e.code, e.message, e.request = oneLine(e.code, 100), oneLine(e.message, maxMessage), oneLine(e.request, 100)
 	return e
+}
+
+// maxMessage bounds an error's message in bytes: it comes from outside, and goes into logs and standing errors.
+const maxMessage = 1000
+
+// oneLine makes a text of the API's fit for a line of a log: without control characters, and of at most so many bytes.
+func oneLine(text string, most int) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+			return ' '
+		}
+		return r
+	}, text)
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
 }
 
 // classify gives an error of a call its class. what says what was tried, in words.

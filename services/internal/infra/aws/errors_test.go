@@ -47,6 +47,14 @@ var documented = map[infra.Class]string{
 	infra.Indeterminate: `InternalError InternalFailure Unavailable ServiceUnavailable RequestTimeout Server.Unheard`,
 }
 
+func TestOneLine(t *testing.T) {
+	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "caf\xe9": "caf\uFFFD", "aaaaaaaaé": "aaaaaaaaé", "aaaaaaaaaé": "aaaaaaaaa…", "": ""} {
+		if got := oneLine(text, 10); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestDocumentedCodes(t *testing.T) {
 	n := 0
 	for class, codes := range documented {
