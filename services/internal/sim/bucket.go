@@ -36,6 +36,7 @@ type document struct {
 	PublicKey    []byte       `json:"public_key"`
 	NonceID      string       `json:"nonce_id"`
 	Reason       string       `json:"delete_reason"`
+	DeletingAt   time.Time    `json:"deleting_at"`
 	Deadline     time.Time    `json:"delete_deadline"`
 	DeletedAt    time.Time    `json:"deleted_at"`
 

@@ -164,9 +164,14 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 	case d == nil || d.removed || d.stays() || d.State == record.Reserved:
 		w.fail(ruleIntent, "running VM %s of %s is terminated without a durable intent: %+v", m.providerID, m.id, d)
 	case d.State == record.Deleting && s != nil && w.operate.unaware(s.term, d):
-		w.fail(ruleDrain, "%s is terminated, and nobody was told to drain it in %v, though somebody listened", m.id, d.Deadline.Sub(d.since))
+		l := s.term.learnt[d.ID]
+		w.fail(ruleDrain, "%s is terminated, and nobody was told to drain it in the %v that this leader has known of it, though somebody listened", m.id, w.sched.now.Sub(l.at))
 	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && !w.people.drained[m.id]:
 		w.fail(ruleDrain, "%s is terminated at %v, its drain may take until %v", m.id, w.sched.now, d.Deadline)
+	case d.State == record.Deleting && s != nil && s.term != nil:
+		if left, hasty := s.term.hasty(d); hasty {
+			w.fail(ruleDrain, "%s is terminated %v after this leader heard that it is to go, its drain may take %v more", m.id, w.sched.now.Sub(s.term.learnt[d.ID].at), left)
+		}
 	}
 }
 

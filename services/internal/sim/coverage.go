@@ -36,6 +36,7 @@ const (
 	balancing
 	pushing
 	addressing
+	rechecking // comparing records with the bucket's
 	regrouping // changing or forgetting a dynamic group
 	working    // anything else
 	// What a VM's record says.
@@ -50,7 +51,7 @@ const (
 
 var stateNames = [numStates]string{
 	"down", "candidate", "heir", "taking over", "acting", "losing", "reading the lock", "renewing", "configuring", "creating", "marking", "draining",
-	"terminating", "forgetting", "registering", "settling", "collecting", "refilling", "asking", "balancing", "pushing", "addressing", "regrouping",
+	"terminating", "forgetting", "registering", "settling", "collecting", "refilling", "asking", "balancing", "pushing", "addressing", "rechecking", "regrouping",
 	"working", "VM unrecorded", "VM reserved", "VM created", "VM registered", "VM deleting", "VM deleted",
 }
 
@@ -217,9 +218,9 @@ func (k Kind) group() []state {
 	case bucketRefused, bucketSlow:
 		return without(losing, draining, terminating, asking, balancing, addressing)
 	case bucketLost, bucketLate, bucketRepeated:
-		return without(losing, readingLock, draining, terminating, asking, balancing, addressing)
+		return without(losing, readingLock, draining, terminating, asking, balancing, addressing, rechecking)
 	case bucketStale:
-		return []state{takingOver}
+		return []state{takingOver, rechecking}
 	case cloudFails, cloudThrottles, cloudSlow:
 		return []state{takingOver, acting, creating, draining, terminating, forgetting, settling, collecting, asking, balancing, addressing}
 	case cloudLost, cloudLate:
@@ -287,6 +288,6 @@ func (c *Coverage) Table() string {
 	if len(never) > 0 {
 		b.WriteString(":\n\n* " + strings.Join(never, "\n* "))
 	}
-	b.WriteString("\n")
+	b.WriteString("\n\n" + c.Summary())
 	return b.String()
 }

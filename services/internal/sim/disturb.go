@@ -37,7 +37,7 @@ type lurking struct {
 // a moment that is drawn hardly ever meets it.
 func (w *World) lurk(moment uint64, k Kind, d *dice) {
 	wait, x := d.IntN(2) == 0, []state{configuring, creating, marking, draining, terminating, forgetting, registering, settling, collecting, refilling, balancing,
-		addressing, regrouping, renewing, takingOver}[d.IntN(15)]
+		addressing, regrouping, renewing, takingOver, rechecking}[d.IntN(16)]
 	l := lurking{until: w.sched.now.Add(3 * minute), state: x, delay: d.between(0, 30*time.Millisecond), fire: func() { w.strike(moment, k, d) }}
 	s := w.acting()
 	if !wait || s == nil {

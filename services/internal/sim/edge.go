@@ -21,9 +21,21 @@ func (s *server) edge() objstore.Store { return edge{s.world.store, s} }
 func (e edge) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
 	token, err := e.Store.Put(ctx, key, body, cond)
 	if err == nil && e.server.repeats(bucketRepeated, key) {
-		return e.Store.Put(ctx, key, body, cond)
+		token, err = e.Store.Put(ctx, key, body, cond)
+	}
+	if err == nil {
+		e.server.learn(key, body)
 	}
 	return token, err
+}
+
+// Get implements objstore.Store.
+func (e edge) Get(ctx context.Context, key string) (objstore.Object, error) {
+	object, err := e.Store.Get(ctx, key)
+	if err == nil {
+		e.server.learn(key, object.Body)
+	}
+	return object, err
 }
 
 // cloud is a client of the provider that may send a call again by itself.

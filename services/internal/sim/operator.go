@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"bytes"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -77,9 +79,47 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 	s.term.leader.World.Drained(id)
 }
 
-// unaware says whether the operator watched all the time, and never heard that an instance was to be drained that had the time for it.
+// lesson is what a leader has heard of a deletion: when the bucket first told it, as an answer to its write or because it read the record, and until when it
+// has to leave the node alone then. Whoever hears of it late grants the rest of half the drain, at most 30 s (docs/reliability.md).
+type lesson struct{ at, until time.Time }
+
+// learn notes that the bucket tells a server of a record.
+func (s *server) learn(key string, body []byte) {
+	t := s.term
+	if t == nil || !strings.HasPrefix(key, recordPrefix) || !bytes.Contains(body, []byte(record.Deleting)) {
+		return
+	}
+	d, ok := s.world.bucket.parse(key, body)
+	if _, known := t.learnt[d.ID]; !ok || known || d.State != record.Deleting {
+		return
+	}
+	now := s.world.sched.now
+	l := lesson{at: now, until: now.Add(min(d.Deadline.Sub(d.DeletingAt)/2, 30*time.Second))}
+	if d.Deadline.After(l.until) {
+		l.until = d.Deadline
+	}
+	t.learnt[d.ID] = l
+}
+
+// hasty says for how long a leader should still leave a node alone that nobody said was drained.
+func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
+	w := t.server.world
+	l, ok := t.learnt[d.ID]
+	left = l.until.Sub(w.sched.now)
+	return left, ok && left > 2*wallSkew && !w.people.drained[d.ID]
+}
+
+// announceable is how much time a leader has to have for a drain that operators hear of it for certain.
+const announceable = 2*wallSkew + time.Second
+
+// unaware says whether the operator watched since before the leader heard of a deletion, and never heard that the instance was to be drained, although there
+// was time for that. A leader that stood still meanwhile may have had none.
 func (o *operator) unaware(t *term, d *document) bool {
-	return o.term == t && t != nil && o.since.Before(d.since) && !o.told[d.ID] && d.Deadline.Sub(d.since) > 45*time.Second
+	if o.term != t || t == nil || o.told[d.ID] {
+		return false
+	}
+	l, ok := t.learnt[d.ID]
+	return ok && o.since.Before(l.at) && l.until.Sub(l.at) > announceable && t.server.slowAt.Before(l.at)
 }
 
 func (o *operator) disturb(k Kind, d time.Duration) {

@@ -206,7 +206,8 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {
-		if s := w.heir(); s != nil && s.vow.to == v.Incarnation && s.vow.term == v.Term {
+		// An heir that was told to stop does not take over, and the leader may have been killed meanwhile.
+		if s := w.heir(); s != nil && !s.stopping && s.vow.to == v.Incarnation && s.vow.term == v.Term {
 			return soon + 2*w.promise
 		}
 		return soon + fraction(v.Lease(), waits*fastest) - w.lease

@@ -52,7 +52,8 @@ func TestSwarm(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.report(t)
-	if table := s.total.Coverage.Table(); !strings.Contains(table, "| "+string(lostVM)+" |") || !strings.Contains(table, "were never met") {
+	if table := s.total.Coverage.Table(); !strings.Contains(table, "| "+string(lostVM)+" |") || !strings.Contains(table, "were never met") ||
+		!strings.Contains(table, "| "+stateNames[acting]+" |") {
 		t.Errorf("the table of what met what says little:\n%s", table)
 	}
 }

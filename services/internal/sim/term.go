@@ -44,6 +44,7 @@ type term struct {
 	beforeAt  time.Time
 	marked    map[ident.ID]uint64 // whose deletion it has decided: the revision that says so
 	deleting  map[ident.ID]int    // that somebody has asked it to delete, and was not answered
+	learnt    map[ident.ID]lesson // which deletions it has heard of from the bucket
 	deafSince time.Time
 	heard     bool            // some agent has connected to it
 	provedAt  time.Time       // when the latest proof of its leadership was asked for
@@ -101,12 +102,12 @@ func (s *server) lead(number uint64) {
 	w.trace("%s leads in term %d", s.process.name, number)
 	w.checkTerm(s, number)
 	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()), marked: map[ident.ID]uint64{},
-		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}}
+		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}, learnt: map[ident.ID]lesson{}}
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
 	t.leader = reconcile.NewLeader(reconcile.Parts{
-		Owner: ours, Incarnation: s.process.name, Authority: t, Records: state, Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
+		Owner: ours, Incarnation: s.process.name, Authority: t, Records: records{state, w}, Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
 		Groups: t, Env: t.env, Events: events{w, t}, Log: slog.New(tracer{w, s.process.name}), Wake: t.wakeLoop,
 	})
 	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
@@ -233,6 +234,22 @@ type renderer struct{}
 
 func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
 	return execute.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()), Hostname: rec.ID.String()}, nil
+}
+
+// records is the leader's side of the bucket.
+type records struct {
+	*clusterstate.State
+	world *World
+}
+
+// LoadUnseen implements reconcile.Records. Its task waits most of the time: only what it does here is what it is about.
+func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error {
+	sched := r.world.sched
+	sched.become(rechecking)
+	sched.current.process.server.spring(rechecking)
+	err := r.State.LoadUnseen(ctx, seen, take)
+	sched.become(working)
+	return err
 }
 
 // documents is the bucket side of the configuration, as the server's root has it.
