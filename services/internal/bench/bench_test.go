@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -51,6 +53,7 @@ type stack struct {
 	daemon   *daemon       // then
 	interval time.Duration // of reports; 0: the usual
 	nonces   []string      // of instances without agents
+	recorder *recorder
 }
 
 const encryptionKey = "thisisatest32bytekey123456789012"
@@ -90,6 +93,8 @@ func (s *stack) open(instances int, latency time.Duration) {
 	b := s.b
 	b.Helper()
 	s.ports, s.members = freePorts(b, 5), make([][]string, groups)
+	s.recorder = startRecorder()
+	b.Cleanup(s.recorder.stop)
 	for range groups {
 		s.creates = append(s.creates, make(chan entered, 4*instances/groups+100))
 	}
@@ -243,37 +248,62 @@ func percentiles(b *testing.B, name string, took []time.Duration) {
 
 // losses orders one agent of each group after the other to go and measures until its replacement is asked for.
 func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
+	all, _ := s.losing(op, rounds, 150*time.Millisecond, gone)
+	return all
+}
+
+// losing is losses with one of every group in every period. agents is the part of the agents' own process: until the kernel has the first byte.
+func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
-	var took []time.Duration
 	var all sync.WaitGroup
+	began := time.Now()
 	for g := range groups {
 		all.Go(func() {
-			<-time.After(time.Duration(g) * 15 * time.Millisecond)
+			// Losses at a rate, not in a burst: every group has its time in a period, so that groups that were slow together do not go on in step.
+			slot := began.Add(period * time.Duration(g) / groups)
 			for range rounds {
+				for ; time.Until(slot) < 0; slot = slot.Add(period) {
+				}
+				<-time.After(time.Until(slot) + rand.N(period/groups))
+				slot = slot.Add(period)
 				id := s.members[g][0]
 				s.members[g] = s.members[g][1:]
 				if gone {
-					for _, vm := range s.provider.VMs() {
-						if vm.Tags.Instance.String() == id {
-							if err := s.provider.Terminate(vm.ProviderID); err != nil {
-								panic(err)
-							}
-						}
-					}
+					s.end(id)
 				}
 				s.fleet.orders <- order{Op: op, ID: id}
 				e := <-s.creates[g]
 				at := s.fleet.sentAt(s.b, id)
+				s.recorder.slow(s.fleet, at, e.at)
 				mu.Lock()
-				took = append(took, e.at.Sub(at))
+				took, agents = append(took, e.at.Sub(at.began)), append(agents, at.wrote.Sub(at.began))
 				mu.Unlock()
 				s.startAgent(g, e)
-				<-time.After(150 * time.Millisecond) // losses at a rate, not in a burst
 			}
 		})
 	}
 	all.Wait()
-	return took
+	return took, agents
+}
+
+// end has the VM of an instance end, behind the server's back.
+func (s *stack) end(id string) {
+	instance, err := ident.ParseID(id)
+	if err != nil {
+		panic(err)
+	}
+	vm, _ := s.provider.Instance(instance)
+	if err := s.provider.Terminate(vm.ProviderID); err != nil {
+		panic(err)
+	}
+}
+
+// measureLosses loses a thousand instances, twenty-five a second, and reports how long that took: in all, and of it in the agents' process.
+func (s *stack) measureLosses(b *testing.B, name, op string, gone bool) {
+	b.Helper()
+	took, agents := s.losing(op, 100, 400*time.Millisecond, gone)
+	percentiles(b, name, took)
+	percentiles(b, "agents-part", agents)
 }
 
 // BenchmarkPowerOff: an agent says that its machine powers off; until the provider's create call is entered.
@@ -283,7 +313,7 @@ func BenchmarkPowerOff(b *testing.B) {
 			s := newStack(b, agents, 20*time.Millisecond, true)
 			s.fill(agents / groups)
 			for b.Loop() {
-				percentiles(b, "signal-to-create", s.losses("power_off", 30, false))
+				s.measureLosses(b, "signal-to-create", "power_off", false)
 			}
 		})
 	}
@@ -295,7 +325,7 @@ func BenchmarkKilledConnection(b *testing.B) {
 	s := newStack(b, 1000, 20*time.Millisecond, true)
 	s.fill(1000 / groups)
 	for b.Loop() {
-		percentiles(b, "killed-to-create", s.losses("kill", 30, true))
+		s.measureLosses(b, "killed-to-create", "kill", true)
 	}
 }
 

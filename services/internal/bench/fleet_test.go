@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,7 +54,7 @@ func TestMain(m *testing.M) {
 
 // order is one line to the agents' process, note one line from it. Times are Unix nanoseconds: both processes read one clock.
 type order struct {
-	Op           string `json:"op"` // start, power_off, kill; report: all report, as often as Times, Every so often
+	Op           string `json:"op"` // start, power_off, kill, count, trace (to file ID); report: all report, as often as Times, Every so often
 	ID           string `json:"id"`
 	Nonce        string `json:"nonce,omitempty"`
 	CA           string `json:"ca,omitempty"`
@@ -69,6 +70,8 @@ type note struct {
 	ID string `json:"id,omitempty"`
 	At int64  `json:"at,omitempty"`
 	Up int    `json:"up,omitempty"`
+	// Wrote, with sent: when its first byte was given to the kernel.
+	Wrote int64 `json:"wrote,omitempty"`
 }
 
 // member is one agent in the agents' process.
@@ -77,16 +80,32 @@ type member struct {
 	cancel context.CancelFunc
 	mu     sync.Mutex
 	conns  []net.Conn
+	// wrote is when something was written, in Unix nanoseconds, once it is asked for by setting it to zero.
+	wrote atomic.Int64
+}
+
+// wire is a connection of which is known when it was written to.
+type wire struct {
+	net.Conn
+	wrote *atomic.Int64
+}
+
+func (w wire) Write(p []byte) (int, error) {
+	if w.wrote.Load() == 0 {
+		w.wrote.CompareAndSwap(0, time.Now().UnixNano())
+	}
+	return w.Conn.Write(p)
 }
 
 func (m *member) dial(ctx context.Context, addr string) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-	if err == nil {
-		m.mu.Lock()
-		m.conns = append(m.conns, conn)
-		m.mu.Unlock()
+	if err != nil {
+		return nil, err
 	}
-	return conn, err
+	m.mu.Lock()
+	m.conns = append(m.conns, conn)
+	m.mu.Unlock()
+	return wire{conn, &m.wrote}, nil
 }
 
 // hangUp closes the connections as the kernel does for a process that was killed.
@@ -117,19 +136,7 @@ func runAgents(in io.Reader, out io.Writer) {
 	}
 	members := map[string]*member{}
 	var membersMu sync.Mutex
-	go func() {
-		for range time.Tick(200 * time.Millisecond) {
-			up := 0
-			membersMu.Lock()
-			for _, m := range members {
-				if m.client.Health() == nil {
-					up++
-				}
-			}
-			membersMu.Unlock()
-			say(note{Op: "up", Up: up})
-		}
-	}()
+	recorder := startRecorder()
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 1<<20)
 	log := slog.New(slog.DiscardHandler)
@@ -142,6 +149,18 @@ func runAgents(in io.Reader, out io.Writer) {
 		m := members[o.ID]
 		membersMu.Unlock()
 		switch o.Op {
+		case "count":
+			up := 0
+			membersMu.Lock()
+			for _, m := range members {
+				if m.client.Health() == nil {
+					up++
+				}
+			}
+			membersMu.Unlock()
+			say(note{Op: "up", Up: up})
+		case "trace":
+			recorder.write(o.ID)
 		case "start":
 			id, err := ident.ParseID(o.ID)
 			if err != nil {
@@ -179,11 +198,12 @@ func runAgents(in io.Reader, out io.Writer) {
 		case "power_off":
 			go func() {
 				at := time.Now()
+				m.wrote.Store(0)
 				// The server may be quicker with the deletion than with its answer.
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				_ = m.client.Announce(ctx, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
 				cancel()
-				say(note{Op: "sent", ID: o.ID, At: at.UnixNano()})
+				say(note{Op: "sent", ID: o.ID, At: at.UnixNano(), Wrote: m.wrote.Load()})
 				m.cancel()
 			}()
 			forget(&membersMu, members, o.ID)
@@ -191,7 +211,7 @@ func runAgents(in io.Reader, out io.Writer) {
 			at := time.Now()
 			m.hangUp()
 			m.cancel()
-			say(note{Op: "sent", ID: o.ID, At: at.UnixNano()})
+			say(note{Op: "sent", ID: o.ID, At: at.UnixNano(), Wrote: time.Now().UnixNano()})
 			forget(&membersMu, members, o.ID)
 		}
 	}
@@ -208,13 +228,16 @@ type fleet struct {
 	orders chan order
 
 	mu   sync.Mutex
-	sent map[string]time.Time
+	sent map[string]chan sending
 	up   int
 }
 
+// sending is when an agent began to send, and when the kernel had the first byte of it.
+type sending struct{ began, wrote time.Time }
+
 func startFleet(b testing.TB) *fleet {
 	b.Helper()
-	f := &fleet{orders: make(chan order, 1024), sent: map[string]time.Time{}}
+	f := &fleet{orders: make(chan order, 1024), sent: map[string]chan sending{}}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), agentsEnv+"=1")
 	cmd.Stderr = os.Stderr
@@ -250,12 +273,12 @@ func startFleet(b testing.TB) *fleet {
 			if decoder.Decode(&n) != nil {
 				return
 			}
-			f.mu.Lock()
-			if n.Op == "up" {
-				f.up = n.Up
-			} else {
-				f.sent[n.ID] = time.Unix(0, n.At)
+			if n.Op == "sent" {
+				f.sendingOf(n.ID) <- sending{time.Unix(0, n.At), time.Unix(0, n.Wrote)}
+				continue
 			}
+			f.mu.Lock()
+			f.up = n.Up
 			f.mu.Unlock()
 		}
 	})
@@ -272,24 +295,37 @@ func startFleet(b testing.TB) *fleet {
 // awaitUp waits until n agents have a session.
 func (f *fleet) awaitUp(b testing.TB, n int) {
 	b.Helper()
+	asked := time.Time{}
 	await(b, fmt.Sprintf("%d agents with a session", n), func() bool {
+		if time.Since(asked) > 200*time.Millisecond { // it takes the fleet some time to count
+			asked = time.Now()
+			f.orders <- order{Op: "count"}
+		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return f.up >= n
 	})
 }
 
+func (f *fleet) sendingOf(id string) chan sending {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.sent[id] == nil {
+		f.sent[id] = make(chan sending, 1)
+	}
+	return f.sent[id]
+}
+
 // sentAt waits for the moment at which an agent did as ordered.
-func (f *fleet) sentAt(b testing.TB, id string) (at time.Time) {
+func (f *fleet) sentAt(b testing.TB, id string) sending {
 	b.Helper()
-	await(b, "the agent's word", func() bool {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		var ok bool
-		at, ok = f.sent[id]
-		return ok
-	})
-	return at
+	select {
+	case s := <-f.sendingOf(id):
+		return s
+	case <-time.After(3 * time.Minute):
+		b.Errorf("no word of agent %s", id)
+		return sending{}
+	}
 }
 
 func await(b testing.TB, what string, done func() bool) {
