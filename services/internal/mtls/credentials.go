@@ -74,7 +74,9 @@ type transport struct {
 	gate    *gate
 	crowd   *crowd
 	role    authority.Role
-	limit   *Limiter // of handshakes; nil: none
+	// strangers are those whose certificate is good for no call here.
+	strangers *crowd
+	limit     *Limiter // of handshakes; nil: none
 }
 
 var _ credentials.TransportCredentials = (*transport)(nil)
@@ -84,50 +86,51 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	if t.limit != nil && !t.limit.Allow(raw.RemoteAddr()) {
 		return nil, nil, fmt.Errorf("too many connections from %s", raw.RemoteAddr())
 	}
-	leave := t.gate.enter(raw)
-	defer leave()
+	proven := t.gate.enter(raw)
+	defer proven()
 	// A client that only connects has not begun a handshake, and takes no turn away from those that do.
 	begun := &peeked{Conn: raw}
 	if err := begun.peek(); err != nil {
 		return nil, nil, fmt.Errorf("wait for the client's first byte: %w", err)
 	}
-	conn, err := t.handshake(begun)
+	done, err := t.gate.turn(begun)
 	if err != nil {
 		return nil, nil, err
 	}
-	client := &Peer{}
-	from := sourceOf(raw.RemoteAddr())
+	conn, err := t.handshake(begun)
+	if err != nil {
+		done(true)
+		linger(begun)
+		return nil, nil, fmt.Errorf("TLS handshake: %w", err)
+	}
+	client, crowd, from := &Peer{}, t.crowd, sourceOf(raw.RemoteAddr())
 	var who any = from
 	if t.clients {
 		client = t.source.peer(conn.ConnectionState())
-		// The zero identity is that of all who may not call this port: together they have what one client has.
-		who = authority.Identity{}
-		if client.Identity.Role == t.role {
-			who = client.Identity
+		who = client.Identity
+		if client.Identity.Role != t.role {
+			crowd, who = t.strangers, nil // all who may not call this port are one client
 		}
 	}
 	client.conn, client.Number = raw, t.source.connections.Add(1)
 	if !t.clients && local(from) {
+		done(false)
 		return conn, client, nil
 	}
-	words, leave := t.crowd.enter(who, raw)
-	return &counted{conn, words, leave}, client, nil
+	words, leave := crowd.enter(who, raw)
+	// A handshake is in vain if its client may say nothing here, or comes so often that it has nothing left to say it with. At the registration port,
+	// t.limit has counted it.
+	done(t.clients && (crowd == t.strangers || !words.AllowN(time.Now(), int(priceHandshake))))
+	return &counted{Conn: conn, words: words, leave: leave}, client, nil
 }
 
 func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {
-	done, err := t.gate.turn(raw)
-	if err != nil {
+	conn := tls.Server(raw, t.config)
+	if err := conn.Handshake(); err != nil {
 		return nil, err
 	}
-	conn := tls.Server(raw, t.config)
-	err = conn.Handshake()
-	done()
-	if err == nil && conn.ConnectionState().NegotiatedProtocol != "h2" {
-		err = errors.New("the client does not offer HTTP/2")
-	}
-	if err != nil {
-		linger(raw)
-		return nil, fmt.Errorf("TLS handshake: %w", err)
+	if conn.ConnectionState().NegotiatedProtocol != "h2" {
+		return nil, errors.New("the client does not offer HTTP/2")
 	}
 	return conn, nil
 }

@@ -3,6 +3,7 @@ package mtls
 import (
 	"container/list"
 	"crypto/tls"
+	"errors"
 	"net"
 	"sync"
 	"time"
@@ -10,8 +11,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// crowd bounds how many connections one client has, and how many there are of all: one more costs the oldest. And it bounds how much a client says
-// on all of its connections together: frames that cost much and hold little (SETTINGS, PING, RST_STREAM) are sent in floods or not at all.
+// crowd bounds how many connections one client has, and how many there are of all: one more costs the oldest. And it bounds what the server spends on
+// what a client says, on all of its connections together.
 type crowd struct {
 	each, all int
 	pace      pace
@@ -21,12 +22,15 @@ type crowd struct {
 	clients map[any]*client // the same, by client
 }
 
-// pace is how many bytes a client may say a second, and at once.
-type pace struct{ second, burst int }
+// pace is how much of the server's time a client may take a second, and at once: see frames for the prices.
+type pace struct{ second, burst time.Duration }
 
 func (p pace) refill() time.Duration {
 	return time.Duration(float64(p.burst) / float64(p.second) * float64(time.Second))
 }
+
+// limiter counts nanoseconds.
+func (p pace) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(p.second), int(p.burst)) }
 
 type client struct {
 	members *list.List
@@ -52,7 +56,7 @@ func (c *crowd) enter(who any, conn net.Conn) (words *rate.Limiter, leave func()
 	defer c.mu.Unlock()
 	own := c.clients[who]
 	if own == nil {
-		own = &client{list.New(), rate.NewLimiter(rate.Limit(c.pace.second), c.pace.burst)}
+		own = &client{list.New(), c.pace.limiter()}
 		c.clients[who] = own
 	}
 	m.place, m.among = c.members.PushBack(m), own.members.PushBack(m)
@@ -105,22 +109,35 @@ func (c *crowd) forget(m *member) {
 type counted struct {
 	*tls.Conn
 	words *rate.Limiter
+	said  frames
 	leave func()
 }
 
+// patience is how long a client may wait before what it has said is read. Whoever comes there has said it on many connections.
+const patience = 20 * time.Second
+
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	// Who says too much is read later: nobody but itself waits.
+	if wait := spend(c.words, c.said.price(p[:n]), time.Now()); wait > patience {
+		err = errors.New("the client says too much")
+	} else if wait > 0 {
+		<-time.After(wait)
+	}
 	if err != nil {
 		c.leave()
-		return n, err
 	}
-	// Who says too much is read later: nobody but itself waits.
-	if later := c.words.ReserveN(time.Now(), n); later.OK() {
-		if wait := later.Delay(); wait > 0 {
-			<-time.After(wait)
-		}
+	return n, err
+}
+
+// spend takes a price from what a client has, and says how long it is until it has that much.
+func spend(words *rate.Limiter, price time.Duration, now time.Time) (wait time.Duration) {
+	for price > 0 {
+		part := min(int(price), words.Burst())
+		wait = words.ReserveN(now, part).DelayFrom(now)
+		price -= time.Duration(part)
 	}
-	return n, nil
+	return wait
 }
 
 func (c *counted) Close() error {

@@ -3,6 +3,7 @@ package mtls
 import (
 	"container/list"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
@@ -14,8 +15,13 @@ const (
 	// maxUnproven is how many connections may be before the end of their handshake, if the process may have enough files. One more costs the
 	// oldest: an honest client is through in a moment, so that the oldest is the least likely to be one.
 	maxUnproven = 16384
-	// maxHandshakes is how many of them may be in the handshake itself, which is what takes memory. The others wait.
+	// maxHandshakes is how many of them may be in the handshake itself, which is what takes memory. The others wait. A source has an eighth.
 	maxHandshakes = 1024
+	// regain is when one handshake in vain of a source is forgotten: twenty such a second are 2 % of a core.
+	regain = 50 * time.Millisecond
+	// wasteWeight is how many of its turns a handshake in vain keeps from a source: turns are for what takes memory, and it has taken processor time.
+	// Of 128, 32 of them leave none.
+	wasteWeight = 4
 	// pressed is how long a handshake may take while more than half of what there is, or of what its source may have, is taken.
 	pressed = 3 * time.Second
 )
@@ -30,7 +36,8 @@ func unprovenLimit() int {
 }
 
 // gate bounds what connections to all ports cost before it is known whose they are. A source address that has half of the places makes room for
-// its own next, and none has more than an eighth of the turns: however many one opens, there is room for those from elsewhere.
+// its own next, and none has more than an eighth of the turns: however many one opens, there is room for those from elsewhere. A handshake in vain
+// keeps turns from the source for a while; one that succeeds costs nothing, so that thousands of agents from one address get in as fast as it goes.
 type gate struct {
 	limit, share int
 	turns        *turns
@@ -95,24 +102,24 @@ func (g *gate) forget(n *guest) {
 	n.place, n.among = nil, nil
 }
 
-// turn waits for a connection's turn at the handshake.
-func (g *gate) turn(conn net.Conn) (done func(), err error) {
+// turn waits for a connection's turn at the handshake, and done gives it back.
+func (g *gate) turn(conn net.Conn) (done func(vain bool), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	busy, ok := g.turns.take(from, handshakeTimeout)
 	if !ok {
 		return nil, errors.New("too many handshakes at once")
 	}
-	done = func() { g.turns.giveBack(from) }
 	if busy {
 		if err := conn.SetDeadline(time.Now().Add(pressed)); err != nil {
-			done()
+			g.turns.giveBack(from, false)
 			return nil, err
 		}
 	}
-	return done, nil
+	return func(vain bool) { g.turns.giveBack(from, vain && from.IsValid() && !local(from)) }, nil
 }
 
-// turns are taken in the order of asking, but no source has more than its share of them, and those of several sources alternate.
+// turns are taken in the order of asking, but no source has more than its share of them, and those of several sources alternate. Where so many wait, at a
+// source that has wasted its share, that the last would have no more patience when it is their turn, it is anybody's: the honest among them try again.
 type turns struct {
 	size, share int
 
@@ -124,6 +131,7 @@ type turns struct {
 
 type queue struct {
 	held    int
+	wasted  int           // handshakes in vain, not forgotten yet
 	waiting *list.List    // of chan struct{}, closed when it is its turn
 	ready   *list.Element // in turns.ready
 }
@@ -163,15 +171,33 @@ func (t *turns) take(from netip.Addr, patience time.Duration) (busy, ok bool) {
 			t.serve(from, q)
 		}
 	}
-	return t.size-t.free > t.size/2 || q.held > t.share/2, ok
+	return t.size-t.free > t.size/2 || q.taken() > t.share/2, ok
 }
 
-func (t *turns) giveBack(from netip.Addr) {
+// taken is how many turns a source cannot have.
+func (q *queue) taken() int { return q.held + wasteWeight*q.wasted }
+
+// giveBack ends a turn. One that was wasted costs its source more, if never so much that it were out for more than some seconds.
+func (t *turns) giveBack(from netip.Addr, wasted bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	q := t.sources[from]
 	q.held--
 	t.free++
+	if wasted && q.wasted < t.share/2 {
+		if q.wasted++; q.wasted == 1 {
+			time.AfterFunc(regain, func() { t.regain(from, q) })
+		}
+	}
+	t.serve(from, q)
+}
+
+func (t *turns) regain(from netip.Addr, q *queue) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if q.wasted--; q.wasted > 0 {
+		time.AfterFunc(regain, func() { t.regain(from, q) })
+	}
 	t.serve(from, q)
 }
 
@@ -183,17 +209,23 @@ func (t *turns) serve(from netip.Addr, q *queue) {
 		next.ready = nil
 		t.free--
 		next.held++
-		close(next.waiting.Remove(next.waiting.Front()).(chan struct{}))
+		first := next.waiting.Front()
+		if n := next.waiting.Len(); wasteWeight*next.wasted > t.share/2 && n > int(handshakeTimeout/regain)/2 {
+			for range rand.IntN(n) {
+				first = first.Next()
+			}
+		}
+		close(next.waiting.Remove(first).(chan struct{}))
 		t.place(next)
 	}
-	if q.held == 0 && q.waiting.Len() == 0 {
+	if q.held == 0 && q.wasted == 0 && q.waiting.Len() == 0 {
 		delete(t.sources, from)
 	}
 }
 
 // place needs mu.
 func (t *turns) place(q *queue) {
-	switch may := q.waiting.Len() > 0 && q.held < t.share; {
+	switch may := q.waiting.Len() > 0 && q.taken() < t.share; {
 	case may && q.ready == nil:
 		q.ready = t.ready.PushBack(q)
 	case !may && q.ready != nil:

@@ -35,7 +35,7 @@ func TestTurnsAreFair(t *testing.T) {
 				if _, ok := turns.take(from, time.Hour); ok {
 					took <- from
 					time.Sleep(hold) // fake time
-					turns.giveBack(from)
+					turns.giveBack(from, false)
 				}
 			}()
 		}
@@ -77,7 +77,7 @@ func TestTurnsAlternate(t *testing.T) {
 			go func() {
 				if _, ok := turns.take(from, patience); ok {
 					order = append(order, from)
-					turns.giveBack(from)
+					turns.giveBack(from, false)
 				}
 			}()
 			synctest.Wait()
@@ -89,7 +89,7 @@ func TestTurnsAlternate(t *testing.T) {
 		ask(good, time.Hour)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		turns.giveBack(bad)
+		turns.giveBack(bad, false)
 		synctest.Wait()
 		if len(order) != 4 || order[0] != good && order[1] != good || turns.free != 1 || len(turns.sources) != 0 {
 			t.Errorf("order %v, %d free, %d sources", order, turns.free, len(turns.sources))
@@ -187,6 +187,85 @@ func TestCrowdRemembers(t *testing.T) {
 		synctest.Wait()
 		if len(c.clients) != 0 {
 			t.Errorf("%d clients are remembered", len(c.clients))
+		}
+	})
+}
+
+// Who fails again and again has twenty turns a second, and its honest neighbours get theirs, if later than others.
+func TestTurnsInVain(t *testing.T) {
+	for crowd, want := range map[int]struct{ served, of int }{40: {20, 20}, 1000: {5, 100}} { // of the 200 turns in ten seconds, the neighbours' part
+		synctest.Test(t, func(t *testing.T) {
+			turns := newTurns(1024, 128)
+			var failed, served int
+			stop := make(chan struct{})
+			for range crowd { // each comes again as soon as it has failed
+				go func() {
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						if _, ok := turns.take(bad, handshakeTimeout); ok {
+							time.Sleep(2 * time.Millisecond) // fake time, here and below
+							failed++
+							turns.giveBack(bad, true)
+						}
+					}
+				}()
+			}
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if failed < 190 || failed > 310 { // at first as many as there are turns, and twenty a second
+				t.Errorf("%d of %d: %d handshakes failed in ten seconds", want.of, crowd, failed)
+			}
+			for range want.of {
+				go func() {
+					if _, ok := turns.take(bad, handshakeTimeout); ok {
+						time.Sleep(2 * time.Millisecond)
+						served++
+						turns.giveBack(bad, false)
+					}
+				}()
+			}
+			began := time.Now()
+			if busy, ok := turns.take(good, time.Minute); !ok || busy || time.Since(began) != 0 {
+				t.Errorf("from elsewhere: busy %v, ok %v, after %s", busy, ok, time.Since(began))
+			}
+			turns.giveBack(good, false)
+			time.Sleep(handshakeTimeout)
+			synctest.Wait()
+			if served < want.served {
+				t.Errorf("%d of %d neighbours of %d had their turn, want %d", served, want.of, crowd, want.served)
+			}
+			close(stop)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if turns.free != 1024 || len(turns.sources) != 0 {
+				t.Errorf("%d turns are free, %d sources remembered; want 1024 and none", turns.free, len(turns.sources))
+			}
+		})
+	}
+}
+
+// A fail-over: thousands from one address at once wait for no more than their turns.
+func TestTurnsOfAFailOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns := newTurns(1024, 128)
+		began, served := time.Now(), 0
+		for range 6400 {
+			go func() {
+				if _, ok := turns.take(good, handshakeTimeout); ok {
+					time.Sleep(20 * time.Millisecond) // fake time
+					served++
+					turns.giveBack(good, false)
+				}
+			}()
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if served != 6400 || len(turns.sources) != 0 {
+			t.Errorf("%d of 6400 had their turns in %s", served, time.Since(began))
 		}
 	})
 }

@@ -35,6 +35,7 @@ const (
 	// Connections that one client may have. An agent has one, and a moment before and after a change of network another; several
 	// nstance-admin may share an operator's certificate. At the registration port a client is an address, of which there are many.
 	agentConnections, operatorConnections, serverConnections = 4, 16, 8
+	strangerConnections                                      = 16 // of all of them together
 	addressConnections, registrationConnections              = 512, 4096
 	// buffers for writing are shared and small: there may be thousands of connections, and nearly all of them are quiet.
 	buffers = 4 << 10
@@ -42,19 +43,30 @@ const (
 	window = 64<<10 - 1
 )
 
-// What clients say, on all of their connections together. A report that tells all is a MiB at the most, and one of every minute has some hundred
-// bytes; 400 registrations at once are half a MiB.
+// What clients may have the server spend, on all of their connections together. A flood of whatever kind takes no more of a core than this, and the client
+// that sends it waits. What honest ones need, at the prices of frames.go:
+//
+// An agent's connection with its handshake and its calls is 2 ms, a report that tells all, a MiB in 65 DATA frames, 11 ms; then a report a minute is 10 µs.
+// A file of a MiB that it receives has it send some 130 WINDOW_UPDATE: 0.7 ms.
+//
+// An operator's call is 75 µs: a thousand at once, and then 250 a second, for the controller and all nstance-admin that share its certificate. Each of these
+// is a connection, too: 50 at once and 12 a second. Other servers say less.
+//
+// A registration, a connection of its own, is 0.15 ms: 400 at once and 20 a second, which is what Limiter lets in from one address, are 60 ms and 3 ms/s.
+//
+// Whoever has a certificate that is good for no call of the port at all is told so, no more: a connection with its one call is 0.15 ms.
 var (
-	agentPace        = pace{second: 128 << 10, burst: 2 << 20}
-	operatorPace     = pace{second: 1 << 20, burst: 4 << 20}
-	registrationPace = pace{second: 128 << 10, burst: 1 << 20}
+	agentPace        = pace{second: 4 * time.Millisecond, burst: 25 * time.Millisecond}
+	operatorPace     = pace{second: 20 * time.Millisecond, burst: 80 * time.Millisecond}
+	registrationPace = pace{second: 5 * time.Millisecond, burst: 100 * time.Millisecond}
+	strangerPace     = pace{second: 2 * time.Millisecond, burst: 10 * time.Millisecond}
 )
 
 // ServerOptions returns the options of the gRPC server of one port: TLS, the role that its clients must have, every bound on what
 // they may cost, and recovery from panics. role is RoleAgent, RoleOperator, or empty for the registration port, whose clients have no
 // certificate and are limited by their address instead.
 func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc.ServerOption {
-	t := &transport{source: source, config: source.withClients(), clients: true, gate: source.gate, role: role}
+	t := &transport{source: source, config: source.withClients(), clients: true, gate: source.gate, role: role, strangers: newCrowd(strangerConnections, 0, strangerPace)}
 	g := guard{role: role, log: log}
 	receive, streams, idle := maxOperation, uint32(32), idleAfter
 	var age, grace time.Duration // none
