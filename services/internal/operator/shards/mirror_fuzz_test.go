@@ -1,0 +1,105 @@
+package shards
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// FuzzMirror: whatever a leader says, in whatever order, the mirror keeps its books: one that was said to be deleted stays so, what is deleted is remembered
+// for its time and no longer, and has no drain. Each four bytes of the script are one thing that is said; message is one whole instance.
+func FuzzMirror(f *testing.F) {
+	whole, err := proto.Marshal(&nstancev1.InstanceStatus{InstanceId: "i1", Group: "g", State: "registered", Zone: "z", Region: "r"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte{0, 1, 0, 0, 4, 1, 0, 0, 2, 1, 0, 0, 0, 1, 2, 0, 6, 0, 0, 0}, whole)
+	f.Add([]byte{0, 1, 1, 0, 3, 1, 0, 0, 7, 40, 0, 0, 3, 1, 0, 0, 0, 1, 0, 0, 7, 255, 0, 0, 6, 0, 0, 0}, []byte{})
+	f.Add([]byte{1, 0, 0, 0, 5, 7, 0, 0, 8, 3, 0, 0, 1, 255, 0, 1}, []byte("\x0a\x00"))
+	f.Fuzz(func(t *testing.T, script, message []byte) {
+		now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+		m := newMirror("a", func() time.Time { return now })
+		odd := &nstancev1.InstanceStatus{}
+		if proto.Unmarshal(message, odd) != nil {
+			odd = &nstancev1.InstanceStatus{}
+		}
+		states := []string{"registered", reserved, deleted, "", "asleep"}
+		instance := func(b, c byte) *nstancev1.InstanceStatus {
+			if b == 255 {
+				return odd
+			}
+			return &nstancev1.InstanceStatus{InstanceId: []string{"", "i1", "i2", "i3"}[b%4], Group: []string{"", "g", "h"}[b/4%3], State: states[int(c)%len(states)]}
+		}
+		dead := map[string]time.Time{} // which a leader has said to be deleted
+		for ; len(script) >= 4; script = script[4:] {
+			op, b, c, d := script[0], script[1], script[2], script[3]
+			i, since := instance(b, c), uint64(latest)
+			if d%2 == 1 {
+				since = m.mark()
+			}
+			switch op % 9 {
+			case 0:
+				m.setInstance(i, since)
+				if have, ok := m.instance(i.GetInstanceId()); ok && i.GetState() == deleted && have.GetState() == deleted && !m.guessed[i.GetInstanceId()] {
+					if _, known := dead[i.GetInstanceId()]; !known {
+						dead[i.GetInstanceId()] = now
+					}
+				}
+			case 1:
+				var all []*nstancev1.InstanceStatus
+				for n := range b % 4 {
+					if one := instance(b+n, c); one.GetState() != deleted {
+						all = append(all, one)
+					}
+				}
+				m.listInstances(all, since)
+			case 2, 4:
+				m.setDrain(Drain{Instance: i, Deadline: now.Add(time.Duration(c) * time.Second), Reason: fmt.Sprint(d)})
+			case 3:
+				m.lose(i.GetInstanceId(), since)
+			case 5:
+				m.replaceDrains(map[string]Drain{i.GetInstanceId(): {Instance: i}})
+			case 6:
+				m.listInstances(nil, since)
+			case 7:
+				now = now.Add(time.Duration(b) * 10 * time.Second)
+			case 8:
+				g := &nstancev1.GroupStatus{Group: i.GetGroup(), Size: uint32(c)}
+				m.setGroup(g, since)
+				m.deletingGroup(i.GetGroup(), since)
+				if d%3 == 0 {
+					m.removeGroup(i.GetGroup())
+				}
+			}
+			for id, at := range dead {
+				if have, ok := m.instance(id); ok && have.GetState() != deleted && now.Sub(at) <= keepDeleted {
+					t.Fatalf("%s lives again: %v", id, have)
+				}
+			}
+			for id, e := range m.instances {
+				_, gone := m.gone[id]
+				if id == "" || gone != (e.message.GetState() == deleted) || e.number > m.number {
+					t.Fatalf("%q: gone %t, %v, change %d of %d", id, gone, e.message, e.number, m.number)
+				}
+				if _, drains := m.drains[id]; drains && gone {
+					t.Fatalf("%s is deleted, and to be drained", id)
+				}
+			}
+			if len(m.gone) > len(m.instances) || len(m.guessed) > len(m.gone) {
+				t.Fatalf("%d gone, %d guessed of %d", len(m.gone), len(m.guessed), len(m.instances))
+			}
+			for name, n := range m.counts() {
+				if n < 0 || n > len(m.instances) {
+					t.Fatalf("%d instances in %q", n, name)
+				}
+			}
+			m.allInstances("")
+			m.allDrains()
+			m.allGroups()
+		}
+	})
+}
