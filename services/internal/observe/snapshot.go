@@ -160,3 +160,25 @@ func (w *World) Plan(action plan.Action, work plan.Work) bool {
 	}
 	return w.Begin(action.Instance, work)
 }
+
+// Owed tells when the next report of one of a group's well instances is missed, zero when none owes any. inTime is false if one is missed already, or
+// the group is gone.
+func (w *World) Owed(key config.GroupKey, now time.Time) (next time.Time, inTime bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g := w.groups[key]
+	if g == nil {
+		return time.Time{}, false
+	}
+	for _, inst := range g.instances {
+		missed, ok := inst.plan.Owes(&w.settings)
+		switch {
+		case !ok:
+		case !missed.After(now):
+			return time.Time{}, false
+		case next.IsZero() || missed.Before(next):
+			next = missed
+		}
+	}
+	return next, true
+}

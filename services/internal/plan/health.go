@@ -51,6 +51,14 @@ func missedAt(heard time.Time, s *Settings) time.Time {
 	return heard.Add(missedToAsk*s.HealthInterval + slack(s.HealthInterval))
 }
 
+// Owes is when an instance that was well at its last report has missed the next; ok is false for one that was not, or is not connected.
+func (i *Instance) Owes(s *Settings) (missed time.Time, ok bool) {
+	if !i.Healthy || !i.Connected || i.LastReport.IsZero() {
+		return time.Time{}, false
+	}
+	return missedAt(i.LastReport, s), true
+}
+
 // removedSilent reports whether an instance on its way out was silent when its deletion was decided.
 func (i *Instance) removedSilent(silentAt time.Time) bool {
 	// Zero: the intent is being written.
@@ -100,6 +108,7 @@ func (p *planner) look(i *Instance) mark {
 	silentAt, hearing := i.silentAt(&p.Settings, p.SilenceFrom)
 	if i.deleting() {
 		m |= markOut
+		p.restless = p.restless || hearing
 		if hearing && !i.Notice && i.removedSilent(silentAt) && p.reached(silentAt) {
 			m |= markSilent | markLate
 		}
@@ -124,9 +133,11 @@ func (p *planner) look(i *Instance) mark {
 // listen judges the health of a registered instance that is not lost. Well is one whose stream is open and whose last report was healthy
 // and is in time; anything less cannot stand in for another instance.
 func (p *planner) listen(i *Instance, silentAt time.Time, hearing bool) mark {
-	if i.Healthy && i.Connected && !i.LastReport.IsZero() && !p.reached(missedAt(i.LastReport, &p.Settings)) {
+	if missed, ok := i.Owes(&p.Settings); ok && missed.After(p.Now) {
+		p.await(missed)
 		return markWell
 	}
+	p.restless = true
 	var m mark
 	if at, ok := i.lateAt(&p.Settings, p.SilenceFrom); ok && p.reached(at) {
 		m = markLate
@@ -170,7 +181,7 @@ func (p *planner) registrationDue(i *Instance) (time.Time, bool) {
 
 // ask: the provider is asked about an instance whose stream was lost, that missed one report, whose agent announced a power-off that has a
 // grace, or whose end was asked for. Later questions come at doubling distances. An announced restart excuses a lost stream for its time.
-func (p *planner) ask(i *Instance) {
+func (p *planner) ask(i *Instance, m mark) {
 	if i.Work == Creating || i.State == record.Reserved || i.provider() == ProviderGone || i.Asking {
 		return
 	}
@@ -186,7 +197,8 @@ func (p *planner) ask(i *Instance) {
 	if !i.Connected && !i.LostAt.IsZero() {
 		need(latest(i.LostAt, quiet), "its stream was lost")
 	}
-	if heard, ok := i.heard(p.SilenceFrom); ok && !deleting {
+	// One that is well is awaited already.
+	if heard, ok := i.heard(p.SilenceFrom); ok && !deleting && (m&markWell == 0 || !quiet.IsZero()) {
 		need(latest(missedAt(heard, &p.Settings), quiet), "it missed a report")
 	}
 	if !i.PowerOffAt.IsZero() && p.Settings.ShutdownGrace > 0 && !deleting {

@@ -36,6 +36,9 @@ func Next(s Snapshot) Decision {
 		p.follow(&p.Instances[n], p.marks[n])
 	}
 	p.raise()
+	if p.restless || p.guarded {
+		p.out.Firm = p.out.WakeAt
+	}
 	return p.out
 }
 
@@ -50,6 +53,7 @@ type planner struct {
 	tally          tally
 	guarded        bool
 	registered     bool // some instance of the group has registered
+	restless       bool // there are instances that are not well, of which any report may change what they are
 	removed        int  // instances chosen for removal whose deletion is planned in this pass
 	out            Decision
 }
@@ -58,9 +62,20 @@ func (p *planner) emit(a Action) { p.out.Actions = append(p.out.Actions, a) }
 
 // wake asks for another look at a time, if that is still to come.
 func (p *planner) wake(at time.Time) {
-	if at.After(p.Now) && (p.out.WakeAt.IsZero() || at.Before(p.out.WakeAt)) {
-		p.out.WakeAt = at
+	if at.After(p.Now) {
+		p.out.WakeAt, p.out.Firm = sooner(p.out.WakeAt, at), sooner(p.out.Firm, at)
 	}
+}
+
+// await asks for another look when a report that is owed is missed.
+func (p *planner) await(missed time.Time) { p.out.WakeAt = sooner(p.out.WakeAt, missed) }
+
+// sooner is the earlier of two times of which the first may be none.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // reached reports whether a time has come, and asks for a look when it has not.
@@ -82,7 +97,7 @@ func (p *planner) follow(i *Instance, m mark) {
 	case c == classOut:
 		if i.State == record.Deleting {
 			p.end(i)
-			p.ask(i)
+			p.ask(i, m)
 		}
 	case i.State == record.Reserved:
 		// Its create call ended without an answer that could be recorded.
@@ -95,7 +110,7 @@ func (p *planner) follow(i *Instance, m mark) {
 		p.markDeleting(i, p.cause(i, m))
 	default:
 		p.tend(i)
-		p.ask(i)
+		p.ask(i, m)
 	}
 }
 

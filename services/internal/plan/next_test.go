@@ -525,3 +525,34 @@ func answered(s *plan.Snapshot) {
 		s.Instances[n].Provider.At = now
 	}
 }
+
+// The firm wake-up leaves out the reports that well instances owe, but only where a report that comes cannot change what else is planned.
+func TestFirm(t *testing.T) {
+	tripped := snapshot(2, well(), well())
+	tripped.Shard = plan.ShardHealth{Running: 10, Silent: 9}
+	aging := snapshot(2, well(), well())
+	aging.Settings.ForcedAge = 2 * time.Hour
+	const report, never = 56 * time.Second, 0
+	for _, c := range []struct {
+		name string
+		plan.Snapshot
+		wake, firm time.Duration
+	}{
+		{"all well", snapshot(2, well(), well()), report, never},
+		{"one will be too old", aging, report, time.Hour},
+		{"one boots", snapshot(2, well(), booting()), report, 4 * time.Minute},
+		{"one is late", snapshot(2, well(), late()), report, report},
+		{"one is silent", snapshot(2, well(), silent()), report, report},
+		{"one has lost its stream", snapshot(2, well(), lostStream(time.Second)), report, report},
+		{"one goes", snapshot(1, well(), deleting(nil)), report, report},
+		{"the guard holds", tripped, report, report},
+	} {
+		d := plan.Next(c.Snapshot)
+		if wake := d.WakeAt.Sub(now); wake != c.wake {
+			t.Errorf("%s: wakes after %s, want %s", c.name, wake, c.wake)
+		}
+		if firm := d.Firm.Sub(now); firm != c.firm && !(c.firm == never && d.Firm.IsZero()) {
+			t.Errorf("%s: firmly after %s, want %s", c.name, firm, c.firm)
+		}
+	}
+}

@@ -189,6 +189,9 @@ type Action struct {
 type Decision struct {
 	Actions []Action
 	WakeAt  time.Time
+	// Firm is WakeAt without the reports that well instances owe (see [Instance.Owes]; zero: no need): while each of those comes in time, and nothing
+	// else changes, nothing is to be done before. It is WakeAt where a report that merely comes can change more than that.
+	Firm time.Time
 	// Blocked says in words why the group is not at its size; empty when it is or is on the way.
 	Blocked string
 }

@@ -34,7 +34,7 @@ type Loop struct {
 	mu         sync.Mutex // one pass at a time
 	nextCreate time.Time  // with CreateEvery
 	buffer     []plan.Instance
-	wake       map[config.GroupKey]time.Time
+	wake       map[config.GroupKey]look
 	sweep      time.Time
 
 	// health is the shard's, as counted at healthAt.
@@ -49,6 +49,9 @@ type Loop struct {
 	others   int
 	deferred map[config.GroupKey]struct{} // by maxOthers
 }
+
+// look is when a group is to be looked at again, and when even if all reports that are owed come in time ([plan.Decision]; zero: no need).
+type look struct{ at, firm time.Time }
 
 // healthFresh is how old the shard's health may be when an event leads to planning.
 const healthFresh = 50 * time.Millisecond
@@ -67,16 +70,17 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.wake == nil {
-		l.wake = map[config.GroupKey]time.Time{}
+		l.wake = map[config.GroupKey]look{}
 	}
 	now := l.Env.Now()
 	timed := false
-	for key, at := range l.wake {
-		if !at.After(now) {
-			timed = true
-			delete(l.wake, key)
-			l.World.Mark(key)
+	for key, wake := range l.wake {
+		if wake.at.After(now) || l.putOff(key, wake, now) {
+			continue
 		}
+		timed = true
+		delete(l.wake, key)
+		l.World.Mark(key)
 	}
 	dirty := l.World.TakeDirty()
 	if len(dirty) > 0 {
@@ -96,12 +100,33 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 		}
 	}
 	next = l.sweep
-	for _, at := range l.wake {
-		if next.IsZero() || at.Before(next) {
-			next = at
+	for _, wake := range l.wake {
+		if next.IsZero() || wake.at.Before(next) {
+			next = wake.at
 		}
 	}
 	return next
+}
+
+// putOff sets a later time for a look that only had to see whether reports come, if they do. The report nearest to being missed has most often come
+// by then, and the next one is a tenth of an interval away: a plan each time would be ten in every interval for every group.
+func (l *Loop) putOff(key config.GroupKey, wake look, now time.Time) bool {
+	if !wake.firm.IsZero() && !wake.firm.After(now) {
+		return false
+	}
+	missed, inTime := l.World.Owed(key, now)
+	if !inTime {
+		return false
+	}
+	wake.at = missed
+	if missed.IsZero() || !wake.firm.IsZero() && wake.firm.Before(missed) {
+		wake.at = wake.firm
+	}
+	if wake.at.IsZero() {
+		return false
+	}
+	l.wake[key] = wake
+	return true
 }
 
 func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardHealth) {
@@ -129,7 +154,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	decision := l.next(snapshot)
 	delete(l.wake, key)
 	if !decision.WakeAt.IsZero() {
-		l.wake[key] = decision.WakeAt
+		l.wake[key] = look{at: decision.WakeAt, firm: decision.Firm}
 	}
 	l.World.Blocked(key, decision.Blocked)
 	creates := 0

@@ -2,7 +2,9 @@ package reconcile_test
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
@@ -95,4 +98,69 @@ func TestCreatesAreBounded(t *testing.T) {
 		}
 		cancel()
 	})
+}
+
+// While all instances of a group report in time nothing is planned, however often a report was the one nearest to being missed; and one that is missed
+// is asked about when it is.
+func TestReportsInTimeArePlannedOnce(t *testing.T) {
+	const instances, interval = 20, time.Minute
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "a"}
+	world := observe.New(observe.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time { return now }, Wake: func() {}})
+	world.Configure((&config.Shard{}).WithDefaults(),
+		map[config.GroupKey]config.Group{key: {GroupKey: key, Kind: "wrk", Size: instances, MaxSurge: 1, MaxUnhealthy: config.Limit{Value: 40, Percent: true}}})
+	if every := world.Settings().HealthInterval; every != interval {
+		t.Fatalf("reports are expected every %s, not %s", every, interval)
+	}
+	plans, passes := 0, 0
+	var started []string
+	env := tasks.Env{Now: func() time.Time { return now }, Go: func(name string, _ func()) { started = append(started, name) }}
+	loop := &reconcile.Loop{World: world, Log: slog.New(slog.DiscardHandler), Env: env, Planned: func(int, time.Duration) { plans++ }}
+	loop.Asker = &observe.Asker{World: world, Env: env}
+
+	ids, streams := make([]ident.ID, instances), make([]uint64, instances)
+	for n := range ids {
+		id, err := ident.NewID("wrk", now.Add(time.Duration(n)), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[n] = id
+		world.PutRecord(record.Instance{ID: id, State: record.Registered, Tenant: key.Tenant, Group: key.Group, CreatedAt: now, RegisteredAt: now,
+			ProviderID: "vm-" + id.String()}, "1")
+		streams[n], _ = world.Connected(id)
+		world.Reported(id, streams[n], observe.Report{Healthy: true})
+	}
+	next := loop.Pass(t.Context())
+	// Now they report one after the other, spread over the interval; whenever its time has come the loop passes.
+	began := now
+	play := func(d time.Duration, mute int) {
+		for end := now.Add(d); now.Before(end); {
+			now = now.Add(interval / instances)
+			for ; !next.IsZero() && !next.After(now) && passes < 10000; passes++ {
+				at := now
+				now = next
+				next = loop.Pass(t.Context())
+				now = at
+			}
+			if n := int(now.Sub(began)/(interval/instances)) % instances; n != mute {
+				world.Reported(ids[n], streams[n], observe.Report{Healthy: true})
+			}
+		}
+	}
+	before := plans
+	play(10*interval, -1)
+	if plans != before {
+		t.Errorf("%d plans while everything was well", plans-before)
+	}
+	if passes > 15*10 {
+		t.Errorf("%d looks in ten intervals", passes)
+	}
+	play(interval, 0) // it was the last to report
+	if plans != before || len(started) > 0 {
+		t.Errorf("%d plans, started %q before a report was missed", plans-before, started)
+	}
+	play(interval/5, 0)
+	if plans == before || !slices.Equal(started, []string{"ask the provider"}) {
+		t.Errorf("%d plans, started %q after a report was missed, want one question to the provider", plans-before, started)
+	}
 }

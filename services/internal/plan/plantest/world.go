@@ -53,6 +53,7 @@ type World struct {
 	effects                  []effect
 	sequence, term, named    int
 	rand                     *rand.Rand
+	doubt                    *rand.Rand // of checkFirm
 	scriptStart              time.Time
 	log                      strings.Builder
 	marks                    map[string]int
@@ -89,7 +90,7 @@ func New(seed int64) *World {
 			MaxUnhealthy: config.Limit{Value: 40, Percent: true}, DrainTimeout: config.Duration(5 * time.Minute),
 			InfraHash: "v1", RuntimeHash: "r1"},
 		Write: 20 * time.Millisecond, Create: 500 * time.Millisecond, Boot: 30 * time.Second, End: 20 * time.Second,
-		Ask: 50 * time.Millisecond, rand: rand.New(rand.NewSource(seed)), marks: map[string]int{}, asked: map[ident.ID]string{},
+		Ask: 50 * time.Millisecond, rand: rand.New(rand.NewSource(seed)), doubt: rand.New(rand.NewSource(^seed)), marks: map[string]int{}, asked: map[ident.ID]string{},
 	}
 	w.after(w.Settings.CollectInterval, 0, w.list)
 	return w
@@ -225,8 +226,30 @@ func (w *World) Pass() (wake time.Time) {
 		if early := plan.Next(s); len(early.Actions) > 0 {
 			w.fail("asked to be woken at %s, but at %s there is: %+v", w.stamp(wake), w.stamp(s.Now), early.Actions[0])
 		}
+		w.checkFirm(s, again)
 	}
 	return wake
+}
+
+// checkFirm looks whether something is to be done before the firm wake-up of a decision although every report that is owed comes in time. The snapshot's
+// instances are changed.
+func (w *World) checkFirm(s plan.Snapshot, d plan.Decision) {
+	ahead := 3 * s.Settings.HealthInterval
+	if !d.Firm.IsZero() {
+		ahead = d.Firm.Sub(w.Now)
+	}
+	s.Now = w.Now.Add(time.Duration(w.doubt.Int63n(int64(ahead))))
+	for n := range s.Instances {
+		i := &s.Instances[n]
+		if _, owes := i.Owes(&s.Settings); owes {
+			if late := s.Now.Add(-time.Duration(w.doubt.Int63n(int64(s.Settings.HealthInterval)))); late.After(i.LastReport) {
+				i.LastReport = late
+			}
+		}
+	}
+	if early := plan.Next(s); len(early.Actions) > 0 {
+		w.fail("all reports came, and the firm wake-up was at %s, but at %s there is: %+v", w.stamp(d.Firm), w.stamp(s.Now), early.Actions[0])
+	}
 }
 
 func (w *World) apply(d plan.Decision) {
