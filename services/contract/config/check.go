@@ -71,7 +71,7 @@ func (c *checker) fields(v reflect.Value, path string) {
 		}
 	case reflect.Struct:
 		for i, f := range fieldsOf(v.Type()) {
-			at := child(path, f.name)
+			at := ChildPath(path, f.name)
 			// Of an object, what is missing inside is said.
 			if f.required && isZero(v.Field(i)) && !f.positive && f.Type.Kind() != reflect.Struct {
 				c.add(at, "is required")
@@ -91,7 +91,7 @@ func (c *checker) fields(v reflect.Value, path string) {
 		}
 		slices.Sort(keys)
 		for _, key := range keys {
-			c.fields(v.MapIndex(reflect.ValueOf(key)), child(path, key))
+			c.fields(v.MapIndex(reflect.ValueOf(key)), ChildPath(path, key))
 		}
 	}
 }
@@ -179,7 +179,7 @@ func (c *checker) json(v any, path string, depth int) {
 			return
 		}
 		for _, key := range sortedKeys(v) {
-			c.json(v[key], child(path, key), depth+1)
+			c.json(v[key], ChildPath(path, key), depth+1)
 		}
 	case []any:
 		if depth > maxDepth {
@@ -198,15 +198,15 @@ func (c *checker) json(v any, path string, depth int) {
 func (c *checker) trees(s *Shard) {
 	c.json(s.Defaults.Args, "defaults.args", 0)
 	for _, name := range sortedKeys(s.Templates) {
-		path := child("templates", name)
+		path := ChildPath("templates", name)
 		c.json(s.Templates[name].Args, path+".args", 0)
 		for _, file := range sortedKeys(s.Templates[name].Files) {
-			c.json(s.Templates[name].Files[file].JSON, child(path+".files", file)+".json", 0)
+			c.json(s.Templates[name].Files[file].JSON, ChildPath(path+".files", file)+".json", 0)
 		}
 	}
 	for _, tenant := range sortedKeys(s.Groups) {
 		for _, name := range sortedKeys(s.Groups[tenant]) {
-			c.json(s.Groups[tenant][name].Args, child(child("groups", tenant), name)+".args", 0)
+			c.json(s.Groups[tenant][name].Args, ChildPath(ChildPath("groups", tenant), name)+".args", 0)
 		}
 	}
 }

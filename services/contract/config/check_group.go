@@ -16,10 +16,10 @@ import (
 func (c *checker) groups() {
 	used := map[string]bool{}
 	for _, tenant := range sortedKeys(c.s.Groups) {
-		path := child("groups", tenant)
+		path := ChildPath("groups", tenant)
 		c.tenant(tenant, path)
 		for _, name := range sortedKeys(c.s.Groups[tenant]) {
-			spec, at := c.s.Groups[tenant][name], child(path, name)
+			spec, at := c.s.Groups[tenant][name], ChildPath(path, name)
 			c.key(at, ident.ValidateName(name))
 			c.group(spec, at)
 			if spec.Deleted {
@@ -60,34 +60,34 @@ func (c *checker) group(spec GroupSpec, path string) {
 	c.distinct(spec.LoadBalancers, path+".load_balancers")
 	if spec.MaxUnhealthy != "" {
 		_, err := ParseLimit(spec.MaxUnhealthy)
-		c.err(child(path, "max_unhealthy"), err)
+		c.err(ChildPath(path, "max_unhealthy"), err)
 	}
 }
 
 // inShard checks a group with a template of its own beside the rest of the shard, and renders it.
 func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	if spec.Template == "" {
-		c.add(child(path, "template"), "is required")
+		c.add(ChildPath(path, "template"), "is required")
 		return
 	}
-	if !reference(c, child(path, "template"), "template", spec.Template, c.s.Templates, "templates") {
+	if !reference(c, ChildPath(path, "template"), "template", spec.Template, c.s.Templates, "templates") {
 		return
 	}
-	from := child("templates", spec.Template)
-	c.pool(child(path, "subnet_pool"), spec.SubnetPool)
+	from := ChildPath("templates", spec.Template)
+	c.pool(ChildPath(path, "subnet_pool"), spec.SubnetPool)
 	for i, name := range spec.LoadBalancers {
-		at := element(child(path, "load_balancers"), i)
+		at := element(ChildPath(path, "load_balancers"), i)
 		if name != "" && reference(c, at, "load balancer", name, c.s.LoadBalancers, "load_balancers") {
 			c.foreign(at, c.s.LoadBalancers[name].Provider)
 		}
 	}
 	g := c.s.merge(key, spec, nil)
 	if g.SubnetPool == "" {
-		c.add(child(path, "subnet_pool"), "is required: neither the group nor its template has one").depends = []string{from + ".subnet_pool"}
+		c.add(ChildPath(path, "subnet_pool"), "is required: neither the group nor its template has one").depends = []string{from + ".subnet_pool"}
 	}
 	kind := c.s.Server.Provider.Kind
 	if g.InstanceType == "" && (len(g.InstanceTypes) > 0 || kind == "proxmox" || slices.Contains(clouds, kind)) {
-		c.add(child(path, "instance_type"), "is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
+		c.add(ChildPath(path, "instance_type"), "is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
 	}
 	c.render(g, spec, path, false)
 }
@@ -97,7 +97,7 @@ func (c *checker) dynamic(spec GroupSpec, path string) {
 	pools := c.s.Server.DynamicSubnetPools
 	pool := firstOf(spec.SubnetPool, c.s.Templates[spec.Template].SubnetPool)
 	if pools != nil && pool != "" && !slices.Contains(pools, pool) {
-		c.add(child(path, "subnet_pool"), "%s is not among the pools of dynamic groups (%s)", quote(pool), strings.Join(pools, ", "))
+		c.add(ChildPath(path, "subnet_pool"), "%s is not among the pools of dynamic groups (%s)", quote(pool), strings.Join(pools, ", "))
 	}
 }
 
@@ -114,9 +114,9 @@ type rendering struct {
 
 // render tries every template of a group with sample data. The path is where the group is; "" if it is none of the document's.
 func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
-	from := child("templates", g.Template)
+	from := ChildPath("templates", g.Template)
 	r := rendering{c: c, g: g, data: c.sample(g), lenient: lenient,
-		depends: []string{"defaults.vars", from + ".vars", child(path, "vars"), "images"}}
+		depends: []string{"defaults.vars", from + ".vars", ChildPath(path, "vars"), "images"}}
 	t := c.s.Templates[g.Template]
 
 	userdataPath := "defaults.userdata.content"
@@ -133,7 +133,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	sources := []struct {
 		path string
 		tree map[string]any
-	}{{child(path, "args"), spec.Args}, {from + ".args", t.Args}, {"defaults.args", c.s.Defaults.Args}}
+	}{{ChildPath(path, "args"), spec.Args}, {from + ".args", t.Args}, {"defaults.args", c.s.Defaults.Args}}
 	r.tree("", g.Args, func(path string) string {
 		elements, err := SplitPath(path)
 		for _, source := range sources {
@@ -148,7 +148,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	}
 
 	for _, name := range sortedKeys(g.Files) {
-		r.file(g.Files[name], child(from+".files", name))
+		r.file(g.Files[name], ChildPath(from+".files", name))
 	}
 }
 
@@ -202,7 +202,7 @@ func (r *rendering) file(f File, path string) {
 	switch f.Kind {
 	case "certificate":
 		if cert, ok := r.c.s.Certificates[f.Template]; ok {
-			r.certificate(cert, child("certificates", f.Template))
+			r.certificate(cert, ChildPath("certificates", f.Template))
 		}
 	case "storage":
 		r.storage(path+".source", f.Source)
@@ -213,7 +213,7 @@ func (r *rendering) file(f File, path string) {
 	case "env":
 		failed := false
 		for _, name := range sortedKeys(f.Vars) {
-			at := child(path+".vars", name)
+			at := ChildPath(path+".vars", name)
 			if err := render.ValidateEnvName(name); err != nil {
 				r.c.found = append(r.c.found, finding{path: at, offset: -1, message: err.Error(), onKey: true})
 				failed = true
@@ -260,7 +260,7 @@ func (r *rendering) certificate(cert Certificate, path string) {
 		}},
 	} {
 		for i, value := range list.values {
-			at := element(child(path, list.name), i)
+			at := element(ChildPath(path, list.name), i)
 			if text, ok := r.text(at, value); ok && list.check != nil {
 				r.value(at, list.check(text))
 			}
@@ -275,7 +275,7 @@ func (r *rendering) tree(path string, tree any, at func(string) string) {
 		r.text(at(path), v)
 	case map[string]any:
 		for _, key := range sortedKeys(v) {
-			r.tree(child(path, key), v[key], at)
+			r.tree(ChildPath(path, key), v[key], at)
 		}
 	case []any:
 		for i, value := range v {

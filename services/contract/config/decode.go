@@ -265,7 +265,7 @@ func (d *decoder) members(v hujson.Value, path string, f func(name, path string,
 	seen := map[string]int{}
 	for _, m := range object.Members {
 		name := m.Name.Value.(hujson.Literal).String()
-		at := child(path, name)
+		at := ChildPath(path, name)
 		if first, twice := seen[name]; twice {
 			line, _ := d.position(first)
 			d.add(m.Name.StartOffset, at, "the field is there twice, first in line %d", line)
@@ -296,12 +296,12 @@ func (d *decoder) object(v hujson.Value, path string, target reflect.Value) {
 
 // unknown reports a field that the type does not have.
 func (d *decoder) unknown(object hujson.Value, m member, path, name string, names []string) {
-	f := finding{path: child(path, name), offset: m.Name.StartOffset, message: "there is no such field"}
+	f := finding{path: ChildPath(path, name), offset: m.Name.StartOffset, message: "there is no such field"}
 	if similar := Nearest(name, names); similar != "" {
 		f.hint = fmt.Sprintf("did you mean %q?", similar)
 		present := slices.ContainsFunc(object.Value.(*hujson.Object).Members, func(m member) bool { return m.Name.Value.(hujson.Literal).String() == similar })
 		if !present {
-			d.tainted = append(d.tainted, child(path, similar))
+			d.tainted = append(d.tainted, ChildPath(path, similar))
 		}
 	} else if len(names) > 0 {
 		f.hint = "there are " + strings.Join(names, ", ")

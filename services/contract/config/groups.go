@@ -82,13 +82,13 @@ func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 
 // override returns what an entry in groups/ changes about a static group; nil for nothing.
 func (c *checker) override(key GroupKey, static, entry GroupSpec) *GroupSpec {
-	path := child(child("", key.Tenant), key.Group)
+	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if entry.Deleted {
 		c.add(path, "is being deleted as a dynamic group, but the shard config has it: the entry is ignored").warning = true
 		return nil
 	}
 	for _, name := range restricted(entry) {
-		c.add(child(path, name), "is ignored: the group is static").warning = true
+		c.add(ChildPath(path, name), "is ignored: the group is static").warning = true
 	}
 	override := GroupSpec{Size: entry.Size, InstanceType: entry.InstanceType, Vars: entry.Vars}
 	c.rendersWith(key, static, override, path)
@@ -106,7 +106,7 @@ func (c *checker) rendersWith(key GroupKey, static, override GroupSpec, path str
 }
 
 func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
-	path := child(child("", key.Tenant), key.Group)
+	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if spec.Deleted || c.s.Terminating {
 		// Enough to drain and forget it, whatever has become of its template.
 		g := c.s.merge(key, spec, nil)

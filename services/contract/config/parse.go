@@ -101,7 +101,7 @@ func ParseGroups(filename string, src []byte) (Groups, Problems) {
 		for _, tenant := range sortedKeys(tenants) {
 			c.key(tenant, ident.ValidateTenantName(tenant))
 			for _, name := range sortedKeys(tenants[tenant]) {
-				at := child(tenant, name)
+				at := ChildPath(tenant, name)
 				c.key(at, ident.ValidateName(name))
 				c.group(tenants[tenant][name], at)
 			}

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// child returns the path of a field or map key below path.
-func child(path, name string) string {
+// ChildPath returns the path of a field or map key below path.
+func ChildPath(path, name string) string {
 	switch {
 	case !plain(name):
 		return path + "[" + strconv.Quote(name) + "]"
@@ -38,7 +38,7 @@ func join(elements []any) string {
 	for _, e := range elements {
 		switch e := e.(type) {
 		case string:
-			path = child(path, e)
+			path = ChildPath(path, e)
 		case int:
 			path = element(path, e)
 		}

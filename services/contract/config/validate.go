@@ -150,7 +150,7 @@ func (c *checker) addresses() {
 	type listener struct{ host, path string }
 	bound := map[uint16]listener{} // by port
 	for i, f := range fieldsOf(reflect.TypeFor[Addresses]()) {
-		path := child("server.bind", f.name)
+		path := ChildPath("server.bind", f.name)
 		host, port, err := splitAddress(reflect.ValueOf(c.s.Server.Bind).Field(i).String())
 		if err != nil {
 			c.add(path, "%v", err)
@@ -165,7 +165,7 @@ func (c *checker) addresses() {
 			}
 			bound[port] = listener{host, path}
 		}
-		path = child("server.advertise", f.name)
+		path = ChildPath("server.advertise", f.name)
 		advertised := reflect.ValueOf(c.s.Server.Advertise).Field(i).String()
 		if advertised == reflect.ValueOf(c.s.Server.Bind).Field(i).String() {
 			continue
@@ -255,7 +255,7 @@ func (c *checker) subnetPools() {
 	const at = "server.subnet_pools"
 	poolOf := map[string]string{}
 	for _, pool := range sortedKeys(c.s.Server.SubnetPools) {
-		path := child(at, pool)
+		path := ChildPath(at, pool)
 		c.key(path, ident.ValidateName(pool))
 		subnets := c.s.Server.SubnetPools[pool]
 		if len(subnets) == 0 {
@@ -284,7 +284,7 @@ func (c *checker) pool(path, name string) {
 
 func (c *checker) tenants() {
 	for _, tenant := range sortedKeys(c.s.Tenants) {
-		path := child("tenants", tenant)
+		path := ChildPath("tenants", tenant)
 		if tenant == ident.DefaultTenant {
 			c.key(path, errors.New("always exists and may not be listed"))
 			continue
@@ -304,7 +304,7 @@ func (c *checker) foreign(path, provider string) {
 
 func (c *checker) loadBalancers() {
 	for _, name := range sortedKeys(c.s.LoadBalancers) {
-		lb, path := c.s.LoadBalancers[name], child("load_balancers", name)
+		lb, path := c.s.LoadBalancers[name], ChildPath("load_balancers", name)
 		c.key(path, validateKey("load balancer", name))
 		c.distinct(lb.TargetGroupARNs, path+".target_group_arns")
 		if lb.Provider == "aws" && len(lb.TargetGroupARNs) == 0 {
@@ -324,7 +324,7 @@ func (c *checker) loadBalancers() {
 
 func (c *checker) images() {
 	for _, name := range sortedKeys(c.s.Images) {
-		image, path := c.s.Images[name], child("images", name)
+		image, path := c.s.Images[name], ChildPath("images", name)
 		c.key(path, validateIdentifier(name))
 		c.foreign(path+".provider", image.Provider)
 		if len(image.Filters) == 0 && image.Fallback == "" {

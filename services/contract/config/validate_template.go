@@ -15,7 +15,7 @@ const maxCertificateHours = 10 * 365 * 24
 
 func (c *checker) certificates() {
 	for _, name := range sortedKeys(c.s.Certificates) {
-		cert, path := c.s.Certificates[name], child("certificates", name)
+		cert, path := c.s.Certificates[name], ChildPath("certificates", name)
 		c.key(path, validateKey("certificate", name))
 		if cert.TTL > maxCertificateHours {
 			c.add(path+".ttl", "%d hours are more than ten years (%d)", cert.TTL, maxCertificateHours)
@@ -30,7 +30,7 @@ func (c *checker) templates() {
 	c.vars(c.s.Defaults.Vars, "defaults.vars")
 	c.userdata(c.s.Defaults.Userdata, "defaults.userdata")
 	for _, name := range sortedKeys(c.s.Templates) {
-		t, path := c.s.Templates[name], child("templates", name)
+		t, path := c.s.Templates[name], ChildPath("templates", name)
 		c.key(path, ident.ValidateName(name))
 		if t.Kind != "" {
 			c.err(path+".kind", ident.ValidateKind(t.Kind))
@@ -40,7 +40,7 @@ func (c *checker) templates() {
 		c.instanceTypes(t.InstanceTypes, path)
 		c.pool(path+".subnet_pool", t.SubnetPool)
 		for _, file := range sortedKeys(t.Files) {
-			at := child(path+".files", file)
+			at := ChildPath(path+".files", file)
 			c.key(at, validateKey("file", file))
 			c.file(t.Files[file], at)
 		}
@@ -52,7 +52,7 @@ func (c *checker) vars(vars map[string]string, path string) {
 		c.add(path, "has %d entries, at most %d are allowed", len(vars), render.MaxVars)
 	}
 	if _, empty := vars[""]; empty {
-		c.add(child(path, ""), "the name of a variable is empty").onKey = true
+		c.add(ChildPath(path, ""), "the name of a variable is empty").onKey = true
 	}
 }
 
@@ -87,7 +87,7 @@ func (c *checker) file(f File, path string) {
 		if field.name == "kind" {
 			continue
 		}
-		at, wanted := child(path, field.name), strings.Contains(" "+strings.Join(allowed, " ")+" ", " "+field.name+" ")
+		at, wanted := ChildPath(path, field.name), strings.Contains(" "+strings.Join(allowed, " ")+" ", " "+field.name+" ")
 		switch set := !v.Field(i).IsZero(); {
 		case set && !wanted:
 			c.add(at, "is not for files of kind %s", f.Kind).hint = "those have " + strings.Join(allowed, " and ")

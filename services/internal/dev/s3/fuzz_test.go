@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"bufio"
 	"log/slog"
 	"net"
 	"net/http"
@@ -41,8 +42,8 @@ func FuzzRequest(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, method, path, query, headers, body string) {
 		target := (&url.URL{Path: "/" + strings.TrimPrefix(path, "/"), RawQuery: query}).RequestURI()
-		if _, err := http.NewRequest(method, "http://127.0.0.1"+target, nil); err != nil || method == http.MethodConnect {
-			return
+		if _, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target + " HTTP/1.0\r\n\r\n"))); err != nil || method == http.MethodConnect {
+			return // what net/http refuses itself
 		}
 		do(t, method, target, headers, body)
 		if w := do(t, "GET", "/dev?list-type=2", "", ""); w.Code != http.StatusOK {

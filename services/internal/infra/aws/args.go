@@ -123,7 +123,7 @@ func (d *argsDecoder) object(path string, value any, target reflect.Value) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
-		at := fieldPath(path, name)
+		at := config.ChildPath(path, name)
 		if !slices.Contains(names, name) {
 			hint := "there are " + strings.Join(names, ", ")
 			if similar := config.Nearest(name, names); similar != "" {
@@ -300,16 +300,6 @@ func checkArgs(in *ec2.RunInstancesInput, lenient bool) (found config.Problems) 
 		}
 	}
 	return found
-}
-
-// fieldPath is the path of a field, in the form of config.Problem's.
-func fieldPath(path, name string) string {
-	if name != "" && !strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' && r != '-'
-	}) {
-		return path + "." + name
-	}
-	return path + "[" + strconv.Quote(name) + "]"
 }
 
 // primaryInterface finds the interface of device index 0: the one that says so, else a first one that says nothing. -1 if there is none.

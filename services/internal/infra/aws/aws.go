@@ -156,7 +156,7 @@ func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 func Validate(shard *config.Shard) (found config.Problems) {
 	for _, name := range slices.Sorted(maps.Keys(shard.Server.Provider.Options)) {
 		if name != optionProfile {
-			found = append(found, config.Problem{Path: fieldPath("server.provider.options", name), Message: "provider aws has no such option", Hint: "there is " + optionProfile})
+			found = append(found, config.Problem{Path: config.ChildPath("server.provider.options", name), Message: "provider aws has no such option", Hint: "there is " + optionProfile})
 		}
 	}
 	check := func(path string, args map[string]any) {
@@ -167,11 +167,11 @@ func Validate(shard *config.Shard) (found config.Problems) {
 	}
 	check("defaults", shard.Defaults.Args)
 	for _, name := range slices.Sorted(maps.Keys(shard.Templates)) {
-		check(fieldPath("templates", name), shard.Templates[name].Args)
+		check(config.ChildPath("templates", name), shard.Templates[name].Args)
 	}
 	for _, tenant := range slices.Sorted(maps.Keys(shard.Groups)) {
 		for _, name := range slices.Sorted(maps.Keys(shard.Groups[tenant])) {
-			check(fieldPath(fieldPath("groups", tenant), name), shard.Groups[tenant][name].Args)
+			check(config.ChildPath(config.ChildPath("groups", tenant), name), shard.Groups[tenant][name].Args)
 		}
 	}
 	return found

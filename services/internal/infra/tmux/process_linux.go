@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,8 +34,9 @@ func readStat(pid int) (stat, error) {
 
 func parseStat(raw []byte) (s stat, err error) {
 	// Field 2 is the command in parentheses and may itself hold anything.
-	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
-	if len(fields) < 20 || len(fields[0]) != 1 {
+	end := bytes.LastIndexByte(raw, ')')
+	fields := strings.Fields(string(raw[end+1:]))
+	if end < 0 || len(fields) < 20 || len(fields[0]) != 1 || !unicode.IsLetter(rune(fields[0][0])) {
 		return s, errors.New("no process status")
 	}
 	s.state = fields[0][0]
