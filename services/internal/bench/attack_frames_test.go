@@ -130,6 +130,9 @@ func fate(conn net.Conn, say []byte) string {
 	return "closed"
 }
 
+// writeTime is how long a server may take to read what is said on a raw connection.
+const writeTime = 5 * time.Second
+
 // raw opens a connection on which anything may be said. Agents' certificates are good for a connection to any port, if not for a call.
 func (a *attacker) raw(port string, settings ...http2.Setting) *mtlstest.Raw {
 	conn := a.open(a.Ports[port])
@@ -142,7 +145,7 @@ func (a *attacker) raw(port string, settings ...http2.Setting) *mtlstest.Raw {
 		_ = conn.Close()
 		return nil
 	}
-	_ = client.SetWriteDeadline(time.Now().Add(5 * time.Second))
+	_ = client.SetWriteDeadline(time.Now().Add(writeTime))
 	return raw
 }
 
@@ -234,6 +237,9 @@ func flood(r *mtlstest.Raw, until time.Time, write func(out *http2.Framer, n uin
 	buffered := bufio.NewWriterSize(r.Conn, 16<<10)
 	out := http2.NewFramer(buffered, bytes.NewReader(nil))
 	out.AllowIllegalWrites = true
+	if time.Until(until) < writeTime { // nobody may be reading by then
+		_ = r.Conn.SetWriteDeadline(until)
+	}
 	var err error
 	for n := uint32(0); err == nil && time.Now().Before(until) && n < 1<<29; n++ {
 		err = write(out, n)

@@ -5,9 +5,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -44,7 +47,13 @@ type target struct {
 	Kinds []string
 	// Silent connections to the agents' port, a hundredth of that to each other port; slow handshakes, a tenth of that to each other port.
 	Silent, Slow int
+	// Addresses are how many attacks come from; 0: one.
+	Addresses int
+	// Least is how often each sort is tried at least, if that takes no longer than leastTime.
+	Least int
 }
+
+const leastTime = 90 * time.Second
 
 // paper is a certificate with its key, in DER and PKCS #8.
 type paper struct{ Cert, Key []byte }
@@ -61,6 +70,22 @@ func (p paper) load() tls.Certificate {
 type outcomes struct {
 	mu     sync.Mutex
 	counts map[string]map[string]int
+}
+
+// all reports whether each attack was tried so often.
+func (o *outcomes) all(attacks []string, least int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, attack := range attacks {
+		tried := 0
+		for _, n := range o.counts[attack] {
+			tried += n
+		}
+		if tried < least {
+			return false
+		}
+	}
+	return true
 }
 
 func (o *outcomes) add(attack, outcome string) {
@@ -80,6 +105,8 @@ type attacker struct {
 	certs   map[string][]tls.Certificate
 	waiting atomic.Int64 // connections that are open and say nothing
 	ctx     context.Context
+
+	connected atomic.Uint32
 }
 
 // noCertificate is the name of none.
@@ -92,10 +119,22 @@ type attack struct {
 	pace       time.Duration // between two of them
 }
 
-// runAttackers reads its target, attacks until its input ends, and writes what became of it. It is nice, in the sense of nice(1): on other machines it
-// would take no CPU time of the server's except what it makes the server spend.
+// yieldCPU makes this process nice, in the sense of nice(1). On Linux that is a thread's, and those that it starts have it from it.
+func yieldCPU() error {
+	threads, err := os.ReadDir("/proc/self/task")
+	for _, thread := range threads {
+		id, notNumber := strconv.Atoi(thread.Name())
+		err = errors.Join(err, notNumber, syscall.Setpriority(syscall.PRIO_PROCESS, id, 19))
+	}
+	return err
+}
+
+// runAttackers reads its target, attacks until its input ends, and writes what became of it. It is nice: on other machines it would take no CPU time of
+// the server's except what it makes the server spend.
 func runAttackers(in io.Reader, out io.Writer) {
-	_ = syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19)
+	if err := yieldCPU(); err != nil {
+		panic(err)
+	}
 	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
 	ctx, stop := context.WithCancel(context.Background())
 	a := &attacker{roots: x509.NewCertPool(), certs: map[string][]tls.Certificate{noCertificate: nil}, ctx: ctx, seen: outcomes{counts: map[string]map[string]int{}}}
@@ -107,7 +146,7 @@ func runAttackers(in io.Reader, out io.Writer) {
 		a.certs[name] = []tls.Certificate{p.load()}
 	}
 	var all sync.WaitGroup
-	silent := 0
+	silent, names := 0, []string{}
 	for port, addr := range a.Ports {
 		n, slow := a.Silent/100, a.Slow/10
 		if port == agentPort {
@@ -115,11 +154,13 @@ func runAttackers(in io.Reader, out io.Writer) {
 		}
 		if a.does("silent") {
 			silent += n
+			names = append(names, "silent "+port)
 			for range n {
 				all.Go(func() { a.silent(port, addr) })
 			}
 		}
 		if a.does("slow") {
+			names = append(names, "slow "+port)
 			for range slow {
 				all.Go(func() { a.slow(port, addr) })
 			}
@@ -127,6 +168,7 @@ func runAttackers(in io.Reader, out io.Writer) {
 	}
 	for _, attack := range slices.Concat(a.nonces(), a.messages(), a.identities(), a.connections(), a.frames()) {
 		if a.does(attack.kind) {
+			names = append(names, attack.kind+" "+attack.port)
 			all.Go(func() { a.again(attack) })
 		}
 	}
@@ -135,6 +177,9 @@ func runAttackers(in io.Reader, out io.Writer) {
 	}
 	_ = encoder.Encode(a.waiting.Load())
 	_ = decoder.Decode(&struct{}{}) // until it is cut
+	for end := time.Now().Add(leastTime); !a.seen.all(names, a.Least) && time.Now().Before(end); {
+		<-time.After(10 * time.Millisecond)
+	}
 	stop()
 	all.Wait()
 	_ = encoder.Encode(a.seen.counts)
@@ -161,9 +206,13 @@ func (a *attacker) tls(certs []tls.Certificate) *tls.Config {
 	return &tls.Config{RootCAs: a.roots, Certificates: certs, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, ServerName: "127.0.0.1"}
 }
 
-// connect comes from an address of its own: attackers are no neighbours of good agents.
+// connect comes from an address of its own, or of several one after the other: attackers are no neighbours of good agents.
 func (a *attacker) connect(ctx context.Context, addr string) (net.Conn, error) {
-	return connectFrom(ctx, 66, addr)
+	last := byte(66)
+	if a.Addresses > 0 {
+		last = byte(100 + int(a.connected.Add(1))%a.Addresses)
+	}
+	return connectFrom(ctx, last, addr)
 }
 
 func connectFrom(ctx context.Context, last byte, addr string) (net.Conn, error) {

@@ -26,7 +26,9 @@ func BenchmarkFrames(b *testing.B) {
 			return out.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 16 << 10})
 		},
 		"window": func(_ *mtlstest.Raw, out *http2.Framer, _ uint32) error { return out.WriteWindowUpdate(1<<31-1, 1) },
-		"reset":  func(_ *mtlstest.Raw, out *http2.Framer, _ uint32) error { return out.WriteRSTStream(1, http2.ErrCodeCancel) },
+		"reset": func(_ *mtlstest.Raw, out *http2.Framer, _ uint32) error {
+			return out.WriteRSTStream(1, http2.ErrCodeCancel)
+		},
 		"stream and reset": func(r *mtlstest.Raw, out *http2.Framer, n uint32) error {
 			if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 3, BlockFragment: r.Fields(submitKeys), EndHeaders: true}); err != nil {
 				return err

@@ -109,7 +109,7 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 		client = t.source.peer(conn.ConnectionState())
 		who = client.Identity
 		if client.Identity.Role != t.role {
-			crowd, who = t.strangers, nil // all who may not call this port are one client
+			crowd, who = t.strangers, from // there is nobody to take its word for
 		}
 	}
 	client.conn, client.Number = raw, t.source.connections.Add(1)

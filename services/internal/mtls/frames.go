@@ -22,9 +22,9 @@ const (
 const (
 	priceStream    = 60 * time.Microsecond // HEADERS: a stream, a goroutine for its handler, and an answer
 	priceReset     = 10 * time.Microsecond
-	priceAnswer    = 15 * time.Microsecond // SETTINGS and PING: an answer, often in a packet of its own
-	priceFrame     = 5 * time.Microsecond  // all others
-	pricePerByte   = 10 * time.Nanosecond  // to decrypt, copy and parse it
+	priceAnswer    = 15 * time.Microsecond   // SETTINGS and PING: an answer, often in a packet of its own
+	priceFrame     = 5 * time.Microsecond    // all others
+	pricePerByte   = 10 * time.Nanosecond    // to decrypt, copy and parse it
 	priceHandshake = 1500 * time.Microsecond // both signatures, and the connection's goroutines
 )
 

@@ -340,7 +340,9 @@ func TestHandshakesInVain(t *testing.T) {
 		for range n {
 			config := c.ClientTLS(certificateFor(t, c, authority.RoleAgent))
 			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(config)), grpc.WithNoProxy(), grpc.WithDisableRetry(),
-				grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return neighbour.DialContext(ctx, "tcp", addr) }))
+				grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+					return neighbour.DialContext(ctx, "tcp", addr)
+				}))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -35,7 +35,7 @@ const (
 	// Connections that one client may have. An agent has one, and a moment before and after a change of network another; several
 	// nstance-admin may share an operator's certificate. At the registration port a client is an address, of which there are many.
 	agentConnections, operatorConnections, serverConnections = 4, 16, 8
-	strangerConnections                                      = 16 // of all of them together
+	strangerConnections                                      = 256 // of all together whose certificate is good for nothing at the port; a client is an address
 	addressConnections, registrationConnections              = 512, 4096
 	// buffers for writing are shared and small: there may be thousands of connections, and nearly all of them are quiet.
 	buffers = 4 << 10
@@ -54,7 +54,7 @@ const (
 //
 // A registration, a connection of its own, is 0.15 ms: 400 at once and 20 a second, which is what Limiter lets in from one address, are 60 ms and 3 ms/s.
 //
-// Whoever has a certificate that is good for no call of the port at all is told so, no more: a connection with its one call is 0.15 ms.
+// Whoever has a certificate that is good for no call of the port is told so, no more: a connection with its one call is 0.15 ms.
 var (
 	agentPace        = pace{second: 4 * time.Millisecond, burst: 25 * time.Millisecond}
 	operatorPace     = pace{second: 20 * time.Millisecond, burst: 80 * time.Millisecond}
@@ -66,7 +66,7 @@ var (
 // they may cost, and recovery from panics. role is RoleAgent, RoleOperator, or empty for the registration port, whose clients have no
 // certificate and are limited by their address instead.
 func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc.ServerOption {
-	t := &transport{source: source, config: source.withClients(), clients: true, gate: source.gate, role: role, strangers: newCrowd(strangerConnections, 0, strangerPace)}
+	t := &transport{source: source, config: source.withClients(), clients: true, gate: source.gate, role: role, strangers: newCrowd(agentConnections, strangerConnections, strangerPace)}
 	g := guard{role: role, log: log}
 	receive, streams, idle := maxOperation, uint32(32), idleAfter
 	var age, grace time.Duration // none
