@@ -31,6 +31,7 @@ type options struct {
 	promise    time.Duration
 	records    int
 	terminated bool
+	early      bool
 	idle       time.Duration
 	most, slow time.Duration
 	logs       string
@@ -46,6 +47,7 @@ func main() {
 	flag.DurationVar(&o.promise, "promise", time.Second, "peer_lease; 0: there is no heir")
 	flag.IntVar(&o.records, "records", 0, "number of the shard's instances, in a fake EC2; 0: two in tmux")
 	flag.BoolVar(&o.terminated, "terminated", false, "with records: kill ends the leader's machine, too")
+	flag.BoolVar(&o.early, "early", false, "with records: end the leader as soon as it has an heir, who has not copied the records yet")
 	flag.DurationVar(&o.idle, "idle", 0, "then count the requests of the idle shard for so long")
 	flag.DurationVar(&o.most, "most", 0, "fail if the first way's p99 is more; 0: whatever it is")
 	flag.DurationVar(&o.slow, "slow", 0, "keep the logs of rounds that took longer; 0: of none")

@@ -51,6 +51,11 @@ func (t *trial) leader(ctx context.Context) (int, error) {
 			if err != nil || !strings.HasPrefix(text, "leader term=") {
 				continue
 			}
+			var term uint64
+			if _, err := fmt.Sscanf(text, "leader term=%d", &term); err != nil {
+				return 0, fmt.Errorf("%q: %w", text, err)
+			}
+			t.term = max(t.term, term) // a busy machine may have changed leaders meanwhile
 			if strings.Contains(text, "heir="+local.ServerName(other)) {
 				return n, nil
 			}
@@ -60,6 +65,29 @@ func (t *trial) leader(ctx context.Context) (int, error) {
 		}
 		if err := pause(ctx, 50*time.Millisecond); err != nil {
 			return 0, err
+		}
+	}
+}
+
+// copied waits until the heir has a copy of the records: it makes one when it becomes the heir, once in the life of a process for a long time.
+func (t *trial) copied(ctx context.Context, heir int) error {
+	if t.records == 0 || t.promise == 0 || t.early {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("the heir has not copied the records within two minutes"))
+	defer cancel()
+	for {
+		lines, err := t.stack.Lines(local.ServerName(heir))
+		if err != nil {
+			return err
+		}
+		for i := len(lines) - 1; i >= 0 && lines[i].Msg != "server started"; i-- {
+			if strings.HasPrefix(lines[i].Msg, "the shard's records are copied") {
+				return nil
+			}
+		}
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }
@@ -74,6 +102,9 @@ func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 	}
 	for leader == 0 || leader != still {
 		if leader, err = t.leader(ctx); err != nil {
+			return f, err
+		}
+		if err := t.copied(ctx, servers+1-leader); err != nil {
 			return f, err
 		}
 		if err := pause(ctx, rand.N(moment)); err != nil {

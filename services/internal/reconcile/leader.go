@@ -52,6 +52,8 @@ type Leader struct {
 	Loop     *Loop
 
 	parts Parts
+	// listed is when TakeOver asked the provider for everything; zero if it got no answer.
+	listed time.Time
 }
 
 // NewLeader wires a leader of the authority's term. It does nothing yet.
@@ -102,6 +104,7 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 		return nil
 	}
 	l.World.Listed(vms, asked)
+	l.listed = asked
 	return l.readStrays(ctx)
 }
 
@@ -148,14 +151,21 @@ func (l *Leader) readStrays(ctx context.Context) error {
 }
 
 // Collect lists the provider's VMs and asks for room in its subnets every collection interval, sooner while that fails, and keeps the
-// reservations filled, until ctx ends.
+// reservations filled, until ctx ends. The list that TakeOver got counts as the first: thousands of VMs twice in a row would only hold up what
+// is to be done about the first.
 func (l *Leader) Collect(ctx context.Context) {
+	list := func() error {
+		if !l.listed.IsZero() {
+			return nil
+		}
+		return l.Asker.List(ctx)
+	}
 	for delay := time.Second; ; {
 		for _, pool := range l.World.Pools() {
 			l.Executor.Refill(ctx, pool)
 		}
 		l.Executor.LookForRoom(ctx)
-		err := l.Asker.List(ctx)
+		err := list()
 		if ctx.Err() != nil {
 			return
 		}
@@ -167,6 +177,7 @@ func (l *Leader) Collect(ctx context.Context) {
 			l.Asker.Answer()
 			delay = time.Second
 		}
+		l.listed = time.Time{}
 		if l.parts.Env.Sleep(ctx, wait) != nil {
 			return
 		}

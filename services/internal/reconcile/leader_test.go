@@ -325,6 +325,26 @@ func TestCollect(t *testing.T) {
 	})
 }
 
+// The list with which a leader begins is not asked for twice, but the next is, an interval later.
+func TestCollectAfterTakeOver(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, s *shard) {
+		if err := s.TakeOver(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go s.Collect(ctx)
+		for _, lists := range []uint64{1, 2, 3} {
+			time.Sleep(time.Second)
+			if n := s.provider.Count(mock.List); n != lists {
+				t.Errorf("%d lists, want %d", n, lists)
+			}
+			time.Sleep(s.World.Settings().CollectInterval - time.Second)
+		}
+		cancel()
+		time.Sleep(time.Hour)
+	})
+}
+
 // What an earlier leader had sent lands after its successor has read the bucket. A minute later the successor knows; then, while nothing changes, it
 // costs one request each ten minutes.
 func TestRecheck(t *testing.T) {

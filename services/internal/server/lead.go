@@ -66,6 +66,10 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 	s.metrics.Leader.Set(1)
 	defer s.metrics.Leader.Set(0)
 	defer s.metrics.ConfigRefused.Set(0)
+	defer func() {
+		s.standby.Reopen()
+		s.copyGone.Store(true)
+	}()
 	err := s.term(ctx, a)
 	s.log.Info("leading no more", "term", a.Term(), "reason", context.Cause(ctx))
 	if ctx.Err() != nil {
@@ -109,7 +113,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	events := operatorapi.NewEvents()
 	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(), observe: s.metrics.ObserveProvider}
 	leader := reconcile.NewLeader(reconcile.Parts{
-		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: s.state, Provider: provider,
+		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: records{s.state, s}, Provider: provider,
 		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: tellers{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
 		Wake: func() {
 			select {
@@ -147,27 +151,36 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	}
 	defer s.manager.Follow()
 	s.tellRefused(leader, s.manager.Status().Problems)
-	if err := leader.TakeOver(ctx); err != nil {
-		return err
-	}
+	return tasks.Run(ctx,
+		func(ctx context.Context) error { return s.holdAddress(ctx, leader) }, // it takes seconds, and nobody waits for it
+		func(ctx context.Context) error {
+			if err := leader.TakeOver(ctx); err != nil {
+				return err
+			}
+			return s.act(ctx, l, env, wake)
+		},
+	)
+}
+
+// act is the rest of a term, once the leader has its picture of the shard.
+func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-chan struct{}) error {
+	leader := l.leader
 	s.leading.Store(l)
 	defer s.leading.Store(nil)
 	s.served.Store(true)
-	s.log.Info("serving as leader", "term", a.Term())
+	s.log.Info("serving as leader", "term", leader.World.Term())
 	env.Go("forget keys", func() { // of instances that ended under other leaders
 		err := s.cache.KeepKeys(ctx, func(id ident.ID) bool { _, _, lives := leader.World.Record(id); return lives })
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("cache not cleaned", "error", err)
 		}
 	})
-
 	return tasks.Run(ctx,
 		func(ctx context.Context) error { return leader.Loop.Run(ctx, wake) },
 		func(ctx context.Context) error { leader.Collect(ctx); return nil },
 		func(ctx context.Context) error { leader.Recheck(ctx); return nil },
-		func(ctx context.Context) error { return s.pollConfig(ctx, leader, generator) },
+		func(ctx context.Context) error { return s.pollConfig(ctx, leader, l.generator) },
 		func(ctx context.Context) error { return s.refreshImages(ctx, l) },
-		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
 	)
 }
 
