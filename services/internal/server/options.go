@@ -77,7 +77,7 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 	flags.StringVar(&o.Location.Prefix, "prefix", "", "prefix of all keys in the bucket")
 	flags.StringVar(&o.CacheDir, "cachedir", "./cache", "directory of the cache, which can be deleted at any time")
 	flags.StringVar(&o.LeaderInterface, "leader-interface", "", "ID or ARN of the leader's network interface; must agree with the configuration")
-	flags.StringVar(&o.AdvertiseHost, "advertise-host", "", "host that others reach this server under (default: the primary interface's address)")
+	flags.StringVar(&o.AdvertiseHost, "advertise-host", "", "host that others reach this server under, where server.advertise does not say another (default: the primary interface's address)")
 	flags.StringVar(&o.HealthAddr, "health-addr", "", "address of the probe and /metrics from the start (default: port 8990; the configuration's health_addr is served too)")
 	flags.IntVar(&o.Instance, "instance", 0, "for several servers of one shard on one machine (development): number `N` of this one, from 1. Health and\n"+
 		"election ports are shifted by (N-1)*10; the other ports belong to whoever leads")

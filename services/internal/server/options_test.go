@@ -86,6 +86,19 @@ func TestPorts(t *testing.T) {
 		t.Errorf("advertised (-want +got), shared %t:\n%s", p.shared, diff)
 	}
 
+	// What the configuration says of one address is more than the machine's own.
+	p, err = portsOf(shard(func(s *config.Server) {
+		s.Advertise = s.Bind
+		s.Advertise.Agent, s.Advertise.Operator = "agents.example.com:443", "0.0.0.0:9993"
+	}), Options{AdvertiseHost: "10.0.0.7"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Agent, want.Operator = "agents.example.com:443", "10.0.0.7:9993"
+	if diff := cmp.Diff(want, p.advertise); diff != "" {
+		t.Errorf("advertised (-want +got):\n%s", diff)
+	}
+
 	p, err = portsOf(shard(nil), Options{Instance: 3})
 	if err != nil {
 		t.Fatal(err)

@@ -40,8 +40,11 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 	shift("health_addr", &p.bind.Health)
 	shift("election_addr", &p.bind.Election)
 	primary := primaryHost()
-	reach := func(advertise *string, bind string, shiftBy int) {
+	// --advertise-host stands for the primary interface's address, so it gives way to a host that the configuration says for an address, as it does for
+	// one behind which there is a load balancer. An address that is only bound says nothing.
+	reach := func(advertise *string, configured, bind string, shiftBy int) {
 		addr := *advertise
+		said := addr != "" && addr != configured
 		if addr == "" {
 			addr = bind
 		} else {
@@ -53,6 +56,7 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 			return
 		}
 		switch {
+		case said && !wildcard(host):
 		case o.AdvertiseHost != "":
 			host = o.AdvertiseHost
 		case wildcard(host):
@@ -62,11 +66,11 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 		}
 		*advertise = net.JoinHostPort(host, port)
 	}
-	reach(&p.advertise.Health, p.bind.Health, o.shift())
-	reach(&p.advertise.Election, p.bind.Election, o.shift())
-	reach(&p.advertise.Registration, p.bind.Registration, 0)
-	reach(&p.advertise.Operator, p.bind.Operator, 0)
-	reach(&p.advertise.Agent, p.bind.Agent, 0)
+	reach(&p.advertise.Health, shard.Server.Bind.Health, p.bind.Health, o.shift())
+	reach(&p.advertise.Election, shard.Server.Bind.Election, p.bind.Election, o.shift())
+	reach(&p.advertise.Registration, shard.Server.Bind.Registration, p.bind.Registration, 0)
+	reach(&p.advertise.Operator, shard.Server.Bind.Operator, p.bind.Operator, 0)
+	reach(&p.advertise.Agent, shard.Server.Bind.Agent, p.bind.Agent, 0)
 
 	p.leader = p.advertise
 	if network := shard.Server.LeaderNetwork; network != nil {
