@@ -23,8 +23,9 @@ import (
 const (
 	// helloTime is how long the other side may take to connect and say who it is.
 	helloTime = 5 * time.Second
-	// redialAfter is the pause before a holder is dialled again, doubled each time up to redialMost.
-	redialAfter, redialMost = 500 * time.Millisecond, 15 * time.Second
+	// redialAfter is the pause before a holder is dialled again, doubled each time up to redialMost: a follower should not stay without a link for
+	// long once a partition is over.
+	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
 	method                  = "/nstance.election.v1.Peers/Link"
 )
 
