@@ -37,7 +37,7 @@ func FuzzMirror(f *testing.F) {
 		dead := map[string]time.Time{} // which a leader has said to be deleted
 		for ; len(script) >= 4; script = script[4:] {
 			op, b, c, d := script[0], script[1], script[2], script[3]
-			i, since := instance(b, c), uint64(latest)
+			i, since := instance(b, c), latest
 			if d%2 == 1 {
 				since = m.mark()
 			}
