@@ -391,7 +391,7 @@ func TestHostileClients(t *testing.T) {
 }
 
 // waves are attacks that are measured one after the other: kinds of one sort. Silent connections are 10,000 in all: half of the files that a process may often
-// have open here. What is beyond the gate's limit is closed and comes again, as fast as it can: that is another attack, a flood of connections.
+// have open here. What is beyond the gate's limit is closed and comes again, as fast as it can: that is another attack, a flood of connections. All come from one address; in the last, everything does from sixteen.
 var waves = []struct {
 	name         string
 	silent, slow int
@@ -408,6 +408,7 @@ var waves = []struct {
 	{"pings", 0, 0, []string{"ping flood", "window flood"}},
 	{"left", 0, 0, []string{"streams left", "slow body", "no window"}},
 	{"everything", 9000, 200, nil},
+	{"everywhere", 9000, 200, nil},
 }
 
 func nonceKinds() (kinds []string) {
@@ -427,6 +428,10 @@ func BenchmarkHostile(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				stop := func() map[string]map[string]int { return nil }
+				p.told.Addresses = 0
+				if name == "everywhere" {
+					p.told.Addresses = 16
+				}
 				if kinds != nil || silent > 0 {
 					stop = p.attack(silent, slow, kinds...)
 				}

@@ -99,7 +99,7 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	}
 	conn, err := t.handshake(begun)
 	if err != nil {
-		done(true)
+		done(begun.greeted || !hungUp(err)) // who has gone before it was answered took no time
 		linger(begun)
 		return nil, nil, fmt.Errorf("TLS handshake: %w", err)
 	}
@@ -135,6 +135,12 @@ func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {
 	return conn, nil
 }
 
+// hungUp reports whether a handshake failed because the client said no more.
+func hungUp(err error) bool {
+	var broken *net.OpError
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &broken) && broken.Op == "read"
+}
+
 // linger closes a connection so that the alert that was sent last arrives: what the client has sent meanwhile would otherwise have the
 // kernel throw it away.
 func linger(conn net.Conn) {
@@ -166,8 +172,9 @@ func (t *transport) OverrideServerName(string) error { return nil }
 // peeked is a connection whose first byte was read ahead.
 type peeked struct {
 	net.Conn
-	first [1]byte
-	ahead bool
+	first   [1]byte
+	ahead   bool
+	greeted bool // the client has said all of its first message, and is answered
 }
 
 func (c *peeked) peek() error {

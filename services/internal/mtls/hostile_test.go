@@ -525,6 +525,43 @@ func TestSlowHandshakesOfOneAddress(t *testing.T) {
 	}
 }
 
+// Who hangs up before its first message is complete takes no turns away from its address: it took no time. Neither does who waits in vain.
+func TestHungUpHandshakes(t *testing.T) {
+	c := mtlstest.New(t)
+	addr, _ := serveAgents(t, c, authority.RoleAgent)
+	for range 3 {
+		var conns []net.Conn
+		for range 100 {
+			conn, err := neighbour.DialContext(t.Context(), "tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := conn.Write([]byte{22, 3, 1, 2, 0, 1}); err != nil { // the beginning of a handshake record
+				t.Fatal(err)
+			}
+			conns = append(conns, conn)
+		}
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	}
+	began := time.Now()
+	config := c.ClientTLS(certificateFor(t, c, authority.RoleAgent))
+	config.NextProtos = []string{"h2"}
+	for range 10 {
+		conn, err := (&tls.Dialer{Config: config, NetDialer: &neighbour}).DialContext(t.Context(), "tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
+	}
+	// Had they taken them, the address would be without turns for some seconds.
+	if took := time.Since(began); took > 1500*time.Millisecond {
+		t.Errorf("ten handshakes took %s after 300 that were begun and left", took)
+	}
+}
+
 // The same identity with a certificate of the same CA for another role, tenant or cluster has no way in at any port.
 func TestNoPortTakesAnotherRole(t *testing.T) {
 	c := mtlstest.New(t)

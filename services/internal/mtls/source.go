@@ -121,6 +121,12 @@ func (s *Source) config() *tls.Config {
 		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.Certificate() },
 		SessionTicketsDisabled: true,
 		Time:                   s.options.Now,
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			if begun, ok := hello.Conn.(*peeked); ok {
+				begun.greeted = true
+			}
+			return nil, nil //nolint:nilnil // the configuration remains this one
+		},
 	}
 }
 
