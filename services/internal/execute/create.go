@@ -227,7 +227,7 @@ func address(s string) string {
 
 // ask calls the provider until its answer is definite. An ambiguous answer is met with exactly the same bytes; so is throttling, more
 // slowly. A conflict means that this ID was asked for before, and a refusal after an ambiguous answer tells nothing about the calls before it:
-// the VM is looked up by its tag.
+// the VM is looked up by its tag. Not even that it is not found then tells anything once its agent has registered: the call landed later.
 func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.VM, error) {
 	ambiguous := false
 	for delay := 250 * time.Millisecond; ; delay = min(2*delay, 30*time.Second) {
@@ -240,12 +240,18 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 			ambiguous = true // a client that was throttled may have tried before, and been heard
 			x.World.Raise(observe.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group}, fmt.Sprintf("create: %v", err))
 		case class == infra.Conflict || ambiguous:
+			asked := x.Env.Now()
 			vm, findErr := x.Provider.FindByInstance(ctx, x.Owner, request.Tags.Instance)
 			if findErr == nil {
 				return vm, nil
 			}
 			if errors.Is(findErr, infra.NotFound) {
-				return infra.VM{}, err
+				if rec, _, ok := x.World.Record(request.Tags.Instance); !ok || rec.State != record.Registered {
+					return infra.VM{}, err
+				}
+				if x.World.NotFound(request.Tags.Instance, asked); x.World.Gone(request.Tags.Instance) {
+					return infra.VM{}, errWithdrawn // it was there, and is lost like any other
+				}
 			}
 		default:
 			return infra.VM{}, err
@@ -262,17 +268,23 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 	}
 }
 
-// errWithdrawn means that the instance was to be deleted before the provider had answered. What came of the calls is looked up by its deletion.
+// errWithdrawn means that the instance was to be deleted, or was lost, before the provider had answered. What came of the calls is looked up by its deletion.
 var errWithdrawn = errors.New("deleted while it was being created")
 
-// burn ends an ID whose creation was definitely refused: its tombstone keeps it from ever living.
+// burn ends an ID whose creation was definitely refused: its tombstone keeps it from ever living. If its agent registers before that is durable there is a
+// VM all the same, of a call that landed late, and the instance lives.
 func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
 	x.Env.Go("burn a refused reservation", func() {
 		now := x.Env.Now()
 		err := x.insist(ctx, func() error {
-			_, err := x.update(ctx, id, func(r *record.Instance) {
-				r.State, r.DeletedAt, r.DeleteReason = record.Deleted, now, "refused: "+string(infra.ClassOf(why))
+			rec, err := x.update(ctx, id, func(r *record.Instance) {
+				if r.State != record.Registered {
+					r.State, r.DeletedAt, r.DeleteReason = record.Deleted, now, "refused: "+string(infra.ClassOf(why))
+				}
 			})
+			if err == nil && rec.State == record.Registered {
+				x.World.End(id, nil)
+			}
 			return err
 		})
 		if err != nil && ctx.Err() == nil {

@@ -197,6 +197,88 @@ func TestCreateRefusedAfterALostAnswer(t *testing.T) {
 	})
 }
 
+// register has an instance's agent register, as the service does.
+func (b *bench) register(t *testing.T, id ident.ID) {
+	t.Helper()
+	if _, err := b.Update(t.Context(), id, func(r *record.Instance) {
+		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, time.Now(), make([]byte, 32), "n"
+		r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0", 32), NotAfter: time.Now()}
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A call that lands late makes a VM after the provider was asked for it in vain. Once its agent has registered nothing is refused: the instance lives, and none
+// is asked for at the next placement.
+func TestCreateLandsLate(t *testing.T) {
+	for name, lost := range map[string]bool{"found then": false, "lost again": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bench) {
+				id := b.reserve()
+				b.script = func(call mock.Call) mock.Outcome {
+					switch {
+					case call.Kind == mock.Create && len(b.made(mock.Create)) == 1:
+						return mock.Outcome{Err: infra.Errorf(infra.Indeterminate, "create", "no answer")}
+					case call.Kind == mock.Create:
+						return mock.Outcome{Err: infra.Errorf(infra.Capacity, "create", "no room")}
+					case call.Kind == mock.FindByInstance && len(b.made(mock.FindByInstance)) == 1:
+						tags := b.made(mock.Create)[0].Request.Tags
+						if err := b.provider.Plant(infra.VM{ProviderID: "landed-late", Tags: tags, State: infra.Running}); err != nil && !lost {
+							t.Error(err)
+						}
+						b.register(t, id)
+						return mock.Outcome{Err: infra.Errorf(infra.NotFound, "find", "not there yet")}
+					case call.Kind == mock.FindByInstance && lost:
+						return mock.Outcome{Err: infra.Errorf(infra.NotFound, "find", "not there any more")}
+					}
+					return mock.Outcome{}
+				}
+				b.do(create)
+				b.wait()
+				b.wantState(id, record.Registered)
+				if rec := b.read(id); !lost && rec.ProviderID != "landed-late" {
+					t.Errorf("%+v", rec)
+				}
+				for _, call := range b.made(mock.Create) {
+					if call.Instance != id {
+						t.Errorf("%s was asked for as well", call.Instance)
+					}
+				}
+				if b.pending() != 0 || b.view(id).Plan.Work != plan.Idle || lost != b.World.Gone(id) {
+					t.Errorf("%d pending, %+v", b.pending(), b.view(id).Plan)
+				}
+			})
+		})
+	}
+}
+
+// Who registers before the tombstone of a refused create is durable lives.
+func TestCreateRefusedAndRegistered(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		id := b.reserve()
+		b.script = func(call mock.Call) mock.Outcome {
+			if call.Kind == mock.Create {
+				return mock.Outcome{Err: infra.Errorf(infra.Denied, "create", "no permission")}
+			}
+			return mock.Outcome{}
+		}
+		b.storeFault = func(r mem.Request) mem.Fault {
+			if r.Op == mem.Put && strings.Contains(string(r.Body), "refused: ") {
+				return mem.Fault{Before: time.Second}
+			}
+			return mem.Fault{}
+		}
+		b.do(create)
+		synctest.Wait()
+		b.register(t, id)
+		b.wait()
+		b.wantState(id, record.Registered)
+		if b.view(id).Plan.Work != plan.Idle {
+			t.Errorf("%+v", b.view(id).Plan)
+		}
+	})
+}
+
 // Nor about those that a client made by itself before it was throttled.
 func TestCreateRefusedAfterThrottling(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
