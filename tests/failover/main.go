@@ -184,7 +184,16 @@ func (t *trial) start(ctx context.Context) error {
 	if t.term = line.Term; err != nil || t.cloud == nil {
 		return err
 	}
-	return t.awaitRecords(ctx)
+	if err := t.awaitRecords(ctx); err != nil || t.promise == 0 || t.early {
+		return err
+	}
+	// The heir has copied what there was when it was named, which was next to nothing. It would look again ten minutes later.
+	leader, err := t.leader(ctx)
+	if err != nil {
+		return err
+	}
+	follower := servers + 1 - leader
+	return errors.Join(t.servers[follower].Kill(), t.begin(ctx, follower))
 }
 
 func (t *trial) begin(ctx context.Context, n int) (err error) {

@@ -36,15 +36,15 @@ func NewStandby(state *State) *Standby {
 }
 
 // Refresh reads what the copy lacks or has in another version than the list shows, atOnce objects at a time, and forgets what is gone. It costs a request
-// for a thousand records, and one for each that has changed. What cannot be read is left out and told of in the error. It ends early, without
-// an error, when LoadInstances is called, and does nothing from then until Reopen.
-func (s *Standby) Refresh(ctx context.Context, atOnce int) error {
+// for a thousand records, and one for each that has changed: it returns how many these are. What cannot be read is left out and told of in the error. It
+// ends early, without an error, when LoadInstances is called, and does nothing from then until Reopen.
+func (s *Standby) Refresh(ctx context.Context, atOnce int) (changed int, err error) {
 	if s.isClosed() {
-		return nil
+		return 0, nil
 	}
 	found, err := s.state.list(ctx)
 	if err != nil {
-		return fmt.Errorf("copy instances: %w", err)
+		return 0, fmt.Errorf("copy instances: %w", err)
 	}
 	missing := s.keep(found)
 	errs := make([]error, len(missing))
@@ -71,9 +71,9 @@ func (s *Standby) Refresh(ctx context.Context, atOnce int) error {
 		err = few(errs)
 	}
 	if err != nil {
-		return fmt.Errorf("copy instances: %w", err)
+		return len(missing), fmt.Errorf("copy instances: %w", err)
 	}
-	return nil
+	return len(missing), nil
 }
 
 func (s *Standby) isClosed() bool {

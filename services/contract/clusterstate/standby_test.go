@@ -34,6 +34,7 @@ type standbyShard struct {
 	standby *clusterstate.Standby
 	records map[int]record.Instance
 	tokens  map[int]objstore.Token
+	taken   int // how often it was taken over while it copied
 }
 
 func newStandbyShard(t *testing.T, n int) *standbyShard {
@@ -83,8 +84,13 @@ func (s *standbyShard) remove(n int) {
 
 func (s *standbyShard) refresh() {
 	s.t.Helper()
-	if err := s.standby.Refresh(s.t.Context(), 8); err != nil {
+	before := s.counted.Counts().Get
+	changed, err := s.standby.Refresh(s.t.Context(), 8)
+	if err != nil {
 		s.t.Fatal(err)
+	}
+	if n := int(s.counted.Counts().Get - before); s.inject == nil && s.taken == 0 && changed != n {
+		s.t.Errorf("%d said to have changed, %d read", changed, n)
 	}
 }
 
@@ -172,7 +178,7 @@ func TestStandbyAfterErrors(t *testing.T) {
 		}
 		return mem.Fault{}
 	}
-	if err := s.standby.Refresh(t.Context(), 8); !errors.Is(err, errStandby) {
+	if _, err := s.standby.Refresh(t.Context(), 8); !errors.Is(err, errStandby) {
 		t.Errorf("refresh: %v", err)
 	}
 	if _, err := s.standby.LoadInstances(t.Context(), func(record.Instance, objstore.Token) { t.Error("took from an incomplete picture") }); !errors.Is(err, errStandby) {
@@ -188,7 +194,7 @@ func TestStandbyAfterErrors(t *testing.T) {
 		t.Errorf("load without list: %v", err)
 	}
 	s.standby.Reopen()
-	if err := s.standby.Refresh(t.Context(), 8); !errors.Is(err, errStandby) || !strings.Contains(err.Error(), "copy instances") {
+	if _, err := s.standby.Refresh(t.Context(), 8); !errors.Is(err, errStandby) || !strings.Contains(err.Error(), "copy instances") {
 		t.Errorf("refresh without list: %v", err)
 	}
 	s.inject = nil
@@ -205,6 +211,7 @@ func TestStandbyTakenWhileItCopies(t *testing.T) {
 		if r.Op == mem.Get {
 			if read++; read == 6 {
 				s.inject = nil
+				s.taken++
 				spared = s.load()
 			}
 		}
@@ -251,7 +258,7 @@ func TestStandbyShowsWhatIsThere(t *testing.T) {
 					}
 					return mem.Fault{Stale: stale}
 				}
-				_ = s.standby.Refresh(t.Context(), 8)
+				_, _ = s.standby.Refresh(t.Context(), 8)
 				s.inject = nil
 			case p < 16:
 				s.load()

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"io"
 	"regexp"
 	"strings"
 	"testing"
@@ -53,5 +54,22 @@ func TestHeirHasCopiedTheRecords(t *testing.T) {
 	}
 	if n := r.running(); n != 2 {
 		t.Errorf("%d VMs", n)
+	}
+}
+
+func TestRecordsAreLookedAtRarelyWhereNothingChanges(t *testing.T) {
+	pause, day := time.Duration(0), 0
+	for at := time.Duration(0); at < 24*time.Hour; at += pause {
+		pause = nextCopy(pause, 0, nil)
+		day++
+	}
+	if day > 16 || pause != copyRarely {
+		t.Errorf("%d looks a day, the last pause is %v", day, pause)
+	}
+	if p := nextCopy(pause, 1, nil); p != copyAgain {
+		t.Errorf("after a change the next look is %v later", p)
+	}
+	if p := nextCopy(pause, 0, io.ErrUnexpectedEOF); p != copyAgain {
+		t.Errorf("after an error the next look is %v later", p)
 	}
 }
