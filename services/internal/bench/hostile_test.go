@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -435,12 +436,17 @@ func BenchmarkHostile(b *testing.B) {
 				if kinds != nil || silent > 0 {
 					stop = p.attack(silent, slow, kinds...)
 				}
-				began := time.Now()
+				began, late := time.Now(), []string{}
 				losses, visits := p.both(60)
+				for n, took := range losses {
+					if took > 10*time.Millisecond {
+						late = append(late, fmt.Sprintf("%d:%s", n, took.Round(time.Millisecond)))
+					}
+				}
 				percentiles(b, "loss", losses)
 				percentiles(b, "visit", visits)
-				b.Logf("%d losses, p50 %s, p99 %s; %d visits, p50 %s, p99 %s; in %s", len(losses), losses[len(losses)/2], losses[len(losses)*99/100],
-					len(visits), visits[len(visits)/2], visits[len(visits)*99/100], time.Since(began).Round(time.Second))
+				b.Logf("%d losses, p50 %s, p99 %s; %d visits, p50 %s, p99 %s; in %s from %s; late %v", len(losses), losses[len(losses)/2], losses[len(losses)*99/100],
+					len(visits), visits[len(visits)/2], visits[len(visits)*99/100], time.Since(began).Round(time.Second), began.Format(time.TimeOnly), late)
 				judge(b, stop(), nil)
 			}
 		})
