@@ -938,20 +938,28 @@ func TestLostCache(t *testing.T) {
 	}
 }
 
+// Reports come from many agents in turn: one alone would soon be held to its pace, see package mtls.
 func BenchmarkReport(b *testing.B) {
+	const agents = 400
 	w := newWorld(b)
-	c := w.agent(b)
-	stream := c.reports()
-	report := &nstancev1.ReportHealthRequest{InstanceId: c.id.String(), Unchanged: true, Healthy: true, RuntimeHash: "r1", AgentVersion: "v1.2.3",
-		Metrics: &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 1 << 32}, Ipv4: "10.0.0.1", Hostname: "node-1"}
+	var streams [agents]grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
+	var reports [agents]*nstancev1.ReportHealthRequest
+	for n := range agents {
+		c := w.agent(b)
+		streams[n] = c.reports()
+		reports[n] = &nstancev1.ReportHealthRequest{InstanceId: c.id.String(), Unchanged: true, Healthy: true, RuntimeHash: "r1", AgentVersion: "v1.2.3",
+			Metrics: &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 1 << 32}, Ipv4: "10.0.0.1", Hostname: "node-1"}
+	}
 	b.ReportAllocs()
-	for b.Loop() {
-		report.Sequence++
-		if err := stream.Send(report); err != nil {
+	for n := 0; b.Loop(); n = (n + 1) % agents {
+		reports[n].Sequence++
+		if err := streams[n].Send(reports[n]); err != nil {
 			b.Fatal(err)
 		}
 	}
-	if _, err := stream.CloseAndRecv(); err != nil {
-		b.Fatal(err)
+	for _, stream := range streams {
+		if _, err := stream.CloseAndRecv(); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
