@@ -13,6 +13,7 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+	"github.com/aws/smithy-go/middleware"
 
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -39,10 +40,12 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(400, []byte(`<Response><Errors><Error><Code>InvalidInstanceID.NotFound</Code><Message>no such&#10;instance</Message></Error></Errors><RequestID>r-1</RequestID></Response>`))
 	f.Add(403, []byte(`<Response><Errors><Error><Code>UnauthorizedOperation</Code><Message>You may not. Encoded authorization failure message: AbCd</Message></Error></Errors></Response>`))
 	f.Add(503, []byte(`<html>try later</html>`))
+	f.Add(503, []byte(`&`))
 	f.Add(200, []byte(``))
 	f.Add(200, []byte(`<DescribeInstancesResponse><nextToken>again</nextToken></DescribeInstancesResponse>`))
 	answer := &canned{}
-	cfg := sdk.Config{Region: "r", HTTPClient: answer, Credentials: credentials.NewStaticCredentialsProvider("a", "s", ""), Retryer: func() sdk.Retryer { return sdk.NopRetryer{} }}
+	cfg := sdk.Config{Region: "r", HTTPClient: answer, Credentials: credentials.NewStaticCredentialsProvider("a", "s", ""), Retryer: func() sdk.Retryer { return sdk.NopRetryer{} },
+		APIOptions: []func(*middleware.Stack) error{watch(func(string) {})}}
 	p, err := New(Config{Zone: "zone-a", EC2: NewEC2(cfg)})
 	if err != nil {
 		f.Fatal(err)
