@@ -85,10 +85,10 @@ func TestAbsentLockAlthoughRecordsExist(t *testing.T) {
 	d.at(6, LockAbsent{HighestTerm: 7})
 	d.at(11, Tick{}, ReadLock{})
 	d.at(11, LockAbsent{HighestTerm: 7})
-	d.wakes(12)
-	d.at(12, Tick{}, ReadLock{}) // absence has no token: it is read again before it is written upon
-	d.at(12.1, LockAbsent{HighestTerm: 7}, WriteLock{own(8, 1), objstore.IfAbsent()})
-	d.at(12.2, LockWritten{"t1"}, BecameLeader{8})
+	d.wakes(11.6)
+	d.at(11.6, Tick{}, ReadLock{}) // absence has no token: it is read again before it is written upon
+	d.at(11.7, LockAbsent{HighestTerm: 7}, WriteLock{own(8, 1), objstore.IfAbsent()})
+	d.at(11.8, LockWritten{"t1"}, BecameLeader{8})
 }
 
 func TestAbsenceInAHigherTermIsAnotherAbsence(t *testing.T) {
@@ -227,10 +227,10 @@ func TestCandidateWaitsForLeaseAndMargin(t *testing.T) {
 		lock   record.Lock
 		takeAt float64
 	}{
-		"as configured":                            {machineless, 14},
-		"lease of the lock counts":                 {long, 36},
-		"own ID, own machine, another incarnation": {restarted, 14},
-		"heir of somebody else":                    {heir, 14},
+		"as configured":                            {machineless, 13.6},
+		"lease of the lock counts":                 {long, 34.8},
+		"own ID, own machine, another incarnation": {restarted, 13.6},
+		"heir of somebody else":                    {heir, 13.6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := seenFirstAt3(t, tc.lock)
@@ -243,12 +243,12 @@ func TestCandidateWaitsForLeaseAndMargin(t *testing.T) {
 	}
 	t.Run("from the last change", func(t *testing.T) {
 		d := seenFirstAt3(t, machineless)
-		d.at(13.9, Tick{}, ReadLock{})
+		d.at(13.5, Tick{}, ReadLock{})
 		renewed := machineless
 		renewed.Revision++
-		d.at(13.95, LockRead{renewed, "x2"})
-		d.until(24.95, func() Input { return LockRead{renewed, "x2"} })
-		d.at(24.95, Tick{}, WriteLock{own(5, 11), objstore.IfToken("x2")})
+		d.at(13.55, LockRead{renewed, "x2"})
+		d.until(24.15, func() Input { return LockRead{renewed, "x2"} })
+		d.at(24.15, Tick{}, WriteLock{own(5, 11), objstore.IfToken("x2")})
 	})
 }
 
@@ -308,9 +308,9 @@ func TestMachineEvidence(t *testing.T) {
 			d.at(11.6, Tick{}, ReadLock{}, ask) // asked again after half a renewal interval
 			d.at(11.6, LockRead{other(4, 9), "x"})
 			d.at(11.7, MachineAnswer{state})
-			d.at(13.9, Tick{}, ReadLock{})
-			d.at(13.9, LockRead{other(4, 9), "x"})
-			d.at(14, Tick{}, take)
+			d.at(13.5, Tick{}, ReadLock{})
+			d.at(13.5, LockRead{other(4, 9), "x"})
+			d.at(13.6, Tick{}, take)
 		})
 	}
 	t.Run("stopped", func(t *testing.T) {
@@ -384,9 +384,9 @@ func TestTakeOverThatLandedWhereALockWasRemoved(t *testing.T) {
 	d.at(9, LockRead{machineless, "x"})
 	d.at(14, Tick{}, ReadLock{})
 	d.at(14, LockRead{own(1, 1), "y"})
-	d.until(25, func() Input { return LockRead{own(1, 1), "y"} })
-	d.at(25, Tick{}, WriteLock{own(2, 3), objstore.IfToken("y")})
-	d.at(25.1, LockWritten{"z"}, BecameLeader{2})
+	d.until(24.6, func() Input { return LockRead{own(1, 1), "y"} })
+	d.at(24.6, Tick{}, WriteLock{own(2, 3), objstore.IfToken("y")})
+	d.at(24.7, LockWritten{"z"}, BecameLeader{2})
 }
 
 func TestConfirm(t *testing.T) {

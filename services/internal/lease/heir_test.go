@@ -292,7 +292,7 @@ func TestRestartedHeirWaitsLikeEverybodyElse(t *testing.T) {
 			lock := lockOf(peerB, 4, 9, heir)
 			d.at(0, Tick{}, ReadLock{})
 			d.at(1, LockRead{lock, "x"})
-			d.until(100, func() Input { return LockRead{lock, "x"} }) // 1 s and 1.1 leases of 90 s
+			d.until(96.4, func() Input { return LockRead{lock, "x"} }) // 1 s and 1.06 leases of 90 s
 		})
 	}
 }

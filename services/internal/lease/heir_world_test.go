@@ -258,8 +258,8 @@ func TestHeirTimes(t *testing.T) {
 			most time.Duration
 		}{
 			// The promise and its margin, the ways of a write, and those of another and a read when the last renewal was too new to be told.
-			{"killed", vanish(MachineRunning), patience(lease) + 400*time.Millisecond},
-			{"machine vanished", vanish(MachineTerminated), patience(lease) + 400*time.Millisecond},
+			{"killed", vanish(MachineRunning), faith(lease) + 400*time.Millisecond},
+			{"machine vanished", vanish(MachineTerminated), faith(lease) + 400*time.Millisecond},
 			{"released", func(w *world, a *node) { w.give(a, Release{}) }, 250 * time.Millisecond},
 		} {
 			var waits []time.Duration

@@ -6,7 +6,7 @@
 // that was seen, and
 //
 //   - a leader acts until 0.95 leases after it *began* to send its last confirmed renewal; nobody else writes the lock before he has seen its token
-//     unchanged for 1.1 leases, unless the holder released it or its machine is gone;
+//     unchanged for 1.06 leases, unless the holder released it or its machine is gone;
 //   - while the lock names an heir, its leader acts until 0.95 promises after it *began* to send the last heartbeat that the heir answered, too. The
 //     heir writes the lock no sooner than 1.1 promises after it *received* the last one that it answered, which was later, and answers none while its
 //     write may still land. So for true time t, clock rates of 0.95 to 1.05, and a promise of length P: leader's end ≤ t(sent) + 0.95 P / 0.95 =
@@ -51,7 +51,7 @@ type Identity struct {
 
 // Options are the settings of `leader_election` that this stage has.
 type Options struct {
-	// Lease is how long others wait, plus a tenth, after the last renewal that they saw. Whole milliseconds.
+	// Lease is how long others wait, and 6 % longer, after the last renewal that they saw. Whole milliseconds.
 	Lease time.Duration
 	// Renew is the time between renewals, at most half a lease so that a failed one can be tried again.
 	Renew time.Duration
@@ -114,8 +114,13 @@ func (o Options) Validate() error {
 // authority is how long a leader may act after it began to send a renewal.
 func authority(lease time.Duration) time.Duration { return lease - lease/20 }
 
-// patience is how long a candidate sees an unchanged token before it may write.
-func patience(lease time.Duration) time.Duration { return lease + lease/10 }
+// patience is how long a candidate sees an unchanged token before it may write. 1.06/1.05 is more than 0.95/0.95: what two clocks need of which one is
+// 5 % fast and the other 5 % slow.
+func patience(lease time.Duration) time.Duration { return lease + lease*6/100 }
+
+// faith is how long who has promised keeps it. Beside the room for clocks there are milliseconds in it for what is under way: a
+// twentieth of a lease is long, one of a promise is not.
+func faith(promise time.Duration) time.Duration { return promise + promise/10 }
 
 // requestTimeout is when an answer of the store is given up. Three attempts fit between the time a renewal is due and the end of authority.
 func requestTimeout(o Options) time.Duration { return o.Lease / 8 }

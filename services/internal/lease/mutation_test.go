@@ -32,7 +32,7 @@ var mutations = []struct{ name, file, from, to string }{
 	{"while a change is unsettled the lease of before counts", "heir.go",
 		"until = min(until, e.write.began.Add(authority(e.write.lock.Lease())))", ""},
 	{"no margin between a promise and its end", "promise.go",
-		"now.Add(patience(h.Length))", "now.Add(h.Length*9/10)"},
+		"now.Add(faith(h.Length))", "now.Add(h.Length*9/10)"},
 	{"the heir does not wait for the end of its promise", "watch.go",
 		"return e.promise.until\n\t\t}", "return e.seen.since\n\t\t}"},
 	{"followers wait for the short lease of a lock with an heir", "watch.go",

@@ -30,7 +30,7 @@ func (e *Elector) heartbeat(now Instant, h Heartbeat, d *Decision) {
 		e.lookedAt = now
 		e.sight(now, sighting{kind: held, lock: h.Lock, token: h.Token})
 	}
-	e.promise = promise{to: h.Leader, term: h.Term, until: max(e.promise.until, now.Add(patience(h.Length)))}
+	e.promise = promise{to: h.Leader, term: h.Term, until: max(e.promise.until, now.Add(faith(h.Length)))}
 	e.lookAt = e.promise.until // who hears the leader need not read, and who hears him no more should
 	d.add(Send{To: h.Leader, Message: Promise{Leader: h.Leader, Follower: h.Follower, Term: h.Term, Beat: h.Beat, Length: h.Length}})
 }

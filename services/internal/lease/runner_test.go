@@ -252,7 +252,7 @@ func TestCutOffLeaderIsReplacedAfterLeaseAndMargin(t *testing.T) {
 		if term := (<-b.leads).Term(); term != 2 {
 			t.Errorf("second term is %d", term)
 		}
-		within(t, "fail-over", time.Since(renewed), 11*time.Second, 11500*time.Millisecond)
+		within(t, "fail-over", time.Since(renewed), 10600*time.Millisecond, 11*time.Second)
 
 		a.store.off.Store(false) // a sees the other's lock and follows
 		pass(time.Minute)

@@ -135,7 +135,7 @@ var mutants = []mutant{
 		why: "documents are written whatever is there"},
 	// The election.
 	{name: "impatient", file: "internal/lease/lease.go", quick: true,
-		old: "return lease + lease/10", new: "return lease - lease/10",
+		old: "return lease + lease*6/100", new: "return lease - lease/10",
 		why: "a candidate does not wait for the end of the lease"},
 	{name: "lease from the answer", file: "internal/lease/write.go",
 		old: "\tcase e.role == Leader:\n\t\te.adopt(w)\n", new: "\tcase e.role == Leader:\n\t\tw.began = now\n\t\te.adopt(w)\n",

@@ -51,10 +51,11 @@ type vow struct {
 // beats is how many heartbeats are remembered with the time of their sending, more than the code under test does.
 const beats = 64
 
-// Fractions of a lease and of a promise: how long who is bound by one acts, and how long others wait; and the most by which clocks run fast.
+// Fractions of a lease and of a promise: how long who is bound by one acts, how long others wait for the end of a lease, and how long who has promised
+// keeps his promise; and the most by which clocks run fast.
 const (
-	acts, waits = 0.95, 1.1
-	fastest     = 1.04
+	acts, waits, keeps = 0.95, 1.06, 1.1
+	fastest            = 1.04
 )
 
 func fraction(d time.Duration, f float64) time.Duration { return time.Duration(float64(d) * f) }
@@ -123,7 +124,7 @@ func (s *server) says(m lease.Message) {
 	case lease.Heartbeat:
 		s.beats[m.Beat%beats] = s.clock()
 	case lease.Promise:
-		until := s.clock().Add(fraction(m.Length, waits))
+		until := s.clock().Add(fraction(m.Length, keeps))
 		s.vow = vow{to: m.Leader.Incarnation, term: m.Term, until: max(s.vow.until, until)}
 		for _, condition := range s.flying {
 			if lock := &s.world.lock; condition.Holds(lock.token(), lock.there) {
@@ -244,7 +245,7 @@ func (w *World) checkHeir() {
 		leader.stop()
 	} else {
 		leader.kill(w.drawn.IntN(2) == 0)
-		most += fraction(w.promise, waits*fastest)
+		most += fraction(w.promise, keeps*fastest)
 	}
 	w.restAt = time.Time{}
 	broken := func() bool { return w.err != nil }
