@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -193,10 +194,10 @@ func TestCrowdRemembers(t *testing.T) {
 
 // Who fails again and again has twenty turns a second, and its honest neighbours get theirs, if later than others.
 func TestTurnsInVain(t *testing.T) {
-	for crowd, want := range map[int]struct{ served, of int }{40: {20, 20}, 1000: {5, 100}} { // of the 200 turns in ten seconds, the neighbours' part
+	for crowd, want := range map[int]struct{ served, of int64 }{40: {20, 20}, 1000: {5, 100}} { // of the 200 turns in ten seconds, the neighbours' part
 		synctest.Test(t, func(t *testing.T) {
 			turns := newTurns(1024, 128)
-			var failed, served int
+			var failed, served atomic.Int64
 			stop := make(chan struct{})
 			for range crowd { // each comes again as soon as it has failed
 				go func() {
@@ -208,7 +209,7 @@ func TestTurnsInVain(t *testing.T) {
 						}
 						if _, ok := turns.take(bad, handshakeTimeout); ok {
 							time.Sleep(2 * time.Millisecond) // fake time, here and below
-							failed++
+							failed.Add(1)
 							turns.giveBack(bad, true)
 						}
 					}
@@ -216,14 +217,14 @@ func TestTurnsInVain(t *testing.T) {
 			}
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
-			if failed < 190 || failed > 310 { // at first as many as there are turns, and twenty a second
-				t.Errorf("%d of %d: %d handshakes failed in ten seconds", want.of, crowd, failed)
+			if n := failed.Load(); n < 190 || n > 310 { // at first as many as there are turns, and twenty a second
+				t.Errorf("%d of %d: %d handshakes failed in ten seconds", want.of, crowd, n)
 			}
 			for range want.of {
 				go func() {
 					if _, ok := turns.take(bad, handshakeTimeout); ok {
 						time.Sleep(2 * time.Millisecond)
-						served++
+						served.Add(1)
 						turns.giveBack(bad, false)
 					}
 				}()
@@ -235,8 +236,8 @@ func TestTurnsInVain(t *testing.T) {
 			turns.giveBack(good, false)
 			time.Sleep(handshakeTimeout)
 			synctest.Wait()
-			if served < want.served {
-				t.Errorf("%d of %d neighbours of %d had their turn, want %d", served, want.of, crowd, want.served)
+			if served.Load() < want.served {
+				t.Errorf("%d of %d neighbours of %d had their turn, want %d", served.Load(), want.of, crowd, want.served)
 			}
 			close(stop)
 			time.Sleep(time.Minute)
@@ -252,20 +253,20 @@ func TestTurnsInVain(t *testing.T) {
 func TestTurnsOfAFailOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := newTurns(1024, 128)
-		began, served := time.Now(), 0
+		began, served := time.Now(), atomic.Int64{}
 		for range 6400 {
 			go func() {
 				if _, ok := turns.take(good, handshakeTimeout); ok {
 					time.Sleep(20 * time.Millisecond) // fake time
-					served++
+					served.Add(1)
 					turns.giveBack(good, false)
 				}
 			}()
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if served != 6400 || len(turns.sources) != 0 {
-			t.Errorf("%d of 6400 had their turns in %s", served, time.Since(began))
+		if served.Load() != 6400 || len(turns.sources) != 0 {
+			t.Errorf("%d of 6400 had their turns in %s", served.Load(), time.Since(began))
 		}
 	})
 }
