@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"time"
 
@@ -89,9 +90,15 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	proven := t.gate.enter(raw)
 	defer proven()
 	// A client that only connects has not begun a handshake, and takes no turn away from those that do.
-	begun := &peeked{Conn: raw}
+	begun, came := &peeked{Conn: raw}, time.Now()
+	if err := raw.SetReadDeadline(came.Add(silence + rand.N(silence))); err != nil {
+		return nil, nil, err
+	}
 	if err := begun.peek(); err != nil {
 		return nil, nil, fmt.Errorf("wait for the client's first byte: %w", err)
+	}
+	if err := raw.SetDeadline(came.Add(handshakeTimeout)); err != nil {
+		return nil, nil, err
 	}
 	done, err := t.gate.turn(begun)
 	if err != nil {

@@ -28,6 +28,8 @@ const (
 	pingAfter, pingTimeout = 20 * time.Second, 10 * time.Second
 	// handshakeTimeout is for TLS and HTTP/2's preface together.
 	handshakeTimeout = 10 * time.Second
+	// silence is how long a client may wait before it says its first byte, and up to as much again: those that came together do not all end together.
+	silence = handshakeTimeout / 2
 	// idleAfter ends a connection without streams.
 	idleAfter = 5 * time.Minute
 	// Who registers has a minute for it, and then goes.
