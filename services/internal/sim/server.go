@@ -27,7 +27,7 @@ type server struct {
 	elector lease.Elector
 	manager *shardconfig.Manager
 	standby *clusterstate.Standby // its copy of the shard's records
-	config  gate // who uses the manager
+	config  gate                  // who uses the manager
 	// inbox holds what reached a paused process.
 	inbox []lease.Input
 	wake  int
