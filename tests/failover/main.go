@@ -31,7 +31,6 @@ type options struct {
 	promise    time.Duration
 	records    int
 	terminated bool
-	early      bool
 	idle       time.Duration
 	most, slow time.Duration
 	logs       string
@@ -47,7 +46,6 @@ func main() {
 	flag.DurationVar(&o.promise, "promise", time.Second, "peer_lease; 0: there is no heir")
 	flag.IntVar(&o.records, "records", 0, "number of the shard's instances, in a fake EC2; 0: two in tmux")
 	flag.BoolVar(&o.terminated, "terminated", false, "with records: kill ends the leader's machine, too")
-	flag.BoolVar(&o.early, "early", false, "with records: end the leader as soon as it has an heir, who has not copied the records yet")
 	flag.DurationVar(&o.idle, "idle", 0, "then count the requests of the idle shard for so long")
 	flag.DurationVar(&o.most, "most", 0, "fail if the first way's p99 is more; 0: whatever it is")
 	flag.DurationVar(&o.slow, "slow", 0, "keep the logs of rounds that took longer; 0: of none")
@@ -184,16 +182,7 @@ func (t *trial) start(ctx context.Context) error {
 	if t.term = line.Term; err != nil || t.cloud == nil {
 		return err
 	}
-	if err := t.awaitRecords(ctx); err != nil || t.promise == 0 || t.early {
-		return err
-	}
-	// The heir has copied what there was when it was named, which was next to nothing. It would look again ten minutes later.
-	leader, err := t.leader(ctx)
-	if err != nil {
-		return err
-	}
-	follower := servers + 1 - leader
-	return errors.Join(t.servers[follower].Kill(), t.begin(ctx, follower))
+	return t.awaitRecords(ctx)
 }
 
 func (t *trial) begin(ctx context.Context, n int) (err error) {

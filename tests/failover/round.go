@@ -69,29 +69,6 @@ func (t *trial) leader(ctx context.Context) (int, error) {
 	}
 }
 
-// copied waits until the heir has a copy of the records: it makes one when it becomes the heir, once in the life of a process for a long time.
-func (t *trial) copied(ctx context.Context, heir int) error {
-	if t.records == 0 || t.promise == 0 || t.early {
-		return nil
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("the heir has not copied the records within two minutes"))
-	defer cancel()
-	for {
-		lines, err := t.stack.Lines(local.ServerName(heir))
-		if err != nil {
-			return err
-		}
-		for i := len(lines) - 1; i >= 0 && lines[i].Msg != "server started"; i-- {
-			if strings.HasPrefix(lines[i].Msg, "the shard's records are copied") {
-				return nil
-			}
-		}
-		if err := pause(ctx, 100*time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
 // round ends the leader at a random moment, waits for its successor and starts it again.
 func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 	t.number++
@@ -102,9 +79,6 @@ func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 	}
 	for leader == 0 || leader != still {
 		if leader, err = t.leader(ctx); err != nil {
-			return f, err
-		}
-		if err := t.copied(ctx, servers+1-leader); err != nil {
 			return f, err
 		}
 		if err := pause(ctx, rand.N(moment)); err != nil {

@@ -104,9 +104,12 @@ type InstanceKey struct {
 
 // ListInstances lists the records of the shard, sorted by tenant and age, without reading them.
 func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
-	found, err := s.list(ctx)
+	if err := s.checkShard(); err != nil {
+		return nil, fmt.Errorf("list instances: %w", err)
+	}
+	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list instances: %w", err)
 	}
 	names := make([]InstanceKey, len(found))
 	for i, one := range found {
@@ -141,18 +144,6 @@ func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
 type version struct {
 	InstanceKey
 	token objstore.Token
-}
-
-// list lists the records of the shard.
-func (s *State) list(ctx context.Context) ([]version, error) {
-	if err := s.checkShard(); err != nil {
-		return nil, fmt.Errorf("list instances: %w", err)
-	}
-	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
-	if err != nil {
-		return nil, fmt.Errorf("list instances: %w", err)
-	}
-	return found, nil
 }
 
 func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]version, error) {
@@ -193,11 +184,18 @@ func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, ob
 // LoadUnseen does the same with the records of which seen does not know the version that the list shows. Both functions are called from this
 // goroutine. With nothing unseen it costs one request for a thousand records.
 func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error {
-	found, err := s.list(ctx)
-	if err != nil {
+	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("load instances: %w", err)
 	}
+	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
+	if err != nil {
+		return fmt.Errorf("list instances: %w", err)
+	}
 	found = slices.DeleteFunc(found, func(v version) bool { return seen(v.ID, v.token) })
+	type stored struct {
+		rec   record.Instance
+		token objstore.Token
+	}
 	all, err := load(ctx, s, len(found), func(ctx context.Context, i int) (stored, error) {
 		rec, token, err := s.GetInstance(ctx, found[i].Tenant, found[i].ID)
 		return stored{rec, token}, err

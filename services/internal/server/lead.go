@@ -66,10 +66,6 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 	s.metrics.Leader.Set(1)
 	defer s.metrics.Leader.Set(0)
 	defer s.metrics.ConfigRefused.Set(0)
-	defer func() {
-		s.standby.Reopen()
-		s.copyGone.Store(true)
-	}()
 	err := s.term(ctx, a)
 	s.log.Info("leading no more", "term", a.Term(), "reason", context.Cause(ctx))
 	if ctx.Err() != nil {
@@ -113,7 +109,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	events := operatorapi.NewEvents()
 	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(), observe: s.metrics.ObserveProvider}
 	leader := reconcile.NewLeader(reconcile.Parts{
-		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: records{s.state, s}, Provider: provider,
+		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: s.state, Provider: provider,
 		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: tellers{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
 		Wake: func() {
 			select {

@@ -83,7 +83,6 @@ type server struct {
 	documents objstore.Store
 	manager   *shardconfig.Manager
 	state     *clusterstate.State
-	standby   *clusterstate.Standby
 	secrets   secretstore.Store
 	machine   Machine
 	cache     *cache.Cache
@@ -95,8 +94,6 @@ type server struct {
 	endpoints endpoints
 	peers     *peer.Network
 	leading   atomic.Pointer[leadership]
-	// copyGone: this server has led since it last copied the shard's records.
-	copyGone atomic.Bool
 	// served: a term got as far as to serve since the last one that failed.
 	served  atomic.Bool
 	status  atomic.Pointer[lease.Status]
@@ -204,7 +201,6 @@ func (s *server) run(ctx context.Context) error {
 	}
 	s.probe.Ready()
 	s.log.Info("ready", "config_etag", s.manager.Status().ETag)
-	s.env.Go("stand by", func() { s.standBy(ctx) })
 	return ended(ctx, s.elect(ctx))
 }
 
@@ -407,7 +403,6 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 	}
 	s.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID, ShardID: s.opts.Shard, Secrets: s.secrets,
 		ForEach: s.env.ForEach})
-	s.standby = clusterstate.NewStandby(s.state)
 	if _, err := s.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
 		return fmt.Errorf("read the cluster's CA: %w", err)
 	}

@@ -133,9 +133,6 @@ var mutants = []mutant{
 	{name: "writes over others", file: "contract/clusterstate/state.go",
 		old: "cond = objstore.IfToken(token)", new: "cond = objstore.Always()",
 		why: "documents are written whatever is there"},
-	{name: "old copy", file: "contract/clusterstate/standby.go",
-		old: "return have, ok && have.token == found[i].token", new: "return have, ok",
-		why: "a new leader begins with records as it copied them when another led"},
 	// The election.
 	{name: "impatient", file: "internal/lease/lease.go", quick: true,
 		old: "return lease + lease*6/100", new: "return lease - lease/10",

@@ -89,28 +89,16 @@ func (s *server) learn(key string, body []byte) {
 	if t == nil || !strings.HasPrefix(key, recordPrefix) || !bytes.Contains(body, []byte(record.Deleting)) {
 		return
 	}
-	if d, ok := s.world.bucket.parse(key, body); ok {
-		t.hear(d.ID, d.State, d.DeletingAt, d.Deadline)
-	}
-}
-
-// taught notes that a leader hears of a record that it copied before it led.
-func (s *server) taught(rec *record.Instance) {
-	if s.term != nil {
-		s.term.hear(rec.ID, rec.State, rec.DeletingAt, rec.DeleteDeadline)
-	}
-}
-
-func (t *term) hear(id ident.ID, state record.State, since, deadline time.Time) {
-	if _, known := t.learnt[id]; known || state != record.Deleting {
+	d, ok := s.world.bucket.parse(key, body)
+	if _, known := t.learnt[d.ID]; !ok || known || d.State != record.Deleting {
 		return
 	}
-	now := t.server.world.sched.now
-	l := lesson{at: now, until: now.Add(min(deadline.Sub(since)/2, 30*time.Second))}
-	if deadline.After(l.until) {
-		l.until = deadline
+	now := s.world.sched.now
+	l := lesson{at: now, until: now.Add(min(d.Deadline.Sub(d.DeletingAt)/2, 30*time.Second))}
+	if d.Deadline.After(l.until) {
+		l.until = d.Deadline
 	}
-	t.learnt[id] = l
+	t.learnt[d.ID] = l
 }
 
 // hasty says for how long a leader should still leave a node alone that nobody said was drained.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -26,8 +25,7 @@ type server struct {
 	lives   int
 	elector lease.Elector
 	manager *shardconfig.Manager
-	standby *clusterstate.Standby // its copy of the shard's records
-	config  gate                  // who uses the manager
+	config  gate // who uses the manager
 	// inbox holds what reached a paused process.
 	inbox []lease.Input
 	wake  int
@@ -89,7 +87,6 @@ func (s *server) start() {
 	s.bootedAt, s.still, s.stillFrom, s.fooled, s.ending, s.crashAt = w.sched.elapsed, 0, 0, false, 0, 0
 	s.asked = map[uint64]int{}
 	s.manager = s.newManager()
-	s.standBy()
 	w.trace("%s starts", s.process.name)
 	identity := lease.Identity{ID: s.name, Incarnation: s.process.name, Machine: s.machine()}
 	w.provider.SetMachine(identity.Machine, infra.Running)

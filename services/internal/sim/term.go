@@ -107,7 +107,7 @@ func (s *server) lead(number uint64) {
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
 	t.leader = reconcile.NewLeader(reconcile.Parts{
-		Owner: ours, Incarnation: s.process.name, Authority: t, Records: records{state, s}, Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
+		Owner: ours, Incarnation: s.process.name, Authority: t, Records: records{state, w}, Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
 		Groups: t, Env: t.env, Events: events{w, t}, Log: slog.New(tracer{w, s.process.name}), Wake: t.wakeLoop,
 	})
 	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
@@ -178,7 +178,6 @@ func (s *server) stopLeading() {
 	}
 	t := s.term
 	s.term = nil
-	s.standby.Reopen()
 	t.ready = false
 	t.scope.cancel()
 	for _, c := range s.waiting {
@@ -237,44 +236,15 @@ func (renderer) Render(_ context.Context, group config.Group, rec record.Instanc
 	return execute.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()), Hostname: rec.ID.String()}, nil
 }
 
-// copies is how often a server that does not lead copies the records, heir or not: more often than a real one, as worlds are short.
-const copies = 90 * time.Second
-
-// standBy has a new life of the server copy the shard's records while it does not lead.
-func (s *server) standBy() {
-	none := func() {}
-	env := s.world.sched.env(s.process, s.wallSkew, none, none)
-	standby, ctx := clusterstate.NewStandby(s.state(env)), newScope(context.Background())
-	s.standby = standby
-	env.Go("stand by", func() {
-		for env.Sleep(ctx, copies) == nil {
-			if s.term == nil {
-				if _, err := standby.Refresh(ctx, 8); err != nil {
-					s.world.trace("%s cannot copy all records: %v", s.name, err)
-				}
-			}
-		}
-	})
-}
-
 // records is the leader's side of the bucket.
 type records struct {
 	*clusterstate.State
-	server *server
-}
-
-// LoadInstances implements reconcile.Records, as the server's root has it.
-func (r records) LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error {
-	_, err := r.server.standby.LoadInstances(ctx, func(rec record.Instance, token objstore.Token) {
-		r.server.taught(&rec)
-		take(rec, token)
-	})
-	return err
+	world *World
 }
 
 // LoadUnseen implements reconcile.Records. Its task waits most of the time: only what it does here is what it is about.
 func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error {
-	sched := r.server.world.sched
+	sched := r.world.sched
 	sched.become(rechecking)
 	sched.current.process.server.spring(rechecking)
 	err := r.State.LoadUnseen(ctx, seen, take)
