@@ -113,9 +113,10 @@ func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 const announceable = 2*wallSkew + time.Second
 
 // unaware says whether the operator watched since before the leader heard of a deletion, and never heard that the instance was to be drained, although there
-// was time for that. A leader that stood still meanwhile may have had none.
+// was time for that. A leader that stood still meanwhile may have had none; and whose agent never registered has no node (its create call may have taken all of
+// the time).
 func (o *operator) unaware(t *term, d *document) bool {
-	if o.term != t || t == nil || o.told[d.ID] {
+	if o.term != t || t == nil || o.told[d.ID] || len(d.PublicKey) == 0 {
 		return false
 	}
 	l, ok := t.learnt[d.ID]
