@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -99,6 +100,9 @@ func endpointOf(config *rest.Config) (clusterv1.APIEndpoint, error) {
 		text = "https://" + text
 	}
 	u, err := url.Parse(text)
+	if err == nil && strings.Contains(u.Hostname(), ":") {
+		_, err = netip.ParseAddr(u.Hostname())
+	}
 	if err != nil || u.Hostname() == "" {
 		return clusterv1.APIEndpoint{}, fmt.Errorf("address of the API server: %q is not a URL", config.Host)
 	}

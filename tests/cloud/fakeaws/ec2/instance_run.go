@@ -104,7 +104,7 @@ func decodeUserData(text *string) ([]byte, error) {
 	if text == nil {
 		return nil, nil
 	}
-	data, err := base64.StdEncoding.DecodeString(*text)
+	data, err := base64.StdEncoding.Strict().DecodeString(*text)
 	if err != nil {
 		return nil, failf("InvalidUserData.Malformed", "Invalid BASE64 encoding of user data.")
 	}
