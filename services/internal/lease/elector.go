@@ -42,6 +42,7 @@ type Elector struct {
 	revision uint64        // highest revision ever seen or tried
 	alone    uint64        // revision of our last write where there was no lock
 	machine  inquiry
+	severed  severance
 
 	pending   request
 	write     attempt // ours, if it is not settled
@@ -149,6 +150,8 @@ func (e Elector) Next(now Instant, in Input) (Elector, Decision) {
 		e.linkUp(in.Peer)
 	case LinkDown:
 		e.linkDown(now, in.Peer)
+	case LeaderGone:
+		e.leaderGone(now, in.Leader)
 	case Heartbeat:
 		e.heartbeat(now, in, &d)
 	case Promise:

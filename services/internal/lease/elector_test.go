@@ -345,6 +345,38 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(10.1, LockRead{other(4, 10), "x2"})
 		d.at(10.2, MachineAnswer{MachineTerminated})
 	})
+	holder := Peer{ID: "b", Incarnation: "b1"}
+	t.Run("link to the holder ends", func(t *testing.T) {
+		d := seenFirstAt3(t, other(4, 9))
+		d.at(4, LeaderGone{Peer{ID: "b", Incarnation: "b0"}}, ReadLock{}) // of another life
+		d.at(4, LockRead{other(4, 9), "x"})
+		d.at(4.1, LeaderGone{holder}, ReadLock{}, ask)
+		d.at(4.2, LockRead{other(4, 9), "x"})
+		d.at(4.2, MachineAnswer{MachineStopping})
+		d.at(4.45, Tick{}, ReadLock{}) // it may be released
+		d.at(4.45, LockRead{other(4, 9), "x"})
+		d.at(5.2, Tick{}, ReadLock{}, ask) // a fifth of a renewal interval later
+		d.at(5.3, MachineAnswer{MachineTerminated})
+		d.at(5.3, LockRead{other(4, 9), "x"}, take)
+	})
+	t.Run("renewed right before the link ended", func(t *testing.T) {
+		d := seenFirstAt3(t, other(4, 9))
+		d.at(4, LeaderGone{holder}, ReadLock{}, ask)
+		d.at(4.1, LockRead{other(4, 10), "x2"})
+		d.at(4.2, MachineAnswer{MachineTerminated}, ask) // said of another token
+		d.at(4.3, MachineAnswer{MachineTerminated}, WriteLock{own(5, 11), objstore.IfToken("x2")})
+	})
+	t.Run("link ends, the holder goes on", func(t *testing.T) {
+		d := seenFirstAt3(t, other(4, 9))
+		d.at(4, LeaderGone{holder}, ReadLock{}, ask)
+		d.at(4.1, LockRead{other(4, 9), "x"})
+		d.at(4.1, MachineAnswer{MachineRunning})
+		d.at(4.5, Tick{}, ReadLock{})
+		d.at(4.5, LockRead{other(4, 10), "x2"})
+		d.at(9.45, Tick{}, ReadLock{}) // as if the link had never been: the next question comes when the next renewal is overdue
+		d.at(9.5, LockRead{other(4, 10), "x2"})
+		d.at(10.5, Tick{}, ReadLock{}, ask)
+	})
 	t.Run("own machine is not asked for", func(t *testing.T) {
 		lock := other(4, 9)
 		lock.Machine = "m-a"

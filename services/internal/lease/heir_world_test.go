@@ -20,7 +20,7 @@ type wire struct {
 
 // dial has a process be connected to whoever it believes to hold the lock.
 func (w *world) dial(n *node) {
-	if !n.alive || n.opt.PeerLease == 0 || w.err != nil {
+	if !n.alive || w.err != nil {
 		return
 	}
 	holder, ok := n.elector.Holder()
@@ -72,6 +72,9 @@ func (w *world) hangUp(wire *wire, after time.Duration) {
 	if wire.followerLife != wire.follower.life || wire.leaderLife != wire.leader.life {
 		return // who asks has found a wire of an earlier life
 	}
+	if n := wire.follower; n.alive {
+		w.after(0, w.ofLife(n, func() { w.give(n, LeaderGone{Leader: wire.peer}) }))
+	}
 	w.after(after, w.ofLife(wire.leader, func() {
 		// A newer connection of the same process takes this one's place: nobody hears of its end.
 		if newer := wire.follower.wire; newer == nil || newer == wire || newer.down || newer.peer != wire.peer || wire.follower.life != wire.followerLife {
@@ -89,7 +92,10 @@ func (w *world) ended(n *node, state Evidence) {
 	for _, other := range w.nodes {
 		if wire := other.wire; wire != nil && !wire.down && wire.leader == n {
 			wire.down = true
-			w.after(after, w.ofLife(other, func() { w.dial(other) }))
+			w.after(after, w.ofLife(other, func() {
+				w.give(other, LeaderGone{Leader: wire.peer})
+				w.dial(other)
+			}))
 		}
 	}
 	if n.wire != nil {

@@ -53,6 +53,9 @@ type (
 	// LinkDown says that it cannot any more.
 	LinkDown struct{ Peer Peer }
 
+	// LeaderGone says that the link by which this process followed a leader has ended: a reason to look whether his machine has.
+	LeaderGone struct{ Leader Peer }
+
 	// Send is the action that hands a message to a link. Without a link it is lost.
 	Send struct {
 		To      Peer
@@ -60,13 +63,14 @@ type (
 	}
 )
 
-func (Heartbeat) input() {}
-func (Promise) input()   {}
-func (Farewell) input()  {}
-func (Taken) input()     {}
-func (LinkUp) input()    {}
-func (LinkDown) input()  {}
-func (Send) action()     {}
+func (Heartbeat) input()  {}
+func (Promise) input()    {}
+func (Farewell) input()   {}
+func (Taken) input()      {}
+func (LinkUp) input()     {}
+func (LinkDown) input()   {}
+func (LeaderGone) input() {}
+func (Send) action()      {}
 
 func (Heartbeat) message() {}
 func (Promise) message()   {}
@@ -76,7 +80,7 @@ func (Taken) message()     {}
 // Peers carries messages between the processes of a shard. Its methods do not wait, and may be called concurrently.
 type Peers interface {
 	// Events yields what comes in until ctx ends: first a LinkUp for every link that there is, then links and messages in their order. A LinkDown
-	// comes before the next LinkUp of the same process. Who a message says it is from is who it is from. A later call ends an earlier one's.
+	// comes before the next LinkUp of the same process. A LeaderGone follows the end of a link that was made for Follow. Who a message says it is from is who it is from. A later call ends an earlier one's.
 	Events(ctx context.Context) <-chan Input
 	// Send hands a message to the link with a process. It is lost if there is none, or too much is under way.
 	Send(to Peer, m Message)

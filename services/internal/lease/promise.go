@@ -11,7 +11,7 @@ type promise struct {
 
 // heard takes in a leader's heartbeat, as what it tells about the lock and as a question.
 func (e *Elector) heartbeat(now Instant, h Heartbeat, d *Decision) {
-	if h.Follower != e.self.Peer() || h.Lock.Incarnation != h.Leader.Incarnation || h.Lock.Term != h.Term || h.Length <= 0 {
+	if e.opt.PeerLease == 0 || h.Follower != e.self.Peer() || h.Lock.Incarnation != h.Leader.Incarnation || h.Lock.Term != h.Term || h.Length <= 0 {
 		return
 	}
 	switch {
@@ -31,6 +31,7 @@ func (e *Elector) heartbeat(now Instant, h Heartbeat, d *Decision) {
 		e.sight(now, sighting{kind: held, lock: h.Lock, token: h.Token})
 	}
 	e.promise = promise{to: h.Leader, term: h.Term, until: max(e.promise.until, now.Add(faith(h.Length)))}
+	e.severed = severance{}
 	e.lookAt = e.promise.until // who hears the leader need not read, and who hears him no more should
 	d.add(Send{To: h.Leader, Message: Promise{Leader: h.Leader, Follower: h.Follower, Term: h.Term, Beat: h.Beat, Length: h.Length}})
 }

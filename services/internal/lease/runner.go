@@ -24,7 +24,7 @@ type Config struct {
 	// Disabled leads without a lock, for development: in a term above all recorded ones, until ctx ends.
 	Disabled bool
 	Clock    Clock
-	// Peers carries messages between the shard's servers. Nil: there is no heir, whatever Options say.
+	// Peers carries messages between the shard's servers. Nil: there is no heir, whatever Options say. Without PeerLease they tell only that a leader is gone.
 	Peers Peers
 	// Machine asks the provider about a lock holder's machine. Nil, or MachineUnknown, for whoever cannot say.
 	Machine func(ctx context.Context, id string) Evidence
@@ -113,7 +113,7 @@ func (r *runner) run(ctx context.Context) error {
 	defer r.timer.Stop()
 	defer r.end(context.Canceled)
 	r.requests, r.parent = requests, ctx
-	if r.cfg.Options.PeerLease > 0 {
+	if r.cfg.Peers != nil {
 		r.heard = r.cfg.Peers.Events(requests)
 		defer r.cfg.Peers.Follow(record.Lock{})
 	}

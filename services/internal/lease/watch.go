@@ -32,9 +32,36 @@ type inquiry struct {
 	gone    bool
 }
 
+// severance is the end of the link to a leader, until he is seen to have renewed the lock after it.
+type severance struct {
+	from   Peer
+	at     Instant
+	looked bool // the lock was read since
+}
+
+// leaderGone looks at once whether the lock is free, and asks for its holder's machine. The heir does neither: it waits for its promise, which is shorter.
+func (e *Elector) leaderGone(now Instant, leader Peer) {
+	if e.role != Candidate || !e.holds(leader) || e.inherits() {
+		return
+	}
+	e.severed = severance{from: leader, at: now}
+	e.lookAt = min(e.lookAt, now)
+	e.machine.askAt = min(e.machine.askAt, now)
+}
+
+// holds says whether the lock that was seen last is a process's.
+func (e *Elector) holds(p Peer) bool {
+	return e.seen.kind == held && p != (Peer{}) && p == (Peer{ID: e.seen.lock.LeaderID, Incarnation: e.seen.lock.Incarnation})
+}
+
+// isSevered says whether nothing has been heard of the lock's holder since the link to him ended.
+func (e *Elector) isSevered() bool { return e.holds(e.severed.from) }
+
 // sight notes what is under the lock's key.
 func (e *Elector) sight(now Instant, s sighting) {
 	s.since = e.seen.since
+	looked := e.severed.looked
+	e.severed.looked = e.severed.from != (Peer{}) && e.lookedAt >= e.severed.at
 	if s.kind != e.seen.kind || s.token != e.seen.token || s.highest != e.seen.highest {
 		s.since = now
 		first := e.seen.kind == nothingYet
@@ -42,7 +69,11 @@ func (e *Elector) sight(now Instant, s sighting) {
 		e.fails = 0
 		// What is known of a machine holds for one token only. Questions wait until a renewal is overdue.
 		e.machine = inquiry{asking: e.machine.asking, askAt: now.Add(s.lock.Renew() + s.lock.Renew()/5)}
-		if first {
+		if looked { // he lives
+			e.severed = severance{}
+		}
+		e.seen = s
+		if first || e.isSevered() {
 			// Whoever has just started does not know how old the lock is: its holder's machine may be gone for hours.
 			e.machine.askAt = now
 		}
@@ -90,6 +121,9 @@ func (e *Elector) nextLook(now Instant) Instant {
 		return now.Add(e.opt.Renew)
 	}
 	renew := e.seen.lock.Renew()
+	if e.isSevered() {
+		return now.Add(max(renew/20, min(now.Sub(e.severed.at), renew/5)))
+	}
 	due := e.phase.Add(renew)
 	if early := due.Add(-renew / 100); e.inPhase && now < early {
 		return early
@@ -97,7 +131,7 @@ func (e *Elector) nextLook(now Instant) Instant {
 	return now.Add(max(renew/20, min(now.Sub(due), renew/5)))
 }
 
-// inquire asks for the holder's machine when a renewal is overdue.
+// inquire asks for the holder's machine when a renewal is overdue, or the link to him has ended.
 func (e *Elector) inquire(now Instant, d *Decision) {
 	machine := e.seen.lock.Machine
 	if e.seen.kind != held || machine == "" || machine == e.self.Machine || e.machine.gone || e.machine.asking || e.seen.lock.Released {
@@ -120,6 +154,9 @@ func (e *Elector) heard(now Instant, state Evidence) {
 	}
 	renew := e.seen.lock.Renew()
 	m.askAt = max(now.Add(renew/2), e.seen.since.Add(renew+renew/5))
+	if e.isSevered() {
+		m.askAt = now.Add(e.opt.Renew / 5)
+	}
 	switch {
 	case state == MachineTerminated:
 		m.gone = true

@@ -169,8 +169,12 @@ func (n *Network) remove(l *link) {
 func (n *Network) drop(l *link) {
 	delete(n.links, l.end)
 	l.close()
-	if l.incoming && n.inbox != nil {
+	switch {
+	case n.inbox == nil:
+	case l.incoming:
 		n.inbox.put(lease.LinkDown{Peer: l.peer})
+	default:
+		n.inbox.put(lease.LeaderGone{Leader: l.peer})
 	}
 }
 

@@ -125,6 +125,7 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 	b.network.Follow(record.Lock{})
 	a.hears(t, taken)
 	a.hears(t, lease.LinkDown{Peer: b.self})
+	b.hears(t, lease.LeaderGone{Leader: a.self})
 
 	// Then it is the other that follows.
 	a.network.Follow(b.lock())
@@ -136,6 +137,18 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 	b.events = later
 	a.stop()
 	b.hears(t, lease.LinkDown{Peer: a.self})
+}
+
+func TestEndOfALeader(t *testing.T) {
+	c := mtlstest.New(t)
+	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
+	b.network.Follow(a.lock())
+	a.hears(t, lease.LinkUp{Peer: b.self})
+	f := lease.Farewell{Leader: a.self, Follower: b.self, Term: 3}
+	a.network.Send(b.self, f)
+	b.hears(t, f) // the link is up at both ends
+	a.stop()
+	b.hears(t, lease.LeaderGone{Leader: a.self})
 }
 
 func TestLinkComesBack(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 
 // What package peer does with connections.
 const (
-	redialAfter, redialMost = 500 * time.Millisecond, 15 * time.Second
+	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
 	helloTime               = 5 * time.Second
 	keepalive, keptAlive    = 10 * time.Second, 5 * time.Second
 	maxIncoming             = 256 // messages that wait for a process
@@ -57,9 +57,6 @@ func (l *link) carries() bool {
 
 // follow has a candidate be connected to the holder of the lock, as lease.Run does.
 func (s *server) follow() {
-	if s.options.PeerLease == 0 {
-		return
-	}
 	var peer lease.Peer
 	if s.elector.Role() == lease.Candidate {
 		if holder, ok := s.elector.Holder(); ok && !holder.Released && holder.Incarnation != s.process.name {
@@ -166,6 +163,11 @@ func (l *link) close(side int) {
 		s.give(lease.LinkDown{Peer: l.follower.peer()})
 		return
 	}
+	s.world.sched.after(0, func() { // it may be in the middle of a step
+		if s.process == p {
+			s.give(lease.LeaderGone{Leader: l.leader.peer()})
+		}
+	})
 	if s.link == l {
 		s.link = nil
 		s.dialLater(redialAfter, redialAfter)
