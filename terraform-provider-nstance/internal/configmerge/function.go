@@ -45,29 +45,36 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	if resp.Error = req.Arguments.Get(ctx, &document, &patches); resp.Error != nil {
 		return
 	}
-	var merged any
-	for i, text := range append([]string{document}, patches...) {
+	text, wrong := merged(append([]string{document}, patches...))
+	if wrong != nil {
+		resp.Error = wrong
+		return
+	}
+	resp.Error = resp.Result.Set(ctx, text)
+}
+
+// merged merges documents, each over those before it, into JSON. What is wrong is said of the argument that it is wrong with.
+func merged(documents []string) (string, *function.FuncError) {
+	var out any
+	for i, text := range documents {
 		name := fmt.Sprintf("document %d", i+1)
 		tree, problems := config.ParseTree(name, []byte(text))
 		if len(problems) > 0 {
-			resp.Error = function.NewArgumentFuncError(int64(i), "Invalid JSON:\n"+problems.Error())
-			return
+			return "", function.NewArgumentFuncError(int64(i), "Invalid JSON:\n"+problems.Error())
 		}
 		if _, ok := tree.(map[string]any); !ok {
-			resp.Error = function.NewArgumentFuncError(int64(i), name+": want an object: { … }")
-			return
+			return "", function.NewArgumentFuncError(int64(i), name+": want an object: { … }")
 		}
-		merged = merge(merged, tree)
+		out = merge(out, tree)
 	}
-	var out bytes.Buffer
-	encoder := json.NewEncoder(&out)
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(merged); err != nil {
-		resp.Error = function.NewFuncError(err.Error())
-		return
+	if err := encoder.Encode(out); err != nil {
+		return "", function.NewFuncError(err.Error())
 	}
-	resp.Error = resp.Result.Set(ctx, out.String())
+	return text.String(), nil
 }
 
 // merge merges as config's own args are merged. It changes neither argument.

@@ -58,6 +58,25 @@ type key struct{ shard, tenant, name string }
 
 func (k key) String() string { return k.shard + "/" + k.tenant + "/" + k.name }
 
+// parseKey reads what [key.String] writes. All three are valid, or there is an error that names which is not.
+func parseKey(text string) (key, error) {
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return key{}, fmt.Errorf("want shard/tenant/group, have %q", text)
+	}
+	k := key{parts[0], parts[1], parts[2]}
+	if err := ident.ValidateName(k.shard); err != nil {
+		return key{}, fmt.Errorf("shard: %w", err)
+	}
+	if err := ident.ValidateTenantName(k.tenant); err != nil {
+		return key{}, fmt.Errorf("tenant: %w", err)
+	}
+	if err := ident.ValidateName(k.name); err != nil {
+		return key{}, fmt.Errorf("group: %w", err)
+	}
+	return k, nil
+}
+
 func keyOf(attributes map[string]tftypes.Value) key {
 	return key{textOf(attributes["shard"]), textOf(attributes["tenant"]), textOf(attributes["name"])}
 }
@@ -263,19 +282,15 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 
 // ImportState implements resource.ResourceWithImportState. The ID is shard/tenant/name.
 func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
-	parts := strings.Split(req.ID, "/")
-	err := fmt.Errorf("want shard/tenant/group, have %q", req.ID)
-	if len(parts) == 3 {
-		err = errors.Join(ident.ValidateName(parts[0]), ident.ValidateTenantName(parts[1]), ident.ValidateName(parts[2]))
-	}
+	k, err := parseKey(req.ID)
 	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: "Cannot import " + req.ID, Why: err, Do: "Import by shard, tenant and name: terraform import <address of the nstance_group> dev-1/default/workers",
 		}.Error())
 		return
 	}
-	for i, attribute := range []string{"shard", "tenant", "name"} {
-		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), parts[i])...)
+	for attribute, value := range map[string]string{"shard": k.shard, "tenant": k.tenant, "name": k.name} {
+		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), value)...)
 	}
 }
 

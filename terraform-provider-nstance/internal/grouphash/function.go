@@ -3,6 +3,8 @@ package grouphash
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework/attr"
@@ -10,6 +12,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // Function is group_hash: pure, it looks at nothing but its arguments.
@@ -48,21 +51,43 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	if resp.Error = req.Arguments.Get(ctx, &document, &name); resp.Error != nil {
 		return
 	}
+	h, wrong := hashesOf(document, name)
+	if wrong != nil {
+		resp.Error = wrong
+		return
+	}
+	resp.Error = resp.Result.Set(ctx, h)
+}
+
+// hashesOf looks the group `tenant/name` up in a document. What is wrong is said of the argument that it is wrong with.
+func hashesOf(document, name string) (hashes, *function.FuncError) {
 	shard, problems := config.Parse("document", []byte(document))
 	if problems.Err() != nil {
-		resp.Error = function.NewArgumentFuncError(0, "Invalid shard configuration:\n"+problems.Errors().Error())
-		return
+		return hashes{}, function.NewArgumentFuncError(0, "Invalid shard configuration:\n"+problems.Errors().Error())
 	}
-	tenant, group, ok := strings.Cut(name, "/")
-	if !ok || tenant == "" || group == "" {
-		resp.Error = function.NewArgumentFuncError(1, `want tenant/name, such as "default/workers"`)
-		return
+	key, err := parseGroup(name)
+	if err != nil {
+		return hashes{}, function.NewArgumentFuncError(1, err.Error())
 	}
 	merged, _ := shard.Merged(config.Groups{})
-	g, ok := merged[config.GroupKey{Tenant: tenant, Group: group}]
+	g, ok := merged[key]
 	if !ok {
-		resp.Error = function.NewArgumentFuncError(1, "there is no "+config.JoinPath("groups", tenant, group)+" in the configuration")
-		return
+		return hashes{}, function.NewArgumentFuncError(1, "there is no "+config.JoinPath("groups", key.Tenant, key.Group)+" in the configuration")
 	}
-	resp.Error = resp.Result.Set(ctx, hashes{g.InfraHash, g.RuntimeHash})
+	return hashes{g.InfraHash, g.RuntimeHash}, nil
+}
+
+// parseGroup reads what [config.GroupKey.String] writes: two names, and an error that says which of them is none.
+func parseGroup(text string) (config.GroupKey, error) {
+	tenant, group, ok := strings.Cut(text, "/")
+	if !ok {
+		return config.GroupKey{}, errors.New(`want tenant/name, such as "default/workers"`)
+	}
+	if err := ident.ValidateTenantName(tenant); err != nil {
+		return config.GroupKey{}, fmt.Errorf("want tenant/name: tenant: %w", err)
+	}
+	if err := ident.ValidateName(group); err != nil {
+		return config.GroupKey{}, fmt.Errorf("want tenant/name: group: %w", err)
+	}
+	return config.GroupKey{Tenant: tenant, Group: group}, nil
 }

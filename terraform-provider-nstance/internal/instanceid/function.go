@@ -3,6 +3,7 @@ package instanceid
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -50,12 +51,24 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	if resp.Error = req.Arguments.Get(ctx, &text); resp.Error != nil {
 		return
 	}
-	id, err := ident.ParseID(text)
+	p, err := take(text)
 	if err != nil {
 		resp.Error = function.NewArgumentFuncError(0, err.Error())
 		return
 	}
-	resp.Error = resp.Result.Set(ctx, parts{
+	resp.Error = resp.Result.Set(ctx, p)
+}
+
+// take takes an ID apart.
+func take(text string) (parts, error) {
+	id, err := ident.ParseID(text)
+	if err != nil {
+		return parts{}, err
+	}
+	if year := id.Time().Year(); year > 9999 { // an ID has room for them, RFC 3339 has not
+		return parts{}, fmt.Errorf("id %q is of the year %d", text, year)
+	}
+	return parts{
 		Kind: id.Prefix(), UUID: strings.TrimSuffix(id.Storage(), "-"+id.Prefix()), Storage: id.Storage(), CreatedAt: id.Time().Format(time.RFC3339Nano),
-	})
+	}, nil
 }

@@ -40,12 +40,21 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	if resp.Error = req.Arguments.Get(ctx, &document); resp.Error != nil {
 		return
 	}
-	tree, problems := config.ParseTree("document", []byte(document))
+	decoded, problems := decode(document)
 	if len(problems) > 0 {
 		resp.Error = function.NewArgumentFuncError(0, "Invalid JSON:\n"+problems.Error())
 		return
 	}
-	resp.Error = resp.Result.Set(ctx, types.DynamicValue(value(tree)))
+	resp.Error = resp.Result.Set(ctx, types.DynamicValue(decoded))
+}
+
+// decode reads a document, or says everything that is wrong with it.
+func decode(document string) (attr.Value, config.Problems) {
+	tree, problems := config.ParseTree("document", []byte(document))
+	if len(problems) > 0 {
+		return nil, problems
+	}
+	return value(tree), nil
 }
 
 // value makes a value of a tree, as jsondecode would: objects and tuples.

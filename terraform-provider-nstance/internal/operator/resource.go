@@ -247,12 +247,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 
 // ImportState implements resource.ResourceWithImportState. The ID is cluster/tenant/id.
 func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
-	parts := strings.Split(req.ID, "/")
-	err := fmt.Errorf("want cluster/tenant/operator-id, have %q", req.ID)
-	if len(parts) == 3 {
-		_, idErr := ident.ParseID(parts[2])
-		err = errors.Join(ident.ValidateClusterName(parts[0]), ident.ValidateTenantName(parts[1]), idErr)
-	}
+	cluster, tenant, id, err := parseImport(req.ID)
 	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: "Cannot import " + req.ID, Why: err,
@@ -260,7 +255,30 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 		}.Error())
 		return
 	}
-	for i, attribute := range []string{"cluster_id", "tenant", "id"} {
-		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), parts[i])...)
+	for attribute, value := range map[string]string{"cluster_id": cluster, "tenant": tenant, "id": id.String()} {
+		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), value)...)
 	}
+}
+
+// parseImport reads cluster/tenant/operator-id, which an operator is imported by. All three are valid, or there is an error that names which is not.
+func parseImport(text string) (cluster, tenant string, id ident.ID, err error) {
+	fail := func(err error) (string, string, ident.ID, error) { return "", "", ident.ID{}, err }
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return fail(fmt.Errorf("want cluster/tenant/operator-id, have %q", text))
+	}
+	if err := ident.ValidateClusterName(parts[0]); err != nil {
+		return fail(fmt.Errorf("cluster: %w", err))
+	}
+	if err := ident.ValidateTenantName(parts[1]); err != nil {
+		return fail(fmt.Errorf("tenant: %w", err))
+	}
+	id, err = ident.ParseID(parts[2])
+	switch {
+	case err != nil:
+		return fail(fmt.Errorf("operator ID: %w", err))
+	case id.Prefix() != ident.OperatorPrefix:
+		return fail(fmt.Errorf("operator ID: %s is of kind %s, want %s", id, id.Prefix(), ident.OperatorPrefix))
+	}
+	return parts[0], parts[1], id, nil
 }

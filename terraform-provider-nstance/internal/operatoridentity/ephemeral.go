@@ -4,6 +4,7 @@
 package operatoridentity
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -12,6 +13,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -63,7 +65,10 @@ type (
 		NotAfter         types.String `tfsdk:"not_after"`
 	}
 	// registered is what Close needs to know.
-	registered struct{ Cluster, Tenant, ID string }
+	registered struct {
+		Cluster, Tenant string
+		ID              ident.ID
+	}
 )
 
 // Metadata implements ephemeral.EphemeralResource.
@@ -175,8 +180,8 @@ func (r *Resource) register(ctx context.Context, m *model) (registered, error) {
 	if err != nil {
 		return fail(err)
 	}
-	made.ID = operator.ID.String()
-	m.OperatorID = types.StringValue(made.ID)
+	made.ID = operator.ID
+	m.OperatorID = types.StringValue(made.ID.String())
 	m.PrivateKeyPEM = types.StringValue(string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
 	m.CertificatePEM = types.StringValue(string(authority.EncodeCertificate(operator.Certificate)))
 	m.CACertificatePEM = types.StringValue(string(authority.EncodeBundle(operator.Bundle...)))
@@ -190,29 +195,47 @@ func (r *Resource) Close(ctx context.Context, req ephemeral.CloseRequest, resp *
 	if resp.Diagnostics.Append(diags...); note == nil || diags.HasError() {
 		return
 	}
-	var made registered
-	err := json.Unmarshal(note, &made)
+	made, err := parseNote(note)
 	if err == nil {
 		err = r.remove(ctx, made)
 	}
 	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Operator " + made.ID + " of this run is not removed", Where: r.bucket.Place(keys.OperatorPrefix()), Why: err,
+			What: "Operator " + made.ID.String() + " of this run is not removed", Where: r.bucket.Place(keys.OperatorPrefix()), Why: err,
 			Do: "Nothing: its key is gone with this run, and the next one removes it once its certificate has ended.",
 		}.Warning())
 	}
 }
 
-func (r *Resource) remove(ctx context.Context, made registered) error {
-	id, err := ident.ParseID(made.ID)
-	if err != nil {
-		return err
+// parseNote reads what Open left for Close.
+func parseNote(note []byte) (registered, error) {
+	var made registered
+	decoder := json.NewDecoder(bytes.NewReader(note))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&made); err != nil {
+		return registered{}, fmt.Errorf("the run's own note: %w", err)
 	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return registered{}, errors.New("the run's own note: something follows it")
+	}
+	if err := ident.ValidateClusterName(made.Cluster); err != nil {
+		return registered{}, fmt.Errorf("the run's own note: cluster: %w", err)
+	}
+	if err := ident.ValidateTenantName(made.Tenant); err != nil {
+		return registered{}, fmt.Errorf("the run's own note: tenant: %w", err)
+	}
+	if made.ID.Prefix() != ident.OperatorPrefix {
+		return registered{}, fmt.Errorf("the run's own note: %q is no operator's ID", made.ID)
+	}
+	return made, nil
+}
+
+func (r *Resource) remove(ctx context.Context, made registered) error {
 	state, err := r.bucket.Cluster(ctx, made.Cluster, keyring.Ring{})
 	if err != nil {
 		return err
 	}
-	return forget(ctx, state, made.Tenant, id)
+	return forget(ctx, state, made.Tenant, made.ID)
 }
 
 // forget removes an operator, tombstone included: it had no nonce, so there is none that could be used again.

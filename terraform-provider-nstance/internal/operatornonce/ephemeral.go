@@ -83,7 +83,7 @@ func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateCon
 	}{
 		{"cluster_id", m.ClusterID, ident.ValidateClusterName},
 		{"tenant", m.Tenant, ident.ValidateTenantName},
-		{"expiry", m.Expiry, func(s string) error { _, err := expiry(s); return err }},
+		{"expiry", m.Expiry, func(s string) error { _, err := parseExpiry(s); return err }},
 	} {
 		if c.value.IsNull() || c.value.IsUnknown() {
 			continue
@@ -94,12 +94,16 @@ func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateCon
 	}
 }
 
-func expiry(s string) (time.Duration, error) {
-	d, err := config.ParseDuration(s)
-	if err == nil && time.Duration(d) < time.Second {
-		err = errors.New("it has to be a second at least")
+// parseExpiry reads how long a nonce can be used: a second at least, and as long as [authority] takes.
+func parseExpiry(text string) (time.Duration, error) {
+	d, err := config.ParseDuration(text)
+	switch {
+	case err != nil:
+		return 0, err
+	case d.D() < time.Second:
+		return 0, errors.New("it has to be a second at least")
 	}
-	return d.D(), err
+	return d.D(), nil
 }
 
 // Open implements ephemeral.EphemeralResource.
@@ -145,8 +149,8 @@ func (r *Resource) mint(ctx context.Context, m model) (authority.Nonce, authorit
 	}
 	if !m.Expiry.IsNull() {
 		var err error
-		if spec.TTL, err = expiry(m.Expiry.ValueString()); err != nil {
-			return fail(err)
+		if spec.TTL, err = parseExpiry(m.Expiry.ValueString()); err != nil {
+			return fail(fmt.Errorf("expiry: %w", err))
 		}
 	}
 	ring, err := r.bucket.Ring(ctx)

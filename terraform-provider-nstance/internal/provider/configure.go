@@ -3,7 +3,6 @@ package provider
 import (
 	"context"
 	"os"
-	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
@@ -113,21 +112,24 @@ func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics
 	if settings.IdentityDir = o.IdentityDir.ValueString(); settings.IdentityDir == "" && settings.PrivateKey == "" {
 		settings.IdentityDir = os.Getenv(identityVariable)
 	}
-	settings.Addresses = map[string][]string{}
-	for shard, addrs := range addresses {
-		settings.Addresses[shard] = strings.Split(addrs, ",")
-	}
-	if variable := os.Getenv(serversVariable); variable != "" && o.Servers.IsNull() {
-		for part := range strings.SplitSeq(variable, ",") {
-			shard, addr, ok := strings.Cut(strings.TrimSpace(part), "=")
-			if !ok || !addressPattern.MatchString(addr) {
-				diags.Append(diagnostic.Failure{
-					What: "Invalid " + serversVariable, Do: "Write shard=host:port,… into the variable, or set operator.servers.",
-				}.At(path.Root("operator")))
-				break
-			}
-			settings.Addresses[shard] = append(settings.Addresses[shard], addr)
+	if o.Servers.IsNull() {
+		var err error
+		if settings.Addresses, err = servers.ParseServers(os.Getenv(serversVariable)); err != nil {
+			diags.Append(diagnostic.Failure{
+				What: "Invalid " + serversVariable, Why: err, Do: "Write shard=host:port,… into the variable, or set operator.servers.",
+			}.At(path.Root("operator")))
 		}
+		return settings, diags
+	}
+	settings.Addresses = map[string][]string{}
+	for shard, text := range addresses {
+		addrs, err := servers.ParseAddresses(text)
+		if err != nil {
+			at := path.Root("operator").AtName("servers").AtMapKey(shard)
+			diags.Append(diagnostic.Failure{What: "Invalid address", Why: err, Do: "Correct " + at.String() + "."}.At(at))
+			continue
+		}
+		settings.Addresses[shard] = addrs
 	}
 	return settings, diags
 }

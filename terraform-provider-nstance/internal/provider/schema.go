@@ -2,7 +2,6 @@ package provider
 
 import (
 	"context"
-	"regexp"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/mapvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
@@ -13,10 +12,10 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
-
-// addressPattern is one or several host:port pairs.
-var addressPattern = regexp.MustCompile(`^\[?[^\s,\]]+\]?:[0-9]+(,\[?[^\s,\]]+\]?:[0-9]+)*$`)
 
 // Schema implements provider.Provider.
 func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *provider.SchemaResponse) {
@@ -78,7 +77,10 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						MarkdownDescription: "Operator address of each shard, `host:port`; several, with commas between them, are tried in turn. A shard that is left out has the address that its leader's " +
 							"lock in the bucket names. Default: the variable `" + serversVariable + "`.",
 						Optional: true, ElementType: types.StringType,
-						Validators: []validator.Map{mapvalidator.ValueStringsAre(stringvalidator.RegexMatches(addressPattern, "want host:port"))},
+						Validators: []validator.Map{
+							mapvalidator.KeysAre(name.Valid("shard", ident.ValidateName)),
+							mapvalidator.ValueStringsAre(name.Valid("address", func(s string) error { _, err := servers.ParseAddresses(s); return err })),
+						},
 					},
 					"identity_dir": schema.StringAttribute{
 						MarkdownDescription: "Directory with `ca.crt`, `identity.crt` and `identity.key`, as `nstance-admin cluster register-operator --output-dir` writes it. Default: the variable `" + identityVariable + "`.",

@@ -212,8 +212,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 
 // ImportState implements resource.ResourceWithImportState. The ID is cluster/name.
 func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
-	cluster, name, _ := strings.Cut(req.ID, "/")
-	if err := errors.Join(ident.ValidateClusterName(cluster), config.ValidateSecretSource(name)); err != nil {
+	cluster, name, err := parseImport(req.ID)
+	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: "Cannot import " + req.ID, Why: err, Do: "Import by cluster and name: terraform import <address of the nstance_secret> example/db-password",
 		}.Error())
@@ -221,4 +221,19 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	}
 	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("cluster_id"), cluster)...)
 	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("name"), name)...)
+}
+
+// parseImport reads cluster/name, the ID that a secret is imported by. Both are valid, or there is an error that names which is not.
+func parseImport(id string) (cluster, name string, err error) {
+	cluster, name, ok := strings.Cut(id, "/")
+	if !ok {
+		return "", "", fmt.Errorf("want cluster/name, have %q", id)
+	}
+	if err := ident.ValidateClusterName(cluster); err != nil {
+		return "", "", fmt.Errorf("cluster: %w", err)
+	}
+	if err := config.ValidateSecretSource(name); err != nil {
+		return "", "", fmt.Errorf("name: %w", err)
+	}
+	return cluster, name, nil
 }

@@ -32,7 +32,7 @@ const (
 	shard   = "a"
 )
 
-func newCA(t *testing.T, name string) authority.CA {
+func newCA(t testing.TB, name string) authority.CA {
 	t.Helper()
 	ca, err := authority.CreateCA(name, rand.Reader, time.Now())
 	if err != nil {
@@ -42,7 +42,7 @@ func newCA(t *testing.T, name string) authority.CA {
 }
 
 // identity is an operator's, or an agent's, valid for a while or not any more.
-func identity(t *testing.T, ca authority.CA, role authority.Role, issued time.Time) servers.Settings {
+func identity(t testing.TB, ca authority.CA, role authority.Role, issued time.Time) servers.Settings {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

@@ -1,0 +1,35 @@
+package group
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+func TestParseKeySaysWhich(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "want shard/tenant/group", "dev-1/default": "want shard/tenant/group", "a/b/c/d": "want shard/tenant/group",
+		"/default/workers": "shard: name is empty", "dev-1//workers": "tenant: name is empty", "dev-1/default/": "group: name is empty", "dev-1/default/W": "group: name",
+	} {
+		if k, err := parseKey(text); err == nil || k != (key{}) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v, want %q", text, k, err, want)
+		}
+	}
+}
+
+// What is accepted is what it was written as.
+func FuzzParseKey(f *testing.F) {
+	for _, seed := range []string{"dev-1/default/workers", "dev-1/default", "//", "a/b/c/d", "A/b/c", "a/b--c/d"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		k, err := parseKey(text)
+		switch {
+		case err != nil && k != (key{}):
+			t.Errorf("%q: %v beside %v", text, k, err)
+		case err == nil && (k.String() != text || ident.ValidateName(k.shard) != nil || ident.ValidateTenantName(k.tenant) != nil || ident.ValidateName(k.name) != nil):
+			t.Errorf("%q is %v", text, k)
+		}
+	})
+}

@@ -1,0 +1,70 @@
+package typedconfig
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/hashicorp/terraform-plugin-framework/path"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// Whatever a problem's path is, there is an attribute for it: one of the schema's, or all of it.
+func FuzzAttributePath(f *testing.F) {
+	for _, seed := range []string{
+		"", "server.shard", `groups.default.workers.args["a.b"].c`, `groups["default"]`, "groups.default", "defaults.instance_types[3]", "templates.worker.files", "nosuch[0].x", "[", `["`,
+		"subnet_pools.a.subnets[999999999999]", `groups["a/b"]["c"].size`, "size", "args.x", "vars[1]",
+	} {
+		f.Add(seed)
+	}
+	shard, group := Names(), slices.Sorted(func(yield func(string) bool) {
+		for name := range GroupAttributes() {
+			if !yield(name) {
+				return
+			}
+		}
+	})
+	f.Fuzz(func(t *testing.T, problem string) {
+		for _, c := range []struct {
+			at    path.Path
+			names []string
+			typ   reflect.Type
+		}{{AttributePath(problem), shard, reflect.TypeFor[config.Shard]()}, {GroupAttributePath(problem), group, reflect.TypeFor[config.GroupSpec]()}} {
+			steps := c.at.Steps()
+			if len(steps) == 0 {
+				continue
+			}
+			if first, ok := steps[0].(path.PathStepAttributeName); !ok || !slices.Contains(c.names, string(first)) {
+				t.Errorf("%q: %s is no attribute of a %s", problem, c.at, c.typ)
+			}
+			if elements, err := config.SplitPath(problem); err != nil || len(steps) > len(elements) {
+				t.Errorf("%q: %s is longer, or %v", problem, c.at, err)
+			}
+		}
+	})
+}
+
+func TestSplitKey(t *testing.T) {
+	for key, good := range map[string]bool{"default/workers": true, "": false, "/": false, "a": false, "a/": false, "/b": false, "a/b/c": false} {
+		if _, _, err := splitKey(key); (err == nil) != good {
+			t.Errorf("%q: %v", key, err)
+		}
+	}
+}
+
+// A key is two names, neither empty, that make it again.
+func FuzzSplitKey(f *testing.F) {
+	for _, seed := range []string{"default/workers", "/", "a/b/c", "a//b", ""} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		outer, inner, err := splitKey(key)
+		switch {
+		case err != nil && outer+inner != "":
+			t.Errorf("%q: %q, %q beside %v", key, outer, inner, err)
+		case err == nil && (outer+"/"+inner != key || outer == "" || inner == "" || config.GroupKey{Tenant: outer, Group: inner}.String() != key):
+			t.Errorf("%q is %q, %q", key, outer, inner)
+		}
+	})
+}
