@@ -3,6 +3,9 @@ package s3
 import (
 	"bytes"
 	"encoding/xml"
+	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -33,13 +36,37 @@ func TestUnchunk(t *testing.T) {
 	}
 }
 
+// What is taken says the same when it is told in one chunk, and when every byte has a chunk of its own.
 func FuzzUnchunk(f *testing.F) {
 	f.Add([]byte("5;chunk-signature=aa\r\nhello\r\n0;chunk-signature=cc\r\n\r\n"))
 	f.Add([]byte("3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n"))
+	f.Add([]byte("2\r\n\r\n\r\n0\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		data, _, err := unchunk(raw)
-		if err == nil && len(data) > len(raw) {
+		data, trailer, err := unchunk(raw)
+		if err != nil {
+			if data != nil || trailer != nil {
+				t.Errorf("%q, %v beside %v", data, trailer, err)
+			}
+			return
+		}
+		if len(data) > len(raw) {
 			t.Errorf("%d bytes out of %d", len(data), len(raw))
+		}
+		for size := len(data); size > 0; size = min(size-1, 1) {
+			var again strings.Builder
+			for chunk := range slices.Chunk(data, size) {
+				fmt.Fprintf(&again, "%x\r\n%s\r\n", len(chunk), chunk)
+			}
+			again.WriteString("0\r\n")
+			for name, values := range trailer {
+				for _, value := range values {
+					fmt.Fprintf(&again, "%s: %s\r\n", name, value)
+				}
+			}
+			told, said, err := unchunk([]byte(again.String() + "\r\n"))
+			if err != nil || !bytes.Equal(told, data) || !maps.EqualFunc(said, trailer, slices.Equal) {
+				t.Errorf("in chunks of %d: %q, %v, %v; was %q, %v", size, told, said, err, data, trailer)
+			}
 		}
 	})
 }
