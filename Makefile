@@ -21,7 +21,7 @@ down: ## End what `make up` started and clean it away
 demo: ## Run the whole story by itself and print a timeline with measured times
 	@scripts/demo.sh
 
-check: ## Verify what development needs: go, tmux, air, overmind
+check: ## Verify what development needs: go, tmux, kubectl, air, overmind
 	@scripts/check.sh
 
 dev-tmux: ## Run object store and two servers under Overmind, reloading on change
