@@ -32,11 +32,11 @@ type inquiry struct {
 	gone    bool
 }
 
-// severance is the end of the link to a leader, until he is seen to have renewed the lock after it.
+// severance is the end of the link to a leader, until he is seen to renew the lock: twice, since once may have been under way.
 type severance struct {
-	from   Peer
-	at     Instant
-	looked bool // the lock was read since
+	from    Peer
+	at      Instant
+	renewed bool
 }
 
 // leaderGone looks at once whether the lock is free, and asks for its holder's machine. The heir does neither: it waits for its promise, which is shorter.
@@ -46,7 +46,9 @@ func (e *Elector) leaderGone(now Instant, leader Peer) {
 	}
 	e.severed = severance{from: leader, at: now}
 	e.lookAt = min(e.lookAt, now)
-	e.machine.askAt = min(e.machine.askAt, now)
+	if !e.machine.stopped { // it must be said a renewal later
+		e.machine.askAt = min(e.machine.askAt, now)
+	}
 }
 
 // holds says whether the lock that was seen last is a process's.
@@ -60,8 +62,6 @@ func (e *Elector) isSevered() bool { return e.holds(e.severed.from) }
 // sight notes what is under the lock's key.
 func (e *Elector) sight(now Instant, s sighting) {
 	s.since = e.seen.since
-	looked := e.severed.looked
-	e.severed.looked = e.severed.from != (Peer{}) && e.lookedAt >= e.severed.at
 	if s.kind != e.seen.kind || s.token != e.seen.token || s.highest != e.seen.highest {
 		s.since = now
 		first := e.seen.kind == nothingYet
@@ -69,10 +69,13 @@ func (e *Elector) sight(now Instant, s sighting) {
 		e.fails = 0
 		// What is known of a machine holds for one token only. Questions wait until a renewal is overdue.
 		e.machine = inquiry{asking: e.machine.asking, askAt: now.Add(s.lock.Renew() + s.lock.Renew()/5)}
-		if looked { // he lives
-			e.severed = severance{}
-		}
 		e.seen = s
+		switch {
+		case !e.isSevered() || e.severed.renewed:
+			e.severed = severance{}
+		default:
+			e.severed.renewed = true
+		}
 		if first || e.isSevered() {
 			// Whoever has just started does not know how old the lock is: its holder's machine may be gone for hours.
 			e.machine.askAt = now
