@@ -1,11 +1,13 @@
 package agentapi
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net/netip"
+	"runtime/debug"
 	"time"
 	"unicode/utf8"
 
@@ -75,19 +77,48 @@ func reason(err error) string {
 	return status.Convert(err).Message()
 }
 
-// read hands on one report after the other. It always returns an error: io.EOF when the agent closed the stream.
-func (s *Service) read(c *call, stream reports, number uint64) error {
+// read hands on one report after the other. It always returns an error: io.EOF when the agent closed the stream. A panic is this stream's alone.
+func (s *Service) read(c *call, stream reports, number uint64) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			s.Log.Error("taking a report panicked", "instance", c.agent.name, "error", fmt.Sprint(cause), "stack", string(debug.Stack()))
+			err = status.Error(codes.Internal, "internal error")
+		}
+	}()
 	for last := uint64(0); ; {
 		message, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		mtls.Aside(func() { err = s.take(c, message, number, last) })
-		if err != nil {
-			return err
+		if !s.takeRepeated(c, message, number, last) {
+			if err := s.takeAside(c, message, number, last); err != nil {
+				return err
+			}
 		}
 		last = message.GetSequence()
 	}
+}
+
+// takeRepeated takes a report that leads to nothing, as nearly all do. It answers false, and does nothing, for any other. Both this and
+// what it calls fit on the stack that has just read the report: another one is another goroutine, which may wake a core that sleeps.
+func (s *Service) takeRepeated(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) bool {
+	if message.GetInstanceId() != c.agent.name || message.GetSequence() <= last || !message.GetUnchanged() {
+		return false
+	}
+	var report observe.Report
+	if parseReport(message, &report) != nil || !c.agent.content(report.RuntimeHash, s.Now()) || !c.leader.World.Repeated(c.agent.id, number, &report) {
+		return false
+	}
+	if s.Metrics != nil {
+		s.Metrics.Reports.Inc()
+	}
+	return true
+}
+
+// takeAside is take on another stack: see mtls.Aside.
+func (s *Service) takeAside(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) (err error) {
+	mtls.Aside(func() { err = s.take(c, message, number, last) })
+	return err
 }
 
 // take takes one report. last is the sequence number of the one before.
@@ -98,8 +129,8 @@ func (s *Service) take(c *call, message *nstancev1.ReportHealthRequest, number, 
 	if message.GetSequence() <= last {
 		return status.Errorf(codes.InvalidArgument, "sequence: %d after %d", message.GetSequence(), last)
 	}
-	report, err := parseReport(message)
-	if err != nil {
+	var report observe.Report
+	if err := parseReport(message, &report); err != nil {
 		return status.Errorf(codes.InvalidArgument, "%v", err)
 	}
 	if !c.leader.World.Reported(c.agent.id, number, report) {
@@ -137,11 +168,23 @@ func (s *Service) look(c *call, report *observe.Report) {
 			a.needy = needy
 		}
 	}
-	due := !a.renewAt.IsZero() && !now.Before(a.renewAt)
-	if (a.needy || due) && !now.Before(a.retryAt) {
+	if a.wants(now) {
 		a.again(now)
 		a.nudge(filesStream)
 	}
+}
+
+// content reports whether look would find nothing to do after a report without files and keys.
+func (a *agent) content(hash string, now time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return (a.want == "" || a.want == hash) && !a.wants(now)
+}
+
+// wants reports whether files are missing or due, and it is time to send them. Call with mu held.
+func (a *agent) wants(now time.Time) bool {
+	due := !a.renewAt.IsZero() && !now.Before(a.renewAt)
+	return (a.needy || due) && !now.Before(a.retryAt)
 }
 
 // again puts off the next attempt of the same. Call with mu held.
@@ -203,34 +246,19 @@ func has(keys []observe.KeyState, name string, pkix []byte) bool {
 	return false
 }
 
-// parseReport checks a report. Its error names the field.
-func parseReport(m *nstancev1.ReportHealthRequest) (observe.Report, error) {
-	r := observe.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(), RuntimeHash: m.GetRuntimeHash(),
+// parseReport checks a report and reads it into r. Its error names the field.
+func parseReport(m *nstancev1.ReportHealthRequest, r *observe.Report) error {
+	*r = observe.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(), RuntimeHash: m.GetRuntimeHash(),
 		IPv4: m.GetIpv4(), IPv6: m.GetIpv6(), Hostname: m.GetHostname()}
-	for _, text := range [...]struct {
-		field, value string
-		limit        int
-	}{{"message", r.Message, maxText}, {"agent_version", r.Version, 128}, {"runtime_hash", r.RuntimeHash, 128}, {"hostname", r.Hostname, 253}} {
-		if len(text.value) > text.limit {
-			return r, fmt.Errorf("%s: %d bytes, at most %d are allowed", text.field, len(text.value), text.limit)
-		}
-		if !utf8.ValidString(text.value) {
-			return r, fmt.Errorf("%s: is not UTF-8", text.field)
-		}
-	}
-	for _, address := range [...]struct{ field, value string }{{"ipv4", r.IPv4}, {"ipv6", r.IPv6}} {
-		if address.value == "" {
-			continue
-		}
-		if _, err := netip.ParseAddr(address.value); err != nil {
-			return r, fmt.Errorf("%s: is not an address", address.field)
-		}
+	if err := cmp.Or(checkText("message", r.Message, maxText), checkText("agent_version", r.Version, 128), checkText("runtime_hash", r.RuntimeHash, 128),
+		checkText("hostname", r.Hostname, 253), checkAddress("ipv4", r.IPv4), checkAddress("ipv6", r.IPv6)); err != nil {
+		return err
 	}
 	if notice := m.GetTermination(); notice != nil {
 		r.Notice = true
 		var err error
 		if r.NoticeDeadline, err = parseTime(notice.GetDeadline()); err != nil {
-			return r, fmt.Errorf("termination.deadline: %w", err)
+			return fmt.Errorf("termination.deadline: %w", err)
 		}
 	}
 	switch m.GetStopping() {
@@ -244,15 +272,36 @@ func parseReport(m *nstancev1.ReportHealthRequest) (observe.Report, error) {
 	case nstancev1.StoppingReason_STOPPING_REASON_UPGRADE:
 		r.Stopping = observe.Upgrade
 	default:
-		return r, fmt.Errorf("stopping: reason %d is unknown", m.GetStopping())
+		return fmt.Errorf("stopping: reason %d is unknown", m.GetStopping())
 	}
 	if metrics := m.GetMetrics(); metrics != nil {
 		r.Metrics = parseMetrics(metrics)
 	}
 	if m.GetUnchanged() {
-		return r, nil
+		return nil
 	}
-	return r, parseStates(m, &r)
+	return parseStates(m, r)
+}
+
+func checkText(field, value string, limit int) error {
+	switch {
+	case len(value) > limit:
+		return fmt.Errorf("%s: %d bytes, at most %d are allowed", field, len(value), limit)
+	case !utf8.ValidString(value):
+		return fmt.Errorf("%s: is not UTF-8", field)
+	}
+	return nil
+}
+
+// checkAddress lets an address that is not known be empty.
+func checkAddress(field, value string) error {
+	if value == "" {
+		return nil
+	}
+	if _, err := netip.ParseAddr(value); err != nil {
+		return fmt.Errorf("%s: is not an address", field)
+	}
+	return nil
 }
 
 func parseStates(m *nstancev1.ReportHealthRequest, r *observe.Report) error {

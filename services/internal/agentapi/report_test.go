@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/observe"
 )
 
 func FuzzParseReport(f *testing.F) {
@@ -32,8 +33,8 @@ func FuzzParseReport(f *testing.F) {
 		if proto.Unmarshal(bytes, &m) != nil {
 			return
 		}
-		r, err := parseReport(&m)
-		if err != nil {
+		var r observe.Report
+		if err := parseReport(&m, &r); err != nil {
 			if field, _, ok := strings.Cut(err.Error(), ":"); !ok || strings.ContainsAny(field, "\n\x00") {
 				t.Errorf("the error names no field: %q", err)
 			}

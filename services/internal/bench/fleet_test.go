@@ -45,6 +45,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if os.Getenv(floorEnv) != "" {
+		if err := runFloor(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "floor's process:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(attackersEnv) != "" {
 		runAttackers(os.Stdin, os.Stdout)
 		os.Exit(0)

@@ -123,27 +123,32 @@ func runServer(in io.Reader, out io.Writer) error {
 	}()
 	go func() {
 		defer stop()
-		for {
-			var asked question
-			if decoder.Decode(&asked) != nil {
-				return
-			}
-			pprof.StopCPUProfile()
-			if asked.Free {
-				debug.FreeOSMemory()
-			}
-			answer, err := measure()
-			if err == nil {
-				err = asked.profile()
-			}
-			if err != nil {
-				fmt.Fprintln(os.Stderr, "server's process:", err)
-				return
-			}
-			_ = encoder.Encode(answer)
-		}
+		answerQuestions(decoder, encoder)
 	}()
 	return <-stopped
+}
+
+// answerQuestions says what this process takes whenever it is asked, until nobody asks any more.
+func answerQuestions(decoder *json.Decoder, encoder *json.Encoder) {
+	for {
+		var asked question
+		if decoder.Decode(&asked) != nil {
+			return
+		}
+		pprof.StopCPUProfile()
+		if asked.Free {
+			debug.FreeOSMemory()
+		}
+		answer, err := measure()
+		if err == nil {
+			err = asked.profile()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "server's process:", err)
+			return
+		}
+		_ = encoder.Encode(answer)
+	}
 }
 
 func (q question) profile() error {

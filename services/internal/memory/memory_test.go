@@ -17,8 +17,8 @@ func TestGrowthFollowsTheRate(t *testing.T) {
 		giveBack              bool
 	}{
 		"idle":                                {live: 300 * mib, percent: least},
-		"reports of many":                     {live: 300 * mib, perSecond: mib, percent: least},
-		"some":                                {live: 300 * mib, perSecond: 3 * mib, percent: 20},
+		"reports of many":                     {live: 300 * mib, perSecond: mib / 4, percent: least},
+		"some":                                {live: 300 * mib, perSecond: mib, percent: 20},
 		"a storm":                             {live: 300 * mib, perSecond: 100 * mib, percent: usual},
 		"small and busy":                      {live: 10 * mib, perSecond: mib, percent: usual},
 		"before the first collection":         {perSecond: mib, percent: usual},

@@ -97,9 +97,36 @@ func (w *World) Disconnected(id ident.ID, stream uint64, reason string) {
 	w.emit(events)
 }
 
+// Repeated folds one report into the picture if it says what the one before said, apart from the machine's metrics and addresses: then nothing is to be
+// decided. It answers false, and does nothing, if the report says anything else or the stream does not speak for the instance: that is for [World.Reported].
+// It allocates nothing and needs little stack, which thousands of goroutines that wait for reports keep.
+func (w *World) Repeated(id ident.ID, stream uint64, report *Report) bool {
+	now := w.opts.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	inst := w.instances[id]
+	if inst == nil || inst.stream != stream || report.Files != nil || report.Keys != nil || report.Notice ||
+		report.Stopping != NotStopping {
+		return false
+	}
+	p := &inst.plan
+	if p.LastReport.IsZero() || p.Healthy != report.Healthy || report.Healthy && !p.EverHealthy || p.RuntimeHash != report.RuntimeHash ||
+		!p.PowerOffAt.IsZero() || !p.RestartingAt.IsZero() || p.Reboot {
+		return false
+	}
+	p.LastReport = now
+	files, keys := inst.report.Files, inst.report.Keys
+	inst.report = *report
+	inst.report.Files, inst.report.Keys = files, keys
+	return true
+}
+
 // Reported folds one report into the picture. It answers false for a stream that was replaced or an instance that is gone. A
 // report that changes nothing touches no group and costs no write.
 func (w *World) Reported(id ident.ID, stream uint64, report Report) bool {
+	if w.Repeated(id, stream, &report) {
+		return true
+	}
 	now := w.opts.Now()
 	w.mu.Lock()
 	inst := w.instances[id]
