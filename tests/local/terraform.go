@@ -91,7 +91,8 @@ func (t *Terraform) run(ctx context.Context, command string, vars map[string]str
 	defer log.Close()
 	fmt.Fprintf(log, "\n# %s %s\n", filepath.Base(t.program), strings.Join(args, " "))
 	cmd := exec.CommandContext(ctx, t.program, args...)
-	cmd.Env = append(t.stack.Env(), "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"), "TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
+	// At home it would make a directory of its own, and look for mirrors and credentials that have nothing to do with this.
+	cmd.Env = append(t.stack.Env(), "HOME="+t.dir, "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"), "TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
 	cmd.Stdout, cmd.Stderr = log, log
 	// Out of the terminal's reach: Ctrl-C is the caller's to pass on, once. Interrupted, it ends its request and writes its state.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
