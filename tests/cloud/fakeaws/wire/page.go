@@ -23,7 +23,11 @@ func Page[T any](items []T, max int, token string) (page []T, next string, err e
 	if max == 0 || len(items) <= max {
 		return items, "", nil
 	}
-	return items[:max], base64.URLEncoding.EncodeToString([]byte("page:" + strconv.Itoa(start+max))), nil
+	return items[:max], tokenOf(start + max), nil
+}
+
+func tokenOf(start int) string {
+	return base64.URLEncoding.EncodeToString([]byte("page:" + strconv.Itoa(start)))
 }
 
 func offset(token string) (int, error) {
@@ -36,5 +40,8 @@ func offset(token string) (int, error) {
 		return 0, strconv.ErrSyntax
 	}
 	n, err := strconv.ParseUint(digits, 10, 31)
+	if err == nil && tokenOf(int(n)) != token { // line breaks, padding bits, zeros in front
+		err = strconv.ErrSyntax
+	}
 	return int(n), err
 }

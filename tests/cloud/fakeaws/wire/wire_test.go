@@ -315,7 +315,7 @@ func TestPage(t *testing.T) {
 	if _, _, err := wire.Page(items[:2], 4, next); err == nil {
 		t.Error("a token beyond the end was taken")
 	}
-	for _, token := range []string{"x", "cGFnZTotMQ==", "cGFnZTo5OTk5OTk5OTk5OTk="} {
+	for _, token := range []string{"x", "cGFnZTotMQ==", "cGFnZTo5OTk5OTk5OTk5OTk=", "cGFnZToy\n", "cGFnZTowMg==", "cGFnZToyMR=="} {
 		if _, _, err := wire.Page(items, 2, token); err == nil {
 			t.Errorf("token %q was taken", token)
 		}
