@@ -68,6 +68,67 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	}
 }
 
+// The short way takes a report only if there is nothing to decide after it, and leaves all others as they are to the long way.
+func TestRepeatedReports(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	stream, _ := p.Connected(id)
+	p.forget()
+	same := observe.Report{Healthy: true, RuntimeHash: "r1"}
+	if p.Repeated(id, stream, &same) {
+		t.Error("the first report of all was taken as repeated")
+	}
+	p.Reported(id, stream, observe.Report{Healthy: true, RuntimeHash: "r1", Files: []observe.FileState{{Name: "a"}}, Keys: []observe.KeyState{{Name: "k"}}})
+	p.forget()
+	p.now = p.now.Add(time.Second)
+	before, said := p.planned(t, id), p.now
+	for name, report := range map[string]observe.Report{
+		"unhealthy":             {RuntimeHash: "r1"},
+		"another configuration": {Healthy: true, RuntimeHash: "r2"},
+		"files":                 {Healthy: true, RuntimeHash: "r1", Files: []observe.FileState{}},
+		"keys":                  {Healthy: true, RuntimeHash: "r1", Keys: []observe.KeyState{}},
+		"a notice":              {Healthy: true, RuntimeHash: "r1", Notice: true},
+		"powering off":          {Healthy: true, RuntimeHash: "r1", Stopping: observe.PowerOff},
+		"an upgrade":            {Healthy: true, RuntimeHash: "r1", Stopping: observe.Upgrade},
+	} {
+		if p.Repeated(id, stream, &report) {
+			t.Errorf("%s: taken as repeated", name)
+		}
+	}
+	if p.Repeated(id, stream+1, &same) || p.Repeated(p.newID(t), stream, &same) {
+		t.Error("a stranger was heard")
+	}
+	if got := p.planned(t, id); got != before {
+		t.Errorf("%+v, was %+v: a report that was not taken left something behind", got, before)
+	}
+	same.Message, same.Metrics.CPU = "well", 0.5
+	if !p.Repeated(id, stream, &same) {
+		t.Error("a repeated report was not taken")
+	}
+	before.LastReport = said
+	if got := p.planned(t, id); got != before {
+		t.Errorf("%+v, want %+v", got, before)
+	}
+	if got, _ := p.LastReport(id); got.Message != "well" || got.Metrics.CPU != 0.5 || len(got.Files) != 1 || len(got.Keys) != 1 {
+		t.Errorf("last report %+v", got)
+	}
+	p.wantDirty(t, "nothing has changed")
+	if p.wakes != 0 {
+		t.Error("somebody is woken for nothing")
+	}
+	// Each announcement ends with a report that does not repeat it: that, too, is news.
+	for name, why := range map[string]observe.Stopping{"powering off": observe.PowerOff, "a reboot": observe.Reboot, "a restart": observe.Restart} {
+		p.Reported(id, stream, observe.Report{Healthy: true, RuntimeHash: "r1", Stopping: why})
+		if p.Repeated(id, stream, &same) {
+			t.Errorf("the end of %s: taken as repeated", name)
+		}
+		p.Reported(id, stream, same)
+		if got := p.planned(t, id); !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() || got.Reboot || !p.Repeated(id, stream, &same) {
+			t.Errorf("after %s: %+v", name, got)
+		}
+	}
+}
+
 func TestNewerStreamReplacesOlder(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
