@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -85,4 +86,34 @@ func TestPassingFaultAtTakeOverEndsTheTermOnly(t *testing.T) {
 			}
 		})
 	}
+}
+
+// destroyed is a store from which the shard's configuration goes while the first lock is written: the cluster was destroyed, and a standby comes to lead.
+type destroyed struct {
+	objstore.Store
+	once sync.Once
+}
+
+func (d *destroyed) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	if key == keys.Leader("a") {
+		var err error
+		if d.once.Do(func() { err = d.Delete(ctx, keys.Config("a")) }); err != nil {
+			return "", err
+		}
+	}
+	return d.Store.Put(ctx, key, body, cond)
+}
+
+func TestDestroyedClusterIsNotBegunAgain(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	r.bucket = &destroyed{Store: r.bucket}
+	p := r.start(testKey)
+	p.await("the first term's end", func() bool { return strings.Contains(p.log.String(), `"leadership given up"`) })
+	entries, err := r.bucket.List(t.Context(), "cluster/")
+	if err != nil || len(entries) > 0 {
+		t.Errorf("in the bucket are %v, %v", entries, err)
+	}
+	r.configure(nil) // it is applied again
+	p.await("two VMs", func() bool { return r.running() == 2 })
 }

@@ -185,21 +185,35 @@ func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
 	return func(id ident.ID) { env.Go("forget an agent", func() { s.agents.Deleted(ctx, id) }) }
 }
 
-// keys reads the cluster's keys, making them in a cluster that has none.
+// keys reads the cluster's keys, making them in a cluster that has none. It makes none for a shard whose configuration is gone: the cluster was
+// destroyed with it, and a standby that comes to lead when its leader is stopped would leave the beginnings of another in the bucket.
 func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, error) {
+	fail := func(err error) (authority.CA, authority.NonceKey, error) {
+		return authority.CA{}, authority.NonceKey{}, err
+	}
+	key, err := s.state.LoadNonceKey(ctx)
+	missing := errors.Is(err, secretstore.ErrNotFound)
+	if missing {
+		if _, _, err := s.state.ReadConfig(ctx, s.opts.Shard); err != nil {
+			return fail(fmt.Errorf("read the shard's configuration before the cluster's keys are made: %w", err))
+		}
+	} else if err != nil {
+		return fail(err)
+	}
 	ca, created, err := s.state.EnsureCA(ctx)
 	if err != nil {
-		return authority.CA{}, authority.NonceKey{}, err
+		return fail(err)
 	}
 	if created {
 		s.log.Info("made the cluster's CA", "fingerprint", authority.Fingerprint(ca.Certificate()))
 	}
-	key, created, err := s.state.EnsureNonceKey(ctx)
-	if err != nil {
-		return authority.CA{}, authority.NonceKey{}, err
-	}
-	if created {
-		s.log.Info("made the cluster's nonce key")
+	if missing {
+		if key, created, err = s.state.EnsureNonceKey(ctx); err != nil {
+			return fail(err)
+		}
+		if created {
+			s.log.Info("made the cluster's nonce key")
+		}
 	}
 	return ca, key, nil
 }
