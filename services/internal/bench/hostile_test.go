@@ -436,8 +436,11 @@ func BenchmarkHostile(b *testing.B) {
 				if kinds != nil || silent > 0 {
 					stop = p.attack(silent, slow, kinds...)
 				}
-				began, late := time.Now(), []string{}
+				began, before, late := time.Now(), strainNow(), []string{}
+				profiled := profileCPU(b, "hostile-"+name)
 				losses, visits := p.both(60)
+				profiled()
+				b.Logf("%s", strainNow().since(before))
 				for n, took := range losses {
 					if took > 10*time.Millisecond {
 						late = append(late, fmt.Sprintf("%d:%s", n, took.Round(time.Millisecond)))

@@ -106,7 +106,7 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	}
 	conn, err := t.handshake(begun)
 	if err != nil {
-		done(begun.greeted || !hungUp(err)) // who has gone before it was answered took no time
+		done(begun.greeted || !hungUp(err) && !errors.Is(err, errCrowded)) // who has gone before it was answered took no time
 		linger(begun)
 		return nil, nil, fmt.Errorf("TLS handshake: %w", err)
 	}
@@ -175,36 +175,3 @@ func (t *transport) Clone() credentials.TransportCredentials { return t }
 
 // OverrideServerName is for clients; the deprecated method has no effect here.
 func (t *transport) OverrideServerName(string) error { return nil }
-
-// peeked is a connection whose first byte was read ahead.
-type peeked struct {
-	net.Conn
-	first   [1]byte
-	ahead   bool
-	greeted bool // the client has said all of its first message, and is answered
-}
-
-func (c *peeked) peek() error {
-	n, err := c.Conn.Read(c.first[:])
-	c.ahead = n == 1
-	if c.ahead {
-		return nil
-	}
-	return err
-}
-
-// CloseWrite says that nothing more will be sent.
-func (c *peeked) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.New("cannot be closed by halves")
-}
-
-func (c *peeked) Read(p []byte) (int, error) {
-	if c.ahead && len(p) > 0 {
-		c.ahead = false
-		return copy(p, c.first[:]), nil
-	}
-	return c.Conn.Read(p)
-}

@@ -1,7 +1,6 @@
 package mtls
 
 import (
-	"container/list"
 	"crypto/tls"
 	"errors"
 	"net"
@@ -18,8 +17,8 @@ type crowd struct {
 	pace      pace
 
 	mu      sync.Mutex
-	members *list.List      // of *member, oldest first
-	clients map[any]*client // the same, by client
+	members arrivals[any]         // by client
+	words   map[any]*rate.Limiter // likewise, and of those who have left with less than all
 }
 
 // pace is how much of the server's time a client may take a second, and at once: see frames for the prices.
@@ -32,74 +31,52 @@ func (p pace) refill() time.Duration {
 // limiter counts nanoseconds.
 func (p pace) limiter() *rate.Limiter { return rate.NewLimiter(rate.Limit(p.second), int(p.burst)) }
 
-type client struct {
-	members *list.List
-	words   *rate.Limiter
-}
-
-type member struct {
-	client       any
-	conn         net.Conn
-	place, among *list.Element // nil once it has left
-}
-
 // newCrowd: all is 0 for no bound.
 func newCrowd(each, all int, pace pace) *crowd {
-	return &crowd{each: each, all: all, pace: pace, members: list.New(), clients: map[any]*client{}}
+	return &crowd{each: each, all: all, pace: pace, members: newArrivals[any](), words: map[any]*rate.Limiter{}}
 }
 
 // enter takes in a connection of a client, which is any comparable value. words is what all of the client's connections share; leave may be called
 // more than once.
 func (c *crowd) enter(who any, conn net.Conn) (words *rate.Limiter, leave func()) {
-	m := &member{client: who, conn: conn}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	own := c.clients[who]
-	if own == nil {
-		own = &client{list.New(), c.pace.limiter()}
-		c.clients[who] = own
+	words = c.words[who]
+	if words == nil {
+		words = c.pace.limiter()
+		c.words[who] = words
 	}
-	m.place, m.among = c.members.PushBack(m), own.members.PushBack(m)
-	if own.members.Len() > c.each {
-		c.evict(own.members.Front().Value.(*member))
-	} else if c.all > 0 && c.members.Len() > c.all {
-		c.evict(c.members.Front().Value.(*member))
+	m := c.members.add(who, conn)
+	if c.members.count(who) > c.each {
+		c.members.evictOf(who)
+	} else if c.all > 0 && c.members.len() > c.all {
+		c.forget(c.members.evict())
 	}
-	return own.words, func() {
+	return words, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.forget(m)
+		if c.members.remove(m) {
+			c.forget(who)
+		}
 	}
 }
 
-// evict needs mu.
-func (c *crowd) evict(m *member) {
-	c.forget(m)
-	m.conn.Close()
-}
-
-// forget needs mu.
-func (c *crowd) forget(m *member) {
-	if m.place == nil {
+// forget is for a client of which a connection has left. It needs mu.
+func (c *crowd) forget(who any) {
+	words := c.words[who]
+	if words == nil || c.members.count(who) > 0 {
 		return
 	}
-	c.members.Remove(m.place)
-	own := c.clients[m.client]
-	own.members.Remove(m.among)
-	m.place, m.among = nil, nil
-	if own.members.Len() > 0 {
-		return
-	}
-	if own.words.Tokens() >= float64(c.pace.burst) {
-		delete(c.clients, m.client)
+	if words.Tokens() >= float64(c.pace.burst) {
+		delete(c.words, who)
 		return
 	}
 	// Who comes back at once has said what it has said.
 	time.AfterFunc(c.pace.refill(), func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.clients[m.client] == own && own.members.Len() == 0 {
-			delete(c.clients, m.client)
+		if c.words[who] == words && c.members.count(who) == 0 {
+			delete(c.words, who)
 		}
 	})
 }

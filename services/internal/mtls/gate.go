@@ -37,77 +37,48 @@ func unprovenLimit() int {
 
 // gate bounds what connections to all ports cost before it is known whose they are. A source address that has half of the places makes room for
 // its own next, and none has more than an eighth of the turns: however many one opens, there is room for those from elsewhere. A handshake in vain
-// keeps turns from the source for a while; one that succeeds costs nothing, so that thousands of agents from one address get in as fast as it goes.
+// keeps turns from the source for a while; one that succeeds costs nothing, so that thousands of agents from one address get in as fast as it goes. What
+// handshakes take of the processors is the desk's to bound.
 type gate struct {
 	limit, share int
 	turns        *turns
 
+	desk *desk
+
 	mu       sync.Mutex
-	unproven *list.List                // of *guest, oldest first
-	sources  map[netip.Addr]*list.List // the same, by where they come from
+	unproven arrivals[netip.Addr] // which have not shown yet whose they are, by where they come from
 }
 
-// guest is a connection that has not shown yet whose it is.
-type guest struct {
-	conn         net.Conn
-	from         netip.Addr
-	place, among *list.Element // in gate.unproven and in its source's list; nil once it has left
-}
-
-func newGate(limit, handshakes int) *gate {
-	return &gate{limit: limit, share: max(limit/2, 1), turns: newTurns(handshakes, max(handshakes/8, 1)), unproven: list.New(), sources: map[netip.Addr]*list.List{}}
+func newGate(limit, handshakes, processors int) *gate {
+	return &gate{limit: limit, share: max(limit/2, 1), turns: newTurns(handshakes, max(handshakes/8, 1)), desk: newDesk(max(processors/2, 1)), unproven: newArrivals[netip.Addr]()}
 }
 
 // enter takes a connection in, at the cost of an older one if there are too many.
 func (g *gate) enter(conn net.Conn) (leave func()) {
-	n := &guest{conn: conn, from: sourceOf(conn.RemoteAddr())}
+	from := sourceOf(conn.RemoteAddr())
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.unproven.Len() >= g.limit {
-		oldest := g.unproven.Front()
-		if own := g.sources[n.from]; own != nil && own.Len() >= g.share {
-			oldest = own.Front()
-		}
-		g.evict(oldest.Value.(*guest))
+	switch {
+	case g.unproven.len() < g.limit:
+	case g.unproven.count(from) >= g.share:
+		g.unproven.evictOf(from)
+	default:
+		g.unproven.evict()
 	}
-	own := g.sources[n.from]
-	if own == nil {
-		own = list.New()
-		g.sources[n.from] = own
-	}
-	n.place, n.among = g.unproven.PushBack(n), own.PushBack(n)
+	n := g.unproven.add(from, conn)
 	return func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		g.forget(n)
+		g.unproven.remove(n)
 	}
 }
 
-// evict needs mu.
-func (g *gate) evict(n *guest) {
-	g.forget(n)
-	n.conn.Close()
-}
-
-// forget needs mu. It has no effect the second time.
-func (g *gate) forget(n *guest) {
-	if n.place == nil {
-		return
-	}
-	g.unproven.Remove(n.place)
-	own := g.sources[n.from]
-	if own.Remove(n.among); own.Len() == 0 {
-		delete(g.sources, n.from)
-	}
-	n.place, n.among = nil, nil
-}
-
-// turn waits for a connection's turn at the handshake, and done gives it back.
-func (g *gate) turn(conn net.Conn) (done func(vain bool), err error) {
+// turn waits for a connection's turn at the handshake. done gives it back, and says whether it was in vain.
+func (g *gate) turn(conn *peeked) (done func(vain bool), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	busy, ok := g.turns.take(from, handshakeTimeout)
 	if !ok {
-		return nil, errors.New("too many handshakes at once")
+		return nil, errCrowded
 	}
 	if busy {
 		if err := conn.SetDeadline(time.Now().Add(pressed)); err != nil {
@@ -115,8 +86,18 @@ func (g *gate) turn(conn net.Conn) (done func(vain bool), err error) {
 			return nil, err
 		}
 	}
-	return func(vain bool) { g.turns.giveBack(from, vain && from.IsValid() && !local(from)) }, nil
+	conn.desk, conn.from = g.desk, from
+	return func(vain bool) {
+		conn.rest()
+		conn.desk = nil
+		vain = vain && from.IsValid() && !local(from)
+		g.turns.giveBack(from, vain)
+		g.desk.judge(from, conn.paid, vain)
+	}, nil
 }
+
+// errCrowded is no fault of the client's.
+var errCrowded = errors.New("too many handshakes at once")
 
 // turns are taken in the order of asking, but no source has more than its share of them, and those of several sources alternate. Where so many wait, at a
 // source that has wasted its share, that the last would have no more patience when it is their turn, it is anybody's: the honest among them try again.

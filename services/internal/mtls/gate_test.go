@@ -99,7 +99,7 @@ func TestTurnsAlternate(t *testing.T) {
 }
 
 func TestGateCostsTheOldestOfItsSource(t *testing.T) {
-	g := newGate(8, 8)
+	g := newGate(8, 8, 2)
 	honest := &stub{from: good}
 	g.enter(honest)
 	var hostile []*stub
@@ -131,8 +131,8 @@ func TestGateCostsTheOldestOfItsSource(t *testing.T) {
 	for _, l := range slices.Concat(leave, leave) {
 		l()
 	}
-	if g.unproven.Len() != 0 || len(g.sources) != 0 {
-		t.Errorf("%d and %d are left", g.unproven.Len(), len(g.sources))
+	if g.unproven.len() != 0 || len(g.unproven.of) != 0 {
+		t.Errorf("%d and %d are left", g.unproven.len(), len(g.unproven.of))
 	}
 }
 
@@ -167,8 +167,8 @@ func TestCrowd(t *testing.T) {
 	for _, leave := range append(leaves, leave1, leave2, leave3, leave4, leave5) {
 		leave()
 	}
-	if c.members.Len() != 0 || len(c.clients) != 0 {
-		t.Errorf("%d and %d are left", c.members.Len(), len(c.clients))
+	if c.members.len() != 0 || len(c.words) != 0 {
+		t.Errorf("%d and %d are left", c.members.len(), len(c.words))
 	}
 }
 
@@ -186,8 +186,8 @@ func TestCrowdRemembers(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // fake time
 		synctest.Wait()
-		if len(c.clients) != 0 {
-			t.Errorf("%d clients are remembered", len(c.clients))
+		if len(c.words) != 0 {
+			t.Errorf("%d clients are remembered", len(c.words))
 		}
 	})
 }

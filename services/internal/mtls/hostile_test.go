@@ -397,6 +397,33 @@ func inVain(t *testing.T, c *mtlstest.Cluster, config *tls.Config) {
 	all.Wait()
 }
 
+// A handshake is in vain from the first on if its certificate is good for nothing at the port, and never if it is good.
+func TestStrangersHandshakesAreInVain(t *testing.T) {
+	c := mtlstest.New(t)
+	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source), authority.RoleAgent: certificateFor(t, c, authority.RoleAgent),
+		authority.RoleOperator: certificateFor(t, c, authority.RoleOperator)}
+	last := byte(1)
+	for port := range certs {
+		addr, _ := serveAgents(t, c, port)
+		for role, cert := range certs {
+			last++
+			from := net.IPv4(127, 0, 0, last)
+			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(c.ClientTLS(cert))), grpc.WithNoProxy(),
+				grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+					return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}).DialContext(ctx, "tcp", addr)
+				}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = renew(t, conn)
+			_ = conn.Close()
+			if doubts := c.Source.Doubts(from.String()); doubts != (role != port) || doubts != (err != nil) {
+				t.Errorf("%s on the port of %s: its address is doubtful: %v; %v", role, port, doubts, err)
+			}
+		}
+	}
+}
+
 // One certificate is good for a few connections: the newest.
 func TestConnectionsOfOneClient(t *testing.T) {
 	for role, want := range map[authority.Role]int{authority.RoleAgent: 4, authority.RoleOperator: 16} {

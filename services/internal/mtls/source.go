@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -61,7 +62,7 @@ func NewSource(options Options) (*Source, error) {
 	if _, err := io.ReadFull(options.Rand, seed); err != nil {
 		return nil, fmt.Errorf("make the server's key: %w", err)
 	}
-	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), gate: newGate(unprovenLimit(), maxHandshakes)}
+	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), gate: newGate(unprovenLimit(), maxHandshakes, runtime.GOMAXPROCS(0))}
 	if err := s.Use(options.CA, options.Bundle); err != nil {
 		return nil, err
 	}
@@ -123,7 +124,7 @@ func (s *Source) config() *tls.Config {
 		Time:                   s.options.Now,
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			if begun, ok := hello.Conn.(*peeked); ok {
-				begun.greeted = true
+				return nil, begun.greet()
 			}
 			return nil, nil //nolint:nilnil // the configuration remains this one
 		},
