@@ -90,15 +90,19 @@ type counted struct {
 	leave func()
 }
 
-// patience is how long a client may wait before what it has said is read. Whoever comes there has said it on many connections.
-const patience = 20 * time.Second
+const (
+	// patience is how long a client may wait before what it has said is read. Whoever comes there has said it on many connections.
+	patience = 20 * time.Second
+	// nap is how long it waits at least: to wake up for every frame of a flood would cost more than the frame.
+	nap = 50 * time.Millisecond
+)
 
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	// Who says too much is read later: nobody but itself waits.
 	if wait := spend(c.words, c.said.price(p[:n]), time.Now()); wait > patience {
 		err = errors.New("the client says too much")
-	} else if wait > 0 {
+	} else if wait >= nap {
 		<-time.After(wait)
 	}
 	if err != nil {
