@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -18,8 +19,11 @@ func (s *server) elect(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := s.stand(ctx)
 		var fatal *fatalError
-		if ctx.Err() != nil || errors.As(err, &fatal) {
+		switch {
+		case errors.As(err, &fatal):
 			return err
+		case ctx.Err() != nil:
+			return s.besidesTerm(err)
 		}
 		if s.served.Swap(false) {
 			try = 1
@@ -31,6 +35,27 @@ func (s *server) elect(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// termError is why a term could not begin, or ended.
+type termError struct{ err error }
+
+func (e *termError) Error() string { return e.err.Error() }
+func (e *termError) Unwrap() error { return e.err }
+
+// besidesTerm is what is left of an error of [server.stand] that came to an end as was asked for: that a term failed just before is worth a line, and no
+// failure of the stop.
+func (s *server) besidesTerm(err error) error {
+	var term *termError
+	if !errors.As(err, &term) {
+		return err
+	}
+	s.log.Warn("leading ended by an error", "error", term)
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return nil
+	}
+	return errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), func(err error) bool { return errors.Is(err, term) })...)
 }
 
 // stand takes part in the election until ctx ends or a term fails.

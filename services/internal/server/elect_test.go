@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -89,9 +90,11 @@ func TestPassingFaultAtTakeOverEndsTheTermOnly(t *testing.T) {
 }
 
 // destroyed is a store from which the shard's configuration goes while the first lock is written: the cluster was destroyed, and a standby comes to lead.
+// If there is a channel, it is told of the first release, which waits until it is heard of again.
 type destroyed struct {
 	objstore.Store
-	once sync.Once
+	once     sync.Once
+	released chan struct{}
 }
 
 func (d *destroyed) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
@@ -100,8 +103,34 @@ func (d *destroyed) Put(ctx context.Context, key string, body []byte, cond objst
 		if d.once.Do(func() { err = d.Delete(ctx, keys.Config("a")) }); err != nil {
 			return "", err
 		}
+		if lock, err := record.DecodeLock(body); err == nil && lock.Released && d.released != nil {
+			d.released <- struct{}{}
+			<-d.released
+		}
 	}
 	return d.Store.Put(ctx, key, body, cond)
+}
+
+// A server that is told to stop while it gives up a term that failed ends as it was told to.
+func TestStopWhileATermIsGivenUp(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	store := &destroyed{Store: r.bucket, released: make(chan struct{})}
+	r.bucket = store
+	p := r.start(testKey)
+	select {
+	case <-store.released:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("nothing is given up; log:\n%s", p.log)
+	}
+	p.stop()
+	close(store.released)
+	if err := p.wait(); err != nil {
+		t.Errorf("%v; log:\n%s", err, p.log)
+	}
+	if log := p.log.String(); !strings.Contains(log, `"leading ended by an error"`) || strings.Contains(log, `"leadership given up"`) {
+		t.Errorf("log:\n%s", log)
+	}
 }
 
 func TestDestroyedClusterIsNotBegunAgain(t *testing.T) {

@@ -74,7 +74,10 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 		}
 		return nil // stopping is what was asked for
 	}
-	return err
+	if err != nil {
+		return &termError{err}
+	}
+	return nil
 }
 
 func (s *server) term(ctx context.Context, a *lease.Authority) error {
