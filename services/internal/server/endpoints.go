@@ -252,7 +252,7 @@ func (s *server) serve(ctx context.Context, source *mtls.Source) (stop func(), e
 		}
 		servers = append(servers, g)
 		s.env.Go("serve "+service.name, func() {
-			if err := g.Serve(listener); err != nil {
+			if err := g.Serve(mtls.QuietReads(listener)); err != nil {
 				s.restart(fmt.Errorf("serve %s: %w", service.name, err))
 			}
 		})

@@ -121,7 +121,7 @@ func (c *Cluster) Serve(t testing.TB, role authority.Role, register func(*grpc.S
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
+	go func() { done <- server.Serve(mtls.QuietReads(listener)) }()
 	t.Cleanup(func() {
 		server.Stop()
 		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
