@@ -26,6 +26,9 @@ const (
 	// Free memory is given back when it is more than so many percent of what is in use, and more than spare bytes.
 	returned = 15
 	spare    = 16 << 20
+	// However little is in use, spare bytes is the least growth: who was idle would be collected many times a second when something happens, until the next
+	// look. And where much happens, room bytes are: a collection takes both processors of a small machine for some 20 to 40 ms, whatever else they should do.
+	room = 64 << 20
 	// pause lies between two times that it is: it takes a collection.
 	pause = time.Minute
 )
@@ -85,11 +88,13 @@ func (k *keeper) look(s sample) (percent int, giveBack bool) {
 	passed := s.at.Sub(k.before.at)
 	rate := float64(s.allocated-k.before.allocated) / max(passed.Seconds(), 0.001)
 	k.before = s
-	percent = usual
-	if s.live > 0 {
-		percent = int(min(max(100*rate*apart.Seconds()/float64(s.live), least), usual))
+	percent, idle := usual, false
+	if live := float64(s.live); live > 0 {
+		wanted := 100 * rate * apart.Seconds() / live
+		percent = int(min(max(wanted, least, 100*spare/live), max(usual, 100*room/live)))
+		idle = wanted < usual/2
 	}
-	giveBack = percent < usual/2 && s.free > spare && s.free > s.live*returned/100 && s.at.Sub(k.gave) >= pause
+	giveBack = idle && s.free > spare && s.free > s.live*returned/100 && s.at.Sub(k.gave) >= pause
 	if giveBack {
 		k.gave = s.at
 	}

@@ -20,11 +20,15 @@ func TestGrowthFollowsTheRate(t *testing.T) {
 		"reports of many":                     {live: 300 * mib, perSecond: mib / 4, percent: least},
 		"some":                                {live: 300 * mib, perSecond: mib, percent: 20},
 		"a storm":                             {live: 300 * mib, perSecond: 100 * mib, percent: usual},
-		"small and busy":                      {live: 10 * mib, perSecond: mib, percent: usual},
+		"small and idle":                      {live: 10 * mib, percent: 160},
+		"small and busy":                      {live: 10 * mib, perSecond: mib, percent: 600},
+		"small and very busy":                 {live: 10 * mib, perSecond: 10 * mib, percent: 640},
+		"a storm, not small":                  {live: 80 * mib, perSecond: 10 * mib, percent: usual},
+		"small and idle with much free":       {live: 10 * mib, free: 60 * mib, percent: 160, giveBack: true},
 		"before the first collection":         {perSecond: mib, percent: usual},
 		"idle with much free":                 {live: 300 * mib, free: 60 * mib, percent: least, giveBack: true},
 		"idle with a little free":             {live: 300 * mib, free: 40 * mib, percent: least},
-		"small with little free":              {live: 10 * mib, free: 15 * mib, percent: least},
+		"small with little free":              {live: 10 * mib, free: 15 * mib, percent: 160},
 		"a storm that will take what is free": {live: 300 * mib, perSecond: 100 * mib, free: 200 * mib, percent: usual},
 	} {
 		t.Run(name, func(t *testing.T) {
