@@ -124,11 +124,11 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 		done(false)
 		return conn, client, nil
 	}
-	words, leave := crowd.enter(who, raw)
+	own, leave := crowd.enter(who, raw)
 	// A handshake is in vain if its client may say nothing here, or comes so often that it has nothing left to say it with. At the registration port,
 	// t.limit has counted it.
-	done(t.clients && (crowd == t.strangers || !words.AllowN(time.Now(), int(priceHandshake))))
-	return &counted{Conn: conn, words: words, leave: leave}, client, nil
+	done(t.clients && (crowd == t.strangers || !own.words.AllowN(time.Now(), int(priceHandshake))))
+	return &counted{Conn: conn, own: own, rush: t.source.rush, leave: leave}, client, nil
 }
 
 func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {

@@ -167,8 +167,8 @@ func TestCrowd(t *testing.T) {
 	for _, leave := range append(leaves, leave1, leave2, leave3, leave4, leave5) {
 		leave()
 	}
-	if c.members.len() != 0 || len(c.words) != 0 {
-		t.Errorf("%d and %d are left", c.members.len(), len(c.words))
+	if c.members.len() != 0 || len(c.budgets) != 0 {
+		t.Errorf("%d and %d are left", c.members.len(), len(c.budgets))
 	}
 }
 
@@ -176,18 +176,18 @@ func TestCrowd(t *testing.T) {
 func TestCrowdRemembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(2, 5, pace{second: 10, burst: 100})
-		words, leave := c.enter("a", &stub{})
-		words.ReserveN(time.Now(), 80)
+		own, leave := c.enter("a", &stub{})
+		own.words.ReserveN(time.Now(), 80)
 		leave()
-		if again, leave := c.enter("a", &stub{}); again.Tokens() > 21 {
-			t.Errorf("%v bytes after it came back, want 20", again.Tokens())
+		if again, leave := c.enter("a", &stub{}); again.words.Tokens() > 21 {
+			t.Errorf("%v bytes after it came back, want 20", again.words.Tokens())
 		} else {
 			leave()
 		}
 		time.Sleep(time.Minute) // fake time
 		synctest.Wait()
-		if len(c.words) != 0 {
-			t.Errorf("%d clients are remembered", len(c.words))
+		if len(c.budgets) != 0 {
+			t.Errorf("%d clients are remembered", len(c.budgets))
 		}
 	})
 }

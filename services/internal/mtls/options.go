@@ -45,6 +45,9 @@ const (
 	window = 64<<10 - 1
 )
 
+// calmBurst is what a client may have the server spend at once without waiting behind others: see below.
+const calmBurst = 5 * time.Millisecond
+
 // What clients may have the server spend, on all of their connections together. A flood of whatever kind takes no more of a core than this, and the client
 // that sends it waits. What honest ones need, at the prices of frames.go:
 //
@@ -57,11 +60,15 @@ const (
 // A registration, a connection of its own, is 0.15 ms: 400 at once and 20 a second, which is what Limiter lets in from one address, are 60 ms and 3 ms/s.
 //
 // Whoever has a certificate that is good for no call of the port is told so, no more: a connection with its one call is 0.15 ms.
+//
+// Of what it may say at once, a client has the first five milliseconds for itself; for the rest it waits behind all others that say as much. A thousand calls
+// of one operator at once take 0.15 s more for that.
 var (
 	agentPace        = pace{second: 4 * time.Millisecond, burst: 25 * time.Millisecond}
 	operatorPace     = pace{second: 20 * time.Millisecond, burst: 80 * time.Millisecond}
 	registrationPace = pace{second: 5 * time.Millisecond, burst: 100 * time.Millisecond}
 	strangerPace     = pace{second: 2 * time.Millisecond, burst: 10 * time.Millisecond}
+	rushPace         = pace{second: 500 * time.Millisecond, burst: 10 * time.Millisecond}
 )
 
 // ServerOptions returns the options of the gRPC server of one port: TLS, the role that its clients must have, every bound on what

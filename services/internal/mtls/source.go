@@ -19,6 +19,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
@@ -47,8 +49,9 @@ type Source struct {
 	roots   atomic.Pointer[x509.CertPool]
 
 	connections atomic.Uint64
-	// gate is that of every port.
+	// gate is that of every port, and so is what clients share that say much at once.
 	gate *gate
+	rush *rate.Limiter
 
 	mu      sync.Mutex
 	ca      authority.CA
@@ -62,7 +65,7 @@ func NewSource(options Options) (*Source, error) {
 	if _, err := io.ReadFull(options.Rand, seed); err != nil {
 		return nil, fmt.Errorf("make the server's key: %w", err)
 	}
-	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), gate: newGate(unprovenLimit(), maxHandshakes, runtime.GOMAXPROCS(0))}
+	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), gate: newGate(unprovenLimit(), maxHandshakes, runtime.GOMAXPROCS(0)), rush: rushPace.limiter()}
 	if err := s.Use(options.CA, options.Bundle); err != nil {
 		return nil, err
 	}
