@@ -19,7 +19,7 @@ const module = "github.com/nstance-kit/nstance/"
 // sub-packages too.
 var layers = [][]string{
 	{"services/contract/ident"},
-	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/bootscript"},
+	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/bootscript", "services/contract/endpoints"},
 	{"services/contract/config"},
 	{"services/contract/envelope", "services/contract/keyring", "services/contract/authority"},
 	{"services/contract/objstore"},

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
@@ -112,18 +113,21 @@ func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics
 	if settings.IdentityDir = o.IdentityDir.ValueString(); settings.IdentityDir == "" && settings.PrivateKey == "" {
 		settings.IdentityDir = os.Getenv(identityVariable)
 	}
+	settings.Addresses = map[string][]string{}
 	if o.Servers.IsNull() {
-		var err error
-		if settings.Addresses, err = servers.ParseServers(os.Getenv(serversVariable)); err != nil {
+		shards, err := endpoints.Parse(os.Getenv(serversVariable))
+		if err != nil {
 			diags.Append(diagnostic.Failure{
 				What: "Invalid " + serversVariable, Why: err, Do: "Write shard=host:port,… into the variable, or set operator.servers.",
 			}.At(path.Root("operator")))
 		}
+		for _, shard := range shards {
+			settings.Addresses[shard.Name] = shard.Addrs
+		}
 		return settings, diags
 	}
-	settings.Addresses = map[string][]string{}
 	for shard, text := range addresses {
-		addrs, err := servers.ParseAddresses(text)
+		addrs, err := endpoints.ParseAddrs(text)
 		if err != nil {
 			at := path.Root("operator").AtName("servers").AtMapKey(shard)
 			diags.Append(diagnostic.Failure{What: "Invalid address", Why: err, Do: "Correct " + at.String() + "."}.At(at))

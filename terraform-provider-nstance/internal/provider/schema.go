@@ -12,9 +12,9 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
 // Schema implements provider.Provider.
@@ -79,7 +79,7 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						Optional: true, ElementType: types.StringType,
 						Validators: []validator.Map{
 							mapvalidator.KeysAre(name.Valid("shard", ident.ValidateName)),
-							mapvalidator.ValueStringsAre(name.Valid("address", func(s string) error { _, err := servers.ParseAddresses(s); return err })),
+							mapvalidator.ValueStringsAre(name.Valid("address", func(s string) error { _, err := endpoints.ParseAddrs(s); return err })),
 						},
 					},
 					"identity_dir": schema.StringAttribute{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,33 +51,12 @@ func TestParseServers(t *testing.T) {
 	if diff := cmp.Diff([]string{"b", "a"}, s.Shards()); diff != "" {
 		t.Error(diff)
 	}
-	for text, want := range map[string]string{
-		"a":            "want shard=host:port",
-		"A=h:1":        "lower-case",
-		"a=h":          "is not host:port",
-		"a=:8993":      "is not host:port",
-		"a=h:0":        "port",
-		"a=h:70000":    "port",
-		"a=h:operator": "port",
-	} {
-		if _, err := fleet.ParseServers(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
-		}
+	if addrs := []bool{s.Has("a"), s.Has("b"), s.Has("c")}; !slices.Equal(addrs, []bool{true, true, false}) {
+		t.Error("addresses of a, b and c:", addrs)
 	}
-}
-
-func FuzzParseServers(f *testing.F) {
-	for _, seed := range []string{"a=h:1", "a=h:1,b=[::1]:2", ",,", "a==h:1", "a=h:1,a=h:1"} {
-		f.Add(seed)
+	if _, err := fleet.ParseServers("a=h/x:8993"); err == nil || !strings.Contains(err.Error(), "host") { // more of them in package endpoints
+		t.Error(err)
 	}
-	f.Fuzz(func(t *testing.T, text string) {
-		s, err := fleet.ParseServers(text)
-		for _, shard := range s.Shards() {
-			if err != nil || !s.Has(shard) || ident.ValidateName(shard) != nil {
-				t.Errorf("%q: shard %q", text, shard)
-			}
-		}
-	})
 }
 
 // A standby names the leader, which is followed; the next call goes there at once. When the leader has moved back it is found again.

@@ -2,12 +2,9 @@ package fleet
 
 import (
 	"fmt"
-	"net"
 	"slices"
-	"strconv"
-	"strings"
 
-	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 )
 
 // Servers are the operator addresses of shards, in the order they were given.
@@ -16,34 +13,15 @@ type Servers struct {
 	addrs  map[string][]string
 }
 
-// ParseServers reads `shard=host:port,…`. A shard that is there several times has several addresses, which are tried in turn.
+// ParseServers reads `shard=host:port,…` ([endpoints.Parse]). The addresses of a shard are tried in turn.
 func ParseServers(text string) (Servers, error) {
+	shards, err := endpoints.Parse(text)
+	if err != nil {
+		return Servers{}, fmt.Errorf("server %w", err)
+	}
 	s := Servers{addrs: map[string][]string{}}
-	for part := range strings.SplitSeq(text, ",") {
-		part = strings.TrimSpace(part)
-		if part == "" {
-			continue
-		}
-		shard, addr, ok := strings.Cut(part, "=")
-		if !ok {
-			return Servers{}, fmt.Errorf("server %q: want shard=host:port", part)
-		}
-		if err := ident.ValidateName(shard); err != nil {
-			return Servers{}, fmt.Errorf("server %q: shard: %w", part, err)
-		}
-		host, port, err := net.SplitHostPort(addr)
-		if err != nil || host == "" {
-			return Servers{}, fmt.Errorf("server %q: %q is not host:port", part, addr)
-		}
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return Servers{}, fmt.Errorf("server %q: port %q is not a number from 1 to 65535", part, port)
-		}
-		if _, known := s.addrs[shard]; !known {
-			s.shards = append(s.shards, shard)
-		}
-		if !slices.Contains(s.addrs[shard], addr) {
-			s.addrs[shard] = append(s.addrs[shard], addr)
-		}
+	for _, shard := range shards {
+		s.shards, s.addrs[shard.Name] = append(s.shards, shard.Name), shard.Addrs
 	}
 	return s, nil
 }

@@ -1,4 +1,4 @@
-package servers_test
+package endpoints_test
 
 import (
 	"net"
@@ -8,19 +8,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-func TestParseServers(t *testing.T) {
-	got, err := servers.ParseServers("b=10.0.0.1:8993, a=[::1]:1,b=leader.example.com:8993,b=10.0.0.1:8993,")
+func TestParse(t *testing.T) {
+	got, err := endpoints.Parse("b=10.0.0.1:8993, a=[::1]:1,b=leader.example.com:8993,b=10.0.0.1:8993,")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string][]string{"a": {"[::1]:1"}, "b": {"10.0.0.1:8993", "leader.example.com:8993"}}, got); diff != "" {
+	if diff := cmp.Diff([]endpoints.Shard{{"b", []string{"10.0.0.1:8993", "leader.example.com:8993"}}, {"a", []string{"[::1]:1"}}}, got); diff != "" {
 		t.Error(diff)
 	}
-	if got, err := servers.ParseServers(" ,"); err != nil || len(got) > 0 {
+	if got, err := endpoints.Parse(" ,"); err != nil || len(got) > 0 {
 		t.Errorf("of nothing: %v, %v", got, err)
 	}
 	for text, want := range map[string]string{
@@ -39,31 +39,31 @@ func TestParseServers(t *testing.T) {
 		"a=b=h:8993":       "host",
 		"ok=h:1,a= h:8993": "host",
 	} {
-		if _, err := servers.ParseServers(text); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := endpoints.Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
 }
 
-func TestParseAddresses(t *testing.T) {
-	got, err := servers.ParseAddresses("10.0.0.1:8993, [fe80::1%eth0]:8993,10.0.0.1:8993,h:1")
+func TestParseAddrs(t *testing.T) {
+	got, err := endpoints.ParseAddrs("10.0.0.1:8993, [fe80::1%eth0]:8993,10.0.0.1:8993,h:1")
 	if diff := cmp.Diff([]string{"10.0.0.1:8993", "[fe80::1%eth0]:8993", "h:1"}, got); diff != "" || err != nil {
 		t.Error(err, diff)
 	}
 	for _, text := range []string{"", " , ", "127.0.0.1", "h:1,h", "https://h:8993", "h:99999", "a=h:1"} {
-		if got, err := servers.ParseAddresses(text); err == nil || !strings.Contains(err.Error(), "want host:port") {
+		if got, err := endpoints.ParseAddrs(text); err == nil || !strings.Contains(err.Error(), "want host:port") {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
 }
 
 // What is accepted can be dialled, and reads the same again.
-func FuzzParseServers(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"a=h:1", "a=h:1, b=[::1]:2,a=h.x:3", ",,", "a==h:1", "a=h:1,a=h:1", "A=h:1", "a=h:0", "a=https://h:1", "a=[fe80::1%eth0]:1"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := servers.ParseServers(text)
+		got, err := endpoints.Parse(text)
 		if err != nil {
 			if got != nil {
 				t.Errorf("%q: %v beside %v", text, got, err)
@@ -71,28 +71,28 @@ func FuzzParseServers(f *testing.F) {
 			return
 		}
 		var parts []string
-		for shard, addrs := range got {
-			if err := ident.ValidateName(shard); err != nil {
-				t.Errorf("%q: %v", text, err)
+		for _, shard := range got {
+			if err := ident.ValidateName(shard.Name); err != nil || len(shard.Addrs) == 0 {
+				t.Errorf("%q: %v, %v", text, shard, err)
 			}
-			dialable(t, addrs)
-			for _, addr := range addrs {
-				parts = append(parts, shard+"="+addr)
+			dialable(t, shard.Addrs)
+			for _, addr := range shard.Addrs {
+				parts = append(parts, shard.Name+"="+addr)
 			}
 		}
-		again, err := servers.ParseServers(strings.Join(parts, ","))
+		again, err := endpoints.Parse(strings.Join(parts, ","))
 		if diff := cmp.Diff(got, again); err != nil || diff != "" {
 			t.Errorf("%q: %v\n%s", text, err, diff)
 		}
 	})
 }
 
-func FuzzParseAddresses(f *testing.F) {
+func FuzzParseAddrs(f *testing.F) {
 	for _, seed := range []string{"h:1", "10.0.0.1:8993, [::1]:2,h.x:3", ",,", "", "h", "h:0", "::1:8993", "https://h:1", "[fe80::1%eth0]:1", "[h]:1", "[::1]x:1"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := servers.ParseAddresses(text)
+		got, err := endpoints.ParseAddrs(text)
 		if (err == nil) != (len(got) > 0) {
 			t.Errorf("%q: %q, %v", text, got, err)
 		}
@@ -100,7 +100,7 @@ func FuzzParseAddresses(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := servers.ParseAddresses(strings.Join(got, ",")); err != nil || !slices.Equal(got, again) {
+		if again, err := endpoints.ParseAddrs(strings.Join(got, ",")); err != nil || !slices.Equal(got, again) {
 			t.Errorf("%q: %q, then %q, %v", text, got, again, err)
 		}
 	})

@@ -1,0 +1,96 @@
+// Package endpoints owns how people write down under which addresses the operator port of a shard is reached.
+//
+// Invariant: what is accepted can be dialled: a host and a port.
+package endpoints
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"net"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+// hostPattern is a host name (RFC 1123, section 2.1), with underscores, which private zones have.
+var hostPattern = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$`)
+
+// Shard is the addresses of one shard, in the order in which they were given and each once. There is at least one.
+type Shard struct {
+	Name  string
+	Addrs []string
+}
+
+// Parse reads `shard=host:port,…`, shards in the order in which they come first. A shard that is there several times has several addresses. An empty
+// text names none.
+func Parse(text string) ([]Shard, error) {
+	var out []Shard
+	for part := range parts(text) {
+		name, addr, ok := strings.Cut(part, "=")
+		if !ok {
+			return nil, fmt.Errorf("%q: want shard=host:port", part)
+		}
+		if err := ident.ValidateName(name); err != nil {
+			return nil, fmt.Errorf("%q: shard: %w", part, err)
+		}
+		if err := check(addr); err != nil {
+			return nil, fmt.Errorf("%q: %w", part, err)
+		}
+		at := slices.IndexFunc(out, func(s Shard) bool { return s.Name == name })
+		if at < 0 {
+			at, out = len(out), append(out, Shard{Name: name})
+		}
+		if !slices.Contains(out[at].Addrs, addr) {
+			out[at].Addrs = append(out[at].Addrs, addr)
+		}
+	}
+	return out, nil
+}
+
+// ParseAddrs reads the addresses of one shard, `host:port,…`. There is at least one.
+func ParseAddrs(text string) ([]string, error) {
+	var out []string
+	for part := range parts(text) {
+		if err := check(part); err != nil {
+			return nil, err
+		}
+		if !slices.Contains(out, part) {
+			out = append(out, part)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("there is no address: want host:port")
+	}
+	return out, nil
+}
+
+// parts are what stands between commas, apart from white space.
+func parts(text string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for part := range strings.SplitSeq(text, ",") {
+			if part = strings.TrimSpace(part); part != "" && !yield(part) {
+				return
+			}
+		}
+	}
+}
+
+// check accepts what can be dialled: a host and a port from 1 to 65535.
+func check(addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("%q is not an address: want host:port", addr)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
+		return fmt.Errorf("%q has no port from 1 to 65535: want host:port", addr)
+	}
+	if _, err := netip.ParseAddr(host); err != nil && (len(host) > 253 || !hostPattern.MatchString(host)) {
+		return fmt.Errorf("%q has a host that is neither an IP address nor a name: want host:port", addr)
+	}
+	return nil
+}
