@@ -16,13 +16,18 @@ const (
 // slack is how late a report may be before it is missed.
 func slack(interval time.Duration) time.Duration { return interval / 10 }
 
-// heard is from when an instance's silence counts: its last report, its registration, or the moment from which silence counts at all.
-// ok is false while it cannot be silent: not registered, or this leader cannot tell yet.
+// heard is from when an instance's silence counts: its last report, its registration if it has not reported yet, or the moment from which silence counts at
+// all. (A registration that is later than a report was noted by a clock that was ahead.) ok is false while it cannot be silent: not registered, or this
+// leader cannot tell yet.
 func (i *Instance) heard(silenceFrom time.Time) (at time.Time, ok bool) {
 	if i.RegisteredAt.IsZero() || silenceFrom.IsZero() {
 		return time.Time{}, false
 	}
-	return latest(latest(i.LastReport, i.RegisteredAt), silenceFrom), true
+	since := i.LastReport
+	if since.IsZero() {
+		since = i.RegisteredAt
+	}
+	return latest(since, silenceFrom), true
 }
 
 // quietUntil is until when an announced reboot, restart or upgrade excuses silence; zero when nothing was announced since the last report.

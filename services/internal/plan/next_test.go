@@ -239,6 +239,10 @@ func TestRules(t *testing.T) {
 
 		// Unhealthy.
 		{name: "three reports missed: replaced first", snapshot: snapshot(2, silent(), well()), want: []string{"create for i1"}},
+		{name: "registered by a leader whose clock was an hour ahead: silent nevertheless", snapshot: snapshot(2, with(func(i *plan.Instance) {
+			*i = silent()
+			i.RegisteredAt = ago(-time.Hour)
+		}), well()), want: []string{"create for i1"}},
 		{name: "its replacement boots", snapshot: snapshot(2, silent(), well(), booting()), wake: 56 * time.Second},
 		{name: "its replacement is well", snapshot: snapshot(2, silent(), well(), well()), want: []string{"mark_deleting i1 unhealthy +1m0s"}},
 		{name: "its replacement has registered, but is not well", snapshot: snapshot(1, silent(), unwell(time.Minute))},
