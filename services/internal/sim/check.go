@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
@@ -83,7 +84,8 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 		w.fail(ruleSimulator, "create of %s: %v", id, err)
 	}
 	d := w.bucket.byID[id]
-	before := w.fleet.asked[id]
+	before, again := w.fleet.asked[id], t.called[id]
+	t.called[id] = true
 	if before != nil && before.calls.often(w.sched.now) {
 		w.fail(rulePatience, "%s is asked for again and again", id)
 	}
@@ -92,7 +94,7 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 		w.fail(ruleReservedVM, "create of %s, whose reservation is not durable", id)
 	case d.ReservedTerm != t.number:
 		w.fail(ruleReservedVM, "create of %s in term %d, it was reserved in %d", id, t.number, d.ReservedTerm)
-	case (d.State == record.Deleting || d.State == record.Deleted) && !s.fooled:
+	case (d.State == record.Deleting || d.State == record.Deleted) && !s.fooled && !(again && d.State == record.Deleting && !t.knows(id, record.Deleting)):
 		w.fail(ruleReservedVM, "create of %s, whose record says %s", id, d.State)
 	case before != nil && before.digest != digest:
 		w.fail(ruleOneVM, "%s is asked for a second time with other parameters", id)
@@ -102,6 +104,13 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 			w.checkSize(t, key)
 		}
 	}
+}
+
+// knows says whether the leader believes an instance to be in a state. A call that is repeated because its answer was lost is no other than the first one
+// landing late, if the answer to the mark for deletion was lost as well: the deletion looks the VM up.
+func (t *term) knows(id ident.ID, state record.State) bool {
+	rec, _, ok := t.leader.World.Record(id)
+	return ok && rec.State == state
 }
 
 // checkSize: what a group has, and what this leader has asked for, is never more than its size and its surge. Calls of earlier leaders whose

@@ -74,7 +74,9 @@ func (t *term) apply(shard *config.Shard, groups map[config.GroupKey]config.Grou
 		w.fail(ruleNewest, "term %d applies version %d of the configuration, version %d was applied before", t.number, version, w.people.applied)
 	}
 	w.trace("%s applies version %d", t.server.process.name, version)
-	w.people.applied = max(w.people.applied, version)
+	if !t.server.fooled { // its successor may have read what was there before
+		w.people.applied = max(w.people.applied, version)
+	}
 	t.version = version
 	t.before, t.beforeAt, t.groups = t.groups, w.sched.now, groups
 	t.leader.World.Configure(shard, groups)

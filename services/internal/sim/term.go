@@ -46,9 +46,10 @@ type term struct {
 	deleting  map[ident.ID]int    // that somebody has asked it to delete, and was not answered
 	learnt    map[ident.ID]lesson // which deletions it has heard of from the bucket
 	deafSince time.Time
-	heard     bool            // some agent has connected to it
-	provedAt  time.Time       // when the latest proof of its leadership was asked for
-	confirmed map[string]bool // orphans that somebody said may go
+	heard     bool              // some agent has connected to it
+	provedAt  time.Time         // when the latest proof of its leadership was asked for
+	confirmed map[string]bool   // orphans that somebody said may go
+	called    map[ident.ID]bool // whose create call it has sent
 }
 
 var errLost = errors.New("leadership was lost")
@@ -102,7 +103,7 @@ func (s *server) lead(number uint64) {
 	w.trace("%s leads in term %d", s.process.name, number)
 	w.checkTerm(s, number)
 	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()), marked: map[ident.ID]uint64{},
-		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}, learnt: map[ident.ID]lesson{}}
+		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}, learnt: map[ident.ID]lesson{}, called: map[ident.ID]bool{}}
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
