@@ -27,9 +27,9 @@ var layers = [][]string{
 	{"services/api"},
 	// Beside the planner and the elector, the edges that know nothing of instances.
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks", "services/internal/watch",
-		"services/internal/metrics", "services/internal/health", "services/internal/memory", "services/internal/mtls", "services/internal/peer", "services/internal/systemd"},
+		"services/internal/metrics", "services/internal/health", "services/internal/memory", "services/internal/transport", "services/internal/peer", "services/internal/systemd"},
 	{"services/internal/infra", "services/internal/cache", "services/internal/shardconfig"},
-	{"services/internal/observe", "services/internal/execute", "services/internal/reconcile"},
+	{"services/internal/shardstate", "services/internal/execute", "services/internal/leader"},
 	{"services/internal/registerapi", "services/internal/agentapi", "services/internal/operatorapi"},
 	{"services/internal/server", "services/internal/agent", "services/internal/operator", "services/internal/admin", "services/internal/dev",
 		"services/internal/sim", "services/internal/bench", "services/internal/proof"},
@@ -227,7 +227,7 @@ func TestRulesComplain(t *testing.T) {
 		}
 	}
 	for name := range rules {
-		if complaints := rules[name](pkg{ImportPath: "services/internal/observe", Imports: []string{"time", "services/internal/infra"}}); len(complaints) > 0 {
+		if complaints := rules[name](pkg{ImportPath: "services/internal/shardstate", Imports: []string{"time", "services/internal/infra"}}); len(complaints) > 0 {
 			t.Errorf("%s complains about what is allowed: %v", name, complaints)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // The streams of an agent. It has one of each.
@@ -83,7 +83,7 @@ func (s *slot) signal() {
 }
 
 // take opens a stream of a connection. An older stream of the kind ends, and so do all those of an older connection.
-func (a *agent) take(kind int, peer *mtls.Peer) (*slot, error) {
+func (a *agent) take(kind int, peer *transport.Peer) (*slot, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	replaced := status.Error(codes.Aborted, "replaced by a newer connection or stream of this instance")
@@ -149,11 +149,11 @@ func (a *agent) finish(s *slot, err error) (first bool) {
 
 // hold keeps an agent's stream open: start when it opens, then work whenever there is something to do. It returns why it ended.
 //
-// What goes deep is done on another stack: see mtls.Aside.
+// What goes deep is done on another stack: see transport.Aside.
 func (s *Service) hold(ctx context.Context, kind int, instanceID func(own string) string, start, work func(*call) error) error {
 	var c *call
 	var err error
-	mtls.Aside(func() {
+	transport.Aside(func() {
 		if c, err = s.enter(ctx, kind, instanceID); err != nil {
 			return
 		}
@@ -171,7 +171,7 @@ func (s *Service) hold(ctx context.Context, kind int, instanceID func(own string
 		case <-c.leader.Context.Done():
 			err = s.lost()
 		case <-c.slot.wake:
-			mtls.Aside(func() {
+			transport.Aside(func() {
 				c.agent.mu.Lock()
 				err = c.slot.err
 				c.agent.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // Records changes instance records by compare and swap; see execute.Executor.Update.
@@ -49,10 +49,10 @@ type Leader struct {
 	Cluster, Shard string
 	Term           uint64
 	Incarnation    string
-	World          *observe.World
+	World          *shardstate.World
 	Records        Records
 	CertLog        CertLog
-	Issuer         mtls.Issuer
+	Issuer         transport.Issuer
 	Files          *filegen.Generator
 	// Interval is how often agents are to report, as configured now.
 	Interval func() time.Duration
@@ -162,7 +162,7 @@ func (s *Service) Configured() {
 // call is one authorized call of an agent.
 type call struct {
 	leader *Leader
-	peer   *mtls.Peer
+	peer   *transport.Peer
 	agent  *agent
 	group  config.GroupKey
 	slot   *slot // of a stream
@@ -178,7 +178,7 @@ func (s *Service) authorize(ctx context.Context, instanceID func(own string) str
 // authorizeWithRecord also returns the instance's record.
 func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own string) string) (*call, record.Instance, error) {
 	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }
-	peer, err := mtls.PeerOf(ctx)
+	peer, err := transport.PeerOf(ctx)
 	if err != nil {
 		return fail(status.Error(codes.Unauthenticated, err.Error()))
 	}
@@ -210,7 +210,7 @@ func named(m interface{ GetInstanceId() string }) func(string) string {
 }
 
 // speaksFor checks a certificate against the record of its instance.
-func speaksFor(peer *mtls.Peer, rec *record.Instance) error {
+func speaksFor(peer *transport.Peer, rec *record.Instance) error {
 	switch {
 	case rec.Tenant != peer.Identity.Tenant:
 		return status.Errorf(codes.PermissionDenied, "instance %s is not of tenant %s", rec.ID, peer.Identity.Tenant)

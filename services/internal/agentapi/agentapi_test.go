@@ -40,9 +40,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 var _ execute.Files = (*agentapi.Service)(nil)
@@ -114,10 +114,10 @@ type client struct {
 // registered makes an instance whose agent has registered with a key.
 func (w *world) registered(t testing.TB) (ident.ID, ed25519.PrivateKey, *tls.Certificate) {
 	t.Helper()
-	id, key := w.Created(t), mtlstest.NewKey(t)
+	id, key := w.Created(t), transporttest.NewKey(t)
 	cert := w.Certificate(t, w.Agent(id), key)
 	w.Change(t, id, func(r *record.Instance) {
-		r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.Hostname = record.Registered, w.Clock.Now(), mtlstest.Public(key), "n", "node-1"
+		r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.Hostname = record.Registered, w.Clock.Now(), transporttest.Public(key), "n", "node-1"
 		r.Certificate = &record.CertificateRef{Serial: authority.Serial(cert.Leaf), NotAfter: cert.Leaf.NotAfter}
 	})
 	return id, key, cert
@@ -354,7 +354,7 @@ func TestAnAgentSpeaksForItself(t *testing.T) {
 
 func TestRefusedConnections(t *testing.T) {
 	w := newWorld(t)
-	key := mtlstest.NewKey(t)
+	key := transporttest.NewKey(t)
 	stranger := w.NewID(t, "knd")
 	created := w.Created(t)
 	deleted, deletedKey, deletedCert := w.registered(t)
@@ -396,10 +396,10 @@ func TestReports(t *testing.T) {
 		m.Files = []*nstancev1.FileState{{Name: "a", Error: "disk full"}}
 		m.Keys = []*nstancev1.KeyState{{Name: "a.pub", Sha256: strings.Repeat("0", 64)}}
 	})
-	want := observe.Report{Healthy: true, Message: "1ns", Version: "v1", RuntimeHash: "r0", IPv4: "10.0.0.9", Hostname: "node-9",
-		Files: []observe.FileState{{Name: "a", Error: "disk full"}}, Keys: []observe.KeyState{{Name: "a.pub", SHA256: strings.Repeat("0", 64)}},
+	want := shardstate.Report{Healthy: true, Message: "1ns", Version: "v1", RuntimeHash: "r0", IPv4: "10.0.0.9", Hostname: "node-9",
+		Files: []shardstate.FileState{{Name: "a", Error: "disk full"}}, Keys: []shardstate.KeyState{{Name: "a.pub", SHA256: strings.Repeat("0", 64)}},
 		Notice: true, NoticeDeadline: deadline,
-		Metrics: observe.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: -1, TransmitRate: -1, ConntrackEntries: 7, ConntrackMax: -1}}
+		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: -1, TransmitRate: -1, ConntrackEntries: 7, ConntrackMax: -1}}
 	got, _ := w.World.LastReport(c.id)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -408,14 +408,14 @@ func TestReports(t *testing.T) {
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})
-	if got, _ = w.World.LastReport(c.id); len(got.Files) != 1 || got.Stopping != observe.PowerOff {
+	if got, _ = w.World.LastReport(c.id); len(got.Files) != 1 || got.Stopping != shardstate.PowerOff {
 		t.Errorf("%+v", got)
 	}
 	// The stream's end is answered once everything before it was taken.
 	if _, err := r.CloseAndRecv(); err != nil {
 		t.Error(err)
 	}
-	w.AwaitEvent(t, c.id, observe.EventLost, 1)
+	w.AwaitEvent(t, c.id, shardstate.EventLost, 1)
 	view, _ = w.World.Instance(c.id)
 	if view.Plan.Connected || view.Plan.PowerOffAt.IsZero() {
 		t.Errorf("%+v", view.Plan)
@@ -427,7 +427,7 @@ func TestConnectionLost(t *testing.T) {
 	c := w.agent(t)
 	c.reports()
 	c.conn.Close()
-	w.AwaitEvent(t, c.id, observe.EventLost, 1)
+	w.AwaitEvent(t, c.id, shardstate.EventLost, 1)
 }
 
 func TestBadReports(t *testing.T) {
@@ -497,13 +497,13 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 	}
 	r.send(nil)
 	view, _ := w.World.Instance(old.id)
-	if !view.Plan.Connected || w.Events(old.id, observe.EventLost) != 0 {
-		t.Errorf("connected %v, lost %d times", view.Plan.Connected, w.Events(old.id, observe.EventLost))
+	if !view.Plan.Connected || w.Events(old.id, shardstate.EventLost) != 0 {
+		t.Errorf("connected %v, lost %d times", view.Plan.Connected, w.Events(old.id, shardstate.EventLost))
 	}
 	// A second stream of the same connection replaces the first as well.
 	newer.reports().send(nil)
 	wants(t, "first stream", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.Aborted, "replaced")
-	if w.Events(old.id, observe.EventLost) != 0 {
+	if w.Events(old.id, shardstate.EventLost) != 0 {
 		t.Error("a replaced stream counts as lost")
 	}
 }
@@ -535,7 +535,7 @@ func TestDeletedInstance(t *testing.T) {
 	w := newWorld(t)
 	c := w.agent(t)
 	r, files := c.reports(), c.files()
-	if err := c.submit("node.pub", pkixOf(t, mtlstest.NewKey(t))); err != nil {
+	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
 		t.Fatal(err)
 	}
 	// One that is being deleted is still heard: it may drain for hours.
@@ -565,7 +565,7 @@ func TestReportIntervalChanges(t *testing.T) {
 	w.service.Configured()
 	wants(t, "reports", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.Aborted, "interval has changed")
 	c.reports().send(nil)
-	if w.Events(c.id, observe.EventLost) != 0 {
+	if w.Events(c.id, shardstate.EventLost) != 0 {
 		t.Error("counted as lost")
 	}
 }
@@ -598,7 +598,7 @@ func TestFilesAndKeys(t *testing.T) {
 		t.Errorf("asked again for %v (%v)", request, err)
 	}
 	// The key brings the certificate, and nothing that was sent before.
-	key := mtlstest.NewKey(t)
+	key := transporttest.NewKey(t)
 	if err := c.submit("node.pub", pkixOf(t, key)); err != nil {
 		t.Fatal(err)
 	}
@@ -611,7 +611,7 @@ func TestFilesAndKeys(t *testing.T) {
 	if err != nil || !cert.PublicKey.(ed25519.PublicKey).Equal(key.Public()) || cert.DNSNames[0] != "node-1" || cert.IPAddresses[0].String() != "10.1.2.3" {
 		t.Errorf("certificate %+v (%v)", cert, err)
 	}
-	w.AwaitEvent(t, c.id, observe.EventFilesPushed, 2)
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
 	entries := w.log(t)
 	want := []record.Issued{{Name: "node.crt", Kind: record.CertServer, Serial: authority.Serial(cert), NotAfter: cert.NotAfter}}
 	if len(entries) != 1 || entries[0].Instance != c.id || cmp.Diff(want, entries[0].Issued) != "" {
@@ -625,8 +625,8 @@ func TestFilesAndKeys(t *testing.T) {
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.RuntimeHash, m.Files, m.Keys = "r1", states(first, second), keyState(pkixOf(t, key))
 	})
-	if err := c.push(); err != nil || w.Events(c.id, observe.EventFilesPushed) != 2 {
-		t.Errorf("%v, %d events", err, w.Events(c.id, observe.EventFilesPushed))
+	if err := c.push(); err != nil || w.Events(c.id, shardstate.EventFilesPushed) != 2 {
+		t.Errorf("%v, %d events", err, w.Events(c.id, shardstate.EventFilesPushed))
 	}
 	// Another configuration sends what it changes.
 	w.group.RuntimeHash, w.group.Vars = "r2", map[string]string{"role": "master"}
@@ -648,7 +648,7 @@ func TestRefusedKeys(t *testing.T) {
 	c := w.agent(t)
 	_, err := c.SubmitPublicKeys(t.Context(), &nstancev1.SubmitPublicKeysRequest{InstanceId: c.id.String()})
 	wants(t, "none", err, codes.InvalidArgument, "keys: 0 of them")
-	wants(t, "not needed", c.submit("other.pub", pkixOf(t, mtlstest.NewKey(t))), codes.InvalidArgument, "keys[0].name")
+	wants(t, "not needed", c.submit("other.pub", pkixOf(t, transporttest.NewKey(t))), codes.InvalidArgument, "keys[0].name")
 	wants(t, "no key", c.submit("node.pub", []byte("x")), codes.InvalidArgument, "keys[0].pkix")
 	if keys, err := w.cache.Keys(t.Context(), c.id); err != nil || len(keys) != 0 {
 		t.Errorf("keys %v (%v)", keys, err)
@@ -659,7 +659,7 @@ func TestRefusedKeys(t *testing.T) {
 func (c *client) complete() (r *reports, files filesStream, all batch, keys []*nstancev1.KeyState) {
 	c.t.Helper()
 	r, files = c.reports(), c.files()
-	pkix := pkixOf(c.t, mtlstest.NewKey(c.t))
+	pkix := pkixOf(c.t, transporttest.NewKey(c.t))
 	keys = keyState(pkix)
 	if err := c.submit("node.pub", pkix); err != nil {
 		c.t.Fatal(err)
@@ -676,11 +676,11 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	w := newWorld(t)
 	c := w.agent(t)
 	r, files, all, keys := c.complete()
-	w.AwaitEvent(t, c.id, observe.EventFilesPushed, 1)
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 1)
 	w.Clock.Advance(19 * time.Hour)
 	unchanged := func(m *nstancev1.ReportHealthRequest) { m.RuntimeHash, m.Unchanged = "r1", true }
 	r.send(unchanged)
-	if n := w.Events(c.id, observe.EventFilesPushed); n != 1 {
+	if n := w.Events(c.id, shardstate.EventFilesPushed); n != 1 {
 		t.Errorf("%d batches", n)
 	}
 	w.Clock.Advance(2 * time.Hour) // two thirds of 30 h
@@ -693,7 +693,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 		t.Error("not renewed")
 	}
 
-	w.AwaitEvent(t, c.id, observe.EventFilesPushed, 2)
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
 	// A new leader knows from the report when it is due, and the key from its cache.
 	leader := *w.leader.Load()
 	w.leader.Store(&leader)
@@ -713,7 +713,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 	r, files, all, keys := c.complete()
 	pushed := 1
 	awaited := func() { // the batch is through: the clock may go on
-		w.AwaitEvent(t, c.id, observe.EventFilesPushed, pushed)
+		w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, pushed)
 		pushed++
 	}
 	awaited()
@@ -727,7 +727,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 	}
 	awaited()
 	// It fails again: the next attempt waits, and is made although nothing changes any more.
-	sent := func() int { return w.Events(c.id, observe.EventFilesPushed) }
+	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })
 	if sent() != before {
@@ -763,14 +763,14 @@ func TestLogComesFirst(t *testing.T) {
 		}
 		return mem.Fault{}
 	})
-	if err := c.submit("node.pub", pkixOf(t, mtlstest.NewKey(t))); err != nil {
+	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.push(); err == nil || !strings.Contains(err.Error(), "log certificates") {
 		t.Errorf("%v", err)
 	}
 	w.Fault(nil)
-	if w.Events(c.id, observe.EventFilesPushed) != 0 {
+	if w.Events(c.id, shardstate.EventFilesPushed) != 0 {
 		t.Error("something was sent")
 	}
 	w.Clock.Advance(time.Minute)
@@ -870,10 +870,10 @@ func TestRenewExpiredCertificate(t *testing.T) {
 	w.Delete(t, deleting.id, false)
 	w.Clock.Advance(authority.AgentTTL + 24*time.Hour)
 	w.World.Answered(stopped.id, infra.VM{ProviderID: "vm-" + stopped.id.String(), State: infra.Stopped}, w.Clock.Now())
-	fresh := observe.New(observe.Options{Cluster: w.Name, Shard: "a", Term: w.Term(), Now: w.Clock.Now, Wake: func() {}, Log: w.Log})
+	fresh := shardstate.New(shardstate.Options{Cluster: w.Name, Shard: "a", Term: w.Term(), Now: w.Clock.Now, Wake: func() {}, Log: w.Log})
 	w.World.PutRecord(w.Stored(t, unknown.id), "")
 
-	if err := running.submit("node.pub", pkixOf(t, mtlstest.NewKey(t))); status.Code(err) != codes.Unauthenticated {
+	if err := running.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("another call with an expired certificate: %v", err)
 	}
 	answer, err := running.renew()
@@ -938,7 +938,7 @@ func TestLostCache(t *testing.T) {
 	}
 }
 
-// Reports come from many agents in turn: one alone would soon be held to its pace, see package mtls.
+// Reports come from many agents in turn: one alone would soon be held to its pace, see package transport.
 func BenchmarkReport(b *testing.B) {
 	const agents = 400
 	w := newWorld(b)

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 const (
@@ -138,7 +138,7 @@ func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.Recei
 	}
 	world.FilesSent(a.id, group.RuntimeHash)
 	if !nothing {
-		world.Publish(observe.InstanceEvent{Type: observe.EventFilesPushed, Tenant: view.Record.Tenant, Group: view.Record.Group, Instance: a.id,
+		world.Publish(shardstate.InstanceEvent{Type: shardstate.EventFilesPushed, Tenant: view.Record.Tenant, Group: view.Record.Group, Instance: a.id,
 			Reason: fmt.Sprintf("%d of %d files", len(result.Files), len(result.Names))})
 	}
 	return nil, nil
@@ -164,7 +164,7 @@ func (s *Service) send(c *call, result filegen.Result, hash string, send func(*n
 }
 
 // input gathers what an instance is and has.
-func (a *agent) input(group config.Group, view *observe.InstanceView) filegen.Input {
+func (a *agent) input(group config.Group, view *shardstate.InstanceView) filegen.Input {
 	rec, vm, report := &view.Record, &view.VM, &view.Report
 	in := filegen.Input{
 		Group: group, Record: *rec, RuntimeHash: report.RuntimeHash,

@@ -20,8 +20,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // IntervalHeader is the response header that tells an agent how often to report, a Go duration.
@@ -105,7 +105,7 @@ func (s *Service) takeRepeated(c *call, message *nstancev1.ReportHealthRequest, 
 	if message.GetInstanceId() != c.agent.name || message.GetSequence() <= last || !message.GetUnchanged() {
 		return false
 	}
-	var report observe.Report
+	var report shardstate.Report
 	if parseReport(message, &report) != nil || !c.agent.content(report.RuntimeHash, s.Now()) || !c.leader.World.Repeated(c.agent.id, number, &report) {
 		return false
 	}
@@ -115,9 +115,9 @@ func (s *Service) takeRepeated(c *call, message *nstancev1.ReportHealthRequest, 
 	return true
 }
 
-// takeAside is take on another stack: see mtls.Aside.
+// takeAside is take on another stack: see transport.Aside.
 func (s *Service) takeAside(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) (err error) {
-	mtls.Aside(func() { err = s.take(c, message, number, last) })
+	transport.Aside(func() { err = s.take(c, message, number, last) })
 	return err
 }
 
@@ -129,7 +129,7 @@ func (s *Service) take(c *call, message *nstancev1.ReportHealthRequest, number, 
 	if message.GetSequence() <= last {
 		return status.Errorf(codes.InvalidArgument, "sequence: %d after %d", message.GetSequence(), last)
 	}
-	var report observe.Report
+	var report shardstate.Report
 	if err := parseReport(message, &report); err != nil {
 		return status.Errorf(codes.InvalidArgument, "%v", err)
 	}
@@ -145,7 +145,7 @@ func (s *Service) take(c *call, message *nstancev1.ReportHealthRequest, number, 
 
 // look finds out, after a report, whether the instance lacks files, and has them sent. A configuration that has changed is the planner's to
 // notice.
-func (s *Service) look(c *call, report *observe.Report) {
+func (s *Service) look(c *call, report *shardstate.Report) {
 	a, now := c.agent, s.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -194,7 +194,7 @@ func (a *agent) again(now time.Time) {
 }
 
 // reported takes a full list of the instance's files. Call with mu held.
-func (a *agent) reported(files []observe.FileState, group *config.Group) {
+func (a *agent) reported(files []shardstate.FileState, group *config.Group) {
 	a.renewAt = time.Time{}
 	for i := range files {
 		f := &files[i]
@@ -210,7 +210,7 @@ func (a *agent) reported(files []observe.FileState, group *config.Group) {
 }
 
 // lacks reports whether a full list of the instance's files is not what it should be. Call with mu held.
-func (a *agent) lacks(files []observe.FileState, group *config.Group) bool {
+func (a *agent) lacks(files []shardstate.FileState, group *config.Group) bool {
 	good := 0
 	for i := range files {
 		f := &files[i]
@@ -229,7 +229,7 @@ func (a *agent) lacks(files []observe.FileState, group *config.Group) bool {
 }
 
 // prune forgets handed-in keys that the agent no longer has. Call with mu held.
-func (a *agent) prune(keys []observe.KeyState) {
+func (a *agent) prune(keys []shardstate.KeyState) {
 	for name, pkix := range a.keys {
 		if !has(keys, name, pkix) {
 			delete(a.keys, name)
@@ -237,7 +237,7 @@ func (a *agent) prune(keys []observe.KeyState) {
 	}
 }
 
-func has(keys []observe.KeyState, name string, pkix []byte) bool {
+func has(keys []shardstate.KeyState, name string, pkix []byte) bool {
 	for i := range keys {
 		if keys[i].Name == name {
 			return keys[i].SHA256 == sum(pkix)
@@ -247,8 +247,8 @@ func has(keys []observe.KeyState, name string, pkix []byte) bool {
 }
 
 // parseReport checks a report and reads it into r. Its error names the field.
-func parseReport(m *nstancev1.ReportHealthRequest, r *observe.Report) error {
-	*r = observe.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(), RuntimeHash: m.GetRuntimeHash(),
+func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
+	*r = shardstate.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(), RuntimeHash: m.GetRuntimeHash(),
 		IPv4: m.GetIpv4(), IPv6: m.GetIpv6(), Hostname: m.GetHostname()}
 	if err := cmp.Or(checkText("message", r.Message, maxText), checkText("agent_version", r.Version, 128), checkText("runtime_hash", r.RuntimeHash, 128),
 		checkText("hostname", r.Hostname, 253), checkAddress("ipv4", r.IPv4), checkAddress("ipv6", r.IPv6)); err != nil {
@@ -264,13 +264,13 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *observe.Report) error {
 	switch m.GetStopping() {
 	case nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED:
 	case nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF:
-		r.Stopping = observe.PowerOff
+		r.Stopping = shardstate.PowerOff
 	case nstancev1.StoppingReason_STOPPING_REASON_REBOOT:
-		r.Stopping = observe.Reboot
+		r.Stopping = shardstate.Reboot
 	case nstancev1.StoppingReason_STOPPING_REASON_RESTART:
-		r.Stopping = observe.Restart
+		r.Stopping = shardstate.Restart
 	case nstancev1.StoppingReason_STOPPING_REASON_UPGRADE:
-		r.Stopping = observe.Upgrade
+		r.Stopping = shardstate.Upgrade
 	default:
 		return fmt.Errorf("stopping: reason %d is unknown", m.GetStopping())
 	}
@@ -304,16 +304,16 @@ func checkAddress(field, value string) error {
 	return nil
 }
 
-func parseStates(m *nstancev1.ReportHealthRequest, r *observe.Report) error {
+func parseStates(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	if len(m.GetFiles()) > maxFiles || len(m.GetKeys()) > maxKeys {
 		return fmt.Errorf("files, keys: %d and %d of them, at most %d and %d are allowed", len(m.GetFiles()), len(m.GetKeys()), maxFiles, maxKeys)
 	}
-	r.Files, r.Keys = make([]observe.FileState, len(m.GetFiles())), make([]observe.KeyState, len(m.GetKeys()))
+	r.Files, r.Keys = make([]shardstate.FileState, len(m.GetFiles())), make([]shardstate.KeyState, len(m.GetKeys()))
 	for i, f := range m.GetFiles() {
 		if err := checkState(f.GetName(), f.GetSha256(), f.GetError()); err != nil {
 			return fmt.Errorf("files[%d].%w", i, err)
 		}
-		state := observe.FileState{Name: f.GetName(), SHA256: f.GetSha256(), Error: f.GetError()}
+		state := shardstate.FileState{Name: f.GetName(), SHA256: f.GetSha256(), Error: f.GetError()}
 		var err error
 		if state.NotBefore, err = parseTime(f.GetNotBefore()); err != nil {
 			return fmt.Errorf("files[%d].not_before: %w", i, err)
@@ -327,7 +327,7 @@ func parseStates(m *nstancev1.ReportHealthRequest, r *observe.Report) error {
 		if err := checkState(k.GetName(), k.GetSha256(), k.GetError()); err != nil {
 			return fmt.Errorf("keys[%d].%w", i, err)
 		}
-		r.Keys[i] = observe.KeyState{Name: k.GetName(), SHA256: k.GetSha256(), Error: k.GetError()}
+		r.Keys[i] = shardstate.KeyState{Name: k.GetName(), SHA256: k.GetSha256(), Error: k.GetError()}
 	}
 	return nil
 }
@@ -366,8 +366,8 @@ func parseTime(t *timestamppb.Timestamp) (time.Time, error) {
 	return t.AsTime(), nil
 }
 
-func parseMetrics(m *nstancev1.Metrics) observe.Metrics {
-	out := observe.Metrics{CPU: share(m.GetCpu()), MemoryUsed: m.GetMemoryUsedBytes(), MemoryTotal: m.GetMemoryTotalBytes(),
+func parseMetrics(m *nstancev1.Metrics) shardstate.Metrics {
+	out := shardstate.Metrics{CPU: share(m.GetCpu()), MemoryUsed: m.GetMemoryUsedBytes(), MemoryTotal: m.GetMemoryTotalBytes(),
 		ReceiveRate: -1, TransmitRate: -1, ConntrackEntries: -1, ConntrackMax: -1}
 	if m.NetworkReceiveRate != nil {
 		out.ReceiveRate = rate(*m.NetworkReceiveRate)

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 func FuzzParseReport(f *testing.F) {
@@ -33,7 +33,7 @@ func FuzzParseReport(f *testing.F) {
 		if proto.Unmarshal(bytes, &m) != nil {
 			return
 		}
-		var r observe.Report
+		var r shardstate.Report
 		if err := parseReport(&m, &r); err != nil {
 			if field, _, ok := strings.Cut(err.Error(), ":"); !ok || strings.ContainsAny(field, "\n\x00") {
 				t.Errorf("the error names no field: %q", err)

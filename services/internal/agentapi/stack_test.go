@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // stacks returns the bytes of stack that each of so many goroutines takes while it waits for the next report.
@@ -38,7 +38,7 @@ func TestUnchangedReportsTakeLittleStack(t *testing.T) {
 	w := newWorld(t)
 	id, _, _ := w.registered(t)
 	number, ok := w.World.Connected(id)
-	if !ok || !w.World.Reported(id, number, observe.Report{Healthy: true, RuntimeHash: "r1", Files: []observe.FileState{}, Keys: []observe.KeyState{}}) {
+	if !ok || !w.World.Reported(id, number, shardstate.Report{Healthy: true, RuntimeHash: "r1", Files: []shardstate.FileState{}, Keys: []shardstate.KeyState{}}) {
 		t.Fatal("the instance is not heard")
 	}
 	var said []*nstancev1.ReportHealthRequest

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http2"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 // silent holds a connection open without a word, and opens the next when it is closed.
@@ -134,13 +134,13 @@ func fate(conn net.Conn, say []byte) string {
 const writeTime = 5 * time.Second
 
 // raw opens a connection on which anything may be said. Agents' certificates are good for a connection to any port, if not for a call.
-func (a *attacker) raw(port string, settings ...http2.Setting) *mtlstest.Raw {
+func (a *attacker) raw(port string, settings ...http2.Setting) *transporttest.Raw {
 	conn := a.open(a.Ports[port])
 	if conn == nil {
 		return nil
 	}
 	client := tls.Client(conn, a.tls(a.certs["agent"]))
-	raw, err := mtlstest.NewRaw(client, settings...)
+	raw, err := transporttest.NewRaw(client, settings...)
 	if err != nil {
 		_ = conn.Close()
 		return nil
@@ -156,7 +156,7 @@ func (a *attacker) frames() (list []attack) {
 		if port == agentPort {
 			method = nstancev1.AgentService_ReportHealth_FullMethodName
 		}
-		add := func(kind string, pace time.Duration, run func(r *mtlstest.Raw, until time.Time) string, settings ...http2.Setting) {
+		add := func(kind string, pace time.Duration, run func(r *transporttest.Raw, until time.Time) string, settings ...http2.Setting) {
 			list = append(list, attack{kind, port, func() string {
 				r := a.raw(port, settings...)
 				if r == nil {
@@ -167,7 +167,7 @@ func (a *attacker) frames() (list []attack) {
 			}, pace})
 		}
 		// CVE-2023-44487: streams are opened and reset as fast as it goes.
-		add("rapid reset", time.Millisecond, func(r *mtlstest.Raw, until time.Time) string {
+		add("rapid reset", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, n uint32) error {
 				if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 1, BlockFragment: r.Fields(method), EndHeaders: true}); err != nil {
 					return err
@@ -175,7 +175,7 @@ func (a *attacker) frames() (list []attack) {
 				return out.WriteRSTStream(2*n+1, http2.ErrCodeCancel)
 			})
 		})
-		add("continuation flood", time.Millisecond, func(r *mtlstest.Raw, _ time.Time) string {
+		add("continuation flood", time.Millisecond, func(r *transporttest.Raw, _ time.Time) string {
 			block := r.Block("x", strings.Repeat("x", 8000))
 			return flood(r, time.Now().Add(20*time.Second), func(out *http2.Framer, n uint32) error {
 				if n == 0 {
@@ -184,26 +184,26 @@ func (a *attacker) frames() (list []attack) {
 				return out.WriteContinuation(1, false, block)
 			})
 		})
-		add("huge headers", 10*time.Millisecond, func(r *mtlstest.Raw, _ time.Time) string {
+		add("huge headers", 10*time.Millisecond, func(r *transporttest.Raw, _ time.Time) string {
 			if r.Call(1, method, "x", strings.Repeat("x", 12<<10)) != nil {
 				return "closed"
 			}
 			return r.Reset(1, 10*time.Second)
 		})
-		add("settings flood", time.Millisecond, func(r *mtlstest.Raw, until time.Time) string {
+		add("settings flood", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, _ uint32) error {
 				return out.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 16 << 10})
 			})
 		})
-		add("ping flood", time.Millisecond, func(r *mtlstest.Raw, _ time.Time) string {
+		add("ping flood", time.Millisecond, func(r *transporttest.Raw, _ time.Time) string {
 			return flood(r, time.Now().Add(20*time.Second), func(out *http2.Framer, n uint32) error { return out.WritePing(false, [8]byte{byte(n)}) })
 		})
-		add("window flood", time.Millisecond, func(r *mtlstest.Raw, until time.Time) string {
+		add("window flood", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, n uint32) error { return out.WriteWindowUpdate(0, 1) })
 		})
 		// Streams that are opened and left, and calls whose message never ends.
-		left := func(message int) func(*mtlstest.Raw, time.Time) string {
-			return func(r *mtlstest.Raw, until time.Time) string {
+		left := func(message int) func(*transporttest.Raw, time.Time) string {
+			return func(r *transporttest.Raw, until time.Time) string {
 				for n := range uint32(200) {
 					if r.Call(2*n+1, method) != nil || message > 0 && r.Part(2*n+1, message, make([]byte, 100)) != nil {
 						return "closed"
@@ -217,7 +217,7 @@ func (a *attacker) frames() (list []attack) {
 		}
 		add("streams left", time.Millisecond, left(0))
 		add("slow body", time.Millisecond, left(16000))
-		add("no window", 10*time.Millisecond, func(r *mtlstest.Raw, until time.Time) string {
+		add("no window", 10*time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			if r.Call(1, method) != nil || r.WriteData(1, true, make([]byte, 5)) != nil {
 				return "closed"
 			}
@@ -231,7 +231,7 @@ func (a *attacker) frames() (list []attack) {
 }
 
 // flood writes frames as fast as the server takes them and reads what it answers.
-func flood(r *mtlstest.Raw, until time.Time, write func(out *http2.Framer, n uint32) error) string {
+func flood(r *transporttest.Raw, until time.Time, write func(out *http2.Framer, n uint32) error) string {
 	ended := make(chan string, 1)
 	go func() { ended <- r.End(time.Until(until) + 5*time.Second) }()
 	buffered := bufio.NewWriterSize(r.Conn, 16<<10)

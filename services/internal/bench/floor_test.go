@@ -85,7 +85,7 @@ func runFloor(in io.Reader, out io.Writer) error {
 	go memory.Keep(context.Background())
 	switch kind {
 	case "grpc":
-		const window = 64<<10 - 1 // all as package mtls has it
+		const window = 64<<10 - 1 // all as package transport has it
 		server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ReadBufferSize(0), grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true),
 			grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window))
 		nstancev1.RegisterAgentServiceServer(server, idler{})

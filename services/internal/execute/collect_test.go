@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // stray makes a VM with our tags that the picture shows as one without record.
@@ -145,7 +145,7 @@ func TestSettle(t *testing.T) {
 			vm := id()
 			rec := record.Instance{Schema: record.InstanceSchema, ID: vm.Tags.Instance, State: record.Reserved, Revision: 1, Term: 3, ReservedTerm: 3, Writer: "w",
 				Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Kind: "wrk", CreatedAt: time.Now().UTC()}
-			b.World.AddLeftover(observe.Reservation{Record: rec, Token: b.write(rec, "")})
+			b.World.AddLeftover(shardstate.Reservation{Record: rec, Token: b.write(rec, "")})
 			return vm
 		}
 		adopted := leave(func() infra.VM { return b.plant(b.newID(), infra.Running) })

@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // ErrNoCapacity means that every placement of an instance was refused for want of capacity.
@@ -46,7 +46,7 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	}
 	places, refused := x.placements(group, group.InstanceType)
 	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, refused: expectAgain, begun: x.Env.Now()})
-	backoffKey := observe.ErrorKey{Kind: "provider", Tenant: key.Tenant, Group: key.Group}
+	backoffKey := shardstate.ErrorKey{Kind: "provider", Tenant: key.Tenant, Group: key.Group}
 	switch {
 	case err == nil:
 		x.World.Resolve(backoffKey)
@@ -79,7 +79,7 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 	if err != nil {
 		return fmt.Errorf("reserve %s: %w", id, err)
 	}
-	reservation, used := observe.Reservation{Record: rec, Token: token}, false
+	reservation, used := shardstate.Reservation{Record: rec, Token: token}, false
 	// One try: its ID is the caller's, there is no second one to try another placement with.
 	err = x.attempt(ctx, group, places[:1], refused, order{onDemand: &reservation,
 		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() { used = true }, refused: func() {}, begun: x.Env.Now()})
@@ -92,9 +92,9 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 // order is one instance to make.
 type order struct {
 	action   plan.Action
-	onDemand *observe.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
-	known    func()               // called once the instance is in the World
-	refused  func()               // called before one is forgotten for want of capacity: until the next placement's is known it must count still
+	onDemand *shardstate.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
+	known    func()                  // called once the instance is in the World
+	refused  func()                  // called before one is forgotten for want of capacity: until the next placement's is known it must count still
 	begun    time.Time
 }
 
@@ -169,7 +169,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	}
 	vm, err := x.ask(ctx, request)
 	// Told after the call was entered, so that telling is not on the way; the time is that of the call.
-	x.World.Publish(observe.InstanceEvent{Type: observe.EventCreating, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, At: entered,
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreating, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, At: entered,
 		Reason: o.action.Reason, Replaces: o.action.Replaces})
 	switch {
 	case ctx.Err() != nil:
@@ -193,7 +193,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	if err != nil {
 		return fmt.Errorf("record %s: %w", rec.ID, err)
 	}
-	x.World.Publish(observe.InstanceEvent{Type: observe.EventCreated, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID})
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreated, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID})
 	return nil
 }
 
@@ -238,7 +238,7 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		switch class := infra.ClassOf(err); {
 		case class == infra.Indeterminate || class == infra.Throttled:
 			ambiguous = true // a client that was throttled may have tried before, and been heard
-			x.World.Raise(observe.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group}, fmt.Sprintf("create: %v", err))
+			x.World.Raise(shardstate.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group}, fmt.Sprintf("create: %v", err))
 		case class == infra.Conflict || ambiguous:
 			asked := x.Env.Now()
 			vm, findErr := x.Provider.FindByInstance(ctx, x.Owner, request.Tags.Instance)
@@ -294,11 +294,11 @@ func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
 }
 
 // take gets the reservation for one placement, from the pool if it has one left.
-func (x *Executor) take(ctx context.Context, group config.Group, o order) (observe.Reservation, error) {
+func (x *Executor) take(ctx context.Context, group config.Group, o order) (shardstate.Reservation, error) {
 	if o.onDemand != nil {
 		return *o.onDemand, nil
 	}
-	pool := observe.Pool{Tenant: group.Tenant, Kind: group.Kind}
+	pool := shardstate.Pool{Tenant: group.Tenant, Kind: group.Kind}
 	reservation, left, ok := x.World.TakeReservation(pool)
 	if !ok || left < ReservePool {
 		x.Refill(ctx, pool)
@@ -309,24 +309,24 @@ func (x *Executor) take(ctx context.Context, group config.Group, o order) (obser
 	return x.reserve(ctx, pool)
 }
 
-func (x *Executor) putBack(o order, reservation observe.Reservation) {
+func (x *Executor) putBack(o order, reservation shardstate.Reservation) {
 	if o.onDemand == nil {
 		x.World.AddReservation(reservation)
 	}
 }
 
 // reserve writes one fresh reservation.
-func (x *Executor) reserve(ctx context.Context, pool observe.Pool) (observe.Reservation, error) {
+func (x *Executor) reserve(ctx context.Context, pool shardstate.Pool) (shardstate.Reservation, error) {
 	id, err := ident.NewID(pool.Kind, x.Env.Now(), x.Env.Rand)
 	if err != nil {
-		return observe.Reservation{}, fmt.Errorf("make an instance ID: %w", err)
+		return shardstate.Reservation{}, fmt.Errorf("make an instance ID: %w", err)
 	}
 	rec := x.reservation(id, pool.Tenant)
 	token, err := x.Store.PutInstance(ctx, rec, "")
 	if err != nil {
-		return observe.Reservation{}, fmt.Errorf("reserve %s: %w", id, err)
+		return shardstate.Reservation{}, fmt.Errorf("reserve %s: %w", id, err)
 	}
-	return observe.Reservation{Record: rec, Token: token}, nil
+	return shardstate.Reservation{Record: rec, Token: token}, nil
 }
 
 func (x *Executor) reservation(id ident.ID, tenant string) record.Instance {
@@ -339,22 +339,22 @@ func (x *Executor) reservation(id ident.ID, tenant string) record.Instance {
 // refills keeps at most one refill of a pool under way.
 type refills struct {
 	mu   sync.Mutex
-	busy map[observe.Pool]bool
+	busy map[shardstate.Pool]bool
 }
 
 // Refill brings a pool back to ReservePool reservations in the background, in parallel. It does not block.
-func (x *Executor) Refill(ctx context.Context, pool observe.Pool) {
+func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	x.refills.mu.Lock()
 	defer x.refills.mu.Unlock()
 	if x.refills.busy == nil {
-		x.refills.busy = map[observe.Pool]bool{}
+		x.refills.busy = map[shardstate.Pool]bool{}
 	}
 	if x.refills.busy[pool] {
 		return
 	}
 	x.refills.busy[pool] = true
 	x.Env.Go("refill reservations", func() {
-		key := observe.ErrorKey{Kind: "storage", Tenant: pool.Tenant}
+		key := shardstate.ErrorKey{Kind: "storage", Tenant: pool.Tenant}
 		for delay := time.Second; ; delay = min(2*delay, time.Minute) {
 			want := ReservePool - x.World.ReservationsLeft(pool)
 			if want <= 0 || !slices.Contains(x.World.Pools(), pool) {

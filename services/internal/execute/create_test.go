@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 var create = plan.Action{Kind: plan.Create, Reason: "the group is smaller than its size"}
@@ -45,7 +45,7 @@ func TestCreate(t *testing.T) {
 		b.Entered = func(d time.Duration) { delays = append(delays, d) }
 		b.script = func(call mock.Call) mock.Outcome {
 			if call.Kind == mock.Create {
-				b.Instance(observe.InstanceEvent{Type: "call"})
+				b.Instance(shardstate.InstanceEvent{Type: "call"})
 				return mock.Outcome{Latency: time.Second}
 			}
 			return mock.Outcome{}
@@ -78,11 +78,11 @@ func TestCreate(t *testing.T) {
 			t.Errorf("%+v", view.Plan)
 		}
 		b.mu.Lock()
-		if e := b.events[1]; e.Type != observe.EventCreating || e.Replaces != old || e.Reason != create.Reason || !e.At.Equal(began) {
+		if e := b.events[1]; e.Type != shardstate.EventCreating || e.Replaces != old || e.Reason != create.Reason || !e.At.Equal(began) {
 			t.Errorf("%+v", e)
 		}
 		b.mu.Unlock()
-		b.wantEvents("call", observe.EventCreating, observe.EventCreated)
+		b.wantEvents("call", shardstate.EventCreating, shardstate.EventCreated)
 		if len(delays) != 1 || delays[0] != 0 || b.pending() != 0 || b.backoff().Failures != 0 {
 			t.Errorf("entered after %v, %d pending, back-off %+v", delays, b.pending(), b.backoff())
 		}

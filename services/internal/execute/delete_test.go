@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 func TestMark(t *testing.T) {
@@ -28,7 +28,7 @@ func TestMark(t *testing.T) {
 		if rec.State != record.Deleting || rec.DeleteReason != mark.Reason || !rec.DeleteDeadline.Equal(deadline) || !rec.DeletingAt.Equal(time.Now()) {
 			t.Errorf("%+v", rec)
 		}
-		b.wantEvents(observe.EventPendingDeletion)
+		b.wantEvents(shardstate.EventPendingDeletion)
 		// It never goes back, and its deadline stays.
 		mark.Deadline = deadline.Add(time.Hour)
 		b.do(mark)
@@ -55,7 +55,7 @@ func TestMark(t *testing.T) {
 		if rec := b.read(id); rec.State != record.Deleting || rec.Image != "other" {
 			t.Errorf("%+v", rec)
 		}
-		b.wantEvents(observe.EventPendingDeletion)
+		b.wantEvents(shardstate.EventPendingDeletion)
 
 		id = b.serving()
 		b.do(plan.Action{Kind: plan.Mark, Instance: id, Reason: "it did not register", Cause: "unregistered"})
@@ -205,7 +205,7 @@ func TestForget(t *testing.T) {
 		if members := b.provider.Members("lb"); len(members) != 0 || b.standing() != nil {
 			t.Errorf("members %v, standing %v", members, b.standing())
 		}
-		b.wantEvents(observe.EventDeleted)
+		b.wantEvents(shardstate.EventDeleted)
 
 		// A load balancer that is gone, or refuses for good, does not keep it.
 		for _, class := range []infra.Class{infra.NotFound, infra.Denied} {

@@ -17,8 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
@@ -81,7 +81,7 @@ const (
 
 // Executor performs actions for one leader. All methods are safe for concurrent use.
 type Executor struct {
-	World     *observe.World
+	World     *shardstate.World
 	Store     Store
 	Provider  infra.Provider
 	Authority Authority
@@ -131,12 +131,12 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 		x.Log.Warn("action failed", "action", string(action.Kind), "tenant", group.Tenant, "group", group.Group,
 			"instance", action.Instance.String(), "error", err)
 		if _, _, ok := x.World.Record(action.Instance); ok {
-			x.World.Raise(observe.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group, Instance: action.Instance},
+			x.World.Raise(shardstate.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group, Instance: action.Instance},
 				fmt.Sprintf("%s: %v", action.Kind, err))
 		}
 	} else if err == nil {
-		x.World.Resolve(observe.ErrorKey{Kind: "provider", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
-		x.World.Resolve(observe.ErrorKey{Kind: "storage", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
+		x.World.Resolve(shardstate.ErrorKey{Kind: "provider", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
+		x.World.Resolve(shardstate.ErrorKey{Kind: "storage", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
 	}
 	x.World.End(action.Instance, err)
 }
@@ -220,7 +220,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	if action.Cause == "unregistered" {
 		x.World.CreateFailed(group, action.Reason)
 	}
-	x.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
 		Reason: rec.DeleteReason, Deadline: rec.DeleteDeadline})
 	return nil
 }
@@ -233,7 +233,7 @@ func (x *Executor) drain(ctx context.Context, action plan.Action) error {
 		return errGone
 	}
 	err := x.unbalance(ctx, action.Instance)
-	x.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
 		Reason: rec.DeleteReason, Deadline: action.Deadline, Drain: true})
 	x.World.Announced(action.Instance)
 	return err
@@ -305,7 +305,7 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	if err != nil {
 		return err
 	}
-	x.World.Publish(observe.InstanceEvent{Type: observe.EventDeleted, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, Reason: rec.DeleteReason})
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventDeleted, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, Reason: rec.DeleteReason})
 	return nil
 }
 
@@ -313,7 +313,7 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 func (x *Executor) ForgetGroup(ctx context.Context, key config.GroupKey) {
 	if err := x.Groups.Forget(ctx, key); err != nil {
 		if ctx.Err() == nil {
-			x.World.Raise(observe.ErrorKey{Kind: "storage", Tenant: key.Tenant, Group: key.Group}, fmt.Sprintf("forget group: %v", err))
+			x.World.Raise(shardstate.ErrorKey{Kind: "storage", Tenant: key.Tenant, Group: key.Group}, fmt.Sprintf("forget group: %v", err))
 		}
 		return
 	}

@@ -17,15 +17,15 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 var (
 	owner   = infra.Owner{Cluster: "c", Shard: "s"}
 	workers = config.GroupKey{Tenant: "default", Group: "workers"}
-	pool    = observe.Pool{Tenant: "default", Kind: "wrk"}
+	pool    = shardstate.Pool{Tenant: "default", Kind: "wrk"}
 	errTest = errors.New("test")
 )
 
@@ -44,8 +44,8 @@ type bench struct {
 	storeFault func(mem.Request) mem.Fault
 	script     func(mock.Call) mock.Outcome
 	calls      []mock.Call
-	events     []observe.InstanceEvent
-	errors     []observe.ErrorEvent
+	events     []shardstate.InstanceEvent
+	errors     []shardstate.ErrorEvent
 	remaining  time.Duration
 	confirm    error
 	confirmed  int
@@ -80,13 +80,13 @@ func (b *bench) Forget(_ context.Context, key config.GroupKey) error {
 	b.forgotten = append(b.forgotten, key)
 	return b.forgetting
 }
-func (b *bench) Instance(e observe.InstanceEvent) {
+func (b *bench) Instance(e shardstate.InstanceEvent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.events = append(b.events, e)
 }
 func (b *bench) Group(config.GroupKey) {}
-func (b *bench) Error(e observe.ErrorEvent) {
+func (b *bench) Error(e shardstate.ErrorEvent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.errors = append(b.errors, e)
@@ -118,7 +118,7 @@ func newBench(t *testing.T) *bench {
 			}
 			return mock.Outcome{}
 		}})
-	world := observe.New(observe.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: term, Now: time.Now, Wake: func() {}, Events: b})
+	world := shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: term, Now: time.Now, Wake: func() {}, Events: b})
 	b.Executor = &execute.Executor{World: world, Store: b.state, Provider: b.provider, Authority: b, Renderer: b, Files: b, Groups: b, Env: env,
 		Log: slog.New(slog.DiscardHandler), Owner: owner, Incarnation: "me"}
 	b.configure(func(*config.Group) {})
@@ -138,7 +138,7 @@ func (b *bench) reserve() ident.ID {
 	id := b.newID()
 	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: term, ReservedTerm: term, Writer: "me",
 		Cluster: owner.Cluster, Shard: owner.Shard, Tenant: pool.Tenant, Kind: pool.Kind, CreatedAt: time.Now().UTC()}
-	b.World.AddReservation(observe.Reservation{Record: rec, Token: b.write(rec, "")})
+	b.World.AddReservation(shardstate.Reservation{Record: rec, Token: b.write(rec, "")})
 	return id
 }
 
@@ -251,7 +251,7 @@ func (b *bench) pending() int {
 	return s.PendingCreates
 }
 
-func (b *bench) view(id ident.ID) observe.InstanceView {
+func (b *bench) view(id ident.ID) shardstate.InstanceView {
 	b.t.Helper()
 	view, ok := b.World.Instance(id)
 	if !ok {
@@ -261,11 +261,11 @@ func (b *bench) view(id ident.ID) observe.InstanceView {
 }
 
 // wantEvents checks what was told of instances since the last look.
-func (b *bench) wantEvents(want ...observe.InstanceEventType) {
+func (b *bench) wantEvents(want ...shardstate.InstanceEventType) {
 	b.t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var got []observe.InstanceEventType
+	var got []shardstate.InstanceEventType
 	for _, e := range b.events {
 		got = append(got, e.Type)
 	}

@@ -3,7 +3,7 @@ package operatorapi
 import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/watch"
 )
 
@@ -11,8 +11,8 @@ import (
 // blocks. One belongs to one leadership.
 type Events struct {
 	groups    watch.Hub[config.GroupKey, config.GroupKey]
-	instances watch.Hub[instanceKey, observe.InstanceEvent]
-	errors    watch.Hub[observe.ErrorKey, observe.ErrorEvent]
+	instances watch.Hub[instanceKey, shardstate.InstanceEvent]
+	errors    watch.Hub[shardstate.ErrorKey, shardstate.ErrorEvent]
 }
 
 // instanceKey is what coalesces: of each sort of event the newest. An announced drain is a sort of its own, so that nothing that is said of
@@ -20,22 +20,22 @@ type Events struct {
 type instanceKey struct {
 	tenant string
 	id     ident.ID
-	what   observe.InstanceEventType
+	what   shardstate.InstanceEventType
 	drain  bool
 }
 
-var _ observe.Events = (*Events)(nil)
+var _ shardstate.Events = (*Events)(nil)
 
 // NewEvents returns Events without streams.
 func NewEvents() *Events { return &Events{} }
 
-// Instance implements observe.Events.
-func (e *Events) Instance(event observe.InstanceEvent) {
+// Instance implements shardstate.Events.
+func (e *Events) Instance(event shardstate.InstanceEvent) {
 	e.instances.Publish(instanceKey{event.Tenant, event.Instance, event.Type, event.Drain}, event)
 }
 
-// Group implements observe.Events.
+// Group implements shardstate.Events.
 func (e *Events) Group(key config.GroupKey) { e.groups.Publish(key, key) }
 
-// Error implements observe.Events.
-func (e *Events) Error(event observe.ErrorEvent) { e.errors.Publish(event.ErrorKey, event) }
+// Error implements shardstate.Events.
+func (e *Events) Error(event shardstate.ErrorEvent) { e.errors.Publish(event.ErrorKey, event) }

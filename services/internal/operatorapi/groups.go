@@ -10,8 +10,8 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // ListGroups lists the tenant's groups by name.
@@ -58,7 +58,7 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 	c.Log.Info("group changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "size", group.Size)
 	view, ok := c.world().GroupView(key)
 	if !ok {
-		view = observe.GroupView{Group: group}
+		view = shardstate.GroupView{Group: group}
 	}
 	return &nstancev1.UpsertGroupResponse{Group: c.groupStatus(view)}, nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 func (w *world) group(t testing.TB, name string) *nstancev1.GroupStatus {
@@ -204,7 +204,7 @@ func TestUpsertGroupAfterALostAnswer(t *testing.T) {
 func TestDeleteGroupDrainsAndForgets(t *testing.T) {
 	w := newWorld(t)
 	ids := w.grow(t, "fleet", 2)
-	w.register(t, ids[0], observe.Report{Healthy: true})
+	w.register(t, ids[0], shardstate.Report{Healthy: true})
 	events, groups := live(t, w), watchGroups(t, w)
 	if _, err := w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "fleet"}); err != nil {
 		t.Fatal(err)

@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/observe"
-	"github.com/nstance-kit/nstance/services/internal/reconcile"
+	"github.com/nstance-kit/nstance/services/internal/leader"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 const (
@@ -60,10 +60,10 @@ func (s *Service) GetInstanceStatus(ctx context.Context, req *nstancev1.GetInsta
 }
 
 // instance finds one of the tenant's instances.
-func (c *call) instance(text string) (observe.InstanceView, error) {
+func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	id, err := instanceID(text)
 	if err != nil {
-		return observe.InstanceView{}, err
+		return shardstate.InstanceView{}, err
 	}
 	view, ok := c.world().Instance(id)
 	if ok && view.Record.Tenant == c.tenant {
@@ -71,9 +71,9 @@ func (c *call) instance(text string) (observe.InstanceView, error) {
 	}
 	// Whoever is told that there is no such instance may forget it, while its VM is about to be adopted.
 	if left, unsettled := c.world().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
-		return observe.InstanceView{}, status.Errorf(codes.Unavailable, "instance_id: %s was reserved by an earlier leader, what became of it is being found out", id)
+		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable, "instance_id: %s was reserved by an earlier leader, what became of it is being found out", id)
 	}
-	return observe.InstanceView{}, errNoInstance(id)
+	return shardstate.InstanceView{}, errNoInstance(id)
 }
 
 func errNoInstance(id ident.ID) error {
@@ -99,7 +99,7 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 		c.Log.Info("instance is to be deleted", "tenant", c.tenant, "group", view.Record.Group, "instance", id.String(), "operator", c.operator.String(),
 			"reason", reason)
 		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
-		case errors.Is(err, reconcile.ErrNoInstance):
+		case errors.Is(err, leader.ErrNoInstance):
 			return nil, errNoInstance(id)
 		case err != nil:
 			// It may have gone by itself meanwhile, which is what was asked for.
@@ -265,11 +265,11 @@ func createFault(key config.GroupKey, made *creation) error {
 	err := made.err
 	var superseded *clusterstate.SupersededError
 	switch {
-	case errors.Is(err, reconcile.ErrNoGroup):
+	case errors.Is(err, leader.ErrNoGroup):
 		return errNoGroup(key)
-	case errors.Is(err, reconcile.ErrKind):
+	case errors.Is(err, leader.ErrKind):
 		return invalid("instance_id", "%v", err)
-	case errors.Is(err, reconcile.ErrDead), errors.As(err, &superseded) && superseded.Record.State == record.Deleted:
+	case errors.Is(err, leader.ErrDead), errors.As(err, &superseded) && superseded.Record.State == record.Deleted:
 		return status.Errorf(codes.AlreadyExists, "instance_id: %s had its life, or is somebody else's: choose another", made.id)
 	case superseded != nil:
 		return status.Errorf(codes.Unavailable, "instance_id: %s was asked of an earlier leader, which is being looked into: try again", made.id)

@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 func (w *world) status(t testing.TB, id ident.ID) *nstancev1.InstanceStatus {
@@ -49,8 +49,8 @@ func TestInstanceStatus(t *testing.T) {
 		t.Errorf("%v", fresh)
 	}
 	group, _ := w.leader.World.GroupView(groupKey("prod", "fleet"))
-	w.register(t, id, observe.Report{Healthy: true, Message: "all is well", Version: "v1", RuntimeHash: group.RuntimeHash,
-		Metrics: observe.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: 3, TransmitRate: -1, ConntrackEntries: 4, ConntrackMax: 5}})
+	w.register(t, id, shardstate.Report{Healthy: true, Message: "all is well", Version: "v1", RuntimeHash: group.RuntimeHash,
+		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: 3, TransmitRate: -1, ConntrackEntries: 4, ConntrackMax: 5}})
 	now := w.status(t, id)
 	if now.GetState() != "registered" || now.GetHealth() != "healthy" || now.GetHealthMessage() != "all is well" || now.GetAgentVersion() != "v1" ||
 		now.GetIpv4() != "10.0.0.7" || now.GetLastReportAt() == nil || now.GetCertificateNotAfter() == nil || now.GetInfraDrift() || now.GetRuntimeDrift() {
@@ -86,8 +86,8 @@ func TestInstanceStatus(t *testing.T) {
 func TestUnsettled(t *testing.T) {
 	w := newWorld(t)
 	id, theirs := w.NewID(t, "knd"), w.NewID(t, "knd")
-	w.leader.World.AddLeftover(observe.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: "prod"}})
-	w.leader.World.AddLeftover(observe.Reservation{Record: record.Instance{ID: theirs, State: record.Reserved, Tenant: "rival"}})
+	w.leader.World.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: "prod"}})
+	w.leader.World.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: theirs, State: record.Reserved, Tenant: "rival"}})
 	_, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
 	wants(t, "status", err, codes.Unavailable, "reserved by an earlier leader")
 	_, err = w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id.String()})
@@ -429,8 +429,8 @@ func TestTenants(t *testing.T) {
 	if view, _ := w.leader.World.Instance(parse(t, id)); view.Plan.Drained {
 		t.Error("drained on another tenant's word")
 	}
-	w.leader.World.Raise(observe.ErrorKey{Kind: "provider", Tenant: "prod", Group: "static"}, "not for others")
-	w.leader.World.Raise(observe.ErrorKey{Kind: "config"}, "for all")
+	w.leader.World.Raise(shardstate.ErrorKey{Kind: "provider", Tenant: "prod", Group: "static"}, "not for others")
+	w.leader.World.Raise(shardstate.ErrorKey{Kind: "config"}, "for all")
 	if first := errs.await("an error", func(*errorEvent) bool { return true }); first.GetMessage() != "for all" {
 		t.Errorf("%v", first)
 	}

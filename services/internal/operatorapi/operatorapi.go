@@ -20,10 +20,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/observe"
-	"github.com/nstance-kit/nstance/services/internal/reconcile"
+	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // Store is the durable side of operators; see clusterstate.State.
@@ -41,7 +41,7 @@ type Leader struct {
 	Cluster, Shard string
 	// ID is this server's; Incarnation is written into records.
 	ID, Incarnation string
-	Leader          *reconcile.Leader
+	Leader          *leader.Leader
 	Config          *shardconfig.Manager
 	// Refresh fetches the configuration and applies it; see shardconfig.Manager.Refresh.
 	Refresh func(context.Context) (shardconfig.Result, config.Problems, error)
@@ -49,7 +49,7 @@ type Leader struct {
 	ConfigModified func(context.Context) (time.Time, error)
 	Events         *Events
 	Store          Store
-	Issuer         mtls.Issuer
+	Issuer         transport.Issuer
 	Now            func() time.Time
 	Log            *slog.Logger
 
@@ -58,7 +58,7 @@ type Leader struct {
 	creating  map[ident.ID]*creation
 }
 
-func (l *Leader) world() *observe.World { return l.Leader.World }
+func (l *Leader) world() *shardstate.World { return l.Leader.World }
 
 // Service implements nstancev1.OperatorServiceServer.
 type Service struct {
@@ -89,14 +89,14 @@ type call struct {
 	*Leader
 	service  *Service
 	client   context.Context
-	peer     *mtls.Peer
+	peer     *transport.Peer
 	tenant   string
 	operator ident.ID
 }
 
 // begin finds out who calls and whether there is a leadership to serve the call. end must be called.
 func (s *Service) begin(ctx context.Context) (c *call, end func(), err error) {
-	peer, err := mtls.PeerOf(ctx)
+	peer, err := transport.PeerOf(ctx)
 	if err != nil {
 		return nil, nil, status.Error(codes.Unauthenticated, err.Error())
 	}

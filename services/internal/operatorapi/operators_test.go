@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 func (w *world) renew(t testing.TB, client nstancev1.OperatorServiceClient) (*x509.Certificate, error) {
@@ -59,7 +59,7 @@ func (w *world) remove(t testing.TB) {
 
 func TestRoles(t *testing.T) {
 	w := newWorld(t)
-	agent := w.Certificate(t, authority.Identity{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "knd")}, mtlstest.NewKey(t))
+	agent := w.Certificate(t, authority.Identity{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "knd")}, transporttest.NewKey(t))
 	wants(t, "agent", list(t, w.dial(t, agent)), codes.PermissionDenied, "role")
 	// Behind a port for others the service still refuses whoever is no operator.
 	wants(t, "agent on the agents' port", list(t, w.dialTo(t, w.serve(t, authority.RoleAgent), agent)), codes.PermissionDenied, "role")
@@ -69,14 +69,14 @@ func TestRoles(t *testing.T) {
 func TestUnknownOperators(t *testing.T) {
 	w := newWorld(t)
 	identity := authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "opr")}
-	wants(t, "no record", list(t, w.dial(t, w.Certificate(t, identity, mtlstest.NewKey(t)))), codes.PermissionDenied, "not registered")
+	wants(t, "no record", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))), codes.PermissionDenied, "not registered")
 	// Of another tenant, with a record in this one.
 	identity.Tenant, identity.ID = "rival", w.id
 	wants(t, "other tenant", list(t, w.dial(t, w.Certificate(t, identity, w.key))), codes.PermissionDenied, "not registered")
 	w.Clock.Advance(time.Minute)
 	identity.Tenant = "prod"
-	wants(t, "other key", list(t, w.dial(t, w.Certificate(t, identity, mtlstest.NewKey(t)))), codes.PermissionDenied, "another key")
-	stream := watchGroups(t, w.dial(t, w.Certificate(t, identity, mtlstest.NewKey(t))))
+	wants(t, "other key", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))), codes.PermissionDenied, "another key")
+	stream := watchGroups(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t))))
 	_, err := stream.ended()
 	wants(t, "stream", err, codes.PermissionDenied)
 }
@@ -210,14 +210,14 @@ func TestRenewCertificateOfAnotherLength(t *testing.T) {
 	w := newWorld(t)
 	w.Clock.Advance(20 * 24 * time.Hour) // the CA is older than any of them
 	for _, ttl := range []time.Duration{365 * 24 * time.Hour, 18 * 24 * time.Hour} {
-		key, id := mtlstest.NewKey(t), w.NewID(t, "opr")
+		key, id := transporttest.NewKey(t), w.NewID(t, "opr")
 		identity := authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: id}
 		w.operator(t, "prod", id, key)
 		rec, token, err := w.state.GetOperator(t.Context(), "prod", id)
 		if err != nil {
 			t.Fatal(err)
 		}
-		leaf, err := w.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: mtlstest.Public(key), TTL: ttl}, w.Issuer().Rand, w.Clock.Now())
+		leaf, err := w.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: transporttest.Public(key), TTL: ttl}, w.Issuer().Rand, w.Clock.Now())
 		if err != nil {
 			t.Fatal(err)
 		}

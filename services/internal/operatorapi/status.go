@@ -12,13 +12,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // groupStatus tells what is known of a group.
-func (c *call) groupStatus(v observe.GroupView) *nstancev1.GroupStatus {
+func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	spec, overridden := c.Config.Override(v.GroupKey)
 	out := &nstancev1.GroupStatus{
 		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template, Kind: v.Kind, Arch: v.Arch,
@@ -48,7 +48,7 @@ func (c *call) groupStatus(v observe.GroupView) *nstancev1.GroupStatus {
 }
 
 // instanceStatus tells what is known of an instance.
-func (c *call) instanceStatus(v observe.InstanceView) *nstancev1.InstanceStatus {
+func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStatus {
 	rec, p := &v.Record, &v.Plan
 	provider := c.Config.Shard().Server.Provider
 	health, message := health(v, c.Now())
@@ -87,7 +87,7 @@ const (
 	healthStopping     = "stopping"     // its agent said that the machine goes down or restarts
 )
 
-func health(v observe.InstanceView, now time.Time) (word, message string) {
+func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 	p := &v.Plan
 	switch {
 	case v.Record.State == record.Deleted:
@@ -119,7 +119,7 @@ func health(v observe.InstanceView, now time.Time) (word, message string) {
 }
 
 // providerState is what the provider says, in the provider's words where there are any.
-func providerState(v observe.InstanceView) infra.State {
+func providerState(v shardstate.InstanceView) infra.State {
 	switch {
 	case v.Record.State == record.Deleted, v.Plan.Provider.Value == plan.ProviderGone:
 		return infra.Deleted
@@ -129,7 +129,7 @@ func providerState(v observe.InstanceView) infra.State {
 	return v.VM.State
 }
 
-func metrics(m observe.Metrics) *nstancev1.Metrics {
+func metrics(m shardstate.Metrics) *nstancev1.Metrics {
 	out := &nstancev1.Metrics{Cpu: float64(m.CPU), MemoryUsedBytes: m.MemoryUsed, MemoryTotalBytes: m.MemoryTotal}
 	if m.ReceiveRate >= 0 {
 		rate := float64(m.ReceiveRate)

@@ -17,8 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 func many(n int) []string {
@@ -146,29 +146,32 @@ func FuzzUpsert(f *testing.F) {
 
 func TestHealthWords(t *testing.T) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	base := observe.InstanceView{
+	base := shardstate.InstanceView{
 		Record:   record.Instance{State: record.Registered, RegisteredAt: now.Add(-time.Hour)},
 		Plan:     plan.Instance{Healthy: true, Connected: true, LastReport: now.Add(-time.Minute)},
-		Report:   observe.Report{Message: "said so"},
+		Report:   shardstate.Report{Message: "said so"},
 		Settings: plan.Settings{HealthInterval: time.Minute},
 	}
 	for name, test := range map[string]struct {
-		change        func(*observe.InstanceView)
+		change        func(*shardstate.InstanceView)
 		word, message string
 	}{
-		"healthy":      {func(*observe.InstanceView) {}, "healthy", "said so"},
-		"unhealthy":    {func(v *observe.InstanceView) { v.Plan.Healthy = false }, "unhealthy", "said so"},
-		"unregistered": {func(v *observe.InstanceView) { v.Record.RegisteredAt = time.Time{} }, "unregistered", ""},
-		"deleted":      {func(v *observe.InstanceView) { v.Record.State = record.Deleted }, "unknown", ""},
-		"not heard":    {func(v *observe.InstanceView) { v.Plan.LastReport = time.Time{} }, "unknown", ""},
-		"lost":         {func(v *observe.InstanceView) { v.Plan.Connected, v.Plan.LostAt = false, now }, "silent", "its stream was lost"},
-		"silent":       {func(v *observe.InstanceView) { v.Plan.LastReport = now.Add(-4 * time.Minute) }, "silent", "reports are missing"},
-		"late":         {func(v *observe.InstanceView) { v.Plan.LastReport = now.Add(-3 * time.Minute) }, "healthy", "said so"},
-		"power off":    {func(v *observe.InstanceView) { v.Plan.PowerOffAt = now; v.Plan.Connected, v.Plan.LostAt = false, now }, "stopping", "the machine powers off"},
-		"reboot":       {func(v *observe.InstanceView) { v.Plan.RestartingAt, v.Plan.Reboot = now, true }, "stopping", "the machine reboots"},
-		"restart":      {func(v *observe.InstanceView) { v.Plan.RestartingAt = now }, "stopping", "the agent restarts"},
-		"notice":       {func(v *observe.InstanceView) { v.Plan.Notice = true }, "healthy", "termination notice"},
-		"worse notice": {func(v *observe.InstanceView) { v.Plan.Notice, v.Plan.Healthy = true, false }, "unhealthy", "termination notice"},
+		"healthy":      {func(*shardstate.InstanceView) {}, "healthy", "said so"},
+		"unhealthy":    {func(v *shardstate.InstanceView) { v.Plan.Healthy = false }, "unhealthy", "said so"},
+		"unregistered": {func(v *shardstate.InstanceView) { v.Record.RegisteredAt = time.Time{} }, "unregistered", ""},
+		"deleted":      {func(v *shardstate.InstanceView) { v.Record.State = record.Deleted }, "unknown", ""},
+		"not heard":    {func(v *shardstate.InstanceView) { v.Plan.LastReport = time.Time{} }, "unknown", ""},
+		"lost":         {func(v *shardstate.InstanceView) { v.Plan.Connected, v.Plan.LostAt = false, now }, "silent", "its stream was lost"},
+		"silent":       {func(v *shardstate.InstanceView) { v.Plan.LastReport = now.Add(-4 * time.Minute) }, "silent", "reports are missing"},
+		"late":         {func(v *shardstate.InstanceView) { v.Plan.LastReport = now.Add(-3 * time.Minute) }, "healthy", "said so"},
+		"power off": {func(v *shardstate.InstanceView) {
+			v.Plan.PowerOffAt = now
+			v.Plan.Connected, v.Plan.LostAt = false, now
+		}, "stopping", "the machine powers off"},
+		"reboot":       {func(v *shardstate.InstanceView) { v.Plan.RestartingAt, v.Plan.Reboot = now, true }, "stopping", "the machine reboots"},
+		"restart":      {func(v *shardstate.InstanceView) { v.Plan.RestartingAt = now }, "stopping", "the agent restarts"},
+		"notice":       {func(v *shardstate.InstanceView) { v.Plan.Notice = true }, "healthy", "termination notice"},
+		"worse notice": {func(v *shardstate.InstanceView) { v.Plan.Notice, v.Plan.Healthy = true, false }, "unhealthy", "termination notice"},
 	} {
 		v := base
 		test.change(&v)
@@ -191,7 +194,7 @@ func TestProviderStates(t *testing.T) {
 		{record.Deleted, infra.Running, plan.ProviderUnknown, infra.Deleted},
 		{record.Registered, infra.Stopping, plan.ProviderGoing, infra.Stopping},
 	} {
-		v := observe.InstanceView{Record: record.Instance{State: test.state}, VM: infra.VM{State: test.vm}}
+		v := shardstate.InstanceView{Record: record.Instance{State: test.state}, VM: infra.VM{State: test.vm}}
 		v.Plan.Provider.Value = test.plan
 		if got := providerState(v); got != test.want {
 			t.Errorf("%+v: %s", test, got)
@@ -204,7 +207,7 @@ func TestDrainsDoNotCoalesceAway(t *testing.T) {
 	events := NewEvents()
 	sub := events.instances.Subscribe(10, nil)
 	for _, drain := range []bool{false, true, false, true, false} {
-		events.Instance(observe.InstanceEvent{Type: observe.EventPendingDeletion, Tenant: "prod", Drain: drain})
+		events.Instance(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: "prod", Drain: drain})
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -219,7 +222,7 @@ func TestDrainsDoNotCoalesceAway(t *testing.T) {
 
 // Every event has a type of its own on the wire.
 func TestInstanceEventTypes(t *testing.T) {
-	seen := map[nstancev1.InstanceEvent_Type]observe.InstanceEventType{}
+	seen := map[nstancev1.InstanceEvent_Type]shardstate.InstanceEventType{}
 	for what, typ := range instanceEventTypes {
 		if other, ok := seen[typ]; ok || typ == nstancev1.InstanceEvent_TYPE_UNSPECIFIED || typ == nstancev1.InstanceEvent_TYPE_SNAPSHOT_END {
 			t.Errorf("%s and %s are %s", what, other, typ)

@@ -15,8 +15,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/watch"
 )
 
@@ -91,14 +91,14 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 		return err
 	}
 	defer end()
-	sub := c.Events.errors.Subscribe(s.queue, func(key observe.ErrorKey) bool { return key.Tenant == c.tenant || key.Tenant == "" })
+	sub := c.Events.errors.Subscribe(s.queue, func(key shardstate.ErrorKey) bool { return key.Tenant == c.tenant || key.Tenant == "" })
 	defer sub.Close()
 	standing := c.world().Standing(c.tenant)
-	slices.SortFunc(standing, func(a, b observe.ErrorEvent) int {
+	slices.SortFunc(standing, func(a, b shardstate.ErrorEvent) int {
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Group, b.Group), a.Instance.Compare(b.Instance))
 	})
 	return serve(c, to, sub.Slow(), func(ctx context.Context) (*nstancev1.WatchErrorsResponse, error) {
-		var event observe.ErrorEvent
+		var event shardstate.ErrorEvent
 		if len(standing) > 0 {
 			event, standing = standing[0], standing[1:]
 		} else if event, err = sub.Next(ctx); err != nil {
@@ -152,7 +152,7 @@ func (c *call) deletions() []*nstancev1.InstanceEvent {
 }
 
 // draining reports whether a deletion waits for the node to be drained: an operator's word for it is awaited, or will be.
-func draining(v observe.InstanceView, now time.Time) bool {
+func draining(v shardstate.InstanceView, now time.Time) bool {
 	p := &v.Plan
 	switch p.Provider.Value {
 	case plan.ProviderGoing, plan.ProviderStopped, plan.ProviderGone:
@@ -161,21 +161,21 @@ func draining(v observe.InstanceView, now time.Time) bool {
 	return !p.Drained && p.TerminateRequested.IsZero() && now.Before(p.DeleteDeadline)
 }
 
-var instanceEventTypes = map[observe.InstanceEventType]nstancev1.InstanceEvent_Type{
-	observe.EventCreating:        nstancev1.InstanceEvent_TYPE_CREATING,
-	observe.EventCreated:         nstancev1.InstanceEvent_TYPE_CREATED,
-	observe.EventRegistered:      nstancev1.InstanceEvent_TYPE_REGISTERED,
-	observe.EventHealthy:         nstancev1.InstanceEvent_TYPE_HEALTHY,
-	observe.EventUnhealthy:       nstancev1.InstanceEvent_TYPE_UNHEALTHY,
-	observe.EventLost:            nstancev1.InstanceEvent_TYPE_LOST,
-	observe.EventNotice:          nstancev1.InstanceEvent_TYPE_NOTICE,
-	observe.EventPendingDeletion: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
-	observe.EventDeleted:         nstancev1.InstanceEvent_TYPE_DELETED,
-	observe.EventFilesPushed:     nstancev1.InstanceEvent_TYPE_FILES_PUSHED,
+var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEvent_Type{
+	shardstate.EventCreating:        nstancev1.InstanceEvent_TYPE_CREATING,
+	shardstate.EventCreated:         nstancev1.InstanceEvent_TYPE_CREATED,
+	shardstate.EventRegistered:      nstancev1.InstanceEvent_TYPE_REGISTERED,
+	shardstate.EventHealthy:         nstancev1.InstanceEvent_TYPE_HEALTHY,
+	shardstate.EventUnhealthy:       nstancev1.InstanceEvent_TYPE_UNHEALTHY,
+	shardstate.EventLost:            nstancev1.InstanceEvent_TYPE_LOST,
+	shardstate.EventNotice:          nstancev1.InstanceEvent_TYPE_NOTICE,
+	shardstate.EventPendingDeletion: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
+	shardstate.EventDeleted:         nstancev1.InstanceEvent_TYPE_DELETED,
+	shardstate.EventFilesPushed:     nstancev1.InstanceEvent_TYPE_FILES_PUSHED,
 }
 
 // instanceEvent renders an event, with the instance as it is now.
-func (c *call) instanceEvent(event observe.InstanceEvent) *nstancev1.InstanceEvent {
+func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.InstanceEvent {
 	out := &nstancev1.InstanceEvent{Type: instanceEventTypes[event.Type], Reason: event.Reason, Deadline: timestamp(event.Deadline), At: timestamp(event.At),
 		Drain: event.Drain}
 	if !event.Replaces.IsZero() {

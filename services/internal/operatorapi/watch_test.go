@@ -13,7 +13,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 func TestWatchGroups(t *testing.T) {
@@ -79,7 +79,7 @@ func TestWatchGroupsLooksByItself(t *testing.T) {
 	w := newWorld(t)
 	w.service.Tune(100, time.Millisecond, 20*time.Millisecond)
 	id := w.grow(t, "fleet", 1)[0]
-	w.register(t, id, observe.Report{Healthy: true})
+	w.register(t, id, shardstate.Report{Healthy: true})
 	groups := watchGroups(t, w)
 	groups.await("a healthy instance", func(e *groupEvent) bool { return e.GetStatus().GetHealthy() == 1 })
 	w.Clock.Advance(4 * time.Minute) // more than three reports missed; nothing wakes the loop
@@ -97,7 +97,7 @@ func TestWatchInstancesReplacement(t *testing.T) {
 	if creating.GetReplaces() != "" || creating.GetReason() == "" {
 		t.Errorf("%v", creating)
 	}
-	w.register(t, id, observe.Report{Healthy: true})
+	w.register(t, id, shardstate.Report{Healthy: true})
 	events.await("registered", ofType(nstancev1.InstanceEvent_TYPE_REGISTERED))
 	if e := events.await("healthy", ofType(nstancev1.InstanceEvent_TYPE_HEALTHY)); e.GetInstance().GetHealth() != "healthy" {
 		t.Errorf("%v", e)
@@ -190,7 +190,7 @@ func TestWatchErrors(t *testing.T) {
 	w := newWorld(t)
 	id := w.grow(t, "fleet", 1)[0]
 	raise := func(kind, message string) {
-		w.leader.World.Raise(observe.ErrorKey{Kind: kind, Tenant: "prod", Group: "fleet", Instance: id}, message)
+		w.leader.World.Raise(shardstate.ErrorKey{Kind: kind, Tenant: "prod", Group: "fleet", Instance: id}, message)
 	}
 	raise("capacity", "first")
 	w.Clock.Advance(time.Second)
@@ -206,7 +206,7 @@ func TestWatchErrors(t *testing.T) {
 	if e := errors.await("a new error", func(*errorEvent) bool { return true }); e.GetKind() != "load_balancer" || e.GetMessage() != "third" {
 		t.Errorf("%v", e)
 	}
-	w.leader.World.Resolve(observe.ErrorKey{Kind: "capacity", Tenant: "prod", Group: "fleet", Instance: id})
+	w.leader.World.Resolve(shardstate.ErrorKey{Kind: "capacity", Tenant: "prod", Group: "fleet", Instance: id})
 	if e := errors.await("its end", func(*errorEvent) bool { return true }); e.GetKind() != "capacity" || !e.GetResolved() {
 		t.Errorf("%v", e)
 	}
@@ -232,7 +232,7 @@ func TestSlowWatchers(t *testing.T) {
 	}
 	// A window holds some thousands of events; each is of another instance, so nothing coalesces.
 	for range 20_000 {
-		w.leader.World.Publish(observe.InstanceEvent{Type: observe.EventNotice, Tenant: "prod", Group: "static", Instance: w.NewID(t, "knd"), Reason: "x"})
+		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static", Instance: w.NewID(t, "knd"), Reason: "x"})
 	}
 	received := 0
 	for {
@@ -269,7 +269,7 @@ func TestStreamsEndWithTheLeadership(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5_000 {
-		w.leader.World.Publish(observe.InstanceEvent{Type: observe.EventNotice, Tenant: "prod", Group: "static", Instance: w.NewID(t, "knd"), Reason: "x"})
+		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static", Instance: w.NewID(t, "knd"), Reason: "x"})
 	}
 	w.end()
 	_, err = instances.ended()

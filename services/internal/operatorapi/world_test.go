@@ -31,14 +31,14 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
-	"github.com/nstance-kit/nstance/services/internal/reconcile"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 // patience is how long anything may take that does not wait by itself.
@@ -60,13 +60,13 @@ func document(more string) string {
 
 // world is a leader of shard "a" in term 3 with everything behind the API but the agents, and an operator of the tenant prod.
 type world struct {
-	*mtlstest.Cluster
+	*transporttest.Cluster
 	nstancev1.OperatorServiceClient
 	store    *mem.Store
 	state    *clusterstate.State
 	provider *mock.Provider
 	manager  *shardconfig.Manager
-	leader   *reconcile.Leader
+	leader   *leader.Leader
 	service  *operatorapi.Service
 	ctx      context.Context
 	lose     context.CancelFunc
@@ -120,7 +120,7 @@ func (noFiles) Push(context.Context, ident.ID) error { return nil }
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{Cluster: mtlstest.New(t), cut: make(chan struct{})}
+	w := &world{Cluster: transporttest.New(t), cut: make(chan struct{})}
 	w.store = mem.New(mem.Options{Now: w.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -147,7 +147,7 @@ func newWorld(t testing.TB) *world {
 	env.Now = w.Clock.Now
 	w.manager = shardconfig.New(bucket{w.state}, w.Log)
 	events, wake := operatorapi.NewEvents(), make(chan struct{}, 1)
-	w.leader = reconcile.NewLeader(reconcile.Parts{Owner: infra.Owner{Cluster: w.Name, Shard: "a"}, Incarnation: "incarnation-1", Authority: authority,
+	w.leader = leader.NewLeader(leader.Parts{Owner: infra.Owner{Cluster: w.Name, Shard: "a"}, Incarnation: "incarnation-1", Authority: authority,
 		Records: w.state, Provider: w.provider, Renderer: renderer{}, Files: noFiles{}, Groups: w.manager, Env: env, Events: events, Log: w.Log,
 		Wake: func() {
 			select {
@@ -184,7 +184,7 @@ func newWorld(t testing.TB) *world {
 		}
 	})
 	w.listener = w.serve(t, operatorRole)
-	w.id, w.key = w.NewID(t, "opr"), mtlstest.NewKey(t)
+	w.id, w.key = w.NewID(t, "opr"), transporttest.NewKey(t)
 	w.cert = w.operator(t, "prod", w.id, w.key)
 	w.OperatorServiceClient = w.dial(t, w.cert)
 	return w
@@ -204,7 +204,7 @@ func notLeader(t testing.TB) error {
 // serve serves the API on a port of the given role.
 func (w *world) serve(t testing.TB, role authority.Role, more ...grpc.ServerOption) *bufconn.Listener {
 	listener := bufconn.Listen(64 << 10)
-	server := grpc.NewServer(append(mtls.ServerOptions(w.Source, role, w.Log), more...)...)
+	server := grpc.NewServer(append(transport.ServerOptions(w.Source, role, w.Log), more...)...)
 	nstancev1.RegisterOperatorServiceServer(server, w.service)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
@@ -222,7 +222,7 @@ func (w *world) operator(t testing.TB, tenant string, id ident.ID, key ed25519.P
 	t.Helper()
 	cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: tenant, ID: id}, key)
 	_, err := w.state.PutOperator(t.Context(), record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: w.Name, Tenant: tenant,
-		Writer: "test", PublicKey: mtlstest.Public(key), CreatedAt: w.Clock.Now(),
+		Writer: "test", PublicKey: transporttest.Public(key), CreatedAt: w.Clock.Now(),
 		Certificate: record.CertificateRef{Serial: authority.Serial(cert.Leaf), NotAfter: cert.Leaf.NotAfter}}, "")
 	if err != nil {
 		t.Fatal(err)
@@ -249,7 +249,7 @@ func (w *world) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certi
 // rival is an operator of the other tenant.
 func (w *world) rival(t testing.TB) nstancev1.OperatorServiceClient {
 	t.Helper()
-	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), mtlstest.NewKey(t)))
+	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))
 }
 
 // configure writes the configuration, as Terraform does.
@@ -406,7 +406,7 @@ func parse(t testing.TB, text string) ident.ID {
 }
 
 // register does what an instance's agent does: it registers, connects and reports.
-func (w *world) register(t testing.TB, id ident.ID, report observe.Report) {
+func (w *world) register(t testing.TB, id ident.ID, report shardstate.Report) {
 	t.Helper()
 	rec, err := w.leader.Executor.Update(t.Context(), id, func(r *record.Instance) {
 		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(), make([]byte, ed25519.PublicKeySize), "nonce"
@@ -416,7 +416,7 @@ func (w *world) register(t testing.TB, id ident.ID, report observe.Report) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.leader.World.Publish(observe.InstanceEvent{Type: observe.EventRegistered, Tenant: rec.Tenant, Group: rec.Group, Instance: id})
+	w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant, Group: rec.Group, Instance: id})
 	stream, ok := w.leader.World.Connected(id)
 	if !ok || !w.leader.World.Reported(id, stream, report) {
 		t.Fatalf("%s cannot report", id)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 const (
@@ -28,7 +28,7 @@ type Options struct {
 	Self  lease.Peer
 	Shard string
 	// Source of certificates; nil while the cluster has no CA: then nobody is connected to.
-	Source func() *mtls.Source
+	Source func() *transport.Source
 	Log    *slog.Logger
 	// Sleep waits, or returns an error when ctx has ended.
 	Sleep func(ctx context.Context, d time.Duration) error

@@ -20,23 +20,23 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 // node is a server with its election port.
 type node struct {
 	self    lease.Peer
 	network *Network
-	source  *mtls.Source
+	source  *transport.Source
 	addr    string
 	events  <-chan lease.Input
 	stop    func()
 }
 
-func source(t *testing.T, c *mtlstest.Cluster, shard, server string) *mtls.Source {
+func source(t *testing.T, c *transporttest.Cluster, shard, server string) *transport.Source {
 	t.Helper()
-	s, err := mtls.NewSource(mtls.Options{
+	s, err := transport.NewSource(transport.Options{
 		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.Name, Shard: shard, Server: server},
 		Hosts:    []string{"127.0.0.1"}, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader, Now: c.Clock.Now, Log: c.Log,
 	})
@@ -46,10 +46,10 @@ func source(t *testing.T, c *mtlstest.Cluster, shard, server string) *mtls.Sourc
 	return s
 }
 
-func start(t *testing.T, c *mtlstest.Cluster, shard, id string) *node {
+func start(t *testing.T, c *transporttest.Cluster, shard, id string) *node {
 	t.Helper()
 	n := &node{self: lease.Peer{ID: id, Incarnation: id + "-1"}, source: source(t, c, shard, id)}
-	n.network = New(Options{Self: n.self, Shard: shard, Source: func() *mtls.Source { return n.source }, Log: slog.New(slog.DiscardHandler),
+	n.network = New(Options{Self: n.self, Shard: shard, Source: func() *transport.Source { return n.source }, Log: slog.New(slog.DiscardHandler),
 		Sleep: func(ctx context.Context, d time.Duration) error {
 			timer := time.NewTimer(min(d, 10*time.Millisecond))
 			defer timer.Stop()
@@ -102,7 +102,7 @@ func (n *node) hears(t *testing.T, want lease.Input) {
 }
 
 func TestLeaderAndFollowerTalk(t *testing.T) {
-	c := mtlstest.New(t)
+	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	b.network.Follow(a.lock())
 	a.hears(t, lease.LinkUp{Peer: b.self})
@@ -140,7 +140,7 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 }
 
 func TestEndOfALeader(t *testing.T) {
-	c := mtlstest.New(t)
+	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	b.network.Follow(a.lock())
 	a.hears(t, lease.LinkUp{Peer: b.self})
@@ -152,7 +152,7 @@ func TestEndOfALeader(t *testing.T) {
 }
 
 func TestLinkComesBack(t *testing.T) {
-	c := mtlstest.New(t)
+	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	wrong := a.lock()
 	wrong.Incarnation = "one-0" // the process before
@@ -180,7 +180,7 @@ func TestLinkComesBack(t *testing.T) {
 }
 
 // call speaks to an election port by hand.
-func call(t *testing.T, c *mtlstest.Cluster, addr string, cert *tls.Certificate, first ...any) error {
+func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certificate, first ...any) error {
 	t.Helper()
 	conn := c.Dial(t, addr, cert)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -208,10 +208,10 @@ func call(t *testing.T, c *mtlstest.Cluster, addr string, cert *tls.Certificate,
 }
 
 func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
-	c, other := mtlstest.New(t), mtlstest.New(t)
+	c, other := transporttest.New(t), transporttest.New(t)
 	a := start(t, c, "s", "one")
 	self := lease.Peer{ID: "two", Incarnation: "two-1"}
-	certificate := func(s *mtls.Source) *tls.Certificate {
+	certificate := func(s *transport.Source) *tls.Certificate {
 		cert, err := s.Certificate()
 		if err != nil {
 			t.Fatal(err)
@@ -230,8 +230,8 @@ func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 	}{
 		"no certificate":              {nil, []any{hello{self}}, codes.Unavailable, "certificate"},
 		"another cluster's authority": {certificate(source(t, other, "s", "two")), []any{hello{self}}, codes.Unavailable, "certificate"},
-		"agent":                       {c.Certificate(t, agent, mtlstest.NewKey(t)), []any{hello{self}}, codes.PermissionDenied, "role agent"},
-		"operator":                    {c.Certificate(t, operator, mtlstest.NewKey(t)), []any{hello{self}}, codes.PermissionDenied, "role operator"},
+		"agent":                       {c.Certificate(t, agent, transporttest.NewKey(t)), []any{hello{self}}, codes.PermissionDenied, "role agent"},
+		"operator":                    {c.Certificate(t, operator, transporttest.NewKey(t)), []any{hello{self}}, codes.PermissionDenied, "role operator"},
 		"another shard":               {certificate(source(t, c, "r", "two")), []any{hello{self}}, codes.PermissionDenied, "servers of the shard s"},
 		"another's name":              {certificate(source(t, c, "s", "three")), []any{hello{self}}, codes.PermissionDenied, "the certificate of three"},
 		"no hello":                    {good, []any{promise}, codes.InvalidArgument, "before the hello"},
@@ -255,7 +255,7 @@ func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 }
 
 func TestFollowerChecksTheLeader(t *testing.T) {
-	c := mtlstest.New(t)
+	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	stranger := start(t, c, "r", "one") // of another shard
 	for name, lock := range map[string]record.Lock{

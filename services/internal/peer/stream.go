@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 const (
@@ -87,8 +87,8 @@ func hearHello(s stream) (lease.Peer, error) {
 }
 
 // Server returns the gRPC server of the election port. It serves servers of the same shard, and nobody else.
-func (n *Network) Server(source *mtls.Source) *grpc.Server {
-	options := append(mtls.ServerOptions(source, authority.RoleServer, n.options.Log), grpc.ForceServerCodec(raw{}), grpc.MaxRecvMsgSize(maxFrame),
+func (n *Network) Server(source *transport.Source) *grpc.Server {
+	options := append(transport.ServerOptions(source, authority.RoleServer, n.options.Log), grpc.ForceServerCodec(raw{}), grpc.MaxRecvMsgSize(maxFrame),
 		grpc.MaxSendMsgSize(maxFrame), grpc.WaitForHandlers(true))
 	server := grpc.NewServer(options...)
 	server.RegisterService(&grpc.ServiceDesc{ServiceName: "nstance.election.v1.Peers", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{{
@@ -100,7 +100,7 @@ func (n *Network) Server(source *mtls.Source) *grpc.Server {
 
 // accept serves one follower.
 func (n *Network) accept(s grpc.ServerStream) error {
-	identity, err := mtls.PeerIdentity(s.Context())
+	identity, err := transport.PeerIdentity(s.Context())
 	if err != nil {
 		return status.Error(codes.Unauthenticated, err.Error())
 	}
@@ -203,7 +203,7 @@ func (n *Network) wait(ctx context.Context, turned <-chan struct{}, d time.Durat
 // connect makes a link to the holder and keeps it until it ends, or the holder is another.
 func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan struct{}) error {
 	conn, err := grpc.NewClient("passthrough:///"+holder.Addresses.Election,
-		grpc.WithTransportCredentials(mtls.ServerCredentials(n.options.Source(), holder.LeaderID)), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		grpc.WithTransportCredentials(transport.ServerCredentials(n.options.Source(), holder.LeaderID)), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {

@@ -24,9 +24,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
 	"github.com/nstance-kit/nstance/services/internal/peer"
+	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 	fakes3 "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )
 
@@ -161,7 +161,7 @@ func TestLock(t *testing.T) {
 		return
 	}
 	b := backend(t)
-	cluster := mtlstest.New(t)
+	cluster := transporttest.New(t)
 	for name, options := range map[string]lease.Options{"alone": options, "peers": peerOptions} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -181,7 +181,7 @@ type election struct {
 	clock   lease.Clock
 	seen    *reigns
 	history *history
-	cluster *mtlstest.Cluster // nil: they do not talk to each other
+	cluster *transporttest.Cluster // nil: they do not talk to each other
 }
 
 func (e *election) play(t *testing.T, b fakes3.Backend) {
@@ -213,7 +213,7 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 		if e.cluster != nil {
 			c.relay = newRelay(t)
 			relays = append(relays, c.relay)
-			if c.source, err = mtls.NewSource(mtls.Options{
+			if c.source, err = transport.NewSource(transport.Options{
 				Identity: authority.Identity{Role: authority.RoleServer, Cluster: e.cluster.Name, Shard: "dev", Server: c.id}, Hosts: []string{"127.0.0.1"}, CA: e.cluster.CA,
 				Bundle: []*x509.Certificate{e.cluster.CA.Certificate()}, Rand: cryptorand.Reader, Now: e.cluster.Clock.Now, Log: e.cluster.Log,
 			}); err != nil {
@@ -268,7 +268,7 @@ type candidate struct {
 	store  recorded
 	rng    *rand.Rand
 	relay  *relay
-	source *mtls.Source
+	source *transport.Source
 }
 
 // stand takes part until ctx ends, and starts anew every few seconds as a process that is restarted does: with another incarnation.
@@ -300,7 +300,7 @@ func (c *candidate) stand(ctx context.Context) {
 // connect opens a process's election port, to which its relay then leads, and has it connect to those of others.
 func (c *candidate) connect(self lease.Peer) (lease.Peers, func()) {
 	log := slog.New(slog.DiscardHandler)
-	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *mtls.Source { return c.source }, Log: log,
+	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *transport.Source { return c.source }, Log: log,
 		Sleep: func(ctx context.Context, d time.Duration) error {
 			within(min(d, c.options.Steady/4), func() bool { return ctx.Err() != nil })
 			return ctx.Err()

@@ -13,7 +13,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // address is where an agent says that its machine is reached.
@@ -132,7 +132,7 @@ func (c *call) agent(at address) (certificate, error) {
 		return certificate{}, c.failed("instance record", err)
 	}
 	if !spent {
-		c.leader.World.Publish(observe.InstanceEvent{Type: observe.EventRegistered, Tenant: rec.Tenant, Group: rec.Group, Instance: id})
+		c.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant, Group: rec.Group, Instance: id})
 	}
 	return cert, nil
 }

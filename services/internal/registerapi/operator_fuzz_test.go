@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 // Whoever has no nonce of an operator's gets no certificate, whatever else is said, and the refusal does not tell the nonce.
@@ -16,7 +16,7 @@ func FuzzRegisterOperator(f *testing.F) {
 	w := newWorld(f)
 	good, _ := w.operatorNonce(f)
 	agents := w.nonce(f, w.Created(f), nil)
-	key := mtlstest.Public(mtlstest.NewKey(f))
+	key := transporttest.Public(transporttest.NewKey(f))
 	f.Add(good[:len(good)-2], []byte(key))
 	f.Add(good, []byte(key[:31]))
 	f.Add(agents, []byte(key))

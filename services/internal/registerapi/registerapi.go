@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // Records changes instance records by compare and swap; see execute.Executor.Update.
@@ -46,11 +46,11 @@ type Leader struct {
 	Cluster, Shard string
 	Term           uint64
 	Incarnation    string
-	World          *observe.World
+	World          *shardstate.World
 	Records        Records
 	Store          Store
 	NonceKey       ed25519.PublicKey
-	Issuer         mtls.Issuer
+	Issuer         transport.Issuer
 }
 
 // Service implements nstancev1.RegistrationServiceServer.
@@ -127,7 +127,7 @@ func (s *Service) try(ctx context.Context, nonce string, key []byte, role author
 	if nonce == "" {
 		return certificate{}, status.Error(codes.InvalidArgument, "nonce: is empty")
 	}
-	if err := mtls.Check(key); err != nil {
+	if err := transport.Check(key); err != nil {
 		return certificate{}, status.Errorf(codes.InvalidArgument, "public_key: %v", err)
 	}
 	c := &call{Service: s, leader: leader, key: key, now: s.Now().UTC()}

@@ -28,10 +28,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 type world struct {
@@ -80,12 +80,12 @@ func (w *world) operatorNonce(t testing.TB) (string, ident.ID) {
 }
 
 func (w *world) register(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterAgentResponse, error) {
-	return w.client.RegisterAgent(context.Background(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: mtlstest.Public(key),
+	return w.client.RegisterAgent(context.Background(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: transporttest.Public(key),
 		Ipv4: "10.1.2.3", Ipv6: "2001:DB8::1", Hostname: "node-1"})
 }
 
 func (w *world) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse, error) {
-	return w.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: mtlstest.Public(key)})
+	return w.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: transporttest.Public(key)})
 }
 
 func wants(t testing.TB, what string, err error, code codes.Code, message string) {
@@ -119,7 +119,7 @@ func (w *world) log(t testing.TB) []record.CertLog {
 
 func TestRegisterAgent(t *testing.T) {
 	w := newWorld(t)
-	id, key := w.Created(t), mtlstest.NewKey(t)
+	id, key := w.Created(t), transporttest.NewKey(t)
 	answer, err := w.register(w.nonce(t, id, nil), key)
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestRegisterAgent(t *testing.T) {
 		t.Errorf("bundle: %v", err)
 	}
 	stored := w.Stored(t, id)
-	if stored.State != record.Registered || !bytes.Equal(stored.PublicKey, mtlstest.Public(key)) || stored.Certificate.Serial != authority.Serial(cert) ||
+	if stored.State != record.Registered || !bytes.Equal(stored.PublicKey, transporttest.Public(key)) || stored.Certificate.Serial != authority.Serial(cert) ||
 		!stored.Certificate.NotAfter.Equal(cert.NotAfter) || !stored.RegisteredAt.Equal(w.Clock.Now()) || stored.NonceID == "" {
 		t.Errorf("record %+v", stored)
 	}
@@ -148,7 +148,7 @@ func TestRegisterAgent(t *testing.T) {
 	if diff := cmp.Diff(want, w.log(t), cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
-	if n := w.Events(id, observe.EventRegistered); n != 1 {
+	if n := w.Events(id, shardstate.EventRegistered); n != 1 {
 		t.Errorf("%d events", n)
 	}
 	if rec, _, _ := w.World.Record(id); rec.State != record.Registered {
@@ -159,7 +159,7 @@ func TestRegisterAgent(t *testing.T) {
 // The answer was lost: the same key gets the very same certificate, also after the nonce's end, and nothing is written for it.
 func TestSameKeyAgain(t *testing.T) {
 	w := newWorld(t)
-	id, key := w.Created(t), mtlstest.NewKey(t)
+	id, key := w.Created(t), transporttest.NewKey(t)
 	nonce := w.nonce(t, id, nil)
 	first, err := w.register(nonce, key)
 	if err != nil {
@@ -174,10 +174,10 @@ func TestSameKeyAgain(t *testing.T) {
 	if !bytes.Equal(first.GetCertificate(), again.GetCertificate()) {
 		t.Error("another certificate")
 	}
-	if w.Stored(t, id).Revision != revision || len(w.log(t)) != 1 || w.Events(id, observe.EventRegistered) != 1 {
+	if w.Stored(t, id).Revision != revision || len(w.log(t)) != 1 || w.Events(id, shardstate.EventRegistered) != 1 {
 		t.Error("something was written or told")
 	}
-	_, err = w.register(nonce, mtlstest.NewKey(t))
+	_, err = w.register(nonce, transporttest.NewKey(t))
 	wants(t, "another key", err, codes.PermissionDenied, "registered with another key")
 	_, err = w.register(w.nonce(t, id, nil), key)
 	wants(t, "another nonce", err, codes.PermissionDenied, "another key or nonce")
@@ -199,7 +199,7 @@ func TestTwoRacingRegistrations(t *testing.T) {
 		w := newWorld(t)
 		id := w.Created(t)
 		nonce := w.nonce(t, id, nil)
-		keys := []ed25519.PrivateKey{mtlstest.NewKey(t), mtlstest.NewKey(t), mtlstest.NewKey(t)}
+		keys := []ed25519.PrivateKey{transporttest.NewKey(t), transporttest.NewKey(t), transporttest.NewKey(t)}
 		answers, errs := make([]*nstancev1.RegisterAgentResponse, len(keys)), make([]error, len(keys))
 		var wg sync.WaitGroup
 		for i, key := range keys {
@@ -213,19 +213,19 @@ func TestTwoRacingRegistrations(t *testing.T) {
 				continue
 			}
 			winners++
-			if !bytes.Equal(stored.PublicKey, mtlstest.Public(keys[i])) || stored.Certificate.Serial != authority.Serial(leaf(t, answers[i].GetCertificate())) {
+			if !bytes.Equal(stored.PublicKey, transporttest.Public(keys[i])) || stored.Certificate.Serial != authority.Serial(leaf(t, answers[i].GetCertificate())) {
 				t.Error("the record is not the winner's")
 			}
 		}
-		if winners != 1 || w.Events(id, observe.EventRegistered) != 1 {
-			t.Errorf("%d winners, %d events", winners, w.Events(id, observe.EventRegistered))
+		if winners != 1 || w.Events(id, shardstate.EventRegistered) != 1 {
+			t.Errorf("%d winners, %d events", winners, w.Events(id, shardstate.EventRegistered))
 		}
 	}
 }
 
 func TestRefusedAgents(t *testing.T) {
 	w := newWorld(t)
-	key := mtlstest.NewKey(t)
+	key := transporttest.NewKey(t)
 	created := w.Created(t)
 	deleting, deleted := w.Created(t), w.Created(t)
 	w.Delete(t, deleting, false)
@@ -267,7 +267,7 @@ func TestRefusedAgents(t *testing.T) {
 		{"left over", w.nonce(t, w.Reserved(t, true), nil), nil, nil, codes.Unavailable, "not settled yet"},
 		{"not answered by the provider", w.nonce(t, w.Reserved(t, false), nil), nil, nil, codes.Unavailable, "not recorded yet"},
 	} {
-		req := &nstancev1.RegisterAgentRequest{Nonce: test.nonce, PublicKey: mtlstest.Public(key), Ipv4: "10.0.0.1"}
+		req := &nstancev1.RegisterAgentRequest{Nonce: test.nonce, PublicKey: transporttest.Public(key), Ipv4: "10.0.0.1"}
 		if test.key != nil {
 			req.PublicKey = test.key
 		}
@@ -296,7 +296,7 @@ func TestRefusedAgents(t *testing.T) {
 // what the executor then records leaves that alone.
 func TestRegisteredBeforeCreated(t *testing.T) {
 	w := newWorld(t)
-	id, key := w.Reserved(t, false), mtlstest.NewKey(t)
+	id, key := w.Reserved(t, false), transporttest.NewKey(t)
 	nonce := w.nonce(t, id, nil)
 	_, err := w.register(nonce, key)
 	wants(t, "too soon", err, codes.Unavailable, "try again")
@@ -315,7 +315,7 @@ func TestStorageFaults(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for failing := 1; failing <= 2; failing++ {
 			w := newWorld(t)
-			id, key := w.Created(t), mtlstest.NewKey(t)
+			id, key := w.Created(t), transporttest.NewKey(t)
 			nonce := w.nonce(t, id, nil)
 			puts := 0
 			w.Fault(func(r mem.Request) mem.Fault {
@@ -362,10 +362,10 @@ func TestStandby(t *testing.T) {
 	w := newWorld(t)
 	id := w.Created(t)
 	w.Lose()
-	_, err := w.register(w.nonce(t, id, nil), mtlstest.NewKey(t))
+	_, err := w.register(w.nonce(t, id, nil), transporttest.NewKey(t))
 	notLeader(t, err)
 	nonce, _ := w.operatorNonce(t)
-	_, err = w.registerOperator(nonce, mtlstest.NewKey(t))
+	_, err = w.registerOperator(nonce, transporttest.NewKey(t))
 	notLeader(t, err)
 }
 
@@ -390,7 +390,7 @@ func TestSupersededLeader(t *testing.T) {
 	if _, err := w.State.PutInstance(t.Context(), rec, token); err != nil {
 		t.Fatal(err)
 	}
-	_, err = w.register(w.nonce(t, id, nil), mtlstest.NewKey(t))
+	_, err = w.register(w.nonce(t, id, nil), transporttest.NewKey(t))
 	notLeader(t, err)
 	if stored := w.Stored(t, id); stored.State != record.Created || stored.Term != 4 {
 		t.Errorf("record %+v", stored)
@@ -400,7 +400,7 @@ func TestSupersededLeader(t *testing.T) {
 func TestRegisterOperator(t *testing.T) {
 	w := newWorld(t)
 	nonce, id := w.operatorNonce(t)
-	key := mtlstest.NewKey(t)
+	key := transporttest.NewKey(t)
 	first, err := w.registerOperator(nonce, key)
 	if err != nil {
 		t.Fatal(err)
@@ -412,7 +412,7 @@ func TestRegisterOperator(t *testing.T) {
 		t.Errorf("certificate of %v until %v (%v)", identity, cert.NotAfter, err)
 	}
 	rec, _, err := w.State.GetOperator(t.Context(), "prod", id)
-	if err != nil || !bytes.Equal(rec.PublicKey, mtlstest.Public(key)) || rec.Certificate.Serial != authority.Serial(cert) ||
+	if err != nil || !bytes.Equal(rec.PublicKey, transporttest.Public(key)) || rec.Certificate.Serial != authority.Serial(cert) ||
 		!rec.NonceExpires.Equal(w.Clock.Now().Add(authority.OperatorNonceTTL)) {
 		t.Errorf("record %+v (%v)", rec, err)
 	}
@@ -421,7 +421,7 @@ func TestRegisterOperator(t *testing.T) {
 	if err != nil || !bytes.Equal(first.GetCertificate(), again.GetCertificate()) {
 		t.Errorf("again: %v", err)
 	}
-	_, err = w.registerOperator(nonce, mtlstest.NewKey(t))
+	_, err = w.registerOperator(nonce, transporttest.NewKey(t))
 	wants(t, "another key", err, codes.PermissionDenied, "used with another key")
 
 	w.Clock.Advance(20 * 24 * time.Hour)
@@ -444,11 +444,11 @@ func TestRegisterOperator(t *testing.T) {
 
 func TestRefusedOperators(t *testing.T) {
 	w := newWorld(t)
-	_, err := w.registerOperator(w.nonce(t, w.Created(t), nil), mtlstest.NewKey(t))
+	_, err := w.registerOperator(w.nonce(t, w.Created(t), nil), transporttest.NewKey(t))
 	wants(t, "an agent's nonce", err, codes.PermissionDenied, "is for the role agent")
 	nonce, id := w.operatorNonce(t)
 	w.Clock.Advance(authority.OperatorNonceTTL)
-	_, err = w.registerOperator(nonce, mtlstest.NewKey(t))
+	_, err = w.registerOperator(nonce, transporttest.NewKey(t))
 	wants(t, "expired", err, codes.Unauthenticated, "expired at")
 	if _, _, err := w.State.GetOperator(t.Context(), "prod", id); !errors.Is(err, objstore.ErrNotFound) {
 		t.Errorf("an expired nonce left a record (%v)", err)
@@ -459,7 +459,7 @@ func TestTwoRacingOperators(t *testing.T) {
 	for range 10 {
 		w := newWorld(t)
 		nonce, id := w.operatorNonce(t)
-		keys := []ed25519.PrivateKey{mtlstest.NewKey(t), mtlstest.NewKey(t)}
+		keys := []ed25519.PrivateKey{transporttest.NewKey(t), transporttest.NewKey(t)}
 		errs := make([]error, 2)
 		var wg sync.WaitGroup
 		for i := range keys {
@@ -472,7 +472,7 @@ func TestTwoRacingOperators(t *testing.T) {
 		}
 		wants(t, "the loser", errs[1-winner], codes.PermissionDenied, "another key")
 		rec, _, err := w.State.GetOperator(t.Context(), "prod", id)
-		if errs[winner] != nil || err != nil || !bytes.Equal(rec.PublicKey, mtlstest.Public(keys[winner])) {
+		if errs[winner] != nil || err != nil || !bytes.Equal(rec.PublicKey, transporttest.Public(keys[winner])) {
 			t.Errorf("%v %v", errs[winner], err)
 		}
 	}
@@ -516,13 +516,13 @@ func BenchmarkRegisterAgent(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		b.StopTimer()
-		nonce, key := w.nonce(b, w.Created(b), nil), mtlstest.NewKey(b)
+		nonce, key := w.nonce(b, w.Created(b), nil), transporttest.NewKey(b)
 		b.StartTimer()
 		conn, err := grpc.NewClient("passthrough:///"+w.addr, grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(nil))), grpc.WithNoProxy())
 		if err != nil {
 			b.Fatal(err)
 		}
-		_, err = nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(b.Context(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: mtlstest.Public(key), Ipv4: "10.1.2.3"})
+		_, err = nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(b.Context(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: transporttest.Public(key), Ipv4: "10.1.2.3"})
 		if err != nil {
 			b.Fatal(err)
 		}

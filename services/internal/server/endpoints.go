@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/internal/health"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // portPatience is how long a new leader waits for the ports of the one before, where they share a machine.
@@ -31,7 +31,7 @@ const portPatience = 10 * time.Second
 // endpoints are the listeners of a server: the election's, and those of the three services.
 type endpoints struct {
 	mu     sync.Mutex
-	source *mtls.Source
+	source *transport.Source
 	// sourced ends when there is a source.
 	sourced context.Context
 	tell    context.CancelFunc
@@ -56,7 +56,7 @@ func (e *endpoints) onStop(do func()) bool {
 }
 
 // certificates is the source of this server's certificates, nil while the cluster has no CA.
-func (e *endpoints) certificates() *mtls.Source {
+func (e *endpoints) certificates() *transport.Source {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.source
@@ -175,7 +175,7 @@ func (s *server) releaseServices() {
 }
 
 // ensureSource opens the source of certificates, if it is not open. Call with endpoints.mu held.
-func (s *server) ensureSource(ctx context.Context) (*mtls.Source, error) {
+func (s *server) ensureSource(ctx context.Context) (*transport.Source, error) {
 	if s.endpoints.source == nil {
 		source, err := s.openSource(ctx)
 		if err != nil {
@@ -187,7 +187,7 @@ func (s *server) ensureSource(ctx context.Context) (*mtls.Source, error) {
 	return s.endpoints.source, nil
 }
 
-func (s *server) openSource(ctx context.Context) (*mtls.Source, error) {
+func (s *server) openSource(ctx context.Context) (*transport.Source, error) {
 	ca, err := s.state.LoadCA(ctx)
 	if isNotFound(err) {
 		return nil, errNoCA
@@ -202,14 +202,14 @@ func (s *server) openSource(ctx context.Context) (*mtls.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mtls.NewSource(mtls.Options{
+	return transport.NewSource(transport.Options{
 		Identity: authority.Identity{Role: authority.RoleServer, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, Server: s.opts.ID},
 		Hosts:    s.ports.hosts, CA: ca, Bundle: bundle, Rand: rand.Reader, Now: time.Now, Log: s.log,
 	})
 }
 
 // serve opens and serves the three services until stop is called.
-func (s *server) serve(ctx context.Context, source *mtls.Source) (stop func(), err error) {
+func (s *server) serve(ctx context.Context, source *transport.Source) (stop func(), err error) {
 	services := []struct {
 		name, addr string
 		role       authority.Role
@@ -244,7 +244,7 @@ func (s *server) serve(ctx context.Context, source *mtls.Source) (stop func(), e
 			stop()
 			return nil, err
 		}
-		g := grpc.NewServer(mtls.ServerOptions(source, service.role, s.log)...)
+		g := grpc.NewServer(transport.ServerOptions(source, service.role, s.log)...)
 		service.register(g)
 		if s.opts.Debug {
 			reflection.Register(g)
@@ -252,7 +252,7 @@ func (s *server) serve(ctx context.Context, source *mtls.Source) (stop func(), e
 		}
 		servers = append(servers, g)
 		s.env.Go("serve "+service.name, func() {
-			if err := g.Serve(mtls.QuietReads(listener)); err != nil {
+			if err := g.Serve(transport.QuietReads(listener)); err != nil {
 				s.restart(fmt.Errorf("serve %s: %w", service.name, err))
 			}
 		})

@@ -21,15 +21,15 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/plan"
-	"github.com/nstance-kit/nstance/services/internal/reconcile"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // configInterval is how often the leader looks for a newer configuration: `tofu apply` changes only the bucket.
@@ -40,7 +40,7 @@ const warmEvery = 10
 
 // leadership is one term of this server.
 type leadership struct {
-	leader       *reconcile.Leader
+	leader       *leader.Leader
 	registration *registerapi.Leader
 	agent        *agentapi.Leader
 	operator     *operatorapi.Leader
@@ -111,7 +111,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	wake := make(chan struct{}, 1)
 	events := operatorapi.NewEvents()
 	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(), observe: s.metrics.ObserveProvider}
-	leader := reconcile.NewLeader(reconcile.Parts{
+	leader := leader.NewLeader(leader.Parts{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: s.state, Provider: provider,
 		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: tellers{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
 		Wake: func() {
@@ -125,7 +125,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	leader.Loop.Started = func(kind plan.Kind) { s.metrics.Actions.WithLabelValues(string(kind)).Inc() }
 	leader.Loop.Planned = func(_ int, took time.Duration) { s.metrics.PlanDuration.Observe(took.Seconds()) }
 	leader.Executor.Entered = func(after time.Duration) { s.metrics.CreateLatency.Observe(after.Seconds()) }
-	issuer := mtls.Issuer{CA: ca, Bundle: caPEM, Rand: rand.Reader, Now: time.Now}
+	issuer := transport.Issuer{CA: ca, Bundle: caPEM, Rand: rand.Reader, Now: time.Now}
 	l := &leadership{
 		leader: leader,
 		registration: &registerapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(), Incarnation: s.incarnation,
@@ -256,7 +256,7 @@ func (s *server) describe(l *leadership) {
 }
 
 // pollConfig looks for a newer configuration now and then, and less often reads boot scripts anew, so that none is on the way of a create.
-func (s *server) pollConfig(ctx context.Context, leader *reconcile.Leader, generator *filegen.Generator) error {
+func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, generator *filegen.Generator) error {
 	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
 		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
 			s.log.Warn("configuration not looked up", "error", err)
@@ -271,7 +271,7 @@ func (s *server) pollConfig(ctx context.Context, leader *reconcile.Leader, gener
 }
 
 // refresh applies a newer configuration, if there is one.
-func (s *server) refresh(ctx context.Context, leader *reconcile.Leader) (shardconfig.Result, config.Problems, error) {
+func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfig.Result, config.Problems, error) {
 	result, problems, err := s.manager.Refresh(ctx)
 	if err != nil {
 		return result, nil, err
@@ -289,8 +289,8 @@ func (s *server) refresh(ctx context.Context, leader *reconcile.Leader) (shardco
 }
 
 // tellRefused says what is wrong with a configuration that is not in force, or that there is none.
-func (s *server) tellRefused(leader *reconcile.Leader, problems config.Problems) {
-	key := observe.ErrorKey{Kind: "config"}
+func (s *server) tellRefused(leader *leader.Leader, problems config.Problems) {
+	key := shardstate.ErrorKey{Kind: "config"}
 	if len(problems) > 0 {
 		s.metrics.ConfigRefused.Set(1)
 		leader.World.Raise(key, "configuration refused: "+problems.Error())
@@ -322,7 +322,7 @@ func (s *server) hearConfirmations(ctx context.Context) {
 }
 
 // holdAddress makes the shard's fixed address this machine's own, where there is one.
-func (s *server) holdAddress(ctx context.Context, leader *reconcile.Leader) error {
+func (s *server) holdAddress(ctx context.Context, leader *leader.Leader) error {
 	network, ok := infra.Capability[infra.LeaderNetwork](s.machine.Provider)
 	if ok && s.manager.Shard().Server.LeaderNetwork != nil {
 		leader.HoldAddress(ctx, network, s.machine.ID)

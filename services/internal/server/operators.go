@@ -6,17 +6,17 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/observe"
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
-	"github.com/nstance-kit/nstance/services/internal/reconcile"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // operatorLeader is the operators' side of a leadership.
-func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *reconcile.Leader, events *operatorapi.Events, issuer mtls.Issuer) *operatorapi.Leader {
+func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *leader.Leader, events *operatorapi.Events, issuer transport.Issuer) *operatorapi.Leader {
 	return &operatorapi.Leader{
 		Context: ctx, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, ID: s.opts.ID, Incarnation: s.incarnation, Leader: leader,
 		Config: s.manager,
@@ -39,14 +39,14 @@ type tellers struct {
 	forget  func(ident.ID)
 }
 
-func (t tellers) Instance(e observe.InstanceEvent) {
-	if e.Type == observe.EventDeleted {
+func (t tellers) Instance(e shardstate.InstanceEvent) {
+	if e.Type == shardstate.EventDeleted {
 		t.forget(e.Instance)
 	}
 	t.Events.Instance(e)
 }
 
-func (t tellers) Error(e observe.ErrorEvent) {
+func (t tellers) Error(e shardstate.ErrorEvent) {
 	if !e.Resolved {
 		t.metrics.Errors.WithLabelValues(e.Kind).Inc()
 	}

@@ -8,8 +8,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/internal/mtls"
 	"github.com/nstance-kit/nstance/services/internal/peer"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // openPeers makes the network over which the shard's servers speak of the election, and serves it at the election port once there is a CA.
@@ -34,7 +34,7 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 }
 
 // awaitSource returns the source of this server's certificates, as soon as the first leader of the cluster has made its CA; nil when ctx has ended.
-func (s *server) awaitSource(ctx context.Context) *mtls.Source {
+func (s *server) awaitSource(ctx context.Context) *transport.Source {
 	for wait := 2 * time.Second; ctx.Err() == nil; wait = min(2*wait, time.Minute) {
 		s.endpoints.mu.Lock()
 		source, err := s.ensureSource(ctx)

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // Machine is this server's own machine and the provider that makes the others.
@@ -96,7 +96,7 @@ func (s *server) configureProvider(ctx context.Context, l *leadership, shard *co
 		s.machine.Configure(shard)
 	}
 	s.env.Go("verify the configuration", func() {
-		key := observe.ErrorKey{Kind: "provider_config"}
+		key := shardstate.ErrorKey{Kind: "provider_config"}
 		switch err := s.machine.verify(ctx, shard); {
 		case ctx.Err() != nil || s.manager.Shard() != shard:
 		case err != nil:

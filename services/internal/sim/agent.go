@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/observe"
-	"github.com/nstance-kit/nstance/services/internal/reconcile"
+	"github.com/nstance-kit/nstance/services/internal/leader"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // agent is the machine's side of one VM: it registers, reports and obeys.
@@ -23,7 +23,7 @@ type agent struct {
 	broken     bool // never registers
 	hash       string
 	stream     uint64
-	leader     *reconcile.Leader // of which leader the stream is
+	leader     *leader.Leader // of which leader the stream is
 	busy       bool
 	turn       uint64 // counts what it was to do next: only the latest holds
 
@@ -76,7 +76,7 @@ func (f *fleet) hangUp(m *machine) {
 }
 
 // dropped ends every stream to a leader that leads no more.
-func (f *fleet) dropped(leader *reconcile.Leader) {
+func (f *fleet) dropped(leader *leader.Leader) {
 	for _, m := range f.order {
 		if m.agent.leader == leader {
 			m.agent.stream, m.agent.leader = 0, nil
@@ -115,15 +115,15 @@ func (f *fleet) speak(m *machine) {
 		}
 		a.stream, a.leader, s.term.heard = stream, leader, true
 	}
-	report := observe.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash}
+	report := shardstate.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash}
 	if a.notice {
 		report.Notice, report.NoticeDeadline = true, now.Add(2*time.Minute)
 	}
 	switch {
 	case a.powerOff:
-		report.Stopping = observe.PowerOff
+		report.Stopping = shardstate.PowerOff
 	case a.reboot:
-		report.Stopping = observe.Reboot
+		report.Stopping = shardstate.Reboot
 	}
 	if !leader.World.Reported(m.id, a.stream, report) {
 		a.stream, a.leader = 0, nil
@@ -182,7 +182,7 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 
 // register does what the registration service does: one conditional write makes a record registered, with the key that came first. It returns
 // the key that is there.
-func (w *World) register(ctx context.Context, leader *reconcile.Leader, id ident.ID, public ed25519.PublicKey) ([]byte, error) {
+func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID, public ed25519.PublicKey) ([]byte, error) {
 	rec, _, ok := leader.World.Record(id)
 	if !ok {
 		return nil, fmt.Errorf("there is no instance %s", id)

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
 // checkAuthority: at most one process may act at a time. Clocks only end authority, so looking after each step is enough.
@@ -185,7 +185,7 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 }
 
 // checkAnnounced: nobody hears of a deletion that is not durable.
-func (w *World) checkAnnounced(event observe.InstanceEvent) {
+func (w *World) checkAnnounced(event shardstate.InstanceEvent) {
 	if d := w.bucket.byID[event.Instance]; d == nil || d.State != record.Deleting && d.State != record.Deleted {
 		w.fail(ruleIntent, "the deletion of %s is announced before it is durable", event.Instance)
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/observe"
-	"github.com/nstance-kit/nstance/services/internal/reconcile"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
@@ -26,7 +26,7 @@ type term struct {
 	number uint64
 	scope  *scope
 	env    tasks.Env
-	leader *reconcile.Leader
+	leader *leader.Leader
 	ready  bool
 
 	tasks int    // that have not ended
@@ -107,7 +107,7 @@ func (s *server) lead(number uint64) {
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
-	t.leader = reconcile.NewLeader(reconcile.Parts{
+	t.leader = leader.NewLeader(leader.Parts{
 		Owner: ours, Incarnation: s.process.name, Authority: t, Records: records{state, w}, Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
 		Groups: t, Env: t.env, Events: events{w, t}, Log: slog.New(tracer{w, s.process.name}), Wake: t.wakeLoop,
 	})
@@ -243,7 +243,7 @@ type records struct {
 	world *World
 }
 
-// LoadUnseen implements reconcile.Records. Its task waits most of the time: only what it does here is what it is about.
+// LoadUnseen implements leader.Records. Its task waits most of the time: only what it does here is what it is about.
 func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error {
 	sched := r.world.sched
 	sched.become(rechecking)
@@ -284,15 +284,15 @@ type events struct {
 	term  *term
 }
 
-func (e events) Instance(event observe.InstanceEvent) {
+func (e events) Instance(event shardstate.InstanceEvent) {
 	w := e.world
 	if w.tracing() {
 		w.trace("event %s %s/%s %s %s", event.Type, event.Tenant, event.Group, event.Instance, event.Reason)
 	}
 	switch {
-	case event.Type == observe.EventCreating && !event.Replaces.IsZero():
+	case event.Type == shardstate.EventCreating && !event.Replaces.IsZero():
 		w.result.Replaced++
-	case event.Type == observe.EventPendingDeletion:
+	case event.Type == shardstate.EventPendingDeletion:
 		w.checkAnnounced(event)
 		if event.Drain {
 			w.operate.hear(e.term, event.Instance)
@@ -300,11 +300,11 @@ func (e events) Instance(event observe.InstanceEvent) {
 	}
 }
 
-// Group implements observe.Events.
+// Group implements shardstate.Events.
 func (events) Group(config.GroupKey) {}
 
-// Error implements observe.Events.
-func (e events) Error(event observe.ErrorEvent) {
+// Error implements shardstate.Events.
+func (e events) Error(event shardstate.ErrorEvent) {
 	if e.world.tracing() {
 		e.world.trace("error %s %s/%s %s resolved=%t: %s", event.Kind, event.Tenant, event.Group, event.Instance, event.Resolved, event.Message)
 	}

@@ -23,7 +23,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // Now is the time at which everything happens.
@@ -105,7 +105,7 @@ func (c *Cluster) Serve(t testing.TB, shard string, api nstancev1.OperatorServic
 	if len(hosts) == 0 {
 		hosts = []string{"127.0.0.1"}
 	}
-	source, err := mtls.NewSource(mtls.Options{
+	source, err := transport.NewSource(transport.Options{
 		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.ID, Shard: shard, Server: shard + "-server"},
 		Hosts:    hosts, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: c.rand, Now: Clock, Log: slog.New(slog.DiscardHandler),
 	})
@@ -116,7 +116,7 @@ func (c *Cluster) Serve(t testing.TB, shard string, api nstancev1.OperatorServic
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(mtls.ServerOptions(source, authority.RoleOperator, slog.New(slog.DiscardHandler))...)
+	server := grpc.NewServer(transport.ServerOptions(source, authority.RoleOperator, slog.New(slog.DiscardHandler))...)
 	nstancev1.RegisterOperatorServiceServer(server, api)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(listener) }) // ends with Stop

@@ -13,7 +13,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // Shard is the operator API of one leader, with state in memory. Fields are set before it serves, or under [Shard.Do].
@@ -58,7 +58,7 @@ func NotLeader(shard, leader, addr string) error {
 func (s *Shard) enter(ctx context.Context, method string) (leave func(), err error) {
 	s.mu.Lock()
 	s.Calls = append(s.Calls, method)
-	if who, err := mtls.PeerIdentity(ctx); err == nil && !slices.Contains(s.Tenants, who.Tenant) {
+	if who, err := transport.PeerIdentity(ctx); err == nil && !slices.Contains(s.Tenants, who.Tenant) {
 		s.Tenants = append(s.Tenants, who.Tenant)
 	}
 	if s.Before != nil {

@@ -31,12 +31,12 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
-	"github.com/nstance-kit/nstance/services/internal/mtls"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity/identitytest"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
+	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 // front is the registration of a real leader, whose answers can be lost, and which can send clients elsewhere.
@@ -424,7 +424,7 @@ func TestRenews(t *testing.T) {
 			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(first.Leaf)}, nil
 		}, "no later than the one before"},
 		"another's": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
-			cert, _, err := w.Issuer().Issue(first.Who, mtlstest.Public(mtlstest.NewKey(t)))
+			cert, _, err := w.Issuer().Issue(first.Who, transporttest.Public(transporttest.NewKey(t)))
 			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert)}, err
 		}, "another key"},
 		"none": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
@@ -543,7 +543,7 @@ type witness struct {
 }
 
 func (w witness) ListGroups(ctx context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
-	peer, err := mtls.PeerOf(ctx)
+	peer, err := transport.PeerOf(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -21,9 +21,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/mtls/mtlstest"
-	"github.com/nstance-kit/nstance/services/internal/observe"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 // Incarnation of the server under test.
@@ -31,10 +31,10 @@ const Incarnation = "incarnation-1"
 
 // Leader is a leader of shard "a" in term 3.
 type Leader struct {
-	*mtlstest.Cluster
+	*transporttest.Cluster
 	Store    *mem.Store
 	State    *clusterstate.State
-	World    *observe.World
+	World    *shardstate.World
 	Executor *execute.Executor
 	// Context ends with the leadership, which Lose ends.
 	Context context.Context
@@ -42,7 +42,7 @@ type Leader struct {
 
 	mu     sync.Mutex
 	fault  func(mem.Request) mem.Fault
-	events []observe.InstanceEvent
+	events []shardstate.InstanceEvent
 	wake   chan struct{}
 }
 
@@ -52,7 +52,7 @@ var Group = config.GroupKey{Tenant: "prod", Group: "workers"}
 // New makes a leader. group is in force from the start.
 func New(t testing.TB, group config.Group) *Leader {
 	t.Helper()
-	l := &Leader{Cluster: mtlstest.New(t), wake: make(chan struct{}, 1)}
+	l := &Leader{Cluster: transporttest.New(t), wake: make(chan struct{}, 1)}
 	l.Context, l.Lose = context.WithCancel(context.Background())
 	t.Cleanup(l.Lose)
 	l.Store = mem.New(mem.Options{Now: l.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
@@ -64,7 +64,7 @@ func New(t testing.TB, group config.Group) *Leader {
 		return l.fault(r)
 	}})
 	l.State = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a", Now: l.Clock.Now})
-	l.World = observe.New(observe.Options{Cluster: l.Name, Shard: "a", Term: l.Term(), Now: l.Clock.Now, Wake: func() {}, Events: sink{l}, Log: l.Log})
+	l.World = shardstate.New(shardstate.Options{Cluster: l.Name, Shard: "a", Term: l.Term(), Now: l.Clock.Now, Wake: func() {}, Events: sink{l}, Log: l.Log})
 	group.GroupKey = Group
 	shard := (&config.Shard{}).WithDefaults()
 	l.World.Configure(shard, map[config.GroupKey]config.Group{Group: group})
@@ -115,7 +115,7 @@ func (l *Leader) Current() error {
 
 type sink struct{ l *Leader }
 
-func (s sink) Instance(event observe.InstanceEvent) {
+func (s sink) Instance(event shardstate.InstanceEvent) {
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()
 	s.l.events = append(s.l.events, event)
@@ -125,11 +125,11 @@ func (s sink) Instance(event observe.InstanceEvent) {
 	}
 }
 
-func (sink) Group(config.GroupKey)    {}
-func (sink) Error(observe.ErrorEvent) {}
+func (sink) Group(config.GroupKey)       {}
+func (sink) Error(shardstate.ErrorEvent) {}
 
 // Events returns how many events of a type an instance had.
-func (l *Leader) Events(id ident.ID, typ observe.InstanceEventType) (n int) {
+func (l *Leader) Events(id ident.ID, typ shardstate.InstanceEventType) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, event := range l.events {
@@ -141,7 +141,7 @@ func (l *Leader) Events(id ident.ID, typ observe.InstanceEventType) (n int) {
 }
 
 // AwaitEvent waits until an instance has had n events of a type. One waiter at a time.
-func (l *Leader) AwaitEvent(t testing.TB, id ident.ID, typ observe.InstanceEventType, n int) {
+func (l *Leader) AwaitEvent(t testing.TB, id ident.ID, typ shardstate.InstanceEventType, n int) {
 	t.Helper()
 	timeout := time.After(10 * time.Second)
 	for l.Events(id, typ) < n {

@@ -1,0 +1,331 @@
+// Package leader owns the leader's loop: whatever changed in the World is planned anew, and what the plan asks for is started.
+//
+// Invariant: it decides nothing. A pass takes dirty groups, plans each from a fresh snapshot, marks every action as under way before it
+// starts it, and notes when to look again.
+package leader
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/execute"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// Loop plans and starts actions for one leader.
+type Loop struct {
+	World    *shardstate.World
+	Executor *execute.Executor
+	Asker    *shardstate.Asker
+	Env      tasks.Env
+	Log      *slog.Logger
+	// Planned, if set, is told how long planning one group took.
+	Planned func(instances int, took time.Duration)
+	// CreateEvery, if set, is the least time between two creates; 0: no limit.
+	CreateEvery func() time.Duration
+	// Started, if set, is told of every action that is started.
+	Started func(kind plan.Kind)
+
+	mu         sync.Mutex // one pass at a time
+	nextCreate time.Time  // with CreateEvery
+	buffer     []plan.Instance
+	wake       map[config.GroupKey]look
+	sweep      time.Time
+
+	// health is the shard's, as counted at healthAt.
+	health   plan.ShardHealth
+	healthAt time.Time
+
+	// Creates and other actions are bounded apart, so that creates find a free line. Groups that got fewer than they wanted are planned again when
+	// there is room.
+	slotsMu  sync.Mutex
+	creates  int
+	held     map[config.GroupKey]struct{} // by maxCreates
+	others   int
+	deferred map[config.GroupKey]struct{} // by maxOthers
+}
+
+// look is when a group is to be looked at again, and when even if all reports that are owed come in time ([plan.Decision]; zero: no need).
+type look struct{ at, firm time.Time }
+
+// healthFresh is how old the shard's health may be when an event leads to planning.
+const healthFresh = 50 * time.Millisecond
+
+const (
+	// maxCreates is how many creates are under way at most. Each holds a reservation and writes it twice: if thousands do at once, bucket and
+	// processor are busy for longer than a renewal of the lock may take, and the next leader begins with as many.
+	maxCreates = 128
+	// maxOthers is how many actions other than creates are under way at most.
+	maxOthers = 64
+)
+
+// Pass plans every dirty group and every group whose time has come, starts what they ask for, and returns when to look again even if
+// nothing happens (zero: no need). The actions run under ctx, which is the leader's authority.
+func (l *Loop) Pass(ctx context.Context) (next time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.wake == nil {
+		l.wake = map[config.GroupKey]look{}
+	}
+	now := l.Env.Now()
+	timed := false
+	for key, wake := range l.wake {
+		if wake.at.After(now) || l.putOff(key, wake, now) {
+			continue
+		}
+		timed = true
+		delete(l.wake, key)
+		l.World.Mark(key)
+	}
+	dirty := l.World.TakeDirty()
+	if len(dirty) > 0 {
+		// Looking at every instance of the shard is not on the way of every event. What time alone changes is always looked at anew.
+		if timed || now.Sub(l.healthAt) >= healthFresh || now.Before(l.healthAt) {
+			l.health, l.healthAt = l.World.Health(now), now
+		}
+		for _, key := range dirty {
+			l.plan(ctx, key, l.health)
+		}
+	}
+	if l.World.SweepDue() || !l.sweep.IsZero() && !l.sweep.After(now) {
+		decision := plan.Sweep(l.World.ShardSnapshot())
+		l.sweep = decision.WakeAt
+		for _, action := range decision.Actions {
+			l.collect(ctx, action)
+		}
+	}
+	next = l.sweep
+	for _, wake := range l.wake {
+		if next.IsZero() || wake.at.Before(next) {
+			next = wake.at
+		}
+	}
+	return next
+}
+
+// putOff sets a later time for a look that only had to see whether reports come, if they do. The report nearest to being missed has most often come
+// by then, and the next one is a tenth of an interval away: a plan each time would be ten in every interval for every group.
+func (l *Loop) putOff(key config.GroupKey, wake look, now time.Time) bool {
+	if !wake.firm.IsZero() && !wake.firm.After(now) {
+		return false
+	}
+	missed, inTime := l.World.Owed(key, now)
+	if !inTime {
+		return false
+	}
+	wake.at = missed
+	if missed.IsZero() || !wake.firm.IsZero() && wake.firm.Before(missed) {
+		wake.at = wake.firm
+	}
+	if wake.at.IsZero() {
+		return false
+	}
+	l.wake[key] = wake
+	return true
+}
+
+func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardHealth) {
+	snapshot, ok := l.World.Snapshot(key, l.buffer)
+	if !ok {
+		delete(l.wake, key)
+		return
+	}
+	l.buffer = snapshot.Instances
+	snapshot.Shard = health
+	var every time.Duration
+	if l.CreateEvery != nil {
+		every = l.CreateEvery()
+	}
+	if every > 0 {
+		snapshot.CreateBudget, snapshot.CreateBudgetAt = 1, snapshot.Now.Add(every)
+		if snapshot.Now.Before(l.nextCreate) {
+			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, l.nextCreate
+		}
+	}
+	free := l.freeCreates()
+	if snapshot.CreateBudget < 0 || free < snapshot.CreateBudget {
+		snapshot.CreateBudget = free
+	}
+	decision := l.next(snapshot)
+	delete(l.wake, key)
+	if !decision.WakeAt.IsZero() {
+		l.wake[key] = look{at: decision.WakeAt, firm: decision.Firm}
+	}
+	l.World.Blocked(key, decision.Blocked)
+	creates := 0
+	for _, action := range decision.Actions {
+		if action.Kind == plan.Create {
+			creates++
+		}
+	}
+	if creates > 0 {
+		l.nextCreate = snapshot.Now.Add(every)
+		l.World.ExpectCreates(key, creates)
+	}
+	l.beginCreates(key, creates, creates == free)
+	for _, action := range decision.Actions {
+		l.start(ctx, key, action)
+	}
+}
+
+// next plans one group, and tells how long that took.
+func (l *Loop) next(snapshot plan.Snapshot) plan.Decision {
+	if l.Planned == nil {
+		return plan.Next(snapshot)
+	}
+	began := time.Now()
+	decision := plan.Next(snapshot)
+	l.Planned(len(snapshot.Instances), time.Since(began))
+	return decision
+}
+
+// start begins one action of a group's plan.
+func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Action) {
+	switch action.Kind {
+	case plan.Create:
+		l.count(action.Kind)
+		l.Env.Go("create", func() {
+			defer l.endCreate()
+			l.Executor.Do(ctx, key, action)
+		})
+	case plan.Ask:
+		if l.World.Plan(action, plan.Idle) {
+			l.Asker.Ask(ctx, action.Instance)
+		}
+	case plan.ForgetGroup:
+		l.Env.Go("forget group", func() { l.Executor.ForgetGroup(ctx, key) })
+	case plan.RaiseError:
+		l.World.Raise(shardstate.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group, Instance: action.Instance}, action.Reason)
+	case plan.ResolveError:
+		l.World.Resolve(shardstate.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group, Instance: action.Instance})
+	default:
+		if !l.acquire(key) {
+			return
+		}
+		if !l.World.Plan(action, execute.Work(action.Kind)) {
+			l.release()
+			return
+		}
+		l.count(action.Kind)
+		l.Log.Info("acting", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
+			"instance", action.Instance.String(), "reason", action.Reason)
+		l.Env.Go(string(action.Kind), func() {
+			defer l.release()
+			l.Executor.Do(ctx, key, action)
+		})
+	}
+}
+
+func (l *Loop) count(kind plan.Kind) {
+	if l.Started != nil {
+		l.Started(kind)
+	}
+}
+
+// freeCreates is how many creates may begin.
+func (l *Loop) freeCreates() int {
+	l.slotsMu.Lock()
+	defer l.slotsMu.Unlock()
+	return maxCreates - l.creates
+}
+
+// beginCreates takes a group's creates. used says that there is no room for more, so that the group may want to be planned again.
+func (l *Loop) beginCreates(key config.GroupKey, n int, used bool) {
+	l.slotsMu.Lock()
+	l.creates += n
+	if used {
+		if l.held == nil {
+			l.held = map[config.GroupKey]struct{}{}
+		}
+		l.held[key] = struct{}{}
+	}
+	l.releaseHeld() // places may have become free since they were counted
+}
+
+// endCreate gives a place back.
+func (l *Loop) endCreate() {
+	l.slotsMu.Lock()
+	l.creates--
+	l.releaseHeld()
+}
+
+// releaseHeld has the groups that were held back planned anew when there are places enough: not for every single one. It releases slotsMu.
+func (l *Loop) releaseHeld() {
+	var held map[config.GroupKey]struct{}
+	if l.creates <= maxCreates*7/8 {
+		held, l.held = l.held, nil
+	}
+	l.slotsMu.Unlock()
+	for key := range held {
+		l.World.TouchGroup(key)
+	}
+}
+
+// acquire takes a slot for an action that is no create. Where there is none, the group is planned again as soon as one is free.
+func (l *Loop) acquire(key config.GroupKey) bool {
+	l.slotsMu.Lock()
+	defer l.slotsMu.Unlock()
+	if l.others >= maxOthers {
+		if l.deferred == nil {
+			l.deferred = map[config.GroupKey]struct{}{}
+		}
+		l.deferred[key] = struct{}{}
+		return false
+	}
+	l.others++
+	return true
+}
+
+func (l *Loop) release() {
+	l.slotsMu.Lock()
+	l.others--
+	waiting := l.deferred
+	l.deferred = nil
+	l.slotsMu.Unlock()
+	for key := range waiting {
+		l.World.TouchGroup(key)
+	}
+}
+
+func (l *Loop) collect(ctx context.Context, action plan.Action) {
+	switch action.Kind {
+	case plan.RaiseError:
+		l.World.Raise(shardstate.ErrorKey{Kind: action.ErrorKind}, action.Reason)
+	case plan.ResolveError:
+		l.World.Resolve(shardstate.ErrorKey{Kind: action.ErrorKind})
+	default:
+		id := action.Instance
+		if !l.World.BeginCollect(id) {
+			return
+		}
+		l.count(action.Kind)
+		l.Env.Go(string(action.Kind), func() {
+			l.World.EndCollect(id, l.Executor.Collect(ctx, action))
+		})
+	}
+}
+
+// Run passes whenever woken and whenever a time has come, until ctx ends.
+func (l *Loop) Run(ctx context.Context, wake <-chan struct{}) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+		case <-timer.C:
+		}
+		next := l.Pass(ctx)
+		wait := time.Hour
+		if !next.IsZero() {
+			wait = max(next.Sub(l.Env.Now()), time.Millisecond)
+		}
+		timer.Reset(wait)
+	}
+}

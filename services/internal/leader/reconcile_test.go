@@ -1,0 +1,166 @@
+package leader_test
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/leader"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// create_rate_limit spaces creates, over all groups.
+func TestCreateEvery(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time { return now }, Wake: func() {}})
+	groups := map[config.GroupKey]config.Group{}
+	for _, name := range []string{"a", "b"} {
+		key := config.GroupKey{Tenant: ident.DefaultTenant, Group: name}
+		groups[key] = config.Group{GroupKey: key, Kind: "wrk", Size: 2, MaxSurge: 1}
+	}
+	world.Configure((&config.Shard{}).WithDefaults(), groups)
+	started := 0
+	every := time.Minute
+	loop := &leader.Loop{
+		World: world, Log: slog.New(slog.DiscardHandler),
+		// Creates are started and never end.
+		Env:         tasks.Env{Now: func() time.Time { return now }, Go: func(string, func()) {}},
+		CreateEvery: func() time.Duration { return every },
+		Started: func(kind plan.Kind) {
+			if kind == plan.Create {
+				started++
+			}
+		},
+	}
+	for want := 1; want <= 3; want++ {
+		next := loop.Pass(context.Background())
+		if started != want {
+			t.Fatalf("at %s %d creates were started, want %d", now.Format(time.TimeOnly), started, want)
+		}
+		if wait := next.Sub(now); wait != every {
+			t.Fatalf("the next look is in %s, want %s", wait, every)
+		}
+		now = now.Add(every / 2)
+		loop.Pass(context.Background())
+		if started != want {
+			t.Fatalf("half a pause later %d creates were started, want %d", started, want)
+		}
+		now = now.Add(every / 2)
+	}
+	every = 0
+	world.TouchAll()
+	loop.Pass(context.Background())
+	if started != 4 {
+		t.Errorf("without a limit %d creates were started, want 4", started)
+	}
+}
+
+// However many instances are missing, only so many creates are under way; as they end others begin, until all were asked for.
+func TestCreatesAreBounded(t *testing.T) {
+	const size, most = 600, 128
+	inBubble(t, size, func(t *testing.T, s *shard) {
+		var asked atomic.Int64
+		s.answer(func(call mock.Call) mock.Outcome {
+			if call.Kind != mock.Create {
+				return mock.Outcome{}
+			}
+			asked.Add(1)
+			return mock.Outcome{Latency: time.Second}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		s.env.Go("loop", func() { _ = s.Loop.Run(ctx, s.wake) })
+		var high, before int64
+		for range 20 {
+			synctest.Wait()
+			now := asked.Load()
+			if high = max(high, now-before); now == size {
+				break
+			}
+			before = now
+			time.Sleep(time.Second) // of the bubble: those that were asked for answer
+		}
+		if high != most {
+			t.Errorf("%d creates were asked for at once, want %d", high, most)
+		}
+		if n := asked.Load(); n != size {
+			t.Errorf("%d creates were asked for, want %d", n, size)
+		}
+		cancel()
+	})
+}
+
+// While all instances of a group report in time nothing is planned, however often a report was the one nearest to being missed; and one that is missed
+// is asked about when it is.
+func TestReportsInTimeArePlannedOnce(t *testing.T) {
+	const instances, interval = 20, time.Minute
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "a"}
+	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time { return now }, Wake: func() {}})
+	world.Configure((&config.Shard{}).WithDefaults(),
+		map[config.GroupKey]config.Group{key: {GroupKey: key, Kind: "wrk", Size: instances, MaxSurge: 1, MaxUnhealthy: config.Limit{Value: 40, Percent: true}}})
+	if every := world.Settings().HealthInterval; every != interval {
+		t.Fatalf("reports are expected every %s, not %s", every, interval)
+	}
+	plans, passes := 0, 0
+	var started []string
+	env := tasks.Env{Now: func() time.Time { return now }, Go: func(name string, _ func()) { started = append(started, name) }}
+	loop := &leader.Loop{World: world, Log: slog.New(slog.DiscardHandler), Env: env, Planned: func(int, time.Duration) { plans++ }}
+	loop.Asker = &shardstate.Asker{World: world, Env: env}
+
+	ids, streams := make([]ident.ID, instances), make([]uint64, instances)
+	for n := range ids {
+		id, err := ident.NewID("wrk", now.Add(time.Duration(n)), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[n] = id
+		world.PutRecord(record.Instance{ID: id, State: record.Registered, Tenant: key.Tenant, Group: key.Group, CreatedAt: now, RegisteredAt: now,
+			ProviderID: "vm-" + id.String()}, "1")
+		streams[n], _ = world.Connected(id)
+		world.Reported(id, streams[n], shardstate.Report{Healthy: true})
+	}
+	next := loop.Pass(t.Context())
+	// Now they report one after the other, spread over the interval; whenever its time has come the loop passes.
+	began := now
+	play := func(d time.Duration, mute int) {
+		for end := now.Add(d); now.Before(end); {
+			now = now.Add(interval / instances)
+			for ; !next.IsZero() && !next.After(now) && passes < 10000; passes++ {
+				at := now
+				now = next
+				next = loop.Pass(t.Context())
+				now = at
+			}
+			if n := int(now.Sub(began)/(interval/instances)) % instances; n != mute {
+				world.Reported(ids[n], streams[n], shardstate.Report{Healthy: true})
+			}
+		}
+	}
+	before := plans
+	play(10*interval, -1)
+	if plans != before {
+		t.Errorf("%d plans while everything was well", plans-before)
+	}
+	if passes > 15*10 {
+		t.Errorf("%d looks in ten intervals", passes)
+	}
+	play(interval, 0) // it was the last to report
+	if plans != before || len(started) > 0 {
+		t.Errorf("%d plans, started %q before a report was missed", plans-before, started)
+	}
+	play(interval/5, 0)
+	if plans == before || !slices.Equal(started, []string{"ask the provider"}) {
+		t.Errorf("%d plans, started %q after a report was missed, want one question to the provider", plans-before, started)
+	}
+}

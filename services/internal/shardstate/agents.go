@@ -1,0 +1,248 @@
+package shardstate
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// Stopping is why an agent said that it is about to go.
+type Stopping uint8
+
+const (
+	NotStopping Stopping = iota
+	PowerOff
+	Reboot
+	Restart
+	Upgrade
+)
+
+// Report is what an agent said of its machine.
+type Report struct {
+	Healthy     bool
+	Message     string
+	Version     string
+	RuntimeHash string
+	// Files and Keys are nil when unchanged since the report before.
+	Files []FileState
+	Keys  []KeyState
+	// Notice is the cloud's word that the VM will be taken away; NoticeDeadline may be zero.
+	Notice         bool
+	NoticeDeadline time.Time
+	Stopping       Stopping
+	Metrics        Metrics
+	IPv4, IPv6     string
+	Hostname       string
+}
+
+// FileState is one file as it is on an instance.
+type FileState struct {
+	Name, SHA256, Error string
+	NotBefore, NotAfter time.Time // of certificates
+}
+
+// KeyState is one key pair as it is on an instance.
+type KeyState struct{ Name, SHA256, Error string }
+
+// Metrics of a machine. Negative rates and limits are unknown.
+type Metrics struct {
+	CPU                            float32
+	MemoryUsed, MemoryTotal        uint64
+	ReceiveRate, TransmitRate      float32
+	ConntrackEntries, ConntrackMax int64
+}
+
+// Connected notes that an agent's health stream opened and returns the number of the stream; ok is false for an instance that is not
+// (or no longer) ours to hear. A newer stream replaces an older one.
+func (w *World) Connected(id ident.ID) (stream uint64, ok bool) {
+	w.mu.Lock()
+	inst := w.instances[id]
+	if inst == nil {
+		w.mu.Unlock()
+		return 0, false
+	}
+	inst.stream++
+	stream = inst.stream
+	inst.plan.Connected, inst.plan.LostAt = true, time.Time{}
+	inst.plan.FilesSent = "" // what was on its way when the older stream broke may be lost
+	if w.silenceFrom.IsZero() {
+		w.silenceFrom = w.opts.Now()
+		for key := range w.groups {
+			w.dirty[key] = struct{}{}
+		}
+	}
+	w.touch(inst.group)
+	w.mu.Unlock()
+	w.opts.Wake()
+	return stream, true
+}
+
+// Disconnected notes that a health stream closed. A stream that was replaced does not count.
+func (w *World) Disconnected(id ident.ID, stream uint64, reason string) {
+	w.mu.Lock()
+	inst := w.instances[id]
+	if inst == nil || inst.stream != stream || !inst.plan.Connected {
+		w.mu.Unlock()
+		return
+	}
+	inst.plan.Connected, inst.plan.LostAt = false, w.opts.Now()
+	w.touch(inst.group)
+	var events []InstanceEvent
+	if inst.plan.DeletingAt.IsZero() {
+		events = append(events, w.event(inst, EventLost, "stream closed: "+reason))
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+	w.emit(events)
+}
+
+// Repeated folds one report into the picture if it says what the one before said, apart from the machine's metrics and addresses: then nothing is to be
+// decided. It answers false, and does nothing, if the report says anything else or the stream does not speak for the instance: that is for [World.Reported].
+// It allocates nothing and needs little stack, which thousands of goroutines that wait for reports keep.
+func (w *World) Repeated(id ident.ID, stream uint64, report *Report) bool {
+	now := w.opts.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	inst := w.instances[id]
+	if inst == nil || inst.stream != stream || report.Files != nil || report.Keys != nil || report.Notice ||
+		report.Stopping != NotStopping {
+		return false
+	}
+	p := &inst.plan
+	if p.LastReport.IsZero() || p.Healthy != report.Healthy || report.Healthy && !p.EverHealthy || p.RuntimeHash != report.RuntimeHash ||
+		!p.PowerOffAt.IsZero() || !p.RestartingAt.IsZero() || p.Reboot {
+		return false
+	}
+	p.LastReport = now
+	files, keys := inst.report.Files, inst.report.Keys
+	inst.report = *report
+	inst.report.Files, inst.report.Keys = files, keys
+	return true
+}
+
+// Reported folds one report into the picture. It answers false for a stream that was replaced or an instance that is gone. A
+// report that changes nothing touches no group and costs no write.
+func (w *World) Reported(id ident.ID, stream uint64, report Report) bool {
+	if w.Repeated(id, stream, &report) {
+		return true
+	}
+	now := w.opts.Now()
+	w.mu.Lock()
+	inst := w.instances[id]
+	if inst == nil || inst.stream != stream {
+		w.mu.Unlock()
+		return false
+	}
+	p := &inst.plan
+	before := *p
+	first := p.LastReport.IsZero()
+	p.LastReport = now
+	p.Healthy = report.Healthy
+	p.EverHealthy = p.EverHealthy || report.Healthy
+	p.RuntimeHash = report.RuntimeHash
+	p.Notice, p.NoticeDeadline = p.Notice || report.Notice, latest(p.NoticeDeadline, report.NoticeDeadline)
+	p.PowerOffAt, p.RestartingAt, p.Reboot = stopping(p, report.Stopping, now)
+	if report.Files == nil {
+		report.Files = inst.report.Files
+	}
+	if report.Keys == nil {
+		report.Keys = inst.report.Keys
+	}
+	filesChanged := first || !sameFiles(inst.report.Files, report.Files)
+	inst.report = report
+	if filesChanged {
+		p.FilesFailed = anyFailed(report.Files)
+	}
+
+	var events []InstanceEvent
+	if p.Healthy && (!before.Healthy || first) {
+		events = append(events, w.event(inst, EventHealthy, ""))
+	}
+	if !p.Healthy && (before.Healthy || first) {
+		events = append(events, w.event(inst, EventUnhealthy, report.Message))
+	}
+	if p.Notice && !before.Notice {
+		events = append(events, w.event(inst, EventNotice, "termination notice"))
+	}
+	if !p.PowerOffAt.IsZero() && before.PowerOffAt.IsZero() {
+		events = append(events, w.event(inst, EventNotice, "powering off"))
+	}
+	if !p.RestartingAt.IsZero() && before.RestartingAt.IsZero() {
+		events = append(events, w.event(inst, EventNotice, "restarting"))
+	}
+	// What only moved LastReport does not change any decision sooner than the group's next wake-up.
+	p.LastReport = before.LastReport
+	changed := first || *p != before || filesChanged
+	p.LastReport = now
+	if changed {
+		w.touch(inst.group)
+	}
+	group := inst.group
+	recovered := p.Healthy && group.backoff.Failures > 0 && !before.EverHealthy
+	if recovered {
+		group.backoff = plan.Backoff{}
+		w.touch(group)
+	}
+	w.mu.Unlock()
+	if changed || recovered {
+		w.opts.Wake()
+	}
+	w.emit(events)
+	return true
+}
+
+func stopping(p *plan.Instance, why Stopping, now time.Time) (powerOff, restarting time.Time, reboot bool) {
+	switch why {
+	case PowerOff:
+		if p.PowerOffAt.IsZero() {
+			return now, time.Time{}, false
+		}
+		return p.PowerOffAt, time.Time{}, false
+	case Reboot, Restart, Upgrade:
+		if p.RestartingAt.IsZero() {
+			return time.Time{}, now, why == Reboot
+		}
+		return time.Time{}, p.RestartingAt, p.Reboot
+	default:
+		return time.Time{}, time.Time{}, false
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+func sameFiles(a, b []FileState) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func anyFailed(files []FileState) bool {
+	for i := range files {
+		if files[i].Error != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// LastReport returns what an instance's agent last said.
+func (w *World) LastReport(id ident.ID) (Report, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if inst := w.instances[id]; inst != nil && !inst.plan.LastReport.IsZero() {
+		return inst.report, true
+	}
+	return Report{}, false
+}

@@ -1,0 +1,234 @@
+package shardstate_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+)
+
+// What changes no decision sooner than the next wake-up touches no group: reports are most of what a leader hears.
+func TestReportsTouchOnlyWhatChanges(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	p.forget()
+	stream, ok := p.Connected(id)
+	if !ok {
+		t.Fatal("not ours to hear")
+	}
+	// The first agent to connect makes silence count in every group.
+	p.wantDirty(t, "first stream", others, workers)
+	steps := []struct {
+		name   string
+		report shardstate.Report
+		dirty  bool
+		events []shardstate.InstanceEventType
+	}{
+		{"first", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, true, []shardstate.InstanceEventType{shardstate.EventHealthy}},
+		{"the same", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, false, nil},
+		{"other metrics", shardstate.Report{Healthy: true, RuntimeHash: "r1", Metrics: shardstate.Metrics{CPU: 1}}, false, nil},
+		{"other files", shardstate.Report{Healthy: true, RuntimeHash: "r1", Files: []shardstate.FileState{{Name: "a", Error: "disk full"}}}, true, nil},
+		{"files unchanged", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, false, nil},
+		{"unhealthy", shardstate.Report{RuntimeHash: "r1", Message: "no"}, true, []shardstate.InstanceEventType{shardstate.EventUnhealthy}},
+		{"healthy again", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, true, []shardstate.InstanceEventType{shardstate.EventHealthy}},
+		{"other configuration", shardstate.Report{Healthy: true, RuntimeHash: "r2"}, true, nil},
+		{"notice", shardstate.Report{Healthy: true, RuntimeHash: "r2", Notice: true}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
+		{"a notice stays", shardstate.Report{Healthy: true, RuntimeHash: "r2"}, false, nil},
+		{"powering off", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.PowerOff}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
+		{"powering off still", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.PowerOff}, false, nil},
+		{"it was cancelled, and reboots", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.Reboot}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
+		{"back", shardstate.Report{Healthy: true, RuntimeHash: "r2"}, true, nil},
+	}
+	for _, step := range steps {
+		p.now = p.now.Add(time.Second)
+		p.wakes = 0
+		if !p.Reported(id, stream, step.report) {
+			t.Fatalf("%s: refused", step.name)
+		}
+		if step.dirty {
+			p.wantDirty(t, step.name, workers)
+		} else {
+			p.wantDirty(t, step.name)
+			if p.wakes != 0 {
+				t.Errorf("%s: somebody is woken for nothing", step.name)
+			}
+		}
+		p.wantEvents(t, step.name, step.events...)
+		if got := p.planned(t, id); got.LastReport != p.now {
+			t.Errorf("%s: the last report is of %v", step.name, got.LastReport)
+		}
+	}
+	if report, ok := p.LastReport(id); !ok || len(report.Files) != 1 || report.Files[0].Error != "disk full" {
+		t.Errorf("last report %+v: unchanged files are forgotten", report)
+	}
+	if got := p.planned(t, id); !got.FilesFailed || !got.Notice || !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The short way takes a report only if there is nothing to decide after it, and leaves all others as they are to the long way.
+func TestRepeatedReports(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	stream, _ := p.Connected(id)
+	p.forget()
+	same := shardstate.Report{Healthy: true, RuntimeHash: "r1"}
+	if p.Repeated(id, stream, &same) {
+		t.Error("the first report of all was taken as repeated")
+	}
+	p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1", Files: []shardstate.FileState{{Name: "a"}}, Keys: []shardstate.KeyState{{Name: "k"}}})
+	p.forget()
+	p.now = p.now.Add(time.Second)
+	before, said := p.planned(t, id), p.now
+	for name, report := range map[string]shardstate.Report{
+		"unhealthy":             {RuntimeHash: "r1"},
+		"another configuration": {Healthy: true, RuntimeHash: "r2"},
+		"files":                 {Healthy: true, RuntimeHash: "r1", Files: []shardstate.FileState{}},
+		"keys":                  {Healthy: true, RuntimeHash: "r1", Keys: []shardstate.KeyState{}},
+		"a notice":              {Healthy: true, RuntimeHash: "r1", Notice: true},
+		"powering off":          {Healthy: true, RuntimeHash: "r1", Stopping: shardstate.PowerOff},
+		"an upgrade":            {Healthy: true, RuntimeHash: "r1", Stopping: shardstate.Upgrade},
+	} {
+		if p.Repeated(id, stream, &report) {
+			t.Errorf("%s: taken as repeated", name)
+		}
+	}
+	if p.Repeated(id, stream+1, &same) || p.Repeated(p.newID(t), stream, &same) {
+		t.Error("a stranger was heard")
+	}
+	if got := p.planned(t, id); got != before {
+		t.Errorf("%+v, was %+v: a report that was not taken left something behind", got, before)
+	}
+	same.Message, same.Metrics.CPU = "well", 0.5
+	if !p.Repeated(id, stream, &same) {
+		t.Error("a repeated report was not taken")
+	}
+	before.LastReport = said
+	if got := p.planned(t, id); got != before {
+		t.Errorf("%+v, want %+v", got, before)
+	}
+	if got, _ := p.LastReport(id); got.Message != "well" || got.Metrics.CPU != 0.5 || len(got.Files) != 1 || len(got.Keys) != 1 {
+		t.Errorf("last report %+v", got)
+	}
+	p.wantDirty(t, "nothing has changed")
+	if p.wakes != 0 {
+		t.Error("somebody is woken for nothing")
+	}
+	// Each announcement ends with a report that does not repeat it: that, too, is news.
+	for name, why := range map[string]shardstate.Stopping{"powering off": shardstate.PowerOff, "a reboot": shardstate.Reboot, "a restart": shardstate.Restart} {
+		p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1", Stopping: why})
+		if p.Repeated(id, stream, &same) {
+			t.Errorf("the end of %s: taken as repeated", name)
+		}
+		p.Reported(id, stream, same)
+		if got := p.planned(t, id); !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() || got.Reboot || !p.Repeated(id, stream, &same) {
+			t.Errorf("after %s: %+v", name, got)
+		}
+	}
+}
+
+func TestNewerStreamReplacesOlder(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	first, _ := p.Connected(id)
+	second, _ := p.Connected(id)
+	if first == second {
+		t.Fatal("two streams have one number")
+	}
+	p.forget()
+	if p.Reported(id, first, shardstate.Report{Healthy: true}) {
+		t.Error("the older stream still speaks")
+	}
+	p.Disconnected(id, first, "replaced")
+	p.wantDirty(t, "the older stream closed")
+	p.wantEvents(t, "the older stream closed")
+	if !p.planned(t, id).Connected {
+		t.Error("the end of the older stream ended the newer")
+	}
+	p.Disconnected(id, second, "reset")
+	p.wantDirty(t, "the newer stream closed", workers)
+	p.wantEvents(t, "the newer stream closed", shardstate.EventLost)
+	if got := p.planned(t, id); got.Connected || got.LostAt != p.now {
+		t.Errorf("%+v", got)
+	}
+	p.Disconnected(id, second, "twice")
+	p.wantEvents(t, "closed twice")
+}
+
+func TestStrangersAreNotHeard(t *testing.T) {
+	p := newPicture(t)
+	id := p.newID(t)
+	if _, ok := p.Connected(id); ok {
+		t.Error("a stranger connects")
+	}
+	if p.Reported(id, 0, shardstate.Report{}) {
+		t.Error("a stranger reports")
+	}
+	p.put(id, workers, record.Registered)
+	stream, _ := p.Connected(id)
+	p.put(id, workers, record.Deleted)
+	p.forget()
+	if p.Reported(id, stream, shardstate.Report{Healthy: true}) {
+		t.Error("the dead report")
+	}
+	p.Disconnected(id, stream, "end")
+	p.wantEvents(t, "a dead instance's stream")
+	if _, ok := p.LastReport(id); ok {
+		t.Error("the dead have said something")
+	}
+}
+
+// A drain that was announced is no loss to tell of.
+func TestEndOfDeletingStreamIsNoLoss(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	stream, _ := p.Connected(id)
+	p.put(id, workers, record.Deleting)
+	p.forget()
+	p.Disconnected(id, stream, "end")
+	p.wantDirty(t, "its stream closed", workers)
+	p.wantEvents(t, "its stream closed")
+}
+
+// A new stream may belong to an agent that never got what was sent on the one before.
+func TestFilesAreSentAnewOnANewStream(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	stream, _ := p.Connected(id)
+	p.FilesSent(id, "r2")
+	if got := p.planned(t, id).FilesSent; got != "r2" {
+		t.Fatalf("files sent %q", got)
+	}
+	p.Disconnected(id, stream, "reset")
+	if _, ok := p.Connected(id); !ok || p.planned(t, id).FilesSent != "" {
+		t.Error("what was sent on the older stream counts for the newer")
+	}
+}
+
+// One instance that comes up ends the group's back-off.
+func TestRecovery(t *testing.T) {
+	p := newPicture(t)
+	p.CreateFailed(workers, "no room")
+	p.CreateFailed(workers, "no room") // side by side
+	s, _ := p.Snapshot(workers, nil)
+	if s.Backoff.Failures != 1 || s.Backoff.Reason != "no room" {
+		t.Fatalf("back-off %+v", s.Backoff)
+	}
+	p.now = s.Backoff.Until(workers)
+	p.CreateFailed(workers, "still none")
+	if s, _ = p.Snapshot(workers, nil); s.Backoff.Failures != 2 || s.Backoff.Reason != "still none" {
+		t.Fatalf("back-off %+v", s.Backoff)
+	}
+	id := p.serving(t)
+	stream, _ := p.Connected(id)
+	p.Reported(id, stream, shardstate.Report{})
+	if s, _ = p.Snapshot(workers, nil); s.Backoff.Failures != 2 {
+		t.Errorf("an unhealthy instance ended the back-off")
+	}
+	p.Reported(id, stream, shardstate.Report{Healthy: true})
+	if s, _ = p.Snapshot(workers, nil); s.Backoff != (plan.Backoff{}) {
+		t.Errorf("back-off %+v", s.Backoff)
+	}
+}

@@ -1,0 +1,265 @@
+package shardstate_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
+)
+
+// asking is an Asker in front of a mock, in a bubble's time.
+type asking struct {
+	*shardstate.Asker
+	world    *shardstate.World
+	provider *mock.Provider
+	wait     func()
+	script   func(mock.Call) mock.Outcome
+	mu       sync.Mutex
+	failed   []error
+	answered int
+}
+
+func newAsking(t *testing.T) *asking {
+	a := &asking{script: func(mock.Call) mock.Outcome { return mock.Outcome{Latency: 20 * time.Millisecond} }}
+	env, wait := tasks.Real()
+	a.wait = wait
+	a.provider = mock.New(mock.Config{Now: time.Now, Sleep: env.Sleep, Script: func(_ context.Context, call mock.Call) mock.Outcome { return a.script(call) }})
+	a.world = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 1, Now: time.Now, Wake: func() {}})
+	a.world.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: {GroupKey: workers, Kind: "wrk", Size: 1}})
+	a.Asker = &shardstate.Asker{World: a.world, Provider: a.provider, Owner: owner, Env: env,
+		Failed: func(err error) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.failed = append(a.failed, err)
+		},
+		Answer: func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.answered++
+		}}
+	return a
+}
+
+// lose makes n registered instances whose VMs have stopped without a word.
+func (a *asking) lose(t *testing.T, n int) []ident.ID {
+	t.Helper()
+	var ids []ident.ID
+	for k := range n {
+		id, err := ident.NewID("wrk", time.Now().Add(time.Duration(k)*time.Millisecond), constant(k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		vm := infra.VM{ProviderID: "vm-" + id.String(), State: infra.Stopped, LaunchedAt: time.Now(),
+			Tags: infra.Tags{Owner: owner, Tenant: workers.Tenant, Group: workers.Group, Instance: id}}
+		if err := a.provider.Plant(vm); err != nil {
+			t.Fatal(err)
+		}
+		a.world.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant, Group: workers.Group, CreatedAt: time.Now(),
+			RegisteredAt: time.Now(), ProviderID: vm.ProviderID}, "t")
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// askAll does what the reconciler does with questions of the plan.
+func (a *asking) askAll(t *testing.T, ids []ident.ID) {
+	t.Helper()
+	for _, id := range ids {
+		if a.world.Plan(plan.Action{Kind: plan.Ask, Instance: id}, plan.Idle) {
+			a.Ask(t.Context(), id)
+		}
+	}
+}
+
+func (a *asking) wantStopped(t *testing.T, ids []ident.ID) {
+	t.Helper()
+	for _, id := range ids {
+		if view, _ := a.world.Instance(id); view.Plan.Provider.Value != plan.ProviderStopped || view.Plan.Asking {
+			t.Fatalf("%s: %+v", id, view.Plan)
+		}
+	}
+}
+
+func (a *asking) wantCalls(t *testing.T, gets, lists uint64) {
+	t.Helper()
+	if got := a.provider.Counts(); got[mock.Get] != gets || got[mock.List] != lists {
+		t.Errorf("%d single questions and %d lists, want %d and %d", got[mock.Get], got[mock.List], gets, lists)
+	}
+}
+
+func TestAThousandQuestionsAreOneList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t)
+		ids := a.lose(t, 1000)
+		began := time.Now()
+		a.askAll(t, ids)
+		a.askAll(t, ids) // what waits is not asked twice
+		a.wait()
+		a.wantStopped(t, ids)
+		a.wantCalls(t, 0, 1)
+		if took := time.Since(began); took > 30*time.Millisecond || a.answered != 1 || a.failed != nil {
+			t.Errorf("%v, %d answers, %v", took, a.answered, a.failed)
+		}
+	})
+}
+
+func TestAFewQuestionsAreAskedSingly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t)
+		ids := a.lose(t, 3)
+		began := time.Now()
+		a.askAll(t, ids)
+		a.wait()
+		a.wantStopped(t, ids)
+		a.wantCalls(t, 3, 0)
+		if took := time.Since(began); took > 30*time.Millisecond {
+			t.Errorf("side by side they took %v", took)
+		}
+	})
+}
+
+// A question that hangs holds up nobody else.
+func TestASlowAnswerHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t)
+		ids := a.lose(t, 2)
+		slow := "vm-" + ids[0].String()
+		a.script = func(call mock.Call) mock.Outcome {
+			if call.ProviderID == slow {
+				return mock.Outcome{Latency: 30 * time.Second}
+			}
+			return mock.Outcome{}
+		}
+		a.askAll(t, ids[:1])
+		time.Sleep(time.Second)
+		a.askAll(t, ids[1:])
+		time.Sleep(10 * time.Millisecond)
+		a.wantStopped(t, ids[1:])
+		if view, _ := a.world.Instance(ids[0]); !view.Plan.Asking {
+			t.Error("the slow question is taken to be answered")
+		}
+		a.wait()
+		a.wantStopped(t, ids)
+	})
+}
+
+// An answer says nothing about what happened after the question: who asks while a list is under way waits for the next.
+func TestQuestionsDuringAListWaitForTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t)
+		ids := a.lose(t, 100)
+		a.askAll(t, ids[:50])
+		time.Sleep(10 * time.Millisecond) // under way
+		a.askAll(t, ids[50:])
+		time.Sleep(15 * time.Millisecond) // answered
+		a.wantStopped(t, ids[:50])
+		if view, _ := a.world.Instance(ids[50]); !view.Plan.Asking {
+			t.Error("a question was answered by a list that began before it")
+		}
+		ended := time.Now()
+		a.wait()
+		a.wantStopped(t, ids)
+		a.wantCalls(t, 0, 2)
+		if took := time.Since(ended); took < 200*time.Millisecond || took > 400*time.Millisecond {
+			t.Errorf("the second list came %v after the first", took)
+		}
+	})
+}
+
+// More single questions than may be under way become a list.
+func TestManyFewsAreAList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t)
+		a.script = func(call mock.Call) mock.Outcome { return mock.Outcome{Latency: time.Second} }
+		ids := a.lose(t, 25)
+		for n := 0; n < len(ids); n += 5 {
+			a.askAll(t, ids[n:n+5])
+			time.Sleep(10 * time.Millisecond)
+		}
+		a.wait()
+		a.wantStopped(t, ids)
+		a.wantCalls(t, 20, 1)
+	})
+}
+
+func TestUnansweredQuestions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t)
+		ids := a.lose(t, 2)
+		bad := "vm-" + ids[0].String()
+		a.script = func(call mock.Call) mock.Outcome {
+			if call.ProviderID == bad {
+				return mock.Outcome{Err: infra.Errorf(infra.Throttled, "get", "slow down")}
+			}
+			return mock.Outcome{}
+		}
+		a.askAll(t, ids)
+		a.wait()
+		if len(a.failed) != 1 || !errors.Is(a.failed[0], infra.Throttled) || a.answered != 1 {
+			t.Errorf("failed %v, answered %d", a.failed, a.answered)
+		}
+		// Only the one that was not answered waits before it is asked about again.
+		for n, want := range []int{1, 0} {
+			if view, _ := a.world.Instance(ids[n]); view.Plan.Asking || view.Plan.AskFailed.Count != want {
+				t.Errorf("%+v", view.Plan)
+			}
+		}
+
+		a.script = func(mock.Call) mock.Outcome {
+			return mock.Outcome{Err: infra.Errorf(infra.Throttled, "list", "slow down")}
+		}
+		if err := a.List(t.Context()); !errors.Is(err, infra.Throttled) {
+			t.Errorf("list: %v", err)
+		}
+	})
+}
+
+// Without a provider ID the VM is looked up by its tag; what nobody knows is asked of nobody.
+func TestQuestionsWithoutProviderID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t)
+		id := a.lose(t, 1)[0]
+		a.world.PutRecord(record.Instance{ID: id, State: record.Deleted, Revision: 2}, "t")
+		a.world.RemoveTombstone(id)
+		a.Ask(t.Context(), id)
+		a.wait()
+		a.wantCalls(t, 0, 0)
+
+		a.world.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant, Group: workers.Group, CreatedAt: time.Now(),
+			RegisteredAt: time.Now()}, "t")
+		a.askAll(t, []ident.ID{id})
+		a.wait()
+		a.wantStopped(t, []ident.ID{id})
+		if n := a.provider.Count(mock.FindByInstance); n != 1 {
+			t.Errorf("looked up %d times", n)
+		}
+	})
+}
+
+func TestQuestionsEndWithTheLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsking(t)
+		ids := a.lose(t, 20)
+		ctx, cancel := context.WithCancel(t.Context())
+		for _, id := range ids {
+			a.Ask(ctx, id)
+		}
+		cancel()
+		a.wait()
+		a.wantCalls(t, 0, 0)
+		if a.failed != nil || a.answered != 0 {
+			t.Errorf("failed %v, answered %d", a.failed, a.answered)
+		}
+	})
+}

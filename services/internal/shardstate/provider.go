@@ -1,0 +1,270 @@
+package shardstate
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// Listed takes a complete provider list that was asked for at the given time. Instances that are not in it are gone, once they are
+// older than the provider's consistency window; VMs without a record are strays.
+func (w *World) Listed(vms []infra.VM, asked time.Time) {
+	var events []InstanceEvent
+	w.mu.Lock()
+	if asked.Before(w.listed) {
+		w.mu.Unlock() // overtaken by a list that was asked for later
+		return
+	}
+	seen := make(map[ident.ID]struct{}, len(vms))
+	strays := map[string]*stray{}
+	live := 0
+	for _, vm := range vms {
+		if vm.State != infra.Deleted {
+			live++
+		}
+		id := vm.Tags.Instance
+		inst := w.instances[id]
+		if id.IsZero() || inst == nil || (inst.record.ProviderID != "" && inst.record.ProviderID != vm.ProviderID) {
+			if vm.State != infra.Deleted {
+				s := w.strays[vm.ProviderID]
+				if s == nil {
+					s = &stray{since: asked}
+				}
+				s.vm = vm
+				strays[vm.ProviderID] = s
+			}
+			continue
+		}
+		seen[id] = struct{}{}
+		events = w.saw(events, inst, vm, asked)
+	}
+	w.strays = strays
+	for id, inst := range w.instances {
+		if _, ok := seen[id]; ok || asked.Before(inst.plan.Provider.At) {
+			continue
+		}
+		if state := plan.StateOfAbsent(&inst.plan, asked); state != inst.plan.Provider.Value {
+			events = w.set(events, inst, state, asked, "absent from the provider's list")
+		} else {
+			inst.plan.Provider.At = asked
+		}
+	}
+	w.listed, w.listedVMs = asked, live
+	w.sweep = true
+	w.mu.Unlock()
+	w.emit(events)
+	w.opts.Wake()
+}
+
+// Gone reports whether nothing is left of an instance's VM, as far as the provider has told.
+func (w *World) Gone(id ident.ID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	inst := w.instances[id]
+	return inst == nil || inst.plan.Provider.Value == plan.ProviderGone && inst.plan.Provider.Complete
+}
+
+// Answered takes what the provider said of one VM, asked for at the given time.
+func (w *World) Answered(id ident.ID, vm infra.VM, asked time.Time) {
+	w.mu.Lock()
+	var events []InstanceEvent
+	if inst := w.instances[id]; inst != nil {
+		events = w.saw(nil, inst, vm, asked)
+	}
+	w.mu.Unlock()
+	w.emit(events)
+	w.opts.Wake()
+}
+
+// NotFound takes a provider's answer that it knows no such VM.
+func (w *World) NotFound(id ident.ID, asked time.Time) {
+	w.mu.Lock()
+	var events []InstanceEvent
+	if inst := w.instances[id]; inst != nil && !asked.Before(inst.plan.Provider.At) {
+		if state := plan.StateOfAbsent(&inst.plan, asked); state != inst.plan.Provider.Value {
+			events = w.set(nil, inst, state, asked, "not known to the provider")
+		} else {
+			inst.plan.Provider.At = asked
+			w.touch(inst.group)
+		}
+	}
+	w.mu.Unlock()
+	w.emit(events)
+	w.opts.Wake()
+}
+
+// saw folds one description into an instance. Answers to older questions lose. Call with mu held.
+func (w *World) saw(events []InstanceEvent, inst *instance, vm infra.VM, asked time.Time) []InstanceEvent {
+	if asked.Before(inst.plan.Provider.At) {
+		return events
+	}
+	inst.vm = vm
+	if inst.plan.LaunchedAt.IsZero() {
+		inst.plan.LaunchedAt = vm.LaunchedAt
+	}
+	if inst.plan.ProviderID == "" {
+		inst.plan.ProviderID = vm.ProviderID
+	}
+	state := providerState(vm.State, inst.plan.Provider.Value)
+	if state == inst.plan.Provider.Value && inst.plan.Provider.Complete {
+		inst.plan.Provider.At = asked
+		w.touch(inst.group)
+		return events
+	}
+	return w.set(events, inst, state, asked, "provider says "+string(vm.State))
+}
+
+func (w *World) set(events []InstanceEvent, inst *instance, state plan.ProviderState, asked time.Time, reason string) []InstanceEvent {
+	was := inst.plan.Provider.Value
+	inst.plan.Provider = plan.Observed[plan.ProviderState]{Value: state, Complete: true, At: asked}
+	w.touch(inst.group)
+	if lost(state) && !lost(was) && inst.plan.DeletingAt.IsZero() {
+		events = append(events, w.event(inst, EventLost, reason))
+	}
+	return events
+}
+
+func (w *World) event(inst *instance, typ InstanceEventType, reason string) InstanceEvent {
+	return InstanceEvent{Type: typ, Tenant: inst.record.Tenant, Group: inst.record.Group, Instance: inst.plan.ID, At: w.opts.Now(), Reason: reason}
+}
+
+func (w *World) emit(events []InstanceEvent) {
+	slices.SortStableFunc(events, func(a, b InstanceEvent) int { return a.Instance.Compare(b.Instance) })
+	for _, event := range events {
+		w.Publish(event)
+	}
+}
+
+func lost(state plan.ProviderState) bool {
+	return state == plan.ProviderGoing || state == plan.ProviderStopped || state == plan.ProviderGone
+}
+
+// providerState maps a VM's state onto the planner's words; an unknown one keeps what was known.
+func providerState(state infra.State, was plan.ProviderState) plan.ProviderState {
+	switch state {
+	case infra.Pending:
+		return plan.ProviderPending
+	case infra.Running:
+		return plan.ProviderRunning
+	case infra.Stopping, infra.Deleting:
+		return plan.ProviderGoing
+	case infra.Stopped, infra.Failed:
+		return plan.ProviderStopped
+	case infra.Deleted:
+		return plan.ProviderGone
+	default:
+		return was
+	}
+}
+
+// ReadMissing notes a direct read of a stray's record key that found nothing.
+func (w *World) ReadMissing(providerID string, at time.Time) {
+	w.changeStray(providerID, func(s *stray) { s.reads, s.busy = append(s.reads, at), false })
+}
+
+// BeginStray marks work on a stray; false if it is unknown or busy.
+func (w *World) BeginStray(providerID string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.strays[providerID]
+	if s == nil || s.busy {
+		return false
+	}
+	s.busy = true
+	return true
+}
+
+// EndStray marks the end of work on a stray; gone drops it.
+func (w *World) EndStray(providerID string, gone bool) {
+	w.mu.Lock()
+	if s := w.strays[providerID]; s != nil {
+		s.busy = false
+		if gone {
+			delete(w.strays, providerID)
+		}
+	}
+	w.mu.Unlock()
+}
+
+// Stray returns a VM that has our tags but no record.
+func (w *World) Stray(providerID string) (infra.VM, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s := w.strays[providerID]; s != nil {
+		return s.vm, true
+	}
+	return infra.VM{}, false
+}
+
+// Orphans returns the strays that run and of whose record nothing is known: neither a live one, nor a tombstone, nor a reservation.
+func (w *World) Orphans() []infra.VM {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var vms []infra.VM
+	for _, s := range w.orphans() {
+		vms = append(vms, s.vm)
+	}
+	return vms
+}
+
+// orphans is Orphans with mu held.
+func (w *World) orphans() []*stray {
+	return slices.DeleteFunc(w.sortedStrays(), func(s *stray) bool {
+		id := s.vm.Tags.Instance
+		_, left := w.leftovers[id]
+		return id.IsZero() || w.instances[id] != nil || w.tombstoned(id) || left
+	})
+}
+
+func (w *World) changeStray(providerID string, fn func(*stray)) {
+	w.mu.Lock()
+	if s := w.strays[providerID]; s != nil {
+		fn(s)
+	}
+	w.mu.Unlock()
+}
+
+// ConfirmOrphans notes a person's word that the orphans that stopped the sweep may be terminated, however many they are, and returns them.
+// Those that turn up later need another word. While no sweep is stopped nothing is noted.
+func (w *World) ConfirmOrphans() []infra.VM {
+	w.mu.Lock()
+	var vms []infra.VM
+	if _, raised := w.standing[ErrorKey{Kind: "orphans"}]; raised {
+		for _, s := range w.orphans() {
+			s.confirmed = true
+			vms = append(vms, s.vm)
+		}
+		w.sweep = true
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+	return vms
+}
+
+// VM returns what the provider last said of an instance.
+func (w *World) VM(id ident.ID) (infra.VM, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if inst := w.instances[id]; inst != nil {
+		vm := inst.vm
+		if vm.ProviderID == "" {
+			vm.ProviderID = inst.plan.ProviderID
+		}
+		return vm, true
+	}
+	return infra.VM{}, false
+}
+
+// sortedStrays returns the strays in order of their provider IDs. Call with mu held.
+func (w *World) sortedStrays() []*stray {
+	out := make([]*stray, 0, len(w.strays))
+	for _, s := range w.strays {
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b *stray) int { return strings.Compare(a.vm.ProviderID, b.vm.ProviderID) })
+	return out
+}

@@ -1,0 +1,184 @@
+package shardstate
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// Snapshot takes what planning one group may look at. instances is reused for the copy when it is large enough. ok is false for a group
+// that is gone.
+func (w *World) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan.Snapshot, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g := w.groups[key]
+	if g == nil {
+		return plan.Snapshot{}, false
+	}
+	instances = instances[:0]
+	for _, inst := range g.instances {
+		instances = append(instances, inst.plan)
+	}
+	raised := func(kind string) bool {
+		_, ok := w.standing[ErrorKey{Kind: kind, Tenant: key.Tenant, Group: key.Group}]
+		return ok
+	}
+	return plan.Snapshot{
+		Now:            w.opts.Now(),
+		LeaderSince:    w.since,
+		GuardRaised:    raised("unhealthy_guard"),
+		BackoffRaised:  raised("backoff"),
+		Term:           w.opts.Term,
+		Settings:       w.settings,
+		Group:          g.Group,
+		SilenceFrom:    w.silenceFrom,
+		Instances:      instances,
+		PendingCreates: g.pending + w.unsettled(key),
+		Backoff:        g.backoff,
+		CreateBudget:   -1,
+	}, true
+}
+
+// unsettled counts the VMs of a group that reservations of earlier terms left and that are about to be adopted. Call with mu held.
+func (w *World) unsettled(key config.GroupKey) (n int) {
+	if len(w.leftovers) == 0 {
+		return 0
+	}
+	for _, s := range w.strays {
+		tags := &s.vm.Tags
+		if _, left := w.leftovers[tags.Instance]; left && s.vm.State.Alive() && !tags.OnDemand && tags.Tenant == key.Tenant && tags.Group == key.Group {
+			n++
+		}
+	}
+	return n
+}
+
+// ShardSnapshot takes what collection may look at.
+func (w *World) ShardSnapshot() plan.ShardSnapshot {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, raised := w.standing[ErrorKey{Kind: "orphans"}]
+	s := plan.ShardSnapshot{
+		Now:           w.opts.Now(),
+		Settings:      w.settings,
+		Listed:        plan.Observed[int]{Value: w.listedVMs, Complete: !w.listed.IsZero(), At: w.listed},
+		OrphansRaised: raised,
+	}
+	for _, stray := range w.sortedStrays() {
+		id := stray.vm.Tags.Instance
+		inst := w.instances[id]
+		_, dead := w.tombstones[id]
+		s.Strays = append(s.Strays, plan.Stray{ProviderID: stray.vm.ProviderID, Instance: id, State: providerState(stray.vm.State, plan.ProviderUnknown),
+			LaunchedAt: stray.vm.LaunchedAt, Tombstone: dead, Claimed: inst != nil, Reads: stray.reads, Busy: stray.busy,
+			Confirmed: stray.confirmed})
+	}
+	for _, id := range sortedIDs(w.leftovers) {
+		s.Leftovers = append(s.Leftovers, plan.Leftover{Instance: id, Busy: w.collecting[id]})
+	}
+	for _, id := range sortedIDs(w.tombstones) {
+		s.Tombstones = append(s.Tombstones, plan.Tombstone{Instance: id, DeletedAt: w.tombstones[id].record.DeletedAt, Busy: w.collecting[id]})
+	}
+	return s
+}
+
+func sortedIDs[V any](m map[ident.ID]V) []ident.ID {
+	ids := make([]ident.ID, 0, len(m))
+	for id := range m {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, ident.ID.Compare)
+	return ids
+}
+
+// BeginCollect marks an action of a sweep as under way for an instance ID; false if one is already.
+func (w *World) BeginCollect(id ident.ID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.collecting[id] {
+		return false
+	}
+	w.collecting[id] = true
+	return true
+}
+
+// EndCollect marks its end. After a success there may be more to collect at once; a failure waits for the sweep's next time.
+func (w *World) EndCollect(id ident.ID, ok bool) {
+	w.mu.Lock()
+	delete(w.collecting, id)
+	w.sweep = w.sweep || ok
+	w.mu.Unlock()
+	if ok {
+		w.opts.Wake()
+	}
+}
+
+// Health counts the shard's running instances and those of them that are silent, for the unhealthy guard.
+func (w *World) Health(now time.Time) plan.ShardHealth {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var health plan.ShardHealth
+	for _, inst := range w.instances {
+		running, silent := plan.RunningSilent(&inst.plan, w.settings, w.silenceFrom, now)
+		if running {
+			health.Running++
+		}
+		if silent {
+			health.Silent++
+		}
+	}
+	return health
+}
+
+// Blocked notes why a group is not at its size, for people; empty when it is or is on the way.
+func (w *World) Blocked(key config.GroupKey, why string) {
+	w.mu.Lock()
+	g := w.groups[key]
+	changed := g != nil && g.blocked != why
+	if changed {
+		g.blocked = why
+	}
+	w.mu.Unlock()
+	if changed {
+		w.opts.Events.Group(key)
+	}
+}
+
+// Plan starts what was planned for an instance, so that the next snapshot shows it. It answers false if the instance is gone or busy.
+func (w *World) Plan(action plan.Action, work plan.Work) bool {
+	if action.Kind == plan.Ask {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		inst := w.instances[action.Instance]
+		if inst == nil || inst.plan.Asking {
+			return false
+		}
+		inst.plan.Asking = true
+		return true
+	}
+	return w.Begin(action.Instance, work)
+}
+
+// Owed tells when the next report of one of a group's well instances is missed, zero when none owes any. inTime is false if one is missed already, or
+// the group is gone.
+func (w *World) Owed(key config.GroupKey, now time.Time) (next time.Time, inTime bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g := w.groups[key]
+	if g == nil {
+		return time.Time{}, false
+	}
+	for _, inst := range g.instances {
+		missed, ok := inst.plan.Owes(&w.settings)
+		switch {
+		case !ok:
+		case !missed.After(now):
+			return time.Time{}, false
+		case next.IsZero() || missed.Before(next):
+			next = missed
+		}
+	}
+	return next, true
+}

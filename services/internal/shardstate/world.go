@@ -1,0 +1,329 @@
+// Package shardstate owns what a shard's leader knows: bucket, provider and agents folded into one picture from which the planner's
+// snapshots are taken.
+//
+// Invariant: a World belongs to one term of one leader and is thrown away with it. It performs no writes and decides nothing; every change
+// of it marks the group concerned as dirty and wakes the reconciler.
+package shardstate
+
+import (
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+)
+
+// Options of a World.
+type Options struct {
+	Cluster, Shard string
+	Term           uint64
+	Now            func() time.Time
+	// Wake is called, outside any lock, whenever there may be something to plan. It must not block.
+	Wake func()
+	// Events receives what happens; nil drops it.
+	Events Events
+	Log    *slog.Logger
+}
+
+// World is the leader's picture of its shard. All methods are safe for concurrent use and none of them blocks.
+type World struct {
+	opts Options
+
+	mu       sync.Mutex
+	settings plan.Settings
+	defaults groupDefaults
+	// silenceFrom is when silence began to count: the first agent had connected to this leader.
+	silenceFrom time.Time
+	groups      map[config.GroupKey]*group
+	instances   map[ident.ID]*instance
+	tombstones  map[ident.ID]tombstone
+	reserved    map[Pool][]Reservation
+	// leftovers are reservations of earlier terms, or not wanted any more, to be settled.
+	leftovers  map[ident.ID]Reservation
+	strays     map[string]*stray // VMs with our tags but no record, by provider ID
+	collecting map[ident.ID]bool // instance IDs that a sweep's action is about
+	listedVMs  int               // VMs in that list that have not ended
+	listed     time.Time         // when the last complete provider list was asked for
+	dirty      map[config.GroupKey]struct{}
+	sweep      bool
+	standing   map[ErrorKey]ErrorEvent
+	since      time.Time // when this picture began
+}
+
+// groupDefaults are for groups of which nothing but their instances is left.
+type groupDefaults struct {
+	drain     time.Duration
+	balancers []string // whichever they were in, it is one of these
+}
+
+type group struct {
+	config.Group
+	instances []*instance // sorted by ID, no tombstones
+	pending   int         // creates that have no ID yet
+	backoff   plan.Backoff
+	blocked   string
+	forgotten bool
+}
+
+// instance is one instance of a group: the durable record as last seen, what the provider and the agent say, and the work under way.
+type instance struct {
+	record record.Instance
+	token  objstore.Token
+	plan   plan.Instance // the planner's view, kept current
+	vm     infra.VM
+	report Report
+	group  *group
+	stream uint64 // number of the stream that speaks for it; 0 when none
+}
+
+type tombstone struct {
+	record record.Instance
+	token  objstore.Token
+}
+
+type stray struct {
+	vm    infra.VM
+	since time.Time
+	reads []time.Time // direct reads of the record's key that found nothing
+	busy  bool
+	// confirmed: a person said that it may go although there are many like it.
+	confirmed bool
+}
+
+// New returns an empty World.
+func New(opts Options) *World {
+	if opts.Events == nil {
+		opts.Events = noEvents{}
+	}
+	return &World{
+		opts:       opts,
+		since:      opts.Now(),
+		groups:     map[config.GroupKey]*group{},
+		instances:  map[ident.ID]*instance{},
+		tombstones: map[ident.ID]tombstone{},
+		reserved:   map[Pool][]Reservation{},
+		leftovers:  map[ident.ID]Reservation{},
+		strays:     map[string]*stray{},
+		collecting: map[ident.ID]bool{},
+		dirty:      map[config.GroupKey]struct{}{},
+		standing:   map[ErrorKey]ErrorEvent{},
+	}
+}
+
+// Term is the term of the leader that this picture belongs to.
+func (w *World) Term() uint64 { return w.opts.Term }
+
+// Configure takes the shard's settings and its merged groups. Groups that are gone from the configuration but still have instances
+// stay, as deleted ones, until the last is gone. A changed group starts afresh where it had been backing off.
+func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	w.mu.Lock()
+	w.settings = SettingsOf(shard)
+	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: slices.Sorted(maps.Keys(shard.LoadBalancers))}
+	var changed []config.GroupKey
+	var over []ErrorEvent
+	for key, g := range groups {
+		have := w.groups[key]
+		if have == nil {
+			have = &group{}
+			w.groups[key] = have
+		} else if !sameGroup(have.Group, g) {
+			have.backoff = plan.Backoff{}
+		}
+		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) {
+			for _, inst := range have.instances {
+				inst.plan.InLoadBalancers = false
+			}
+		}
+		have.Group, have.forgotten = g, false
+		changed = append(changed, key)
+	}
+	for key, have := range w.groups {
+		if _, ok := groups[key]; ok {
+			continue
+		}
+		if len(have.instances) == 0 && have.pending == 0 {
+			over = append(over, w.dropGroup(key)...)
+		} else {
+			have.Deleted, have.Size = true, 0
+		}
+		changed = append(changed, key)
+	}
+	for _, key := range changed {
+		w.dirty[key] = struct{}{}
+	}
+	if w.settings.Terminating {
+		w.abandonReservations()
+	}
+	w.mu.Unlock()
+	slices.SortFunc(changed, compareKeys)
+	for _, event := range over {
+		w.opts.Events.Error(event)
+	}
+	for _, key := range changed {
+		w.opts.Events.Group(key)
+	}
+	w.opts.Wake()
+}
+
+// SettingsOf picks out of a shard configuration with defaults filled in what planning needs.
+func SettingsOf(shard *config.Shard) plan.Settings {
+	s := &shard.Server
+	return plan.Settings{
+		HealthInterval:      s.HealthCheckInterval.D(),
+		ShutdownGrace:       s.ShutdownGrace.D(),
+		RegistrationTimeout: s.GarbageCollection.RegistrationTimeout.D(),
+		Retention:           s.GarbageCollection.DeletedRecordRetention.D(),
+		CollectInterval:     s.GarbageCollection.Interval.D(),
+		EligibleAge:         s.Expiry.EligibleAge.D(),
+		ForcedAge:           s.Expiry.ForcedAge.D(),
+		OnDemandAge:         s.Expiry.OnDemandAge.D(),
+		Terminating:         shard.Terminating,
+	}
+}
+
+func sameGroup(a, b config.Group) bool {
+	return a.Size == b.Size && a.Deleted == b.Deleted && a.RuntimeHash == b.RuntimeHash && a.InfraHash == b.InfraHash &&
+		a.Template == b.Template && slices.Equal(a.InstanceTypes, b.InstanceTypes) && slices.Equal(a.Subnets, b.Subnets)
+}
+
+func compareKeys(a, b config.GroupKey) int {
+	if a.Tenant != b.Tenant {
+		if a.Tenant < b.Tenant {
+			return -1
+		}
+		return 1
+	}
+	if a.Group < b.Group {
+		return -1
+	}
+	if a.Group > b.Group {
+		return 1
+	}
+	return 0
+}
+
+// groupOf returns the group of a record, making a deleted one for instances whose group nobody knows any more. Call with mu held.
+func (w *World) groupOf(rec *record.Instance) *group {
+	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
+	g := w.groups[key]
+	if g == nil {
+		g = &group{Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
+			DrainTimeout: config.Duration(w.defaults.drain), LoadBalancers: w.defaults.balancers}}
+		w.groups[key] = g
+	}
+	return g
+}
+
+// touch marks the instance's group as dirty. Call with mu held; call Wake after unlocking.
+func (w *World) touch(g *group) { w.dirty[g.GroupKey] = struct{}{} }
+
+// TouchGroup asks for a look at one group.
+func (w *World) TouchGroup(key config.GroupKey) {
+	w.mu.Lock()
+	if _, ok := w.groups[key]; ok {
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+}
+
+// TouchAll asks for a look at every group.
+func (w *World) TouchAll() {
+	w.mu.Lock()
+	for key := range w.groups {
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+}
+
+// Mark marks one group as dirty without waking anybody: for the reconciler itself.
+func (w *World) Mark(key config.GroupKey) {
+	w.mu.Lock()
+	if _, ok := w.groups[key]; ok {
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+}
+
+// SweepDue reports whether something changed that collection looks at, and clears the mark.
+func (w *World) SweepDue() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	due := w.sweep
+	w.sweep = false
+	return due
+}
+
+// TakeDirty returns the groups to look at, sorted, and clears the marks.
+func (w *World) TakeDirty() []config.GroupKey {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	keys := make([]config.GroupKey, 0, len(w.dirty))
+	for key := range w.dirty {
+		keys = append(keys, key)
+	}
+	clear(w.dirty)
+	slices.SortFunc(keys, compareKeys)
+	return keys
+}
+
+// Group returns the merged configuration of a group, and whether there is one.
+func (w *World) Group(key config.GroupKey) (config.Group, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g, ok := w.groups[key]
+	if !ok || g.forgotten {
+		return config.Group{}, false
+	}
+	return g.Group, true
+}
+
+// ForgetGroup drops a deleted group that has nothing left.
+func (w *World) ForgetGroup(key config.GroupKey) {
+	var over []ErrorEvent
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil && g.Deleted && len(g.instances) == 0 && g.pending == 0 {
+		over = w.dropGroup(key)
+	}
+	w.mu.Unlock()
+	for _, event := range over {
+		w.opts.Events.Error(event)
+	}
+	w.opts.Events.Group(key)
+}
+
+// dropGroup forgets a group and returns the errors that end with it, to be published. Call with mu held.
+func (w *World) dropGroup(key config.GroupKey) []ErrorEvent {
+	delete(w.groups, key)
+	delete(w.dirty, key)
+	return w.settle(func(about ErrorKey) bool { return about.Tenant == key.Tenant && about.Group == key.Group })
+}
+
+// CreateFailed counts a failed creation towards the group's backoff; those that ran side by side count once.
+func (w *World) CreateFailed(key config.GroupKey, reason string) {
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil {
+		g.backoff = g.backoff.Failed(key, w.opts.Now(), reason)
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+}
+
+// CreateSucceeded ends the group's backoff.
+func (w *World) CreateSucceeded(key config.GroupKey) {
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil && g.backoff.Failures > 0 {
+		g.backoff = plan.Backoff{}
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+}

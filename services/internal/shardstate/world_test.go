@@ -1,0 +1,287 @@
+package shardstate_test
+
+import (
+	"errors"
+	"maps"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+)
+
+var errTest = errors.New("test")
+
+func (p *picture) without(key config.GroupKey) map[config.GroupKey]config.Group {
+	groups := maps.Clone(p.merged)
+	delete(groups, key)
+	return groups
+}
+
+// A group that vanishes from the configuration is emptied before it is forgotten, and is itself again if it comes back.
+func TestGroupsVanishAndReturn(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	p.CreateFailed(workers, "no room")
+	p.forget()
+	p.Configure(p.shard, p.without(workers))
+	p.wantDirty(t, "a group vanished", others, workers)
+	g, ok := p.World.Group(workers)
+	if !ok || !g.Deleted || g.Size != 0 {
+		t.Errorf("%+v, %t", g, ok)
+	}
+	p.Configure(p.shard, p.merged)
+	if g, _ = p.World.Group(workers); g.Deleted || g.Size != 3 {
+		t.Errorf("%+v", g)
+	}
+	s, _ := p.Snapshot(workers, nil)
+	if len(s.Instances) != 1 || s.Instances[0].ID != id || s.Backoff.Failures != 0 {
+		t.Errorf("%+v", s)
+	}
+
+	p.Configure(p.shard, p.without(workers))
+	p.ForgetGroup(workers)
+	if _, ok := p.World.Group(workers); !ok {
+		t.Error("a group with an instance is forgotten")
+	}
+	p.put(id, workers, record.Deleted)
+	p.Configure(p.shard, p.without(workers))
+	if _, ok := p.World.Group(workers); ok {
+		t.Error("an empty group that nobody configures is there")
+	}
+	if _, ok := p.Snapshot(workers, nil); ok {
+		t.Error("it is even planned")
+	}
+
+	// Creates under way keep it too.
+	p.ExpectCreates(others, 1)
+	p.Configure(p.shard, p.without(others))
+	if g, ok := p.World.Group(others); !ok || !g.Deleted {
+		t.Errorf("%+v, %t", g, ok)
+	}
+	p.ExpectCreates(others, -1)
+	p.forget()
+	p.ForgetGroup(others)
+	if _, ok := p.World.Group(others); ok || len(p.groups) != 1 {
+		t.Errorf("it is there: %t; told of %v", ok, p.groups)
+	}
+}
+
+// A record of a group that nobody knows makes one that is to be emptied, out of whatever load balancer its instances may be in.
+func TestRecordsOfUnknownGroups(t *testing.T) {
+	p := newPicture(t)
+	p.shard.LoadBalancers = map[string]config.LoadBalancer{"b": {}, "a": {}}
+	p.Configure(p.shard, p.merged)
+	key := config.GroupKey{Tenant: "default", Group: "gone"}
+	id := p.newID(t)
+	p.put(id, key, record.Registered)
+	g, ok := p.World.Group(key)
+	if !ok || !g.Deleted || g.Static || g.Size != 0 || g.DrainTimeout.D() != p.shard.Server.DefaultDrainTimeout.D() || len(g.LoadBalancers) != 2 ||
+		g.LoadBalancers[0] != "a" {
+		t.Errorf("%+v, %t", g, ok)
+	}
+}
+
+func TestConfigureStartsAfresh(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	p.Balanced(id, true)
+	p.CreateFailed(workers, "no room")
+	p.Configure(p.shard, p.merged)
+	if s, _ := p.Snapshot(workers, nil); s.Backoff.Failures != 1 || !s.Instances[0].InLoadBalancers {
+		t.Errorf("the same configuration changed something: %+v", s)
+	}
+	groups := maps.Clone(p.merged)
+	g := groups[workers]
+	g.Size, g.LoadBalancers = 4, []string{"lb"}
+	groups[workers] = g
+	p.Configure(p.shard, groups)
+	s, _ := p.Snapshot(workers, nil)
+	if s.Backoff.Failures != 0 {
+		t.Error("a changed group still backs off")
+	}
+	if s.Instances[0].InLoadBalancers {
+		t.Error("an instance is taken to be in a load balancer that is new")
+	}
+}
+
+func TestDirtyMarks(t *testing.T) {
+	p := newPicture(t)
+	p.TouchGroup(others)
+	p.TouchGroup(config.GroupKey{Tenant: "x", Group: "y"})
+	p.wantDirty(t, "one touched", others)
+	p.TouchAll()
+	p.wantDirty(t, "all touched", others, workers)
+	p.Mark(workers)
+	if p.wakes != 0 {
+		t.Error("a mark wakes somebody")
+	}
+	if got := p.TakeDirty(); len(got) != 1 || got[0] != workers || len(p.TakeDirty()) != 0 {
+		t.Errorf("%v", got)
+	}
+}
+
+// What is raised about an instance or a group ends with it: a leader may live for months.
+func TestErrorsEndWithWhatTheyAreAbout(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	about := func(kind string, key config.GroupKey, id ident.ID) shardstate.ErrorKey {
+		return shardstate.ErrorKey{Kind: kind, Tenant: key.Tenant, Group: key.Group, Instance: id}
+	}
+	p.Raise(about("provider", workers, id), "slow down")
+	p.Raise(about("provider", workers, id), "slow down")
+	p.Raise(about("storage", workers, id), "no")
+	p.Raise(about("backoff", workers, ident.ID{}), "no room")
+	p.Raise(shardstate.ErrorKey{Kind: "config"}, "refused")
+	if len(p.errors) != 4 || len(p.Standing("default")) != 4 || len(p.Standing("other")) != 1 {
+		t.Fatalf("told %v, standing %v", p.errors, p.Standing("default"))
+	}
+	p.Raise(about("provider", workers, id), "denied")
+	if len(p.errors) != 5 || len(p.Standing("default")) != 4 {
+		t.Error("another message is not told")
+	}
+	p.errors = nil
+	p.put(id, workers, record.Deleted)
+	if len(p.errors) != 2 || !p.errors[0].Resolved || p.errors[0].Kind != "provider" || p.errors[1].Kind != "storage" || len(p.Standing("default")) != 2 {
+		t.Errorf("told %v, standing %v", p.errors, p.Standing("default"))
+	}
+	p.errors = nil
+	p.Configure(p.shard, p.without(workers))
+	if len(p.errors) != 1 || p.errors[0].Kind != "backoff" || !p.errors[0].Resolved || len(p.Standing("default")) != 1 {
+		t.Errorf("told %v, standing %v", p.errors, p.Standing("default"))
+	}
+	p.errors = nil
+	p.Resolve(shardstate.ErrorKey{Kind: "config"})
+	p.Resolve(shardstate.ErrorKey{Kind: "config"})
+	if len(p.errors) != 1 || !p.errors[0].Resolved {
+		t.Errorf("told %v", p.errors)
+	}
+}
+
+func TestBlockedIsToldOnce(t *testing.T) {
+	p := newPicture(t)
+	p.Blocked(workers, "no room")
+	p.Blocked(workers, "no room")
+	p.Blocked(config.GroupKey{Tenant: "x"}, "no group")
+	if len(p.groups) != 1 || p.groups[0] != workers {
+		t.Errorf("told of %v", p.groups)
+	}
+	if view, _ := p.GroupView(workers); view.Blocked != "no room" {
+		t.Errorf("%+v", view)
+	}
+}
+
+func TestReservations(t *testing.T) {
+	p := newPicture(t)
+	pool := shardstate.Pool{Tenant: "default", Kind: "wrk"}
+	if got := p.Pools(); len(got) != 1 || got[0] != pool {
+		t.Errorf("pools %v", got)
+	}
+	if _, _, ok := p.TakeReservation(pool); ok {
+		t.Error("taken from an empty pool")
+	}
+	var ids []ident.ID
+	for range 2 {
+		id := p.newID(t)
+		ids = append(ids, id)
+		p.AddReservation(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: "default", Kind: "wrk"}, Token: "t"})
+	}
+	for n, id := range ids {
+		r, left, ok := p.TakeReservation(pool)
+		if !ok || r.Record.ID != id || left != 1-n || p.ReservationsLeft(pool) != left {
+			t.Errorf("%v, %d, %t", r.Record.ID, left, ok)
+		}
+	}
+	// Reservations are not instances.
+	if views := p.Instances("default", ""); len(views) != 0 {
+		t.Errorf("%v", views)
+	}
+	// One that is used is, before anything else is known of it.
+	rec := record.Instance{ID: ids[0], State: record.Reserved, Tenant: "default", Group: "workers", CreatedAt: p.now}
+	p.Use(rec, "t")
+	if _, token, ok := p.Record(ids[0]); !ok || token != "t" {
+		t.Error("a used reservation is not known")
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	p := newPicture(t)
+	id := p.newID(t)
+	p.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved}, Token: "t"})
+	if !p.SweepDue() || p.wakes == 0 {
+		t.Error("nobody looks at a leftover")
+	}
+	if !p.BeginCollect(id) || p.BeginCollect(id) {
+		t.Error("it is settled twice at once")
+	}
+	if s := p.ShardSnapshot(); len(s.Leftovers) != 1 || !s.Leftovers[0].Busy {
+		t.Errorf("%+v", s.Leftovers)
+	}
+	p.forget()
+	p.EndCollect(id, false)
+	if p.SweepDue() || p.wakes != 0 {
+		t.Error("a failure is tried again at once")
+	}
+	p.BeginCollect(id)
+	p.EndCollect(id, true)
+	if !p.SweepDue() || p.wakes == 0 {
+		t.Error("nobody looks for more")
+	}
+	p.put(id, workers, record.Created)
+	if _, ok := p.Leftover(id); ok {
+		t.Error("a settled one is left over")
+	}
+}
+
+func TestViews(t *testing.T) {
+	p := newPicture(t)
+	well, silent, leaving, onDemand := p.serving(t), p.serving(t), p.serving(t), p.newID(t)
+	for _, id := range []ident.ID{well, silent} {
+		stream, _ := p.Connected(id)
+		p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "old"})
+	}
+	interval := p.Settings().HealthInterval
+	p.now = p.now.Add(2 * interval)
+	stream, _ := p.Connected(well)
+	p.Reported(well, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1"})
+	p.now = p.now.Add(2 * interval)
+	p.put(leaving, workers, record.Deleting)
+	p.revision++
+	p.PutRecord(record.Instance{ID: onDemand, State: record.Registered, Revision: p.revision, Tenant: "default", Group: "workers", OnDemand: true,
+		CreatedAt: p.now, RegisteredAt: p.now, ProviderID: "vm"}, "t")
+
+	view, ok := p.GroupView(workers)
+	if !ok || view.Actual != 2 || view.Healthy != 1 || len(view.Instances) != 4 || len(view.ProviderIDs) != 2 {
+		t.Errorf("%+v", view)
+	}
+	if views := p.GroupViews("default"); len(views) != 2 || views[0].GroupKey != others {
+		t.Errorf("%v", views)
+	}
+	if got := p.Instances("default", ""); len(got) != 4 {
+		t.Errorf("%d instances", len(got))
+	}
+	if got := p.Instances("default", "others"); len(got) != 0 {
+		t.Errorf("%d instances of another group", len(got))
+	}
+	if v, _ := p.World.Instance(well); v.RuntimeDrift || !v.InfraDrift {
+		t.Errorf("%+v", v)
+	}
+	if v, _ := p.World.Instance(silent); !v.RuntimeDrift {
+		t.Errorf("%+v", v)
+	}
+	groups, instances, connected, reserved, tombstones, silenceFrom := p.Numbers()
+	if groups != 2 || instances != 4 || connected != 2 || reserved != 0 || tombstones != 0 || silenceFrom.IsZero() {
+		t.Error(p.Numbers())
+	}
+	if health := p.Health(p.now); health.Running != 3 || health.Silent != 2 {
+		t.Errorf("%+v", health) // the silent one, and the on-demand one that has just registered and has not connected in four intervals
+	}
+	if p.DrainTimeout(workers) != 0 || p.DrainTimeout(config.GroupKey{}) != p.shard.Server.DefaultDrainTimeout.D() || p.Term() != 7 {
+		t.Error("settings")
+	}
+	p.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreated, Tenant: "default", Group: "workers"})
+	if last := p.instances[len(p.instances)-1]; last.At != p.now {
+		t.Errorf("%+v", last)
+	}
+}

@@ -1,0 +1,636 @@
+package transport_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/test/bufconn"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+)
+
+// busy is an AgentService whose handlers do not end by themselves.
+type busy struct {
+	nstancev1.UnimplementedAgentServiceServer
+	running, most atomic.Int64
+	sent          atomic.Int64 // bytes that ReceiveFiles got rid of
+	release       chan struct{}
+}
+
+func (b *busy) SubmitPublicKeys(context.Context, *nstancev1.SubmitPublicKeysRequest) (*nstancev1.SubmitPublicKeysResponse, error) {
+	return &nstancev1.SubmitPublicKeysResponse{}, nil
+}
+
+func (b *busy) ReportHealth(grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]) error {
+	now := b.running.Add(1)
+	defer b.running.Add(-1)
+	for most := b.most.Load(); now > most && !b.most.CompareAndSwap(most, now); most = b.most.Load() {
+	}
+	<-b.release
+	return nil
+}
+
+func (b *busy) ReceiveFiles(_ *nstancev1.ReceiveFilesRequest, to grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
+	for {
+		if err := to.Send(&nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_File{File: &nstancev1.File{Content: make([]byte, 16<<10)}}}); err != nil {
+			return err
+		}
+		b.sent.Add(16 << 10)
+	}
+}
+
+const (
+	reportHealth = nstancev1.AgentService_ReportHealth_FullMethodName
+	submitKeys   = nstancev1.AgentService_SubmitPublicKeys_FullMethodName
+	receiveFiles = nstancev1.AgentService_ReceiveFiles_FullMethodName
+)
+
+// port is one of the four ports, with a client that may use it.
+type port struct {
+	*busy
+	c      *transporttest.Cluster
+	addr   string
+	config *tls.Config
+	good   *grpc.ClientConn
+	limit  int64 // streams of a connection
+}
+
+// everyPort runs a test against a port of each kind. A well-behaved client is served before and after it.
+func everyPort(t *testing.T, test func(t *testing.T, p *port)) {
+	for role, limit := range map[authority.Role]int64{"": 4, authority.RoleAgent: 8, authority.RoleOperator: 32, authority.RoleServer: 4} {
+		name := string(role)
+		if role == "" {
+			name = "registration"
+		}
+		t.Run(name, func(t *testing.T) {
+			c := transporttest.New(t)
+			p := &port{c: c, busy: &busy{release: make(chan struct{})}, limit: limit}
+			p.addr = c.Serve(t, role, func(s *grpc.Server) { nstancev1.RegisterAgentServiceServer(s, p.busy) })
+			t.Cleanup(func() { close(p.release) })
+			var hostile, honest *tls.Certificate
+			switch role {
+			case "":
+			case authority.RoleServer:
+				hostile, honest = certificateOf(t, c.Source), certificateOf(t, sourceOf(t, c, "two"))
+			default:
+				hostile, honest = certificateFor(t, c, role), certificateFor(t, c, role)
+			}
+			p.config, p.good = c.ClientTLS(hostile), c.Dial(t, p.addr, honest)
+			p.config.NextProtos = []string{"h2"}
+			p.served(t)
+			test(t, p)
+			p.served(t)
+		})
+	}
+}
+
+func (p *port) served(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := nstancev1.NewAgentServiceClient(p.good).SubmitPublicKeys(ctx, &nstancev1.SubmitPublicKeysRequest{}); err != nil {
+		t.Errorf("a well-behaved client: %v", err)
+	}
+}
+
+func (p *port) raw(t *testing.T, settings ...http2.Setting) *transporttest.Raw {
+	t.Helper()
+	dialer := tls.Dialer{Config: p.config}
+	conn, err := dialer.DialContext(t.Context(), "tcp", p.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	raw, err := transporttest.NewRaw(conn, settings...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.SetWriteDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// CVE-2023-44487: streams are opened and reset faster than their handlers end.
+func TestRapidReset(t *testing.T) {
+	everyPort(t, func(t *testing.T, p *port) {
+		raw := p.raw(t)
+		before := runtime.NumGoroutine()
+		go func() { _ = raw.End(10 * time.Second) }() // acknowledgements
+		for n := range uint32(5000) {
+			if raw.Call(2*n+1, reportHealth) != nil || raw.WriteRSTStream(2*n+1, http2.ErrCodeCancel) != nil {
+				break // the server does not read on while its handlers are busy
+			}
+			if n == 100 {
+				_ = raw.SetWriteDeadline(time.Now().Add(2 * time.Second))
+			}
+		}
+		if p.most.Load() > p.limit || p.most.Load() == 0 {
+			t.Errorf("%d handlers at once for one connection, want at most %d", p.most.Load(), p.limit)
+		}
+		if more := runtime.NumGoroutine() - before; more > 100 {
+			t.Errorf("%d goroutines more", more)
+		}
+	})
+}
+
+// Streams that are opened and left.
+func TestStreamsLeftOpen(t *testing.T) {
+	everyPort(t, func(t *testing.T, p *port) {
+		raw := p.raw(t)
+		for n := range uint32(200) {
+			if err := raw.Call(2*n+1, reportHealth); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if how := raw.Reset(399, 10*time.Second); how != "RST REFUSED_STREAM" {
+			t.Errorf("the 200th stream: %s", how)
+		}
+		if p.most.Load() > p.limit {
+			t.Errorf("%d handlers at once for one connection, want at most %d", p.most.Load(), p.limit)
+		}
+	})
+}
+
+// A header block that goes on for ever costs its connection, long before it has cost memory.
+func TestContinuationFlood(t *testing.T) {
+	everyPort(t, func(t *testing.T, p *port) {
+		raw := p.raw(t)
+		err := raw.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: raw.Fields(submitKeys)})
+		fields, sent := raw.Block("x", strings.Repeat("x", 8000)), 0
+		for ; err == nil && sent < 64<<20; sent += len(fields) {
+			err = raw.WriteContinuation(1, false, fields)
+		}
+		if how := raw.End(10 * time.Second); how == "open" || sent >= 8<<20 { // what the kernel buffers is among it
+			t.Errorf("%s after %d bytes of headers", how, sent)
+		}
+	})
+}
+
+func TestHugeHeaders(t *testing.T) {
+	everyPort(t, func(t *testing.T, p *port) {
+		raw := p.raw(t)
+		if err := raw.Call(1, submitKeys, "x", strings.Repeat("x", 12<<10)); err != nil {
+			t.Fatal(err)
+		}
+		if how := raw.Reset(1, 10*time.Second); how == "open" || how == "answered" {
+			t.Errorf("12 KiB of headers: %s", how)
+		}
+	})
+}
+
+func TestPingFlood(t *testing.T) {
+	everyPort(t, func(t *testing.T, p *port) {
+		raw := p.raw(t)
+		go func() {
+			for n := range byte(255) {
+				if raw.WritePing(false, [8]byte{n}) != nil {
+					return
+				}
+			}
+		}()
+		if how := raw.End(10 * time.Second); how == "open" {
+			t.Error("255 pings at once, and the connection stays")
+		}
+	})
+}
+
+// What is to be answered is not queued for who does not read the answers.
+func TestSettingsFlood(t *testing.T) {
+	everyPort(t, func(t *testing.T, p *port) {
+		raw := p.raw(t)
+		before := heap()
+		var many bytes.Buffer
+		framer := http2.NewFramer(&many, nil)
+		for range 1000 {
+			if err := framer.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 16 << 10}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var err error
+		n := 0
+		for ; err == nil && n < 5_000_000; n += 1000 {
+			_ = raw.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+			_, err = raw.Conn.Write(many.Bytes())
+		}
+		if err == nil {
+			t.Errorf("%d settings were taken, no answer was read", n)
+		}
+		if more := heap() - before; more > 16<<20 {
+			t.Errorf("%d MiB more after %d settings", more>>20, n)
+		}
+	})
+}
+
+func heap() int64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapInuse)
+}
+
+// A client that opens no window is not sent to, and what is to be sent waits in its handler, not in memory.
+func TestZeroWindow(t *testing.T) {
+	everyPort(t, func(t *testing.T, p *port) {
+		raw := p.raw(t, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		if err := raw.Call(1, receiveFiles); err != nil {
+			t.Fatal(err)
+		}
+		if err := raw.WriteData(1, true, make([]byte, 5)); err != nil {
+			t.Fatal(err)
+		}
+		if how := raw.Reset(1, 300*time.Millisecond); how != "open" {
+			t.Errorf("the stream: %s", how)
+		}
+		if sent := p.sent.Load(); sent == 0 || sent > 128<<10 {
+			t.Errorf("%d KiB wait for a client that reads nothing", sent>>10)
+		}
+	})
+}
+
+// Frames are read no faster than anybody honest sends them, on all connections of a client together.
+func TestFramesArePaced(t *testing.T) {
+	c := transporttest.New(t)
+	addr, _ := serveAgents(t, c, authority.RoleAgent)
+	p := &port{addr: addr, config: c.ClientTLS(certificateFor(t, c, authority.RoleAgent))}
+	p.config.NextProtos = []string{"h2"}
+	var many bytes.Buffer
+	framer := http2.NewFramer(&many, nil)
+	for many.Len() < 64<<10 {
+		if err := framer.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 16 << 10}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var acknowledged atomic.Int64
+	var floods sync.WaitGroup
+	began := time.Now()
+	for range 3 {
+		raw := p.raw(t)
+		if err := raw.SetDeadline(began.Add(4 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		floods.Go(func() {
+			for {
+				frame, err := raw.ReadFrame()
+				if err != nil {
+					return
+				}
+				if settings, ok := frame.(*http2.SettingsFrame); ok && settings.IsAck() {
+					acknowledged.Add(1)
+				}
+			}
+		})
+		floods.Go(func() {
+			for err := error(nil); err == nil; {
+				_, err = raw.Conn.Write(many.Bytes())
+			}
+		})
+	}
+	floods.Wait()
+	// An agent may cost 25 ms at once and 4 ms a second; the three handshakes are 4.5 ms, each frame 15 µs and 15 bytes of 10 ns.
+	const each = 15*time.Microsecond + 15*10*time.Nanosecond
+	budget := 25*time.Millisecond - 3*1500*time.Microsecond
+	least, most := int64(budget/each)*9/10, int64((budget+4*time.Millisecond*time.Duration(time.Since(began).Seconds()+1))/each)
+	if n := acknowledged.Load(); n > most || n < least {
+		t.Errorf("%d frames were acted on in %s, want %d to %d", n, time.Since(began), least, most)
+	}
+}
+
+// neighbour is a dialer from an address that is not this machine's usual one.
+var neighbour = net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}}
+
+// Handshakes that fail, or with a certificate that is good for nothing here, are few of one address, and keep neither neighbours at that address out nor
+// those who come from elsewhere; handshakes that succeed are as many as are asked for.
+func TestHandshakesInVain(t *testing.T) {
+	for name, role := range map[string]authority.Role{"TLS 1.2": authority.RoleAgent, "another role": authority.RoleOperator, "one agent again and again": authority.RoleAgent} {
+		if testing.Short() && name != "another role" {
+			continue // each takes six seconds
+		}
+		t.Run(name, func(t *testing.T) {
+			c := transporttest.New(t)
+			config := c.ClientTLS(certificateFor(t, c, role))
+			config.NextProtos = []string{"h2"}
+			if name == "TLS 1.2" {
+				config.MinVersion, config.MaxVersion = tls.VersionTLS10, tls.VersionTLS12
+			}
+			inVain(t, c, config)
+		})
+	}
+}
+
+func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
+	addr, _ := serveAgents(t, c, authority.RoleAgent)
+	connect := func(ctx context.Context) {
+		conn, err := (&tls.Dialer{Config: config, NetDialer: &neighbour}).DialContext(ctx, "tcp", addr)
+		if err == nil {
+			_, _ = conn.Read(make([]byte, 1)) // until the server has looked at it
+			_ = conn.Close()
+		}
+	}
+	// However slow this machine is just now, it is for those who are not limited, too.
+	comes := func(what string, from *net.Dialer, n int) time.Duration {
+		t.Helper()
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		for range n {
+			config := c.ClientTLS(certificateFor(t, c, authority.RoleAgent))
+			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(config)), grpc.WithNoProxy(), grpc.WithDisableRetry(),
+				grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+					return from.DialContext(ctx, "tcp", addr)
+				}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{}, grpc.WaitForReady(true))
+			if conn.Close(); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		return time.Since(began)
+	}
+	const many = 150 // more than may be in vain: those would take six seconds
+	if unlimited, took := comes("from here", &net.Dialer{}, many), comes("before", &neighbour, many); took > 3*unlimited+4*time.Second {
+		t.Errorf("%d took %s, want about %s as from an address without limits", many, took, unlimited)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	var tries atomic.Int64
+	began := time.Now()
+	for range 40 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				connect(ctx)
+				tries.Add(1)
+			}
+		})
+	}
+	comes("beside them", &neighbour, 2)
+	if _, err := renew(t, c.Dial(t, addr, certificateFor(t, c, authority.RoleAgent))); err != nil {
+		t.Errorf("from elsewhere: %v", err)
+	}
+	<-time.After(5*time.Second - time.Since(began))
+	// All that were there at first, twenty a second, and some for the neighbours' sake.
+	if most := 128 + 40 + int64(20*time.Since(began).Seconds()); tries.Load() > most {
+		t.Errorf("%d handshakes in vain in %s, want at most %d", tries.Load(), time.Since(began), most)
+	}
+	cancel()
+	all.Wait()
+}
+
+// A handshake is in vain from the first on if its certificate is good for nothing at the port, and never if it is good.
+func TestStrangersHandshakesAreInVain(t *testing.T) {
+	c := transporttest.New(t)
+	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source), authority.RoleAgent: certificateFor(t, c, authority.RoleAgent),
+		authority.RoleOperator: certificateFor(t, c, authority.RoleOperator)}
+	last := byte(1)
+	for port := range certs {
+		addr, _ := serveAgents(t, c, port)
+		for role, cert := range certs {
+			last++
+			from := net.IPv4(127, 0, 0, last)
+			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(c.ClientTLS(cert))), grpc.WithNoProxy(),
+				grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+					return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}).DialContext(ctx, "tcp", addr)
+				}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = renew(t, conn)
+			_ = conn.Close()
+			if doubts := c.Source.Doubts(from.String()); doubts != (role != port) || doubts != (err != nil) {
+				t.Errorf("%s on the port of %s: its address is doubtful: %v; %v", role, port, doubts, err)
+			}
+		}
+	}
+}
+
+// One certificate is good for a few connections: the newest.
+func TestConnectionsOfOneClient(t *testing.T) {
+	for role, want := range map[authority.Role]int{authority.RoleAgent: 4, authority.RoleOperator: 16} {
+		c := transporttest.New(t)
+		addr, w := serveAgents(t, c, role)
+		cert, other := certificateFor(t, c, role), c.Dial(t, addr, certificateFor(t, c, role))
+		if _, err := renew(t, other); err != nil {
+			t.Fatal(err)
+		}
+		config := c.ClientTLS(cert)
+		config.NextProtos = []string{"h2"}
+		var raws []*transporttest.Raw
+		for range want + 10 {
+			raws = append(raws, (&port{addr: addr, config: config}).raw(t))
+			if _, err := raws[len(raws)-1].ReadFrame(); err != nil { // it is established
+				t.Fatal(err)
+			}
+		}
+		for n, raw := range raws[:10] {
+			if how := raw.End(10 * time.Second); how == "open" {
+				t.Errorf("%s: connection %d of %d is still open", role, n, len(raws))
+			}
+		}
+		for n, raw := range raws[10:] {
+			if how := raw.End(20 * time.Millisecond); how != "open" {
+				t.Errorf("%s: connection %d of %d is %s", role, n+10, len(raws), how)
+			}
+		}
+		if _, err := renew(t, other); err != nil {
+			t.Errorf("%s: another client: %v", role, err)
+		}
+		if last := w.peers[len(w.peers)-1]; w.peers[0] != last {
+			t.Errorf("%s: the other client's connection was replaced too", role)
+		}
+	}
+}
+
+// Whoever begins a registration and does not end it is gone after a minute.
+func TestSlowRegistration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := transporttest.New(t)
+		listener := bufconn.Listen(64 << 10)
+		server := grpc.NewServer(transport.ServerOptions(c.Source, "", c.Log)...)
+		nstancev1.RegisterAgentServiceServer(server, &who{})
+		done := make(chan error, 1)
+		go func() { done <- server.Serve(listener) }()
+		defer func() {
+			server.Stop()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}()
+		pipe, err := listener.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pipe.Close()
+		config := c.ClientTLS(nil)
+		config.NextProtos = []string{"h2"}
+		conn := tls.Client(pipe, config)
+		raw, err := transporttest.NewRaw(conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := raw.Call(1, submitKeys); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		var slow sync.WaitGroup
+		slow.Go(func() {
+			// It also answers pings, as somebody does who wants to stay.
+			for raw.Part(1, 10_000, []byte{1}) == nil && raw.WritePing(true, [8]byte{}) == nil {
+				time.Sleep(5 * time.Second) // fake time
+			}
+		})
+		if how := raw.End(10 * time.Minute); how == "open" {
+			t.Error("still there after ten minutes")
+		}
+		if took := time.Since(began); took > 80*time.Second || took < 50*time.Second {
+			t.Errorf("ended after %s, want about a minute", took)
+		}
+		_ = conn.Close()
+		slow.Wait()
+	})
+}
+
+func sourceOf(t *testing.T, c *transporttest.Cluster, server string) *transport.Source {
+	t.Helper()
+	s, err := transport.NewSource(transport.Options{
+		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.Name, Shard: "a", Server: server}, Hosts: []string{"127.0.0.1"},
+		CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader, Now: c.Clock.Now, Log: c.Log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// certificateFor is one of a new agent or operator.
+func certificateFor(t testing.TB, c *transporttest.Cluster, role authority.Role) *tls.Certificate {
+	t.Helper()
+	identity := authority.Identity{Role: role, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "knd")}
+	if role == authority.RoleOperator {
+		identity.ID = c.NewID(t, "opr")
+	}
+	return c.Certificate(t, identity, transporttest.NewKey(t))
+}
+
+func certificateOf(t *testing.T, s *transport.Source) *tls.Certificate {
+	t.Helper()
+	cert, err := s.Certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+// One address with thousands of handshakes that never end is one address.
+func TestSlowHandshakesOfOneAddress(t *testing.T) {
+	c := transporttest.New(t)
+	addr, _ := serveAgents(t, c, authority.RoleAgent)
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}}
+	for range 1500 { // more than there are turns
+		conn, err := dialer.DialContext(t.Context(), "tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if _, err := conn.Write([]byte{22, 3, 1, 2, 0, 1}); err != nil { // the beginning of a handshake record
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // less than such a handshake may last
+	defer cancel()
+	conn := c.Dial(t, addr, c.Certificate(t, agentOf(c, t), transporttest.NewKey(t)))
+	if _, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{}); err != nil {
+		t.Errorf("from another address: %v", err)
+	}
+}
+
+// Who hangs up before its first message is complete takes no turns away from its address: it took no time. Neither does who waits in vain.
+func TestHungUpHandshakes(t *testing.T) {
+	c := transporttest.New(t)
+	addr, _ := serveAgents(t, c, authority.RoleAgent)
+	for range 3 {
+		var conns []net.Conn
+		for range 100 {
+			conn, err := neighbour.DialContext(t.Context(), "tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := conn.Write([]byte{22, 3, 1, 2, 0, 1}); err != nil { // the beginning of a handshake record
+				t.Fatal(err)
+			}
+			conns = append(conns, conn)
+		}
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	}
+	began := time.Now()
+	config := c.ClientTLS(certificateFor(t, c, authority.RoleAgent))
+	config.NextProtos = []string{"h2"}
+	for range 10 {
+		conn, err := (&tls.Dialer{Config: config, NetDialer: &neighbour}).DialContext(t.Context(), "tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
+	}
+	// Had they taken them, the address would be without turns for ten seconds.
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("ten handshakes took %s after 300 that were begun and left", took)
+	}
+}
+
+// The same identity with a certificate of the same CA for another role, tenant or cluster has no way in at any port.
+func TestNoPortTakesAnotherRole(t *testing.T) {
+	c := transporttest.New(t)
+	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source), authority.RoleAgent: certificateFor(t, c, authority.RoleAgent),
+		authority.RoleOperator: certificateFor(t, c, authority.RoleOperator)}
+	for port := range certs {
+		addr, _ := serveAgents(t, c, port)
+		for role, cert := range certs {
+			_, err := renew(t, c.Dial(t, addr, cert))
+			if role == port {
+				wants(t, fmt.Sprintf("%s on its port", role), err, codes.OK, "")
+			} else {
+				wants(t, fmt.Sprintf("%s on the port of %s", role, port), err, codes.PermissionDenied, "this port is for the role "+string(port))
+			}
+		}
+		other := transporttest.New(t)
+		foreign := certificateOf(t, other.Source)
+		if port != authority.RoleServer {
+			foreign = certificateFor(t, other, port)
+		}
+		_, err := renew(t, c.Dial(t, addr, foreign))
+		wants(t, fmt.Sprintf("another CA on the port of %s", port), err, codes.Unavailable, "bad certificate")
+		old := c.ClientTLS(certs[port])
+		old.MinVersion, old.MaxVersion, old.NextProtos = tls.VersionTLS10, tls.VersionTLS12, []string{"h2"}
+		dialer := tls.Dialer{Config: old}
+		if conn, err := dialer.DialContext(t.Context(), "tcp", addr); err == nil {
+			conn.Close()
+			t.Errorf("TLS 1.2 on the port of %s: accepted", port)
+		}
+		_, err = renew(t, c.Dial(t, addr, nil))
+		wants(t, fmt.Sprintf("no certificate on the port of %s", port), err, codes.Unavailable, "certificate")
+	}
+}
