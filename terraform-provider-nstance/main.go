@@ -16,7 +16,8 @@ import (
 var version = "dev"
 
 func main() {
-	debug := flag.Bool("debug", false, "run apart from the CLI, for debuggers; prints what to set TF_REATTACH_PROVIDERS to")
+	debug := flag.Bool("debug", false,
+		"run apart from the CLI, for debuggers; prints what to set TF_REATTACH_PROVIDERS to")
 	flag.Parse()
 	err := providerserver.Serve(context.Background(), provider.New(version), providerserver.ServeOpts{
 		Address: "registry.terraform.io/nstance-kit/nstance",

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Commands that documents tell readers to type are there: targets of the Makefile, scripts, packages, and in them the tests that are asked for.
+// Commands that documents tell readers to type are there: targets of the Makefile, scripts, packages, and in them the
+// tests that are asked for.
 func TestDocumentedCommandsExist(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -20,12 +21,14 @@ func TestDocumentedCommandsExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	measured := regexp.MustCompile(`\./services/[a-z/]+`).FindAllString(string(bench), -1)
-	span, line := regexp.MustCompile("`([^`\n]+)`"), regexp.MustCompile(`(?m)^\s*((?:make|go test|scripts/|tests/)[^#\n]*)`)
+	span, line := regexp.MustCompile("`([^`\n]+)`"), regexp.MustCompile(
+		`(?m)^\s*((?:make|go test|scripts/|tests/)[^#\n]*)`)
 	fenced := regexp.MustCompile("(?ms)^```.*?^```")
 	checked := 0
 	for path, text := range files(t, "..", ".md") {
 		code := strings.Join(fenced.FindAllString(text, -1), "\n")
-		for _, match := range slices.Concat(span.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1), line.FindAllStringSubmatch(code, -1)) {
+		for _, match := range slices.Concat(span.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1),
+			line.FindAllStringSubmatch(code, -1)) {
 			words := split(strings.ReplaceAll(match[1], `\|`, "|"))
 			switch {
 			case len(words) == 0:
@@ -42,7 +45,8 @@ func TestDocumentedCommandsExist(t *testing.T) {
 				if _, err := os.Stat(filepath.Join("..", words[0])); err != nil {
 					t.Errorf("%s: %s is not there", path, words[0])
 				}
-				if words[0] == "scripts/bench.sh" && len(words) > 1 && !slices.Contains([]string{"short", "PATTERN", "[PATTERN]"}, words[1]) {
+				if words[0] == "scripts/bench.sh" && len(words) > 1 &&
+					!slices.Contains([]string{"short", "PATTERN", "[PATTERN]"}, words[1]) {
 					for _, fault := range missing(t, append([]string{"-bench", words[1]}, measured...)) {
 						t.Errorf("%s: %s: %s", path, match[1], fault)
 					}
@@ -87,13 +91,15 @@ func missing(t *testing.T, args []string) (faults []string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, match := range regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz)\w+)`).FindAllStringSubmatch(string(raw), -1) {
+			for _, match := range regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz)\w+)`).FindAllStringSubmatch(
+				string(raw), -1) {
 				names = append(names, match[1])
 			}
 		}
 	}
 	for i, arg := range args[:max(len(args)-1, 0)] {
-		if pattern := args[i+1]; slices.Contains([]string{"-run", "-bench", "-fuzz"}, arg) && pattern != "^$" && len(names) > 0 {
+		if pattern := args[i+1]; slices.Contains([]string{"-run", "-bench", "-fuzz"}, arg) && pattern != "^$" &&
+			len(names) > 0 {
 			kind := map[string]string{"-run": "Test", "-bench": "Benchmark", "-fuzz": "Fuzz"}[arg]
 			pattern, _, _ = strings.Cut(pattern, "/")
 			wanted, err := regexp.Compile(pattern)
@@ -101,7 +107,9 @@ func missing(t *testing.T, args []string) (faults []string) {
 				faults = append(faults, err.Error())
 				continue
 			}
-			if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, kind) && wanted.MatchString(name) }) {
+			if !slices.ContainsFunc(names, func(name string) bool {
+				return strings.HasPrefix(name, kind) && wanted.MatchString(name)
+			}) {
 				faults = append(faults, "nothing matches "+arg+" "+args[i+1])
 			}
 		}

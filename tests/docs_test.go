@@ -65,7 +65,8 @@ func files(t *testing.T, root, suffix string) map[string]string {
 		switch {
 		case err != nil:
 			return err
-		case entry.IsDir() && path != root && (strings.HasPrefix(entry.Name(), ".") || slices.Contains([]string{"bin", "temp", "testdata", "node_modules"}, entry.Name())):
+		case entry.IsDir() && path != root && (strings.HasPrefix(entry.Name(), ".") ||
+			slices.Contains([]string{"bin", "temp", "testdata", "node_modules"}, entry.Name())):
 			return fs.SkipDir
 		case entry.IsDir() || !strings.HasSuffix(path, suffix) || strings.HasSuffix(path, "_test.go"):
 			return nil

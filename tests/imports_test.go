@@ -1,4 +1,5 @@
-// Package tests holds what is tested across packages and programs: who may import whom, the demo, kill -9 of everything.
+// Package tests holds what is tested across packages and programs: who may import whom, the demo, kill -9 of
+// everything.
 package tests
 
 import (
@@ -15,23 +16,27 @@ import (
 
 const module = "github.com/nstance-kit/nstance/"
 
-// layers are the packages in the order in which they may import each other: only to the left (above), and within a line. A name stands for its
-// sub-packages too.
+// layers are the packages in the order in which they may import each other: only to the left (above), and within a
+// line. A name stands for its sub-packages too.
 var layers = [][]string{
 	{"services/contract/ident"},
-	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/bootscript", "services/contract/endpoints"},
+	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/bootscript",
+		"services/contract/endpoints"},
 	{"services/contract/config"},
 	{"services/contract/envelope", "services/contract/keyring", "services/contract/authority"},
 	{"services/contract/objstore"},
 	{"services/contract/secretstore", "services/contract/clusterstate"},
 	{"services/api"},
 	// Beside the planner and the elector, the edges that know nothing of instances.
-	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks", "services/internal/watch",
-		"services/internal/metrics", "services/internal/health", "services/internal/memory", "services/internal/transport", "services/internal/peer", "services/internal/systemd"},
+	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
+		"services/internal/watch",
+		"services/internal/metrics", "services/internal/health", "services/internal/memory",
+		"services/internal/transport", "services/internal/peer", "services/internal/systemd"},
 	{"services/internal/infra", "services/internal/cache", "services/internal/shardconfig"},
 	{"services/internal/shardstate", "services/internal/execute", "services/internal/leader"},
 	{"services/internal/registerapi", "services/internal/agentapi", "services/internal/operatorapi"},
-	{"services/internal/server", "services/internal/agent", "services/internal/operator", "services/internal/admin", "services/internal/dev",
+	{"services/internal/server", "services/internal/agent", "services/internal/operator", "services/internal/admin",
+		"services/internal/dev",
 		"services/internal/sim", "services/internal/bench", "services/internal/proof"},
 	{"services/cmd"},
 }
@@ -87,7 +92,8 @@ func only(subject string, allowed ...string) rule {
 		}
 		for _, path := range p.Imports {
 			if ours(path) && !slices.Contains(allowed, path) {
-				complaints = append(complaints, "imports "+path+"; of ours it may have only "+strings.Join(allowed, ", "))
+				complaints = append(complaints, "imports "+path+"; of ours it may have only "+
+					strings.Join(allowed, ", "))
 			}
 		}
 		return complaints
@@ -126,11 +132,13 @@ func unlinked(program string, forbidden ...string) rule {
 
 // providers: which VMs there can be is decided where a program is put together, and nowhere else.
 func providers(p pkg) (complaints []string) {
-	if within(p.ImportPath, "services/internal/server", "services/internal/sim", "services/internal/bench", "services/cmd/nstance-server") {
+	if within(p.ImportPath, "services/internal/server", "services/internal/sim", "services/internal/bench",
+		"services/cmd/nstance-server") {
 		return nil
 	}
 	for _, path := range p.Imports {
-		if within(path, "services/internal/infra") && path != "services/internal/infra" && path != "services/internal/infra/infratest" &&
+		if within(path, "services/internal/infra") && path != "services/internal/infra" &&
+			path != "services/internal/infra/infratest" &&
 			!within(p.ImportPath, path) {
 			complaints = append(complaints, "imports the provider "+path)
 		}
@@ -143,7 +151,8 @@ func pure(p pkg) (complaints []string) {
 	if p.ImportPath != "services/internal/plan" {
 		return nil
 	}
-	for _, path := range []string{"context", "os", "net", "log", "log/slog", "io", "math/rand", "math/rand/v2", "crypto/rand", "sync"} {
+	for _, path := range []string{"context", "os", "net", "log", "log/slog", "io", "math/rand", "math/rand/v2",
+		"crypto/rand", "sync"} {
 		if slices.Contains(p.Imports, path) {
 			complaints = append(complaints, "imports "+path)
 		}
@@ -152,22 +161,26 @@ func pure(p pkg) (complaints []string) {
 }
 
 var rules = map[string]rule{
-	"direction":                      direction,
-	"concrete providers":             providers,
-	"plan: ident, config and record": only("services/internal/plan", "services/contract/ident", "services/contract/config", "services/contract/record"),
+	"direction":          direction,
+	"concrete providers": providers,
+	"plan: ident, config and record": only("services/internal/plan", "services/contract/ident",
+		"services/contract/config", "services/contract/record"),
 	"plan is pure":                   pure,
 	"render knows texts, not config": only("services/contract/render"),
 	"contract stands alone":          never("services/contract", "services/internal", "services/cmd", "services/api"),
 	"tests: contract and api":        never("tests", "services/internal", "services/cmd", "terraform-provider-nstance"),
 	"provider: contract":             never("terraform-provider-nstance", "services/internal", "services/cmd"),
-	"commands hold no test code":     unlinked("services/cmd", "testing", "services/internal/sim", "services/internal/infra/infratest", "services/internal/infra/mock", "services/internal/plan/plantest"),
+	"commands hold no test code": unlinked("services/cmd", "testing", "services/internal/sim",
+		"services/internal/infra/infratest", "services/internal/infra/mock", "services/internal/plan/plantest"),
 	"the provider holds no test code": exactly("terraform-provider-nstance",
-		unlinked("terraform-provider-nstance", "github.com/hashicorp/terraform-plugin-testing", "terraform-provider-nstance/internal/acctest")),
+		unlinked("terraform-provider-nstance", "github.com/hashicorp/terraform-plugin-testing",
+			"terraform-provider-nstance/internal/acctest")),
 	"the agent cannot change a cloud": unlinked("services/cmd/nstance-agent",
 		"github.com/aws", "cloud.google.com", "google.golang.org/api", "github.com/Azure", "k8s.io", "sigs.k8s.io",
 		"services/internal/infra", "services/internal/plan", "services/internal/execute", "services/internal/lease",
 		"services/contract/objstore", "services/contract/secretstore", "services/contract/clusterstate"),
-	"no Kubernetes but in the operator": unlinkedExcept("services/cmd", []string{"services/cmd/nstance-operator", "services/cmd/dev-k8s"},
+	"no Kubernetes but in the operator": unlinkedExcept("services/cmd",
+		[]string{"services/cmd/nstance-operator", "services/cmd/dev-k8s"},
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
 }
 
@@ -209,25 +222,36 @@ func TestImports(t *testing.T) {
 // TestRulesComplain holds every rule against a package that breaks it.
 func TestRulesComplain(t *testing.T) {
 	for name, bad := range map[string]pkg{
-		"direction":                         {ImportPath: "services/contract/record", Imports: []string{"services/contract/clusterstate"}},
-		"concrete providers":                {ImportPath: "services/internal/execute", Imports: []string{"services/internal/infra/tmux"}},
-		"plan: ident, config and record":    {ImportPath: "services/internal/plan", Imports: []string{"services/contract/objstore"}},
-		"plan is pure":                      {ImportPath: "services/internal/plan", Imports: []string{"log/slog"}},
-		"render knows texts, not config":    {ImportPath: "services/contract/render", Imports: []string{"services/contract/config"}},
-		"contract stands alone":             {ImportPath: "services/contract/config", XTestImports: []string{"services/internal/plan"}},
-		"tests: contract and api":           {ImportPath: "tests/demo", Imports: []string{"services/internal/server"}},
-		"provider: contract":                {ImportPath: "terraform-provider-nstance/internal/shard", Imports: []string{"services/internal/lease"}},
-		"commands hold no test code":        {ImportPath: "services/cmd/nstance-server", Deps: []string{"services/internal/infra/mock"}},
-		"the provider holds no test code":   {ImportPath: "terraform-provider-nstance", Deps: []string{"terraform-provider-nstance/internal/acctest"}},
-		"the agent cannot change a cloud":   {ImportPath: "services/cmd/nstance-agent", Deps: []string{"github.com/aws/aws-sdk-go-v2/service/ec2"}},
-		"no Kubernetes but in the operator": {ImportPath: "services/cmd/nstance-server", Deps: []string{"k8s.io/client-go/rest"}},
+		"direction": {ImportPath: "services/contract/record",
+			Imports: []string{"services/contract/clusterstate"}},
+		"concrete providers": {ImportPath: "services/internal/execute",
+			Imports: []string{"services/internal/infra/tmux"}},
+		"plan: ident, config and record": {ImportPath: "services/internal/plan",
+			Imports: []string{"services/contract/objstore"}},
+		"plan is pure": {ImportPath: "services/internal/plan", Imports: []string{"log/slog"}},
+		"render knows texts, not config": {ImportPath: "services/contract/render",
+			Imports: []string{"services/contract/config"}},
+		"contract stands alone": {ImportPath: "services/contract/config",
+			XTestImports: []string{"services/internal/plan"}},
+		"tests: contract and api": {ImportPath: "tests/demo", Imports: []string{"services/internal/server"}},
+		"provider: contract": {ImportPath: "terraform-provider-nstance/internal/shard",
+			Imports: []string{"services/internal/lease"}},
+		"commands hold no test code": {ImportPath: "services/cmd/nstance-server",
+			Deps: []string{"services/internal/infra/mock"}},
+		"the provider holds no test code": {ImportPath: "terraform-provider-nstance",
+			Deps: []string{"terraform-provider-nstance/internal/acctest"}},
+		"the agent cannot change a cloud": {ImportPath: "services/cmd/nstance-agent",
+			Deps: []string{"github.com/aws/aws-sdk-go-v2/service/ec2"}},
+		"no Kubernetes but in the operator": {ImportPath: "services/cmd/nstance-server",
+			Deps: []string{"k8s.io/client-go/rest"}},
 	} {
 		if len(rules[name](bad)) == 0 {
 			t.Errorf("%s: no complaint about %+v", name, bad)
 		}
 	}
 	for name := range rules {
-		if complaints := rules[name](pkg{ImportPath: "services/internal/shardstate", Imports: []string{"time", "services/internal/infra"}}); len(complaints) > 0 {
+		if complaints := rules[name](pkg{ImportPath: "services/internal/shardstate",
+			Imports: []string{"time", "services/internal/infra"}}); len(complaints) > 0 {
 			t.Errorf("%s complains about what is allowed: %v", name, complaints)
 		}
 	}

@@ -70,10 +70,12 @@ func billOf(spec Spec, binary Binary, image v1.Image) (v1.Image, error) {
 	list := bill{
 		Version: "SPDX-2.3", License: "CC0-1.0", ID: "SPDXRef-DOCUMENT", Name: spec.Program + "-" + binary.Architecture,
 		Namespace: source + "/spdx/" + strings.ReplaceAll(digest.String(), ":", "-"),
-		Creation:  billCreation{Created: spec.Created.Format(time.RFC3339), Creators: []string{"Tool: nstance-images-container"}},
+		Creation: billCreation{Created: spec.Created.Format(time.RFC3339),
+			Creators: []string{"Tool: nstance-images-container"}},
 	}
 	add := func(id, name, version, license string) {
-		list.Packages = append(list.Packages, billPackage{ID: id, Name: name, Version: version, Download: "NOASSERTION", Concluded: "NOASSERTION", Declared: license,
+		list.Packages = append(list.Packages, billPackage{ID: id, Name: name, Version: version, Download: "NOASSERTION",
+			Concluded: "NOASSERTION", Declared: license,
 			References: []billRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + name + "@" + version}}})
 	}
 	add("SPDXRef-main", info.Main.Path, spec.Version, licenses)

@@ -40,7 +40,8 @@ func TestImage(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	dir := filepath.Join(t.TempDir(), "image")
 	var first, second bytes.Buffer
-	args := []string{"-program", *program, "-version", "1.2.3", "-revision", "0123456789abcdef0123456789abcdef01234567", "-out", dir}
+	args := []string{"-program", *program, "-version", "1.2.3", "-revision", "0123456789abcdef0123456789abcdef01234567",
+		"-out", dir}
 	if err := run(t.Context(), append(slices.Clone(args), "-push", pushed, "-insecure"), &first); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +106,8 @@ func checkImage(t *testing.T, image v1.Image, architecture string) {
 		t.Fatal(err)
 	}
 	entrypoint := "/usr/local/bin/" + *program
-	if file.OS != "linux" || file.Architecture != architecture || file.Config.User != "65532:65532" || !slices.Equal(file.Config.Entrypoint, []string{entrypoint}) ||
+	if file.OS != "linux" || file.Architecture != architecture || file.Config.User != "65532:65532" ||
+		!slices.Equal(file.Config.Entrypoint, []string{entrypoint}) ||
 		file.Created.Unix() != 1700000000 || file.Config.Labels["org.opencontainers.image.version"] != "1.2.3" {
 		t.Errorf("%s: configuration %+v", architecture, file)
 	}
@@ -122,7 +124,8 @@ func checkImage(t *testing.T, image v1.Image, architecture string) {
 			t.Fatal(err)
 		}
 		if header.Uid != 0 || header.Gid != 0 || header.FileInfo().Mode()&(fs.ModeSetuid|fs.ModeSetgid|0o022) != 0 {
-			t.Errorf("%s: %s is of %d:%d, mode %s", architecture, header.Name, header.Uid, header.Gid, header.FileInfo().Mode())
+			t.Errorf("%s: %s is of %d:%d, mode %s", architecture, header.Name, header.Uid, header.Gid,
+				header.FileInfo().Mode())
 		}
 		if header.Typeflag == tar.TypeReg {
 			if files["/"+header.Name], err = io.ReadAll(archive); err != nil {
@@ -155,7 +158,10 @@ func checkBill(t *testing.T, artifact v1.Image, manifests []v1.Descriptor) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if manifest.Layers[0].MediaType != spdx || manifest.Subject == nil || !slices.ContainsFunc(manifests, func(d v1.Descriptor) bool { return d.Digest == manifest.Subject.Digest }) {
+	if manifest.Layers[0].MediaType != spdx || manifest.Subject == nil ||
+		!slices.ContainsFunc(manifests, func(d v1.Descriptor) bool {
+			return d.Digest == manifest.Subject.Digest
+		}) {
 		t.Errorf("bill of materials: manifest %+v", manifest)
 	}
 	layers, err := artifact.Layers()
@@ -204,7 +210,8 @@ func TestBinaryIsStatic(t *testing.T) {
 	if runtime.GOARCH == architecture {
 		architecture = "amd64"
 	}
-	if _, err := Index(Spec{Program: "x", Binaries: []Binary{{Architecture: architecture, Path: self}}}); err == nil || !strings.Contains(err.Error(), "GOARCH="+architecture) {
+	if _, err := Index(Spec{Program: "x", Binaries: []Binary{{Architecture: architecture, Path: self}}}); err == nil ||
+		!strings.Contains(err.Error(), "GOARCH="+architecture) {
 		t.Errorf("a binary for another architecture gave %v", err)
 	}
 }

@@ -39,7 +39,8 @@ type Spec struct {
 // Binary is a static executable for Linux.
 type Binary struct{ Architecture, Path string }
 
-// Index makes the image: one for each architecture, and a bill of materials for each. The same spec and the same binaries give the same digest.
+// Index makes the image: one for each architecture, and a bill of materials for each. The same spec and the same
+// binaries give the same digest.
 func Index(spec Spec) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, binary := range spec.Binaries {
@@ -55,8 +56,9 @@ func Index(spec Spec) (v1.ImageIndex, error) {
 			mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				Platform: &v1.Platform{OS: "linux", Architecture: binary.Architecture}}},
 			// A client that looks for its platform passes over it.
-			mutate.IndexAddendum{Add: list, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1, ArtifactType: spdx,
-				Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}})
+			mutate.IndexAddendum{Add: list, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
+				ArtifactType: spdx,
+				Platform:     &v1.Platform{OS: "unknown", Architecture: "unknown"}}})
 	}
 	return mutate.Annotations(index, annotations(spec)).(v1.ImageIndex), nil
 }
@@ -91,7 +93,8 @@ func imageOf(spec Spec, binary Binary) (v1.Image, error) {
 		return nil, err
 	}
 	below, err := layer(spec.Created, file{certs, roots(), 0o644},
-		file{"/etc/passwd", []byte("root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n"), 0o644},
+		file{"/etc/passwd", []byte("root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n"),
+			0o644},
 		file{"/etc/group", []byte("root:x:0:\nnonroot:x:65532:\n"), 0o644},
 		file{"/usr/share/licenses/nstance/LICENSE", spec.License, 0o644})
 	if err != nil {
@@ -105,8 +108,10 @@ func imageOf(spec Spec, binary Binary) (v1.Image, error) {
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	created := v1.Time{Time: spec.Created}
 	image, err = mutate.Append(image,
-		mutate.Addendum{Layer: below, MediaType: types.OCILayer, History: v1.History{Created: created, CreatedBy: "root certificates, users, licence"}},
-		mutate.Addendum{Layer: above, MediaType: types.OCILayer, History: v1.History{Created: created, CreatedBy: "go build ./services/cmd/" + spec.Program}})
+		mutate.Addendum{Layer: below, MediaType: types.OCILayer, History: v1.History{Created: created,
+			CreatedBy: "root certificates, users, licence"}},
+		mutate.Addendum{Layer: above, MediaType: types.OCILayer, History: v1.History{Created: created,
+			CreatedBy: "go build ./services/cmd/" + spec.Program}})
 	if err != nil {
 		return nil, err
 	}
@@ -149,12 +154,14 @@ func layer(modified time.Time, files ...file) (v1.Layer, error) {
 		for i := len(folders) - 1; i >= 0; i-- {
 			if dir := folders[i]; !made[dir] {
 				made[dir] = true
-				if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: strings.TrimPrefix(dir, "/") + "/", Mode: 0o755, ModTime: modified}); err != nil {
+				if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: strings.TrimPrefix(dir, "/") + "/",
+					Mode: 0o755, ModTime: modified}); err != nil {
 					return nil, err
 				}
 			}
 		}
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(f.path, "/"), Mode: f.mode, Size: int64(len(f.content)), ModTime: modified}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(f.path, "/"), Mode: f.mode,
+			Size: int64(len(f.content)), ModTime: modified}
 		if err := w.WriteHeader(header); err != nil {
 			return nil, err
 		}
@@ -165,12 +172,14 @@ func layer(modified time.Time, files ...file) (v1.Layer, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil },
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(archive.Bytes())), nil
+	},
 		tarball.WithMediaType(types.OCILayer))
 }
 
-// roots are the certificates that browsers trust, from a pinned Go module and not from the machine that builds. Those that are trusted under
-// conditions only are left out: a file of certificates cannot say so.
+// roots are the certificates that browsers trust, from a pinned Go module and not from the machine that builds. Those
+// that are trusted under conditions only are left out: a file of certificates cannot say so.
 func roots() []byte {
 	var text bytes.Buffer
 	for root := range bundle.Roots() {

@@ -1,5 +1,5 @@
-// Command container makes the container image of one of our programs, without a container engine and without fetching anything: the binary for each
-// architecture, the public root certificates, and a user without rights, on nothing.
+// Command container makes the container image of one of our programs, without a container engine and without fetching
+// anything: the binary for each architecture, the public root certificates, and a user without rights, on nothing.
 //
 //	go -C images/container run . -program nstance-operator -out ../../bin/nstance-operator-image [-push registry.example.com/nstance-operator:1.0.0]
 //
@@ -103,7 +103,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("name to push: %w", err)
 		}
-		if err := remote.WriteIndex(reference, index, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)); err != nil {
+		if err := remote.WriteIndex(reference, index, remote.WithContext(ctx),
+			remote.WithAuthFromKeychain(authn.DefaultKeychain)); err != nil {
 			return fmt.Errorf("push: %w", err)
 		}
 	}
@@ -120,7 +121,8 @@ func compile(ctx context.Context, root string, spec Spec, architecture, binary s
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace",
 		"-ldflags", "-s -w -buildid= -X main.version="+spec.Version, "-o", binary, "./services/cmd/"+spec.Program)
 	build.Dir = root
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture, "GOFLAGS=", "GOAMD64=v1",
+		"GOARM64=v8.0")
 	build.Stderr = os.Stderr
 	if err := build.Run(); err != nil {
 		return fmt.Errorf("build %s for %s: %w", spec.Program, architecture, err)

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// calm is how long coming to rest may take: the longest thing on the way is the minute for which a VM may be missing from the provider's list.
+// calm is how long coming to rest may take: the longest thing on the way is the minute for which a VM may be missing
+// from the provider's list.
 const calm = 3 * time.Minute
 
 var (
@@ -81,7 +82,8 @@ func TestChaos(t *testing.T) {
 					return // what follows would be judged for what this one left
 				}
 			}
-			fmt.Printf("\n%s: lease %v\n| fault | expectation | seen |\n|---|---|---|\n%s", s.name, s.lease(), table.String())
+			fmt.Printf("\n%s: lease %v\n| fault | expectation | seen |\n|---|---|---|\n%s", s.name, s.lease(),
+				table.String())
 		})
 	}
 }
@@ -103,7 +105,8 @@ func (s *shard) suffer(t *testing.T, f fault, table *strings.Builder) {
 	if err := s.rest(ctx); err != nil {
 		t.Fatal(err)
 	}
-	seen += fmt.Sprintf("; at most %.1f s without a leader; at rest %.1f s after", s.watch.without().Seconds(), time.Since(began).Seconds())
+	seen += fmt.Sprintf("; at most %.1f s without a leader; at rest %.1f s after", s.watch.without().Seconds(),
+		time.Since(began).Seconds())
 	if s.heir {
 		if _, _, _, err := s.pair(ctx); err != nil {
 			t.Fatal(err)

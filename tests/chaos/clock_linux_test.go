@@ -19,9 +19,10 @@ import (
 // launchVariable names the program that this one, started as a launcher, is to become.
 const launchVariable = "NSTANCE_CHAOS_LAUNCH"
 
-// wallClock is the time of day of one machine: this one's, and what it is ahead of it. Programs read the time of day through the vDSO, without a system
-// call. One that is started here has no vDSO (its auxiliary vector, getauxval(3), names none), so that it asks the kernel, and a filter hands that
-// question to this process (seccomp_unotify(2)). Everything else about the program is as it is. Clocks other than CLOCK_REALTIME are the kernel's.
+// wallClock is the time of day of one machine: this one's, and what it is ahead of it. Programs read the time of day
+// through the vDSO, without a system call. One that is started here has no vDSO (its auxiliary vector, getauxval(3),
+// names none), so that it asks the kernel, and a filter hands that question to this process (seccomp_unotify(2)).
+// Everything else about the program is as it is. Clocks other than CLOCK_REALTIME are the kernel's.
 type wallClock struct{ ahead atomic.Int64 }
 
 // step sets the clock, by what it is ahead of this machine's.
@@ -39,7 +40,8 @@ func launch() error {
 	if err := os.Unsetenv(launchVariable); err != nil {
 		return err
 	}
-	// clock_gettime(CLOCK_REALTIME, …) is asked about; seccomp(2) has the offsets of struct seccomp_data, its 32-bit halves in the machine's order.
+	// clock_gettime(CLOCK_REALTIME, …) is asked about; seccomp(2) has the offsets of struct seccomp_data, its 32-bit
+	// halves in the machine's order.
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLOCK_GETTIME, Jf: 3},
@@ -52,7 +54,8 @@ func launch() error {
 		return fmt.Errorf("set no_new_privs: %w", err)
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&program)))
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER,
+		uintptr(unsafe.Pointer(&program)))
 	if errno != 0 {
 		return fmt.Errorf("set a filter of system calls: %w", errno)
 	}
@@ -63,7 +66,8 @@ func launch() error {
 	return unix.Exec(path, os.Args, os.Environ())
 }
 
-// start starts a program whose time of day is the clock's. It must be called on a thread of its own, which traces the program until that has begun.
+// start starts a program whose time of day is the clock's. It must be called on a thread of its own, which traces the
+// program until that has begun.
 func (c *wallClock) start(cmd *exec.Cmd) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -104,7 +108,8 @@ func (c *wallClock) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// hideVDSO follows a traced launcher through its own start and that of the program, whose vDSO it takes away before its first instruction.
+// hideVDSO follows a traced launcher through its own start and that of the program, whose vDSO it takes away before its
+// first instruction.
 func hideVDSO(pid int) error {
 	for starts := 0; ; {
 		var status unix.WaitStatus
@@ -130,8 +135,8 @@ func hideVDSO(pid int) error {
 	}
 }
 
-// clearVDSO changes the auxiliary vector of a process that is about to run its first instruction. It is on the stack, after the arguments and the
-// environment.
+// clearVDSO changes the auxiliary vector of a process that is about to run its first instruction. It is on the stack,
+// after the arguments and the environment.
 func clearVDSO(pid int) error {
 	const sysinfoEHDR, ignore = 33, 1 // AT_SYSINFO_EHDR, AT_IGNORE: elf.h
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -141,7 +146,8 @@ func clearVDSO(pid int) error {
 	_, after, _ := strings.Cut(string(stat), ") ")
 	fields := strings.Fields(after)
 	var at int64
-	if _, err := fmt.Sscan(fields[28-3], &at); err != nil { // startstack, proc_pid_stat(5); the first two fields are cut off
+	// startstack, proc_pid_stat(5); the first two fields are cut off
+	if _, err := fmt.Sscan(fields[28-3], &at); err != nil {
 		return err
 	}
 	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
@@ -205,16 +211,19 @@ func (c *wallClock) answer(fd int) {
 			return // nobody has the filter any more
 		}
 		var q question
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&q))); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_RECV,
+			uintptr(unsafe.Pointer(&q))); errno != 0 {
 			continue // it was killed, or interrupted and asks again
 		}
 		now := unix.NsecToTimespec(time.Now().UnixNano() + c.ahead.Load())
 		local := unix.Iovec{Base: (*byte)(unsafe.Pointer(&now))}
 		local.SetLen(int(unsafe.Sizeof(now)))
 		r := reply{id: q.id}
-		if _, err := unix.ProcessVMWritev(int(q.pid), []unix.Iovec{local}, []unix.RemoteIovec{{Base: uintptr(q.args[1]), Len: int(unsafe.Sizeof(now))}}, 0); err != nil {
+		if _, err := unix.ProcessVMWritev(int(q.pid), []unix.Iovec{local},
+			[]unix.RemoteIovec{{Base: uintptr(q.args[1]), Len: int(unsafe.Sizeof(now))}}, 0); err != nil {
 			r.error = -int32(unix.EFAULT)
 		}
-		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r))) // it may have been killed meanwhile
+		// it may have been killed meanwhile
+		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
 	}
 }

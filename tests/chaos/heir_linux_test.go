@@ -10,13 +10,14 @@ import (
 	"github.com/nstance-kit/nstance/tests/local"
 )
 
-// brief is how long there may be no leader where nobody has to wait for the lease: a promise, its margin and the beginning of a term, on a machine
-// that is busy with other things.
+// brief is how long there may be no leader where nobody has to wait for the lease: a promise, its margin and the
+// beginning of a term, on a machine that is busy with other things.
 const brief = 5 * time.Second
 
 // heirFaults are those that only a shard with an heir meets.
 var heirFaults = []fault{
-	{"leader and heir cut off from each other", "either leads after a promise at the latest; they never both do", []string{withHeir},
+	{"leader and heir cut off from each other", "either leads after a promise at the latest; they never both do",
+		[]string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, term, err := s.pair(ctx)
 			if err != nil {
@@ -25,23 +26,26 @@ var heirFaults = []fault{
 			s.network.part(leader, heir)
 			return s.ledThrough(ctx, term, 30*time.Second)
 		}},
-	{"the heir hears nothing of the leader, which hears it", "the same", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
-		leader, heir, term, err := s.pair(ctx)
-		if err != nil {
-			return "", err
-		}
-		s.network.block(leader, heir)
-		return s.ledThrough(ctx, term, 30*time.Second)
-	}},
-	{"the leader hears nothing of the heir, which hears it", "the same", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
-		leader, heir, term, err := s.pair(ctx)
-		if err != nil {
-			return "", err
-		}
-		s.network.block(heir, leader)
-		return s.ledThrough(ctx, term, 30*time.Second)
-	}},
-	{"a fifth of the packets between the two lost, the others 200 ms late", "the same, however often the heir comes and goes", []string{withHeir},
+	{"the heir hears nothing of the leader, which hears it", "the same", []string{withHeir},
+		func(ctx context.Context, s *shard) (string, error) {
+			leader, heir, term, err := s.pair(ctx)
+			if err != nil {
+				return "", err
+			}
+			s.network.block(leader, heir)
+			return s.ledThrough(ctx, term, 30*time.Second)
+		}},
+	{"the leader hears nothing of the heir, which hears it", "the same", []string{withHeir},
+		func(ctx context.Context, s *shard) (string, error) {
+			leader, heir, term, err := s.pair(ctx)
+			if err != nil {
+				return "", err
+			}
+			s.network.block(heir, leader)
+			return s.ledThrough(ctx, term, 30*time.Second)
+		}},
+	{"a fifth of the packets between the two lost, the others 200 ms late",
+		"the same, however often the heir comes and goes", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, term, err := s.pair(ctx)
 			if err != nil {
@@ -51,7 +55,8 @@ var heirFaults = []fault{
 			s.network.change(heir, leader, weather{0.2, 200 * time.Millisecond})
 			return s.ledThrough(ctx, term, 5*time.Minute)
 		}},
-	{"heir cut off from the bucket, then the leader killed (kill -9)", "the leader goes on; then nobody leads until the heir reaches the bucket", []string{withHeir},
+	{"heir cut off from the bucket, then the leader killed (kill -9)",
+		"the leader goes on; then nobody leads until the heir reaches the bucket", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, term, err := s.pair(ctx)
 			if err != nil {
@@ -79,9 +84,11 @@ var heirFaults = []fault{
 			if _, err := s.awaitTerm(ctx, term); err != nil {
 				return "", err
 			}
-			return fmt.Sprintf("%s; %s led %.1f s after it reached the bucket", seen, heir, time.Since(began).Seconds()), s.revive(ctx, leader)
+			return fmt.Sprintf("%s; %s led %.1f s after it reached the bucket", seen, heir,
+				time.Since(began).Seconds()), s.revive(ctx, leader)
 		}},
-	{"leader and heir cut off from the bucket", "the leader goes on until its lease is over, then nobody acts", []string{withHeir},
+	{"leader and heir cut off from the bucket", "the leader goes on until its lease is over, then nobody acts",
+		[]string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, _, err := s.pair(ctx)
 			if err != nil {
@@ -110,9 +117,11 @@ var heirFaults = []fault{
 			if err == nil && len(later) != len(calls) {
 				err = fmt.Errorf("%d calls to the provider without a lease", len(later)-len(calls))
 			}
-			return fmt.Sprintf("no leader %.1f s after, and no call to the provider in %v", took.Seconds(), lasting(time.Minute)), err
+			return fmt.Sprintf("no leader %.1f s after, and no call to the provider in %v", took.Seconds(),
+				lasting(time.Minute)), err
 		}},
-	{"leader cut off from the heir and the bucket", "the heir leads after a promise; the first does nothing more", []string{withHeir},
+	{"leader cut off from the heir and the bucket", "the heir leads after a promise; the first does nothing more",
+		[]string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, term, err := s.pair(ctx)
 			if err != nil {
@@ -132,32 +141,36 @@ var heirFaults = []fault{
 			if next != heir || took > brief {
 				return "", fmt.Errorf("%s led after %v, want %s within %v", next, took, heir, brief)
 			}
-			return fmt.Sprintf("%s led %.1f s later", next, took.Seconds()), pause(ctx, lastingShort(30*time.Second, brief))
+			return fmt.Sprintf("%s led %.1f s later", next, took.Seconds()),
+				pause(ctx, lastingShort(30*time.Second, brief))
 		}},
-	{"heir killed (kill -9)", "the leader goes on in its term, and has an heir again", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
-		_, heir, term, err := s.pair(ctx)
-		if err != nil {
-			return "", err
-		}
-		if err := s.process(heir).Kill(); err != nil {
-			return "", err
-		}
-		seen, err := s.ledThrough(ctx, term, 30*time.Second)
-		return seen, errors.Join(err, s.revive(ctx, heir))
-	}},
-	{"heir stopped (SIGSTOP)", "the same; it does nothing when it goes on", []string{withHeir}, func(ctx context.Context, s *shard) (string, error) {
-		_, heir, term, err := s.pair(ctx)
-		if err != nil {
-			return "", err
-		}
-		pid := s.process(heir).PID
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			return "", err
-		}
-		seen, err := s.ledThrough(ctx, term, 30*time.Second)
-		return seen, errors.Join(err, syscall.Kill(pid, syscall.SIGCONT))
-	}},
-	{"leader and heir killed (kill -9)", "started again, one leads as soon as the provider says that the leader's machine is gone", []string{withHeir},
+	{"heir killed (kill -9)", "the leader goes on in its term, and has an heir again", []string{withHeir},
+		func(ctx context.Context, s *shard) (string, error) {
+			_, heir, term, err := s.pair(ctx)
+			if err != nil {
+				return "", err
+			}
+			if err := s.process(heir).Kill(); err != nil {
+				return "", err
+			}
+			seen, err := s.ledThrough(ctx, term, 30*time.Second)
+			return seen, errors.Join(err, s.revive(ctx, heir))
+		}},
+	{"heir stopped (SIGSTOP)", "the same; it does nothing when it goes on", []string{withHeir},
+		func(ctx context.Context, s *shard) (string, error) {
+			_, heir, term, err := s.pair(ctx)
+			if err != nil {
+				return "", err
+			}
+			pid := s.process(heir).PID
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				return "", err
+			}
+			seen, err := s.ledThrough(ctx, term, 30*time.Second)
+			return seen, errors.Join(err, syscall.Kill(pid, syscall.SIGCONT))
+		}},
+	{"leader and heir killed (kill -9)",
+		"started again, one leads as soon as the provider says that the leader's machine is gone", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, term, err := s.pair(ctx)
 			if err != nil {
@@ -178,7 +191,8 @@ var heirFaults = []fault{
 			}
 			return fmt.Sprintf("%s led %.1f s later", next, took.Seconds()), err
 		}},
-	{"leader stopped (SIGSTOP), heir killed (kill -9)", "the heir, started again, is everybody else, and waits for the lease", []string{withHeir},
+	{"leader stopped (SIGSTOP), heir killed (kill -9)",
+		"the heir, started again, is everybody else, and waits for the lease", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, term, err := s.pair(ctx)
 			if err != nil {
@@ -210,7 +224,8 @@ var heirFaults = []fault{
 		}},
 }
 
-// ledThrough has VMs die for a while in which there must be a leader all the time, but for a moment, and says what became of the term.
+// ledThrough has VMs die for a while in which there must be a leader all the time, but for a moment, and says what
+// became of the term.
 func (s *shard) ledThrough(ctx context.Context, term uint64, full time.Duration) (string, error) {
 	if _, err := s.kill(ctx); err != nil {
 		return "", err

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestJournal: who acts in an earlier term after another has in a later one is found, whatever the clocks in the logs say, and so is a term of two.
+// TestJournal: who acts in an earlier term after another has in a later one is found, whatever the clocks in the logs
+// say, and so is a term of two.
 func TestJournal(t *testing.T) {
 	type entry struct {
 		server int
@@ -20,10 +21,13 @@ func TestJournal(t *testing.T) {
 		passes [][]entry
 		want   string
 	}{
-		"in order":        {[][]entry{{{1, "became leader", 3}, {1, "acting", 3}}, {}, {{2, "became leader", 4}, {2, "acting", 4}}, {}, {{2, "acting", 4}}}, ""},
-		"in between":      {[][]entry{{{2, "acting", 4}}, {{1, "acting", 3}}}, ""}, // the first log was read before the second: either may have come first
-		"after another":   {[][]entry{{{2, "acting", 4}}, {}, {{1, "acting", 3}}}, "server-1 acted in term 3"},
-		"two of one term": {[][]entry{{{1, "became leader", 3}}, {{2, "became leader", 3}}}, "server-1 and server-2 led in term 3"},
+		"in order": {[][]entry{{{1, "became leader", 3}, {1, "acting", 3}}, {},
+			{{2, "became leader", 4}, {2, "acting", 4}}, {}, {{2, "acting", 4}}}, ""},
+		// the first log was read before the second: either may have come first
+		"in between":    {[][]entry{{{2, "acting", 4}}, {{1, "acting", 3}}}, ""},
+		"after another": {[][]entry{{{2, "acting", 4}}, {}, {{1, "acting", 3}}}, "server-1 acted in term 3"},
+		"two of one term": {[][]entry{{{1, "became leader", 3}}, {{2, "became leader", 3}}},
+			"server-1 and server-2 led in term 3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -39,7 +43,8 @@ func TestJournal(t *testing.T) {
 					}
 					for _, e := range pass {
 						if e.server == n {
-							fmt.Fprintf(file, `{"time":%q,"msg":%q,"term":%d}`+"\n", time.Now().Add(time.Hour).Format(time.RFC3339Nano), e.msg, e.term)
+							fmt.Fprintf(file, `{"time":%q,"msg":%q,"term":%d}`+"\n",
+								time.Now().Add(time.Hour).Format(time.RFC3339Nano), e.msg, e.term)
 						}
 					}
 					if closeErr := file.Close(); closeErr != nil {

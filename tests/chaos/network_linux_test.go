@@ -27,10 +27,11 @@ const (
 )
 
 // numbers are the last bytes of the machines' addresses, and of the one that follows the leader.
-var numbers = map[string]byte{local.Store: 1, local.ServerName(1): 11, local.ServerName(2): 12, vms: 21, observer: 31, local.Leader: 100}
+var numbers = map[string]byte{local.Store: 1, local.ServerName(1): 11, local.ServerName(2): 12, vms: 21, observer: 31,
+	local.Leader: 100}
 
-// network carries packets between network namespaces, in this process: whatever a network can do wrong, it can do. Its machines have a TUN device each
-// (Documentation/networking/tuntap.rst of the Linux kernel).
+// network carries packets between network namespaces, in this process: whatever a network can do wrong, it can do. Its
+// machines have a TUN device each (Documentation/networking/tuntap.rst of the Linux kernel).
 type network struct {
 	addresses map[string]string
 	hosts     map[string]*host
@@ -70,7 +71,8 @@ func thread(f func() error) error {
 
 // newNetwork makes the machines of one network among several. The observer is in the namespace that this process is in.
 func newNetwork(number byte, seed uint64) (n *network, err error) {
-	n = &network{addresses: map[string]string{}, hosts: map[string]*host{}, clocks: map[string]*wallClock{}, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)),
+	n = &network{addresses: map[string]string{}, hosts: map[string]*host{}, clocks: map[string]*wallClock{},
+		ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)),
 		bad: map[[2]string]weather{}, byAddr: map[netip.Addr]string{}, leader: local.ServerName(1)}
 	for i := 1; i <= servers; i++ {
 		n.clocks[local.ServerName(i)] = &wallClock{}
@@ -120,7 +122,8 @@ func (n *network) newHost(name, device string) (*host, error) {
 			return fmt.Errorf("make a TUN device: %w", err)
 		}
 		h.tun = os.NewFile(uintptr(fd), "tun") // after the ioctl: only then it can be polled
-		lines := []string{"link set lo up", "link set " + device + " up", "addr add " + n.addresses[name] + "/24 dev " + device}
+		lines := []string{"link set lo up", "link set " + device + " up", "addr add " + n.addresses[name] + "/24 dev " +
+			device}
 		if strings.HasPrefix(name, "server-") {
 			lines = append(lines, "addr add "+n.addresses[local.Leader]+"/32 dev lo")
 		}

@@ -63,7 +63,8 @@ func (f form) lease() time.Duration {
 	return lease
 }
 
-// lasting is how long a fault lasts that a lease more or less makes no difference to: some seconds, or what the long form says.
+// lasting is how long a fault lasts that a lease more or less makes no difference to: some seconds, or what the long
+// form says.
 func lasting(full time.Duration) time.Duration { return lastingShort(full, 3*lease) }
 
 // lastingShort is the same where the short run has less time for it.
@@ -77,27 +78,32 @@ func lastingShort(full, short time.Duration) time.Duration {
 // start prepares the network and the disks, and starts everything.
 func start(t *testing.T, f form) *shard {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("the stack did not start within a minute"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New(
+		"the stack did not start within a minute"))
 	defer cancel()
 	n, err := newNetwork(f.number, uint64(time.Now().UnixNano()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.close)
-	dir, err := os.MkdirTemp("", "nstance-chaos-") //nolint:usetesting // its own would be removed with disks mounted in it, and its path is too long for a socket
+	dir, err := os.MkdirTemp("",
+		"nstance-chaos-") //nolint:usetesting // its own would be removed with disks mounted in it, and its path is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
-	stack, err := local.New(local.Options{Root: "../..", Bin: os.Getenv("CHAOS_BIN"), Dir: dir, Ports: local.DefaultPorts(), Network: n})
+	stack, err := local.New(local.Options{Root: "../..", Bin: os.Getenv("CHAOS_BIN"), Dir: dir,
+		Ports: local.DefaultPorts(), Network: n})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &shard{Stack: stack, form: f, network: n, running: map[string]*local.Process{}, journal: journal{acted: map[uint64]int{}, led: map[uint64]string{}}}
+	s := &shard{Stack: stack, form: f, network: n, running: map[string]*local.Process{},
+		journal: journal{acted: map[uint64]int{}, led: map[uint64]string{}}}
 	// Small disks for the caches and the bucket, which can be filled.
 	var mounts []string
 	for i := 1; i <= servers; i++ {
 		mounts = append(mounts, stack.CacheDir(i))
-		if err := errors.Join(os.MkdirAll(stack.CacheDir(i), 0o700), unix.Mount("tmpfs", stack.CacheDir(i), "tmpfs", 0, "size=8m,mode=0700")); err != nil {
+		if err := errors.Join(os.MkdirAll(stack.CacheDir(i), 0o700), unix.Mount("tmpfs", stack.CacheDir(i), "tmpfs", 0,
+			"size=8m,mode=0700")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -163,7 +169,8 @@ func (s *shard) settings(c *config.Shard) {
 	if !s.heir {
 		c.Server.LeaderElection.PeerLease = d(0)
 	}
-	c.Server.GarbageCollection = config.GarbageCollection{Interval: d(2 * time.Second), RegistrationTimeout: d(30 * time.Second), DeletedRecordRetention: d(time.Hour)}
+	c.Server.GarbageCollection = config.GarbageCollection{Interval: d(2 * time.Second),
+		RegistrationTimeout: d(30 * time.Second), DeletedRecordRetention: d(time.Hour)}
 	c.Server.ErrorExitJitter = config.ErrorExitJitter{MinDelay: d(0), MaxDelay: d(100 * time.Millisecond)}
 	spec, want := c.Groups[local.Tenant][group], size
 	spec.Size = &want
@@ -293,7 +300,9 @@ func (s *shard) replaced(ctx context.Context, gone ident.ID) error {
 	for {
 		if healthy, err := s.operator.AwaitHealthy(ctx, size); err != nil {
 			return err
-		} else if !slices.ContainsFunc(healthy, func(i *nstancev1.InstanceStatus) bool { return i.GetInstanceId() == gone.String() }) {
+		} else if !slices.ContainsFunc(healthy, func(i *nstancev1.InstanceStatus) bool {
+			return i.GetInstanceId() == gone.String()
+		}) {
 			return nil
 		}
 		if err := pause(ctx, 50*time.Millisecond); err != nil {

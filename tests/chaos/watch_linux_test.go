@@ -136,8 +136,8 @@ func (j *journal) follow(ctx context.Context, s *local.Stack) {
 	}
 }
 
-// take reads one log on. Nobody may act in a term after somebody has in a later one. A line of an earlier pass but one is older than one of this pass,
-// whichever log is read first.
+// take reads one log on. Nobody may act in a term after somebody has in a later one. A line of an earlier pass but one
+// is older than one of this pass, whichever log is read first.
 func (j *journal) take(n int, path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -169,7 +169,8 @@ func (j *journal) take(n int, path string) error {
 		case "acting":
 			for term, pass := range j.acted {
 				if term > line.Term && pass < j.pass-1 {
-					return fmt.Errorf("%s acted in term %d although %s had acted in term %d: %s", name, line.Term, j.led[term], term, text)
+					return fmt.Errorf("%s acted in term %d although %s had acted in term %d: %s", name, line.Term,
+						j.led[term], term, text)
 				}
 			}
 			if _, ok := j.acted[line.Term]; !ok {

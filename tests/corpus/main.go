@@ -1,5 +1,6 @@
-// Command corpus keeps what fuzzing found: of the inputs that Go has cached for a fuzz target, those that reach a statement of the target's package that
-// neither its seeds nor a smaller input reach become files below its testdata/fuzz. From then on every test run plays them.
+// Command corpus keeps what fuzzing found: of the inputs that Go has cached for a fuzz target, those that reach a
+// statement of the target's package that neither its seeds nor a smaller input reach become files below its
+// testdata/fuzz. From then on every test run plays them.
 //
 // It only adds: inputs that are kept already count as seeds.
 package main
@@ -26,7 +27,8 @@ func main() {
 	pattern := flag.String("pattern", ".", "only targets whose \"package/Name\" matches this regular expression")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: go run ./tests/corpus [-pattern EXPRESSION]\n\n"+
-			"Run it in the repository's root after scripts/fuzz.sh: it keeps the inputs that reach something new below testdata/fuzz.")
+			"Run it in the repository's root after scripts/fuzz.sh: it keeps the inputs that reach something new "+
+			"below testdata/fuzz.")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -69,7 +71,8 @@ func run(ctx context.Context, pattern string) error {
 		if !expression.MatchString(name) {
 			continue
 		}
-		t := target{pkg: filepath.FromSlash(filepath.Dir(name)), name: filepath.Base(name), cached: filepath.Join(targets, name)}
+		t := target{pkg: filepath.FromSlash(filepath.Dir(name)), name: filepath.Base(name),
+			cached: filepath.Join(targets, name)}
 		if _, err := os.Stat(t.pkg); err != nil {
 			continue // of an older state of the tree
 		}
@@ -94,10 +97,12 @@ func (t target) keep(ctx context.Context) (kept, of int, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	binary := filepath.Join(dir, "target.test")
-	if out, err := exec.CommandContext(ctx, "go", "test", "-c", "-cover", "-o", binary, "./"+t.pkg).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "go", "test", "-c", "-cover", "-o", binary, "./"+
+		t.pkg).CombinedOutput(); err != nil {
 		return 0, 0, fmt.Errorf("build: %w: %s", err, out)
 	}
-	// The target runs in a copy of its package's folder, beside it for what it reads by a relative path. Its corpus is the one input in question.
+	// The target runs in a copy of its package's folder, beside it for what it reads by a relative path. Its corpus is
+	// the one input in question.
 	work, err := os.MkdirTemp(filepath.Dir(t.pkg), ".corpus-")
 	if err != nil {
 		return 0, 0, err
@@ -168,10 +173,12 @@ func (t target) inputs() ([]string, error) {
 	return names, nil
 }
 
-// play runs the tests that match, and adds to reached the statements that nothing before has reached. It returns how many these are.
+// play runs the tests that match, and adds to reached the statements that nothing before has reached. It returns how
+// many these are.
 func (t target) play(ctx context.Context, binary, work, tests string, reached map[string]bool) (fresh int, err error) {
 	profile := filepath.Join(filepath.Dir(binary), "cover.out")
-	command := exec.CommandContext(ctx, binary, "-test.run", tests, "-test.coverprofile", profile, "-test.timeout", "1m")
+	command := exec.CommandContext(ctx, binary, "-test.run", tests, "-test.coverprofile", profile, "-test.timeout",
+		"1m")
 	command.Dir = work
 	if out, err := command.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("%w: %s", err, out)

@@ -29,12 +29,14 @@ func TestInstall(t *testing.T) {
 	helm := tool(t, "helm")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	cluster, err := kube.Start(ctx, kube.Options{Dir: t.TempDir(), CoreCRDs: true, CRDs: []string{foreignDefinitions(t)}})
+	cluster, err := kube.Start(ctx, kube.Options{Dir: t.TempDir(), CoreCRDs: true,
+		CRDs: []string{foreignDefinitions(t)}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(cluster.Stop)
-	i := &installed{Cluster: cluster, ctx: ctx, helm: helm, env: []string{"KUBECONFIG=" + cluster.Kubeconfig, "HELM_CACHE_HOME=" + t.TempDir()}}
+	i := &installed{Cluster: cluster, ctx: ctx, helm: helm, env: []string{"KUBECONFIG=" + cluster.Kubeconfig,
+		"HELM_CACHE_HOME=" + t.TempDir()}}
 	// One after the other: they share the definitions.
 	t.Run("Helm", i.testHelm)
 	t.Run("Operator", i.testOperator)
@@ -48,9 +50,11 @@ func foreignDefinitions(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	generate := tool(t, "controller-gen")
-	args := []string{"-c", `cd definitions && GOWORK=off exec "$@"`, "sh", generate, "crd:crdVersions=v1,allowDangerousTypes=true", "output:crd:dir=" + dir}
+	args := []string{"-c", `cd definitions && GOWORK=off exec "$@"`, "sh", generate,
+		"crd:crdVersions=v1,allowDangerousTypes=true", "output:crd:dir=" + dir}
 	for _, path := range []string{
-		"github.com/fluxcd/helm-controller/api/v2", "github.com/fluxcd/kustomize-controller/api/v1", "github.com/fluxcd/source-controller/api/v1",
+		"github.com/fluxcd/helm-controller/api/v2", "github.com/fluxcd/kustomize-controller/api/v1",
+		"github.com/fluxcd/source-controller/api/v1",
 		"github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1",
 	} {
 		args = append(args, "paths="+path)
@@ -66,10 +70,12 @@ type installed struct {
 	env  []string
 }
 
-// namespace makes one with the strictest level of pod security, which the API server enforces on pods and warns of on Deployments.
+// namespace makes one with the strictest level of pod security, which the API server enforces on pods and warns of on
+// Deployments.
 func (i *installed) namespace(t *testing.T, name string) {
 	t.Helper()
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}
 	if err := i.Client.Create(i.ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
@@ -78,8 +84,10 @@ func (i *installed) namespace(t *testing.T, name string) {
 func (i *installed) testHelm(t *testing.T) {
 	i.namespace(t, "nstance-system")
 	minimal := filepath.Join(chart, "ci", "minimal.yaml")
-	notes := string(output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "nstance-system", "-f", minimal))
-	for _, want := range []string{"cluster example, tenant default", "create configmap nstance-cluster-ca", "create secret generic nstance-operator-nonce"} {
+	notes := string(output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "nstance-system",
+		"-f", minimal))
+	for _, want := range []string{"cluster example, tenant default", "create configmap nstance-cluster-ca",
+		"create secret generic nstance-operator-nonce"} {
 		if !strings.Contains(notes, want) {
 			t.Errorf("the notes do not say %q:\n%s", want, notes)
 		}
@@ -89,26 +97,32 @@ func (i *installed) testHelm(t *testing.T) {
 	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
 
 	// What is asked for is no longer said once it is there.
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-operator-nonce"}, StringData: map[string]string{"nonce.jwt": "x"}}
-	authority := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-cluster-ca"}, Data: map[string]string{"ca.crt": "x"}}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-operator-nonce"},
+		StringData: map[string]string{"nonce.jwt": "x"}}
+	authority := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system",
+		Name: "nstance-cluster-ca"}, Data: map[string]string{"ca.crt": "x"}}
 	for _, object := range []client.Object{secret, authority} {
 		if err := i.Client.Create(i.ctx, object); err != nil {
 			t.Fatal(err)
 		}
 	}
-	notes = string(output(t, i.env, i.helm, "upgrade", "nstance-operator", chart, "--namespace", "nstance-system", "-f", minimal,
-		"--set", "config.shards.b.registration_addr=b:1", "--set", "config.shards.b.operator_addr=b:2", "--set", "replicas=2"))
+	notes = string(output(t, i.env, i.helm, "upgrade", "nstance-operator", chart, "--namespace", "nstance-system", "-f",
+		minimal,
+		"--set", "config.shards.b.registration_addr=b:1", "--set", "config.shards.b.operator_addr=b:2", "--set",
+		"replicas=2"))
 	if strings.Contains(notes, "create secret") || strings.Contains(notes, "create configmap") {
 		t.Errorf("the notes ask for what is there:\n%s", notes)
 	}
 	config := &corev1.ConfigMap{}
-	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator-config"}, config); err != nil || !strings.Contains(config.Data["config.yaml"], "b:2") {
+	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator-config"},
+		config); err != nil || !strings.Contains(config.Data["config.yaml"], "b:2") {
 		t.Errorf("configuration after the upgrade: %q, %v", config.Data["config.yaml"], err)
 	}
 
 	// A second operator, for another tenant, beside the first, with everything turned on.
 	i.namespace(t, "team-a")
-	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "team-a", "-f", filepath.Join(chart, "ci", "full.yaml"), "--set", "crds.install=false")
+	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "team-a", "-f",
+		filepath.Join(chart, "ci", "full.yaml"), "--set", "crds.install=false")
 	i.checkPod(t, "team-a", "nstance-operator")
 	i.checkRights(t, "team-a", "nstance-operator", "team-a-capi")
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", "team-a")
@@ -125,7 +139,8 @@ func (i *installed) testHelm(t *testing.T) {
 	}
 	i.checkDefinitions(t)
 	var roles rbacv1.ClusterRoleList
-	if err := i.Client.List(i.ctx, &roles, client.MatchingLabels{"app.kubernetes.io/part-of": "nstance"}); err != nil || len(roles.Items) > 0 {
+	if err := i.Client.List(i.ctx, &roles, client.MatchingLabels{"app.kubernetes.io/part-of": "nstance"}); err != nil ||
+		len(roles.Items) > 0 {
 		t.Errorf("cluster roles are left: %v, %v", roles.Items, err)
 	}
 	// And it can come back over what it left.
@@ -137,16 +152,19 @@ func (i *installed) testHelm(t *testing.T) {
 }
 
 func (i *installed) testBases(t *testing.T) {
-	output(t, i.env, "kubectl", "apply", "--server-side", "--force-conflicts", "--validate=strict", "-k", filepath.Join(bases, "example"))
+	output(t, i.env, "kubectl", "apply", "--server-side", "--force-conflicts", "--validate=strict", "-k",
+		filepath.Join(bases, "example"))
 	i.checkPod(t, "nstance-system", "nstance-operator")
 	i.checkDefinitions(t)
 	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
 	deployment := &appsv1.Deployment{}
-	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator"}, deployment); err != nil || *deployment.Spec.Replicas != 2 {
+	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator"},
+		deployment); err != nil || *deployment.Spec.Replicas != 2 {
 		t.Errorf("replicas %v, %v", deployment.Spec.Replicas, err)
 	}
 	// Applied again, nothing changes.
-	diff, err := run(i.ctx, i.env, "kubectl", "diff", "--server-side", "--force-conflicts", "-k", filepath.Join(bases, "example"))
+	diff, err := run(i.ctx, i.env, "kubectl", "diff", "--server-side", "--force-conflicts", "-k",
+		filepath.Join(bases, "example"))
 	if err != nil {
 		t.Errorf("a second application would change something: %v\n%s", err, diff)
 	}
@@ -156,8 +174,10 @@ func (i *installed) testBases(t *testing.T) {
 // remove takes away what the bases installed, but for the definitions and the namespace: nothing here ends a namespace.
 func (i *installed) remove(t *testing.T) {
 	t.Helper()
-	output(t, i.env, "kubectl", "-n", "nstance-system", "delete", "--ignore-not-found", "--wait=false", "deployments,roles,rolebindings,configmaps", "-l", "app.kubernetes.io/part-of=nstance")
-	output(t, i.env, "kubectl", "delete", "--ignore-not-found", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/part-of=nstance")
+	output(t, i.env, "kubectl", "-n", "nstance-system", "delete", "--ignore-not-found", "--wait=false",
+		"deployments,roles,rolebindings,configmaps", "-l", "app.kubernetes.io/part-of=nstance")
+	output(t, i.env, "kubectl", "delete", "--ignore-not-found", "clusterroles,clusterrolebindings", "-l",
+		"app.kubernetes.io/part-of=nstance")
 }
 
 func (i *installed) testClusterctl(t *testing.T) {
@@ -168,19 +188,24 @@ func (i *installed) testClusterctl(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"metadata.yaml", "infrastructure-components.yaml"} {
-		if err := os.WriteFile(filepath.Join(dir, name), read(t, filepath.Join("../../services/operator/clusterctl", name)), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), read(t, filepath.Join("../../services/operator/clusterctl",
+			name)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	config := filepath.Join(t.TempDir(), "clusterctl.yaml")
-	text := fmt.Sprintf("providers:\n  - name: nstance\n    type: InfrastructureProvider\n    url: %s\n", filepath.Join(dir, "infrastructure-components.yaml"))
+	text := fmt.Sprintf("providers:\n  - name: nstance\n    type: InfrastructureProvider\n    url: %s\n",
+		filepath.Join(dir, "infrastructure-components.yaml"))
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	env := append(slices.Clone(i.env), "CLUSTERCTL_DISABLE_VERSIONCHECK=true", "XDG_CONFIG_HOME="+t.TempDir(), "NSTANCE_CLUSTER_ID=example", "NSTANCE_TENANT=team-a",
-		`NSTANCE_SHARDS={"a": {"registration_addr": "10.0.0.1:8992", "operator_addr": "10.0.0.1:8993"}}`, "NSTANCE_CAPI_ENDPOINT=https://10.0.0.2:6443")
+	env := append(slices.Clone(i.env), "CLUSTERCTL_DISABLE_VERSIONCHECK=true", "XDG_CONFIG_HOME="+t.TempDir(),
+		"NSTANCE_CLUSTER_ID=example", "NSTANCE_TENANT=team-a",
+		`NSTANCE_SHARDS={"a": {"registration_addr": "10.0.0.1:8992", "operator_addr": "10.0.0.1:8993"}}`,
+		"NSTANCE_CAPI_ENDPOINT=https://10.0.0.2:6443")
 	components := filepath.Join(t.TempDir(), "components.yaml")
-	if err := os.WriteFile(components, output(t, env, clusterctl, "generate", "provider", "--infrastructure", "nstance:"+version, "--config", config), 0o600); err != nil {
+	if err := os.WriteFile(components, output(t, env, clusterctl, "generate", "provider", "--infrastructure",
+		"nstance:"+version, "--config", config), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	output(t, i.env, "kubectl", "apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", components)
@@ -189,7 +214,8 @@ func (i *installed) testClusterctl(t *testing.T) {
 	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
 
 	settings := &corev1.ConfigMap{}
-	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator-config"}, settings); err != nil {
+	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator-config"},
+		settings); err != nil {
 		t.Fatal(err)
 	}
 	var parsed struct {
@@ -197,15 +223,18 @@ func (i *installed) testClusterctl(t *testing.T) {
 		Tenant  string                       `json:"tenant"`
 		Shards  map[string]map[string]string `json:"shards"`
 	}
-	if err := yaml.UnmarshalStrict([]byte(settings.Data["config.yaml"]), &parsed); err != nil || parsed.Cluster != "example" || parsed.Tenant != "team-a" ||
+	if err := yaml.UnmarshalStrict([]byte(settings.Data["config.yaml"]), &parsed); err != nil ||
+		parsed.Cluster != "example" || parsed.Tenant != "team-a" ||
 		parsed.Shards["a"]["operator_addr"] != "10.0.0.1:8993" {
 		t.Errorf("configuration %+v, %v", parsed, err)
 	}
 	deployment := &appsv1.Deployment{}
-	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator"}, deployment); err != nil {
+	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator"},
+		deployment); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Contains(deployment.Spec.Template.Spec.Containers[0].Env, corev1.EnvVar{Name: "NSTANCE_CAPI_ENDPOINT", Value: "https://10.0.0.2:6443"}) {
+	if !slices.Contains(deployment.Spec.Template.Spec.Containers[0].Env,
+		corev1.EnvVar{Name: "NSTANCE_CAPI_ENDPOINT", Value: "https://10.0.0.2:6443"}) {
 		t.Errorf("environment %v", deployment.Spec.Template.Spec.Containers[0].Env)
 	}
 	i.remove(t)
@@ -232,28 +261,33 @@ func (i *installed) testFlux(t *testing.T) {
 			t.Fatalf("%s: %v, %v", pattern, dirs, err)
 		}
 		for _, dir := range dirs {
-			output(t, i.env, "kubectl", "apply", "--server-side", "--force-conflicts", "--validate=strict", "--dry-run=server", "-k", dir)
+			output(t, i.env, "kubectl", "apply", "--server-side", "--force-conflicts", "--validate=strict",
+				"--dry-run=server", "-k", dir)
 		}
 	}
 	// The check sees what it should.
 	bad := filepath.Join(t.TempDir(), "bad.yaml")
-	text := strings.Replace(string(read(t, filepath.Join(examples, "operator/base/release.yaml"))), "interval:", "intervall:", 1)
+	text := strings.Replace(string(read(t, filepath.Join(examples, "operator/base/release.yaml"))), "interval:",
+		"intervall:", 1)
 	if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := run(i.ctx, i.env, "kubectl", "-n", "nstance-system", "apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", bad); err == nil {
+	if _, err := run(i.ctx, i.env, "kubectl", "-n", "nstance-system", "apply", "--server-side", "--validate=strict",
+		"--dry-run=server", "-f", bad); err == nil {
 		t.Error("a misspelt field was taken")
 	}
 }
 
-// checkPod makes the pod that the Deployment would: its service account is there, and the strictest pod security lets it in.
+// checkPod makes the pod that the Deployment would: its service account is there, and the strictest pod security lets
+// it in.
 func (i *installed) checkPod(t *testing.T, namespace, name string) {
 	t.Helper()
 	deployment := &appsv1.Deployment{}
 	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: namespace, Name: name}, deployment); err != nil {
 		t.Fatal(err)
 	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: name + "-", Labels: deployment.Spec.Template.Labels}, Spec: deployment.Spec.Template.Spec}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: name + "-",
+		Labels: deployment.Spec.Template.Labels}, Spec: deployment.Spec.Template.Spec}
 	if err := i.Client.Create(i.ctx, pod, client.DryRunAll); err != nil {
 		t.Errorf("its pod is refused: %v", err)
 	}
@@ -264,7 +298,8 @@ func (i *installed) checkDefinitions(t *testing.T) {
 	t.Helper()
 	for {
 		var list apiextensionsv1.CustomResourceDefinitionList
-		if err := i.Client.List(i.ctx, &list, client.MatchingLabels{"cluster.x-k8s.io/provider": "infrastructure-nstance"}); err != nil {
+		if err := i.Client.List(i.ctx, &list,
+			client.MatchingLabels{"cluster.x-k8s.io/provider": "infrastructure-nstance"}); err != nil {
 			t.Fatal(err)
 		}
 		established := 0
@@ -294,7 +329,8 @@ const (
 	infra = "infrastructure.cluster.x-k8s.io"
 )
 
-// right is one request, written like the arguments of `kubectl auth can-i`. The namespace is ours unless it says "other" or "all".
+// right is one request, written like the arguments of `kubectl auth can-i`. The namespace is ours unless it says
+// "other" or "all".
 type right struct{ verbs, group, resource, name, namespace string }
 
 // What the operator does, by the documents and not by its role: the role is what is tested.
@@ -383,7 +419,8 @@ func (i *installed) checkRights(t *testing.T, namespace, operator, workload stri
 			for _, r := range list.rights {
 				for verb := range strings.FieldsSeq(r.verbs) {
 					if got := i.can(t, as, r, verb, namespace, workload); got != list.want {
-						t.Errorf("%s/%s may %s %s/%s %q in %q: %v, want %v", namespace, account.name, verb, r.group, r.resource, r.name, r.namespace, got, list.want)
+						t.Errorf("%s/%s may %s %s/%s %q in %q: %v, want %v", namespace, account.name, verb, r.group,
+							r.resource, r.name, r.namespace, got, list.want)
 					}
 				}
 			}
@@ -394,7 +431,8 @@ func (i *installed) checkRights(t *testing.T, namespace, operator, workload stri
 func (i *installed) can(t *testing.T, as client.Client, r right, verb, namespace, workload string) bool {
 	t.Helper()
 	resource, subresource, _ := strings.Cut(r.resource, "/")
-	attributes := &authorizationv1.ResourceAttributes{Verb: verb, Group: r.group, Resource: resource, Subresource: subresource, Namespace: namespace}
+	attributes := &authorizationv1.ResourceAttributes{Verb: verb, Group: r.group, Resource: resource,
+		Subresource: subresource, Namespace: namespace}
 	switch r.namespace {
 	case "all":
 		attributes.Namespace = ""
@@ -409,7 +447,8 @@ func (i *installed) can(t *testing.T, as client.Client, r right, verb, namespace
 	default:
 		attributes.Name = r.name
 	}
-	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: attributes}}
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+		ResourceAttributes: attributes}}
 	if err := as.Create(i.ctx, review); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,8 @@ const chart = "../../services/operator/chart"
 // expression is one query, and where it stands.
 type expression struct{ where, text string }
 
-// What dashboards and alerts ask for is something that is measured: by us, or by controller-runtime and what it registers.
+// What dashboards and alerts ask for is something that is measured: by us, or by controller-runtime and what it
+// registers.
 func TestMetricsExist(t *testing.T) {
 	ours := quotedMetrics(t)
 	expressions := append(dashboardExpressions(t), ruleExpressions(t)...)
@@ -41,18 +42,20 @@ func TestMetricsExist(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"leader_election_master_status", "nstance_leader", "nstance_operator_shard_reachable"} {
+	for _, want := range []string{"leader_election_master_status", "nstance_leader",
+		"nstance_operator_shard_reachable"} {
 		if !seen[want] {
 			t.Errorf("no expression uses %s: is it read at all?", want)
 		}
 	}
-	if registered("workqueue_width") || !registered("workqueue_depth") || !registered("controller_runtime_reconcile_time_seconds_bucket") {
+	if registered("workqueue_width") || !registered("workqueue_depth") ||
+		!registered("controller_runtime_reconcile_time_seconds_bucket") {
 		t.Error("the check of registered metrics does not tell them apart")
 	}
 }
 
-// registered reports whether controller-runtime measures something, or Go's and the process' own collectors do. A name that is taken cannot be
-// registered with another help text.
+// registered reports whether controller-runtime measures something, or Go's and the process' own collectors do. A name
+// that is taken cannot be registered with another help text.
 func registered(name string) bool {
 	for _, base := range []string{name, trimHistogram(name)} {
 		probe := prometheus.NewGauge(prometheus.GaugeOpts{Name: base, Help: "a probe"})

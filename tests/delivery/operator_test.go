@@ -32,13 +32,16 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// testOperator runs the real operator as the chart installs it: its flags, its environment, its configuration, and a token of its service account. No shard
-// is reachable, so this is about its start: nothing that it asks of Kubernetes may be forbidden. tests/operator does the rest with the same rights.
+// testOperator runs the real operator as the chart installs it: its flags, its environment, its configuration, and a
+// token of its service account. No shard is reachable, so this is about its start: nothing that it asks of Kubernetes
+// may be forbidden. tests/operator does the rest with the same rights.
 func (i *installed) testOperator(t *testing.T) {
 	const namespace = "run"
 	i.namespace(t, namespace)
-	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", namespace, "-f", filepath.Join(chart, "ci", "minimal.yaml"),
-		"--set", "crds.install=false", "--set-string", `config.shards.us-west-2a.registration_addr=127.0.0.1:1,config.shards.us-west-2a.operator_addr=127.0.0.1:1`)
+	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", namespace, "-f",
+		filepath.Join(chart, "ci", "minimal.yaml"),
+		"--set", "crds.install=false", "--set-string",
+		`config.shards.us-west-2a.registration_addr=127.0.0.1:1,config.shards.us-west-2a.operator_addr=127.0.0.1:1`)
 	i.giveIdentity(t, namespace)
 
 	binary := filepath.Join(t.TempDir(), "nstance-operator")
@@ -73,7 +76,8 @@ func (i *installed) testOperator(t *testing.T) {
 	wait("alive", func() error { return answers("http://" + probes + "/healthz") })
 	infra := &v1beta1.NstanceCluster{}
 	wait("provisioned", func() error {
-		if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: namespace, Name: "example--default"}, infra); err != nil {
+		if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: namespace, Name: "example--default"},
+			infra); err != nil {
 			return err
 		}
 		if provisioned := infra.Status.Initialization.Provisioned; provisioned == nil || !*provisioned {
@@ -92,7 +96,8 @@ func (i *installed) testOperator(t *testing.T) {
 		text, err = get("http://" + metrics + "/metrics")
 		return err
 	})
-	for _, name := range []string{"nstance_operator_shard_reachable", "nstance_operator_certificate_expiry_seconds", "leader_election_master_status", "controller_runtime_reconcile_total"} {
+	for _, name := range []string{"nstance_operator_shard_reachable", "nstance_operator_certificate_expiry_seconds",
+		"leader_election_master_status", "controller_runtime_reconcile_total"} {
 		if !regexp.MustCompile(`(?m)^` + name + `[ {]`).MatchString(text) {
 			t.Errorf("metrics have no %s", name)
 		}
@@ -129,7 +134,8 @@ func (i *installed) giveIdentity(t *testing.T, namespace string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: authority.Identity{Role: authority.RoleOperator, Cluster: "example", Tenant: "default", ID: id}, PublicKey: public}, rand.Reader, now)
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: authority.Identity{Role: authority.RoleOperator,
+		Cluster: "example", Tenant: "default", ID: id}, PublicKey: public}, rand.Reader, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,8 +151,10 @@ func (i *installed) giveIdentity(t *testing.T, namespace string) {
 	publicPEM := encoded("PUBLIC KEY", der, err)
 	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: namespace, Name: name} }
 	for _, object := range []client.Object{
-		&corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca"), Data: map[string]string{"ca.crt": string(authority.EncodeCertificate(ca.Certificate()))}},
-		&corev1.Secret{ObjectMeta: meta("nstance-operator-key"), Data: map[string][]byte{"private.key": privatePEM, "public.key": publicPEM}},
+		&corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca"), Data: map[string]string{
+			"ca.crt": string(authority.EncodeCertificate(ca.Certificate()))}},
+		&corev1.Secret{ObjectMeta: meta("nstance-operator-key"), Data: map[string][]byte{"private.key": privatePEM,
+			"public.key": publicPEM}},
 		&corev1.Secret{ObjectMeta: meta("nstance-operator-cert"), Type: corev1.SecretTypeTLS,
 			Data: map[string][]byte{"tls.crt": authority.EncodeCertificate(cert), "tls.key": privatePEM}},
 	} {
@@ -160,11 +168,13 @@ func (i *installed) giveIdentity(t *testing.T, namespace string) {
 func (i *installed) commandLine(t *testing.T, namespace string) (args, env []string, probes, metrics string) {
 	t.Helper()
 	deployment := &appsv1.Deployment{}
-	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: namespace, Name: "nstance-operator"}, deployment); err != nil {
+	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: namespace, Name: "nstance-operator"},
+		deployment); err != nil {
 		t.Fatal(err)
 	}
 	settings := &corev1.ConfigMap{}
-	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: namespace, Name: deployment.Spec.Template.Spec.Volumes[0].ConfigMap.Name}, settings); err != nil {
+	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: namespace,
+		Name: deployment.Spec.Template.Spec.Volumes[0].ConfigMap.Name}, settings); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
@@ -184,8 +194,9 @@ func (i *installed) commandLine(t *testing.T, namespace string) (args, env []str
 	replaced := 0
 	for _, arg := range container.Args {
 		for from, to := range map[string]string{
-			"--config=/etc/nstance/operator/": "--config=" + dir + "/", "--health-probe-bind-address=:8081": "--health-probe-bind-address=" + probes,
-			"--metrics-bind-address=:8080": "--metrics-bind-address=" + metrics,
+			"--config=/etc/nstance/operator/":   "--config=" + dir + "/",
+			"--health-probe-bind-address=:8081": "--health-probe-bind-address=" + probes,
+			"--metrics-bind-address=:8080":      "--metrics-bind-address=" + metrics,
 		} {
 			if strings.HasPrefix(arg, from) {
 				arg = to + strings.TrimPrefix(arg, from)

@@ -52,7 +52,8 @@ func run(ctx context.Context, env []string, program string, args ...string) ([]b
 	command.Stderr = &stderr
 	out, err := command.Output()
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w\n%s%s", filepath.Base(program), strings.Join(args, " "), err, stderr.Bytes(), out)
+		return nil, fmt.Errorf("%s %s: %w\n%s%s", filepath.Base(program), strings.Join(args, " "), err, stderr.Bytes(),
+			out)
 	}
 	return out, nil
 }
@@ -73,7 +74,8 @@ func kubeVersion(t *testing.T) string {
 
 func template(t *testing.T, args ...string) []unstructured.Unstructured {
 	t.Helper()
-	args = append([]string{"template", "nstance-operator", chart, "--kube-version", kubeVersion(t), "--namespace", "nstance-system"}, args...)
+	args = append([]string{"template", "nstance-operator", chart, "--kube-version", kubeVersion(t), "--namespace",
+		"nstance-system"}, args...)
 	return objects(t, output(t, nil, tool(t, "helm"), args...))
 }
 
@@ -176,7 +178,8 @@ func TestChartAndBasesAgree(t *testing.T) {
 	for name, all := range map[string][]unstructured.Unstructured{"chart": fromChart, "bases": fromBases} {
 		for _, object := range all {
 			if got := object.GetLabels()["cluster.x-k8s.io/provider"]; got != "infrastructure-nstance" {
-				t.Errorf("%s: %s %s has label cluster.x-k8s.io/provider %q, which clusterctl looks for", name, object.GetKind(), object.GetName(), got)
+				t.Errorf("%s: %s %s has label cluster.x-k8s.io/provider %q, which clusterctl looks for", name,
+					object.GetKind(), object.GetName(), got)
 			}
 		}
 	}
@@ -193,7 +196,8 @@ func TestBasesMove(t *testing.T) {
 	if example, err = filepath.Rel(dir, example); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte("namespace: elsewhere\nresources: ["+example+"]\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte("namespace: elsewhere\nresources: ["+
+		example+"]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	tool(t, "helm") // not in a short run
@@ -232,7 +236,8 @@ func TestBindingsLead(t *testing.T) {
 			subjects, _ := field(object, "subjects").([]any)
 			for _, subject := range subjects {
 				subject, _ := subject.(map[string]any)
-				if account := fmt.Sprint(subject["kind"], " ", subject["name"]); !there[account] || subject["namespace"] != "nstance-system" {
+				if account := fmt.Sprint(subject["kind"], " ", subject["name"]); !there[account] ||
+					subject["namespace"] != "nstance-system" {
 					t.Errorf("%s: %s %s is for %v", name, object.GetKind(), object.GetName(), subject)
 				}
 			}
@@ -261,12 +266,14 @@ func TestPodsAreRestricted(t *testing.T) {
 			}
 			pods++
 			security, _ := spec["securityContext"].(map[string]any)
-			if security["runAsNonRoot"] != true || !cmp.Equal(security["seccompProfile"], map[string]any{"type": "RuntimeDefault"}) {
+			if security["runAsNonRoot"] != true || !cmp.Equal(security["seccompProfile"],
+				map[string]any{"type": "RuntimeDefault"}) {
 				t.Errorf("%s: pod security %v", name, security)
 			}
 			for _, container := range spec["containers"].([]any) {
 				security, _ := container.(map[string]any)["securityContext"].(map[string]any)
-				want := map[string]any{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": map[string]any{"drop": []any{"ALL"}}}
+				want := map[string]any{"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+					"capabilities": map[string]any{"drop": []any{"ALL"}}}
 				if diff := cmp.Diff(want, security); diff != "" {
 					t.Errorf("%s: container security (-want +got):\n%s", name, diff)
 				}
@@ -282,10 +289,12 @@ func TestPodsAreRestricted(t *testing.T) {
 func TestShardsDoNotRestart(t *testing.T) {
 	minimal := filepath.Join(chart, "ci", "minimal.yaml")
 	pod := func(args ...string) any {
-		return field(find(t, template(t, append([]string{"-f", minimal}, args...)...), "Deployment", "nstance-operator"), "spec", "template")
+		return field(find(t, template(t, append([]string{"-f", minimal}, args...)...), "Deployment",
+			"nstance-operator"), "spec", "template")
 	}
 	before := pod()
-	if diff := cmp.Diff(before, pod("--set", "config.shards.b.registration_addr=b:1", "--set", "config.shards.b.operator_addr=b:2")); diff != "" {
+	if diff := cmp.Diff(before, pod("--set", "config.shards.b.registration_addr=b:1", "--set",
+		"config.shards.b.operator_addr=b:2")); diff != "" {
 		t.Errorf("another shard changes the pod:\n%s", diff)
 	}
 	for _, set := range []string{"config.tenant=other", "config.cluster_id=other"} {
@@ -313,7 +322,9 @@ func TestFluxValuesFit(t *testing.T) {
 		if !strings.Contains(config, `cluster_id: "`+environment+`"`) {
 			t.Errorf("%s: configuration is\n%s", environment, config)
 		}
-		if slices.ContainsFunc(rendered, func(o unstructured.Unstructured) bool { return o.GetKind() == "CustomResourceDefinition" }) {
+		if slices.ContainsFunc(rendered, func(o unstructured.Unstructured) bool {
+			return o.GetKind() == "CustomResourceDefinition"
+		}) {
 			t.Errorf("%s: the release has definitions, which have a Kustomization of their own", environment)
 		}
 		authority := find(t, all, "ConfigMap", "nstance-cluster-ca")
@@ -360,7 +371,8 @@ func TestVersionsAgree(t *testing.T) {
 		filepath.Join(examples, "operator", "base", "source.yaml"):          "tag: " + about.Version + "\n",
 		filepath.Join(examples, "clusters", "base", "source.yaml"):          "tag: v" + about.Version + "\n",
 		"../../services/operator/clusterctl/infrastructure-components.yaml": "nstance-operator:" + about.Version + "\n",
-		"../../docs/kubernetes.md":                                          "nstance-operator-" + about.Version + ".tgz",
+		"../../docs/kubernetes.md": "nstance-operator-" + about.Version +
+			".tgz",
 	} {
 		if !bytes.Contains(read(t, path), []byte(want)) {
 			t.Errorf("%s has no %q", path, want)

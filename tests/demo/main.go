@@ -1,4 +1,5 @@
-// Command demo plays the whole life of a shard on this machine, with real programs, and prints a timeline of measured times: `make demo`.
+// Command demo plays the whole life of a shard on this machine, with real programs, and prints a timeline of measured
+// times: `make demo`.
 //
 // It exits 0 only if every step did what it should, and leaves nothing behind in either case.
 package main

@@ -101,7 +101,8 @@ func (s *story) standing() error {
 	_, events := s.operator.Events()
 	var all []error
 	for _, e := range events {
-		all = append(all, fmt.Errorf("error event at %s: %s %s: %s (resolved: %t)", e.GetAt().AsTime().Format(time.TimeOnly), e.GetKind(), e.GetInstanceId(), e.GetMessage(), e.GetResolved()))
+		all = append(all, fmt.Errorf("error event at %s: %s %s: %s (resolved: %t)",
+			e.GetAt().AsTime().Format(time.TimeOnly), e.GetKind(), e.GetInstanceId(), e.GetMessage(), e.GetResolved()))
 	}
 	return errors.Join(all...)
 }
@@ -202,7 +203,8 @@ func (s *story) lose(ctx context.Context) error {
 	}
 	s.timeline.note(killed, fromDemo, time.Time{}, "SIGKILL to PID %d, the agent of %s", victim.PID, victim.Instance)
 	event, err := s.operator.Await(ctx, mark, func(e *nstancev1.InstanceEvent) bool {
-		return e.GetType() == nstancev1.InstanceEvent_TYPE_LOST && e.GetInstance().GetInstanceId() == victim.Instance.String()
+		return e.GetType() == nstancev1.InstanceEvent_TYPE_LOST &&
+			e.GetInstance().GetInstanceId() == victim.Instance.String()
 	})
 	if err != nil {
 		return fmt.Errorf("the loss was not noticed: %w", err)
@@ -271,7 +273,8 @@ func (s *story) down(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.timeline.note(intent.GetAt().AsTime(), fromServer, asked, "%s is to go: %s", intent.GetInstance().GetInstanceId(), intent.GetReason())
+	s.timeline.note(intent.GetAt().AsTime(), fromServer, asked, "%s is to go: %s", intent.GetInstance().GetInstanceId(),
+		intent.GetReason())
 	id, err := ident.ParseID(intent.GetInstance().GetInstanceId())
 	if err != nil {
 		return err
@@ -308,15 +311,18 @@ func (s *story) change(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.timeline.note(asked, fromDemo, time.Time{}, "the leader is told to look: %s", strings.TrimPrefix(result.String(), "REFRESH_RESULT_"))
+	s.timeline.note(asked, fromDemo, time.Time{}, "the leader is told to look: %s",
+		strings.TrimPrefix(result.String(), "REFRESH_RESULT_"))
 	for _, vm := range before {
 		event, err := s.operator.Await(ctx, mark, func(e *nstancev1.InstanceEvent) bool {
-			return e.GetType() == nstancev1.InstanceEvent_TYPE_FILES_PUSHED && e.GetInstance().GetInstanceId() == vm.Instance.String()
+			return e.GetType() == nstancev1.InstanceEvent_TYPE_FILES_PUSHED &&
+				e.GetInstance().GetInstanceId() == vm.Instance.String()
 		})
 		if err != nil {
 			return fmt.Errorf("%s was not sent its files: %w", vm.Instance, err)
 		}
-		s.timeline.note(event.GetAt().AsTime(), fromServer, asked, "%s is sent its files", event.GetInstance().GetInstanceId())
+		s.timeline.note(event.GetAt().AsTime(), fromServer, asked, "%s is sent its files",
+			event.GetInstance().GetInstanceId())
 	}
 	for _, vm := range before {
 		if err := s.awaitFile(ctx, vm.Instance, "app.env", s.greeting); err != nil {
@@ -410,7 +416,8 @@ func (s *story) disaster(ctx context.Context) (err error) {
 	if err := s.stack.WipeDisks(); err != nil {
 		return err
 	}
-	s.timeline.note(killed, fromDemo, time.Time{}, "SIGKILL to every process, agents and object store included; caches and disks removed")
+	s.timeline.note(killed, fromDemo, time.Time{},
+		"SIGKILL to every process, agents and object store included; caches and disks removed")
 	started := time.Now()
 	if s.store, err = s.stack.StartStore(ctx); err != nil {
 		return err
@@ -484,7 +491,8 @@ func (s *story) destroy(ctx context.Context) error {
 	if want := []string{keys.Leader(local.Shard)}; !slices.Equal(objects, want) {
 		return fmt.Errorf("in the bucket are %v, want %v", objects, want)
 	}
-	s.timeline.note(time.Now(), fromDemo, time.Time{}, "no process, no VM, and nothing in the bucket but the election lock is left")
+	s.timeline.note(time.Now(), fromDemo, time.Time{},
+		"no process, no VM, and nothing in the bucket but the election lock is left")
 	return nil
 }
 

@@ -9,7 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Who says when something happened. The demo's own clock is read for what the demo itself does, at the moment it does it, and never for how long it waited.
+// Who says when something happened. The demo's own clock is read for what the demo itself does, at the moment it does
+// it, and never for how long it waited.
 const (
 	fromStore    = "object store" // modification time of the object
 	fromServer   = "server"       // event, record or log line of a server

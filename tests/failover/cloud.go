@@ -30,11 +30,13 @@ const (
 	zone   = "us-west-2a"
 	region = "us-west-2"
 	kind   = "t3.small"
-	// address is that of the leader's network interface. It is none of this machine's: the servers find it attached, and go on waiting for it to answer.
+	// address is that of the leader's network interface. It is none of this machine's: the servers find it attached,
+	// and go on waiting for it to answer.
 	address = "10.0.127.250"
 )
 
-// cloud is a fake EC2 in this process: the shard's VMs are its instances, and so are the servers' machines, as the servers' metadata services say.
+// cloud is a fake EC2 in this process: the shard's VMs are its instances, and so are the servers' machines, as the
+// servers' metadata services say.
 type cloud struct {
 	*fakeaws.Cloud
 	url    string
@@ -61,18 +63,21 @@ func newCloud(ctx context.Context) (*cloud, error) {
 		return nil, err
 	}
 	c.access, c.secret = c.Credentials()
-	c.client = ec2.New(ec2.Options{Region: region, BaseEndpoint: &c.url, Credentials: credentials.NewStaticCredentialsProvider(c.access, c.secret, "")})
+	c.client = ec2.New(ec2.Options{Region: region, BaseEndpoint: &c.url,
+		Credentials: credentials.NewStaticCredentialsProvider(c.access, c.secret, "")})
 	c.image = c.EC2().AddImage(fake.AMI{Name: "base"})
 	vpc, err := c.client.CreateVpc(ctx, &ec2.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16")})
 	if err != nil {
 		return nil, err
 	}
-	subnet, err := c.client.CreateSubnet(ctx, &ec2.CreateSubnetInput{VpcId: vpc.Vpc.VpcId, CidrBlock: aws.String("10.0.0.0/17"), AvailabilityZone: aws.String(zone)})
+	subnet, err := c.client.CreateSubnet(ctx, &ec2.CreateSubnetInput{VpcId: vpc.Vpc.VpcId,
+		CidrBlock: aws.String("10.0.0.0/17"), AvailabilityZone: aws.String(zone)})
 	if err != nil {
 		return nil, err
 	}
 	c.subnet = *subnet.Subnet.SubnetId
-	eni, err := c.client.CreateNetworkInterface(ctx, &ec2.CreateNetworkInterfaceInput{SubnetId: &c.subnet, PrivateIpAddress: aws.String(address)})
+	eni, err := c.client.CreateNetworkInterface(ctx, &ec2.CreateNetworkInterfaceInput{SubnetId: &c.subnet,
+		PrivateIpAddress: aws.String(address)})
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +115,8 @@ func (c *cloud) close() error {
 
 // newMachine gives a server an instance to run on.
 func (c *cloud) newMachine(ctx context.Context, name string) error {
-	out, err := c.client.RunInstances(ctx, &ec2.RunInstancesInput{ImageId: &c.image, InstanceType: types.InstanceType(kind), SubnetId: &c.subnet,
+	out, err := c.client.RunInstances(ctx, &ec2.RunInstancesInput{ImageId: &c.image,
+		InstanceType: types.InstanceType(kind), SubnetId: &c.subnet,
 		MinCount: aws.Int32(1), MaxCount: aws.Int32(1)})
 	if err != nil {
 		return fmt.Errorf("make the machine of %s: %w", name, err)
@@ -143,8 +149,10 @@ func (c *cloud) metadataOf(name string) http.Handler {
 
 // environment leads a program's calls of EC2 here. The object store takes any key.
 func (c *cloud) environment(name string) []string {
-	return []string{"AWS_ENDPOINT_URL_EC2=" + c.url, "AWS_ACCESS_KEY_ID=" + c.access, "AWS_SECRET_ACCESS_KEY=" + c.secret, "AWS_EC2_METADATA_DISABLED=false",
-		"AWS_EC2_METADATA_SERVICE_ENDPOINT=" + c.metadata[name], "AWS_CONFIG_FILE=" + os.DevNull, "AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull}
+	return []string{"AWS_ENDPOINT_URL_EC2=" + c.url, "AWS_ACCESS_KEY_ID=" + c.access, "AWS_SECRET_ACCESS_KEY=" +
+		c.secret, "AWS_EC2_METADATA_DISABLED=false",
+		"AWS_EC2_METADATA_SERVICE_ENDPOINT=" + c.metadata[name], "AWS_CONFIG_FILE=" + os.DevNull,
+		"AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull}
 }
 
 // configure makes the shard one of EC2 with that many instances, in groups of at most 500. No agent runs in them.
@@ -207,13 +215,15 @@ func (w *watch) wait(ctx context.Context, successor string) error {
 		}
 		if w.attached.IsZero() {
 			w.c.Locked(func() {
-				if eni, ok := w.c.EC2().Interface(w.c.eni); ok && eni.Attachment != nil && eni.Attachment.Instance == machine {
+				if eni, ok := w.c.EC2().Interface(w.c.eni); ok && eni.Attachment != nil &&
+					eni.Attachment.Instance == machine {
 					w.attached = eni.Attachment.At
 				}
 			})
 		}
 		if err := pause(ctx, 200*time.Millisecond); err != nil { // the cloud tells the times
-			return fmt.Errorf("%s has not asked for the lost instance (%v) or has not the interface (%v): %w", successor, w.created, w.attached, err)
+			return fmt.Errorf("%s has not asked for the lost instance (%v) or has not the interface (%v): %w",
+				successor, w.created, w.attached, err)
 		}
 	}
 	return nil

@@ -25,7 +25,8 @@ type figure struct {
 	used     cpu           // until all of that
 }
 
-// cpu is processor time: of the successor, of the object store, and of this process, which is the fake EC2. On a busy machine it says more than a clock.
+// cpu is processor time: of the successor, of the object store, and of this process, which is the fake EC2. On a busy
+// machine it says more than a clock.
 type cpu struct{ successor, store, cloud time.Duration }
 
 func (c cpu) less(before cpu) cpu {
@@ -81,8 +82,14 @@ func (f figures) print(signal string, heir bool) {
 		fmt.Printf("  %d of these leaders had just lost their heir\n", without)
 	}
 	if f[0].acts != 0 {
-		fmt.Printf("%s of the leader → first permitted call of the provider: %s\n", signal, summary(f.each(func(f figure) time.Duration { return f.acts })))
-		fmt.Printf("%s of the leader → its network interface is attached: %s\n", signal, summary(f.each(func(f figure) time.Duration { return f.attached })))
+		fmt.Printf("%s of the leader → first permitted call of the provider: %s\n", signal,
+			summary(f.each(func(f figure) time.Duration {
+				return f.acts
+			})))
+		fmt.Printf("%s of the leader → its network interface is attached: %s\n", signal,
+			summary(f.each(func(f figure) time.Duration {
+				return f.attached
+			})))
 		fmt.Printf("%s of the leader → first permitted call of the provider, successor's processor time: %s\n", signal,
 			summary(f.each(func(f figure) time.Duration { return f.used.successor })))
 	}
@@ -95,7 +102,8 @@ func percentile(waits []time.Duration, p int) time.Duration {
 
 func summary(waits []time.Duration) string {
 	ms := func(d time.Duration) string { return fmt.Sprintf("%d ms", d.Milliseconds()) }
-	return fmt.Sprintf("p50 %s, p99 %s, most %s", ms(percentile(waits, 50)), ms(percentile(waits, 99)), ms(slices.Max(waits)))
+	return fmt.Sprintf("p50 %s, p99 %s, most %s", ms(percentile(waits, 50)), ms(percentile(waits, 99)),
+		ms(slices.Max(waits)))
 }
 
 // idleRequests counts the requests to the bucket while nothing happens.
@@ -124,7 +132,8 @@ func (t *trial) idleRequests(ctx context.Context) error {
 			sum += made
 		}
 	}
-	fmt.Printf("requests of the idle shard, both servers, in %v: %.0f, that is %.0f an hour\n", t.idle, sum, sum*float64(time.Hour)/float64(t.idle))
+	fmt.Printf("requests of the idle shard, both servers, in %v: %.0f, that is %.0f an hour\n", t.idle, sum,
+		sum*float64(time.Hour)/float64(t.idle))
 	return nil
 }
 
@@ -137,7 +146,8 @@ func (t *trial) requests(ctx context.Context) (map[string]float64, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(text) {
-			if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && strings.HasPrefix(name, "nstance_storage_requests_total{") {
+			if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok &&
+				strings.HasPrefix(name, "nstance_storage_requests_total{") {
 				number, err := strconv.ParseFloat(value, 64)
 				if err != nil {
 					return nil, err

@@ -1,8 +1,10 @@
-// Command failover measures how long a shard is without a leader who may act: two real servers, of which the leader is killed (kill -9), paused
-// (SIGSTOP) or stopped (SIGTERM) again and again while the other is its heir, or only a follower: tests/failover/run.sh. Times run from the signal to the
-// moment at which the other server logs that it became leader, on this machine's clock. A paused leader that goes on must notice before it does anything.
-// With records the servers are instances of a fake EC2, and so are the shard's VMs, of which one is lost with each leader: then the time until
-// it is asked for again is measured, too, and apart from that when the leader's network interface is attached.
+// Command failover measures how long a shard is without a leader who may act: two real servers, of which the leader is
+// killed (kill -9), paused (SIGSTOP) or stopped (SIGTERM) again and again while the other is its heir, or only a
+// follower: tests/failover/run.sh. Times run from the signal to the moment at which the other server logs that it
+// became leader, on this machine's clock. A paused leader that goes on must notice before it does anything. With
+// records the servers are instances of a fake EC2, and so are the shard's VMs, of which one is lost with each leader:
+// then the time until it is asked for again is measured, too, and apart from that when the leader's network interface
+// is attached.
 package main
 
 import (
@@ -157,7 +159,8 @@ func (t *trial) measure(ctx context.Context) error {
 }
 
 func (t *trial) start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("the stack did not start within ten minutes"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New(
+		"the stack did not start within ten minutes"))
 	defer cancel()
 	var err error
 	if t.store, err = t.stack.StartStore(ctx); err != nil {

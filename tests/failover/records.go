@@ -13,14 +13,15 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// awaitRecords waits until every instance has its record, and writes into each what an agent's registration would: one that ends before it is no loss like
-// another, its group waits before it makes the next.
+// awaitRecords waits until every instance has its record, and writes into each what an agent's registration would: one
+// that ends before it is no loss like another, its group waits before it makes the next.
 func (t *trial) awaitRecords(ctx context.Context) error {
 	began := time.Now()
 	for {
 		ids, err := t.stack.LiveRecords(ctx)
 		if err == nil && len(ids) == t.records {
-			fmt.Printf("%d instances made in %v by the first leader\n", t.records, time.Since(began).Round(100*time.Millisecond))
+			fmt.Printf("%d instances made in %v by the first leader\n", t.records,
+				time.Since(began).Round(100*time.Millisecond))
 			return t.register(ctx)
 		}
 		if err := pause(ctx, time.Second); err != nil {
@@ -57,7 +58,8 @@ func (t *trial) register(ctx context.Context) error {
 						return err
 					}
 					next.RegisteredAt, next.PublicKey, next.NonceID = time.Now(), public, "failover-"+rec.ID.String()
-					next.Certificate = &record.CertificateRef{Serial: "0123456789abcdef0123456789abcdef", NotAfter: time.Now().Add(24 * time.Hour)}
+					next.Certificate = &record.CertificateRef{Serial: "0123456789abcdef0123456789abcdef",
+						NotAfter: time.Now().Add(24 * time.Hour)}
 					_, err = state.PutInstance(inner, next, token)
 					return err
 				})

@@ -27,7 +27,8 @@ type way struct {
 
 // page is what a server says of the election.
 func (t *trial) page(ctx context.Context, n int, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+local.Address(t.stack.Ports.Health+10*(n-1))+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+local.Address(t.stack.Ports.Health+10*(n-1))+
+		path, nil)
 	if err != nil {
 		return "", err
 	}
@@ -40,9 +41,11 @@ func (t *trial) page(ctx context.Context, n int, path string) (string, error) {
 	return string(body), err
 }
 
-// leader waits until a server leads that has the other as its heir, or where there is none as its follower, and returns its number.
+// leader waits until a server leads that has the other as its heir, or where there is none as its follower, and returns
+// its number.
 func (t *trial) leader(ctx context.Context) (int, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("no leader with an heir, or a follower, within two minutes"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New(
+		"no leader with an heir, or a follower, within two minutes"))
 	defer cancel()
 	for {
 		for n := 1; n <= servers; n++ {
@@ -59,7 +62,8 @@ func (t *trial) leader(ctx context.Context) (int, error) {
 			if strings.Contains(text, "heir="+local.ServerName(other)) {
 				return n, nil
 			}
-			if text, err = t.page(ctx, other, "/leader"); err == nil && t.promise == 0 && strings.HasPrefix(text, "follower leader="+local.ServerName(n)) {
+			if text, err = t.page(ctx, other, "/leader"); err == nil && t.promise == 0 &&
+				strings.HasPrefix(text, "follower leader="+local.ServerName(n)) {
 				return n, nil
 			}
 		}
@@ -99,7 +103,8 @@ func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 	began := time.Now()
 	ended := make(chan error, 1)
 	go func() { ended <- how.end(t.servers[leader]) }()
-	patience, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("nobody took over within three minutes"))
+	patience, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New(
+		"nobody took over within three minutes"))
 	defer cancel()
 	line, err := t.stack.AwaitLine(patience, servers, "became leader", t.term)
 	if err := errors.Join(err, <-ended); err != nil {
@@ -117,8 +122,10 @@ func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 		if err := watch.wait(patience, local.ServerName(servers+1-leader)); err != nil {
 			return f, err
 		}
-		f.acts, f.attached, f.used = watch.created.Sub(began), watch.attached.Sub(began), t.used(ctx, successor).less(before)
-		fmt.Printf(", the lost VM asked for after %v, the interface attached after %v; %v", f.acts.Round(time.Millisecond), f.attached.Round(time.Millisecond), f.used)
+		f.acts, f.attached, f.used = watch.created.Sub(began), watch.attached.Sub(began),
+			t.used(ctx, successor).less(before)
+		fmt.Printf(", the lost VM asked for after %v, the interface attached after %v; %v",
+			f.acts.Round(time.Millisecond), f.attached.Round(time.Millisecond), f.used)
 	}
 	fmt.Println()
 	if t.slow > 0 && max(f.leads, f.acts) > t.slow {
@@ -129,7 +136,8 @@ func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 	return f, how.after(patience, leader)
 }
 
-// heirless says whether the last lock of a leader that has ended, as its successor knew it, named nobody. The successor logs who was the heir of whom.
+// heirless says whether the last lock of a leader that has ended, as its successor knew it, named nobody. The successor
+// logs who was the heir of whom.
 func (t *trial) heirless(leader int) (bool, error) {
 	if t.promise == 0 {
 		return false, nil
@@ -156,7 +164,8 @@ func (t *trial) keepLogs(name string) error {
 	if err != nil {
 		return err
 	}
-	for _, path := range append(paths, filepath.Join(t.stack.StoreDir(), filepath.FromSlash(keys.Leader(local.Shard)))) {
+	for _, path := range append(paths, filepath.Join(t.stack.StoreDir(),
+		filepath.FromSlash(keys.Leader(local.Shard)))) {
 		text, err := os.ReadFile(path)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, filepath.Base(path)), text, 0o600)

@@ -1,7 +1,9 @@
-// Command kill9 kills processes of a shard under load, at random moments, and then looks whether everything is as it should be: tests/kill9/run.sh.
+// Command kill9 kills processes of a shard under load, at random moments, and then looks whether everything is as it
+// should be: tests/kill9/run.sh.
 //
-// A supervisor's part is played for servers and object store (they are started again), not for agents: replacing those is the server's business. The
-// seed repeats the order of events, not their interleaving: real processes have their own.
+// A supervisor's part is played for servers and object store (they are started again), not for agents: replacing those
+// is the server's business. The seed repeats the order of events, not their interleaving: real processes have their
+// own.
 package main
 
 import (
@@ -28,7 +30,8 @@ const (
 	group   = "workers"
 	// Sizes under load, and the one that must be reached in the end.
 	least, most, final = 3, 8, 5
-	// calm is how long reaching it may take: the longest thing on the way is the minute for which a VM may be missing from the provider's list.
+	// calm is how long reaching it may take: the longest thing on the way is the minute for which a VM may be missing
+	// from the provider's list.
 	calm = 3 * time.Minute
 )
 
@@ -123,7 +126,9 @@ func (t *trial) run(ctx context.Context, rounds int, seed uint64) error {
 	if err := t.rest(ctx); err != nil {
 		return err
 	}
-	fmt.Printf("kill9: ok: %d instances, each with its VM, record and agent and nothing beside them, %.1f s after the load ended\n", final, time.Since(began).Seconds())
+	fmt.Printf(
+		"kill9: ok: %d instances, each with its VM, record and agent and nothing beside them, %.1f s after the load "+
+			"ended\n", final, time.Since(began).Seconds())
 	return nil
 }
 
@@ -142,7 +147,8 @@ func (t *trial) start(ctx context.Context) (err error) {
 		d := func(d time.Duration) *config.Duration { c := config.Duration(d); return &c }
 		s.Server.HealthCheckInterval, s.Server.DefaultDrainTimeout = d(time.Second), d(2*time.Second)
 		s.Server.LeaderElection.RenewInterval, s.Server.LeaderElection.LeaseDuration = d(time.Second), d(3*time.Second)
-		s.Server.GarbageCollection = config.GarbageCollection{Interval: d(2 * time.Second), RegistrationTimeout: d(20 * time.Second), DeletedRecordRetention: d(time.Minute)}
+		s.Server.GarbageCollection = config.GarbageCollection{Interval: d(2 * time.Second),
+			RegistrationTimeout: d(20 * time.Second), DeletedRecordRetention: d(time.Minute)}
 		s.Server.ErrorExitJitter = config.ErrorExitJitter{MinDelay: d(0), MaxDelay: d(100 * time.Millisecond)}
 		spec, size := s.Groups[local.Tenant][group], final
 		spec.Size = &size
@@ -152,7 +158,9 @@ func (t *trial) start(ctx context.Context) (err error) {
 		return err
 	}
 	for n := 1; n <= servers; n++ {
-		t.servers[n] = &supervised{start: func(ctx context.Context) (*local.Process, error) { return t.stack.StartServer(ctx, n) }}
+		t.servers[n] = &supervised{start: func(ctx context.Context) (*local.Process, error) {
+			return t.stack.StartServer(ctx, n)
+		}}
 		if err := t.servers[n].begin(ctx); err != nil {
 			return err
 		}

@@ -20,7 +20,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// ForUser is the configuration of a user with a certificate of the cluster's CA. RBAC decides what it may do; the group system:masters may all.
+// ForUser is the configuration of a user with a certificate of the cluster's CA. RBAC decides what it may do; the group
+// system:masters may all.
 func (c *Cluster) ForUser(name string, groups ...string) (*rest.Config, error) {
 	pair, err := c.pki.client(name, groups...)
 	if err != nil {
@@ -52,15 +53,17 @@ func WriteKubeconfig(path string, config *rest.Config) error {
 	const name = "kube-test"
 	file := clientcmdapi.NewConfig()
 	file.Clusters[name] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
-	file.AuthInfos[name] = &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken}
+	file.AuthInfos[name] = &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
+		Token: config.BearerToken}
 	file.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	file.CurrentContext = name
 	return clientcmd.WriteToFile(*file, path) // mode 0600
 }
 
-// Front serves the API server's clients on another address of this machine until ctx ends: each request goes through handle, which passes it on by calling
-// next. Configurations for it are those of the cluster with another Host.
-func (c *Cluster) Front(ctx context.Context, handle func(w http.ResponseWriter, r *http.Request, next http.Handler)) (url string, err error) {
+// Front serves the API server's clients on another address of this machine until ctx ends: each request goes through
+// handle, which passes it on by calling next. Configurations for it are those of the cluster with another Host.
+func (c *Cluster) Front(ctx context.Context, handle func(w http.ResponseWriter, r *http.Request, next http.Handler)) (
+	url string, err error) {
 	pair, err := c.pki.server("front")
 	if err != nil {
 		return "", err

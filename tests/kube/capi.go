@@ -19,13 +19,15 @@ import (
 // capiNamespace is where its own kustomization puts it.
 const capiNamespace = "capi-system"
 
-// capiDir is a directory of the core's configuration in its module, which has the CRDs and webhooks that belong to the program.
+// capiDir is a directory of the core's configuration in its module, which has the CRDs and webhooks that belong to the
+// program.
 func capiDir(ctx context.Context, parts ...string) (string, error) {
 	module, err := ModuleDir(ctx, "cluster-api", "sigs.k8s.io/cluster-api")
 	return filepath.Join(append([]string{module, "core", "config"}, parts...)...), err
 }
 
-// installCore installs the core's definitions, labelled as its kustomization does. Without the manager nothing converts old versions, which nobody here writes.
+// installCore installs the core's definitions, labelled as its kustomization does. Without the manager nothing converts
+// old versions, which nobody here writes.
 func (c *Cluster) installCore(ctx context.Context) error {
 	crds, err := coreCRDs(ctx)
 	if err != nil {
@@ -66,8 +68,10 @@ func (c *Cluster) startCAPI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := c.run(ctx, "capi-core", "--kubeconfig="+c.Kubeconfig, "--diagnostics-address=0", "--health-addr="+address(ports[1]),
-		"--webhook-port="+strconv.Itoa(ports[0]), "--webhook-cert-dir="+dir, "--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields", "--sync-period=1m", "--v=2")
+	p, err := c.run(ctx, "capi-core", "--kubeconfig="+c.Kubeconfig, "--diagnostics-address=0", "--health-addr="+
+		address(ports[1]),
+		"--webhook-port="+strconv.Itoa(ports[0]), "--webhook-cert-dir="+dir,
+		"--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields", "--sync-period=1m", "--v=2")
 	if err != nil {
 		return err
 	}
@@ -150,8 +154,10 @@ func (c *Cluster) convert(ctx context.Context, port int) error {
 	}
 	url := "https://" + address(port) + "/convert"
 	for _, crd := range crds {
-		crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.WebhookConverter, Webhook: &apiextensionsv1.WebhookConversion{
-			ConversionReviewVersions: []string{"v1"}, ClientConfig: &apiextensionsv1.WebhookClientConfig{URL: &url, CABundle: c.pki.pem}}}
+		crd.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.WebhookConverter,
+			Webhook: &apiextensionsv1.WebhookConversion{
+				ConversionReviewVersions: []string{"v1"}, ClientConfig: &apiextensionsv1.WebhookClientConfig{URL: &url,
+					CABundle: c.pki.pem}}}
 	}
 	return c.installCRDs(ctx, crds)
 }

@@ -17,9 +17,11 @@ const controllers = "serviceaccount-controller,serviceaccount-token-controller,r
 	"deployment-controller,replicaset-controller,daemonset-controller,statefulset-controller,job-controller,clusterrole-aggregation-controller"
 
 func (c *Cluster) startControllerManager(ctx context.Context) error {
-	p, err := c.run(ctx, "kube-controller-manager", "--kubeconfig="+c.Kubeconfig, "--leader-elect=false", "--secure-port=0", "--controllers="+controllers,
+	p, err := c.run(ctx, "kube-controller-manager", "--kubeconfig="+c.Kubeconfig, "--leader-elect=false",
+		"--secure-port=0", "--controllers="+controllers,
 		"--service-account-private-key-file="+c.accountsKey(), "--root-ca-file="+filepath.Join(c.Dir, "ca.crt"),
-		"--node-monitor-period=1s", "--node-monitor-grace-period="+nodeGrace.String(), "--node-startup-grace-period=20s", "--profiling=false")
+		"--node-monitor-period=1s", "--node-monitor-grace-period="+nodeGrace.String(),
+		"--node-startup-grace-period=20s", "--profiling=false")
 	if err != nil {
 		return err
 	}
@@ -30,7 +32,8 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 }
 
 func (c *Cluster) startScheduler(ctx context.Context) error {
-	_, err := c.run(ctx, "kube-scheduler", "--kubeconfig="+c.Kubeconfig, "--leader-elect=false", "--secure-port=0", "--profiling=false")
+	_, err := c.run(ctx, "kube-scheduler", "--kubeconfig="+c.Kubeconfig, "--leader-elect=false", "--secure-port=0",
+		"--profiling=false")
 	return err
 }
 
@@ -51,13 +54,15 @@ func (p *Process) until(ctx context.Context, fn func() error) error {
 	}
 }
 
-// startKwok starts kwok with stages of its own module: Nodes are ready at once and keep a lease, pods run at once and end at once.
+// startKwok starts kwok with stages of its own module: Nodes are ready at once and keep a lease, pods run at once and
+// end at once.
 func (c *Cluster) startKwok(ctx context.Context) error {
 	module, err := ModuleDir(ctx, "kwok", "sigs.k8s.io/kwok")
 	if err != nil {
 		return err
 	}
-	args := []string{"--kubeconfig=" + c.Kubeconfig, "--manage-all-nodes=false", "--manage-nodes-with-label-selector=" + AliveLabel + "=true",
+	args := []string{"--kubeconfig=" + c.Kubeconfig, "--manage-all-nodes=false", "--manage-nodes-with-label-selector=" +
+		AliveLabel + "=true",
 		fmt.Sprintf("--node-lease-duration-seconds=%d", int(nodeLease.Seconds()))}
 	for _, dir := range []string{"node/fast", "node/heartbeat-with-lease", "pod/fast"} {
 		files, err := filepath.Glob(filepath.Join(module, "kustomize", "stage", filepath.FromSlash(dir), "*-*.yaml"))

@@ -15,17 +15,20 @@ const (
 	controlPlaneKind  = "StubControlPlane"
 )
 
-// StubControlPlane makes an object that plays a control plane which is managed elsewhere, and returns what a Cluster's spec.controlPlaneRef is to be.
-// Without one Cluster API takes every Node for the last of the control plane: it neither drains nor deletes any.
-func (c *Cluster) StubControlPlane(ctx context.Context, namespace, name string) (clusterv1.ContractVersionedObjectReference, error) {
+// StubControlPlane makes an object that plays a control plane which is managed elsewhere, and returns what a Cluster's
+// spec.controlPlaneRef is to be. Without one Cluster API takes every Node for the last of the control plane: it neither
+// drains nor deletes any.
+func (c *Cluster) StubControlPlane(ctx context.Context, namespace, name string) (
+	clusterv1.ContractVersionedObjectReference, error) {
 	ref := clusterv1.ContractVersionedObjectReference{APIGroup: controlPlaneGroup, Kind: controlPlaneKind, Name: name}
 	if err := c.installCRDs(ctx, []*apiextensionsv1.CustomResourceDefinition{controlPlaneCRD()}); err != nil {
 		return ref, err
 	}
 	stub := &unstructured.Unstructured{Object: map[string]any{
 		"spec": map[string]any{"version": "v1.36.3"},
-		"status": map[string]any{"initialization": map[string]any{"controlPlaneInitialized": true}, "externalManagedControlPlane": true,
-			"version": "v1.36.3"},
+		"status": map[string]any{"initialization": map[string]any{"controlPlaneInitialized": true},
+			"externalManagedControlPlane": true,
+			"version":                     "v1.36.3"},
 	}}
 	stub.SetAPIVersion(controlPlaneGroup + "/v1beta1")
 	stub.SetKind(controlPlaneKind)
@@ -41,11 +44,13 @@ func (c *Cluster) StubControlPlane(ctx context.Context, namespace, name string) 
 func controlPlaneCRD() *apiextensionsv1.CustomResourceDefinition {
 	anything := true
 	return &apiextensionsv1.CustomResourceDefinition{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition"},
-		ObjectMeta: metav1.ObjectMeta{Name: "stubcontrolplanes." + controlPlaneGroup, Labels: map[string]string{"cluster.x-k8s.io/v1beta2": "v1beta1"}},
+		TypeMeta: metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition"},
+		ObjectMeta: metav1.ObjectMeta{Name: "stubcontrolplanes." + controlPlaneGroup,
+			Labels: map[string]string{"cluster.x-k8s.io/v1beta2": "v1beta1"}},
 		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
 			Group: controlPlaneGroup, Scope: apiextensionsv1.NamespaceScoped,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: controlPlaneKind, ListKind: controlPlaneKind + "List", Plural: "stubcontrolplanes",
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: controlPlaneKind, ListKind: controlPlaneKind +
+				"List", Plural: "stubcontrolplanes",
 				Singular: "stubcontrolplane"},
 			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1beta1", Served: true, Storage: true,
 				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object",

@@ -20,7 +20,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// InstallCRDs installs the definitions in files, or in the *.yaml files of directories, and waits until their objects can be written.
+// InstallCRDs installs the definitions in files, or in the *.yaml files of directories, and waits until their objects
+// can be written.
 func (c *Cluster) InstallCRDs(ctx context.Context, paths ...string) error {
 	crds, err := readCRDs(paths...)
 	if err != nil {
@@ -112,16 +113,18 @@ func (c *Cluster) installCRDs(ctx context.Context, crds []*apiextensionsv1.Custo
 }
 
 // pendingCRDs lists those of the definitions that cannot be used yet.
-func (c *Cluster) pendingCRDs(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition) (pending []string, err error) {
+func (c *Cluster) pendingCRDs(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition) (pending []string,
+	err error) {
 	var list apiextensionsv1.CustomResourceDefinitionList
 	if err := c.Client.List(ctx, &list); err != nil {
 		return nil, err
 	}
 	for _, crd := range crds {
 		if !slices.ContainsFunc(list.Items, func(there apiextensionsv1.CustomResourceDefinition) bool {
-			return there.Name == crd.Name && slices.ContainsFunc(there.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-				return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
-			})
+			return there.Name == crd.Name && slices.ContainsFunc(there.Status.Conditions,
+				func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+					return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+				})
 		}) {
 			pending = append(pending, crd.Name)
 		}

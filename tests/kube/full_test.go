@@ -23,7 +23,8 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	if !testing.Short() {
 		code, done, err := Isolate(func() error {
-			return Prepare(context.Background(), Options{ControllerManager: true, Scheduler: true, Kwok: true, CAPI: true})
+			return Prepare(context.Background(), Options{ControllerManager: true, Scheduler: true, Kwok: true,
+				CAPI: true})
 		})
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -36,8 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestCluster starts everything: a Node is made, runs a pod, and is not ready any more when its machine has gone; Cluster API's webhooks refuse what is
-// wrong and complete what is not.
+// TestCluster starts everything: a Node is made, runs a pod, and is not ready any more when its machine has gone;
+// Cluster API's webhooks refuse what is wrong and complete what is not.
 func TestCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes")
@@ -45,7 +46,8 @@ func TestCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	began := time.Now()
-	c, err := Start(ctx, Options{Dir: t.TempDir(), ControllerManager: true, Scheduler: true, Kwok: true, CAPI: true, CRDs: []string{"../../config/crd"}})
+	c, err := Start(ctx, Options{Dir: t.TempDir(), ControllerManager: true, Scheduler: true, Kwok: true, CAPI: true,
+		CRDs: []string{"../../config/crd"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +66,8 @@ func TestCluster(t *testing.T) {
 	if err := nodes.join(ctx, vm); err != nil {
 		t.Fatal(err)
 	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "hello"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "hello"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
 	if err := c.Client.Create(ctx, pod); err != nil {
 		t.Fatal(err)
 	}
@@ -75,8 +78,9 @@ func TestCluster(t *testing.T) {
 		t.Errorf("the pod runs on %q", pod.Spec.NodeName)
 	}
 
-	wrong := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "wrong"}, Spec: clusterv1.ClusterSpec{
-		Topology: clusterv1.Topology{ClassRef: clusterv1.ClusterClassRef{Name: "none"}, Version: "not-a-version"}}}
+	wrong := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "wrong"},
+		Spec: clusterv1.ClusterSpec{
+			Topology: clusterv1.Topology{ClassRef: clusterv1.ClusterClassRef{Name: "none"}, Version: "not-a-version"}}}
 	if err := c.Client.Create(ctx, wrong); err == nil {
 		t.Error("a cluster with a bad version was not refused")
 	} else if !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) && !apierrors.IsBadRequest(err) {
@@ -86,12 +90,14 @@ func TestCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "right"}, Spec: clusterv1.ClusterSpec{ControlPlaneRef: ref}}
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "right"},
+		Spec: clusterv1.ClusterSpec{ControlPlaneRef: ref}}
 	if err := c.Client.Create(ctx, cluster); err != nil {
 		t.Fatal(err)
 	}
 	await(ctx, t, "Cluster API to see the control plane", func() bool {
-		return c.Client.Get(ctx, client.ObjectKeyFromObject(cluster), cluster) == nil && cluster.Status.Initialization.ControlPlaneInitialized != nil &&
+		return c.Client.Get(ctx, client.ObjectKeyFromObject(cluster), cluster) == nil &&
+			cluster.Status.Initialization.ControlPlaneInitialized != nil &&
 			*cluster.Status.Initialization.ControlPlaneInitialized
 	})
 

@@ -14,9 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Isolate runs this test program again in a network namespace of its own, in which there is nothing but the loopback interface, and returns its exit
-// code with done; in that second program it returns at once. It belongs at the start of TestMain. Whatever the program leaves running, daemons
-// included, is killed when it has ended. prepare is called before, while there still is a network: tools may have to be built.
+// Isolate runs this test program again in a network namespace of its own, in which there is nothing but the loopback
+// interface, and returns its exit code with done; in that second program it returns at once. It belongs at the start of
+// TestMain. Whatever the program leaves running, daemons included, is killed when it has ended. prepare is called
+// before, while there still is a network: tools may have to be built.
 //
 // A user who is not root needs user namespaces. Where neither can be had, that is an error.
 func Isolate(prepare func() error) (code int, done bool, err error) {

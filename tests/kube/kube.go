@@ -1,8 +1,10 @@
-// Package kube runs a real Kubernetes on this machine for tests: etcd and kube-apiserver, and on top of them, as asked for, the controller manager,
-// the scheduler, kwok (nodes without machines) and Cluster API's core manager with its webhooks.
+// Package kube runs a real Kubernetes on this machine for tests: etcd and kube-apiserver, and on top of them, as asked
+// for, the controller manager, the scheduler, kwok (nodes without machines) and Cluster API's core manager with its
+// webhooks.
 //
-// Invariant: everything listens on the loopback address only, writes below the directory it was given, and ends with the test's process. What
-// cannot be told where to listen (Cluster API's webhooks) runs only in a network namespace of its own, see [Isolate].
+// Invariant: everything listens on the loopback address only, writes below the directory it was given, and ends with
+// the test's process. What cannot be told where to listen (Cluster API's webhooks) runs only in a network namespace of
+// its own, see [Isolate].
 package kube
 
 import (
@@ -36,13 +38,15 @@ const loopback = "127.0.0.1"
 
 // Options of Start.
 type Options struct {
-	// Dir gets everything that the processes write; required. Its files of certificates and keys are readable by the owner only.
+	// Dir gets everything that the processes write; required. Its files of certificates and keys are readable by the
+	// owner only.
 	Dir string
 	// CRDs are files, or directories of files, with CustomResourceDefinitions to install.
 	CRDs []string
 	// CoreCRDs installs the definitions of Cluster API's core, without its manager. CAPI includes it.
 	CoreCRDs bool
-	// ControllerManager runs kube-controller-manager, whose node monitor notices within seconds that a Node's lease is not renewed.
+	// ControllerManager runs kube-controller-manager, whose node monitor notices within seconds that a Node's lease is
+	// not renewed.
 	ControllerManager bool
 	Scheduler         bool
 	// Kwok plays the kubelets of Nodes with the label [AliveLabel].
@@ -57,21 +61,25 @@ type Cluster struct {
 	URL        string
 	Config     *rest.Config // of an administrator
 	Kubeconfig string       // path of a file with the same
-	// Client reads and writes without a cache, as an administrator: the types of Kubernetes, of Cluster API's core and ours.
+	// Client reads and writes without a cache, as an administrator: the types of Kubernetes, of Cluster API's core and
+	// ours.
 	Client client.Client
 
 	pki       *pki
 	processes []*Process
 }
 
-// Start starts a cluster and returns when all that was asked for answers; with the API server alone that takes about four seconds. The caller
-// stops it, also with Stop; it ends with this process in any case.
+// Start starts a cluster and returns when all that was asked for answers; with the API server alone that takes about
+// four seconds. The caller stops it, also with Stop; it ends with this process in any case.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Dir == "" {
 		return nil, errors.New("kube: no directory given")
 	}
 	if o.CAPI && !Isolated() {
-		return nil, errors.New("kube: Cluster API's webhooks listen on all addresses: run them in a network namespace of their own, see kube.Isolate")
+		return nil,
+			errors.New(
+				"kube: Cluster API's webhooks listen on all addresses: run them in a network namespace of their " +
+					"own, see kube.Isolate")
 	}
 	c := &Cluster{Options: o}
 	if err := c.start(ctx); err != nil {
@@ -101,7 +109,8 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	for _, extra := range []struct {
 		wanted bool
 		start  func(context.Context) error
-	}{{c.ControllerManager, c.startControllerManager}, {c.Scheduler, c.startScheduler}, {c.Kwok, c.startKwok}, {c.CAPI, c.startCAPI}} {
+	}{{c.ControllerManager, c.startControllerManager}, {c.Scheduler, c.startScheduler}, {c.Kwok, c.startKwok},
+		{c.CAPI, c.startCAPI}} {
 		if extra.wanted {
 			if err := extra.start(ctx); err != nil {
 				return err
@@ -152,7 +161,8 @@ func (c *Cluster) run(ctx context.Context, name string, args ...string) (*Proces
 	return p, nil
 }
 
-// startAPIServer starts etcd and kube-apiserver. Between choosing ports and listening on them somebody else may have taken one: then others are tried.
+// startAPIServer starts etcd and kube-apiserver. Between choosing ports and listening on them somebody else may have
+// taken one: then others are tried.
 func (c *Cluster) startAPIServer(ctx context.Context) error {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return err
@@ -174,8 +184,10 @@ func (c *Cluster) tryAPIServer(ctx context.Context, attempt int) error {
 	// The API server is started at once: it waits for etcd better than we could.
 	etcd := fmt.Sprintf("http://%s", address(ports[0]))
 	peer := fmt.Sprintf("http://%s", address(ports[1]))
-	if _, err := c.run(ctx, "etcd", "--name=test", "--data-dir="+filepath.Join(c.Dir, "etcd-"+strconv.Itoa(attempt)), "--unsafe-no-fsync", "--log-level=warn",
-		"--listen-client-urls="+etcd, "--advertise-client-urls="+etcd, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
+	if _, err := c.run(ctx, "etcd", "--name=test", "--data-dir="+filepath.Join(c.Dir, "etcd-"+strconv.Itoa(attempt)),
+		"--unsafe-no-fsync", "--log-level=warn",
+		"--listen-client-urls="+etcd, "--advertise-client-urls="+etcd, "--listen-peer-urls="+peer,
+		"--initial-advertise-peer-urls="+peer,
 		"--initial-cluster=test="+peer); err != nil {
 		return err
 	}
@@ -199,7 +211,8 @@ func (c *Cluster) tryAPIServer(ctx context.Context, attempt int) error {
 		return err
 	}
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), apiextensionsv1.AddToScheme(scheme), clusterv1.AddToScheme(scheme),
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), apiextensionsv1.AddToScheme(scheme),
+		clusterv1.AddToScheme(scheme),
 		v1beta1.AddToScheme(scheme)); err != nil {
 		return err
 	}
@@ -231,8 +244,10 @@ func (c *Cluster) apiServerArgs(etcd string, port int) ([]string, error) {
 	if err := os.WriteFile(c.accountsKey(), accounts, 0o600); err != nil {
 		return nil, err
 	}
-	args := []string{"--etcd-servers=" + etcd, "--bind-address=" + loopback, "--advertise-address=" + loopback, "--secure-port=" + strconv.Itoa(port),
-		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC", "--allow-privileged=true",
+	args := []string{"--etcd-servers=" + etcd, "--bind-address=" + loopback, "--advertise-address=" + loopback,
+		"--secure-port=" + strconv.Itoa(port),
+		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC",
+		"--allow-privileged=true",
 		"--client-ca-file=" + ca, "--tls-cert-file=" + cert, "--tls-private-key-file=" + key, "--cert-dir=" + c.Dir,
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + c.accountsKey(),
 		"--service-account-signing-key-file=" + c.accountsKey(), "--profiling=false", "--v=1"}
@@ -288,7 +303,8 @@ func get(ctx context.Context, c *http.Client, url string) (status int, err error
 
 func address(port int) string { return net.JoinHostPort(loopback, strconv.Itoa(port)) }
 
-// freePorts finds ports that nobody listens on, below the range from which Linux takes the ports of outgoing connections.
+// freePorts finds ports that nobody listens on, below the range from which Linux takes the ports of outgoing
+// connections.
 func freePorts(ctx context.Context, n int) (ports []int, err error) {
 	const first, last = 20000, 32000
 	var c net.ListenConfig

@@ -42,7 +42,8 @@ func TestCertificates(t *testing.T) {
 		host  string
 	}{"server": {server, x509.ExtKeyUsageServerAuth, "127.0.0.1"}, "client": {user, x509.ExtKeyUsageClientAuth, ""}} {
 		cert := decode(t, c.cert)
-		if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{c.usage}, DNSName: c.host}); err != nil {
+		if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{c.usage},
+			DNSName: c.host}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		other := x509.ExtKeyUsageServerAuth
@@ -52,7 +53,8 @@ func TestCertificates(t *testing.T) {
 		if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{other}}); err == nil {
 			t.Errorf("%s: may be used as the other", name)
 		}
-		if name == "client" && (cert.Subject.CommonName != "jane" || !slices.Equal(cert.Subject.Organization, []string{"admins", "developers"})) {
+		if name == "client" && (cert.Subject.CommonName != "jane" || !slices.Equal(cert.Subject.Organization,
+			[]string{"admins", "developers"})) {
 			t.Errorf("subject %s", cert.Subject)
 		}
 	}
@@ -70,7 +72,8 @@ func decode(t *testing.T, raw []byte) *x509.Certificate {
 
 func TestKubeconfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	want := &rest.Config{Host: "https://127.0.0.1:1", BearerToken: "token", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("ca"), CertData: []byte("cert"), KeyData: []byte("key")}}
+	want := &rest.Config{Host: "https://127.0.0.1:1", BearerToken: "token",
+		TLSClientConfig: rest.TLSClientConfig{CAData: []byte("ca"), CertData: []byte("cert"), KeyData: []byte("key")}}
 	if err := WriteKubeconfig(path, want); err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +81,8 @@ func TestKubeconfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Host != want.Host || got.BearerToken != want.BearerToken || string(got.CAData) != "ca" || string(got.CertData) != "cert" || string(got.KeyData) != "key" {
+	if got.Host != want.Host || got.BearerToken != want.BearerToken || string(got.CAData) != "ca" ||
+		string(got.CertData) != "cert" || string(got.KeyData) != "key" {
 		t.Errorf("got %+v", got)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
@@ -114,7 +118,8 @@ func TestReadCRDs(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", path, got, want)
 		}
 	}
-	for _, path := range []string{filepath.Join(dir, "kustomization.yaml"), filepath.Join(dir, "nothing"), filepath.Join(dir, "note.txt")} {
+	for _, path := range []string{filepath.Join(dir, "kustomization.yaml"), filepath.Join(dir, "nothing"),
+		filepath.Join(dir, "note.txt")} {
 		if _, err := readCRDs(path); err == nil {
 			t.Errorf("%s: no error", filepath.Base(path))
 		}
@@ -127,9 +132,11 @@ func TestLocalWebhook(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := "/mutate"
-	config := admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Name: "webhook-service", Path: &path}}
+	config := admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Name: "webhook-service",
+		Path: &path}}
 	(&Cluster{pki: ca}).local(&config, 1234)
-	if config.Service != nil || config.URL == nil || *config.URL != "https://127.0.0.1:1234/mutate" || string(config.CABundle) != string(ca.pem) {
+	if config.Service != nil || config.URL == nil || *config.URL != "https://127.0.0.1:1234/mutate" ||
+		string(config.CABundle) != string(ca.pem) {
 		t.Errorf("got %+v", config)
 	}
 }
@@ -138,7 +145,8 @@ func TestStartNeedsIsolation(t *testing.T) {
 	if Isolated() {
 		t.Setenv(isolated, "")
 	}
-	if _, err := Start(t.Context(), Options{Dir: t.TempDir(), CAPI: true}); err == nil || !strings.Contains(err.Error(), "Isolate") {
+	if _, err := Start(t.Context(), Options{Dir: t.TempDir(), CAPI: true}); err == nil ||
+		!strings.Contains(err.Error(), "Isolate") {
 		t.Errorf("error %v", err)
 	}
 	if _, err := Start(t.Context(), Options{}); err == nil {

@@ -22,13 +22,15 @@ import (
 const AliveLabel = "kube-test.nstance.dev/alive"
 
 const (
-	// nodeLease is for how long a kubelet's lease holds, nodeGrace how long Kubernetes waits for a Node that does not report.
+	// nodeLease is for how long a kubelet's lease holds, nodeGrace how long Kubernetes waits for a Node that does not
+	// report.
 	nodeLease = 4 * time.Second
 	nodeGrace = 6 * time.Second
 )
 
-// Nodes plays the kubelets of instances: each has a Node named like it from when its agent has registered. It removes none: when the VM has gone, the
-// Node becomes NotReady, as in a cluster without a cloud controller. Nor does it make one twice: a kubelet registers when it starts.
+// Nodes plays the kubelets of instances: each has a Node named like it from when its agent has registered. It removes
+// none: when the VM has gone, the Node becomes NotReady, as in a cluster without a cloud controller. Nor does it make
+// one twice: a kubelet registers when it starts.
 type Nodes struct {
 	Client client.Client
 	// Failed is told what went wrong and will be tried again.
@@ -38,7 +40,8 @@ type Nodes struct {
 	made map[string]bool // false: its VM is gone
 }
 
-// Follow watches the instances of shards until ctx ends, whoever leads those. A shard that does not answer has the VMs that it last had.
+// Follow watches the instances of shards until ctx ends, whoever leads those. A shard that does not answer has the VMs
+// that it last had.
 func (n *Nodes) Follow(ctx context.Context, shards ...nstancev1.OperatorServiceClient) {
 	var all sync.WaitGroup
 	for _, shard := range shards {
@@ -51,7 +54,8 @@ func (n *Nodes) follow(ctx context.Context, shard nstancev1.OperatorServiceClien
 	changed := make(chan struct{}, 1)
 	go func() {
 		for ctx.Err() == nil {
-			_ = watch(ctx, shard, changed) // a stream's end is no news, and a look at the list is due every second in any case
+			// a stream's end is no news, and a look at the list is due every second in any case
+			_ = watch(ctx, shard, changed)
 			pause(ctx, 200*time.Millisecond)
 		}
 	}()
@@ -120,7 +124,8 @@ func (n *Nodes) look(ctx context.Context, shard nstancev1.OperatorServiceClient,
 }
 
 // changes says which instances need a Node, and whose machine has gone, by what is known and what there is.
-func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (joined []*nstancev1.InstanceStatus, left []string) {
+func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (joined []*nstancev1.InstanceStatus,
+	left []string) {
 	runs := map[string]bool{}
 	for _, instance := range instances {
 		id := instance.GetInstanceId()
@@ -140,10 +145,12 @@ func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (join
 	return joined, left
 }
 
-// boots reports whether an instance's machine runs, or is about to: a provider that said so last is not asked again for minutes.
+// boots reports whether an instance's machine runs, or is about to: a provider that said so last is not asked again for
+// minutes.
 func boots(instance *nstancev1.InstanceStatus) bool {
 	state := instance.GetProviderState()
-	return (state == "running" || state == "pending") && instance.GetProviderId() != "" && instance.GetState() != "deleted"
+	return (state == "running" || state == "pending") && instance.GetProviderId() != "" &&
+		instance.GetState() != "deleted"
 }
 
 // join makes a Node, as a kubelet does when it starts.
@@ -166,16 +173,19 @@ func (n *Nodes) join(ctx context.Context, instance *nstancev1.InstanceStatus) er
 
 func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 	id := instance.GetInstanceId()
-	labels := map[string]string{AliveLabel: "true", corev1.LabelHostname: id, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}
-	for label, value := range map[string]string{corev1.LabelInstanceTypeStable: instance.GetInstanceType(), corev1.LabelTopologyZone: instance.GetZone(),
+	labels := map[string]string{AliveLabel: "true", corev1.LabelHostname: id, corev1.LabelOSStable: "linux",
+		corev1.LabelArchStable: "amd64"}
+	for label, value := range map[string]string{corev1.LabelInstanceTypeStable: instance.GetInstanceType(),
+		corev1.LabelTopologyZone:   instance.GetZone(),
 		corev1.LabelTopologyRegion: instance.GetRegion()} {
 		if value != "" {
 			labels[label] = value
 		}
 	}
 	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: labels, Annotations: map[string]string{"kwok.x-k8s.io/node": "fake"}},
-		Spec:       corev1.NodeSpec{ProviderID: instance.GetProviderId()},
+		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: labels, Annotations: map[string]string{
+			"kwok.x-k8s.io/node": "fake"}},
+		Spec: corev1.NodeSpec{ProviderID: instance.GetProviderId()},
 		// Cluster API copies it to Machines, and refuses what is no version. kwok would say its own.
 		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
 	}

@@ -23,7 +23,8 @@ type Process struct {
 	state *os.ProcessState
 }
 
-// launcher starts all processes from one thread that never ends: Linux sends the signal of a parent's death when the thread ends that forked.
+// launcher starts all processes from one thread that never ends: Linux sends the signal of a parent's death when the
+// thread ends that forked.
 var launcher = sync.OnceValue(func() chan<- func() {
 	jobs := make(chan func())
 	go func() {

@@ -29,7 +29,8 @@ func Root() (string, error) {
 	}
 }
 
-// Tool returns the path of a pinned program, which is built first if this machine has not got it yet. Building takes minutes.
+// Tool returns the path of a pinned program, which is built first if this machine has not got it yet. Building takes
+// minutes.
 func Tool(ctx context.Context, name string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -58,14 +59,16 @@ func output(ctx context.Context, dir, program string, args ...string) (string, e
 		err = errors.New("it printed nothing")
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s %s: %w: %s", filepath.Base(program), strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+		return "", fmt.Errorf("%s %s: %w: %s", filepath.Base(program), strings.Join(args, " "), err,
+			bytes.TrimSpace(stderr.Bytes()))
 	}
 	return text, nil
 }
 
 // Prepare builds the programs that a cluster with these options needs, and does what else needs a network.
 func Prepare(ctx context.Context, o Options) error {
-	for name, wanted := range map[string]bool{"etcd": true, "kube-apiserver": true, "kube-controller-manager": o.ControllerManager, "kube-scheduler": o.Scheduler,
+	for name, wanted := range map[string]bool{"etcd": true, "kube-apiserver": true,
+		"kube-controller-manager": o.ControllerManager, "kube-scheduler": o.Scheduler,
 		"kwok": o.Kwok, "capi-core": o.CAPI} {
 		if !wanted {
 			continue

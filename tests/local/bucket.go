@@ -40,8 +40,10 @@ func (s *Stack) State(ctx context.Context) (*clusterstate.State, error) {
 	if err != nil {
 		return nil, err
 	}
-	secrets := secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: Cluster, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
-	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: Cluster, ShardID: Shard, Secrets: secrets}), nil
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: Cluster,
+		Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: Cluster, ShardID: Shard,
+		Secrets: secrets}), nil
 }
 
 // ConfigWritten is when the shard's configuration was written, by the object store: its files are the objects.
@@ -74,8 +76,8 @@ func (s *Stack) Objects() (found []string, err error) {
 	return found, err
 }
 
-// PutConfig writes the example's configuration (examples/config-tmux.jsonc), made to fit this stack and changed by change, as `nstance-admin config
-// push` would.
+// PutConfig writes the example's configuration (examples/config-tmux.jsonc), made to fit this stack and changed by
+// change, as `nstance-admin config push` would.
 func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error {
 	path := filepath.Join(s.Root, "examples", "config-tmux.jsonc")
 	src, err := os.ReadFile(path)
@@ -90,8 +92,9 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 		Registration: s.bind(s.Ports.Registration), Operator: s.bind(s.Ports.Operator), Agent: s.bind(s.Ports.Agent)}
 	shard.Server.Advertise = config.Addresses{}
 	if s.Network != nil {
-		shard.Server.Advertise = config.Addresses{Registration: s.address(Leader, s.Ports.Registration), Operator: s.address(Leader, s.Ports.Operator),
-			Agent: s.address(Leader, s.Ports.Agent)}
+		shard.Server.Advertise = config.Addresses{Registration: s.address(Leader, s.Ports.Registration),
+			Operator: s.address(Leader, s.Ports.Operator),
+			Agent:    s.address(Leader, s.Ports.Agent)}
 	}
 	shard.Server.Provider.Options = s.ProviderOptions()
 	if change != nil {
@@ -122,7 +125,8 @@ func (s *Stack) ProviderOptions() map[string]string {
 	return options
 }
 
-// identity makes and registers an operator of the default tenant, and returns what it shows and whom it trusts. dir, if it is not empty, gets it too.
+// identity makes and registers an operator of the default tenant, and returns what it shows and whom it trusts. dir, if
+// it is not empty, gets it too.
 func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x509.CertPool, error) {
 	none := tls.Certificate{}
 	state, err := s.State(ctx)
@@ -142,7 +146,8 @@ func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x50
 	return identity, pool, nil
 }
 
-// Identity registers an operator of the default tenant in a cluster's bucket and returns what it shows to servers, and whom it trusts.
+// Identity registers an operator of the default tenant in a cluster's bucket and returns what it shows to servers, and
+// whom it trusts.
 func Identity(ctx context.Context, state *clusterstate.State, cluster string) (tls.Certificate, *x509.CertPool, error) {
 	ca, cert, private, err := issue(ctx, state, cluster)
 	if err != nil {
@@ -159,7 +164,8 @@ func forTLS(ca authority.CA, cert *x509.Certificate, private ed25519.PrivateKey)
 }
 
 // issue makes an operator's key, has the CA certify it, and puts it into the bucket.
-func issue(ctx context.Context, state *clusterstate.State, cluster string) (authority.CA, *x509.Certificate, ed25519.PrivateKey, error) {
+func issue(ctx context.Context, state *clusterstate.State, cluster string) (authority.CA, *x509.Certificate,
+	ed25519.PrivateKey, error) {
 	ca, err := state.LoadCA(ctx)
 	if err != nil {
 		return authority.CA{}, nil, nil, fmt.Errorf("load the CA: %w", err)
@@ -180,8 +186,10 @@ func issue(ctx context.Context, state *clusterstate.State, cluster string) (auth
 	if err != nil {
 		return authority.CA{}, nil, nil, err
 	}
-	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: cluster, Tenant: Tenant, Writer: id.String(),
-		PublicKey: public, Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter}, CreatedAt: now}, "")
+	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id,
+		Cluster: cluster, Tenant: Tenant, Writer: id.String(),
+		PublicKey: public, Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter},
+		CreatedAt: now}, "")
 	if err != nil {
 		return authority.CA{}, nil, nil, fmt.Errorf("register an operator: %w", err)
 	}

@@ -42,7 +42,8 @@ func (s *Stack) Agents(ctx context.Context) ([]Found, error) {
 	return slices.DeleteFunc(found, func(f Found) bool { return f.Program() != "nstance-agent" }), err
 }
 
-// LiveRecords lists the instances that have a record which is neither a reservation nor a tombstone, straight from the bucket.
+// LiveRecords lists the instances that have a record which is neither a reservation nor a tombstone, straight from the
+// bucket.
 func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
 	state, err := s.State(ctx)
 	if err != nil {
@@ -58,8 +59,8 @@ func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
 	return ids, err
 }
 
-// Consistent says how records, windows, the provider's documents and the agents' processes disagree; nil if every VM has a record, every record a
-// VM, and there is no agent beside them.
+// Consistent says how records, windows, the provider's documents and the agents' processes disagree; nil if every VM
+// has a record, every record a VM, and there is no agent beside them.
 func (s *Stack) Consistent(ctx context.Context) error {
 	records, err := s.LiveRecords(ctx)
 	if err != nil {

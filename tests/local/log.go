@@ -35,7 +35,8 @@ func (s *Stack) Lines(server string) ([]Line, error) {
 	return lines, nil
 }
 
-// AwaitLine waits until one of the servers has logged the message in a term above the given one, and returns the first such line.
+// AwaitLine waits until one of the servers has logged the message in a term above the given one, and returns the first
+// such line.
 func (s *Stack) AwaitLine(ctx context.Context, servers int, msg string, above uint64) (Line, error) {
 	for {
 		for n := 1; n <= servers; n++ {

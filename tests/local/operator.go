@@ -18,8 +18,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// Operator speaks to whichever server leads, as an operator of the default tenant does. It also plays one: while [Operator.Watch] runs, every drain
-// that is announced is acknowledged.
+// Operator speaks to whichever server leads, as an operator of the default tenant does. It also plays one: while
+// [Operator.Watch] runs, every drain that is announced is acknowledged.
 type Operator struct {
 	nstancev1.OperatorServiceClient
 	conn *grpc.ClientConn
@@ -41,15 +41,19 @@ func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
 	if err != nil {
 		return nil, err
 	}
-	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: loopback})
-	conn, err := grpc.NewClient(s.address(Leader, s.Ports.Operator), grpc.WithTransportCredentials(creds), grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond},
-		MinConnectTimeout: 2 * time.Second,
-	}))
+	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
+		RootCAs: roots, ServerName: loopback})
+	conn, err := grpc.NewClient(s.address(Leader, s.Ports.Operator), grpc.WithTransportCredentials(creds),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5,
+				MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 2 * time.Second,
+		}))
 	if err != nil {
 		return nil, err
 	}
-	return &Operator{OperatorServiceClient: nstancev1.NewOperatorServiceClient(conn), conn: conn, news: make(chan struct{})}, nil
+	return &Operator{OperatorServiceClient: nstancev1.NewOperatorServiceClient(conn), conn: conn,
+		news: make(chan struct{})}, nil
 }
 
 // Close ends the connection.
@@ -92,7 +96,8 @@ func (o *Operator) watchInstances(ctx context.Context) error {
 		o.mu.Unlock()
 		if event.GetType() == nstancev1.InstanceEvent_TYPE_PENDING_DELETION && event.GetDrain() {
 			// If it does not arrive, the deadline ends the drain.
-			_, _ = o.AcknowledgeDrained(ctx, &nstancev1.AcknowledgeDrainedRequest{InstanceId: event.GetInstance().GetInstanceId()})
+			_, _ = o.AcknowledgeDrained(ctx, &nstancev1.AcknowledgeDrainedRequest{
+				InstanceId: event.GetInstance().GetInstanceId()})
 		}
 	}
 }
@@ -121,7 +126,8 @@ func (o *Operator) Mark() int {
 }
 
 // Await returns the first event since the mark that matches.
-func (o *Operator) Await(ctx context.Context, since int, match func(*nstancev1.InstanceEvent) bool) (*nstancev1.InstanceEvent, error) {
+func (o *Operator) Await(ctx context.Context, since int, match func(*nstancev1.InstanceEvent) bool) (
+	*nstancev1.InstanceEvent, error) {
 	for {
 		o.mu.Lock()
 		news := o.news
@@ -222,21 +228,25 @@ func (o *Operator) AwaitHealthy(ctx context.Context, count int) ([]*nstancev1.In
 		if err != nil {
 			return nil, errors.Join(err, lastSeen(last))
 		}
-		live := slices.DeleteFunc(slices.Clone(instances), func(i *nstancev1.InstanceStatus) bool { return i.GetState() == "deleted" })
+		live := slices.DeleteFunc(slices.Clone(instances), func(i *nstancev1.InstanceStatus) bool {
+			return i.GetState() == "deleted"
+		})
 		well := 0
 		last = ""
 		for _, i := range live {
 			if Healthy(i) {
 				well++
 			}
-			last += fmt.Sprintf("\n  %s state=%s provider=%s health=%s %s", i.GetInstanceId(), i.GetState(), i.GetProviderState(), i.GetHealth(), i.GetHealthMessage())
+			last += fmt.Sprintf("\n  %s state=%s provider=%s health=%s %s", i.GetInstanceId(), i.GetState(),
+				i.GetProviderState(), i.GetHealth(), i.GetHealthMessage())
 		}
 		if len(live) == count && well == count {
 			return live, nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: want %d healthy instances and no others: %w", context.Cause(ctx), count, lastSeen(last))
+			return nil, fmt.Errorf("%w: want %d healthy instances and no others: %w", context.Cause(ctx), count,
+				lastSeen(last))
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

@@ -10,8 +10,8 @@ import (
 
 const loopback = "127.0.0.1"
 
-// Ports are what a stack listens on, all on the loopback address. Health and election ports of server n are (n-1)*10 higher; the other three
-// belong to whichever server leads.
+// Ports are what a stack listens on, all on the loopback address. Health and election ports of server n are (n-1)*10
+// higher; the other three belong to whichever server leads.
 type Ports struct {
 	Store, Health, Election, Registration, Operator, Agent int
 }
@@ -20,7 +20,8 @@ type Ports struct {
 func DefaultPorts() Ports { return portsFrom(8989) }
 
 func portsFrom(base int) Ports {
-	return Ports{Store: base, Health: base + 1, Election: base + 2, Registration: base + 3, Operator: base + 4, Agent: base + 5}
+	return Ports{Store: base, Health: base + 1, Election: base + 2, Registration: base + 3, Operator: base + 4,
+		Agent: base + 5}
 }
 
 // all lists the ports that a stack with that many servers needs.
@@ -49,8 +50,9 @@ func listen(ctx context.Context, port int) (net.Listener, error) {
 	return c.Listen(ctx, "tcp", Address(port))
 }
 
-// ReservePorts finds free ports that no other stack on this machine takes meanwhile: the block's first port is a mutex, held by listening on it until
-// release is called. Blocks lie below the range that the kernel takes outgoing ports from.
+// ReservePorts finds free ports that no other stack on this machine takes meanwhile: the block's first port is a mutex,
+// held by listening on it until release is called. Blocks lie below the range that the kernel takes outgoing ports
+// from.
 func ReservePorts(ctx context.Context, servers int) (ports Ports, release func(), err error) {
 	const first, last = 10000, 30000
 	size := 10 + 10*servers

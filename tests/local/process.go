@@ -15,7 +15,8 @@ import (
 	"github.com/shirou/gopsutil/v4/process"
 )
 
-// Process is a program that this one started, in a session of its own: a Ctrl-C at the terminal does not reach it. Its output goes to a log file.
+// Process is a program that this one started, in a session of its own: a Ctrl-C at the terminal does not reach it. Its
+// output goes to a log file.
 type Process struct {
 	Name string
 	PID  int
@@ -33,7 +34,8 @@ func (s *Stack) start(name, program string, args ...string) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	defer out.Close()
-	cmd := exec.CommandContext(context.Background(), s.program(program), args...) // it outlives whoever waits for its start
+	// it outlives whoever waits for its start
+	cmd := exec.CommandContext(context.Background(), s.program(program), args...)
 	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = s.Env(), s.Dir, out, out
 	if s.Environment != nil {
 		cmd.Env = append(cmd.Env, s.Environment(name)...)
@@ -113,8 +115,9 @@ func (f Found) Program() string {
 // String is the PID and the command line.
 func (f Found) String() string { return fmt.Sprintf("%d %s", f.PID, strings.Join(f.Args, " ")) }
 
-// Find lists the processes of the machine that have something below dir on their command line. All programs of a stack are run by their path below
-// its directory, so that this finds them whoever started them: agents are children of tmux, and those of `make up` of nobody.
+// Find lists the processes of the machine that have something below dir on their command line. All programs of a stack
+// are run by their path below its directory, so that this finds them whoever started them: agents are children of tmux,
+// and those of `make up` of nobody.
 func Find(ctx context.Context, dir string) ([]Found, error) {
 	all, err := process.ProcessesWithContext(ctx)
 	if err != nil {
@@ -140,7 +143,8 @@ func Find(ctx context.Context, dir string) ([]Found, error) {
 	return found, nil
 }
 
-// Running finds the stack's object store and servers by what they are called in [Stack.LogFile], whoever started them, with their PIDs.
+// Running finds the stack's object store and servers by what they are called in [Stack.LogFile], whoever started them,
+// with their PIDs.
 func (s *Stack) Running(ctx context.Context) (map[string]int, error) {
 	found, err := s.Processes(ctx)
 	running := map[string]int{}

@@ -66,8 +66,8 @@ func (s *Stack) VMs() ([]VM, error) {
 	return vms, nil
 }
 
-// WipeDisks removes the VMs' disks: identities, keys, received files. What the provider itself remembers (that there were such VMs) stays, as a
-// cloud's control plane outlives the VMs.
+// WipeDisks removes the VMs' disks: identities, keys, received files. What the provider itself remembers (that there
+// were such VMs) stays, as a cloud's control plane outlives the VMs.
 func (s *Stack) WipeDisks() error {
 	disks, err := filepath.Glob(filepath.Join(s.AgentsDir(), "*", "*"))
 	if err != nil {

@@ -1,8 +1,9 @@
-// Package local runs a whole Nstance on this machine from the repository's binaries: an object store, servers, and agents in windows of a tmux
-// server of its own. `make up`, `make demo` and the kill -9 test are made of it.
+// Package local runs a whole Nstance on this machine from the repository's binaries: an object store, servers, and
+// agents in windows of a tmux server of its own. `make up`, `make demo` and the kill -9 test are made of it.
 //
-// Invariant: everything that a stack starts is run by a path below the stack's directory, and everything that it writes is in there. So any number
-// of stacks run side by side, what is left of one can be found by its directory alone, and Clean leaves nothing.
+// Invariant: everything that a stack starts is run by a path below the stack's directory, and everything that it writes
+// is in there. So any number of stacks run side by side, what is left of one can be found by its directory alone, and
+// Clean leaves nothing.
 package local
 
 import (
@@ -42,8 +43,8 @@ type Options struct {
 	Bin   string // directory of the binaries; empty: {Root}/bin
 	Dir   string // everything that the stack writes
 	Ports Ports
-	// SharedTmux: agents run in the user's own tmux server, where `tmux attach -t nstance-dev-agents` finds them; otherwise in one of the stack's
-	// own, whose socket is in Dir.
+	// SharedTmux: agents run in the user's own tmux server, where `tmux attach -t nstance-dev-agents` finds them;
+	// otherwise in one of the stack's own, whose socket is in Dir.
 	SharedTmux bool
 	// Network says where programs run; nil: here.
 	Network Network
@@ -51,7 +52,8 @@ type Options struct {
 	Environment func(name string) []string
 }
 
-// Network is machines for the programs of a stack. Without one all of them run on this machine and listen on its loopback address.
+// Network is machines for the programs of a stack. Without one all of them run on this machine and listen on its
+// loopback address.
 type Network interface {
 	// Host is the address of a program: [Store], [ServerName], or [Leader], an address that follows whoever leads.
 	Host(name string) string
@@ -157,7 +159,8 @@ func (s *Stack) Env() []string {
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
 		switch {
-		case strings.HasPrefix(name, "AWS_"), strings.HasPrefix(name, "NSTANCE_"), strings.HasPrefix(name, "TF_"), name == "TMUX", name == "TMUX_PANE",
+		case strings.HasPrefix(name, "AWS_"), strings.HasPrefix(name, "NSTANCE_"), strings.HasPrefix(name, "TF_"),
+			name == "TMUX", name == "TMUX_PANE",
 			name == "INVOCATION_ID": // systemd's: nobody supervises these
 		default:
 			env = append(env, kv)
@@ -183,7 +186,8 @@ func (s *Stack) StartStore(ctx context.Context) (*Process, error) {
 
 // StartServer starts a server of the shard, counted from 1, and waits until its probe answers, whatever it says.
 func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
-	args := []string{"--id", ServerName(n), "--shard", Shard, "--storage", "s3", "--bucket", Bucket, "--cachedir", s.CacheDir(n)}
+	args := []string{"--id", ServerName(n), "--shard", Shard, "--storage", "s3", "--bucket", Bucket, "--cachedir",
+		s.CacheDir(n)}
 	if s.Network == nil {
 		args = append(args, "--health-addr", s.healthAddr(n), "--instance", strconv.Itoa(n))
 	} else {
@@ -255,7 +259,8 @@ func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	text := stderr.String()
-	if err != nil && (strings.HasPrefix(text, "no server running") || strings.HasPrefix(text, "error connecting") || strings.Contains(text, "server exited")) {
+	if err != nil && (strings.HasPrefix(text, "no server running") || strings.HasPrefix(text, "error connecting") ||
+		strings.Contains(text, "server exited")) {
 		return "", nil
 	}
 	if err != nil {
@@ -264,7 +269,8 @@ func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// KillAll kills every process of the stack at once, as a power cut would: object store, servers, agents, the tmux server.
+// KillAll kills every process of the stack at once, as a power cut would: object store, servers, agents, the tmux
+// server.
 func (s *Stack) KillAll(ctx context.Context) error {
 	// A process that was about to start another may have done so in between, hence more than one round.
 	for range 50 {
@@ -332,7 +338,8 @@ func (s *Stack) Tails(w io.Writer, lines int) {
 		if err != nil {
 			name = path
 		}
-		fmt.Fprintf(w, "\n--- %s, last %d of %d lines\n%s\n", name, min(lines, len(all)), len(all), bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
+		fmt.Fprintf(w, "\n--- %s, last %d of %d lines\n%s\n", name, min(lines, len(all)), len(all),
+			bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
 	}
 }
 

@@ -1,6 +1,7 @@
 // Package modules tests what the Terraform modules promise that no mock can tell: what the policies allow.
 //
-// Invariant: what is tested is the module's own HCL, evaluated with the functions that Terraform has; nothing is copied from it.
+// Invariant: what is tested is the module's own HCL, evaluated with the functions that Terraform has; nothing is copied
+// from it.
 package modules
 
 import (
@@ -43,7 +44,8 @@ func parseFile(path string) (file, error) {
 	return file{body}, nil
 }
 
-// locals evaluates all of the file's locals. given are the other names: "var", and as "local" the locals of other files.
+// locals evaluates all of the file's locals. given are the other names: "var", and as "local" the locals of other
+// files.
 func (f file) locals(given map[string]cty.Value) (map[string]cty.Value, error) {
 	known := map[string]cty.Value{}
 	if others, ok := given["local"]; ok {
@@ -81,7 +83,8 @@ func (f file) locals(given map[string]cty.Value) (map[string]cty.Value, error) {
 // attribute evaluates one attribute of a resource.
 func (f file) attribute(kind, name, attribute string, given map[string]cty.Value) (cty.Value, error) {
 	for _, block := range f.body.Blocks {
-		if block.Type == "resource" && slices.Equal(block.Labels, []string{kind, name}) && block.Body.Attributes[attribute] != nil {
+		if block.Type == "resource" && slices.Equal(block.Labels, []string{kind, name}) &&
+			block.Body.Attributes[attribute] != nil {
 			return f.evaluate(block.Body.Attributes[attribute].Expr, given, nil)
 		}
 	}

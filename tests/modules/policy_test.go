@@ -67,7 +67,8 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 	secrets := map[string]cty.Value{"provider": cty.StringVal("object-storage"), "prefix": cty.StringVal("")}
 	if c.secrets != "" {
 		encryptionKey = cty.NullVal(encryptionKey.Type())
-		secrets = map[string]cty.Value{"provider": cty.StringVal(c.secrets), "prefix": cty.StringVal("nstance/example/")}
+		secrets = map[string]cty.Value{"provider": cty.StringVal(c.secrets),
+			"prefix": cty.StringVal("nstance/example/")}
 		if c.secrets == "aws-parameter-store" {
 			secrets["prefix"] = cty.StringVal("/nstance/example/")
 		}
@@ -83,13 +84,15 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 	out, err := module(t, "account", "policy.tf").locals(map[string]cty.Value{
 		"var": cty.ObjectVal(map[string]cty.Value{
 			"cluster": cty.ObjectVal(map[string]cty.Value{
-				"id": cty.StringVal("example"), "bucket_arn": cty.StringVal(bucket), "prefix": cty.StringVal(c.prefix), "kms_key_arn": text(c.kms),
+				"id": cty.StringVal("example"), "bucket_arn": cty.StringVal(bucket), "prefix": cty.StringVal(c.prefix),
+				"kms_key_arn":    text(c.kms),
 				"encryption_key": encryptionKey, "secrets": cty.ObjectVal(secrets),
 			}),
 			"vpc_id": text(c.vpc), "target_group_arns": groups,
 		}),
 		"local": cty.ObjectVal(map[string]cty.Value{
-			"partition": cty.StringVal("aws"), "region": cty.StringVal("us-west-2"), "account_id": cty.StringVal(account), "agent_role_arn": cty.StringVal(agentRole),
+			"partition": cty.StringVal("aws"), "region": cty.StringVal("us-west-2"),
+			"account_id": cty.StringVal(account), "agent_role_arn": cty.StringVal(agentRole),
 		}),
 	})
 	if err != nil {
@@ -122,20 +125,25 @@ type question struct {
 
 func ask(t *testing.T, doc *policy.Document, questions []question) {
 	t.Helper()
-	caller := policy.Caller{ARN: "arn:aws:sts::" + account + ":assumed-role/example-nstance-server/i-0a", RoleARN: "arn:aws:iam::" + account + ":role/example-nstance-server", Account: account}
+	caller := policy.Caller{ARN: "arn:aws:sts::" + account + ":assumed-role/example-nstance-server/i-0a",
+		RoleARN: "arn:aws:iam::" + account + ":role/example-nstance-server", Account: account}
 	for _, q := range questions {
-		got := policy.Evaluate(policy.Policies{Identity: []*policy.Document{doc}}, policy.Request{Action: q.action, Resource: q.resource, Caller: caller, Context: q.context})
+		got := policy.Evaluate(policy.Policies{Identity: []*policy.Document{doc}},
+			policy.Request{Action: q.action, Resource: q.resource, Caller: caller, Context: q.context})
 		if got.Allowed != q.allowed {
-			t.Errorf("%s: %s on %s with %v: allowed = %v, want %v", q.why, q.action, q.resource, q.context, got.Allowed, q.allowed)
+			t.Errorf("%s: %s on %s with %v: allowed = %v, want %v", q.why, q.action, q.resource, q.context, got.Allowed,
+				q.allowed)
 		}
 	}
 }
 
-// launched are the condition keys of a RunInstances call for an instance, changed by pairs of key and value; "" takes the key away.
+// launched are the condition keys of a RunInstances call for an instance, changed by pairs of key and value; "" takes
+// the key away.
 func launched(changes ...string) policy.Context {
 	out := policy.Context{
-		"aws:RequestTag/nstance:cluster": {"example"}, "aws:RequestTag/nstance:managed": {"true"}, "aws:RequestTag/nstance:shard": {"us-west-2a"},
-		"ec2:MetadataHttpTokens": {"required"}, "ec2:InstanceType": {"t4g.small"},
+		"aws:RequestTag/nstance:cluster": {"example"}, "aws:RequestTag/nstance:managed": {"true"},
+		"aws:RequestTag/nstance:shard": {"us-west-2a"},
+		"ec2:MetadataHttpTokens":       {"required"}, "ec2:InstanceType": {"t4g.small"},
 	}
 	for i := 0; i < len(changes); i += 2 {
 		if out[changes[i]] = []string{changes[i+1]}; changes[i+1] == "" {
@@ -157,63 +165,93 @@ func tagged(pairs ...string) policy.Context {
 func TestServerStartsOnlyItsOwn(t *testing.T) {
 	ask(t, full.server(t), []question{
 		{"an instance of the cluster", "ec2:RunInstances", ec2 + "instance/*", launched(), true},
-		{"without a cluster", "ec2:RunInstances", ec2 + "instance/*", launched("aws:RequestTag/nstance:cluster", ""), false},
-		{"of another cluster", "ec2:RunInstances", ec2 + "instance/*", launched("aws:RequestTag/nstance:cluster", "other"), false},
-		{"without nstance:managed", "ec2:RunInstances", ec2 + "instance/*", launched("aws:RequestTag/nstance:managed", ""), false},
-		{"without any tags", "ec2:RunInstances", ec2 + "instance/*", policy.Context{"ec2:MetadataHttpTokens": {"required"}}, false},
+		{"without a cluster", "ec2:RunInstances", ec2 + "instance/*", launched("aws:RequestTag/nstance:cluster", ""),
+			false},
+		{"of another cluster", "ec2:RunInstances", ec2 + "instance/*",
+			launched("aws:RequestTag/nstance:cluster", "other"), false},
+		{"without nstance:managed", "ec2:RunInstances", ec2 + "instance/*",
+			launched("aws:RequestTag/nstance:managed", ""), false},
+		{"without any tags", "ec2:RunInstances", ec2 + "instance/*", policy.Context{
+			"ec2:MetadataHttpTokens": {"required"}}, false},
 		{"with IMDSv1", "ec2:RunInstances", ec2 + "instance/*", launched("ec2:MetadataHttpTokens", "optional"), false},
-		{"with what the account has for IMDS", "ec2:RunInstances", ec2 + "instance/*", launched("ec2:MetadataHttpTokens", ""), false},
-		{"in another region", "ec2:RunInstances", "arn:aws:ec2:eu-west-1:" + account + ":instance/*", launched(), false},
-		{"in a subnet of the VPC", "ec2:RunInstances", ec2 + "subnet/subnet-0a", policy.Context{"ec2:Vpc": {ec2 + "vpc/" + vpc}}, true},
-		{"in a subnet of another VPC", "ec2:RunInstances", ec2 + "subnet/subnet-0b", policy.Context{"ec2:Vpc": {ec2 + "vpc/vpc-0000000000000000b"}}, false},
+		{"with what the account has for IMDS", "ec2:RunInstances", ec2 + "instance/*",
+			launched("ec2:MetadataHttpTokens", ""), false},
+		{"in another region", "ec2:RunInstances", "arn:aws:ec2:eu-west-1:" + account + ":instance/*", launched(),
+			false},
+		{"in a subnet of the VPC", "ec2:RunInstances", ec2 + "subnet/subnet-0a",
+			policy.Context{"ec2:Vpc": {ec2 + "vpc/" + vpc}}, true},
+		{"in a subnet of another VPC", "ec2:RunInstances", ec2 + "subnet/subnet-0b",
+			policy.Context{"ec2:Vpc": {ec2 + "vpc/vpc-0000000000000000b"}}, false},
 		{"from any image", "ec2:RunInstances", "arn:aws:ec2:us-west-2::image/ami-0a", nil, true},
 		{"from an image's snapshot", "ec2:RunInstances", "arn:aws:ec2:us-west-2::snapshot/snap-0a", nil, true},
 		{"with a disk", "ec2:RunInstances", ec2 + "volume/*", nil, true},
 		{"with an interface", "ec2:RunInstances", ec2 + "network-interface/*", nil, true},
 		{"with a security group", "ec2:RunInstances", ec2 + "security-group/sg-0a", nil, true},
 		{"as spot", "ec2:RunInstances", ec2 + "spot-instances-request/*", nil, true},
-		{"with a launch template, which could say anything", "ec2:RunInstances", ec2 + "launch-template/lt-0a", nil, false},
+		{"with a launch template, which could say anything", "ec2:RunInstances", ec2 + "launch-template/lt-0a", nil,
+			false},
 
-		{"tags with the instance", "ec2:CreateTags", ec2 + "instance/i-0a", policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
-		{"tags with its disk", "ec2:CreateTags", ec2 + "volume/vol-0a", policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
-		{"tags with its interface", "ec2:CreateTags", ec2 + "network-interface/eni-0a", policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
-		{"tags with a spot request", "ec2:CreateTags", ec2 + "spot-instances-request/sir-0a", policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
-		{"tags on what exists: it would make anything the cluster's own", "ec2:CreateTags", ec2 + "instance/i-0a", nil, false},
-		{"tags with a VPC", "ec2:CreateTags", ec2 + "instance/i-0a", policy.Context{"ec2:CreateAction": {"CreateVpc"}}, false},
-		{"no tags back", "ec2:DeleteTags", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
+		{"tags with the instance", "ec2:CreateTags", ec2 + "instance/i-0a",
+			policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
+		{"tags with its disk", "ec2:CreateTags", ec2 + "volume/vol-0a",
+			policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
+		{"tags with its interface", "ec2:CreateTags", ec2 + "network-interface/eni-0a",
+			policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
+		{"tags with a spot request", "ec2:CreateTags", ec2 + "spot-instances-request/sir-0a",
+			policy.Context{"ec2:CreateAction": {"RunInstances"}}, true},
+		{"tags on what exists: it would make anything the cluster's own", "ec2:CreateTags", ec2 + "instance/i-0a", nil,
+			false},
+		{"tags with a VPC", "ec2:CreateTags", ec2 + "instance/i-0a", policy.Context{"ec2:CreateAction": {"CreateVpc"}},
+			false},
+		{"no tags back", "ec2:DeleteTags", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"),
+			false},
 
-		{"the agents' role", "iam:PassRole", agentRole, policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}}, true},
-		{"the agents' role to something else", "iam:PassRole", agentRole, policy.Context{"iam:PassedToService": {"lambda.amazonaws.com"}}, false},
-		{"its own role", "iam:PassRole", "arn:aws:iam::" + account + ":role/example-nstance-server", policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}}, false},
-		{"an administrator's role", "iam:PassRole", "arn:aws:iam::" + account + ":role/admin", policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}}, false},
+		{"the agents' role", "iam:PassRole", agentRole, policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}},
+			true},
+		{"the agents' role to something else", "iam:PassRole", agentRole,
+			policy.Context{"iam:PassedToService": {"lambda.amazonaws.com"}}, false},
+		{"its own role", "iam:PassRole", "arn:aws:iam::" + account + ":role/example-nstance-server",
+			policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}}, false},
+		{"an administrator's role", "iam:PassRole", "arn:aws:iam::" + account + ":role/admin",
+			policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}}, false},
 	})
 	ask(t, choices{}.server(t), []question{
-		{"any VPC, where none is named", "ec2:RunInstances", ec2 + "subnet/subnet-0b", policy.Context{"ec2:Vpc": {ec2 + "vpc/vpc-0000000000000000b"}}, true},
+		{"any VPC, where none is named", "ec2:RunInstances", ec2 + "subnet/subnet-0b",
+			policy.Context{"ec2:Vpc": {ec2 + "vpc/vpc-0000000000000000b"}}, true},
 	})
 }
 
 func TestServerTouchesOnlyItsOwn(t *testing.T) {
 	attach, detach, terminate := "ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface", "ec2:TerminateInstances"
 	ask(t, full.server(t), []question{
-		{"an instance of a group", terminate, ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true", "shard", "us-west-2a"), true},
+		{"an instance of a group", terminate, ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true",
+			"shard", "us-west-2a"), true},
 		{"another cluster's", terminate, ec2 + "instance/i-0a", tagged("cluster", "other", "managed", "true"), false},
-		{"a server of its own cluster", terminate, ec2 + "instance/i-0a", tagged("cluster", "example", "server", "us-west-2a"), false},
+		{"a server of its own cluster", terminate, ec2 + "instance/i-0a",
+			tagged("cluster", "example", "server", "us-west-2a"), false},
 		{"somebody's", terminate, ec2 + "instance/i-0a", nil, false},
 		{"stop", "ec2:StopInstances", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
-		{"change", "ec2:ModifyInstanceAttribute", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
+		{"change", "ec2:ModifyInstanceAttribute", ec2 + "instance/i-0a",
+			tagged("cluster", "example", "managed", "true"), false},
 
-		{"the leader's interface", attach, ec2 + "network-interface/eni-0a", tagged("cluster", "example", "leader", "us-west-2a"), true},
+		{"the leader's interface", attach, ec2 + "network-interface/eni-0a",
+			tagged("cluster", "example", "leader", "us-west-2a"), true},
 		{"to a server", attach, ec2 + "instance/i-0a", tagged("cluster", "example", "server", "us-west-2a"), true},
-		{"away from", detach, ec2 + "network-interface/eni-0a", tagged("cluster", "example", "leader", "us-west-2a"), true},
+		{"away from", detach, ec2 + "network-interface/eni-0a", tagged("cluster", "example", "leader", "us-west-2a"),
+			true},
 		{"a server", detach, ec2 + "instance/i-0a", tagged("cluster", "example", "server", "us-west-2a"), true},
 		{"another interface", attach, ec2 + "network-interface/eni-0a", tagged("cluster", "example"), false},
-		{"another cluster's leader's", detach, ec2 + "network-interface/eni-0a", tagged("cluster", "other", "leader", "us-west-2a"), false},
-		{"to an instance of a group", attach, ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"), false},
-		{"to another cluster's server", attach, ec2 + "instance/i-0a", tagged("cluster", "other", "server", "us-west-2a"), false},
+		{"another cluster's leader's", detach, ec2 + "network-interface/eni-0a",
+			tagged("cluster", "other", "leader", "us-west-2a"), false},
+		{"to an instance of a group", attach, ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"),
+			false},
+		{"to another cluster's server", attach, ec2 + "instance/i-0a",
+			tagged("cluster", "other", "server", "us-west-2a"), false},
 
 		{"the cluster's target group", "elasticloadbalancing:RegisterTargets", group, nil, true},
 		{"and back", "elasticloadbalancing:DeregisterTargets", group, nil, true},
-		{"another target group", "elasticloadbalancing:RegisterTargets", strings.Replace(group, "/web/", "/other/", 1), nil, false},
+		{"another target group", "elasticloadbalancing:RegisterTargets", strings.Replace(group, "/web/", "/other/", 1),
+			nil, false},
 
 		{"looks", "ec2:DescribeInstances", "*", nil, true},
 		{"looks", "ec2:DescribeImages", "*", nil, true},
@@ -252,8 +290,10 @@ func TestServerReadsOnlyItsKey(t *testing.T) {
 // Where secrets are in a service: all of the cluster's may be read, and those made without which there is no CA.
 func TestServerReadsOnlyItsSecrets(t *testing.T) {
 	for store, names := range map[string]struct{ read, make, write, prefix string }{
-		"aws-secrets-manager": {"secretsmanager:GetSecretValue", "secretsmanager:CreateSecret", "secretsmanager:PutSecretValue", "arn:aws:secretsmanager:us-west-2:" + account + ":secret:"},
-		"aws-parameter-store": {"ssm:GetParameter", "ssm:PutParameter", "ssm:DeleteParameter", "arn:aws:ssm:us-west-2:" + account + ":parameter/"},
+		"aws-secrets-manager": {"secretsmanager:GetSecretValue", "secretsmanager:CreateSecret",
+			"secretsmanager:PutSecretValue", "arn:aws:secretsmanager:us-west-2:" + account + ":secret:"},
+		"aws-parameter-store": {"ssm:GetParameter", "ssm:PutParameter", "ssm:DeleteParameter",
+			"arn:aws:ssm:us-west-2:" + account + ":parameter/"},
 	} {
 		suffix := ""
 		if store == "aws-secrets-manager" {
@@ -281,8 +321,10 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	layout := []string{
-		keys.ClusterCA(), keys.ClusterSecret("ca.key"), keys.ClusterOperator("default", strings.TrimSuffix(id.Storage(), "acc")+"opr"), keys.Config("us-west-2a"), keys.Groups("us-west-2a"),
-		keys.File("motd"), keys.Leader("us-west-2a"), keys.Applied("us-west-2a"), keys.Instance("us-west-2a", "default", id.Storage()),
+		keys.ClusterCA(), keys.ClusterSecret("ca.key"), keys.ClusterOperator("default",
+			strings.TrimSuffix(id.Storage(), "acc")+"opr"), keys.Config("us-west-2a"), keys.Groups("us-west-2a"),
+		keys.File("motd"), keys.Leader("us-west-2a"), keys.Applied("us-west-2a"),
+		keys.Instance("us-west-2a", "default", id.Storage()),
 		keys.CertLog("us-west-2a", "default", id.Time(), id.Storage()), keys.Probe("us-west-2a", "x"),
 	}
 	for _, prefix := range []string{"", "clusters/example"} {
@@ -337,7 +379,8 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 func TestServerHasNoOtherActions(t *testing.T) {
 	var actions []string
 	for _, doc := range []*policy.Document{
-		full.server(t), choices{parameter: true}.server(t), choices{secrets: "aws-secrets-manager"}.server(t), choices{secrets: "aws-parameter-store"}.server(t),
+		full.server(t), choices{parameter: true}.server(t), choices{secrets: "aws-secrets-manager"}.server(t),
+		choices{secrets: "aws-parameter-store"}.server(t),
 	} {
 		for _, s := range doc.Statements {
 			if s.Deny || len(s.NotActions) > 0 || len(s.NotResources) > 0 {
@@ -351,9 +394,12 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	}
 	slices.Sort(actions)
 	want := []string{
-		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
-		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances", "elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",
-		"iam:PassRole", "kms:Decrypt", "kms:GenerateDataKey", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket", "s3:PutObject", "secretsmanager:CreateSecret",
+		"ec2:AttachNetworkInterface", "ec2:CreateTags", "ec2:DescribeImages", "ec2:DescribeInstances",
+		"ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
+		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
+		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:RegisterTargets",
+		"iam:PassRole", "kms:Decrypt", "kms:GenerateDataKey", "s3:DeleteObject", "s3:GetObject", "s3:ListBucket",
+		"s3:PutObject", "secretsmanager:CreateSecret",
 		"secretsmanager:GetSecretValue", "ssm:GetParameter", "ssm:PutParameter",
 	}
 	if diff := cmp.Diff(want, slices.Compact(actions)); diff != "" {
@@ -385,13 +431,15 @@ func TestWhoMayAssumeTheRoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for service, allowed := range map[string]bool{"ec2.amazonaws.com": true, "lambda.amazonaws.com": false} {
-		request := policy.Request{Action: "sts:AssumeRole", Resource: agentRole, Caller: policy.Caller{Service: service}}
+		request := policy.Request{Action: "sts:AssumeRole", Resource: agentRole,
+			Caller: policy.Caller{Service: service}}
 		if got := policy.EvaluateTrust(policy.Policies{Resource: doc}, request); got.Allowed != allowed {
 			t.Errorf("%s: %v", service, got)
 		}
 	}
 	stranger := policy.Caller{ARN: "arn:aws:iam::" + account + ":user/eve", Account: account}
-	if got := policy.EvaluateTrust(policy.Policies{Resource: doc}, policy.Request{Action: "sts:AssumeRole", Resource: agentRole, Caller: stranger}); got.Allowed {
+	if got := policy.EvaluateTrust(policy.Policies{Resource: doc}, policy.Request{Action: "sts:AssumeRole",
+		Resource: agentRole, Caller: stranger}); got.Allowed {
 		t.Errorf("anybody: %v", got)
 	}
 }
@@ -414,9 +462,11 @@ func TestAgentRoleHasNoPolicy(t *testing.T) {
 
 // The bucket takes nothing over plain HTTP, from nobody.
 func TestBucketWantsTLS(t *testing.T) {
-	value, err := module(t, "cluster", "bucket.tf").attribute("aws_s3_bucket_policy", "this", "policy", map[string]cty.Value{
-		"aws_s3_bucket": cty.ObjectVal(map[string]cty.Value{"this": cty.ObjectVal(map[string]cty.Value{"arn": cty.StringVal(bucket)})}),
-	})
+	value, err := module(t, "cluster", "bucket.tf").attribute("aws_s3_bucket_policy", "this", "policy",
+		map[string]cty.Value{
+			"aws_s3_bucket": cty.ObjectVal(map[string]cty.Value{"this": cty.ObjectVal(
+				map[string]cty.Value{"arn": cty.StringVal(bucket)})}),
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -426,8 +476,10 @@ func TestBucketWantsTLS(t *testing.T) {
 	}
 	root := policy.Caller{ARN: "arn:aws:iam::" + account + ":root", Account: account}
 	for secure, allowed := range map[string]bool{"true": true, "false": false} {
-		for action, resource := range map[string]string{"s3:GetObject": bucket + "/x", "s3:PutObject": bucket + "/x", "s3:ListBucket": bucket} {
-			request := policy.Request{Action: action, Resource: resource, Caller: root, Context: policy.Context{"aws:SecureTransport": {secure}}}
+		for action, resource := range map[string]string{"s3:GetObject": bucket + "/x", "s3:PutObject": bucket + "/x",
+			"s3:ListBucket": bucket} {
+			request := policy.Request{Action: action, Resource: resource, Caller: root,
+				Context: policy.Context{"aws:SecureTransport": {secure}}}
 			if got := policy.Evaluate(policy.Policies{Resource: doc}, request); got.Allowed != allowed {
 				t.Errorf("%s, TLS %s: %v", action, secure, got)
 			}

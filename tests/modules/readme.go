@@ -16,7 +16,8 @@ import (
 
 //go:generate go test -run ^TestGenerated$ . -update
 
-// The marks in a README between which everything is made from the module's HCL. What is outside them is written by hand.
+// The marks in a README between which everything is made from the module's HCL. What is outside them is written by
+// hand.
 const (
 	begin = "<!-- generated from the HCL files beside this one: begin -->\n"
 	end   = "<!-- generated: end -->\n"
@@ -37,7 +38,8 @@ type documented struct {
 	resources          []string
 }
 
-// readModule reads what is documented of the module in a directory. Variables and outputs come in the order in which they are written.
+// readModule reads what is documented of the module in a directory. Variables and outputs come in the order in which
+// they are written.
 func readModule(dir string) (documented, error) {
 	var out documented
 	paths, err := filepath.Glob(filepath.Join(dir, "*.tf"))
@@ -139,7 +141,8 @@ func written(a *hclsyntax.Attribute, source []byte) string {
 // markdown is what stands between the marks.
 func (d documented) markdown() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "## Requirements\n\nTerraform or OpenTofu %s; providers %s.\n", d.terraform, strings.Join(d.providers, ", "))
+	fmt.Fprintf(&out, "## Requirements\n\nTerraform or OpenTofu %s; providers %s.\n", d.terraform,
+		strings.Join(d.providers, ", "))
 	if len(d.variables) > 0 {
 		out.WriteString("\n## Variables\n")
 		// Those that have to be given come first.
@@ -187,7 +190,8 @@ func withGenerated(readme []byte, generated string) ([]byte, error) {
 	before, rest, found := bytes.Cut(readme, []byte(begin))
 	_, after, closed := bytes.Cut(rest, []byte(end))
 	if !found || !closed {
-		return nil, fmt.Errorf("no place for the generated part: the lines %q and %q mark it", strings.TrimSpace(begin), strings.TrimSpace(end))
+		return nil, fmt.Errorf("no place for the generated part: the lines %q and %q mark it", strings.TrimSpace(begin),
+			strings.TrimSpace(end))
 	}
 	return slices.Concat(before, []byte(begin), []byte(generated), []byte(end), after), nil
 }

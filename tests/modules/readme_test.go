@@ -90,9 +90,11 @@ output "it" {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "## Requirements\n\nTerraform or OpenTofu >= 1.11; providers `registry.example.com/x/a` >= 2, `registry.example.com/x/b`.\n" +
+	want := "## Requirements\n\nTerraform or OpenTofu >= 1.11; providers `registry.example.com/x/a` >= 2, " +
+		"`registry.example.com/x/b`.\n" +
 		"\n## Variables\n\n### `required`\n\nRequired.\n\n* it is\n\nType: `string`. Required.\n" +
-		"\n### `optional`\n\nOptional.\n\n```hcl\nobject({\n  a = optional(string, \"x\")\n})\n```\n\nDefault: `{}`.\n" +
+		"\n### `optional`\n\nOptional.\n\n```hcl\nobject({\n  a = optional(string, \"x\")\n})\n```\n\nDefault: " +
+		"`{}`.\n" +
 		"\n## Outputs\n\n* `it`: It.\n\n## Resources\n\n`a_thing`\n"
 	if diff := cmp.Diff(want, module.markdown()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

@@ -21,7 +21,8 @@ import (
 func (l *lab) testDrift(t *testing.T) {
 	ctx := t.Context()
 	more := uint32(4)
-	if _, err := l.east.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: workers, Size: &more, MustExist: true}); err != nil {
+	if _, err := l.east.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: workers, Size: &more,
+		MustExist: true}); err != nil {
 		t.Fatal(err)
 	}
 	l.restored(t, workers, l.both(2, 2))
@@ -54,7 +55,8 @@ func (l *lab) testPaused(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testNewGroup: a group that `tofu apply` adds to a shard's configuration becomes a pool; what is pushed to it later is spread over no other shard.
+// testNewGroup: a group that `tofu apply` adds to a shard's configuration becomes a pool; what is pushed to it later is
+// spread over no other shard.
 func (l *lab) testNewGroup(t *testing.T) {
 	const later = "later"
 	ctx := t.Context()
@@ -87,15 +89,20 @@ func (l *lab) testNewGroup(t *testing.T) {
 	l.restored(t, later, map[*shard]int{l.west: 0})
 }
 
-// testDynamic: a pool that somebody makes in Kubernetes becomes a group on its shards, and goes with all its instances when it is deleted.
+// testDynamic: a pool that somebody makes in Kubernetes becomes a group on its shards, and goes with all its instances
+// when it is deleted.
 func (l *lab) testDynamic(t *testing.T) {
 	const made = "made"
 	ctx := t.Context()
-	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(made), Spec: v1beta1.NstanceMachinePoolSpec{Group: made, Shards: []string{"west", "east"}, Template: "worker"}})
+	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(made),
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: made, Shards: []string{"west", "east"}, Template: "worker"}})
 	none, replicas := "", int32(1)
-	l.create(ctx, t, &clusterv1.MachinePool{ObjectMeta: objectMeta(made), Spec: clusterv1.MachinePoolSpec{ClusterName: clusterName, Replicas: &replicas,
-		Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{ClusterName: clusterName, Bootstrap: clusterv1.Bootstrap{DataSecretName: &none},
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceMachinePool", Name: made}}}}})
+	l.create(ctx, t, &clusterv1.MachinePool{ObjectMeta: objectMeta(made),
+		Spec: clusterv1.MachinePoolSpec{ClusterName: clusterName, Replicas: &replicas,
+			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{ClusterName: clusterName,
+				Bootstrap: clusterv1.Bootstrap{DataSecretName: &none},
+				InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+					Kind: "NstanceMachinePool", Name: made}}}}})
 	await(t, "the remainder on the shard that is listed first", patience, func(ctx context.Context) error {
 		return errors.Join(l.spread(ctx, made, l.both(0, 1)), l.poolRuns(ctx, made, 1))
 	})
@@ -107,18 +114,23 @@ func (l *lab) testDynamic(t *testing.T) {
 				return fmt.Errorf("%s still has %v", s.id, group)
 			}
 		}
-		return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &clusterv1.MachinePool{}, in(made)), l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(made)),
-			l.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "east"))), l.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "west"))))
+		return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &clusterv1.MachinePool{}, in(made)),
+			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(made)),
+			l.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "east"))),
+			l.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "west"))))
 	})
 }
 
-// testShards: a shard that leaves the configuration file is left alone, and used again when it is back. The operator runs on.
+// testShards: a shard that leaves the configuration file is left alone, and used again when it is back. The operator
+// runs on.
 func (l *lab) testShards(t *testing.T) {
 	all, err := os.ReadFile(l.configFile())
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := fmt.Sprintf("cluster_id: %s\ntenant: %s\nshards:\n  east:\n    registration_addr: %q\n    operator_addr: %q\n", clusterID, tenant,
+	one := fmt.Sprintf(
+		"cluster_id: %s\ntenant: %s\nshards:\n  east:\n    registration_addr: %q\n    operator_addr: %q\n", clusterID,
+		tenant,
 		address(l.east.ports[2]), address(l.east.ports[3]))
 	if err := os.WriteFile(l.configFile(), []byte(one), 0o600); err != nil {
 		t.Fatal(err)
@@ -149,7 +161,8 @@ func (l *lab) testShards(t *testing.T) {
 // forgetNonce deletes what is not needed any more once there is a certificate.
 func (l *lab) forgetNonce(t *testing.T) {
 	t.Helper()
-	if err := l.Client.Delete(t.Context(), &corev1.Secret{ObjectMeta: objectMeta("nstance-operator-nonce")}); client.IgnoreNotFound(err) != nil {
+	if err := l.Client.Delete(t.Context(), &corev1.Secret{ObjectMeta: objectMeta(
+		"nstance-operator-nonce")}); client.IgnoreNotFound(err) != nil {
 		t.Fatal(err)
 	}
 }

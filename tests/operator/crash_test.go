@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// trap kills an operator at something that it does towards others: at its write to the API server, or at a record that it sends to a shard. Half of
-// the time what it did still arrives, half of the time it does not.
+// trap kills an operator at something that it does towards others: at its write to the API server, or at a record that
+// it sends to a shard. Half of the time what it did still arrives, half of the time it does not.
 type trap struct {
 	mu      sync.Mutex
 	victim  *kube.Process
@@ -44,7 +44,8 @@ func (k *trap) at() string {
 	return k.sprung
 }
 
-// spring counts one of what counter counts. It reports whether that may go on its way; then done is to be called once it has arrived.
+// spring counts one of what counter counts. It reports whether that may go on its way; then done is to be called once
+// it has arrived.
 func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -63,9 +64,11 @@ func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	return true, victim.Kill
 }
 
-// kubernetes stands before the API server. What only the lease or events are about is let through: they are nobody's state.
+// kubernetes stands before the API server. What only the lease or events are about is let through: they are nobody's
+// state.
 func (k *trap) kubernetes(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	reads := r.Method == http.MethodGet || strings.Contains(r.URL.Path, "/events") || strings.Contains(r.URL.Path, "/leases") ||
+	reads := r.Method == http.MethodGet || strings.Contains(r.URL.Path, "/events") ||
+		strings.Contains(r.URL.Path, "/leases") ||
 		!strings.HasPrefix(r.UserAgent(), "nstance-operator")
 	if reads {
 		next.ServeHTTP(w, r)
@@ -78,8 +81,9 @@ func (k *trap) kubernetes(w http.ResponseWriter, r *http.Request, next http.Hand
 	done()
 }
 
-// shard stands before an address of a shard, and returns its own. It knows nothing of what is said, as that is encrypted: it counts the records of TLS
-// (RFC 8446 section 5.1) with data that the operator sends, of which a call is at least one.
+// shard stands before an address of a shard, and returns its own. It knows nothing of what is said, as that is
+// encrypted: it counts the records of TLS (RFC 8446 section 5.1) with data that the operator sends, of which a call is
+// at least one.
 func (k *trap) shard(ctx context.Context, t *testing.T, addr string) string {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
@@ -131,7 +135,8 @@ func (k *trap) relay(ctx context.Context, operator net.Conn, addr string) {
 	}
 }
 
-// TestKilled kills operators at whatever they write to Kubernetes and send to shards, one operator after the other, until the work is done all the same.
+// TestKilled kills operators at whatever they write to Kubernetes and send to shards, one operator after the other,
+// until the work is done all the same.
 func TestKilled(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -148,7 +153,8 @@ func TestKilled(t *testing.T) {
 
 	before := l.ids(t, "", l.shards()...)
 	l.killed(t, k, "bootstrap and import", func(ctx context.Context) error {
-		return errors.Join(l.taken(ctx, workers, l.both(2, 2)), l.taken(ctx, machines, l.both(0, 0)), l.taken(ctx, guarded, map[*shard]int{l.east: 1}))
+		return errors.Join(l.taken(ctx, workers, l.both(2, 2)), l.taken(ctx, machines, l.both(0, 0)),
+			l.taken(ctx, guarded, map[*shard]int{l.east: 1}))
 	})
 	l.controlPlane(t)
 	if after := l.ids(t, "", l.shards()...); !slices.Equal(before, after) {
@@ -166,14 +172,17 @@ func TestKilled(t *testing.T) {
 	}
 
 	l.machine(t, "single", "west")
-	l.killed(t, k, "make a machine", func(ctx context.Context) error { return l.machineRuns(ctx, "single", l.single(t)) })
+	l.killed(t, k, "make a machine", func(ctx context.Context) error {
+		return l.machineRuns(ctx, "single", l.single(t))
+	})
 	if made := l.made(machines); made != 1 {
 		t.Errorf("%d instances were made for one machine", made)
 	}
 	id := l.single(t)
 	l.kubectl(t, "-n", namespace, "delete", "machine.cluster.x-k8s.io", "single", "--wait=false")
 	l.killed(t, k, "delete a machine", func(ctx context.Context) error {
-		return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &v1beta1.NstanceMachine{}, in("single")), l.gone(ctx, &clusterv1.Machine{}, in("single")))
+		return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &v1beta1.NstanceMachine{}, in("single")),
+			l.gone(ctx, &clusterv1.Machine{}, in("single")))
 	})
 
 	if err := l.scale(t.Context(), workers, 4); err != nil {
@@ -200,14 +209,15 @@ func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) err
 	}
 	return has(ctx, l, &clusterv1.MachinePool{}, group, func(p *clusterv1.MachinePool) error {
 		if p.Spec.Replicas == nil || value(p.Spec.Replicas) != total || value(p.Status.Replicas) != total {
-			return fmt.Errorf("MachinePool %s has %d of %d replicas, want %d", group, value(p.Status.Replicas), value(p.Spec.Replicas), total)
+			return fmt.Errorf("MachinePool %s has %d of %d replicas, want %d", group, value(p.Status.Replicas),
+				value(p.Spec.Replicas), total)
 		}
 		return nil
 	})
 }
 
-// killed runs operators until the work is done. Each is killed: three of four at a write to Kubernetes, one of which is lost, the fourth at a record to a
-// shard.
+// killed runs operators until the work is done. Each is killed: three of four at a write to Kubernetes, one of which is
+// lost, the fourth at a record to a shard.
 func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Context) error) {
 	t.Helper()
 	began := time.Now()
@@ -223,7 +233,8 @@ func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Conte
 		if l.outcome(t, process, done) {
 			process.Kill()
 			k.set(nil, 0, 0, true)
-			t.Logf("%s: %.1f s, killed at %d writes (%d kinds) and %d records", what, time.Since(began).Seconds(), len(atWrites), kinds(atWrites), len(atRecords))
+			t.Logf("%s: %.1f s, killed at %d writes (%d kinds) and %d records", what, time.Since(began).Seconds(),
+				len(atWrites), kinds(atWrites), len(atRecords))
 			if len(atWrites) == 0 && len(atRecords) == 0 {
 				t.Errorf("%s: nobody was killed", what)
 			}
@@ -232,7 +243,8 @@ func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Conte
 		at := k.at()
 		switch {
 		case at == "":
-			t.Fatalf("%s: the operator ended by itself with exit code %d:\n%s", what, process.ExitCode(), kube.Tail(process.Log, 20))
+			t.Fatalf("%s: the operator ended by itself with exit code %d:\n%s", what, process.ExitCode(),
+				kube.Tail(process.Log, 20))
 		case strings.HasPrefix(at, "record"):
 			atRecords = append(atRecords, at)
 		default:

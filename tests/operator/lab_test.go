@@ -1,5 +1,5 @@
-// Package operator holds nstance-operator against the real thing: two shards of nstance-server with agents, and a Kubernetes with scheduler, Cluster API
-// and Nodes that follow the instances.
+// Package operator holds nstance-operator against the real thing: two shards of nstance-server with agents, and a
+// Kubernetes with scheduler, Cluster API and Nodes that follow the instances.
 package operator
 
 import (
@@ -35,7 +35,8 @@ const (
 )
 
 func everything(dir, root string) kube.Options {
-	return kube.Options{Dir: dir, ControllerManager: true, Scheduler: true, Kwok: true, CAPI: true, CRDs: []string{filepath.Join(root, "config", "crd")}}
+	return kube.Options{Dir: dir, ControllerManager: true, Scheduler: true, Kwok: true, CAPI: true,
+		CRDs: []string{filepath.Join(root, "config", "crd")}}
 }
 
 func TestMain(m *testing.M) {
@@ -74,7 +75,8 @@ func prepare() error {
 	if err := os.Setenv(binVariable, bin); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server", "./services/cmd/nstance-agent", "./services/cmd/nstance-operator")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server",
+		"./services/cmd/nstance-agent", "./services/cmd/nstance-operator")
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)
@@ -82,8 +84,8 @@ func prepare() error {
 	return nil
 }
 
-// firstPort is that of the next lab. Nobody else listens in this network namespace below the range that Linux takes outgoing ports from, but for
-// Kubernetes, from 20000 on.
+// firstPort is that of the next lab. Nobody else listens in this network namespace below the range that Linux takes
+// outgoing ports from, but for Kubernetes, from 20000 on.
 var firstPort = func() *atomic.Int32 { n := &atomic.Int32{}; n.Store(11001); return n }()
 
 // lab is all that runs.
@@ -95,7 +97,8 @@ type lab struct {
 	operators  []*kube.Process
 }
 
-// newLab starts Kubernetes and both shards side by side. Its directory's name is short: a socket's path may have 107 characters.
+// newLab starts Kubernetes and both shards side by side. Its directory's name is short: a socket's path may have 107
+// characters.
 func newLab(t *testing.T) *lab {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -108,7 +111,8 @@ func newLab(t *testing.T) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{dir: dir, bin: os.Getenv(binVariable), metadata: &metadata{notices: map[string]time.Time{}, asked: map[string]bool{}}}
+	l := &lab{dir: dir, bin: os.Getenv(binVariable), metadata: &metadata{notices: map[string]time.Time{},
+		asked: map[string]bool{}}}
 	t.Cleanup(func() { l.end(t) })
 	imds := l.serveMetadata(t)
 	store, err := newBucket(ctx, filepath.Join(dir, "bucket"))
@@ -122,12 +126,16 @@ func newLab(t *testing.T) *lab {
 		l.Cluster, failed[0] = kube.Start(ctx, everything(filepath.Join(dir, "kube"), root))
 	})
 	starting.Go(func() {
-		l.east, failed[1] = newShard(ctx, "east", filepath.Join(dir, "east"), l.bin, port, store, func(c *config.Shard) {
-			groups(c)
-			env := map[string]any{"NSTANCE_PROVIDER": "aws", "NSTANCE_SPOT_POLL_INTERVAL": "500ms", "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds + "/{{ .Instance.ID }}"}
-			c.Groups[tenant][guarded] = config.GroupSpec{Template: "worker", Size: number(1), DrainTimeout: duration(10 * time.Second)}
-			c.Groups[tenant][spot] = config.GroupSpec{Template: "worker", Size: number(1), DrainTimeout: duration(time.Minute), Args: map[string]any{"env": env}}
-		})
+		l.east, failed[1] = newShard(ctx, "east", filepath.Join(dir, "east"), l.bin, port, store,
+			func(c *config.Shard) {
+				groups(c)
+				env := map[string]any{"NSTANCE_PROVIDER": "aws", "NSTANCE_SPOT_POLL_INTERVAL": "500ms",
+					"AWS_EC2_METADATA_SERVICE_ENDPOINT": imds + "/{{ .Instance.ID }}"}
+				c.Groups[tenant][guarded] = config.GroupSpec{Template: "worker", Size: number(1),
+					DrainTimeout: duration(10 * time.Second)}
+				c.Groups[tenant][spot] = config.GroupSpec{Template: "worker", Size: number(1),
+					DrainTimeout: duration(time.Minute), Args: map[string]any{"env": env}}
+			})
 	})
 	starting.Go(func() {
 		l.west, failed[2] = newShard(ctx, "west", filepath.Join(dir, "west"), l.bin, port+10, store, groups)
@@ -182,13 +190,16 @@ func (l *lab) follow(t *testing.T) {
 	t.Cleanup(func() { cancel(); all.Wait() })
 }
 
-// install does what a person does before the operator is started: definitions are there, now namespace, permissions, the CA and a nonce.
+// install does what a person does before the operator is started: definitions are there, now namespace, permissions,
+// the CA and a nonce.
 func (l *lab) install(ctx context.Context, t *testing.T, root string, ca []byte, nonce string) {
 	t.Helper()
 	l.create(ctx, t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
 	l.kubectl(t, "apply", "-n", namespace, "-k", filepath.Join(root, "services", "operator", "kustomize", "rbac"))
-	l.create(ctx, t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-cluster-ca"}, Data: map[string]string{"ca.crt": string(ca)}})
-	l.create(ctx, t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-operator-nonce"}, StringData: map[string]string{"nonce.jwt": nonce}})
+	l.create(ctx, t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-cluster-ca"},
+		Data: map[string]string{"ca.crt": string(ca)}})
+	l.create(ctx, t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-operator-nonce"},
+		StringData: map[string]string{"nonce.jwt": nonce}})
 	l.configure(ctx, t, l.URL, func(_ *shard, addr string) string { return addr })
 }
 
@@ -197,7 +208,8 @@ func (l *lab) configure(ctx context.Context, t *testing.T, url string, at func(s
 	t.Helper()
 	config := fmt.Sprintf("cluster_id: %s\ntenant: %s\nshards:\n", clusterID, tenant)
 	for _, s := range l.shards() {
-		config += fmt.Sprintf("  %s:\n    registration_addr: %q\n    operator_addr: %q\n", s.id, at(s, address(s.ports[2])), at(s, address(s.ports[3])))
+		config += fmt.Sprintf("  %s:\n    registration_addr: %q\n    operator_addr: %q\n", s.id,
+			at(s, address(s.ports[2])), at(s, address(s.ports[3])))
 	}
 	if err := os.WriteFile(l.configFile(), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
@@ -219,8 +231,10 @@ func (l *lab) operatorKubeconfig() string { return filepath.Join(l.dir, "operato
 func (l *lab) operator(t *testing.T, flags ...string) *kube.Process {
 	t.Helper()
 	env := append(os.Environ(), "KUBECONFIG="+l.operatorKubeconfig(), "NSTANCE_NAMESPACE="+namespace)
-	args := append([]string{"--config=" + l.configFile(), "--health-probe-bind-address=0", "--metrics-bind-address=0", "--disable-webhooks"}, flags...)
-	process, err := kube.Run(l.dir, fmt.Sprintf("operator-%d", len(l.operators)+1), filepath.Join(l.bin, "nstance-operator"), env, args...)
+	args := append([]string{"--config=" + l.configFile(), "--health-probe-bind-address=0", "--metrics-bind-address=0",
+		"--disable-webhooks"}, flags...)
+	process, err := kube.Run(l.dir, fmt.Sprintf("operator-%d", len(l.operators)+1),
+		filepath.Join(l.bin, "nstance-operator"), env, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +251,8 @@ func (l *lab) end(t *testing.T) {
 	for _, s := range []*shard{l.east, l.west} {
 		if s != nil && s.process != nil {
 			s.server().Kill()
-			stop := exec.CommandContext(context.Background(), "tmux", "-S", filepath.Join(s.dir, "tmux.sock"), "kill-server")
+			stop := exec.CommandContext(context.Background(), "tmux", "-S", filepath.Join(s.dir, "tmux.sock"),
+				"kill-server")
 			_ = stop.Run() // there may be none
 		}
 	}

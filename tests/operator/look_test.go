@@ -36,7 +36,8 @@ func condition(conditions []metav1.Condition, kind string, want metav1.Condition
 	return nil
 }
 
-// spread says why a group is not spread over the shards like this, down to healthy instances and what Kubernetes knows of them.
+// spread says why a group is not spread over the shards like this, down to healthy instances and what Kubernetes knows
+// of them.
 func (l *lab) spread(ctx context.Context, group string, sizes map[*shard]int) error {
 	total := 0
 	for s, size := range sizes {
@@ -44,19 +45,26 @@ func (l *lab) spread(ctx context.Context, group string, sizes map[*shard]int) er
 		if err := s.settled(ctx, group, size); err != nil {
 			return err
 		}
-		if err := has(ctx, l, &v1beta1.NstanceShardGroup{}, v1beta1.ShardGroupName(group, s.id), func(g *v1beta1.NstanceShardGroup) error {
-			if value(g.Spec.Size) != size || value(g.Status.ActualSize) != size || value(g.Status.Healthy) != size || len(g.Status.ProviderIDs) != size {
-				return fmt.Errorf("shard group %s: size %d, actual %d, healthy %d, %d provider IDs; want %d", g.Name, value(g.Spec.Size), value(g.Status.ActualSize),
-					value(g.Status.Healthy), len(g.Status.ProviderIDs), size)
-			}
-			return nil
-		}); err != nil {
+		if err := has(ctx, l, &v1beta1.NstanceShardGroup{}, v1beta1.ShardGroupName(group, s.id),
+			func(g *v1beta1.NstanceShardGroup) error {
+				if value(g.Spec.Size) != size || value(g.Status.ActualSize) != size ||
+					value(g.Status.Healthy) != size ||
+					len(g.Status.ProviderIDs) != size {
+					return fmt.Errorf("shard group %s: size %d, actual %d, healthy %d, %d provider IDs; want %d",
+						g.Name,
+						value(g.Spec.Size), value(g.Status.ActualSize),
+						value(g.Status.Healthy), len(g.Status.ProviderIDs), size)
+				}
+				return nil
+			}); err != nil {
 			return err
 		}
 	}
 	if err := has(ctx, l, &v1beta1.NstanceMachinePool{}, group, func(p *v1beta1.NstanceMachinePool) error {
-		if value(p.Status.Replicas) != total || value(p.Status.ReadyReplicas) != total || len(p.Spec.ProviderIDList) != total {
-			return fmt.Errorf("pool %s: %d replicas, %d ready, %d provider IDs; want %d", group, value(p.Status.Replicas), value(p.Status.ReadyReplicas),
+		if value(p.Status.Replicas) != total || value(p.Status.ReadyReplicas) != total ||
+			len(p.Spec.ProviderIDList) != total {
+			return fmt.Errorf("pool %s: %d replicas, %d ready, %d provider IDs; want %d", group,
+				value(p.Status.Replicas), value(p.Status.ReadyReplicas),
 				len(p.Spec.ProviderIDList), total)
 		}
 		return nil
@@ -109,7 +117,8 @@ func (l *lab) machineRuns(ctx context.Context, name, node string) error {
 		if owner.Kind == "Machine" {
 			return has(ctx, l, &clusterv1.Machine{}, owner.Name, func(m *clusterv1.Machine) error {
 				if m.Status.NodeRef.Name != node || m.Status.Phase != string(clusterv1.MachinePhaseRunning) {
-					return fmt.Errorf("machine %s: phase %s, node %q, want Running with %s", m.Name, m.Status.Phase, m.Status.NodeRef.Name, node)
+					return fmt.Errorf("machine %s: phase %s, node %q, want Running with %s", m.Name, m.Status.Phase,
+						m.Status.NodeRef.Name, node)
 				}
 				return nil
 			})
@@ -151,7 +160,8 @@ func (l *lab) noMachine(ctx context.Context, instance string) error {
 	}
 	for _, m := range infra.Items {
 		if m.Status.InstanceID == instance || m.Spec.InstanceID == instance {
-			return fmt.Errorf("NstanceMachine %s of %s is still there (deleted at %v)", m.Name, instance, m.DeletionTimestamp)
+			return fmt.Errorf("NstanceMachine %s of %s is still there (deleted at %v)", m.Name, instance,
+				m.DeletionTimestamp)
 		}
 	}
 	var machines clusterv1.MachineList
@@ -169,9 +179,11 @@ func (l *lab) noMachine(ctx context.Context, instance string) error {
 // poolRuns says why Cluster API does not find a MachinePool Running with that many Nodes.
 func (l *lab) poolRuns(ctx context.Context, name string, replicas int) error {
 	return has(ctx, l, &clusterv1.MachinePool{}, name, func(p *clusterv1.MachinePool) error {
-		if p.Status.Phase != string(clusterv1.MachinePoolPhaseRunning) || len(p.Status.NodeRefs) != replicas || value(p.Status.Replicas) != replicas ||
+		if p.Status.Phase != string(clusterv1.MachinePoolPhaseRunning) || len(p.Status.NodeRefs) != replicas ||
+			value(p.Status.Replicas) != replicas ||
 			value(p.Spec.Replicas) != replicas {
-			return fmt.Errorf("MachinePool %s is %s with %d of %d replicas and %d nodes; want Running with %d", name, p.Status.Phase, value(p.Status.Replicas),
+			return fmt.Errorf("MachinePool %s is %s with %d of %d replicas and %d nodes; want Running with %d", name,
+				p.Status.Phase, value(p.Status.Replicas),
 				value(p.Spec.Replicas), len(p.Status.NodeRefs), replicas)
 		}
 		return nil

@@ -27,14 +27,16 @@ func objectMeta(name string) metav1.ObjectMeta {
 
 func budget(name string) *policyv1.PodDisruptionBudget {
 	one := intstr.FromInt32(1)
-	return &policyv1.PodDisruptionBudget{ObjectMeta: objectMeta(name), Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &one,
-		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}}}
+	return &policyv1.PodDisruptionBudget{ObjectMeta: objectMeta(name),
+		Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &one,
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}}}
 }
 
 // pod runs a pod on a Node, and waits until it does; guarded, with a budget that allows no eviction.
 func (l *lab) pod(ctx context.Context, t *testing.T, name, node string, guarded bool) {
 	t.Helper()
-	pod := &corev1.Pod{ObjectMeta: objectMeta(name), Spec: corev1.PodSpec{NodeSelector: map[string]string{corev1.LabelHostname: node},
+	pod := &corev1.Pod{ObjectMeta: objectMeta(name), Spec: corev1.PodSpec{NodeSelector: map[string]string{
+		corev1.LabelHostname: node},
 		Containers: []corev1.Container{{Name: "main", Image: "none"}}}}
 	pod.Labels = map[string]string{"app": name}
 	l.create(ctx, t, pod)
@@ -98,7 +100,8 @@ func (l *lab) testDrain(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer, err := l.west.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id})
-		if err != nil || answer.GetInstance().GetState() != "deleting" || !slices.Contains([]string{"running", "pending"}, answer.GetInstance().GetProviderState()) {
+		if err != nil || answer.GetInstance().GetState() != "deleting" ||
+			!slices.Contains([]string{"running", "pending"}, answer.GetInstance().GetProviderState()) {
 			t.Fatalf("the instance is %v, error %v", answer.GetInstance(), err)
 		}
 		<-time.After(500 * time.Millisecond)
@@ -106,8 +109,13 @@ func (l *lab) testDrain(t *testing.T) {
 	if err := l.Client.Delete(ctx, budget("blocked")); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "evicted", 30*time.Second, func(ctx context.Context) error { return l.gone(ctx, &corev1.Pod{}, in("blocked")) })
-	await(t, "instance deleted, before its deadline", 50*time.Second-time.Since(began), func(ctx context.Context) error { return l.left(ctx, l.west, id) })
+	await(t, "evicted", 30*time.Second, func(ctx context.Context) error {
+		return l.gone(ctx, &corev1.Pod{}, in("blocked"))
+	})
+	await(t, "instance deleted, before its deadline", 50*time.Second-time.Since(began),
+		func(ctx context.Context) error {
+			return l.left(ctx, l.west, id)
+		})
 	l.restored(t, workers, l.both(2, 2))
 }
 
@@ -117,7 +125,9 @@ func (l *lab) testDeadline(t *testing.T) {
 	id := l.one(t, guarded, l.east)
 	l.pod(ctx, t, "stubborn", id, true)
 	l.deleteInstance(t, l.east, id)
-	took := await(t, "instance deleted at its deadline", patience, func(ctx context.Context) error { return l.left(ctx, l.east, id) })
+	took := await(t, "instance deleted at its deadline", patience, func(ctx context.Context) error {
+		return l.left(ctx, l.east, id)
+	})
 	if took < 9*time.Second || took > 40*time.Second {
 		t.Errorf("took %s with a deadline of 10 s", took)
 	}
@@ -127,7 +137,8 @@ func (l *lab) testDeadline(t *testing.T) {
 			return err
 		}
 		for _, event := range events.Items {
-			if event.Type == corev1.EventTypeWarning && (event.Reason == v1beta1.DrainFailedReason || event.Reason == v1beta1.DrainDeadlineReason) &&
+			if event.Type == corev1.EventTypeWarning && (event.Reason == v1beta1.DrainFailedReason ||
+				event.Reason == v1beta1.DrainDeadlineReason) &&
 				strings.Contains(event.InvolvedObject.Name+event.Message, id) {
 				return nil
 			}
@@ -157,7 +168,9 @@ func (l *lab) testSpot(t *testing.T) {
 	})
 	l.pod(ctx, t, "passenger", id, false)
 	l.metadata.notify(id, time.Now().Add(2*time.Minute))
-	await(t, "evicted", patience, func(ctx context.Context) error { return l.gone(ctx, &corev1.Pod{}, in("passenger")) })
+	await(t, "evicted", patience, func(ctx context.Context) error {
+		return l.gone(ctx, &corev1.Pod{}, in("passenger"))
+	})
 	await(t, "replaced", patience, func(ctx context.Context) error { return l.left(ctx, l.east, id) })
 	l.restored(t, spot, map[*shard]int{l.east: 1})
 }
@@ -165,11 +178,14 @@ func (l *lab) testSpot(t *testing.T) {
 // machine makes an individual machine of a shard.
 func (l *lab) machine(t *testing.T, name, shard string) {
 	t.Helper()
-	l.create(t.Context(), t, &v1beta1.NstanceMachine{ObjectMeta: objectMeta(name), Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: machines}, Shard: shard}})
+	l.create(t.Context(), t, &v1beta1.NstanceMachine{ObjectMeta: objectMeta(name),
+		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: machines}, Shard: shard}})
 	none := ""
-	l.create(t.Context(), t, &clusterv1.Machine{ObjectMeta: objectMeta(name), Spec: clusterv1.MachineSpec{ClusterName: clusterName,
-		Bootstrap:         clusterv1.Bootstrap{DataSecretName: &none},
-		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceMachine", Name: name}}})
+	l.create(t.Context(), t, &clusterv1.Machine{ObjectMeta: objectMeta(name),
+		Spec: clusterv1.MachineSpec{ClusterName: clusterName,
+			Bootstrap: clusterv1.Bootstrap{DataSecretName: &none},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+				Kind: "NstanceMachine", Name: name}}})
 }
 
 // testMachine: a Machine of its own, deleted by Kubernetes, and another by its shard.
@@ -185,7 +201,8 @@ func (l *lab) testMachine(t *testing.T) {
 				return err
 			}
 			id = infra.Status.InstanceID
-			if infra.Spec.ProviderID == "" || !infra.Status.Ready || len(infra.Status.Addresses) == 0 || infra.Status.FailureDomain != "west" {
+			if infra.Spec.ProviderID == "" || !infra.Status.Ready || len(infra.Status.Addresses) == 0 ||
+				infra.Status.FailureDomain != "west" {
 				return fmt.Errorf("NstanceMachine: %+v %+v", infra.Spec, infra.Status)
 			}
 			return l.machineRuns(ctx, name, id)
@@ -200,7 +217,8 @@ func (l *lab) testMachine(t *testing.T) {
 			l.kubectl(t, "-n", namespace, "delete", "machine.cluster.x-k8s.io", name, "--wait=false")
 		}
 		await(t, "gone, deleted by "+deletedBy, patience, func(ctx context.Context) error {
-			return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &clusterv1.Machine{}, in(name)), l.gone(ctx, &v1beta1.NstanceMachine{}, in(name)))
+			return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &clusterv1.Machine{}, in(name)),
+				l.gone(ctx, &v1beta1.NstanceMachine{}, in(name)))
 		})
 	}
 	if err := l.poolRuns(ctx, machines, 0); err != nil {
@@ -211,9 +229,11 @@ func (l *lab) testMachine(t *testing.T) {
 // testOnDemand: a pod that asks for an instance gets one, runs on it, and takes it along when it goes.
 func (l *lab) testOnDemand(t *testing.T) {
 	ctx := t.Context()
-	pod := &corev1.Pod{ObjectMeta: objectMeta("job"), Spec: corev1.PodSpec{NodeSelector: map[string]string{v1beta1.OnDemandGroupNodeLabel: machines},
+	pod := &corev1.Pod{ObjectMeta: objectMeta("job"), Spec: corev1.PodSpec{NodeSelector: map[string]string{
+		v1beta1.OnDemandGroupNodeLabel: machines},
 		Containers: []corev1.Container{{Name: "main", Image: "none"}}}}
-	pod.Annotations = map[string]string{v1beta1.OnDemandGroupAnnotation: machines, v1beta1.OnDemandShardAnnotation: "east"}
+	pod.Annotations = map[string]string{v1beta1.OnDemandGroupAnnotation: machines,
+		v1beta1.OnDemandShardAnnotation: "east"}
 	l.create(ctx, t, pod)
 	var id string
 	await(t, "the pod runs on an instance of its own", patience, func(ctx context.Context) error {

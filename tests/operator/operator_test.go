@@ -26,7 +26,8 @@ const (
 	elect       = "--leader-elect"
 )
 
-// TestOperator is one life of a cluster. Every part leaves it as it was: the groups at their first sizes, and an operator that leads.
+// TestOperator is one life of a cluster. Every part leaves it as it was: the groups at their first sizes, and an
+// operator that leads.
 func TestOperator(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -67,7 +68,8 @@ func TestOperator(t *testing.T) {
 func (l *lab) settleServers(t *testing.T) {
 	t.Helper()
 	await(t, "servers have made their static groups", patience, func(ctx context.Context) error {
-		return errors.Join(l.east.settled(ctx, workers, 2), l.west.settled(ctx, workers, 2), l.east.settled(ctx, guarded, 1), l.east.settled(ctx, spot, 1),
+		return errors.Join(l.east.settled(ctx, workers, 2), l.west.settled(ctx, workers, 2),
+			l.east.settled(ctx, guarded, 1), l.east.settled(ctx, spot, 1),
 			l.east.settled(ctx, machines, 0), l.west.settled(ctx, machines, 0))
 	})
 }
@@ -123,7 +125,8 @@ func (l *lab) bootstrap(t *testing.T) {
 	l.kubeconfig(t)
 }
 
-// controlPlane gives the Cluster a control plane, as somebody who runs Cluster API has one. Without, that neither drains nor deletes Nodes.
+// controlPlane gives the Cluster a control plane, as somebody who runs Cluster API has one. Without, that neither
+// drains nor deletes Nodes.
 func (l *lab) controlPlane(t *testing.T) {
 	t.Helper()
 	ref, err := l.StubControlPlane(t.Context(), namespace, "control-plane")
@@ -172,14 +175,18 @@ func (l *lab) imported(t *testing.T) {
 	t.Helper()
 	before := l.ids(t, "", l.shards()...)
 	await(t, "groups imported", patience, func(ctx context.Context) error {
-		return errors.Join(l.spread(ctx, workers, l.both(2, 2)), l.spread(ctx, guarded, map[*shard]int{l.east: 1}), l.spread(ctx, spot, map[*shard]int{l.east: 1}))
+		return errors.Join(l.spread(ctx, workers, l.both(2, 2)), l.spread(ctx, guarded, map[*shard]int{l.east: 1}),
+			l.spread(ctx, spot, map[*shard]int{l.east: 1}))
 	})
 	await(t, "MachinePools Running", patience, func(ctx context.Context) error {
-		return errors.Join(l.poolRuns(ctx, workers, 4), l.poolRuns(ctx, guarded, 1), l.poolRuns(ctx, spot, 1), l.poolRuns(ctx, machines, 0))
+		return errors.Join(l.poolRuns(ctx, workers, 4), l.poolRuns(ctx, guarded, 1), l.poolRuns(ctx, spot, 1),
+			l.poolRuns(ctx, machines, 0))
 	})
-	for group, shards := range map[string][]string{workers: {"east", "west"}, machines: {"east", "west"}, guarded: {"east"}, spot: {"east"}} {
+	for group, shards := range map[string][]string{workers: {"east", "west"}, machines: {"east", "west"},
+		guarded: {"east"}, spot: {"east"}} {
 		if err := has(t.Context(), l, &v1beta1.NstanceMachinePool{}, group, func(p *v1beta1.NstanceMachinePool) error {
-			if p.Spec.Group != group || !slices.Equal(p.Spec.Shards, shards) || p.Spec.Template != "worker" || !p.Status.IsStatic {
+			if p.Spec.Group != group || !slices.Equal(p.Spec.Shards, shards) || p.Spec.Template != "worker" ||
+				!p.Status.IsStatic {
 				return fmt.Errorf("imported %s as %+v, static %t", group, p.Spec, p.Status.IsStatic)
 			}
 			return nil
@@ -205,34 +212,45 @@ func (l *lab) testScale(t *testing.T) {
 	for _, step := range []struct{ replicas, east, west int }{{6, 3, 3}, {5, 3, 2}, {0, 0, 0}, {4, 2, 2}} {
 		before := l.ids(t, workers, l.shards()...)
 		l.kubectl(t, "-n", namespace, "scale", "machinepool", workers, fmt.Sprintf("--replicas=%d", step.replicas))
-		await(t, fmt.Sprintf("%d replicas", step.replicas), patience, func(ctx context.Context) error { return l.spread(ctx, workers, l.both(step.east, step.west)) })
-		await(t, "MachinePool Running", patience, func(ctx context.Context) error { return l.poolRuns(ctx, workers, step.replicas) })
+		await(t, fmt.Sprintf("%d replicas", step.replicas), patience, func(ctx context.Context) error {
+			return l.spread(ctx, workers, l.both(step.east, step.west))
+		})
+		await(t, "MachinePool Running", patience, func(ctx context.Context) error {
+			return l.poolRuns(ctx, workers, step.replicas)
+		})
 		after := l.ids(t, workers, l.shards()...)
 		for _, id := range before {
 			if step.replicas >= len(before) && !slices.Contains(after, id) {
 				t.Errorf("scaling up replaced %s", id)
 			}
 			if !slices.Contains(after, id) {
-				await(t, id+" left nothing behind", patience, func(ctx context.Context) error { return errors.Join(l.left(ctx, l.east, id), l.left(ctx, l.west, id)) })
+				await(t, id+" left nothing behind", patience, func(ctx context.Context) error {
+					return errors.Join(l.left(ctx, l.east, id), l.left(ctx, l.west, id))
+				})
 			}
 		}
 	}
 }
 
-// testStatic: what the shards' configuration defines cannot be changed from here, and comes back when it is deleted here.
+// testStatic: what the shards' configuration defines cannot be changed from here, and comes back when it is deleted
+// here.
 func (l *lab) testStatic(t *testing.T) {
 	ctx := t.Context()
-	for field, patch := range map[string]string{"template": `{"spec":{"template":"other"}}`, "subnetPool": `{"spec":{"subnetPool":"other"}}`} {
+	for field, patch := range map[string]string{"template": `{"spec":{"template":"other"}}`,
+		"subnetPool": `{"spec":{"subnetPool":"other"}}`} {
 		pool := &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(guarded)}
 		err := l.Client.Patch(ctx, pool, client.RawPatch("application/merge-patch+json", []byte(patch)))
-		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), "static") {
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), field) ||
+			!strings.Contains(err.Error(), "static") {
 			t.Errorf("changing the %s of a static group: %v, want it refused", field, err)
 		}
 	}
 	if err := l.scale(ctx, guarded, 2); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "an override", patience, func(ctx context.Context) error { return l.spread(ctx, guarded, map[*shard]int{l.east: 2}) })
+	await(t, "an override", patience, func(ctx context.Context) error {
+		return l.spread(ctx, guarded, map[*shard]int{l.east: 2})
+	})
 	old := &clusterv1.MachinePool{}
 	if err := l.Client.Get(ctx, in(guarded), old); err != nil {
 		t.Fatal(err)
@@ -242,7 +260,8 @@ func (l *lab) testStatic(t *testing.T) {
 	await(t, "imported anew at its configured size", 2*patience, func(ctx context.Context) error {
 		if err := has(ctx, l, &clusterv1.MachinePool{}, guarded, func(p *clusterv1.MachinePool) error {
 			if p.UID == old.UID || value(p.Spec.Replicas) != 1 {
-				return fmt.Errorf("MachinePool has UID %s (before %s) and %d replicas", p.UID, old.UID, value(p.Spec.Replicas))
+				return fmt.Errorf("MachinePool has UID %s (before %s) and %d replicas", p.UID, old.UID,
+					value(p.Spec.Replicas))
 			}
 			return nil
 		}); err != nil {
@@ -281,7 +300,9 @@ func (l *lab) testUnreachable(t *testing.T) {
 	if err := l.scale(ctx, workers, 6); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the other shard goes on", patience, func(ctx context.Context) error { return l.east.settled(ctx, workers, 3) })
+	await(t, "the other shard goes on", patience, func(ctx context.Context) error {
+		return l.east.settled(ctx, workers, 3)
+	})
 	group := v1beta1.ShardGroupName(workers, "west")
 	await(t, "ShardReachable is False", 35*time.Second, func(ctx context.Context) error {
 		return has(ctx, l, &v1beta1.NstanceShardGroup{}, group, func(g *v1beta1.NstanceShardGroup) error {
@@ -291,9 +312,10 @@ func (l *lab) testUnreachable(t *testing.T) {
 			return condition(g.Status.Conditions, v1beta1.ShardReachableCondition, "False")
 		})
 	})
-	if err := has(ctx, l, &v1beta1.NstanceShardGroup{}, v1beta1.ShardGroupName(workers, "east"), func(g *v1beta1.NstanceShardGroup) error {
-		return condition(g.Status.Conditions, v1beta1.ShardReachableCondition, "True")
-	}); err != nil {
+	if err := has(ctx, l, &v1beta1.NstanceShardGroup{}, v1beta1.ShardGroupName(workers, "east"),
+		func(g *v1beta1.NstanceShardGroup) error {
+			return condition(g.Status.Conditions, v1beta1.ShardReachableCondition, "True")
+		}); err != nil {
 		t.Error(err)
 	}
 	if err := server.Signal(syscall.SIGCONT); err != nil {
@@ -325,7 +347,9 @@ func (l *lab) testHandOver(t *testing.T) {
 	if err := l.scale(ctx, workers, 5); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the second goes on after SIGTERM", patience, func(ctx context.Context) error { return l.spread(ctx, workers, l.both(3, 2)) })
+	await(t, "the second goes on after SIGTERM", patience, func(ctx context.Context) error {
+		return l.spread(ctx, workers, l.both(3, 2))
+	})
 	select {
 	case <-first.Ended():
 	default:
@@ -343,7 +367,9 @@ func (l *lab) testHandOver(t *testing.T) {
 	if err := l.Client.Delete(ctx, budget("held")); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the third drains it", 50*time.Second, func(ctx context.Context) error { return l.gone(ctx, &corev1.Pod{}, in("held")) })
+	await(t, "the third drains it", 50*time.Second, func(ctx context.Context) error {
+		return l.gone(ctx, &corev1.Pod{}, in("held"))
+	})
 	await(t, id+" left nothing behind", patience, func(ctx context.Context) error { return l.left(ctx, l.east, id) })
 	if err := l.scale(ctx, workers, 4); err != nil {
 		t.Fatal(err)
@@ -367,7 +393,8 @@ func (l *lab) notLeading(t *testing.T, log string) {
 	})
 }
 
-// testLatency measures how long it takes from a new number of replicas, accepted by the API server, to the shard's call of its provider.
+// testLatency measures how long it takes from a new number of replicas, accepted by the API server, to the shard's call
+// of its provider.
 func (l *lab) testLatency(t *testing.T) {
 	const rounds = 20
 	var took []time.Duration
@@ -394,7 +421,9 @@ func (l *lab) testLatency(t *testing.T) {
 		})
 	}
 	slices.Sort(took)
-	t.Logf("scale to create call, %d rounds: p50 %s p99 %s (first %s)", rounds, took[rounds/2].Round(100*time.Microsecond), took[rounds-1].Round(100*time.Microsecond), took[0].Round(100*time.Microsecond))
+	t.Logf("scale to create call, %d rounds: p50 %s p99 %s (first %s)", rounds,
+		took[rounds/2].Round(100*time.Microsecond), took[rounds-1].Round(100*time.Microsecond),
+		took[0].Round(100*time.Microsecond))
 	if took[rounds/2] > time.Second {
 		t.Errorf("p50 is %s", took[rounds/2])
 	}

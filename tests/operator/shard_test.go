@@ -60,8 +60,10 @@ func (b *bucket) state(shard string) (*clusterstate.State, error) {
 	if err != nil {
 		return nil, err
 	}
-	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b.store, Cluster: clusterID, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
-	return clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: clusterID, ShardID: shard, Secrets: secrets}), nil
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b.store, Cluster: clusterID,
+		Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	return clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: clusterID, ShardID: shard,
+		Secrets: secrets}), nil
 }
 
 // newBucket makes a bucket with a CA and the key of nonces in it, as `nstance-admin cluster init` does.
@@ -96,11 +98,13 @@ func (b *bucket) credentials(ctx context.Context) (ca []byte, nonce string, err 
 	if err != nil {
 		return nil, "", err
 	}
-	made, _, err := authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator, Cluster: clusterID, Tenant: tenant, TTL: time.Hour}, rand.Reader, time.Now())
+	made, _, err := authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator, Cluster: clusterID,
+		Tenant: tenant, TTL: time.Hour}, rand.Reader, time.Now())
 	return authority.EncodeBundle(authorities.Certificate()), made.Reveal(), err
 }
 
-// shard is a server with its VMs, which are windows of a tmux server with real agents in them, and the test's own connection to it.
+// shard is a server with its VMs, which are windows of a tmux server with real agents in them, and the test's own
+// connection to it.
 type shard struct {
 	nstancev1.OperatorServiceClient
 	id, dir, bin string
@@ -116,7 +120,8 @@ type shard struct {
 func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 // newShard writes the shard's configuration and starts its server. first is the first of its ports.
-func newShard(ctx context.Context, id, dir, bin string, first int32, b *bucket, change func(*config.Shard)) (*shard, error) {
+func newShard(ctx context.Context, id, dir, bin string, first int32, b *bucket, change func(*config.Shard)) (*shard,
+	error) {
 	s := &shard{id: id, dir: dir, bin: bin, bucket: b}
 	for i := range 5 {
 		s.ports = append(s.ports, int(first)+i)
@@ -151,10 +156,12 @@ func (s *shard) configure(ctx context.Context, change func(*config.Shard)) error
 	c.Cluster.ID = clusterID
 	c.Server.Shard = s.id
 	c.Server.Provider.Zone = "zone-" + s.id
-	c.Server.Provider.Options = map[string]string{"dir": filepath.Join(s.dir, "vms"), "session": "vms", "socket": filepath.Join(s.dir, "tmux.sock"),
-		"agent": filepath.Join(s.bin, "nstance-agent")}
-	c.Server.Bind = config.Addresses{Health: address(s.ports[0]), Election: address(s.ports[1]), Registration: address(s.ports[2]),
-		Operator: address(s.ports[3]), Agent: address(s.ports[4])}
+	c.Server.Provider.Options = map[string]string{"dir": filepath.Join(s.dir, "vms"), "session": "vms",
+		"socket": filepath.Join(s.dir, "tmux.sock"),
+		"agent":  filepath.Join(s.bin, "nstance-agent")}
+	c.Server.Bind = config.Addresses{Health: address(s.ports[0]), Election: address(s.ports[1]),
+		Registration: address(s.ports[2]),
+		Operator:     address(s.ports[3]), Agent: address(s.ports[4])}
 	c.Server.Advertise = config.Addresses{}
 	soon := config.Duration(100 * time.Millisecond)
 	c.Server.ErrorExitJitter = config.ErrorExitJitter{MinDelay: &soon, MaxDelay: &soon}
@@ -173,7 +180,8 @@ func (s *shard) configure(ctx context.Context, change func(*config.Shard)) error
 
 func (s *shard) start() error {
 	env := append(os.Environ(), "NSTANCE_ENCRYPTION_KEY="+encryptionKey)
-	process, err := kube.Run(s.dir, "nstance-server", filepath.Join(s.bin, "nstance-server"), env, "--id", "server-"+s.id, "--shard", s.id, "--storage", "file",
+	process, err := kube.Run(s.dir, "nstance-server", filepath.Join(s.bin, "nstance-server"), env, "--id", "server-"+
+		s.id, "--shard", s.id, "--storage", "file",
 		"--bucket", s.bucket.dir, "--cachedir", filepath.Join(s.dir, "cache"), "--health-addr", address(s.ports[0]))
 	if err != nil {
 		return err
@@ -220,9 +228,13 @@ func (s *shard) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{identity}, RootCAs: roots, ServerName: "127.0.0.1"})
-	conn, err := grpc.NewClient(address(s.ports[3]), grpc.WithTransportCredentials(creds), grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond}, MinConnectTimeout: 2 * time.Second}))
+	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{identity},
+		RootCAs: roots, ServerName: "127.0.0.1"})
+	conn, err := grpc.NewClient(address(s.ports[3]), grpc.WithTransportCredentials(creds),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5,
+				MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 2 * time.Second}))
 	if err != nil {
 		return err
 	}
@@ -290,7 +302,9 @@ func (s *shard) instances(ctx context.Context, of string) ([]*nstancev1.Instance
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	list, err := s.ListInstances(ctx, &nstancev1.ListInstancesRequest{Group: of})
-	live := slices.DeleteFunc(list.GetInstances(), func(i *nstancev1.InstanceStatus) bool { return i.GetState() == "deleted" || i.GetState() == "deleting" })
+	live := slices.DeleteFunc(list.GetInstances(), func(i *nstancev1.InstanceStatus) bool {
+		return i.GetState() == "deleted" || i.GetState() == "deleting"
+	})
 	return live, err
 }
 
@@ -305,7 +319,8 @@ func (s *shard) settled(ctx context.Context, group string, size int) error {
 		return err
 	}
 	if int(status.GetSize()) != size || len(instances) != size || int(status.GetHealthy()) != size {
-		return fmt.Errorf("%s on %s has size %d, %d instances, %d healthy; want %d (%s)", group, s.id, status.GetSize(), len(instances), status.GetHealthy(), size,
+		return fmt.Errorf("%s on %s has size %d, %d instances, %d healthy; want %d (%s)", group, s.id, status.GetSize(),
+			len(instances), status.GetHealthy(), size,
 			status.GetBlockedReason())
 	}
 	return nil
@@ -332,10 +347,12 @@ func (s *shard) kill(id string) error {
 // tails shows the ends of the logs of a shard.
 func (s *shard) tails(t *testing.T) {
 	t.Helper()
-	t.Logf("--- server of %s (started %d times)\n%s", s.id, s.starts, kube.Tail(filepath.Join(s.dir, "nstance-server.log"), 20))
+	t.Logf("--- server of %s (started %d times)\n%s", s.id, s.starts, kube.Tail(filepath.Join(s.dir,
+		"nstance-server.log"), 20))
 }
 
-// metadata plays the metadata service of EC2 for instances whose template sends them here, each with its ID as the path's first part.
+// metadata plays the metadata service of EC2 for instances whose template sends them here, each with its ID as the
+// path's first part.
 type metadata struct {
 	mu      sync.Mutex
 	notices map[string]time.Time

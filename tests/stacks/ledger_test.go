@@ -22,8 +22,9 @@ import (
 
 // ledger is what the servers of all stacks called, and what their roles' policies allow.
 //
-// The check is that the two are the same, and that nothing was ever denied. Hence, whichever action is taken from a policy: either a server calls for it, which is
-// then denied, or it was allowed for nothing. TestLedger shows what a missing action does.
+// The check is that the two are the same, and that nothing was ever denied. Hence, whichever action is taken from a
+// policy: either a server calls for it, which is then denied, or it was allowed for nothing. TestLedger shows what a
+// missing action does.
 type ledger struct {
 	mu      sync.Mutex
 	used    map[string]map[string]bool // IAM actions asked for, by call, such as "ec2:RunInstances"
@@ -135,7 +136,8 @@ func (b *ledger) problems(documented map[string]string) (problems []string) {
 		calls[call] = strings.Join(slices.Sorted(maps.Keys(actions)), " ")
 	}
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(b.allowed)), slices.Sorted(maps.Keys(used))); diff != "" {
-		problems = append(problems, "actions that the policies allow (-), and that the servers' calls asked for (+):\n"+diff)
+		problems = append(problems, "actions that the policies allow (-), and that the servers' calls asked for (+):\n"+
+			diff)
 	}
 	if diff := cmp.Diff(documented, calls); diff != "" {
 		problems = append(problems, "calls in docs/aws.md (-), and calls that servers made (+):\n"+diff)
@@ -145,7 +147,8 @@ func (b *ledger) problems(documented map[string]string) (problems []string) {
 
 // TestLedger: whatever is taken from what is allowed, called or documented, or added to it, is found.
 func TestLedger(t *testing.T) {
-	docs := map[string]string{"ec2:RunInstances": "ec2:CreateTags ec2:RunInstances iam:PassRole", "s3:ListObjectsV2": "s3:ListBucket"}
+	docs := map[string]string{"ec2:RunInstances": "ec2:CreateTags ec2:RunInstances iam:PassRole",
+		"s3:ListObjectsV2": "s3:ListBucket"}
 	book := func() *ledger {
 		b := &ledger{used: map[string]map[string]bool{}, allowed: map[string]bool{}}
 		for call, actions := range docs {

@@ -18,7 +18,8 @@ func multiAZ(t *testing.T, book *ledger) {
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"web_arch": "amd64", "web_instance_types": []string{"t3.small"}, "agent_ami": lab.AgentAMI,
 		"web_commands": []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &"},
-		"settings":     map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s", "garbage_collection": map[string]any{"interval": "5s"}},
+		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
+			"garbage_collection": map[string]any{"interval": "5s"}},
 	})
 	stack.Apply(t)
 	if code, said := stack.Plan(t); code != 0 {

@@ -55,7 +55,8 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 	f.state = f.State(t, bucket, f.cluster, f.shard.ID, f.key)
 }
 
-// refresh tells the leader, until the test ends, to look for a new configuration every second: it would find one by itself within three minutes.
+// refresh tells the leader, until the test ends, to look for a new configuration every second: it would find one by
+// itself within three minutes.
 func (f *fleet) refresh(t *testing.T) {
 	t.Helper()
 	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
@@ -83,7 +84,8 @@ func singleShard(t *testing.T, book *ledger) {
 		"cluster": "solo", "force_destroy": true, "worker_count": 2,
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"worker_arch": "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"}, "agent_ami": lab.AgentAMI,
-		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s", "garbage_collection": map[string]any{"interval": "5s"}},
+		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
+			"garbage_collection": map[string]any{"interval": "5s"}},
 	}
 	stack := l.Stack(t, cli(t, "tofu"), "aws/single-shard", vars)
 	stack.Apply(t)
@@ -213,7 +215,8 @@ func ids(instances []ec2.InstanceView) []string {
 	return out
 }
 
-// healthy waits until the leader answers at the shard's fixed address, as a VM of the network would see it, and holds its interface.
+// healthy waits until the leader answers at the shard's fixed address, as a VM of the network would see it, and holds
+// its interface.
 func (f *fleet) healthy(t *testing.T) {
 	t.Helper()
 	lab.Eventually(t, soon, "the leader answers at "+f.shard.LeaderIP, func() string {
@@ -221,9 +224,10 @@ func (f *fleet) healthy(t *testing.T) {
 		if len(servers) == 0 {
 			return "there is no server"
 		}
-		client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return f.Machines.DialVPC(ctx, servers[0].VPC, network, address)
-		}}}
+		client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				return f.Machines.DialVPC(ctx, servers[0].VPC, network, address)
+			}}}
 		resp, err := client.Get("http://" + net.JoinHostPort(f.shard.LeaderIP, "8990") + "/health")
 		if err != nil {
 			return err.Error()
@@ -237,7 +241,8 @@ func (f *fleet) healthy(t *testing.T) {
 	})
 }
 
-// settled waits until the shard has so many VMs, none of them of those that had to go, each with an agent that registered.
+// settled waits until the shard has so many VMs, none of them of those that had to go, each with an agent that
+// registered.
 func (f *fleet) settled(t *testing.T, size int, gone []string) {
 	t.Helper()
 	lab.Eventually(t, soon, fmt.Sprintf("%d registered VMs without %v", size, gone), func() string {
@@ -278,7 +283,9 @@ func (f *fleet) joined(t *testing.T, doomed string) {
 func noSecrets(t *testing.T, f *fleet, stack *lab.Stack) {
 	t.Helper()
 	files := stack.Files(t)
-	state := slices.ContainsFunc(slices.Collect(maps.Keys(files)), func(path string) bool { return strings.HasSuffix(path, "terraform.tfstate") })
+	state := slices.ContainsFunc(slices.Collect(maps.Keys(files)), func(path string) bool {
+		return strings.HasSuffix(path, "terraform.tfstate")
+	})
 	if !state || len(f.key) < 32 {
 		t.Fatalf("no state among %d files, or no key: nothing was looked at", len(files))
 	}

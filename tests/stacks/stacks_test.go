@@ -1,5 +1,5 @@
-// Package stacks applies the examples to a cloud on this machine, uses what comes of them, and destroys it: tofu or terraform, the real AWS provider, ours,
-// real servers and agents on machines that boot the userdata they were given.
+// Package stacks applies the examples to a cloud on this machine, uses what comes of them, and destroys it: tofu or
+// terraform, the real AWS provider, ours, real servers and agents on machines that boot the userdata they were given.
 package stacks
 
 import (
@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestStacks applies both examples, one under each CLI, and then holds what their servers called against what their role may.
+// TestStacks applies both examples, one under each CLI, and then holds what their servers called against what their
+// role may.
 func TestStacks(t *testing.T) {
 	var book ledger
 	t.Run("apply", func(t *testing.T) {

@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/local"
 )
 
-// takeDown destroys what was applied, ends what runs and removes temp/. It goes on when destroying fails: what is in temp/ is all there is.
+// takeDown destroys what was applied, ends what runs and removes temp/. It goes on when destroying fails: what is in
+// temp/ is all there is.
 func takeDown(ctx context.Context, root, terraform string) error {
 	dir := filepath.Join(root, "temp")
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
@@ -25,7 +26,9 @@ func takeDown(ctx context.Context, root, terraform string) error {
 	}
 	var failed error
 	if _, err := os.Stat(filepath.Join(dir, "terraform", "terraform.tfstate")); err == nil {
-		failed = say(filepath.Base(terraform)+" destroy", func() (string, error) { return "", destroy(ctx, stack, terraform) })
+		failed = say(filepath.Base(terraform)+" destroy", func() (string, error) {
+			return "", destroy(ctx, stack, terraform)
+		})
 	}
 	err = say("Ending what runs", func() (string, error) { return "", end(ctx, stack) })
 	if err == nil {

@@ -1,6 +1,8 @@
-// Command up keeps a cluster running on this machine, in temp/ and on the default ports: `make up` and, with -down, `make down`.
+// Command up keeps a cluster running on this machine, in temp/ and on the default ports: `make up` and, with -down,
+// `make down`.
 //
-// What it starts runs on when it has ended. Run again, it starts what is missing and applies examples/local as it is now.
+// What it starts runs on when it has ended. Run again, it starts what is missing and applies examples/local as it is
+// now.
 package main
 
 import (
@@ -41,11 +43,13 @@ func main() {
 }
 
 func open(root string) (*local.Stack, error) {
-	return local.New(local.Options{Root: root, Dir: filepath.Join(root, "temp"), Ports: local.DefaultPorts(), SharedTmux: true})
+	return local.New(local.Options{Root: root, Dir: filepath.Join(root, "temp"), Ports: local.DefaultPorts(),
+		SharedTmux: true})
 }
 
 func bringUp(ctx context.Context, root, terraform string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("it took longer than "+patience.String()+"; the logs are in temp/log"))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("it took longer than "+patience.String()+
+		"; the logs are in temp/log"))
 	defer cancel()
 	stack, err := open(root)
 	if err != nil {
@@ -56,7 +60,8 @@ func bringUp(ctx context.Context, root, terraform string) error {
 		return err
 	}
 	if busy := stack.Ports.Busy(ctx, servers); len(busy) > 0 && len(running) == 0 {
-		return fmt.Errorf("ports %v are taken by other programs (make dev-tmux uses them too): end those, then try again", busy)
+		return fmt.Errorf(
+			"ports %v are taken by other programs (make dev-tmux uses them too): end those, then try again", busy)
 	}
 	if err := say("Starting the object store", func() (string, error) {
 		if pid, ok := running["dev-s3"]; ok {
@@ -129,8 +134,11 @@ func say(what string, do func() (string, error)) error {
 // advise prints what can be tried now.
 func advise(stack *local.Stack, identity string) error {
 	env := filepath.Join(stack.Dir, "env")
-	text := fmt.Sprintf("# For nstance-admin, beside what `make up` runs: . temp/env\nexport %s\nexport NSTANCE_ADMIN_SERVERS=%s=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s\nPATH=%s:$PATH\n",
-		strings.Join(stack.Settings(), " "), local.Shard, local.Address(stack.Ports.Operator), quote(identity), local.Shard, quote(stack.Bin))
+	text := fmt.Sprintf(
+		"# For nstance-admin, beside what `make up` runs: . temp/env\nexport %s\nexport NSTANCE_ADMIN_SERVERS=%s=%s "+
+			"NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s\nPATH=%s:$PATH\n",
+		strings.Join(stack.Settings(), " "), local.Shard, local.Address(stack.Ports.Operator), quote(identity),
+		local.Shard, quote(stack.Bin))
 	if err := os.WriteFile(env, []byte(text), 0o600); err != nil {
 		return err
 	}

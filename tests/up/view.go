@@ -14,7 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/local"
 )
 
-// watch shows groups and instances until every group has its size in healthy instances. On a terminal the view is drawn in place.
+// watch shows groups and instances until every group has its size in healthy instances. On a terminal the view is drawn
+// in place.
 func watch(ctx context.Context, stack *local.Stack, operator *local.Operator) error {
 	terminal := false
 	if info, err := os.Stdout.Stat(); err == nil {
@@ -63,7 +64,8 @@ func view(stack *local.Stack, groups []*nstancev1.GroupStatus, instances []*nsta
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "\n  GROUP\tSIZE\tACTUAL\tHEALTHY\t")
 	for _, g := range groups {
-		fmt.Fprintf(w, "  %s\t%d\t%d\t%d\t%s\n", g.GetGroup(), g.GetSize(), g.GetActualSize(), g.GetHealthy(), g.GetBlockedReason())
+		fmt.Fprintf(w, "  %s\t%d\t%d\t%d\t%s\n", g.GetGroup(), g.GetSize(), g.GetActualSize(), g.GetHealthy(),
+			g.GetBlockedReason())
 	}
 	fmt.Fprintln(w, "\n  INSTANCE\tGROUP\tSTATE\tHEALTH\tPID\t")
 	for _, i := range instances {

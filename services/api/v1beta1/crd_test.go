@@ -21,16 +21,19 @@ import (
 const instance = "wrk06efr4k8wwgh7bn9fvax2h5xj8"
 
 func pool() *v1beta1.NstanceMachinePool {
-	return &v1beta1.NstanceMachinePool{Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"use1-az1", "use1-az2"}, Template: "worker",
+	return &v1beta1.NstanceMachinePool{Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers",
+		Shards: []string{"use1-az1", "use1-az2"}, Template: "worker",
 		SubnetPool: "private", InstanceType: "m7g.large", Vars: map[string]string{"a": "1"}}}
 }
 
 func shardGroup() *v1beta1.NstanceShardGroup {
-	return &v1beta1.NstanceShardGroup{Spec: v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "use1-az1", Size: ptr.To[int32](0), Template: "worker"}}
+	return &v1beta1.NstanceShardGroup{Spec: v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "use1-az1",
+		Size: ptr.To[int32](0), Template: "worker"}}
 }
 
 func machine() *v1beta1.NstanceMachine {
-	return &v1beta1.NstanceMachine{Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Vars: map[string]string{"a": "1"}}}
+	return &v1beta1.NstanceMachine{Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"},
+		Vars: map[string]string{"a": "1"}}}
 }
 
 func chosen() *v1beta1.NstanceMachine {
@@ -40,10 +43,12 @@ func chosen() *v1beta1.NstanceMachine {
 }
 
 func template() *v1beta1.NstanceMachineTemplate {
-	return &v1beta1.NstanceMachineTemplate{Spec: v1beta1.NstanceMachineTemplateSpec{Template: v1beta1.NstanceMachineTemplateResource{Spec: machine().Spec}}}
+	return &v1beta1.NstanceMachineTemplate{Spec: v1beta1.NstanceMachineTemplateSpec{
+		Template: v1beta1.NstanceMachineTemplateResource{Spec: machine().Spec}}}
 }
 
-// TestSchema holds the definitions, their CEL rules included, against a real API server: what may be written, what not, and what is said then.
+// TestSchema holds the definitions, their CEL rules included, against a real API server: what may be written, what not,
+// and what is said then.
 func TestSchema(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -62,50 +67,82 @@ func TestSchema(t *testing.T) {
 		change string // JSON merge patch of an existing object; "": the object itself is refused
 		want   string // "": accepted
 	}{
-		"pool":                  {object: pool()},
-		"pool without template": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) { p.Spec.Template = "" }), want: "spec.template"},
-		"pool without shards":   {object: with(pool(), func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = nil }), want: "spec.shards"},
-		"pool with a shard twice": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = []string{"a", "a"} }),
+		"pool": {object: pool()},
+		"pool without template": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
+			p.Spec.Template = ""
+		}), want: "spec.template"},
+		"pool without shards": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
+			p.Spec.Shards = nil
+		}), want: "spec.shards"},
+		"pool with a shard twice": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
+			p.Spec.Shards = []string{"a", "a"}
+		}),
 			want: "spec.shards[1]: Duplicate value"},
-		"group with two dashes": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "a--b" }), want: "spec.group"},
-		"pool's group":          {object: pool(), change: `{"spec":{"group":"other"}}`, want: "group is immutable: make another pool"},
-		"pool's template":       {object: pool(), change: `{"spec":{"template":"other"}}`},
+		"group with two dashes": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
+			p.Spec.Group = "a--b"
+		}), want: "spec.group"},
+		"pool's group": {object: pool(), change: `{"spec":{"group":"other"}}`,
+			want: "group is immutable: make another pool"},
+		"pool's template": {object: pool(), change: `{"spec":{"template":"other"}}`},
 		"static pool's template": {object: pool(), static: true, change: `{"spec":{"template":"other"}}`,
 			want: "template cannot be changed: the group is static"},
-		"static pool's subnet pool":         {object: pool(), static: true, change: `{"spec":{"subnetPool":"other"}}`, want: "subnetPool cannot be changed"},
-		"static pool's subnet pool removed": {object: pool(), static: true, change: `{"spec":{"subnetPool":null}}`, want: "subnetPool cannot be changed"},
-		"static pool's type and vars":       {object: pool(), static: true, change: `{"spec":{"instanceType":"m8g.large","vars":{"b":"2"}}}`},
-		"static pool's shards":              {object: pool(), static: true, change: `{"spec":{"shards":["use1-az2"]}}`},
+		"static pool's subnet pool": {object: pool(), static: true, change: `{"spec":{"subnetPool":"other"}}`,
+			want: "subnetPool cannot be changed"},
+		"static pool's subnet pool removed": {object: pool(), static: true, change: `{"spec":{"subnetPool":null}}`,
+			want: "subnetPool cannot be changed"},
+		"static pool's type and vars": {object: pool(), static: true,
+			change: `{"spec":{"instanceType":"m8g.large","vars":{"b":"2"}}}`},
+		"static pool's shards": {object: pool(), static: true, change: `{"spec":{"shards":["use1-az2"]}}`},
 
-		"shard group":                        {object: shardGroup()},
-		"shard group without size":           {object: with(shardGroup(), func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = nil }), want: "spec.size"},
-		"shard group's size":                 {object: shardGroup(), change: `{"spec":{"size":3}}`},
-		"shard group's size below zero":      {object: shardGroup(), change: `{"spec":{"size":-1}}`, want: "spec.size"},
-		"shard group's shard":                {object: shardGroup(), change: `{"spec":{"shard":"other"}}`, want: "shard is immutable"},
-		"static shard group's template":      {object: shardGroup(), static: true, change: `{"spec":{"template":"other"}}`, want: "template cannot be changed"},
-		"static shard group's size and vars": {object: shardGroup(), static: true, change: `{"spec":{"size":3,"vars":{"b":"2"}}}`},
+		"shard group": {object: shardGroup()},
+		"shard group without size": {object: with(shardGroup(), func(g *v1beta1.NstanceShardGroup) {
+			g.Spec.Size = nil
+		}), want: "spec.size"},
+		"shard group's size":            {object: shardGroup(), change: `{"spec":{"size":3}}`},
+		"shard group's size below zero": {object: shardGroup(), change: `{"spec":{"size":-1}}`, want: "spec.size"},
+		"shard group's shard": {object: shardGroup(), change: `{"spec":{"shard":"other"}}`,
+			want: "shard is immutable"},
+		"static shard group's template": {object: shardGroup(), static: true,
+			change: `{"spec":{"template":"other"}}`, want: "template cannot be changed"},
+		"static shard group's size and vars": {object: shardGroup(), static: true,
+			change: `{"spec":{"size":3,"vars":{"b":"2"}}}`},
 
-		"machine":                    {object: machine()},
-		"machine without group":      {object: with(machine(), func(m *v1beta1.NstanceMachine) { m.Spec.GroupRef.Name = "" }), want: "spec.groupRef"},
-		"machine that is chosen for": {object: machine(), change: `{"spec":{"shard":"use1-az2","instanceID":"` + instance + `"}}`},
-		"machine, wrong instance ID": {object: machine(), change: `{"spec":{"instanceID":"i-1"}}`, want: "spec.instanceID"},
-		"machine's group":            {object: machine(), change: `{"spec":{"groupRef":{"name":"other"}}}`, want: "groupRef is immutable"},
-		"machine's type, early":      {object: machine(), change: `{"spec":{"instanceType":"m8g.large","vars":null}}`},
-		"machine's type":             {object: chosen(), change: `{"spec":{"instanceType":"m8g.large"}}`, want: "instanceType is immutable once the instance has an ID"},
-		"machine's vars":             {object: chosen(), change: `{"spec":{"vars":{"a":"2"}}}`, want: "vars are immutable once the instance has an ID"},
-		"machine's shard":            {object: chosen(), change: `{"spec":{"shard":"other"}}`, want: "shard is immutable once the instance has an ID"},
-		"machine's instance ID":      {object: chosen(), change: `{"spec":{"instanceID":null}}`, want: "instanceID is immutable once set"},
-		"machine's provider ID":      {object: chosen(), change: `{"spec":{"providerID":null}}`, want: "providerID is immutable once set"},
+		"machine": {object: machine()},
+		"machine without group": {object: with(machine(), func(m *v1beta1.NstanceMachine) {
+			m.Spec.GroupRef.Name = ""
+		}), want: "spec.groupRef"},
+		"machine that is chosen for": {object: machine(), change: `{"spec":{"shard":"use1-az2","instanceID":"` +
+			instance + `"}}`},
+		"machine, wrong instance ID": {object: machine(), change: `{"spec":{"instanceID":"i-1"}}`,
+			want: "spec.instanceID"},
+		"machine's group": {object: machine(), change: `{"spec":{"groupRef":{"name":"other"}}}`,
+			want: "groupRef is immutable"},
+		"machine's type, early": {object: machine(), change: `{"spec":{"instanceType":"m8g.large","vars":null}}`},
+		"machine's type": {object: chosen(), change: `{"spec":{"instanceType":"m8g.large"}}`,
+			want: "instanceType is immutable once the instance has an ID"},
+		"machine's vars": {object: chosen(), change: `{"spec":{"vars":{"a":"2"}}}`,
+			want: "vars are immutable once the instance has an ID"},
+		"machine's shard": {object: chosen(), change: `{"spec":{"shard":"other"}}`,
+			want: "shard is immutable once the instance has an ID"},
+		"machine's instance ID": {object: chosen(), change: `{"spec":{"instanceID":null}}`,
+			want: "instanceID is immutable once set"},
+		"machine's provider ID": {object: chosen(), change: `{"spec":{"providerID":null}}`,
+			want: "providerID is immutable once set"},
 
 		"template": {object: template()},
-		"template with an instance": {object: with(template(), func(o *v1beta1.NstanceMachineTemplate) { o.Spec.Template.Spec.InstanceID = instance }),
+		"template with an instance": {object: with(template(), func(o *v1beta1.NstanceMachineTemplate) {
+			o.Spec.Template.Spec.InstanceID = instance
+		}),
 			want: "instanceID and providerID belong to one machine"},
-		"template's spec":   {object: template(), change: `{"spec":{"template":{"spec":{"instanceType":"m8g.large"}}}}`, want: "template.spec is immutable"},
+		"template's spec": {object: template(), change: `{"spec":{"template":{"spec":{"instanceType":"m8g.large"}}}}`,
+			want: "template.spec is immutable"},
 		"template's labels": {object: template(), change: `{"spec":{"template":{"metadata":{"labels":{"a":"b"}}}}}`},
 
-		"cluster":               {object: &v1beta1.NstanceCluster{}},
-		"cluster with endpoint": {object: &v1beta1.NstanceCluster{}, change: `{"spec":{"controlPlaneEndpoint":{"host":"10.0.0.1","port":6443}}}`},
-		"cluster, wrong port":   {object: &v1beta1.NstanceCluster{}, change: `{"spec":{"controlPlaneEndpoint":{"host":"10.0.0.1","port":70000}}}`, want: "port"},
+		"cluster": {object: &v1beta1.NstanceCluster{}},
+		"cluster with endpoint": {object: &v1beta1.NstanceCluster{},
+			change: `{"spec":{"controlPlaneEndpoint":{"host":"10.0.0.1","port":6443}}}`},
+		"cluster, wrong port": {object: &v1beta1.NstanceCluster{},
+			change: `{"spec":{"controlPlaneEndpoint":{"host":"10.0.0.1","port":70000}}}`, want: "port"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := test.object
@@ -113,7 +150,8 @@ func TestSchema(t *testing.T) {
 			o.SetNamespace("default")
 			err := cluster.Client.Create(ctx, o)
 			if err == nil && test.static {
-				err = cluster.Client.Status().Patch(ctx, o, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"isStatic":true}}`)))
+				err = cluster.Client.Status().Patch(ctx, o, client.RawPatch("application/merge-patch+json",
+					[]byte(`{"status":{"isStatic":true}}`)))
 			}
 			if test.change != "" {
 				if err != nil {
@@ -141,7 +179,8 @@ func roundTrip(ctx context.Context, t *testing.T, c client.Client) {
 		t.Fatal(err)
 	}
 	status := `{"config":{"args":{"list":[1,{"a":null}]},"size":2},"actualSize":0,"conditions":[{"type":"Ready","status":"True","reason":"Ready","message":"","lastTransitionTime":"2026-07-28T10:00:00Z"}]}`
-	if err := c.Status().Patch(ctx, g, client.RawPatch("application/merge-patch+json", []byte(`{"status":`+status+`}`))); err != nil {
+	if err := c.Status().Patch(ctx, g, client.RawPatch("application/merge-patch+json",
+		[]byte(`{"status":`+status+`}`))); err != nil {
 		t.Fatal(err)
 	}
 	got := &v1beta1.NstanceShardGroup{}

@@ -1,5 +1,5 @@
-// Package v1beta1 owns the Kubernetes types of Nstance, and every name that the operator gives there: labels, annotations, finalizers, conditions
-// and their reasons.
+// Package v1beta1 owns the Kubernetes types of Nstance, and every name that the operator gives there: labels,
+// annotations, finalizers, conditions and their reasons.
 //
 // The types follow Cluster API's v1beta2 contract for infrastructure providers (https://cluster-api.sigs.k8s.io/developer/providers/contracts/):
 // InfraCluster, InfraMachine, InfraMachineTemplate and InfraMachinePool with MachinePool Machines. The definitions' label says so: this version

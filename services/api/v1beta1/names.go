@@ -10,7 +10,8 @@ const (
 	ImportedLabel = "nstance.dev/imported"
 	// PodUIDLabel holds the UID of the pod that an on-demand machine was made for.
 	PodUIDLabel = "nstance.dev/pod-uid"
-	// OnDemandGroupNodeLabel holds the group, on an on-demand Machine. Cluster API copies labels of this domain from a Machine to its Node.
+	// OnDemandGroupNodeLabel holds the group, on an on-demand Machine. Cluster API copies labels of this domain from a
+	// Machine to its Node.
 	OnDemandGroupNodeLabel = "node.cluster.x-k8s.io/on-demand-group"
 	// OnDemandPodNodeLabel holds the pod's UID, in the same way.
 	OnDemandPodNodeLabel = "node.cluster.x-k8s.io/on-demand-pod"
@@ -20,14 +21,14 @@ const (
 const (
 	// PodAnnotation holds "{namespace}/{name}" of the pod that an on-demand machine was made for.
 	PodAnnotation = "nstance.dev/pod"
-	// OwnedFieldsAnnotation on a shard group names, with commas, the fields of a static group that were ever said in Kubernetes: when they are no
-	// longer said, what was pushed of them is taken back, and of no others.
+	// OwnedFieldsAnnotation on a shard group names, with commas, the fields of a static group that were ever said in
+	// Kubernetes: when they are no longer said, what was pushed of them is taken back, and of no others.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
-	// CapacityAnnotation on a MachinePool holds what the operator wrote into the cluster autoscaler's annotations there, so that it never takes a
-	// user's for its own.
+	// CapacityAnnotation on a MachinePool holds what the operator wrote into the cluster autoscaler's annotations
+	// there, so that it never takes a user's for its own.
 	CapacityAnnotation = "nstance.dev/capacity"
-	// InstanceAnnotation on a Node of the workload cluster holds "{shard}/{instance}": which instance it is. A Node that has it is removed once the
-	// shard's leader says that the instance is gone.
+	// InstanceAnnotation on a Node of the workload cluster holds "{shard}/{instance}": which instance it is. A Node
+	// that has it is removed once the shard's leader says that the instance is gone.
 	InstanceAnnotation = "nstance.dev/instance"
 	// OnDemandGroupAnnotation on a pod asks for an instance of this group of its own.
 	OnDemandGroupAnnotation = "on-demand.nstance.dev/group"
@@ -58,7 +59,8 @@ const (
 	ShardsReachableCondition = "ShardsReachable"
 	// InstanceCreatedCondition: the shard knows the instance and has asked its provider for it. On machines.
 	InstanceCreatedCondition = "InstanceCreated"
-	// ServerDeletedCondition: the server has said that the instance is gone, so it is not asked to delete it. On machines.
+	// ServerDeletedCondition: the server has said that the instance is gone, so it is not asked to delete it. On
+	// machines.
 	ServerDeletedCondition = "ServerDeleted"
 )
 
@@ -95,7 +97,8 @@ const (
 	KubeconfigFailedReason      = "KubeconfigFailed"
 )
 
-// ShardGroupName is the name of the NstanceShardGroup of a group on a shard. Neither may contain "--", so it has one reading.
+// ShardGroupName is the name of the NstanceShardGroup of a group on a shard. Neither may contain "--", so it has one
+// reading.
 func ShardGroupName(group, shard string) string { return group + "--" + shard }
 
 // ClusterName is the name of the Cluster and NstanceCluster of a tenant, at most 62 characters.

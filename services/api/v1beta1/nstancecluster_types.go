@@ -34,7 +34,8 @@ type NstanceClusterStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceCluster is an Nstance cluster, seen by one tenant: Cluster API's InfraCluster. The operator makes it, named `{cluster}--{tenant}`.
+// NstanceCluster is an Nstance cluster, seen by one tenant: Cluster API's InfraCluster. The operator makes it, named
+// `{cluster}--{tenant}`.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

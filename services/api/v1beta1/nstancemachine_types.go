@@ -16,8 +16,8 @@ type GroupReference struct {
 	Name string `json:"name,omitempty"`
 }
 
-// NstanceMachineSpec is one instance. With the label cluster.x-k8s.io/pool-name it stands for one that its group manages (a MachinePool
-// Machine); without, it is an individual one, which the operator creates and deletes.
+// NstanceMachineSpec is one instance. With the label cluster.x-k8s.io/pool-name it stands for one that its group
+// manages (a MachinePool Machine); without, it is an individual one, which the operator creates and deletes.
 //
 // +kubebuilder:validation:XValidation:rule="self.groupRef == oldSelf.groupRef",message="groupRef is immutable: an instance does not change its group"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(self.instanceID) && self.instanceID == oldSelf.instanceID)",message="instanceID is immutable once set"
@@ -41,8 +41,8 @@ type NstanceMachineSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxProperties=256
 	Vars map[string]string `json:"vars,omitempty"`
-	// instanceID is the instance's ID on the servers. The operator makes it and stores it here before it asks for the instance, so that asking
-	// again, after a crash too, never makes a second one.
+	// instanceID is the instance's ID on the servers. The operator makes it and stores it here before it asks for the
+	// instance, so that asking again, after a crash too, never makes a second one.
 	// +optional
 	// +kubebuilder:validation:MaxLength=29
 	// +kubebuilder:validation:Pattern=`^[a-z]{3}[0-9a-hjkmnp-tv-z]{26}$`
@@ -148,7 +148,8 @@ type NstanceMachineTemplateSpec struct {
 
 // NstanceMachineTemplateStatus is what is known of machines made of the template.
 type NstanceMachineTemplateStatus struct {
-	// capacity is what one machine offers, by its instance type; empty when that is not known. The cluster autoscaler scales from zero by it.
+	// capacity is what one machine offers, by its instance type; empty when that is not known. The cluster autoscaler
+	// scales from zero by it.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 	// observedGeneration is the generation of the spec that the status is about.
@@ -162,7 +163,8 @@ type NstanceMachineTemplateStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceMachineTemplate is what MachineDeployments and MachineSets make NstanceMachines of: Cluster API's InfraMachineTemplate.
+// NstanceMachineTemplate is what MachineDeployments and MachineSets make NstanceMachines of: Cluster API's
+// InfraMachineTemplate.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

@@ -5,9 +5,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NstanceMachinePoolSpec is a group of instances, spread over shards. How many there are is said by the MachinePool that refers to it.
+// NstanceMachinePoolSpec is a group of instances, spread over shards. How many there are is said by the MachinePool
+// that refers to it.
 //
-// Of a static group (one that the shards' configuration defines) only the size, instanceType and vars can be changed here.
+// Of a static group (one that the shards' configuration defines) only the size, instanceType and vars can be changed
+// here.
 type NstanceMachinePoolSpec struct {
 	// group is the name of the group on the servers.
 	// +required
@@ -43,7 +45,8 @@ type NstanceMachinePoolSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxProperties=256
 	Vars map[string]string `json:"vars,omitempty"`
-	// providerIDList has the provider IDs of the instances there are, sorted. The operator keeps it; Cluster API reads it.
+	// providerIDList has the provider IDs of the instances there are, sorted. The operator keeps it; Cluster API reads
+	// it.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -69,10 +72,12 @@ type NstanceMachinePoolStatus struct {
 	// readyReplicas counts those of them that the servers find healthy.
 	// +optional
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
-	// isStatic is true when a shard's own configuration defines the group: what makes it up then cannot be changed here.
+	// isStatic is true when a shard's own configuration defines the group: what makes it up then cannot be changed
+	// here.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
-	// capacity is what one instance offers, by its instance type; empty when that is not known. The cluster autoscaler scales from zero by it.
+	// capacity is what one instance offers, by its instance type; empty when that is not known. The cluster autoscaler
+	// scales from zero by it.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 	// observedGeneration is the generation of the spec that the status is about.

@@ -49,14 +49,16 @@ func start(t *testing.T, binary, dir string) (*exec.Cmd, kubernetes.Interface) {
 	if !found {
 		t.Fatalf("it said %q", line)
 	}
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, QPS: -1,
+		ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return cmd, client
 }
 
-// TestKill kills the process while many write, three times over the same directory: all that was acknowledged is there, whole.
+// TestKill kills the process while many write, three times over the same directory: all that was acknowledged is there,
+// whole.
 func TestKill(t *testing.T) {
 	if testing.Short() {
 		t.Log("left out of a short run: it builds the binary")
@@ -84,11 +86,13 @@ func TestKill(t *testing.T) {
 		for w := range writers {
 			done.Go(func() {
 				counter := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("counter-%d", w)}}
-				if _, err := maps.Create(ctx, counter, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+				if _, err := maps.Create(ctx, counter, metav1.CreateOptions{}); err != nil &&
+					!apierrors.IsAlreadyExists(err) {
 					return
 				}
 				for i := 0; ; i++ {
-					one := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("one-%d-%d-%d", round, w, i)}}
+					one := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("one-%d-%d-%d", round, w,
+						i)}}
 					one.Data = map[string]string{"value": one.Name + strings.Repeat(" padding", 500)}
 					if _, err := maps.Create(ctx, one, metav1.CreateOptions{}); err != nil {
 						return

@@ -20,7 +20,8 @@ func TestRun(t *testing.T) {
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(test.args, nil, &stdout, &stderr)
-		if code != test.code || !strings.Contains(stdout.String(), test.stdout) || !strings.Contains(stderr.String(), test.stderr) {
+		if code != test.code || !strings.Contains(stdout.String(), test.stdout) ||
+			!strings.Contains(stderr.String(), test.stderr) {
 			t.Errorf("%v: %d\n%s\n%s", test.args, code, &stdout, &stderr)
 		}
 	}

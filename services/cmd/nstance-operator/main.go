@@ -1,4 +1,5 @@
-// Command nstance-operator keeps Cluster API's objects and the servers of an Nstance cluster in step: see docs/operator.md or --help.
+// Command nstance-operator keeps Cluster API's objects and the servers of an Nstance cluster in step: see
+// docs/operator.md or --help.
 package main
 
 import (
@@ -55,7 +56,8 @@ func run(args []string, getenv func(string) string, stdout, stderr io.Writer) in
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	err = operator.Run(ctx, operator.Config{Options: options, Environment: environment, Settings: file, Rest: kubernetes, Version: version, Log: log})
+	err = operator.Run(ctx, operator.Config{Options: options, Environment: environment, Settings: file,
+		Rest: kubernetes, Version: version, Log: log})
 	if err != nil {
 		log.Error(err, "nstance-operator ends")
 		return 1

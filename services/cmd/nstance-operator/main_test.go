@@ -33,13 +33,15 @@ func TestRun(t *testing.T) {
 		{[]string{"--config", good}, "A B", 2, "", "the environment is not right"},
 		{[]string{"--config", filepath.Join(dir, "missing.yaml")}, "ns", 2, "", "read configuration: open"},
 		{[]string{"--config", broken}, "ns", 2, "", "field x not found"},
-		{[]string{"--config", good, "--kubeconfig", filepath.Join(dir, "none")}, "ns", 1, "", "There is no way to the API server"},
+		{[]string{"--config", good, "--kubeconfig", filepath.Join(dir, "none")}, "ns", 1, "",
+			"There is no way to the API server"},
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(test.args, func(name string) string {
 			return map[string]string{"NSTANCE_NAMESPACE": test.namespace}[name]
 		}, &stdout, &stderr)
-		if code != test.code || !strings.Contains(stdout.String(), test.stdout) || !strings.Contains(stderr.String(), test.stderr) {
+		if code != test.code || !strings.Contains(stdout.String(), test.stdout) ||
+			!strings.Contains(stderr.String(), test.stderr) {
 			t.Errorf("%v: %d\n%s\n%s", test.args, code, &stdout, &stderr)
 		}
 	}

@@ -23,8 +23,9 @@ import (
 // version is set when a release is linked.
 var version = "dev"
 
-// heir is set when the server of tests/chaos is linked: lease and renewal of a lock with an heir, and for how long a follower is steady before it is
-// one, as in "9s 3s 1s". Nothing else is different in that server: what takes a minute and a half by default takes some seconds.
+// heir is set when the server of tests/chaos is linked: lease and renewal of a lock with an heir, and for how long a
+// follower is steady before it is one, as in "9s 3s 1s". Nothing else is different in that server: what takes a minute
+// and a half by default takes some seconds.
 var heir string
 
 func main() { os.Exit(run()) }
@@ -56,8 +57,9 @@ func run() int {
 	signal.Notify(confirm, syscall.SIGUSR1)
 	defer signal.Stop(confirm)
 	go memory.Keep(ctx)
-	err = server.Run(ctx, server.Config{Options: options, ConfirmOrphans: confirm, Version: version, Log: log, Supervised: os.Getenv("INVOCATION_ID") != "",
-		Providers: providers, Heir: times})
+	err = server.Run(ctx, server.Config{Options: options, ConfirmOrphans: confirm, Version: version, Log: log,
+		Supervised: os.Getenv("INVOCATION_ID") != "",
+		Providers:  providers, Heir: times})
 	switch {
 	case errors.Is(err, server.ErrRestart):
 		log.Info("restarting with the new configuration")
@@ -107,7 +109,8 @@ var providers = map[string]server.ProviderKind{
 	"tmux": {Open: openTmux},
 }
 
-// openAWS makes the provider of a shard in AWS. A server need not run in AWS itself, unless an address is to follow the leader.
+// openAWS makes the provider of a shard in AWS. A server need not run in AWS itself, unless an address is to follow the
+// leader.
 func openAWS(ctx context.Context, setup server.Setup) (server.Machine, error) {
 	cfg, err := aws.SDK(ctx, setup.Shard.Server.Provider, setup.Throttled)
 	if err != nil {
@@ -122,9 +125,12 @@ func openAWS(ctx context.Context, setup server.Setup) (server.Machine, error) {
 		return server.Machine{}, fmt.Errorf("server.leader_network: %w", err)
 	}
 	if err != nil {
-		setup.Log.Warn("this machine seems to be no EC2 instance: nobody can say what became of it when its leadership ends", "error", err)
+		setup.Log.Warn(
+			"this machine seems to be no EC2 instance: nobody can say what became of it when its leadership ends",
+			"error", err)
 	}
-	return server.Machine{Provider: provider, ID: machine, Named: true, Configure: provider.Configure, Verify: provider.Verify}, nil
+	return server.Machine{Provider: provider, ID: machine, Named: true, Configure: provider.Configure,
+		Verify: provider.Verify}, nil
 }
 
 func openTmux(_ context.Context, setup server.Setup) (server.Machine, error) {

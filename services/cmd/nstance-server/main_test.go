@@ -29,7 +29,8 @@ import (
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// hermetic sets the environment of a server on an EC2 instance of a fake cloud, and returns the cloud with its account's client.
+// hermetic sets the environment of a server on an EC2 instance of a fake cloud, and returns the cloud with its
+// account's client.
 func hermetic(t *testing.T, machine string) (*fakeaws.Cloud, *ec2.Client) {
 	t.Helper()
 	cloud, err := fakeaws.New(fakeaws.Config{})
@@ -57,12 +58,14 @@ func hermetic(t *testing.T, machine string) (*fakeaws.Cloud, *ec2.Client) {
 		}
 	}
 	access, secret := cloud.Credentials()
-	for name, value := range map[string]string{"AWS_CONFIG_FILE": os.DevNull, "AWS_SHARED_CREDENTIALS_FILE": os.DevNull, "AWS_ENDPOINT_URL": api.URL,
+	for name, value := range map[string]string{"AWS_CONFIG_FILE": os.DevNull, "AWS_SHARED_CREDENTIALS_FILE": os.DevNull,
+		"AWS_ENDPOINT_URL":                  api.URL,
 		"AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.URL, "AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret,
 		"NSTANCE_ENCRYPTION_KEY": "thisisatest32bytekey123456789012"} {
 		t.Setenv(name, value)
 	}
-	return cloud, ec2.NewFromConfig(sdk.Config{Region: "us-west-2", BaseEndpoint: &api.URL, Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+	return cloud, ec2.NewFromConfig(sdk.Config{Region: "us-west-2", BaseEndpoint: &api.URL,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
 // shard is a bucket with the configuration of a shard with one group of two instances.
@@ -77,18 +80,24 @@ func shard(t *testing.T, subnet string) objstore.Store {
 		return l.Addr().String()
 	}
 	text, err := json.Marshal(map[string]any{
-		"cluster": map[string]any{"id": "test", "secrets": map[string]any{"encryption_key": map[string]any{"provider": "env"}}},
+		"cluster": map[string]any{"id": "test", "secrets": map[string]any{
+			"encryption_key": map[string]any{"provider": "env"}}},
 		"server": map[string]any{
-			"shard": "a", "provider": map[string]any{"kind": "aws", "region": "us-west-2", "zone": "us-west-2a"}, "subnet_pools": map[string]any{"p": []string{subnet}},
-			"bind": map[string]any{"health_addr": port(), "election_addr": port(), "registration_addr": port(), "operator_addr": port(), "agent_addr": port()},
+			"shard": "a", "provider": map[string]any{"kind": "aws", "region": "us-west-2", "zone": "us-west-2a"},
+			"subnet_pools": map[string]any{"p": []string{subnet}},
+			"bind": map[string]any{"health_addr": port(), "election_addr": port(), "registration_addr": port(),
+				"operator_addr": port(), "agent_addr": port()},
 		},
-		"images": map[string]any{"base": map[string]any{"provider": "aws", "owners": []string{"self"}, "filters": []map[string]any{{"name": "name", "values": []string{"base-*"}}}}},
+		"images": map[string]any{"base": map[string]any{"provider": "aws", "owners": []string{"self"},
+			"filters": []map[string]any{{"name": "name", "values": []string{"base-*"}}}}},
 		"defaults": map[string]any{"userdata": map[string]any{"content": "#!/bin/sh\n# {{ .Nonce }}\n"},
-			"args": map[string]any{"ImageId": "{{ .Image.base }}", "BlockDeviceMappings": []map[string]any{{"DeviceName": "/dev/xvda",
-				"Ebs": map[string]any{"VolumeSize": "{{ .Vars.disk }}"}}}},
+			"args": map[string]any{"ImageId": "{{ .Image.base }}",
+				"BlockDeviceMappings": []map[string]any{{"DeviceName": "/dev/xvda",
+					"Ebs": map[string]any{"VolumeSize": "{{ .Vars.disk }}"}}}},
 			"vars": map[string]string{"disk": "12"}},
-		"templates": map[string]any{"t": map[string]any{"kind": "tst", "arch": "amd64", "subnet_pool": "p", "instance_type": "t3.small"}},
-		"groups":    map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": 2}}},
+		"templates": map[string]any{"t": map[string]any{"kind": "tst", "arch": "amd64", "subnet_pool": "p",
+			"instance_type": "t3.small"}},
+		"groups": map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": 2}}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -108,13 +117,15 @@ func lead(t *testing.T, bucket objstore.Store, client *ec2.Client, want int) ([]
 	log := new(strings.Builder) // read after the end
 	go func() {
 		done <- server.Run(ctx, server.Config{
-			Options: server.Options{ID: "host", HostID: true, Shard: "a", CacheDir: t.TempDir(), HealthAddr: "127.0.0.1:0", Location: open.Location{Provider: "mem"}},
-			Log:     slog.New(slog.NewJSONHandler(log, nil)), Bucket: bucket, Providers: providers})
+			Options: server.Options{ID: "host", HostID: true, Shard: "a", CacheDir: t.TempDir(),
+				HealthAddr: "127.0.0.1:0", Location: open.Location{Provider: "mem"}},
+			Log: slog.New(slog.NewJSONHandler(log, nil)), Bucket: bucket, Providers: providers})
 	}()
 	end := func() { stop(); <-done }
 	for deadline := time.Now().Add(30 * time.Second); ; {
 		out, err := client.DescribeInstances(t.Context(), &ec2.DescribeInstancesInput{Filters: []types.Filter{
-			{Name: sdk.String("tag:nstance:cluster"), Values: []string{"test"}}, {Name: sdk.String("instance-state-name"), Values: []string{"pending", "running"}}}})
+			{Name: sdk.String("tag:nstance:cluster"), Values: []string{"test"}},
+			{Name: sdk.String("instance-state-name"), Values: []string{"pending", "running"}}}})
 		if err != nil {
 			end()
 			t.Fatal(err)
@@ -155,14 +166,16 @@ func TestServesAShardInAWS(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			subnet, err := client.CreateSubnet(t.Context(), &ec2.CreateSubnetInput{VpcId: vpc.Vpc.VpcId, CidrBlock: sdk.String("10.0.0.0/20"), AvailabilityZone: sdk.String("us-west-2a")})
+			subnet, err := client.CreateSubnet(t.Context(), &ec2.CreateSubnetInput{VpcId: vpc.Vpc.VpcId,
+				CidrBlock: sdk.String("10.0.0.0/20"), AvailabilityZone: sdk.String("us-west-2a")})
 			if err != nil {
 				t.Fatal(err)
 			}
 			bucket := shard(t, *subnet.Subnet.SubnetId)
 			instances, lock := lead(t, bucket, client, 2)
 			for _, i := range instances {
-				if *i.ImageId != image || i.InstanceType != "t3.small" || *i.SubnetId != *subnet.Subnet.SubnetId || i.MetadataOptions.HttpTokens != types.HttpTokensStateRequired {
+				if *i.ImageId != image || i.InstanceType != "t3.small" || *i.SubnetId != *subnet.Subnet.SubnetId ||
+					i.MetadataOptions.HttpTokens != types.HttpTokensStateRequired {
 					t.Errorf("instance %+v", i)
 				}
 			}
@@ -193,11 +206,13 @@ func TestArgsAreValidated(t *testing.T) {
 	}
 	for text, want := range map[string]int{`"ImageId"`: 0, `"ImageID"`: 1} {
 		file := t.TempDir() + "/shard.jsonc"
-		if err := os.WriteFile(file, []byte(strings.Replace(string(object.Body), `"ImageId"`, text, 1)), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(strings.Replace(string(object.Body), `"ImageId"`, text, 1)),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 		var out, errOut strings.Builder
-		if code := server.Validate(t.Context(), server.Options{ValidateFile: file}, providers, &out, &errOut); code != want {
+		if code := server.Validate(t.Context(), server.Options{ValidateFile: file}, providers, &out,
+			&errOut); code != want {
 			t.Errorf("%s: exit %d: %s%s", text, code, out.String(), errOut.String())
 		}
 		if want == 1 && !strings.Contains(errOut.String(), `did you mean "ImageId"?`) {

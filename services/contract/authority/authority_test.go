@@ -89,7 +89,8 @@ func operator(t testing.TB) authority.Identity {
 }
 
 func server() authority.Identity {
-	return authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "us-west-2a", Server: "i-0123456789abcdef0"}
+	return authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "us-west-2a",
+		Server: "i-0123456789abcdef0"}
 }
 
 func pool(ca authority.CA) *x509.CertPool {
@@ -102,14 +103,18 @@ func pool(ca authority.CA) *x509.CertPool {
 func issued(t testing.TB, ca authority.CA) map[string]*x509.Certificate {
 	cert := must[*x509.Certificate](t)
 	return map[string]*x509.Certificate{
-		"agent":    cert(ca.IssueClient(authority.ClientSpec{Identity: agent(t), PublicKey: public(1)}, random(2), t0)),
-		"operator": cert(ca.IssueClient(authority.ClientSpec{Identity: operator(t), PublicKey: public(1)}, random(3), t0)),
+		"agent": cert(ca.IssueClient(authority.ClientSpec{Identity: agent(t), PublicKey: public(1)}, random(2), t0)),
+		"operator": cert(ca.IssueClient(authority.ClientSpec{Identity: operator(t), PublicKey: public(1)}, random(3),
+			t0)),
 		"server": cert(ca.IssueServer(authority.ServerSpec{
-			Identity: server(), PublicKey: public(1), Hosts: []string{"10.0.0.100", "2001:db8::1", "leader.internal", "10.0.0.100"},
+			Identity: server(), PublicKey: public(1), Hosts: []string{"10.0.0.100", "2001:db8::1", "leader.internal",
+				"10.0.0.100"},
 		}, random(4), t0)),
 		"instance": cert(ca.IssueInstance(authority.InstanceSpec{
-			Kind: authority.KindServer, CommonName: "kubelet", Organization: []string{"system:nodes", ""}, Country: []string{"DE"},
-			DNS: []string{"node-1.example.com", "*.node-1.example.com", ""}, IP: []string{"10.0.0.7", ""}, URI: []string{"https://example.com/x"},
+			Kind: authority.KindServer, CommonName: "kubelet", Organization: []string{"system:nodes", ""},
+			Country: []string{"DE"},
+			DNS:     []string{"node-1.example.com", "*.node-1.example.com", ""}, IP: []string{"10.0.0.7", ""},
+			URI: []string{"https://example.com/x"},
 			TTL: 8760 * time.Hour, PublicKey: public(1),
 		}, random(5), t0)),
 	}
@@ -122,7 +127,8 @@ func TestGolden(t *testing.T) {
 	if !again.Certificate().Equal(ca.Certificate()) {
 		t.Error("ca.key holds another certificate")
 	}
-	certs := must[[]*x509.Certificate](t)(authority.ParseBundle(golden(t, "ca.crt", authority.EncodeBundle(ca.Certificate()))))
+	certs := must[[]*x509.Certificate](t)(authority.ParseBundle(golden(t, "ca.crt",
+		authority.EncodeBundle(ca.Certificate()))))
 	if len(certs) != 1 || !certs[0].Equal(ca.Certificate()) {
 		t.Error("ca.crt holds another certificate")
 	}
@@ -150,7 +156,8 @@ func TestGolden(t *testing.T) {
 
 func TestCreateCA(t *testing.T) {
 	cert := newCA(t).Certificate()
-	if !cert.IsCA || cert.MaxPathLen != 0 || !cert.MaxPathLenZero || cert.PublicKeyAlgorithm != x509.Ed25519 || cert.Subject.CommonName != "example" {
+	if !cert.IsCA || cert.MaxPathLen != 0 || !cert.MaxPathLenZero || cert.PublicKeyAlgorithm != x509.Ed25519 ||
+		cert.Subject.CommonName != "example" {
 		t.Errorf("CA: %+v", cert)
 	}
 	if got := cert.NotAfter; !got.Equal(time.Date(2036, 1, 2, 3, 4, 5, 0, time.UTC)) {
@@ -179,14 +186,18 @@ func TestIssuedVerify(t *testing.T) {
 		ttl     time.Duration
 		subject string
 	}{
-		"agent":    {map[x509.ExtKeyUsage]bool{client: true, serve: false}, 7 * 24 * time.Hour, "CN=acc06bgm7733st2576nx5jht4ecjw,O=prod"},
-		"operator": {map[x509.ExtKeyUsage]bool{client: true, serve: false}, 30 * 24 * time.Hour, "CN=opr06bgm7733st2576nx5jht4ecjw,O=prod"},
-		"server":   {map[x509.ExtKeyUsage]bool{client: true, serve: true}, 24 * time.Hour, "CN=i-0123456789abcdef0"},
-		"instance": {map[x509.ExtKeyUsage]bool{client: false, serve: true}, 8760 * time.Hour, "CN=kubelet,O=system:nodes,C=DE"},
+		"agent": {map[x509.ExtKeyUsage]bool{client: true, serve: false}, 7 * 24 * time.Hour,
+			"CN=acc06bgm7733st2576nx5jht4ecjw,O=prod"},
+		"operator": {map[x509.ExtKeyUsage]bool{client: true, serve: false}, 30 * 24 * time.Hour,
+			"CN=opr06bgm7733st2576nx5jht4ecjw,O=prod"},
+		"server": {map[x509.ExtKeyUsage]bool{client: true, serve: true}, 24 * time.Hour, "CN=i-0123456789abcdef0"},
+		"instance": {map[x509.ExtKeyUsage]bool{client: false, serve: true}, 8760 * time.Hour,
+			"CN=kubelet,O=system:nodes,C=DE"},
 	} {
 		cert := certs[name]
 		for usage, ok := range want.usages {
-			_, err := cert.Verify(x509.VerifyOptions{Roots: pool(ca), CurrentTime: t0, KeyUsages: []x509.ExtKeyUsage{usage}})
+			_, err := cert.Verify(x509.VerifyOptions{Roots: pool(ca), CurrentTime: t0,
+				KeyUsages: []x509.ExtKeyUsage{usage}})
 			if (err == nil) != ok {
 				t.Errorf("%s, usage %d: %v", name, usage, err)
 			}
@@ -223,16 +234,19 @@ func TestIssuedVerify(t *testing.T) {
 func TestIssueWithinCA(t *testing.T) {
 	ca := newCA(t)
 	end := ca.Certificate().NotAfter
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: agent(t), PublicKey: public(1)}, random(1), end.Add(-time.Hour))
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: agent(t), PublicKey: public(1)}, random(1),
+		end.Add(-time.Hour))
 	if err != nil || !cert.NotAfter.Equal(end) {
 		t.Errorf("ends %v, %v, want with the CA", cert, err)
 	}
 	for _, now := range []time.Time{end.Add(time.Second), t0.Add(-time.Hour)} {
-		if _, err := ca.IssueClient(authority.ClientSpec{Identity: agent(t), PublicKey: public(1)}, random(1), now); !errors.Is(err, authority.ErrCAValidity) {
+		if _, err := ca.IssueClient(authority.ClientSpec{Identity: agent(t), PublicKey: public(1)}, random(1),
+			now); !errors.Is(err, authority.ErrCAValidity) {
 			t.Errorf("at %s: %v", now, err)
 		}
 	}
-	if _, err := (authority.CA{}).IssueClient(authority.ClientSpec{Identity: agent(t), PublicKey: public(1)}, random(1), t0); err == nil {
+	if _, err := (authority.CA{}).IssueClient(authority.ClientSpec{Identity: agent(t), PublicKey: public(1)}, random(1),
+		t0); err == nil {
 		t.Error("issued without a CA")
 	}
 }
@@ -253,12 +267,14 @@ func TestIssueRefuses(t *testing.T) {
 		return err
 	}
 	instance := func(change func(*authority.InstanceSpec)) error {
-		spec := authority.InstanceSpec{Kind: authority.KindServer, CommonName: "x", TTL: time.Hour, PublicKey: public(1)}
+		spec := authority.InstanceSpec{Kind: authority.KindServer, CommonName: "x", TTL: time.Hour,
+			PublicKey: public(1)}
 		change(&spec)
 		_, err := ca.IssueInstance(spec, random(1), t0)
 		return err
 	}
-	if err := errors.Join(client(func(*authority.ClientSpec) {}), serve(func(*authority.ServerSpec) {}), instance(func(*authority.InstanceSpec) {})); err != nil {
+	if err := errors.Join(client(func(*authority.ClientSpec) {}), serve(func(*authority.ServerSpec) {}),
+		instance(func(*authority.InstanceSpec) {})); err != nil {
 		t.Fatal(err)
 	}
 	for name, err := range map[string]error{
@@ -282,17 +298,21 @@ func TestIssueRefuses(t *testing.T) {
 		"ip":               instance(func(s *authority.InstanceSpec) { s.IP = []string{"10.0.0"} }),
 		"relative uri":     instance(func(s *authority.InstanceSpec) { s.URI = []string{"x/y"} }),
 		"spiffe uri":       instance(func(s *authority.InstanceSpec) { s.URI = []string{agent(t).URI()} }),
-		"spelt spiffe":     instance(func(s *authority.InstanceSpec) { s.URI = []string{"SPIFFE://example/shard/a/server/b"} }),
+		"spelt spiffe": instance(func(s *authority.InstanceSpec) {
+			s.URI = []string{"SPIFFE://example/shard/a/server/b"}
+		}),
 		"no ttl":           instance(func(s *authority.InstanceSpec) { s.TTL = 0 }),
 		"no key":           instance(func(s *authority.InstanceSpec) { s.PublicKey = nil }),
 		"no key (typed)":   instance(func(s *authority.InstanceSpec) { s.PublicKey = (*ecdsa.PublicKey)(nil) }),
 		"an untyped P-384": instance(func(s *authority.InstanceSpec) { s.PublicKey = p384.Public() }),
 		"no randomness": func() error {
-			_, err := ca.IssueInstance(authority.InstanceSpec{Kind: "client", CommonName: "x", TTL: time.Hour, PublicKey: public(1)}, bytes.NewReader(nil), t0)
+			_, err := ca.IssueInstance(authority.InstanceSpec{Kind: "client", CommonName: "x", TTL: time.Hour,
+				PublicKey: public(1)}, bytes.NewReader(nil), t0)
 			return err
 		}(),
 		"zeros for a serial": func() error {
-			_, err := ca.IssueInstance(authority.InstanceSpec{Kind: "client", CommonName: "x", TTL: time.Hour, PublicKey: public(1)}, bytes.NewReader(make([]byte, 16)), t0)
+			_, err := ca.IssueInstance(authority.InstanceSpec{Kind: "client", CommonName: "x", TTL: time.Hour,
+				PublicKey: public(1)}, bytes.NewReader(make([]byte, 16)), t0)
 			return err
 		}(),
 	} {
@@ -304,7 +324,8 @@ func TestIssueRefuses(t *testing.T) {
 
 func TestParseIdentity(t *testing.T) {
 	certs := issued(t, newCA(t))
-	for name, want := range map[string]authority.Identity{"agent": agent(t), "operator": operator(t), "server": server()} {
+	for name, want := range map[string]authority.Identity{"agent": agent(t), "operator": operator(t),
+		"server": server()} {
 		got, err := authority.ParseIdentity(certs[name])
 		if err != nil || got != want {
 			t.Errorf("%s: %+v, %v", name, got, err)
@@ -323,7 +344,8 @@ func TestParseIdentityRefuses(t *testing.T) {
 	parent, signer := &x509.Certificate{Subject: pkix.Name{CommonName: "example"}}, key(1)
 	build := func(base authority.Identity, change func(*x509.Certificate)) *x509.Certificate {
 		template := &x509.Certificate{
-			SerialNumber: big.NewInt(1), NotBefore: t0, NotAfter: t0.Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+			SerialNumber: big.NewInt(1), NotBefore: t0, NotAfter: t0.Add(time.Hour),
+			KeyUsage:              x509.KeyUsageDigitalSignature,
 			BasicConstraintsValid: true, URIs: []*url.URL{must[*url.URL](t)(url.Parse(base.URI()))},
 		}
 		if base.Role == authority.RoleServer {
@@ -347,8 +369,10 @@ func TestParseIdentityRefuses(t *testing.T) {
 		other := base
 		other.Cluster = "elsewhere"
 		for name, change := range map[string]func(*x509.Certificate){
-			"no URI":       func(c *x509.Certificate) { c.URIs = nil },
-			"two URIs":     func(c *x509.Certificate) { c.URIs = append(c.URIs, must[*url.URL](t)(url.Parse(other.URI()))) },
+			"no URI": func(c *x509.Certificate) { c.URIs = nil },
+			"two URIs": func(c *x509.Certificate) {
+				c.URIs = append(c.URIs, must[*url.URL](t)(url.Parse(other.URI())))
+			},
 			"scheme":       uri(strings.Replace(base.URI(), "spiffe", "https", 1)),
 			"query":        uri(base.URI() + "?x"),
 			"empty query":  uri(base.URI() + "?"),
@@ -363,7 +387,8 @@ func TestParseIdentityRefuses(t *testing.T) {
 			"two tenants":  func(c *x509.Certificate) { c.Subject.Organization = []string{"prod", "dev"} },
 			"unit":         func(c *x509.Certificate) { c.Subject.OrganizationalUnit = []string{"x"} },
 			"second CN": func(c *x509.Certificate) {
-				c.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: []int{2, 5, 4, 3}, Value: "x"}, {Type: []int{2, 5, 4, 3}, Value: c.Subject.CommonName}}
+				c.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: []int{2, 5, 4, 3}, Value: "x"},
+					{Type: []int{2, 5, 4, 3}, Value: c.Subject.CommonName}}
 			},
 			"mail":    func(c *x509.Certificate) { c.EmailAddresses = []string{"a@b"} },
 			"usages":  func(c *x509.Certificate) { c.ExtKeyUsage = append(c.ExtKeyUsage, x509.ExtKeyUsageCodeSigning) },
@@ -381,7 +406,8 @@ func TestParseIdentityRefuses(t *testing.T) {
 	for name, cert := range map[string]*x509.Certificate{
 		"agent with server URI": build(agent(t), uri(server().URI())),
 		"agent as operator":     build(agent(t), uri(strings.Replace(agent(t).URI(), "/agent/", "/operator/", 1))),
-		"operator as agent":     build(operator(t), uri(strings.Replace(operator(t).URI(), "/operator/", "/agent/", 1))),
+		"operator as agent": build(operator(t), uri(strings.Replace(operator(t).URI(), "/operator/", "/agent/",
+			1))),
 		"agent as server":       build(agent(t), uri(strings.Replace(agent(t).URI(), "/agent/", "/server/", 1))),
 		"server under a tenant": build(server(), uri(strings.Replace(server().URI(), "/shard/", "/tenant/", 1))),
 		"agent with a name":     build(agent(t), func(c *x509.Certificate) { c.DNSNames = []string{"x"} }),
@@ -389,7 +415,9 @@ func TestParseIdentityRefuses(t *testing.T) {
 			c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 		}),
 		"server that only serves": build(server(), func(c *x509.Certificate) { c.ExtKeyUsage = c.ExtKeyUsage[:1] }),
-		"server with a tenant":    build(server(), func(c *x509.Certificate) { c.Subject.Organization = []string{"prod"} }),
+		"server with a tenant": build(server(), func(c *x509.Certificate) {
+			c.Subject.Organization = []string{"prod"}
+		}),
 	} {
 		if got, err := authority.ParseIdentity(cert); err == nil {
 			t.Errorf("%s is %+v", name, got)
@@ -399,7 +427,8 @@ func TestParseIdentityRefuses(t *testing.T) {
 
 func TestParseCARefuses(t *testing.T) {
 	secret := string(must[[]byte](t)(newCA(t).MarshalSecret()))
-	other := string(must[[]byte](t)(must[authority.CA](t)(authority.CreateCA("example", random(9), t0)).MarshalSecret()))
+	other := string(must[[]byte](t)(must[authority.CA](t)(authority.CreateCA("example", random(9),
+		t0)).MarshalSecret()))
 	end := strings.Index(secret, "-----END CERTIFICATE-----\n") + len("-----END CERTIFICATE-----\n")
 	cert, key := secret[:end], secret[end:]
 	leaf := string(authority.EncodeCertificate(issued(t, newCA(t))["agent"]))
@@ -429,7 +458,8 @@ func TestParseCARefuses(t *testing.T) {
 			}
 		}
 	}
-	if ca, err := authority.ParseCA([]byte(strings.ReplaceAll(secret, "\n", "\r\n") + "\n \n")); err != nil || !ca.Certificate().Equal(newCA(t).Certificate()) {
+	if ca, err := authority.ParseCA([]byte(strings.ReplaceAll(secret, "\n", "\r\n") + "\n \n")); err != nil ||
+		!ca.Certificate().Equal(newCA(t).Certificate()) {
 		t.Error("line ends of Windows:", err)
 	}
 }
@@ -443,7 +473,8 @@ func TestParseBundle(t *testing.T) {
 	want := []*x509.Certificate{certs[2], certs[1], certs[0]}
 	for name, text := range map[string][]byte{
 		"encoded": authority.EncodeBundle(certs...),
-		"by hand": bytes.Join([][]byte{authority.EncodeCertificate(certs[1]), authority.EncodeCertificate(certs[2]), authority.EncodeCertificate(certs[0])}, []byte("\n")),
+		"by hand": bytes.Join([][]byte{authority.EncodeCertificate(certs[1]), authority.EncodeCertificate(certs[2]),
+			authority.EncodeCertificate(certs[0])}, []byte("\n")),
 	} {
 		got := must[[]*x509.Certificate](t)(authority.ParseBundle(text))
 		if len(got) != 3 || !got[0].Equal(want[0]) || !got[1].Equal(want[1]) || !got[2].Equal(want[2]) {
@@ -470,7 +501,8 @@ func TestImportCA(t *testing.T) {
 	large := must[*rsa.PrivateKey](t)(rsa.GenerateKey(cryptorand.Reader, 2048))
 	build := func(signer crypto.Signer, change func(*x509.Certificate)) []byte {
 		template := &x509.Certificate{
-			SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "Acme Root"}, NotBefore: t0.Add(-time.Hour), NotAfter: t0.AddDate(1, 0, 0),
+			SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "Acme Root"}, NotBefore: t0.Add(-time.Hour),
+			NotAfter: t0.AddDate(1, 0, 0),
 			KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 		}
 		change(template)
@@ -478,7 +510,8 @@ func TestImportCA(t *testing.T) {
 		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	}
 	pkcs8 := func(signer crypto.Signer) []byte {
-		return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must[[]byte](t)(x509.MarshalPKCS8PrivateKey(signer))})
+		return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must[[]byte](t)(
+			x509.MarshalPKCS8PrivateKey(signer))})
 	}
 	sec1 := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: must[[]byte](t)(x509.MarshalECPrivateKey(ec))})
 	same := func(*x509.Certificate) {}
@@ -504,18 +537,26 @@ func TestImportCA(t *testing.T) {
 		cert, key []byte
 		want      string
 	}{
-		"expired":       {build(ec, func(c *x509.Certificate) { c.NotAfter = t0.Add(-time.Minute) }), sec1, "not valid now"},
-		"no CA":         {build(ec, func(c *x509.Certificate) { c.IsCA = false }), sec1, "no CA"},
-		"cannot sign":   {build(ec, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature }), sec1, "may not sign"},
+		"expired": {build(ec, func(c *x509.Certificate) {
+			c.NotAfter = t0.Add(-time.Minute)
+		}), sec1, "not valid now"},
+		"no CA": {build(ec, func(c *x509.Certificate) { c.IsCA = false }), sec1, "no CA"},
+		"cannot sign": {build(ec, func(c *x509.Certificate) {
+			c.KeyUsage = x509.KeyUsageDigitalSignature
+		}), sec1, "may not sign"},
 		"another's key": {build(ec, same), pkcs8(key(1)), "not for this key"},
 		"constrained": {build(ec, func(c *x509.Certificate) {
 			c.PermittedURIDomains = []string{".acme.com"}
 			c.PermittedDNSDomainsCritical = true
 		}), sec1, "does not verify"},
-		"servers only":    {build(ec, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), sec1, "does not verify"},
-		"two":             {append(build(ec, same), build(ec, same)...), sec1, "exactly one"},
-		"encrypted":       {build(ec, same), []byte("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"), "encrypted"},
-		"malformed key":   {build(ec, same), []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"), "malformed"},
+		"servers only": {build(ec, func(c *x509.Certificate) {
+			c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+		}), sec1, "does not verify"},
+		"two": {append(build(ec, same), build(ec, same)...), sec1, "exactly one"},
+		"encrypted": {build(ec, same),
+			[]byte("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"), "encrypted"},
+		"malformed key": {build(ec, same), []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"),
+			"malformed"},
 		"swapped":         {sec1, build(ec, same), "want \"CERTIFICATE\" only"},
 		"certificate key": {build(ec, same), build(ec, same), "no private key"},
 	} {
@@ -576,7 +617,8 @@ func TestSecretsRedact(t *testing.T) {
 	}
 	// random(1) gave both keys the same seed.
 	seed := must[[]byte](t)(io.ReadAll(io.LimitReader(random(1), 32)))
-	for _, leak := range []string{nonce.Reveal(), nonce.Reveal()[60:90], fmt.Sprintf("%x", seed[:8]), strings.Trim(fmt.Sprint(seed[:8]), "[]"), strings.Trim(fmt.Sprintf("%#v", seed[:8]), "[]byte{}")} {
+	for _, leak := range []string{nonce.Reveal(), nonce.Reveal()[60:90], fmt.Sprintf("%x", seed[:8]),
+		strings.Trim(fmt.Sprint(seed[:8]), "[]"), strings.Trim(fmt.Sprintf("%#v", seed[:8]), "[]byte{}")} {
 		if strings.Contains(out.String(), leak) {
 			t.Errorf("leaks %q", leak)
 		}

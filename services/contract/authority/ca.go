@@ -1,10 +1,10 @@
-// Package authority owns the cluster's certificate authority: its key and certificate, the certificates that it issues, the
-// identities that those carry, and the registration nonces that are exchanged for them.
+// Package authority owns the cluster's certificate authority: its key and certificate, the certificates that it issues,
+// the identities that those carry, and the registration nonces that are exchanged for them.
 //
 // Everything is a pure function of a specification, randomness and the time: nothing here stores, fetches or remembers.
 //
-// Invariant: only certificates from IssueClient and IssueServer carry a SPIFFE ID, and ParseIdentity accepts nothing else; no
-// certificate made from a template can be mistaken for an agent, an operator or a server.
+// Invariant: only certificates from IssueClient and IssueServer carry a SPIFFE ID, and ParseIdentity accepts nothing
+// else; no certificate made from a template can be mistaken for an agent, an operator or a server.
 package authority
 
 import (
@@ -36,8 +36,8 @@ const (
 	Skew = 5 * time.Minute
 )
 
-// CA is a certificate authority that can issue. It is immutable, may be used concurrently, and shows itself without its key.
-// The zero CA issues nothing.
+// CA is a certificate authority that can issue. It is immutable, may be used concurrently, and shows itself without its
+// key. The zero CA issues nothing.
 type CA struct {
 	cert   *x509.Certificate
 	signer func() crypto.Signer // a function: see envelope.Key
@@ -77,9 +77,9 @@ func CreateCA(cluster string, rand io.Reader, now time.Time) (CA, error) {
 	return newCA(cert, key)
 }
 
-// ImportCA takes over a CA that was made elsewhere: one certificate, and its unencrypted key (PKCS #8, SEC 1 or PKCS #1), both in PEM.
-// Ed25519, ECDSA and RSA from 2048 bits are accepted. It is refused unless it is valid now, and certificates for agents,
-// operators and servers that it issues verify against it.
+// ImportCA takes over a CA that was made elsewhere: one certificate, and its unencrypted key (PKCS #8, SEC 1 or PKCS
+// #1), both in PEM. Ed25519, ECDSA and RSA from 2048 bits are accepted. It is refused unless it is valid now, and
+// certificates for agents, operators and servers that it issues verify against it.
 func ImportCA(cluster string, certPEM, keyPEM []byte, rand io.Reader, now time.Time) (CA, error) {
 	certs, err := ParseBundle(certPEM)
 	if err != nil {
@@ -137,12 +137,14 @@ func (ca CA) rehearse(cluster string, rand io.Reader, now time.Time) error {
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.cert)
 	for _, leaf := range []*x509.Certificate{client, server} {
-		options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+		options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{
+			x509.ExtKeyUsageClientAuth}}
 		if _, err := leaf.Verify(options); err != nil {
 			return fmt.Errorf("a certificate that it issues does not verify: %w", err)
 		}
 	}
-	options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{
+		x509.ExtKeyUsageServerAuth}}
 	if _, err := server.Verify(options); err != nil {
 		return fmt.Errorf("a server certificate that it issues does not verify: %w", err)
 	}
@@ -177,7 +179,8 @@ func checkCA(cert *x509.Certificate) error {
 	case cert.KeyUsage&x509.KeyUsageCertSign == 0:
 		return fmt.Errorf("the CA certificate of %q may not sign certificates", cert.Subject.CommonName)
 	case len(cert.UnhandledCriticalExtensions) > 0:
-		return fmt.Errorf("the CA certificate of %q has a critical extension that is not understood: %v", cert.Subject.CommonName, cert.UnhandledCriticalExtensions[0])
+		return fmt.Errorf("the CA certificate of %q has a critical extension that is not understood: %v",
+			cert.Subject.CommonName, cert.UnhandledCriticalExtensions[0])
 	}
 	return nil
 }
@@ -198,7 +201,8 @@ func (ca CA) CheckCluster(cluster string) error {
 	return nil
 }
 
-// MarshalSecret writes certificate and private key as one PEM text, the content of the secret `ca.key`. [ParseCA] reads it.
+// MarshalSecret writes certificate and private key as one PEM text, the content of the secret `ca.key`. [ParseCA] reads
+// it.
 func (ca CA) MarshalSecret() ([]byte, error) {
 	if ca.IsZero() {
 		return nil, errors.New("marshal CA: there is none")
@@ -217,7 +221,8 @@ func ParseCA(secret []byte) (CA, error) {
 		return CA{}, fmt.Errorf("parse CA: %w", err)
 	}
 	if len(blocks) != 2 || blocks[0].Type != certificateBlock || blocks[1].Type != keyBlock {
-		return CA{}, fmt.Errorf("parse CA: want one %s block and one %s block, in this order", certificateBlock, keyBlock)
+		return CA{}, fmt.Errorf("parse CA: want one %s block and one %s block, in this order", certificateBlock,
+			keyBlock)
 	}
 	cert, err := x509.ParseCertificate(blocks[0].Bytes)
 	if err != nil {
@@ -250,8 +255,8 @@ func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 // MarshalText redacts, in JSON too. There is no way back.
 func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
-// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, newest first by their start. Anything else in
-// it is an error.
+// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, newest first by their start. Anything else
+// in it is an error.
 func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	blocks, err := parsePEM(data)
 	if err != nil {
@@ -331,7 +336,8 @@ func newSerial(rand io.Reader) (*big.Int, error) {
 	return serial, nil
 }
 
-func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypto.Signer, rand io.Reader) (*x509.Certificate, error) {
+func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypto.Signer,
+	rand io.Reader) (*x509.Certificate, error) {
 	der, err := x509.CreateCertificate(rand, template, parent, public, key)
 	if err != nil {
 		return nil, err

@@ -23,7 +23,8 @@ const (
 
 const scheme = "spiffe"
 
-// Identity is who a certificate speaks for. Agents and operators have Tenant and ID, servers Shard and Server. Values are comparable.
+// Identity is who a certificate speaks for. Agents and operators have Tenant and ID, servers Shard and Server. Values
+// are comparable.
 type Identity struct {
 	Role    Role
 	Cluster string
@@ -49,7 +50,8 @@ func (i Identity) name() string {
 	return i.ID.String()
 }
 
-// serverPattern: the characters of a SPIFFE path segment (SPIFFE-ID, section 2.2), without a leading dot. 64 is the limit of a CN.
+// serverPattern: the characters of a SPIFFE path segment (SPIFFE-ID, section 2.2), without a leading dot. 64 is the
+// limit of a CN.
 var serverPattern = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$`)
 
 // ValidateServerID checks a server's --id: 1 to 64 of [A-Za-z0-9._-], not beginning with a dot.
@@ -92,9 +94,9 @@ func (i Identity) Validate() error {
 	return fmt.Errorf("role %q is unknown", i.Role)
 }
 
-// ParseIdentity reads who a certificate speaks for. The role comes from the one URI SAN; subject, usages and the other names must
-// be exactly what [CA.IssueClient] and [CA.IssueServer] write. It does not verify the chain, the times or the cluster: TLS does the
-// first two, and the caller must compare Cluster (and Shard) with its own.
+// ParseIdentity reads who a certificate speaks for. The role comes from the one URI SAN; subject, usages and the other
+// names must be exactly what [CA.IssueClient] and [CA.IssueServer] write. It does not verify the chain, the times or
+// the cluster: TLS does the first two, and the caller must compare Cluster (and Shard) with its own.
 func ParseIdentity(cert *x509.Certificate) (Identity, error) {
 	identity, err := parseIdentity(cert)
 	if err != nil {

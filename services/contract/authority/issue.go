@@ -38,15 +38,16 @@ type ClientSpec struct {
 	TTL       time.Duration // 0: AgentTTL or OperatorTTL
 }
 
-// IssueClient makes a client certificate: CN the ID, O the tenant, the SPIFFE ID as only SAN, for client authentication only. Like all
-// certificates of a [CA] it begins [Skew] before now and does not outlive the CA.
+// IssueClient makes a client certificate: CN the ID, O the tenant, the SPIFFE ID as only SAN, for client authentication
+// only. Like all certificates of a [CA] it begins [Skew] before now and does not outlive the CA.
 func (ca CA) IssueClient(spec ClientSpec, rand io.Reader, now time.Time) (*x509.Certificate, error) {
 	i := spec.Identity
 	if i.Role != RoleAgent && i.Role != RoleOperator {
 		return nil, fmt.Errorf("issue client certificate: role %q is no client's", i.Role)
 	}
 	if len(spec.PublicKey) != ed25519.PublicKeySize {
-		return nil, fmt.Errorf("issue client certificate: public key of %d bytes, want %d", len(spec.PublicKey), ed25519.PublicKeySize)
+		return nil, fmt.Errorf("issue client certificate: public key of %d bytes, want %d", len(spec.PublicKey),
+			ed25519.PublicKeySize)
 	}
 	ttl := spec.TTL
 	if ttl == 0 {
@@ -107,7 +108,8 @@ func (ca CA) IssueServer(spec ServerSpec, rand io.Reader, now time.Time) (*x509.
 	return cert, nil
 }
 
-func (ca CA) issueIdentity(i Identity, template *x509.Certificate, public crypto.PublicKey, ttl time.Duration, rand io.Reader, now time.Time) (*x509.Certificate, error) {
+func (ca CA) issueIdentity(i Identity, template *x509.Certificate, public crypto.PublicKey, ttl time.Duration,
+	rand io.Reader, now time.Time) (*x509.Certificate, error) {
 	if err := i.Validate(); err != nil {
 		return nil, err
 	}
@@ -132,8 +134,8 @@ const (
 	KindServer = "server"
 )
 
-// InstanceSpec asks for a certificate that an instance uses for its own purposes, from a rendered certificate template. Empty strings in
-// lists are left out: an instance may have no IPv6 address. Fields follow RFC 5280's limits of length.
+// InstanceSpec asks for a certificate that an instance uses for its own purposes, from a rendered certificate template.
+// Empty strings in lists are left out: an instance may have no IPv6 address. Fields follow RFC 5280's limits of length.
 type InstanceSpec struct {
 	Kind         string // KindClient or KindServer: the one extended key usage
 	CommonName   string
@@ -229,13 +231,15 @@ func (spec InstanceSpec) template() (*x509.Certificate, error) {
 }
 
 // issue fills in what all certificates have in common, and signs.
-func (ca CA) issue(template *x509.Certificate, public crypto.PublicKey, ttl time.Duration, rand io.Reader, now time.Time) (*x509.Certificate, error) {
+func (ca CA) issue(template *x509.Certificate, public crypto.PublicKey, ttl time.Duration, rand io.Reader,
+	now time.Time) (*x509.Certificate, error) {
 	if ca.IsZero() {
 		return nil, errors.New("there is no CA")
 	}
 	now = now.UTC().Truncate(time.Second)
 	if now.Before(ca.cert.NotBefore) || now.After(ca.cert.NotAfter) {
-		return nil, fmt.Errorf("%w: it is from %s to %s", ErrCAValidity, ca.cert.NotBefore.Format(time.RFC3339), ca.cert.NotAfter.Format(time.RFC3339))
+		return nil, fmt.Errorf("%w: it is from %s to %s", ErrCAValidity, ca.cert.NotBefore.Format(time.RFC3339),
+			ca.cert.NotAfter.Format(time.RFC3339))
 	}
 	if ttl < time.Second {
 		return nil, fmt.Errorf("ttl %s is too short", ttl)
@@ -302,7 +306,8 @@ func checkText(name, value string, limit int) error {
 }
 
 // dnsPattern: labels as in RFC 1123, with underscores, and one wildcard in front.
-var dnsPattern = regexp.MustCompile(`^(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
+var dnsPattern = regexp.MustCompile(
+	`^(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
 
 func appendDNS(names []string, name string) ([]string, error) {
 	if len(name) > 253 || !dnsPattern.MatchString(name) {

@@ -31,7 +31,8 @@ const MaxNonce = 4096
 const (
 	issuer   = "nstance"
 	audience = "nstance-registration"
-	// nonceHeader is {"alg":"EdDSA","typ":"JWT"}: the only header that is ever written, hence the only one that is read.
+	// nonceHeader is {"alg":"EdDSA","typ":"JWT"}: the only header that is ever written, hence the only one that is
+	// read.
 	nonceHeader = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9."
 )
 
@@ -82,7 +83,8 @@ func CreateNonceKey(rand io.Reader) (NonceKey, error) {
 	return NonceKey{func() ed25519.PrivateKey { return key }}, nil
 }
 
-// MarshalSecret writes the key as PKCS #8 in PEM, the content of the secret `registration-nonce.key`. [ParseNonceKey] reads it.
+// MarshalSecret writes the key as PKCS #8 in PEM, the content of the secret `registration-nonce.key`. [ParseNonceKey]
+// reads it.
 func (k NonceKey) MarshalSecret() ([]byte, error) {
 	if k.IsZero() {
 		return nil, errors.New("marshal nonce key: there is none")
@@ -273,16 +275,19 @@ func (c NonceClaims) wire() *wireClaims {
 	return &wireClaims{
 		RegisteredClaims: jwt.RegisteredClaims{
 			Issuer: issuer, Audience: jwt.ClaimStrings{audience}, Subject: subject, ID: c.JTI,
-			IssuedAt: jwt.NewNumericDate(c.IssuedAt), NotBefore: jwt.NewNumericDate(c.NotBefore), ExpiresAt: jwt.NewNumericDate(c.ExpiresAt),
+			IssuedAt: jwt.NewNumericDate(c.IssuedAt), NotBefore: jwt.NewNumericDate(c.NotBefore),
+			ExpiresAt: jwt.NewNumericDate(c.ExpiresAt),
 		},
-		Kind: c.Role, ClusterID: c.Cluster, Tenant: c.Tenant, Shard: c.Shard, Group: c.Group, ConfigHash: c.ConfigHash, OnDemand: c.OnDemand,
+		Kind: c.Role, ClusterID: c.Cluster, Tenant: c.Tenant, Shard: c.Shard, Group: c.Group, ConfigHash: c.ConfigHash,
+		OnDemand: c.OnDemand,
 	}
 }
 
 func (w *wireClaims) claims() (NonceClaims, error) {
 	c := NonceClaims{
-		Role: w.Kind, Cluster: w.ClusterID, Tenant: w.Tenant, Shard: w.Shard, Group: w.Group, ConfigHash: w.ConfigHash, OnDemand: w.OnDemand,
-		JTI: w.ID, IssuedAt: w.IssuedAt.UTC(), NotBefore: w.NotBefore.UTC(), ExpiresAt: w.ExpiresAt.UTC(),
+		Role: w.Kind, Cluster: w.ClusterID, Tenant: w.Tenant, Shard: w.Shard, Group: w.Group, ConfigHash: w.ConfigHash,
+		OnDemand: w.OnDemand,
+		JTI:      w.ID, IssuedAt: w.IssuedAt.UTC(), NotBefore: w.NotBefore.UTC(), ExpiresAt: w.ExpiresAt.UTC(),
 	}
 	text := w.Subject
 	if w.Kind == RoleOperator {
@@ -299,8 +304,9 @@ func (w *wireClaims) claims() (NonceClaims, error) {
 	return c, c.validate()
 }
 
-// ParseNonce checks a nonce that somebody presents and returns what it says. With allowExpired its end is not looked at: the caller
-// then has to refuse everyone but the key that has spent this nonce already. Errors never quote the nonce.
+// ParseNonce checks a nonce that somebody presents and returns what it says. With allowExpired its end is not looked
+// at: the caller then has to refuse everyone but the key that has spent this nonce already. Errors never quote the
+// nonce.
 func ParseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
 	claims, err := parseNonce(key, cluster, text, now, allowExpired)
 	if err != nil {
@@ -321,7 +327,8 @@ func parseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allo
 		return NonceClaims{}, fmt.Errorf("%w: its header is not that of a JWT signed with EdDSA", ErrNonceMalformed)
 	}
 	var wire wireClaims
-	parser := jwt.NewParser(jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
+	parser := jwt.NewParser(jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}), jwt.WithStrictDecoding(),
+		jwt.WithoutClaimsValidation())
 	_, err := parser.ParseWithClaims(text, &wire, func(*jwt.Token) (any, error) { return key, nil })
 	switch {
 	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
@@ -341,7 +348,10 @@ func parseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allo
 	if allowExpired && !now.Before(claims.ExpiresAt) {
 		now = claims.ExpiresAt.Add(-time.Second)
 	}
-	validator := jwt.NewValidator(jwt.WithIssuer(issuer), jwt.WithAllAudiences(audience), jwt.WithExpirationRequired(), jwt.WithTimeFunc(func() time.Time { return now }))
+	validator := jwt.NewValidator(jwt.WithIssuer(issuer), jwt.WithAllAudiences(audience), jwt.WithExpirationRequired(),
+		jwt.WithTimeFunc(func() time.Time {
+			return now
+		}))
 	switch err := validator.Validate(&wire); {
 	case err == nil && len(wire.Audience) == 1:
 		return claims, nil

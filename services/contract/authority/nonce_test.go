@@ -18,7 +18,8 @@ import (
 
 func agentNonce(t testing.TB) authority.NonceSpec {
 	return authority.NonceSpec{
-		Role: authority.RoleAgent, Cluster: "example", Tenant: "prod", ID: agent(t).ID, Shard: "us-west-2a", Group: "workers",
+		Role: authority.RoleAgent, Cluster: "example", Tenant: "prod", ID: agent(t).ID, Shard: "us-west-2a",
+		Group:      "workers",
 		ConfigHash: "9f86d081884c7d65", OnDemand: true,
 	}
 }
@@ -36,14 +37,16 @@ func TestNonceClaims(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(claims.JTI) != 32 || claims.IssuedAt != t0 || claims.NotBefore != t0.Add(-5*time.Minute) || claims.ExpiresAt != t0.Add(5*time.Minute) {
+	if len(claims.JTI) != 32 || claims.IssuedAt != t0 || claims.NotBefore != t0.Add(-5*time.Minute) ||
+		claims.ExpiresAt != t0.Add(5*time.Minute) {
 		t.Errorf("%+v", claims)
 	}
 	_, claims, err = authority.MintNonce(nonceKey(t), operatorNonce(), random(1), t0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if claims.ID.Prefix() != ident.OperatorPrefix || claims.JTI != claims.ID.String() || claims.ExpiresAt != t0.Add(3*time.Hour) {
+	if claims.ID.Prefix() != ident.OperatorPrefix || claims.JTI != claims.ID.String() ||
+		claims.ExpiresAt != t0.Add(3*time.Hour) {
 		t.Errorf("%+v", claims)
 	}
 	given := operatorNonce()
@@ -141,17 +144,20 @@ func TestParseNonceRefuses(t *testing.T) {
 		text string
 		want error
 	}{
-		"empty":               {"", malformed},
-		"two parts":           {parts[0] + "." + parts[1], malformed},
-		"four parts":          {good + ".x", malformed},
-		"line break":          {good + "\n", malformed},
-		"padding":             {good + "=", malformed},
-		"huge":                {good + strings.Repeat("A", authority.MaxNonce), malformed},
-		"no algorithm":        {forge(t, map[string]any{"alg": "none", "typ": "JWT"}, nil), malformed},
-		"HS256":               {must[string](t)(jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{}).SignedString([]byte(key.Public()))), malformed},
-		"critical":            {forge(t, map[string]any{"alg": "EdDSA", "crit": []string{"x"}, "typ": "JWT"}, nil), malformed},
-		"signature of other":  {parts[0] + "." + parts[1] + "." + strings.Repeat("A", 86), authority.ErrNonceSignature},
-		"changed claims":      {parts[0] + "." + strings.Split(set("group", "others"), ".")[1] + "." + parts[2], authority.ErrNonceSignature},
+		"empty":        {"", malformed},
+		"two parts":    {parts[0] + "." + parts[1], malformed},
+		"four parts":   {good + ".x", malformed},
+		"line break":   {good + "\n", malformed},
+		"padding":      {good + "=", malformed},
+		"huge":         {good + strings.Repeat("A", authority.MaxNonce), malformed},
+		"no algorithm": {forge(t, map[string]any{"alg": "none", "typ": "JWT"}, nil), malformed},
+		"HS256": {must[string](t)(jwt.NewWithClaims(jwt.SigningMethodHS256,
+			jwt.MapClaims{}).SignedString([]byte(key.Public()))), malformed},
+		"critical": {forge(t, map[string]any{"alg": "EdDSA", "crit": []string{"x"}, "typ": "JWT"}, nil),
+			malformed},
+		"signature of other": {parts[0] + "." + parts[1] + "." + strings.Repeat("A", 86), authority.ErrNonceSignature},
+		"changed claims": {parts[0] + "." + strings.Split(set("group", "others"), ".")[1] + "." + parts[2],
+			authority.ErrNonceSignature},
 		"other cluster":       {set("cluster_id", "elsewhere"), authority.ErrNonceCluster},
 		"issuer":              {set("iss", "someone"), malformed},
 		"no issuer":           {drop("iss"), malformed},
@@ -176,11 +182,13 @@ func TestParseNonceRefuses(t *testing.T) {
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %+v, %v, want %v", name, got, err, c.want)
 		}
-		if err != nil && len(c.text) > 0 && (strings.Contains(err.Error(), parts[2]) || strings.Contains(err.Error(), parts[1])) {
+		if err != nil && len(c.text) > 0 && (strings.Contains(err.Error(), parts[2]) ||
+			strings.Contains(err.Error(), parts[1])) {
 			t.Errorf("%s: the error quotes the nonce", name)
 		}
 	}
-	if _, err := authority.ParseNonce(public(1), "example", good, t0, false); !errors.Is(err, authority.ErrNonceSignature) {
+	if _, err := authority.ParseNonce(public(1), "example", good, t0, false); !errors.Is(err,
+		authority.ErrNonceSignature) {
 		t.Error("another cluster's key:", err)
 	}
 	if _, err := authority.ParseNonce(nil, "example", good, t0, false); err == nil {

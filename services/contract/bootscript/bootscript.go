@@ -1,9 +1,11 @@
-// Package bootscript owns the scripts that machines boot with (userdata): what they say to systemd, and how what is put into them is quoted.
+// Package bootscript owns the scripts that machines boot with (userdata): what they say to systemd, and how what is put
+// into them is quoted.
 //
-// A script writes the service's environment file, installs the binary if the image lacks it and says where it is, and starts the unit. It is a POSIX
-// sh script of less than 4 KiB without the caller's own commands, and can be run again.
+// A script writes the service's environment file, installs the binary if the image lacks it and says where it is, and
+// starts the unit. It is a POSIX sh script of less than 4 KiB without the caller's own commands, and can be run again.
 //
-// Invariant: whatever the fields hold, a script that is returned runs what is written here and the caller's commands, and nothing else.
+// Invariant: whatever the fields hold, a script that is returned runs what is written here and the caller's commands,
+// and nothing else.
 package bootscript
 
 import (
@@ -30,7 +32,8 @@ type Binary struct {
 
 // Common is what both scripts can have.
 type Common struct {
-	// Binaries are the program's by architecture, "amd64" or "arm64". They are downloaded where the image has none. Empty: the image has to have it.
+	// Binaries are the program's by architecture, "amd64" or "arm64". They are downloaded where the image has none.
+	// Empty: the image has to have it.
 	Binaries map[string]Binary
 	// Environment is added to that of the unit.
 	Environment map[string]string
@@ -53,8 +56,8 @@ type Server struct {
 	ExtraArgs []string
 }
 
-// Agent is the boot script of nstance-agent: a template of [render.UserdataText], for `userdata.content`. The caller's commands are part of it,
-// its environment is not.
+// Agent is the boot script of nstance-agent: a template of [render.UserdataText], for `userdata.content`. The caller's
+// commands are part of it, its environment is not.
 type Agent struct{ Common }
 
 // FieldError says what is wrong with one field.
@@ -78,7 +81,9 @@ func (s Server) Script() (string, error) {
 	}
 	args := []string{"--shard", s.Shard, "--storage", s.Storage, "--bucket", s.Bucket}
 	errs.argument("bucket", s.Bucket)
-	for _, option := range []struct{ field, flag, value string }{{"prefix", "--prefix", s.Prefix}, {"leader_interface", "--leader-interface", s.LeaderInterface}} {
+	for _, option := range []struct {
+		field, flag, value string
+	}{{"prefix", "--prefix", s.Prefix}, {"leader_interface", "--leader-interface", s.LeaderInterface}} {
 		if option.value != "" {
 			errs.argument(option.field, option.value)
 			args = append(args, option.flag, option.value)
@@ -145,16 +150,21 @@ NSTANCE_SERVER_AGENT_ADDR='{{ quote .Server.AgentAddr }}'
 	return sized(script)
 }
 
-var agentVariables = []string{"NSTANCE_INSTANCE_ID", "NSTANCE_INSTANCE_KIND", "NSTANCE_SERVER_REGISTRATION_ADDR", "NSTANCE_SERVER_AGENT_ADDR"}
+var agentVariables = []string{"NSTANCE_INSTANCE_ID", "NSTANCE_INSTANCE_KIND", "NSTANCE_SERVER_REGISTRATION_ADDR",
+	"NSTANCE_SERVER_AGENT_ADDR"}
 
 func sized(script string) (string, error) {
 	if len(script) > MaxSize {
-		return "", &FieldError{"commands_before", fmt.Errorf("the script has %d bytes, at most %d are allowed: put what is longer into the image", len(script), MaxSize)}
+		return "",
+			&FieldError{"commands_before",
+				fmt.Errorf("the script has %d bytes, at most %d are allowed: put what is longer into the image",
+					len(script), MaxSize)}
 	}
 	return script, nil
 }
 
-// The names that go into a command line which systemd splits at white space, and into nothing that it or sh would take for more.
+// The names that go into a command line which systemd splits at white space, and into nothing that it or sh would take
+// for more.
 var (
 	argumentPattern = regexp.MustCompile(`^[A-Za-z0-9_.,:/=@%+~-]+$`)
 	regionPattern   = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)
@@ -187,7 +197,8 @@ func (ps *problems) common(c Common) {
 			ps.add(at, fmt.Errorf("%q is neither amd64 nor arm64", arch))
 		}
 		if !urlPattern.MatchString(c.Binaries[arch].URL) {
-			ps.add(at+".url", fmt.Errorf("%q is not the URL of a file, such as https://example.com/nstance-agent", c.Binaries[arch].URL))
+			ps.add(at+".url", fmt.Errorf("%q is not the URL of a file, such as https://example.com/nstance-agent",
+				c.Binaries[arch].URL))
 		}
 		if !sha256Pattern.MatchString(c.Binaries[arch].SHA256) {
 			ps.add(at+".sha256", fmt.Errorf("%q is not a SHA-256: 64 lower-case hex digits", c.Binaries[arch].SHA256))

@@ -22,12 +22,14 @@ import (
 var update = flag.Bool("update", false, "write the golden files")
 
 func server() bootscript.Server {
-	return bootscript.Server{Shard: "us-west-2a", Storage: "s3", Bucket: "my-bucket", Prefix: "some/where", Region: "us-west-2", LeaderInterface: "eni-0123456789abcdef0"}
+	return bootscript.Server{Shard: "us-west-2a", Storage: "s3", Bucket: "my-bucket", Prefix: "some/where",
+		Region: "us-west-2", LeaderInterface: "eni-0123456789abcdef0"}
 }
 
 func binaries(url string, content string) map[string]bootscript.Binary {
 	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(content)))
-	return map[string]bootscript.Binary{"amd64": {URL: url + "/program", SHA256: sum}, "arm64": {URL: url + "/program", SHA256: sum}}
+	return map[string]bootscript.Binary{"amd64": {URL: url + "/program", SHA256: sum},
+		"arm64": {URL: url + "/program", SHA256: sum}}
 }
 
 // must returns a maker's script.
@@ -104,7 +106,8 @@ func (m machine) read(t *testing.T, name string) string {
 // boot runs a script whose absolute paths lead into the machine, and returns what it printed.
 func (m machine) boot(t *testing.T, script string) (string, error) {
 	t.Helper()
-	for _, path := range []string{"/etc/nstance", "/etc/systemd", "/usr/local/bin", "/usr/lib/systemd", "/opt/nstance-agent"} {
+	for _, path := range []string{"/etc/nstance", "/etc/systemd", "/usr/local/bin", "/usr/lib/systemd",
+		"/opt/nstance-agent"} {
 		script = strings.ReplaceAll(script, path, m.root+path)
 	}
 	cmd := exec.CommandContext(t.Context(), "/bin/sh")
@@ -135,14 +138,16 @@ NSTANCE_SERVER_ARGS="--shard us-west-2a --storage s3 --bucket my-bucket --prefix
 	if diff := cmp.Diff("AWS_REGION=\"us-west-2\"\n"+want, m.read(t, "etc/nstance/server.env")); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff("enable nstance-server\nstart --no-block nstance-server\n", m.read(t, "systemctl.log")); diff != "" {
+	if diff := cmp.Diff("enable nstance-server\nstart --no-block nstance-server\n",
+		m.read(t, "systemctl.log")); diff != "" {
 		t.Error(diff)
 	}
 	if m.read(t, "greeting") != "hello\n" {
 		t.Error("the caller's commands did not run")
 	}
 	// systemd reads values in double quotes as sh does.
-	out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `. "$0" && printf %s "$GREETING"`, filepath.Join(m.root, "etc/nstance/server.env")).Output()
+	out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `. "$0" && printf %s "$GREETING"`,
+		filepath.Join(m.root, "etc/nstance/server.env")).Output()
 	if err != nil || string(out) != s.Environment["GREETING"] {
 		t.Errorf("%q, %v", out, err)
 	}
@@ -154,7 +159,8 @@ func TestServerOutsideAWSHasNoRegion(t *testing.T) {
 	s.Storage, s.Prefix, s.LeaderInterface = "gcs", "", ""
 	m := newMachine(t)
 	m.mustBoot(t, must(t)(s.Script()))
-	want := "NSTANCE_SERVER_ARGS=\"--shard us-west-2a --storage gcs --bucket my-bucket --cachedir /var/cache/nstance-server\"\n"
+	want := "NSTANCE_SERVER_ARGS=\"--shard us-west-2a --storage gcs --bucket my-bucket --cachedir " +
+		"/var/cache/nstance-server\"\n"
 	if diff := cmp.Diff(want, m.read(t, "etc/nstance/server.env")); diff != "" {
 		t.Error(diff)
 	}
@@ -166,12 +172,14 @@ func TestAgentBoots(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := bootscript.Agent{Common: bootscript.Common{
-		Environment:    map[string]string{"NSTANCE_RECV_EXTENSIONS": ".yaml,.conf"},
-		CommandsBefore: []string{"ps -o args= >" + m.root + "/ps || true", "echo {{ quote .Instance.Group }} >" + m.root + "/group"},
+		Environment: map[string]string{"NSTANCE_RECV_EXTENSIONS": ".yaml,.conf"},
+		CommandsBefore: []string{"ps -o args= >" + m.root + "/ps || true", "echo {{ quote .Instance.Group }} >" +
+			m.root + "/group"},
 	}}
 	template := must(t)(a.Script())
 	data, nonce := render.Sample(), render.Nonce("head.it's.signature")
-	data.Cluster.CACert = "-----BEGIN CERTIFICATE-----\nit's '$(touch " + m.root + "/hacked)'\n-----END CERTIFICATE-----\n"
+	data.Cluster.CACert = "-----BEGIN CERTIFICATE-----\nit's '$(touch " + m.root +
+		"/hacked)'\n-----END CERTIFICATE-----\n"
 	script, err := render.UserdataText("userdata", template, data, nonce)
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +188,8 @@ func TestAgentBoots(t *testing.T) {
 	for name, want := range map[string]string{
 		"opt/nstance-agent/identity/ca.crt":    data.Cluster.CACert,
 		"opt/nstance-agent/identity/nonce.jwt": "head.it's.signature",
-		"etc/nstance/agent.env": "NSTANCE_INSTANCE_ID=" + data.Instance.ID + "\nNSTANCE_INSTANCE_KIND=knd\nNSTANCE_SERVER_REGISTRATION_ADDR=192.0.2.1:8992\n" +
+		"etc/nstance/agent.env": "NSTANCE_INSTANCE_ID=" + data.Instance.ID +
+			"\nNSTANCE_INSTANCE_KIND=knd\nNSTANCE_SERVER_REGISTRATION_ADDR=192.0.2.1:8992\n" +
 			"NSTANCE_SERVER_AGENT_ADDR=192.0.2.1:8994\nNSTANCE_RECV_EXTENSIONS=\".yaml,.conf\"\n",
 		"systemctl.log": "enable nstance-agent\nstart --no-block nstance-agent\n",
 		"group":         "sample\n",
@@ -190,7 +199,8 @@ func TestAgentBoots(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	for name, want := range map[string]os.FileMode{"opt/nstance-agent/identity": 0o700, "opt/nstance-agent/identity/nonce.jwt": 0o600, "etc/nstance/agent.env": 0o600, "etc/nstance": 0o755} {
+	for name, want := range map[string]os.FileMode{"opt/nstance-agent/identity": 0o700,
+		"opt/nstance-agent/identity/nonce.jwt": 0o600, "etc/nstance/agent.env": 0o600, "etc/nstance": 0o755} {
 		info, err := os.Stat(filepath.Join(m.root, name))
 		if err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v", name, info.Mode(), err)
@@ -247,10 +257,12 @@ func TestDownload(t *testing.T) {
 	if err != nil || string(out) != "hello\n" {
 		t.Errorf("%q, %v", out, err)
 	}
-	if unit := m.read(t, "etc/systemd/system/nstance-server.service"); !strings.Contains(unit, "/usr/local/bin/nstance-server $NSTANCE_SERVER_ARGS\n") {
+	if unit := m.read(t, "etc/systemd/system/nstance-server.service"); !strings.Contains(unit,
+		"/usr/local/bin/nstance-server $NSTANCE_SERVER_ARGS\n") {
 		t.Errorf("unit: %s", unit)
 	}
-	if diff := cmp.Diff("daemon-reload\nenable nstance-server\nstart --no-block nstance-server\n", m.read(t, "systemctl.log")); diff != "" {
+	if diff := cmp.Diff("daemon-reload\nenable nstance-server\nstart --no-block nstance-server\n",
+		m.read(t, "systemctl.log")); diff != "" {
 		t.Error(diff)
 	}
 	// What is there is left alone.
@@ -277,10 +289,12 @@ func TestDownloadChecksWhatItGets(t *testing.T) {
 		})
 	}
 	s := server()
-	s.Binaries = map[string]bootscript.Binary{"amd64": {URL: "http://127.0.0.1:1/program", SHA256: strings.Repeat("0", 64)}}
+	s.Binaries = map[string]bootscript.Binary{"amd64": {URL: "http://127.0.0.1:1/program",
+		SHA256: strings.Repeat("0", 64)}}
 	m := newMachine(t)
 	m.write(t, "shims/uname", "#!/bin/sh\necho riscv64\n")
-	if out, err := m.boot(t, must(t)(s.Script())); err == nil || !strings.Contains(out, "no nstance-server for riscv64") {
+	if out, err := m.boot(t, must(t)(s.Script())); err == nil || !strings.Contains(out,
+		"no nstance-server for riscv64") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
@@ -301,14 +315,24 @@ func TestRefused(t *testing.T) {
 		"interface":      {func(s *bootscript.Server) { s.LeaderInterface = "eni'" }, "leader_interface"},
 		"argument":       {func(s *bootscript.Server) { s.ExtraArgs = []string{"--debug", `"`} }, "extra_args[1]"},
 		"empty argument": {func(s *bootscript.Server) { s.ExtraArgs = []string{""} }, "extra_args[0]"},
-		"architecture":   {func(s *bootscript.Server) { s.Binaries = map[string]bootscript.Binary{"mips": {"https://x/y", sum}} }, `binaries["mips"]`},
+		"architecture": {func(s *bootscript.Server) {
+			s.Binaries = map[string]bootscript.Binary{"mips": {"https://x/y", sum}}
+		}, `binaries["mips"]`},
 		"URL": {func(s *bootscript.Server) {
 			s.Binaries = map[string]bootscript.Binary{"arm64": {"file:///etc/passwd", sum}}
 		}, `binaries["arm64"].url`},
-		"sum":             {func(s *bootscript.Server) { s.Binaries = map[string]bootscript.Binary{"arm64": {"https://x/y", "00"}} }, `binaries["arm64"].sha256`},
-		"variable":        {func(s *bootscript.Server) { s.Environment = map[string]string{"A B": ""} }, `environment["A B"]`},
-		"value":           {func(s *bootscript.Server) { s.Environment = map[string]string{"A": "b\nC=d"} }, `environment["A"]`},
-		"arguments twice": {func(s *bootscript.Server) { s.Environment = map[string]string{"NSTANCE_SERVER_ARGS": ""} }, `environment["NSTANCE_SERVER_ARGS"]`},
+		"sum": {func(s *bootscript.Server) {
+			s.Binaries = map[string]bootscript.Binary{"arm64": {"https://x/y", "00"}}
+		}, `binaries["arm64"].sha256`},
+		"variable": {func(s *bootscript.Server) {
+			s.Environment = map[string]string{"A B": ""}
+		}, `environment["A B"]`},
+		"value": {func(s *bootscript.Server) {
+			s.Environment = map[string]string{"A": "b\nC=d"}
+		}, `environment["A"]`},
+		"arguments twice": {func(s *bootscript.Server) {
+			s.Environment = map[string]string{"NSTANCE_SERVER_ARGS": ""}
+		}, `environment["NSTANCE_SERVER_ARGS"]`},
 		"too long": {func(s *bootscript.Server) {
 			s.CommandsBefore = []string{": " + strings.Repeat("x", bootscript.MaxSize)}
 		}, "commands_before"},
@@ -326,9 +350,11 @@ func TestRefused(t *testing.T) {
 		common bootscript.Common
 		field  string
 	}{
-		"template":          {bootscript.Common{CommandsBefore: []string{"{{ .Nothing }}"}}, "commands_before"},
-		"template in value": {bootscript.Common{Environment: map[string]string{"A": "{{ .Nonce }}"}}, `environment["A"]`},
-		"the server's":      {bootscript.Common{Environment: map[string]string{"NSTANCE_INSTANCE_ID": "x"}}, `environment["NSTANCE_INSTANCE_ID"]`},
+		"template": {bootscript.Common{CommandsBefore: []string{"{{ .Nothing }}"}}, "commands_before"},
+		"template in value": {bootscript.Common{Environment: map[string]string{"A": "{{ .Nonce }}"}},
+			`environment["A"]`},
+		"the server's": {bootscript.Common{Environment: map[string]string{"NSTANCE_INSTANCE_ID": "x"}},
+			`environment["NSTANCE_INSTANCE_ID"]`},
 	} {
 		_, err := bootscript.Agent{Common: c.common}.Script()
 		var field *bootscript.FieldError
@@ -351,12 +377,14 @@ func FuzzServer(f *testing.F) {
 		}
 		m := newMachine(t)
 		m.mustBoot(t, script)
-		// Lines of the file and no more, which systemd and sh read as the same values. Some variables mean something to sh itself.
+		// Lines of the file and no more, which systemd and sh read as the same values. Some variables mean something to
+		// sh itself.
 		file := m.read(t, "etc/nstance/server.env")
 		if strings.Count(file, "\n") != 2 {
 			t.Fatalf("%q", file)
 		}
-		out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `. "$0" && printf %s "$NSTANCE_SERVER_ARGS"`, filepath.Join(m.root, "etc/nstance/server.env")).Output()
+		out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `. "$0" && printf %s "$NSTANCE_SERVER_ARGS"`,
+			filepath.Join(m.root, "etc/nstance/server.env")).Output()
 		want := "--shard " + shard + " --storage gcs --bucket " + bucket
 		if err == nil && !strings.HasPrefix(string(out), want) {
 			t.Errorf("%q", out)

@@ -50,13 +50,17 @@ func head(c Common, p program) string {
 	for _, line := range c.CommandsBefore {
 		b.WriteString(line + "\n")
 	}
-	b.WriteString("umask 077\n# put FILE CONTENT: the whole file or none of it.\nput() { printf %s \"$2\" >\"$1.new\" && mv -f \"$1.new\" \"$1\"; }\n")
+	b.WriteString(
+		"umask 077\n# put FILE CONTENT: the whole file or none of it.\nput() { printf %s \"$2\" >\"$1.new\" && mv " +
+			"-f \"$1.new\" \"$1\"; }\n")
 	return b.String()
 }
 
 // tail is what comes after them.
 func tail(c Common, p program) string {
-	start := "systemctl enable " + p.name + "\n# Without waiting: the unit may itself wait for cloud-init to end.\nsystemctl start --no-block " + p.name + "\n"
+	start := "systemctl enable " + p.name +
+		"\n# Without waiting: the unit may itself wait for cloud-init to end.\nsystemctl start --no-block " + p.name +
+		"\n"
 	if len(c.Binaries) == 0 {
 		return start
 	}
@@ -64,16 +68,20 @@ func tail(c Common, p program) string {
 	fmt.Fprintf(&b, "bin=/usr/local/bin/%s unit=/etc/systemd/system/%s.service\n", p.name, p.name)
 	b.WriteString("if ! [ -x $bin ]; then\n  case $(uname -m) in\n")
 	for _, arch := range slices.Sorted(maps.Keys(c.Binaries)) {
-		fmt.Fprintf(&b, "  %s) url=%s sum=%s ;;\n", machines[arch], quote(c.Binaries[arch].URL), c.Binaries[arch].SHA256)
+		fmt.Fprintf(&b, "  %s) url=%s sum=%s ;;\n", machines[arch], quote(c.Binaries[arch].URL),
+			c.Binaries[arch].SHA256)
 	}
 	fmt.Fprintf(&b, "  *) echo \"no %s for $(uname -m)\" >&2 && exit 1 ;;\n  esac\n", p.name)
-	b.WriteString(`  if command -v curl >/dev/null; then curl -fsSL --retry 5 -o $bin.new "$url"; else wget -q -O $bin.new "$url"; fi
+	b.WriteString(
+		`  if command -v curl >/dev/null; then curl -fsSL --retry 5 -o $bin.new "$url"; else wget -q -O $bin.new "$url"; fi
   echo "$sum  $bin.new" | sha256sum -c - >/dev/null
   chmod 755 $bin.new
   mv -f $bin.new $bin
 fi
 `)
-	fmt.Fprintf(&b, "if ! [ -e $unit ] && ! [ -e /usr/lib/systemd/system/%s.service ]; then\n  put $unit %s\n  chmod 644 $unit\n  systemctl daemon-reload\nfi\n",
+	fmt.Fprintf(&b,
+		"if ! [ -e $unit ] && ! [ -e /usr/lib/systemd/system/%s.service ]; then\n  put $unit %s\n  chmod 644 "+
+			"$unit\n  systemctl daemon-reload\nfi\n",
 		p.name, quote(p.unit))
 	return b.String() + start
 }

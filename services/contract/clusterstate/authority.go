@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// ErrCALost means that the CA's key is not where it is looked for although the cluster is in use: a wrong prefix, another secrets store, or
-// a lost secret. A second CA is not made.
+// ErrCALost means that the CA's key is not where it is looked for although the cluster is in use: a wrong prefix,
+// another secrets store, or a lost secret. A second CA is not made.
 var ErrCALost = errors.New("the CA's key is missing although the cluster is in use")
 
 // LoadCA reads the CA's key and certificate. secretstore.ErrNotFound if there is none yet.
@@ -33,9 +33,9 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 	return ca, nil
 }
 
-// EnsureCA returns the cluster's CA. It makes one, and says so, only in a cluster that has neither `ca.key` nor `ca.crt` nor any
-// operator or instance record; of two that race, both return the winner's. It writes `ca.crt` again if that is missing.
-// Otherwise [ErrCALost]; whatever cannot be read is an error.
+// EnsureCA returns the cluster's CA. It makes one, and says so, only in a cluster that has neither `ca.key` nor
+// `ca.crt` nor any operator or instance record; of two that race, both return the winner's. It writes `ca.crt` again if
+// that is missing. Otherwise [ErrCALost]; whatever cannot be read is an error.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, created, err = s.ensureCA(ctx, func() (authority.CA, error) {
 		return authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now())
@@ -46,20 +46,24 @@ func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, er
 	return ca, created, nil
 }
 
-// StoreCA makes an imported CA the cluster's, under the conditions of [State.EnsureCA]. That it is so already is no error; that the
-// cluster has another matches objstore.ErrConflict.
+// StoreCA makes an imported CA the cluster's, under the conditions of [State.EnsureCA]. That it is so already is no
+// error; that the cluster has another matches objstore.ErrConflict.
 func (s *State) StoreCA(ctx context.Context, ca authority.CA) (created bool, err error) {
-	have, created, err := s.ensureCA(ctx, func() (authority.CA, error) { return ca, ca.CheckCluster(s.options.ClusterID) })
+	have, created, err := s.ensureCA(ctx, func() (authority.CA, error) {
+		return ca, ca.CheckCluster(s.options.ClusterID)
+	})
 	switch {
 	case err != nil:
 		return false, fmt.Errorf("store CA: %w", err)
 	case !have.Certificate().Equal(ca.Certificate()):
-		return false, fmt.Errorf("store CA: the cluster has another CA, %s: %w", authority.Fingerprint(have.Certificate()), objstore.ErrConflict)
+		return false, fmt.Errorf("store CA: the cluster has another CA, %s: %w",
+			authority.Fingerprint(have.Certificate()), objstore.ErrConflict)
 	}
 	return created, nil
 }
 
-func (s *State) ensureCA(ctx context.Context, build func() (authority.CA, error)) (ca authority.CA, created bool, err error) {
+func (s *State) ensureCA(ctx context.Context, build func() (authority.CA, error)) (ca authority.CA, created bool,
+	err error) {
 	ca, err = s.LoadCA(ctx)
 	if errors.Is(err, secretstore.ErrNotFound) {
 		ca, created, err = s.createCA(ctx, build)
@@ -79,7 +83,8 @@ func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)
 		// Somebody else may have created it, and more, since we looked.
 		ca, err := s.LoadCA(ctx)
 		if errors.Is(err, secretstore.ErrNotFound) {
-			err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s", ErrCALost, evidence, secretstore.CAKey)
+			err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s",
+				ErrCALost, evidence, secretstore.CAKey)
 		}
 		return ca, false, err
 	}
@@ -125,7 +130,8 @@ func (s *State) inUse(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// ensureBundle writes `ca.crt` if it is missing. One that does not know the CA is an error: whoever trusts it would not trust us.
+// ensureBundle writes `ca.crt` if it is missing. One that does not know the CA is an error: whoever trusts it would not
+// trust us.
 func (s *State) ensureBundle(ctx context.Context, ca authority.CA) error {
 	certs, err := s.CABundle(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
@@ -170,8 +176,8 @@ func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
 	return key, nil
 }
 
-// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none; of two that race, both return the
-// winner's. Call [State.EnsureCA] first: it is what notices a wrong prefix.
+// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none; of two that race, both
+// return the winner's. Call [State.EnsureCA] first: it is what notices a wrong prefix.
 func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, created bool, err error) {
 	key, err = s.LoadNonceKey(ctx)
 	if !errors.Is(err, secretstore.ErrNotFound) {

@@ -93,7 +93,9 @@ func TestNoSecondCA(t *testing.T) {
 		"instance of another shard": func(t *testing.T, s *clusterstate.State, bucket objstore.Store) error {
 			rec := reserved(t, 1)
 			rec.Shard = "elsewhere"
-			_, err := open(t, bucket, 1, func(o *clusterstate.Options) { o.ShardID = "elsewhere" }).PutInstance(t.Context(), rec, "")
+			_, err := open(t, bucket, 1, func(o *clusterstate.Options) {
+				o.ShardID = "elsewhere"
+			}).PutInstance(t.Context(), rec, "")
 			return err
 		},
 	} {
@@ -103,10 +105,12 @@ func TestNoSecondCA(t *testing.T) {
 			if err := prepare(t, s, bucket); err != nil {
 				t.Fatal(err)
 			}
-			if ca, created, err := s.EnsureCA(t.Context()); !errors.Is(err, clusterstate.ErrCALost) || created || !ca.IsZero() {
+			if ca, created, err := s.EnsureCA(t.Context()); !errors.Is(err, clusterstate.ErrCALost) || created ||
+				!ca.IsZero() {
 				t.Errorf("%v, %v, %v", ca, created, err)
 			}
-			if _, err := bucket.Get(t.Context(), keys.ClusterSecret(secretstore.CAKey)); !errors.Is(err, objstore.ErrNotFound) {
+			if _, err := bucket.Get(t.Context(), keys.ClusterSecret(secretstore.CAKey)); !errors.Is(err,
+				objstore.ErrNotFound) {
 				t.Error("a second CA is there:", err)
 			}
 		})
@@ -166,11 +170,14 @@ func TestWrongEncryptionKey(t *testing.T) {
 	if _, _, err := s.EnsureNonceKey(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	wrong := open(t, bucket, 2, func(o *clusterstate.Options) { o.Secrets = secrets(t, bucket, cluster, key(t, 2), random(2)) })
+	wrong := open(t, bucket, 2, func(o *clusterstate.Options) {
+		o.Secrets = secrets(t, bucket, cluster, key(t, 2), random(2))
+	})
 	_, _, caErr := wrong.EnsureCA(t.Context())
 	_, _, nonceErr := wrong.EnsureNonceKey(t.Context())
 	for _, err := range []error{caErr, nonceErr} {
-		if !errors.Is(err, envelope.ErrUnknownKey) || !strings.Contains(err.Error(), key(t, 1).ID().String()) || !strings.Contains(err.Error(), key(t, 2).ID().String()) {
+		if !errors.Is(err, envelope.ErrUnknownKey) || !strings.Contains(err.Error(), key(t, 1).ID().String()) ||
+			!strings.Contains(err.Error(), key(t, 2).ID().String()) {
 			t.Error(err)
 		}
 	}
@@ -217,7 +224,8 @@ func TestStoreCA(t *testing.T) {
 			t.Errorf("created %v, %v", created, err)
 		}
 	}
-	if ca, created, err := s.EnsureCA(t.Context()); err != nil || created || !ca.Certificate().Equal(ours.Certificate()) {
+	if ca, created, err := s.EnsureCA(t.Context()); err != nil || created ||
+		!ca.Certificate().Equal(ours.Certificate()) {
 		t.Error(ca, created, err)
 	}
 	second, err := authority.CreateCA(cluster, random(8), t0)
@@ -281,7 +289,8 @@ func TestRacingCreators(t *testing.T) {
 		wg.Wait()
 		bucket.Land()
 		for i := range racers {
-			if cas[i].IsZero() || !cas[i].Certificate().Equal(cas[0].Certificate()) || !nonces[i].Public().Equal(nonces[0].Public()) {
+			if cas[i].IsZero() || !cas[i].Certificate().Equal(cas[0].Certificate()) ||
+				!nonces[i].Public().Equal(nonces[0].Public()) {
 				t.Fatalf("seed %d: racers 0 and %d do not agree: %v, %v", seed, i, cas[0], cas[i])
 			}
 		}

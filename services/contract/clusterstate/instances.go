@@ -25,15 +25,17 @@ func (e *SupersededError) Error() string {
 	if e.Token == "" {
 		return fmt.Sprintf("the record of instance %s is gone", e.ID)
 	}
-	return fmt.Sprintf("another write of instance %s came first: revision %d of term %d, %s", e.ID, e.Record.Revision, e.Record.Term, e.Record.State)
+	return fmt.Sprintf("another write of instance %s came first: revision %d of term %d, %s", e.ID, e.Record.Revision,
+		e.Record.Term, e.Record.State)
 }
 
 // Unwrap returns objstore.ErrConflict.
 func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
 
-// PutInstance writes one version of an instance record, revision, term and writer as the caller set them, if the version there is the one that
-// token names, or none for "". It returns the new token. A failed condition is a [*SupersededError] that carries what is there.
-// objstore.ErrIndeterminate means that ctx ended first: repeated with the same arguments, it settles.
+// PutInstance writes one version of an instance record, revision, term and writer as the caller set them, if the
+// version there is the one that token names, or none for "". It returns the new token. A failed condition is a
+// [*SupersededError] that carries what is there. objstore.ErrIndeterminate means that ctx ended first: repeated with
+// the same arguments, it settles.
 func (s *State) PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error) {
 	fail := func(err error) (objstore.Token, error) {
 		return "", fmt.Errorf("write instance %s: %w", rec.ID, err)
@@ -87,8 +89,8 @@ func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
 		belongs("tenant", rec.Tenant, tenant), belongs("id", rec.ID.String(), id.String()))
 }
 
-// DeleteInstance removes a tombstone whose retention is over; none is no error. Nothing but a tombstone may be removed: the
-// caller has read it, and no one ever replaces it.
+// DeleteInstance removes a tombstone whose retention is over; none is no error. Nothing but a tombstone may be removed:
+// the caller has read it, and no one ever replaces it.
 func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) error {
 	if err := s.options.Shard.Delete(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage())); err != nil {
 		return fmt.Errorf("delete instance %s: %w", id, err)
@@ -175,15 +177,17 @@ func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]
 	return found, nil
 }
 
-// LoadInstances reads every instance record of the shard, many at a time, and then hands each to take, one after the other, sorted by
-// tenant and age. A record that cannot be read fails all: who does not know an instance may not decide about the others.
+// LoadInstances reads every instance record of the shard, many at a time, and then hands each to take, one after the
+// other, sorted by tenant and age. A record that cannot be read fails all: who does not know an instance may not decide
+// about the others.
 func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error {
 	return s.LoadUnseen(ctx, func(ident.ID, objstore.Token) bool { return false }, take)
 }
 
-// LoadUnseen does the same with the records of which seen does not know the version that the list shows. Both functions are called from this
-// goroutine. With nothing unseen it costs one request for a thousand records.
-func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error {
+// LoadUnseen does the same with the records of which seen does not know the version that the list shows. Both functions
+// are called from this goroutine. With nothing unseen it costs one request for a thousand records.
+func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
+	take func(record.Instance, objstore.Token)) error {
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("load instances: %w", err)
 	}

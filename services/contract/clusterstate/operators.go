@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// SupersededOperatorError means that an operator record was not written because another version than the expected one is there.
-// It matches objstore.ErrConflict.
+// SupersededOperatorError means that an operator record was not written because another version than the expected one
+// is there. It matches objstore.ErrConflict.
 type SupersededOperatorError struct {
 	ID ident.ID
 	// Record is what is there now, under Token. Both are zero if there is nothing (any more).
@@ -30,8 +30,9 @@ func (e *SupersededOperatorError) Error() string {
 // Unwrap returns objstore.ErrConflict.
 func (e *SupersededOperatorError) Unwrap() error { return objstore.ErrConflict }
 
-// PutOperator writes one version of an operator record under the conditions and with the errors of [State.PutInstance]. Written for the
-// first time (token ""), it spends the nonce whose jti is its ID; an error then carries the record of whoever spent it before.
+// PutOperator writes one version of an operator record under the conditions and with the errors of [State.PutInstance].
+// Written for the first time (token ""), it spends the nonce whose jti is its ID; an error then carries the record of
+// whoever spent it before.
 func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error) {
 	fail := func(err error) (objstore.Token, error) {
 		return "", fmt.Errorf("write operator %s: %w", rec.ID, err)
@@ -70,14 +71,16 @@ func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (re
 	if err != nil {
 		return fail(err)
 	}
-	err = errors.Join(belongs("cluster", rec.Cluster, s.options.ClusterID), belongs("tenant", rec.Tenant, tenant), belongs("id", rec.ID.String(), id.String()))
+	err = errors.Join(belongs("cluster", rec.Cluster, s.options.ClusterID), belongs("tenant", rec.Tenant, tenant),
+		belongs("id", rec.ID.String(), id.String()))
 	if err != nil {
 		return fail(err)
 	}
 	return rec, object.Token, nil
 }
 
-// ListOperators reads the records of one tenant's operators, or all for "", tombstones included, sorted by tenant and age.
+// ListOperators reads the records of one tenant's operators, or all for "", tombstones included, sorted by tenant and
+// age.
 func (s *State) ListOperators(ctx context.Context, tenant string) ([]record.Operator, error) {
 	prefix := keys.OperatorPrefix()
 	if tenant != "" {

@@ -36,9 +36,11 @@ func (s *State) ConfigModified(ctx context.Context, shard string) (time.Time, er
 	return time.Time{}, fmt.Errorf("look up configuration of shard %s: %w", shard, objstore.ErrNotFound)
 }
 
-// WriteConfig writes a shard's configuration, which the caller has validated, if the version there is the one that token names, or none
-// for "". Otherwise objstore.ErrConflict. For the Terraform provider and nstance-admin: no server may.
-func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, token objstore.Token) (objstore.Token, error) {
+// WriteConfig writes a shard's configuration, which the caller has validated, if the version there is the one that
+// token names, or none for "". Otherwise objstore.ErrConflict. For the Terraform provider and nstance-admin: no server
+// may.
+func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, token objstore.Token) (objstore.Token,
+	error) {
 	if err := ident.ValidateName(shard); err != nil {
 		return "", fmt.Errorf("write configuration: shard: %w", err)
 	}
@@ -72,8 +74,8 @@ func (s *State) ReadGroups(ctx context.Context) (config.Groups, objstore.Token, 
 	return groups, object.Token, problems, nil
 }
 
-// WriteGroups writes the shard's dynamic groups, term and revision as the leader set them, if the version there is the one that token
-// names, or none for "". Otherwise objstore.ErrConflict.
+// WriteGroups writes the shard's dynamic groups, term and revision as the leader set them, if the version there is the
+// one that token names, or none for "". Otherwise objstore.ErrConflict.
 func (s *State) WriteGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
 	if err := s.checkShard(); err != nil {
 		return "", fmt.Errorf("write groups: %w", err)
@@ -103,8 +105,8 @@ func (s *State) readApplied(ctx context.Context) (record.Applied, objstore.Token
 	return applied, object.Token, nil
 }
 
-// WriteApplied records that the leader of a term accepted a configuration, which it had read under the token source. It never
-// replaces what a leader of a higher term accepted: objstore.ErrConflict.
+// WriteApplied records that the leader of a term accepted a configuration, which it had read under the token source. It
+// never replaces what a leader of a higher term accepted: objstore.ErrConflict.
 func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("write applied configuration: %w", err)
@@ -115,9 +117,11 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 			return err
 		}
 		if have.Term > term {
-			return fmt.Errorf("write applied configuration: a leader of term %d has applied one: %w", have.Term, objstore.ErrConflict)
+			return fmt.Errorf("write applied configuration: a leader of term %d has applied one: %w", have.Term,
+				objstore.ErrConflict)
 		}
-		next := record.Applied{Schema: record.AppliedSchema, Revision: have.Revision + 1, Term: term, Source: string(source), Body: body}
+		next := record.Applied{Schema: record.AppliedSchema, Revision: have.Revision + 1, Term: term,
+			Source: string(source), Body: body}
 		text, err := next.Encode()
 		if err != nil {
 			return fmt.Errorf("write applied configuration: %w", err)
@@ -133,7 +137,8 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 	}
 }
 
-// ReadLock reads the shard's election lock, for people and for who needs the leader's address. objstore.ErrNotFound if nobody has led yet.
+// ReadLock reads the shard's election lock, for people and for who needs the leader's address. objstore.ErrNotFound if
+// nobody has led yet.
 func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objstore.Token, error) {
 	object, err := s.options.Shard.Get(ctx, keys.Leader(shard))
 	if err != nil {
@@ -146,8 +151,8 @@ func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objsto
 	return lock, object.Token, nil
 }
 
-// HighestTerm returns the highest term in any document of the shard, 0 if there is none: a new lock begins above it. It reads
-// every instance record.
+// HighestTerm returns the highest term in any document of the shard, 0 if there is none: a new lock begins above it. It
+// reads every instance record.
 func (s *State) HighestTerm(ctx context.Context) (uint64, error) {
 	var highest uint64
 	err := s.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) { highest = max(highest, rec.Term) })
@@ -165,11 +170,12 @@ func (s *State) HighestTerm(ctx context.Context) (uint64, error) {
 	return max(highest, groups.Term, applied.Term), nil
 }
 
-// AppendCertLog records certificates issued to an instance, under the time that the entry says. If two batches of one instance fall
-// together, the later is moved by nanoseconds; the entry is otherwise never changed.
+// AppendCertLog records certificates issued to an instance, under the time that the entry says. If two batches of one
+// instance fall together, the later is moved by nanoseconds; the entry is otherwise never changed.
 func (s *State) AppendCertLog(ctx context.Context, entry record.CertLog) error {
 	fail := func(err error) error { return fmt.Errorf("append to certificate log: %w", err) }
-	if err := errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID), belongs("shard", entry.Shard, s.options.ShardID)); err != nil {
+	if err := errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID),
+		belongs("shard", entry.Shard, s.options.ShardID)); err != nil {
 		return fail(err)
 	}
 	for {
@@ -212,7 +218,8 @@ func (s *State) ListCertLog(ctx context.Context, tenant string) ([]record.CertLo
 		if err != nil {
 			return record.CertLog{}, fmt.Errorf("%s: %w", entries[i].Key, err)
 		}
-		return entry, errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID), belongs("shard", entry.Shard, s.options.ShardID))
+		return entry, errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID),
+			belongs("shard", entry.Shard, s.options.ShardID))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list certificate log: %w", err)

@@ -1,11 +1,11 @@
-// Package clusterstate is the one typed reader and writer of everything that is kept in the bucket: it knows every key, every format and
-// every condition, so that nobody else does.
+// Package clusterstate is the one typed reader and writer of everything that is kept in the bucket: it knows every key,
+// every format and every condition, so that nobody else does.
 //
-// It has no clock, no randomness, no goroutine and no retry loop on time of its own: all of that is injected, so that a single-threaded
-// simulator can run it.
+// It has no clock, no randomness, no goroutine and no retry loop on time of its own: all of that is injected, so that a
+// single-threaded simulator can run it.
 //
-// Invariant: every write but a delete is conditional on the version that the writer saw, and its result is settled before it is reported; a
-// document that cannot be read is an error, never "absent".
+// Invariant: every write but a delete is conditional on the version that the writer saw, and its result is settled
+// before it is reported; a document that cannot be read is an error, never "absent".
 package clusterstate
 
 import (
@@ -37,13 +37,13 @@ type Options struct {
 	Rand io.Reader
 	// Sleep waits between attempts of a write whose result is unknown; nil waits on the real clock.
 	Sleep func(ctx context.Context, d time.Duration) error
-	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all that were started have ended.
-	// Without it, one at a time.
+	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all that were started
+	// have ended. Without it, one at a time.
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 }
 
-// State reads and writes the documents of one cluster and one of its shards. It remembers nothing, and may be used concurrently.
-// Errors match objstore's and secretstore's where those packages define one.
+// State reads and writes the documents of one cluster and one of its shards. It remembers nothing, and may be used
+// concurrently. Errors match objstore's and secretstore's where those packages define one.
 type State struct {
 	options Options
 }
@@ -74,7 +74,8 @@ func oneByOne(ctx context.Context, n, _ int, fn func(context.Context, int) error
 	return nil
 }
 
-// ErrForeign means that a document lies where ours do but belongs to another cluster, shard, tenant or ID: a wrong prefix, or a copy.
+// ErrForeign means that a document lies where ours do but belongs to another cluster, shard, tenant or ID: a wrong
+// prefix, or a copy.
 var ErrForeign = errors.New("it belongs elsewhere")
 
 // belongs compares what a document says of itself with where it lies.
@@ -85,10 +86,11 @@ func belongs(what, says, want string) error {
 	return nil
 }
 
-// put writes under the token last seen, "" for none, and settles the result. A conflict with the very bytes that were to be written is
-// a success: an earlier call, whose caller did not wait for its result, has landed. (Bytes are one writer's; where they are not, as in
-// the configuration, who wrote them makes no difference.)
-func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte, token objstore.Token) (objstore.Token, error) {
+// put writes under the token last seen, "" for none, and settles the result. A conflict with the very bytes that were
+// to be written is a success: an earlier call, whose caller did not wait for its result, has landed. (Bytes are one
+// writer's; where they are not, as in the configuration, who wrote them makes no difference.)
+func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
+	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()
 	if token != "" {
 		cond = objstore.IfToken(token)
@@ -102,8 +104,8 @@ func (s *State) put(ctx context.Context, store objstore.Store, key string, body 
 	return newToken, err
 }
 
-// load reads objects, many at a time; what has been deleted since it was listed is left out. Every object that cannot be read is
-// reported, up to a few.
+// load reads objects, many at a time; what has been deleted since it was listed is left out. Every object that cannot
+// be read is reported, up to a few.
 func load[T any](ctx context.Context, s *State, n int, read func(ctx context.Context, i int) (T, error)) ([]T, error) {
 	items, errs := make([]*T, n), make([]error, n)
 	err := s.options.ForEach(ctx, n, parallel, func(ctx context.Context, i int) error {

@@ -59,11 +59,14 @@ func key(t testing.TB, fill byte) envelope.Key {
 }
 
 // open returns the state as one process sees it; every process has randomness of its own.
-func open(t testing.TB, bucket objstore.Store, process byte, change ...func(*clusterstate.Options)) *clusterstate.State {
+func open(t testing.TB, bucket objstore.Store, process byte, change ...func(
+	*clusterstate.Options)) *clusterstate.State {
 	t.Helper()
 	source := random(process)
 	options := clusterstate.Options{
-		Cluster: bucket, Shard: bucket, ClusterID: cluster, ShardID: shard, Now: func() time.Time { return t0 }, Rand: source, Sleep: noSleep,
+		Cluster: bucket, Shard: bucket, ClusterID: cluster, ShardID: shard, Now: func() time.Time {
+			return t0
+		}, Rand: source, Sleep: noSleep,
 		Secrets: secrets(t, bucket, cluster, key(t, 1), source),
 	}
 	for _, f := range change {
@@ -74,7 +77,8 @@ func open(t testing.TB, bucket objstore.Store, process byte, change ...func(*clu
 
 func secrets(t testing.TB, bucket objstore.Store, cluster string, k envelope.Key, source io.Reader) secretstore.Store {
 	t.Helper()
-	return secretstore.NewObjects(secretstore.Options{Bucket: bucket, Cluster: cluster, Ring: keyring.Ring{Current: k}, Rand: source, Sleep: noSleep})
+	return secretstore.NewObjects(secretstore.Options{Bucket: bucket, Cluster: cluster, Ring: keyring.Ring{Current: k},
+		Rand: source, Sleep: noSleep})
 }
 
 func newID(t testing.TB, prefix string, n int) ident.ID {
@@ -89,7 +93,8 @@ func newID(t testing.TB, prefix string, n int) ident.ID {
 func reserved(t testing.TB, n int) record.Instance {
 	id := newID(t, "knd", n)
 	return record.Instance{
-		Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 3, ReservedTerm: 3, Writer: "w1", Cluster: cluster,
+		Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 3, ReservedTerm: 3,
+		Writer: "w1", Cluster: cluster,
 		Shard: shard, Tenant: "prod", Kind: "knd", CreatedAt: t0,
 	}
 }
@@ -136,7 +141,8 @@ func TestInstance(t *testing.T) {
 		if !errors.As(err, &superseded) || !errors.Is(err, objstore.ErrConflict) {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if diff := cmp.Diff(next, superseded.Record, sameID); diff != "" || superseded.Token != nextToken || superseded.ID != rec.ID {
+		if diff := cmp.Diff(next, superseded.Record, sameID); diff != "" || superseded.Token != nextToken ||
+			superseded.ID != rec.ID {
 			t.Errorf("%s: %s", name, diff)
 		}
 		if !strings.Contains(err.Error(), "revision 2 of term 4, created") {
@@ -231,10 +237,13 @@ func TestForeignInstance(t *testing.T) {
 		}
 	}
 	other := open(t, bucket, 1, func(o *clusterstate.Options) { o.ClusterID = "other" })
-	if _, _, err := other.GetInstance(t.Context(), "prod", rec.ID); !errors.Is(err, clusterstate.ErrForeign) || errors.Is(err, objstore.ErrNotFound) {
+	if _, _, err := other.GetInstance(t.Context(), "prod", rec.ID); !errors.Is(err, clusterstate.ErrForeign) ||
+		errors.Is(err, objstore.ErrNotFound) {
 		t.Error("read:", err)
 	}
-	if err := other.LoadInstances(t.Context(), func(record.Instance, objstore.Token) { t.Error("a foreign record") }); !errors.Is(err, clusterstate.ErrForeign) {
+	if err := other.LoadInstances(t.Context(), func(record.Instance, objstore.Token) {
+		t.Error("a foreign record")
+	}); !errors.Is(err, clusterstate.ErrForeign) {
 		t.Error("load:", err)
 	}
 	// A record copied to another tenant's key.
@@ -242,10 +251,12 @@ func TestForeignInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bucket.Put(t.Context(), keys.Instance(shard, "dev", rec.ID.Storage()), body, objstore.Always()); err != nil {
+	if _, err := bucket.Put(t.Context(), keys.Instance(shard, "dev", rec.ID.Storage()), body,
+		objstore.Always()); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := open(t, bucket, 1).GetInstance(t.Context(), "dev", rec.ID); !errors.Is(err, clusterstate.ErrForeign) || !strings.Contains(err.Error(), `tenant is "prod"`) {
+	if _, _, err := open(t, bucket, 1).GetInstance(t.Context(), "dev", rec.ID); !errors.Is(err,
+		clusterstate.ErrForeign) || !strings.Contains(err.Error(), `tenant is "prod"`) {
 		t.Error(err)
 	}
 }
@@ -317,19 +328,24 @@ func TestLoadInstances(t *testing.T) {
 	}
 	// Records that cannot be read are no absent ones.
 	for n := range 8 {
-		if _, err := bucket.Put(t.Context(), keys.Instance(shard, "prod", newID(t, "knd", 1000+n).Storage()), []byte("{}"), objstore.Always()); err != nil {
+		if _, err := bucket.Put(t.Context(), keys.Instance(shard, "prod", newID(t, "knd", 1000+n).Storage()),
+			[]byte("{}"), objstore.Always()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	err = s.LoadInstances(t.Context(), func(record.Instance, objstore.Token) { t.Error("took from an incomplete picture") })
-	if err == nil || strings.Count(err.Error(), "no schema version") != 5 || !strings.Contains(err.Error(), "and 3 more") {
+	err = s.LoadInstances(t.Context(), func(record.Instance, objstore.Token) {
+		t.Error("took from an incomplete picture")
+	})
+	if err == nil || strings.Count(err.Error(), "no schema version") != 5 ||
+		!strings.Contains(err.Error(), "and 3 more") {
 		t.Error(err)
 	}
 }
 
 func TestStrayKeysAreErrors(t *testing.T) {
 	bucket := mem.New()
-	if _, err := bucket.Put(t.Context(), "shard/"+shard+"/instance/prod.json", []byte("{}"), objstore.Always()); err != nil {
+	if _, err := bucket.Put(t.Context(), "shard/"+shard+"/instance/prod.json", []byte("{}"),
+		objstore.Always()); err != nil {
 		t.Fatal(err)
 	}
 	s := open(t, bucket, 1)
@@ -364,7 +380,9 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 			return nil
 		}
 	})
-	err := counting.LoadInstances(ctx, func(record.Instance, objstore.Token) { t.Error("took from an incomplete picture") })
+	err := counting.LoadInstances(ctx, func(record.Instance, objstore.Token) {
+		t.Error("took from an incomplete picture")
+	})
 	if !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
@@ -372,8 +390,10 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 
 func operator(t testing.TB, n int, tenant string) record.Operator {
 	return record.Operator{
-		Schema: record.OperatorSchema, Revision: 1, ID: newID(t, ident.OperatorPrefix, n), Cluster: cluster, Tenant: tenant, Writer: "w1",
-		PublicKey: bytes.Repeat([]byte{byte(n)}, 32), Certificate: record.CertificateRef{Serial: strings.Repeat("0f", 16), NotAfter: t0.Add(time.Hour)},
+		Schema: record.OperatorSchema, Revision: 1, ID: newID(t, ident.OperatorPrefix, n), Cluster: cluster,
+		Tenant: tenant, Writer: "w1",
+		PublicKey: bytes.Repeat([]byte{byte(n)}, 32), Certificate: record.CertificateRef{Serial: strings.Repeat("0f",
+			16), NotAfter: t0.Add(time.Hour)},
 		CreatedAt: t0,
 	}
 }
@@ -390,7 +410,8 @@ func TestOperators(t *testing.T) {
 	second.PublicKey = bytes.Repeat([]byte{9}, 32)
 	_, err = s.PutOperator(t.Context(), second, "")
 	var superseded *clusterstate.SupersededOperatorError
-	if !errors.As(err, &superseded) || !bytes.Equal(superseded.Record.PublicKey, first.PublicKey) || superseded.Token != token {
+	if !errors.As(err, &superseded) || !bytes.Equal(superseded.Record.PublicKey, first.PublicKey) ||
+		superseded.Token != token {
 		t.Fatal(err)
 	}
 	if _, err := s.PutOperator(t.Context(), operator(t, 2, "dev"), ""); err != nil {
@@ -401,7 +422,8 @@ func TestOperators(t *testing.T) {
 	if _, err := s.PutOperator(t.Context(), removed, token); err != nil {
 		t.Fatal(err)
 	}
-	for tenant, want := range map[string][]record.Operator{"": {operator(t, 2, "dev"), removed}, "prod": {removed}, "none": nil} {
+	for tenant, want := range map[string][]record.Operator{"": {operator(t, 2, "dev"), removed}, "prod": {removed},
+		"none": nil} {
 		got, err := s.ListOperators(t.Context(), tenant)
 		if err != nil {
 			t.Fatal(err)
@@ -473,7 +495,8 @@ func TestGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	size := 3
-	groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{"prod": {"workers": {Size: &size}}}}
+	groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{
+		"prod": {"workers": {Size: &size}}}}
 	token, err := s.WriteGroups(t.Context(), groups, "")
 	if err != nil {
 		t.Fatal(err)
@@ -514,7 +537,8 @@ func TestApplied(t *testing.T) {
 	want := func(body string, term, revision uint64) {
 		t.Helper()
 		got, err := s.ReadApplied(t.Context())
-		if err != nil || string(got.Body) != body || got.Term != term || got.Revision != revision || got.Source != "etag" {
+		if err != nil || string(got.Body) != body || got.Term != term || got.Revision != revision ||
+			got.Source != "etag" {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
@@ -543,7 +567,8 @@ func TestApplied(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := s.WriteApplied(t.Context(), []byte("[4]"), "etag", 4); !errors.Is(err, objstore.ErrConflict) || !strings.Contains(err.Error(), "term 5") {
+	if err := s.WriteApplied(t.Context(), []byte("[4]"), "etag", 4); !errors.Is(err, objstore.ErrConflict) ||
+		!strings.Contains(err.Error(), "term 5") {
 		t.Error(err)
 	}
 	want("[5]", 5, 5)
@@ -576,8 +601,10 @@ func TestCertLog(t *testing.T) {
 	s := open(t, mem.New(), 1)
 	entry := func(tenant string, n int) record.CertLog {
 		return record.CertLog{
-			Schema: record.CertLogSchema, Cluster: cluster, Shard: shard, Tenant: tenant, Instance: newID(t, "knd", 1), Term: 1, Writer: "w", IssuedAt: t0,
-			Issued: []record.Issued{{Name: fmt.Sprint("n", n), Kind: record.CertServer, Serial: strings.Repeat("0f", 16), NotAfter: t0.Add(time.Hour)}},
+			Schema: record.CertLogSchema, Cluster: cluster, Shard: shard, Tenant: tenant, Instance: newID(t, "knd", 1),
+			Term: 1, Writer: "w", IssuedAt: t0,
+			Issued: []record.Issued{{Name: fmt.Sprint("n", n), Kind: record.CertServer,
+				Serial: strings.Repeat("0f", 16), NotAfter: t0.Add(time.Hour)}},
 		}
 	}
 	for n := range 3 { // all at the same time, as a coarse clock says

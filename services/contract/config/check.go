@@ -123,8 +123,8 @@ func (c *checker) rules(f field, v reflect.Value, path string) {
 	}
 }
 
-// validateKey checks names that are neither identifiers of page "Identifiers" nor part of a bucket key: those of load balancers,
-// certificates and files.
+// validateKey checks names that are neither identifiers of page "Identifiers" nor part of a bucket key: those of load
+// balancers, certificates and files.
 func validateKey(what, s string) error {
 	if s == "" || len(s) > 128 {
 		return fmt.Errorf("the name of a %s has 1 to 128 characters, not %d", what, len(s))
@@ -133,7 +133,9 @@ func validateKey(what, s string) error {
 		c := s[i]
 		letter := (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')
 		if !letter && (i == 0 || strings.IndexByte("._-", c) < 0) {
-			return fmt.Errorf("the name of a %s has letters, digits, dots, underscores and dashes, and begins with a letter or digit", what)
+			return fmt.Errorf(
+				"the name of a %s has letters, digits, dots, underscores and dashes, and begins with a letter or digit",
+				what)
 		}
 	}
 	return nil
@@ -144,7 +146,9 @@ func validateIdentifier(s string) error {
 	for i := range len(s) {
 		c := s[i]
 		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '_' && (i == 0 || c < '0' || c > '9') {
-			return fmt.Errorf("%s has to be an identifier, for {{ .Image.%s }}: letters, digits and underscores, no digit first", quote(s), "name")
+			return fmt.Errorf(
+				"%s has to be an identifier, for {{ .Image.%s }}: letters, digits and underscores, no digit first",
+				quote(s), "name")
 		}
 	}
 	if s == "" || len(s) > 128 {

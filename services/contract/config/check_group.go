@@ -83,11 +83,13 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	}
 	g := c.s.merge(key, spec, nil)
 	if g.SubnetPool == "" {
-		c.add(ChildPath(path, "subnet_pool"), "is required: neither the group nor its template has one").depends = []string{from + ".subnet_pool"}
+		c.add(ChildPath(path, "subnet_pool"),
+			"is required: neither the group nor its template has one").depends = []string{from + ".subnet_pool"}
 	}
 	kind := c.s.Server.Provider.Kind
 	if g.InstanceType == "" && (len(g.InstanceTypes) > 0 || kind == "proxmox" || slices.Contains(clouds, kind)) {
-		c.add(ChildPath(path, "instance_type"), "is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
+		c.add(ChildPath(path, "instance_type"),
+			"is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
 	}
 	c.render(g, spec, path, false)
 }
@@ -97,7 +99,8 @@ func (c *checker) dynamic(spec GroupSpec, path string) {
 	pools := c.s.Server.DynamicSubnetPools
 	pool := firstOf(spec.SubnetPool, c.s.Templates[spec.Template].SubnetPool)
 	if pools != nil && pool != "" && !slices.Contains(pools, pool) {
-		c.add(ChildPath(path, "subnet_pool"), "%s is not among the pools of dynamic groups (%s)", quote(pool), strings.Join(pools, ", "))
+		c.add(ChildPath(path, "subnet_pool"), "%s is not among the pools of dynamic groups (%s)", quote(pool),
+			strings.Join(pools, ", "))
 	}
 }
 
@@ -112,7 +115,8 @@ type rendering struct {
 	failed  bool
 }
 
-// render tries every template of a group with sample data. The path is where the group is; "" if it is none of the document's.
+// render tries every template of a group with sample data. The path is where the group is; "" if it is none of the
+// document's.
 func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	from := ChildPath("templates", g.Template)
 	r := rendering{c: c, g: g, data: c.sample(g), lenient: lenient,
@@ -187,7 +191,8 @@ func (c *checker) sample(g Group) render.Data {
 	if g.Kind != "" {
 		d.Instance.ID = g.Kind + d.Instance.ID[len(g.Kind):]
 	}
-	d.Instance.Kind, d.Instance.Arch, d.Instance.Type, d.Instance.Group, d.Instance.Tenant = g.Kind, g.Arch, g.InstanceType, g.Group, g.Tenant
+	d.Instance.Kind, d.Instance.Arch, d.Instance.Type, d.Instance.Group, d.Instance.Tenant = g.Kind, g.Arch,
+		g.InstanceType, g.Group, g.Tenant
 	d.Cluster.ID, d.Server.Shard = c.s.Cluster.ID, c.s.Server.Shard
 	p := c.s.Server.Provider
 	d.Provider = render.Provider{Kind: p.Kind, Region: p.Region, Zone: p.Zone}

@@ -108,7 +108,8 @@ func (d *decoder) syntax(err error) {
 	d.add(min(at+col-1, len(d.src)), "", "syntax error: %s", message)
 }
 
-// tooDeep returns the offset of the first bracket that is nested too deep, -1 if none is. The parser is recursive, so this comes first.
+// tooDeep returns the offset of the first bracket that is nested too deep, -1 if none is. The parser is recursive, so
+// this comes first.
 func tooDeep(src []byte) int {
 	depth := 0
 	for i := 0; i < len(src); i++ {
@@ -150,14 +151,16 @@ func (d *decoder) add(offset int, path, format string, args ...any) {
 // wrong reports a value of the wrong type.
 func (d *decoder) wrong(v hujson.Value, path, want string) {
 	d.tainted = append(d.tainted, path)
-	have := map[hujson.Kind]string{'n': "null", 'f': "a truth value", 't': "a truth value", '"': "a text", '0': "a number", '{': "an object", '[': "a list"}[v.Value.Kind()]
+	have := map[hujson.Kind]string{'n': "null", 'f': "a truth value", 't': "a truth value", '"': "a text",
+		'0': "a number", '{': "an object", '[': "a list"}[v.Value.Kind()]
 	f := finding{path: path, offset: v.StartOffset, message: fmt.Sprintf("want %s, have %s", want, have)}
 	switch literal, _ := v.Value.(hujson.Literal); {
 	case v.Value.Kind() == 'n':
 		f.hint = "leave the field out"
 	case strings.HasPrefix(want, "a text") && literal != nil:
 		f.hint = "put it in quotes: " + strconv.Quote(string(literal))
-	case literal.Kind() == '"' && (want == "a whole number" || want == "true or false") && json.Valid([]byte(literal.String())):
+	case literal.Kind() == '"' && (want == "a whole number" || want == "true or false") &&
+		json.Valid([]byte(literal.String())):
 		f.hint = "leave the quotes out"
 	}
 	d.found = append(d.found, f)
@@ -299,7 +302,9 @@ func (d *decoder) unknown(object hujson.Value, m member, path, name string, name
 	f := finding{path: ChildPath(path, name), offset: m.Name.StartOffset, message: "there is no such field"}
 	if similar := Nearest(name, names); similar != "" {
 		f.hint = fmt.Sprintf("did you mean %q?", similar)
-		present := slices.ContainsFunc(object.Value.(*hujson.Object).Members, func(m member) bool { return m.Name.Value.(hujson.Literal).String() == similar })
+		present := slices.ContainsFunc(object.Value.(*hujson.Object).Members, func(m member) bool {
+			return m.Name.Value.(hujson.Literal).String() == similar
+		})
 		if !present {
 			d.tainted = append(d.tainted, ChildPath(path, similar))
 		}
@@ -350,9 +355,11 @@ func (d *decoder) tree(v hujson.Value, path string) any {
 
 func (d *decoder) number(v hujson.Value, path, text string) float64 {
 	n, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.Abs(n) > maxInteger { // however it is written: 1e16 would be written as an integer, which is then not read again
+	// however it is written: 1e16 would be written as an integer, which is then not read again
+	if err != nil || math.Abs(n) > maxInteger {
 		d.tainted = append(d.tainted, path)
-		d.found = append(d.found, finding{path: path, offset: v.StartOffset, message: fmt.Sprintf("%.40s is too large to be kept exactly", text), hint: "put it in quotes"})
+		d.found = append(d.found, finding{path: path, offset: v.StartOffset,
+			message: fmt.Sprintf("%.40s is too large to be kept exactly", text), hint: "put it in quotes"})
 	}
 	return n
 }
@@ -386,7 +393,8 @@ func (d *decoder) problems(more []finding) Problems {
 	slices.SortStableFunc(found, func(a, b finding) int { return cmp.Compare(a.offset, b.offset) })
 	if n := len(found) - maxProblems; n > 0 {
 		found = found[:maxProblems+1]
-		found[maxProblems] = finding{offset: found[maxProblems].offset, message: fmt.Sprintf("from here on there are %d problems more", n)}
+		found[maxProblems] = finding{offset: found[maxProblems].offset,
+			message: fmt.Sprintf("from here on there are %d problems more", n)}
 	}
 	out := make(Problems, len(found))
 	for i, f := range found {

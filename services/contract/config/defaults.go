@@ -5,8 +5,8 @@ import "reflect"
 // DefaultKeyVariable is the environment variable that an encryption key of provider env is read from.
 const DefaultKeyVariable = "NSTANCE_ENCRYPTION_KEY"
 
-// WithDefaults returns a copy in which everything that was not written has its default. The copy shares no memory with s. What a
-// group takes from its template is left as it is; see [Shard.Merged].
+// WithDefaults returns a copy in which everything that was not written has its default. The copy shares no memory with
+// s. What a group takes from its template is left as it is; see [Shard.Merged].
 func (s *Shard) WithDefaults() *Shard {
 	out := cloned(s)
 	fill(&out.Server.Bind)

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Duration is a length of time that is not negative. Its text form is Go's, plus d for days of 24 hours: "90s", "1h30m", "21d", "1d12h".
+// Duration is a length of time that is not negative. Its text form is Go's, plus d for days of 24 hours: "90s",
+// "1h30m", "21d", "1d12h".
 type Duration time.Duration
 
 // ParseDuration reads a duration's text form.

@@ -43,8 +43,8 @@ func fieldsOf(typ reflect.Type) []field {
 	return out
 }
 
-// fallbackValue returns the field's default; ok is false if it has none. The tags are constant: a bad one is a bug that the first
-// test finds.
+// fallbackValue returns the field's default; ok is false if it has none. The tags are constant: a bad one is a bug that
+// the first test finds.
 func (f field) fallbackValue() (value reflect.Value, ok bool) {
 	if f.fallback == "" {
 		return reflect.Value{}, false

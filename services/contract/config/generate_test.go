@@ -168,7 +168,8 @@ func describe(typ reflect.Type, path string) (string, reflect.Type, string) {
 	case typ.Kind() == reflect.Interface:
 		return "any JSON", nil, ""
 	}
-	return map[reflect.Kind]string{reflect.String: "text", reflect.Int: "number", reflect.Bool: "true or false"}[typ.Kind()], nil, ""
+	return map[reflect.Kind]string{reflect.String: "text", reflect.Int: "number",
+		reflect.Bool: "true or false"}[typ.Kind()], nil, ""
 }
 
 func plural(s string) string {

@@ -37,13 +37,13 @@ func restricted(spec GroupSpec) []string {
 	return out
 }
 
-// Merged returns every group of the shard, static and dynamic, with all that it takes from elsewhere. The shard must be valid. If
-// it is terminating, every size is 0.
+// Merged returns every group of the shard, static and dynamic, with all that it takes from elsewhere. The shard must be
+// valid. If it is terminating, every size is 0.
 //
-// Warnings tell of parts of groups/ that are ignored. An error means that a dynamic group cannot be made any more from this shard
-// config (its template, pool, tenant … is gone): a config that takes something away from a running group should be refused, like one that
-// is invalid. Such a group is in the result all the same, with its size and what else can be said of it, so that its instances do not
-// seem to belong to no group; more of them cannot be created.
+// Warnings tell of parts of groups/ that are ignored. An error means that a dynamic group cannot be made any more from
+// this shard config (its template, pool, tenant … is gone): a config that takes something away from a running group
+// should be refused, like one that is invalid. Such a group is in the result all the same, with its size and what else
+// can be said of it, so that its instances do not seem to belong to no group; more of them cannot be created.
 func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	out := map[GroupKey]Group{}
@@ -84,7 +84,8 @@ func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 func (c *checker) override(key GroupKey, static, entry GroupSpec) *GroupSpec {
 	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if entry.Deleted {
-		c.add(path, "is being deleted as a dynamic group, but the shard config has it: the entry is ignored").warning = true
+		c.add(path,
+			"is being deleted as a dynamic group, but the shard config has it: the entry is ignored").warning = true
 		return nil
 	}
 	for _, name := range restricted(entry) {
@@ -124,8 +125,8 @@ func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 	return c.s.merge(key, spec, nil), true
 }
 
-// CheckUpsert reports why a group may not be created or changed through the API to what spec says, the whole of its entry in groups/.
-// The error is a [Problems] whose paths are the group's own fields. The shard must be valid.
+// CheckUpsert reports why a group may not be created or changed through the API to what spec says, the whole of its
+// entry in groups/. The error is a [Problems] whose paths are the group's own fields. The shard must be valid.
 func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	if c.json(spec.Args, "args", 0); len(c.found) > 0 {

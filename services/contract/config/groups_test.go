@@ -39,7 +39,8 @@ func TestOverride(t *testing.T) {
 	s := fleetShard(t, "")
 	key := GroupKey{"default", "g"}
 	static := mustMerge(t, s, Groups{})[key]
-	g := mustMerge(t, s, groupsOf(t, `{"default": {"g": {"size": 0, "instance_type": "large", "vars": {"v": "o", "x": "o"}}}}`))[key]
+	g := mustMerge(t, s,
+		groupsOf(t, `{"default": {"g": {"size": 0, "instance_type": "large", "vars": {"v": "o", "x": "o"}}}}`))[key]
 	if g.Size != 0 || g.InstanceType != "large" || !g.Static {
 		t.Errorf("%+v", g)
 	}
@@ -50,7 +51,8 @@ func TestOverride(t *testing.T) {
 		t.Error("the hashes do not follow the override")
 	}
 	// An empty override changes nothing.
-	if diff := cmp.Diff(static, mustMerge(t, s, groupsOf(t, `{"default": {"g": {}}}`))[key], cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(static, mustMerge(t, s, groupsOf(t, `{"default": {"g": {}}}`))[key],
+		cmpopts.EquateEmpty()); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -80,7 +82,9 @@ func TestIgnoredOnDisk(t *testing.T) {
 
 	// A group that was being deleted, and that somebody has put into the static file meanwhile.
 	merged, problems = s.Merged(groupsOf(t, `{"default": {"g": {"template": "t", "size": 9, "deleted": true}}}`))
-	if diff := cmp.Diff([]string{`warning: default.g: is being deleted as a dynamic group, but the shard config has it: the entry is ignored`}, lines(problems)); diff != "" {
+	if diff := cmp.Diff(
+		[]string{
+			`warning: default.g: is being deleted as a dynamic group, but the shard config has it: the entry is ignored`}, lines(problems)); diff != "" {
 		t.Error(diff)
 	}
 	if g := merged[GroupKey{"default", "g"}]; g.Size != 3 || g.Deleted {
@@ -90,13 +94,17 @@ func TestIgnoredOnDisk(t *testing.T) {
 
 func TestDynamicGroups(t *testing.T) {
 	s := fleetShard(t, "")
-	merged := mustMerge(t, s, groupsOf(t, `{"prod": {"g": {"template": "t", "size": 2, "load_balancers": ["www"], "drain_timeout": "1d"}, "n": {"template": "needy", "vars": {"needed": "x"}}}}`))
+	merged := mustMerge(t, s,
+		groupsOf(t,
+			`{"prod": {"g": {"template": "t", "size": 2, "load_balancers": ["www"], "drain_timeout": "1d"}, "n": {"template": "needy", "vars": {"needed": "x"}}}}`))
 	g := merged[GroupKey{"prod", "g"}]
-	if len(merged) != 3 || g.Static || g.Size != 2 || g.InstanceType != "small" || g.Vars["v"] != "t" || g.DrainTimeout != Duration(24*time.Hour) || g.LoadBalancers[0] != "www" {
+	if len(merged) != 3 || g.Static || g.Size != 2 || g.InstanceType != "small" || g.Vars["v"] != "t" ||
+		g.DrainTimeout != Duration(24*time.Hour) || g.LoadBalancers[0] != "www" {
 		t.Errorf("%+v", merged)
 	}
 
-	// What a config takes away from dynamic groups is an error. The group is there all the same: nobody must delete its instances.
+	// What a config takes away from dynamic groups is an error. The group is there all the same: nobody must delete its
+	// instances.
 	merged, problems := s.Merged(groupsOf(t, `{
 		"gone": {"g": {"template": "t"}},
 		"prod": {"a": {"template": "gone", "size": 6}, "b": {"template": "closed"}, "c": {"template": "t", "subnet_pool": "gone"}, "d": {"template": "t", "load_balancers": ["gone"]},
@@ -114,7 +122,8 @@ func TestDynamicGroups(t *testing.T) {
 	if diff := cmp.Diff(want, lines(problems)); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	for group, size := range map[GroupKey]int{{"gone", "g"}: 1, {"prod", "a"}: 6, {"prod", "b"}: 1, {"prod", "c"}: 1, {"prod", "d"}: 1, {"prod", "e"}: 5, {"prod", "f"}: 1, {"prod", "ok"}: 1} {
+	for group, size := range map[GroupKey]int{{"gone", "g"}: 1, {"prod", "a"}: 6, {"prod", "b"}: 1, {"prod", "c"}: 1,
+		{"prod", "d"}: 1, {"prod", "e"}: 5, {"prod", "f"}: 1, {"prod", "ok"}: 1} {
 		if g, ok := merged[group]; !ok || g.Size != size {
 			t.Errorf("%s: %+v", group, g)
 		}
@@ -124,7 +133,8 @@ func TestDynamicGroups(t *testing.T) {
 func TestRemovingAStaticGroupFreesIt(t *testing.T) {
 	s := fleetShard(t, "")
 	dynamic := groupsOf(t, `{"default": {"g": {"template": "t", "size": 7}}}`)
-	if merged, problems := s.Merged(dynamic); len(problems) != 1 || !problems[0].Warning || !merged[GroupKey{"default", "g"}].Static {
+	if merged, problems := s.Merged(dynamic); len(problems) != 1 || !problems[0].Warning ||
+		!merged[GroupKey{"default", "g"}].Static {
 		t.Errorf("%+v, %v", merged, problems)
 	}
 	delete(s.Groups["default"], "g")
@@ -136,14 +146,18 @@ func TestRemovingAStaticGroupFreesIt(t *testing.T) {
 
 func TestDeletedGroup(t *testing.T) {
 	s := fleetShard(t, "")
-	g := mustMerge(t, s, groupsOf(t, `{"prod": {"x": {"template": "t", "size": 4, "drain_timeout": "9s", "load_balancers": ["www"]}}}`))[GroupKey{"prod", "x"}]
+	g := mustMerge(t, s,
+		groupsOf(t,
+			`{"prod": {"x": {"template": "t", "size": 4, "drain_timeout": "9s", "load_balancers": ["www"]}}}`))[GroupKey{"prod", "x"}]
 	deleted := func(template string) Groups {
-		return groupsOf(t, `{"prod": {"x": {"template": "`+template+`", "size": 4, "drain_timeout": "9s", "load_balancers": ["www"], "deleted": true}}}`)
+		return groupsOf(t, `{"prod": {"x": {"template": "`+template+
+			`", "size": 4, "drain_timeout": "9s", "load_balancers": ["www"], "deleted": true}}}`)
 	}
 	// It is drained, even if its template has gone.
 	for _, template := range []string{"t", "gone"} {
 		gone := mustMerge(t, s, deleted(template))[g.GroupKey]
-		if gone.Size != 0 || !gone.Deleted || gone.DrainTimeout != Duration(9*time.Second) || gone.LoadBalancers[0] != "www" {
+		if gone.Size != 0 || !gone.Deleted || gone.DrainTimeout != Duration(9*time.Second) ||
+			gone.LoadBalancers[0] != "www" {
 			t.Errorf("%+v", gone)
 		}
 	}
@@ -151,7 +165,9 @@ func TestDeletedGroup(t *testing.T) {
 
 func TestTerminating(t *testing.T) {
 	s := fleetShard(t, `, "terminating": true`)
-	merged := mustMerge(t, s, groupsOf(t, `{"default": {"g": {"size": 5}}, "prod": {"a": {"template": "t", "size": 2}, "b": {"template": "gone", "size": 2}}}`))
+	merged := mustMerge(t, s,
+		groupsOf(t,
+			`{"default": {"g": {"size": 5}}, "prod": {"a": {"template": "t", "size": 2}, "b": {"template": "gone", "size": 2}}}`))
 	if len(merged) != 3 {
 		t.Errorf("%+v", merged)
 	}
@@ -174,28 +190,38 @@ func TestCheckUpsert(t *testing.T) {
 	}{
 		{"static", static, GroupSpec{Size: &n, InstanceType: "x", Vars: map[string]string{"a": "b"}}, ""},
 		{"static, nothing", static, GroupSpec{}, ""},
-		{"static, restricted", static, GroupSpec{Template: "t", Size: &n, Args: map[string]any{"a": "b"}, SubnetPool: "p", LoadBalancers: []string{"www"}, Deleted: true},
+		{"static, restricted", static, GroupSpec{Template: "t", Size: &n, Args: map[string]any{"a": "b"},
+			SubnetPool: "p", LoadBalancers: []string{"www"}, Deleted: true},
 			`template: cannot be changed: group default/g is static, only size, instance_type, vars can be
 subnet_pool: cannot be changed: group default/g is static, only size, instance_type, vars can be
 args: cannot be changed: group default/g is static, only size, instance_type, vars can be
 load_balancers: cannot be changed: group default/g is static, only size, instance_type, vars can be
 deleted: cannot be changed: group default/g is static, only size, instance_type, vars can be`},
 		{"static, negative", static, GroupSpec{Size: &negative}, "size: cannot be negative"},
-		{"dynamic", dynamic, GroupSpec{Template: "t", Size: &zero, LoadBalancers: []string{"www"}, Args: map[string]any{"x": []any{1.0, "{{ .Vars.v }}"}}}, ""},
-		{"dynamic, the same name as a static one of another tenant", GroupKey{"prod", "g"}, GroupSpec{Template: "t"}, ""},
+		{"dynamic", dynamic, GroupSpec{Template: "t", Size: &zero, LoadBalancers: []string{"www"},
+			Args: map[string]any{"x": []any{1.0, "{{ .Vars.v }}"}}}, ""},
+		{"dynamic, the same name as a static one of another tenant", GroupKey{"prod", "g"}, GroupSpec{Template: "t"},
+			""},
 		{"no template", dynamic, GroupSpec{Size: &n}, "template: is required"},
-		{"wrong template", dynamic, GroupSpec{Template: "tt"}, `template: there is no template "tt" (did you mean "t"?)`},
+		{"wrong template", dynamic, GroupSpec{Template: "tt"},
+			`template: there is no template "tt" (did you mean "t"?)`},
 		{"wrong tenant", GroupKey{"dev", "new"}, GroupSpec{Template: "t"}, `there is no tenant "dev" (there are prod)`},
-		{"wrong name", GroupKey{"prod", "New"}, GroupSpec{Template: "t"}, `name "New" may only have lower-case letters, digits and dashes`},
-		{"template's pool is closed", dynamic, GroupSpec{Template: "closed"}, `subnet_pool: "own" is not among the pools of dynamic groups (p)`},
+		{"wrong name", GroupKey{"prod", "New"}, GroupSpec{Template: "t"},
+			`name "New" may only have lower-case letters, digits and dashes`},
+		{"template's pool is closed", dynamic, GroupSpec{Template: "closed"},
+			`subnet_pool: "own" is not among the pools of dynamic groups (p)`},
 		{"another pool", dynamic, GroupSpec{Template: "closed", SubnetPool: "p"}, ""},
-		{"does not render", dynamic, GroupSpec{Template: "needy"}, `templates.needy.args.a: template: line 1:8: at <.Vars.needed>: map has no entry for key "needed" (rendered for group prod/new)`},
+		{"does not render", dynamic, GroupSpec{Template: "needy"},
+			`templates.needy.args.a: template: line 1:8: at <.Vars.needed>: map has no entry for key "needed" (rendered for group prod/new)`},
 		{"renders", dynamic, GroupSpec{Template: "needy", Vars: map[string]string{"needed": "x"}}, ""},
-		{"args do not render", dynamic, GroupSpec{Template: "t", Args: map[string]any{"b": map[string]any{"c": "{{ .Nonce }}"}}},
+		{"args do not render", dynamic, GroupSpec{Template: "t", Args: map[string]any{
+			"b": map[string]any{"c": "{{ .Nonce }}"}}},
 			`args.b.c: template: line 1:3: there is no .Nonce; there are .Instance, .Cluster, .Server, .Provider, .Vars, .Image (rendered for group prod/new)`},
-		{"args loop", dynamic, GroupSpec{Template: "t", Args: map[string]any{"b": "{{ range 999999999999 }}{{ end }}"}}, `args.b: template: line 1:9: range is available over $.Vars and $.Image only (rendered for group prod/new)`},
+		{"args loop", dynamic, GroupSpec{Template: "t", Args: map[string]any{"b": "{{ range 999999999999 }}{{ end }}"}},
+			`args.b: template: line 1:9: range is available over $.Vars and $.Image only (rendered for group prod/new)`},
 		{"deleted", dynamic, GroupSpec{Template: "t", Deleted: true}, "deleted: is the server's own mark"},
-		{"surge and limit", dynamic, GroupSpec{Template: "t", MaxSurge: &zero, MaxUnhealthy: "many"}, `max_surge: must be more than 0
+		{"surge and limit", dynamic, GroupSpec{Template: "t", MaxSurge: &zero, MaxUnhealthy: "many"},
+			`max_surge: must be more than 0
 max_unhealthy: "many" is neither a count such as "3" nor a percentage such as "40%"`},
 	} {
 		err := CheckUpsert(s, tt.key, tt.spec)
@@ -217,7 +243,8 @@ max_unhealthy: "many" is neither a count such as "3" nor a percentage such as "4
 	if err := CheckUpsert(s, dynamic, GroupSpec{Template: "closed"}); err != nil {
 		t.Error(err)
 	}
-	s = mustParse(t, strings.Replace(string(Encode(s)), `"subnet_pools"`, `"dynamic_subnet_pools": [], "subnet_pools"`, 1))
+	s = mustParse(t, strings.Replace(string(Encode(s)), `"subnet_pools"`, `"dynamic_subnet_pools": [], "subnet_pools"`,
+		1))
 	if err := CheckUpsert(mustParse(t, string(Encode(s))), dynamic, GroupSpec{Template: "t"}); err == nil {
 		t.Error("a dynamic group was accepted although no pool is open")
 	}
@@ -236,10 +263,13 @@ func TestParseGroups(t *testing.T) {
 		{`{@"$terms": 1}`, []string{`$terms: there is no such field (did you mean "$term"?)`}},
 		{`@[]`, []string{`want an object, have a list`}},
 		{`{"default": @[]}`, []string{`default: want an object, have a list`}},
-		{`{@"Default": {@"G": {"size": @-1, @"sizes": 2, "max_unhealthy": @"x", "instance_types": ["a", @"a"]}}}`, []string{
-			`Default: name "Default" may only have lower-case letters, digits and dashes`, `Default.G: name "G" may only have lower-case letters, digits and dashes`,
-			`Default.G.size: cannot be negative`, `Default.G.sizes: there is no such field (did you mean "size"?)`,
-			`Default.G.max_unhealthy: "x" is neither a count such as "3" nor a percentage such as "40%"`, `Default.G.instance_types[1]: "a" is there twice`}},
+		{`{@"Default": {@"G": {"size": @-1, @"sizes": 2, "max_unhealthy": @"x", "instance_types": ["a", @"a"]}}}`,
+			[]string{
+				`Default: name "Default" may only have lower-case letters, digits and dashes`,
+				`Default.G: name "G" may only have lower-case letters, digits and dashes`,
+				`Default.G.size: cannot be negative`, `Default.G.sizes: there is no such field (did you mean "size"?)`,
+				`Default.G.max_unhealthy: "x" is neither a count such as "3" nor a percentage such as "40%"`,
+				`Default.G.instance_types[1]: "a" is there twice`}},
 		{`{"default": {"a": {}, @"a": {}}}`, []string{`default.a: the field is there twice, first in line 1`}},
 	} {
 		src, want := marked(tt.src, tt.want)

@@ -6,9 +6,9 @@ import (
 	"encoding/json"
 )
 
-// A group's hashes cover exactly the fields of these two structs. They are computed before rendering, from values without their
-// defaults: a field that a later version adds changes no hash until somebody sets it. Both are kept in the tags and records of
-// running VMs: a change of what is written here rotates every fleet.
+// A group's hashes cover exactly the fields of these two structs. They are computed before rendering, from values
+// without their defaults: a field that a later version adds changes no hash until somebody sets it. Both are kept in
+// the tags and records of running VMs: a change of what is written here rotates every fleet.
 type (
 	runtimeInput struct {
 		Vars         map[string]string      `json:"vars,omitempty"`

@@ -28,7 +28,8 @@ func ParseLimit(s string) (Limit, error) {
 	return Limit{Value: n, Percent: percent}, nil
 }
 
-// Of returns how many of n the limit allows: the count itself, or the percentage of n, rounded down and never less than 2.
+// Of returns how many of n the limit allows: the count itself, or the percentage of n, rounded down and never less than
+// 2.
 func (l Limit) Of(n int) int {
 	if !l.Percent {
 		return l.Value

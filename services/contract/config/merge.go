@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// mergeTree merges JSON objects key by key, the later over the earlier; everything else replaces. The result shares no memory with
-// them. It is nil if there is nothing in it.
+// mergeTree merges JSON objects key by key, the later over the earlier; everything else replaces. The result shares no
+// memory with them. It is nil if there is nothing in it.
 func mergeTree(trees ...map[string]any) map[string]any {
 	var out map[string]any
 	for _, tree := range trees {
@@ -33,8 +33,8 @@ func mergeVars(vars ...map[string]string) map[string]string {
 	return out
 }
 
-// merge makes a group of what its template, itself and, for a static group, an override say, but for its hashes. The shard has its
-// defaults.
+// merge makes a group of what its template, itself and, for a static group, an override say, but for its hashes. The
+// shard has its defaults.
 func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 	t := s.Templates[spec.Template]
 	g := Group{

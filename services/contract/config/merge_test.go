@@ -50,24 +50,32 @@ func TestMergeOrder(t *testing.T) {
 	merged := mustMerge(t, s, Groups{})
 	want := map[GroupKey]Group{
 		{"default", "plain"}: {
-			Template: "t", Kind: "knd", Arch: "arm64", Size: 4, InstanceType: "tt", InstanceTypes: []string{"t2"}, SubnetPool: "p", Subnets: []string{"s1", "s2"},
-			Args: map[string]any{"d": "d", "dt": "t", "tree": map[string]any{"d": 1.0, "dt": 2.0, "deep": map[string]any{"d": true, "dg": "d", "t": nil}}, "list": []any{3.0},
+			Template: "t", Kind: "knd", Arch: "arm64", Size: 4, InstanceType: "tt", InstanceTypes: []string{"t2"},
+			SubnetPool: "p", Subnets: []string{"s1", "s2"},
+			Args: map[string]any{"d": "d", "dt": "t", "tree": map[string]any{"d": 1.0, "dt": 2.0,
+				"deep": map[string]any{"d": true, "dg": "d", "t": nil}}, "list": []any{3.0},
 				"object": "text", "scalar": map[string]any{"y": 1.0}},
-			Vars: map[string]string{"d": "d", "dt": "t", "dg": "d", "t": "t"}, Userdata: Userdata{Source: "inline", Encoding: "plain", Content: "defaults"},
+			Vars:         map[string]string{"d": "d", "dt": "t", "dg": "d", "t": "t"},
+			Userdata:     Userdata{Source: "inline", Encoding: "plain", Content: "defaults"},
 			DrainTimeout: Duration(7 * time.Minute), MaxSurge: 1, MaxUnhealthy: Limit{Value: 40, Percent: true},
 		},
 		{"default", "rich"}: {
-			Template: "t", Kind: "knd", Arch: "arm64", Size: 0, InstanceType: "gt", InstanceTypes: []string{"g2", "g3"}, SubnetPool: "q", Subnets: []string{"s3"},
-			Args: map[string]any{"d": "d", "dt": "t", "tree": map[string]any{"d": 1.0, "dt": 2.0, "deep": map[string]any{"d": true, "dg": "g", "t": nil}}, "list": []any{},
+			Template: "t", Kind: "knd", Arch: "arm64", Size: 0, InstanceType: "gt", InstanceTypes: []string{"g2", "g3"},
+			SubnetPool: "q", Subnets: []string{"s3"},
+			Args: map[string]any{"d": "d", "dt": "t", "tree": map[string]any{"d": 1.0, "dt": 2.0,
+				"deep": map[string]any{"d": true, "dg": "g", "t": nil}}, "list": []any{},
 				"object": "text", "scalar": map[string]any{"y": 1.0}},
-			Vars: map[string]string{"d": "d", "dt": "t", "dg": "g", "t": "t"}, Userdata: Userdata{Source: "inline", Encoding: "plain", Content: "defaults"},
+			Vars:          map[string]string{"d": "d", "dt": "t", "dg": "g", "t": "t"},
+			Userdata:      Userdata{Source: "inline", Encoding: "plain", Content: "defaults"},
 			LoadBalancers: []string{"www"}, DrainTimeout: 0, MaxSurge: 3, MaxUnhealthy: Limit{Value: 5},
 		},
 		{"default", "other"}: {
 			Template: "u", Kind: "knu", Arch: "amd64", Size: 1, SubnetPool: "q", Subnets: []string{"s3"},
-			Args: map[string]any{"d": "d", "dt": "d", "tree": map[string]any{"d": 1.0, "dt": 1.0, "deep": map[string]any{"d": true, "dg": "d"}}, "list": []any{1.0, 2.0},
+			Args: map[string]any{"d": "d", "dt": "d", "tree": map[string]any{"d": 1.0, "dt": 1.0,
+				"deep": map[string]any{"d": true, "dg": "d"}}, "list": []any{1.0, 2.0},
 				"object": map[string]any{"x": 1.0}, "scalar": 1.0},
-			Vars: map[string]string{"d": "d", "dt": "d", "dg": "d"}, Userdata: Userdata{Source: "inline", Encoding: "base64", Content: "template"},
+			Vars: map[string]string{"d": "d", "dt": "d", "dg": "d"}, Userdata: Userdata{Source: "inline",
+				Encoding: "base64", Content: "template"},
 			DrainTimeout: Duration(7 * time.Minute), MaxSurge: 1, MaxUnhealthy: Limit{Value: 40, Percent: true},
 		},
 	}
@@ -75,7 +83,8 @@ func TestMergeOrder(t *testing.T) {
 		g.GroupKey, g.Static = key, true
 		want[key] = g
 	}
-	if diff := cmp.Diff(want, merged, cmpopts.IgnoreFields(Group{}, "RuntimeHash", "InfraHash"), cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, merged, cmpopts.IgnoreFields(Group{}, "RuntimeHash", "InfraHash"),
+		cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 }
@@ -206,7 +215,9 @@ func TestHashesCoverTheirFields(t *testing.T) {
 		{"subnet pool", false, true, group(func(g *GroupSpec) { g.SubnetPool = "control" })},
 		{"userdata", false, true, func(s *Shard) { s.Defaults.Userdata.Content += "x" }},
 		{"userdata encoding", false, true, func(s *Shard) { s.Defaults.Userdata.Encoding = "base64" }},
-		{"userdata source", false, true, func(s *Shard) { s.Defaults.Userdata = &Userdata{Source: "storage", Content: "files/x"} }},
+		{"userdata source", false, true, func(s *Shard) {
+			s.Defaults.Userdata = &Userdata{Source: "storage", Content: "files/x"}
+		}},
 		{"kind", false, true, template(func(tmpl *Template) { tmpl.Kind = "xyz" })},
 		{"arch", false, true, template(func(tmpl *Template) { tmpl.Arch = "amd64" })},
 
@@ -227,7 +238,10 @@ func TestHashesCoverTheirFields(t *testing.T) {
 			group(func(g *GroupSpec) { g.Template = "renamed" })(s)
 		}},
 		{"default written out", false, false, func(s *Shard) { s.Defaults.Userdata.Source = "" }},
-		{"another template", false, false, func(s *Shard) { delete(s.Groups["default"], "controllers"); delete(s.Templates, "control") }},
+		{"another template", false, false, func(s *Shard) {
+			delete(s.Groups["default"], "controllers")
+			delete(s.Templates, "control")
+		}},
 	} {
 		s := cloned(base)
 		tt.change(s)
@@ -244,21 +258,25 @@ func TestHashesCoverTheirFields(t *testing.T) {
 	}
 
 	seen := map[string]string{}
-	for name, typ := range map[string]reflect.Type{"runtime": reflect.TypeFor[runtimeInput](), "infra": reflect.TypeFor[infraInput]()} {
+	for name, typ := range map[string]reflect.Type{"runtime": reflect.TypeFor[runtimeInput](),
+		"infra": reflect.TypeFor[infraInput]()} {
 		for f := range typ.Fields() {
 			seen[f.Name] = name
 		}
 	}
 	if diff := cmp.Diff(map[string]string{"Vars": "runtime", "Files": "runtime", "Certificates": "runtime",
-		"Args": "infra", "InstanceType": "infra", "SubnetPool": "infra", "Userdata": "infra", "Kind": "infra", "Arch": "infra"}, seen); diff != "" {
+		"Args": "infra", "InstanceType": "infra", "SubnetPool": "infra", "Userdata": "infra", "Kind": "infra",
+		"Arch": "infra"}, seen); diff != "" {
 		t.Errorf("the hashes cover other fields than the configuration page says:\n%s", diff)
 	}
 }
 
 // TestHashesDoNotDependOnSpelling: comments, order, and where a value comes from do not matter.
 func TestHashesDoNotDependOnSpelling(t *testing.T) {
-	one := mustMerge(t, mustParse(t, with("", `, "args": {"a": 1, "b": {"c": [1.0]}}, "vars": {"x": "1", "y": "2"}`, "", "")), Groups{})
-	other := mustMerge(t, mustParse(t, with("", `, "vars": {"y": "2", /* c */ "x": "0"}, "args": {"b": {"c": [1]}}`, `, "args": {"a": 1e0}, "vars": {"x": "1"}`, "")), Groups{})
+	one := mustMerge(t, mustParse(t, with("", `, "args": {"a": 1, "b": {"c": [1.0]}}, "vars": {"x": "1", "y": "2"}`, "",
+		"")), Groups{})
+	other := mustMerge(t, mustParse(t, with("", `, "vars": {"y": "2", /* c */ "x": "0"}, "args": {"b": {"c": [1]}}`,
+		`, "args": {"a": 1e0}, "vars": {"x": "1"}`, "")), Groups{})
 	for key, g := range one {
 		if o := other[key]; o.RuntimeHash != g.RuntimeHash || o.InfraHash != g.InfraHash {
 			t.Errorf("%s: hashes %s %s and %s %s", key, g.RuntimeHash, g.InfraHash, o.RuntimeHash, o.InfraHash)
@@ -271,22 +289,26 @@ func TestHashesDoNotDependOnSpelling(t *testing.T) {
 
 func TestDurations(t *testing.T) {
 	for text, want := range map[string]time.Duration{
-		"0": 0, "0s": 0, "1s": time.Second, "1m30s": 90 * time.Second, "250ms": 250 * time.Millisecond, "1.5h": 90 * time.Minute,
-		"21d": 21 * 24 * time.Hour, "1d12h": 36 * time.Hour, "0.5d": 12 * time.Hour, "0d": 0, "0d1s": time.Second,
+		"0": 0, "0s": 0, "1s": time.Second, "1m30s": 90 * time.Second, "250ms": 250 * time.Millisecond,
+		"1.5h": 90 * time.Minute,
+		"21d":  21 * 24 * time.Hour, "1d12h": 36 * time.Hour, "0.5d": 12 * time.Hour, "0d": 0, "0d1s": time.Second,
 	} {
 		d, err := ParseDuration(text)
 		if err != nil || d.D() != want {
 			t.Errorf("ParseDuration(%q) = %v, %v, want %v", text, d, err, want)
 		}
 	}
-	for _, text := range []string{"", " ", "1", "s", "-1s", "-0s", "+1s", "1d-1h", "d", "1e3d", "1dd", "1d1d", "1d 1h", "NaNd", "Infd", "0x1d", "999999d", "106751d24h", "1y", ".d", "1h+1s", "9999999h"} {
+	for _, text := range []string{"", " ", "1", "s", "-1s", "-0s", "+1s", "1d-1h", "d", "1e3d", "1dd", "1d1d", "1d 1h",
+		"NaNd", "Infd", "0x1d", "999999d", "106751d24h", "1y", ".d", "1h+1s", "9999999h"} {
 		if d, err := ParseDuration(text); err == nil {
 			t.Errorf("ParseDuration(%q) = %v", text, d)
 		}
 	}
 	for d, want := range map[time.Duration]string{
-		0: "0s", time.Second: "1s", 5 * time.Minute: "5m", time.Hour: "1h", 90 * time.Minute: "1h30m", 90 * time.Second: "1m30s", 24 * time.Hour: "1d", 25 * time.Hour: "25h",
-		21 * 24 * time.Hour: "21d", 250 * time.Millisecond: "250ms", time.Hour + time.Second: "1h0m1s", 10 * time.Minute: "10m", 20 * time.Hour: "20h",
+		0: "0s", time.Second: "1s", 5 * time.Minute: "5m", time.Hour: "1h", 90 * time.Minute: "1h30m",
+		90 * time.Second: "1m30s", 24 * time.Hour: "1d", 25 * time.Hour: "25h",
+		21 * 24 * time.Hour: "21d", 250 * time.Millisecond: "250ms", time.Hour + time.Second: "1h0m1s",
+		10 * time.Minute: "10m", 20 * time.Hour: "20h",
 	} {
 		if got := Duration(d).String(); got != want {
 			t.Errorf("%v is written %s, want %s", d, got, want)
@@ -313,7 +335,8 @@ func TestLimits(t *testing.T) {
 	}{
 		{"0", map[int]int{0: 0, 10: 0}},
 		{"1", map[int]int{0: 1, 10: 1}},
-		{"40%", map[int]int{0: 2, 1: 2, 4: 2, 5: 2, 7: 2, 8: 3, 10: 4, 1000: 400, 99: 39, 1<<62 + 100: (1<<62+100)/100*40 + 1}},
+		{"40%", map[int]int{0: 2, 1: 2, 4: 2, 5: 2, 7: 2, 8: 3, 10: 4, 1000: 400, 99: 39, 1<<62 +
+			100: (1<<62+100)/100*40 + 1}},
 		{"0%", map[int]int{100: 2}},
 		{"100%", map[int]int{1: 2, 7: 7}},
 	} {
@@ -327,7 +350,8 @@ func TestLimits(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range []string{"", "%", "-1", "+1", "01", "1.5", "101%", "40 %", "40%%", "x", "99999999999999999999"} {
+	for _, text := range []string{"", "%", "-1", "+1", "01", "1.5", "101%", "40 %", "40%%", "x",
+		"99999999999999999999"} {
 		if l, err := ParseLimit(text); err == nil {
 			t.Errorf("ParseLimit(%q) = %v", text, l)
 		}

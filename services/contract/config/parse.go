@@ -8,9 +8,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Parse reads `config/{shard}.jsonc`: JSON with comments and trailing commas, at most [MaxSize] bytes. It reports everything that is
-// wrong with it, in the order of the document and with positions: syntax, unknown and repeated fields, types, and whatever [Validate]
-// finds. The shard is nil if there are errors. The file name is for messages only.
+// Parse reads `config/{shard}.jsonc`: JSON with comments and trailing commas, at most [MaxSize] bytes. It reports
+// everything that is wrong with it, in the order of the document and with positions: syntax, unknown and repeated
+// fields, types, and whatever [Validate] finds. The shard is nil if there are errors. The file name is for messages
+// only.
 func Parse(filename string, src []byte) (*Shard, Problems) {
 	d := &decoder{file: filename, src: src}
 	root, ok := d.parse()
@@ -26,13 +27,14 @@ func Parse(filename string, src []byte) (*Shard, Problems) {
 	return s, problems
 }
 
-// Validate reports everything that is wrong with a shard config, without positions. Its order is that of the type's fields, maps by key.
+// Validate reports everything that is wrong with a shard config, without positions. Its order is that of the type's
+// fields, maps by key.
 func Validate(s *Shard) Problems {
 	return (&checker{found: check(s)}).problems()
 }
 
-// Encode writes a shard config in its canonical form: indented JSON, map keys sorted, nothing that was not set. [Parse] reads it back.
-// The shard must be valid: its free trees must hold JSON values only.
+// Encode writes a shard config in its canonical form: indented JSON, map keys sorted, nothing that was not set. [Parse]
+// reads it back. The shard must be valid: its free trees must hold JSON values only.
 func Encode(s *Shard) []byte {
 	out := cloned(s)
 	for tenant, groups := range out.Groups {
@@ -57,15 +59,16 @@ func encode(v any) []byte {
 // groupsVersion is the version of `groups/{shard}.jsonc` that is written, and the newest that is read.
 const groupsVersion = 1
 
-// groupsHead are the fields of `groups/{shard}.jsonc` that are not tenants. No tenant's name can begin with a dollar sign.
+// groupsHead are the fields of `groups/{shard}.jsonc` that are not tenants. No tenant's name can begin with a dollar
+// sign.
 type groupsHead struct {
 	Version  *int   `json:"$version,omitempty" rule:"positive"`
 	Term     uint64 `json:"$term,omitempty"`
 	Revision uint64 `json:"$revision,omitempty"`
 }
 
-// ParseGroups reads `groups/{shard}.jsonc`. It reports what is wrong with the document by itself; what is wrong with it beside a shard
-// config is reported by [Shard.Merged]. The groups are empty if there are errors.
+// ParseGroups reads `groups/{shard}.jsonc`. It reports what is wrong with the document by itself; what is wrong with it
+// beside a shard config is reported by [Shard.Merged]. The groups are empty if there are errors.
 func ParseGroups(filename string, src []byte) (Groups, Problems) {
 	d := &decoder{file: filename, src: src}
 	root, ok := d.parse()
@@ -94,7 +97,8 @@ func ParseGroups(filename string, src []byte) (Groups, Problems) {
 	})
 	c := checker{}
 	if head.Version != nil && *head.Version != groupsVersion {
-		c.add("$version", "version %d of this document is not known, the newest known is %d", *head.Version, groupsVersion)
+		c.add("$version", "version %d of this document is not known, the newest known is %d", *head.Version,
+			groupsVersion)
 	}
 	if ok {
 		c.fields(reflect.ValueOf(tenants), "")

@@ -84,7 +84,8 @@ func TestSyntax(t *testing.T) {
 		{"", "f:1:1: syntax error: parsing value: unexpected EOF"},
 		{"// nothing", "f:1:11: syntax error: parsing value: unexpected EOF"},
 		{"{", "f:1:2: syntax error: parsing value: unexpected EOF"},
-		{"{\n  \"é\": 1 \"b\"", `f:2:10: syntax error: invalid character '"' after object value (expecting ',' or '}')`},
+		{"{\n  \"é\": 1 \"b\"",
+			`f:2:10: syntax error: invalid character '"' after object value (expecting ',' or '}')`},
 		{"{} x", "f:1:4: syntax error: invalid character 'x' after top-level value"},
 		{"{}{}", "f:1:3: syntax error: invalid character '{' after top-level value"},
 		{"{'a': 1}", `f:1:2: syntax error: invalid character '\'' at start of value`},
@@ -92,7 +93,8 @@ func TestSyntax(t *testing.T) {
 		{"{\"\xff\": 1}", "f:1:3: the document is not valid UTF-8"},
 		{"\ufeff{}", `f:1:1: syntax error: invalid character '\ufeff' at start of value`},
 		{strings.Repeat(`{"a":`, 70), "f:1:321: objects and lists are nested deeper than 64"},
-		{`{"x": "[[[\"[", /* ` + strings.Repeat("[", 100) + " */ // " + strings.Repeat("[", 100) + "\n 1", "f:2:2: syntax error: invalid character '1' at start of object name"},
+		{`{"x": "[[[\"[", /* ` + strings.Repeat("[", 100) + " */ // " + strings.Repeat("[", 100) + "\n 1",
+			"f:2:2: syntax error: invalid character '1' at start of object name"},
 		{strings.Repeat(" ", MaxSize+1), "f:1:1: the document has 4194305 bytes, at most 4194304 are allowed"},
 	} {
 		s, problems := Parse("f", []byte(tt.src))
@@ -112,25 +114,41 @@ func TestTypes(t *testing.T) {
 	}{
 		{`@[]`, []string{`want an object, have a list`}},
 		{`@null`, []string{`want an object, have null (leave the field out)`}},
-		{with("", "", "", `, "terminating": @"true"`), []string{`terminating: want true or false, have a text (leave the quotes out)`}},
-		{with("", "", "", `, "terminating": @null`), []string{`terminating: want true or false, have null (leave the field out)`}},
+		{with("", "", "", `, "terminating": @"true"`),
+			[]string{`terminating: want true or false, have a text (leave the quotes out)`}},
+		{with("", "", "", `, "terminating": @null`),
+			[]string{`terminating: want true or false, have null (leave the field out)`}},
 		{with("", "", "", `, "tenants": @["a"]`), []string{`tenants: want an object, have a list`}},
-		{with("", "", `, "size": @1.5`, ""), []string{`groups.default.g.size: 1.5 is not a whole number, or too large`}},
-		{with("", "", `, "size": @99999999999`, ""), []string{`groups.default.g.size: 99999999999 is not a whole number, or too large`}},
+		{with("", "", `, "size": @1.5`, ""),
+			[]string{`groups.default.g.size: 1.5 is not a whole number, or too large`}},
+		{with("", "", `, "size": @99999999999`, ""),
+			[]string{`groups.default.g.size: 99999999999 is not a whole number, or too large`}},
 		{with("", "", `, "size": @{}`, ""), []string{`groups.default.g.size: want a whole number, have an object`}},
-		{with("", "", `, "vars": {"a": @1}`, ""), []string{`groups.default.g.vars.a: want a text, have a number (put it in quotes: "1")`}},
-		{with("", "", `, "load_balancers": @"www"`, ""), []string{`groups.default.g.load_balancers: want a list, have a text`}},
-		{with("", "", `, "instance_type": "b", "instance_types": ["a", @2]`, ""), []string{`groups.default.g.instance_types[1]: want a text, have a number (put it in quotes: "2")`}},
-		{with("", "", `, "drain_timeout": @5`, ""), []string{`groups.default.g.drain_timeout: want a text such as "30s", have a number (put it in quotes: "5")`}},
-		{with("", "", `, "drain_timeout": @""`, ""), []string{`groups.default.g.drain_timeout: "" is not a duration such as "30s", "1h30m" or "21d"`}},
+		{with("", "", `, "vars": {"a": @1}`, ""),
+			[]string{`groups.default.g.vars.a: want a text, have a number (put it in quotes: "1")`}},
+		{with("", "", `, "load_balancers": @"www"`, ""),
+			[]string{`groups.default.g.load_balancers: want a list, have a text`}},
+		{with("", "", `, "instance_type": "b", "instance_types": ["a", @2]`, ""),
+			[]string{`groups.default.g.instance_types[1]: want a text, have a number (put it in quotes: "2")`}},
+		{with("", "", `, "drain_timeout": @5`, ""),
+			[]string{
+				`groups.default.g.drain_timeout: want a text such as "30s", have a number (put it in quotes: "5")`}},
+		{with("", "", `, "drain_timeout": @""`, ""),
+			[]string{`groups.default.g.drain_timeout: "" is not a duration such as "30s", "1h30m" or "21d"`}},
 		{with("", "", `, "args": {"a": @12345678901234567890, "b": @1e999}`, ""), []string{
 			`groups.default.g.args.a: 12345678901234567890 is too large to be kept exactly (put it in quotes)`,
 			`groups.default.g.args.b: 1e999 is too large to be kept exactly (put it in quotes)`}},
-		{with("", "", `, "size": 1, @"size": 2`, ""), []string{`groups.default.g.size: the field is there twice, first in line 5`}},
-		{with("", "", `, "args": {"a": {"b": 1, @"b": 2}}`, ""), []string{`groups.default.g.args.a.b: the field is there twice, first in line 5`}},
-		{with("", "", `, @"Size": 1`, ""), []string{`groups.default.g.Size: there is no such field (did you mean "size"?)`}},
-		{with("", "", "", `, "tenants": {"prod": {@"quota": 1}}`), []string{`tenants.prod.quota: there is no such field`}},
-		{with(`, "bind": {@"port": 1}`, "", "", ""), []string{`server.bind.port: there is no such field (there are health_addr, election_addr, registration_addr, operator_addr, agent_addr)`}},
+		{with("", "", `, "size": 1, @"size": 2`, ""),
+			[]string{`groups.default.g.size: the field is there twice, first in line 5`}},
+		{with("", "", `, "args": {"a": {"b": 1, @"b": 2}}`, ""), []string{
+			`groups.default.g.args.a.b: the field is there twice, first in line 5`}},
+		{with("", "", `, @"Size": 1`, ""),
+			[]string{`groups.default.g.Size: there is no such field (did you mean "size"?)`}},
+		{with("", "", "", `, "tenants": {"prod": {@"quota": 1}}`), []string{
+			`tenants.prod.quota: there is no such field`}},
+		{with(`, "bind": {@"port": 1}`, "", "", ""),
+			[]string{
+				`server.bind.port: there is no such field (there are health_addr, election_addr, registration_addr, operator_addr, agent_addr)`}},
 	} {
 		src, want := marked(tt.src, tt.want)
 		_, problems := Parse("f", []byte(src))
@@ -140,8 +158,8 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// marked takes the marks, @, out of a document and puts their positions before the problems that are wanted there, in this order. A
-// problem that begins with = is where the one before it is.
+// marked takes the marks, @, out of a document and puts their positions before the problems that are wanted there, in
+// this order. A problem that begins with = is where the one before it is.
 func marked(src string, want []string) (string, []string) {
 	var out []string
 	at := ""
@@ -149,7 +167,8 @@ func marked(src string, want []string) (string, []string) {
 		message, same := strings.CutPrefix(message, "=")
 		if !same {
 			before, after, _ := strings.Cut(src, "@")
-			at = fmt.Sprintf("f:%d:%d: ", strings.Count(before, "\n")+1, len(before)-strings.LastIndexByte(before, '\n'))
+			at = fmt.Sprintf("f:%d:%d: ", strings.Count(before, "\n")+1,
+				len(before)-strings.LastIndexByte(before, '\n'))
 			src = before + after
 		}
 		out = append(out, at+message)
@@ -219,14 +238,16 @@ func byName(merged map[GroupKey]Group) map[string]Group {
 
 func TestExampleIsRight(t *testing.T) {
 	s := mustParse(t, string(read(t, root+"/examples/config-tmux.jsonc")))
-	if s.Cluster.ID != "example-cluster" || s.Server.Provider.Kind != "tmux" || s.Server.Provider.Zone != "deva" || *s.Groups["default"]["workers"].Size != 2 {
+	if s.Cluster.ID != "example-cluster" || s.Server.Provider.Kind != "tmux" || s.Server.Provider.Zone != "deva" ||
+		*s.Groups["default"]["workers"].Size != 2 {
 		t.Errorf("not what the development page says: %+v", s)
 	}
 }
 
 func TestWithDefaults(t *testing.T) {
-	s := mustParse(t, with(`, "create_rate_limit": "1s", "default_drain_timeout": "0s", "bind": {"agent_addr": "127.0.0.1:1"}, "advertise": {"operator_addr": ":2"}, "leader_election": {"enabled": false}`,
-		"", `, "size": 0`, ""))
+	s := mustParse(t,
+		with(`, "create_rate_limit": "1s", "default_drain_timeout": "0s", "bind": {"agent_addr": "127.0.0.1:1"}, "advertise": {"operator_addr": ":2"}, "leader_election": {"enabled": false}`,
+			"", `, "size": 0`, ""))
 	written := cloned(s)
 	d := s.WithDefaults()
 	if diff := cmp.Diff(written, s); diff != "" {
@@ -238,24 +259,29 @@ func TestWithDefaults(t *testing.T) {
 		Shard: "a", Provider: Provider{Kind: "mock"},
 		Bind:        Addresses{"0.0.0.0:8990", "0.0.0.0:8991", "0.0.0.0:8992", "0.0.0.0:8993", "127.0.0.1:1"},
 		Advertise:   Addresses{"0.0.0.0:8990", "0.0.0.0:8991", "0.0.0.0:8992", ":2", "127.0.0.1:1"},
-		SubnetPools: map[string][]string{"p": {"s"}}, RequestTimeout: seconds(30), CreateRateLimit: seconds(1), HealthCheckInterval: seconds(60),
-		DefaultDrainTimeout: seconds(0), ImageRefresh: seconds(6 * 3600), ShutdownTimeout: seconds(10), ShutdownGrace: seconds(0),
+		SubnetPools: map[string][]string{"p": {"s"}}, RequestTimeout: seconds(30), CreateRateLimit: seconds(1),
+		HealthCheckInterval: seconds(60),
+		DefaultDrainTimeout: seconds(0), ImageRefresh: seconds(6 * 3600), ShutdownTimeout: seconds(10),
+		ShutdownGrace:     seconds(0),
 		GarbageCollection: GarbageCollection{seconds(120), seconds(300), seconds(1800)},
-		LeaderElection:    LeaderElection{Enabled: &off, RenewInterval: seconds(5), LeaseDuration: seconds(10), PeerLease: seconds(1)},
-		ErrorExitJitter:   ErrorExitJitter{seconds(10), seconds(40)},
+		LeaderElection: LeaderElection{Enabled: &off, RenewInterval: seconds(5), LeaseDuration: seconds(10),
+			PeerLease: seconds(1)},
+		ErrorExitJitter: ErrorExitJitter{seconds(10), seconds(40)},
 	}
 	quarter := Duration(250 * time.Millisecond)
 	want.LeaderElection.PeerInterval = &quarter
 	if diff := cmp.Diff(want, d.Server); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	if g := d.Groups["default"]["g"]; *g.Size != 0 || *g.MaxSurge != 1 || g.MaxUnhealthy != "40%" || g.DrainTimeout != nil {
+	if g := d.Groups["default"]["g"]; *g.Size != 0 || *g.MaxSurge != 1 || g.MaxUnhealthy != "40%" ||
+		g.DrainTimeout != nil {
 		t.Errorf("group: %+v", g)
 	}
 	if tmpl := d.Templates["t"]; *tmpl.Size != 1 {
 		t.Errorf("template: %+v", tmpl)
 	}
-	if sec := d.Cluster.Secrets; sec.Provider != "object-storage" || sec.EncryptionKey.Source != DefaultKeyVariable || *sec.CacheTTL != *seconds(300) {
+	if sec := d.Cluster.Secrets; sec.Provider != "object-storage" || sec.EncryptionKey.Source != DefaultKeyVariable ||
+		*sec.CacheTTL != *seconds(300) {
 		t.Errorf("secrets: %+v", sec)
 	}
 	if diff := cmp.Diff(d, d.WithDefaults()); diff != "" {
@@ -271,7 +297,8 @@ func FuzzParse(f *testing.F) {
 		f.Add(read(f, testdata+path))
 	}
 	f.Add([]byte(with("", "", "", "")))
-	for _, s := range []string{"", "{}", "[", `{"server":{"bind":{"health_addr":"x"}}}`, `{"templates":{"a":{"args":{"x":[1,{"y":"{{"}]}}}}`, `{"":{"":1}}`, "{\"a\":\"\\ud800\"}"} {
+	for _, s := range []string{"", "{}", "[", `{"server":{"bind":{"health_addr":"x"}}}`,
+		`{"templates":{"a":{"args":{"x":[1,{"y":"{{"}]}}}}`, `{"":{"":1}}`, "{\"a\":\"\\ud800\"}"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, src []byte) {
@@ -315,7 +342,8 @@ func FuzzParse(f *testing.F) {
 
 func FuzzParseGroups(f *testing.F) {
 	f.Add(read(f, testdata+"/v1/groups.jsonc"))
-	for _, s := range []string{"", "{}", `{"$term": 18446744073709551615}`, `{"default": {"a": {}}}`, `{"default": {}}`, `{"$x": 1}`, `{"a--b": {"c": {"size": -1}}}`} {
+	for _, s := range []string{"", "{}", `{"$term": 18446744073709551615}`, `{"default": {"a": {}}}`, `{"default": {}}`,
+		`{"$x": 1}`, `{"a--b": {"c": {"size": -1}}}`} {
 		f.Add([]byte(s))
 	}
 	shard := mustParse(f, string(read(f, testdata+"/v1/config.jsonc")))

@@ -12,10 +12,12 @@ import (
 
 func TestValidateKnownLeavesOutWhatFollowsFromUnknownValues(t *testing.T) {
 	s := &config.Shard{
-		Cluster:   config.Cluster{ID: "c", Secrets: config.Secrets{EncryptionKey: &config.KeySource{Provider: "env"}}},
-		Server:    config.Server{Shard: "s", Provider: config.Provider{Kind: "mock"}, SubnetPools: map[string][]string{"p": {"a"}}},
-		Templates: map[string]config.Template{"t": {Kind: "wrk", Arch: "riscv", Files: map[string]config.File{"x.env": {Kind: "env", Vars: map[string]string{"A": "{{ .Vars.a }}"}}}}},
-		Groups:    map[string]map[string]config.GroupSpec{"default": {"g": {Template: "t"}}},
+		Cluster: config.Cluster{ID: "c", Secrets: config.Secrets{EncryptionKey: &config.KeySource{Provider: "env"}}},
+		Server: config.Server{Shard: "s", Provider: config.Provider{Kind: "mock"},
+			SubnetPools: map[string][]string{"p": {"a"}}},
+		Templates: map[string]config.Template{"t": {Kind: "wrk", Arch: "riscv",
+			Files: map[string]config.File{"x.env": {Kind: "env", Vars: map[string]string{"A": "{{ .Vars.a }}"}}}}},
+		Groups: map[string]map[string]config.GroupSpec{"default": {"g": {Template: "t"}}},
 	}
 	paths := func(problems config.Problems) (out []string) {
 		for _, p := range problems {
@@ -27,14 +29,16 @@ func TestValidateKnownLeavesOutWhatFollowsFromUnknownValues(t *testing.T) {
 	if diff := cmp.Diff(all, paths(config.ValidateKnown(s))); diff != "" {
 		t.Errorf("everything known (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(all[:1], paths(config.ValidateKnown(s, "templates.t.subnet_pool", "templates.t.vars"))); diff != "" {
+	if diff := cmp.Diff(all[:1], paths(config.ValidateKnown(s, "templates.t.subnet_pool",
+		"templates.t.vars"))); diff != "" {
 		t.Errorf("subnet pool and variables of the template unknown (-want +got):\n%s", diff)
 	}
 }
 
 func TestParseTree(t *testing.T) {
 	got, problems := config.ParseTree("args", []byte(`{"a": [1, {"b": null}], /* c */ "d": "x",}`))
-	if diff := cmp.Diff(map[string]any{"a": []any{1.0, map[string]any{"b": nil}}, "d": "x"}, got); diff != "" || problems != nil {
+	if diff := cmp.Diff(map[string]any{"a": []any{1.0, map[string]any{"b": nil}}, "d": "x"}, got); diff != "" ||
+		problems != nil {
 		t.Errorf("%v (-want +got):\n%s", problems, diff)
 	}
 	for src, want := range map[string]string{
@@ -51,7 +55,8 @@ func TestParseTree(t *testing.T) {
 
 // What is accepted is JSON, and reads the same again.
 func FuzzParseTree(f *testing.F) {
-	for _, src := range []string{`{"a": [1, {"b": null}],}`, `"x"`, `[1e3, -0.5] // c`, `{"a": 1, "a": 2}`, `12345678901234567`, ``, `{`} {
+	for _, src := range []string{`{"a": [1, {"b": null}],}`, `"x"`, `[1e3, -0.5] // c`, `{"a": 1, "a": 2}`,
+		`12345678901234567`, ``, `{`} {
 		f.Add([]byte(src))
 	}
 	f.Fuzz(func(t *testing.T, src []byte) {

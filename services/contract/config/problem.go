@@ -72,8 +72,8 @@ func (ps Problems) filter(warning bool) Problems {
 	return out
 }
 
-// Err returns the problems that are not warnings as an error, nil if there are none. Returning a Problems as an error directly
-// would make a non-nil error of none.
+// Err returns the problems that are not warnings as an error, nil if there are none. Returning a Problems as an error
+// directly would make a non-nil error of none.
 func (ps Problems) Err() error {
 	if errs := ps.Errors(); len(errs) > 0 {
 		return errs

@@ -6,9 +6,11 @@ import (
 	"time"
 )
 
-// A duration that is taken is written in a form that is read as the same one; what is refused is named, however long it is.
+// A duration that is taken is written in a form that is read as the same one; what is refused is named, however long it
+// is.
 func FuzzParseDuration(f *testing.F) {
-	for _, text := range []string{"90s", "1h30m", "21d", "1d12h", "1.5d", "0", "0d", "", "d", "-1s", "1d-1s", "106751d", "106752d", "9223372036854775807ns", "1e3d", "1..5d", "1d1d", "10h0m10s", "100h", "1m0.5s"} {
+	for _, text := range []string{"90s", "1h30m", "21d", "1d12h", "1.5d", "0", "0d", "", "d", "-1s", "1d-1s", "106751d",
+		"106752d", "9223372036854775807ns", "1e3d", "1..5d", "1d1d", "10h0m10s", "100h", "1m0.5s"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -33,7 +35,8 @@ func FuzzParseDuration(f *testing.F) {
 
 // A limit is written as it was read, and never allows more than there are, a count and the least of a percentage apart.
 func FuzzParseLimit(f *testing.F) {
-	for _, text := range []string{"0", "3", "40%", "100%", "101%", "-1", "+1", "03", "%", "", "9223372036854775807", "9223372036854775808", "1 %"} {
+	for _, text := range []string{"0", "3", "40%", "100%", "101%", "-1", "+1", "03", "%", "", "9223372036854775807",
+		"9223372036854775808", "1 %"} {
 		f.Add(text, 7)
 	}
 	f.Fuzz(func(t *testing.T, text string, n int) {
@@ -47,7 +50,8 @@ func FuzzParseLimit(f *testing.F) {
 		if l.String() != text {
 			t.Errorf("%q is written as %q", text, l)
 		}
-		if n = max(n, -n-1); l.Percent && (l.Of(n) < minPercentLimit || l.Of(n) > max(n, minPercentLimit)) || !l.Percent && l.Of(n) != l.Value {
+		if n = max(n, -n-1); l.Percent && (l.Of(n) < minPercentLimit || l.Of(n) > max(n, minPercentLimit)) ||
+			!l.Percent && l.Of(n) != l.Value {
 			t.Errorf("%q of %d is %d", text, n, l.Of(n))
 		}
 	})

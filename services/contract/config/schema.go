@@ -9,8 +9,8 @@ import (
 
 //go:generate go test -run ^TestGenerated$ . -update
 
-// fieldDocs are the comments of the fields of the config types, by "Type.Field", taken from types.go by the tests of this package
-// when they run with -update.
+// fieldDocs are the comments of the fields of the config types, by "Type.Field", taken from types.go by the tests of
+// this package when they run with -update.
 //
 //go:embed fielddocs.json
 var fieldDocs []byte
@@ -18,8 +18,8 @@ var fieldDocs []byte
 // schemaDialect is the version of JSON Schema that is written.
 const schemaDialect = "https://json-schema.org/draft/2020-12/schema"
 
-// Schema returns the JSON Schema of `config/{shard}.jsonc`, for editors: fields, types, allowed values, defaults and what the fields
-// mean. It says less than [Validate]: nothing of how fields fit together.
+// Schema returns the JSON Schema of `config/{shard}.jsonc`, for editors: fields, types, allowed values, defaults and
+// what the fields mean. It says less than [Validate]: nothing of how fields fit together.
 func Schema() []byte {
 	b := schemaBuilder{docs: docs(), defs: map[string]any{}}
 	root := b.object(reflect.TypeFor[Shard]())
@@ -79,7 +79,8 @@ func (b schemaBuilder) field(f field) map[string]any {
 	case f.empty:
 		out = map[string]any{"anyOf": []any{map[string]any{"const": ""}, out}}
 	}
-	if f.required && (out["type"] == "string" || out["type"] == "array" || out["type"] == "object" && out["additionalProperties"] != nil) {
+	if f.required && (out["type"] == "string" || out["type"] == "array" || out["type"] == "object" &&
+		out["additionalProperties"] != nil) {
 		out[map[any]string{"string": "minLength", "array": "minItems", "object": "minProperties"}[out["type"]]] = 1
 	}
 	return out

@@ -1,17 +1,20 @@
-// Package config owns the shard configuration: its types, strict parsing, defaults, validation, merging, hashing and JSON Schema.
+// Package config owns the shard configuration: its types, strict parsing, defaults, validation, merging, hashing and
+// JSON Schema.
 //
-// One type, [Shard], describes `config/{shard}.jsonc`. The Terraform provider's check at plan time, `nstance-server --validate`,
-// the server's loader and the published schema all come from it. The package is pure: it reads no files and calls no service.
+// One type, [Shard], describes `config/{shard}.jsonc`. The Terraform provider's check at plan time, `nstance-server
+// --validate`, the server's loader and the published schema all come from it. The package is pure: it reads no files
+// and calls no service.
 //
-// Invariant: whatever [Parse] accepts renders. A document that passes here never fails later because of its own content.
+// Invariant: whatever [Parse] accepts renders. A document that passes here never fails later because of its own
+// content.
 package config
 
 // Shard is the whole of `config/{shard}.jsonc`. Pointers tell "not written" from zero; [Shard.WithDefaults] fills them.
 //
-// The comments of the fields below are what the schema and the reference page say about them. The tag `default` holds a field's
-// default, the tag `rule` what is checked field by field: required, positive (zero is an error), nonnegative, enum=a|b, empty (an empty
-// text is allowed for a duration and means nil); everything that takes
-// more than one field to decide is in validate.go and the files beside it.
+// The comments of the fields below are what the schema and the reference page say about them. The tag `default` holds a
+// field's default, the tag `rule` what is checked field by field: required, positive (zero is an error), nonnegative,
+// enum=a|b, empty (an empty text is allowed for a duration and means nil); everything that takes more than one field to
+// decide is in validate.go and the files beside it.
 type Shard struct {
 	// URL of the JSON Schema, for editors; not read.
 	Schema string `json:"$schema,omitempty"`
@@ -23,7 +26,8 @@ type Shard struct {
 	Tenants map[string]Tenant `json:"tenants,omitempty"`
 	// Load balancers that groups can name.
 	LoadBalancers map[string]LoadBalancer `json:"load_balancers,omitempty"`
-	// Machine images, by the name that templates use: `{{ .Image.name }}`. Names are identifiers (letters, digits, underscores).
+	// Machine images, by the name that templates use: `{{ .Image.name }}`. Names are identifiers (letters, digits,
+	// underscores).
 	Images map[string]Image `json:"images,omitempty"`
 	// Templates of the certificates that instances can get, by the name that files use.
 	Certificates map[string]Certificate `json:"certificates,omitempty"`
@@ -81,7 +85,8 @@ type Secrets struct {
 type KeySource struct {
 	// What holds the key.
 	Provider string `json:"provider" rule:"required,enum=env|file|aws-secrets-manager|aws-parameter-store|google-secret-manager"`
-	// Name of the environment variable (default NSTANCE_ENCRYPTION_KEY), path of the file, or name of the secret or parameter.
+	// Name of the environment variable (default NSTANCE_ENCRYPTION_KEY), path of the file, or name of the secret or
+	// parameter.
 	Source string `json:"source,omitempty"`
 	// Google Cloud project of the secret, where the source does not name it.
 	ProjectID string `json:"project_id,omitempty"`
@@ -95,7 +100,8 @@ type Server struct {
 	Provider Provider `json:"provider" rule:"required"`
 	// Addresses that the server listens on.
 	Bind Addresses `json:"bind,omitzero"`
-	// Addresses that others are told. An empty or wildcard host means the address of the primary interface; one that is left out is that of bind.
+	// Addresses that others are told. An empty or wildcard host means the address of the primary interface; one that is
+	// left out is that of bind.
 	Advertise Addresses `json:"advertise,omitzero"`
 	// The fixed address that follows the leader.
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
@@ -115,7 +121,8 @@ type Server struct {
 	ImageRefresh *Duration `json:"image_refresh_interval,omitempty" default:"6h"`
 	// How long a clean stop may take.
 	ShutdownTimeout *Duration `json:"shutdown_timeout,omitempty" default:"10s" rule:"positive"`
-	// How long a VM whose agent announced its shutdown may still be reported running before it is replaced anyway. 0: at once, without asking.
+	// How long a VM whose agent announced its shutdown may still be reported running before it is replaced anyway. 0:
+	// at once, without asking.
 	ShutdownGrace *Duration `json:"shutdown_grace,omitempty" default:"0s"`
 	// How soon strays and tombstones go.
 	GarbageCollection GarbageCollection `json:"garbage_collection,omitzero"`
@@ -189,7 +196,8 @@ type LeaderElection struct {
 	Enabled *bool `json:"enabled,omitempty" default:"true"`
 	// How often the leader renews its lock, as long as it has no heir; with one, every 30 s.
 	RenewInterval *Duration `json:"renew_interval,omitempty" default:"5s" rule:"positive"`
-	// How long the lock holds after a renewal, without an heir; at least twice the renew interval. With one, 90 s for everybody else.
+	// How long the lock holds after a renewal, without an heir; at least twice the renew interval. With one, 90 s for
+	// everybody else.
 	LeaseDuration *Duration `json:"lease_duration,omitempty" default:"10s" rule:"positive"`
 	// How often the leader asks its heir for a promise.
 	PeerInterval *Duration `json:"peer_interval,omitempty" default:"250ms" rule:"positive"`
@@ -197,7 +205,8 @@ type LeaderElection struct {
 	PeerLease *Duration `json:"peer_lease,omitempty" default:"1s"`
 }
 
-// ErrorExitJitter bounds the wait before a server that failed exits, so that a supervisor's restarts do not come in step.
+// ErrorExitJitter bounds the wait before a server that failed exits, so that a supervisor's restarts do not come in
+// step.
 type ErrorExitJitter struct {
 	// Shortest wait.
 	MinDelay *Duration `json:"min_delay,omitempty" default:"10s"`
@@ -361,13 +370,16 @@ type GroupSpec struct {
 	Args map[string]any `json:"args,omitempty"`
 	// Names of the load balancers that healthy instances are registered with.
 	LoadBalancers []string `json:"load_balancers,omitempty"`
-	// How long an instance may be drained before it is terminated; server.default_drain_timeout where this is left out. 0: no drain.
+	// How long an instance may be drained before it is terminated; server.default_drain_timeout where this is left out.
+	// 0: no drain.
 	DrainTimeout *Duration `json:"drain_timeout,omitempty"`
 	// How many instances above its size the group may have while some are replaced.
 	MaxSurge *int `json:"max_surge,omitempty" default:"1" rule:"positive"`
-	// How many running instances may be silent at once before the server doubts itself and stops replacing them: a count ("3"), or a percentage ("40%"), which is never less than 2.
+	// How many running instances may be silent at once before the server doubts itself and stops replacing them: a
+	// count ("3"), or a percentage ("40%"), which is never less than 2.
 	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
-	// Marks a dynamic group on its way out; it stays until its last instance is gone. Only in groups/, written by the server.
+	// Marks a dynamic group on its way out; it stays until its last instance is gone. Only in groups/, written by the
+	// server.
 	Deleted bool `json:"deleted,omitempty"`
 }
 

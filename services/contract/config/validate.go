@@ -49,10 +49,12 @@ func (c *checker) cluster() {
 	if st := cl.Storage; st != nil {
 		c.prefix("cluster.storage.prefix", st.Prefix)
 		if st.Endpoint != "" {
-			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") ||
+				u.Host == "" {
 				c.add("cluster.storage.endpoint", "%s is not a URL such as https://host:port", quote(st.Endpoint))
 			} else if st.Provider != "s3" {
-				c.add("cluster.storage.endpoint", "is for provider s3 only").depends = []string{"cluster.storage.provider"}
+				c.add("cluster.storage.endpoint", "is for provider s3 only").depends = []string{
+					"cluster.storage.provider"}
 			}
 		}
 	}
@@ -81,7 +83,10 @@ func (c *checker) cluster() {
 }
 
 func (c *checker) prefix(path, prefix string) {
-	if strings.HasPrefix(prefix, "/") || strings.Contains(prefix, "//") || strings.ContainsFunc(prefix, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+	if strings.HasPrefix(prefix, "/") || strings.Contains(prefix, "//") ||
+		strings.ContainsFunc(prefix, func(r rune) bool {
+			return r < ' ' || r == 0x7f
+		}) {
 		c.add(path, "%s begins with a slash, or has an empty part or a control character", quote(prefix))
 	}
 }
@@ -145,7 +150,8 @@ func (c *checker) server() {
 	}
 }
 
-// addresses checks the listeners. Port 0 means any free port, which tests use; it cannot be advertised, but then it is not.
+// addresses checks the listeners. Port 0 means any free port, which tests use; it cannot be advertised, but then it is
+// not.
 func (c *checker) addresses() {
 	type listener struct{ host, path string }
 	bound := map[uint16]listener{} // by port
@@ -159,7 +165,8 @@ func (c *checker) addresses() {
 				c.add(path, "%s is not an IP address to listen on", quote(host))
 			}
 			other, taken := bound[port]
-			if wildcard := host == "" || host == "0.0.0.0" || host == "::" || other.host == "" || other.host == "0.0.0.0" || other.host == "::"; taken && port != 0 &&
+			if wildcard := host == "" || host == "0.0.0.0" || host == "::" || other.host == "" ||
+				other.host == "0.0.0.0" || other.host == "::"; taken && port != 0 &&
 				(wildcard || host == other.host) {
 				c.add(path, "port %d is that of %s too", port, other.path).depends = []string{other.path}
 			}
@@ -205,7 +212,8 @@ func isDNSName(s string) bool {
 			return false
 		}
 		for i := range len(label) {
-			if b := label[i]; (b < 'a' || b > 'z') && (b < 'A' || b > 'Z') && (b < '0' || b > '9') && b != '-' && b != '_' {
+			if b := label[i]; (b < 'a' || b > 'z') && (b < 'A' || b > 'Z') && (b < '0' || b > '9') && b != '-' &&
+				b != '_' {
 				return false
 			}
 		}
@@ -218,7 +226,8 @@ func (c *checker) timing() {
 	sv := c.s.Server
 	le := sv.LeaderElection
 	if le.LeaseDuration.D() < 2*le.RenewInterval.D() {
-		c.add("server.leader_election.lease_duration", "%s is less than twice the renew_interval of %s", le.LeaseDuration, le.RenewInterval).depends =
+		c.add("server.leader_election.lease_duration", "%s is less than twice the renew_interval of %s",
+			le.LeaseDuration, le.RenewInterval).depends =
 			[]string{"server.leader_election.renew_interval"}
 	}
 	if le.RenewInterval.D() < 10*time.Millisecond {
@@ -232,21 +241,25 @@ func (c *checker) timing() {
 		d     *Duration
 	}{{"lease_duration", le.LeaseDuration}, {"renew_interval", le.RenewInterval}} {
 		if whole.d.D()%time.Millisecond != 0 {
-			c.add("server.leader_election."+whole.field, "%s is no whole number of milliseconds, which is what the lock says", whole.d)
+			c.add("server.leader_election."+whole.field,
+				"%s is no whole number of milliseconds, which is what the lock says", whole.d)
 		}
 	}
 	if d := le.PeerLease.D(); d != 0 && (d < 100*time.Millisecond || d > time.Minute) {
 		c.add("server.leader_election.peer_lease", "%s is neither 0 nor from 100ms to 1m", le.PeerLease)
 	} else if d > 0 && d < 2*le.PeerInterval.D() {
-		c.add("server.leader_election.peer_lease", "%s is less than twice the peer_interval of %s", le.PeerLease, le.PeerInterval).depends =
+		c.add("server.leader_election.peer_lease", "%s is less than twice the peer_interval of %s", le.PeerLease,
+			le.PeerInterval).depends =
 			[]string{"server.leader_election.peer_interval"}
 	}
 	if j := sv.ErrorExitJitter; j.MaxDelay.D() < j.MinDelay.D() {
-		c.add("server.error_exit_jitter.max_delay", "%s is less than the min_delay of %s", j.MaxDelay, j.MinDelay).depends =
+		c.add("server.error_exit_jitter.max_delay", "%s is less than the min_delay of %s", j.MaxDelay,
+			j.MinDelay).depends =
 			[]string{"server.error_exit_jitter.min_delay"}
 	}
 	if e := sv.Expiry; e.EligibleAge.D() > 0 && e.ForcedAge.D() > 0 && e.ForcedAge.D() <= e.EligibleAge.D() {
-		c.add("server.expiry.forced_age", "%s is not more than the eligible_age of %s", e.ForcedAge, e.EligibleAge).depends =
+		c.add("server.expiry.forced_age", "%s is not more than the eligible_age of %s", e.ForcedAge,
+			e.EligibleAge).depends =
 			[]string{"server.expiry.eligible_age"}
 	}
 }

@@ -66,8 +66,8 @@ func (c *checker) instanceTypes(types []string, path string) {
 	c.distinct(types, path+".instance_types")
 }
 
-// fileFields are the fields that a file of each kind has beside kind. All are required, but for those that may be empty: a text is a
-// text, an env file without variables a file.
+// fileFields are the fields that a file of each kind has beside kind. All are required, but for those that may be
+// empty: a text is a text, an env file without variables a file.
 var fileFields = map[string][]string{
 	"certificate": {"template", "key"},
 	"secret":      {"source"},
@@ -87,7 +87,8 @@ func (c *checker) file(f File, path string) {
 		if field.name == "kind" {
 			continue
 		}
-		at, wanted := ChildPath(path, field.name), strings.Contains(" "+strings.Join(allowed, " ")+" ", " "+field.name+" ")
+		at, wanted := ChildPath(path, field.name), strings.Contains(" "+strings.Join(allowed, " ")+" ", " "+field.name+
+			" ")
 		switch set := !v.Field(i).IsZero(); {
 		case set && !wanted:
 			c.add(at, "is not for files of kind %s", f.Kind).hint = "those have " + strings.Join(allowed, " and ")
@@ -114,7 +115,8 @@ func (c *checker) file(f File, path string) {
 	}
 }
 
-// ValidateSecretSource checks the name of a secret that a file may hold: any but the cluster's own keys, which never leave the server.
+// ValidateSecretSource checks the name of a secret that a file may hold: any but the cluster's own keys, which never
+// leave the server.
 func ValidateSecretSource(name string) error {
 	switch name {
 	case "ca.key", "registration-nonce.key":
@@ -123,8 +125,8 @@ func ValidateSecretSource(name string) error {
 	return keys.ValidateSecretName(name)
 }
 
-// ValidateStorageSource checks what the template of a stored file's source made: the whole key of an object of the bucket. Only those
-// under files/ may be delivered.
+// ValidateStorageSource checks what the template of a stored file's source made: the whole key of an object of the
+// bucket. Only those under files/ may be delivered.
 func ValidateStorageSource(key string) error {
 	if !strings.HasPrefix(key, keys.FilePrefix()) {
 		return fmt.Errorf("%s is not under %s", quote(key), keys.FilePrefix())

@@ -18,7 +18,8 @@ import (
 )
 
 // hostPattern is a host name (RFC 1123, section 2.1), with underscores, which private zones have.
-var hostPattern = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$`)
+var hostPattern = regexp.MustCompile(
+	`^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$`)
 
 // Shard is the addresses of one shard, in the order in which they were given and each once. There is at least one.
 type Shard struct {
@@ -26,8 +27,8 @@ type Shard struct {
 	Addrs []string
 }
 
-// Parse reads `shard=host:port,…`, shards in the order in which they come first. A shard that is there several times has several addresses. An empty
-// text names none.
+// Parse reads `shard=host:port,…`, shards in the order in which they come first. A shard that is there several times
+// has several addresses. An empty text names none.
 func Parse(text string) ([]Shard, error) {
 	var out []Shard
 	for part := range parts(text) {

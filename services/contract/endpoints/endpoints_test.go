@@ -17,7 +17,8 @@ func TestParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]endpoints.Shard{{"b", []string{"10.0.0.1:8993", "leader.example.com:8993"}}, {"a", []string{"[::1]:1"}}}, got); diff != "" {
+	if diff := cmp.Diff([]endpoints.Shard{{"b", []string{"10.0.0.1:8993", "leader.example.com:8993"}},
+		{"a", []string{"[::1]:1"}}}, got); diff != "" {
 		t.Error(diff)
 	}
 	if got, err := endpoints.Parse(" ,"); err != nil || len(got) > 0 {
@@ -59,7 +60,8 @@ func TestParseAddrs(t *testing.T) {
 
 // What is accepted can be dialled, and reads the same again.
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{"a=h:1", "a=h:1, b=[::1]:2,a=h.x:3", ",,", "a==h:1", "a=h:1,a=h:1", "A=h:1", "a=h:0", "a=https://h:1", "a=[fe80::1%eth0]:1"} {
+	for _, seed := range []string{"a=h:1", "a=h:1, b=[::1]:2,a=h.x:3", ",,", "a==h:1", "a=h:1,a=h:1", "A=h:1", "a=h:0",
+		"a=https://h:1", "a=[fe80::1%eth0]:1"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -88,7 +90,8 @@ func FuzzParse(f *testing.F) {
 }
 
 func FuzzParseAddrs(f *testing.F) {
-	for _, seed := range []string{"h:1", "10.0.0.1:8993, [::1]:2,h.x:3", ",,", "", "h", "h:0", "::1:8993", "https://h:1", "[fe80::1%eth0]:1", "[h]:1", "[::1]x:1"} {
+	for _, seed := range []string{"h:1", "10.0.0.1:8993, [::1]:2,h.x:3", ",,", "", "h", "h:0", "::1:8993",
+		"https://h:1", "[fe80::1%eth0]:1", "[h]:1", "[::1]x:1"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -112,7 +115,8 @@ func dialable(t *testing.T, addrs []string) {
 	seen := map[string]bool{}
 	for _, addr := range addrs {
 		host, port, err := net.SplitHostPort(addr)
-		if err != nil || host == "" || port == "" || port == "0" || strings.ContainsAny(host, "/ \t\r\n,=[]\x00") || seen[addr] {
+		if err != nil || host == "" || port == "" || port == "0" || strings.ContainsAny(host, "/ \t\r\n,=[]\x00") ||
+			seen[addr] {
 			t.Errorf("%q: host %q, port %q, %v, again: %v", addr, host, port, err, seen[addr])
 		}
 		seen[addr] = true

@@ -1,8 +1,9 @@
-// Package envelope seals secrets on our side, before they reach a bucket: AES-256-GCM in a blob that says which key opens it.
+// Package envelope seals secrets on our side, before they reach a bucket: AES-256-GCM in a blob that says which key
+// opens it.
 //
-// A blob is, in this order: the magic "NSTE", one byte of version (1), the ID of the key (8 bytes), a random nonce (12 bytes), the
-// ciphertext with its tag (16 bytes). Additional authenticated data are the first 13 bytes, then the cluster ID and the name,
-// each after its length in 4 bytes, big-endian.
+// A blob is, in this order: the magic "NSTE", one byte of version (1), the ID of the key (8 bytes), a random nonce (12
+// bytes), the ciphertext with its tag (16 bytes). Additional authenticated data are the first 13 bytes, then the
+// cluster ID and the name, each after its length in 4 bytes, big-endian.
 //
 // Invariant: a blob opens only with the key that it names, under the name and in the cluster that it was sealed for.
 package envelope

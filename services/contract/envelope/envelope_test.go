@@ -39,7 +39,8 @@ func seal(t testing.TB, k envelope.Key, cluster, name, text string) []byte {
 
 func TestGolden(t *testing.T) {
 	path := filepath.Join("..", "testdata", "v1", "envelope.bin")
-	blob, err := envelope.Seal(key(t, 1), "example", "db.password", []byte("correct horse"), bytes.NewReader(bytes.Repeat([]byte{2}, 12)))
+	blob, err := envelope.Seal(key(t, 1), "example", "db.password", []byte("correct horse"),
+		bytes.NewReader(bytes.Repeat([]byte{2}, 12)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +75,8 @@ func TestSealIsRandomAndOpens(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 	large := strings.Repeat("x", envelope.MaxPlaintext)
-	if text, err := envelope.Open([]envelope.Key{k}, "c", "n", seal(t, k, "c", "n", large)); err != nil || string(text) != large {
+	if text, err := envelope.Open([]envelope.Key{k}, "c", "n", seal(t, k, "c", "n", large)); err != nil ||
+		string(text) != large {
 		t.Error("largest secret:", err)
 	}
 	if _, err := envelope.Seal(k, "c", "n", []byte(large+"x"), rand.Reader); err == nil {
@@ -109,13 +111,15 @@ func TestOpenRefuses(t *testing.T) {
 		{"other cluster", []envelope.Key{k}, "clusters", "name", blob, envelope.ErrAuthentication},
 		{"moved boundary", []envelope.Key{k}, "clustern", "ame", blob, envelope.ErrAuthentication},
 		{"empty", []envelope.Key{k}, "cluster", "name", nil, envelope.ErrFormat},
-		{"plain text", []envelope.Key{k}, "cluster", "name", []byte("a secret that was never sealed, and is long enough"), envelope.ErrFormat},
+		{"plain text", []envelope.Key{k}, "cluster", "name",
+			[]byte("a secret that was never sealed, and is long enough"), envelope.ErrFormat},
 		{"cut off", []envelope.Key{k}, "cluster", "name", blob[:40], envelope.ErrFormat},
 		{"cut off by one", []envelope.Key{k}, "cluster", "name", blob[:len(blob)-1], envelope.ErrAuthentication},
 		{"trailing", []envelope.Key{k}, "cluster", "name", append(bytes.Clone(blob), 0), envelope.ErrAuthentication},
 		{"newer", []envelope.Key{k}, "cluster", "name", newer, envelope.ErrNewer},
 		{"version zero", []envelope.Key{k}, "cluster", "name", older, envelope.ErrFormat},
-		{"too long", []envelope.Key{k}, "cluster", "name", append(bytes.Clone(blob), make([]byte, envelope.MaxPlaintext)...), envelope.ErrFormat},
+		{"too long", []envelope.Key{k}, "cluster", "name", append(bytes.Clone(blob),
+			make([]byte, envelope.MaxPlaintext)...), envelope.ErrFormat},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			text, err := envelope.Open(c.keys, c.cluster, c.item, c.blob)
@@ -146,7 +150,8 @@ func TestKey(t *testing.T) {
 			t.Errorf("%d bytes are a key", n)
 		}
 	}
-	if !key(t, 1).Equal(key(t, 1)) || key(t, 1).Equal(key(t, 2)) || key(t, 1).Equal(envelope.Key{}) || !(envelope.Key{}).Equal(envelope.Key{}) {
+	if !key(t, 1).Equal(key(t, 1)) || key(t, 1).Equal(key(t, 2)) || key(t, 1).Equal(envelope.Key{}) ||
+		!(envelope.Key{}).Equal(envelope.Key{}) {
 		t.Error("Equal")
 	}
 	if key(t, 1).ID() == key(t, 2).ID() {
@@ -177,7 +182,8 @@ func TestKeyRedacts(t *testing.T) {
 	if err := json.NewEncoder(&out).Encode(holder{k, k}); err != nil {
 		t.Fatal(err)
 	}
-	for _, leak := range []string{secret, hex.EncodeToString([]byte(secret)), strings.ToUpper(hex.EncodeToString([]byte(secret))), "116 104 105", "t h i s"} {
+	for _, leak := range []string{secret, hex.EncodeToString([]byte(secret)),
+		strings.ToUpper(hex.EncodeToString([]byte(secret))), "116 104 105", "t h i s"} {
 		if strings.Contains(out.String(), leak) {
 			t.Errorf("leaks as %q", leak)
 		}

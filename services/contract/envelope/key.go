@@ -13,7 +13,8 @@ const KeySize = 32
 
 const idSize = 8
 
-// ID names a key without telling anything of it: the first 64 bits of a hash of the key. Written in hexadecimal, 16 characters.
+// ID names a key without telling anything of it: the first 64 bits of a hash of the key. Written in hexadecimal, 16
+// characters.
 type ID [idSize]byte
 
 func (id ID) String() string { return hex.EncodeToString(id[:]) }

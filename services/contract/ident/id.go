@@ -1,10 +1,11 @@
 // Package ident owns names and IDs: how they are made, written and checked.
 //
-// IDs are puidv7: a three-letter prefix that says what the ID is of, and a UUIDv7 (RFC 9562, section 5.7). They have two
-// written forms, one for people and one for bucket keys. Parsing is strict: every ID has exactly one spelling in each form.
+// IDs are puidv7: a three-letter prefix that says what the ID is of, and a UUIDv7 (RFC 9562, section 5.7). They have
+// two written forms, one for people and one for bucket keys. Parsing is strict: every ID has exactly one spelling in
+// each form.
 //
-// Invariant: an [ID] that is not zero has a valid prefix and a valid UUIDv7, so its forms can be used in bucket keys, tags and
-// host names without further checks.
+// Invariant: an [ID] that is not zero has a valid prefix and a valid UUIDv7, so its forms can be used in bucket keys,
+// tags and host names without further checks.
 package ident
 
 import (
@@ -41,10 +42,10 @@ type ID struct {
 	uuid   uuid.UUID
 }
 
-// NewID makes an ID with the given prefix, the time now (kept in UTC milliseconds) and 62 random bits from rand, usually
-// crypto/rand.Reader. The 12 bits after the milliseconds hold the fraction of the millisecond (RFC 9562, section 6.2, method 3),
-// so IDs made one after the other from a clock that advances sort in that order. It fails when the prefix is invalid, the time is
-// before 1970 or after 10889, or rand fails.
+// NewID makes an ID with the given prefix, the time now (kept in UTC milliseconds) and 62 random bits from rand,
+// usually crypto/rand.Reader. The 12 bits after the milliseconds hold the fraction of the millisecond (RFC 9562,
+// section 6.2, method 3), so IDs made one after the other from a clock that advances sort in that order. It fails when
+// the prefix is invalid, the time is before 1970 or after 10889, or rand fails.
 func NewID(prefix string, now time.Time, rand io.Reader) (ID, error) {
 	if err := ValidatePrefix(prefix); err != nil {
 		return ID{}, err
@@ -76,7 +77,9 @@ func ParseID(s string) (ID, error) {
 		return ID{}, fmt.Errorf("id %s: want lower-case base32 (%s) after the prefix", quote(s), alphabet)
 	}
 	if n != len(id.uuid) || encoding.EncodeToString(id.uuid[:]) != s[prefixLen:] {
-		return ID{}, fmt.Errorf("id %s: the last character has padding bits that are not zero, or the text is not base32", quote(s))
+		return ID{},
+			fmt.Errorf("id %s: the last character has padding bits that are not zero, or the text is not base32",
+				quote(s))
 	}
 	return finish(id, s[:prefixLen], s)
 }
@@ -108,7 +111,8 @@ func finish(id ID, prefix, s string) (ID, error) {
 // IsZero reports whether the ID is "none".
 func (id ID) IsZero() bool { return id == ID{} }
 
-// Prefix returns the three letters that say what the ID is of: [OperatorPrefix], or a template's kind. "" for the zero ID.
+// Prefix returns the three letters that say what the ID is of: [OperatorPrefix], or a template's kind. "" for the zero
+// ID.
 func (id ID) Prefix() string {
 	if id.IsZero() {
 		return ""

@@ -198,13 +198,15 @@ func TestCompare(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	for _, s := range []string{"a", "0", "us-west-2a", "a-b-c", strings.Repeat("a", 30)} {
-		for _, validate := range []func(string) error{ident.ValidateName, ident.ValidateClusterName, ident.ValidateTenantName} {
+		for _, validate := range []func(string) error{ident.ValidateName, ident.ValidateClusterName,
+			ident.ValidateTenantName} {
 			if err := validate(s); err != nil {
 				t.Errorf("%q: %v", s, err)
 			}
 		}
 	}
-	for _, s := range []string{"", "-", "-a", "a-", "a--b", "A", "a_b", "a.b", "a b", "é", "a/b", "..", "a\n", strings.Repeat("a", 33)} {
+	for _, s := range []string{"", "-", "-a", "a-", "a--b", "A", "a_b", "a.b", "a b", "é", "a/b", "..", "a\n",
+		strings.Repeat("a", 33)} {
 		if ident.ValidateName(s) == nil || ident.ValidateClusterName(s) == nil || ident.ValidateTenantName(s) == nil {
 			t.Errorf("%q was accepted", s)
 		}
@@ -216,7 +218,8 @@ func TestNames(t *testing.T) {
 	if ident.ValidateClusterName(long[:31]) == nil || ident.ValidateTenantName(long[:31]) == nil {
 		t.Error("a cluster or tenant name of 31 characters was accepted")
 	}
-	for s, ok := range map[string]bool{"knd": true, "opr": true, "": false, "kn": false, "knds": false, "kN1": false, "kné": false} {
+	for s, ok := range map[string]bool{"knd": true, "opr": true, "": false, "kn": false, "knds": false, "kN1": false,
+		"kné": false} {
 		if got := ident.ValidatePrefix(s) == nil; got != ok {
 			t.Errorf("ValidatePrefix(%q) ok = %t", s, got)
 		}
@@ -230,7 +233,8 @@ func TestNames(t *testing.T) {
 }
 
 func FuzzParseID(f *testing.F) {
-	for _, s := range []string{"", vectorID, vectorStorage, vectorID[:28] + "z", strings.ToUpper(vectorID), vectorID[:27] + "\n0"} {
+	for _, s := range []string{"", vectorID, vectorStorage, vectorID[:28] + "z", strings.ToUpper(vectorID),
+		vectorID[:27] + "\n0"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

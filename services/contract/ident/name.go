@@ -11,8 +11,8 @@ const DefaultTenant = "default"
 const (
 	// MaxName is the longest shard, group, template or subnet-pool name, in characters.
 	MaxName = 32
-	// MaxOuterName is the longest cluster or tenant name. Both are shorter than the rest because the Cluster API name joins them
-	// with "--" and may have 63 characters.
+	// MaxOuterName is the longest cluster or tenant name. Both are shorter than the rest because the Cluster API name
+	// joins them with "--" and may have 63 characters.
 	MaxOuterName = 30
 )
 

@@ -37,13 +37,15 @@ func (r Ring) Keys() []envelope.Key {
 // Source reads the bytes that a [config.KeySource] points at. Its errors must not quote them.
 type Source func(ctx context.Context, source config.KeySource) ([]byte, error)
 
-// Sources returns the sources that need no SDK: "env" and "file". A composition root adds those of the cloud that it links.
+// Sources returns the sources that need no SDK: "env" and "file". A composition root adds those of the cloud that it
+// links.
 func Sources() map[string]Source {
 	return map[string]Source{"env": readEnv, "file": readFile}
 }
 
-// Load reads the current key and the old ones. No encryption_key at all gives a Ring without a current key, with which nothing can
-// be sealed. Any source that cannot be read is an error: with an old key missing, secrets would look lost. All errors are reported.
+// Load reads the current key and the old ones. No encryption_key at all gives a Ring without a current key, with which
+// nothing can be sealed. Any source that cannot be read is an error: with an old key missing, secrets would look lost.
+// All errors are reported.
 func Load(ctx context.Context, secrets config.Secrets, sources map[string]Source) (Ring, error) {
 	var ring Ring
 	var errs []error
@@ -95,9 +97,10 @@ func describe(source config.KeySource) string {
 	return fmt.Sprintf("%s %q", source.Provider, name)
 }
 
-// Parse reads a key in any of its spellings, which their lengths tell apart: 32 bytes are the key itself, whatever they are; 43 or
-// 44 characters are its base64, with or without padding, in the standard or the URL alphabet. One line break after either is ignored;
-// hence 33 bytes of which the last is a line break are a key, and 32 bytes of which the last is one are another.
+// Parse reads a key in any of its spellings, which their lengths tell apart: 32 bytes are the key itself, whatever they
+// are; 43 or 44 characters are its base64, with or without padding, in the standard or the URL alphabet. One line break
+// after either is ignored; hence 33 bytes of which the last is a line break are a key, and 32 bytes of which the last
+// is one are another.
 func Parse(data []byte) (envelope.Key, error) {
 	text := string(data)
 	if len(text) != envelope.KeySize {
@@ -107,15 +110,18 @@ func Parse(data []byte) (envelope.Key, error) {
 	case envelope.KeySize:
 		return envelope.NewKey([]byte(text))
 	case base64.RawStdEncoding.EncodedLen(envelope.KeySize), base64.StdEncoding.EncodedLen(envelope.KeySize):
-		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
+		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding,
+			base64.RawURLEncoding} {
 			key, err := encoding.Strict().DecodeString(text)
-			if err == nil && len(key) == envelope.KeySize && !strings.ContainsAny(text, "\r\n") { // which the decoder skips
+			// which the decoder skips
+			if err == nil && len(key) == envelope.KeySize && !strings.ContainsAny(text, "\r\n") {
 				return envelope.NewKey(key)
 			}
 		}
 		return envelope.Key{}, fmt.Errorf("%d characters, but not the base64 of 32 bytes", len(text))
 	}
-	return envelope.Key{}, fmt.Errorf("%d bytes, want 32 raw bytes or their base64, which has 43 or 44 characters", len(text))
+	return envelope.Key{}, fmt.Errorf("%d bytes, want 32 raw bytes or their base64, which has 43 or 44 characters",
+		len(text))
 }
 
 func readEnv(_ context.Context, source config.KeySource) ([]byte, error) {

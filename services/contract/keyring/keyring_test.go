@@ -96,7 +96,8 @@ func TestLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []envelope.Key{key(t, text), key(t, binary), key(t, strings.Repeat("o", 32)), key(t, strings.Repeat("v", 32))}
+	want := []envelope.Key{key(t, text), key(t, binary), key(t, strings.Repeat("o", 32)),
+		key(t, strings.Repeat("v", 32))}
 	got := ring.Keys()
 	if len(got) != len(want) || !ring.Current.Equal(want[0]) {
 		t.Fatalf("keys %v, want %v", got, want)
@@ -106,7 +107,8 @@ func TestLoad(t *testing.T) {
 			t.Errorf("key %d: %v, want %v", i, got[i], want[i])
 		}
 	}
-	if ring, err := keyring.Load(t.Context(), config.Secrets{}, sources); err != nil || !ring.Current.IsZero() || len(ring.Keys()) != 0 {
+	if ring, err := keyring.Load(t.Context(), config.Secrets{}, sources); err != nil || !ring.Current.IsZero() ||
+		len(ring.Keys()) != 0 {
 		t.Errorf("no keys: %v, %v", ring, err)
 	}
 }
@@ -122,7 +124,8 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		source config.KeySource
 		want   string
 	}{
-		{config.KeySource{Provider: "env", Source: "NSTANCE_NO_SUCH"}, `env "NSTANCE_NO_SUCH": the variable is not set`},
+		{config.KeySource{Provider: "env", Source: "NSTANCE_NO_SUCH"},
+			`env "NSTANCE_NO_SUCH": the variable is not set`},
 		{config.KeySource{Provider: "env", Source: "EMPTY"}, `is empty`},
 		{config.KeySource{Provider: "env", Source: "SHORT"}, `env "SHORT": 6 bytes, want 32`},
 		{config.KeySource{Provider: "file"}, "no file is named"},
@@ -130,7 +133,8 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		{config.KeySource{Provider: "file", Source: path}, "more than 4096 bytes"},
 		{config.KeySource{Provider: "vault", Source: "x"}, `vault "x": this program has no such provider`},
 	} {
-		ring, err := keyring.Load(t.Context(), config.Secrets{EncryptionKey: &c.source, OldEncryptionKeys: []config.KeySource{c.source}}, keyring.Sources())
+		ring, err := keyring.Load(t.Context(), config.Secrets{EncryptionKey: &c.source,
+			OldEncryptionKeys: []config.KeySource{c.source}}, keyring.Sources())
 		if err == nil || strings.Count(err.Error(), c.want) != 2 || strings.Contains(err.Error(), "sesame") {
 			t.Errorf("%v, want twice %q", err, c.want)
 		}

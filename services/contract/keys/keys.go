@@ -1,11 +1,12 @@
 // Package keys owns the layout of the bucket: it builds every key, parses it back, and says which program may write it.
 //
-// Invariant: for every key k that Parse accepts, the parsed Key's String is k again; and every key that a builder makes from
-// valid parts is accepted by Parse. All keys are relative to the bucket's optional prefix (objstore.WithPrefix adds it).
+// Invariant: for every key k that Parse accepts, the parsed Key's String is k again; and every key that a builder makes
+// from valid parts is accepted by Parse. All keys are relative to the bucket's optional prefix (objstore.WithPrefix
+// adds it).
 //
-// Builders join their arguments without checking them: names come from packages that have validated them (ident). IDs are in
-// storage form, "{uuid with dashes}-{prefix}", which sorts by time. No part may hold a dot except a secret's name and a
-// file's, so dots separate the parts of a last segment.
+// Builders join their arguments without checking them: names come from packages that have validated them (ident). IDs
+// are in storage form, "{uuid with dashes}-{prefix}", which sorts by time. No part may hold a dot except a secret's
+// name and a file's, so dots separate the parts of a last segment.
 package keys
 
 import (
@@ -70,14 +71,14 @@ func Instance(shard, tenant, storageID string) string {
 // CertLogPrefix is the prefix of a shard's log of issued certificates.
 func CertLogPrefix(shard string) string { return shardPrefix(shard) + "certlog/" }
 
-// CertLog is the key of one entry of that log. The time is written in UTC with nanoseconds at fixed width, so that one tenant's
-// entries sort by time. Years outside 0–9999 cannot be parsed back.
+// CertLog is the key of one entry of that log. The time is written in UTC with nanoseconds at fixed width, so that one
+// tenant's entries sort by time. Years outside 0–9999 cannot be parsed back.
 func CertLog(shard, tenant string, at time.Time, instanceStorageID string) string {
 	return CertLogPrefix(shard) + tenant + "." + formatTime(at) + "." + instanceStorageID + ".json"
 }
 
-// ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. They are
-// deleted right after; what a crash left there means nothing.
+// ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. They
+// are deleted right after; what a crash left there means nothing.
 func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
 
 // Probe is the key of one such object. The nonce ([a-z0-9-], at most 64) keeps two servers apart.

@@ -27,25 +27,30 @@ var layout = []struct {
 	cluster bool
 }{
 	{keys.ClusterCA(), "cluster/ca.crt", keys.Key{Kind: keys.KindClusterCA}, "provider admin server", true},
-	{keys.ClusterSecret("ca.key"), "cluster/secret/ca.key", keys.Key{Kind: keys.KindClusterSecret, Name: "ca.key"}, "provider admin server", true},
+	{keys.ClusterSecret("ca.key"), "cluster/secret/ca.key", keys.Key{Kind: keys.KindClusterSecret, Name: "ca.key"},
+		"provider admin server", true},
 	{
 		keys.ClusterOperator("acme", operatorID), "cluster/operator/acme." + operatorID + ".json",
 		keys.Key{Kind: keys.KindClusterOperator, Tenant: "acme", ID: operatorID}, "provider admin server", true,
 	},
-	{keys.Config("dev-1"), "config/dev-1.jsonc", keys.Key{Kind: keys.KindConfig, Shard: "dev-1"}, "provider admin", false},
+	{keys.Config("dev-1"), "config/dev-1.jsonc", keys.Key{Kind: keys.KindConfig, Shard: "dev-1"}, "provider admin",
+		false},
 	{keys.Groups("dev-1"), "groups/dev-1.jsonc", keys.Key{Kind: keys.KindGroups, Shard: "dev-1"}, "server", false},
 	{keys.File("etc/motd"), "files/etc/motd", keys.Key{Kind: keys.KindFile, Name: "etc/motd"}, "provider admin", false},
 	{keys.Leader("dev-1"), "shard/dev-1/leader.json", keys.Key{Kind: keys.KindLeader, Shard: "dev-1"}, "server", false},
-	{keys.Applied("dev-1"), "shard/dev-1/applied.jsonc", keys.Key{Kind: keys.KindApplied, Shard: "dev-1"}, "server", false},
+	{keys.Applied("dev-1"), "shard/dev-1/applied.jsonc", keys.Key{Kind: keys.KindApplied, Shard: "dev-1"}, "server",
+		false},
 	{
 		keys.Instance("dev-1", "acme", instanceID), "shard/dev-1/instance/acme." + instanceID + ".json",
 		keys.Key{Kind: keys.KindInstance, Shard: "dev-1", Tenant: "acme", ID: instanceID}, "server", false,
 	},
 	{
-		keys.CertLog("dev-1", "acme", issued, instanceID), "shard/dev-1/certlog/acme.20260102T150405060000007Z." + instanceID + ".json",
+		keys.CertLog("dev-1", "acme", issued, instanceID), "shard/dev-1/certlog/acme.20260102T150405060000007Z." +
+			instanceID + ".json",
 		keys.Key{Kind: keys.KindCertLog, Shard: "dev-1", Tenant: "acme", ID: instanceID, Time: issued}, "server", false,
 	},
-	{keys.Probe("dev-1", "a-9"), "shard/dev-1/probe/a-9", keys.Key{Kind: keys.KindProbe, Shard: "dev-1", Name: "a-9"}, "server", false},
+	{keys.Probe("dev-1", "a-9"), "shard/dev-1/probe/a-9", keys.Key{Kind: keys.KindProbe, Shard: "dev-1", Name: "a-9"},
+		"server", false},
 }
 
 func TestLayout(t *testing.T) {
@@ -105,13 +110,15 @@ func TestPrefixesHoldTheirKeys(t *testing.T) {
 			t.Errorf("%q is not under %q", key, prefix)
 		}
 	}
-	if other := keys.ClusterOperator("acme-2", operatorID); strings.HasPrefix(other, keys.OperatorTenantPrefix("acme")) {
+	if other := keys.ClusterOperator("acme-2", operatorID); strings.HasPrefix(other,
+		keys.OperatorTenantPrefix("acme")) {
 		t.Errorf("tenant acme lists %q of tenant acme-2", other)
 	}
 }
 
 func TestCertLogSortsByTime(t *testing.T) {
-	at := []time.Time{issued, issued.Add(time.Nanosecond), issued.Add(time.Second), issued.In(time.FixedZone("", 7200)).Add(time.Hour)}
+	at := []time.Time{issued, issued.Add(time.Nanosecond), issued.Add(time.Second),
+		issued.In(time.FixedZone("", 7200)).Add(time.Hour)}
 	var made []string
 	for _, when := range at {
 		made = append(made, keys.CertLog("s", "acme", when, instanceID))
@@ -124,13 +131,18 @@ func TestCertLogSortsByTime(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	for _, key := range []string{
 		"", "/", "cluster", "cluster/", "cluster/ca.crt/", "/cluster/ca.crt", "cluster/ca.key", "other/x",
-		"cluster/secret/", "cluster/secret/a/b", "cluster/secret/..", "cluster/secret/.a", "cluster/secret/" + strings.Repeat("a", 129),
-		"cluster/operator/acme." + instanceID + ".json", "cluster/operator/acme..json", "cluster/operator/acme." + operatorID,
+		"cluster/secret/", "cluster/secret/a/b", "cluster/secret/..", "cluster/secret/.a", "cluster/secret/" +
+			strings.Repeat("a", 129),
+		"cluster/operator/acme." + instanceID + ".json", "cluster/operator/acme..json", "cluster/operator/acme." +
+			operatorID,
 		"cluster/operator/" + strings.Repeat("a", 31) + "." + operatorID + ".json",
-		"config/", "config/.jsonc", "config/a.json", "config/A.jsonc", "config/a--b.jsonc", "config/-a.jsonc", "config/a/b.jsonc",
+		"config/", "config/.jsonc", "config/a.json", "config/A.jsonc", "config/a--b.jsonc", "config/-a.jsonc",
+		"config/a/b.jsonc",
 		"config/" + strings.Repeat("a", 33) + ".jsonc", "config/a\n.jsonc", "config/a.jsonc\n", "groups/a.jsonc.jsonc",
-		"files/", "files/../x", "files/a//b", "files/./a", "files/a/", "files/a\x00", "files/a\\b", "files/\xff", "files/" + strings.Repeat("a", 201),
-		"shard", "shard/", "shard//leader.json", "shard/a", "shard/a/", "shard/a/leader.jsonc", "shard/a/instance/", "shard/a/leader.json/x",
+		"files/", "files/../x", "files/a//b", "files/./a", "files/a/", "files/a\x00", "files/a\\b", "files/\xff",
+		"files/" + strings.Repeat("a", 201),
+		"shard", "shard/", "shard//leader.json", "shard/a", "shard/a/", "shard/a/leader.jsonc", "shard/a/instance/",
+		"shard/a/leader.json/x",
 		"shard/a/instance/acme." + operatorID + ".json", "shard/a/instance/" + instanceID + ".json",
 		"shard/a/instance/acme." + strings.ToUpper(instanceID) + ".json",
 		"shard/a/instance/acme.01970a1c-e31e-4422-9cd5-e9651d11cc97-acc.json",
@@ -166,7 +178,8 @@ func FuzzParse(f *testing.F) {
 		if len(k.Writers()) == 0 {
 			t.Errorf("nobody may write %q", key)
 		}
-		if strings.HasPrefix(key, "/") || strings.Contains(key, "//") || slices.Contains(strings.Split(key, "/"), "..") {
+		if strings.HasPrefix(key, "/") || strings.Contains(key, "//") ||
+			slices.Contains(strings.Split(key, "/"), "..") {
 			t.Errorf("%q is accepted", key)
 		}
 	})

@@ -58,7 +58,8 @@ type Writer string
 const (
 	Provider Writer = "provider" // the Terraform provider
 	Admin    Writer = "admin"    // nstance-admin, by a person with access to the bucket
-	Server   Writer = "server"   // nstance-server: the shard's leader; for the lock and the probe, any server of the shard
+	// nstance-server: the shard's leader; for the lock and the probe, any server of the shard
+	Server Writer = "server"
 )
 
 // Key is a parsed bucket key. Fields that its kind does not have are zero.
@@ -118,8 +119,8 @@ func (k Key) String() string {
 	return ""
 }
 
-// Parse reads a key relative to the bucket's prefix. It is strict: a key that no builder makes from valid parts is an error
-// which says what is wrong with it.
+// Parse reads a key relative to the bucket's prefix. It is strict: a key that no builder makes from valid parts is an
+// error which says what is wrong with it.
 func Parse(key string) (Key, error) {
 	k, err := parse(key)
 	if err != nil {
@@ -244,8 +245,8 @@ var (
 	probePattern  = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 )
 
-// ValidateSecretName says what is wrong with a secret's name: 1 to 128 characters of [A-Za-z0-9._-] with a letter or digit at
-// both ends. It may not hold a slash: one secret's key is never a directory of another's.
+// ValidateSecretName says what is wrong with a secret's name: 1 to 128 characters of [A-Za-z0-9._-] with a letter or
+// digit at both ends. It may not hold a slash: one secret's key is never a directory of another's.
 func ValidateSecretName(name string) error {
 	if len(name) > 128 {
 		return fmt.Errorf("secret name is %d characters long, at most 128 are allowed", len(name))

@@ -28,7 +28,9 @@ func TestWithLimit(t *testing.T) {
 			defer mu.Unlock()
 			return made
 		}
-		inner := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { return mem.Fault{Before: time.Second} },
+		inner := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
+			return mem.Fault{Before: time.Second}
+		},
 			Sleep: func(_ context.Context, d time.Duration) error {
 				mu.Lock()
 				made, running = made+1, running+1

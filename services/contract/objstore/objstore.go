@@ -1,12 +1,12 @@
-// Package objstore owns the narrow view that everything has of object storage: get with a token, list by prefix, put under a
-// condition, delete.
+// Package objstore owns the narrow view that everything has of object storage: get with a token, list by prefix, put
+// under a condition, delete.
 //
-// Invariant: a conditional Put takes effect at most once for each state of the object, and its caller always knows which of
-// three things happened: it took effect (nil), it did not and never will (ErrConflict and every other definite error), or
-// nobody can say yet (ErrIndeterminate). Settle turns the third into one of the others.
+// Invariant: a conditional Put takes effect at most once for each state of the object, and its caller always knows
+// which of three things happened: it took effect (nil), it did not and never will (ErrConflict and every other definite
+// error), or nobody can say yet (ErrIndeterminate). Settle turns the third into one of the others.
 //
-// Back ends are sub-packages (mem, file, s3), so that importing this package links no SDK; package open picks one by name.
-// All of them run the conformance suite in objstoretest.
+// Back ends are sub-packages (mem, file, s3), so that importing this package links no SDK; package open picks one by
+// name. All of them run the conformance suite in objstoretest.
 package objstore
 
 import (
@@ -18,9 +18,9 @@ import (
 	"unicode/utf8"
 )
 
-// Token is the opaque version of an object: an ETag, a generation. Tokens are compared for equality only, and only with tokens
-// of the same key in the same store. A token may be a content hash (S3 ETags are MD5 sums): the same bytes written again may
-// have the same token, so whatever is compared and swapped carries a counter of its own.
+// Token is the opaque version of an object: an ETag, a generation. Tokens are compared for equality only, and only with
+// tokens of the same key in the same store. A token may be a content hash (S3 ETags are MD5 sums): the same bytes
+// written again may have the same token, so whatever is compared and swapped carries a counter of its own.
 type Token string
 
 // Object is one object as it was read. The caller owns Body.
@@ -38,29 +38,30 @@ type Entry struct {
 	Modified time.Time
 }
 
-// Store is a bucket. All methods may be called concurrently. Errors are wrapped with the back end, the call and the key; test
-// them with errors.Is. A request whose context has ended before it starts fails with the context's error, and nothing happened.
+// Store is a bucket. All methods may be called concurrently. Errors are wrapped with the back end, the call and the
+// key; test them with errors.Is. A request whose context has ended before it starts fails with the context's error, and
+// nothing happened.
 type Store interface {
-	// Get returns the object as of some moment during the call: every Put that was acknowledged before is seen. ErrNotFound if
-	// there is none; any other error says nothing about whether it exists.
+	// Get returns the object as of some moment during the call: every Put that was acknowledged before is seen.
+	// ErrNotFound if there is none; any other error says nothing about whether it exists.
 	Get(ctx context.Context, key string) (Object, error)
 
-	// Put replaces the whole object if cond holds, atomically with the check, and returns the new token. The store keeps no
-	// reference to body. A conditional put is one attempt: no layer below repeats it.
+	// Put replaces the whole object if cond holds, atomically with the check, and returns the new token. The store
+	// keeps no reference to body. A conditional put is one attempt: no layer below repeats it.
 	//
-	// ErrConflict: the condition did not hold, nothing was written. ErrIndeterminate: the write may have happened, may happen
-	// later, or never; every time-out, lost connection, cancellation or server fault after the request went out is one. Any other error
-	// is definite: nothing was written.
+	// ErrConflict: the condition did not hold, nothing was written. ErrIndeterminate: the write may have happened, may
+	// happen later, or never; every time-out, lost connection, cancellation or server fault after the request went out
+	// is one. Any other error is definite: nothing was written.
 	Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error)
 
-	// Delete removes the object whatever its version; a missing one is no error. After any error the object may be gone, or go
-	// later. There is no conditional delete: real stores were seen to ignore the condition. What must not come back is
-	// replaced by a tombstone instead.
+	// Delete removes the object whatever its version; a missing one is no error. After any error the object may be
+	// gone, or go later. There is no conditional delete: real stores were seen to ignore the condition. What must not
+	// come back is replaced by a tombstone instead.
 	Delete(ctx context.Context, key string) error
 
-	// List returns all objects whose key starts with prefix, all pages of them, sorted by key in byte order. Puts and deletes
-	// acknowledged to this process before the call are seen where the store promises that (all but mem with stale lists);
-	// concurrent ones may or may not be.
+	// List returns all objects whose key starts with prefix, all pages of them, sorted by key in byte order. Puts and
+	// deletes acknowledged to this process before the call are seen where the store promises that (all but mem with
+	// stale lists); concurrent ones may or may not be.
 	List(ctx context.Context, prefix string) ([]Entry, error)
 }
 
@@ -78,8 +79,8 @@ var (
 	ErrUnconditional = errors.New("bucket does not honour conditional writes")
 )
 
-// Condition says when a Put may take effect. It is made by Always, IfAbsent or IfToken and comparable; the zero Condition is
-// invalid, so that a forgotten one cannot overwrite anything.
+// Condition says when a Put may take effect. It is made by Always, IfAbsent or IfToken and comparable; the zero
+// Condition is invalid, so that a forgotten one cannot overwrite anything.
 type Condition struct {
 	kind  conditionKind
 	token Token
@@ -139,9 +140,9 @@ func (c Condition) String() string {
 // maxKey is S3's limit in bytes; GCS has the same.
 const maxKey = 1024
 
-// ValidateKey says, wrapping ErrInvalid, what makes a key unfit for some back end: S3 and a directory of files accept the same
-// keys. A key is 1 to 1024 bytes of UTF-8 without control characters or backslashes; its segments between slashes are 1 to 200 bytes, and
-// none is "." or "..".
+// ValidateKey says, wrapping ErrInvalid, what makes a key unfit for some back end: S3 and a directory of files accept
+// the same keys. A key is 1 to 1024 bytes of UTF-8 without control characters or backslashes; its segments between
+// slashes are 1 to 200 bytes, and none is "." or "..".
 func ValidateKey(key string) error {
 	switch {
 	case key == "":

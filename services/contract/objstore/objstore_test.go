@@ -27,7 +27,8 @@ func TestConditionHolds(t *testing.T) {
 		{cond: objstore.IfToken(""), conditional: true},
 	} {
 		got := []bool{
-			test.cond.Holds("", false), test.cond.Holds("t", true), test.cond.Holds("u", true), test.cond.Conditional(), test.cond.Absent(),
+			test.cond.Holds("", false), test.cond.Holds("t", true), test.cond.Holds("u", true), test.cond.Conditional(),
+			test.cond.Absent(),
 		}
 		want := []bool{test.absent, test.current, test.other, test.conditional, test.wantAbsent}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -130,7 +131,8 @@ func (f forgetful) Put(ctx context.Context, key string, body []byte, cond objsto
 // mislabelling replaces, and returns another token than reads do: its caller's next condition would never hold.
 type mislabelling struct{ objstore.Store }
 
-func (m mislabelling) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+func (m mislabelling) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token,
+	error) {
 	token, err := m.Store.Put(ctx, key, body, cond)
 	if err == nil && !cond.Absent() {
 		token += "-1"
@@ -206,7 +208,9 @@ func TestWithTimeout(t *testing.T) {
 }
 
 func TestWithTimeoutConformance(t *testing.T) {
-	objstoretest.Run(t, func(*testing.T) objstore.Store { return objstore.WithTimeout(mem.New(), time.Hour, time.Hour) })
+	objstoretest.Run(t, func(*testing.T) objstore.Store {
+		return objstore.WithTimeout(mem.New(), time.Hour, time.Hour)
+	})
 }
 
 func TestCounted(t *testing.T) {

@@ -10,8 +10,9 @@ import (
 // Probe proves with one object under key that the store honours conditions, and removes it again. Nobody else may use the key:
 // it holds a nonce.
 //
-// The error wraps ErrUnconditional if a write went through that had to be refused, or the other way round: such a store lets two
-// leaders act at once, so nobody may lead on it. Any other error (no access, no connection, a result that is unknown) proves nothing; try again with another key.
+// The error wraps ErrUnconditional if a write went through that had to be refused, or the other way round: such a store
+// lets two leaders act at once, so nobody may lead on it. Any other error (no access, no connection, a result that is
+// unknown) proves nothing; try again with another key.
 func Probe(ctx context.Context, store Store, key string) (err error) {
 	defer func() {
 		if derr := store.Delete(ctx, key); derr != nil && err == nil {
@@ -24,11 +25,13 @@ func Probe(ctx context.Context, store Store, key string) (err error) {
 	if err != nil {
 		return fmt.Errorf("probe: create: %w", err)
 	}
-	if err := refused(ctx, store, key, body("created twice"), IfAbsent(), "create-if-absent (If-None-Match: *) replaced an object that exists"); err != nil {
+	if err := refused(ctx, store, key, body("created twice"), IfAbsent(),
+		"create-if-absent (If-None-Match: *) replaced an object that exists"); err != nil {
 		return err
 	}
 	// A token that was never this object's: the mangled one keeps the form that the store's tokens have.
-	if err := refused(ctx, store, key, body("replaced by a wrong token"), IfToken(mangle(first)), "replace-if-unchanged (If-Match) ignored a wrong ETag"); err != nil {
+	if err := refused(ctx, store, key, body("replaced by a wrong token"), IfToken(mangle(first)),
+		"replace-if-unchanged (If-Match) ignored a wrong ETag"); err != nil {
 		return err
 	}
 	second, err := store.Put(ctx, key, body("replaced"), IfToken(first))
@@ -38,7 +41,8 @@ func Probe(ctx context.Context, store Store, key string) (err error) {
 	if err != nil {
 		return fmt.Errorf("probe: replace: %w", err)
 	}
-	if err := refused(ctx, store, key, body("replaced by a stale token"), IfToken(first), "replace-if-unchanged (If-Match) accepted a stale ETag"); err != nil {
+	if err := refused(ctx, store, key, body("replaced by a stale token"), IfToken(first),
+		"replace-if-unchanged (If-Match) accepted a stale ETag"); err != nil {
 		return err
 	}
 	obj, err := store.Get(ctx, key)
@@ -51,7 +55,8 @@ func Probe(ctx context.Context, store Store, key string) (err error) {
 	if err := store.Delete(ctx, key); err != nil {
 		return fmt.Errorf("probe: %w", err)
 	}
-	return refused(ctx, store, key, body("replaced after its end"), IfToken(second), "replace-if-unchanged (If-Match) created an object that does not exist")
+	return refused(ctx, store, key, body("replaced after its end"), IfToken(second),
+		"replace-if-unchanged (If-Match) created an object that does not exist")
 }
 
 // refused sends a put that has to end in a conflict.
@@ -67,7 +72,8 @@ func refused(ctx context.Context, store Store, key string, body []byte, cond Con
 }
 
 func unconditional(complaint string, cause error) error {
-	const advice = "two servers could lead at once on it; use a store with conditional writes (AWS S3, Google Cloud Storage, a current MinIO or versitygw) or a newer version of this one"
+	const advice = "two servers could lead at once on it; use a store with conditional writes (AWS S3, Google Cloud " +
+		"Storage, a current MinIO or versitygw) or a newer version of this one"
 	if cause != nil {
 		return fmt.Errorf("probe: %w: %s; %s: %w", ErrUnconditional, complaint, advice, cause)
 	}

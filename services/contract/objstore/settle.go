@@ -14,17 +14,19 @@ const (
 	settleLast  = 2 * time.Second
 )
 
-// Settle puts body under cond and stays with it until the result is known. The caller guarantees that nobody else ever writes
-// these very bytes (they hold its incarnation, term and revision), and that they differ from what is there.
+// Settle puts body under cond and stays with it until the result is known. The caller guarantees that nobody else ever
+// writes these very bytes (they hold its incarnation, term and revision), and that they differ from what is there.
 //
-// A conflict of the first attempt is a conflict. After an attempt with an unknown result, only a changed token decides: our bytes are
-// there, won, with the token that was read; other bytes, or nothing where a version was expected, ErrConflict. While the token is unchanged the
-// write may still land, so the same bytes are sent again, after a wait through sleep (which returns early, with an error, when
-// ctx ends; nil waits on the real clock). When ctx ends first the error is ErrIndeterminate, and the write may still land.
+// A conflict of the first attempt is a conflict. After an attempt with an unknown result, only a changed token decides:
+// our bytes are there, won, with the token that was read; other bytes, or nothing where a version was expected,
+// ErrConflict. While the token is unchanged the write may still land, so the same bytes are sent again, after a wait
+// through sleep (which returns early, with an error, when ctx ends; nil waits on the real clock). When ctx ends first
+// the error is ErrIndeterminate, and the write may still land.
 //
-// ErrConflict after an unknown attempt means that the object does not hold our bytes now; they may have been there for a moment before
-// another writer, who had seen them, replaced them.
-func Settle(ctx context.Context, store Store, key string, body []byte, cond Condition, sleep func(context.Context, time.Duration) error) (Token, error) {
+// ErrConflict after an unknown attempt means that the object does not hold our bytes now; they may have been there for
+// a moment before another writer, who had seen them, replaced them.
+func Settle(ctx context.Context, store Store, key string, body []byte, cond Condition,
+	sleep func(context.Context, time.Duration) error) (Token, error) {
 	if sleep == nil {
 		sleep = sleepReal
 	}
@@ -51,7 +53,8 @@ func Settle(ctx context.Context, store Store, key string, body []byte, cond Cond
 }
 
 // readResult looks whether the object has changed from what cond expects. A failed read settles nothing.
-func readResult(ctx context.Context, store Store, key string, body []byte, cond Condition) (token Token, settled bool, err error) {
+func readResult(ctx context.Context, store Store, key string, body []byte, cond Condition) (token Token, settled bool,
+	err error) {
 	obj, err := store.Get(ctx, key)
 	absent := errors.Is(err, ErrNotFound)
 	switch {

@@ -32,22 +32,31 @@ func TestSettle(t *testing.T) {
 		{name: "no trouble", want: "ours"},
 		{name: "no trouble, absent", absent: true, want: "ours"},
 		{name: "the first attempt's conflict is a conflict", rival: 1, want: "rival", err: objstore.ErrConflict},
-		{name: "the first attempt's definite error is final", faults: map[uint64]mem.Fault{1: {Err: errBoom}}, want: "old", err: errBoom},
+		{name: "the first attempt's definite error is final", faults: map[uint64]mem.Fault{1: {Err: errBoom}},
+			want: "old", err: errBoom},
 		{name: "lost response", faults: map[uint64]mem.Fault{1: lost}, want: "ours"},
 		{name: "lost response, absent", absent: true, faults: map[uint64]mem.Fault{1: lost}, want: "ours"},
 		{name: "lost response, always", always: true, faults: map[uint64]mem.Fault{1: lost}, want: "ours"},
 		{name: "lost request", faults: map[uint64]mem.Fault{1: gone}, sleeps: 1, want: "ours"},
 		{name: "lost request, absent", absent: true, faults: map[uint64]mem.Fault{1: gone}, sleeps: 1, want: "ours"},
 		{name: "lost request, always", always: true, faults: map[uint64]mem.Fault{1: gone}, sleeps: 1, want: "ours"},
-		{name: "lost response, then a rival who saw it", faults: map[uint64]mem.Fault{1: lost}, rival: 2, want: "rival", err: objstore.ErrConflict},
-		{name: "lost request, then a rival", faults: map[uint64]mem.Fault{1: gone}, rival: 2, want: "rival", err: objstore.ErrConflict},
-		{name: "a rival between the attempts", faults: map[uint64]mem.Fault{1: gone}, rival: 3, sleeps: 1, want: "rival", err: objstore.ErrConflict},
-		{name: "lost request, then the object goes", faults: map[uint64]mem.Fault{1: gone}, remove: 2, want: "", err: objstore.ErrConflict},
-		{name: "the write lands after the look", faults: map[uint64]mem.Fault{1: late}, land: 3, sleeps: 1, want: "ours"},
+		{name: "lost response, then a rival who saw it", faults: map[uint64]mem.Fault{1: lost}, rival: 2, want: "rival",
+			err: objstore.ErrConflict},
+		{name: "lost request, then a rival", faults: map[uint64]mem.Fault{1: gone}, rival: 2, want: "rival",
+			err: objstore.ErrConflict},
+		{name: "a rival between the attempts", faults: map[uint64]mem.Fault{1: gone}, rival: 3, sleeps: 1,
+			want: "rival", err: objstore.ErrConflict},
+		{name: "lost request, then the object goes", faults: map[uint64]mem.Fault{1: gone}, remove: 2, want: "",
+			err: objstore.ErrConflict},
+		{name: "the write lands after the look", faults: map[uint64]mem.Fault{1: late}, land: 3, sleeps: 1,
+			want: "ours"},
 		{name: "the write lands before the look", faults: map[uint64]mem.Fault{1: late}, land: 2, want: "ours"},
-		{name: "the write lands after the look, absent", absent: true, faults: map[uint64]mem.Fault{1: late}, land: 3, sleeps: 1, want: "ours"},
-		{name: "reads fail for a while", faults: map[uint64]mem.Fault{1: lost, 2: {Err: errBoom}, 4: {Err: errBoom}}, sleeps: 2, want: "ours"},
-		{name: "later definite errors decide nothing", faults: map[uint64]mem.Fault{1: gone, 3: {Err: errBoom}, 5: {Err: errBoom}}, sleeps: 3, want: "ours"},
+		{name: "the write lands after the look, absent", absent: true, faults: map[uint64]mem.Fault{1: late}, land: 3,
+			sleeps: 1, want: "ours"},
+		{name: "reads fail for a while", faults: map[uint64]mem.Fault{1: lost, 2: {Err: errBoom}, 4: {Err: errBoom}},
+			sleeps: 2, want: "ours"},
+		{name: "later definite errors decide nothing", faults: map[uint64]mem.Fault{1: gone, 3: {Err: errBoom},
+			5: {Err: errBoom}}, sleeps: 3, want: "ours"},
 		{name: "everything gets lost", faults: map[uint64]mem.Fault{1: gone, 3: lost}, sleeps: 1, want: "ours"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -94,10 +103,11 @@ func TestSettle(t *testing.T) {
 				}
 			}
 			var slept []time.Duration
-			token, err := objstore.Settle(ctx, store, "k", []byte("ours"), cond, func(_ context.Context, d time.Duration) error {
-				slept = append(slept, d)
-				return nil
-			})
+			token, err := objstore.Settle(ctx, store, "k", []byte("ours"), cond,
+				func(_ context.Context, d time.Duration) error {
+					slept = append(slept, d)
+					return nil
+				})
 			steps = func(uint64) {}
 			if !errors.Is(err, test.err) || err != nil && test.err == nil {
 				t.Errorf("error = %v, want %v", err, test.err)
@@ -149,17 +159,18 @@ func TestSettleEndsWithContext(t *testing.T) {
 				return mem.Fault{Err: objstore.ErrIndeterminate}
 			}})
 			var slept []time.Duration
-			_, err := objstore.Settle(ctx, store, "k", []byte("x"), objstore.IfAbsent(), func(ctx context.Context, d time.Duration) error {
-				slept = append(slept, d)
-				if len(slept) < 8 {
+			_, err := objstore.Settle(ctx, store, "k", []byte("x"), objstore.IfAbsent(),
+				func(ctx context.Context, d time.Duration) error {
+					slept = append(slept, d)
+					if len(slept) < 8 {
+						return nil
+					}
+					cancel()
+					if name == "while it sleeps" {
+						return ctx.Err()
+					}
 					return nil
-				}
-				cancel()
-				if name == "while it sleeps" {
-					return ctx.Err()
-				}
-				return nil
-			})
+				})
 			if !errors.Is(err, objstore.ErrIndeterminate) || !errors.Is(err, context.Canceled) {
 				t.Errorf("error = %v", err)
 			}
@@ -178,22 +189,24 @@ func TestSettleEndsWithContext(t *testing.T) {
 			return mem.Fault{Err: errBoom}
 		}})
 		waits := 0
-		_, err := objstore.Settle(ctx, store, "k", []byte("x"), objstore.IfAbsent(), func(context.Context, time.Duration) error {
-			if waits++; waits == 3 {
-				cancel()
-			}
-			return nil
-		})
+		_, err := objstore.Settle(ctx, store, "k", []byte("x"), objstore.IfAbsent(),
+			func(context.Context, time.Duration) error {
+				if waits++; waits == 3 {
+					cancel()
+				}
+				return nil
+			})
 		if !errors.Is(err, objstore.ErrIndeterminate) || !errors.Is(err, errBoom) {
 			t.Errorf("error = %v", err)
 		}
 	})
 }
 
-// TestSettleIsExclusive lets writers with lost and late answers fight for one object in every combination of three faults: what
-// Settle tells them must agree with the chain of versions that were there.
+// TestSettleIsExclusive lets writers with lost and late answers fight for one object in every combination of three
+// faults: what Settle tells them must agree with the chain of versions that were there.
 func TestSettleIsExclusive(t *testing.T) {
-	faults := []mem.Fault{{}, {Lost: true}, {Err: objstore.ErrIndeterminate}, {Late: 1}, {Late: 2}, {Late: 5}, {Late: mem.Held}}
+	faults := []mem.Fault{{}, {Lost: true}, {Err: objstore.ErrIndeterminate}, {Late: 1}, {Late: 2}, {Late: 5},
+		{Late: mem.Held}}
 	n := len(faults)
 	for combination := range n * n * n {
 		plan := []mem.Fault{faults[combination%n], faults[combination/n%n], faults[combination/n/n]}
@@ -240,7 +253,8 @@ func TestSettleOnTheRealClock(t *testing.T) {
 		}
 		return mem.Fault{Err: objstore.ErrIndeterminate}
 	}})
-	if _, err := objstore.Settle(ctx, store, "k", []byte("x"), objstore.IfAbsent(), nil); !errors.Is(err, context.Canceled) {
+	if _, err := objstore.Settle(ctx, store, "k", []byte("x"), objstore.IfAbsent(), nil); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("error = %v", err)
 	}
 	if store.Pending() != 0 {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// WithPrefix returns a view of store in which every key lies under prefix and a slash. Slashes around prefix are dropped; an
-// empty prefix returns store itself. Errors name the full key.
+// WithPrefix returns a view of store in which every key lies under prefix and a slash. Slashes around prefix are
+// dropped; an empty prefix returns store itself. Errors name the full key.
 func WithPrefix(store Store, prefix string) Store {
 	prefix = strings.Trim(prefix, "/")
 	if prefix == "" {
@@ -57,8 +57,8 @@ func (p *prefixed) List(ctx context.Context, prefix string) ([]Entry, error) {
 	return entries, err
 }
 
-// WithTimeout bounds each call on store: request for get, put and delete, list for a whole listing with all its pages. A Put
-// that runs into its time-out is ErrIndeterminate, as for any other context that ends.
+// WithTimeout bounds each call on store: request for get, put and delete, list for a whole listing with all its pages.
+// A Put that runs into its time-out is ErrIndeterminate, as for any other context that ends.
 func WithTimeout(store Store, request, list time.Duration) Store {
 	return &bounded{store: store, request: request, list: list}
 }
@@ -95,7 +95,8 @@ func (b *bounded) List(ctx context.Context, prefix string) ([]Entry, error) {
 // Counts are numbers of calls, failed ones included. A List is one call whatever its pages.
 type Counts struct {
 	Get, Put, Delete, List uint64
-	// Failed counts the calls that returned an error other than ErrNotFound from Get and ErrConflict from Put, which are answers.
+	// Failed counts the calls that returned an error other than ErrNotFound from Get and ErrConflict from Put, which
+	// are answers.
 	Failed uint64
 }
 
@@ -124,7 +125,8 @@ func NewCounted(store Store) *Counted { return &Counted{store: store} }
 
 // Counts reads the counters. They are read one after the other: calls under way may be in some and not in others.
 func (c *Counted) Counts() Counts {
-	return Counts{Get: c.get.Load(), Put: c.put.Load(), Delete: c.remove.Load(), List: c.list.Load(), Failed: c.failed.Load()}
+	return Counts{Get: c.get.Load(), Put: c.put.Load(), Delete: c.remove.Load(), List: c.list.Load(),
+		Failed: c.failed.Load()}
 }
 
 func (c *Counted) note(counter *atomic.Uint64, err error, answer error) {
@@ -162,8 +164,8 @@ func (c *Counted) List(ctx context.Context, prefix string) ([]Entry, error) {
 	return entries, err
 }
 
-// WithLimit bounds how many calls on store are under way at a time. Others wait for their turn as long as their ctx lets them; when it ends
-// first nothing was sent, and the error is ctx's.
+// WithLimit bounds how many calls on store are under way at a time. Others wait for their turn as long as their ctx
+// lets them; when it ends first nothing was sent, and the error is ctx's.
 func WithLimit(store Store, calls int) Store {
 	return &limited{store: store, turns: make(chan struct{}, calls)}
 }

@@ -11,11 +11,12 @@ const AppliedSchema = 1
 // MaxConfig is the largest configuration that can be kept as applied, in bytes.
 const MaxConfig = 4 << 20
 
-// appliedMark begins the first line of an applied configuration, which is a comment in JSONC: the document stays a configuration.
+// appliedMark begins the first line of an applied configuration, which is a comment in JSONC: the document stays a
+// configuration.
 const appliedMark = "// nstance-applied "
 
-// Applied is the last configuration that a leader of a shard accepted, `shard/{shard}/applied.jsonc`: the configuration as it was
-// written, after one line of comment that says where it came from.
+// Applied is the last configuration that a leader of a shard accepted, `shard/{shard}/applied.jsonc`: the configuration
+// as it was written, after one line of comment that says where it came from.
 type Applied struct {
 	Schema int `json:"schema"`
 	// Revision counts writes, so that no two versions have the same bytes.
@@ -40,8 +41,8 @@ func (a Applied) Encode() ([]byte, error) {
 	return bytes.Join([][]byte{[]byte(appliedMark), head, a.Body}, nil), nil
 }
 
-// DecodeApplied reads an applied configuration. The first line is read strictly, [ErrNewer] when a newer program wrote it; the
-// configuration itself is not looked at.
+// DecodeApplied reads an applied configuration. The first line is read strictly, [ErrNewer] when a newer program wrote
+// it; the configuration itself is not looked at.
 func DecodeApplied(data []byte) (Applied, error) {
 	rest, ok := bytes.CutPrefix(data, []byte(appliedMark))
 	head, body, found := bytes.Cut(rest, []byte("\n"))

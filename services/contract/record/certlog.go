@@ -19,8 +19,8 @@ const (
 	CertServer   = "server"   // from a certificate template
 )
 
-// CertLog is one batch of certificates issued to one instance, `shard/{shard}/certlog/{tenant}.{time}.{instance}.json`. It is written
-// once and never changed. It names certificates and holds none.
+// CertLog is one batch of certificates issued to one instance, `shard/{shard}/certlog/{tenant}.{time}.{instance}.json`.
+// It is written once and never changed. It names certificates and holds none.
 type CertLog struct {
 	Schema   int       `json:"schema"`
 	Cluster  string    `json:"cluster"`
@@ -81,7 +81,8 @@ func (l CertLog) Validate() error {
 	for n, c := range l.Issued {
 		field := fmt.Sprintf("issued[%d].", n)
 		p.text(field+"name", c.Name, maxText, true)
-		p.check(slices.Contains([]string{CertAgent, CertOperator, CertClient, CertServer}, c.Kind), "%skind: %q is unknown", field, c.Kind)
+		p.check(slices.Contains([]string{CertAgent, CertOperator, CertClient, CertServer}, c.Kind),
+			"%skind: %q is unknown", field, c.Kind)
 		p.serial(field+"serial", c.Serial)
 		p.time(field+"not_after", c.NotAfter, true)
 	}

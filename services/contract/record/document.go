@@ -14,8 +14,8 @@ const MaxSize = 256 << 10
 // ErrNewer means that a document has a schema version that this program does not know: it was written by a newer one.
 var ErrNewer = errors.New("written by a newer version of nstance")
 
-// decode reads one JSON document into v, strictly: bounded size, no unknown, misspelt or repeated field, nothing after it. The schema
-// version is looked at first, so that a newer document says that it is newer instead of naming a field.
+// decode reads one JSON document into v, strictly: bounded size, no unknown, misspelt or repeated field, nothing after
+// it. The schema version is looked at first, so that a newer document says that it is newer instead of naming a field.
 func decode(what string, data []byte, newest int, v any) error {
 	if len(data) > MaxSize {
 		return fmt.Errorf("decode %s: %d bytes, at most %d are allowed", what, len(data), MaxSize)
@@ -30,7 +30,8 @@ func decode(what string, data []byte, newest int, v any) error {
 	case head.Schema == nil:
 		return fmt.Errorf("decode %s: no schema version", what)
 	case *head.Schema > newest:
-		return fmt.Errorf("decode %s: schema version %d, the newest known is %d: %w", what, *head.Schema, newest, ErrNewer)
+		return fmt.Errorf("decode %s: schema version %d, the newest known is %d: %w", what, *head.Schema, newest,
+			ErrNewer)
 	case *head.Schema < 1:
 		return fmt.Errorf("decode %s: schema version %d", what, *head.Schema)
 	}
@@ -46,8 +47,8 @@ func decode(what string, data []byte, newest int, v any) error {
 	return nil
 }
 
-// checkNames walks one value and refuses what encoding/json lets pass: repeated names, and, in the document itself, field names
-// in another case.
+// checkNames walks one value and refuses what encoding/json lets pass: repeated names, and, in the document itself,
+// field names in another case.
 func checkNames(dec *json.Decoder, depth int) error {
 	token, err := dec.Token()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package record owns the documents that programs leave in the bucket for each other: instances, operators, the election lock,
-// certificate logs. Each has a schema version; decoding is strict and refuses newer versions.
+// Package record owns the documents that programs leave in the bucket for each other: instances, operators, the
+// election lock, certificate logs. Each has a schema version; decoding is strict and refuses newer versions.
 package record
 
 import (
@@ -12,7 +12,8 @@ import (
 type State string
 
 const (
-	// Reserved: the ID is durable, nothing may have been asked of the provider before that, nothing may be known of the answer yet.
+	// Reserved: the ID is durable, nothing may have been asked of the provider before that, nothing may be known of the
+	// answer yet.
 	Reserved State = "reserved"
 	// Created: the provider's ID is known.
 	Created State = "created"
@@ -24,8 +25,8 @@ const (
 	Deleted State = "deleted"
 )
 
-// Instance is the record of one VM, `shard/{shard}/instance/{tenant}.{id}.json`. Its states are written in order, each at most once
-// (see CanMove for what may be skipped); updates are conditional on the token that the writer last saw.
+// Instance is the record of one VM, `shard/{shard}/instance/{tenant}.{id}.json`. Its states are written in order, each
+// at most once (see CanMove for what may be skipped); updates are conditional on the token that the writer last saw.
 type Instance struct {
 	Schema int      `json:"schema"`
 	ID     ident.ID `json:"id"`

@@ -24,21 +24,22 @@ const (
 // order of the states in a life.
 var order = []State{Reserved, Created, Registered, Deleting, Deleted}
 
-// CanMove reports whether an instance may go from one state to another: only forward, and only once to each. Any may be skipped: an
-// agent may register before the provider has answered, and anything may end at once as a tombstone.
+// CanMove reports whether an instance may go from one state to another: only forward, and only once to each. Any may be
+// skipped: an agent may register before the provider has answered, and anything may end at once as a tombstone.
 func CanMove(from, to State) bool {
 	a, b := slices.Index(order, from), slices.Index(order, to)
 	return a >= 0 && b > a
 }
 
-// Next returns the instance's next version: in another state, of the next revision, written by the given incarnation of a server in its
-// term. The caller fills in what the new state tells. The copy shares no memory with i.
+// Next returns the instance's next version: in another state, of the next revision, written by the given incarnation of
+// a server in its term. The caller fills in what the new state tells. The copy shares no memory with i.
 func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 	if !CanMove(i.State, to) {
 		return Instance{}, fmt.Errorf("instance %s cannot go from %s to %s", i.ID, i.State, to)
 	}
 	if term < i.Term {
-		return Instance{}, fmt.Errorf("instance %s was written in term %d, which term %d may not change", i.ID, i.Term, term)
+		return Instance{}, fmt.Errorf("instance %s was written in term %d, which term %d may not change", i.ID, i.Term,
+			term)
 	}
 	next := i.Clone()
 	next.State, next.Revision, next.Term, next.Writer = to, i.Revision+1, term, writer
@@ -102,8 +103,10 @@ func (i Instance) Validate() error {
 		}
 	}
 	for _, text := range []struct{ field, value string }{
-		{"instance_type", i.InstanceType}, {"subnet_id", i.SubnetID}, {"image", i.Image}, {"infra_config_hash", i.InfraHash},
-		{"provider_id", i.ProviderID}, {"hostname", i.Hostname}, {"nonce_id", i.NonceID}, {"delete_reason", i.DeleteReason},
+		{"instance_type", i.InstanceType}, {"subnet_id", i.SubnetID}, {"image", i.Image},
+		{"infra_config_hash", i.InfraHash},
+		{"provider_id", i.ProviderID}, {"hostname", i.Hostname}, {"nonce_id", i.NonceID},
+		{"delete_reason", i.DeleteReason},
 	} {
 		p.text(text.field, text.value, maxText, false)
 	}
@@ -119,7 +122,8 @@ func (i Instance) Validate() error {
 	p.time("delete_deadline", i.DeleteDeadline, false)
 	p.time("deleted_at", i.DeletedAt, false)
 	p.certificate(i.Certificate)
-	p.check(len(i.PublicKey) == 0 || len(i.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d", len(i.PublicKey), ed25519.PublicKeySize)
+	p.check(len(i.PublicKey) == 0 || len(i.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d",
+		len(i.PublicKey), ed25519.PublicKeySize)
 	i.validateState(&p)
 	return p.err("instance record " + i.ID.String())
 }
@@ -127,7 +131,8 @@ func (i Instance) Validate() error {
 // validateState checks that the record tells what its state promises, and nothing that only a later state can know.
 func (i Instance) validateState(p *problems) {
 	registered := len(i.PublicKey) > 0
-	p.check(registered == !i.RegisteredAt.IsZero() && registered == (i.Certificate != nil) && registered == (i.NonceID != ""),
+	p.check(registered == !i.RegisteredAt.IsZero() && registered == (i.Certificate != nil) &&
+		registered == (i.NonceID != ""),
 		"registered_at, public_key, certificate, nonce_id: only all together")
 	switch i.State {
 	case Reserved:
@@ -138,10 +143,12 @@ func (i Instance) validateState(p *problems) {
 		p.check(i.ProviderID != "" || i.State == Registered, "provider_id: is empty although %s", i.State)
 	case Deleting:
 		p.check(i.DeleteReason != "", "delete_reason: is empty although deleting")
-		p.check(!i.DeletingAt.IsZero() && !i.DeleteDeadline.IsZero(), "deleting_at, delete_deadline: are empty although deleting")
+		p.check(!i.DeletingAt.IsZero() && !i.DeleteDeadline.IsZero(),
+			"deleting_at, delete_deadline: are empty although deleting")
 	}
 	alive := i.State == Reserved || i.State == Created || i.State == Registered
-	p.check(!alive || i.DeleteReason == "" && i.DeletingAt.IsZero() && i.DeleteDeadline.IsZero(), "delete_reason, deleting_at, delete_deadline: are there although %s", i.State)
+	p.check(!alive || i.DeleteReason == "" && i.DeletingAt.IsZero() && i.DeleteDeadline.IsZero(),
+		"delete_reason, deleting_at, delete_deadline: are there although %s", i.State)
 	p.check((i.State == Deleted) == !i.DeletedAt.IsZero(), "deleted_at: does not agree with the state %s", i.State)
 	p.check(!registered || i.State != Reserved && i.State != Created, "public_key: is there although %s", i.State)
 	p.check(registered || i.State != Registered, "public_key: is empty although registered")
@@ -150,7 +157,9 @@ func (i Instance) validateState(p *problems) {
 func (p *problems) text(field, value string, limit int, required bool) {
 	p.check(!required || value != "", "%s: is empty", field)
 	p.check(len(value) <= limit, "%s: %d bytes, at most %d are allowed", field, len(value), limit)
-	p.check(!strings.ContainsFunc(value, func(r rune) bool { return r < 0x20 || r == 0x7f || r == '\uFFFD' }), "%s: holds control characters or is not UTF-8", field)
+	p.check(!strings.ContainsFunc(value, func(r rune) bool {
+		return r < 0x20 || r == 0x7f || r == '\uFFFD'
+	}), "%s: holds control characters or is not UTF-8", field)
 }
 
 func (p *problems) address(field, value string, family func(netip.Addr) bool) {
@@ -158,7 +167,8 @@ func (p *problems) address(field, value string, family func(netip.Addr) bool) {
 		return
 	}
 	addr, err := netip.ParseAddr(value)
-	p.check(err == nil && family(addr) && addr.Zone() == "" && addr.String() == value, "%s: is no such address in canonical form", field)
+	p.check(err == nil && family(addr) && addr.Zone() == "" && addr.String() == value,
+		"%s: is no such address in canonical form", field)
 }
 
 // time wants UTC: the same instant has one spelling.
@@ -178,7 +188,8 @@ func (p *problems) certificate(ref *CertificateRef) {
 
 // serial wants what authority issues: 128 bits in lower-case hexadecimal.
 func (p *problems) serial(field, value string) {
-	p.check(len(value) == 32 && strings.Trim(value, "0123456789abcdef") == "", "%s: want 32 hexadecimal characters", field)
+	p.check(len(value) == 32 && strings.Trim(value, "0123456789abcdef") == "", "%s: want 32 hexadecimal characters",
+		field)
 }
 
 // utc strips the location and the monotonic clock.

@@ -16,17 +16,20 @@ const (
 	maxCount = 1 << 62
 )
 
-// Lock is the election lock of a shard, `shard/{shard}/leader.json`: who leads, in which term, and for how long others wait after they
-// have seen it. It is only ever replaced under a condition, and never deleted. Values are comparable.
+// Lock is the election lock of a shard, `shard/{shard}/leader.json`: who leads, in which term, and for how long others
+// wait after they have seen it. It is only ever replaced under a condition, and never deleted. Values are comparable.
 //
-// Incarnation and Revision together name one version and only one: the holder never writes two different bodies under the same pair.
+// Incarnation and Revision together name one version and only one: the holder never writes two different bodies under
+// the same pair.
 type Lock struct {
 	Schema int `json:"schema"`
-	// LeaderID is the server's --id. Incarnation is random per process start: a restarted process is not the old leader.
+	// LeaderID is the server's --id. Incarnation is random per process start: a restarted process is not the old
+	// leader.
 	LeaderID    string        `json:"leader_id"`
 	Incarnation string        `json:"incarnation"`
 	Addresses   LockAddresses `json:"addresses,omitzero"`
-	// Machine is the provider's ID of the holder's machine, one that the provider never uses again. Empty: nothing can be asked about it.
+	// Machine is the provider's ID of the holder's machine, one that the provider never uses again. Empty: nothing can
+	// be asked about it.
 	Machine string `json:"machine,omitempty"`
 	// Term rises by at least one whenever the leader changes. Revision rises with every version.
 	Term     uint64 `json:"term"`
@@ -85,8 +88,8 @@ func EncodeLock(l Lock) ([]byte, error) {
 	return encode("lock", l)
 }
 
-// DecodeLock reads a lock. Unknown fields, trailing data, values out of range and newer schema versions (ErrNewer) are errors: nobody may take
-// a lock that he cannot read, because he does not know how long to wait.
+// DecodeLock reads a lock. Unknown fields, trailing data, values out of range and newer schema versions (ErrNewer) are
+// errors: nobody may take a lock that he cannot read, because he does not know how long to wait.
 func DecodeLock(data []byte) (Lock, error) {
 	var l Lock
 	if err := decode("lock", data, lockSchema, &l); err != nil {
@@ -104,14 +107,16 @@ func (l Lock) validate() error {
 	p.check(l.Incarnation != "", "no incarnation")
 	p.check(l.Term > 0 && l.Term < maxCount, "term %d", l.Term)
 	p.check(l.Revision > 0 && l.Revision < maxCount, "revision %d", l.Revision)
-	p.check(l.LeaseMS > 0 && l.LeaseMS <= maxLease.Milliseconds(), "lease_ms %d, want 1 to %d", l.LeaseMS, maxLease.Milliseconds())
+	p.check(l.LeaseMS > 0 && l.LeaseMS <= maxLease.Milliseconds(), "lease_ms %d, want 1 to %d", l.LeaseMS,
+		maxLease.Milliseconds())
 	p.check(l.RenewMS > 0 && l.RenewMS < l.LeaseMS, "renew_ms %d, want less than lease_ms", l.RenewMS)
 	p.check(l.Heir == LockHeir{} || (l.Heir.ID != "" && l.Heir.Incarnation != ""), "heir without id or incarnation")
 	p.check(l.Heir.Incarnation != l.Incarnation || l.Incarnation == "", "heir is the holder itself")
 	year := l.RenewedAt.UTC().Year()
 	p.check(year >= 1 && year <= 9999, "renewed_at in the year %d", year)
 	for _, field := range []struct{ name, text string }{
-		{"leader_id", l.LeaderID}, {"incarnation", l.Incarnation}, {"machine", l.Machine}, {"applied_etag", l.AppliedETag},
+		{"leader_id", l.LeaderID}, {"incarnation", l.Incarnation}, {"machine", l.Machine},
+		{"applied_etag", l.AppliedETag},
 		{"heir id", l.Heir.ID}, {"heir incarnation", l.Heir.Incarnation},
 		{"election address", l.Addresses.Election}, {"registration address", l.Addresses.Registration},
 		{"operator address", l.Addresses.Operator}, {"agent address", l.Addresses.Agent},

@@ -17,7 +17,8 @@ func sampleLock() record.Lock {
 		LeaderID:    "i-0123456789abcdef0",
 		Incarnation: "6f1d2c3b4a596877",
 		Addresses: record.LockAddresses{
-			Election: "10.0.0.10:8991", Registration: "10.0.0.100:8992", Operator: "10.0.0.100:8993", Agent: "10.0.0.100:8994",
+			Election: "10.0.0.10:8991", Registration: "10.0.0.100:8992", Operator: "10.0.0.100:8993",
+			Agent: "10.0.0.100:8994",
 		},
 		Machine:     "i-0123456789abcdef0",
 		Term:        7,
@@ -102,7 +103,8 @@ func TestLockRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := record.DecodeLock([]byte(replace(`"schema":1`, `"schema":2,"fields_of_tomorrow":[]`))); !errors.Is(err, record.ErrNewer) {
+	if _, err := record.DecodeLock([]byte(replace(`"schema":1`, `"schema":2,"fields_of_tomorrow":[]`))); !errors.Is(err,
+		record.ErrNewer) {
 		t.Errorf("a newer lock: %v, want ErrNewer", err)
 	}
 }

@@ -11,9 +11,9 @@ import (
 // OperatorSchema is the newest version of the operator record.
 const OperatorSchema = 1
 
-// Operator is the record of one registered operator, `cluster/operator/{tenant}.{id}.json`. Its ID is the jti of the nonce that
-// it registered with, so that the record, written if absent, spends the nonce. A removed operator stays as a tombstone until past the nonce's
-// expiry.
+// Operator is the record of one registered operator, `cluster/operator/{tenant}.{id}.json`. Its ID is the jti of the
+// nonce that it registered with, so that the record, written if absent, spends the nonce. A removed operator stays as a
+// tombstone until past the nonce's expiry.
 type Operator struct {
 	Schema int `json:"schema"`
 	// Revision counts writes, so that no two versions have the same bytes.
@@ -65,7 +65,8 @@ func (o Operator) Validate() error {
 	p.add("cluster", ident.ValidateClusterName(o.Cluster))
 	p.add("tenant", ident.ValidateTenantName(o.Tenant))
 	p.text("writer", o.Writer, maxWriter, true)
-	p.check(len(o.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d", len(o.PublicKey), ed25519.PublicKeySize)
+	p.check(len(o.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d", len(o.PublicKey),
+		ed25519.PublicKeySize)
 	p.certificate(&o.Certificate)
 	p.time("created_at", o.CreatedAt, true)
 	p.time("removed_at", o.RemovedAt, false)

@@ -59,8 +59,9 @@ const (
 
 func reserved(t testing.TB) record.Instance {
 	return record.Instance{
-		Schema: record.InstanceSchema, ID: mustID(t, instanceID), State: record.Reserved, Revision: 1, Term: 3, ReservedTerm: 3,
-		Writer: "f00d", Cluster: "example", Shard: "us-west-2a", Tenant: "prod", Kind: "acc", CreatedAt: t0,
+		Schema: record.InstanceSchema, ID: mustID(t, instanceID), State: record.Reserved, Revision: 1, Term: 3,
+		ReservedTerm: 3,
+		Writer:       "f00d", Cluster: "example", Shard: "us-west-2a", Tenant: "prod", Kind: "acc", CreatedAt: t0,
 	}
 }
 
@@ -76,34 +77,43 @@ func life(t testing.TB) map[record.State]record.Instance {
 	}
 	r := reserved(t)
 	c := next(r, record.Created)
-	c.Group, c.Template, c.ProviderID, c.Image, c.InstanceType, c.SubnetID = "workers", "worker", "i-0123456789abcdef0", "ami-1", "t4g.medium", "subnet-a"
-	c.InfraHash, c.LaunchedAt, c.IPv4, c.IPv6, c.Hostname = "9f86d081", t0.Add(time.Second), "10.0.0.7", "2001:db8::7", "node-7 <a&b>"
+	c.Group, c.Template, c.ProviderID, c.Image, c.InstanceType, c.SubnetID = "workers", "worker", "i-0123456789abcdef0",
+		"ami-1", "t4g.medium", "subnet-a"
+	c.InfraHash, c.LaunchedAt, c.IPv4, c.IPv6, c.Hostname = "9f86d081", t0.Add(time.Second), "10.0.0.7", "2001:db8::7",
+		"node-7 <a&b>"
 	c.Vars, c.OnDemand = map[string]string{"Zone": "a", "zone": "b"}, true
 	g := next(c, record.Registered)
 	g.RegisteredAt, g.PublicKey, g.NonceID = t0.Add(time.Minute), bytes.Repeat([]byte{7}, 32), "6a74690000000000"
-	g.Certificate = &record.CertificateRef{Serial: "000102030405060708090a0b0c0d0e0f", NotAfter: t0.Add(7 * 24 * time.Hour)}
+	g.Certificate = &record.CertificateRef{Serial: "000102030405060708090a0b0c0d0e0f",
+		NotAfter: t0.Add(7 * 24 * time.Hour)}
 	d := next(g, record.Deleting)
 	d.DeleteReason, d.DeletingAt, d.DeleteDeadline = "scale down", t0.Add(time.Hour), t0.Add(time.Hour+5*time.Minute)
 	gone := next(d, record.Deleted)
 	gone.DeletedAt = t0.Add(2 * time.Hour)
-	return map[record.State]record.Instance{record.Reserved: r, record.Created: c, record.Registered: g, record.Deleting: d, record.Deleted: gone}
+	return map[record.State]record.Instance{record.Reserved: r, record.Created: c, record.Registered: g,
+		record.Deleting: d, record.Deleted: gone}
 }
 
 func operator(t testing.TB) record.Operator {
 	return record.Operator{
-		Schema: record.OperatorSchema, Revision: 2, ID: mustID(t, operatorID), Cluster: "example", Tenant: "prod", Writer: "beef",
-		PublicKey:   bytes.Repeat([]byte{9}, 32),
-		Certificate: record.CertificateRef{Serial: "0f0e0d0c0b0a09080706050403020100", NotAfter: t0.Add(30 * 24 * time.Hour)},
-		CreatedAt:   t0, RemovedAt: t0.Add(time.Hour), NonceExpires: t0.Add(3 * time.Hour),
+		Schema: record.OperatorSchema, Revision: 2, ID: mustID(t, operatorID), Cluster: "example", Tenant: "prod",
+		Writer:    "beef",
+		PublicKey: bytes.Repeat([]byte{9}, 32),
+		Certificate: record.CertificateRef{Serial: "0f0e0d0c0b0a09080706050403020100",
+			NotAfter: t0.Add(30 * 24 * time.Hour)},
+		CreatedAt: t0, RemovedAt: t0.Add(time.Hour), NonceExpires: t0.Add(3 * time.Hour),
 	}
 }
 
 func certlog(t testing.TB) record.CertLog {
 	return record.CertLog{
-		Schema: record.CertLogSchema, Cluster: "example", Shard: "us-west-2a", Tenant: "prod", Instance: mustID(t, instanceID), Term: 4,
+		Schema: record.CertLogSchema, Cluster: "example", Shard: "us-west-2a", Tenant: "prod",
+		Instance: mustID(t, instanceID), Term: 4,
 		Writer: "beef", IssuedAt: t0, Issued: []record.Issued{
-			{Name: "kubelet.server", Kind: record.CertServer, Serial: "000102030405060708090a0b0c0d0e0f", NotAfter: t0.Add(time.Hour)},
-			{Name: "etcd.client", Kind: record.CertClient, Serial: "100102030405060708090a0b0c0d0e0f", NotAfter: t0.Add(time.Hour)},
+			{Name: "kubelet.server", Kind: record.CertServer, Serial: "000102030405060708090a0b0c0d0e0f",
+				NotAfter: t0.Add(time.Hour)},
+			{Name: "etcd.client", Kind: record.CertClient, Serial: "100102030405060708090a0b0c0d0e0f",
+				NotAfter: t0.Add(time.Hour)},
 		},
 	}
 }
@@ -153,7 +163,8 @@ func TestEncodeIsInUTC(t *testing.T) {
 		t.Fatal(err)
 	}
 	zone := time.FixedZone("x", 3600)
-	rec.CreatedAt, rec.Certificate.NotAfter, rec.DeletedAt = rec.CreatedAt.In(zone), rec.Certificate.NotAfter.In(zone), rec.DeletedAt.In(zone)
+	rec.CreatedAt, rec.Certificate.NotAfter, rec.DeletedAt = rec.CreatedAt.In(zone), rec.Certificate.NotAfter.In(zone),
+		rec.DeletedAt.In(zone)
 	got, err := rec.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -252,20 +263,52 @@ func TestDecodeRefuses(t *testing.T) {
 func TestEncodeRefuses(t *testing.T) {
 	all := life(t)
 	for name, change := range map[string]func() ([]byte, error){
-		"created without provider": func() ([]byte, error) { r := all[record.Created]; r.ProviderID = ""; return r.Encode() },
-		"reserved with provider":   func() ([]byte, error) { r := reserved(t); r.ProviderID = "i-1"; return r.Encode() },
-		"deleting without reason":  func() ([]byte, error) { r := all[record.Deleting]; r.DeleteReason = ""; return r.Encode() },
-		"created with key":         func() ([]byte, error) { r := all[record.Registered]; r.State = record.Created; return r.Encode() },
+		"created without provider": func() ([]byte, error) {
+			r := all[record.Created]
+			r.ProviderID = ""
+			return r.Encode()
+		},
+		"reserved with provider": func() ([]byte, error) {
+			r := reserved(t)
+			r.ProviderID = "i-1"
+			return r.Encode()
+		},
+		"deleting without reason": func() ([]byte, error) {
+			r := all[record.Deleting]
+			r.DeleteReason = ""
+			return r.Encode()
+		},
+		"created with key": func() ([]byte, error) {
+			r := all[record.Registered]
+			r.State = record.Created
+			return r.Encode()
+		},
 		"too large": func() ([]byte, error) {
 			r := all[record.Created].Clone()
 			r.Vars["x"] = strings.Repeat("x", record.MaxSize)
 			return r.Encode()
 		},
-		"operator with instance id": func() ([]byte, error) { o := operator(t); o.ID = mustID(t, instanceID); return o.Encode() },
-		"operator with short key":   func() ([]byte, error) { o := operator(t); o.PublicKey = o.PublicKey[1:]; return o.Encode() },
-		"empty log":                 func() ([]byte, error) { l := certlog(t); l.Issued = nil; return l.Encode() },
-		"log of an operator":        func() ([]byte, error) { l := certlog(t); l.Instance = mustID(t, operatorID); return l.Encode() },
-		"log of unknown kind":       func() ([]byte, error) { l := certlog(t); l.Issued[0].Kind = "ca"; return l.Encode() },
+		"operator with instance id": func() ([]byte, error) {
+			o := operator(t)
+			o.ID = mustID(t, instanceID)
+			return o.Encode()
+		},
+		"operator with short key": func() ([]byte, error) {
+			o := operator(t)
+			o.PublicKey = o.PublicKey[1:]
+			return o.Encode()
+		},
+		"empty log": func() ([]byte, error) { l := certlog(t); l.Issued = nil; return l.Encode() },
+		"log of an operator": func() ([]byte, error) {
+			l := certlog(t)
+			l.Instance = mustID(t, operatorID)
+			return l.Encode()
+		},
+		"log of unknown kind": func() ([]byte, error) {
+			l := certlog(t)
+			l.Issued[0].Kind = "ca"
+			return l.Encode()
+		},
 	} {
 		if data, err := change(); err == nil {
 			t.Errorf("%s was written: %s", name, data)
@@ -296,7 +339,9 @@ func fuzz[T interface{ Encode() ([]byte, error) }](f *testing.F, decode func([]b
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(first, second, cmpopts.EquateEmpty(), cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(first, second, cmpopts.EquateEmpty(), cmp.Comparer(func(a, b ident.ID) bool {
+			return a == b
+		})); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -304,7 +349,8 @@ func fuzz[T interface{ Encode() ([]byte, error) }](f *testing.F, decode func([]b
 
 func FuzzInstance(f *testing.F) {
 	all := life(f)
-	fuzz(f, record.DecodeInstance, all[record.Reserved], all[record.Created], all[record.Registered], all[record.Deleting], all[record.Deleted])
+	fuzz(f, record.DecodeInstance, all[record.Reserved], all[record.Created], all[record.Registered],
+		all[record.Deleting], all[record.Deleted])
 }
 
 func FuzzOperator(f *testing.F) { fuzz(f, record.DecodeOperator, operator(f)) }

@@ -1,11 +1,13 @@
-// Package render owns what the templates of a shard config can say: their data, their functions, and how they become text.
+// Package render owns what the templates of a shard config can say: their data, their functions, and how they become
+// text.
 //
-// Templates are Go's text/template with missingkey=error. They come from config authors and, through the operator API, from
-// tenants, and they run inside the server. So what they may do is bounded: no sub-templates, no loops over anything but the maps of
-// the data, no output over [MaxOutput], no function results over a budget. The same code runs at plan time, with [Sample] data, and on
-// the server.
+// Templates are Go's text/template with missingkey=error. They come from config authors and, through the operator API,
+// from tenants, and they run inside the server. So what they may do is bounded: no sub-templates, no loops over
+// anything but the maps of the data, no output over [MaxOutput], no function results over a budget. The same code runs
+// at plan time, with [Sample] data, and on the server.
 //
-// Invariant: a template that compiles refers to no field that [Data] lacks, and executing it ends, in bounded time and memory.
+// Invariant: a template that compiles refers to no field that [Data] lacks, and executing it ends, in bounded time and
+// memory.
 //
 // The package knows texts and data, not the shard config.
 package render
@@ -18,7 +20,8 @@ type Data struct {
 	Cluster  Cluster
 	Server   Server
 	Provider Provider
-	// Vars are the group's merged variables. Referring to one that is not there is an error; {{ index .Vars "name" }} is "" instead.
+	// Vars are the group's merged variables. Referring to one that is not there is an error; {{ index .Vars "name" }}
+	// is "" instead.
 	Vars map[string]string
 	// Image holds the provider's ID of each image of the config, by name.
 	Image map[string]string
@@ -73,12 +76,13 @@ func (Nonce) LogValue() slog.Value { return slog.StringValue(redacted) }
 // MarshalText hides the nonce, from JSON too.
 func (Nonce) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// Sample returns data in which every field is filled, for checking templates before there is an instance. Vars and Image are
-// empty and may be written to.
+// Sample returns data in which every field is filled, for checking templates before there is an instance. Vars and
+// Image are empty and may be written to.
 func Sample() Data {
 	return Data{
 		Instance: Instance{
-			ID: "knd06bgm7733st2576nx5jht4ecjw", Kind: "knd", Arch: "arm64", Type: "sample.medium", Group: "sample", Tenant: "default",
+			ID: "knd06bgm7733st2576nx5jht4ecjw", Kind: "knd", Arch: "arm64", Type: "sample.medium", Group: "sample",
+			Tenant:   "default",
 			Hostname: "ip-192-0-2-10", FQDN: "ip-192-0-2-10.example.internal", IP4: "192.0.2.10", IP6: "2001:db8::10",
 		},
 		Cluster: Cluster{
@@ -86,7 +90,8 @@ func Sample() Data {
 			CACert: "-----BEGIN CERTIFICATE-----\nc2FtcGxl\n-----END CERTIFICATE-----\n",
 		},
 		Server: Server{
-			Shard: "sample", RegistrationAddr: "192.0.2.1:8992", AgentAddr: "192.0.2.1:8994", OperatorAddr: "192.0.2.1:8993",
+			Shard: "sample", RegistrationAddr: "192.0.2.1:8992", AgentAddr: "192.0.2.1:8994",
+			OperatorAddr: "192.0.2.1:8993",
 		},
 		Provider: Provider{Kind: "mock", Region: "sample", Zone: "sample-a"},
 		Vars:     map[string]string{},

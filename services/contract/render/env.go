@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Env renders KEY=value lines, sorted by key, from templates of the values. A POSIX shell that reads the file with "." and systemd's
-// EnvironmentFile= get the same values, to the byte. A value that neither could hold is an error: one with a NUL byte, or one that
-// systemd refuses: invalid UTF-8, Unicode noncharacters, a byte order mark.
+// Env renders KEY=value lines, sorted by key, from templates of the values. A POSIX shell that reads the file with "."
+// and systemd's EnvironmentFile= get the same values, to the byte. A value that neither could hold is an error: one
+// with a NUL byte, or one that systemd refuses: invalid UTF-8, Unicode noncharacters, a byte order mark.
 func Env(name string, vars map[string]string, d Data) ([]byte, error) {
 	b := newBudget()
 	var out strings.Builder
@@ -36,7 +36,8 @@ func Env(name string, vars map[string]string, d Data) ([]byte, error) {
 	return []byte(out.String()), nil
 }
 
-// ValidateEnvName checks the name of an environment variable: a name of POSIX.1, section 3.216, which systemd accepts too.
+// ValidateEnvName checks the name of an environment variable: a name of POSIX.1, section 3.216, which systemd accepts
+// too.
 func ValidateEnvName(s string) error {
 	for i := range len(s) {
 		c := s[i]
@@ -50,10 +51,10 @@ func ValidateEnvName(s string) error {
 	return nil
 }
 
-// quoteEnv quotes a value for both readers. Inside double quotes POSIX (Shell Command Language, section 2.2.3) and systemd.exec(5),
-// EnvironmentFile=, have the same rules: a backslash before ", \, ` and $ preserves that character; line breaks are
-// literal. Single quotes would not do: systemd has no way to write one inside them. Values of harmless characters stay as they are, so
-// that simpler readers get them too; ~ is not harmless, a shell expands it.
+// quoteEnv quotes a value for both readers. Inside double quotes POSIX (Shell Command Language, section 2.2.3) and
+// systemd.exec(5), EnvironmentFile=, have the same rules: a backslash before ", \, ` and $ preserves that character;
+// line breaks are literal. Single quotes would not do: systemd has no way to write one inside them. Values of harmless
+// characters stay as they are, so that simpler readers get them too; ~ is not harmless, a shell expands it.
 func quoteEnv(s string) (string, error) {
 	if !utf8.ValidString(s) {
 		return "", errors.New("the value is not valid UTF-8")
@@ -71,7 +72,8 @@ func quoteEnv(s string) (string, error) {
 			out.WriteByte('\\')
 		}
 		out.WriteRune(r)
-		harmless = harmless && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_./:@%+,-=", r))
+		harmless = harmless && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("_./:@%+,-=", r))
 	}
 	if harmless {
 		return s, nil

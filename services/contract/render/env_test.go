@@ -16,13 +16,16 @@ import (
 )
 
 var awkward = []string{
-	"", "plain", "/usr/bin:/bin", "a=b", "two words", " lead", "trail ", "\ttabs\t", `"quoted"`, `it's`, `'single'`, `back\slash`, `end\`, `\`, `\\`, `\n`, "$HOME", "${HOME}", "$(id)",
-	"`id`", "line\nbreak", "back\\\nbreak", "\n", "\r\n", "cr\rcr", "# hash", "; semi", "a;b", "a&b|c<d>e", "*", "?", "[a]", "~", "~root", "a:~", "!!", "é – 日本", "{a,b}", "%s", "-n",
+	"", "plain", "/usr/bin:/bin", "a=b", "two words", " lead", "trail ", "\ttabs\t", `"quoted"`, `it's`, `'single'`,
+	`back\slash`, `end\`, `\`, `\\`, `\n`, "$HOME", "${HOME}", "$(id)",
+	"`id`", "line\nbreak", "back\\\nbreak", "\n", "\r\n", "cr\rcr", "# hash", "; semi", "a;b", "a&b|c<d>e", "*", "?",
+	"[a]", "~", "~root", "a:~", "!!", "é – 日本", "{a,b}", "%s", "-n",
 	"\x01\x1b\x7f", `"`, `$`, "$$", `\"$`, "a\n#b\n;c\nX=y", "{{", "\u00a0nbsp",
 }
 
 func TestEnv(t *testing.T) {
-	got, err := render.Env("app.env", map[string]string{"B": "{{ .Vars.quote }}", "A": "{{ .Instance.ID }}", "_c1": ""}, sample())
+	got, err := render.Env("app.env", map[string]string{"B": "{{ .Vars.quote }}", "A": "{{ .Instance.ID }}", "_c1": ""},
+		sample())
 	want := "A=" + sample().Instance.ID + "\nB=\"it's \\\"here\\\"\"\n_c1=\"\"\n"
 	if err != nil || string(got) != want {
 		t.Errorf("got %s, %v, want %s", got, err, want)
@@ -38,7 +41,8 @@ func TestEnv(t *testing.T) {
 		"U+FEFF":                           {"A": "\ufeff"},
 		"U+FFFE":                           {"A": "a\ufffe"},
 		"U+FDD0":                           {"A": "\ufdd0"},
-		"too large":                        {"A": strings.Repeat("$", 200<<10), "B": strings.Repeat("$", 200<<10), "C": strings.Repeat("$", 200<<10)},
+		"too large": {"A": strings.Repeat("$", 200<<10), "B": strings.Repeat("$", 200<<10),
+			"C": strings.Repeat("$", 200<<10)},
 	} {
 		if _, err := render.Env("app.env", vars, sample()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: error %v, want %q", vars, err, want)
@@ -46,7 +50,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// envOf returns an env file that holds values, and the values by name. Values reach it as vars, since they are not templates.
+// envOf returns an env file that holds values, and the values by name. Values reach it as vars, since they are not
+// templates.
 func envOf(t *testing.T, values []string) ([]byte, map[string]string) {
 	t.Helper()
 	d := render.Sample()
@@ -108,8 +113,8 @@ func TestSystemdReadsEnv(t *testing.T) {
 	}
 }
 
-// readAsSystemd reads an environment file by the rules of systemd.exec(5), EnvironmentFile=, as far as one value per line and either
-// no quotes or double quotes go.
+// readAsSystemd reads an environment file by the rules of systemd.exec(5), EnvironmentFile=, as far as one value per
+// line and either no quotes or double quotes go.
 func readAsSystemd(t *testing.T, file string) map[string]string {
 	t.Helper()
 	out := map[string]string{}

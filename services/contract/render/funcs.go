@@ -8,8 +8,9 @@ import (
 	"text/template"
 )
 
-// budget bounds what one call may make: all its output, and all that its templates' functions make on the way. Functions of
-// text/template itself that make text are replaced by ones that count; the others (len, index, slice, eq, and, …) make none.
+// budget bounds what one call may make: all its output, and all that its templates' functions make on the way.
+// Functions of text/template itself that make text are replaced by ones that count; the others (len, index, slice, eq,
+// and, …) make none.
 type budget struct{ output, work int }
 
 func newBudget() *budget { return &budget{output: MaxOutput, work: maxWork} }
@@ -44,8 +45,9 @@ func (b *budget) funcs() template.FuncMap {
 	}
 	return template.FuncMap{
 		"print": printer(fmt.Sprint), "println": printer(fmt.Sprintln), "printf": b.printf,
-		"html": escape(template.HTMLEscaper), "js": escape(template.JSEscaper), "urlquery": escape(template.URLQueryEscaper),
-		"base64": b.base64, "indent": b.indent, "json": b.json, "quote": b.quote,
+		"html": escape(template.HTMLEscaper), "js": escape(template.JSEscaper),
+		"urlquery": escape(template.URLQueryEscaper),
+		"base64":   b.base64, "indent": b.indent, "json": b.json, "quote": b.quote,
 	}
 }
 
@@ -77,7 +79,8 @@ func (b *budget) printf(format string, args ...any) (string, error) {
 	if err := b.scalars(args, 0); err != nil {
 		return "", err
 	}
-	// Any verb may print any argument, as %[1]s; 2000 bytes are enough for a number at the greatest width and precision.
+	// Any verb may print any argument, as %[1]s; 2000 bytes are enough for a number at the greatest width and
+	// precision.
 	if err := b.spend(len(format) + strings.Count(format, "%")*(longest*escapeFactor+2000)); err != nil {
 		return "", err
 	}

@@ -29,10 +29,13 @@ func TestText(t *testing.T) {
 		{"", ""},
 		{"plain }} text", "plain }} text"},
 		{"{{ .Instance.ID }}", d.Instance.ID},
-		{"{{ .Instance.Kind }} {{ .Instance.Arch }} {{ .Instance.Type }} {{ .Instance.Group }} {{ .Instance.Tenant }}", "knd arm64 sample.medium sample default"},
-		{"{{ .Instance.Hostname }} {{ .Instance.FQDN }} {{ .Instance.IP4 }} {{ .Instance.IP6 }}", "ip-192-0-2-10 ip-192-0-2-10.example.internal 192.0.2.10 2001:db8::10"},
+		{"{{ .Instance.Kind }} {{ .Instance.Arch }} {{ .Instance.Type }} {{ .Instance.Group }} {{ .Instance.Tenant }}",
+			"knd arm64 sample.medium sample default"},
+		{"{{ .Instance.Hostname }} {{ .Instance.FQDN }} {{ .Instance.IP4 }} {{ .Instance.IP6 }}",
+			"ip-192-0-2-10 ip-192-0-2-10.example.internal 192.0.2.10 2001:db8::10"},
 		{"{{ .Cluster.ID }}{{ .Cluster.CACert }}", "sample" + d.Cluster.CACert},
-		{"{{ .Server.Shard }} {{ .Server.RegistrationAddr }} {{ .Server.AgentAddr }} {{ .Server.OperatorAddr }}", "sample 192.0.2.1:8992 192.0.2.1:8994 192.0.2.1:8993"},
+		{"{{ .Server.Shard }} {{ .Server.RegistrationAddr }} {{ .Server.AgentAddr }} {{ .Server.OperatorAddr }}",
+			"sample 192.0.2.1:8992 192.0.2.1:8994 192.0.2.1:8993"},
 		{"{{ .Provider.Kind }} {{ .Provider.Region }} {{ .Provider.Zone }}", "mock sample sample-a"},
 		{"{{ .Vars.role }} {{ $.Vars.role }} {{ .Image.debian_13 }}", "worker worker ami-1"},
 		{`{{ index .Vars "absent" }}`, ""},
@@ -92,7 +95,8 @@ func TestTextRefuses(t *testing.T) {
 		{`{{ $x := "aaaaaaaaaaaaaaaa" }}` + strings.Repeat("{{ $x = html $x $x }}", 40), "too large"},
 		{`{{ $x := "aaaaaaaaaaaaaaaa" }}` + strings.Repeat("{{ $x = json $x }}", 40), "too large"},
 		{`{{ $x := "aaaaaaaaaaaaaaaa" }}` + strings.Repeat(`{{ $x = printf "%[1]s%[1]s" $x }}`, 40), "too large"},
-		{`{{ $x := printf "%999d" 1 }}{{ $x = print $x $x $x $x $x $x $x $x $x $x }}` + strings.Repeat("{{ $x }}", 200), "too large"},
+		{`{{ $x := printf "%999d" 1 }}{{ $x = print $x $x $x $x $x $x $x $x $x $x }}` + strings.Repeat("{{ $x }}", 200),
+			"too large"},
 	} {
 		start := time.Now()
 		got, err := render.Text("name", tt.text, sample())
@@ -115,7 +119,8 @@ func TestTextRefuses(t *testing.T) {
 }
 
 func TestVars(t *testing.T) {
-	tmpl, err := render.Compile("t", `{{ .Vars.b }}{{ if .Vars.a }}{{ range .Image }}{{ $.Vars.c }}{{ end }}{{ end }}{{ .Vars.b }}{{ index .Vars "d" }}`)
+	tmpl, err := render.Compile("t",
+		`{{ .Vars.b }}{{ if .Vars.a }}{{ range .Image }}{{ $.Vars.c }}{{ end }}{{ end }}{{ .Vars.b }}{{ index .Vars "d" }}`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +140,8 @@ func TestUserdata(t *testing.T) {
 	if diff := cmp.Diff([]string{"role"}, u.Vars()); diff != "" {
 		t.Error(diff)
 	}
-	for _, text := range []string{`{{ index .Nonce "x" }}`, `{{ slice .Nonce 0 999 }}`, `{{ .Nonce.Foo }}`, `{{ eq .Nonce 1 }}`, `{{ call .Nonce }}`, `{{ .Vars.absent }}`,
+	for _, text := range []string{`{{ index .Nonce "x" }}`, `{{ slice .Nonce 0 999 }}`, `{{ .Nonce.Foo }}`,
+		`{{ eq .Nonce 1 }}`, `{{ call .Nonce }}`, `{{ .Vars.absent }}`,
 		`{{ print .Nonce .Vars }}`, `{{ indent .Nonce "x" }}`, `{{ len 1 .Nonce }}`} {
 		_, err := render.UserdataText("userdata", text, sample(), "secret.nonce")
 		if err == nil {
@@ -154,7 +160,10 @@ func TestNonceRedacts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []string{fmt.Sprint(n), fmt.Sprintf("%v %+v %#v %s %q", n, n, n, n, n), fmt.Sprintf("%v %#v", struct{ N render.Nonce }{n}, []render.Nonce{n}),
+	for _, s := range []string{fmt.Sprint(n), fmt.Sprintf("%v %+v %#v %s %q", n, n, n, n, n),
+		fmt.Sprintf("%v %#v", struct {
+			N render.Nonce
+		}{n}, []render.Nonce{n}),
 		log.String(), string(encoded)} {
 		if strings.Contains(s, "secret") {
 			t.Errorf("the nonce shows in %s", s)
@@ -192,7 +201,9 @@ func TestTree(t *testing.T) {
 		"args.a[1]: line 1:": map[string]any{"a": []any{"x", "{{ .Foo }}"}},
 		"nested deeper":      deep,
 		"not a JSON value":   map[string]any{"a": struct{}{}},
-		"too large":          []any{strings.Repeat("x", 200<<10), strings.Repeat("x", 200<<10), strings.Repeat("x", 200<<10), strings.Repeat("x", 200<<10), strings.Repeat("x", 200<<10), strings.Repeat("x", 200<<10)},
+		"too large": []any{strings.Repeat("x", 200<<10), strings.Repeat("x", 200<<10),
+			strings.Repeat("x", 200<<10), strings.Repeat("x", 200<<10), strings.Repeat("x", 200<<10),
+			strings.Repeat("x", 200<<10)},
 	} {
 		if _, err := render.Tree("args", tree, sample()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
@@ -201,7 +212,8 @@ func TestTree(t *testing.T) {
 }
 
 func TestJSON(t *testing.T) {
-	got, err := render.JSON("a.json", map[string]any{"role": "{{ .Vars.quote }}", "n": []any{1.0, "<{{ .Instance.Kind }}>"}}, sample())
+	got, err := render.JSON("a.json", map[string]any{"role": "{{ .Vars.quote }}",
+		"n": []any{1.0, "<{{ .Instance.Kind }}>"}}, sample())
 	want := "{\n  \"n\": [\n    1,\n    \"<knd>\"\n  ],\n  \"role\": \"it's \\\"here\\\"\"\n}\n"
 	if err != nil || string(got) != want {
 		t.Errorf("got %s, %v, want %s", got, err, want)
@@ -229,8 +241,10 @@ func TestTemplatesAreConcurrent(t *testing.T) {
 }
 
 func FuzzText(f *testing.F) {
-	for _, s := range []string{"", "{{ .Instance.ID }}", "{{ range .Vars }}{{ . }}{{ end }}", "{{ with $x := 5 }}{{ $x }}{{ end }}", `{{ printf "%5.3[1]q" .Vars.role | html | print 1 }}`,
-		"{{ range 9999999999 }}{{ end }}", `{{ template "text" . }}`, "{{ define \"a\" }}{{ end }}", "{{ .Nonce }}", "{{ break }}", "{{/* c */}}", "{{- . -}}", "{{ (index .Vars \"role\").x }}"} {
+	for _, s := range []string{"", "{{ .Instance.ID }}", "{{ range .Vars }}{{ . }}{{ end }}",
+		"{{ with $x := 5 }}{{ $x }}{{ end }}", `{{ printf "%5.3[1]q" .Vars.role | html | print 1 }}`,
+		"{{ range 9999999999 }}{{ end }}", `{{ template "text" . }}`, "{{ define \"a\" }}{{ end }}", "{{ .Nonce }}",
+		"{{ break }}", "{{/* c */}}", "{{- . -}}", "{{ (index .Vars \"role\").x }}"} {
 		f.Add(s)
 	}
 	d := sample()

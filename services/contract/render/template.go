@@ -31,7 +31,8 @@ type Template struct {
 	vars       []string
 }
 
-// Compile parses a template and checks every field that it refers to, in branches not taken too. The name is for errors only.
+// Compile parses a template and checks every field that it refers to, in branches not taken too. The name is for errors
+// only.
 func Compile(name, text string) (*Template, error) {
 	return compile(name, text, reflect.TypeFor[Data]())
 }
@@ -88,7 +89,8 @@ const innerName = "text"
 
 func compile(name, text string, root reflect.Type) (*Template, error) {
 	if len(text) > MaxSource {
-		return nil, fmt.Errorf("%s: a template of %d bytes, at most %d are allowed: %w", name, len(text), MaxSource, ErrTooLarge)
+		return nil, fmt.Errorf("%s: a template of %d bytes, at most %d are allowed: %w", name, len(text), MaxSource,
+			ErrTooLarge)
 	}
 	t := &Template{name: name, text: text}
 	if !strings.Contains(text, "{{") {
@@ -288,7 +290,8 @@ func (c *checker) field(node parse.Node, path []string) {
 	}
 }
 
-// resolve follows field names and map keys from a type. The type is nil where there is no such field, with the index of its name.
+// resolve follows field names and map keys from a type. The type is nil where there is no such field, with the index of
+// its name.
 func resolve(typ reflect.Type, path []string) (reflect.Type, int) {
 	for i, name := range path {
 		switch typ.Kind() {

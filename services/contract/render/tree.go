@@ -10,8 +10,9 @@ import (
 // maxDepth is how deep a tree of values may be.
 const maxDepth = 100
 
-// Tree renders every text inside a JSON-like value: nil, bool, string, numbers, []any and map[string]any. Keys are not templates.
-// The result shares no maps or slices with the tree. What all the texts make counts together against the limits.
+// Tree renders every text inside a JSON-like value: nil, bool, string, numbers, []any and map[string]any. Keys are not
+// templates. The result shares no maps or slices with the tree. What all the texts make counts together against the
+// limits.
 func Tree(name string, tree any, d Data) (any, error) { return walk(name, tree, 0, d, newBudget()) }
 
 // JSON renders a document whose texts are templates, indented, with a newline at the end.

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Cached returns a view of store that answers Get from memory for ttl after a secret was read. That a secret is missing is never
-// remembered, nor is an error; Put and Delete through the view are seen at once. No ttl: store itself.
+// Cached returns a view of store that answers Get from memory for ttl after a secret was read. That a secret is missing
+// is never remembered, nor is an error; Put and Delete through the view are seen at once. No ttl: store itself.
 func Cached(store Store, ttl time.Duration, now func() time.Time) Store {
 	if ttl <= 0 {
 		return store

@@ -125,8 +125,8 @@ func (o *Objects) List(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// Reseal seals a secret anew under the current key, if it is under another one, and reports whether it did. A value that somebody else
-// stores meanwhile is kept, and resealed in its turn.
+// Reseal seals a secret anew under the current key, if it is under another one, and reports whether it did. A value
+// that somebody else stores meanwhile is kept, and resealed in its turn.
 func (o *Objects) Reseal(ctx context.Context, name string) (bool, error) {
 	for {
 		secret, token, err := o.read(ctx, name)

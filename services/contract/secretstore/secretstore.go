@@ -1,7 +1,9 @@
-// Package secretstore owns where the cluster's secrets live: a small interface, the back end that seals them into object storage, and
-// a cache. Back ends of clouds are sub-packages; all of them run the conformance suite in secretstoretest.
+// Package secretstore owns where the cluster's secrets live: a small interface, the back end that seals them into
+// object storage, and a cache. Back ends of clouds are sub-packages; all of them run the conformance suite in
+// secretstoretest.
 //
-// Invariant: a secret leaves this process sealed by us, or into a service that encrypts; never into object storage in the clear.
+// Invariant: a secret leaves this process sealed by us, or into a service that encrypts; never into object storage in
+// the clear.
 package secretstore
 
 import (
@@ -50,8 +52,8 @@ type Store interface {
 	// Get returns a secret as of some moment during the call: every Put that was acknowledged before is seen.
 	Get(ctx context.Context, name string) (Secret, error)
 
-	// Put stores a value of 1 to [MaxValue] bytes. nil: it is there; for two racing IfAbsent, of one caller only. After an error
-	// other than those of this package, it may or may not be there, or arrive later: Get tells whose it is.
+	// Put stores a value of 1 to [MaxValue] bytes. nil: it is there; for two racing IfAbsent, of one caller only. After
+	// an error other than those of this package, it may or may not be there, or arrive later: Get tells whose it is.
 	Put(ctx context.Context, name string, value Value, cond Condition) error
 
 	// Delete removes a secret; a missing one is no error.

@@ -33,7 +33,8 @@ func key(t testing.TB, fill byte) envelope.Key {
 func noSleep(ctx context.Context, _ time.Duration) error { return ctx.Err() }
 
 func objects(bucket objstore.Store, cluster string, ring keyring.Ring) *secretstore.Objects {
-	return secretstore.NewObjects(secretstore.Options{Bucket: bucket, Cluster: cluster, Ring: ring, Rand: rand.Reader, Sleep: noSleep})
+	return secretstore.NewObjects(secretstore.Options{Bucket: bucket, Cluster: cluster, Ring: ring, Rand: rand.Reader,
+		Sleep: noSleep})
 }
 
 func TestObjects(t *testing.T) {
@@ -93,7 +94,8 @@ func TestObjectsAreSealed(t *testing.T) {
 		"other key":     {objects(bucket, "example", keyring.Ring{Current: key(t, 2)}), envelope.ErrUnknownKey},
 		"no key":        {objects(bucket, "example", keyring.Ring{}), envelope.ErrUnknownKey},
 		"other cluster": {objects(bucket, "other", keyring.Ring{Current: key(t, 1)}), envelope.ErrAuthentication},
-		"old key":       {objects(bucket, "example", keyring.Ring{Current: key(t, 2), Old: []envelope.Key{key(t, 1)}}), nil},
+		"old key": {objects(bucket, "example", keyring.Ring{Current: key(t, 2), Old: []envelope.Key{key(t, 1)}}),
+			nil},
 	} {
 		_, err := c.store.Get(t.Context(), "db")
 		if !errors.Is(err, c.want) || errors.Is(err, secretstore.ErrNotFound) {
@@ -112,7 +114,8 @@ func TestNoKeyIsAnError(t *testing.T) {
 	bucket := mem.New()
 	a := objects(bucket, "example", keyring.Ring{Old: []envelope.Key{key(t, 1)}})
 	for _, cond := range []secretstore.Condition{secretstore.Any, secretstore.IfAbsent} {
-		if err := a.Put(t.Context(), "x", secretstore.NewValue([]byte("v")), cond); !errors.Is(err, secretstore.ErrNoKey) {
+		if err := a.Put(t.Context(), "x", secretstore.NewValue([]byte("v")), cond); !errors.Is(err,
+			secretstore.ErrNoKey) {
 			t.Error(err)
 		}
 	}
@@ -134,7 +137,9 @@ func TestListNamesStrays(t *testing.T) {
 
 func TestUnreadableIsNotMissing(t *testing.T) {
 	denied := errors.New("denied")
-	bucket := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { return mem.Fault{Err: denied} }})
+	bucket := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
+		return mem.Fault{Err: denied}
+	}})
 	_, err := objects(bucket, "example", keyring.Ring{Current: key(t, 1)}).Get(t.Context(), "x")
 	if !errors.Is(err, denied) || errors.Is(err, secretstore.ErrNotFound) {
 		t.Error(err)
@@ -242,7 +247,8 @@ func TestValueRedacts(t *testing.T) {
 		v secretstore.Value
 	}
 	var out bytes.Buffer
-	for _, v := range []any{secret, &secret, secret.Value, &secret.Value, holder{secret, secret, secret.Value}, &holder{secret, secret, secret.Value}, []secretstore.Value{secret.Value}} {
+	for _, v := range []any{secret, &secret, secret.Value, &secret.Value, holder{secret, secret, secret.Value},
+		&holder{secret, secret, secret.Value}, []secretstore.Value{secret.Value}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d", "%t"} {
 			fmt.Fprintf(&out, verb, v)
 		}

@@ -1,8 +1,10 @@
-// Package admin is nstance-admin: the command line and the HTTP API with which people and scripts look after a cluster. `cluster` commands
-// and `config push` work on the bucket, all others on the operator API of the shards' leaders (package fleet).
+// Package admin is nstance-admin: the command line and the HTTP API with which people and scripts look after a cluster.
+// `cluster` commands and `config push` work on the bucket, all others on the operator API of the shards' leaders
+// (package fleet).
 //
-// Invariant: a secret is written to standard output or a file only by the command that was asked for it (secret get, nonce,
-// register-operator); every command ends with 0 if all it was asked for was done, 1 if not, 2 if the command line is wrong.
+// Invariant: a secret is written to standard output or a file only by the command that was asked for it (secret get,
+// nonce, register-operator); every command ends with 0 if all it was asked for was done, 1 if not, 2 if the command
+// line is wrong.
 package admin
 
 import (
@@ -32,7 +34,8 @@ type Environment struct {
 
 // System is the process's own environment.
 func System() Environment {
-	return Environment{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv, Now: time.Now, Rand: rand.Reader}
+	return Environment{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv, Now: time.Now,
+		Rand: rand.Reader}
 }
 
 // Exit codes.
@@ -110,7 +113,8 @@ func (a *app) command() *cobra.Command {
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
 	root.CompletionOptions.HiddenDefaultCmd = false
-	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.eventsCommand(), a.serveCommand(), a.versionCommand())
+	root.AddCommand(a.clusterCommand(), a.configCommand(), a.groupCommand(), a.instanceCommand(), a.eventsCommand(),
+		a.serveCommand(), a.versionCommand())
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
 	a.prepare(root)
@@ -131,7 +135,8 @@ func (a *app) prepare(cmd *cobra.Command) {
 		cmd.Args = func(cmd *cobra.Command, given []string) error {
 			if err := args(cmd, given); err != nil {
 				_, want, _ := strings.Cut(cmd.Use, " ")
-				return &usageError{err: fmt.Errorf("want the arguments %q, have %q", want, strings.Join(given, " ")), hint: "usage: " + cmd.UseLine()}
+				return &usageError{err: fmt.Errorf("want the arguments %q, have %q", want, strings.Join(given, " ")),
+					hint: "usage: " + cmd.UseLine()}
 			}
 			return nil
 		}
@@ -141,7 +146,8 @@ func (a *app) prepare(cmd *cobra.Command) {
 			if len(given) == 0 {
 				return nil
 			}
-			err := &usageError{err: errors.New("unknown command \"" + cmd.CommandPath() + " " + given[0] + "\""), command: cmd.CommandPath()}
+			err := &usageError{err: errors.New("unknown command \"" + cmd.CommandPath() + " " + given[0] + "\""),
+				command: cmd.CommandPath()}
 			cmd.SuggestionsMinimumDistance = 2
 			if near := cmd.SuggestionsFor(given[0]); len(near) > 0 {
 				err.hint = "did you mean: " + strings.Join(near, ", ")

@@ -65,7 +65,9 @@ func (c terminalless) run(t *testing.T, args ...string) (stdout, stderr string, 
 	}
 	code = Run(ctx, args, "1.2.3", Environment{
 		Stdin: strings.NewReader(c.stdin), Stdout: &out, Stderr: &errs,
-		Getenv: func(name string) string { return c.env[name] }, Now: func() time.Time { return fleettest.Now.Add(c.later) },
+		Getenv: func(name string) string {
+			return c.env[name]
+		}, Now: func() time.Time { return fleettest.Now.Add(c.later) },
 		Rand: fleettest.Rand(c.rand),
 	})
 	return out.String(), errs.String(), code
@@ -85,7 +87,8 @@ func (c terminalless) must(t *testing.T, args ...string) string {
 func (c terminalless) transcript(t *testing.T, replace *strings.Replacer, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := c.run(t, args...)
-	return replace.Replace(fmt.Sprintf("$ nstance-admin %s\n%s--- stderr\n%s--- exit code %d\n", strings.Join(args, " "), stdout, stderr, code))
+	return replace.Replace(fmt.Sprintf("$ nstance-admin %s\n%s--- stderr\n%s--- exit code %d\n",
+		strings.Join(args, " "), stdout, stderr, code))
 }
 
 const (
@@ -99,34 +102,46 @@ func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(fleett
 func fixture(shard string) *fleettest.Shard {
 	return &fleettest.Shard{
 		Config: &nstancev1.GetConfigStatusResponse{
-			Etag: "c0ffee", LastModified: ago(time.Hour), Size: 4301, Generation: 2, Shard: shard, LeaderId: shard + "-server", Term: 7, ClusterId: "example",
+			Etag: "c0ffee", LastModified: ago(time.Hour), Size: 4301, Generation: 2, Shard: shard, LeaderId: shard +
+				"-server", Term: 7, ClusterId: "example",
 		},
-		Refresh: &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_UPDATED, Etag: "c0ffef"},
+		Refresh: &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_UPDATED,
+			Etag: "c0ffef"},
 		Groups: []*nstancev1.GroupStatus{
 			{
-				Group: "workers", IsStatic: true, Overridden: true, Template: "worker", Size: 3, ActualSize: 2, Healthy: 1, InstanceType: "t4g.medium", InstanceTypes: []string{"t4g.large"},
-				SubnetPool: "local", Vars: map[string]string{"b": "2", "a": "1"}, LoadBalancers: []string{"www"}, DrainTimeout: durationpb.New(5 * time.Minute), MaxSurge: 1,
-				MaxUnhealthy: "40%", Etag: "etag-1", ProviderIds: []string{"i-1", "i-2"}, BlockedReason: "no capacity for t4g.medium", RuntimeHash: "aaaa", InfraHash: "bbbb",
+				Group: "workers", IsStatic: true, Overridden: true, Template: "worker", Size: 3, ActualSize: 2,
+				Healthy: 1, InstanceType: "t4g.medium", InstanceTypes: []string{"t4g.large"},
+				SubnetPool: "local", Vars: map[string]string{"b": "2", "a": "1"}, LoadBalancers: []string{"www"},
+				DrainTimeout: durationpb.New(5 * time.Minute), MaxSurge: 1,
+				MaxUnhealthy: "40%", Etag: "etag-1", ProviderIds: []string{"i-1", "i-2"},
+				BlockedReason: "no capacity for t4g.medium", RuntimeHash: "aaaa", InfraHash: "bbbb",
 				Kind: "wrk", Arch: "arm64", InstanceIds: []string{firstID, secondID}, ArgsJson: `{"Tags":{"k":"v"}}`,
 			},
 			{Group: "batch", Template: "worker", Size: 0, Etag: "etag-2", Kind: "wrk", Deleting: true},
 		},
 		Instances: []*nstancev1.InstanceStatus{
 			{
-				InstanceId: secondID, Group: "workers", Template: "worker", Kind: "wrk", State: "created", ProviderState: "pending", ProviderId: "i-2", Health: "unregistered",
-				InstanceType: "t4g.medium", CreatedAt: ago(30 * time.Second), LaunchedAt: ago(29 * time.Second), Term: 7,
+				InstanceId: secondID, Group: "workers", Template: "worker", Kind: "wrk", State: "created",
+				ProviderState: "pending", ProviderId: "i-2", Health: "unregistered",
+				InstanceType: "t4g.medium", CreatedAt: ago(30 * time.Second), LaunchedAt: ago(29 * time.Second),
+				Term: 7,
 			},
 			{
-				InstanceId: firstID, Group: "workers", Template: "worker", Kind: "wrk", State: "registered", ProviderState: "running", ProviderId: "i-1", Health: "healthy",
-				Ipv4: "10.0.0.7", Hostname: "ip-10-0-0-7", InstanceType: "t4g.medium", SubnetId: "subnet-a", CreatedAt: ago(50 * time.Hour), LaunchedAt: ago(50 * time.Hour),
-				RegisteredAt: ago(49 * time.Hour), LastReportAt: ago(10 * time.Second), InfraDrift: true, CertificateNotAfter: timestamppb.New(fleettest.Now.Add(100 * time.Hour)),
-				Image: "ami-1", Term: 6, AgentVersion: "1.2.3", Zone: shard, Metrics: &nstancev1.Metrics{Cpu: 0.25, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30},
+				InstanceId: firstID, Group: "workers", Template: "worker", Kind: "wrk", State: "registered",
+				ProviderState: "running", ProviderId: "i-1", Health: "healthy",
+				Ipv4: "10.0.0.7", Hostname: "ip-10-0-0-7", InstanceType: "t4g.medium", SubnetId: "subnet-a",
+				CreatedAt: ago(50 * time.Hour), LaunchedAt: ago(50 * time.Hour),
+				RegisteredAt: ago(49 * time.Hour), LastReportAt: ago(10 * time.Second), InfraDrift: true,
+				CertificateNotAfter: timestamppb.New(fleettest.Now.Add(100 * time.Hour)),
+				Image:               "ami-1", Term: 6, AgentVersion: "1.2.3", Zone: shard,
+				Metrics: &nstancev1.Metrics{Cpu: 0.25, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30},
 			},
 		},
 	}
 }
 
-// shards starts two shards, and returns a command line that knows them, and what makes its output the same in every run.
+// shards starts two shards, and returns a command line that knows them, and what makes its output the same in every
+// run.
 func shards(t *testing.T) (cli terminalless, a, b *fleettest.Shard, replace *strings.Replacer) {
 	t.Helper()
 	c := fleettest.NewCluster(t, "example")
@@ -140,9 +155,11 @@ func shards(t *testing.T) (cli terminalless, a, b *fleettest.Shard, replace *str
 
 // TestTranscripts compares whole command lines against servers over mutual TLS with golden files.
 func TestTranscripts(t *testing.T) {
-	invalid := &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID, Problems: []*nstancev1.ConfigProblem{
-		{Path: "groups.default.web.size", Line: 31, Column: 45, Message: "want a whole number"}, {Message: "the cluster's CA is gone"},
-	}}
+	invalid := &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID,
+		Problems: []*nstancev1.ConfigProblem{
+			{Path: "groups.default.web.size", Line: 31, Column: 45, Message: "want a whole number"},
+			{Message: "the cluster's CA is gone"},
+		}}
 	down := func(s *fleettest.Shard) {
 		s.Before = func(string) error { return status.Error(codes.Unavailable, "the bucket does not answer") }
 	}
@@ -150,40 +167,63 @@ func TestTranscripts(t *testing.T) {
 		args string
 		b    func(*fleettest.Shard) // what is different about the second shard
 	}{
-		"group-list":                 {args: "group list --all-shards"},
-		"group-list-one":             {args: "group list --shard us-b"},
-		"group-list-json":            {args: "group list --shard us-a -o json"},
-		"group-list-yaml":            {args: "group list --shard us-a -o yaml"},
-		"group-list-partial":         {args: "group list --all-shards", b: down},
-		"group-list-partial-json":    {args: "group list --all-shards -o json", b: func(s *fleettest.Shard) { down(s); s.Groups = nil }},
-		"group-list-none":            {args: "group list --shard us-b", b: func(s *fleettest.Shard) { s.Groups = nil }},
-		"group-list-which":           {args: "group list"},
-		"group-list-unknown":         {args: "group list --shard us-c"},
-		"group-status":               {args: "group status workers --shard us-a"},
-		"group-status-all":           {args: "group status --all-shards", b: func(s *fleettest.Shard) { s.Groups = s.Groups[1:] }},
-		"group-status-missing":       {args: "group status nobody --shard us-a"},
-		"group-scale":                {args: "group scale workers 5 --shard us-a"},
-		"group-scale-all":            {args: "group scale workers 5 --all-shards", b: func(s *fleettest.Shard) { s.Groups = s.Groups[1:] }},
-		"group-scale-json":           {args: "group scale workers 5 --shard us-a -o json"},
-		"group-scale-bad":            {args: "group scale workers many --shard us-a"},
-		"group-scale-short":          {args: "group scale workers"},
-		"group-create":               {args: "group create web --template worker --size 2 --vars k=v,l=w --vars m=x --shard us-a"},
-		"group-create-there":         {args: "group create workers --template worker --shard us-a"},
-		"group-create-no-template":   {args: "group create web --shard us-a"},
-		"group-delete":               {args: "group delete batch --shard us-a"},
-		"group-delete-static":        {args: "group delete workers --all-shards", b: func(s *fleettest.Shard) { s.Groups[0].Overridden = false }},
-		"instance-list":              {args: "instance list --all-shards", b: func(s *fleettest.Shard) { s.Instances = s.Instances[:1] }},
-		"instance-list-yaml":         {args: "instance list --shard us-a --output yaml"},
-		"instance-show":              {args: "instance show " + firstID + " --all-shards", b: func(s *fleettest.Shard) { s.Instances = nil }},
-		"instance-show-missing":      {args: "instance show wrk06gx5zsg2nrrqcrz000000000g --all-shards"},
-		"instance-show-bad":          {args: "instance show i-1 --shard us-a"},
-		"instance-create":            {args: "instance create workers --shard us-a --instance-type big"},
-		"instance-delete":            {args: "instance delete " + firstID + " --shard us-a --reason broken"},
-		"config-status":              {args: "config status --all-shards", b: func(s *fleettest.Shard) { s.Config.RefusedEtag = "bad"; s.Config.Problems = invalid.Problems }},
-		"config-status-json":         {args: "config status --shard us-a -o json"},
-		"config-refresh":             {args: "config refresh --all-shards", b: func(s *fleettest.Shard) { s.Refresh = invalid }},
-		"config-refresh-json":        {args: "config refresh --shard us-b -o json", b: func(s *fleettest.Shard) { s.Refresh = invalid }},
-		"config-refresh-restarting":  {args: "config refresh --shard us-b", b: func(s *fleettest.Shard) { s.Refresh.Restarting = true }},
+		"group-list":         {args: "group list --all-shards"},
+		"group-list-one":     {args: "group list --shard us-b"},
+		"group-list-json":    {args: "group list --shard us-a -o json"},
+		"group-list-yaml":    {args: "group list --shard us-a -o yaml"},
+		"group-list-partial": {args: "group list --all-shards", b: down},
+		"group-list-partial-json": {args: "group list --all-shards -o json", b: func(s *fleettest.Shard) {
+			down(s)
+			s.Groups = nil
+		}},
+		"group-list-none":    {args: "group list --shard us-b", b: func(s *fleettest.Shard) { s.Groups = nil }},
+		"group-list-which":   {args: "group list"},
+		"group-list-unknown": {args: "group list --shard us-c"},
+		"group-status":       {args: "group status workers --shard us-a"},
+		"group-status-all": {args: "group status --all-shards", b: func(s *fleettest.Shard) {
+			s.Groups = s.Groups[1:]
+		}},
+		"group-status-missing": {args: "group status nobody --shard us-a"},
+		"group-scale":          {args: "group scale workers 5 --shard us-a"},
+		"group-scale-all": {args: "group scale workers 5 --all-shards", b: func(s *fleettest.Shard) {
+			s.Groups = s.Groups[1:]
+		}},
+		"group-scale-json":  {args: "group scale workers 5 --shard us-a -o json"},
+		"group-scale-bad":   {args: "group scale workers many --shard us-a"},
+		"group-scale-short": {args: "group scale workers"},
+		"group-create": {
+			args: "group create web --template worker --size 2 --vars k=v,l=w --vars m=x --shard us-a"},
+		"group-create-there":       {args: "group create workers --template worker --shard us-a"},
+		"group-create-no-template": {args: "group create web --shard us-a"},
+		"group-delete":             {args: "group delete batch --shard us-a"},
+		"group-delete-static": {args: "group delete workers --all-shards", b: func(s *fleettest.Shard) {
+			s.Groups[0].Overridden = false
+		}},
+		"instance-list": {args: "instance list --all-shards", b: func(s *fleettest.Shard) {
+			s.Instances = s.Instances[:1]
+		}},
+		"instance-list-yaml": {args: "instance list --shard us-a --output yaml"},
+		"instance-show": {args: "instance show " + firstID + " --all-shards", b: func(s *fleettest.Shard) {
+			s.Instances = nil
+		}},
+		"instance-show-missing": {args: "instance show wrk06gx5zsg2nrrqcrz000000000g --all-shards"},
+		"instance-show-bad":     {args: "instance show i-1 --shard us-a"},
+		"instance-create":       {args: "instance create workers --shard us-a --instance-type big"},
+		"instance-delete":       {args: "instance delete " + firstID + " --shard us-a --reason broken"},
+		"config-status": {args: "config status --all-shards", b: func(s *fleettest.Shard) {
+			s.Config.RefusedEtag = "bad"
+			s.Config.Problems = invalid.Problems
+		}},
+		"config-status-json": {args: "config status --shard us-a -o json"},
+		"config-refresh": {args: "config refresh --all-shards", b: func(s *fleettest.Shard) {
+			s.Refresh = invalid
+		}},
+		"config-refresh-json": {args: "config refresh --shard us-b -o json", b: func(s *fleettest.Shard) {
+			s.Refresh = invalid
+		}},
+		"config-refresh-restarting": {args: "config refresh --shard us-b", b: func(s *fleettest.Shard) {
+			s.Refresh.Restarting = true
+		}},
 		"unknown-command":            {args: "group lst"},
 		"unknown-flag":               {args: "group list --shrad us-a"},
 		"unknown-format":             {args: "group list --output xml"},
@@ -199,7 +239,8 @@ func TestTranscripts(t *testing.T) {
 			if test.b != nil {
 				test.b(b)
 			}
-			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.transcript(t, replace, strings.Fields(test.args)...))
+			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.transcript(t, replace,
+				strings.Fields(test.args)...))
 		})
 	}
 }
@@ -214,7 +255,8 @@ func TestEnvironment(t *testing.T) {
 	if out := cli.must(t, "group", "list", "--shard", "us-a"); strings.Contains(out, "us-b") {
 		t.Error(out)
 	}
-	if out := cli.must(t, "group", "list", "--all-shards"); !strings.Contains(out, "us-a") || !strings.Contains(out, "us-b") {
+	if out := cli.must(t, "group", "list", "--all-shards"); !strings.Contains(out, "us-a") ||
+		!strings.Contains(out, "us-b") {
 		t.Error(out)
 	}
 	delete(cli.env, envShard)
@@ -226,7 +268,8 @@ func TestEnvironment(t *testing.T) {
 		t.Error("nothing was asked")
 	}
 	// A certificate in the last third of its life is told of.
-	cli.env[envIdentity] = fleettest.NewCluster(t, "example").Identity(t, "default", fleettest.Now.Add(-21*24*time.Hour), 30*24*time.Hour)
+	cli.env[envIdentity] = fleettest.NewCluster(t, "example").Identity(t, "default",
+		fleettest.Now.Add(-21*24*time.Hour), 30*24*time.Hour)
 	_, stderr, code := cli.run(t, "group", "list", "--all-shards")
 	if code != exitOK || !strings.Contains(stderr, "ends at 2026-08-06T10:00:00Z") {
 		t.Error(code, stderr)
@@ -252,15 +295,21 @@ func TestColours(t *testing.T) {
 	for _, test := range []struct {
 		palette palette
 		want    string
-	}{{true, "\x1b[2mNAME\x1b[0m   \x1b[2mSTATE\x1b[0m\na      \x1b[31mbad\x1b[0m\nlong   \x1b[32mok\x1b[0m\n?[2J   -\n"}, {false, "NAME   STATE\na      bad\nlong   ok\n?[2J   -\n"}} {
+	}{{true,
+		"\x1b[2mNAME\x1b[0m   \x1b[2mSTATE\x1b[0m\na      \x1b[31mbad\x1b[0m\nlong   \x1b[32mok\x1b[0m\n?[2J   -\n"},
+		{false, "NAME   STATE\na      bad\nlong   ok\n?[2J   -\n"}} {
 		var out bytes.Buffer
-		rows := [][]cell{{{text: "a"}, {"bad", test.palette.bad}}, {{text: "long"}, {"ok", test.palette.good}}, {{text: "\x1b[2J"}, {}}}
-		if err := writeTable(&out, test.palette, []string{"NAME", "STATE"}, rows); err != nil || out.String() != test.want {
+		rows := [][]cell{{{text: "a"}, {"bad", test.palette.bad}}, {{text: "long"}, {"ok", test.palette.good}},
+			{{text: "\x1b[2J"}, {}}}
+		if err := writeTable(&out, test.palette, []string{"NAME", "STATE"}, rows); err != nil ||
+			out.String() != test.want {
 			t.Errorf("%v: %q", err, out.String())
 		}
 	}
 	// A buffer is no terminal; and NO_COLOR holds for one.
-	if s := newStyle(Environment{Stdout: os.Stdout, Stderr: &bytes.Buffer{}, Getenv: func(string) string { return "1" }}); s.out || s.err {
+	if s := newStyle(Environment{Stdout: os.Stdout, Stderr: &bytes.Buffer{}, Getenv: func(string) string {
+		return "1"
+	}}); s.out || s.err {
 		t.Error("colours although NO_COLOR is set")
 	}
 }

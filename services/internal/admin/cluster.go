@@ -17,13 +17,15 @@ import (
 )
 
 func (a *app) clusterCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "cluster", Short: "Keys, registrations and secrets of a cluster, in its bucket", Long: `Works on the bucket of a cluster directly; no server needs to run.
+	cmd := &cobra.Command{Use: "cluster", Short: "Keys, registrations and secrets of a cluster, in its bucket",
+		Long: `Works on the bucket of a cluster directly; no server needs to run.
 
 Secrets (the CA's key, the key that signs registration nonces, your own) lie in the
 bucket, sealed with the cluster's encryption key: 32 bytes, raw or base64, in
 NSTANCE_ENCRYPTION_KEY unless --key-provider and --key-source say otherwise.`}
 	s := new(secretFlags)
-	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s), a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.verifyCommand(s))
+	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s),
+		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.verifyCommand(s))
 	s.add(cmd)
 	return cmd
 }
@@ -47,17 +49,19 @@ A cluster that is in use and has lost its CA does not get a second one.`,
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var result initResult
-		err := a.withCluster(cmd.Context(), s, need{key: true, id: true}, func(ctx context.Context, c *cluster) (err error) {
-			result, err = a.initCluster(ctx, c, certFile, keyFile)
-			return err
-		})
+		err := a.withCluster(cmd.Context(), s, need{key: true, id: true},
+			func(ctx context.Context, c *cluster) (err error) {
+				result, err = a.initCluster(ctx, c, certFile, keyFile)
+				return err
+			})
 		if err != nil {
 			return err
 		}
 		return a.show(*f, result, func(w io.Writer) error {
 			made := map[bool]string{true: "made", false: "was there"}
 			return writeFacts(w, a.style.out, []fact{
-				{"Cluster", result.Cluster}, {"CA", made[result.CACreated] + ", " + result.CAFingerprint}, {"CA ends", stamp(result.CANotAfter)},
+				{"Cluster", result.Cluster}, {"CA", made[result.CACreated] + ", " + result.CAFingerprint},
+				{"CA ends", stamp(result.CANotAfter)},
 				{"Nonce key", made[result.NonceKeyCreated]}, {"Encryption key", result.EncryptionKey},
 			})
 		})
@@ -91,7 +95,8 @@ func (a *app) initCluster(ctx context.Context, c *cluster, certFile, keyFile str
 	if err != nil {
 		return initResult{}, err
 	}
-	return initResult{c.id, created || made, authority.Fingerprint(ca.Certificate()), ca.Certificate().NotAfter.UTC(), nonceKey, c.ring.Current.ID().String()}, nil
+	return initResult{c.id, created || made, authority.Fingerprint(ca.Certificate()), ca.Certificate().NotAfter.UTC(),
+		nonceKey, c.ring.Current.ID().String()}, nil
 }
 
 func (a *app) importCA(ctx context.Context, c *cluster, certFile, keyFile string) (bool, error) {
@@ -140,7 +145,8 @@ The operator's ID and the end of the nonce are written to standard error.`,
 			if err != nil {
 				return noKeysYet(err)
 			}
-			nonce, claims, err = authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator, Cluster: c.id, Tenant: tenant, TTL: expiry}, a.Rand, a.Now())
+			nonce, claims, err = authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator,
+				Cluster: c.id, Tenant: tenant, TTL: expiry}, a.Rand, a.Now())
 			return err
 		})
 		if err != nil {
@@ -149,7 +155,8 @@ The operator's ID and the end of the nonce are written to standard error.`,
 		if err := a.writeSecret(output, []byte(nonce.Reveal())); err != nil {
 			return err
 		}
-		a.note("Nonce of operator %s, tenant %s: good for one registration until %s.", claims.ID, claims.Tenant, stamp(claims.ExpiresAt))
+		a.note("Nonce of operator %s, tenant %s: good for one registration until %s.", claims.ID, claims.Tenant,
+			stamp(claims.ExpiresAt))
 		return nil
 	}
 	return cmd
@@ -158,13 +165,15 @@ The operator's ID and the end of the nonce are written to standard error.`,
 // noKeysYet says what to do about a cluster without its keys.
 func noKeysYet(err error) error {
 	if errors.Is(err, secretstore.ErrNotFound) {
-		return withHint(err, "nstance-admin cluster init makes the cluster's keys, and so does a shard's first leader; if they should be there, check --storage-bucket and --storage-prefix")
+		return withHint(err,
+			"nstance-admin cluster init makes the cluster's keys, and so does a shard's first leader; if they "+
+				"should be there, check --storage-bucket and --storage-prefix")
 	}
 	return err
 }
 
-// writeSecret writes to a file that only we may read, or to standard output for "-": there without a line break, which is not part of
-// it, unless a person looks.
+// writeSecret writes to a file that only we may read, or to standard output for "-": there without a line break, which
+// is not part of it, unless a person looks.
 func (a *app) writeSecret(path string, content []byte) error {
 	if path != "-" {
 		if err := renameio.WriteFile(path, content, 0o600); err != nil {

@@ -41,8 +41,10 @@ is changed while more than a third of the certificate's life is left.`,
   nstance-admin cluster register-operator --storage-bucket my-bucket --tenant prod --public-key-file op.pub --output-dir out`,
 	}
 	cmd.Flags().StringVar(&r.tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")
-	cmd.Flags().StringVar(&id, "operator-id", "", "the operator's ID (opr…); that of the key, or a new one, if not given")
-	cmd.Flags().StringVar(&r.publicKeyFile, "public-key-file", "", "Ed25519 public key (PEM, PKIX) whose private key stays elsewhere; a key is made if not given")
+	cmd.Flags().StringVar(&id, "operator-id", "",
+		"the operator's ID (opr…); that of the key, or a new one, if not given")
+	cmd.Flags().StringVar(&r.publicKeyFile, "public-key-file", "",
+		"Ed25519 public key (PEM, PKIX) whose private key stays elsewhere; a key is made if not given")
 	cmd.Flags().StringVar(&r.dir, "output-dir", "", "directory to write the identity to (required)")
 	cmd.Flags().IntVar(&hours, "cert-ttl-hours", int(authority.OperatorTTL/time.Hour), "how long the certificate lasts")
 	f := outputFlag(cmd)
@@ -76,7 +78,8 @@ is changed while more than a third of the certificate's life is left.`,
 		}
 		return a.show(*f, result, func(w io.Writer) error {
 			return writeFacts(w, a.style.out, []fact{
-				{"Operator", result.ID}, {"Cluster", result.Cluster}, {"Tenant", result.Tenant}, {"Certificate", result.what() + ", ends " + stamp(result.NotAfter)}, {"Identity", result.Dir},
+				{"Operator", result.ID}, {"Cluster", result.Cluster}, {"Tenant", result.Tenant},
+				{"Certificate", result.what() + ", ends " + stamp(result.NotAfter)}, {"Identity", result.Dir},
 			})
 		})
 	}
@@ -107,8 +110,8 @@ func (r registered) what() string {
 	return "still good"
 }
 
-// register makes the record first, then the certificate's file: a certificate that is nobody's does no harm, and running the command
-// again finds the record by its key.
+// register makes the record first, then the certificate's file: a certificate that is nobody's does no harm, and
+// running the command again finds the record by its key.
 func (a *app) register(ctx context.Context, c *cluster, r registration) (registered, error) {
 	ca, err := c.state.LoadCA(ctx)
 	if err != nil {
@@ -157,7 +160,8 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 	return result, nil
 }
 
-// operatorKey returns the public key to register: the given one, or that of identity.key, which is made if there is none.
+// operatorKey returns the public key to register: the given one, or that of identity.key, which is made if there is
+// none.
 func (a *app) operatorKey(r registration) (ed25519.PublicKey, error) {
 	if r.publicKeyFile != "" {
 		text, err := os.ReadFile(r.publicKeyFile)
@@ -166,7 +170,8 @@ func (a *app) operatorKey(r registration) (ed25519.PublicKey, error) {
 		}
 		key, err := parsePublicKey(text)
 		if err != nil {
-			return nil, withHint(fmt.Errorf("read public key %s: %w", r.publicKeyFile, err), "openssl pkey -in identity.key -pubout writes one")
+			return nil, withHint(fmt.Errorf("read public key %s: %w", r.publicKeyFile, err),
+				"openssl pkey -in identity.key -pubout writes one")
 		}
 		return key, nil
 	}
@@ -195,7 +200,8 @@ func (a *app) makeOperatorKey(dir string) (ed25519.PublicKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make operator key: %w", err)
 	}
-	return key.Public().(ed25519.PublicKey), write(dir, fleet.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	return key.Public().(ed25519.PublicKey), write(dir, fleet.KeyFile,
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 func write(dir, name string, content []byte) error {
@@ -253,8 +259,10 @@ func onePEM(text []byte, kind string) (*pem.Block, error) {
 	return block, nil
 }
 
-// findOperator looks for the operator that the registration is of: by ID if that is given, else by the key. id is zero if there is none.
-func findOperator(ctx context.Context, state *clusterstate.State, r registration, key ed25519.PublicKey) (record.Operator, ident.ID, objstore.Token, error) {
+// findOperator looks for the operator that the registration is of: by ID if that is given, else by the key. id is zero
+// if there is none.
+func findOperator(ctx context.Context, state *clusterstate.State, r registration,
+	key ed25519.PublicKey) (record.Operator, ident.ID, objstore.Token, error) {
 	id := r.id
 	if id.IsZero() {
 		all, err := state.ListOperators(ctx, r.tenant)
@@ -283,14 +291,17 @@ func findOperator(ctx context.Context, state *clusterstate.State, r registration
 func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 	switch {
 	case rec.Removed():
-		return withHint(fmt.Errorf("operator %s was removed at %s", rec.ID, stamp(rec.RemovedAt)), "register a new one: without --operator-id, and with a new key")
+		return withHint(fmt.Errorf("operator %s was removed at %s", rec.ID, stamp(rec.RemovedAt)),
+			"register a new one: without --operator-id, and with a new key")
 	case !bytes.Equal(rec.PublicKey, key):
-		return withHint(fmt.Errorf("operator %s is registered with another key", rec.ID), "use the --output-dir that holds its %s, or register a new one without --operator-id", fleet.KeyFile)
+		return withHint(fmt.Errorf("operator %s is registered with another key", rec.ID),
+			"use the --output-dir that holds its %s, or register a new one without --operator-id", fleet.KeyFile)
 	}
 	return nil
 }
 
-// stillGood says whether the directory holds the certificate that the record names, with more than a third of its life left.
+// stillGood says whether the directory holds the certificate that the record names, with more than a third of its life
+// left.
 func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
 	text, err := os.ReadFile(filepath.Join(r.dir, fleet.CertificateFile))
 	if err != nil || rec.Revision == 0 {
@@ -308,14 +319,16 @@ func (a *app) stillGood(r registration, rec record.Operator) (time.Time, bool) {
 }
 
 // recordOperator writes the record of a new certificate, conditional on what was there.
-func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token, who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
+func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token,
+	who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
 	writer, err := a.writer()
 	if err != nil {
 		return err
 	}
 	rec := have
 	if rec.Revision == 0 {
-		rec = record.Operator{Schema: record.OperatorSchema, ID: who.ID, Cluster: c.id, Tenant: who.Tenant, PublicKey: key, CreatedAt: a.Now().UTC()}
+		rec = record.Operator{Schema: record.OperatorSchema, ID: who.ID, Cluster: c.id, Tenant: who.Tenant,
+			PublicKey: key, CreatedAt: a.Now().UTC()}
 	}
 	rec.Revision++
 	rec.Writer = writer

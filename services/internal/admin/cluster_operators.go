@@ -16,7 +16,8 @@ import (
 )
 
 func (a *app) operatorCommand(s *secretFlags) *cobra.Command {
-	cmd := &cobra.Command{Use: "operator", Short: "List and remove registered operators", Long: `An operator is whoever acts on shards with a certificate of its own: nstance-operator
+	cmd := &cobra.Command{Use: "operator", Short: "List and remove registered operators",
+		Long: `An operator is whoever acts on shards with a certificate of its own: nstance-operator
 in a Kubernetes cluster, and everybody who uses nstance-admin. Register one with
 "nstance-admin cluster nonce" or "nstance-admin cluster register-operator".`}
 	cmd.AddCommand(a.operatorListCommand(s), a.operatorRemoveCommand(s))
@@ -58,7 +59,8 @@ The encryption key is not needed.`,
 			all, err := c.state.ListOperators(ctx, tenant)
 			for _, rec := range all {
 				if !rec.Removed() || removed {
-					listed.Operators = append(listed.Operators, operatorEntry{rec.ID.String(), rec.Tenant, rec.CreatedAt, rec.Certificate.NotAfter, rec.RemovedAt})
+					listed.Operators = append(listed.Operators, operatorEntry{rec.ID.String(), rec.Tenant,
+						rec.CreatedAt, rec.Certificate.NotAfter, rec.RemovedAt})
 				}
 			}
 			return err
@@ -124,8 +126,10 @@ needed. Removing it twice changes nothing. The encryption key is not needed.`,
 	return cmd
 }
 
-// removeOperator makes a tombstone of an operator's record and returns since when it is one. A renewal that comes first is met by trying again.
-func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (time.Time, error) {
+// removeOperator makes a tombstone of an operator's record and returns since when it is one. A renewal that comes first
+// is met by trying again.
+func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (time.Time,
+	error) {
 	writer, err := a.writer()
 	if err != nil {
 		return time.Time{}, err

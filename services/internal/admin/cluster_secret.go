@@ -17,7 +17,8 @@ import (
 )
 
 func (a *app) secretCommand(s *secretFlags) *cobra.Command {
-	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets", Long: `Secrets are delivered to instances by files of kind "secret" in a template. Two names
+	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets",
+		Long: `Secrets are delivered to instances by files of kind "secret" in a template. Two names
 are the cluster's own: ca.key and registration-nonce.key.`}
 	cmd.AddCommand(a.secretSetCommand(s), a.secretGetCommand(s), a.secretListCommand(s), a.secretDeleteCommand(s))
 	return cmd
@@ -229,9 +230,13 @@ and no certificate is renewed, so the cluster's own keys need --force.`,
 			return err
 		}
 		if ours(name) && !force {
-			return withHint(fmt.Errorf("%s is one of the cluster's own keys: without it servers and registrations stop working", name), "keep a copy (secret get), then use --force")
+			return withHint(
+				fmt.Errorf("%s is one of the cluster's own keys: without it servers and registrations stop working",
+					name), "keep a copy (secret get), then use --force")
 		}
-		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error { return c.secrets.Delete(ctx, name) })
+		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error {
+			return c.secrets.Delete(ctx, name)
+		})
 		if err != nil {
 			return err
 		}
@@ -253,7 +258,9 @@ it in this order, so that servers can read secrets all the time:
   3. take the old key out of the configurations`,
 		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
 	}
-	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil, "a key that opens what was sealed before, as PROVIDER:SOURCE, such as env:VARIABLE or file:PATH; may be repeated")
+	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil,
+		"a key that opens what was sealed before, as PROVIDER:SOURCE, such as env:VARIABLE or file:PATH; may be "+
+			"repeated")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		result := rotation{Secrets: []rotated{}}
@@ -261,7 +268,9 @@ it in this order, so that servers can read secrets all the time:
 		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) error {
 			objects, ok := c.secrets.(*secretstore.Objects)
 			if !ok {
-				return usagef("--secrets-provider %s: only secrets in object storage are sealed with our key; the service has a key of its own", s.provider)
+				return usagef(
+					"--secrets-provider %s: only secrets in object storage are sealed with our key; the service has "+
+						"a key of its own", s.provider)
 			}
 			names, err := objects.List(ctx)
 			result.KeyID = c.ring.Current.ID().String()
@@ -287,7 +296,8 @@ it in this order, so that servers can read secrets all the time:
 			return writeTable(w, a.style.out, []string{"NAME", "KEY " + result.KeyID}, rows)
 		})
 		if len(errs) > 0 {
-			err = withHint(fmt.Errorf("%d of %d secrets are not under the current key: %w", len(errs), len(result.Secrets), errs[0]), "give every key that is still in use with --old-key, and run it again")
+			err = withHint(fmt.Errorf("%d of %d secrets are not under the current key: %w", len(errs),
+				len(result.Secrets), errs[0]), "give every key that is still in use with --old-key, and run it again")
 		}
 		return err
 	}

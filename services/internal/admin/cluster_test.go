@@ -48,12 +48,14 @@ type bucket struct {
 func newBucket(t *testing.T, provider string) *bucket {
 	t.Helper()
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", encryptionKey)
-	b := &bucket{location: open.Location{Provider: provider, Bucket: filepath.Join(t.TempDir(), "bucket"), Prefix: "some/where"}}
+	b := &bucket{location: open.Location{Provider: provider, Bucket: filepath.Join(t.TempDir(), "bucket"),
+		Prefix: "some/where"}}
 	if provider == "s3" {
 		b.location.Bucket = "dev"
 		serveS3(t)
 	}
-	b.flags = []string{"--storage-provider", provider, "--storage-bucket", b.location.Bucket, "--storage-prefix", b.location.Prefix}
+	b.flags = []string{"--storage-provider", provider, "--storage-bucket", b.location.Bucket, "--storage-prefix",
+		b.location.Prefix}
 	b.reopen(t)
 	return b
 }
@@ -74,7 +76,8 @@ func serveS3(t *testing.T) {
 	read, write := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s3.Serve(ctx, s3.Options{Addr: "127.0.0.1:0", Dir: t.TempDir(), Bucket: "dev"}, slog.New(slog.DiscardHandler), write)
+		ended <- s3.Serve(ctx, s3.Options{Addr: "127.0.0.1:0", Dir: t.TempDir(), Bucket: "dev"},
+			slog.New(slog.DiscardHandler), write)
 		write.Close()
 	}()
 	line, err := bufio.NewReader(read).ReadString('\n')
@@ -105,8 +108,10 @@ func (b *bucket) state(t *testing.T, key string) *clusterstate.State {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b.store, Cluster: "example", Ring: keyring.Ring{Current: current}, Rand: fleettest.Rand(5)})
-	return clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: "example", ShardID: "dev-1", Secrets: secrets, Now: fleettest.Clock, Rand: fleettest.Rand(6)})
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b.store, Cluster: "example",
+		Ring: keyring.Ring{Current: current}, Rand: fleettest.Rand(5)})
+	return clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: "example",
+		ShardID: "dev-1", Secrets: secrets, Now: fleettest.Clock, Rand: fleettest.Rand(6)})
 }
 
 func (b *bucket) init(t *testing.T) {
@@ -147,14 +152,16 @@ func TestClusterInit(t *testing.T) {
 		var results []initResult
 		for seed := range 2 {
 			b.rand = byte(seed)
-			results = append(results, parse[initResult](t, b.must(t, b.args("cluster", "init", "--cluster-id", "example", "-o", "json")...)))
+			results = append(results, parse[initResult](t, b.must(t, b.args("cluster", "init", "--cluster-id",
+				"example", "-o", "json")...)))
 		}
 		ca, err := b.state(t, encryptionKey).LoadCA(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		first, second := results[0], results[1]
-		if !first.CACreated || !first.NonceKeyCreated || first.CAFingerprint != authority.Fingerprint(ca.Certificate()) {
+		if !first.CACreated || !first.NonceKeyCreated || first.CAFingerprint != authority.Fingerprint(
+			ca.Certificate()) {
 			t.Errorf("%+v", first)
 		}
 		first.CACreated, first.NonceKeyCreated = false, false
@@ -164,14 +171,19 @@ func TestClusterInit(t *testing.T) {
 		if _, err := b.state(t, encryptionKey).LoadNonceKey(t.Context()); err != nil {
 			t.Error(err)
 		}
-		b.fails(t, exitFailure, "does not belong to this name and cluster", b.args("cluster", "init", "--cluster-id", "other")...)
+		b.fails(t, exitFailure, "does not belong to this name and cluster",
+			b.args("cluster", "init", "--cluster-id", "other")...)
 		b.fails(t, exitUsage, "--cluster-id is missing", b.args("cluster", "init")...)
 		b.fails(t, exitUsage, "--storage-bucket is missing", "cluster", "init", "--cluster-id", "example")
-		b.fails(t, exitUsage, "there is no secrets store \"vault\"", b.args("cluster", "secret", "list", "--secrets-provider", "vault")...)
-		b.fails(t, exitUsage, "have no prefix but the bucket's", b.args("cluster", "secret", "list", "--secrets-prefix", "x/")...)
-		b.fails(t, exitUsage, "a key of its own", b.args("cluster", "rotate-key", "--secrets-provider", "aws-secrets-manager")...)
+		b.fails(t, exitUsage, "there is no secrets store \"vault\"", b.args("cluster", "secret", "list",
+			"--secrets-provider", "vault")...)
+		b.fails(t, exitUsage, "have no prefix but the bucket's", b.args("cluster", "secret", "list", "--secrets-prefix",
+			"x/")...)
+		b.fails(t, exitUsage, "a key of its own", b.args("cluster", "rotate-key", "--secrets-provider",
+			"aws-secrets-manager")...)
 		t.Setenv("NSTANCE_ENCRYPTION_KEY", strings.ToUpper(encryptionKey))
-		b.fails(t, exitFailure, "sealed with another encryption key", b.args("cluster", "init", "--cluster-id", "example")...)
+		b.fails(t, exitFailure, "sealed with another encryption key", b.args("cluster", "init", "--cluster-id",
+			"example")...)
 		t.Setenv("NSTANCE_ENCRYPTION_KEY", "short")
 		b.fails(t, exitFailure, "want 32 raw bytes", b.args("cluster", "init", "--cluster-id", "example")...)
 	})
@@ -204,8 +216,10 @@ func TestImportCA(t *testing.T) {
 	writeFile(t, certFile, pem.EncodeToMemory(block))
 	writeFile(t, keyFile, rest)
 	b.fails(t, exitUsage, "ca-key", b.args("cluster", "init", "--cluster-id", "example", "--ca-cert", certFile)...)
-	args := b.args("cluster", "init", "--cluster-id", "example", "--ca-cert", certFile, "--ca-key", keyFile, "-o", "json")
-	if got := parse[initResult](t, b.must(t, args...)); !got.CACreated || got.CAFingerprint != authority.Fingerprint(ca.Certificate()) {
+	args := b.args("cluster", "init", "--cluster-id", "example", "--ca-cert", certFile, "--ca-key", keyFile, "-o",
+		"json")
+	if got := parse[initResult](t, b.must(t, args...)); !got.CACreated ||
+		got.CAFingerprint != authority.Fingerprint(ca.Certificate()) {
 		t.Errorf("%+v", got)
 	}
 	if got := parse[initResult](t, b.must(t, args...)); got.CACreated {
@@ -220,7 +234,8 @@ func writeFile(t *testing.T, path string, content []byte) {
 	}
 }
 
-// A nonce is what servers accept: as the seeds call it, with the cluster named or found, on standard output or in a file.
+// A nonce is what servers accept: as the seeds call it, with the cluster named or found, on standard output or in a
+// file.
 func TestNonce(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.fails(t, exitFailure, "there is no cluster in this bucket", b.args("cluster", "nonce")...)
@@ -258,7 +273,8 @@ func TestNonce(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := authority.NonceClaims{
-				Role: authority.RoleOperator, Cluster: "example", Tenant: tenant, ID: claims.ID, JTI: claims.ID.String(), IssuedAt: fleettest.Now,
+				Role: authority.RoleOperator, Cluster: "example", Tenant: tenant, ID: claims.ID,
+				JTI: claims.ID.String(), IssuedAt: fleettest.Now,
 				NotBefore: fleettest.Now.Add(-authority.Skew), ExpiresAt: fleettest.Now.Add(ttl),
 			}
 			if diff := cmp.Diff(want, claims, cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
@@ -281,7 +297,8 @@ func TestRegisterOperator(t *testing.T) {
 		register := func(later time.Duration, args ...string) registered {
 			t.Helper()
 			b.later, b.rand = later, b.rand+1
-			return parse[registered](t, b.must(t, b.args(append([]string{"cluster", "register-operator", "-o", "json"}, args...)...)...))
+			return parse[registered](t, b.must(t, b.args(append([]string{"cluster", "register-operator", "-o", "json"},
+				args...)...)...))
 		}
 		first := register(0, "--tenant", "prod", "--output-dir", dir)
 		if !first.Issued || first.Tenant != "prod" || !first.NotAfter.Equal(fleettest.Now.Add(authority.OperatorTTL)) {
@@ -298,7 +315,8 @@ func TestRegisterOperator(t *testing.T) {
 		}
 		state := b.state(t, encryptionKey)
 		rec, _, err := state.GetOperator(t.Context(), "prod", identity.Who.ID)
-		if err != nil || rec.Revision != 1 || rec.Certificate.Serial != authority.Serial(identity.Leaf) || !rec.Certificate.NotAfter.Equal(first.NotAfter) {
+		if err != nil || rec.Revision != 1 || rec.Certificate.Serial != authority.Serial(identity.Leaf) ||
+			!rec.Certificate.NotAfter.Equal(first.NotAfter) {
 			t.Fatalf("%+v, %v", rec, err)
 		}
 
@@ -311,18 +329,22 @@ func TestRegisterOperator(t *testing.T) {
 		cluster.CA = ca
 		addr, _ := cluster.Serve(t, "dev-1", api)
 		b.later = 0
-		if out := b.must(t, "group", "list", "--servers", "dev-1="+addr, "--identity-dir", dir); !strings.Contains(out, "workers") || !cmp.Equal(api.Tenants, []string{"prod"}) {
+		if out := b.must(t, "group", "list", "--servers", "dev-1="+addr, "--identity-dir", dir); !strings.Contains(out,
+			"workers") || !cmp.Equal(api.Tenants, []string{"prod"}) {
 			t.Error(out, api.Tenants)
 		}
 
 		// Again: nothing changes until a third of its life is left, or another life is asked for.
-		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued || again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
+		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued ||
+			again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
 			t.Errorf("%+v", again)
 		}
-		if renewed := register(21*24*time.Hour, "--tenant", "prod", "--output-dir", dir); !renewed.Issued || renewed.ID != first.ID {
+		if renewed := register(21*24*time.Hour, "--tenant", "prod", "--output-dir", dir); !renewed.Issued ||
+			renewed.ID != first.ID {
 			t.Errorf("%+v", renewed)
 		}
-		if short := register(21*24*time.Hour, "--tenant", "prod", "--output-dir", dir, "--cert-ttl-hours", "1"); !short.Issued || short.NotAfter.Sub(fleettest.Now) != 21*24*time.Hour+time.Hour {
+		if short := register(21*24*time.Hour, "--tenant", "prod", "--output-dir", dir, "--cert-ttl-hours",
+			"1"); !short.Issued || short.NotAfter.Sub(fleettest.Now) != 21*24*time.Hour+time.Hour {
 			t.Errorf("%+v", short)
 		}
 		// The certificate was lost before it was written: the key still finds its operator.
@@ -359,25 +381,30 @@ func TestRegisterOperator(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(out, "identity.key")); !os.IsNotExist(err) {
 			t.Error("a private key was written", err)
 		}
-		if again := register(0, "--public-key-file", publicFile, "--output-dir", out); again.Issued || again.ID != given.ID {
+		if again := register(0, "--public-key-file", publicFile, "--output-dir", out); again.Issued ||
+			again.ID != given.ID {
 			t.Errorf("%+v", again)
 		}
 
 		// Refused: another's ID, one that was removed, what is no key, what is no ID.
-		b.fails(t, exitFailure, "registered with another key", b.args("cluster", "register-operator", "--operator-id", id.String(), "--output-dir", t.TempDir())...)
+		b.fails(t, exitFailure, "registered with another key", b.args("cluster", "register-operator", "--operator-id",
+			id.String(), "--output-dir", t.TempDir())...)
 		rec.Revision++
 		rec.RemovedAt = fleettest.Now
 		if _, err := state.PutOperator(t.Context(), rec, token); err != nil {
 			t.Fatal(err)
 		}
-		b.fails(t, exitFailure, "was removed", b.args("cluster", "register-operator", "--tenant", "prod", "--operator-id", first.ID, "--output-dir", dir)...)
+		b.fails(t, exitFailure, "was removed", b.args("cluster", "register-operator", "--tenant", "prod",
+			"--operator-id", first.ID, "--output-dir", dir)...)
 		secret, err := x509.MarshalPKCS8PrivateKey(private)
 		if err != nil {
 			t.Fatal(err)
 		}
 		writeFile(t, publicFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
-		b.fails(t, exitFailure, "PUBLIC KEY", b.args("cluster", "register-operator", "--public-key-file", publicFile, "--output-dir", out)...)
-		b.fails(t, exitUsage, "--operator-id", b.args("cluster", "register-operator", "--operator-id", firstID, "--output-dir", out)...)
+		b.fails(t, exitFailure, "PUBLIC KEY", b.args("cluster", "register-operator", "--public-key-file", publicFile,
+			"--output-dir", out)...)
+		b.fails(t, exitUsage, "--operator-id", b.args("cluster", "register-operator", "--operator-id", firstID,
+			"--output-dir", out)...)
 		b.fails(t, exitUsage, "--output-dir is missing", b.args("cluster", "register-operator")...)
 	})
 }
@@ -388,14 +415,16 @@ func TestOperators(t *testing.T) {
 		register := func(args ...string) string {
 			t.Helper()
 			b.later += time.Minute
-			return parse[registered](t, b.must(t, b.args(append([]string{"cluster", "register-operator", "-o", "json"}, args...)...)...)).ID
+			return parse[registered](t, b.must(t, b.args(append([]string{"cluster", "register-operator", "-o", "json"},
+				args...)...)...)).ID
 		}
 		dir := t.TempDir()
 		mine, other := register("--output-dir", dir), register("--tenant", "prod", "--output-dir", t.TempDir())
 		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // neither needs the key
 		listed := func(args ...string) (ids []string) {
 			t.Helper()
-			for _, o := range parse[operatorList](t, b.must(t, b.args(append([]string{"cluster", "operator", "list", "-o", "json"}, args...)...)...)).Operators {
+			for _, o := range parse[operatorList](t, b.must(t, b.args(
+				append([]string{"cluster", "operator", "list", "-o", "json"}, args...)...)...)).Operators {
 				ids = append(ids, o.ID)
 			}
 			return ids
@@ -403,7 +432,8 @@ func TestOperators(t *testing.T) {
 		if got := listed(); !cmp.Equal(got, []string{mine, other}) {
 			t.Errorf("%v", got)
 		}
-		if out := b.must(t, b.args("cluster", "operator", "list", "--tenant", "prod")...); !strings.Contains(out, other) || strings.Contains(out, mine) {
+		if out := b.must(t, b.args("cluster", "operator", "list", "--tenant", "prod")...); !strings.Contains(out,
+			other) || strings.Contains(out, mine) {
 			t.Error(out)
 		}
 		b.fails(t, exitFailure, "operator list", b.args("cluster", "operator", "remove", other)...) // another tenant's
@@ -426,11 +456,13 @@ func TestOperators(t *testing.T) {
 		if got := listed(); !cmp.Equal(got, []string{other}) {
 			t.Errorf("%v", got)
 		}
-		if out := b.must(t, b.args("cluster", "operator", "list", "--removed")...); !strings.Contains(out, mine) || !strings.Contains(out, "removed 2") {
+		if out := b.must(t, b.args("cluster", "operator", "list", "--removed")...); !strings.Contains(out, mine) ||
+			!strings.Contains(out, "removed 2") {
 			t.Error(out)
 		}
 		t.Setenv("NSTANCE_ENCRYPTION_KEY", encryptionKey)
-		b.fails(t, exitFailure, "was removed", b.args("cluster", "register-operator", "--operator-id", mine, "--output-dir", dir)...)
+		b.fails(t, exitFailure, "was removed", b.args("cluster", "register-operator", "--operator-id", mine,
+			"--output-dir", dir)...)
 	})
 }
 
@@ -448,11 +480,14 @@ func TestSecrets(t *testing.T) {
 		binary := filepath.Join(t.TempDir(), "binary")
 		writeFile(t, binary, []byte{0xff, 0})
 		b.must(t, b.args("cluster", "secret", "set", "binary", "--from-file", binary)...)
-		if got := parse[shownSecret](t, b.must(t, b.args("cluster", "secret", "get", "binary", "-o", "json")...)); got.Base64 != "/wA=" || got.Value != "" {
+		if got := parse[shownSecret](t, b.must(t, b.args("cluster", "secret", "get", "binary", "-o",
+			"json")...)); got.Base64 != "/wA=" || got.Value != "" {
 			t.Errorf("%+v", got)
 		}
-		b.fails(t, exitFailure, "secret exists", b.args("cluster", "secret", "set", "binary", "--from-file", binary, "--if-absent")...)
-		want := "NAME                     OWNER\nbinary                   user\nca.key                   cluster\ndb.password              user\nregistration-nonce.key   cluster\n"
+		b.fails(t, exitFailure, "secret exists", b.args("cluster", "secret", "set", "binary", "--from-file", binary,
+			"--if-absent")...)
+		want := "NAME                     OWNER\nbinary                   user\nca.key                   " +
+			"cluster\ndb.password              user\nregistration-nonce.key   cluster\n"
 		t.Setenv("NSTANCE_ENCRYPTION_KEY", "") // names need no key
 		if out := b.must(t, b.args("cluster", "secret", "list")...); out != want {
 			t.Error(cmp.Diff(want, out))
@@ -471,10 +506,12 @@ func TestSecrets(t *testing.T) {
 		b.must(t, b.args("cluster", "secret", "delete", "ca.key", "--force")...)
 		backup := b.stdin
 		b.stdin = "no key"
-		if _, stderr, code := b.run(t, b.args("cluster", "secret", "set", "ca.key")...); code != exitFailure || strings.Contains(stderr, "no key") {
+		if _, stderr, code := b.run(t, b.args("cluster", "secret", "set", "ca.key")...); code != exitFailure ||
+			strings.Contains(stderr, "no key") {
 			t.Error(code, stderr)
 		}
-		b.fails(t, exitFailure, "the CA's key is missing although", b.args("cluster", "init", "--cluster-id", "example")...)
+		b.fails(t, exitFailure, "the CA's key is missing although", b.args("cluster", "init", "--cluster-id",
+			"example")...)
 		b.stdin = backup
 		b.must(t, b.args("cluster", "secret", "set", "ca.key")...)
 		b.init(t)
@@ -499,9 +536,12 @@ func TestNothingLeaks(t *testing.T) {
 	dir := t.TempDir()
 	b.stdin = "correct horse"
 	for _, args := range [][]string{
-		{"cluster", "secret", "set", "db"}, {"cluster", "secret", "list", "-o", "json"}, {"cluster", "register-operator", "--output-dir", dir, "-o", "yaml"},
-		{"cluster", "init", "--cluster-id", "example", "-o", "json"}, {"cluster", "verify", "-o", "json"}, {"cluster", "rotate-key", "--old-key", "env:NSTANCE_ENCRYPTION_KEY"},
-		{"cluster", "secret", "set", "ca.key"}, {"cluster", "nonce", "--output", filepath.Join(dir, "nonce")}, {"cluster", "rotate-key", "--old-key", encryptionKey},
+		{"cluster", "secret", "set", "db"}, {"cluster", "secret", "list", "-o", "json"},
+		{"cluster", "register-operator", "--output-dir", dir, "-o", "yaml"},
+		{"cluster", "init", "--cluster-id", "example", "-o", "json"}, {"cluster", "verify", "-o", "json"},
+		{"cluster", "rotate-key", "--old-key", "env:NSTANCE_ENCRYPTION_KEY"},
+		{"cluster", "secret", "set", "ca.key"}, {"cluster", "nonce", "--output", filepath.Join(dir, "nonce")},
+		{"cluster", "rotate-key", "--old-key", encryptionKey},
 	} {
 		stdout, stderr, _ := b.run(t, b.args(args...)...)
 		for _, leak := range []string{"horse", encryptionKey, lines[1], "PRIVATE KEY"} {
@@ -520,7 +560,8 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	block, _ := pem.Decode(key)
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x"} {
-		if text := fmt.Sprintf(verb, identity); strings.Contains(text, fmt.Sprintf("%x", block.Bytes[16:])) || strings.Contains(text, fmt.Sprintf("%d", block.Bytes[16:48])) {
+		if text := fmt.Sprintf(verb, identity); strings.Contains(text, fmt.Sprintf("%x", block.Bytes[16:])) ||
+			strings.Contains(text, fmt.Sprintf("%d", block.Bytes[16:48])) {
 			t.Error("identity shows its key with", verb)
 		}
 	}
@@ -535,8 +576,10 @@ func TestRotateKey(t *testing.T) {
 		b.fails(t, exitFailure, "2 of 2 secrets are not under the current key", b.args("cluster", "rotate-key")...)
 		b.fails(t, exitUsage, "--old-key", b.args("cluster", "rotate-key", "--old-key", "OLD_KEY")...)
 		for _, resealed := range []bool{true, false} {
-			got := parse[rotation](t, b.must(t, b.args("cluster", "rotate-key", "--old-key", "env:OLD_KEY", "-o", "json")...))
-			want := []rotated{{Name: "ca.key", Resealed: resealed}, {Name: "registration-nonce.key", Resealed: resealed}}
+			got := parse[rotation](t, b.must(t, b.args("cluster", "rotate-key", "--old-key", "env:OLD_KEY", "-o",
+				"json")...))
+			want := []rotated{{Name: "ca.key", Resealed: resealed}, {Name: "registration-nonce.key",
+				Resealed: resealed}}
 			if diff := cmp.Diff(want, got.Secrets); diff != "" {
 				t.Error(diff)
 			}
@@ -560,14 +603,16 @@ func exampleConfig(t *testing.T, replace ...string) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "dev-1.jsonc")
-	writeFile(t, path, []byte(strings.NewReplacer(append(replace, `"example-cluster"`, `"example"`)...).Replace(string(text))))
+	writeFile(t, path, []byte(strings.NewReplacer(append(replace, `"example-cluster"`, `"example"`)...).Replace(
+		string(text))))
 	return path
 }
 
 func TestVerify(t *testing.T) {
 	b := newBucket(t, "file")
 	b.fails(t, exitFailure, "there is no cluster in this bucket", b.args("cluster", "verify")...)
-	b.fails(t, exitFailure, "no such file", "cluster", "verify", "--storage-provider", "file", "--storage-bucket", "/nonexistent")
+	b.fails(t, exitFailure, "no such file", "cluster", "verify", "--storage-provider", "file", "--storage-bucket",
+		"/nonexistent")
 	b.init(t)
 	b.must(t, b.args("config", "push", exampleConfig(t))...)
 	b.must(t, b.args("cluster", "register-operator", "--output-dir", t.TempDir())...)
@@ -577,7 +622,8 @@ func TestVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	instance := record.Instance{
-		Schema: record.InstanceSchema, ID: id, Kind: "wrk", State: record.Reserved, Revision: 1, Term: 1, ReservedTerm: 1, Writer: "w", Cluster: "example", Shard: "dev-1",
+		Schema: record.InstanceSchema, ID: id, Kind: "wrk", State: record.Reserved, Revision: 1, Term: 1,
+		ReservedTerm: 1, Writer: "w", Cluster: "example", Shard: "dev-1",
 		Tenant: "default", CreatedAt: fleettest.Now,
 	}
 	if _, err := state.PutInstance(t.Context(), instance, ""); err != nil {
@@ -596,7 +642,8 @@ func TestVerify(t *testing.T) {
 		}
 	}
 	put("files/motd", []byte("hello"))
-	lock, err := record.EncodeLock(record.Lock{LeaderID: "a", Incarnation: "f00d", Term: 1, Revision: 1, LeaseMS: 10000, RenewMS: 5000})
+	lock, err := record.EncodeLock(record.Lock{LeaderID: "a", Incarnation: "f00d", Term: 1, Revision: 1, LeaseMS: 10000,
+		RenewMS: 5000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -610,10 +657,12 @@ func TestVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(keys.Instance("lost", "default", id.Storage()), object.Body)                     // another shard's, and nobody's
+	// another shard's, and nobody's
+	put(keys.Instance("lost", "default", id.Storage()), object.Body)
 	put(keys.Instance("dev-1", "default", id.Storage()), append(object.Body, "more"...)) // damaged
-	put("cluster/secret/copy", mustGet(t, b.store, keys.ClusterSecret("ca.key")))        // does not open under another name
-	put("config/other.jsonc", mustGet(t, b.store, keys.Config("dev-1")))                 // says that it is dev-1
+	// does not open under another name
+	put("cluster/secret/copy", mustGet(t, b.store, keys.ClusterSecret("ca.key")))
+	put("config/other.jsonc", mustGet(t, b.store, keys.Config("dev-1"))) // says that it is dev-1
 	put("shard/dev-1/leader.json", []byte("{}"))
 	put("groups/dev-1.jsonc", []byte("{"))
 	put("what/is/this", nil)
@@ -630,7 +679,8 @@ func TestVerify(t *testing.T) {
 	}
 	want := map[string]bool{}
 	for _, key := range []string{
-		keys.Instance("lost", "default", id.Storage()), keys.Instance("dev-1", "default", id.Storage()), "cluster/secret/copy", "config/other.jsonc", "shard/dev-1/leader.json",
+		keys.Instance("lost", "default", id.Storage()), keys.Instance("dev-1", "default", id.Storage()),
+		"cluster/secret/copy", "config/other.jsonc", "shard/dev-1/leader.json",
 		"groups/dev-1.jsonc", "what/is/this", "cluster/secret/registration-nonce.key",
 	} {
 		want[key] = true
@@ -651,16 +701,19 @@ func mustGet(t *testing.T, store objstore.Store, key string) []byte {
 
 func TestConfigValidate(t *testing.T) {
 	b := newBucket(t, "file")
-	if out := b.must(t, "config", "validate", exampleConfig(t)); !strings.Contains(out, "is valid: shard dev-1 of cluster example") {
+	if out := b.must(t, "config", "validate", exampleConfig(t)); !strings.Contains(out,
+		"is valid: shard dev-1 of cluster example") {
 		t.Error(out)
 	}
 	stdout, stderr, code := b.run(t, "config", "validate", "../../contract/testdata/ten-mistakes.jsonc")
-	if lines := strings.Count(stdout, "ten-mistakes.jsonc:"); code != exitFailure || lines != 10 || !strings.Contains(stderr, "10 problems") {
+	if lines := strings.Count(stdout, "ten-mistakes.jsonc:"); code != exitFailure || lines != 10 ||
+		!strings.Contains(stderr, "10 problems") {
 		t.Error(code, lines, stdout, stderr)
 	}
 	b.stdin = "{"
 	stdout, _, code = b.run(t, "config", "validate", "-", "--output", "json")
-	if got := parse[validation](t, stdout); code != exitFailure || got.Valid || len(got.Problems) != 1 || got.Problems[0].Line != 1 {
+	if got := parse[validation](t, stdout); code != exitFailure || got.Valid || len(got.Problems) != 1 ||
+		got.Problems[0].Line != 1 {
 		t.Error(code, stdout)
 	}
 }
@@ -686,15 +739,19 @@ func TestConfigPush(t *testing.T) {
 		}
 		changed := exampleConfig(t, `"size": 2`, `"size": 3`)
 		b.fails(t, exitFailure, "has the ETag", b.args("config", "push", changed, "--expected-etag", "another")...)
-		b.fails(t, exitFailure, "is of shard dev-1, not of dev-2", b.args("config", "push", changed, "--shard", "dev-2")...)
-		b.fails(t, exitFailure, "of cluster example, the file is of cluster other", b.args("config", "push", exampleConfig(t, `"example-cluster"`, `"other"`))...)
-		b.fails(t, exitFailure, "10 problems", b.args("config", "push", "../../contract/testdata/ten-mistakes.jsonc")...)
+		b.fails(t, exitFailure, "is of shard dev-1, not of dev-2", b.args("config", "push", changed, "--shard",
+			"dev-2")...)
+		b.fails(t, exitFailure, "of cluster example, the file is of cluster other",
+			b.args("config", "push", exampleConfig(t, `"example-cluster"`, `"other"`))...)
+		b.fails(t, exitFailure, "10 problems", b.args("config", "push",
+			"../../contract/testdata/ten-mistakes.jsonc")...)
 		b.fails(t, exitUsage, "no shard's address", b.args("config", "push", changed, "--refresh")...)
 		untouched()
 
 		// A group that was made at run time keeps what it needs.
 		size := 1
-		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{"default": {"batch": {Template: "worker", Size: &size}}}}
+		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{
+			"default": {"batch": {Template: "worker", Size: &size}}}}
 		groupsToken, err := state.WriteGroups(t.Context(), groups, "")
 		if err != nil {
 			t.Fatal(err)
@@ -710,8 +767,10 @@ func TestConfigPush(t *testing.T) {
 		c := fleettest.NewCluster(t, "example")
 		api := fixture("dev-1")
 		addr, _ := c.Serve(t, "dev-1", api)
-		b.env = map[string]string{envServers: "dev-1=" + addr, envIdentity: c.Identity(t, "default", fleettest.Now, authority.OperatorTTL)}
-		if out := b.must(t, b.args("config", "push", renamed, "--refresh", "--expected-etag", string(token))...); !strings.Contains(out, "written") || !strings.Contains(out, "updated") {
+		b.env = map[string]string{envServers: "dev-1=" + addr, envIdentity: c.Identity(t, "default", fleettest.Now,
+			authority.OperatorTTL)}
+		if out := b.must(t, b.args("config", "push", renamed, "--refresh", "--expected-etag",
+			string(token))...); !strings.Contains(out, "written") || !strings.Contains(out, "updated") {
 			t.Error(out)
 		}
 		if len(api.Calls) != 1 || api.Calls[0] != "RefreshConfig" {
@@ -724,7 +783,9 @@ func TestConfigPush(t *testing.T) {
 func TestConfigPushIsConditional(t *testing.T) {
 	b := newBucket(t, "file")
 	b.must(t, b.args("config", "push", exampleConfig(t))...)
-	a := newApp("1", Environment{Stdout: io.Discard, Stderr: io.Discard, Getenv: func(string) string { return "" }, Now: func() time.Time { return fleettest.Now }, Rand: fleettest.Rand(1)})
+	a := newApp("1", Environment{Stdout: io.Discard, Stderr: io.Discard, Getenv: func(string) string {
+		return ""
+	}, Now: func() time.Time { return fleettest.Now }, Rand: fleettest.Rand(1)})
 	_, shard, _, err := a.readConfig(exampleConfig(t, `"size": 2`, `"size": 3`))
 	if err != nil {
 		t.Fatal(err)
@@ -737,7 +798,8 @@ func TestConfigPushIsConditional(t *testing.T) {
 		}
 	}}
 	err = a.pushTo(t.Context(), meddler, &flags, shard, config.Encode(shard), "")
-	if err == nil || !strings.Contains(err.Error(), objstore.ErrConflict.Error()) || !strings.Contains(hintOf(err), "push again") {
+	if err == nil || !strings.Contains(err.Error(), objstore.ErrConflict.Error()) ||
+		!strings.Contains(hintOf(err), "push again") {
 		t.Error(err)
 	}
 	if got := mustGet(t, b.store, keys.Config("dev-1")); string(got) != "theirs" {
@@ -761,8 +823,10 @@ func (m *meddling) Get(ctx context.Context, key string) (objstore.Object, error)
 
 func FuzzParsePublicKey(f *testing.F) {
 	for _, seed := range []string{
-		"-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n-----END PUBLIC KEY-----\n",
-		"-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END PRIVATE KEY-----\n",
+		"-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n-----END PUBLIC " +
+			"KEY-----\n",
+		"-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END " +
+			"PRIVATE KEY-----\n",
 		"-----BEGIN PUBLIC KEY-----\nA: b\n\nMCow\n-----END PUBLIC KEY-----\nmore", "", "ssh-ed25519 AAAA",
 	} {
 		f.Add([]byte(seed))

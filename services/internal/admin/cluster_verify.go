@@ -27,7 +27,8 @@ of this cluster, open with the encryption key if it is sealed, and belong to a s
 that has a configuration. Changes nothing.`,
 		Example: `  nstance-admin cluster verify --storage-bucket my-bucket`,
 	}
-	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil, "a key that opens what was sealed before, as env:VARIABLE or file:PATH; may be repeated")
+	cmd.Flags().StringArrayVar(&s.oldKeys, "old-key", nil,
+		"a key that opens what was sealed before, as env:VARIABLE or file:PATH; may be repeated")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var result verification
@@ -52,7 +53,8 @@ that has a configuration. Changes nothing.`,
 			return err
 		})
 		if n := len(result.Problems); n > 0 && err == nil {
-			err = withHint(fmt.Errorf("%d problems in the bucket", n), "an object that is damaged can be restored from the bucket's versions or a backup")
+			err = withHint(fmt.Errorf("%d problems in the bucket", n),
+				"an object that is damaged can be restored from the bucket's versions or a backup")
 		}
 		return err
 	}
@@ -102,10 +104,12 @@ func verify(ctx context.Context, c *cluster, now time.Time) (verification, error
 	}
 	for _, shard := range slices.Sorted(maps.Keys(used)) {
 		if !configured[shard] {
-			v.Problems = append(v.Problems, objectProblem{used[shard], fmt.Sprintf("shard %s has no configuration: nobody looks after this", shard)})
+			v.Problems = append(v.Problems, objectProblem{used[shard],
+				fmt.Sprintf("shard %s has no configuration: nobody looks after this", shard)})
 		}
 	}
-	for _, required := range []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey), keys.ClusterSecret(secretstore.NonceKey)} {
+	for _, required := range []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey),
+		keys.ClusterSecret(secretstore.NonceKey)} {
 		if !slices.ContainsFunc(entries, func(e objstore.Entry) bool { return e.Key == required }) {
 			v.Problems = append(v.Problems, objectProblem{required, "is missing"})
 		}
@@ -156,10 +160,12 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 		return err
 	case keys.KindInstance:
 		rec, err := record.DecodeInstance(object.Body)
-		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant, rec.ID.Storage(), key.ID))
+		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,
+			rec.ID.Storage(), key.ID))
 	case keys.KindCertLog:
 		rec, err := record.DecodeCertLog(object.Body)
-		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant, rec.Instance.Storage(), key.ID))
+		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,
+			rec.Instance.Storage(), key.ID))
 	}
 	return fmt.Errorf("objects of kind %s are not known", key.Kind)
 }

@@ -17,7 +17,8 @@ import (
 )
 
 func (a *app) configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Look at, check, write and apply shard configurations", Long: `A shard's configuration, config/{shard}.jsonc in the bucket, is written by the
+	cmd := &cobra.Command{Use: "config", Short: "Look at, check, write and apply shard configurations",
+		Long: `A shard's configuration, config/{shard}.jsonc in the bucket, is written by the
 Terraform provider, or by "push". Servers read it by themselves from time to time;
 "refresh" has them do it now.`}
 	cmd.AddCommand(a.configStatusCommand(), a.configRefreshCommand(), a.configValidateCommand(), a.configPushCommand())
@@ -27,13 +28,15 @@ Terraform provider, or by "push". Servers read it by themselves from time to tim
 func (a *app) configStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show which configuration is in force", Args: cobra.NoArgs,
-		Long: "Shows who leads each shard and which configuration it has applied, and, if a newer\none was refused, what is wrong with it.",
+		Long: "Shows who leads each shard and which configuration it has applied, and, if a newer\none was refused, " +
+			"what is wrong with it.",
 		Example: `  nstance-admin config status --all-shards
   nstance-admin config status --shard us-west-2a --output yaml`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.ConfigAnswer {
+		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.ConfigAnswer {
 			return f.ConfigStatus(ctx, shards)
 		})
 		if err != nil {
@@ -49,7 +52,8 @@ func (a *app) configStatusCommand() *cobra.Command {
 			if len(rows) == 0 {
 				return nil
 			}
-			if err := writeTable(w, a.style.out, []string{"SHARD", "CLUSTER", "LEADER", "TERM", "GENERATION", "ETAG", "MODIFIED", "SIZE", "STATE"}, rows); err != nil {
+			if err := writeTable(w, a.style.out, []string{"SHARD", "CLUSTER", "LEADER", "TERM", "GENERATION", "ETAG",
+				"MODIFIED", "SIZE", "STATE"}, rows); err != nil {
 				return err
 			}
 			for _, answer := range answers {
@@ -64,7 +68,8 @@ func (a *app) configStatusCommand() *cobra.Command {
 
 func (a *app) configRow(answer fleet.ConfigAnswer) []cell {
 	c := answer.Config
-	row := plain(answer.Shard, c.Cluster, c.Leader, num(c.Term), num(c.Generation), c.ETag, stamp(c.LastModified), num(c.Size), "applied")
+	row := plain(answer.Shard, c.Cluster, c.Leader, num(c.Term), num(c.Generation), c.ETag, stamp(c.LastModified),
+		num(c.Size), "applied")
 	row[8].paint = a.style.out.good
 	if c.RefusedETag != "" || len(c.Problems) > 0 {
 		row[8].text = fmt.Sprintf("newer one refused: %d problems", len(c.Problems))
@@ -89,7 +94,8 @@ invalid one changes nothing: its problems are shown and the exit status is 1.`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answers, err := ask(cmd.Context(), a, s, "refreshing", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.RefreshAnswer {
+		answers, err := ask(cmd.Context(), a, s, "refreshing", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.RefreshAnswer {
 			return f.Refresh(ctx, shards)
 		})
 		if err != nil {
@@ -108,7 +114,8 @@ func (a *app) showRefresh(f format, answers []fleet.RefreshAnswer) error {
 				writeProblems(w, answer.Shard, answer.Problems)
 			case answer.Err != nil:
 			case answer.Restarting:
-				fmt.Fprintf(w, "%s: configuration %s (%s), the server restarts to apply it\n", answer.Shard, answer.Result, printable(answer.ETag))
+				fmt.Fprintf(w, "%s: configuration %s (%s), the server restarts to apply it\n", answer.Shard,
+					answer.Result, printable(answer.ETag))
 			default:
 				fmt.Fprintf(w, "%s: configuration %s (%s)\n", answer.Shard, answer.Result, printable(answer.ETag))
 			}
@@ -134,7 +141,8 @@ everything that is wrong with it, with line and column. Needs no access to anyth
 		}
 		result := validation{Valid: shard != nil, Problems: []validationProblem{}}
 		for _, p := range problems {
-			result.Problems = append(result.Problems, validationProblem{p.Path, p.Line, p.Col, p.Message, p.Hint, p.Warning})
+			result.Problems = append(result.Problems, validationProblem{p.Path, p.Line, p.Col, p.Message, p.Hint,
+				p.Warning})
 		}
 		err = a.show(*f, result, func(w io.Writer) error {
 			for _, p := range problems {
@@ -169,10 +177,12 @@ type validationProblem struct {
 
 func invalid(file string, problems config.Problems) error {
 	n := len(problems.Errors())
-	return withHint(fmt.Errorf("%s is not a valid configuration: %d problems", file, n), "docs/configuration.md describes every field")
+	return withHint(fmt.Errorf("%s is not a valid configuration: %d problems", file, n),
+		"docs/configuration.md describes every field")
 }
 
-// readConfig reads and parses a configuration from a file, or from standard input for "-". The shard is nil if it is not valid.
+// readConfig reads and parses a configuration from a file, or from standard input for "-". The shard is nil if it is
+// not valid.
 func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, error) {
 	from := a.Stdin
 	if path != "-" {
@@ -183,7 +193,8 @@ func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, e
 		defer file.Close()
 		from = file
 	}
-	body, err := io.ReadAll(io.LimitReader(from, config.MaxSize+1)) // one byte more: Parse then says that it is too long
+	// one byte more: Parse then says that it is too long
+	body, err := io.ReadAll(io.LimitReader(from, config.MaxSize+1))
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
 	}
@@ -208,7 +219,8 @@ With --refresh the shard's leader applies it at once.`,
   nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket --refresh`,
 	}
 	cmd.Flags().StringVar(&wantShard, "shard", "", "fail unless the file is of this shard")
-	cmd.Flags().StringVar(&wantETag, "expected-etag", "", "fail unless the configuration that is there has this ETag (see config status)")
+	cmd.Flags().StringVar(&wantETag, "expected-etag", "",
+		"fail unless the configuration that is there has this ETag (see config status)")
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "have the shard's leader apply it now")
 	b.add(cmd)
 	s.reach(cmd)
@@ -224,7 +236,8 @@ With --refresh the shard's leader applies it at once.`,
 		case shard == nil:
 			return invalid(args[0], problems)
 		case wantShard != "" && wantShard != shard.Server.Shard:
-			return withHint(fmt.Errorf("%s is of shard %s, not of %s", args[0], shard.Server.Shard, wantShard), "push the file of that shard, or leave --shard out")
+			return withHint(fmt.Errorf("%s is of shard %s, not of %s", args[0], shard.Server.Shard, wantShard),
+				"push the file of that shard, or leave --shard out")
 		}
 		if refresh { // before anything is written
 			f, err := a.fleet(s)
@@ -240,7 +253,8 @@ With --refresh the shard's leader applies it at once.`,
 		if err := a.push(cmd.Context(), &b, shard, body, wantETag); err != nil || !refresh {
 			return err
 		}
-		answers, err := ask(cmd.Context(), a, s, "refreshing", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.RefreshAnswer {
+		answers, err := ask(cmd.Context(), a, s, "refreshing", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.RefreshAnswer {
 			return f.Refresh(ctx, shards)
 		})
 		if err != nil {
@@ -260,9 +274,11 @@ func (a *app) push(ctx context.Context, b *bucketFlags, shard *config.Shard, bod
 	return a.pushTo(ctx, bucket, b, shard, body, wantETag)
 }
 
-func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags, shard *config.Shard, body []byte, wantETag string) error {
+func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags, shard *config.Shard, body []byte,
+	wantETag string) error {
 	name := shard.Server.Shard
-	state := clusterstate.New(clusterstate.Options{Shard: bucket, ClusterID: shard.Cluster.ID, ShardID: name, Now: a.Now, Rand: a.Rand})
+	state := clusterstate.New(clusterstate.Options{Shard: bucket, ClusterID: shard.Cluster.ID, ShardID: name,
+		Now: a.Now, Rand: a.Rand})
 	var token objstore.Token
 	unchanged := false
 	err := a.during("writing to "+b.location.Bucket, func() error {
@@ -273,10 +289,12 @@ func (a *app) pushTo(ctx context.Context, bucket objstore.Store, b *bucketFlags,
 			return err
 		}
 		if wantETag != "" && string(had) != wantETag {
-			return withHint(fmt.Errorf("the configuration of shard %s has the ETag %q, not %q", name, had, wantETag), "somebody else wrote it; look at what is there and push again")
+			return withHint(fmt.Errorf("the configuration of shard %s has the ETag %q, not %q", name, had, wantETag),
+				"somebody else wrote it; look at what is there and push again")
 		}
 		if old, _ := config.Parse(name, there); old != nil && old.Cluster.ID != shard.Cluster.ID {
-			return withHint(fmt.Errorf("the bucket holds shard %s of cluster %s, the file is of cluster %s", name, old.Cluster.ID, shard.Cluster.ID), "check --storage-bucket and --storage-prefix")
+			return withHint(fmt.Errorf("the bucket holds shard %s of cluster %s, the file is of cluster %s", name,
+				old.Cluster.ID, shard.Cluster.ID), "check --storage-bucket and --storage-prefix")
 		}
 		if err := checkDynamic(ctx, state, shard); err != nil {
 			return err
@@ -310,7 +328,8 @@ func checkDynamic(ctx context.Context, state *clusterstate.State, shard *config.
 		return err
 	}
 	if _, problems := shard.Merged(groups); problems.Err() != nil {
-		return withHint(fmt.Errorf("groups that were made at run time cannot do without what the file leaves out:\n%w", problems.Err()), "keep what they need, or delete the groups first: nstance-admin group delete")
+		return withHint(fmt.Errorf("groups that were made at run time cannot do without what the file leaves out:\n%w",
+			problems.Err()), "keep what they need, or delete the groups first: nstance-admin group delete")
 	}
 	return nil
 }

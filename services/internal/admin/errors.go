@@ -99,7 +99,8 @@ func hintOf(err error) string {
 	case errors.As(err, &hinted):
 		return hinted.hint
 	case errors.Is(err, envelope.ErrUnknownKey):
-		return "give the key that sealed it: NSTANCE_ENCRYPTION_KEY, or --key-provider and --key-source; keys from before a rotation with --old-key"
+		return "give the key that sealed it: NSTANCE_ENCRYPTION_KEY, or --key-provider and --key-source; keys from " +
+			"before a rotation with --old-key"
 	case errors.Is(err, envelope.ErrAuthentication):
 		return "it was sealed for another cluster or name, or was changed: check --cluster-id and --storage-prefix"
 	case errors.Is(err, secretstore.ErrNoKey):

@@ -28,7 +28,8 @@ true for what was so before, which ends with an event of type snapshot_end per s
 	cmd.Flags().BoolVar(&changes, "changes", false, "leave out what held before")
 	s := scopeFlags(cmd)
 	f := outputFlag(cmd)
-	cmd.Flags().Lookup("output").Usage = "how to show it: table, json (an object on each line) or yaml (a document for each)"
+	cmd.Flags().Lookup(
+		"output").Usage = "how to show it: table, json (an object on each line) or yaml (a document for each)"
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		conn, err := a.fleet(s)
 		if err != nil {

@@ -38,14 +38,16 @@ func (u *until) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// story fills a shard's instance stream, the only one whose order is told, from a snapshot to the deletion of the last instance.
+// story fills a shard's instance stream, the only one whose order is told, from a snapshot to the deletion of the last
+// instance.
 func story(s *fleettest.Shard) {
 	first, second := s.Instances[1], s.Instances[0]
 	at := func(ms int) *timestamppb.Timestamp {
 		return timestamppb.New(fleettest.Now.Add(time.Duration(ms) * time.Millisecond))
 	}
 	events := []*nstancev1.InstanceEvent{
-		{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION, Instance: first, Reason: "spot", Drain: true, Deadline: at(90000), At: at(-500)},
+		{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION, Instance: first, Reason: "spot", Drain: true,
+			Deadline: at(90000), At: at(-500)},
 		{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END},
 		{Type: nstancev1.InstanceEvent_TYPE_LOST, Instance: first, Reason: "stream ended", At: at(1)},
 		{Type: nstancev1.InstanceEvent_TYPE_CREATING, Instance: second, Replaces: firstID, At: at(3)},
@@ -65,24 +67,29 @@ func (c terminalless) follow(t *testing.T, replace *strings.Replacer, text strin
 	defer cancel()
 	out, errs := &until{texts: []string{text}, end: cancel}, &bytes.Buffer{}
 	code := Run(ctx, args, "1.2.3", Environment{
-		Stdin: strings.NewReader(""), Stdout: out, Stderr: errs, Getenv: func(name string) string { return c.env[name] }, Now: fleettest.Clock, Rand: fleettest.Rand(1),
+		Stdin: strings.NewReader(""), Stdout: out, Stderr: errs, Getenv: func(name string) string {
+			return c.env[name]
+		}, Now: fleettest.Clock, Rand: fleettest.Rand(1),
 	})
 	if code != exitOK {
 		t.Errorf("exit code %d: %s", code, errs)
 	}
-	return replace.Replace("$ nstance-admin " + strings.Join(args, " ") + "\n" + out.out.String() + "--- stderr\n" + errs.String())
+	return replace.Replace("$ nstance-admin " + strings.Join(args, " ") + "\n" + out.out.String() + "--- stderr\n" +
+		errs.String())
 }
 
 func TestEvents(t *testing.T) {
 	for name, args := range map[string]string{
-		"events": "events --shard us-a", "events-json": "events --shard us-a --output json", "events-yaml": "events --shard us-a --output yaml --changes",
+		"events": "events --shard us-a", "events-json": "events --shard us-a --output json",
+		"events-yaml":    "events --shard us-a --output yaml --changes",
 		"events-changes": "events --shard us-a --changes",
 	} {
 		t.Run(name, func(t *testing.T) {
 			cli, a, _, replace := shards(t)
 			story(a)
 			last := "deleted"
-			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.follow(t, replace, last, strings.Fields(args)...))
+			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.follow(t, replace, last,
+				strings.Fields(args)...))
 		})
 	}
 }
@@ -96,7 +103,8 @@ func TestGroupAndErrorEvents(t *testing.T) {
 
 	cli, a, _, replace = shards(t)
 	a.ErrorEvents = make(chan *nstancev1.ErrorEvent, 2)
-	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", Message: "no t4g.medium in us-a", At: ago(0)}
+	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", Message: "no t4g.medium in us-a",
+		At: ago(0)}
 	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", At: ago(0), Resolved: true}
 	golden(t, "testdata/cli/events-errors.txt", cli.follow(t, replace, "resolved", "events", "--shard", "us-a"))
 }
@@ -109,7 +117,9 @@ func TestEventsOfSomeShards(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	both := &until{texts: []string{"registered", "the operator was removed"}, end: cancel}
 	code := Run(ctx, []string{"events", "--all-shards"}, "1", Environment{
-		Stdout: both, Stderr: both, Getenv: func(name string) string { return cli.env[name] }, Now: fleettest.Clock, Rand: fleettest.Rand(1),
+		Stdout: both, Stderr: both, Getenv: func(name string) string {
+			return cli.env[name]
+		}, Now: fleettest.Clock, Rand: fleettest.Rand(1),
 	})
 	if code != exitFailure || !strings.Contains(both.out.String(), "1 of 2 shards could not be followed") {
 		t.Error(code, both.out.String())
@@ -122,7 +132,9 @@ func TestEventsToNobody(t *testing.T) {
 	story(a)
 	errs := &bytes.Buffer{}
 	code := Run(t.Context(), []string{"events", "--shard", "us-a"}, "1", Environment{
-		Stdout: closed{}, Stderr: errs, Getenv: func(name string) string { return cli.env[name] }, Now: fleettest.Clock, Rand: fleettest.Rand(1),
+		Stdout: closed{}, Stderr: errs, Getenv: func(name string) string {
+			return cli.env[name]
+		}, Now: fleettest.Clock, Rand: fleettest.Rand(1),
 	})
 	if code != exitFailure || !strings.Contains(errs.String(), "write event: broken pipe") {
 		t.Error(code, errs.String())

@@ -28,26 +28,30 @@ func errUnknownShard(shard string) error {
 func list(names []string) string { return strings.Join(names, ", ") }
 
 func (a *app) groupCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "group", Short: "List, scale, create and delete groups", Long: `Groups are sets of VMs of one template that are kept at a size. Static groups come
+	cmd := &cobra.Command{Use: "group", Short: "List, scale, create and delete groups",
+		Long: `Groups are sets of VMs of one template that are kept at a size. Static groups come
 from the shard's configuration; dynamic ones are made here or by the operator. Only
 size, instance type and vars of a static group can be changed without a new
 configuration.
 
 All commands see the groups of the tenant that the identity was registered for.`}
-	cmd.AddCommand(a.groupListCommand(), a.groupStatusCommand(), a.groupScaleCommand(), a.groupCreateCommand(), a.groupDeleteCommand())
+	cmd.AddCommand(a.groupListCommand(), a.groupStatusCommand(), a.groupScaleCommand(), a.groupCreateCommand(),
+		a.groupDeleteCommand())
 	return cmd
 }
 
 func (a *app) groupListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the groups", Args: cobra.NoArgs,
-		Long: "Lists the groups: how many instances there should be, are, and are healthy, and\nwhat keeps a group from its size.",
+		Long: "Lists the groups: how many instances there should be, are, and are healthy, and\nwhat keeps a group " +
+			"from its size.",
 		Example: `  nstance-admin group list --all-shards
   nstance-admin group list --shard us-west-2a --output json | jq '.shards[].groups[].group'`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupsAnswer {
+		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.GroupsAnswer {
 			return f.Groups(ctx, shards)
 		})
 		if err != nil {
@@ -63,7 +67,8 @@ func (a *app) groupListCommand() *cobra.Command {
 			if len(rows) == 0 {
 				return a.none(fleet.Failed(answers), "There are no groups.")
 			}
-			return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE", "TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
+			return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE",
+				"TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
 		})
 		return errors.Join(err, outcome(answers))
 	}
@@ -79,7 +84,8 @@ func (a *app) none(failed []*fleet.Error, text string) error {
 }
 
 func (a *app) groupRow(shard string, g fleet.Group) []cell {
-	row := plain(shard, g.Name, num(g.Size), num(g.ActualSize), num(g.Healthy), g.Template, g.InstanceType, g.SubnetPool, origin(g), note(g))
+	row := plain(shard, g.Name, num(g.Size), num(g.ActualSize), num(g.Healthy), g.Template, g.InstanceType,
+		g.SubnetPool, origin(g), note(g))
 	if g.ActualSize != g.Size {
 		row[3].paint = a.style.out.warn
 	}
@@ -113,13 +119,15 @@ func num[N uint32 | uint64 | int](n N) string { return fmt.Sprint(n) }
 func (a *app) groupStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status [GROUP]", Short: "Describe one group, or all", Args: cobra.MaximumNArgs(1),
-		Long: "Describes groups with everything that they are made of: the merged variables, limits,\nhashes, and their instances.",
+		Long: "Describes groups with everything that they are made of: the merged variables, limits,\nhashes, and " +
+			"their instances.",
 		Example: `  nstance-admin group status workers --shard us-west-2a
   nstance-admin group status --all-shards --output yaml`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupsAnswer {
+		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.GroupsAnswer {
 			if len(args) > 0 {
 				return f.Group(ctx, shards, args[0])
 			}
@@ -157,10 +165,14 @@ func groupFacts(shard string, g fleet.Group) []fact {
 		surge = num(g.MaxSurge)
 	}
 	return []fact{
-		{"Group", g.Name}, {"Shard", shard}, {"Origin", origin(g)}, {"Size", fmt.Sprintf("%d desired, %d actual, %d healthy", g.Size, g.ActualSize, g.Healthy)},
-		{"Note", note(g)}, {"Template", g.Template}, {"Kind", g.Kind}, {"Arch", g.Arch}, {"Instance type", g.InstanceType}, {"Fallback types", list(g.InstanceTypes)},
-		{"Subnet pool", g.SubnetPool}, {"Load balancers", list(g.LoadBalancers)}, {"Drain time-out", g.DrainTimeout}, {"Max surge", surge},
-		{"Max unhealthy", g.MaxUnhealthy}, {"Vars", pairs(g.Vars)}, {"Args", string(g.Args)}, {"ETag", g.ETag}, {"Runtime hash", g.RuntimeHash}, {"Infra hash", g.InfraHash},
+		{"Group", g.Name}, {"Shard", shard}, {"Origin", origin(g)}, {"Size",
+			fmt.Sprintf("%d desired, %d actual, %d healthy", g.Size, g.ActualSize, g.Healthy)},
+		{"Note", note(g)}, {"Template", g.Template}, {"Kind", g.Kind}, {"Arch", g.Arch},
+		{"Instance type", g.InstanceType}, {"Fallback types", list(g.InstanceTypes)},
+		{"Subnet pool", g.SubnetPool}, {"Load balancers", list(g.LoadBalancers)}, {"Drain time-out", g.DrainTimeout},
+		{"Max surge", surge},
+		{"Max unhealthy", g.MaxUnhealthy}, {"Vars", pairs(g.Vars)}, {"Args", string(g.Args)}, {"ETag", g.ETag},
+		{"Runtime hash", g.RuntimeHash}, {"Infra hash", g.InfraHash},
 		{"Instances", list(g.InstanceIDs)}, {"Provider IDs", list(g.ProviderIDs)},
 	}
 }
@@ -180,19 +192,22 @@ follows.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		size, err := strconv.ParseUint(args[1], 10, 31)
 		if err != nil {
-			return &usageError{err: fmt.Errorf("size %q is not a number of instances", args[1]), command: cmd.CommandPath()}
+			return &usageError{err: fmt.Errorf("size %q is not a number of instances", args[1]),
+				command: cmd.CommandPath()}
 		}
 		if err := ident.ValidateName(args[0]); err != nil {
 			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
 		}
-		answers, err := ask(cmd.Context(), a, s, "scaling in", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupAnswer {
+		answers, err := ask(cmd.Context(), a, s, "scaling in", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.GroupAnswer {
 			return f.Scale(ctx, shards, args[0], uint32(size))
 		})
 		if err != nil {
 			return err
 		}
 		return a.showGroups(*f, answers, func(answer fleet.GroupAnswer) string {
-			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, answer.Group.Name, *answer.PreviousSize, answer.Group.Size, answer.Group.ActualSize)
+			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, answer.Group.Name,
+				*answer.PreviousSize, answer.Group.Size, answer.Group.ActualSize)
 		})
 	}
 	return cmd
@@ -231,8 +246,10 @@ given is the template's.`,
 	flags.StringToStringVar(&spec.Vars, "vars", nil, "variables as k=v, over the template's; may be repeated")
 	flags.StringSliceVar(&spec.LoadBalancers, "load-balancers", nil, "load balancers of the shard's configuration")
 	flags.DurationVar(&drain, "drain-timeout", 0, "how long an instance may be drained before it is terminated")
-	flags.Uint32Var(&surge, "max-surge", 0, "how many instances more than the size there may be while they are replaced")
-	flags.StringVar(&spec.MaxUnhealthy, "max-unhealthy", "", "above this count or share (40%) of unhealthy instances none is replaced")
+	flags.Uint32Var(&surge, "max-surge", 0,
+		"how many instances more than the size there may be while they are replaced")
+	flags.StringVar(&spec.MaxUnhealthy, "max-unhealthy", "",
+		"above this count or share (40%) of unhealthy instances none is replaced")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		spec.Name = args[0]
@@ -248,7 +265,8 @@ given is the template's.`,
 		if flags.Changed("max-surge") {
 			spec.MaxSurge = &surge
 		}
-		answers, err := ask(cmd.Context(), a, s, "creating in", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupAnswer {
+		answers, err := ask(cmd.Context(), a, s, "creating in", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.GroupAnswer {
 			return f.CreateGroup(ctx, shards, spec)
 		})
 		if err != nil {
@@ -263,7 +281,8 @@ given is the template's.`,
 
 func (a *app) groupDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "delete GROUP", Short: "Delete a dynamic group, or what was changed about a static one", Args: cobra.ExactArgs(1),
+		Use: "delete GROUP", Short: "Delete a dynamic group, or what was changed about a static one",
+		Args: cobra.ExactArgs(1),
 		Long: `Deletes a dynamic group: its instances are drained and terminated. Of a static group
 only the changes go, and the values of the configuration hold again; the group
 itself goes by removing it from the configuration.`,
@@ -275,7 +294,8 @@ itself goes by removing it from the configuration.`,
 		if err := ident.ValidateName(name); err != nil {
 			return &usageError{err: fmt.Errorf("group: %w", err), command: cmd.CommandPath()}
 		}
-		answers, err := ask(cmd.Context(), a, s, "deleting in", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.GroupAnswer {
+		answers, err := ask(cmd.Context(), a, s, "deleting in", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.GroupAnswer {
 			return f.DeleteGroup(ctx, shards, name)
 		})
 		if err != nil {

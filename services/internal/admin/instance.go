@@ -14,9 +14,11 @@ import (
 )
 
 func (a *app) instanceCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "instance", Short: "List, show, create and delete instances", Long: `Instances are VMs. Those of a group are created and replaced by the server; "create"
+	cmd := &cobra.Command{Use: "instance", Short: "List, show, create and delete instances",
+		Long: `Instances are VMs. Those of a group are created and replaced by the server; "create"
 makes one on demand beside the group's size, which stays until it is deleted.`}
-	cmd.AddCommand(a.instanceListCommand(), a.instanceShowCommand(), a.instanceCreateCommand(), a.instanceDeleteCommand())
+	cmd.AddCommand(a.instanceListCommand(), a.instanceShowCommand(), a.instanceCreateCommand(),
+		a.instanceDeleteCommand())
 	return cmd
 }
 
@@ -30,7 +32,8 @@ func (a *app) instanceListCommand() *cobra.Command {
 	cmd.Flags().StringVar(&group, "group", "", "only instances of this group")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.InstancesAnswer {
+		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.InstancesAnswer {
 			return f.Instances(ctx, shards, group)
 		})
 		if err != nil {
@@ -46,7 +49,8 @@ func (a *app) instanceListCommand() *cobra.Command {
 			if len(rows) == 0 {
 				return a.none(fleet.Failed(answers), "There are no instances.")
 			}
-			return writeTable(w, a.style.out, []string{"SHARD", "INSTANCE", "GROUP", "STATE", "HEALTH", "AGE", "TYPE", "ADDRESS", "PROVIDER ID", "NOTE"}, rows)
+			return writeTable(w, a.style.out, []string{"SHARD", "INSTANCE", "GROUP", "STATE", "HEALTH", "AGE", "TYPE",
+				"ADDRESS", "PROVIDER ID", "NOTE"}, rows)
 		})
 		return errors.Join(err, outcome(answers))
 	}
@@ -54,7 +58,8 @@ func (a *app) instanceListCommand() *cobra.Command {
 }
 
 func (a *app) instanceRow(shard string, i fleet.Instance) []cell {
-	row := plain(shard, i.ID, i.Group, i.State, i.Health, age(a.Now(), i.CreatedAt), i.InstanceType, address(i), i.ProviderID, instanceNote(i))
+	row := plain(shard, i.ID, i.Group, i.State, i.Health, age(a.Now(), i.CreatedAt), i.InstanceType, address(i),
+		i.ProviderID, instanceNote(i))
 	switch i.Health {
 	case "healthy":
 		row[4].paint = a.style.out.good
@@ -101,7 +106,8 @@ func (a *app) instanceShowCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.InstanceAnswer {
+		answers, err := ask(cmd.Context(), a, s, "asking", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.InstanceAnswer {
 			return fleet.Elsewhere(f.Instance(ctx, shards, id))
 		})
 		if err != nil {
@@ -125,7 +131,8 @@ func instanceID(cmd *cobra.Command, text string) (ident.ID, error) {
 	return id, nil
 }
 
-func (a *app) showInstances(f format, answers []fleet.InstanceAnswer, each func(io.Writer, fleet.InstanceAnswer) error) error {
+func (a *app) showInstances(f format, answers []fleet.InstanceAnswer, each func(io.Writer,
+	fleet.InstanceAnswer) error) error {
 	err := a.show(f, shardsOutput[fleet.InstanceAnswer]{answers}, func(w io.Writer) error {
 		for _, answer := range answers {
 			if answer.Err != nil {
@@ -153,15 +160,20 @@ func (a *app) instanceFacts(shard string, i fleet.Instance) []fact {
 		origin = "on demand"
 	}
 	facts := []fact{
-		{"Instance", i.ID}, {"Shard", shard}, {"Group", i.Group}, {"Origin", origin}, {"Template", i.Template}, {"Kind", i.Kind},
-		{"State", i.State}, {"Health", i.Health}, {"Health message", i.HealthMessage}, {"Provider state", i.ProviderState}, {"Provider ID", i.ProviderID},
-		{"Instance type", i.InstanceType}, {"Image", i.Image}, {"Zone", i.Zone}, {"Subnet", i.SubnetID}, {"IPv4", i.IPv4}, {"IPv6", i.IPv6}, {"Host name", i.Hostname},
-		{"Created", since(i.CreatedAt)}, {"Launched", since(i.LaunchedAt)}, {"Registered", since(i.RegisteredAt)}, {"Last report", since(i.LastReportAt)},
+		{"Instance", i.ID}, {"Shard", shard}, {"Group", i.Group}, {"Origin", origin}, {"Template", i.Template},
+		{"Kind", i.Kind},
+		{"State", i.State}, {"Health", i.Health}, {"Health message", i.HealthMessage},
+		{"Provider state", i.ProviderState}, {"Provider ID", i.ProviderID},
+		{"Instance type", i.InstanceType}, {"Image", i.Image}, {"Zone", i.Zone}, {"Subnet", i.SubnetID},
+		{"IPv4", i.IPv4}, {"IPv6", i.IPv6}, {"Host name", i.Hostname},
+		{"Created", since(i.CreatedAt)}, {"Launched", since(i.LaunchedAt)}, {"Registered", since(i.RegisteredAt)},
+		{"Last report", since(i.LastReportAt)},
 		{"Delete reason", i.DeleteReason}, {"Delete by", stamp(i.DeleteDeadline)}, {"Deleted", since(i.DeletedAt)},
 		{"Certificate ends", stamp(i.CertificateNotAfter)}, {"Agent", i.AgentVersion}, {"Note", drift(i)},
 	}
 	if m := i.Metrics; m != nil {
-		facts = append(facts, fact{"CPU", fmt.Sprintf("%.0f %%", m.CPU*100)}, fact{"Memory", fmt.Sprintf("%d of %d MiB", m.MemoryUsedBytes>>20, m.MemoryTotalBytes>>20)})
+		facts = append(facts, fact{"CPU", fmt.Sprintf("%.0f %%", m.CPU*100)},
+			fact{"Memory", fmt.Sprintf("%d of %d MiB", m.MemoryUsedBytes>>20, m.MemoryTotalBytes>>20)})
 	}
 	return facts
 }
@@ -182,7 +194,8 @@ A repeated call with the same --instance-id never makes a second one.`,
 	}
 	var text, instanceType string
 	var vars map[string]string
-	cmd.Flags().StringVar(&text, "instance-id", "", "the instance's ID, with the group's kind as prefix; made if not given")
+	cmd.Flags().StringVar(&text, "instance-id", "",
+		"the instance's ID, with the group's kind as prefix; made if not given")
 	cmd.Flags().StringVar(&instanceType, "instance-type", "", "the provider's instance type instead of the group's")
 	cmd.Flags().StringToStringVar(&vars, "vars", nil, "variables as k=v, over the group's; may be repeated")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
@@ -195,14 +208,16 @@ A repeated call with the same --instance-id never makes a second one.`,
 				return err
 			}
 		}
-		answers, err := ask(cmd.Context(), a, s, "creating in", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.InstanceAnswer {
+		answers, err := ask(cmd.Context(), a, s, "creating in", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.InstanceAnswer {
 			return f.CreateInstance(ctx, shards, args[0], id, instanceType, vars)
 		})
 		if err != nil {
 			return err
 		}
 		return a.showInstances(*f, answers, func(w io.Writer, answer fleet.InstanceAnswer) error {
-			_, err := fmt.Fprintf(w, "%s: instance %s is %s\n", answer.Shard, printable(answer.Instance.ID), printable(answer.Instance.State))
+			_, err := fmt.Fprintf(w, "%s: instance %s is %s\n", answer.Shard, printable(answer.Instance.ID),
+				printable(answer.Instance.State))
 			return err
 		})
 	}
@@ -226,7 +241,8 @@ The answer comes when it is certain to happen, not when it has happened.`,
 		if err != nil {
 			return err
 		}
-		answers, err := ask(cmd.Context(), a, s, "deleting in", func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.InstanceAnswer {
+		answers, err := ask(cmd.Context(), a, s, "deleting in", func(ctx context.Context, f *fleet.Fleet,
+			shards []string) []fleet.InstanceAnswer {
 			return fleet.Elsewhere(f.DeleteInstance(ctx, shards, id, reason))
 		})
 		if err != nil {
@@ -237,7 +253,8 @@ The answer comes when it is certain to happen, not when it has happened.`,
 			if at := answer.Instance.DeleteDeadline; !at.IsZero() {
 				until = ", drained until " + stamp(at) + " at the latest"
 			}
-			_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", answer.Shard, printable(answer.Instance.ID), printable(answer.Instance.State), until)
+			_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", answer.Shard, printable(answer.Instance.ID),
+				printable(answer.Instance.State), until)
 			return err
 		})
 	}

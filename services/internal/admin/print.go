@@ -67,7 +67,8 @@ func outputFlag(cmd *cobra.Command) *format {
 	f := new(format)
 	*f = "table"
 	cmd.Flags().VarP((*formatValue)(f), "output", "o", "how to show it: table, json or yaml")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)) // fails only if called twice
+	// fails only if called twice
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	return f
 }
 
@@ -172,7 +173,8 @@ func writeFacts(w io.Writer, p palette, facts []fact) error {
 	}
 	var b strings.Builder
 	for _, f := range facts {
-		fmt.Fprintf(&b, "%s%s   %s\n", p.dim(f.name+":"), strings.Repeat(" ", width-utf8.RuneCountInString(f.name)), printable(f.value))
+		fmt.Fprintf(&b, "%s%s   %s\n", p.dim(f.name+":"), strings.Repeat(" ", width-utf8.RuneCountInString(f.name)),
+			printable(f.value))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -9,8 +9,8 @@ import (
 // patience is after how long people are told what is being waited for.
 const patience = time.Second
 
-// during runs do, and says on standard error what is being done if it takes more than a second: on a terminal with the seconds that
-// went by, elsewhere once.
+// during runs do, and says on standard error what is being done if it takes more than a second: on a terminal with the
+// seconds that went by, elsewhere once.
 func (a *app) during(what string, do func() error) error {
 	done := make(chan struct{})
 	var wg sync.WaitGroup

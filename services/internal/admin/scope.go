@@ -29,16 +29,20 @@ type scope struct {
 func scopeFlags(cmd *cobra.Command) *scope {
 	s := new(scope)
 	s.reach(cmd)
-	cmd.Flags().StringVar(&s.shard, "shard", "", "the shard to ask (or "+envShard+"); not needed if there is only one in --servers")
-	cmd.Flags().BoolVar(&s.all, "all-shards", false, "ask every shard in --servers; goes on after a failure and then exits with 1")
+	cmd.Flags().StringVar(&s.shard, "shard", "", "the shard to ask (or "+envShard+
+		"); not needed if there is only one in --servers")
+	cmd.Flags().BoolVar(&s.all, "all-shards", false,
+		"ask every shard in --servers; goes on after a failure and then exits with 1")
 	cmd.MarkFlagsMutuallyExclusive("shard", "all-shards")
 	return s
 }
 
 // reach adds what is needed to talk to any shard at all.
 func (s *scope) reach(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.servers, "servers", "", "operator addresses as shard=host:port,… (or "+envServers+"); several of one shard are tried in turn")
-	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+fleet.CAFile+", "+fleet.CertificateFile+" and "+fleet.KeyFile+" (or "+envIdentity+")")
+	cmd.Flags().StringVar(&s.servers, "servers", "", "operator addresses as shard=host:port,… (or "+envServers+
+		"); several of one shard are tried in turn")
+	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+fleet.CAFile+", "+fleet.CertificateFile+
+		" and "+fleet.KeyFile+" (or "+envIdentity+")")
 	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how long one call to one shard may take")
 }
 
@@ -49,13 +53,15 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	case err != nil:
 		return nil, &usageError{err: err, hint: "--servers us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993"}
 	case len(servers.Shards()) == 0:
-		return nil, &usageError{err: errNoServers, hint: "give them with --servers shard=host:port,… or in " + envServers}
+		return nil, &usageError{err: errNoServers, hint: "give them with --servers shard=host:port,… or in " +
+			envServers}
 	case s.timeout <= 0:
 		return nil, usagef("--timeout %s is not more than zero", s.timeout)
 	}
 	dir := cmp.Or(s.identityDir, a.Getenv(envIdentity))
 	if dir == "" {
-		return nil, &usageError{err: errNoIdentityDir, hint: "give it with --identity-dir or in " + envIdentity + "; nstance-admin cluster register-operator makes one"}
+		return nil, &usageError{err: errNoIdentityDir, hint: "give it with --identity-dir or in " + envIdentity +
+			"; nstance-admin cluster register-operator makes one"}
 	}
 	f := fleet.New(fleet.Options{Servers: servers, IdentityDir: dir, Timeout: s.timeout, Now: a.Now, Rand: a.Rand})
 	identity, err := f.Identity()
@@ -63,7 +69,8 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 		return nil, withHint(err, "make one with: nstance-admin cluster register-operator --output-dir %s", dir)
 	}
 	if now := a.Now(); now.Before(identity.Leaf.NotAfter) && now.After(identity.RenewAt()) {
-		a.note("The certificate in %s ends at %s; nstance-admin cluster register-operator --output-dir %s renews it.", dir, stamp(identity.Leaf.NotAfter), dir)
+		a.note("The certificate in %s ends at %s; nstance-admin cluster register-operator --output-dir %s renews it.",
+			dir, stamp(identity.Leaf.NotAfter), dir)
 	}
 	return f, nil
 }
@@ -79,7 +86,8 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	case shard == "" && len(known) == 1:
 		return known, nil
 	case shard == "":
-		return nil, &usageError{err: errWhichShard, hint: "name one with --shard or " + envShard + ", or take --all-shards; there are: " + list(known)}
+		return nil, &usageError{err: errWhichShard, hint: "name one with --shard or " + envShard +
+			", or take --all-shards; there are: " + list(known)}
 	case !f.Has(shard):
 		return nil, &usageError{err: errUnknownShard(shard), hint: "there are: " + list(known)}
 	}
@@ -87,7 +95,8 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 }
 
 // ask runs a call against the shards that the flags name, telling people what it waits for.
-func ask[T any](ctx context.Context, a *app, s *scope, what string, call func(ctx context.Context, f *fleet.Fleet, shards []string) []T) ([]T, error) {
+func ask[T any](ctx context.Context, a *app, s *scope, what string, call func(ctx context.Context, f *fleet.Fleet,
+	shards []string) []T) ([]T, error) {
 	f, err := a.fleet(s)
 	if err != nil {
 		return nil, err

@@ -81,7 +81,8 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 			return withHint(fmt.Errorf("read tokens: %s: %w", o.tokenFile, err), "openssl rand -hex 24 makes a token")
 		}
 	} else if !httpapi.Loopback(host) {
-		return &usageError{err: fmt.Errorf("--bind %s can be reached by others, who would need no token", o.bind), hint: "give --token-file, or bind to a loopback address such as 127.0.0.1:8080"}
+		return &usageError{err: fmt.Errorf("--bind %s can be reached by others, who would need no token", o.bind),
+			hint: "give --token-file, or bind to a loopback address such as 127.0.0.1:8080"}
 	}
 	f, err := a.fleet(s)
 	if err != nil {
@@ -95,7 +96,8 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 	log := slog.New(slog.NewTextHandler(a.Stderr, nil))
 	request := 2 * s.timeout // reading a group, and changing it
 	server := &http.Server{
-		Handler:           httpapi.New(httpapi.Options{Fleet: f, Tokens: tokens, Version: a.version, Timeout: request, Log: log}),
+		Handler: httpapi.New(httpapi.Options{Fleet: f, Tokens: tokens, Version: a.version, Timeout: request,
+			Log: log}),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       15 * time.Second,
 		WriteTimeout:      request + 15*time.Second,

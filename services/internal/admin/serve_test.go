@@ -36,7 +36,9 @@ func TestServe(t *testing.T) {
 		ended := make(chan int, 1)
 		go func() {
 			ended <- Run(ctx, test.args, "1", Environment{
-				Stdout: io.Discard, Stderr: log, Getenv: func(name string) string { return cli.env[name] }, Now: fleettest.Clock, Rand: fleettest.Rand(1),
+				Stdout: io.Discard, Stderr: log, Getenv: func(name string) string {
+					return cli.env[name]
+				}, Now: fleettest.Clock, Rand: fleettest.Rand(1),
 			})
 		}()
 		select {
@@ -46,7 +48,8 @@ func TestServe(t *testing.T) {
 		}
 		_, url, _ := strings.Cut(log.String(), "serves ")
 		url = strings.Replace(strings.Fields(url)[0], "[::]", "127.0.0.1", 1)
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/group/scale?all_shards=true", strings.NewReader(`{"group": "workers", "size": 4}`))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/group/scale?all_shards=true",
+			strings.NewReader(`{"group": "workers", "size": 4}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,14 +68,17 @@ func TestServe(t *testing.T) {
 		if code := <-ended; code != exitOK {
 			t.Error(code)
 		}
-		if text := log.String(); !strings.Contains(text, "who="+test.who) || !strings.Contains(text, "shards=us-a,us-b") {
+		if text := log.String(); !strings.Contains(text, "who="+test.who) ||
+			!strings.Contains(text, "shards=us-a,us-b") {
 			t.Error(text)
 		}
 	}
-	if stdout, stderr, code := cli.run(t, "serve", "--bind", ":0", "--token-file", "/nonexistent"); code != exitFailure || stdout != "" || !strings.Contains(stderr, "read tokens") {
+	if stdout, stderr, code := cli.run(t, "serve", "--bind", ":0", "--token-file",
+		"/nonexistent"); code != exitFailure || stdout != "" || !strings.Contains(stderr, "read tokens") {
 		t.Error(code, stderr)
 	}
-	if _, stderr, code := cli.run(t, "serve", "--bind", "8080"); code != exitUsage || !strings.Contains(stderr, "host:port") {
+	if _, stderr, code := cli.run(t, "serve", "--bind", "8080"); code != exitUsage ||
+		!strings.Contains(stderr, "host:port") {
 		t.Error(code, stderr)
 	}
 }

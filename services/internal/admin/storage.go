@@ -39,8 +39,10 @@ func (b *bucketFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&b.timeout, "storage-timeout", storageTime, "how long the command may take with the bucket")
 }
 
-// open opens the bucket; a directory that is not there is made only if create says so. The returned context ends with the time-out.
-func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, context.Context, context.CancelFunc, error) {
+// open opens the bucket; a directory that is not there is made only if create says so. The returned context ends with
+// the time-out.
+func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, context.Context, context.CancelFunc,
+	error) {
 	switch {
 	case b.location.Bucket == "":
 		return nil, nil, nil, usagef("--storage-bucket is missing")
@@ -49,12 +51,16 @@ func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, co
 	}
 	if b.location.Provider == "file" && !create {
 		if _, err := os.Stat(b.location.Bucket); err != nil {
-			return nil, nil, nil, withHint(fmt.Errorf("open bucket: %w", err), "for --storage-provider file, --storage-bucket is a directory; nstance-admin cluster init makes it")
+			return nil, nil, nil, withHint(fmt.Errorf("open bucket: %w", err),
+				"for --storage-provider file, --storage-bucket is a directory; nstance-admin cluster init makes it")
 		}
 	}
 	store, err := open.Open(ctx, b.location)
 	if err != nil {
-		return nil, nil, nil, withHint(err, "--storage-provider and --storage-bucket say where the bucket is, AWS_REGION, AWS_ENDPOINT_URL and AWS_S3_USE_PATH_STYLE how to get there")
+		return nil, nil, nil,
+			withHint(err,
+				"--storage-provider and --storage-bucket say where the bucket is, AWS_REGION, AWS_ENDPOINT_URL and "+
+					"AWS_S3_USE_PATH_STYLE how to get there")
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	return store, ctx, cancel, nil
@@ -73,11 +79,14 @@ func (s *secretFlags) add(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&s.cluster, "cluster-id", "", "the cluster; taken from cluster/ca.crt in the bucket if not given")
 	s.bucketFlags.add(cmd)
-	flags.StringVar(&s.provider, "secrets-provider", "object-storage", "where secrets are kept: object-storage, aws-secrets-manager or aws-parameter-store")
+	flags.StringVar(&s.provider, "secrets-provider", "object-storage",
+		"where secrets are kept: object-storage, aws-secrets-manager or aws-parameter-store")
 	flags.StringVar(&s.prefix, "secrets-prefix", "", "what the names of secrets begin with, where a service keeps them")
 	flags.StringVar(&s.project, "secrets-project", "", "Google Cloud project of the secrets")
-	flags.StringVar(&s.keyProvider, "key-provider", "env", "where the encryption key is: env, file, aws-secrets-manager or aws-parameter-store")
-	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+") path of the file, or name or ARN of the secret or parameter")
+	flags.StringVar(&s.keyProvider, "key-provider", "env",
+		"where the encryption key is: env, file, aws-secrets-manager or aws-parameter-store")
+	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+
+		") path of the file, or name or ARN of the secret or parameter")
 }
 
 // cluster is an opened cluster.
@@ -96,9 +105,12 @@ type need struct {
 }
 
 // withCluster opens the cluster that the flags name and runs do.
-func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need, do func(ctx context.Context, c *cluster) error) error {
+func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
+	do func(ctx context.Context, c *cluster) error) error {
 	if s.provider == secrets.ObjectStorage && s.prefix != "" {
-		return usagef("--secrets-prefix %q: secrets in object storage have no prefix but the bucket's: --storage-prefix", s.prefix)
+		return usagef(
+			"--secrets-prefix %q: secrets in object storage have no prefix but the bucket's: --storage-prefix",
+			s.prefix)
 	}
 	if s.cluster != "" {
 		if err := ident.ValidateClusterName(s.cluster); err != nil {
@@ -118,7 +130,8 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need, do fu
 	defer cancel()
 	env, wait := tasks.Real()
 	defer wait()
-	options := clusterstate.Options{Cluster: bucket, Shard: bucket, ClusterID: s.cluster, Now: a.Now, Rand: a.Rand, ForEach: env.ForEach}
+	options := clusterstate.Options{Cluster: bucket, Shard: bucket, ClusterID: s.cluster, Now: a.Now, Rand: a.Rand,
+		ForEach: env.ForEach}
 	return a.during("working on "+s.location.Bucket, func() error {
 		if options.ClusterID == "" {
 			if options.ClusterID, err = clusterOf(ctx, clusterstate.New(options)); err != nil {
@@ -126,7 +139,8 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need, do fu
 			}
 		}
 		c := &cluster{id: options.ClusterID, bucket: bucket, ring: ring}
-		if c.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: config.Secrets{Provider: s.provider, Prefix: s.prefix, ProjectID: s.project},
+		if c.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: config.Secrets{Provider: s.provider,
+			Prefix: s.prefix, ProjectID: s.project},
 			Bucket: bucket, Cluster: c.id, Ring: ring, Rand: a.Rand}); err != nil {
 			return usagef("--secrets-provider: %w", err)
 		}
@@ -145,13 +159,17 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 	for _, text := range s.oldKeys {
 		provider, source, ok := strings.Cut(text, ":")
 		if !ok || source == "" {
-			return keyring.Ring{}, usagef("--old-key: want PROVIDER:SOURCE, such as env:VARIABLE, file:PATH or aws-secrets-manager:ARN")
+			return keyring.Ring{},
+				usagef("--old-key: want PROVIDER:SOURCE, such as env:VARIABLE, file:PATH or aws-secrets-manager:ARN")
 		}
 		from.OldEncryptionKeys = append(from.OldEncryptionKeys, config.KeySource{Provider: provider, Source: source})
 	}
 	ring, err := keyring.Load(ctx, from, secrets.KeySources())
 	if err != nil {
-		return keyring.Ring{}, withHint(err, "the cluster's encryption key has 32 bytes, raw or base64: set %s, or say where it is with --key-provider and --key-source", config.DefaultKeyVariable)
+		return keyring.Ring{},
+			withHint(err,
+				"the cluster's encryption key has 32 bytes, raw or base64: set %s, or say where it is with "+
+					"--key-provider and --key-source", config.DefaultKeyVariable)
 	}
 	return ring, nil
 }
@@ -161,7 +179,8 @@ func clusterOf(ctx context.Context, state *clusterstate.State) (string, error) {
 	bundle, err := state.CABundle(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
 		return "", withHint(fmt.Errorf("there is no cluster in this bucket: %w", err),
-			"check --storage-bucket and --storage-prefix; nstance-admin cluster init --cluster-id ID makes a cluster, and so do the Terraform provider and a shard's first leader")
+			"check --storage-bucket and --storage-prefix; nstance-admin cluster init --cluster-id ID makes a "+
+				"cluster, and so do the Terraform provider and a shard's first leader")
 	}
 	if err != nil {
 		return "", err

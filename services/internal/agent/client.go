@@ -1,11 +1,11 @@
-// Package agent owns the program that runs on every VM: it registers the instance, keeps streams to the shard's leader, makes keys,
-// receives files, and reports health, notices and its own stopping.
+// Package agent owns the program that runs on every VM: it registers the instance, keeps streams to the shard's leader,
+// makes keys, receives files, and reports health, notices and its own stopping.
 //
-// [Client] is the agent without its machine: everything that it touches is handed to it, so that a load generator runs thousands
-// of real ones in one process. [Run] is the composition root that puts it on a VM.
+// [Client] is the agent without its machine: everything that it touches is handed to it, so that a load generator runs
+// thousands of real ones in one process. [Run] is the composition root that puts it on a VM.
 //
-// Invariant: the agent ends only when it is told to. Whatever fails is tried again with growing, jittered delays, or, when trying
-// again cannot help, waited for with one clear line in the log and a failing health endpoint.
+// Invariant: the agent ends only when it is told to. Whatever fails is tried again with growing, jittered delays, or,
+// when trying again cannot help, waited for with one clear line in the log and a failing health endpoint.
 package agent
 
 import (
@@ -46,8 +46,8 @@ type Facts struct {
 
 // NoticeSource watches for the cloud's word that the VM will be taken away.
 type NoticeSource interface {
-	// Watch calls notice at every change, with nil when a notice was withdrawn. It returns when ctx ends, or with an error when
-	// there is nothing to watch.
+	// Watch calls notice at every change, with nil when a notice was withdrawn. It returns when ctx ends, or with an
+	// error when there is nothing to watch.
 	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
 }
 
@@ -113,9 +113,11 @@ func New(o Options) *Client {
 	}
 }
 
-// Run registers the instance if that is still to be done, then keeps streams to the server until ctx ends. It returns ctx's error.
+// Run registers the instance if that is still to be done, then keeps streams to the server until ctx ends. It returns
+// ctx's error.
 func (c *Client) Run(ctx context.Context) error {
-	c.files = receiver.Open(c.Files, receiver.Options{Mode: c.FilesMode, Extensions: c.Extensions, Hooked: c.Hook != nil, Log: c.Log})
+	c.files = receiver.Open(c.Files, receiver.Options{Mode: c.FilesMode, Extensions: c.Extensions,
+		Hooked: c.Hook != nil, Log: c.Log})
 	if err := c.enroll(ctx); err != nil {
 		return err
 	}
@@ -128,8 +130,8 @@ func (c *Client) Run(ctx context.Context) error {
 }
 
 const (
-	// settled is how long a session must have lasted for the next delay to be the shortest again. A server that accepts and drops us at
-	// once, or a second agent with our identity, is not asked four times a second for ever.
+	// settled is how long a session must have lasted for the next delay to be the shortest again. A server that accepts
+	// and drops us at once, or a second agent with our identity, is not asked four times a second for ever.
 	settled = 5 * time.Second
 	// offline is for how long the agent may be without a session and still call itself well.
 	offline = 2 * time.Minute
@@ -187,8 +189,8 @@ func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct
 	return nil
 }
 
-// addresses are the servers to try in turn. Where a server says who the leader is, that one is tried next, and soon: an agent that has long been
-// without a session would else wait for up to half a minute more, and be taken for dead.
+// addresses are the servers to try in turn. Where a server says who the leader is, that one is tried next, and soon: an
+// agent that has long been without a session would else wait for up to half a minute more, and be taken for dead.
 type addresses struct {
 	configured []string
 	turn       int
@@ -207,8 +209,8 @@ func (a *addresses) next() string {
 	return addr
 }
 
-// hint takes the leader's address from an error, if there is one in it. It reports whether that is news: two servers that name each other are not asked
-// without pause.
+// hint takes the leader's address from an error, if there is one in it. It reports whether that is news: two servers
+// that name each other are not asked without pause.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	for _, detail := range status.Convert(err).Details() {
 		if notLeader, ok := detail.(*nstancev1.NotLeader); ok {

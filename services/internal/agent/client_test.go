@@ -44,7 +44,8 @@ func TestLife(t *testing.T) {
 
 		report := s.next(t, "sequence 1", first)
 		want := &nstancev1.ReportHealthRequest{
-			InstanceId: s.id.String(), Sequence: 1, Healthy: true, AgentVersion: "test", Ipv4: "10.0.0.7", Ipv6: "2001:db8::7", Hostname: "node-7",
+			InstanceId: s.id.String(), Sequence: 1, Healthy: true, AgentVersion: "test", Ipv4: "10.0.0.7",
+			Ipv6: "2001:db8::7", Hostname: "node-7",
 			Metrics: &nstancev1.Metrics{Cpu: 0.5, MemoryUsedBytes: 1, MemoryTotalBytes: 2},
 		}
 		if diff := cmp.Diff(want, report, protocmp.Transform(), protocmp.IgnoreFields(report, "uptime")); diff != "" {
@@ -53,7 +54,9 @@ func TestLife(t *testing.T) {
 		if report.GetUptime().AsDuration() != time.Hour {
 			t.Errorf("uptime %v", report.GetUptime())
 		}
-		if facts := get(s, func() *nstancev1.RegisterAgentRequest { return s.facts }); facts.GetIpv4() != "10.0.0.7" || facts.GetHostname() != "node-7" {
+		if facts := get(s, func() *nstancev1.RegisterAgentRequest {
+			return s.facts
+		}); facts.GetIpv4() != "10.0.0.7" || facts.GetHostname() != "node-7" {
 			t.Errorf("registered with %v", facts)
 		}
 		if _, err := m.identity.Read("nonce.jwt"); !errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +89,8 @@ func TestLife(t *testing.T) {
 			t.Fatalf("submitted %v", keys)
 		}
 		report = s.next(t, "keys", func(r *nstancev1.ReportHealthRequest) bool { return len(r.GetKeys()) > 0 })
-		if len(report.GetKeys()) != 2 || report.GetKeys()[0].GetError() == "" || report.GetKeys()[1].GetSha256() != sum(string(keys[0].GetPkix())) ||
+		if len(report.GetKeys()) != 2 || report.GetKeys()[0].GetError() == "" ||
+			report.GetKeys()[1].GetSha256() != sum(string(keys[0].GetPkix())) ||
 			report.GetUnchanged() || !time.Now().Equal(before) {
 			t.Errorf("after %v: %v", time.Since(before), report)
 		}
@@ -95,15 +99,19 @@ func TestLife(t *testing.T) {
 		s.sendFiles("hash-1", map[string]string{"a.env": "A=1", "b.sh": "no"})
 		report = s.next(t, "files", func(r *nstancev1.ReportHealthRequest) bool { return len(r.GetFiles()) > 0 })
 		wantFiles := []*nstancev1.FileState{{Name: "a.env", Sha256: sum("A=1")}, {Name: "b.sh"}}
-		if diff := cmp.Diff(wantFiles, report.GetFiles(), protocmp.Transform(), protocmp.IgnoreFields(&nstancev1.FileState{}, "error")); diff != "" {
+		if diff := cmp.Diff(wantFiles, report.GetFiles(), protocmp.Transform(),
+			protocmp.IgnoreFields(&nstancev1.FileState{}, "error")); diff != "" {
 			t.Error(diff)
 		}
 		if report.GetRuntimeHash() != "" || report.GetFiles()[1].GetError() == "" {
 			t.Errorf("a file was refused: %v", report)
 		}
 		s.sendFiles("hash-1", map[string]string{"a.env": "A=2"})
-		report = s.next(t, "the hash", func(r *nstancev1.ReportHealthRequest) bool { return r.GetRuntimeHash() == "hash-1" })
-		if content, err := m.files.Read("a.env"); err != nil || string(content) != "A=2" || len(report.GetFiles()) != 1 {
+		report = s.next(t, "the hash", func(r *nstancev1.ReportHealthRequest) bool {
+			return r.GetRuntimeHash() == "hash-1"
+		})
+		if content, err := m.files.Read("a.env"); err != nil || string(content) != "A=2" ||
+			len(report.GetFiles()) != 1 {
 			t.Errorf("%q, %v, %v", content, err, report)
 		}
 
@@ -113,7 +121,9 @@ func TestLife(t *testing.T) {
 			t.Errorf("Announce: %v after %v", err, time.Since(before))
 		}
 		<-s.ends
-		report = s.next(t, "the announcement", func(r *nstancev1.ReportHealthRequest) bool { return r.GetStopping() == powerOff })
+		report = s.next(t, "the announcement", func(r *nstancev1.ReportHealthRequest) bool {
+			return r.GetStopping() == powerOff
+		})
 		if !report.GetUnchanged() {
 			t.Errorf("an announcement does not look at files first: %v", report)
 		}
@@ -152,8 +162,11 @@ func TestNoticesAreStanding(t *testing.T) {
 		before, looked := time.Now(), looks.samples.Load()
 		notice := &nstancev1.TerminationNotice{Kind: "spot", Deadline: timestamppb.New(before.Add(2 * time.Minute))}
 		client.Notice(notice)
-		report := s.next(t, "the notice", func(r *nstancev1.ReportHealthRequest) bool { return r.GetTermination() != nil })
-		if diff := cmp.Diff(notice, report.GetTermination(), protocmp.Transform()); diff != "" || !time.Now().Equal(before) || !report.GetUnchanged() {
+		report := s.next(t, "the notice", func(r *nstancev1.ReportHealthRequest) bool {
+			return r.GetTermination() != nil
+		})
+		if diff := cmp.Diff(notice, report.GetTermination(), protocmp.Transform()); diff != "" ||
+			!time.Now().Equal(before) || !report.GetUnchanged() {
 			t.Errorf("after %v: %v", time.Since(before), report)
 		}
 		if looks.samples.Load() != looked || report.GetMetrics().GetCpu() != 0.5 {
@@ -223,9 +236,13 @@ func TestUnconfirmedAnnouncement(t *testing.T) {
 		if err := client.Announce(ctx, powerOff); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Announce: %v", err)
 		}
-		s.next(t, "the announcement", func(r *nstancev1.ReportHealthRequest) bool { return r.GetStopping() == powerOff })
+		s.next(t, "the announcement", func(r *nstancev1.ReportHealthRequest) bool {
+			return r.GetStopping() == powerOff
+		})
 		s.set(func() { s.mute = false })
-		s.next(t, "the announcement again", func(r *nstancev1.ReportHealthRequest) bool { return first(r) && r.GetStopping() == powerOff })
+		s.next(t, "the announcement again", func(r *nstancev1.ReportHealthRequest) bool {
+			return first(r) && r.GetStopping() == powerOff
+		})
 	})
 }
 
@@ -292,7 +309,8 @@ func TestFindsTheLeader(t *testing.T) {
 		s := newFakeServer(t, newID(t))
 		other := newFakeServer(t, s.id)
 		other.ca = s.ca
-		notLeader, err := status.New(codes.Unavailable, "not leader").WithDetails(&nstancev1.NotLeader{RegistrationAddr: leader, AgentAddr: leader})
+		notLeader, err := status.New(codes.Unavailable, "not leader").WithDetails(
+			&nstancev1.NotLeader{RegistrationAddr: leader, AgentAddr: leader})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -316,12 +334,14 @@ func TestFindsTheLeader(t *testing.T) {
 	})
 }
 
-// However long the agent has been without a session: where a server says who leads, that one is asked at once. Two that name each other are not.
+// However long the agent has been without a session: where a server says who leads, that one is asked at once. Two that
+// name each other are not.
 func TestHintIsFollowedSoon(t *testing.T) {
 	const standby, leader = "127.0.0.1:1", "127.0.0.1:3"
 	hint := func(addr string) error {
 		t.Helper()
-		notLeader, err := status.New(codes.Unavailable, "not leader").WithDetails(&nstancev1.NotLeader{RegistrationAddr: addr, AgentAddr: addr})
+		notLeader, err := status.New(codes.Unavailable, "not leader").WithDetails(
+			&nstancev1.NotLeader{RegistrationAddr: addr, AgentAddr: addr})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -350,8 +370,10 @@ func TestHintIsFollowedSoon(t *testing.T) {
 
 				s.set(func() { s.refuse = hint(standby) })
 				other.set(func() { other.refuse = hint(leader) })
-				if waits := n.delays(10 * time.Minute); waits[1] > 500*time.Millisecond || waits[len(waits)-1] < 15*time.Second {
-					t.Errorf("who was named was asked after %v, two that name each other every %v in the end", waits[1], waits[len(waits)-1])
+				if waits := n.delays(10 * time.Minute); waits[1] > 500*time.Millisecond ||
+					waits[len(waits)-1] < 15*time.Second {
+					t.Errorf("who was named was asked after %v, two that name each other every %v in the end", waits[1],
+						waits[len(waits)-1])
 				}
 
 				s.set(func() { s.refuse = nil })
@@ -383,7 +405,8 @@ func TestRenewal(t *testing.T) {
 		}
 		drain(13 * time.Hour)
 		renewals := get(s, func() []time.Time { return s.renewals })
-		if len(renewals) != 2 || renewals[0].Sub(began) < 6*time.Hour || renewals[0].Sub(began) > 6*time.Hour+15*time.Minute {
+		if len(renewals) != 2 || renewals[0].Sub(began) < 6*time.Hour || renewals[0].Sub(began) > 6*time.Hour+
+			15*time.Minute {
 			t.Errorf("renewed at %v, began at %v", renewals, began)
 		}
 		if sessions := get(s, func() int { return len(s.sessions) }); sessions != 1 {

@@ -65,7 +65,8 @@ func (c *Client) enroll(ctx context.Context) error {
 	}
 }
 
-// tryEnroll takes the next steps to a certificate: the one that is stored, or a registration. A certificate counts, also beside an error.
+// tryEnroll takes the next steps to a certificate: the one that is stored, or a registration. A certificate counts,
+// also beside an error.
 func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.Certificate, identity.Nonce, error) {
 	key, err := c.identity.Key()
 	if err != nil {
@@ -89,7 +90,8 @@ func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.C
 	return cert, nonce, err
 }
 
-func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.PrivateKey, nonce identity.Nonce) (*identity.Certificate, error) {
+func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.PrivateKey,
+	nonce identity.Nonce) (*identity.Certificate, error) {
 	conn, err := c.connect(servers.next())
 	if err != nil {
 		return nil, err
@@ -115,7 +117,8 @@ func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.P
 // forGood tells answers that stay the same however often one asks from those that pass.
 func forGood(err error) bool {
 	switch status.Code(err) {
-	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound, codes.AlreadyExists:
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
+		codes.AlreadyExists:
 		return true
 	default:
 		return false

@@ -27,7 +27,8 @@ import (
 // A nonce that is refused for good is presented once; another one ends the wait.
 func TestRefusedForGood(t *testing.T) {
 	for _, code := range []codes.Code{
-		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound, codes.AlreadyExists,
+		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
+		codes.AlreadyExists,
 	} {
 		t.Run(code.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -47,7 +48,9 @@ func TestRefusedForGood(t *testing.T) {
 				if err := client.Health(); err == nil || !strings.Contains(err.Error(), "nonce: expired") {
 					t.Errorf("Health: %v", err)
 				}
-				if got := lines.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "refused the registration for good") || strings.Contains(got, "good.nonce.jwt") {
+				if got := lines.String(); strings.Count(got, "\n") != 1 ||
+					!strings.Contains(got, "refused the registration for good") ||
+					strings.Contains(got, "good.nonce.jwt") {
 					t.Errorf("log: %s", got)
 				}
 
@@ -102,9 +105,11 @@ func (l *logLines) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// A passing error is tried again, with growing delays, until it has passed; and so is what userdata has not written yet.
+// A passing error is tried again, with growing delays, until it has passed; and so is what userdata has not written
+// yet.
 func TestPassingErrors(t *testing.T) {
-	for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Internal, codes.Unknown} {
+	for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted,
+		codes.Internal, codes.Unknown} {
 		t.Run(code.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := &network{}
@@ -156,8 +161,8 @@ func TestPassingErrors(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// mortal is a process with three folders. It dies at its step number dies: the write or removal is not done, or, with half, done but
-// not seen to be; nothing happens after it.
+// mortal is a process with three folders. It dies at its step number dies: the write or removal is not done, or, with
+// half, done but not seen to be; nothing happens after it.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int
@@ -194,8 +199,8 @@ func (f mortalFolder) Remove(name string) error {
 	return f.process.step(func() error { return f.Folder.Remove(name) })
 }
 
-// A process that is killed between any two of the steps that it leaves behind goes on where it was: with the same key, one
-// registration's worth of nonce, the same key pairs, and the old or the new files.
+// A process that is killed between any two of the steps that it leaves behind goes on where it was: with the same key,
+// one registration's worth of nonce, the same key pairs, and the old or the new files.
 func TestCrashAtEveryStep(t *testing.T) {
 	steps := 0
 	for dies := 1; dies <= max(steps, 1); dies++ {
@@ -213,7 +218,8 @@ func TestCrashAtEveryStep(t *testing.T) {
 					defer cancel()
 					p.dead = cancel
 					o := m.options(s, n)
-					o.Identity, o.Keys, o.Files = mortalFolder{&m.identity, p}, mortalFolder{&m.keys, p}, mortalFolder{&m.files, p}
+					o.Identity, o.Keys, o.Files = mortalFolder{&m.identity, p}, mortalFolder{&m.keys, p},
+						mortalFolder{&m.files, p}
 					o.Hook = func(context.Context, []string) error { return nil }
 					done := make(chan error, 1)
 					go func() { done <- agent.New(o).Run(ctx) }()
@@ -303,7 +309,8 @@ func TestRefusesOthersThanItsServer(t *testing.T) {
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				err := client.Health()
-				if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				if test.want == "" && err != nil || test.want != "" &&
+					(err == nil || !strings.Contains(err.Error(), test.want)) {
 					t.Errorf("Health: %v, want %q", err, test.want)
 				}
 				if calls := get(s, func() int { return len(s.registrations) }); (calls > 0) != (test.want == "") {
@@ -343,8 +350,8 @@ func (c *severed) Close() error {
 	return c.Conn.Close()
 }
 
-// A server that is gone without a word is noticed within 30 s, also by an agent that has nothing to say; one that takes connections and
-// never speaks holds nobody up.
+// A server that is gone without a word is noticed within 30 s, also by an agent that has nothing to say; one that takes
+// connections and never speaks holds nobody up.
 func TestSilentServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -400,7 +407,8 @@ func TestSilentServers(t *testing.T) {
 	})
 }
 
-// The hook runs after a change, with what changed, once at a time; and after a restart for what it missed. A failure is reported.
+// The hook runs after a change, with what changed, once at a time; and after a restart for what it missed. A failure is
+// reported.
 func TestHook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -452,7 +460,9 @@ func TestHook(t *testing.T) {
 			t.Errorf("after a restart: hook for %v", changed)
 		}
 		result <- nil
-		s.next(t, "no failure", func(r *nstancev1.ReportHealthRequest) bool { return r.GetMessage() == "" && r.GetSequence() > 1 })
+		s.next(t, "no failure", func(r *nstancev1.ReportHealthRequest) bool {
+			return r.GetMessage() == "" && r.GetSequence() > 1
+		})
 		synctest.Wait()
 		if len(runs) > 0 {
 			t.Errorf("hook for %v", <-runs)

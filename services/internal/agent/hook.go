@@ -17,9 +17,10 @@ const (
 	hookPipes     = 2 * time.Second // for what a killed hook's children still hold open
 )
 
-// shellHook returns a hook that runs a shell command with the names of changed files in NSTANCE_CHANGED_FILES, separated by spaces.
-// A command that takes too long is killed with all its children. Its output goes to the log.
-func shellHook(command string, timeout time.Duration, environ func() []string, log *slog.Logger) func(context.Context, []string) error {
+// shellHook returns a hook that runs a shell command with the names of changed files in NSTANCE_CHANGED_FILES,
+// separated by spaces. A command that takes too long is killed with all its children. Its output goes to the log.
+func shellHook(command string, timeout time.Duration, environ func() []string, log *slog.Logger) func(context.Context,
+	[]string) error {
 	return func(ctx context.Context, changed []string) error {
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
@@ -41,7 +42,8 @@ func shellHook(command string, timeout time.Duration, environ func() []string, l
 	}
 }
 
-// head keeps the beginning of what is written. It has no other method of bytes.Buffer, some of which would go around the limit.
+// head keeps the beginning of what is written. It has no other method of bytes.Buffer, some of which would go around
+// the limit.
 type head struct {
 	text  bytes.Buffer
 	limit int

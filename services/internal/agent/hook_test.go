@@ -22,7 +22,8 @@ func TestShellHook(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(&lines, nil))
 	out := filepath.Join(t.TempDir(), "out")
 	environ := func() []string { return []string{"NSTANCE_RECV_DIR=/recv"} }
-	hook := shellHook(`echo "$NSTANCE_RECV_DIR: $NSTANCE_CHANGED_FILES" > `+out+`; echo said; echo complained >&2`, time.Minute, environ, log)
+	hook := shellHook(`echo "$NSTANCE_RECV_DIR: $NSTANCE_CHANGED_FILES" > `+out+`; echo said; echo complained >&2`,
+		time.Minute, environ, log)
 	if err := hook(t.Context(), []string{"a.env", "b.crt"}); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +44,8 @@ func TestShellHook(t *testing.T) {
 		t.Errorf("%d bytes of a million in the log", lines.Len())
 	}
 
-	if err := shellHook("sleep 1000", 50*time.Millisecond, environ, log)(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "killed after 50ms") {
+	if err := shellHook("sleep 1000", 50*time.Millisecond, environ, log)(t.Context(), nil); err == nil ||
+		!strings.Contains(err.Error(), "killed after 50ms") {
 		t.Errorf("error: %v", err)
 	}
 }
@@ -54,7 +56,9 @@ func TestShellHookKillsChildren(t *testing.T) {
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	hook := shellHook("sleep 1000 & echo $! > "+pipe+"; wait", time.Minute, func() []string { return nil }, slog.New(slog.DiscardHandler))
+	hook := shellHook("sleep 1000 & echo $! > "+pipe+"; wait", time.Minute, func() []string {
+		return nil
+	}, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)

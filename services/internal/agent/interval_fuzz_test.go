@@ -22,7 +22,8 @@ func (h headed) RecvMsg(any) error            { return io.EOF }
 
 // Whatever the server says, the agent reports neither all the time nor never again.
 func FuzzInterval(f *testing.F) {
-	for _, text := range []string{"1m0s", "30s", "", "0", "-5s", "1ns", "9999h", "1e3s", "30", "+1.5m", "9223372036854775807ns", "1m\x00"} {
+	for _, text := range []string{"1m0s", "30s", "", "0", "-5s", "1ns", "9999h", "1e3s", "30", "+1.5m",
+		"9223372036854775807ns", "1m\x00"} {
 		f.Add(text, "")
 	}
 	f.Add("nonsense", "1s")

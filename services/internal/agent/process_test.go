@@ -54,7 +54,8 @@ func machineOf(t *testing.T, s *fakeServer) string {
 	if err := os.MkdirAll(filepath.Join(dir, "identity"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string][]byte{"ca.crt": authority.EncodeBundle(s.ca.Certificate()), "nonce.jwt": []byte("good.nonce.jwt")} {
+	for name, content := range map[string][]byte{"ca.crt": authority.EncodeBundle(s.ca.Certificate()),
+		"nonce.jwt": []byte("good.nonce.jwt")} {
 		if err := os.WriteFile(filepath.Join(dir, "identity", name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -71,8 +72,10 @@ func launch(t *testing.T, s *fakeServer, addr, dir string, environ ...string) *p
 	p := &process{cmd: exec.Command(self), lines: make(chan string, 1000), done: make(chan error, 1)}
 	p.cmd.Env = append([]string{
 		asAgent + "=1", "PATH=" + os.Getenv("PATH"),
-		"NSTANCE_SERVER_REGISTRATION_ADDR=" + addr, "NSTANCE_SERVER_AGENT_ADDR=" + addr, "NSTANCE_INSTANCE_ID=" + s.id.String(),
-		"NSTANCE_IDENTITY_DIR=" + filepath.Join(dir, "identity"), "NSTANCE_KEYS_DIR=" + filepath.Join(dir, "keys"), "NSTANCE_RECV_DIR=" + filepath.Join(dir, "recv"),
+		"NSTANCE_SERVER_REGISTRATION_ADDR=" + addr, "NSTANCE_SERVER_AGENT_ADDR=" + addr, "NSTANCE_INSTANCE_ID=" +
+			s.id.String(),
+		"NSTANCE_IDENTITY_DIR=" + filepath.Join(dir, "identity"), "NSTANCE_KEYS_DIR=" + filepath.Join(dir, "keys"),
+		"NSTANCE_RECV_DIR=" + filepath.Join(dir, "recv"),
 		"NSTANCE_HEALTH_ADDR=127.0.0.1:0",
 	}, environ...)
 	stderr, err := p.cmd.StderrPipe()
@@ -160,14 +163,16 @@ func TestProcess(t *testing.T) {
 	p := launch(t, s, addr, dir, "NSTANCE_HOOK=cp $NSTANCE_RECV_DIR/$NSTANCE_CHANGED_FILES $NSTANCE_RECV_DIR/../hooked")
 	health := p.say(t, `Answering health checks.* address=(\S+)`)
 	report := s.next(t, "sequence 1", first)
-	if report.GetMetrics().GetMemoryTotalBytes() == 0 || report.GetUptime().AsDuration() <= 0 || report.GetHostname() == "" || report.GetAgentVersion() != "process" {
+	if report.GetMetrics().GetMemoryTotalBytes() == 0 || report.GetUptime().AsDuration() <= 0 ||
+		report.GetHostname() == "" || report.GetAgentVersion() != "process" {
 		t.Errorf("%v", report)
 	}
 	p.say(t, `(Connected)`)
 	if got := healthz(t, health); got != "200 ok" {
 		t.Errorf("healthz: %s", got)
 	}
-	for name, want := range map[string]os.FileMode{"identity/identity.key": 0o600, "identity/identity.crt": 0o600, "keys": os.ModeDir | 0o750, "recv": os.ModeDir | 0o750} {
+	for name, want := range map[string]os.FileMode{"identity/identity.key": 0o600, "identity/identity.crt": 0o600,
+		"keys": os.ModeDir | 0o750, "recv": os.ModeDir | 0o750} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
@@ -202,7 +207,8 @@ func TestProcess(t *testing.T) {
 
 	// In development the process is the machine, except when its developer reloads it.
 	for sig, want := range map[syscall.Signal]nstancev1.StoppingReason{
-		syscall.SIGTERM: powerOff, syscall.SIGHUP: powerOff, syscall.SIGINT: nstancev1.StoppingReason_STOPPING_REASON_RESTART,
+		syscall.SIGTERM: powerOff, syscall.SIGHUP: powerOff,
+		syscall.SIGINT: nstancev1.StoppingReason_STOPPING_REASON_RESTART,
 	} {
 		p = launch(t, s, addr, dir, "NSTANCE_POWER_OFF_ON_SIGTERM=true")
 		p.say(t, `(Connected)`)
@@ -234,7 +240,8 @@ func TestProcessThatCannotStart(t *testing.T) {
 	s := newFakeServer(t, newID(t))
 	taken := listen(t)
 	defer taken.Close()
-	for name, environ := range map[string]string{"port": "NSTANCE_HEALTH_ADDR=" + taken.Addr().String(), "directory": "NSTANCE_RECV_DIR=/dev/null/recv"} {
+	for name, environ := range map[string]string{"port": "NSTANCE_HEALTH_ADDR=" + taken.Addr().String(),
+		"directory": "NSTANCE_RECV_DIR=/dev/null/recv"} {
 		p := launch(t, s, "127.0.0.1:1", machineOf(t, s), environ)
 		p.say(t, `(The agent cannot run)`)
 		if err := <-p.done; err == nil {

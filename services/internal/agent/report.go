@@ -36,9 +36,9 @@ func (c *Client) Notice(notice *nstancev1.TerminationNotice) {
 	c.update(func(s *standing) { s.termination, s.urgent = notice, true })
 }
 
-// Announce reports at once why the agent is about to go, and again at the start of every stream. It returns nil when the server has
-// confirmed it or another announcement took its place, ctx's error when that ends first, and an error at once when the agent is not
-// registered. STOPPING_REASON_UNSPECIFIED takes an announcement back.
+// Announce reports at once why the agent is about to go, and again at the start of every stream. It returns nil when
+// the server has confirmed it or another announcement took its place, ctx's error when that ends first, and an error at
+// once when the agent is not registered. STOPPING_REASON_UNSPECIFIED takes an announcement back.
 func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) error {
 	stop := &announcement{reason: reason, done: make(chan struct{})}
 	c.update(func(s *standing) {
@@ -110,8 +110,8 @@ func (r *reporter) stream(ctx context.Context) error {
 		case stop.reason == nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED:
 			r.confirm(stop)
 		default:
-			// The server answers a closed stream when it has read everything before: only that says that the report is not still
-			// in some buffer when the network goes.
+			// The server answers a closed stream when it has read everything before: only that says that the report is
+			// not still in some buffer when the network goes.
 			if err := stream.CloseSend(); err != nil {
 				return ended("reports", err)
 			}
@@ -145,7 +145,8 @@ func (r *reporter) stream(ctx context.Context) error {
 }
 
 // listen passes on the interval that the server's header tells, then how the stream ended.
-func listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse], intervals chan<- time.Duration, answer chan<- error) {
+func listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse],
+	intervals chan<- time.Duration, answer chan<- error) {
 	if header, err := stream.Header(); err == nil && header != nil { // nil: it ended without one
 		interval := defaultInterval
 		if values := header.Get(intervalHeader); len(values) > 0 {
@@ -197,7 +198,8 @@ func (r *reporter) confirm(stop *announcement) {
 }
 
 // next makes a report. The announcement is returned while the server has not confirmed it.
-func (r *reporter) next(ctx context.Context, sequence uint64, look bool) (*nstancev1.ReportHealthRequest, *announcement) {
+func (r *reporter) next(ctx context.Context, sequence uint64, look bool) (*nstancev1.ReportHealthRequest,
+	*announcement) {
 	report := &nstancev1.ReportHealthRequest{
 		InstanceId:   r.ID.String(),
 		Sequence:     sequence,

@@ -27,7 +27,8 @@ import (
 // farewell is how long a process that was told to end tries to tell the server why.
 const farewell = 3 * time.Second
 
-// Run is the agent on this machine. It returns nil after it was told to end by a signal or by ctx, and an error when it cannot start.
+// Run is the agent on this machine. It returns nil after it was told to end by a signal or by ctx, and an error when it
+// cannot start.
 func Run(ctx context.Context, s Settings, version string, log *slog.Logger) error {
 	log = log.With("instance", s.ID.String())
 	signals := make(chan os.Signal, 4)
@@ -53,7 +54,10 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 	group.Go(func() error { return watchShutdown(ctx, client, log) })
 	group.Go(func() error {
 		// Health takes the lock that a hanging client would hold for ever.
-		return systemd.Run(ctx, systemd.Daemon{Ready: client.Connected, Alive: func() bool { _ = client.Health(); return true }, Log: log})
+		return systemd.Run(ctx, systemd.Daemon{Ready: client.Connected, Alive: func() bool {
+			_ = client.Health()
+			return true
+		}, Log: log})
 	})
 	group.Go(func() error { return noticeSource(s, log).Watch(ctx, client.Notice) })
 	group.Go(func() error {
@@ -88,19 +92,23 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 		folders[i] = disk
 	}
 	host := machine.NewHost(machine.HostOptions{
-		Hostname: s.Hostname, IPv4: s.IPv4, IPv6: s.IPv6, Server: s.AgentAddrs[0], Interface: s.MetricsInterface, Log: log,
+		Hostname: s.Hostname, IPv4: s.IPv4, IPv6: s.IPv6, Server: s.AgentAddrs[0], Interface: s.MetricsInterface,
+		Log: log,
 	})
 	var hook func(context.Context, []string) error
 	if s.Hook != "" {
-		named := machine.NewHost(machine.HostOptions{Hostname: s.Hostname, Log: log}) // the hook runs beside the reports
+		// the hook runs beside the reports
+		named := machine.NewHost(machine.HostOptions{Hostname: s.Hostname, Log: log})
 		environ := func() []string {
 			fqdn := s.FQDN
 			if fqdn == "" {
 				fqdn = named.FQDN(context.Background())
 			}
 			return []string{
-				Prefix + "INSTANCE_KIND=" + s.Kind, Prefix + "INSTANCE_HOSTNAME=" + named.Name(), Prefix + "INSTANCE_FQDN=" + fqdn,
-				Prefix + "IDENTITY_DIR=" + s.IdentityDir, Prefix + "KEYS_DIR=" + s.KeysDir, Prefix + "RECV_DIR=" + s.RecvDir,
+				Prefix + "INSTANCE_KIND=" + s.Kind, Prefix + "INSTANCE_HOSTNAME=" + named.Name(), Prefix +
+					"INSTANCE_FQDN=" + fqdn,
+				Prefix + "IDENTITY_DIR=" + s.IdentityDir, Prefix + "KEYS_DIR=" + s.KeysDir, Prefix + "RECV_DIR=" +
+					s.RecvDir,
 			}
 		}
 		hook = shellHook(s.Hook, s.HookTimeout, environ, log)
@@ -134,7 +142,8 @@ func (noNotices) Watch(ctx context.Context, _ func(*nstancev1.TerminationNotice)
 	return ctx.Err()
 }
 
-// noticeSource returns where the provider's notices come from. The variables that name another address of a metadata service are those of the clouds' own libraries.
+// noticeSource returns where the provider's notices come from. The variables that name another address of a metadata
+// service are those of the clouds' own libraries.
 func noticeSource(s Settings, log *slog.Logger) NoticeSource {
 	provider := s.Provider
 	if provider == "" {
@@ -179,7 +188,8 @@ func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error 
 }
 
 // sayGoodbye tells the server why this process ends, in bounded time. Another signal ends it at once.
-func sayGoodbye(ctx context.Context, s Settings, client *Client, sig os.Signal, again <-chan os.Signal, log *slog.Logger) {
+func sayGoodbye(ctx context.Context, s Settings, client *Client, sig os.Signal, again <-chan os.Signal,
+	log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, farewell)
 	defer cancel()
 	go func() {
@@ -225,7 +235,8 @@ func serveHealth(ctx context.Context, listener net.Listener, health func() error
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	server := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
+	server := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

@@ -83,7 +83,8 @@ func newFakeServer(t testing.TB, id ident.ID) *fakeServer {
 // start serves both services on one listener until stop is called.
 func (s *fakeServer) start(t testing.TB, listener net.Listener) (stop func()) {
 	t.Helper()
-	return s.startAs(t, listener, authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "a", Server: "one"}, "127.0.0.1")
+	return s.startAs(t, listener, authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "a",
+		Server: "one"}, "127.0.0.1")
 }
 
 func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.Identity, host string) (stop func()) {
@@ -94,10 +95,12 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 	}
 	var cert *x509.Certificate
 	if who.Role == authority.RoleServer {
-		cert, err = s.ca.IssueServer(authority.ServerSpec{Identity: who, PublicKey: public, Hosts: []string{host}, TTL: 30 * 24 * time.Hour}, rand.Reader, time.Now())
+		cert, err = s.ca.IssueServer(authority.ServerSpec{Identity: who, PublicKey: public, Hosts: []string{host},
+			TTL: 30 * 24 * time.Hour}, rand.Reader, time.Now())
 	} else {
 		// A certificate of the same CA that an instance got for its own purposes.
-		cert, err = s.ca.IssueInstance(authority.InstanceSpec{Kind: authority.KindServer, CommonName: "kubelet", IP: []string{host}, PublicKey: public, TTL: time.Hour}, rand.Reader, time.Now())
+		cert, err = s.ca.IssueInstance(authority.InstanceSpec{Kind: authority.KindServer, CommonName: "kubelet",
+			IP: []string{host}, PublicKey: public, TTL: time.Hour}, rand.Reader, time.Now())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +151,8 @@ func (s *fakeServer) issue(key ed25519.PublicKey) ([]byte, error) {
 }
 
 // RegisterAgent keeps the contract: a nonce is spent once, except by the key that has spent it.
-func (s *fakeServer) RegisterAgent(_ context.Context, req *nstancev1.RegisterAgentRequest) (*nstancev1.RegisterAgentResponse, error) {
+func (s *fakeServer) RegisterAgent(_ context.Context, req *nstancev1.RegisterAgentRequest) (
+	*nstancev1.RegisterAgentResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.registrations = append(s.registrations, time.Now())
@@ -166,7 +170,8 @@ func (s *fakeServer) RegisterAgent(_ context.Context, req *nstancev1.RegisterAge
 		return nil, status.Error(codes.PermissionDenied, "nonce: spent by another key")
 	}
 	cert, err := s.issue(s.spentBy)
-	return &nstancev1.RegisterAgentResponse{Certificate: cert, CaBundle: authority.EncodeBundle(s.ca.Certificate())}, err
+	return &nstancev1.RegisterAgentResponse{Certificate: cert, CaBundle: authority.EncodeBundle(s.ca.Certificate())},
+		err
 }
 
 // admit checks the certificate of a call.
@@ -190,7 +195,8 @@ func (s *fakeServer) admit(ctx context.Context, instance string, expired bool) (
 	if expired {
 		at = certs[0].NotBefore
 	}
-	if _, err := certs[0].Verify(x509.VerifyOptions{Roots: pool, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+	if _, err := certs[0].Verify(x509.VerifyOptions{Roots: pool, CurrentTime: at,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return nil, status.Error(codes.Unauthenticated, err.Error())
 	}
 	if instance != s.id.String() || certs[0].Subject.CommonName != instance {
@@ -199,7 +205,8 @@ func (s *fakeServer) admit(ctx context.Context, instance string, expired bool) (
 	return certs[0], nil
 }
 
-func (s *fakeServer) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest, stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
+func (s *fakeServer) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest,
+	stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
 	if _, err := s.admit(stream.Context(), req.GetInstanceId(), false); err != nil {
 		return err
 	}
@@ -220,7 +227,8 @@ func (s *fakeServer) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest, stream
 	}
 }
 
-func (s *fakeServer) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (*nstancev1.SubmitPublicKeysResponse, error) {
+func (s *fakeServer) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (
+	*nstancev1.SubmitPublicKeysResponse, error) {
 	if _, err := s.admit(ctx, req.GetInstanceId(), false); err != nil {
 		return nil, err
 	}
@@ -228,7 +236,8 @@ func (s *fakeServer) SubmitPublicKeys(ctx context.Context, req *nstancev1.Submit
 	return &nstancev1.SubmitPublicKeysResponse{}, nil
 }
 
-func (s *fakeServer) ReceiveFiles(req *nstancev1.ReceiveFilesRequest, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
+func (s *fakeServer) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
+	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	if _, err := s.admit(stream.Context(), req.GetInstanceId(), false); err != nil {
 		return err
 	}
@@ -249,7 +258,8 @@ func (s *fakeServer) ReceiveFiles(req *nstancev1.ReceiveFilesRequest, stream grp
 	}
 }
 
-func (s *fakeServer) ReportHealth(stream grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]) error {
+func (s *fakeServer) ReportHealth(stream grpc.ClientStreamingServer[nstancev1.ReportHealthRequest,
+	nstancev1.ReportHealthResponse]) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -287,7 +297,8 @@ func (s *fakeServer) ReportHealth(stream grpc.ClientStreamingServer[nstancev1.Re
 	}
 }
 
-func (s *fakeServer) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (*nstancev1.AgentServiceRenewCertificateResponse, error) {
+func (s *fakeServer) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (
+	*nstancev1.AgentServiceRenewCertificateResponse, error) {
 	cert, err := s.admit(ctx, req.GetInstanceId(), true)
 	if err != nil {
 		return nil, err
@@ -296,7 +307,8 @@ func (s *fakeServer) RenewCertificate(ctx context.Context, req *nstancev1.AgentS
 	defer s.mu.Unlock()
 	s.renewals = append(s.renewals, time.Now())
 	text, err := s.issue(cert.PublicKey.(ed25519.PublicKey))
-	return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: text, CaBundle: authority.EncodeBundle(s.ca.Certificate())}, err
+	return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: text,
+		CaBundle: authority.EncodeBundle(s.ca.Certificate())}, err
 }
 
 // batch is a batch of files and its commit, which names them and others.
@@ -319,7 +331,8 @@ func (s *fakeServer) sendFiles(hash string, files map[string]string, names ...st
 }
 
 // next returns the next report for which ok holds.
-func (s *fakeServer) next(t testing.TB, what string, ok func(*nstancev1.ReportHealthRequest) bool) *nstancev1.ReportHealthRequest {
+func (s *fakeServer) next(t testing.TB, what string,
+	ok func(*nstancev1.ReportHealthRequest) bool) *nstancev1.ReportHealthRequest {
 	t.Helper()
 	timeout := time.After(time.Minute)
 	for {
@@ -416,7 +429,8 @@ type memories struct{ identity, keys, files folder.Memory }
 func newMemories(t testing.TB, s *fakeServer) *memories {
 	t.Helper()
 	m := &memories{}
-	for name, content := range map[string][]byte{"ca.crt": authority.EncodeBundle(s.ca.Certificate()), "nonce.jwt": []byte("good.nonce.jwt")} {
+	for name, content := range map[string][]byte{"ca.crt": authority.EncodeBundle(s.ca.Certificate()),
+		"nonce.jwt": []byte("good.nonce.jwt")} {
 		if err := m.identity.Write(name, content, 0o600); err != nil {
 			t.Fatal(err)
 		}

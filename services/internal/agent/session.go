@@ -33,8 +33,8 @@ const (
 // errRenewed ends a session whose connection was made with an expired certificate.
 var errRenewed = errors.New("the certificate was renewed")
 
-// connect prepares a connection to host:port, which is made when it is first used: TLS 1.3, the server's chain, host name and role
-// checked, our certificate shown if we have one.
+// connect prepares a connection to host:port, which is made when it is first used: TLS 1.3, the server's chain, host
+// name and role checked, our certificate shown if we have one.
 func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -70,7 +70,8 @@ func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
 		grpc.WithUserAgent("nstance-agent/"+c.Version),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 		// A connection that fails ends its session, which makes no other. (The delay is also the least time-out.)
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout, Backoff: backoff.Config{BaseDelay: connectTimeout, MaxDelay: connectTimeout}}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout,
+			Backoff: backoff.Config{BaseDelay: connectTimeout, MaxDelay: connectTimeout}}),
 		grpc.WithReadBufferSize(bufferSize),
 		grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithSharedWriteBuffer(true),
@@ -80,7 +81,8 @@ func (c *Client) connect(addr string) (*grpc.ClientConn, error) {
 	)
 }
 
-// session holds one connection to a server with its streams until one of them ends. accepted says that the server had let us in.
+// session holds one connection to a server with its streams until one of them ends. accepted says that the server had
+// let us in.
 func (c *Client) session(ctx context.Context, addr string) (accepted bool, err error) {
 	conn, err := c.connect(addr)
 	if err != nil {
@@ -204,7 +206,8 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 	}
 }
 
-// keepRenewed renews the certificate at two thirds of its life. The session goes on: the new one is shown at the next handshake.
+// keepRenewed renews the certificate at two thirds of its life. The session goes on: the new one is shown at the next
+// handshake.
 func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClient) error {
 	delays := newDelays()
 	delays.InitialInterval *= 60 // there is a third of a life left for this
@@ -232,7 +235,8 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 			return ctx.Err()
 		}
 		delay := min(delays.NextBackOff(), max(time.Until(cert.Leaf.NotAfter)/4, time.Second))
-		c.Log.Error("The certificate was not renewed; trying again", "error", err, "expires", cert.Leaf.NotAfter, "duration", delay)
+		c.Log.Error("The certificate was not renewed; trying again", "error", err, "expires", cert.Leaf.NotAfter,
+			"duration", delay)
 		if err := c.pause(ctx, delay, nil); err != nil {
 			return err
 		}

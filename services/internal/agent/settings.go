@@ -54,7 +54,8 @@ type variable struct {
 // variables is the table.
 func variables() []variable {
 	return []variable{
-		{"SERVER_REGISTRATION_ADDR", true, "", "host:port of the server's registration service; several, separated by commas, are tried in turn",
+		{"SERVER_REGISTRATION_ADDR", true, "",
+			"host:port of the server's registration service; several, separated by commas, are tried in turn",
 			func(s *Settings, v string) (err error) { s.RegistrationAddrs, err = parseAddrs(v); return err }},
 		{"SERVER_AGENT_ADDR", true, "", "host:port of the server's agent service; several likewise",
 			func(s *Settings, v string) (err error) { s.AgentAddrs, err = parseAddrs(v); return err }},
@@ -70,7 +71,8 @@ func variables() []variable {
 			func(s *Settings, v string) (err error) { s.IPv4, err = parseIP(v, netip.Addr.Is4); return err }},
 		{"INSTANCE_IPV6", false, "", "IPv6 address; detected",
 			func(s *Settings, v string) (err error) { s.IPv6, err = parseIP(v, netip.Addr.Is6); return err }},
-		{"IDENTITY_DIR", false, "/opt/nstance-agent/identity", "where userdata leaves ca.crt and nonce.jwt, and the agent keeps its own key and certificate",
+		{"IDENTITY_DIR", false, "/opt/nstance-agent/identity",
+			"where userdata leaves ca.crt and nonce.jwt, and the agent keeps its own key and certificate",
 			func(s *Settings, v string) error { s.IdentityDir = v; return checkDir(v) }},
 		{"KEYS_DIR", false, "/opt/nstance-agent/keys", "where the agent keeps the keys that it makes",
 			func(s *Settings, v string) error { s.KeysDir = v; return checkDir(v) }},
@@ -82,9 +84,11 @@ func variables() []variable {
 			func(s *Settings, v string) (err error) { s.KeysMode, err = parseMode(v); return err }},
 		{"RECV_MODE", false, "0640", "mode of files in RECV_DIR, octal",
 			func(s *Settings, v string) (err error) { s.RecvMode, err = parseMode(v); return err }},
-		{"RECV_EXTENSIONS", false, "", "extensions of received files that are accepted beside .crt .key .pub .json .env, such as \".yaml,.conf\"",
+		{"RECV_EXTENSIONS", false, "",
+			"extensions of received files that are accepted beside .crt .key .pub .json .env, such as \".yaml,.conf\"",
 			func(s *Settings, v string) (err error) { s.RecvExtensions, err = parseExtensions(v); return err }},
-		{"HOOK", false, "", "shell command that runs after received files changed; NSTANCE_CHANGED_FILES has their names",
+		{"HOOK", false, "",
+			"shell command that runs after received files changed; NSTANCE_CHANGED_FILES has their names",
 			func(s *Settings, v string) error { s.Hook = v; return nil }},
 		{"HOOK_TIMEOUT", false, "1m", "after which the hook is killed",
 			func(s *Settings, v string) (err error) { s.HookTimeout, err = parseDuration(v); return err }},
@@ -92,19 +96,21 @@ func variables() []variable {
 			func(s *Settings, v string) error { s.Provider = v; return oneOf(v, "aws", "gcp", "proxmox", "none") }},
 		{"SPOT_POLL_INTERVAL", false, "2s", "how often to look for notices",
 			func(s *Settings, v string) (err error) { s.SpotPollInterval, err = parseDuration(v); return err }},
-		{"METRICS_INTERFACE", false, "", "network interface whose rates are reported, with the kernel's connection tracking",
+		{"METRICS_INTERFACE", false, "",
+			"network interface whose rates are reported, with the kernel's connection tracking",
 			func(s *Settings, v string) error { s.MetricsInterface = v; return nil }},
 		{"HEALTH_ADDR", false, "", "host:port to answer GET /healthz on; off when empty",
 			func(s *Settings, v string) (err error) { s.HealthAddr, err = v, checkListen(v); return err }},
-		{"POWER_OFF_ON_SIGTERM", false, "false", "SIGTERM and SIGHUP mean that the machine powers off: for development, where this process is the machine",
+		{"POWER_OFF_ON_SIGTERM", false, "false",
+			"SIGTERM and SIGHUP mean that the machine powers off: for development, where this process is the machine",
 			func(s *Settings, v string) (err error) { s.PowerOffOnSIGTERM, err = parseBool(v); return err }},
 		{"DEBUG", false, "false", "log more, like --debug",
 			func(s *Settings, v string) (err error) { s.Debug, err = parseBool(v); return err }},
 	}
 }
 
-// ParseSettings reads an environment of NAME=value strings. An empty value counts as none. The error joins everything that is wrong;
-// unknown are the variables with our prefix that the table does not have, which are probably misspelt.
+// ParseSettings reads an environment of NAME=value strings. An empty value counts as none. The error joins everything
+// that is wrong; unknown are the variables with our prefix that the table does not have, which are probably misspelt.
 func ParseSettings(environ []string) (s Settings, unknown []string, err error) {
 	values := map[string]string{}
 	for _, entry := range environ {
@@ -134,10 +140,12 @@ func ParseSettings(environ []string) (s Settings, unknown []string, err error) {
 	if kind := s.ID.Prefix(); s.Kind == "" {
 		s.Kind = kind
 	} else if kind != "" && s.Kind != kind {
-		problems = append(problems, fmt.Errorf("%sINSTANCE_KIND is %q, but %sINSTANCE_ID begins with %q", Prefix, s.Kind, Prefix, kind))
+		problems = append(problems, fmt.Errorf("%sINSTANCE_KIND is %q, but %sINSTANCE_ID begins with %q", Prefix,
+			s.Kind, Prefix, kind))
 	}
 	if s.IdentityDir == s.KeysDir || s.IdentityDir == s.RecvDir || s.KeysDir == s.RecvDir {
-		problems = append(problems, fmt.Errorf("%sIDENTITY_DIR, %sKEYS_DIR and %sRECV_DIR must be three directories", Prefix, Prefix, Prefix))
+		problems = append(problems, fmt.Errorf("%sIDENTITY_DIR, %sKEYS_DIR and %sRECV_DIR must be three directories",
+			Prefix, Prefix, Prefix))
 	}
 	for name := range values {
 		unknown = append(unknown, name)

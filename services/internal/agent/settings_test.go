@@ -17,7 +17,8 @@ const exampleID = "acc06bgm7733st2576nx5jht4ecjw"
 
 func required() []string {
 	return []string{
-		"PATH=/bin", "NSTANCE_SERVER_REGISTRATION_ADDR=10.0.0.100:8992", "NSTANCE_SERVER_AGENT_ADDR=10.0.0.100:8994, server.example:9004",
+		"PATH=/bin", "NSTANCE_SERVER_REGISTRATION_ADDR=10.0.0.100:8992",
+		"NSTANCE_SERVER_AGENT_ADDR=10.0.0.100:8994, server.example:9004",
 		"NSTANCE_INSTANCE_ID=" + exampleID,
 	}
 }
@@ -34,7 +35,8 @@ func TestSettingsDefaults(t *testing.T) {
 	want := agent.Settings{
 		RegistrationAddrs: []string{"10.0.0.100:8992"}, AgentAddrs: []string{"10.0.0.100:8994", "server.example:9004"},
 		ID: id, Kind: "acc",
-		IdentityDir: "/opt/nstance-agent/identity", KeysDir: "/opt/nstance-agent/keys", RecvDir: "/opt/nstance-agent/recv",
+		IdentityDir: "/opt/nstance-agent/identity", KeysDir: "/opt/nstance-agent/keys",
+		RecvDir:      "/opt/nstance-agent/recv",
 		IdentityMode: 0o600, KeysMode: 0o640, RecvMode: 0o640,
 		HookTimeout: time.Minute, SpotPollInterval: 2 * time.Second,
 	}
@@ -48,26 +50,35 @@ func TestSettingsDefaults(t *testing.T) {
 
 func TestSettingsAllSet(t *testing.T) {
 	got, _, err := agent.ParseSettings(append(required(),
-		"NSTANCE_INSTANCE_KIND=acc", "NSTANCE_INSTANCE_HOSTNAME=node_1", "NSTANCE_INSTANCE_FQDN=node-1.example.com", "NSTANCE_INSTANCE_IPV4=10.0.0.7",
-		"NSTANCE_INSTANCE_IPV6=2001:DB8::1", "NSTANCE_IDENTITY_DIR=/i", "NSTANCE_KEYS_DIR=/k", "NSTANCE_RECV_DIR=/r", "NSTANCE_IDENTITY_MODE=0640",
-		"NSTANCE_KEYS_MODE=600", "NSTANCE_RECV_MODE=0o644", "NSTANCE_RECV_EXTENSIONS=.yaml, .conf", "NSTANCE_HOOK=systemctl reload x", "NSTANCE_HOOK_TIMEOUT=5s",
-		"NSTANCE_PROVIDER=none", "NSTANCE_SPOT_POLL_INTERVAL=500ms", "NSTANCE_METRICS_INTERFACE=eth0", "NSTANCE_HEALTH_ADDR=127.0.0.1:0",
+		"NSTANCE_INSTANCE_KIND=acc", "NSTANCE_INSTANCE_HOSTNAME=node_1", "NSTANCE_INSTANCE_FQDN=node-1.example.com",
+		"NSTANCE_INSTANCE_IPV4=10.0.0.7",
+		"NSTANCE_INSTANCE_IPV6=2001:DB8::1", "NSTANCE_IDENTITY_DIR=/i", "NSTANCE_KEYS_DIR=/k", "NSTANCE_RECV_DIR=/r",
+		"NSTANCE_IDENTITY_MODE=0640",
+		"NSTANCE_KEYS_MODE=600", "NSTANCE_RECV_MODE=0o644", "NSTANCE_RECV_EXTENSIONS=.yaml, .conf",
+		"NSTANCE_HOOK=systemctl reload x", "NSTANCE_HOOK_TIMEOUT=5s",
+		"NSTANCE_PROVIDER=none", "NSTANCE_SPOT_POLL_INTERVAL=500ms", "NSTANCE_METRICS_INTERFACE=eth0",
+		"NSTANCE_HEALTH_ADDR=127.0.0.1:0",
 		"NSTANCE_POWER_OFF_ON_SIGTERM=true", "NSTANCE_DEBUG=1"))
 	// "0o644" is Go's spelling, not a person's: everything else must have been taken.
 	if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), "NSTANCE_RECV_MODE") {
 		t.Errorf("error: %v", err)
 	}
-	if got.IPv6 != "2001:db8::1" || got.KeysMode != 0o600 || !got.Debug || !got.PowerOffOnSIGTERM || got.HookTimeout != 5*time.Second ||
-		got.RecvExtensions[1] != ".conf" || got.HealthAddr != "127.0.0.1:0" || got.MetricsInterface != "eth0" || got.FQDN != "node-1.example.com" {
+	if got.IPv6 != "2001:db8::1" || got.KeysMode != 0o600 || !got.Debug || !got.PowerOffOnSIGTERM ||
+		got.HookTimeout != 5*time.Second ||
+		got.RecvExtensions[1] != ".conf" || got.HealthAddr != "127.0.0.1:0" || got.MetricsInterface != "eth0" ||
+		got.FQDN != "node-1.example.com" {
 		t.Errorf("%+v", got)
 	}
 }
 
 func TestSettingsReportEveryError(t *testing.T) {
 	bad := map[string]string{
-		"SERVER_REGISTRATION_ADDR": "10.0.0.1", "SERVER_AGENT_ADDR": "a:1,:8994", "INSTANCE_ID": "acc", "INSTANCE_KIND": "worker", "INSTANCE_HOSTNAME": "a b",
-		"INSTANCE_FQDN": "a..b", "INSTANCE_IPV4": "::1", "INSTANCE_IPV6": "10.0.0.1", "IDENTITY_DIR": "relative", "KEYS_DIR": "./k", "RECV_DIR": "r",
-		"IDENTITY_MODE": "0400", "KEYS_MODE": "888", "RECV_MODE": "07777", "RECV_EXTENSIONS": "yaml", "HOOK_TIMEOUT": "0s", "PROVIDER": "azure",
+		"SERVER_REGISTRATION_ADDR": "10.0.0.1", "SERVER_AGENT_ADDR": "a:1,:8994", "INSTANCE_ID": "acc",
+		"INSTANCE_KIND": "worker", "INSTANCE_HOSTNAME": "a b",
+		"INSTANCE_FQDN": "a..b", "INSTANCE_IPV4": "::1", "INSTANCE_IPV6": "10.0.0.1", "IDENTITY_DIR": "relative",
+		"KEYS_DIR": "./k", "RECV_DIR": "r",
+		"IDENTITY_MODE": "0400", "KEYS_MODE": "888", "RECV_MODE": "07777", "RECV_EXTENSIONS": "yaml",
+		"HOOK_TIMEOUT": "0s", "PROVIDER": "azure",
 		"SPOT_POLL_INTERVAL": "2", "HEALTH_ADDR": "8080", "POWER_OFF_ON_SIGTERM": "perhaps", "DEBUG": "yes",
 	}
 	var environ []string
@@ -89,8 +100,10 @@ func TestSettingsReportEveryError(t *testing.T) {
 			t.Errorf("%s is not missed: %v", name, err)
 		}
 	}
-	_, _, err = agent.ParseSettings(append(required(), "NSTANCE_INSTANCE_KIND=knc", "NSTANCE_KEYS_DIR=/same", "NSTANCE_RECV_DIR=/same"))
-	if err == nil || !strings.Contains(err.Error(), "INSTANCE_KIND is \"knc\"") || !strings.Contains(err.Error(), "three directories") {
+	_, _, err = agent.ParseSettings(append(required(), "NSTANCE_INSTANCE_KIND=knc", "NSTANCE_KEYS_DIR=/same",
+		"NSTANCE_RECV_DIR=/same"))
+	if err == nil || !strings.Contains(err.Error(), "INSTANCE_KIND is \"knc\"") ||
+		!strings.Contains(err.Error(), "three directories") {
 		t.Errorf("error: %v", err)
 	}
 }
@@ -124,7 +137,8 @@ func FuzzParseSettings(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(unknown) > 1 || len(s.AgentAddrs) == 0 || s.ID.IsZero() || s.IdentityMode&0o600 != 0o600 || s.IdentityMode > 0o777 ||
+		if len(unknown) > 1 || len(s.AgentAddrs) == 0 || s.ID.IsZero() || s.IdentityMode&0o600 != 0o600 ||
+			s.IdentityMode > 0o777 ||
 			s.HookTimeout <= 0 || s.IdentityDir[0] != '/' || strings.ContainsAny(s.Hostname+s.IPv4+s.IPv6, " %\n\x00") {
 			t.Errorf("%s=%q gave %+v, %v", name, value, s, unknown)
 		}

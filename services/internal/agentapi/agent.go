@@ -50,7 +50,8 @@ type agent struct {
 	retryAt  time.Time
 }
 
-// sentFile is a file as it was sent. pending: the agent has not said since what it has. (Pointers to it, because a map has room for eight.)
+// sentFile is a file as it was sent. pending: the agent has not said since what it has. (Pointers to it, because a map
+// has room for eight.)
 type sentFile struct {
 	filegen.Have
 	pending bool
@@ -147,10 +148,12 @@ func (a *agent) finish(s *slot, err error) (first bool) {
 	return s.finish(err)
 }
 
-// hold keeps an agent's stream open: start when it opens, then work whenever there is something to do. It returns why it ended.
+// hold keeps an agent's stream open: start when it opens, then work whenever there is something to do. It returns why
+// it ended.
 //
 // What goes deep is done on another stack: see transport.Aside.
-func (s *Service) hold(ctx context.Context, kind int, instanceID func(own string) string, start, work func(*call) error) error {
+func (s *Service) hold(ctx context.Context, kind int, instanceID func(own string) string, start,
+	work func(*call) error) error {
 	var c *call
 	var err error
 	transport.Aside(func() {

@@ -1,8 +1,8 @@
 // Package agentapi serves the AgentService: what agents report, the files they receive, the keys they hand in.
 //
-// Invariant: a caller speaks for the instance in its certificate and for no other, and only while the record of that instance is alive
-// and holds the certificate's key. An instance has one connection: streams of an older one end when a newer one opens its first. No agent,
-// however slow, makes anybody but itself wait.
+// Invariant: a caller speaks for the instance in its certificate and for no other, and only while the record of that
+// instance is alive and holds the certificate's key. An instance has one connection: streams of an older one end when a
+// newer one opens its first. No agent, however slow, makes anybody but itself wait.
 package agentapi
 
 import (
@@ -35,7 +35,8 @@ type CertLog interface {
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
 }
 
-// Keys outlives terms and restarts with the public keys that agents handed in; see cache.Cache. Losing it costs another question.
+// Keys outlives terms and restarts with the public keys that agents handed in; see cache.Cache. Losing it costs another
+// question.
 type Keys interface {
 	Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error)
 	PutKeys(ctx context.Context, instance ident.ID, keys []cache.Key) error
@@ -61,7 +62,8 @@ type Leader struct {
 // Service implements nstancev1.AgentServiceServer and execute.Files.
 type Service struct {
 	nstancev1.UnimplementedAgentServiceServer
-	// Leader returns the current leadership, the same pointer for as long as it lasts, or the status error that says who leads instead.
+	// Leader returns the current leadership, the same pointer for as long as it lasts, or the status error that says
+	// who leads instead.
 	Leader func() (*Leader, error)
 	Keys   Keys
 	Now    func() time.Time
@@ -86,7 +88,8 @@ type board struct {
 	agents map[ident.ID]*agent
 }
 
-// boardOf returns the board of a leadership. It is forgotten, with the World that it refers to, when the leadership ends.
+// boardOf returns the board of a leadership. It is forgotten, with the World that it refers to, when the leadership
+// ends.
 func (s *Service) boardOf(leader *Leader) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,15 +171,16 @@ type call struct {
 	slot   *slot // of a stream
 }
 
-// authorize checks that the caller may speak for the instance that its message names. instanceID is given the ID in the certificate and
-// returns that of the message.
+// authorize checks that the caller may speak for the instance that its message names. instanceID is given the ID in the
+// certificate and returns that of the message.
 func (s *Service) authorize(ctx context.Context, instanceID func(own string) string) (*call, error) {
 	c, _, err := s.authorizeWithRecord(ctx, instanceID)
 	return c, err
 }
 
 // authorizeWithRecord also returns the instance's record.
-func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own string) string) (*call, record.Instance, error) {
+func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own string) string) (*call, record.Instance,
+	error) {
 	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }
 	peer, err := transport.PeerOf(ctx)
 	if err != nil {
@@ -197,7 +201,8 @@ func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own s
 	if err := speaksFor(peer, &rec); err != nil {
 		return fail(err)
 	}
-	c := &call{leader: leader, peer: peer, agent: s.boardOf(leader).agent(id), group: config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}}
+	c := &call{leader: leader, peer: peer, agent: s.boardOf(leader).agent(id),
+		group: config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}}
 	if instanceID(c.agent.name) != c.agent.name {
 		return fail(errForeign(id))
 	}

@@ -71,32 +71,43 @@ func (oneSecret) Get(_ context.Context, name string) (secretstore.Secret, error)
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{disk: t.TempDir(), group: config.Group{
-		Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1", InfraHash: "i1", Vars: map[string]string{"role": "worker"},
+		Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1", InfraHash: "i1",
+		Vars: map[string]string{"role": "worker"},
 		Files: map[string]config.File{
-			"node.crt":   {Kind: "certificate", Template: "node", Key: &config.FileKey{Source: "agent", Name: "node.pub"}},
+			"node.crt": {Kind: "certificate", Template: "node", Key: &config.FileKey{Source: "agent",
+				Name: "node.pub"}},
 			"node.env":   {Kind: "env", Vars: map[string]string{"ROLE": "{{ .Vars.role }}"}},
 			"secret.key": {Kind: "secret", Source: "password"},
 		},
 	}}
 	w.Leader = leadertest.New(t, w.group)
 	w.interval.Store(int64(time.Minute))
-	generator := filegen.New(filegen.Options{CA: w.CA, NonceKey: w.NonceKey, Secrets: oneSecret{}, Rand: rand.Reader, Now: w.Clock.Now})
-	generator.Configure(filegen.Shard{Cluster: render.Cluster{ID: w.Name}, Server: render.Server{Shard: "a"}, NonceTTL: time.Minute,
-		Certificates: map[string]config.Certificate{"node": {Kind: "server", CN: "node", DNS: []string{"{{ .Instance.Hostname }}"}, IP: []string{"{{ .Instance.IP4 }}"}, TTL: 30}}})
-	w.leader.Store(&agentapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(), Incarnation: leadertest.Incarnation, World: w.World,
-		Records: w.Executor, CertLog: w.State, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration { return time.Duration(w.interval.Load()) }})
+	generator := filegen.New(filegen.Options{CA: w.CA, NonceKey: w.NonceKey, Secrets: oneSecret{}, Rand: rand.Reader,
+		Now: w.Clock.Now})
+	generator.Configure(filegen.Shard{Cluster: render.Cluster{ID: w.Name}, Server: render.Server{Shard: "a"},
+		NonceTTL: time.Minute,
+		Certificates: map[string]config.Certificate{"node": {Kind: "server", CN: "node",
+			DNS: []string{"{{ .Instance.Hostname }}"}, IP: []string{"{{ .Instance.IP4 }}"}, TTL: 30}}})
+	w.leader.Store(&agentapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
+		Incarnation: leadertest.Incarnation, World: w.World,
+		Records: w.Executor, CertLog: w.State, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration {
+			return time.Duration(w.interval.Load())
+		}})
 	var err error
 	if w.cache, err = cache.Open(context.Background(), cache.Path(w.disk)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.cache.Close() })
-	w.service = &agentapi.Service{Keys: w.cache, Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"), Leader: func() (*agentapi.Leader, error) {
-		if err := w.Current(); err != nil {
-			return nil, err
-		}
-		return w.leader.Load(), nil
-	}}
-	w.addr = w.Serve(t, authority.RoleAgent, func(s *grpc.Server) { nstancev1.RegisterAgentServiceServer(s, w.service) })
+	w.service = &agentapi.Service{Keys: w.cache, Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
+		Leader: func() (*agentapi.Leader, error) {
+			if err := w.Current(); err != nil {
+				return nil, err
+			}
+			return w.leader.Load(), nil
+		}}
+	w.addr = w.Serve(t, authority.RoleAgent, func(s *grpc.Server) {
+		nstancev1.RegisterAgentServiceServer(s, w.service)
+	})
 	return w
 }
 
@@ -117,7 +128,8 @@ func (w *world) registered(t testing.TB) (ident.ID, ed25519.PrivateKey, *tls.Cer
 	id, key := w.Created(t), transporttest.NewKey(t)
 	cert := w.Certificate(t, w.Agent(id), key)
 	w.Change(t, id, func(r *record.Instance) {
-		r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.Hostname = record.Registered, w.Clock.Now(), transporttest.Public(key), "n", "node-1"
+		r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.Hostname = record.Registered, w.Clock.Now(),
+			transporttest.Public(key), "n", "node-1"
 		r.Certificate = &record.CertificateRef{Serial: authority.Serial(cert.Leaf), NotAfter: cert.Leaf.NotAfter}
 	})
 	return id, key, cert
@@ -132,7 +144,8 @@ func (w *world) agent(t testing.TB) *client {
 func (w *world) connect(t testing.TB, id ident.ID, key ed25519.PrivateKey, cert *tls.Certificate) *client {
 	t.Helper()
 	conn := w.Dial(t, w.addr, cert)
-	return &client{AgentServiceClient: nstancev1.NewAgentServiceClient(conn), t: t, w: w, id: id, key: key, cert: cert, conn: conn}
+	return &client{AgentServiceClient: nstancev1.NewAgentServiceClient(conn), t: t, w: w, id: id, key: key, cert: cert,
+		conn: conn}
 }
 
 // again is another connection of the same agent.
@@ -155,7 +168,8 @@ func (c *client) reports() *reports {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	if got := header.Get(agentapi.IntervalHeader); len(got) != 1 || got[0] != time.Duration(c.w.interval.Load()).String() {
+	if got := header.Get(agentapi.IntervalHeader); len(got) != 1 || got[0] != time.Duration(
+		c.w.interval.Load()).String() {
 		c.t.Errorf("interval %q", got)
 	}
 	return &reports{ClientStreamingClient: stream, c: c}
@@ -167,7 +181,8 @@ func (r *reports) send(change func(*nstancev1.ReportHealthRequest)) {
 	counter := r.c.w.service.Metrics.Reports
 	before := testutil.ToFloat64(counter)
 	r.sequence++
-	report := &nstancev1.ReportHealthRequest{InstanceId: r.c.id.String(), Sequence: r.sequence, Healthy: true, Message: time.Duration(r.sequence).String()}
+	report := &nstancev1.ReportHealthRequest{InstanceId: r.c.id.String(), Sequence: r.sequence, Healthy: true,
+		Message: time.Duration(r.sequence).String()}
 	if change != nil {
 		change(report)
 	}
@@ -286,12 +301,14 @@ func pkixOf(t testing.TB, key ed25519.PrivateKey) []byte {
 }
 
 func (c *client) submit(name string, pkix []byte) error {
-	_, err := c.SubmitPublicKeys(context.Background(), &nstancev1.SubmitPublicKeysRequest{InstanceId: c.id.String(), Keys: []*nstancev1.PublicKey{{Name: name, Pkix: pkix}}})
+	_, err := c.SubmitPublicKeys(context.Background(), &nstancev1.SubmitPublicKeysRequest{InstanceId: c.id.String(),
+		Keys: []*nstancev1.PublicKey{{Name: name, Pkix: pkix}}})
 	return err
 }
 
 func (c *client) renew() (*nstancev1.AgentServiceRenewCertificateResponse, error) {
-	return c.RenewCertificate(context.Background(), &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: c.id.String()})
+	return c.RenewCertificate(context.Background(), &nstancev1.AgentServiceRenewCertificateRequest{
+		InstanceId: c.id.String()})
 }
 
 func (c *client) push() error { return c.w.service.Push(context.Background(), c.id) }
@@ -317,8 +334,10 @@ func (c *client) each(t testing.TB, named string) map[string]error {
 	t.Helper()
 	ctx := t.Context()
 	errs := map[string]error{}
-	_, errs["RenewCertificate"] = c.RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: named})
-	_, errs["SubmitPublicKeys"] = c.SubmitPublicKeys(ctx, &nstancev1.SubmitPublicKeysRequest{InstanceId: named, Keys: []*nstancev1.PublicKey{{Name: "x"}}})
+	_, errs["RenewCertificate"] = c.RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{
+		InstanceId: named})
+	_, errs["SubmitPublicKeys"] = c.SubmitPublicKeys(ctx, &nstancev1.SubmitPublicKeysRequest{InstanceId: named,
+		Keys: []*nstancev1.PublicKey{{Name: "x"}}})
 	files, err := c.ReceiveFiles(ctx, &nstancev1.ReceiveFilesRequest{InstanceId: named})
 	if err == nil {
 		_, err = files.Recv()
@@ -331,7 +350,8 @@ func (c *client) each(t testing.TB, named string) map[string]error {
 	errs["KeyGenRequests"] = err
 	reports, err := c.ReportHealth(ctx)
 	if err == nil {
-		if err = reports.Send(&nstancev1.ReportHealthRequest{InstanceId: named, Sequence: 1}); err == nil || errors.Is(err, io.EOF) {
+		if err = reports.Send(&nstancev1.ReportHealthRequest{InstanceId: named, Sequence: 1}); err == nil ||
+			errors.Is(err, io.EOF) {
 			err = reports.RecvMsg(&nstancev1.ReportHealthResponse{})
 		}
 	}
@@ -367,11 +387,14 @@ func TestRefusedConnections(t *testing.T) {
 		c       *client
 		message string
 	}{
-		{"no such instance", w.connect(t, stranger, key, w.Certificate(t, w.Agent(stranger), key)), "there is no instance"},
+		{"no such instance", w.connect(t, stranger, key, w.Certificate(t, w.Agent(stranger), key)),
+			"there is no instance"},
 		{"not registered", w.connect(t, created, key, w.Certificate(t, w.Agent(created), key)), "is not registered"},
 		{"deleted", w.connect(t, deleted, deletedKey, deletedCert), "is deleted"},
-		{"another key", w.connect(t, registered, key, w.Certificate(t, w.Agent(registered), key)), "registered with another key"},
-		{"another tenant", w.connect(t, registered, registeredKey, w.Certificate(t, foreign, registeredKey)), "is not of tenant dev"},
+		{"another key", w.connect(t, registered, key, w.Certificate(t, w.Agent(registered), key)),
+			"registered with another key"},
+		{"another tenant", w.connect(t, registered, registeredKey, w.Certificate(t, foreign, registeredKey)),
+			"is not of tenant dev"},
 	} {
 		for rpc, err := range test.c.each(t, test.c.id.String()) {
 			wants(t, test.name+": "+rpc, err, codes.PermissionDenied, test.message)
@@ -396,10 +419,13 @@ func TestReports(t *testing.T) {
 		m.Files = []*nstancev1.FileState{{Name: "a", Error: "disk full"}}
 		m.Keys = []*nstancev1.KeyState{{Name: "a.pub", Sha256: strings.Repeat("0", 64)}}
 	})
-	want := shardstate.Report{Healthy: true, Message: "1ns", Version: "v1", RuntimeHash: "r0", IPv4: "10.0.0.9", Hostname: "node-9",
-		Files: []shardstate.FileState{{Name: "a", Error: "disk full"}}, Keys: []shardstate.KeyState{{Name: "a.pub", SHA256: strings.Repeat("0", 64)}},
-		Notice: true, NoticeDeadline: deadline,
-		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: -1, TransmitRate: -1, ConntrackEntries: 7, ConntrackMax: -1}}
+	want := shardstate.Report{Healthy: true, Message: "1ns", Version: "v1", RuntimeHash: "r0", IPv4: "10.0.0.9",
+		Hostname: "node-9",
+		Files:    []shardstate.FileState{{Name: "a", Error: "disk full"}},
+		Keys:     []shardstate.KeyState{{Name: "a.pub", SHA256: strings.Repeat("0", 64)}},
+		Notice:   true, NoticeDeadline: deadline,
+		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: -1, TransmitRate: -1,
+			ConntrackEntries: 7, ConntrackMax: -1}}
 	got, _ := w.World.LastReport(c.id)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -443,13 +469,21 @@ func TestBadReports(t *testing.T) {
 		"files[1].name: ": func(m *nstancev1.ReportHealthRequest) {
 			m.Files = []*nstancev1.FileState{{Name: "a", Error: "x"}, {Error: "x"}}
 		},
-		"files[0].sha256: is empty": func(m *nstancev1.ReportHealthRequest) { m.Files = []*nstancev1.FileState{{Name: "a"}} },
-		"files[0].sha256: want":     func(m *nstancev1.ReportHealthRequest) { m.Files = []*nstancev1.FileState{{Name: "a", Sha256: "A"}} },
+		"files[0].sha256: is empty": func(m *nstancev1.ReportHealthRequest) {
+			m.Files = []*nstancev1.FileState{{Name: "a"}}
+		},
+		"files[0].sha256: want": func(m *nstancev1.ReportHealthRequest) {
+			m.Files = []*nstancev1.FileState{{Name: "a", Sha256: "A"}}
+		},
 		"files[0].not_after: is not": func(m *nstancev1.ReportHealthRequest) {
 			m.Files = []*nstancev1.FileState{{Name: "a", Error: "x", NotAfter: &timestamppb.Timestamp{Nanos: -1}}}
 		},
-		"keys[0].error: ":                func(m *nstancev1.ReportHealthRequest) { m.Keys = []*nstancev1.KeyState{{Name: "a", Error: long}} },
-		"files, keys: 513 and 0 of them": func(m *nstancev1.ReportHealthRequest) { m.Files = make([]*nstancev1.FileState, 513) },
+		"keys[0].error: ": func(m *nstancev1.ReportHealthRequest) {
+			m.Keys = []*nstancev1.KeyState{{Name: "a", Error: long}}
+		},
+		"files, keys: 513 and 0 of them": func(m *nstancev1.ReportHealthRequest) {
+			m.Files = make([]*nstancev1.FileState, 513)
+		},
 		"termination.deadline: is not a ": func(m *nstancev1.ReportHealthRequest) {
 			m.Termination = &nstancev1.TerminationNotice{Deadline: &timestamppb.Timestamp{Nanos: -1}}
 		},
@@ -519,10 +553,12 @@ func TestLeadershipLost(t *testing.T) {
 	_, filesErr := files.Recv()
 	_, keysErr := keys.Recv()
 	errs := c.again().each(t, c.id.String())
-	errs["open reports"], errs["open files"], errs["open keys"] = r.RecvMsg(&nstancev1.ReportHealthResponse{}), filesErr, keysErr
+	errs["open reports"], errs["open files"], errs["open keys"] = r.RecvMsg(&nstancev1.ReportHealthResponse{}),
+		filesErr, keysErr
 	for rpc, err := range errs {
 		wants(t, rpc, err, codes.Unavailable, "another server leads")
-		if details := status.Convert(err).Details(); len(details) != 1 || details[0].(*nstancev1.NotLeader).GetLeaderId() != "two" {
+		if details := status.Convert(err).Details(); len(details) != 1 ||
+			details[0].(*nstancev1.NotLeader).GetLeaderId() != "two" {
 			t.Errorf("%s: details %v", rpc, details)
 		}
 	}
@@ -585,13 +621,15 @@ func TestFilesAndKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := receive(t, files)
-	if diff := cmp.Diff([]string{"node.env", "secret.key"}, first.names()); diff != "" || first.commit.GetRuntimeHash() != "" {
+	if diff := cmp.Diff([]string{"node.env", "secret.key"}, first.names()); diff != "" ||
+		first.commit.GetRuntimeHash() != "" {
 		t.Errorf("hash %q %s", first.commit.GetRuntimeHash(), diff)
 	}
 	if diff := cmp.Diff([]string{"node.crt", "node.env", "secret.key"}, first.commit.GetNames()); diff != "" {
 		t.Error(diff)
 	}
-	if string(first.files["node.env"].GetContent()) != "ROLE=worker\n" || first.files["node.env"].GetKind() != "env" || string(first.files["secret.key"].GetContent()) != "hunter2" {
+	if string(first.files["node.env"].GetContent()) != "ROLE=worker\n" || first.files["node.env"].GetKind() != "env" ||
+		string(first.files["secret.key"].GetContent()) != "hunter2" {
 		t.Errorf("%v", first.files)
 	}
 	if request, err = keys.Recv(); err != nil || request.GetKeys()[0].GetName() != "node.pub" {
@@ -608,12 +646,14 @@ func TestFilesAndKeys(t *testing.T) {
 	}
 	block, _ := pem.Decode(second.files["node.crt"].GetContent())
 	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil || !cert.PublicKey.(ed25519.PublicKey).Equal(key.Public()) || cert.DNSNames[0] != "node-1" || cert.IPAddresses[0].String() != "10.1.2.3" {
+	if err != nil || !cert.PublicKey.(ed25519.PublicKey).Equal(key.Public()) || cert.DNSNames[0] != "node-1" ||
+		cert.IPAddresses[0].String() != "10.1.2.3" {
 		t.Errorf("certificate %+v (%v)", cert, err)
 	}
 	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
 	entries := w.log(t)
-	want := []record.Issued{{Name: "node.crt", Kind: record.CertServer, Serial: authority.Serial(cert), NotAfter: cert.NotAfter}}
+	want := []record.Issued{{Name: "node.crt", Kind: record.CertServer, Serial: authority.Serial(cert),
+		NotAfter: cert.NotAfter}}
 	if len(entries) != 1 || entries[0].Instance != c.id || cmp.Diff(want, entries[0].Issued) != "" {
 		t.Errorf("log %+v", entries)
 	}
@@ -648,7 +688,8 @@ func TestRefusedKeys(t *testing.T) {
 	c := w.agent(t)
 	_, err := c.SubmitPublicKeys(t.Context(), &nstancev1.SubmitPublicKeysRequest{InstanceId: c.id.String()})
 	wants(t, "none", err, codes.InvalidArgument, "keys: 0 of them")
-	wants(t, "not needed", c.submit("other.pub", pkixOf(t, transporttest.NewKey(t))), codes.InvalidArgument, "keys[0].name")
+	wants(t, "not needed", c.submit("other.pub", pkixOf(t, transporttest.NewKey(t))), codes.InvalidArgument,
+		"keys[0].name")
 	wants(t, "no key", c.submit("node.pub", []byte("x")), codes.InvalidArgument, "keys[0].pkix")
 	if keys, err := w.cache.Keys(t.Context(), c.id); err != nil || len(keys) != 0 {
 		t.Errorf("keys %v (%v)", keys, err)
@@ -850,7 +891,8 @@ func TestRenewCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	identity, err := authority.ParseIdentity(cert)
-	if err != nil || identity != w.Agent(c.id) || !cert.PublicKey.(ed25519.PublicKey).Equal(c.key.Public()) || !cert.NotAfter.Equal(w.Clock.Now().Add(authority.AgentTTL)) ||
+	if err != nil || identity != w.Agent(c.id) || !cert.PublicKey.(ed25519.PublicKey).Equal(c.key.Public()) ||
+		!cert.NotAfter.Equal(w.Clock.Now().Add(authority.AgentTTL)) ||
 		!answer.GetNotAfter().AsTime().Equal(cert.NotAfter) || len(answer.GetCaBundle()) == 0 {
 		t.Errorf("%v until %v (%v)", identity, cert.NotAfter, err)
 	}
@@ -859,7 +901,8 @@ func TestRenewCertificate(t *testing.T) {
 		t.Errorf("record %+v, log %v", stored, w.log(t))
 	}
 	// A lost answer: the same again.
-	if again, err := c.renew(); err != nil || !bytes.Equal(again.GetCertificate(), answer.GetCertificate()) || w.Stored(t, c.id).Revision != stored.Revision {
+	if again, err := c.renew(); err != nil || !bytes.Equal(again.GetCertificate(), answer.GetCertificate()) ||
+		w.Stored(t, c.id).Revision != stored.Revision {
 		t.Errorf("again: %v", err)
 	}
 }
@@ -870,10 +913,12 @@ func TestRenewExpiredCertificate(t *testing.T) {
 	w.Delete(t, deleting.id, false)
 	w.Clock.Advance(authority.AgentTTL + 24*time.Hour)
 	w.World.Answered(stopped.id, infra.VM{ProviderID: "vm-" + stopped.id.String(), State: infra.Stopped}, w.Clock.Now())
-	fresh := shardstate.New(shardstate.Options{Cluster: w.Name, Shard: "a", Term: w.Term(), Now: w.Clock.Now, Wake: func() {}, Log: w.Log})
+	fresh := shardstate.New(shardstate.Options{Cluster: w.Name, Shard: "a", Term: w.Term(), Now: w.Clock.Now,
+		Wake: func() {}, Log: w.Log})
 	w.World.PutRecord(w.Stored(t, unknown.id), "")
 
-	if err := running.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); status.Code(err) != codes.Unauthenticated {
+	if err := running.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); status.Code(
+		err) != codes.Unauthenticated {
 		t.Errorf("another call with an expired certificate: %v", err)
 	}
 	answer, err := running.renew()
@@ -947,8 +992,10 @@ func BenchmarkReport(b *testing.B) {
 	for n := range agents {
 		c := w.agent(b)
 		streams[n] = c.reports()
-		reports[n] = &nstancev1.ReportHealthRequest{InstanceId: c.id.String(), Unchanged: true, Healthy: true, RuntimeHash: "r1", AgentVersion: "v1.2.3",
-			Metrics: &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 1 << 32}, Ipv4: "10.0.0.1", Hostname: "node-1"}
+		reports[n] = &nstancev1.ReportHealthRequest{InstanceId: c.id.String(), Unchanged: true, Healthy: true,
+			RuntimeHash: "r1", AgentVersion: "v1.2.3",
+			Metrics: &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 1 << 32},
+			Ipv4:    "10.0.0.1", Hostname: "node-1"}
 	}
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n = (n + 1) % agents {

@@ -32,8 +32,8 @@ const (
 // errNoStream: the agent has not opened its stream, or does not read from it.
 var errNoStream = errors.New("the agent does not take files at the moment")
 
-// Push implements execute.Files: it has the files that an instance lacks made and sent on its open stream, and returns when they are on
-// their way. Several calls at once share a batch.
+// Push implements execute.Files: it has the files that an instance lacks made and sent on its open stream, and returns
+// when they are on their way. Several calls at once share a batch.
 func (s *Service) Push(ctx context.Context, id ident.ID) error {
 	leader, err := s.Leader()
 	if err != nil {
@@ -62,8 +62,11 @@ func (s *Service) Push(ctx context.Context, id ident.ID) error {
 }
 
 // ReceiveFiles sends an instance its files whenever it lacks some.
-func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
-	return s.hold(stream.Context(), filesStream, named(req), func(*call) error { return nil }, func(c *call) error { return s.deliver(c, stream) })
+func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
+	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
+	return s.hold(stream.Context(), filesStream, named(req), func(*call) error {
+		return nil
+	}, func(c *call) error { return s.deliver(c, stream) })
 }
 
 // deliver sends one batch and tells those who wait for it. Its error ends the stream.
@@ -85,14 +88,16 @@ func (s *Service) deliver(c *call, stream grpc.ServerStreamingServer[nstancev1.R
 		}
 		a.mu.Unlock()
 		if len(waiting) == 0 {
-			s.Log.Warn("files not sent", "tenant", c.group.Tenant, "group", c.group.Group, "instance", a.name, "error", err)
+			s.Log.Warn("files not sent", "tenant", c.group.Tenant, "group", c.group.Group, "instance", a.name, "error",
+				err)
 		}
 	}
 	return broken
 }
 
 // batch makes and sends what the instance lacks. broken ends the stream; another error does not.
-func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err, broken error) {
+func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err,
+	broken error) {
 	world, a := c.leader.World, c.agent
 	view, ok := world.Instance(a.id)
 	if !ok || view.Record.State == record.Deleted {
@@ -112,8 +117,9 @@ func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.Recei
 	}
 	if len(result.Issued) > 0 {
 		if logErr := c.leader.CertLog.AppendCertLog(ctx, record.CertLog{
-			Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: view.Record.Tenant, Instance: a.id,
-			Term: c.leader.Term, Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: result.Issued,
+			Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: view.Record.Tenant,
+			Instance: a.id,
+			Term:     c.leader.Term, Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: result.Issued,
 		}); logErr != nil {
 			return errors.Join(err, fmt.Errorf("log certificates: %w", logErr)), nil
 		}
@@ -138,14 +144,16 @@ func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.Recei
 	}
 	world.FilesSent(a.id, group.RuntimeHash)
 	if !nothing {
-		world.Publish(shardstate.InstanceEvent{Type: shardstate.EventFilesPushed, Tenant: view.Record.Tenant, Group: view.Record.Group, Instance: a.id,
+		world.Publish(shardstate.InstanceEvent{Type: shardstate.EventFilesPushed, Tenant: view.Record.Tenant,
+			Group: view.Record.Group, Instance: a.id,
 			Reason: fmt.Sprintf("%d of %d files", len(result.Files), len(result.Names))})
 	}
 	return nil, nil
 }
 
 // send writes a batch to the stream. An agent that does not read loses its connection.
-func (s *Service) send(c *call, result filegen.Result, hash string, send func(*nstancev1.ReceiveFilesResponse) error) error {
+func (s *Service) send(c *call, result filegen.Result, hash string, send func(
+	*nstancev1.ReceiveFilesResponse) error) error {
 	watchdog := time.AfterFunc(cmp.Or(s.patience, sendTimeout), func() {
 		s.Log.Warn("agent does not read its files, connection cut", "instance", c.agent.name)
 		c.peer.Close()
@@ -169,7 +177,8 @@ func (a *agent) input(group config.Group, view *shardstate.InstanceView) filegen
 	in := filegen.Input{
 		Group: group, Record: *rec, RuntimeHash: report.RuntimeHash,
 		// The provider knows best where it put the machine; the name is what the machine said when it was new.
-		Address: filegen.Address{IPv4: cmp.Or(vm.IPv4, rec.IPv4, report.IPv4), IPv6: cmp.Or(vm.IPv6, rec.IPv6, report.IPv6),
+		Address: filegen.Address{IPv4: cmp.Or(vm.IPv4, rec.IPv4, report.IPv4),
+			IPv6:     cmp.Or(vm.IPv6, rec.IPv6, report.IPv6),
 			Hostname: cmp.Or(rec.Hostname, report.Hostname, vm.Hostname)},
 		Have: make(map[string]filegen.Have, len(report.Files)),
 		Keys: make(map[string][]byte, 4),
@@ -219,7 +228,8 @@ func (a *agent) record(result *filegen.Result, want string, now time.Time) {
 		}
 	}
 	for _, f := range result.Files {
-		a.sent[f.Name] = &sentFile{filegen.Have{SHA256: f.SHA256, NotBefore: f.NotBefore, NotAfter: f.NotAfter, Basis: f.Basis}, true}
+		a.sent[f.Name] = &sentFile{filegen.Have{SHA256: f.SHA256, NotBefore: f.NotBefore, NotAfter: f.NotAfter,
+			Basis: f.Basis}, true}
 	}
 	a.want, a.renewAt, a.ask = want, result.RenewAt, result.Missing
 	if len(a.ask) > 0 {

@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 )
 
-// Keys that an agent hands in, whatever the message holds, are taken if all of them were asked for, or refused with a code that says what is wrong.
-// What is kept is never anything else than a key of that name.
+// Keys that an agent hands in, whatever the message holds, are taken if all of them were asked for, or refused with a
+// code that says what is wrong. What is kept is never anything else than a key of that name.
 func FuzzSubmitPublicKeys(f *testing.F) {
 	w := newWorld(f)
 	c := w.agent(f)
@@ -57,10 +57,12 @@ func FuzzSubmitPublicKeys(f *testing.F) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		_, err := c.SubmitPublicKeys(ctx, &req)
-		good := req.GetInstanceId() == mine && len(req.GetKeys()) > 0 && len(req.GetKeys()) <= 128 && !slices.ContainsFunc(req.GetKeys(), func(k *nstancev1.PublicKey) bool {
-			return k.GetName() != "node.pub" || filegen.CheckKey(k.GetPkix(), filegen.Ed25519) != nil
-		})
-		if code := status.Code(err); good != (err == nil) || err != nil && code != codes.InvalidArgument && code != codes.PermissionDenied {
+		good := req.GetInstanceId() == mine && len(req.GetKeys()) > 0 && len(req.GetKeys()) <= 128 &&
+			!slices.ContainsFunc(req.GetKeys(), func(k *nstancev1.PublicKey) bool {
+				return k.GetName() != "node.pub" || filegen.CheckKey(k.GetPkix(), filegen.Ed25519) != nil
+			})
+		if code := status.Code(err); good != (err == nil) || err != nil && code != codes.InvalidArgument &&
+			code != codes.PermissionDenied {
 			t.Errorf("%v: %v", &req, err)
 		}
 		stored, err := w.cache.Keys(ctx, c.id)

@@ -18,7 +18,8 @@ import (
 )
 
 // KeyGenRequests asks an agent for the keys that its instance's files need and that it has not handed in.
-func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest, stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
+func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest,
+	stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
 	ask := func(c *call) error {
 		c.agent.mu.Lock()
 		ask := c.agent.ask
@@ -29,7 +30,8 @@ func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest, stream gr
 		}
 		message := &nstancev1.KeyGenRequestsResponse{}
 		for _, request := range ask {
-			message.Keys = append(message.Keys, &nstancev1.KeyRequest{Name: request.Name, Algorithm: algorithm(request.Algorithm)})
+			message.Keys = append(message.Keys, &nstancev1.KeyRequest{Name: request.Name,
+				Algorithm: algorithm(request.Algorithm)})
 		}
 		return stream.Send(message)
 	}
@@ -38,7 +40,8 @@ func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest, stream gr
 		wanted := s.wanted(c)
 		c.agent.mu.Lock()
 		for _, request := range wanted {
-			if filegen.CheckKey(c.agent.keys[request.Name], request.Algorithm) != nil && !slices.Contains(c.agent.ask, request) {
+			if filegen.CheckKey(c.agent.keys[request.Name], request.Algorithm) != nil &&
+				!slices.Contains(c.agent.ask, request) {
 				c.agent.ask = append(c.agent.ask, request)
 			}
 		}
@@ -92,7 +95,8 @@ func (s *Service) loadKeys(ctx context.Context, a *agent) {
 }
 
 // SubmitPublicKeys takes public keys that were asked for.
-func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (*nstancev1.SubmitPublicKeysResponse, error) {
+func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (
+	*nstancev1.SubmitPublicKeysResponse, error) {
 	c, err := s.authorize(ctx, named(req))
 	if err != nil {
 		return nil, err
@@ -105,7 +109,8 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 	for i, key := range req.GetKeys() {
 		at := slices.IndexFunc(wanted, func(r filegen.KeyRequest) bool { return r.Name == key.GetName() })
 		if at < 0 {
-			return nil, status.Errorf(codes.InvalidArgument, "keys[%d].name: no file of the instance needs such a key", i)
+			return nil, status.Errorf(codes.InvalidArgument, "keys[%d].name: no file of the instance needs such a key",
+				i)
 		}
 		if err := filegen.CheckKey(key.GetPkix(), wanted[at].Algorithm); err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "keys[%d].pkix: %v", i, err)
@@ -128,7 +133,8 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 }
 
 // RenewCertificate issues an agent's next client certificate, for the same key.
-func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (*nstancev1.AgentServiceRenewCertificateResponse, error) {
+func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (
+	*nstancev1.AgentServiceRenewCertificateResponse, error) {
 	c, rec, err := s.authorizeWithRecord(ctx, named(req))
 	if err != nil {
 		return nil, err
@@ -140,7 +146,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	}
 	issuer := c.leader.Issuer
 	answer := func(pem []byte, notAfter *timestamppb.Timestamp) *nstancev1.AgentServiceRenewCertificateResponse {
-		return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: pem, NotAfter: notAfter, CaBundle: issuer.Bundle}
+		return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: pem, NotAfter: notAfter,
+			CaBundle: issuer.Bundle}
 	}
 	// Whoever did not get the last answer gets it again: asking often writes nothing.
 	if ref := rec.Certificate; ref != nil {
@@ -157,8 +164,10 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	defer cancel()
 	defer context.AfterFunc(c.leader.Context, cancel)()
 	err = c.leader.CertLog.AppendCertLog(inner, record.CertLog{
-		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant, Instance: c.agent.id, Term: c.leader.Term,
-		Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: []record.Issued{{Name: record.CertAgent, Kind: record.CertAgent, Serial: ref.Serial, NotAfter: ref.NotAfter}},
+		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant,
+		Instance: c.agent.id, Term: c.leader.Term,
+		Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: []record.Issued{{Name: record.CertAgent,
+			Kind: record.CertAgent, Serial: ref.Serial, NotAfter: ref.NotAfter}},
 	})
 	if err != nil {
 		return nil, s.notDurable(ctx, c, err)
@@ -178,7 +187,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
 }
 
-// lives checks what an agent whose certificate has expired must have to get another: a registered record, and a VM that runs.
+// lives checks what an agent whose certificate has expired must have to get another: a registered record, and a VM that
+// runs.
 func (s *Service) lives(c *call, rec *record.Instance) error {
 	if rec.State != record.Registered {
 		return status.Errorf(codes.PermissionDenied, "instance %s is being deleted", c.agent.id)
@@ -188,7 +198,8 @@ func (s *Service) lives(c *call, rec *record.Instance) error {
 	case ok && view.Plan.Provider.Value == plan.ProviderRunning:
 		return nil
 	case ok && view.Plan.Provider.Value == plan.ProviderUnknown:
-		return status.Errorf(codes.Unavailable, "instance %s: the provider has not said yet whether it runs, try again", c.agent.id)
+		return status.Errorf(codes.Unavailable, "instance %s: the provider has not said yet whether it runs, try again",
+			c.agent.id)
 	}
 	return status.Errorf(codes.PermissionDenied, "instance %s does not run, says the provider", c.agent.id)
 }

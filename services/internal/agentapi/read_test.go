@@ -40,10 +40,12 @@ func TestPanicEndsOneStreamOnly(t *testing.T) {
 	w := newWorld(t)
 	id, _, _ := w.registered(t)
 	number, _ := w.World.Connected(id)
-	wants(t, "a panic while reading", w.service.Read(w.leader.Load(), id, number, broken{}), codes.Internal, "internal error")
+	wants(t, "a panic while reading", w.service.Read(w.leader.Load(), id, number, broken{}), codes.Internal,
+		"internal error")
 	// On another stack it is the same: the World is asked for a group, and there is none.
 	first := &nstancev1.ReportHealthRequest{InstanceId: id.String(), Sequence: 1}
 	leader := *w.leader.Load()
 	leader.World = nil
-	wants(t, "a panic while a report is taken", w.service.Read(&leader, id, number, &told{left: []*nstancev1.ReportHealthRequest{first}}), codes.Internal, "internal error")
+	wants(t, "a panic while a report is taken", w.service.Read(&leader, id, number,
+		&told{left: []*nstancev1.ReportHealthRequest{first}}), codes.Internal, "internal error")
 }

@@ -62,8 +62,8 @@ func (s *Service) ReportHealth(stream reports) error {
 // readAll reads reports until the stream ends, and ends its handler.
 func (s *Service) readAll(c *call, stream reports, number uint64) {
 	err := s.read(c, stream, number)
-	// When a machine is lost, this is what everybody waits for. A stream that we ended is no loss: the agent comes back, and if it does not,
-	// its reports are missed.
+	// When a machine is lost, this is what everybody waits for. A stream that we ended is no loss: the agent comes
+	// back, and if it does not, its reports are missed.
 	if c.agent.finish(c.slot, err) {
 		c.leader.World.Disconnected(c.agent.id, number, reason(err))
 	}
@@ -77,11 +77,13 @@ func reason(err error) string {
 	return status.Convert(err).Message()
 }
 
-// read hands on one report after the other. It always returns an error: io.EOF when the agent closed the stream. A panic is this stream's alone.
+// read hands on one report after the other. It always returns an error: io.EOF when the agent closed the stream. A
+// panic is this stream's alone.
 func (s *Service) read(c *call, stream reports, number uint64) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			s.Log.Error("taking a report panicked", "instance", c.agent.name, "error", fmt.Sprint(cause), "stack", string(debug.Stack()))
+			s.Log.Error("taking a report panicked", "instance", c.agent.name, "error", fmt.Sprint(cause), "stack",
+				string(debug.Stack()))
 			err = status.Error(codes.Internal, "internal error")
 		}
 	}()
@@ -99,14 +101,16 @@ func (s *Service) read(c *call, stream reports, number uint64) (err error) {
 	}
 }
 
-// takeRepeated takes a report that leads to nothing, as nearly all do. It answers false, and does nothing, for any other. Both this and
-// what it calls fit on the stack that has just read the report: another one is another goroutine, which may wake a core that sleeps.
+// takeRepeated takes a report that leads to nothing, as nearly all do. It answers false, and does nothing, for any
+// other. Both this and what it calls fit on the stack that has just read the report: another one is another goroutine,
+// which may wake a core that sleeps.
 func (s *Service) takeRepeated(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) bool {
 	if message.GetInstanceId() != c.agent.name || message.GetSequence() <= last || !message.GetUnchanged() {
 		return false
 	}
 	var report shardstate.Report
-	if parseReport(message, &report) != nil || !c.agent.content(report.RuntimeHash, s.Now()) || !c.leader.World.Repeated(c.agent.id, number, &report) {
+	if parseReport(message, &report) != nil || !c.agent.content(report.RuntimeHash, s.Now()) ||
+		!c.leader.World.Repeated(c.agent.id, number, &report) {
 		return false
 	}
 	if s.Metrics != nil {
@@ -143,8 +147,8 @@ func (s *Service) take(c *call, message *nstancev1.ReportHealthRequest, number, 
 	return nil
 }
 
-// look finds out, after a report, whether the instance lacks files, and has them sent. A configuration that has changed is the planner's to
-// notice.
+// look finds out, after a report, whether the instance lacks files, and has them sent. A configuration that has changed
+// is the planner's to notice.
 func (s *Service) look(c *call, report *shardstate.Report) {
 	a, now := c.agent, s.Now()
 	a.mu.Lock()
@@ -161,7 +165,8 @@ func (s *Service) look(c *call, report *shardstate.Report) {
 			a.reported(report.Files, &group)
 		}
 		if ours := report.RuntimeHash == group.RuntimeHash || a.want == group.RuntimeHash; ours {
-			needy := report.RuntimeHash != group.RuntimeHash || report.Files == nil && a.needy || report.Files != nil && a.lacks(report.Files, &group)
+			needy := report.RuntimeHash != group.RuntimeHash || report.Files == nil && a.needy || report.Files != nil &&
+				a.lacks(report.Files, &group)
 			if !needy {
 				a.failures, a.retryAt = 0, time.Time{}
 			}
@@ -248,10 +253,13 @@ func has(keys []shardstate.KeyState, name string, pkix []byte) bool {
 
 // parseReport checks a report and reads it into r. Its error names the field.
 func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
-	*r = shardstate.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(), RuntimeHash: m.GetRuntimeHash(),
-		IPv4: m.GetIpv4(), IPv6: m.GetIpv6(), Hostname: m.GetHostname()}
-	if err := cmp.Or(checkText("message", r.Message, maxText), checkText("agent_version", r.Version, 128), checkText("runtime_hash", r.RuntimeHash, 128),
-		checkText("hostname", r.Hostname, 253), checkAddress("ipv4", r.IPv4), checkAddress("ipv6", r.IPv6)); err != nil {
+	*r = shardstate.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(),
+		RuntimeHash: m.GetRuntimeHash(),
+		IPv4:        m.GetIpv4(), IPv6: m.GetIpv6(), Hostname: m.GetHostname()}
+	if err := cmp.Or(checkText("message", r.Message, maxText), checkText("agent_version", r.Version, 128),
+		checkText("runtime_hash", r.RuntimeHash, 128),
+		checkText("hostname", r.Hostname, 253), checkAddress("ipv4", r.IPv4),
+		checkAddress("ipv6", r.IPv6)); err != nil {
 		return err
 	}
 	if notice := m.GetTermination(); notice != nil {
@@ -306,7 +314,8 @@ func checkAddress(field, value string) error {
 
 func parseStates(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	if len(m.GetFiles()) > maxFiles || len(m.GetKeys()) > maxKeys {
-		return fmt.Errorf("files, keys: %d and %d of them, at most %d and %d are allowed", len(m.GetFiles()), len(m.GetKeys()), maxFiles, maxKeys)
+		return fmt.Errorf("files, keys: %d and %d of them, at most %d and %d are allowed", len(m.GetFiles()),
+			len(m.GetKeys()), maxFiles, maxKeys)
 	}
 	r.Files, r.Keys = make([]shardstate.FileState, len(m.GetFiles())), make([]shardstate.KeyState, len(m.GetKeys()))
 	for i, f := range m.GetFiles() {
@@ -367,7 +376,8 @@ func parseTime(t *timestamppb.Timestamp) (time.Time, error) {
 }
 
 func parseMetrics(m *nstancev1.Metrics) shardstate.Metrics {
-	out := shardstate.Metrics{CPU: share(m.GetCpu()), MemoryUsed: m.GetMemoryUsedBytes(), MemoryTotal: m.GetMemoryTotalBytes(),
+	out := shardstate.Metrics{CPU: share(m.GetCpu()), MemoryUsed: m.GetMemoryUsedBytes(),
+		MemoryTotal: m.GetMemoryTotalBytes(),
 		ReceiveRate: -1, TransmitRate: -1, ConntrackEntries: -1, ConntrackMax: -1}
 	if m.NetworkReceiveRate != nil {
 		out.ReceiveRate = rate(*m.NetworkReceiveRate)

@@ -49,7 +49,8 @@ func TestUnchangedReportsWriteNothing(t *testing.T) {
 	r, _, _, _ := c.complete()
 	unchanged := func(m *nstancev1.ReportHealthRequest) {
 		m.RuntimeHash, m.Unchanged, m.AgentVersion = "r1", true, "v1"
-		m.Metrics = &nstancev1.Metrics{Cpu: float64(m.GetSequence()) / 100, MemoryUsedBytes: m.GetSequence(), MemoryTotalBytes: 1 << 30}
+		m.Metrics = &nstancev1.Metrics{Cpu: float64(m.GetSequence()) / 100, MemoryUsedBytes: m.GetSequence(),
+			MemoryTotalBytes: 1 << 30}
 	}
 	r.send(unchanged)
 

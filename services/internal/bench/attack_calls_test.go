@@ -50,18 +50,23 @@ func (a *attacker) nonces() (list []attack) {
 	add("nonce: garbage", agent(strings.Repeat("a.b", 1000)))
 	add("nonce: of an agent for an operator", func() string {
 		return a.call(registrationPort, noCertificate, func(ctx context.Context, conn *grpc.ClientConn) error {
-			_, err := nstancev1.NewRegistrationServiceClient(conn).RegisterOperator(ctx, &nstancev1.RegisterOperatorRequest{Nonce: spent, PublicKey: newKey()})
+			_, err := nstancev1.NewRegistrationServiceClient(conn).RegisterOperator(ctx,
+				&nstancev1.RegisterOperatorRequest{Nonce: spent, PublicKey: newKey()})
 			return err
 		})
 	})
-	// The same over one connection, as fast as it goes: every signature is good. From another address, so that its limit is not the others'.
+	// The same over one connection, as fast as it goes: every signature is good. From another address, so that its
+	// limit is not the others'.
 	add("nonce: flood of spent ones", func() (outcome string) {
 		return a.call(registrationPort, noCertificate, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 			for end := time.Now().Add(time.Second); time.Now().Before(end) && ctx.Err() == nil; {
-				_, err = nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterAgentRequest{Nonce: spent, PublicKey: newKey()})
+				_, err = nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx,
+					&nstancev1.RegisterAgentRequest{Nonce: spent, PublicKey: newKey()})
 			}
 			return err
-		}, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return connectFrom(ctx, 67, addr) }))
+		}, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return connectFrom(ctx, 67, addr)
+		}))
 	})
 	return list
 }
@@ -76,7 +81,8 @@ func newKey() []byte {
 
 func (a *attacker) register(nonce string) string {
 	return a.call(registrationPort, noCertificate, func(ctx context.Context, conn *grpc.ClientConn) error {
-		_, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: newKey()})
+		_, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx,
+			&nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: newKey()})
 		return err
 	})
 }
@@ -109,7 +115,8 @@ func (a *attacker) messages() (list []attack) {
 		for port, method := range methods {
 			list = append(list, attack{kind, port, func() string {
 				return a.call(port, method.cert, func(ctx context.Context, conn *grpc.ClientConn) error {
-					return conn.Invoke(ctx, method.name, &nstancev1.RegisterAgentRequest{}, &nstancev1.RegisterAgentResponse{})
+					return conn.Invoke(ctx, method.name, &nstancev1.RegisterAgentRequest{},
+						&nstancev1.RegisterAgentResponse{})
 				}, grpc.WithDefaultCallOptions(grpc.ForceCodecV2(noise{size})))
 			}, 20 * time.Millisecond})
 		}
@@ -128,8 +135,10 @@ func (a *attacker) messages() (list []attack) {
 		}, 20 * time.Millisecond})
 	}
 	report("another's name", &nstancev1.ReportHealthRequest{InstanceId: a.Other, Sequence: 1, Healthy: true})
-	report("oversized report", &nstancev1.ReportHealthRequest{InstanceId: a.Reporter, Sequence: 1, Healthy: true, Message: string(make([]byte, 5<<20))})
-	report("report of nonsense", &nstancev1.ReportHealthRequest{InstanceId: a.Reporter, Sequence: 1, Healthy: true, RuntimeHash: strings.Repeat("x", 5000)})
+	report("oversized report", &nstancev1.ReportHealthRequest{InstanceId: a.Reporter, Sequence: 1, Healthy: true,
+		Message: string(make([]byte, 5<<20))})
+	report("report of nonsense", &nstancev1.ReportHealthRequest{InstanceId: a.Reporter, Sequence: 1, Healthy: true,
+		RuntimeHash: strings.Repeat("x", 5000)})
 	return list
 }
 
@@ -137,7 +146,8 @@ func (a *attacker) messages() (list []attack) {
 func (a *attacker) identities() (list []attack) {
 	calls := map[string]func(context.Context, *grpc.ClientConn) error{
 		agentPort: func(ctx context.Context, conn *grpc.ClientConn) error {
-			_, err := nstancev1.NewAgentServiceClient(conn).SubmitPublicKeys(ctx, &nstancev1.SubmitPublicKeysRequest{InstanceId: a.ID})
+			_, err := nstancev1.NewAgentServiceClient(conn).SubmitPublicKeys(ctx,
+				&nstancev1.SubmitPublicKeysRequest{InstanceId: a.ID})
 			return err
 		},
 		operatorPort: func(ctx context.Context, conn *grpc.ClientConn) error {
@@ -151,15 +161,19 @@ func (a *attacker) identities() (list []attack) {
 	for port, call := range calls {
 		for cert := range a.certs {
 			switch {
-			case cert == "reporter" || cert == "caller", port == agentPort && cert == "agent", port == operatorPort && cert == "operator":
+			case cert == "reporter" || cert == "caller", port == agentPort && cert == "agent", port == operatorPort &&
+				cert == "operator":
 				continue // they may
 			}
-			list = append(list, attack{"certificate", port + " " + cert, func() string { return a.call(port, cert, call) }, 50 * time.Millisecond})
+			list = append(list, attack{"certificate", port + " " + cert, func() string {
+				return a.call(port, cert, call)
+			}, 50 * time.Millisecond})
 		}
 	}
 	return append(list, attack{"another tenant's instance", operatorPort, func() string {
 		return a.call(operatorPort, "operator", func(ctx context.Context, conn *grpc.ClientConn) error {
-			_, err := nstancev1.NewOperatorServiceClient(conn).DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: a.Other})
+			_, err := nstancev1.NewOperatorServiceClient(conn).DeleteInstance(ctx,
+				&nstancev1.DeleteInstanceRequest{InstanceId: a.Other})
 			return err
 		})
 	}, 50 * time.Millisecond})

@@ -57,7 +57,8 @@ func (a *attacker) slow(port, addr string) {
 		}
 		var err error
 		if port == healthPort {
-			_, err = dripping{conn}.Write([]byte("GET /metrics HTTP/1.1\r\nHost: " + strings.Repeat("x", 200) + "\r\n\r\n"))
+			_, err = dripping{conn}.Write([]byte("GET /metrics HTTP/1.1\r\nHost: " + strings.Repeat("x", 200) +
+				"\r\n\r\n"))
 			if err == nil {
 				_, err = conn.Read(make([]byte, 1))
 			}
@@ -133,7 +134,8 @@ func fate(conn net.Conn, say []byte) string {
 // writeTime is how long a server may take to read what is said on a raw connection.
 const writeTime = 5 * time.Second
 
-// raw opens a connection on which anything may be said. Agents' certificates are good for a connection to any port, if not for a call.
+// raw opens a connection on which anything may be said. Agents' certificates are good for a connection to any port, if
+// not for a call.
 func (a *attacker) raw(port string, settings ...http2.Setting) *transporttest.Raw {
 	conn := a.open(a.Ports[port])
 	if conn == nil {
@@ -156,7 +158,8 @@ func (a *attacker) frames() (list []attack) {
 		if port == agentPort {
 			method = nstancev1.AgentService_ReportHealth_FullMethodName
 		}
-		add := func(kind string, pace time.Duration, run func(r *transporttest.Raw, until time.Time) string, settings ...http2.Setting) {
+		add := func(kind string, pace time.Duration, run func(r *transporttest.Raw, until time.Time) string,
+			settings ...http2.Setting) {
 			list = append(list, attack{kind, port, func() string {
 				r := a.raw(port, settings...)
 				if r == nil {
@@ -169,7 +172,8 @@ func (a *attacker) frames() (list []attack) {
 		// CVE-2023-44487: streams are opened and reset as fast as it goes.
 		add("rapid reset", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, n uint32) error {
-				if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 1, BlockFragment: r.Fields(method), EndHeaders: true}); err != nil {
+				if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 1, BlockFragment: r.Fields(method),
+					EndHeaders: true}); err != nil {
 					return err
 				}
 				return out.WriteRSTStream(2*n+1, http2.ErrCodeCancel)
@@ -196,7 +200,9 @@ func (a *attacker) frames() (list []attack) {
 			})
 		})
 		add("ping flood", time.Millisecond, func(r *transporttest.Raw, _ time.Time) string {
-			return flood(r, time.Now().Add(20*time.Second), func(out *http2.Framer, n uint32) error { return out.WritePing(false, [8]byte{byte(n)}) })
+			return flood(r, time.Now().Add(20*time.Second), func(out *http2.Framer, n uint32) error {
+				return out.WritePing(false, [8]byte{byte(n)})
+			})
 		})
 		add("window flood", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, n uint32) error { return out.WriteWindowUpdate(0, 1) })

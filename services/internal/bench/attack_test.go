@@ -45,7 +45,8 @@ type target struct {
 	Nonces              map[string]string // signed ones, of every kind that is to be refused
 	// Kinds of attacks to make; none: all.
 	Kinds []string
-	// Silent connections to the agents' port, a hundredth of that to each other port; slow handshakes, a tenth of that to each other port.
+	// Silent connections to the agents' port, a hundredth of that to each other port; slow handshakes, a tenth of that
+	// to each other port.
 	Silent, Slow int
 	// Addresses are how many attacks come from; 0: one.
 	Addresses int
@@ -119,7 +120,8 @@ type attack struct {
 	pace       time.Duration // between two of them
 }
 
-// yieldCPU makes this process nice, in the sense of nice(1). On Linux that is a thread's, and those that it starts have it from it.
+// yieldCPU makes this process nice, in the sense of nice(1). On Linux that is a thread's, and those that it starts have
+// it from it.
 func yieldCPU() error {
 	threads, err := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {
@@ -129,15 +131,16 @@ func yieldCPU() error {
 	return err
 }
 
-// runAttackers reads its target, attacks until its input ends, and writes what became of it. It is nice: on other machines it would take no CPU time of
-// the server's except what it makes the server spend.
+// runAttackers reads its target, attacks until its input ends, and writes what became of it. It is nice: on other
+// machines it would take no CPU time of the server's except what it makes the server spend.
 func runAttackers(in io.Reader, out io.Writer) {
 	if err := yieldCPU(); err != nil {
 		panic(err)
 	}
 	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
 	ctx, stop := context.WithCancel(context.Background())
-	a := &attacker{roots: x509.NewCertPool(), certs: map[string][]tls.Certificate{noCertificate: nil}, ctx: ctx, seen: outcomes{counts: map[string]map[string]int{}}}
+	a := &attacker{roots: x509.NewCertPool(), certs: map[string][]tls.Certificate{noCertificate: nil}, ctx: ctx,
+		seen: outcomes{counts: map[string]map[string]int{}}}
 	if err := decoder.Decode(&a.target); err != nil {
 		panic(err)
 	}
@@ -203,10 +206,12 @@ func (a *attacker) again(attack attack) {
 }
 
 func (a *attacker) tls(certs []tls.Certificate) *tls.Config {
-	return &tls.Config{RootCAs: a.roots, Certificates: certs, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, ServerName: "127.0.0.1"}
+	return &tls.Config{RootCAs: a.roots, Certificates: certs, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
+		ServerName: "127.0.0.1"}
 }
 
-// connect comes from an address of its own, or of several one after the other: attackers are no neighbours of good agents.
+// connect comes from an address of its own, or of several one after the other: attackers are no neighbours of good
+// agents.
 func (a *attacker) connect(ctx context.Context, addr string) (net.Conn, error) {
 	last := byte(66)
 	if a.Addresses > 0 {
@@ -216,11 +221,13 @@ func (a *attacker) connect(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 func connectFrom(ctx context.Context, last byte, addr string) (net.Conn, error) {
-	return (&net.Dialer{Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, last)}}).DialContext(ctx, "tcp", addr)
+	return (&net.Dialer{Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, last)}}).DialContext(
+		ctx, "tcp", addr)
 }
 
 func (a *attacker) dial(addr string, certs []tls.Certificate, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(a.tls(certs))),
+	return grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{grpc.WithTransportCredentials(
+		credentials.NewTLS(a.tls(certs))),
 		grpc.WithContextDialer(a.connect), grpc.WithDisableRetry(), grpc.WithNoProxy()}, options...)...)
 }
 
@@ -235,7 +242,8 @@ func (a *attacker) open(addr string) net.Conn {
 }
 
 // call makes one call on a connection of its own, and says how it ended.
-func (a *attacker) call(port, cert string, fn func(ctx context.Context, conn *grpc.ClientConn) error, options ...grpc.DialOption) string {
+func (a *attacker) call(port, cert string, fn func(ctx context.Context, conn *grpc.ClientConn) error,
+	options ...grpc.DialOption) string {
 	conn, err := a.dial(a.Ports[port], a.certs[cert], options...)
 	if err != nil {
 		return err.Error()

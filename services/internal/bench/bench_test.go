@@ -72,8 +72,8 @@ func freePorts(b testing.TB, n int) []string {
 	return addrs
 }
 
-// newStack starts a server with instances spread over ten groups, each with a real agent unless withAgents is false. Every request to the bucket
-// takes latency.
+// newStack starts a server with instances spread over ten groups, each with a real agent unless withAgents is false.
+// Every request to the bucket takes latency.
 func newStack(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
 	b.Helper()
 	s := &stack{b: b, boot: withAgents}
@@ -81,7 +81,8 @@ func newStack(b testing.TB, instances int, latency time.Duration, withAgents boo
 	return s
 }
 
-// newAlone is newStack with the server in a process of its own, so that what it takes can be told from what the benchmark does.
+// newAlone is newStack with the server in a process of its own, so that what it takes can be told from what the
+// benchmark does.
 func newAlone(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
 	b.Helper()
 	s := &stack{b: b, boot: withAgents, alone: true}
@@ -106,10 +107,13 @@ func (s *stack) open(instances int, latency time.Duration) {
 		_, _ = fmt.Sscanf(req.Tags.Group, "g%d", &g)
 		s.creates[g] <- entered{at, req}
 	}})
-	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault { return mem.Fault{Before: latency} }, Sleep: pause})
+	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
+		return mem.Fault{Before: latency}
+	}, Sleep: pause})
 	s.counted = objstore.NewCounted(store)
 	s.bucket = s.counted
-	if _, err := store.Put(context.Background(), keys.Config("bench"), s.config(b, instances), objstore.Always()); err != nil {
+	if _, err := store.Put(context.Background(), keys.Config("bench"), s.config(b, instances),
+		objstore.Always()); err != nil {
 		b.Fatal(err)
 	}
 	s.start()
@@ -135,16 +139,20 @@ func (s *stack) config(b testing.TB, instances int) []byte {
 		list[fmt.Sprintf("g%d", g)] = map[string]any{"template": "t", "size": instances / groups}
 	}
 	text, err := json.Marshal(map[string]any{
-		"cluster": map[string]any{"id": "bench", "secrets": map[string]any{"provider": "object-storage", "encryption_key": map[string]any{"provider": "env"}}},
+		"cluster": map[string]any{"id": "bench", "secrets": map[string]any{"provider": "object-storage",
+			"encryption_key": map[string]any{"provider": "env"}}},
 		"server": map[string]any{
-			"shard": "bench", "provider": map[string]any{"kind": "mock"}, "subnet_pools": map[string]any{"p": []string{"a"}},
-			"bind": map[string]any{"health_addr": s.ports[0], "election_addr": s.ports[1], "registration_addr": s.ports[2], "operator_addr": s.ports[3],
+			"shard": "bench", "provider": map[string]any{"kind": "mock"},
+			"subnet_pools": map[string]any{"p": []string{"a"}},
+			"bind": map[string]any{"health_addr": s.ports[0], "election_addr": s.ports[1],
+				"registration_addr": s.ports[2], "operator_addr": s.ports[3],
 				"agent_addr": s.ports[4]},
 			"default_drain_timeout": "0s", "health_check_interval": cmp.Or(s.interval, time.Minute).String(),
 		},
 		"defaults": map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}"}},
 		"templates": map[string]any{"t": map[string]any{"kind": "bnc", "arch": "amd64", "subnet_pool": "p",
-			"files": map[string]any{"app.env": map[string]any{"kind": "env", "vars": map[string]any{"ID": "{{ .Instance.ID }}"}}}}},
+			"files": map[string]any{"app.env": map[string]any{"kind": "env",
+				"vars": map[string]any{"ID": "{{ .Instance.ID }}"}}}}},
 		"groups": map[string]any{"default": list},
 	})
 	if err != nil {
@@ -167,12 +175,14 @@ func (s *stack) start() {
 	go memory.Keep(ctx) // as nstance-server has it
 	go func() {
 		s.stopped <- server.Run(ctx, server.Config{
-			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: s.ports[0], Location: open.Location{Provider: "mem"}},
-			Log:     logger(), Bucket: s.counted,
+			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: s.ports[0],
+				Location: open.Location{Provider: "mem"}},
+			Log: logger(), Bucket: s.counted,
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte(encryptionKey), nil
 			}},
-			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context, server.Setup) (server.Machine, error) {
+			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
+				server.Setup) (server.Machine, error) {
 				return server.Machine{Provider: s.provider, ID: "bench"}, nil
 			}}},
 		})
@@ -219,7 +229,8 @@ func (s *stack) startAgent(g int, e entered) {
 		s.nonces = append(s.nonces, string(e.req.Userdata))
 		return
 	}
-	s.fleet.orders <- order{Op: "start", ID: id, Nonce: string(e.req.Userdata), CA: s.caBundle(), Registration: s.ports[2], Agent: s.ports[4]}
+	s.fleet.orders <- order{Op: "start", ID: id, Nonce: string(e.req.Userdata), CA: s.caBundle(),
+		Registration: s.ports[2], Agent: s.ports[4]}
 }
 
 func (s *stack) caBundle() string {
@@ -252,14 +263,16 @@ func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
 	return all
 }
 
-// losing is losses with one of every group in every period. agents is the part of the agents' own process: until the kernel has the first byte.
+// losing is losses with one of every group in every period. agents is the part of the agents' own process: until the
+// kernel has the first byte.
 func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	began := time.Now()
 	for g := range groups {
 		all.Go(func() {
-			// Losses at a rate, not in a burst: every group has its time in a period, so that groups that were slow together do not go on in step.
+			// Losses at a rate, not in a burst: every group has its time in a period, so that groups that were slow
+			// together do not go on in step.
 			slot := began.Add(period * time.Duration(g) / groups)
 			for range rounds {
 				for ; time.Until(slot) < 0; slot = slot.Add(period) {
@@ -298,7 +311,8 @@ func (s *stack) end(id string) {
 	}
 }
 
-// measureLosses loses a thousand instances, twenty-five a second, and reports how long that took: in all, and of it in the agents' process.
+// measureLosses loses a thousand instances, twenty-five a second, and reports how long that took: in all, and of it in
+// the agents' process.
 func (s *stack) measureLosses(b *testing.B, name, op string, gone bool) {
 	b.Helper()
 	took, agents := s.losing(op, 100, 400*time.Millisecond, gone)
@@ -319,8 +333,8 @@ func BenchmarkPowerOff(b *testing.B) {
 	}
 }
 
-// BenchmarkKilledConnection: an agent's connection closes because its VM is gone; until the create call. It holds the answer of the provider,
-// which here takes no time.
+// BenchmarkKilledConnection: an agent's connection closes because its VM is gone; until the create call. It holds the
+// answer of the provider, which here takes no time.
 func BenchmarkKilledConnection(b *testing.B) {
 	s := newStack(b, 1000, 20*time.Millisecond, true)
 	s.fill(1000 / groups)
@@ -329,7 +343,8 @@ func BenchmarkKilledConnection(b *testing.B) {
 	}
 }
 
-// BenchmarkLostAtOnce: a thousand VMs of ten groups are gone in one moment, every request to the bucket takes 20 ms; until the last create call.
+// BenchmarkLostAtOnce: a thousand VMs of ten groups are gone in one moment, every request to the bucket takes 20 ms;
+// until the last create call.
 func BenchmarkLostAtOnce(b *testing.B) {
 	s := newStack(b, 1000, 20*time.Millisecond, true)
 	s.fill(1000 / groups)

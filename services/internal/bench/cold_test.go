@@ -89,7 +89,9 @@ func newColdShard(b testing.TB, size int) *coldShard {
 		return mem.Fault{Before: time.Duration(c.latency.Load())}
 	}})
 	c.counted = objstore.NewCounted(c.store)
-	c.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(at time.Time, _ infra.CreateRequest) { c.entered <- at }})
+	c.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(at time.Time, _ infra.CreateRequest) {
+		c.entered <- at
+	}})
 	list := map[string]any{}
 	for g := range coldGroups {
 		list[fmt.Sprintf("g%d", g)] = map[string]any{"template": "t", "size": size / coldGroups}
@@ -103,9 +105,12 @@ func newColdShard(b testing.TB, size int) *coldShard {
 		return l.Addr().String()
 	}
 	text, err := json.Marshal(map[string]any{
-		"cluster": map[string]any{"id": "bench", "secrets": map[string]any{"provider": "object-storage", "encryption_key": map[string]any{"provider": "env"}}},
-		"server": map[string]any{"shard": "bench", "provider": map[string]any{"kind": "mock"}, "subnet_pools": map[string]any{"p": []string{"a"}},
-			"bind": map[string]any{"health_addr": local(), "election_addr": local(), "registration_addr": local(), "operator_addr": local(), "agent_addr": local()}},
+		"cluster": map[string]any{"id": "bench", "secrets": map[string]any{"provider": "object-storage",
+			"encryption_key": map[string]any{"provider": "env"}}},
+		"server": map[string]any{"shard": "bench", "provider": map[string]any{"kind": "mock"},
+			"subnet_pools": map[string]any{"p": []string{"a"}},
+			"bind": map[string]any{"health_addr": local(), "election_addr": local(), "registration_addr": local(),
+				"operator_addr": local(), "agent_addr": local()}},
 		"defaults":  map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}"}},
 		"templates": map[string]any{"t": map[string]any{"kind": "bnc", "arch": "amd64", "subnet_pool": "p"}},
 		"groups":    map[string]any{"default": list},
@@ -134,12 +139,14 @@ func (c *coldShard) start() (stop func(), m *moments) {
 	log, dir := m.logger(), c.b.TempDir()
 	go func() {
 		stopped <- server.Run(ctx, server.Config{
-			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: "127.0.0.1:0", Location: open.Location{Provider: "mem"}},
-			Log:     log, Bucket: c.counted, Started: func(addr net.Addr) { go c.probe(ctx, addr, m) },
+			Options: server.Options{ID: "bench", Shard: "bench", CacheDir: dir, HealthAddr: "127.0.0.1:0",
+				Location: open.Location{Provider: "mem"}},
+			Log: log, Bucket: c.counted, Started: func(addr net.Addr) { go c.probe(ctx, addr, m) },
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte("thisisatest32bytekey123456789012"), nil
 			}},
-			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context, server.Setup) (server.Machine, error) {
+			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
+				server.Setup) (server.Machine, error) {
 				return server.Machine{Provider: c.provider, ID: "bench"}, nil
 			}}},
 		})
@@ -177,7 +184,8 @@ func (c *coldShard) probe(ctx context.Context, addr net.Addr, m *moments) {
 }
 
 func (c *coldShard) state() *clusterstate.State {
-	return clusterstate.New(clusterstate.Options{Cluster: c.store, Shard: c.store, ClusterID: "bench", ShardID: "bench"})
+	return clusterstate.New(clusterstate.Options{Cluster: c.store, Shard: c.store, ClusterID: "bench",
+		ShardID: "bench"})
 }
 
 func (c *coldShard) awaitRecords(state record.State) {
@@ -208,7 +216,8 @@ func (c *coldShard) register() {
 		next, err := rec.Next(record.Registered, rec.Term, rec.Writer)
 		if err == nil {
 			next.RegisteredAt, next.PublicKey, next.NonceID = time.Now(), public, "bench-"+rec.ID.String()
-			next.Certificate = &record.CertificateRef{Serial: "0123456789abcdef0123456789abcdef", NotAfter: time.Now().Add(24 * time.Hour)}
+			next.Certificate = &record.CertificateRef{Serial: "0123456789abcdef0123456789abcdef",
+				NotAfter: time.Now().Add(24 * time.Hour)}
 			_, err = c.state().PutInstance(c.b.Context(), next, token)
 		}
 		failed = err
@@ -218,9 +227,9 @@ func (c *coldShard) register() {
 	}
 }
 
-// BenchmarkColdStart: a server that has nothing on its disk starts in a shard of 5,000 instances that nobody leads, every request to the bucket takes 20 ms;
-// until its probe says ready, until it serves as leader, and until it enters the create call for a VM that was lost meanwhile. BENCH_PROFILE=DIR leaves
-// a profile of CPU time there.
+// BenchmarkColdStart: a server that has nothing on its disk starts in a shard of 5,000 instances that nobody leads,
+// every request to the bucket takes 20 ms; until its probe says ready, until it serves as leader, and until it enters
+// the create call for a VM that was lost meanwhile. BENCH_PROFILE=DIR leaves a profile of CPU time there.
 func BenchmarkColdStart(b *testing.B) {
 	const size = 5000
 	c := newColdShard(b, size)

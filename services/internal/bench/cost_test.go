@@ -25,9 +25,10 @@ import (
 
 const mib = 1 << 20
 
-// BenchmarkMemory: what the process of a server takes with as many agents, each with its three streams, that report once a minute. "MiB" is the most of
-// its resident memory, everything included, in the second minute after they all came; nothing asks it to give memory back. "storm-MiB" is the most that
-// it took until then, while all of them came at once. With BENCH_PROFILE=DIR, profiles of heap and goroutines are left there.
+// BenchmarkMemory: what the process of a server takes with as many agents, each with its three streams, that report
+// once a minute. "MiB" is the most of its resident memory, everything included, in the second minute after they all
+// came; nothing asks it to give memory back. "storm-MiB" is the most that it took until then, while all of them came at
+// once. With BENCH_PROFILE=DIR, profiles of heap and goroutines are left there.
 func BenchmarkMemory(b *testing.B) {
 	for _, agents := range []int{2000, 8000} {
 		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
@@ -64,15 +65,17 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// BenchmarkReports: the server's CPU time for ten thousand reports, unchanged ones of four thousand agents on their streams; nothing may be written for them,
-// neither to its disk nor to the bucket. "paced": each comes alone, a thousand a second, as from 60,000 agents. "dense": all agents report twice a
-// second. "silent": none reports; what the server takes in as long a time for everything else, most of it answers to the pings by which four thousand
-// agents find out every twenty seconds whether it is there. That is part of the other two.
+// BenchmarkReports: the server's CPU time for ten thousand reports, unchanged ones of four thousand agents on their
+// streams; nothing may be written for them, neither to its disk nor to the bucket. "paced": each comes alone, a
+// thousand a second, as from 60,000 agents. "dense": all agents report twice a second. "silent": none reports; what the
+// server takes in as long a time for everything else, most of it answers to the pings by which four thousand agents
+// find out every twenty seconds whether it is there. That is part of the other two.
 func BenchmarkReports(b *testing.B) {
 	const agents = 4000
 	for name, tc := range map[string]struct {
 		interval, again time.Duration
-	}{"paced": {interval: 4 * time.Second}, "dense": {interval: time.Minute, again: time.Second / 2}, "silent": {interval: 10 * time.Minute}} {
+	}{"paced": {interval: 4 * time.Second}, "dense": {interval: time.Minute, again: time.Second / 2},
+		"silent": {interval: 10 * time.Minute}} {
 		b.Run(name, func(b *testing.B) {
 			s := &stack{b: b, boot: true, alone: true, interval: tc.interval}
 			s.open(agents, 0)
@@ -90,7 +93,8 @@ func (s *stack) measureReports(b *testing.B, name string, again time.Duration) {
 	if again > 0 {
 		s.fleet.orders <- order{Op: "report", Every: again, Times: int(span / again)}
 	}
-	before, reports, plans, requests := s.daemon.ask(b, question{CPU: profiles(name + ".cpu")}), s.metric(b, received), s.metric(b, planned), s.counted.Counts()
+	before, reports, plans, requests := s.daemon.ask(b, question{CPU: profiles(name + ".cpu")}), s.metric(b, received),
+		s.metric(b, planned), s.counted.Counts()
 	<-time.After(span)
 	after, count, spent := s.daemon.ask(b, question{}), s.metric(b, received)-reports, s.counted.Counts().Sub(requests)
 	b.ReportMetric((after.CPU - before.CPU).Seconds(), "cpu-s")
@@ -132,8 +136,8 @@ func (s *stack) metric(b *testing.B, name string) (value float64) {
 	return 0
 }
 
-// BenchmarkRegistration: instances register, sixty-four at a time, each with a key, a connection and a handshake of its own, from a process on the same
-// cores; every request to the bucket takes 20 ms.
+// BenchmarkRegistration: instances register, sixty-four at a time, each with a key, a connection and a handshake of its
+// own, from a process on the same cores; every request to the bucket takes 20 ms.
 func BenchmarkRegistration(b *testing.B) {
 	const instances = 4000
 	s := newAlone(b, instances, 20*time.Millisecond, false)
@@ -233,7 +237,8 @@ func registerOne(roots *x509.CertPool, addr, nonce string) error {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	resp, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: public, Ipv4: "10.0.0.1"})
+	resp, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx,
+		&nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: public, Ipv4: "10.0.0.1"})
 	if err == nil && len(resp.GetCertificate()) == 0 {
 		err = errors.New("no certificate")
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// The bucket and the provider of a server that is another process, over HTTP. The bucket speaks as much S3 as the SDK asks for, so that what the server
-// spends on its requests is what it spends in a cloud, but for TLS.
+// The bucket and the provider of a server that is another process, over HTTP. The bucket speaks as much S3 as the SDK
+// asks for, so that what the server spends on its requests is what it spends in a cloud, but for TLS.
 
 const bucketName, providerPath = "bench", "/provider/"
 
@@ -100,7 +100,8 @@ func (e edges) list(w http.ResponseWriter, r *http.Request) error {
 		Contents []content
 	}
 	for _, entry := range entries {
-		result.Contents = append(result.Contents, content{entry.Key, `"` + string(entry.Token) + `"`, entry.Size, entry.Modified.UTC().Format(time.RFC3339)})
+		result.Contents = append(result.Contents, content{entry.Key, `"` + string(entry.Token) + `"`, entry.Size,
+			entry.Modified.UTC().Format(time.RFC3339)})
 	}
 	w.Header().Set("Content-Type", "application/xml")
 	return xml.NewEncoder(w).Encode(result)
@@ -161,7 +162,8 @@ func (d distant) call(ctx context.Context, op string, call vmCall) (answer vmAns
 	if err != nil {
 		return answer, err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, d.url+providerPath+op, strings.NewReader(string(body)))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, d.url+providerPath+op,
+		strings.NewReader(string(body)))
 	if err != nil {
 		return answer, err
 	}

@@ -1,5 +1,6 @@
-// Package bench measures the figures of page "Performance" of the documentation: a real server in this process, real agents with a TLS connection
-// each in another, a provider and a bucket in memory. `make bench` runs it; `go test` alone runs only what is about hostile clients, in a short form.
+// Package bench measures the figures of page "Performance" of the documentation: a real server in this process, real
+// agents with a TLS connection each in another, a provider and a bucket in memory. `make bench` runs it; `go test`
+// alone runs only what is about hostile clients, in a short form.
 package bench
 
 import (
@@ -59,9 +60,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// order is one line to the agents' process, note one line from it. Times are Unix nanoseconds: both processes read one clock.
+// order is one line to the agents' process, note one line from it. Times are Unix nanoseconds: both processes read one
+// clock.
 type order struct {
-	Op           string `json:"op"` // start, power_off, kill, count, trace (to file ID); report: all report, as often as Times, Every so often
+	// start, power_off, kill, count, trace (to file ID); report: all report, as often as Times, Every so often
+	Op           string `json:"op"`
 	ID           string `json:"id"`
 	Nonce        string `json:"nonce,omitempty"`
 	CA           string `json:"ca,omitempty"`
@@ -181,8 +184,10 @@ func runAgents(in io.Reader, out io.Writer) {
 				panic(err)
 			}
 			m := &member{}
-			m.client = agent.New(agent.Options{ID: id, RegistrationAddrs: []string{o.Registration}, AgentAddrs: []string{o.Agent}, Identity: identity,
-				Keys: &folder.Memory{}, Files: &folder.Memory{}, IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600, Machine: machine{}, Dial: m.dial,
+			m.client = agent.New(agent.Options{ID: id, RegistrationAddrs: []string{o.Registration},
+				AgentAddrs: []string{o.Agent}, Identity: identity,
+				Keys: &folder.Memory{}, Files: &folder.Memory{}, IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600,
+				Machine: machine{}, Dial: m.dial,
 				Version: "bench", Log: log})
 			ctx, cancel := context.WithCancel(context.Background())
 			m.cancel = cancel

@@ -24,9 +24,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/memory"
 )
 
-// BenchmarkFloor: what is left of "paced" reports (BenchmarkReports) without a server: a thousand a second, four thousand connections, each message of
-// one that was silent for seconds. "grpc" is a gRPC server whose only handler reads messages and forgets them, "tls" reads TLS records of that size, "tcp"
-// the same bytes without TLS.
+// BenchmarkFloor: what is left of "paced" reports (BenchmarkReports) without a server: a thousand a second, four
+// thousand connections, each message of one that was silent for seconds. "grpc" is a gRPC server whose only handler
+// reads messages and forgets them, "tls" reads TLS records of that size, "tcp" the same bytes without TLS.
 func BenchmarkFloor(b *testing.B) {
 	for _, kind := range []string{"grpc", "tls", "tcp"} {
 		b.Run(kind, func(b *testing.B) {
@@ -64,7 +64,8 @@ func BenchmarkFloor(b *testing.B) {
 	}
 }
 
-// floorEnv makes this program the process that takes messages and does nothing with them. Its input says of which kind, its output where it listens.
+// floorEnv makes this program the process that takes messages and does nothing with them. Its input says of which kind,
+// its output where it listens.
 const floorEnv = "NSTANCE_BENCH_FLOOR"
 
 func runFloor(in io.Reader, out io.Writer) error {
@@ -86,7 +87,8 @@ func runFloor(in io.Reader, out io.Writer) error {
 	switch kind {
 	case "grpc":
 		const window = 64<<10 - 1 // all as package transport has it
-		server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ReadBufferSize(0), grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true),
+		server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ReadBufferSize(0),
+			grpc.WriteBufferSize(4<<10), grpc.SharedWriteBuffer(true),
 			grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window))
 		nstancev1.RegisterAgentServiceServer(server, idler{})
 		go func() { _ = server.Serve(listener) }()
@@ -121,7 +123,8 @@ type idler struct {
 	nstancev1.UnimplementedAgentServiceServer
 }
 
-func (idler) ReportHealth(stream grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]) error {
+func (idler) ReportHealth(stream grpc.ClientStreamingServer[nstancev1.ReportHealthRequest,
+	nstancev1.ReportHealthResponse]) error {
 	for {
 		if _, err := stream.Recv(); err != nil {
 			return err
@@ -134,12 +137,14 @@ func floorTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"floor"}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{"floor"}}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
 	if err != nil {
 		return nil, err
 	}
-	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: private}}, NextProtos: []string{"h2"},
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: private}},
+		NextProtos: []string{"h2"},
 		MinVersion: tls.VersionTLS13}, nil
 }
 
@@ -152,7 +157,8 @@ type floor struct {
 func startFloor(b *testing.B, kind string) *floor {
 	b.Helper()
 	in, out, wait := startSelf(b, floorEnv)
-	f := &floor{daemon: &daemon{in: in, wait: wait, encoder: json.NewEncoder(in), decoder: json.NewDecoder(out), stop: func() {}}, kind: kind}
+	f := &floor{daemon: &daemon{in: in, wait: wait, encoder: json.NewEncoder(in), decoder: json.NewDecoder(out),
+		stop: func() {}}, kind: kind}
 	b.Cleanup(func() {
 		if err := f.daemon.shutDown(); err != nil {
 			b.Errorf("floor's process: %v", err)
@@ -170,9 +176,11 @@ func startFloor(b *testing.B, kind string) *floor {
 // connect makes one connection and returns what sends a report over it.
 func (f *floor) connect(b *testing.B) func(*nstancev1.ReportHealthRequest) error {
 	b.Helper()
-	config := &tls.Config{InsecureSkipVerify: true, ServerName: "floor", NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13} //nolint:gosec // nothing is secret
+	config := &tls.Config{InsecureSkipVerify: true, ServerName: "floor", NextProtos: []string{"h2"},
+		MinVersion: tls.VersionTLS13} //nolint:gosec // nothing is secret
 	if f.kind == "grpc" {
-		conn, err := grpc.NewClient("passthrough:///"+f.addr, grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithTransportCredentials(credentials.NewTLS(config)))
+		conn, err := grpc.NewClient("passthrough:///"+f.addr, grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+			grpc.WithTransportCredentials(credentials.NewTLS(config)))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -205,7 +213,8 @@ func (f *floor) connect(b *testing.B) func(*nstancev1.ReportHealthRequest) error
 }
 
 // report sends what an agent sends to which nothing happens, until ctx ends.
-func (f *floor) report(ctx context.Context, send func(*nstancev1.ReportHealthRequest) error, first, interval time.Duration) error {
+func (f *floor) report(ctx context.Context, send func(*nstancev1.ReportHealthRequest) error, first,
+	interval time.Duration) error {
 	due := time.NewTimer(first)
 	defer due.Stop()
 	for n := uint64(1); ; n++ {
@@ -215,8 +224,10 @@ func (f *floor) report(ctx context.Context, send func(*nstancev1.ReportHealthReq
 		case <-due.C:
 		}
 		due.Reset(interval)
-		if err := send(&nstancev1.ReportHealthRequest{InstanceId: "bnc06fs2nhw4s4ybxcy0hhmmznx4c", Sequence: n, Uptime: durationpb.New(time.Hour), Unchanged: true, Healthy: true,
-			Metrics: &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30}, AgentVersion: "bench", Ipv4: "10.0.0.1",
+		if err := send(&nstancev1.ReportHealthRequest{InstanceId: "bnc06fs2nhw4s4ybxcy0hhmmznx4c", Sequence: n,
+			Uptime: durationpb.New(time.Hour), Unchanged: true, Healthy: true,
+			Metrics:      &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30},
+			AgentVersion: "bench", Ipv4: "10.0.0.1",
 			RuntimeHash: "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}); err != nil {
 			return fmt.Errorf("report: %w", err)
 		}

@@ -124,7 +124,8 @@ func cutLast(name string) (before, after string) {
 	return name[:max(at, 0)], name[at+1:]
 }
 
-// judge fails the test if an attack ended as it must not; or, where kinds are given, if one did not happen, or never ended as it has to.
+// judge fails the test if an attack ended as it must not; or, where kinds are given, if one did not happen, or never
+// ended as it has to.
 func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
@@ -143,7 +144,9 @@ func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 		}
 	}
 	for _, kind := range kinds {
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(seen)), func(name string) bool { return strings.HasPrefix(name, kind) }) {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(seen)), func(name string) bool {
+			return strings.HasPrefix(name, kind)
+		}) {
 			t.Errorf("%s: did not happen", kind)
 		}
 	}
@@ -176,10 +179,13 @@ func newPrey(b testing.TB, agents int) *prey {
 	hostile := spare[0].req
 	// Others of the attackers': of one instance there is one connection.
 	reporter, caller := spare[1].req, spare[2].req
-	p.told = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(), Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},
-		Ports: map[string]string{registrationPort: p.ports[2], agentPort: p.ports[4], operatorPort: p.ports[3], electionPort: p.ports[1], healthPort: p.ports[0]}}
+	p.told = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
+		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},
+		Ports: map[string]string{registrationPort: p.ports[2], agentPort: p.ports[4], operatorPort: p.ports[3],
+			electionPort: p.ports[1], healthPort: p.ports[0]}}
 	for _, honest := range spare[3:] {
-		p.visitors = append(p.visitors, visitor{honest.req.Tags.Instance.String(), p.register(string(honest.req.Userdata))})
+		p.visitors = append(p.visitors, visitor{honest.req.Tags.Instance.String(),
+			p.register(string(honest.req.Userdata))})
 	}
 	p.forge(hostile.Tags.Instance, caller.Tags.Instance)
 	for name, req := range map[string]infra.CreateRequest{"agent": hostile, "reporter": reporter, "caller": caller} {
@@ -211,14 +217,16 @@ func (p *prey) dial(addr string, certs []tls.Certificate) *grpc.ClientConn {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM([]byte(p.caBundle()))
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithNoProxy(), grpc.WithDisableRetry(),
-		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, Certificates: certs, MinVersion: tls.VersionTLS13})))
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, Certificates: certs,
+			MinVersion: tls.VersionTLS13})))
 	if err != nil {
 		p.b.Fatal(err)
 	}
 	return conn
 }
 
-// forge makes what attackers might have got hold of: with the cluster's own keys whatever those can sign, and things that are not of the cluster.
+// forge makes what attackers might have got hold of: with the cluster's own keys whatever those can sign, and things
+// that are not of the cluster.
 func (p *prey) forge(id, caller ident.ID) {
 	b, now := p.b, time.Now()
 	b.Helper()
@@ -231,8 +239,10 @@ func (p *prey) forge(id, caller ident.ID) {
 	}
 	key, err := keyring.Parse([]byte(encryptionKey))
 	must(err)
-	state := clusterstate.New(clusterstate.Options{Cluster: p.bucket, Shard: p.bucket, ClusterID: "bench", ShardID: "bench",
-		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: p.bucket, Cluster: "bench", Ring: keyring.Ring{Current: key}, Rand: rand.Reader})})
+	state := clusterstate.New(clusterstate.Options{Cluster: p.bucket, Shard: p.bucket, ClusterID: "bench",
+		ShardID: "bench",
+		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: p.bucket, Cluster: "bench",
+			Ring: keyring.Ring{Current: key}, Rand: rand.Reader})})
 	ca, err := state.LoadCA(ctx)
 	must(err)
 	nonceKey, err := state.LoadNonceKey(ctx)
@@ -255,25 +265,32 @@ func (p *prey) forge(id, caller ident.ID) {
 		return paperOf(b, tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: private})
 	}
 	agent := authority.Identity{Role: authority.RoleAgent, Cluster: "bench", Tenant: "default", ID: id}
-	operator := authority.Identity{Role: authority.RoleOperator, Cluster: "bench", Tenant: "rival", ID: newID(ident.OperatorPrefix)}
+	operator := authority.Identity{Role: authority.RoleOperator, Cluster: "bench", Tenant: "rival",
+		ID: newID(ident.OperatorPrefix)}
 	stranger, rival, elsewhere := operator, agent, agent
 	stranger.ID, rival.Tenant, elsewhere.Cluster = newID(ident.OperatorPrefix), "rival", "elsewhere"
 	gone, other := agent, agent
 	gone.ID, other.ID = p.delete(), caller
 	p.told.Papers = map[string]paper{
-		"operator": issue(ca, operator, 0), "expired agent": issue(ca, other, time.Second), "expired operator": issue(ca, operator, time.Second),
-		"deleted": issue(ca, gone, 0), "another tenant": issue(ca, rival, 0), "another key": issue(ca, other, 0), "unknown operator": issue(ca, stranger, 0),
-		"another cluster": issue(ca, elsewhere, 0), "another authority": issue(foreignCA, agent, 0),
+		"operator": issue(ca, operator, 0), "expired agent": issue(ca, other, time.Second),
+		"expired operator": issue(ca, operator, time.Second),
+		"deleted":          issue(ca, gone, 0), "another tenant": issue(ca, rival, 0),
+		"another key":      issue(ca, other, 0),
+		"unknown operator": issue(ca, stranger, 0),
+		"another cluster":  issue(ca, elsewhere, 0), "another authority": issue(foreignCA, agent, 0),
 	}
 	leaf, err := x509.ParseCertificate(p.told.Papers["operator"].Cert)
 	must(err)
-	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: operator.ID, Cluster: "bench", Tenant: "rival", Writer: "bench",
-		PublicKey: leaf.PublicKey.(ed25519.PublicKey), Certificate: record.CertificateRef{Serial: authority.Serial(leaf), NotAfter: leaf.NotAfter},
+	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: operator.ID,
+		Cluster: "bench", Tenant: "rival", Writer: "bench",
+		PublicKey: leaf.PublicKey.(ed25519.PublicKey), Certificate: record.CertificateRef{
+			Serial: authority.Serial(leaf), NotAfter: leaf.NotAfter},
 		CreatedAt: now.UTC(), NonceExpires: now.UTC().Add(time.Hour)}, "")
 	must(err)
 
 	nonce := func(kind string, key authority.NonceKey, change func(*authority.NonceSpec)) {
-		spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: "bench", Tenant: "default", ID: id, Shard: "bench", Group: "g0"}
+		spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: "bench", Tenant: "default", ID: id,
+			Shard: "bench", Group: "g0"}
 		change(&spec)
 		made, _, err := authority.MintNonce(key, spec, rand.Reader, now)
 		must(err)
@@ -313,7 +330,8 @@ func (p *prey) delete() ident.ID {
 	return id
 }
 
-// attack starts the attackers and returns when their silent connections are open. stop ends them and returns what became of their attacks.
+// attack starts the attackers and returns when their silent connections are open. stop ends them and returns what
+// became of their attacks.
 func (p *prey) attack(silent, slow int, kinds ...string) (stop func() map[string]map[string]int) {
 	p.b.Helper()
 	in, out, wait := startSelf(p.b, attackersEnv)
@@ -343,7 +361,8 @@ func (p *prey) attack(silent, slow int, kinds ...string) (stop func() map[string
 	})
 }
 
-// visits comes anew as one agent after the other until the test says so, and measures how long it takes: connection, handshake and one call.
+// visits comes anew as one agent after the other until the test says so, and measures how long it takes: connection,
+// handshake and one call.
 func (p *prey) visits(until <-chan struct{}) (took []time.Duration) {
 	for n := 0; ; n++ {
 		who := p.visitors[n%len(p.visitors)]
@@ -355,7 +374,8 @@ func (p *prey) visits(until <-chan struct{}) (took []time.Duration) {
 		began := time.Now()
 		conn := p.dial(p.ports[4], []tls.Certificate{who.cert})
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		_, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: who.id})
+		_, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx,
+			&nstancev1.AgentServiceRenewCertificateRequest{InstanceId: who.id})
 		cancel()
 		_ = conn.Close()
 		if err != nil {
@@ -376,23 +396,26 @@ func (p *prey) both(rounds int) (losses, visits []time.Duration) {
 	return losses, visits
 }
 
-// TestHostileClients: whatever hostile clients do is refused as it must be, and meanwhile good agents' losses are heard of, and they get in. BenchmarkHostile
-// says how soon.
+// TestHostileClients: whatever hostile clients do is refused as it must be, and meanwhile good agents' losses are heard
+// of, and they get in. BenchmarkHostile says how soon.
 func TestHostileClients(t *testing.T) {
 	if testing.Short() {
 		t.Log("attacks are left out of a short run")
 		return
 	}
 	p := newPrey(t, 50)
-	// From several addresses, so that none of them has to wait for the others' sake, and on until each was tried ten times: of a few, all may be cut.
+	// From several addresses, so that none of them has to wait for the others' sake, and on until each was tried ten
+	// times: of a few, all may be cut.
 	p.told.Addresses, p.told.Least = 16, 10
 	stop := p.attack(1000, 100)
 	p.both(4)
 	judge(t, stop(), slices.Collect(maps.Keys(mayEnd)))
 }
 
-// waves are attacks that are measured one after the other: kinds of one sort. Silent connections are 10,000 in all: half of the files that a process may often
-// have open here. What is beyond the gate's limit is closed and comes again, as fast as it can: that is another attack, a flood of connections. All come from one address; in the last, everything does from sixteen.
+// waves are attacks that are measured one after the other: kinds of one sort. Silent connections are 10,000 in all:
+// half of the files that a process may often have open here. What is beyond the gate's limit is closed and comes again,
+// as fast as it can: that is another attack, a flood of connections. All come from one address; in the last, everything
+// does from sixteen.
 var waves = []struct {
 	name         string
 	silent, slow int
@@ -402,7 +425,8 @@ var waves = []struct {
 	{"slow-2000", 0, 2000, []string{"slow"}},
 	{"handshakes", 0, 0, []string{"noise", "noise in TLS", "TLS 1.2", "certificate"}},
 	{"nonces", 0, 0, nonceKinds()},
-	{"messages", 0, 0, []string{"malformed", "oversized", "another's name", "oversized report", "report of nonsense", "another tenant's instance"}},
+	{"messages", 0, 0, []string{"malformed", "oversized", "another's name", "oversized report", "report of nonsense",
+		"another tenant's instance"}},
 	{"rapid-reset", 0, 0, []string{"rapid reset"}},
 	{"headers", 0, 0, []string{"continuation flood", "huge headers"}},
 	{"settings", 0, 0, []string{"settings flood"}},
@@ -421,8 +445,9 @@ func nonceKinds() (kinds []string) {
 	return kinds
 }
 
-// BenchmarkHostile: the same as BenchmarkPowerOff, undisturbed and under one sort of attack after the other; and how long an agent takes to come: connection,
-// handshake and a call. Each is a sub-benchmark, so that one may be measured alone: Hostile/settings.
+// BenchmarkHostile: the same as BenchmarkPowerOff, undisturbed and under one sort of attack after the other; and how
+// long an agent takes to come: connection, handshake and a call. Each is a sub-benchmark, so that one may be measured
+// alone: Hostile/settings.
 func BenchmarkHostile(b *testing.B) {
 	p := newPrey(b, 1000)
 	measure := func(name string, silent, slow int, kinds ...string) {
@@ -448,8 +473,10 @@ func BenchmarkHostile(b *testing.B) {
 				}
 				percentiles(b, "loss", losses)
 				percentiles(b, "visit", visits)
-				b.Logf("%d losses, p50 %s, p99 %s; %d visits, p50 %s, p99 %s; in %s from %s; late %v", len(losses), losses[len(losses)/2], losses[len(losses)*99/100],
-					len(visits), visits[len(visits)/2], visits[len(visits)*99/100], time.Since(began).Round(time.Second), began.Format(time.TimeOnly), late)
+				b.Logf("%d losses, p50 %s, p99 %s; %d visits, p50 %s, p99 %s; in %s from %s; late %v", len(losses),
+					losses[len(losses)/2], losses[len(losses)*99/100],
+					len(visits), visits[len(visits)/2], visits[len(visits)*99/100],
+					time.Since(began).Round(time.Second), began.Format(time.TimeOnly), late)
 				judge(b, stop(), nil)
 			}
 		})

@@ -54,12 +54,13 @@ type usage struct {
 	Resident, Anonymous, Peak int64         // bytes, proc_pid_status(5): VmRSS, RssAnon, VmHWM
 	CPU, System               time.Duration // of CPU time: all of it, and the kernel's part
 	Heap, Stacks, Live, Next  uint64        // bytes: runtime.MemStats HeapInuse, StackInuse, HeapAlloc, NextGC
-	Idle, Other               uint64        // bytes: what the heap holds and does not use, what the runtime needs for itself
-	Mallocs, Allocated        uint64
-	GCs                       uint32
-	GCCPU                     float64
-	Goroutines                int
-	Written                   int64 // bytes sent to the storage layer, proc_pid_io(5): write_bytes
+	// bytes: what the heap holds and does not use, what the runtime needs for itself
+	Idle, Other        uint64
+	Mallocs, Allocated uint64
+	GCs                uint32
+	GCCPU              float64
+	Goroutines         int
+	Written            int64 // bytes sent to the storage layer, proc_pid_io(5): write_bytes
 }
 
 func measure() (u usage, err error) {
@@ -71,7 +72,8 @@ func measure() (u usage, err error) {
 	if err != nil {
 		return u, err
 	}
-	for field, to := range map[string]*int64{"VmRSS:": &u.Resident, "RssAnon:": &u.Anonymous, "VmHWM:": &u.Peak, "write_bytes:": &u.Written} {
+	for field, to := range map[string]*int64{"VmRSS:": &u.Resident, "RssAnon:": &u.Anonymous, "VmHWM:": &u.Peak,
+		"write_bytes:": &u.Written} {
 		for line := range strings.Lines(string(status) + string(traffic)) {
 			if rest, ok := strings.CutPrefix(line, field); ok {
 				if _, err := fmt.Sscan(rest, to); err != nil {
@@ -91,8 +93,10 @@ func measure() (u usage, err error) {
 	u.CPU = time.Duration(spent.Utime.Nano() + spent.Stime.Nano())
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
-	u.Heap, u.Stacks, u.Live, u.Next, u.GCs, u.GCCPU = stats.HeapInuse, stats.StackInuse, stats.HeapAlloc, stats.NextGC, stats.NumGC, stats.GCCPUFraction
-	u.Idle, u.Other = stats.HeapIdle-stats.HeapReleased, stats.GCSys+stats.MSpanSys+stats.MCacheSys+stats.BuckHashSys+stats.OtherSys
+	u.Heap, u.Stacks, u.Live, u.Next, u.GCs, u.GCCPU = stats.HeapInuse, stats.StackInuse, stats.HeapAlloc, stats.NextGC,
+		stats.NumGC, stats.GCCPUFraction
+	u.Idle, u.Other = stats.HeapIdle-stats.HeapReleased, stats.GCSys+stats.MSpanSys+stats.MCacheSys+stats.BuckHashSys+
+		stats.OtherSys
 	u.Mallocs, u.Allocated = stats.Mallocs, stats.TotalAlloc
 	u.Goroutines = runtime.NumGoroutine()
 	return u, nil
@@ -116,8 +120,10 @@ func runServer(in io.Reader, out io.Writer) error {
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte(encryptionKey), nil
 			}},
-			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context, server.Setup) (server.Machine, error) {
-				return server.Machine{Provider: distant{at.Edges, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}, ID: "bench"}, nil
+			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
+				server.Setup) (server.Machine, error) {
+				return server.Machine{Provider: distant{at.Edges, &http.Client{
+					Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}, ID: "bench"}, nil
 			}}},
 		})
 	}()
@@ -209,10 +215,14 @@ func startDaemon(b testing.TB, store objstore.Store, provider infra.Provider, he
 	}
 	edge := &http.Server{Handler: edges{store, provider}}
 	go func() { _ = edge.Serve(listener) }()
-	in, out, wait := startSelf(b, serverEnv, "AWS_ACCESS_KEY_ID=bench", "AWS_SECRET_ACCESS_KEY=bench", "AWS_REGION=us-east-1",
+	in, out, wait := startSelf(b, serverEnv, "AWS_ACCESS_KEY_ID=bench", "AWS_SECRET_ACCESS_KEY=bench",
+		"AWS_REGION=us-east-1",
 		"AWS_CONFIG_FILE="+os.DevNull, "AWS_SHARED_CREDENTIALS_FILE="+os.DevNull)
-	d := &daemon{in: in, wait: wait, encoder: json.NewEncoder(in), decoder: json.NewDecoder(out), stop: func() { _ = edge.Close() }}
-	if err := d.encoder.Encode(post{Dir: b.TempDir(), Health: health, Edges: "http://" + listener.Addr().String()}); err != nil {
+	d := &daemon{in: in, wait: wait, encoder: json.NewEncoder(in), decoder: json.NewDecoder(out), stop: func() {
+		_ = edge.Close()
+	}}
+	if err := d.encoder.Encode(post{Dir: b.TempDir(), Health: health, Edges: "http://" +
+		listener.Addr().String()}); err != nil {
 		b.Fatal(err)
 	}
 	return d

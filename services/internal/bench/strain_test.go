@@ -13,14 +13,16 @@ import (
 	"time"
 )
 
-// strain is what has been spent up to a moment: of two, the difference says why something took long. The server is in this process.
+// strain is what has been spent up to a moment: of two, the difference says why something took long. The server is in
+// this process.
 type strain struct {
-	at       time.Time
-	cpu      time.Duration // of this process
-	delayed  time.Duration // how long threads of this process were ready and another had the core: proc(5), schedstat
-	softirq  time.Duration // of the whole machine, packets on the loopback among it, if the kernel tells it from what it interrupted
-	accepted uint64        // TCP connections of the whole machine: SNMP's PassiveOpens, RFC 4022
-	segments uint64        // InSegs, likewise
+	at      time.Time
+	cpu     time.Duration // of this process
+	delayed time.Duration // how long threads of this process were ready and another had the core: proc(5), schedstat
+	// of the whole machine, packets on the loopback among it, if the kernel tells it from what it interrupted
+	softirq  time.Duration
+	accepted uint64 // TCP connections of the whole machine: SNMP's PassiveOpens, RFC 4022
+	segments uint64 // InSegs, likewise
 	runtime  []metrics.Sample
 }
 
@@ -34,7 +36,8 @@ const (
 )
 
 func strainNow() strain {
-	s := strain{at: time.Now(), runtime: []metrics.Sample{{Name: "/sched/latencies:seconds"}, {Name: "/gc/cycles/total:gc-cycles"}, {Name: "/cpu/classes/gc/total:cpu-seconds"},
+	s := strain{at: time.Now(), runtime: []metrics.Sample{{Name: "/sched/latencies:seconds"},
+		{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/cpu/classes/gc/total:cpu-seconds"},
 		{Name: "/cpu/classes/gc/mark/assist:cpu-seconds"}, {Name: "/gc/heap/allocs:bytes"}}}
 	metrics.Read(s.runtime)
 	var spent syscall.Rusage
@@ -52,7 +55,8 @@ func strainNow() strain {
 	if text, err := os.ReadFile("/proc/stat"); err == nil {
 		var name string
 		var ticks [7]int64
-		_, _ = fmt.Sscan(string(text), &name, &ticks[0], &ticks[1], &ticks[2], &ticks[3], &ticks[4], &ticks[5], &ticks[6])
+		_, _ = fmt.Sscan(string(text), &name, &ticks[0], &ticks[1], &ticks[2], &ticks[3], &ticks[4], &ticks[5],
+			&ticks[6])
 		s.softirq = time.Duration(ticks[6]) * 10 * time.Millisecond // proc_stat(5): 1/100 s
 	}
 	s.accepted, s.segments = snmp("PassiveOpens"), snmp("InSegs")
@@ -101,10 +105,15 @@ func (s strain) since(before strain) string {
 		}
 		return 0
 	}
-	return fmt.Sprintf("%.1f s: %.2f cores, threads delayed %.2f s/s, softirq %.2f cores, %.0f connections/s, %.0f segments/s; runnable goroutines waited p99 %s, p99.9 %s, most %s; "+
-		"%.0f collections, %.2f cores of them, assist %.2f; %.1f MiB/s allocated", seconds, (s.cpu-before.cpu).Seconds()/seconds, (s.delayed-before.delayed).Seconds()/seconds,
-		(s.softirq-before.softirq).Seconds()/seconds, float64(s.accepted-before.accepted)/seconds, float64(s.segments-before.segments)/seconds,
-		quantile(0.99), quantile(0.999), quantile(1), number(collections), float(collectorCPU)/seconds, float(assistCPU)/seconds, number(allocated)/seconds/(1<<20))
+	return fmt.Sprintf(
+		"%.1f s: %.2f cores, threads delayed %.2f s/s, softirq %.2f cores, %.0f connections/s, %.0f segments/s; "+
+			"runnable goroutines waited p99 %s, p99.9 %s, most %s; "+
+			"%.0f collections, %.2f cores of them, assist %.2f; %.1f MiB/s allocated", seconds,
+		(s.cpu-before.cpu).Seconds()/seconds, (s.delayed-before.delayed).Seconds()/seconds,
+		(s.softirq-before.softirq).Seconds()/seconds, float64(s.accepted-before.accepted)/seconds,
+		float64(s.segments-before.segments)/seconds,
+		quantile(0.99), quantile(0.999), quantile(1), number(collections), float(collectorCPU)/seconds,
+		float(assistCPU)/seconds, number(allocated)/seconds/(1<<20))
 }
 
 // profileCPU profiles this process until the function that it returns is called, if BENCH_PROFILE names a directory.

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// recorder keeps the last seconds of this process's execution trace, if BENCH_TRACE names a directory. A nil one does nothing.
+// recorder keeps the last seconds of this process's execution trace, if BENCH_TRACE names a directory. A nil one does
+// nothing.
 type recorder struct {
 	flight *trace.FlightRecorder
 	dir    string
@@ -29,7 +30,8 @@ func startRecorder() *recorder {
 	if dir == "" {
 		return nil
 	}
-	r := &recorder{dir: dir, flight: trace.NewFlightRecorder(trace.FlightRecorderConfig{MinAge: time.Second, MaxBytes: 256 << 20})}
+	r := &recorder{dir: dir, flight: trace.NewFlightRecorder(trace.FlightRecorderConfig{MinAge: time.Second,
+		MaxBytes: 256 << 20})}
 	if err := r.flight.Start(); err != nil {
 		panic(err)
 	}
@@ -46,7 +48,8 @@ func (r *recorder) slow(f *fleet, at sending, entered time.Time) {
 	}
 	defer r.mu.Unlock()
 	r.n++
-	fmt.Fprintf(os.Stderr, "loss %d: began %s, wrote after %s, entered after %s\n", r.n, at.began.Format("15:04:05.000000"), at.wrote.Sub(at.began), entered.Sub(at.began))
+	fmt.Fprintf(os.Stderr, "loss %d: began %s, wrote after %s, entered after %s\n", r.n,
+		at.began.Format("15:04:05.000000"), at.wrote.Sub(at.began), entered.Sub(at.began))
 	if r.n <= slowLosses {
 		f.orders <- order{Op: "trace", ID: filepath.Join(r.dir, fmt.Sprintf("agents-%d.trace", r.n))}
 		r.write(filepath.Join(r.dir, fmt.Sprintf("server-%d.trace", r.n)))

@@ -1,8 +1,8 @@
-// Package cache owns the server's SQLite file, a projection of what the server knows: the merged groups and the public keys that agents
-// handed in.
+// Package cache owns the server's SQLite file, a projection of what the server knows: the merged groups and the public
+// keys that agents handed in.
 //
-// Invariant: nothing in it is the only copy of anything that cannot be asked for again. The file may be corrupt, of another version, or
-// deleted while the server runs: it is then thrown away and made anew, empty.
+// Invariant: nothing in it is the only copy of anything that cannot be asked for again. The file may be corrupt, of
+// another version, or deleted while the server runs: it is then thrown away and made anew, empty.
 package cache
 
 import (
@@ -20,7 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// version of the schema; a file of any other is thrown away. The application ID keeps us from doing that to somebody else's database.
+// version of the schema; a file of any other is thrown away. The application ID keeps us from doing that to somebody
+// else's database.
 const (
 	version     = 1
 	application = 0x6e737463 // "nstc"
@@ -53,8 +54,8 @@ type Key struct {
 // Path is where the database is inside the server's cache directory.
 func Path(dir string) string { return filepath.Join(dir, "db", "nstance.db") }
 
-// Cache is the open database. Its methods are safe for concurrent use, one at a time. An error means that the cache could not be made anew
-// either: it may be logged and otherwise ignored.
+// Cache is the open database. Its methods are safe for concurrent use, one at a time. An error means that the cache
+// could not be made anew either: it may be logged and otherwise ignored.
 type Cache struct {
 	path string
 
@@ -64,8 +65,9 @@ type Cache struct {
 	closed bool
 }
 
-// Open opens the database at path and makes it, with its directory, where there is none. A file that is corrupt or of another version of
-// this program is thrown away. The error says what is in the way: a directory, missing rights, another program's database.
+// Open opens the database at path and makes it, with its directory, where there is none. A file that is corrupt or of
+// another version of this program is thrown away. The error says what is in the way: a directory, missing rights,
+// another program's database.
 func Open(ctx context.Context, path string) (*Cache, error) {
 	c := &Cache{path: path}
 	if err := c.open(ctx); err != nil {
@@ -97,13 +99,15 @@ func (c *Cache) ReplaceGroups(ctx context.Context, groups []Group) error {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM "groups"`); err != nil {
 			return err
 		}
-		insert, err := tx.PrepareContext(ctx, `INSERT INTO "groups" (tenant, name, json, runtime_hash, infra_hash) VALUES (?, ?, ?, ?, ?)`)
+		insert, err := tx.PrepareContext(ctx,
+			`INSERT INTO "groups" (tenant, name, json, runtime_hash, infra_hash) VALUES (?, ?, ?, ?, ?)`)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = insert.Close() }()
 		for _, g := range groups {
-			if _, err := insert.ExecContext(ctx, g.Tenant, g.Name, string(g.JSON), g.RuntimeHash, g.InfraHash); err != nil {
+			if _, err := insert.ExecContext(ctx, g.Tenant, g.Name, string(g.JSON), g.RuntimeHash,
+				g.InfraHash); err != nil {
 				return fmt.Errorf("%s/%s: %w", g.Tenant, g.Name, err)
 			}
 		}
@@ -113,16 +117,18 @@ func (c *Cache) ReplaceGroups(ctx context.Context, groups []Group) error {
 
 // Groups returns all groups, sorted by tenant and name.
 func (c *Cache) Groups(ctx context.Context) ([]Group, error) {
-	return read(ctx, c, `SELECT tenant, name, json, runtime_hash, infra_hash FROM "groups" ORDER BY tenant, name`, nil, func(rows *sql.Rows) (g Group, err error) {
-		return g, rows.Scan(&g.Tenant, &g.Name, &g.JSON, &g.RuntimeHash, &g.InfraHash)
-	})
+	return read(ctx, c, `SELECT tenant, name, json, runtime_hash, infra_hash FROM "groups" ORDER BY tenant, name`, nil,
+		func(rows *sql.Rows) (g Group, err error) {
+			return g, rows.Scan(&g.Tenant, &g.Name, &g.JSON, &g.RuntimeHash, &g.InfraHash)
+		})
 }
 
 // PutKeys stores public keys of an instance, over those of the same names.
 func (c *Cache) PutKeys(ctx context.Context, instance ident.ID, keys []Key) error {
 	return c.write(ctx, "put keys", func(tx *sql.Tx) error {
 		for _, key := range keys {
-			if _, err := tx.ExecContext(ctx, `INSERT OR REPLACE INTO public_keys (instance, name, pkix) VALUES (?, ?, ?)`,
+			if _, err := tx.ExecContext(ctx,
+				`INSERT OR REPLACE INTO public_keys (instance, name, pkix) VALUES (?, ?, ?)`,
 				instance.Storage(), key.Name, key.PKIX); err != nil {
 				return err
 			}
@@ -133,9 +139,10 @@ func (c *Cache) PutKeys(ctx context.Context, instance ident.ID, keys []Key) erro
 
 // Keys returns an instance's public keys, sorted by name.
 func (c *Cache) Keys(ctx context.Context, instance ident.ID) ([]Key, error) {
-	return read(ctx, c, `SELECT name, pkix FROM public_keys WHERE instance = ? ORDER BY name`, []any{instance.Storage()}, func(rows *sql.Rows) (k Key, err error) {
-		return k, rows.Scan(&k.Name, &k.PKIX)
-	})
+	return read(ctx, c, `SELECT name, pkix FROM public_keys WHERE instance = ? ORDER BY name`,
+		[]any{instance.Storage()}, func(rows *sql.Rows) (k Key, err error) {
+			return k, rows.Scan(&k.Name, &k.PKIX)
+		})
 }
 
 // DeleteKeys forgets an instance's public keys.
@@ -146,11 +153,13 @@ func (c *Cache) DeleteKeys(ctx context.Context, instance ident.ID) error {
 	})
 }
 
-// KeepKeys forgets the public keys of all instances but those that keep reports true for, and of rows that are no instance's.
+// KeepKeys forgets the public keys of all instances but those that keep reports true for, and of rows that are no
+// instance's.
 func (c *Cache) KeepKeys(ctx context.Context, keep func(instance ident.ID) bool) error {
-	rows, err := read(ctx, c, `SELECT DISTINCT instance FROM public_keys`, nil, func(rows *sql.Rows) (instance string, err error) {
-		return instance, rows.Scan(&instance)
-	})
+	rows, err := read(ctx, c, `SELECT DISTINCT instance FROM public_keys`, nil,
+		func(rows *sql.Rows) (instance string, err error) {
+			return instance, rows.Scan(&instance)
+		})
 	if err != nil {
 		return err
 	}
@@ -181,7 +190,8 @@ func (c *Cache) write(ctx context.Context, what string, fn func(*sql.Tx) error) 
 	})
 }
 
-func read[T any](ctx context.Context, c *Cache, query string, args []any, scan func(*sql.Rows) (T, error)) (out []T, err error) {
+func read[T any](ctx context.Context, c *Cache, query string, args []any, scan func(*sql.Rows) (T, error)) (out []T,
+	err error) {
 	err = c.attempt(ctx, "read", func(db *sql.DB) error {
 		out = nil
 		rows, err := db.QueryContext(ctx, query, args...)
@@ -201,8 +211,8 @@ func read[T any](ctx context.Context, c *Cache, query string, args []any, scan f
 	return out, err
 }
 
-// attempt calls fn with the database. Whatever is wrong with it, SQLite's own damage, a file that was deleted or moved, a full disk
-// that is no longer full, is met by making it anew, once.
+// attempt calls fn with the database. Whatever is wrong with it, SQLite's own damage, a file that was deleted or moved,
+// a full disk that is no longer full, is met by making it anew, once.
 func (c *Cache) attempt(ctx context.Context, what string, fn func(*sql.DB) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -276,7 +286,8 @@ var errForeign = errors.New("it is another program's database")
 // connect opens the file, checks that it is whole and of this version, and fills in the schema where it is empty.
 func connect(ctx context.Context, path string) (*sql.DB, error) {
 	// One connection: one writer. What a power cut takes may be asked for again, so nothing waits for the disk.
-	db, err := sql.Open("sqlite", "file:"+escape(path)+"?_pragma=busy_timeout(2000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_pragma=cache_size(-1024)")
+	db, err := sql.Open("sqlite", "file:"+escape(path)+
+		"?_pragma=busy_timeout(2000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_pragma=cache_size(-1024)")
 	if err != nil {
 		return nil, err
 	}
@@ -298,7 +309,8 @@ func prepare(ctx context.Context, db *sql.DB) error {
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, fmt.Sprintf("%s PRAGMA application_id = %d; PRAGMA user_version = %d;", schema, application, version)); err != nil {
+		if _, err := tx.ExecContext(ctx, fmt.Sprintf("%s PRAGMA application_id = %d; PRAGMA user_version = %d;", schema,
+			application, version)); err != nil {
 			return errors.Join(err, tx.Rollback())
 		}
 		return tx.Commit()

@@ -163,7 +163,8 @@ func TestDamagedFilesAreThrownAway(t *testing.T) {
 		flipped[i] ^= 0x55
 	}
 	for name, content := range map[string][]byte{
-		"empty": {}, "garbage": garbage, "truncated": good[:len(good)/2], "cut in the header": good[:50], "flipped": flipped,
+		"empty": {}, "garbage": garbage, "truncated": good[:len(good)/2], "cut in the header": good[:50],
+		"flipped":            flipped,
 		"header and garbage": append(append([]byte(nil), good[:100]...), garbage...),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -228,7 +229,8 @@ func TestOtherThingsAreLeftAlone(t *testing.T) {
 	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{directory: "not a file", foreign: "another program's", Path(blocked): "not a directory"} {
+	for path, want := range map[string]string{directory: "not a file", foreign: "another program's",
+		Path(blocked): "not a directory"} {
 		_, err := Open(context.Background(), path)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", path, err, want)
@@ -262,7 +264,8 @@ func TestDeletedWhileRunning(t *testing.T) {
 	for worker := range 4 {
 		wg.Go(func() {
 			for n := range 25 {
-				if err := c.PutKeys(context.Background(), instance(t, int64(worker)+100), []Key{{fmt.Sprintf("%d.pub", n), []byte{1}}}); err != nil {
+				if err := c.PutKeys(context.Background(), instance(t, int64(worker)+100),
+					[]Key{{fmt.Sprintf("%d.pub", n), []byte{1}}}); err != nil {
 					t.Error(err)
 				}
 			}

@@ -7,7 +7,8 @@ import (
 
 // However a provider spells an address, a record can hold what is made of it: the canonical form, or nothing.
 func FuzzAddress(f *testing.F) {
-	for _, text := range []string{"10.0.0.1", "FD00::0001", "fe80::1%eth0", "::ffff:10.0.0.1", "", "10.0.0.256", "10.0.0.1/24", " 10.0.0.1", "1.2.3.4\x00"} {
+	for _, text := range []string{"10.0.0.1", "FD00::0001", "fe80::1%eth0", "::ffff:10.0.0.1", "", "10.0.0.256",
+		"10.0.0.1/24", " 10.0.0.1", "1.2.3.4\x00"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -39,7 +39,8 @@ func (x *Executor) eachBalancer(ctx context.Context, id ident.ID, in bool) error
 	case !ok && !in:
 		return nil // it never was in any
 	case !ok:
-		return infra.Errorf(infra.Invalid, "register "+id.String(), "the shard's provider has no load balancers, group %s names %d", group.GroupKey,
+		return infra.Errorf(infra.Invalid, "register "+id.String(),
+			"the shard's provider has no load balancers, group %s names %d", group.GroupKey,
 			len(group.LoadBalancers))
 	}
 	vm, _ := x.World.VM(id)

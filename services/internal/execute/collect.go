@@ -29,7 +29,8 @@ func (x *Executor) Collect(ctx context.Context, action plan.Action) bool {
 		err = fmt.Errorf("action %q is not one of a sweep's", action.Kind)
 	}
 	if err != nil && ctx.Err() == nil {
-		x.Log.Warn("collection failed", "action", string(action.Kind), "instance", action.Instance.String(), "error", err)
+		x.Log.Warn("collection failed", "action", string(action.Kind), "instance", action.Instance.String(), "error",
+			err)
 	}
 	return err == nil
 }
@@ -100,7 +101,8 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 	return nil
 }
 
-// settle ends the uncertainty of a reservation that is left over: its VM exists and is adopted, or it becomes a tombstone.
+// settle ends the uncertainty of a reservation that is left over: its VM exists and is adopted, or it becomes a
+// tombstone.
 func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	left, ok := x.World.Leftover(action.Instance)
 	if !ok {
@@ -142,7 +144,8 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	return nil
 }
 
-// settleUsed ends the uncertainty of an instance whose create call of this term ended without an answer that could be recorded.
+// settleUsed ends the uncertainty of an instance whose create call of this term ended without an answer that could be
+// recorded.
 func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	asked := x.Env.Now()
 	vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)

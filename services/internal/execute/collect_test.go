@@ -24,7 +24,8 @@ func (b *bench) stray() infra.VM {
 
 func (b *bench) collect(kind plan.Kind, vm infra.VM) bool {
 	b.t.Helper()
-	return b.Collect(b.t.Context(), plan.Action{Kind: kind, Instance: vm.Tags.Instance, ProviderID: vm.ProviderID, Reason: "test"})
+	return b.Collect(b.t.Context(), plan.Action{Kind: kind, Instance: vm.Tags.Instance, ProviderID: vm.ProviderID,
+		Reason: "test"})
 }
 
 func TestConfirmOrphan(t *testing.T) {
@@ -33,7 +34,8 @@ func TestConfirmOrphan(t *testing.T) {
 		if !b.collect(plan.ConfirmOrphan, vm) {
 			t.Error("it went wrong")
 		}
-		if s := b.World.ShardSnapshot(); len(s.Strays[0].Reads) != 1 || s.Strays[0].Reads[0] != time.Now() || s.Strays[0].Busy {
+		if s := b.World.ShardSnapshot(); len(s.Strays[0].Reads) != 1 || s.Strays[0].Reads[0] != time.Now() ||
+			s.Strays[0].Busy {
 			t.Errorf("%+v", s.Strays)
 		}
 		b.storeFault = func(mem.Request) mem.Fault { return mem.Fault{Err: errTest} }
@@ -47,13 +49,16 @@ func TestConfirmOrphan(t *testing.T) {
 
 		// It has a record after all, one that no list has shown.
 		id := vm.Tags.Instance
-		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 2, Term: 3, ReservedTerm: 3, Writer: "w",
-			Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Group: workers.Group, Kind: "wrk", CreatedAt: time.Now().UTC(),
+		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 2, Term: 3,
+			ReservedTerm: 3, Writer: "w",
+			Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Group: workers.Group, Kind: "wrk",
+			CreatedAt:  time.Now().UTC(),
 			ProviderID: vm.ProviderID}, "")
 		if !b.collect(plan.ConfirmOrphan, vm) {
 			t.Error("it went wrong")
 		}
-		if view := b.view(id); view.Record.State != record.Created || view.Plan.Provider.Value != plan.ProviderRunning || len(b.World.ShardSnapshot().Strays) != 0 {
+		if view := b.view(id); view.Record.State != record.Created ||
+			view.Plan.Provider.Value != plan.ProviderRunning || len(b.World.ShardSnapshot().Strays) != 0 {
 			t.Errorf("%+v", view)
 		}
 	})
@@ -64,13 +69,16 @@ func TestConfirmOrphanOfAReservation(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		vm := b.stray()
 		id := vm.Tags.Instance
-		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 3, ReservedTerm: 3, Writer: "w",
-			Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Kind: "wrk", CreatedAt: time.Now().UTC()}, "")
+		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 3,
+			ReservedTerm: 3, Writer: "w",
+			Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Kind: "wrk",
+			CreatedAt: time.Now().UTC()}, "")
 		if !b.collect(plan.ConfirmOrphan, vm) {
 			t.Error("it went wrong")
 		}
 		rec, err := b.Update(t.Context(), id, func(r *record.Instance) { r.Hostname = "new" })
-		if err != nil || rec.State != record.Created || rec.Group != workers.Group || rec.ProviderID != vm.ProviderID || rec.Revision != 2 {
+		if err != nil || rec.State != record.Created || rec.Group != workers.Group || rec.ProviderID != vm.ProviderID ||
+			rec.Revision != 2 {
 			t.Errorf("%+v, %v", rec, err)
 		}
 		b.wantState(id, record.Created)
@@ -116,7 +124,8 @@ func TestTerminateStray(t *testing.T) {
 		if s := b.World.ShardSnapshot(); len(s.Strays) != 0 {
 			t.Errorf("%+v: it would be asked for again at once", s.Strays)
 		}
-		if rec := b.read(id); rec.Revision != 1 || rec.Group != workers.Group || rec.ProviderID != vm.ProviderID || rec.DeleteReason != "test" {
+		if rec := b.read(id); rec.Revision != 1 || rec.Group != workers.Group || rec.ProviderID != vm.ProviderID ||
+			rec.DeleteReason != "test" {
 			t.Errorf("%+v", rec)
 		}
 	})
@@ -127,8 +136,10 @@ func TestTerminateStrayWithARecord(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		vm := b.stray()
 		id := vm.Tags.Instance
-		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 2, Term: term, ReservedTerm: term, Writer: "w",
-			Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Group: workers.Group, Kind: "wrk", CreatedAt: time.Now().UTC(),
+		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 2, Term: term,
+			ReservedTerm: term, Writer: "w",
+			Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Group: workers.Group, Kind: "wrk",
+			CreatedAt:  time.Now().UTC(),
 			ProviderID: vm.ProviderID}, "")
 		if !b.collect(plan.TerminateStray, vm) || b.made(mock.Delete) != nil {
 			t.Error("it is terminated")
@@ -143,8 +154,10 @@ func TestSettle(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		leave := func(id func() infra.VM) infra.VM {
 			vm := id()
-			rec := record.Instance{Schema: record.InstanceSchema, ID: vm.Tags.Instance, State: record.Reserved, Revision: 1, Term: 3, ReservedTerm: 3, Writer: "w",
-				Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Kind: "wrk", CreatedAt: time.Now().UTC()}
+			rec := record.Instance{Schema: record.InstanceSchema, ID: vm.Tags.Instance, State: record.Reserved,
+				Revision: 1, Term: 3, ReservedTerm: 3, Writer: "w",
+				Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Kind: "wrk",
+				CreatedAt: time.Now().UTC()}
 			b.World.AddLeftover(shardstate.Reservation{Record: rec, Token: b.write(rec, "")})
 			return vm
 		}
@@ -167,7 +180,8 @@ func TestSettle(t *testing.T) {
 			t.Error("not settled")
 		}
 		rec := b.read(adopted.Tags.Instance)
-		if rec.State != record.Created || rec.Term != term || rec.ReservedTerm != 3 || rec.Group != workers.Group || rec.ProviderID != adopted.ProviderID ||
+		if rec.State != record.Created || rec.Term != term || rec.ReservedTerm != 3 || rec.Group != workers.Group ||
+			rec.ProviderID != adopted.ProviderID ||
 			rec.IPv4 != "10.0.0.1" || rec.Revision != 2 || rec.Writer != "me" {
 			t.Errorf("%+v", rec)
 		}
@@ -226,7 +240,8 @@ func TestSettleUsed(t *testing.T) {
 		}
 		b.wantState(found, record.Created)
 		b.wantState(lost, record.Deleted)
-		if view := b.view(found); view.Plan.Provider.Value != plan.ProviderRunning || view.Record.ProviderID != "vm-"+found.String() {
+		if view := b.view(found); view.Plan.Provider.Value != plan.ProviderRunning || view.Record.ProviderID != "vm-"+
+			found.String() {
 			t.Errorf("%+v", view.Plan)
 		}
 		if b.backoff().Failures != 1 {

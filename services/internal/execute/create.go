@@ -45,7 +45,8 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 		return
 	}
 	places, refused := x.placements(group, group.InstanceType)
-	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, refused: expectAgain, begun: x.Env.Now()})
+	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, refused: expectAgain,
+		begun: x.Env.Now()})
 	backoffKey := shardstate.ErrorKey{Kind: "provider", Tenant: key.Tenant, Group: key.Group}
 	switch {
 	case err == nil:
@@ -60,11 +61,12 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	}
 }
 
-// CreateOnDemand makes one on-demand instance under the given ID, which the caller chose or had made and which has no record yet
-// (*clusterstate.SupersededError if it has one). It returns once the VM is asked for and recorded, or definitely refused: then the ID is dead.
-// While no placement is worth a try (ErrNoCapacity) nothing is written, and the same ID will do later. ctx is the leader's own: who asked
-// may go away in the middle.
-func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string, vars map[string]string) error {
+// CreateOnDemand makes one on-demand instance under the given ID, which the caller chose or had made and which has no
+// record yet (*clusterstate.SupersededError if it has one). It returns once the VM is asked for and recorded, or
+// definitely refused: then the ID is dead. While no placement is worth a try (ErrNoCapacity) nothing is written, and
+// the same ID will do later. ctx is the leader's own: who asked may go away in the middle.
+func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string,
+	vars map[string]string) error {
 	if instanceType == "" {
 		instanceType = group.InstanceType
 	}
@@ -82,7 +84,9 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 	reservation, used := shardstate.Reservation{Record: rec, Token: token}, false
 	// One try: its ID is the caller's, there is no second one to try another placement with.
 	err = x.attempt(ctx, group, places[:1], refused, order{onDemand: &reservation,
-		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() { used = true }, refused: func() {}, begun: x.Env.Now()})
+		action: plan.Action{Kind: plan.Create, Reason: "on demand"}, known: func() {
+			used = true
+		}, refused: func() {}, begun: x.Env.Now()})
 	if !used {
 		x.World.AddLeftover(reservation) // nothing was asked for under it: collection makes it a tombstone
 	}
@@ -94,13 +98,15 @@ type order struct {
 	action   plan.Action
 	onDemand *shardstate.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
 	known    func()                  // called once the instance is in the World
-	refused  func()                  // called before one is forgotten for want of capacity: until the next placement's is known it must count still
-	begun    time.Time
+	// called before one is forgotten for want of capacity: until the next placement's is known it must count still
+	refused func()
+	begun   time.Time
 }
 
-// attempt tries placements in order until one is not refused for want of capacity. A refusal burns the ID: another placement is other
-// parameters, and those need another token.
-func (x *Executor) attempt(ctx context.Context, group config.Group, places []placement, refused []string, o order) error {
+// attempt tries placements in order until one is not refused for want of capacity. A refusal burns the ID: another
+// placement is other parameters, and those need another token.
+func (x *Executor) attempt(ctx context.Context, group config.Group, places []placement, refused []string,
+	o order) error {
 	for _, place := range places {
 		err := x.place(ctx, group, place, o)
 		if infra.ClassOf(err) != infra.Capacity || err == nil {
@@ -158,8 +164,10 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	x.World.Use(rec, reservation.Token)
 	o.known()
 	request := infra.CreateRequest{
-		Tags: infra.Tags{Owner: x.Owner, Tenant: rec.Tenant, Instance: rec.ID, Term: x.Authority.Term(), InfraHash: rec.InfraHash,
-			Group: rec.Group, Template: rec.Template, Kind: rec.Kind, CreatedAt: rec.CreatedAt, OnDemand: rec.OnDemand},
+		Tags: infra.Tags{Owner: x.Owner, Tenant: rec.Tenant, Instance: rec.ID, Term: x.Authority.Term(),
+			InfraHash: rec.InfraHash,
+			Group:     rec.Group, Template: rec.Template, Kind: rec.Kind, CreatedAt: rec.CreatedAt,
+			OnDemand: rec.OnDemand},
 		Arch: group.Arch, InstanceType: place.instanceType, Subnet: place.subnet,
 		Args: machine.Args, Userdata: machine.Userdata, Hostname: machine.Hostname,
 	}
@@ -169,7 +177,8 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	}
 	vm, err := x.ask(ctx, request)
 	// Told after the call was entered, so that telling is not on the way; the time is that of the call.
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreating, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, At: entered,
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreating, Tenant: rec.Tenant, Group: rec.Group,
+		Instance: rec.ID, At: entered,
 		Reason: o.action.Reason, Replaces: o.action.Replaces})
 	switch {
 	case ctx.Err() != nil:
@@ -193,7 +202,8 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	if err != nil {
 		return fmt.Errorf("record %s: %w", rec.ID, err)
 	}
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreated, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID})
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreated, Tenant: rec.Tenant, Group: rec.Group,
+		Instance: rec.ID})
 	return nil
 }
 
@@ -203,7 +213,8 @@ func created(r *record.Instance, want record.Instance, vm infra.VM) {
 		r.State = record.Created
 	}
 	r.Group, r.Template, r.OnDemand, r.Vars = want.Group, want.Template, want.OnDemand, want.Vars
-	r.InstanceType, r.SubnetID, r.Image, r.InfraHash, r.CreatedAt = want.InstanceType, want.SubnetID, want.Image, want.InfraHash, want.CreatedAt
+	r.InstanceType, r.SubnetID, r.Image, r.InfraHash, r.CreatedAt = want.InstanceType, want.SubnetID, want.Image,
+		want.InfraHash, want.CreatedAt
 	r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 	if r.IPv4 == "" {
 		r.IPv4 = address(vm.IPv4)
@@ -216,7 +227,8 @@ func created(r *record.Instance, want record.Instance, vm infra.VM) {
 	}
 }
 
-// address returns an address in canonical form, or nothing for what is none: a provider's spelling must not spoil a record.
+// address returns an address in canonical form, or nothing for what is none: a provider's spelling must not spoil a
+// record.
 func address(s string) string {
 	addr, err := netip.ParseAddr(s)
 	if err != nil {
@@ -238,7 +250,8 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		switch class := infra.ClassOf(err); {
 		case class == infra.Indeterminate || class == infra.Throttled:
 			ambiguous = true // a client that was throttled may have tried before, and been heard
-			x.World.Raise(shardstate.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group}, fmt.Sprintf("create: %v", err))
+			x.World.Raise(shardstate.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group},
+				fmt.Sprintf("create: %v", err))
 		case class == infra.Conflict || ambiguous:
 			asked := x.Env.Now()
 			vm, findErr := x.Provider.FindByInstance(ctx, x.Owner, request.Tags.Instance)
@@ -268,11 +281,12 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 	}
 }
 
-// errWithdrawn means that the instance was to be deleted, or was lost, before the provider had answered. What came of the calls is looked up by its deletion.
+// errWithdrawn means that the instance was to be deleted, or was lost, before the provider had answered. What came of
+// the calls is looked up by its deletion.
 var errWithdrawn = errors.New("deleted while it was being created")
 
-// burn ends an ID whose creation was definitely refused: its tombstone keeps it from ever living. If its agent registers before that is durable there is a
-// VM all the same, of a call that landed late, and the instance lives.
+// burn ends an ID whose creation was definitely refused: its tombstone keeps it from ever living. If its agent
+// registers before that is durable there is a VM all the same, of a call that landed late, and the instance lives.
 func (x *Executor) burn(ctx context.Context, id ident.ID, why error) {
 	x.Env.Go("burn a refused reservation", func() {
 		now := x.Env.Now()
@@ -330,7 +344,8 @@ func (x *Executor) reserve(ctx context.Context, pool shardstate.Pool) (shardstat
 }
 
 func (x *Executor) reservation(id ident.ID, tenant string) record.Instance {
-	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Cluster: x.Owner.Cluster, Shard: x.Owner.Shard,
+	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Cluster: x.Owner.Cluster,
+		Shard:  x.Owner.Shard,
 		Tenant: tenant, Kind: id.Prefix(), ReservedTerm: x.Authority.Term(), CreatedAt: x.Env.Now().UTC()}
 	x.stamp(&rec)
 	return rec
@@ -384,8 +399,8 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	})
 }
 
-// LookForRoom asks the provider which subnets are full, for the creates to come: they do not wait for it. A provider that cannot say, or does not
-// answer, has room.
+// LookForRoom asks the provider which subnets are full, for the creates to come: they do not wait for it. A provider
+// that cannot say, or does not answer, has room.
 func (x *Executor) LookForRoom(ctx context.Context) {
 	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
 	subnets := x.World.Subnets()

@@ -59,26 +59,32 @@ func TestCreate(t *testing.T) {
 		if len(calls) != 1 {
 			t.Fatalf("%d calls", len(calls))
 		}
-		want := infra.Tags{Owner: owner, Tenant: workers.Tenant, Instance: id, Term: term, InfraHash: "i1", Group: workers.Group, Template: "t", Kind: "wrk",
+		want := infra.Tags{Owner: owner, Tenant: workers.Tenant, Instance: id, Term: term, InfraHash: "i1",
+			Group: workers.Group, Template: "t", Kind: "wrk",
 			CreatedAt: began}
 		request := calls[0].Request
 		if diff := cmp.Diff(want, request.Tags, cmpopts.EquateComparable(ident.ID{})); diff != "" {
 			t.Errorf("tags (-want +got):\n%s", diff)
 		}
-		if request.InstanceType != "small" || request.Subnet != "a" || request.Arch != "amd64" || string(request.Userdata) != "nonce of "+id.String() ||
+		if request.InstanceType != "small" || request.Subnet != "a" || request.Arch != "amd64" ||
+			string(request.Userdata) != "nonce of "+id.String() ||
 			request.Args["a"] != "b" || request.Hostname != "host" || !request.Tags.CreatedAt.Equal(began) {
 			t.Errorf("request %v at %v", request, request.Tags.CreatedAt)
 		}
 		rec := b.read(id)
-		if rec.State != record.Created || rec.Revision != 2 || rec.Writer != "me" || rec.ProviderID == "" || rec.Group != "workers" || rec.InstanceType != "small" ||
-			rec.SubnetID != "a" || rec.Image != "image" || rec.InfraHash != "i1" || rec.IPv4 == "" || rec.Hostname != "host" || rec.LaunchedAt.IsZero() {
+		if rec.State != record.Created || rec.Revision != 2 || rec.Writer != "me" || rec.ProviderID == "" ||
+			rec.Group != "workers" || rec.InstanceType != "small" ||
+			rec.SubnetID != "a" || rec.Image != "image" || rec.InfraHash != "i1" || rec.IPv4 == "" ||
+			rec.Hostname != "host" || rec.LaunchedAt.IsZero() {
 			t.Errorf("%+v", rec)
 		}
-		if view := b.view(id); view.Plan.Work != plan.Idle || view.Plan.Provider.Value != plan.ProviderRunning || view.Plan.Provider.At != began {
+		if view := b.view(id); view.Plan.Work != plan.Idle || view.Plan.Provider.Value != plan.ProviderRunning ||
+			view.Plan.Provider.At != began {
 			t.Errorf("%+v", view.Plan)
 		}
 		b.mu.Lock()
-		if e := b.events[1]; e.Type != shardstate.EventCreating || e.Replaces != old || e.Reason != create.Reason || !e.At.Equal(began) {
+		if e := b.events[1]; e.Type != shardstate.EventCreating || e.Replaces != old || e.Reason != create.Reason ||
+			!e.At.Equal(began) {
 			t.Errorf("%+v", e)
 		}
 		b.mu.Unlock()
@@ -208,8 +214,8 @@ func (b *bench) register(t *testing.T, id ident.ID) {
 	}
 }
 
-// A call that lands late makes a VM after the provider was asked for it in vain. Once its agent has registered nothing is refused: the instance lives, and none
-// is asked for at the next placement.
+// A call that lands late makes a VM after the provider was asked for it in vain. Once its agent has registered nothing
+// is refused: the instance lives, and none is asked for at the next placement.
 func TestCreateLandsLate(t *testing.T) {
 	for name, lost := range map[string]bool{"found then": false, "lost again": true} {
 		t.Run(name, func(t *testing.T) {
@@ -223,7 +229,8 @@ func TestCreateLandsLate(t *testing.T) {
 						return mock.Outcome{Err: infra.Errorf(infra.Capacity, "create", "no room")}
 					case call.Kind == mock.FindByInstance && len(b.made(mock.FindByInstance)) == 1:
 						tags := b.made(mock.Create)[0].Request.Tags
-						if err := b.provider.Plant(infra.VM{ProviderID: "landed-late", Tags: tags, State: infra.Running}); err != nil && !lost {
+						if err := b.provider.Plant(infra.VM{ProviderID: "landed-late", Tags: tags,
+							State: infra.Running}); err != nil && !lost {
 							t.Error(err)
 						}
 						b.register(t, id)
@@ -359,7 +366,8 @@ func TestCreateElsewhere(t *testing.T) {
 		// What was refused is not tried for three minutes.
 		b.calls = nil
 		b.do(create)
-		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.InstanceType != "large" || calls[0].Request.Subnet != "b" {
+		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.InstanceType != "large" ||
+			calls[0].Request.Subnet != "b" {
 			t.Errorf("%v", calls)
 		}
 		b.provider.SetCapacity(mock.Place{Type: "large", Subnet: "b"}, 0)
@@ -378,7 +386,8 @@ func TestCreateElsewhere(t *testing.T) {
 	})
 }
 
-// Between a refusal and the next placement's ID, for which the bucket may take its time, the instance still counts: nobody asks for another in its place.
+// Between a refusal and the next placement's ID, for which the bucket may take its time, the instance still counts:
+// nobody asks for another in its place.
 func TestCreateElsewhereCountsMeanwhile(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		first := b.reserve()
@@ -413,7 +422,8 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 		b.LookForRoom(t.Context())
 		b.do(create)
 		b.wait()
-		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.Subnet != "b" || len(b.made(mock.HasRoom)) != 1 {
+		if calls := b.made(mock.Create); len(calls) != 1 || calls[0].Request.Subnet != "b" ||
+			len(b.made(mock.HasRoom)) != 1 {
 			t.Errorf("%v, asked for room %d times", calls, len(b.made(mock.HasRoom)))
 		}
 		b.script = func(mock.Call) mock.Outcome {
@@ -510,8 +520,10 @@ func TestCreateThatCannotBeRendered(t *testing.T) {
 		b.render = errTest
 		b.do(create)
 		b.wait()
-		if b.World.ReservationsLeft(pool) != execute.ReservePool || len(b.made(mock.Create)) != 0 || b.backoff().Failures != 1 || b.pending() != 0 {
-			t.Errorf("%d reservations, %d calls, back-off %+v, %d pending", b.World.ReservationsLeft(pool), len(b.made(mock.Create)), b.backoff(), b.pending())
+		if b.World.ReservationsLeft(pool) != execute.ReservePool || len(b.made(mock.Create)) != 0 ||
+			b.backoff().Failures != 1 || b.pending() != 0 {
+			t.Errorf("%d reservations, %d calls, back-off %+v, %d pending", b.World.ReservationsLeft(pool),
+				len(b.made(mock.Create)), b.backoff(), b.pending())
 		}
 	})
 }
@@ -528,7 +540,8 @@ func TestCreateForAGroupThatIsGone(t *testing.T) {
 	})
 }
 
-// An instance that is deleted before the provider has answered is not asked for again; its deletion looks what came of the calls.
+// An instance that is deleted before the provider has answered is not asked for again; its deletion looks what came of
+// the calls.
 func TestDeletedWhileCreated(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -550,7 +563,8 @@ func TestDeletedWhileCreated(t *testing.T) {
 		if n := len(b.made(mock.Create)); n != 1 {
 			t.Errorf("asked %d times", n)
 		}
-		if view := b.view(id); view.Record.State != record.Deleting || view.Plan.Work != plan.Idle || b.backoff().Failures != 0 {
+		if view := b.view(id); view.Record.State != record.Deleting || view.Plan.Work != plan.Idle ||
+			b.backoff().Failures != 0 {
 			t.Errorf("%+v, back-off %+v", view.Plan, b.backoff())
 		}
 		b.do(plan.Action{Kind: plan.Terminate, Instance: id})
@@ -573,7 +587,8 @@ func TestRegisteredWhileCreated(t *testing.T) {
 		b.Env.Go("create", func() { b.do(create) })
 		synctest.Wait()
 		if _, err := b.Update(t.Context(), id, func(r *record.Instance) {
-			r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.IPv4 = record.Registered, time.Now(), make([]byte, 32), "n", "10.9.9.9"
+			r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.IPv4 = record.Registered, time.Now(), make([]byte, 32),
+				"n", "10.9.9.9"
 			r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0", 32), NotAfter: time.Now()}
 		}); err != nil {
 			t.Fatal(err)
@@ -581,7 +596,8 @@ func TestRegisteredWhileCreated(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		b.wait()
 		rec := b.read(id)
-		if rec.State != record.Registered || rec.ProviderID == "" || rec.IPv4 != "10.9.9.9" || rec.NonceID != "n" || rec.InstanceType != "small" || rec.LaunchedAt.IsZero() {
+		if rec.State != record.Registered || rec.ProviderID == "" || rec.IPv4 != "10.9.9.9" || rec.NonceID != "n" ||
+			rec.InstanceType != "small" || rec.LaunchedAt.IsZero() {
 			t.Errorf("%+v", rec)
 		}
 	})
@@ -615,14 +631,16 @@ func TestOnDemand(t *testing.T) {
 			t.Fatal(err)
 		}
 		rec := b.read(id)
-		if rec.State != record.Created || !rec.OnDemand || rec.InstanceType != "huge" || rec.Vars["a"] != "b" || rec.ReservedTerm != term {
+		if rec.State != record.Created || !rec.OnDemand || rec.InstanceType != "huge" || rec.Vars["a"] != "b" ||
+			rec.ReservedTerm != term {
 			t.Errorf("%+v", rec)
 		}
 		if calls := b.made(mock.Create); len(calls) != 1 || !calls[0].Request.Tags.OnDemand || calls[0].Instance != id {
 			t.Errorf("%v", calls)
 		}
 		var superseded *clusterstate.SupersededError
-		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.As(err, &superseded) || len(b.made(mock.Create)) != 1 {
+		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.As(err, &superseded) ||
+			len(b.made(mock.Create)) != 1 {
 			t.Errorf("a second time: %v, %d calls", err, len(b.made(mock.Create)))
 		}
 
@@ -630,7 +648,8 @@ func TestOnDemand(t *testing.T) {
 		b.provider.SetCapacity(mock.Place{}, 0)
 		b.calls = nil
 		refused := b.newID()
-		if err := b.CreateOnDemand(t.Context(), group, refused, "", nil); !errors.Is(err, execute.ErrNoCapacity) || len(b.made(mock.Create)) != 1 {
+		if err := b.CreateOnDemand(t.Context(), group, refused, "", nil); !errors.Is(err, execute.ErrNoCapacity) ||
+			len(b.made(mock.Create)) != 1 {
 			t.Errorf("%v after %d calls", err, len(b.made(mock.Create)))
 		}
 		b.wait()
@@ -700,7 +719,8 @@ func TestRefill(t *testing.T) {
 			t.Errorf("%d reservations, standing %v", n, b.standing())
 		}
 		for _, rec := range b.records() {
-			if rec.State != record.Reserved || rec.Group != "" || rec.ReservedTerm != term || rec.Writer != "me" || rec.Tenant != pool.Tenant {
+			if rec.State != record.Reserved || rec.Group != "" || rec.ReservedTerm != term || rec.Writer != "me" ||
+				rec.Tenant != pool.Tenant {
 				t.Errorf("%+v", rec)
 			}
 		}

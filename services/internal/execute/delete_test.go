@@ -22,10 +22,12 @@ func TestMark(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.serving()
 		deadline := time.Now().Add(time.Minute)
-		mark := plan.Action{Kind: plan.Mark, Instance: id, Reason: "it is silent", Cause: "unhealthy", Deadline: deadline}
+		mark := plan.Action{Kind: plan.Mark, Instance: id, Reason: "it is silent", Cause: "unhealthy",
+			Deadline: deadline}
 		b.do(mark)
 		rec := b.read(id)
-		if rec.State != record.Deleting || rec.DeleteReason != mark.Reason || !rec.DeleteDeadline.Equal(deadline) || !rec.DeletingAt.Equal(time.Now()) {
+		if rec.State != record.Deleting || rec.DeleteReason != mark.Reason || !rec.DeleteDeadline.Equal(deadline) ||
+			!rec.DeletingAt.Equal(time.Now()) {
 			t.Errorf("%+v", rec)
 		}
 		b.wantEvents(shardstate.EventPendingDeletion)
@@ -92,7 +94,8 @@ func TestDrain(t *testing.T) {
 		}
 		b.mu.Unlock()
 		view := b.view(id)
-		if !view.Plan.Announced || view.Plan.Failed.Count != 1 || len(b.provider.Members("lb1")) != 1 || len(b.provider.Members("lb2")) != 0 {
+		if !view.Plan.Announced || view.Plan.Failed.Count != 1 || len(b.provider.Members("lb1")) != 1 ||
+			len(b.provider.Members("lb2")) != 0 {
 			t.Errorf("%+v, %v", view.Plan, b.provider.Members("lb2"))
 		}
 	})
@@ -123,12 +126,14 @@ func TestTerminate(t *testing.T) {
 			return mock.Outcome{}
 		}
 		b.do(terminate)
-		if got := b.standing(); !slices.Equal(got, []string{"provider", "storage"}) && !slices.Equal(got, []string{"storage", "provider"}) {
+		if got := b.standing(); !slices.Equal(got, []string{"provider", "storage"}) &&
+			!slices.Equal(got, []string{"storage", "provider"}) {
 			t.Errorf("standing %v", got)
 		}
 		b.script = nil
 		b.do(terminate)
-		if view := b.view(id); view.Plan.TerminateRequested != time.Now() || view.Plan.Failed.Count != 0 || b.standing() != nil {
+		if view := b.view(id); view.Plan.TerminateRequested != time.Now() || view.Plan.Failed.Count != 0 ||
+			b.standing() != nil {
 			t.Errorf("%+v, standing %v", view.Plan, b.standing())
 		}
 		if vm, _ := b.provider.Instance(id); vm.State != infra.Deleting {
@@ -152,12 +157,14 @@ func TestTerminateWithoutProviderID(t *testing.T) {
 		reservation, _, _ := b.World.TakeReservation(pool)
 		rec := reservation.Record
 		rec.Group, rec.Revision = workers.Group, 2
-		rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, time.Now().UTC(), "test", time.Now().UTC()
+		rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, time.Now().UTC(), "test",
+			time.Now().UTC()
 		b.World.PutRecord(rec, b.write(rec, reservation.Token))
 		terminate := plan.Action{Kind: plan.Terminate, Instance: id}
 
 		b.do(terminate)
-		if view := b.view(id); view.Plan.Failed.Count != 1 || view.Plan.Provider.Value == plan.ProviderGone || b.standing() != nil {
+		if view := b.view(id); view.Plan.Failed.Count != 1 || view.Plan.Provider.Value == plan.ProviderGone ||
+			b.standing() != nil {
 			t.Errorf("%+v, standing %v", view.Plan, b.standing()) // tried again, after a while
 		}
 		b.plant(id, infra.Running)
@@ -199,7 +206,8 @@ func TestForget(t *testing.T) {
 		b.wantState(id, record.Registered)
 		b.script = nil
 		b.do(forget)
-		if rec := b.read(id); rec.State != record.Deleted || rec.DeleteReason != forget.Reason || !rec.DeletedAt.Equal(time.Now()) {
+		if rec := b.read(id); rec.State != record.Deleted || rec.DeleteReason != forget.Reason ||
+			!rec.DeletedAt.Equal(time.Now()) {
 			t.Errorf("%+v", rec)
 		}
 		if members := b.provider.Members("lb"); len(members) != 0 || b.standing() != nil {
@@ -211,7 +219,9 @@ func TestForget(t *testing.T) {
 		for _, class := range []infra.Class{infra.NotFound, infra.Denied} {
 			id := b.serving()
 			b.leave(id)
-			b.script = func(call mock.Call) mock.Outcome { return mock.Outcome{Err: infra.Errorf(class, "deregister", "no")} }
+			b.script = func(call mock.Call) mock.Outcome {
+				return mock.Outcome{Err: infra.Errorf(class, "deregister", "no")}
+			}
 			b.do(plan.Action{Kind: plan.Forget, Instance: id, Reason: "its VM is gone"})
 			if rec := b.read(id); rec.State != record.Deleted || rec.DeleteReason != "test" {
 				t.Errorf("%s: %+v", class, rec)
@@ -296,7 +306,8 @@ func TestUpdate(t *testing.T) {
 		setHostname := func(r *record.Instance) { r.Hostname = "new" }
 
 		before := b.read(id)
-		if rec, err := b.Update(t.Context(), id, func(r *record.Instance) {}); err != nil || rec.Revision != before.Revision || b.read(id).Revision != before.Revision {
+		if rec, err := b.Update(t.Context(), id, func(r *record.Instance) {}); err != nil ||
+			rec.Revision != before.Revision || b.read(id).Revision != before.Revision {
 			t.Errorf("no change: %+v, %v", rec, err)
 		}
 
@@ -310,7 +321,8 @@ func TestUpdate(t *testing.T) {
 		}
 
 		// The answer is lost, or comes late.
-		for name, fault := range map[string]mem.Fault{"lost": {Lost: true}, "late": {Late: 3}, "indeterminate": {Err: objstore.ErrIndeterminate}} {
+		for name, fault := range map[string]mem.Fault{"lost": {Lost: true}, "late": {Late: 3},
+			"indeterminate": {Err: objstore.ErrIndeterminate}} {
 			n := 0
 			b.storeFault = func(r mem.Request) mem.Fault {
 				if r.Op == mem.Put {
@@ -321,7 +333,9 @@ func TestUpdate(t *testing.T) {
 				return mem.Fault{}
 			}
 			want := b.read(id).Revision + 1
-			if got, err := b.Update(t.Context(), id, func(r *record.Instance) { r.Hostname = name }); err != nil || got.Hostname != name || b.read(id).Revision != want {
+			if got, err := b.Update(t.Context(), id, func(r *record.Instance) {
+				r.Hostname = name
+			}); err != nil || got.Hostname != name || b.read(id).Revision != want {
 				t.Errorf("%s: %+v, %v", name, got, err)
 			}
 		}
@@ -330,7 +344,9 @@ func TestUpdate(t *testing.T) {
 		// What the caller changes is the caller's copy.
 		_, _ = b.Update(t.Context(), id, func(r *record.Instance) { r.Vars = map[string]string{"a": "b"} })
 		b.storeFault = func(mem.Request) mem.Fault { return mem.Fault{Err: errTest} }
-		if _, err := b.Update(t.Context(), id, func(r *record.Instance) { r.Vars["a"] = "c" }); !errors.Is(err, errTest) {
+		if _, err := b.Update(t.Context(), id, func(r *record.Instance) {
+			r.Vars["a"] = "c"
+		}); !errors.Is(err, errTest) {
 			t.Error(err)
 		}
 		b.storeFault = nil
@@ -364,7 +380,8 @@ func TestUpdateRefused(t *testing.T) {
 		rec, _, _ = b.World.Record(id)
 		rec.Revision = 1
 		b.write(rec, "")
-		if _, err := b.Update(t.Context(), id, change); !errors.As(err, &superseded) || superseded.Record.Revision != 1 {
+		if _, err := b.Update(t.Context(), id, change); !errors.As(err, &superseded) ||
+			superseded.Record.Revision != 1 {
 			t.Errorf("%v: its record is an older one", err)
 		}
 		if _, err := b.Update(t.Context(), b.newID(), change); err == nil {
@@ -374,8 +391,10 @@ func TestUpdateRefused(t *testing.T) {
 }
 
 func TestWork(t *testing.T) {
-	for kind, want := range map[plan.Kind]plan.Work{plan.Mark: plan.MarkingDeleting, plan.Drain: plan.Draining, plan.Terminate: plan.Terminating,
-		plan.Forget: plan.Forgetting, plan.Register: plan.Tending, plan.PushFiles: plan.Tending, plan.Settle: plan.Creating, plan.Ask: plan.Idle} {
+	for kind, want := range map[plan.Kind]plan.Work{plan.Mark: plan.MarkingDeleting, plan.Drain: plan.Draining,
+		plan.Terminate: plan.Terminating,
+		plan.Forget:    plan.Forgetting, plan.Register: plan.Tending, plan.PushFiles: plan.Tending,
+		plan.Settle: plan.Creating, plan.Ask: plan.Idle} {
 		if got := execute.Work(kind); got != want {
 			t.Errorf("%s keeps an instance busy with %v, want %v", kind, got, want)
 		}

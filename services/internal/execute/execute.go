@@ -1,8 +1,8 @@
-// Package execute performs the planner's actions, one at a time each: it writes the intent, checks that this leader may still act, calls
-// the provider, records the result.
+// Package execute performs the planner's actions, one at a time each: it writes the intent, checks that this leader may
+// still act, calls the provider, records the result.
 //
-// Invariants: no VM is asked for before its record is durable; no running VM is terminated before its deletion is; every mutation is made
-// under the leader's authority, destructive ones after a fresh confirmation of it.
+// Invariants: no VM is asked for before its record is durable; no running VM is terminated before its deletion is;
+// every mutation is made under the leader's authority, destructive ones after a fresh confirmation of it.
 package execute
 
 import (
@@ -36,8 +36,8 @@ type Authority interface {
 
 // Store is the durable side of instances.
 type Store interface {
-	// PutInstance writes a record under the token last seen ("" for absent) and settles an unknown result. A failed condition is a
-	// *clusterstate.SupersededError.
+	// PutInstance writes a record under the token last seen ("" for absent) and settles an unknown result. A failed
+	// condition is a *clusterstate.SupersededError.
 	PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error)
 	// GetInstance reads one record; objstore.ErrNotFound if there is none.
 	GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error)
@@ -131,12 +131,15 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 		x.Log.Warn("action failed", "action", string(action.Kind), "tenant", group.Tenant, "group", group.Group,
 			"instance", action.Instance.String(), "error", err)
 		if _, _, ok := x.World.Record(action.Instance); ok {
-			x.World.Raise(shardstate.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group, Instance: action.Instance},
+			x.World.Raise(shardstate.ErrorKey{Kind: faultKind(err), Tenant: group.Tenant, Group: group.Group,
+				Instance: action.Instance},
 				fmt.Sprintf("%s: %v", action.Kind, err))
 		}
 	} else if err == nil {
-		x.World.Resolve(shardstate.ErrorKey{Kind: "provider", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
-		x.World.Resolve(shardstate.ErrorKey{Kind: "storage", Tenant: group.Tenant, Group: group.Group, Instance: action.Instance})
+		x.World.Resolve(shardstate.ErrorKey{Kind: "provider", Tenant: group.Tenant, Group: group.Group,
+			Instance: action.Instance})
+		x.World.Resolve(shardstate.ErrorKey{Kind: "storage", Tenant: group.Tenant, Group: group.Group,
+			Instance: action.Instance})
 	}
 	x.World.End(action.Instance, err)
 }
@@ -195,8 +198,9 @@ func (x *Executor) await(ctx context.Context) error {
 	}
 }
 
-// mark makes the intent to delete durable. Where another has changed the record since the plan saw it nothing is marked, and the plan looks again: with an
-// heir a leader goes on for longer than a minute without the bucket, in which others of the group may have gone.
+// mark makes the intent to delete durable. Where another has changed the record since the plan saw it nothing is
+// marked, and the plan looks again: with an heir a leader goes on for longer than a minute without the bucket, in which
+// others of the group may have gone.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	marked := false
@@ -220,20 +224,22 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	if action.Cause == "unregistered" {
 		x.World.CreateFailed(group, action.Reason)
 	}
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
+		Group: rec.Group, Instance: rec.ID,
 		Reason: rec.DeleteReason, Deadline: rec.DeleteDeadline})
 	return nil
 }
 
-// drain takes the instance out of its load balancers and announces that its node is to be drained. A load balancer that does not answer does
-// not keep the node from draining: terminate asks it again.
+// drain takes the instance out of its load balancers and announces that its node is to be drained. A load balancer that
+// does not answer does not keep the node from draining: terminate asks it again.
 func (x *Executor) drain(ctx context.Context, action plan.Action) error {
 	rec, _, ok := x.World.Record(action.Instance)
 	if !ok {
 		return errGone
 	}
 	err := x.unbalance(ctx, action.Instance)
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID,
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
+		Group: rec.Group, Instance: rec.ID,
 		Reason: rec.DeleteReason, Deadline: action.Deadline, Drain: true})
 	x.World.Announced(action.Instance)
 	return err
@@ -282,8 +288,8 @@ func (x *Executor) terminate(ctx context.Context, action plan.Action) error {
 	return nil
 }
 
-// forget replaces the record of an instance whose VM is known to be gone by a tombstone. Before that it leaves its load balancers: after it nobody
-// knows that it was in any. Only a definite refusal of theirs does not keep it.
+// forget replaces the record of an instance whose VM is known to be gone by a tombstone. Before that it leaves its load
+// balancers: after it nobody knows that it was in any. Only a definite refusal of theirs does not keep it.
 func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	now := x.Env.Now()
 	switch err := x.unbalance(ctx, action.Instance); infra.ClassOf(err) {
@@ -305,7 +311,8 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 	if err != nil {
 		return err
 	}
-	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventDeleted, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, Reason: rec.DeleteReason})
+	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventDeleted, Tenant: rec.Tenant, Group: rec.Group,
+		Instance: rec.ID, Reason: rec.DeleteReason})
 	return nil
 }
 
@@ -313,7 +320,8 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 func (x *Executor) ForgetGroup(ctx context.Context, key config.GroupKey) {
 	if err := x.Groups.Forget(ctx, key); err != nil {
 		if ctx.Err() == nil {
-			x.World.Raise(shardstate.ErrorKey{Kind: "storage", Tenant: key.Tenant, Group: key.Group}, fmt.Sprintf("forget group: %v", err))
+			x.World.Raise(shardstate.ErrorKey{Kind: "storage", Tenant: key.Tenant, Group: key.Group},
+				fmt.Sprintf("forget group: %v", err))
 		}
 		return
 	}

@@ -70,7 +70,8 @@ func (b *bench) Confirm(context.Context) error {
 }
 func (b *bench) Refuse(term uint64) { b.refused = term }
 func (b *bench) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
-	return execute.Machine{Args: map[string]any{"a": "b"}, Userdata: []byte("nonce of " + rec.ID.String()), Hostname: "host", Image: "image"}, b.render
+	return execute.Machine{Args: map[string]any{"a": "b"}, Userdata: []byte("nonce of " + rec.ID.String()),
+		Hostname: "host", Image: "image"}, b.render
 }
 func (b *bench) Push(_ context.Context, id ident.ID) error {
 	b.pushed = append(b.pushed, id)
@@ -105,7 +106,8 @@ func newBench(t *testing.T) *bench {
 		}
 		return mem.Fault{}
 	}})
-	b.state = clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: owner.Cluster, ShardID: owner.Shard, Now: env.Now,
+	b.state = clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: owner.Cluster,
+		ShardID: owner.Shard, Now: env.Now,
 		Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
 	b.provider = mock.New(mock.Config{Now: time.Now, Sleep: env.Sleep, Shutdown: time.Second,
 		Script: func(_ context.Context, call mock.Call) mock.Outcome {
@@ -118,16 +120,20 @@ func newBench(t *testing.T) *bench {
 			}
 			return mock.Outcome{}
 		}})
-	world := shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: term, Now: time.Now, Wake: func() {}, Events: b})
-	b.Executor = &execute.Executor{World: world, Store: b.state, Provider: b.provider, Authority: b, Renderer: b, Files: b, Groups: b, Env: env,
+	world := shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: term, Now: time.Now,
+		Wake: func() {}, Events: b})
+	b.Executor = &execute.Executor{World: world, Store: b.state, Provider: b.provider, Authority: b, Renderer: b,
+		Files: b, Groups: b, Env: env,
 		Log: slog.New(slog.DiscardHandler), Owner: owner, Incarnation: "me"}
 	b.configure(func(*config.Group) {})
 	return b
 }
 
 func (b *bench) configure(change func(g *config.Group)) {
-	g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Arch: "amd64", Size: 3, MaxSurge: 1, InstanceType: "small",
-		InstanceTypes: []string{"large"}, Subnets: []string{"a", "b"}, InfraHash: "i1", DrainTimeout: config.Duration(time.Minute)}
+	g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Arch: "amd64", Size: 3, MaxSurge: 1,
+		InstanceType:  "small",
+		InstanceTypes: []string{"large"}, Subnets: []string{"a", "b"}, InfraHash: "i1",
+		DrainTimeout: config.Duration(time.Minute)}
 	change(&g)
 	b.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
 }
@@ -136,7 +142,8 @@ func (b *bench) configure(change func(g *config.Group)) {
 func (b *bench) reserve() ident.ID {
 	b.t.Helper()
 	id := b.newID()
-	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: term, ReservedTerm: term, Writer: "me",
+	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: term,
+		ReservedTerm: term, Writer: "me",
 		Cluster: owner.Cluster, Shard: owner.Shard, Tenant: pool.Tenant, Kind: pool.Kind, CreatedAt: time.Now().UTC()}
 	b.World.AddReservation(shardstate.Reservation{Record: rec, Token: b.write(rec, "")})
 	return id
@@ -165,8 +172,10 @@ func (b *bench) serving() ident.ID {
 	b.t.Helper()
 	id := b.newID()
 	now := time.Now().UTC()
-	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Registered, Revision: 3, Term: term, ReservedTerm: term, Writer: "me",
-		Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Group: workers.Group, Template: "t", Kind: "wrk", CreatedAt: now,
+	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Registered, Revision: 3, Term: term,
+		ReservedTerm: term, Writer: "me",
+		Cluster: owner.Cluster, Shard: owner.Shard, Tenant: workers.Tenant, Group: workers.Group, Template: "t",
+		Kind: "wrk", CreatedAt: now,
 		ProviderID: "vm-" + id.String(), RegisteredAt: now, PublicKey: make([]byte, 32), NonceID: "n",
 		Certificate: &record.CertificateRef{Serial: "00000000000000000000000000000001", NotAfter: now}}
 	b.World.PutRecord(rec, b.write(rec, ""))
@@ -177,7 +186,8 @@ func (b *bench) serving() ident.ID {
 func (b *bench) plant(id ident.ID, state infra.State) infra.VM {
 	b.t.Helper()
 	vm := infra.VM{ProviderID: "vm-" + id.String(), State: state, Hostname: "host", IPv4: "10.0.0.1",
-		Tags: infra.Tags{Owner: owner, Tenant: workers.Tenant, Group: workers.Group, Template: "t", Kind: "wrk", Instance: id, InfraHash: "i1"}}
+		Tags: infra.Tags{Owner: owner, Tenant: workers.Tenant, Group: workers.Group, Template: "t", Kind: "wrk",
+			Instance: id, InfraHash: "i1"}}
 	if err := b.provider.Plant(vm); err != nil {
 		b.t.Fatal(err)
 	}
@@ -187,7 +197,8 @@ func (b *bench) plant(id ident.ID, state infra.State) infra.VM {
 // leave marks an instance as deleting, durably.
 func (b *bench) leave(id ident.ID) {
 	b.t.Helper()
-	b.do(plan.Action{Kind: plan.Mark, Instance: id, Reason: "test", Cause: "scale_down", Deadline: time.Now().Add(time.Minute)})
+	b.do(plan.Action{Kind: plan.Mark, Instance: id, Reason: "test", Cause: "scale_down",
+		Deadline: time.Now().Add(time.Minute)})
 	b.wantState(id, record.Deleting)
 	b.events, b.calls, b.confirmed = nil, nil, 0
 }
@@ -234,7 +245,9 @@ func (b *bench) made(kind mock.Kind) (calls []mock.Call) {
 func (b *bench) records() map[ident.ID]record.Instance {
 	b.t.Helper()
 	out := map[ident.ID]record.Instance{}
-	if err := b.state.LoadInstances(b.t.Context(), func(rec record.Instance, _ objstore.Token) { out[rec.ID] = rec }); err != nil {
+	if err := b.state.LoadInstances(b.t.Context(), func(rec record.Instance, _ objstore.Token) {
+		out[rec.ID] = rec
+	}); err != nil {
 		b.t.Fatal(err)
 	}
 	return out

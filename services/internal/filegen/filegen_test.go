@@ -65,8 +65,10 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{now: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC), secrets: &secrets{values: map[string]string{"db.password": "hunter2"}},
-		objects: map[string]string{"motd-workers": "hello", "boot.sh": "#!/bin/sh\n# {{ .Instance.ID }} {{ .Nonce }}\n"}}
+	w := &world{now: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC), secrets: &secrets{
+		values: map[string]string{"db.password": "hunter2"}},
+		objects: map[string]string{"motd-workers": "hello",
+			"boot.sh": "#!/bin/sh\n# {{ .Instance.ID }} {{ .Nonce }}\n"}}
 	var err error
 	if w.ca, err = authority.CreateCA("example", rand.Reader, w.now); err != nil {
 		t.Fatal(err)
@@ -75,8 +77,9 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Generator = New(Options{CA: w.ca, NonceKey: nonceKey, Secrets: w.secrets, CacheTTL: 5 * time.Minute, Rand: rand.Reader,
-		Now: func() time.Time { return w.now },
+	w.Generator = New(Options{CA: w.ca, NonceKey: nonceKey, Secrets: w.secrets, CacheTTL: 5 * time.Minute,
+		Rand: rand.Reader,
+		Now:  func() time.Time { return w.now },
 		ReadFile: func(_ context.Context, name string) ([]byte, error) {
 			w.reads.Add(1)
 			if text, ok := w.objects[name]; ok {
@@ -90,24 +93,31 @@ func newWorld(t testing.TB) *world {
 		Provider: render.Provider{Kind: "mock", Region: "r", Zone: "z"},
 		Image:    map[string]string{"debian": "ami-1", "other": "ami-2"},
 		Certificates: map[string]config.Certificate{
-			"server": {Kind: "server", CN: "kubelet", Organization: []string{"{{ .Instance.Tenant }}"}, DNS: []string{"{{ .Instance.Hostname }}"},
-				IP: []string{"{{ .Instance.IP4 }}", "{{ .Instance.IP6 }}"}, TTL: 30},
+			"server": {Kind: "server", CN: "kubelet", Organization: []string{"{{ .Instance.Tenant }}"},
+				DNS: []string{"{{ .Instance.Hostname }}"},
+				IP:  []string{"{{ .Instance.IP4 }}", "{{ .Instance.IP6 }}"}, TTL: 30},
 			"client": {Kind: "client", CN: "{{ .Vars.role }}", TTL: 300},
 		},
 		NonceTTL: 5 * time.Minute,
 	})
 	w.group = config.Group{
-		GroupKey: config.GroupKey{Tenant: "prod", Group: "workers"}, Template: "worker", Kind: "knd", Arch: "arm64", RuntimeHash: "r1", InfraHash: "i1",
+		GroupKey: config.GroupKey{Tenant: "prod", Group: "workers"}, Template: "worker", Kind: "knd", Arch: "arm64",
+		RuntimeHash: "r1", InfraHash: "i1",
 		Vars: map[string]string{"role": "worker", "mode": "a b"},
-		Args: map[string]any{"ImageId": "{{ .Image.debian }}", "Tags": []any{"{{ .Instance.Group }}", 1.0, true, nil}, "Deep": map[string]any{"x": "y"}},
+		Args: map[string]any{"ImageId": "{{ .Image.debian }}", "Tags": []any{"{{ .Instance.Group }}", 1.0, true, nil},
+			"Deep": map[string]any{"x": "y"}},
 		Userdata: config.Userdata{Source: "inline", Encoding: "plain",
-			Content: "#!/bin/sh\necho {{ .Instance.ID }} {{ .Vars.role }} {{ .Server.AgentAddr }}\ncat > nonce <<E\n{{ .Nonce }}\nE\n"},
+			Content: "#!/bin/sh\necho {{ .Instance.ID }} {{ .Vars.role }} {{ .Server.AgentAddr }}\ncat > nonce " +
+				"<<E\n{{ .Nonce }}\nE\n"},
 		Files: map[string]config.File{
-			"kubelet.crt": {Kind: "certificate", Template: "server", Key: &config.FileKey{Source: "agent", Name: "kubelet.pub"}},
-			"client.crt":  {Kind: "certificate", Template: "client", Key: &config.FileKey{Source: "agent", Name: "client.pub", Algorithm: "ecdsa-p256"}},
-			"db.key":      {Kind: "secret", Source: "db.password"},
-			"motd.txt":    {Kind: "storage", Source: "files/motd-{{ .Instance.Group }}"},
-			"worker.env":  {Kind: "env", Vars: map[string]string{"MODE": "{{ .Vars.mode }}", "ID": "{{ .Instance.ID }}"}},
+			"kubelet.crt": {Kind: "certificate", Template: "server", Key: &config.FileKey{Source: "agent",
+				Name: "kubelet.pub"}},
+			"client.crt": {Kind: "certificate", Template: "client", Key: &config.FileKey{Source: "agent",
+				Name: "client.pub", Algorithm: "ecdsa-p256"}},
+			"db.key":   {Kind: "secret", Source: "db.password"},
+			"motd.txt": {Kind: "storage", Source: "files/motd-{{ .Instance.Group }}"},
+			"worker.env": {Kind: "env", Vars: map[string]string{"MODE": "{{ .Vars.mode }}",
+				"ID": "{{ .Instance.ID }}"}},
 			"worker.json": {Kind: "json", JSON: map[string]any{"host": "{{ .Instance.Hostname }}", "n": 1.0}},
 			"ca.crt":      {Kind: "string", Content: "{{ .Cluster.CACert }}"},
 		},
@@ -116,7 +126,8 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.rec = record.Instance{ID: id, Tenant: "prod", Group: "workers", Kind: "knd", InstanceType: "t4g.medium", InfraHash: "i1"}
+	w.rec = record.Instance{ID: id, Tenant: "prod", Group: "workers", Kind: "knd", InstanceType: "t4g.medium",
+		InfraHash: "i1"}
 	return w
 }
 
@@ -184,7 +195,8 @@ func TestFilesOfEveryKind(t *testing.T) {
 	if diff := cmp.Diff(all, first.Names); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"ca.crt", "db.key", "motd.txt", "worker.env", "worker.json"}, names(first.Files)); diff != "" {
+	if diff := cmp.Diff([]string{"ca.crt", "db.key", "motd.txt", "worker.env", "worker.json"},
+		names(first.Files)); diff != "" {
 		t.Error(diff)
 	}
 	want := []KeyRequest{{"client.pub", ECDSAP256}, {"kubelet.pub", Ed25519}}
@@ -237,14 +249,16 @@ func TestFilesOfEveryKind(t *testing.T) {
 	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: w.now, DNSName: "node-1"}); err != nil {
 		t.Error(err)
 	}
-	if cert.Subject.CommonName != "kubelet" || cert.Subject.Organization[0] != "prod" || len(cert.IPAddresses) != 1 || cert.IPAddresses[0].String() != "10.1.2.3" {
+	if cert.Subject.CommonName != "kubelet" || cert.Subject.Organization[0] != "prod" || len(cert.IPAddresses) != 1 ||
+		cert.IPAddresses[0].String() != "10.1.2.3" {
 		t.Errorf("certificate of %v for %v", cert.Subject, cert.IPAddresses)
 	}
 	if der, err := x509.MarshalPKIXPublicKey(cert.PublicKey); err != nil || !bytes.Equal(der, in.Keys["kubelet.pub"]) {
 		t.Error("the certificate is for another key")
 	}
 	wantIssued := []record.Issued{{Name: "client.crt", Kind: record.CertClient, NotAfter: w.now.Add(300 * time.Hour)},
-		{Name: "kubelet.crt", Kind: record.CertServer, Serial: authority.Serial(cert), NotAfter: w.now.Add(30 * time.Hour)}}
+		{Name: "kubelet.crt", Kind: record.CertServer, Serial: authority.Serial(cert),
+			NotAfter: w.now.Add(30 * time.Hour)}}
 	wantIssued[0].Serial = result.Issued[0].Serial
 	if diff := cmp.Diff(wantIssued, result.Issued); diff != "" {
 		t.Error(diff)
@@ -255,7 +269,8 @@ func TestFilesOfEveryKind(t *testing.T) {
 
 	// What the instance has is not sent again.
 	in = took(in, result)
-	if again := w.generate(t, in); len(again.Files) > 0 || again.Hash != "r1" || len(again.Issued) > 0 || !again.RenewAt.Equal(result.RenewAt) {
+	if again := w.generate(t, in); len(again.Files) > 0 || again.Hash != "r1" || len(again.Issued) > 0 ||
+		!again.RenewAt.Equal(result.RenewAt) {
 		t.Errorf("sent again: %v, hash %q", names(again.Files), again.Hash)
 	}
 }
@@ -280,20 +295,46 @@ func TestWhatIsSentAgain(t *testing.T) {
 	}{
 		{"nothing", func(*Input) {}, []string{}, nil},
 		{"a file is missing", func(in *Input) { delete(in.Have, "db.key") }, []string{"db.key"}, nil},
-		{"a file failed", func(in *Input) { in.Have["worker.env"] = Have{Error: "disk full"} }, []string{"worker.env"}, nil},
-		{"a file was altered", func(in *Input) { in.Have["worker.env"] = Have{SHA256: "00"} }, []string{"worker.env"}, nil},
-		{"a certificate failed", func(in *Input) { in.Have["kubelet.crt"] = Have{Error: "gone"} }, []string{"kubelet.crt"}, nil},
+		{"a file failed", func(in *Input) {
+			in.Have["worker.env"] = Have{Error: "disk full"}
+		}, []string{"worker.env"}, nil},
+		{"a file was altered", func(in *Input) {
+			in.Have["worker.env"] = Have{SHA256: "00"}
+		}, []string{"worker.env"}, nil},
+		{"a certificate failed", func(in *Input) {
+			in.Have["kubelet.crt"] = Have{Error: "gone"}
+		}, []string{"kubelet.crt"}, nil},
 		{"a certificate is due", func(in *Input) { w.now = issued.Add(20 * time.Hour) }, []string{"kubelet.crt"}, nil},
-		{"a certificate is not quite due", func(in *Input) { w.now = issued.Add(19*time.Hour + 54*time.Minute) }, []string{}, nil},
+		{"a certificate is not quite due", func(in *Input) {
+			w.now = issued.Add(19*time.Hour + 54*time.Minute)
+		}, []string{}, nil},
 		{"another address", func(in *Input) { in.Address.IPv4 = "10.9.9.9" }, []string{"kubelet.crt"}, nil},
 		{"another runtime configuration of other files", func(in *Input) { in.RuntimeHash = "r0" }, []string{}, nil},
 		{"a new leader, same configuration", func(in *Input) { forget(in); in.Keys = nil }, []string{}, nil},
-		{"a new leader, another configuration", func(in *Input) { forget(in); in.RuntimeHash = "r0" }, []string{"client.crt", "kubelet.crt"}, nil},
-		{"a new leader, due, no key", func(in *Input) { forget(in); in.Keys = nil; w.now = issued.Add(21 * time.Hour) }, []string{}, []string{"kubelet.pub"}},
-		{"a new key", func(in *Input) { in.Keys["kubelet.pub"] = pkix(t, Ed25519); delete(in.KeySums, "kubelet.pub") }, []string{"kubelet.crt"}, nil},
-		{"the agent has another key than it handed in", func(in *Input) { in.KeySums["kubelet.pub"] = "00" }, []string{}, []string{"kubelet.pub"}},
-		{"the agent lost its key", func(in *Input) { delete(in.KeySums, "kubelet.pub"); delete(in.Keys, "kubelet.pub") }, []string{}, []string{"kubelet.pub"}},
-		{"a key of another algorithm", func(in *Input) { in.Keys["client.pub"] = pkix(t, Ed25519); in.KeySums = nil }, []string{}, []string{"client.pub"}},
+		{"a new leader, another configuration", func(in *Input) {
+			forget(in)
+			in.RuntimeHash = "r0"
+		}, []string{"client.crt", "kubelet.crt"}, nil},
+		{"a new leader, due, no key", func(in *Input) {
+			forget(in)
+			in.Keys = nil
+			w.now = issued.Add(21 * time.Hour)
+		}, []string{}, []string{"kubelet.pub"}},
+		{"a new key", func(in *Input) {
+			in.Keys["kubelet.pub"] = pkix(t, Ed25519)
+			delete(in.KeySums, "kubelet.pub")
+		}, []string{"kubelet.crt"}, nil},
+		{"the agent has another key than it handed in", func(in *Input) {
+			in.KeySums["kubelet.pub"] = "00"
+		}, []string{}, []string{"kubelet.pub"}},
+		{"the agent lost its key", func(in *Input) {
+			delete(in.KeySums, "kubelet.pub")
+			delete(in.Keys, "kubelet.pub")
+		}, []string{}, []string{"kubelet.pub"}},
+		{"a key of another algorithm", func(in *Input) {
+			in.Keys["client.pub"] = pkix(t, Ed25519)
+			in.KeySums = nil
+		}, []string{}, []string{"client.pub"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w.now = issued
@@ -314,7 +355,9 @@ func TestWhatIsSentAgain(t *testing.T) {
 			if complete := len(missing) == 0; complete != (result.Hash == "r1") {
 				t.Errorf("hash %q", result.Hash)
 			}
-			if len(result.Issued) != len(slices.DeleteFunc(names(result.Files), func(n string) bool { return w.group.Files[n].Kind != "certificate" })) {
+			if len(result.Issued) != len(slices.DeleteFunc(names(result.Files), func(n string) bool {
+				return w.group.Files[n].Kind != "certificate"
+			})) {
 				t.Errorf("issued %v", result.Issued)
 			}
 		})
@@ -425,7 +468,9 @@ func TestMemoryOutlivesItsReader(t *testing.T) {
 	})
 	<-reading
 	wg.Go(func() {
-		got, err := m.get(context.Background(), "k", false, false, func(context.Context) ([]byte, error) { return []byte("v"), nil })
+		got, err := m.get(context.Background(), "k", false, false, func(context.Context) ([]byte, error) {
+			return []byte("v"), nil
+		})
 		if err != nil || string(got) != "v" {
 			t.Error(string(got), err)
 		}
@@ -441,7 +486,8 @@ func TestMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]any{"ImageId": "ami-1", "Tags": []any{"workers", 1.0, true, nil}, "Deep": map[string]any{"x": "y"}}, m.Args); diff != "" {
+	if diff := cmp.Diff(map[string]any{"ImageId": "ami-1", "Tags": []any{"workers", 1.0, true, nil},
+		"Deep": map[string]any{"x": "y"}}, m.Args); diff != "" {
 		t.Error(diff)
 	}
 	if m.Image != "ami-1" || m.Hostname != w.rec.ID.String() {
@@ -456,7 +502,8 @@ func TestMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := authority.NonceClaims{Role: authority.RoleAgent, Cluster: "example", Tenant: "prod", ID: w.rec.ID, Shard: "a", Group: "workers", ConfigHash: "i1",
+	want := authority.NonceClaims{Role: authority.RoleAgent, Cluster: "example", Tenant: "prod", ID: w.rec.ID,
+		Shard: "a", Group: "workers", ConfigHash: "i1",
 		JTI: claims.JTI, IssuedAt: w.now, NotBefore: w.now.Add(-authority.Skew), ExpiresAt: w.now.Add(5 * time.Minute)}
 	if diff := cmp.Diff(want, claims, cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
 		t.Error(diff)

@@ -46,7 +46,8 @@ type Input struct {
 	Group   config.Group
 	Record  record.Instance
 	Address Address
-	// Have are the files on the instance, RuntimeHash is that of the configuration that they are of, as its agent reported.
+	// Have are the files on the instance, RuntimeHash is that of the configuration that they are of, as its agent
+	// reported.
 	Have        map[string]Have
 	RuntimeHash string
 	// Keys are the public keys that the agent handed in (PKIX, DER), by name.
@@ -162,7 +163,8 @@ func compileCertificate(name string, template config.Certificate) (*certificate,
 	if c.cn, err = render.Compile(name+".cn", template.CN); err != nil {
 		return nil, err
 	}
-	for i, list := range [...][]string{template.Organization, template.Country, template.Province, template.Locality, template.Street,
+	for i, list := range [...][]string{template.Organization, template.Country, template.Province, template.Locality,
+		template.Street,
 		template.PostalCode, template.DNS, template.IP, template.URI} {
 		for _, text := range list {
 			compiled, err := render.Compile(name, text)
@@ -182,7 +184,8 @@ func (c *certificate) spec(d render.Data) (authority.InstanceSpec, error) {
 	if spec.CommonName, err = c.cn.Execute(d); err != nil {
 		return spec, err
 	}
-	for i, to := range [...]*[]string{&spec.Organization, &spec.Country, &spec.Province, &spec.Locality, &spec.Street, &spec.PostalCode,
+	for i, to := range [...]*[]string{&spec.Organization, &spec.Country, &spec.Province, &spec.Locality, &spec.Street,
+		&spec.PostalCode,
 		&spec.DNS, &spec.IP, &spec.URI} {
 		for _, template := range c.lists[i] {
 			text, err := template.Execute(d)
@@ -205,7 +208,8 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address), result: Result{Names: set.names}}
+	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
+		result: Result{Names: set.names}}
 	var errs []error
 	for i := range set.files {
 		if err := run.file(ctx, &set.files[i]); err != nil {
@@ -263,8 +267,8 @@ func (r *generation) file(ctx context.Context, file *compiledFile) error {
 	return nil
 }
 
-// certificate issues a certificate unless the instance has one that is still good: whole, in the first two thirds of its life, for the key
-// that the agent has, and from the same template and data.
+// certificate issues a certificate unless the instance has one that is still good: whole, in the first two thirds of
+// its life, for the key that the agent has, and from the same template and data.
 func (r *generation) certificate(file *compiledFile) error {
 	spec, err := file.cert.spec(r.data)
 	if err != nil {
@@ -274,7 +278,8 @@ func (r *generation) certificate(file *compiledFile) error {
 	now := r.g.options.Now()
 	have, there := r.in.Have[file.name]
 	due := Due(have.NotBefore, have.NotAfter)
-	if there && have.Error == "" && !have.NotAfter.IsZero() && now.Before(due) && (pkix != nil || r.keyIsThere(file.key.Name)) {
+	if there && have.Error == "" && !have.NotAfter.IsZero() && now.Before(due) &&
+		(pkix != nil || r.keyIsThere(file.key.Name)) {
 		same := have.Basis == "" && r.in.RuntimeHash == r.in.Group.RuntimeHash
 		if pkix != nil && have.Basis != "" {
 			same = have.Basis == basis(&spec, pkix)
@@ -299,13 +304,15 @@ func (r *generation) certificate(file *compiledFile) error {
 	}
 	content := authority.EncodeCertificate(cert)
 	sum := sha256.Sum256(content)
-	r.result.Files = append(r.result.Files, File{Name: file.name, Kind: file.Kind, Content: content, SHA256: hex.EncodeToString(sum[:]),
-		Basis: basis(&spec, pkix), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter})
+	r.result.Files = append(r.result.Files, File{Name: file.name, Kind: file.Kind, Content: content,
+		SHA256: hex.EncodeToString(sum[:]),
+		Basis:  basis(&spec, pkix), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter})
 	kind := record.CertClient
 	if file.cert.kind == authority.KindServer {
 		kind = record.CertServer
 	}
-	r.result.Issued = append(r.result.Issued, record.Issued{Name: file.name, Kind: kind, Serial: authority.Serial(cert), NotAfter: cert.NotAfter})
+	r.result.Issued = append(r.result.Issued, record.Issued{Name: file.name, Kind: kind, Serial: authority.Serial(cert),
+		NotAfter: cert.NotAfter})
 	r.renewAt(Due(cert.NotBefore, cert.NotAfter))
 	return nil
 }
@@ -316,7 +323,8 @@ func (r *generation) renewAt(due time.Time) {
 	}
 }
 
-// key returns the public key that the agent handed in, if it is of the right algorithm and the agent has not made another since.
+// key returns the public key that the agent handed in, if it is of the right algorithm and the agent has not made
+// another since.
 func (r *generation) key(want KeyRequest) []byte {
 	pkix := r.in.Keys[want.Name]
 	if pkix == nil || CheckKey(pkix, want.Algorithm) != nil {

@@ -1,8 +1,9 @@
-// Package filegen owns what is made of a group's configuration for one instance: the files that its agent receives, certificates
-// included, and the arguments and boot script of its VM.
+// Package filegen owns what is made of a group's configuration for one instance: the files that its agent receives,
+// certificates included, and the arguments and boot script of its VM.
 //
-// Invariant: everything but certificates and nonces is a function of configuration and instance alone; a certificate is issued only for
-// a public key that the instance's agent handed in, under a certificate template that the instance's group uses.
+// Invariant: everything but certificates and nonces is a function of configuration and instance alone; a certificate is
+// issued only for a public key that the instance's agent handed in, under a certificate template that the instance's
+// group uses.
 package filegen
 
 import (
@@ -66,15 +67,16 @@ type Generator struct {
 
 // New returns a Generator, which can make nothing before [Generator.Configure].
 func New(options Options) *Generator {
-	return &Generator{options: options, fetched: memory{ttl: options.CacheTTL, now: options.Now, entries: map[string]*entry{}},
+	return &Generator{options: options, fetched: memory{ttl: options.CacheTTL, now: options.Now,
+		entries: map[string]*entry{}},
 		files: map[string]*fileSet{}, machines: map[string]*machine{}, scripts: map[string]*render.Userdata{}}
 }
 
 // Configure puts a shard's configuration, or newly resolved images, in force. It must not be changed afterwards.
 func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
 
-// Warm compiles the templates of groups and reads the boot scripts that are in the bucket, so that neither is on the way of a create.
-// Called when the configuration changed, and now and then.
+// Warm compiles the templates of groups and reads the boot scripts that are in the bucket, so that neither is on the
+// way of a create. Called when the configuration changed, and now and then.
 func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.Group) error {
 	shard := g.shard.Load()
 	if shard == nil {
@@ -90,7 +92,8 @@ func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.
 		m, err := g.machine(&group)
 		if err == nil && m.source != nil {
 			// With what a group's instances have in common; a key that names the instance is read when it is needed.
-			_, err = g.script(ctx, m, data(shard, &group, &record.Instance{Tenant: key.Tenant, Group: key.Group}, Address{}), true)
+			_, err = g.script(ctx, m, data(shard, &group, &record.Instance{Tenant: key.Tenant, Group: key.Group},
+				Address{}), true)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("group %s: %w", key, err))
@@ -116,7 +119,8 @@ func data(shard *Shard, group *config.Group, rec *record.Instance, at Address) r
 	}
 	return render.Data{
 		Instance: render.Instance{
-			ID: rec.ID.String(), Kind: group.Kind, Arch: group.Arch, Type: rec.InstanceType, Group: group.GroupKey.Group, Tenant: group.Tenant,
+			ID: rec.ID.String(), Kind: group.Kind, Arch: group.Arch, Type: rec.InstanceType,
+			Group: group.GroupKey.Group, Tenant: group.Tenant,
 			Hostname: at.Hostname, FQDN: at.Hostname, IP4: at.IPv4, IP6: at.IPv6,
 		},
 		Cluster: shard.Cluster, Server: shard.Server, Provider: shard.Provider, Vars: vars, Image: shard.Image,
@@ -150,7 +154,9 @@ func (g *Generator) object(ctx context.Context, key string, stale, fresh bool) (
 		return nil, err
 	}
 	name := strings.TrimPrefix(key, keys.FilePrefix())
-	return g.fetched.get(ctx, "file "+name, stale, fresh, func(ctx context.Context) ([]byte, error) { return g.options.ReadFile(ctx, name) })
+	return g.fetched.get(ctx, "file "+name, stale, fresh, func(ctx context.Context) ([]byte, error) {
+		return g.options.ReadFile(ctx, name)
+	})
 }
 
 func (g *Generator) secret(ctx context.Context, name string) ([]byte, error) {

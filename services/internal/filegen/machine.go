@@ -40,7 +40,8 @@ func (g *Generator) Machine(ctx context.Context, group config.Group, rec record.
 		return Machine{}, errUnconfigured
 	}
 	nonce, _, err := authority.MintNonce(g.options.NonceKey, authority.NonceSpec{
-		Role: authority.RoleAgent, Cluster: shard.Cluster.ID, Tenant: rec.Tenant, ID: rec.ID, Shard: shard.Server.Shard, Group: rec.Group,
+		Role: authority.RoleAgent, Cluster: shard.Cluster.ID, Tenant: rec.Tenant, ID: rec.ID, Shard: shard.Server.Shard,
+		Group:      rec.Group,
 		ConfigHash: rec.InfraHash, OnDemand: rec.OnDemand, TTL: shard.NonceTTL,
 	}, g.options.Rand, g.options.Now())
 	if err != nil {
@@ -50,7 +51,8 @@ func (g *Generator) Machine(ctx context.Context, group config.Group, rec record.
 }
 
 // render is Machine with a given nonce: the same arguments give the same bytes.
-func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Group, rec *record.Instance, nonce render.Nonce) (Machine, error) {
+func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Group, rec *record.Instance,
+	nonce render.Nonce) (Machine, error) {
 	m, err := g.machine(group)
 	if err != nil {
 		return Machine{}, err
@@ -118,7 +120,8 @@ func (g *Generator) script(ctx context.Context, m *machine, d render.Data, fresh
 
 var gzipWriters = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
 
-// encode gives a boot script the form that its cloud wants. The same text gives the same bytes: a gzip header without time.
+// encode gives a boot script the form that its cloud wants. The same text gives the same bytes: a gzip header without
+// time.
 func encode(encoding, text string) ([]byte, error) {
 	content := []byte(text)
 	switch encoding {

@@ -14,7 +14,8 @@ const (
 	maxStale = time.Hour
 )
 
-// memory shares reads between those who ask at the same time, and remembers their answers for a while. Errors are not remembered.
+// memory shares reads between those who ask at the same time, and remembers their answers for a while. Errors are not
+// remembered.
 type memory struct {
 	ttl time.Duration
 	now func() time.Time
@@ -32,9 +33,10 @@ type entry struct {
 	at      time.Time // when it was asked for
 }
 
-// get returns the content of a key. stale takes what is remembered for up to maxStale, fresh takes nothing that is remembered. The result
-// is shared and must not be changed.
-func (m *memory) get(ctx context.Context, key string, stale, fresh bool, read func(context.Context) ([]byte, error)) ([]byte, error) {
+// get returns the content of a key. stale takes what is remembered for up to maxStale, fresh takes nothing that is
+// remembered. The result is shared and must not be changed.
+func (m *memory) get(ctx context.Context, key string, stale, fresh bool,
+	read func(context.Context) ([]byte, error)) ([]byte, error) {
 	for {
 		now := m.now()
 		m.mu.Lock()
@@ -68,7 +70,8 @@ func (m *memory) get(ctx context.Context, key string, stale, fresh bool, read fu
 	}
 }
 
-func (m *memory) read(ctx context.Context, key string, under *entry, read func(context.Context) ([]byte, error)) ([]byte, error) {
+func (m *memory) read(ctx context.Context, key string, under *entry, read func(context.Context) ([]byte, error)) (
+	[]byte, error) {
 	under.err = errors.New("reading did not end") // what the others see if it panics
 	defer close(under.done)
 	defer m.keep(key, under)

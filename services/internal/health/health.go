@@ -1,4 +1,5 @@
-// Package health owns a daemon's probe endpoint: 503 with the reason until it is ready, then 200, and its metrics beside it.
+// Package health owns a daemon's probe endpoint: 503 with the reason until it is ready, then 200, and its metrics
+// beside it.
 package health
 
 import (
@@ -47,8 +48,8 @@ func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, reason)
 }
 
-// maxVisitors is how many connections there may be: a probe's, a scraper's and a person's. One more costs the oldest, so that whoever only holds
-// connections keeps no probe out.
+// maxVisitors is how many connections there may be: a probe's, a scraper's and a person's. One more costs the oldest,
+// so that whoever only holds connections keeps no probe out.
 const maxVisitors = 256
 
 // visitors are the open connections.
@@ -84,7 +85,8 @@ type Page struct {
 	Handler http.Handler
 }
 
-// Serve answers `/` and `/health` from the probe, `/metrics` from metrics (may be nil) and whatever pages there are until ctx ends.
+// Serve answers `/` and `/health` from the probe, `/metrics` from metrics (may be nil) and whatever pages there are
+// until ctx ends.
 func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics http.Handler, pages ...Page) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", probe)
@@ -95,8 +97,10 @@ func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics htt
 	for _, page := range pages {
 		mux.Handle("GET "+page.Path, page.Handler)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
-		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ConnState: (&visitors{places: list.New(), at: map[net.Conn]*list.Element{}}).state}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 10 * time.Second,
+		IdleTimeout:  time.Minute, MaxHeaderBytes: 16 << 10, ConnState: (&visitors{places: list.New(),
+			at: map[net.Conn]*list.Element{}}).state}
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()

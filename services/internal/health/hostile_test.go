@@ -45,7 +45,8 @@ func TestHeldConnections(t *testing.T) {
 		held = append(held, conn)
 	}
 	for range 5 {
-		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + listener.Addr().String() + "/health")
+		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" +
+			listener.Addr().String() + "/health")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +71,8 @@ func TestHeldConnections(t *testing.T) {
 // Whoever asks and does not read the answer is gone after the time-out; so is whoever never ends a header.
 func TestClientsThatDoNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for name, say := range map[string]string{"answer not read": "GET /big HTTP/1.1\r\nHost: x\r\n\r\n", "slow header": "GET /big HTTP/1.1\r\nHo", "silent": ""} {
+		for name, say := range map[string]string{"answer not read": "GET /big HTTP/1.1\r\nHost: x\r\n\r\n",
+			"slow header": "GET /big HTTP/1.1\r\nHo", "silent": ""} {
 			listener := bufconn.Listen(16 << 10)
 			ended := make(chan error, 1)
 			wrote := make(chan error, 1)

@@ -1,6 +1,7 @@
 package infra
 
-// Capability finds an optional capability of a provider, also behind wrappers, which say what they wrap by a method Unwrap() Provider.
+// Capability finds an optional capability of a provider, also behind wrappers, which say what they wrap by a method
+// Unwrap() Provider.
 func Capability[T any](p Provider) (capability T, ok bool) {
 	for p != nil {
 		if capability, ok = p.(T); ok {

@@ -6,13 +6,15 @@ import (
 	"fmt"
 )
 
-// Class says what a provider's error means for the caller. A Class is itself an error, so that errors.Is(err, infra.Capacity) works.
+// Class says what a provider's error means for the caller. A Class is itself an error, so that errors.Is(err,
+// infra.Capacity) works.
 type Class string
 
 const (
 	// NotFound: the provider knows no such VM, or does not know it yet.
 	NotFound Class = "not found"
-	// Conflict: this instance ID was used before, with other parameters or for a VM that was deleted since. Look it up by its tag.
+	// Conflict: this instance ID was used before, with other parameters or for a VM that was deleted since. Look it up
+	// by its tag.
 	Conflict Class = "conflict"
 	// Capacity: no room for this type in this subnet now. Another type or subnet may do.
 	Capacity Class = "no capacity"
@@ -58,8 +60,8 @@ func Errorf(class Class, op, format string, args ...any) error {
 	return &Error{Class: class, Op: op, Err: fmt.Errorf(format, args...)}
 }
 
-// Wrap gives err a class and says what was tried. A context that ended makes it [Indeterminate] whatever class was meant: the
-// request may have gone out. Wrap of nil is nil.
+// Wrap gives err a class and says what was tried. A context that ended makes it [Indeterminate] whatever class was
+// meant: the request may have gone out. Wrap of nil is nil.
 func Wrap(class Class, op string, err error) error {
 	if err == nil {
 		return nil
@@ -70,8 +72,8 @@ func Wrap(class Class, op string, err error) error {
 	return &Error{Class: class, Op: op, Err: err}
 }
 
-// ClassOf returns the class of the outermost classed error in err's chain. What has none is [Indeterminate]: an unknown failure proves
-// nothing. ClassOf(nil) is "".
+// ClassOf returns the class of the outermost classed error in err's chain. What has none is [Indeterminate]: an unknown
+// failure proves nothing. ClassOf(nil) is "".
 func ClassOf(err error) Class {
 	if err == nil {
 		return ""

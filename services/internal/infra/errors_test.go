@@ -26,10 +26,12 @@ func TestClassOf(t *testing.T) {
 		{"class", infra.Errorf(infra.Capacity, "create", "%w", cause), infra.Capacity},
 		{"wrapped", fmt.Errorf("group a: %w", infra.Wrap(infra.Throttled, "create", cause)), infra.Throttled},
 		{"bare class", fmt.Errorf("script: %w", infra.Denied), infra.Denied},
-		{"cancelled", infra.Wrap(infra.Invalid, "create", fmt.Errorf("send: %w", context.Canceled)), infra.Indeterminate},
+		{"cancelled", infra.Wrap(infra.Invalid, "create", fmt.Errorf("send: %w", context.Canceled)),
+			infra.Indeterminate},
 		{"deadline", infra.Wrap(infra.Invalid, "create", context.DeadlineExceeded), infra.Indeterminate},
 		{"bare context", context.Canceled, infra.Indeterminate},
-		{"outermost", infra.Wrap(infra.Capacity, "create", infra.Wrap(infra.NotFound, "subnet", cause)), infra.Capacity},
+		{"outermost", infra.Wrap(infra.Capacity, "create", infra.Wrap(infra.NotFound, "subnet", cause)),
+			infra.Capacity},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := infra.ClassOf(test.err); got != test.want {
@@ -57,7 +59,8 @@ func TestErrorIs(t *testing.T) {
 }
 
 func TestRequestIsRedacted(t *testing.T) {
-	req := infra.CreateRequest{InstanceType: "a", Args: map[string]any{"k": "secret-arg"}, Userdata: []byte("secret-nonce")}
+	req := infra.CreateRequest{InstanceType: "a", Args: map[string]any{"k": "secret-arg"},
+		Userdata: []byte("secret-nonce")}
 	var log bytes.Buffer
 	slog.New(slog.NewTextHandler(&log, nil)).Info("create", "request", req, "pointer", &req)
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("create", "request", req, "pointer", &req)

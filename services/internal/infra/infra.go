@@ -1,6 +1,8 @@
-// Package infra owns the boundary to whatever makes VMs: the Provider interface, its error classes and optional capabilities.
+// Package infra owns the boundary to whatever makes VMs: the Provider interface, its error classes and optional
+// capabilities.
 //
-// Invariant: every call is idempotent and none of them decides anything. Implementations live in sub-packages and pass infratest.
+// Invariant: every call is idempotent and none of them decides anything. Implementations live in sub-packages and pass
+// infratest.
 package infra
 
 import (
@@ -43,7 +45,8 @@ type Tags struct {
 	CreatedAt             time.Time
 }
 
-// CreateRequest asks for one VM. Tags.Instance is the idempotency token: repeated with the same bytes it yields the same VM.
+// CreateRequest asks for one VM. Tags.Instance is the idempotency token: repeated with the same bytes it yields the
+// same VM.
 type CreateRequest struct {
 	Tags         Tags
 	Arch         string
@@ -66,19 +69,21 @@ type VM struct {
 	Warning string
 }
 
-// Provider makes and unmakes VMs. All methods are safe for concurrent use, honour ctx, and classify errors with [ClassOf].
+// Provider makes and unmakes VMs. All methods are safe for concurrent use, honour ctx, and classify errors with
+// [ClassOf].
 type Provider interface {
-	// Create asks for a VM and returns it as soon as it has a ProviderID (usually Pending). A repeat with the same request returns
-	// the same VM. Same ID with other parameters is [Conflict], and so is any repeat after the VM was deleted: an ID has one life.
-	// [Indeterminate] means that a VM may exist, or may come to exist: repeat the same bytes or look it up; any other class means
-	// that this call made none.
+	// Create asks for a VM and returns it as soon as it has a ProviderID (usually Pending). A repeat with the same
+	// request returns the same VM. Same ID with other parameters is [Conflict], and so is any repeat after the VM was
+	// deleted: an ID has one life. [Indeterminate] means that a VM may exist, or may come to exist: repeat the same
+	// bytes or look it up; any other class means that this call made none.
 	Create(ctx context.Context, req CreateRequest) (VM, error)
 	// Delete requests the end of a VM; nil means requested, not gone. Deleting what is gone is no error.
 	Delete(ctx context.Context, providerID string) error
 	// Get describes one VM. [NotFound] proves nothing about a VM younger than the provider's consistency window.
 	Get(ctx context.Context, providerID string) (VM, error)
-	// List returns every VM tagged with owner, terminated ones too while the provider remembers them. An error means that nothing
-	// is known: a partial list is never returned. Only absence from a complete list, after a grace since creation, proves gone.
+	// List returns every VM tagged with owner, terminated ones too while the provider remembers them. An error means
+	// that nothing is known: a partial list is never returned. Only absence from a complete list, after a grace since
+	// creation, proves gone.
 	List(ctx context.Context, owner Owner) ([]VM, error)
 	// FindByInstance looks one VM up by its instance tag. [NotFound] as with Get.
 	FindByInstance(ctx context.Context, owner Owner, id ident.ID) (VM, error)
@@ -104,8 +109,9 @@ type SubnetCapacity interface {
 	HasRoom(ctx context.Context, subnets []string) (map[string]bool, error)
 }
 
-// LoadBalancers is an optional capability. Both are idempotent. A VM that is gone, or on its way, is refused as Invalid (Elastic Load Balancing: "targets are
-// not in a running state"; RegisterTargets, InvalidTarget): a call of an earlier leader that lands late makes no member that nobody would remove.
+// LoadBalancers is an optional capability. Both are idempotent. A VM that is gone, or on its way, is refused as Invalid
+// (Elastic Load Balancing: "targets are not in a running state"; RegisterTargets, InvalidTarget): a call of an earlier
+// leader that lands late makes no member that nobody would remove.
 type LoadBalancers interface {
 	Register(ctx context.Context, lb string, vm VM) error
 	Deregister(ctx context.Context, lb string, vm VM) error

@@ -8,8 +8,8 @@ import (
 	"log/slog"
 )
 
-// Digest identifies the request's bytes: two requests with the same digest are the same request. It is safe to store: it does not give
-// the userdata away. It fails when Args hold something that JSON cannot.
+// Digest identifies the request's bytes: two requests with the same digest are the same request. It is safe to store:
+// it does not give the userdata away. It fails when Args hold something that JSON cannot.
 func (r CreateRequest) Digest() (string, error) {
 	type plain CreateRequest // without the redacting methods
 	raw, err := json.Marshal(plain(r))
@@ -22,7 +22,8 @@ func (r CreateRequest) Digest() (string, error) {
 
 // String leaves out userdata and args.
 func (r CreateRequest) String() string {
-	return fmt.Sprintf("create %s type=%q subnet=%q userdata=[%d bytes]", r.Tags.Instance, r.InstanceType, r.Subnet, len(r.Userdata))
+	return fmt.Sprintf("create %s type=%q subnet=%q userdata=[%d bytes]", r.Tags.Instance, r.InstanceType, r.Subnet,
+		len(r.Userdata))
 }
 
 // GoString is [CreateRequest.String], so that %#v does not show userdata either.

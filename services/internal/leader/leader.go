@@ -24,7 +24,8 @@ type Records interface {
 	// LoadInstances reads every instance record of the shard, in parallel, and hands each to take, one at a time.
 	LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error
 	// LoadUnseen does the same with those of which seen does not know the listed version.
-	LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error
+	LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
+		take func(record.Instance, objstore.Token)) error
 }
 
 // Parts are what a leader is made of.
@@ -58,9 +59,11 @@ type Leader struct {
 
 // NewLeader wires a leader of the authority's term. It does nothing yet.
 func NewLeader(p Parts) *Leader {
-	world := shardstate.New(shardstate.Options{Cluster: p.Owner.Cluster, Shard: p.Owner.Shard, Term: p.Authority.Term(), Now: p.Env.Now, Wake: p.Wake,
+	world := shardstate.New(shardstate.Options{Cluster: p.Owner.Cluster, Shard: p.Owner.Shard, Term: p.Authority.Term(),
+		Now: p.Env.Now, Wake: p.Wake,
 		Events: p.Events, Log: p.Log})
-	executor := &execute.Executor{World: world, Store: p.Records, Provider: p.Provider, Authority: p.Authority, Renderer: p.Renderer, Files: p.Files,
+	executor := &execute.Executor{World: world, Store: p.Records, Provider: p.Provider, Authority: p.Authority,
+		Renderer: p.Renderer, Files: p.Files,
 		Groups: p.Groups, Env: p.Env, Log: p.Log, Owner: p.Owner, Incarnation: p.Incarnation}
 	listKey := shardstate.ErrorKey{Kind: "provider"}
 	asker := &shardstate.Asker{World: world, Provider: p.Provider, Owner: p.Owner, Env: p.Env,
@@ -70,9 +73,9 @@ func NewLeader(p Parts) *Leader {
 	return &Leader{World: world, Executor: executor, Asker: asker, Loop: loop, parts: p}
 }
 
-// TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the World first. It fails only if the
-// bucket cannot be read, or holds a record of a higher term, which ends the authority; a provider that does not answer a few times is asked again
-// by Collect, and until then nothing counts as gone.
+// TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the World first. It
+// fails only if the bucket cannot be read, or holds a record of a higher term, which ends the authority; a provider
+// that does not answer a few times is asked again by Collect, and until then nothing counts as gone.
 func (l *Leader) TakeOver(ctx context.Context) error {
 	asked := l.parts.Env.Now()
 	var vms []infra.VM
@@ -111,7 +114,8 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 const (
 	listTries = 3
 	listPause = 250 * time.Millisecond
-	// listPatience is after how long a provider that does not answer is not asked again at once: planning does not wait for it.
+	// listPatience is after how long a provider that does not answer is not asked again at once: planning does not wait
+	// for it.
 	listPatience = 2 * time.Second
 )
 
@@ -132,8 +136,8 @@ func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
 // readParallel is how many records of strays are read at a time.
 const readParallel = 16
 
-// readStrays reads the records of VMs that the bucket's list did not show. Most have none; but one that was written just before may be missing
-// from a list, and its group would get a VM too many.
+// readStrays reads the records of VMs that the bucket's list did not show. Most have none; but one that was written
+// just before may be missing from a list, and its group would get a VM too many.
 func (l *Leader) readStrays(ctx context.Context) error {
 	strays := l.World.Orphans()
 	return l.parts.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {
@@ -150,9 +154,9 @@ func (l *Leader) readStrays(ctx context.Context) error {
 	})
 }
 
-// Collect lists the provider's VMs and asks for room in its subnets every collection interval, sooner while that fails, and keeps the
-// reservations filled, until ctx ends. The list that TakeOver got counts as the first: thousands of VMs twice in a row would only hold up what
-// is to be done about the first.
+// Collect lists the provider's VMs and asks for room in its subnets every collection interval, sooner while that fails,
+// and keeps the reservations filled, until ctx ends. The list that TakeOver got counts as the first: thousands of VMs
+// twice in a row would only hold up what is to be done about the first.
 func (l *Leader) Collect(ctx context.Context) {
 	list := func() error {
 		if !l.listed.IsZero() {
@@ -185,20 +189,23 @@ func (l *Leader) Collect(ctx context.Context) {
 }
 
 const (
-	// recheckFirst is when most of what an earlier leader had sent when its lease ended has landed or never will: clients give up sooner.
+	// recheckFirst is when most of what an earlier leader had sent when its lease ended has landed or never will:
+	// clients give up sooner.
 	recheckFirst = time.Minute
-	// recheckEvery bounds for how long the picture may lack what is in the bucket; it costs a request for a thousand records.
+	// recheckEvery bounds for how long the picture may lack what is in the bucket; it costs a request for a thousand
+	// records.
 	recheckEvery = 10 * time.Minute
 )
 
-// Recheck looks for records that somebody else wrote after TakeOver had read them: a write of an earlier leader whose process stood still
-// between its last look at the lease and its request is fenced by the record's version only, and a leader that does not write this record would
-// never know. It returns when ctx ends.
+// Recheck looks for records that somebody else wrote after TakeOver had read them: a write of an earlier leader whose
+// process stood still between its last look at the lease and its request is fenced by the record's version only, and a
+// leader that does not write this record would never know. It returns when ctx ends.
 func (l *Leader) Recheck(ctx context.Context) {
 	for wait := recheckFirst; l.parts.Env.Sleep(ctx, wait) == nil; wait = recheckEvery {
 		err := l.parts.Records.LoadUnseen(ctx, l.World.Seen, func(rec record.Instance, token objstore.Token) {
 			if rec.Term < l.World.Term() {
-				l.parts.Log.Info("found a record that an earlier leader wrote late", "instance", rec.ID.String(), "state", string(rec.State), "term", rec.Term)
+				l.parts.Log.Info("found a record that an earlier leader wrote late", "instance", rec.ID.String(),
+					"state", string(rec.State), "term", rec.Term)
 			}
 			l.found(rec, token)
 		})
@@ -215,8 +222,8 @@ const (
 	addressRelease = 5 * time.Second
 )
 
-// HoldAddress makes the shard's fixed address this machine's own, looks after it every minute, and releases it when ctx ends. Nobody waits
-// for it: who plans needs no address.
+// HoldAddress makes the shard's fixed address this machine's own, looks after it every minute, and releases it when ctx
+// ends. Nobody waits for it: who plans needs no address.
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string) {
 	key := shardstate.ErrorKey{Kind: "leader_network"}
 	began, held := l.parts.Env.Now(), false
@@ -251,11 +258,13 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 	}
 }
 
-// CreateInstance makes an on-demand instance of a group and returns when its VM is asked for and recorded. The ID may be the client's; repeated
-// with the same ID, also with a later leader, it returns the same instance. ctx is the leader's: who asked may go away in the middle. Errors
-// match ErrNoGroup, ErrDead or ErrKind where the request itself is wrong, execute.ErrNoCapacity, or *clusterstate.SupersededError while it is
-// not settled what came of an earlier attempt.
-func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ident.ID, instanceType string, vars map[string]string) (ident.ID, error) {
+// CreateInstance makes an on-demand instance of a group and returns when its VM is asked for and recorded. The ID may
+// be the client's; repeated with the same ID, also with a later leader, it returns the same instance. ctx is the
+// leader's: who asked may go away in the middle. Errors match ErrNoGroup, ErrDead or ErrKind where the request itself
+// is wrong, execute.ErrNoCapacity, or *clusterstate.SupersededError while it is not settled what came of an earlier
+// attempt.
+func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ident.ID, instanceType string,
+	vars map[string]string) (ident.ID, error) {
 	group, ok := l.World.Group(key)
 	if !ok || group.Deleted {
 		return ident.ID{}, ErrNoGroup
@@ -284,7 +293,8 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 		return id, &clusterstate.SupersededError{ID: id, Record: left.Record, Token: left.Token}
 	}
 	if age := l.parts.Env.Now().Sub(id.Time()); age > l.World.Settings().Retention {
-		return id, fmt.Errorf("%w: made %s ago, and records are kept for %s", ErrDead, age.Round(time.Second), l.World.Settings().Retention)
+		return id, fmt.Errorf("%w: made %s ago, and records are kept for %s", ErrDead, age.Round(time.Second),
+			l.World.Settings().Retention)
 	}
 	err := l.Executor.CreateOnDemand(ctx, group, id, instanceType, vars)
 	var superseded *clusterstate.SupersededError
@@ -308,8 +318,8 @@ func (l *Leader) found(rec record.Instance, token objstore.Token) {
 	}
 }
 
-// DeleteInstance records the intent to delete an instance; it is durable when this returns. Deleting what is already on its way out
-// changes nothing.
+// DeleteInstance records the intent to delete an instance; it is durable when this returns. Deleting what is already on
+// its way out changes nothing.
 func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string) error {
 	now := l.parts.Env.Now()
 	rec, _, ok := l.World.Record(id)
@@ -330,7 +340,8 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 	if err != nil || !marked {
 		return err
 	}
-	l.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant, Group: rec.Group, Instance: id, Reason: reason,
+	l.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
+		Group: rec.Group, Instance: id, Reason: reason,
 		Deadline: now.Add(drain)})
 	return nil
 }

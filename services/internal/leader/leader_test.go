@@ -84,7 +84,8 @@ func newShard(t *testing.T, size int) *shard {
 		}
 		return mem.Fault{}
 	}})
-	s.state = clusterstate.New(clusterstate.Options{Cluster: s.store, Shard: s.store, ClusterID: owner.Cluster, ShardID: owner.Shard, Now: s.env.Now,
+	s.state = clusterstate.New(clusterstate.Options{Cluster: s.store, Shard: s.store, ClusterID: owner.Cluster,
+		ShardID: owner.Shard, Now: s.env.Now,
 		Rand: s.env.Rand, Sleep: s.env.Sleep, ForEach: s.env.ForEach})
 	s.provider = mock.New(mock.Config{Now: time.Now, Sleep: s.env.Sleep, Shutdown: time.Second,
 		Script: func(_ context.Context, call mock.Call) mock.Outcome {
@@ -96,7 +97,8 @@ func newShard(t *testing.T, size int) *shard {
 			}
 			return mock.Outcome{}
 		}})
-	s.Leader = leader.NewLeader(leader.Parts{Owner: owner, Incarnation: "me", Authority: s, Records: s.state, Provider: s.provider, Renderer: s, Files: s,
+	s.Leader = leader.NewLeader(leader.Parts{Owner: owner, Incarnation: "me", Authority: s, Records: s.state,
+		Provider: s.provider, Renderer: s, Files: s,
 		Groups: s, Env: s.env, Events: s, Log: slog.New(slog.DiscardHandler), Wake: func() {
 			select {
 			case s.wake <- struct{}{}:
@@ -108,7 +110,8 @@ func newShard(t *testing.T, size int) *shard {
 }
 
 func (s *shard) configure(size int) {
-	g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: size, MaxSurge: 1, Subnets: []string{"a"}, InfraHash: "i1"}
+	g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: size, MaxSurge: 1,
+		Subnets: []string{"a"}, InfraHash: "i1"}
 	g.MaxUnhealthy, _ = config.ParseLimit("40%")
 	s.World.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
 }
@@ -149,7 +152,8 @@ func (s *shard) newID() ident.ID {
 func (s *shard) write(id ident.ID, state record.State, change func(*record.Instance)) {
 	s.t.Helper()
 	now := time.Now().UTC()
-	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: state, Revision: 1, Term: 3, ReservedTerm: 3, Writer: "w", Cluster: owner.Cluster,
+	rec := record.Instance{Schema: record.InstanceSchema, ID: id, State: state, Revision: 1, Term: 3, ReservedTerm: 3,
+		Writer: "w", Cluster: owner.Cluster,
 		Shard: owner.Shard, Tenant: workers.Tenant, Kind: "wrk", CreatedAt: now}
 	if state != record.Reserved {
 		rec.Group, rec.ProviderID = workers.Group, "vm-"+id.String()
@@ -169,7 +173,8 @@ func (s *shard) write(id ident.ID, state record.State, change func(*record.Insta
 
 func (s *shard) plant(id ident.ID) {
 	s.t.Helper()
-	if err := s.provider.Plant(infra.VM{ProviderID: "vm-" + id.String(), Tags: infra.Tags{Owner: owner, Tenant: workers.Tenant, Group: workers.Group, Instance: id}}); err != nil {
+	if err := s.provider.Plant(infra.VM{ProviderID: "vm-" + id.String(),
+		Tags: infra.Tags{Owner: owner, Tenant: workers.Tenant, Group: workers.Group, Instance: id}}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -260,7 +265,8 @@ func TestTakeOverMeetsAHigherTerm(t *testing.T) {
 	})
 }
 
-// A provider that does not answer does not keep the leader from leading for long, and a moment's throttling does not leave it in the dark.
+// A provider that does not answer does not keep the leader from leading for long, and a moment's throttling does not
+// leave it in the dark.
 func TestTakeOverWithoutProvider(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -271,7 +277,8 @@ func TestTakeOverWithoutProvider(t *testing.T) {
 	}{
 		{"throttled twice", mock.Outcome{Err: infra.Errorf(infra.Throttled, "list", "slow down")}, 2, 3, true},
 		{"refused", mock.Outcome{Err: infra.Errorf(infra.Denied, "list", "no")}, 99, 3, false},
-		{"slow and refused", mock.Outcome{Latency: 10 * time.Second, Err: infra.Errorf(infra.Indeterminate, "list", "time-out")}, 99, 1, false},
+		{"slow and refused", mock.Outcome{Latency: 10 * time.Second, Err: infra.Errorf(infra.Indeterminate, "list",
+			"time-out")}, 99, 1, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, 3, func(t *testing.T, s *shard) {
@@ -285,7 +292,8 @@ func TestTakeOverWithoutProvider(t *testing.T) {
 				if err := s.TakeOver(t.Context()); err != nil {
 					t.Error(err)
 				}
-				if lists := s.provider.Count(mock.List); lists != tt.lists || s.World.ShardSnapshot().Listed.Complete != tt.listed || s.standing("provider") == tt.listed {
+				if lists := s.provider.Count(mock.List); lists != tt.lists ||
+					s.World.ShardSnapshot().Listed.Complete != tt.listed || s.standing("provider") == tt.listed {
 					t.Errorf("%d lists, known: %t", lists, s.World.ShardSnapshot().Listed.Complete)
 				}
 			})
@@ -305,12 +313,15 @@ func TestCollect(t *testing.T) {
 		})
 		go s.Collect(ctx)
 		time.Sleep(5 * time.Second)
-		if !s.standing("provider") || s.World.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}) != execute.ReservePool {
-			t.Errorf("standing: %t, %d reservations", s.standing("provider"), s.World.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
+		if !s.standing("provider") || s.World.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant,
+			Kind: "wrk"}) != execute.ReservePool {
+			t.Errorf("standing: %t, %d reservations", s.standing("provider"),
+				s.World.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
 		}
 		time.Sleep(20 * time.Second)
 		// At 0, 1, 3, 7 and 15 s.
-		if n := s.provider.Count(mock.List); n != 5 || s.standing("provider") || !s.World.ShardSnapshot().Listed.Complete {
+		if n := s.provider.Count(mock.List); n != 5 || s.standing("provider") ||
+			!s.World.ShardSnapshot().Listed.Complete {
 			t.Errorf("%d lists, standing: %t", n, s.standing("provider"))
 		}
 		time.Sleep(s.World.Settings().CollectInterval)
@@ -345,8 +356,8 @@ func TestCollectAfterTakeOver(t *testing.T) {
 	})
 }
 
-// What an earlier leader had sent lands after its successor has read the bucket. A minute later the successor knows; then, while nothing changes, it
-// costs one request each ten minutes.
+// What an earlier leader had sent lands after its successor has read the bucket. A minute later the successor knows;
+// then, while nothing changes, it costs one request each ten minutes.
 func TestRecheck(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		marked, kept, dead := s.newID(), s.newID(), s.newID()
@@ -388,7 +399,8 @@ func TestRecheck(t *testing.T) {
 			t.Errorf("too early: %s", rec.State)
 		}
 		pass(2 * time.Second)
-		for id, want := range map[ident.ID]record.State{marked: record.Deleting, kept: record.Registered, created: record.Created} {
+		for id, want := range map[ident.ID]record.State{marked: record.Deleting, kept: record.Registered,
+			created: record.Created} {
 			if rec, _, ok := s.World.Record(id); !ok || rec.State != want {
 				t.Errorf("%s: %s, %t; want %s", id, rec.State, ok, want)
 			}
@@ -523,7 +535,8 @@ func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 		for _, id := range []ident.ID{running, nothing} {
 			s.write(id, record.Reserved, func(r *record.Instance) { r.Group, r.OnDemand = workers.Group, true })
 		}
-		if err := s.provider.Plant(infra.VM{ProviderID: "vm", Tags: infra.Tags{Owner: owner, Tenant: workers.Tenant, Group: workers.Group, Instance: running,
+		if err := s.provider.Plant(infra.VM{ProviderID: "vm", Tags: infra.Tags{Owner: owner, Tenant: workers.Tenant,
+			Group: workers.Group, Instance: running,
 			OnDemand: true}}); err != nil {
 			t.Fatal(err)
 		}
@@ -549,7 +562,8 @@ func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 
 		higher := s.newID()
 		s.write(higher, record.Created, func(r *record.Instance) { r.Term, r.OnDemand = term+1, true })
-		if _, err := s.CreateInstance(ctx, workers, higher, "", nil); !errors.As(err, &superseded) || s.refused != term+1 {
+		if _, err := s.CreateInstance(ctx, workers, higher, "", nil); !errors.As(err, &superseded) || s.refused != term+
+			1 {
 			t.Errorf("%v, refused %d", err, s.refused)
 		}
 		cancel()
@@ -616,7 +630,8 @@ func TestLoop(t *testing.T) {
 		if err := s.provider.Terminate(s.provider.VMs()[2].ProviderID); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(s.World.Settings().CollectInterval + 5*time.Second) // it never registered: that counts as a failure, and waits
+		// it never registered: that counts as a failure, and waits
+		time.Sleep(s.World.Settings().CollectInterval + 5*time.Second)
 		if n := alive(); n != 5 {
 			t.Errorf("%d VMs", n)
 		}

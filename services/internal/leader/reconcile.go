@@ -1,7 +1,8 @@
-// Package leader owns the leader's loop: whatever changed in the World is planned anew, and what the plan asks for is started.
+// Package leader owns the leader's loop: whatever changed in the World is planned anew, and what the plan asks for is
+// started.
 //
-// Invariant: it decides nothing. A pass takes dirty groups, plans each from a fresh snapshot, marks every action as under way before it
-// starts it, and notes when to look again.
+// Invariant: it decides nothing. A pass takes dirty groups, plans each from a fresh snapshot, marks every action as
+// under way before it starts it, and notes when to look again.
 package leader
 
 import (
@@ -41,8 +42,8 @@ type Loop struct {
 	health   plan.ShardHealth
 	healthAt time.Time
 
-	// Creates and other actions are bounded apart, so that creates find a free line. Groups that got fewer than they wanted are planned again when
-	// there is room.
+	// Creates and other actions are bounded apart, so that creates find a free line. Groups that got fewer than they
+	// wanted are planned again when there is room.
 	slotsMu  sync.Mutex
 	creates  int
 	held     map[config.GroupKey]struct{} // by maxCreates
@@ -50,22 +51,24 @@ type Loop struct {
 	deferred map[config.GroupKey]struct{} // by maxOthers
 }
 
-// look is when a group is to be looked at again, and when even if all reports that are owed come in time ([plan.Decision]; zero: no need).
+// look is when a group is to be looked at again, and when even if all reports that are owed come in time
+// ([plan.Decision]; zero: no need).
 type look struct{ at, firm time.Time }
 
 // healthFresh is how old the shard's health may be when an event leads to planning.
 const healthFresh = 50 * time.Millisecond
 
 const (
-	// maxCreates is how many creates are under way at most. Each holds a reservation and writes it twice: if thousands do at once, bucket and
-	// processor are busy for longer than a renewal of the lock may take, and the next leader begins with as many.
+	// maxCreates is how many creates are under way at most. Each holds a reservation and writes it twice: if thousands
+	// do at once, bucket and processor are busy for longer than a renewal of the lock may take, and the next leader
+	// begins with as many.
 	maxCreates = 128
 	// maxOthers is how many actions other than creates are under way at most.
 	maxOthers = 64
 )
 
-// Pass plans every dirty group and every group whose time has come, starts what they ask for, and returns when to look again even if
-// nothing happens (zero: no need). The actions run under ctx, which is the leader's authority.
+// Pass plans every dirty group and every group whose time has come, starts what they ask for, and returns when to look
+// again even if nothing happens (zero: no need). The actions run under ctx, which is the leader's authority.
 func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +87,8 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	}
 	dirty := l.World.TakeDirty()
 	if len(dirty) > 0 {
-		// Looking at every instance of the shard is not on the way of every event. What time alone changes is always looked at anew.
+		// Looking at every instance of the shard is not on the way of every event. What time alone changes is always
+		// looked at anew.
 		if timed || now.Sub(l.healthAt) >= healthFresh || now.Before(l.healthAt) {
 			l.health, l.healthAt = l.World.Health(now), now
 		}
@@ -108,8 +112,9 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// putOff sets a later time for a look that only had to see whether reports come, if they do. The report nearest to being missed has most often come
-// by then, and the next one is a tenth of an interval away: a plan each time would be ten in every interval for every group.
+// putOff sets a later time for a look that only had to see whether reports come, if they do. The report nearest to
+// being missed has most often come by then, and the next one is a tenth of an interval away: a plan each time would be
+// ten in every interval for every group.
 func (l *Loop) putOff(key config.GroupKey, wake look, now time.Time) bool {
 	if !wake.firm.IsZero() && !wake.firm.After(now) {
 		return false
@@ -200,9 +205,11 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 	case plan.ForgetGroup:
 		l.Env.Go("forget group", func() { l.Executor.ForgetGroup(ctx, key) })
 	case plan.RaiseError:
-		l.World.Raise(shardstate.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group, Instance: action.Instance}, action.Reason)
+		l.World.Raise(shardstate.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group,
+			Instance: action.Instance}, action.Reason)
 	case plan.ResolveError:
-		l.World.Resolve(shardstate.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group, Instance: action.Instance})
+		l.World.Resolve(shardstate.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group,
+			Instance: action.Instance})
 	default:
 		if !l.acquire(key) {
 			return
@@ -234,7 +241,8 @@ func (l *Loop) freeCreates() int {
 	return maxCreates - l.creates
 }
 
-// beginCreates takes a group's creates. used says that there is no room for more, so that the group may want to be planned again.
+// beginCreates takes a group's creates. used says that there is no room for more, so that the group may want to be
+// planned again.
 func (l *Loop) beginCreates(key config.GroupKey, n int, used bool) {
 	l.slotsMu.Lock()
 	l.creates += n
@@ -254,7 +262,8 @@ func (l *Loop) endCreate() {
 	l.releaseHeld()
 }
 
-// releaseHeld has the groups that were held back planned anew when there are places enough: not for every single one. It releases slotsMu.
+// releaseHeld has the groups that were held back planned anew when there are places enough: not for every single one.
+// It releases slotsMu.
 func (l *Loop) releaseHeld() {
 	var held map[config.GroupKey]struct{}
 	if l.creates <= maxCreates*7/8 {
@@ -266,7 +275,8 @@ func (l *Loop) releaseHeld() {
 	}
 }
 
-// acquire takes a slot for an action that is no create. Where there is none, the group is planned again as soon as one is free.
+// acquire takes a slot for an action that is no create. Where there is none, the group is planned again as soon as one
+// is free.
 func (l *Loop) acquire(key config.GroupKey) bool {
 	l.slotsMu.Lock()
 	defer l.slotsMu.Unlock()

@@ -23,7 +23,9 @@ import (
 // create_rate_limit spaces creates, over all groups.
 func TestCreateEvery(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time { return now }, Wake: func() {}})
+	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+		return now
+	}, Wake: func() {}})
 	groups := map[config.GroupKey]config.Group{}
 	for _, name := range []string{"a", "b"} {
 		key := config.GroupKey{Tenant: ident.DefaultTenant, Group: name}
@@ -66,7 +68,8 @@ func TestCreateEvery(t *testing.T) {
 	}
 }
 
-// However many instances are missing, only so many creates are under way; as they end others begin, until all were asked for.
+// However many instances are missing, only so many creates are under way; as they end others begin, until all were
+// asked for.
 func TestCreatesAreBounded(t *testing.T) {
 	const size, most = 600, 128
 	inBubble(t, size, func(t *testing.T, s *shard) {
@@ -100,22 +103,29 @@ func TestCreatesAreBounded(t *testing.T) {
 	})
 }
 
-// While all instances of a group report in time nothing is planned, however often a report was the one nearest to being missed; and one that is missed
-// is asked about when it is.
+// While all instances of a group report in time nothing is planned, however often a report was the one nearest to being
+// missed; and one that is missed is asked about when it is.
 func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	const instances, interval = 20, time.Minute
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "a"}
-	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time { return now }, Wake: func() {}})
+	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+		return now
+	}, Wake: func() {}})
 	world.Configure((&config.Shard{}).WithDefaults(),
-		map[config.GroupKey]config.Group{key: {GroupKey: key, Kind: "wrk", Size: instances, MaxSurge: 1, MaxUnhealthy: config.Limit{Value: 40, Percent: true}}})
+		map[config.GroupKey]config.Group{key: {GroupKey: key, Kind: "wrk", Size: instances, MaxSurge: 1,
+			MaxUnhealthy: config.Limit{Value: 40, Percent: true}}})
 	if every := world.Settings().HealthInterval; every != interval {
 		t.Fatalf("reports are expected every %s, not %s", every, interval)
 	}
 	plans, passes := 0, 0
 	var started []string
-	env := tasks.Env{Now: func() time.Time { return now }, Go: func(name string, _ func()) { started = append(started, name) }}
-	loop := &leader.Loop{World: world, Log: slog.New(slog.DiscardHandler), Env: env, Planned: func(int, time.Duration) { plans++ }}
+	env := tasks.Env{Now: func() time.Time {
+		return now
+	}, Go: func(name string, _ func()) { started = append(started, name) }}
+	loop := &leader.Loop{World: world, Log: slog.New(slog.DiscardHandler), Env: env, Planned: func(int, time.Duration) {
+		plans++
+	}}
 	loop.Asker = &shardstate.Asker{World: world, Env: env}
 
 	ids, streams := make([]ident.ID, instances), make([]uint64, instances)
@@ -125,7 +135,8 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		ids[n] = id
-		world.PutRecord(record.Instance{ID: id, State: record.Registered, Tenant: key.Tenant, Group: key.Group, CreatedAt: now, RegisteredAt: now,
+		world.PutRecord(record.Instance{ID: id, State: record.Registered, Tenant: key.Tenant, Group: key.Group,
+			CreatedAt: now, RegisteredAt: now,
 			ProviderID: "vm-" + id.String()}, "1")
 		streams[n], _ = world.Connected(id)
 		world.Reported(id, streams[n], shardstate.Report{Healthy: true})
@@ -161,6 +172,7 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	}
 	play(interval/5, 0)
 	if plans == before || !slices.Equal(started, []string{"ask the provider"}) {
-		t.Errorf("%d plans, started %q after a report was missed, want one question to the provider", plans-before, started)
+		t.Errorf("%d plans, started %q after a report was missed, want one question to the provider", plans-before,
+			started)
 	}
 }

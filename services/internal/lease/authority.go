@@ -14,8 +14,9 @@ var ErrLost = errors.New("leadership lost")
 
 // Authority is the right to act in one term. All methods may be called concurrently, and after it has ended.
 //
-// The context that the leader's code got with it is cancelled when it ends, but a cancelled context stops only what looks at it. What must not
-// happen without authority asks Remaining right before, and Confirm before what cannot be undone.
+// The context that the leader's code got with it is cancelled when it ends, but a cancelled context stops only what
+// looks at it. What must not happen without authority asks Remaining right before, and Confirm before what cannot be
+// undone.
 type Authority struct {
 	term   uint64
 	clock  Clock
@@ -39,7 +40,8 @@ func newAuthority(ctx context.Context, term uint64, clock Clock, ask chan<- ques
 	return ctx, &Authority{term: term, clock: clock, cancel: cancel, over: make(chan struct{}), ask: ask}
 }
 
-// Unlimited is the authority of a leader without an election: it ends with ctx, by the returned cancel function, or by Refuse.
+// Unlimited is the authority of a leader without an election: it ends with ctx, by the returned cancel function, or by
+// Refuse.
 func Unlimited(ctx context.Context, term uint64) (context.Context, *Authority, context.CancelFunc) {
 	ctx, a := newAuthority(ctx, term, stopped{}, nil)
 	a.until.Store(int64(Never))
@@ -54,14 +56,15 @@ func (stopped) Now() Instant { return 0 }
 // Term is written into every record and onto every VM.
 func (a *Authority) Term() uint64 { return a.term }
 
-// Remaining is for how long the leader may still act, read from the clock now; 0 when it may not. A call to a provider or to the bucket is
-// begun only if it can be expected to end within it.
+// Remaining is for how long the leader may still act, read from the clock now; 0 when it may not. A call to a provider
+// or to the bucket is begun only if it can be expected to end within it.
 func (a *Authority) Remaining() time.Duration {
 	return max(0, Instant(a.until.Load()).Sub(a.clock.Now()))
 }
 
-// Confirm returns nil when it has been proved, by a request to the store that began after the call, that the lock is still this
-// leadership's. Concurrent calls share requests. It returns ErrLost when the leadership is over, or the context's error.
+// Confirm returns nil when it has been proved, by a request to the store that began after the call, that the lock is
+// still this leadership's. Concurrent calls share requests. It returns ErrLost when the leadership is over, or the
+// context's error.
 func (a *Authority) Confirm(ctx context.Context) error {
 	done := make(chan struct{})
 	if a.ask == nil {
@@ -85,18 +88,20 @@ func (a *Authority) Confirm(ctx context.Context) error {
 // SetAppliedETag has the next renewal carry the token of the configuration that is now in force.
 func (a *Authority) SetAppliedETag(etag string) {
 	if a.ask != nil {
-		_ = a.tell(context.Background(), question{about: a, in: Applied{ETag: etag}}) // once lost, there is no next renewal
+		// once lost, there is no next renewal
+		_ = a.tell(context.Background(), question{about: a, in: Applied{ETag: etag}})
 	}
 }
 
-// Refuse says that something written in this term was found. If it is a higher one than ours, authority ends before Refuse returns, and
-// later leaderships have a higher term still.
+// Refuse says that something written in this term was found. If it is a higher one than ours, authority ends before
+// Refuse returns, and later leaderships have a higher term still.
 func (a *Authority) Refuse(term uint64) {
 	if term <= a.term {
 		return
 	}
 	if a.ask != nil {
-		_ = a.tell(context.Background(), question{about: a, in: TermMet{Term: term}}) // once lost, the next term is read from the lock
+		// once lost, the next term is read from the lock
+		_ = a.tell(context.Background(), question{about: a, in: TermMet{Term: term}})
 		<-a.over
 		return
 	}

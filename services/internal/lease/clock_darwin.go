@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockMonotonic is CLOCK_MONOTONIC of <time.h>. Unlike CLOCK_UPTIME_RAW, which Go's time uses, it counts while the system is asleep
-// (clock_gettime(3)).
+// clockMonotonic is CLOCK_MONOTONIC of <time.h>. Unlike CLOCK_UPTIME_RAW, which Go's time uses, it counts while the
+// system is asleep (clock_gettime(3)).
 const clockMonotonic = 6
 
 // SystemClock is CLOCK_MONOTONIC, for development on macOS.

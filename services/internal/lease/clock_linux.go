@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SystemClock is CLOCK_BOOTTIME (clock_gettime(2)): like CLOCK_MONOTONIC, but it counts the time that the system is suspended.
+// SystemClock is CLOCK_BOOTTIME (clock_gettime(2)): like CLOCK_MONOTONIC, but it counts the time that the system is
+// suspended.
 func SystemClock() Clock { return systemClock{} }
 
 type systemClock struct{}

@@ -23,17 +23,19 @@ const (
 	Gone
 )
 
-// Elector is the state of one process in the election: a value that Next advances. There is no clock, chance or I/O in it.
+// Elector is the state of one process in the election: a value that Next advances. There is no clock, chance or I/O in
+// it.
 type Elector struct {
 	self Identity
 	opt  Options
 	role Role
 	term uint64 // led now, or last
 
-	seen     sighting // the lock as it was seen last
-	stale    bool     // it must be read before anything is written
-	fresh    bool     // it was read in this very step
-	inPhase  bool     // the token was seen to change, by a read that began at phase: the next renewal is due an interval later
+	seen  sighting // the lock as it was seen last
+	stale bool     // it must be read before anything is written
+	fresh bool     // it was read in this very step
+	// the token was seen to change, by a read that began at phase: the next renewal is due an interval later
+	inPhase  bool
 	phase    Instant
 	lookedAt Instant       // when the last read began
 	lookAt   Instant       // when the next one is due
@@ -265,8 +267,9 @@ func (e *Elector) due(now Instant) (what request, at Instant) {
 	}
 }
 
-// backOff delays the next request after one that failed: doubling from a twentieth of the renewal interval, to a quarter of it while there is a
-// lease to save, to all of it otherwise. Candidates are spread by a hash of their incarnation.
+// backOff delays the next request after one that failed: doubling from a twentieth of the renewal interval, to a
+// quarter of it while there is a lease to save, to all of it otherwise. Candidates are spread by a hash of their
+// incarnation.
 func (e *Elector) backOff(now Instant) {
 	wait := e.opt.Renew / 20 << min(e.fails, 5)
 	e.fails++

@@ -33,7 +33,8 @@ func (d *driver) at(s float64, in Input, want ...Action) {
 	d.t.Helper()
 	next, decision := d.e.Next(seconds(s), in)
 	d.e, d.wake = next, decision.Wake
-	if diff := cmp.Diff(want, decision.Actions, cmpopts.EquateComparable(objstore.Condition{}), cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, decision.Actions, cmpopts.EquateComparable(objstore.Condition{}),
+		cmpopts.EquateEmpty()); diff != "" {
 		d.t.Fatalf("at %v s, after %T%+v (-want +got):\n%s", s, in, in, diff)
 	}
 }
@@ -48,18 +49,21 @@ func (d *driver) wakes(s float64) {
 func (d *driver) actsUntil(s float64, term uint64) {
 	d.t.Helper()
 	if until, got := d.e.ActUntil(); until != seconds(s) || got != term {
-		d.t.Fatalf("acts until %v in term %d, want %v in term %d", time.Duration(until), got, time.Duration(seconds(s)), term)
+		d.t.Fatalf("acts until %v in term %d, want %v in term %d", time.Duration(until), got, time.Duration(seconds(s)),
+			term)
 	}
 }
 
 // own is the lock as driver's elector writes it.
 func own(term, revision uint64) record.Lock {
-	return record.Lock{LeaderID: "a", Incarnation: "a1", Machine: "m-a", Term: term, Revision: revision, LeaseMS: 10_000, RenewMS: 5_000}
+	return record.Lock{LeaderID: "a", Incarnation: "a1", Machine: "m-a", Term: term, Revision: revision,
+		LeaseMS: 10_000, RenewMS: 5_000}
 }
 
 // other is the lock of another process.
 func other(term, revision uint64) record.Lock {
-	return record.Lock{LeaderID: "b", Incarnation: "b1", Machine: "m-b", Term: term, Revision: revision, LeaseMS: 10_000, RenewMS: 5_000}
+	return record.Lock{LeaderID: "b", Incarnation: "b1", Machine: "m-b", Term: term, Revision: revision,
+		LeaseMS: 10_000, RenewMS: 5_000}
 }
 
 func (d *driver) leadFrom0() {
@@ -252,7 +256,8 @@ func TestCandidateWaitsForLeaseAndMargin(t *testing.T) {
 	})
 }
 
-// until ticks when asked to and answers every read, up to a time at which the elector must want to wake. Anything but reads is a failure.
+// until ticks when asked to and answers every read, up to a time at which the elector must want to wake. Anything but
+// reads is a failure.
 func (d *driver) until(end float64, answer func() Input) {
 	d.t.Helper()
 	for d.wake < seconds(end) {
@@ -301,7 +306,8 @@ func TestMachineEvidence(t *testing.T) {
 		d := start(t)
 		d.at(9.1, MachineAnswer{MachineTerminated}, take)
 	})
-	for _, state := range []Evidence{MachineUnknown, MachineRunning, MachineStopping, MachineSuspended, MachineNotFound} {
+	for _, state := range []Evidence{MachineUnknown, MachineRunning, MachineStopping, MachineSuspended,
+		MachineNotFound} {
 		t.Run("never counts", func(t *testing.T) {
 			d := start(t)
 			d.at(9.1, MachineAnswer{state})
@@ -379,7 +385,8 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(10, Tick{}, ReadLock{}, ask)
 		d.at(10.1, LockRead{other(4, 11), "x3"})
 		d.at(10.1, MachineAnswer{MachineRunning})
-		d.at(14.95, Tick{}, ReadLock{}) // as if the link had never been: the next question comes when the next renewal is overdue
+		// as if the link had never been: the next question comes when the next renewal is overdue
+		d.at(14.95, Tick{}, ReadLock{})
 		d.at(15, LockRead{other(4, 11), "x3"})
 		d.at(16.1, Tick{}, ReadLock{}, ask)
 	})
@@ -403,7 +410,8 @@ func TestTakeOverThatWasSettledTooLate(t *testing.T) {
 	d.at(3, LockRead{released, "x"}, take)
 	d.at(4, WriteUnknown{})
 	d.at(6, Tick{}, ReadLock{})
-	// It is there, but its lease counts from 1 s: others may already be about to take it. It is held without authority and written again.
+	// It is there, but its lease counts from 1 s: others may already be about to take it. It is held without authority
+	// and written again.
 	d.at(10.5, LockRead{own(5, 10), "y"}, WriteLock{own(6, 11), objstore.IfToken("y")})
 	d.actsUntil(0, 0)
 	d.at(10.6, LockWritten{"z"}, BecameLeader{6})
@@ -618,7 +626,8 @@ func TestRequestsOfAPeacefulHour(t *testing.T) {
 			got, least, most := w.requests-before, renewals*99/100*(followers+1), renewals+1+renewals*14/10*followers
 			t.Logf("renewal %v, %d followers: %d requests an hour", opt.Renew, followers, got)
 			if got > most || got < least {
-				t.Errorf("renewal %v, %d followers: %d requests an hour, want %d to %d", opt.Renew, followers, got, least, most)
+				t.Errorf("renewal %v, %d followers: %d requests an hour, want %d to %d", opt.Renew, followers, got,
+					least, most)
 			}
 			if w.led != 1 {
 				t.Errorf("%d leaderships in an hour of peace", w.led)
@@ -627,7 +636,8 @@ func TestRequestsOfAPeacefulHour(t *testing.T) {
 	}
 }
 
-// TestFailOverTimes holds the figures of docs/election.md: a leader is killed at a random moment, or stops, and a follower has authority so much later.
+// TestFailOverTimes holds the figures of docs/election.md: a leader is killed at a random moment, or stops, and a
+// follower has authority so much later.
 func TestFailOverTimes(t *testing.T) {
 	kill := func(w *world, a *node, state Evidence) {
 		a.state = state
@@ -642,8 +652,11 @@ func TestFailOverTimes(t *testing.T) {
 			stop        func(w *world, a *node)
 			least, most time.Duration
 		}{
-			// Lease and margin, the wait for the next look, the way of the last renewal, and those of a read and a write.
-			{"killed", func(w *world, a *node) { kill(w, a, MachineRunning) }, patience(opt.Lease) - opt.Renew - 200*time.Millisecond,
+			// Lease and margin, the wait for the next look, the way of the last renewal, and those of a read and a
+			// write.
+			{"killed", func(w *world, a *node) {
+				kill(w, a, MachineRunning)
+			}, patience(opt.Lease) - opt.Renew - 200*time.Millisecond,
 				patience(opt.Lease) + opt.Renew/20 + 5*80*time.Millisecond},
 			{"machine terminated", func(w *world, a *node) { kill(w, a, MachineTerminated) }, 0, told},
 			{"released", func(w *world, a *node) { w.give(a, Release{}) }, 0, told + opt.Renew/20},
@@ -675,12 +688,14 @@ func TestFailOverTimes(t *testing.T) {
 				waits = append(waits, w.now-before)
 			}
 			slices.Sort(waits)
-			t.Logf("renewal %v, lease %v, %s: p50 %v, p95 %v, most %v", opt.Renew, opt.Lease, tc.name, waits[99], waits[189], waits[199])
+			t.Logf("renewal %v, lease %v, %s: p50 %v, p95 %v, most %v", opt.Renew, opt.Lease, tc.name, waits[99],
+				waits[189], waits[199])
 			if waits[199] > tc.most {
 				t.Errorf("lease %v, %s: fail-over took %v, want at most %v", opt.Lease, tc.name, waits[199], tc.most)
 			}
 			if waits[0] < tc.least {
-				t.Errorf("lease %v, %s: fail-over took only %v, cannot be less than %v", opt.Lease, tc.name, waits[0], tc.least)
+				t.Errorf("lease %v, %s: fail-over took only %v, cannot be less than %v", opt.Lease, tc.name, waits[0],
+					tc.least)
 			}
 		}
 	}

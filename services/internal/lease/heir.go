@@ -13,8 +13,8 @@ const (
 type link struct {
 	peer Peer
 	up   bool
-	// promises: it has made one in this term. promised is when the sending of the newest heartbeat that it answered began, since the beginning
-	// of answers without a gap.
+	// promises: it has made one in this term. promised is when the sending of the newest heartbeat that it answered
+	// began, since the beginning of answers without a gap.
 	promises bool
 	promised Instant
 	since    Instant
@@ -34,12 +34,13 @@ func (b *beats) soon(o Options) Instant { return b.sent[b.last%maxBeats].Add(o.b
 // beatEvery is the time between heartbeats: a heartbeat and its answer may be lost without the heir being given up.
 func (o Options) beatEvery() time.Duration { return min(o.PeerInterval, o.PeerLease/4) }
 
-// stale is how old the newest promise may be before the leader writes the lock without that heir: 0.3 promises are left for the write. Sooner, and a
-// busy machine's pauses would cost it its heir now and then; later, and a follower's end could cost the leadership.
+// stale is how old the newest promise may be before the leader writes the lock without that heir: 0.3 promises are left
+// for the write. Sooner, and a busy machine's pauses would cost it its heir now and then; later, and a follower's end
+// could cost the leadership.
 func (o Options) stale() time.Duration { return o.PeerLease * 13 / 20 }
 
-// bound says until when a leader may act and what ends it: the storage lease, and the promise of the heir. While a write is unsettled, either
-// version may be in the store: both leases and both heirs count.
+// bound says until when a leader may act and what ends it: the storage lease, and the promise of the heir. While a
+// write is unsettled, either version may be in the store: both leases and both heirs count.
 func (e *Elector) bound() (Instant, Reason) {
 	until, why := e.leaseFrom.Add(authority(e.lease)), ReasonExpired
 	heirs := [2]Peer{e.heir}
@@ -58,8 +59,8 @@ func (e *Elector) bound() (Instant, Reason) {
 	return until, why
 }
 
-// promiseEnd is when the newest promise of a follower ends for the leader, who counts from before he began to send the heartbeat; the zero
-// Instant without one.
+// promiseEnd is when the newest promise of a follower ends for the leader, who counts from before he began to send the
+// heartbeat; the zero Instant without one.
 func (e *Elector) promiseEnd(of Peer) Instant {
 	if l := e.link(of); l != nil && l.promises {
 		return l.promised.Add(authority(e.opt.PeerLease))
@@ -80,7 +81,8 @@ func (e *Elector) link(of Peer) *link {
 func (e *Elector) linkUp(peer Peer) {
 	l := e.link(peer)
 	for i := 0; l == nil && i < maxLinks; i++ {
-		if free := &e.links[i]; !free.up && (free.peer == Peer{} || free.peer != e.heir && free.peer != e.write.lock.Heir) {
+		if free := &e.links[i]; !free.up && (free.peer == Peer{} || free.peer != e.heir &&
+			free.peer != e.write.lock.Heir) {
 			*free = link{peer: peer}
 			l = free
 		}
@@ -101,7 +103,8 @@ func (e *Elector) linkDown(now Instant, peer Peer) {
 	}
 }
 
-// nextHeir is who the lock should name: the heir while its answers come, or else a follower that has answered for long enough, or nobody.
+// nextHeir is who the lock should name: the heir while its answers come, or else a follower that has answered for long
+// enough, or nobody.
 func (e *Elector) nextHeir(now Instant) Peer {
 	var next *link
 	for i := range e.links {
@@ -128,7 +131,8 @@ func (e *Elector) renewEvery() time.Duration {
 	return e.opt.Renew
 }
 
-// beat asks every connected follower for a promise when that is due: in time, or at once for a Confirm, which an heir's answer settles.
+// beat asks every connected follower for a promise when that is due: in time, or at once for a Confirm, which an heir's
+// answer settles.
 func (e *Elector) beat(now Instant, d *Decision) {
 	if e.role != Leader || e.opt.PeerLease == 0 {
 		return
@@ -156,16 +160,19 @@ func (e *Elector) beat(now Instant, d *Decision) {
 			b.sent[b.last%maxBeats], b.covers[b.last%maxBeats], b.nextAt = now, e.wanted, now.Add(e.opt.beatEvery())
 			d.wakeAt(b.nextAt)
 		}
-		d.add(Send{To: l.peer, Message: Heartbeat{Leader: e.self.Peer(), Follower: l.peer, Term: e.term, Beat: b.last, Length: e.opt.PeerLease,
-			Lock: e.seen.lock, Token: e.seen.token}})
+		d.add(Send{To: l.peer, Message: Heartbeat{Leader: e.self.Peer(), Follower: l.peer, Term: e.term, Beat: b.last,
+			Length: e.opt.PeerLease,
+			Lock:   e.seen.lock, Token: e.seen.token}})
 	}
 }
 
-// hasPromised takes in a follower's answer. It counts from the sending of the heartbeat that it names, whenever it arrives.
+// hasPromised takes in a follower's answer. It counts from the sending of the heartbeat that it names, whenever it
+// arrives.
 func (e *Elector) hasPromised(now Instant, p Promise, d *Decision) {
 	l := e.link(p.Follower)
 	b := &e.beats
-	if e.role != Leader || p.Leader != e.self.Peer() || p.Term != e.term || p.Length != e.opt.PeerLease || p.Follower == (Peer{}) || l == nil || !l.up ||
+	if e.role != Leader || p.Leader != e.self.Peer() || p.Term != e.term || p.Length != e.opt.PeerLease ||
+		p.Follower == (Peer{}) || l == nil || !l.up ||
 		p.Beat > b.last || b.last-p.Beat >= maxBeats || p.Beat == 0 {
 		return
 	}
@@ -205,8 +212,8 @@ func (e *Elector) forgetPromises() {
 	e.beats.nextAt = 0
 }
 
-// sayFarewell ends the heir's promise instead of releasing the lock: its take-over is then the only write. The lock is looked at, and released if
-// it still is ours, when the heir has not answered for a while.
+// sayFarewell ends the heir's promise instead of releasing the lock: its take-over is then the only write. The lock is
+// looked at, and released if it still is ours, when the heir has not answered for a while.
 func (e *Elector) sayFarewell(now Instant, d *Decision) {
 	if l := e.link(e.heir); e.heir != (Peer{}) && l != nil && l.up && e.nextHeir(now) == e.heir {
 		d.add(Send{To: e.heir, Message: Farewell{Leader: e.self.Peer(), Follower: e.heir, Term: e.term}})

@@ -13,11 +13,12 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// The model is two electors, the store, and what is on the way between them, of which every order of events is played up to a depth: time goes on to
-// when either wants to wake, either wakes (or does not, being paused), a message arrives, twice, late or never, a request reaches the store, its answer
-// arrives or is lost, a write lands after it was given up, a process crashes and comes back as another, a link breaks, a leader is told to stop.
-// Unlike in the random worlds nothing depends on luck, but the depth bounds how long a story is. It is a comparable value: a state that was seen is
-// not played again.
+// The model is two electors, the store, and what is on the way between them, of which every order of events is played
+// up to a depth: time goes on to when either wants to wake, either wakes (or does not, being paused), a message
+// arrives, twice, late or never, a request reaches the store, its answer arrives or is lost, a write lands after it was
+// given up, a process crashes and comes back as another, a link breaks, a leader is told to stop. Unlike in the random
+// worlds nothing depends on luck, but the depth bounds how long a story is. It is a comparable value: a state that was
+// seen is not played again.
 type model struct {
 	now     time.Duration
 	procs   [2]modelProc
@@ -88,7 +89,8 @@ func (x *explorer) give(m *model, i int, in Input) error {
 			p.request = a
 		case Send:
 			if _, promises := a.Message.(Promise); promises && m.mayTakeOver(p) {
-				return fmt.Errorf("%w: %s promises not to take over while its take-over may still land", errInvariant, p.e.self.ID)
+				return fmt.Errorf("%w: %s promises not to take over while its take-over may still land", errInvariant,
+					p.e.self.ID)
 			}
 			m.post(a)
 		case BecameLeader:
@@ -103,7 +105,8 @@ func (x *explorer) give(m *model, i int, in Input) error {
 				}
 			}
 		case Released:
-			if m.token != "" && m.lock.Incarnation == p.e.self.Incarnation && m.lock.Term == p.e.term && !m.lock.Released {
+			if m.token != "" && m.lock.Incarnation == p.e.self.Incarnation && m.lock.Term == p.e.term &&
+				!m.lock.Released {
 				return fmt.Errorf("%w: %s goes, and leaves its lock behind", errInvariant, p.e.self.ID)
 			}
 			p.gone = true
@@ -198,13 +201,18 @@ func (x *explorer) steps(m *model) []step {
 		name := p.e.self.Incarnation
 		if at := p.wake; at != Never {
 			if when := x.rates.trueTime(i, at); when > m.now {
-				add(fmt.Sprintf("time goes on to %v", when), func(x *explorer, m *model) error { m.now = when; return x.check(m) })
+				add(fmt.Sprintf("time goes on to %v", when), func(x *explorer, m *model) error {
+					m.now = when
+					return x.check(m)
+				})
 			} else {
 				add(name+" wakes", func(x *explorer, m *model) error { return x.give(m, i, Tick{}) })
 			}
 		}
 		if p.request != nil {
-			add(fmt.Sprintf("%T of %s reaches the store", p.request, name), func(_ *explorer, m *model) error { return m.reach(i) })
+			add(fmt.Sprintf("%T of %s reaches the store", p.request, name), func(_ *explorer, m *model) error {
+				return m.reach(i)
+			})
 			if write, ok := p.request.(WriteLock); ok && m.budget.late > 0 && m.late[1] == (WriteLock{}) {
 				add(name+"'s write hangs and is given up", func(x *explorer, m *model) error {
 					m.budget.late--
@@ -276,7 +284,8 @@ func (x *explorer) steps(m *model) []step {
 	return all
 }
 
-// crash ends a process; what it has sent stays under way. Its successor is another incarnation, and connects to the other process.
+// crash ends a process; what it has sent stays under way. Its successor is another incarnation, and connects to the
+// other process.
 func (x *explorer) crash(m *model, i int) error {
 	m.budget.crashes--
 	if write, ok := m.procs[i].request.(WriteLock); ok && m.late[1] == (WriteLock{}) {
@@ -289,7 +298,8 @@ func (x *explorer) crash(m *model, i int) error {
 		}
 	}
 	m.births++
-	m.procs[i] = modelProc{e: New(Identity{ID: before.ID, Incarnation: fmt.Sprintf("%s%d", before.ID, m.births)}, x.opt)}
+	m.procs[i] = modelProc{e: New(Identity{ID: before.ID, Incarnation: fmt.Sprintf("%s%d", before.ID, m.births)},
+		x.opt)}
 	if err := x.give(m, 1-i, LinkDown{Peer: before}); err != nil {
 		return err
 	}
@@ -334,7 +344,8 @@ func (x *explorer) explore(m *model, depth int) error {
 	return nil
 }
 
-// settle plays a story to its end without any more trouble: a process must lead in bounded time, and one that was told to stop has done so.
+// settle plays a story to its end without any more trouble: a process must lead in bounded time, and one that was told
+// to stop has done so.
 func (x *explorer) settle(m model) error {
 	x.ended++
 	m.budget = budget{}
@@ -358,7 +369,8 @@ func (x *explorer) settle(m model) error {
 	return fmt.Errorf("%w: no leader after peace: %v and %v", errInvariant, m.procs[0].e.role, m.procs[1].e.role)
 }
 
-// beginning is a model whose first process leads, and whose second is connected to it, played without trouble until ready holds.
+// beginning is a model whose first process leads, and whose second is connected to it, played without trouble until
+// ready holds.
 func (x *explorer) beginning(ready func(m *model) bool) (model, error) {
 	m := model{}
 	for i, id := range []string{"a", "b"} {
@@ -393,7 +405,8 @@ func (x *explorer) until(m *model, ready func(m *model) bool, hurt func(m *model
 	return errors.New("the beginning does not come")
 }
 
-// easiest is what happens when nothing goes wrong: what is under way arrives before time goes on, and time goes on no further than it must.
+// easiest is what happens when nothing goes wrong: what is under way arrives before time goes on, and time goes on no
+// further than it must.
 func (x *explorer) easiest(m *model) error {
 	all := x.steps(m)
 	best, at := -1, time.Duration(0)
@@ -424,7 +437,9 @@ func writes(p *modelProc, heir bool) bool {
 // modelBeginnings are where stories begin: where it matters what comes next.
 var modelBeginnings = map[string]func(x *explorer) (model, error){
 	"an heir": func(x *explorer) (model, error) {
-		return x.beginning(func(m *model) bool { return m.procs[0].e.heir != (Peer{}) && m.procs[0].e.beats.last%4 == 0 })
+		return x.beginning(func(m *model) bool {
+			return m.procs[0].e.heir != (Peer{}) && m.procs[0].e.beats.last%4 == 0
+		})
 	},
 	"an heir is being named": func(x *explorer) (model, error) {
 		return x.beginning(func(m *model) bool { return writes(&m.procs[0], true) })
@@ -445,14 +460,18 @@ var modelBeginnings = map[string]func(x *explorer) (model, error){
 		if err != nil {
 			return m, err
 		}
-		err = x.until(&m, func(m *model) bool { return writes(&m.procs[1], false) }, func(m *model) { m.procs[0].wake, m.mail = Never, [modelMail]letter{} })
+		err = x.until(&m, func(m *model) bool {
+			return writes(&m.procs[1], false)
+		}, func(m *model) { m.procs[0].wake, m.mail = Never, [modelMail]letter{} })
 		m.procs[0].wake = x.rates.clock(0, 0)
 		return m, err
 	},
 	"cut off from each other": func(x *explorer) (model, error) {
 		m, err := x.beginning(func(m *model) bool { return m.procs[0].e.heir != (Peer{}) })
 		if err == nil {
-			err = x.until(&m, func(m *model) bool { return writes(&m.procs[0], false) }, func(m *model) { m.mail = [modelMail]letter{} })
+			err = x.until(&m, func(m *model) bool {
+				return writes(&m.procs[0], false)
+			}, func(m *model) { m.mail = [modelMail]letter{} })
 		}
 		return m, err
 	},
@@ -481,7 +500,8 @@ var modelBeginnings = map[string]func(x *explorer) (model, error){
 
 // TestHeirModel plays all stories up to a depth from a few beginnings, with either clock fast.
 func TestHeirModel(t *testing.T) {
-	opt := Options{Lease: 4 * time.Second, Renew: 2 * time.Second, HeirLease: 12 * time.Second, HeirRenew: 6 * time.Second, Steady: time.Second,
+	opt := Options{Lease: 4 * time.Second, Renew: 2 * time.Second, HeirLease: 12 * time.Second,
+		HeirRenew: 6 * time.Second, Steady: time.Second,
 		PeerLease: time.Second, PeerInterval: 500 * time.Millisecond}
 	limit := *stateCount
 	if testing.Short() {
@@ -504,7 +524,8 @@ func TestHeirModel(t *testing.T) {
 					t.Fatalf("%s, clocks %v: %v, after\n%s", name, rates, err, strings.Join(x.path, "\n"))
 				}
 			}
-			t.Logf("%s, clocks %v: all stories of %d steps, %d states; %d played to the end", name, rates, depth-1, states, x.ended)
+			t.Logf("%s, clocks %v: all stories of %d steps, %d states; %d played to the end", name, rates, depth-1,
+				states, x.ended)
 		}
 	}
 }

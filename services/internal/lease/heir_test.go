@@ -22,7 +22,8 @@ func newHeirDriver(t *testing.T) *driver {
 
 // lockOf is a lock of the process a or b, as it writes it.
 func lockOf(p Peer, term, revision uint64, heir Peer) record.Lock {
-	lock := record.Lock{LeaderID: p.ID, Incarnation: p.Incarnation, Term: term, Revision: revision, LeaseMS: 10_000, RenewMS: 5_000, Heir: heir}
+	lock := record.Lock{LeaderID: p.ID, Incarnation: p.Incarnation, Term: term, Revision: revision, LeaseMS: 10_000,
+		RenewMS: 5_000, Heir: heir}
 	if heir != (Peer{}) {
 		lock.LeaseMS, lock.RenewMS = 90_000, 30_000
 	}
@@ -30,7 +31,8 @@ func lockOf(p Peer, term, revision uint64, heir Peer) record.Lock {
 }
 
 func beatOf(leader, follower Peer, beat uint64, lock record.Lock, token objstore.Token) Heartbeat {
-	return Heartbeat{Leader: leader, Follower: follower, Term: lock.Term, Beat: beat, Length: time.Second, Lock: lock, Token: token}
+	return Heartbeat{Leader: leader, Follower: follower, Term: lock.Term, Beat: beat, Length: time.Second, Lock: lock,
+		Token: token}
 }
 
 func (h Heartbeat) promise() Promise {
@@ -56,7 +58,8 @@ func writeOf(lock record.Lock, token objstore.Token) WriteLock {
 	return WriteLock{Lock: lock, Condition: objstore.IfToken(token)}
 }
 
-// named lets a lead from 0 s with b as its follower, whose answers take 10 ms, until it is about to be named as heir at 10.25 s, with beat 42.
+// named lets a lead from 0 s with b as its follower, whose answers take 10 ms, until it is about to be named as heir at
+// 10.25 s, with beat 42.
 func named(t *testing.T) *driver {
 	t.Helper()
 	d := newHeirDriver(t)
@@ -286,7 +289,8 @@ func TestHeirWhoseTakeOverIsUnsettledPromisesNothing(t *testing.T) {
 }
 
 func TestRestartedHeirWaitsLikeEverybodyElse(t *testing.T) {
-	for name, heir := range map[string]Peer{"the process before": {ID: "a", Incarnation: "a0"}, "this process, which knows of no promise": peerA} {
+	for name, heir := range map[string]Peer{"the process before": {ID: "a", Incarnation: "a0"},
+		"this process, which knows of no promise": peerA} {
 		t.Run(name, func(t *testing.T) {
 			d := newHeirDriver(t)
 			lock := lockOf(peerB, 4, 9, heir)
@@ -320,9 +324,11 @@ func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
 			d := following(t)
 			h := beatOf(peerB, peerA, 8, lock, "x")
 			if change == nil {
-				d.at(3.1, Farewell{Leader: peerB, Follower: peerA, Term: 4}, WriteLock{lockOf(peerA, 5, 10, Peer{}), objstore.IfToken("x")})
+				d.at(3.1, Farewell{Leader: peerB, Follower: peerA, Term: 4},
+					WriteLock{lockOf(peerA, 5, 10, Peer{}), objstore.IfToken("x")})
 				d.at(3.2, WriteConflict{}, ReadLock{}) // his last renewal; who is heir does not wait to look
-				d.at(3.3, LockRead{lockOf(peerB, 4, 10, peerA), "x2"}, WriteLock{lockOf(peerA, 5, 11, Peer{}), objstore.IfToken("x2")})
+				d.at(3.3, LockRead{lockOf(peerB, 4, 10, peerA), "x2"},
+					WriteLock{lockOf(peerA, 5, 11, Peer{}), objstore.IfToken("x2")})
 				d.at(3.4, WriteConflict{}, ReadLock{})
 			} else {
 				change(&h)
@@ -336,7 +342,8 @@ func TestFarewellIsAnsweredByTheTakeOver(t *testing.T) {
 	d := following(t)
 	d.at(3.05, Farewell{Leader: peerB, Follower: Peer{ID: "a", Incarnation: "a0"}, Term: 4}) // to another
 	d.at(3.06, Farewell{Leader: peerB, Follower: peerA, Term: 3})                            // of a term before
-	d.at(3.1, Farewell{Leader: peerB, Follower: peerA, Term: 4}, WriteLock{lockOf(peerA, 5, 10, Peer{}), objstore.IfToken("x")})
+	d.at(3.1, Farewell{Leader: peerB, Follower: peerA, Term: 4}, WriteLock{lockOf(peerA, 5, 10, Peer{}),
+		objstore.IfToken("x")})
 	d.at(3.2, LockWritten{"y"}, BecameLeader{5}, Send{peerB, Taken{Leader: peerB, Follower: peerA, Term: 5}})
 }
 

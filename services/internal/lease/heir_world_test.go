@@ -10,7 +10,8 @@ import (
 // way is a direction between two machines.
 type way struct{ from, to *node }
 
-// wire is a follower's connection to the process that holds the lock. It has one life; messages on it do not keep their order.
+// wire is a follower's connection to the process that holds the lock. It has one life; messages on it do not keep their
+// order.
 type wire struct {
 	follower, leader         *node
 	followerLife, leaderLife int
@@ -77,7 +78,8 @@ func (w *world) hangUp(wire *wire, after time.Duration) {
 	}
 	w.after(after, w.ofLife(wire.leader, func() {
 		// A newer connection of the same process takes this one's place: nobody hears of its end.
-		if newer := wire.follower.wire; newer == nil || newer == wire || newer.down || newer.peer != wire.peer || wire.follower.life != wire.followerLife {
+		if newer := wire.follower.wire; newer == nil || newer == wire || newer.down || newer.peer != wire.peer ||
+			wire.follower.life != wire.followerLife {
 			w.give(wire.leader, LinkDown{Peer: self})
 		}
 	}))
@@ -156,7 +158,8 @@ func (w *world) send(n *node, a Send) {
 	if to == nil || to == n {
 		return
 	}
-	connected := n.wire != nil && !n.wire.down && n.wire.leader == to || to.wire != nil && !to.wire.down && to.wire.leader == n
+	connected := n.wire != nil && !n.wire.down && n.wire.leader == to || to.wire != nil && !to.wire.down &&
+		to.wire.leader == n
 	if !connected || w.cut(n, to) || w.chance(w.faults.drop) {
 		return
 	}
@@ -210,20 +213,25 @@ func TestHeirWorlds(t *testing.T) {
 	for seed := uint64(1); seed <= uint64(count); seed++ {
 		w, err := play(seed, true, func(string, ...any) {})
 		if err != nil {
-			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/lease -run TestHeirWorlds -v -lease.seed=%d", seed, err, seed)
+			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/lease -run TestHeirWorlds -v -lease.seed=%d",
+				seed, err, seed)
 		}
-		led, heirs, inherited, confirms, yields = led+w.led, heirs+w.heirs, inherited+w.inherited, confirms+w.confirms, yields+w.yields
+		led, heirs, inherited, confirms, yields = led+w.led, heirs+w.heirs, inherited+w.inherited, confirms+w.confirms,
+			yields+w.yields
 	}
-	t.Logf("%d worlds: %d leaderships, %d of heirs, %d farewells, %d locks with an heir, %d confirmations", count, led, inherited, yields, heirs, confirms)
+	t.Logf("%d worlds: %d leaderships, %d of heirs, %d farewells, %d locks with an heir, %d confirmations", count, led,
+		inherited, yields, heirs, confirms)
 	if led < 3*count || heirs < 5*count || inherited < count/4 || yields < count/20 || confirms < count {
 		t.Error("too little happens in these worlds")
 	}
 }
 
 // withHeir are the settings of docs/election.md with an heir.
-var withHeir = Options{Lease: 10 * time.Second, Renew: 5 * time.Second, PeerLease: time.Second, PeerInterval: 250 * time.Millisecond}
+var withHeir = Options{Lease: 10 * time.Second, Renew: 5 * time.Second, PeerLease: time.Second,
+	PeerInterval: 250 * time.Millisecond}
 
-// pair is a world of two servers, of which the first leads and the second is its heir at a random moment after a minute or two.
+// pair is a world of two servers, of which the first leads and the second is its heir at a random moment after a minute
+// or two.
 func pair(t *testing.T, seed uint64, opt Options) (w *world, a, b *node) {
 	t.Helper()
 	w = newWorld(seed)
@@ -242,7 +250,8 @@ func pair(t *testing.T, seed uint64, opt Options) (w *world, a, b *node) {
 	return w, a, b
 }
 
-// TestHeirTimes holds the figures of docs/election.md: from the kill of the leader, or the release of its lock, to the authority of its heir.
+// TestHeirTimes holds the figures of docs/election.md: from the kill of the leader, or the release of its lock, to the
+// authority of its heir.
 func TestHeirTimes(t *testing.T) {
 	vanish := func(state Evidence) func(w *world, a *node) {
 		return func(w *world, a *node) {
@@ -263,7 +272,8 @@ func TestHeirTimes(t *testing.T) {
 			stop func(w *world, a *node)
 			most time.Duration
 		}{
-			// The promise and its margin, the ways of a write, and those of another and a read when the last renewal was too new to be told.
+			// The promise and its margin, the ways of a write, and those of another and a read when the last renewal
+			// was too new to be told.
 			{"killed", vanish(MachineRunning), faith(lease) + 400*time.Millisecond},
 			{"machine vanished", vanish(MachineTerminated), faith(lease) + 400*time.Millisecond},
 			{"released", func(w *world, a *node) { w.give(a, Release{}) }, 250 * time.Millisecond},
@@ -285,7 +295,8 @@ func TestHeirTimes(t *testing.T) {
 				waits = append(waits, w.now-before)
 			}
 			slices.Sort(waits)
-			t.Logf("promises of %v, %s: p50 %v, p95 %v, p99 %v, most %v", lease, tc.name, waits[kills/2-1], waits[kills*95/100-1], waits[kills*99/100-1], waits[kills-1])
+			t.Logf("promises of %v, %s: p50 %v, p95 %v, p99 %v, most %v", lease, tc.name, waits[kills/2-1],
+				waits[kills*95/100-1], waits[kills*99/100-1], waits[kills-1])
 			if waits[kills-1] > tc.most {
 				t.Errorf("promises of %v, %s: took up to %v, want at most %v", lease, tc.name, waits[kills-1], tc.most)
 			}

@@ -1,9 +1,9 @@
-// Package lease owns the election of a shard's leader: a pure state machine, Elector, and Run, the thin shell that gives it a clock,
-// the bucket and the provider's word about machines, and runs the leader's code under an Authority.
+// Package lease owns the election of a shard's leader: a pure state machine, Elector, and Run, the thin shell that
+// gives it a clock, the bucket and the provider's word about machines, and runs the leader's code under an Authority.
 //
-// Invariant: at no moment do two processes hold authority, as long as their clocks run at rates that differ by less than a tenth and count
-// while the machine sleeps. It rests on a few inequalities and nothing else. The lock (record.Lock) is only ever replaced on condition of the token
-// that was seen, and
+// Invariant: at no moment do two processes hold authority, as long as their clocks run at rates that differ by less
+// than a tenth and count while the machine sleeps. It rests on a few inequalities and nothing else. The lock
+// (record.Lock) is only ever replaced on condition of the token that was seen, and
 //
 //   - a leader acts until 0.95 leases after it *began* to send its last confirmed renewal; nobody else writes the lock before he has seen its token
 //     unchanged for 1.06 leases, unless the holder released it or its machine is gone;
@@ -25,8 +25,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Instant is a reading of one machine's clock, which counts while the machine is suspended and is never set: nanoseconds since an
-// arbitrary origin. Instants of different machines have nothing to do with each other.
+// Instant is a reading of one machine's clock, which counts while the machine is suspended and is never set:
+// nanoseconds since an arbitrary origin. Instants of different machines have nothing to do with each other.
 type Instant int64
 
 // Never is later than every reading.
@@ -60,7 +60,8 @@ type Options struct {
 	PeerLease time.Duration
 	// PeerInterval is the time between the leader's questions for that, shortened to a quarter of PeerLease.
 	PeerInterval time.Duration
-	// HeirLease and HeirRenew are Lease and Renew of a lock with an heir. 0: 90 s and 30 s, and not less than without an heir.
+	// HeirLease and HeirRenew are Lease and Renew of a lock with an heir. 0: 90 s and 30 s, and not less than without
+	// an heir.
 	HeirLease, HeirRenew time.Duration
 	// Steady is for how long a follower answers before it becomes heir. 0: 10 s.
 	Steady time.Duration
@@ -104,7 +105,8 @@ func (o Options) Validate() error {
 	case o.PeerInterval <= 0:
 		return fmt.Errorf("peer_interval %v: want more than nothing", o.PeerInterval)
 	}
-	if h := o.filled(); h.HeirLease < h.Lease || h.HeirLease > time.Hour || h.HeirRenew > h.HeirLease/2 || h.HeirRenew < minRenew ||
+	if h := o.filled(); h.HeirLease < h.Lease || h.HeirLease > time.Hour || h.HeirRenew > h.HeirLease/2 ||
+		h.HeirRenew < minRenew ||
 		h.HeirLease%time.Millisecond != 0 || h.HeirRenew%time.Millisecond != 0 {
 		return fmt.Errorf("renewals of a lock with an heir every %v for %v cannot be", h.HeirRenew, h.HeirLease)
 	}
@@ -114,13 +116,14 @@ func (o Options) Validate() error {
 // authority is how long a leader may act after it began to send a renewal.
 func authority(lease time.Duration) time.Duration { return lease - lease/20 }
 
-// patience is how long a candidate sees an unchanged token before it may write. 1.06/1.05 is more than 0.95/0.95: what two clocks need of which one is
-// 5 % fast and the other 5 % slow.
+// patience is how long a candidate sees an unchanged token before it may write. 1.06/1.05 is more than 0.95/0.95: what
+// two clocks need of which one is 5 % fast and the other 5 % slow.
 func patience(lease time.Duration) time.Duration { return lease + lease*6/100 }
 
-// faith is how long who has promised keeps it. Beside the room for clocks there are milliseconds in it for what is under way: a
-// twentieth of a lease is long, one of a promise is not.
+// faith is how long who has promised keeps it. Beside the room for clocks there are milliseconds in it for what is
+// under way: a twentieth of a lease is long, one of a promise is not.
 func faith(promise time.Duration) time.Duration { return promise + promise/10 }
 
-// requestTimeout is when an answer of the store is given up. Three attempts fit between the time a renewal is due and the end of authority.
+// requestTimeout is when an answer of the store is given up. Three attempts fit between the time a renewal is due and
+// the end of authority.
 func requestTimeout(o Options) time.Duration { return o.Lease / 8 }

@@ -34,13 +34,15 @@ type (
 	// MachineAnswer answers AskMachine.
 	MachineAnswer struct{ State Evidence }
 
-	// Confirm asks for proof, younger than the request, that this process still holds the lock. Seq rises by one with each request.
+	// Confirm asks for proof, younger than the request, that this process still holds the lock. Seq rises by one with
+	// each request.
 	Confirm struct{ Seq uint64 }
 	// Applied names the configuration that the leader applied; the next renewal carries it.
 	Applied struct{ ETag string }
 	// TermMet says that something written in this term was found.
 	TermMet struct{ Term uint64 }
-	// LeaderStopped says that the leader's code has ended after LostLeadership. Before it, the process does not stand again.
+	// LeaderStopped says that the leader's code has ended after LostLeadership. Before it, the process does not stand
+	// again.
 	LeaderStopped struct{}
 	// Release ends the candidacy. It is given when no leader's code runs (any more).
 	Release struct{}

@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// Each mutation is a mistake that one could make with the heir. The model, the worlds, or where those would have to be lucky the tests of unsettled
-// writes, must find every one of them: else they would not find the next real mistake either.
+// Each mutation is a mistake that one could make with the heir. The model, the worlds, or where those would have to be
+// lucky the tests of unsettled writes, must find every one of them: else they would not find the next real mistake
+// either.
 var mutations = []struct{ name, file, from, to string }{
 	{"the leader counts a promise from its arrival", "heir.go",
 		"l.promises, l.promised = true, sent", "l.promises, l.promised = true, now"},
@@ -23,7 +24,8 @@ var mutations = []struct{ name, file, from, to string }{
 	{"a take-over without answer allows promises", "promise.go",
 		"case e.pending == write || e.write.sends > 0:", "case e.pending == write:"},
 	{"a restarted heir keeps its claim", "promise.go",
-		"return lock.Heir == e.self.Peer() && e.promise.to.Incarnation == lock.Incarnation && e.promise.term == lock.Term",
+		"return lock.Heir == e.self.Peer() && e.promise.to.Incarnation == lock.Incarnation && e.promise.term == " +
+			"lock.Term",
 		"return lock.Heir.ID == e.self.ID"},
 	{"while a change is unsettled only the new heir is asked", "heir.go",
 		"heirs := [2]Peer{e.heir}", "heirs := [2]Peer{}\n\tif e.write.sends == 0 {\n\t\theirs[0] = e.heir\n\t}"},
@@ -36,7 +38,8 @@ var mutations = []struct{ name, file, from, to string }{
 	{"the heir does not wait for the end of its promise", "watch.go",
 		"return e.promise.until\n\t\t}", "return e.seen.since\n\t\t}"},
 	{"followers wait for the short lease of a lock with an heir", "watch.go",
-		"return max(e.seen.since.Add(patience(lock.Lease())), e.promise.until)", "return max(e.seen.since.Add(patience(e.opt.Lease)), e.promise.until)"},
+		"return max(e.seen.since.Add(patience(lock.Lease())), e.promise.until)",
+		"return max(e.seen.since.Add(patience(e.opt.Lease)), e.promise.until)"},
 	{"the leader keeps an heir that does not answer", "heir.go",
 		"case !l.up || !l.promises || now >= l.promised.Add(e.opt.stale()):", "case !l.promises:"},
 	{"promises are forgotten with the link", "heir.go",
@@ -76,7 +79,8 @@ func TestMutations(t *testing.T) {
 			}
 			var out []byte
 			for _, effort := range []string{"-short", "-short=false"} { // most are found at once
-				cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", file, "-vet=off", effort, "-failfast", "-timeout", "280s",
+				cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", file, "-vet=off", effort, "-failfast",
+					"-timeout", "280s",
 					"-run", "^(TestUnsettled.*|TestHeirModel|TestHeirWorlds|TestHeirTimes|TestHeirEnds)$", ".")
 				if out, err = cmd.CombinedOutput(); err != nil {
 					break

@@ -14,8 +14,9 @@ type Peer = record.LockHeir
 // Peer is what other processes call this one.
 func (i Identity) Peer() Peer { return Peer{ID: i.ID, Incarnation: i.Incarnation} }
 
-// Message is what one process says to another over a link: an Input to the one that hears it. Messages may be lost, late, repeated and out of
-// order; each names both processes and the term, so that one of another life says nothing. All messages are comparable values.
+// Message is what one process says to another over a link: an Input to the one that hears it. Messages may be lost,
+// late, repeated and out of order; each names both processes and the term, so that one of another life says nothing.
+// All messages are comparable values.
 type Message interface {
 	Input
 	message()
@@ -27,7 +28,8 @@ type (
 		Leader, Follower Peer
 		Term, Beat       uint64
 		Length           time.Duration
-		// Lock and Token are the last version that the leader knows to be in the store, so that a follower need not read it.
+		// Lock and Token are the last version that the leader knows to be in the store, so that a follower need not
+		// read it.
 		Lock  record.Lock
 		Token objstore.Token
 	}
@@ -53,7 +55,8 @@ type (
 	// LinkDown says that it cannot any more.
 	LinkDown struct{ Peer Peer }
 
-	// LeaderGone says that the link by which this process followed a leader has ended: a reason to look whether his machine has.
+	// LeaderGone says that the link by which this process followed a leader has ended: a reason to look whether his
+	// machine has.
 	LeaderGone struct{ Leader Peer }
 
 	// Send is the action that hands a message to a link. Without a link it is lost.
@@ -79,12 +82,14 @@ func (Taken) message()     {}
 
 // Peers carries messages between the processes of a shard. Its methods do not wait, and may be called concurrently.
 type Peers interface {
-	// Events yields what comes in until ctx ends: first a LinkUp for every link that there is, then links and messages in their order. A LinkDown
-	// comes before the next LinkUp of the same process. A LeaderGone follows the end of a link that was made for Follow. Who a message says it is from is who it is from. A later call ends an earlier one's.
+	// Events yields what comes in until ctx ends: first a LinkUp for every link that there is, then links and messages
+	// in their order. A LinkDown comes before the next LinkUp of the same process. A LeaderGone follows the end of a
+	// link that was made for Follow. Who a message says it is from is who it is from. A later call ends an earlier
+	// one's.
 	Events(ctx context.Context) <-chan Input
 	// Send hands a message to the link with a process. It is lost if there is none, or too much is under way.
 	Send(to Peer, m Message)
-	// Follow keeps a link to the process that holds a lock, at the lock's election address, in place of an earlier one; what was handed to that
-	// one is still sent. The zero Lock: to nobody.
+	// Follow keeps a link to the process that holds a lock, at the lock's election address, in place of an earlier one;
+	// what was handed to that one is still sent. The zero Lock: to nobody.
 	Follow(holder record.Lock)
 }

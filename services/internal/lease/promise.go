@@ -1,7 +1,7 @@
 package lease
 
-// promise is what a follower has given its word for: that it will not write the lock before until. It is kept for the leader of one term; an earlier
-// one's can only make it longer.
+// promise is what a follower has given its word for: that it will not write the lock before until. It is kept for the
+// leader of one term; an earlier one's can only make it longer.
 type promise struct {
 	to    Peer
 	term  uint64
@@ -11,7 +11,8 @@ type promise struct {
 
 // heard takes in a leader's heartbeat, as what it tells about the lock and as a question.
 func (e *Elector) heartbeat(now Instant, h Heartbeat, d *Decision) {
-	if e.opt.PeerLease == 0 || h.Follower != e.self.Peer() || h.Lock.Incarnation != h.Leader.Incarnation || h.Lock.Term != h.Term || h.Length <= 0 {
+	if e.opt.PeerLease == 0 || h.Follower != e.self.Peer() || h.Lock.Incarnation != h.Leader.Incarnation ||
+		h.Lock.Term != h.Term || h.Length <= 0 {
 		return
 	}
 	switch {
@@ -33,7 +34,8 @@ func (e *Elector) heartbeat(now Instant, h Heartbeat, d *Decision) {
 	e.promise = promise{to: h.Leader, term: h.Term, until: max(e.promise.until, now.Add(faith(h.Length)))}
 	e.severed = severance{}
 	e.lookAt = e.promise.until // who hears the leader need not read, and who hears him no more should
-	d.add(Send{To: h.Leader, Message: Promise{Leader: h.Leader, Follower: h.Follower, Term: h.Term, Beat: h.Beat, Length: h.Length}})
+	d.add(Send{To: h.Leader, Message: Promise{Leader: h.Leader, Follower: h.Follower, Term: h.Term, Beat: h.Beat,
+		Length: h.Length}})
 }
 
 // farewell ends the promise to a leader who has stopped.
@@ -44,8 +46,8 @@ func (e *Elector) farewell(now Instant, f Farewell) {
 	}
 }
 
-// inherits says whether this process is the heir of the lock that it saw last, and knows what it promised its holder. A restarted heir does
-// not: the lock names another incarnation.
+// inherits says whether this process is the heir of the lock that it saw last, and knows what it promised its holder. A
+// restarted heir does not: the lock names another incarnation.
 func (e *Elector) inherits() bool {
 	lock := e.seen.lock
 	return lock.Heir == e.self.Peer() && e.promise.to.Incarnation == lock.Incarnation && e.promise.term == lock.Term

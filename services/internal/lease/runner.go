@@ -24,17 +24,20 @@ type Config struct {
 	// Disabled leads without a lock, for development: in a term above all recorded ones, until ctx ends.
 	Disabled bool
 	Clock    Clock
-	// Peers carries messages between the shard's servers. Nil: there is no heir, whatever Options say. Without PeerLease they tell only that a leader is gone.
+	// Peers carries messages between the shard's servers. Nil: there is no heir, whatever Options say. Without
+	// PeerLease they tell only that a leader is gone.
 	Peers Peers
 	// Machine asks the provider about a lock holder's machine. Nil, or MachineUnknown, for whoever cannot say.
 	Machine func(ctx context.Context, id string) Evidence
-	// HighestTerm is the highest term in any record of the shard, 0 if there is none. It is asked for only when there is no lock.
+	// HighestTerm is the highest term in any record of the shard, 0 if there is none. It is asked for only when there
+	// is no lock.
 	HighestTerm func(ctx context.Context) (uint64, error)
-	// Lead is the leader's code. It runs once at a time, in its own goroutine, and returns soon after ctx is cancelled, whose cause says why.
-	// While it winds down Authority says what may still be done. An error that is not about ctx ends Run; so does its return without one
-	// while it leads.
+	// Lead is the leader's code. It runs once at a time, in its own goroutine, and returns soon after ctx is cancelled,
+	// whose cause says why. While it winds down Authority says what may still be done. An error that is not about ctx
+	// ends Run; so does its return without one while it leads.
 	Lead func(ctx context.Context, a *Authority) error
-	// StopTimeout bounds the wait for Lead when Run is to end. After it the lock is not released, since somebody still acts.
+	// StopTimeout bounds the wait for Lead when Run is to end. After it the lock is not released, since somebody still
+	// acts.
 	StopTimeout time.Duration
 	// Watch, if not nil, is called with each new Status. It must not block, nor call back.
 	Watch func(Status)
@@ -50,8 +53,9 @@ type Status struct {
 	Holder record.Lock
 }
 
-// Run takes part in the election until ctx ends or the leader's code does, and runs Lead whenever this process leads. The lock is released
-// before Run returns, after Lead has. The error is Lead's, or says why the lock could not be released; then others wait for the lease.
+// Run takes part in the election until ctx ends or the leader's code does, and runs Lead whenever this process leads.
+// The lock is released before Run returns, after Lead has. The error is Lead's, or says why the lock could not be
+// released; then others wait for the lease.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Disabled {
 		return runDisabled(ctx, cfg)
@@ -187,7 +191,8 @@ func (r *runner) step(in Input) {
 
 	wait := decision.Wake.Sub(now)
 	if term != 0 {
-		// The timer does not count suspended time: look often enough to notice soon after waking up that time has passed.
+		// The timer does not count suspended time: look often enough to notice soon after waking up that time has
+		// passed.
 		wait = min(wait, r.cfg.Options.Lease/20)
 	}
 	r.timer.Reset(max(wait, 0))
@@ -221,7 +226,8 @@ func (r *runner) perform(action Action) {
 		go func() { r.answers <- r.read(leads) }()
 	case WriteLock:
 		body, err := r.encode(a.Lock)
-		if err != nil { // what the leader's code had us write: without renewal its authority would end for no visible reason
+		// what the leader's code had us write: without renewal its authority would end for no visible reason
+		if err != nil {
 			r.err = fmt.Errorf("elect leader: %w", err)
 			return
 		}
@@ -258,7 +264,8 @@ func (r *runner) follow() {
 	if r.elector.Role() != Candidate || holder.Released || holder.Incarnation == r.cfg.Self.Incarnation {
 		holder = record.Lock{}
 	}
-	if h, f := holder, r.follows; h.LeaderID != f.LeaderID || h.Incarnation != f.Incarnation || h.Addresses.Election != f.Addresses.Election {
+	if h, f := holder, r.follows; h.LeaderID != f.LeaderID || h.Incarnation != f.Incarnation ||
+		h.Addresses.Election != f.Addresses.Election {
 		r.follows = holder
 		r.cfg.Peers.Follow(holder)
 	}

@@ -240,7 +240,8 @@ func TestCutOffLeaderIsReplacedAfterLeaseAndMargin(t *testing.T) {
 		b.run()
 		pass(time.Minute)
 		a.store.off.Store(true)
-		renewed := time.Now().Add(authority.Remaining() - 9500*time.Millisecond) // when a began to send its last renewal
+		// when a began to send its last renewal
+		renewed := time.Now().Add(authority.Remaining() - 9500*time.Millisecond)
 		cause := <-a.lost
 		within(t, "authority", time.Since(renewed), 9500*time.Millisecond, 9500*time.Millisecond)
 		if !errors.Is(cause, ErrLost) || authority.Remaining() != 0 {

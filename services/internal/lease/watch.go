@@ -32,14 +32,16 @@ type inquiry struct {
 	gone    bool
 }
 
-// severance is the end of the link to a leader, until he is seen to renew the lock: twice, since once may have been under way.
+// severance is the end of the link to a leader, until he is seen to renew the lock: twice, since once may have been
+// under way.
 type severance struct {
 	from    Peer
 	at      Instant
 	renewed bool
 }
 
-// leaderGone looks at once whether the lock is free, and asks for its holder's machine. The heir does neither: it waits for its promise, which is shorter.
+// leaderGone looks at once whether the lock is free, and asks for its holder's machine. The heir does neither: it waits
+// for its promise, which is shorter.
 func (e *Elector) leaderGone(now Instant, leader Peer) {
 	if e.role != Candidate || !e.holds(leader) || e.inherits() {
 		return
@@ -53,7 +55,8 @@ func (e *Elector) leaderGone(now Instant, leader Peer) {
 
 // holds says whether the lock that was seen last is a process's.
 func (e *Elector) holds(p Peer) bool {
-	return e.seen.kind == held && p != (Peer{}) && p == (Peer{ID: e.seen.lock.LeaderID, Incarnation: e.seen.lock.Incarnation})
+	return e.seen.kind == held && p != (Peer{}) && p == (Peer{ID: e.seen.lock.LeaderID,
+		Incarnation: e.seen.lock.Incarnation})
 }
 
 // isSevered says whether nothing has been heard of the lock's holder since the link to him ended.
@@ -96,8 +99,9 @@ func (e *Elector) takeAt() Instant {
 		if lock.Released || e.machine.gone {
 			return e.seen.since
 		}
-		// A candidate's own lock is that of its ended leadership, or a take-over that was settled too late. One that was written where there was none
-		// may have landed after another had led, and his lock was removed; he may not know yet.
+		// A candidate's own lock is that of its ended leadership, or a take-over that was settled too late. One that
+		// was written where there was none may have landed after another had led, and his lock was removed; he may not
+		// know yet.
 		if lock.Incarnation == e.self.Incarnation {
 			if lock.Term != e.term && lock.Revision <= e.alone {
 				return e.seen.since.Add(patience(e.longest))
@@ -117,8 +121,9 @@ func (e *Elector) takeAt() Instant {
 	return Never
 }
 
-// nextLook is when a candidate reads the lock again: once for each renewal, just before it is due, and then often enough to see it soon
-// after it was written, since the wait for a dead leader counts from there. A renewal that stays away is looked for less and less often.
+// nextLook is when a candidate reads the lock again: once for each renewal, just before it is due, and then often
+// enough to see it soon after it was written, since the wait for a dead leader counts from there. A renewal that stays
+// away is looked for less and less often.
 func (e *Elector) nextLook(now Instant) Instant {
 	if e.seen.kind != held {
 		return now.Add(e.opt.Renew)
@@ -137,7 +142,8 @@ func (e *Elector) nextLook(now Instant) Instant {
 // inquire asks for the holder's machine when a renewal is overdue, or the link to him has ended.
 func (e *Elector) inquire(now Instant, d *Decision) {
 	machine := e.seen.lock.Machine
-	if e.seen.kind != held || machine == "" || machine == e.self.Machine || e.machine.gone || e.machine.asking || e.seen.lock.Released {
+	if e.seen.kind != held || machine == "" || machine == e.self.Machine || e.machine.gone || e.machine.asking ||
+		e.seen.lock.Released {
 		return
 	}
 	if e.machine.askAt > now {
@@ -148,7 +154,8 @@ func (e *Elector) inquire(now Instant, d *Decision) {
 	d.add(AskMachine{Machine: machine})
 }
 
-// heard takes in the provider's answer. It counts only if the token is still the one that had been read when the question was put.
+// heard takes in the provider's answer. It counts only if the token is still the one that had been read when the
+// question was put.
 func (e *Elector) heard(now Instant, state Evidence) {
 	m := &e.machine
 	m.asking = false

@@ -22,8 +22,9 @@ var (
 	stateCount = flag.Int("lease.states", 60_000, "number of states that the model visits from each beginning")
 )
 
-// A world is a few electors over one lock, in true time. Everything that goes wrong comes from its seed: answers are lost, writes land late,
-// processes pause, crash and restart, machines end, clocks are offset and run up to 5 % fast or slow, people delete the lock.
+// A world is a few electors over one lock, in true time. Everything that goes wrong comes from its seed: answers are
+// lost, writes land late, processes pause, crash and restart, machines end, clocks are offset and run up to 5 % fast or
+// slow, people delete the lock.
 type world struct {
 	rng    *rand.Rand
 	trace  func(format string, args ...any)
@@ -47,8 +48,9 @@ type world struct {
 	led, requests, confirms int
 	lostAt                  time.Duration
 
-	cuts                     map[way]time.Duration // until when messages get lost there
-	heirs, inherited, yields int                   // locks with an heir; leaderships of heirs; releases that became one by message
+	cuts map[way]time.Duration // until when messages get lost there
+	// locks with an heir; leaderships of heirs; releases that became one by message
+	heirs, inherited, yields int
 }
 
 type faults struct {
@@ -151,7 +153,8 @@ func (w *world) start(n *node) {
 	w.births++
 	n.life++
 	n.alive, n.paused, n.inbox, n.asked, n.state, n.wire, n.flying = true, false, nil, nil, MachineRunning, nil, nil
-	n.elector = New(Identity{ID: n.name, Incarnation: fmt.Sprintf("%s-%d", n.name, w.births), Machine: n.machine}, n.opt)
+	n.elector = New(Identity{ID: n.name, Incarnation: fmt.Sprintf("%s-%d", n.name, w.births), Machine: n.machine},
+		n.opt)
 	w.trace("%v %s starts as %s", w.now, n.name, n.elector.self.Incarnation)
 	w.give(n, Tick{})
 }
@@ -309,7 +312,8 @@ func (w *world) perform(n *node, action Action) {
 		w.send(n, a)
 	case Released:
 		// A take-over that was given up may still land when nobody is there any more. What was led is given back.
-		if w.lock != nil && w.lock.lock.Incarnation == n.elector.self.Incarnation && w.lock.lock.Term == n.elector.term && !w.lock.lock.Released {
+		if w.lock != nil && w.lock.lock.Incarnation == n.elector.self.Incarnation &&
+			w.lock.lock.Term == n.elector.term && !w.lock.lock.Released {
 			w.fail("%s goes, and leaves its lock behind", n.name)
 		}
 		n.alive = false
@@ -390,7 +394,8 @@ func (w *world) write(a WriteLock) Input {
 	if next.lock.Heir != (Peer{}) {
 		w.heirs++
 	}
-	w.trace("%v lock: %s term %d revision %d released %v", w.now, next.lock.Incarnation, next.lock.Term, next.lock.Revision, next.lock.Released)
+	w.trace("%v lock: %s term %d revision %d released %v", w.now, next.lock.Incarnation, next.lock.Term,
+		next.lock.Revision, next.lock.Released)
 	return LockWritten{Token: next.token}
 }
 
@@ -494,12 +499,15 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*world, error) {
 		{Lease: 4 * time.Second, Renew: time.Second},
 		{Lease: 30 * time.Second, Renew: 10 * time.Second},
 	}
-	trouble := faults{lose: some(0.5), late: some(0.5), slow: some(0.5), pause: some(0.7), crash: some(0.3), machine: some(0.3),
-		lie: some(1), release: some(0.3)}
+	trouble := faults{lose: some(0.5), late: some(0.5), slow: some(0.5), pause: some(0.7), crash: some(0.3),
+		machine: some(0.3),
+		lie:     some(1), release: some(0.3)}
 	if heirs {
-		trouble.drop, trouble.twice, trouble.lag, trouble.cut, trouble.blind = some(0.4), some(0.3), some(0.4), some(0.4), some(0.4)
+		trouble.drop, trouble.twice, trouble.lag, trouble.cut, trouble.blind = some(0.4), some(0.3), some(0.4),
+			some(0.4), some(0.4)
 		for i := range leases {
-			leases[i].PeerLease, leases[i].PeerInterval, leases[i].Steady = time.Second, 250*time.Millisecond, 2*time.Second
+			leases[i].PeerLease, leases[i].PeerInterval, leases[i].Steady = time.Second, 250*time.Millisecond,
+				2*time.Second
 			leases[i].HeirLease, leases[i].HeirRenew = 3*leases[i].Lease, 3*leases[i].Renew
 		}
 		leases[1].PeerLease, leases[1].HeirLease = 3*time.Second, 5*time.Second
@@ -515,7 +523,8 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*world, error) {
 	}
 	longest := max(common.Lease, common.HeirLease)
 	for i := range 2 + rng.IntN(3) {
-		n := &node{name: fmt.Sprintf("n%d", i), offset: time.Duration(rng.Int64N(int64(24 * time.Hour))), rate: 0.95 + 0.1*rng.Float64(), opt: common}
+		n := &node{name: fmt.Sprintf("n%d", i), offset: time.Duration(rng.Int64N(int64(24 * time.Hour))), rate: 0.95 +
+			0.1*rng.Float64(), opt: common}
 		if rng.IntN(4) > 0 {
 			n.machine = fmt.Sprintf("m-n%d", i)
 		}
@@ -533,8 +542,8 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*world, error) {
 	w.faults = faults{}
 	w.trace("%v peace", w.now)
 
-	// Late writes land within 20 s, pauses end within 30 s, processes are back within 40 s; then the longest lease is waited for, by a slow
-	// clock, and the leader's code takes up to 3 s to end.
+	// Late writes land within 20 s, pauses end within 30 s, processes are back within 40 s; then the longest lease is
+	// waited for, by a slow clock, and the leader's code takes up to 3 s to end.
 	settled := peace + 45*time.Second + time.Duration(float64(patience(longest))/0.95) + 10*time.Second
 	w.runUntil(settled)
 	if w.err == nil && w.leader() == nil {
@@ -574,7 +583,8 @@ func TestWorlds(t *testing.T) {
 	for seed := uint64(1); seed <= uint64(count); seed++ {
 		w, err := play(seed, false, func(string, ...any) {})
 		if err != nil {
-			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/lease -run TestWorlds -v -lease.seed=%d", seed, err, seed)
+			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/lease -run TestWorlds -v -lease.seed=%d", seed,
+				err, seed)
 		}
 		led, confirms = led+w.led, confirms+w.confirms
 	}

@@ -5,7 +5,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// attempt is a write whose result is not known: in flight, or answered ambiguously. Only a changed token settles the latter.
+// attempt is a write whose result is not known: in flight, or answered ambiguously. Only a changed token settles the
+// latter.
 type attempt struct {
 	lock      record.Lock
 	condition objstore.Condition
@@ -58,12 +59,13 @@ func (e *Elector) won(now Instant, token objstore.Token, d *Decision) {
 		}
 		e.promise = promise{}
 	}
-	// A candidate whose write was settled after its lease holds the lock without authority, and writes it again (see takeAt).
+	// A candidate whose write was settled after its lease holds the lock without authority, and writes it again (see
+	// takeAt).
 	e.confirm(d)
 }
 
-// conflict takes in that the condition of our write did not hold. For a first attempt this means that another wrote; a later one may
-// have met our own bytes.
+// conflict takes in that the condition of our write did not hold. For a first attempt this means that another wrote; a
+// later one may have met our own bytes.
 func (e *Elector) conflict(now Instant, d *Decision) {
 	lost := e.write.sends == 1
 	if lost || e.write.abandoned {

@@ -1,8 +1,8 @@
-// Package memory owns how much more memory the process holds than it uses: how far the heap may grow before it is collected, and when what is free goes
-// back to the system.
+// Package memory owns how much more memory the process holds than it uses: how far the heap may grow before it is
+// collected, and when what is free goes back to the system.
 //
-// Invariant: a process in which little happens is collected seldom and holds little more than it uses; one in which much happens is never collected
-// more often than Go does by itself. Nothing here changes what the program does.
+// Invariant: a process in which little happens is collected seldom and holds little more than it uses; one in which
+// much happens is never collected more often than Go does by itself. Nothing here changes what the program does.
 package memory
 
 import (
@@ -18,16 +18,17 @@ const (
 	usual = 100
 	// least is the growth of a process in which nothing happens.
 	least = 8
-	// apart is the time that should lie between two collections, as long as the growth is between the two. Each marks everything, 0.2 to 0.4 s of CPU
-	// time with 8,000 agents.
+	// apart is the time that should lie between two collections, as long as the growth is between the two. Each marks
+	// everything, 0.2 to 0.4 s of CPU time with 8,000 agents.
 	apart = time.Minute
 	// interval is how often is looked.
 	interval = 5 * time.Second
 	// Free memory is given back when it is more than so many percent of what is in use, and more than spare bytes.
 	returned = 15
 	spare    = 16 << 20
-	// However little is in use, spare bytes is the least growth: who was idle would be collected many times a second when something happens, until the next
-	// look. And where much happens, room bytes are: a collection takes both processors of a small machine for some 20 to 40 ms, whatever else they should do.
+	// However little is in use, spare bytes is the least growth: who was idle would be collected many times a second
+	// when something happens, until the next look. And where much happens, room bytes are: a collection takes both
+	// processors of a small machine for some 20 to 40 ms, whatever else they should do.
 	room = 64 << 20
 	// pause lies between two times that it is: it takes a collection.
 	pause = time.Minute
@@ -69,7 +70,8 @@ type sample struct {
 }
 
 func read(now time.Time) sample {
-	values := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/stack:bytes"}, {Name: "/gc/scan/globals:bytes"},
+	values := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"},
+		{Name: "/gc/scan/stack:bytes"}, {Name: "/gc/scan/globals:bytes"},
 		{Name: "/memory/classes/heap/free:bytes"}}
 	metrics.Read(values)
 	number := func(i int) uint64 { return values[i].Value.Uint64() }

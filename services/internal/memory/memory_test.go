@@ -34,7 +34,8 @@ func TestGrowthFollowsTheRate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start := time.Unix(1000, 0)
 			k := keeper{before: sample{at: start}}
-			percent, giveBack := k.look(sample{at: start.Add(5 * time.Second), allocated: 5 * tc.perSecond, live: tc.live, free: tc.free})
+			percent, giveBack := k.look(sample{at: start.Add(5 * time.Second), allocated: 5 * tc.perSecond,
+				live: tc.live, free: tc.free})
 			if percent != tc.percent || giveBack != tc.giveBack {
 				t.Errorf("%d%%, give back: %t; want %d%%, %t", percent, giveBack, tc.percent, tc.giveBack)
 			}

@@ -1,5 +1,5 @@
-// Package metrics owns the server's instruments: their names, help texts and labels in one place. Labels are bounded: groups and kinds, never
-// instances.
+// Package metrics owns the server's instruments: their names, help texts and labels in one place. Labels are bounded:
+// groups and kinds, never instances.
 package metrics
 
 import (
@@ -34,31 +34,42 @@ func NewServer(version string) *Server {
 	registry := prometheus.NewRegistry()
 	s := &Server{
 		registry: registry,
-		Leader:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_leader", Help: "1 while this server leads its shard."}),
-		Term:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_term", Help: "Term of the shard's leader as last seen."}),
-		Actions:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_actions_total", Help: "Actions started, by kind."}, []string{"kind"}),
+		Leader: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_leader",
+			Help: "1 while this server leads its shard."}),
+		Term: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_term",
+			Help: "Term of the shard's leader as last seen."}),
+		Actions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_actions_total",
+			Help: "Actions started, by kind."}, []string{"kind"}),
 		CreateLatency: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "nstance_create_latency_seconds",
-			Help: "From a planned create to the provider's call.", Buckets: prometheus.ExponentialBuckets(0.0001, 3, 12)}),
+			Help: "From a planned create to the provider's call.", Buckets: prometheus.ExponentialBuckets(0.0001, 3,
+				12)}),
 		PlanDuration: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "nstance_plan_duration_seconds",
 			Help: "Time to plan one group.", Buckets: prometheus.ExponentialBuckets(0.00001, 4, 9)}),
 		ProviderCalls: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_provider_calls_total",
-			Help: "Calls to the provider, by call and error class (ok, capacity, throttled, ...)."}, []string{"call", "class"}),
+			Help: "Calls to the provider, by call and error class (ok, capacity, throttled, ...)."},
+			[]string{"call", "class"}),
 		ProviderLatency: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_provider_call_seconds",
-			Help: "Duration of calls to the provider.", Buckets: prometheus.ExponentialBuckets(0.001, 3, 10)}, []string{"call"}),
+			Help: "Duration of calls to the provider.", Buckets: prometheus.ExponentialBuckets(0.001, 3, 10)},
+			[]string{"call"}),
 		Throttled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_provider_throttled_total",
-			Help: "Attempts at calls of the provider's API that were turned away because of too many, by the API's name of the call."}, []string{"call"}),
-		Reports: prometheus.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total", Help: "Health reports received."}),
-		Registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_registrations_total", Help: "Registrations, by result code."},
+			Help: "Attempts at calls of the provider's API that were turned away because of too many, by the API's " +
+				"name of the call."}, []string{"call"}),
+		Reports: prometheus.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total",
+			Help: "Health reports received."}),
+		Registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_registrations_total",
+			Help: "Registrations, by result code."},
 			[]string{"result"}),
 		ConfigRefused: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_config_refused",
 			Help: "1 while the newest configuration in the bucket is refused and an older one is in force."}),
-		Errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_errors_total", Help: "Error events raised, by kind (throttling and back-off included)."},
+		Errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nstance_errors_total",
+			Help: "Error events raised, by kind (throttling and back-off included)."},
 			[]string{"kind"}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_build_info", Help: "1, with the version as label.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
-	registry.MustRegister(s.Leader, s.Term, s.Actions, s.CreateLatency, s.PlanDuration, s.ProviderCalls, s.ProviderLatency, s.Throttled, s.Reports,
+	registry.MustRegister(s.Leader, s.Term, s.Actions, s.CreateLatency, s.PlanDuration, s.ProviderCalls,
+		s.ProviderLatency, s.Throttled, s.Reports,
 		s.Registrations, s.ConfigRefused, s.Errors, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return s
@@ -74,10 +85,13 @@ func (s *Server) Watch(name, help string, read func() float64) {
 	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, read))
 }
 
-// WatchRequests adds the counter of one kind of requests to object storage (get, put, delete, list). read must be cheap and safe for concurrent use.
+// WatchRequests adds the counter of one kind of requests to object storage (get, put, delete, list). read must be cheap
+// and safe for concurrent use.
 func (s *Server) WatchRequests(kind string, read func() uint64) {
 	s.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "nstance_storage_requests_total",
-		Help: "Requests to object storage, by kind.", ConstLabels: prometheus.Labels{"request": kind}}, func() float64 { return float64(read()) }))
+		Help: "Requests to object storage, by kind.", ConstLabels: prometheus.Labels{"request": kind}}, func() float64 {
+		return float64(read())
+	}))
 }
 
 // ObserveProvider counts one call to the provider.

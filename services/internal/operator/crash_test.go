@@ -19,13 +19,14 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator"
 )
 
-// everyKill has TestKilledAnywhere go through all kill points, which takes some ten minutes; without it, through a sample.
+// everyKill has TestKilledAnywhere go through all kill points, which takes some ten minutes; without it, through a
+// sample.
 const everyKill = "NSTANCE_TEST_EVERY_KILL"
 
 var errKilled = errors.New("the process was killed")
 
-// scythe counts what an operator changes, in Kubernetes and on the servers, and kills it at one change: before or after that took effect. From then on
-// nothing of that operator reaches anybody.
+// scythe counts what an operator changes, in Kubernetes and on the servers, and kills it at one change: before or after
+// that took effect. From then on nothing of that operator reaches anybody.
 type scythe struct {
 	at    int // 0: never
 	after bool
@@ -90,7 +91,8 @@ func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-func (s *scythe) unary(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (s *scythe) unary(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	name := path.Base(method)
 	turn, ok := s.enter("call "+name, !strings.HasPrefix(name, "List") && !strings.HasPrefix(name, "Get"))
 	if !ok {
@@ -109,10 +111,12 @@ func (s *scythe) wield(c *operator.Config) {
 	c.Dial = []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.unary)}
 }
 
-// reap plays the scenario with an operator that is killed at one change and then started again. It returns what the first one changed.
+// reap plays the scenario with an operator that is killed at one change and then started again. It returns what the
+// first one changed.
 func reap(r *rig, at int, after bool) []string {
 	s := &scythe{at: at, after: after}
-	// The scythe ends the first process only: that one may have ended by itself, and the next one have started, before the scythe strikes.
+	// The scythe ends the first process only: that one may have ended by itself, and the next one have started, before
+	// the scythe strikes.
 	born := make(chan *process, 1)
 	s.kill = func() { (<-born).kill() }
 	p := r.start(s.wield)
@@ -146,7 +150,9 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 	k := kubernetes(t)
 	var changes []string
-	if !t.Run("undisturbed", func(t *testing.T) { changes = reap(newRig(t, k, "undisturbed", scenarioGroups), 0, false) }) {
+	if !t.Run("undisturbed", func(t *testing.T) {
+		changes = reap(newRig(t, k, "undisturbed", scenarioGroups), 0, false)
+	}) {
 		return
 	}
 	t.Logf("%d changes:\n%s", len(changes), strings.Join(changes, "\n"))

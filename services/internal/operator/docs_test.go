@@ -50,7 +50,9 @@ func reference() string {
 	newFlags(new(Options)).VisitAll(func(f *pflag.Flag) {
 		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, code(f.DefValue), cell(strings.ReplaceAll(f.Usage, "`", "")))
 	})
-	b.WriteString("\n## Environment\n\nAn empty variable counts as none. Names are checked, and all that is wrong is reported at once.\n\n| variable | default | |\n|---|---|---|\n")
+	b.WriteString(
+		"\n## Environment\n\nAn empty variable counts as none. Names are checked, and all that is wrong is reported " +
+			"at once.\n\n| variable | default | |\n|---|---|---|\n")
 	for _, v := range settings.Variables() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", v.Name, code(v.Default), cell(v.Text))
 	}

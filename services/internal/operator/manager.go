@@ -50,7 +50,8 @@ func adjustClient(r *rest.Config, speakJSON bool, version string) {
 // newScheme knows every type that the operator reads or writes.
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, v1beta1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme,
+		v1beta1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("scheme: %w", err)
 		}
@@ -58,7 +59,8 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// newManager makes the manager. Its cache holds the namespace's objects, and the Pods of all namespaces; Secrets and ConfigMaps are not cached.
+// newManager makes the manager. Its cache holds the namespace's objects, and the Pods of all namespaces; Secrets and
+// ConfigMaps are not cached.
 func newManager(c Config, r *rest.Config) (ctrl.Manager, error) {
 	scheme, err := newScheme()
 	if err != nil {
@@ -72,7 +74,8 @@ func newManager(c Config, r *rest.Config) (ctrl.Manager, error) {
 		Cache: cache.Options{
 			DefaultNamespaces: map[string]cache.Config{c.Environment.Namespace: {}},
 			DefaultTransform:  cache.TransformStripManagedFields(),
-			ByObject:          map[client.Object]cache.ByObject{&corev1.Pod{}: {Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}, Transform: slimPod}},
+			ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {
+				Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}, Transform: slimPod}},
 		},
 		Client:                        client.Options{Cache: &client.CacheOptions{DisableFor: uncached()}},
 		LeaderElection:                c.Options.LeaderElect,

@@ -1,6 +1,8 @@
-// Package operator is nstance-operator put together: the manager with its cache, the identity, the connections to the shards, and every reconciler.
+// Package operator is nstance-operator put together: the manager with its cache, the identity, the connections to the
+// shards, and every reconciler.
 //
-// Invariant: whoever does not lead changes nothing, in Kubernetes or on the servers, and whoever has ceased to lead has ended.
+// Invariant: whoever does not lead changes nothing, in Kubernetes or on the servers, and whoever has ceased to lead has
+// ended.
 package operator
 
 import (
@@ -51,8 +53,8 @@ type Config struct {
 	Dial []grpc.DialOption
 }
 
-// Run runs the operator until ctx ends, and returns nil then. The error says why it ended by itself: a lost leadership, or a registration that
-// cannot succeed. The process has to end with it.
+// Run runs the operator until ctx ends, and returns nil then. The error says why it ended by itself: a lost leadership,
+// or a registration that cannot succeed. The process has to end with it.
 func Run(ctx context.Context, c Config) error {
 	ctrl.SetLogger(c.Log)
 	log := slog.New(logr.ToSlogHandler(c.Log))
@@ -65,9 +67,11 @@ func Run(ctx context.Context, c Config) error {
 	}
 	client := mgr.GetClient()
 	keeper := identity.New(identity.Options{
-		Client: client, Namespace: c.Environment.Namespace, CAConfigMap: c.Environment.CAConfigMap, CertSecret: c.Environment.CertSecret,
-		KeySecret: c.Environment.KeySecret, NonceSecret: c.Environment.NonceSecret, Cluster: c.Settings.Cluster, Tenant: c.Settings.Tenant,
-		Rand: rand.Reader, Now: time.Now, Log: log,
+		Client: client, Namespace: c.Environment.Namespace, CAConfigMap: c.Environment.CAConfigMap,
+		CertSecret: c.Environment.CertSecret,
+		KeySecret:  c.Environment.KeySecret, NonceSecret: c.Environment.NonceSecret, Cluster: c.Settings.Cluster,
+		Tenant: c.Settings.Tenant,
+		Rand:   rand.Reader, Now: time.Now, Log: log,
 	})
 	set := shards.New(shards.Options{Credentials: keeper.Credentials, Now: time.Now, Log: log, Dial: c.Dial})
 	set.Configure(operatorAddrs(c.Settings))
@@ -79,18 +83,22 @@ func Run(ctx context.Context, c Config) error {
 	if err := probes(mgr, keeper); err != nil {
 		return err
 	}
-	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { return connect(ctx, c, keeper, set, log) })); err != nil {
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		return connect(ctx, c, keeper, set, log)
+	})); err != nil {
 		return err
 	}
 	if err := controllers(ctx, mgr, c, set, adjust, log); err != nil {
 		return err
 	}
-	log.Info("nstance-operator starts", "version", c.Version, "cluster", c.Settings.Cluster, "tenant", c.Settings.Tenant, "namespace", c.Environment.Namespace,
+	log.Info("nstance-operator starts", "version", c.Version, "cluster", c.Settings.Cluster, "tenant",
+		c.Settings.Tenant, "namespace", c.Environment.Namespace,
 		"shards", c.Settings.IDs())
 	return mgr.Start(ctx)
 }
 
-// connect is what the leader does beside reconciling: it gets and keeps the identity, and the connections to the shards.
+// connect is what the leader does beside reconciling: it gets and keeps the identity, and the connections to the
+// shards.
 func connect(ctx context.Context, c Config, keeper *identity.Keeper, set *shards.Set, log *slog.Logger) error {
 	if err := keeper.Ensure(ctx, registrationAddrs(c.Settings)); err != nil {
 		if ctx.Err() != nil {
@@ -108,7 +116,9 @@ func connect(ctx context.Context, c Config, keeper *identity.Keeper, set *shards
 	followed := make(chan struct{})
 	go func() {
 		defer close(followed)
-		settings.Watch(ctx, c.Options.ConfigFile, c.Settings, nil, log, func(next settings.Config) { set.Configure(operatorAddrs(next)) })
+		settings.Watch(ctx, c.Options.ConfigFile, c.Settings, nil, log, func(next settings.Config) {
+			set.Configure(operatorAddrs(next))
+		})
 	}()
 	err := keeper.Run(ctx, func(ctx context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 		return renew(ctx, set)
@@ -143,14 +153,16 @@ func renew(ctx context.Context, all shards.Shards) (*nstancev1.OperatorServiceRe
 }
 
 // controllers sets up every reconciler.
-func controllers(ctx context.Context, mgr ctrl.Manager, c Config, set shards.Shards, adjust func(*rest.Config), log *slog.Logger) error {
+func controllers(ctx context.Context, mgr ctrl.Manager, c Config, set shards.Shards, adjust func(*rest.Config),
+	log *slog.Logger) error {
 	namespace, id, tenant := c.Environment.Namespace, c.Settings.Cluster, c.Settings.Tenant
 	var external *clusterv1.APIEndpoint
 	if !c.Environment.Endpoint.IsZero() {
 		external = &clusterv1.APIEndpoint{Host: c.Environment.Endpoint.Host, Port: c.Environment.Endpoint.Port}
 	}
 	workload, err := cluster.OpenWorkload(ctx, mgr, cluster.WorkloadOptions{
-		Namespace: namespace, Cluster: id, Tenant: tenant, External: external != nil, Adjust: adjust, Options: workloadOptions(mgr), Log: log,
+		Namespace: namespace, Cluster: id, Tenant: tenant, External: external != nil, Adjust: adjust,
+		Options: workloadOptions(mgr), Log: log,
 	})
 	if err != nil {
 		return err
@@ -160,23 +172,29 @@ func controllers(ctx context.Context, mgr ctrl.Manager, c Config, set shards.Sha
 		setup func() error
 	}{
 		{"cluster", func() error {
-			return cluster.Setup(mgr, cluster.Options{Client: mgr.GetClient(), Recorder: mgr.GetEventRecorder(name), Shards: set, Namespace: namespace,
-				Cluster: id, Tenant: tenant, Config: mgr.GetConfig(), External: external, ServiceAccount: c.Environment.ServiceAccount, Now: time.Now, Log: log})
+			return cluster.Setup(mgr, cluster.Options{Client: mgr.GetClient(), Recorder: mgr.GetEventRecorder(name),
+				Shards: set, Namespace: namespace,
+				Cluster: id, Tenant: tenant, Config: mgr.GetConfig(), External: external,
+				ServiceAccount: c.Environment.ServiceAccount, Now: time.Now, Log: log})
 		}},
 		{"pool", func() error {
-			return pool.Setup(mgr, pool.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log})
+			return pool.Setup(mgr, pool.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant,
+				Log: log})
 		}},
 		{"machine", func() error {
-			return machine.Setup(mgr, machine.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log})
+			return machine.Setup(mgr, machine.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant,
+				Log: log})
 		}},
 		{"ondemand", func() error {
-			return ondemand.Setup(mgr, ondemand.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Workload: workload, Log: log})
+			return ondemand.Setup(mgr, ondemand.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant,
+				Workload: workload, Log: log})
 		}},
 		{"drain", func() error {
 			return drain.Setup(mgr, drain.Options{Shards: set, Namespace: namespace, Workload: workload, Log: log})
 		}},
 		{"report", func() error {
-			return report.Setup(mgr, report.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log})
+			return report.Setup(mgr, report.Options{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant,
+				Log: log})
 		}},
 	} {
 		if err := part.setup(); err != nil {

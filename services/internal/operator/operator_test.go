@@ -86,7 +86,8 @@ func TestLeaderElection(t *testing.T) {
 	r.ends(second, "leader election lost")
 }
 
-// With NSTANCE_CAPI_ENDPOINT, Nodes and Pods are where the admin's kubeconfig leads, and the operator leaves that alone.
+// With NSTANCE_CAPI_ENDPOINT, Nodes and Pods are where the admin's kubeconfig leads, and the operator leaves that
+// alone.
 func TestExternalWorkloadCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -101,7 +102,8 @@ func TestExternalWorkloadCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "demo--default-kubeconfig"}, Data: map[string][]byte{"value": text}})
+	r.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "demo--default-kubeconfig"},
+		Data: map[string][]byte{"value": text}})
 	p := r.start(external)
 	r.play(func() {
 		if p.ended() {
@@ -169,7 +171,8 @@ func TestFollowsItsConfiguration(t *testing.T) {
 	if err := p.stop(); err != nil {
 		t.Error(err)
 	}
-	if strings.Contains(r.log.String(), "PRIVATE KEY") || strings.Contains(r.log.String(), string(nonce.Data["nonce.jwt"])) {
+	if strings.Contains(r.log.String(), "PRIVATE KEY") || strings.Contains(r.log.String(),
+		string(nonce.Data["nonce.jwt"])) {
 		t.Error("a secret is in the log")
 	}
 }

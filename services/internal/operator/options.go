@@ -54,11 +54,15 @@ configuration file.
 func newFlags(o *Options) *pflag.FlagSet {
 	flags := pflag.NewFlagSet("nstance-operator", pflag.ContinueOnError)
 	flags.SortFlags = false
-	flags.StringVar(&o.ConfigFile, "config", "/etc/nstance/operator/config.yaml", "path to the operator configuration `FILE`")
-	flags.StringVar(&o.HealthAddr, "health-probe-bind-address", ":8081", "`ADDRESS` of the probes /healthz and /readyz; 0: none")
+	flags.StringVar(&o.ConfigFile, "config", "/etc/nstance/operator/config.yaml",
+		"path to the operator configuration `FILE`")
+	flags.StringVar(&o.HealthAddr, "health-probe-bind-address", ":8081",
+		"`ADDRESS` of the probes /healthz and /readyz; 0: none")
 	flags.StringVar(&o.MetricsAddr, "metrics-bind-address", off, "`ADDRESS` of /metrics; 0: none")
-	flags.BoolVar(&o.LeaderElect, "leader-elect", false, "have one of several operators lead, by the Lease nstance-operator-leader-election")
-	flags.BoolVar(&o.DisableWebhooks, "disable-webhooks", false, "disable admission webhooks; there are none: what they would check, the resource definitions check")
+	flags.BoolVar(&o.LeaderElect, "leader-elect", false,
+		"have one of several operators lead, by the Lease nstance-operator-leader-election")
+	flags.BoolVar(&o.DisableWebhooks, "disable-webhooks", false,
+		"disable admission webhooks; there are none: what they would check, the resource definitions check")
 	standard := flag.NewFlagSet("", flag.ContinueOnError)
 	config.RegisterFlags(standard)
 	o.Zap.BindFlags(standard)
@@ -86,7 +90,8 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 	if o.ConfigFile == "" {
 		return Options{}, errors.New("--config is empty")
 	}
-	for name, addr := range map[string]*string{"--health-probe-bind-address": &o.HealthAddr, "--metrics-bind-address": &o.MetricsAddr} {
+	for name, addr := range map[string]*string{"--health-probe-bind-address": &o.HealthAddr,
+		"--metrics-bind-address": &o.MetricsAddr} {
 		if *addr == "" {
 			*addr = off
 		}
@@ -98,7 +103,8 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return Options{}, fmt.Errorf("%s: %q is not an address such as :8081 or 127.0.0.1:8081", name, strings.TrimSpace(*addr))
+			return Options{}, fmt.Errorf("%s: %q is not an address such as :8081 or 127.0.0.1:8081", name,
+				strings.TrimSpace(*addr))
 		}
 	}
 	return o, nil

@@ -15,9 +15,12 @@ import (
 // A command line, an argument a line, is taken with addresses that can be listened on, or refused with what is wrong.
 func FuzzParseOptions(f *testing.F) {
 	for _, args := range []string{
-		"--config=c.yaml\n--health-probe-bind-address=127.0.0.1:1\n--metrics-bind-address=:8080\n--leader-elect", "--zap-log-level=debug\n--zap-encoder=console\n--kubeconfig=",
-		"--health-probe-bind-address=", "--metrics-bind-address=0", "--metrics-bind-address=8080", "--metrics-bind-address=[::1]:65536", "--metrics-bind-address=\x00:1", "--zap-log-level=loud",
-		"--config=", "--help", "--version", "start", "--", "--leader-elect=perhaps", "--zap-devel\n--zap-stacktrace-level=panic\n--zap-time-encoding=x",
+		"--config=c.yaml\n--health-probe-bind-address=127.0.0.1:1\n--metrics-bind-address=:8080\n--leader-elect",
+		"--zap-log-level=debug\n--zap-encoder=console\n--kubeconfig=",
+		"--health-probe-bind-address=", "--metrics-bind-address=0", "--metrics-bind-address=8080",
+		"--metrics-bind-address=[::1]:65536", "--metrics-bind-address=\x00:1", "--zap-log-level=loud",
+		"--config=", "--help", "--version", "start", "--", "--leader-elect=perhaps",
+		"--zap-devel\n--zap-stacktrace-level=panic\n--zap-time-encoding=x",
 	} {
 		f.Add(args)
 	}
@@ -46,8 +49,10 @@ func FuzzParseOptions(f *testing.F) {
 				t.Errorf("%q: address %q", args, addr)
 			}
 		}
-		again, err := operator.ParseOptions([]string{"--config=" + o.ConfigFile, "--health-probe-bind-address=" + o.HealthAddr, "--metrics-bind-address=" + o.MetricsAddr}, &help)
-		if err != nil || again.ConfigFile != o.ConfigFile || again.HealthAddr != o.HealthAddr || again.MetricsAddr != o.MetricsAddr {
+		again, err := operator.ParseOptions([]string{"--config=" + o.ConfigFile, "--health-probe-bind-address=" +
+			o.HealthAddr, "--metrics-bind-address=" + o.MetricsAddr}, &help)
+		if err != nil || again.ConfigFile != o.ConfigFile || again.HealthAddr != o.HealthAddr ||
+			again.MetricsAddr != o.MetricsAddr {
 			t.Errorf("%q gave %+v, which gives %+v, %v", args, o, again, err)
 		}
 	})

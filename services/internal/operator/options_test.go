@@ -21,7 +21,8 @@ func TestParseOptions(t *testing.T) {
 	if d := cmp.Diff([]any{"/etc/nstance/operator/config.yaml", ":8081", "0", false, false, false}, got); d != "" {
 		t.Errorf("the defaults are not those of the user's page: %s", d)
 	}
-	o, err = operator.ParseOptions([]string{"--config=c.yaml", "--health-probe-bind-address=127.0.0.1:1", "--metrics-bind-address=:8080", "--leader-elect", "--disable-webhooks",
+	o, err = operator.ParseOptions([]string{"--config=c.yaml", "--health-probe-bind-address=127.0.0.1:1",
+		"--metrics-bind-address=:8080", "--leader-elect", "--disable-webhooks",
 		"--zap-log-level=debug", "--zap-encoder=console", "--kubeconfig="}, os.Stderr)
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +31,8 @@ func TestParseOptions(t *testing.T) {
 	if d := cmp.Diff([]any{"c.yaml", "127.0.0.1:1", ":8080", true, true}, got); d != "" {
 		t.Error(d)
 	}
-	if o, err := operator.ParseOptions([]string{"--health-probe-bind-address="}, os.Stderr); err != nil || o.HealthAddr != "0" {
+	if o, err := operator.ParseOptions([]string{"--health-probe-bind-address="}, os.Stderr); err != nil ||
+		o.HealthAddr != "0" {
 		t.Errorf("%q, %v", o.HealthAddr, err)
 	}
 	for want, args := range map[string][]string{
@@ -40,7 +42,8 @@ func TestParseOptions(t *testing.T) {
 		"is not an address such": {"--metrics-bind-address=8080"},
 		"zap-log-level":          {"--zap-log-level=loud"},
 	} {
-		if _, err := operator.ParseOptions(args, new(strings.Builder)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := operator.ParseOptions(args, new(strings.Builder)); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", args, err, want)
 		}
 	}

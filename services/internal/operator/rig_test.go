@@ -59,7 +59,8 @@ var start = sync.OnceValues(func() (*kube.Cluster, error) {
 		return nil, err
 	}
 	started = append(started, func() error { return os.RemoveAll(dir) })
-	k, err := kube.Start(context.Background(), kube.Options{Dir: dir, CoreCRDs: true, CRDs: []string{filepath.Join(root, "config", "crd")}})
+	k, err := kube.Start(context.Background(), kube.Options{Dir: dir, CoreCRDs: true,
+		CRDs: []string{filepath.Join(root, "config", "crd")}})
 	if err == nil {
 		started = append(started, func() error { k.Stop(); return nil })
 	}
@@ -90,7 +91,8 @@ func kubernetes(t *testing.T) *kube.Cluster {
 	return k
 }
 
-// rig is a namespace with what an admin has put there, and a cluster of two real servers, one a shard, whose VMs are made up.
+// rig is a namespace with what an admin has put there, and a cluster of two real servers, one a shard, whose VMs are
+// made up.
 type rig struct {
 	t         *testing.T
 	kube      client.Client
@@ -135,8 +137,10 @@ func newRig(t *testing.T, k *kube.Cluster, namespace string, groups map[string]m
 	}
 	r := &rig{t: t, kube: k.Client, config: k.Config, namespace: namespace, bucket: mem.New(mem.Options{}),
 		shards: map[string]settings.Endpoints{}, log: new(buffer), made: map[string]string{}}
-	r.state = clusterstate.New(clusterstate.Options{Cluster: r.bucket, Shard: r.bucket, ClusterID: clusterID, ShardID: "a",
-		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: r.bucket, Cluster: clusterID, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})})
+	r.state = clusterstate.New(clusterstate.Options{Cluster: r.bucket, Shard: r.bucket, ClusterID: clusterID,
+		ShardID: "a",
+		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: r.bucket, Cluster: clusterID,
+			Ring: keyring.Ring{Current: key}, Rand: rand.Reader})})
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("%s: the end of the log:\n%s", namespace, tail(r.log.String(), 60))
@@ -150,7 +154,8 @@ func newRig(t *testing.T, k *kube.Cluster, namespace string, groups map[string]m
 	if err != nil {
 		t.Fatal(err)
 	}
-	nonce, _, err := authority.MintNonce(nonces, authority.NonceSpec{Role: authority.RoleOperator, Cluster: clusterID, Tenant: tenant, TTL: time.Hour}, rand.Reader, time.Now())
+	nonce, _, err := authority.MintNonce(nonces, authority.NonceSpec{Role: authority.RoleOperator, Cluster: clusterID,
+		Tenant: tenant, TTL: time.Hour}, rand.Reader, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,8 +172,10 @@ func newRig(t *testing.T, k *kube.Cluster, namespace string, groups map[string]m
 	for _, object := range []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 		&corev1.ServiceAccount{ObjectMeta: meta("nstance-capi-workload")},
-		&corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca"), Data: map[string]string{"ca.crt": string(authority.EncodeBundle(ca.Certificate()))}},
-		&corev1.Secret{ObjectMeta: meta("nstance-operator-nonce"), Data: map[string][]byte{"nonce.jwt": []byte(nonce.Reveal())}},
+		&corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca"), Data: map[string]string{
+			"ca.crt": string(authority.EncodeBundle(ca.Certificate()))}},
+		&corev1.Secret{ObjectMeta: meta("nstance-operator-nonce"), Data: map[string][]byte{
+			"nonce.jwt": []byte(nonce.Reveal())}},
 	} {
 		if err := r.kube.Create(t.Context(), object); err != nil {
 			t.Fatal(err)
@@ -197,7 +204,8 @@ func (r *rig) writeConfig() {
 	}
 }
 
-// freePorts returns addresses that nobody listened on a moment ago, below those that the kernel gives to outgoing connections.
+// freePorts returns addresses that nobody listened on a moment ago, below those that the kernel gives to outgoing
+// connections.
 func freePorts(t *testing.T, n int) (addrs []string) {
 	t.Helper()
 	for len(addrs) < n {
@@ -220,10 +228,13 @@ func (r *rig) startServer(id string, groups map[string]int) {
 		specs[name] = map[string]any{"template": "worker", "size": size, "drain_timeout": "1m"}
 	}
 	text, err := json.Marshal(map[string]any{
-		"cluster": map[string]any{"id": clusterID, "secrets": map[string]any{"encryption_key": map[string]any{"provider": "env"}}},
+		"cluster": map[string]any{"id": clusterID, "secrets": map[string]any{
+			"encryption_key": map[string]any{"provider": "env"}}},
 		"server": map[string]any{
-			"shard": id, "provider": map[string]any{"kind": "mock", "zone": "zone-" + id, "region": "region"}, "subnet_pools": map[string]any{"p": []string{"s"}},
-			"bind": map[string]any{"health_addr": ports[0], "election_addr": ports[1], "registration_addr": ports[2], "operator_addr": ports[3], "agent_addr": ports[4]},
+			"shard": id, "provider": map[string]any{"kind": "mock", "zone": "zone-" + id, "region": "region"},
+			"subnet_pools": map[string]any{"p": []string{"s"}},
+			"bind": map[string]any{"health_addr": ports[0], "election_addr": ports[1], "registration_addr": ports[2],
+				"operator_addr": ports[3], "agent_addr": ports[4]},
 		},
 		"defaults":  map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}"}},
 		"templates": map[string]any{"worker": map[string]any{"kind": "wrk", "arch": "amd64", "subnet_pool": "p"}},
@@ -240,10 +251,14 @@ func (r *rig) startServer(id string, groups map[string]int) {
 	done := make(chan error, 1)
 	go func() {
 		done <- server.Run(ctx, server.Config{
-			Options: server.Options{ID: "server-" + id, Shard: id, CacheDir: r.t.TempDir(), HealthAddr: ports[0], Location: open.Location{Provider: "mem"}},
-			Log:     slog.New(slog.DiscardHandler), Bucket: r.bucket,
-			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) { return []byte(sealKey), nil }},
-			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context, server.Setup) (server.Machine, error) {
+			Options: server.Options{ID: "server-" + id, Shard: id, CacheDir: r.t.TempDir(), HealthAddr: ports[0],
+				Location: open.Location{Provider: "mem"}},
+			Log: slog.New(slog.DiscardHandler), Bucket: r.bucket,
+			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
+				return []byte(sealKey), nil
+			}},
+			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
+				server.Setup) (server.Machine, error) {
 				return server.Machine{Provider: r.cloud, ID: "machine-" + id}, nil
 			}}},
 		})
@@ -277,7 +292,8 @@ func (r *rig) start(change func(*operator.Config)) *process {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	c := operator.Config{Options: operator.Options{ConfigFile: r.file, HealthAddr: "0", MetricsAddr: "0"}, Environment: environment, Settings: file,
+	c := operator.Config{Options: operator.Options{ConfigFile: r.file, HealthAddr: "0", MetricsAddr: "0"},
+		Environment: environment, Settings: file,
 		Rest: rest.CopyConfig(r.config), Version: "test", Log: logr.FromSlogHandler(slog.NewTextHandler(r.log, nil))}
 	if change != nil {
 		change(&c)

@@ -17,11 +17,12 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// The scenario: "web" has one instance on each of the shards a and b, and is imported and scaled to three; "solo", of a alone, has none, and gets an
-// individual machine, whose Node is drained when the machine goes.
+// The scenario: "web" has one instance on each of the shards a and b, and is imported and scaled to three; "solo", of a
+// alone, has none, and gets an individual machine, whose Node is drained when the machine goes.
 var scenarioGroups = map[string]map[string]int{"a": {"web": 1, "solo": 0}, "b": {"web": 1}}
 
-// play goes through the scenario. alive is called while something is waited for: it starts an operator again that has ended.
+// play goes through the scenario. alive is called while something is waited for: it starts an operator again that has
+// ended.
 func (r *rig) play(alive func()) {
 	r.t.Helper()
 	await := func(what string, done func() error) {
@@ -79,7 +80,8 @@ func (r *rig) scaled(await awaiter) {
 		if pool.Status.Replicas == nil {
 			return fmt.Errorf("no status.replicas")
 		}
-		return all(equal("on a", r.alive("a", "web"), 2), equal("on b", r.alive("b", "web"), 1), equal("status.replicas", *pool.Status.Replicas, 3),
+		return all(equal("on a", r.alive("a", "web"), 2), equal("on b", r.alive("b", "web"), 1),
+			equal("status.replicas", *pool.Status.Replicas, 3),
 			equal("provider IDs", len(pool.Spec.ProviderIDList), 3))
 	})
 }
@@ -91,14 +93,18 @@ func (r *rig) individual(await awaiter) {
 	r.t.Helper()
 	cluster := v1beta1.ClusterName(clusterID, tenant)
 	machine := &clusterv1.Machine{
-		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "mine", Labels: map[string]string{clusterv1.ClusterNameLabel: cluster}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "mine",
+			Labels: map[string]string{clusterv1.ClusterNameLabel: cluster}},
 		Spec: clusterv1.MachineSpec{ClusterName: cluster, Bootstrap: clusterv1.Bootstrap{DataSecretName: new("")},
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceMachine", Name: "mine"}},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+				Kind: "NstanceMachine", Name: "mine"}},
 	}
 	r.create(machine)
 	r.create(&v1beta1.NstanceMachine{
-		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "mine", Labels: map[string]string{clusterv1.ClusterNameLabel: cluster},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(machine, clusterv1.GroupVersion.WithKind("Machine"))}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "mine",
+			Labels: map[string]string{clusterv1.ClusterNameLabel: cluster},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(machine,
+				clusterv1.GroupVersion.WithKind("Machine"))}},
 		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "solo"}},
 	})
 	var mine v1beta1.NstanceMachine
@@ -111,7 +117,8 @@ func (r *rig) individual(await awaiter) {
 		}
 		return equal("VMs", r.alive("a", "solo"), 1)
 	})
-	r.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.node()}, Spec: corev1.NodeSpec{ProviderID: mine.Spec.ProviderID}})
+	r.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: r.node()},
+		Spec: corev1.NodeSpec{ProviderID: mine.Spec.ProviderID}})
 	if err := r.kube.Delete(r.t.Context(), &mine); err != nil {
 		r.t.Fatal(err)
 	}
@@ -133,15 +140,19 @@ func (r *rig) individual(await awaiter) {
 // settled checks that all is as it has to be in the end, with nothing that is there twice.
 func (r *rig) settled() error {
 	problems := all(
-		equal("instances of web ever made", r.makings("web"), 3), equal("instances of solo ever made", r.makings("solo"), 1),
-		equal("on a", r.alive("a", "web"), 2), equal("on b", r.alive("b", "web"), 1), equal("of solo", r.alive("a", "solo"), 0),
+		equal("instances of web ever made", r.makings("web"), 3), equal("instances of solo ever made",
+			r.makings("solo"), 1),
+		equal("on a", r.alive("a", "web"), 2), equal("on b", r.alive("b", "web"), 1),
+		equal("of solo", r.alive("a", "solo"), 0),
 	)
 	operators, err := r.state.ListOperators(r.t.Context(), tenant)
 	problems = all(problems, err, equal("operators", len(operators), 1))
 	have := map[string][]string{}
 	for kind, list := range map[string]client.ObjectList{
-		"Cluster": &clusterv1.ClusterList{}, "NstanceCluster": &v1beta1.NstanceClusterList{}, "MachinePool": &clusterv1.MachinePoolList{},
-		"NstanceMachinePool": &v1beta1.NstanceMachinePoolList{}, "NstanceShardGroup": &v1beta1.NstanceShardGroupList{}, "Machine": &clusterv1.MachineList{},
+		"Cluster": &clusterv1.ClusterList{}, "NstanceCluster": &v1beta1.NstanceClusterList{},
+		"MachinePool":        &clusterv1.MachinePoolList{},
+		"NstanceMachinePool": &v1beta1.NstanceMachinePoolList{}, "NstanceShardGroup": &v1beta1.NstanceShardGroupList{},
+		"Machine":        &clusterv1.MachineList{},
 		"NstanceMachine": &v1beta1.NstanceMachineList{}, "Secret": &corev1.SecretList{},
 	} {
 		if err := r.kube.List(r.t.Context(), list, client.InNamespace(r.namespace)); err != nil {
@@ -162,8 +173,9 @@ func (r *rig) settled() error {
 		slices.Sort(have[kind])
 	}
 	for kind, names := range map[string]string{
-		"Cluster": "demo--default", "NstanceCluster": "demo--default", "MachinePool": "solo web", "NstanceMachinePool": "solo web",
-		"NstanceShardGroup": "solo--a web--a web--b", "Machine": "", "NstanceMachine": "web web web",
+		"Cluster": "demo--default", "NstanceCluster": "demo--default", "MachinePool": "solo web",
+		"NstanceMachinePool": "solo web",
+		"NstanceShardGroup":  "solo--a web--a web--b", "Machine": "", "NstanceMachine": "web web web",
 		"Secret": "demo--default-kubeconfig nstance-operator-cert nstance-operator-key nstance-operator-nonce",
 	} {
 		problems = all(problems, equal("objects of kind "+kind, strings.Join(have[kind], " "), names))
@@ -172,5 +184,6 @@ func (r *rig) settled() error {
 }
 
 func poolMachine(m *v1beta1.NstanceMachine) error {
-	return all(equal("the instance ID of "+m.Name, m.Spec.InstanceID, m.Name), equal(m.Name+" has a provider ID", m.Spec.ProviderID != "", true))
+	return all(equal("the instance ID of "+m.Name, m.Spec.InstanceID, m.Name),
+		equal(m.Name+" has a provider ID", m.Spec.ProviderID != "", true))
 }

@@ -11,7 +11,8 @@ import (
 )
 
 // GetConfigStatus tells which configuration is in force and what was wrong with a newer one.
-func (s *Service) GetConfigStatus(ctx context.Context, req *nstancev1.GetConfigStatusRequest) (*nstancev1.GetConfigStatusResponse, error) {
+func (s *Service) GetConfigStatus(ctx context.Context, req *nstancev1.GetConfigStatusRequest) (
+	*nstancev1.GetConfigStatusResponse, error) {
 	return unary(s, ctx, "config status", req, (*call).configStatus)
 }
 
@@ -24,8 +25,9 @@ func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetCo
 		}
 	}
 	answer := &nstancev1.GetConfigStatusResponse{
-		Etag: status.ETag, Size: uint64(status.Size), Generation: status.Generation, RefusedEtag: status.RefusedETag, Problems: problems(status.Problems),
-		Shard: c.Shard, LeaderId: c.ID, Term: c.world().Term(), ClusterId: c.Cluster,
+		Etag: status.ETag, Size: uint64(status.Size), Generation: status.Generation, RefusedEtag: status.RefusedETag,
+		Problems: problems(status.Problems),
+		Shard:    c.Shard, LeaderId: c.ID, Term: c.world().Term(), ClusterId: c.Cluster,
 	}
 	if !status.Modified.IsZero() {
 		answer.LastModified = timestamppb.New(status.Modified)
@@ -34,7 +36,8 @@ func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetCo
 }
 
 // RefreshConfig fetches the configuration and applies it, if it is newer and valid.
-func (s *Service) RefreshConfig(ctx context.Context, req *nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfigResponse, error) {
+func (s *Service) RefreshConfig(ctx context.Context, req *nstancev1.RefreshConfigRequest) (
+	*nstancev1.RefreshConfigResponse, error) {
 	return unary(s, ctx, "refresh the configuration", req, (*call).refresh)
 }
 
@@ -65,7 +68,8 @@ func problems(list config.Problems) []*nstancev1.ConfigProblem {
 		if p.Hint != "" {
 			message += " (" + p.Hint + ")"
 		}
-		out = append(out, &nstancev1.ConfigProblem{Path: p.Path, Line: uint32(p.Line), Column: uint32(p.Col), Message: message})
+		out = append(out, &nstancev1.ConfigProblem{Path: p.Path, Line: uint32(p.Line), Column: uint32(p.Col),
+			Message: message})
 	}
 	return out
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/watch"
 )
 
-// Events hands what happens in a shard on to the watch streams. It keeps nothing that no stream waits for, renders nothing, and never
-// blocks. One belongs to one leadership.
+// Events hands what happens in a shard on to the watch streams. It keeps nothing that no stream waits for, renders
+// nothing, and never blocks. One belongs to one leadership.
 type Events struct {
 	groups    watch.Hub[config.GroupKey, config.GroupKey]
 	instances watch.Hub[instanceKey, shardstate.InstanceEvent]
 	errors    watch.Hub[shardstate.ErrorKey, shardstate.ErrorEvent]
 }
 
-// instanceKey is what coalesces: of each sort of event the newest. An announced drain is a sort of its own, so that nothing that is said of
-// the same deletion afterwards takes its place.
+// instanceKey is what coalesces: of each sort of event the newest. An announced drain is a sort of its own, so that
+// nothing that is said of the same deletion afterwards takes its place.
 type instanceKey struct {
 	tenant string
 	id     ident.ID

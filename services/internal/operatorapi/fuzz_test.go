@@ -34,13 +34,17 @@ func FuzzRequests(f *testing.F) {
 	w := newWorld(f)
 	// UpsertGroup has FuzzUpsert.
 	all := []func(ctx context.Context, raw []byte) error{
-		reading(w.ListGroups), reading(w.DeleteGroup), reading(w.ListInstances), reading(w.GetInstanceStatus), reading(w.CreateInstance), reading(w.DeleteInstance),
+		reading(w.ListGroups), reading(w.DeleteGroup), reading(w.ListInstances), reading(w.GetInstanceStatus),
+		reading(w.CreateInstance), reading(w.DeleteInstance),
 		reading(w.AcknowledgeDrained), reading(w.RenewCertificate),
 	}
 	for kind, seed := range []proto.Message{
-		&nstancev1.ListGroupsRequest{}, &nstancev1.DeleteGroupRequest{Group: "fleet"}, &nstancev1.ListInstancesRequest{Group: "static"},
-		&nstancev1.GetInstanceStatusRequest{InstanceId: w.id.String()}, &nstancev1.CreateInstanceRequest{Group: "nowhere", Vars: map[string]string{"a": "b"}, InstanceType: "x"},
-		&nstancev1.DeleteInstanceRequest{InstanceId: "knd", Reason: "because"}, &nstancev1.AcknowledgeDrainedRequest{InstanceId: w.id.String()},
+		&nstancev1.ListGroupsRequest{}, &nstancev1.DeleteGroupRequest{Group: "fleet"},
+		&nstancev1.ListInstancesRequest{Group: "static"},
+		&nstancev1.GetInstanceStatusRequest{InstanceId: w.id.String()},
+		&nstancev1.CreateInstanceRequest{Group: "nowhere", Vars: map[string]string{"a": "b"}, InstanceType: "x"},
+		&nstancev1.DeleteInstanceRequest{InstanceId: "knd", Reason: "because"},
+		&nstancev1.AcknowledgeDrainedRequest{InstanceId: w.id.String()},
 		&nstancev1.OperatorServiceRenewCertificateRequest{},
 	} {
 		raw, err := proto.Marshal(seed)

@@ -15,8 +15,10 @@ import (
 )
 
 // ListGroups lists the tenant's groups by name.
-func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
-	return unary(s, ctx, "list groups", req, func(c *call, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse,
+	error) {
+	return unary(s, ctx, "list groups", req, func(c *call, _ *nstancev1.ListGroupsRequest) (
+		*nstancev1.ListGroupsResponse, error) {
 		answer := &nstancev1.ListGroupsResponse{}
 		for _, view := range c.world().GroupViews(c.tenant) {
 			answer.Groups = append(answer.Groups, c.groupStatus(view))
@@ -26,7 +28,8 @@ func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsReque
 }
 
 // UpsertGroup creates a group or changes those of its fields that the request sets.
-func (s *Service) UpsertGroup(ctx context.Context, req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse, error) {
+func (s *Service) UpsertGroup(ctx context.Context, req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
+	error) {
 	return unary(s, ctx, "write the group", req, (*call).upsertGroup)
 }
 
@@ -45,7 +48,8 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 		}
 		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
 			if names := u.restricted(); len(names) > 0 {
-				return status.Errorf(codes.FailedPrecondition, "%s: cannot be changed: group %s is static, only size, instance_type and vars can be",
+				return status.Errorf(codes.FailedPrecondition,
+					"%s: cannot be changed: group %s is static, only size, instance_type and vars can be",
 					strings.Join(names, ", "), key.Group)
 			}
 		}
@@ -55,7 +59,8 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 	if err != nil {
 		return nil, c.groupFault(key, err)
 	}
-	c.Log.Info("group changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "size", group.Size)
+	c.Log.Info("group changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "size",
+		group.Size)
 	view, ok := c.world().GroupView(key)
 	if !ok {
 		view = shardstate.GroupView{Group: group}
@@ -64,7 +69,8 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 }
 
 // DeleteGroup removes a dynamic group once its instances are gone, or the override of a static one at once.
-func (s *Service) DeleteGroup(ctx context.Context, req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse, error) {
+func (s *Service) DeleteGroup(ctx context.Context, req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse,
+	error) {
 	return unary(s, ctx, "delete the group", req, (*call).deleteGroup)
 }
 
@@ -80,7 +86,8 @@ func (c *call) deleteGroup(req *nstancev1.DeleteGroupRequest) (*nstancev1.Delete
 	if err != nil {
 		return nil, c.groupFault(key, err)
 	}
-	c.Log.Info("group deleted", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "restored", restored)
+	c.Log.Info("group deleted", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "restored",
+		restored)
 	return &nstancev1.DeleteGroupResponse{RestoredStatic: restored}, nil
 }
 
@@ -105,9 +112,12 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 	case errors.Is(err, shardconfig.ErrNoGroup):
 		return errNoGroup(key)
 	case errors.Is(err, shardconfig.ErrGroupChanged):
-		return status.Errorf(codes.Aborted, "expected_etag: group %s is not what was expected (any more): read it again", key.Group)
+		return status.Errorf(codes.Aborted,
+			"expected_etag: group %s is not what was expected (any more): read it again", key.Group)
 	case errors.Is(err, shardconfig.ErrStaticGroup):
-		return status.Errorf(codes.FailedPrecondition, "group: %s is static and has nothing to be removed here: remove it from the shard's configuration", key.Group)
+		return status.Errorf(codes.FailedPrecondition,
+			"group: %s is static and has nothing to be removed here: remove it from the shard's configuration",
+			key.Group)
 	}
 	return err
 }

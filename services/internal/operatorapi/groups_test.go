@@ -34,16 +34,21 @@ func (w *world) group(t testing.TB, name string) *nstancev1.GroupStatus {
 
 func TestUpsertGroupMakesVMs(t *testing.T) {
 	w := newWorld(t)
-	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker", Size: ptr(uint32(0)), SetVars: true,
-		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Deep": {"B": 2}}`, DrainTimeout: durationpb.New(time.Minute), MaxSurge: ptr(uint32(2)),
+	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
+		Size: ptr(uint32(0)), SetVars: true,
+		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Deep": {"B": 2}}`,
+		DrainTimeout: durationpb.New(time.Minute), MaxSurge: ptr(uint32(2)),
 		MaxUnhealthy: "3", InstanceTypes: []string{"large"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := answer.GetGroup()
-	if g.GetIsStatic() || !g.GetOverridden() || g.GetSize() != 0 || g.GetTemplate() != "worker" || g.GetKind() != "knd" || g.GetInstanceType() != "small" ||
-		!slices.Equal(g.GetInstanceTypes(), []string{"large"}) || g.GetSubnetPool() != "p" || g.GetArch() != "arm64" || g.GetMaxSurge() != 2 ||
-		g.GetMaxUnhealthy() != "3" || g.GetDrainTimeout().AsDuration() != time.Minute || g.GetEtag() == "" || g.GetInfraHash() == "" ||
+	if g.GetIsStatic() || !g.GetOverridden() || g.GetSize() != 0 || g.GetTemplate() != "worker" ||
+		g.GetKind() != "knd" || g.GetInstanceType() != "small" ||
+		!slices.Equal(g.GetInstanceTypes(), []string{"large"}) || g.GetSubnetPool() != "p" || g.GetArch() != "arm64" ||
+		g.GetMaxSurge() != 2 ||
+		g.GetMaxUnhealthy() != "3" || g.GetDrainTimeout().AsDuration() != time.Minute || g.GetEtag() == "" ||
+		g.GetInfraHash() == "" ||
 		g.GetRuntimeHash() == "" || g.GetArgsJson() != `{"Deep":{"A":1,"B":2},"Label":"{{ .Vars.role }}"}` {
 		t.Errorf("%v", g)
 	}
@@ -52,7 +57,8 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	}
 
 	events := live(t, w)
-	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(3)), MustExist: true, ExpectedEtag: g.GetEtag()}); err != nil {
+	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(3)),
+		MustExist: true, ExpectedEtag: g.GetEtag()}); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
@@ -62,17 +68,20 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 		t.Errorf("%d create calls", n)
 	}
 	now := w.group(t, "fleet")
-	if now.GetActualSize() != 3 || now.GetHealthy() != 0 || len(now.GetProviderIds()) != 3 || len(now.GetInstanceIds()) != 3 || now.GetEtag() == g.GetEtag() {
+	if now.GetActualSize() != 3 || now.GetHealthy() != 0 || len(now.GetProviderIds()) != 3 ||
+		len(now.GetInstanceIds()) != 3 || now.GetEtag() == g.GetEtag() {
 		t.Errorf("%v", now)
 	}
 	// Nothing but the size has changed.
-	now.Size, now.ActualSize, now.ProviderIds, now.InstanceIds, now.Etag, now.SpecJson = 0, 0, nil, nil, g.GetEtag(), g.GetSpecJson()
+	now.Size, now.ActualSize, now.ProviderIds, now.InstanceIds, now.Etag, now.SpecJson = 0, 0, nil, nil, g.GetEtag(),
+		g.GetSpecJson()
 	if diff := cmp.Diff(g, now, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
 	// What is durable is what was asked for.
 	groups, _, _, err := w.state.ReadGroups(t.Context())
-	if spec := groups.Tenants["prod"]["fleet"]; err != nil || *spec.Size != 3 || spec.Vars["role"] != "db" || groups.Term != 3 {
+	if spec := groups.Tenants["prod"]["fleet"]; err != nil || *spec.Size != 3 || spec.Vars["role"] != "db" ||
+		groups.Term != 3 {
 		t.Errorf("%+v, %v", groups, err)
 	}
 }
@@ -80,29 +89,36 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 // What a group says by itself is told apart from what it takes from its template, and can be taken back.
 func TestClearFields(t *testing.T) {
 	w := newWorld(t)
-	before, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker", MustCreate: true})
+	before, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
+		MustCreate: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(0)), InstanceType: "large", InstanceTypes: []string{"huge"}, SubnetPool: "p", SetVars: true,
-		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Own": 1}`, DrainTimeout: durationpb.New(time.Minute), MaxSurge: ptr(uint32(2)), MaxUnhealthy: "3"}
+	all := &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(0)), InstanceType: "large",
+		InstanceTypes: []string{"huge"}, SubnetPool: "p", SetVars: true,
+		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Own": 1}`, DrainTimeout: durationpb.New(time.Minute),
+		MaxSurge: ptr(uint32(2)), MaxUnhealthy: "3"}
 	answer, err := w.UpsertGroup(t.Context(), all)
 	const spec = `{"template":"worker","size":0,"instance_type":"large","instance_types":["huge"],"subnet_pool":"p","vars":{"role":"db"},"args":{"Own":1},` +
 		`"drain_timeout":"1m","max_surge":2,"max_unhealthy":"3"}`
 	if g := answer.GetGroup(); err != nil || g.GetSpecJson() != spec {
 		t.Errorf("%s, %v", g.GetSpecJson(), err)
 	}
-	answer, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", ClearFields: []string{"size", "instance_type", "instance_types", "subnet_pool", "vars",
-		"args_json", "load_balancers", "drain_timeout", "max_surge", "max_unhealthy"}})
-	if g := answer.GetGroup(); err != nil || g.GetSpecJson() != `{"template":"worker"}` || g.GetEtag() != before.GetGroup().GetEtag() {
+	answer, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet",
+		ClearFields: []string{"size", "instance_type", "instance_types", "subnet_pool", "vars",
+			"args_json", "load_balancers", "drain_timeout", "max_surge", "max_unhealthy"}})
+	if g := answer.GetGroup(); err != nil || g.GetSpecJson() != `{"template":"worker"}` ||
+		g.GetEtag() != before.GetGroup().GetEtag() {
 		t.Errorf("%v, %v", g, err)
 	}
 	if g := w.group(t, "static"); g.GetSpecJson() != "" {
 		t.Errorf("%v", g)
 	}
-	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker", MustCreate: true})
+	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
+		MustCreate: true})
 	wants(t, "create again", err, codes.AlreadyExists, "group: ", "fleet")
-	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Size: ptr(uint32(1)), MustCreate: true})
+	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Size: ptr(uint32(1)),
+		MustCreate: true})
 	wants(t, "create a static group", err, codes.AlreadyExists, "group: ", "static")
 }
 
@@ -112,16 +128,21 @@ func TestUpsertStaticGroup(t *testing.T) {
 	if !before.GetIsStatic() || before.GetOverridden() {
 		t.Errorf("%v", before)
 	}
-	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Template: "quick", SubnetPool: "p", InstanceTypes: []string{"x"},
-		ArgsJson: `{"a": 1}`, LoadBalancers: []string{"lb"}, DrainTimeout: durationpb.New(0), MaxSurge: ptr(uint32(1)), MaxUnhealthy: "1", Size: ptr(uint32(1))})
+	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Template: "quick",
+		SubnetPool: "p", InstanceTypes: []string{"x"},
+		ArgsJson: `{"a": 1}`, LoadBalancers: []string{"lb"}, DrainTimeout: durationpb.New(0), MaxSurge: ptr(uint32(1)),
+		MaxUnhealthy: "1", Size: ptr(uint32(1))})
 	wants(t, "restricted fields", err, codes.FailedPrecondition,
-		"template, instance_types, subnet_pool, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy:", "static")
+		"template, instance_types, subnet_pool, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy:",
+		"static")
 	if now := w.group(t, "static"); now.GetEtag() != before.GetEtag() {
 		t.Errorf("changed: %v", now)
 	}
-	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", InstanceType: "large", SetVars: true,
-		Vars: map[string]string{"x": "y"}, ArgsJson: "{}"})
-	if g := answer.GetGroup(); err != nil || !g.GetIsStatic() || !g.GetOverridden() || g.GetInstanceType() != "large" || g.GetVars()["x"] != "y" ||
+	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", InstanceType: "large",
+		SetVars: true,
+		Vars:    map[string]string{"x": "y"}, ArgsJson: "{}"})
+	if g := answer.GetGroup(); err != nil || !g.GetIsStatic() || !g.GetOverridden() || g.GetInstanceType() != "large" ||
+		g.GetVars()["x"] != "y" ||
 		g.GetVars()["role"] != "worker" {
 		t.Errorf("%v, %v", g, err)
 	}
@@ -148,19 +169,29 @@ func TestUpsertGroupRefusals(t *testing.T) {
 		code  codes.Code
 		words []string
 	}{
-		"no name":        {&nstancev1.UpsertGroupRequest{}, codes.InvalidArgument, []string{"group: "}},
-		"bad name":       {&nstancev1.UpsertGroupRequest{Group: "a--b"}, codes.InvalidArgument, []string{"group: "}},
-		"no template":    {&nstancev1.UpsertGroupRequest{Group: "new"}, codes.InvalidArgument, []string{"template: is required"}},
-		"which template": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "workr"}, codes.InvalidArgument, []string{"template: ", `did you mean "worker"?`}},
-		"which pool":     {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q"}, codes.InvalidArgument, []string{"subnet_pool: "}},
-		"which balancer": {&nstancev1.UpsertGroupRequest{Group: "fleet", LoadBalancers: []string{"lb"}}, codes.InvalidArgument, []string{"load_balancers[0]: "}},
-		"two at once": {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q", MaxUnhealthy: "many"}, codes.InvalidArgument,
+		"no name":  {&nstancev1.UpsertGroupRequest{}, codes.InvalidArgument, []string{"group: "}},
+		"bad name": {&nstancev1.UpsertGroupRequest{Group: "a--b"}, codes.InvalidArgument, []string{"group: "}},
+		"no template": {&nstancev1.UpsertGroupRequest{Group: "new"}, codes.InvalidArgument,
+			[]string{"template: is required"}},
+		"which template": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "workr"}, codes.InvalidArgument,
+			[]string{"template: ", `did you mean "worker"?`}},
+		"which pool": {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q"}, codes.InvalidArgument,
+			[]string{"subnet_pool: "}},
+		"which balancer": {&nstancev1.UpsertGroupRequest{Group: "fleet", LoadBalancers: []string{"lb"}},
+			codes.InvalidArgument, []string{"load_balancers[0]: "}},
+		"two at once": {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q", MaxUnhealthy: "many"},
+			codes.InvalidArgument,
 			[]string{"subnet_pool: ", "max_unhealthy: "}},
-		"no surge":      {&nstancev1.UpsertGroupRequest{Group: "fleet", MaxSurge: ptr(uint32(0))}, codes.InvalidArgument, []string{"max_surge: "}},
-		"bad rendering": {&nstancev1.UpsertGroupRequest{Group: "fleet", ArgsJson: `{"a": ["{{ .Vars.none }}"]}`}, codes.InvalidArgument, []string{"args_json.a[0]: "}},
-		"must exist":    {&nstancev1.UpsertGroupRequest{Group: "new", Template: "worker", MustExist: true}, codes.NotFound, []string{"group: ", "new"}},
-		"etag":          {&nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(1)), ExpectedEtag: "old"}, codes.Aborted, []string{"expected_etag: "}},
-		"etag of none":  {&nstancev1.UpsertGroupRequest{Group: "new", Template: "worker", ExpectedEtag: etag}, codes.Aborted, []string{"expected_etag: "}},
+		"no surge": {&nstancev1.UpsertGroupRequest{Group: "fleet", MaxSurge: ptr(uint32(0))},
+			codes.InvalidArgument, []string{"max_surge: "}},
+		"bad rendering": {&nstancev1.UpsertGroupRequest{Group: "fleet", ArgsJson: `{"a": ["{{ .Vars.none }}"]}`},
+			codes.InvalidArgument, []string{"args_json.a[0]: "}},
+		"must exist": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "worker", MustExist: true},
+			codes.NotFound, []string{"group: ", "new"}},
+		"etag": {&nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(1)), ExpectedEtag: "old"},
+			codes.Aborted, []string{"expected_etag: "}},
+		"etag of none": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "worker", ExpectedEtag: etag},
+			codes.Aborted, []string{"expected_etag: "}},
 	} {
 		_, err := w.UpsertGroup(t.Context(), test.req)
 		wants(t, name, err, test.code, test.words...)
@@ -211,15 +242,18 @@ func TestDeleteGroupDrainsAndForgets(t *testing.T) {
 	}
 	for range 2 {
 		event := events.await("an announced drain", func(e *instanceEvent) bool { return e.GetDrain() })
-		if event.GetReason() == "" || event.GetDeadline().AsTime().Sub(w.Clock.Now()) != 5*time.Minute || !event.GetAt().AsTime().Equal(w.Clock.Now()) {
+		if event.GetReason() == "" || event.GetDeadline().AsTime().Sub(w.Clock.Now()) != 5*time.Minute ||
+			!event.GetAt().AsTime().Equal(w.Clock.Now()) {
 			t.Errorf("%v", event)
 		}
 	}
-	if g := w.group(t, "fleet"); !g.GetDeleting() || g.GetSize() != 0 || g.GetActualSize() != 0 || len(g.GetInstanceIds()) != 2 {
+	if g := w.group(t, "fleet"); !g.GetDeleting() || g.GetSize() != 0 || g.GetActualSize() != 0 ||
+		len(g.GetInstanceIds()) != 2 {
 		t.Errorf("%v", g)
 	}
 	for _, id := range ids {
-		if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id.String()}); err != nil {
+		if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{
+			InstanceId: id.String()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -246,7 +280,9 @@ func TestBlockedReason(t *testing.T) {
 	groups := watchGroups(t, w)
 	errors := watchErrors(t, w)
 	w.scale(t, "fleet", 1)
-	errors.await("the provider's refusal", func(e *errorEvent) bool { return e.GetKind() == "provider" && e.GetGroup() == "fleet" })
+	errors.await("the provider's refusal", func(e *errorEvent) bool {
+		return e.GetKind() == "provider" && e.GetGroup() == "fleet"
+	})
 	groups.await("the reason", func(e *groupEvent) bool {
 		return e.GetStatus().GetGroup() == "fleet" && strings.Contains(e.GetStatus().GetBlockedReason(), "capacity")
 	})

@@ -28,7 +28,8 @@ const (
 )
 
 // ListInstances lists the tenant's live instances by age.
-func (s *Service) ListInstances(ctx context.Context, req *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse, error) {
+func (s *Service) ListInstances(ctx context.Context, req *nstancev1.ListInstancesRequest) (
+	*nstancev1.ListInstancesResponse, error) {
 	return unary(s, ctx, "list instances", req, (*call).listInstances)
 }
 
@@ -49,8 +50,10 @@ func (c *call) listInstances(req *nstancev1.ListInstancesRequest) (*nstancev1.Li
 }
 
 // GetInstanceStatus describes one instance, a deleted one for as long as its record is kept.
-func (s *Service) GetInstanceStatus(ctx context.Context, req *nstancev1.GetInstanceStatusRequest) (*nstancev1.GetInstanceStatusResponse, error) {
-	return unary(s, ctx, "instance status", req, func(c *call, req *nstancev1.GetInstanceStatusRequest) (*nstancev1.GetInstanceStatusResponse, error) {
+func (s *Service) GetInstanceStatus(ctx context.Context, req *nstancev1.GetInstanceStatusRequest) (
+	*nstancev1.GetInstanceStatusResponse, error) {
+	return unary(s, ctx, "instance status", req, func(c *call, req *nstancev1.GetInstanceStatusRequest) (
+		*nstancev1.GetInstanceStatusResponse, error) {
 		view, err := c.instance(req.GetInstanceId())
 		if err != nil {
 			return nil, err
@@ -71,7 +74,8 @@ func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	}
 	// Whoever is told that there is no such instance may forget it, while its VM is about to be adopted.
 	if left, unsettled := c.world().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
-		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable, "instance_id: %s was reserved by an earlier leader, what became of it is being found out", id)
+		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable,
+			"instance_id: %s was reserved by an earlier leader, what became of it is being found out", id)
 	}
 	return shardstate.InstanceView{}, errNoInstance(id)
 }
@@ -81,7 +85,8 @@ func errNoInstance(id ident.ID) error {
 }
 
 // DeleteInstance answers once the intent to delete is durable. What is on its way out, or gone, stays as it is.
-func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
+func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInstanceRequest) (
+	*nstancev1.DeleteInstanceResponse, error) {
 	return unary(s, ctx, "delete the instance", req, (*call).deleteInstance)
 }
 
@@ -96,7 +101,8 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 	id := view.Record.ID
 	if view.Record.State != record.Deleting && view.Record.State != record.Deleted {
 		reason := first(req.GetReason(), "requested by operator "+c.operator.String())
-		c.Log.Info("instance is to be deleted", "tenant", c.tenant, "group", view.Record.Group, "instance", id.String(), "operator", c.operator.String(),
+		c.Log.Info("instance is to be deleted", "tenant", c.tenant, "group", view.Record.Group, "instance", id.String(),
+			"operator", c.operator.String(),
 			"reason", reason)
 		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
 		case errors.Is(err, leader.ErrNoInstance):
@@ -115,8 +121,10 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 }
 
 // AcknowledgeDrained ends an instance's drain. What is gone already, or nobody knows, needs no end.
-func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.AcknowledgeDrainedRequest) (*nstancev1.AcknowledgeDrainedResponse, error) {
-	return unary(s, ctx, "acknowledge the drain", req, func(c *call, req *nstancev1.AcknowledgeDrainedRequest) (*nstancev1.AcknowledgeDrainedResponse, error) {
+func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.AcknowledgeDrainedRequest) (
+	*nstancev1.AcknowledgeDrainedResponse, error) {
+	return unary(s, ctx, "acknowledge the drain", req, func(c *call, req *nstancev1.AcknowledgeDrainedRequest) (
+		*nstancev1.AcknowledgeDrainedResponse, error) {
 		id, err := instanceID(req.GetInstanceId())
 		if err != nil {
 			return nil, err
@@ -133,7 +141,8 @@ func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.Acknowl
 	})
 }
 
-// creation is one on-demand instance being made. It goes on when the client that asked for it is gone; the same ID asked for again joins it.
+// creation is one on-demand instance being made. It goes on when the client that asked for it is gone; the same ID
+// asked for again joins it.
 type creation struct {
 	done chan struct{}
 	id   ident.ID
@@ -141,7 +150,8 @@ type creation struct {
 }
 
 // CreateInstance makes an on-demand instance and answers once its VM is asked for and recorded.
-func (s *Service) CreateInstance(ctx context.Context, req *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
+func (s *Service) CreateInstance(ctx context.Context, req *nstancev1.CreateInstanceRequest) (
+	*nstancev1.CreateInstanceResponse, error) {
 	return unary(s, ctx, "create the instance", req, (*call).createInstance)
 }
 
@@ -162,7 +172,8 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 			return nil, err
 		}
 		if ahead := id.Time().Sub(c.Now()); ahead > maxAhead {
-			return nil, invalid("instance_id", "its time is %s in the future: check the clock that made it", ahead.Round(time.Second))
+			return nil, invalid("instance_id", "its time is %s in the future: check the clock that made it",
+				ahead.Round(time.Second))
 		}
 	}
 	// An ID that lives is not asked what else the request says: it may have changed since.
@@ -217,16 +228,18 @@ func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 	return nil
 }
 
-// create begins to make an instance, or finds the one that is being made under the same ID. Not under the client's context: what has been
-// asked of the provider must be recorded, whoever waits for it.
-func (c *call) create(key config.GroupKey, id ident.ID, instanceType string, vars map[string]string) (*creation, error) {
+// create begins to make an instance, or finds the one that is being made under the same ID. Not under the client's
+// context: what has been asked of the provider must be recorded, whoever waits for it.
+func (c *call) create(key config.GroupKey, id ident.ID, instanceType string, vars map[string]string) (*creation,
+	error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if made, ok := c.creating[id]; ok && !id.IsZero() {
 		return made, nil
 	}
 	if len(c.creating) >= maxCreating {
-		return nil, status.Error(codes.ResourceExhausted, "too many instances are being created on demand: try again later")
+		return nil,
+			status.Error(codes.ResourceExhausted, "too many instances are being created on demand: try again later")
 	}
 	leader, made := c.Leader, &creation{done: make(chan struct{}), id: id}
 	if id.IsZero() {
@@ -240,7 +253,8 @@ func (c *call) create(key config.GroupKey, id ident.ID, instanceType string, var
 		c.creating = map[ident.ID]*creation{}
 	}
 	c.creating[made.id] = made
-	c.Log.Info("instance asked for", "tenant", key.Tenant, "group", key.Group, "instance", made.id.String(), "operator", c.operator.String())
+	c.Log.Info("instance asked for", "tenant", key.Tenant, "group", key.Group, "instance", made.id.String(), "operator",
+		c.operator.String())
 	leader.Leader.Executor.Env.Go("create on demand", func() {
 		_, made.err = leader.Leader.CreateInstance(leader.Context, key, made.id, instanceType, vars)
 		leader.mu.Lock()
@@ -270,15 +284,18 @@ func createFault(key config.GroupKey, made *creation) error {
 	case errors.Is(err, leader.ErrKind):
 		return invalid("instance_id", "%v", err)
 	case errors.Is(err, leader.ErrDead), errors.As(err, &superseded) && superseded.Record.State == record.Deleted:
-		return status.Errorf(codes.AlreadyExists, "instance_id: %s had its life, or is somebody else's: choose another", made.id)
+		return status.Errorf(codes.AlreadyExists, "instance_id: %s had its life, or is somebody else's: choose another",
+			made.id)
 	case superseded != nil:
-		return status.Errorf(codes.Unavailable, "instance_id: %s was asked of an earlier leader, which is being looked into: try again", made.id)
+		return status.Errorf(codes.Unavailable,
+			"instance_id: %s was asked of an earlier leader, which is being looked into: try again", made.id)
 	case errors.Is(err, execute.ErrNoCapacity):
 		return status.Errorf(codes.ResourceExhausted, "instance %s: %v", made.id, err)
 	}
 	switch infra.ClassOf(err) {
 	case infra.Denied, infra.Invalid, infra.Conflict:
-		return status.Errorf(codes.FailedPrecondition, "instance %s: the provider refuses it: %v (its ID is spent: take another)", made.id, err)
+		return status.Errorf(codes.FailedPrecondition,
+			"instance %s: the provider refuses it: %v (its ID is spent: take another)", made.id, err)
 	}
 	return err
 }

@@ -33,7 +33,8 @@ func (w *world) status(t testing.TB, id ident.ID) *nstancev1.InstanceStatus {
 }
 
 func (w *world) create(id, group string) (*nstancev1.InstanceStatus, error) {
-	answer, err := w.CreateInstance(context.Background(), &nstancev1.CreateInstanceRequest{Group: group, InstanceId: id})
+	answer, err := w.CreateInstance(context.Background(), &nstancev1.CreateInstanceRequest{Group: group,
+		InstanceId: id})
 	return answer.GetInstance(), err
 }
 
@@ -42,21 +43,30 @@ func TestInstanceStatus(t *testing.T) {
 	ids := w.grow(t, "fleet", 2)
 	id := ids[0]
 	fresh := w.status(t, id)
-	if fresh.GetState() != "created" || fresh.GetHealth() != "unregistered" || fresh.GetProviderId() == "" || fresh.GetProviderState() != "running" ||
-		fresh.GetGroup() != "fleet" || fresh.GetTemplate() != "worker" || fresh.GetKind() != "knd" || fresh.GetOnDemand() || fresh.GetInstanceType() != "small" ||
-		fresh.GetSubnetId() != "s" || fresh.GetTerm() != 3 || fresh.GetZone() != "z" || fresh.GetRegion() != "r" || fresh.GetMetrics() != nil ||
-		!fresh.GetCreatedAt().AsTime().Equal(w.Clock.Now()) || fresh.GetRegisteredAt() != nil || fresh.GetDeletedAt() != nil {
+	if fresh.GetState() != "created" || fresh.GetHealth() != "unregistered" || fresh.GetProviderId() == "" ||
+		fresh.GetProviderState() != "running" ||
+		fresh.GetGroup() != "fleet" || fresh.GetTemplate() != "worker" || fresh.GetKind() != "knd" ||
+		fresh.GetOnDemand() || fresh.GetInstanceType() != "small" ||
+		fresh.GetSubnetId() != "s" || fresh.GetTerm() != 3 || fresh.GetZone() != "z" || fresh.GetRegion() != "r" ||
+		fresh.GetMetrics() != nil ||
+		!fresh.GetCreatedAt().AsTime().Equal(w.Clock.Now()) || fresh.GetRegisteredAt() != nil ||
+		fresh.GetDeletedAt() != nil {
 		t.Errorf("%v", fresh)
 	}
 	group, _ := w.leader.World.GroupView(groupKey("prod", "fleet"))
-	w.register(t, id, shardstate.Report{Healthy: true, Message: "all is well", Version: "v1", RuntimeHash: group.RuntimeHash,
-		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: 3, TransmitRate: -1, ConntrackEntries: 4, ConntrackMax: 5}})
+	w.register(t, id, shardstate.Report{Healthy: true, Message: "all is well", Version: "v1",
+		RuntimeHash: group.RuntimeHash,
+		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: 3, TransmitRate: -1,
+			ConntrackEntries: 4, ConntrackMax: 5}})
 	now := w.status(t, id)
-	if now.GetState() != "registered" || now.GetHealth() != "healthy" || now.GetHealthMessage() != "all is well" || now.GetAgentVersion() != "v1" ||
-		now.GetIpv4() != "10.0.0.7" || now.GetLastReportAt() == nil || now.GetCertificateNotAfter() == nil || now.GetInfraDrift() || now.GetRuntimeDrift() {
+	if now.GetState() != "registered" || now.GetHealth() != "healthy" || now.GetHealthMessage() != "all is well" ||
+		now.GetAgentVersion() != "v1" ||
+		now.GetIpv4() != "10.0.0.7" || now.GetLastReportAt() == nil || now.GetCertificateNotAfter() == nil ||
+		now.GetInfraDrift() || now.GetRuntimeDrift() {
 		t.Errorf("%v", now)
 	}
-	if m := now.GetMetrics(); m.GetCpu() != 0.5 || m.GetMemoryTotalBytes() != 2 || m.GetNetworkReceiveRate() != 3 || m.NetworkTransmitRate != nil || m.GetConntrackLimit() != 5 {
+	if m := now.GetMetrics(); m.GetCpu() != 0.5 || m.GetMemoryTotalBytes() != 2 || m.GetNetworkReceiveRate() != 3 ||
+		m.NetworkTransmitRate != nil || m.GetConntrackLimit() != 5 {
 		t.Errorf("%v", m)
 	}
 	if g := w.group(t, "fleet"); g.GetActualSize() != 2 || g.GetHealthy() != 1 {
@@ -64,7 +74,8 @@ func TestInstanceStatus(t *testing.T) {
 	}
 	for _, filter := range []string{"", "fleet"} {
 		list, err := w.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{Group: filter})
-		if err != nil || len(list.GetInstances()) != 2 || list.GetInstances()[0].GetInstanceId() >= list.GetInstances()[1].GetInstanceId() {
+		if err != nil || len(list.GetInstances()) != 2 ||
+			list.GetInstances()[0].GetInstanceId() >= list.GetInstances()[1].GetInstanceId() {
 			t.Errorf("group %q: %v, %v", filter, list, err)
 		}
 	}
@@ -72,11 +83,13 @@ func TestInstanceStatus(t *testing.T) {
 	if err != nil || len(list.GetInstances()) != 0 {
 		t.Errorf("%v, %v", list, err)
 	}
-	for filter, code := range map[string]codes.Code{"none": codes.NotFound, "NONE": codes.InvalidArgument, "theirs": codes.NotFound} {
+	for filter, code := range map[string]codes.Code{"none": codes.NotFound, "NONE": codes.InvalidArgument,
+		"theirs": codes.NotFound} {
 		_, err := w.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{Group: filter})
 		wants(t, "list "+filter, err, code, "group: ")
 	}
-	for text, code := range map[string]codes.Code{"": codes.InvalidArgument, "knd": codes.InvalidArgument, w.NewID(t, "knd").String(): codes.NotFound} {
+	for text, code := range map[string]codes.Code{"": codes.InvalidArgument, "knd": codes.InvalidArgument,
+		w.NewID(t, "knd").String(): codes.NotFound} {
 		_, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: text})
 		wants(t, "status of "+text, err, code, "instance_id: ")
 	}
@@ -86,8 +99,10 @@ func TestInstanceStatus(t *testing.T) {
 func TestUnsettled(t *testing.T) {
 	w := newWorld(t)
 	id, theirs := w.NewID(t, "knd"), w.NewID(t, "knd")
-	w.leader.World.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: "prod"}})
-	w.leader.World.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: theirs, State: record.Reserved, Tenant: "rival"}})
+	w.leader.World.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved,
+		Tenant: "prod"}})
+	w.leader.World.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: theirs, State: record.Reserved,
+		Tenant: "rival"}})
 	_, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
 	wants(t, "status", err, codes.Unavailable, "reserved by an earlier leader")
 	_, err = w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id.String()})
@@ -100,12 +115,14 @@ func TestCreateInstance(t *testing.T) {
 	w := newWorld(t)
 	events := live(t, w)
 	id := w.NewID(t, "knd")
-	req := &nstancev1.CreateInstanceRequest{Group: "static", InstanceId: id.String(), InstanceType: "huge", Vars: map[string]string{"role": "one-off"}}
+	req := &nstancev1.CreateInstanceRequest{Group: "static", InstanceId: id.String(), InstanceType: "huge",
+		Vars: map[string]string{"role": "one-off"}}
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
 			answer, err := w.CreateInstance(context.Background(), req)
-			if i := answer.GetInstance(); err != nil || i.GetInstanceId() != id.String() || !i.GetOnDemand() || i.GetState() != "created" || i.GetInstanceType() != "huge" {
+			if i := answer.GetInstance(); err != nil || i.GetInstanceId() != id.String() || !i.GetOnDemand() ||
+				i.GetState() != "created" || i.GetInstanceType() != "huge" {
 				t.Errorf("%v, %v", i, err)
 			}
 		})
@@ -115,10 +132,12 @@ func TestCreateInstance(t *testing.T) {
 		t.Errorf("%d create calls", n)
 	}
 	creating := events.await("creation", ofType(nstancev1.InstanceEvent_TYPE_CREATING))
-	if creating.GetInstance().GetInstanceId() != id.String() || !creating.GetAt().AsTime().Equal(w.Clock.Now()) || creating.GetReplaces() != "" {
+	if creating.GetInstance().GetInstanceId() != id.String() || !creating.GetAt().AsTime().Equal(w.Clock.Now()) ||
+		creating.GetReplaces() != "" {
 		t.Errorf("%v", creating)
 	}
-	if rec, _, err := w.state.GetInstance(t.Context(), "prod", id); err != nil || rec.Vars["role"] != "one-off" || rec.State != record.Created {
+	if rec, _, err := w.state.GetInstance(t.Context(), "prod", id); err != nil || rec.Vars["role"] != "one-off" ||
+		rec.State != record.Created {
 		t.Errorf("%+v, %v", rec, err)
 	}
 	// It does not count towards the size, and nothing replaces it.
@@ -136,7 +155,8 @@ func TestCreateInstance(t *testing.T) {
 func TestCreateInstanceRefusals(t *testing.T) {
 	w := newWorld(t)
 	theirs := w.NewID(t, "knd")
-	if _, err := w.rival(t).CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs", InstanceId: theirs.String()}); err != nil {
+	if _, err := w.rival(t).CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs",
+		InstanceId: theirs.String()}); err != nil {
 		t.Fatal(err)
 	}
 	managed := w.grow(t, "fleet", 1)[0]
@@ -145,7 +165,8 @@ func TestCreateInstanceRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	events := live(t, w)
-	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: dead.String()}); err != nil {
+	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{
+		InstanceId: dead.String()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.provider.Terminate(w.status(t, dead).GetProviderId()); err != nil {
@@ -169,17 +190,28 @@ func TestCreateInstanceRefusals(t *testing.T) {
 		"no group":      {&nstancev1.CreateInstanceRequest{}, codes.InvalidArgument, []string{"group: "}},
 		"unknown group": {&nstancev1.CreateInstanceRequest{Group: "none"}, codes.NotFound, []string{"group: "}},
 		"their group":   {&nstancev1.CreateInstanceRequest{Group: "theirs"}, codes.NotFound, []string{"group: "}},
-		"bad ID":        {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: "knd1"}, codes.InvalidArgument, []string{"instance_id: "}},
-		"other kind":    {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: w.NewID(t, "knq").String()}, codes.InvalidArgument, []string{"instance_id: ", "knq"}},
-		"operator's ID": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: w.NewID(t, "opr").String()}, codes.InvalidArgument, []string{"instance_id: "}},
-		"their ID":      {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: theirs.String()}, codes.AlreadyExists, []string{"instance_id: "}},
-		"managed":       {&nstancev1.CreateInstanceRequest{Group: "fleet", InstanceId: managed.String()}, codes.AlreadyExists, []string{"instance_id: "}},
-		"other group":   {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: managed.String()}, codes.AlreadyExists, []string{"instance_id: "}},
-		"dead":          {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: dead.String()}, codes.AlreadyExists, []string{"instance_id: "}},
-		"old":           {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: old.String()}, codes.AlreadyExists, []string{"instance_id: "}},
-		"future":        {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: future.String()}, codes.InvalidArgument, []string{"instance_id: ", "clock"}},
-		"bad type":      {&nstancev1.CreateInstanceRequest{Group: "static", InstanceType: "a\nb"}, codes.InvalidArgument, []string{"instance_type: "}},
-		"bad vars":      {&nstancev1.CreateInstanceRequest{Group: "static", Vars: map[string]string{"": "x"}}, codes.InvalidArgument, []string{"vars: "}},
+		"bad ID": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: "knd1"}, codes.InvalidArgument,
+			[]string{"instance_id: "}},
+		"other kind": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: w.NewID(t, "knq").String()},
+			codes.InvalidArgument, []string{"instance_id: ", "knq"}},
+		"operator's ID": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: w.NewID(t, "opr").String()},
+			codes.InvalidArgument, []string{"instance_id: "}},
+		"their ID": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: theirs.String()},
+			codes.AlreadyExists, []string{"instance_id: "}},
+		"managed": {&nstancev1.CreateInstanceRequest{Group: "fleet", InstanceId: managed.String()},
+			codes.AlreadyExists, []string{"instance_id: "}},
+		"other group": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: managed.String()},
+			codes.AlreadyExists, []string{"instance_id: "}},
+		"dead": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: dead.String()},
+			codes.AlreadyExists, []string{"instance_id: "}},
+		"old": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: old.String()},
+			codes.AlreadyExists, []string{"instance_id: "}},
+		"future": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceId: future.String()},
+			codes.InvalidArgument, []string{"instance_id: ", "clock"}},
+		"bad type": {&nstancev1.CreateInstanceRequest{Group: "static", InstanceType: "a\nb"},
+			codes.InvalidArgument, []string{"instance_type: "}},
+		"bad vars": {&nstancev1.CreateInstanceRequest{Group: "static", Vars: map[string]string{"": "x"}},
+			codes.InvalidArgument, []string{"vars: "}},
 	} {
 		before := w.provider.Count(mock.Create)
 		_, err := w.CreateInstance(t.Context(), test.req)
@@ -309,7 +341,8 @@ func TestDeleteInstance(t *testing.T) {
 	w.breakStore(nil)
 
 	answer, err := w.DeleteInstance(t.Context(), req)
-	if i := answer.GetInstance(); err != nil || i.GetState() != "deleting" || i.GetDeleteReason() != "no longer needed" ||
+	if i := answer.GetInstance(); err != nil || i.GetState() != "deleting" ||
+		i.GetDeleteReason() != "no longer needed" ||
 		!i.GetDeleteDeadline().AsTime().Equal(w.Clock.Now().Add(5*time.Minute)) {
 		t.Errorf("%v, %v", i, err)
 	}
@@ -322,13 +355,15 @@ func TestDeleteInstance(t *testing.T) {
 	}
 	// Again, later, with another reason: it stays as it is.
 	w.Clock.Advance(time.Second)
-	again, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: "other"})
+	again, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id.String(),
+		Reason: "other"})
 	if err != nil || again.GetInstance().GetDeleteReason() != "no longer needed" ||
 		!again.GetInstance().GetDeleteDeadline().AsTime().Equal(answer.GetInstance().GetDeleteDeadline().AsTime()) {
 		t.Errorf("%v, %v", again, err)
 	}
 	// It is drained, terminated, gone.
-	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id.String()}); err != nil {
+	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{
+		InstanceId: id.String()}); err != nil {
 		t.Fatal(err)
 	}
 	w.awaitListing(events, "its end", ofType(nstancev1.InstanceEvent_TYPE_DELETED))
@@ -336,7 +371,8 @@ func TestDeleteInstance(t *testing.T) {
 		t.Errorf("%d delete calls", n)
 	}
 	now := w.status(t, id)
-	if now.GetState() != "deleted" || now.GetProviderState() != "deleted" || now.GetDeletedAt() == nil || now.GetHealth() != "unknown" {
+	if now.GetState() != "deleted" || now.GetProviderState() != "deleted" || now.GetDeletedAt() == nil ||
+		now.GetHealth() != "unknown" {
 		t.Errorf("%v", now)
 	}
 	for _, call := range []func() error{
@@ -346,7 +382,8 @@ func TestDeleteInstance(t *testing.T) {
 			return err
 		},
 		func() error {
-			_, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: w.NewID(t, "knd").String()})
+			_, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: w.NewID(t,
+				"knd").String()})
 			return err
 		},
 	} {
@@ -367,10 +404,13 @@ func TestDeleteInstanceRefusals(t *testing.T) {
 		code codes.Code
 		word string
 	}{
-		"no ID":      {&nstancev1.DeleteInstanceRequest{}, codes.InvalidArgument, "instance_id: "},
-		"unknown":    {&nstancev1.DeleteInstanceRequest{InstanceId: w.NewID(t, "knd").String()}, codes.NotFound, "instance_id: "},
-		"long":       {&nstancev1.DeleteInstanceRequest{InstanceId: made.GetInstanceId(), Reason: strings.Repeat("x", 513)}, codes.InvalidArgument, "reason: "},
-		"characters": {&nstancev1.DeleteInstanceRequest{InstanceId: made.GetInstanceId(), Reason: "a\x00b"}, codes.InvalidArgument, "reason: "},
+		"no ID": {&nstancev1.DeleteInstanceRequest{}, codes.InvalidArgument, "instance_id: "},
+		"unknown": {&nstancev1.DeleteInstanceRequest{InstanceId: w.NewID(t, "knd").String()}, codes.NotFound,
+			"instance_id: "},
+		"long": {&nstancev1.DeleteInstanceRequest{InstanceId: made.GetInstanceId(),
+			Reason: strings.Repeat("x", 513)}, codes.InvalidArgument, "reason: "},
+		"characters": {&nstancev1.DeleteInstanceRequest{InstanceId: made.GetInstanceId(), Reason: "a\x00b"},
+			codes.InvalidArgument, "reason: "},
 	} {
 		_, err := w.DeleteInstance(t.Context(), test.req)
 		wants(t, name, err, test.code, test.word)
@@ -407,7 +447,8 @@ func TestTenants(t *testing.T) {
 	}
 	// A group of the same name is another group.
 	own := w.scale(t, "fleet", 0)
-	if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "quick", Size: ptr(uint32(0))}); err != nil {
+	if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "quick",
+		Size: ptr(uint32(0))}); err != nil {
 		t.Fatal(err)
 	}
 	if now := w.group(t, "fleet"); now.GetEtag() != own.GetEtag() || now.GetTemplate() != "worker" {
@@ -423,7 +464,8 @@ func TestTenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	events.await("the drain", func(e *instanceEvent) bool { return e.GetDrain() })
-	if _, err := rival.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id}); err != nil {
+	if _, err := rival.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{
+		InstanceId: id}); err != nil {
 		t.Fatal(err)
 	}
 	if view, _ := w.leader.World.Instance(parse(t, id)); view.Plan.Drained {
@@ -438,7 +480,9 @@ func TestTenants(t *testing.T) {
 	if _, err := rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs"}); err != nil {
 		t.Fatal(err)
 	}
-	if first := theirs.await("an event", func(*instanceEvent) bool { return true }); first.GetInstance().GetGroup() != "theirs" {
+	if first := theirs.await("an event", func(*instanceEvent) bool {
+		return true
+	}); first.GetInstance().GetGroup() != "theirs" {
 		t.Errorf("%v", first)
 	}
 	theirs.stop()
@@ -454,8 +498,10 @@ func TestTenants(t *testing.T) {
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 	w := newWorld(t)
 	id := w.NewID(t, "knd")
-	if _, err := w.state.PutInstance(t.Context(), record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 2, ReservedTerm: 2,
-		Writer: "before", Cluster: w.Name, Shard: "a", Tenant: "prod", Kind: "knd", Group: "static", OnDemand: true, CreatedAt: w.Clock.Now()}, ""); err != nil {
+	if _, err := w.state.PutInstance(t.Context(), record.Instance{Schema: record.InstanceSchema, ID: id,
+		State: record.Reserved, Revision: 1, Term: 2, ReservedTerm: 2,
+		Writer: "before", Cluster: w.Name, Shard: "a", Tenant: "prod", Kind: "knd", Group: "static", OnDemand: true,
+		CreatedAt: w.Clock.Now()}, ""); err != nil {
 		t.Fatal(err)
 	}
 	_, err := w.create(id.String(), "static")

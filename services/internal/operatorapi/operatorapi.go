@@ -1,7 +1,8 @@
 // Package operatorapi serves the OperatorService to operators and nstance-admin.
 //
-// Invariant: a call sees and changes what belongs to the tenant in its client's certificate and nothing else; what belongs to another tenant
-// does not exist for it. Nothing a client sends is acted on before it was validated, and no client can make the leader wait or grow.
+// Invariant: a call sees and changes what belongs to the tenant in its client's certificate and nothing else; what
+// belongs to another tenant does not exist for it. Nothing a client sends is acted on before it was validated, and no
+// client can make the leader wait or grow.
 package operatorapi
 
 import (
@@ -33,8 +34,8 @@ type Store interface {
 	PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error)
 }
 
-// Leader is what a leader of one term needs to serve operators. All fields but ConfigModified are required; it must not be copied once it
-// is in use.
+// Leader is what a leader of one term needs to serve operators. All fields but ConfigModified are required; it must not
+// be copied once it is in use.
 type Leader struct {
 	// Context ends with the leadership.
 	Context        context.Context
@@ -68,10 +69,11 @@ type Service struct {
 
 	// queue is how many events a watch stream may be behind.
 	queue int
-	// pace is the least time between two renderings of a group for one stream; resync is how often all are looked at whether or not somebody
-	// said that they changed: some of what they tell follows from the time alone.
+	// pace is the least time between two renderings of a group for one stream; resync is how often all are looked at
+	// whether or not somebody said that they changed: some of what they tell follows from the time alone.
 	pace, resync time.Duration
-	// recheck is how often the record of a stream's operator is looked at: one who was removed is not to listen for ever.
+	// recheck is how often the record of a stream's operator is looked at: one who was removed is not to listen for
+	// ever.
 	recheck time.Duration
 }
 
@@ -79,7 +81,8 @@ var _ nstancev1.OperatorServiceServer = (*Service)(nil)
 
 // New returns the service. leader is asked once a call; its error, if there is no leadership here, is the call's.
 func New(leader func() (*Leader, error)) *Service {
-	return &Service{leader: leader, queue: 16384, pace: 100 * time.Millisecond, resync: 10 * time.Second, recheck: 15 * time.Minute}
+	return &Service{leader: leader, queue: 16384, pace: 100 * time.Millisecond, resync: 10 * time.Second,
+		recheck: 15 * time.Minute}
 }
 
 // call is one call of one operator.
@@ -101,7 +104,9 @@ func (s *Service) begin(ctx context.Context) (c *call, end func(), err error) {
 		return nil, nil, status.Error(codes.Unauthenticated, err.Error())
 	}
 	if peer.Identity.Role != authority.RoleOperator {
-		return nil, nil, status.Errorf(codes.PermissionDenied, "this service is for the role %s, the client has the role %q", authority.RoleOperator, peer.Identity.Role)
+		return nil, nil,
+			status.Errorf(codes.PermissionDenied, "this service is for the role %s, the client has the role %q",
+				authority.RoleOperator, peer.Identity.Role)
 	}
 	leader, err := s.leader()
 	if err != nil {
@@ -109,7 +114,8 @@ func (s *Service) begin(ctx context.Context) (c *call, end func(), err error) {
 	}
 	inner, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(leader.Context, cancel)
-	c = &call{Context: inner, Leader: leader, service: s, client: ctx, peer: peer, tenant: peer.Identity.Tenant, operator: peer.Identity.ID}
+	c = &call{Context: inner, Leader: leader, service: s, client: ctx, peer: peer, tenant: peer.Identity.Tenant,
+		operator: peer.Identity.ID}
 	end = func() {
 		stop()
 		cancel()
@@ -122,7 +128,8 @@ func (s *Service) begin(ctx context.Context) (c *call, end func(), err error) {
 }
 
 // unary serves one call that is not a stream.
-func unary[Q, A any](s *Service, ctx context.Context, what string, req Q, handle func(*call, Q) (A, error)) (answer A, err error) {
+func unary[Q, A any](s *Service, ctx context.Context, what string, req Q, handle func(*call, Q) (A, error)) (answer A,
+	err error) {
 	c, end, err := s.begin(ctx)
 	if err != nil {
 		return answer, err
@@ -136,8 +143,8 @@ func unary[Q, A any](s *Service, ctx context.Context, what string, req Q, handle
 	return answer, nil
 }
 
-// fault turns an error into the status that the client is to see. What failed because the leadership ended is told as that, and what has no
-// code of its own is something that may work later: storage, mostly.
+// fault turns an error into the status that the client is to see. What failed because the leadership ended is told as
+// that, and what has no code of its own is something that may work later: storage, mostly.
 func (c *call) fault(what string, err error) error {
 	if c.client.Err() == nil && c.Leader.Context.Err() != nil {
 		return c.lost()
@@ -148,11 +155,13 @@ func (c *call) fault(what string, err error) error {
 	if c.client.Err() != nil {
 		return status.FromContextError(c.client.Err()).Err()
 	}
-	c.Log.Warn("operator's call failed", "tenant", c.tenant, "operator", c.operator.String(), "call", what, "error", err)
+	c.Log.Warn("operator's call failed", "tenant", c.tenant, "operator", c.operator.String(), "call", what, "error",
+		err)
 	return status.Errorf(codes.Unavailable, "%s: cannot be done now, try again: %v", what, err)
 }
 
-// lost is what a call gets whose leadership ended under it: whatever standbys answer, as soon as this server knows that it is one.
+// lost is what a call gets whose leadership ended under it: whatever standbys answer, as soon as this server knows that
+// it is one.
 func (c *call) lost() error {
 	if _, err := c.service.leader(); err != nil {
 		return err

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// operatorMemory is for how long an operator's record is taken to be as it was read; refusalMemory is for those who were refused.
+	// operatorMemory is for how long an operator's record is taken to be as it was read; refusalMemory is for those who
+	// were refused.
 	operatorMemory = 5 * time.Minute
 	refusalMemory  = 10 * time.Second
 	// maxOperators is how many are remembered. There are a few per tenant.
@@ -31,7 +32,8 @@ type checked struct {
 	refused error
 }
 
-// admit checks that the operator was not removed. While the bucket cannot be read, an operator that was admitted before still is.
+// admit checks that the operator was not removed. While the bucket cannot be read, an operator that was admitted before
+// still is.
 func (c *call) admit() error {
 	now := c.Now()
 	c.mu.Lock()
@@ -45,7 +47,8 @@ func (c *call) admit() error {
 		return known.refused
 	}
 	_, _, err := c.record()
-	if err != nil && status.Code(err) != codes.PermissionDenied && ok && known.refused == nil && c.Context.Err() == nil {
+	if err != nil && status.Code(err) != codes.PermissionDenied && ok && known.refused == nil &&
+		c.Context.Err() == nil {
 		c.Log.Warn("operator's record not read", "tenant", c.tenant, "operator", c.operator.String(), "error", err)
 		c.remember(nil)
 		return nil
@@ -53,7 +56,8 @@ func (c *call) admit() error {
 	return err
 }
 
-// record reads the operator's record, and remembers what it says. An operator without one, or with a tombstone, is refused.
+// record reads the operator's record, and remembers what it says. An operator without one, or with a tombstone, is
+// refused.
 func (c *call) record() (record.Operator, objstore.Token, error) {
 	rec, token, err := c.Store.GetOperator(c, c.tenant, c.operator)
 	switch {
@@ -80,20 +84,25 @@ func (c *call) remember(refused error) {
 }
 
 // RenewCertificate makes a new certificate for the same operator and key, for whoever shows one that is still valid.
-func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.OperatorServiceRenewCertificateRequest) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.OperatorServiceRenewCertificateRequest) (
+	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	return unary(s, ctx, "renew the certificate", req, (*call).renew)
 }
 
-func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
+	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	for {
 		rec, token, err := c.record()
 		if err != nil {
 			return nil, err
 		}
-		identity := authority.Identity{Role: authority.RoleOperator, Cluster: c.Cluster, Tenant: c.tenant, ID: c.operator}
-		// A record that names another certificate than the one shown was renewed before, and the answer may have been lost.
+		identity := authority.Identity{Role: authority.RoleOperator, Cluster: c.Cluster, Tenant: c.tenant,
+			ID: c.operator}
+		// A record that names another certificate than the one shown was renewed before, and the answer may have been
+		// lost.
 		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) {
-			if cert, ok := c.Issuer.Again(identity, c.peer.PublicKey, rec.Certificate); ok && !cert.NotBefore.After(c.Now()) {
+			if cert, ok := c.Issuer.Again(identity, c.peer.PublicKey, rec.Certificate); ok &&
+				!cert.NotBefore.After(c.Now()) {
 				return renewed(authority.EncodeCertificate(cert), cert.NotAfter, c.Issuer.Bundle), nil
 			}
 		}
@@ -115,5 +124,6 @@ func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (*nstanc
 }
 
 func renewed(cert []byte, notAfter time.Time, bundle []byte) *nstancev1.OperatorServiceRenewCertificateResponse {
-	return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: cert, NotAfter: timestamppb.New(notAfter), CaBundle: bundle}
+	return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: cert, NotAfter: timestamppb.New(notAfter),
+		CaBundle: bundle}
 }

@@ -32,7 +32,8 @@ func (w *world) renew(t testing.TB, client nstancev1.OperatorServiceClient) (*x5
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bundle, err := authority.ParseBundle(answer.GetCaBundle()); err != nil || !bundle[0].Equal(w.CA.Certificate()) || !cert.NotAfter.Equal(answer.GetNotAfter().AsTime()) {
+	if bundle, err := authority.ParseBundle(answer.GetCaBundle()); err != nil || !bundle[0].Equal(w.CA.Certificate()) ||
+		!cert.NotAfter.Equal(answer.GetNotAfter().AsTime()) {
 		t.Errorf("bundle: %v, not after %v", err, answer.GetNotAfter().AsTime())
 	}
 	return cert, nil
@@ -59,23 +60,28 @@ func (w *world) remove(t testing.TB) {
 
 func TestRoles(t *testing.T) {
 	w := newWorld(t)
-	agent := w.Certificate(t, authority.Identity{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "knd")}, transporttest.NewKey(t))
+	agent := w.Certificate(t, authority.Identity{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod",
+		ID: w.NewID(t, "knd")}, transporttest.NewKey(t))
 	wants(t, "agent", list(t, w.dial(t, agent)), codes.PermissionDenied, "role")
 	// Behind a port for others the service still refuses whoever is no operator.
-	wants(t, "agent on the agents' port", list(t, w.dialTo(t, w.serve(t, authority.RoleAgent), agent)), codes.PermissionDenied, "role")
+	wants(t, "agent on the agents' port", list(t, w.dialTo(t, w.serve(t, authority.RoleAgent), agent)),
+		codes.PermissionDenied, "role")
 	wants(t, "nobody", list(t, w.dialTo(t, w.serve(t, ""), nil)), codes.PermissionDenied, "role")
 }
 
 func TestUnknownOperators(t *testing.T) {
 	w := newWorld(t)
 	identity := authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "opr")}
-	wants(t, "no record", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))), codes.PermissionDenied, "not registered")
+	wants(t, "no record", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))),
+		codes.PermissionDenied, "not registered")
 	// Of another tenant, with a record in this one.
 	identity.Tenant, identity.ID = "rival", w.id
-	wants(t, "other tenant", list(t, w.dial(t, w.Certificate(t, identity, w.key))), codes.PermissionDenied, "not registered")
+	wants(t, "other tenant", list(t, w.dial(t, w.Certificate(t, identity, w.key))), codes.PermissionDenied,
+		"not registered")
 	w.Clock.Advance(time.Minute)
 	identity.Tenant = "prod"
-	wants(t, "other key", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))), codes.PermissionDenied, "another key")
+	wants(t, "other key", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))),
+		codes.PermissionDenied, "another key")
 	stream := watchGroups(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t))))
 	_, err := stream.ended()
 	wants(t, "stream", err, codes.PermissionDenied)
@@ -176,12 +182,15 @@ func TestRenewCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	identity, err := authority.ParseIdentity(cert)
-	if err != nil || identity != (authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: w.id}) ||
-		!cert.PublicKey.(ed25519.PublicKey).Equal(w.key.Public()) || !cert.NotAfter.Equal(w.Clock.Now().Add(authority.OperatorTTL)) {
+	if err != nil || identity != (authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod",
+		ID: w.id}) ||
+		!cert.PublicKey.(ed25519.PublicKey).Equal(w.key.Public()) || !cert.NotAfter.Equal(
+		w.Clock.Now().Add(authority.OperatorTTL)) {
 		t.Errorf("%v until %v, %v", identity, cert.NotAfter, err)
 	}
 	rec, _, err := w.state.GetOperator(t.Context(), "prod", w.id)
-	if err != nil || rec.Certificate.Serial != authority.Serial(cert) || !rec.Certificate.NotAfter.Equal(cert.NotAfter) || rec.Revision != 2 || rec.Writer != "incarnation-1" {
+	if err != nil || rec.Certificate.Serial != authority.Serial(cert) ||
+		!rec.Certificate.NotAfter.Equal(cert.NotAfter) || rec.Revision != 2 || rec.Writer != "incarnation-1" {
 		t.Errorf("%+v, %v", rec, err)
 	}
 	// The answer was lost: the same again, and nothing is written.
@@ -217,7 +226,8 @@ func TestRenewCertificateOfAnotherLength(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		leaf, err := w.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: transporttest.Public(key), TTL: ttl}, w.Issuer().Rand, w.Clock.Now())
+		leaf, err := w.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: transporttest.Public(key),
+			TTL: ttl}, w.Issuer().Rand, w.Clock.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,7 +237,8 @@ func TestRenewCertificateOfAnotherLength(t *testing.T) {
 			t.Fatal(err)
 		}
 		cert, err := w.renew(t, w.dial(t, &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}))
-		if err != nil || authority.Serial(cert) == authority.Serial(leaf) || !cert.NotAfter.Equal(w.Clock.Now().Add(authority.OperatorTTL)) || cert.NotBefore.After(w.Clock.Now()) {
+		if err != nil || authority.Serial(cert) == authority.Serial(leaf) ||
+			!cert.NotAfter.Equal(w.Clock.Now().Add(authority.OperatorTTL)) || cert.NotBefore.After(w.Clock.Now()) {
 			t.Errorf("%s: %v", ttl, err)
 		}
 	}
@@ -276,8 +287,10 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 		return answer
 	}
 	first := status()
-	if first.GetEtag() == "" || first.GetSize() != uint64(len(document(""))) || first.GetGeneration() != 1 || first.GetShard() != "a" || first.GetLeaderId() != "one" ||
-		first.GetTerm() != 3 || first.GetClusterId() != "example" || !first.GetLastModified().AsTime().Equal(w.Clock.Now()) || first.GetRefusedEtag() != "" {
+	if first.GetEtag() == "" || first.GetSize() != uint64(len(document(""))) || first.GetGeneration() != 1 ||
+		first.GetShard() != "a" || first.GetLeaderId() != "one" ||
+		first.GetTerm() != 3 || first.GetClusterId() != "example" || !first.GetLastModified().AsTime().Equal(
+		w.Clock.Now()) || first.GetRefusedEtag() != "" {
 		t.Errorf("%v", first)
 	}
 	if answer := refresh(nstancev1.RefreshResult_REFRESH_RESULT_UNCHANGED); answer.GetEtag() != first.GetEtag() {
@@ -294,7 +307,8 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 		}
 	}
 	refused := status()
-	if refused.GetEtag() != first.GetEtag() || refused.GetRefusedEtag() == "" || len(refused.GetProblems()) != 2 || refused.GetGeneration() != 1 {
+	if refused.GetEtag() != first.GetEtag() || refused.GetRefusedEtag() == "" || len(refused.GetProblems()) != 2 ||
+		refused.GetGeneration() != 1 {
 		t.Errorf("%v", refused)
 	}
 	if g := w.scale(t, "fleet", 0); g.GetTemplate() != "worker" {
@@ -302,7 +316,8 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 	}
 
 	w.configure(t, document(`"images": {},`))
-	if answer := refresh(nstancev1.RefreshResult_REFRESH_RESULT_UPDATED); answer.GetRestarting() || answer.GetEtag() == first.GetEtag() || len(answer.GetProblems()) != 0 {
+	if answer := refresh(nstancev1.RefreshResult_REFRESH_RESULT_UPDATED); answer.GetRestarting() ||
+		answer.GetEtag() == first.GetEtag() || len(answer.GetProblems()) != 0 {
 		t.Errorf("%v", answer)
 	}
 	if now := status(); now.GetGeneration() != 2 || now.GetRefusedEtag() != "" || len(now.GetProblems()) != 0 {
@@ -311,7 +326,8 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 	w.configure(t, `{"cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
 		"server": {"shard": "a", "provider": {"kind": "mock", "zone": "elsewhere"}, "subnet_pools": {"p": ["s"]}},
 		"tenants": {"prod": {}}, "templates": {"worker": {"kind": "knd", "arch": "arm64", "subnet_pool": "p", "instance_type": "small"}}}`)
-	if answer := refresh(nstancev1.RefreshResult_REFRESH_RESULT_UPDATED); !answer.GetRestarting() || answer.GetEtag() == "" || answer.GetEtag() == status().GetEtag() {
+	if answer := refresh(nstancev1.RefreshResult_REFRESH_RESULT_UPDATED); !answer.GetRestarting() ||
+		answer.GetEtag() == "" || answer.GetEtag() == status().GetEtag() {
 		t.Errorf("%v", answer)
 	}
 	w.breakStore(outOfOrder)

@@ -21,10 +21,14 @@ import (
 func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	spec, overridden := c.Config.Override(v.GroupKey)
 	out := &nstancev1.GroupStatus{
-		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template, Kind: v.Kind, Arch: v.Arch,
-		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy), InstanceType: v.InstanceType, InstanceTypes: v.InstanceTypes,
-		SubnetPool: v.SubnetPool, Vars: maps.Clone(v.Vars), LoadBalancers: v.LoadBalancers, DrainTimeout: durationpb.New(v.DrainTimeout.D()),
-		MaxSurge: uint32(v.MaxSurge), MaxUnhealthy: v.MaxUnhealthy.String(), Etag: shardconfig.GroupETag(v.Group), ProviderIds: v.ProviderIDs,
+		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template,
+		Kind: v.Kind, Arch: v.Arch,
+		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy), InstanceType: v.InstanceType,
+		InstanceTypes: v.InstanceTypes,
+		SubnetPool:    v.SubnetPool, Vars: maps.Clone(v.Vars), LoadBalancers: v.LoadBalancers,
+		DrainTimeout: durationpb.New(v.DrainTimeout.D()),
+		MaxSurge:     uint32(v.MaxSurge), MaxUnhealthy: v.MaxUnhealthy.String(), Etag: shardconfig.GroupETag(v.Group),
+		ProviderIds:   v.ProviderIDs,
 		BlockedReason: v.Blocked, RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
 	}
 	if out.BlockedReason == "" && v.Backoff.Failures > 0 && v.Actual < v.Size {
@@ -53,14 +57,20 @@ func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStat
 	provider := c.Config.Shard().Server.Provider
 	health, message := health(v, c.Now())
 	out := &nstancev1.InstanceStatus{
-		InstanceId: rec.ID.String(), Group: rec.Group, Template: rec.Template, Kind: rec.Kind, OnDemand: rec.OnDemand, State: string(rec.State),
-		ProviderState: string(providerState(v)), ProviderId: first(rec.ProviderID, p.ProviderID), Health: health, HealthMessage: message,
-		Ipv4: first(rec.IPv4, v.VM.IPv4), Ipv6: first(rec.IPv6, v.VM.IPv6), Hostname: first(rec.Hostname, v.VM.Hostname),
-		InstanceType: rec.InstanceType, SubnetId: rec.SubnetID, Image: rec.Image, Term: rec.Term, AgentVersion: v.Report.Version,
-		CreatedAt: timestamp(rec.CreatedAt), LaunchedAt: timestamp(firstTime(rec.LaunchedAt, p.LaunchedAt)), RegisteredAt: timestamp(rec.RegisteredAt),
+		InstanceId: rec.ID.String(), Group: rec.Group, Template: rec.Template, Kind: rec.Kind, OnDemand: rec.OnDemand,
+		State:         string(rec.State),
+		ProviderState: string(providerState(v)), ProviderId: first(rec.ProviderID, p.ProviderID), Health: health,
+		HealthMessage: message,
+		Ipv4:          first(rec.IPv4, v.VM.IPv4), Ipv6: first(rec.IPv6, v.VM.IPv6),
+		Hostname:     first(rec.Hostname, v.VM.Hostname),
+		InstanceType: rec.InstanceType, SubnetId: rec.SubnetID, Image: rec.Image, Term: rec.Term,
+		AgentVersion: v.Report.Version,
+		CreatedAt:    timestamp(rec.CreatedAt), LaunchedAt: timestamp(firstTime(rec.LaunchedAt, p.LaunchedAt)),
+		RegisteredAt: timestamp(rec.RegisteredAt),
 		LastReportAt: timestamp(p.LastReport), InfraDrift: v.InfraDrift, RuntimeDrift: v.RuntimeDrift,
-		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(firstTime(p.DeleteDeadline, rec.DeleteDeadline)), DeletedAt: timestamp(rec.DeletedAt),
-		Zone: provider.Zone, Region: provider.Region,
+		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(firstTime(p.DeleteDeadline, rec.DeleteDeadline)),
+		DeletedAt: timestamp(rec.DeletedAt),
+		Zone:      provider.Zone, Region: provider.Region,
 	}
 	if rec.Certificate != nil {
 		out.CertificateNotAfter = timestamp(rec.Certificate.NotAfter)
@@ -73,7 +83,8 @@ func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStat
 
 // gone is all that can be told of an instance that nobody remembers.
 func gone(id ident.ID, group string) *nstancev1.InstanceStatus {
-	return &nstancev1.InstanceStatus{InstanceId: id.String(), Group: group, Kind: id.Prefix(), State: string(record.Deleted),
+	return &nstancev1.InstanceStatus{InstanceId: id.String(), Group: group, Kind: id.Prefix(),
+		State:         string(record.Deleted),
 		ProviderState: string(infra.Deleted), Health: healthUnknown}
 }
 

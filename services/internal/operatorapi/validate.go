@@ -52,7 +52,9 @@ func word(field, text string, limit int) error {
 	switch {
 	case len(text) > limit:
 		return invalid(field, "has %d bytes, at most %d are allowed", len(text), limit)
-	case !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) || r == unicode.ReplacementChar }):
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool {
+		return unicode.IsControl(r) || r == unicode.ReplacementChar
+	}):
 		return invalid(field, "holds control characters or is not UTF-8")
 	}
 	return nil
@@ -92,7 +94,8 @@ func checkVars(vars map[string]string) error {
 	return nil
 }
 
-// parseArgs reads args_json with the reader of the groups' own document: the same numbers, no name twice. {} is nil: nothing of its own.
+// parseArgs reads args_json with the reader of the groups' own document: the same numbers, no name twice. {} is nil:
+// nothing of its own.
 func parseArgs(text string) (map[string]any, error) {
 	const field = "args_json"
 	if len(text) > maxArgs {
@@ -175,14 +178,18 @@ func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 	if n := req.GetMaxSurge(); n > maxSize {
 		return u, invalid("max_surge", "is %d, at most %d are allowed", n, maxSize)
 	}
-	for _, name := range []struct{ field, value string }{{"template", req.GetTemplate()}, {"subnet_pool", req.GetSubnetPool()}} {
+	for _, name := range []struct {
+		field, value string
+	}{{"template", req.GetTemplate()}, {"subnet_pool", req.GetSubnetPool()}} {
 		if name.value != "" {
 			if err := groupName(name.field, name.value); err != nil {
 				return u, err
 			}
 		}
 	}
-	for _, text := range []struct{ field, value string }{{"instance_type", req.GetInstanceType()}, {"max_unhealthy", req.GetMaxUnhealthy()},
+	for _, text := range []struct {
+		field, value string
+	}{{"instance_type", req.GetInstanceType()}, {"max_unhealthy", req.GetMaxUnhealthy()},
 		{"expected_etag", req.GetExpectedEtag()}} {
 		if err := word(text.field, text.value, maxWord); err != nil {
 			return u, err
@@ -195,7 +202,9 @@ func parseUpsert(req *nstancev1.UpsertGroupRequest) (upsert, error) {
 		return u, err
 	}
 	if len(req.GetVars()) > 0 && !req.GetSetVars() {
-		return u, invalid("set_vars", "is false although there are vars: they replace all of the group's own, which has to be said")
+		return u,
+			invalid("set_vars",
+				"is false although there are vars: they replace all of the group's own, which has to be said")
 	}
 	if err := checkVars(req.GetVars()); err != nil {
 		return u, err
@@ -233,7 +242,8 @@ func (u upsert) checkCleared() error {
 	for _, name := range u.req.GetClearFields() {
 		switch {
 		case clearable[name] == nil:
-			return invalid(field, "has no name of a field that can be cleared: those are %s", strings.Join(slices.Sorted(maps.Keys(clearable)), ", "))
+			return invalid(field, "has no name of a field that can be cleared: those are %s",
+				strings.Join(slices.Sorted(maps.Keys(clearable)), ", "))
 		case set[name]:
 			return invalid(field, "clears %s, which is set too", name)
 		}
@@ -245,9 +255,11 @@ func (u upsert) checkCleared() error {
 func (u upsert) set() map[string]bool {
 	req := u.req
 	return map[string]bool{
-		"size": req.Size != nil, "instance_type": req.GetInstanceType() != "", "instance_types": len(req.GetInstanceTypes()) > 0,
-		"subnet_pool": req.GetSubnetPool() != "", "vars": req.GetSetVars(), "args_json": req.GetArgsJson() != "",
-		"load_balancers": len(req.GetLoadBalancers()) > 0, "drain_timeout": u.drain != nil, "max_surge": req.MaxSurge != nil,
+		"size": req.Size != nil, "instance_type": req.GetInstanceType() != "",
+		"instance_types": len(req.GetInstanceTypes()) > 0,
+		"subnet_pool":    req.GetSubnetPool() != "", "vars": req.GetSetVars(), "args_json": req.GetArgsJson() != "",
+		"load_balancers": len(req.GetLoadBalancers()) > 0, "drain_timeout": u.drain != nil,
+		"max_surge":     req.MaxSurge != nil,
 		"max_unhealthy": req.GetMaxUnhealthy() != "",
 	}
 }
@@ -260,8 +272,10 @@ func (u upsert) restricted() []string {
 		name string
 		set  bool
 	}{
-		{"template", req.GetTemplate() != ""}, {"instance_types", len(req.GetInstanceTypes()) > 0}, {"subnet_pool", req.GetSubnetPool() != ""},
-		{"args_json", u.args != nil}, {"load_balancers", len(req.GetLoadBalancers()) > 0}, {"drain_timeout", u.drain != nil},
+		{"template", req.GetTemplate() != ""}, {"instance_types", len(req.GetInstanceTypes()) > 0},
+		{"subnet_pool", req.GetSubnetPool() != ""},
+		{"args_json", u.args != nil}, {"load_balancers", len(req.GetLoadBalancers()) > 0},
+		{"drain_timeout", u.drain != nil},
 		{"max_surge", req.MaxSurge != nil}, {"max_unhealthy", req.GetMaxUnhealthy() != ""},
 	} {
 		if field.set {
@@ -288,7 +302,8 @@ func (u upsert) apply(spec *config.GroupSpec) {
 	for _, text := range []struct {
 		to    *string
 		value string
-	}{{&spec.Template, req.GetTemplate()}, {&spec.InstanceType, req.GetInstanceType()}, {&spec.SubnetPool, req.GetSubnetPool()},
+	}{{&spec.Template, req.GetTemplate()}, {&spec.InstanceType, req.GetInstanceType()},
+		{&spec.SubnetPool, req.GetSubnetPool()},
 		{&spec.MaxUnhealthy, req.GetMaxUnhealthy()}} {
 		if text.value != "" {
 			*text.to = text.value

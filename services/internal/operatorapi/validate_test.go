@@ -31,34 +31,43 @@ func many(n int) []string {
 
 func TestParseUpsertRefuses(t *testing.T) {
 	for field, reqs := range map[string][]*nstancev1.UpsertGroupRequest{
-		"group":          {{Group: ""}, {Group: "Upper"}, {Group: strings.Repeat("x", 33)}},
-		"size":           {{Size: proto.Uint32(maxSize + 1)}, {Size: proto.Uint32(1<<32 - 1)}},
-		"max_surge":      {{MaxSurge: proto.Uint32(maxSize + 1)}},
-		"template":       {{Template: "a b"}, {Template: strings.Repeat("x", 33)}},
-		"subnet_pool":    {{SubnetPool: "a/b"}},
-		"instance_type":  {{InstanceType: "a\x00"}, {InstanceType: strings.Repeat("x", maxWord+1)}},
-		"max_unhealthy":  {{MaxUnhealthy: strings.Repeat("9", maxWord+1)}},
-		"expected_etag":  {{ExpectedEtag: "\xff"}},
-		"instance_types": {{InstanceTypes: []string{""}}, {InstanceTypes: many(maxList + 1)}, {InstanceTypes: []string{"a\nb"}}},
+		"group":         {{Group: ""}, {Group: "Upper"}, {Group: strings.Repeat("x", 33)}},
+		"size":          {{Size: proto.Uint32(maxSize + 1)}, {Size: proto.Uint32(1<<32 - 1)}},
+		"max_surge":     {{MaxSurge: proto.Uint32(maxSize + 1)}},
+		"template":      {{Template: "a b"}, {Template: strings.Repeat("x", 33)}},
+		"subnet_pool":   {{SubnetPool: "a/b"}},
+		"instance_type": {{InstanceType: "a\x00"}, {InstanceType: strings.Repeat("x", maxWord+1)}},
+		"max_unhealthy": {{MaxUnhealthy: strings.Repeat("9", maxWord+1)}},
+		"expected_etag": {{ExpectedEtag: "\xff"}},
+		"instance_types": {{InstanceTypes: []string{""}}, {InstanceTypes: many(maxList + 1)},
+			{InstanceTypes: []string{"a\nb"}}},
 		"load_balancers": {{LoadBalancers: []string{"ok", ""}}, {LoadBalancers: many(maxList + 1)}},
 		"set_vars":       {{Vars: map[string]string{"a": "b"}}},
-		"vars": {{SetVars: true, Vars: map[string]string{"": "b"}}, {SetVars: true, Vars: map[string]string{"a": strings.Repeat("x", maxVarsSize)}},
+		"vars": {{SetVars: true, Vars: map[string]string{"": "b"}}, {SetVars: true,
+			Vars: map[string]string{"a": strings.Repeat("x", maxVarsSize)}},
 			{SetVars: true, Vars: map[string]string{strings.Repeat("a", maxWord+1): ""}}},
-		"args_json": {{ArgsJson: "{"}, {ArgsJson: "null"}, {ArgsJson: "[]"}, {ArgsJson: `"x"`}, {ArgsJson: "{} {}"}, {ArgsJson: "{}}}, \"u\": {"}, {ArgsJson: " "},
-			{ArgsJson: "{} // a comment"}, {ArgsJson: `{"a": 1,}`}, {ArgsJson: strings.Repeat(`{"a":`, 40) + "1" + strings.Repeat("}", 40)},
-			{ArgsJson: `{"a": "` + strings.Repeat("x", maxArgs) + `"}`}, {ArgsJson: `{"a": {"b": 1, "b": 2}}`}, {ArgsJson: `{"a": 123456789012345678}`},
+		"args_json": {{ArgsJson: "{"}, {ArgsJson: "null"}, {ArgsJson: "[]"}, {ArgsJson: `"x"`}, {ArgsJson: "{} {}"},
+			{ArgsJson: "{}}}, \"u\": {"}, {ArgsJson: " "},
+			{ArgsJson: "{} // a comment"}, {ArgsJson: `{"a": 1,}`}, {ArgsJson: strings.Repeat(`{"a":`, 40) + "1" +
+				strings.Repeat("}", 40)},
+			{ArgsJson: `{"a": "` + strings.Repeat("x", maxArgs) + `"}`}, {ArgsJson: `{"a": {"b": 1, "b": 2}}`},
+			{ArgsJson: `{"a": 123456789012345678}`},
 			{ArgsJson: "{\"a\": \"\xff\"}"}, {ArgsJson: strings.Repeat("[", 1000)}},
 		"must_create": {{MustCreate: true, MustExist: true}, {MustCreate: true, ExpectedEtag: "x"}},
-		"clear_fields": {{ClearFields: []string{"template"}}, {ClearFields: []string{"nosuch"}}, {ClearFields: []string{"size"}, Size: proto.Uint32(0)},
-			{ClearFields: []string{"vars"}, SetVars: true}, {ClearFields: []string{"args_json"}, ArgsJson: "{}"}, {ClearFields: make([]string, maxList+1)}},
-		"drain_timeout": {{DrainTimeout: durationpb.New(-time.Second)}, {DrainTimeout: durationpb.New(maxDrain + 1)}, {DrainTimeout: &durationpb.Duration{Nanos: 1 << 30}}},
+		"clear_fields": {{ClearFields: []string{"template"}}, {ClearFields: []string{"nosuch"}},
+			{ClearFields: []string{"size"}, Size: proto.Uint32(0)},
+			{ClearFields: []string{"vars"}, SetVars: true}, {ClearFields: []string{"args_json"}, ArgsJson: "{}"},
+			{ClearFields: make([]string, maxList+1)}},
+		"drain_timeout": {{DrainTimeout: durationpb.New(-time.Second)}, {DrainTimeout: durationpb.New(maxDrain + 1)},
+			{DrainTimeout: &durationpb.Duration{Nanos: 1 << 30}}},
 	} {
 		for i, req := range reqs {
 			if field != "group" {
 				req.Group = "g"
 			}
 			_, err := parseUpsert(req)
-			if status.Code(err) != codes.InvalidArgument || !strings.HasPrefix(status.Convert(err).Message(), field+": ") {
+			if status.Code(err) != codes.InvalidArgument || !strings.HasPrefix(status.Convert(err).Message(), field+
+				": ") {
 				t.Errorf("%s %d: %v", field, i, err)
 			}
 		}
@@ -67,8 +76,10 @@ func TestParseUpsertRefuses(t *testing.T) {
 
 func TestUpsertSetsOnlyWhatIsSet(t *testing.T) {
 	three, surge, drain := 3, 2, config.Duration(time.Minute)
-	full := config.GroupSpec{Template: "t", Size: &three, InstanceType: "i", InstanceTypes: []string{"j"}, SubnetPool: "p", Vars: map[string]string{"a": "b"},
-		Args: map[string]any{"x": 1.0}, LoadBalancers: []string{"l"}, DrainTimeout: &drain, MaxSurge: &surge, MaxUnhealthy: "3"}
+	full := config.GroupSpec{Template: "t", Size: &three, InstanceType: "i", InstanceTypes: []string{"j"},
+		SubnetPool: "p", Vars: map[string]string{"a": "b"},
+		Args: map[string]any{"x": 1.0}, LoadBalancers: []string{"l"}, DrainTimeout: &drain, MaxSurge: &surge,
+		MaxUnhealthy: "3"}
 	apply := func(req *nstancev1.UpsertGroupRequest, to config.GroupSpec) config.GroupSpec {
 		t.Helper()
 		req.Group = "g"
@@ -82,25 +93,32 @@ func TestUpsertSetsOnlyWhatIsSet(t *testing.T) {
 	if diff := cmp.Diff(full, apply(&nstancev1.UpsertGroupRequest{}, full)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(full, apply(&nstancev1.UpsertGroupRequest{Template: "t", Size: proto.Uint32(3), InstanceType: "i", InstanceTypes: []string{"j"},
-		SubnetPool: "p", SetVars: true, Vars: map[string]string{"a": "b"}, ArgsJson: ` {"x": 1} `, LoadBalancers: []string{"l"},
-		DrainTimeout: durationpb.New(time.Minute), MaxSurge: proto.Uint32(2), MaxUnhealthy: "3"}, config.GroupSpec{})); diff != "" {
+	if diff := cmp.Diff(full, apply(&nstancev1.UpsertGroupRequest{Template: "t", Size: proto.Uint32(3),
+		InstanceType: "i", InstanceTypes: []string{"j"},
+		SubnetPool: "p", SetVars: true, Vars: map[string]string{"a": "b"}, ArgsJson: ` {"x": 1} `,
+		LoadBalancers: []string{"l"},
+		DrainTimeout:  durationpb.New(time.Minute), MaxSurge: proto.Uint32(2), MaxUnhealthy: "3"},
+		config.GroupSpec{})); diff != "" {
 		t.Error(diff)
 	}
 	zero, none := 0, config.Duration(0)
 	empty := full
 	empty.Size, empty.Vars, empty.Args, empty.DrainTimeout = &zero, nil, nil, &none
-	if diff := cmp.Diff(empty, apply(&nstancev1.UpsertGroupRequest{Size: proto.Uint32(0), SetVars: true, ArgsJson: "{}", DrainTimeout: durationpb.New(0)}, full)); diff != "" {
+	if diff := cmp.Diff(empty, apply(&nstancev1.UpsertGroupRequest{Size: proto.Uint32(0), SetVars: true, ArgsJson: "{}",
+		DrainTimeout: durationpb.New(0)}, full)); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// FuzzUpsert: whatever a client sends is refused by name or stays within the bounds, and what is accepted can be written and read again.
+// FuzzUpsert: whatever a client sends is refused by name or stays within the bounds, and what is accepted can be
+// written and read again.
 func FuzzUpsert(f *testing.F) {
 	for _, req := range []*nstancev1.UpsertGroupRequest{
 		{Group: "g", Size: proto.Uint32(3), Template: "t", ArgsJson: `{"a": [1, {"b": null}]}`},
-		{Group: "g", SetVars: true, Vars: map[string]string{"a": "b"}, DrainTimeout: durationpb.New(time.Hour), ArgsJson: `{"a": 1e400}`},
-		{Group: "g", ArgsJson: `{}}}, "x": {`, InstanceTypes: []string{"a"}, MaxUnhealthy: "40%", MaxSurge: proto.Uint32(1)},
+		{Group: "g", SetVars: true, Vars: map[string]string{"a": "b"}, DrainTimeout: durationpb.New(time.Hour),
+			ArgsJson: `{"a": 1e400}`},
+		{Group: "g", ArgsJson: `{}}}, "x": {`, InstanceTypes: []string{"a"}, MaxUnhealthy: "40%",
+			MaxSurge: proto.Uint32(1)},
 		{Group: "g", ArgsJson: `{"a": 123456789012345678}`, ExpectedEtag: "e", MustExist: true},
 	} {
 		text, err := proto.Marshal(req)
@@ -116,22 +134,26 @@ func FuzzUpsert(f *testing.F) {
 		}
 		u, err := parseUpsert(req)
 		if err != nil {
-			if message := status.Convert(err).Message(); status.Code(err) != codes.InvalidArgument || !strings.Contains(message, ": ") || len(message) > 2000 || !utf8.ValidString(message) {
+			if message := status.Convert(err).Message(); status.Code(err) != codes.InvalidArgument ||
+				!strings.Contains(message, ": ") || len(message) > 2000 || !utf8.ValidString(message) {
 				t.Fatalf("%q", err)
 			}
 			return
 		}
 		var spec config.GroupSpec
 		u.apply(&spec)
-		if spec.Size != nil && (*spec.Size < 0 || *spec.Size > maxSize) || spec.MaxSurge != nil && *spec.MaxSurge < 0 || spec.DrainTimeout.D() < 0 {
+		if spec.Size != nil && (*spec.Size < 0 || *spec.Size > maxSize) || spec.MaxSurge != nil && *spec.MaxSurge < 0 ||
+			spec.DrainTimeout.D() < 0 {
 			t.Fatalf("%+v", spec)
 		}
 		u.restricted()
-		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{"prod": {req.GetGroup(): spec}}}
+		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{
+			"prod": {req.GetGroup(): spec}}}
 		read, problems := config.ParseGroups("", config.EncodeGroups(groups))
 		for _, p := range problems.Errors() {
 			// What only the shard's rules can tell is left to them.
-			if !strings.Contains(p.Path, "max_unhealthy") && !strings.Contains(p.Path, "max_surge") && !strings.Contains(p.Path, "instance_types") &&
+			if !strings.Contains(p.Path, "max_unhealthy") && !strings.Contains(p.Path, "max_surge") &&
+				!strings.Contains(p.Path, "instance_types") &&
 				!strings.Contains(p.Path, "load_balancers") && !strings.Contains(p.Path, "vars") {
 				t.Fatalf("%v", problems)
 			}
@@ -161,17 +183,29 @@ func TestHealthWords(t *testing.T) {
 		"unregistered": {func(v *shardstate.InstanceView) { v.Record.RegisteredAt = time.Time{} }, "unregistered", ""},
 		"deleted":      {func(v *shardstate.InstanceView) { v.Record.State = record.Deleted }, "unknown", ""},
 		"not heard":    {func(v *shardstate.InstanceView) { v.Plan.LastReport = time.Time{} }, "unknown", ""},
-		"lost":         {func(v *shardstate.InstanceView) { v.Plan.Connected, v.Plan.LostAt = false, now }, "silent", "its stream was lost"},
-		"silent":       {func(v *shardstate.InstanceView) { v.Plan.LastReport = now.Add(-4 * time.Minute) }, "silent", "reports are missing"},
-		"late":         {func(v *shardstate.InstanceView) { v.Plan.LastReport = now.Add(-3 * time.Minute) }, "healthy", "said so"},
+		"lost": {func(v *shardstate.InstanceView) {
+			v.Plan.Connected, v.Plan.LostAt = false, now
+		}, "silent", "its stream was lost"},
+		"silent": {func(v *shardstate.InstanceView) {
+			v.Plan.LastReport = now.Add(-4 * time.Minute)
+		}, "silent", "reports are missing"},
+		"late": {func(v *shardstate.InstanceView) {
+			v.Plan.LastReport = now.Add(-3 * time.Minute)
+		}, "healthy", "said so"},
 		"power off": {func(v *shardstate.InstanceView) {
 			v.Plan.PowerOffAt = now
 			v.Plan.Connected, v.Plan.LostAt = false, now
 		}, "stopping", "the machine powers off"},
-		"reboot":       {func(v *shardstate.InstanceView) { v.Plan.RestartingAt, v.Plan.Reboot = now, true }, "stopping", "the machine reboots"},
-		"restart":      {func(v *shardstate.InstanceView) { v.Plan.RestartingAt = now }, "stopping", "the agent restarts"},
-		"notice":       {func(v *shardstate.InstanceView) { v.Plan.Notice = true }, "healthy", "termination notice"},
-		"worse notice": {func(v *shardstate.InstanceView) { v.Plan.Notice, v.Plan.Healthy = true, false }, "unhealthy", "termination notice"},
+		"reboot": {func(v *shardstate.InstanceView) {
+			v.Plan.RestartingAt, v.Plan.Reboot = now, true
+		}, "stopping", "the machine reboots"},
+		"restart": {func(v *shardstate.InstanceView) {
+			v.Plan.RestartingAt = now
+		}, "stopping", "the agent restarts"},
+		"notice": {func(v *shardstate.InstanceView) { v.Plan.Notice = true }, "healthy", "termination notice"},
+		"worse notice": {func(v *shardstate.InstanceView) {
+			v.Plan.Notice, v.Plan.Healthy = true, false
+		}, "unhealthy", "termination notice"},
 	} {
 		v := base
 		test.change(&v)
@@ -224,7 +258,8 @@ func TestDrainsDoNotCoalesceAway(t *testing.T) {
 func TestInstanceEventTypes(t *testing.T) {
 	seen := map[nstancev1.InstanceEvent_Type]shardstate.InstanceEventType{}
 	for what, typ := range instanceEventTypes {
-		if other, ok := seen[typ]; ok || typ == nstancev1.InstanceEvent_TYPE_UNSPECIFIED || typ == nstancev1.InstanceEvent_TYPE_SNAPSHOT_END {
+		if other, ok := seen[typ]; ok || typ == nstancev1.InstanceEvent_TYPE_UNSPECIFIED ||
+			typ == nstancev1.InstanceEvent_TYPE_SNAPSHOT_END {
 			t.Errorf("%s and %s are %s", what, other, typ)
 		}
 		seen[typ] = what

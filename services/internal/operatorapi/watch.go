@@ -26,8 +26,9 @@ type stream[M any] interface {
 	Context() context.Context
 }
 
-// serve sends what next returns until the client leaves, falls behind, or is removed, or the leadership ends. A client that does not read blocks only the
-// sending goroutine, which ends with the stream (grpc cancels a blocked send when the handler returns).
+// serve sends what next returns until the client leaves, falls behind, or is removed, or the leadership ends. A client
+// that does not read blocks only the sending goroutine, which ends with the stream (grpc cancels a blocked send when
+// the handler returns).
 func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context.Context) (*M, error)) error {
 	out, failed := make(chan *M), make(chan error, 1)
 	defer close(out)
@@ -91,11 +92,14 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 		return err
 	}
 	defer end()
-	sub := c.Events.errors.Subscribe(s.queue, func(key shardstate.ErrorKey) bool { return key.Tenant == c.tenant || key.Tenant == "" })
+	sub := c.Events.errors.Subscribe(s.queue, func(key shardstate.ErrorKey) bool {
+		return key.Tenant == c.tenant || key.Tenant == ""
+	})
 	defer sub.Close()
 	standing := c.world().Standing(c.tenant)
 	slices.SortFunc(standing, func(a, b shardstate.ErrorEvent) int {
-		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Group, b.Group), a.Instance.Compare(b.Instance))
+		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Group, b.Group),
+			a.Instance.Compare(b.Instance))
 	})
 	return serve(c, to, sub.Slow(), func(ctx context.Context) (*nstancev1.WatchErrorsResponse, error) {
 		var event shardstate.ErrorEvent
@@ -104,7 +108,8 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 		} else if event, err = sub.Next(ctx); err != nil {
 			return nil, err
 		}
-		out := &nstancev1.ErrorEvent{Kind: event.Kind, Group: event.Group, Message: event.Message, At: timestamp(event.At), Resolved: event.Resolved}
+		out := &nstancev1.ErrorEvent{Kind: event.Kind, Group: event.Group, Message: event.Message,
+			At: timestamp(event.At), Resolved: event.Resolved}
 		if !event.Instance.IsZero() {
 			out.InstanceId = event.Instance.String()
 		}
@@ -113,7 +118,8 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 }
 
 // WatchInstances sends what is being deleted now, a mark, and then what happens.
-func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest, to nstancev1.OperatorService_WatchInstancesServer) error {
+func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest,
+	to nstancev1.OperatorService_WatchInstancesServer) error {
 	c, end, err := s.begin(to.Context())
 	if err != nil {
 		return err
@@ -145,13 +151,16 @@ func (c *call) deletions() []*nstancev1.InstanceEvent {
 		if rec.State != record.Deleting {
 			continue
 		}
-		out = append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION, Instance: c.instanceStatus(view),
-			Reason: rec.DeleteReason, Deadline: timestamp(view.Plan.DeleteDeadline), At: timestamp(rec.DeletingAt), Drain: draining(view, now)})
+		out = append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
+			Instance: c.instanceStatus(view),
+			Reason:   rec.DeleteReason, Deadline: timestamp(view.Plan.DeleteDeadline), At: timestamp(rec.DeletingAt),
+			Drain: draining(view, now)})
 	}
 	return append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END, At: timestamp(now)})
 }
 
-// draining reports whether a deletion waits for the node to be drained: an operator's word for it is awaited, or will be.
+// draining reports whether a deletion waits for the node to be drained: an operator's word for it is awaited, or will
+// be.
 func draining(v shardstate.InstanceView, now time.Time) bool {
 	p := &v.Plan
 	switch p.Provider.Value {
@@ -176,7 +185,8 @@ var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEven
 
 // instanceEvent renders an event, with the instance as it is now.
 func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.InstanceEvent {
-	out := &nstancev1.InstanceEvent{Type: instanceEventTypes[event.Type], Reason: event.Reason, Deadline: timestamp(event.Deadline), At: timestamp(event.At),
+	out := &nstancev1.InstanceEvent{Type: instanceEventTypes[event.Type], Reason: event.Reason,
+		Deadline: timestamp(event.Deadline), At: timestamp(event.At),
 		Drain: event.Drain}
 	if !event.Replaces.IsZero() {
 		out.Replaces = event.Replaces.String()
@@ -217,8 +227,8 @@ type groupWatch struct {
 	looked, notBefore time.Time
 }
 
-// next returns the next event. Groups that change are rendered a batch at a time with a pause after each, so that a thousand changes of one
-// group are few renderings.
+// next returns the next event. Groups that change are rendered a batch at a time with a pause after each, so that a
+// thousand changes of one group are few renderings.
 func (w *groupWatch) next(ctx context.Context) (*nstancev1.WatchGroupsResponse, error) {
 	for len(w.ready) == 0 {
 		if err := w.wait(ctx); err != nil {

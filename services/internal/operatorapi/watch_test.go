@@ -34,7 +34,8 @@ func TestWatchGroups(t *testing.T) {
 	full := groups.await("two instances", func(e *groupEvent) bool {
 		return e.GetStatus().GetActualSize() == 2 && len(e.GetStatus().GetProviderIds()) == 2
 	})
-	if full.GetType() != nstancev1.GroupEvent_TYPE_UPSERT || full.GetGroup() != "" || full.GetStatus().GetGroup() != "fleet" {
+	if full.GetType() != nstancev1.GroupEvent_TYPE_UPSERT || full.GetGroup() != "" ||
+		full.GetStatus().GetGroup() != "fleet" {
 		t.Errorf("%v", full)
 	}
 	// A change that Terraform makes is one like any other.
@@ -43,7 +44,8 @@ func TestWatchGroups(t *testing.T) {
 	if err != nil || refreshed.GetResult() != nstancev1.RefreshResult_REFRESH_RESULT_UPDATED {
 		t.Fatal(refreshed, err)
 	}
-	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", SetVars: true, Vars: map[string]string{"a": "b"}}); err != nil {
+	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", SetVars: true,
+		Vars: map[string]string{"a": "b"}}); err != nil {
 		t.Fatal(err)
 	}
 	// What did not change was not sent again.
@@ -57,10 +59,13 @@ func TestWatchGroups(t *testing.T) {
 func TestWatchGroupsCoalesces(t *testing.T) {
 	w := newWorld(t)
 	groups := watchGroups(t, w)
-	groups.await("the end of the snapshot", func(e *groupEvent) bool { return e.GetType() == nstancev1.GroupEvent_TYPE_SNAPSHOT_END })
+	groups.await("the end of the snapshot", func(e *groupEvent) bool {
+		return e.GetType() == nstancev1.GroupEvent_TYPE_SNAPSHOT_END
+	})
 	const last = 500
 	for i := range last {
-		if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", SetVars: true, Vars: map[string]string{"n": fmt.Sprint(i + 1)}}); err != nil {
+		if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", SetVars: true,
+			Vars: map[string]string{"n": fmt.Sprint(i + 1)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -99,7 +104,8 @@ func TestWatchInstancesReplacement(t *testing.T) {
 	}
 	w.register(t, id, shardstate.Report{Healthy: true})
 	events.await("registered", ofType(nstancev1.InstanceEvent_TYPE_REGISTERED))
-	if e := events.await("healthy", ofType(nstancev1.InstanceEvent_TYPE_HEALTHY)); e.GetInstance().GetHealth() != "healthy" {
+	if e := events.await("healthy",
+		ofType(nstancev1.InstanceEvent_TYPE_HEALTHY)); e.GetInstance().GetHealth() != "healthy" {
 		t.Errorf("%v", e)
 	}
 	w.Clock.Advance(time.Minute / 2)
@@ -108,11 +114,13 @@ func TestWatchInstancesReplacement(t *testing.T) {
 	}
 	w.list(t)
 	lost := events.await("lost", ofType(nstancev1.InstanceEvent_TYPE_LOST))
-	if lost.GetInstance().GetInstanceId() != id.String() || lost.GetReason() == "" || !lost.GetAt().AsTime().Equal(w.Clock.Now()) {
+	if lost.GetInstance().GetInstanceId() != id.String() || lost.GetReason() == "" ||
+		!lost.GetAt().AsTime().Equal(w.Clock.Now()) {
 		t.Errorf("%v", lost)
 	}
 	replacement := events.await("its replacement", ofType(nstancev1.InstanceEvent_TYPE_CREATING))
-	if replacement.GetReplaces() != id.String() || replacement.GetInstance().GetInstanceId() == id.String() || !replacement.GetAt().AsTime().Equal(w.Clock.Now()) {
+	if replacement.GetReplaces() != id.String() || replacement.GetInstance().GetInstanceId() == id.String() ||
+		!replacement.GetAt().AsTime().Equal(w.Clock.Now()) {
 		t.Errorf("%v", replacement)
 	}
 }
@@ -127,7 +135,8 @@ func TestWatchInstancesSnapshot(t *testing.T) {
 	}
 	before := live(t, w)
 	for _, id := range []string{ids[0].String(), made.GetInstanceId()} {
-		if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id, Reason: "why not"}); err != nil {
+		if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id,
+			Reason: "why not"}); err != nil {
 			t.Fatal(err)
 		}
 		before.await("the drain", func(e *instanceEvent) bool { return e.GetDrain() })
@@ -140,7 +149,8 @@ func TestWatchInstancesSnapshot(t *testing.T) {
 		return mock.Outcome{}
 	})
 	defer close(terminated)
-	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: made.GetInstanceId()}); err != nil {
+	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{
+		InstanceId: made.GetInstanceId()}); err != nil {
 		t.Fatal(err)
 	}
 	awaited := map[string]bool{}
@@ -198,16 +208,21 @@ func TestWatchErrors(t *testing.T) {
 	errors := watchErrors(t, w)
 	for _, want := range []string{"first", "second"} {
 		e := errors.await("a standing error", func(*errorEvent) bool { return true })
-		if e.GetMessage() != want || e.GetGroup() != "fleet" || e.GetInstanceId() != id.String() || e.GetResolved() || e.GetAt() == nil {
+		if e.GetMessage() != want || e.GetGroup() != "fleet" || e.GetInstanceId() != id.String() || e.GetResolved() ||
+			e.GetAt() == nil {
 			t.Errorf("%v, want %s", e, want)
 		}
 	}
 	raise("load_balancer", "third")
-	if e := errors.await("a new error", func(*errorEvent) bool { return true }); e.GetKind() != "load_balancer" || e.GetMessage() != "third" {
+	if e := errors.await("a new error", func(*errorEvent) bool {
+		return true
+	}); e.GetKind() != "load_balancer" || e.GetMessage() != "third" {
 		t.Errorf("%v", e)
 	}
 	w.leader.World.Resolve(shardstate.ErrorKey{Kind: "capacity", Tenant: "prod", Group: "fleet", Instance: id})
-	if e := errors.await("its end", func(*errorEvent) bool { return true }); e.GetKind() != "capacity" || !e.GetResolved() {
+	if e := errors.await("its end", func(*errorEvent) bool {
+		return true
+	}); e.GetKind() != "capacity" || !e.GetResolved() {
 		t.Errorf("%v", e)
 	}
 }
@@ -232,7 +247,8 @@ func TestSlowWatchers(t *testing.T) {
 	}
 	// A window holds some thousands of events; each is of another instance, so nothing coalesces.
 	for range 20_000 {
-		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static", Instance: w.NewID(t, "knd"), Reason: "x"})
+		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
+			Instance: w.NewID(t, "knd"), Reason: "x"})
 	}
 	received := 0
 	for {
@@ -247,7 +263,8 @@ func TestSlowWatchers(t *testing.T) {
 	}
 	// The leader did not wait for it, and serves it again.
 	fresh := live(t, conn)
-	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: made.GetInstanceId()}); err != nil {
+	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{
+		InstanceId: made.GetInstanceId()}); err != nil {
 		t.Fatal(err)
 	}
 	fresh.await("an event", ofType(nstancev1.InstanceEvent_TYPE_PENDING_DELETION))
@@ -260,7 +277,8 @@ func TestStreamsEndWithTheLeadership(t *testing.T) {
 	instances, groups, errs := live(t, w), watchGroups(t, w), watchErrors(t, w)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	stuck, err := w.dialTo(t, w.listener, w.cert, grpc.WithInitialWindowSize(64<<10), grpc.WithStaticStreamWindowSize(64<<10)).
+	stuck, err := w.dialTo(t, w.listener, w.cert, grpc.WithInitialWindowSize(64<<10),
+		grpc.WithStaticStreamWindowSize(64<<10)).
 		WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -269,7 +287,8 @@ func TestStreamsEndWithTheLeadership(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5_000 {
-		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static", Instance: w.NewID(t, "knd"), Reason: "x"})
+		w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
+			Instance: w.NewID(t, "knd"), Reason: "x"})
 	}
 	w.end()
 	_, err = instances.ended()

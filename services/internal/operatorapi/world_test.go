@@ -58,7 +58,8 @@ func document(more string) string {
 }`, more)
 }
 
-// world is a leader of shard "a" in term 3 with everything behind the API but the agents, and an operator of the tenant prod.
+// world is a leader of shard "a" in term 3 with everything behind the API but the agents, and an operator of the tenant
+// prod.
 type world struct {
 	*transporttest.Cluster
 	nstancev1.OperatorServiceClient
@@ -129,7 +130,8 @@ func newWorld(t testing.TB) *world {
 		}
 		return w.fault(r)
 	}})
-	w.state = clusterstate.New(clusterstate.Options{Cluster: w.store, Shard: w.store, ClusterID: w.Name, ShardID: "a", Now: w.Clock.Now})
+	w.state = clusterstate.New(clusterstate.Options{Cluster: w.store, Shard: w.store, ClusterID: w.Name, ShardID: "a",
+		Now: w.Clock.Now})
 	w.provider = mock.New(mock.Config{Now: w.Clock.Now, Script: func(ctx context.Context, call mock.Call) mock.Outcome {
 		w.mu.Lock()
 		script := w.script
@@ -147,8 +149,10 @@ func newWorld(t testing.TB) *world {
 	env.Now = w.Clock.Now
 	w.manager = shardconfig.New(bucket{w.state}, w.Log)
 	events, wake := operatorapi.NewEvents(), make(chan struct{}, 1)
-	w.leader = leader.NewLeader(leader.Parts{Owner: infra.Owner{Cluster: w.Name, Shard: "a"}, Incarnation: "incarnation-1", Authority: authority,
-		Records: w.state, Provider: w.provider, Renderer: renderer{}, Files: noFiles{}, Groups: w.manager, Env: env, Events: events, Log: w.Log,
+	w.leader = leader.NewLeader(leader.Parts{Owner: infra.Owner{Cluster: w.Name, Shard: "a"},
+		Incarnation: "incarnation-1", Authority: authority,
+		Records: w.state, Provider: w.provider, Renderer: renderer{}, Files: noFiles{}, Groups: w.manager, Env: env,
+		Events: events, Log: w.Log,
 		Wake: func() {
 			select {
 			case wake <- struct{}{}:
@@ -171,7 +175,8 @@ func newWorld(t testing.TB) *world {
 		wait()
 	})
 
-	api := &operatorapi.Leader{Context: ctx, Cluster: w.Name, Shard: "a", ID: "one", Incarnation: "incarnation-1", Leader: w.leader, Config: w.manager,
+	api := &operatorapi.Leader{Context: ctx, Cluster: w.Name, Shard: "a", ID: "one", Incarnation: "incarnation-1",
+		Leader: w.leader, Config: w.manager,
 		Refresh:        w.manager.Refresh,
 		ConfigModified: func(ctx context.Context) (time.Time, error) { return w.state.ConfigModified(ctx, "a") },
 		Events:         events, Store: w.state, Issuer: w.Issuer(), Now: w.Clock.Now, Log: w.Log}
@@ -194,7 +199,8 @@ func newWorld(t testing.TB) *world {
 const operatorRole = authority.RoleOperator
 
 func notLeader(t testing.TB) error {
-	answer, err := status.New(codes.Unavailable, "another server leads").WithDetails(&nstancev1.NotLeader{Shard: "a", LeaderId: "two", OperatorAddr: "two:8993"})
+	answer, err := status.New(codes.Unavailable, "another server leads").WithDetails(&nstancev1.NotLeader{Shard: "a",
+		LeaderId: "two", OperatorAddr: "two:8993"})
 	if err != nil {
 		t.Error(err)
 	}
@@ -220,8 +226,10 @@ func (w *world) serve(t testing.TB, role authority.Role, more ...grpc.ServerOpti
 // operator registers an operator and returns its certificate.
 func (w *world) operator(t testing.TB, tenant string, id ident.ID, key ed25519.PrivateKey) *tls.Certificate {
 	t.Helper()
-	cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: tenant, ID: id}, key)
-	_, err := w.state.PutOperator(t.Context(), record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: w.Name, Tenant: tenant,
+	cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: tenant, ID: id},
+		key)
+	_, err := w.state.PutOperator(t.Context(), record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id,
+		Cluster: w.Name, Tenant: tenant,
 		Writer: "test", PublicKey: transporttest.Public(key), CreatedAt: w.Clock.Now(),
 		Certificate: record.CertificateRef{Serial: authority.Serial(cert.Leaf), NotAfter: cert.Leaf.NotAfter}}, "")
 	if err != nil {
@@ -235,10 +243,14 @@ func (w *world) dial(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServ
 	return w.dialTo(t, w.listener, cert)
 }
 
-func (w *world) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certificate, options ...grpc.DialOption) nstancev1.OperatorServiceClient {
+func (w *world) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certificate,
+	options ...grpc.DialOption) nstancev1.OperatorServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///bufconn", append(options, grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(cert))),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }), grpc.WithDisableRetry())...)
+	conn, err := grpc.NewClient("passthrough:///bufconn", append(options,
+		grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(cert))),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return listener.DialContext(ctx)
+		}), grpc.WithDisableRetry())...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +302,8 @@ type stream[M any] struct {
 	stop context.CancelFunc
 }
 
-func receive[M, A any](t testing.TB, open func(ctx context.Context) (grpc.ServerStreamingClient[A], error), event func(*A) M) *stream[M] {
+func receive[M, A any](t testing.TB, open func(ctx context.Context) (grpc.ServerStreamingClient[A], error),
+	event func(*A) M) *stream[M] {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
@@ -375,7 +388,8 @@ func live(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*instanc
 // scale makes or changes a dynamic group of the template worker.
 func (w *world) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
 	t.Helper()
-	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "worker", Size: &size})
+	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "worker",
+		Size: &size})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,14 +423,17 @@ func parse(t testing.TB, text string) ident.ID {
 func (w *world) register(t testing.TB, id ident.ID, report shardstate.Report) {
 	t.Helper()
 	rec, err := w.leader.Executor.Update(t.Context(), id, func(r *record.Instance) {
-		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(), make([]byte, ed25519.PublicKeySize), "nonce"
-		r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0", 32), NotAfter: w.Clock.Now().Add(authority.AgentTTL)}
+		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(),
+			make([]byte, ed25519.PublicKeySize), "nonce"
+		r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0", 32),
+			NotAfter: w.Clock.Now().Add(authority.AgentTTL)}
 		r.IPv4 = "10.0.0.7"
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant, Group: rec.Group, Instance: id})
+	w.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
+		Group: rec.Group, Instance: id})
 	stream, ok := w.leader.World.Connected(id)
 	if !ok || !w.leader.World.Reported(id, stream, report) {
 		t.Fatalf("%s cannot report", id)

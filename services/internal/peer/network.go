@@ -1,8 +1,8 @@
-// Package peer owns the connections between the servers of a shard, over which a leader and its heir talk (package lease): a gRPC stream from each
-// follower to the leader's election port, with mutual TLS.
+// Package peer owns the connections between the servers of a shard, over which a leader and its heir talk (package
+// lease): a gRPC stream from each follower to the leader's election port, with mutual TLS.
 //
-// Invariant: a message is heard only from a server of the same shard, and only in the name of the process that it is from. Nothing here decides
-// anything: messages may be lost, and lease counts on that.
+// Invariant: a message is heard only from a server of the same shard, and only in the name of the process that it is
+// from. Nothing here decides anything: messages may be lost, and lease counts on that.
 package peer
 
 import (
@@ -59,7 +59,8 @@ type end struct {
 	incoming bool
 }
 
-// link is one stream to another process. Whoever carries it sends what is in out until done is closed, then what is left.
+// link is one stream to another process. Whoever carries it sends what is in out until done is closed, then what is
+// left.
 type link struct {
 	end
 	out  chan lease.Message

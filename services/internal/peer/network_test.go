@@ -38,7 +38,8 @@ func source(t *testing.T, c *transporttest.Cluster, shard, server string) *trans
 	t.Helper()
 	s, err := transport.NewSource(transport.Options{
 		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.Name, Shard: shard, Server: server},
-		Hosts:    []string{"127.0.0.1"}, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader, Now: c.Clock.Now, Log: c.Log,
+		Hosts:    []string{"127.0.0.1"}, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader,
+		Now: c.Clock.Now, Log: c.Log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +50,9 @@ func source(t *testing.T, c *transporttest.Cluster, shard, server string) *trans
 func start(t *testing.T, c *transporttest.Cluster, shard, id string) *node {
 	t.Helper()
 	n := &node{self: lease.Peer{ID: id, Incarnation: id + "-1"}, source: source(t, c, shard, id)}
-	n.network = New(Options{Self: n.self, Shard: shard, Source: func() *transport.Source { return n.source }, Log: slog.New(slog.DiscardHandler),
+	n.network = New(Options{Self: n.self, Shard: shard, Source: func() *transport.Source {
+		return n.source
+	}, Log: slog.New(slog.DiscardHandler),
 		Sleep: func(ctx context.Context, d time.Duration) error {
 			timer := time.NewTimer(min(d, 10*time.Millisecond))
 			defer timer.Stop()
@@ -81,7 +84,8 @@ func start(t *testing.T, c *transporttest.Cluster, shard, id string) *node {
 }
 
 func (n *node) lock() record.Lock {
-	return record.Lock{LeaderID: n.self.ID, Incarnation: n.self.Incarnation, Term: 3, Revision: 9, LeaseMS: 10_000, RenewMS: 5_000,
+	return record.Lock{LeaderID: n.self.ID, Incarnation: n.self.Incarnation, Term: 3, Revision: 9, LeaseMS: 10_000,
+		RenewMS:   5_000,
 		Addresses: record.LockAddresses{Election: n.addr}}
 }
 
@@ -107,14 +111,17 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 	b.network.Follow(a.lock())
 	a.hears(t, lease.LinkUp{Peer: b.self})
 	for beat := range uint64(3) {
-		h := lease.Heartbeat{Leader: a.self, Follower: b.self, Term: 3, Beat: beat + 1, Length: time.Second, Lock: a.lock(), Token: "t"}
+		h := lease.Heartbeat{Leader: a.self, Follower: b.self, Term: 3, Beat: beat + 1, Length: time.Second,
+			Lock: a.lock(), Token: "t"}
 		a.network.Send(b.self, h)
 		b.hears(t, h)
 		p := lease.Promise{Leader: a.self, Follower: b.self, Term: 3, Beat: beat + 1, Length: time.Second}
 		b.network.Send(a.self, p)
 		a.hears(t, p)
 	}
-	a.network.Send(lease.Peer{ID: "two", Incarnation: "two-0"}, lease.Farewell{Leader: a.self, Follower: b.self, Term: 3}) // nobody hears it
+	// nobody hears it
+	a.network.Send(lease.Peer{ID: "two", Incarnation: "two-0"}, lease.Farewell{Leader: a.self, Follower: b.self,
+		Term: 3})
 	f := lease.Farewell{Leader: a.self, Follower: b.self, Term: 3}
 	a.network.Send(b.self, f)
 	b.hears(t, f)
@@ -165,7 +172,8 @@ func TestLinkComesBack(t *testing.T) {
 		if _, up := in.(lease.LinkUp); !up {
 			continue
 		}
-		h := lease.Heartbeat{Leader: a.self, Follower: b.self, Term: 3, Beat: 1, Length: time.Second, Lock: a.lock(), Token: "t"}
+		h := lease.Heartbeat{Leader: a.self, Follower: b.self, Term: 3, Beat: 1, Length: time.Second, Lock: a.lock(),
+			Token: "t"}
 		a.network.Send(b.self, h)
 		select {
 		case got := <-b.events:
@@ -185,7 +193,8 @@ func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certifi
 	conn := c.Dial(t, addr, cert)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, grpc.ForceCodec(raw{}))
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method,
+		grpc.ForceCodec(raw{}))
 	if err != nil {
 		return err
 	}
@@ -228,22 +237,32 @@ func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 		code codes.Code
 		want string
 	}{
-		"no certificate":              {nil, []any{hello{self}}, codes.Unavailable, "certificate"},
-		"another cluster's authority": {certificate(source(t, other, "s", "two")), []any{hello{self}}, codes.Unavailable, "certificate"},
-		"agent":                       {c.Certificate(t, agent, transporttest.NewKey(t)), []any{hello{self}}, codes.PermissionDenied, "role agent"},
-		"operator":                    {c.Certificate(t, operator, transporttest.NewKey(t)), []any{hello{self}}, codes.PermissionDenied, "role operator"},
-		"another shard":               {certificate(source(t, c, "r", "two")), []any{hello{self}}, codes.PermissionDenied, "servers of the shard s"},
-		"another's name":              {certificate(source(t, c, "s", "three")), []any{hello{self}}, codes.PermissionDenied, "the certificate of three"},
-		"no hello":                    {good, []any{promise}, codes.InvalidArgument, "before the hello"},
-		"itself":                      {certificate(a.source), []any{hello{a.self}}, codes.InvalidArgument, "this process itself"},
-		"garbage":                     {good, []any{hello{self}, []byte("garbage")}, codes.Aborted, "kind is"},
-		"in another's name":           {good, []any{hello{self}, lease.Promise{Leader: a.self, Follower: leader, Term: 3, Beat: 1, Length: 1}}, codes.Aborted, "another's name"},
-		"as a leader":                 {good, []any{hello{self}, lease.Farewell{Leader: a.self, Follower: self, Term: 3}}, codes.Aborted, "another's name"},
-		"two hellos":                  {good, []any{hello{self}, hello{self}}, codes.Aborted, "another's name"},
-		"too much":                    {good, []any{hello{self}, make([]byte, maxFrame+1)}, codes.ResourceExhausted, "larger than max"},
+		"no certificate": {nil, []any{hello{self}}, codes.Unavailable, "certificate"},
+		"another cluster's authority": {certificate(source(t, other, "s", "two")), []any{hello{self}},
+			codes.Unavailable, "certificate"},
+		"agent": {c.Certificate(t, agent, transporttest.NewKey(t)), []any{hello{self}},
+			codes.PermissionDenied, "role agent"},
+		"operator": {c.Certificate(t, operator, transporttest.NewKey(t)), []any{hello{self}},
+			codes.PermissionDenied, "role operator"},
+		"another shard": {certificate(source(t, c, "r", "two")), []any{hello{self}},
+			codes.PermissionDenied, "servers of the shard s"},
+		"another's name": {certificate(source(t, c, "s", "three")), []any{hello{self}},
+			codes.PermissionDenied, "the certificate of three"},
+		"no hello": {good, []any{promise}, codes.InvalidArgument, "before the hello"},
+		"itself": {certificate(a.source), []any{hello{a.self}}, codes.InvalidArgument,
+			"this process itself"},
+		"garbage": {good, []any{hello{self}, []byte("garbage")}, codes.Aborted, "kind is"},
+		"in another's name": {good, []any{hello{self}, lease.Promise{Leader: a.self, Follower: leader,
+			Term: 3, Beat: 1, Length: 1}}, codes.Aborted, "another's name"},
+		"as a leader": {good, []any{hello{self}, lease.Farewell{Leader: a.self, Follower: self,
+			Term: 3}}, codes.Aborted, "another's name"},
+		"two hellos": {good, []any{hello{self}, hello{self}}, codes.Aborted, "another's name"},
+		"too much": {good, []any{hello{self}, make([]byte, maxFrame+1)}, codes.ResourceExhausted,
+			"larger than max"},
 	} {
 		err := call(t, c, a.addr, tc.cert, tc.say...)
-		if got := status.Code(err); got != tc.code && (got != codes.Aborted || tc.code != codes.ResourceExhausted) || !strings.Contains(fmt.Sprint(err), tc.want) {
+		if got := status.Code(err); got != tc.code && (got != codes.Aborted || tc.code != codes.ResourceExhausted) ||
+			!strings.Contains(fmt.Sprint(err), tc.want) {
 			t.Errorf("%s: %v, want %s with %q", name, err, tc.code, tc.want)
 		}
 	}
@@ -259,7 +278,8 @@ func TestFollowerChecksTheLeader(t *testing.T) {
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	stranger := start(t, c, "r", "one") // of another shard
 	for name, lock := range map[string]record.Lock{
-		"another shard":  {LeaderID: "one", Incarnation: "one-1", Addresses: record.LockAddresses{Election: stranger.addr}},
+		"another shard": {LeaderID: "one", Incarnation: "one-1", Addresses: record.LockAddresses{
+			Election: stranger.addr}},
 		"another server": {LeaderID: "three", Incarnation: "one-1", Addresses: record.LockAddresses{Election: a.addr}},
 	} {
 		err := b.network.connect(t.Context(), lock, make(chan struct{}))

@@ -23,8 +23,8 @@ import (
 const (
 	// helloTime is how long the other side may take to connect and say who it is.
 	helloTime = 5 * time.Second
-	// redialAfter is the pause before a holder is dialled again, doubled each time up to redialMost: a follower should not stay without a link for
-	// long once a partition is over.
+	// redialAfter is the pause before a holder is dialled again, doubled each time up to redialMost: a follower should
+	// not stay without a link for long once a partition is over.
 	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
 	method                  = "/nstance.election.v1.Peers/Link"
 )
@@ -88,13 +88,15 @@ func hearHello(s stream) (lease.Peer, error) {
 
 // Server returns the gRPC server of the election port. It serves servers of the same shard, and nobody else.
 func (n *Network) Server(source *transport.Source) *grpc.Server {
-	options := append(transport.ServerOptions(source, authority.RoleServer, n.options.Log), grpc.ForceServerCodec(raw{}), grpc.MaxRecvMsgSize(maxFrame),
+	options := append(transport.ServerOptions(source, authority.RoleServer, n.options.Log),
+		grpc.ForceServerCodec(raw{}), grpc.MaxRecvMsgSize(maxFrame),
 		grpc.MaxSendMsgSize(maxFrame), grpc.WaitForHandlers(true))
 	server := grpc.NewServer(options...)
-	server.RegisterService(&grpc.ServiceDesc{ServiceName: "nstance.election.v1.Peers", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{{
-		StreamName: "Link", ServerStreams: true, ClientStreams: true,
-		Handler: func(_ any, s grpc.ServerStream) error { return n.accept(s) },
-	}}}, n)
+	server.RegisterService(&grpc.ServiceDesc{ServiceName: "nstance.election.v1.Peers", HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{{
+			StreamName: "Link", ServerStreams: true, ClientStreams: true,
+			Handler: func(_ any, s grpc.ServerStream) error { return n.accept(s) },
+		}}}, n)
 	return server
 }
 
@@ -105,14 +107,16 @@ func (n *Network) accept(s grpc.ServerStream) error {
 		return status.Error(codes.Unauthenticated, err.Error())
 	}
 	if identity.Shard != n.options.Shard {
-		return status.Errorf(codes.PermissionDenied, "this port is for servers of the shard %s, %s is one of %s", n.options.Shard, identity.Server, identity.Shard)
+		return status.Errorf(codes.PermissionDenied, "this port is for servers of the shard %s, %s is one of %s",
+			n.options.Shard, identity.Server, identity.Shard)
 	}
 	from, err := hearHello(s)
 	switch {
 	case err != nil:
 		return status.Error(codes.InvalidArgument, err.Error())
 	case from.ID != identity.Server:
-		return status.Errorf(codes.PermissionDenied, "the hello is of %s, the certificate of %s", from.ID, identity.Server)
+		return status.Errorf(codes.PermissionDenied, "the hello is of %s, the certificate of %s", from.ID,
+			identity.Server)
 	case from == n.options.Self:
 		return status.Error(codes.InvalidArgument, "that is this process itself")
 	}
@@ -180,7 +184,8 @@ func (n *Network) Run(ctx context.Context) {
 		if pause == redialAfter { // told once: without a link all goes on, only slower
 			level = slog.LevelInfo
 		}
-		n.options.Log.Log(ctx, level, "no link to the leader", "leader", holder.LeaderID, "addr", holder.Addresses.Election, "error", err, "again_in", pause.String())
+		n.options.Log.Log(ctx, level, "no link to the leader", "leader", holder.LeaderID, "addr",
+			holder.Addresses.Election, "error", err, "again_in", pause.String())
 		n.wait(ctx, turned, pause)
 		pause = min(2*pause, redialMost)
 	}
@@ -203,8 +208,10 @@ func (n *Network) wait(ctx context.Context, turned <-chan struct{}, d time.Durat
 // connect makes a link to the holder and keeps it until it ends, or the holder is another.
 func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan struct{}) error {
 	conn, err := grpc.NewClient("passthrough:///"+holder.Addresses.Election,
-		grpc.WithTransportCredentials(transport.ServerCredentials(n.options.Source(), holder.LeaderID)), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)),
+		grpc.WithTransportCredentials(transport.ServerCredentials(n.options.Source(), holder.LeaderID)),
+		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.MaxCallRecvMsgSize(maxFrame),
+			grpc.MaxCallSendMsgSize(maxFrame)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: helloTime}).DialContext(ctx, "tcp", addr)
@@ -217,7 +224,8 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	defer cancel(nil)
 	slow := time.AfterFunc(helloTime, func() { cancel(errors.New("it does not answer")) })
 	defer slow.Stop()
-	s, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: "Link", ServerStreams: true, ClientStreams: true}, method)
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: "Link", ServerStreams: true, ClientStreams: true},
+		method)
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
-// A frame is one message: its kind, then its fields. Numbers are unsigned varints, texts have their length before them. Each message has exactly
-// one frame: what is left over, or could have been shorter, is refused.
+// A frame is one message: its kind, then its fields. Numbers are unsigned varints, texts have their length before them.
+// Each message has exactly one frame: what is left over, or could have been shorter, is refused.
 const (
 	kindHello byte = iota + 1
 	kindHeartbeat
@@ -100,14 +100,16 @@ func decodeFrame(frame []byte) (any, error) {
 	case kindHello:
 		message = hello{from: r.peer()}
 	case kindHeartbeat:
-		m := lease.Heartbeat{Leader: r.peer(), Follower: r.peer(), Term: r.number(), Beat: r.number(), Length: r.length(), Token: objstore.Token(r.text(maxText))}
+		m := lease.Heartbeat{Leader: r.peer(), Follower: r.peer(), Term: r.number(), Beat: r.number(),
+			Length: r.length(), Token: objstore.Token(r.text(maxText))}
 		lock := r.text(maxFrame)
 		if r.err == nil {
 			m.Lock, r.err = decodeLock(lock)
 		}
 		message = m
 	case kindPromise:
-		message = lease.Promise{Leader: r.peer(), Follower: r.peer(), Term: r.number(), Beat: r.number(), Length: r.length()}
+		message = lease.Promise{Leader: r.peer(), Follower: r.peer(), Term: r.number(), Beat: r.number(),
+			Length: r.length()}
 	case kindFarewell:
 		message = lease.Farewell{Leader: r.peer(), Follower: r.peer(), Term: r.number()}
 	case kindTaken:

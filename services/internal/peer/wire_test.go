@@ -15,17 +15,19 @@ import (
 var (
 	leader   = lease.Peer{ID: "one", Incarnation: "6f1d2c3b4a596877"}
 	follower = lease.Peer{ID: "two", Incarnation: "7788990011aabbcc"}
-	lock     = record.Lock{Schema: 1, LeaderID: "one", Incarnation: "6f1d2c3b4a596877", Term: 7, Revision: 300, LeaseMS: 90_000, RenewMS: 30_000,
+	lock     = record.Lock{Schema: 1, LeaderID: "one", Incarnation: "6f1d2c3b4a596877", Term: 7, Revision: 300,
+		LeaseMS: 90_000, RenewMS: 30_000,
 		Heir: follower, AppliedETag: `"x"`}
 )
 
 func messages() map[string]any {
 	return map[string]any{
-		"hello":     hello{from: follower},
-		"heartbeat": lease.Heartbeat{Leader: leader, Follower: follower, Term: 7, Beat: 1 << 40, Length: time.Second, Lock: lock, Token: `"etag"`},
-		"promise":   lease.Promise{Leader: leader, Follower: follower, Term: 7, Beat: 300, Length: time.Second},
-		"farewell":  lease.Farewell{Leader: leader, Follower: follower, Term: 7},
-		"taken":     lease.Taken{Leader: leader, Follower: follower, Term: 8},
+		"hello": hello{from: follower},
+		"heartbeat": lease.Heartbeat{Leader: leader, Follower: follower, Term: 7, Beat: 1 << 40, Length: time.Second,
+			Lock: lock, Token: `"etag"`},
+		"promise":  lease.Promise{Leader: leader, Follower: follower, Term: 7, Beat: 300, Length: time.Second},
+		"farewell": lease.Farewell{Leader: leader, Follower: follower, Term: 7},
+		"taken":    lease.Taken{Leader: leader, Follower: follower, Term: 8},
 	}
 }
 
@@ -71,20 +73,24 @@ func TestFramesRefused(t *testing.T) {
 		frame []byte
 		want  string
 	}{
-		"empty":                 {nil, "0 bytes"},
-		"huge":                  {make([]byte, maxFrame+1), "bytes"},
-		"no kind":               {[]byte{0, 1}, "kind is 0"},
-		"tomorrow's kind":       {[]byte{kindTaken + 1}, "kind is 6"},
-		"nobody":                {promise(func(p *lease.Promise) { p.Follower.ID = "" }), "no name"},
-		"no incarnation":        {promise(func(p *lease.Promise) { p.Leader.Incarnation = "" }), "no name"},
-		"long name":             {promise(func(p *lease.Promise) { p.Leader.ID = strings.Repeat("x", maxText+1) }), "does not fit"},
-		"no length":             {promise(func(p *lease.Promise) { p.Length = 0 }), "a promise of"},
-		"for ever":              {promise(func(p *lease.Promise) { p.Length = maxLength + 1 }), "a promise of"},
-		"too large a term":      {promise(func(p *lease.Promise) { p.Term = maxNumber }), "too large"},
-		"longer than need be":   {bytes.Replace(promise(func(*lease.Promise) {}), []byte{3, 'o', 'n', 'e'}, []byte{0x83, 0, 'o', 'n', 'e'}, 1), "longer than it need be"},
-		"lock with more":        {bytes.Replace(heartbeat, []byte(`"term"`), []byte(`"mert"`), 1), "mert"},
-		"lock in another form":  {bytes.Replace(heartbeat, []byte(`"term":7`), []byte(`"term": 7`), 1), "lock"},
-		"lock of other letters": {bytes.Replace(heartbeat, []byte(`"schema":1,"leader_id":"one"`), []byte(`"leader_id":"one","schema":1`), 1), "canonical"},
+		"empty":           {nil, "0 bytes"},
+		"huge":            {make([]byte, maxFrame+1), "bytes"},
+		"no kind":         {[]byte{0, 1}, "kind is 0"},
+		"tomorrow's kind": {[]byte{kindTaken + 1}, "kind is 6"},
+		"nobody":          {promise(func(p *lease.Promise) { p.Follower.ID = "" }), "no name"},
+		"no incarnation":  {promise(func(p *lease.Promise) { p.Leader.Incarnation = "" }), "no name"},
+		"long name": {promise(func(p *lease.Promise) {
+			p.Leader.ID = strings.Repeat("x", maxText+1)
+		}), "does not fit"},
+		"no length":        {promise(func(p *lease.Promise) { p.Length = 0 }), "a promise of"},
+		"for ever":         {promise(func(p *lease.Promise) { p.Length = maxLength + 1 }), "a promise of"},
+		"too large a term": {promise(func(p *lease.Promise) { p.Term = maxNumber }), "too large"},
+		"longer than need be": {bytes.Replace(promise(func(*lease.Promise) {}), []byte{3, 'o', 'n', 'e'},
+			[]byte{0x83, 0, 'o', 'n', 'e'}, 1), "longer than it need be"},
+		"lock with more":       {bytes.Replace(heartbeat, []byte(`"term"`), []byte(`"mert"`), 1), "mert"},
+		"lock in another form": {bytes.Replace(heartbeat, []byte(`"term":7`), []byte(`"term": 7`), 1), "lock"},
+		"lock of other letters": {bytes.Replace(heartbeat, []byte(`"schema":1,"leader_id":"one"`),
+			[]byte(`"leader_id":"one","schema":1`), 1), "canonical"},
 	} {
 		if got, err := decode(tc.frame); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %+v, %v, want %q", name, got, err, tc.want)

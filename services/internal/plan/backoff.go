@@ -14,8 +14,8 @@ const (
 	retryMost    = time.Minute     // between attempts at one instance's work
 )
 
-// Until is when the group may try to create again: 1 s after the first failure, doubling up to 5 min, give or take 10 % by a hash, so that
-// groups do not come in step and a plan stays pure. Zero without failures.
+// Until is when the group may try to create again: 1 s after the first failure, doubling up to 5 min, give or take 10 %
+// by a hash, so that groups do not come in step and a plan stays pure. Zero without failures.
 func (b Backoff) Until(key config.GroupKey) time.Time {
 	if b.Failures == 0 {
 		return time.Time{}
@@ -28,7 +28,8 @@ func (b Backoff) Until(key config.GroupKey) time.Time {
 	return b.Last.Add(jitter(doubled(b.Failures, backoffMost), h.Sum64()))
 }
 
-// Failed counts one failed creation. Creations that ran side by side fail together: those that fail while the group waits already count once.
+// Failed counts one failed creation. Creations that ran side by side fail together: those that fail while the group
+// waits already count once.
 func (b Backoff) Failed(key config.GroupKey, now time.Time, reason string) Backoff {
 	b.Reason = reason
 	if b.Failures == 0 || !now.Before(b.Until(key)) {
@@ -62,7 +63,8 @@ func (f *Failure) note(now time.Time, failed bool) {
 	}
 }
 
-// retry reports whether what failed may be tried again: 1 s after the first failure, doubling up to 1 min, give or take 10 % by a hash.
+// retry reports whether what failed may be tried again: 1 s after the first failure, doubling up to 1 min, give or take
+// 10 % by a hash.
 func (p *planner) retry(i *Instance, f Failure) bool {
 	if f.Count == 0 {
 		return true
@@ -90,8 +92,8 @@ func hashID(id ident.ID) uint64 {
 	return h.Sum64()
 }
 
-// room is how many of the wanted creates may start now. A group that backs off waits, and then tries with fewer at a time, the more often it
-// failed; a create budget bounds the rest.
+// room is how many of the wanted creates may start now. A group that backs off waits, and then tries with fewer at a
+// time, the more often it failed; a create budget bounds the rest.
 func (p *planner) room(want int) int {
 	if want <= 0 {
 		return 0

@@ -18,7 +18,8 @@ func group(n int) *plantest.World {
 	return w
 }
 
-// Planning a quiet group, as after every event; one of which an instance was lost; one of which all were; one that rotates.
+// Planning a quiet group, as after every event; one of which an instance was lost; one of which all were; one that
+// rotates.
 func BenchmarkNext(b *testing.B) {
 	cases := []struct {
 		name  string
@@ -50,7 +51,8 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
-// A quiet plan of any size allocates its scratch space and nothing else; a plan that replaces all allocates per action only.
+// A quiet plan of any size allocates its scratch space and nothing else; a plan that replaces all allocates per action
+// only.
 func TestAllocations(t *testing.T) {
 	quiet := group(1000).Snapshot()
 	if n := testing.AllocsPerRun(20, func() { plan.Next(quiet) }); n > 3 {

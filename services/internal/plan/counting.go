@@ -12,26 +12,29 @@ type class uint8
 const (
 	// classOut: on its way out (state deleting, or the intent is being written). Never counts.
 	classOut class = iota
-	// classLost: the provider says gone or going, or a termination notice is there. Does not count: its replacement is no surge.
+	// classLost: the provider says gone or going, or a termination notice is there. Does not count: its replacement is
+	// no surge.
 	classLost
-	// classFailed: never registered within its time. Does not count, but its replacement waits for the group's back-off.
+	// classFailed: never registered within its time. Does not count, but its replacement waits for the group's
+	// back-off.
 	classFailed
 	// classUncertain: counts, but cannot stand in for another yet: reserved, booting, not heard of lately, or not well.
 	classUncertain
-	// classForced: runs, older than forced_age. classSilent: runs, three reports missed, or never well in its time. Both count and are
-	// replaced first.
+	// classForced: runs, older than forced_age. classSilent: runs, three reports missed, or never well in its time.
+	// Both count and are replaced first.
 	classForced
 	classSilent
 	// classGuarded: silent too, but the unhealthy guard says that the fault is ours. Counts and stays.
 	classGuarded
-	// classDrifted, classAged: runs well, with an older infra configuration or past eligible_age. Count; one at a time is replaced first.
+	// classDrifted, classAged: runs well, with an older infra configuration or past eligible_age. Count; one at a time
+	// is replaced first.
 	classDrifted
 	classAged
 	// classWell: counts, and has reported healthy in time.
 	classWell
-	// classOnDemand: an on-demand instance that stays. No group's size asked for it: it is never counted, replaced or rotated, and a silent one
-	// is left to whoever made it. It is deleted when its VM is gone, going or announced to go, when it never registered, at ondemand_age, and
-	// with its group or shard.
+	// classOnDemand: an on-demand instance that stays. No group's size asked for it: it is never counted, replaced or
+	// rotated, and a silent one is left to whoever made it. It is deleted when its VM is gone, going or announced to
+	// go, when it never registered, at ondemand_age, and with its group or shard.
 	classOnDemand
 	classes = int(iota)
 )
@@ -119,7 +122,8 @@ func (i *Instance) launched() time.Time {
 	return i.LaunchedAt
 }
 
-// Counts reports whether an instance counts towards its group's size as far as its own state tells: managed, not on its way out, not lost.
+// Counts reports whether an instance counts towards its group's size as far as its own state tells: managed, not on its
+// way out, not lost.
 func Counts(i *Instance) bool {
 	if i.OnDemand || i.deleting() {
 		return false
@@ -135,13 +139,14 @@ func (i *Instance) moving() bool {
 // tally counts managed instances by class, and what the rules ask about a group as a whole.
 type tally struct {
 	of [classes]int
-	// running: registered instances that run, those removed for their silence included; silent: those of them that are late or silent.
-	// unhealthy: those that became unhealthy by it.
+	// running: registered instances that run, those removed for their silence included; silent: those of them that are
+	// late or silent. unhealthy: those that became unhealthy by it.
 	running, silent, unhealthy int
 	// softUncertain: drifted instances that are not well.
 	softUncertain int
-	// failing: failed creations, and instances that run and are to go, whose deletion is not durable yet. They hold their place until it is: a
-	// store that does not answer, or a leader that dies, does not turn them into more VMs than size and surge allow.
+	// failing: failed creations, and instances that run and are to go, whose deletion is not durable yet. They hold
+	// their place until it is: a store that does not answer, or a leader that dies, does not turn them into more VMs
+	// than size and surge allow.
 	failing int
 	// moving: creates whose answer is not there yet.
 	moving int
@@ -152,7 +157,8 @@ type tally struct {
 func (t *tally) hard() int { return t.of[classForced] + t.of[classSilent] }
 func (t *tally) soft() int { return t.of[classDrifted] + t.of[classAged] }
 
-// available are instances that serve, or may: they run, and are well or were told apart only by a signal that can be false.
+// available are instances that serve, or may: they run, and are well or were told apart only by a signal that can be
+// false.
 func (t *tally) available() int {
 	return t.of[classWell] + t.hard() + t.of[classGuarded] + t.soft()
 }

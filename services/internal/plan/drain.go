@@ -5,9 +5,9 @@ import "time"
 // terminateAgain is how long after a termination was asked for a VM that still runs is asked for again.
 const terminateAgain = time.Minute
 
-// end plans the next step of an instance whose deletion is durable. A VM that still runs is drained until that is acknowledged or the deadline
-// has come, then terminated; one that stopped or is stopping is terminated without drain; one that is gone is forgotten. The deadline is the
-// record's: the next leader keeps it, and announces the drain anew.
+// end plans the next step of an instance whose deletion is durable. A VM that still runs is drained until that is
+// acknowledged or the deadline has come, then terminated; one that stopped or is stopping is terminated without drain;
+// one that is gone is forgotten. The deadline is the record's: the next leader keeps it, and announces the drain anew.
 func (p *planner) end(i *Instance) {
 	if i.Work != Idle {
 		return
@@ -22,14 +22,16 @@ func (p *planner) end(i *Instance) {
 		p.endAgain(i, state)
 	case i.runs() && !i.Drained && !p.reached(i.DeleteDeadline):
 		if !i.Announced && p.retry(i, i.Failed) {
-			p.emit(Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID, Reason: i.DeleteReason, Deadline: i.DeleteDeadline})
+			p.emit(Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID, Reason: i.DeleteReason,
+				Deadline: i.DeleteDeadline})
 		}
 	default:
 		p.terminate(i, p.ended(i))
 	}
 }
 
-// endAgain repeats a termination that the provider accepted but that did not take: its VM was seen running a minute later.
+// endAgain repeats a termination that the provider accepted but that did not take: its VM was seen running a minute
+// later.
 func (p *planner) endAgain(i *Instance, state ProviderState) {
 	due := i.TerminateRequested.Add(terminateAgain)
 	if (i.runs() || state == ProviderStopped) && p.reached(due) && !i.Provider.At.Before(due) {

@@ -1,8 +1,9 @@
 package plan
 
-// age: forced_age and ondemand_age end an instance regardless of what else goes on; eligible_age only makes it one that may be replaced, one
-// at a time. Ages count from launch; zero never ends anything. A managed instance that has never registered has no age: it serves nobody, so
-// it must not stand in for one that does, and the time that its registration may take ends it.
+// age: forced_age and ondemand_age end an instance regardless of what else goes on; eligible_age only makes it one that
+// may be replaced, one at a time. Ages count from launch; zero never ends anything. A managed instance that has never
+// registered has no age: it serves nobody, so it must not stand in for one that does, and the time that its
+// registration may take ends it.
 func (p *planner) age(i *Instance) mark {
 	launched := i.launched()
 	if launched.IsZero() {
@@ -28,7 +29,8 @@ func (p *planner) age(i *Instance) mark {
 	return m
 }
 
-// drift: an instance that was made from another infra configuration than the group's is to be rotated, on-demand ones excepted.
+// drift: an instance that was made from another infra configuration than the group's is to be rotated, on-demand ones
+// excepted.
 func (p *planner) drift(i *Instance) mark {
 	if i.OnDemand || i.InfraHash == "" || p.Group.InfraHash == "" || i.InfraHash == p.Group.InfraHash {
 		return 0
@@ -36,9 +38,10 @@ func (p *planner) drift(i *Instance) mark {
 	return markDrifted
 }
 
-// softSlot is one when an instance that merely may go (drifted, or past eligible_age) gets its replacement now: one at a time per group, when
-// the group is at its size and nothing is draining, unhealthy or booting. Drift does not wait for instances that the guard holds or that
-// are not well themselves because of the configuration that is being replaced: rotating them is the cure.
+// softSlot is one when an instance that merely may go (drifted, or past eligible_age) gets its replacement now: one at
+// a time per group, when the group is at its size and nothing is draining, unhealthy or booting. Drift does not wait
+// for instances that the guard holds or that are not well themselves because of the configuration that is being
+// replaced: rotating them is the cure.
 func (p *planner) softSlot() int {
 	t := &p.tally
 	steady := t.draining == 0 && t.hard() == 0 && t.of[classFailed] == 0 && t.total() == p.desired

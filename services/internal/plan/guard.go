@@ -16,8 +16,9 @@ var shardLimit = config.Limit{Value: 40, Percent: true}
 
 const shardLeast = 3
 
-// guard reports whether more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but is silent. The fault is then
-// more likely ours, a partition: nothing silent is replaced, and no registration is overdue. What the provider confirms dead still is.
+// guard reports whether more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but is
+// silent. The fault is then more likely ours, a partition: nothing silent is replaced, and no registration is overdue.
+// What the provider confirms dead still is.
 func (p *planner) guard() bool {
 	return p.tally.silent > p.Group.MaxUnhealthy.Of(p.tally.running) || shardTripped(p.Shard)
 }
@@ -43,9 +44,11 @@ func (p *planner) raise() {
 
 func (p *planner) guardReason() string {
 	if shardTripped(p.Shard) {
-		return fmt.Sprintf("%d of the shard's %d running instances are silent: not replacing them, the fault is more likely here",
+		return fmt.Sprintf(
+			"%d of the shard's %d running instances are silent: not replacing them, the fault is more likely here",
 			p.Shard.Silent, p.Shard.Running)
 	}
-	return fmt.Sprintf("%d of the group's %d running instances are silent: not replacing them, the fault is more likely here",
+	return fmt.Sprintf(
+		"%d of the group's %d running instances are silent: not replacing them, the fault is more likely here",
 		p.tally.silent, p.tally.running)
 }

@@ -16,9 +16,9 @@ const (
 // slack is how late a report may be before it is missed.
 func slack(interval time.Duration) time.Duration { return interval / 10 }
 
-// heard is from when an instance's silence counts: its last report, its registration if it has not reported yet, or the moment from which silence counts at
-// all. (A registration that is later than a report was noted by a clock that was ahead.) ok is false while it cannot be silent: not registered, or this
-// leader cannot tell yet.
+// heard is from when an instance's silence counts: its last report, its registration if it has not reported yet, or the
+// moment from which silence counts at all. (A registration that is later than a report was noted by a clock that was
+// ahead.) ok is false while it cannot be silent: not registered, or this leader cannot tell yet.
 func (i *Instance) heard(silenceFrom time.Time) (at time.Time, ok bool) {
 	if i.RegisteredAt.IsZero() || silenceFrom.IsZero() {
 		return time.Time{}, false
@@ -30,7 +30,8 @@ func (i *Instance) heard(silenceFrom time.Time) (at time.Time, ok bool) {
 	return latest(since, silenceFrom), true
 }
 
-// quietUntil is until when an announced reboot, restart or upgrade excuses silence; zero when nothing was announced since the last report.
+// quietUntil is until when an announced reboot, restart or upgrade excuses silence; zero when nothing was announced
+// since the last report.
 func (i *Instance) quietUntil(interval time.Duration) time.Time {
 	switch {
 	case i.RestartingAt.IsZero() || i.LastReport.After(i.RestartingAt):
@@ -41,7 +42,8 @@ func (i *Instance) quietUntil(interval time.Duration) time.Time {
 	return i.RestartingAt.Add(quietReports * interval)
 }
 
-// silentAt is when an instance becomes unhealthy unless it reports before: three reports missed, and no announced restart under way.
+// silentAt is when an instance becomes unhealthy unless it reports before: three reports missed, and no announced
+// restart under way.
 func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	heard, ok := i.heard(silenceFrom)
 	if !ok {
@@ -56,7 +58,8 @@ func missedAt(heard time.Time, s *Settings) time.Time {
 	return heard.Add(missedToAsk*s.HealthInterval + slack(s.HealthInterval))
 }
 
-// Owes is when an instance that was well at its last report has missed the next; ok is false for one that was not, or is not connected.
+// Owes is when an instance that was well at its last report has missed the next; ok is false for one that was not, or
+// is not connected.
 func (i *Instance) Owes(s *Settings) (missed time.Time, ok bool) {
 	if !i.Healthy || !i.Connected || i.LastReport.IsZero() {
 		return time.Time{}, false
@@ -70,8 +73,9 @@ func (i *Instance) removedSilent(silentAt time.Time) bool {
 	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt)
 }
 
-// lateAt is from when an instance counts as silent for the guard: its stream was lost or one report is missed, and no announced restart is under
-// way. The guard must see a wave whole when its first instance becomes unhealthy, and reports are spread over an interval.
+// lateAt is from when an instance counts as silent for the guard: its stream was lost or one report is missed, and no
+// announced restart is under way. The guard must see a wave whole when its first instance becomes unhealthy, and
+// reports are spread over an interval.
 func (i *Instance) lateAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	heard, ok := i.heard(silenceFrom)
 	if !ok {
@@ -84,9 +88,9 @@ func (i *Instance) lateAt(s *Settings, silenceFrom time.Time) (at time.Time, ok 
 	return latest(at, i.quietUntil(s.HealthInterval)), true
 }
 
-// RunningSilent says how an instance counts for the shard's unhealthy guard: whether it is registered and runs as far as the provider has
-// told, and whether it is silent (its stream was lost, or it missed a report). One that was removed for its silence counts until its VM is
-// gone, so that removing does not make room for removing more.
+// RunningSilent says how an instance counts for the shard's unhealthy guard: whether it is registered and runs as far
+// as the provider has told, and whether it is silent (its stream was lost, or it missed a report). One that was removed
+// for its silence counts until its VM is gone, so that removing does not make room for removing more.
 func RunningSilent(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
 	off := !i.PowerOffAt.IsZero() && !now.Before(i.PowerOffAt.Add(s.ShutdownGrace))
 	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice || off {
@@ -135,8 +139,8 @@ func (p *planner) look(i *Instance) mark {
 	return m | p.age(i) | p.drift(i)
 }
 
-// listen judges the health of a registered instance that is not lost. Well is one whose stream is open and whose last report was healthy
-// and is in time; anything less cannot stand in for another instance.
+// listen judges the health of a registered instance that is not lost. Well is one whose stream is open and whose last
+// report was healthy and is in time; anything less cannot stand in for another instance.
 func (p *planner) listen(i *Instance, silentAt time.Time, hearing bool) mark {
 	if missed, ok := i.Owes(&p.Settings); ok && missed.After(p.Now) {
 		p.await(missed)
@@ -162,8 +166,8 @@ func (p *planner) listen(i *Instance, silentAt time.Time, hearing bool) mark {
 	return m
 }
 
-// lost: the provider says that the VM is gone or going, the cloud has announced that it will be, or its agent has said that the machine powers
-// off and the grace is over. With a grace of zero nobody is asked.
+// lost: the provider says that the VM is gone or going, the cloud has announced that it will be, or its agent has said
+// that the machine powers off and the grace is over. With a grace of zero nobody is asked.
 func (p *planner) lost(i *Instance) bool {
 	if !i.runs() || i.Notice {
 		return true
@@ -171,8 +175,9 @@ func (p *planner) lost(i *Instance) bool {
 	return !i.PowerOffAt.IsZero() && p.reached(i.PowerOffAt.Add(p.Settings.ShutdownGrace))
 }
 
-// registrationDue is when an instance that has not registered is a failed creation. Time before silence counts does not count; while no agent
-// has reached this leader, others that registered before prove that the fault may be ours, so nothing is due.
+// registrationDue is when an instance that has not registered is a failed creation. Time before silence counts does not
+// count; while no agent has reached this leader, others that registered before prove that the fault may be ours, so
+// nothing is due.
 func (p *planner) registrationDue(i *Instance) (time.Time, bool) {
 	from := p.SilenceFrom
 	if from.IsZero() {
@@ -184,8 +189,9 @@ func (p *planner) registrationDue(i *Instance) (time.Time, bool) {
 	return latest(i.launched(), from).Add(p.Settings.RegistrationTimeout), true
 }
 
-// ask: the provider is asked about an instance whose stream was lost, that missed one report, whose agent announced a power-off that has a
-// grace, or whose end was asked for. Later questions come at doubling distances. An announced restart excuses a lost stream for its time.
+// ask: the provider is asked about an instance whose stream was lost, that missed one report, whose agent announced a
+// power-off that has a grace, or whose end was asked for. Later questions come at doubling distances. An announced
+// restart excuses a lost stream for its time.
 func (p *planner) ask(i *Instance, m mark) {
 	if i.Work == Creating || i.State == record.Reserved || i.provider() == ProviderGone || i.Asking {
 		return
@@ -217,8 +223,8 @@ func (p *planner) ask(i *Instance, m mark) {
 	}
 }
 
-// again is when to ask once more about something that began at from and was last asked about at last: after the first delay, then at
-// doubling distances, one second at least.
+// again is when to ask once more about something that began at from and was last asked about at last: after the first
+// delay, then at doubling distances, one second at least.
 func again(from, last time.Time, first time.Duration) time.Time {
 	if last.Before(from.Add(first)) {
 		return from.Add(first)

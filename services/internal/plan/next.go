@@ -6,12 +6,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Next plans one group: what to do now, in order, and when to look again. It is pure, looks at every instance a few times and allocates
-// little: it runs on every event. When several rules apply the order is: scale down, forced expiry, replace unhealthy, opportunistic expiry
-// and drift rotation, scale up.
+// Next plans one group: what to do now, in order, and when to look again. It is pure, looks at every instance a few
+// times and allocates little: it runs on every event. When several rules apply the order is: scale down, forced expiry,
+// replace unhealthy, opportunistic expiry and drift rotation, scale up.
 //
-// At most one action that the executor works on (all but [Create], [Ask], and errors) is planned per instance, and none while an instance has
-// work under way. What is planned again in a later pass because nothing came of it is planned in the same words.
+// At most one action that the executor works on (all but [Create], [Ask], and errors) is planned per instance, and none
+// while an instance has work under way. What is planned again in a later pass because nothing came of it is planned in
+// the same words.
 func Next(s Snapshot) Decision {
 	p := planner{Snapshot: s, desired: max(0, s.Group.Size), surge: max(1, s.Group.MaxSurge)}
 	if s.Group.Deleted || s.Settings.Terminating {
@@ -102,7 +103,8 @@ func (p *planner) follow(i *Instance, m mark) {
 	case i.State == record.Reserved:
 		// Its create call ended without an answer that could be recorded.
 		if i.Work == Idle && p.retry(i, i.Failed) {
-			p.emit(Action{Kind: Settle, Instance: i.ID, ProviderID: i.ProviderID, Reason: "reserved, but nothing is under way for it"})
+			p.emit(Action{Kind: Settle, Instance: i.ID, ProviderID: i.ProviderID,
+				Reason: "reserved, but nothing is under way for it"})
 		}
 	case m&markRemoved != 0:
 		// Planned in remove, or waiting for its create call to be recorded.

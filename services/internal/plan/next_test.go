@@ -26,11 +26,14 @@ func snapshot(size int, instances ...plan.Instance) plan.Snapshot {
 		instances[n].ID = id(n + 1)
 	}
 	return plan.Snapshot{
-		Now: now, Term: 1, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour), CreateBudget: -1, Instances: instances,
-		Settings: plan.Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute, Retention: 30 * time.Minute,
+		Now: now, Term: 1, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour), CreateBudget: -1,
+		Instances: instances,
+		Settings: plan.Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute,
+			Retention:       30 * time.Minute,
 			CollectInterval: 2 * time.Minute},
 		Group: config.Group{GroupKey: config.GroupKey{Tenant: "default", Group: "workers"}, Size: size, MaxSurge: 1,
-			MaxUnhealthy: config.Limit{Value: 40, Percent: true}, DrainTimeout: config.Duration(time.Minute), InfraHash: "v1", RuntimeHash: "r1"},
+			MaxUnhealthy: config.Limit{Value: 40, Percent: true}, DrainTimeout: config.Duration(time.Minute),
+			InfraHash: "v1", RuntimeHash: "r1"},
 	}
 }
 
@@ -44,9 +47,11 @@ func id(n int) ident.ID {
 
 // with returns a well instance of an hour's age, changed.
 func with(change func(*plan.Instance)) plan.Instance {
-	i := plan.Instance{State: record.Registered, CreatedAt: ago(time.Hour), LaunchedAt: ago(time.Hour), RegisteredAt: ago(59 * time.Minute),
-		InfraHash: "v1", RuntimeHash: "r1", ProviderID: "vm", Provider: said(plan.ProviderRunning), Healthy: true, EverHealthy: true,
-		LastReport: ago(10 * time.Second), Connected: true}
+	i := plan.Instance{State: record.Registered, CreatedAt: ago(time.Hour), LaunchedAt: ago(time.Hour),
+		RegisteredAt: ago(59 * time.Minute),
+		InfraHash:    "v1", RuntimeHash: "r1", ProviderID: "vm", Provider: said(plan.ProviderRunning), Healthy: true,
+		EverHealthy: true,
+		LastReport:  ago(10 * time.Second), Connected: true}
 	if change != nil {
 		change(&i)
 	}
@@ -72,7 +77,8 @@ func silent() plan.Instance {
 func drifted() plan.Instance { return with(func(i *plan.Instance) { i.InfraHash = "v0" }) }
 
 func booting() plan.Instance {
-	return plan.Instance{State: record.Created, CreatedAt: ago(time.Minute), LaunchedAt: ago(time.Minute), InfraHash: "v1", ProviderID: "vm",
+	return plan.Instance{State: record.Created, CreatedAt: ago(time.Minute), LaunchedAt: ago(time.Minute),
+		InfraHash: "v1", ProviderID: "vm",
 		Provider: said(plan.ProviderRunning)}
 }
 
@@ -86,7 +92,8 @@ func gone() plan.Instance {
 
 func deleting(change func(*plan.Instance)) plan.Instance {
 	return with(func(i *plan.Instance) {
-		i.State, i.DeletingAt, i.DeleteDeadline, i.DeleteReason = record.Deleting, ago(time.Second), now.Add(time.Minute), "a reason"
+		i.State, i.DeletingAt, i.DeleteDeadline, i.DeleteReason = record.Deleting, ago(time.Second),
+			now.Add(time.Minute), "a reason"
 		if change != nil {
 			change(i)
 		}
@@ -139,46 +146,66 @@ func TestRules(t *testing.T) {
 		{name: "creates what is missing", snapshot: snapshot(3, well()), want: []string{"create", "create"}},
 		{name: "creates under way count", snapshot: snapshot(4, well(), creating()),
 			change: func(s *plan.Snapshot) { s.PendingCreates = 2 }},
-		{name: "a create budget", snapshot: snapshot(9), want: []string{"create", "create"}, blocked: "as many creates as may be are under way, or create_rate_limit is reached",
-			wake:   30 * time.Second,
-			change: func(s *plan.Snapshot) { s.CreateBudget, s.CreateBudgetAt = 2, now.Add(30*time.Second) }},
-		{name: "a create budget that nobody can tell the growth of", snapshot: snapshot(1), blocked: "as many creates as may be are under way, or create_rate_limit is reached",
-			wake: time.Second, change: func(s *plan.Snapshot) { s.CreateBudget = 0 }},
+		{name: "a create budget", snapshot: snapshot(9), want: []string{"create", "create"},
+			blocked: "as many creates as may be are under way, or create_rate_limit is reached",
+			wake:    30 * time.Second,
+			change:  func(s *plan.Snapshot) { s.CreateBudget, s.CreateBudgetAt = 2, now.Add(30*time.Second) }},
+		{name: "a create budget that nobody can tell the growth of", snapshot: snapshot(1),
+			blocked: "as many creates as may be are under way, or create_rate_limit is reached",
+			wake:    time.Second, change: func(s *plan.Snapshot) { s.CreateBudget = 0 }},
 		{name: "a negative size is none", snapshot: snapshot(-1)},
 
 		// Scale down.
 		{name: "the oldest go", snapshot: snapshot(1, well(), older(time.Minute), older(2*time.Minute)),
 			want: []string{"mark_deleting i3 scale_down +1m0s", "mark_deleting i2 scale_down +1m0s"}},
-		{name: "unhealthy first, then never registered, then the oldest", snapshot: snapshot(2, older(time.Hour), booting(), silent(), well(), well()),
-			want: []string{"mark_deleting i3 scale_down +1m0s", "mark_deleting i1 scale_down +1m0s", "mark_deleting i2 scale_down +1m0s"}},
+		{name: "unhealthy first, then never registered, then the oldest",
+			snapshot: snapshot(2, older(time.Hour), booting(), silent(), well(), well()),
+			want: []string{"mark_deleting i3 scale_down +1m0s", "mark_deleting i1 scale_down +1m0s",
+				"mark_deleting i2 scale_down +1m0s"}},
 		{name: "never registered before the oldest", snapshot: snapshot(2, older(time.Hour), booting(), well()),
 			want: []string{"mark_deleting i2 scale_down +1m0s"}},
-		{name: "a create under way is what goes: it is waited for", snapshot: snapshot(2, older(time.Hour), well(), creating())},
+		{name: "a create under way is what goes: it is waited for", snapshot: snapshot(2, older(time.Hour), well(),
+			creating())},
 		{name: "a create without ID is what goes", snapshot: snapshot(2, older(time.Hour), well()),
 			change: func(s *plan.Snapshot) { s.PendingCreates = 1 }},
-		{name: "intents under way count", snapshot: snapshot(1, well(), with(func(i *plan.Instance) { i.Work = plan.MarkingDeleting }), deleting(nil)),
+		{name: "intents under way count", snapshot: snapshot(1, well(), with(func(i *plan.Instance) {
+			i.Work = plan.MarkingDeleting
+		}), deleting(nil)),
 			want: []string{"drain i3 +1m0s"}},
 		{name: "an intent that failed keeps its place and waits", snapshot: snapshot(1, well(),
-			with(func(i *plan.Instance) { i.LaunchedAt = ago(2 * time.Hour); i.Failed = plan.Failure{At: now, Count: 1} })), wake: 997 * time.Millisecond},
-		{name: "one that is doomed anyway goes before one that stays", snapshot: snapshot(2, older(time.Hour), drifted(), well()),
-			want: []string{"mark_deleting i2 drift +1m0s"}},
-		{name: "a group that drifted as a whole", snapshot: snapshot(1, drifted(), drifted()), want: []string{"mark_deleting i1 scale_down +1m0s"}},
-		{name: "no drain without drain time-out", snapshot: snapshot(0, well()), want: []string{"mark_deleting i1 scale_down"},
+			with(func(i *plan.Instance) {
+				i.LaunchedAt = ago(2 * time.Hour)
+				i.Failed = plan.Failure{At: now, Count: 1}
+			})), wake: 997 * time.Millisecond},
+		{name: "one that is doomed anyway goes before one that stays",
+			snapshot: snapshot(2, older(time.Hour), drifted(), well()),
+			want:     []string{"mark_deleting i2 drift +1m0s"}},
+		{name: "a group that drifted as a whole", snapshot: snapshot(1, drifted(), drifted()),
+			want: []string{"mark_deleting i1 scale_down +1m0s"}},
+		{name: "no drain without drain time-out", snapshot: snapshot(0, well()),
+			want:   []string{"mark_deleting i1 scale_down"},
 			change: func(s *plan.Snapshot) { s.Group.DrainTimeout = 0 }},
-		{name: "those that a new leader has not heard of are waited for", snapshot: snapshot(1, unheard(), unheard()), wake: 4 * time.Minute,
+		{name: "those that a new leader has not heard of are waited for", snapshot: snapshot(1, unheard(), unheard()),
+			wake:    4 * time.Minute,
 			change:  func(s *plan.Snapshot) { s.SilenceFrom, s.LeaderSince = time.Time{}, ago(time.Minute) },
 			blocked: "waiting for the agents to report before removing any"},
-		{name: "but not for ever", snapshot: snapshot(1, unheard(), unheard()), want: []string{"mark_deleting i1 scale_down +1m0s"},
+		{name: "but not for ever", snapshot: snapshot(1, unheard(), unheard()),
+			want:   []string{"mark_deleting i1 scale_down +1m0s"},
 			change: func(s *plan.Snapshot) { s.SilenceFrom, s.LeaderSince = time.Time{}, ago(5*time.Minute) }},
-		{name: "nor on the way to zero", snapshot: snapshot(0, unheard()), want: []string{"mark_deleting i1 scale_down +1m0s"},
+		{name: "nor on the way to zero", snapshot: snapshot(0, unheard()),
+			want:   []string{"mark_deleting i1 scale_down +1m0s"},
 			change: func(s *plan.Snapshot) { s.SilenceFrom, s.LeaderSince = time.Time{}, ago(time.Minute) }},
-		{name: "drifted instances that boot do not hold a surplus twice", snapshot: snapshot(0, driftedBooting(), driftedBooting()),
-			want: []string{"mark_deleting i2 scale_down +1m0s", "mark_deleting i1 scale_down +1m0s"}},
-		{name: "surplus booting instances, some drifted", snapshot: snapshot(1, driftedBooting(), driftedBooting(), booting()),
+		{name: "drifted instances that boot do not hold a surplus twice",
+			snapshot: snapshot(0, driftedBooting(), driftedBooting()),
+			want:     []string{"mark_deleting i2 scale_down +1m0s", "mark_deleting i1 scale_down +1m0s"}},
+		{name: "surplus booting instances, some drifted", snapshot: snapshot(1, driftedBooting(), driftedBooting(),
+			booting()),
 			want: []string{"mark_deleting i3 scale_down +1m0s"}},
-		{name: "a surplus that only a drifted one excused goes with it", snapshot: snapshot(1, booting(), booting(), driftedBooting()),
-			want: []string{"mark_deleting i3 scale_down +1m0s", "mark_deleting i2 scale_down +1m0s"}},
-		{name: "of those that are not well the drifted first", snapshot: snapshot(1, well(), notWell(2*time.Hour, "v1"), notWell(time.Hour, "v0")),
+		{name: "a surplus that only a drifted one excused goes with it",
+			snapshot: snapshot(1, booting(), booting(), driftedBooting()),
+			want:     []string{"mark_deleting i3 scale_down +1m0s", "mark_deleting i2 scale_down +1m0s"}},
+		{name: "of those that are not well the drifted first", snapshot: snapshot(1, well(), notWell(2*time.Hour, "v1"),
+			notWell(time.Hour, "v0")),
 			want: []string{"mark_deleting i3 drift +1m0s", "mark_deleting i2 scale_down +1m0s"}},
 
 		// Lost.
@@ -186,31 +213,47 @@ func TestRules(t *testing.T) {
 		{name: "gone according to an incomplete list", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderGone, At: now}
 		}))},
-		{name: "stopped", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Provider = said(plan.ProviderStopped) })),
+		{name: "stopped", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.Provider = said(plan.ProviderStopped)
+		})),
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
 		{name: "going", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Provider = said(plan.ProviderGoing) })),
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
-		{name: "all at once, no surge", snapshot: snapshot(3, gone(), gone(), gone()), want: []string{"create for i1", "create for i2", "create for i3",
-			"mark_deleting i1 gone", "mark_deleting i2 gone", "mark_deleting i3 gone"}},
-		{name: "gone in a group that is too large anyway", snapshot: snapshot(1, gone(), well()), want: []string{"mark_deleting i1 gone"}},
-		{name: "a spot notice", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Notice, i.NoticeDeadline = true, now.Add(2*time.Minute) })),
+		{name: "all at once, no surge", snapshot: snapshot(3, gone(), gone(), gone()),
+			want: []string{"create for i1", "create for i2", "create for i3",
+				"mark_deleting i1 gone", "mark_deleting i2 gone", "mark_deleting i3 gone"}},
+		{name: "gone in a group that is too large anyway", snapshot: snapshot(1, gone(), well()),
+			want: []string{"mark_deleting i1 gone"}},
+		{name: "a spot notice", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.Notice, i.NoticeDeadline = true, now.Add(2*time.Minute)
+		})),
 			want: []string{"create for i1", "mark_deleting i1 notice +2m0s"}},
-		{name: "a spot notice without deadline", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Notice = true })),
+		{name: "a spot notice without deadline", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.Notice = true
+		})),
 			want: []string{"create for i1", "mark_deleting i1 notice +1m0s"}},
-		{name: "a spot notice, no drain time-out", snapshot: snapshot(1, with(func(i *plan.Instance) { i.Notice, i.NoticeDeadline = true, now.Add(2*time.Minute) })),
-			want: []string{"create for i1", "mark_deleting i1 notice"}, change: func(s *plan.Snapshot) { s.Group.DrainTimeout = 0 }},
-		{name: "power off, no grace: nobody is asked", snapshot: snapshot(1, poweringOff(0)), want: []string{"create for i1", "mark_deleting i1 power_off +1m0s"}},
-		{name: "power off, within the grace: asked", snapshot: snapshot(1, poweringOff(0)), want: []string{"ask i1"}, wake: 30 * time.Second,
+		{name: "a spot notice, no drain time-out", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.Notice, i.NoticeDeadline = true, now.Add(2*time.Minute)
+		})),
+			want: []string{"create for i1", "mark_deleting i1 notice"}, change: func(s *plan.Snapshot) {
+				s.Group.DrainTimeout = 0
+			}},
+		{name: "power off, no grace: nobody is asked", snapshot: snapshot(1, poweringOff(0)),
+			want: []string{"create for i1", "mark_deleting i1 power_off +1m0s"}},
+		{name: "power off, within the grace: asked", snapshot: snapshot(1, poweringOff(0)), want: []string{"ask i1"},
+			wake:   30 * time.Second,
 			change: graceOf(30 * time.Second)},
-		{name: "power off, within the grace: it still runs, asked again later", snapshot: snapshot(1, poweringOff(10*time.Second)),
-			wake: 8 * time.Second, change: graceOf(30 * time.Second)},
+		{name: "power off, within the grace: it still runs, asked again later",
+			snapshot: snapshot(1, poweringOff(10*time.Second)),
+			wake:     8 * time.Second, change: graceOf(30 * time.Second)},
 		{name: "power off, within the grace: stopping", snapshot: snapshot(1, func() plan.Instance {
 			i := poweringOff(10 * time.Second)
 			i.Provider = said(plan.ProviderGoing)
 			return i
 		}()), want: []string{"create for i1", "mark_deleting i1 power_off"}, change: graceOf(30 * time.Second)},
-		{name: "power off, the grace is over", snapshot: snapshot(1, poweringOff(30*time.Second)), want: []string{"create for i1",
-			"mark_deleting i1 power_off +1m0s"}, change: graceOf(30 * time.Second)},
+		{name: "power off, the grace is over", snapshot: snapshot(1, poweringOff(30*time.Second)),
+			want: []string{"create for i1",
+				"mark_deleting i1 power_off +1m0s"}, change: graceOf(30 * time.Second)},
 
 		// Questions to the provider.
 		{name: "stream lost: asked", snapshot: snapshot(1, lostStream(0)), want: []string{"ask i1"}},
@@ -218,40 +261,55 @@ func TestRules(t *testing.T) {
 			*i = lostStream(0)
 			i.Asking = true
 		}))},
-		{name: "stream lost: it runs, reports are waited for", snapshot: snapshot(1, lostStream(5*time.Second)), wake: 56 * time.Second},
-		{name: "stream lost, asked before it was", snapshot: snapshot(1, lostStream(500*time.Millisecond)), want: []string{"ask i1"}},
+		{name: "stream lost: it runs, reports are waited for", snapshot: snapshot(1, lostStream(5*time.Second)),
+			wake: 56 * time.Second},
+		{name: "stream lost, asked before it was", snapshot: snapshot(1, lostStream(500*time.Millisecond)),
+			want: []string{"ask i1"}},
 		{name: "a question that failed waits", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			*i = lostStream(0)
 			i.AskFailed = plan.Failure{At: now, Count: 3}
 		})), wake: 3608 * time.Millisecond},
-		{name: "a restart was announced", snapshot: snapshot(1, restarting(20*time.Second, false)), wake: 100 * time.Second},
-		{name: "a restart takes too long", snapshot: snapshot(1, restarting(2*time.Minute, false)), want: []string{"ask i1"}},
+		{name: "a restart was announced", snapshot: snapshot(1, restarting(20*time.Second, false)),
+			wake: 100 * time.Second},
+		{name: "a restart takes too long", snapshot: snapshot(1, restarting(2*time.Minute, false)),
+			want: []string{"ask i1"}},
 		{name: "a reboot may take longer", snapshot: snapshot(1, restarting(4*time.Minute, true)), wake: time.Minute},
-		{name: "a reboot takes too long", snapshot: snapshot(1, restarting(5*time.Minute, true)), want: []string{"create for i1", "ask i1"}},
-		{name: "one report missed", snapshot: snapshot(1, with(func(i *plan.Instance) { i.LastReport = ago(66 * time.Second) })), want: []string{"ask i1"},
+		{name: "a reboot takes too long", snapshot: snapshot(1, restarting(5*time.Minute, true)),
+			want: []string{"create for i1", "ask i1"}},
+		{name: "one report missed", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.LastReport = ago(66 * time.Second)
+		})), want: []string{"ask i1"},
 			wake: 2 * time.Minute, change: func(s *plan.Snapshot) { s.Instances[0].Provider.At = ago(time.Minute) }},
 		{name: "silence does not count yet", snapshot: snapshot(1, silent()), wake: -1, change: func(s *plan.Snapshot) {
 			s.SilenceFrom = time.Time{}
 		}},
-		{name: "silence counts from when agents could connect", snapshot: snapshot(1, silent()), wake: 6 * time.Second, change: func(s *plan.Snapshot) {
-			s.SilenceFrom = ago(time.Minute)
-		}},
+		{name: "silence counts from when agents could connect", snapshot: snapshot(1, silent()), wake: 6 * time.Second,
+			change: func(s *plan.Snapshot) {
+				s.SilenceFrom = ago(time.Minute)
+			}},
 
 		// Unhealthy.
-		{name: "three reports missed: replaced first", snapshot: snapshot(2, silent(), well()), want: []string{"create for i1"}},
-		{name: "registered by a leader whose clock was an hour ahead: silent nevertheless", snapshot: snapshot(2, with(func(i *plan.Instance) {
-			*i = silent()
-			i.RegisteredAt = ago(-time.Hour)
-		}), well()), want: []string{"create for i1"}},
+		{name: "three reports missed: replaced first", snapshot: snapshot(2, silent(), well()),
+			want: []string{"create for i1"}},
+		{name: "registered by a leader whose clock was an hour ahead: silent nevertheless",
+			snapshot: snapshot(2, with(func(i *plan.Instance) {
+				*i = silent()
+				i.RegisteredAt = ago(-time.Hour)
+			}), well()), want: []string{"create for i1"}},
 		{name: "its replacement boots", snapshot: snapshot(2, silent(), well(), booting()), wake: 56 * time.Second},
-		{name: "its replacement is well", snapshot: snapshot(2, silent(), well(), well()), want: []string{"mark_deleting i1 unhealthy +1m0s"}},
+		{name: "its replacement is well", snapshot: snapshot(2, silent(), well(), well()),
+			want: []string{"mark_deleting i1 unhealthy +1m0s"}},
 		{name: "its replacement has registered, but is not well", snapshot: snapshot(1, silent(), unwell(time.Minute))},
-		{name: "its replacement was never well in its time: that one goes", snapshot: snapshot(1, silent(), unwell(5*time.Minute)),
-			want: []string{"mark_deleting i2 unhealthy +1m0s"}},
-		{name: "two silent, one surge", snapshot: snapshot(5, silent(), silent(), well(), well(), well()), want: []string{"create for i1"}},
-		{name: "two silent, two surge", snapshot: snapshot(5, silent(), silent(), well(), well(), well()), want: []string{"create for i1", "create for i2"},
+		{name: "its replacement was never well in its time: that one goes",
+			snapshot: snapshot(1, silent(), unwell(5*time.Minute)),
+			want:     []string{"mark_deleting i2 unhealthy +1m0s"}},
+		{name: "two silent, one surge", snapshot: snapshot(5, silent(), silent(), well(), well(), well()),
+			want: []string{"create for i1"}},
+		{name: "two silent, two surge", snapshot: snapshot(5, silent(), silent(), well(), well(), well()),
+			want:   []string{"create for i1", "create for i2"},
 			change: func(s *plan.Snapshot) { s.Group.MaxSurge = 2 }},
-		{name: "two silent, two surge, one replacement there", snapshot: snapshot(5, silent(), silent(), well(), well(), well(), booting()),
+		{name: "two silent, two surge, one replacement there", snapshot: snapshot(5, silent(), silent(), well(), well(),
+			well(), booting()),
 			want: []string{"create for i2"}, change: func(s *plan.Snapshot) { s.Group.MaxSurge = 2 }},
 		{name: "one silent is deleted", snapshot: snapshot(5, silent(), silent(), well(), well(), well(), well()),
 			want: []string{"mark_deleting i1 unhealthy +1m0s"}},
@@ -259,63 +317,90 @@ func TestRules(t *testing.T) {
 			*i = silent()
 			i.Work = plan.MarkingDeleting
 		}), silent(), well(), well(), well(), well())},
-		{name: "its deletion is durable: the next is replaced", snapshot: snapshot(5, announced(), silent(), well(), well(), well(), well()),
+		{name: "its deletion is durable: the next is replaced", snapshot: snapshot(5, announced(), silent(), well(),
+			well(), well(), well()),
 			want: []string{"create for i2"}},
-		{name: "it came back: the replacement is too many", snapshot: snapshot(1, well(), booting()), want: []string{"mark_deleting i2 scale_down +1m0s"}},
+		{name: "it came back: the replacement is too many", snapshot: snapshot(1, well(), booting()),
+			want: []string{"mark_deleting i2 scale_down +1m0s"}},
 		{name: "silent, but the provider says gone: no surge", snapshot: snapshot(2, with(func(i *plan.Instance) {
 			*i = silent()
 			i.Provider = said(plan.ProviderGone)
 		}), well()), want: []string{"create for i1", "mark_deleting i1 gone"}},
 
 		// The guard.
-		{name: "more silent than max_unhealthy: none is replaced", snapshot: snapshot(5, silent(), silent(), silent(), well(), well()),
+		{name: "more silent than max_unhealthy: none is replaced", snapshot: snapshot(5, silent(), silent(), silent(),
+			well(), well()),
 			want: []string{"raise_error unhealthy_guard"}},
-		{name: "more silent than max_unhealthy, known", snapshot: snapshot(5, silent(), silent(), silent(), well(), well()),
+		{name: "more silent than max_unhealthy, known", snapshot: snapshot(5, silent(), silent(), silent(), well(),
+			well()),
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
-		{name: "what is gone is still replaced", snapshot: snapshot(6, silent(), silent(), silent(), well(), well(), gone()),
-			want: []string{"create for i6", "mark_deleting i6 gone"}, change: func(s *plan.Snapshot) { s.GuardRaised = true }},
-		{name: "registrations are not overdue meanwhile", snapshot: snapshot(6, silent(), silent(), silent(), well(), well(), unregistered()),
+		{name: "what is gone is still replaced", snapshot: snapshot(6, silent(), silent(), silent(), well(), well(),
+			gone()),
+			want: []string{"create for i6", "mark_deleting i6 gone"}, change: func(s *plan.Snapshot) {
+				s.GuardRaised = true
+			}},
+		{name: "registrations are not overdue meanwhile", snapshot: snapshot(6, silent(), silent(), silent(), well(),
+			well(), unregistered()),
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
-		{name: "silent ones on their way out count too", snapshot: snapshot(5, silent(), silent(), silentDeleting(), well(), well(), well()),
+		{name: "silent ones on their way out count too", snapshot: snapshot(5, silent(), silent(), silentDeleting(),
+			well(), well(), well()),
 			want: []string{"drain i3 +1m0s", "raise_error unhealthy_guard"}},
-		{name: "few enough", snapshot: snapshot(5, silent(), silent(), well(), well(), well()), want: []string{"create for i1", "resolve_error unhealthy_guard"},
+		{name: "few enough", snapshot: snapshot(5, silent(), silent(), well(), well(), well()),
+			want:   []string{"create for i1", "resolve_error unhealthy_guard"},
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
-		{name: "a count of one", snapshot: snapshot(5, silent(), silent(), well(), well(), well()), want: []string{"raise_error unhealthy_guard"},
+		{name: "a count of one", snapshot: snapshot(5, silent(), silent(), well(), well(), well()),
+			want:   []string{"raise_error unhealthy_guard"},
 			change: func(s *plan.Snapshot) { s.Group.MaxUnhealthy = config.Limit{Value: 1} }},
 		{name: "the shard's guard", snapshot: snapshot(1, silent()), want: []string{"raise_error unhealthy_guard"},
 			change: func(s *plan.Snapshot) { s.Shard = plan.ShardHealth{Running: 9, Silent: 4} }},
 		{name: "three of a shard are not enough", snapshot: snapshot(1, silent()), want: []string{"create for i1"},
 			change: func(s *plan.Snapshot) { s.Shard = plan.ShardHealth{Running: 5, Silent: 3} }},
-		{name: "a wave is seen whole: the others are late when the first is silent", snapshot: snapshot(5, silent(), late(), late(), well(), well()),
-			want: []string{"raise_error unhealthy_guard"}, change: answered},
-		{name: "scale-down goes on under the guard", snapshot: snapshot(2, silent(), silent(), silent(), well(), well()),
-			want:   []string{"mark_deleting i1 scale_down +1m0s", "mark_deleting i2 scale_down +1m0s", "mark_deleting i3 scale_down +1m0s"},
+		{name: "a wave is seen whole: the others are late when the first is silent",
+			snapshot: snapshot(5, silent(), late(), late(), well(), well()),
+			want:     []string{"raise_error unhealthy_guard"}, change: answered},
+		{name: "scale-down goes on under the guard", snapshot: snapshot(2, silent(), silent(), silent(), well(),
+			well()),
+			want: []string{"mark_deleting i1 scale_down +1m0s", "mark_deleting i2 scale_down +1m0s",
+				"mark_deleting i3 scale_down +1m0s"},
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
 
 		// Failed creations.
-		{name: "not registered in time", snapshot: snapshot(2, unregistered(), well()), want: []string{"mark_deleting i1 unregistered +1m0s"}},
+		{name: "not registered in time", snapshot: snapshot(2, unregistered(), well()),
+			want: []string{"mark_deleting i1 unregistered +1m0s"}},
 		{name: "not registered, the intent is being written", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			*i = unregistered()
 			i.Work = plan.MarkingDeleting
 		}))},
-		{name: "not registered, the intent is durable, backing off", snapshot: snapshot(1), blocked: "backing off: mute", want: []string{"raise_error backoff"},
-			wake: 1020 * time.Millisecond, change: func(s *plan.Snapshot) { s.Backoff = plan.Backoff{Failures: 1, Last: now, Reason: "mute"} }},
-		{name: "backing off is over", snapshot: snapshot(4), want: []string{"create", "create"}, change: func(s *plan.Snapshot) {
-			s.Backoff, s.BackoffRaised = plan.Backoff{Failures: 1, Last: ago(2 * time.Second), Reason: "mute"}, true
-		}},
-		{name: "after many failures one at a time", snapshot: snapshot(4, creating()), blocked: "backing off: mute", change: func(s *plan.Snapshot) {
-			s.Backoff, s.BackoffRaised = plan.Backoff{Failures: 5, Last: ago(time.Hour), Reason: "mute"}, true
-		}},
-		{name: "success", snapshot: snapshot(1, well()), want: []string{"resolve_error backoff"}, change: func(s *plan.Snapshot) { s.BackoffRaised = true }},
-		{name: "the VM ended before it registered: not replaced in a hot loop", snapshot: snapshot(1, with(func(i *plan.Instance) {
-			*i = booting()
-			i.Provider = said(plan.ProviderGone)
-		})), want: []string{"mark_deleting i1 unregistered"}},
-		{name: "the registration's time begins with silence's", snapshot: snapshot(1, unregistered()), wake: 2 * time.Minute,
+		{name: "not registered, the intent is durable, backing off", snapshot: snapshot(1),
+			blocked: "backing off: mute", want: []string{"raise_error backoff"},
+			wake: 1020 * time.Millisecond, change: func(s *plan.Snapshot) {
+				s.Backoff = plan.Backoff{Failures: 1, Last: now, Reason: "mute"}
+			}},
+		{name: "backing off is over", snapshot: snapshot(4), want: []string{"create", "create"},
+			change: func(s *plan.Snapshot) {
+				s.Backoff, s.BackoffRaised = plan.Backoff{Failures: 1, Last: ago(2 * time.Second), Reason: "mute"}, true
+			}},
+		{name: "after many failures one at a time", snapshot: snapshot(4, creating()), blocked: "backing off: mute",
+			change: func(s *plan.Snapshot) {
+				s.Backoff, s.BackoffRaised = plan.Backoff{Failures: 5, Last: ago(time.Hour), Reason: "mute"}, true
+			}},
+		{name: "success", snapshot: snapshot(1, well()), want: []string{"resolve_error backoff"},
+			change: func(s *plan.Snapshot) {
+				s.BackoffRaised = true
+			}},
+		{name: "the VM ended before it registered: not replaced in a hot loop",
+			snapshot: snapshot(1, with(func(i *plan.Instance) {
+				*i = booting()
+				i.Provider = said(plan.ProviderGone)
+			})), want: []string{"mark_deleting i1 unregistered"}},
+		{name: "the registration's time begins with silence's", snapshot: snapshot(1, unregistered()),
+			wake:   2 * time.Minute,
 			change: func(s *plan.Snapshot) { s.SilenceFrom = ago(3 * time.Minute) }},
-		{name: "no agent at all since this leader began, and none before", snapshot: snapshot(1, unregistered()), wake: 2 * time.Minute,
+		{name: "no agent at all since this leader began, and none before", snapshot: snapshot(1, unregistered()),
+			wake:   2 * time.Minute,
 			change: func(s *plan.Snapshot) { s.SilenceFrom, s.LeaderSince = time.Time{}, ago(3*time.Minute) }},
-		{name: "no agent at all since this leader began, but before: ours", snapshot: snapshot(2, unregistered(), unheard()), wake: -1,
+		{name: "no agent at all since this leader began, but before: ours",
+			snapshot: snapshot(2, unregistered(), unheard()), wake: -1,
 			change: func(s *plan.Snapshot) { s.SilenceFrom, s.LeaderSince = time.Time{}, ago(time.Hour) }},
 		{name: "reserved, and nothing under way", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			*i = creating()
@@ -323,61 +408,94 @@ func TestRules(t *testing.T) {
 		})), want: []string{"settle i1"}},
 
 		// Expiry and drift.
-		{name: "forced", snapshot: snapshot(2, older(time.Hour), well()), want: []string{"create for i1"}, change: forced},
-		{name: "forced, replaced", snapshot: snapshot(1, older(time.Hour), well()), want: []string{"mark_deleting i1 expired +1m0s"}, change: forced},
+		{name: "forced", snapshot: snapshot(2, older(time.Hour), well()), want: []string{"create for i1"},
+			change: forced},
+		{name: "forced, replaced", snapshot: snapshot(1, older(time.Hour), well()),
+			want: []string{"mark_deleting i1 expired +1m0s"}, change: forced},
 		{name: "forced goes before unhealthy", snapshot: snapshot(3, silent(), older(time.Hour), well(), well()),
 			want: []string{"mark_deleting i2 expired +1m0s"}, change: forced},
-		{name: "forced while another drains", snapshot: snapshot(1, older(time.Hour), announced()), want: []string{"create for i1"}, change: forced},
-		{name: "forced, and one that never registered is no replacement", snapshot: snapshot(2, older(2*time.Hour), agedUnregistered(), well()),
-			change: func(s *plan.Snapshot) { s.Settings.ForcedAge, s.SilenceFrom = 2*time.Hour, ago(time.Minute) }},
-		{name: "never registered has no age", snapshot: snapshot(2, agedUnregistered(), well()), change: func(s *plan.Snapshot) {
-			s.Settings.ForcedAge, s.SilenceFrom = 2*time.Hour, ago(time.Minute)
-		}},
+		{name: "forced while another drains", snapshot: snapshot(1, older(time.Hour), announced()),
+			want: []string{"create for i1"}, change: forced},
+		{name: "forced, and one that never registered is no replacement",
+			snapshot: snapshot(2, older(2*time.Hour), agedUnregistered(), well()),
+			change:   func(s *plan.Snapshot) { s.Settings.ForcedAge, s.SilenceFrom = 2*time.Hour, ago(time.Minute) }},
+		{name: "never registered has no age", snapshot: snapshot(2, agedUnregistered(), well()),
+			change: func(s *plan.Snapshot) {
+				s.Settings.ForcedAge, s.SilenceFrom = 2*time.Hour, ago(time.Minute)
+			}},
 		{name: "the next age", snapshot: snapshot(1, older(time.Hour)), wake: 30 * time.Second,
 			change: func(s *plan.Snapshot) { s.Settings.ForcedAge = 2*time.Hour + 30*time.Second }},
-		{name: "eligible, one at a time", snapshot: snapshot(2, older(time.Hour), older(time.Hour)), want: []string{"create for i1"}, change: eligible},
+		{name: "eligible, one at a time", snapshot: snapshot(2, older(time.Hour), older(time.Hour)),
+			want: []string{"create for i1"}, change: eligible},
 		{name: "eligible waits for a drain", snapshot: snapshot(1, older(time.Hour), announced()), change: eligible},
-		{name: "eligible waits for an unhealthy one", snapshot: snapshot(2, older(time.Hour), silent(), booting()), change: eligible},
-		{name: "eligible waits for a booting one", snapshot: snapshot(2, older(time.Hour), booting()), change: eligible},
-		{name: "eligible waits for the guard", snapshot: snapshot(5, older(time.Hour), well(), silent(), silent(), silent()), change: func(s *plan.Snapshot) {
+		{name: "eligible waits for an unhealthy one", snapshot: snapshot(2, older(time.Hour), silent(), booting()),
+			change: eligible},
+		{name: "eligible waits for a booting one", snapshot: snapshot(2, older(time.Hour), booting()),
+			change: eligible},
+		{name: "eligible waits for the guard", snapshot: snapshot(5, older(time.Hour), well(), silent(), silent(),
+			silent()), change: func(s *plan.Snapshot) {
 			eligible(s)
 			s.GuardRaised = true
 		}},
-		{name: "drift, one at a time whatever the surge", snapshot: snapshot(3, drifted(), drifted(), drifted()), want: []string{"create for i1"},
+		{name: "drift, one at a time whatever the surge", snapshot: snapshot(3, drifted(), drifted(), drifted()),
+			want:   []string{"create for i1"},
 			change: func(s *plan.Snapshot) { s.Group.MaxSurge = 3 }},
 		{name: "drift, its replacement boots", snapshot: snapshot(2, drifted(), drifted(), booting())},
-		{name: "drift, its replacement is well", snapshot: snapshot(2, drifted(), drifted(), well()), want: []string{"mark_deleting i1 drift +1m0s"}},
+		{name: "drift, its replacement is well", snapshot: snapshot(2, drifted(), drifted(), well()),
+			want: []string{"mark_deleting i1 drift +1m0s"}},
 		{name: "drift waits for a drain", snapshot: snapshot(1, drifted(), announced())},
-		{name: "drift goes on once the other was terminated", snapshot: snapshot(1, drifted(), deleting(func(i *plan.Instance) {
-			i.TerminateRequested, i.Announced = ago(500*time.Millisecond), true
-		})), want: []string{"create for i1"}},
+		{name: "drift goes on once the other was terminated", snapshot: snapshot(1, drifted(),
+			deleting(func(i *plan.Instance) {
+				i.TerminateRequested, i.Announced = ago(500*time.Millisecond), true
+			})), want: []string{"create for i1"}},
 		{name: "drift is the cure for an instance that is not well", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.InfraHash, i.Healthy = "v0", false
 		})), want: []string{"create for i1"}},
 		{name: "drift of one that is not well, replaced", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.InfraHash, i.Healthy = "v0", false
 		}), well()), want: []string{"mark_deleting i1 drift +1m0s"}},
-		{name: "drift under the guard", snapshot: snapshot(3, silentDrifted(), silentDrifted(), silentDrifted()), want: nil,
+		{name: "drift under the guard", snapshot: snapshot(3, silentDrifted(), silentDrifted(), silentDrifted()),
+			want:   nil,
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
 		{name: "an unknown hash is no drift", snapshot: snapshot(1, with(func(i *plan.Instance) { i.InfraHash = "" }))},
 
 		// Drain and end.
-		{name: "drain is announced", snapshot: snapshot(0, deleting(nil)), want: []string{"drain i1 +1m0s"}, wake: time.Minute},
+		{name: "drain is announced", snapshot: snapshot(0, deleting(nil)), want: []string{"drain i1 +1m0s"},
+			wake: time.Minute},
 		{name: "drain was announced", snapshot: snapshot(0, announced()), wake: time.Minute},
-		{name: "drained", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.Drained = true, true })), want: []string{"terminate i1"}},
-		{name: "the deadline has come", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.DeleteDeadline = now })), want: []string{"terminate i1"}},
-		{name: "no drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.DeleteDeadline = time.Time{} })), want: []string{"terminate i1"}},
-		{name: "stopping: no drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Provider = said(plan.ProviderGoing) })), want: []string{"terminate i1"}},
-		{name: "stopped: no drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Provider = said(plan.ProviderStopped) })), want: []string{"terminate i1"}},
-		{name: "gone: forgotten", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Provider = said(plan.ProviderGone) })), want: []string{"forget i1"}},
-		{name: "terminated a moment ago", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.TerminateRequested = now })), wake: time.Second},
-		{name: "terminated, asked", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.TerminateRequested = ago(2 * time.Second) })), want: []string{"ask i1"},
+		{name: "drained", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.Announced, i.Drained = true, true
+		})), want: []string{"terminate i1"}},
+		{name: "the deadline has come", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.DeleteDeadline = now
+		})), want: []string{"terminate i1"}},
+		{name: "no drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.DeleteDeadline = time.Time{}
+		})), want: []string{"terminate i1"}},
+		{name: "stopping: no drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.Provider = said(plan.ProviderGoing)
+		})), want: []string{"terminate i1"}},
+		{name: "stopped: no drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.Provider = said(plan.ProviderStopped)
+		})), want: []string{"terminate i1"}},
+		{name: "gone: forgotten", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.Provider = said(plan.ProviderGone)
+		})), want: []string{"forget i1"}},
+		{name: "terminated a moment ago", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.TerminateRequested = now
+		})), wake: time.Second},
+		{name: "terminated, asked", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.TerminateRequested = ago(2 * time.Second)
+		})), want: []string{"ask i1"},
 			change: func(s *plan.Snapshot) { s.Instances[0].Provider.At = ago(3 * time.Second) }},
-		{name: "terminated, but it still runs", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.TerminateRequested = ago(62 * time.Second) })),
+		{name: "terminated, but it still runs", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.TerminateRequested = ago(62 * time.Second)
+		})),
 			want: []string{"terminate i1"}},
-		{name: "terminated, it ran half a minute later: asked before it is terminated again", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
-			i.TerminateRequested, i.Provider.At = ago(62*time.Second), ago(30*time.Second)
-		})), wake: 2 * time.Second},
+		{name: "terminated, it ran half a minute later: asked before it is terminated again",
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+				i.TerminateRequested, i.Provider.At = ago(62*time.Second), ago(30*time.Second)
+			})), wake: 2 * time.Second},
 		{name: "terminated, and it is going", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 			i.TerminateRequested, i.Provider = ago(62*time.Second), said(plan.ProviderGoing)
 		}))},
@@ -385,12 +503,20 @@ func TestRules(t *testing.T) {
 			i.Announced, i.Connected, i.LostAt = true, false, now
 		})), want: []string{"ask i1"}},
 		{name: "work under way", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Work = plan.Terminating }))},
-		{name: "work that failed", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Failed = plan.Failure{At: ago(time.Second), Count: 7} })), wake: 53360 * time.Millisecond},
+		{name: "work that failed", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+			i.Failed = plan.Failure{At: ago(time.Second), Count: 7}
+		})), wake: 53360 * time.Millisecond},
 
 		// What stays.
-		{name: "files are out of date", snapshot: snapshot(1, with(func(i *plan.Instance) { i.RuntimeHash = "r0" })), want: []string{"push_files i1"}},
-		{name: "files were just sent", snapshot: snapshot(1, with(func(i *plan.Instance) { i.RuntimeHash, i.FilesSent = "r0", "r1" }))},
-		{name: "a file failed", snapshot: snapshot(1, with(func(i *plan.Instance) { i.FilesFailed = true })), want: []string{"push_files i1"}},
+		{name: "files are out of date", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.RuntimeHash = "r0"
+		})), want: []string{"push_files i1"}},
+		{name: "files were just sent", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.RuntimeHash, i.FilesSent = "r0", "r1"
+		}))},
+		{name: "a file failed", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.FilesFailed = true
+		})), want: []string{"push_files i1"}},
 		{name: "nobody to send files to", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			*i = lostStream(5 * time.Second)
 			i.RuntimeHash = "r0"
@@ -398,10 +524,15 @@ func TestRules(t *testing.T) {
 		{name: "what it has is not known yet", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.LastReport, i.RegisteredAt, i.RuntimeHash = time.Time{}, ago(time.Second), ""
 		}))},
-		{name: "load balancers at the first healthy report", snapshot: snapshot(1, well()), want: []string{"register_load_balancers i1"}, change: balanced},
+		{name: "load balancers at the first healthy report", snapshot: snapshot(1, well()),
+			want: []string{"register_load_balancers i1"}, change: balanced},
 		{name: "load balancers only of healthy ones", snapshot: snapshot(1, unwell(time.Minute)), change: balanced},
-		{name: "registered with the load balancers", snapshot: snapshot(1, with(func(i *plan.Instance) { i.InLoadBalancers = true })), change: balanced},
-		{name: "files before load balancers", snapshot: snapshot(1, with(func(i *plan.Instance) { i.RuntimeHash = "r0" })),
+		{name: "registered with the load balancers", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.InLoadBalancers = true
+		})), change: balanced},
+		{name: "files before load balancers", snapshot: snapshot(1, with(func(i *plan.Instance) {
+			i.RuntimeHash = "r0"
+		})),
 			want: []string{"push_files i1"}, change: balanced},
 		{name: "after a failure the other one", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.RuntimeHash, i.TendFailed = "r0", plan.Failure{At: ago(time.Minute), Count: 1}
@@ -411,19 +542,27 @@ func TestRules(t *testing.T) {
 		{name: "on-demand ones are not the group's", snapshot: snapshot(1, well(), onDemand(well()))},
 		{name: "silent on-demand ones are left", snapshot: snapshot(0, onDemand(silent()))},
 		{name: "drifted on-demand ones are left", snapshot: snapshot(0, onDemand(drifted()))},
-		{name: "gone on-demand ones are not replaced", snapshot: snapshot(0, onDemand(gone())), want: []string{"mark_deleting i1 gone"}},
-		{name: "on-demand age", snapshot: snapshot(0, onDemand(well())), want: []string{"mark_deleting i1 expired +1m0s"},
+		{name: "gone on-demand ones are not replaced", snapshot: snapshot(0, onDemand(gone())),
+			want: []string{"mark_deleting i1 gone"}},
+		{name: "on-demand age", snapshot: snapshot(0, onDemand(well())),
+			want:   []string{"mark_deleting i1 expired +1m0s"},
 			change: func(s *plan.Snapshot) { s.Settings.OnDemandAge = time.Hour }},
 		{name: "forced age is not theirs", snapshot: snapshot(0, onDemand(older(5*time.Hour))), change: forced},
-		{name: "an on-demand one that never registered", snapshot: snapshot(0, onDemand(unregistered())), want: []string{"mark_deleting i1 unregistered +1m0s"}},
-		{name: "on-demand ones get files", snapshot: snapshot(0, onDemand(with(func(i *plan.Instance) { i.RuntimeHash = "r0" }))), want: []string{"push_files i1"}},
+		{name: "an on-demand one that never registered", snapshot: snapshot(0, onDemand(unregistered())),
+			want: []string{"mark_deleting i1 unregistered +1m0s"}},
+		{name: "on-demand ones get files", snapshot: snapshot(0, onDemand(with(func(i *plan.Instance) {
+			i.RuntimeHash = "r0"
+		}))), want: []string{"push_files i1"}},
 
 		// The end of groups.
-		{name: "a deleted group", snapshot: snapshot(2, well(), onDemand(well())), want: []string{"mark_deleting i1 group_deleted +1m0s",
-			"mark_deleting i2 group_deleted +1m0s"}, change: func(s *plan.Snapshot) { s.Group.Deleted = true }},
-		{name: "a deleted group creates nothing", snapshot: snapshot(2, gone()), want: []string{"mark_deleting i1 gone"},
+		{name: "a deleted group", snapshot: snapshot(2, well(), onDemand(well())),
+			want: []string{"mark_deleting i1 group_deleted +1m0s",
+				"mark_deleting i2 group_deleted +1m0s"}, change: func(s *plan.Snapshot) { s.Group.Deleted = true }},
+		{name: "a deleted group creates nothing", snapshot: snapshot(2, gone()),
+			want:   []string{"mark_deleting i1 gone"},
 			change: func(s *plan.Snapshot) { s.Group.Deleted = true }},
-		{name: "a deleted group without instances", snapshot: snapshot(2), want: []string{"forget_group"}, wake: 10 * time.Second,
+		{name: "a deleted group without instances", snapshot: snapshot(2), want: []string{"forget_group"},
+			wake:   10 * time.Second,
 			change: func(s *plan.Snapshot) { s.Group.Deleted = true }},
 		{name: "a deleted group with a create under way", snapshot: snapshot(2), change: func(s *plan.Snapshot) {
 			s.Group.Deleted, s.PendingCreates = true, 1
@@ -431,8 +570,11 @@ func TestRules(t *testing.T) {
 		{name: "a deleted group of the shard configuration", snapshot: snapshot(2), change: func(s *plan.Snapshot) {
 			s.Group.Deleted, s.Group.Static = true, true
 		}},
-		{name: "a shard that is emptied", snapshot: snapshot(2, well(), onDemand(well())), want: []string{"mark_deleting i1 terminating +1m0s",
-			"mark_deleting i2 terminating +1m0s"}, change: func(s *plan.Snapshot) { s.Settings.Terminating = true }},
+		{name: "a shard that is emptied", snapshot: snapshot(2, well(), onDemand(well())),
+			want: []string{"mark_deleting i1 terminating +1m0s",
+				"mark_deleting i2 terminating +1m0s"}, change: func(s *plan.Snapshot) {
+				s.Settings.Terminating = true
+			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := c.snapshot
@@ -530,7 +672,8 @@ func answered(s *plan.Snapshot) {
 	}
 }
 
-// The firm wake-up leaves out the reports that well instances owe, but only where a report that comes cannot change what else is planned.
+// The firm wake-up leaves out the reports that well instances owe, but only where a report that comes cannot change
+// what else is planned.
 func TestFirm(t *testing.T) {
 	tripped := snapshot(2, well(), well())
 	tripped.Shard = plan.ShardHealth{Running: 10, Silent: 9}

@@ -79,8 +79,13 @@ func TestStateOfAbsent(t *testing.T) {
 		{"within the grace after launch", seen, seen.LaunchedAt.Add(59 * time.Second), plan.ProviderRunning},
 		{"after the grace", seen, seen.LaunchedAt.Add(time.Minute), plan.ProviderGone},
 		{"reserved: nobody knows", creating(), now.Add(time.Hour), plan.ProviderUnknown},
-		{"its create call is under way", func() plan.Instance { i := seen; i.Work = plan.Creating; return i }(), now.Add(time.Hour), plan.ProviderRunning},
-		{"no launch time", plan.Instance{State: record.Created, CreatedAt: now}, now.Add(time.Minute), plan.ProviderGone},
+		{"its create call is under way", func() plan.Instance {
+			i := seen
+			i.Work = plan.Creating
+			return i
+		}(), now.Add(time.Hour), plan.ProviderRunning},
+		{"no launch time", plan.Instance{State: record.Created, CreatedAt: now}, now.Add(time.Minute),
+			plan.ProviderGone},
 	} {
 		if got := plan.StateOfAbsent(&c.i, c.asked); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -99,7 +104,8 @@ func TestCounts(t *testing.T) {
 		i    plan.Instance
 		want bool
 	}{
-		{"well", well(), true}, {"booting", booting(), true}, {"creating", creating(), true}, {"silent", silent(), true},
+		{"well", well(), true}, {"booting", booting(), true}, {"creating", creating(), true},
+		{"silent", silent(), true},
 		{"gone", gone(), false}, {"gone by an incomplete answer", incomplete, true}, {"a notice", notice, false},
 		{"deleting", deleting(nil), false}, {"marked", marking, false}, {"on demand", onDemand(well()), false},
 	} {
@@ -120,10 +126,12 @@ func TestRunningSilent(t *testing.T) {
 		i               plan.Instance
 		running, silent bool
 	}{
-		{"well", well(), true, false}, {"late", late(), true, true}, {"stream lost", lostStream(time.Second), true, true},
+		{"well", well(), true, false}, {"late", late(), true, true}, {"stream lost", lostStream(time.Second), true,
+			true},
 		{"silent", silent(), true, true}, {"booting", booting(), false, false}, {"gone", gone(), false, false},
 		{"removed for its silence", silentDeleting(), true, true}, {"removed before it was silent", soon, false, false},
-		{"deleting", deleting(nil), false, false}, {"rebooting", rebooting, true, false}, {"powers off", off, false, false},
+		{"deleting", deleting(nil), false, false}, {"rebooting", rebooting, true, false},
+		{"powers off", off, false, false},
 	} {
 		running, silent := plan.RunningSilent(&c.i, s, ago(time.Hour), now)
 		if running != c.running || silent != c.silent {

@@ -15,8 +15,8 @@ var (
 	from   = flag.Int64("from", 0, "seed of the first random world")
 )
 
-// Whatever happens to a group, no decision breaks a rule ([plantest.Check], after every event), and once the faults stop the group reaches its
-// size, healthy and as configured, and is then quiet.
+// Whatever happens to a group, no decision breaks a rule ([plantest.Check], after every event), and once the faults
+// stop the group reaches its size, healthy and as configured, and is then quiet.
 func TestWorldsHold(t *testing.T) {
 	for seed := *from; seed < *from+*worlds; seed++ {
 		rng := rand.New(rand.NewSource(seed))
@@ -47,8 +47,8 @@ func TestWorldsHold(t *testing.T) {
 	}
 }
 
-// A wave of false signals (agents cut off while their VMs run) never removes more than max_unhealthy of a group, nor the only instance before
-// its replacement is healthy, however it spreads within one and a half report intervals.
+// A wave of false signals (agents cut off while their VMs run) never removes more than max_unhealthy of a group, nor
+// the only instance before its replacement is healthy, however it spreads within one and a half report intervals.
 func TestFalseWaves(t *testing.T) {
 	for seed := range int64(400) {
 		rng := rand.New(rand.NewSource(seed))
@@ -97,7 +97,8 @@ func checkSeed(t *testing.T, seed int64) {
 	}
 }
 
-// The same instances in the same order give the same plan, wherever they lie in memory, and planning changes nothing in its snapshot.
+// The same instances in the same order give the same plan, wherever they lie in memory, and planning changes nothing in
+// its snapshot.
 func TestNextIsPure(t *testing.T) {
 	for seed := range int64(300) {
 		rng := rand.New(rand.NewSource(seed))

@@ -94,8 +94,8 @@ func (p *planner) whyNow(i *Instance, cause string) string {
 	return p.why(i, cause) + ", and enough others are healthy"
 }
 
-// create plans new instances: for what the size lacks, lost instances included, and, up to max_surge above it, replacements of instances that
-// run but are to go, so that those are replaced first.
+// create plans new instances: for what the size lacks, lost instances included, and, up to max_surge above it,
+// replacements of instances that run but are to go, so that those are replaced first.
 func (p *planner) create() {
 	t := &p.tally
 	total := t.total() + t.failing
@@ -143,8 +143,8 @@ func (p *planner) removedHard() int {
 	return n
 }
 
-// replaced yields the indexes of the managed instances of the given classes that are not chosen for removal, class by class; -1 after the
-// last.
+// replaced yields the indexes of the managed instances of the given classes that are not chosen for removal, class by
+// class; -1 after the last.
 func (p *planner) replaced(of ...class) func() int {
 	n := 0
 	return func() int {
@@ -173,12 +173,13 @@ func (p *planner) markDeletingBecause(i *Instance, cause, reason string) bool {
 	if i.Work != Idle || !p.retry(i, i.Failed) {
 		return false
 	}
-	p.emit(Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause, Reason: reason, Deadline: p.deadline(i)})
+	p.emit(Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause, Reason: reason,
+		Deadline: p.deadline(i)})
 	return true
 }
 
-// deadline of a drain that is decided now: none for a VM that does not run or a group without drain time-out, the cloud's own where it
-// announced one.
+// deadline of a drain that is decided now: none for a VM that does not run or a group without drain time-out, the
+// cloud's own where it announced one.
 func (p *planner) deadline(i *Instance) time.Time {
 	switch drain := time.Duration(p.Group.DrainTimeout); {
 	case drain == 0 || !i.runs():

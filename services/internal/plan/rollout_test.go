@@ -49,13 +49,14 @@ var rollouts = []struct {
 		w.Group.InfraHash = "v2"
 		w.Run(20 * time.Minute)
 	}},
-	{name: "rotation-to-a-configuration-that-never-registers", size: 2, setup: undrained, play: func(w *plantest.World) {
-		w.Group.InfraHash, w.Mute = "v2", true
-		w.Run(12 * time.Minute)
-		w.Note("a mended configuration")
-		w.Group.InfraHash, w.Mute = "v3", false
-		w.Run(15 * time.Minute)
-	}},
+	{name: "rotation-to-a-configuration-that-never-registers", size: 2, setup: undrained,
+		play: func(w *plantest.World) {
+			w.Group.InfraHash, w.Mute = "v2", true
+			w.Run(12 * time.Minute)
+			w.Note("a mended configuration")
+			w.Group.InfraHash, w.Mute = "v3", false
+			w.Run(15 * time.Minute)
+		}},
 	{name: "push-files", size: 2, play: func(w *plantest.World) {
 		w.Group.RuntimeHash = "r2"
 		w.Run(5 * time.Minute)
@@ -117,18 +118,19 @@ var rollouts = []struct {
 		w.CutOff(w.Named("i1"))
 		w.Run(10 * time.Minute)
 	}},
-	{name: "group-of-one-unhealthy-and-its-replacement-never-registers", size: 1, setup: undrained, play: func(w *plantest.World) {
-		w.Mute = true
-		w.CutOff(w.Named("i1"))
-		w.Run(30 * time.Minute)
-		w.Note("the agent of i1 is back")
-		w.Mend(w.Named("i1"))
-		w.Run(10 * time.Minute)
-	}, check: func(t *testing.T, w *plantest.World) {
-		if n := w.Marked("unhealthy"); n != 0 {
-			t.Errorf("the only instance was removed before its replacement was healthy")
-		}
-	}},
+	{name: "group-of-one-unhealthy-and-its-replacement-never-registers", size: 1, setup: undrained,
+		play: func(w *plantest.World) {
+			w.Mute = true
+			w.CutOff(w.Named("i1"))
+			w.Run(30 * time.Minute)
+			w.Note("the agent of i1 is back")
+			w.Mend(w.Named("i1"))
+			w.Run(10 * time.Minute)
+		}, check: func(t *testing.T, w *plantest.World) {
+			if n := w.Marked("unhealthy"); n != 0 {
+				t.Errorf("the only instance was removed before its replacement was healthy")
+			}
+		}},
 	{name: "partition-with-guard", size: 10, play: func(w *plantest.World) {
 		for _, vm := range w.VMs[:6] {
 			w.CutOff(vm)
@@ -252,7 +254,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// A thousand VMs of a group that vanish at once are replaced in one pass, after one question to the provider each that is shared.
+// A thousand VMs of a group that vanish at once are replaced in one pass, after one question to the provider each that
+// is shared.
 func TestAThousandLostAtOnce(t *testing.T) {
 	w := plantest.New(1)
 	w.Group.Size = 1000

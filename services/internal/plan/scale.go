@@ -8,10 +8,11 @@ import (
 
 // remove chooses what goes: whatever is more than the size, and the instances whose replacement has proven itself.
 //
-// Two counts decide. Instances that are available (well, or running and to go) beyond the size are removed at once: this is how an instance
-// that is to go is deleted only when its replacement has reported healthy, and never the only one of a group of one. Instances that are
-// not available yet are removed when they exceed the size by more than the surge that replacements in progress are entitled to. Work under way
-// has been counted out already, so no removal is planned twice; chosen instances that cannot be touched yet keep their place.
+// Two counts decide. Instances that are available (well, or running and to go) beyond the size are removed at once:
+// this is how an instance that is to go is deleted only when its replacement has reported healthy, and never the only
+// one of a group of one. Instances that are not available yet are removed when they exceed the size by more than the
+// surge that replacements in progress are entitled to. Work under way has been counted out already, so no removal is
+// planned twice; chosen instances that cannot be touched yet keep their place.
 func (p *planner) remove() {
 	t := &p.tally
 	surplus := t.total() - p.desired
@@ -39,8 +40,9 @@ func (p *planner) remove() {
 	}
 }
 
-// removeAvailable removes n of the available instances, the first down of them as a scale-down: unhealthy first, then those that are to go
-// anyway, then the oldest. The rest are rotation's: forced expiry first, then unhealthy ones, then drift and age.
+// removeAvailable removes n of the available instances, the first down of them as a scale-down: unhealthy first, then
+// those that are to go anyway, then the oldest. The rest are rotation's: forced expiry first, then unhealthy ones, then
+// drift and age.
 func (p *planner) removeAvailable(n, down int) {
 	var picks []pick
 	for k, m := range p.marks {
@@ -71,8 +73,9 @@ func (p *planner) removeAvailable(n, down int) {
 	}
 }
 
-// removeUncertain removes up to n of the instances that are not available and returns how many: creates under way, then those never registered,
-// the latest first, then the others, the oldest first. Those that this leader has yet to hear of are left until it has or they are silent.
+// removeUncertain removes up to n of the instances that are not available and returns how many: creates under way, then
+// those never registered, the latest first, then the others, the oldest first. Those that this leader has yet to hear
+// of are left until it has or they are silent.
 func (p *planner) removeUncertain(n int) int {
 	if n <= 0 {
 		return 0
@@ -109,8 +112,8 @@ func (p *planner) removeUncertain(n int) int {
 	return n
 }
 
-// unheardOf: instances that no agent spoke for may be removed as any other. A group on its way to zero does not wait for them, and nobody waits
-// longer than a registration may take.
+// unheardOf: instances that no agent spoke for may be removed as any other. A group on its way to zero does not wait
+// for them, and nobody waits longer than a registration may take.
 func (p *planner) unheardOf() bool {
 	return p.desired == 0 || p.LeaderSince.IsZero() || p.reached(p.LeaderSince.Add(p.Settings.RegistrationTimeout))
 }
@@ -134,7 +137,8 @@ func (p *planner) scaleDownCause() string {
 	return causeScaleDown
 }
 
-// leavingLeft and wellLeft count what remains once the chosen are gone: instances whose replacement may be on its way, and well ones that stay.
+// leavingLeft and wellLeft count what remains once the chosen are gone: instances whose replacement may be on its way,
+// and well ones that stay.
 func (p *planner) leavingLeft() int {
 	n, soft := 0, 0
 	for k, m := range p.marks {
@@ -144,7 +148,8 @@ func (p *planner) leavingLeft() int {
 		switch c := m.class(p.guarded); {
 		case c == classForced, c == classSilent, c == classGuarded:
 			n++
-		case c == classDrifted, c == classAged, c == classUncertain && m&markDrifted != 0 && p.Instances[k].Work != Creating:
+		case c == classDrifted, c == classAged, c == classUncertain && m&markDrifted != 0 &&
+			p.Instances[k].Work != Creating:
 			soft = 1
 		}
 	}
@@ -171,14 +176,15 @@ type pick struct {
 }
 
 // scaleDownRank orders available instances for scale-down: unhealthy, to go anyway, the rest.
-var scaleDownRank = [classes]int{classSilent: 0, classGuarded: 0, classForced: 1, classDrifted: 1, classAged: 1, classWell: 2}
+var scaleDownRank = [classes]int{classSilent: 0, classGuarded: 0, classForced: 1, classDrifted: 1, classAged: 1,
+	classWell: 2}
 
 func (p *planner) pick(at int, c class, rank int) pick {
 	i := &p.Instances[at]
 	silent := c == classSilent || c == classGuarded
 	return pick{at: at, class: c, rank: rank, launched: i.launched(),
-		// Of several silent ones, those that were never well go first and the latest of them before the rest: the oldest has most likely
-		// served. Of those that never registered the latest has made the least progress.
+		// Of several silent ones, those that were never well go first and the latest of them before the rest: the
+		// oldest has most likely served. Of those that never registered the latest has made the least progress.
 		newest: silent && !i.EverHealthy || c == classUncertain && p.marks[at]&markRegistered == 0}
 }
 

@@ -16,11 +16,13 @@ const (
 	sweepAgain = 10 * time.Second
 )
 
-// ShardSnapshot is everything that collection may look at. Slices are sorted (strays by provider ID, the others by instance ID).
+// ShardSnapshot is everything that collection may look at. Slices are sorted (strays by provider ID, the others by
+// instance ID).
 type ShardSnapshot struct {
 	Now      time.Time
 	Settings Settings
-	// Listed is the number of VMs with this shard's tags in the last provider list, ended ones left out. Complete false: none yet.
+	// Listed is the number of VMs with this shard's tags in the last provider list, ended ones left out. Complete
+	// false: none yet.
 	Listed Observed[int]
 	// Strays are those VMs of that list that no live record claims; those of Leftovers may be among them.
 	Strays []Stray
@@ -32,13 +34,15 @@ type ShardSnapshot struct {
 	OrphansRaised bool
 }
 
-// Stray is a VM with this shard's tags and no live record. VMs of other clusters or shards, or without our tags, are not among them.
+// Stray is a VM with this shard's tags and no live record. VMs of other clusters or shards, or without our tags, are
+// not among them.
 type Stray struct {
 	ProviderID string
 	Instance   ident.ID // zero if the tag could not be read: such a VM is left alone, its record cannot be looked for
 	State      ProviderState
 	LaunchedAt time.Time
-	// Tombstone: its record is a tombstone. Claimed: a live record names its instance ID, but another VM: left alone too.
+	// Tombstone: its record is a tombstone. Claimed: a live record names its instance ID, but another VM: left alone
+	// too.
 	Tombstone, Claimed bool
 	// Reads are when its record's key was read directly and nothing was there, in order.
 	Reads []time.Time
@@ -60,11 +64,12 @@ type Tombstone struct {
 	Busy      bool
 }
 
-// Sweep plans collection for the shard: strays, leftovers, tombstones. Nothing is terminated, and no tombstone removed, before a complete
-// provider list was seen. Orphans (no record) are terminated after two direct reads of their key, a collection interval apart, the second past the
-// registration time-out; more than 2 and more than 5 % of the shard at once stop the sweep until a person confirms those, since a wrong prefix or a
-// restored bucket must not cost a fleet. A VM whose record is a tombstone is terminated. Reservations of earlier terms are settled.
-// Tombstones go after the retention time, once a later list does not show their VM.
+// Sweep plans collection for the shard: strays, leftovers, tombstones. Nothing is terminated, and no tombstone removed,
+// before a complete provider list was seen. Orphans (no record) are terminated after two direct reads of their key, a
+// collection interval apart, the second past the registration time-out; more than 2 and more than 5 % of the shard at
+// once stop the sweep until a person confirms those, since a wrong prefix or a restored bucket must not cost a fleet. A
+// VM whose record is a tombstone is terminated. Reservations of earlier terms are settled. Tombstones go after the
+// retention time, once a later list does not show their VM.
 func Sweep(s ShardSnapshot) Decision {
 	w := sweeper{ShardSnapshot: s}
 	for _, left := range s.Leftovers {
@@ -87,14 +92,16 @@ func Sweep(s ShardSnapshot) Decision {
 		}
 	}
 	if many := orphans > orphansFew && 100*orphans > orphansPercent*s.Listed.Value; many {
-		w.out.Blocked = fmt.Sprintf("%d of %d VMs have no record: confirm that they may be terminated", orphans, s.Listed.Value)
+		w.out.Blocked = fmt.Sprintf("%d of %d VMs have no record: confirm that they may be terminated", orphans,
+			s.Listed.Value)
 		if !s.OrphansRaised {
 			w.emit(Action{Kind: RaiseError, ErrorKind: orphansKind, Reason: w.out.Blocked})
 		}
 		return w.out
 	}
 	if s.OrphansRaised {
-		w.emit(Action{Kind: ResolveError, ErrorKind: orphansKind, Reason: "the VMs without record are few, or confirmed"})
+		w.emit(Action{Kind: ResolveError, ErrorKind: orphansKind,
+			Reason: "the VMs without record are few, or confirmed"})
 	}
 	shown := map[ident.ID]bool{}
 	for k := range s.Strays {

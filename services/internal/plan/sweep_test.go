@@ -55,26 +55,53 @@ func TestSweep(t *testing.T) {
 		wake     time.Duration
 	}{
 		{name: "nothing"},
-		{name: "an orphan is looked for", snapshot: shard(9, orphan(time.Hour)), want: []string{"confirm_orphan vm-1"}, wake: 10 * time.Second},
+		{name: "an orphan is looked for", snapshot: shard(9, orphan(time.Hour)), want: []string{"confirm_orphan vm-1"},
+			wake: 10 * time.Second},
 		{name: "an orphan was looked for once", snapshot: shard(9, orphan(time.Hour, time.Minute)), wake: time.Minute},
-		{name: "an orphan is looked for again after an interval", snapshot: shard(9, orphan(time.Hour, 2*time.Minute)), want: []string{"confirm_orphan vm-1"}},
-		{name: "an orphan was looked for twice", snapshot: shard(9, orphan(time.Hour, 2*time.Minute, 0)), want: []string{"terminate_stray vm-1"}},
-		{name: "two reads too close together", snapshot: shard(9, orphan(time.Hour, 3*time.Minute, 2*time.Minute)), want: []string{"confirm_orphan vm-1"}},
-		{name: "a young orphan is given the registration time-out", snapshot: shard(9, orphan(3*time.Minute, 3*time.Minute, time.Minute)), wake: 2 * time.Minute},
-		{name: "a young orphan is read again after it", snapshot: shard(9, orphan(5*time.Minute, 4*time.Minute, time.Minute)), want: []string{"confirm_orphan vm-1"}},
-		{name: "without launch time its ID tells its age", snapshot: shard(9, change(orphan(0, 9*time.Minute), func(s *plan.Stray) { s.LaunchedAt = time.Time{} })),
-			wake: 5*time.Minute + time.Second},
-		{name: "an orphan that is going", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.State = plan.ProviderGoing }))},
-		{name: "an orphan that is stopped", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.State = plan.ProviderStopped })),
+		{name: "an orphan is looked for again after an interval", snapshot: shard(9, orphan(time.Hour, 2*time.Minute)),
 			want: []string{"confirm_orphan vm-1"}},
-		{name: "an orphan that is seen to already", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.Busy = true }))},
-		{name: "an orphan whose ID cannot be read is left", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.Instance = ident.ID{} }))},
-		{name: "a second VM of a live instance is left", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) { s.Claimed = true }))},
-		{name: "no complete list, no sweep", snapshot: shard(9, orphan(time.Hour), tombstoned()), change: func(s *plan.ShardSnapshot) { s.Listed.Complete = false }},
-		{name: "two orphans of three are few", snapshot: shard(3, orphans(2)...), want: []string{"terminate_stray vm-1", "terminate_stray vm-2"}},
+		{name: "an orphan was looked for twice", snapshot: shard(9, orphan(time.Hour, 2*time.Minute, 0)),
+			want: []string{"terminate_stray vm-1"}},
+		{name: "two reads too close together", snapshot: shard(9, orphan(time.Hour, 3*time.Minute, 2*time.Minute)),
+			want: []string{"confirm_orphan vm-1"}},
+		{name: "a young orphan is given the registration time-out", snapshot: shard(9,
+			orphan(3*time.Minute, 3*time.Minute, time.Minute)), wake: 2 * time.Minute},
+		{name: "a young orphan is read again after it", snapshot: shard(9,
+			orphan(5*time.Minute, 4*time.Minute, time.Minute)), want: []string{"confirm_orphan vm-1"}},
+		{name: "without launch time its ID tells its age", snapshot: shard(9,
+			change(orphan(0, 9*time.Minute), func(s *plan.Stray) {
+				s.LaunchedAt = time.Time{}
+			})),
+			wake: 5*time.Minute + time.Second},
+		{name: "an orphan that is going", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) {
+			s.State = plan.ProviderGoing
+		}))},
+		{name: "an orphan that is stopped", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) {
+			s.State = plan.ProviderStopped
+		})),
+			want: []string{"confirm_orphan vm-1"}},
+		{name: "an orphan that is seen to already", snapshot: shard(9, change(orphan(time.Hour), func(s *plan.Stray) {
+			s.Busy = true
+		}))},
+		{name: "an orphan whose ID cannot be read is left", snapshot: shard(9,
+			change(orphan(time.Hour), func(s *plan.Stray) {
+				s.Instance = ident.ID{}
+			}))},
+		{name: "a second VM of a live instance is left", snapshot: shard(9,
+			change(orphan(time.Hour), func(s *plan.Stray) {
+				s.Claimed = true
+			}))},
+		{name: "no complete list, no sweep", snapshot: shard(9, orphan(time.Hour), tombstoned()),
+			change: func(s *plan.ShardSnapshot) {
+				s.Listed.Complete = false
+			}},
+		{name: "two orphans of three are few", snapshot: shard(3, orphans(2)...),
+			want: []string{"terminate_stray vm-1", "terminate_stray vm-2"}},
 		{name: "three of 59 are many", snapshot: shard(59, orphans(3)...), want: []string{"raise_error orphans"}},
-		{name: "three of 60 are few", snapshot: shard(60, orphans(3)...), want: []string{"terminate_stray vm-1", "terminate_stray vm-2", "terminate_stray vm-3"}},
-		{name: "many stop everything that destroys", snapshot: shard(9, append(orphans(3), tombstoned())...), want: []string{"settle"},
+		{name: "three of 60 are few", snapshot: shard(60, orphans(3)...),
+			want: []string{"terminate_stray vm-1", "terminate_stray vm-2", "terminate_stray vm-3"}},
+		{name: "many stop everything that destroys", snapshot: shard(9, append(orphans(3), tombstoned())...),
+			want: []string{"settle"},
 			change: func(s *plan.ShardSnapshot) {
 				s.OrphansRaised = true
 				s.Leftovers = []plan.Leftover{{Instance: id(3)}}
@@ -85,20 +112,35 @@ func TestSweep(t *testing.T) {
 			for k := range s.Strays {
 				s.Strays[k].Confirmed = true
 			}
-		}, want: []string{"resolve_error orphans", "terminate_stray vm-1", "terminate_stray vm-2", "terminate_stray vm-3"}},
-		{name: "many that came after those confirmed", snapshot: shard(4, orphans(4)...), change: func(s *plan.ShardSnapshot) { s.Strays[0].Confirmed = true },
+		}, want: []string{"resolve_error orphans", "terminate_stray vm-1", "terminate_stray vm-2",
+			"terminate_stray vm-3"}},
+		{name: "many that came after those confirmed", snapshot: shard(4, orphans(4)...),
+			change: func(s *plan.ShardSnapshot) {
+				s.Strays[0].Confirmed = true
+			},
 			want: []string{"raise_error orphans"}},
-		{name: "few again", snapshot: shard(9), change: func(s *plan.ShardSnapshot) { s.OrphansRaised = true }, want: []string{"resolve_error orphans"}},
-		{name: "VMs of reservations that are being settled are no orphans", snapshot: shard(9, orphans(3)...), change: func(s *plan.ShardSnapshot) {
-			s.Leftovers = []plan.Leftover{{Instance: id(1)}}
-		}, want: []string{"settle"}},
+		{name: "few again", snapshot: shard(9), change: func(s *plan.ShardSnapshot) {
+			s.OrphansRaised = true
+		}, want: []string{"resolve_error orphans"}},
+		{name: "VMs of reservations that are being settled are no orphans", snapshot: shard(9, orphans(3)...),
+			change: func(s *plan.ShardSnapshot) {
+				s.Leftovers = []plan.Leftover{{Instance: id(1)}}
+			}, want: []string{"settle"}},
 		{name: "a tombstone whose VM runs", snapshot: shard(9, tombstoned()), want: []string{"terminate_stray vm-1"}},
-		{name: "a tombstone whose VM is gone", snapshot: shard(9, change(tombstoned(), func(s *plan.Stray) { s.State = plan.ProviderGone }))},
-		{name: "a reservation of an earlier term", change: func(s *plan.ShardSnapshot) { s.Leftovers = []plan.Leftover{{Instance: id(3)}} },
+		{name: "a tombstone whose VM is gone", snapshot: shard(9, change(tombstoned(), func(s *plan.Stray) {
+			s.State = plan.ProviderGone
+		}))},
+		{name: "a reservation of an earlier term", change: func(s *plan.ShardSnapshot) {
+			s.Leftovers = []plan.Leftover{{Instance: id(3)}}
+		},
 			want: []string{"settle"}, wake: 10 * time.Second},
-		{name: "a reservation that is seen to already", change: func(s *plan.ShardSnapshot) { s.Leftovers = []plan.Leftover{{Instance: id(3), Busy: true}} }},
-		{name: "a tombstone within its retention", snapshot: shard(9), change: buried(20 * time.Minute), wake: 10 * time.Minute},
-		{name: "a tombstone past its retention", snapshot: shard(9), change: buried(31 * time.Minute), want: []string{"remove_tombstone"}, wake: 10 * time.Second},
+		{name: "a reservation that is seen to already", change: func(s *plan.ShardSnapshot) {
+			s.Leftovers = []plan.Leftover{{Instance: id(3), Busy: true}}
+		}},
+		{name: "a tombstone within its retention", snapshot: shard(9), change: buried(20 * time.Minute),
+			wake: 10 * time.Minute},
+		{name: "a tombstone past its retention", snapshot: shard(9), change: buried(31 * time.Minute),
+			want: []string{"remove_tombstone"}, wake: 10 * time.Second},
 		{name: "a tombstone past its retention, no list since", snapshot: shard(9), change: buried(30 * time.Minute)},
 		{name: "a tombstone whose VM is listed", snapshot: shard(9, tombstoned()), change: func(s *plan.ShardSnapshot) {
 			s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(time.Hour)}}
@@ -141,10 +183,12 @@ func buried(d time.Duration) func(*plan.ShardSnapshot) {
 	return func(s *plan.ShardSnapshot) { s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(d)}} }
 }
 
-// Whatever is listed: only VMs with an ID, without live record, after two reads that are an interval apart or with a tombstone, are terminated;
-// never more than 2 and more than 5 % orphans unless a person said so; nothing that is busy is touched.
+// Whatever is listed: only VMs with an ID, without live record, after two reads that are an interval apart or with a
+// tombstone, are terminated; never more than 2 and more than 5 % orphans unless a person said so; nothing that is busy
+// is touched.
 func TestSweepProperties(t *testing.T) {
-	states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning, plan.ProviderStopped, plan.ProviderGoing, plan.ProviderGone}
+	states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning,
+		plan.ProviderStopped, plan.ProviderGoing, plan.ProviderGone}
 	for seed := range int64(5000) {
 		rng := rand.New(rand.NewSource(seed))
 		when := func() time.Duration { return time.Duration(rng.Intn(int(12 * time.Minute))) }

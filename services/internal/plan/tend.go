@@ -2,9 +2,9 @@ package plan
 
 import "github.com/nstance-kit/nstance/services/contract/record"
 
-// tend plans what an instance that stays should have: membership in the group's load balancers from its first healthy report on, and files
-// that match the group's runtime configuration (or that it could not store), once per sending, while its stream is open. After a failure the
-// two take turns, so that neither starves the other.
+// tend plans what an instance that stays should have: membership in the group's load balancers from its first healthy
+// report on, and files that match the group's runtime configuration (or that it could not store), once per sending,
+// while its stream is open. After a failure the two take turns, so that neither starves the other.
 func (p *planner) tend(i *Instance) {
 	if i.Work != Idle || i.State != record.Registered {
 		return

@@ -1,8 +1,9 @@
-// Package plan decides what a shard's leader does next: reconciliation, expiry, drain, collection. It is the one decider.
+// Package plan decides what a shard's leader does next: reconciliation, expiry, drain, collection. It is the one
+// decider.
 //
-// Everything here is pure: no clock, randomness, context, logger or I/O; the same snapshot gives the same decision. Planning is
-// level-triggered: events only say "look again", each pass plans anew from state, and an action that is still under way is part of
-// the snapshot. Nothing is deleted on incomplete knowledge.
+// Everything here is pure: no clock, randomness, context, logger or I/O; the same snapshot gives the same decision.
+// Planning is level-triggered: events only say "look again", each pass plans anew from state, and an action that is
+// still under way is part of the snapshot. Nothing is deleted on incomplete knowledge.
 package plan
 
 import (
@@ -30,9 +31,11 @@ const (
 	ProviderRunning ProviderState = "running"
 	// ProviderGoing: stopping or deleting.
 	ProviderGoing ProviderState = "going"
-	// ProviderStopped: stopped or failed. It does not run, but the provider still has it: it is terminated before it is forgotten.
+	// ProviderStopped: stopped or failed. It does not run, but the provider still has it: it is terminated before it is
+	// forgotten.
 	ProviderStopped ProviderState = "stopped"
-	// ProviderGone: deleted, or absent from a complete list for longer than the grace (see [StateOfAbsent]). Nothing is left to terminate.
+	// ProviderGone: deleted, or absent from a complete list for longer than the grace (see [StateOfAbsent]). Nothing is
+	// left to terminate.
 	ProviderGone ProviderState = "gone"
 )
 
@@ -55,8 +58,9 @@ type Instance struct {
 	State    record.State
 	OnDemand bool
 	Work     Work
-	// What failed last, and how often in a row, by kind: a step of its life, tending (files, load balancers), questions to the provider. Kept
-	// apart so that files which an agent does not take do not hold up its end. See [Instance.End] and [Instance.Answered].
+	// What failed last, and how often in a row, by kind: a step of its life, tending (files, load balancers), questions
+	// to the provider. Kept apart so that files which an agent does not take do not hold up its end. See [Instance.End]
+	// and [Instance.Answered].
 	Failed, TendFailed, AskFailed Failure
 
 	CreatedAt, LaunchedAt, RegisteredAt time.Time
@@ -76,7 +80,8 @@ type Instance struct {
 	// Notice: the cloud will take the VM away (spot); NoticeDeadline as announced.
 	Notice         bool
 	NoticeDeadline time.Time
-	// PowerOff: the agent announced the machine's shutdown at that time. Restarting: reboot, restart or upgrade was announced then.
+	// PowerOff: the agent announced the machine's shutdown at that time. Restarting: reboot, restart or upgrade was
+	// announced then.
 	PowerOffAt   time.Time
 	RestartingAt time.Time
 	Reboot       bool
@@ -91,8 +96,8 @@ type Instance struct {
 	// InLoadBalancers: registered with every load balancer of the group. FilesSent: runtime hash last sent in full.
 	InLoadBalancers bool
 	FilesSent       string
-	// FilesFailed: the agent's last full report names a file that could not be stored. Asking: a question to the provider about this
-	// instance is waiting or under way.
+	// FilesFailed: the agent's last full report names a file that could not be stored. Asking: a question to the
+	// provider about this instance is waiting or under way.
 	FilesFailed bool
 	Asking      bool
 	Tombstone   time.Time // DeletedAt of a tombstone
@@ -119,8 +124,8 @@ type Settings struct {
 	Terminating bool
 }
 
-// ShardHealth is the shard-wide count that the unhealthy guard looks at: Running instances that the provider confirms or is not known to
-// contradict, of which Silent do not report. Summed up with [RunningSilent].
+// ShardHealth is the shard-wide count that the unhealthy guard looks at: Running instances that the provider confirms
+// or is not known to contradict, of which Silent do not report. Summed up with [RunningSilent].
 type ShardHealth struct{ Running, Silent int }
 
 // Snapshot is everything that planning one group may look at. Instances are sorted by ID and hold no tombstones.
@@ -131,14 +136,16 @@ type Snapshot struct {
 	Group    config.Group
 	// LeaderSince: when this leader began to know its shard; zero: unknown.
 	LeaderSince time.Time
-	// SilenceFrom: silence counts from then (this leader's address answered and one agent had connected); zero: not yet.
+	// SilenceFrom: silence counts from then (this leader's address answered and one agent had connected); zero: not
+	// yet.
 	SilenceFrom time.Time
 	Instances   []Instance
 	// Pending creates of this group that have no instance ID yet.
 	PendingCreates int
 	Shard          ShardHealth
 	Backoff        Backoff
-	// CreateBudget: how many creates may start now; negative: no limit. CreateBudgetAt: when it next grows; zero: unknown.
+	// CreateBudget: how many creates may start now; negative: no limit. CreateBudgetAt: when it next grows; zero:
+	// unknown.
 	CreateBudget   int
 	CreateBudgetAt time.Time
 	// GuardRaised, BackoffRaised: this group's error events that stand now (kinds "unhealthy_guard" and "backoff").
@@ -162,9 +169,10 @@ const (
 	ResolveError Kind = "resolve_error"
 
 	// Collection, see [Sweep].
-	TerminateStray  Kind = "terminate_stray" // make the tombstone durable if there is none (create-if-absent), then terminate
-	ConfirmOrphan   Kind = "confirm_orphan"  // read the record's key directly
-	Settle          Kind = "settle"          // a reservation of an earlier term: adopt or tombstone
+	// make the tombstone durable if there is none (create-if-absent), then terminate
+	TerminateStray  Kind = "terminate_stray"
+	ConfirmOrphan   Kind = "confirm_orphan" // read the record's key directly
+	Settle          Kind = "settle"         // a reservation of an earlier term: adopt or tombstone
 	RemoveTombstone Kind = "remove_tombstone"
 )
 
@@ -176,8 +184,9 @@ type Action struct {
 	// Replaces, with Create: the instance whose loss or fate made room for this one.
 	Replaces ident.ID
 	Reason   string
-	// Cause, with Mark: a word for metrics and events (scale_down, unhealthy, gone, expired, drift, notice, power_off, group_deleted, terminating,
-	// requested, unregistered). Every Mark with cause unregistered is a failed creation and counts towards the group's [Backoff].
+	// Cause, with Mark: a word for metrics and events (scale_down, unhealthy, gone, expired, drift, notice, power_off,
+	// group_deleted, terminating, requested, unregistered). Every Mark with cause unregistered is a failed creation and
+	// counts towards the group's [Backoff].
 	Cause string
 	// Deadline, with Mark: the drain ends then at the latest; zero: no drain.
 	Deadline time.Time
@@ -189,8 +198,9 @@ type Action struct {
 type Decision struct {
 	Actions []Action
 	WakeAt  time.Time
-	// Firm is WakeAt without the reports that well instances owe (see [Instance.Owes]; zero: no need): while each of those comes in time, and nothing
-	// else changes, nothing is to be done before. It is WakeAt where a report that merely comes can change more than that.
+	// Firm is WakeAt without the reports that well instances owe (see [Instance.Owes]; zero: no need): while each of
+	// those comes in time, and nothing else changes, nothing is to be done before. It is WakeAt where a report that
+	// merely comes can change more than that.
 	Firm time.Time
 	// Blocked says in words why the group is not at its size; empty when it is or is on the way.
 	Blocked string

@@ -50,7 +50,8 @@ func (o op) String() string {
 	if !o.put {
 		return fmt.Sprintf("client %d %d-%d reads %.6q", o.client, o.begin, o.end, o.token)
 	}
-	return fmt.Sprintf("client %d %d-%d puts %.6q if %.6q: %d", o.client, o.begin, o.end, o.token, o.condition, o.outcome)
+	return fmt.Sprintf("client %d %d-%d puts %.6q if %.6q: %d", o.client, o.begin, o.end, o.token, o.condition,
+		o.outcome)
 }
 
 // recorded is a client's store; what it does is written into the history.
@@ -142,9 +143,10 @@ func (h *history) add(o op) {
 	h.ops = append(h.ops, o)
 }
 
-// settled replaces writes with an unknown result by what became of them, which the rest of the history tells: every version of the lock is written on
-// the condition of one that is never there again, so of the writes of a version one at most has an effect. If one was acknowledged, it is that.
-// If the version was ever seen, one of the unknown ones had an effect before that. If not, none had.
+// settled replaces writes with an unknown result by what became of them, which the rest of the history tells: every
+// version of the lock is written on the condition of one that is never there again, so of the writes of a version one
+// at most has an effect. If one was acknowledged, it is that. If the version was ever seen, one of the unknown ones had
+// an effect before that. If not, none had.
 func settled(ops []op) (out []op) {
 	acknowledged := map[string]bool{}
 	seen := map[string]int64{} // until when at the latest a version must have been written
@@ -166,7 +168,8 @@ func settled(ops []op) (out []op) {
 		changed = false
 		for _, o := range ops {
 			at, ok := seen[o.token]
-			if before, known := seen[o.condition]; o.put && o.outcome == unknown && ok && o.condition != "" && (!known || before > at) {
+			if before, known := seen[o.condition]; o.put && o.outcome == unknown && ok && o.condition != "" &&
+				(!known || before > at) {
 				seen[o.condition], changed = at, true
 			}
 		}
@@ -225,8 +228,10 @@ func (h *history) check(t *testing.T) {
 		}
 	}
 	for i, o := range settled(h.ops) {
-		// Porcupine wants the calls of a client one after the other; a write that landed late overlaps the next. So each has a client of its own.
-		operations = append(operations, porcupine.Operation{ClientId: i, Input: o, Call: o.begin, Output: nil, Return: o.end})
+		// Porcupine wants the calls of a client one after the other; a write that landed late overlaps the next. So
+		// each has a client of its own.
+		operations = append(operations, porcupine.Operation{ClientId: i, Input: o, Call: o.begin, Output: nil,
+			Return: o.end})
 	}
 	t.Logf("history: %v", counts)
 	if result := porcupine.CheckOperationsTimeout(register, operations, checkTimeout); result != porcupine.Ok {

@@ -40,8 +40,10 @@ var (
 	// options make elections quick; everything in the elector is a fraction of them.
 	options = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
 	// peerOptions are the same with an heir.
-	peerOptions = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond, PeerLease: 250 * time.Millisecond,
-		PeerInterval: 50 * time.Millisecond, HeirLease: 2400 * time.Millisecond, HeirRenew: 600 * time.Millisecond, Steady: 300 * time.Millisecond}
+	peerOptions = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond,
+		PeerLease:    250 * time.Millisecond,
+		PeerInterval: 50 * time.Millisecond, HeirLease: 2400 * time.Millisecond, HeirRenew: 600 * time.Millisecond,
+		Steady: 300 * time.Millisecond}
 )
 
 // backend starts the real S3 server with an empty bucket.
@@ -50,7 +52,8 @@ func backend(t *testing.T) fakes3.Backend {
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
 		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
 	}
-	for _, name := range []string{"AWS_PROFILE", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"} {
+	for _, name := range []string{"AWS_PROFILE", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
+		"AWS_CA_BUNDLE"} {
 		t.Setenv(name, "")
 	}
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -82,7 +85,8 @@ func openStore(ctx context.Context, url, access, secret string) (*s3.Store, erro
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
-// reign is a stretch of time in which a process had authority: it was asked at its beginning and at its end, and often between.
+// reign is a stretch of time in which a process had authority: it was asked at its beginning and at its end, and often
+// between.
 type reign struct {
 	Process    string
 	Term       uint64
@@ -118,8 +122,8 @@ func (r *reigns) since(at lease.Instant) bool {
 	return r.last > at
 }
 
-// act is leader's code: it uses its authority as often as it can and tells when it had it. The clock is read first: whoever still has authority after
-// that had it then.
+// act is leader's code: it uses its authority as often as it can and tells when it had it. The clock is read first:
+// whoever still has authority after that had it then.
 func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func(lease.Instant)) {
 	ticker := time.NewTicker(500 * time.Microsecond)
 	defer ticker.Stop()
@@ -144,7 +148,8 @@ func (r *reigns) check(t *testing.T) (terms int) {
 	for i := 1; i < len(r.all); i++ {
 		before, after := r.all[i-1], r.all[i]
 		if after.From <= before.Last {
-			t.Errorf("two leaders at once: %s in term %d until %d, %s in term %d from %d", before.Process, before.Term, before.Last, after.Process, after.Term, after.From)
+			t.Errorf("two leaders at once: %s in term %d until %d, %s in term %d from %d", before.Process, before.Term,
+				before.Last, after.Process, after.Term, after.From)
 		}
 		if after.Term <= before.Term {
 			t.Errorf("term %d of %s came after term %d of %s", after.Term, after.Process, before.Term, before.Process)
@@ -153,8 +158,9 @@ func (r *reigns) check(t *testing.T) (terms int) {
 	return len(r.all)
 }
 
-// TestLock plays the election of three processes against a real S3 server, each with a bad network of its own, and asks afterwards: was there one
-// leader at a time, and did the lock behave like one register? With peers they talk to each other over real connections, which are bad as well.
+// TestLock plays the election of three processes against a real S3 server, each with a bad network of its own, and asks
+// afterwards: was there one leader at a time, and did the lock behave like one register? With peers they talk to each
+// other over real connections, which are bad as well.
 func TestLock(t *testing.T) {
 	if testing.Short() {
 		t.Log("the real S3 server is left out of a short run")
@@ -166,7 +172,8 @@ func TestLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := lease.SystemClock()
-			e := &election{options: options, clock: clock, seen: &reigns{}, history: &history{clock: clock, key: "shard/" + name + "/leader.json"}}
+			e := &election{options: options, clock: clock, seen: &reigns{},
+				history: &history{clock: clock, key: "shard/" + name + "/leader.json"}}
 			if options.PeerLease > 0 {
 				e.cluster = cluster
 			}
@@ -214,8 +221,10 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 			c.relay = newRelay(t)
 			relays = append(relays, c.relay)
 			if c.source, err = transport.NewSource(transport.Options{
-				Identity: authority.Identity{Role: authority.RoleServer, Cluster: e.cluster.Name, Shard: "dev", Server: c.id}, Hosts: []string{"127.0.0.1"}, CA: e.cluster.CA,
-				Bundle: []*x509.Certificate{e.cluster.CA.Certificate()}, Rand: cryptorand.Reader, Now: e.cluster.Clock.Now, Log: e.cluster.Log,
+				Identity: authority.Identity{Role: authority.RoleServer, Cluster: e.cluster.Name, Shard: "dev",
+					Server: c.id}, Hosts: []string{"127.0.0.1"}, CA: e.cluster.CA,
+				Bundle: []*x509.Certificate{e.cluster.CA.Certificate()}, Rand: cryptorand.Reader,
+				Now: e.cluster.Clock.Now, Log: e.cluster.Log,
 			}); err != nil {
 				t.Fatal(err)
 			}
@@ -231,7 +240,10 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 		t.Error("nobody leads although the network is good again")
 	}
 	// No process lives for more than ten seconds: on a good network one heir or another inherits.
-	if e.cluster != nil && !within(30*time.Second, func() bool { _, inherited := e.history.heirs(); return inherited > 0 }) {
+	if e.cluster != nil && !within(30*time.Second, func() bool {
+		_, inherited := e.history.heirs()
+		return inherited > 0
+	}) {
 		t.Error("no heir has inherited anything, although the network is good again")
 	}
 	stop()
@@ -258,7 +270,8 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 		}
 	}
 	named, inherited := e.history.heirs()
-	t.Logf("heirs named: %d, leaderships inherited: %d; leaders cut off from heir and bucket: %d; weather between them: %v", named, inherited, w.betrayed, between)
+	t.Logf("heirs named: %d, leaderships inherited: %d; leaders cut off from heir and bucket: %d; weather between "+
+		"them: %v", named, inherited, w.betrayed, between)
 }
 
 // candidate is one server.
@@ -271,13 +284,15 @@ type candidate struct {
 	source *transport.Source
 }
 
-// stand takes part until ctx ends, and starts anew every few seconds as a process that is restarted does: with another incarnation.
+// stand takes part until ctx ends, and starts anew every few seconds as a process that is restarted does: with another
+// incarnation.
 func (c *candidate) stand(ctx context.Context) {
 	for life := 0; ctx.Err() == nil; life++ {
 		name := fmt.Sprintf("%s-%d", c.id, life)
 		run, end := context.WithTimeout(ctx, 2*time.Second+time.Duration(c.rng.Int64N(int64(8*time.Second))))
 		config := lease.Config{
-			Store: c.store, Key: c.history.key, Options: c.options, Clock: c.clock, StopTimeout: time.Second, Log: slog.New(slog.DiscardHandler),
+			Store: c.store, Key: c.history.key, Options: c.options, Clock: c.clock, StopTimeout: time.Second,
+			Log:         slog.New(slog.DiscardHandler),
 			Self:        lease.Identity{ID: c.id, Incarnation: name},
 			HighestTerm: func(context.Context) (uint64, error) { return 0, nil },
 			Lead: func(ctx context.Context, a *lease.Authority) error {
@@ -300,7 +315,9 @@ func (c *candidate) stand(ctx context.Context) {
 // connect opens a process's election port, to which its relay then leads, and has it connect to those of others.
 func (c *candidate) connect(self lease.Peer) (lease.Peers, func()) {
 	log := slog.New(slog.DiscardHandler)
-	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *transport.Source { return c.source }, Log: log,
+	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *transport.Source {
+		return c.source
+	}, Log: log,
 		Sleep: func(ctx context.Context, d time.Duration) error {
 			within(min(d, c.options.Steady/4), func() bool { return ctx.Err() != nil })
 			return ctx.Err()
@@ -331,8 +348,8 @@ type weather struct {
 	betrayed int // leaders that lost heir and bucket at once
 }
 
-// play changes the weather every second or so. With heirs every other change waits until there is one, and then takes both away from its leader at
-// once: it is the moment for which promises are made.
+// play changes the weather every second or so. With heirs every other change waits until there is one, and then takes
+// both away from its leader at once: it is the moment for which promises are made.
 func (w *weather) play(duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
 		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {
@@ -358,7 +375,8 @@ func (w *weather) wait(least, most time.Duration) {
 	within(least+time.Duration(w.rng.Int64N(int64(most-least))), func() bool { return false })
 }
 
-// change makes each way to the bucket good, bad in one way or in all, or no way at all. Between servers it changes more often.
+// change makes each way to the bucket good, bad in one way or in all, or no way at all. Between servers it changes more
+// often.
 func (w *weather) change() {
 	for _, p := range w.proxies {
 		odds := map[fault]int{none: 6}
@@ -401,7 +419,10 @@ func (w *weather) betray() {
 		}
 	}
 	var lock record.Lock
-	if !within(4*w.options.HeirLease, func() bool { lock = w.history.lock(); return lock.Heir != lease.Peer{} && !lock.Released }) {
+	if !within(4*w.options.HeirLease, func() bool {
+		lock = w.history.lock()
+		return lock.Heir != lease.Peer{} && !lock.Released
+	}) {
 		return
 	}
 	w.wait(0, w.options.PeerLease)

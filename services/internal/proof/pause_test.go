@@ -62,7 +62,8 @@ func child(text string) error {
 	}
 	out := json.NewEncoder(os.Stdout)
 	return lease.Run(ctx, lease.Config{
-		Store: store, Key: lockKey, Options: options, Clock: clock, StopTimeout: time.Second, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Store: store, Key: lockKey, Options: options, Clock: clock, StopTimeout: time.Second,
+		Log:         slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Self:        lease.Identity{ID: s.Name, Incarnation: fmt.Sprintf("%s-%d", s.Name, os.Getpid())},
 		HighestTerm: func(context.Context) (uint64, error) { return 0, nil },
 		Lead: func(ctx context.Context, a *lease.Authority) error {
@@ -124,8 +125,8 @@ func startChild(t *testing.T, s settings, heard func(reign)) *process {
 	return p
 }
 
-// TestPause stops the leader's process beyond its lease, again and again: another leads meanwhile, and when the first wakes up it does not act once in
-// the belief that it still leads.
+// TestPause stops the leader's process beyond its lease, again and again: another leads meanwhile, and when the first
+// wakes up it does not act once in the belief that it still leads.
 func TestPause(t *testing.T) {
 	if testing.Short() {
 		t.Log("the real S3 server is left out of a short run")
@@ -167,7 +168,9 @@ func TestPause(t *testing.T) {
 	clock := lease.SystemClock()
 	overtaken := 0
 	for round := range 8 {
-		if !within(30*options.Lease, func() bool { return clock.Now().Sub(current().Last) < options.Lease/8 && current().Term > 0 }) {
+		if !within(30*options.Lease, func() bool {
+			return clock.Now().Sub(current().Last) < options.Lease/8 && current().Term > 0
+		}) {
 			t.Fatalf("round %d: nobody leads", round)
 		}
 		paused := current()
@@ -175,7 +178,9 @@ func TestPause(t *testing.T) {
 		if err := victim.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		if !within(30*options.Lease, func() bool { return current().Term > paused.Term && current().Process != paused.Process }) {
+		if !within(30*options.Lease, func() bool {
+			return current().Term > paused.Term && current().Process != paused.Process
+		}) {
 			t.Fatalf("round %d: nobody took over from %s, which is stopped", round, paused.Process)
 		}
 		within(time.Duration(rng.Int64N(int64(2*options.Lease))), func() bool { return false })
@@ -200,8 +205,9 @@ func TestPause(t *testing.T) {
 	t.Logf("%d leaderships, %d leaders were stopped beyond their lease and overtaken", terms, overtaken)
 }
 
-// TestSuspendedTime: the clock of leases is the one that counts while a machine is suspended. A time namespace (time_namespaces(7)) sets CLOCK_BOOTTIME
-// ahead of everything else, as having been suspended does, and the clock follows.
+// TestSuspendedTime: the clock of leases is the one that counts while a machine is suspended. A time namespace
+// (time_namespaces(7)) sets CLOCK_BOOTTIME ahead of everything else, as having been suspended does, and the clock
+// follows.
 func TestSuspendedTime(t *testing.T) {
 	if testing.Short() {
 		t.Log("namespaces are left out of a short run")
@@ -231,11 +237,13 @@ func TestSuspendedTime(t *testing.T) {
 	}
 	const asleep = 100_000 * time.Second
 	before := read()
-	slept := read(slices.Concat([]string{"unshare", "--user", "--map-root-user", "--time", "--fork", "--boottime", fmt.Sprint(int(asleep.Seconds()))})...)
+	slept := read(slices.Concat([]string{"unshare", "--user", "--map-root-user", "--time", "--fork", "--boottime",
+		fmt.Sprint(int(asleep.Seconds()))})...)
 	if gained := slept - before; gained < asleep || gained > asleep+time.Minute {
 		t.Errorf("the clock gained %v while the machine was suspended for %v", gained, asleep)
 	}
-	if unmoved := read("unshare", "--user", "--map-root-user", "--time", "--fork", "--monotonic", fmt.Sprint(int(asleep.Seconds()))); unmoved-before > time.Minute {
+	if unmoved := read("unshare", "--user", "--map-root-user", "--time", "--fork", "--monotonic",
+		fmt.Sprint(int(asleep.Seconds()))); unmoved-before > time.Minute {
 		t.Errorf("the clock follows CLOCK_MONOTONIC, which stands still in suspension: it gained %v", unmoved-before)
 	}
 }

@@ -31,7 +31,8 @@ const (
 
 var faultNames = [...]string{"none", "slow", "cut", "lost", "late", "half-open", "refused"}
 
-// proxy stands before an S3 server and is bad at it. One proxy is one client's way to the server, so clients can be cut off one by one.
+// proxy stands before an S3 server and is bad at it. One proxy is one client's way to the server, so clients can be cut
+// off one by one.
 type proxy struct {
 	url string
 
@@ -50,7 +51,8 @@ type proxy struct {
 func newProxy(t *testing.T, socket string, seed uint64, longest time.Duration) *proxy {
 	t.Helper()
 	p := &proxy{longest: longest, seed: seed, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 1)),
-		upstream: &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		upstream: &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+			error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		}}}}
 	p.weights[none] = 1

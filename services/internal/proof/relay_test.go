@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// relay is the way to one server's election port, and is bad at it: it delays what it carries, holds it back in one direction or both, and cuts and
-// refuses connections. A TCP stream loses nothing in the middle, so that what a network loses is late there, or never comes.
+// relay is the way to one server's election port, and is bad at it: it delays what it carries, holds it back in one
+// direction or both, and cuts and refuses connections. A TCP stream loses nothing in the middle, so that what a network
+// loses is late there, or never comes.
 type relay struct {
 	addr  string
 	ended context.Context //nolint:containedctx // of the test: everything in here ends with it

@@ -49,7 +49,8 @@ func parseIP(text string, family func(netip.Addr) bool) (string, error) {
 	return addr.String(), nil
 }
 
-// ValidateHostname checks a host name as an agent reports it: labels of letters, digits, dashes and underscores. "" is not known.
+// ValidateHostname checks a host name as an agent reports it: labels of letters, digits, dashes and underscores. "" is
+// not known.
 func ValidateHostname(name string) error {
 	if name == "" {
 		return nil
@@ -74,7 +75,8 @@ func ValidateHostname(name string) error {
 // agent registers an instance's agent.
 func (c *call) agent(at address) (certificate, error) {
 	if c.claims.Shard != c.leader.Shard {
-		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for shard %s, this is %s", c.claims.Shard, c.leader.Shard)
+		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for shard %s, this is %s",
+			c.claims.Shard, c.leader.Shard)
 	}
 	id := c.claims.ID
 	rec, _, ok := c.leader.World.Record(id)
@@ -82,8 +84,9 @@ func (c *call) agent(at address) (certificate, error) {
 		return certificate{}, c.unknown()
 	}
 	if rec.Tenant != c.claims.Tenant || rec.Group != c.claims.Group {
-		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for group %s/%s, instance %s is of %s/%s",
-			c.claims.Tenant, c.claims.Group, id, rec.Tenant, rec.Group)
+		return certificate{},
+			status.Errorf(codes.PermissionDenied, "nonce: is for group %s/%s, instance %s is of %s/%s",
+				c.claims.Tenant, c.claims.Group, id, rec.Tenant, rec.Group)
 	}
 	spent, err := c.check(&rec)
 	if err != nil {
@@ -100,8 +103,10 @@ func (c *call) agent(at address) (certificate, error) {
 	}
 	// The log comes first: what is in it and was never used does no harm, what was used and is not in it would.
 	if err := c.leader.Store.AppendCertLog(c.ctx, record.CertLog{
-		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant, Instance: id, Term: c.leader.Term,
-		Writer: c.leader.Incarnation, IssuedAt: c.now, Issued: []record.Issued{{Name: record.CertAgent, Kind: record.CertAgent, Serial: ref.Serial, NotAfter: ref.NotAfter}},
+		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant,
+		Instance: id, Term: c.leader.Term,
+		Writer: c.leader.Incarnation, IssuedAt: c.now, Issued: []record.Issued{{Name: record.CertAgent,
+			Kind: record.CertAgent, Serial: ref.Serial, NotAfter: ref.NotAfter}},
 	}); err != nil {
 		return certificate{}, c.failed("certificate log", err)
 	}
@@ -118,7 +123,8 @@ func (c *call) agent(at address) (certificate, error) {
 				r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 			}
 			r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, c.now, c.key, c.claims.JTI
-			r.IPv4, r.IPv6, r.Hostname = cmp.Or(at.ipv4, r.IPv4), cmp.Or(at.ipv6, r.IPv6), cmp.Or(at.hostname, r.Hostname)
+			r.IPv4, r.IPv6, r.Hostname = cmp.Or(at.ipv4, r.IPv4), cmp.Or(at.ipv6, r.IPv6),
+				cmp.Or(at.hostname, r.Hostname)
 		}
 		r.Certificate = &ref
 	})
@@ -132,7 +138,8 @@ func (c *call) agent(at address) (certificate, error) {
 		return certificate{}, c.failed("instance record", err)
 	}
 	if !spent {
-		c.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant, Group: rec.Group, Instance: id})
+		c.leader.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
+			Group: rec.Group, Instance: id})
 	}
 	return cert, nil
 }
@@ -143,7 +150,9 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 	switch r.State {
 	case record.Registered:
 		if !mine {
-			return false, status.Errorf(codes.PermissionDenied, "nonce: instance %s is registered with another key or nonce", r.ID)
+			return false,
+				status.Errorf(codes.PermissionDenied, "nonce: instance %s is registered with another key or nonce",
+					r.ID)
 		}
 		return true, nil
 	case record.Reserved, record.Created:
@@ -151,7 +160,8 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 			return false, c.errExpired()
 		}
 		if vm, _ := c.leader.World.VM(r.ID); r.State == record.Reserved && vm.ProviderID == "" {
-			return false, status.Errorf(codes.Unavailable, "instance %s: its creation is not recorded yet, try again", r.ID)
+			return false, status.Errorf(codes.Unavailable, "instance %s: its creation is not recorded yet, try again",
+				r.ID)
 		}
 		return false, nil
 	default:
@@ -159,8 +169,8 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 	}
 }
 
-// unknown answers for an instance that the leader does not hold. Before it is refused for good the bucket is asked: what an earlier term left
-// may not be settled yet.
+// unknown answers for an instance that the leader does not hold. Before it is refused for good the bucket is asked:
+// what an earlier term left may not be settled yet.
 func (c *call) unknown() error {
 	id := c.claims.ID
 	if _, dead := c.leader.World.Tombstone(id); dead {

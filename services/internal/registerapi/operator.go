@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// operator registers an operator: its nonce's jti is its ID, and the record under that ID, written if absent, spends the nonce.
+// operator registers an operator: its nonce's jti is its ID, and the record under that ID, written if absent, spends
+// the nonce.
 func (c *call) operator() (certificate, error) {
 	if !c.expired {
 		cert, ref, err := c.issue()
@@ -19,7 +20,8 @@ func (c *call) operator() (certificate, error) {
 			return certificate{}, err
 		}
 		_, err = c.leader.Store.PutOperator(c.ctx, record.Operator{
-			Schema: record.OperatorSchema, Revision: 1, ID: c.claims.ID, Cluster: c.leader.Cluster, Tenant: c.claims.Tenant, Writer: c.leader.Incarnation,
+			Schema: record.OperatorSchema, Revision: 1, ID: c.claims.ID, Cluster: c.leader.Cluster,
+			Tenant: c.claims.Tenant, Writer: c.leader.Incarnation,
 			PublicKey: c.key, Certificate: ref, CreatedAt: c.now, NonceExpires: c.claims.ExpiresAt,
 		}, "")
 		if err == nil {
@@ -46,7 +48,8 @@ func (c *call) operatorAgain() (certificate, error) {
 		case rec.Removed():
 			return certificate{}, status.Errorf(codes.PermissionDenied, "operator %s was removed", c.claims.ID)
 		case !bytes.Equal(rec.PublicKey, c.key):
-			return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: was used with another key by operator %s", c.claims.ID)
+			return certificate{}, status.Errorf(codes.PermissionDenied,
+				"nonce: was used with another key by operator %s", c.claims.ID)
 		}
 		if cert, ok := c.again(rec.Certificate); ok {
 			return cert, nil

@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// Whoever has no nonce of an operator's gets no certificate, whatever else is said, and the refusal does not tell the nonce.
+// Whoever has no nonce of an operator's gets no certificate, whatever else is said, and the refusal does not tell the
+// nonce.
 func FuzzRegisterOperator(f *testing.F) {
 	w := newWorld(f)
 	good, _ := w.operatorNonce(f)
@@ -28,9 +29,11 @@ func FuzzRegisterOperator(f *testing.F) {
 		if nonce == good && len(key) == 32 {
 			return // TestRegisterOperator
 		}
-		answer, err := w.client.RegisterOperator(t.Context(), &nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: key})
+		answer, err := w.client.RegisterOperator(t.Context(), &nstancev1.RegisterOperatorRequest{Nonce: nonce,
+			PublicKey: key})
 		switch code := status.Code(err); {
-		case len(answer.GetCertificate()) > 0, code != codes.InvalidArgument && code != codes.Unauthenticated && code != codes.PermissionDenied && code != codes.ResourceExhausted:
+		case len(answer.GetCertificate()) > 0, code != codes.InvalidArgument && code != codes.Unauthenticated &&
+			code != codes.PermissionDenied && code != codes.ResourceExhausted:
 			t.Errorf("%q: %v, %v", nonce, answer, err)
 		case len(nonce) > 20 && strings.Contains(err.Error(), nonce):
 			t.Errorf("the refusal tells the nonce: %v", err)

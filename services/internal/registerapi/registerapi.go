@@ -1,7 +1,8 @@
 // Package registerapi serves the RegistrationService: a nonce and a public key for a client certificate.
 //
-// Invariant: a nonce is spent by one conditional write, and belongs from then on to the key that it was spent with: the agent's by the
-// write that makes its record registered, the operator's by the creation of its record. What is answered was durable before.
+// Invariant: a nonce is spent by one conditional write, and belongs from then on to the key that it was spent with: the
+// agent's by the write that makes its record registered, the operator's by the creation of its record. What is answered
+// was durable before.
 package registerapi
 
 import (
@@ -67,27 +68,32 @@ type Service struct {
 var _ nstancev1.RegistrationServiceServer = (*Service)(nil)
 
 // RegisterAgent implements page 7's rules for agents.
-func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgentRequest) (*nstancev1.RegisterAgentResponse, error) {
-	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleAgent, func(c *call) (certificate, error) {
-		at, err := parseAddress(req)
-		if err != nil {
-			return certificate{}, err
-		}
-		return c.agent(at)
-	})
+func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgentRequest) (
+	*nstancev1.RegisterAgentResponse, error) {
+	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleAgent,
+		func(c *call) (certificate, error) {
+			at, err := parseAddress(req)
+			if err != nil {
+				return certificate{}, err
+			}
+			return c.agent(at)
+		})
 	if err != nil {
 		return nil, err
 	}
-	return &nstancev1.RegisterAgentResponse{Certificate: cert.pem, NotAfter: timestamppb.New(cert.notAfter), CaBundle: cert.bundle}, nil
+	return &nstancev1.RegisterAgentResponse{Certificate: cert.pem, NotAfter: timestamppb.New(cert.notAfter),
+		CaBundle: cert.bundle}, nil
 }
 
 // RegisterOperator implements page 7's rules for operators.
-func (s *Service) RegisterOperator(ctx context.Context, req *nstancev1.RegisterOperatorRequest) (*nstancev1.RegisterOperatorResponse, error) {
+func (s *Service) RegisterOperator(ctx context.Context, req *nstancev1.RegisterOperatorRequest) (
+	*nstancev1.RegisterOperatorResponse, error) {
 	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleOperator, (*call).operator)
 	if err != nil {
 		return nil, err
 	}
-	return &nstancev1.RegisterOperatorResponse{Certificate: cert.pem, NotAfter: timestamppb.New(cert.notAfter), CaBundle: cert.bundle,
+	return &nstancev1.RegisterOperatorResponse{Certificate: cert.pem, NotAfter: timestamppb.New(cert.notAfter),
+		CaBundle:   cert.bundle,
 		OperatorId: cert.id.String()}, nil
 }
 
@@ -111,7 +117,8 @@ type call struct {
 }
 
 // serve checks what all registrations have in common. What goes wrong because the leadership ended is told as that.
-func (s *Service) serve(ctx context.Context, nonce string, key []byte, role authority.Role, register func(*call) (certificate, error)) (certificate, error) {
+func (s *Service) serve(ctx context.Context, nonce string, key []byte, role authority.Role,
+	register func(*call) (certificate, error)) (certificate, error) {
 	cert, err := s.try(ctx, nonce, key, role, register)
 	if s.Metrics != nil {
 		s.Metrics.Registrations.WithLabelValues(status.Code(err).String()).Inc()
@@ -119,7 +126,8 @@ func (s *Service) serve(ctx context.Context, nonce string, key []byte, role auth
 	return cert, err
 }
 
-func (s *Service) try(ctx context.Context, nonce string, key []byte, role authority.Role, register func(*call) (certificate, error)) (certificate, error) {
+func (s *Service) try(ctx context.Context, nonce string, key []byte, role authority.Role,
+	register func(*call) (certificate, error)) (certificate, error) {
 	leader, err := s.Leader()
 	if err != nil {
 		return certificate{}, err
@@ -135,7 +143,8 @@ func (s *Service) try(ctx context.Context, nonce string, key []byte, role author
 		return certificate{}, nonceError(err)
 	}
 	if c.claims.Role != role {
-		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for the role %s, not %s", c.claims.Role, role)
+		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for the role %s, not %s", c.claims.Role,
+			role)
 	}
 	c.expired = !c.now.Before(c.claims.ExpiresAt)
 
@@ -174,7 +183,8 @@ func (c *call) errExpired() error {
 // failed logs why a registration could not be made durable and tells the client to come again.
 func (c *call) failed(what string, err error) error {
 	if c.ctx.Err() == nil {
-		c.Log.Warn("registration failed", "tenant", c.claims.Tenant, "client", c.claims.ID.String(), "step", what, "error", err)
+		c.Log.Warn("registration failed", "tenant", c.claims.Tenant, "client", c.claims.ID.String(), "step", what,
+			"error", err)
 	}
 	return status.Errorf(codes.Unavailable, "%s: cannot be done now, try again", what)
 }
@@ -183,14 +193,15 @@ func (c *call) identity() authority.Identity {
 	return authority.Identity{Role: c.claims.Role, Cluster: c.leader.Cluster, Tenant: c.claims.Tenant, ID: c.claims.ID}
 }
 
-// again answers a client whose first answer was lost. The record names the certificate; nothing is written. ok is false if it is time for
-// a new one.
+// again answers a client whose first answer was lost. The record names the certificate; nothing is written. ok is false
+// if it is time for a new one.
 func (c *call) again(ref record.CertificateRef) (certificate, bool) {
 	cert, ok := c.leader.Issuer.Again(c.identity(), c.key, ref)
 	if !ok {
 		return certificate{}, false
 	}
-	return certificate{pem: authority.EncodeCertificate(cert), bundle: c.leader.Issuer.Bundle, notAfter: cert.NotAfter, id: c.claims.ID}, true
+	return certificate{pem: authority.EncodeCertificate(cert), bundle: c.leader.Issuer.Bundle, notAfter: cert.NotAfter,
+		id: c.claims.ID}, true
 }
 
 // issue makes a new certificate, which is nobody's before its record is durable.
@@ -200,5 +211,6 @@ func (c *call) issue() (certificate, record.CertificateRef, error) {
 		c.Log.Error("certificate not issued", "tenant", c.claims.Tenant, "client", c.claims.ID.String(), "error", err)
 		return certificate{}, ref, status.Error(codes.Internal, "the certificate cannot be issued")
 	}
-	return certificate{pem: authority.EncodeCertificate(cert), bundle: c.leader.Issuer.Bundle, notAfter: cert.NotAfter, id: c.claims.ID}, ref, nil
+	return certificate{pem: authority.EncodeCertificate(cert), bundle: c.leader.Issuer.Bundle, notAfter: cert.NotAfter,
+		id: c.claims.ID}, ref, nil
 }

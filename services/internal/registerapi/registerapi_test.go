@@ -42,15 +42,18 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{Leader: leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1", InfraHash: "i1"})}
-	leader := &registerapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(), Incarnation: leadertest.Incarnation, World: w.World,
+	w := &world{Leader: leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1",
+		InfraHash: "i1"})}
+	leader := &registerapi.Leader{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
+		Incarnation: leadertest.Incarnation, World: w.World,
 		Records: w.Executor, Store: w.State, NonceKey: w.NonceKey.Public(), Issuer: w.Issuer()}
-	service := &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"), Leader: func() (*registerapi.Leader, error) {
-		if err := w.Current(); err != nil {
-			return nil, err
-		}
-		return leader, nil
-	}}
+	service := &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test"),
+		Leader: func() (*registerapi.Leader, error) {
+			if err := w.Current(); err != nil {
+				return nil, err
+			}
+			return leader, nil
+		}}
 	w.addr = w.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, service) })
 	w.client = nstancev1.NewRegistrationServiceClient(w.Dial(t, w.addr, nil))
 	return w
@@ -59,7 +62,8 @@ func newWorld(t testing.TB) *world {
 // nonce mints one, of an agent unless change says otherwise.
 func (w *world) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
 	t.Helper()
-	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: "a", Group: "workers", ConfigHash: "i1"}
+	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: "a",
+		Group: "workers", ConfigHash: "i1"}
 	if change != nil {
 		change(&spec)
 	}
@@ -72,7 +76,8 @@ func (w *world) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpe
 
 func (w *world) operatorNonce(t testing.TB) (string, ident.ID) {
 	t.Helper()
-	nonce, claims, err := authority.MintNonce(w.NonceKey, authority.NonceSpec{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod"}, rand.Reader, w.Clock.Now())
+	nonce, claims, err := authority.MintNonce(w.NonceKey, authority.NonceSpec{Role: authority.RoleOperator,
+		Cluster: w.Name, Tenant: "prod"}, rand.Reader, w.Clock.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,12 +85,14 @@ func (w *world) operatorNonce(t testing.TB) (string, ident.ID) {
 }
 
 func (w *world) register(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterAgentResponse, error) {
-	return w.client.RegisterAgent(context.Background(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: transporttest.Public(key),
-		Ipv4: "10.1.2.3", Ipv6: "2001:DB8::1", Hostname: "node-1"})
+	return w.client.RegisterAgent(context.Background(), &nstancev1.RegisterAgentRequest{Nonce: nonce,
+		PublicKey: transporttest.Public(key),
+		Ipv4:      "10.1.2.3", Ipv6: "2001:DB8::1", Hostname: "node-1"})
 }
 
 func (w *world) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse, error) {
-	return w.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: transporttest.Public(key)})
+	return w.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce,
+		PublicKey: transporttest.Public(key)})
 }
 
 func wants(t testing.TB, what string, err error, code codes.Code, message string) {
@@ -129,22 +136,27 @@ func TestRegisterAgent(t *testing.T) {
 	if err != nil || identity != w.Agent(id) || !cert.PublicKey.(ed25519.PublicKey).Equal(key.Public()) {
 		t.Errorf("certificate of %v (%v)", identity, err)
 	}
-	if !answer.GetNotAfter().AsTime().Equal(cert.NotAfter) || !cert.NotAfter.Equal(w.Clock.Now().Add(authority.AgentTTL)) {
+	if !answer.GetNotAfter().AsTime().Equal(cert.NotAfter) || !cert.NotAfter.Equal(
+		w.Clock.Now().Add(authority.AgentTTL)) {
 		t.Errorf("not after %v, certificate's %v", answer.GetNotAfter().AsTime(), cert.NotAfter)
 	}
 	if bundle, err := authority.ParseBundle(answer.GetCaBundle()); err != nil || !bundle[0].Equal(w.CA.Certificate()) {
 		t.Errorf("bundle: %v", err)
 	}
 	stored := w.Stored(t, id)
-	if stored.State != record.Registered || !bytes.Equal(stored.PublicKey, transporttest.Public(key)) || stored.Certificate.Serial != authority.Serial(cert) ||
-		!stored.Certificate.NotAfter.Equal(cert.NotAfter) || !stored.RegisteredAt.Equal(w.Clock.Now()) || stored.NonceID == "" {
+	if stored.State != record.Registered || !bytes.Equal(stored.PublicKey, transporttest.Public(key)) ||
+		stored.Certificate.Serial != authority.Serial(cert) ||
+		!stored.Certificate.NotAfter.Equal(cert.NotAfter) || !stored.RegisteredAt.Equal(w.Clock.Now()) ||
+		stored.NonceID == "" {
 		t.Errorf("record %+v", stored)
 	}
 	if stored.IPv4 != "10.1.2.3" || stored.IPv6 != "2001:db8::1" || stored.Hostname != "node-1" {
 		t.Errorf("addresses %s %s %s", stored.IPv4, stored.IPv6, stored.Hostname)
 	}
-	want := []record.CertLog{{Schema: record.CertLogSchema, Cluster: "example", Shard: "a", Tenant: "prod", Instance: id, Term: 3, Writer: leadertest.Incarnation,
-		IssuedAt: w.Clock.Now(), Issued: []record.Issued{{Name: "agent", Kind: record.CertAgent, Serial: authority.Serial(cert), NotAfter: cert.NotAfter}}}}
+	want := []record.CertLog{{Schema: record.CertLogSchema, Cluster: "example", Shard: "a", Tenant: "prod",
+		Instance: id, Term: 3, Writer: leadertest.Incarnation,
+		IssuedAt: w.Clock.Now(), Issued: []record.Issued{{Name: "agent", Kind: record.CertAgent,
+			Serial: authority.Serial(cert), NotAfter: cert.NotAfter}}}}
 	if diff := cmp.Diff(want, w.log(t), cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
@@ -156,7 +168,8 @@ func TestRegisterAgent(t *testing.T) {
 	}
 }
 
-// The answer was lost: the same key gets the very same certificate, also after the nonce's end, and nothing is written for it.
+// The answer was lost: the same key gets the very same certificate, also after the nonce's end, and nothing is written
+// for it.
 func TestSameKeyAgain(t *testing.T) {
 	w := newWorld(t)
 	id, key := w.Created(t), transporttest.NewKey(t)
@@ -189,7 +202,8 @@ func TestSameKeyAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	stored := w.Stored(t, id)
-	if stored.Certificate.Serial != authority.Serial(leaf(t, late.GetCertificate())) || stored.Revision != revision+1 || len(w.log(t)) != 2 {
+	if stored.Certificate.Serial != authority.Serial(leaf(t, late.GetCertificate())) || stored.Revision != revision+1 ||
+		len(w.log(t)) != 2 {
 		t.Errorf("revision %d, log %v", stored.Revision, w.log(t))
 	}
 }
@@ -213,7 +227,8 @@ func TestTwoRacingRegistrations(t *testing.T) {
 				continue
 			}
 			winners++
-			if !bytes.Equal(stored.PublicKey, transporttest.Public(keys[i])) || stored.Certificate.Serial != authority.Serial(leaf(t, answers[i].GetCertificate())) {
+			if !bytes.Equal(stored.PublicKey, transporttest.Public(keys[i])) ||
+				stored.Certificate.Serial != authority.Serial(leaf(t, answers[i].GetCertificate())) {
 				t.Error("the record is not the winner's")
 			}
 		}
@@ -234,7 +249,8 @@ func TestRefusedAgents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	foreign, _, err := authority.MintNonce(otherKey, authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: created, Shard: "a", Group: "workers"},
+	foreign, _, err := authority.MintNonce(otherKey, authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name,
+		Tenant: "prod", ID: created, Shard: "a", Group: "workers"},
 		rand.Reader, w.Clock.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -252,22 +268,38 @@ func TestRefusedAgents(t *testing.T) {
 		{"no JWT", "a.b.c", nil, nil, codes.InvalidArgument, "nonce: "},
 		{"too long", good + strings.Repeat("x", 5000), nil, nil, codes.InvalidArgument, "at most"},
 		{"short key", good, []byte{1, 2}, nil, codes.InvalidArgument, "public_key: has 2 bytes"},
-		{"bad ipv4", good, nil, func(r *nstancev1.RegisterAgentRequest) { r.Ipv4 = "::1" }, codes.InvalidArgument, "ipv4: "},
-		{"bad ipv6", good, nil, func(r *nstancev1.RegisterAgentRequest) { r.Ipv6 = "fe80::1%eth0" }, codes.InvalidArgument, "ipv6: "},
-		{"bad host name", good, nil, func(r *nstancev1.RegisterAgentRequest) { r.Hostname = "a b" }, codes.InvalidArgument, "hostname: "},
+		{"bad ipv4", good, nil, func(r *nstancev1.RegisterAgentRequest) {
+			r.Ipv4 = "::1"
+		}, codes.InvalidArgument, "ipv4: "},
+		{"bad ipv6", good, nil, func(r *nstancev1.RegisterAgentRequest) {
+			r.Ipv6 = "fe80::1%eth0"
+		}, codes.InvalidArgument, "ipv6: "},
+		{"bad host name", good, nil, func(r *nstancev1.RegisterAgentRequest) {
+			r.Hostname = "a b"
+		}, codes.InvalidArgument, "hostname: "},
 		{"foreign signature", foreign.Reveal(), nil, nil, codes.Unauthenticated, "not signed by this cluster"},
-		{"other cluster", w.nonce(t, created, func(s *authority.NonceSpec) { s.Cluster = "other" }), nil, nil, codes.PermissionDenied, "another cluster"},
-		{"other shard", w.nonce(t, created, func(s *authority.NonceSpec) { s.Shard = "b" }), nil, nil, codes.PermissionDenied, "is for shard b, this is a"},
-		{"other tenant", w.nonce(t, created, func(s *authority.NonceSpec) { s.Tenant = "dev" }), nil, nil, codes.PermissionDenied, "dev/workers"},
-		{"other group", w.nonce(t, created, func(s *authority.NonceSpec) { s.Group = "masters" }), nil, nil, codes.PermissionDenied, "prod/masters"},
+		{"other cluster", w.nonce(t, created, func(s *authority.NonceSpec) {
+			s.Cluster = "other"
+		}), nil, nil, codes.PermissionDenied, "another cluster"},
+		{"other shard", w.nonce(t, created, func(s *authority.NonceSpec) {
+			s.Shard = "b"
+		}), nil, nil, codes.PermissionDenied, "is for shard b, this is a"},
+		{"other tenant", w.nonce(t, created, func(s *authority.NonceSpec) {
+			s.Tenant = "dev"
+		}), nil, nil, codes.PermissionDenied, "dev/workers"},
+		{"other group", w.nonce(t, created, func(s *authority.NonceSpec) {
+			s.Group = "masters"
+		}), nil, nil, codes.PermissionDenied, "prod/masters"},
 		{"an operator's", operator, nil, nil, codes.PermissionDenied, "is for the role operator"},
 		{"no instance", w.nonce(t, w.NewID(t, "knd"), nil), nil, nil, codes.NotFound, "there is no instance"},
 		{"deleting", w.nonce(t, deleting, nil), nil, nil, codes.PermissionDenied, "is being deleted"},
 		{"deleted", w.nonce(t, deleted, nil), nil, nil, codes.PermissionDenied, "is deleted"},
 		{"left over", w.nonce(t, w.Reserved(t, true), nil), nil, nil, codes.Unavailable, "not settled yet"},
-		{"not answered by the provider", w.nonce(t, w.Reserved(t, false), nil), nil, nil, codes.Unavailable, "not recorded yet"},
+		{"not answered by the provider", w.nonce(t, w.Reserved(t, false), nil), nil, nil, codes.Unavailable,
+			"not recorded yet"},
 	} {
-		req := &nstancev1.RegisterAgentRequest{Nonce: test.nonce, PublicKey: transporttest.Public(key), Ipv4: "10.0.0.1"}
+		req := &nstancev1.RegisterAgentRequest{Nonce: test.nonce, PublicKey: transporttest.Public(key),
+			Ipv4: "10.0.0.1"}
 		if test.key != nil {
 			req.PublicKey = test.key
 		}
@@ -292,8 +324,8 @@ func TestRefusedAgents(t *testing.T) {
 	wants(t, "a clock that is behind", err, codes.Unavailable, "not valid yet")
 }
 
-// The machine may be up before the provider's answer is recorded. The agent is told to come again, and then completes the record itself;
-// what the executor then records leaves that alone.
+// The machine may be up before the provider's answer is recorded. The agent is told to come again, and then completes
+// the record itself; what the executor then records leaves that alone.
 func TestRegisteredBeforeCreated(t *testing.T) {
 	w := newWorld(t)
 	id, key := w.Reserved(t, false), transporttest.NewKey(t)
@@ -305,12 +337,14 @@ func TestRegisteredBeforeCreated(t *testing.T) {
 		t.Fatal(err)
 	}
 	stored := w.Stored(t, id)
-	if stored.State != record.Registered || stored.ProviderID != "vm-"+id.String() || stored.Group != "workers" || stored.LaunchedAt.IsZero() {
+	if stored.State != record.Registered || stored.ProviderID != "vm-"+id.String() || stored.Group != "workers" ||
+		stored.LaunchedAt.IsZero() {
 		t.Errorf("record %+v", stored)
 	}
 }
 
-// Every request that a registration makes may fail, with or without effect; the agent asks again and is registered once.
+// Every request that a registration makes may fail, with or without effect; the agent asks again and is registered
+// once.
 func TestStorageFaults(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for failing := 1; failing <= 2; failing++ {
@@ -408,11 +442,13 @@ func TestRegisterOperator(t *testing.T) {
 	cert := leaf(t, first.GetCertificate())
 	identity, err := authority.ParseIdentity(cert)
 	want := authority.Identity{Role: authority.RoleOperator, Cluster: "example", Tenant: "prod", ID: id}
-	if err != nil || identity != want || first.GetOperatorId() != id.String() || !cert.NotAfter.Equal(w.Clock.Now().Add(authority.OperatorTTL)) {
+	if err != nil || identity != want || first.GetOperatorId() != id.String() ||
+		!cert.NotAfter.Equal(w.Clock.Now().Add(authority.OperatorTTL)) {
 		t.Errorf("certificate of %v until %v (%v)", identity, cert.NotAfter, err)
 	}
 	rec, _, err := w.State.GetOperator(t.Context(), "prod", id)
-	if err != nil || !bytes.Equal(rec.PublicKey, transporttest.Public(key)) || rec.Certificate.Serial != authority.Serial(cert) ||
+	if err != nil || !bytes.Equal(rec.PublicKey, transporttest.Public(key)) ||
+		rec.Certificate.Serial != authority.Serial(cert) ||
 		!rec.NonceExpires.Equal(w.Clock.Now().Add(authority.OperatorNonceTTL)) {
 		t.Errorf("record %+v (%v)", rec, err)
 	}
@@ -485,9 +521,12 @@ func FuzzRegisterAgent(f *testing.F) {
 	f.Add(good+"x", []byte("0123456789012345678901234567890"), "10.0.0.1", "::1", "a.b")
 	f.Add("", []byte{}, "300.0.0.1", "::ffff:1.2.3.4", "..")
 	f.Fuzz(func(t *testing.T, nonce string, key []byte, ipv4, ipv6, hostname string) {
-		_, err := w.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: strings.ToValidUTF8(nonce, ""), PublicKey: key,
-			Ipv4: strings.ToValidUTF8(ipv4, ""), Ipv6: strings.ToValidUTF8(ipv6, ""), Hostname: strings.ToValidUTF8(hostname, "")})
-		if code := status.Code(err); code != codes.InvalidArgument && code != codes.Unauthenticated && code != codes.ResourceExhausted && nonce != good {
+		_, err := w.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: strings.ToValidUTF8(nonce,
+			""), PublicKey: key,
+			Ipv4: strings.ToValidUTF8(ipv4, ""), Ipv6: strings.ToValidUTF8(ipv6, ""),
+			Hostname: strings.ToValidUTF8(hostname, "")})
+		if code := status.Code(err); code != codes.InvalidArgument && code != codes.Unauthenticated &&
+			code != codes.ResourceExhausted && nonce != good {
 			t.Errorf("%v", err)
 		}
 	})
@@ -518,11 +557,13 @@ func BenchmarkRegisterAgent(b *testing.B) {
 		b.StopTimer()
 		nonce, key := w.nonce(b, w.Created(b), nil), transporttest.NewKey(b)
 		b.StartTimer()
-		conn, err := grpc.NewClient("passthrough:///"+w.addr, grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(nil))), grpc.WithNoProxy())
+		conn, err := grpc.NewClient("passthrough:///"+w.addr, grpc.WithTransportCredentials(
+			credentials.NewTLS(w.ClientTLS(nil))), grpc.WithNoProxy())
 		if err != nil {
 			b.Fatal(err)
 		}
-		_, err = nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(b.Context(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: transporttest.Public(key), Ipv4: "10.1.2.3"})
+		_, err = nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(b.Context(),
+			&nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: transporttest.Public(key), Ipv4: "10.1.2.3"})
 		if err != nil {
 			b.Fatal(err)
 		}

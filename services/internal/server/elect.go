@@ -13,8 +13,9 @@ import (
 // maxPause is how long a server that cannot lead waits at most before it stands again.
 const maxPause = time.Minute
 
-// elect stands for election until ctx ends. A term that cannot begin, or ends by an error, is given up: the lock is released, so that
-// another server may try, and this one stands again after a pause. Only what no repetition mends is returned.
+// elect stands for election until ctx ends. A term that cannot begin, or ends by an error, is given up: the lock is
+// released, so that another server may try, and this one stands again after a pause. Only what no repetition mends is
+// returned.
 func (s *server) elect(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := s.stand(ctx)
@@ -43,8 +44,8 @@ type termError struct{ err error }
 func (e *termError) Error() string { return e.err.Error() }
 func (e *termError) Unwrap() error { return e.err }
 
-// besidesTerm is what is left of an error of [server.stand] that came to an end as was asked for: that a term failed just before is worth a line, and no
-// failure of the stop.
+// besidesTerm is what is left of an error of [server.stand] that came to an end as was asked for: that a term failed
+// just before is worth a line, and no failure of the stop.
 func (s *server) besidesTerm(err error) error {
 	var term *termError
 	if !errors.As(err, &term) {
@@ -55,7 +56,9 @@ func (s *server) besidesTerm(err error) error {
 	if !ok {
 		return nil
 	}
-	return errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), func(err error) bool { return errors.Is(err, term) })...)
+	return errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), func(err error) bool {
+		return errors.Is(err, term)
+	})...)
 }
 
 // stand takes part in the election until ctx ends or a term fails.
@@ -64,8 +67,10 @@ func (s *server) stand(ctx context.Context) error {
 	election := shard.Server.LeaderElection
 	return lease.Run(ctx, lease.Config{
 		Store: s.store, Key: keys.Leader(s.opts.Shard), Self: s.identity,
-		Options: lease.Options{Lease: election.LeaseDuration.D(), Renew: election.RenewInterval.D(), PeerLease: election.PeerLease.D(),
-			PeerInterval: election.PeerInterval.D(), HeirLease: s.cfg.Heir.HeirLease, HeirRenew: s.cfg.Heir.HeirRenew, Steady: s.cfg.Heir.Steady},
+		Options: lease.Options{Lease: election.LeaseDuration.D(), Renew: election.RenewInterval.D(),
+			PeerLease:    election.PeerLease.D(),
+			PeerInterval: election.PeerInterval.D(), HeirLease: s.cfg.Heir.HeirLease, HeirRenew: s.cfg.Heir.HeirRenew,
+			Steady: s.cfg.Heir.Steady},
 		Peers:       s.peers,
 		Disabled:    election.Enabled != nil && !*election.Enabled,
 		Clock:       lease.SystemClock(),

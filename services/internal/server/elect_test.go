@@ -14,7 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// unreadable is a store in which some keys cannot be read from the moment on in which the first term's lock is written until it is released.
+// unreadable is a store in which some keys cannot be read from the moment on in which the first term's lock is written
+// until it is released.
 type unreadable struct {
 	objstore.Store
 	prefix string
@@ -46,7 +47,8 @@ func (u *unreadable) List(ctx context.Context, prefix string) ([]objstore.Entry,
 	return u.Store.List(ctx, prefix)
 }
 
-func (u *unreadable) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+func (u *unreadable) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token,
+	error) {
 	if key == keys.Leader("a") {
 		if lock, err := record.DecodeLock(body); err == nil && lock.Term == 1 {
 			u.broken.Store(!lock.Released)
@@ -56,7 +58,8 @@ func (u *unreadable) Put(ctx context.Context, key string, body []byte, cond objs
 }
 
 func TestPassingFaultAtTakeOverEndsTheTermOnly(t *testing.T) {
-	for name, prefix := range map[string]string{"keys": "cluster/secret/", "configuration": "config/", "records": "shard/a/instance/"} {
+	for name, prefix := range map[string]string{"keys": "cluster/secret/", "configuration": "config/",
+		"records": "shard/a/instance/"} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.configure(nil)
@@ -89,8 +92,9 @@ func TestPassingFaultAtTakeOverEndsTheTermOnly(t *testing.T) {
 	}
 }
 
-// destroyed is a store from which the shard's configuration goes while the first lock is written: the cluster was destroyed, and a standby comes to lead.
-// If there is a channel, it is told of the first release, which waits until it is heard of again.
+// destroyed is a store from which the shard's configuration goes while the first lock is written: the cluster was
+// destroyed, and a standby comes to lead. If there is a channel, it is told of the first release, which waits until it
+// is heard of again.
 type destroyed struct {
 	objstore.Store
 	once     sync.Once
@@ -128,7 +132,8 @@ func TestStopWhileATermIsGivenUp(t *testing.T) {
 	if err := p.wait(); err != nil {
 		t.Errorf("%v; log:\n%s", err, p.log)
 	}
-	if log := p.log.String(); !strings.Contains(log, `"leading ended by an error"`) || strings.Contains(log, `"leadership given up"`) {
+	if log := p.log.String(); !strings.Contains(log, `"leading ended by an error"`) ||
+		strings.Contains(log, `"leadership given up"`) {
 		t.Errorf("log:\n%s", log)
 	}
 }

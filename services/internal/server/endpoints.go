@@ -105,7 +105,8 @@ func (s *server) listen(ctx context.Context) error {
 	if s.ports.shared {
 		return nil
 	}
-	// Standbys answer too, with the leader's address. They need the CA for that, which the first leader may still have to make.
+	// Standbys answer too, with the leader's address. They need the CA for that, which the first leader may still have
+	// to make.
 	var fatal *fatalError
 	if err = s.ensureServices(ctx); err == nil || errors.As(err, &fatal) {
 		return err
@@ -122,7 +123,8 @@ func samePort(a, b string) bool {
 
 var errNoCA = errors.New("the cluster has no CA yet")
 
-// awaitServices starts the services as soon as that is possible: once the first leader of the cluster has made its CA, or the bucket answers.
+// awaitServices starts the services as soon as that is possible: once the first leader of the cluster has made its CA,
+// or the bucket answers.
 func (s *server) awaitServices(ctx context.Context, err error) {
 	for wait := 2 * time.Second; ; wait = min(2*wait, time.Minute) {
 		if !errors.Is(err, errNoCA) {
@@ -203,8 +205,9 @@ func (s *server) openSource(ctx context.Context) (*transport.Source, error) {
 		return nil, err
 	}
 	return transport.NewSource(transport.Options{
-		Identity: authority.Identity{Role: authority.RoleServer, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, Server: s.opts.ID},
-		Hosts:    s.ports.hosts, CA: ca, Bundle: bundle, Rand: rand.Reader, Now: time.Now, Log: s.log,
+		Identity: authority.Identity{Role: authority.RoleServer, Cluster: s.manager.Shard().Cluster.ID,
+			Shard: s.opts.Shard, Server: s.opts.ID},
+		Hosts: s.ports.hosts, CA: ca, Bundle: bundle, Rand: rand.Reader, Now: time.Now, Log: s.log,
 	})
 }
 
@@ -226,7 +229,9 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 		{"operators", s.ports.bind.Operator, authority.RoleOperator, func(g *grpc.Server) {
 			nstancev1.RegisterOperatorServiceServer(g, s.operators)
 		}},
-		{"agents", s.ports.bind.Agent, authority.RoleAgent, func(g *grpc.Server) { nstancev1.RegisterAgentServiceServer(g, s.agents) }},
+		{"agents", s.ports.bind.Agent, authority.RoleAgent, func(g *grpc.Server) {
+			nstancev1.RegisterAgentServiceServer(g, s.agents)
+		}},
 	}
 	var servers []*grpc.Server
 	stop = func() {
@@ -273,9 +278,11 @@ func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 func (s *server) notLeader() error {
 	detail := &nstancev1.NotLeader{Shard: s.opts.Shard}
 	message := "no server leads this shard yet"
-	if st := s.status.Load(); st != nil && st.Holder.Term > 0 && !st.Holder.Released && st.Holder.Incarnation != s.incarnation && st.Role != lease.Leader {
+	if st := s.status.Load(); st != nil && st.Holder.Term > 0 && !st.Holder.Released &&
+		st.Holder.Incarnation != s.incarnation && st.Role != lease.Leader {
 		at := st.Holder.Addresses
-		detail.LeaderId, detail.RegistrationAddr, detail.OperatorAddr, detail.AgentAddr = st.Holder.LeaderID, at.Registration, at.Operator, at.Agent
+		detail.LeaderId, detail.RegistrationAddr, detail.OperatorAddr, detail.AgentAddr = st.Holder.LeaderID,
+			at.Registration, at.Operator, at.Agent
 		message = "this server does not lead the shard, " + st.Holder.LeaderID + " does"
 	}
 	answer := status.New(codes.Unavailable, message)

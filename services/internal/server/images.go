@@ -26,8 +26,8 @@ const (
 	imageParallel = 8
 )
 
-// imageBook holds what the images of a configuration were last found to be. What was never found is the configuration's fallback, and what is not
-// found any more stays what it was.
+// imageBook holds what the images of a configuration were last found to be. What was never found is the configuration's
+// fallback, and what is not found any more stays what it was.
 type imageBook struct {
 	provider infra.Provider
 	env      tasks.Env
@@ -80,12 +80,14 @@ func (b *imageBook) look(ctx context.Context, shard *config.Shard, which lookFor
 	}
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(shard.Images)), func(name string) bool {
 		e, tried := b.entry(name, shard.Images[name])
-		return shard.Images[name].Provider != shard.Server.Provider.Kind || which == newImages && tried || which == missingImages && e.id != ""
+		return shard.Images[name].Provider != shard.Server.Provider.Kind || which == newImages && tried ||
+			which == missingImages && e.id != ""
 	})
 	errs := make([]error, len(names))
 	_ = b.env.ForEach(ctx, len(names), imageParallel, func(ctx context.Context, i int) error {
 		image := shard.Images[names[i]]
-		query := infra.ImageQuery{Owners: image.Owners, Filters: map[string][]string{}, Sort: image.Sort, Newest: image.Order == "desc"}
+		query := infra.ImageQuery{Owners: image.Owners, Filters: map[string][]string{}, Sort: image.Sort,
+			Newest: image.Order == "desc"}
 		for _, filter := range image.Filters {
 			query.Filters[filter.Name] = append(query.Filters[filter.Name], filter.Values...)
 		}
@@ -115,8 +117,8 @@ func (s *server) lookForImages(ctx context.Context, l *leadership, shard *config
 	return err
 }
 
-// refreshImages looks for all images anew every image_refresh_interval, and soon for those that were not found. Nothing rotates by that: an image
-// is for the instances made from now on.
+// refreshImages looks for all images anew every image_refresh_interval, and soon for those that were not found. Nothing
+// rotates by that: an image is for the instances made from now on.
 func (s *server) refreshImages(ctx context.Context, l *leadership) error {
 	looked := s.env.Now()
 	for s.env.Sleep(ctx, imageRetry) == nil {

@@ -110,10 +110,13 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 
 	wake := make(chan struct{}, 1)
 	events := operatorapi.NewEvents()
-	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(), observe: s.metrics.ObserveProvider}
+	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(),
+		observe: s.metrics.ObserveProvider}
 	leader := leader.NewLeader(leader.Parts{
-		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a, Records: s.state, Provider: provider,
-		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env, Events: tellers{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
+		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a,
+		Records: s.state, Provider: provider,
+		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
+		Events: tellers{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
 		Wake: func() {
 			select {
 			case wake <- struct{}{}:
@@ -128,10 +131,13 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	issuer := transport.Issuer{CA: ca, Bundle: caPEM, Rand: rand.Reader, Now: time.Now}
 	l := &leadership{
 		leader: leader,
-		registration: &registerapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(), Incarnation: s.incarnation,
-			World: leader.World, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(), Issuer: issuer},
-		agent: &agentapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(), Incarnation: s.incarnation,
-			World: leader.World, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
+		registration: &registerapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
+			Incarnation: s.incarnation,
+			World:       leader.World, Records: leader.Executor, Store: s.state, NonceKey: nonceKey.Public(),
+			Issuer: issuer},
+		agent: &agentapi.Leader{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
+			Incarnation: s.incarnation,
+			World:       leader.World, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
 			Interval: func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() }},
 		operator:  s.operatorLeader(ctx, a, leader, events, issuer),
 		generator: generator, caPEM: caPEM,
@@ -151,7 +157,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	defer s.manager.Follow()
 	s.tellRefused(leader, s.manager.Status().Problems)
 	return tasks.Run(ctx,
-		func(ctx context.Context) error { return s.holdAddress(ctx, leader) }, // it takes seconds, and nobody waits for it
+		// it takes seconds, and nobody waits for it
+		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
 		func(ctx context.Context) error {
 			if err := leader.TakeOver(ctx); err != nil {
 				return err
@@ -188,8 +195,9 @@ func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
 	return func(id ident.ID) { env.Go("forget an agent", func() { s.agents.Deleted(ctx, id) }) }
 }
 
-// keys reads the cluster's keys, making them in a cluster that has none. It makes none for a shard whose configuration is gone: the cluster was
-// destroyed with it, and a standby that comes to lead when its leader is stopped would leave the beginnings of another in the bucket.
+// keys reads the cluster's keys, making them in a cluster that has none. It makes none for a shard whose configuration
+// is gone: the cluster was destroyed with it, and a standby that comes to lead when its leader is stopped would leave
+// the beginnings of another in the bucket.
 func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, error) {
 	fail := func(err error) (authority.CA, authority.NonceKey, error) {
 		return authority.CA{}, authority.NonceKey{}, err
@@ -222,7 +230,8 @@ func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, er
 }
 
 // apply puts a configuration in force on the leader.
-func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, shard *config.Shard, groups map[config.GroupKey]config.Group) {
+func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, shard *config.Shard,
+	groups map[config.GroupKey]config.Group) {
 	s.configureProvider(ctx, l, shard)
 	inTime, cancel := context.WithTimeout(ctx, imagePatience)
 	_ = s.lookForImages(inTime, l, shard, newImages) // raised, and looked up again soon
@@ -246,16 +255,19 @@ func (s *server) describe(l *leadership) {
 	shard := s.manager.Shard()
 	l.generator.Configure(filegen.Shard{
 		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(l.caPEM)},
-		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: s.ports.leader.Registration, AgentAddr: s.ports.leader.Agent,
+		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: s.ports.leader.Registration,
+			AgentAddr:    s.ports.leader.Agent,
 			OperatorAddr: s.ports.leader.Operator},
-		Provider:     render.Provider{Kind: shard.Server.Provider.Kind, Region: shard.Server.Provider.Region, Zone: shard.Server.Provider.Zone},
+		Provider: render.Provider{Kind: shard.Server.Provider.Kind, Region: shard.Server.Provider.Region,
+			Zone: shard.Server.Provider.Zone},
 		Image:        l.images.ids(shard),
 		Certificates: shard.Certificates,
 		NonceTTL:     shard.Server.GarbageCollection.RegistrationTimeout.D(),
 	})
 }
 
-// pollConfig looks for a newer configuration now and then, and less often reads boot scripts anew, so that none is on the way of a create.
+// pollConfig looks for a newer configuration now and then, and less often reads boot scripts anew, so that none is on
+// the way of a create.
 func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, generator *filegen.Generator) error {
 	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
 		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
@@ -315,7 +327,8 @@ func (s *server) hearConfirmations(ctx context.Context) {
 		}
 		vms := l.leader.World.ConfirmOrphans()
 		for _, vm := range vms {
-			s.log.Info("orphan confirmed", "instance", vm.Tags.Instance.String(), "tenant", vm.Tags.Tenant, "group", vm.Tags.Group, "vm", vm.ProviderID)
+			s.log.Info("orphan confirmed", "instance", vm.Tags.Instance.String(), "tenant", vm.Tags.Tenant, "group",
+				vm.Tags.Group, "vm", vm.ProviderID)
 		}
 		s.log.Info("orphans confirmed", "count", len(vms))
 	}
@@ -337,7 +350,8 @@ func cacheRow(key config.GroupKey, group config.Group) (cache.Group, error) {
 	if err != nil {
 		return cache.Group{}, fmt.Errorf("encode group %s: %w", key, err)
 	}
-	return cache.Group{Tenant: key.Tenant, Name: key.Group, JSON: text, RuntimeHash: group.RuntimeHash, InfraHash: group.InfraHash}, nil
+	return cache.Group{Tenant: key.Tenant, Name: key.Group, JSON: text, RuntimeHash: group.RuntimeHash,
+		InfraHash: group.InfraHash}, nil
 }
 
 func isNotFound(err error) bool {

@@ -16,9 +16,11 @@ import (
 )
 
 // operatorLeader is the operators' side of a leadership.
-func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *leader.Leader, events *operatorapi.Events, issuer transport.Issuer) *operatorapi.Leader {
+func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *leader.Leader,
+	events *operatorapi.Events, issuer transport.Issuer) *operatorapi.Leader {
 	return &operatorapi.Leader{
-		Context: ctx, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, ID: s.opts.ID, Incarnation: s.incarnation, Leader: leader,
+		Context: ctx, Cluster: s.manager.Shard().Cluster.ID, Shard: s.opts.Shard, ID: s.opts.ID,
+		Incarnation: s.incarnation, Leader: leader,
 		Config: s.manager,
 		Refresh: func(ctx context.Context) (shardconfig.Result, config.Problems, error) {
 			result, problems, err := s.refresh(ctx, leader)
@@ -27,8 +29,10 @@ func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader 
 			}
 			return result, problems, err
 		},
-		ConfigModified: func(ctx context.Context) (time.Time, error) { return s.state.ConfigModified(ctx, s.opts.Shard) },
-		Events:         events, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
+		ConfigModified: func(ctx context.Context) (time.Time, error) {
+			return s.state.ConfigModified(ctx, s.opts.Shard)
+		},
+		Events: events, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
 	}
 }
 

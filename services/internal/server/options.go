@@ -70,17 +70,24 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 	flags := pflag.NewFlagSet("nstance-server", pflag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.SortFlags = false
-	flags.StringVar(&o.ID, "id", "", "this server's ID, unique in the shard (default: the machine's provider instance ID, else its host name)")
+	flags.StringVar(&o.ID, "id", "",
+		"this server's ID, unique in the shard (default: the machine's provider instance ID, else its host name)")
 	flags.StringVar(&o.Shard, "shard", "", "shard to serve")
 	flags.StringVar(&o.Location.Provider, "storage", "s3", "object storage: s3 or file")
 	flags.StringVar(&o.Location.Bucket, "bucket", "", "bucket (for file: a directory)")
 	flags.StringVar(&o.Location.Prefix, "prefix", "", "prefix of all keys in the bucket")
 	flags.StringVar(&o.CacheDir, "cachedir", "./cache", "directory of the cache, which can be deleted at any time")
-	flags.StringVar(&o.LeaderInterface, "leader-interface", "", "ID or ARN of the leader's network interface; must agree with the configuration")
-	flags.StringVar(&o.AdvertiseHost, "advertise-host", "", "host that others reach this server under, where server.advertise does not say another (default: the primary interface's address)")
-	flags.StringVar(&o.HealthAddr, "health-addr", "", "address of the probe and /metrics from the start (default: port 8990; the configuration's health_addr is served too)")
-	flags.IntVar(&o.Instance, "instance", 0, "for several servers of one shard on one machine (development): number `N` of this one, from 1. Health and\n"+
-		"election ports are shifted by (N-1)*10; the other ports belong to whoever leads")
+	flags.StringVar(&o.LeaderInterface, "leader-interface", "",
+		"ID or ARN of the leader's network interface; must agree with the configuration")
+	flags.StringVar(&o.AdvertiseHost, "advertise-host", "",
+		"host that others reach this server under, where server.advertise does not say another (default: the "+
+			"primary interface's address)")
+	flags.StringVar(&o.HealthAddr, "health-addr", "",
+		"address of the probe and /metrics from the start (default: port 8990; the configuration's health_addr is "+
+			"served too)")
+	flags.IntVar(&o.Instance, "instance", 0,
+		"for several servers of one shard on one machine (development): number `N` of this one, from 1. Health and\n"+
+			"election ports are shifted by (N-1)*10; the other ports belong to whoever leads")
 	validate := flags.String("validate", "", "check a configuration `FILE` (without a file: the shard's own) and exit")
 	flags.Lookup("validate").NoOptDefVal = "\x00"
 	flags.BoolVar(&o.Debug, "debug", false, "log more; serve gRPC health and reflection")
@@ -98,7 +105,9 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 		}
 	}
 	if flags.NArg() > 0 {
-		return Options{}, fmt.Errorf("unexpected argument %q; --validate takes its file after an equals sign: --validate=FILE", flags.Arg(0))
+		return Options{},
+			fmt.Errorf("unexpected argument %q; --validate takes its file after an equals sign: --validate=FILE",
+				flags.Arg(0))
 	}
 	if o.Version || o.ValidateFile != "" {
 		return o, nil

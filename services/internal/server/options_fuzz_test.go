@@ -16,17 +16,25 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// A command line, an argument a line, is taken with everything that the server needs of it, or refused at once with the flag's name.
+// A command line, an argument a line, is taken with everything that the server needs of it, or refused at once with the
+// flag's name.
 func FuzzParseOptions(f *testing.F) {
 	for _, args := range []string{
-		"--id\ns1\n--shard\na\n--storage\ns3\n--bucket\nb\n--prefix\np/", "--shard=a\n--bucket=b\n--instance=3\n--advertise-host=10.0.0.7", "--validate=x.jsonc", "--validate\n--shard=a\n--bucket=b",
-		"--version", "--help", "--id=$\n--instance=-1", "--id=s1\n--shard=a\n--bucket=b\n--health-addr=8990", "--id=s1\n--shard=a\n--bucket=b\n--health-addr=[::]:70000",
-		"--id=s1\n--shard=a\n--bucket=b\n--advertise-host=a b", "--id=s1\n--shard=a\n--bucket=b\n--advertise-host=[::1]", "--id=s1\n--shard=a\n--bucket=b\n--advertise-host=fe80::1%eth0",
-		"--id=s1\n--shard=a\n--bucket=b\n--advertise-host=0.0.0.0", "-v\n--debug=maybe", "--instance=99999999999999999999", "start",
+		"--id\ns1\n--shard\na\n--storage\ns3\n--bucket\nb\n--prefix\np/",
+		"--shard=a\n--bucket=b\n--instance=3\n--advertise-host=10.0.0.7", "--validate=x.jsonc",
+		"--validate\n--shard=a\n--bucket=b",
+		"--version", "--help", "--id=$\n--instance=-1", "--id=s1\n--shard=a\n--bucket=b\n--health-addr=8990",
+		"--id=s1\n--shard=a\n--bucket=b\n--health-addr=[::]:70000",
+		"--id=s1\n--shard=a\n--bucket=b\n--advertise-host=a b",
+		"--id=s1\n--shard=a\n--bucket=b\n--advertise-host=[::1]",
+		"--id=s1\n--shard=a\n--bucket=b\n--advertise-host=fe80::1%eth0",
+		"--id=s1\n--shard=a\n--bucket=b\n--advertise-host=0.0.0.0", "-v\n--debug=maybe",
+		"--instance=99999999999999999999", "start",
 	} {
 		f.Add(args)
 	}
-	bind := config.Addresses{Health: "0.0.0.0:8990", Election: "0.0.0.0:8991", Registration: "[::]:8992", Operator: ":8993", Agent: "0.0.0.0:8994"}
+	bind := config.Addresses{Health: "0.0.0.0:8990", Election: "0.0.0.0:8991", Registration: "[::]:8992",
+		Operator: ":8993", Agent: "0.0.0.0:8994"}
 	f.Fuzz(func(t *testing.T, text string) {
 		args := strings.Split(text, "\n")
 		var help bytes.Buffer
@@ -45,7 +53,8 @@ func FuzzParseOptions(f *testing.F) {
 		case o.Version || o.ValidateFile != "":
 			return
 		}
-		if ident.ValidateName(o.Shard) != nil || o.Location.Bucket == "" || o.shift() < 0 || o.shift() > 1000 || !o.Validate && authority.ValidateServerID(o.ID) != nil {
+		if ident.ValidateName(o.Shard) != nil || o.Location.Bucket == "" || o.shift() < 0 || o.shift() > 1000 ||
+			!o.Validate && authority.ValidateServerID(o.ID) != nil {
 			t.Errorf("%q gave %+v", args, o)
 		}
 		if _, port, err := net.SplitHostPort(o.HealthAddr); err != nil || !isPort(port) {
@@ -55,9 +64,11 @@ func FuzzParseOptions(f *testing.F) {
 		if err != nil {
 			t.Errorf("%q: %v", args, err)
 		}
-		for _, addr := range []string{p.advertise.Health, p.advertise.Election, p.advertise.Registration, p.advertise.Operator, p.advertise.Agent} {
+		for _, addr := range []string{p.advertise.Health, p.advertise.Election, p.advertise.Registration,
+			p.advertise.Operator, p.advertise.Agent} {
 			host, port, err := net.SplitHostPort(addr)
-			if ip, _ := netip.ParseAddr(host); err != nil || !isPort(port) || wildcard(host) || ip.Zone() != "" || !ip.IsValid() && strings.ContainsAny(host, " \t\n\x00:[]%/") {
+			if ip, _ := netip.ParseAddr(host); err != nil || !isPort(port) || wildcard(host) || ip.Zone() != "" ||
+				!ip.IsValid() && strings.ContainsAny(host, " \t\n\x00:[]%/") {
 				t.Errorf("%q: others are told %q", args, addr)
 			}
 		}
@@ -71,7 +82,9 @@ func isPort(text string) bool {
 
 // An ARN gives the ID that it ends in, anything else is one.
 func FuzzInterfaceID(f *testing.F) {
-	for _, text := range []string{"", "eni-0123456789abcdef0", "arn:aws:ec2:us-west-2:123456789012:network-interface/eni-0123456789abcdef0", "arn:aws:ec2:::network-interface/", "arn:"} {
+	for _, text := range []string{"", "eni-0123456789abcdef0",
+		"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-0123456789abcdef0",
+		"arn:aws:ec2:::network-interface/", "arn:"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -19,15 +19,22 @@ func TestParseOptions(t *testing.T) {
 		err   string
 	}{
 		"usual": {"--id s1 --shard a --storage s3 --bucket b --prefix p/", func(o Options) bool {
-			return o.ID == "s1" && o.Shard == "a" && o.Location.Provider == "s3" && o.Location.Bucket == "b" && o.Location.Prefix == "p/" &&
+			return o.ID == "s1" && o.Shard == "a" && o.Location.Provider == "s3" && o.Location.Bucket == "b" &&
+				o.Location.Prefix == "p/" &&
 				o.HealthAddr == "0.0.0.0:8990" && o.CacheDir == "./cache"
 		}, ""},
-		"given ID":              {"--id s1 --shard a --bucket b", func(o Options) bool { return !o.HostID }, ""},
-		"host's name":           {"--shard a --bucket b", func(o Options) bool { return o.HostID && o.ID != "" }, ""},
-		"second of a machine":   {"--id s1 --shard a --bucket b --instance 2", func(o Options) bool { return o.HealthAddr == "0.0.0.0:9000" }, ""},
-		"verbose":               {"--id s1 --shard a --bucket b -v", func(o Options) bool { return o.Debug }, ""},
-		"validate the shard's":  {"--validate --shard a --bucket b", func(o Options) bool { return o.Validate && o.ValidateFile == "" }, ""},
-		"validate a file":       {"--validate=x.jsonc", func(o Options) bool { return o.Validate && o.ValidateFile == "x.jsonc" }, ""},
+		"given ID":    {"--id s1 --shard a --bucket b", func(o Options) bool { return !o.HostID }, ""},
+		"host's name": {"--shard a --bucket b", func(o Options) bool { return o.HostID && o.ID != "" }, ""},
+		"second of a machine": {"--id s1 --shard a --bucket b --instance 2", func(o Options) bool {
+			return o.HealthAddr == "0.0.0.0:9000"
+		}, ""},
+		"verbose": {"--id s1 --shard a --bucket b -v", func(o Options) bool { return o.Debug }, ""},
+		"validate the shard's": {"--validate --shard a --bucket b", func(o Options) bool {
+			return o.Validate && o.ValidateFile == ""
+		}, ""},
+		"validate a file": {"--validate=x.jsonc", func(o Options) bool {
+			return o.Validate && o.ValidateFile == "x.jsonc"
+		}, ""},
 		"version needs nothing": {"--version", func(o Options) bool { return o.Version }, ""},
 		"file after a space":    {"--validate x.jsonc --shard a --bucket b", nil, "--validate=FILE"},
 		"everything missing":    {"--id=$", nil, "--shard:"},
@@ -39,7 +46,9 @@ func TestParseOptions(t *testing.T) {
 		"host in brackets":      {"--id s1 --shard a --bucket b --advertise-host [::1]", nil, "--advertise-host"},
 		"host of all":           {"--id s1 --shard a --bucket b --advertise-host 0.0.0.0", nil, "--advertise-host"},
 		"host and port":         {"--id s1 --shard a --bucket b --advertise-host h:1", nil, "--advertise-host"},
-		"IPv6 host":             {"--id s1 --shard a --bucket b --advertise-host fd00::1", func(o Options) bool { return o.AdvertiseHost == "fd00::1" }, ""},
+		"IPv6 host": {"--id s1 --shard a --bucket b --advertise-host fd00::1", func(o Options) bool {
+			return o.AdvertiseHost == "fd00::1"
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, err := ParseOptions(strings.Fields(tc.args), &bytes.Buffer{})
@@ -61,7 +70,8 @@ func TestHelpTeaches(t *testing.T) {
 	if _, err := ParseOptions([]string{"--help"}, &out); !errors.Is(err, pflag.ErrHelp) {
 		t.Fatal(err)
 	}
-	for _, word := range []string{"Usage:", "--leader-interface", "NSTANCE_ENCRYPTION_KEY", "Exit status", "--validate"} {
+	for _, word := range []string{"Usage:", "--leader-interface", "NSTANCE_ENCRYPTION_KEY", "Exit status",
+		"--validate"} {
 		if !strings.Contains(out.String(), word) {
 			t.Errorf("help does not speak of %s", word)
 		}
@@ -69,7 +79,8 @@ func TestHelpTeaches(t *testing.T) {
 }
 
 func TestPorts(t *testing.T) {
-	bind := config.Addresses{Health: "0.0.0.0:8990", Election: "0.0.0.0:8991", Registration: "127.0.0.1:8992", Operator: "0.0.0.0:8993", Agent: "0.0.0.0:8994"}
+	bind := config.Addresses{Health: "0.0.0.0:8990", Election: "0.0.0.0:8991", Registration: "127.0.0.1:8992",
+		Operator: "0.0.0.0:8993", Agent: "0.0.0.0:8994"}
 	shard := func(change func(*config.Server)) *config.Shard {
 		s := &config.Shard{Server: config.Server{Bind: bind}}
 		if change != nil {
@@ -81,7 +92,8 @@ func TestPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := config.Addresses{Health: "10.0.0.7:8990", Election: "10.0.0.7:8991", Registration: "10.0.0.7:8992", Operator: "10.0.0.7:8993", Agent: "10.0.0.7:8994"}
+	want := config.Addresses{Health: "10.0.0.7:8990", Election: "10.0.0.7:8991", Registration: "10.0.0.7:8992",
+		Operator: "10.0.0.7:8993", Agent: "10.0.0.7:8994"}
 	if diff := cmp.Diff(want, p.advertise); diff != "" || p.shared {
 		t.Errorf("advertised (-want +got), shared %t:\n%s", p.shared, diff)
 	}
@@ -103,14 +115,17 @@ func TestPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.bind.Health != "0.0.0.0:9010" || p.bind.Election != "0.0.0.0:9011" || p.bind.Agent != "0.0.0.0:8994" || !p.shared {
+	if p.bind.Health != "0.0.0.0:9010" || p.bind.Election != "0.0.0.0:9011" || p.bind.Agent != "0.0.0.0:8994" ||
+		!p.shared {
 		t.Errorf("third server of a machine binds %+v, shared %t", p.bind, p.shared)
 	}
 	if p.advertise.Registration != "127.0.0.1:8992" || strings.HasPrefix(p.advertise.Agent, "0.0.0.0") {
 		t.Errorf("it advertises %+v", p.advertise)
 	}
 
-	p, err = portsOf(shard(func(s *config.Server) { s.LeaderNetwork = &config.LeaderNetwork{IPv4: "10.0.0.100"} }), Options{AdvertiseHost: "10.0.0.7"})
+	p, err = portsOf(shard(func(s *config.Server) {
+		s.LeaderNetwork = &config.LeaderNetwork{IPv4: "10.0.0.100"}
+	}), Options{AdvertiseHost: "10.0.0.7"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +136,9 @@ func TestPorts(t *testing.T) {
 		t.Errorf("the certificate's hosts %v lack the leader's address", p.hosts)
 	}
 
-	if _, err := portsOf(shard(func(s *config.Server) { s.Bind.Health = "0.0.0.0:65530" }), Options{Instance: 2}); err == nil {
+	if _, err := portsOf(shard(func(s *config.Server) {
+		s.Bind.Health = "0.0.0.0:65530"
+	}), Options{Instance: 2}); err == nil {
 		t.Error("a port above 65535 was accepted")
 	}
 }

@@ -12,9 +12,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// openPeers makes the network over which the shard's servers speak of the election, and serves it at the election port once there is a CA.
+// openPeers makes the network over which the shard's servers speak of the election, and serves it at the election port
+// once there is a CA.
 func (s *server) openPeers(ctx context.Context, listener net.Listener) {
-	s.peers = peer.New(peer.Options{Self: s.identity.Peer(), Shard: s.opts.Shard, Source: s.endpoints.certificates, Log: s.log, Sleep: s.env.Sleep})
+	s.peers = peer.New(peer.Options{Self: s.identity.Peer(), Shard: s.opts.Shard, Source: s.endpoints.certificates,
+		Log: s.log, Sleep: s.env.Sleep})
 	// What is said in the end is said after ctx has ended: a leader takes leave of its heir.
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.endpoints.onStop(stop)
@@ -33,7 +35,8 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	})
 }
 
-// awaitSource returns the source of this server's certificates, as soon as the first leader of the cluster has made its CA; nil when ctx has ended.
+// awaitSource returns the source of this server's certificates, as soon as the first leader of the cluster has made its
+// CA; nil when ctx has ended.
 func (s *server) awaitSource(ctx context.Context) *transport.Source {
 	for wait := 2 * time.Second; ctx.Err() == nil; wait = min(2*wait, time.Minute) {
 		s.endpoints.mu.Lock()

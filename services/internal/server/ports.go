@@ -40,8 +40,9 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 	shift("health_addr", &p.bind.Health)
 	shift("election_addr", &p.bind.Election)
 	primary := primaryHost()
-	// --advertise-host stands for the primary interface's address, so it gives way to a host that the configuration says for an address, as it does for
-	// one behind which there is a load balancer. An address that is only bound says nothing.
+	// --advertise-host stands for the primary interface's address, so it gives way to a host that the configuration
+	// says for an address, as it does for one behind which there is a load balancer. An address that is only bound says
+	// nothing.
 	reach := func(advertise *string, configured, bind string, shiftBy int) {
 		addr := *advertise
 		said := addr != "" && addr != configured
@@ -86,7 +87,8 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 		}
 		p.hosts = append(p.hosts, network.IPv4, network.IPv6)
 	}
-	for _, addr := range []string{p.advertise.Election, p.advertise.Registration, p.advertise.Operator, p.advertise.Agent,
+	for _, addr := range []string{p.advertise.Election, p.advertise.Registration, p.advertise.Operator,
+		p.advertise.Agent,
 		p.bind.Registration, p.bind.Operator, p.bind.Agent} {
 		if host, _, err := net.SplitHostPort(addr); err == nil && !wildcard(host) {
 			p.hosts = append(p.hosts, host)
@@ -100,7 +102,8 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 
 // lock is what the election lock says of this server.
 func (p ports) lock() record.LockAddresses {
-	return record.LockAddresses{Election: p.advertise.Election, Registration: p.advertise.Registration, Operator: p.advertise.Operator, Agent: p.advertise.Agent}
+	return record.LockAddresses{Election: p.advertise.Election, Registration: p.advertise.Registration,
+		Operator: p.advertise.Operator, Agent: p.advertise.Agent}
 }
 
 func wildcard(host string) bool {
@@ -126,9 +129,11 @@ func shiftPort(addr string, by int) (string, error) {
 	return net.JoinHostPort(host, strconv.Itoa(n+by)), nil
 }
 
-// primaryHost is the address of the interface that the default route leaves by, else of the first that is up. Nothing is sent.
+// primaryHost is the address of the interface that the default route leaves by, else of the first that is up. Nothing
+// is sent.
 func primaryHost() string {
-	if conn, err := (&net.Dialer{}).DialContext(context.Background(), "udp", "192.0.2.1:9"); err == nil { // TEST-NET-1, RFC 5737: routed like any other, never reached
+	// TEST-NET-1, RFC 5737: routed like any other, never reached
+	if conn, err := (&net.Dialer{}).DialContext(context.Background(), "udp", "192.0.2.1:9"); err == nil {
 		defer conn.Close()
 		if local, ok := conn.LocalAddr().(*net.UDPAddr); ok {
 			return local.IP.String()
@@ -150,8 +155,10 @@ func listen(ctx context.Context, addr, what string) (net.Listener, error) {
 	var cfg net.ListenConfig
 	listener, err := cfg.Listen(ctx, "tcp", addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, &fatalError{fmt.Errorf("listen on %s for %s: the port is taken: stop the process that has it, or give this server another "+
-			"(server.bind in the shard's configuration, --health-addr, --instance)", addr, what)}
+		return nil,
+			&fatalError{fmt.Errorf(
+				"listen on %s for %s: the port is taken: stop the process that has it, or give this server another "+
+					"(server.bind in the shard's configuration, --health-addr, --instance)", addr, what)}
 	}
 	if err != nil {
 		return nil, &fatalError{fmt.Errorf("listen for %s: %w", what, err)}

@@ -19,15 +19,16 @@ import (
 // Machine is this server's own machine and the provider that makes the others.
 type Machine struct {
 	Provider infra.Provider
-	// ID is the provider's ID of the machine that this server runs on, one that is never used again; empty where there is none.
+	// ID is the provider's ID of the machine that this server runs on, one that is never used again; empty where there
+	// is none.
 	ID string
 	// Named: ID is also what people call the machine, so it is the server's ID where nobody gave one.
 	Named bool
-	// Configure, if set, is handed the configuration in force, defaults filled in, at the start and whenever there is another, while the provider is in
-	// use. It asks nobody.
+	// Configure, if set, is handed the configuration in force, defaults filled in, at the start and whenever there is
+	// another, while the provider is in use. It asks nobody.
 	Configure func(shard *config.Shard)
-	// Verify, if set, asks whether what a configuration names of the provider's is there and can be used as the configuration says. With an error of
-	// class infra.Invalid no server starts; others are told of.
+	// Verify, if set, asks whether what a configuration names of the provider's is there and can be used as the
+	// configuration says. With an error of class infra.Invalid no server starts; others are told of.
 	Verify func(ctx context.Context, shard *config.Shard) error
 }
 
@@ -39,7 +40,8 @@ type Setup struct {
 	Throttled func(call string)
 }
 
-// ProviderKind is one kind of providers. The composition root's caller says which there are, so that a binary links only those.
+// ProviderKind is one kind of providers. The composition root's caller says which there are, so that a binary links
+// only those.
 type ProviderKind struct {
 	// Open makes the provider of a shard.
 	Open func(ctx context.Context, setup Setup) (Machine, error)
@@ -90,7 +92,8 @@ func judge(providers map[string]ProviderKind) func(*config.Shard) config.Problem
 	}
 }
 
-// configureProvider hands the provider the configuration that came into force. What it finds wrong with it is raised; nobody waits for that.
+// configureProvider hands the provider the configuration that came into force. What it finds wrong with it is raised;
+// nobody waits for that.
 func (s *server) configureProvider(ctx context.Context, l *leadership, shard *config.Shard) {
 	if s.machine.Configure != nil {
 		s.machine.Configure(shard)
@@ -179,6 +182,9 @@ func (m *measured) List(ctx context.Context, owner infra.Owner) (vms []infra.VM,
 }
 
 func (m *measured) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (vm infra.VM, err error) {
-	err = m.call(ctx, "find", func(ctx context.Context) error { vm, err = m.Provider.FindByInstance(ctx, owner, id); return err })
+	err = m.call(ctx, "find", func(ctx context.Context) error {
+		vm, err = m.Provider.FindByInstance(ctx, owner, id)
+		return err
+	})
 	return vm, err
 }

@@ -52,13 +52,15 @@ func TestLeaderInterfaceMustAgree(t *testing.T) {
 		network *config.LeaderNetwork
 		err     string
 	}{
-		"no flag":            {"", at("eni-1"), ""},
-		"neither":            {"", nil, ""},
-		"same":               {"eni-1", at("eni-1"), ""},
-		"ARN":                {"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-1", at("eni-1"), ""},
-		"ARN of China":       {"arn:aws-cn:ec2:cn-north-1:123456789012:network-interface/eni-1", at("eni-1"), ""},
-		"other":              {"eni-2", at("eni-1"), `interface_id: is "eni-1", this server's --leader-interface is "eni-2"`},
-		"other ARN":          {"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-12", at("eni-1"), "interface_id"},
+		"no flag":      {"", at("eni-1"), ""},
+		"neither":      {"", nil, ""},
+		"same":         {"eni-1", at("eni-1"), ""},
+		"ARN":          {"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-1", at("eni-1"), ""},
+		"ARN of China": {"arn:aws-cn:ec2:cn-north-1:123456789012:network-interface/eni-1", at("eni-1"), ""},
+		"other": {"eni-2", at("eni-1"),
+			`interface_id: is "eni-1", this server's --leader-interface is "eni-2"`},
+		"other ARN": {"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-12", at("eni-1"),
+			"interface_id"},
 		"ARN of an instance": {"arn:aws:ec2:us-west-2:123456789012:instance/eni-1", at("eni-1"), "interface_id"},
 		"flag only":          {"eni-1", nil, "server.leader_network: is missing"},
 		"no interface":       {"eni-1", at(""), "interface_id"},
@@ -106,7 +108,8 @@ func TestMachineNamesTheServer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if l, err := record.DecodeLock(lock.Body); err != nil || l.LeaderID != tc.want || l.Machine != tc.machine.ID {
+			if l, err := record.DecodeLock(lock.Body); err != nil || l.LeaderID != tc.want ||
+				l.Machine != tc.machine.ID {
 				t.Errorf("the lock is held by %q on machine %q (%v), want %q", l.LeaderID, l.Machine, err, tc.want)
 			}
 		})

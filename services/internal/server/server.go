@@ -1,8 +1,8 @@
-// Package server is the composition root of nstance-server: it opens what the options and the shard's configuration name, stands for election,
-// and, while it leads, runs a leader made of the other packages.
+// Package server is the composition root of nstance-server: it opens what the options and the shard's configuration
+// name, stands for election, and, while it leads, runs a leader made of the other packages.
 //
-// Invariant: everything that acts lives under the authority of one term and is thrown away with it; what outlives a term (listeners, the
-// configuration in force, the cache) decides nothing.
+// Invariant: everything that acts lives under the authority of one term and is thrown away with it; what outlives a
+// term (listeners, the configuration in force, the cache) decides nothing.
 package server
 
 import (
@@ -55,9 +55,11 @@ type Config struct {
 	Bucket objstore.Store
 	// Supervised: something starts this server again when it fails.
 	Supervised bool
-	// ConfirmOrphans, if set, yields a value whenever a person says that the orphans that stopped collection may be terminated.
+	// ConfirmOrphans, if set, yields a value whenever a person says that the orphans that stopped collection may be
+	// terminated.
 	ConfirmOrphans <-chan os.Signal
-	// Heir, where it is not zero, is used for a lock with an heir in place of what lease.Options says: HeirLease, HeirRenew and Steady count.
+	// Heir, where it is not zero, is used for a lock with an heir in place of what lease.Options says: HeirLease,
+	// HeirRenew and Steady count.
 	Heir lease.Options
 	// Started, if set, is called with the address of the health listener.
 	Started func(health net.Addr)
@@ -79,7 +81,8 @@ type server struct {
 	incarnation string
 
 	store *objstore.Counted
-	// documents is the store for everything but the lock, which must not wait for others: whatever else is to be written at once, it is renewed in time.
+	// documents is the store for everything but the lock, which must not wait for others: whatever else is to be
+	// written at once, it is renewed in time.
 	documents objstore.Store
 	manager   *shardconfig.Manager
 	state     *clusterstate.State
@@ -121,8 +124,8 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// linger waits before a failed server exits under a supervisor (systemd sets INVOCATION_ID, systemd.exec(5)), so that the restarts of
-// many do not come in step. A person at a terminal does not wait.
+// linger waits before a failed server exits under a supervisor (systemd sets INVOCATION_ID, systemd.exec(5)), so that
+// the restarts of many do not come in step. A person at a terminal does not wait.
 func (s *server) linger(ctx context.Context) {
 	if s.cfg.Supervised {
 		low, high := 10*time.Second, 40*time.Second
@@ -141,7 +144,8 @@ func newServer(cfg Config) *server {
 	incarnation := make([]byte, 12)
 	_, _ = rand.Read(incarnation) // never fails, see crypto/rand
 	env, wait := tasks.Real()
-	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, metrics: metrics.NewServer(cfg.Version), env: env, wait: wait,
+	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, metrics: metrics.NewServer(cfg.Version), env: env,
+		wait:        wait,
 		incarnation: hex.EncodeToString(incarnation)}
 	s.endpoints.sourced, s.endpoints.tell = context.WithCancel(context.Background())
 	s.manager = shardconfig.New(nil, s.log)
@@ -181,11 +185,13 @@ func (s *server) run(ctx context.Context) error {
 		}
 	})
 	daemons.Go(func() {
-		if err := systemd.Run(serveCtx, systemd.Daemon{Ready: s.probe.IsReady, Alive: s.alive, Log: s.log}); err != nil {
+		if err := systemd.Run(serveCtx, systemd.Daemon{Ready: s.probe.IsReady, Alive: s.alive,
+			Log: s.log}); err != nil {
 			s.log.Warn("service manager not told", "error", err)
 		}
 	})
-	s.log.Info("server started", "version", cfg.Version, "incarnation", s.incarnation, "health_addr", listener.Addr().String())
+	s.log.Info("server started", "version", cfg.Version, "incarnation", s.incarnation, "health_addr",
+		listener.Addr().String())
 
 	s.env.Go("confirm orphans", func() { s.hearConfirmations(ctx) })
 	if err := s.openBucket(ctx); err != nil {
@@ -220,10 +226,16 @@ func ended(ctx context.Context, err error) error {
 }
 
 func (s *server) handler() http.Handler {
-	s.metrics.Watch("nstance_instances", "Live instances of the shard, while leading.", func() float64 { return s.number(1) })
+	s.metrics.Watch("nstance_instances", "Live instances of the shard, while leading.", func() float64 {
+		return s.number(1)
+	})
 	s.metrics.Watch("nstance_groups", "Groups of the shard, while leading.", func() float64 { return s.number(0) })
-	s.metrics.Watch("nstance_agents_connected", "Agents with an open health stream, while leading.", func() float64 { return s.number(2) })
-	s.metrics.Watch("nstance_reservations", "Instance IDs reserved ahead, while leading.", func() float64 { return s.number(3) })
+	s.metrics.Watch("nstance_agents_connected", "Agents with an open health stream, while leading.", func() float64 {
+		return s.number(2)
+	})
+	s.metrics.Watch("nstance_reservations", "Instance IDs reserved ahead, while leading.", func() float64 {
+		return s.number(3)
+	})
 	return s.metrics.Handler()
 }
 
@@ -274,8 +286,8 @@ type fatalError struct{ err error }
 func (e *fatalError) Error() string { return e.err.Error() }
 func (e *fatalError) Unwrap() error { return e.err }
 
-// prepare makes the server ready to lead: three quick tries, then slow ones for as long as it takes, so that a broken configuration costs
-// next to nothing and heals by itself.
+// prepare makes the server ready to lead: three quick tries, then slow ones for as long as it takes, so that a broken
+// configuration costs next to nothing and heals by itself.
 func (s *server) prepare(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := s.tryPrepare(ctx)
@@ -343,26 +355,30 @@ func (s *server) tryPrepare(ctx context.Context) error {
 	if s.ports, err = portsOf(shard, s.opts); err != nil {
 		return err
 	}
-	s.identity = lease.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: machine.ID, Addresses: s.ports.lock()}
+	s.identity = lease.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: machine.ID,
+		Addresses: s.ports.lock()}
 	return nil
 }
 
 // agree checks what the command line and the configuration both say.
 func (s *server) agree(shard *config.Shard) error {
 	if shard.Server.Shard != s.opts.Shard {
-		return fmt.Errorf("server.shard: the configuration is of shard %q, this server's --shard is %q", shard.Server.Shard, s.opts.Shard)
+		return fmt.Errorf("server.shard: the configuration is of shard %q, this server's --shard is %q",
+			shard.Server.Shard, s.opts.Shard)
 	}
 	switch network, flag := shard.Server.LeaderNetwork, s.opts.LeaderInterface; {
 	case flag == "":
 	case network == nil:
 		return fmt.Errorf("server.leader_network: is missing, but this server's --leader-interface is %q", flag)
 	case network.InterfaceID != interfaceID(flag):
-		return fmt.Errorf("server.leader_network.interface_id: is %q, this server's --leader-interface is %q", network.InterfaceID, flag)
+		return fmt.Errorf("server.leader_network.interface_id: is %q, this server's --leader-interface is %q",
+			network.InterfaceID, flag)
 	}
 	return nil
 }
 
-// interfaceID takes the ID of a network interface out of its ARN, arn:aws:ec2:{region}:{account}:network-interface/{ID}. What is no ARN is an ID.
+// interfaceID takes the ID of a network interface out of its ARN,
+// arn:aws:ec2:{region}:{account}:network-interface/{ID}. What is no ARN is an ID.
 func interfaceID(text string) string {
 	if !strings.HasPrefix(text, "arn:") {
 		return text
@@ -376,7 +392,8 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 	s.probe.NotReady("opening the cluster's secrets")
 	cluster := s.documents
 	if at := shard.Cluster.Storage; at != nil {
-		store, err := open.Open(ctx, open.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region, Prefix: at.Prefix, Endpoint: at.Endpoint})
+		store, err := open.Open(ctx, open.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region,
+			Prefix: at.Prefix, Endpoint: at.Endpoint})
 		if err != nil {
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
@@ -398,10 +415,12 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 	if err != nil {
 		return fmt.Errorf("cluster.secrets: %w", err)
 	}
-	if s.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: shard.Cluster.Secrets, Bucket: cluster, Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader}); err != nil {
+	if s.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: shard.Cluster.Secrets, Bucket: cluster,
+		Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader}); err != nil {
 		return fmt.Errorf("cluster.secrets.provider: %w", err)
 	}
-	s.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID, ShardID: s.opts.Shard, Secrets: s.secrets,
+	s.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID,
+		ShardID: s.opts.Shard, Secrets: s.secrets,
 		ForEach: s.env.ForEach})
 	if _, err := s.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
 		return fmt.Errorf("read the cluster's CA: %w", err)

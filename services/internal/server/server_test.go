@@ -58,10 +58,13 @@ func newRig(t *testing.T) *rig {
 func (r *rig) configure(change func(map[string]any)) {
 	r.t.Helper()
 	doc := map[string]any{
-		"cluster": map[string]any{"id": "test", "secrets": map[string]any{"encryption_key": map[string]any{"provider": "env"}}},
+		"cluster": map[string]any{"id": "test", "secrets": map[string]any{
+			"encryption_key": map[string]any{"provider": "env"}}},
 		"server": map[string]any{
-			"shard": "a", "provider": map[string]any{"kind": "mock"}, "subnet_pools": map[string]any{"p": []string{"s"}},
-			"bind": map[string]any{"health_addr": r.ports[0], "election_addr": r.ports[1], "registration_addr": r.ports[2], "operator_addr": r.ports[3],
+			"shard": "a", "provider": map[string]any{"kind": "mock"}, "subnet_pools": map[string]any{
+				"p": []string{"s"}},
+			"bind": map[string]any{"health_addr": r.ports[0], "election_addr": r.ports[1],
+				"registration_addr": r.ports[2], "operator_addr": r.ports[3],
 				"agent_addr": r.ports[4]},
 		},
 		"defaults":  map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}"}},
@@ -120,9 +123,15 @@ func (r *rig) start(key string) *run {
 	started := make(chan struct{})
 	dir := r.t.TempDir()
 	cfg := Config{
-		Options: Options{ID: "s", Shard: "a", CacheDir: dir, HealthAddr: r.ports[0], Location: open.Location{Provider: "mem"}},
-		Log:     slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, ConfirmOrphans: p.confirm, Started: func(net.Addr) { close(started) },
-		KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) { return []byte(key), nil }},
+		Options: Options{ID: "s", Shard: "a", CacheDir: dir, HealthAddr: r.ports[0],
+			Location: open.Location{Provider: "mem"}},
+		Log: slog.New(slog.NewJSONHandler(log, nil)), Bucket: r.bucket, ConfirmOrphans: p.confirm,
+		Started: func(net.Addr) {
+			close(started)
+		},
+		KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
+			return []byte(key), nil
+		}},
 		Providers: map[string]ProviderKind{"mock": {Open: func(context.Context, Setup) (Machine, error) {
 			return Machine{Provider: r.provider, ID: "machine"}, nil
 		}}},
@@ -225,7 +234,8 @@ func TestElectionIsForServersAndItsResultForEverybody(t *testing.T) {
 	}
 	p.await("the leader's page", func() bool { code, body := page(); return code == 200 && body == "leader term=1\n" })
 	// The election port speaks TLS, to servers alone: services/internal/peer tests who is refused.
-	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(t.Context(), "tcp", r.ports[1])
+	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(
+		t.Context(), "tcp", r.ports[1])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +346,8 @@ func TestTakenPort(t *testing.T) {
 			}
 			p := r.start(testKey)
 			err = p.wait()
-			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("listen on %s for %s: the port is taken", r.ports[i], name)) {
+			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("listen on %s for %s: the port is taken",
+				r.ports[i], name)) {
 				t.Fatalf("got %v", err)
 			}
 		})
@@ -385,7 +396,9 @@ func TestImagesAreLookedUp(t *testing.T) {
 	r := newRig(t)
 	asked := make(chan infra.ImageQuery, 100)
 	made := make(chan map[string]any, 100)
-	r.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time, req infra.CreateRequest) { made <- req.Args }, Images: func(q infra.ImageQuery) (string, error) {
+	r.provider = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time, req infra.CreateRequest) {
+		made <- req.Args
+	}, Images: func(q infra.ImageQuery) (string, error) {
 		asked <- q
 		if q.Filters["name"][0] == "gone-*" {
 			return "", infra.NotFound
@@ -398,7 +411,8 @@ func TestImagesAreLookedUp(t *testing.T) {
 				"filters": []map[string]any{{"name": "name", "values": []string{name}}}}
 		}
 		doc["images"] = map[string]any{"debian": image("debian-*"), "gone": image("gone-*")}
-		doc["defaults"].(map[string]any)["args"] = map[string]any{"image": "{{ .Image.debian }}", "other": "{{ .Image.gone }}"}
+		doc["defaults"].(map[string]any)["args"] = map[string]any{"image": "{{ .Image.debian }}",
+			"other": "{{ .Image.gone }}"}
 	})
 	p := r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 )
 
-// Validate checks a configuration, a file's or the one in the bucket, and lists all problems, one a line. The result is the exit status: 0 for a
-// configuration that a server would apply.
+// Validate checks a configuration, a file's or the one in the bucket, and lists all problems, one a line. The result is
+// the exit status: 0 for a configuration that a server would apply.
 func Validate(ctx context.Context, o Options, providers map[string]ProviderKind, out, errOut io.Writer) int {
 	name, body, err := document(ctx, o)
 	if err != nil {
@@ -36,7 +36,8 @@ func Validate(ctx context.Context, o Options, providers map[string]ProviderKind,
 		return 1
 	}
 	groups, _ := shard.WithDefaults().Merged(config.Groups{})
-	fmt.Fprintf(out, "%s: valid: shard %s of cluster %s, %d groups\n", name, shard.Server.Shard, shard.Cluster.ID, len(groups))
+	fmt.Fprintf(out, "%s: valid: shard %s of cluster %s, %d groups\n", name, shard.Server.Shard, shard.Cluster.ID,
+		len(groups))
 	return 0
 }
 
@@ -54,6 +55,7 @@ func document(ctx context.Context, o Options) (name string, body []byte, err err
 		return "", nil, fmt.Errorf("open the bucket: %w", err)
 	}
 	store = objstore.WithTimeout(store, requestTimeout, listTimeout)
-	body, _, err = clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ShardID: o.Shard}).ReadConfig(ctx, o.Shard)
+	body, _, err = clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ShardID: o.Shard}).ReadConfig(
+		ctx, o.Shard)
 	return keys.Config(o.Shard), body, err
 }

@@ -20,7 +20,8 @@ var (
 	ErrStaticGroup = errors.New("group is static: remove it from the shard's configuration")
 )
 
-// SupersededError means that a leader of a higher term wrote the dynamic groups: this one leads no more. It matches objstore.ErrConflict.
+// SupersededError means that a leader of a higher term wrote the dynamic groups: this one leads no more. It matches
+// objstore.ErrConflict.
 type SupersededError struct{ Term uint64 }
 
 func (e *SupersededError) Error() string {
@@ -30,7 +31,8 @@ func (e *SupersededError) Error() string {
 // Unwrap returns objstore.ErrConflict.
 func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
 
-// maxGroups is the largest document of dynamic groups that is written, in bytes: one that could not be read again would stop the shard.
+// maxGroups is the largest document of dynamic groups that is written, in bytes: one that could not be read again would
+// stop the shard.
 const maxGroups = config.MaxSize / 2
 
 // A RefusedError says which fields of a group are not acceptable, and why.
@@ -46,11 +48,12 @@ func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 	return m.groups.Get(key)
 }
 
-// Upsert creates or changes a group. change is given the group's own entry (the zero GroupSpec if it has none) and whether the group
-// exists; it must only alter what it is given, since it is called again when another write came first, and give it new maps and lists
-// instead of changing those there are. The result is the merged group, durable and in force. expected, unless empty, is the GroupETag
-// that the group must have.
-func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string, change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
+// Upsert creates or changes a group. change is given the group's own entry (the zero GroupSpec if it has none) and
+// whether the group exists; it must only alter what it is given, since it is called again when another write came
+// first, and give it new maps and lists instead of changing those there are. The result is the merged group, durable
+// and in force. expected, unless empty, is the GroupETag that the group must have.
+func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string,
+	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	for {
@@ -94,8 +97,8 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 	}
 }
 
-// Delete removes a dynamic group (it is scaled to zero and then forgotten) or the override of a static one, whose static values then
-// hold again (restored).
+// Delete removes a dynamic group (it is scaled to zero and then forgotten) or the override of a static one, whose
+// static values then hold again (restored).
 func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected string) (restored bool, err error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -152,7 +155,8 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 	}
 }
 
-// write stores the groups and puts them in force. ok is false when another write came first: the groups were read anew, try again.
+// write stores the groups and puts them in force. ok is false when another write came first: the groups were read anew,
+// try again.
 func (m *Manager) write(ctx context.Context, groups config.Groups, token objstore.Token) (ok bool, err error) {
 	m.mu.Lock()
 	term := m.term
@@ -163,7 +167,8 @@ func (m *Manager) write(ctx context.Context, groups config.Groups, token objstor
 	groups.Term = term
 	groups.Revision++
 	if size := len(config.EncodeGroups(groups)); size > maxGroups {
-		return false, &RefusedError{fmt.Errorf("the shard's dynamic groups would be %d bytes, at most %d are allowed", size, maxGroups)}
+		return false, &RefusedError{fmt.Errorf("the shard's dynamic groups would be %d bytes, at most %d are allowed",
+			size, maxGroups)}
 	}
 	newToken, err := m.store.PutGroups(ctx, groups, token)
 	if err == nil {

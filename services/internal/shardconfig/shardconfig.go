@@ -1,8 +1,8 @@
-// Package shardconfig owns the configuration that is in force on a shard: it fetches what the bucket holds, refuses what is wrong, hands
-// on what is right, and is the only writer of the dynamic groups.
+// Package shardconfig owns the configuration that is in force on a shard: it fetches what the bucket holds, refuses
+// what is wrong, hands on what is right, and is the only writer of the dynamic groups.
 //
-// Invariant: what is in force once passed validation, and no leader acts on a configuration older than one that an earlier leader
-// applied.
+// Invariant: what is in force once passed validation, and no leader acts on a configuration older than one that an
+// earlier leader applied.
 package shardconfig
 
 import (
@@ -55,7 +55,8 @@ const (
 	Restart
 )
 
-// ErrRestart means that the configuration now in the bucket differs from the one before in what only a new process can take.
+// ErrRestart means that the configuration now in the bucket differs from the one before in what only a new process can
+// take.
 var ErrRestart = errors.New("the configuration needs a restart of the server")
 
 // Status tells what is in force and what was refused.
@@ -94,14 +95,15 @@ type Manager struct {
 	term        uint64
 }
 
-// Judge adds what the shard's provider finds wrong with a configuration, beyond what config.Parse does. Call it before anything else.
+// Judge adds what the shard's provider finds wrong with a configuration, beyond what config.Parse does. Call it before
+// anything else.
 func (m *Manager) Judge(judge func(*config.Shard) config.Problems) { m.judge = judge }
 
 // New returns a Manager with nothing in force.
 func New(store Store, log *slog.Logger) *Manager { return &Manager{store: store, log: log} }
 
-// Load fetches and validates what the bucket holds now, for a server that does not lead: nothing is written. An invalid configuration is
-// refused in favour of the last that was applied; where there is none, its problems are the error.
+// Load fetches and validates what the bucket holds now, for a server that does not lead: nothing is written. An invalid
+// configuration is refused in favour of the last that was applied; where there is none, its problems are the error.
 func (m *Manager) Load(ctx context.Context) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -109,10 +111,11 @@ func (m *Manager) Load(ctx context.Context) error {
 	return err
 }
 
-// Lead reads config and groups anew for a leader of the given term and hands them, and every later change, to apply, which must not call
-// a method of m that changes anything. An invalid configuration is refused in favour of the last that was applied. ErrRestart: it cannot take
-// the place of the one that was loaded before.
-func (m *Manager) Lead(ctx context.Context, term uint64, apply func(*config.Shard, map[config.GroupKey]config.Group)) error {
+// Lead reads config and groups anew for a leader of the given term and hands them, and every later change, to apply,
+// which must not call a method of m that changes anything. An invalid configuration is refused in favour of the last
+// that was applied. ErrRestart: it cannot take the place of the one that was loaded before.
+func (m *Manager) Lead(ctx context.Context, term uint64, apply func(*config.Shard,
+	map[config.GroupKey]config.Group)) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	m.mu.Lock()
@@ -174,13 +177,15 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 			return doc, nil
 		}
 		if invalid && complaints.Err() != nil {
-			return Document{}, fmt.Errorf("neither the configuration nor the applied one is valid:\n%w\n%w", problems, complaints.Err())
+			return Document{}, fmt.Errorf("neither the configuration nor the applied one is valid:\n%w\n%w", problems,
+				complaints.Err())
 		}
 	}
 	if invalid {
 		return Document{}, problems.Err()
 	}
-	// It was applied before some groups broke, or was never anything else: instances of the other groups are not to wait for those.
+	// It was applied before some groups broke, or was never anything else: instances of the other groups are not to
+	// wait for those.
 	for _, problem := range problems {
 		m.log.Warn("some groups cannot be made", "problem", problem.String())
 	}
@@ -202,15 +207,17 @@ type dynamic struct {
 	token  objstore.Token
 }
 
-// readGroups reads the dynamic groups. That there are none any more although there were in this term is somebody's mistake, not the end of
-// all their instances.
+// readGroups reads the dynamic groups. That there are none any more although there were in this term is somebody's
+// mistake, not the end of all their instances.
 func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	groups, token, warnings, err := m.store.Groups(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.groupsToken != "" {
-			m.log.Error("the dynamic groups are gone from the bucket; those known stay in force and are written again with the next change")
+			m.log.Error(
+				"the dynamic groups are gone from the bucket; those known stay in force and are written again with " +
+					"the next change")
 		}
 		return dynamic{m.groups, ""}, nil
 	}
@@ -251,13 +258,14 @@ func (m *Manager) adopt(doc Document, shard *config.Shard, d dynamic) {
 	m.generation++
 }
 
-// record keeps the configuration that is now in force for the next leader, once in every term: it is the first that a leader writes, so that its
-// term is known although the lock may be removed before it has made anything else.
+// record keeps the configuration that is now in force for the next leader, once in every term: it is the first that a
+// leader writes, so that its term is known although the lock may be removed before it has made anything else.
 func (m *Manager) record(ctx context.Context, doc Document) error {
 	m.mu.Lock()
 	term := m.term
 	m.mu.Unlock()
-	if have, err := m.store.Applied(ctx); err == nil && have.Term == term && have.Source == doc.Token && string(have.Body) == string(doc.Body) {
+	if have, err := m.store.Applied(ctx); err == nil && have.Term == term && have.Source == doc.Token &&
+		string(have.Body) == string(doc.Body) {
 		return nil
 	}
 	if err := m.store.PutApplied(ctx, Applied{Body: doc.Body, Source: doc.Token, Term: term}); err != nil {
@@ -272,9 +280,9 @@ func (m *Manager) refuse(doc Document, problems config.Problems) {
 	m.refused, m.problems = doc, problems
 }
 
-// Refresh looks for a newer configuration and newer groups and applies them in place. Problems come with Invalid; an error means that
-// the bucket could not be read (or the applied copy not written) and nothing changed. A configuration under which a dynamic group that
-// could be made can be made no more is refused, too.
+// Refresh looks for a newer configuration and newer groups and applies them in place. Problems come with Invalid; an
+// error means that the bucket could not be read (or the applied copy not written) and nothing changed. A configuration
+// under which a dynamic group that could be made can be made no more is refused, too.
 func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -306,7 +314,8 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		m.refuse(doc, problems)
 		return Invalid, problems, nil
 	}
-	// Recorded before it is acted on, so that the next leader starts from it even if the bucket's copy breaks meanwhile.
+	// Recorded before it is acted on, so that the next leader starts from it even if the bucket's copy breaks
+	// meanwhile.
 	if err := m.record(ctx, doc); err != nil {
 		return Unchanged, nil, err
 	}
@@ -344,8 +353,10 @@ func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Probl
 // inPlace reports whether b may replace a without a restart: cluster, storage, provider, bind and shard stay.
 func inPlace(a, b *config.Shard) bool {
 	return reflect.DeepEqual(a.Cluster, b.Cluster) && reflect.DeepEqual(a.Server.Provider, b.Server.Provider) &&
-		a.Server.Bind == b.Server.Bind && a.Server.Advertise == b.Server.Advertise && a.Server.Shard == b.Server.Shard &&
-		reflect.DeepEqual(a.Server.LeaderNetwork, b.Server.LeaderNetwork) && reflect.DeepEqual(a.Server.LeaderElection, b.Server.LeaderElection)
+		a.Server.Bind == b.Server.Bind && a.Server.Advertise == b.Server.Advertise &&
+		a.Server.Shard == b.Server.Shard &&
+		reflect.DeepEqual(a.Server.LeaderNetwork, b.Server.LeaderNetwork) &&
+		reflect.DeepEqual(a.Server.LeaderElection, b.Server.LeaderElection)
 }
 
 func (m *Manager) handOn() {
@@ -361,8 +372,10 @@ func (m *Manager) handOn() {
 func (m *Manager) Status() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return Status{ETag: string(m.current.Token), Modified: m.current.Modified, Size: len(m.current.Body), Generation: m.generation,
-		RestartETag: string(m.restart.Token), RefusedETag: string(m.refused.Token), Problems: m.problems, Shard: m.shard}
+	return Status{ETag: string(m.current.Token), Modified: m.current.Modified, Size: len(m.current.Body),
+		Generation:  m.generation,
+		RestartETag: string(m.restart.Token), RefusedETag: string(m.refused.Token), Problems: m.problems,
+		Shard: m.shard}
 }
 
 // Shard returns the configuration in force, defaults filled in; nil before Load. It must not be changed.
@@ -379,10 +392,13 @@ func (m *Manager) Groups() map[config.GroupKey]config.Group {
 	return m.merged
 }
 
-// GroupETag identifies a group's definition: it changes whenever the merged group does. "" for a group that does not exist.
+// GroupETag identifies a group's definition: it changes whenever the merged group does. "" for a group that does not
+// exist.
 func GroupETag(g config.Group) string {
 	digest := sha256.New()
-	fmt.Fprintf(digest, "%s\x00%t\x00%t\x00%s\x00%d\x00%s\x00%q\x00%s\x00%q\x00%v\x00%d\x00%s\x00%s\x00%s", g.GroupKey, g.Static, g.Deleted, g.Template,
-		g.Size, g.InstanceType, g.InstanceTypes, g.SubnetPool, g.LoadBalancers, g.DrainTimeout, g.MaxSurge, g.MaxUnhealthy, g.RuntimeHash, g.InfraHash)
+	fmt.Fprintf(digest, "%s\x00%t\x00%t\x00%s\x00%d\x00%s\x00%q\x00%s\x00%q\x00%v\x00%d\x00%s\x00%s\x00%s", g.GroupKey,
+		g.Static, g.Deleted, g.Template,
+		g.Size, g.InstanceType, g.InstanceTypes, g.SubnetPool, g.LoadBalancers, g.DrainTimeout, g.MaxSurge,
+		g.MaxUnhealthy, g.RuntimeHash, g.InfraHash)
 	return hex.EncodeToString(digest.Sum(nil)[:8])
 }

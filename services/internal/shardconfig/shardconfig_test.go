@@ -18,7 +18,8 @@ import (
 
 const shardName = "a"
 
-// document is a valid configuration; the arguments take the place of %[1]s (a top-level member) and %[2]s (in the template t).
+// document is a valid configuration; the arguments take the place of %[1]s (a top-level member) and %[2]s (in the
+// template t).
 func document(more, template string) string {
 	return fmt.Sprintf(`{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
@@ -39,7 +40,8 @@ type bucket struct {
 
 func newBucket(opts ...mem.Options) *bucket {
 	store := mem.New(opts...)
-	return &bucket{store, clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: "example", ShardID: shardName})}
+	return &bucket{store, clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: "example",
+		ShardID: shardName})}
 }
 
 func (b *bucket) Config(ctx context.Context) (Document, error) {
@@ -134,7 +136,8 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 		t.Errorf("handed on %d times: %v", l.applied, l.groups)
 	}
 	applied, err := b.Applied(t.Context())
-	if err != nil || applied.Term != 3 || string(applied.Body) != document("", "") || string(applied.Source) != l.Status().ETag {
+	if err != nil || applied.Term != 3 || string(applied.Body) != document("", "") ||
+		string(applied.Source) != l.Status().ETag {
 		t.Errorf("applied: term %d, source %s, %v", applied.Term, applied.Source, err)
 	}
 	if s := l.Status(); s.Generation != 1 || s.Size != len(document("", "")) || s.ETag == "" || s.RefusedETag != "" {
@@ -154,8 +157,8 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	}
 }
 
-// TestEveryTermIsRecorded: what is applied is the same, and yet the bucket knows of each leader's term before it does anything. A lock that is
-// removed then is followed by one of a higher term.
+// TestEveryTermIsRecorded: what is applied is the same, and yet the bucket knows of each leader's term before it does
+// anything. A lock that is removed then is followed by one of a higher term.
 func TestEveryTermIsRecorded(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
@@ -223,7 +226,9 @@ func TestInvalidFromTheStart(t *testing.T) {
 	if err := m.Load(t.Context()); !errors.As(err, &problems) || len(problems) < 3 {
 		t.Errorf("invalid: %v", err)
 	}
-	if err := m.Lead(t.Context(), 1, func(*config.Shard, map[config.GroupKey]config.Group) { t.Error("applied") }); !errors.As(err, &problems) {
+	if err := m.Lead(t.Context(), 1, func(*config.Shard, map[config.GroupKey]config.Group) {
+		t.Error("applied")
+	}); !errors.As(err, &problems) {
 		t.Errorf("invalid: %v", err)
 	}
 	if _, err := b.Applied(t.Context()); !errors.Is(err, objstore.ErrNotFound) {
@@ -236,7 +241,8 @@ func TestRestart(t *testing.T) {
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
 	was := l.Status().ETag
-	b.write(t, strings.Replace(document("", ""), `"provider": {"kind": "mock"}`, `"provider": {"kind": "mock", "zone": "z"}`, 1))
+	b.write(t, strings.Replace(document("", ""), `"provider": {"kind": "mock"}`,
+		`"provider": {"kind": "mock", "zone": "z"}`, 1))
 	l.refresh(t, Restart)
 	if l.applied != 1 || l.Status().ETag != was {
 		t.Error("what needs a restart was applied in place")
@@ -259,7 +265,8 @@ func TestRestartAtTakeOver(t *testing.T) {
 	if err := standby.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.write(t, strings.Replace(document("", ""), `"provider": {"kind": "mock"}`, `"provider": {"kind": "mock", "zone": "z"}`, 1))
+	b.write(t, strings.Replace(document("", ""), `"provider": {"kind": "mock"}`,
+		`"provider": {"kind": "mock", "zone": "z"}`, 1))
 	if err := standby.Lead(t.Context(), 1, standby.apply); !errors.Is(err, ErrRestart) {
 		t.Fatalf("got %v", err)
 	}
@@ -375,7 +382,8 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := l.Upsert(t.Context(), fleet, GroupETag(g), dynamicGroup(2)); err != nil || GroupETag(again) != GroupETag(g) {
+	if again, err := l.Upsert(t.Context(), fleet, GroupETag(g), dynamicGroup(2)); err != nil ||
+		GroupETag(again) != GroupETag(g) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	if _, now, _, _ := b.Groups(t.Context()); now != token {
@@ -551,7 +559,8 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var superseded *SupersededError
-	if _, err := l.Upsert(t.Context(), fleet, "", size(9)); !errors.As(err, &superseded) || superseded.Term != 6 || !errors.Is(err, objstore.ErrConflict) {
+	if _, err := l.Upsert(t.Context(), fleet, "", size(9)); !errors.As(err, &superseded) || superseded.Term != 6 ||
+		!errors.Is(err, objstore.ErrConflict) {
 		t.Errorf("%v", err)
 	}
 	l.refresh(t, Updated)

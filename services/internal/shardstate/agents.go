@@ -53,8 +53,8 @@ type Metrics struct {
 	ConntrackEntries, ConntrackMax int64
 }
 
-// Connected notes that an agent's health stream opened and returns the number of the stream; ok is false for an instance that is not
-// (or no longer) ours to hear. A newer stream replaces an older one.
+// Connected notes that an agent's health stream opened and returns the number of the stream; ok is false for an
+// instance that is not (or no longer) ours to hear. A newer stream replaces an older one.
 func (w *World) Connected(id ident.ID) (stream uint64, ok bool) {
 	w.mu.Lock()
 	inst := w.instances[id]
@@ -97,9 +97,10 @@ func (w *World) Disconnected(id ident.ID, stream uint64, reason string) {
 	w.emit(events)
 }
 
-// Repeated folds one report into the picture if it says what the one before said, apart from the machine's metrics and addresses: then nothing is to be
-// decided. It answers false, and does nothing, if the report says anything else or the stream does not speak for the instance: that is for [World.Reported].
-// It allocates nothing and needs little stack, which thousands of goroutines that wait for reports keep.
+// Repeated folds one report into the picture if it says what the one before said, apart from the machine's metrics and
+// addresses: then nothing is to be decided. It answers false, and does nothing, if the report says anything else or the
+// stream does not speak for the instance: that is for [World.Reported]. It allocates nothing and needs little stack,
+// which thousands of goroutines that wait for reports keep.
 func (w *World) Repeated(id ident.ID, stream uint64, report *Report) bool {
 	now := w.opts.Now()
 	w.mu.Lock()
@@ -110,7 +111,8 @@ func (w *World) Repeated(id ident.ID, stream uint64, report *Report) bool {
 		return false
 	}
 	p := &inst.plan
-	if p.LastReport.IsZero() || p.Healthy != report.Healthy || report.Healthy && !p.EverHealthy || p.RuntimeHash != report.RuntimeHash ||
+	if p.LastReport.IsZero() || p.Healthy != report.Healthy || report.Healthy && !p.EverHealthy ||
+		p.RuntimeHash != report.RuntimeHash ||
 		!p.PowerOffAt.IsZero() || !p.RestartingAt.IsZero() || p.Reboot {
 		return false
 	}
@@ -121,8 +123,8 @@ func (w *World) Repeated(id ident.ID, stream uint64, report *Report) bool {
 	return true
 }
 
-// Reported folds one report into the picture. It answers false for a stream that was replaced or an instance that is gone. A
-// report that changes nothing touches no group and costs no write.
+// Reported folds one report into the picture. It answers false for a stream that was replaced or an instance that is
+// gone. A report that changes nothing touches no group and costs no write.
 func (w *World) Reported(id ident.ID, stream uint64, report Report) bool {
 	if w.Repeated(id, stream, &report) {
 		return true

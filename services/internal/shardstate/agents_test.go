@@ -26,19 +26,28 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 		dirty  bool
 		events []shardstate.InstanceEventType
 	}{
-		{"first", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, true, []shardstate.InstanceEventType{shardstate.EventHealthy}},
+		{"first", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, true,
+			[]shardstate.InstanceEventType{shardstate.EventHealthy}},
 		{"the same", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, false, nil},
-		{"other metrics", shardstate.Report{Healthy: true, RuntimeHash: "r1", Metrics: shardstate.Metrics{CPU: 1}}, false, nil},
-		{"other files", shardstate.Report{Healthy: true, RuntimeHash: "r1", Files: []shardstate.FileState{{Name: "a", Error: "disk full"}}}, true, nil},
+		{"other metrics", shardstate.Report{Healthy: true, RuntimeHash: "r1", Metrics: shardstate.Metrics{CPU: 1}},
+			false, nil},
+		{"other files", shardstate.Report{Healthy: true, RuntimeHash: "r1",
+			Files: []shardstate.FileState{{Name: "a", Error: "disk full"}}}, true, nil},
 		{"files unchanged", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, false, nil},
-		{"unhealthy", shardstate.Report{RuntimeHash: "r1", Message: "no"}, true, []shardstate.InstanceEventType{shardstate.EventUnhealthy}},
-		{"healthy again", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, true, []shardstate.InstanceEventType{shardstate.EventHealthy}},
+		{"unhealthy", shardstate.Report{RuntimeHash: "r1", Message: "no"}, true,
+			[]shardstate.InstanceEventType{shardstate.EventUnhealthy}},
+		{"healthy again", shardstate.Report{Healthy: true, RuntimeHash: "r1"}, true,
+			[]shardstate.InstanceEventType{shardstate.EventHealthy}},
 		{"other configuration", shardstate.Report{Healthy: true, RuntimeHash: "r2"}, true, nil},
-		{"notice", shardstate.Report{Healthy: true, RuntimeHash: "r2", Notice: true}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
+		{"notice", shardstate.Report{Healthy: true, RuntimeHash: "r2", Notice: true}, true,
+			[]shardstate.InstanceEventType{shardstate.EventNotice}},
 		{"a notice stays", shardstate.Report{Healthy: true, RuntimeHash: "r2"}, false, nil},
-		{"powering off", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.PowerOff}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
-		{"powering off still", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.PowerOff}, false, nil},
-		{"it was cancelled, and reboots", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.Reboot}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
+		{"powering off", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.PowerOff}, true,
+			[]shardstate.InstanceEventType{shardstate.EventNotice}},
+		{"powering off still", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.PowerOff},
+			false, nil},
+		{"it was cancelled, and reboots", shardstate.Report{Healthy: true, RuntimeHash: "r2",
+			Stopping: shardstate.Reboot}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
 		{"back", shardstate.Report{Healthy: true, RuntimeHash: "r2"}, true, nil},
 	}
 	for _, step := range steps {
@@ -63,12 +72,14 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	if report, ok := p.LastReport(id); !ok || len(report.Files) != 1 || report.Files[0].Error != "disk full" {
 		t.Errorf("last report %+v: unchanged files are forgotten", report)
 	}
-	if got := p.planned(t, id); !got.FilesFailed || !got.Notice || !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() {
+	if got := p.planned(t, id); !got.FilesFailed || !got.Notice || !got.PowerOffAt.IsZero() ||
+		!got.RestartingAt.IsZero() {
 		t.Errorf("%+v", got)
 	}
 }
 
-// The short way takes a report only if there is nothing to decide after it, and leaves all others as they are to the long way.
+// The short way takes a report only if there is nothing to decide after it, and leaves all others as they are to the
+// long way.
 func TestRepeatedReports(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -78,7 +89,8 @@ func TestRepeatedReports(t *testing.T) {
 	if p.Repeated(id, stream, &same) {
 		t.Error("the first report of all was taken as repeated")
 	}
-	p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1", Files: []shardstate.FileState{{Name: "a"}}, Keys: []shardstate.KeyState{{Name: "k"}}})
+	p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1",
+		Files: []shardstate.FileState{{Name: "a"}}, Keys: []shardstate.KeyState{{Name: "k"}}})
 	p.forget()
 	p.now = p.now.Add(time.Second)
 	before, said := p.planned(t, id), p.now
@@ -109,7 +121,8 @@ func TestRepeatedReports(t *testing.T) {
 	if got := p.planned(t, id); got != before {
 		t.Errorf("%+v, want %+v", got, before)
 	}
-	if got, _ := p.LastReport(id); got.Message != "well" || got.Metrics.CPU != 0.5 || len(got.Files) != 1 || len(got.Keys) != 1 {
+	if got, _ := p.LastReport(id); got.Message != "well" || got.Metrics.CPU != 0.5 || len(got.Files) != 1 ||
+		len(got.Keys) != 1 {
 		t.Errorf("last report %+v", got)
 	}
 	p.wantDirty(t, "nothing has changed")
@@ -117,13 +130,15 @@ func TestRepeatedReports(t *testing.T) {
 		t.Error("somebody is woken for nothing")
 	}
 	// Each announcement ends with a report that does not repeat it: that, too, is news.
-	for name, why := range map[string]shardstate.Stopping{"powering off": shardstate.PowerOff, "a reboot": shardstate.Reboot, "a restart": shardstate.Restart} {
+	for name, why := range map[string]shardstate.Stopping{"powering off": shardstate.PowerOff,
+		"a reboot": shardstate.Reboot, "a restart": shardstate.Restart} {
 		p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1", Stopping: why})
 		if p.Repeated(id, stream, &same) {
 			t.Errorf("the end of %s: taken as repeated", name)
 		}
 		p.Reported(id, stream, same)
-		if got := p.planned(t, id); !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() || got.Reboot || !p.Repeated(id, stream, &same) {
+		if got := p.planned(t, id); !got.PowerOffAt.IsZero() || !got.RestartingAt.IsZero() || got.Reboot ||
+			!p.Repeated(id, stream, &same) {
 			t.Errorf("after %s: %+v", name, got)
 		}
 	}

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// askWindow is how long questions are collected before the provider is asked: a thousand streams do not close in one instant.
+	// askWindow is how long questions are collected before the provider is asked: a thousand streams do not close in
+	// one instant.
 	askWindow = 2 * time.Millisecond
 	// askSingly is up to how many questions are asked one by one; more are one list.
 	askSingly = 10
@@ -24,15 +25,17 @@ const (
 	listPause = 250 * time.Millisecond
 )
 
-// Asker shares questions to the provider between those who ask: a few are single calls, side by side, so that a slow one does not hold up the
-// others; many are one list. While a list is under way many further questions wait for the next, which begins no sooner than listPause
-// after it, since an answer only covers what happened before it was asked for.
+// Asker shares questions to the provider between those who ask: a few are single calls, side by side, so that a slow
+// one does not hold up the others; many are one list. While a list is under way many further questions wait for the
+// next, which begins no sooner than listPause after it, since an answer only covers what happened before it was asked
+// for.
 type Asker struct {
 	World    *World
 	Provider infra.Provider
 	Owner    infra.Owner
 	Env      tasks.Env
-	// Failed is told of a provider that does not answer, Answer of one that does. Both may be called by several at once.
+	// Failed is told of a provider that does not answer, Answer of one that does. Both may be called by several at
+	// once.
 	Failed func(error)
 	Answer func()
 
@@ -124,7 +127,8 @@ func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
 	a.kick(ctx)
 }
 
-// told notes that questions have been answered, or were not: then the planner asks again after its back-off instead of at once.
+// told notes that questions have been answered, or were not: then the planner asks again after its back-off instead of
+// at once.
 func (a *Asker) told(ctx context.Context, err error, ids ...ident.ID) {
 	for _, id := range ids {
 		a.World.change(id, func(i *instance) {

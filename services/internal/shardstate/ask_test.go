@@ -34,9 +34,14 @@ func newAsking(t *testing.T) *asking {
 	a := &asking{script: func(mock.Call) mock.Outcome { return mock.Outcome{Latency: 20 * time.Millisecond} }}
 	env, wait := tasks.Real()
 	a.wait = wait
-	a.provider = mock.New(mock.Config{Now: time.Now, Sleep: env.Sleep, Script: func(_ context.Context, call mock.Call) mock.Outcome { return a.script(call) }})
-	a.world = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 1, Now: time.Now, Wake: func() {}})
-	a.world.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: {GroupKey: workers, Kind: "wrk", Size: 1}})
+	a.provider = mock.New(mock.Config{Now: time.Now, Sleep: env.Sleep,
+		Script: func(_ context.Context, call mock.Call) mock.Outcome {
+			return a.script(call)
+		}})
+	a.world = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 1, Now: time.Now,
+		Wake: func() {}})
+	a.world.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: {GroupKey: workers,
+		Kind: "wrk", Size: 1}})
 	a.Asker = &shardstate.Asker{World: a.world, Provider: a.provider, Owner: owner, Env: env,
 		Failed: func(err error) {
 			a.mu.Lock()
@@ -65,7 +70,8 @@ func (a *asking) lose(t *testing.T, n int) []ident.ID {
 		if err := a.provider.Plant(vm); err != nil {
 			t.Fatal(err)
 		}
-		a.world.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant, Group: workers.Group, CreatedAt: time.Now(),
+		a.world.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant,
+			Group: workers.Group, CreatedAt: time.Now(),
 			RegisteredAt: time.Now(), ProviderID: vm.ProviderID}, "t")
 		ids = append(ids, id)
 	}
@@ -236,7 +242,8 @@ func TestQuestionsWithoutProviderID(t *testing.T) {
 		a.wait()
 		a.wantCalls(t, 0, 0)
 
-		a.world.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant, Group: workers.Group, CreatedAt: time.Now(),
+		a.world.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant,
+			Group: workers.Group, CreatedAt: time.Now(),
 			RegisteredAt: time.Now()}, "t")
 		a.askAll(t, []ident.ID{id})
 		a.wait()

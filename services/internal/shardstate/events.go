@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Events receives what happens in a shard, for the watch streams. Implementations must not block and must not call back into the
-// World synchronously.
+// Events receives what happens in a shard, for the watch streams. Implementations must not block and must not call back
+// into the World synchronously.
 type Events interface {
 	Instance(InstanceEvent)
 	// Group says that a group's definition or counts may have changed.

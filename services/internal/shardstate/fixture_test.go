@@ -15,7 +15,8 @@ import (
 
 var (
 	owner           = infra.Owner{Cluster: "c", Shard: "s"}
-	workers, others = config.GroupKey{Tenant: "default", Group: "workers"}, config.GroupKey{Tenant: "default", Group: "others"}
+	workers, others = config.GroupKey{Tenant: "default", Group: "workers"},
+		config.GroupKey{Tenant: "default", Group: "others"}
 )
 
 // picture is a World with a clock that stands still, and everything that it told.
@@ -39,12 +40,16 @@ func (p *picture) Error(e shardstate.ErrorEvent)       { p.errors = append(p.err
 // newPicture has two groups, and nothing to look at.
 func newPicture(t *testing.T) *picture {
 	p := &picture{now: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)}
-	p.World = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 7, Now: func() time.Time { return p.now },
+	p.World = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 7,
+		Now: func() time.Time {
+			return p.now
+		},
 		Wake: func() { p.wakes++ }, Events: p})
 	p.shard = (&config.Shard{}).WithDefaults()
 	p.merged = map[config.GroupKey]config.Group{}
 	for _, key := range []config.GroupKey{workers, others} {
-		p.merged[key] = config.Group{GroupKey: key, Static: true, Kind: "wrk", Template: "t", Size: 3, MaxSurge: 1, RuntimeHash: "r1", InfraHash: "i1"}
+		p.merged[key] = config.Group{GroupKey: key, Static: true, Kind: "wrk", Template: "t", Size: 3, MaxSurge: 1,
+			RuntimeHash: "r1", InfraHash: "i1"}
 	}
 	p.Configure(p.shard, p.merged)
 	p.forget()
@@ -71,7 +76,8 @@ func (p *picture) newID(t *testing.T) ident.ID {
 // put takes a record of a group in a state.
 func (p *picture) put(id ident.ID, key config.GroupKey, state record.State) record.Instance {
 	p.revision++
-	rec := record.Instance{ID: id, State: state, Revision: p.revision, Tenant: key.Tenant, Group: key.Group, Template: "t", Kind: "wrk", CreatedAt: p.now,
+	rec := record.Instance{ID: id, State: state, Revision: p.revision, Tenant: key.Tenant, Group: key.Group,
+		Template: "t", Kind: "wrk", CreatedAt: p.now,
 		ProviderID: "vm-" + id.String()}
 	switch state {
 	case record.Reserved:

@@ -52,14 +52,16 @@ func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
 	w.opts.Wake()
 }
 
-// settled drops a reservation of an earlier term, and asks for a look at the group that its VM counted for. Call with mu held.
+// settled drops a reservation of an earlier term, and asks for a look at the group that its VM counted for. Call with
+// mu held.
 func (w *World) settled(id ident.ID) {
 	if _, left := w.leftovers[id]; !left {
 		return
 	}
 	delete(w.leftovers, id)
 	for _, s := range w.strays {
-		if g := w.groups[config.GroupKey{Tenant: s.vm.Tags.Tenant, Group: s.vm.Tags.Group}]; g != nil && s.vm.Tags.Instance == id {
+		if g := w.groups[config.GroupKey{Tenant: s.vm.Tags.Tenant, Group: s.vm.Tags.Group}]; g != nil &&
+			s.vm.Tags.Instance == id {
 			w.touch(g)
 		}
 	}
@@ -73,14 +75,15 @@ func (w *World) tombstoned(id ident.ID) bool {
 // lateDrain bounds what a leader grants a drain of which it learned late.
 const lateDrain = 30 * time.Second
 
-// follow copies into the planner's view what the record says. A leader that learns of a deletion when most of its drain's time has passed (the answer of
-// the write that recorded it came late, or nobody led) grants the rest of a half of it, at most [lateDrain]: else the VM would end without a word to
-// operators. The record's own deadline never moves.
+// follow copies into the planner's view what the record says. A leader that learns of a deletion when most of its
+// drain's time has passed (the answer of the write that recorded it came late, or nobody led) grants the rest of a half
+// of it, at most [lateDrain]: else the VM would end without a word to operators. The record's own deadline never moves.
 func (i *instance) follow(now time.Time) {
 	rec, p := &i.record, &i.plan
 	if rec.State == record.Deleting && p.State != record.Deleting {
 		p.DeleteDeadline = rec.DeleteDeadline
-		if least := now.Add(min(rec.DeleteDeadline.Sub(rec.DeletingAt)/2, lateDrain)); least.After(now) && least.After(rec.DeleteDeadline) {
+		if least := now.Add(min(rec.DeleteDeadline.Sub(rec.DeletingAt)/2, lateDrain)); least.After(now) &&
+			least.After(rec.DeleteDeadline) {
 			p.DeleteDeadline = least
 		}
 	}
@@ -93,7 +96,9 @@ func (i *instance) follow(now time.Time) {
 }
 
 func (g *group) insert(inst *instance) {
-	at, _ := slices.BinarySearchFunc(g.instances, inst.plan.ID, func(have *instance, id ident.ID) int { return have.plan.ID.Compare(id) })
+	at, _ := slices.BinarySearchFunc(g.instances, inst.plan.ID, func(have *instance, id ident.ID) int {
+		return have.plan.ID.Compare(id)
+	})
 	g.instances = slices.Insert(g.instances, at, inst)
 }
 
@@ -108,7 +113,8 @@ func (w *World) drop(inst *instance) []ErrorEvent {
 	return w.settle(func(key ErrorKey) bool { return key.Instance == inst.plan.ID })
 }
 
-// Record returns an instance's record and token as last seen; ok is false for what this World does not hold as a live instance.
+// Record returns an instance's record and token as last seen; ok is false for what this World does not hold as a live
+// instance.
 func (w *World) Record(id ident.ID) (rec record.Instance, token objstore.Token, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,7 +124,8 @@ func (w *World) Record(id ident.ID) (rec record.Instance, token objstore.Token, 
 	return record.Instance{}, "", false
 }
 
-// Seen reports whether token names the version of an instance's record that this World holds, as instance, tombstone or reservation.
+// Seen reports whether token names the version of an instance's record that this World holds, as instance, tombstone or
+// reservation.
 func (w *World) Seen(id ident.ID, token objstore.Token) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,8 +161,8 @@ func (w *World) RemoveTombstone(id ident.ID) {
 	w.mu.Unlock()
 }
 
-// Begin marks the work that starts for an instance, so that the next plan does not ask for it again. It answers false, and changes
-// nothing, if the instance is gone or other work is under way.
+// Begin marks the work that starts for an instance, so that the next plan does not ask for it again. It answers false,
+// and changes nothing, if the instance is gone or other work is under way.
 func (w *World) Begin(id ident.ID, work plan.Work) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -8,7 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// A leader that learns late that an instance is to go leaves its node some time to drain, once; the record keeps its deadline.
+// A leader that learns late that an instance is to go leaves its node some time to drain, once; the record keeps its
+// deadline.
 func TestDrainKnownLate(t *testing.T) {
 	const drain = 2 * time.Minute
 	for _, tc := range []struct {
@@ -29,7 +30,8 @@ func TestDrainKnownLate(t *testing.T) {
 			id := p.serving(t)
 			rec, _, _ := p.Record(id)
 			rec.Revision++
-			rec.State, rec.DeleteReason, rec.DeletingAt, rec.DeleteDeadline = record.Deleting, "test", p.now, p.now.Add(tc.drain)
+			rec.State, rec.DeleteReason, rec.DeletingAt, rec.DeleteDeadline = record.Deleting, "test", p.now,
+				p.now.Add(tc.drain)
 			p.now = p.now.Add(tc.late)
 			known := p.now
 			p.PutRecord(rec, objstore.Token("marked"))

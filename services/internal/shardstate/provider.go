@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Listed takes a complete provider list that was asked for at the given time. Instances that are not in it are gone, once they are
-// older than the provider's consistency window; VMs without a record are strays.
+// Listed takes a complete provider list that was asked for at the given time. Instances that are not in it are gone,
+// once they are older than the provider's consistency window; VMs without a record are strays.
 func (w *World) Listed(vms []infra.VM, asked time.Time) {
 	var events []InstanceEvent
 	w.mu.Lock()
@@ -118,7 +118,8 @@ func (w *World) saw(events []InstanceEvent, inst *instance, vm infra.VM, asked t
 	return w.set(events, inst, state, asked, "provider says "+string(vm.State))
 }
 
-func (w *World) set(events []InstanceEvent, inst *instance, state plan.ProviderState, asked time.Time, reason string) []InstanceEvent {
+func (w *World) set(events []InstanceEvent, inst *instance, state plan.ProviderState, asked time.Time,
+	reason string) []InstanceEvent {
 	was := inst.plan.Provider.Value
 	inst.plan.Provider = plan.Observed[plan.ProviderState]{Value: state, Complete: true, At: asked}
 	w.touch(inst.group)
@@ -129,7 +130,8 @@ func (w *World) set(events []InstanceEvent, inst *instance, state plan.ProviderS
 }
 
 func (w *World) event(inst *instance, typ InstanceEventType, reason string) InstanceEvent {
-	return InstanceEvent{Type: typ, Tenant: inst.record.Tenant, Group: inst.record.Group, Instance: inst.plan.ID, At: w.opts.Now(), Reason: reason}
+	return InstanceEvent{Type: typ, Tenant: inst.record.Tenant, Group: inst.record.Group, Instance: inst.plan.ID,
+		At: w.opts.Now(), Reason: reason}
 }
 
 func (w *World) emit(events []InstanceEvent) {
@@ -200,7 +202,8 @@ func (w *World) Stray(providerID string) (infra.VM, bool) {
 	return infra.VM{}, false
 }
 
-// Orphans returns the strays that run and of whose record nothing is known: neither a live one, nor a tombstone, nor a reservation.
+// Orphans returns the strays that run and of whose record nothing is known: neither a live one, nor a tombstone, nor a
+// reservation.
 func (w *World) Orphans() []infra.VM {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -228,8 +231,8 @@ func (w *World) changeStray(providerID string, fn func(*stray)) {
 	w.mu.Unlock()
 }
 
-// ConfirmOrphans notes a person's word that the orphans that stopped the sweep may be terminated, however many they are, and returns them.
-// Those that turn up later need another word. While no sweep is stopped nothing is noted.
+// ConfirmOrphans notes a person's word that the orphans that stopped the sweep may be terminated, however many they
+// are, and returns them. Those that turn up later need another word. While no sweep is stopped nothing is noted.
 func (w *World) ConfirmOrphans() []infra.VM {
 	w.mu.Lock()
 	var vms []infra.VM

@@ -21,7 +21,8 @@ func TestListed(t *testing.T) {
 	asked := p.now
 	p.now = p.now.Add(2 * time.Second)
 	p.Listed([]infra.VM{p.vm(running, infra.Running), p.vm(stopped, infra.Stopped)}, asked)
-	for id, want := range map[ident.ID]plan.ProviderState{running: plan.ProviderRunning, stopped: plan.ProviderStopped, absent: plan.ProviderGone, young: plan.ProviderUnknown} {
+	for id, want := range map[ident.ID]plan.ProviderState{running: plan.ProviderRunning, stopped: plan.ProviderStopped,
+		absent: plan.ProviderGone, young: plan.ProviderUnknown} {
 		if got := p.planned(t, id).Provider; got.Value != want || got.At != asked {
 			t.Errorf("%+v, want %q asked for at %v", got, want, asked)
 		}
@@ -85,11 +86,13 @@ func TestAbsenceNeedsTime(t *testing.T) {
 		t.Error("not gone after a minute and a half")
 	}
 
-	creating := record.Instance{ID: p.newID(t), State: record.Reserved, Tenant: workers.Tenant, Group: workers.Group, CreatedAt: p.now}
+	creating := record.Instance{ID: p.newID(t), State: record.Reserved, Tenant: workers.Tenant, Group: workers.Group,
+		CreatedAt: p.now}
 	p.Use(creating, "t")
 	p.now = p.now.Add(time.Hour)
 	p.Listed(nil, p.now)
-	if got := p.planned(t, creating.ID); got.Provider.Value != plan.ProviderUnknown || got.Work != plan.Creating || p.Gone(creating.ID) {
+	if got := p.planned(t, creating.ID); got.Provider.Value != plan.ProviderUnknown || got.Work != plan.Creating ||
+		p.Gone(creating.ID) {
 		t.Errorf("%+v", got)
 	}
 	if !p.Gone(p.newID(t)) {
@@ -101,7 +104,8 @@ func TestAbsenceNeedsTime(t *testing.T) {
 func TestAnswersFillIn(t *testing.T) {
 	p := newPicture(t)
 	id := p.newID(t)
-	p.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant, Group: workers.Group, CreatedAt: p.now}, "t")
+	p.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: workers.Tenant,
+		Group: workers.Group, CreatedAt: p.now}, "t")
 	if vm, ok := p.VM(id); !ok || vm.ProviderID != "" {
 		t.Fatalf("%v, %t", vm, ok)
 	}
@@ -109,7 +113,8 @@ func TestAnswersFillIn(t *testing.T) {
 	p.now = p.now.Add(time.Minute)
 	p.Answered(id, p.vm(id, infra.Unknown), p.now)
 	got := p.planned(t, id)
-	if got.Provider.Value != plan.ProviderRunning || got.ProviderID != "vm-"+id.String() || got.LaunchedAt != p.now.Add(-time.Minute) {
+	if got.Provider.Value != plan.ProviderRunning || got.ProviderID != "vm-"+id.String() ||
+		got.LaunchedAt != p.now.Add(-time.Minute) {
 		t.Errorf("%+v", got)
 	}
 	if vm, _ := p.VM(id); vm.ProviderID != "vm-"+id.String() {
@@ -121,11 +126,13 @@ func TestStrays(t *testing.T) {
 	p := newPicture(t)
 	known, dead, left, orphan, ended := p.serving(t), p.newID(t), p.newID(t), p.newID(t), p.newID(t)
 	p.put(dead, workers, record.Deleted)
-	p.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: left, State: record.Reserved, Tenant: workers.Tenant}})
+	p.AddLeftover(shardstate.Reservation{Record: record.Instance{ID: left, State: record.Reserved,
+		Tenant: workers.Tenant}})
 	second := p.vm(known, infra.Running)
 	second.ProviderID = "vm-second"
 	unreadable := infra.VM{ProviderID: "vm-unreadable", State: infra.Running, Tags: infra.Tags{Owner: owner}}
-	p.Listed([]infra.VM{p.vm(known, infra.Running), second, p.vm(dead, infra.Running), p.vm(left, infra.Running), p.vm(orphan, infra.Running),
+	p.Listed([]infra.VM{p.vm(known, infra.Running), second, p.vm(dead, infra.Running), p.vm(left, infra.Running),
+		p.vm(orphan, infra.Running),
 		p.vm(ended, infra.Deleted), unreadable}, p.now)
 
 	s := p.ShardSnapshot()
@@ -136,7 +143,8 @@ func TestStrays(t *testing.T) {
 	for _, stray := range s.Strays {
 		got[stray.ProviderID] = stray
 	}
-	if len(got) != 5 || !got["vm-second"].Claimed || !got["vm-"+dead.String()].Tombstone || !got["vm-unreadable"].Instance.IsZero() {
+	if len(got) != 5 || !got["vm-second"].Claimed || !got["vm-"+dead.String()].Tombstone ||
+		!got["vm-unreadable"].Instance.IsZero() {
 		t.Errorf("strays %+v", got)
 	}
 	if orphans := p.Orphans(); len(orphans) != 1 || orphans[0].Tags.Instance != orphan {
@@ -177,7 +185,8 @@ func TestConfirmOrphans(t *testing.T) {
 		t.Errorf("%v are confirmed that nobody asked about", vms)
 	}
 	p.Raise(shardstate.ErrorKey{Kind: "orphans"}, "so many")
-	if vms := p.ConfirmOrphans(); len(vms) != 1 || vms[0].ProviderID != found.ProviderID || !p.SweepDue() || p.wakes == 0 {
+	if vms := p.ConfirmOrphans(); len(vms) != 1 || vms[0].ProviderID != found.ProviderID || !p.SweepDue() ||
+		p.wakes == 0 {
 		t.Errorf("%v are confirmed", vms)
 	}
 	p.Listed([]infra.VM{found, later}, p.now.Add(time.Second))
@@ -195,7 +204,8 @@ func TestRecords(t *testing.T) {
 	p.wantDirty(t, "a new record", workers)
 	registered := p.put(id, workers, record.Registered)
 	p.PutRecord(created, "older")
-	if rec, token, ok := p.Record(id); !ok || rec.Revision != registered.Revision || token != objstore.Token(id.String()) {
+	if rec, token, ok := p.Record(id); !ok || rec.Revision != registered.Revision ||
+		token != objstore.Token(id.String()) {
 		t.Errorf("an older version took over: %+v under %q", rec, token)
 	}
 	p.forget()
@@ -257,7 +267,8 @@ func TestWork(t *testing.T) {
 		p.wantDirty(t, name, workers)
 	}
 	got := p.planned(t, id)
-	if !got.Announced || !got.Drained || got.TerminateRequested != p.now || !got.InLoadBalancers || got.FilesSent != "r" {
+	if !got.Announced || !got.Drained || got.TerminateRequested != p.now || !got.InLoadBalancers ||
+		got.FilesSent != "r" {
 		t.Errorf("%+v", got)
 	}
 	p.ExpectCreates(workers, 2)

@@ -19,7 +19,8 @@ type Reservation struct {
 	Token  objstore.Token
 }
 
-// AddReservation puts a fresh reservation of this term into its pool. In a shard that is being emptied it is left over at once.
+// AddReservation puts a fresh reservation of this term into its pool. In a shard that is being emptied it is left over
+// at once.
 func (w *World) AddReservation(r Reservation) {
 	w.mu.Lock()
 	if w.settings.Terminating {
@@ -32,8 +33,8 @@ func (w *World) AddReservation(r Reservation) {
 	w.reserved[pool] = append(w.reserved[pool], r)
 }
 
-// abandonReservations makes leftovers of all reservations: whoever waits for the shard to be empty cannot tell one that was never used from
-// one whose VM is being created. Call with mu held.
+// abandonReservations makes leftovers of all reservations: whoever waits for the shard to be empty cannot tell one that
+// was never used from one whose VM is being created. Call with mu held.
 func (w *World) abandonReservations() {
 	for _, reservations := range w.reserved {
 		for _, r := range reservations {
@@ -125,8 +126,9 @@ func (w *World) Leftover(id ident.ID) (Reservation, bool) {
 	return r, ok
 }
 
-// Use turns a reservation into an instance of a group that is being created: rec is the reservation's record with group and parameters
-// filled in. The record in the bucket still is the bare reservation; its token stays the one to compare with.
+// Use turns a reservation into an instance of a group that is being created: rec is the reservation's record with group
+// and parameters filled in. The record in the bucket still is the bare reservation; its token stays the one to compare
+// with.
 func (w *World) Use(rec record.Instance, token objstore.Token) {
 	w.mu.Lock()
 	inst := &instance{record: rec, token: token}

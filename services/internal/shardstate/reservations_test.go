@@ -14,7 +14,9 @@ import (
 func TestReservationsOfATerminatingShard(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	woken := 0
-	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time { return now }, Wake: func() { woken++ }})
+	world := shardstate.New(shardstate.Options{Cluster: "c", Shard: "s", Term: 1, Now: func() time.Time {
+		return now
+	}, Wake: func() { woken++ }})
 	key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "g"}
 	groups := map[config.GroupKey]config.Group{key: {GroupKey: key, Kind: "wrk", Size: 1}}
 	configure := func(terminating bool) {
@@ -27,7 +29,8 @@ func TestReservationsOfATerminatingShard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: pool.Tenant, Kind: pool.Kind}, Token: "1"}
+		r := shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: pool.Tenant,
+			Kind: pool.Kind}, Token: "1"}
 		world.AddReservation(r)
 		return r
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Snapshot takes what planning one group may look at. instances is reused for the copy when it is large enough. ok is false for a group
-// that is gone.
+// Snapshot takes what planning one group may look at. instances is reused for the copy when it is large enough. ok is
+// false for a group that is gone.
 func (w *World) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan.Snapshot, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -42,14 +42,16 @@ func (w *World) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 	}, true
 }
 
-// unsettled counts the VMs of a group that reservations of earlier terms left and that are about to be adopted. Call with mu held.
+// unsettled counts the VMs of a group that reservations of earlier terms left and that are about to be adopted. Call
+// with mu held.
 func (w *World) unsettled(key config.GroupKey) (n int) {
 	if len(w.leftovers) == 0 {
 		return 0
 	}
 	for _, s := range w.strays {
 		tags := &s.vm.Tags
-		if _, left := w.leftovers[tags.Instance]; left && s.vm.State.Alive() && !tags.OnDemand && tags.Tenant == key.Tenant && tags.Group == key.Group {
+		if _, left := w.leftovers[tags.Instance]; left && s.vm.State.Alive() && !tags.OnDemand &&
+			tags.Tenant == key.Tenant && tags.Group == key.Group {
 			n++
 		}
 	}
@@ -71,15 +73,18 @@ func (w *World) ShardSnapshot() plan.ShardSnapshot {
 		id := stray.vm.Tags.Instance
 		inst := w.instances[id]
 		_, dead := w.tombstones[id]
-		s.Strays = append(s.Strays, plan.Stray{ProviderID: stray.vm.ProviderID, Instance: id, State: providerState(stray.vm.State, plan.ProviderUnknown),
-			LaunchedAt: stray.vm.LaunchedAt, Tombstone: dead, Claimed: inst != nil, Reads: stray.reads, Busy: stray.busy,
+		s.Strays = append(s.Strays, plan.Stray{ProviderID: stray.vm.ProviderID, Instance: id,
+			State:      providerState(stray.vm.State, plan.ProviderUnknown),
+			LaunchedAt: stray.vm.LaunchedAt, Tombstone: dead, Claimed: inst != nil, Reads: stray.reads,
+			Busy:      stray.busy,
 			Confirmed: stray.confirmed})
 	}
 	for _, id := range sortedIDs(w.leftovers) {
 		s.Leftovers = append(s.Leftovers, plan.Leftover{Instance: id, Busy: w.collecting[id]})
 	}
 	for _, id := range sortedIDs(w.tombstones) {
-		s.Tombstones = append(s.Tombstones, plan.Tombstone{Instance: id, DeletedAt: w.tombstones[id].record.DeletedAt, Busy: w.collecting[id]})
+		s.Tombstones = append(s.Tombstones, plan.Tombstone{Instance: id, DeletedAt: w.tombstones[id].record.DeletedAt,
+			Busy: w.collecting[id]})
 	}
 	return s
 }
@@ -104,7 +109,8 @@ func (w *World) BeginCollect(id ident.ID) bool {
 	return true
 }
 
-// EndCollect marks its end. After a success there may be more to collect at once; a failure waits for the sweep's next time.
+// EndCollect marks its end. After a success there may be more to collect at once; a failure waits for the sweep's next
+// time.
 func (w *World) EndCollect(id ident.ID, ok bool) {
 	w.mu.Lock()
 	delete(w.collecting, id)
@@ -146,7 +152,8 @@ func (w *World) Blocked(key config.GroupKey, why string) {
 	}
 }
 
-// Plan starts what was planned for an instance, so that the next snapshot shows it. It answers false if the instance is gone or busy.
+// Plan starts what was planned for an instance, so that the next snapshot shows it. It answers false if the instance is
+// gone or busy.
 func (w *World) Plan(action plan.Action, work plan.Work) bool {
 	if action.Kind == plan.Ask {
 		w.mu.Lock()
@@ -161,8 +168,8 @@ func (w *World) Plan(action plan.Action, work plan.Work) bool {
 	return w.Begin(action.Instance, work)
 }
 
-// Owed tells when the next report of one of a group's well instances is missed, zero when none owes any. inTime is false if one is missed already, or
-// the group is gone.
+// Owed tells when the next report of one of a group's well instances is missed, zero when none owes any. inTime is
+// false if one is missed already, or the group is gone.
 func (w *World) Owed(key config.GroupKey, now time.Time) (next time.Time, inTime bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

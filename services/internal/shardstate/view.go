@@ -22,8 +22,8 @@ type InstanceView struct {
 	InfraDrift, RuntimeDrift bool
 }
 
-// GroupView is everything that is known of one group, for showing. Actual counts managed instances that are not on their way out;
-// Healthy those of them that report healthy.
+// GroupView is everything that is known of one group, for showing. Actual counts managed instances that are not on
+// their way out; Healthy those of them that report healthy.
 type GroupView struct {
 	config.Group
 	Actual, Healthy int

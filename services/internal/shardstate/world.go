@@ -1,8 +1,8 @@
-// Package shardstate owns what a shard's leader knows: bucket, provider and agents folded into one picture from which the planner's
-// snapshots are taken.
+// Package shardstate owns what a shard's leader knows: bucket, provider and agents folded into one picture from which
+// the planner's snapshots are taken.
 //
-// Invariant: a World belongs to one term of one leader and is thrown away with it. It performs no writes and decides nothing; every change
-// of it marks the group concerned as dirty and wakes the reconciler.
+// Invariant: a World belongs to one term of one leader and is thrown away with it. It performs no writes and decides
+// nothing; every change of it marks the group concerned as dirty and wakes the reconciler.
 package shardstate
 
 import (
@@ -72,7 +72,8 @@ type group struct {
 	forgotten bool
 }
 
-// instance is one instance of a group: the durable record as last seen, what the provider and the agent say, and the work under way.
+// instance is one instance of a group: the durable record as last seen, what the provider and the agent say, and the
+// work under way.
 type instance struct {
 	record record.Instance
 	token  objstore.Token
@@ -120,12 +121,14 @@ func New(opts Options) *World {
 // Term is the term of the leader that this picture belongs to.
 func (w *World) Term() uint64 { return w.opts.Term }
 
-// Configure takes the shard's settings and its merged groups. Groups that are gone from the configuration but still have instances
-// stay, as deleted ones, until the last is gone. A changed group starts afresh where it had been backing off.
+// Configure takes the shard's settings and its merged groups. Groups that are gone from the configuration but still
+// have instances stay, as deleted ones, until the last is gone. A changed group starts afresh where it had been backing
+// off.
 func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	w.mu.Lock()
 	w.settings = SettingsOf(shard)
-	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: slices.Sorted(maps.Keys(shard.LoadBalancers))}
+	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(),
+		balancers: slices.Sorted(maps.Keys(shard.LoadBalancers))}
 	var changed []config.GroupKey
 	var over []ErrorEvent
 	for key, g := range groups {
@@ -209,7 +212,8 @@ func compareKeys(a, b config.GroupKey) int {
 	return 0
 }
 
-// groupOf returns the group of a record, making a deleted one for instances whose group nobody knows any more. Call with mu held.
+// groupOf returns the group of a record, making a deleted one for instances whose group nobody knows any more. Call
+// with mu held.
 func (w *World) groupOf(rec *record.Instance) *group {
 	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
 	g := w.groups[key]

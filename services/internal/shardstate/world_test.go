@@ -68,7 +68,8 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	}
 }
 
-// A record of a group that nobody knows makes one that is to be emptied, out of whatever load balancer its instances may be in.
+// A record of a group that nobody knows makes one that is to be emptied, out of whatever load balancer its instances
+// may be in.
 func TestRecordsOfUnknownGroups(t *testing.T) {
 	p := newPicture(t)
 	p.shard.LoadBalancers = map[string]config.LoadBalancer{"b": {}, "a": {}}
@@ -77,7 +78,8 @@ func TestRecordsOfUnknownGroups(t *testing.T) {
 	id := p.newID(t)
 	p.put(id, key, record.Registered)
 	g, ok := p.World.Group(key)
-	if !ok || !g.Deleted || g.Static || g.Size != 0 || g.DrainTimeout.D() != p.shard.Server.DefaultDrainTimeout.D() || len(g.LoadBalancers) != 2 ||
+	if !ok || !g.Deleted || g.Static || g.Size != 0 || g.DrainTimeout.D() != p.shard.Server.DefaultDrainTimeout.D() ||
+		len(g.LoadBalancers) != 2 ||
 		g.LoadBalancers[0] != "a" {
 		t.Errorf("%+v, %t", g, ok)
 	}
@@ -143,7 +145,8 @@ func TestErrorsEndWithWhatTheyAreAbout(t *testing.T) {
 	}
 	p.errors = nil
 	p.put(id, workers, record.Deleted)
-	if len(p.errors) != 2 || !p.errors[0].Resolved || p.errors[0].Kind != "provider" || p.errors[1].Kind != "storage" || len(p.Standing("default")) != 2 {
+	if len(p.errors) != 2 || !p.errors[0].Resolved || p.errors[0].Kind != "provider" || p.errors[1].Kind != "storage" ||
+		len(p.Standing("default")) != 2 {
 		t.Errorf("told %v, standing %v", p.errors, p.Standing("default"))
 	}
 	p.errors = nil
@@ -185,7 +188,8 @@ func TestReservations(t *testing.T) {
 	for range 2 {
 		id := p.newID(t)
 		ids = append(ids, id)
-		p.AddReservation(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved, Tenant: "default", Kind: "wrk"}, Token: "t"})
+		p.AddReservation(shardstate.Reservation{Record: record.Instance{ID: id, State: record.Reserved,
+			Tenant: "default", Kind: "wrk"}, Token: "t"})
 	}
 	for n, id := range ids {
 		r, left, ok := p.TakeReservation(pool)
@@ -248,7 +252,8 @@ func TestViews(t *testing.T) {
 	p.now = p.now.Add(2 * interval)
 	p.put(leaving, workers, record.Deleting)
 	p.revision++
-	p.PutRecord(record.Instance{ID: onDemand, State: record.Registered, Revision: p.revision, Tenant: "default", Group: "workers", OnDemand: true,
+	p.PutRecord(record.Instance{ID: onDemand, State: record.Registered, Revision: p.revision, Tenant: "default",
+		Group: "workers", OnDemand: true,
 		CreatedAt: p.now, RegisteredAt: p.now, ProviderID: "vm"}, "t")
 
 	view, ok := p.GroupView(workers)
@@ -275,9 +280,11 @@ func TestViews(t *testing.T) {
 		t.Error(p.Numbers())
 	}
 	if health := p.Health(p.now); health.Running != 3 || health.Silent != 2 {
-		t.Errorf("%+v", health) // the silent one, and the on-demand one that has just registered and has not connected in four intervals
+		// the silent one, and the on-demand one that has just registered and has not connected in four intervals
+		t.Errorf("%+v", health)
 	}
-	if p.DrainTimeout(workers) != 0 || p.DrainTimeout(config.GroupKey{}) != p.shard.Server.DefaultDrainTimeout.D() || p.Term() != 7 {
+	if p.DrainTimeout(workers) != 0 || p.DrainTimeout(config.GroupKey{}) != p.shard.Server.DefaultDrainTimeout.D() ||
+		p.Term() != 7 {
 		t.Error("settings")
 	}
 	p.Publish(shardstate.InstanceEvent{Type: shardstate.EventCreated, Tenant: "default", Group: "workers"})

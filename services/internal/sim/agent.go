@@ -71,7 +71,9 @@ func (f *fleet) hangUp(m *machine) {
 	}
 	stream, leader, id := a.stream, a.leader, m.id
 	a.stream, a.leader = 0, nil
-	f.world.sched.after(m.dice.between(time.Millisecond, 2*time.Second), func() { leader.World.Disconnected(id, stream, "closed") })
+	f.world.sched.after(m.dice.between(time.Millisecond, 2*time.Second), func() {
+		leader.World.Disconnected(id, stream, "closed")
+	})
 	f.speakAfter(m, m.dice.between(0, 3*time.Second))
 }
 
@@ -180,16 +182,18 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 	return true
 }
 
-// register does what the registration service does: one conditional write makes a record registered, with the key that came first. It returns
-// the key that is there.
-func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID, public ed25519.PublicKey) ([]byte, error) {
+// register does what the registration service does: one conditional write makes a record registered, with the key that
+// came first. It returns the key that is there.
+func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID, public ed25519.PublicKey) ([]byte,
+	error) {
 	rec, _, ok := leader.World.Record(id)
 	if !ok {
 		return nil, fmt.Errorf("there is no instance %s", id)
 	}
 	refuse := func(r *record.Instance) bool {
 		vm, _ := leader.World.VM(id)
-		return r.State == record.Deleting || r.State == record.Deleted || r.State == record.Reserved && vm.ProviderID == ""
+		return r.State == record.Deleting || r.State == record.Deleted || r.State == record.Reserved &&
+			vm.ProviderID == ""
 	}
 	if refuse(&rec) {
 		return nil, fmt.Errorf("instance %s cannot register", id)
@@ -204,7 +208,8 @@ func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID
 			r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 		}
 		r.State, r.PublicKey, r.RegisteredAt, r.NonceID = record.Registered, public, now, "nonce-"+id.String()
-		r.Certificate = &record.CertificateRef{Serial: fmt.Sprintf("%032x", uint64(now.UnixNano())), NotAfter: now.Add(7 * 24 * time.Hour)}
+		r.Certificate = &record.CertificateRef{Serial: fmt.Sprintf("%032x", uint64(now.UnixNano())),
+			NotAfter: now.Add(7 * 24 * time.Hour)}
 	})
 	if err != nil {
 		return nil, err

@@ -117,7 +117,8 @@ func (b *bucket) changed(key string, body []byte) {
 	}
 	next.since = w.sched.now
 	if w.restless() {
-		w.fail(ruleQuiet, "the record of %s is written after everything had come to rest: %s, %s", next.ID, next.State, next.Reason)
+		w.fail(ruleQuiet, "the record of %s is written after everything had come to rest: %s, %s", next.ID, next.State,
+			next.Reason)
 	}
 	if have == nil {
 		if next.State != record.Reserved && next.State != record.Deleted {
@@ -138,7 +139,8 @@ func (b *bucket) changed(key string, body []byte) {
 }
 
 // lives is the order of the states of a record. It is not the code's own: that is what is checked.
-var lives = map[record.State]int{record.Reserved: 1, record.Created: 2, record.Registered: 3, record.Deleting: 4, record.Deleted: 5}
+var lives = map[record.State]int{record.Reserved: 1, record.Created: 2, record.Registered: 3, record.Deleting: 4,
+	record.Deleted: 5}
 
 func forward(from, to record.State) bool { return lives[to] > lives[from] }
 
@@ -154,7 +156,8 @@ func (b *bucket) checkStep(have, next *document) {
 	case next.Term < have.Term:
 		w.fail(ruleOneLife, "the record of %s goes back from term %d to %d", have.ID, have.Term, next.Term)
 	case next.ReservedTerm != have.ReservedTerm:
-		w.fail(ruleOneLife, "the record of %s was reserved in term %d, and now in %d", have.ID, have.ReservedTerm, next.ReservedTerm)
+		w.fail(ruleOneLife, "the record of %s was reserved in term %d, and now in %d", have.ID, have.ReservedTerm,
+			next.ReservedTerm)
 	case next.State != have.State && !forward(have.State, next.State):
 		w.fail(ruleOneLife, "the record of %s goes from %s to %s", have.ID, have.State, next.State)
 	case have.Group != "" && next.Group != have.Group:

@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// checkAuthority: at most one process may act at a time. Clocks only end authority, so looking after each step is enough.
+// checkAuthority: at most one process may act at a time. Clocks only end authority, so looking after each step is
+// enough.
 func (w *World) checkAuthority() {
 	var holder *server
 	for _, s := range w.servers {
@@ -25,7 +26,8 @@ func (w *World) checkAuthority() {
 		if holder != nil {
 			_, a := holder.elector.ActUntil()
 			_, b := s.elector.ActUntil()
-			w.fail(ruleOneLeader, "%s (term %d) and %s (term %d) may both act", holder.process.name, a, s.process.name, b)
+			w.fail(ruleOneLeader, "%s (term %d) and %s (term %d) may both act", holder.process.name, a, s.process.name,
+				b)
 		}
 		holder = s
 	}
@@ -39,8 +41,8 @@ func (w *World) checkTerm(s *server, number uint64) {
 	}
 }
 
-// checkRecordedTerm: a term in which somebody acts is nobody else's. It is looked at when its configuration is in force: until then nothing was
-// done in it, and where the lock is removed nobody can know of it.
+// checkRecordedTerm: a term in which somebody acts is nobody else's. It is looked at when its configuration is in
+// force: until then nothing was done in it, and where the lock is removed nobody can know of it.
 func (w *World) checkRecordedTerm(s *server, number uint64) {
 	if number <= w.highest && !s.fooled {
 		w.fail(ruleRisingTerms, "term %d begins, but %d was led already", number, w.highest)
@@ -78,7 +80,8 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 	if s == nil || s.term == nil {
 		return
 	}
-	t, id, key := s.term, call.Instance, config.GroupKey{Tenant: call.Request.Tags.Tenant, Group: call.Request.Tags.Group}
+	t, id, key := s.term, call.Instance, config.GroupKey{Tenant: call.Request.Tags.Tenant,
+		Group: call.Request.Tags.Group}
 	digest, err := call.Request.Digest()
 	if err != nil {
 		w.fail(ruleSimulator, "create of %s: %v", id, err)
@@ -94,7 +97,8 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 		w.fail(ruleReservedVM, "create of %s, whose reservation is not durable", id)
 	case d.ReservedTerm != t.number:
 		w.fail(ruleReservedVM, "create of %s in term %d, it was reserved in %d", id, t.number, d.ReservedTerm)
-	case (d.State == record.Deleting || d.State == record.Deleted) && !s.fooled && !(again && d.State == record.Deleting && !t.knows(id, record.Deleting)):
+	case (d.State == record.Deleting || d.State == record.Deleted) && !s.fooled &&
+		!(again && d.State == record.Deleting && !t.knows(id, record.Deleting)):
 		w.fail(ruleReservedVM, "create of %s, whose record says %s", id, d.State)
 	case before != nil && before.digest != digest:
 		w.fail(ruleOneVM, "%s is asked for a second time with other parameters", id)
@@ -106,15 +110,17 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 	}
 }
 
-// knows says whether the leader believes an instance to be in a state. A call that is repeated because its answer was lost is no other than the first one
-// landing late, if the answer to the mark for deletion was lost as well: the deletion looks the VM up.
+// knows says whether the leader believes an instance to be in a state. A call that is repeated because its answer was
+// lost is no other than the first one landing late, if the answer to the mark for deletion was lost as well: the
+// deletion looks the VM up.
 func (t *term) knows(id ident.ID, state record.State) bool {
 	rec, _, ok := t.leader.World.Record(id)
 	return ok && rec.State == state
 }
 
-// checkSize: what a group has, and what this leader has asked for, is never more than its size and its surge. Calls of earlier leaders whose
-// result is unknown do not count: nobody can know of them, before a list of the provider's shows their VMs.
+// checkSize: what a group has, and what this leader has asked for, is never more than its size and its surge. Calls of
+// earlier leaders whose result is unknown do not count: nobody can know of them, before a list of the provider's shows
+// their VMs.
 func (w *World) checkSize(t *term, key config.GroupKey) {
 	n := 0
 	for _, m := range w.fleet.order {
@@ -126,7 +132,8 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 				if d.stays() || d.State == record.Reserved {
 					n++
 				}
-			case d.ReservedTerm < t.number && d.Term == t.number && d.State == record.Created && w.sched.now.Sub(d.since) < minute:
+			case d.ReservedTerm < t.number && d.Term == t.number && d.State == record.Created &&
+				w.sched.now.Sub(d.since) < minute:
 				// Adopted while this create was on its way.
 			case d.stays():
 				n++
@@ -144,7 +151,8 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 		surge = g.MaxSurge
 	}
 	if n > size+surge {
-		w.fail(ruleSize, "group %s gets VM number %d, its size is %d and its surge %d: %s", key, n, size, surge, w.describe(key))
+		w.fail(ruleSize, "group %s gets VM number %d, its size is %d and its surge %d: %s", key, n, size, surge,
+			w.describe(key))
 	}
 }
 
@@ -174,12 +182,16 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 		w.fail(ruleIntent, "running VM %s of %s is terminated without a durable intent: %+v", m.providerID, m.id, d)
 	case d.State == record.Deleting && s != nil && w.operate.unaware(s.term, d):
 		l := s.term.learnt[d.ID]
-		w.fail(ruleDrain, "%s is terminated, and nobody was told to drain it in the %v that this leader has known of it, though somebody listened", m.id, w.sched.now.Sub(l.at))
+		w.fail(ruleDrain,
+			"%s is terminated, and nobody was told to drain it in the %v that this leader has known of it, though "+
+				"somebody listened", m.id, w.sched.now.Sub(l.at))
 	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && !w.people.drained[m.id]:
 		w.fail(ruleDrain, "%s is terminated at %v, its drain may take until %v", m.id, w.sched.now, d.Deadline)
 	case d.State == record.Deleting && s != nil && s.term != nil:
 		if left, hasty := s.term.hasty(d); hasty {
-			w.fail(ruleDrain, "%s is terminated %v after this leader heard that it is to go, its drain may take %v more", m.id, w.sched.now.Sub(s.term.learnt[d.ID].at), left)
+			w.fail(ruleDrain,
+				"%s is terminated %v after this leader heard that it is to go, its drain may take %v more", m.id,
+				w.sched.now.Sub(s.term.learnt[d.ID].at), left)
 		}
 	}
 }
@@ -191,8 +203,8 @@ func (w *World) checkAnnounced(event shardstate.InstanceEvent) {
 	}
 }
 
-// checkRest: after the faults have stopped every group has its size, every VM its record and every record its VM; what was
-// acknowledged holds; the address is the leader's.
+// checkRest: after the faults have stopped every group has its size, every VM its record and every record its VM; what
+// was acknowledged holds; the address is the leader's.
 func (w *World) checkRest() {
 	s := w.acting()
 	if s == nil {
@@ -232,7 +244,8 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 	for key, g := range t.groups {
 		if have[key] != g.Size {
 			view, _ := t.leader.World.GroupView(key)
-			w.fail(ruleAtRest, "group %s has %d VMs, wants %d (blocked: %q, backoff %+v):%s", key, have[key], g.Size, view.Blocked, view.Backoff, w.describe(key))
+			w.fail(ruleAtRest, "group %s has %d VMs, wants %d (blocked: %q, backoff %+v):%s", key, have[key], g.Size,
+				view.Blocked, view.Backoff, w.describe(key))
 		}
 		delete(have, key)
 	}
@@ -251,7 +264,8 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 	}
 	for _, g := range w.people.groups {
 		if merged, ok := t.groups[g.key]; ok == g.absent || ok && merged.Size != g.size {
-			w.fail(ruleNewest, "group %s is configured with size %d (absent: %t), in force is %d (there: %t)", g.key, g.size, g.absent, merged.Size, ok)
+			w.fail(ruleNewest, "group %s is configured with size %d (absent: %t), in force is %d (there: %t)", g.key,
+				g.size, g.absent, merged.Size, ok)
 		}
 	}
 	for _, name := range []string{"lb1", "lb2"} {
@@ -259,13 +273,14 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 	}
 }
 
-// checkBalancer: the members of a load balancer are the instances of the groups that name it. Where a group's list was changed, what it named
-// before may have kept members: nobody remembers it.
+// checkBalancer: the members of a load balancer are the instances of the groups that name it. Where a group's list was
+// changed, what it named before may have kept members: nobody remembers it.
 func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
 		for _, lb := range t.groups[m.key].LoadBalancers {
-			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused // an on-demand one may be silent for good
+			// an on-demand one may be silent for good
+			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused
 		}
 	}
 	for _, id := range w.provider.Members(name) {
@@ -285,11 +300,13 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	switch {
 	case d.removed || d.State == record.Deleted:
 	case d.State == record.Reserved:
-		// One that landed when this leader had read the bucket waits for the next, as one does that a list did not show.
+		// One that landed when this leader had read the bucket waits for the next, as one does that a list did not
+		// show.
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}
-		// So does an on-demand instance's, whose creation was never acknowledged: who asks again with its ID has it settled.
+		// So does an on-demand instance's, whose creation was never acknowledged: who asks again with its ID has it
+		// settled.
 		if d.Group != "" && (d.ReservedTerm == t.number || d.since.Before(t.began)) {
 			w.fail(ruleAtRest, "reservation %s of group %s is left", d.ID, d.Group)
 		}
@@ -298,22 +315,24 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		if m == nil || m.state != infra.Running {
 			w.fail(ruleAtRest, "the record of %s says registered, its VM is gone", d.ID)
 		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.heard {
-			// An on-demand one's silence is nobody's business; and that of a leader's only instance, whose nonce was stolen, may be the
-			// leader's own fault: silence counts once an agent has connected.
+			// An on-demand one's silence is nobody's business; and that of a leader's only instance, whose nonce was
+			// stolen, may be the leader's own fault: silence counts once an agent has connected.
 			w.fail(ruleOneKey, "the record of %s holds a key that is not its agent's", d.ID)
 		}
 	default:
-		w.fail(ruleDrain, "the record of %s is left in state %s since %v", d.ID, d.State, d.since.Sub(epoch).Round(time.Second))
+		w.fail(ruleDrain, "the record of %s is left in state %s since %v", d.ID, d.State,
+			d.since.Sub(epoch).Round(time.Second))
 	}
 }
 
-// recentlyFooled says whether a leader whose clock had stopped wrote a record a short while ago. What it wrote is fenced record by record, but
-// counts of many records may be off by it.
+// recentlyFooled says whether a leader whose clock had stopped wrote a record a short while ago. What it wrote is
+// fenced record by record, but counts of many records may be off by it.
 func (w *World) recentlyFooled() bool {
 	return !w.fooledAt.IsZero() && w.sched.now.Sub(w.fooledAt) < 2*minute
 }
 
-// checkNeverMade: what is buried as never made does not run. Seen when the decision is sent, and not of VMs that have only just appeared.
+// checkNeverMade: what is buried as never made does not run. Seen when the decision is sent, and not of VMs that have
+// only just appeared.
 func (w *World) checkNeverMade(s *server, d *document) {
 	if w.rates.of[cloudLag] > 0 || s == nil || s.fooled {
 		return

@@ -57,7 +57,8 @@ func (t *term) refresh() {
 		return err
 	})
 	if err == nil && sound && w.people.version == asked && t.version < asked {
-		w.fail(ruleNewest, "a refresh begun at version %d of the configuration was answered with version %d in force", asked, t.version)
+		w.fail(ruleNewest, "a refresh begun at version %d of the configuration was answered with version %d in force",
+			asked, t.version)
 	}
 }
 
@@ -68,10 +69,12 @@ func (t *term) apply(shard *config.Shard, groups map[config.GroupKey]config.Grou
 	if !ok {
 		w.fail(ruleNewest, "term %d applies a configuration that nobody wrote", t.number)
 	}
-	// One that woke up when its lease was over may yet put in force what it was about to, in its own picture: it acts on nothing any more.
+	// One that woke up when its lease was over may yet put in force what it was about to, in its own picture: it acts
+	// on nothing any more.
 	acts := t.Remaining() > 0 && !t.server.fooled
 	if acts && version < w.people.applied {
-		w.fail(ruleNewest, "term %d applies version %d of the configuration, version %d was applied before", t.number, version, w.people.applied)
+		w.fail(ruleNewest, "term %d applies version %d of the configuration, version %d was applied before", t.number,
+			version, w.people.applied)
 	}
 	w.trace("%s applies version %d", t.server.process.name, version)
 	if !t.server.fooled { // its successor may have read what was there before
@@ -93,8 +96,8 @@ func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Forget(ctx, key) })
 }
 
-// size returns the least and the largest size that a group had in this leader's eyes within the last minute: what was planned by the
-// configuration before may still be under way.
+// size returns the least and the largest size that a group had in this leader's eyes within the last minute: what was
+// planned by the configuration before may still be under way.
 func (t *term) size(key config.GroupKey) (least, most int) {
 	size := func(groups map[config.GroupKey]config.Group) int {
 		if g, ok := groups[key]; ok && !g.Deleted {

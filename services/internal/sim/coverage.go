@@ -50,8 +50,10 @@ const (
 )
 
 var stateNames = [numStates]string{
-	"down", "candidate", "heir", "taking over", "acting", "losing", "reading the lock", "renewing", "configuring", "creating", "marking", "draining",
-	"terminating", "forgetting", "registering", "settling", "collecting", "refilling", "asking", "balancing", "pushing", "addressing", "rechecking", "regrouping",
+	"down", "candidate", "heir", "taking over", "acting", "losing", "reading the lock", "renewing", "configuring",
+	"creating", "marking", "draining",
+	"terminating", "forgetting", "registering", "settling", "collecting", "refilling", "asking", "balancing", "pushing",
+	"addressing", "rechecking", "regrouping",
 	"working", "VM unrecorded", "VM reserved", "VM created", "VM registered", "VM deleting", "VM deleted",
 }
 
@@ -209,7 +211,8 @@ func (k Kind) group() []state {
 		}
 		return all
 	}
-	work := slices.DeleteFunc(span(candidate, regrouping), func(x state) bool { return x == pushing }) // which takes no time
+	// which takes no time
+	work := slices.DeleteFunc(span(candidate, regrouping), func(x state) bool { return x == pushing })
 	without := func(out ...state) []state {
 		return slices.DeleteFunc(slices.Clone(work), func(x state) bool { return slices.Contains(out, x) })
 	}
@@ -222,7 +225,8 @@ func (k Kind) group() []state {
 	case bucketStale:
 		return []state{takingOver, rechecking}
 	case cloudFails, cloudThrottles, cloudSlow:
-		return []state{takingOver, acting, creating, draining, terminating, forgetting, settling, collecting, asking, balancing, addressing}
+		return []state{takingOver, acting, creating, draining, terminating, forgetting, settling, collecting, asking,
+			balancing, addressing}
 	case cloudLost, cloudLate:
 		return []state{acting, creating, draining, terminating, collecting, addressing}
 	case cloudLag:

@@ -9,11 +9,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// plan fixes, before anything has happened, when something goes wrong, and what: each moment has dice of its own, so that one can be left out
-// and the others stay.
+// plan fixes, before anything has happened, when something goes wrong, and what: each moment has dice of its own, so
+// that one can be left out and the others stay.
 func (w *World) plan() {
 	d := w.dice("timeline")
-	longest := 30*time.Second + time.Duration(d.Float64()*float64(3*minute)) // some worlds are restless, some have time to recover
+	// some worlds are restless, some have time to recover
+	longest := 30*time.Second + time.Duration(d.Float64()*float64(3*minute))
 	at := d.between(0, time.Minute)
 	for n := uint64(0); at < w.opts.Faulty; n++ {
 		moment := w.roll("moment", n)
@@ -33,12 +34,15 @@ type lurking struct {
 	fire  func()
 }
 
-// lurk lets something go wrong, every other time not now but when the leader next does a certain thing: most of what it does takes milliseconds, and
-// a moment that is drawn hardly ever meets it.
+// lurk lets something go wrong, every other time not now but when the leader next does a certain thing: most of what it
+// does takes milliseconds, and a moment that is drawn hardly ever meets it.
 func (w *World) lurk(moment uint64, k Kind, d *dice) {
-	wait, x := d.IntN(2) == 0, []state{configuring, creating, marking, draining, terminating, forgetting, registering, settling, collecting, refilling, balancing,
+	wait, x := d.IntN(2) == 0, []state{configuring, creating, marking, draining, terminating, forgetting, registering,
+		settling, collecting, refilling, balancing,
 		addressing, regrouping, renewing, takingOver, rechecking}[d.IntN(16)]
-	l := lurking{until: w.sched.now.Add(3 * minute), state: x, delay: d.between(0, 30*time.Millisecond), fire: func() { w.strike(moment, k, d) }}
+	l := lurking{until: w.sched.now.Add(3 * minute), state: x, delay: d.between(0, 30*time.Millisecond), fire: func() {
+		w.strike(moment, k, d)
+	}}
 	s := w.acting()
 	if !wait || s == nil {
 		l.fire()
@@ -159,7 +163,8 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.sched.after(full, func() { w.provider.SetCapacity(mock.Place{Subnet: subnet}, -1) })
 		}
 	case stranger:
-		// One, as after a create that landed later than its tombstone was kept, or many, as after a bucket was restored.
+		// One, as after a create that landed later than its tombstone was kept, or many, as after a bucket was
+		// restored.
 		n := 1
 		if d.IntN(4) == 0 {
 			n = 4
@@ -288,7 +293,8 @@ func (w *World) loseOne(m *machine, d *dice) {
 	w.fleet.lose(m, lose)
 }
 
-// muteAgents cuts agents off from the servers: their machines run, and nobody hears them. Some are well and say the opposite for a while.
+// muteAgents cuts agents off from the servers: their machines run, and nobody hears them. Some are well and say the
+// opposite for a while.
 func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 	until := w.sched.now.Add(d.between(10*time.Second, 5*time.Minute))
 	all := k == allMute || d.IntN(3) == 0
@@ -328,7 +334,8 @@ func (w *World) strangers(n int, d *dice) {
 	}
 }
 
-// calm ends all faults: servers run, networks carry, agents speak, the configuration is sound, and what was sent arrives.
+// calm ends all faults: servers run, networks carry, agents speak, the configuration is sound, and what was sent
+// arrives.
 func (w *World) calm() {
 	w.trace("calm")
 	w.quiet = true

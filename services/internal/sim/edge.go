@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// edge is one server's client of the bucket. Like a real one it may send a write again by itself, and answer with what the second came to.
+// edge is one server's client of the bucket. Like a real one it may send a write again by itself, and answer with what
+// the second came to.
 type edge struct {
 	*mem.Store
 	server *server
@@ -73,7 +74,8 @@ func (c cloud) Delete(ctx context.Context, providerID string) error {
 func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	began, s := c.world.sched.now, c.world.caller()
 	vms, err := c.Provider.List(ctx, owner)
-	if err == nil && s != nil && s.term != nil && !s.term.ready && c.world.rates.of[cloudLag] == 0 && began.After(s.term.began) {
+	if err == nil && s != nil && s.term != nil && !s.term.ready && c.world.rates.of[cloudLag] == 0 &&
+		began.After(s.term.began) {
 		s.term.listed = began
 	}
 	return vms, err

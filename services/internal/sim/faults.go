@@ -21,8 +21,8 @@ func (w *World) latency(ctx context.Context, d time.Duration) error { return w.s
 
 var errCut = errors.New("network unreachable")
 
-// befalls draws what befalls one request of a server, of those kinds that can: at most one thing. Every kind takes one draw, whether the
-// world has it or not.
+// befalls draws what befalls one request of a server, of those kinds that can: at most one thing. Every kind takes one
+// draw, whether the world has it or not.
 func (w *World) befalls(s *server, d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
 	for i, o := range ofRequests {
 		if u := d.Float64(); u >= w.rates.request[i] || !can(o.kind) {
@@ -44,7 +44,8 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	}
 	occasion := s.occasion(string(r.Op), r.Key)
 	d := dice{occasion}
-	f := mem.Fault{Before: d.between(time.Millisecond, 20*time.Millisecond), After: d.between(time.Millisecond, 20*time.Millisecond)}
+	f := mem.Fault{Before: d.between(time.Millisecond, 20*time.Millisecond),
+		After: d.between(time.Millisecond, 20*time.Millisecond)}
 	switch {
 	case s.cut[cutBoth]+s.cut[cutBucket] > 0:
 		return mem.Fault{Before: 2 * time.Second, Err: ambiguous(r, errCut)}
@@ -150,7 +151,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	out := mock.Outcome{Latency: d.between(5*time.Millisecond, 100*time.Millisecond)}
 	switch {
 	case s.cut[cutBoth]+s.cut[cutCloud] > 0:
-		return mock.Outcome{Latency: 2 * time.Second, Err: infra.Errorf(infra.Indeterminate, string(call.Kind), "network unreachable")}
+		return mock.Outcome{Latency: 2 * time.Second, Err: infra.Errorf(infra.Indeterminate, string(call.Kind),
+			"network unreachable")}
 	case s.cut[cutAnswers] > 0:
 		return mock.Outcome{Latency: 2 * time.Second, Lost: true}
 	}
@@ -159,7 +161,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		switch k {
 		case cloudFails, cloudThrottles, cloudLag:
 			// What the bucket's list does not show only the provider's can tell.
-			return (call.Kind != mock.List || w.rates.of[bucketStale] == 0) && (k != cloudLag || !mutates && call.Kind != mock.MachineState)
+			return (call.Kind != mock.List || w.rates.of[bucketStale] == 0) &&
+				(k != cloudLag || !mutates && call.Kind != mock.MachineState)
 		case cloudLost:
 			return mutates
 		case cloudLate:
@@ -186,7 +189,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		out.Lost = true
 	case cloudLate:
 		out.Late = d.between(time.Second, 40*time.Second)
-		w.sched.after(out.Latency+out.Late+time.Millisecond, func() { w.provider.Late() }) // what is due lands when somebody looks
+		// what is due lands when somebody looks
+		w.sched.after(out.Latency+out.Late+time.Millisecond, func() { w.provider.Late() })
 	case cloudLag:
 		out.Lag = d.between(time.Second, 45*time.Second)
 	case cloudFull:
@@ -209,7 +213,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	return out
 }
 
-// yield lets a server crash, or wait, between the effect of its call and the answer: the second time that the call yields.
+// yield lets a server crash, or wait, between the effect of its call and the answer: the second time that the call
+// yields.
 func (w *World) yield(ctx context.Context, call mock.Call) {
 	s := w.caller()
 	if slow, ok := w.slowAnswers[call.Seq]; ok {

@@ -74,7 +74,9 @@ func (f *fleet) changed(vm infra.VM, at time.Time) {
 	}
 	m := f.byProvider[vm.ProviderID]
 	if m == nil {
-		m = &machine{providerID: vm.ProviderID, id: vm.Tags.Instance, dice: w.dice("machine", hashText(vm.Tags.Instance.String())), since: w.sched.now, key: config.GroupKey{Tenant: vm.Tags.Tenant, Group: vm.Tags.Group}}
+		m = &machine{providerID: vm.ProviderID, id: vm.Tags.Instance, dice: w.dice("machine",
+			hashText(vm.Tags.Instance.String())), since: w.sched.now, key: config.GroupKey{Tenant: vm.Tags.Tenant,
+			Group: vm.Tags.Group}}
 		m.agent.world, m.onDemand = w, vm.Tags.OnDemand
 		f.byProvider[vm.ProviderID] = m
 		f.order = append(f.order, m)
@@ -135,14 +137,16 @@ func (f *fleet) any(d *dice) *machine {
 	return f.order[d.IntN(len(f.order))]
 }
 
-// orphans counts the VMs that have had no record for as long as a leader may take to notice, and that nobody has confirmed, and all VMs.
+// orphans counts the VMs that have had no record for as long as a leader may take to notice, and that nobody has
+// confirmed, and all VMs.
 func (f *fleet) orphans(t *term) (orphans, all int) {
 	for _, m := range f.order {
 		if !m.alive() {
 			continue
 		}
 		all++
-		if d := f.world.bucket.byID[m.id]; (d == nil || d.removed) && !t.confirmed[m.providerID] && f.world.sched.now.Sub(m.since) > 2*minute {
+		if d := f.world.bucket.byID[m.id]; (d == nil || d.removed) && !t.confirmed[m.providerID] &&
+			f.world.sched.now.Sub(m.since) > 2*minute {
 			orphans++
 		}
 	}

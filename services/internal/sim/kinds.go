@@ -105,27 +105,34 @@ type odds struct {
 // Faults by where they are decided, in a fixed order: it is part of what a seed means.
 var (
 	ofRequests = []odds{
-		{bucketRefused, 0.1}, {bucketLost, 0.05}, {bucketLate, 0.02}, {bucketSlow, 0.05}, {bucketStale, 0.3}, {bucketRepeated, 0.02},
-		{cloudFails, 0.1}, {cloudThrottles, 0.1}, {cloudLost, 0.05}, {cloudLate, 0.02}, {cloudSlow, 0.1}, {cloudLag, 0.1}, {cloudFull, 0.2},
+		{bucketRefused, 0.1}, {bucketLost, 0.05}, {bucketLate, 0.02}, {bucketSlow, 0.05}, {bucketStale, 0.3},
+		{bucketRepeated, 0.02},
+		{cloudFails, 0.1}, {cloudThrottles, 0.1}, {cloudLost, 0.05}, {cloudLate, 0.02}, {cloudSlow, 0.1},
+		{cloudLag, 0.1}, {cloudFull, 0.2},
 		{cloudRepeated, 0.05}, {crashBefore, 0.005}, {crashAfter, 0.005}, {pauseAtCall, 0.003}, {timerLate, 0.1},
 		{lockLate, 0.2},
 	}
 	ofMessages = []odds{{messageLost, 0.01}, {messageLate, 0.01}, {messageTwice, 0.005}}
 	ofAgents   = []odds{{agentBroken, 0.05}, {answerGone, 0.1}, {thief, 0.02}}
 	ofTimes    = []odds{
-		{killed9, 2}, {killedMach, 1}, {killedAll, 1}, {stopped, 1}, {paused, 2}, {frozen, 1}, {cutBoth, 1}, {cutBucket, 0.5}, {cutCloud, 0.5},
+		{killed9, 2}, {killedMach, 1}, {killedAll, 1}, {stopped, 1}, {paused, 2}, {frozen, 1}, {cutBoth, 1},
+		{cutBucket, 0.5}, {cutCloud, 0.5},
 		{cutAnswers, 0.5}, {deafened, 1}, {clockStep, 0.3}, {lockRemoved, 0.3}, {wiped, 0.4},
-		{lostVM, 3}, {lostAll, 1}, {agentMute, 1.5}, {allMute, 0.7}, {agentSick, 0.7}, {notice, 0.7}, {powerOff, 0.7}, {reboot, 0.7}, {stranger, 0.7},
+		{lostVM, 3}, {lostAll, 1}, {agentMute, 1.5}, {allMute, 0.7}, {agentSick, 0.7}, {notice, 0.7}, {powerOff, 0.7},
+		{reboot, 0.7}, {stranger, 0.7},
 		{subnetFull, 0.5}, {addressGone, 0.5},
-		{resize, 1.5}, {newInfra, 0.6}, {newRuntime, 0.6}, {groupGone, 0.5}, {rebalance, 0.5}, {expiryOn, 0.4}, {emptying, 0.4}, {invalid, 0.4},
+		{resize, 1.5}, {newInfra, 0.6}, {newRuntime, 0.6}, {groupGone, 0.5}, {rebalance, 0.5}, {expiryOn, 0.4},
+		{emptying, 0.4}, {invalid, 0.4},
 		{groupChanged, 0.8}, {madeOne, 0.8}, {removedOne, 0.8}, {watchCut, 0.5}, {neverDrains, 0.3},
-		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5}, {heirKilled, 1}, {heirPaused, 1},
+		{linkLost, 0.5}, {linkFlaps, 0.5}, {peersCut, 1}, {peersOneWay, 1}, {peersLossy, 0.5}, {peersSlow, 0.5},
+		{heirKilled, 1}, {heirPaused, 1},
 		{pairKilled, 0.5}, {pairCut, 0.5},
 	}
 )
 
 // ofHeirs are the kinds that a world without heirs does not have.
-var ofHeirs = []Kind{messageLost, messageLate, messageTwice, linkLost, linkFlaps, peersCut, peersOneWay, peersLossy, peersSlow, heirKilled, heirPaused, pairKilled, pairCut}
+var ofHeirs = []Kind{messageLost, messageLate, messageTwice, linkLost, linkFlaps, peersCut, peersOneWay, peersLossy,
+	peersSlow, heirKilled, heirPaused, pairKilled, pairCut}
 
 // Kinds lists every kind, in order.
 func Kinds() []Kind {
@@ -138,8 +145,8 @@ func Kinds() []Kind {
 	return kinds
 }
 
-// rates are the odds of one world: a random subset of the kinds, each at a rate of its own ("Swarm Testing", Groce et al., ISSTA 2012: what
-// all faults together never reach, some of them alone do).
+// rates are the odds of one world: a random subset of the kinds, each at a rate of its own ("Swarm Testing", Groce et
+// al., ISSTA 2012: what all faults together never reach, some of them alone do).
 type rates struct {
 	of    map[Kind]float64
 	total float64 // of those at times

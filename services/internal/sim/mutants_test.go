@@ -18,7 +18,8 @@ import (
 	"time"
 )
 
-// mutant is one deliberate bug in the real code. It exists nowhere but here: the test binary is built with the text changed.
+// mutant is one deliberate bug in the real code. It exists nowhere but here: the test binary is built with the text
+// changed.
 type mutant struct {
 	name string
 	file string // below services
@@ -32,16 +33,20 @@ type mutant struct {
 var mutants = []mutant{
 	// The plan.
 	{name: "guard off", file: "internal/plan/guard.go",
-		old: "return p.tally.silent > p.Group.MaxUnhealthy.Of(p.tally.running) || shardTripped(p.Shard)", new: "return false",
+		old: "return p.tally.silent > p.Group.MaxUnhealthy.Of(p.tally.running) || shardTripped(p.Shard)",
+		new: "return false",
 		why: "however many instances fall silent at once, all are replaced"},
 	{name: "group guard off", file: "internal/plan/guard.go",
-		old: "return p.tally.silent > p.Group.MaxUnhealthy.Of(p.tally.running) || shardTripped(p.Shard)", new: "return shardTripped(p.Shard)",
+		old: "return p.tally.silent > p.Group.MaxUnhealthy.Of(p.tally.running) || shardTripped(p.Shard)",
+		new: "return shardTripped(p.Shard)",
 		why: "only silence of the whole shard is held against the leader, not of a group"},
 	{name: "unproven replacement", file: "internal/plan/health.go",
-		old: "\tcase i.LastReport.IsZero():\n\t\treturn m | markUnknown\n", new: "\tcase i.LastReport.IsZero():\n\t\treturn markWell\n",
+		old: "\tcase i.LastReport.IsZero():\n\t\treturn m | markUnknown\n",
+		new: "\tcase i.LastReport.IsZero():\n\t\treturn markWell\n",
 		why: "what runs is removed as soon as its replacement has registered, well or not"},
 	{name: "going counted", file: "internal/plan/scale.go",
-		old: "surplus := t.total() - p.desired\n", new: "surplus := t.total() + t.of[classOnDemand] + t.of[classOut] - p.desired\n",
+		old: "surplus := t.total() - p.desired\n",
+		new: "surplus := t.total() + t.of[classOnDemand] + t.of[classOut] - p.desired\n",
 		why: "instances that are going already count towards what is too many"},
 	{name: "no place for failing", file: "internal/plan/replace.go",
 		old: "total := t.total() + t.failing", new: "total := t.total()",
@@ -53,13 +58,16 @@ var mutants = []mutant{
 		old: "surge := min(p.surge, t.hard()-p.removedHard())", new: "surge := t.hard() - p.removedHard()",
 		why: "every silent or expired instance gets its replacement at once, whatever max_surge says"},
 	{name: "drain cut short", file: "internal/plan/drain.go", quick: true,
-		old: "case i.runs() && !i.Drained && !p.reached(i.DeleteDeadline):", new: "case i.runs() && !i.Drained && !i.Announced:",
+		old: "case i.runs() && !i.Drained && !p.reached(i.DeleteDeadline):",
+		new: "case i.runs() && !i.Drained && !i.Announced:",
 		why: "an instance is terminated as soon as its drain was announced"},
 	{name: "absent is gone", file: "internal/plan/provider.go",
-		old: "if i.moving() || asked.Before(latest(i.CreatedAt, i.LaunchedAt).Add(absenceGrace)) {", new: "if i.moving() {",
+		old: "if i.moving() || asked.Before(latest(i.CreatedAt, i.LaunchedAt).Add(absenceGrace)) {",
+		new: "if i.moving() {",
 		why: "a VM that the provider does not list yet is taken to be gone"},
 	{name: "orphans unlimited", file: "internal/plan/sweep.go",
-		old: "many := orphans > orphansFew && 100*orphans > orphansPercent*s.Listed.Value; many", new: "many := orphans > 1000; many",
+		old: "many := orphans > orphansFew && 100*orphans > orphansPercent*s.Listed.Value; many",
+		new: "many := orphans > 1000; many",
 		why: "any number of VMs without a record is terminated without a question"},
 	{name: "orphan read once", file: "internal/plan/sweep.go",
 		old: "case !s.Reads[len(s.Reads)-1].Before(second):", new: "case len(s.Reads) > 0:",
@@ -72,7 +80,9 @@ var mutants = []mutant{
 		old: "if err := x.Authority.Confirm(ctx); err != nil {", new: "if err := error(nil); err != nil {",
 		why: "a VM is terminated without asking whether somebody else leads by now"},
 	{name: "told before durable", file: "internal/execute/execute.go", quick: true,
-		old: "\tmarked := false\n", new: "\tmarked := false\n\tx.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, Instance: action.Instance})\n",
+		old: "\tmarked := false\n",
+		new: "\tmarked := false\n\tx.World.Publish(observe.InstanceEvent{Type: observe.EventPendingDeletion, " +
+			"Instance: action.Instance})\n",
 		why: "the end of an instance is announced before it is durable"},
 	{name: "drain untold", file: "internal/execute/execute.go",
 		old: "Deadline: action.Deadline, Drain: true})", new: "Deadline: action.Deadline})",
@@ -81,23 +91,29 @@ var mutants = []mutant{
 		old: "if x.Authority.Remaining() < margin {", new: "if x.Authority.Remaining() < -time.Hour {",
 		why: "calls are begun when the lease is over"},
 	{name: "stays in balancers", file: "internal/execute/execute.go",
-		old: "switch err := x.unbalance(ctx, action.Instance); infra.ClassOf(err) {", new: "switch err := error(nil); infra.ClassOf(err) {",
+		old: "switch err := x.unbalance(ctx, action.Instance); infra.ClassOf(err) {",
+		new: "switch err := error(nil); infra.ClassOf(err) {",
 		why: "an instance whose VM is gone is forgotten while it is a load balancer's member"},
 	{name: "reservation not awaited", file: "internal/execute/create.go",
 		old: "\trec := x.reservation(id, pool.Tenant)\n\ttoken, err := x.Store.PutInstance(ctx, rec, \"\")\n",
-		new: "\trec := x.reservation(id, pool.Tenant)\n\ttoken := observe.Reservation{}.Token\n\tx.Env.Go(\"reserve\", func() { _, _ = x.Store.PutInstance(ctx, rec, \"\") })\n",
+		new: "\trec := x.reservation(id, pool.Tenant)\n\ttoken := " +
+			"observe.Reservation{}.Token\n\tx.Env.Go(\"reserve\", func() { _, _ = x.Store.PutInstance(ctx, rec, " +
+			"\"\") })\n",
 		why: "a VM may be asked for before its reservation is durable"},
 	{name: "unknown is refused", file: "internal/execute/create.go",
 		old: "case class == infra.Indeterminate || class == infra.Throttled:", new: "case class == infra.Throttled:",
 		why: "a create call without an answer is taken for a refusal"},
 	{name: "refused is never made", file: "internal/execute/create.go",
-		old: "case class == infra.Conflict || ambiguous:", new: "case class == infra.Conflict || ambiguous && class == infra.Conflict:",
+		old: "case class == infra.Conflict || ambiguous:",
+		new: "case class == infra.Conflict || ambiguous && class == infra.Conflict:",
 		why: "a refusal is believed although an earlier call had no answer"},
 	{name: "registered becomes created", file: "internal/execute/create.go",
-		old: "\tif r.State == record.Reserved {\n\t\tr.State = record.Created\n\t}\n\tr.Group", new: "\tr.State = record.Created\n\tr.Group",
+		old: "\tif r.State == record.Reserved {\n\t\tr.State = record.Created\n\t}\n\tr.Group",
+		new: "\tr.State = record.Created\n\tr.Group",
 		why: "the provider's answer undoes the registration that came before it"},
 	{name: "settled unasked", file: "internal/execute/collect.go",
-		old: "\tif err != nil && !errors.Is(err, infra.NotFound) {\n\t\treturn err\n\t}\n\tnext := left.Record\n", new: "\tnext := left.Record\n",
+		old: "\tif err != nil && !errors.Is(err, infra.NotFound) {\n\t\treturn err\n\t}\n\tnext := left.Record\n",
+		new: "\tnext := left.Record\n",
 		why: "an old reservation is buried when the provider does not answer"},
 	// The picture.
 	{name: "used twice", file: "internal/shardstate/reservations.go",
@@ -110,14 +126,16 @@ var mutants = []mutant{
 		old: "const lateDrain = 30 * time.Second", new: "const lateDrain = 0 * time.Second",
 		why: "a leader that learns late of a deletion ends the VM at once"},
 	{name: "late drain untold", file: "internal/plan/drain.go",
-		old: "if !i.Announced && p.retry(i, i.Failed) {", new: "if !i.Announced && p.retry(i, i.Failed) && p.Now.Before(i.DeletingAt.Add(3*time.Second)) {",
+		old: "if !i.Announced && p.retry(i, i.Failed) {",
+		new: "if !i.Announced && p.retry(i, i.Failed) && p.Now.Before(i.DeletingAt.Add(3*time.Second)) {",
 		why: "a leader that learns late of a deletion leaves the node its time, but tells nobody"},
 	// The leader.
 	{name: "strays unread", file: "internal/leader/leader.go",
 		old: "return l.readStrays(ctx)", new: "return nil",
 		why: "a new leader trusts the bucket's list to be complete"},
 	{name: "deadline moves", file: "internal/leader/leader.go",
-		old: "if marked = rec.State != record.Deleting && rec.State != record.Deleted; !marked {", new: "if marked = rec.State != record.Deleted; !marked {",
+		old: "if marked = rec.State != record.Deleting && rec.State != record.Deleted; !marked {",
+		new: "if marked = rec.State != record.Deleted; !marked {",
 		why: "deleting twice gives a drain a new deadline"},
 	{name: "address taken once", file: "internal/leader/leader.go",
 		old: "wait := addressCheck", new: "wait := 24 * time.Hour",
@@ -127,7 +145,8 @@ var mutants = []mutant{
 		old: "\tif err := m.record(ctx, doc); err != nil {\n\t\treturn Unchanged, nil, err\n\t}\n", new: "",
 		why: "the next leader may go back to an older configuration"},
 	{name: "acknowledged too early", file: "internal/shardconfig/groups.go",
-		old: "\tif !errors.Is(err, objstore.ErrConflict) {\n\t\treturn false, fmt.Errorf(\"write the dynamic groups: %w\", err)\n\t}\n",
+		old: "\tif !errors.Is(err, objstore.ErrConflict) {\n\t\treturn false, fmt.Errorf(\"write the dynamic " +
+			"groups: %w\", err)\n\t}\n",
 		new: "\tif !errors.Is(err, objstore.ErrConflict) {\n\t\treturn true, nil\n\t}\n",
 		why: "a change of a group is acknowledged although its write was not"},
 	{name: "writes over others", file: "contract/clusterstate/state.go",
@@ -138,10 +157,12 @@ var mutants = []mutant{
 		old: "return lease + lease*6/100", new: "return lease - lease/10",
 		why: "a candidate does not wait for the end of the lease"},
 	{name: "lease from the answer", file: "internal/lease/write.go",
-		old: "\tcase e.role == Leader:\n\t\te.adopt(w)\n", new: "\tcase e.role == Leader:\n\t\tw.began = now\n\t\te.adopt(w)\n",
+		old: "\tcase e.role == Leader:\n\t\te.adopt(w)\n",
+		new: "\tcase e.role == Leader:\n\t\tw.began = now\n\t\te.adopt(w)\n",
 		why: "a leader counts its lease from the renewal's answer"},
 	{name: "unknown is won", file: "internal/lease/elector.go",
-		old: "\t\te.stale = true\n\t\te.backOff(now)\n\tcase MachineAnswer:", new: "\t\te.won(now, e.seen.token, &d)\n\tcase MachineAnswer:",
+		old: "\t\te.stale = true\n\t\te.backOff(now)\n\tcase MachineAnswer:",
+		new: "\t\te.won(now, e.seen.token, &d)\n\tcase MachineAnswer:",
 		why: "a write of the lock without an answer is taken for a success"},
 	{name: "running is gone", file: "internal/lease/watch.go",
 		old: "case state == MachineTerminated:", new: "case state == MachineTerminated || state == MachineRunning:",
@@ -157,26 +178,31 @@ var mutants = []mutant{
 		old: "l.promises, l.promised = true, sent", new: "l.promises, l.promised = true, now",
 		why: "a leader counts a promise from its arrival"},
 	{name: "only the new heir", file: "internal/lease/heir.go",
-		old: "heirs := [2]Peer{e.heir}", new: "heirs := [2]Peer{}\n\tif e.write.sends == 0 {\n\t\theirs[0] = e.heir\n\t}",
+		old: "heirs := [2]Peer{e.heir}",
+		new: "heirs := [2]Peer{}\n\tif e.write.sends == 0 {\n\t\theirs[0] = e.heir\n\t}",
 		why: "while another heir is being written down the one before is not asked any more"},
 	{name: "promises and takes over", file: "internal/lease/promise.go",
-		old: "case e.pending == write || e.write.sends > 0:", new: "case e.pending != write && e.write.sends > 0 && e.write.again:",
+		old: "case e.pending == write || e.write.sends > 0:",
+		new: "case e.pending != write && e.write.sends > 0 && e.write.again:",
 		why: "who has sent a take-over promises on"},
 	{name: "claim inherited", file: "internal/lease/promise.go",
-		old: "return lock.Heir == e.self.Peer() && e.promise.to.Incarnation == lock.Incarnation && e.promise.term == lock.Term", new: "return lock.Heir.ID == e.self.ID",
+		old: "return lock.Heir == e.self.Peer() && e.promise.to.Incarnation == lock.Incarnation && e.promise.term " +
+			"== lock.Term", new: "return lock.Heir.ID == e.self.ID",
 		why: "a restarted heir takes over as if it knew what it had promised"},
 	{name: "promise broken", file: "internal/lease/watch.go", quick: true,
 		old: "return e.promise.until\n\t\t}", new: "return e.seen.since\n\t\t}",
 		why: "an heir takes over whatever it has promised"},
 	{name: "others wait as before", file: "internal/lease/watch.go",
-		old: "return max(e.seen.since.Add(patience(lock.Lease())), e.promise.until)", new: "return max(e.seen.since.Add(patience(e.opt.Lease)), e.promise.until)",
+		old: "return max(e.seen.since.Add(patience(lock.Lease())), e.promise.until)",
+		new: "return max(e.seen.since.Add(patience(e.opt.Lease)), e.promise.until)",
 		why: "who is not the heir does not wait for the long lease"},
 	{name: "no farewell", file: "internal/lease/elector.go",
 		old: "if led {\n\t\te.sayFarewell(now, d)\n\t}", new: "",
 		why: "a leader that stops keeps its heir to its promise"},
 }
 
-// TestHunt plays worlds from seed SIM_FIRST on for at most SIM_HUNT of real time, and says what broke first: see mutants_test.go.
+// TestHunt plays worlds from seed SIM_FIRST on for at most SIM_HUNT of real time, and says what broke first: see
+// mutants_test.go.
 func TestHunt(t *testing.T) {
 	limit, err := time.ParseDuration(os.Getenv("SIM_HUNT"))
 	if err != nil {
@@ -215,14 +241,15 @@ func TestHunt(t *testing.T) {
 	}
 	wg.Wait()
 	if found != nil {
-		t.Errorf("broken rule=%q seed=%d worlds=%d took=%v text=%q", found.Rule, found.Seed, played, time.Since(began).Round(time.Millisecond), found.Text)
+		t.Errorf("broken rule=%q seed=%d worlds=%d took=%v text=%q", found.Rule, found.Seed, played,
+			time.Since(began).Round(time.Millisecond), found.Text)
 	}
 }
 
 var brokenLine = regexp.MustCompile(`broken rule="([^"]*)" seed=(\d+) worlds=(\d+) took=(\S+) text="((?:[^"\\]|\\.)*)"`)
 
-// TestMutants builds the simulator with each deliberate bug and plays worlds until it is found, at most SIM_BUDGET (60s) each. MUTANTS names
-// some, comma separated, or is "quick" for the short form.
+// TestMutants builds the simulator with each deliberate bug and plays worlds until it is found, at most SIM_BUDGET
+// (60s) each. MUTANTS names some, comma separated, or is "quick" for the short form.
 func TestMutants(t *testing.T) {
 	budget := os.Getenv("SIM_BUDGET")
 	if budget == "" {
@@ -238,7 +265,8 @@ func TestMutants(t *testing.T) {
 	}
 	which := os.Getenv("MUTANTS")
 	for _, m := range mutants {
-		if which == "quick" && !m.quick || which != "" && which != "quick" && !slices.Contains(strings.Split(which, ","), m.name) {
+		if which == "quick" && !m.quick || which != "" && which != "quick" &&
+			!slices.Contains(strings.Split(which, ","), m.name) {
 			continue
 		}
 		t.Run(strings.ReplaceAll(m.name, " ", "-"), func(t *testing.T) { m.hunt(t, services, limit) })
@@ -255,17 +283,20 @@ func (m *mutant) hunt(t *testing.T, services string, limit time.Duration) {
 		t.Fatalf("%s has the text to change %d times, want once:\n%s", m.file, n, m.old)
 	}
 	dir := t.TempDir()
-	changed, overlay, binary := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
+	changed, overlay, binary := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json"),
+		filepath.Join(dir, "sim.test")
 	listing, err := json.Marshal(map[string]map[string]string{"Replace": {path: changed}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, body := range map[string]string{changed: strings.Replace(string(text), m.old, m.new, 1), overlay: string(listing)} {
+	for name, body := range map[string]string{changed: strings.Replace(string(text), m.old, m.new, 1),
+		overlay: string(listing)} {
 		if err := os.WriteFile(name, []byte(body), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "mutation", "-overlay", overlay, "-o", binary, ".")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "mutation", "-overlay", overlay, "-o",
+		binary, ".")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
@@ -277,7 +308,8 @@ func (m *mutant) hunt(t *testing.T, services string, limit time.Duration) {
 	found := brokenLine.FindSubmatch(out)
 	switch {
 	case found != nil:
-		t.Logf("%s: caught by rule %q at seed %s, after %s worlds and %s: %s", m.why, found[1], found[2], found[3], found[4], found[5])
+		t.Logf("%s: caught by rule %q at seed %s, after %s worlds and %s: %s", m.why, found[1], found[2], found[3],
+			found[4], found[5])
 	case err != nil:
 		t.Fatalf("hunt: %v\n%s", err, out)
 	default:

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// operator watches the leader's instances, as nstance-operator does, and drains the nodes of those that are to go. Its stream ends with the
-// leader, or is cut; then it lists what there is and watches anew.
+// operator watches the leader's instances, as nstance-operator does, and drains the nodes of those that are to go. Its
+// stream ends with the leader, or is cut; then it lists what there is and watches anew.
 type operator struct {
 	world     *World
 	term      *term     // of the leader that it watches; nil: none
@@ -40,7 +40,8 @@ func (o *operator) look() {
 	for _, tenant := range []string{"default", "other"} {
 		for _, view := range s.term.leader.World.Instances(tenant, "") {
 			p := &view.Plan
-			if p.State == record.Deleting && !p.Drained && p.TerminateRequested.IsZero() && now.Before(p.DeleteDeadline) {
+			if p.State == record.Deleting && !p.Drained && p.TerminateRequested.IsZero() &&
+				now.Before(p.DeleteDeadline) {
 				o.drain(view.Record.ID)
 			}
 		}
@@ -79,8 +80,9 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 	s.term.leader.World.Drained(id)
 }
 
-// lesson is what a leader has heard of a deletion: when the bucket first told it, as an answer to its write or because it read the record, and until when it
-// has to leave the node alone then. Whoever hears of it late grants the rest of half the drain, at most 30 s (docs/reliability.md).
+// lesson is what a leader has heard of a deletion: when the bucket first told it, as an answer to its write or because
+// it read the record, and until when it has to leave the node alone then. Whoever hears of it late grants the rest of
+// half the drain, at most 30 s (docs/reliability.md).
 type lesson struct{ at, until time.Time }
 
 // learn notes that the bucket tells a server of a record.
@@ -112,9 +114,9 @@ func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 // announceable is how much time a leader has to have for a drain that operators hear of it for certain.
 const announceable = 2*wallSkew + time.Second
 
-// unaware says whether the operator watched since before the leader heard of a deletion, and never heard that the instance was to be drained, although there
-// was time for that. A leader that stood still meanwhile may have had none; and whose agent never registered has no node (its create call may have taken all of
-// the time).
+// unaware says whether the operator watched since before the leader heard of a deletion, and never heard that the
+// instance was to be drained, although there was time for that. A leader that stood still meanwhile may have had none;
+// and whose agent never registered has no node (its create call may have taken all of the time).
 func (o *operator) unaware(t *term, d *document) bool {
 	if o.term != t || t == nil || o.told[d.ID] || len(d.PublicKey) == 0 {
 		return false

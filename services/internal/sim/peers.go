@@ -25,7 +25,8 @@ type way struct {
 	slow                  time.Duration
 }
 
-// link is a follower's connection to the process that holds the lock. Each side closes it for itself: what arrives there later is not heard.
+// link is a follower's connection to the process that holds the lock. Each side closes it for itself: what arrives
+// there later is not heard.
 type link struct {
 	world            *World
 	follower, leader *process
@@ -190,7 +191,8 @@ func (l *link) side(p *process) int {
 	return leaderSide
 }
 
-// disconnect ends the connections of a process that has ended. Its kernel says so to the others, unless the machine is gone.
+// disconnect ends the connections of a process that has ended. Its kernel says so to the others, unless the machine is
+// gone.
 func (s *server) disconnect(terminated bool) {
 	for _, l := range s.links() {
 		side := l.side(s.process)
@@ -208,7 +210,8 @@ func (p *process) peer() lease.Peer { return lease.Peer{ID: p.server.name, Incar
 
 func (s *server) peer() lease.Peer { return s.process.peer() }
 
-// linkTo is the connection over which a message goes: leaders speak to followers over those that came in, followers to leaders over their own.
+// linkTo is the connection over which a message goes: leaders speak to followers over those that came in, followers to
+// leaders over their own.
 func (s *server) linkTo(a lease.Send) *link {
 	switch a.Message.(type) {
 	case lease.Heartbeat, lease.Farewell:

@@ -22,8 +22,8 @@ const (
 	registrationTime = 90 * time.Second
 )
 
-// people change the configuration, as `tofu apply` and nstance-admin do, make and delete instances, and drain nodes. What was
-// acknowledged to them has to hold.
+// people change the configuration, as `tofu apply` and nstance-admin do, make and delete instances, and drain nodes.
+// What was acknowledged to them has to hold.
 type people struct {
 	world    *World
 	groups   []*spec
@@ -60,15 +60,17 @@ type wish struct {
 }
 
 func newPeople(w *World) people {
-	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{}, onDemand: map[ident.ID]*wish{},
-		drained: map[ident.ID]bool{}}
+	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{},
+		onDemand: map[ident.ID]*wish{},
+		drained:  map[ident.ID]bool{}}
 	rng := &w.drawn
 	for i := range 1 + rng.IntN(4) {
 		tenant := "default"
 		if rng.IntN(4) == 0 {
 			tenant = "other"
 		}
-		g := &spec{key: config.GroupKey{Tenant: tenant, Group: fmt.Sprintf("g%d", i+1)}, size: rng.IntN(7), surge: 1 + rng.IntN(2)}
+		g := &spec{key: config.GroupKey{Tenant: tenant, Group: fmt.Sprintf("g%d", i+1)}, size: rng.IntN(7), surge: 1 +
+			rng.IntN(2)}
 		if rng.IntN(4) == 0 {
 			g.size = 1
 		}
@@ -88,19 +90,24 @@ func newPeople(w *World) people {
 func (p *people) document() []byte {
 	duration := func(d time.Duration) *config.Duration { v := config.Duration(d); return &v }
 	s := config.Shard{
-		Cluster: config.Cluster{ID: clusterName, Secrets: config.Secrets{EncryptionKey: &config.KeySource{Provider: "env"}}},
-		Server: config.Server{Shard: shardName, Provider: config.Provider{Kind: "mock"}, SubnetPools: map[string][]string{"p": {"a", "b"}},
+		Cluster: config.Cluster{ID: clusterName, Secrets: config.Secrets{
+			EncryptionKey: &config.KeySource{Provider: "env"}}},
+		Server: config.Server{Shard: shardName, Provider: config.Provider{Kind: "mock"},
+			SubnetPools:         map[string][]string{"p": {"a", "b"}},
 			HealthCheckInterval: duration(reportInterval), DefaultDrainTimeout: duration(10 * time.Second),
-			GarbageCollection: config.GarbageCollection{Interval: duration(30 * time.Second), RegistrationTimeout: duration(registrationTime),
+			GarbageCollection: config.GarbageCollection{Interval: duration(30 * time.Second),
+				RegistrationTimeout:    duration(registrationTime),
 				DeletedRecordRetention: duration(retention)}},
 		Tenants:       map[string]config.Tenant{"other": {}},
 		LoadBalancers: map[string]config.LoadBalancer{"lb1": {Provider: "mock"}, "lb2": {Provider: "mock"}},
-		Templates:     map[string]config.Template{template: {Kind: kind, Arch: "amd64", InstanceType: "small", InstanceTypes: []string{"large"}, SubnetPool: "p"}},
-		Groups:        map[string]map[string]config.GroupSpec{},
-		Terminating:   p.terminating,
+		Templates: map[string]config.Template{template: {Kind: kind, Arch: "amd64", InstanceType: "small",
+			InstanceTypes: []string{"large"}, SubnetPool: "p"}},
+		Groups:      map[string]map[string]config.GroupSpec{},
+		Terminating: p.terminating,
 	}
 	if p.expiry {
-		s.Server.Expiry = config.Expiry{EligibleAge: duration(6 * time.Minute), ForcedAge: duration(15 * time.Minute), OnDemandAge: duration(10 * time.Minute)}
+		s.Server.Expiry = config.Expiry{EligibleAge: duration(6 * time.Minute), ForcedAge: duration(15 * time.Minute),
+			OnDemandAge: duration(10 * time.Minute)}
 	}
 	if p.rate {
 		s.Server.CreateRateLimit = duration(2 * time.Second)
@@ -183,7 +190,9 @@ func (p *people) act(moment uint64, k Kind, l *server, d *dice) {
 		return
 	}
 	p.apply()
-	w.faults.about("version %d: group %s: absent %t, size %d, infra %d, runtime %d, balancers %v; expiry %t, terminating %t", p.version, g.key, g.absent, g.size,
+	w.faults.about(
+		"version %d: group %s: absent %t, size %d, infra %d, runtime %d, balancers %v; expiry %t, terminating %t",
+		p.version, g.key, g.absent, g.size,
 		g.infra, g.runtime, g.balancers, p.expiry, p.terminating)
 	if d.chance(0.5) && l != nil {
 		l.term.env.Go("refresh", l.term.refresh)

@@ -51,8 +51,8 @@ type vow struct {
 // beats is how many heartbeats are remembered with the time of their sending, more than the code under test does.
 const beats = 64
 
-// Fractions of a lease and of a promise: how long who is bound by one acts, how long others wait for the end of a lease, and how long who has promised
-// keeps his promise; and the most by which clocks run fast.
+// Fractions of a lease and of a promise: how long who is bound by one acts, how long others wait for the end of a
+// lease, and how long who has promised keeps his promise; and the most by which clocks run fast.
 const (
 	acts, waits, keeps = 0.95, 1.06, 1.1
 	fastest            = 1.04
@@ -84,10 +84,12 @@ func (w *World) lockChanged(body []byte) {
 	}
 	w.lock = storedLock{Lock: lock, there: true, since: w.sched.elapsed, body: slices.Clone(body)}
 	if w.tracing() {
-		w.trace("lock: %s, term %d, revision %d, heir %q, released: %t", lock.Incarnation, lock.Term, lock.Revision, lock.Heir.Incarnation, lock.Released)
+		w.trace("lock: %s, term %d, revision %d, heir %q, released: %t", lock.Incarnation, lock.Term, lock.Revision,
+			lock.Heir.Incarnation, lock.Released)
 	}
 	if before.there && (lock.Term < before.Term || lock.Revision <= before.Revision) {
-		w.fail(ruleRisingTerms, "the lock goes back from term %d, revision %d, to %d, %d", before.Term, before.Revision, lock.Term, lock.Revision)
+		w.fail(ruleRisingTerms, "the lock goes back from term %d, revision %d, to %d, %d", before.Term, before.Revision,
+			lock.Term, lock.Revision)
 	}
 	if n := len(w.reigns); n > 0 && w.reigns[n-1].until < 0 {
 		last := &w.reigns[n-1]
@@ -107,7 +109,8 @@ func (w *World) lockChanged(body []byte) {
 	}
 }
 
-// checkDeposed: who loses the lock to another does not act any more when that other's write takes effect, not only when that one begins to act.
+// checkDeposed: who loses the lock to another does not act any more when that other's write takes effect, not only when
+// that one begins to act.
 func (w *World) checkDeposed(before *storedLock) {
 	p := w.processOf(lease.Peer{ID: before.LeaderID, Incarnation: before.Incarnation})
 	if p == nil || p.server.fooled {
@@ -128,7 +131,8 @@ func (s *server) says(m lease.Message) {
 		s.vow = vow{to: m.Leader.Incarnation, term: m.Term, until: max(s.vow.until, until)}
 		for _, condition := range s.flying {
 			if lock := &s.world.lock; condition.Holds(lock.token(), lock.there) {
-				s.world.fail(rulePromise, "%s promises not to take over, and its take-over may still land", s.process.name)
+				s.world.fail(rulePromise, "%s promises not to take over, and its take-over may still land",
+					s.process.name)
 			}
 		}
 	}
@@ -148,8 +152,8 @@ func (s *server) hears(in lease.Input) {
 	}
 }
 
-// flies notes a write of the lock that is sent, and looks whether who sends it may take the lock by now: the rules are those of docs/election.md, and the
-// code's own idea of them is not asked.
+// flies notes a write of the lock that is sent, and looks whether who sends it may take the lock by now: the rules are
+// those of docs/election.md, and the code's own idea of them is not asked.
 func (s *server) flies(a lease.WriteLock) {
 	w := s.world
 	v := &w.lock
@@ -165,10 +169,12 @@ func (s *server) flies(a lease.WriteLock) {
 	}
 	switch age := w.sched.elapsed - v.since; {
 	case s.vow.until > s.clock():
-		w.fail(rulePromise, "%s takes the lock over %v before the end of its promise", s.process.name, s.vow.until.Sub(s.clock()))
+		w.fail(rulePromise, "%s takes the lock over %v before the end of its promise", s.process.name,
+			s.vow.until.Sub(s.clock()))
 	case v.Heir.Incarnation == s.process.name && s.vow.to == v.Incarnation && s.vow.term == v.Term:
 	case age < fraction(v.Lease(), waits/fastest):
-		w.fail(rulePromise, "%s takes over %v after the renewal of a lock with a lease of %v, and is not its heir", s.process.name, age, v.Lease())
+		w.fail(rulePromise, "%s takes over %v after the renewal of a lock with a lease of %v, and is not its heir",
+			s.process.name, age, v.Lease())
 	}
 }
 
@@ -180,12 +186,15 @@ func (w *World) checkPromise(s *server) {
 	}
 	const rounding = time.Microsecond
 	until, _ := s.elector.ActUntil()
-	if end := s.promises[v.Heir.Incarnation].Add(fraction(s.options.PeerLease, acts) + rounding); until > max(end, s.clock()) {
-		w.fail(rulePromise, "%s would act for %v, and the promise of its heir %s ends in %v", s.process.name, until.Sub(s.clock()), v.Heir.Incarnation, end.Sub(s.clock()))
+	if end := s.promises[v.Heir.Incarnation].Add(fraction(s.options.PeerLease, acts) + rounding); until > max(end,
+		s.clock()) {
+		w.fail(rulePromise, "%s would act for %v, and the promise of its heir %s ends in %v", s.process.name,
+			until.Sub(s.clock()), v.Heir.Incarnation, end.Sub(s.clock()))
 	}
 }
 
-// checkProof: between a leader's question whether it still leads and the answer that it does there was a moment at which it did.
+// checkProof: between a leader's question whether it still leads and the answer that it does there was a moment at
+// which it did.
 func (w *World) checkProof(s *server, asked time.Duration) {
 	if s.term == nil {
 		return
@@ -199,11 +208,12 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 			return
 		}
 	}
-	w.fail(ruleProof, "%s asked at %v whether it leads in term %d, and heard that it does", s.process.name, asked, s.term.number)
+	w.fail(ruleProof, "%s asked at %v whether it leads in term %d, and heard that it does", s.process.name, asked,
+		s.term.number)
 }
 
-// takeOverTime bounds the time from the end of all faults until somebody leads and knows its shard: two short leases, and what the lock as it was then asks
-// of those who are not its heir.
+// takeOverTime bounds the time from the end of all faults until somebody leads and knows its shard: two short leases,
+// and what the lock as it was then asks of those who are not its heir.
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {
@@ -224,14 +234,17 @@ func (w *World) longest() time.Duration {
 	return w.lease
 }
 
-// checkHeir: in peace a leader that somebody follows has an heir. When it ends or stops somebody leads at once: the heir, or where promises are long
-// somebody to whom the provider says that the machine is gone. And then all is as it was.
+// checkHeir: in peace a leader that somebody follows has an heir. When it ends or stops somebody leads at once: the
+// heir, or where promises are long somebody to whom the provider says that the machine is gone. And then all is as it
+// was.
 func (w *World) checkHeir() {
 	leader := w.acting()
 	if leader == nil || leader.options.PeerLease == 0 {
 		return
 	}
-	followed := slices.ContainsFunc(w.servers, func(s *server) bool { return s != leader && s.alive() && s.options.PeerLease > 0 })
+	followed := slices.ContainsFunc(w.servers, func(s *server) bool {
+		return s != leader && s.alive() && s.options.PeerLease > 0
+	})
 	heir := w.heir()
 	switch {
 	case !followed:
@@ -255,7 +268,8 @@ func (w *World) checkHeir() {
 	}
 	w.sched.runUntil(w.sched.now.Add(most), func() bool { return broken() || slices.ContainsFunc(w.servers, leads) })
 	if !broken() && !slices.ContainsFunc(w.servers, leads) {
-		w.fail(ruleHeir, "%s has ended in peace, and nobody leads %v later, not its heir %s either", leader.name, most, heir.process.name)
+		w.fail(ruleHeir, "%s has ended in peace, and nobody leads %v later, not its heir %s either", leader.name, most,
+			heir.process.name)
 	}
 	if w.sched.runUntil(w.sched.now.Add(2*minute), broken); !broken() {
 		w.checkRest()

@@ -80,7 +80,9 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.fail(ruleSimulator, "%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
 	}
 	if s.fooled || w.recentlyFooled() {
-		return // Two counted at the same time, and neither saw what the other chose: what each writes is fenced, what they choose is not.
+		// Two counted at the same time, and neither saw what the other chose: what each writes is fenced, what they
+		// choose is not.
+		return
 	}
 	least, _ := t.size(key)
 	switch why {
@@ -96,16 +98,19 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	}
 }
 
-// checkOrphan: a VM of which there is no record may be ended, but not if there are so many that the mistake is more likely here.
+// checkOrphan: a VM of which there is no record may be ended, but not if there are so many that the mistake is more
+// likely here.
 func (w *World) checkOrphan(s *server, d *document) {
 	if s == nil || s.term == nil || s.term.confirmed[d.ProviderID] {
 		return
 	}
 	if m := w.fleet.byInstance[d.ID]; m != nil && w.sched.now.Sub(m.since) < registrationTime-2*wallSkew {
-		w.fail(ruleOrphans, "%s is ended %v after it appeared: its record may be on its way", d.ID, w.sched.now.Sub(m.since))
+		w.fail(ruleOrphans, "%s is ended %v after it appeared: its record may be on its way", d.ID,
+			w.sched.now.Sub(m.since))
 	}
 	if orphans, all := w.fleet.orphans(s.term); orphans > 2 && 100*orphans > 5*all {
-		w.fail(ruleOrphans, "%s is ended, which has no record: %d of %d have none, and nobody has confirmed that", d.ID, orphans, all)
+		w.fail(ruleOrphans, "%s is ended, which has no record: %d of %d have none, and nobody has confirmed that", d.ID,
+			orphans, all)
 	}
 }
 
@@ -117,15 +122,17 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 		// What an earlier leader wrote, and what landed when this one had read the bucket, it cannot know of.
 		// Nor does its plan know of a deletion that somebody asked for before the bucket has answered.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
-		if (unseen || d.stays() && counts(d)) && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group && t.marked[d.ID] <= d.Revision {
+		if (unseen || d.stays() && counts(d)) && !d.OnDemand && d.Tenant == key.Tenant && d.Group == key.Group &&
+			t.marked[d.ID] <= d.Revision {
 			n++
 		}
 	}
 	return n
 }
 
-// checkReplaced: an instance that runs goes only when enough others run, and not before one of them has reported healthy. That of a group of one
-// has its replacement then. One that was never well itself may be a replacement that came to nothing.
+// checkReplaced: an instance that runs goes only when enough others run, and not before one of them has reported
+// healthy. That of a group of one has its replacement then. One that was never well itself may be a replacement that
+// came to nothing.
 func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, least int) {
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == record.Registered })
 	healthy := w.remaining(t, key, func(other *document) bool {
@@ -135,12 +142,14 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 	m := w.fleet.byInstance[d.ID]
 	served := m != nil && m.agent.wasHealthy
 	if registered < least || served && healthy < min(1, least) {
-		w.fail(ruleReplaced, "%s is removed (%s), of %d wanted %d others have registered and %d ever been healthy: %s", d.ID, next.Reason, least, registered, healthy,
+		w.fail(ruleReplaced, "%s is removed (%s), of %d wanted %d others have registered and %d ever been healthy: %s",
+			d.ID, next.Reason, least, registered, healthy,
 			w.describe(key))
 	}
 }
 
-// checkWave: no wave of false signals removes more than max_unhealthy of a group, or more than two fifths (three at least) of the shard.
+// checkWave: no wave of false signals removes more than max_unhealthy of a group, or more than two fifths (three at
+// least) of the shard.
 func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
 	if !ok {
@@ -148,7 +157,8 @@ func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	}
 	running, silent := w.silent(t, func(m *machine, d *document) bool { return m.key == key && !d.OnDemand })
 	if silent > group.MaxUnhealthy.Of(running) {
-		w.fail(ruleWave, "%s is removed for its silence, %d of %d in its group are silent: %s", d.ID, silent, running, w.describe(key))
+		w.fail(ruleWave, "%s is removed for its silence, %d of %d in its group are silent: %s", d.ID, silent, running,
+			w.describe(key))
 	}
 	running, silent = w.silent(t, func(*machine, *document) bool { return true })
 	if silent > max(3, running*2/5) {
@@ -181,7 +191,8 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 	return running, silent
 }
 
-// unseen says whether a record's version was written by an earlier leader, so late that this one may have read the version before.
+// unseen says whether a record's version was written by an earlier leader, so late that this one may have read the
+// version before.
 func (t *term) unseen(d *document) bool { return d.Term < t.number && d.since.After(t.began) }
 
 func (w *World) describe(key config.GroupKey) string {
@@ -192,7 +203,8 @@ func (w *World) describe(key config.GroupKey) string {
 			if d == nil {
 				d = &document{}
 			}
-			fmt.Fprintf(&b, "\n  %s %s VM %s record %s of term %d (mute %t, doomed %t, on demand %t)", m.id, m.providerID, m.state, d.State, d.Term,
+			fmt.Fprintf(&b, "\n  %s %s VM %s record %s of term %d (mute %t, doomed %t, on demand %t)", m.id,
+				m.providerID, m.state, d.State, d.Term,
 				w.sched.now.Before(m.agent.mute), m.doomed(), d.OnDemand)
 		}
 	}

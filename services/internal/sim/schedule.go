@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Injected is one fault that befell a world. Its ID names the occasion (which request of whom, which moment) and is the same in
-// every run of the seed in which that occasion arises.
+// Injected is one fault that befell a world. Its ID names the occasion (which request of whom, which moment) and is the
+// same in every run of the seed in which that occasion arises.
 type Injected struct {
 	ID   uint64
 	Kind Kind
@@ -14,7 +14,8 @@ type Injected struct {
 	What string // in a traced run
 }
 
-// schedule decides which faults of a world come about: all that its dice ask for, or of those the ones that somebody chose.
+// schedule decides which faults of a world come about: all that its dice ask for, or of those the ones that somebody
+// chose.
 type schedule struct {
 	world    *World
 	only     map[uint64]bool // nil: all
@@ -24,7 +25,8 @@ type schedule struct {
 	cover    Coverage
 }
 
-// admit says whether a fault that the dice ask for on an occasion comes about, and notes it, with the states that it meets.
+// admit says whether a fault that the dice ask for on an occasion comes about, and notes it, with the states that it
+// meets.
 func (s *schedule) admit(occasion uint64, k Kind, met states) bool {
 	w := s.world
 	if w.quiet || s.without[k] || s.only != nil && !s.only[occasion] {
@@ -49,7 +51,8 @@ func (s *schedule) about(format string, args ...any) {
 	}
 }
 
-// occasion numbers the requests of one server to one edge about one thing: the same request of another run has the same number.
+// occasion numbers the requests of one server to one edge about one thing: the same request of another run has the same
+// number.
 func (s *server) occasion(edge, about string) uint64 {
 	key := mix(hashText(edge) ^ mix(hashText(about)))
 	s.asked[key]++

@@ -13,8 +13,8 @@ import (
 // epoch is when every world begins.
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// scheduler runs events in order of simulated time, and blocking straight-line code as coroutines between them. Exactly one piece of code
-// runs at a time, and what runs next follows from the seed alone.
+// scheduler runs events in order of simulated time, and blocking straight-line code as coroutines between them. Exactly
+// one piece of code runs at a time, and what runs next follows from the seed alone.
 type scheduler struct {
 	now     time.Time
 	elapsed time.Duration // since epoch
@@ -275,7 +275,8 @@ func (s *scheduler) run(t *task) {
 	}
 }
 
-// wait suspends the current task until something schedules its waking, which register arranges. A task of a dead process never goes on.
+// wait suspends the current task until something schedules its waking, which register arranges. A task of a dead
+// process never goes on.
 func (s *scheduler) wait(register func(t *task)) {
 	t := s.current
 	if t == nil {
@@ -340,8 +341,8 @@ func (s *scheduler) pause(p *process, d time.Duration, then func()) {
 	})
 }
 
-// env gives the tasks of p the clock and the tasks of this world. skew says how far the machine's time of day is off; started and ended are told
-// of every task.
+// env gives the tasks of p the clock and the tasks of this world. skew says how far the machine's time of day is off;
+// started and ended are told of every task.
 func (s *scheduler) env(p *process, skew func() time.Duration, started, ended func()) tasks.Env {
 	run := func(name string, fn func()) {
 		started()
@@ -361,7 +362,8 @@ func (s *scheduler) env(p *process, skew func() time.Duration, started, ended fu
 	}
 }
 
-func (s *scheduler) forEach(ctx context.Context, n, limit int, spawn func(string, func()), fn func(context.Context, int) error) error {
+func (s *scheduler) forEach(ctx context.Context, n, limit int, spawn func(string, func()),
+	fn func(context.Context, int) error) error {
 	if n == 0 || ctx.Err() != nil {
 		return ctx.Err()
 	}

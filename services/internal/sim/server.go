@@ -29,7 +29,8 @@ type server struct {
 	// inbox holds what reached a paused process.
 	inbox []lease.Input
 	wake  int
-	// skew is how far this machine's lease clock is from true time, rate how fast it runs, wall how far its time of day is off.
+	// skew is how far this machine's lease clock is from true time, rate how fast it runs, wall how far its time of day
+	// is off.
 	skew     time.Duration
 	rate     float64
 	wall     time.Duration
@@ -38,8 +39,8 @@ type server struct {
 	cut      map[Kind]int
 	deaf     time.Time // agents cannot reach it until then
 	stopping bool
-	// still is for how long its clock has stood still in this life; stillFrom since when it does; fooled that it has, and that the lock was
-	// not written since: this server's idea of its lease may be wrong.
+	// still is for how long its clock has stood still in this life; stillFrom since when it does; fooled that it has,
+	// and that the lock was not written since: this server's idea of its lease may be wrong.
 	still     time.Duration
 	stillFrom time.Duration // elapsed; 0: its clock runs
 	fooled    bool
@@ -81,8 +82,10 @@ func (s *server) start() {
 	w := s.world
 	s.lives++
 	s.process = &process{name: fmt.Sprintf("%s/%d", s.name, s.lives), server: s}
-	s.process.rand, s.process.net, s.process.hash = w.dice("process "+s.process.name), w.dice("links of "+s.process.name), hashText(s.process.name)
-	s.follows, s.link, s.incoming, s.vow, s.flying, s.promises = lease.Peer{}, nil, nil, vow{}, nil, map[string]lease.Instant{}
+	s.process.rand, s.process.net, s.process.hash = w.dice("process "+s.process.name),
+		w.dice("links of "+s.process.name), hashText(s.process.name)
+	s.follows, s.link, s.incoming, s.vow, s.flying, s.promises = lease.Peer{}, nil, nil, vow{}, nil,
+		map[string]lease.Instant{}
 	s.inbox, s.term, s.waiting, s.confirms, s.stopping, s.config = nil, nil, nil, 0, false, gate{}
 	s.bootedAt, s.still, s.stillFrom, s.fooled, s.ending, s.crashAt = w.sched.elapsed, 0, 0, false, 0, 0
 	s.asked = map[uint64]int{}
@@ -173,7 +176,8 @@ func (s *server) give(in lease.Input) {
 	s.world.checkPromise(s)
 }
 
-// lateness is how long after its time a timer fires. Not even Go's are exact, and those of a busy machine come when they can.
+// lateness is how long after its time a timer fires. Not even Go's are exact, and those of a busy machine come when
+// they can.
 func (s *server) lateness() time.Duration {
 	w := s.world
 	if rate := w.rates.of[timerLate]; rate > 0 {
@@ -188,8 +192,8 @@ func (s *server) lateness() time.Duration {
 	return time.Microsecond
 }
 
-// pause stops the process for d, as SIGSTOP or a suspended machine would; with freeze its clock as well, as a machine that is moved to another
-// host may.
+// pause stops the process for d, as SIGSTOP or a suspended machine would; with freeze its clock as well, as a machine
+// that is moved to another host may.
 func (s *server) pause(d time.Duration, freeze bool) {
 	if !s.alive() || s.process.paused {
 		return
@@ -231,8 +235,8 @@ func (s *server) deafen(d time.Duration) {
 	}
 }
 
-// io runs one request of the election, whose answer goes to the elector of this life. After a while it is given up; its effect may still come.
-// A request that has its answer and takes its time for something else calls answered.
+// io runs one request of the election, whose answer goes to the elector of this life. After a while it is given up; its
+// effect may still come. A request that has its answer and takes its time for something else calls answered.
 func (s *server) io(name string, limit time.Duration, given lease.Input, request func(answered func()) lease.Input) {
 	life, over := s.lives, false
 	s.world.sched.spawn(s.process, name, func() {
@@ -260,7 +264,9 @@ func (s *server) perform(action lease.Action) {
 		s.flies(a)
 		s.io("write lock", s.options.Lease/8, lease.WriteUnknown{}, func(func()) lease.Input { return s.writeLock(a) })
 	case lease.AskMachine:
-		s.io("ask machine", s.options.Lease, lease.MachineAnswer{}, func(func()) lease.Input { return s.askMachine(a.Machine) })
+		s.io("ask machine", s.options.Lease, lease.MachineAnswer{}, func(func()) lease.Input {
+			return s.askMachine(a.Machine)
+		})
 	case lease.BecameLeader:
 		s.vow = vow{}
 		s.lead(a.Term)

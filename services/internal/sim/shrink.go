@@ -20,9 +20,9 @@ type Shrunk struct {
 // storyLines is how much of the story of a shrunk schedule is shown.
 const storyLines = 60
 
-// Shrink finds fewer faults under which a failing world still breaks the same rule: whole kinds are left out first, then parts of the schedule,
-// halves before quarters ("Simplifying and Isolating Failure-Inducing Input", Zeller and Hildebrandt, 2002), in at most runs runs. Nil if the world
-// does not fail.
+// Shrink finds fewer faults under which a failing world still breaks the same rule: whole kinds are left out first,
+// then parts of the schedule, halves before quarters ("Simplifying and Isolating Failure-Inducing Input", Zeller and
+// Hildebrandt, 2002), in at most runs runs. Nil if the world does not fail.
 func Shrink(opts Options, runs int) *Shrunk {
 	opts.Log = nil
 	play := func(only map[uint64]bool, log func(string, ...any)) (Result, *Broken) {
@@ -104,7 +104,8 @@ func ids(faults []Injected) map[uint64]bool {
 // String tells the short story.
 func (s *Shrunk) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d breaks rule %q with %d of its %d faults (%d runs):\n", s.Seed, s.Err.Rule, len(s.Faults), s.Of, s.Runs)
+	fmt.Fprintf(&b, "seed %d breaks rule %q with %d of its %d faults (%d runs):\n", s.Seed, s.Err.Rule, len(s.Faults),
+		s.Of, s.Runs)
 	var only []string
 	for _, f := range s.Faults {
 		fmt.Fprintf(&b, "  %12v  %s: %s\n", f.At, f.Kind, f.What)

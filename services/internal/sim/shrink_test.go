@@ -21,7 +21,8 @@ func TestShrink(t *testing.T) {
 			t.Errorf("%d of %d faults are left: %v", len(shrunk.Faults), shrunk.Of, shrunk.Faults)
 		}
 		told := shrunk.String()
-		for _, want := range []string{string(resize), string(lostVM), "fell into the trap", "SIM_ONLY=", fmt.Sprintf("make sim SEED=%d", seed)} {
+		for _, want := range []string{string(resize), string(lostVM), "fell into the trap", "SIM_ONLY=",
+			fmt.Sprintf("make sim SEED=%d", seed)} {
 			if !strings.Contains(told, want) {
 				t.Errorf("the story lacks %q:\n%s", want, told)
 			}
@@ -31,7 +32,8 @@ func TestShrink(t *testing.T) {
 	t.Error("no world has both faults")
 }
 
-// TestScheduleCanBeThinned: a schedule that holds all that befell a world is that world, and one without some fault is the same up to its time.
+// TestScheduleCanBeThinned: a schedule that holds all that befell a world is that world, and one without some fault is
+// the same up to its time.
 func TestScheduleCanBeThinned(t *testing.T) {
 	story := func(only map[uint64]bool) (Result, []string) {
 		var lines []string
@@ -43,7 +45,8 @@ func TestScheduleCanBeThinned(t *testing.T) {
 	}
 	all, told := story(nil)
 	if again, _ := story(ids(all.Injected)); again.Steps != all.Steps || len(again.Injected) != len(all.Injected) {
-		t.Errorf("the whole schedule makes %d steps and %d faults of %d and %d", again.Steps, len(again.Injected), all.Steps, len(all.Injected))
+		t.Errorf("the whole schedule makes %d steps and %d faults of %d and %d", again.Steps, len(again.Injected),
+			all.Steps, len(all.Injected))
 	}
 	out := all.Injected[len(all.Injected)/2]
 	only := ids(all.Injected)

@@ -19,8 +19,8 @@ const (
 	enough = 20
 )
 
-// TestWorld plays seeded worlds, several side by side. SIM_SEED plays that one, with its story. SIM_DURATION (of real time) says for how long
-// random ones are played, or SIM_WORLDS how many, from seed SIM_FIRST on; else a fixed set is.
+// TestWorld plays seeded worlds, several side by side. SIM_SEED plays that one, with its story. SIM_DURATION (of real
+// time) says for how long random ones are played, or SIM_WORLDS how many, from seed SIM_FIRST on; else a fixed set is.
 func TestWorld(t *testing.T) {
 	if seed, ok := number(t, "SIM_SEED"); ok {
 		opts := options(seed)
@@ -52,10 +52,13 @@ func TestWorld(t *testing.T) {
 	}
 	total, played := playAll(t, first, more)
 	took := time.Since(began)
-	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
-		played, first, total.Simulated.Hours(), took.Round(time.Millisecond), total.Simulated.Hours()/took.Minutes(), total.Terms, total.Inherited, total.Creates,
+	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d "+
+		"create calls, %d delete calls, %d replacements, %d faults, %d steps",
+		played, first, total.Simulated.Hours(), took.Round(time.Millisecond), total.Simulated.Hours()/took.Minutes(),
+		total.Terms, total.Inherited, total.Creates,
 		total.Deletes, total.Replaced, total.Faults, total.Steps)
-	if n := int(played); n >= fixed && (total.Terms < 2*n || total.Inherited < n || total.Creates < 5*n || total.Replaced < 2*n || total.Faults < 10*n) {
+	if n := int(played); n >= fixed && (total.Terms < 2*n || total.Inherited < n || total.Creates < 5*n ||
+		total.Replaced < 2*n || total.Faults < 10*n) {
 		t.Errorf("these worlds were too peaceful to prove anything")
 	}
 	if played < fixed {

@@ -12,14 +12,17 @@ var columns = []struct {
 	kinds []Kind
 }{
 	{"messages, links, heirs", ofHeirs},
-	{"bucket requests", []Kind{bucketRefused, bucketLost, bucketLate, bucketSlow, bucketStale, bucketRepeated, lockLate}},
-	{"provider requests", []Kind{cloudFails, cloudThrottles, cloudLost, cloudLate, cloudSlow, cloudLag, cloudFull, cloudRepeated}},
+	{"bucket requests", []Kind{bucketRefused, bucketLost, bucketLate, bucketSlow, bucketStale, bucketRepeated,
+		lockLate}},
+	{"provider requests", []Kind{cloudFails, cloudThrottles, cloudLost, cloudLate, cloudSlow, cloudLag, cloudFull,
+		cloudRepeated}},
 	{"crash or pause in a request", []Kind{crashBefore, crashAfter, pauseAtCall}},
 	{"servers killed or stopped", []Kind{killed9, killedMach, killedAll, stopped, wiped}},
 	{"paused, clocks, timers", []Kind{paused, frozen, clockStep, timerLate}},
 	{"networks cut", []Kind{cutBoth, cutBucket, cutCloud, cutAnswers, deafened}},
 	{"lock, address, subnets, strays", []Kind{lockRemoved, stranger, subnetFull, addressGone}},
-	{"VMs and agents", []Kind{lostVM, lostAll, agentMute, allMute, agentSick, notice, powerOff, reboot, agentBroken, answerGone, thief}},
+	{"VMs and agents", []Kind{lostVM, lostAll, agentMute, allMute, agentSick, notice, powerOff, reboot, agentBroken,
+		answerGone, thief}},
 	{"people, operator", nil},
 }
 

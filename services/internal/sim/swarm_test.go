@@ -18,9 +18,9 @@ import (
 // shrinkRuns bounds the search for a smaller schedule of one failing seed.
 const shrinkRuns = 600
 
-// TestSwarm plays SIM_SWARM worlds from seed SIM_FIRST on (else from the clock's), tells every ten seconds how far it is, writes which fault met which
-// state to the file SIM_COVERAGE, and shrinks the first failing schedules. Without SIM_SWARM it plays a few and looks whether the kinds of
-// faults come about.
+// TestSwarm plays SIM_SWARM worlds from seed SIM_FIRST on (else from the clock's), tells every ten seconds how far it
+// is, writes which fault met which state to the file SIM_COVERAGE, and shrinks the first failing schedules. Without
+// SIM_SWARM it plays a few and looks whether the kinds of faults come about.
 func TestSwarm(t *testing.T) {
 	worlds, many := number(t, "SIM_SWARM")
 	if !many {
@@ -45,14 +45,17 @@ func TestSwarm(t *testing.T) {
 	close(stop)
 	told.Wait()
 	took := time.Since(began)
-	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d create calls, %d delete calls, %d replacements, %d faults, %d steps",
-		s.played.Load(), first, s.total.Simulated.Hours(), took.Round(time.Millisecond), s.total.Simulated.Hours()/took.Minutes(), s.total.Terms, s.total.Inherited, s.total.Creates,
+	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d "+
+		"create calls, %d delete calls, %d replacements, %d faults, %d steps",
+		s.played.Load(), first, s.total.Simulated.Hours(), took.Round(time.Millisecond),
+		s.total.Simulated.Hours()/took.Minutes(), s.total.Terms, s.total.Inherited, s.total.Creates,
 		s.total.Deletes, s.total.Replaced, s.total.Faults, s.total.Steps)
 	if err := s.save(); err != nil {
 		t.Fatal(err)
 	}
 	s.report(t)
-	if table := s.total.Coverage.Table(); !strings.Contains(table, "| "+string(lostVM)+" |") || !strings.Contains(table, "were never met") ||
+	if table := s.total.Coverage.Table(); !strings.Contains(table, "| "+string(lostVM)+" |") ||
+		!strings.Contains(table, "were never met") ||
 		!strings.Contains(table, "| "+stateNames[acting]+" |") {
 		t.Errorf("the table of what met what says little:\n%s", table)
 	}
@@ -115,7 +118,8 @@ func (s *swarm) tell(stop <-chan struct{}, began time.Time) {
 				fmt.Println(err)
 			}
 			s.mu.Unlock()
-			fmt.Printf("%d of %d worlds, %.0f shard-hours, %.0f a minute, %d faults, %d broken\n", n, s.worlds, hours, hours/time.Since(began).Minutes(), faults, failed)
+			fmt.Printf("%d of %d worlds, %.0f shard-hours, %.0f a minute, %d faults, %d broken\n", n, s.worlds, hours,
+				hours/time.Since(began).Minutes(), faults, failed)
 		}
 	}
 }

@@ -102,13 +102,16 @@ func (s *server) lead(number uint64) {
 	w := s.world
 	w.trace("%s leads in term %d", s.process.name, number)
 	w.checkTerm(s, number)
-	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()), marked: map[ident.ID]uint64{},
-		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}, learnt: map[ident.ID]lesson{}, called: map[ident.ID]bool{}}
+	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()),
+		marked:    map[ident.ID]uint64{},
+		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}, learnt: map[ident.ID]lesson{},
+		called: map[ident.ID]bool{}}
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
 	t.leader = leader.NewLeader(leader.Parts{
-		Owner: ours, Incarnation: s.process.name, Authority: t, Records: records{state, w}, Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
+		Owner: ours, Incarnation: s.process.name, Authority: t, Records: records{state, w},
+		Provider: cloud{w.provider, w}, Renderer: renderer{}, Files: t,
 		Groups: t, Env: t.env, Events: events{w, t}, Log: slog.New(tracer{w, s.process.name}), Wake: t.wakeLoop,
 	})
 	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
@@ -219,8 +222,9 @@ func (t *term) pass() {
 }
 
 func (s *server) state(env tasks.Env) *clusterstate.State {
-	return clusterstate.New(clusterstate.Options{Cluster: s.edge(), Shard: s.edge(), ClusterID: clusterName, ShardID: shardName,
-		Now: env.Now, Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
+	return clusterstate.New(clusterstate.Options{Cluster: s.edge(), Shard: s.edge(), ClusterID: clusterName,
+		ShardID: shardName,
+		Now:     env.Now, Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
 }
 
 // newManager makes the configuration's manager of one life of the server.
@@ -234,7 +238,8 @@ func (s *server) newManager() *shardconfig.Manager {
 type renderer struct{}
 
 func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
-	return execute.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()), Hostname: rec.ID.String()}, nil
+	return execute.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()),
+		Hostname: rec.ID.String()}, nil
 }
 
 // records is the leader's side of the bucket.
@@ -244,7 +249,8 @@ type records struct {
 }
 
 // LoadUnseen implements leader.Records. Its task waits most of the time: only what it does here is what it is about.
-func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool, take func(record.Instance, objstore.Token)) error {
+func (r records) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
+	take func(record.Instance, objstore.Token)) error {
 	sched := r.world.sched
 	sched.become(rechecking)
 	sched.current.process.server.spring(rechecking)
@@ -306,7 +312,8 @@ func (events) Group(config.GroupKey) {}
 // Error implements shardstate.Events.
 func (e events) Error(event shardstate.ErrorEvent) {
 	if e.world.tracing() {
-		e.world.trace("error %s %s/%s %s resolved=%t: %s", event.Kind, event.Tenant, event.Group, event.Instance, event.Resolved, event.Message)
+		e.world.trace("error %s %s/%s %s resolved=%t: %s", event.Kind, event.Tenant, event.Group, event.Instance,
+			event.Resolved, event.Message)
 	}
 }
 

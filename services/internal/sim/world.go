@@ -1,9 +1,9 @@
-// Package sim owns a seeded world around the real planner, executor, elector, configuration and codecs: a bucket, a provider, a network,
-// machines, people and clocks that fail in every way that docs/reliability.md lists, on one thread, so that a seed says everything about
-// a run.
+// Package sim owns a seeded world around the real planner, executor, elector, configuration and codecs: a bucket, a
+// provider, a network, machines, people and clocks that fail in every way that docs/reliability.md lists, on one
+// thread, so that a seed says everything about a run.
 //
-// Invariant: it decides nothing for the code under test; it only withholds, delays, repeats and breaks. What must never happen is checked
-// at the moment at which it could, what must come about after the faults have stopped.
+// Invariant: it decides nothing for the code under test; it only withholds, delays, repeats and breaks. What must never
+// happen is checked at the moment at which it could, what must come about after the faults have stopped.
 package sim
 
 import (
@@ -32,11 +32,13 @@ var ours = infra.Owner{Cluster: clusterName, Shard: shardName}
 // Options of a world.
 type Options struct {
 	Seed uint64
-	// Faulty is how long things go wrong; Quiet how long after that the world has to come to rest. It then has to stay so for five minutes.
+	// Faulty is how long things go wrong; Quiet how long after that the world has to come to rest. It then has to stay
+	// so for five minutes.
 	Faulty, Quiet time.Duration
 	// Log receives a line per event of note; nil for none.
 	Log func(format string, args ...any)
-	// Only, if not nil, are the faults that come about, by ID; Without are kinds that do not. The rest of the world is the same.
+	// Only, if not nil, are the faults that come about, by ID; Without are kinds that do not. The rest of the world is
+	// the same.
 	Only    map[uint64]bool
 	Without map[Kind]bool
 	// trap, of a test, breaks a rule once it says so of the kinds that have come about.
@@ -92,7 +94,8 @@ type World struct {
 	err     error
 	highest uint64 // term
 	drawn   dice   // of what has no stream of its own
-	// fooledAt is when a leader whose clock had stopped last wrote a record; lockRemovedAt when somebody removed the lock.
+	// fooledAt is when a leader whose clock had stopped last wrote a record; lockRemovedAt when somebody removed the
+	// lock.
 	fooledAt, lockRemovedAt time.Time
 	slowAnswers             map[uint64]time.Duration // by the provider's call; negative once it has yielded
 
@@ -111,12 +114,15 @@ func New(opts Options) *World {
 	w.faults = schedule{world: w, seen: map[Kind]bool{}, only: opts.Only, without: opts.Without}
 	w.promise = w.drawPromise()
 	w.rates = w.drawRates()
-	w.bucket = bucket{world: w, records: map[string]*document{}, byID: map[ident.ID]*document{}, written: map[attempt]bool{}}
-	w.fleet = fleet{world: w, byProvider: map[string]*machine{}, byInstance: map[ident.ID]*machine{}, asked: map[ident.ID]*ask{}}
+	w.bucket = bucket{world: w, records: map[string]*document{}, byID: map[ident.ID]*document{},
+		written: map[attempt]bool{}}
+	w.fleet = fleet{world: w, byProvider: map[string]*machine{}, byInstance: map[ident.ID]*machine{},
+		asked: map[ident.ID]*ask{}}
 	now := func() time.Time { return w.sched.now }
 	w.store = mem.New(mem.Options{Inject: w.injectStore, Sleep: w.latency, Now: now, Changed: w.changed})
-	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Yield: w.yield, Changed: w.fleet.changed,
-		Boot: 2 * time.Second, Shutdown: 3 * time.Second, Remember: 10 * time.Minute})
+	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Yield: w.yield,
+		Changed: w.fleet.changed,
+		Boot:    2 * time.Second, Shutdown: 3 * time.Second, Remember: 10 * time.Minute})
 	rng := &w.drawn
 	w.lease = []time.Duration{10 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}[rng.IntN(4)]
 	w.people = newPeople(w)
@@ -125,7 +131,8 @@ func New(opts Options) *World {
 	w.plantForeigners()
 	for i := range 2 + rng.IntN(2) {
 		w.servers = append(w.servers, &server{world: w, name: fmt.Sprintf("s%d", i+1), rate: 0.96 + 0.08*rng.Float64(),
-			skew: rng.between(0, time.Hour), wall: rng.between(-wallSkew, wallSkew), index: i, options: w.electionOptions(i)})
+			skew: rng.between(0, time.Hour), wall: rng.between(-wallSkew, wallSkew), index: i,
+			options: w.electionOptions(i)})
 	}
 	return w
 }
@@ -133,8 +140,8 @@ func New(opts Options) *World {
 // heirLease is the lease of a lock with an heir.
 const heirLease = 90 * time.Second
 
-// drawPromise says how long an heir promises in this world; in some nobody knows of heirs. Long promises are played more often: an hour of the
-// default's takes 14,400 heartbeats.
+// drawPromise says how long an heir promises in this world; in some nobody knows of heirs. Long promises are played
+// more often: an hour of the default's takes 14,400 heartbeats.
 func (w *World) drawPromise() time.Duration {
 	d := w.dice("heir")
 	if d.IntN(6) == 0 {
@@ -165,7 +172,8 @@ func (w *World) changed(key string, body []byte) {
 	w.bucket.changed(key, body)
 }
 
-// Run plays the world: faults, then calm, then rest, and says what it saw. The error names the first invariant that broke, with the seed.
+// Run plays the world: faults, then calm, then rest, and says what it saw. The error names the first invariant that
+// broke, with the seed.
 func (w *World) Run() (result Result, err error) {
 	defer w.end()
 	defer func() {
@@ -235,14 +243,16 @@ func (w *World) every(d time.Duration, fn func()) {
 // plantForeigners makes VMs that no server of this shard may touch.
 func (w *World) plantForeigners() {
 	for i, owner := range []infra.Owner{{Cluster: "else", Shard: shardName}, {Cluster: clusterName, Shard: "sim-b"}} {
-		w.plant(fmt.Sprintf("foreign-%d", i), owner, w.freshID(&w.drawn), config.GroupKey{Tenant: "default", Group: "g1"})
+		w.plant(fmt.Sprintf("foreign-%d", i), owner, w.freshID(&w.drawn),
+			config.GroupKey{Tenant: "default", Group: "g1"})
 	}
 }
 
 // plant adds a VM that no server asked for.
 func (w *World) plant(providerID string, owner infra.Owner, id ident.ID, key config.GroupKey) {
 	err := w.provider.Plant(infra.VM{ProviderID: providerID, State: infra.Running, LaunchedAt: w.sched.now,
-		Tags: infra.Tags{Owner: owner, Tenant: key.Tenant, Group: key.Group, Template: template, Kind: kind, Instance: id}})
+		Tags: infra.Tags{Owner: owner, Tenant: key.Tenant, Group: key.Group, Template: template, Kind: kind,
+			Instance: id}})
 	if err != nil {
 		panic(err)
 	}
@@ -267,7 +277,8 @@ func (w *World) trace(format string, args ...any) {
 
 func (w *World) fail(broken rule, format string, args ...any) {
 	if w.err == nil {
-		w.err = &Broken{Seed: w.opts.Seed, Rule: string(broken), At: w.sched.elapsed, Text: fmt.Sprintf(format, args...)}
+		w.err = &Broken{Seed: w.opts.Seed, Rule: string(broken), At: w.sched.elapsed,
+			Text: fmt.Sprintf(format, args...)}
 		w.trace("BROKEN: %v", w.err)
 	}
 }

@@ -1,7 +1,8 @@
-// Package systemd tells the service manager how a daemon does, by the protocol of sd_notify(3). Without one (NOTIFY_SOCKET is not set) it
-// does nothing.
+// Package systemd tells the service manager how a daemon does, by the protocol of sd_notify(3). Without one
+// (NOTIFY_SOCKET is not set) it does nothing.
 //
-// Invariant: the watchdog is fed only by a daemon that has just shown that it lives; what hangs is restarted by systemd.
+// Invariant: the watchdog is fed only by a daemon that has just shown that it lives; what hangs is restarted by
+// systemd.
 package systemd
 
 import (
@@ -20,13 +21,14 @@ const readyInterval = 200 * time.Millisecond
 type Daemon struct {
 	// Ready reports whether the daemon does its work. It is asked until it says so once.
 	Ready func() bool
-	// Alive returns once the daemon has shown that it makes progress; a hanging one does not return, or returns false. Called by one
-	// goroutine, for every feeding of the watchdog.
+	// Alive returns once the daemon has shown that it makes progress; a hanging one does not return, or returns false.
+	// Called by one goroutine, for every feeding of the watchdog.
 	Alive func() bool
 	Log   *slog.Logger
 }
 
-// Run tells of d until ctx ends, and then that it stops. Restart=, WatchdogSec= and Type=notify of the unit make use of it.
+// Run tells of d until ctx ends, and then that it stops. Restart=, WatchdogSec= and Type=notify of the unit make use of
+// it.
 func Run(ctx context.Context, d Daemon) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {

@@ -49,7 +49,8 @@ func start(t *testing.T, ready, alive *atomic.Bool) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- systemd.Run(ctx, systemd.Daemon{Ready: ready.Load, Alive: alive.Load, Log: slog.New(slog.DiscardHandler)})
+		done <- systemd.Run(ctx, systemd.Daemon{Ready: ready.Load, Alive: alive.Load,
+			Log: slog.New(slog.DiscardHandler)})
 	}()
 	return func() {
 		cancel()

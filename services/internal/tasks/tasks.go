@@ -1,8 +1,9 @@
-// Package tasks owns the edge between straight-line code and whatever runs it: the clock, sleeping, starting work, randomness.
+// Package tasks owns the edge between straight-line code and whatever runs it: the clock, sleeping, starting work,
+// randomness.
 //
-// Code written against [Env] runs unchanged on goroutines and the machine's clock, or as coroutines in a simulator's single-threaded,
-// seeded world. For that it must start work only through Env, hold no lock across a call that may block, and take its
-// time-outs from Env as well.
+// Code written against [Env] runs unchanged on goroutines and the machine's clock, or as coroutines in a simulator's
+// single-threaded, seeded world. For that it must start work only through Env, hold no lock across a call that may
+// block, and take its time-outs from Env as well.
 package tasks
 
 import (
@@ -23,14 +24,15 @@ type Env struct {
 	Sleep func(ctx context.Context, d time.Duration) error
 	// Go starts fn. The name is for people.
 	Go func(name string, fn func())
-	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all that were started have ended.
+	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all that were started
+	// have ended.
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 	// Rand yields unpredictable bytes.
 	Rand io.Reader
 }
 
-// Real runs tasks on goroutines and the machine's clock. Wait blocks until no task started through the Env runs; one that is started while it
-// waits, by somebody who has not heard of the end yet, is waited for as well.
+// Real runs tasks on goroutines and the machine's clock. Wait blocks until no task started through the Env runs; one
+// that is started while it waits, by somebody who has not heard of the end yet, is waited for as well.
 func Real() (env Env, wait func()) {
 	var mu sync.Mutex // not a WaitGroup: that one forbids a start while it waits
 	ended := sync.NewCond(&mu)
@@ -92,8 +94,8 @@ func forEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i i
 	return ctx.Err()
 }
 
-// Run runs daemons side by side until ctx ends or one of them returns; the first error ends the rest and is returned. A daemon that
-// returns nil before ctx ends ends the others too: a daemon has no business returning.
+// Run runs daemons side by side until ctx ends or one of them returns; the first error ends the rest and is returned. A
+// daemon that returns nil before ctx ends ends the others too: a daemon has no business returning.
 func Run(ctx context.Context, daemons ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

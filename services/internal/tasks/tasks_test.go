@@ -21,7 +21,8 @@ func TestSleep(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		began = env.Now()
-		if err := env.Sleep(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) || env.Now().Sub(began) != time.Minute {
+		if err := env.Sleep(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) ||
+			env.Now().Sub(began) != time.Minute {
 			t.Errorf("slept for %v: %v", env.Now().Sub(began), err)
 		}
 		if err := env.Sleep(ctx, 0); !errors.Is(err, context.DeadlineExceeded) {

@@ -5,7 +5,8 @@ import (
 	"net"
 )
 
-// arrivals are connections in the order in which they came: of all, and of each to whom they belong. They are not safe for concurrent use.
+// arrivals are connections in the order in which they came: of all, and of each to whom they belong. They are not safe
+// for concurrent use.
 type arrivals[K comparable] struct {
 	all *list.List       // of *arrival[K], oldest first
 	of  map[K]*list.List // the same, by whose they are; nobody's list is empty

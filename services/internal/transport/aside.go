@@ -5,8 +5,9 @@ import (
 	"runtime/debug"
 )
 
-// Aside runs fn on a stack of its own, and waits. A panic of fn is one of the caller. It is for goroutines that then wait for days, in their thousands: a
-// stack that has grown once does not shrink unless less than a quarter of it is in use.
+// Aside runs fn on a stack of its own, and waits. A panic of fn is one of the caller. It is for goroutines that then
+// wait for days, in their thousands: a stack that has grown once does not shrink unless less than a quarter of it is in
+// use.
 func Aside(fn func()) {
 	done := make(chan struct{})
 	var cause any

@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// BenchmarkFrames is what a frame of a flood costs, in processor time of both ends, and a handshake. The frames come from this machine to the registration
-// port, where nobody counts what such a client says.
+// BenchmarkFrames is what a frame of a flood costs, in processor time of both ends, and a handshake. The frames come
+// from this machine to the registration port, where nobody counts what such a client says.
 func BenchmarkFrames(b *testing.B) {
 	c := transporttest.New(b)
 	addr := c.Serve(b, "", func(s *grpc.Server) { nstancev1.RegisterAgentServiceServer(s, &who{}) })
@@ -32,14 +32,16 @@ func BenchmarkFrames(b *testing.B) {
 			return out.WriteRSTStream(1, http2.ErrCodeCancel)
 		},
 		"stream and reset": func(r *transporttest.Raw, out *http2.Framer, n uint32) error {
-			if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 3, BlockFragment: r.Fields(submitKeys), EndHeaders: true}); err != nil {
+			if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 3, BlockFragment: r.Fields(submitKeys),
+				EndHeaders: true}); err != nil {
 				return err
 			}
 			return out.WriteRSTStream(2*n+3, http2.ErrCodeCancel)
 		},
 		// The call is made and answered with a refusal.
 		"call": func(r *transporttest.Raw, out *http2.Framer, n uint32) error {
-			if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 3, BlockFragment: r.Fields("/no.such/Method"), EndHeaders: true}); err != nil {
+			if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 3,
+				BlockFragment: r.Fields("/no.such/Method"), EndHeaders: true}); err != nil {
 				return err
 			}
 			return out.WriteData(2*n+3, true, make([]byte, 5))

@@ -17,7 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// Peer is the client at the other end of one connection. Each connection has a Peer of its own, so that pointers tell connections apart.
+// Peer is the client at the other end of one connection. Each connection has a Peer of its own, so that pointers tell
+// connections apart.
 type Peer struct {
 	// Identity is zero on the registration port, where clients show no certificate. So is all that follows.
 	Identity  authority.Identity
@@ -106,7 +107,8 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	}
 	conn, err := t.handshake(begun)
 	if err != nil {
-		done(begun.greeted || !hungUp(err) && !errors.Is(err, errCrowded)) // who has gone before it was answered took no time
+		// who has gone before it was answered took no time
+		done(begun.greeted || !hungUp(err) && !errors.Is(err, errCrowded))
 		linger(begun)
 		return nil, nil, fmt.Errorf("TLS handshake: %w", err)
 	}
@@ -125,8 +127,8 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 		return conn, client, nil
 	}
 	own, leave := crowd.enter(who, raw)
-	// A handshake is in vain if its client may say nothing here, or comes so often that it has nothing left to say it with. At the registration port,
-	// t.limit has counted it.
+	// A handshake is in vain if its client may say nothing here, or comes so often that it has nothing left to say it
+	// with. At the registration port, t.limit has counted it.
 	done(t.clients && (crowd == t.strangers || !own.words.AllowN(time.Now(), int(priceHandshake))))
 	return &counted{Conn: conn, own: own, rush: t.source.rush, leave: leave}, client, nil
 }
@@ -145,11 +147,12 @@ func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {
 // hungUp reports whether a handshake failed because the client said no more.
 func hungUp(err error) bool {
 	var broken *net.OpError
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &broken) && broken.Op == "read"
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &broken) &&
+		broken.Op == "read"
 }
 
-// linger closes a connection so that the alert that was sent last arrives: what the client has sent meanwhile would otherwise have the
-// kernel throw it away.
+// linger closes a connection so that the alert that was sent last arrives: what the client has sent meanwhile would
+// otherwise have the kernel throw it away.
 func linger(conn net.Conn) {
 	defer conn.Close()
 	if half, ok := conn.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {

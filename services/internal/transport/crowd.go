@@ -10,8 +10,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// crowd bounds how many connections one client has, and how many there are of all: one more costs the oldest. And it bounds what the server spends on
-// what a client says, on all of its connections together.
+// crowd bounds how many connections one client has, and how many there are of all: one more costs the oldest. And it
+// bounds what the server spends on what a client says, on all of its connections together.
 type crowd struct {
 	each, all int
 	pace      pace
@@ -36,8 +36,8 @@ func newCrowd(each, all int, pace pace) *crowd {
 	return &crowd{each: each, all: all, pace: pace, members: newArrivals[any](), budgets: map[any]*budget{}}
 }
 
-// enter takes in a connection of a client, which is any comparable value. own is what all of the client's connections share; leave may be called more
-// than once.
+// enter takes in a connection of a client, which is any comparable value. own is what all of the client's connections
+// share; leave may be called more than once.
 func (c *crowd) enter(who any, conn net.Conn) (own *budget, leave func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,8 +81,8 @@ func (c *crowd) forget(who any) {
 	})
 }
 
-// counted is a connection of a crowd. It leaves when it is closed, and when nothing can be read from it any more: gRPC does not close every
-// connection whose client goes before it has said anything.
+// counted is a connection of a crowd. It leaves when it is closed, and when nothing can be read from it any more: gRPC
+// does not close every connection whose client goes before it has said anything.
 type counted struct {
 	*tls.Conn
 	own   *budget
@@ -92,10 +92,11 @@ type counted struct {
 }
 
 const (
-	// patience is how long a client may wait before what it has said is read. Whoever comes there has said it on many connections.
+	// patience is how long a client may wait before what it has said is read. Whoever comes there has said it on many
+	// connections.
 	patience = 20 * time.Second
-	// nap is how long it waits at least: to wake up for every frame of a flood would cost more than the frame. Behind others it may be shorter: all of
-	// them together do not wake up often.
+	// nap is how long it waits at least: to wake up for every frame of a flood would cost more than the frame. Behind
+	// others it may be shorter: all of them together do not wake up often.
 	nap, shortNap = 50 * time.Millisecond, 5 * time.Millisecond
 )
 
@@ -117,8 +118,9 @@ func (c *counted) Read(p []byte) (int, error) {
 // budget is what a client may still say.
 type budget struct {
 	words *rate.Limiter
-	// calm is the same with less at once. Who has not that much takes the rest of what it may say at once from rush, which it shares with all others
-	// that are in such a hurry: one flood is soon over, that of many clients at once would keep everybody else waiting for as long as it takes.
+	// calm is the same with less at once. Who has not that much takes the rest of what it may say at once from rush,
+	// which it shares with all others that are in such a hurry: one flood is soon over, that of many clients at once
+	// would keep everybody else waiting for as long as it takes.
 	calm *rate.Limiter
 }
 
@@ -126,7 +128,8 @@ func newBudget(p pace) *budget {
 	return &budget{p.limiter(), pace{second: p.second, burst: min(p.burst, calmBurst)}.limiter()}
 }
 
-// spend takes a price, and says how long it is until the client has that much, and until those before it in rush have been served.
+// spend takes a price, and says how long it is until the client has that much, and until those before it in rush have
+// been served.
 func (b *budget) spend(rush *rate.Limiter, price time.Duration, now time.Time) (wait, behind time.Duration) {
 	if wait = spend(b.words, price, now); spend(b.calm, price, now) > 0 {
 		behind = spend(rush, price, now)

@@ -11,14 +11,16 @@ import (
 const (
 	// doubt is for how long a handshake in vain makes its source doubtful.
 	doubt = 10 * time.Second
-	// All doubtful sources together may have allowance handshakes in vain at once, and one more each forgetting: forty a second are 4 % of a core.
+	// All doubtful sources together may have allowance handshakes in vain at once, and one more each forgetting: forty
+	// a second are 4 % of a core.
 	allowance  = 16
 	forgetting = 25 * time.Millisecond
 )
 
-// desk is where handshakes take processor time: whoever has not said its first message takes none, and is not here. So few work there at once that others,
-// who are known already, find a processor free. Sources that have had a handshake in vain lately work there after all others, and what all of them together
-// have in vain is bounded, however many they are; they alternate. A handshake that succeeds costs its source nothing. It is safe for concurrent use.
+// desk is where handshakes take processor time: whoever has not said its first message takes none, and is not here. So
+// few work there at once that others, who are known already, find a processor free. Sources that have had a handshake
+// in vain lately work there after all others, and what all of them together have in vain is bounded, however many they
+// are; they alternate. A handshake that succeeds costs its source nothing. It is safe for concurrent use.
 type desk struct {
 	mu       sync.Mutex
 	free     int

@@ -35,8 +35,10 @@ func work(d *desk, from netip.Addr, vain bool) (ok bool) {
 
 func (d *desk) isEmpty(t *testing.T, places int) {
 	t.Helper()
-	if d.free != places || d.spent != 0 || d.timing || len(d.lines) != 0 || d.again.Len()+d.honest.Len()+d.doubtful.Len() != 0 {
-		t.Errorf("%d places, %d spent, %d sources, %d, %d and %d wait; want %d and nothing", d.free, d.spent, len(d.lines), d.again.Len(), d.honest.Len(), d.doubtful.Len(), places)
+	if d.free != places || d.spent != 0 || d.timing || len(d.lines) != 0 || d.again.Len()+d.honest.Len()+
+		d.doubtful.Len() != 0 {
+		t.Errorf("%d places, %d spent, %d sources, %d, %d and %d wait; want %d and nothing", d.free, d.spent,
+			len(d.lines), d.again.Len(), d.honest.Len(), d.doubtful.Len(), places)
 	}
 }
 
@@ -85,8 +87,8 @@ func TestDeskPlaces(t *testing.T) {
 	})
 }
 
-// However many addresses they come from, forty handshakes in vain a second are all. Honest neighbours at each of these addresses get in, and who comes from
-// elsewhere does not notice.
+// However many addresses they come from, forty handshakes in vain a second are all. Honest neighbours at each of these
+// addresses get in, and who comes from elsewhere does not notice.
 func TestDeskInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(1)
@@ -137,7 +139,8 @@ func TestDeskInVain(t *testing.T) {
 	})
 }
 
-// Handshakes that succeed are as many as come from a doubtful source, too: thousands of agents may share an address with somebody hostile.
+// Handshakes that succeed are as many as come from a doubtful source, too: thousands of agents may share an address
+// with somebody hostile.
 func TestDeskOfAFailOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(1)

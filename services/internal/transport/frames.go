@@ -16,9 +16,9 @@ const (
 	prefaceBytes, headBytes = 24, 9 // RFC 9113, sections 3.4 and 4.1
 )
 
-// What it may cost the server to be told something, in processor time, the handler included where it refuses. BenchmarkFrames shows a tenth of that in a
-// flood; a frame that comes alone has a goroutine woken for it, and its answer fills a packet. Bytes alone say little: to open a stream and reset it at
-// once are sixty of them.
+// What it may cost the server to be told something, in processor time, the handler included where it refuses.
+// BenchmarkFrames shows a tenth of that in a flood; a frame that comes alone has a goroutine woken for it, and its
+// answer fills a packet. Bytes alone say little: to open a stream and reset it at once are sixty of them.
 const (
 	priceStream    = 60 * time.Microsecond // HEADERS: a stream, a goroutine for its handler, and an answer
 	priceReset     = 10 * time.Microsecond
@@ -28,8 +28,8 @@ const (
 	priceHandshake = 1500 * time.Microsecond // both signatures, and the connection's goroutines
 )
 
-// frames follows what a client says on one connection, frame by frame, however it is cut into reads. What is no HTTP/2 it takes for frames, too: such a
-// connection ends soon. The zero value is at the beginning.
+// frames follows what a client says on one connection, frame by frame, however it is cut into reads. What is no HTTP/2
+// it takes for frames, too: such a connection ends soon. The zero value is at the beginning.
 type frames struct {
 	left    uint32 // of the frame's payload
 	preface uint8  // how much of it was there

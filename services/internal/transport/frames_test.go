@@ -39,8 +39,12 @@ var kinds = []struct {
 	{"PING acknowledged", priceFrame, func(f *http2.Framer) error { return f.WritePing(true, [8]byte{}) }},
 	{"GOAWAY", priceFrame, func(f *http2.Framer) error { return f.WriteGoAway(0, 0, []byte("bye")) }},
 	{"WINDOW_UPDATE", priceFrame, func(f *http2.Framer) error { return f.WriteWindowUpdate(0, 1) }},
-	{"CONTINUATION", priceFrame, func(f *http2.Framer) error { return f.WriteContinuation(1, true, make([]byte, 100)) }},
-	{"of no known sort, a MiB", priceFrame, func(f *http2.Framer) error { return f.WriteRawFrame(0xfa, 0xff, 7, make([]byte, 1<<20)) }},
+	{"CONTINUATION", priceFrame, func(f *http2.Framer) error {
+		return f.WriteContinuation(1, true, make([]byte, 100))
+	}},
+	{"of no known sort, a MiB", priceFrame, func(f *http2.Framer) error {
+		return f.WriteRawFrame(0xfa, 0xff, 7, make([]byte, 1<<20))
+	}},
 }
 
 // Every frame has its price, whatever was before it.
@@ -62,7 +66,8 @@ func TestPriceOfFrames(t *testing.T) {
 	// It is paid before its payload is there, and not twice.
 	raw := said(t, func(f *http2.Framer) error { return f.WriteRawFrame(frameHeaders, 0, 1, make([]byte, 100)) })
 	var f frames
-	if got, want := f.price(raw[:prefaceBytes+headBytes]), priceStream+(prefaceBytes+headBytes)*pricePerByte; got != want {
+	if got, want := f.price(raw[:prefaceBytes+headBytes]), priceStream+
+		(prefaceBytes+headBytes)*pricePerByte; got != want {
 		t.Errorf("the head of HEADERS: %s, want %s", got, want)
 	}
 	if got, want := f.price(raw[prefaceBytes+headBytes:]), 100*pricePerByte; got != want {
@@ -70,7 +75,8 @@ func TestPriceOfFrames(t *testing.T) {
 	}
 }
 
-// What a client says costs the same however it is cut, and that is what its frames cost as they lie one behind the other.
+// What a client says costs the same however it is cut, and that is what its frames cost as they lie one behind the
+// other.
 func FuzzFrames(f *testing.F) {
 	for _, kind := range kinds[:len(kinds)-1] {
 		f.Add(said(f, kind.write), uint16(7))
@@ -79,7 +85,8 @@ func FuzzFrames(f *testing.F) {
 	f.Add(said(f, func(*http2.Framer) error { return nil })[:23], uint16(30))
 	f.Fuzz(func(t *testing.T, raw []byte, size uint16) {
 		want := time.Duration(len(raw)) * pricePerByte
-		for at := prefaceBytes; at+headBytes <= len(raw); at += headBytes + (int(raw[at])<<16 | int(raw[at+1])<<8 | int(raw[at+2])) {
+		for at := prefaceBytes; at+headBytes <= len(raw); at += headBytes +
+			(int(raw[at])<<16 | int(raw[at+1])<<8 | int(raw[at+2])) {
 			want += priceOf(raw[at+3], raw[at+4])
 		}
 		for _, n := range []int{max(len(raw), 1), 1, int(size)%len(append(raw, 0)) + 1} {

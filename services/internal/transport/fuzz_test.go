@@ -25,8 +25,11 @@ func FuzzPeer(f *testing.F) {
 	ca, err := authority.CreateCA("example", rand.Reader, now)
 	must(err)
 	source, err := NewSource(Options{
-		Identity: authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "a", Server: "one"}, Hosts: []string{"127.0.0.1"}, CA: ca,
-		Bundle: []*x509.Certificate{ca.Certificate()}, Rand: rand.Reader, Now: func() time.Time { return now }, Log: slog.New(slog.DiscardHandler),
+		Identity: authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "a", Server: "one"},
+		Hosts:    []string{"127.0.0.1"}, CA: ca,
+		Bundle: []*x509.Certificate{ca.Certificate()}, Rand: rand.Reader, Now: func() time.Time {
+			return now
+		}, Log: slog.New(slog.DiscardHandler),
 	})
 	must(err)
 	public, _, err := ed25519.GenerateKey(rand.Reader)

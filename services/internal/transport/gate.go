@@ -12,17 +12,20 @@ import (
 )
 
 const (
-	// maxUnproven is how many connections may be before the end of their handshake, if the process may have enough files. One more costs the
-	// oldest: an honest client is through in a moment, so that the oldest is the least likely to be one.
+	// maxUnproven is how many connections may be before the end of their handshake, if the process may have enough
+	// files. One more costs the oldest: an honest client is through in a moment, so that the oldest is the least likely
+	// to be one.
 	maxUnproven = 16384
-	// maxHandshakes is how many of them may be in the handshake itself, which is what takes memory. The others wait. A source has an eighth.
+	// maxHandshakes is how many of them may be in the handshake itself, which is what takes memory. The others wait. A
+	// source has an eighth.
 	maxHandshakes = 1024
 	// regain is when one handshake in vain of a source is forgotten: twenty such a second are 2 % of a core.
 	regain = 50 * time.Millisecond
-	// wasteWeight is how many of its turns a handshake in vain keeps from a source: turns are for what takes memory, and it has taken processor time.
-	// Of 128, 32 of them leave none.
+	// wasteWeight is how many of its turns a handshake in vain keeps from a source: turns are for what takes memory,
+	// and it has taken processor time. Of 128, 32 of them leave none.
 	wasteWeight = 4
-	// pressed is how long a handshake may take while more than half of what there is, or of what its source may have, is taken.
+	// pressed is how long a handshake may take while more than half of what there is, or of what its source may have,
+	// is taken.
 	pressed = 3 * time.Second
 )
 
@@ -35,10 +38,11 @@ func unprovenLimit() int {
 	return int(min(maxUnproven, max(64, files.Cur/2)))
 }
 
-// gate bounds what connections to all ports cost before it is known whose they are. A source address that has half of the places makes room for
-// its own next, and none has more than an eighth of the turns: however many one opens, there is room for those from elsewhere. A handshake in vain
-// keeps turns from the source for a while; one that succeeds costs nothing, so that thousands of agents from one address get in as fast as it goes. What
-// handshakes take of the processors is the desk's to bound.
+// gate bounds what connections to all ports cost before it is known whose they are. A source address that has half of
+// the places makes room for its own next, and none has more than an eighth of the turns: however many one opens, there
+// is room for those from elsewhere. A handshake in vain keeps turns from the source for a while; one that succeeds
+// costs nothing, so that thousands of agents from one address get in as fast as it goes. What handshakes take of the
+// processors is the desk's to bound.
 type gate struct {
 	limit, share int
 	turns        *turns
@@ -50,7 +54,8 @@ type gate struct {
 }
 
 func newGate(limit, handshakes, processors int) *gate {
-	return &gate{limit: limit, share: max(limit/2, 1), turns: newTurns(handshakes, max(handshakes/8, 1)), desk: newDesk(max(processors/2, 1)), unproven: newArrivals[netip.Addr]()}
+	return &gate{limit: limit, share: max(limit/2, 1), turns: newTurns(handshakes, max(handshakes/8, 1)),
+		desk: newDesk(max(processors/2, 1)), unproven: newArrivals[netip.Addr]()}
 }
 
 // enter takes a connection in, at the cost of an older one if there are too many.
@@ -99,8 +104,9 @@ func (g *gate) turn(conn *peeked) (done func(vain bool), err error) {
 // errCrowded is no fault of the client's.
 var errCrowded = errors.New("too many handshakes at once")
 
-// turns are taken in the order of asking, but no source has more than its share of them, and those of several sources alternate. Where so many wait, at a
-// source that has wasted its share, that the last would have no more patience when it is their turn, it is anybody's: the honest among them try again.
+// turns are taken in the order of asking, but no source has more than its share of them, and those of several sources
+// alternate. Where so many wait, at a source that has wasted its share, that the last would have no more patience when
+// it is their turn, it is anybody's: the honest among them try again.
 type turns struct {
 	size, share int
 
@@ -158,7 +164,8 @@ func (t *turns) take(from netip.Addr, patience time.Duration) (busy, ok bool) {
 // taken is how many turns a source cannot have.
 func (q *queue) taken() int { return q.held + wasteWeight*q.wasted }
 
-// giveBack ends a turn. One that was wasted costs its source more, if never so much that it were out for more than some seconds.
+// giveBack ends a turn. One that was wasted costs its source more, if never so much that it were out for more than some
+// seconds.
 func (t *turns) giveBack(from netip.Addr, wasted bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -182,7 +189,8 @@ func (t *turns) regain(from netip.Addr, q *queue) {
 	t.serve(from, q)
 }
 
-// serve puts a source, in which something has changed, where it belongs, and gives turns to whoever may have them. It needs mu.
+// serve puts a source, in which something has changed, where it belongs, and gives turns to whoever may have them. It
+// needs mu.
 func (t *turns) serve(from netip.Addr, q *queue) {
 	t.place(q)
 	for t.free > 0 && t.ready.Len() > 0 {

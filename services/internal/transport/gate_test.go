@@ -61,7 +61,8 @@ func TestTurnsAreFair(t *testing.T) {
 		time.Sleep(50 * time.Second)
 		synctest.Wait()
 		if len(took) != 118 || turns.free != 8 || len(turns.sources) != 0 || turns.ready.Len() != 0 {
-			t.Errorf("%d turns taken, %d free, %d sources, %d ready; want 118, 8, 0, 0", len(took), turns.free, len(turns.sources), turns.ready.Len())
+			t.Errorf("%d turns taken, %d free, %d sources, %d ready; want 118, 8, 0, 0", len(took), turns.free,
+				len(turns.sources), turns.ready.Len())
 		}
 	})
 }
@@ -148,7 +149,8 @@ func TestCrowd(t *testing.T) {
 	b1, leave3 := enter("b")
 	a3, leave4 := enter("a")
 	if !a1.closed || a2.closed || a3.closed || b1.closed {
-		t.Errorf("closed %v %v %v %v, want only the first of three of a client that may have two", a1.closed, a2.closed, a3.closed, b1.closed)
+		t.Errorf("closed %v %v %v %v, want only the first of three of a client that may have two", a1.closed, a2.closed,
+			a3.closed, b1.closed)
 	}
 	leave1()
 	leave2()
@@ -172,7 +174,8 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// A client that leaves and comes back does not begin anew with what it may say; it is forgotten when that would make no difference.
+// A client that leaves and comes back does not begin anew with what it may say; it is forgotten when that would make no
+// difference.
 func TestCrowdRemembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(2, 5, pace{second: 10, burst: 100})
@@ -194,7 +197,8 @@ func TestCrowdRemembers(t *testing.T) {
 
 // Who fails again and again has twenty turns a second, and its honest neighbours get theirs, if later than others.
 func TestTurnsInVain(t *testing.T) {
-	for crowd, want := range map[int]struct{ served, of int64 }{40: {20, 20}, 1000: {5, 100}} { // of the 200 turns in ten seconds, the neighbours' part
+	// of the 200 turns in ten seconds, the neighbours' part
+	for crowd, want := range map[int]struct{ served, of int64 }{40: {20, 20}, 1000: {5, 100}} {
 		synctest.Test(t, func(t *testing.T) {
 			turns := newTurns(1024, 128)
 			var failed, served atomic.Int64
@@ -237,7 +241,8 @@ func TestTurnsInVain(t *testing.T) {
 			time.Sleep(handshakeTimeout)
 			synctest.Wait()
 			if served.Load() < want.served {
-				t.Errorf("%d of %d neighbours of %d had their turn, want %d", served.Load(), want.of, crowd, want.served)
+				t.Errorf("%d of %d neighbours of %d had their turn, want %d", served.Load(), want.of, crowd,
+					want.served)
 			}
 			close(stop)
 			time.Sleep(time.Minute)

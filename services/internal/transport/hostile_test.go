@@ -36,11 +36,13 @@ type busy struct {
 	release       chan struct{}
 }
 
-func (b *busy) SubmitPublicKeys(context.Context, *nstancev1.SubmitPublicKeysRequest) (*nstancev1.SubmitPublicKeysResponse, error) {
+func (b *busy) SubmitPublicKeys(context.Context, *nstancev1.SubmitPublicKeysRequest) (
+	*nstancev1.SubmitPublicKeysResponse, error) {
 	return &nstancev1.SubmitPublicKeysResponse{}, nil
 }
 
-func (b *busy) ReportHealth(grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]) error {
+func (b *busy) ReportHealth(grpc.ClientStreamingServer[nstancev1.ReportHealthRequest,
+	nstancev1.ReportHealthResponse]) error {
 	now := b.running.Add(1)
 	defer b.running.Add(-1)
 	for most := b.most.Load(); now > most && !b.most.CompareAndSwap(most, now); most = b.most.Load() {
@@ -49,9 +51,11 @@ func (b *busy) ReportHealth(grpc.ClientStreamingServer[nstancev1.ReportHealthReq
 	return nil
 }
 
-func (b *busy) ReceiveFiles(_ *nstancev1.ReceiveFilesRequest, to grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
+func (b *busy) ReceiveFiles(_ *nstancev1.ReceiveFilesRequest,
+	to grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	for {
-		if err := to.Send(&nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_File{File: &nstancev1.File{Content: make([]byte, 16<<10)}}}); err != nil {
+		if err := to.Send(&nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_File{
+			File: &nstancev1.File{Content: make([]byte, 16<<10)}}}); err != nil {
 			return err
 		}
 		b.sent.Add(16 << 10)
@@ -76,7 +80,8 @@ type port struct {
 
 // everyPort runs a test against a port of each kind. A well-behaved client is served before and after it.
 func everyPort(t *testing.T, test func(t *testing.T, p *port)) {
-	for role, limit := range map[authority.Role]int64{"": 4, authority.RoleAgent: 8, authority.RoleOperator: 32, authority.RoleServer: 4} {
+	for role, limit := range map[authority.Role]int64{"": 4, authority.RoleAgent: 8, authority.RoleOperator: 32,
+		authority.RoleServer: 4} {
 		name := string(role)
 		if role == "" {
 			name = "registration"
@@ -107,7 +112,8 @@ func (p *port) served(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if _, err := nstancev1.NewAgentServiceClient(p.good).SubmitPublicKeys(ctx, &nstancev1.SubmitPublicKeysRequest{}); err != nil {
+	if _, err := nstancev1.NewAgentServiceClient(p.good).SubmitPublicKeys(ctx,
+		&nstancev1.SubmitPublicKeysRequest{}); err != nil {
 		t.Errorf("a well-behaved client: %v", err)
 	}
 }
@@ -306,10 +312,12 @@ func TestFramesArePaced(t *testing.T) {
 		})
 	}
 	floods.Wait()
-	// An agent may cost 25 ms at once and 4 ms a second; the three handshakes are 4.5 ms, each frame 15 µs and 15 bytes of 10 ns.
+	// An agent may cost 25 ms at once and 4 ms a second; the three handshakes are 4.5 ms, each frame 15 µs and 15 bytes
+	// of 10 ns.
 	const each = 15*time.Microsecond + 15*10*time.Nanosecond
 	budget := 25*time.Millisecond - 3*1500*time.Microsecond
-	least, most := int64(budget/each)*9/10, int64((budget+4*time.Millisecond*time.Duration(time.Since(began).Seconds()+1))/each)
+	least, most := int64(budget/each)*9/10, int64((budget+4*time.Millisecond*time.Duration(time.Since(began).Seconds()+
+		1))/each)
 	if n := acknowledged.Load(); n > most || n < least {
 		t.Errorf("%d frames were acted on in %s, want %d to %d", n, time.Since(began), least, most)
 	}
@@ -318,10 +326,12 @@ func TestFramesArePaced(t *testing.T) {
 // neighbour is a dialer from an address that is not this machine's usual one.
 var neighbour = net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}}
 
-// Handshakes that fail, or with a certificate that is good for nothing here, are few of one address, and keep neither neighbours at that address out nor
-// those who come from elsewhere; handshakes that succeed are as many as are asked for.
+// Handshakes that fail, or with a certificate that is good for nothing here, are few of one address, and keep neither
+// neighbours at that address out nor those who come from elsewhere; handshakes that succeed are as many as are asked
+// for.
 func TestHandshakesInVain(t *testing.T) {
-	for name, role := range map[string]authority.Role{"TLS 1.2": authority.RoleAgent, "another role": authority.RoleOperator, "one agent again and again": authority.RoleAgent} {
+	for name, role := range map[string]authority.Role{"TLS 1.2": authority.RoleAgent,
+		"another role": authority.RoleOperator, "one agent again and again": authority.RoleAgent} {
 		if testing.Short() && name != "another role" {
 			continue // each takes six seconds
 		}
@@ -354,14 +364,16 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		defer cancel()
 		for range n {
 			config := c.ClientTLS(certificateFor(t, c, authority.RoleAgent))
-			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(config)), grpc.WithNoProxy(), grpc.WithDisableRetry(),
+			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(
+				credentials.NewTLS(config)), grpc.WithNoProxy(), grpc.WithDisableRetry(),
 				grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 					return from.DialContext(ctx, "tcp", addr)
 				}))
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{}, grpc.WaitForReady(true))
+			_, err = nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx,
+				&nstancev1.AgentServiceRenewCertificateRequest{}, grpc.WaitForReady(true))
 			if conn.Close(); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -369,7 +381,8 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		return time.Since(began)
 	}
 	const many = 150 // more than may be in vain: those would take six seconds
-	if unlimited, took := comes("from here", &net.Dialer{}, many), comes("before", &neighbour, many); took > 3*unlimited+4*time.Second {
+	if unlimited, took := comes("from here", &net.Dialer{}, many), comes("before", &neighbour,
+		many); took > 3*unlimited+4*time.Second {
 		t.Errorf("%d took %s, want about %s as from an address without limits", many, took, unlimited)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -400,7 +413,8 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 // A handshake is in vain from the first on if its certificate is good for nothing at the port, and never if it is good.
 func TestStrangersHandshakesAreInVain(t *testing.T) {
 	c := transporttest.New(t)
-	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source), authority.RoleAgent: certificateFor(t, c, authority.RoleAgent),
+	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source),
+		authority.RoleAgent:    certificateFor(t, c, authority.RoleAgent),
 		authority.RoleOperator: certificateFor(t, c, authority.RoleOperator)}
 	last := byte(1)
 	for port := range certs {
@@ -408,7 +422,8 @@ func TestStrangersHandshakesAreInVain(t *testing.T) {
 		for role, cert := range certs {
 			last++
 			from := net.IPv4(127, 0, 0, last)
-			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(c.ClientTLS(cert))), grpc.WithNoProxy(),
+			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(
+				credentials.NewTLS(c.ClientTLS(cert))), grpc.WithNoProxy(),
 				grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 					return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}).DialContext(ctx, "tcp", addr)
 				}))
@@ -513,8 +528,10 @@ func TestSlowRegistration(t *testing.T) {
 func sourceOf(t *testing.T, c *transporttest.Cluster, server string) *transport.Source {
 	t.Helper()
 	s, err := transport.NewSource(transport.Options{
-		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.Name, Shard: "a", Server: server}, Hosts: []string{"127.0.0.1"},
-		CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader, Now: c.Clock.Now, Log: c.Log,
+		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.Name, Shard: "a", Server: server},
+		Hosts:    []string{"127.0.0.1"},
+		CA:       c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader, Now: c.Clock.Now,
+		Log: c.Log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -559,12 +576,14 @@ func TestSlowHandshakesOfOneAddress(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // less than such a handshake may last
 	defer cancel()
 	conn := c.Dial(t, addr, c.Certificate(t, agentOf(c, t), transporttest.NewKey(t)))
-	if _, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{}); err != nil {
+	if _, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(ctx,
+		&nstancev1.AgentServiceRenewCertificateRequest{}); err != nil {
 		t.Errorf("from another address: %v", err)
 	}
 }
 
-// Who hangs up before its first message is complete takes no turns away from its address: it took no time. Neither does who waits in vain.
+// Who hangs up before its first message is complete takes no turns away from its address: it took no time. Neither does
+// who waits in vain.
 func TestHungUpHandshakes(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, authority.RoleAgent)
@@ -604,7 +623,8 @@ func TestHungUpHandshakes(t *testing.T) {
 // The same identity with a certificate of the same CA for another role, tenant or cluster has no way in at any port.
 func TestNoPortTakesAnotherRole(t *testing.T) {
 	c := transporttest.New(t)
-	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source), authority.RoleAgent: certificateFor(t, c, authority.RoleAgent),
+	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source),
+		authority.RoleAgent:    certificateFor(t, c, authority.RoleAgent),
 		authority.RoleOperator: certificateFor(t, c, authority.RoleOperator)}
 	for port := range certs {
 		addr, _ := serveAgents(t, c, port)
@@ -613,7 +633,8 @@ func TestNoPortTakesAnotherRole(t *testing.T) {
 			if role == port {
 				wants(t, fmt.Sprintf("%s on its port", role), err, codes.OK, "")
 			} else {
-				wants(t, fmt.Sprintf("%s on the port of %s", role, port), err, codes.PermissionDenied, "this port is for the role "+string(port))
+				wants(t, fmt.Sprintf("%s on the port of %s", role, port), err, codes.PermissionDenied,
+					"this port is for the role "+string(port))
 			}
 		}
 		other := transporttest.New(t)

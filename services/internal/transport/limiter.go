@@ -18,8 +18,8 @@ const (
 	maxSources = 4096
 )
 
-// Limiter limits what each source address may do. An IPv6 network of 64 bits counts as one address. This machine's own (127.0.0.1 and ::1)
-// is not limited: whoever is on it needs no network to be a burden. It is safe for concurrent use.
+// Limiter limits what each source address may do. An IPv6 network of 64 bits counts as one address. This machine's own
+// (127.0.0.1 and ::1) is not limited: whoever is on it needs no network to be a burden. It is safe for concurrent use.
 type Limiter struct {
 	rate  rate.Limit
 	burst int
@@ -38,7 +38,8 @@ type source struct {
 
 // NewLimiter allows each address perSecond on average and burst at once, and remembers size addresses.
 func NewLimiter(perSecond float64, burst, size int, now func() time.Time) *Limiter {
-	return &Limiter{rate: rate.Limit(perSecond), burst: burst, size: size, now: now, sources: map[netip.Addr]*list.Element{}, order: list.New()}
+	return &Limiter{rate: rate.Limit(perSecond), burst: burst, size: size, now: now,
+		sources: map[netip.Addr]*list.Element{}, order: list.New()}
 }
 
 // Allow counts one, and reports whether it is within the limit.
@@ -62,7 +63,8 @@ func (l *Limiter) Allow(from net.Addr) bool {
 	return element.Value.(*source).bucket.AllowN(l.now(), 1)
 }
 
-// sourceOf is the address, or the IPv6 network of 64 bits, that a connection comes from; invalid when it did not come over a network.
+// sourceOf is the address, or the IPv6 network of 64 bits, that a connection comes from; invalid when it did not come
+// over a network.
 func sourceOf(from net.Addr) netip.Addr {
 	port, err := netip.ParseAddrPort(from.String())
 	if err != nil {

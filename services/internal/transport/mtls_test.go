@@ -32,7 +32,8 @@ type who struct {
 	peers []*transport.Peer
 }
 
-func (w *who) RenewCertificate(ctx context.Context, _ *nstancev1.AgentServiceRenewCertificateRequest) (*nstancev1.AgentServiceRenewCertificateResponse, error) {
+func (w *who) RenewCertificate(ctx context.Context, _ *nstancev1.AgentServiceRenewCertificateRequest) (
+	*nstancev1.AgentServiceRenewCertificateResponse, error) {
 	identity, err := transport.PeerIdentity(ctx)
 	if err != nil {
 		return nil, err
@@ -47,14 +48,16 @@ func (w *who) RenewCertificate(ctx context.Context, _ *nstancev1.AgentServiceRen
 	return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: []byte(identity.URI())}, nil
 }
 
-func (w *who) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (*nstancev1.SubmitPublicKeysResponse, error) {
+func (w *who) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (
+	*nstancev1.SubmitPublicKeysResponse, error) {
 	if req.GetInstanceId() == "panic" {
 		panic("at the handler: " + req.GetInstanceId())
 	}
 	return &nstancev1.SubmitPublicKeysResponse{}, nil
 }
 
-func (w *who) ReceiveFiles(*nstancev1.ReceiveFilesRequest, grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
+func (w *who) ReceiveFiles(*nstancev1.ReceiveFilesRequest,
+	grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	panic("in a stream")
 }
 
@@ -65,13 +68,15 @@ func serveAgents(t testing.TB, c *transporttest.Cluster, role authority.Role) (s
 
 func renew(t testing.TB, conn *grpc.ClientConn) (string, error) {
 	t.Helper()
-	resp, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(t.Context(), &nstancev1.AgentServiceRenewCertificateRequest{})
+	resp, err := nstancev1.NewAgentServiceClient(conn).RenewCertificate(t.Context(),
+		&nstancev1.AgentServiceRenewCertificateRequest{})
 	return string(resp.GetCertificate()), err
 }
 
 func submit(t testing.TB, conn *grpc.ClientConn, id string) error {
 	t.Helper()
-	_, err := nstancev1.NewAgentServiceClient(conn).SubmitPublicKeys(t.Context(), &nstancev1.SubmitPublicKeysRequest{InstanceId: id})
+	_, err := nstancev1.NewAgentServiceClient(conn).SubmitPublicKeys(t.Context(),
+		&nstancev1.SubmitPublicKeysRequest{InstanceId: id})
 	return err
 }
 
@@ -92,7 +97,8 @@ func TestRoles(t *testing.T) {
 	operators, _ := serveAgents(t, c, authority.RoleOperator)
 	agent := agentOf(c, t)
 	operator := authority.Identity{Role: authority.RoleOperator, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "opr")}
-	agentCert, operatorCert := c.Certificate(t, agent, transporttest.NewKey(t)), c.Certificate(t, operator, transporttest.NewKey(t))
+	agentCert, operatorCert := c.Certificate(t, agent, transporttest.NewKey(t)),
+		c.Certificate(t, operator, transporttest.NewKey(t))
 
 	conn := c.Dial(t, agents, agentCert)
 	for range 2 {
@@ -140,7 +146,8 @@ func TestForeignCertificates(t *testing.T) {
 	foreign.Cluster = "other"
 	_, err = renew(t, c.Dial(t, addr, c.Certificate(t, foreign, key)))
 	wants(t, "another cluster", err, codes.Unauthenticated, `of cluster "other", this is "example"`)
-	leaf, err := c.CA.IssueInstance(authority.InstanceSpec{Kind: authority.KindClient, CommonName: c.NewID(t, "knd").String(), Organization: []string{"prod"},
+	leaf, err := c.CA.IssueInstance(authority.InstanceSpec{Kind: authority.KindClient,
+		CommonName: c.NewID(t, "knd").String(), Organization: []string{"prod"},
 		TTL: time.Hour, PublicKey: key.Public()}, rand.Reader, c.Clock.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +156,8 @@ func TestForeignCertificates(t *testing.T) {
 	wants(t, "an instance's own certificate", err, codes.Unauthenticated, "URI")
 
 	// The clients check the server as well.
-	if _, err := renew(t, other.Dial(t, addr, other.Certificate(t, agentOf(other, t), key))); status.Code(err) != codes.Unavailable {
+	if _, err := renew(t, other.Dial(t, addr, other.Certificate(t, agentOf(other, t), key))); status.Code(
+		err) != codes.Unavailable {
 		t.Errorf("a client of another cluster: %v", err)
 	}
 }
@@ -159,7 +167,8 @@ func TestExpiredCertificates(t *testing.T) {
 	agents, w := serveAgents(t, c, authority.RoleAgent)
 	operators, _ := serveAgents(t, c, authority.RoleOperator)
 	agent := c.Certificate(t, agentOf(c, t), transporttest.NewKey(t))
-	operator := c.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "opr")}, transporttest.NewKey(t))
+	operator := c.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: c.Name, Tenant: "prod",
+		ID: c.NewID(t, "opr")}, transporttest.NewKey(t))
 	old := c.Dial(t, agents, agent)
 	if err := submit(t, old, ""); err != nil {
 		t.Fatal(err)
@@ -215,7 +224,8 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 	wants(t, "agent", submit(t, conn, strings.Repeat("x", 1<<20)), codes.ResourceExhausted, "larger than max")
 	registration, _ := serveAgents(t, c, "")
-	wants(t, "registration", submit(t, c.Dial(t, registration, nil), strings.Repeat("x", 17<<10)), codes.ResourceExhausted, "larger than max")
+	wants(t, "registration", submit(t, c.Dial(t, registration, nil), strings.Repeat("x", 17<<10)),
+		codes.ResourceExhausted, "larger than max")
 	if err := submit(t, conn, ""); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
@@ -270,7 +280,9 @@ func TestTLSVersionAndNames(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, "")
 	for name, change := range map[string]func(*tls.Config){
-		"TLS 1.2":    func(config *tls.Config) { config.MinVersion, config.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 },
+		"TLS 1.2": func(config *tls.Config) {
+			config.MinVersion, config.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+		},
 		"no HTTP/2":  func(config *tls.Config) { config.NextProtos = []string{"spdy/3"} },
 		"other name": func(config *tls.Config) { config.ServerName = "127.0.0.2" },
 	} {
@@ -347,7 +359,8 @@ func TestNewCA(t *testing.T) {
 
 func TestIssuerAgain(t *testing.T) {
 	c := transporttest.New(t)
-	for _, identity := range []authority.Identity{agentOf(c, t), {Role: authority.RoleOperator, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "opr")}} {
+	for _, identity := range []authority.Identity{agentOf(c, t), {Role: authority.RoleOperator, Cluster: c.Name,
+		Tenant: "prod", ID: c.NewID(t, "opr")}} {
 		key := transporttest.Public(transporttest.NewKey(t))
 		first, ref, err := c.Issuer().Issue(identity, key)
 		if err != nil {
@@ -367,7 +380,8 @@ func TestIssuerAgain(t *testing.T) {
 		if _, ok := c.Issuer().Again(identity, key, ref); ok {
 			t.Errorf("%s: again in the second half of its life", identity.Role)
 		}
-		if _, ok := c.Issuer().Again(identity, key, record.CertificateRef{Serial: "xyz", NotAfter: c.Clock.Now().Add(life)}); ok {
+		if _, ok := c.Issuer().Again(identity, key, record.CertificateRef{Serial: "xyz",
+			NotAfter: c.Clock.Now().Add(life)}); ok {
 			t.Error("again without a serial")
 		}
 	}

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// peeked is a connection in its handshake: its first byte was read ahead, and its client has a place at the desk only while it does not wait for the network.
+// peeked is a connection in its handshake: its first byte was read ahead, and its client has a place at the desk only
+// while it does not wait for the network.
 type peeked struct {
 	net.Conn
 	first [1]byte

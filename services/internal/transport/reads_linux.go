@@ -9,10 +9,11 @@ import (
 	"unsafe"
 )
 
-// QuietReads returns a listener whose TCP connections are read without telling Go's scheduler of the system call. It is told so that a call that
-// lasts does not hold up other goroutines; these never last, because they take what is there or nothing (MSG_DONTWAIT, recv(2)). But to be told wakes the
-// runtime's monitor thread whenever the process had nothing to do before (runtime.sysmon), as it has between two reports: that was a third of
-// what receiving one costs. A connection is read by one goroutine at a time.
+// QuietReads returns a listener whose TCP connections are read without telling Go's scheduler of the system call. It is
+// told so that a call that lasts does not hold up other goroutines; these never last, because they take what is there
+// or nothing (MSG_DONTWAIT, recv(2)). But to be told wakes the runtime's monitor thread whenever the process had
+// nothing to do before (runtime.sysmon), as it has between two reports: that was a third of what receiving one costs. A
+// connection is read by one goroutine at a time.
 func QuietReads(l net.Listener) net.Listener { return quietListener{l} }
 
 type quietListener struct{ net.Listener }
@@ -60,7 +61,8 @@ func (c *quietConn) Read(p []byte) (int, error) {
 		}
 		return 0, err
 	case c.errno != 0:
-		return 0, &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError("recvfrom", c.errno)}
+		return 0, &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(),
+			Err: os.NewSyscallError("recvfrom", c.errno)}
 	case c.n == 0:
 		return 0, io.EOF
 	}
@@ -70,7 +72,8 @@ func (c *quietConn) Read(p []byte) (int, error) {
 // receive takes what is there. It answers false if that is nothing: then the caller waits.
 func (c *quietConn) receive(fd uintptr) (done bool) {
 	for {
-		n, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&c.into[0])), uintptr(len(c.into)), syscall.MSG_DONTWAIT, 0, 0) //nolint:gosec // there is no other way
+		n, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&c.into[0])),
+			uintptr(len(c.into)), syscall.MSG_DONTWAIT, 0, 0) //nolint:gosec // there is no other way
 		switch errno {
 		case syscall.EINTR:
 			continue

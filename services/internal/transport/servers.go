@@ -10,15 +10,18 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// ServerCredentials are those with which this server connects to another one of its shard: it shows its own certificate, and takes none but that
-// of the server with this ID, issued by the cluster's CA for the address that was dialled.
+// ServerCredentials are those with which this server connects to another one of its shard: it shows its own
+// certificate, and takes none but that of the server with this ID, issued by the cluster's CA for the address that was
+// dialled.
 func ServerCredentials(source *Source, server string) credentials.TransportCredentials {
 	self := source.options.Identity
 	want := authority.Identity{Role: authority.RoleServer, Cluster: self.Cluster, Shard: self.Shard, Server: server}
 	config := source.config()
 	config.GetCertificate = nil
 	config.RootCAs = source.roots.Load()
-	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return source.Certificate() }
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return source.Certificate()
+	}
 	config.VerifyConnection = func(state tls.ConnectionState) error {
 		if len(state.PeerCertificates) == 0 {
 			return errors.New("server certificate: there is none")

@@ -1,8 +1,9 @@
-// Package transport owns who is at the other end of a connection: the server's own certificate, the verification of clients' certificates,
-// the roles that a port accepts, and the bounds under which connections are taken at all.
+// Package transport owns who is at the other end of a connection: the server's own certificate, the verification of
+// clients' certificates, the roles that a port accepts, and the bounds under which connections are taken at all.
 //
-// Invariant: a handler behind [ServerOptions] sees only peers whose certificate the cluster's CA issued for the port's role, and the
-// identity in it is the only one it may act for. TLS 1.3 only; no session is resumed, so every connection shows its certificate.
+// Invariant: a handler behind [ServerOptions] sees only peers whose certificate the cluster's CA issued for the port's
+// role, and the identity in it is the only one it may act for. TLS 1.3 only; no session is resumed, so every connection
+// shows its certificate.
 package transport
 
 import (
@@ -41,8 +42,8 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// Source issues this server's own certificate from the CA, in memory, and holds the CA bundle that clients are verified against. It is safe
-// for concurrent use.
+// Source issues this server's own certificate from the CA, in memory, and holds the CA bundle that clients are verified
+// against. It is safe for concurrent use.
 type Source struct {
 	options Options
 	key     ed25519.PrivateKey
@@ -65,7 +66,8 @@ func NewSource(options Options) (*Source, error) {
 	if _, err := io.ReadFull(options.Rand, seed); err != nil {
 		return nil, fmt.Errorf("make the server's key: %w", err)
 	}
-	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), gate: newGate(unprovenLimit(), maxHandshakes, runtime.GOMAXPROCS(0)), rush: rushPace.limiter()}
+	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), gate: newGate(unprovenLimit(), maxHandshakes,
+		runtime.GOMAXPROCS(0)), rush: rushPace.limiter()}
 	if err := s.Use(options.CA, options.Bundle); err != nil {
 		return nil, err
 	}
@@ -91,7 +93,8 @@ func (s *Source) Use(ca authority.CA, bundle []*x509.Certificate) error {
 // issue makes a new certificate. Call with mu held.
 func (s *Source) issue(ca authority.CA) error {
 	now := s.options.Now()
-	cert, err := ca.IssueServer(authority.ServerSpec{Identity: s.options.Identity, PublicKey: s.key.Public(), Hosts: s.options.Hosts}, s.options.Rand, now)
+	cert, err := ca.IssueServer(authority.ServerSpec{Identity: s.options.Identity, PublicKey: s.key.Public(),
+		Hosts: s.options.Hosts}, s.options.Rand, now)
 	if err != nil {
 		return fmt.Errorf("issue the server's certificate: %w", err)
 	}
@@ -100,8 +103,8 @@ func (s *Source) issue(ca authority.CA) error {
 	return nil
 }
 
-// Certificate returns the server's certificate, a new one from half of the life of the one before. If that cannot be issued, the one
-// before serves to its end.
+// Certificate returns the server's certificate, a new one from half of the life of the one before. If that cannot be
+// issued, the one before serves to its end.
 func (s *Source) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,8 +137,8 @@ func (s *Source) config() *tls.Config {
 	}
 }
 
-// withClients returns the configuration of a port for clients with certificates. The chain is verified by verify alone: Go's own check
-// would refuse expired certificates before anybody could say so.
+// withClients returns the configuration of a port for clients with certificates. The chain is verified by verify alone:
+// Go's own check would refuse expired certificates before anybody could say so.
 func (s *Source) withClients() *tls.Config {
 	config := s.config()
 	config.ClientAuth = tls.RequireAnyClientCert
@@ -146,7 +149,8 @@ func (s *Source) withClients() *tls.Config {
 	return config
 }
 
-// verify checks a client's chain, as of now or, for up to RenewalGrace after its end, as of its last second. expired tells which.
+// verify checks a client's chain, as of now or, for up to RenewalGrace after its end, as of its last second. expired
+// tells which.
 func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	if len(chain) != 1 {
 		return false, fmt.Errorf("client certificate: %d certificates, want the client's alone", len(chain))
@@ -158,7 +162,8 @@ func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 		}
 		expired, now = true, leaf.NotAfter
 	}
-	_, err = leaf.Verify(x509.VerifyOptions{Roots: s.roots.Load(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	_, err = leaf.Verify(x509.VerifyOptions{Roots: s.roots.Load(), CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	if err != nil {
 		return false, fmt.Errorf("client certificate: %w", err)
 	}
@@ -180,7 +185,8 @@ func (s *Source) peer(state tls.ConnectionState) *Peer {
 	case !ok:
 		p.problem = errors.New("client certificate: its key is not Ed25519")
 	case identity.Cluster != s.options.Identity.Cluster:
-		p.problem = fmt.Errorf("client certificate: of cluster %q, this is %q", identity.Cluster, s.options.Identity.Cluster)
+		p.problem = fmt.Errorf("client certificate: of cluster %q, this is %q", identity.Cluster,
+			s.options.Identity.Cluster)
 	default:
 		p.Identity, p.PublicKey = identity, slices.Clone(key)
 	}

@@ -1,7 +1,9 @@
-// Package watch owns fan-out of events to watch streams: bounded queues, coalesced per key, that never make the publisher wait.
+// Package watch owns fan-out of events to watch streams: bounded queues, coalesced per key, that never make the
+// publisher wait.
 //
-// Invariant: a subscriber sees, for every key, the newest event published since it subscribed, in order of the keys' first unread event, or
-// is told that it was too slow and must list again. Nothing grows with a reader that does not read.
+// Invariant: a subscriber sees, for every key, the newest event published since it subscribed, in order of the keys'
+// first unread event, or is told that it was too slow and must list again. Nothing grows with a reader that does not
+// read.
 package watch
 
 import (
@@ -39,7 +41,8 @@ type Subscription[K comparable, V any] struct {
 
 // Subscribe starts a queue of at most limit distinct keys, of those keys that want accepts (nil: all).
 func (h *Hub[K, V]) Subscribe(limit int, want func(K) bool) *Subscription[K, V] {
-	s := &Subscription[K, V]{hub: h, want: want, limit: limit, pending: map[K]V{}, signal: make(chan struct{}, 1), slow: make(chan struct{})}
+	s := &Subscription[K, V]{hub: h, want: want, limit: limit, pending: map[K]V{}, signal: make(chan struct{}, 1),
+		slow: make(chan struct{})}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {

@@ -1,5 +1,5 @@
-// Package acctest owns what the provider's acceptance tests share: buckets on real back ends, a leader that acts on them, and a CLI with
-// the provider as people run it.
+// Package acctest owns what the provider's acceptance tests share: buckets on real back ends, a leader that acts on
+// them, and a CLI with the provider as people run it.
 package acctest
 
 import (
@@ -71,7 +71,8 @@ func S3(t *testing.T) Bucket {
 	server := httptest.NewServer(gofakes3.New(backend).Server())
 	t.Cleanup(server.Close)
 	hermetic(t)
-	return newBucket(t, open.Location{Provider: "s3", Bucket: bucketName, Prefix: "some/where", Region: "us-east-1", Endpoint: server.URL, PathStyle: true})
+	return newBucket(t, open.Location{Provider: "s3", Bucket: bucketName, Prefix: "some/where", Region: "us-east-1",
+		Endpoint: server.URL, PathStyle: true})
 }
 
 // Versitygw makes a bucket in a real S3 server.
@@ -94,7 +95,8 @@ func Versitygw(t *testing.T) Bucket {
 	}
 	port := freePort(t)
 	// Without --disableotmp version 1.8.0 lists its own temporary files.
-	server := exec.Command(binary, "--quiet", "--port", "127.0.0.1:"+port, "--access", "access", "--secret", "secret-of-the-test", "posix", "--disableotmp", data)
+	server := exec.Command(binary, "--quiet", "--port", "127.0.0.1:"+port, "--access", "access", "--secret",
+		"secret-of-the-test", "posix", "--disableotmp", data)
 	var said bytes.Buffer
 	server.Stdout, server.Stderr = &said, &said
 	if err := server.Start(); err != nil {
@@ -117,7 +119,8 @@ func Versitygw(t *testing.T) Bucket {
 		}
 		return resp.Body.Close() == nil
 	})
-	return newBucket(t, open.Location{Provider: "s3", Bucket: bucketName, Region: "us-east-1", Endpoint: endpoint, PathStyle: true})
+	return newBucket(t, open.Location{Provider: "s3", Bucket: bucketName, Region: "us-east-1", Endpoint: endpoint,
+		PathStyle: true})
 }
 
 // hermetic keeps the machine's profiles and variables out, and gives this process credentials.
@@ -126,7 +129,8 @@ func hermetic(t *testing.T) {
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
 		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
 	}
-	for _, name := range []string{"AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "AWS_SESSION_TOKEN"} {
+	for _, name := range []string{"AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
+		"AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "AWS_SESSION_TOKEN"} {
 		t.Setenv(name, "")
 	}
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -190,8 +194,10 @@ func (b Bucket) State(t testing.TB) *clusterstate.State {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b, Cluster: Cluster, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
-	return clusterstate.New(clusterstate.Options{Cluster: b, Shard: b, ClusterID: Cluster, ShardID: Shard, Secrets: secrets})
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b, Cluster: Cluster, Ring: keyring.Ring{Current: key},
+		Rand: rand.Reader})
+	return clusterstate.New(clusterstate.Options{Cluster: b, Shard: b, ClusterID: Cluster, ShardID: Shard,
+		Secrets: secrets})
 }
 
 // Keys lists all keys in the bucket.

@@ -26,7 +26,8 @@ type CLI struct {
 	env    []string
 }
 
-// workspace holds what the tests of a package share: the provider's binary, and a configuration that keeps the CLIs from the network.
+// workspace holds what the tests of a package share: the provider's binary, and a configuration that keeps the CLIs
+// from the network.
 var workspace = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "nstance-provider-") })
 
 var provided = sync.OnceValues(func() (string, error) {
@@ -34,7 +35,8 @@ var provided = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := exec.Command("go", "build", "-o", dir+"/", "github.com/nstance-kit/nstance/terraform-provider-nstance").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", dir+"/",
+		"github.com/nstance-kit/nstance/terraform-provider-nstance").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build the provider: %w\n%s", err, out)
 	}
@@ -63,8 +65,10 @@ func Main(m *testing.M) {
 // hermeticCLI gives the CLIs an empty mirror.
 func hermeticCLI(dir string) error {
 	mirror, file := filepath.Join(dir, "mirror"), filepath.Join(dir, "cli.rc")
-	text := fmt.Sprintf("disable_checkpoint = true\nprovider_installation {\n  filesystem_mirror {\n    path = %q\n  }\n}\n", mirror)
-	return errors.Join(os.Mkdir(mirror, 0o700), os.WriteFile(file, []byte(text), 0o600), os.Setenv("TF_CLI_CONFIG_FILE", file))
+	text := fmt.Sprintf(
+		"disable_checkpoint = true\nprovider_installation {\n  filesystem_mirror {\n    path = %q\n  }\n}\n", mirror)
+	return errors.Join(os.Mkdir(mirror, 0o700), os.WriteFile(file, []byte(text), 0o600),
+		os.Setenv("TF_CLI_CONFIG_FILE", file))
 }
 
 // Acceptance leaves a test out under the same rule as the framework's own acceptance tests.
@@ -124,12 +128,16 @@ func (c *CLI) use(t *testing.T, provider string) {
 			t.Fatal("set TF_ACC_TERRAFORM_PATH to terraform or tofu: ", err)
 		}
 	}
-	out, err := exec.CommandContext(t.Context(), filepath.Join(root(t), "scripts/tf-env.sh"), provider, filepath.Join(c.Dir, "cli.rc")).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), filepath.Join(root(t), "scripts/tf-env.sh"), provider,
+		filepath.Join(c.Dir, "cli.rc")).CombinedOutput()
 	if err != nil {
 		t.Fatalf("tf-env.sh: %v\n%s", err, out)
 	}
-	c.env = append(os.Environ(), "TF_CLI_CONFIG_FILE="+filepath.Join(c.Dir, "cli.rc"), "TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1", "TF_CLI_ARGS=-no-color")
-	c.env = slices.DeleteFunc(c.env, func(s string) bool { return strings.HasPrefix(s, "TF_ACC") || strings.HasPrefix(s, "TF_REATTACH") })
+	c.env = append(os.Environ(), "TF_CLI_CONFIG_FILE="+filepath.Join(c.Dir, "cli.rc"), "TF_IN_AUTOMATION=1",
+		"CHECKPOINT_DISABLE=1", "TF_CLI_ARGS=-no-color")
+	c.env = slices.DeleteFunc(c.env, func(s string) bool {
+		return strings.HasPrefix(s, "TF_ACC") || strings.HasPrefix(s, "TF_REATTACH")
+	})
 }
 
 // Write writes a file of the working directory.
@@ -163,7 +171,8 @@ func (c *CLI) Run(t testing.TB, args ...string) string {
 	return out
 }
 
-// Texts returns what the files of the working directory hold, plans unpacked, but for configurations and the CLI's own: where a secret could be found.
+// Texts returns what the files of the working directory hold, plans unpacked, but for configurations and the CLI's own:
+// where a secret could be found.
 func (c *CLI) Texts(t testing.TB) map[string]string {
 	t.Helper()
 	out := map[string]string{}

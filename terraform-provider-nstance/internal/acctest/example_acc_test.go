@@ -17,7 +17,8 @@ func TestAccExampleLocal(t *testing.T) {
 	b := acctest.S3(t)
 	cli := acctest.NewCLIOf(t, "examples/local")
 	cli.Setenv("NSTANCE_ENCRYPTION_KEY", b.Key)
-	vars := []string{"-var=endpoint=" + b.Location.Endpoint, "-var=bucket=" + b.Location.Bucket, "-var=first_port=12000", `-var=agents={"dir":"/some/where","socket":"x"}`}
+	vars := []string{"-var=endpoint=" + b.Location.Endpoint, "-var=bucket=" + b.Location.Bucket,
+		"-var=first_port=12000", `-var=agents={"dir":"/some/where","socket":"x"}`}
 	run := func(args ...string) string { return cli.Run(t, append(args, vars...)...) }
 	b = b.Prefixed(t, "") // the example has no prefix
 
@@ -30,13 +31,15 @@ func TestAccExampleLocal(t *testing.T) {
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	if s.Server.Bind.Agent != "127.0.0.1:12004" || s.Server.Provider.Options["dir"] != "/some/where" || *s.Groups["default"]["workers"].Size != 2 {
+	if s.Server.Bind.Agent != "127.0.0.1:12004" || s.Server.Provider.Options["dir"] != "/some/where" ||
+		*s.Groups["default"]["workers"].Size != 2 {
 		t.Errorf("variables are not used: %+v", s.Server)
 	}
 	if out := run("plan"); !strings.Contains(out, "No changes") {
 		t.Errorf("the second plan is not empty:\n%s", out)
 	}
-	if out := run("plan", "-var=greeting=hi"); !strings.Contains(out, "Files will be pushed to running instances in shard dev-1") {
+	if out := run("plan", "-var=greeting=hi"); !strings.Contains(out,
+		"Files will be pushed to running instances in shard dev-1") {
 		t.Errorf("no word of the push:\n%s", out)
 	}
 	run("destroy", "-auto-approve")

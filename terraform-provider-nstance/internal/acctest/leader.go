@@ -17,8 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Leader plays the shard's leader: it renews the lock, applies whatever configuration is there, and keeps as many instance records as the
-// groups want, through the same code that the server reads and writes with.
+// Leader plays the shard's leader: it renews the lock, applies whatever configuration is there, and keeps as many
+// instance records as the groups want, through the same code that the server reads and writes with.
 type Leader struct {
 	t     testing.TB
 	b     Bucket
@@ -132,8 +132,10 @@ func (l *Leader) create(ctx context.Context, group config.Group) error {
 		return err
 	}
 	_, err = l.state.PutInstance(ctx, record.Instance{
-		Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 1, Term: 1, ReservedTerm: 1, Writer: l.lock.Incarnation,
-		Cluster: Cluster, Shard: Shard, Tenant: group.Tenant, Kind: group.Kind, Group: group.Group, Template: group.Template,
+		Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 1, Term: 1, ReservedTerm: 1,
+		Writer:  l.lock.Incarnation,
+		Cluster: Cluster, Shard: Shard, Tenant: group.Tenant, Kind: group.Kind, Group: group.Group,
+		Template:  group.Template,
 		InfraHash: group.InfraHash, CreatedAt: time.Now(), ProviderID: "vm-" + id.String(),
 	}, "")
 	return err

@@ -88,17 +88,22 @@ func Serve(t testing.TB, b Bucket) *Server {
 	s := &Server{t: t, b: b, log: &bytes.Buffer{}, Operator: "127.0.0.1:" + freePort(t), ended: make(chan struct{})}
 	health, work := "127.0.0.1:"+freePort(t), t.TempDir()
 	socket := filepath.Join(work, "tmux.sock")
-	addresses := fmt.Sprintf(`"health_addr": %q, "operator_addr": %q, "election_addr": "127.0.0.1:%s", "registration_addr": "127.0.0.1:%s", "agent_addr": "127.0.0.1:%s"`,
+	addresses := fmt.Sprintf(
+		`"health_addr": %q, "operator_addr": %q, "election_addr": "127.0.0.1:%s", "registration_addr": "127.0.0.1:%s", "agent_addr": "127.0.0.1:%s"`,
 		health, s.Operator, freePort(t), freePort(t), freePort(t))
-	s.write(fmt.Sprintf(serverConfig, Cluster, KeyVariable, Shard, filepath.Join(work, "agents"), socket, addresses, userdata))
+	s.write(fmt.Sprintf(serverConfig, Cluster, KeyVariable, Shard, filepath.Join(work, "agents"), socket, addresses,
+		userdata))
 
-	args := []string{"--id", "server-1", "--shard", Shard, "--storage", b.Location.Provider, "--bucket", b.Location.Bucket, "--cachedir", filepath.Join(work, "cache"),
+	args := []string{"--id", "server-1", "--shard", Shard, "--storage", b.Location.Provider, "--bucket",
+		b.Location.Bucket, "--cachedir", filepath.Join(work, "cache"),
 		"--health-addr", health}
 	if b.Location.Prefix != "" {
 		args = append(args, "--prefix", b.Location.Prefix)
 	}
 	s.cmd = exec.Command(filepath.Join(dir, "nstance-server"), args...)
-	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "INVOCATION_ID=") || strings.HasPrefix(kv, "TMUX") })
+	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		return strings.HasPrefix(kv, "INVOCATION_ID=") || strings.HasPrefix(kv, "TMUX")
+	})
 	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
 	if err := s.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -174,7 +179,8 @@ func (s *Server) write(text string) string {
 // Client speaks to the server as a new operator of a tenant.
 func (s *Server) Client(t testing.TB, tenant string) *servers.Connection {
 	t.Helper()
-	return servers.New(servers.Settings{Addresses: map[string][]string{Shard: {s.Operator}}, IdentityDir: s.b.Operator(t, tenant)}, nil)
+	return servers.New(servers.Settings{Addresses: map[string][]string{Shard: {s.Operator}},
+		IdentityDir: s.b.Operator(t, tenant)}, nil)
 }
 
 // Operator registers an operator and returns a directory with its identity.
@@ -199,7 +205,8 @@ func (b Bucket) Operator(t testing.TB, tenant string) string {
 		t.Fatal(err)
 	}
 	rec := record.Operator{
-		Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: Cluster, Tenant: tenant, Writer: "acctest", PublicKey: public, CreatedAt: time.Now(),
+		Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: Cluster, Tenant: tenant, Writer: "acctest",
+		PublicKey: public, CreatedAt: time.Now(),
 		Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter},
 	}
 	if _, err := state.PutOperator(t.Context(), rec, objstore.Token("")); err != nil {

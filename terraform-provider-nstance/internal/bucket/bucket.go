@@ -1,8 +1,8 @@
-// Package bucket owns the provider's connection: which bucket, which encryption keys. Resources are handed a [Connection] when Terraform
-// configures the provider.
+// Package bucket owns the provider's connection: which bucket, which encryption keys. Resources are handed a
+// [Connection] when Terraform configures the provider.
 //
-// Invariant: nothing is opened, read or asked until a resource needs it, so that a plan needs neither bucket nor key, and all of the
-// provider's settings may be unknown until apply.
+// Invariant: nothing is opened, read or asked until a resource needs it, so that a plan needs neither bucket nor key,
+// and all of the provider's settings may be unknown until apply.
 package bucket
 
 import (
@@ -139,7 +139,8 @@ func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.R
 	if err != nil {
 		return nil, err
 	}
-	return secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster, Ring: ring, Rand: rand.Reader}), nil
+	return secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster, Ring: ring, Rand: rand.Reader}),
+		nil
 }
 
 // Cluster returns the state of a cluster, secrets included.
@@ -165,7 +166,8 @@ func (c *Connection) state(ctx context.Context, options clusterstate.Options) (*
 	return clusterstate.New(options), nil
 }
 
-// ForEach calls fn for 0 to n-1, at most limit at a time, and returns the first error after all that were started have ended.
+// ForEach calls fn for 0 to n-1, at most limit at a time, and returns the first error after all that were started have
+// ended.
 func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(limit)
@@ -179,20 +181,26 @@ func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i i
 func Advice(err error) string {
 	switch {
 	case errors.Is(err, ErrUnknown):
-		return "Apply what the provider's storage and encryption_key depend on first, such as with -target, or let this depend on it with depends_on."
+		return "Apply what the provider's storage and encryption_key depend on first, such as with -target, or let " +
+			"this depend on it with depends_on."
 	case errors.Is(err, ErrNotSet):
 		return `Set storage in the provider's configuration, such as storage = { provider = "s3", bucket = "my-bucket", region = "eu-central-1" }.`
 	case errors.Is(err, ErrKey):
-		return "Set the variable, write the file, or make the secret or parameter that the provider's encryption_key names, and check that you may read it. It holds the key " +
+		return "Set the variable, write the file, or make the secret or parameter that the provider's " +
+			"encryption_key names, and check that you may read it. It holds the key " +
 			"that the servers use: 32 bytes, raw or base64."
 	case errors.Is(err, envelope.ErrUnknownKey), errors.Is(err, envelope.ErrAuthentication):
-		return "Give the key that sealed it: as the provider's encryption_key, or among its old_encryption_keys if the key has changed since."
+		return "Give the key that sealed it: as the provider's encryption_key, or among its old_encryption_keys if " +
+			"the key has changed since."
 	case errors.Is(err, secretstore.ErrNoKey):
 		return `Set encryption_key in the provider's configuration to the same key that the servers use, such as encryption_key = { provider = "env" } for ` + config.DefaultKeyVariable + `.`
 	case errors.Is(err, clusterstate.ErrForeign):
-		return "Check the bucket and its prefix in the provider's storage: another cluster's or shard's documents are there."
+		return "Check the bucket and its prefix in the provider's storage: another cluster's or shard's documents " +
+			"are there."
 	case errors.Is(err, objstore.ErrIndeterminate):
-		return "Nobody knows whether the write happened. Check that the store can be reached, and apply again: the next run finds out."
+		return "Nobody knows whether the write happened. Check that the store can be reached, and apply again: the " +
+			"next run finds out."
 	}
-	return "Check the provider's storage (bucket, region, endpoint, prefix, credentials) and encryption_key, that the store can be reached from here and that you may read and write there; then run this again."
+	return "Check the provider's storage (bucket, region, endpoint, prefix, credentials) and encryption_key, that " +
+		"the store can be reached from here and that you may read and write there; then run this again."
 }

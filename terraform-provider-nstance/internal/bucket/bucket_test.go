@@ -21,7 +21,8 @@ func TestRing(t *testing.T) {
 	aws := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answers := map[string]any{
 			"secretsmanager.GetSecretValue": map[string]string{"Name": "my-key", "SecretString": key},
-			"AmazonSSM.GetParameter":        map[string]any{"Parameter": map[string]string{"Name": "/my/key", "Value": key}},
+			"AmazonSSM.GetParameter": map[string]any{"Parameter": map[string]string{"Name": "/my/key",
+				"Value": key}},
 		}
 		w.Header().Set("Content-Type", "application/x-amz-json-1.1")
 		_ = json.NewEncoder(w).Encode(answers[r.Header.Get("X-Amz-Target")]) // the client's to notice
@@ -31,7 +32,8 @@ func TestRing(t *testing.T) {
 		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
 	}
 	for name, value := range map[string]string{
-		"AWS_ENDPOINT_URL": aws.URL, "AWS_REGION": "us-west-2", "AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_PROFILE": "", "AWS_SESSION_TOKEN": "",
+		"AWS_ENDPOINT_URL": aws.URL, "AWS_REGION": "us-west-2", "AWS_ACCESS_KEY_ID": "access",
+		"AWS_SECRET_ACCESS_KEY": "secret", "AWS_PROFILE": "", "AWS_SESSION_TOKEN": "",
 		"NSTANCE_TEST_KEY": key,
 	} {
 		t.Setenv(name, value)
@@ -41,7 +43,8 @@ func TestRing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, source := range []config.KeySource{
-		{Provider: "env", Source: "NSTANCE_TEST_KEY"}, {Provider: "aws-secrets-manager", Source: "my-key"}, {Provider: "aws-parameter-store", Source: "/my/key"},
+		{Provider: "env", Source: "NSTANCE_TEST_KEY"}, {Provider: "aws-secrets-manager", Source: "my-key"},
+		{Provider: "aws-parameter-store", Source: "/my/key"},
 	} {
 		ring, err := bucket.New(bucket.Settings{Keys: config.Secrets{EncryptionKey: &source}}).Ring(t.Context())
 		if err != nil || !ring.Current.Equal(want) {
@@ -49,7 +52,8 @@ func TestRing(t *testing.T) {
 		}
 	}
 	google := config.KeySource{Provider: "google-secret-manager", Source: "my-key"}
-	if _, err := bucket.New(bucket.Settings{Keys: config.Secrets{EncryptionKey: &google}}).Ring(t.Context()); !errors.Is(err, bucket.ErrKey) || !strings.Contains(err.Error(), "google-secret-manager") {
+	if _, err := bucket.New(bucket.Settings{Keys: config.Secrets{EncryptionKey: &google}}).Ring(
+		t.Context()); !errors.Is(err, bucket.ErrKey) || !strings.Contains(err.Error(), "google-secret-manager") {
 		t.Errorf("google: %v", err)
 	}
 }

@@ -41,7 +41,8 @@ func TestMain(m *testing.M) { acctest.Main(m) }
 const address = "nstance_cluster.test"
 
 func cluster(b acctest.Bucket, attributes string) string {
-	return b.Provider() + fmt.Sprintf("\nresource \"nstance_cluster\" \"test\" {\n  id = \"example\"\n  %s\n}\n", attributes)
+	return b.Provider() + fmt.Sprintf("\nresource \"nstance_cluster\" \"test\" {\n  id = \"example\"\n  %s\n}\n",
+		attributes)
 }
 
 func destroyed(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
@@ -70,7 +71,8 @@ func usable(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
 		}
 		return resource.ComposeAggregateTestCheckFunc(
 			resource.TestCheckResourceAttr(address, "ca_fingerprint", authority.Fingerprint(ca.Certificate())),
-			resource.TestCheckResourceAttr(address, "ca_not_after", ca.Certificate().NotAfter.UTC().Format(time.RFC3339)),
+			resource.TestCheckResourceAttr(address, "ca_not_after", ca.Certificate().NotAfter.UTC().Format(
+				time.RFC3339)),
 			resource.TestCheckResourceAttr(address, "ca_key_id", fmt.Sprintf("%x", ca.Certificate().SubjectKeyId)),
 			resource.TestCheckResourceAttr(address, "encryption_key_id", key.ID().String()),
 		)(s)
@@ -83,7 +85,8 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 		CheckDestroy:             destroyed(t, b),
 		Steps: []resource.TestStep{
 			{Config: cluster(b, ""), Check: usable(t, b)},
-			{Config: cluster(b, ""), ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}}},
+			{Config: cluster(b, ""), ConfigPlanChecks: resource.ConfigPlanChecks{
+				PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}}},
 			{ResourceName: address, ImportState: true, ImportStateId: "example", ImportStateVerify: true},
 			{ // A lost ca.crt is derived again.
 				PreConfig: func() {
@@ -143,7 +146,8 @@ func ownCA(t *testing.T) (cert, key []byte) {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	template.Subject.CommonName = "Somebody's own CA"
@@ -155,11 +159,12 @@ func ownCA(t *testing.T) (cert, key []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
-// Nothing secret is in any file that the CLI writes, or in what it prints: not the CA's key, which is given, not the encryption keys, not
-// a secret's value, not a nonce.
+// Nothing secret is in any file that the CLI writes, or in what it prints: not the CA's key, which is given, not the
+// encryption keys, not a secret's value, not a nonce.
 func TestAccNothingSecretInFiles(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -235,7 +240,8 @@ resource "nstance_secret" "key" {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := authority.ParseNonce(nonceKey.Public(), acctest.Cluster, secrets["nonce.jwt"], time.Now(), false); err != nil {
+	if _, err := authority.ParseNonce(nonceKey.Public(), acctest.Cluster, secrets["nonce.jwt"], time.Now(),
+		false); err != nil {
 		t.Error(err)
 	}
 	if secrets["db-password"] != value {
@@ -248,7 +254,8 @@ resource "nstance_secret" "key" {
 	block, _ := pem.Decode(key)
 	hidden := map[string]string{
 		"CA key": base64.StdEncoding.EncodeToString(block.Bytes), "encryption key": newKey, "value": value,
-		"nonce": secrets["nonce.jwt"], "another key": secrets["another-key"], "nonce key": secrets[secretstore.NonceKey], "CA secret": secrets[secretstore.CAKey],
+		"nonce": secrets["nonce.jwt"], "another key": secrets["another-key"],
+		"nonce key": secrets[secretstore.NonceKey], "CA secret": secrets[secretstore.CAKey],
 	}
 	if _, raw, ok := strings.Cut(secrets[secretstore.NonceKey], "PRIVATE KEY-----\n"); ok {
 		hidden["nonce key's base64"] = strings.SplitN(raw, "\n", 2)[0]
@@ -313,7 +320,8 @@ func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b, Cluster: acctest.Cluster, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b, Cluster: acctest.Cluster,
+		Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
 	names, err := secrets.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -378,7 +386,8 @@ resource "nstance_secret" "test" {
 			{Config: cluster(b, "") + secret, Check: sealedWith(b.Key)},
 			{Config: with(newKey, 1), Check: sealedWith(newKey)},
 			{Config: with(newKey, 1), PlanOnly: true},
-			{Config: with(acctest.NewKey(), 2), ExpectError: regexp.MustCompile(`(?s)sealed with another encryption key.*old_encryption_keys`)},
+			{Config: with(acctest.NewKey(), 2), ExpectError: regexp.MustCompile(
+				`(?s)sealed with another encryption key.*old_encryption_keys`)},
 			{Config: with("too short", 2), ExpectError: regexp.MustCompile(`Invalid encryption key`)},
 			{Config: with(newKey, 1), Check: sealedWith(newKey)},
 		},
@@ -395,7 +404,8 @@ func TestAccRefusesToDestroyWithInstances(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := record.Instance{
-		Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 1, ReservedTerm: 1, Writer: "x",
+		Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: 1, ReservedTerm: 1,
+		Writer:  "x",
 		Cluster: acctest.Cluster, Shard: acctest.Shard, Tenant: "default", Kind: "wrk", CreatedAt: time.Now(),
 	}
 	if _, err := b.State(t).PutInstance(t.Context(), rec, ""); err != nil {
@@ -421,21 +431,29 @@ func TestAccRefusesToDestroyWithInstances(t *testing.T) {
 func TestAccMistakes(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
-	noKey := strings.Replace(cluster(b, ""), fmt.Sprintf("source = %q", acctest.KeyVariable), `source = "NSTANCE_TEST_NO_SUCH_KEY"`, 1)
+	noKey := strings.Replace(cluster(b, ""), fmt.Sprintf("source = %q", acctest.KeyVariable),
+		`source = "NSTANCE_TEST_NO_SUCH_KEY"`, 1)
 	without := regexp.MustCompile(`(?m)^  encryption_key = .*$`).ReplaceAllString(cluster(b, ""), "")
 	_, key := ownCA(t)
 	cert, _ := ownCA(t)
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
 		Steps: []resource.TestStep{
-			{Config: strings.Replace(cluster(b, ""), `"example"`, `"Example"`, 1), ExpectError: regexp.MustCompile(`Invalid cluster name`)},
-			{Config: cluster(b, `ca_certificate_pem = "nonsense"`), ExpectError: regexp.MustCompile(`Invalid CA certificate`)},
+			{Config: strings.Replace(cluster(b, ""), `"example"`, `"Example"`, 1),
+				ExpectError: regexp.MustCompile(`Invalid cluster name`)},
+			{Config: cluster(b, `ca_certificate_pem = "nonsense"`), ExpectError: regexp.MustCompile(
+				`Invalid CA certificate`)},
 			{Config: cluster(b, `ca_private_key_pem_wo = "x"`), ExpectError: regexp.MustCompile(`ca_certificate_pem`)},
-			{Config: cluster(b, fmt.Sprintf("ca_certificate_pem = %q\n ca_private_key_pem_wo = %q", cert, key)), ExpectError: regexp.MustCompile(`Cannot create cluster example`)},
-			{Config: noKey, ExpectError: regexp.MustCompile(`(?s)NSTANCE_TEST_NO_SUCH_KEY.*the\s+variable\s+is\s+not\s+set.*Set the variable`)},
+			{Config: cluster(b, fmt.Sprintf("ca_certificate_pem = %q\n ca_private_key_pem_wo = %q", cert, key)),
+				ExpectError: regexp.MustCompile(`Cannot create cluster example`)},
+			{Config: noKey,
+				ExpectError: regexp.MustCompile(
+					`(?s)NSTANCE_TEST_NO_SUCH_KEY.*the\s+variable\s+is\s+not\s+set.*Set the variable`)},
 			{Config: without, ExpectError: regexp.MustCompile(`(?s)no encryption key.*Set encryption_key in the`)},
-			{Config: strings.Replace(cluster(b, ""), `provider   = "file"`, `provider   = "gcs"`, 1), ExpectError: regexp.MustCompile(`value must be one of`)},
-			{Config: "provider \"nstance\" {}\nresource \"nstance_cluster\" \"test\" { id = \"example\" }", ExpectError: regexp.MustCompile(`(?s)the provider has no storage.*Set storage`)},
+			{Config: strings.Replace(cluster(b, ""), `provider   = "file"`, `provider   = "gcs"`, 1),
+				ExpectError: regexp.MustCompile(`value must be one of`)},
+			{Config: "provider \"nstance\" {}\nresource \"nstance_cluster\" \"test\" { id = \"example\" }",
+				ExpectError: regexp.MustCompile(`(?s)the provider has no storage.*Set storage`)},
 		},
 	})
 	if left := b.Keys(t); len(left) > 0 {

@@ -53,16 +53,19 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 	do := bucket.Advice(err)
 	switch {
 	case errors.Is(err, clusterstate.ErrCALost):
-		do = "Check the provider's storage: with another bucket or prefix the cluster may be found. If the secret is lost, restore it from a backup or an older version " +
+		do = "Check the provider's storage: with another bucket or prefix the cluster may be found. If the secret " +
+			"is lost, restore it from a backup or an older version " +
 			"of the bucket's object: no second CA is made, because no agent that runs would trust it."
 	case errors.Is(err, objstore.ErrConflict):
-		do = "Remove ca_certificate_pem and ca_private_key_pem_wo to take over the CA that the cluster has, or use another bucket or prefix."
+		do = "Remove ca_certificate_pem and ca_private_key_pem_wo to take over the CA that the cluster has, or use " +
+			"another bucket or prefix."
 	}
 	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
 }
 
 // ValidateConfig implements resource.ResourceWithValidateConfig.
-func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest,
+	resp *resource.ValidateConfigResponse) {
 	var config model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
 	if resp.Diagnostics.HasError() {
@@ -70,7 +73,8 @@ func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConf
 	}
 	if text := config.CACertificatePEM; !text.IsNull() && !text.IsUnknown() {
 		if _, err := authority.ParseBundle([]byte(text.ValueString())); err != nil {
-			resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid CA certificate", Why: err, Do: "Give exactly one certificate in PEM."}.At(path.Root("ca_certificate_pem")))
+			resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid CA certificate", Why: err,
+				Do: "Give exactly one certificate in PEM."}.At(path.Root("ca_certificate_pem")))
 		}
 	}
 	if text := config.EncryptionKeyWO; !text.IsNull() && !text.IsUnknown() {
@@ -82,7 +86,8 @@ func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConf
 
 func badKey(err error) diag.Diagnostic {
 	return diagnostic.Failure{
-		What: "Invalid encryption key", Why: err, Do: "Give 32 random bytes in base64, such as the ephemeral resource nstance_encryption_key makes.",
+		What: "Invalid encryption key", Why: err,
+		Do: "Give 32 random bytes in base64, such as the ephemeral resource nstance_encryption_key makes.",
 	}.At(path.Root("encryption_key_wo"))
 }
 
@@ -134,7 +139,8 @@ func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config
 			return err
 		}
 	} else {
-		ca, err := authority.ImportCA(config.ID.ValueString(), []byte(config.CACertificatePEM.ValueString()), []byte(config.CAPrivateKeyPEMWO.ValueString()), rand.Reader, time.Now())
+		ca, err := authority.ImportCA(config.ID.ValueString(), []byte(config.CACertificatePEM.ValueString()),
+			[]byte(config.CAPrivateKeyPEMWO.ValueString()), rand.Reader, time.Now())
 		if err != nil {
 			return err
 		}
@@ -240,7 +246,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	what := "Cannot update cluster " + plan.ID.ValueString()
 	if !plan.EncryptionKeyWOVersion.Equal(before.EncryptionKeyWOVersion) && !plan.EncryptionKeyWOVersion.IsNull() {
 		if err := r.reseal(ctx, config); err != nil {
-			resp.Diagnostics.Append(r.failure("Cannot seal all secrets of cluster "+plan.ID.ValueString()+" under the new key", keys.SecretPrefix(), err))
+			resp.Diagnostics.Append(r.failure("Cannot seal all secrets of cluster "+plan.ID.ValueString()+
+				" under the new key", keys.SecretPrefix(), err))
 			return
 		}
 	}
@@ -301,8 +308,11 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	if len(instances) > 0 && !m.ForceDestroy.ValueBool() {
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: what, Where: r.bucket.Place(keys.InstancePrefix(instances[0].Shard)),
-			Why: fmt.Errorf("there are records of %d instances, such as %s in shard %s: without the CA their agents are locked out", len(instances), instances[0].ID, instances[0].Shard),
-			Do: "Destroy the cluster's shards first (let every nstance_shard depend on the nstance_cluster). If the instances are gone or should be given up, set force_destroy = true, " +
+			Why: fmt.Errorf(
+				"there are records of %d instances, such as %s in shard %s: without the CA their agents are locked out",
+				len(instances), instances[0].ID, instances[0].Shard),
+			Do: "Destroy the cluster's shards first (let every nstance_shard depend on the nstance_cluster). If the " +
+				"instances are gone or should be given up, set force_destroy = true, " +
 				"apply, and destroy again.",
 		}.Error())
 		return
@@ -319,7 +329,9 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, finger
 		return err
 	}
 	bundle, err := state.CABundle(ctx)
-	known := slices.ContainsFunc(bundle, func(cert *x509.Certificate) bool { return authority.Fingerprint(cert) == fingerprint })
+	known := slices.ContainsFunc(bundle, func(cert *x509.Certificate) bool {
+		return authority.Fingerprint(cert) == fingerprint
+	})
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
 	case err != nil:
@@ -351,10 +363,12 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, finger
 }
 
 // ImportState implements resource.ResourceWithImportState. The ID is the cluster's name.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
 	if err := ident.ValidateClusterName(req.ID); err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err, Do: "Import by the name of the cluster: terraform import <address of the nstance_cluster> example",
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by the name of the cluster: terraform import <address of the nstance_cluster> example",
 		}.Error())
 		return
 	}

@@ -1,5 +1,5 @@
-// Package cluster owns the resource nstance_cluster: what all shards of a cluster share in the bucket, which is the CA, the key that signs
-// registration nonces, and the key under which secrets are sealed.
+// Package cluster owns the resource nstance_cluster: what all shards of a cluster share in the bucket, which is the CA,
+// the key that signs registration nonces, and the key under which secrets are sealed.
 //
 // Invariant: no private key is ever part of plan or state, and no second CA is made for a cluster that has one.
 package cluster
@@ -45,8 +45,10 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 		}
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "What all shards of a cluster share: the CA and the key that signs registration nonces, sealed in the bucket. They are made if there are none; " +
-			"those that are there are taken over.\n\nDestroying it is refused while there are records of instances in the bucket.",
+		MarkdownDescription: "What all shards of a cluster share: the CA and the key that signs registration " +
+			"nonces, sealed in the bucket. They are made if there are none; " +
+			"those that are there are taken over.\n\nDestroying it is refused while there are records of instances " +
+			"in the bucket.",
 		Attributes: map[string]schema.Attribute{
 			"id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster, at most 30 characters. Also the import ID.",
@@ -55,31 +57,39 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				Validators:          []validator.String{name.Valid("cluster name", ident.ValidateClusterName)},
 			},
 			"ca_certificate_pem": schema.StringAttribute{
-				MarkdownDescription: "The CA's certificate. Set it, together with `ca_private_key_pem_wo`, to bring a CA of your own; otherwise one is made.",
-				Optional:            true,
-				Computed:            true,
-				PlanModifiers:       []planmodifier.String{stringplanmodifier.UseStateForUnknown(), stringplanmodifier.RequiresReplaceIfConfigured()},
+				MarkdownDescription: "The CA's certificate. Set it, together with `ca_private_key_pem_wo`, to bring " +
+					"a CA of your own; otherwise one is made.",
+				Optional: true,
+				Computed: true,
+				PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown(),
+					stringplanmodifier.RequiresReplaceIfConfigured()},
 			},
 			"ca_private_key_pem_wo": schema.StringAttribute{
-				MarkdownDescription: "Private key of a CA of your own, in PEM (PKCS #8, SEC 1 or PKCS #1). Read when the cluster is created, and kept only sealed in the bucket.",
-				Optional:            true,
-				WriteOnly:           true,
-				Validators:          []validator.String{stringvalidator.AlsoRequires(path.MatchRoot("ca_certificate_pem"))},
+				MarkdownDescription: "Private key of a CA of your own, in PEM (PKCS #8, SEC 1 or PKCS #1). Read " +
+					"when the cluster is created, and kept only sealed in the bucket.",
+				Optional:  true,
+				WriteOnly: true,
+				Validators: []validator.String{stringvalidator.AlsoRequires(
+					path.MatchRoot("ca_certificate_pem"))},
 			},
 			"encryption_key_wo": schema.StringAttribute{
-				MarkdownDescription: "The key that seals the cluster's secrets, 32 bytes in base64, instead of the provider's `encryption_key`. The servers need the same key. When it is " +
-					"changed, the provider's `encryption_key` or `old_encryption_keys` must still name the key before it.",
+				MarkdownDescription: "The key that seals the cluster's secrets, 32 bytes in base64, instead of the " +
+					"provider's `encryption_key`. The servers need the same key. When it is " +
+					"changed, the provider's `encryption_key` or `old_encryption_keys` must still name the key " +
+					"before it.",
 				Optional:  true,
 				WriteOnly: true,
 			},
 			"encryption_key_wo_version": schema.Int64Attribute{
-				MarkdownDescription: "A new version seals everything anew under the current key: `encryption_key_wo`, or else the provider's `encryption_key`.",
-				Optional:            true,
-				Validators:          []validator.Int64{int64validator.AtLeast(0)},
+				MarkdownDescription: "A new version seals everything anew under the current key: " +
+					"`encryption_key_wo`, or else the provider's `encryption_key`.",
+				Optional:   true,
+				Validators: []validator.Int64{int64validator.AtLeast(0)},
 			},
 			"force_destroy": schema.BoolAttribute{
-				MarkdownDescription: "Destroy the cluster's keys although there are records of instances. Their agents will be locked out for ever.",
-				Optional:            true,
+				MarkdownDescription: "Destroy the cluster's keys although there are records of instances. Their " +
+					"agents will be locked out for ever.",
+				Optional: true,
 			},
 			"ca_fingerprint": computed("SHA-256 of the CA's certificate, in hexadecimal."),
 			"ca_not_after":   computed("When the CA's certificate expires (RFC 3339)."),

@@ -22,8 +22,10 @@ func TestAccClusterData(t *testing.T) {
 	acctest.Acceptance(t)
 	const address = "data.nstance_cluster.test"
 	b := acctest.S3(t)
-	missing := resource.TestStep{Config: data(b, `"example"`), ExpectError: regexp.MustCompile(`(?s)Cannot read cluster example.*Create\s+the\s+cluster`)}
-	resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(), Steps: []resource.TestStep{missing, {Config: b.Provider()}}})
+	missing := resource.TestStep{Config: data(b, `"example"`), ExpectError: regexp.MustCompile(
+		`(?s)Cannot read cluster example.*Create\s+the\s+cluster`)}
+	resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(),
+		Steps: []resource.TestStep{missing, {Config: b.Provider()}}})
 	ca, _, err := b.State(t).EnsureCA(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +33,8 @@ func TestAccClusterData(t *testing.T) {
 	b.Key = "" // none is needed
 	t.Setenv(acctest.KeyVariable, "")
 	check := resource.ComposeAggregateTestCheckFunc(
-		resource.TestCheckResourceAttr(address, "ca_certificate_pem", string(authority.EncodeCertificate(ca.Certificate()))),
+		resource.TestCheckResourceAttr(address, "ca_certificate_pem", string(
+			authority.EncodeCertificate(ca.Certificate()))),
 		resource.TestCheckResourceAttr(address, "ca_fingerprint", authority.Fingerprint(ca.Certificate())),
 		resource.TestCheckResourceAttr(address, "ca_not_after", ca.Certificate().NotAfter.UTC().Format(time.RFC3339)),
 		resource.TestCheckResourceAttr(address, "ca_key_id", fmt.Sprintf("%x", ca.Certificate().SubjectKeyId)),
@@ -41,8 +44,10 @@ func TestAccClusterData(t *testing.T) {
 		Steps: []resource.TestStep{
 			{Config: data(b, `"example"`), Check: check},
 			{Config: data(b, `"example"`), PlanOnly: true},
-			{Config: data(b, "terraform_data.later.output") + "resource \"terraform_data\" \"later\" { input = \"example\" }\n", Check: check},
-			{Config: data(b, `"other"`), ExpectError: regexp.MustCompile(`(?s)the\s+CA\s+there\s+is\s+of\s+cluster\s+"example"`)},
+			{Config: data(b, "terraform_data.later.output") +
+				"resource \"terraform_data\" \"later\" { input = \"example\" }\n", Check: check},
+			{Config: data(b, `"other"`), ExpectError: regexp.MustCompile(
+				`(?s)the\s+CA\s+there\s+is\s+of\s+cluster\s+"example"`)},
 			{Config: data(b, `"Example"`), ExpectError: regexp.MustCompile(`Invalid cluster name`)},
 			{Config: data(b, `"example"`)},
 		},

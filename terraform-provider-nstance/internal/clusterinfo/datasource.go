@@ -82,9 +82,11 @@ func (d *DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp 
 	if err != nil {
 		do := bucket.Advice(err)
 		if errors.Is(err, objstore.ErrNotFound) {
-			do = "Create the cluster with nstance_cluster or nstance-admin cluster init, or check the provider's storage: with another bucket or prefix the cluster may be found."
+			do = "Create the cluster with nstance_cluster or nstance-admin cluster init, or check the provider's " +
+				"storage: with another bucket or prefix the cluster may be found."
 		}
-		resp.Diagnostics.Append(diagnostic.Failure{What: "Cannot read cluster " + m.ID.ValueString(), Where: d.bucket.Place(keys.ClusterCA()), Why: err, Do: do}.Error())
+		resp.Diagnostics.Append(diagnostic.Failure{What: "Cannot read cluster " + m.ID.ValueString(),
+			Where: d.bucket.Place(keys.ClusterCA()), Why: err, Do: do}.Error())
 		return
 	}
 	ca := bundle[0]

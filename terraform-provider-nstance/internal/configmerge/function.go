@@ -28,11 +28,16 @@ func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *fu
 func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
 	resp.Definition = function.Definition{
 		Summary: "Merges shard configurations",
-		MarkdownDescription: "Merges documents in JSON with comments, such as what all shards have in common and what one shard has of its own, as the servers merge `args`: objects name by name, the later over the " +
-			"earlier; anything else replaces what is there, `null` included. Returns plain JSON for `config_jsonc` of an `nstance_shard`, which checks it; single documents may be incomplete.",
-		Parameters: []function.Parameter{function.StringParameter{Name: "document", MarkdownDescription: "The document that the others go over, such as `file(\"common.jsonc\")`."}},
+		MarkdownDescription: "Merges documents in JSON with comments, such as what all shards have in common and " +
+			"what one shard has of its own, as the servers merge `args`: objects name by name, the later over the " +
+			"earlier; anything else replaces what is there, `null` included. Returns plain JSON for `config_jsonc` " +
+			"of an `nstance_shard`, which checks it; single documents may be incomplete.",
+		Parameters: []function.Parameter{function.StringParameter{Name: "document",
+			MarkdownDescription: "The document that the others go over, such as `file(\"common.jsonc\")`."}},
 		VariadicParameter: function.StringParameter{
-			Name: "patches", MarkdownDescription: "What goes over it, in this order: texts, such as `file(\"us-west-2a.jsonc\")` or `jsonencode({ server = { shard = \"us-west-2a\" } })`.",
+			Name: "patches",
+			MarkdownDescription: "What goes over it, in this order: texts, such as `file(\"us-west-2a.jsonc\")` or " +
+				"`jsonencode({ server = { shard = \"us-west-2a\" } })`.",
 		},
 		Return: function.StringReturn{},
 	}
@@ -53,7 +58,8 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	resp.Error = resp.Result.Set(ctx, text)
 }
 
-// merged merges documents, each over those before it, into JSON. What is wrong is said of the argument that it is wrong with.
+// merged merges documents, each over those before it, into JSON. What is wrong is said of the argument that it is wrong
+// with.
 func merged(documents []string) (string, *function.FuncError) {
 	var out any
 	for i, text := range documents {

@@ -22,7 +22,8 @@ func merge(documents ...string) string {
 	for _, d := range documents {
 		quoted = append(quoted, fmt.Sprintf("%q", strings.ReplaceAll(d, "${", "$${")))
 	}
-	return "provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::config_merge(" + strings.Join(quoted, ", ") + ") }\n"
+	return "provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::config_merge(" +
+		strings.Join(quoted, ", ") + ") }\n"
 }
 
 func TestAccConfigMerge(t *testing.T) {
@@ -43,10 +44,12 @@ func TestAccConfigMerge(t *testing.T) {
 			makes("{\n  \"a\": \"c\"\n}\n", `{"a":"b"}`, `{"a":"c"}`),
 			makes("{\n  \"a\": null,\n  \"b\": \"c\"\n}\n", `{"a":"b","b":"c"}`, `{"a":null}`),
 			makes("{\n  \"a\": \"c\"\n}\n", `{"a":["b"]}`, `{"a":"c"}`),
-			makes("{\n  \"a\": {\n    \"b\": \"d\",\n    \"c\": 1\n  }\n}\n", `{"a":{"b":"c"}}`, `{"a":{"b":"d","c":1}}`),
+			makes("{\n  \"a\": {\n    \"b\": \"d\",\n    \"c\": 1\n  }\n}\n", `{"a":{"b":"c"}}`,
+				`{"a":{"b":"d","c":1}}`),
 			makes("{\n  \"a\": {\n    \"b\": {}\n  }\n}\n", `{"a": [1]}`, `{"a":{"b":{}}}`),
 			makes("{\n  \"a\": \"<&>\"\n}\n", `{"a": "<&>"}`),
-			makes("{\n  \"a\": 2,\n  \"b\": {\n    \"c\": 3\n  }\n}\n", "{ // one\n}", `{"a": 1,}`, `{"a": 2}`, `{"b": {"c": 3}}`),
+			makes("{\n  \"a\": 2,\n  \"b\": {\n    \"c\": 3\n  }\n}\n", "{ // one\n}", `{"a": 1,}`, `{"a": 2}`,
+				`{"b": {"c": 3}}`),
 			{ // A whole configuration stays what it is, but for what goes over it.
 				Config: merge(string(src), `{"server": {"request_timeout": "77s"}}`),
 				Check: func(s *terraform.State) error {

@@ -8,18 +8,22 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// The result is a document that says the same wherever a patch says nothing, and merging what was merged already changes nothing.
+// The result is a document that says the same wherever a patch says nothing, and merging what was merged already
+// changes nothing.
 func FuzzMerged(f *testing.F) {
 	for _, seed := range [][2]string{
-		{`{"a": {"b": 1, "c": [1]}, /* c */}`, `{"a": {"b": null, "d": "<&>"}}`}, {`{}`, `{}`}, {`{"a": 1}`, `{"a": {"b": 2}}`}, {`{"a": {"b": 2}}`, `{"a": 1}`},
-		{`[]`, `{}`}, {`{}`, `null`}, {`{"a": 1, "a": 2}`, `{}`}, {`{`, ``}, {`{"": {"": 1e-7}}`, `{"\u2028": "\u2028"}`},
+		{`{"a": {"b": 1, "c": [1]}, /* c */}`, `{"a": {"b": null, "d": "<&>"}}`}, {`{}`, `{}`},
+		{`{"a": 1}`, `{"a": {"b": 2}}`}, {`{"a": {"b": 2}}`, `{"a": 1}`},
+		{`[]`, `{}`}, {`{}`, `null`}, {`{"a": 1, "a": 2}`, `{}`}, {`{`, ``},
+		{`{"": {"": 1e-7}}`, `{"\u2028": "\u2028"}`},
 	} {
 		f.Add(seed[0], seed[1])
 	}
 	f.Fuzz(func(t *testing.T, document, patch string) {
 		text, wrong := merged([]string{document, patch})
 		if wrong != nil {
-			if text != "" || wrong.FunctionArgument == nil || *wrong.FunctionArgument < 0 || *wrong.FunctionArgument > 1 || wrong.Text == "" {
+			if text != "" || wrong.FunctionArgument == nil || *wrong.FunctionArgument < 0 ||
+				*wrong.FunctionArgument > 1 || wrong.Text == "" {
 				t.Errorf("%q, %v", text, wrong)
 			}
 			return

@@ -20,14 +20,18 @@ func TestAccConfigValidate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return fmt.Sprintf("provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::config_validate(file(%q)) }", dir+"/../../../"+path)
+		return fmt.Sprintf(
+			"provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::config_validate(file(%q)) }", dir+
+				"/../../../"+path)
 	}
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
 		Steps: []resource.TestStep{
-			{Config: output("services/contract/testdata/v1/config.jsonc"), Check: resource.TestCheckOutput("test", "true")},
+			{Config: output("services/contract/testdata/v1/config.jsonc"),
+				Check: resource.TestCheckOutput("test", "true")},
 			{Config: output("examples/config-tmux.jsonc"), Check: resource.TestCheckOutput("test", "true")},
-			{Config: output("services/contract/testdata/ten-mistakes.jsonc"), ExpectError: regexp.MustCompile(`(?s)document:\d+:\d+:.*cluster\.id:.*groups\.default\.api\.template`)},
+			{Config: output("services/contract/testdata/ten-mistakes.jsonc"),
+				ExpectError: regexp.MustCompile(`(?s)document:\d+:\d+:.*cluster\.id:.*groups\.default\.api\.template`)},
 		},
 	})
 }

@@ -68,7 +68,8 @@ func OfTyped(problems config.Problems) diag.Diagnostics {
 func OfGroup(problems config.Problems) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {
-		at, detail := nearest(typedconfig.GroupAttributePath(p.Path)), strings.TrimPrefix(p.Path+": "+p.Message+".", ": ")
+		at, detail := nearest(typedconfig.GroupAttributePath(p.Path)),
+			strings.TrimPrefix(p.Path+": "+p.Message+".", ": ")
 		if p.Hint != "" {
 			detail += "\nHint: " + p.Hint
 		}
@@ -77,8 +78,8 @@ func OfGroup(problems config.Problems) diag.Diagnostics {
 	return out
 }
 
-// nearest returns the innermost attribute that the CLIs can show the line of: one at the top, or an element of it. Of a path that is longer
-// they show the first line of the resource. The text of a diagnostic names the whole path.
+// nearest returns the innermost attribute that the CLIs can show the line of: one at the top, or an element of it. Of a
+// path that is longer they show the first line of the resource. The text of a diagnostic names the whole path.
 func nearest(at path.Path) path.Path {
 	for steps := at.Steps(); len(steps) > 1; steps = at.Steps() {
 		if _, name := steps[1].(path.PathStepAttributeName); !name && len(steps) == 2 {

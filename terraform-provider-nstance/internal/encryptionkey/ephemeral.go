@@ -27,7 +27,8 @@ func (*Resource) Metadata(_ context.Context, req ephemeral.MetadataRequest, resp
 // Schema implements ephemeral.EphemeralResource.
 func (*Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "A new encryption key with every plan and apply, for write-only arguments of secrets in a cloud's secrets service. It is never stored in plan or state.",
+		MarkdownDescription: "A new encryption key with every plan and apply, for write-only arguments of secrets " +
+			"in a cloud's secrets service. It is never stored in plan or state.",
 		Attributes: map[string]schema.Attribute{
 			"key_base64": schema.StringAttribute{
 				MarkdownDescription: "32 random bytes in base64.",
@@ -42,5 +43,6 @@ func (*Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephe
 func (*Resource) Open(ctx context.Context, _ ephemeral.OpenRequest, resp *ephemeral.OpenResponse) {
 	var key [envelope.KeySize]byte
 	_, _ = rand.Read(key[:]) // never fails: it ends the program instead
-	resp.Diagnostics.Append(resp.Result.SetAttribute(ctx, path.Root("key_base64"), base64.StdEncoding.EncodeToString(key[:]))...)
+	resp.Diagnostics.Append(resp.Result.SetAttribute(ctx, path.Root("key_base64"),
+		base64.StdEncoding.EncodeToString(key[:]))...)
 }

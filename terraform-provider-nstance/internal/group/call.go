@@ -34,7 +34,8 @@ func (r *Resource) look(ctx context.Context, k key) (*nstancev1.GroupStatus, err
 	return found, err
 }
 
-func (r *Resource) upsert(ctx context.Context, k key, req *nstancev1.UpsertGroupRequest) (*nstancev1.GroupStatus, error) {
+func (r *Resource) upsert(ctx context.Context, k key, req *nstancev1.UpsertGroupRequest) (*nstancev1.GroupStatus,
+	error) {
 	var group *nstancev1.GroupStatus
 	err := r.servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
 		answer, err := client.UpsertGroup(ctx, req)
@@ -48,7 +49,8 @@ func (r *Resource) upsert(ctx context.Context, k key, req *nstancev1.UpsertGroup
 func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
 	text := group.GetSpecJson()
 	if text == "" {
-		return config.GroupSpec{}, errors.New("the server does not tell what the group says by itself: it is older than this provider")
+		return config.GroupSpec{},
+			errors.New("the server does not tell what the group says by itself: it is older than this provider")
 	}
 	if !json.Valid([]byte(text)) { // by itself, and not only between what is put around it
 		return config.GroupSpec{}, errors.New("the server's answer: spec_json is not JSON")
@@ -64,7 +66,8 @@ func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
 // request asks for a group as wanted, and clears what it had and should not have any more. Both are valid.
 func request(name string, want, have config.GroupSpec) *nstancev1.UpsertGroupRequest {
 	req := &nstancev1.UpsertGroupRequest{
-		Group: name, Template: want.Template, InstanceType: want.InstanceType, InstanceTypes: slices.Clone(want.InstanceTypes), SubnetPool: want.SubnetPool,
+		Group: name, Template: want.Template, InstanceType: want.InstanceType,
+		InstanceTypes: slices.Clone(want.InstanceTypes), SubnetPool: want.SubnetPool,
 		LoadBalancers: slices.Clone(want.LoadBalancers), MaxUnhealthy: want.MaxUnhealthy,
 	}
 	unset := func(field string, wanted, had bool) {
@@ -108,7 +111,8 @@ func request(name string, want, have config.GroupSpec) *nstancev1.UpsertGroupReq
 
 func computed(k key, group *nstancev1.GroupStatus) map[string]tftypes.Value {
 	return map[string]tftypes.Value{
-		"id": textValue(k.String()), "tenant": textValue(k.tenant), "etag": textValue(group.GetEtag()), "infra_hash": textValue(group.GetInfraHash()),
+		"id": textValue(k.String()), "tenant": textValue(k.tenant), "etag": textValue(group.GetEtag()),
+		"infra_hash":   textValue(group.GetInfraHash()),
 		"runtime_hash": textValue(group.GetRuntimeHash()),
 	}
 }

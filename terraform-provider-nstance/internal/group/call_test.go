@@ -16,8 +16,10 @@ import (
 func full() config.GroupSpec {
 	size, surge, drain := 3, 2, config.Duration(90e9)
 	return config.GroupSpec{
-		Template: "worker", Size: &size, InstanceType: "large", InstanceTypes: []string{"huge"}, SubnetPool: "p", Vars: map[string]string{"a": "b"},
-		Args: map[string]any{"A": map[string]any{"B": 1.5}}, LoadBalancers: []string{"lb"}, DrainTimeout: &drain, MaxSurge: &surge, MaxUnhealthy: "30%",
+		Template: "worker", Size: &size, InstanceType: "large", InstanceTypes: []string{"huge"}, SubnetPool: "p",
+		Vars: map[string]string{"a": "b"},
+		Args: map[string]any{"A": map[string]any{"B": 1.5}}, LoadBalancers: []string{"lb"}, DrainTimeout: &drain,
+		MaxSurge: &surge, MaxUnhealthy: "30%",
 	}
 }
 
@@ -54,7 +56,8 @@ func TestRequestHasEveryField(t *testing.T) {
 
 func TestSpecOf(t *testing.T) {
 	for text, good := range map[string]bool{
-		`{"template": "worker", "size": 0}`: true, `{}`: true, ``: false, `{`: false, `{"nosuch": 1}`: false, `[]`: false, `{"size": -1}`: false,
+		`{"template": "worker", "size": 0}`: true, `{}`: true, ``: false, `{`: false, `{"nosuch": 1}`: false,
+		`[]`: false, `{"size": -1}`: false,
 		`{}}, "u": {"h": {}`: false,
 	} {
 		_, err := specOf(&nstancev1.GroupStatus{SpecJson: text})
@@ -84,7 +87,8 @@ func TestSame(t *testing.T) {
 	if !same(a, b) {
 		t.Error("equal groups differ")
 	}
-	if !same(config.GroupSpec{Template: "worker"}, config.GroupSpec{Template: "worker", Vars: map[string]string{}, InstanceTypes: []string{}}) {
+	if !same(config.GroupSpec{Template: "worker"}, config.GroupSpec{Template: "worker", Vars: map[string]string{},
+		InstanceTypes: []string{}}) {
 		t.Error("empty and none differ")
 	}
 	zero := 0

@@ -40,7 +40,8 @@ func newWorld(t *testing.T) world {
 }
 
 func (w world) group(attributes string) string {
-	return w.Provider(w.operator) + "resource \"nstance_group\" \"test\" {\n  shard = \"dev-1\"\n" + attributes + "\n}\n"
+	return w.Provider(w.operator) + "resource \"nstance_group\" \"test\" {\n  shard = \"dev-1\"\n" + attributes +
+		"\n}\n"
 }
 
 const (
@@ -92,8 +93,10 @@ func TestAccGroup(t *testing.T) {
 	w := newWorld(t)
 	drain := config.Duration(90e9)
 	all := config.GroupSpec{
-		Template: "worker", Size: ptr(0), InstanceType: "large", InstanceTypes: []string{"huge", "larger"}, SubnetPool: "other",
-		Vars: map[string]string{"role": "db", "environment": "x"}, DrainTimeout: &drain, MaxSurge: ptr(2), MaxUnhealthy: "50%",
+		Template: "worker", Size: ptr(0), InstanceType: "large", InstanceTypes: []string{"huge", "larger"},
+		SubnetPool: "other",
+		Vars:       map[string]string{"role": "db", "environment": "x"}, DrainTimeout: &drain, MaxSurge: ptr(2),
+		MaxUnhealthy: "50%",
 	}
 	tree, _ := config.ParseTree("", []byte(`{"Deep": {"B": [1, true, null]}}`))
 	all.Args = tree.(map[string]any)
@@ -101,8 +104,10 @@ func TestAccGroup(t *testing.T) {
 		return func() { w.edit(t, change) }
 	}
 	empty := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}}
-	updates := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, plancheck.ResourceActionUpdate)}}
-	creates := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, plancheck.ResourceActionCreate)}}
+	updates := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address,
+		plancheck.ResourceActionUpdate)}}
+	creates := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address,
+		plancheck.ResourceActionCreate)}}
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
 		CheckDestroy: func(*terraform.State) error {
@@ -120,17 +125,23 @@ func TestAccGroup(t *testing.T) {
 			)},
 			{Config: w.group(whole), ConfigPlanChecks: empty},
 			{ResourceName: address, ImportState: true, ImportStateVerify: true},
-			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/fleet", ExpectError: regexp.MustCompile(`want shard/tenant/group`)},
-			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/default/nosuch", ExpectError: regexp.MustCompile(`non-existent remote object`)},
+			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/fleet",
+				ExpectError: regexp.MustCompile(`want shard/tenant/group`)},
+			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/default/nosuch",
+				ExpectError: regexp.MustCompile(`non-existent remote object`)},
 			// A JSON text that is written otherwise, and empty values, say the same.
-			{Config: w.group(strings.Replace(whole, "jsonencode({ Deep = { B = [1, true, null] } })", `"{\"Deep\": {\"B\": [1, true, null]}}"`, 1)), Check: w.says(t, all)},
+			{Config: w.group(strings.Replace(whole, "jsonencode({ Deep = { B = [1, true, null] } })",
+				`"{\"Deep\": {\"B\": [1, true, null]}}"`, 1)), Check: w.says(t, all)},
 			// What is taken away goes back to what the template says.
 			{Config: w.group(small), ConfigPlanChecks: updates, Check: w.says(t, config.GroupSpec{Template: "worker"})},
-			{Config: w.group(small + "\n vars = {}\n instance_types = []"), Check: w.says(t, config.GroupSpec{Template: "worker"})},
+			{Config: w.group(small + "\n vars = {}\n instance_types = []"),
+				Check: w.says(t, config.GroupSpec{Template: "worker"})},
 			{Config: w.group(small + "\n vars = {}\n instance_types = []"), ConfigPlanChecks: empty},
 			{Config: w.group(whole), Check: w.says(t, all)},
 			// Drift is shown, and undone.
-			{PreConfig: edit(func(s *config.GroupSpec) { s.MaxSurge, s.Vars = ptr(3), map[string]string{"role": "other"} }), Config: w.group(whole), ConfigPlanChecks: updates, Check: w.says(t, all)},
+			{PreConfig: edit(func(s *config.GroupSpec) {
+				s.MaxSurge, s.Vars = ptr(3), map[string]string{"role": "other"}
+			}), Config: w.group(whole), ConfigPlanChecks: updates, Check: w.says(t, all)},
 			// Deleted by somebody else, it is made again.
 			{PreConfig: edit(nil), Config: w.group(whole), ConfigPlanChecks: creates, Check: w.says(t, all)},
 			// A new template of the shard's changes hashes and ETag, and nothing of the group itself.
@@ -141,8 +152,9 @@ func TestAccGroup(t *testing.T) {
 			{Config: w.group(small), Check: w.says(t, config.GroupSpec{Template: "worker"})},
 			// Renamed, it is another.
 			{
-				Config:           w.group(strings.Replace(small, "fleet", "herd", 1)),
-				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, plancheck.ResourceActionReplace)}},
+				Config: w.group(strings.Replace(small, "fleet", "herd", 1)),
+				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
+					plancheck.ExpectResourceAction(address, plancheck.ResourceActionReplace)}},
 				Check: func(*terraform.State) error {
 					if w.spec(t, "default", "fleet") != nil || w.spec(t, "default", "herd") == nil {
 						return errors.New("not renamed")
@@ -181,7 +193,8 @@ func TestAccGroupRefusals(t *testing.T) {
 	} {
 		steps = append(steps, resource.TestStep{Config: w.group(attributes), ExpectError: regexp.MustCompile(want)})
 	}
-	resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(), Steps: append(steps, resource.TestStep{Config: w.Provider(w.operator)})})
+	resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(),
+		Steps: append(steps, resource.TestStep{Config: w.Provider(w.operator)})})
 	if diff := cmp.Diff([]string{"fleet"}, w.names(t)); diff != "" {
 		t.Errorf("groups (-want +got):\n%s", diff)
 	}

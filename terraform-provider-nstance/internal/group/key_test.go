@@ -10,7 +10,8 @@ import (
 func TestParseKeySaysWhich(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "want shard/tenant/group", "dev-1/default": "want shard/tenant/group", "a/b/c/d": "want shard/tenant/group",
-		"/default/workers": "shard: name is empty", "dev-1//workers": "tenant: name is empty", "dev-1/default/": "group: name is empty", "dev-1/default/W": "group: name",
+		"/default/workers": "shard: name is empty", "dev-1//workers": "tenant: name is empty",
+		"dev-1/default/": "group: name is empty", "dev-1/default/W": "group: name",
 	} {
 		if k, err := parseKey(text); err == nil || k != (key{}) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, %v, want %q", text, k, err, want)
@@ -28,7 +29,8 @@ func FuzzParseKey(f *testing.F) {
 		switch {
 		case err != nil && k != (key{}):
 			t.Errorf("%q: %v beside %v", text, k, err)
-		case err == nil && (k.String() != text || ident.ValidateName(k.shard) != nil || ident.ValidateTenantName(k.tenant) != nil || ident.ValidateName(k.name) != nil):
+		case err == nil && (k.String() != text || ident.ValidateName(k.shard) != nil ||
+			ident.ValidateTenantName(k.tenant) != nil || ident.ValidateName(k.name) != nil):
 			t.Errorf("%q is %v", text, k)
 		}
 	})

@@ -17,7 +17,8 @@ func squeeze(s string) string {
 	return strings.Join(strings.Fields(regexp.MustCompile(`[│╷╵]`).ReplaceAllString(s, " ")), " ")
 }
 
-// With VMs: an apply waits until they are well, a plan says that they will be replaced, a destroy waits until they are gone.
+// With VMs: an apply waits until they are well, a plan says that they will be replaced, a destroy waits until they are
+// gone.
 func TestAccGroupOfVMs(t *testing.T) {
 	acctest.Acceptance(t)
 	w := newWorld(t)
@@ -25,15 +26,16 @@ func TestAccGroupOfVMs(t *testing.T) {
 	cli.Run(t, "apply", "-auto-approve")
 	instances := func() []*nstancev1.InstanceStatus {
 		var out []*nstancev1.InstanceStatus
-		err := w.server.Client(t, "default").Call(t.Context(), "dev-1", func(ctx context.Context, c servers.Client) error {
-			answer, err := c.ListInstances(ctx, &nstancev1.ListInstancesRequest{})
-			for _, i := range answer.GetInstances() {
-				if i.GetDeletedAt() == nil {
-					out = append(out, i)
+		err := w.server.Client(t, "default").Call(t.Context(), "dev-1",
+			func(ctx context.Context, c servers.Client) error {
+				answer, err := c.ListInstances(ctx, &nstancev1.ListInstancesRequest{})
+				for _, i := range answer.GetInstances() {
+					if i.GetDeletedAt() == nil {
+						out = append(out, i)
+					}
 				}
-			}
-			return err
-		})
+				return err
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,12 +47,14 @@ func TestAccGroupOfVMs(t *testing.T) {
 	}
 
 	cli.Write(t, "main.tf", w.group(small+"\n size = 1\n wait_for_instances = true\n instance_type = \"large\""))
-	if out := squeeze(cli.Run(t, "plan")); !strings.Contains(out, "Warning: Instances will be replaced in group fleet of shard dev-1") {
+	if out := squeeze(cli.Run(t, "plan")); !strings.Contains(out,
+		"Warning: Instances will be replaced in group fleet of shard dev-1") {
 		t.Errorf("no word of the replacement:\n%s", out)
 	}
 	cli.Run(t, "apply", "-auto-approve")
 	second := instances()
-	if len(second) != 1 || second[0].GetInstanceId() == first[0].GetInstanceId() || second[0].GetInstanceType() != "large" {
+	if len(second) != 1 || second[0].GetInstanceId() == first[0].GetInstanceId() ||
+		second[0].GetInstanceType() != "large" {
 		t.Errorf("the apply did not wait for the replacement: %v", second)
 	}
 
@@ -59,7 +63,8 @@ func TestAccGroupOfVMs(t *testing.T) {
 	cli.Run(t, "plan", "-out=plan")
 	w.edit(t, func(s *config.GroupSpec) { s.MaxSurge = ptr(4) })
 	out, err := cli.Try("apply", "plan")
-	if err == nil || !strings.Contains(out, "Group fleet was changed meanwhile") || !strings.Contains(squeeze(out), "Plan again") {
+	if err == nil || !strings.Contains(out, "Group fleet was changed meanwhile") ||
+		!strings.Contains(squeeze(out), "Plan again") {
 		t.Errorf("%v\n%s", err, out)
 	}
 
@@ -87,7 +92,8 @@ func TestAccGroupWithoutServer(t *testing.T) {
 	}
 	cli.Write(t, "main.tf", w.group(small+"\n size = 0"))
 	out, err := cli.Try("apply", "-auto-approve")
-	if err == nil || !strings.Contains(squeeze(out), "Cannot update group fleet") || !strings.Contains(squeeze(out), "Check that a server of the shard runs") {
+	if err == nil || !strings.Contains(squeeze(out), "Cannot update group fleet") ||
+		!strings.Contains(squeeze(out), "Check that a server of the shard runs") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
@@ -96,10 +102,13 @@ func TestAccGroupWithoutServer(t *testing.T) {
 func TestAccGroupUnknownAtPlan(t *testing.T) {
 	acctest.Acceptance(t)
 	w := newWorld(t)
-	text := strings.NewReplacer(regexp.MustCompile(`identity_dir = "[^"]*"`).FindString(w.operator), "identity_dir = terraform_data.later.output.dir",
-		`shard = "dev-1"`, "shard = terraform_data.later.output.shard", "size = 0", "size = terraform_data.later.output.size").Replace(w.group(small + "\n size = 0"))
+	text := strings.NewReplacer(regexp.MustCompile(`identity_dir = "[^"]*"`).FindString(w.operator),
+		"identity_dir = terraform_data.later.output.dir",
+		`shard = "dev-1"`, "shard = terraform_data.later.output.shard", "size = 0",
+		"size = terraform_data.later.output.size").Replace(w.group(small + "\n size = 0"))
 	dir := regexp.MustCompile(`"[^"]*"`).FindString(w.operator)
-	cli := acctest.NewCLI(t, text+"resource \"terraform_data\" \"later\" { input = { dir = "+dir+", shard = \"dev-1\", size = 0 } }\n")
+	cli := acctest.NewCLI(t, text+"resource \"terraform_data\" \"later\" { input = { dir = "+dir+
+		", shard = \"dev-1\", size = 0 } }\n")
 	cli.Run(t, "apply", "-auto-approve")
 	if spec := w.spec(t, "default", "fleet"); spec == nil || *spec.Size != 0 {
 		t.Errorf("%+v", spec)
@@ -115,12 +124,15 @@ func TestAccGroupNoOperator(t *testing.T) {
 	w := newWorld(t)
 	for operator, want := range map[string]string{
 		"": "Set operator in the provider's configuration: identity_dir",
-		`operator = { identity_dir = "/dev/null/nowhere" }`:                                                                "Correct the identity in the provider's operator block",
-		strings.Replace(w.operator, "{ ", `{ servers = { dev-1 = "127.0.0.1:1" }, `, 1):                                    "Check that a server of the shard runs",
-		strings.Replace(w.operator, "{ ", `{ servers = { dev-1 = "127.0.0.1" }, `, 1):                                      "want host:port",
-		`operator = { private_key_pem = "x" }`:                                                                             "certificate_pem",
-		`operator = { ca_certificate_pem = "x", certificate_pem = "x", private_key_pem = "x" }`:                            "CA certificate",
-		strings.Replace(w.operator, "{ ", `{ private_key_pem = "x", certificate_pem = "x", ca_certificate_pem = "x", `, 1): "identity_dir",
+		`operator = { identity_dir = "/dev/null/nowhere" }`: "Correct the identity in the provider's operator block",
+		strings.Replace(w.operator, "{ ", `{ servers = { dev-1 = "127.0.0.1:1" }, `,
+			1): "Check that a server of the shard runs",
+		strings.Replace(w.operator, "{ ", `{ servers = { dev-1 = "127.0.0.1" }, `,
+			1): "want host:port",
+		`operator = { private_key_pem = "x" }`:                                                  "certificate_pem",
+		`operator = { ca_certificate_pem = "x", certificate_pem = "x", private_key_pem = "x" }`: "CA certificate",
+		strings.Replace(w.operator, "{ ", `{ private_key_pem = "x", certificate_pem = "x", ca_certificate_pem = "x", `,
+			1): "identity_dir",
 	} {
 		w.operator = operator
 		cli := acctest.NewCLI(t, w.group(small))

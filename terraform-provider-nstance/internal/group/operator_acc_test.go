@@ -16,45 +16,47 @@ import (
 // call changes the group as somebody else does, such as the operator; nil deletes it.
 func (w world) call(t *testing.T, change func(*config.GroupSpec)) error {
 	t.Helper()
-	return w.server.Client(t, "default").Call(context.Background(), "dev-1", func(ctx context.Context, c servers.Client) error {
-		if change == nil {
-			if _, err := c.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: "fleet"}); err != nil {
-				return err
-			}
-			for ctx.Err() == nil {
-				answer, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
-				if err != nil || len(answer.GetGroups()) == 1 { // the static one
+	return w.server.Client(t, "default").Call(context.Background(), "dev-1",
+		func(ctx context.Context, c servers.Client) error {
+			if change == nil {
+				if _, err := c.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: "fleet"}); err != nil {
 					return err
 				}
-				select {
-				case <-ctx.Done():
-				case <-time.After(20 * time.Millisecond):
+				for ctx.Err() == nil {
+					answer, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
+					if err != nil || len(answer.GetGroups()) == 1 { // the static one
+						return err
+					}
+					select {
+					case <-ctx.Done():
+					case <-time.After(20 * time.Millisecond):
+					}
 				}
+				return ctx.Err()
 			}
-			return ctx.Err()
-		}
-		var spec config.GroupSpec
-		change(&spec)
-		req := &nstancev1.UpsertGroupRequest{Group: "fleet", Template: spec.Template, SetVars: spec.Vars != nil, Vars: spec.Vars, InstanceType: spec.InstanceType}
-		if spec.Size != nil {
-			n := uint32(*spec.Size)
-			req.Size = &n
-		}
-		if spec.MaxSurge != nil {
-			n := uint32(*spec.MaxSurge)
-			req.MaxSurge = &n
-		}
-		if spec.Args != nil {
-			text, err := json.Marshal(spec.Args)
-			if err != nil {
-				return err
+			var spec config.GroupSpec
+			change(&spec)
+			req := &nstancev1.UpsertGroupRequest{Group: "fleet", Template: spec.Template, SetVars: spec.Vars != nil,
+				Vars: spec.Vars, InstanceType: spec.InstanceType}
+			if spec.Size != nil {
+				n := uint32(*spec.Size)
+				req.Size = &n
 			}
-			req.ArgsJson = string(text)
-		}
-		if spec.DrainTimeout != nil {
-			req.DrainTimeout = durationpb.New(spec.DrainTimeout.D())
-		}
-		_, err := c.UpsertGroup(ctx, req)
-		return err
-	})
+			if spec.MaxSurge != nil {
+				n := uint32(*spec.MaxSurge)
+				req.MaxSurge = &n
+			}
+			if spec.Args != nil {
+				text, err := json.Marshal(spec.Args)
+				if err != nil {
+					return err
+				}
+				req.ArgsJson = string(text)
+			}
+			if spec.DrainTimeout != nil {
+				req.DrainTimeout = durationpb.New(spec.DrainTimeout.D())
+			}
+			_, err := c.UpsertGroup(ctx, req)
+			return err
+		})
 }

@@ -13,7 +13,8 @@ import (
 )
 
 // ValidateConfig implements resource.ResourceWithValidateConfig.
-func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest,
+	resp *resource.ValidateConfigResponse) {
 	resp.Diagnostics.Append(diagnostic.OfGroup(typedconfig.ReadGroup(attributesOf(req.Config.Raw)).Problems())...)
 }
 
@@ -45,6 +46,7 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 
 // rolls reports whether a change of the group itself changes what its instances are made from.
 func rolls(before, after config.GroupSpec) bool {
-	return before.Template != after.Template || before.InstanceType != after.InstanceType || before.SubnetPool != after.SubnetPool ||
+	return before.Template != after.Template || before.InstanceType != after.InstanceType ||
+		before.SubnetPool != after.SubnetPool ||
 		!reflect.DeepEqual(before.Args, after.Args)
 }

@@ -82,7 +82,8 @@ func keyOf(attributes map[string]tftypes.Value) key {
 }
 
 func failure(what string, k key, err error) diag.Diagnostic {
-	return diagnostic.Failure{What: what + " group " + k.name, Where: "shard " + k.shard, Why: err, Do: servers.Advice(err)}.Error()
+	return diagnostic.Failure{What: what + " group " + k.name, Where: "shard " + k.shard, Why: err,
+		Do: servers.Advice(err)}.Error()
 }
 
 // tenant returns the tenant that calls are made as, which is the group's if that is said.
@@ -96,8 +97,10 @@ func (r *Resource) tenant(k key) (string, diag.Diagnostic) {
 	}
 	return "", diagnostic.Failure{
 		What: "The tenant of group " + k.name + " is not the operator's",
-		Why:  fmt.Errorf("the group is of tenant %s, the identity in the provider's operator block is of tenant %s, and a server gives it no other tenant's groups", k.tenant, identity.Who.Tenant),
-		Do:   "Correct tenant, or use a configuration of the provider with an identity of that tenant (an alias).",
+		Why: fmt.Errorf(
+			"the group is of tenant %s, the identity in the provider's operator block is of tenant %s, and a server "+
+				"gives it no other tenant's groups", k.tenant, identity.Who.Tenant),
+		Do: "Correct tenant, or use a configuration of the provider with an identity of that tenant (an alias).",
 	}.At(path.Root("tenant"))
 }
 
@@ -136,21 +139,25 @@ func (r *Resource) exists(ctx context.Context, k key, err error) diag.Diagnostic
 	group, lerr := r.look(ctx, k)
 	if lerr == nil && group.GetIsStatic() {
 		return diagnostic.Failure{
-			What: "Group " + k.name + " is static", Where: "shard " + k.shard, Why: fmt.Errorf("name: %s/%s is among the groups of the shard's configuration", k.tenant, k.name),
-			Do: "Change it there (groups of the nstance_shard), or give this group another name.",
+			What: "Group " + k.name + " is static", Where: "shard " + k.shard,
+			Why: fmt.Errorf("name: %s/%s is among the groups of the shard's configuration", k.tenant, k.name),
+			Do:  "Change it there (groups of the nstance_shard), or give this group another name.",
 		}.At(path.Root("name"))
 	}
 	return diagnostic.Failure{
 		What: "Group " + k.name + " exists already", Where: "shard " + k.shard, Why: err,
-		Do: fmt.Sprintf("If this resource should manage it, import it: terraform import <address of the nstance_group> %s. If the operator or another Terraform configuration does, give this group "+
-			"another name. Nothing was changed.", k),
+		Do: fmt.Sprintf(
+			"If this resource should manage it, import it: terraform import <address of the nstance_group> %s. If "+
+				"the operator or another Terraform configuration does, give this group "+
+				"another name. Nothing was changed.", k),
 	}.At(path.Root("name"))
 }
 
 // Update implements resource.Resource.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
 	attributes := attributesOf(req.Plan.Raw)
-	k, want, have := keyOf(attributes), typedconfig.ReadGroup(attributes), typedconfig.ReadGroup(attributesOf(req.State.Raw))
+	k, want, have := keyOf(attributes), typedconfig.ReadGroup(attributes),
+		typedconfig.ReadGroup(attributesOf(req.State.Raw))
 	if resp.Diagnostics.Append(diagnostic.OfGroup(want.Problems())...); resp.Diagnostics.HasError() {
 		return
 	}
@@ -166,7 +173,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		resp.Diagnostics.Append(failure("Cannot update", k, err))
 		return
 	}
-	// The group's ETag changes with its template too, which the same apply may have changed; what the group says by itself may not have.
+	// The group's ETag changes with its template too, which the same apply may have changed; what the group says by
+	// itself may not have.
 	now, err := specOf(group)
 	if err == nil && !same(now, have.Spec) {
 		err = status.Error(codes.Aborted, "it is not what the plan was made from")
@@ -180,7 +188,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	case status.Code(err) == codes.Aborted:
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: "Group " + k.name + " was changed meanwhile", Where: "shard " + k.shard, Why: err,
-			Do: "Somebody else changed it: an apply, the operator, nstance-admin. Plan again: the plan will show what they changed, and apply it if you want to undo that. Nothing was changed.",
+			Do: "Somebody else changed it: an apply, the operator, nstance-admin. Plan again: the plan will show " +
+				"what they changed, and apply it if you want to undo that. Nothing was changed.",
 		}.Error())
 		return
 	case err != nil:
@@ -213,7 +222,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	case (errors.Is(err, servers.ErrUnreachable) || errors.Is(err, servers.ErrNoAddress)) && !imported:
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: "Group " + k.name + " was not looked at", Where: "shard " + k.shard, Why: err,
-			Do: "Nothing, if the shard's servers are scaled to zero: changes made elsewhere are not seen. Otherwise: " + servers.Advice(err),
+			Do: "Nothing, if the shard's servers are scaled to zero: changes made elsewhere are not seen. Otherwise: " +
+				servers.Advice(err),
 		}.Warning())
 		return
 	case err != nil:
@@ -224,8 +234,9 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		return
 	case group.GetIsStatic():
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Group " + k.name + " is static", Where: "shard " + k.shard, Why: errors.New("it is among the groups of the shard's configuration now"),
-			Do: "Remove this nstance_group from the configuration: it manages nothing any more.",
+			What: "Group " + k.name + " is static", Where: "shard " + k.shard,
+			Why: errors.New("it is among the groups of the shard's configuration now"),
+			Do:  "Remove this nstance_group from the configuration: it manages nothing any more.",
 		}.Warning())
 		resp.State.RemoveResource(ctx)
 		return
@@ -263,7 +274,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		return
 	case group.GetIsStatic():
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Group " + k.name + " is static now and stays", Where: "shard " + k.shard, Do: "Remove it from the shard's configuration if it should go.",
+			What: "Group " + k.name + " is static now and stays", Where: "shard " + k.shard,
+			Do: "Remove it from the shard's configuration if it should go.",
 		}.Warning())
 		return
 	}
@@ -281,11 +293,14 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 }
 
 // ImportState implements resource.ResourceWithImportState. The ID is shard/tenant/name.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
 	k, err := parseKey(req.ID)
 	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err, Do: "Import by shard, tenant and name: terraform import <address of the nstance_group> dev-1/default/workers",
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by shard, tenant and name: terraform import <address of the nstance_group> " +
+				"dev-1/default/workers",
 		}.Error())
 		return
 	}
@@ -301,6 +316,7 @@ func same(a, b config.GroupSpec) bool {
 
 func canonical(spec config.GroupSpec) config.GroupSpec {
 	const tenant, name = "t", "g"
-	groups, _ := config.ParseGroups("", config.EncodeGroups(config.Groups{Tenants: map[string]map[string]config.GroupSpec{tenant: {name: spec}}}))
+	groups, _ := config.ParseGroups("", config.EncodeGroups(config.Groups{
+		Tenants: map[string]map[string]config.GroupSpec{tenant: {name: spec}}}))
 	return groups.Tenants[tenant][name]
 }

@@ -1,7 +1,8 @@
 // Package group owns the resource nstance_group: a dynamic group of a shard, which the shard's servers keep.
 //
-// Invariant: what the resource says of a group is exactly what the group says by itself, without what it takes from its template; a group that is
-// changed is the one that the plan was made from; and a static group, which belongs to the shard's configuration, is left alone.
+// Invariant: what the resource says of a group is exactly what the group says by itself, without what it takes from its
+// template; a group that is changed is the one that the plan was made from; and a static group, which belongs to the
+// shard's configuration, is left alone.
 package group
 
 import (
@@ -24,7 +25,8 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	attributes := typedconfig.GroupAttributes()
 	template := attributes["template"].(schema.StringAttribute)
 	template.Required, template.Optional = true, false
-	template.MarkdownDescription = "Name of the template, in the shard's configuration, that the group's instances are made from."
+	template.MarkdownDescription = "Name of the template, in the shard's configuration, that the group's instances " +
+		"are made from."
 	attributes["template"] = template
 	fixed := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	attributes["shard"] = schema.StringAttribute{
@@ -36,13 +38,16 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Validators: []validator.String{name.Valid("group", ident.ValidateName)},
 	}
 	attributes["tenant"] = schema.StringAttribute{
-		MarkdownDescription: "Tenant of the group: that of the operator identity in the provider's configuration, as which all calls are made. It need not be said, but what is said is checked.",
-		Optional:            true, Computed: true,
-		PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown(), stringplanmodifier.RequiresReplace()},
-		Validators:    []validator.String{name.Valid("tenant", ident.ValidateTenantName)},
+		MarkdownDescription: "Tenant of the group: that of the operator identity in the provider's configuration, " +
+			"as which all calls are made. It need not be said, but what is said is checked.",
+		Optional: true, Computed: true,
+		PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown(),
+			stringplanmodifier.RequiresReplace()},
+		Validators: []validator.String{name.Valid("tenant", ident.ValidateTenantName)},
 	}
 	attributes["wait_for_instances"] = schema.BoolAttribute{
-		MarkdownDescription: "Wait until the group has its size in healthy instances that are up to date. A time-out is an error when the group is updated, and a warning when it is created: an " +
+		MarkdownDescription: "Wait until the group has its size in healthy instances that are up to date. A " +
+			"time-out is an error when the group is updated, and a warning when it is created: an " +
 			"error would mark the new group as tainted, and the next apply would replace it.",
 		Optional: true,
 	}
@@ -62,15 +67,20 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		MarkdownDescription: "Version of the group, with what it takes from its template.", Computed: true,
 	}
 	attributes["infra_hash"] = schema.StringAttribute{
-		MarkdownDescription: "Hash of what instances are made from: a change replaces them, one at a time.", Computed: true,
+		MarkdownDescription: "Hash of what instances are made from: a change replaces them, one at a time.",
+		Computed:            true,
 	}
 	attributes["runtime_hash"] = schema.StringAttribute{
-		MarkdownDescription: "Hash of what instances receive while they run: a change is pushed to them.", Computed: true,
+		MarkdownDescription: "Hash of what instances receive while they run: a change is pushed to them.",
+		Computed:            true,
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "A dynamic group of a shard, through the operator API of the shard's servers: the provider needs an `operator` block. What is left out comes from the template, or else " +
-			"from the shard. What others change shows as drift; put `size` into `ignore_changes` if something else scales the group. A static group belongs to `nstance_shard`, and cannot be managed here. While no " +
-			"server of the shard can be reached, a plan warns and does without looking for drift.\n\nDestroying it drains the group's instances, and waits until they are gone.",
+		MarkdownDescription: "A dynamic group of a shard, through the operator API of the shard's servers: the " +
+			"provider needs an `operator` block. What is left out comes from the template, or else " +
+			"from the shard. What others change shows as drift; put `size` into `ignore_changes` if something else " +
+			"scales the group. A static group belongs to `nstance_shard`, and cannot be managed here. While no " +
+			"server of the shard can be reached, a plan warns and does without looking for drift.\n\nDestroying it " +
+			"drains the group's instances, and waits until they are gone.",
 		Attributes: attributes,
 	}
 }

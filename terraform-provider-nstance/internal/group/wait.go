@@ -21,7 +21,8 @@ import (
 // getter reads an attribute of a plan or state.
 type getter func(ctx context.Context, at path.Path, target any) diag.Diagnostics
 
-func limit(ctx context.Context, get getter, of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics), fallback time.Duration) (time.Duration, diag.Diagnostics) {
+func limit(ctx context.Context, get getter, of func(timeouts.Value, context.Context, time.Duration) (time.Duration,
+	diag.Diagnostics), fallback time.Duration) (time.Duration, diag.Diagnostics) {
 	var value timeouts.Value
 	if diags := get(ctx, path.Root("timeouts"), &value); diags.HasError() {
 		return 0, diags
@@ -30,7 +31,8 @@ func limit(ctx context.Context, get getter, of func(timeouts.Value, context.Cont
 }
 
 // wait does what `wait_for_instances` says.
-func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
+func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts.Value, context.Context,
+	time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
 	var wanted types.Bool
 	if diags := get(ctx, path.Root("wait_for_instances"), &wanted); diags.HasError() {
 		return diags[0]
@@ -51,7 +53,8 @@ func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts
 			return false, err
 		}
 		seen = now
-		tflog.Info(ctx, "waiting for the group's instances", map[string]any{"group": k.String(), "state": seen.String()})
+		tflog.Info(ctx, "waiting for the group's instances", map[string]any{"group": k.String(),
+			"state": seen.String()})
 		return seen.complete(), nil
 	})
 	switch {
@@ -61,7 +64,8 @@ func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts
 		return failure("Changed, but cannot wait for the instances of", k, err)
 	}
 	return diagnostic.Failure{
-		What: fmt.Sprintf("Group %s is changed, but its instances were not complete within %s", k.name, patience), Where: "shard " + k.shard, Why: errors.New(seen.String()),
+		What:  fmt.Sprintf("Group %s is changed, but its instances were not complete within %s", k.name, patience),
+		Where: "shard " + k.shard, Why: errors.New(seen.String()),
 		Do: "The server goes on. nstance-admin group status and instance list tell more. Set timeouts to wait longer.",
 	}.Error()
 }
@@ -96,14 +100,16 @@ func (r *Resource) fleet(ctx context.Context, k key) (fleet, error) {
 
 func (f fleet) complete() bool {
 	g := f.group
-	return g != nil && !g.GetDeleting() && g.GetActualSize() == g.GetSize() && g.GetHealthy() == g.GetSize() && f.drifted == 0
+	return g != nil && !g.GetDeleting() && g.GetActualSize() == g.GetSize() && g.GetHealthy() == g.GetSize() &&
+		f.drifted == 0
 }
 
 func (f fleet) String() string {
 	if f.group == nil {
 		return "there is no such group"
 	}
-	text := fmt.Sprintf("it has %d of %d instances, %d are healthy, %d are not up to date", f.group.GetActualSize(), f.group.GetSize(), f.group.GetHealthy(), f.drifted)
+	text := fmt.Sprintf("it has %d of %d instances, %d are healthy, %d are not up to date", f.group.GetActualSize(),
+		f.group.GetSize(), f.group.GetHealthy(), f.drifted)
 	if reason := f.group.GetBlockedReason(); reason != "" {
 		text += "; " + reason
 	}
@@ -134,7 +140,9 @@ func (r *Resource) awaitGone(ctx context.Context, get getter, k key) diag.Diagno
 		return failure("Deleted, but cannot see whether there are instances left of", k, err)
 	}
 	return diagnostic.Failure{
-		What: fmt.Sprintf("Group %s is deleted, but its instances were not gone within %s", k.name, patience), Where: "shard " + k.shard, Why: fmt.Errorf("%d are left", left),
-		Do: "The server goes on draining them. Destroy again: it waits for the rest. Set timeouts.delete to wait longer.",
+		What:  fmt.Sprintf("Group %s is deleted, but its instances were not gone within %s", k.name, patience),
+		Where: "shard " + k.shard, Why: fmt.Errorf("%d are left", left),
+		Do: "The server goes on draining them. Destroy again: it waits for the rest. Set timeouts.delete to wait " +
+			"longer.",
 	}.Error()
 }

@@ -30,13 +30,16 @@ func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *fu
 func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
 	resp.Definition = function.Definition{
 		Summary: "Computes the hashes of a group",
-		MarkdownDescription: "Computes the hashes of a static group in a shard configuration, as the servers do. Returns an object with `infra`, of which a change replaces the group's instances one at a time, " +
+		MarkdownDescription: "Computes the hashes of a static group in a shard configuration, as the servers do. " +
+			"Returns an object with `infra`, of which a change replaces the group's instances one at a time, " +
 			"and `runtime`, of which a change is pushed to them as they run.",
 		Parameters: []function.Parameter{
-			function.StringParameter{Name: "document", MarkdownDescription: "The configuration, JSON with comments, such as `file(\"dev-1.jsonc\")`."},
+			function.StringParameter{Name: "document",
+				MarkdownDescription: "The configuration, JSON with comments, such as `file(\"dev-1.jsonc\")`."},
 			function.StringParameter{Name: "group", MarkdownDescription: "The group, `tenant/name`."},
 		},
-		Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"infra": types.StringType, "runtime": types.StringType}},
+		Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"infra": types.StringType,
+			"runtime": types.StringType}},
 	}
 }
 
@@ -72,7 +75,8 @@ func hashesOf(document, name string) (hashes, *function.FuncError) {
 	merged, _ := shard.Merged(config.Groups{})
 	g, ok := merged[key]
 	if !ok {
-		return hashes{}, function.NewArgumentFuncError(1, "there is no "+config.JoinPath("groups", key.Tenant, key.Group)+" in the configuration")
+		return hashes{}, function.NewArgumentFuncError(1, "there is no "+
+			config.JoinPath("groups", key.Tenant, key.Group)+" in the configuration")
 	}
 	return hashes{g.InfraHash, g.RuntimeHash}, nil
 }

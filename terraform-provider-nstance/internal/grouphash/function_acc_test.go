@@ -23,7 +23,9 @@ func TestAccGroupHash(t *testing.T) {
 		t.Fatal(err)
 	}
 	output := func(path, group string) string {
-		return fmt.Sprintf("provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::group_hash(file(%q), %q) }", dir+"/../../../"+path, group)
+		return fmt.Sprintf(
+			"provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::group_hash(file(%q), %q) }", dir+
+				"/../../../"+path, group)
 	}
 	const document = "examples/config-tmux.jsonc"
 	src, err := os.ReadFile("../../../" + document)
@@ -41,12 +43,15 @@ func TestAccGroupHash(t *testing.T) {
 		Steps: []resource.TestStep{
 			{Config: output(document, "default/workers"), ConfigStateChecks: []statecheck.StateCheck{
 				statecheck.ExpectKnownOutputValue("test", knownvalue.ObjectExact(map[string]knownvalue.Check{
-					"infra": knownvalue.StringExact(want.InfraHash), "runtime": knownvalue.StringExact(want.RuntimeHash),
+					"infra": knownvalue.StringExact(want.InfraHash), "runtime": knownvalue.StringExact(
+						want.RuntimeHash),
 				})),
 			}},
-			{Config: output(document, "default/nosuch"), ExpectError: regexp.MustCompile(`(?s)there\s+is\s+no\s+groups\.default\.nosuch`)},
+			{Config: output(document, "default/nosuch"), ExpectError: regexp.MustCompile(
+				`(?s)there\s+is\s+no\s+groups\.default\.nosuch`)},
 			{Config: output(document, "workers"), ExpectError: regexp.MustCompile(`(?s)want\s+tenant/name`)},
-			{Config: output("services/contract/testdata/ten-mistakes.jsonc", "default/api"), ExpectError: regexp.MustCompile(`(?s)document:\d+:\d+:.*cluster\.id:`)},
+			{Config: output("services/contract/testdata/ten-mistakes.jsonc", "default/api"),
+				ExpectError: regexp.MustCompile(`(?s)document:\d+:\d+:.*cluster\.id:`)},
 			{Config: `provider "nstance" {}`},
 		},
 	})

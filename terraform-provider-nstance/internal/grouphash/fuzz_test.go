@@ -11,7 +11,8 @@ import (
 
 func TestParseGroupSaysWhich(t *testing.T) {
 	for text, want := range map[string]string{
-		"workers": "want tenant/name", "": "want tenant/name", "/workers": "tenant: name is empty", "default/": "group: name is empty",
+		"workers": "want tenant/name", "": "want tenant/name", "/workers": "tenant: name is empty",
+		"default/":    "group: name is empty",
 		"default/a/b": "group: name", "Default/workers": "tenant: name",
 	} {
 		if _, err := parseGroup(text); err == nil || !strings.Contains(err.Error(), want) {
@@ -30,7 +31,8 @@ func FuzzParseGroup(f *testing.F) {
 		switch {
 		case err != nil && key != (config.GroupKey{}):
 			t.Errorf("%q: %v beside %v", text, key, err)
-		case err == nil && (key.String() != text || ident.ValidateTenantName(key.Tenant) != nil || ident.ValidateName(key.Group) != nil):
+		case err == nil && (key.String() != text || ident.ValidateTenantName(key.Tenant) != nil ||
+			ident.ValidateName(key.Group) != nil):
 			t.Errorf("%q is %v", text, key)
 		}
 	})
@@ -38,7 +40,8 @@ func FuzzParseGroup(f *testing.F) {
 
 // A group has both hashes, or one argument is blamed.
 func FuzzHashesOf(f *testing.F) {
-	for _, path := range []string{"../../../examples/config-tmux.jsonc", "../../../services/contract/testdata/ten-mistakes.jsonc"} {
+	for _, path := range []string{"../../../examples/config-tmux.jsonc",
+		"../../../services/contract/testdata/ten-mistakes.jsonc"} {
 		document, err := os.ReadFile(path)
 		if err != nil {
 			f.Fatal(err)
@@ -50,7 +53,8 @@ func FuzzHashesOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, document, name string) {
 		h, wrong := hashesOf(document, name)
 		if wrong != nil {
-			if h != (hashes{}) || wrong.FunctionArgument == nil || *wrong.FunctionArgument < 0 || *wrong.FunctionArgument > 1 || wrong.Text == "" {
+			if h != (hashes{}) || wrong.FunctionArgument == nil || *wrong.FunctionArgument < 0 ||
+				*wrong.FunctionArgument > 1 || wrong.Text == "" {
 				t.Errorf("%v, %v", h, wrong)
 			}
 			return

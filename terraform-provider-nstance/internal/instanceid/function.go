@@ -29,11 +29,13 @@ func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *fu
 func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
 	resp.Definition = function.Definition{
 		Summary: "Takes an instance ID apart",
-		MarkdownDescription: "Takes an instance ID (a puidv7 such as `acc06bgm7733st2576nx5jht4ecjw`) apart. Returns an object with `kind` (the prefix), `uuid`, `storage` (the form in " +
+		MarkdownDescription: "Takes an instance ID (a puidv7 such as `acc06bgm7733st2576nx5jht4ecjw`) apart. " +
+			"Returns an object with `kind` (the prefix), `uuid`, `storage` (the form in " +
 			"bucket keys) and `created_at` (RFC 3339, to the millisecond). Fails with what is wrong with the ID.",
 		Parameters: []function.Parameter{function.StringParameter{Name: "id", MarkdownDescription: "The instance ID."}},
 		Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{
-			"kind": types.StringType, "uuid": types.StringType, "storage": types.StringType, "created_at": types.StringType,
+			"kind": types.StringType, "uuid": types.StringType, "storage": types.StringType,
+			"created_at": types.StringType,
 		}},
 	}
 }
@@ -69,6 +71,7 @@ func take(text string) (parts, error) {
 		return parts{}, fmt.Errorf("id %q is of the year %d", text, year)
 	}
 	return parts{
-		Kind: id.Prefix(), UUID: strings.TrimSuffix(id.Storage(), "-"+id.Prefix()), Storage: id.Storage(), CreatedAt: id.Time().Format(time.RFC3339Nano),
+		Kind: id.Prefix(), UUID: strings.TrimSuffix(id.Storage(), "-"+id.Prefix()), Storage: id.Storage(),
+		CreatedAt: id.Time().Format(time.RFC3339Nano),
 	}, nil
 }

@@ -10,7 +10,8 @@ import (
 
 // The parts are those of the ID: the storage form is kind and UUID, and the time can be read as what it is said to be.
 func FuzzTake(f *testing.F) {
-	for _, seed := range []string{"acc06bgm7733st2576nx5jht4ecjw", "wrk06bgm7733st2576nx5jht4ecjw", "wrkzzzzzzzzzzzzzzzzzzzzzzzzzz", "wrk", "", "ACC06BGM7733ST2576NX5JHT4ECJW"} {
+	for _, seed := range []string{"acc06bgm7733st2576nx5jht4ecjw", "wrk06bgm7733st2576nx5jht4ecjw",
+		"wrkzzzzzzzzzzzzzzzzzzzzzzzzzz", "wrk", "", "ACC06BGM7733ST2576NX5JHT4ECJW"} {
 		f.Add(seed)
 	}
 	for _, at := range []time.Time{time.UnixMilli(0), time.UnixMilli(1<<48 - 1)} { // all that an ID has room for
@@ -27,7 +28,8 @@ func FuzzTake(f *testing.F) {
 			return
 		}
 		id, err := ident.ParseID(text)
-		if err != nil || id.String() != text || p.Storage != p.UUID+"-"+p.Kind || p.Storage != id.Storage() || len(p.UUID) != 36 || len(p.Kind) != 3 {
+		if err != nil || id.String() != text || p.Storage != p.UUID+"-"+p.Kind || p.Storage != id.Storage() ||
+			len(p.UUID) != 36 || len(p.Kind) != 3 {
 			t.Errorf("%q: %+v, %v", text, p, err)
 		}
 		if at, err := time.Parse(time.RFC3339Nano, p.CreatedAt); err != nil || !at.Equal(id.Time()) {

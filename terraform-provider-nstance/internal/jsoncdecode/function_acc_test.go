@@ -16,7 +16,9 @@ func TestAccJSONCDecode(t *testing.T) {
 	acctest.Acceptance(t)
 	// Written back as JSON: what jsondecode would have made of it.
 	output := func(document string) string {
-		return fmt.Sprintf("provider \"nstance\" {}\nlocals { value = provider::nstance::jsonc_decode(%q) }\noutput \"test\" { value = jsonencode(local.value) }\n", document)
+		return fmt.Sprintf(
+			"provider \"nstance\" {}\nlocals { value = provider::nstance::jsonc_decode(%q) }\noutput \"test\" { "+
+				"value = jsonencode(local.value) }\n", document)
 	}
 	same := func(document, want string) resource.TestStep {
 		return resource.TestStep{Config: output(document), Check: resource.TestCheckOutput("test", want)}
@@ -27,7 +29,8 @@ func TestAccJSONCDecode(t *testing.T) {
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
 		Steps: []resource.TestStep{
-			same("{\n// a comment\n\"b\": [1, 2.5, \"x\", null, true, {}, []], /* and */ \"a\": {\"c\": null},}", `{"a":{"c":null},"b":[1,2.5,"x",null,true,{},[]]}`),
+			same("{\n// a comment\n\"b\": [1, 2.5, \"x\", null, true, {}, []], /* and */ \"a\": {\"c\": null},}",
+				`{"a":{"c":null},"b":[1,2.5,"x",null,true,{},[]]}`),
 			same(`"text"`, `"text"`),
 			same(`null`, `null`),
 			same(`-1e3`, `-1000`),

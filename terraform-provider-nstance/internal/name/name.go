@@ -26,6 +26,7 @@ func (v valid) ValidateString(_ context.Context, req validator.StringRequest, re
 		return
 	}
 	if err := v.check(req.ConfigValue.ValueString()); err != nil {
-		resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + v.what, Why: err, Do: "Correct " + req.Path.String() + "."}.At(req.Path))
+		resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + v.what, Why: err, Do: "Correct " +
+			req.Path.String() + "."}.At(req.Path))
 	}
 }

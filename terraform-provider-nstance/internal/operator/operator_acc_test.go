@@ -41,7 +41,10 @@ func newKey(t *testing.T) string {
 }
 
 func operator(b acctest.Bucket, key, attributes string) string {
-	return b.Provider() + fmt.Sprintf("resource \"nstance_operator\" \"test\" {\n  cluster_id = \"example\"\n  public_key_pem = %q\n  %s\n}\n", key, attributes)
+	return b.Provider() +
+		fmt.Sprintf(
+			"resource \"nstance_operator\" \"test\" {\n  cluster_id = \"example\"\n  public_key_pem = %q\n  %s\n}\n",
+			key, attributes)
 }
 
 func cluster(t *testing.T, b acctest.Bucket) {
@@ -68,7 +71,8 @@ func live(t *testing.T, b acctest.Bucket, tenant string) (out []record.Operator,
 	return out, tombstones
 }
 
-// good checks that the state's certificate is one that servers accept: the CA's, of the one live operator, with its key, and what else is said of it.
+// good checks that the state's certificate is one that servers accept: the CA's, of the one live operator, with its
+// key, and what else is said of it.
 func good(t *testing.T, b acctest.Bucket, key, tenant string, ttl time.Duration) resource.TestCheckFunc {
 	return func(s *terraform.State) error {
 		attributes := s.RootModule().Resources[address].Primary.Attributes
@@ -100,8 +104,10 @@ func good(t *testing.T, b acctest.Bucket, key, tenant string, ttl time.Duration)
 			return fmt.Errorf("%d operators", len(operators))
 		}
 		rec := operators[0]
-		if rec.ID != who.ID || rec.Certificate.Serial != authority.Serial(cert) || !public.Equal(cert.PublicKey) || who.Tenant != tenant || rec.ID.String() != attributes["id"] ||
-			attributes["serial"] != authority.Serial(cert) || attributes["not_after"] != cert.NotAfter.UTC().Format(time.RFC3339) ||
+		if rec.ID != who.ID || rec.Certificate.Serial != authority.Serial(cert) || !public.Equal(cert.PublicKey) ||
+			who.Tenant != tenant || rec.ID.String() != attributes["id"] ||
+			attributes["serial"] != authority.Serial(cert) || attributes["not_after"] != cert.NotAfter.UTC().Format(
+			time.RFC3339) ||
 			cert.NotAfter.Sub(cert.NotBefore) != ttl+authority.Skew {
 			return fmt.Errorf("%+v, %+v, %v", rec, who, attributes)
 		}
@@ -130,7 +136,8 @@ func TestAccOperator(t *testing.T) {
 	}
 	empty := resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectEmptyPlan()}}
 	does := func(action plancheck.ResourceActionType) resource.ConfigPlanChecks {
-		return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address, action)}}
+		return resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{plancheck.ExpectResourceAction(address,
+			action)}}
 	}
 	const month = 30 * 24 * time.Hour
 	resource.Test(t, resource.TestCase{
@@ -142,36 +149,48 @@ func TestAccOperator(t *testing.T) {
 			return nil
 		},
 		Steps: []resource.TestStep{
-			{Config: operator(b, key, ""), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month), remember)},
+			{Config: operator(b, key, ""), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month),
+				remember)},
 			{Config: operator(b, key, ""), ConfigPlanChecks: empty},
 			// The same key, written otherwise.
-			{Config: operator(b, "\n"+key+"\n", ""), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month), kept), ConfigPlanChecks: does(plancheck.ResourceActionUpdate)},
-			{Config: operator(b, key, `renew_before = "29d"`), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month), kept)},
+			{Config: operator(b, "\n"+key+"\n", ""), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default",
+				month), kept), ConfigPlanChecks: does(plancheck.ResourceActionUpdate)},
+			{Config: operator(b, key, `renew_before = "29d"`), Check: resource.ComposeTestCheckFunc(good(t, b, key,
+				"default", month), kept)},
 			{ // Due at once, and again at the next plan.
-				Config: operator(b, key, `renew_before = "29d23h59m59.9s"`), ConfigPlanChecks: does(plancheck.ResourceActionUpdate),
-				Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month), remember), ExpectNonEmptyPlan: true,
+				Config:             operator(b, key, `renew_before = "29d23h59m59.9s"`),
+				ConfigPlanChecks:   does(plancheck.ResourceActionUpdate),
+				Check:              resource.ComposeTestCheckFunc(good(t, b, key, "default", month), remember),
+				ExpectNonEmptyPlan: true,
 			},
-			{Config: operator(b, key, `ttl = "2h"`), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", 2*time.Hour), remember), ConfigPlanChecks: does(plancheck.ResourceActionUpdate)},
+			{Config: operator(b, key, `ttl = "2h"`), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default",
+				2*time.Hour), remember), ConfigPlanChecks: does(plancheck.ResourceActionUpdate)},
 			{
 				ResourceName: address, ImportState: true, ImportStateVerify: true,
 				ImportStateIdFunc: func(s *terraform.State) (string, error) {
 					return "example/default/" + s.RootModule().Resources[address].Primary.ID, nil
 				},
-				ImportStateVerifyIgnore: []string{"certificate_pem", "ca_certificate_pem", "serial", "not_after", "ttl"},
+				ImportStateVerifyIgnore: []string{"certificate_pem", "ca_certificate_pem", "serial", "not_after",
+					"ttl"},
 			},
-			{ResourceName: address, ImportState: true, ImportStateId: "opr06bgm7733st2576nx5jht4ecjw", ExpectError: regexp.MustCompile(`want cluster/tenant/operator-id`)},
+			{ResourceName: address, ImportState: true, ImportStateId: "opr06bgm7733st2576nx5jht4ecjw",
+				ExpectError: regexp.MustCompile(`want cluster/tenant/operator-id`)},
 			{ // Removed by somebody else, it is registered anew.
 				PreConfig: func() {
 					operators, _ := live(t, b, "default")
-					if err := registration.Remove(context.Background(), b.State(t), "default", operators[0].ID, "test"); err != nil {
+					if err := registration.Remove(context.Background(), b.State(t), "default", operators[0].ID,
+						"test"); err != nil {
 						t.Fatal(err)
 					}
 				},
-				Config: operator(b, key, ""), ConfigPlanChecks: does(plancheck.ResourceActionCreate), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month), remember),
+				Config: operator(b, key, ""), ConfigPlanChecks: does(plancheck.ResourceActionCreate),
+				Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month), remember),
 			},
 			// Another tenant, or another key, is another operator.
-			{Config: operator(b, key, `tenant = "prod"`), ConfigPlanChecks: does(plancheck.ResourceActionReplace), Check: good(t, b, key, "prod", month)},
-			{Config: operator(b, other, `tenant = "prod"`), ConfigPlanChecks: does(plancheck.ResourceActionReplace), Check: good(t, b, other, "prod", month)},
+			{Config: operator(b, key, `tenant = "prod"`), ConfigPlanChecks: does(plancheck.ResourceActionReplace),
+				Check: good(t, b, key, "prod", month)},
+			{Config: operator(b, other, `tenant = "prod"`), ConfigPlanChecks: does(plancheck.ResourceActionReplace),
+				Check: good(t, b, other, "prod", month)},
 		},
 	})
 	if operators, tombstones := live(t, b, "default"); len(operators) > 0 || tombstones != 2 {
@@ -185,11 +204,16 @@ func TestAccOperatorRefusals(t *testing.T) {
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
 		Steps: []resource.TestStep{
-			{Config: operator(b, key, ""), ExpectError: regexp.MustCompile(`(?s)Cannot register an operator.*Create\s+the\s+cluster\s+first`)},
-			{Config: operator(b, strings.ReplaceAll(key, "PUBLIC", "PRIVATE"), ""), PlanOnly: true, ExpectError: regexp.MustCompile(`Invalid public key`)},
-			{Config: operator(b, key, `ttl = "5s"`), PlanOnly: true, ExpectError: regexp.MustCompile(`(?s)Invalid ttl.*between\s+a\s+minute`)},
-			{Config: operator(b, key, "ttl = \"1h\"\n renew_before = \"1h\""), PlanOnly: true, ExpectError: regexp.MustCompile(`Every plan would renew`)},
-			{Config: operator(b, key, `tenant = "Prod"`), PlanOnly: true, ExpectError: regexp.MustCompile(`Invalid tenant`)},
+			{Config: operator(b, key, ""), ExpectError: regexp.MustCompile(
+				`(?s)Cannot register an operator.*Create\s+the\s+cluster\s+first`)},
+			{Config: operator(b, strings.ReplaceAll(key, "PUBLIC", "PRIVATE"), ""), PlanOnly: true,
+				ExpectError: regexp.MustCompile(`Invalid public key`)},
+			{Config: operator(b, key, `ttl = "5s"`), PlanOnly: true, ExpectError: regexp.MustCompile(
+				`(?s)Invalid ttl.*between\s+a\s+minute`)},
+			{Config: operator(b, key, "ttl = \"1h\"\n renew_before = \"1h\""), PlanOnly: true,
+				ExpectError: regexp.MustCompile(`Every plan would renew`)},
+			{Config: operator(b, key, `tenant = "Prod"`), PlanOnly: true,
+				ExpectError: regexp.MustCompile(`Invalid tenant`)},
 			{
 				PreConfig: func() {
 					cluster(t, b)
@@ -197,11 +221,13 @@ func TestAccOperatorRefusals(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if _, err := registration.Register(context.Background(), b.State(t), acctest.Cluster, "default", public, time.Hour, "test"); err != nil {
+					if _, err := registration.Register(context.Background(), b.State(t), acctest.Cluster, "default",
+						public, time.Hour, "test"); err != nil {
 						t.Fatal(err)
 					}
 				},
-				Config: operator(b, key, ""), ExpectError: regexp.MustCompile(`(?s)registered\s+already: as\s+operator\s+opr.*Import\s+that\s+operator`),
+				Config: operator(b, key, ""), ExpectError: regexp.MustCompile(
+					`(?s)registered\s+already: as\s+operator\s+opr.*Import\s+that\s+operator`),
 			},
 			{Config: b.Provider()},
 		},

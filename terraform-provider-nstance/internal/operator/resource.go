@@ -55,11 +55,13 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 	do := bucket.Advice(err)
 	switch {
 	case errors.Is(err, registration.ErrRegistered):
-		do = "Import that operator (terraform import <address of the nstance_operator> cluster/tenant/operator-id), or use another key."
+		do = "Import that operator (terraform import <address of the nstance_operator> cluster/tenant/operator-id), " +
+			"or use another key."
 	case errors.Is(err, registration.ErrRemoved):
 		do = "Somebody else removed it. Plan again: it will be registered anew."
 	case errors.Is(err, secretstore.ErrNotFound):
-		do = "Create the cluster first: let the operator depend on the nstance_cluster (cluster_id = nstance_cluster.<name>.id), or check the provider's storage."
+		do = "Create the cluster first: let the operator depend on the nstance_cluster (cluster_id = " +
+			"nstance_cluster.<name>.id), or check the provider's storage."
 	}
 	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
 }
@@ -81,7 +83,8 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	}
 	operator, err := r.register(ctx, m)
 	if err != nil {
-		resp.Diagnostics.Append(r.failure("Cannot register an operator of tenant "+m.Tenant.ValueString(), keys.OperatorTenantPrefix(m.Tenant.ValueString()), err))
+		resp.Diagnostics.Append(r.failure("Cannot register an operator of tenant "+m.Tenant.ValueString(),
+			keys.OperatorTenantPrefix(m.Tenant.ValueString()), err))
 		return
 	}
 	m.set(operator)
@@ -121,8 +124,8 @@ func (m model) key() (ident.ID, string, error) {
 	return id, keys.ClusterOperator(m.Tenant.ValueString(), id.Storage()), nil
 }
 
-// Read implements resource.Resource. An operator that was removed is registered anew by the next apply. One that renewed its certificate by itself has
-// it; the one in the state is good until it ends.
+// Read implements resource.Resource. An operator that was removed is registered anew by the next apply. One that
+// renewed its certificate by itself has it; the one in the state is good until it ends.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
 		return // a plan never needs the bucket
@@ -151,7 +154,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure(what, key, err))
 		return
 	}
-	if have, err := registration.ParsePublicKey(m.PublicKeyPEM.ValueString()); err != nil || string(have) != string(rec.PublicKey) {
+	if have, err := registration.ParsePublicKey(m.PublicKeyPEM.ValueString()); err != nil ||
+		string(have) != string(rec.PublicKey) {
 		text, err := registration.EncodePublicKey(rec.PublicKey)
 		if err != nil {
 			resp.Diagnostics.Append(r.failure(what, key, err))
@@ -203,7 +207,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		operator, err := r.renew(ctx, plan)
 		if err != nil {
 			_, key, _ := plan.key()
-			resp.Diagnostics.Append(r.failure("Cannot renew the certificate of operator "+plan.ID.ValueString(), key, err))
+			resp.Diagnostics.Append(r.failure("Cannot renew the certificate of operator "+plan.ID.ValueString(), key,
+				err))
 			return
 		}
 		plan.set(operator)
@@ -246,12 +251,14 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 }
 
 // ImportState implements resource.ResourceWithImportState. The ID is cluster/tenant/id.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
 	cluster, tenant, id, err := parseImport(req.ID)
 	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What: "Cannot import " + req.ID, Why: err,
-			Do: "Import by cluster, tenant and ID: terraform import <address of the nstance_operator> example/default/opr06bgm7733st2576nx5jht4ecjw",
+			Do: "Import by cluster, tenant and ID: terraform import <address of the nstance_operator> " +
+				"example/default/opr06bgm7733st2576nx5jht4ecjw",
 		}.Error())
 		return
 	}
@@ -260,7 +267,8 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	}
 }
 
-// parseImport reads cluster/tenant/operator-id, which an operator is imported by. All three are valid, or there is an error that names which is not.
+// parseImport reads cluster/tenant/operator-id, which an operator is imported by. All three are valid, or there is an
+// error that names which is not.
 func parseImport(text string) (cluster, tenant string, id ident.ID, err error) {
 	fail := func(err error) (string, string, ident.ID, error) { return "", "", ident.ID{}, err }
 	parts := strings.Split(text, "/")

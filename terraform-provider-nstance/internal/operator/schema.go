@@ -1,6 +1,8 @@
-// Package operator owns the resource nstance_operator: an operator of a tenant, registered directly in the bucket by its public key.
+// Package operator owns the resource nstance_operator: an operator of a tenant, registered directly in the bucket by
+// its public key.
 //
-// Invariant: the operator's private key is nobody's here; and the certificate in the state is always one that was issued to the key in it.
+// Invariant: the operator's private key is nobody's here; and the certificate in the state is always one that was
+// issued to the key in it.
 package operator
 
 import (
@@ -42,11 +44,14 @@ const defaultTTL = "30d"
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	fixed := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	issued := func(doc string) schema.StringAttribute {
-		return schema.StringAttribute{MarkdownDescription: doc, Computed: true, PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()}}
+		return schema.StringAttribute{MarkdownDescription: doc, Computed: true,
+			PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()}}
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "An operator of a tenant (a Kubernetes operator, a pipeline, a person), registered by its public key directly in the bucket: no nonce and no server is needed. Its private key " +
-			"stays where it was made. When the certificate is due, a plan renews it.\n\nDestroying it leaves a tombstone in the bucket, by which servers know to refuse the operator: at once, or " +
+		MarkdownDescription: "An operator of a tenant (a Kubernetes operator, a pipeline, a person), registered by " +
+			"its public key directly in the bucket: no nonce and no server is needed. Its private key " +
+			"stays where it was made. When the certificate is due, a plan renews it.\n\nDestroying it leaves a " +
+			"tombstone in the bucket, by which servers know to refuse the operator: at once, or " +
 			"within five minutes if they have just seen it.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
@@ -54,37 +59,55 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				Validators: []validator.String{name.Valid("cluster name", ident.ValidateClusterName)},
 			},
 			"tenant": schema.StringAttribute{
-				MarkdownDescription: "Tenant that the operator acts for. Default: `default`.", Optional: true, Computed: true,
-				Default: stringdefault.StaticString(ident.DefaultTenant), PlanModifiers: fixed,
+				MarkdownDescription: "Tenant that the operator acts for. Default: `default`.", Optional: true,
+				Computed: true,
+				Default:  stringdefault.StaticString(ident.DefaultTenant), PlanModifiers: fixed,
 				Validators: []validator.String{name.Valid("tenant", ident.ValidateTenantName)},
 			},
 			"public_key_pem": schema.StringAttribute{
-				MarkdownDescription: "The operator's public key: Ed25519, in PEM (PKIX), such as `public_key_pem` of a `tls_private_key` with the algorithm `ED25519`, or the output of " +
+				MarkdownDescription: "The operator's public key: Ed25519, in PEM (PKIX), such as `public_key_pem` " +
+					"of a `tls_private_key` with the algorithm `ED25519`, or the output of " +
 					"`openssl pkey -in identity.key -pubout`. Another key is another operator.",
-				Required:      true,
-				PlanModifiers: []planmodifier.String{stringplanmodifier.RequiresReplaceIf(otherKey, "another key is another operator", "another key is another operator")},
-				Validators:    []validator.String{name.Valid("public key", func(s string) error { _, err := registration.ParsePublicKey(s); return err })},
+				Required: true,
+				PlanModifiers: []planmodifier.String{stringplanmodifier.RequiresReplaceIf(otherKey,
+					"another key is another operator", "another key is another operator")},
+				Validators: []validator.String{name.Valid("public key", func(s string) error {
+					_, err := registration.ParsePublicKey(s)
+					return err
+				})},
 			},
 			"ttl": schema.StringAttribute{
-				MarkdownDescription: "How long a certificate lasts, such as `12h` or `30d`. Default: `" + defaultTTL + "`. A change renews the certificate.", Optional: true, Computed: true,
-				Default:    stringdefault.StaticString(defaultTTL),
-				Validators: []validator.String{name.Valid("ttl", func(s string) error { _, err := registration.ParseTTL(s); return err })},
+				MarkdownDescription: "How long a certificate lasts, such as `12h` or `30d`. Default: `" + defaultTTL +
+					"`. A change renews the certificate.", Optional: true, Computed: true,
+				Default: stringdefault.StaticString(defaultTTL),
+				Validators: []validator.String{name.Valid("ttl", func(s string) error {
+					_, err := registration.ParseTTL(s)
+					return err
+				})},
 			},
 			"renew_before": schema.StringAttribute{
-				MarkdownDescription: "How long before its end a plan renews the certificate. Default: a third of `ttl`.", Optional: true,
-				Validators: []validator.String{name.Valid("renew_before", func(s string) error { _, err := config.ParseDuration(s); return err })},
+				MarkdownDescription: "How long before its end a plan renews the certificate. Default: a third of " +
+					"`ttl`.", Optional: true,
+				Validators: []validator.String{name.Valid("renew_before", func(s string) error {
+					_, err := config.ParseDuration(s)
+					return err
+				})},
 			},
-			"id":                 issued("ID of the operator. It is imported by `cluster/tenant/id`; the certificate is then renewed."),
-			"certificate_pem":    issued("The certificate."),
-			"ca_certificate_pem": issued("The CA certificates that the operator knows servers by, as they were when the certificate was issued."),
-			"serial":             issued("Serial number of the certificate, in hexadecimal."),
-			"not_after":          issued("When the certificate ends (RFC 3339)."),
+			"id": issued(
+				"ID of the operator. It is imported by `cluster/tenant/id`; the certificate is then renewed."),
+			"certificate_pem": issued("The certificate."),
+			"ca_certificate_pem": issued(
+				"The CA certificates that the operator knows servers by, as they were when the certificate was " +
+					"issued."),
+			"serial":    issued("Serial number of the certificate, in hexadecimal."),
+			"not_after": issued("When the certificate ends (RFC 3339)."),
 		},
 	}
 }
 
 // otherKey: a key that is written otherwise is the same.
-func otherKey(_ context.Context, req planmodifier.StringRequest, resp *stringplanmodifier.RequiresReplaceIfFuncResponse) {
+func otherKey(_ context.Context, req planmodifier.StringRequest,
+	resp *stringplanmodifier.RequiresReplaceIfFuncResponse) {
 	if req.PlanValue.IsUnknown() {
 		resp.RequiresReplace = true
 		return
@@ -95,7 +118,8 @@ func otherKey(_ context.Context, req planmodifier.StringRequest, resp *stringpla
 }
 
 // ValidateConfig implements resource.ResourceWithValidateConfig.
-func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest,
+	resp *resource.ValidateConfigResponse) {
 	var m model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
 	if m.TTL.IsUnknown() || m.RenewBefore.IsUnknown() || m.RenewBefore.IsNull() {
@@ -104,7 +128,8 @@ func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConf
 	ttl, before, err := m.durations()
 	if err == nil && before >= ttl {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Every plan would renew the certificate", Why: errRenewBefore, Do: "Make renew_before shorter than ttl.",
+			What: "Every plan would renew the certificate", Why: errRenewBefore,
+			Do: "Make renew_before shorter than ttl.",
 		}.At(path.Root("renew_before")))
 	}
 }

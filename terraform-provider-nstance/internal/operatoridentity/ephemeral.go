@@ -1,6 +1,8 @@
-// Package operatoridentity owns the ephemeral resource nstance_operator_identity: key and certificate of an operator for as long as a run lasts.
+// Package operatoridentity owns the ephemeral resource nstance_operator_identity: key and certificate of an operator
+// for as long as a run lasts.
 //
-// Invariant: the key exists in memory only, and what a run registers is removed when it ends; if it broke off, when the next one begins.
+// Invariant: the key exists in memory only, and what a run registers is removed when it ends; if it broke off, when the
+// next one begins.
 package operatoridentity
 
 import (
@@ -84,8 +86,10 @@ func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, 
 // Schema implements ephemeral.EphemeralResource.
 func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "Key and certificate of an operator for one run, such as a pipeline's: it is registered in the bucket when the run begins and removed when it ends, and nothing of it is in plan " +
-			"or state. Give it to another configuration (an alias) of this provider as its `operator`. The cluster has to be there: let it depend on the `nstance_cluster`.",
+		MarkdownDescription: "Key and certificate of an operator for one run, such as a pipeline's: it is " +
+			"registered in the bucket when the run begins and removed when it ends, and nothing of it is in plan " +
+			"or state. Give it to another configuration (an alias) of this provider as its `operator`. The cluster " +
+			"has to be there: let it depend on the `nstance_cluster`.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster.", Required: true,
@@ -96,14 +100,21 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 				Validators: []validator.String{name.Valid("tenant", ident.ValidateTenantName)},
 			},
 			"ttl": schema.StringAttribute{
-				MarkdownDescription: "How long the certificate lasts: longer than the run. Default: `1h`.", Optional: true,
-				Validators: []validator.String{name.Valid("ttl", func(s string) error { _, err := registration.ParseTTL(s); return err })},
+				MarkdownDescription: "How long the certificate lasts: longer than the run. Default: `1h`.",
+				Optional:            true,
+				Validators: []validator.String{name.Valid("ttl", func(s string) error {
+					_, err := registration.ParseTTL(s)
+					return err
+				})},
 			},
-			"operator_id":        schema.StringAttribute{MarkdownDescription: "ID of the operator.", Computed: true},
-			"private_key_pem":    schema.StringAttribute{MarkdownDescription: "The private key, in PEM (PKCS #8).", Computed: true, Sensitive: true},
-			"certificate_pem":    schema.StringAttribute{MarkdownDescription: "The certificate.", Computed: true},
-			"ca_certificate_pem": schema.StringAttribute{MarkdownDescription: "The CA certificates that servers' certificates are from.", Computed: true},
-			"not_after":          schema.StringAttribute{MarkdownDescription: "When the certificate ends (RFC 3339).", Computed: true},
+			"operator_id": schema.StringAttribute{MarkdownDescription: "ID of the operator.", Computed: true},
+			"private_key_pem": schema.StringAttribute{MarkdownDescription: "The private key, in PEM (PKCS #8).",
+				Computed: true, Sensitive: true},
+			"certificate_pem": schema.StringAttribute{MarkdownDescription: "The certificate.", Computed: true},
+			"ca_certificate_pem": schema.StringAttribute{
+				MarkdownDescription: "The CA certificates that servers' certificates are from.", Computed: true},
+			"not_after": schema.StringAttribute{MarkdownDescription: "When the certificate ends (RFC 3339).",
+				Computed: true},
 		},
 	}
 }
@@ -119,20 +130,24 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 	switch {
 	case errors.Is(err, secretstore.ErrNotFound):
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "The operator's identity is not known yet", Where: where, Why: fmt.Errorf("cluster %s has no CA", m.ClusterID.ValueString()),
-			Do: "Nothing, if this apply creates the cluster and the identity has depends_on = [<address of the nstance_cluster>]. Otherwise create the cluster first, " +
+			What: "The operator's identity is not known yet", Where: where,
+			Why: fmt.Errorf("cluster %s has no CA", m.ClusterID.ValueString()),
+			Do: "Nothing, if this apply creates the cluster and the identity has depends_on = [<address of the " +
+				"nstance_cluster>]. Otherwise create the cluster first, " +
 				"or check the provider's storage.",
 		}.Warning())
 		fallthrough
 	case errors.Is(err, bucket.ErrUnknown): // a plan never needs the bucket
-		for _, v := range []*types.String{&m.OperatorID, &m.PrivateKeyPEM, &m.CertificatePEM, &m.CACertificatePEM, &m.NotAfter} {
+		for _, v := range []*types.String{&m.OperatorID, &m.PrivateKeyPEM, &m.CertificatePEM, &m.CACertificatePEM,
+			&m.NotAfter} {
 			*v = types.StringUnknown()
 		}
 		resp.Diagnostics.Append(resp.Result.Set(ctx, m)...)
 		return
 	case err != nil:
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot register an operator of cluster " + m.ClusterID.ValueString(), Where: where, Why: err, Do: bucket.Advice(err),
+			What: "Cannot register an operator of cluster " + m.ClusterID.ValueString(), Where: where, Why: err,
+			Do: bucket.Advice(err),
 		}.Error())
 		return
 	}
@@ -201,7 +216,8 @@ func (r *Resource) Close(ctx context.Context, req ephemeral.CloseRequest, resp *
 	}
 	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Operator " + made.ID.String() + " of this run is not removed", Where: r.bucket.Place(keys.OperatorPrefix()), Why: err,
+			What:  "Operator " + made.ID.String() + " of this run is not removed",
+			Where: r.bucket.Place(keys.OperatorPrefix()), Why: err,
 			Do: "Nothing: its key is gone with this run, and the next one removes it once its certificate has ended.",
 		}.Warning())
 	}

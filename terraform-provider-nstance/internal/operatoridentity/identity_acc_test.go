@@ -50,8 +50,10 @@ func TestAccIdentity(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if who.Tenant != tenant || who.ID.String() != data["data.operator_id"] || pair.Leaf.NotAfter.Sub(pair.Leaf.NotBefore) != ttl+authority.Skew ||
-				data["data.not_after"] != pair.Leaf.NotAfter.UTC().Format(time.RFC3339) || pair.Leaf.CheckSignatureFrom(ca.Certificate()) != nil {
+			if who.Tenant != tenant || who.ID.String() != data["data.operator_id"] ||
+				pair.Leaf.NotAfter.Sub(pair.Leaf.NotBefore) != ttl+authority.Skew ||
+				data["data.not_after"] != pair.Leaf.NotAfter.UTC().Format(time.RFC3339) ||
+				pair.Leaf.CheckSignatureFrom(ca.Certificate()) != nil {
 				return fmt.Errorf("%+v, %v", who, data)
 			}
 			return nil
@@ -63,7 +65,8 @@ func TestAccIdentity(t *testing.T) {
 		{Config: identity(b, `tenant = "Prod"`), ExpectError: regexp.MustCompile(`Invalid tenant`)},
 		{Config: identity(b, `ttl = "1s"`), ExpectError: regexp.MustCompile(`(?s)Invalid ttl.*between\s+a\s+minute`)},
 	} {
-		resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(), Steps: []resource.TestStep{step}})
+		resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(),
+			Steps: []resource.TestStep{step}})
 	}
 	if all, err := b.State(t).ListOperators(t.Context(), ""); err != nil || len(all) > 0 {
 		t.Errorf("left of those runs: %v, %v", all, err)
@@ -82,12 +85,14 @@ func TestAccIdentitySweeps(t *testing.T) {
 	for name, of := range map[string]struct {
 		writer string
 		ended  bool
-	}{"broken off": {"terraform-identity", true}, "running": {"terraform-identity", false}, "another": {"terraform-operator", true}} {
+	}{"broken off": {"terraform-identity", true}, "running": {"terraform-identity", false},
+		"another": {"terraform-operator", true}} {
 		public, _, err := ed25519.GenerateKey(rand.Reader)
 		if err != nil {
 			t.Fatal(err)
 		}
-		operator, err := registration.Register(t.Context(), state, acctest.Cluster, "default", public, time.Hour, of.writer)
+		operator, err := registration.Register(t.Context(), state, acctest.Cluster, "default", public, time.Hour,
+			of.writer)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +109,8 @@ func TestAccIdentitySweeps(t *testing.T) {
 			}
 		}
 	}
-	cli := acctest.NewCLI(t, b.Provider()+"ephemeral \"nstance_operator_identity\" \"test\" {\n cluster_id = \"example\"\n}\n")
+	cli := acctest.NewCLI(t, b.Provider()+
+		"ephemeral \"nstance_operator_identity\" \"test\" {\n cluster_id = \"example\"\n}\n")
 	cli.Run(t, "apply", "-auto-approve")
 	all, err := state.ListOperators(context.Background(), "default")
 	if err != nil || len(all) != 2 {
@@ -117,7 +123,8 @@ func TestAccIdentitySweeps(t *testing.T) {
 	}
 }
 
-// A pipeline makes a cluster and, with an identity that lasts for the run, a group through the shard's server. Nothing of the key remains.
+// A pipeline makes a cluster and, with an identity that lasts for the run, a group through the shard's server. Nothing
+// of the key remains.
 func TestAccIdentityOfARun(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

@@ -1,4 +1,5 @@
-// Package operatornonce owns the ephemeral resource nstance_operator_nonce: a token with which one operator registers once.
+// Package operatornonce owns the ephemeral resource nstance_operator_nonce: a token with which one operator registers
+// once.
 package operatornonce
 
 import (
@@ -55,25 +56,31 @@ func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, 
 // Schema implements ephemeral.EphemeralResource.
 func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "A registration nonce for one operator, such as a Kubernetes cluster's: a JWT that is good for one registration. It is never stored in plan or state. " +
+		MarkdownDescription: "A registration nonce for one operator, such as a Kubernetes cluster's: a JWT that is " +
+			"good for one registration. It is never stored in plan or state. " +
 			"The cluster has to be there: let it depend on the `nstance_cluster`.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{MarkdownDescription: "Name of the cluster.", Required: true},
-			"tenant":     schema.StringAttribute{MarkdownDescription: "Tenant of the operator. Default: `default`.", Optional: true},
-			"expiry":     schema.StringAttribute{MarkdownDescription: "How long the nonce can be used, such as `30m`. Default: `3h`.", Optional: true},
+			"tenant": schema.StringAttribute{MarkdownDescription: "Tenant of the operator. Default: `default`.",
+				Optional: true},
+			"expiry": schema.StringAttribute{
+				MarkdownDescription: "How long the nonce can be used, such as `30m`. Default: `3h`.", Optional: true},
 			"nonce": schema.StringAttribute{
 				MarkdownDescription: "The JWT.",
 				Computed:            true,
 				Sensitive:           true,
 			},
-			"operator_id": schema.StringAttribute{MarkdownDescription: "ID that the operator will have.", Computed: true},
-			"expires_at":  schema.StringAttribute{MarkdownDescription: "When the nonce expires (RFC 3339).", Computed: true},
+			"operator_id": schema.StringAttribute{MarkdownDescription: "ID that the operator will have.",
+				Computed: true},
+			"expires_at": schema.StringAttribute{MarkdownDescription: "When the nonce expires (RFC 3339).",
+				Computed: true},
 		},
 	}
 }
 
 // ValidateConfig implements ephemeral.EphemeralResourceWithValidateConfig.
-func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateConfigRequest, resp *ephemeral.ValidateConfigResponse) {
+func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateConfigRequest,
+	resp *ephemeral.ValidateConfigResponse) {
 	var m model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
 	for _, c := range []struct {
@@ -89,7 +96,8 @@ func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateCon
 			continue
 		}
 		if err := c.check(c.value.ValueString()); err != nil {
-			resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + c.name, Why: err, Do: "Correct " + c.name + "."}.At(path.Root(c.name)))
+			resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + c.name, Why: err, Do: "Correct " + c.name +
+				"."}.At(path.Root(c.name)))
 		}
 	}
 }
@@ -118,8 +126,10 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 	switch {
 	case errors.Is(err, secretstore.ErrNotFound):
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "The registration nonce is not known yet", Where: where, Why: fmt.Errorf("cluster %s has no key for nonces", m.ClusterID.ValueString()),
-			Do: "Nothing, if this apply creates the cluster and the nonce has depends_on = [<address of the nstance_cluster>]. Otherwise create the cluster first, " +
+			What: "The registration nonce is not known yet", Where: where,
+			Why: fmt.Errorf("cluster %s has no key for nonces", m.ClusterID.ValueString()),
+			Do: "Nothing, if this apply creates the cluster and the nonce has depends_on = [<address of the " +
+				"nstance_cluster>]. Otherwise create the cluster first, " +
 				"or check the provider's storage.",
 		}.Warning())
 		fallthrough
@@ -129,7 +139,8 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 		return
 	case err != nil:
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot make a registration nonce for an operator of cluster " + m.ClusterID.ValueString(), Where: where, Why: err, Do: bucket.Advice(err),
+			What:  "Cannot make a registration nonce for an operator of cluster " + m.ClusterID.ValueString(),
+			Where: where, Why: err, Do: bucket.Advice(err),
 		}.Error())
 		return
 	}
@@ -143,7 +154,8 @@ func (r *Resource) mint(ctx context.Context, m model) (authority.Nonce, authorit
 	fail := func(err error) (authority.Nonce, authority.NonceClaims, error) {
 		return authority.Nonce{}, authority.NonceClaims{}, err
 	}
-	spec := authority.NonceSpec{Role: authority.RoleOperator, Cluster: m.ClusterID.ValueString(), Tenant: ident.DefaultTenant}
+	spec := authority.NonceSpec{Role: authority.RoleOperator, Cluster: m.ClusterID.ValueString(),
+		Tenant: ident.DefaultTenant}
 	if !m.Tenant.IsNull() {
 		spec.Tenant = m.Tenant.ValueString()
 	}

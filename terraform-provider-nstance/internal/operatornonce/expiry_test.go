@@ -8,7 +8,8 @@ import (
 )
 
 func TestParseExpiry(t *testing.T) {
-	for text, want := range map[string]time.Duration{"30m": 30 * time.Minute, "1d": 24 * time.Hour, "1s": time.Second, "999ms": 0, "0": 0, "-1h": 0, "": 0, "x": 0, "106752d": 0} {
+	for text, want := range map[string]time.Duration{"30m": 30 * time.Minute, "1d": 24 * time.Hour, "1s": time.Second,
+		"999ms": 0, "0": 0, "-1h": 0, "": 0, "x": 0, "106752d": 0} {
 		if got, err := parseExpiry(text); got != want || (err == nil) != (want > 0) {
 			t.Errorf("%q: %s, %v", text, got, err)
 		}
@@ -17,7 +18,8 @@ func TestParseExpiry(t *testing.T) {
 
 // What is accepted is at least a second, and is the same in the form that durations are written in.
 func FuzzParseExpiry(f *testing.F) {
-	for _, seed := range []string{"3h", "30m", "1d12h", "1.5h", "-1h", "999ms", "1e9h", "106751d", "9999999999999h", ""} {
+	for _, seed := range []string{"3h", "30m", "1d12h", "1.5h", "-1h", "999ms", "1e9h", "106751d", "9999999999999h",
+		""} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -43,8 +43,10 @@ func TestAccNonce(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if claims.Role != authority.RoleOperator || claims.Tenant != tenant || claims.ID.String() != data["data.operator_id"] ||
-				claims.ExpiresAt.Format(time.RFC3339) != data["data.expires_at"] || claims.ExpiresAt.Sub(claims.IssuedAt) != ttl {
+			if claims.Role != authority.RoleOperator || claims.Tenant != tenant ||
+				claims.ID.String() != data["data.operator_id"] ||
+				claims.ExpiresAt.Format(time.RFC3339) != data["data.expires_at"] ||
+				claims.ExpiresAt.Sub(claims.IssuedAt) != ttl {
 				return fmt.Errorf("%+v, %v", claims, data)
 			}
 			return nil
@@ -56,6 +58,7 @@ func TestAccNonce(t *testing.T) {
 		{Config: nonce(b, `tenant = "Prod"`), ExpectError: regexp.MustCompile(`Invalid tenant`)},
 		{Config: nonce(b, `expiry = "-1h"`), ExpectError: regexp.MustCompile(`(?s)Invalid expiry.*negative`)},
 	} {
-		resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(), Steps: []resource.TestStep{step}})
+		resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(),
+			Steps: []resource.TestStep{step}})
 	}
 }

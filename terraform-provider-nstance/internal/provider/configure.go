@@ -55,7 +55,8 @@ type (
 )
 
 func (k keyModel) source() config.KeySource {
-	return config.KeySource{Provider: k.Provider.ValueString(), Source: k.Source.ValueString(), ProjectID: k.ProjectID.ValueString()}
+	return config.KeySource{Provider: k.Provider.ValueString(), Source: k.Source.ValueString(),
+		ProjectID: k.ProjectID.ValueString()}
 }
 
 // Configure implements provider.Provider. It reaches for nothing.
@@ -65,7 +66,8 @@ func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest,
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	settings := bucket.Settings{StorageUnknown: !known(ctx, m.Storage), KeysUnknown: !known(ctx, m.EncryptionKey) || !known(ctx, m.OldEncryptionKeys)}
+	settings := bucket.Settings{StorageUnknown: !known(ctx, m.Storage), KeysUnknown: !known(ctx, m.EncryptionKey) ||
+		!known(ctx, m.OldEncryptionKeys)}
 	if !m.Storage.IsNull() && !settings.StorageUnknown {
 		var s storageModel
 		resp.Diagnostics.Append(m.Storage.As(ctx, &s, basetypes.ObjectAsOptions{})...)
@@ -109,7 +111,8 @@ func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics
 			diags.Append(o.Servers.ElementsAs(ctx, &addresses, false)...)
 		}
 	}
-	settings.CA, settings.Certificate, settings.PrivateKey = o.CACertificatePEM.ValueString(), o.CertificatePEM.ValueString(), o.PrivateKeyPEM.ValueString()
+	settings.CA, settings.Certificate, settings.PrivateKey = o.CACertificatePEM.ValueString(),
+		o.CertificatePEM.ValueString(), o.PrivateKeyPEM.ValueString()
 	if settings.IdentityDir = o.IdentityDir.ValueString(); settings.IdentityDir == "" && settings.PrivateKey == "" {
 		settings.IdentityDir = os.Getenv(identityVariable)
 	}
@@ -118,7 +121,8 @@ func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics
 		shards, err := endpoints.Parse(os.Getenv(serversVariable))
 		if err != nil {
 			diags.Append(diagnostic.Failure{
-				What: "Invalid " + serversVariable, Why: err, Do: "Write shard=host:port,… into the variable, or set operator.servers.",
+				What: "Invalid " + serversVariable, Why: err,
+				Do: "Write shard=host:port,… into the variable, or set operator.servers.",
 			}.At(path.Root("operator")))
 		}
 		for _, shard := range shards {
@@ -130,7 +134,8 @@ func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics
 		addrs, err := endpoints.ParseAddrs(text)
 		if err != nil {
 			at := path.Root("operator").AtName("servers").AtMapKey(shard)
-			diags.Append(diagnostic.Failure{What: "Invalid address", Why: err, Do: "Correct " + at.String() + "."}.At(at))
+			diags.Append(diagnostic.Failure{What: "Invalid address", Why: err, Do: "Correct " + at.String() +
+				"."}.At(at))
 			continue
 		}
 		settings.Addresses[shard] = addrs

@@ -63,5 +63,6 @@ func (p *Provider) EphemeralResources(context.Context) []func() ephemeral.Epheme
 
 // Functions implements provider.ProviderWithFunctions.
 func (p *Provider) Functions(context.Context) []func() function.Function {
-	return []func() function.Function{configvalidate.New, configmerge.New, jsoncdecode.New, grouphash.New, instanceid.New}
+	return []func() function.Function{configvalidate.New, configmerge.New, jsoncdecode.New, grouphash.New,
+		instanceid.New}
 }

@@ -38,7 +38,8 @@ func TestEverythingIsDescribed(t *testing.T) {
 	}
 	all := map[string]*tfprotov6.Schema{"provider": answer.Provider}
 	for kind, schemas := range map[string]map[string]*tfprotov6.Schema{
-		"resource ": answer.ResourceSchemas, "data ": answer.DataSourceSchemas, "ephemeral ": answer.EphemeralResourceSchemas,
+		"resource ": answer.ResourceSchemas, "data ": answer.DataSourceSchemas,
+		"ephemeral ": answer.EphemeralResourceSchemas,
 	} {
 		for name, s := range schemas {
 			all[kind+name] = s
@@ -58,8 +59,10 @@ func TestEverythingIsDescribed(t *testing.T) {
 			described("function "+name+" "+p.Name, p.Description)
 		}
 	}
-	if len(answer.ResourceSchemas) != 5 || len(answer.DataSourceSchemas) != 3 || len(answer.EphemeralResourceSchemas) != 3 || len(answer.Functions) != 5 || count < 250 {
-		t.Errorf("%d resources, %d data sources, %d ephemeral resources, %d functions, %d texts", len(answer.ResourceSchemas), len(answer.DataSourceSchemas),
+	if len(answer.ResourceSchemas) != 5 || len(answer.DataSourceSchemas) != 3 ||
+		len(answer.EphemeralResourceSchemas) != 3 || len(answer.Functions) != 5 || count < 250 {
+		t.Errorf("%d resources, %d data sources, %d ephemeral resources, %d functions, %d texts",
+			len(answer.ResourceSchemas), len(answer.DataSourceSchemas),
 			len(answer.EphemeralResourceSchemas), len(answer.Functions), count)
 	}
 }

@@ -21,13 +21,16 @@ import (
 func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *provider.SchemaResponse) {
 	key := map[string]schema.Attribute{
 		"provider": schema.StringAttribute{
-			MarkdownDescription: "What holds the key: `env`, `file`, `aws-secrets-manager`, `aws-parameter-store` or `google-secret-manager`.",
-			Required:            true,
-			Validators:          []validator.String{stringvalidator.OneOf("env", "file", "aws-secrets-manager", "aws-parameter-store", "google-secret-manager")},
+			MarkdownDescription: "What holds the key: `env`, `file`, `aws-secrets-manager`, `aws-parameter-store` " +
+				"or `google-secret-manager`.",
+			Required: true,
+			Validators: []validator.String{stringvalidator.OneOf("env", "file", "aws-secrets-manager",
+				"aws-parameter-store", "google-secret-manager")},
 		},
 		"source": schema.StringAttribute{
-			MarkdownDescription: "Name of the environment variable (default `" + config.DefaultKeyVariable + "`), path of the file, or name or ARN of the secret or parameter.",
-			Optional:            true,
+			MarkdownDescription: "Name of the environment variable (default `" + config.DefaultKeyVariable +
+				"`), path of the file, or name or ARN of the secret or parameter.",
+			Optional: true,
 		},
 		"project_id": schema.StringAttribute{
 			MarkdownDescription: "Google Cloud project of the secret, where the source does not name it.",
@@ -35,12 +38,15 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 		},
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "Nstance keeps fleets of VMs alive. This provider writes what its servers read from a bucket: the CA, secrets, operators, and the configuration of each shard; " +
-			"and it looks after dynamic groups through the servers themselves. Everything here may be unknown at plan: a plan needs neither the bucket nor the key nor a server.",
+		MarkdownDescription: "Nstance keeps fleets of VMs alive. This provider writes what its servers read from a " +
+			"bucket: the CA, secrets, operators, and the configuration of each shard; " +
+			"and it looks after dynamic groups through the servers themselves. Everything here may be unknown at " +
+			"plan: a plan needs neither the bucket nor the key nor a server.",
 		Attributes: map[string]schema.Attribute{
 			"storage": schema.SingleNestedAttribute{
-				MarkdownDescription: "The bucket. Credentials come from the usual places of its SDK: environment, profiles, roles.",
-				Optional:            true,
+				MarkdownDescription: "The bucket. Credentials come from the usual places of its SDK: environment, " +
+					"profiles, roles.",
+				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": schema.StringAttribute{
 						MarkdownDescription: "Kind of object store: `s3` or `file`.",
@@ -52,16 +58,21 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						Required:            true,
 						Validators:          []validator.String{stringvalidator.LengthAtLeast(1)},
 					},
-					"prefix":     schema.StringAttribute{MarkdownDescription: "What every key in the bucket starts with.", Optional: true},
-					"region":     schema.StringAttribute{MarkdownDescription: "Region of the bucket.", Optional: true},
-					"endpoint":   schema.StringAttribute{MarkdownDescription: "URL of an S3-compatible store that is not AWS's own.", Optional: true},
-					"path_style": schema.BoolAttribute{MarkdownDescription: "Name the bucket in the path of the URL and not in the host, as most S3-compatible stores want it.", Optional: true},
+					"prefix": schema.StringAttribute{
+						MarkdownDescription: "What every key in the bucket starts with.", Optional: true},
+					"region": schema.StringAttribute{MarkdownDescription: "Region of the bucket.", Optional: true},
+					"endpoint": schema.StringAttribute{
+						MarkdownDescription: "URL of an S3-compatible store that is not AWS's own.", Optional: true},
+					"path_style": schema.BoolAttribute{
+						MarkdownDescription: "Name the bucket in the path of the URL and not in the host, as most " +
+							"S3-compatible stores want it.", Optional: true},
 				},
 			},
 			"encryption_key": schema.SingleNestedAttribute{
-				MarkdownDescription: "The key that seals secrets in the bucket, the same that the servers use: 32 bytes, raw or base64.",
-				Optional:            true,
-				Attributes:          key,
+				MarkdownDescription: "The key that seals secrets in the bucket, the same that the servers use: 32 " +
+					"bytes, raw or base64.",
+				Optional:   true,
+				Attributes: key,
 			},
 			"old_encryption_keys": schema.ListNestedAttribute{
 				MarkdownDescription: "Keys that only open what was sealed before the key was changed.",
@@ -69,35 +80,48 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 				NestedObject:        schema.NestedAttributeObject{Attributes: key},
 			},
 			"operator": schema.SingleNestedAttribute{
-				MarkdownDescription: "How to speak to the servers of shards, which `nstance_group` does: as an operator, with an identity in a directory or in three texts. Keys and certificates may be " +
-					"ephemeral values, such as those of `nstance_operator_identity` from another configuration of this provider.",
+				MarkdownDescription: "How to speak to the servers of shards, which `nstance_group` does: as an " +
+					"operator, with an identity in a directory or in three texts. Keys and certificates may be " +
+					"ephemeral values, such as those of `nstance_operator_identity` from another configuration of " +
+					"this provider.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"servers": schema.MapAttribute{
-						MarkdownDescription: "Operator address of each shard, `host:port`; several, with commas between them, are tried in turn. A shard that is left out has the address that its leader's " +
+						MarkdownDescription: "Operator address of each shard, `host:port`; several, with commas " +
+							"between them, are tried in turn. A shard that is left out has the address that its " +
+							"leader's " +
 							"lock in the bucket names. Default: the variable `" + serversVariable + "`.",
 						Optional: true, ElementType: types.StringType,
 						Validators: []validator.Map{
 							mapvalidator.KeysAre(name.Valid("shard", ident.ValidateName)),
-							mapvalidator.ValueStringsAre(name.Valid("address", func(s string) error { _, err := endpoints.ParseAddrs(s); return err })),
+							mapvalidator.ValueStringsAre(name.Valid("address", func(s string) error {
+								_, err := endpoints.ParseAddrs(s)
+								return err
+							})),
 						},
 					},
 					"identity_dir": schema.StringAttribute{
-						MarkdownDescription: "Directory with `ca.crt`, `identity.crt` and `identity.key`, as `nstance-admin cluster register-operator --output-dir` writes it. Default: the variable `" + identityVariable + "`.",
-						Optional:            true,
-						Validators:          []validator.String{stringvalidator.ConflictsWith(part("ca_certificate_pem"), part("certificate_pem"), part("private_key_pem"))},
+						MarkdownDescription: "Directory with `ca.crt`, `identity.crt` and `identity.key`, as " +
+							"`nstance-admin cluster register-operator --output-dir` writes it. Default: the " +
+							"variable `" + identityVariable + "`.",
+						Optional: true,
+						Validators: []validator.String{stringvalidator.ConflictsWith(
+							part("ca_certificate_pem"), part("certificate_pem"), part("private_key_pem"))},
 					},
 					"ca_certificate_pem": schema.StringAttribute{
 						MarkdownDescription: "The cluster's CA certificates.", Optional: true,
-						Validators: []validator.String{stringvalidator.AlsoRequires(part("certificate_pem"), part("private_key_pem"))},
+						Validators: []validator.String{stringvalidator.AlsoRequires(part("certificate_pem"),
+							part("private_key_pem"))},
 					},
 					"certificate_pem": schema.StringAttribute{
 						MarkdownDescription: "The operator's certificate.", Optional: true,
-						Validators: []validator.String{stringvalidator.AlsoRequires(part("ca_certificate_pem"), part("private_key_pem"))},
+						Validators: []validator.String{stringvalidator.AlsoRequires(part("ca_certificate_pem"),
+							part("private_key_pem"))},
 					},
 					"private_key_pem": schema.StringAttribute{
 						MarkdownDescription: "The operator's private key.", Optional: true, Sensitive: true,
-						Validators: []validator.String{stringvalidator.AlsoRequires(part("ca_certificate_pem"), part("certificate_pem"))},
+						Validators: []validator.String{stringvalidator.AlsoRequires(part("ca_certificate_pem"),
+							part("certificate_pem"))},
 					},
 				},
 			},

@@ -1,7 +1,8 @@
-// Package registration owns how the provider registers operators directly in the bucket, as `nstance-admin cluster register-operator` does: a
-// certificate of the cluster's CA, and the record that servers look for.
+// Package registration owns how the provider registers operators directly in the bucket, as `nstance-admin cluster
+// register-operator` does: a certificate of the cluster's CA, and the record that servers look for.
 //
-// Invariant: a certificate is handed out only if the operator's record names it, and a record is changed only if it is the one that was read.
+// Invariant: a certificate is handed out only if the operator's record names it, and a record is changed only if it is
+// the one that was read.
 package registration
 
 import (
@@ -41,8 +42,10 @@ type Operator struct {
 	Bundle []*x509.Certificate
 }
 
-// Register makes a new operator of a tenant. writer begins with the resource's name. [ErrRegistered] if an operator of the tenant has the key.
-func Register(ctx context.Context, state *clusterstate.State, cluster, tenant string, key ed25519.PublicKey, ttl time.Duration, writer string) (Operator, error) {
+// Register makes a new operator of a tenant. writer begins with the resource's name. [ErrRegistered] if an operator of
+// the tenant has the key.
+func Register(ctx context.Context, state *clusterstate.State, cluster, tenant string, key ed25519.PublicKey,
+	ttl time.Duration, writer string) (Operator, error) {
 	all, err := state.ListOperators(ctx, tenant)
 	if err != nil {
 		return Operator{}, err
@@ -57,12 +60,14 @@ func Register(ctx context.Context, state *clusterstate.State, cluster, tenant st
 	if err != nil {
 		return Operator{}, err
 	}
-	rec := record.Operator{Schema: record.OperatorSchema, ID: id, Cluster: cluster, Tenant: tenant, PublicKey: key, CreatedAt: now}
+	rec := record.Operator{Schema: record.OperatorSchema, ID: id, Cluster: cluster, Tenant: tenant, PublicKey: key,
+		CreatedAt: now}
 	return issue(ctx, state, rec, "", ttl, writer)
 }
 
 // Renew issues a new certificate to an operator. [ErrRemoved].
-func Renew(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, ttl time.Duration, writer string) (Operator, error) {
+func Renew(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, ttl time.Duration,
+	writer string) (Operator, error) {
 	rec, token, err := Find(ctx, state, tenant, id)
 	if err != nil {
 		return Operator{}, err
@@ -71,7 +76,8 @@ func Renew(ctx context.Context, state *clusterstate.State, tenant string, id ide
 }
 
 // Find reads an operator's record. [ErrRemoved].
-func Find(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (record.Operator, objstore.Token, error) {
+func Find(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (record.Operator, objstore.Token,
+	error) {
 	rec, token, err := state.GetOperator(ctx, tenant, id)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
@@ -79,12 +85,14 @@ func Find(ctx context.Context, state *clusterstate.State, tenant string, id iden
 	case err != nil:
 		return record.Operator{}, "", err
 	case rec.Removed():
-		return record.Operator{}, "", fmt.Errorf("%w: %s was removed at %s", ErrRemoved, id, rec.RemovedAt.UTC().Format(time.RFC3339))
+		return record.Operator{}, "", fmt.Errorf("%w: %s was removed at %s", ErrRemoved, id,
+			rec.RemovedAt.UTC().Format(time.RFC3339))
 	}
 	return rec, token, nil
 }
 
-func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, token objstore.Token, ttl time.Duration, writer string) (Operator, error) {
+func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, token objstore.Token, ttl time.Duration,
+	writer string) (Operator, error) {
 	ca, err := state.LoadCA(ctx)
 	if err != nil {
 		return Operator{}, err
@@ -94,19 +102,22 @@ func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, 
 		return Operator{}, err
 	}
 	who := authority.Identity{Role: authority.RoleOperator, Cluster: rec.Cluster, Tenant: rec.Tenant, ID: rec.ID}
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: rec.PublicKey, TTL: ttl}, rand.Reader, time.Now())
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: rec.PublicKey, TTL: ttl}, rand.Reader,
+		time.Now())
 	if err != nil {
 		return Operator{}, err
 	}
 	rec.Revision++
-	rec.Writer, rec.Certificate = incarnation(writer), record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC()}
+	rec.Writer, rec.Certificate = incarnation(writer), record.CertificateRef{Serial: authority.Serial(cert),
+		NotAfter: cert.NotAfter.UTC()}
 	if _, err := state.PutOperator(ctx, rec, token); err != nil {
 		return Operator{}, err
 	}
 	return Operator{ID: rec.ID, Certificate: cert, Bundle: bundle}, nil
 }
 
-// Remove leaves a tombstone in place of an operator: servers refuse it from then on, within minutes if they know it. None is no error.
+// Remove leaves a tombstone in place of an operator: servers refuse it from then on, within minutes if they know it.
+// None is no error.
 func Remove(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, writer string) error {
 	for {
 		rec, token, err := Find(ctx, state, tenant, id)

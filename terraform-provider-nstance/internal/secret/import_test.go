@@ -10,7 +10,8 @@ import (
 
 func TestParseImportSaysWhich(t *testing.T) {
 	for id, want := range map[string]string{
-		"": "want cluster/name", "example": "want cluster/name", "/a": "cluster: name is empty", "example/": "name: secret name", "example/a/b": "name: secret name",
+		"": "want cluster/name", "example": "want cluster/name", "/a": "cluster: name is empty",
+		"example/": "name: secret name", "example/a/b": "name: secret name",
 		"Example/a": "cluster: name", "example/ca.key": "the cluster's own", "example/../x": "name: secret name",
 	} {
 		if _, _, err := parseImport(id); err == nil || !strings.Contains(err.Error(), want) {
@@ -20,7 +21,8 @@ func TestParseImportSaysWhich(t *testing.T) {
 }
 
 func FuzzParseImport(f *testing.F) {
-	for _, seed := range []string{"example/db-password", "example", "/", "a/b/c", "example/ca.key", "example/registration-nonce.key", "A/b", "a/B.c_d"} {
+	for _, seed := range []string{"example/db-password", "example", "/", "a/b/c", "example/ca.key",
+		"example/registration-nonce.key", "A/b", "a/B.c_d"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, id string) {
@@ -28,7 +30,8 @@ func FuzzParseImport(f *testing.F) {
 		switch {
 		case err != nil && cluster+name != "":
 			t.Errorf("%q: %q, %q beside %v", id, cluster, name, err)
-		case err == nil && (cluster+"/"+name != id || ident.ValidateClusterName(cluster) != nil || config.ValidateSecretSource(name) != nil):
+		case err == nil && (cluster+"/"+name != id || ident.ValidateClusterName(cluster) != nil ||
+			config.ValidateSecretSource(name) != nil):
 			t.Errorf("%q is %q, %q", id, cluster, name)
 		}
 	})

@@ -1,4 +1,5 @@
-// Package secret owns the resource nstance_secret: a secret of the user's, sealed in the bucket, which template files hand to instances.
+// Package secret owns the resource nstance_secret: a secret of the user's, sealed in the bucket, which template files
+// hand to instances.
 //
 // Invariant: the value is part of neither plan nor state.
 package secret
@@ -62,7 +63,8 @@ func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "A secret for instances, sealed in the bucket. Template files of kind `secret` name it as their `source`.",
+		MarkdownDescription: "A secret for instances, sealed in the bucket. Template files of kind `secret` name it " +
+			"as their `source`.",
 		Attributes: map[string]schema.Attribute{
 			"cluster_id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster: the secret opens in no other.",
@@ -77,17 +79,19 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				Validators:          []validator.String{name.Valid("secret name", config.ValidateSecretSource)},
 			},
 			"value_wo": schema.StringAttribute{
-				MarkdownDescription: "The secret. It is read when the secret is created, and whenever the version changes.",
-				Required:            true,
-				WriteOnly:           true,
+				MarkdownDescription: "The secret. It is read when the secret is created, and whenever the version " +
+					"changes.",
+				Required:  true,
+				WriteOnly: true,
 			},
 			"value_wo_version": schema.Int64Attribute{
 				MarkdownDescription: "Change it to store the value anew.",
 				Required:            true,
 			},
 			"encryption_key_id": schema.StringAttribute{
-				MarkdownDescription: "Names the encryption key under which the secret is sealed: a truncated hash of it.",
-				Computed:            true,
+				MarkdownDescription: "Names the encryption key under which the secret is sealed: a truncated hash " +
+					"of it.",
+				Computed: true,
 			},
 		},
 	}
@@ -96,7 +100,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
 	do := bucket.Advice(err)
 	if errors.Is(err, secretstore.ErrInvalid) {
-		do = fmt.Sprintf("Give a value of 1 to %d bytes; let the secret depend on what makes the value.", secretstore.MaxValue)
+		do = fmt.Sprintf("Give a value of 1 to %d bytes; let the secret depend on what makes the value.",
+			secretstore.MaxValue)
 	}
 	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.ClusterSecret(name)), Why: err, Do: do}.Error()
 }
@@ -114,7 +119,8 @@ func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition)
 	if err != nil {
 		return "", err
 	}
-	if err := secrets.Put(ctx, m.Name.ValueString(), secretstore.NewValue([]byte(m.ValueWO.ValueString())), cond); err != nil {
+	if err := secrets.Put(ctx, m.Name.ValueString(), secretstore.NewValue([]byte(m.ValueWO.ValueString())),
+		cond); err != nil {
 		return "", err
 	}
 	return ring.Current.ID().String(), nil
@@ -133,8 +139,11 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	switch {
 	case errors.Is(err, secretstore.ErrExists):
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: fmt.Sprintf("Secret %s exists", name), Where: r.bucket.Place(keys.ClusterSecret(name)), Why: errors.New("this resource did not store it"),
-			Do: fmt.Sprintf("If this resource should manage it, import it: terraform import <address of the nstance_secret> %s/%s. Otherwise choose another name. Nothing was written.",
+			What: fmt.Sprintf("Secret %s exists", name), Where: r.bucket.Place(keys.ClusterSecret(name)),
+			Why: errors.New("this resource did not store it"),
+			Do: fmt.Sprintf(
+				"If this resource should manage it, import it: terraform import <address of the nstance_secret> "+
+					"%s/%s. Otherwise choose another name. Nothing was written.",
 				config.ClusterID.ValueString(), name),
 		}.Error())
 	case err != nil:
@@ -155,7 +164,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	}
 	id, err := r.put(ctx, config, secretstore.Any)
 	if err != nil {
-		resp.Diagnostics.Append(r.failure("Cannot store secret "+config.Name.ValueString(), config.Name.ValueString(), err))
+		resp.Diagnostics.Append(r.failure("Cannot store secret "+config.Name.ValueString(), config.Name.ValueString(),
+			err))
 		return
 	}
 	plan.EncryptionKeyID = types.StringValue(id)
@@ -211,11 +221,13 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 }
 
 // ImportState implements resource.ResourceWithImportState. The ID is cluster/name.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
 	cluster, name, err := parseImport(req.ID)
 	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err, Do: "Import by cluster and name: terraform import <address of the nstance_secret> example/db-password",
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by cluster and name: terraform import <address of the nstance_secret> example/db-password",
 		}.Error())
 		return
 	}
@@ -223,7 +235,8 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("name"), name)...)
 }
 
-// parseImport reads cluster/name, the ID that a secret is imported by. Both are valid, or there is an error that names which is not.
+// parseImport reads cluster/name, the ID that a secret is imported by. Both are valid, or there is an error that names
+// which is not.
 func parseImport(id string) (cluster, name string, err error) {
 	cluster, name, ok := strings.Cut(id, "/")
 	if !ok {

@@ -38,7 +38,8 @@ func open(t *testing.T, b acctest.Bucket) *secretstore.Objects {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return secretstore.NewObjects(secretstore.Options{Bucket: b, Cluster: acctest.Cluster, Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	return secretstore.NewObjects(secretstore.Options{Bucket: b, Cluster: acctest.Cluster,
+		Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
 }
 
 func holds(t *testing.T, b acctest.Bucket, name, want string) func(*terraform.State) error {
@@ -65,8 +66,9 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 			{Config: secret(b, "a", "one", 1), PlanOnly: true},
 			{Config: secret(b, "a", "two", 1), Check: holds(t, b, "a", "one")}, // the version is what counts
 			{Config: secret(b, "a", "two", 2), Check: holds(t, b, "a", "two")},
-			{ResourceName: address, ImportState: true, ImportStateId: "example/a", ImportStateVerify: true, ImportStateVerifyIdentifierAttribute: "name",
-				ImportStateVerifyIgnore: []string{"value_wo_version"}},
+			{ResourceName: address, ImportState: true, ImportStateId: "example/a", ImportStateVerify: true,
+				ImportStateVerifyIdentifierAttribute: "name",
+				ImportStateVerifyIgnore:              []string{"value_wo_version"}},
 			{
 				Config: secret(b, "b", "two", 2), Check: holds(t, b, "b", "two"),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
@@ -91,7 +93,8 @@ func TestAccSecretS3(t *testing.T)   { acctest.Acceptance(t); lifecycle(t, accte
 func TestAccSecretMistakes(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
-	if err := open(t, b).Put(t.Context(), "taken", secretstore.NewValue([]byte("x")), secretstore.IfAbsent); err != nil {
+	if err := open(t, b).Put(t.Context(), "taken", secretstore.NewValue([]byte("x")),
+		secretstore.IfAbsent); err != nil {
 		t.Fatal(err)
 	}
 	resource.Test(t, resource.TestCase{
@@ -100,7 +103,8 @@ func TestAccSecretMistakes(t *testing.T) {
 			{Config: secret(b, "ca.key", "x", 1), ExpectError: regexp.MustCompile(`the cluster's own`)},
 			{Config: secret(b, "../x", "x", 1), ExpectError: regexp.MustCompile(`Invalid secret name`)},
 			{Config: secret(b, "empty", "", 1), ExpectError: regexp.MustCompile(`Give a value of 1 to`)},
-			{Config: secret(b, "taken", "y", 1), ExpectError: regexp.MustCompile(`(?s)Secret taken exists.*example/taken`)},
+			{Config: secret(b, "taken", "y", 1), ExpectError: regexp.MustCompile(
+				`(?s)Secret taken exists.*example/taken`)},
 		},
 	})
 	if err := holds(t, b, "taken", "x")(nil); err != nil {

@@ -65,9 +65,11 @@ func loadIdentity(s Settings) (Identity, error) {
 	case err != nil:
 		return Identity{}, fmt.Errorf("%w: certificate: %w", ErrIdentity, err)
 	case who.Role != authority.RoleOperator:
-		return Identity{}, fmt.Errorf("%w: the certificate is of role %s, want %s", ErrIdentity, who.Role, authority.RoleOperator)
+		return Identity{}, fmt.Errorf("%w: the certificate is of role %s, want %s", ErrIdentity, who.Role,
+			authority.RoleOperator)
 	case time.Now().After(pair.Leaf.NotAfter):
-		return Identity{}, fmt.Errorf("%w: the certificate ended at %s", ErrIdentity, pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		return Identity{}, fmt.Errorf("%w: the certificate ended at %s", ErrIdentity,
+			pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	return Identity{Who: who, leaf: pair.Leaf, roots: roots, load: func() *tls.Certificate { return &pair }}, nil
 }
@@ -90,8 +92,8 @@ type PeerError struct{ Reason string }
 
 func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }
 
-// config is the TLS configuration of a connection to a server of a shard: TLS 1.3, host names checked, and the peer has to be a server of our
-// cluster and that shard.
+// config is the TLS configuration of a connection to a server of a shard: TLS 1.3, host names checked, and the peer has
+// to be a server of our cluster and that shard.
 func (i Identity) config(shard string) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
@@ -132,7 +134,8 @@ func (t *transport) failure() error {
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+	error) {
 	secured, info, err := credentials.NewTLS(t.identity.config(t.shard)).ClientHandshake(ctx, name, raw)
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -11,11 +11,13 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// Whatever the three texts are: who is read is an operator, or there is an error of the kind that people are advised on, and it quotes nothing of a key.
+// Whatever the three texts are: who is read is an operator, or there is an error of the kind that people are advised
+// on, and it quotes nothing of a key.
 func FuzzIdentity(f *testing.F) {
 	ca := newCA(f, cluster)
 	for _, s := range []servers.Settings{
-		identity(f, ca, authority.RoleOperator, time.Now()), identity(f, ca, authority.RoleAgent, time.Now()), {}, {CA: "x", Certificate: "x", PrivateKey: "x"},
+		identity(f, ca, authority.RoleOperator, time.Now()), identity(f, ca, authority.RoleAgent, time.Now()), {},
+		{CA: "x", Certificate: "x", PrivateKey: "x"},
 	} {
 		f.Add(s.CA, s.Certificate, s.PrivateKey)
 		f.Add(s.CA, s.PrivateKey, s.Certificate) // the wrong way round
@@ -29,7 +31,8 @@ func FuzzIdentity(f *testing.F) {
 			}
 			return
 		}
-		if none := ca+cert+key == ""; errors.Is(err, servers.ErrNoIdentity) != none || errors.Is(err, servers.ErrIdentity) == none {
+		if none := ca+cert+key == ""; errors.Is(err, servers.ErrNoIdentity) != none ||
+			errors.Is(err, servers.ErrIdentity) == none {
 			t.Errorf("%v", err)
 		}
 		for _, text := range []string{ca, cert, key} {

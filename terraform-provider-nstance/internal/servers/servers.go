@@ -1,7 +1,8 @@
-// Package servers owns the provider's connection to the servers of shards, as an operator: which address, which identity, and who leads.
+// Package servers owns the provider's connection to the servers of shards, as an operator: which address, which
+// identity, and who leads.
 //
-// Invariant: nothing is read or dialled until a resource needs it, so that a plan needs no server; and nothing is said to, or believed from,
-// a peer that is not a server of our cluster and of the shard that was meant.
+// Invariant: nothing is read or dialled until a resource needs it, so that a plan needs no server; and nothing is said
+// to, or believed from, a peer that is not a server of our cluster and of the shard that was meant.
 package servers
 
 import (
@@ -37,7 +38,8 @@ var (
 
 // Settings are the provider's.
 type Settings struct {
-	// Addresses are host:port pairs by shard, tried in turn. Of other shards, the lock in the bucket names the leader's.
+	// Addresses are host:port pairs by shard, tried in turn. Of other shards, the lock in the bucket names the
+	// leader's.
 	Addresses map[string][]string
 	// IdentityDir has ca.crt, identity.crt and identity.key, or else the three texts are set.
 	IdentityDir                 string
@@ -64,7 +66,8 @@ func Of(data any) *Connection {
 // Bucket is the connection to the bucket.
 func (c *Connection) Bucket() *bucket.Connection { return c.bucket }
 
-// Known reports whether the settings are known, and hence servers can be asked. That of a shard without an address includes the bucket's.
+// Known reports whether the settings are known, and hence servers can be asked. That of a shard without an address
+// includes the bucket's.
 func (c *Connection) Known(shard string) bool {
 	return c != nil && !c.settings.Unknown && (len(c.settings.Addresses[shard]) > 0 || c.bucket.Known())
 }
@@ -80,8 +83,8 @@ func (c *Connection) Identity() (Identity, error) {
 // Client is the operator API of one shard.
 type Client = nstancev1.OperatorServiceClient
 
-// Call runs do against the leader of a shard: a server that is not the leader names it, and is followed once. do may run several times. Errors of
-// the API are those of gRPC; see also this package's.
+// Call runs do against the leader of a shard: a server that is not the leader names it, and is followed once. do may
+// run several times. Errors of the API are those of gRPC; see also this package's.
 func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context.Context, client Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -116,12 +119,14 @@ func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]st
 	}
 	state, err := c.bucket.Shard(ctx, cluster, shard)
 	if err != nil {
-		return nil, fmt.Errorf("%w %s: the operator block has none, and its lock cannot be read: %w", ErrNoAddress, shard, err)
+		return nil, fmt.Errorf("%w %s: the operator block has none, and its lock cannot be read: %w", ErrNoAddress,
+			shard, err)
 	}
 	lock, _, err := state.ReadLock(ctx, shard)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("%w %s: the operator block has none, and its lock cannot be read: %w", ErrNoAddress, shard, err)
+		return nil, fmt.Errorf("%w %s: the operator block has none, and its lock cannot be read: %w", ErrNoAddress,
+			shard, err)
 	case lock.Addresses.Operator == "":
 		return nil, fmt.Errorf("%w %s: its lock, of %s, names none", ErrNoAddress, shard, lock.LeaderID)
 	}
@@ -131,7 +136,8 @@ func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]st
 func try(ctx context.Context, identity Identity, shard, addr string, do func(context.Context, Client) error) error {
 	transport := &transport{shard: shard, identity: identity}
 	// "passthrough": the address is dialled as it is, and its host is the name that the certificate must have.
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(transport), grpc.WithDisableServiceConfig())
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(transport),
+		grpc.WithDisableServiceConfig())
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
@@ -158,22 +164,28 @@ func Advice(err error) string {
 	var peer *PeerError
 	switch {
 	case errors.Is(err, ErrUnknown):
-		return "Apply what the provider's operator block depends on first, such as with -target, or let this depend on it with depends_on."
+		return "Apply what the provider's operator block depends on first, such as with -target, or let this depend " +
+			"on it with depends_on."
 	case errors.Is(err, ErrNoIdentity):
-		return "Set operator in the provider's configuration: identity_dir, as nstance-admin cluster register-operator --output-dir writes it, or ca_certificate_pem, " +
+		return "Set operator in the provider's configuration: identity_dir, as nstance-admin cluster " +
+			"register-operator --output-dir writes it, or ca_certificate_pem, " +
 			"certificate_pem and private_key_pem, such as those of the ephemeral resource nstance_operator_identity."
 	case errors.Is(err, ErrIdentity):
-		return "Correct the identity in the provider's operator block: nstance-admin cluster register-operator, or the ephemeral resource nstance_operator_identity, makes a new one."
+		return "Correct the identity in the provider's operator block: nstance-admin cluster register-operator, or " +
+			"the ephemeral resource nstance_operator_identity, makes a new one."
 	case errors.Is(err, ErrNoAddress):
-		return "Set operator.servers in the provider's configuration, such as { us-west-2a = \"10.0.0.100:8993\" }, or the storage, in which the leader's lock names its address."
+		return "Set operator.servers in the provider's configuration, such as { us-west-2a = \"10.0.0.100:8993\" }, " +
+			"or the storage, in which the leader's lock names its address."
 	case errors.As(err, &peer):
 		return "Correct operator.servers in the provider's configuration: each shard needs its own address."
 	case errors.Is(err, ErrUnreachable):
-		return "Check that a server of the shard runs and leads, that the address in operator.servers is its operator port (8993 unless configured otherwise), and that it can be reached from here."
+		return "Check that a server of the shard runs and leads, that the address in operator.servers is its " +
+			"operator port (8993 unless configured otherwise), and that it can be reached from here."
 	}
 	switch status.Code(err) {
 	case codes.PermissionDenied, codes.Unauthenticated:
-		return "Check the tenant of the identity in the provider's operator block, and that the operator was not removed: nstance-admin cluster register-operator makes a new one."
+		return "Check the tenant of the identity in the provider's operator block, and that the operator was not " +
+			"removed: nstance-admin cluster register-operator makes a new one."
 	case codes.InvalidArgument, codes.FailedPrecondition:
 		return "Correct what is named above."
 	case codes.Unimplemented:

@@ -57,7 +57,8 @@ func identity(t testing.TB, ca authority.CA, role authority.Role, issued time.Ti
 		t.Fatal(err)
 	}
 	who := authority.Identity{Role: role, Cluster: cluster, Tenant: "prod", ID: id}
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: public, TTL: time.Hour}, rand.Reader, issued)
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: public, TTL: time.Hour}, rand.Reader,
+		issued)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +67,8 @@ func identity(t testing.TB, ca authority.CA, role authority.Role, issued time.Ti
 		t.Fatal(err)
 	}
 	return servers.Settings{
-		CA: string(authority.EncodeCertificate(ca.Certificate())), Certificate: string(authority.EncodeCertificate(cert)),
+		CA: string(authority.EncodeCertificate(ca.Certificate())), Certificate: string(
+			authority.EncodeCertificate(cert)),
 		PrivateKey: string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
 	}
 }
@@ -83,7 +85,8 @@ func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest) (*nstanc
 	if a.leader == nil {
 		return &nstancev1.ListGroupsResponse{Groups: []*nstancev1.GroupStatus{{Group: "workers"}}}, nil
 	}
-	s, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: shard, LeaderId: "other", OperatorAddr: *a.leader})
+	s, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: shard,
+		LeaderId: "other", OperatorAddr: *a.leader})
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +100,8 @@ func serve(t *testing.T, ca authority.CA, of authority.Identity, a *api) (addr s
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := ca.IssueServer(authority.ServerSpec{Identity: of, PublicKey: public, Hosts: []string{"127.0.0.1"}}, rand.Reader, time.Now())
+	cert, err := ca.IssueServer(authority.ServerSpec{Identity: of, PublicKey: public, Hosts: []string{"127.0.0.1"}},
+		rand.Reader, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,11 +129,12 @@ func groups(t *testing.T, s servers.Settings, addrs ...string) ([]*nstancev1.Gro
 	t.Helper()
 	s.Addresses = map[string][]string{shard: addrs}
 	var out []*nstancev1.GroupStatus
-	err := servers.New(s, bucket.New(bucket.Settings{})).Call(t.Context(), shard, func(ctx context.Context, c servers.Client) error {
-		answer, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
-		out = answer.GetGroups()
-		return err
-	})
+	err := servers.New(s, bucket.New(bucket.Settings{})).Call(t.Context(), shard,
+		func(ctx context.Context, c servers.Client) error {
+			answer, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
+			out = answer.GetGroups()
+			return err
+		})
 	return out, err
 }
 
@@ -190,13 +195,15 @@ func TestIdentity(t *testing.T) {
 	ca := newCA(t, cluster)
 	me := identity(t, ca, authority.RoleOperator, time.Now())
 	dir := t.TempDir()
-	for name, text := range map[string]string{"ca.crt": me.CA, "identity.crt": me.Certificate, "identity.key": me.PrivateKey} {
+	for name, text := range map[string]string{"ca.crt": me.CA, "identity.crt": me.Certificate,
+		"identity.key": me.PrivateKey} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, s := range map[string]servers.Settings{"texts": me, "directory": {IdentityDir: dir}} {
-		if found, err := servers.New(s, nil).Identity(); err != nil || found.Who.Tenant != "prod" || found.Who.Cluster != cluster {
+		if found, err := servers.New(s, nil).Identity(); err != nil || found.Who.Tenant != "prod" ||
+			found.Who.Cluster != cluster {
 			t.Errorf("%s: %+v, %v", name, found.Who, err)
 		}
 	}
@@ -209,16 +216,18 @@ func TestIdentity(t *testing.T) {
 		want     error
 		says     string
 	}{
-		"none":          {servers.Settings{}, servers.ErrNoIdentity, "no operator identity"},
-		"unknown":       {servers.Settings{Unknown: true, CA: me.CA}, servers.ErrUnknown, "not applied yet"},
-		"no directory":  {servers.Settings{IdentityDir: dir + "/none"}, servers.ErrIdentity, "ca.crt"},
-		"agent":         {identity(t, ca, authority.RoleAgent, time.Now()), servers.ErrIdentity, "role agent"},
-		"expired":       {identity(t, newAged(t), authority.RoleOperator, time.Now().Add(-2*time.Hour)), servers.ErrIdentity, "ended at"},
+		"none":         {servers.Settings{}, servers.ErrNoIdentity, "no operator identity"},
+		"unknown":      {servers.Settings{Unknown: true, CA: me.CA}, servers.ErrUnknown, "not applied yet"},
+		"no directory": {servers.Settings{IdentityDir: dir + "/none"}, servers.ErrIdentity, "ca.crt"},
+		"agent":        {identity(t, ca, authority.RoleAgent, time.Now()), servers.ErrIdentity, "role agent"},
+		"expired": {identity(t, newAged(t), authority.RoleOperator, time.Now().Add(-2*time.Hour)),
+			servers.ErrIdentity, "ended at"},
 		"another's key": {otherKey, servers.ErrIdentity, "private key"},
 		"no CA":         {noCA, servers.ErrIdentity, "CA certificate"},
 	} {
 		_, err := servers.New(test.settings, nil).Identity()
-		if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "PRIVATE") {
+		if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.says) ||
+			strings.Contains(err.Error(), "PRIVATE") {
 			t.Errorf("%s: %v", name, err)
 		}
 		if servers.Advice(err) == "" {

@@ -77,9 +77,12 @@ func (c change) warning() (summary, detail string) {
 			lines = append(lines, fmt.Sprintf(rest, strings.Join(templates, ", ")))
 		}
 	}
-	say("Instances are replaced, one at a time, in the groups: %s.", "Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
-	say("Files are pushed to running instances of the groups: %s.", "Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
-	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are removed: %s.", "", c.empty, nil)
+	say("Instances are replaced, one at a time, in the groups: %s.",
+		"Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
+	say("Files are pushed to running instances of the groups: %s.",
+		"Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
+	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are "+
+		"removed: %s.", "", c.empty, nil)
 	if c.terminates {
 		lines = append(lines, "The shard is emptied: terminating is set.")
 	}

@@ -35,18 +35,24 @@ func TestChange(t *testing.T) {
 		{"nothing", `"p": ["a"]`, `"p": ["a", "b"]`, "", nil},
 		{"size", `{"template": "one"}`, `{"template": "one", "size": 9}`, "", nil},
 		{"push", `{"x": "1"}`, `{"x": "2"}`, "Files will be pushed to running instances", []string{
-			"Files are pushed to running instances of the groups: default/w.", "Likewise in dynamic groups with the templates: one.",
+			"Files are pushed to running instances of the groups: default/w.",
+			"Likewise in dynamic groups with the templates: one.",
 		}},
-		{"roll", `"kind": "aaa", "arch": "amd64"`, `"kind": "aaa", "arch": "arm64"`, "Instances will be replaced or deleted", []string{
-			"Instances are replaced, one at a time, in the groups: default/w.", "Likewise in dynamic groups with the templates: one.",
-		}},
-		{"template that its group overrides", `"args": {"a": 1}`, `"args": {"a": 3}`, "Instances will be replaced or deleted", []string{
-			"Likewise in dynamic groups with the templates: two.",
-		}},
+		{"roll", `"kind": "aaa", "arch": "amd64"`, `"kind": "aaa", "arch": "arm64"`,
+			"Instances will be replaced or deleted", []string{
+				"Instances are replaced, one at a time, in the groups: default/w.",
+				"Likewise in dynamic groups with the templates: one.",
+			}},
+		{"template that its group overrides", `"args": {"a": 1}`, `"args": {"a": 3}`,
+			"Instances will be replaced or deleted", []string{
+				"Likewise in dynamic groups with the templates: two.",
+			}},
 		{"removed", `"w": {"template": "one"}, `, ``, "Instances will be replaced or deleted", []string{
-			"Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are removed: default/w.",
+			"Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that " +
+				"are removed: default/w.",
 		}},
-		{"terminating", `"groups"`, `"terminating": true, "groups"`, "Instances will be replaced or deleted", []string{"The shard is emptied: terminating is set."}},
+		{"terminating", `"groups"`, `"terminating": true, "groups"`, "Instances will be replaced or deleted",
+			[]string{"The shard is emptied: terminating is set."}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			changed := strings.Replace(sample, tc.old, tc.new, 1)

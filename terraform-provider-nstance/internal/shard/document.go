@@ -68,7 +68,8 @@ func read(raw tftypes.Value) document {
 		}
 	case !typed:
 		d.diags.AddError("No shard configuration",
-			"What to do: write the shard in attributes, of which cluster and server are required, or give a whole document in config_jsonc.")
+			"What to do: write the shard in attributes, of which cluster and server are required, or give a whole "+
+				"document in config_jsonc.")
 	default:
 		reading := typedconfig.Read(attributes)
 		problems := reading.Problems()
@@ -101,7 +102,8 @@ func groupHashes(s *config.Shard) tftypes.Value {
 	out := map[string]tftypes.Value{}
 	for key, group := range merged {
 		out[key.String()] = tftypes.NewValue(typ.ElementType, map[string]tftypes.Value{
-			"infra": tftypes.NewValue(tftypes.String, group.InfraHash), "runtime": tftypes.NewValue(tftypes.String, group.RuntimeHash),
+			"infra":   tftypes.NewValue(tftypes.String, group.InfraHash),
+			"runtime": tftypes.NewValue(tftypes.String, group.RuntimeHash),
 		})
 	}
 	return tftypes.NewValue(typ, out)

@@ -10,7 +10,8 @@ import (
 )
 
 // ValidateConfig implements resource.ResourceWithValidateConfig: the server's own rules, at plan time.
-func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest, resp *resource.ValidateConfigResponse) {
+func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest,
+	resp *resource.ValidateConfigResponse) {
 	resp.Diagnostics.Append(read(req.Config.Raw).diags...)
 }
 
@@ -57,7 +58,8 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	resp.Plan.Raw = replaced(req.Plan.Raw, planned)
 }
 
-// rolling is `rolling_groups` after a change of what the state says. Where the configuration is the same, they are those of its last change.
+// rolling is `rolling_groups` after a change of what the state says. Where the configuration is the same, they are
+// those of its last change.
 func rolling(before, after document, state map[string]tftypes.Value) tftypes.Value {
 	switch {
 	case before.body != nil && bytes.Equal(before.body, after.body):

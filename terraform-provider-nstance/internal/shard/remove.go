@@ -40,7 +40,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(r.failure("Cannot destroy shard "+name, name, err))
 		return
 	}
-	token, terminating, failed := r.terminate(ctx, state, read(req.State.Raw), name, objstore.Token(textOf(attributes["etag"])))
+	token, terminating, failed := r.terminate(ctx, state, read(req.State.Raw), name,
+		objstore.Token(textOf(attributes["etag"])))
 	if failed != nil {
 		resp.Diagnostics.Append(failed)
 		return
@@ -60,7 +61,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		}
 		if now := fmt.Sprintf("%s; %s", &shard, &leader); now != said {
 			said = now
-			tflog.Info(ctx, "waiting until the shard is empty", map[string]any{"shard": name, "left": len(shard.left), "state": now})
+			tflog.Info(ctx, "waiting until the shard is empty", map[string]any{"shard": name, "left": len(shard.left),
+				"state": now})
 		}
 		return len(shard.left) == 0 && (leader.applied(token) || leader.leaderless()), nil
 	})
@@ -70,7 +72,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 			What:  fmt.Sprintf("Shard %s was not empty after %s", name, limit),
 			Where: r.bucket.Place(keys.InstancePrefix(name)),
 			Why:   fmt.Errorf("%s; %s", &shard, &leader),
-			Do: "The configuration is marked as terminating, so the leader goes on. Check that a server of the shard runs and look at its log, then destroy again: it " +
+			Do: "The configuration is marked as terminating, so the leader goes on. Check that a server of the " +
+				"shard runs and look at its log, then destroy again: it " +
 				"waits for the rest. Set timeouts.delete to wait longer.",
 		}.Error())
 		return
@@ -79,12 +82,15 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		return
 	}
 	if err := r.remove(ctx, name, leader.leaderless()); err != nil {
-		resp.Diagnostics.Append(r.failure("Shard "+name+" is empty, but what it left in the bucket cannot be removed", name, err))
+		resp.Diagnostics.Append(r.failure("Shard "+name+" is empty, but what it left in the bucket cannot be removed",
+			name, err))
 	}
 }
 
-// terminate marks the configuration as terminating and returns that version. One that is gone is written again: who leads may still have it.
-func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, have document, name string, seen objstore.Token) (objstore.Token, []byte, diag.Diagnostic) {
+// terminate marks the configuration as terminating and returns that version. One that is gone is written again: who
+// leads may still have it.
+func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, have document, name string,
+	seen objstore.Token) (objstore.Token, []byte, diag.Diagnostic) {
 	what := "Cannot mark shard " + name + " as terminating"
 	body, token, err := state.ReadConfig(ctx, name)
 	switch {
@@ -94,13 +100,16 @@ func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, hav
 		return "", nil, r.failure(what, name, err)
 	case token != seen:
 		return "", nil, diagnostic.Failure{
-			What: what, Where: r.bucket.Place(keys.Config(name)), Why: fmt.Errorf("the plan was made from version %s, and version %s is there now", seen, token),
-			Do: "Somebody else changed the configuration meanwhile. Look at what they changed with a new plan, then destroy again. Nothing was written.",
+			What: what, Where: r.bucket.Place(keys.Config(name)), Why: fmt.Errorf(
+				"the plan was made from version %s, and version %s is there now", seen, token),
+			Do: "Somebody else changed the configuration meanwhile. Look at what they changed with a new plan, then " +
+				"destroy again. Nothing was written.",
 		}.Error()
 	}
 	if have.shard == nil {
 		return "", nil, diagnostic.Failure{
-			What: what, Where: r.bucket.Place(keys.Config(name)), Why: errors.New("the configuration there is not valid, so the servers would not read it"),
+			What: what, Where: r.bucket.Place(keys.Config(name)), Why: errors.New(
+				"the configuration there is not valid, so the servers would not read it"),
 			Do: "Apply a valid configuration, then destroy again.",
 		}.Error()
 	}
@@ -179,8 +188,8 @@ func (c *contents) String() string {
 	return fmt.Sprintf("%d instances are left: %s", len(c.left), strings.Join(names, ", "))
 }
 
-// remove deletes everything of an empty shard, the configuration last: until then Terraform knows that there is something to destroy. The
-// lock of servers that run stays, because they would make it again.
+// remove deletes everything of an empty shard, the configuration last: until then Terraform knows that there is
+// something to destroy. The lock of servers that run stays, because they would make it again.
 func (r *Resource) remove(ctx context.Context, name string, leaderless bool) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {
@@ -200,7 +209,9 @@ func (r *Resource) remove(ctx context.Context, name string, leaderless bool) err
 	if leaderless {
 		doomed = append(doomed, keys.Leader(name))
 	}
-	err = bucket.ForEach(ctx, len(doomed), parallel, func(ctx context.Context, i int) error { return store.Delete(ctx, doomed[i]) })
+	err = bucket.ForEach(ctx, len(doomed), parallel, func(ctx context.Context, i int) error {
+		return store.Delete(ctx, doomed[i])
+	})
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,8 @@ func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _
 }
 
 func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
-	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.Config(name)), Why: err, Do: bucket.Advice(err)}.Error()
+	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.Config(name)), Why: err,
+		Do: bucket.Advice(err)}.Error()
 }
 
 // Create implements resource.Resource.
@@ -89,7 +90,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 			resp.Diagnostics.Append(diagnostic.Failure{
 				What: fmt.Sprintf("The %s changes from %q to %q", attribute, have, name),
 				Why:  errors.New("it was not known when the plan was made, and a shard cannot be renamed"),
-				Do:   "Plan and apply again: now that the name is known, the shard will be replaced. Or set the old name.",
+				Do: "Plan and apply again: now that the name is known, the shard will be replaced. Or set the old " +
+					"name.",
 			}.Error())
 		}
 	}
@@ -116,11 +118,13 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 
 func computed(d document, token objstore.Token) map[string]tftypes.Value {
 	return map[string]tftypes.Value{
-		"shard": textValue(d.name()), "cluster_id": textValue(d.cluster()), "etag": textValue(string(token)), "group_hashes": groupHashes(d.shard),
+		"shard": textValue(d.name()), "cluster_id": textValue(d.cluster()), "etag": textValue(string(token)),
+		"group_hashes": groupHashes(d.shard),
 	}
 }
 
-// write stores the configuration over the version that token names, or as a new one for "". What is there already is not written again.
+// write stores the configuration over the version that token names, or as a new one for "". What is there already is
+// not written again.
 func (r *Resource) write(ctx context.Context, want document, token objstore.Token) (objstore.Token, diag.Diagnostics) {
 	name := want.name()
 	fail := func(err error) (objstore.Token, diag.Diagnostics) {
@@ -150,16 +154,19 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	case token == "":
 		conflict.What = fmt.Sprintf("Shard %s has a configuration already", name)
 		conflict.Why = fmt.Errorf("version %s is there, and this resource did not write it", haveToken)
-		conflict.Do = fmt.Sprintf("If this resource should manage it, import it: terraform import <address of the nstance_shard> %s. "+
-			"If another Terraform configuration does, give this shard another name. Nothing was written.", name)
+		conflict.Do = fmt.Sprintf(
+			"If this resource should manage it, import it: terraform import <address of the nstance_shard> %s. "+
+				"If another Terraform configuration does, give this shard another name. Nothing was written.", name)
 	case missing:
 		conflict.What = fmt.Sprintf("The configuration of shard %s was removed meanwhile", name)
 		conflict.Why = fmt.Errorf("the plan was made from version %s, and nothing is there now", token)
-		conflict.Do = "Somebody else destroys this shard. If it should live, plan and apply again: the configuration will be created anew. Nothing was written."
+		conflict.Do = "Somebody else destroys this shard. If it should live, plan and apply again: the " +
+			"configuration will be created anew. Nothing was written."
 	default:
 		conflict.What = fmt.Sprintf("The configuration of shard %s was changed meanwhile", name)
 		conflict.Why = fmt.Errorf("the plan was made from version %s, and version %s is there now", token, haveToken)
-		conflict.Do = "Somebody else applied at the same time, or pushed a configuration. Plan again: the plan will show what they changed, and apply it if you " +
+		conflict.Do = "Somebody else applied at the same time, or pushed a configuration. Plan again: the plan will " +
+			"show what they changed, and apply it if you " +
 			"want to undo that. Nothing was written."
 	}
 	return "", diag.Diagnostics{conflict.Error()}
@@ -191,8 +198,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)
 }
 
-// refresh puts a configuration that was read into the state: into the attributes, if it was written from attributes, or else into
-// config_jsonc.
+// refresh puts a configuration that was read into the state: into the attributes, if it was written from attributes, or
+// else into config_jsonc.
 func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token objstore.Token) diag.Diagnostics {
 	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
 	imported := attributes["etag"].IsNull()
@@ -200,7 +207,8 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 	s, problems := config.Parse(keys.Config(name), body)
 	if s == nil {
 		diags.Append(diagnostic.Failure{
-			What: fmt.Sprintf("The configuration of shard %s in the bucket is not valid", name), Where: r.bucket.Place(keys.Config(name)), Why: problems.Err(),
+			What:  fmt.Sprintf("The configuration of shard %s in the bucket is not valid", name),
+			Where: r.bucket.Place(keys.Config(name)), Why: problems.Err(),
 			Do: "The servers keep the last one that was valid. Apply this configuration to replace it.",
 		}.Warning())
 	}
@@ -232,10 +240,12 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 }
 
 // ImportState implements resource.ResourceWithImportState. The ID is the shard's name.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest, resp *resource.ImportStateResponse) {
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
 	if err := ident.ValidateName(req.ID); err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err, Do: "Import by the name of the shard: terraform import <address of the nstance_shard> dev-1",
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by the name of the shard: terraform import <address of the nstance_shard> dev-1",
 		}.Error())
 		return
 	}
@@ -243,7 +253,9 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 }
 
 // timeout reads one of the resource's time-outs.
-func timeout(ctx context.Context, get func(context.Context, path.Path, any) diag.Diagnostics, of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics), fallback time.Duration) (time.Duration, diag.Diagnostics) {
+func timeout(ctx context.Context, get func(context.Context, path.Path, any) diag.Diagnostics,
+	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics),
+	fallback time.Duration) (time.Duration, diag.Diagnostics) {
 	var value timeouts.Value
 	diags := get(ctx, path.Root("timeouts"), &value)
 	if diags.HasError() {

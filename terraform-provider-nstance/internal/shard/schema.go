@@ -1,7 +1,7 @@
 // Package shard owns the resource nstance_shard: the configuration of one shard, `config/{shard}.jsonc`.
 //
-// Invariant: the configuration is written only if it is valid by the server's own rules, and only over the version that the plan was made
-// from; and it is removed only when the shard has no instances and nobody can make new ones.
+// Invariant: the configuration is written only if it is valid by the server's own rules, and only over the version that
+// the plan was made from; and it is removed only when the shard has no instances and nobody can make new ones.
 package shard
 
 import (
@@ -20,11 +20,13 @@ import (
 func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	attributes := typedconfig.Attributes()
 	attributes["config_jsonc"] = schema.StringAttribute{
-		MarkdownDescription: "The whole configuration as one JSON document with comments, instead of the attributes. It is written to the bucket as it is.",
-		Optional:            true,
+		MarkdownDescription: "The whole configuration as one JSON document with comments, instead of the " +
+			"attributes. It is written to the bucket as it is.",
+		Optional: true,
 	}
 	attributes["wait_for_leader"] = schema.BoolAttribute{
-		MarkdownDescription: "Wait until the shard's leader has applied the configuration. A time-out is an error when the shard is updated, and a warning when it is " +
+		MarkdownDescription: "Wait until the shard's leader has applied the configuration. A time-out is an error " +
+			"when the shard is updated, and a warning when it is " +
 			"created: an error would mark the new shard as tainted, and the next apply would empty it.",
 		Optional: true,
 	}
@@ -49,7 +51,8 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed:            true,
 	}
 	attributes["rolling_groups"] = schema.ListAttribute{
-		MarkdownDescription: "Static groups whose instances are replaced, one at a time, because what they are made from changes, as `tenant/name`: in a plan, those that the change will replace; afterwards, " +
+		MarkdownDescription: "Static groups whose instances are replaced, one at a time, because what they are made " +
+			"from changes, as `tenant/name`: in a plan, those that the change will replace; afterwards, " +
 			"those that the last change did. Dynamic groups follow their templates; the plan's warning names those.",
 		Computed: true, ElementType: types.StringType,
 	}
@@ -68,15 +71,19 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		}},
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep alive. Write it in attributes or in `config_jsonc`.\n\n" +
-			"Destroying it first marks the configuration as terminating, waits until the shard's leader has emptied the shard, and then removes the configuration and " +
-			"everything that the shard left in the bucket. The election lock stays if servers still run. Let what the servers run on be destroyed after this resource.",
+		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep " +
+			"alive. Write it in attributes or in `config_jsonc`.\n\n" +
+			"Destroying it first marks the configuration as terminating, waits until the shard's leader has emptied " +
+			"the shard, and then removes the configuration and " +
+			"everything that the shard left in the bucket. The election lock stays if servers still run. Let what " +
+			"the servers run on be destroyed after this resource.",
 		Attributes: attributes,
 	}
 }
 
 func hashesType() tftypes.Map {
-	return tftypes.Map{ElementType: tftypes.Object{AttributeTypes: map[string]tftypes.Type{"infra": tftypes.String, "runtime": tftypes.String}}}
+	return tftypes.Map{ElementType: tftypes.Object{AttributeTypes: map[string]tftypes.Type{"infra": tftypes.String,
+		"runtime": tftypes.String}}}
 }
 
 // rollingGroups is the value of `rolling_groups`.

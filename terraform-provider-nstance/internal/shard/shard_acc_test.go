@@ -112,7 +112,8 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 				Config: typed(b, options{size: 2}),
 				Check: func(s *terraform.State) error {
 					shard, token := mustRead(t, b)
-					if got := shard.Groups["prod"]["others"]; got.MaxSurge == nil || *got.MaxSurge != 2 || got.Size == nil || *got.Size != 0 {
+					if got := shard.Groups["prod"]["others"]; got.MaxSurge == nil || *got.MaxSurge != 2 ||
+						got.Size == nil || *got.Size != 0 {
 						return fmt.Errorf("group as written: %+v", got)
 					}
 					merged, _ := shard.Merged(config.Groups{})
@@ -121,8 +122,10 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 						resource.TestCheckResourceAttr(address, "etag", string(token)),
 						resource.TestCheckResourceAttr(address, "shard", "dev-1"),
 						resource.TestCheckResourceAttr(address, "cluster_id", "example"),
-						resource.TestCheckResourceAttr(address, "group_hashes.default/workers.infra", workers.InfraHash),
-						resource.TestCheckResourceAttr(address, "group_hashes.default/workers.runtime", workers.RuntimeHash),
+						resource.TestCheckResourceAttr(address, "group_hashes.default/workers.infra",
+							workers.InfraHash),
+						resource.TestCheckResourceAttr(address, "group_hashes.default/workers.runtime",
+							workers.RuntimeHash),
 					)(s)
 				},
 			},
@@ -133,8 +136,10 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 				}},
 			},
 			{
-				ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true, ImportStateVerifyIdentifierAttribute: "shard",
-				ImportStateVerifyIgnore: []string{"server.request_timeout", "server.default_drain_timeout"}, // 1m0s is read back as 1m
+				ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true,
+				ImportStateVerifyIdentifierAttribute: "shard",
+				// 1m0s is read back as 1m
+				ImportStateVerifyIgnore: []string{"server.request_timeout", "server.default_drain_timeout"},
 			},
 			{ // An apply that waits is seen to arrive.
 				PreConfig: func() { acctest.Lead(t, b, false) },
@@ -157,7 +162,8 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 					workers := shard.Groups["default"]["workers"]
 					workers.Size = &five
 					shard.Groups["default"]["workers"] = workers
-					if _, err := b.State(t).WriteConfig(context.Background(), acctest.Shard, config.Encode(shard), token); err != nil {
+					if _, err := b.State(t).WriteConfig(context.Background(), acctest.Shard, config.Encode(shard),
+						token); err != nil {
 						t.Fatal(err)
 					}
 				},
@@ -184,7 +190,8 @@ func TestAccLifecycleVersitygw(t *testing.T) {
 }
 
 func jsonc(b acctest.Bucket, document string) string {
-	return b.Provider() + fmt.Sprintf("resource \"nstance_shard\" \"test\" {\n  config_jsonc = <<-EOT\n%s\n  EOT\n}\n", strings.ReplaceAll(document, "${", "$${"))
+	return b.Provider() + fmt.Sprintf("resource \"nstance_shard\" \"test\" {\n  config_jsonc = <<-EOT\n%s\n  EOT\n}\n",
+		strings.ReplaceAll(document, "${", "$${"))
 }
 
 const document = `{
@@ -213,7 +220,8 @@ func TestAccDocument(t *testing.T) {
 				},
 			},
 			{Config: jsonc(b, fmt.Sprintf(document, "dev-1")), PlanOnly: true},
-			{ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true, ImportStateVerifyIdentifierAttribute: "shard"},
+			{ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true,
+				ImportStateVerifyIdentifierAttribute: "shard"},
 			{ // Another name is another shard.
 				Config: jsonc(b, fmt.Sprintf(document, "dev-2")),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
@@ -228,7 +236,8 @@ func TestAccDocument(t *testing.T) {
 			},
 			{ // What is not valid any more is shown as drift, and replaced.
 				PreConfig: func() {
-					if _, err := b.Put(context.Background(), keys.Config("dev-2"), []byte("{"), objstore.Always()); err != nil {
+					if _, err := b.Put(context.Background(), keys.Config("dev-2"), []byte("{"),
+						objstore.Always()); err != nil {
 						t.Fatal(err)
 					}
 				},
@@ -249,7 +258,8 @@ func TestAccTenMistakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cli := acctest.NewCLI(t, b.Provider()+`resource "nstance_shard" "test" { config_jsonc = file("ten-mistakes.jsonc") }`)
+	cli := acctest.NewCLI(t, b.Provider()+
+		`resource "nstance_shard" "test" { config_jsonc = file("ten-mistakes.jsonc") }`)
 	cli.Write(t, "ten-mistakes.jsonc", string(src))
 	out, err := cli.Try("plan", "-no-color")
 	if err == nil {
@@ -260,7 +270,8 @@ func TestAccTenMistakes(t *testing.T) {
 	}
 	_, problems := config.Parse("", src)
 	for _, p := range problems {
-		if where := fmt.Sprintf("line %d, column %d: %s: ", p.Line, p.Col, p.Path); !strings.Contains(squeeze(out), where) {
+		if where := fmt.Sprintf("line %d, column %d: %s: ", p.Line, p.Col, p.Path); !strings.Contains(squeeze(out),
+			where) {
 			t.Errorf("nothing says %q", where)
 		}
 	}
@@ -281,7 +292,8 @@ func squeeze(s string) string {
 func TestAccMistakesInAttributes(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
-	broken := strings.NewReplacer(`"1m0s"`, `"-1m"`, `arch        = "amd64"`, `arch        = "amd46"`, `"{{ .Instance.ID }}"`, `"{{ .Instance.Id }}"`, `size = 2`, `size = -2`,
+	broken := strings.NewReplacer(`"1m0s"`, `"-1m"`, `arch        = "amd64"`, `arch        = "amd46"`,
+		`"{{ .Instance.ID }}"`, `"{{ .Instance.Id }}"`, `size = 2`, `size = -2`,
 		`prod = {}`, `default = {}`).Replace(typed(b, options{size: 2}))
 	cli := acctest.NewCLI(t, broken)
 	out, err := cli.Try("validate", "-json")
@@ -328,8 +340,10 @@ func TestAccEitherAttributesOrDocument(t *testing.T) {
 	resource.Test(t, resource.TestCase{
 		ProtoV6ProviderFactories: acctest.Factories(),
 		Steps: []resource.TestStep{
-			{Config: b.Provider() + `resource "nstance_shard" "test" {}`, ExpectError: regexp.MustCompile(`No shard configuration`)},
-			{Config: typed(b, options{extra: `config_jsonc = "{}"`}), ExpectError: regexp.MustCompile(`Two shard configurations`)},
+			{Config: b.Provider() + `resource "nstance_shard" "test" {}`,
+				ExpectError: regexp.MustCompile(`No shard configuration`)},
+			{Config: typed(b, options{extra: `config_jsonc = "{}"`}), ExpectError: regexp.MustCompile(
+				`Two shard configurations`)},
 		},
 	})
 }
@@ -379,7 +393,8 @@ func TestAccPlanNeedsNoBucket(t *testing.T) {
 	cli := acctest.NewCLI(t, typed(b, options{size: 2}))
 	cli.Run(t, "plan", "-out=plan")
 	out, err := cli.Try("apply", "-no-color", "plan")
-	if err == nil || !strings.Contains(out, "What to do:") || !strings.Contains(squeeze(out), "Where: directory /dev/null/no/such/directory, config/dev-1.jsonc") {
+	if err == nil || !strings.Contains(out, "What to do:") || !strings.Contains(squeeze(out),
+		"Where: directory /dev/null/no/such/directory, config/dev-1.jsonc") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
@@ -392,7 +407,8 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 
 	cli.Write(t, "main.tf", typed(b, options{size: 2, message: "new"}))
 	out := squeeze(cli.Run(t, "plan", "-no-color"))
-	for _, want := range []string{"Files will be pushed", "to running instances of the groups: default/workers, prod/others.", "templates: worker."} {
+	for _, want := range []string{"Files will be pushed",
+		"to running instances of the groups: default/workers, prod/others.", "templates: worker."} {
 		if !strings.Contains(out, want) {
 			t.Errorf("nothing says %q", want)
 		}
@@ -405,11 +421,13 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	if got := rolling(t, cli); !slices.Equal(got, []string{"default/workers", "prod/others"}) {
 		t.Errorf("the plan says that %v roll", got)
 	}
-	if want := "Instances are replaced, one at a time, in the groups: default/workers, prod/others."; !strings.Contains(out, want) {
+	if want := "Instances are replaced, one at a time, in the groups: default/workers, prod/others."; !strings.Contains(
+		out, want) {
 		t.Errorf("nothing says %q:\n%s", want, out)
 	}
 	cli.Write(t, "main.tf", typed(b, options{size: 7}))
-	if out = cli.Run(t, "plan", "-no-color"); strings.Contains(out, "Warning: Files") || strings.Contains(out, "Warning: Instances") {
+	if out = cli.Run(t, "plan", "-no-color"); strings.Contains(out, "Warning: Files") ||
+		strings.Contains(out, "Warning: Instances") {
 		t.Errorf("a size replaces nothing:\n%s", out)
 	}
 	if got := rolling(t, cli); len(got) > 0 {
@@ -453,7 +471,8 @@ func TestAccTwoApplies(t *testing.T) {
 	// Who does not know of the shard cannot overwrite it.
 	second := acctest.NewCLI(t, typed(b, options{size: 1}))
 	out, err := second.Try("apply", "-auto-approve", "-no-color")
-	if err == nil || !strings.Contains(out, "Shard dev-1 has a configuration already") || !strings.Contains(squeeze(out), "import <address of the nstance_shard> dev-1") {
+	if err == nil || !strings.Contains(out, "Shard dev-1 has a configuration already") ||
+		!strings.Contains(squeeze(out), "import <address of the nstance_shard> dev-1") {
 		t.Fatalf("%v\n%s", err, out)
 	}
 
@@ -480,7 +499,8 @@ func TestAccTwoApplies(t *testing.T) {
 			lost = append(lost, r.out)
 		}
 	}
-	if len(lost) != 1 || !strings.Contains(lost[0], "The configuration of shard dev-1 was changed meanwhile") || !strings.Contains(squeeze(lost[0]), "Plan again") {
+	if len(lost) != 1 || !strings.Contains(lost[0], "The configuration of shard dev-1 was changed meanwhile") ||
+		!strings.Contains(squeeze(lost[0]), "Plan again") {
 		t.Fatalf("%d lost: %s", len(lost), strings.Join(lost, "\n"))
 	}
 	first.Run(t, "apply", "-auto-approve")
@@ -500,7 +520,9 @@ func TestAccDestroyTimesOut(t *testing.T) {
 	defer cancel()
 	acctest.Eventually(ctx, t, "two instances", func() bool { return len(b.Keys(t)) >= 5 })
 	out, err := cli.Try("destroy", "-auto-approve", "-no-color")
-	if err == nil || !regexp.MustCompile(`2 instances are left: wrk\w+ of default/workers \(deleting since`).MatchString(squeeze(out)) {
+	if err == nil ||
+		!regexp.MustCompile(`2 instances are left: wrk\w+ of default/workers \(deleting since`).MatchString(
+			squeeze(out)) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	if shard, _ := mustRead(t, b); !shard.Terminating {
@@ -525,7 +547,9 @@ func TestAccDestroyWithoutLeader(t *testing.T) {
 		if died {
 			leader := acctest.Lead(t, b, false)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			acctest.Eventually(ctx, t, "a lock", func() bool { return slices.Contains(b.Keys(t), keys.Leader(acctest.Shard)) })
+			acctest.Eventually(ctx, t, "a lock", func() bool {
+				return slices.Contains(b.Keys(t), keys.Leader(acctest.Shard))
+			})
 			cancel()
 			leader.Kill()
 		}
@@ -539,14 +563,20 @@ func TestAccDestroyWithoutLeader(t *testing.T) {
 func TestAccWaitTimesOut(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
-	cli := acctest.NewCLI(t, typed(b, options{size: 0, extra: "wait_for_leader = true\ntimeouts = { create = \"1s\", update = \"1s\" }"}))
+	cli := acctest.NewCLI(t,
+		typed(b, options{size: 0, extra: "wait_for_leader = true\ntimeouts = { create = \"1s\", update = \"1s\" }"}))
 	out := squeeze(cli.Run(t, "apply", "-auto-approve", "-no-color"))
-	if !strings.Contains(out, "Warning: The configuration of shard dev-1 is written, but its leader did not apply it within 1s") || !strings.Contains(out, "nobody has led") {
+	if !strings.Contains(out,
+		"Warning: The configuration of shard dev-1 is written, but its leader did not apply it within 1s") ||
+		!strings.Contains(out, "nobody has led") {
 		t.Errorf("creating: %s", out)
 	}
-	cli.Write(t, "main.tf", typed(b, options{size: 1, extra: "wait_for_leader = true\ntimeouts = { create = \"1s\", update = \"1s\" }"}))
+	cli.Write(t, "main.tf",
+		typed(b, options{size: 1, extra: "wait_for_leader = true\ntimeouts = { create = \"1s\", update = \"1s\" }"}))
 	out, err := cli.Try("apply", "-auto-approve", "-no-color")
-	if err == nil || !strings.Contains(squeeze(out), "Error: The configuration of shard dev-1 is written, but its leader did not apply it within 1s") {
+	if err == nil ||
+		!strings.Contains(squeeze(out),
+			"Error: The configuration of shard dev-1 is written, but its leader did not apply it within 1s") {
 		t.Errorf("updating: %v\n%s", err, out)
 	}
 	if out := cli.Run(t, "plan", "-no-color"); !strings.Contains(out, "No changes") {

@@ -22,7 +22,8 @@ import (
 )
 
 // wait does what `wait_for_leader` says: it waits until the lock says that the leader has applied the version.
-func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
+func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token,
+	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
 	var wanted types.Bool
 	if diags := plan.GetAttribute(ctx, path.Root("wait_for_leader"), &wanted); diags.HasError() {
 		return diags[0]
@@ -46,7 +47,8 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 		if err := watch.look(ctx); err != nil {
 			return false, err
 		}
-		tflog.Info(ctx, "waiting for the leader to apply the configuration", map[string]any{"shard": name, "leader": watch.String(), "etag": string(token)})
+		tflog.Info(ctx, "waiting for the leader to apply the configuration",
+			map[string]any{"shard": name, "leader": watch.String(), "etag": string(token)})
 		return watch.applied(token), nil
 	})
 	switch {
@@ -56,11 +58,14 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 		return r.failure("The configuration of shard "+name+" is written, but waiting for its leader failed", name, err)
 	}
 	return diagnostic.Failure{
-		What:  fmt.Sprintf("The configuration of shard %s is written, but its leader did not apply it within %s", name, limit),
+		What: fmt.Sprintf("The configuration of shard %s is written, but its leader did not apply it within %s", name,
+			limit),
 		Where: r.bucket.Place(keys.Leader(name)),
 		Why:   fmt.Errorf("the lock does not name version %s as applied: %s", token, &watch),
-		Do: "Check that a server of the shard runs and look at its log: it says why it does not apply a configuration. " +
-			"The configuration stays where it is and is applied as soon as a server leads. Set timeouts to wait longer.",
+		Do: "Check that a server of the shard runs and look at its log: it says why it does not apply a " +
+			"configuration. " +
+			"The configuration stays where it is and is applied as soon as a server leads. Set timeouts to wait " +
+			"longer.",
 	}.Error()
 }
 
@@ -94,8 +99,8 @@ func (w *leaderWatch) applied(token objstore.Token) bool {
 	return w.there && w.lock.AppliedETag == string(token)
 }
 
-// leaderless reports whether it is certain that nobody leads: there is no lock, or it was released, or it was not renewed for as long as it
-// holds, as we saw ourselves: other machines' clocks do not count.
+// leaderless reports whether it is certain that nobody leads: there is no lock, or it was released, or it was not
+// renewed for as long as it holds, as we saw ourselves: other machines' clocks do not count.
 func (w *leaderWatch) leaderless() bool {
 	return !w.there || w.lock.Released || time.Since(w.since) > w.lock.Lease()+w.lock.Renew()
 }
@@ -111,5 +116,6 @@ func (w *leaderWatch) String() string {
 	case w.lock.AppliedETag == "":
 		return fmt.Sprintf("%s leads in term %d and has applied nothing", w.lock.LeaderID, w.lock.Term)
 	}
-	return fmt.Sprintf("%s leads in term %d and has applied version %s", w.lock.LeaderID, w.lock.Term, w.lock.AppliedETag)
+	return fmt.Sprintf("%s leads in term %d and has applied version %s", w.lock.LeaderID, w.lock.Term,
+		w.lock.AppliedETag)
 }

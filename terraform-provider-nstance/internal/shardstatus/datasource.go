@@ -1,7 +1,7 @@
 // Package shardstatus owns the data source nstance_shard_status: what the bucket tells of a shard that runs.
 //
-// Invariant: it only reads, needs no encryption key and no server, and says of an instance only what its record says: whether it is healthy, the
-// servers know.
+// Invariant: it only reads, needs no encryption key and no server, and says of an instance only what its record says:
+// whether it is healthy, the servers know.
 package shardstatus
 
 import (
@@ -79,21 +79,25 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 		return schema.BoolAttribute{MarkdownDescription: doc, Computed: true}
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "What the bucket tells of a shard: who leads, which configuration is applied, how many instances its groups have. It needs neither the encryption key nor a server. " +
+		MarkdownDescription: "What the bucket tells of a shard: who leads, which configuration is applied, how many " +
+			"instances its groups have. It needs neither the encryption key nor a server. " +
 			"Let it depend on what should have happened before, such as an `nstance_shard` with `wait_for_leader`.",
 		Attributes: map[string]schema.Attribute{
 			"shard": schema.StringAttribute{
-				MarkdownDescription: "Name of the shard.", Required: true, Validators: []validator.String{name.Valid("shard", ident.ValidateName)},
+				MarkdownDescription: "Name of the shard.", Required: true,
+				Validators: []validator.String{name.Valid("shard", ident.ValidateName)},
 			},
-			"cluster_id":   text("Name of the cluster."),
-			"config_etag":  text("Version of the configuration in the bucket."),
-			"applied_etag": text("Version that the leader has applied, or that the last one had; null if none has applied any."),
-			"applied":      boolean("Whether the leader has applied the version in the bucket."),
-			"generation":   number("How many configurations the shard's leaders have applied so far."),
-			"terminating":  boolean("Whether the configuration tells the shard to empty itself."),
+			"cluster_id":  text("Name of the cluster."),
+			"config_etag": text("Version of the configuration in the bucket."),
+			"applied_etag": text(
+				"Version that the leader has applied, or that the last one had; null if none has applied any."),
+			"applied":     boolean("Whether the leader has applied the version in the bucket."),
+			"generation":  number("How many configurations the shard's leaders have applied so far."),
+			"terminating": boolean("Whether the configuration tells the shard to empty itself."),
 			"leader": schema.SingleNestedAttribute{
-				MarkdownDescription: "Who leads by the shard's lock; null if nobody has yet, or the last one resigned. A leader that died is named until another takes over: `renewed_at` tells.",
-				Computed:            true,
+				MarkdownDescription: "Who leads by the shard's lock; null if nobody has yet, or the last one " +
+					"resigned. A leader that died is named until another takes over: `renewed_at` tells.",
+				Computed: true,
 				Attributes: map[string]schema.Attribute{
 					"id":                text("ID of the server."),
 					"term":              number("Term, which rises with each change of the leader."),
@@ -104,8 +108,9 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 				},
 			},
 			"groups": schema.MapNestedAttribute{
-				MarkdownDescription: "The groups by `tenant/name`, those in the configuration that is applied and dynamic ones. Instances count by their records in the bucket.",
-				Computed:            true,
+				MarkdownDescription: "The groups by `tenant/name`, those in the configuration that is applied and " +
+					"dynamic ones. Instances count by their records in the bucket.",
+				Computed: true,
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
 					"static":      boolean("Whether it is from the shard's configuration."),
 					"template":    text("Name of its template."),
@@ -127,7 +132,8 @@ func (d *DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp 
 	}
 	if err := m.look(ctx, d.bucket); err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot read the status of shard " + m.Shard.ValueString(), Where: d.bucket.Place(keys.Config(m.Shard.ValueString())), Why: err, Do: advice(err),
+			What:  "Cannot read the status of shard " + m.Shard.ValueString(),
+			Where: d.bucket.Place(keys.Config(m.Shard.ValueString())), Why: err, Do: advice(err),
 		}.Error())
 		return
 	}

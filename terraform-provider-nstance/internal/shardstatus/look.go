@@ -70,8 +70,10 @@ func (m *model) leadership(ctx context.Context, state *clusterstate.State, name 
 	}
 	m.Applied = types.BoolValue(lock.AppliedETag == m.ConfigETag.ValueString())
 	m.Leader = &leaderModel{
-		ID: types.StringValue(lock.LeaderID), Term: types.Int64Value(int64(lock.Term)), RenewedAt: types.StringValue(lock.RenewedAt.UTC().Format(time.RFC3339)),
-		OperatorAddr: types.StringValue(lock.Addresses.Operator), RegistrationAddr: types.StringValue(lock.Addresses.Registration), AgentAddr: types.StringValue(lock.Addresses.Agent),
+		ID: types.StringValue(lock.LeaderID), Term: types.Int64Value(int64(lock.Term)),
+		RenewedAt:    types.StringValue(lock.RenewedAt.UTC().Format(time.RFC3339)),
+		OperatorAddr: types.StringValue(lock.Addresses.Operator), RegistrationAddr: types.StringValue(
+			lock.Addresses.Registration), AgentAddr: types.StringValue(lock.Addresses.Agent),
 	}
 	return nil
 }
@@ -124,8 +126,10 @@ func (m *model) count(ctx context.Context, state *clusterstate.State, shard *con
 	for key, group := range merged {
 		n := byGroup[key]
 		m.Groups[key.String()] = groupModel{
-			Static: types.BoolValue(group.Static), Template: types.StringValue(group.Template), Size: types.Int64Value(int64(group.Size)),
-			ActualSize: types.Int64Value(n.actual), Registered: types.Int64Value(n.registered), Deleting: types.Int64Value(n.deleting),
+			Static: types.BoolValue(group.Static), Template: types.StringValue(group.Template),
+			Size:       types.Int64Value(int64(group.Size)),
+			ActualSize: types.Int64Value(n.actual), Registered: types.Int64Value(n.registered),
+			Deleting: types.Int64Value(n.deleting),
 		}
 	}
 	return nil

@@ -36,14 +36,17 @@ func TestAccShardStatus(t *testing.T) {
 	run := func(steps ...resource.TestStep) {
 		resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(), Steps: steps})
 	}
-	run(resource.TestStep{Config: text, ExpectError: regexp.MustCompile(`(?s)Cannot read the status of shard dev-1.*Create\s+the\s+shard`)}, resource.TestStep{Config: b.Provider()})
+	run(resource.TestStep{Config: text, ExpectError: regexp.MustCompile(
+		`(?s)Cannot read the status of shard dev-1.*Create\s+the\s+shard`)}, resource.TestStep{Config: b.Provider()})
 
 	server := acctest.Serve(t, b)
 	upsert := func(name string, size uint32) {
-		err := server.Client(t, "default").Call(context.Background(), acctest.Shard, func(ctx context.Context, c servers.Client) error {
-			_, err := c.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: name, Template: "worker", Size: &size})
-			return err
-		})
+		err := server.Client(t, "default").Call(context.Background(), acctest.Shard,
+			func(ctx context.Context, c servers.Client) error {
+				_, err := c.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: name, Template: "worker",
+					Size: &size})
+				return err
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,12 +68,17 @@ func TestAccShardStatus(t *testing.T) {
 	})
 	t.Setenv(acctest.KeyVariable, "") // no key is needed
 	run(
-		resource.TestStep{Config: text, Check: has("cluster_id", "example", "applied", "true", "generation", "1", "terminating", "false", "leader.id", "server-1", "leader.term", "1",
-			"leader.operator_addr", server.Operator, "groups.%", "2", "groups.default/static.static", "true", "groups.default/static.size", "0", "groups.default/static.actual_size", "0",
-			"groups.default/fleet.static", "false", "groups.default/fleet.size", "1", "groups.default/fleet.actual_size", "1", "groups.default/fleet.registered", "1",
+		resource.TestStep{Config: text, Check: has("cluster_id", "example", "applied", "true", "generation", "1",
+			"terminating", "false", "leader.id", "server-1", "leader.term", "1",
+			"leader.operator_addr", server.Operator, "groups.%", "2", "groups.default/static.static", "true",
+			"groups.default/static.size", "0", "groups.default/static.actual_size", "0",
+			"groups.default/fleet.static", "false", "groups.default/fleet.size", "1",
+			"groups.default/fleet.actual_size", "1", "groups.default/fleet.registered", "1",
 			"groups.default/fleet.deleting", "0", "groups.default/fleet.template", "worker")},
-		resource.TestStep{Config: text, Check: resource.TestCheckResourceAttrPair(address, "config_etag", address, "applied_etag")},
+		resource.TestStep{Config: text, Check: resource.TestCheckResourceAttrPair(address, "config_etag", address,
+			"applied_etag")},
 	)
 	server.Stop()
-	run(resource.TestStep{Config: text, Check: has("leader.id", "", "applied", "false", "groups.default/fleet.actual_size", "1")})
+	run(resource.TestStep{Config: text, Check: has("leader.id", "", "applied", "false",
+		"groups.default/fleet.actual_size", "1")})
 }

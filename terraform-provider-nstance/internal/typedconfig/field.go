@@ -1,5 +1,6 @@
-// Package typedconfig owns how a shard configuration is written in HCL: the schema of its attributes, and the way from attribute values to
-// [config.Shard] and back. All three come from the fields of that type, so that they cannot differ from it or from each other.
+// Package typedconfig owns how a shard configuration is written in HCL: the schema of its attributes, and the way from
+// attribute values to [config.Shard] and back. All three come from the fields of that type, so that they cannot differ
+// from it or from each other.
 //
 // Names and shapes are those of the JSON document, with these differences:
 //   - Durations are texts, as in JSON.
@@ -7,7 +8,8 @@
 //   - `groups` is one map with keys `tenant/group`, since Terraform has no maps of maps of objects.
 //   - What [excluded] names is not there.
 //
-// Invariant: for a shard that was read from JSON, Read(Write(shard)) is that shard, but for `$schema` and for what is written but empty.
+// Invariant: for a shard that was read from JSON, Read(Write(shard)) is that shard, but for `$schema` and for what is
+// written but empty.
 package typedconfig
 
 import (

@@ -35,8 +35,9 @@ func ReadGroup(attributes map[string]tftypes.Value) GroupReading {
 	return out
 }
 
-// Problems returns what is wrong with the group by itself: the rest is for the server to say, which knows the shard's configuration. Of a group that
-// is not all known, it is only what cannot be read. Paths begin at the group, see [GroupAttributePath].
+// Problems returns what is wrong with the group by itself: the rest is for the server to say, which knows the shard's
+// configuration. Of a group that is not all known, it is only what cannot be read. Paths begin at the group, see
+// [GroupAttributePath].
 func (r GroupReading) Problems() config.Problems {
 	if len(r.malformed) > 0 || !r.Known() {
 		return r.malformed
@@ -51,7 +52,8 @@ func (r GroupReading) Problems() config.Problems {
 	return problems
 }
 
-// WriteGroup returns the values of the attributes of [GroupAttributes], by name. Types are those of the resource's schema. What is not set is null.
+// WriteGroup returns the values of the attributes of [GroupAttributes], by name. Types are those of the resource's
+// schema. What is not set is null.
 func WriteGroup(spec config.GroupSpec, types map[string]tftypes.Type) map[string]tftypes.Value {
 	return write(reflect.ValueOf(spec), types)
 }

@@ -59,11 +59,12 @@ func TestGroupProblems(t *testing.T) {
 		with           any
 		path, contains string
 	}{
-		"size":           {-1, "size", "cannot be negative"},
-		"args_json":      {`{"a": 1,,}`, "args_json", "line 1"},
-		"drain_timeout":  {"soon", "drain_timeout", "not a duration"},
-		"max_unhealthy":  {"many", "max_unhealthy", "many"},
-		"instance_types": {[]tftypes.Value{tftypes.NewValue(tftypes.String, nil)}, "instance_types[0]", "cannot be null"},
+		"size":          {-1, "size", "cannot be negative"},
+		"args_json":     {`{"a": 1,,}`, "args_json", "line 1"},
+		"drain_timeout": {"soon", "drain_timeout", "not a duration"},
+		"max_unhealthy": {"many", "max_unhealthy", "many"},
+		"instance_types": {[]tftypes.Value{tftypes.NewValue(tftypes.String, nil)}, "instance_types[0]",
+			"cannot be null"},
 	} {
 		values := map[string]tftypes.Value{}
 		for attribute, v := range good {
@@ -71,7 +72,8 @@ func TestGroupProblems(t *testing.T) {
 		}
 		values[name] = tftypes.NewValue(groupTypes(t)[name], test.with)
 		problems := typedconfig.ReadGroup(values).Problems()
-		if len(problems) != 1 || typedconfig.GroupAttributePath(problems[0].Path).String() != test.path || !strings.Contains(problems[0].Message, test.contains) {
+		if len(problems) != 1 || typedconfig.GroupAttributePath(problems[0].Path).String() != test.path ||
+			!strings.Contains(problems[0].Message, test.contains) {
 			t.Errorf("%s: %v", name, problems)
 		}
 		values[name] = tftypes.NewValue(groupTypes(t)[name], tftypes.UnknownValue)

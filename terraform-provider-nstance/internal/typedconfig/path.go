@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// AttributePath returns the attribute in which a [config.Problem]'s path lies. A path inside a free tree ends at the tree; one that leads
-// nowhere, at the last attribute that there is.
+// AttributePath returns the attribute in which a [config.Problem]'s path lies. A path inside a free tree ends at the
+// tree; one that leads nowhere, at the last attribute that there is.
 func AttributePath(problemPath string) path.Path {
 	elements, err := config.SplitPath(problemPath)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 // Whatever a problem's path is, there is an attribute for it: one of the schema's, or all of it.
 func FuzzAttributePath(f *testing.F) {
 	for _, seed := range []string{
-		"", "server.shard", `groups.default.workers.args["a.b"].c`, `groups["default"]`, "groups.default", "defaults.instance_types[3]", "templates.worker.files", "nosuch[0].x", "[", `["`,
+		"", "server.shard", `groups.default.workers.args["a.b"].c`, `groups["default"]`, "groups.default",
+		"defaults.instance_types[3]", "templates.worker.files", "nosuch[0].x", "[", `["`,
 		"subnet_pools.a.subnets[999999999999]", `groups["a/b"]["c"].size`, "size", "args.x", "vars[1]",
 	} {
 		f.Add(seed)
@@ -30,7 +31,8 @@ func FuzzAttributePath(f *testing.F) {
 			at    path.Path
 			names []string
 			typ   reflect.Type
-		}{{AttributePath(problem), shard, reflect.TypeFor[config.Shard]()}, {GroupAttributePath(problem), group, reflect.TypeFor[config.GroupSpec]()}} {
+		}{{AttributePath(problem), shard, reflect.TypeFor[config.Shard]()},
+			{GroupAttributePath(problem), group, reflect.TypeFor[config.GroupSpec]()}} {
 			steps := c.at.Steps()
 			if len(steps) == 0 {
 				continue
@@ -46,7 +48,8 @@ func FuzzAttributePath(f *testing.F) {
 }
 
 func TestSplitKey(t *testing.T) {
-	for key, good := range map[string]bool{"default/workers": true, "": false, "/": false, "a": false, "a/": false, "/b": false, "a/b/c": false} {
+	for key, good := range map[string]bool{"default/workers": true, "": false, "/": false, "a": false, "a/": false,
+		"/b": false, "a/b/c": false} {
 		if _, _, err := splitKey(key); (err == nil) != good {
 			t.Errorf("%q: %v", key, err)
 		}
@@ -63,7 +66,8 @@ func FuzzSplitKey(f *testing.F) {
 		switch {
 		case err != nil && outer+inner != "":
 			t.Errorf("%q: %q, %q beside %v", key, outer, inner, err)
-		case err == nil && (outer+"/"+inner != key || outer == "" || inner == "" || config.GroupKey{Tenant: outer, Group: inner}.String() != key):
+		case err == nil && (outer+"/"+inner != key || outer == "" || inner == "" ||
+			config.GroupKey{Tenant: outer, Group: inner}.String() != key):
 			t.Errorf("%q is %q, %q", key, outer, inner)
 		}
 	})

@@ -27,7 +27,8 @@ type Reading struct {
 // Known reports whether nothing is unknown.
 func (r Reading) Known() bool { return len(r.Unknown) == 0 }
 
-// Problems returns everything that is wrong with the configuration, as far as it is known. See [AttributePath] for the paths.
+// Problems returns everything that is wrong with the configuration, as far as it is known. See [AttributePath] for the
+// paths.
 func (r Reading) Problems() config.Problems {
 	unknown := slices.Clone(r.Unknown)
 	for _, p := range r.malformed {
@@ -46,7 +47,8 @@ func Read(attributes map[string]tftypes.Value) Reading {
 func (r *Reading) unknown(at []any) { r.Unknown = append(r.Unknown, config.JoinPath(at...)) }
 
 func (r *Reading) wrong(at []any, format string, args ...any) {
-	r.malformed = append(r.malformed, config.Problem{Path: config.JoinPath(at...), Message: fmt.Sprintf(format, args...)})
+	r.malformed = append(r.malformed, config.Problem{Path: config.JoinPath(at...),
+		Message: fmt.Sprintf(format, args...)})
 }
 
 func below(at []any, element any) []any { return append(slices.Clip(at), element) }
@@ -139,7 +141,8 @@ func (r *Reading) tree(v tftypes.Value, at []any, target reflect.Value) {
 	if len(problems) > 0 {
 		for _, p := range problems {
 			message := fmt.Sprintf("line %d, column %d of the JSON text: %s", p.Line, p.Col, p.Message)
-			r.malformed = append(r.malformed, config.Problem{Path: config.JoinPath(at...), Message: message, Hint: p.Hint})
+			r.malformed = append(r.malformed, config.Problem{Path: config.JoinPath(at...), Message: message,
+				Hint: p.Hint})
 		}
 		return
 	}
@@ -173,8 +176,8 @@ func (r *Reading) entries(v tftypes.Value, at []any, each func(key string, v tft
 	}
 }
 
-// element reads one element of a list or map. Of lists and maps of texts nothing is known if one text is not: all of them go into
-// templates together.
+// element reads one element of a list or map. Of lists and maps of texts nothing is known if one text is not: all of
+// them go into templates together.
 func (r *Reading) element(v tftypes.Value, at []any, key any, target reflect.Value) {
 	switch {
 	case v.IsKnown() && v.IsNull():

@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Attributes returns the schema. All attributes at the top are optional: whether they may be left out is for the resource to say.
+// Attributes returns the schema. All attributes at the top are optional: whether they may be left out is for the
+// resource to say.
 func Attributes() map[string]schema.Attribute {
 	b := builder{docs: docs()}
 	out := b.attributes(reflect.TypeFor[config.Shard](), false)
@@ -80,19 +81,25 @@ func (b builder) attribute(typ reflect.Type, doc string, required bool) schema.A
 	}
 	switch kindOf(typ) {
 	case object:
-		return schema.SingleNestedAttribute{Attributes: b.attributes(typ, true), MarkdownDescription: doc, Required: required, Optional: !required}
+		return schema.SingleNestedAttribute{Attributes: b.attributes(typ, true), MarkdownDescription: doc,
+			Required: required, Optional: !required}
 	case list:
 		if kindOf(typ.Elem()) == object {
-			return schema.ListNestedAttribute{NestedObject: b.nested(typ.Elem()), MarkdownDescription: doc, Required: required, Optional: !required}
+			return schema.ListNestedAttribute{NestedObject: b.nested(typ.Elem()), MarkdownDescription: doc,
+				Required: required, Optional: !required}
 		}
-		return schema.ListAttribute{ElementType: elementType(typ.Elem()), MarkdownDescription: doc, Required: required, Optional: !required}
+		return schema.ListAttribute{ElementType: elementType(typ.Elem()), MarkdownDescription: doc, Required: required,
+			Optional: !required}
 	case mapping:
 		if kindOf(typ.Elem()) == object {
-			return schema.MapNestedAttribute{NestedObject: b.nested(typ.Elem()), MarkdownDescription: doc, Required: required, Optional: !required}
+			return schema.MapNestedAttribute{NestedObject: b.nested(typ.Elem()), MarkdownDescription: doc,
+				Required: required, Optional: !required}
 		}
-		return schema.MapAttribute{ElementType: elementType(typ.Elem()), MarkdownDescription: doc, Required: required, Optional: !required}
+		return schema.MapAttribute{ElementType: elementType(typ.Elem()), MarkdownDescription: doc, Required: required,
+			Optional: !required}
 	case flattened:
-		return schema.MapNestedAttribute{NestedObject: b.nested(typ.Elem().Elem()), MarkdownDescription: doc, Required: required, Optional: !required}
+		return schema.MapNestedAttribute{NestedObject: b.nested(typ.Elem().Elem()), MarkdownDescription: doc,
+			Required: required, Optional: !required}
 	case scalar:
 		switch typ.Kind() {
 		case reflect.Bool:

@@ -125,7 +125,8 @@ func TestAnyUnknownValue(t *testing.T) {
 		t.Fatalf("%d places, %v", len(places), err)
 	}
 	for _, place := range places {
-		changed, err := tftypes.Transform(root, func(at *tftypes.AttributePath, v tftypes.Value) (tftypes.Value, error) {
+		changed, err := tftypes.Transform(root, func(at *tftypes.AttributePath, v tftypes.Value) (tftypes.Value,
+			error) {
 			if at.Equal(place) {
 				return tftypes.NewValue(v.Type(), tftypes.UnknownValue), nil
 			}
@@ -152,12 +153,13 @@ func TestProblems(t *testing.T) {
 	base := func() *config.Shard { return golden(t) }
 	edit := func(at string, with any) map[string]tftypes.Value {
 		values := typedconfig.Write(base(), types(t))
-		root, err := tftypes.Transform(tftypes.NewValue(tftypes.Object{AttributeTypes: types(t)}, values), func(p *tftypes.AttributePath, v tftypes.Value) (tftypes.Value, error) {
-			if p.String() == at {
-				return tftypes.NewValue(v.Type(), with), nil
-			}
-			return v, nil
-		})
+		root, err := tftypes.Transform(tftypes.NewValue(tftypes.Object{AttributeTypes: types(t)}, values),
+			func(p *tftypes.AttributePath, v tftypes.Value) (tftypes.Value, error) {
+				if p.String() == at {
+					return tftypes.NewValue(v.Type(), with), nil
+				}
+				return v, nil
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,13 +181,20 @@ func TestProblems(t *testing.T) {
 		with           any
 		path, contains string
 	}{
-		{"duration", attr("server") + "." + attr("request_timeout"), "-5s", "server.request_timeout", "cannot be negative"},
-		{"number", attr("templates") + "." + key(template) + "." + attr("size"), 1.5, `templates["` + template + `"].size`, "not a whole number"},
-		{"args text", attr("templates") + "." + key(template) + "." + attr("args_json"), "{", `templates["` + template + `"].args_json`, "line 1, column 2"},
-		{"args list", attr("templates") + "." + key(template) + "." + attr("args_json"), "[]", `templates["` + template + `"].args_json`, "of an object"},
-		{"args template", attr("templates") + "." + key(template) + "." + attr("args_json"), `{"A": ["{{ .Nothing }}"]}`, `templates["` + template + `"].args_json`, "Nothing"},
-		{"group", attr("groups") + "." + key(tenant+"/"+group) + "." + attr("template"), "nosuch", `groups["` + tenant + "/" + group + `"].template`, "nosuch"},
-		{"null", attr("tenants"), map[string]tftypes.Value{"x": tftypes.NewValue(tftypes.Object{AttributeTypes: map[string]tftypes.Type{}}, nil)}, `tenants["x"]`, "cannot be null"},
+		{"duration", attr("server") + "." + attr("request_timeout"), "-5s", "server.request_timeout",
+			"cannot be negative"},
+		{"number", attr("templates") + "." + key(template) + "." + attr("size"), 1.5, `templates["` + template +
+			`"].size`, "not a whole number"},
+		{"args text", attr("templates") + "." + key(template) + "." + attr("args_json"), "{", `templates["` + template +
+			`"].args_json`, "line 1, column 2"},
+		{"args list", attr("templates") + "." + key(template) + "." + attr("args_json"), "[]", `templates["` +
+			template + `"].args_json`, "of an object"},
+		{"args template", attr("templates") + "." + key(template) + "." + attr("args_json"),
+			`{"A": ["{{ .Nothing }}"]}`, `templates["` + template + `"].args_json`, "Nothing"},
+		{"group", attr("groups") + "." + key(tenant+"/"+group) + "." + attr("template"), "nosuch", `groups["` + tenant +
+			"/" + group + `"].template`, "nosuch"},
+		{"null", attr("tenants"), map[string]tftypes.Value{"x": tftypes.NewValue(
+			tftypes.Object{AttributeTypes: map[string]tftypes.Type{}}, nil)}, `tenants["x"]`, "cannot be null"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			problems := typedconfig.Read(edit(tc.at, tc.with)).Problems()
@@ -221,7 +230,8 @@ func TestAttributePath(t *testing.T) {
 func TestKeysOfGroups(t *testing.T) {
 	groups := types(t)["groups"].(tftypes.Map)
 	for _, key := range []string{"web", "/web", "default/", "a/b/c"} {
-		r := typedconfig.Read(map[string]tftypes.Value{"groups": tftypes.NewValue(groups, map[string]tftypes.Value{key: tftypes.NewValue(groups.ElementType, nil)})})
+		r := typedconfig.Read(map[string]tftypes.Value{"groups": tftypes.NewValue(groups,
+			map[string]tftypes.Value{key: tftypes.NewValue(groups.ElementType, nil)})})
 		if text := r.Problems().Error(); !strings.Contains(text, "tenant/name") {
 			t.Errorf("%q: %s", key, text)
 		}

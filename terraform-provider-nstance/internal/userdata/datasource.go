@@ -1,4 +1,5 @@
-// Package userdata owns the data source nstance_userdata: the scripts that servers and instances boot with, as [bootscript] makes them.
+// Package userdata owns the data source nstance_userdata: the scripts that servers and instances boot with, as
+// [bootscript] makes them.
 //
 // Invariant: it looks at nothing but its arguments, so that it is known at plan as soon as they are.
 package userdata
@@ -70,44 +71,57 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 		return schema.ListAttribute{MarkdownDescription: doc, Optional: true, ElementType: types.StringType}
 	}
 	resp.Schema = schema.Schema{
-		MarkdownDescription: "The script that a machine boots with (userdata): for a server of a shard, or, as a template that the server renders, for the shard's instances. It writes " +
-			"`/etc/nstance/server.env` or `/etc/nstance/agent.env` and starts the unit `nstance-server` or `nstance-agent` of the image. It is a POSIX `sh` script of less than 4 KiB, " +
+		MarkdownDescription: "The script that a machine boots with (userdata): for a server of a shard, or, as a " +
+			"template that the server renders, for the shard's instances. It writes " +
+			"`/etc/nstance/server.env` or `/etc/nstance/agent.env` and starts the unit `nstance-server` or " +
+			"`nstance-agent` of the image. It is a POSIX `sh` script of less than 4 KiB, " +
 			"without the commands that you add, and holds no secret.",
 		Attributes: map[string]schema.Attribute{
 			"role": schema.StringAttribute{
-				MarkdownDescription: "Who boots: `server`, or `agent` for the instances of a shard. The content for agents is a template for `defaults.userdata.content` of an `nstance_shard`.",
-				Required:            true,
-				Validators:          []validator.String{stringvalidator.OneOf(roleServer, roleAgent)},
+				MarkdownDescription: "Who boots: `server`, or `agent` for the instances of a shard. The content for " +
+					"agents is a template for `defaults.userdata.content` of an `nstance_shard`.",
+				Required:   true,
+				Validators: []validator.String{stringvalidator.OneOf(roleServer, roleAgent)},
 			},
-			"shard":            optional("Servers: the shard to serve. Required."),
-			"storage":          optional("Servers: kind of object store, `s3`, `gcs` or `file`. Default: `s3`."),
-			"bucket":           optional("Servers: name of the bucket. Required."),
-			"prefix":           optional("Servers: what every key in the bucket starts with."),
-			"region":           optional("Servers: region of the bucket, which AWS's SDK is told as `AWS_REGION`."),
-			"leader_interface": optional("Servers: ID of the network interface that the leader takes. It has to be that of the shard's configuration."),
-			"extra_args":       texts("Servers: more arguments of `nstance-server`, such as `--debug`."),
+			"shard":   optional("Servers: the shard to serve. Required."),
+			"storage": optional("Servers: kind of object store, `s3`, `gcs` or `file`. Default: `s3`."),
+			"bucket":  optional("Servers: name of the bucket. Required."),
+			"prefix":  optional("Servers: what every key in the bucket starts with."),
+			"region":  optional("Servers: region of the bucket, which AWS's SDK is told as `AWS_REGION`."),
+			"leader_interface": optional(
+				"Servers: ID of the network interface that the leader takes. It has to be that of the shard's " +
+					"configuration."),
+			"extra_args": texts("Servers: more arguments of `nstance-server`, such as `--debug`."),
 			"binaries": schema.MapNestedAttribute{
-				MarkdownDescription: "Where the program comes from on a machine whose image has none, by architecture: `amd64`, `arm64`. The file's SHA-256 is checked before it can run. Where the " +
+				MarkdownDescription: "Where the program comes from on a machine whose image has none, by " +
+					"architecture: `amd64`, `arm64`. The file's SHA-256 is checked before it can run. Where the " +
 					"image has no unit either, a plain one is written.",
 				Optional: true,
 				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
-					"url":    schema.StringAttribute{MarkdownDescription: "URL of the program, https or http.", Required: true},
-					"sha256": schema.StringAttribute{MarkdownDescription: "SHA-256 of the file, in hex.", Required: true},
+					"url": schema.StringAttribute{MarkdownDescription: "URL of the program, https or http.",
+						Required: true},
+					"sha256": schema.StringAttribute{MarkdownDescription: "SHA-256 of the file, in hex.",
+						Required: true},
 				}},
 			},
 			"environment": schema.MapAttribute{
 				MarkdownDescription: "Variables for the unit, such as `NSTANCE_RECV_EXTENSIONS` for agents.",
 				Optional:            true, ElementType: types.StringType,
 			},
-			"commands_before": texts("Lines of `sh` that run first. The script ends where one fails. For agents they are part of the template: `{{ quote .Vars.name }}`."),
-			"content":         schema.StringAttribute{MarkdownDescription: "The script.", Computed: true},
-			"content_base64":  schema.StringAttribute{MarkdownDescription: "The script in base64, as `user_data` of an `aws_launch_template` wants it.", Computed: true},
+			"commands_before": texts(
+				"Lines of `sh` that run first. The script ends where one fails. For agents they are part of the " +
+					"template: `{{ quote .Vars.name }}`."),
+			"content": schema.StringAttribute{MarkdownDescription: "The script.", Computed: true},
+			"content_base64": schema.StringAttribute{
+				MarkdownDescription: "The script in base64, as `user_data` of an `aws_launch_template` wants it.",
+				Computed:            true},
 		},
 	}
 }
 
 // ValidateConfig implements datasource.DataSourceWithValidateConfig.
-func (DataSource) ValidateConfig(ctx context.Context, req datasource.ValidateConfigRequest, resp *datasource.ValidateConfigResponse) {
+func (DataSource) ValidateConfig(ctx context.Context, req datasource.ValidateConfigRequest,
+	resp *datasource.ValidateConfigResponse) {
 	var m model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
 	if resp.Diagnostics.HasError() || !req.Config.Raw.IsFullyKnown() {
@@ -129,7 +143,8 @@ func (DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp *da
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	m.Content, m.ContentBase64 = types.StringValue(script), types.StringValue(base64.StdEncoding.EncodeToString([]byte(script)))
+	m.Content, m.ContentBase64 = types.StringValue(script), types.StringValue(
+		base64.StdEncoding.EncodeToString([]byte(script)))
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
 
@@ -159,7 +174,8 @@ func (m model) script(ctx context.Context) (string, diag.Diagnostics) {
 		storage = "s3"
 	}
 	return report(&diags)(bootscript.Server{
-		Common: common, Shard: m.Shard.ValueString(), Storage: storage, Bucket: m.Bucket.ValueString(), Prefix: m.Prefix.ValueString(),
+		Common: common, Shard: m.Shard.ValueString(), Storage: storage, Bucket: m.Bucket.ValueString(),
+		Prefix: m.Prefix.ValueString(),
 		Region: m.Region.ValueString(), LeaderInterface: m.LeaderInterface.ValueString(), ExtraArgs: extra,
 	}.Script())
 }
@@ -180,7 +196,8 @@ func (m model) agent(common bootscript.Common) (string, error) {
 		{"extra_args", m.ExtraArgs},
 	} {
 		if !only.value.IsNull() {
-			errs = append(errs, &bootscript.FieldError{Field: only.name, Err: errors.New("is for servers: instances are told by the server that makes them")})
+			errs = append(errs, &bootscript.FieldError{Field: only.name,
+				Err: errors.New("is for servers: instances are told by the server that makes them")})
 		}
 	}
 	if len(errs) > 0 {
@@ -201,7 +218,8 @@ func report(diags *diag.Diagnostics) func(string, error) (string, diag.Diagnosti
 				root, _, _ := strings.Cut(name, "[")
 				at = path.Root(root)
 			}
-			diags.Append(diagnostic.Failure{What: "Invalid userdata: " + name, Why: why, Do: "Correct " + name + "."}.At(at))
+			diags.Append(diagnostic.Failure{What: "Invalid userdata: " + name, Why: why, Do: "Correct " + name +
+				"."}.At(at))
 		}
 		return script, *diags
 	}

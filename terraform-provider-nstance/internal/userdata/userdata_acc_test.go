@@ -18,7 +18,9 @@ import (
 func TestMain(m *testing.M) { acctest.Main(m) }
 
 func userdata(attributes string) string {
-	return fmt.Sprintf("provider \"nstance\" {}\ndata \"nstance_userdata\" \"test\" {\n%s\n}\noutput \"script\" { value = data.nstance_userdata.test.content }\n", attributes)
+	return fmt.Sprintf(
+		"provider \"nstance\" {}\ndata \"nstance_userdata\" \"test\" {\n%s\n}\noutput \"script\" { value = "+
+			"data.nstance_userdata.test.content }\n", attributes)
 }
 
 // says checks that the data source has a script, in both forms.
@@ -31,7 +33,8 @@ func says(t *testing.T) func(string, error) resource.TestCheckFunc {
 		return func(s *terraform.State) error {
 			return resource.ComposeAggregateTestCheckFunc(
 				resource.TestCheckResourceAttr("data.nstance_userdata.test", "content", want),
-				resource.TestCheckResourceAttr("data.nstance_userdata.test", "content_base64", base64.StdEncoding.EncodeToString([]byte(want))),
+				resource.TestCheckResourceAttr("data.nstance_userdata.test", "content_base64",
+					base64.StdEncoding.EncodeToString([]byte(want))),
 			)(s)
 		}
 	}
@@ -52,7 +55,8 @@ func TestAccUserdata(t *testing.T) {
 `, sum)
 	small := bootscript.Server{Shard: "a", Storage: "s3", Bucket: "b"}
 	whole := bootscript.Server{
-		Common: common, Shard: "us-west-2a", Storage: "gcs", Bucket: "my-bucket", Prefix: "x/y", Region: "us-west-2", LeaderInterface: "eni-1", ExtraArgs: []string{"--debug"},
+		Common: common, Shard: "us-west-2a", Storage: "gcs", Bucket: "my-bucket", Prefix: "x/y", Region: "us-west-2",
+		LeaderInterface: "eni-1", ExtraArgs: []string{"--debug"},
 	}
 	bad := func(attributes, expect string) resource.TestStep {
 		return resource.TestStep{Config: userdata(attributes), PlanOnly: true, ExpectError: regexp.MustCompile(expect)}
@@ -77,19 +81,25 @@ func TestAccUserdata(t *testing.T) {
 			{Config: userdata(`role = "agent"`), Check: says(t)(bootscript.Agent{}.Script())},
 			{Config: userdata(`role = "agent"` + shared), Check: says(t)(bootscript.Agent{Common: common}.Script())},
 			{ // What an interface's ID comes from may be unknown at plan.
-				Config: userdata("role = \"server\"\n shard = \"a\"\n bucket = terraform_data.later.output") + "resource \"terraform_data\" \"later\" { input = \"b\" }",
+				Config: userdata("role = \"server\"\n shard = \"a\"\n bucket = terraform_data.later.output") +
+					"resource \"terraform_data\" \"later\" { input = \"b\" }",
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
 					plancheck.ExpectUnknownOutputValue("script"),
 				}},
 				Check: says(t)(small.Script()),
 			},
 			bad(`role = "operator"`, `role value must be one of`),
-			bad(`role = "server"`, `(?s)Invalid userdata: shard.*Invalid userdata: bucket|Invalid userdata: bucket.*Invalid userdata: shard`),
-			bad("role = \"server\"\n shard = \"a\"\n bucket = \"b c\"", `(?s)Invalid userdata: bucket.*cannot be an argument`),
-			bad("role = \"server\"\n shard = \"a\"\n bucket = \"b\"\n extra_args = [\"a\", \"$(id)\"]", `Invalid userdata: extra_args\[1\]`),
+			bad(`role = "server"`,
+				`(?s)Invalid userdata: shard.*Invalid userdata: bucket|Invalid userdata: bucket.*Invalid userdata: shard`),
+			bad("role = \"server\"\n shard = \"a\"\n bucket = \"b c\"",
+				`(?s)Invalid userdata: bucket.*cannot be an argument`),
+			bad("role = \"server\"\n shard = \"a\"\n bucket = \"b\"\n extra_args = [\"a\", \"$(id)\"]",
+				`Invalid userdata: extra_args\[1\]`),
 			bad("role = \"agent\"\n bucket = \"b\"", `(?s)Invalid userdata: bucket.*is for servers`),
-			bad("role = \"agent\"\n commands_before = [\"{{ .Nothing }}\"]", `(?s)Invalid userdata: commands_before.*there is no .Nothing`),
-			bad("role = \"agent\"\n binaries = { arm64 = { url = \"https://example.com/nstance\", sha256 = \"0\" } }", `(?s)Invalid userdata: binaries\["arm64"\].sha256`),
+			bad("role = \"agent\"\n commands_before = [\"{{ .Nothing }}\"]",
+				`(?s)Invalid userdata: commands_before.*there is no .Nothing`),
+			bad("role = \"agent\"\n binaries = { arm64 = { url = \"https://example.com/nstance\", sha256 = \"0\" } }",
+				`(?s)Invalid userdata: binaries\["arm64"\].sha256`),
 			{Config: userdata(`role = "agent"`)}, // for the framework's own destroy
 		},
 	})

@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Check is one question that a call asked of the caller's policies. Calls of the account itself are asked and recorded, too.
+// Check is one question that a call asked of the caller's policies. Calls of the account itself are asked and recorded,
+// too.
 type Check struct {
 	Action   string // ec2:RunInstances
 	Resource string // ARN, or *
@@ -84,22 +85,26 @@ func (c *Cloud) globals(call *wire.Call, r *http.Request, role iam.Role) policy.
 func denial(call *wire.Call, check Check) error {
 	switch call.Service {
 	case "ec2":
-		return wire.Errorf(http.StatusForbidden, "UnauthorizedOperation", "You are not authorized to perform this operation. %s", check.Reason)
+		return wire.Errorf(http.StatusForbidden, "UnauthorizedOperation",
+			"You are not authorized to perform this operation. %s", check.Reason)
 	case "ssm", "secretsmanager":
 		return wire.Errorf(http.StatusBadRequest, "AccessDeniedException", "%s", check.Reason)
 	}
 	return wire.Errorf(http.StatusForbidden, "AccessDenied", "%s", check.Reason)
 }
 
-// forgotten is the error of a handler that answered a role without permission: a fault of the fake, and never to be mistaken for an answer of AWS.
+// forgotten is the error of a handler that answered a role without permission: a fault of the fake, and never to be
+// mistaken for an answer of AWS.
 func forgotten(call *wire.Call, checks []Check) error {
 	switch {
 	case call.Principal.Role == "" || unasked[call.Service+":"+call.Action]:
 		return nil
 	case len(checks) == 0:
-		return wire.Errorf(http.StatusInternalServerError, "InternalFailure", "fakeaws: %s %s did not ask for permission", call.Service, call.Action)
+		return wire.Errorf(http.StatusInternalServerError, "InternalFailure",
+			"fakeaws: %s %s did not ask for permission", call.Service, call.Action)
 	case slices.ContainsFunc(checks, func(k Check) bool { return !k.Allowed }):
-		return wire.Errorf(http.StatusInternalServerError, "InternalFailure", "fakeaws: %s %s did what was denied", call.Service, call.Action)
+		return wire.Errorf(http.StatusInternalServerError, "InternalFailure", "fakeaws: %s %s did what was denied",
+			call.Service, call.Action)
 	}
 	return nil
 }

@@ -34,14 +34,17 @@ func (c *Cloud) compose() error {
 		}
 	}
 	c.ec2 = ec2.New(ec2.Config{
-		Region: region, Account: Account, Zones: c.cfg.Zones, Now: now, Machines: machines, Log: c.cfg.Log, Lock: &c.mu, Faults: &c.faults,
+		Region: region, Account: Account, Zones: c.cfg.Zones, Now: now, Machines: machines, Log: c.cfg.Log, Lock: &c.mu,
+		Faults: &c.faults,
 	})
 	c.ec2.SetIdentity(identity{c})
 	c.add(c.ec2)
-	c.elb = elbv2.New(elbv2.Config{Region: region, Account: Account, Network: network{c.ec2}, Now: now, Lock: &c.mu, Probe: c.cfg.Probe})
+	c.elb = elbv2.New(elbv2.Config{Region: region, Account: Account, Network: network{c.ec2}, Now: now, Lock: &c.mu,
+		Probe: c.cfg.Probe})
 	c.add(c.elb)
 	c.autoscaling = autoscaling.New(autoscaling.Config{
-		Region: region, Account: Account, Zones: c.cfg.Zones, EC2: c.ec2, Targets: targets{c.elb}, Now: now, Lock: &c.mu, Log: c.cfg.Log, Every: c.cfg.ScalingEvery,
+		Region: region, Account: Account, Zones: c.cfg.Zones, EC2: c.ec2, Targets: targets{c.elb}, Now: now,
+		Lock: &c.mu, Log: c.cfg.Log, Every: c.cfg.ScalingEvery,
 	})
 	c.add(c.autoscaling)
 
@@ -93,7 +96,8 @@ func (n network) Instance(id string) (elbv2.Instance, bool) {
 }
 
 func (n network) CreateInterface(i elbv2.Interface) (string, error) {
-	spec := ec2.InterfaceSpec{Subnet: i.Subnet, Description: i.Description, Type: i.Kind, Groups: i.Groups, Requester: "amazon-elb"}
+	spec := ec2.InterfaceSpec{Subnet: i.Subnet, Description: i.Description, Type: i.Kind, Groups: i.Groups,
+		Requester: "amazon-elb"}
 	if i.Address != "" {
 		address, err := netip.ParseAddr(i.Address)
 		if err != nil {

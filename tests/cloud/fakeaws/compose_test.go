@@ -55,7 +55,8 @@ func (w *world) profile(t *testing.T, role string) {
 	t.Helper()
 	client := iam.NewFromConfig(w.root())
 	must(client.CreateInstanceProfile(t.Context(), &iam.CreateInstanceProfileInput{InstanceProfileName: &role}))(t)
-	must(client.AddRoleToInstanceProfile(t.Context(), &iam.AddRoleToInstanceProfileInput{InstanceProfileName: &role, RoleName: &role}))(t)
+	must(client.AddRoleToInstanceProfile(t.Context(), &iam.AddRoleToInstanceProfileInput{InstanceProfileName: &role,
+		RoleName: &role}))(t)
 }
 
 // subnet makes a VPC and a subnet in it.
@@ -63,21 +64,24 @@ func (w *world) subnet(t *testing.T) (vpc, subnet string) {
 	t.Helper()
 	client := ec2.NewFromConfig(w.root())
 	vpc = *must(client.CreateVpc(t.Context(), &ec2.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16")}))(t).Vpc.VpcId
-	made := must(client.CreateSubnet(t.Context(), &ec2.CreateSubnetInput{VpcId: &vpc, CidrBlock: aws.String("10.0.1.0/24"), AvailabilityZone: aws.String("us-west-2a")}))(t)
+	made := must(client.CreateSubnet(t.Context(), &ec2.CreateSubnetInput{VpcId: &vpc,
+		CidrBlock: aws.String("10.0.1.0/24"), AvailabilityZone: aws.String("us-west-2a")}))(t)
 	return vpc, *made.Subnet.SubnetId
 }
 
 func TestInstanceProfile(t *testing.T) {
 	w := newWorld(t)
 	// The role may tag nothing but its own instance.
-	w.allow(t, "server", `{"Effect":"Allow","Action":"ec2:CreateTags","Resource":"*","Condition":{"ArnEquals":{"ec2:SourceInstanceARN":"arn:aws:ec2:us-west-2:123456789012:instance/*"}}}`,
+	w.allow(t, "server",
+		`{"Effect":"Allow","Action":"ec2:CreateTags","Resource":"*","Condition":{"ArnEquals":{"ec2:SourceInstanceARN":"arn:aws:ec2:us-west-2:123456789012:instance/*"}}}`,
 		`{"Effect":"Allow","Action":"ec2:DescribeInstances","Resource":"*"}`)
 	w.profile(t, "server")
 	_, subnet := w.subnet(t)
 	image := w.EC2().AddImage(fakeec2.AMI{Name: "server"})
 	root := ec2.NewFromConfig(w.root())
 	run := &ec2.RunInstancesInput{
-		ImageId: &image, InstanceType: ec2types.InstanceTypeT3Small, MinCount: aws.Int32(1), MaxCount: aws.Int32(1), SubnetId: &subnet,
+		ImageId: &image, InstanceType: ec2types.InstanceTypeT3Small, MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
+		SubnetId:           &subnet,
 		IamInstanceProfile: &ec2types.IamInstanceProfileSpecification{Name: aws.String("server")},
 	}
 	id := *must(root.RunInstances(t.Context(), run))(t).Instances[0].InstanceId
@@ -93,12 +97,14 @@ func TestInstanceProfile(t *testing.T) {
 	}
 	key := metadata()
 	config := w.config(key.AccessKeyId, key.SecretAccessKey, key.Token)
-	if who := must(sts.NewFromConfig(config).GetCallerIdentity(t.Context(), nil))(t); *who.Arn != "arn:aws:sts::123456789012:assumed-role/server/"+id {
+	if who := must(sts.NewFromConfig(config).GetCallerIdentity(t.Context(), nil))(
+		t); *who.Arn != "arn:aws:sts::123456789012:assumed-role/server/"+id {
 		t.Errorf("the instance is %s", *who.Arn)
 	}
 	server := ec2.NewFromConfig(config)
 	must(server.DescribeInstances(t.Context(), &ec2.DescribeInstancesInput{InstanceIds: []string{id}}))(t)
-	tag := &ec2.CreateTagsInput{Resources: []string{id}, Tags: []ec2types.Tag{{Key: aws.String("a"), Value: aws.String("b")}}}
+	tag := &ec2.CreateTagsInput{Resources: []string{id}, Tags: []ec2types.Tag{{Key: aws.String("a"),
+		Value: aws.String("b")}}}
 	must(server.CreateTags(t.Context(), tag))(t)
 	_, err := ec2.NewFromConfig(w.role("server", "laptop")).CreateTags(t.Context(), tag)
 	wantCode(t, err, "UnauthorizedOperation")
@@ -112,7 +118,8 @@ func TestInstanceProfile(t *testing.T) {
 	_, err = server.DescribeInstances(t.Context(), nil)
 	wantCode(t, err, "RequestExpired")
 	key = metadata()
-	must(ec2.NewFromConfig(w.config(key.AccessKeyId, key.SecretAccessKey, key.Token)).DescribeInstances(t.Context(), nil))(t)
+	must(ec2.NewFromConfig(w.config(key.AccessKeyId, key.SecretAccessKey, key.Token)).DescribeInstances(t.Context(),
+		nil))(t)
 }
 
 // TestScalingBehindBalancer has Auto Scaling launch an instance that a load balancer finds.
@@ -123,30 +130,40 @@ func TestScalingBehindBalancer(t *testing.T) {
 	c := w.root()
 	balancers, groups, machines := elb.NewFromConfig(c), autoscaling.NewFromConfig(c), ec2.NewFromConfig(c)
 	targets := must(balancers.CreateTargetGroup(t.Context(), &elb.CreateTargetGroupInput{
-		Name: aws.String("servers"), Protocol: elbtypes.ProtocolEnumTcp, Port: aws.Int32(8992), VpcId: &vpc, TargetType: elbtypes.TargetTypeEnumInstance,
+		Name: aws.String("servers"), Protocol: elbtypes.ProtocolEnumTcp, Port: aws.Int32(8992), VpcId: &vpc,
+		TargetType: elbtypes.TargetTypeEnumInstance,
 	}))(t).TargetGroups[0].TargetGroupArn
 	balancer := must(balancers.CreateLoadBalancer(t.Context(), &elb.CreateLoadBalancerInput{
-		Name: aws.String("front"), Type: elbtypes.LoadBalancerTypeEnumNetwork, Scheme: elbtypes.LoadBalancerSchemeEnumInternal, Subnets: []string{subnet},
+		Name: aws.String("front"), Type: elbtypes.LoadBalancerTypeEnumNetwork,
+		Scheme: elbtypes.LoadBalancerSchemeEnumInternal, Subnets: []string{subnet},
 	}))(t).LoadBalancers[0].LoadBalancerArn
 	must(balancers.CreateListener(t.Context(), &elb.CreateListenerInput{
-		LoadBalancerArn: balancer, Port: aws.Int32(8992), Protocol: elbtypes.ProtocolEnumTcp, DefaultActions: []elbtypes.Action{{Type: elbtypes.ActionTypeEnumForward, TargetGroupArn: targets}},
+		LoadBalancerArn: balancer, Port: aws.Int32(8992), Protocol: elbtypes.ProtocolEnumTcp,
+		DefaultActions: []elbtypes.Action{{Type: elbtypes.ActionTypeEnumForward, TargetGroupArn: targets}},
 	}))(t)
 	template := must(machines.CreateLaunchTemplate(t.Context(), &ec2.CreateLaunchTemplateInput{
-		LaunchTemplateName: aws.String("server"), LaunchTemplateData: &ec2types.RequestLaunchTemplateData{ImageId: &image, InstanceType: ec2types.InstanceTypeT3Small},
+		LaunchTemplateName: aws.String("server"), LaunchTemplateData: &ec2types.RequestLaunchTemplateData{
+			ImageId: &image, InstanceType: ec2types.InstanceTypeT3Small},
 	}))(t).LaunchTemplate
 	must(groups.CreateAutoScalingGroup(t.Context(), &autoscaling.CreateAutoScalingGroupInput{
-		AutoScalingGroupName: aws.String("servers"), MinSize: aws.Int32(0), MaxSize: aws.Int32(2), DesiredCapacity: aws.Int32(1), VPCZoneIdentifier: &subnet,
-		LaunchTemplate: &scaling.LaunchTemplateSpecification{LaunchTemplateId: template.LaunchTemplateId, Version: aws.String("$Latest")}, TargetGroupARNs: []string{*targets},
+		AutoScalingGroupName: aws.String("servers"), MinSize: aws.Int32(0), MaxSize: aws.Int32(2),
+		DesiredCapacity: aws.Int32(1), VPCZoneIdentifier: &subnet,
+		LaunchTemplate: &scaling.LaunchTemplateSpecification{LaunchTemplateId: template.LaunchTemplateId,
+			Version: aws.String("$Latest")}, TargetGroupARNs: []string{*targets},
 	}))(t)
 	until(t, "a healthy target", func() bool {
-		health := must(balancers.DescribeTargetHealth(t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: targets}))(t).TargetHealthDescriptions
+		health := must(balancers.DescribeTargetHealth(t.Context(), &elb.DescribeTargetHealthInput{
+			TargetGroupArn: targets}))(t).TargetHealthDescriptions
 		return len(health) == 1 && health[0].TargetHealth.State == elbtypes.TargetHealthStateEnumHealthy
 	})
-	must(groups.UpdateAutoScalingGroup(t.Context(), &autoscaling.UpdateAutoScalingGroupInput{AutoScalingGroupName: aws.String("servers"), DesiredCapacity: aws.Int32(0)}))(t)
+	must(groups.UpdateAutoScalingGroup(t.Context(), &autoscaling.UpdateAutoScalingGroupInput{
+		AutoScalingGroupName: aws.String("servers"), DesiredCapacity: aws.Int32(0)}))(t)
 	until(t, "no member, and a target that drains", func() bool {
 		group := must(groups.DescribeAutoScalingGroups(t.Context(), nil))(t).AutoScalingGroups[0]
-		health := must(balancers.DescribeTargetHealth(t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: targets}))(t).TargetHealthDescriptions
-		return len(group.Instances) == 0 && len(health) == 1 && health[0].TargetHealth.State == elbtypes.TargetHealthStateEnumDraining
+		health := must(balancers.DescribeTargetHealth(t.Context(), &elb.DescribeTargetHealthInput{
+			TargetGroupArn: targets}))(t).TargetHealthDescriptions
+		return len(group.Instances) == 0 && len(health) == 1 &&
+			health[0].TargetHealth.State == elbtypes.TargetHealthStateEnumDraining
 	})
 }
 
@@ -157,7 +174,8 @@ func TestBucket(t *testing.T) {
 	}
 	gateway := os.Getenv("NSTANCE_VERSITYGW")
 	if gateway == "" {
-		gateway = strings.TrimSpace(string(must(exec.CommandContext(t.Context(), "../../../scripts/tool.sh", "versitygw").Output())(t)))
+		gateway = strings.TrimSpace(string(must(exec.CommandContext(t.Context(), "../../../scripts/tool.sh",
+			"versitygw").Output())(t)))
 	}
 	backend, stop, err := fakes3.Start(t.Context(), t.TempDir(), gateway)
 	if err != nil {
@@ -168,12 +186,15 @@ func TestBucket(t *testing.T) {
 	pathStyle := func(o *s3.Options) { o.UsePathStyle = true }
 	root := s3.NewFromConfig(w.root(), pathStyle)
 	must(root.CreateBucket(t.Context(), &s3.CreateBucketInput{
-		Bucket: aws.String("nstance"), CreateBucketConfiguration: &s3types.CreateBucketConfiguration{LocationConstraint: s3types.BucketLocationConstraintUsWest2},
+		Bucket: aws.String("nstance"), CreateBucketConfiguration: &s3types.CreateBucketConfiguration{
+			LocationConstraint: s3types.BucketLocationConstraintUsWest2},
 	}))(t)
-	w.allow(t, "server", `{"Effect":"Allow","Action":["s3:PutObject","s3:GetObject"],"Resource":"arn:aws:s3:::nstance/shard/*"}`)
+	w.allow(t, "server",
+		`{"Effect":"Allow","Action":["s3:PutObject","s3:GetObject"],"Resource":"arn:aws:s3:::nstance/shard/*"}`)
 	server := s3.NewFromConfig(w.role("server", "s1"), pathStyle)
 	put := func(key string) error {
-		_, err := server.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("nstance"), Key: &key, Body: strings.NewReader("{}"), IfNoneMatch: aws.String("*")})
+		_, err := server.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("nstance"), Key: &key,
+			Body: strings.NewReader("{}"), IfNoneMatch: aws.String("*")})
 		return err
 	}
 	if err := put("shard/a/leader.json"); err != nil {
@@ -185,6 +206,7 @@ func TestBucket(t *testing.T) {
 	policy := `{"Version":"2012-10-17","Statement":[{"Effect":"Deny","Principal":"*","Action":"s3:*","Resource":["arn:aws:s3:::nstance","arn:aws:s3:::nstance/*"],"Condition":{"Bool":{"aws:SecureTransport":"false"}}},
 		{"Effect":"Deny","Principal":"*","Action":"s3:PutObject","Resource":"arn:aws:s3:::nstance/shard/b/*"}]}`
 	must(root.PutBucketPolicy(t.Context(), &s3.PutBucketPolicyInput{Bucket: aws.String("nstance"), Policy: &policy}))(t)
-	must(server.GetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String("nstance"), Key: aws.String("shard/a/leader.json")}))(t)
+	must(server.GetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String("nstance"),
+		Key: aws.String("shard/a/leader.json")}))(t)
 	wantCode(t, put("shard/b/leader.json"), "AccessDenied")
 }

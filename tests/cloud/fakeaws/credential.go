@@ -51,8 +51,8 @@ func (c *Cloud) Credentials() (access, secret string) {
 	return c.keys.root, c.keys.keys[c.keys.root].Secret
 }
 
-// RoleCredentials are a new session's, as an instance profile would get them when session is an instance's ID. Nothing checks that the role trusts anybody. They
-// are good for six hours, and for as long as the role exists.
+// RoleCredentials are a new session's, as an instance profile would get them when session is an instance's ID. Nothing
+// checks that the role trusts anybody. They are good for six hours, and for as long as the role exists.
 func (c *Cloud) RoleCredentials(role, session string) (access, secret, token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,11 +88,13 @@ var instanceForm = regexp.MustCompile(`^i-[0-9a-f]+$`)
 
 // issue makes a session, with the lock held.
 func (c *Cloud) issue(role, session string, lasts time.Duration) sts.Credentials {
-	p := wire.Principal{ARN: "arn:aws:sts::" + Account + ":assumed-role/" + role + "/" + session, Account: Account, Role: role, Session: session}
+	p := wire.Principal{ARN: "arn:aws:sts::" + Account + ":assumed-role/" + role + "/" + session, Account: Account,
+		Role: role, Session: session}
 	if instanceForm.MatchString(session) {
 		p.SourceInstance = "arn:aws:ec2:" + c.cfg.Region + ":" + Account + ":instance/" + session
 	}
-	s := sts.Credentials{Access: "ASIA" + random(10), Secret: random(25), Token: random(120), Expires: c.cfg.Now().Add(lasts)}
+	s := sts.Credentials{Access: "ASIA" + random(10), Secret: random(25), Token: random(120),
+		Expires: c.cfg.Now().Add(lasts)}
 	c.keys.keys[s.Access] = issued{Key: auth.Key{Secret: s.Secret, Token: s.Token, Expires: s.Expires}, principal: p}
 	return s
 }

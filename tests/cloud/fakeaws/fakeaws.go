@@ -1,8 +1,8 @@
-// Package fakeaws is a cloud of one account and one region for the real AWS SDK and the real Terraform provider: the composition of its services, who may call
-// them, a record of what was called, and what is made to go wrong.
+// Package fakeaws is a cloud of one account and one region for the real AWS SDK and the real Terraform provider: the
+// composition of its services, who may call them, a record of what was called, and what is made to go wrong.
 //
-// Invariant: a call is answered only with a valid signature, and, when a role made it, only after the role's policies were asked. All state lies under one lock
-// and one call is done at a time; S3 alone streams beside it.
+// Invariant: a call is answered only with a valid signature, and, when a role made it, only after the role's policies
+// were asked. All state lies under one lock and one call is done at a time; S3 alone streams beside it.
 package fakeaws
 
 import (
@@ -25,18 +25,21 @@ import (
 // Account is the account that all of it belongs to.
 const Account = "123456789012"
 
-// Config is what a Cloud is made of. The zero value is a cloud in us-west-2 whose instances are records and whose targets are healthy, without S3.
+// Config is what a Cloud is made of. The zero value is a cloud in us-west-2 whose instances are records and whose
+// targets are healthy, without S3.
 type Config struct {
 	Region string   // "": us-west-2
 	Zones  []string // nil: a, b and c of the region
 	Log    *slog.Logger
 	Now    func() time.Time // nil: time.Now
 
-	// Machines makes what runs instances; api is the cloud, as machines reach it. nil: instances are records. The caller closes what he made, after Close.
+	// Machines makes what runs instances; api is the cloud, as machines reach it. nil: instances are records. The
+	// caller closes what he made, after Close.
 	Machines func(api http.Handler) (ec2.Machines, error)
 	// S3 is the server behind the buckets. nil: there is no S3.
 	S3 *s3.Backend
-	// Probe answers the health checks of load balancers, one round each HealthEvery (0: a second). nil: instances that run are healthy.
+	// Probe answers the health checks of load balancers, one round each HealthEvery (0: a second). nil: instances that
+	// run are healthy.
 	Probe       elbv2.Probe
 	HealthEvery time.Duration
 	// ScalingEvery is how often Auto Scaling looks at its groups. 0: its own default.
@@ -81,7 +84,8 @@ func New(cfg Config) (*Cloud, error) {
 	if cfg.HealthEvery == 0 {
 		cfg.HealthEvery = time.Second
 	}
-	c := &Cloud{cfg: cfg, handlers: map[string]map[string]wire.Handler{}, streams: map[string]wire.Streamer{}, keys: newKeyring()}
+	c := &Cloud{cfg: cfg, handlers: map[string]map[string]wire.Handler{}, streams: map[string]wire.Streamer{},
+		keys: newKeyring()}
 	if err := c.compose(); err != nil {
 		return nil, err
 	}

@@ -35,7 +35,9 @@ type world struct {
 func newWorld(t *testing.T, options ...func(*fakeaws.Config)) *world {
 	t.Helper()
 	w := &world{}
-	cfg := fakeaws.Config{Now: func() time.Time { return time.Now().Add(time.Duration(w.clock.Load())) }, ScalingEvery: 20 * time.Millisecond}
+	cfg := fakeaws.Config{Now: func() time.Time {
+		return time.Now().Add(time.Duration(w.clock.Load()))
+	}, ScalingEvery: 20 * time.Millisecond}
 	for _, option := range options {
 		option(&cfg)
 	}
@@ -56,8 +58,10 @@ func newWorld(t *testing.T, options ...func(*fakeaws.Config)) *world {
 
 func (w *world) config(access, secret, token string) aws.Config {
 	return aws.Config{
-		Region: w.Region(), BaseEndpoint: aws.String(w.url), RetryMaxAttempts: 1, Credentials: credentials.NewStaticCredentialsProvider(access, secret, token),
-		HTTPClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, // a reused connection that breaks is tried again below the SDK
+		Region: w.Region(), BaseEndpoint: aws.String(w.url), RetryMaxAttempts: 1,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, token),
+		// a reused connection that breaks is tried again below the SDK
+		HTTPClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 }
 
@@ -77,13 +81,15 @@ const trustEC2 = `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Princi
 func (w *world) allow(t *testing.T, role string, statements ...string) {
 	t.Helper()
 	client := iam.NewFromConfig(w.root())
-	_, err := client.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: &role, AssumeRolePolicyDocument: aws.String(trustEC2)})
+	_, err := client.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: &role,
+		AssumeRolePolicyDocument: aws.String(trustEC2)})
 	var known smithy.APIError
 	if err != nil && !(errors.As(err, &known) && known.ErrorCode() == "EntityAlreadyExists") {
 		t.Fatal(err)
 	}
 	document := `{"Version":"2012-10-17","Statement":[` + strings.Join(statements, ",") + `]}`
-	if _, err := client.PutRolePolicy(t.Context(), &iam.PutRolePolicyInput{RoleName: &role, PolicyName: aws.String("may"), PolicyDocument: &document}); err != nil {
+	if _, err := client.PutRolePolicy(t.Context(), &iam.PutRolePolicyInput{RoleName: &role,
+		PolicyName: aws.String("may"), PolicyDocument: &document}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -129,7 +135,8 @@ func TestPrincipals(t *testing.T) {
 
 	session = w.role("server", "i-0124")
 	root := iam.NewFromConfig(w.root())
-	if _, err := root.DeleteRolePolicy(t.Context(), &iam.DeleteRolePolicyInput{RoleName: aws.String("server"), PolicyName: aws.String("may")}); err != nil {
+	if _, err := root.DeleteRolePolicy(t.Context(), &iam.DeleteRolePolicyInput{RoleName: aws.String("server"),
+		PolicyName: aws.String("may")}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := root.DeleteRole(t.Context(), &iam.DeleteRoleInput{RoleName: aws.String("server")}); err != nil {
@@ -159,7 +166,8 @@ func TestPermissions(t *testing.T) {
 	}
 	_, err := reader.GetRole(t.Context(), &iam.GetRoleInput{RoleName: aws.String("other")})
 	wantCode(t, err, "AccessDenied")
-	want := "User: arn:aws:sts::123456789012:assumed-role/reader/me is not authorized to perform: iam:GetRole on resource: arn:aws:iam::123456789012:role/other" +
+	want := "User: arn:aws:sts::123456789012:assumed-role/reader/me is not authorized to perform: iam:GetRole on " +
+		"resource: arn:aws:iam::123456789012:role/other" +
 		" because no identity-based policy allows the iam:GetRole action"
 	if !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v", err)
@@ -171,14 +179,17 @@ func TestPermissions(t *testing.T) {
 	for _, call := range w.Calls() {
 		if call.Principal.Role == "reader" {
 			for _, check := range call.Checks {
-				got = append(got, strings.Join([]string{call.Service, call.Action, call.Code, check.Action, check.Resource[len("arn:aws:iam::123456789012:"):]}, " "))
+				got = append(got, strings.Join([]string{call.Service, call.Action, call.Code, check.Action,
+					check.Resource[len("arn:aws:iam::123456789012:"):]}, " "))
 				if check.Allowed != (call.Code == "") || check.Allowed != (check.Reason == "") {
 					t.Errorf("check %+v in call %+v", check, call)
 				}
 			}
 		}
 	}
-	if diff := cmp.Diff([]string{"iam GetRole  iam:GetRole role/reader", "iam GetRole AccessDenied iam:GetRole role/other", "iam DeleteRole AccessDenied iam:DeleteRole role/other"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"iam GetRole  iam:GetRole role/reader",
+		"iam GetRole AccessDenied iam:GetRole role/other", "iam DeleteRole AccessDenied iam:DeleteRole role/other"},
+		got); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -186,24 +197,29 @@ func TestPermissions(t *testing.T) {
 func TestAssumeRole(t *testing.T) {
 	w := newWorld(t)
 	w.allow(t, "target", `{"Effect":"Allow","Action":"iam:GetRole","Resource":"*"}`)
-	w.allow(t, "caller", `{"Effect":"Allow","Action":"sts:AssumeRole","Resource":"arn:aws:iam::123456789012:role/target"}`)
-	in := &sts.AssumeRoleInput{RoleArn: aws.String("arn:aws:iam::123456789012:role/target"), RoleSessionName: aws.String("visit")}
+	w.allow(t, "caller",
+		`{"Effect":"Allow","Action":"sts:AssumeRole","Resource":"arn:aws:iam::123456789012:role/target"}`)
+	in := &sts.AssumeRoleInput{RoleArn: aws.String("arn:aws:iam::123456789012:role/target"),
+		RoleSessionName: aws.String("visit")}
 	caller := sts.NewFromConfig(w.role("caller", "c1"))
 	_, err := caller.AssumeRole(t.Context(), in)
 	wantCode(t, err, "AccessDenied")
 	trust := `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"AWS":"123456789012"},"Action":"sts:AssumeRole","Condition":{"StringLike":{"sts:RoleSessionName":"vis*"}}}]}`
-	if _, err := iam.NewFromConfig(w.root()).UpdateAssumeRolePolicy(t.Context(), &iam.UpdateAssumeRolePolicyInput{RoleName: aws.String("target"), PolicyDocument: &trust}); err != nil {
+	if _, err := iam.NewFromConfig(w.root()).UpdateAssumeRolePolicy(t.Context(),
+		&iam.UpdateAssumeRolePolicyInput{RoleName: aws.String("target"), PolicyDocument: &trust}); err != nil {
 		t.Fatal(err)
 	}
 	out, err := caller.AssumeRole(t.Context(), in)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *out.AssumedRoleUser.Arn != "arn:aws:sts::123456789012:assumed-role/target/visit" || time.Until(*out.Credentials.Expiration).Round(time.Minute) != time.Hour {
+	if *out.AssumedRoleUser.Arn != "arn:aws:sts::123456789012:assumed-role/target/visit" ||
+		time.Until(*out.Credentials.Expiration).Round(time.Minute) != time.Hour {
 		t.Errorf("assumed %+v", out)
 	}
 	c := out.Credentials
-	if _, err := iam.NewFromConfig(w.config(*c.AccessKeyId, *c.SecretAccessKey, *c.SessionToken)).GetRole(t.Context(), &iam.GetRoleInput{RoleName: aws.String("caller")}); err != nil {
+	if _, err := iam.NewFromConfig(w.config(*c.AccessKeyId, *c.SecretAccessKey, *c.SessionToken)).GetRole(t.Context(),
+		&iam.GetRoleInput{RoleName: aws.String("caller")}); err != nil {
 		t.Error(err)
 	}
 	for code, change := range map[string]*sts.AssumeRoleInput{
@@ -213,7 +229,8 @@ func TestAssumeRole(t *testing.T) {
 		_, err := caller.AssumeRole(t.Context(), change)
 		wantCode(t, err, code)
 	}
-	_, err = sts.NewFromConfig(w.root()).AssumeRole(t.Context(), &sts.AssumeRoleInput{RoleArn: aws.String("arn:aws:iam::123456789012:role/none"), RoleSessionName: aws.String("a1")})
+	_, err = sts.NewFromConfig(w.root()).AssumeRole(t.Context(), &sts.AssumeRoleInput{
+		RoleArn: aws.String("arn:aws:iam::123456789012:role/none"), RoleSessionName: aws.String("a1")})
 	wantCode(t, err, "AccessDenied")
 }
 
@@ -240,7 +257,8 @@ func TestFaults(t *testing.T) {
 
 	// A lost answer: the role was made all the same.
 	w.Faults().LoseAnswer(fault.Match{Action: "CreateRole"}, 1)
-	_, err = server.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: aws.String("made"), AssumeRolePolicyDocument: aws.String(trustEC2)})
+	_, err = server.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: aws.String("made"),
+		AssumeRolePolicyDocument: aws.String(trustEC2)})
 	var api smithy.APIError
 	if err == nil || errors.As(err, &api) {
 		t.Errorf("a lost answer is %v", err)
@@ -249,7 +267,9 @@ func TestFaults(t *testing.T) {
 		t.Error(err)
 	}
 	calls := w.Calls()
-	if i := slices.IndexFunc(calls, func(c fakeaws.Call) bool { return c.Lost }); i < 0 || calls[i].Action != "CreateRole" || calls[i].Principal.Role != "server" || calls[i].Code != "" {
+	if i := slices.IndexFunc(calls, func(c fakeaws.Call) bool {
+		return c.Lost
+	}); i < 0 || calls[i].Action != "CreateRole" || calls[i].Principal.Role != "server" || calls[i].Code != "" {
 		t.Errorf("the lost call is not on record")
 	}
 
@@ -271,14 +291,16 @@ func TestSecretsAndParameters(t *testing.T) {
 	secrets, parameters := secretsmanager.NewFromConfig(root), ssm.NewFromConfig(root)
 	var arn string
 	for _, name := range []string{"key", "other"} {
-		out, err := secrets.CreateSecret(t.Context(), &secretsmanager.CreateSecretInput{Name: &name, SecretString: aws.String("value")})
+		out, err := secrets.CreateSecret(t.Context(), &secretsmanager.CreateSecretInput{Name: &name,
+			SecretString: aws.String("value")})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if name == "key" {
 			arn = *out.ARN
 		}
-		if _, err := parameters.PutParameter(t.Context(), &ssm.PutParameterInput{Name: aws.String("/nstance/" + name), Value: aws.String("value"), Type: types.ParameterTypeSecureString}); err != nil {
+		if _, err := parameters.PutParameter(t.Context(), &ssm.PutParameterInput{Name: aws.String("/nstance/" + name),
+			Value: aws.String("value"), Type: types.ParameterTypeSecureString}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -298,9 +320,11 @@ func TestSecretsAndParameters(t *testing.T) {
 	}
 	wantCode(t, secret("other"), "AccessDeniedException")
 	wantCode(t, secret("none"), "AccessDeniedException")
-	_, err := secrets.PutSecretValue(t.Context(), &secretsmanager.PutSecretValueInput{SecretId: &arn, SecretString: aws.String("x")})
+	_, err := secrets.PutSecretValue(t.Context(), &secretsmanager.PutSecretValueInput{SecretId: &arn,
+		SecretString: aws.String("x")})
 	wantCode(t, err, "AccessDeniedException")
-	if _, err := parameters.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/nstance/key"), WithDecryption: aws.Bool(true)}); err != nil {
+	if _, err := parameters.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/nstance/key"),
+		WithDecryption: aws.Bool(true)}); err != nil {
 		t.Error(err)
 	}
 	_, err = parameters.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/nstance/other")})
@@ -308,8 +332,11 @@ func TestSecretsAndParameters(t *testing.T) {
 
 	// The secret's own policy may let others in, and shuts everybody out.
 	for effect, code := range map[string]string{"Allow": "", "Deny": "AccessDeniedException"} {
-		document := `{"Version":"2012-10-17","Statement":[{"Effect":"` + effect + `","Principal":{"AWS":"arn:aws:iam::123456789012:role/server"},"Action":"secretsmanager:*","Resource":"*"}]}`
-		if _, err := secretsmanager.NewFromConfig(root).PutResourcePolicy(t.Context(), &secretsmanager.PutResourcePolicyInput{SecretId: aws.String("other"), ResourcePolicy: &document}); err != nil {
+		document := `{"Version":"2012-10-17","Statement":[{"Effect":"` + effect +
+			`","Principal":{"AWS":"arn:aws:iam::123456789012:role/server"},"Action":"secretsmanager:*","Resource":"*"}]}`
+		if _, err := secretsmanager.NewFromConfig(root).PutResourcePolicy(t.Context(),
+			&secretsmanager.PutResourcePolicyInput{SecretId: aws.String("other"),
+				ResourcePolicy: &document}); err != nil {
 			t.Fatal(err)
 		}
 		if err := secret("other"); code == "" && err != nil {

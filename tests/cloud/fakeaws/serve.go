@@ -23,7 +23,8 @@ type Call struct {
 	Lost      bool    // the answer never left
 }
 
-// ServeHTTP answers a request to any of the services: the credential scope of its signature says which. A request without one is for S3.
+// ServeHTTP answers a request to any of the services: the credential scope of its signature says which. A request
+// without one is for S3.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	call, err := c.admit(w, r)
 	if err != nil {
@@ -59,7 +60,8 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // admit finds out who asks for what. The call is never nil: an error is answered in its service's shape.
 func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error) {
-	call := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r, Region: c.cfg.Region, Now: c.cfg.Now()}
+	call := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r,
+		Region: c.cfg.Region, Now: c.cfg.Now()}
 	signature, err := auth.Read(r)
 	if err != nil {
 		return call, err
@@ -87,7 +89,8 @@ func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error
 		parsed.Action = stream.Action(r)
 	}
 	if signature.Region != c.cfg.Region && signature.Service != "iam" && signature.Service != "sts" {
-		return parsed, wire.Errorf(http.StatusForbidden, "SignatureDoesNotMatch", "Credential should be scoped to a valid region. This cloud is %s", c.cfg.Region)
+		return parsed, wire.Errorf(http.StatusForbidden, "SignatureDoesNotMatch",
+			"Credential should be scoped to a valid region. This cloud is %s", c.cfg.Region)
 	}
 	return parsed, nil
 }
@@ -97,14 +100,16 @@ func (c *Cloud) anonymous(call *wire.Call, r *http.Request) (*wire.Call, error) 
 	stream, ok := c.streams["s3"]
 	if !ok {
 		call.Service = ""
-		return call, wire.Errorf(http.StatusForbidden, "MissingAuthenticationToken", "Request is missing Authentication Token")
+		return call, wire.Errorf(http.StatusForbidden, "MissingAuthenticationToken",
+			"Request is missing Authentication Token")
 	}
 	call.Principal = wire.Principal{ARN: "*", Account: "anonymous"}
 	call.Action = stream.Action(r)
 	return call, nil
 }
 
-func (c *Cloud) authenticate(signature *auth.Signature, r *http.Request, body []byte, now time.Time) (wire.Principal, error) {
+func (c *Cloud) authenticate(signature *auth.Signature, r *http.Request, body []byte, now time.Time) (wire.Principal,
+	error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	lookup := func(access string) (auth.Key, bool) {
@@ -193,14 +198,17 @@ func (c *Cloud) refuse(w http.ResponseWriter, call *wire.Call, err error) {
 // record is called with the lock held.
 func (c *Cloud) record(call *wire.Call, checks []Check, err error, lost bool) {
 	entry := Call{
-		Time: call.Now, RequestID: call.RequestID, Principal: call.Principal, Service: call.Service, Action: call.Action, Checks: checks, Lost: lost,
+		Time: call.Now, RequestID: call.RequestID, Principal: call.Principal, Service: call.Service,
+		Action: call.Action, Checks: checks, Lost: lost,
 	}
 	if err != nil {
 		e := wire.AsError(err)
 		entry.Code = e.Code
-		c.cfg.Log.Warn("AWS call failed", "service", call.Service, "action", call.Action, "role", call.Principal.Role, "code", e.Code, "message", e.Message)
+		c.cfg.Log.Warn("AWS call failed", "service", call.Service, "action", call.Action, "role", call.Principal.Role,
+			"code", e.Code, "message", e.Message)
 	} else {
-		c.cfg.Log.Debug("AWS call", "service", call.Service, "action", call.Action, "role", call.Principal.Role, "lost", lost)
+		c.cfg.Log.Debug("AWS call", "service", call.Service, "action", call.Action, "role", call.Principal.Role, "lost",
+			lost)
 	}
 	c.calls = append(c.calls, entry)
 }

@@ -31,7 +31,9 @@ func (careless) Operations() map[string]wire.Handler {
 			_ = c.Authorize("autoscaling:Ignores", "*", nil)
 			return nil, nil
 		},
-		"Fails":   func(*wire.Call) (any, error) { return nil, wire.Errorf(400, "Odd", "refused before anything was told") },
+		"Fails": func(*wire.Call) (any, error) {
+			return nil, wire.Errorf(400, "Odd", "refused before anything was told")
+		},
 		"Garbles": func(*wire.Call) (any, error) { return make(chan int), nil },
 	}
 }
@@ -119,7 +121,8 @@ func makeRole(t *testing.T, c *Cloud, url string) {
 		`Action=CreateRole&Version=2010-05-08&RoleName=role&AssumeRolePolicyDocument={"Statement":{"Effect":"Allow","Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}}`,
 		`Action=PutRolePolicy&Version=2010-05-08&RoleName=role&PolicyName=p&PolicyDocument={"Statement":{"Effect":"Allow","Action":"s3:PutObject","Resource":"*"}}`,
 	} {
-		if status, body, err := send(t, url, "iam", http.MethodPost, form, c.key("")); err != nil || status != http.StatusOK {
+		if status, body, err := send(t, url, "iam", http.MethodPost, form, c.key("")); err != nil ||
+			status != http.StatusOK {
 			t.Fatalf("%d %s %v", status, body, err)
 		}
 	}
@@ -139,14 +142,17 @@ func TestHandlersMustAsk(t *testing.T) {
 		"Unknown": {400, 400, "<Code>InvalidAction</Code>"},
 	} {
 		form := "Version=2011-01-01&Action=" + action
-		if status, body, err := send(t, server.URL, "autoscaling", http.MethodPost, form, c.key("")); err != nil || status != want.root {
+		if status, body, err := send(t, server.URL, "autoscaling", http.MethodPost, form, c.key("")); err != nil ||
+			status != want.root {
 			t.Errorf("%s by the account: %d %s %v", action, status, body, err)
 		}
-		if status, body, err := send(t, server.URL, "autoscaling", http.MethodPost, form, c.key("role")); err != nil || status != want.role || !strings.Contains(body, want.says) {
+		if status, body, err := send(t, server.URL, "autoscaling", http.MethodPost, form, c.key("role")); err != nil ||
+			status != want.role || !strings.Contains(body, want.says) {
 			t.Errorf("%s by a role: %d %s %v", action, status, body, err)
 		}
 	}
-	if status, body, err := send(t, server.URL, "dynamodb", http.MethodPost, "", c.key("")); err != nil || status != 404 {
+	if status, body, err := send(t, server.URL, "dynamodb", http.MethodPost, "", c.key("")); err != nil ||
+		status != 404 {
 		t.Errorf("a service that is not there: %d %s %v", status, body, err)
 	}
 }
@@ -154,15 +160,18 @@ func TestHandlersMustAsk(t *testing.T) {
 func TestStreams(t *testing.T) {
 	c, server := testCloud(t)
 	makeRole(t, c, server.URL)
-	if status, body, err := send(t, server.URL+"/b/k", "s3", http.MethodPut, "text", c.key("role")); err != nil || status != 200 || body != "got text" {
+	if status, body, err := send(t, server.URL+"/b/k", "s3", http.MethodPut, "text", c.key("role")); err != nil ||
+		status != 200 || body != "got text" {
 		t.Errorf("%d %s %v", status, body, err)
 	}
 	// Nobody in particular is not the account.
-	if status, body, err := send(t, server.URL+"/b/k", "", http.MethodPut, "text", aws.Credentials{}); err != nil || status != 403 || !strings.Contains(body, "<Code>AccessDenied</Code>") {
+	if status, body, err := send(t, server.URL+"/b/k", "", http.MethodPut, "text", aws.Credentials{}); err != nil ||
+		status != 403 || !strings.Contains(body, "<Code>AccessDenied</Code>") {
 		t.Errorf("%d %s %v", status, body, err)
 	}
 	c.Faults().Throttle(fault.Match{Service: "s3", Action: "PUT"}, 1)
-	if status, body, err := send(t, server.URL+"/b/k", "s3", http.MethodPut, "text", c.key("role")); err != nil || status != 503 || !strings.Contains(body, "<Error><Code>SlowDown</Code>") {
+	if status, body, err := send(t, server.URL+"/b/k", "s3", http.MethodPut, "text", c.key("role")); err != nil ||
+		status != 503 || !strings.Contains(body, "<Error><Code>SlowDown</Code>") {
 		t.Errorf("%d %s %v", status, body, err)
 	}
 	c.Faults().LoseAnswer(fault.Match{Service: "s3"}, 1)
@@ -170,7 +179,8 @@ func TestStreams(t *testing.T) {
 		t.Errorf("a lost answer came: %d %s", status, body)
 	}
 	calls := c.Calls()
-	if last := calls[len(calls)-1]; !last.Lost || last.Code != "" || len(last.Checks) != 1 || last.Checks[0].Action != "s3:PutObject" || last.Action != "PUT" {
+	if last := calls[len(calls)-1]; !last.Lost || last.Code != "" || len(last.Checks) != 1 ||
+		last.Checks[0].Action != "s3:PutObject" || last.Action != "PUT" {
 		t.Errorf("recorded %+v", last)
 	}
 }

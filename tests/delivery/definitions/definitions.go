@@ -1,5 +1,5 @@
-// Package definitions pins the types of other projects whose objects we deliver. Nothing of it is linked: scripts/k8s-check.sh generates their
-// definitions with controller-gen, and what we deliver is checked against those.
+// Package definitions pins the types of other projects whose objects we deliver. Nothing of it is linked:
+// scripts/k8s-check.sh generates their definitions with controller-gen, and what we deliver is checked against those.
 package definitions
 
 import (

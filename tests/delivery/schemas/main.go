@@ -1,9 +1,11 @@
-// Command schemas makes JSON schemas for kubeconform: of Kubernetes' own kinds from its OpenAPI documents, of others from their resource definitions.
-// Fields that a schema does not name are refused, as the API server does with strict validation.
+// Command schemas makes JSON schemas for kubeconform: of Kubernetes' own kinds from its OpenAPI documents, of others
+// from their resource definitions. Fields that a schema does not name are refused, as the API server does with strict
+// validation.
 //
 //	schemas -out DIR -openapi DIR DEFINITION.yaml...
 //
-// Written is {group}/{kind}_{version}.json, with the version in place of the group for kinds of the core group, as kubeconform's templates have it.
+// Written is {group}/{kind}_{version}.json, with the version in place of the group for kinds of the core group, as
+// kubeconform's templates have it.
 package main
 
 import (
@@ -57,7 +59,8 @@ func run(out, openapi string, definitions []string) error {
 
 type object = map[string]any
 
-// fromOpenAPI writes every kind that a document of one group and version describes, each with the schemas that it refers to.
+// fromOpenAPI writes every kind that a document of one group and version describes, each with the schemas that it
+// refers to.
 func fromOpenAPI(out, path string) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -88,7 +91,8 @@ func fromOpenAPI(out, path string) error {
 		used := map[string]object{}
 		collect(schemas, name, used)
 		whole := object{"$ref": "#/components/schemas/" + name, "components": object{"schemas": used}}
-		if err := write(out, fmt.Sprint(kind["group"]), fmt.Sprint(kind["version"]), fmt.Sprint(kind["kind"]), whole); err != nil {
+		if err := write(out, fmt.Sprint(kind["group"]), fmt.Sprint(kind["version"]), fmt.Sprint(kind["kind"]),
+			whole); err != nil {
 			return err
 		}
 	}
@@ -159,7 +163,8 @@ func fromDefinitions(out, path string) error {
 		for _, version := range definition.Spec.Versions {
 			found++
 			closeObjects(version.Schema.Object)
-			if err := write(out, definition.Spec.Group, version.Name, definition.Spec.Names.Kind, version.Schema.Object); err != nil {
+			if err := write(out, definition.Spec.Group, version.Name, definition.Spec.Names.Kind,
+				version.Schema.Object); err != nil {
 				return err
 			}
 		}
@@ -170,11 +175,13 @@ func fromDefinitions(out, path string) error {
 	return nil
 }
 
-// closeObjects makes a schema refuse what it does not name, and speak of null and of numbers that may be texts as JSON Schema does.
+// closeObjects makes a schema refuse what it does not name, and speak of null and of numbers that may be texts as JSON
+// Schema does.
 func closeObjects(schema object) {
 	properties, _ := schema["properties"].(object)
 	_, others := schema["additionalProperties"]
-	if preserve, _ := schema["x-kubernetes-preserve-unknown-fields"].(bool); len(properties) > 0 && !others && !preserve {
+	if preserve, _ := schema["x-kubernetes-preserve-unknown-fields"].(bool); len(properties) > 0 && !others &&
+		!preserve {
 		schema["additionalProperties"] = false
 	}
 	if nullable, _ := schema["nullable"].(bool); nullable {

@@ -50,7 +50,8 @@ func build() (p Programs, err error) {
 	}
 	ctx := context.Background()
 	bin := filepath.Join(p.dir, "bin")
-	if _, err := run(ctx, "go", "build", "-tags", "grpcnotrace", "-o", bin+"/", "./services/cmd/nstance-server", "./services/cmd/nstance-agent", "./terraform-provider-nstance"); err != nil {
+	if _, err := run(ctx, "go", "build", "-tags", "grpcnotrace", "-o", bin+"/", "./services/cmd/nstance-server",
+		"./services/cmd/nstance-agent", "./terraform-provider-nstance"); err != nil {
 		return p, err
 	}
 	if p.ServerImage, p.AgentImage, err = images(ctx, bin, filepath.Join(p.dir, "images")); err != nil {
@@ -59,7 +60,8 @@ func build() (p Programs, err error) {
 	if p.Versitygw, err = run(ctx, "scripts/tool.sh", "versitygw"); err != nil {
 		return p, err
 	}
-	p.CLIConfig, err = run(ctx, "scripts/tf-env.sh", "--mirror", filepath.Join(bin, "terraform-provider-nstance"), filepath.Join(p.dir, "terraform.rc"))
+	p.CLIConfig, err = run(ctx, "scripts/tf-env.sh", "--mirror", filepath.Join(bin, "terraform-provider-nstance"),
+		filepath.Join(p.dir, "terraform.rc"))
 	return p, err
 }
 
@@ -71,7 +73,8 @@ func images(ctx context.Context, bin, dir string) (server, agent string, err err
 	}
 	defer func() { err = errors.Join(err, runner.Close()) }()
 	base := filepath.Join(dir, "base")
-	if err := os.CopyFS(filepath.Join(base, "srv", "provision"), os.DirFS(filepath.Join(Root(), "images", "packer"))); err != nil {
+	if err := os.CopyFS(filepath.Join(base, "srv", "provision"), os.DirFS(filepath.Join(Root(), "images",
+		"packer"))); err != nil {
 		return "", "", err
 	}
 	if err := os.CopyFS(filepath.Join(base, "srv", "provision", "bin"), os.DirFS(bin)); err != nil {

@@ -85,7 +85,8 @@ func (l *Lab) Inventory(t *testing.T) (found []string) {
 		add("launch template", v.LaunchTemplateId)
 	}
 
-	scaling, err := autoscaling.NewFromConfig(cfg).DescribeAutoScalingGroups(ctx, &autoscaling.DescribeAutoScalingGroupsInput{})
+	scaling, err := autoscaling.NewFromConfig(cfg).DescribeAutoScalingGroups(ctx,
+		&autoscaling.DescribeAutoScalingGroupsInput{})
 	check(err)
 	for _, v := range scaling.AutoScalingGroups {
 		add("auto scaling group", v.AutoScalingGroupName)
@@ -121,7 +122,9 @@ func (l *Lab) Inventory(t *testing.T) (found []string) {
 		add("policy", v.PolicyName)
 	}
 
-	buckets, err := s3.NewFromConfig(cfg, func(o *s3.Options) { o.UsePathStyle = true }).ListBuckets(ctx, &s3.ListBucketsInput{})
+	buckets, err := s3.NewFromConfig(cfg, func(o *s3.Options) {
+		o.UsePathStyle = true
+	}).ListBuckets(ctx, &s3.ListBucketsInput{})
 	check(err)
 	for _, v := range buckets.Buckets {
 		add("bucket", v.Name)

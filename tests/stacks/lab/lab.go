@@ -1,5 +1,6 @@
-// Package lab is a cloud on this machine for tests of whole stacks: fakeaws with real machines, whose images the real provisioning script made, a real S3
-// server behind the buckets, and the examples of this repository applied to it by the real CLIs.
+// Package lab is a cloud on this machine for tests of whole stacks: fakeaws with real machines, whose images the real
+// provisioning script made, a real S3 server behind the buckets, and the examples of this repository applied to it by
+// the real CLIs.
 //
 // Invariant: programs and modules under test are as users get them; what is fake is the cloud alone.
 package lab
@@ -76,8 +77,10 @@ func New(t *testing.T) *Lab {
 		Machines: func(api http.Handler) (ec2.Machines, error) {
 			var err error
 			l.Machines, err = machine.New(machine.Config{
-				Dir: dir, API: api, Images: map[string]string{ServerAMI: programs.ServerImage, AgentAMI: programs.AgentImage},
-				Environment: map[string]string{"AWS_ENDPOINT_URL": "http://169.254.170.1", "AWS_S3_USE_PATH_STYLE": "true"},
+				Dir: dir, API: api, Images: map[string]string{ServerAMI: programs.ServerImage,
+					AgentAMI: programs.AgentImage},
+				Environment: map[string]string{"AWS_ENDPOINT_URL": "http://169.254.170.1",
+					"AWS_S3_USE_PATH_STYLE": "true"},
 			})
 			return l.Machines, err
 		},
@@ -98,7 +101,8 @@ func New(t *testing.T) *Lab {
 	t.Cleanup(server.Close)
 	l.Endpoint = server.URL
 	for ami, role := range map[string]string{ServerAMI: "server", AgentAMI: "agent"} {
-		l.Cloud.EC2().AddImage(ec2.AMI{ID: ami, Name: "nstance-" + role + "-1.0.0-amd64-20261121000000", Arch: "x86_64", Created: time.Now().Add(-time.Hour)})
+		l.Cloud.EC2().AddImage(ec2.AMI{ID: ami, Name: "nstance-" + role + "-1.0.0-amd64-20261121000000", Arch: "x86_64",
+			Created: time.Now().Add(-time.Hour)})
 	}
 	return l
 }
@@ -133,13 +137,15 @@ func (l *Lab) probe(ctx context.Context, target elbv2.Target) bool {
 func (l *Lab) Key(t *testing.T, provider, id string) string {
 	t.Helper()
 	if provider == "aws-parameter-store" {
-		out, err := ssm.NewFromConfig(l.Config()).GetParameter(t.Context(), &ssm.GetParameterInput{Name: &id, WithDecryption: awssdk.Bool(true)})
+		out, err := ssm.NewFromConfig(l.Config()).GetParameter(t.Context(),
+			&ssm.GetParameterInput{Name: &id, WithDecryption: awssdk.Bool(true)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return awssdk.ToString(out.Parameter.Value)
 	}
-	out, err := secretsmanager.NewFromConfig(l.Config()).GetSecretValue(t.Context(), &secretsmanager.GetSecretValueInput{SecretId: &id})
+	out, err := secretsmanager.NewFromConfig(l.Config()).GetSecretValue(t.Context(),
+		&secretsmanager.GetSecretValueInput{SecretId: &id})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,22 +175,26 @@ func (l *Lab) tell(t *testing.T, logs string) {
 func (l *Lab) environment() map[string]string {
 	access, secret := l.Cloud.Credentials()
 	return map[string]string{
-		"AWS_ENDPOINT_URL": l.Endpoint, "AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret, "AWS_REGION": l.Cloud.Region(), "AWS_S3_USE_PATH_STYLE": "true",
-		"AWS_EC2_METADATA_DISABLED": "true", "TF_CLI_CONFIG_FILE": l.programs.CLIConfig, "CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1",
+		"AWS_ENDPOINT_URL": l.Endpoint, "AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret,
+		"AWS_REGION": l.Cloud.Region(), "AWS_S3_USE_PATH_STYLE": "true",
+		"AWS_EC2_METADATA_DISABLED": "true", "TF_CLI_CONFIG_FILE": l.programs.CLIConfig, "CHECKPOINT_DISABLE": "1",
+		"TF_IN_AUTOMATION": "1",
 	}
 }
 
 // Config is the SDK's configuration of the account itself.
 func (l *Lab) Config() awssdk.Config {
 	access, secret := l.Cloud.Credentials()
-	return awssdk.Config{Region: l.Cloud.Region(), BaseEndpoint: awssdk.String(l.Endpoint), Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
+	return awssdk.Config{Region: l.Cloud.Region(), BaseEndpoint: awssdk.String(l.Endpoint),
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
 }
 
 // State reads and writes a shard's documents in a bucket, as nstance-admin would with the encryption key.
 func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterstate.State {
 	t.Helper()
 	access, secret := l.Cloud.Credentials()
-	store, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Region: l.Cloud.Region(), Endpoint: l.Endpoint, PathStyle: true,
+	store, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Region: l.Cloud.Region(), Endpoint: l.Endpoint,
+		PathStyle:   true,
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 	if err != nil {
 		t.Fatal(err)
@@ -193,12 +203,15 @@ func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterst
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster, Ring: keyring.Ring{Current: current}, Rand: rand.Reader})
-	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: cluster, ShardID: shard, Secrets: secrets})
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: cluster,
+		Ring: keyring.Ring{Current: current}, Rand: rand.Reader})
+	return clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: cluster, ShardID: shard,
+		Secrets: secrets})
 }
 
 // Operator connects to a shard's leader from its network, as a new operator.
-func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc, host string) nstancev1.OperatorServiceClient {
+func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
+	host string) nstancev1.OperatorServiceClient {
 	t.Helper()
 	cert, roots, err := local.Identity(t.Context(), state, cluster)
 	if err != nil {
@@ -208,7 +221,8 @@ func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc, ho
 		return l.Machines.DialVPC(ctx, vpc, "tcp", address)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(host, "8993"), grpc.WithContextDialer(dial),
-		grpc.WithTransportCredentials(grpccredentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: host})))
+		grpc.WithTransportCredentials(grpccredentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13,
+			Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: host})))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +234,9 @@ func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc, ho
 func (l *Lab) Instances(cluster string) (alive []ec2.InstanceView) {
 	l.Cloud.Locked(func() {
 		for _, instance := range l.Cloud.EC2().Instances() {
-			if instance.State != "terminated" && (cluster == "" || l.Cloud.EC2().Tags(instance.ID)["nstance:cluster"] == cluster && l.Cloud.EC2().Tags(instance.ID)["nstance:instance-id"] != "") {
+			if instance.State != "terminated" && (cluster == "" || l.Cloud.EC2().Tags(
+				instance.ID)["nstance:cluster"] == cluster && l.Cloud.EC2().Tags(
+				instance.ID)["nstance:instance-id"] != "") {
 				alive = append(alive, instance)
 			}
 		}
@@ -237,7 +253,8 @@ func (l *Lab) Targets(t *testing.T) (states []string) {
 		t.Fatal(err)
 	}
 	for _, group := range groups.TargetGroups {
-		health, err := client.DescribeTargetHealth(t.Context(), &elasticloadbalancingv2.DescribeTargetHealthInput{TargetGroupArn: group.TargetGroupArn})
+		health, err := client.DescribeTargetHealth(t.Context(), &elasticloadbalancingv2.DescribeTargetHealthInput{
+			TargetGroupArn: group.TargetGroupArn})
 		if err != nil {
 			t.Fatal(err)
 		}

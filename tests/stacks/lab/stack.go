@@ -18,8 +18,8 @@ type Stack struct {
 	options *terraform.Options
 }
 
-// Stack copies an example, "aws/single-shard", with the modules, and initializes it. What it was given stays until the test ends, when what is
-// still there is left to the fake cloud's own end.
+// Stack copies an example, "aws/single-shard", with the modules, and initializes it. What it was given stays until the
+// test ends, when what is still there is left to the fake cloud's own end.
 func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Stack {
 	t.Helper()
 	dir := t.TempDir()
@@ -52,7 +52,8 @@ func (s *Stack) Apply(t *testing.T) string {
 	return terraform.ApplyContext(t, t.Context(), s.options)
 }
 
-// Plan plans and returns the exit code (0: no changes, 1: an error, 2: changes) and what the CLI said, errors and warnings included.
+// Plan plans and returns the exit code (0: no changes, 1: an error, 2: changes) and what the CLI said, errors and
+// warnings included.
 func (s *Stack) Plan(t *testing.T) (code int, said string) {
 	t.Helper()
 	stdout, stderr, code, err := terraform.RunTerraformCommandAndGetStdOutErrCodeContextE(t, t.Context(), s.options,

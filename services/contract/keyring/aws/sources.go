@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 )
 
-// Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". A source is named by its name or by its ARN, which also says in
-// which region it is; everything else comes from the usual places of the SDK.
+// Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". A source is named by its name or by its
+// ARN, which also says in which region it is; everything else comes from the usual places of the SDK.
 func Sources() map[string]keyring.Source {
 	return map[string]keyring.Source{"aws-secrets-manager": readSecret, "aws-parameter-store": readParameter}
 }
@@ -29,7 +29,8 @@ func readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := secretsmanager.NewFromConfig(cfg).GetSecretValue(ctx, &secretsmanager.GetSecretValueInput{SecretId: &source.Source})
+	out, err := secretsmanager.NewFromConfig(cfg).GetSecretValue(ctx, &secretsmanager.GetSecretValueInput{
+		SecretId: &source.Source})
 	switch {
 	case err != nil:
 		return nil, err
@@ -44,7 +45,8 @@ func readParameter(ctx context.Context, source config.KeySource) ([]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	out, err := ssm.NewFromConfig(cfg).GetParameter(ctx, &ssm.GetParameterInput{Name: &source.Source, WithDecryption: awssdk.Bool(true)})
+	out, err := ssm.NewFromConfig(cfg).GetParameter(ctx, &ssm.GetParameterInput{Name: &source.Source,
+		WithDecryption: awssdk.Bool(true)})
 	switch {
 	case err != nil:
 		return nil, err

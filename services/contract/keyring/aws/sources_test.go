@@ -33,17 +33,21 @@ func TestSources(t *testing.T) {
 	server := httptest.NewServer(cloud)
 	defer server.Close()
 	access, secret := cloud.Credentials()
-	cfg := awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL, Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
+	cfg := awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
 	ctx := t.Context()
 	text := base64.StdEncoding.EncodeToString([]byte(key))
-	made, err := secretsmanager.NewFromConfig(cfg).CreateSecret(ctx, &secretsmanager.CreateSecretInput{Name: awssdk.String("text"), SecretString: &text})
+	made, err := secretsmanager.NewFromConfig(cfg).CreateSecret(ctx, &secretsmanager.CreateSecretInput{
+		Name: awssdk.String("text"), SecretString: &text})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := secretsmanager.NewFromConfig(cfg).CreateSecret(ctx, &secretsmanager.CreateSecretInput{Name: awssdk.String("binary"), SecretBinary: []byte(key)}); err != nil {
+	if _, err := secretsmanager.NewFromConfig(cfg).CreateSecret(ctx, &secretsmanager.CreateSecretInput{
+		Name: awssdk.String("binary"), SecretBinary: []byte(key)}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ssm.NewFromConfig(cfg).PutParameter(ctx, &ssm.PutParameterInput{Name: awssdk.String("/key"), Value: &text, Type: types.ParameterTypeSecureString}); err != nil {
+	if _, err := ssm.NewFromConfig(cfg).PutParameter(ctx, &ssm.PutParameterInput{Name: awssdk.String("/key"),
+		Value: &text, Type: types.ParameterTypeSecureString}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -53,7 +57,8 @@ func TestSources(t *testing.T) {
 	t.Setenv("AWS_REGION", "eu-central-1") // an ARN knows better
 	arn := awssdk.ToString(made.ARN)
 	load := func(provider, source string) (keyring.Ring, error) {
-		return keyring.Load(ctx, config.Secrets{EncryptionKey: &config.KeySource{Provider: provider, Source: source}}, aws.Sources())
+		return keyring.Load(ctx, config.Secrets{EncryptionKey: &config.KeySource{Provider: provider, Source: source}},
+			aws.Sources())
 	}
 	if ring, err := load("aws-secrets-manager", arn); err != nil || ring.Current.IsZero() {
 		t.Errorf("by ARN, in another region: %v", err)
@@ -68,7 +73,8 @@ func TestSources(t *testing.T) {
 			t.Errorf("%s %s: %v", provider, source, err)
 		}
 	}
-	for source, provider := range map[string]string{"": "aws-secrets-manager", "none": "aws-secrets-manager", "/none": "aws-parameter-store"} {
+	for source, provider := range map[string]string{"": "aws-secrets-manager", "none": "aws-secrets-manager",
+		"/none": "aws-parameter-store"} {
 		_, err := load(provider, source)
 		if err == nil {
 			t.Errorf("%s %q gave a key", provider, source)

@@ -1,11 +1,12 @@
-// Package file is the object store in a directory, for one machine. Keys are paths: cluster/ca.crt lies in {dir}/cluster/ca.crt,
-// where a person can read it.
+// Package file is the object store in a directory, for one machine. Keys are paths: cluster/ca.crt lies in
+// {dir}/cluster/ca.crt, where a person can read it.
 //
-// Invariant: an object that was acknowledged is on the disk, whole, whatever is killed afterwards; a condition is checked and the
-// write made visible under one lock, which all processes that use the directory take (flock on {dir}/.objstore/lock), by one
-// rename. Reads take no lock. The directory must be on a local file system.
+// Invariant: an object that was acknowledged is on the disk, whole, whatever is killed afterwards; a condition is
+// checked and the write made visible under one lock, which all processes that use the directory take (flock on
+// {dir}/.objstore/lock), by one rename. Reads take no lock. The directory must be on a local file system.
 //
-// Two keys of which one is a directory of the other ("a" and "a/b") cannot both exist here; the layout of the bucket has none such.
+// Two keys of which one is a directory of the other ("a" and "a/b") cannot both exist here; the layout of the bucket
+// has none such.
 package file
 
 import (
@@ -28,8 +29,8 @@ import (
 )
 
 const (
-	// private is the directory inside the bucket's that holds no objects: the lock, and the file that is being written. Only the
-	// holder of the lock writes it, so that one name is enough and a crash leaves no litter.
+	// private is the directory inside the bucket's that holds no objects: the lock, and the file that is being written.
+	// Only the holder of the lock writes it, so that one name is enough and a crash leaves no litter.
 	private  = ".objstore"
 	lockPath = private + "/lock"
 	tempPath = private + "/new"
@@ -42,7 +43,8 @@ type Store struct {
 	turn chan struct{} // this process's turn at the lock
 }
 
-// Open opens the bucket in dir and creates the directory if there is none. Close it to give up the open directory and lock file.
+// Open opens the bucket in dir and creates the directory if there is none. Close it to give up the open directory and
+// lock file.
 func Open(dir string) (*Store, error) {
 	s, err := open(dir)
 	if err != nil {
@@ -119,8 +121,8 @@ func (s *Store) get(ctx context.Context, key string) (objstore.Object, time.Time
 	return objstore.Object{Key: key, Body: body, Token: tokenOf(body)}, info.ModTime(), nil
 }
 
-// tokenOf is what S3 has as ETag of an object put in one piece, so that dev-s3 can serve it. It guards against accidents and
-// races of our own programs, not against an attacker who can write to the directory.
+// tokenOf is what S3 has as ETag of an object put in one piece, so that dev-s3 can serve it. It guards against
+// accidents and races of our own programs, not against an attacker who can write to the directory.
 func tokenOf(body []byte) objstore.Token {
 	sum := md5.Sum(body)
 	return objstore.Token(hex.EncodeToString(sum[:]))
@@ -262,7 +264,8 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 		if err != nil {
 			return nil, wrap("list", prefix, fmt.Errorf("read %q: %w", key, err))
 		}
-		entries = append(entries, objstore.Entry{Key: key, Token: obj.Token, Size: int64(len(obj.Body)), Modified: modified})
+		entries = append(entries, objstore.Entry{Key: key, Token: obj.Token, Size: int64(len(obj.Body)),
+			Modified: modified})
 	}
 	return entries, nil
 }
@@ -345,7 +348,8 @@ func validate(key string) error {
 	return objstore.ValidateKey(key)
 }
 
-// missing says whether err means that there is no such file: nothing there, or a file where a directory would have to be.
+// missing says whether err means that there is no such file: nothing there, or a file where a directory would have to
+// be.
 func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }

@@ -63,7 +63,8 @@ func (a *alternating) Get(ctx context.Context, key string) (objstore.Object, err
 	return a.next().Get(ctx, key)
 }
 
-func (a *alternating) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+func (a *alternating) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token,
+	error) {
 	return a.next().Put(ctx, key, body, cond)
 }
 
@@ -94,7 +95,8 @@ func TestKeysArePaths(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "cluster", "ca.crt"), []byte("other"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Put(t.Context(), "cluster/ca.crt", nil, objstore.IfToken(token)); !errors.Is(err, objstore.ErrConflict) {
+	if _, err := s.Put(t.Context(), "cluster/ca.crt", nil, objstore.IfToken(token)); !errors.Is(err,
+		objstore.ErrConflict) {
 		t.Errorf("put over a file that was edited: %v", err)
 	}
 	if err := s.Delete(t.Context(), "cluster/ca.crt"); err != nil {
@@ -165,7 +167,8 @@ func TestKeysBelowKeys(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	if err := os.WriteFile(filepath.Join(dir, ".objstore", "new"), []byte("half an object that is longer"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, ".objstore", "new"), []byte("half an object that is longer"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "a"), 0o700); err != nil {

@@ -1,8 +1,8 @@
-// Package mem is the in-memory object store of tests and the simulator. An injected function decides, request by request, what
-// goes wrong.
+// Package mem is the in-memory object store of tests and the simulator. An injected function decides, request by
+// request, what goes wrong.
 //
-// Invariant: given the same requests and the same faults in the same order, it gives the same answers. It starts no goroutine and
-// never sleeps by itself. Tokens are content hashes, as in S3: the strictest choice for callers.
+// Invariant: given the same requests and the same faults in the same order, it gives the same answers. It starts no
+// goroutine and never sleeps by itself. Tokens are content hashes, as in S3: the strictest choice for callers.
 package mem
 
 import (
@@ -51,8 +51,8 @@ type Fault struct {
 	Before, After time.Duration
 	// Lost lets a put or delete happen while its caller sees ErrIndeterminate (for a delete: an error).
 	Lost bool
-	// Late lets a put or delete happen only when that many further requests have been made, just before the next one, or by
-	// Land; a put only if its condition still holds then. The caller sees ErrIndeterminate at once.
+	// Late lets a put or delete happen only when that many further requests have been made, just before the next one,
+	// or by Land; a put only if its condition still holds then. The caller sees ErrIndeterminate at once.
 	Late int
 	// Stale lets a List answer as of that many writes ago (at most 256).
 	Stale int
@@ -66,8 +66,8 @@ type Options struct {
 	Sleep func(context.Context, time.Duration) error
 	// Now stamps objects. time.Now by default.
 	Now func() time.Time
-	// Changed is told of each write and delete at the moment it takes effect, under the store's lock; body is nil for a delete. It must
-	// neither call the store nor keep body.
+	// Changed is told of each write and delete at the moment it takes effect, under the store's lock; body is nil for a
+	// delete. It must neither call the store nor keep body.
 	Changed func(key string, body []byte)
 }
 
@@ -334,7 +334,8 @@ func (s *Store) list(prefix string, stale int) []objstore.Entry {
 	}
 	var entries []objstore.Entry
 	add := func(key string, o object) {
-		entries = append(entries, objstore.Entry{Key: key, Token: o.token, Size: int64(len(o.body)), Modified: o.modified})
+		entries = append(entries, objstore.Entry{Key: key, Token: o.token, Size: int64(len(o.body)),
+			Modified: o.modified})
 	}
 	from, _ := slices.BinarySearch(s.keys, prefix)
 	for _, key := range s.keys[from:] {

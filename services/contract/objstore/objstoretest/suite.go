@@ -1,4 +1,5 @@
-// Package objstoretest owns the conformance suite of object stores: what every back end must do for the rest to be right.
+// Package objstoretest owns the conformance suite of object stores: what every back end must do for the rest to be
+// right.
 package objstoretest
 
 import (
@@ -18,7 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// Run runs the suite. open returns an empty store each time it is called; what it needs to clean up it registers with t.Cleanup.
+// Run runs the suite. open returns an empty store each time it is called; what it needs to clean up it registers with
+// t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) objstore.Store) {
 	for _, test := range []struct {
 		name string
@@ -284,8 +286,10 @@ func testPaging(t *testing.T, s objstore.Store) {
 func testLayout(t *testing.T, s objstore.Store) {
 	const id, operator = "01970a1c-e31e-7422-9cd5-e9651d11cc97-acc", "01970a1c-e31e-7422-9cd5-e9651d11cc97-opr"
 	made := []string{
-		keys.ClusterCA(), keys.ClusterSecret("ca.key"), keys.ClusterSecret("My_secret.v2"), keys.ClusterOperator("acme", operator), keys.Config("dev-1"),
-		keys.Groups("dev-1"), keys.File("etc/my file+%20 & <ü>.conf"), keys.Leader("dev-1"), keys.Applied("dev-1"), keys.Instance("dev-1", "acme", id),
+		keys.ClusterCA(), keys.ClusterSecret("ca.key"), keys.ClusterSecret("My_secret.v2"),
+		keys.ClusterOperator("acme", operator), keys.Config("dev-1"),
+		keys.Groups("dev-1"), keys.File("etc/my file+%20 & <ü>.conf"), keys.Leader("dev-1"), keys.Applied("dev-1"),
+		keys.Instance("dev-1", "acme", id),
 		keys.CertLog("dev-1", "acme", time.Unix(1_800_000_000, 1), id), keys.Probe("dev-1", "0-a"),
 	}
 	slices.Sort(made)

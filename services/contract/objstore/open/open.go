@@ -16,8 +16,8 @@ type Location struct {
 	Provider string // "s3" or "file"
 	Bucket   string // for file, the directory
 	Prefix   string // of all keys; may be empty
-	// Region, Endpoint and PathStyle are for s3. What is not set comes from the environment: AWS_REGION, AWS_ENDPOINT_URL,
-	// AWS_S3_USE_PATH_STYLE.
+	// Region, Endpoint and PathStyle are for s3. What is not set comes from the environment: AWS_REGION,
+	// AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE.
 	Region    string
 	Endpoint  string
 	PathStyle bool

@@ -54,7 +54,8 @@ func TestS3FromEnvironment(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	t.Setenv("AWS_S3_USE_PATH_STYLE", "perhaps")
-	for _, at := range []open.Location{{}, {Provider: "ftp", Bucket: "b"}, {Provider: "file"}, {Provider: "s3", Bucket: "b"}} {
+	for _, at := range []open.Location{{}, {Provider: "ftp", Bucket: "b"}, {Provider: "file"},
+		{Provider: "s3", Bucket: "b"}} {
 		if store, err := open.Open(t.Context(), at); err == nil {
 			t.Errorf("%+v opened %v", at, store)
 		}

@@ -1,7 +1,8 @@
-// Package s3 is the object store in an S3 bucket, at AWS or any endpoint that honours If-Match and If-None-Match on PutObject.
+// Package s3 is the object store in an S3 bucket, at AWS or any endpoint that honours If-Match and If-None-Match on
+// PutObject.
 //
-// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it (a repetition would be refused because of its
-// own success), and every answer that does not settle it is reported as indeterminate.
+// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it (a repetition would be refused
+// because of its own success), and every answer that does not settle it is reported as indeterminate.
 package s3
 
 import (
@@ -33,8 +34,8 @@ const connections = 128
 // Options say where the bucket is and how to get in.
 type Options struct {
 	Bucket string
-	// Region by default is what the SDK finds (AWS_REGION, the profile), or us-east-1 if there is an endpoint: most S3 servers
-	// do not care.
+	// Region by default is what the SDK finds (AWS_REGION, the profile), or us-east-1 if there is an endpoint: most S3
+	// servers do not care.
 	Region string
 	// Endpoint is the URL of an S3 server other than AWS's.
 	Endpoint string
@@ -44,8 +45,9 @@ type Options struct {
 	Credentials aws.CredentialsProvider
 }
 
-// WithEnv fills what is not set from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and AWS_S3_USE_PATH_STYLE (a boolean as
-// strconv.ParseBool reads it; the SDK itself does not know that one). getenv is os.Getenv.
+// WithEnv fills what is not set from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and
+// AWS_S3_USE_PATH_STYLE (a boolean as strconv.ParseBool reads it; the SDK itself does not know that one). getenv is
+// os.Getenv.
 func (o Options) WithEnv(getenv func(string) string) (Options, error) {
 	o.Endpoint = cmp.Or(o.Endpoint, getenv("AWS_ENDPOINT_URL_S3"), getenv("AWS_ENDPOINT_URL"))
 	if text := getenv("AWS_S3_USE_PATH_STYLE"); text != "" && !o.PathStyle {
@@ -96,7 +98,8 @@ func New(ctx context.Context, o Options) (*Store, error) {
 		cfg.Region = "us-east-1"
 	}
 	if cfg.Region == "" {
-		return nil, fmt.Errorf("open S3 bucket %q: no region: set it in the storage configuration or in AWS_REGION", o.Bucket)
+		return nil, fmt.Errorf("open S3 bucket %q: no region: set it in the storage configuration or in AWS_REGION",
+			o.Bucket)
 	}
 	return &Store{bucket: o.Bucket, api: s3.NewFromConfig(cfg, func(s *s3.Options) {
 		s.HTTPClient = noting{s.HTTPClient}
@@ -185,7 +188,8 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 	switch {
 	case !sent: // no credentials, no endpoint, an ended context
 		return err
-	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict || code == "NoSuchKey"):
+	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict ||
+		code == "NoSuchKey"):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case code == "RequestTimeout" || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
 		// Nothing happened, but the store is in trouble: worth another attempt, which is what this error leads to.
@@ -218,7 +222,8 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 			return nil, s.wrap("list", prefix, err)
 		}
 		if aws.ToBool(page.IsTruncated) && aws.ToString(page.NextContinuationToken) == "" {
-			return nil, s.wrap("list", prefix, errors.New("the store sent a page that is not the last, and no way to the next"))
+			return nil,
+				s.wrap("list", prefix, errors.New("the store sent a page that is not the last, and no way to the next"))
 		}
 		for _, o := range page.Contents {
 			key := aws.ToString(o.Key)
@@ -229,7 +234,8 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 			if err != nil {
 				return nil, s.wrap("list", prefix, fmt.Errorf("%q: %w", key, err))
 			}
-			entries = append(entries, objstore.Entry{Key: key, Token: token, Size: aws.ToInt64(o.Size), Modified: aws.ToTime(o.LastModified)})
+			entries = append(entries, objstore.Entry{Key: key, Token: token, Size: aws.ToInt64(o.Size),
+				Modified: aws.ToTime(o.LastModified)})
 		}
 	}
 	// Directory buckets and some servers do not sort.
@@ -248,7 +254,8 @@ func tokenOf(etag *string) (objstore.Token, error) {
 
 func (s *Store) wrap(op, key string, err error) error {
 	if codeOf(err) == "NoSuchBucket" {
-		return fmt.Errorf("s3: %s %q: there is no bucket %q: create it, or correct its name or the endpoint: %w", op, key, s.bucket, err)
+		return fmt.Errorf("s3: %s %q: there is no bucket %q: create it, or correct its name or the endpoint: %w", op,
+			key, s.bucket, err)
 	}
 	return fmt.Errorf("s3: %s %q in bucket %q: %w", op, key, s.bucket, err)
 }

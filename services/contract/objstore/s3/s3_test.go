@@ -78,7 +78,8 @@ func TestPutErrors(t *testing.T) {
 			if err == nil {
 				t.Fatal("put succeeded")
 			}
-			for _, kind := range []error{objstore.ErrConflict, objstore.ErrIndeterminate, objstore.ErrNotFound, objstore.ErrInvalid} {
+			for _, kind := range []error{objstore.ErrConflict, objstore.ErrIndeterminate, objstore.ErrNotFound,
+				objstore.ErrInvalid} {
 				if errors.Is(err, kind) != errors.Is(test.want, kind) {
 					t.Errorf("error = %v, is %v: %v", err, kind, errors.Is(err, kind))
 				}
@@ -93,7 +94,8 @@ func TestPutErrors(t *testing.T) {
 	}
 }
 
-// The connection that a first request left behind dies with the second: net/http may repeat requests on such, but not a put.
+// The connection that a first request left behind dies with the second: net/http may repeat requests on such, but not a
+// put.
 func TestPutIsSentOnceOnAnOldConnection(t *testing.T) {
 	s, n := scripted(t, etag, hangUp, etag)
 	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); err != nil {
@@ -116,7 +118,8 @@ func TestUnconditionalRequestsAreRepeated(t *testing.T) {
 	}
 	// A conflict without a condition is the store's trouble, not ours.
 	s, _ = scripted(t, status(409, "OperationAborted"))
-	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.Always()); err == nil || errors.Is(err, objstore.ErrConflict) {
+	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.Always()); err == nil ||
+		errors.Is(err, objstore.ErrConflict) {
 		t.Errorf("put: %v", err)
 	}
 }
@@ -158,9 +161,12 @@ func TestGetErrors(t *testing.T) {
 		"a web page": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "<html>not here</html>", http.StatusNotFound)
 		}, false},
-		"access denied":   {status(403, "AccessDenied"), false},
-		"no ETag":         {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "body") }, false},
-		"half of a body":  {func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Content-Length", "9"); etag(w, r) }, false},
+		"access denied": {status(403, "AccessDenied"), false},
+		"no ETag":       {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "body") }, false},
+		"half of a body": {func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "9")
+			etag(w, r)
+		}, false},
 		"not implemented": {status(501, "NotImplemented"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -199,7 +205,8 @@ func TestListIsCompleteOrFails(t *testing.T) {
 	if err != nil || n.Load() != 2 || len(entries) != 2 {
 		t.Fatalf("list = %v, %v after %d requests", entries, err, n.Load())
 	}
-	if entries[0].Key != "p/a" || entries[0].Token != "f" || entries[0].Size != 2 || entries[1].Key != "p/b" || entries[1].Token != "e" {
+	if entries[0].Key != "p/a" || entries[0].Token != "f" || entries[0].Size != 2 || entries[1].Key != "p/b" ||
+		entries[1].Token != "e" {
 		t.Errorf("list = %+v", entries)
 	}
 	for name, answers := range map[string][]http.HandlerFunc{
@@ -246,7 +253,8 @@ func TestNewFails(t *testing.T) {
 	if _, err := s3.New(t.Context(), s3.Options{}); err == nil {
 		t.Error("opened no bucket")
 	}
-	if _, err := s3.New(t.Context(), s3.Options{Bucket: "b"}); err == nil || !strings.Contains(err.Error(), "AWS_REGION") {
+	if _, err := s3.New(t.Context(), s3.Options{Bucket: "b"}); err == nil ||
+		!strings.Contains(err.Error(), "AWS_REGION") {
 		t.Errorf("without a region: %v", err)
 	}
 	t.Setenv("AWS_REGION", "eu-central-1")

@@ -36,7 +36,8 @@ func hermetic(t *testing.T) {
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
 		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
 	}
-	for _, name := range []string{"AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CA_BUNDLE"} {
+	for _, name := range []string{"AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
+		"AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CA_BUNDLE"} {
 		t.Setenv(name, "")
 	}
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -44,7 +45,8 @@ func hermetic(t *testing.T) {
 
 func open(t *testing.T, endpoint string) *s3.Store {
 	t.Helper()
-	s, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Endpoint: endpoint, PathStyle: true, Credentials: testKeys})
+	s, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Endpoint: endpoint, PathStyle: true,
+		Credentials: testKeys})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,10 +99,11 @@ func testLostResponses(t *testing.T, line *line) {
 	}
 
 	line.deaf.Store(true)
-	_, err = objstore.Settle(ctx, s, "lost/lock", []byte("term 2"), objstore.IfToken(obj.Token), func(context.Context, time.Duration) error {
-		line.deaf.Store(false) // after the first put and the first look
-		return nil
-	})
+	_, err = objstore.Settle(ctx, s, "lost/lock", []byte("term 2"), objstore.IfToken(obj.Token),
+		func(context.Context, time.Duration) error {
+			line.deaf.Store(false) // after the first put and the first look
+			return nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +134,8 @@ func versitygw(t *testing.T) *line {
 		t.Fatal(err)
 	}
 	// Without --disableotmp version 1.8.0 lists its own temporary files (".doc.sgwtmp.…") while objects are replaced.
-	server := exec.Command(binary, "--quiet", "--keep-alive", "--port", socket, "--access", "access", "--secret", "secret-of-the-test", "posix", "--disableotmp", data)
+	server := exec.Command(binary, "--quiet", "--keep-alive", "--port", socket, "--access", "access", "--secret",
+		"secret-of-the-test", "posix", "--disableotmp", data)
 	var said bytes.Buffer
 	server.Stdout, server.Stderr = &said, &said
 	if err := server.Start(); err != nil {
@@ -148,7 +152,8 @@ func versitygw(t *testing.T) *line {
 
 	// Until the socket is there, the SDK's own retries wait.
 	client := sdk.New(sdk.Options{
-		Region: "us-east-1", Credentials: testKeys, BaseEndpoint: aws.String(line.url()), UsePathStyle: true, RetryMaxAttempts: 20,
+		Region: "us-east-1", Credentials: testKeys, BaseEndpoint: aws.String(line.url()), UsePathStyle: true,
+		RetryMaxAttempts: 20,
 	})
 	if _, err := client.CreateBucket(t.Context(), &sdk.CreateBucketInput{Bucket: aws.String(bucket)}); err != nil {
 		t.Fatalf("create bucket: %v", err)

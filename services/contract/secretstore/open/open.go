@@ -1,5 +1,5 @@
-// Package open opens a secrets store by the name of its back end, and knows every source of encryption keys. It is apart from secretstore and keyring because
-// it links every SDK.
+// Package open opens a secrets store by the name of its back end, and knows every source of encryption keys. It is
+// apart from secretstore and keyring because it links every SDK.
 package open
 
 import (
@@ -41,11 +41,15 @@ type Options struct {
 func Open(ctx context.Context, o Options) (secretstore.Store, error) {
 	switch o.Secrets.Provider {
 	case ObjectStorage:
-		return secretstore.NewObjects(secretstore.Options{Bucket: o.Bucket, Cluster: o.Cluster, Ring: o.Ring, Rand: o.Rand}), nil
+		return secretstore.NewObjects(secretstore.Options{Bucket: o.Bucket, Cluster: o.Cluster, Ring: o.Ring,
+			Rand: o.Rand}), nil
 	case "aws-secrets-manager":
 		return secretsmanager.Open(ctx, o.Secrets.Prefix)
 	case "aws-parameter-store":
 		return parameterstore.Open(ctx, o.Secrets.Prefix)
 	}
-	return nil, fmt.Errorf("there is no secrets store %q; there are object-storage, aws-secrets-manager and aws-parameter-store", o.Secrets.Provider)
+	return nil,
+		fmt.Errorf(
+			"there is no secrets store %q; there are object-storage, aws-secrets-manager and aws-parameter-store",
+			o.Secrets.Provider)
 }

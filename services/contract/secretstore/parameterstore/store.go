@@ -1,6 +1,8 @@
-// Package parameterstore keeps the cluster's secrets in AWS Systems Manager Parameter Store, as SecureString parameters.
+// Package parameterstore keeps the cluster's secrets in AWS Systems Manager Parameter Store, as SecureString
+// parameters.
 //
-// Invariant: a value comes back to the byte. A parameter holds text; what is not plain text is kept in base64 behind a marker.
+// Invariant: a value comes back to the byte. A parameter holds text; what is not plain text is kept in base64 behind a
+// marker.
 package parameterstore
 
 import (
@@ -23,10 +25,14 @@ import (
 
 // Client is what is called of the service.
 type Client interface {
-	PutParameter(ctx context.Context, in *ssm.PutParameterInput, opts ...func(*ssm.Options)) (*ssm.PutParameterOutput, error)
-	GetParameter(ctx context.Context, in *ssm.GetParameterInput, opts ...func(*ssm.Options)) (*ssm.GetParameterOutput, error)
-	DeleteParameter(ctx context.Context, in *ssm.DeleteParameterInput, opts ...func(*ssm.Options)) (*ssm.DeleteParameterOutput, error)
-	DescribeParameters(ctx context.Context, in *ssm.DescribeParametersInput, opts ...func(*ssm.Options)) (*ssm.DescribeParametersOutput, error)
+	PutParameter(ctx context.Context, in *ssm.PutParameterInput, opts ...func(*ssm.Options)) (*ssm.PutParameterOutput,
+		error)
+	GetParameter(ctx context.Context, in *ssm.GetParameterInput, opts ...func(*ssm.Options)) (*ssm.GetParameterOutput,
+		error)
+	DeleteParameter(ctx context.Context, in *ssm.DeleteParameterInput,
+		opts ...func(*ssm.Options)) (*ssm.DeleteParameterOutput, error)
+	DescribeParameters(ctx context.Context, in *ssm.DescribeParametersInput,
+		opts ...func(*ssm.Options)) (*ssm.DescribeParametersOutput, error)
 }
 
 // maxValue is the largest value of an advanced parameter in bytes (Systems Manager quotas).
@@ -35,7 +41,8 @@ const maxValue = 8192
 // marker begins the value of a parameter that is not plain text; base64 of the content follows.
 const marker = "nstance:base64:"
 
-// Store is a [secretstore.Store]. Parameters are named prefix and name, one after the other; a prefix with slashes begins with one.
+// Store is a [secretstore.Store]. Parameters are named prefix and name, one after the other; a prefix with slashes
+// begins with one.
 type Store struct {
 	client Client
 	prefix string
@@ -60,7 +67,8 @@ func (s *Store) Get(ctx context.Context, name string) (secretstore.Secret, error
 	if err := secretstore.ValidateName(name); err != nil {
 		return secretstore.Secret{}, err
 	}
-	out, err := s.client.GetParameter(ctx, &ssm.GetParameterInput{Name: awssdk.String(s.prefix + name), WithDecryption: awssdk.Bool(true)})
+	out, err := s.client.GetParameter(ctx, &ssm.GetParameterInput{Name: awssdk.String(s.prefix + name),
+		WithDecryption: awssdk.Bool(true)})
 	if err != nil {
 		return secretstore.Secret{}, s.failed(ctx, "read", name, err)
 	}
@@ -81,7 +89,8 @@ func (s *Store) Put(ctx context.Context, name string, value secretstore.Value, c
 	}
 	text := encode(value.Reveal())
 	if len(text) > maxValue {
-		return fmt.Errorf("%w: it takes %d bytes, and a parameter at most %d", secretstore.ErrInvalid, len(text), maxValue)
+		return fmt.Errorf("%w: it takes %d bytes, and a parameter at most %d", secretstore.ErrInvalid, len(text),
+			maxValue)
 	}
 	_, err := s.client.PutParameter(ctx, &ssm.PutParameterInput{
 		Name: awssdk.String(s.prefix + name), Value: &text, Type: types.ParameterTypeSecureString,
@@ -107,11 +116,13 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.failed(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. What lies under the prefix with a name that is none of a secret's is somebody else's.
+// List implements secretstore.Store. What lies under the prefix with a name that is none of a secret's is somebody
+// else's.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	in := &ssm.DescribeParametersInput{MaxResults: awssdk.Int32(50)}
 	if s.prefix != "" {
-		in.ParameterFilters = []types.ParameterStringFilter{{Key: awssdk.String("Name"), Option: awssdk.String("BeginsWith"), Values: []string{s.prefix}}}
+		in.ParameterFilters = []types.ParameterStringFilter{{Key: awssdk.String("Name"),
+			Option: awssdk.String("BeginsWith"), Values: []string{s.prefix}}}
 	}
 	var names []string
 	pages := ssm.NewDescribeParametersPaginator(s.client, in)
@@ -153,10 +164,11 @@ func encode(content []byte) string {
 	return marker + base64.StdEncoding.EncodeToString(content)
 }
 
-// plain reports whether a parameter can hold a text as it is. Space around it may be lost, and two braces refer to other parameters
-// (PutParameter, API reference).
+// plain reports whether a parameter can hold a text as it is. Space around it may be lost, and two braces refer to
+// other parameters (PutParameter, API reference).
 func plain(text string) bool {
-	return utf8.ValidString(text) && text == strings.TrimSpace(text) && !strings.Contains(text, "{{") && !strings.HasPrefix(text, marker) &&
+	return utf8.ValidString(text) && text == strings.TrimSpace(text) && !strings.Contains(text, "{{") &&
+		!strings.HasPrefix(text, marker) &&
 		!strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) })
 }
 

@@ -29,7 +29,8 @@ func open(t *testing.T) (*fakeaws.Cloud, *ssm.Client) {
 	server := httptest.NewServer(cloud)
 	t.Cleanup(server.Close)
 	access, secret := cloud.Credentials()
-	return cloud, ssm.NewFromConfig(awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL, Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+	return cloud, ssm.NewFromConfig(awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
 func TestStore(t *testing.T) {
@@ -47,7 +48,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// Whether a creation whose answer is lost has happened is not said: the SDK does not repeat it, or it would be told of its own success.
+// Whether a creation whose answer is lost has happened is not said: the SDK does not repeat it, or it would be told of
+// its own success.
 func TestLostAnswer(t *testing.T) {
 	cloud, client := open(t)
 	store := New(client, "/p/")
@@ -64,7 +66,8 @@ func TestLostAnswer(t *testing.T) {
 func TestEncoding(t *testing.T) {
 	for content, kept := range map[string]bool{
 		"plain text\nin lines": true, `{"a": "b"}`: true, "grüße": true,
-		" space": false, "line\n": false, "{{ssm:x}}": false, "\x00": false, "\xff": false, marker + "eA==": false, "cr\r\nlf": false,
+		" space": false, "line\n": false, "{{ssm:x}}": false, "\x00": false, "\xff": false, marker + "eA==": false,
+		"cr\r\nlf": false,
 	} {
 		text := encode([]byte(content))
 		if (text == content) != kept {

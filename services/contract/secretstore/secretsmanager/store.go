@@ -1,7 +1,7 @@
 // Package secretsmanager keeps the cluster's secrets in AWS Secrets Manager.
 //
-// Invariant: a secret is created by CreateSecret alone, which has one winner; one that is only marked for deletion is an error and never
-// "not found", or a second CA would be made in its place.
+// Invariant: a secret is created by CreateSecret alone, which has one winner; one that is only marked for deletion is
+// an error and never "not found", or a second CA would be made in its place.
 package secretsmanager
 
 import (
@@ -22,17 +22,22 @@ import (
 
 // Client is what is called of the service.
 type Client interface {
-	CreateSecret(ctx context.Context, in *sm.CreateSecretInput, opts ...func(*sm.Options)) (*sm.CreateSecretOutput, error)
-	PutSecretValue(ctx context.Context, in *sm.PutSecretValueInput, opts ...func(*sm.Options)) (*sm.PutSecretValueOutput, error)
-	GetSecretValue(ctx context.Context, in *sm.GetSecretValueInput, opts ...func(*sm.Options)) (*sm.GetSecretValueOutput, error)
-	DeleteSecret(ctx context.Context, in *sm.DeleteSecretInput, opts ...func(*sm.Options)) (*sm.DeleteSecretOutput, error)
+	CreateSecret(ctx context.Context, in *sm.CreateSecretInput, opts ...func(*sm.Options)) (*sm.CreateSecretOutput,
+		error)
+	PutSecretValue(ctx context.Context, in *sm.PutSecretValueInput, opts ...func(*sm.Options)) (
+		*sm.PutSecretValueOutput, error)
+	GetSecretValue(ctx context.Context, in *sm.GetSecretValueInput, opts ...func(*sm.Options)) (
+		*sm.GetSecretValueOutput, error)
+	DeleteSecret(ctx context.Context, in *sm.DeleteSecretInput, opts ...func(*sm.Options)) (*sm.DeleteSecretOutput,
+		error)
 	ListSecrets(ctx context.Context, in *sm.ListSecretsInput, opts ...func(*sm.Options)) (*sm.ListSecretsOutput, error)
 }
 
 // maxValue is the largest secret in bytes (Secrets Manager quotas).
 const maxValue = 65536
 
-// tries bounds how often a Put changes its mind about whether the secret exists, when others create and delete it at the same time.
+// tries bounds how often a Put changes its mind about whether the secret exists, when others create and delete it at
+// the same time.
 const tries = 5
 
 // Store is a [secretstore.Store]. Names in the service are prefix and name, one after the other.
@@ -77,14 +82,16 @@ func (s *Store) Put(ctx context.Context, name string, value secretstore.Value, c
 		return err
 	}
 	if value.Len() > maxValue {
-		return fmt.Errorf("%w: %d bytes, and AWS Secrets Manager takes at most %d", secretstore.ErrInvalid, value.Len(), maxValue)
+		return fmt.Errorf("%w: %d bytes, and AWS Secrets Manager takes at most %d", secretstore.ErrInvalid, value.Len(),
+			maxValue)
 	}
 	text, binary := content(value)
 	id := awssdk.String(s.prefix + name)
 	var err error
 	for range tries {
 		if cond == secretstore.Any {
-			_, err = s.client.PutSecretValue(ctx, &sm.PutSecretValueInput{SecretId: id, SecretString: text, SecretBinary: binary})
+			_, err = s.client.PutSecretValue(ctx, &sm.PutSecretValueInput{SecretId: id, SecretString: text,
+				SecretBinary: binary})
 			if !isA[*types.ResourceNotFoundException](err) {
 				return s.failed(ctx, "write", name, err)
 			}
@@ -112,14 +119,16 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	if err := secretstore.ValidateName(name); err != nil {
 		return err
 	}
-	_, err := s.client.DeleteSecret(ctx, &sm.DeleteSecretInput{SecretId: awssdk.String(s.prefix + name), ForceDeleteWithoutRecovery: awssdk.Bool(true)})
+	_, err := s.client.DeleteSecret(ctx, &sm.DeleteSecretInput{SecretId: awssdk.String(s.prefix + name),
+		ForceDeleteWithoutRecovery: awssdk.Bool(true)})
 	if isA[*types.ResourceNotFoundException](err) {
 		return nil
 	}
 	return s.failed(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. What lies under the prefix with a name that is none of a secret's is somebody else's.
+// List implements secretstore.Store. What lies under the prefix with a name that is none of a secret's is somebody
+// else's.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	in := &sm.ListSecretsInput{MaxResults: awssdk.Int32(100)}
 	if s.prefix != "" {
@@ -154,7 +163,8 @@ func (s *Store) failed(ctx context.Context, what, name string, err error) error 
 	case isA[*types.ResourceExistsException](err):
 		return fmt.Errorf("%w: AWS Secrets Manager has %q", secretstore.ErrExists, s.prefix+name)
 	case isA[*types.InvalidRequestException](err):
-		return fmt.Errorf("%s secret %q of AWS Secrets Manager (if it is marked for deletion, restore it): %w", what, s.prefix+name, err)
+		return fmt.Errorf("%s secret %q of AWS Secrets Manager (if it is marked for deletion, restore it): %w", what,
+			s.prefix+name, err)
 	}
 	return fmt.Errorf("%s secret %q of AWS Secrets Manager: %w", what, s.prefix+name, err)
 }

@@ -30,7 +30,8 @@ func open(t *testing.T) (*fakeaws.Cloud, *sm.Client) {
 	server := httptest.NewServer(cloud)
 	t.Cleanup(server.Close)
 	access, secret := cloud.Credentials()
-	return cloud, sm.NewFromConfig(awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL, Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+	return cloud, sm.NewFromConfig(awssdk.Config{Region: cloud.Region(), BaseEndpoint: &server.URL,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
 func TestStore(t *testing.T) {
@@ -48,7 +49,8 @@ func TestMarkedForDeletion(t *testing.T) {
 	if err := store.Put(t.Context(), "ca.key", value, secretstore.IfAbsent); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.DeleteSecret(t.Context(), &sm.DeleteSecretInput{SecretId: awssdk.String("p/ca.key"), RecoveryWindowInDays: awssdk.Int64(7)}); err != nil {
+	if _, err := client.DeleteSecret(t.Context(), &sm.DeleteSecretInput{SecretId: awssdk.String("p/ca.key"),
+		RecoveryWindowInDays: awssdk.Int64(7)}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := store.Get(t.Context(), "ca.key")

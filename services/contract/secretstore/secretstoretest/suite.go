@@ -75,7 +75,8 @@ func putAndGet(t *testing.T, a, b secretstore.Store) {
 		binary[i] = byte(i)
 	}
 	for name, content := range map[string]string{
-		"text": "correct horse", "binary": string(binary), "line": "a\r\nb\n", "Dots.and-dashes_9": "x", "json": `{"a":"b"}`,
+		"text": "correct horse", "binary": string(binary), "line": "a\r\nb\n", "Dots.and-dashes_9": "x",
+		"json":                   `{"a":"b"}`,
 		strings.Repeat("n", 128): "long name", "large": strings.Repeat("x", 4000),
 	} {
 		put(t, a, name, content, secretstore.Any)
@@ -89,11 +90,13 @@ func putAndGet(t *testing.T, a, b secretstore.Store) {
 
 func createOnce(t *testing.T, a, b secretstore.Store) {
 	put(t, a, "x", "first", secretstore.IfAbsent)
-	if err := b.Put(t.Context(), "x", secretstore.NewValue([]byte("second")), secretstore.IfAbsent); !errors.Is(err, secretstore.ErrExists) {
+	if err := b.Put(t.Context(), "x", secretstore.NewValue([]byte("second")), secretstore.IfAbsent); !errors.Is(err,
+		secretstore.ErrExists) {
 		t.Errorf("second creation: %v", err)
 	}
 	// Not even by whoever made it, with the same content.
-	if err := a.Put(t.Context(), "x", secretstore.NewValue([]byte("first")), secretstore.IfAbsent); !errors.Is(err, secretstore.ErrExists) {
+	if err := a.Put(t.Context(), "x", secretstore.NewValue([]byte("first")), secretstore.IfAbsent); !errors.Is(err,
+		secretstore.ErrExists) {
 		t.Errorf("the same creation again: %v", err)
 	}
 	want(t, b, "x", "first")
@@ -105,7 +108,8 @@ func racingCreators(t *testing.T, a, b secretstore.Store) {
 	var wg sync.WaitGroup
 	for i := range racers {
 		wg.Go(func() {
-			errs[i] = []secretstore.Store{a, b}[i%2].Put(t.Context(), "x", secretstore.NewValue(fmt.Append(nil, "racer ", i)), secretstore.IfAbsent)
+			errs[i] = []secretstore.Store{a, b}[i%2].Put(t.Context(), "x",
+				secretstore.NewValue(fmt.Append(nil, "racer ", i)), secretstore.IfAbsent)
 		})
 	}
 	wg.Wait()
@@ -166,7 +170,8 @@ func invalid(t *testing.T, a, b secretstore.Store) {
 		"no condition": a.Put(t.Context(), "x", value, 0),
 		"no value":     a.Put(t.Context(), "x", secretstore.Value{}, secretstore.Any),
 		"empty":        a.Put(t.Context(), "x", secretstore.NewValue(nil), secretstore.Any),
-		"too large":    a.Put(t.Context(), "x", secretstore.NewValue(make([]byte, secretstore.MaxValue+1)), secretstore.Any),
+		"too large": a.Put(t.Context(), "x", secretstore.NewValue(make([]byte, secretstore.MaxValue+1)),
+			secretstore.Any),
 	} {
 		if !errors.Is(err, secretstore.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)

@@ -79,7 +79,8 @@ type (
 )
 
 // each asks shards side by side. Answers are in the order of the shards.
-func each[T any, P Answer[T]](ctx context.Context, shards []string, ask func(ctx context.Context, shard string, into *T) error) []T {
+func each[T any, P Answer[T]](ctx context.Context, shards []string, ask func(ctx context.Context, shard string,
+	into *T) error) []T {
 	answers := make([]T, len(shards))
 	var wg sync.WaitGroup
 	for i, shard := range shards {
@@ -106,7 +107,8 @@ func (f *Fleet) ConfigStatus(ctx context.Context, shards []string) []ConfigAnswe
 	})
 }
 
-// Refresh has shards read their configuration now. One that is invalid is an error of its shard; its problems are in the answer.
+// Refresh has shards read their configuration now. One that is invalid is an error of its shard; its problems are in
+// the answer.
 func (f *Fleet) Refresh(ctx context.Context, shards []string) []RefreshAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *RefreshAnswer) error {
 		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -117,7 +119,8 @@ func (f *Fleet) Refresh(ctx context.Context, shards []string) []RefreshAnswer {
 			return err
 		})
 		if err == nil && into.Result == "invalid" {
-			err = refuse(shard, codes.InvalidArgument, "the configuration before it stays in force; correct the file and push it again",
+			err = refuse(shard, codes.InvalidArgument,
+				"the configuration before it stays in force; correct the file and push it again",
 				"the configuration is invalid: %d problems", len(into.Problems))
 		}
 		return err
@@ -168,7 +171,8 @@ func (f *Fleet) group(ctx context.Context, shard, name string) (Group, error) {
 	}
 	i := slices.IndexFunc(groups, func(g Group) bool { return g.Name == name })
 	if i < 0 {
-		return Group{}, refuse(shard, codes.NotFound, "nstance-admin group list shows the groups that there are", "there is no group %q", name)
+		return Group{}, refuse(shard, codes.NotFound, "nstance-admin group list shows the groups that there are",
+			"there is no group %q", name)
 	}
 	return groups[i], nil
 }
@@ -176,7 +180,8 @@ func (f *Fleet) group(ctx context.Context, shard, name string) (Group, error) {
 // scaleAttempts is how often a group that keeps being changed by others is read again.
 const scaleAttempts = 5
 
-// Scale changes a group's desired size and nothing else. The group must exist. What others change at the same time is kept.
+// Scale changes a group's desired size and nothing else. The group must exist. What others change at the same time is
+// kept.
 func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size uint32) []GroupAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
 		var err error
@@ -186,9 +191,11 @@ func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size ui
 				return err
 			}
 			if before.Deleting {
-				return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it anew", "group %q is being deleted", name)
+				return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it anew",
+					"group %q is being deleted", name)
 			}
-			into.Group, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Size: &size, ExpectedEtag: before.ETag, MustExist: true})
+			into.Group, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Size: &size,
+				ExpectedEtag: before.ETag, MustExist: true})
 			if err == nil {
 				into.PreviousSize = &before.Size
 				return nil
@@ -209,7 +216,8 @@ func (f *Fleet) CreateGroup(ctx context.Context, shards []string, spec GroupSpec
 			return err
 		}
 		if slices.ContainsFunc(have, func(g Group) bool { return g.Name == spec.Name && !g.Deleting }) {
-			return refuse(shard, codes.AlreadyExists, "nstance-admin group scale changes its size", "group %q exists", spec.Name)
+			return refuse(shard, codes.AlreadyExists, "nstance-admin group scale changes its size", "group %q exists",
+				spec.Name)
 		}
 		into.Group, err = f.upsert(ctx, shard, spec.request())
 		return err
@@ -231,8 +239,10 @@ type GroupSpec struct {
 
 func (s GroupSpec) request() *nstancev1.UpsertGroupRequest {
 	r := &nstancev1.UpsertGroupRequest{
-		Group: s.Name, Template: s.Template, Size: &s.Size, InstanceType: s.InstanceType, InstanceTypes: s.InstanceTypes, SubnetPool: s.SubnetPool,
-		Vars: s.Vars, SetVars: len(s.Vars) > 0, LoadBalancers: s.LoadBalancers, MaxSurge: s.MaxSurge, MaxUnhealthy: s.MaxUnhealthy,
+		Group: s.Name, Template: s.Template, Size: &s.Size, InstanceType: s.InstanceType,
+		InstanceTypes: s.InstanceTypes, SubnetPool: s.SubnetPool,
+		Vars: s.Vars, SetVars: len(s.Vars) > 0, LoadBalancers: s.LoadBalancers, MaxSurge: s.MaxSurge,
+		MaxUnhealthy: s.MaxUnhealthy,
 	}
 	if s.DrainTimeout != nil {
 		r.DrainTimeout = durationpb.New(*s.DrainTimeout)
@@ -282,7 +292,8 @@ func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []
 			if c := strings.Compare(a.Group, b.Group); c != 0 {
 				return c
 			}
-			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):]) // after the kind, IDs sort by age
+			// after the kind, IDs sort by age
+			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):])
 		})
 		return err
 	})
@@ -306,9 +317,10 @@ func (a *InstanceAnswer) take(i *nstancev1.InstanceStatus, err error) {
 	}
 }
 
-// CreateInstance makes an on-demand instance of a group. id may be zero: one is made here, so that a call whose answer was lost is not
-// repeated under another.
-func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group string, id ident.ID, instanceType string, vars map[string]string) []InstanceAnswer {
+// CreateInstance makes an on-demand instance of a group. id may be zero: one is made here, so that a call whose answer
+// was lost is not repeated under another.
+func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group string, id ident.ID, instanceType string,
+	vars map[string]string) []InstanceAnswer {
 	given := id
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
 		id := given
@@ -322,14 +334,17 @@ func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group strin
 			}
 		}
 		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
-			r, err := c.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: group, InstanceId: id.String(), InstanceType: instanceType, Vars: vars})
+			r, err := c.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: group, InstanceId: id.String(),
+				InstanceType: instanceType, Vars: vars})
 			into.take(r.GetInstance(), err)
 			return err
 		})
 		if err != nil {
 			e := asError(shard, err)
 			if e.Code == codes.DeadlineExceeded || e.Code == codes.Unavailable || e.Code == codes.Canceled {
-				e.Hint = fmt.Sprintf("it may have been created all the same; the same call with --instance-id %s finds it or makes it, and never makes two", id)
+				e.Hint = fmt.Sprintf(
+					"it may have been created all the same; the same call with --instance-id %s finds it or makes "+
+						"it, and never makes two", id)
 			}
 			return e
 		}
@@ -353,5 +368,7 @@ func Elsewhere(answers []InstanceAnswer) []InstanceAnswer {
 	if !slices.ContainsFunc(answers, func(a InstanceAnswer) bool { return a.Err == nil }) {
 		return answers
 	}
-	return slices.DeleteFunc(answers, func(a InstanceAnswer) bool { return a.Err != nil && a.Err.Code == codes.NotFound })
+	return slices.DeleteFunc(answers, func(a InstanceAnswer) bool {
+		return a.Err != nil && a.Err.Code == codes.NotFound
+	})
 }

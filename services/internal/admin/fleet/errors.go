@@ -63,7 +63,8 @@ func codeName(code codes.Code) string {
 }
 
 func noAddress(shard string) *Error {
-	return &Error{Shard: shard, Code: codes.NotFound, Message: "there is no address of this shard", Hint: "add it to --servers or NSTANCE_ADMIN_SERVERS as " + shard + "=host:port"}
+	return &Error{Shard: shard, Code: codes.NotFound, Message: "there is no address of this shard",
+		Hint: "add it to --servers or NSTANCE_ADMIN_SERVERS as " + shard + "=host:port"}
 }
 
 // refuse is an error that this program decides on by itself.
@@ -74,7 +75,8 @@ func refuse(shard string, code codes.Code, hint, format string, args ...any) *Er
 // asError makes an Error of any.
 func asError(shard string, err error) *Error { return explain(shard, "", err, nil, time.Time{}) }
 
-// explain makes an Error of what a call at an address returned. cause is why no connection could be made, if that is known.
+// explain makes an Error of what a call at an address returned. cause is why no connection could be made, if that is
+// known.
 func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	var own *Error
 	if errors.As(err, &own) {
@@ -110,7 +112,8 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	if e.Code == codes.Unavailable {
 		switch {
 		case strings.Contains(e.Message, "remote error: tls:"): // the server's alert is all that there is
-			e.Hint = "the server refuses the certificate in --identity-dir: is it of this cluster? nstance-admin cluster register-operator makes a new one"
+			e.Hint = "the server refuses the certificate in --identity-dir: is it of this cluster? nstance-admin " +
+				"cluster register-operator makes a new one"
 		case strings.Contains(e.Message, "connection error:"), strings.Contains(e.Message, "error reading from server"):
 			e.Hint = "is a server running there, and is it the operator port (8993 unless configured otherwise)?"
 		}
@@ -141,15 +144,20 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 	case errors.As(cause, &ended):
 		return cause.Error(), "make a new one with: nstance-admin cluster register-operator --output-dir DIR"
 	case errors.Is(cause, ErrNoIdentity):
-		return cause.Error(), "make one with: nstance-admin cluster register-operator --output-dir DIR, and name it with --identity-dir or NSTANCE_ADMIN_IDENTITY_DIR"
+		return cause.Error(),
+			"make one with: nstance-admin cluster register-operator --output-dir DIR, and name it with " +
+				"--identity-dir or NSTANCE_ADMIN_IDENTITY_DIR"
 	case errors.As(cause, &peer):
 		return fmt.Sprintf("%s: %s", addr, peer.Error()), "check --servers: each shard needs its own operator address"
 	case errors.As(cause, &host):
-		return fmt.Sprintf("%s: %s", addr, host.Error()), "use an address that the server advertises: its certificate names no other"
+		return fmt.Sprintf("%s: %s", addr, host.Error()),
+			"use an address that the server advertises: its certificate names no other"
 	case errors.As(cause, &unknown):
-		return fmt.Sprintf("%s: the server's certificate is not from the CA in %s", addr, CAFile), "is this the right cluster? nstance-admin cluster register-operator writes the current " + CAFile
+		return fmt.Sprintf("%s: the server's certificate is not from the CA in %s", addr, CAFile),
+			"is this the right cluster? nstance-admin cluster register-operator writes the current " + CAFile
 	case errors.As(cause, &invalid) && invalid.Reason == x509.Expired:
-		return fmt.Sprintf("%s: the server's certificate is not valid at %s", addr, now.UTC().Format(time.RFC3339)), "check this machine's clock"
+		return fmt.Sprintf("%s: the server's certificate is not valid at %s", addr, now.UTC().Format(time.RFC3339)),
+			"check this machine's clock"
 	}
 	return fmt.Sprintf("%s: %v", addr, cause), "is this a server's operator port (8993 unless configured otherwise)?"
 }
@@ -159,9 +167,11 @@ func hint(code codes.Code) string {
 	case codes.Unavailable:
 		return "try again in a moment"
 	case codes.Unauthenticated:
-		return "the certificate in --identity-dir is not accepted; nstance-admin cluster register-operator makes a new one"
+		return "the certificate in --identity-dir is not accepted; nstance-admin cluster register-operator makes a " +
+			"new one"
 	case codes.PermissionDenied:
-		return "the certificate in --identity-dir does not allow this: check its tenant, and whether the operator was removed"
+		return "the certificate in --identity-dir does not allow this: check its tenant, and whether the operator " +
+			"was removed"
 	case codes.NotFound:
 		return "nstance-admin group list and instance list show what there is in the tenant"
 	case codes.Aborted:

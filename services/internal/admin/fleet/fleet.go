@@ -1,8 +1,8 @@
-// Package fleet is the client of the operator API of any number of shards, with an operator's identity: it finds each shard's leader, and
-// turns answers and errors into what is shown to people and programs.
+// Package fleet is the client of the operator API of any number of shards, with an operator's identity: it finds each
+// shard's leader, and turns answers and errors into what is shown to people and programs.
 //
-// Invariant: nothing is said to, or believed from, a peer that is not a server of our cluster and of the shard that was meant; and one
-// shard's failure never keeps another's answer back.
+// Invariant: nothing is said to, or believed from, a peer that is not a server of our cluster and of the shard that was
+// meant; and one shard's failure never keeps another's answer back.
 package fleet
 
 import (
@@ -88,8 +88,9 @@ func (f *Fleet) call(ctx context.Context, shard string, do func(context.Context,
 	return f.reach(ctx, shard, do)
 }
 
-// reach runs do against a shard's leader: at the address that led last, then at the configured ones. A server that is not the leader
-// names it, and is followed once. do may run several times; all calls of the operator API are idempotent or guarded. Errors are *[Error].
+// reach runs do against a shard's leader: at the address that led last, then at the configured ones. A server that is
+// not the leader names it, and is followed once. do may run several times; all calls of the operator API are idempotent
+// or guarded. Errors are *[Error].
 func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context, Client) error) error {
 	queue := f.addresses(shard)
 	if len(queue) == 0 {
@@ -174,7 +175,8 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 		grpc.WithTransportCredentials(t),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+				MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
 		grpc.WithDisableServiceConfig(), // no retries but ours
@@ -218,7 +220,8 @@ func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+	error) {
 	secured, info, err := t.handshake(ctx, name, raw)
 	t.mu.Lock()
 	defer t.mu.Unlock()

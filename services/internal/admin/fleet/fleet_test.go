@@ -31,7 +31,8 @@ func newFleet(t *testing.T, dir string, servers ...string) *fleet.Fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := fleet.New(fleet.Options{Servers: parsed, IdentityDir: dir, Timeout: 10 * time.Second, Now: fleettest.Clock, Rand: fleettest.Rand(9)})
+	f := fleet.New(fleet.Options{Servers: parsed, IdentityDir: dir, Timeout: 10 * time.Second, Now: fleettest.Clock,
+		Rand: fleettest.Rand(9)})
 	t.Cleanup(f.Close)
 	return f
 }
@@ -39,7 +40,8 @@ func newFleet(t *testing.T, dir string, servers ...string) *fleet.Fleet {
 func workers() *fleettest.Shard {
 	return &fleettest.Shard{
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1},
-		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk", Etag: "etag-1", Vars: map[string]string{"a": "b"}}},
+		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk",
+			Etag: "etag-1", Vars: map[string]string{"a": "b"}}},
 	}
 }
 
@@ -54,12 +56,14 @@ func TestParseServers(t *testing.T) {
 	if addrs := []bool{s.Has("a"), s.Has("b"), s.Has("c")}; !slices.Equal(addrs, []bool{true, true, false}) {
 		t.Error("addresses of a, b and c:", addrs)
 	}
-	if _, err := fleet.ParseServers("a=h/x:8993"); err == nil || !strings.Contains(err.Error(), "host") { // more of them in package endpoints
+	// more of them in package endpoints
+	if _, err := fleet.ParseServers("a=h/x:8993"); err == nil || !strings.Contains(err.Error(), "host") {
 		t.Error(err)
 	}
 }
 
-// A standby names the leader, which is followed; the next call goes there at once. When the leader has moved back it is found again.
+// A standby names the leader, which is followed; the next call goes there at once. When the leader has moved back it is
+// found again.
 func TestFollowsLeader(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	leader, standby := workers(), workers()
@@ -93,7 +97,8 @@ func TestFollowsLeader(t *testing.T) {
 		standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) }
 	})
 	failed := fleet.Failed(f.Groups(t.Context(), []string{"a"}))
-	if len(failed) != 1 || failed[0].Code != codes.Unavailable || !strings.Contains(failed[0].Message, "is not the leader") {
+	if len(failed) != 1 || failed[0].Code != codes.Unavailable || !strings.Contains(failed[0].Message,
+		"is not the leader") {
 		t.Error(failed)
 	}
 	// Nobody leads.
@@ -143,18 +148,23 @@ func TestPeers(t *testing.T) {
 		hosts         []string
 		message, hint string
 	}{
-		"another shard":       {good, c, "b", nil, "it is a server of shard b, not of a", "check --servers"},
-		"another cluster":     {good, other, "a", nil, "is not from the CA", "right cluster"},
-		"cluster of our CA":   {good, foreign, "a", nil, "it is a server of cluster foreign, ours is example", "check --servers"},
-		"another name":        {good, c, "a", []string{"10.0.0.1"}, "certificate is valid for 10.0.0.1, not 127.0.0.1", "advertises"},
-		"our end":             {c.Identity(t, "prod", fleettest.Now.Add(-2*month), month), c, "a", nil, "ended at 2026-06-28T10:00:00Z", "register-operator"},
-		"no identity":         {t.TempDir(), c, "a", nil, "no identity: ca.crt is missing", "register-operator"},
-		"an agent's identity": {c.Write(t, authority.Identity{Role: authority.RoleAgent, Cluster: "example", Tenant: "prod", ID: agentID}, fleettest.Now, month), c, "a", nil, "of role agent, want operator", ""},
+		"another shard":   {good, c, "b", nil, "it is a server of shard b, not of a", "check --servers"},
+		"another cluster": {good, other, "a", nil, "is not from the CA", "right cluster"},
+		"cluster of our CA": {good, foreign, "a", nil, "it is a server of cluster foreign, ours is example",
+			"check --servers"},
+		"another name": {good, c, "a", []string{"10.0.0.1"}, "certificate is valid for 10.0.0.1, not 127.0.0.1",
+			"advertises"},
+		"our end": {c.Identity(t, "prod", fleettest.Now.Add(-2*month), month), c, "a", nil,
+			"ended at 2026-06-28T10:00:00Z", "register-operator"},
+		"no identity": {t.TempDir(), c, "a", nil, "no identity: ca.crt is missing", "register-operator"},
+		"an agent's identity": {c.Write(t, authority.Identity{Role: authority.RoleAgent, Cluster: "example",
+			Tenant: "prod", ID: agentID}, fleettest.Now, month), c, "a", nil, "of role agent, want operator", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr, api := serve(test.server, test.shard, test.hosts...)
 			failed := fleet.Failed(newFleet(t, test.identity, "a="+addr).Groups(t.Context(), []string{"a"}))
-			if len(failed) != 1 || !strings.Contains(failed[0].Message, test.message) || !strings.Contains(failed[0].Hint, test.hint) {
+			if len(failed) != 1 || !strings.Contains(failed[0].Message, test.message) ||
+				!strings.Contains(failed[0].Hint, test.hint) {
 				t.Errorf("%v", failed)
 				if len(failed) > 0 {
 					t.Error(failed[0].Hint)
@@ -180,7 +190,8 @@ func TestTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := fleet.New(fleet.Options{Servers: servers, IdentityDir: c.Identity(t, "prod", fleettest.Now, month), Timeout: 50 * time.Millisecond, Now: fleettest.Clock, Rand: fleettest.Rand(1)})
+	f := fleet.New(fleet.Options{Servers: servers, IdentityDir: c.Identity(t, "prod", fleettest.Now, month),
+		Timeout: 50 * time.Millisecond, Now: fleettest.Clock, Rand: fleettest.Rand(1)})
 	defer f.Close()
 	failed := fleet.Failed(f.ConfigStatus(t.Context(), []string{"a"}))
 	if len(failed) != 1 || failed[0].Code != codes.DeadlineExceeded || !strings.Contains(failed[0].Hint, "--timeout") {
@@ -211,20 +222,24 @@ func TestScaleIsSafe(t *testing.T) {
 		t.Errorf("%+v", got.Group)
 	}
 	want := proto.CloneOf(api.Upserts[2])
-	if diff := cmp.Diff(&nstancev1.UpsertGroupRequest{Group: "workers", Size: want.Size, ExpectedEtag: "other-0", MustExist: true}, want, protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(&nstancev1.UpsertGroupRequest{Group: "workers", Size: want.Size, ExpectedEtag: "other-0",
+		MustExist: true}, want, protocmp.Transform()); diff != "" {
 		t.Error("it asked for more than a size:", diff)
 	}
 
 	meddle = 100
-	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers", 6)); len(failed) != 1 || failed[0].Code != codes.Aborted {
+	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers", 6)); len(failed) != 1 ||
+		failed[0].Code != codes.Aborted {
 		t.Error(failed)
 	}
 	meddle = 0
-	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "nobody", 6)); len(failed) != 1 || failed[0].Code != codes.NotFound {
+	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "nobody", 6)); len(failed) != 1 ||
+		failed[0].Code != codes.NotFound {
 		t.Error(failed)
 	}
 	api.Do(func() { api.Groups[0].Deleting = true })
-	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers", 6)); len(failed) != 1 || failed[0].Code != codes.FailedPrecondition {
+	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers", 6)); len(failed) != 1 ||
+		failed[0].Code != codes.FailedPrecondition {
 		t.Error(failed)
 	}
 }
@@ -285,7 +300,8 @@ func TestViewsAreComplete(t *testing.T) {
 		of   proto.Message
 		view any
 	}{
-		{api.Groups[0], f.Groups(t.Context(), a)[0].Groups[0]}, {api.Instances[0], f.Instances(t.Context(), a, "")[0].Instances[0]},
+		{api.Groups[0], f.Groups(t.Context(), a)[0].Groups[0]}, {api.Instances[0],
+			f.Instances(t.Context(), a, "")[0].Instances[0]},
 		{api.Config, f.ConfigStatus(t.Context(), a)[0]}, {api.Refresh, f.Refresh(t.Context(), a)[0]},
 	} {
 		text, err := json.Marshal(test.view)

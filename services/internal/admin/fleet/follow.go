@@ -15,18 +15,20 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// Watcher is told what happens in shards. Its functions are never called at the same time, and may block: what a shard has to say waits.
+// Watcher is told what happens in shards. Its functions are never called at the same time, and may block: what a shard
+// has to say waits.
 type Watcher struct {
-	// Event is called for every event. Each stream begins with what holds already, marked Snapshot, anew after every reconnection.
+	// Event is called for every event. Each stream begins with what holds already, marked Snapshot, anew after every
+	// reconnection.
 	Event func(Event)
-	// Lost is called when a shard's events stop: for good, or to be asked for again after retry, if that is not zero. Found is called when
-	// they flow again.
+	// Lost is called when a shard's events stop: for good, or to be asked for again after retry, if that is not zero.
+	// Found is called when they flow again.
 	Lost  func(err *Error, retry time.Duration)
 	Found func(shard string)
 }
 
-// Follow watches shards until ctx ends. It connects again whenever a connection is lost; the errors of shards that can never succeed are
-// returned once no other shard is left, or ctx has ended.
+// Follow watches shards until ctx ends. It connects again whenever a connection is lost; the errors of shards that can
+// never succeed are returned once no other shard is left, or ctx has ended.
 func (f *Fleet) Follow(ctx context.Context, shards []string, watcher Watcher) []*Error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -45,7 +47,8 @@ func (f *Fleet) Follow(ctx context.Context, shards []string, watcher Watcher) []
 }
 
 func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, watcher Watcher) *Error {
-	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.3, Multiplier: 2, MaxInterval: 10 * time.Second}
+	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.3,
+		Multiplier: 2, MaxInterval: 10 * time.Second}
 	delays.Reset()
 	lost := false
 	for !ended(ctx) {
@@ -111,7 +114,9 @@ func watch(ctx context.Context, c Client, shard string, emit func(Event)) error 
 	})
 	group.Go(func() error {
 		stream, err := c.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
-		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) { emit(viewErrorEvent(shard, r.GetEvent())) })
+		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
+			emit(viewErrorEvent(shard, r.GetEvent()))
+		})
 	})
 	return group.Wait()
 }

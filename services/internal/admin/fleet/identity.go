@@ -27,8 +27,8 @@ const maxFile = 64 << 10
 // ErrNoIdentity means that there is no complete identity in the directory.
 var ErrNoIdentity = errors.New("no identity")
 
-// Identity is who we are: an operator's certificate with its key, and the CA that servers' certificates come from. The key does not show
-// itself: TLS keeps it behind an interface.
+// Identity is who we are: an operator's certificate with its key, and the CA that servers' certificates come from. The
+// key does not show itself: TLS keeps it behind an interface.
 type Identity struct {
 	Who   authority.Identity
 	Leaf  *x509.Certificate
@@ -37,7 +37,8 @@ type Identity struct {
 	load func() *tls.Certificate
 }
 
-// LoadIdentity reads and checks an identity directory. The error wraps [ErrNoIdentity] where a file is missing; it never quotes the key.
+// LoadIdentity reads and checks an identity directory. The error wraps [ErrNoIdentity] where a file is missing; it
+// never quotes the key.
 func LoadIdentity(dir string) (Identity, error) {
 	if dir == "" {
 		return Identity{}, fmt.Errorf("%w: no directory is named", ErrNoIdentity)
@@ -70,9 +71,11 @@ func LoadIdentity(dir string) (Identity, error) {
 	case err != nil:
 		return Identity{}, fmt.Errorf("read identity: %s: %w", CertificateFile, err)
 	case len(pair.Certificate) != 1:
-		return Identity{}, fmt.Errorf("read identity: %s: %d certificates, want one", CertificateFile, len(pair.Certificate))
+		return Identity{}, fmt.Errorf("read identity: %s: %d certificates, want one", CertificateFile,
+			len(pair.Certificate))
 	case who.Role != authority.RoleOperator:
-		return Identity{}, fmt.Errorf("read identity: %s: is of role %s, want %s", CertificateFile, who.Role, authority.RoleOperator)
+		return Identity{}, fmt.Errorf("read identity: %s: is of role %s, want %s", CertificateFile, who.Role,
+			authority.RoleOperator)
 	}
 	return Identity{Who: who, Leaf: pair.Leaf, roots: roots, load: func() *tls.Certificate { return &pair }}, nil
 }
@@ -83,8 +86,8 @@ func (i Identity) RenewAt() time.Time {
 	return i.Leaf.NotAfter.Add(-life / 3)
 }
 
-// config is the TLS configuration of a connection to a server of a shard: TLS 1.3, host names checked, and the peer has to be a server of
-// our cluster and that shard.
+// config is the TLS configuration of a connection to a server of a shard: TLS 1.3, host names checked, and the peer has
+// to be a server of our cluster and that shard.
 func (i Identity) config(shard string, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
@@ -117,7 +120,8 @@ func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }
 type ExpiredError struct{ At time.Time }
 
 func (e *ExpiredError) Error() string {
-	return fmt.Sprintf("the certificate %s in the identity directory ended at %s", CertificateFile, e.At.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("the certificate %s in the identity directory ended at %s", CertificateFile,
+		e.At.UTC().Format(time.RFC3339))
 }
 
 func readFile(path string) (data []byte, err error) {

@@ -42,11 +42,15 @@ type Group struct {
 
 func viewGroup(g *nstancev1.GroupStatus) Group {
 	view := Group{
-		Name: g.GetGroup(), Static: g.GetIsStatic(), Overridden: g.GetIsStatic() && g.GetOverridden(), Deleting: g.GetDeleting(), Template: g.GetTemplate(),
+		Name: g.GetGroup(), Static: g.GetIsStatic(), Overridden: g.GetIsStatic() && g.GetOverridden(),
+		Deleting: g.GetDeleting(), Template: g.GetTemplate(),
 		Size: g.GetSize(), ActualSize: g.GetActualSize(), Healthy: g.GetHealthy(), BlockedReason: g.GetBlockedReason(),
-		InstanceType: g.GetInstanceType(), InstanceTypes: g.GetInstanceTypes(), SubnetPool: g.GetSubnetPool(), Kind: g.GetKind(), Arch: g.GetArch(),
-		Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(), MaxSurge: g.GetMaxSurge(), MaxUnhealthy: g.GetMaxUnhealthy(),
-		ETag: g.GetEtag(), RuntimeHash: g.GetRuntimeHash(), InfraHash: g.GetInfraHash(), InstanceIDs: g.GetInstanceIds(), ProviderIDs: g.GetProviderIds(),
+		InstanceType: g.GetInstanceType(), InstanceTypes: g.GetInstanceTypes(), SubnetPool: g.GetSubnetPool(),
+		Kind: g.GetKind(), Arch: g.GetArch(),
+		Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(), MaxSurge: g.GetMaxSurge(),
+		MaxUnhealthy: g.GetMaxUnhealthy(),
+		ETag:         g.GetEtag(), RuntimeHash: g.GetRuntimeHash(), InfraHash: g.GetInfraHash(),
+		InstanceIDs: g.GetInstanceIds(), ProviderIDs: g.GetProviderIds(),
 	}
 	if args := g.GetArgsJson(); json.Valid([]byte(args)) {
 		view.Args = json.RawMessage(args)
@@ -108,16 +112,23 @@ type Metrics struct {
 
 func viewInstance(i *nstancev1.InstanceStatus) Instance {
 	view := Instance{
-		ID: i.GetInstanceId(), Group: i.GetGroup(), Template: i.GetTemplate(), Kind: i.GetKind(), OnDemand: i.GetOnDemand(), State: i.GetState(),
-		Health: i.GetHealth(), HealthMessage: i.GetHealthMessage(), ProviderState: i.GetProviderState(), ProviderID: i.GetProviderId(),
-		InstanceType: i.GetInstanceType(), IPv4: i.GetIpv4(), IPv6: i.GetIpv6(), Hostname: i.GetHostname(), Zone: i.GetZone(), Region: i.GetRegion(),
-		SubnetID: i.GetSubnetId(), Image: i.GetImage(), CreatedAt: at(i.GetCreatedAt()), LaunchedAt: at(i.GetLaunchedAt()), RegisteredAt: at(i.GetRegisteredAt()),
-		LastReportAt: at(i.GetLastReportAt()), DeletedAt: at(i.GetDeletedAt()), DeleteReason: i.GetDeleteReason(), DeleteDeadline: at(i.GetDeleteDeadline()),
-		CertificateNotAfter: at(i.GetCertificateNotAfter()), InfraDrift: i.GetInfraDrift(), RuntimeDrift: i.GetRuntimeDrift(),
+		ID: i.GetInstanceId(), Group: i.GetGroup(), Template: i.GetTemplate(), Kind: i.GetKind(),
+		OnDemand: i.GetOnDemand(), State: i.GetState(),
+		Health: i.GetHealth(), HealthMessage: i.GetHealthMessage(), ProviderState: i.GetProviderState(),
+		ProviderID:   i.GetProviderId(),
+		InstanceType: i.GetInstanceType(), IPv4: i.GetIpv4(), IPv6: i.GetIpv6(), Hostname: i.GetHostname(),
+		Zone: i.GetZone(), Region: i.GetRegion(),
+		SubnetID: i.GetSubnetId(), Image: i.GetImage(), CreatedAt: at(i.GetCreatedAt()),
+		LaunchedAt: at(i.GetLaunchedAt()), RegisteredAt: at(i.GetRegisteredAt()),
+		LastReportAt: at(i.GetLastReportAt()), DeletedAt: at(i.GetDeletedAt()), DeleteReason: i.GetDeleteReason(),
+		DeleteDeadline:      at(i.GetDeleteDeadline()),
+		CertificateNotAfter: at(i.GetCertificateNotAfter()), InfraDrift: i.GetInfraDrift(),
+		RuntimeDrift: i.GetRuntimeDrift(),
 		AgentVersion: i.GetAgentVersion(), Term: i.GetTerm(),
 	}
 	if m := i.GetMetrics(); m != nil {
-		view.Metrics = &Metrics{m.GetCpu(), m.GetMemoryUsedBytes(), m.GetMemoryTotalBytes(), m.NetworkReceiveRate, m.NetworkTransmitRate, m.ConntrackEntries, m.ConntrackLimit}
+		view.Metrics = &Metrics{m.GetCpu(), m.GetMemoryUsedBytes(), m.GetMemoryTotalBytes(), m.NetworkReceiveRate,
+			m.NetworkTransmitRate, m.ConntrackEntries, m.ConntrackLimit}
 	}
 	return view
 }
@@ -145,7 +156,8 @@ type Problem struct {
 
 func viewConfig(c *nstancev1.GetConfigStatusResponse) Config {
 	return Config{
-		Cluster: c.GetClusterId(), Leader: c.GetLeaderId(), Term: c.GetTerm(), ETag: c.GetEtag(), LastModified: at(c.GetLastModified()), Size: c.GetSize(),
+		Cluster: c.GetClusterId(), Leader: c.GetLeaderId(), Term: c.GetTerm(), ETag: c.GetEtag(),
+		LastModified: at(c.GetLastModified()), Size: c.GetSize(),
 		Generation: c.GetGeneration(), RefusedETag: c.GetRefusedEtag(), Problems: viewProblems(c.GetProblems()),
 	}
 }
@@ -168,12 +180,14 @@ type Refresh struct {
 
 func viewRefresh(r *nstancev1.RefreshConfigResponse) Refresh {
 	return Refresh{
-		Result: strings.ToLower(strings.TrimPrefix(r.GetResult().String(), "REFRESH_RESULT_")), ETag: r.GetEtag(), Restarting: r.GetRestarting(),
-		Problems: viewProblems(r.GetProblems()),
+		Result: strings.ToLower(strings.TrimPrefix(r.GetResult().String(), "REFRESH_RESULT_")), ETag: r.GetEtag(),
+		Restarting: r.GetRestarting(),
+		Problems:   viewProblems(r.GetProblems()),
 	}
 }
 
-// Event is one thing that happened in a shard, or, with Snapshot, that holds since before we looked. Times are the server's.
+// Event is one thing that happened in a shard, or, with Snapshot, that holds since before we looked. Times are the
+// server's.
 type Event struct {
 	Shard string `json:"shard"`
 	// Stream is instance, group or error.
@@ -198,8 +212,10 @@ type Event struct {
 
 func viewInstanceEvent(shard string, e *nstancev1.InstanceEvent) Event {
 	event := Event{
-		Shard: shard, Stream: "instance", Type: strings.ToLower(strings.TrimPrefix(e.GetType().String(), "TYPE_")), At: at(e.GetAt()),
-		Group: e.GetInstance().GetGroup(), ID: e.GetInstance().GetInstanceId(), Reason: e.GetReason(), Replaces: e.GetReplaces(),
+		Shard: shard, Stream: "instance", Type: strings.ToLower(strings.TrimPrefix(e.GetType().String(), "TYPE_")),
+		At:    at(e.GetAt()),
+		Group: e.GetInstance().GetGroup(), ID: e.GetInstance().GetInstanceId(), Reason: e.GetReason(),
+		Replaces: e.GetReplaces(),
 		Deadline: at(e.GetDeadline()), Drain: e.GetDrain(),
 	}
 	if e.GetInstance() != nil {
@@ -210,7 +226,8 @@ func viewInstanceEvent(shard string, e *nstancev1.InstanceEvent) Event {
 }
 
 func viewGroupEvent(shard string, e *nstancev1.GroupEvent) Event {
-	event := Event{Shard: shard, Stream: "group", Type: strings.ToLower(strings.TrimPrefix(e.GetType().String(), "TYPE_")), Group: e.GetGroup()}
+	event := Event{Shard: shard, Stream: "group", Type: strings.ToLower(strings.TrimPrefix(e.GetType().String(),
+		"TYPE_")), Group: e.GetGroup()}
 	if e.GetStatus() != nil {
 		view := viewGroup(e.GetStatus())
 		event.Group, event.Reason, event.GroupStatus = view.Name, view.BlockedReason, &view
@@ -219,7 +236,8 @@ func viewGroupEvent(shard string, e *nstancev1.GroupEvent) Event {
 }
 
 func viewErrorEvent(shard string, e *nstancev1.ErrorEvent) Event {
-	event := Event{Shard: shard, Stream: "error", Type: "error", At: at(e.GetAt()), Group: e.GetGroup(), ID: e.GetInstanceId(), Reason: e.GetMessage(), Kind: e.GetKind()}
+	event := Event{Shard: shard, Stream: "error", Type: "error", At: at(e.GetAt()), Group: e.GetGroup(),
+		ID: e.GetInstanceId(), Reason: e.GetMessage(), Kind: e.GetKind()}
 	if e.GetResolved() {
 		event.Type = "resolved"
 	}

@@ -1,5 +1,5 @@
-// Package fleettest is a cluster for tests of nstance-admin: servers of shards on this machine, with real mutual TLS in front of an
-// operator API that keeps its state in memory.
+// Package fleettest is a cluster for tests of nstance-admin: servers of shards on this machine, with real mutual TLS in
+// front of an operator API that keeps its state in memory.
 //
 // Invariant: only what a server's leader would decide is made up here; connections, certificates and messages are real.
 package fleettest
@@ -64,21 +64,24 @@ func NewCluster(t testing.TB, id string) *Cluster {
 	return &Cluster{ID: id, CA: ca, rand: random}
 }
 
-// Identity writes the identity of a tenant's operator to a new directory, with a certificate that lasts ttl from issued on.
+// Identity writes the identity of a tenant's operator to a new directory, with a certificate that lasts ttl from issued
+// on.
 func (c *Cluster) Identity(t testing.TB, tenant string, issued time.Time, ttl time.Duration) string {
 	t.Helper()
 	id, err := ident.NewID(ident.OperatorPrefix, Now, c.rand)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Write(t, authority.Identity{Role: authority.RoleOperator, Cluster: c.ID, Tenant: tenant, ID: id}, issued, ttl)
+	return c.Write(t, authority.Identity{Role: authority.RoleOperator, Cluster: c.ID, Tenant: tenant, ID: id}, issued,
+		ttl)
 }
 
 // Write writes the identity directory of any client.
 func (c *Cluster) Write(t testing.TB, who authority.Identity, issued time.Time, ttl time.Duration) string {
 	t.Helper()
 	key := ed25519.NewKeyFromSeed(append(make([]byte, 31), 7))
-	cert, err := c.CA.IssueClient(authority.ClientSpec{Identity: who, PublicKey: key.Public().(ed25519.PublicKey), TTL: ttl}, c.rand, issued)
+	cert, err := c.CA.IssueClient(authority.ClientSpec{Identity: who, PublicKey: key.Public().(ed25519.PublicKey),
+		TTL: ttl}, c.rand, issued)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,15 +102,19 @@ func (c *Cluster) Write(t testing.TB, who authority.Identity, issued time.Time, 
 	return dir
 }
 
-// Serve starts a server of a shard with an operator API, and returns its address. It ends with the test, or when stop is called.
-func (c *Cluster) Serve(t testing.TB, shard string, api nstancev1.OperatorServiceServer, hosts ...string) (addr string, stop func()) {
+// Serve starts a server of a shard with an operator API, and returns its address. It ends with the test, or when stop
+// is called.
+func (c *Cluster) Serve(t testing.TB, shard string, api nstancev1.OperatorServiceServer, hosts ...string) (addr string,
+	stop func()) {
 	t.Helper()
 	if len(hosts) == 0 {
 		hosts = []string{"127.0.0.1"}
 	}
 	source, err := transport.NewSource(transport.Options{
-		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.ID, Shard: shard, Server: shard + "-server"},
-		Hosts:    hosts, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: c.rand, Now: Clock, Log: slog.New(slog.DiscardHandler),
+		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.ID, Shard: shard, Server: shard +
+			"-server"},
+		Hosts: hosts, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: c.rand, Now: Clock,
+		Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -47,7 +47,8 @@ func (s *Shard) Do(f func()) {
 
 // NotLeader is the answer of a standby.
 func NotLeader(shard, leader, addr string) error {
-	st, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
+	st, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: shard,
+		LeaderId: leader, OperatorAddr: addr})
 	if err != nil {
 		return err
 	}
@@ -72,7 +73,8 @@ func (s *Shard) enter(ctx context.Context, method string) (leave func(), err err
 }
 
 // GetConfigStatus implements the service.
-func (s *Shard) GetConfigStatus(ctx context.Context, _ *nstancev1.GetConfigStatusRequest) (*nstancev1.GetConfigStatusResponse, error) {
+func (s *Shard) GetConfigStatus(ctx context.Context, _ *nstancev1.GetConfigStatusRequest) (
+	*nstancev1.GetConfigStatusResponse, error) {
 	leave, err := s.enter(ctx, "GetConfigStatus")
 	if err != nil {
 		return nil, err
@@ -82,7 +84,8 @@ func (s *Shard) GetConfigStatus(ctx context.Context, _ *nstancev1.GetConfigStatu
 }
 
 // RefreshConfig implements the service.
-func (s *Shard) RefreshConfig(ctx context.Context, _ *nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfigResponse, error) {
+func (s *Shard) RefreshConfig(ctx context.Context, _ *nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfigResponse,
+	error) {
 	leave, err := s.enter(ctx, "RefreshConfig")
 	if err != nil {
 		return nil, err
@@ -110,8 +113,10 @@ func (s *Shard) group(name string) *nstancev1.GroupStatus {
 	return nil
 }
 
-// UpsertGroup implements the service: size, vars and template are taken, everything is checked that nstance-admin depends on.
-func (s *Shard) UpsertGroup(ctx context.Context, r *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse, error) {
+// UpsertGroup implements the service: size, vars and template are taken, everything is checked that nstance-admin
+// depends on.
+func (s *Shard) UpsertGroup(ctx context.Context, r *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
+	error) {
 	leave, err := s.enter(ctx, "UpsertGroup")
 	if err != nil {
 		return nil, err
@@ -139,7 +144,8 @@ func (s *Shard) UpsertGroup(ctx context.Context, r *nstancev1.UpsertGroupRequest
 }
 
 // DeleteGroup implements the service.
-func (s *Shard) DeleteGroup(ctx context.Context, r *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse, error) {
+func (s *Shard) DeleteGroup(ctx context.Context, r *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse,
+	error) {
 	leave, err := s.enter(ctx, "DeleteGroup")
 	if err != nil {
 		return nil, err
@@ -150,7 +156,9 @@ func (s *Shard) DeleteGroup(ctx context.Context, r *nstancev1.DeleteGroupRequest
 	case g == nil:
 		return nil, status.Errorf(codes.NotFound, "group: there is no %q", r.GetGroup())
 	case g.GetIsStatic() && !g.GetOverridden():
-		return nil, status.Errorf(codes.FailedPrecondition, "group: %q is static: remove it from the shard's configuration", r.GetGroup())
+		return nil,
+			status.Errorf(codes.FailedPrecondition, "group: %q is static: remove it from the shard's configuration",
+				r.GetGroup())
 	case g.GetIsStatic():
 		g.Overridden = false
 		return &nstancev1.DeleteGroupResponse{RestoredStatic: true}, nil
@@ -169,7 +177,8 @@ func (s *Shard) instance(id string) *nstancev1.InstanceStatus {
 }
 
 // CreateInstance implements the service.
-func (s *Shard) CreateInstance(ctx context.Context, r *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
+func (s *Shard) CreateInstance(ctx context.Context, r *nstancev1.CreateInstanceRequest) (
+	*nstancev1.CreateInstanceResponse, error) {
 	leave, err := s.enter(ctx, "CreateInstance")
 	if err != nil {
 		return nil, err
@@ -180,14 +189,16 @@ func (s *Shard) CreateInstance(ctx context.Context, r *nstancev1.CreateInstanceR
 	}
 	i := s.instance(r.GetInstanceId())
 	if i == nil {
-		i = &nstancev1.InstanceStatus{InstanceId: r.GetInstanceId(), Group: r.GetGroup(), OnDemand: true, State: "reserved", InstanceType: r.GetInstanceType(), CreatedAt: timestamppb.New(Now)}
+		i = &nstancev1.InstanceStatus{InstanceId: r.GetInstanceId(), Group: r.GetGroup(), OnDemand: true,
+			State: "reserved", InstanceType: r.GetInstanceType(), CreatedAt: timestamppb.New(Now)}
 		s.Instances = append(s.Instances, i)
 	}
 	return &nstancev1.CreateInstanceResponse{Instance: proto.CloneOf(i)}, nil
 }
 
 // DeleteInstance implements the service.
-func (s *Shard) DeleteInstance(ctx context.Context, r *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
+func (s *Shard) DeleteInstance(ctx context.Context, r *nstancev1.DeleteInstanceRequest) (
+	*nstancev1.DeleteInstanceResponse, error) {
 	leave, err := s.enter(ctx, "DeleteInstance")
 	if err != nil {
 		return nil, err
@@ -202,7 +213,8 @@ func (s *Shard) DeleteInstance(ctx context.Context, r *nstancev1.DeleteInstanceR
 }
 
 // GetInstanceStatus implements the service.
-func (s *Shard) GetInstanceStatus(ctx context.Context, r *nstancev1.GetInstanceStatusRequest) (*nstancev1.GetInstanceStatusResponse, error) {
+func (s *Shard) GetInstanceStatus(ctx context.Context, r *nstancev1.GetInstanceStatusRequest) (
+	*nstancev1.GetInstanceStatusResponse, error) {
 	leave, err := s.enter(ctx, "GetInstanceStatus")
 	if err != nil {
 		return nil, err
@@ -216,7 +228,8 @@ func (s *Shard) GetInstanceStatus(ctx context.Context, r *nstancev1.GetInstanceS
 }
 
 // ListInstances implements the service.
-func (s *Shard) ListInstances(ctx context.Context, r *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse, error) {
+func (s *Shard) ListInstances(ctx context.Context, r *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse,
+	error) {
 	leave, err := s.enter(ctx, "ListInstances")
 	if err != nil {
 		return nil, err
@@ -239,7 +252,8 @@ func (s *Shard) WatchGroups(_ *nstancev1.WatchGroupsRequest, stream nstancev1.Op
 }
 
 // WatchInstances implements the service.
-func (s *Shard) WatchInstances(_ *nstancev1.WatchInstancesRequest, stream nstancev1.OperatorService_WatchInstancesServer) error {
+func (s *Shard) WatchInstances(_ *nstancev1.WatchInstancesRequest,
+	stream nstancev1.OperatorService_WatchInstancesServer) error {
 	return follow(stream.Context(), s, "WatchInstances", &s.InstanceEvents, func(e *nstancev1.InstanceEvent) error {
 		return stream.Send(&nstancev1.WatchInstancesResponse{Event: e})
 	})

@@ -13,16 +13,20 @@ import (
 func FuzzRequest(f *testing.F) {
 	x := newAPI(f, "")
 	for _, seed := range []struct{ method, path, query, body string }{
-		{"GET", "/v1/groups", "shard=a", ""}, {"GET", "/v1/instances", "all_shards=true&group=workers", ""}, {"GET", "/v1/status", "shard=c", ""},
-		{"PUT", "/v1/groups/workers", "shard=a", `{"size": 3}`}, {"POST", "/v1/instances", "shard=a", `{"group": "workers", "vars": {"a": "b"}}`},
-		{"DELETE", "/v1/instances/wrk06gx5zsg2nrrqcrz0000000000", "shard=a&shard=b", "{}"}, {"POST", "/v1/config/refresh", "shard=a", "null"},
+		{"GET", "/v1/groups", "shard=a", ""}, {"GET", "/v1/instances", "all_shards=true&group=workers", ""},
+		{"GET", "/v1/status", "shard=c", ""},
+		{"PUT", "/v1/groups/workers", "shard=a", `{"size": 3}`}, {"POST", "/v1/instances", "shard=a",
+			`{"group": "workers", "vars": {"a": "b"}}`},
+		{"DELETE", "/v1/instances/wrk06gx5zsg2nrrqcrz0000000000", "shard=a&shard=b", "{}"},
+		{"POST", "/v1/config/refresh", "shard=a", "null"},
 		{"GET", "/openapi.json", "", ""}, {"PATCH", "/v1/groups/%2e%2e/x", "shard", `{"size": 1e99}`},
 	} {
 		f.Add(seed.method, seed.path, seed.query, seed.body)
 	}
 	f.Fuzz(func(t *testing.T, method, path, query, body string) {
 		target := (&url.URL{Path: "/" + path, RawQuery: query}).RequestURI()
-		if _, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target + " HTTP/1.0\r\n\r\n"))); err != nil || method == http.MethodConnect {
+		if _, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target +
+			" HTTP/1.0\r\n\r\n"))); err != nil || method == http.MethodConnect {
 			return // what net/http refuses itself
 		}
 		status, answer, header := x.do(t, request{method: method, path: target, body: body})

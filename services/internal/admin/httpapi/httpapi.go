@@ -1,7 +1,7 @@
 // Package httpapi is the HTTP API of `nstance-admin serve`: the operator API of a fleet as JSON.
 //
-// Invariant: the routes are one table, from which the handler and the OpenAPI document both come; whoever changes something is
-// authenticated, unless only this machine can connect, and is named in the log.
+// Invariant: the routes are one table, from which the handler and the OpenAPI document both come; whoever changes
+// something is authenticated, unless only this machine can connect, and is named in the log.
 package httpapi
 
 import (
@@ -53,8 +53,8 @@ type Tokens []Token
 // minToken is the shortest token, in characters.
 const minToken = 16
 
-// ParseTokens reads a token file: on each line a token, or a name and a token. Empty lines and those that begin with # are left out.
-// Errors do not quote it.
+// ParseTokens reads a token file: on each line a token, or a name and a token. Empty lines and those that begin with #
+// are left out. Errors do not quote it.
 func ParseTokens(text string) (Tokens, error) {
 	var tokens Tokens
 	for i, line := range strings.Split(text, "\n") {
@@ -122,8 +122,8 @@ func New(options Options) http.Handler {
 	return a.guard(cross.Handler(mux))
 }
 
-// guard sets what all answers have, and refuses names under which this machine is not known: a page of another site may have been given
-// our address.
+// guard sets what all answers have, and refuses names under which this machine is not known: a page of another site may
+// have been given our address.
 func (a *api) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
@@ -138,7 +138,8 @@ func (a *api) guard(next http.Handler) http.Handler {
 			defer func() { <-a.turns }()
 		default:
 			w.Header().Set("Retry-After", "1")
-			refuse(w, http.StatusServiceUnavailable, "%d requests are being answered; try again in a moment", maxRequests)
+			refuse(w, http.StatusServiceUnavailable, "%d requests are being answered; try again in a moment",
+				maxRequests)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
@@ -201,7 +202,8 @@ func (a *api) serve(r route) http.HandlerFunc {
 			status, body, err = r.do(c)
 		}
 		if r.method != http.MethodGet {
-			log := a.Log.With("who", c.who, "remote", req.RemoteAddr, "method", req.Method, "path", req.URL.Path, "shards", strings.Join(c.shards, ","))
+			log := a.Log.With("who", c.who, "remote", req.RemoteAddr, "method", req.Method, "path", req.URL.Path,
+				"shards", strings.Join(c.shards, ","))
 			switch {
 			case err != nil:
 				log.Warn("change refused", "detail", c.detail, "error", err)
@@ -250,9 +252,11 @@ func (a *api) scope(r route, c *call) error {
 	case all == "true" || shard == "" && len(a.Fleet.Shards()) == 1:
 		c.shards = a.Fleet.Shards()
 	case shard == "":
-		return badRequest("query: which shard? Give ?shard= or ?all_shards=true; there are: %s", strings.Join(a.Fleet.Shards(), ", "))
+		return badRequest("query: which shard? Give ?shard= or ?all_shards=true; there are: %s",
+			strings.Join(a.Fleet.Shards(), ", "))
 	case !a.Fleet.Has(shard):
-		return &refused{http.StatusNotFound, fmt.Sprintf("there is no shard %q; there are: %s", shard, strings.Join(a.Fleet.Shards(), ", "))}
+		return &refused{http.StatusNotFound, fmt.Sprintf("there is no shard %q; there are: %s", shard,
+			strings.Join(a.Fleet.Shards(), ", "))}
 	default:
 		c.shards = []string{shard}
 	}
@@ -269,7 +273,8 @@ func (c *call) read(into any) error {
 	if err := dec.Decode(into); err != nil {
 		var tooLong *http.MaxBytesError
 		if errors.As(err, &tooLong) {
-			return &refused{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", tooLong.Limit)}
+			return &refused{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes",
+				tooLong.Limit)}
 		}
 		return badRequest("body: %v", err)
 	}

@@ -31,11 +31,14 @@ const (
 
 func shard() *fleettest.Shard {
 	return &fleettest.Shard{
-		Config:  &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1, ClusterId: "example", Term: 3, LastModified: timestamppb.New(fleettest.Now)},
+		Config: &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1, ClusterId: "example", Term: 3,
+			LastModified: timestamppb.New(fleettest.Now)},
 		Refresh: &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_UNCHANGED, Etag: "e1"},
-		Groups:  []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk", Etag: "etag-1", ArgsJson: `{"a": [1]}`}},
+		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk",
+			Etag: "etag-1", ArgsJson: `{"a": [1]}`}},
 		Instances: []*nstancev1.InstanceStatus{
-			{InstanceId: "wrk06gx5zsg2nrrqcrz0000000000", Group: "workers", State: "registered", CreatedAt: timestamppb.New(fleettest.Now), Metrics: &nstancev1.Metrics{Cpu: 0.5}},
+			{InstanceId: "wrk06gx5zsg2nrrqcrz0000000000", Group: "workers", State: "registered",
+				CreatedAt: timestamppb.New(fleettest.Now), Metrics: &nstancev1.Metrics{Cpu: 0.5}},
 			{InstanceId: "wrk06gx5zsg2nrrqcrz0000000008", Group: "other", State: "created"},
 		},
 	}
@@ -59,10 +62,12 @@ func newAPI(t testing.TB, tokens string) *api {
 		t.Fatal(err)
 	}
 	f := fleet.New(fleet.Options{
-		Servers: servers, IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour), Timeout: 10 * time.Second, Now: fleettest.Clock, Rand: fleettest.Rand(1),
+		Servers: servers, IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour),
+		Timeout: 10 * time.Second, Now: fleettest.Clock, Rand: fleettest.Rand(1),
 	})
 	t.Cleanup(f.Close)
-	options := httpapi.Options{Fleet: f, Version: "1.2.3", Timeout: 20 * time.Second, Log: slog.New(slog.NewTextHandler(x.log, nil))}
+	options := httpapi.Options{Fleet: f, Version: "1.2.3", Timeout: 20 * time.Second,
+		Log: slog.New(slog.NewTextHandler(x.log, nil))}
 	if tokens != "" {
 		if options.Tokens, err = httpapi.ParseTokens(tokens); err != nil {
 			t.Fatal(err)
@@ -110,7 +115,8 @@ func TestAnswers(t *testing.T) {
 		{"GET", "/health", "", nil, 200, []string{`"ok"`, `"1.2.3"`}},
 		{"GET", "/groups?shard=a", "", nil, 200, []string{`"group": "workers"`, `"shard": "a"`}},
 		{"GET", "/groups?all_shards=true", "", nil, 200, []string{`"shard": "a"`, `"shard": "b"`}},
-		{"GET", "/groups?all_shards=true", "", refuse(codes.Unavailable), 502, []string{`"code": "unavailable"`, `"shard": "b"`, `"group": "workers"`}},
+		{"GET", "/groups?all_shards=true", "", refuse(codes.Unavailable), 502,
+			[]string{`"code": "unavailable"`, `"shard": "b"`, `"group": "workers"`}},
 		{"GET", "/groups", "", nil, 400, []string{"which shard?"}},
 		{"GET", "/groups?all_shards=yes", "", nil, 400, []string{"want true or false"}},
 		{"GET", "/groups?shard=a&all_shards=true", "", nil, 400, []string{"exclude each other"}},
@@ -125,19 +131,27 @@ func TestAnswers(t *testing.T) {
 		{"POST", "/config/refresh?shard=a", "{}", nil, 200, []string{`"result": "unchanged"`}},
 		{"POST", "/config/refresh?shard=a", `{"x": 1}`, nil, 400, []string{"takes none"}},
 		{"POST", "/config/refresh?shard=a", "", func(x *api) {
-			x.a.Refresh = &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID, Problems: []*nstancev1.ConfigProblem{{Path: "cluster.id", Line: 4, Message: "bad"}}}
+			x.a.Refresh = &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID,
+				Problems: []*nstancev1.ConfigProblem{{Path: "cluster.id", Line: 4, Message: "bad"}}}
 		}, 400, []string{`"line": 4`, `"invalid"`}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, nil, 200, []string{`"size": 5`, `"previous_size": 2`}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, nil, 200,
+			[]string{`"size": 5`, `"previous_size": 2`}},
 		{"POST", "/group/scale?shard=a", `{"group": "nobody", "size": 5}`, nil, 404, []string{`"not_found"`}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, func(x *api) { x.a.Groups[0].Deleting = true }, 409, []string{"failed_precondition"}},
-		{"POST", "/group/scale?all_shards=true", `{"group": "workers", "size": 0}`, func(x *api) { x.b.Groups = nil }, 502, []string{`"size": 0`, `"not_found"`}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, func(x *api) {
+			x.a.Groups[0].Deleting = true
+		}, 409, []string{"failed_precondition"}},
+		{"POST", "/group/scale?all_shards=true", `{"group": "workers", "size": 0}`, func(x *api) {
+			x.b.Groups = nil
+		}, 502, []string{`"size": 0`, `"not_found"`}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": -1}`, nil, 400, []string{"size"}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 4294967295}`, nil, 400, []string{"size"}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers"}`, nil, 400, []string{"size"}},
 		{"POST", "/group/scale?shard=a", `{"group": "Workers", "size": 1}`, nil, 400, []string{"group"}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 1, "sizes": 2}`, nil, 400, []string{"unknown field"}},
+		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 1, "sizes": 2}`, nil, 400,
+			[]string{"unknown field"}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 1} {}`, nil, 400, []string{"something after"}},
-		{"POST", "/group/scale?shard=a", `{"group": "` + strings.Repeat("a", 70000) + `"}`, nil, 413, []string{"65536 bytes"}},
+		{"POST", "/group/scale?shard=a", `{"group": "` + strings.Repeat("a", 70000) + `"}`, nil, 413,
+			[]string{"65536 bytes"}},
 		{"GET", "/config/status?shard=a", "", refuse(codes.InvalidArgument), 400, nil},
 		{"GET", "/config/status?shard=a", "", refuse(codes.ResourceExhausted), 429, nil},
 		{"GET", "/config/status?shard=a", "", refuse(codes.Unavailable), 503, nil},
@@ -167,8 +181,10 @@ func TestAnswers(t *testing.T) {
 // A change is answered for by name; nobody without a token gets anywhere.
 func TestTokens(t *testing.T) {
 	x := newAPI(t, "# who may\nalice "+alice+"\n\nci   "+ci+"\n")
-	scale := request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 5}`, host: "admin.example.com"}
-	for _, header := range []string{"", "Bearer ", "Bearer " + alice[1:], "Basic " + alice, alice, "Bearer " + alice + ci} {
+	scale := request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 5}`,
+		host: "admin.example.com"}
+	for _, header := range []string{"", "Bearer ", "Bearer " + alice[1:], "Basic " + alice, alice, "Bearer " + alice +
+		ci} {
 		scale.header = map[string]string{"Authorization": header}
 		got, body, answer := x.do(t, scale)
 		if got != 401 || answer.Get("WWW-Authenticate") == "" || strings.Contains(body, "token-of") {
@@ -183,7 +199,8 @@ func TestTokens(t *testing.T) {
 		if got, body, _ := x.do(t, scale); got != 200 {
 			t.Error(got, body)
 		}
-		if log := x.log.String(); !strings.Contains(log, "who="+name) || !strings.Contains(log, "group workers to size 5") || strings.Contains(log, token) {
+		if log := x.log.String(); !strings.Contains(log, "who="+name) ||
+			!strings.Contains(log, "group workers to size 5") || strings.Contains(log, token) {
 			t.Error(log)
 		}
 	}
@@ -210,7 +227,8 @@ func TestParseTokens(t *testing.T) {
 		alice + "\na b " + alice: "line 2: want a token",
 	} {
 		_, err := httpapi.ParseTokens(text)
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), alice) || strings.Contains(err.Error(), "short") {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), alice) ||
+			strings.Contains(err.Error(), "short") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -248,17 +266,20 @@ func TestBrowsers(t *testing.T) {
 			t.Errorf("host %q: %d", host, got)
 		}
 	}
-	for _, header := range []map[string]string{{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example.com"}} {
+	for _, header := range []map[string]string{{"Sec-Fetch-Site": "cross-site"},
+		{"Origin": "https://evil.example.com"}} {
 		r := refresh
 		r.header = header
 		if got, _, _ := x.do(t, r); got != 403 {
 			t.Error(header, got)
 		}
 	}
-	if got, _, _ := x.do(t, request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 1}`, header: map[string]string{"Content-Type": "text/plain"}}); got != 415 {
+	if got, _, _ := x.do(t, request{method: "POST", path: "/group/scale?shard=a",
+		body: `{"group": "workers", "size": 1}`, header: map[string]string{"Content-Type": "text/plain"}}); got != 415 {
 		t.Error("a form's content type:", got)
 	}
-	if diff := cmp.Diff([]string{"RefreshConfig", "ListGroups", "ListGroups", "ListGroups", "ListGroups"}, x.a.Calls); diff != "" {
+	if diff := cmp.Diff([]string{"RefreshConfig", "ListGroups", "ListGroups", "ListGroups", "ListGroups"},
+		x.a.Calls); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -333,7 +354,8 @@ func TestOpenAPI(t *testing.T) {
 		}
 	}
 	slices.Sort(described)
-	want := []string{"GET /config/status", "GET /groups", "GET /health", "GET /instances", "GET /openapi.json", "POST /config/refresh", "POST /group/scale"}
+	want := []string{"GET /config/status", "GET /groups", "GET /health", "GET /instances", "GET /openapi.json",
+		"POST /config/refresh", "POST /group/scale"}
 	if diff := cmp.Diff(want, described); diff != "" || document.OpenAPI != "3.1.0" {
 		t.Error(document.OpenAPI, diff)
 	}

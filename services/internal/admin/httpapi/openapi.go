@@ -24,26 +24,33 @@ func (a *api) document() map[string]any {
 		"openapi": "3.1.0",
 		"info": map[string]any{
 			"title": "nstance-admin", "version": a.Version,
-			"description": "The operator API of an Nstance cluster's shards, as JSON. Every answer about shards has one entry per shard; an entry with \"error\" failed.",
+			"description": "The operator API of an Nstance cluster's shards, as JSON. Every answer about shards has " +
+				"one entry per shard; an entry with \"error\" failed.",
 		},
-		"paths":      paths,
-		"components": map[string]any{"securitySchemes": map[string]any{"bearer": map[string]any{"type": "http", "scheme": "bearer"}}},
+		"paths": paths,
+		"components": map[string]any{"securitySchemes": map[string]any{"bearer": map[string]any{"type": "http",
+			"scheme": "bearer"}}},
 	}
 }
 
 func (a *api) operation(r route) map[string]any {
 	answer := func(about string, value any) map[string]any {
-		return map[string]any{"description": about, "content": map[string]any{"application/json": map[string]any{"schema": schema(value)}}}
+		return map[string]any{"description": about, "content": map[string]any{
+			"application/json": map[string]any{"schema": schema(value)}}}
 	}
-	responses := map[string]any{"200": answer("Done.", r.answer), "default": answer("The request was refused.", Problem{})}
+	responses := map[string]any{"200": answer("Done.", r.answer), "default": answer("The request was refused.",
+		Problem{})}
 	if r.shards {
 		for status, about := range map[int]string{
-			400: "Refused by the shard, or the request is malformed.", 404: "There is no such thing in the shard, or no such shard.",
+			400: "Refused by the shard, or the request is malformed.",
+			404: "There is no such thing in the shard, or no such shard.",
 			409: "It conflicts with what is there.", 429: "The shard has too much to do.",
-			502: "Of several shards, one or more failed; or the shard refuses our certificate.", 503: "The shard cannot be reached.", 504: "The shard did not answer in time.",
+			502: "Of several shards, one or more failed; or the shard refuses our certificate.",
+			503: "The shard cannot be reached.", 504: "The shard did not answer in time.",
 		} {
 			either := answer(about, nil)
-			either["content"] = map[string]any{"application/json": map[string]any{"schema": map[string]any{"anyOf": []any{schema(r.answer), schema(Problem{})}}}}
+			either["content"] = map[string]any{"application/json": map[string]any{
+				"schema": map[string]any{"anyOf": []any{schema(r.answer), schema(Problem{})}}}}
 			responses[strconv.Itoa(status)] = either
 		}
 	}
@@ -57,12 +64,14 @@ func (a *api) operation(r route) map[string]any {
 	if parameters := r.parameters(); len(parameters) > 0 {
 		var list []any
 		for _, p := range parameters {
-			list = append(list, map[string]any{"name": p.name, "in": "query", "description": p.about, "schema": map[string]any{"type": p.kind}})
+			list = append(list, map[string]any{"name": p.name, "in": "query", "description": p.about,
+				"schema": map[string]any{"type": p.kind}})
 		}
 		out["parameters"] = list
 	}
 	if r.body != nil {
-		out["requestBody"] = map[string]any{"required": true, "content": map[string]any{"application/json": map[string]any{"schema": schema(r.body)}}}
+		out["requestBody"] = map[string]any{"required": true, "content": map[string]any{
+			"application/json": map[string]any{"schema": schema(r.body)}}}
 	}
 	return out
 }

@@ -75,20 +75,25 @@ type (
 func (a *api) routes() []route {
 	return []route{
 		{
-			method: http.MethodGet, path: "/health", name: "health", summary: "Whether this process serves. Says nothing about shards.", open: true, answer: Health{},
+			method: http.MethodGet, path: "/health", name: "health",
+			summary: "Whether this process serves. Says nothing about shards.", open: true, answer: Health{},
 			do: func(*call) (int, any, error) { return http.StatusOK, Health{"ok", a.Version}, nil },
 		}, {
-			method: http.MethodGet, path: "/openapi.json", name: "openapi", summary: "This document.", open: true, answer: map[string]any{},
-			do: func(*call) (int, any, error) { return http.StatusOK, a.document(), nil },
+			method: http.MethodGet, path: "/openapi.json", name: "openapi", summary: "This document.", open: true,
+			answer: map[string]any{},
+			do:     func(*call) (int, any, error) { return http.StatusOK, a.document(), nil },
 		}, {
-			method: http.MethodGet, path: "/config/status", name: "configStatus", summary: "Which configuration is in force, and what is wrong with a newer one that was refused.",
-			shards: true, answer: ConfigStatus{},
+			method: http.MethodGet, path: "/config/status", name: "configStatus",
+			summary: "Which configuration is in force, and what is wrong with a newer one that was refused.",
+			shards:  true, answer: ConfigStatus{},
 			do: func(c *call) (int, any, error) {
 				answers := a.Fleet.ConfigStatus(c.Context(), c.shards)
 				return statusOf(answers), ConfigStatus{answers}, nil
 			},
 		}, {
-			method: http.MethodPost, path: "/config/refresh", name: "configRefresh", summary: "Have shards read and apply their configuration now. An invalid one is an error of its shard; the one before stays.",
+			method: http.MethodPost, path: "/config/refresh", name: "configRefresh",
+			summary: "Have shards read and apply their configuration now. An invalid one is an error of its shard; " +
+				"the one before stays.",
 			shards: true, answer: Refreshed{},
 			do: func(c *call) (int, any, error) {
 				if err := c.empty(); err != nil {
@@ -98,17 +103,21 @@ func (a *api) routes() []route {
 				return statusOf(answers), Refreshed{answers}, nil
 			},
 		}, {
-			method: http.MethodGet, path: "/groups", name: "groups", summary: "The tenant's groups.", shards: true, answer: Groups{},
+			method: http.MethodGet, path: "/groups", name: "groups", summary: "The tenant's groups.", shards: true,
+			answer: Groups{},
 			do: func(c *call) (int, any, error) {
 				answers := a.Fleet.Groups(c.Context(), c.shards)
 				return statusOf(answers), Groups{answers}, nil
 			},
 		}, {
-			method: http.MethodPost, path: "/group/scale", name: "groupScale", summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{}, answer: Scaled{},
-			do: a.scale,
+			method: http.MethodPost, path: "/group/scale", name: "groupScale",
+			summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{},
+			answer: Scaled{},
+			do:     a.scale,
 		}, {
-			method: http.MethodGet, path: "/instances", name: "instances", summary: "The tenant's instances.", shards: true,
-			query: []parameter{{"group", "string", "Only instances of this group."}}, answer: Instances{},
+			method: http.MethodGet, path: "/instances", name: "instances", summary: "The tenant's instances.",
+			shards: true,
+			query:  []parameter{{"group", "string", "Only instances of this group."}}, answer: Instances{},
 			do: func(c *call) (int, any, error) {
 				group := c.URL.Query().Get("group")
 				if group != "" && ident.ValidateName(group) != nil {
@@ -137,8 +146,8 @@ func (a *api) scale(c *call) (int, any, error) {
 	return statusOf(answers), Scaled{answers}, nil
 }
 
-// statusOf is 200 if every shard did what was asked, the error's own status if there was only one shard to ask, and 502 if some of several
-// failed: the answers say which.
+// statusOf is 200 if every shard did what was asked, the error's own status if there was only one shard to ask, and 502
+// if some of several failed: the answers say which.
 func statusOf[T any, P fleet.Answer[T]](answers []T) int {
 	failed := fleet.Failed[T, P](answers)
 	switch {

@@ -20,8 +20,8 @@ type Disk struct {
 	path string
 }
 
-// Open returns the folder at path, creating it with the given mode (its parents with 0755) where it is missing, and clears what a
-// crash left of unfinished writes.
+// Open returns the folder at path, creating it with the given mode (its parents with 0755) where it is missing, and
+// clears what a crash left of unfinished writes.
 func Open(path string, mode fs.FileMode) (*Disk, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("create directory: %w", err)
@@ -85,7 +85,8 @@ func (d *Disk) Write(name string, content []byte, mode fs.FileMode) error {
 	if _, err := d.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	file, err := renameio.NewPendingFile(d.join(name), renameio.WithTempDir(d.join(tempName)), renameio.WithStaticPermissions(mode))
+	file, err := renameio.NewPendingFile(d.join(name), renameio.WithTempDir(d.join(tempName)),
+		renameio.WithStaticPermissions(mode))
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,7 @@
 // Package folder owns how the agent keeps small files: flat directories in which every write is atomic and durable.
 //
-// Invariant: a reader sees the whole of the old content or the whole of the new, also after a crash, and what a call has
-// confirmed is still there after one. Symbolic links and other irregular files are neither followed nor replaced.
+// Invariant: a reader sees the whole of the old content or the whole of the new, also after a crash, and what a call
+// has confirmed is still there after one. Symbolic links and other irregular files are neither followed nor replaced.
 package folder
 
 import (
@@ -14,12 +14,14 @@ import (
 // ErrIrregular is the error of a name that is taken by something else than a regular file.
 var ErrIrregular = errors.New("not a regular file")
 
-// Folder is a flat directory. Names are base names. Implementations are safe for concurrent use; two writers of one name leave
-// the content of one of them.
+// Folder is a flat directory. Names are base names. Implementations are safe for concurrent use; two writers of one
+// name leave the content of one of them.
 type Folder interface {
-	// Read returns the content of a file. The error is [fs.ErrNotExist] if there is none, [ErrIrregular] if it is no regular file.
+	// Read returns the content of a file. The error is [fs.ErrNotExist] if there is none, [ErrIrregular] if it is no
+	// regular file.
 	Read(name string) ([]byte, error)
-	// Write creates or replaces a file. It is durable when Write returns nil; after an error the old content or the new is there.
+	// Write creates or replaces a file. It is durable when Write returns nil; after an error the old content or the new
+	// is there.
 	Write(name string, content []byte, mode fs.FileMode) error
 	// Remove removes a file durably. Removing what is not there is no error.
 	Remove(name string) error
@@ -39,8 +41,8 @@ type Stamp struct {
 // maxName leaves room for what a temporary file's name adds, in the 255 bytes that file systems allow.
 const maxName = 200
 
-// ValidateName checks that a name is a base name that is safe everywhere: ASCII letters, digits and "._-@+", not starting
-// with a dot or a dash, at most 200 characters.
+// ValidateName checks that a name is a base name that is safe everywhere: ASCII letters, digits and "._-@+", not
+// starting with a dot or a dash, at most 200 characters.
 func ValidateName(name string) error {
 	switch {
 	case name == "":

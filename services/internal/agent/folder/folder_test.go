@@ -160,14 +160,16 @@ func TestOpenReportsErrors(t *testing.T) {
 }
 
 func FuzzValidateName(f *testing.F) {
-	for _, name := range []string{"", ".", "..", "a.crt", "../a", `a\b`, "a/b", ".a", "-a", "a b", "ä.env", "a\x00.env", "kubelet.server.pub", strings.Repeat("a", 201)} {
+	for _, name := range []string{"", ".", "..", "a.crt", "../a", `a\b`, "a/b", ".a", "-a", "a b", "ä.env", "a\x00.env",
+		"kubelet.server.pub", strings.Repeat("a", 201)} {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
 		if folder.ValidateName(name) != nil {
 			return
 		}
-		if filepath.Base(name) != name || !filepath.IsLocal(name) || len(name) > 200 || strings.ContainsAny(name, " \t\n\x00$`\"'*?") {
+		if filepath.Base(name) != name || !filepath.IsLocal(name) || len(name) > 200 ||
+			strings.ContainsAny(name, " \t\n\x00$`\"'*?") {
 			t.Errorf("%q was accepted", name)
 		}
 	})
@@ -176,7 +178,8 @@ func FuzzValidateName(f *testing.F) {
 func TestClip(t *testing.T) {
 	for _, test := range []struct {
 		text, want string
-	}{{"", ""}, {"abc", "abc"}, {"abcd", "abcd"}, {"abcde", "abcd"}, {"abcé", "abc"}, {"ééé", "éé"}, {"\xff\xfea", "a"}} {
+	}{{"", ""}, {"abc", "abc"}, {"abcd", "abcd"}, {"abcde", "abcd"}, {"abcé", "abc"}, {"ééé", "éé"},
+		{"\xff\xfea", "a"}} {
 		if got := folder.Clip(test.text, 4); got != test.want {
 			t.Errorf("Clip(%q, 4) = %q, want %q", test.text, got, test.want)
 		}

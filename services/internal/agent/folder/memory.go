@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// Memory is a [Folder] that lives as long as the process: for tests and for load generators. The zero value is empty and ready.
+// Memory is a [Folder] that lives as long as the process: for tests and for load generators. The zero value is empty
+// and ready.
 type Memory struct {
 	mu    sync.Mutex
 	files map[string]memoryFile

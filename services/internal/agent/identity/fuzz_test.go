@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// What a server sends, or a disk has kept, is this agent's certificate or none. Its chain is not looked at here: TLS does that, from both sides.
+// What a server sends, or a disk has kept, is this agent's certificate or none. Its chain is not looked at here: TLS
+// does that, from both sides.
 func FuzzParse(f *testing.F) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	ca, err := authority.CreateCA("example", rand.Reader, now)
@@ -26,7 +27,8 @@ func FuzzParse(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: authority.Identity{Role: authority.RoleAgent, Cluster: "example", Tenant: "prod", ID: id},
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: authority.Identity{Role: authority.RoleAgent,
+		Cluster: "example", Tenant: "prod", ID: id},
 		PublicKey: public}, rand.Reader, now)
 	if err != nil {
 		f.Fatal(err)
@@ -44,7 +46,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		who, err := authority.ParseIdentity(got.Leaf)
-		if err != nil || who.ID != id || who.Role != authority.RoleAgent || !got.Leaf.PublicKey.(ed25519.PublicKey).Equal(public) {
+		if err != nil || who.ID != id || who.Role != authority.RoleAgent ||
+			!got.Leaf.PublicKey.(ed25519.PublicKey).Equal(public) {
 			t.Errorf("%q is taken for %s (%v)", text, who.URI(), err)
 		}
 	})

@@ -1,8 +1,9 @@
-// Package identity owns who the agent is: its key, its certificate, the CA bundle it trusts and, until it is spent, its nonce.
+// Package identity owns who the agent is: its key, its certificate, the CA bundle it trusts and, until it is spent, its
+// nonce.
 //
 // Invariant: the key is made once and durable before anything is signed for it, and the nonce is removed only after the
-// certificate is durable. A crash between any two writes therefore leaves a state from which the same registration goes on: the
-// server gives the same key presenting the same nonce its certificate again.
+// certificate is durable. A crash between any two writes therefore leaves a state from which the same registration goes
+// on: the server gives the same key presenting the same nonce its certificate again.
 package identity
 
 import (
@@ -117,8 +118,8 @@ func (s *Store) makeKey() (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// Certificate returns the stored certificate, which may have expired. It is nil, without error, when there is none; the error says
-// why one that is there is not this agent's.
+// Certificate returns the stored certificate, which may have expired. It is nil, without error, when there is none; the
+// error says why one that is there is not this agent's.
 func (s *Store) Certificate(key ed25519.PrivateKey) (*Certificate, error) {
 	text, err := s.dir.Read(CertificateFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -169,8 +170,8 @@ func (s *Store) Nonce() (Nonce, error) {
 	return Nonce(text), nil
 }
 
-// Accept checks and stores what a server answered to a registration or a renewal: the certificate, and the CA bundle unless it is
-// empty. Afterwards the nonce is spent and removed. Everything is durable when Accept returns.
+// Accept checks and stores what a server answered to a registration or a renewal: the certificate, and the CA bundle
+// unless it is empty. Afterwards the nonce is spent and removed. Everything is durable when Accept returns.
 func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
 	cert, err := s.parse(key, certificate)
 	if err != nil {
@@ -216,7 +217,8 @@ func (s *Store) Spend() error {
 // parse reads one PEM certificate and checks that it is for this key and instance.
 func (s *Store) parse(key ed25519.PrivateKey, text []byte) (*Certificate, error) {
 	block, rest := pem.Decode(text)
-	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 || !bytes.HasPrefix(text, []byte("-----BEGIN")) {
+	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 ||
+		!bytes.HasPrefix(text, []byte("-----BEGIN")) {
 		return nil, errors.New("want exactly one PEM certificate")
 	}
 	leaf, err := x509.ParseCertificate(block.Bytes)
@@ -240,8 +242,8 @@ func (s *Store) parse(key ed25519.PrivateKey, text []byte) (*Certificate, error)
 	}, nil
 }
 
-// VerifyServer checks that a certificate, whose chain and host name TLS has verified, belongs to a server of the cluster. Agents and
-// operators have certificates of the same CA. An empty cluster accepts any.
+// VerifyServer checks that a certificate, whose chain and host name TLS has verified, belongs to a server of the
+// cluster. Agents and operators have certificates of the same CA. An empty cluster accepts any.
 func VerifyServer(leaf *x509.Certificate, cluster string) error {
 	who, err := authority.ParseIdentity(leaf)
 	switch {

@@ -59,7 +59,8 @@ func (w *world) store() *identity.Store { return identity.NewStore(w.dir, w.id, 
 
 func (w *world) issue(t *testing.T, ca authority.CA, who authority.Identity, key ed25519.PrivateKey) []byte {
 	t.Helper()
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: key.Public().(ed25519.PublicKey)}, rand.Reader, w.now)
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: key.Public().(ed25519.PublicKey)},
+		rand.Reader, w.now)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,8 @@
 // Package keypair owns the key pairs that the agent makes for the certificates of its instance.
 //
-// Invariant: a private key never leaves its folder. It is made once and kept: asking again for the same name and algorithm gives
-// the same public key, across restarts. The private file is the truth; the public one beside it is derived from it.
+// Invariant: a private key never leaves its folder. It is made once and kept: asking again for the same name and
+// algorithm gives the same public key, across restarts. The private file is the truth; the public one beside it is
+// derived from it.
 package keypair
 
 import (
@@ -51,13 +52,15 @@ type pair struct {
 	sum   string       // hex SHA-256 of the PKIX public key
 }
 
-// NewStore returns the store in a folder. Public files get the given mode, private ones the same without the rights of others.
+// NewStore returns the store in a folder. Public files get the given mode, private ones the same without the rights of
+// others.
 func NewStore(dir folder.Folder, mode fs.FileMode) *Store {
 	return &Store{dir: dir, mode: mode, pairs: map[string]pair{}, failed: map[string]error{}}
 }
 
-// Ensure returns the public key (PKIX, DER) of the named pair, making the pair when there is none yet, or one of another algorithm.
-// The name is that of the public file and ends in ".pub". An unspecified algorithm is what is there already, else Ed25519.
+// Ensure returns the public key (PKIX, DER) of the named pair, making the pair when there is none yet, or one of
+// another algorithm. The name is that of the public file and ends in ".pub". An unspecified algorithm is what is there
+// already, else Ed25519.
 func (s *Store) Ensure(name string, algorithm nstancev1.KeyAlgorithm) (pkix []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +153,8 @@ func sum(content []byte) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// States returns what is there, by name: every pair in the folder, and what became of requests that failed; 128 at most.
+// States returns what is there, by name: every pair in the folder, and what became of requests that failed; 128 at
+// most.
 func (s *Store) States() []*nstancev1.KeyState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +176,9 @@ func (s *Store) States() []*nstancev1.KeyState {
 	for name, err := range s.failed {
 		states[name] = &nstancev1.KeyState{Name: name, Error: folder.Clip(err.Error(), folder.MaxReportedText)}
 	}
-	sorted := slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.KeyState) int { return cmp.Compare(a.Name, b.Name) })
+	sorted := slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.KeyState) int {
+		return cmp.Compare(a.Name, b.Name)
+	})
 	return sorted[:min(len(sorted), maxKeys)]
 }
 

@@ -104,7 +104,8 @@ func TestFilesOfAPair(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if block, rest := pem.Decode(text); block == nil || block.Type != "PUBLIC KEY" || len(rest) > 0 || !bytes.Equal(block.Bytes, der) {
+	if block, rest := pem.Decode(text); block == nil || block.Type != "PUBLIC KEY" || len(rest) > 0 ||
+		!bytes.Equal(block.Bytes, der) {
 		t.Errorf("public file: %s", text)
 	}
 	for name, want := range map[string]os.FileMode{"a.key": 0o640, "a.pub": 0o644} {
@@ -179,7 +180,8 @@ func TestEnsureRefuses(t *testing.T) {
 		}
 		states[state.Name] = state.Error
 	}
-	if len(states) != 7 || !strings.Contains(states["../a.pub"], "separator") || !strings.Contains(states["broken.pub"], "PEM") {
+	if len(states) != 7 || !strings.Contains(states["../a.pub"], "separator") ||
+		!strings.Contains(states["broken.pub"], "PEM") {
 		t.Errorf("states: %v", states)
 	}
 	if got, err := disk.Read("broken.key"); err != nil || string(got) != "not a key" {

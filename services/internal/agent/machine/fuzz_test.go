@@ -12,8 +12,9 @@ import (
 func FuzzParseShutdown(f *testing.F) {
 	encode := func(member, signature string, body ...any) []byte {
 		m := &dbus.Message{Type: dbus.TypeSignal, Headers: map[dbus.HeaderField]dbus.Variant{
-			dbus.FieldPath: dbus.MakeVariant(dbus.ObjectPath("/org/freedesktop/login1")), dbus.FieldInterface: dbus.MakeVariant(login1Manager),
-			dbus.FieldMember: dbus.MakeVariant(member),
+			dbus.FieldPath:      dbus.MakeVariant(dbus.ObjectPath("/org/freedesktop/login1")),
+			dbus.FieldInterface: dbus.MakeVariant(login1Manager),
+			dbus.FieldMember:    dbus.MakeVariant(member),
 		}, Body: body}
 		if len(body) > 0 {
 			m.Headers[dbus.FieldSignature] = dbus.MakeVariant(dbus.ParseSignatureMust(signature))
@@ -25,9 +26,12 @@ func FuzzParseShutdown(f *testing.F) {
 		return out.Bytes()
 	}
 	for _, seed := range [][]byte{
-		encode("PrepareForShutdown", "b", true), encode("PrepareForShutdown", "s", "yes"), encode("PrepareForShutdown", ""),
-		encode("PrepareForShutdownWithMetadata", "ba{sv}", true, map[string]dbus.Variant{"type": dbus.MakeVariant("reboot")}),
-		encode("PrepareForShutdownWithMetadata", "ba{sv}", true, map[string]dbus.Variant{"type": dbus.MakeVariant(uint32(1))}),
+		encode("PrepareForShutdown", "b", true), encode("PrepareForShutdown", "s", "yes"),
+		encode("PrepareForShutdown", ""),
+		encode("PrepareForShutdownWithMetadata", "ba{sv}", true, map[string]dbus.Variant{
+			"type": dbus.MakeVariant("reboot")}),
+		encode("PrepareForShutdownWithMetadata", "ba{sv}", true, map[string]dbus.Variant{
+			"type": dbus.MakeVariant(uint32(1))}),
 		encode("PrepareForShutdownWithMetadata", "b", true),
 	} {
 		f.Add(seed)

@@ -1,5 +1,5 @@
-// Package machine owns what the agent learns from the machine that it runs on: its facts and metrics, its provider, and that and why
-// it is about to stop.
+// Package machine owns what the agent learns from the machine that it runs on: its facts and metrics, its provider, and
+// that and why it is about to stop.
 //
 // Invariant: nothing here fails the agent. What cannot be learnt is left out.
 package machine
@@ -67,8 +67,8 @@ func (h *Host) Addresses() (ipv4, ipv6 string) {
 	return ipv4, ipv6
 }
 
-// address returns the source address of a datagram to the server, or else the first address of the family that can be reached from
-// outside. Connecting a datagram socket sends nothing.
+// address returns the source address of a datagram to the server, or else the first address of the family that can be
+// reached from outside. Connecting a datagram socket sends nothing.
 func (h *Host) address(network string) string {
 	dialer := net.Dialer{Timeout: lookup}
 	if conn, err := dialer.Dial(network, h.Server); err == nil {

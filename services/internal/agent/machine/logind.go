@@ -14,7 +14,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// holdUp is how long a shutdown is held up at most; logind's own limit (InhibitDelayMaxSec=, logind.conf(5)) is 5 s by default.
+// holdUp is how long a shutdown is held up at most; logind's own limit (InhibitDelayMaxSec=, logind.conf(5)) is 5 s by
+// default.
 const holdUp = 4 * time.Second
 
 // Shutdown is logind's word that the machine is about to go down, or that it is not after all.
@@ -34,10 +35,11 @@ type Logind interface {
 	Close() error
 }
 
-// WatchShutdown announces why the machine goes down in the moment before anything is stopped, while the network is still there, and
-// takes the announcement back when the shutdown is called off. A shutdown of which logind does not say the kind is not announced: SIGTERM
-// will tell. It returns when ctx ends or logind is lost.
-func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Context, nstancev1.StoppingReason) error, log *slog.Logger) error {
+// WatchShutdown announces why the machine goes down in the moment before anything is stopped, while the network is
+// still there, and takes the announcement back when the shutdown is called off. A shutdown of which logind does not say
+// the kind is not announced: SIGTERM will tell. It returns when ctx ends or logind is lost.
+func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Context, nstancev1.StoppingReason) error,
+	log *slog.Logger) error {
 	lock, err := logind.Inhibit(ctx)
 	if err != nil {
 		return fmt.Errorf("take inhibitor lock: %w", err)
@@ -76,7 +78,8 @@ func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Con
 	}
 }
 
-func tell(ctx context.Context, announce func(context.Context, nstancev1.StoppingReason) error, reason nstancev1.StoppingReason, log *slog.Logger) {
+func tell(ctx context.Context, announce func(context.Context, nstancev1.StoppingReason) error,
+	reason nstancev1.StoppingReason, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, holdUp)
 	defer cancel()
 	if err := announce(ctx, reason); err != nil {
@@ -134,8 +137,9 @@ func (l *SystemLogind) Inhibit(ctx context.Context) (io.Closer, error) {
 	return os.NewFile(uintptr(fd), "inhibitor"), nil
 }
 
-// Next implements [Logind]. Since systemd 255 PrepareForShutdownWithMetadata comes first and says the kind, and PrepareForShutdown
-// follows; older ones send the latter alone, and know the kind only of a shutdown that was scheduled.
+// Next implements [Logind]. Since systemd 255 PrepareForShutdownWithMetadata comes first and says the kind, and
+// PrepareForShutdown follows; older ones send the latter alone, and know the kind only of a shutdown that was
+// scheduled.
 func (l *SystemLogind) Next(ctx context.Context) (Shutdown, error) {
 	for {
 		select {
@@ -160,7 +164,8 @@ func (l *SystemLogind) Next(ctx context.Context) (Shutdown, error) {
 
 // owner returns logind's unique name on the bus, which a restart of logind changes.
 func (l *SystemLogind) owner(ctx context.Context) (name string) {
-	if err := l.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetNameOwner", 0, login1).Store(&name); err != nil {
+	if err := l.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetNameOwner", 0,
+		login1).Store(&name); err != nil {
 		return "nobody"
 	}
 	return name

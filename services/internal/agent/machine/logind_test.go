@@ -60,7 +60,8 @@ func startBus(t *testing.T) *bus {
 		}
 		defer conn.Close()
 		b.conn = conn
-		if err := b.serve(bufio.NewReader(conn)); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+		if err := b.serve(bufio.NewReader(conn)); err != nil && !errors.Is(err, io.EOF) &&
+			!errors.Is(err, net.ErrClosed) {
 			t.Errorf("bus: %v", err)
 		}
 	}()
@@ -119,7 +120,8 @@ func (b *bus) answer(call *dbus.Message) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	reply := &dbus.Message{Type: dbus.TypeMethodReply, Headers: map[dbus.HeaderField]dbus.Variant{
-		dbus.FieldReplySerial: dbus.MakeVariant(call.Serial()), dbus.FieldSender: dbus.MakeVariant("org.freedesktop.DBus"),
+		dbus.FieldReplySerial: dbus.MakeVariant(call.Serial()), dbus.FieldSender: dbus.MakeVariant(
+			"org.freedesktop.DBus"),
 	}}
 	var files []*os.File
 	switch member := call.Headers[dbus.FieldMember].Value().(string); member {
@@ -201,7 +203,8 @@ func TestSystemLogind(t *testing.T) {
 	}
 	defer logind.Close()
 	b.mu.Lock()
-	if len(b.matches) != 2 || !strings.Contains(b.matches[0], "sender='org.freedesktop.login1'") || !strings.Contains(b.matches[1], "PrepareForShutdownWithMetadata") {
+	if len(b.matches) != 2 || !strings.Contains(b.matches[0], "sender='org.freedesktop.login1'") ||
+		!strings.Contains(b.matches[1], "PrepareForShutdownWithMetadata") {
 		t.Errorf("matches %q", b.matches)
 	}
 	b.mu.Unlock()

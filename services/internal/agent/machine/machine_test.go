@@ -27,21 +27,24 @@ const (
 var discard = slog.New(slog.DiscardHandler)
 
 func TestStoppingReason(t *testing.T) {
-	const jobs = "1423 systemd-poweroff.service start waiting\n1422 XX.target start waiting\n1421 shutdown.target start waiting\n99 nstance-agent.service stop running\n"
+	const jobs = "1423 systemd-poweroff.service start waiting\n1422 XX.target start waiting\n1421 shutdown.target " +
+		"start waiting\n99 nstance-agent.service stop running\n"
 	for name, test := range map[string]struct {
 		state, jobs, scheduled, executable string
 		want                               nstancev1.StoppingReason
 	}{
-		"service restart":           {"running\n", "", "", "/usr/bin/nstance-agent", restart},
-		"degraded system":           {"degraded\n", "", "", "", restart},
-		"no systemd":                {"", "", "", "/usr/bin/nstance-agent", restart},
-		"replaced binary":           {"running\n", "", "", "/usr/bin/nstance-agent (deleted)", upgrade},
-		"power-off":                 {"stopping\n", strings.ReplaceAll(jobs, "XX", "poweroff"), "", "", powerOff},
-		"halt":                      {"stopping\n", strings.ReplaceAll(jobs, "XX", "halt"), "", "", powerOff},
-		"reboot":                    {"stopping\n", strings.ReplaceAll(jobs, "XX", "reboot"), "", "", reboot},
-		"kexec":                     {"stopping\n", strings.ReplaceAll(jobs, "XX", "kexec"), "", "", reboot},
-		"power-off after upgrade":   {"stopping\n", strings.ReplaceAll(jobs, "XX", "poweroff"), "", "/x (deleted)", powerOff},
-		"stop of a target":          {"stopping\n", "7 poweroff.target stop waiting\n8 reboot.target start waiting\n", "", "", reboot},
+		"service restart": {"running\n", "", "", "/usr/bin/nstance-agent", restart},
+		"degraded system": {"degraded\n", "", "", "", restart},
+		"no systemd":      {"", "", "", "/usr/bin/nstance-agent", restart},
+		"replaced binary": {"running\n", "", "", "/usr/bin/nstance-agent (deleted)", upgrade},
+		"power-off":       {"stopping\n", strings.ReplaceAll(jobs, "XX", "poweroff"), "", "", powerOff},
+		"halt":            {"stopping\n", strings.ReplaceAll(jobs, "XX", "halt"), "", "", powerOff},
+		"reboot":          {"stopping\n", strings.ReplaceAll(jobs, "XX", "reboot"), "", "", reboot},
+		"kexec":           {"stopping\n", strings.ReplaceAll(jobs, "XX", "kexec"), "", "", reboot},
+		"power-off after upgrade": {"stopping\n", strings.ReplaceAll(jobs, "XX", "poweroff"), "", "/x (deleted)",
+			powerOff},
+		"stop of a target": {"stopping\n", "7 poweroff.target stop waiting\n8 reboot.target start waiting\n",
+			"", "", reboot},
 		"scheduled power-off":       {"stopping\n", "", "USEC=1\nWARN_WALL=1\nMODE=poweroff\n", "", powerOff},
 		"scheduled reboot":          {"stopping\n", "garbage\n", "MODE=reboot\n", "", reboot},
 		"down for unknown reasons":  {"stopping\n", "", "", "", reboot},
@@ -81,10 +84,12 @@ func TestThisSystem(t *testing.T) {
 
 func TestProvider(t *testing.T) {
 	for want, dmi := range map[string]fstest.MapFS{
-		"aws":     {"sys_vendor": {Data: []byte("Amazon EC2\n")}},
-		"gcp":     {"sys_vendor": {Data: []byte("Google\n")}, "product_name": {Data: []byte("Google Compute Engine\n")}},
-		"proxmox": {"sys_vendor": {Data: []byte("QEMU\n")}, "bios_vendor": {Data: []byte("Proxmox distribution of EDK II\n")}},
-		"none":    {"sys_vendor": {Data: []byte("QEMU\n")}, "bios_vendor": {Data: []byte("SeaBIOS\n")}},
+		"aws": {"sys_vendor": {Data: []byte("Amazon EC2\n")}},
+		"gcp": {"sys_vendor": {Data: []byte("Google\n")}, "product_name": {
+			Data: []byte("Google Compute Engine\n")}},
+		"proxmox": {"sys_vendor": {Data: []byte("QEMU\n")}, "bios_vendor": {
+			Data: []byte("Proxmox distribution of EDK II\n")}},
+		"none": {"sys_vendor": {Data: []byte("QEMU\n")}, "bios_vendor": {Data: []byte("SeaBIOS\n")}},
 	} {
 		if got := machine.Provider(dmi); got != want {
 			t.Errorf("Provider = %s, want %s", got, want)
@@ -114,7 +119,8 @@ func TestHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	metrics, _ := h.Sample(t.Context())
-	if metrics.GetCpu() < 0 || metrics.GetCpu() > 1 || metrics.GetMemoryUsedBytes() == 0 || metrics.GetMemoryUsedBytes() >= metrics.GetMemoryTotalBytes() {
+	if metrics.GetCpu() < 0 || metrics.GetCpu() > 1 || metrics.GetMemoryUsedBytes() == 0 ||
+		metrics.GetMemoryUsedBytes() >= metrics.GetMemoryTotalBytes() {
 		t.Errorf("metrics %v", metrics)
 	}
 	if metrics.GetNetworkReceiveRate() <= 0 || metrics.GetNetworkTransmitRate() <= 0 {
@@ -125,20 +131,23 @@ func TestHost(t *testing.T) {
 	}
 	ipv4, ipv6 := h.Addresses()
 	for _, addr := range []string{ipv4, ipv6} {
-		if ip := net.ParseIP(addr); addr != "" && (ip == nil || ip.IsLoopback() || (ip.To4() != nil) != (addr == ipv4)) {
+		if ip := net.ParseIP(addr); addr != "" && (ip == nil || ip.IsLoopback() ||
+			(ip.To4() != nil) != (addr == ipv4)) {
 			t.Errorf("addresses %q, %q", ipv4, ipv6)
 		}
 	}
 }
 
 func TestHostAsTold(t *testing.T) {
-	h := machine.NewHost(machine.HostOptions{Hostname: "node", IPv4: "10.0.0.1", IPv6: "2001:db8::1", Interface: "no such interface", Log: discard})
+	h := machine.NewHost(machine.HostOptions{Hostname: "node", IPv4: "10.0.0.1", IPv6: "2001:db8::1",
+		Interface: "no such interface", Log: discard})
 	ipv4, ipv6 := h.Addresses()
 	if diff := cmp.Diff([]string{"node", "10.0.0.1", "2001:db8::1"}, []string{h.Name(), ipv4, ipv6}); diff != "" {
 		t.Error(diff)
 	}
 	for range 2 {
-		if metrics, _ := h.Sample(t.Context()); metrics.NetworkReceiveRate != nil || metrics.NetworkTransmitRate != nil {
+		if metrics, _ := h.Sample(t.Context()); metrics.NetworkReceiveRate != nil ||
+			metrics.NetworkTransmitRate != nil {
 			t.Errorf("rates of no interface: %v", metrics)
 		}
 	}
@@ -181,15 +190,23 @@ func TestWatchShutdown(t *testing.T) {
 		lines []machine.Shutdown
 		want  []string
 	}{
-		"nothing":              {nil, []string{"lock", "release"}},
-		"power-off":            {[]machine.Shutdown{{Active: true, Action: "poweroff"}}, []string{"lock", "POWER_OFF", "release"}},
-		"both signals":         {[]machine.Shutdown{{Active: true, Action: "reboot"}, {Active: true}}, []string{"lock", "REBOOT", "release"}},
-		"soft reboot":          {[]machine.Shutdown{{Active: true, Action: "soft-reboot"}}, []string{"lock", "REBOOT", "release"}},
-		"unknown kind":         {[]machine.Shutdown{{Active: true}}, []string{"lock", "release"}},
-		"unknown, called off":  {[]machine.Shutdown{{Active: true}, off}, []string{"lock", "release", "lock", "release"}},
-		"unknown, then known":  {[]machine.Shutdown{{Active: true}, {Active: true, Action: "halt"}}, []string{"lock", "release", "POWER_OFF"}},
-		"called off":           {[]machine.Shutdown{{Active: true, Action: "poweroff"}, off, off}, []string{"lock", "POWER_OFF", "release", "lock", "UNSPECIFIED", "release"}},
-		"called off and again": {[]machine.Shutdown{{Active: true, Action: "reboot"}, off, {Active: true, Action: "poweroff"}}, []string{"lock", "REBOOT", "release", "lock", "UNSPECIFIED", "POWER_OFF", "release"}},
+		"nothing": {nil, []string{"lock", "release"}},
+		"power-off": {[]machine.Shutdown{{Active: true, Action: "poweroff"}},
+			[]string{"lock", "POWER_OFF", "release"}},
+		"both signals": {[]machine.Shutdown{{Active: true, Action: "reboot"}, {Active: true}},
+			[]string{"lock", "REBOOT", "release"}},
+		"soft reboot": {[]machine.Shutdown{{Active: true, Action: "soft-reboot"}},
+			[]string{"lock", "REBOOT", "release"}},
+		"unknown kind": {[]machine.Shutdown{{Active: true}}, []string{"lock", "release"}},
+		"unknown, called off": {[]machine.Shutdown{{Active: true}, off},
+			[]string{"lock", "release", "lock", "release"}},
+		"unknown, then known": {[]machine.Shutdown{{Active: true}, {Active: true, Action: "halt"}},
+			[]string{"lock", "release", "POWER_OFF"}},
+		"called off": {[]machine.Shutdown{{Active: true, Action: "poweroff"}, off, off},
+			[]string{"lock", "POWER_OFF", "release", "lock", "UNSPECIFIED", "release"}},
+		"called off and again": {[]machine.Shutdown{{Active: true, Action: "reboot"}, off,
+			{Active: true, Action: "poweroff"}}, []string{"lock", "REBOOT", "release", "lock", "UNSPECIFIED",
+			"POWER_OFF", "release"}},
 	} {
 		logind := &scriptedLogind{lines: test.lines}
 		announce := func(ctx context.Context, reason nstancev1.StoppingReason) error {

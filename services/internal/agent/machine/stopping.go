@@ -57,8 +57,9 @@ func ThisSystem() System {
 	}
 }
 
-// StoppingReason tells why the process was sent SIGTERM. Where the machine goes down and does not say how, it is a reboot: taking a
-// power-off for one costs the time until the server has asked the provider, taking a reboot for a power-off costs the VM.
+// StoppingReason tells why the process was sent SIGTERM. Where the machine goes down and does not say how, it is a
+// reboot: taking a power-off for one costs the time until the server has asked the provider, taking a reboot for a
+// power-off costs the VM.
 func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	// systemctl(1): "stopping: the manager is shutting down".
 	if strings.TrimSpace(s.Command(ctx, "systemctl", "is-system-running")) != "stopping" {
@@ -68,7 +69,8 @@ func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
 		}
 		return restart
 	}
-	for line := range strings.Lines(s.Command(ctx, "systemctl", "list-jobs", "--no-legend", "--no-pager", "--plain", "--full")) {
+	for line := range strings.Lines(s.Command(ctx, "systemctl", "list-jobs", "--no-legend", "--no-pager", "--plain",
+		"--full")) {
 		// JOB UNIT TYPE STATE
 		fields := strings.Fields(line)
 		if len(fields) < 3 || fields[2] != "start" {

@@ -50,7 +50,8 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// look returns the notice that stands. An interruption, which has a time, comes before a recommendation, which has none.
+// look returns the notice that stands. An interruption, which has a time, comes before a recommendation, which has
+// none.
 func (a *AWS) look(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	body, err := a.get(ctx, actionPath)
 	switch {
@@ -74,7 +75,8 @@ func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 	for fresh := false; ; fresh = true {
 		if a.token == "" || fresh {
 			seconds := strconv.Itoa(int(tokenLife / time.Second))
-			token, _, err := a.options.ask(ctx, http.MethodPut, tokenPath, http.Header{"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": {seconds}})
+			token, _, err := a.options.ask(ctx, http.MethodPut, tokenPath,
+				http.Header{"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": {seconds}})
 			if err != nil {
 				return nil, fmt.Errorf("get a token: %w", err)
 			}
@@ -91,7 +93,8 @@ func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 	}
 }
 
-// sendable reports whether a token can be sent as a header. What cannot would be kept for ever, since only the service's own refusal replaces a token.
+// sendable reports whether a token can be sent as a header. What cannot would be kept for ever, since only the
+// service's own refusal replaces a token.
 func sendable(token string) bool {
 	return token != "" && !strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' })
 }

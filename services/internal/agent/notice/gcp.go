@@ -66,7 +66,8 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 func (g *GCP) look(ctx context.Context, etag string) (preempted bool, next string, err error) {
 	path := preemptedPath
 	if etag != "" {
-		path += "?" + url.Values{"wait_for_change": {"true"}, "last_etag": {etag}, "timeout_sec": {fmt.Sprint(int(hanging / time.Second))}}.Encode()
+		path += "?" + url.Values{"wait_for_change": {"true"}, "last_etag": {etag},
+			"timeout_sec": {fmt.Sprint(int(hanging / time.Second))}}.Encode()
 	}
 	body, header, err := g.options.ask(ctx, http.MethodGet, path, http.Header{"Metadata-Flavor": {"Google"}})
 	switch {

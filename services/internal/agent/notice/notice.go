@@ -1,6 +1,7 @@
 // Package notice watches a cloud's metadata service for its word that this VM will be taken away.
 //
-// Invariant: what the service says is told once, however often it says so, and a service that does not answer changes nothing.
+// Invariant: what the service says is told once, however often it says so, and a service that does not answer changes
+// nothing.
 package notice
 
 import (
@@ -43,7 +44,8 @@ func (o Options) withDefaults(base string, patience time.Duration) Options {
 	}
 	if o.Client == nil {
 		// Proxies are for the world outside, and the metadata service is on this machine.
-		o.Client = &http.Client{Transport: &http.Transport{MaxIdleConns: 2, IdleConnTimeout: time.Minute, ResponseHeaderTimeout: patience}, Timeout: patience}
+		o.Client = &http.Client{Transport: &http.Transport{MaxIdleConns: 2, IdleConnTimeout: time.Minute,
+			ResponseHeaderTimeout: patience}, Timeout: patience}
 	}
 	return o
 }
@@ -70,7 +72,8 @@ func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
 		return
 	}
 	if notice != nil {
-		w.Log.Info("The cloud will take this machine away", "kind", notice.GetKind(), "deadline", notice.GetDeadline().AsTime())
+		w.Log.Info("The cloud will take this machine away", "kind", notice.GetKind(), "deadline",
+			notice.GetDeadline().AsTime())
 	} else {
 		w.Log.Info("The cloud took its termination notice back")
 	}
@@ -79,7 +82,8 @@ func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
 }
 
 // ask sends a request and returns the answer of a 200. A 404 is [errNone], another status a [statusError].
-func (o Options) ask(ctx context.Context, method, path string, header http.Header) (body []byte, answered http.Header, err error) {
+func (o Options) ask(ctx context.Context, method, path string, header http.Header) (body []byte, answered http.Header,
+	err error) {
 	req, err := http.NewRequestWithContext(ctx, method, o.Base+path, http.NoBody)
 	if err != nil {
 		return nil, nil, err

@@ -145,7 +145,8 @@ func TestAWS(t *testing.T) {
 
 func TestParseAction(t *testing.T) {
 	for body, want := range map[string]*nstancev1.TerminationNotice{
-		`{"action":"hibernate","time":"2026-11-21T08:22:00Z"}`: {Kind: "spot-hibernate", Deadline: timestamppb.New(time.Date(2026, 11, 21, 8, 22, 0, 0, time.UTC))},
+		`{"action":"hibernate","time":"2026-11-21T08:22:00Z"}`: {Kind: "spot-hibernate",
+			Deadline: timestamppb.New(time.Date(2026, 11, 21, 8, 22, 0, 0, time.UTC))},
 		`{"action":"dance"}`: {Kind: "spot"},
 		`{}`:                 {Kind: "spot"},
 	} {

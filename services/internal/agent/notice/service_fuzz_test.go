@@ -62,7 +62,8 @@ func FuzzService(f *testing.F) {
 			t.Errorf("an error of %d bytes", len(err.Error()))
 		}
 		preempted, next, err := g.look(ctx, "")
-		if text := strings.TrimSpace(body); err == nil && (status != http.StatusOK || flavor != "Google" || preempted != (text == "TRUE") || text != "TRUE" && text != "FALSE") {
+		if text := strings.TrimSpace(body); err == nil && (status != http.StatusOK || flavor != "Google" ||
+			preempted != (text == "TRUE") || text != "TRUE" && text != "FALSE") {
 			t.Errorf("%d %q of %q: %t", status, body, flavor, preempted)
 		}
 

@@ -32,8 +32,8 @@ func (r *Receiver) NewBatch() *Batch {
 	return &Batch{extensions: r.extensions, files: map[string][]byte{}, refused: map[string]string{}}
 }
 
-// Add checks a file and takes it into the batch; a file that is refused is remembered with the reason. Of two files with the same name
-// the last one counts.
+// Add checks a file and takes it into the batch; a file that is refused is remembered with the reason. Of two files
+// with the same name the last one counts.
 func (b *Batch) Add(file *nstancev1.File) {
 	name := file.GetName()
 	b.size -= len(b.files[name])
@@ -70,7 +70,8 @@ func (b *Batch) checkName(name string) error {
 		return err
 	}
 	if !slices.Contains(b.extensions, path.Ext(name)) {
-		return fmt.Errorf("its extension %q is not among %v; NSTANCE_RECV_EXTENSIONS adds more", path.Ext(name), b.extensions)
+		return fmt.Errorf("its extension %q is not among %v; NSTANCE_RECV_EXTENSIONS adds more", path.Ext(name),
+			b.extensions)
 	}
 	return nil
 }

@@ -24,8 +24,9 @@ const (
 	kindString      = "string"
 )
 
-// checkContent checks content for its kind. The kinds that have no form of their own (secret, storage, string) are checked for
-// what the extension promises to those who read the file. Errors do not quote the content: it may be secret.
+// checkContent checks content for its kind. The kinds that have no form of their own (secret, storage, string) are
+// checked for what the extension promises to those who read the file. Errors do not quote the content: it may be
+// secret.
 func checkContent(name, kind string, content []byte) error {
 	switch kind {
 	case kindCertificate:
@@ -111,8 +112,8 @@ func position(err error) error {
 	return errors.New("syntax error")
 }
 
-// checkEnv accepts what systemd's EnvironmentFile= reads (systemd.exec(5)) and what a shell reads as assignments: empty lines,
-// comments, and NAME=value, where the value may have quoted parts, which may go over line ends.
+// checkEnv accepts what systemd's EnvironmentFile= reads (systemd.exec(5)) and what a shell reads as assignments: empty
+// lines, comments, and NAME=value, where the value may have quoted parts, which may go over line ends.
 func checkEnv(content []byte) error {
 	if bytes.IndexByte(content, 0) >= 0 {
 		return errors.New("it contains a zero byte")
@@ -165,8 +166,8 @@ func envName(text []byte) (int, bool) {
 	return 0, false
 }
 
-// envValue returns what follows the value and its line end. Single quotes take everything as it is; elsewhere a backslash
-// takes the next character.
+// envValue returns what follows the value and its line end. Single quotes take everything as it is; elsewhere a
+// backslash takes the next character.
 func envValue(text []byte) ([]byte, bool) {
 	var quote byte
 	for i := 0; i < len(text); i++ {

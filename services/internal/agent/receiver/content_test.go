@@ -18,7 +18,8 @@ func certificate(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(1e9, 0), NotAfter: time.Unix(2e9, 0)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(1e9, 0),
+		NotAfter: time.Unix(2e9, 0)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +79,8 @@ func TestCheckContent(t *testing.T) {
 }
 
 func FuzzCheckEnv(f *testing.F) {
-	for _, text := range []string{"", "A=1\n", "A='x'\\''y'\nB=\"q\\\"\nr\"", "# c\n\nA=", "A=\\", "A=\\\nB=1", "A='", "export A=1", "A=1\r\n"} {
+	for _, text := range []string{"", "A=1\n", "A='x'\\''y'\nB=\"q\\\"\nr\"", "# c\n\nA=", "A=\\", "A=\\\nB=1", "A='",
+		"export A=1", "A=1\r\n"} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -110,7 +112,8 @@ func FuzzCheckJSON(f *testing.F) {
 func FuzzCheckCertificates(f *testing.F) {
 	const sample = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 	cert := certificate(f)
-	for _, text := range []string{"", cert, cert + cert, sample, cert + sample, strings.ReplaceAll(cert, "\n", "\r\n"), cert + "-----BEGIN"} {
+	for _, text := range []string{"", cert, cert + cert, sample, cert + sample, strings.ReplaceAll(cert, "\n", "\r\n"),
+		cert + "-----BEGIN"} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -128,7 +131,8 @@ func FuzzCheckCertificates(f *testing.F) {
 
 func FuzzDecodeDocuments(f *testing.F) {
 	f.Add([]byte(`{"version":1,"runtime_hash":"h","files":["a.env"],"pending":["a.env"]}`))
-	f.Add([]byte(`{"version":1,"write":{"a.env":"QT0x"},"remove":["b"],"after":{"version":1,"runtime_hash":"","files":null}}`))
+	f.Add([]byte(
+		`{"version":1,"write":{"a.env":"QT0x"},"remove":["b"],"after":{"version":1,"runtime_hash":"","files":null}}`))
 	f.Add([]byte(`{"version":2}`))
 	f.Add([]byte(`{"version":1} x`))
 	f.Fuzz(func(t *testing.T, text []byte) {

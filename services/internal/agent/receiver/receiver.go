@@ -1,8 +1,9 @@
 // Package receiver owns the files that the server sends to an instance.
 //
-// Invariant: after a crash and the next start the folder holds the whole old set with the old hash, or the whole new set with the new
-// one. A batch is first written whole to a journal, whose durable write is the commit; then the files are written, obsolete ones
-// removed, the state (hash and names) written, and the journal removed. Opening the folder plays a journal again.
+// Invariant: after a crash and the next start the folder holds the whole old set with the old hash, or the whole new
+// set with the new one. A batch is first written whole to a journal, whose durable write is the commit; then the files
+// are written, obsolete ones removed, the state (hash and names) written, and the journal removed. Opening the folder
+// plays a journal again.
 package receiver
 
 import (
@@ -32,7 +33,8 @@ const (
 	private     = 0o600
 )
 
-// state is what the folder knows about itself: the hash of the configuration that its files are of, and which files are ours.
+// state is what the folder knows about itself: the hash of the configuration that its files are of, and which files are
+// ours.
 type state struct {
 	Version     int    `json:"version"`
 	RuntimeHash string `json:"runtime_hash"`
@@ -85,8 +87,8 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// Open returns the receiver in a folder, after finishing what a crash interrupted. Documents of its own that it cannot read are taken
-// for absent: the hash is then unknown, and the server sends everything again.
+// Open returns the receiver in a folder, after finishing what a crash interrupted. Documents of its own that it cannot
+// read are taken for absent: the hash is then unknown, and the server sends everything again.
 func Open(dir folder.Folder, o Options) *Receiver {
 	r := &Receiver{
 		dir: dir, mode: o.Mode, extensions: append(DefaultExtensions(), o.Extensions...), hooked: o.Hooked,
@@ -152,10 +154,10 @@ func (r *Receiver) writeDocument(name string, document any) error {
 	return nil
 }
 
-// Apply carries out a batch: its files replace the stored ones, files that we stored earlier and that the commit does not name are
-// removed, then the hash is stored. It returns the names of files that changed or went. A file that cannot be stored is reported in
-// [Receiver.States] and leaves the others alone, but then the set is neither the old nor the new: its hash is empty. The error
-// says that nothing of the batch was done.
+// Apply carries out a batch: its files replace the stored ones, files that we stored earlier and that the commit does
+// not name are removed, then the hash is stored. It returns the names of files that changed or went. A file that cannot
+// be stored is reported in [Receiver.States] and leaves the others alone, but then the set is neither the old nor the
+// new: its hash is empty. The error says that nothing of the batch was done.
 func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []string, err error) {
 	r.apply.Lock()
 	defer r.apply.Unlock()
@@ -201,7 +203,8 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 	changed = slices.Sorted(maps.Keys(plan.Write))
 	changed = append(changed, plan.Remove...)
 
-	plan.After = state{Version: version, RuntimeHash: commit.GetRuntimeHash(), Files: slices.Sorted(maps.Keys(ours)), Pending: old.Pending}
+	plan.After = state{Version: version, RuntimeHash: commit.GetRuntimeHash(), Files: slices.Sorted(maps.Keys(ours)),
+		Pending: old.Pending}
 	if len(refused) > 0 {
 		plan.After.RuntimeHash = ""
 		if len(changed) == 0 { // the whole old set
@@ -226,9 +229,9 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 	return r.play(plan, changed...), nil
 }
 
-// play carries out a journal whose write is durable, as often as it takes, and removes it. It returns those of the given names whose
-// change succeeded. What fails is reported by name and costs the hash; the journal is removed all the same, so that an old
-// one never undoes a newer batch.
+// play carries out a journal whose write is durable, as often as it takes, and removes it. It returns those of the
+// given names whose change succeeded. What fails is reported by name and costs the hash; the journal is removed all the
+// same, so that an old one never undoes a newer batch.
 func (r *Receiver) play(plan journal, names ...string) (changed []string) {
 	after, failed := plan.After, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(plan.Write)) {
@@ -266,7 +269,8 @@ func union(a, b []string) []string {
 	return slices.Compact(all)
 }
 
-// Hash returns the runtime configuration hash that the stored files are of; empty when there is none, or when some are of another.
+// Hash returns the runtime configuration hash that the stored files are of; empty when there is none, or when some are
+// of another.
 func (r *Receiver) Hash() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -287,7 +291,9 @@ func (r *Receiver) Done(names []string) error {
 	r.mu.Lock()
 	after := r.state
 	r.mu.Unlock()
-	after.Pending = slices.DeleteFunc(slices.Clone(after.Pending), func(name string) bool { return slices.Contains(names, name) })
+	after.Pending = slices.DeleteFunc(slices.Clone(after.Pending), func(name string) bool {
+		return slices.Contains(names, name)
+	})
 	if err := r.writeDocument(stateFile, after); err != nil {
 		return err
 	}
@@ -297,8 +303,9 @@ func (r *Receiver) Done(names []string) error {
 	return nil
 }
 
-// States returns the state of every file that belongs to the instance, as it is on disk now, in the order of their names; 512 at most,
-// which is what a server takes. Files are read only when they have changed. Only one goroutine at a time may call it.
+// States returns the state of every file that belongs to the instance, as it is on disk now, in the order of their
+// names; 512 at most, which is what a server takes. Files are read only when they have changed. Only one goroutine at a
+// time may call it.
 func (r *Receiver) States() []*nstancev1.FileState {
 	r.mu.Lock()
 	names, refused := slices.Clone(r.state.Files), maps.Clone(r.refused)
@@ -314,7 +321,9 @@ func (r *Receiver) States() []*nstancev1.FileState {
 		states[name] = &nstancev1.FileState{Name: name, Error: folder.Clip(reason, folder.MaxReportedText)}
 	}
 	r.seen = seen
-	sorted := slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.FileState) int { return cmp.Compare(a.Name, b.Name) })
+	sorted := slices.SortedFunc(maps.Values(states), func(a, b *nstancev1.FileState) int {
+		return cmp.Compare(a.Name, b.Name)
+	})
 	return sorted[:min(len(sorted), maxFiles)]
 }
 

@@ -25,7 +25,8 @@ import (
 )
 
 func open(dir folder.Folder) *receiver.Receiver {
-	return receiver.Open(dir, receiver.Options{Mode: 0o640, Extensions: []string{".conf"}, Hooked: true, Log: slog.New(slog.DiscardHandler)})
+	return receiver.Open(dir, receiver.Options{Mode: 0o640, Extensions: []string{".conf"}, Hooked: true,
+		Log: slog.New(slog.DiscardHandler)})
 }
 
 func disk(t *testing.T) *folder.Disk {
@@ -171,7 +172,8 @@ func TestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	bad := files{
-		"../up.env": "A=1", "/abs.env": "A=1", `back\slash.env`: "A=1", "link.env": "A=1", "script.sh": "x", "none": "x", ".env": "A=1",
+		"../up.env": "A=1", "/abs.env": "A=1", `back\slash.env`: "A=1", "link.env": "A=1", "script.sh": "x",
+		"none": "x", ".env": "A=1",
 		"bad.json": "{", "b.env": "not env", "big.conf": strings.Repeat("x", 1<<20+1),
 	}
 	send := maps.Clone(bad)
@@ -228,7 +230,8 @@ func TestBatchLimits(t *testing.T) {
 	for i := range 40 {
 		batch.Add(&nstancev1.File{Name: fmt.Sprintf("%d.conf", i), Kind: "string", Content: make([]byte, 1<<20)})
 	}
-	if changed, err := r.Apply(batch, &nstancev1.FilesCommit{}); len(changed) != 512 || err != nil { // 32 written, 480 removed
+	// 32 written, 480 removed
+	if changed, err := r.Apply(batch, &nstancev1.FilesCommit{}); len(changed) != 512 || err != nil {
 		t.Errorf("%d files, %v", len(changed), err)
 	}
 }
@@ -250,7 +253,8 @@ func TestStatesFitIntoAReport(t *testing.T) {
 		t.Errorf("%d states", len(states))
 	}
 	for _, state := range states {
-		if name, text := state.GetName(), state.GetError(); name == "" || len(name) > 255 || !utf8.ValidString(name) || len(text) > 1024 || !utf8.ValidString(text) {
+		if name, text := state.GetName(), state.GetError(); name == "" || len(name) > 255 || !utf8.ValidString(name) ||
+			len(text) > 1024 || !utf8.ValidString(text) {
 			t.Errorf("%q: %q", name, text)
 		}
 	}
@@ -277,15 +281,16 @@ func TestStatesFollowTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	states := reported(r)
-	if states["a.env"] != sum("A=changed") || !strings.HasPrefix(states["b.env"], "error: ") || states["c.env"] != sum("C=1") {
+	if states["a.env"] != sum("A=changed") || !strings.HasPrefix(states["b.env"], "error: ") ||
+		states["c.env"] != sum("C=1") {
 		t.Errorf("states: %v", states)
 	}
 }
 
 var errCrash = errors.New("the process is dead")
 
-// faulty counts writes and removals. From step number `dies` on (1 is the first) nothing is done any more; with `half`, step `dies` is still
-// done, but its caller no longer learns of it.
+// faulty counts writes and removals. From step number `dies` on (1 is the first) nothing is done any more; with `half`,
+// step `dies` is still done, but its caller no longer learns of it.
 type faulty struct {
 	folder.Folder
 	steps, dies int
@@ -334,7 +339,8 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			dir := disk(t)
 			apply(t, open(dir), "old", old, "a.env", "b.env", "gone.env")
 			dying := &faulty{Folder: dir, dies: dies, half: half}
-			if _, err := try(open(dying), "new", new, "a.env", "b.env", "c.env"); err != nil && !errors.Is(err, errCrash) {
+			if _, err := try(open(dying), "new", new, "a.env", "b.env", "c.env"); err != nil &&
+				!errors.Is(err, errCrash) {
 				t.Fatal(err)
 			}
 			finished = dying.steps < dies

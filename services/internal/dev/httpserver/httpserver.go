@@ -15,9 +15,11 @@ import (
 	"time"
 )
 
-// Serve answers requests until ctx ends; those under way are finished first, for patience at most. It returns nil if ctx ended and nothing else
-// went wrong. With endless, requests are told of the end of ctx by their own context: for those that last until then.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, patience time.Duration, endless bool) error {
+// Serve answers requests until ctx ends; those under way are finished first, for patience at most. It returns nil if
+// ctx ended and nothing else went wrong. With endless, requests are told of the end of ctx by their own context: for
+// those that last until then.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, patience time.Duration,
+	endless bool) error {
 	unused := unusedConns{}
 	server := &http.Server{
 		Handler:           handler,
@@ -44,8 +46,8 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 	return ignoreClosed(<-ended)
 }
 
-// unusedConns holds the connections that have not sent anything yet, as pools of clients keep them. Shutdown would wait for those as long as for
-// a request.
+// unusedConns holds the connections that have not sent anything yet, as pools of clients keep them. Shutdown would wait
+// for those as long as for a request.
 type unusedConns struct {
 	conns  sync.Map
 	ending atomic.Bool

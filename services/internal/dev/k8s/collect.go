@@ -85,7 +85,8 @@ func (s *store) orphan(o map[string]any) bool {
 	return len(list) > 0
 }
 
-// owns reports whether an owner exists, or may exist: its file may be unreadable at the moment, or its type may not be served.
+// owns reports whether an owner exists, or may exist: its file may be unreadable at the moment, or its type may not be
+// served.
 func (s *store) owns(owner metav1.OwnerReference, namespace string) bool {
 	gv, err := schema.ParseGroupVersion(owner.APIVersion)
 	if err != nil || checkName(owner.Name) != nil {

@@ -25,8 +25,8 @@ import (
 
 const finalizer = "nstance.dev/test"
 
-// sizer is a small operator: it says in the status of each shard group what its spec asks for, makes a machine for it, and holds it by a finalizer
-// until the machine has gone.
+// sizer is a small operator: it says in the status of each shard group what its spec asks for, makes a machine for it,
+// and holds it by a finalizer until the machine has gone.
 type sizer struct {
 	client client.Client
 	scheme *runtime.Scheme
@@ -47,7 +47,8 @@ func (s *sizer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if controllerutil.AddFinalizer(&group, finalizer) {
-		return reconcile.Result{}, s.client.Patch(ctx, &group, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+		return reconcile.Result{}, s.client.Patch(ctx, &group, client.MergeFromWithOptions(before,
+			client.MergeFromWithOptimisticLock{}))
 	}
 	if _, err := controllerutil.CreateOrUpdate(ctx, s.client, machine, func() error {
 		machine.Spec.Shard = group.Spec.Shard
@@ -57,15 +58,16 @@ func (s *sizer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile
 	}
 	group.Status.ActualSize = group.Spec.Size
 	group.Status.ObservedGeneration = group.Generation
-	apimeta.SetStatusCondition(&group.Status.Conditions, metav1.Condition{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Sized", ObservedGeneration: group.Generation})
+	apimeta.SetStatusCondition(&group.Status.Conditions, metav1.Condition{Type: "Ready", Status: metav1.ConditionTrue,
+		Reason: "Sized", ObservedGeneration: group.Generation})
 	if err := s.client.Status().Patch(ctx, &group, client.MergeFrom(before)); err != nil {
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{}, nil
 }
 
-// TestController runs a real controller-runtime manager, with leader election, against dev-k8s; objects are of our CRDs and of Cluster API. Its
-// connection is cut and the server started again while it runs.
+// TestController runs a real controller-runtime manager, with leader election, against dev-k8s; objects are of our CRDs
+// and of Cluster API. Its connection is cut and the server started again while it runs.
 func TestController(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -80,7 +82,8 @@ func TestController(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	manager := must(ctrl.NewManager(config(wire.addr), ctrl.Options{
 		Scheme: types, Metrics: server.Options{BindAddress: "0"}, HealthProbeBindAddress: "0", Logger: logr.Discard(),
-		LeaderElection: true, LeaderElectionID: "nstance-operator-leader-election", LeaderElectionNamespace: "default", LeaderElectionReleaseOnCancel: true,
+		LeaderElection: true, LeaderElectionID: "nstance-operator-leader-election", LeaderElectionNamespace: "default",
+		LeaderElectionReleaseOnCancel: true,
 	}))(t)
 	if err := ctrl.NewControllerManagedBy(manager).For(&nstance.NstanceShardGroup{}).Owns(&nstance.NstanceMachine{}).
 		Complete(&sizer{manager.GetClient(), types}); err != nil {
@@ -110,7 +113,9 @@ func TestController(t *testing.T) {
 		t.Helper()
 		until(t, fmt.Sprintf("%s has the size %d", name, size), func() bool {
 			g := of(name)
-			return g != nil && g.Status.ActualSize != nil && *g.Status.ActualSize == size && g.Status.ObservedGeneration == g.Generation && apimeta.IsStatusConditionTrue(g.Status.Conditions, "Ready")
+			return g != nil && g.Status.ActualSize != nil && *g.Status.ActualSize == size &&
+				g.Status.ObservedGeneration == g.Generation && apimeta.IsStatusConditionTrue(g.Status.Conditions,
+				"Ready")
 		})
 	}
 	scale := func(name string, size int32) {
@@ -122,13 +127,15 @@ func TestController(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	pool := &capiv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workers"}, Spec: capiv1.MachinePoolSpec{ClusterName: "c"}}
+	pool := &capiv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workers"},
+		Spec: capiv1.MachinePoolSpec{ClusterName: "c"}}
 	if err := c.Create(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
 	group := &nstance.NstanceShardGroup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workers--dev-1"},
-		Spec:       nstance.NstanceShardGroupSpec{Group: "workers", Shard: "dev-1", Size: ptr(int32(2)), Template: "worker"},
+		Spec: nstance.NstanceShardGroupSpec{Group: "workers", Shard: "dev-1", Size: ptr(int32(2)),
+			Template: "worker"},
 	}
 	if err := controllerutil.SetControllerReference(pool, group, types); err != nil {
 		t.Fatal(err)
@@ -138,7 +145,8 @@ func TestController(t *testing.T) {
 	}
 	sized("workers--dev-1", 2)
 	var lease coordination.Lease
-	if err := c.Get(ctx, client.ObjectKey{Namespace: "default", Name: "nstance-operator-leader-election"}, &lease); err != nil || *lease.Spec.HolderIdentity == "" {
+	if err := c.Get(ctx, client.ObjectKey{Namespace: "default", Name: "nstance-operator-leader-election"},
+		&lease); err != nil || *lease.Spec.HolderIdentity == "" {
 		t.Errorf("the lease: %v, %v", err, lease.Spec)
 	}
 	wire.cut(addr)
@@ -146,7 +154,8 @@ func TestController(t *testing.T) {
 	sized("workers--dev-1", 3)
 
 	// A person edits the file.
-	put(t, `{"metadata":{"finalizers":["`+finalizer+`"]},"spec":{"group":"workers","shard":"dev-1","size":4,"template":"worker"}}`,
+	put(t, `{"metadata":{"finalizers":["`+finalizer+
+		`"]},"spec":{"group":"workers","shard":"dev-1","size":4,"template":"worker"}}`,
 		dir, "nstanceshardgroups/default/workers--dev-1.json")
 	sized("workers--dev-1", 4)
 
@@ -180,7 +189,8 @@ func TestController(t *testing.T) {
 	// What contracts are looked up by: the labels of CRDs, metadata only.
 	crd := &metav1.PartialObjectMetadata{}
 	crd.SetGroupVersionKind(owned("apiextensions.k8s.io", "CustomResourceDefinition").gvk())
-	if err := c.Get(ctx, client.ObjectKey{Name: "nstancemachinepools." + infra}, crd); err != nil || crd.Labels["cluster.x-k8s.io/v1beta2"] != "v1beta1" {
+	if err := c.Get(ctx, client.ObjectKey{Name: "nstancemachinepools." + infra}, crd); err != nil ||
+		crd.Labels["cluster.x-k8s.io/v1beta2"] != "v1beta1" {
 		t.Errorf("the CRD: %v, %v", err, crd.Labels)
 	}
 	var nodes corev1.NodeList

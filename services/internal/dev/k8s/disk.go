@@ -22,7 +22,8 @@ import (
 
 const (
 	suffix = ".json"
-	// tempPath is the file that is being written. It is written under the store's lock, so that one name is enough and a crash leaves no litter.
+	// tempPath is the file that is being written. It is written under the store's lock, so that one name is enough and
+	// a crash leaves no litter.
 	tempPath = ".new"
 )
 
@@ -31,7 +32,8 @@ func pathOf(c *collection, k key) string {
 	return path.Join(c.resource.name, k.namespace, k.name+suffix)
 }
 
-// locate is the opposite of pathOf. It returns false for whatever is no object's file: other directories, hidden files, editors' copies.
+// locate is the opposite of pathOf. It returns false for whatever is no object's file: other directories, hidden files,
+// editors' copies.
 func (s *store) locate(name string) (c *collection, k key, ok bool) {
 	parts := strings.Split(name, "/")
 	c = s.kinds[parts[0]]
@@ -79,7 +81,8 @@ func (s *store) begin() error {
 		if !r.custom {
 			continue
 		}
-		if err := s.ensure(find("apiextensions.k8s.io", "v1", "customresourcedefinitions"), key{name: r.name + "." + r.group}, definition(r)); err != nil {
+		if err := s.ensure(find("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
+			key{name: r.name + "." + r.group}, definition(r)); err != nil {
 			return err
 		}
 	}
@@ -93,17 +96,21 @@ func definition(r *resource) map[string]any {
 		scope = "Cluster"
 	}
 	return map[string]any{
-		"metadata": map[string]any{"name": r.name + "." + r.group, "labels": map[string]any{"cluster.x-k8s.io/v1beta2": r.version}},
+		"metadata": map[string]any{"name": r.name + "." + r.group, "labels": map[string]any{
+			"cluster.x-k8s.io/v1beta2": r.version}},
 		"spec": map[string]any{
 			"group": r.group, "scope": scope,
-			"names":    map[string]any{"plural": r.name, "singular": strings.ToLower(r.kind), "kind": r.kind, "listKind": r.kind + "List"},
+			"names": map[string]any{"plural": r.name, "singular": strings.ToLower(r.kind), "kind": r.kind,
+				"listKind": r.kind + "List"},
 			"versions": []any{map[string]any{"name": r.version, "served": true, "storage": true}},
 		},
-		"status": map[string]any{"conditions": []any{map[string]any{"type": "Established", "status": "True", "reason": "Served", "message": "served by dev-k8s"}}},
+		"status": map[string]any{"conditions": []any{map[string]any{"type": "Established", "status": "True",
+			"reason": "Served", "message": "served by dev-k8s"}}},
 	}
 }
 
-// ensure makes an object if there is none. A file that a person left unusable is reported already, and no reason not to begin.
+// ensure makes an object if there is none. A file that a person left unusable is reported already, and no reason not to
+// begin.
 func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
 		if current != nil {
@@ -170,8 +177,8 @@ func (s *store) directories(from string) (names []string) {
 	return names
 }
 
-// look brings one object in line with its file, if a person has changed that. It reports whether the file is missing; the object is only deleted
-// then if that is settled, as some editors take a file away for a moment.
+// look brings one object in line with its file, if a person has changed that. It reports whether the file is missing;
+// the object is only deleted then if that is settled, as some editors take a file away for a moment.
 func (s *store) look(name string, settled bool) (missing bool) {
 	c, k, ok := s.locate(name)
 	if !ok {
@@ -199,8 +206,8 @@ func (s *store) look(name string, settled bool) (missing bool) {
 	return false
 }
 
-// refresh takes in what a person has done to an object's file since it was last seen, before a request changes it. It fails if the file is being
-// edited. The lock is held.
+// refresh takes in what a person has done to an object's file since it was last seen, before a request changes it. It
+// fails if the file is being edited. The lock is held.
 func (s *store) refresh(c *collection, k key) error {
 	name := pathOf(c, k)
 	file, err := s.read(name)
@@ -286,7 +293,8 @@ func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error)
 	for _, f := range []struct {
 		in          map[string]any
 		field, want string
-	}{{content, "apiVersion", c.resource.apiVersion()}, {content, "kind", c.resource.kind}, {m, "name", k.name}, {m, "namespace", k.namespace}} {
+	}{{content, "apiVersion", c.resource.apiVersion()}, {content, "kind", c.resource.kind}, {m, "name", k.name},
+		{m, "namespace", k.namespace}} {
 		if got, ok := f.in[f.field]; ok && got != f.want {
 			return nil, fmt.Errorf("%s is %v, the path says %q", f.field, got, f.want)
 		}
@@ -294,7 +302,8 @@ func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error)
 	return content, nil
 }
 
-// complete fills in what the server says of an object: its type, name, identity, age and generation. before is what it was, nil if it is new.
+// complete fills in what the server says of an object: its type, name, identity, age and generation. before is what it
+// was, nil if it is new.
 func (s *store) complete(c *collection, k key, o, before map[string]any) {
 	o["apiVersion"], o["kind"] = c.resource.apiVersion(), c.resource.kind
 	m := meta(o)
@@ -359,8 +368,8 @@ func without(o map[string]any, fields ...string) map[string]any {
 	return c
 }
 
-// encode is the file of an object. The version is not in it: it belongs to this process, and would make every edit a reason to write the file again,
-// which editors complain of.
+// encode is the file of an object. The version is not in it: it belongs to this process, and would make every edit a
+// reason to write the file again, which editors complain of.
 func encode(o map[string]any) ([]byte, error) {
 	c := without(o)
 	if m, ok := c["metadata"].(map[string]any); ok {

@@ -31,7 +31,8 @@ func TestFiles(t *testing.T) {
 	put(t, `{"spec":{"replicas":2}}`, dir, "machinepools/default/a.json")
 	expect(t, w, "ADDED a")
 	a := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
-	if a.GetUID() == "" || a.GetGeneration() != 1 || a.GetNamespace() != "default" || a.GroupVersionKind() != pools.gvk() {
+	if a.GetUID() == "" || a.GetGeneration() != 1 || a.GetNamespace() != "default" ||
+		a.GroupVersionKind() != pools.gvk() {
 		t.Errorf("it is %v", a)
 	}
 	file := filepath.Join(dir, "machinepools/default/a.json")
@@ -43,7 +44,8 @@ func TestFiles(t *testing.T) {
 	put(t, strings.Replace(text, `"replicas": 2`, `"replicas": 3`, 1), file)
 	expect(t, w, "MODIFIED a")
 	b := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
-	if n, _, _ := unstructured.NestedInt64(b.Object, "spec", "replicas"); n != 3 || b.GetGeneration() != 2 || b.GetUID() != a.GetUID() {
+	if n, _, _ := unstructured.NestedInt64(b.Object, "spec", "replicas"); n != 3 || b.GetGeneration() != 2 ||
+		b.GetUID() != a.GetUID() {
 		t.Errorf("after an edit: %v", b)
 	}
 	// An edit by rename, as editors do it, without what the server added.
@@ -53,11 +55,13 @@ func TestFiles(t *testing.T) {
 	}
 	expect(t, w, "MODIFIED a")
 	b = must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
-	if b.GetUID() != a.GetUID() || b.GetGeneration() != 3 || !ptr(b.GetCreationTimestamp()).Equal(ptr(a.GetCreationTimestamp())) {
+	if b.GetUID() != a.GetUID() || b.GetGeneration() != 3 || !ptr(b.GetCreationTimestamp()).Equal(
+		ptr(a.GetCreationTimestamp())) {
 		t.Errorf("after an edit that left out everything: %v", b)
 	}
 	// What is no JSON, or says it is something else, is ignored, and so are other files.
-	for _, odd := range []string{"", "{", "[]", "null", `{"kind":"Machine"}`, `{"metadata":{"name":"b"}}`, `{"metadata":{"labels":7}}`, `{"metadata":[]}`} {
+	for _, odd := range []string{"", "{", "[]", "null", `{"kind":"Machine"}`, `{"metadata":{"name":"b"}}`,
+		`{"metadata":{"labels":7}}`, `{"metadata":[]}`} {
 		put(t, odd, dir, "machinepools/default/odd.json")
 		put(t, odd, file)
 		put(t, `{}`, dir, "machinepools/default/sentinel.json")
@@ -74,7 +78,8 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	for _, other := range []string{
-		"machinepools/default/README", "machinepools/default/a.json~", "machinepools/default/.b.json", "machinepools/default/B.json", "machinepools/top.json",
+		"machinepools/default/README", "machinepools/default/a.json~", "machinepools/default/.b.json",
+		"machinepools/default/B.json", "machinepools/top.json",
 		"machinepools/default/deep/er.json", "elephants/default/a.json", "machinepools/_/a.json", "a.json",
 	} {
 		put(t, `{}`, dir, other)
@@ -121,7 +126,8 @@ func TestReplaced(t *testing.T) {
 	c, ctx := untyped(t, addr), t.Context()
 	a := must(in(c, pools).Create(ctx, made(pools, "a"), metav1.CreateOptions{}))(t)
 	m := made(machines, "m")
-	m.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: a.GetAPIVersion(), Kind: a.GetKind(), Name: "a", UID: a.GetUID()}})
+	m.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: a.GetAPIVersion(), Kind: a.GetKind(), Name: "a",
+		UID: a.GetUID()}})
 	must(in(c, machines).Create(ctx, m, metav1.CreateOptions{}))(t)
 	w := must(in(c, pools).Watch(ctx, metav1.ListOptions{ResourceVersion: a.GetResourceVersion()}))(t)
 	defer w.Stop()
@@ -136,7 +142,8 @@ func TestReplaced(t *testing.T) {
 	must(in(c, machines).Get(ctx, "m", metav1.GetOptions{}))(t)
 }
 
-// TestWriteMeetsEdit has requests meet a file that a person has changed and nobody has noticed: nothing that was written is overwritten unread.
+// TestWriteMeetsEdit has requests meet a file that a person has changed and nobody has noticed: nothing that was
+// written is overwritten unread.
 func TestWriteMeetsEdit(t *testing.T) {
 	dir := t.TempDir()
 	s := must(openStore(dir, time.Now, discard))(t)
@@ -165,7 +172,8 @@ func TestWriteMeetsEdit(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got map[string]any
-	if err := json.Unmarshal(must(os.ReadFile(file))(t), &got); err != nil || got["person"] != "edit" || got["two"] != "request" || got["one"] != nil {
+	if err := json.Unmarshal(must(os.ReadFile(file))(t), &got); err != nil || got["person"] != "edit" ||
+		got["two"] != "request" || got["one"] != nil {
 		t.Errorf("after a request on top of an edit: %v, %v", err, got)
 	}
 	for _, half := range []string{"", `{"person":"ha`} {
@@ -205,7 +213,9 @@ func TestWriteMeetsEdit(t *testing.T) {
 	if err := os.Symlink("/etc", filepath.Join(dir, "configmaps")); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := s.edit(find("", "v1", "configmaps"), k, false, func(map[string]any) (map[string]any, error) { return map[string]any{}, nil })
+	_, _, err := s.edit(find("", "v1", "configmaps"), k, false, func(map[string]any) (map[string]any, error) {
+		return map[string]any{}, nil
+	})
 	if err == nil {
 		t.Error("it wrote through a link")
 	}
@@ -217,12 +227,14 @@ func TestRetry(t *testing.T) {
 	dir := t.TempDir()
 	addr, _ := start(t, dir)
 	c, ctx := typed(t, addr), t.Context()
-	must(c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{}))(t)
+	must(c.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}},
+		metav1.CreateOptions{}))(t)
 	file := filepath.Join(dir, "configmaps/default/a.json")
 	put(t, `{"data":{"person":`, file)
 	patched := make(chan error, 1)
 	go func() {
-		_, err := c.CoreV1().ConfigMaps("default").Patch(ctx, "a", types.MergePatchType, []byte(`{"data":{"client":"y"}}`), metav1.PatchOptions{})
+		_, err := c.CoreV1().ConfigMaps("default").Patch(ctx, "a", types.MergePatchType,
+			[]byte(`{"data":{"client":"y"}}`), metav1.PatchOptions{})
 		patched <- err
 	}()
 	until(t, "the server has refused", func() bool {
@@ -231,14 +243,16 @@ func TestRetry(t *testing.T) {
 			t.Fatalf("it did not wait: %v", err)
 		default:
 		}
-		_, err := c.CoreV1().RESTClient().Put().MaxRetries(0).AbsPath("/api/v1/namespaces/default/configmaps/a").Body([]byte("{}")).Do(ctx).Raw()
+		_, err := c.CoreV1().RESTClient().Put().MaxRetries(0).AbsPath("/api/v1/namespaces/default/configmaps/a").Body(
+			[]byte("{}")).Do(ctx).Raw()
 		return apierrors.IsServiceUnavailable(err)
 	})
 	put(t, `{"data":{"person":"x"}}`, file)
 	if err := <-patched; err != nil {
 		t.Fatal(err)
 	}
-	if m := must(c.CoreV1().ConfigMaps("default").Get(ctx, "a", metav1.GetOptions{}))(t); m.Data["person"] != "x" || m.Data["client"] != "y" {
+	if m := must(c.CoreV1().ConfigMaps("default").Get(ctx, "a", metav1.GetOptions{}))(t); m.Data["person"] != "x" ||
+		m.Data["client"] != "y" {
 		t.Errorf("it has %v", m.Data)
 	}
 }

@@ -14,11 +14,13 @@ import (
 const (
 	// settleTime is how long a file is left alone after a change, so that what writes it in pieces can end.
 	settleTime = 50 * time.Millisecond
-	// absenceTime is how long a file must be missing before its object is deleted: editors and `git checkout` replace files in two steps.
+	// absenceTime is how long a file must be missing before its object is deleted: editors and `git checkout` replace
+	// files in two steps.
 	absenceTime = 250 * time.Millisecond
 )
 
-// follower tells the store of what people do to the files. Events only say where to look, and everything is looked at when some were lost.
+// follower tells the store of what people do to the files. Events only say where to look, and everything is looked at
+// when some were lost.
 type follower struct {
 	store   *store
 	dir     string
@@ -87,7 +89,8 @@ func (f *follower) note(e fsnotify.Event) {
 		f.due[name] = deadline{at: time.Now().Add(settleTime)}
 		return
 	}
-	if parts := strings.Split(name, "/"); len(parts) < 3 && !strings.HasPrefix(parts[len(parts)-1], ".") && !e.Has(fsnotify.Write) {
+	if parts := strings.Split(name, "/"); len(parts) < 3 && !strings.HasPrefix(parts[len(parts)-1], ".") &&
+		!e.Has(fsnotify.Write) {
 		f.enter(name)
 	}
 }
@@ -95,7 +98,8 @@ func (f *follower) note(e fsnotify.Event) {
 // enter watches a directory of the tree and those below it, and plans to look at all files that are or were there.
 func (f *follower) enter(name string) {
 	for _, dir := range f.store.directories(name) {
-		if err := f.watcher.Add(filepath.Join(f.dir, filepath.FromSlash(dir))); err != nil && !errors.Is(err, fsnotify.ErrClosed) {
+		if err := f.watcher.Add(filepath.Join(f.dir, filepath.FromSlash(dir))); err != nil &&
+			!errors.Is(err, fsnotify.ErrClosed) {
 			f.store.log.Warn("watch directory", "path", f.store.shown(dir), "error", err)
 		}
 	}

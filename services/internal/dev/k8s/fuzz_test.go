@@ -17,9 +17,12 @@ var discard = slog.New(slog.DiscardHandler)
 // FuzzPath has no path of a request lead to a file out of the directory of its resource.
 func FuzzPath(f *testing.F) {
 	for _, path := range []string{
-		"/api/v1/nodes/a", "/api/v1/namespaces/default/pods/a/eviction", "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/a.b", "/api/v1/namespaces/a/status",
-		"/api/v1/namespaces/../pods/a", "/api/v1/nodes/..", "/api/v1/nodes/%2e%2e", "/api/v1/nodes/a%2fb", "/api/v1/nodes/a%00", "/api/v1/namespaces/%2e/pods/%2e", "//", "",
-		"/api/v1/nodes/.new", "/api/v1/nodes/A", "/api/v1/nodes/%", "/api/v1/namespaces//pods/a", "/api/v1/nodes/a\\b", "/api/v1/nodes/" + strings.Repeat("a", 253),
+		"/api/v1/nodes/a", "/api/v1/namespaces/default/pods/a/eviction",
+		"/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/a.b", "/api/v1/namespaces/a/status",
+		"/api/v1/namespaces/../pods/a", "/api/v1/nodes/..", "/api/v1/nodes/%2e%2e", "/api/v1/nodes/a%2fb",
+		"/api/v1/nodes/a%00", "/api/v1/namespaces/%2e/pods/%2e", "//", "",
+		"/api/v1/nodes/.new", "/api/v1/nodes/A", "/api/v1/nodes/%", "/api/v1/namespaces//pods/a", "/api/v1/nodes/a\\b",
+		"/api/v1/nodes/" + strings.Repeat("a", 253),
 	} {
 		f.Add(path)
 	}
@@ -37,7 +40,8 @@ func FuzzPath(f *testing.F) {
 		c := s.collectionOf(target.resource)
 		name := pathOf(c, target.key())
 		parts := strings.Split(name, "/")
-		if !fs.ValidPath(name) || !filepath.IsLocal(name) || len(parts) != depth(c) || parts[0] != target.resource.name || len(parts[len(parts)-1]) > 255 {
+		if !fs.ValidPath(name) || !filepath.IsLocal(name) || len(parts) != depth(c) ||
+			parts[0] != target.resource.name || len(parts[len(parts)-1]) > 255 {
 			t.Fatalf("%q leads to %q", path, name)
 		}
 		for _, p := range parts[1:] {
@@ -57,10 +61,14 @@ func FuzzPatch(f *testing.F) {
 	current := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","labels":{"x":"y"}},"spec":{"containers":[{"name":"a","ports":[{"containerPort":1}]}]}}`
 	for _, kind := range []string{mergePatch, jsonPatch, strategicPatch} {
 		for _, patch := range []string{
-			`{}`, `null`, `[]`, `7`, ``, `{`, `{"metadata":null}`, `{"metadata":7}`, `{"spec":{"containers":[{"name":"a","$patch":"delete"}]}}`,
-			`{"spec":{"$setElementOrder/containers":[{"name":"b"}],"containers":[{"name":"b"}]}}`, `{"spec":{"$retainKeys":["x"]}}`, `{"$patch":"replace"}`,
-			`[{"op":"add","path":"/spec/x","value":1}]`, `[{"op":"remove","path":"/metadata"}]`, `[{"op":"replace","path":"","value":[]}]`,
-			`[{"op":"copy","from":"/spec","path":"/spec/x"}]`, `[{"op":"test","path":"/a","value":null}]`, `[null]`, `[{"op":"move","from":"/spec","path":"/spec/containers/-"}]`,
+			`{}`, `null`, `[]`, `7`, ``, `{`, `{"metadata":null}`, `{"metadata":7}`,
+			`{"spec":{"containers":[{"name":"a","$patch":"delete"}]}}`,
+			`{"spec":{"$setElementOrder/containers":[{"name":"b"}],"containers":[{"name":"b"}]}}`,
+			`{"spec":{"$retainKeys":["x"]}}`, `{"$patch":"replace"}`,
+			`[{"op":"add","path":"/spec/x","value":1}]`, `[{"op":"remove","path":"/metadata"}]`,
+			`[{"op":"replace","path":"","value":[]}]`,
+			`[{"op":"copy","from":"/spec","path":"/spec/x"}]`, `[{"op":"test","path":"/a","value":null}]`, `[null]`,
+			`[{"op":"move","from":"/spec","path":"/spec/containers/-"}]`,
 		} {
 			f.Add(kind, patch)
 		}
@@ -72,7 +80,8 @@ func FuzzPatch(f *testing.F) {
 			t.Fatal(err)
 		}
 		next, err := patched(pods.gvk(), before, kind, []byte(patch))
-		if after := must(json.Marshal(before))(t); !json.Valid(after) || !same(before, must(decode([]byte(current)))(t)) {
+		if after := must(json.Marshal(before))(t); !json.Valid(after) ||
+			!same(before, must(decode([]byte(current)))(t)) {
 			t.Fatal("the object was changed in place")
 		}
 		if err != nil {
@@ -92,9 +101,12 @@ func FuzzPatch(f *testing.F) {
 // FuzzFile has any content of a file be an object that keeps its identity, or be left alone.
 func FuzzFile(f *testing.F) {
 	for _, file := range []string{
-		`{}`, `{`, ``, `null`, `[]`, `{"metadata":{"name":"a"}}`, `{"metadata":{"name":"b"}}`, `{"metadata":null}`, `{"metadata":{"uid":"x","generation":"y"}}`,
-		`{"metadata":{"deletionTimestamp":"2026-01-01T00:00:00Z"}}`, `{"metadata":{"finalizers":["a"],"deletionTimestamp":"2026-01-01T00:00:00Z"}}`,
-		`{"apiVersion":"v1","kind":"Node"}`, `{"spec":1e400}`, `{"spec":9223372036854775808}`, "{\"spec\":\"\xff\"}", `{"metadata":{"ownerReferences":[{}]}}`, `{"status":7}{}`,
+		`{}`, `{`, ``, `null`, `[]`, `{"metadata":{"name":"a"}}`, `{"metadata":{"name":"b"}}`, `{"metadata":null}`,
+		`{"metadata":{"uid":"x","generation":"y"}}`,
+		`{"metadata":{"deletionTimestamp":"2026-01-01T00:00:00Z"}}`,
+		`{"metadata":{"finalizers":["a"],"deletionTimestamp":"2026-01-01T00:00:00Z"}}`,
+		`{"apiVersion":"v1","kind":"Node"}`, `{"spec":1e400}`, `{"spec":9223372036854775808}`, "{\"spec\":\"\xff\"}",
+		`{"metadata":{"ownerReferences":[{}]}}`, `{"status":7}{}`,
 	} {
 		f.Add([]byte(file))
 	}
@@ -115,7 +127,8 @@ func FuzzFile(f *testing.F) {
 		case err != nil:
 			t.Fatal(err)
 		}
-		if m := meta(o); m["name"] != "a" || m["namespace"] != "default" || m["uid"] == "" || o["kind"] != "MachinePool" || m["generation"].(int64) < 1 {
+		if m := meta(o); m["name"] != "a" || m["namespace"] != "default" || m["uid"] == "" ||
+			o["kind"] != "MachinePool" || m["generation"].(int64) < 1 {
 			t.Fatalf("%q became %v", file, o)
 		}
 		again := must(openStore(dir, time.Now, discard))(t)

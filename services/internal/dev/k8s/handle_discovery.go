@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 )
 
-// resource is one line of the table below: a type of object that is served. To add a type, add a line; everything else is generic.
+// resource is one line of the table below: a type of object that is served. To add a type, add a line; everything else
+// is generic.
 type resource struct {
 	group, version string
 	name           string // plural, lower case: the path of the API and the directory
@@ -19,13 +20,14 @@ type resource struct {
 	short          []string
 	categories     []string
 	cluster        bool // it has no namespace
-	custom         bool // in a real cluster a CRD defines it: updates need a resource version, and there is no strategic merge patch
-	status         bool // status is a subresource: it is written by that, and by nothing else
-	generation     bool // metadata.generation counts changes of the spec
-	scale          bool // spec.replicas, status.replicas and status.selector are a subresource too
-	sub            []subresource
-	fields         []string // field selectors beside metadata.name and metadata.namespace
-	columns        []column // of `kubectl get`, between name and age
+	// in a real cluster a CRD defines it: updates need a resource version, and there is no strategic merge patch
+	custom     bool
+	status     bool // status is a subresource: it is written by that, and by nothing else
+	generation bool // metadata.generation counts changes of the spec
+	scale      bool // spec.replicas, status.replicas and status.selector are a subresource too
+	sub        []subresource
+	fields     []string // field selectors beside metadata.name and metadata.namespace
+	columns    []column // of `kubectl get`, between name and age
 	// stored is the name of the resource whose objects these are in other words; empty: its own.
 	stored string
 }
@@ -53,69 +55,102 @@ func ready(kind string) string { return `.status.conditions[?(@.type=="` + kind 
 
 // resources is everything that dev-k8s serves.
 var resources = []*resource{
-	{version: "v1", name: "namespaces", kind: "Namespace", short: []string{"ns"}, cluster: true, status: true, fields: []string{"status.phase"},
+	{version: "v1", name: "namespaces", kind: "Namespace", short: []string{"ns"}, cluster: true, status: true,
+		fields:  []string{"status.phase"},
 		columns: []column{{name: "Status", path: ".status.phase"}}},
 	{version: "v1", name: "nodes", kind: "Node", short: []string{"no"}, cluster: true, status: true,
 		// A real cluster has no selector for the provider ID.
 		fields: []string{"spec.unschedulable", "spec.providerID"},
 		columns: []column{{name: "Ready", path: ready("Ready")}, {name: "Unschedulable", path: ".spec.unschedulable"},
-			{name: "ProviderID", path: ".spec.providerID"}, {name: "Internal-IP", path: `.status.addresses[?(@.type=="InternalIP")].address`, wide: true}}},
+			{name: "ProviderID", path: ".spec.providerID"}, {name: "Internal-IP",
+				path: `.status.addresses[?(@.type=="InternalIP")].address`, wide: true}}},
 	{version: "v1", name: "pods", kind: "Pod", short: []string{"po"}, categories: []string{"all"}, status: true,
-		sub:     []subresource{{"eviction", schema.GroupVersionKind{Group: "policy", Version: "v1", Kind: "Eviction"}}},
-		fields:  []string{"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase", "status.podIP"},
+		sub: []subresource{{"eviction", schema.GroupVersionKind{Group: "policy", Version: "v1", Kind: "Eviction"}}},
+		fields: []string{"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
+			"status.phase", "status.podIP"},
 		columns: []column{{name: "Status", path: ".status.phase"}, {name: "Node", path: ".spec.nodeName"}}},
-	{version: "v1", name: "secrets", kind: "Secret", fields: []string{"type"}, columns: []column{{name: "Type", path: ".type"}}},
+	{version: "v1", name: "secrets", kind: "Secret", fields: []string{"type"},
+		columns: []column{{name: "Type", path: ".type"}}},
 	{version: "v1", name: "configmaps", kind: "ConfigMap", short: []string{"cm"}},
 	{version: "v1", name: "serviceaccounts", kind: "ServiceAccount", short: []string{"sa"},
-		sub: []subresource{{"token", schema.GroupVersionKind{Group: "authentication.k8s.io", Version: "v1", Kind: "TokenRequest"}}}},
+		sub: []subresource{{"token", schema.GroupVersionKind{Group: "authentication.k8s.io", Version: "v1",
+			Kind: "TokenRequest"}}}},
 	{version: "v1", name: "events", kind: "Event", short: []string{"ev"},
-		fields: []string{"involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid", "involvedObject.apiVersion",
-			"involvedObject.resourceVersion", "involvedObject.fieldPath", "reason", "reportingComponent", "source", "type"},
-		columns: []column{{name: "Type", path: ".type"}, {name: "Reason", path: ".reason"}, {name: "Object", path: ".involvedObject.name"},
+		fields: []string{"involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
+			"involvedObject.apiVersion",
+			"involvedObject.resourceVersion", "involvedObject.fieldPath", "reason", "reportingComponent", "source",
+			"type"},
+		columns: []column{{name: "Type", path: ".type"}, {name: "Reason", path: ".reason"},
+			{name: "Object", path: ".involvedObject.name"},
 			{name: "Message", path: ".message"}}},
 	{group: "events.k8s.io", version: "v1", name: "events", kind: "Event", short: []string{"ev"}, stored: "events",
-		fields: []string{"regarding.kind", "regarding.namespace", "regarding.name", "regarding.uid", "reason", "reportingController", "type"},
-		columns: []column{{name: "Type", path: ".type"}, {name: "Reason", path: ".reason"}, {name: "Object", path: ".regarding.name"},
+		fields: []string{"regarding.kind", "regarding.namespace", "regarding.name", "regarding.uid", "reason",
+			"reportingController", "type"},
+		columns: []column{{name: "Type", path: ".type"}, {name: "Reason", path: ".reason"},
+			{name: "Object", path: ".regarding.name"},
 			{name: "Message", path: ".note"}}},
-	{group: "coordination.k8s.io", version: "v1", name: "leases", kind: "Lease", columns: []column{{name: "Holder", path: ".spec.holderIdentity"}}},
-	{group: "policy", version: "v1", name: "poddisruptionbudgets", kind: "PodDisruptionBudget", short: []string{"pdb"}, status: true, generation: true,
-		columns: []column{{name: "Min available", path: ".spec.minAvailable"}, {name: "Max unavailable", path: ".spec.maxUnavailable"}}},
-	{group: "apps", version: "v1", name: "daemonsets", kind: "DaemonSet", short: []string{"ds"}, categories: []string{"all"}, status: true, generation: true,
+	{group: "coordination.k8s.io", version: "v1", name: "leases", kind: "Lease",
+		columns: []column{{name: "Holder", path: ".spec.holderIdentity"}}},
+	{group: "policy", version: "v1", name: "poddisruptionbudgets", kind: "PodDisruptionBudget", short: []string{"pdb"},
+		status: true, generation: true,
+		columns: []column{{name: "Min available", path: ".spec.minAvailable"},
+			{name: "Max unavailable", path: ".spec.maxUnavailable"}}},
+	{group: "apps", version: "v1", name: "daemonsets", kind: "DaemonSet", short: []string{"ds"},
+		categories: []string{"all"}, status: true, generation: true,
 		columns: []column{{name: "Desired", path: ".status.desiredNumberScheduled"}}},
-	{group: "apiextensions.k8s.io", version: "v1", name: "customresourcedefinitions", kind: "CustomResourceDefinition", short: []string{"crd", "crds"},
+	{group: "apiextensions.k8s.io", version: "v1", name: "customresourcedefinitions", kind: "CustomResourceDefinition",
+		short:   []string{"crd", "crds"},
 		cluster: true, status: true, generation: true},
 
-	{group: capi, version: "v1beta2", name: "clusters", kind: "Cluster", short: []string{"cl"}, categories: capiCategory, custom: true, status: true, generation: true,
+	{group: capi, version: "v1beta2", name: "clusters", kind: "Cluster", short: []string{"cl"},
+		categories: capiCategory, custom: true, status: true, generation: true,
 		columns: []column{{name: "Available", path: ready("Available")}, {name: "Phase", path: ".status.phase"}}},
-	{group: capi, version: "v1beta2", name: "machines", kind: "Machine", short: []string{"ma"}, categories: capiCategory, custom: true, status: true, generation: true,
-		columns: []column{{name: "Cluster", path: ".spec.clusterName"}, {name: "Node name", path: ".status.nodeRef.name"}, {name: "Ready", path: ready("Ready")},
+	{group: capi, version: "v1beta2", name: "machines", kind: "Machine", short: []string{"ma"},
+		categories: capiCategory, custom: true, status: true, generation: true,
+		columns: []column{{name: "Cluster", path: ".spec.clusterName"},
+			{name: "Node name", path: ".status.nodeRef.name"}, {name: "Ready", path: ready("Ready")},
 			{name: "Phase", path: ".status.phase"}, {name: "Provider ID", path: ".spec.providerID", wide: true}}},
-	{group: capi, version: "v1beta2", name: "machinepools", kind: "MachinePool", short: []string{"mp"}, categories: capiCategory, custom: true, status: true,
+	{group: capi, version: "v1beta2", name: "machinepools", kind: "MachinePool", short: []string{"mp"},
+		categories: capiCategory, custom: true, status: true,
 		generation: true, scale: true,
-		columns: []column{{name: "Cluster", path: ".spec.clusterName"}, {name: "Desired", path: ".spec.replicas"}, {name: "Current", path: ".status.replicas"},
+		columns: []column{{name: "Cluster", path: ".spec.clusterName"}, {name: "Desired", path: ".spec.replicas"},
+			{name: "Current", path: ".status.replicas"},
 			{name: "Ready", path: ".status.readyReplicas"}, {name: "Phase", path: ".status.phase"}}},
 
-	{group: infra, version: "v1beta1", name: "nstanceclusters", kind: "NstanceCluster", short: []string{"nc"}, categories: capiCategory, custom: true,
+	{group: infra, version: "v1beta1", name: "nstanceclusters", kind: "NstanceCluster", short: []string{"nc"},
+		categories: capiCategory, custom: true,
 		status: true, generation: true,
-		columns: []column{{name: "Cluster", path: `.metadata.labels['cluster\.x-k8s\.io/cluster-name']`}, {name: "Endpoint", path: ".spec.controlPlaneEndpoint.host"},
+		columns: []column{{name: "Cluster", path: `.metadata.labels['cluster\.x-k8s\.io/cluster-name']`},
+			{name: "Endpoint", path: ".spec.controlPlaneEndpoint.host"},
 			{name: "Ready", path: ready("Ready")}, {name: "Provisioned", path: ".status.initialization.provisioned"}}},
-	{group: infra, version: "v1beta1", name: "nstancemachines", kind: "NstanceMachine", short: []string{"nm"}, categories: capiCategory, custom: true,
+	{group: infra, version: "v1beta1", name: "nstancemachines", kind: "NstanceMachine", short: []string{"nm"},
+		categories: capiCategory, custom: true,
 		status: true, generation: true,
-		columns: []column{{name: "Group", path: ".spec.groupRef.name"}, {name: "Shard", path: ".spec.shard"}, {name: "Instance", path: ".spec.instanceID"},
-			{name: "ProviderID", path: ".spec.providerID", wide: true}, {name: "State", path: ".status.state"}, {name: "Ready", path: ".status.ready"}}},
-	{group: infra, version: "v1beta1", name: "nstancemachinetemplates", kind: "NstanceMachineTemplate", short: []string{"nmt"}, categories: capiCategory, custom: true,
+		columns: []column{{name: "Group", path: ".spec.groupRef.name"}, {name: "Shard", path: ".spec.shard"},
+			{name: "Instance", path: ".spec.instanceID"},
+			{name: "ProviderID", path: ".spec.providerID", wide: true}, {name: "State", path: ".status.state"},
+			{name: "Ready", path: ".status.ready"}}},
+	{group: infra, version: "v1beta1", name: "nstancemachinetemplates", kind: "NstanceMachineTemplate",
+		short: []string{"nmt"}, categories: capiCategory, custom: true,
 		status: true, generation: true,
-		columns: []column{{name: "Group", path: ".spec.template.spec.groupRef.name"}, {name: "Shard", path: ".spec.template.spec.shard"},
+		columns: []column{{name: "Group", path: ".spec.template.spec.groupRef.name"},
+			{name: "Shard", path: ".spec.template.spec.shard"},
 			{name: "Type", path: ".spec.template.spec.instanceType"}}},
-	{group: infra, version: "v1beta1", name: "nstancemachinepools", kind: "NstanceMachinePool", short: []string{"nmp"}, categories: capiCategory, custom: true,
+	{group: infra, version: "v1beta1", name: "nstancemachinepools", kind: "NstanceMachinePool", short: []string{"nmp"},
+		categories: capiCategory, custom: true,
 		status: true, generation: true,
-		columns: []column{{name: "Group", path: ".spec.group"}, {name: "Shards", path: ".spec.shards", wide: true}, {name: "Template", path: ".spec.template"},
-			{name: "Replicas", path: ".status.replicas"}, {name: "Healthy", path: ".status.readyReplicas"}, {name: "Static", path: ".status.isStatic"},
+		columns: []column{{name: "Group", path: ".spec.group"}, {name: "Shards", path: ".spec.shards", wide: true},
+			{name: "Template", path: ".spec.template"},
+			{name: "Replicas", path: ".status.replicas"}, {name: "Healthy", path: ".status.readyReplicas"},
+			{name: "Static", path: ".status.isStatic"},
 			{name: "Ready", path: ready("Ready")}}},
-	{group: infra, version: "v1beta1", name: "nstanceshardgroups", kind: "NstanceShardGroup", short: []string{"nsg"}, categories: capiCategory, custom: true,
+	{group: infra, version: "v1beta1", name: "nstanceshardgroups", kind: "NstanceShardGroup", short: []string{"nsg"},
+		categories: capiCategory, custom: true,
 		status: true, generation: true,
-		columns: []column{{name: "Group", path: ".spec.group"}, {name: "Shard", path: ".spec.shard"}, {name: "Size", path: ".spec.size"},
-			{name: "Actual", path: ".status.actualSize"}, {name: "Healthy", path: ".status.healthy"}, {name: "Reachable", path: ready("ShardReachable")},
+		columns: []column{{name: "Group", path: ".spec.group"}, {name: "Shard", path: ".spec.shard"},
+			{name: "Size", path: ".spec.size"},
+			{name: "Actual", path: ".status.actualSize"}, {name: "Healthy", path: ".status.healthy"},
+			{name: "Reachable", path: ready("ShardReachable")},
 			{name: "Ready", path: ready("Ready")}}},
 }
 
@@ -133,7 +168,9 @@ func (r *resource) gvk() schema.GroupVersionKind {
 
 // find returns the line of the table, nil if there is none.
 func find(group, version, name string) *resource {
-	i := slices.IndexFunc(resources, func(r *resource) bool { return r.group == group && r.version == version && r.name == name })
+	i := slices.IndexFunc(resources, func(r *resource) bool {
+		return r.group == group && r.version == version && r.name == name
+	})
 	if i < 0 {
 		return nil
 	}
@@ -142,7 +179,9 @@ func find(group, version, name string) *resource {
 
 // owned returns the resource of a kind, whatever the version; nil if there is none.
 func owned(group, kind string) *resource {
-	i := slices.IndexFunc(resources, func(r *resource) bool { return r.group == group && r.kind == kind && r.stored == "" })
+	i := slices.IndexFunc(resources, func(r *resource) bool {
+		return r.group == group && r.kind == kind && r.stored == ""
+	})
 	if i < 0 {
 		return nil
 	}
@@ -191,7 +230,8 @@ func serveDiscovery(w http.ResponseWriter, req *http.Request) bool {
 		_, _ = w.Write([]byte("ok"))
 	case len(path) == 1 && path[0] == "version":
 		// What it behaves like; Cluster API refuses old ones.
-		writeJSON(w, http.StatusOK, version.Info{Major: "1", Minor: "36", GitVersion: "v1.36.3+dev-k8s", Platform: "dev-k8s"})
+		writeJSON(w, http.StatusOK, version.Info{Major: "1", Minor: "36", GitVersion: "v1.36.3+dev-k8s",
+			Platform: "dev-k8s"})
 	case len(path) == 1 && path[0] == "api":
 		if aggregated(req) {
 			writeAggregated(w, []schema.GroupVersion{{Version: "v1"}})
@@ -199,7 +239,8 @@ func serveDiscovery(w http.ResponseWriter, req *http.Request) bool {
 		}
 		writeJSON(w, http.StatusOK, metav1.APIVersions{
 			TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"},
-			ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: req.Host}},
+			ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0",
+				ServerAddress: req.Host}},
 		})
 	case len(path) == 1 && path[0] == "apis":
 		if aggregated(req) {
@@ -241,17 +282,20 @@ func apiGroup(gv schema.GroupVersion) metav1.APIGroup {
 }
 
 func resourceList(gv schema.GroupVersion) metav1.APIResourceList {
-	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: gv.String()}
+	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+		GroupVersion: gv.String()}
 	for _, r := range resources {
 		if r.group != gv.Group || r.version != gv.Version {
 			continue
 		}
 		list.APIResources = append(list.APIResources, metav1.APIResource{
-			Name: r.name, SingularName: strings.ToLower(r.kind), Namespaced: !r.cluster, Kind: r.kind, Verbs: allVerbs, ShortNames: r.short, Categories: r.categories,
+			Name: r.name, SingularName: strings.ToLower(r.kind), Namespaced: !r.cluster, Kind: r.kind, Verbs: allVerbs,
+			ShortNames: r.short, Categories: r.categories,
 		})
 		subs, verbs := r.subresources()
 		for i, sub := range subs {
-			entry := metav1.APIResource{Name: r.name + "/" + sub.name, Namespaced: !r.cluster, Kind: sub.gvk.Kind, Verbs: verbs[i]}
+			entry := metav1.APIResource{Name: r.name + "/" + sub.name, Namespaced: !r.cluster, Kind: sub.gvk.Kind,
+				Verbs: verbs[i]}
 			if sub.gvk.Group != r.group {
 				entry.Group, entry.Version = sub.gvk.Group, sub.gvk.Version
 			}
@@ -269,7 +313,8 @@ func aggregated(req *http.Request) bool {
 }
 
 func writeAggregated(w http.ResponseWriter, of []schema.GroupVersion) {
-	list := apidiscovery.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: apidiscovery.GroupName + "/v2"}}
+	list := apidiscovery.APIGroupDiscoveryList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList",
+		APIVersion: apidiscovery.GroupName + "/v2"}}
 	for _, gv := range of {
 		v := apidiscovery.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscovery.DiscoveryFreshnessCurrent}
 		for _, r := range resources {
@@ -289,7 +334,8 @@ func discovered(r *resource) apidiscovery.APIResourceDiscovery {
 		return &metav1.GroupVersionKind{Group: k.Group, Version: k.Version, Kind: k.Kind}
 	}
 	d := apidiscovery.APIResourceDiscovery{
-		Resource: r.name, ResponseKind: kind(r.gvk()), Scope: apidiscovery.ScopeNamespace, SingularResource: strings.ToLower(r.kind), Verbs: allVerbs,
+		Resource: r.name, ResponseKind: kind(r.gvk()), Scope: apidiscovery.ScopeNamespace,
+		SingularResource: strings.ToLower(r.kind), Verbs: allVerbs,
 		ShortNames: r.short, Categories: r.categories,
 	}
 	if r.cluster {
@@ -297,7 +343,8 @@ func discovered(r *resource) apidiscovery.APIResourceDiscovery {
 	}
 	subs, verbs := r.subresources()
 	for i, sub := range subs {
-		d.Subresources = append(d.Subresources, apidiscovery.APISubresourceDiscovery{Subresource: sub.name, ResponseKind: kind(sub.gvk), Verbs: verbs[i]})
+		d.Subresources = append(d.Subresources, apidiscovery.APISubresourceDiscovery{Subresource: sub.name,
+			ResponseKind: kind(sub.gvk), Verbs: verbs[i]})
 	}
 	return d
 }

@@ -101,8 +101,10 @@ func (h *handler) fresh(version string) error {
 		return invalid("resourceVersion", version, "it is no number")
 	}
 	if now := h.store.currentVersion(); v > now {
-		e := apierrors.NewTimeoutError("Too large resource version: "+version+", current: "+strconv.FormatUint(now, 10), 1)
-		e.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}
+		e := apierrors.NewTimeoutError("Too large resource version: "+version+", current: "+strconv.FormatUint(now, 10),
+			1)
+		e.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge,
+			Message: "Too large resource version"}}
 		return e
 	}
 	return nil
@@ -123,7 +125,8 @@ func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, shown
 		return err
 	}
 	items, now := h.store.list(t.resource, t.namespace)
-	if query.Get("resourceVersionMatch") == string(metav1.ResourceVersionMatchExact) && version != strconv.FormatUint(now, 10) {
+	if query.Get("resourceVersionMatch") == string(metav1.ResourceVersionMatchExact) &&
+		version != strconv.FormatUint(now, 10) {
 		return apierrors.NewResourceExpired("dev-k8s keeps no old states")
 	}
 	matching := make([]map[string]any, 0, len(items))
@@ -209,11 +212,15 @@ func (h *handler) patch(w http.ResponseWriter, req *http.Request, t target, show
 }
 
 func readPatch(req *http.Request) (patch []byte, kind string, err error) {
-	if patch, kind, err = readBody(req, jsonPatch, mergePatch, strategicPatch, string(types.ApplyYAMLPatchType)); err != nil {
+	if patch, kind, err = readBody(req, jsonPatch, mergePatch, strategicPatch,
+		string(types.ApplyYAMLPatchType)); err != nil {
 		return nil, "", err
 	}
 	if kind == string(types.ApplyYAMLPatchType) {
-		return nil, "", unsupported("dev-k8s has no server-side apply: use `kubectl apply` without --server-side, or a patch of another type")
+		return nil, "",
+			unsupported(
+				"dev-k8s has no server-side apply: use `kubectl apply` without --server-side, or a patch of another " +
+					"type")
 	}
 	return patch, kind, nil
 }
@@ -259,8 +266,10 @@ func deleteOptions(req *http.Request) (o metav1.DeleteOptions, dry bool, err err
 	}
 	dry = dry || len(o.DryRun) > 0
 	// Foreground is the same with another order. To orphan is another thing.
-	if p := o.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan || o.OrphanDependents != nil && *o.OrphanDependents { //nolint:staticcheck // old clients
-		return o, false, invalid("propagationPolicy", metav1.DeletePropagationOrphan, "dev-k8s always collects what an object owns")
+	if p := o.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan || o.OrphanDependents != nil &&
+		*o.OrphanDependents { //nolint:staticcheck // old clients
+		return o, false, invalid("propagationPolicy", metav1.DeletePropagationOrphan,
+			"dev-k8s always collects what an object owns")
 	}
 	return o, dry, nil
 }
@@ -280,13 +289,15 @@ func (h *handler) delete(w http.ResponseWriter, req *http.Request, t target) err
 	uid, _ := meta(result)["uid"].(string)
 	writeJSON(w, http.StatusOK, metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess,
-		Details: &metav1.StatusDetails{Name: t.name, Group: t.resource.group, Kind: t.resource.name, UID: types.UID(uid)},
+		Details: &metav1.StatusDetails{Name: t.name, Group: t.resource.group, Kind: t.resource.name,
+			UID: types.UID(uid)},
 	})
 	return nil
 }
 
 // remove deletes an object, and a namespace with all that is in it.
-func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (result map[string]any, gone bool, err error) {
+func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (result map[string]any, gone bool,
+	err error) {
 	result, gone, err = h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {
 		if current == nil {
 			return nil, t.notFound()
@@ -296,7 +307,8 @@ func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (resu
 				return nil, conflict(t.resource, t.key(), "Precondition failed: UID in precondition: "+string(*p.UID))
 			}
 			if p.ResourceVersion != nil && *p.ResourceVersion != meta(current)["resourceVersion"] {
-				return nil, conflict(t.resource, t.key(), "Precondition failed: ResourceVersion in precondition: "+*p.ResourceVersion)
+				return nil, conflict(t.resource, t.key(), "Precondition failed: ResourceVersion in precondition: "+
+					*p.ResourceVersion)
 			}
 		}
 		return h.store.deleted(t.resource, current), nil

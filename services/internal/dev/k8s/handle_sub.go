@@ -112,7 +112,9 @@ func (h *handler) setScale(w http.ResponseWriter, req *http.Request, t target) e
 		}
 		u := unstructured.Unstructured{Object: want}
 		if v := u.GetResourceVersion(); v != "" && v != meta(current)["resourceVersion"] {
-			return nil, conflict(t.resource, t.key(), "the object has been modified; please apply your changes to the latest version and try again")
+			return nil,
+				conflict(t.resource, t.key(),
+					"the object has been modified; please apply your changes to the latest version and try again")
 		}
 		replicas, _, err := unstructured.NestedInt64(want, "spec", "replicas") // left out: 0, as in the type
 		if err != nil || replicas < 0 || replicas > 1<<31-1 {
@@ -208,12 +210,13 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	if _, _, err := h.remove(t, options, dry); err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusCreated, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+	writeJSON(w, http.StatusCreated, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status: metav1.StatusSuccess})
 	return nil
 }
 
-// budget says whether the budgets of a pod's namespace let it go. It counts the pods that a budget selects instead of asking their controller
-// how many there should be.
+// budget says whether the budgets of a pod's namespace let it go. It counts the pods that a budget selects instead of
+// asking their controller how many there should be.
 func (h *handler) budget(o map[string]any) error {
 	var pod corev1.Pod
 	if err := convert(o, &pod); err != nil {
@@ -241,7 +244,9 @@ func (h *handler) budget(o map[string]any) error {
 			continue
 		}
 		if of != nil {
-			return apierrors.NewInternalError(fmt.Errorf("this pod has more than one PodDisruptionBudget, which the eviction subresource does not support"))
+			return apierrors.NewInternalError(
+				fmt.Errorf(
+					"this pod has more than one PodDisruptionBudget, which the eviction subresource does not support"))
 		}
 		of = &budget
 	}
@@ -263,7 +268,8 @@ func (h *handler) allow(of *policy.PodDisruptionBudget, pod *corev1.Pod) error {
 		if err := convert(o, &p); err != nil {
 			return err
 		}
-		if !selects.Matches(labels.Set(p.Labels)) || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		if !selects.Matches(labels.Set(p.Labels)) || p.Status.Phase == corev1.PodSucceeded ||
+			p.Status.Phase == corev1.PodFailed {
 			continue
 		}
 		all++
@@ -287,8 +293,9 @@ func (h *handler) allow(of *policy.PodDisruptionBudget, pod *corev1.Pod) error {
 	}
 	e := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	e.ErrStatus.Details.Causes = []metav1.StatusCause{{
-		Type:    policy.DisruptionBudgetCause,
-		Message: fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", of.Name, desired, healthy),
+		Type: policy.DisruptionBudgetCause,
+		Message: fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", of.Name, desired,
+			healthy),
 	}}
 	return e
 }

@@ -1,10 +1,11 @@
-// Package k8s is dev-k8s: as much of the Kubernetes API as developing Nstance takes, over a directory of JSON files that a person may read and
-// edit: {resource}/{namespace}/{name}.json, or {resource}/{name}.json of what has no namespace. There is no schema and no authentication, and
-// nothing runs pods.
+// Package k8s is dev-k8s: as much of the Kubernetes API as developing Nstance takes, over a directory of JSON files
+// that a person may read and edit: {resource}/{namespace}/{name}.json, or {resource}/{name}.json of what has no
+// namespace. There is no schema and no authentication, and nothing runs pods.
 //
-// Invariant: what was acknowledged is in its file, whole, even if the process is killed. What a person writes into a file becomes the object, and
-// no request overwrites a file that has not been read or cannot be. Resource versions only grow, also over restarts; a watch delivers every
-// change since its version or says that it cannot (410). Names never lead out of the directory.
+// Invariant: what was acknowledged is in its file, whole, even if the process is killed. What a person writes into a
+// file becomes the object, and no request overwrites a file that has not been read or cannot be. Resource versions only
+// grow, also over restarts; a watch delivers every change since its version or says that it cannot (410). Names never
+// lead out of the directory.
 package k8s
 
 import (

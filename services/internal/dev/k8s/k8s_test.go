@@ -55,7 +55,8 @@ func start(t *testing.T, dir string) (addr string, stop func()) {
 }
 
 func config(addr string) *rest.Config {
-	return &rest.Config{Host: "http://" + addr, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}
+	return &rest.Config{Host: "http://" + addr, QPS: -1, ContentConfig: rest.ContentConfig{
+		ContentType: "application/json"}}
 }
 
 func typed(t *testing.T, addr string) kubernetes.Interface {
@@ -156,7 +157,8 @@ func TestResources(t *testing.T) {
 		t.Run(r.name+"."+r.group, func(t *testing.T) {
 			ctx := t.Context()
 			a := must(in(c, r).Create(ctx, made(r, "a"), metav1.CreateOptions{}))(t)
-			if at := a.GetCreationTimestamp(); a.GetUID() == "" || at.IsZero() || a.GetResourceVersion() == "" || a.GroupVersionKind() != r.gvk() {
+			if at := a.GetCreationTimestamp(); a.GetUID() == "" || at.IsZero() || a.GetResourceVersion() == "" ||
+				a.GroupVersionKind() != r.gvk() {
 				t.Errorf("it was made as %v", a)
 			}
 			if want := map[bool]int64{true: 1}[r.generation]; a.GetGeneration() != want {
@@ -167,7 +169,8 @@ func TestResources(t *testing.T) {
 			}
 			a.SetLabels(map[string]string{"x": "y"})
 			must(in(c, r).Update(ctx, a, metav1.UpdateOptions{}))(t)
-			list := must(in(c, r).List(ctx, metav1.ListOptions{LabelSelector: "x=y", FieldSelector: "metadata.name=a"}))(t)
+			list := must(in(c, r).List(ctx, metav1.ListOptions{LabelSelector: "x=y",
+				FieldSelector: "metadata.name=a"}))(t)
 			if len(list.Items) != 1 || list.Items[0].GetUID() != a.GetUID() || list.GetKind() != r.kind+"List" {
 				t.Errorf("listed: %v", list)
 			}
@@ -229,44 +232,57 @@ func TestRefusals(t *testing.T) {
 		method, path, kind, accept, body string
 		want                             int
 	}{
-		"no such group":        {method: "GET", path: "/apis/apps/v2/daemonsets", want: 404},
-		"no such resource":     {method: "GET", path: "/api/v1/services", want: 404},
-		"no such subresource":  {method: "GET", path: "/api/v1/namespaces/default/configmaps/a/status", want: 404},
-		"no namespace":         {method: "GET", path: "/api/v1/configmaps/a", want: 404},
-		"cluster scope":        {method: "GET", path: "/api/v1/namespaces/default/nodes", want: 404},
-		"protobuf only":        {method: "GET", path: "/api/v1/nodes", accept: "application/vnd.kubernetes.protobuf", want: 406},
-		"yaml":                 {method: "POST", path: "/api/v1/nodes", kind: "application/yaml", body: "metadata: {name: a}", want: 415},
-		"server-side apply":    {method: "PATCH", path: "/api/v1/nodes/a", kind: "application/apply-patch+yaml", body: "{}", want: 415},
-		"not JSON":             {method: "POST", path: "/api/v1/nodes", body: "{", want: 400},
-		"no object":            {method: "POST", path: "/api/v1/nodes", body: "[]", want: 400},
-		"no name":              {method: "POST", path: "/api/v1/nodes", body: "{}", want: 422},
-		"another kind":         {method: "POST", path: "/api/v1/nodes", body: `{"kind":"Pod","metadata":{"name":"a"}}`, want: 400},
-		"another namespace":    {method: "POST", path: "/api/v1/namespaces/default/pods", body: `{"metadata":{"name":"a","namespace":"b"}}`, want: 400},
-		"odd metadata":         {method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"a","labels":{"b":1}}}`, want: 400},
-		"with a version":       {method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"a","resourceVersion":"1"}}`, want: 400},
-		"name with a slash":    {method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"../a"}}`, want: 422},
-		"name with dots":       {method: "GET", path: "/api/v1/nodes/%2e%2e", want: 422},
-		"namespace with dots":  {method: "GET", path: "/api/v1/namespaces/%2e%2e/pods/a", want: 422},
-		"hidden slash":         {method: "GET", path: "/api/v1/nodes/..%2fa", want: 422},
-		"long name":            {method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"` + strings.Repeat("a", 251) + `"}}`, want: 422},
-		"odd selector":         {method: "GET", path: "/api/v1/nodes?labelSelector=a(", want: 400},
-		"odd field":            {method: "GET", path: "/api/v1/nodes?fieldSelector=spec.taints=a", want: 400},
-		"odd flag":             {method: "GET", path: "/api/v1/nodes?watch=maybe", want: 400},
-		"odd version":          {method: "GET", path: "/api/v1/nodes?watch=1&resourceVersion=x", want: 422},
-		"odd dry run":          {method: "POST", path: "/api/v1/nodes?dryRun=Some", body: `{"metadata":{"name":"a"}}`, want: 400},
-		"version of tomorrow":  {method: "GET", path: "/api/v1/nodes?resourceVersion=9000000000000000000", want: 504},
-		"next page":            {method: "GET", path: "/api/v1/nodes?continue=abc", want: 410},
-		"orphans":              {method: "DELETE", path: "/api/v1/nodes/a?propagationPolicy=Orphan", want: 422},
-		"another method":       {method: "POST", path: "/api/v1/nodes/a", want: 405},
-		"too large":            {method: "POST", path: "/api/v1/nodes", body: `{"a":"` + strings.Repeat("a", maxBody) + `"}`, want: 413},
-		"deletion, not there":  {method: "DELETE", path: "/api/v1/nodes/nobody", want: 404},
-		"patch, not there":     {method: "PATCH", path: "/api/v1/nodes/nobody", kind: mergePatch, body: "{}", want: 404},
+		"no such group":       {method: "GET", path: "/apis/apps/v2/daemonsets", want: 404},
+		"no such resource":    {method: "GET", path: "/api/v1/services", want: 404},
+		"no such subresource": {method: "GET", path: "/api/v1/namespaces/default/configmaps/a/status", want: 404},
+		"no namespace":        {method: "GET", path: "/api/v1/configmaps/a", want: 404},
+		"cluster scope":       {method: "GET", path: "/api/v1/namespaces/default/nodes", want: 404},
+		"protobuf only": {method: "GET", path: "/api/v1/nodes", accept: "application/vnd.kubernetes.protobuf",
+			want: 406},
+		"yaml": {method: "POST", path: "/api/v1/nodes", kind: "application/yaml",
+			body: "metadata: {name: a}", want: 415},
+		"server-side apply": {method: "PATCH", path: "/api/v1/nodes/a", kind: "application/apply-patch+yaml",
+			body: "{}", want: 415},
+		"not JSON":  {method: "POST", path: "/api/v1/nodes", body: "{", want: 400},
+		"no object": {method: "POST", path: "/api/v1/nodes", body: "[]", want: 400},
+		"no name":   {method: "POST", path: "/api/v1/nodes", body: "{}", want: 422},
+		"another kind": {method: "POST", path: "/api/v1/nodes", body: `{"kind":"Pod","metadata":{"name":"a"}}`,
+			want: 400},
+		"another namespace": {method: "POST", path: "/api/v1/namespaces/default/pods",
+			body: `{"metadata":{"name":"a","namespace":"b"}}`, want: 400},
+		"odd metadata": {method: "POST", path: "/api/v1/nodes",
+			body: `{"metadata":{"name":"a","labels":{"b":1}}}`, want: 400},
+		"with a version": {method: "POST", path: "/api/v1/nodes",
+			body: `{"metadata":{"name":"a","resourceVersion":"1"}}`, want: 400},
+		"name with a slash": {method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"../a"}}`,
+			want: 422},
+		"name with dots":      {method: "GET", path: "/api/v1/nodes/%2e%2e", want: 422},
+		"namespace with dots": {method: "GET", path: "/api/v1/namespaces/%2e%2e/pods/a", want: 422},
+		"hidden slash":        {method: "GET", path: "/api/v1/nodes/..%2fa", want: 422},
+		"long name": {method: "POST", path: "/api/v1/nodes", body: `{"metadata":{"name":"` +
+			strings.Repeat("a", 251) + `"}}`, want: 422},
+		"odd selector": {method: "GET", path: "/api/v1/nodes?labelSelector=a(", want: 400},
+		"odd field":    {method: "GET", path: "/api/v1/nodes?fieldSelector=spec.taints=a", want: 400},
+		"odd flag":     {method: "GET", path: "/api/v1/nodes?watch=maybe", want: 400},
+		"odd version":  {method: "GET", path: "/api/v1/nodes?watch=1&resourceVersion=x", want: 422},
+		"odd dry run": {method: "POST", path: "/api/v1/nodes?dryRun=Some", body: `{"metadata":{"name":"a"}}`,
+			want: 400},
+		"version of tomorrow": {method: "GET", path: "/api/v1/nodes?resourceVersion=9000000000000000000", want: 504},
+		"next page":           {method: "GET", path: "/api/v1/nodes?continue=abc", want: 410},
+		"orphans":             {method: "DELETE", path: "/api/v1/nodes/a?propagationPolicy=Orphan", want: 422},
+		"another method":      {method: "POST", path: "/api/v1/nodes/a", want: 405},
+		"too large": {method: "POST", path: "/api/v1/nodes", body: `{"a":"` + strings.Repeat("a", maxBody) +
+			`"}`, want: 413},
+		"deletion, not there": {method: "DELETE", path: "/api/v1/nodes/nobody", want: 404},
+		"patch, not there": {method: "PATCH", path: "/api/v1/nodes/nobody", kind: mergePatch, body: "{}",
+			want: 404},
 		"update, not there":    {method: "PUT", path: "/api/v1/nodes/nobody", body: "{}", want: 404},
 		"status, not there":    {method: "GET", path: "/api/v1/nodes/nobody/status", want: 404},
 		"openapi of version 2": {method: "GET", path: "/openapi/v2", want: 404},
 	} {
 		t.Run(name, func(t *testing.T) {
-			req := must(http.NewRequestWithContext(t.Context(), c.method, "http://"+addr+c.path, strings.NewReader(c.body)))(t)
+			req := must(http.NewRequestWithContext(t.Context(), c.method, "http://"+addr+c.path,
+				strings.NewReader(c.body)))(t)
 			if c.kind != "" {
 				req.Header.Set("Content-Type", c.kind)
 			}
@@ -279,7 +295,8 @@ func TestRefusals(t *testing.T) {
 			if err := json.NewDecoder(resp.Body).Decode(&status); err != nil {
 				t.Fatal(err)
 			}
-			if resp.StatusCode != c.want || int(status.Code) != c.want || status.Kind != "Status" || status.Message == "" {
+			if resp.StatusCode != c.want || int(status.Code) != c.want || status.Kind != "Status" ||
+				status.Message == "" {
 				t.Errorf("%s %s: %d, %+v", c.method, c.path, resp.StatusCode, status)
 			}
 		})

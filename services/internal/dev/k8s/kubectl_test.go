@@ -18,7 +18,8 @@ func TestKubectl(t *testing.T) {
 	t.Parallel()
 	binary, err := exec.LookPath("kubectl")
 	if err != nil {
-		t.Fatal("kubectl is not on PATH and this test needs it: https://kubernetes.io/docs/tasks/tools, or run with -short")
+		t.Fatal(
+			"kubectl is not on PATH and this test needs it: https://kubernetes.io/docs/tasks/tools, or run with -short")
 	}
 	dir, home := t.TempDir(), t.TempDir()
 	addr, _ := start(t, dir)
@@ -78,36 +79,45 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers created", "pod/web created")
 	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers unchanged", "pod/web unchanged")
 	// A field goes, one is changed; the second container stays although only the first changes.
-	put(t, strings.NewReplacer(", gone: later", "", "replicas: 2", "replicas: 3", "image: a", "image: z").Replace(document), manifest)
-	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers configured", "node/n1 unchanged", "pod/web configured")
+	put(t, strings.NewReplacer(", gone: later", "", "replicas: 2", "replicas: 3", "image: a",
+		"image: z").Replace(document), manifest)
+	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers configured", "node/n1 unchanged",
+		"pod/web configured")
 	contains(kubectl("get", "pod", "web", "-o", "jsonpath={.spec.containers[*].image}"), "z b")
-	if out := kubectl("get", "mp", "workers", "-o", "yaml"); strings.Contains(out, "later") && !strings.Contains(out, "last-applied") {
+	if out := kubectl("get", "mp", "workers", "-o", "yaml"); strings.Contains(out, "later") &&
+		!strings.Contains(out, "last-applied") {
 		t.Errorf("the field is still there:\n%s", out)
 	}
 	contains(kubectl("apply", "-f", manifest, "--dry-run=server"), "(server dry run)")
 	contains(kubectl("get", "mp,nmp,nodes"), "DESIRED", "PROVIDERID", "tmux://n1")
-	contains(kubectl("get", "cluster-api"), "machinepool.cluster.x-k8s.io/workers", "nstancemachinepool.infrastructure.cluster.x-k8s.io/workers")
+	contains(kubectl("get", "cluster-api"), "machinepool.cluster.x-k8s.io/workers",
+		"nstancemachinepool.infrastructure.cluster.x-k8s.io/workers")
 	contains(kubectl("get", "nmp", "-l", "a=b", "-o", "wide"), "SHARDS", "workers")
 
 	contains(kubectl("scale", "machinepool", "workers", "--replicas", "5"), "scaled")
 	contains(kubectl("get", "mp", "workers", "-o", "jsonpath={.spec.replicas} {.metadata.generation}"), "5 3")
-	if out, err := command("scale", "machinepool", "workers", "--current-replicas", "7", "--replicas", "9").CombinedOutput(); err == nil {
+	if out, err := command("scale", "machinepool", "workers", "--current-replicas", "7", "--replicas",
+		"9").CombinedOutput(); err == nil {
 		t.Errorf("scaled from a number that it did not have: %s", out)
 	}
-	if err := os.WriteFile(editor, []byte("#!/bin/sh\nsed 's/clusterName: c/clusterName: edited/' \"$1\" >\"$1.new\" && cat \"$1.new\" >\"$1\"\n"), 0o700); err != nil { //nolint:gosec // a script
+	if err := os.WriteFile(editor,
+		[]byte("#!/bin/sh\nsed 's/clusterName: c/clusterName: edited/' \"$1\" >\"$1.new\" && cat \"$1.new\" >\"$1\"\n"),
+		0o700); err != nil { //nolint:gosec // a script
 		t.Fatal(err)
 	}
 	contains(kubectl("edit", "mp", "workers"), "edited")
 	contains(kubectl("get", "mp", "workers", "-o", "jsonpath={.spec.clusterName}"), "edited")
 
-	kubectl("patch", "mp", "workers", "--subresource=status", "--type=merge", "-p", `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`)
+	kubectl("patch", "mp", "workers", "--subresource=status", "--type=merge", "-p",
+		`{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`)
 	wait := command("wait", "mp/workers", "--for=condition=Ready", "--timeout=20s")
 	var said strings.Builder
 	wait.Stdout, wait.Stderr = &said, &said
 	if err := wait.Start(); err != nil {
 		t.Fatal(err)
 	}
-	kubectl("patch", "mp", "workers", "--subresource=status", "--type=json", "-p", `[{"op":"replace","path":"/status/conditions/0/status","value":"True"}]`)
+	kubectl("patch", "mp", "workers", "--subresource=status", "--type=json", "-p",
+		`[{"op":"replace","path":"/status/conditions/0/status","value":"True"}]`)
 	if err := wait.Wait(); err != nil {
 		t.Errorf("wait: %v\n%s", err, said.String())
 	}
@@ -145,7 +155,8 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 		t.Errorf("wait for the deletion: %v", err)
 	}
 	contains(kubectl("delete", "nmp,node", "--all"), `"workers" deleted`, `"n1" deleted`)
-	if out, err := command("apply", "--server-side", "-f", manifest).CombinedOutput(); err == nil || !strings.Contains(string(out), "server-side apply") {
+	if out, err := command("apply", "--server-side", "-f", manifest).CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "server-side apply") {
 		t.Errorf("apply on the server: %v\n%s", err, out)
 	}
 }

@@ -38,7 +38,8 @@ func TestStatus(t *testing.T) {
 	a.Object["status"] = map[string]any{"phase": "Running"}
 	b := must(c.UpdateStatus(ctx, a, metav1.UpdateOptions{}))(t)
 	want := map[string]any{"replicas": int64(1)}
-	if diff := cmp.Diff(want, b.Object["spec"]); diff != "" || b.GetGeneration() != 1 || b.GetResourceVersion() == a.GetResourceVersion() {
+	if diff := cmp.Diff(want, b.Object["spec"]); diff != "" || b.GetGeneration() != 1 ||
+		b.GetResourceVersion() == a.GetResourceVersion() {
 		t.Errorf("a status changed more: %s %v", diff, b)
 	}
 	if _, err := c.UpdateStatus(ctx, a, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
@@ -47,7 +48,8 @@ func TestStatus(t *testing.T) {
 	b.Object["spec"] = map[string]any{"replicas": int64(3)}
 	b.Object["status"] = map[string]any{"phase": "Failed"}
 	d := must(c.Update(ctx, b, metav1.UpdateOptions{}))(t)
-	if phase, _, _ := unstructured.NestedString(d.Object, "status", "phase"); phase != "Running" || d.GetGeneration() != 2 {
+	if phase, _, _ := unstructured.NestedString(d.Object, "status", "phase"); phase != "Running" ||
+		d.GetGeneration() != 2 {
 		t.Errorf("an update changed the status, or was not counted: %v", d)
 	}
 	e := must(c.Update(ctx, d, metav1.UpdateOptions{}))(t)
@@ -65,7 +67,8 @@ func TestStatus(t *testing.T) {
 	e.SetCreationTimestamp(metav1.NewTime(time.Unix(0, 0)))
 	e.SetDeletionTimestamp(&metav1.Time{Time: time.Unix(0, 0)})
 	f := must(c.Update(ctx, e, metav1.UpdateOptions{}))(t)
-	if f.GetUID() != a.GetUID() || f.GetGeneration() != 2 || !ptr(f.GetCreationTimestamp()).Equal(ptr(a.GetCreationTimestamp())) || f.GetDeletionTimestamp() != nil {
+	if f.GetUID() != a.GetUID() || f.GetGeneration() != 2 || !ptr(f.GetCreationTimestamp()).Equal(
+		ptr(a.GetCreationTimestamp())) || f.GetDeletionTimestamp() != nil {
 		t.Errorf("it is now %v", f)
 	}
 	f.SetUID("another")
@@ -77,9 +80,11 @@ func TestStatus(t *testing.T) {
 	if _, err := c.Update(ctx, f, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("without a version: %v", err)
 	}
-	dry := must(c.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"replicas":9}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}))(t)
+	dry := must(c.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"replicas":9}}`),
+		metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}))(t)
 	now := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
-	if n, _, _ := unstructured.NestedInt64(dry.Object, "spec", "replicas"); n != 9 || dry.GetGeneration() != 3 || now.GetGeneration() != 2 {
+	if n, _, _ := unstructured.NestedInt64(dry.Object, "spec", "replicas"); n != 9 || dry.GetGeneration() != 3 ||
+		now.GetGeneration() != 2 {
 		t.Errorf("a dry run: %v, then %v", dry, now)
 	}
 }
@@ -101,21 +106,34 @@ func TestPatches(t *testing.T) {
 		fails func(error) bool              // instead
 		check func(u map[string]any) string // more
 	}{
-		"merge":         {r: pods, kind: types.MergePatchType, patch: `{"spec":{"nodeName":"n","containers":null}}`, want: map[string]any{"nodeName": "n"}},
-		"merge a list":  {r: pods, kind: types.MergePatchType, patch: `{"spec":{"containers":[{"name":"c"}]}}`, want: spec(map[string]any{"name": "c"})},
-		"strategic":     {r: pods, kind: types.StrategicMergePatchType, patch: `{"spec":{"containers":[{"name":"a","image":"2"}]}}`, want: spec(container("a", "2"), container("b", "1"))},
-		"strategic del": {r: pods, kind: types.StrategicMergePatchType, patch: `{"spec":{"containers":[{"name":"a","$patch":"delete"}]}}`, want: spec(container("b", "1"))},
-		"JSON":          {r: pods, kind: types.JSONPatchType, patch: `[{"op":"replace","path":"/spec/containers/1/image","value":"3"}]`, want: spec(container("a", "1"), container("b", "3"))},
-		"JSON test":     {r: pods, kind: types.JSONPatchType, patch: `[{"op":"test","path":"/spec/containers/1/image","value":"3"}]`, fails: apierrors.IsInvalid},
-		"odd JSON":      {r: pods, kind: types.JSONPatchType, patch: `{}`, fails: apierrors.IsBadRequest},
-		"odd merge":     {r: pods, kind: types.MergePatchType, patch: `[]`, fails: apierrors.IsBadRequest},
-		"null":          {r: pods, kind: types.MergePatchType, patch: `null`, fails: apierrors.IsBadRequest},
-		"name":          {r: pods, kind: types.MergePatchType, patch: `{"metadata":{"name":"other"}}`, fails: apierrors.IsBadRequest},
-		"old version":   {r: pods, kind: types.MergePatchType, patch: `{"metadata":{"resourceVersion":"1"}}`, fails: apierrors.IsConflict},
-		"status":        {r: pods, kind: types.MergePatchType, patch: `{"status":{"phase":"Running"}}`, want: base},
-		"CRD":           {r: machines, kind: types.MergePatchType, patch: `{"spec":{"containers":null,"x":{"y":1}}}`, want: map[string]any{"x": map[string]any{"y": int64(1)}}},
-		"large number":  {r: machines, kind: types.MergePatchType, patch: `{"spec":{"containers":9007199254740993}}`, want: map[string]any{"containers": int64(9007199254740993)}},
-		"CRD strategic": {r: machines, kind: types.StrategicMergePatchType, patch: `{}`, fails: apierrors.IsUnsupportedMediaType},
+		"merge": {r: pods, kind: types.MergePatchType, patch: `{"spec":{"nodeName":"n","containers":null}}`,
+			want: map[string]any{"nodeName": "n"}},
+		"merge a list": {r: pods, kind: types.MergePatchType, patch: `{"spec":{"containers":[{"name":"c"}]}}`,
+			want: spec(map[string]any{"name": "c"})},
+		"strategic": {r: pods, kind: types.StrategicMergePatchType,
+			patch: `{"spec":{"containers":[{"name":"a","image":"2"}]}}`,
+			want:  spec(container("a", "2"), container("b", "1"))},
+		"strategic del": {r: pods, kind: types.StrategicMergePatchType,
+			patch: `{"spec":{"containers":[{"name":"a","$patch":"delete"}]}}`, want: spec(container("b", "1"))},
+		"JSON": {r: pods, kind: types.JSONPatchType,
+			patch: `[{"op":"replace","path":"/spec/containers/1/image","value":"3"}]`,
+			want:  spec(container("a", "1"), container("b", "3"))},
+		"JSON test": {r: pods, kind: types.JSONPatchType,
+			patch: `[{"op":"test","path":"/spec/containers/1/image","value":"3"}]`, fails: apierrors.IsInvalid},
+		"odd JSON":  {r: pods, kind: types.JSONPatchType, patch: `{}`, fails: apierrors.IsBadRequest},
+		"odd merge": {r: pods, kind: types.MergePatchType, patch: `[]`, fails: apierrors.IsBadRequest},
+		"null":      {r: pods, kind: types.MergePatchType, patch: `null`, fails: apierrors.IsBadRequest},
+		"name": {r: pods, kind: types.MergePatchType, patch: `{"metadata":{"name":"other"}}`,
+			fails: apierrors.IsBadRequest},
+		"old version": {r: pods, kind: types.MergePatchType, patch: `{"metadata":{"resourceVersion":"1"}}`,
+			fails: apierrors.IsConflict},
+		"status": {r: pods, kind: types.MergePatchType, patch: `{"status":{"phase":"Running"}}`, want: base},
+		"CRD": {r: machines, kind: types.MergePatchType, patch: `{"spec":{"containers":null,"x":{"y":1}}}`,
+			want: map[string]any{"x": map[string]any{"y": int64(1)}}},
+		"large number": {r: machines, kind: types.MergePatchType, patch: `{"spec":{"containers":9007199254740993}}`,
+			want: map[string]any{"containers": int64(9007199254740993)}},
+		"CRD strategic": {r: machines, kind: types.StrategicMergePatchType, patch: `{}`,
+			fails: apierrors.IsUnsupportedMediaType},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := strings.ToLower(strings.ReplaceAll(name, " ", "-"))
@@ -146,7 +164,8 @@ func TestConcurrentUpdates(t *testing.T) {
 	dir := t.TempDir()
 	addr, _ := start(t, dir)
 	c, ctx := in(untyped(t, addr), pools), t.Context()
-	must(c.Create(ctx, made(pools, "a", map[string]any{"spec": map[string]any{"replicas": int64(0)}}), metav1.CreateOptions{}))(t)
+	must(c.Create(ctx, made(pools, "a", map[string]any{"spec": map[string]any{"replicas": int64(0)}}),
+		metav1.CreateOptions{}))(t)
 	const writers, each = 8, 10
 	var group sync.WaitGroup
 	var conflicts sync.Map
@@ -175,10 +194,12 @@ func TestConcurrentUpdates(t *testing.T) {
 	}
 	group.Wait()
 	u := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
-	if n, _, _ := unstructured.NestedInt64(u.Object, "spec", "replicas"); n != writers*each || u.GetGeneration() != writers*each+1 {
+	if n, _, _ := unstructured.NestedInt64(u.Object, "spec", "replicas"); n != writers*each ||
+		u.GetGeneration() != writers*each+1 {
 		t.Errorf("counted to %d in generation %d, want %d", n, u.GetGeneration(), writers*each)
 	}
-	if file := string(must(os.ReadFile(filepath.Join(dir, "machinepools/default/a.json")))(t)); !strings.Contains(file, `"replicas": 80`) {
+	if file := string(must(os.ReadFile(filepath.Join(dir, "machinepools/default/a.json")))(t)); !strings.Contains(file,
+		`"replicas": 80`) {
 		t.Errorf("the file has %s", file)
 	}
 	seen := 0
@@ -204,7 +225,8 @@ func TestFinalizers(t *testing.T) {
 	}
 	by := metav1.OwnerReference{APIVersion: a.GetAPIVersion(), Kind: a.GetKind(), Name: "a", UID: a.GetUID()}
 	other := must(c.Create(ctx, made(pools, "other"), metav1.CreateOptions{}))(t)
-	byOther := metav1.OwnerReference{APIVersion: a.GetAPIVersion(), Kind: a.GetKind(), Name: "other", UID: other.GetUID()}
+	byOther := metav1.OwnerReference{APIVersion: a.GetAPIVersion(), Kind: a.GetKind(), Name: "other",
+		UID: other.GetUID()}
 	own("mine", by)
 	own("shared", by, byOther)
 	own("stranger", metav1.OwnerReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "unknown", UID: "1"})
@@ -249,7 +271,8 @@ func TestFinalizers(t *testing.T) {
 	if !exists("shared") || !exists("stranger") {
 		t.Error("something went that has an owner, or may have one")
 	}
-	if err := c.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "metadata.name!=other"}); err != nil {
+	if err := c.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{
+		FieldSelector: "metadata.name!=other"}); err != nil {
 		t.Error(err)
 	}
 	if len(must(c.List(ctx, metav1.ListOptions{}))(t).Items) != 1 {
@@ -278,7 +301,8 @@ func TestNames(t *testing.T) {
 		t.Errorf("its data: %v", one)
 	}
 	// A namespace goes with all that is in it.
-	must(c.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, metav1.CreateOptions{}))(t)
+	must(c.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "b"}},
+		metav1.CreateOptions{}))(t)
 	must(c.CoreV1().Secrets("b").Create(ctx, secret, metav1.CreateOptions{}))(t)
 	if err := c.CoreV1().Namespaces().Delete(ctx, "b", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -291,10 +315,12 @@ func TestNames(t *testing.T) {
 func TestScale(t *testing.T) {
 	addr, _ := start(t, t.TempDir())
 	c, ctx := in(untyped(t, addr), pools), t.Context()
-	must(c.Create(ctx, made(pools, "a", map[string]any{"spec": map[string]any{"replicas": int64(1), "x": "y"}}), metav1.CreateOptions{}))(t)
+	must(c.Create(ctx, made(pools, "a", map[string]any{"spec": map[string]any{"replicas": int64(1), "x": "y"}}),
+		metav1.CreateOptions{}))(t)
 	scale := must(c.Get(ctx, "a", metav1.GetOptions{}, "scale"))(t)
 	var s autoscaling.Scale
-	if err := convert(scale.Object, &s); err != nil || s.Spec.Replicas != 1 || s.Name != "a" || s.ResourceVersion == "" {
+	if err := convert(scale.Object, &s); err != nil || s.Spec.Replicas != 1 || s.Name != "a" ||
+		s.ResourceVersion == "" {
 		t.Errorf("scale: %v, %v", err, scale)
 	}
 	_ = unstructured.SetNestedField(scale.Object, int64(4), "spec", "replicas")
@@ -303,11 +329,13 @@ func TestScale(t *testing.T) {
 		t.Errorf("with an old version: %v", err)
 	}
 	must(c.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"replicas":5}}`), metav1.PatchOptions{}, "scale"))(t)
-	if _, err := c.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"replicas":-1}}`), metav1.PatchOptions{}, "scale"); !apierrors.IsInvalid(err) {
+	if _, err := c.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"replicas":-1}}`), metav1.PatchOptions{},
+		"scale"); !apierrors.IsInvalid(err) {
 		t.Errorf("below zero: %v", err)
 	}
 	a := must(c.Get(ctx, "a", metav1.GetOptions{}))(t)
-	if diff := cmp.Diff(map[string]any{"replicas": int64(5), "x": "y"}, a.Object["spec"]); diff != "" || a.GetGeneration() != 3 {
+	if diff := cmp.Diff(map[string]any{"replicas": int64(5), "x": "y"}, a.Object["spec"]); diff != "" ||
+		a.GetGeneration() != 3 {
 		t.Errorf("%s %v", diff, a)
 	}
 }
@@ -316,17 +344,21 @@ func TestToken(t *testing.T) {
 	addr, _ := start(t, t.TempDir())
 	c, ctx := typed(t, addr), t.Context()
 	request := &authentication.TokenRequest{Spec: authentication.TokenRequestSpec{ExpirationSeconds: ptr(int64(1800))}}
-	if _, err := c.CoreV1().ServiceAccounts("default").CreateToken(ctx, "a", request, metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := c.CoreV1().ServiceAccounts("default").CreateToken(ctx, "a", request,
+		metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("of nobody: %v", err)
 	}
-	must(c.CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{}))(t)
+	must(c.CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{}))(t)
 	one := must(c.CoreV1().ServiceAccounts("default").CreateToken(ctx, "a", request, metav1.CreateOptions{}))(t)
 	two := must(c.CoreV1().ServiceAccounts("default").CreateToken(ctx, "a", request, metav1.CreateOptions{}))(t)
-	if left := time.Until(one.Status.ExpirationTimestamp.Time); left < 29*time.Minute || left > 30*time.Minute || one.Status.Token == two.Status.Token {
+	if left := time.Until(one.Status.ExpirationTimestamp.Time); left < 29*time.Minute || left > 30*time.Minute ||
+		one.Status.Token == two.Status.Token {
 		t.Errorf("tokens: %v, %v", one.Status, two.Status)
 	}
 	request.Spec.ExpirationSeconds = ptr(int64(10))
-	if _, err := c.CoreV1().ServiceAccounts("default").CreateToken(ctx, "a", request, metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
+	if _, err := c.CoreV1().ServiceAccounts("default").CreateToken(ctx, "a", request,
+		metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
 		t.Errorf("for 10 seconds: %v", err)
 	}
 }
@@ -337,13 +369,16 @@ func TestEviction(t *testing.T) {
 	c, ctx := typed(t, addr), t.Context()
 	run := func(name string, phase corev1.PodPhase, ready corev1.ConditionStatus) {
 		pod := must(c.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "a"}}, Spec: corev1.PodSpec{NodeName: "n"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "a"}},
+			Spec:       corev1.PodSpec{NodeName: "n"},
 		}, metav1.CreateOptions{}))(t)
-		pod.Status = corev1.PodStatus{Phase: phase, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}}
+		pod.Status = corev1.PodStatus{Phase: phase, Conditions: []corev1.PodCondition{{Type: corev1.PodReady,
+			Status: ready}}}
 		must(c.CoreV1().Pods("default").UpdateStatus(ctx, pod, metav1.UpdateOptions{}))(t)
 	}
 	evict := func(name string) error {
-		return c.PolicyV1().Evictions("default").Evict(ctx, &policy.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}})
+		return c.PolicyV1().Evictions("default").Evict(ctx, &policy.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Namespace: "default"}})
 	}
 	run("one", corev1.PodRunning, corev1.ConditionTrue)
 	run("two", corev1.PodRunning, corev1.ConditionTrue)
@@ -351,7 +386,8 @@ func TestEviction(t *testing.T) {
 	run("waits", corev1.PodPending, corev1.ConditionFalse)
 	budget := &policy.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "b"},
-		Spec:       policy.PodDisruptionBudgetSpec{MinAvailable: ptr(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "a"}}},
+		Spec: policy.PodDisruptionBudgetSpec{MinAvailable: ptr(intstr.FromInt32(1)),
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "a"}}},
 	}
 	must(c.PolicyV1().PodDisruptionBudgets("default").Create(ctx, budget, metav1.CreateOptions{}))(t)
 	if err := errors.Join(evict("waits"), evict("sick"), evict("one")); err != nil {
@@ -361,7 +397,8 @@ func TestEviction(t *testing.T) {
 	if !apierrors.IsTooManyRequests(err) || !apierrors.HasStatusCause(err, policy.DisruptionBudgetCause) {
 		t.Errorf("forbidden by the budget: %v", err)
 	}
-	list := must(c.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n,status.phase=Running"}))(t)
+	list := must(c.CoreV1().Pods("").List(ctx,
+		metav1.ListOptions{FieldSelector: "spec.nodeName=n,status.phase=Running"}))(t)
 	if len(list.Items) != 1 || list.Items[0].Name != "two" {
 		t.Errorf("pods are left: %v", list.Items)
 	}
@@ -383,15 +420,19 @@ func TestEvents(t *testing.T) {
 	c, ctx := typed(t, addr), t.Context()
 	now := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
 	must(c.EventsV1().Events("default").Create(ctx, &eventsv1.Event{
-		ObjectMeta: metav1.ObjectMeta{Name: "new"}, EventTime: now, ReportingController: "nstance", ReportingInstance: "1", Action: "Drain",
+		ObjectMeta: metav1.ObjectMeta{Name: "new"}, EventTime: now, ReportingController: "nstance",
+		ReportingInstance: "1", Action: "Drain",
 		Reason: "Drained", Regarding: corev1.ObjectReference{Kind: "Node", Name: "n"}, Note: "words", Type: "Normal",
 	}, metav1.CreateOptions{}))(t)
 	old := must(c.CoreV1().Events("default").Get(ctx, "new", metav1.GetOptions{}))(t)
-	if old.Message != "words" || old.InvolvedObject.Name != "n" || old.ReportingController != "nstance" || !old.EventTime.Equal(&now) {
+	if old.Message != "words" || old.InvolvedObject.Name != "n" || old.ReportingController != "nstance" ||
+		!old.EventTime.Equal(&now) {
 		t.Errorf("seen by the core group: %+v", old)
 	}
-	must(c.EventsV1().Events("default").Patch(ctx, "new", types.StrategicMergePatchType, []byte(`{"note":"more","series":{"count":2}}`), metav1.PatchOptions{}))(t)
-	list := must(c.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=n,reason=Drained"}))(t)
+	must(c.EventsV1().Events("default").Patch(ctx, "new", types.StrategicMergePatchType,
+		[]byte(`{"note":"more","series":{"count":2}}`), metav1.PatchOptions{}))(t)
+	list := must(c.CoreV1().Events("default").List(ctx, metav1.ListOptions{
+		FieldSelector: "involvedObject.name=n,reason=Drained"}))(t)
 	if len(list.Items) != 1 || list.Items[0].Message != "more" || list.Items[0].Series.Count != 2 {
 		t.Errorf("after a patch: %+v", list.Items)
 	}
@@ -403,7 +444,8 @@ func TestEvents(t *testing.T) {
 		t.Errorf("seen by events.k8s.io: %+v", also)
 	}
 	var file map[string]any
-	if err := json.Unmarshal(must(os.ReadFile(filepath.Join(dir, "events/default/new.json")))(t), &file); err != nil || file["apiVersion"] != "v1" {
+	if err := json.Unmarshal(must(os.ReadFile(filepath.Join(dir, "events/default/new.json")))(t), &file); err != nil ||
+		file["apiVersion"] != "v1" {
 		t.Errorf("its file: %v, %v", err, file)
 	}
 }

@@ -9,8 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// serveOpenAPI answers as much of OpenAPI as `kubectl apply` and `kubectl create` ask for before they leave validation to the server: that a patch
-// of each kind takes the parameter fieldValidation. There are no schemas: `kubectl explain` has nothing to say.
+// serveOpenAPI answers as much of OpenAPI as `kubectl apply` and `kubectl create` ask for before they leave validation
+// to the server: that a patch of each kind takes the parameter fieldValidation. There are no schemas: `kubectl explain`
+// has nothing to say.
 func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 	if len(path) == 0 || path[0] != "v3" {
 		return false // without version 2 clients fall back to the types they were built with
@@ -29,7 +30,8 @@ func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 		return false
 	}
 	gv, paths := all[i], map[string]any{}
-	parameter := []any{map[string]any{"name": "fieldValidation", "in": "query", "schema": map[string]any{"type": "string"}}}
+	parameter := []any{map[string]any{"name": "fieldValidation", "in": "query",
+		"schema": map[string]any{"type": "string"}}}
 	for _, r := range resources {
 		if r.group != gv.Group || r.version != gv.Version {
 			continue
@@ -39,11 +41,13 @@ func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 		if r.cluster {
 			path = fmt.Sprintf("/%s/%s/{name}", prefix(gv), r.name)
 		}
-		// No strategic merge is named, so that kubectl makes such a patch from its own types instead of a schema that is not here.
+		// No strategic merge is named, so that kubectl makes such a patch from its own types instead of a schema that
+		// is not here.
 		content := map[string]any{mergePatch: map[string]any{}, jsonPatch: map[string]any{}}
 		paths[path] = map[string]any{"patch": map[string]any{
-			"x-kubernetes-group-version-kind": kind, "parameters": parameter, "requestBody": map[string]any{"content": content},
-			"responses": map[string]any{},
+			"x-kubernetes-group-version-kind": kind, "parameters": parameter,
+			"requestBody": map[string]any{"content": content},
+			"responses":   map[string]any{},
 		}}
 	}
 	writeJSON(w, http.StatusOK, map[string]any{

@@ -16,9 +16,10 @@ import (
 
 // The content types of patches.
 const (
-	jsonPatch      = "application/json-patch+json"            // RFC 6902
-	mergePatch     = "application/merge-patch+json"           // RFC 7396
-	strategicPatch = "application/strategic-merge-patch+json" // https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+	jsonPatch  = "application/json-patch+json"  // RFC 6902
+	mergePatch = "application/merge-patch+json" // RFC 7396
+	// https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
+	strategicPatch = "application/strategic-merge-patch+json"
 )
 
 // copyLimit bounds what the copy operations of one JSON patch may add, in bytes.
@@ -53,7 +54,8 @@ func patched(gvk schema.GroupVersionKind, current map[string]any, kind string, p
 	case strategicPatch:
 		typed, known := scheme.Scheme.New(gvk)
 		if known != nil {
-			return nil, unsupported(fmt.Sprintf("%s has no strategic merge patch, as all types of CRDs: use %s or %s", gvk.Kind, mergePatch, jsonPatch))
+			return nil, unsupported(fmt.Sprintf("%s has no strategic merge patch, as all types of CRDs: use %s or %s",
+				gvk.Kind, mergePatch, jsonPatch))
 		}
 		if _, err := decodeBody(patch); err != nil {
 			return nil, err

@@ -37,10 +37,12 @@ type target struct {
 // errNoPath is the answer to paths of no resource: 404 in the words of an API server.
 var errNoPath = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
-	Message: "the server could not find the requested resource: dev-k8s serves what services/internal/dev/k8s/handle_discovery.go lists",
+	Message: "the server could not find the requested resource: dev-k8s serves what " +
+		"services/internal/dev/k8s/handle_discovery.go lists",
 }}
 
-// parsePath takes an escaped path apart: /api/v1 or /apis/{group}/{version}, then [namespaces/{namespace}/]{resource}[/{name}[/{subresource}]].
+// parsePath takes an escaped path apart: /api/v1 or /apis/{group}/{version}, then
+// [namespaces/{namespace}/]{resource}[/{name}[/{subresource}]].
 func parsePath(escaped string) (t target, err error) {
 	parts := strings.Split(strings.TrimPrefix(strings.TrimSuffix(escaped, "/"), "/"), "/")
 	for i, p := range parts {
@@ -108,8 +110,10 @@ func invalid(field string, value any, problem string) *apierrors.StatusError {
 	shown, _ := json.Marshal(value)
 	message := fmt.Sprintf("%s: Invalid value: %s: %s", field, shown, problem)
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Message: message,
-		Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeFieldValueInvalid, Field: field, Message: message}}},
+		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
+		Message: message,
+		Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeFieldValueInvalid,
+			Field: field, Message: message}}},
 	}}
 }
 
@@ -143,7 +147,8 @@ const (
 	partial // metadata only
 )
 
-// negotiate chooses the first form that the client asks for and dev-k8s has. A client that takes only protobuf, CBOR or YAML is refused.
+// negotiate chooses the first form that the client asks for and dev-k8s has. A client that takes only protobuf, CBOR or
+// YAML is refused.
 func negotiate(req *http.Request) (form, error) {
 	for _, m := range accepted(req) {
 		switch {
@@ -158,7 +163,9 @@ func negotiate(req *http.Request) (form, error) {
 	}
 	return whole, &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
-		Message: fmt.Sprintf("dev-k8s speaks application/json only, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use it)", req.Header.Get("Accept")),
+		Message: fmt.Sprintf(
+			"dev-k8s speaks application/json only, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use it)",
+			req.Header.Get("Accept")),
 	}}
 }
 
@@ -173,8 +180,10 @@ func readBody(req *http.Request, kinds ...string) (body []byte, kind string, err
 		ok = ok || err == nil && kind == k
 	}
 	if !ok {
-		return nil, "", unsupported(fmt.Sprintf("dev-k8s takes %s here, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use JSON)",
-			strings.Join(kinds, ", "), req.Header.Get("Content-Type")))
+		return nil, "",
+			unsupported(
+				fmt.Sprintf("dev-k8s takes %s here, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use JSON)",
+					strings.Join(kinds, ", "), req.Header.Get("Content-Type")))
 	}
 	body, err = io.ReadAll(io.LimitReader(req.Body, maxBody+1))
 	if err != nil {
@@ -186,8 +195,8 @@ func readBody(req *http.Request, kinds ...string) (body []byte, kind string, err
 	return body, kind, nil
 }
 
-// readObject reads a body that is an object. Protobuf, which `kubectl create` and untold clients send of the types they were built with, is read
-// too; answers are JSON, which all of them take.
+// readObject reads a body that is an object. Protobuf, which `kubectl create` and untold clients send of the types they
+// were built with, is read too; answers are JSON, which all of them take.
 func readObject(req *http.Request) ([]byte, error) {
 	body, kind, err := readBody(req, "application/json", runtime.ContentTypeProtobuf)
 	if err != nil || kind == "application/json" || len(body) == 0 {
@@ -202,7 +211,8 @@ func readObject(req *http.Request) ([]byte, error) {
 
 func unsupported(message string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType, Reason: metav1.StatusReasonUnsupportedMediaType, Message: message,
+		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType,
+		Reason: metav1.StatusReasonUnsupportedMediaType, Message: message,
 	}}
 }
 
@@ -256,7 +266,8 @@ func writeJSON(w http.ResponseWriter, code int, v any) { writeAs(w, code, "appli
 func writeAs(w http.ResponseWriter, code int, kind string, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
-		code, body = http.StatusInternalServerError, []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":500}`)
+		code, body = http.StatusInternalServerError,
+			[]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":500}`)
 	}
 	w.Header().Set("Content-Type", kind)
 	w.WriteHeader(code)

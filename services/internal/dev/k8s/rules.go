@@ -31,10 +31,12 @@ func checkType(r *resource, k key, o map[string]any) error {
 	}
 	m := meta(o)
 	if v, _ := m["name"].(string); k.name != "" && v != "" && v != k.name {
-		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) is not the name in the path (%s)", v, k.name))
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) is not the name in the path (%s)", v,
+			k.name))
 	}
 	if v, _ := m["namespace"].(string); v != "" && v != k.namespace {
-		return apierrors.NewBadRequest(fmt.Sprintf("the namespace of the object (%s) is not the namespace in the path (%s)", v, k.namespace))
+		return apierrors.NewBadRequest(
+			fmt.Sprintf("the namespace of the object (%s) is not the namespace in the path (%s)", v, k.namespace))
 	}
 	delete(m, "managedFields") // there is no server-side apply
 	return nil
@@ -61,7 +63,8 @@ func (s *store) created(r *resource, k key, o map[string]any) error {
 	if v, _ := m["resourceVersion"].(string); v != "" {
 		return apierrors.NewBadRequest("resourceVersion should not be set on objects to be created")
 	}
-	for _, field := range []string{"uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"} {
+	for _, field := range []string{"uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
+		"generation"} {
 		delete(m, field)
 	}
 	// Kubelets register nodes with their status; a namespace's is ours.
@@ -83,10 +86,13 @@ func (s *store) updated(r *resource, k key, sub string, current, wanted map[stri
 		return nil, invalid("metadata.resourceVersion", 0, "must be specified for an update")
 	}
 	if version != "" && version != have["resourceVersion"] {
-		return nil, conflict(r, k, "the object has been modified; please apply your changes to the latest version and try again")
+		return nil,
+			conflict(r, k,
+				"the object has been modified; please apply your changes to the latest version and try again")
 	}
 	if uid, _ := want["uid"].(string); uid != "" && uid != have["uid"] {
-		return nil, conflict(r, k, fmt.Sprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s", uid, have["uid"]))
+		return nil, conflict(r, k, fmt.Sprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s",
+			uid, have["uid"]))
 	}
 	if sub == "status" {
 		next := without(current, "status")
@@ -106,7 +112,8 @@ func (s *store) updated(r *resource, k key, sub string, current, wanted map[stri
 		before := (&unstructured.Unstructured{Object: current}).GetFinalizers()
 		for _, f := range (&unstructured.Unstructured{Object: next}).GetFinalizers() {
 			if !slices.Contains(before, f) {
-				return nil, invalid("metadata.finalizers", f, "no new finalizers can be added if the object is being deleted")
+				return nil,
+					invalid("metadata.finalizers", f, "no new finalizers can be added if the object is being deleted")
 			}
 		}
 	}

@@ -98,7 +98,8 @@ func (f fieldsOf) Get(field string) string {
 	return fmt.Sprint(v)
 }
 
-func writeObject(w http.ResponseWriter, req *http.Request, code int, r *resource, o map[string]any, shown form, now time.Time) error {
+func writeObject(w http.ResponseWriter, req *http.Request, code int, r *resource, o map[string]any, shown form,
+	now time.Time) error {
 	v, err := render(req, r, o, shown, true, now)
 	if err != nil {
 		return err
@@ -107,7 +108,8 @@ func writeObject(w http.ResponseWriter, req *http.Request, code int, r *resource
 	return nil
 }
 
-func writeList(w http.ResponseWriter, req *http.Request, r *resource, items []map[string]any, version uint64, shown form, now time.Time) error {
+func writeList(w http.ResponseWriter, req *http.Request, r *resource, items []map[string]any, version uint64,
+	shown form, now time.Time) error {
 	head := map[string]any{"resourceVersion": strconv.FormatUint(version, 10)}
 	if shown == table {
 		t, err := tableOf(req, r, items, true, now)
@@ -135,7 +137,8 @@ func writeList(w http.ResponseWriter, req *http.Request, r *resource, items []ma
 }
 
 // render makes of a stored object what the client asked for.
-func render(req *http.Request, r *resource, o map[string]any, shown form, columns bool, now time.Time) (map[string]any, error) {
+func render(req *http.Request, r *resource, o map[string]any, shown form, columns bool, now time.Time) (map[string]any,
+	error) {
 	switch shown {
 	case partial:
 		return metadataOf(o), nil
@@ -155,14 +158,16 @@ func metadataOf(o map[string]any) map[string]any {
 
 // tableOf is what `kubectl get` prints.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables
-func tableOf(req *http.Request, r *resource, items []map[string]any, columns bool, now time.Time) (map[string]any, error) {
+func tableOf(req *http.Request, r *resource, items []map[string]any, columns bool, now time.Time) (map[string]any,
+	error) {
 	definitions := []any{}
 	define := func(name, format string, wide bool) {
 		priority := 0
 		if wide {
 			priority = 1
 		}
-		definitions = append(definitions, map[string]any{"name": name, "type": "string", "format": format, "description": "", "priority": priority})
+		definitions = append(definitions, map[string]any{"name": name, "type": "string", "format": format,
+			"description": "", "priority": priority})
 	}
 	define("Name", "name", false)
 	paths := make([]*jsonpath.JSONPath, len(r.columns))
@@ -195,7 +200,8 @@ func tableOf(req *http.Request, r *resource, items []map[string]any, columns boo
 		}
 		rows[i] = row
 	}
-	return map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "Table", "columnDefinitions": definitions, "rows": rows}, nil
+	return map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "Table", "columnDefinitions": definitions,
+		"rows": rows}, nil
 }
 
 func cell(p *jsonpath.JSONPath, o map[string]any) string {

@@ -31,7 +31,8 @@ type object struct {
 	file    []byte // what the file held when it was last read or written
 }
 
-// change is a change of one object: one of before and after may be nil. The content of before of a deletion has the version of that.
+// change is a change of one object: one of before and after may be nil. The content of before of a deletion has the
+// version of that.
 type change struct {
 	version       uint64
 	before, after map[string]any
@@ -71,13 +72,15 @@ func openStore(dir string, now func() time.Time, log *slog.Logger) (*store, erro
 	if err != nil {
 		return nil, fmt.Errorf("open directory of objects: %w", err)
 	}
-	// Versions are the microseconds of the start and count up from there, so that they grow over restarts without being kept. Nobody makes
-	// a million changes in a second.
-	s := &store{log: log, now: now, root: root, dir: dir, grown: make(chan struct{}, 1), version: uint64(max(now().UnixMicro(), 1)),
-		kinds: map[string]*collection{}, broken: map[string]string{}}
+	// Versions are the microseconds of the start and count up from there, so that they grow over restarts without being
+	// kept. Nobody makes a million changes in a second.
+	s := &store{log: log, now: now, root: root, dir: dir, grown: make(chan struct{}, 1),
+		version: uint64(max(now().UnixMicro(), 1)),
+		kinds:   map[string]*collection{}, broken: map[string]string{}}
 	for _, r := range resources {
 		if r.stored == "" {
-			s.kinds[r.name] = &collection{resource: r, objects: map[key]*object{}, floor: s.version, changed: make(chan struct{})}
+			s.kinds[r.name] = &collection{resource: r, objects: map[key]*object{}, floor: s.version,
+				changed: make(chan struct{})}
 		}
 	}
 	return s, nil
@@ -104,7 +107,8 @@ func (s *store) get(r *resource, k key) (map[string]any, bool) {
 	return o.content, true
 }
 
-// list returns the objects of a namespace, or of all if that is empty, in the order of their names, and the version of the list.
+// list returns the objects of a namespace, or of all if that is empty, in the order of their names, and the version of
+// the list.
 func (s *store) list(r *resource, namespace string) (items []map[string]any, version uint64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -127,8 +131,8 @@ func (s *store) list(r *resource, namespace string) (items []map[string]any, ver
 	return items, s.version
 }
 
-// since returns the changes after a version, the version that the caller then knows, and a channel that is closed at the next change. It returns
-// false if changes are missing.
+// since returns the changes after a version, the version that the caller then knows, and a channel that is closed at
+// the next change. It returns false if changes are missing.
 func (s *store) since(r *resource, version uint64) (changes []change, now uint64, next <-chan struct{}, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -154,11 +158,13 @@ func (s *store) currentVersion() uint64 {
 	return s.version
 }
 
-// editFunc makes the next state of an object, which it may change in place, nil if there is none; it returns nil to have it deleted.
+// editFunc makes the next state of an object, which it may change in place, nil if there is none; it returns nil to
+// have it deleted.
 type editFunc func(current map[string]any) (next map[string]any, err error)
 
-// edit changes one object, in its file and then in memory, and returns what it is now, or was last if it is gone. Nothing happens if nothing
-// changes, if edit fails, or on a dry run. An object that is to be deleted goes with its last finalizer.
+// edit changes one object, in its file and then in memory, and returns what it is now, or was last if it is gone.
+// Nothing happens if nothing changes, if edit fails, or on a dry run. An object that is to be deleted goes with its
+// last finalizer.
 func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[string]any, gone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,7 +280,9 @@ func owners(o map[string]any) []metav1.OwnerReference {
 // busy is the answer to a request for an object whose file a person is just editing: clients try again.
 func busy(path, problem string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable,
-		Message: fmt.Sprintf("the file %s is being edited, or was left so: %s", path, problem), Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
+		Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
+		Reason:  metav1.StatusReasonServiceUnavailable,
+		Message: fmt.Sprintf("the file %s is being edited, or was left so: %s", path, problem),
+		Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
 	}}
 }

@@ -68,7 +68,8 @@ func TestWatch(t *testing.T) {
 	a := must(c.Create(ctx, made(machines, "a"), metav1.CreateOptions{}))(t)
 	must(c.Create(ctx, made(machines, "b"), metav1.CreateOptions{}))(t)
 
-	whole, selected := begin(metav1.ListOptions{ResourceVersion: empty.GetResourceVersion()}), begin(metav1.ListOptions{LabelSelector: "x=1"})
+	whole, selected := begin(metav1.ListOptions{ResourceVersion: empty.GetResourceVersion()}),
+		begin(metav1.ListOptions{LabelSelector: "x=1"})
 	one, now := begin(metav1.ListOptions{FieldSelector: "metadata.name=b"}), begin(metav1.ListOptions{})
 	expect(t, whole, "ADDED a", "ADDED b")
 	expect(t, one, "ADDED b")
@@ -84,21 +85,26 @@ func TestWatch(t *testing.T) {
 	}
 	expect(t, one, "DELETED b")
 	_, e := next(t, whole)
-	if v := e.Object.(*unstructured.Unstructured).GetResourceVersion(); number(t, v) <= number(t, last.GetResourceVersion()) {
+	if v := e.Object.(*unstructured.Unstructured).GetResourceVersion(); number(t, v) <= number(t,
+		last.GetResourceVersion()) {
 		t.Errorf("the deletion has version %s, the object had %s", v, last.GetResourceVersion())
 	}
 	// From a version in the middle the rest comes.
-	expect(t, begin(metav1.ListOptions{ResourceVersion: a.GetResourceVersion()}), "ADDED b", "MODIFIED a", "MODIFIED a", "MODIFIED b", "DELETED b")
+	expect(t, begin(metav1.ListOptions{ResourceVersion: a.GetResourceVersion()}), "ADDED b", "MODIFIED a", "MODIFIED a",
+		"MODIFIED b", "DELETED b")
 
 	// A list through a watch, with the bookmark that ends it.
-	list := begin(metav1.ListOptions{SendInitialEvents: ptr(true), AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+	list := begin(metav1.ListOptions{SendInitialEvents: ptr(true), AllowWatchBookmarks: true,
+		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
 	expect(t, list, "ADDED a")
 	text, e := next(t, list)
-	if u := e.Object.(*unstructured.Unstructured); text != "BOOKMARK " || u.GetAnnotations()[metav1.InitialEventsAnnotationKey] != "true" || u.GroupVersionKind() != machines.gvk() {
+	if u := e.Object.(*unstructured.Unstructured); text != "BOOKMARK " ||
+		u.GetAnnotations()[metav1.InitialEventsAnnotationKey] != "true" || u.GroupVersionKind() != machines.gvk() {
 		t.Errorf("%s: %v", text, e.Object)
 	}
 	// The time that a client gives ends the watch, with a bookmark.
-	short := begin(metav1.ListOptions{ResourceVersion: last.GetResourceVersion(), TimeoutSeconds: ptr(int64(1)), AllowWatchBookmarks: true})
+	short := begin(metav1.ListOptions{ResourceVersion: last.GetResourceVersion(), TimeoutSeconds: ptr(int64(1)),
+		AllowWatchBookmarks: true})
 	expect(t, short, "DELETED b", "BOOKMARK ", "closed")
 }
 
@@ -139,7 +145,8 @@ func TestExpired(t *testing.T) {
 		s.kinds[r.name] = &collection{resource: r, objects: map[key]*object{}, floor: 1, changed: make(chan struct{})}
 	}
 	for i := range historyLength + 5 {
-		s.commit(s.kinds[pools.name], key{"default", "a"}, made(pools, "a", map[string]any{"spec": int64(i)}).Object, nil)
+		s.commit(s.kinds[pools.name], key{"default", "a"}, made(pools, "a", map[string]any{"spec": int64(i)}).Object,
+			nil)
 	}
 	if _, _, _, ok := s.since(pools, 5); ok {
 		t.Error("changes are missing and nobody says so")

@@ -17,11 +17,12 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 )
 
-// maxObject bounds the memory that one upload takes, in bytes. What Nstance keeps in a bucket is a thousand times smaller.
+// maxObject bounds the memory that one upload takes, in bytes. What Nstance keeps in a bucket is a thousand times
+// smaller.
 const maxObject = 256 << 20
 
-// backend serves one bucket from a directory. The directory store checks a condition and writes under one lock; here is only
-// translation. It implements gofakes3.Backend, whose calls have no context.
+// backend serves one bucket from a directory. The directory store checks a condition and writes under one lock; here is
+// only translation. It implements gofakes3.Backend, whose calls have no context.
 type backend struct {
 	bucket string
 	store  *file.Store
@@ -52,7 +53,8 @@ func (b *backend) DeleteBucket(name string) error {
 
 func (b *backend) ForceDeleteBucket(name string) error { return b.DeleteBucket(name) }
 
-func (b *backend) ListBucket(name string, prefix *gofakes3.Prefix, page gofakes3.ListBucketPage) (*gofakes3.ObjectList, error) {
+func (b *backend) ListBucket(name string, prefix *gofakes3.Prefix, page gofakes3.ListBucketPage) (*gofakes3.ObjectList,
+	error) {
 	if name != b.bucket {
 		return nil, gofakes3.BucketNotFound(name)
 	}
@@ -88,7 +90,8 @@ func (b *backend) ListBucket(name string, prefix *gofakes3.Prefix, page gofakes3
 			continue
 		}
 		list.Add(&gofakes3.Content{
-			Key: e.Key, LastModified: gofakes3.NewContentTime(e.Modified), ETag: `"` + string(e.Token) + `"`, Size: e.Size,
+			Key: e.Key, LastModified: gofakes3.NewContentTime(e.Modified), ETag: `"` + string(e.Token) + `"`,
+			Size:         e.Size,
 			StorageClass: gofakes3.StorageStandard,
 		})
 	}
@@ -134,18 +137,21 @@ func (b *backend) GetObject(bucket, key string, wanted *gofakes3.ObjectRangeRequ
 	}, nil
 }
 
-func (b *backend) PutObject(bucket, key string, meta map[string]string, input io.Reader, size int64, conditions *gofakes3.PutConditions) (gofakes3.PutObjectResult, error) {
+func (b *backend) PutObject(bucket, key string, meta map[string]string, input io.Reader, size int64,
+	conditions *gofakes3.PutConditions) (gofakes3.PutObjectResult, error) {
 	var done gofakes3.PutObjectResult
 	if bucket != b.bucket {
 		return done, gofakes3.BucketNotFound(bucket)
 	}
 	// gofakes3 decodes one kind of chunked upload and would store the framing of the others.
-	if form := meta["X-Amz-Content-Sha256"]; strings.HasPrefix(form, "STREAMING-") && form != "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" {
+	if form := meta["X-Amz-Content-Sha256"]; strings.HasPrefix(form, "STREAMING-") &&
+		form != "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" {
 		return done, gofakes3.ErrorMessage(gofakes3.ErrNotImplemented, "uploads of the form "+form+
 			" are not understood: set AWS_REQUEST_CHECKSUM_CALCULATION=when_required")
 	}
 	if size > maxObject {
-		return done, gofakes3.ErrorMessagef(gofakes3.ErrInvalidArgument, "an object may have at most %d bytes", maxObject)
+		return done, gofakes3.ErrorMessagef(gofakes3.ErrInvalidArgument, "an object may have at most %d bytes",
+			maxObject)
 	}
 	cond, err := conditionOf(conditions)
 	if err != nil {
@@ -169,7 +175,8 @@ func conditionOf(c *gofakes3.PutConditions) (objstore.Condition, error) {
 		return objstore.IfToken(objstore.Token(strings.Trim(*c.IfMatch, `"`))), nil
 	}
 	// https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
-	return objstore.Condition{}, gofakes3.ErrorMessage(gofakes3.ErrNotImplemented, "a put takes either If-None-Match: * or If-Match with one ETag")
+	return objstore.Condition{}, gofakes3.ErrorMessage(gofakes3.ErrNotImplemented,
+		"a put takes either If-None-Match: * or If-Match with one ETag")
 }
 
 func (b *backend) DeleteObject(bucket, key string) (gofakes3.ObjectDeleteResult, error) {
@@ -195,7 +202,8 @@ func (b *backend) DeleteMulti(bucket string, keys ...string) (gofakes3.MultiDele
 	return result, nil
 }
 
-func (b *backend) CopyObject(srcBucket, srcKey, dstBucket, dstKey string, _ map[string]string) (gofakes3.CopyObjectResult, error) {
+func (b *backend) CopyObject(srcBucket, srcKey, dstBucket, dstKey string,
+	_ map[string]string) (gofakes3.CopyObjectResult, error) {
 	return gofakes3.CopyObject(b, srcBucket, srcKey, dstBucket, dstKey, nil)
 }
 

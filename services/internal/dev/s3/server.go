@@ -1,8 +1,9 @@
 // Package s3 is dev-s3: an S3 server for one machine, with one bucket that lies open in a directory.
 //
-// Invariant: what was acknowledged is in the directory, whole, even if the process is killed; an ETag is the MD5 sum of the
-// content, before and after a restart; of any number of conditional puts on one version one succeeds. Package file of objstore
-// guarantees this, gofakes3 speaks HTTP. There is no authentication, so it listens on the loopback address by default.
+// Invariant: what was acknowledged is in the directory, whole, even if the process is killed; an ETag is the MD5 sum of
+// the content, before and after a restart; of any number of conditional puts on one version one succeeds. Package file
+// of objstore guarantees this, gofakes3 speaks HTTP. There is no authentication, so it listens on the loopback address
+// by default.
 package s3
 
 import (
@@ -70,7 +71,8 @@ func Command() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&options.Addr, "addr", "127.0.0.1:8989", "address to listen on")
-	cmd.Flags().StringVar(&options.Dir, "dir", "temp/dev-s3", "directory that holds the bucket's objects; made if absent")
+	cmd.Flags().StringVar(&options.Dir, "dir", "temp/dev-s3",
+		"directory that holds the bucket's objects; made if absent")
 	cmd.Flags().StringVar(&options.Bucket, "bucket", "dev", "name of the only bucket")
 	cmd.Flags().BoolVar(&verbose, "verbose", false, "log every request to standard error")
 	return cmd
@@ -91,7 +93,8 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	if _, err := fmt.Fprintf(out, "dev-s3: bucket %s in %s at http://%s\n", o.Bucket, o.Dir, listener.Addr()); err != nil {
+	if _, err := fmt.Fprintf(out, "dev-s3: bucket %s in %s at http://%s\n", o.Bucket, o.Dir,
+		listener.Addr()); err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	return httpserver.Serve(ctx, listener, handler(store, o.Bucket, listener.Addr(), log), log, shutdownTime, false)

@@ -63,7 +63,8 @@ func start(t *testing.T, dir string) (url string, stop func()) {
 func open(t *testing.T, url string) objstore.Store {
 	t.Helper()
 	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
-	s, err := s3.New(t.Context(), s3.Options{Bucket: "dev", Region: "us-east-1", Endpoint: url, PathStyle: true, Credentials: anyKeys})
+	s, err := s3.New(t.Context(), s3.Options{Bucket: "dev", Region: "us-east-1", Endpoint: url, PathStyle: true,
+		Credentials: anyKeys})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +73,8 @@ func open(t *testing.T, url string) objstore.Store {
 
 // client is the SDK itself, for what goes beyond a store. It has the SDK's default checksums.
 func client(url string, options ...func(*sdk.Options)) *sdk.Client {
-	return sdk.New(sdk.Options{Region: "us-east-1", Credentials: anyKeys, BaseEndpoint: &url, UsePathStyle: true}, options...)
+	return sdk.New(sdk.Options{Region: "us-east-1", Credentials: anyKeys, BaseEndpoint: &url, UsePathStyle: true},
+		options...)
 }
 
 func TestConformance(t *testing.T) {
@@ -91,7 +93,8 @@ func TestConformanceOfTwo(t *testing.T) {
 	var n atomic.Int64
 	objstoretest.Run(t, func(t *testing.T) objstore.Store {
 		prefix := fmt.Sprintf("test-%d", n.Add(1))
-		return &spread{stores: [2]objstore.Store{objstore.WithPrefix(open(t, one), prefix), objstore.WithPrefix(open(t, two), prefix)}}
+		return &spread{stores: [2]objstore.Store{objstore.WithPrefix(open(t, one), prefix),
+			objstore.WithPrefix(open(t, two), prefix)}}
 	})
 }
 
@@ -201,7 +204,8 @@ func TestStopDropsUnusedConnections(t *testing.T) {
 
 func put(t *testing.T, c *sdk.Client, key, body string) {
 	t.Helper()
-	if _, err := c.PutObject(t.Context(), &sdk.PutObjectInput{Bucket: aws.String("dev"), Key: &key, Body: strings.NewReader(body)}); err != nil {
+	if _, err := c.PutObject(t.Context(), &sdk.PutObjectInput{Bucket: aws.String("dev"), Key: &key,
+		Body: strings.NewReader(body)}); err != nil {
 		t.Fatalf("put %q: %v", key, err)
 	}
 }
@@ -217,7 +221,8 @@ func TestVirtualHost(t *testing.T) {
 	var hosts []string
 	c := client("http://localhost:"+port, func(o *sdk.Options) {
 		o.UsePathStyle = false
-		o.HTTPClient = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, host string) (net.Conn, error) {
+		o.HTTPClient = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network,
+			host string) (net.Conn, error) {
 			hosts = append(hosts, host) // names below localhost do not resolve everywhere
 			return (&net.Dialer{}).DialContext(ctx, network, address)
 		}}}
@@ -296,29 +301,34 @@ func TestOtherRequests(t *testing.T) {
 	put(t, c, "k", "0123456789")
 
 	head, err := c.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: dev, Key: aws.String("k")})
-	if err != nil || *head.ContentLength != 10 || *head.ETag != `"781e5e245d69b566979b86e28d23f2c7"` || head.LastModified == nil {
+	if err != nil || *head.ContentLength != 10 || *head.ETag != `"781e5e245d69b566979b86e28d23f2c7"` ||
+		head.LastModified == nil {
 		t.Errorf("head = %+v, %v", head, err)
 	}
-	part, err := c.GetObject(ctx, &sdk.GetObjectInput{Bucket: dev, Key: aws.String("k"), Range: aws.String("bytes=2-4")})
+	part, err := c.GetObject(ctx, &sdk.GetObjectInput{Bucket: dev, Key: aws.String("k"),
+		Range: aws.String("bytes=2-4")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if body, err := io.ReadAll(part.Body); err != nil || string(body) != "234" {
 		t.Errorf("range = %q, %v", body, err)
 	}
-	if _, err := c.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: dev, Key: aws.String("copy"), CopySource: aws.String("dev/k")}); err != nil {
+	if _, err := c.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: dev, Key: aws.String("copy"),
+		CopySource: aws.String("dev/k")}); err != nil {
 		t.Errorf("copy: %v", err)
 	}
-	if copied, err := c.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: dev, Key: aws.String("copy")}); err != nil || *copied.ETag != *head.ETag {
+	if copied, err := c.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: dev, Key: aws.String("copy")}); err != nil ||
+		*copied.ETag != *head.ETag {
 		t.Errorf("copy has %+v, %v", copied, err)
 	}
 	buckets, err := c.ListBuckets(ctx, &sdk.ListBucketsInput{})
 	if err != nil || len(buckets.Buckets) != 1 || *buckets.Buckets[0].Name != "dev" {
 		t.Errorf("buckets = %+v, %v", buckets, err)
 	}
-	removed, err := c.DeleteObjects(ctx, &sdk.DeleteObjectsInput{Bucket: dev, Delete: &types.Delete{Objects: []types.ObjectIdentifier{
-		{Key: aws.String("k")}, {Key: aws.String("copy")}, {Key: aws.String("../x")},
-	}}})
+	removed, err := c.DeleteObjects(ctx, &sdk.DeleteObjectsInput{Bucket: dev,
+		Delete: &types.Delete{Objects: []types.ObjectIdentifier{
+			{Key: aws.String("k")}, {Key: aws.String("copy")}, {Key: aws.String("../x")},
+		}}})
 	if err != nil || len(removed.Deleted) != 2 || len(removed.Errors) != 1 {
 		t.Errorf("delete = %+v, %v", removed, err)
 	}
@@ -337,14 +347,26 @@ func TestErrors(t *testing.T) {
 		code string
 		call func() error
 	}{
-		"get from another bucket": {"NoSuchBucket", func() error { _, err := c.GetObject(ctx, &sdk.GetObjectInput{Bucket: other, Key: key}); return err }},
-		"put to another bucket":   {"NoSuchBucket", func() error { _, err := c.PutObject(ctx, &sdk.PutObjectInput{Bucket: other, Key: key}); return err }},
+		"get from another bucket": {"NoSuchBucket", func() error {
+			_, err := c.GetObject(ctx, &sdk.GetObjectInput{Bucket: other, Key: key})
+			return err
+		}},
+		"put to another bucket": {"NoSuchBucket", func() error {
+			_, err := c.PutObject(ctx, &sdk.PutObjectInput{Bucket: other, Key: key})
+			return err
+		}},
 		"delete in another bucket": {"NoSuchBucket", func() error {
 			_, err := c.DeleteObject(ctx, &sdk.DeleteObjectInput{Bucket: other, Key: key})
 			return err
 		}},
-		"list of another bucket": {"NoSuchBucket", func() error { _, err := c.ListObjectsV2(ctx, &sdk.ListObjectsV2Input{Bucket: other}); return err }},
-		"get of nothing":         {"NoSuchKey", func() error { _, err := c.GetObject(ctx, &sdk.GetObjectInput{Bucket: dev, Key: key}); return err }},
+		"list of another bucket": {"NoSuchBucket", func() error {
+			_, err := c.ListObjectsV2(ctx, &sdk.ListObjectsV2Input{Bucket: other})
+			return err
+		}},
+		"get of nothing": {"NoSuchKey", func() error {
+			_, err := c.GetObject(ctx, &sdk.GetObjectInput{Bucket: dev, Key: key})
+			return err
+		}},
 		"put of a directory": {"InvalidArgument", func() error {
 			_, err := c.PutObject(ctx, &sdk.PutObjectInput{Bucket: dev, Key: aws.String("dir")})
 			return err
@@ -353,15 +375,25 @@ func TestErrors(t *testing.T) {
 			_, err := c.PutObject(ctx, &sdk.PutObjectInput{Bucket: dev, Key: aws.String(".objstore/lock")})
 			return err
 		}},
-		"bucket again":   {"BucketAlreadyExists", func() error { _, err := c.CreateBucket(ctx, &sdk.CreateBucketInput{Bucket: dev}); return err }},
-		"another bucket": {"NotImplemented", func() error { _, err := c.CreateBucket(ctx, &sdk.CreateBucketInput{Bucket: other}); return err }},
-		"bucket removed": {"NotImplemented", func() error { _, err := c.DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: dev}); return err }},
+		"bucket again": {"BucketAlreadyExists", func() error {
+			_, err := c.CreateBucket(ctx, &sdk.CreateBucketInput{Bucket: dev})
+			return err
+		}},
+		"another bucket": {"NotImplemented", func() error {
+			_, err := c.CreateBucket(ctx, &sdk.CreateBucketInput{Bucket: other})
+			return err
+		}},
+		"bucket removed": {"NotImplemented", func() error {
+			_, err := c.DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: dev})
+			return err
+		}},
 		"odd condition": {"NotImplemented", func() error {
 			_, err := c.PutObject(ctx, &sdk.PutObjectInput{Bucket: dev, Key: key, IfNoneMatch: aws.String(`"etag"`)})
 			return err
 		}},
 		"two conditions": {"NotImplemented", func() error {
-			_, err := c.PutObject(ctx, &sdk.PutObjectInput{Bucket: dev, Key: key, IfNoneMatch: aws.String("*"), IfMatch: aws.String(`"etag"`)})
+			_, err := c.PutObject(ctx, &sdk.PutObjectInput{Bucket: dev, Key: key, IfNoneMatch: aws.String("*"),
+				IfMatch: aws.String(`"etag"`)})
 			return err
 		}},
 		"replace of nothing": {"PreconditionFailed", func() error {
@@ -380,7 +412,8 @@ func TestErrors(t *testing.T) {
 func TestUnknownFraming(t *testing.T) {
 	dir := t.TempDir()
 	url, _ := start(t, dir)
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url+"/dev/k", strings.NewReader("1\r\nx\r\n0\r\n\r\n"))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url+"/dev/k",
+		strings.NewReader("1\r\nx\r\n0\r\n\r\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -391,7 +424,8 @@ func TestUnknownFraming(t *testing.T) {
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusNotImplemented || !bytes.Contains(text, []byte("AWS_REQUEST_CHECKSUM_CALCULATION")) {
+	if err != nil || response.StatusCode != http.StatusNotImplemented ||
+		!bytes.Contains(text, []byte("AWS_REQUEST_CHECKSUM_CALCULATION")) {
 		t.Errorf("answer %s: %s, %v", response.Status, text, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "k")); !errors.Is(err, os.ErrNotExist) {

@@ -25,26 +25,34 @@ type canned struct {
 }
 
 func (c *canned) Do(r *http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: c.status, Status: http.StatusText(c.status), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{"Content-Type": {"text/xml"}},
+	return &http.Response{StatusCode: c.status, Status: http.StatusText(c.status), Proto: "HTTP/1.1", ProtoMajor: 1,
+		ProtoMinor: 1, Header: http.Header{"Content-Type": {"text/xml"}},
 		Body: io.NopCloser(bytes.NewReader(c.body)), ContentLength: int64(len(c.body)), Request: r}, nil
 }
 
 // Whatever EC2, or what stands in its place, answers: a list of VMs, or an error of a class that is safe, in one line.
 func FuzzAnswer(f *testing.F) {
-	f.Add(200, []byte(`<DescribeInstancesResponse><reservationSet><item><instancesSet><item><instanceId>i-0123456789abcdef0</instanceId><instanceState><code>16</code><name>running</name>`+
-		`</instanceState><launchTime>2030-01-02T03:04:05.000Z</launchTime><privateIpAddress>10.0.0.1</privateIpAddress><tagSet><item><key>nstance:managed</key><value>true</value></item></tagSet>`+
-		`<networkInterfaceSet><item><attachment><deviceIndex>0</deviceIndex></attachment><ipv6AddressesSet><item><ipv6Address>fd00::1</ipv6Address></item></ipv6AddressesSet></item>`+
-		`</networkInterfaceSet></item></instancesSet></item></reservationSet></DescribeInstancesResponse>`))
-	f.Add(200, []byte(`<DescribeInstancesResponse><reservationSet><item><instancesSet><item><instanceState><name>asleep</name></instanceState><stateReason><code>Server.SpotInstanceTermination</code>`+
-		`<message>a&#10;b</message></stateReason></item></instancesSet></item></reservationSet></DescribeInstancesResponse>`))
-	f.Add(400, []byte(`<Response><Errors><Error><Code>InvalidInstanceID.NotFound</Code><Message>no such&#10;instance</Message></Error></Errors><RequestID>r-1</RequestID></Response>`))
-	f.Add(403, []byte(`<Response><Errors><Error><Code>UnauthorizedOperation</Code><Message>You may not. Encoded authorization failure message: AbCd</Message></Error></Errors></Response>`))
+	f.Add(200,
+		[]byte(`<DescribeInstancesResponse><reservationSet><item><instancesSet><item><instanceId>i-0123456789abcdef0</instanceId><instanceState><code>16</code><name>running</name>`+
+			`</instanceState><launchTime>2030-01-02T03:04:05.000Z</launchTime><privateIpAddress>10.0.0.1</privateIpAddress><tagSet><item><key>nstance:managed</key><value>true</value></item></tagSet>`+
+			`<networkInterfaceSet><item><attachment><deviceIndex>0</deviceIndex></attachment><ipv6AddressesSet><item><ipv6Address>fd00::1</ipv6Address></item></ipv6AddressesSet></item>`+
+			`</networkInterfaceSet></item></instancesSet></item></reservationSet></DescribeInstancesResponse>`))
+	f.Add(200,
+		[]byte(`<DescribeInstancesResponse><reservationSet><item><instancesSet><item><instanceState><name>asleep</name></instanceState><stateReason><code>Server.SpotInstanceTermination</code>`+
+			`<message>a&#10;b</message></stateReason></item></instancesSet></item></reservationSet></DescribeInstancesResponse>`))
+	f.Add(400,
+		[]byte(`<Response><Errors><Error><Code>InvalidInstanceID.NotFound</Code><Message>no such&#10;instance</Message></Error></Errors><RequestID>r-1</RequestID></Response>`))
+	f.Add(403,
+		[]byte(`<Response><Errors><Error><Code>UnauthorizedOperation</Code><Message>You may not. Encoded authorization failure message: AbCd</Message></Error></Errors></Response>`))
 	f.Add(503, []byte(`<html>try later</html>`))
 	f.Add(503, []byte(`&`))
 	f.Add(200, []byte(``))
 	f.Add(200, []byte(`<DescribeInstancesResponse><nextToken>again</nextToken></DescribeInstancesResponse>`))
 	answer := &canned{}
-	cfg := sdk.Config{Region: "r", HTTPClient: answer, Credentials: credentials.NewStaticCredentialsProvider("a", "s", ""), Retryer: func() sdk.Retryer { return sdk.NopRetryer{} },
+	cfg := sdk.Config{Region: "r", HTTPClient: answer, Credentials: credentials.NewStaticCredentialsProvider("a", "s",
+		""), Retryer: func() sdk.Retryer {
+		return sdk.NopRetryer{}
+	},
 		APIOptions: []func(*middleware.Stack) error{watch(func(string) {})}}
 	p, err := New(Config{Zone: "zone-a", EC2: NewEC2(cfg)})
 	if err != nil {
@@ -68,7 +76,8 @@ func FuzzAnswer(f *testing.F) {
 			return
 		}
 		vm := describe(instance)
-		if vm.ProviderID != "i-0123456789abcdef0" || !slices.Contains([]infra.State{infra.Unknown, infra.Pending, infra.Running, infra.Stopping, infra.Stopped, infra.Deleting, infra.Deleted}, vm.State) {
+		if vm.ProviderID != "i-0123456789abcdef0" || !slices.Contains([]infra.State{infra.Unknown, infra.Pending,
+			infra.Running, infra.Stopping, infra.Stopped, infra.Deleting, infra.Deleted}, vm.State) {
 			t.Errorf("%q: %+v", body, vm)
 		}
 	})
@@ -76,13 +85,15 @@ func FuzzAnswer(f *testing.F) {
 
 type cannedIMDS []byte
 
-func (c cannedIMDS) GetMetadata(context.Context, *imds.GetMetadataInput, ...func(*imds.Options)) (*imds.GetMetadataOutput, error) {
+func (c cannedIMDS) GetMetadata(context.Context, *imds.GetMetadataInput,
+	...func(*imds.Options)) (*imds.GetMetadataOutput, error) {
 	return &imds.GetMetadataOutput{Content: io.NopCloser(bytes.NewReader(c))}, nil
 }
 
 // What the metadata service says is an instance's ID, to the letter, or none.
 func FuzzMachineID(f *testing.F) {
-	for _, text := range []string{"i-0123456789abcdef0", "i-0123456789abcdef0\n", "", "i-", "I-0123456789ABCDEF0", "<html>", "i-" + strings.Repeat("0", 200)} {
+	for _, text := range []string{"i-0123456789abcdef0", "i-0123456789abcdef0\n", "", "i-", "I-0123456789ABCDEF0",
+		"<html>", "i-" + strings.Repeat("0", 200)} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -98,7 +109,8 @@ func FuzzMachineID(f *testing.F) {
 
 // Userdata reaches the machine as it was meant, or the request is refused.
 func FuzzUserdata(f *testing.F) {
-	for _, text := range []string{"", "#!/bin/sh\n", "IyEvYmluL3NoCg==", "IyEvYmluL3NoCg", "a\nb=", "\x1f\x8b\x08", strings.Repeat("a", maxUserdata), strings.Repeat("a", maxUserdata+4)} {
+	for _, text := range []string{"", "#!/bin/sh\n", "IyEvYmluL3NoCg==", "IyEvYmluL3NoCg", "a\nb=", "\x1f\x8b\x08",
+		strings.Repeat("a", maxUserdata), strings.Repeat("a", maxUserdata+4)} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -119,7 +131,8 @@ func FuzzUserdata(f *testing.F) {
 		if err != nil || len(raw) > maxUserdata {
 			t.Fatalf("%q: sent %d bytes, %v", text, len(raw), err)
 		}
-		if decoded, err := base64.StdEncoding.Strict().DecodeString(string(text)); !bytes.Equal(raw, text) && (err != nil || !bytes.Equal(raw, decoded)) {
+		if decoded, err := base64.StdEncoding.Strict().DecodeString(string(text)); !bytes.Equal(raw, text) &&
+			(err != nil || !bytes.Equal(raw, decoded)) {
 			t.Errorf("%q arrives as %q", text, raw)
 		}
 	})

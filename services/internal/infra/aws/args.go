@@ -16,7 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// ours are the fields of RunInstances that args may not name: what the instance is asked for besides is decided elsewhere.
+// ours are the fields of RunInstances that args may not name: what the instance is asked for besides is decided
+// elsewhere.
 var ours = map[string]string{
 	"ClientToken":           "it is the instance's ID",
 	"DisableApiTermination": "the server must be able to delete its instances",
@@ -28,8 +29,8 @@ var ours = map[string]string{
 	"UserData":              "it is the template's userdata",
 }
 
-// ValidateArgs checks `args` as they are before rendering: texts that hold templates are taken for what their field wants. All problems are
-// reported, each with its path from args on.
+// ValidateArgs checks `args` as they are before rendering: texts that hold templates are taken for what their field
+// wants. All problems are reported, each with its path from args on.
 func ValidateArgs(args map[string]any) config.Problems {
 	var in ec2.RunInstancesInput
 	return append(decodeArgs(args, &in, true), checkArgs(&in, true)...)
@@ -104,7 +105,8 @@ func (d *argsDecoder) decode(path string, value any, target reflect.Value) {
 	}
 }
 
-// template reports whether a value is a template in the place of something other than text, which nothing can be said of before it is rendered.
+// template reports whether a value is a template in the place of something other than text, which nothing can be said
+// of before it is rendered.
 func (d *argsDecoder) template(value any, want reflect.Type) bool {
 	text, ok := value.(string)
 	return ok && d.lenient && strings.Contains(text, "{{") && want.Kind() != reflect.String
@@ -249,19 +251,24 @@ func checkArgs(in *ec2.RunInstancesInput, lenient bool) (found config.Problems) 
 	}
 	if m := in.MetadataOptions; m != nil {
 		if required := types.HttpTokensStateRequired; other(string(m.HttpTokens), string(required)) {
-			complain("MetadataOptions.HttpTokens", "instances must not answer version 1 of the metadata service", "is always %q", required)
+			complain("MetadataOptions.HttpTokens", "instances must not answer version 1 of the metadata service",
+				"is always %q", required)
 		}
 		if enabled := types.InstanceMetadataEndpointStateEnabled; other(string(m.HttpEndpoint), string(enabled)) {
-			complain("MetadataOptions.HttpEndpoint", "the agent hears of interruptions from there", "is always %q", enabled)
+			complain("MetadataOptions.HttpEndpoint", "the agent hears of interruptions from there", "is always %q",
+				enabled)
 		}
 	}
 	if m := in.InstanceMarketOptions; m != nil && m.SpotOptions != nil {
 		const at = "InstanceMarketOptions.SpotOptions."
 		if other(string(m.SpotOptions.SpotInstanceType), string(types.SpotInstanceTypeOneTime)) {
-			complain(at+"SpotInstanceType", "a persistent request would bring an instance back after its end", "is always %q", types.SpotInstanceTypeOneTime)
+			complain(at+"SpotInstanceType", "a persistent request would bring an instance back after its end",
+				"is always %q", types.SpotInstanceTypeOneTime)
 		}
-		if terminate := types.InstanceInterruptionBehaviorTerminate; other(string(m.SpotOptions.InstanceInterruptionBehavior), string(terminate)) {
-			complain(at+"InstanceInterruptionBehavior", "all else takes a persistent request", "is always %q", terminate)
+		if terminate := types.InstanceInterruptionBehaviorTerminate; other(
+			string(m.SpotOptions.InstanceInterruptionBehavior), string(terminate)) {
+			complain(at+"InstanceInterruptionBehavior", "all else takes a persistent request", "is always %q",
+				terminate)
 		}
 	}
 	primary := primaryInterface(in.NetworkInterfaces)
@@ -279,7 +286,8 @@ func checkArgs(in *ec2.RunInstancesInput, lenient bool) (found config.Problems) 
 			complain("NetworkInterfaces", "", "none has DeviceIndex 0")
 		}
 		if len(in.SecurityGroupIds) > 0 || len(in.SecurityGroups) > 0 {
-			complain("SecurityGroupIds", "put them into NetworkInterfaces[0].Groups", "cannot be beside NetworkInterfaces")
+			complain("SecurityGroupIds", "put them into NetworkInterfaces[0].Groups",
+				"cannot be beside NetworkInterfaces")
 		}
 	}
 	if p := in.Placement; p != nil && (p.AvailabilityZone != nil || p.AvailabilityZoneId != nil) {
@@ -295,14 +303,16 @@ func checkArgs(in *ec2.RunInstancesInput, lenient bool) (found config.Problems) 
 				complain(fmt.Sprintf("%s.Tags[%d]", at, j), "", "%v", err)
 			}
 			if strings.HasPrefix(deref(tag.Key), tagPrefix) {
-				complain(fmt.Sprintf("%s.Tags[%d].Key", at, j), "", "tags that begin with %s are the server's", tagPrefix)
+				complain(fmt.Sprintf("%s.Tags[%d].Key", at, j), "", "tags that begin with %s are the server's",
+					tagPrefix)
 			}
 		}
 	}
 	return found
 }
 
-// primaryInterface finds the interface of device index 0: the one that says so, else a first one that says nothing. -1 if there is none.
+// primaryInterface finds the interface of device index 0: the one that says so, else a first one that says nothing. -1
+// if there is none.
 func primaryInterface(list []types.InstanceNetworkInterfaceSpecification) int {
 	i := slices.IndexFunc(list, func(n types.InstanceNetworkInterfaceSpecification) bool {
 		return n.DeviceIndex != nil && *n.DeviceIndex == 0

@@ -44,15 +44,21 @@ func TestArgsBecomeARequest(t *testing.T) {
 		"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "team", "Value": "a"}]}]
 	}`
 	want := ec2.RunInstancesInput{
-		ImageId: ptr("ami-1"), EbsOptimized: ptr(true), SecurityGroupIds: []string{"sg-1", "sg-2"}, Ipv6AddressCount: ptr(int32(1)),
-		IamInstanceProfile: &types.IamInstanceProfileSpecification{Arn: ptr("arn:aws:iam::123456789012:instance-profile/p")},
+		ImageId: ptr("ami-1"), EbsOptimized: ptr(true), SecurityGroupIds: []string{"sg-1", "sg-2"},
+		Ipv6AddressCount: ptr(int32(1)),
+		IamInstanceProfile: &types.IamInstanceProfileSpecification{Arn: ptr(
+			"arn:aws:iam::123456789012:instance-profile/p")},
 		BlockDeviceMappings: []types.BlockDeviceMapping{{DeviceName: ptr("/dev/xvda"), Ebs: &types.EbsBlockDevice{
-			VolumeSize: ptr(int32(20)), VolumeType: types.VolumeTypeGp3, Encrypted: ptr(true), Iops: ptr(int32(3000))}}},
+			VolumeSize: ptr(int32(20)), VolumeType: types.VolumeTypeGp3, Encrypted: ptr(true),
+			Iops: ptr(int32(3000))}}},
 		InstanceMarketOptions: &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeSpot,
-			SpotOptions: &types.SpotMarketOptions{MaxPrice: ptr("0.05"), ValidUntil: ptr(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))}},
-		MetadataOptions:   &types.InstanceMetadataOptionsRequest{HttpPutResponseHopLimit: ptr(int32(2)), HttpTokens: types.HttpTokensStateRequired},
-		Placement:         &types.Placement{Tenancy: types.TenancyDefault, PartitionNumber: ptr(int32(3))},
-		TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeInstance, Tags: []types.Tag{{Key: ptr("team"), Value: ptr("a")}}}},
+			SpotOptions: &types.SpotMarketOptions{MaxPrice: ptr("0.05"),
+				ValidUntil: ptr(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))}},
+		MetadataOptions: &types.InstanceMetadataOptionsRequest{HttpPutResponseHopLimit: ptr(int32(2)),
+			HttpTokens: types.HttpTokensStateRequired},
+		Placement: &types.Placement{Tenancy: types.TenancyDefault, PartitionNumber: ptr(int32(3))},
+		TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeInstance,
+			Tags: []types.Tag{{Key: ptr("team"), Value: ptr("a")}}}},
 	}
 	var got ec2.RunInstancesInput
 	if err := decodeArgs(tree(t, text), &got, false).Err(); err != nil {
@@ -125,7 +131,8 @@ func TestTemplatesStandForAnything(t *testing.T) {
 	}
 	var in ec2.RunInstancesInput
 	if problems := append(decodeArgs(tree(t, text), &in, false), checkArgs(&in, false)...); len(problems) != 4 {
-		t.Errorf("after rendering: %d problems, want one of each that is not text and not what it must be: %v", len(problems), problems)
+		t.Errorf("after rendering: %d problems, want one of each that is not text and not what it must be: %v",
+			len(problems), problems)
 	}
 	if problems := ValidateArgs(tree(t, `{"Placement": "{{ .Vars.all }}"}`)); len(problems) != 1 {
 		t.Errorf("a template in the place of an object: %v", problems)
@@ -134,13 +141,16 @@ func TestTemplatesStandForAnything(t *testing.T) {
 
 func TestValidateNamesEveryPlace(t *testing.T) {
 	bad := map[string]any{"Bad": 1}
-	shard := &config.Shard{Server: config.Server{Provider: config.Provider{Kind: "aws", Options: map[string]string{"x": "y"}}}, Defaults: config.Defaults{Args: bad},
-		Templates: map[string]config.Template{"t": {Args: bad}}, Groups: map[string]map[string]config.GroupSpec{"default": {"g": {Args: bad}}}}
+	shard := &config.Shard{Server: config.Server{Provider: config.Provider{Kind: "aws",
+		Options: map[string]string{"x": "y"}}}, Defaults: config.Defaults{Args: bad},
+		Templates: map[string]config.Template{"t": {Args: bad}}, Groups: map[string]map[string]config.GroupSpec{
+			"default": {"g": {Args: bad}}}}
 	var paths []string
 	for _, problem := range Validate(shard) {
 		paths = append(paths, problem.Path)
 	}
-	if diff := cmp.Diff([]string{"server.provider.options.x", "defaults.args.Bad", "templates.t.args.Bad", "groups.default.g.args.Bad"}, paths); diff != "" {
+	if diff := cmp.Diff([]string{"server.provider.options.x", "defaults.args.Bad", "templates.t.args.Bad",
+		"groups.default.g.args.Bad"}, paths); diff != "" {
 		t.Errorf("paths (-want +got):\n%s", diff)
 	}
 }
@@ -182,9 +192,11 @@ func request() infra.CreateRequest {
 		panic(err)
 	}
 	return infra.CreateRequest{
-		Tags: infra.Tags{Owner: infra.Owner{Cluster: "c", Shard: "s"}, Tenant: "default", Instance: id, Term: 3, InfraHash: "abc", Group: "g", Template: "t",
+		Tags: infra.Tags{Owner: infra.Owner{Cluster: "c", Shard: "s"}, Tenant: "default", Instance: id, Term: 3,
+			InfraHash: "abc", Group: "g", Template: "t",
 			Kind: "knd", CreatedAt: time.Date(2030, 1, 2, 3, 4, 5, 6_000_000, time.UTC)},
-		InstanceType: "t3.small", Subnet: "subnet-1", Args: map[string]any{"ImageId": "ami-1"}, Userdata: []byte("#!/bin/sh\n"),
+		InstanceType: "t3.small", Subnet: "subnet-1", Args: map[string]any{"ImageId": "ami-1"},
+		Userdata: []byte("#!/bin/sh\n"),
 	}
 }
 
@@ -195,12 +207,16 @@ func TestRequestIsOurs(t *testing.T) {
 	}
 	userdata := base64.StdEncoding.EncodeToString([]byte("#!/bin/sh\n"))
 	want := &ec2.RunInstancesInput{
-		ImageId: ptr("ami-1"), InstanceType: "t3.small", SubnetId: ptr("subnet-1"), MinCount: ptr(int32(1)), MaxCount: ptr(int32(1)),
-		ClientToken: ptr(request().Tags.Instance.String()), UserData: &userdata, Placement: &types.Placement{AvailabilityZone: ptr("zone-a")},
+		ImageId: ptr("ami-1"), InstanceType: "t3.small", SubnetId: ptr("subnet-1"), MinCount: ptr(int32(1)),
+		MaxCount:    ptr(int32(1)),
+		ClientToken: ptr(request().Tags.Instance.String()), UserData: &userdata,
+		Placement:                         &types.Placement{AvailabilityZone: ptr("zone-a")},
 		InstanceInitiatedShutdownBehavior: types.ShutdownBehaviorTerminate,
-		MetadataOptions:                   &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired, HttpEndpoint: types.InstanceMetadataEndpointStateEnabled},
+		MetadataOptions: &types.InstanceMetadataOptionsRequest{
+			HttpTokens: types.HttpTokensStateRequired, HttpEndpoint: types.InstanceMetadataEndpointStateEnabled},
 	}
-	if diff := cmp.Diff(want, in, ignoreUnexported, cmpopts.IgnoreFields(ec2.RunInstancesInput{}, "TagSpecifications")); diff != "" {
+	if diff := cmp.Diff(want, in, ignoreUnexported, cmpopts.IgnoreFields(ec2.RunInstancesInput{},
+		"TagSpecifications")); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
 	if n := len(*in.ClientToken); n == 0 || n > 64 {
@@ -217,7 +233,8 @@ func TestRequestIsOurs(t *testing.T) {
 
 func TestInterfacesGetTheSubnet(t *testing.T) {
 	req := request()
-	req.Args = tree(t, `{"ImageId": "ami-1", "NetworkInterfaces": [{"DeviceIndex": 1, "SubnetId": "subnet-2"}, {"DeviceIndex": 0, "Groups": ["sg-1"]}, {"DeviceIndex": 2}]}`)
+	req.Args = tree(t,
+		`{"ImageId": "ami-1", "NetworkInterfaces": [{"DeviceIndex": 1, "SubnetId": "subnet-2"}, {"DeviceIndex": 0, "Groups": ["sg-1"]}, {"DeviceIndex": 2}]}`)
 	in, err := runInstances(req, "zone-a")
 	if err != nil {
 		t.Fatal(err)
@@ -237,13 +254,15 @@ func TestInterfacesGetTheSubnet(t *testing.T) {
 
 func TestArgsKeepTheirSay(t *testing.T) {
 	req := request()
-	req.Args = tree(t, `{"ImageId": "ami-1", "InstanceInitiatedShutdownBehavior": "stop", "MetadataOptions": {"HttpPutResponseHopLimit": 3},
+	req.Args = tree(t,
+		`{"ImageId": "ami-1", "InstanceInitiatedShutdownBehavior": "stop", "MetadataOptions": {"HttpPutResponseHopLimit": 3},
 		"Placement": {"GroupName": "p"}}`)
 	in, err := runInstances(req, "zone-a")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if in.InstanceInitiatedShutdownBehavior != types.ShutdownBehaviorStop || *in.MetadataOptions.HttpPutResponseHopLimit != 3 || *in.Placement.GroupName != "p" ||
+	if in.InstanceInitiatedShutdownBehavior != types.ShutdownBehaviorStop ||
+		*in.MetadataOptions.HttpPutResponseHopLimit != 3 || *in.Placement.GroupName != "p" ||
 		*in.Placement.AvailabilityZone != "zone-a" {
 		t.Errorf("request %+v", in)
 	}

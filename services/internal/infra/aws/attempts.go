@@ -32,8 +32,8 @@ func attemptsOf(ctx context.Context) *attempts {
 	return a
 }
 
-// result returns how many attempts were sent, how many of these were turned away for too many calls, and whether one may have done something although
-// it failed.
+// result returns how many attempts were sent, how many of these were turned away for too many calls, and whether one
+// may have done something although it failed.
 func (a *attempts) result() (sent, turned int, ambiguous bool) {
 	if a == nil {
 		return 0, 0, false
@@ -67,43 +67,47 @@ func (a *attempts) doubt() {
 	}
 }
 
-// watch adds to a client's stack what follows attempts: one look at each attempt's outcome, inside the SDK's repetition, and one where requests are
-// sent. throttled hears of every attempt that was turned away for too many calls.
+// watch adds to a client's stack what follows attempts: one look at each attempt's outcome, inside the SDK's
+// repetition, and one where requests are sent. throttled hears of every attempt that was turned away for too many
+// calls.
 func watch(throttled func(call string)) func(*middleware.Stack) error {
 	return func(stack *middleware.Stack) error {
-		outcome := middleware.FinalizeMiddlewareFunc("NstanceOutcome", func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (
-			middleware.FinalizeOutput, middleware.Metadata, error,
-		) {
-			tries := attemptsOf(ctx)
-			before, _, _ := tries.result()
-			out, metadata, err := next.HandleFinalize(ctx, in)
-			if err == nil {
-				return out, metadata, nil
-			}
-			after, _, _ := tries.result()
-			code := codeOf(err)
-			switch class := classOf(code, statusOf(err)); {
-			case class == infra.Throttled:
-				tries.turnAway()
-				throttled(awsmiddleware.GetOperationName(ctx))
-			case after > before && (code == "" || class == infra.Indeterminate):
-				tries.doubt()
-			}
-			return out, metadata, err
-		})
+		outcome := middleware.FinalizeMiddlewareFunc("NstanceOutcome",
+			func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (
+				middleware.FinalizeOutput, middleware.Metadata, error,
+			) {
+				tries := attemptsOf(ctx)
+				before, _, _ := tries.result()
+				out, metadata, err := next.HandleFinalize(ctx, in)
+				if err == nil {
+					return out, metadata, nil
+				}
+				after, _, _ := tries.result()
+				code := codeOf(err)
+				switch class := classOf(code, statusOf(err)); {
+				case class == infra.Throttled:
+					tries.turnAway()
+					throttled(awsmiddleware.GetOperationName(ctx))
+				case after > before && (code == "" || class == infra.Indeterminate):
+					tries.doubt()
+				}
+				return out, metadata, err
+			})
 		if err := stack.Finalize.Insert(outcome, "Retry", middleware.After); err != nil {
 			return err
 		}
-		return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("NstanceSent", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (
-			middleware.DeserializeOutput, middleware.Metadata, error,
-		) {
-			attemptsOf(ctx).send()
-			return next.HandleDeserialize(ctx, in)
-		}), middleware.After)
+		return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("NstanceSent",
+			func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (
+				middleware.DeserializeOutput, middleware.Metadata, error,
+			) {
+				attemptsOf(ctx).send()
+				return next.HandleDeserialize(ctx, in)
+			}), middleware.After)
 	}
 }
 
-// limitedError: the SDK's adaptive mode, slowed down by earlier throttling, did not let a call out in time. Nothing of this attempt was sent.
+// limitedError: the SDK's adaptive mode, slowed down by earlier throttling, did not let a call out in time. Nothing of
+// this attempt was sent.
 type limitedError struct{ err error }
 
 func (e *limitedError) Error() string { return "held back after throttling: " + e.err.Error() }

@@ -1,7 +1,7 @@
 // Package aws makes VMs of Amazon EC2 instances, and is the one package that changes anything in AWS.
 //
-// Invariant: an instance ID is the client token of every attempt at its instance, so however often it is asked for, there is at most one; and nothing
-// is called that [Calls] does not list.
+// Invariant: an instance ID is the client token of every attempt at its instance, so however often it is asked for,
+// there is at most one; and nothing is called that [Calls] does not list.
 package aws
 
 import (
@@ -22,7 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// optionProfile is the one option of `server.provider.options`: the profile of the SDK's shared configuration files, AWS_PROFILE by default.
+// optionProfile is the one option of `server.provider.options`: the profile of the SDK's shared configuration files,
+// AWS_PROFILE by default.
 const optionProfile = "profile"
 
 // Config of the provider.
@@ -76,8 +77,11 @@ func New(cfg Config) (*Provider, error) {
 		return nil, errors.New("aws provider: no zone")
 	}
 	if len(cfg.Network.Addresses) > 0 && cfg.Network.Interface == "" {
-		return nil, errors.New("aws provider: server.leader_network has an address but no interface_id: the address follows the leader as an address of " +
-			"a network interface (eni-…), say which")
+		return nil,
+			errors.New(
+				"aws provider: server.leader_network has an address but no interface_id: the address follows the " +
+					"leader as an address of " +
+					"a network interface (eni-…), say which")
 	}
 	if cfg.PageSize == 0 {
 		cfg.PageSize = 1000
@@ -103,7 +107,8 @@ func Open(cfg sdk.Config, shard *config.Shard, log *slog.Logger) (*Provider, err
 	if err != nil {
 		return nil, err
 	}
-	return New(Config{Zone: shard.Server.Provider.Zone, Network: network, Log: log, EC2: NewEC2(cfg), ELB: elbv2.NewFromConfig(cfg)})
+	return New(Config{Zone: shard.Server.Provider.Zone, Network: network, Log: log, EC2: NewEC2(cfg),
+		ELB: elbv2.NewFromConfig(cfg)})
 }
 
 func networkOf(shard *config.Shard) (Network, error) {
@@ -139,7 +144,8 @@ func (p *Provider) Configure(shard *config.Shard) {
 	p.mu.Unlock()
 }
 
-// Verify asks whether the subnets of a shard's configuration are there (NotFound if not) and in the shard's zone (Invalid if not).
+// Verify asks whether the subnets of a shard's configuration are there (NotFound if not) and in the shard's zone
+// (Invalid if not).
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 	var subnets []string
 	for _, pool := range shard.Server.SubnetPools {
@@ -152,11 +158,13 @@ func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 	return p.checkSubnets(ctx, subnets)
 }
 
-// Validate says what in a shard's configuration AWS would refuse, as far as that can be seen without asking: args in the first place.
+// Validate says what in a shard's configuration AWS would refuse, as far as that can be seen without asking: args in
+// the first place.
 func Validate(shard *config.Shard) (found config.Problems) {
 	for _, name := range slices.Sorted(maps.Keys(shard.Server.Provider.Options)) {
 		if name != optionProfile {
-			found = append(found, config.Problem{Path: config.ChildPath("server.provider.options", name), Message: "provider aws has no such option", Hint: "there is " + optionProfile})
+			found = append(found, config.Problem{Path: config.ChildPath("server.provider.options", name),
+				Message: "provider aws has no such option", Hint: "there is " + optionProfile})
 		}
 	}
 	check := func(path string, args map[string]any) {

@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Register implements infra.LoadBalancers: the instance becomes a target, by its ID, of every target group of the load balancer.
+// Register implements infra.LoadBalancers: the instance becomes a target, by its ID, of every target group of the load
+// balancer.
 func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	what := fmt.Sprintf("register %s with load balancer %s", vm.ProviderID, lb)
 	arns, ok := p.targetGroups(lb)
@@ -24,7 +25,8 @@ func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	}
 	return each(arns, func(arn string) error {
 		ctx, tries := follow(ctx)
-		_, err := p.cfg.ELB.RegisterTargets(ctx, &elbv2.RegisterTargetsInput{TargetGroupArn: &arn, Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
+		_, err := p.cfg.ELB.RegisterTargets(ctx, &elbv2.RegisterTargetsInput{TargetGroupArn: &arn,
+			Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
 		return classify(what+" at "+arn, "RegisterTargets", tries, err)
 	})
 }
@@ -38,7 +40,8 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 	}
 	return each(arns, func(arn string) error {
 		ctx, tries := follow(ctx)
-		_, err := p.cfg.ELB.DeregisterTargets(ctx, &elbv2.DeregisterTargetsInput{TargetGroupArn: &arn, Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
+		_, err := p.cfg.ELB.DeregisterTargets(ctx, &elbv2.DeregisterTargetsInput{TargetGroupArn: &arn,
+			Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
 		if code := codeOf(err); code == "TargetGroupNotFound" || code == "InvalidTarget" {
 			return nil
 		}
@@ -53,7 +56,8 @@ func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
 	return arns, ok
 }
 
-// each does something with every target group: one that fails keeps no other from it. The error has the class that says most about trying again.
+// each does something with every target group: one that fails keeps no other from it. The error has the class that says
+// most about trying again.
 func each(arns []string, do func(arn string) error) error {
 	var errs []error
 	for _, arn := range arns {
@@ -67,5 +71,6 @@ func each(arns []string, do func(arn string) error) error {
 
 // urgency orders classes: what may go away by itself comes first.
 func urgency(c infra.Class) int {
-	return slices.Index([]infra.Class{infra.Indeterminate, infra.Throttled, infra.Capacity, infra.Denied, infra.Conflict, infra.Invalid, infra.NotFound}, c)
+	return slices.Index([]infra.Class{infra.Indeterminate, infra.Throttled, infra.Capacity, infra.Denied,
+		infra.Conflict, infra.Invalid, infra.NotFound}, c)
 }

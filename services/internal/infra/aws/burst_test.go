@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// BenchmarkBurst: many creates at once over the real client, as many under way as the server allows (all: as many as there are), each with the request
-// time-out that the server has by default. The cloud does one call at a time, as fast as it can. CPU seconds are those of client and cloud
-// together: they share this process.
+// BenchmarkBurst: many creates at once over the real client, as many under way as the server allows (all: as many as
+// there are), each with the request time-out that the server has by default. The cloud does one call at a time, as fast
+// as it can. CPU seconds are those of client and cloud together: they share this process.
 func BenchmarkBurst(b *testing.B) {
 	for name, atOnce := range map[string]int{"all": 1000, "128": 128} {
 		b.Run("under-way="+name, func(b *testing.B) { benchmarkBurst(b, atOnce) })

@@ -14,10 +14,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Calls lists what the interfaces hold, and every call has an action of its own name: the role's policy and the documentation are made from it.
+// Calls lists what the interfaces hold, and every call has an action of its own name: the role's policy and the
+// documentation are made from it.
 func TestCallsAreAllCalls(t *testing.T) {
 	want := map[string]bool{}
-	for service, api := range map[string]reflect.Type{"ec2": reflect.TypeFor[EC2](), "elasticloadbalancing": reflect.TypeFor[ELB]()} {
+	for service, api := range map[string]reflect.Type{"ec2": reflect.TypeFor[EC2](),
+		"elasticloadbalancing": reflect.TypeFor[ELB]()} {
 		for method := range api.Methods() {
 			want[service+":"+method.Name] = true
 		}
@@ -42,11 +44,13 @@ var update = flag.Bool("update", false, "write the table of calls in docs/aws.md
 
 // docs/aws.md lists the calls.
 func TestCallsAreDocumented(t *testing.T) {
-	const begin, end = "<!-- generated from services/internal/infra/aws/clients.go: begin -->\n", "<!-- generated: end -->"
+	const begin, end = "<!-- generated from services/internal/infra/aws/clients.go: begin -->\n",
+		"<!-- generated: end -->"
 	var table strings.Builder
 	table.WriteString("| call | IAM actions | when |\n|---|---|---|\n")
 	for _, call := range Calls {
-		fmt.Fprintf(&table, "| `%s:%s` | `%s` | %s |\n", call.Service, call.Name, strings.Join(call.Actions, "` `"), call.When)
+		fmt.Fprintf(&table, "| `%s:%s` | `%s` | %s |\n", call.Service, call.Name, strings.Join(call.Actions, "` `"),
+			call.When)
 	}
 	path := filepath.Join("..", "..", "..", "..", "docs", "aws.md")
 	raw, err := os.ReadFile(path)
@@ -59,7 +63,8 @@ func TestCallsAreDocumented(t *testing.T) {
 		t.Fatalf("%s has no place for the table", path)
 	}
 	if *update {
-		if err := os.WriteFile(path, []byte(before+begin+table.String()+end+after), 0o644); err != nil { //nolint:gosec // a document
+		if err := os.WriteFile(path, []byte(before+begin+table.String()+end+after),
+			0o644); err != nil { //nolint:gosec // a document
 			t.Fatal(err)
 		}
 	} else if diff := cmp.Diff(table.String(), have); diff != "" {

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// fewAddresses is up to how many free addresses a subnet counts as full: others need some too, load balancers eight.
+	// fewAddresses is up to how many free addresses a subnet counts as full: others need some too, load balancers
+	// eight.
 	fewAddresses = 10
 	// roomMemory is how long an answer about room is good for.
 	roomMemory = 20 * time.Second
@@ -28,8 +29,8 @@ type subnet struct {
 	free int32 // IPv4 addresses
 }
 
-// HasRoom implements infra.SubnetCapacity by DescribeSubnets. An answer is good for a moment; creates do not wait for it. There is no room for us in a
-// subnet that is not there, or in another zone than the shard's.
+// HasRoom implements infra.SubnetCapacity by DescribeSubnets. An answer is good for a moment; creates do not wait for
+// it. There is no room for us in a subnet that is not there, or in another zone than the shard's.
 func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
 	p.mu.Lock()
 	known, fresh := p.subnets, p.cfg.Now().Sub(p.subnetsAt) < roomMemory
@@ -65,7 +66,8 @@ func (p *Provider) checkSubnets(ctx context.Context, subnets []string) error {
 	}
 	switch {
 	case len(foreign) > 0:
-		return refused(what, "every subnet of a shard must be in its zone, %s: %s", p.cfg.Zone, strings.Join(foreign, ", "))
+		return refused(what, "every subnet of a shard must be in its zone, %s: %s", p.cfg.Zone,
+			strings.Join(foreign, ", "))
 	case len(missing) > 0:
 		return infra.Errorf(infra.NotFound, what, "not in this account and region: %s", strings.Join(missing, ", "))
 	default:
@@ -79,7 +81,8 @@ func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []s
 	known := make(map[string]subnet, len(subnets))
 	for ids := range slices.Chunk(subnets, filterValues) {
 		// By filter: asked by ID, EC2 tells nothing of those that are there when one is not.
-		pages := ec2.NewDescribeSubnetsPaginator(p.cfg.EC2, &ec2.DescribeSubnetsInput{Filters: []types.Filter{filter("subnet-id", ids...)}})
+		pages := ec2.NewDescribeSubnetsPaginator(p.cfg.EC2, &ec2.DescribeSubnetsInput{
+			Filters: []types.Filter{filter("subnet-id", ids...)}})
 		for pages.HasMorePages() {
 			page, err := pages.NextPage(ctx)
 			if err != nil {
@@ -100,7 +103,8 @@ func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []s
 	return known, nil
 }
 
-// foreign reports whether a subnet is known to be in another zone. Client tokens hold within a zone only, so no instance is made there.
+// foreign reports whether a subnet is known to be in another zone. Client tokens hold within a zone only, so no
+// instance is made there.
 func (p *Provider) foreign(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

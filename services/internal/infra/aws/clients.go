@@ -24,19 +24,27 @@ import (
 // EC2 is what is used of Amazon EC2.
 type EC2 interface {
 	RunInstances(context.Context, *ec2.RunInstancesInput, ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error)
-	TerminateInstances(context.Context, *ec2.TerminateInstancesInput, ...func(*ec2.Options)) (*ec2.TerminateInstancesOutput, error)
-	DescribeInstances(context.Context, *ec2.DescribeInstancesInput, ...func(*ec2.Options)) (*ec2.DescribeInstancesOutput, error)
-	DescribeNetworkInterfaces(context.Context, *ec2.DescribeNetworkInterfacesInput, ...func(*ec2.Options)) (*ec2.DescribeNetworkInterfacesOutput, error)
-	AttachNetworkInterface(context.Context, *ec2.AttachNetworkInterfaceInput, ...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error)
-	DetachNetworkInterface(context.Context, *ec2.DetachNetworkInterfaceInput, ...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error)
-	DescribeSubnets(context.Context, *ec2.DescribeSubnetsInput, ...func(*ec2.Options)) (*ec2.DescribeSubnetsOutput, error)
+	TerminateInstances(context.Context, *ec2.TerminateInstancesInput, ...func(*ec2.Options)) (
+		*ec2.TerminateInstancesOutput, error)
+	DescribeInstances(context.Context, *ec2.DescribeInstancesInput, ...func(*ec2.Options)) (
+		*ec2.DescribeInstancesOutput, error)
+	DescribeNetworkInterfaces(context.Context, *ec2.DescribeNetworkInterfacesInput,
+		...func(*ec2.Options)) (*ec2.DescribeNetworkInterfacesOutput, error)
+	AttachNetworkInterface(context.Context, *ec2.AttachNetworkInterfaceInput,
+		...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error)
+	DetachNetworkInterface(context.Context, *ec2.DetachNetworkInterfaceInput,
+		...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error)
+	DescribeSubnets(context.Context, *ec2.DescribeSubnetsInput, ...func(*ec2.Options)) (*ec2.DescribeSubnetsOutput,
+		error)
 	DescribeImages(context.Context, *ec2.DescribeImagesInput, ...func(*ec2.Options)) (*ec2.DescribeImagesOutput, error)
 }
 
 // ELB is what is used of Elastic Load Balancing.
 type ELB interface {
-	RegisterTargets(context.Context, *elbv2.RegisterTargetsInput, ...func(*elbv2.Options)) (*elbv2.RegisterTargetsOutput, error)
-	DeregisterTargets(context.Context, *elbv2.DeregisterTargetsInput, ...func(*elbv2.Options)) (*elbv2.DeregisterTargetsOutput, error)
+	RegisterTargets(context.Context, *elbv2.RegisterTargetsInput, ...func(*elbv2.Options)) (
+		*elbv2.RegisterTargetsOutput, error)
+	DeregisterTargets(context.Context, *elbv2.DeregisterTargetsInput, ...func(*elbv2.Options)) (
+		*elbv2.DeregisterTargetsOutput, error)
 }
 
 // Call is one call of AWS that the provider makes.
@@ -51,16 +59,23 @@ type Call struct {
 //
 // Sources: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and list_awselasticloadbalancingv2.html.
 var Calls = []Call{
-	{"ec2", "RunInstances", []string{"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"}, "an instance is made (iam:PassRole where args name an instance profile)"},
+	{"ec2", "RunInstances", []string{"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"},
+		"an instance is made (iam:PassRole where args name an instance profile)"},
 	{"ec2", "TerminateInstances", []string{"ec2:TerminateInstances"}, "an instance is deleted"},
-	{"ec2", "DescribeInstances", []string{"ec2:DescribeInstances"}, "instances are listed and looked up; a machine's free device index; a lock holder's state"},
-	{"ec2", "DescribeSubnets", []string{"ec2:DescribeSubnets"}, "subnets are checked at start and on change; their room, every collection interval"},
+	{"ec2", "DescribeInstances", []string{"ec2:DescribeInstances"},
+		"instances are listed and looked up; a machine's free device index; a lock holder's state"},
+	{"ec2", "DescribeSubnets", []string{"ec2:DescribeSubnets"},
+		"subnets are checked at start and on change; their room, every collection interval"},
 	{"ec2", "DescribeImages", []string{"ec2:DescribeImages"}, "images are looked up"},
-	{"ec2", "DescribeNetworkInterfaces", []string{"ec2:DescribeNetworkInterfaces"}, "the leader's address is taken, checked and given up"},
+	{"ec2", "DescribeNetworkInterfaces", []string{"ec2:DescribeNetworkInterfaces"},
+		"the leader's address is taken, checked and given up"},
 	{"ec2", "AttachNetworkInterface", []string{"ec2:AttachNetworkInterface"}, "the leader's address is taken"},
-	{"ec2", "DetachNetworkInterface", []string{"ec2:DetachNetworkInterface"}, "the leader's address is taken from its holder, or given up"},
-	{"elasticloadbalancing", "RegisterTargets", []string{"elasticloadbalancing:RegisterTargets"}, "an instance becomes healthy"},
-	{"elasticloadbalancing", "DeregisterTargets", []string{"elasticloadbalancing:DeregisterTargets"}, "an instance is drained or gone"},
+	{"ec2", "DetachNetworkInterface", []string{"ec2:DetachNetworkInterface"},
+		"the leader's address is taken from its holder, or given up"},
+	{"elasticloadbalancing", "RegisterTargets", []string{"elasticloadbalancing:RegisterTargets"},
+		"an instance becomes healthy"},
+	{"elasticloadbalancing", "DeregisterTargets", []string{"elasticloadbalancing:DeregisterTargets"},
+		"an instance is drained or gone"},
 }
 
 // Limits of one HTTP request. The caller's context bounds the call as a whole, attempts included.
@@ -73,9 +88,9 @@ const (
 	connections = 256
 )
 
-// SDK loads the AWS SDK's configuration for the provider: the SDK's usual chain of credentials, endpoints from AWS_ENDPOINT_URL and its kin, adaptive
-// retries. The region is the shard's. throttled hears the API action of every attempt that was turned away; it may be nil. Nothing is sent but
-// what the chain itself needs.
+// SDK loads the AWS SDK's configuration for the provider: the SDK's usual chain of credentials, endpoints from
+// AWS_ENDPOINT_URL and its kin, adaptive retries. The region is the shard's. throttled hears the API action of every
+// attempt that was turned away; it may be nil. Nothing is sent but what the chain itself needs.
 func SDK(ctx context.Context, provider config.Provider, throttled func(call string)) (sdk.Config, error) {
 	if throttled == nil {
 		throttled = func(string) {}
@@ -86,7 +101,8 @@ func SDK(ctx context.Context, provider config.Provider, throttled func(call stri
 			t.MaxIdleConnsPerHost, t.MaxIdleConns = connections, 2*connections
 			t.ResponseHeaderTimeout = answerTimeout
 		})
-	load := []func(*awsconfig.LoadOptions) error{awsconfig.WithHTTPClient(client), awsconfig.WithLogger(logging.Nop{}), awsconfig.WithRetryer(retryer), awsconfig.WithRegion(provider.Region),
+	load := []func(*awsconfig.LoadOptions) error{awsconfig.WithHTTPClient(client), awsconfig.WithLogger(logging.Nop{}),
+		awsconfig.WithRetryer(retryer), awsconfig.WithRegion(provider.Region),
 		awsconfig.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)})}
 	if profile := provider.Options[optionProfile]; profile != "" {
 		load = append(load, awsconfig.WithSharedConfigProfile(profile))
@@ -108,8 +124,8 @@ func retryer() sdk.Retryer {
 	})}
 }
 
-// hopeless keeps refusals from being repeated that AWS sends as server errors: want of capacity is for the caller to answer, with another type or
-// subnet, at once.
+// hopeless keeps refusals from being repeated that AWS sends as server errors: want of capacity is for the caller to
+// answer, with another type or subnet, at once.
 func hopeless(err error) sdk.Ternary {
 	switch classOf(codeOf(err), statusOf(err)) {
 	case infra.Capacity, infra.Conflict:
@@ -132,18 +148,22 @@ func NewEC2(cfg sdk.Config) EC2 {
 	return byRate{Client: ec2.NewFromConfig(cfg), creating: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg)}
 }
 
-func (c byRate) RunInstances(ctx context.Context, in *ec2.RunInstancesInput, o ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error) {
+func (c byRate) RunInstances(ctx context.Context, in *ec2.RunInstancesInput,
+	o ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error) {
 	return c.creating.RunInstances(ctx, in, o...)
 }
 
-func (c byRate) TerminateInstances(ctx context.Context, in *ec2.TerminateInstancesInput, o ...func(*ec2.Options)) (*ec2.TerminateInstancesOutput, error) {
+func (c byRate) TerminateInstances(ctx context.Context, in *ec2.TerminateInstancesInput,
+	o ...func(*ec2.Options)) (*ec2.TerminateInstancesOutput, error) {
 	return c.changing.TerminateInstances(ctx, in, o...)
 }
 
-func (c byRate) AttachNetworkInterface(ctx context.Context, in *ec2.AttachNetworkInterfaceInput, o ...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error) {
+func (c byRate) AttachNetworkInterface(ctx context.Context, in *ec2.AttachNetworkInterfaceInput,
+	o ...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error) {
 	return c.changing.AttachNetworkInterface(ctx, in, o...)
 }
 
-func (c byRate) DetachNetworkInterface(ctx context.Context, in *ec2.DetachNetworkInterfaceInput, o ...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error) {
+func (c byRate) DetachNetworkInterface(ctx context.Context, in *ec2.DetachNetworkInterfaceInput,
+	o ...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error) {
 	return c.changing.DetachNetworkInterface(ctx, in, o...)
 }

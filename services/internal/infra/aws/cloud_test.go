@@ -65,7 +65,8 @@ func newRig(t testing.TB) *rig {
 	})
 	r.url = server.URL
 	access, secret := r.cloud.Credentials()
-	cfg := sdk.Config{Region: region, BaseEndpoint: &r.url, Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
+	cfg := sdk.Config{Region: region, BaseEndpoint: &r.url, Credentials: credentials.NewStaticCredentialsProvider(
+		access, secret, "")}
 	r.root = ec2.NewFromConfig(cfg)
 	r.allow(cfg)
 
@@ -74,7 +75,8 @@ func newRig(t testing.TB) *rig {
 		t.Fatal(err)
 	}
 	r.vpc = *vpc.Vpc.VpcId
-	r.a, r.b, r.foreign = r.subnet(zone, "10.0.0.0/20"), r.subnet(zone, "10.0.16.0/20"), r.subnet("us-west-2b", "10.0.32.0/20")
+	r.a, r.b, r.foreign = r.subnet(zone, "10.0.0.0/20"), r.subnet(zone, "10.0.16.0/20"),
+		r.subnet("us-west-2b", "10.0.32.0/20")
 	r.image = r.cloud.EC2().AddImage(fakeAMI("base-1"))
 	return r
 }
@@ -83,7 +85,8 @@ func (r *rig) now() time.Time { return time.Now().Add(time.Duration(r.clock.Load
 
 func (r *rig) subnet(zone, block string) string {
 	r.t.Helper()
-	out, err := r.root.CreateSubnet(r.t.Context(), &ec2.CreateSubnetInput{VpcId: &r.vpc, CidrBlock: &block, AvailabilityZone: &zone})
+	out, err := r.root.CreateSubnet(r.t.Context(), &ec2.CreateSubnetInput{VpcId: &r.vpc, CidrBlock: &block,
+		AvailabilityZone: &zone})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -99,11 +102,14 @@ func (r *rig) allow(cfg sdk.Config) {
 	}
 	client, ctx := iam.NewFromConfig(cfg), r.t.Context()
 	trust := `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}]}`
-	if _, err := client.CreateRole(ctx, &iam.CreateRoleInput{RoleName: sdk.String(role), AssumeRolePolicyDocument: &trust}); err != nil {
+	if _, err := client.CreateRole(ctx, &iam.CreateRoleInput{RoleName: sdk.String(role),
+		AssumeRolePolicyDocument: &trust}); err != nil {
 		r.t.Fatal(err)
 	}
-	policy := fmt.Sprintf(`{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["%s"],"Resource":"*"}]}`, strings.Join(actions, `","`))
-	if _, err := client.PutRolePolicy(ctx, &iam.PutRolePolicyInput{RoleName: sdk.String(role), PolicyName: sdk.String("calls"), PolicyDocument: &policy}); err != nil {
+	policy := fmt.Sprintf(`{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["%s"],"Resource":"*"}]}`,
+		strings.Join(actions, `","`))
+	if _, err := client.PutRolePolicy(ctx, &iam.PutRolePolicyInput{RoleName: sdk.String(role),
+		PolicyName: sdk.String("calls"), PolicyDocument: &policy}); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -155,9 +161,11 @@ func (r *rig) request() infra.CreateRequest {
 		r.t.Fatal(err)
 	}
 	return infra.CreateRequest{
-		Tags: infra.Tags{Owner: infra.Owner{Cluster: cluster, Shard: shard}, Tenant: "default", Instance: id, Term: 1, Group: "g", Template: "t", Kind: "tst",
+		Tags: infra.Tags{Owner: infra.Owner{Cluster: cluster, Shard: shard}, Tenant: "default", Instance: id, Term: 1,
+			Group: "g", Template: "t", Kind: "tst",
 			CreatedAt: time.Now().UTC().Truncate(time.Millisecond)},
-		InstanceType: "t3.small", Subnet: r.a, Args: map[string]any{"ImageId": r.image}, Userdata: []byte("#!/bin/sh\n"),
+		InstanceType: "t3.small", Subnet: r.a, Args: map[string]any{"ImageId": r.image},
+		Userdata: []byte("#!/bin/sh\n"),
 	}
 }
 
@@ -211,12 +219,15 @@ func wantClass(t *testing.T, what string, err error, class infra.Class, words ..
 // here says that an address is this machine's when the interface is attached to it.
 func (r *rig) here(eni, machine string) func(context.Context, netip.Addr) error {
 	return func(ctx context.Context, addr netip.Addr) error {
-		out, err := r.root.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{eni}})
+		out, err := r.root.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{
+			NetworkInterfaceIds: []string{eni}})
 		if err != nil {
 			return err
 		}
 		n := out.NetworkInterfaces[0]
-		has := slices.ContainsFunc(n.PrivateIpAddresses, func(a types.NetworkInterfacePrivateIpAddress) bool { return *a.PrivateIpAddress == addr.String() })
+		has := slices.ContainsFunc(n.PrivateIpAddresses, func(a types.NetworkInterfacePrivateIpAddress) bool {
+			return *a.PrivateIpAddress == addr.String()
+		})
 		if !has || n.Attachment == nil || *n.Attachment.InstanceId != machine {
 			return fmt.Errorf("%s is not here", addr)
 		}

@@ -15,8 +15,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// classes are the error codes whose class does not follow from their name. Codes that say "not found" anywhere are NotFound, those with a family
-// name (InvalidAMIID.Unavailable) have the family's class, and what is left is told apart by HTTP status: see classOf.
+// classes are the error codes whose class does not follow from their name. Codes that say "not found" anywhere are
+// NotFound, those with a family name (InvalidAMIID.Unavailable) have the family's class, and what is left is told apart
+// by HTTP status: see classOf.
 //
 // Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html (common client errors, client errors for specific
 // actions, server errors), https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonErrors.html, and the Errors sections of
@@ -100,8 +101,9 @@ var classes = map[string]infra.Class{
 	"RequestTimeoutException": infra.Indeterminate,
 }
 
-// classOf says what an error code means, given with the HTTP status that it came with (0 if that is not known). AWS sends client errors with a
-// status of the 400s: they are refusals, and a refused call has done nothing. Of a code that is not known that much is certain too.
+// classOf says what an error code means, given with the HTTP status that it came with (0 if that is not known). AWS
+// sends client errors with a status of the 400s: they are refusals, and a refused call has done nothing. Of a code that
+// is not known that much is certain too.
 func classOf(code string, status int) infra.Class {
 	if class, ok := classes[code]; ok {
 		return class
@@ -114,7 +116,8 @@ func classOf(code string, status int) infra.Class {
 		return class
 	case strings.HasPrefix(code, "Insufficient"):
 		return infra.Capacity
-	case strings.HasPrefix(code, "Invalid"), strings.HasPrefix(code, "Missing"), strings.HasPrefix(code, "Malformed"), strings.HasPrefix(code, "Unknown"):
+	case strings.HasPrefix(code, "Invalid"), strings.HasPrefix(code, "Missing"), strings.HasPrefix(code, "Malformed"),
+		strings.HasPrefix(code, "Unknown"):
 		return infra.Invalid
 	case status == http.StatusTooManyRequests:
 		return infra.Throttled
@@ -127,11 +130,12 @@ func classOf(code string, status int) infra.Class {
 	}
 }
 
-// encodedMessage is what comes before the encoded authorization message of an UnauthorizedOperation: kilobytes that only who may call
-// sts:DecodeAuthorizationMessage can read.
+// encodedMessage is what comes before the encoded authorization message of an UnauthorizedOperation: kilobytes that
+// only who may call sts:DecodeAuthorizationMessage can read.
 const encodedMessage = "Encoded authorization failure message"
 
-// awsError is an error of the SDK in one line: the API's own code and message, and the request ID that AWS's support asks for.
+// awsError is an error of the SDK in one line: the API's own code and message, and the request ID that AWS's support
+// asks for.
 type awsError struct {
 	call    string
 	code    string
@@ -207,8 +211,8 @@ func oneLine(text string, most int) string {
 
 // classify gives an error of a call its class. what says what was tried, in words.
 //
-// The SDK repeats calls by itself. A refusal that follows an attempt without answer tells nothing of that attempt, so the call as a whole is
-// Indeterminate then.
+// The SDK repeats calls by itself. A refusal that follows an attempt without answer tells nothing of that attempt, so
+// the call as a whole is Indeterminate then.
 func classify(what, call string, tries *attempts, err error) error {
 	if err == nil {
 		return nil
@@ -225,7 +229,8 @@ func classify(what, call string, tries *attempts, err error) error {
 	}
 	switch {
 	case sent == turned && (heldBack || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
-		// Whatever was sent was turned away, and the time was spent on waiting for the next attempt. Not by Wrap: that would see the deadline.
+		// Whatever was sent was turned away, and the time was spent on waiting for the next attempt. Not by Wrap: that
+		// would see the deadline.
 		return &infra.Error{Class: infra.Throttled, Op: what, Err: cause}
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		class = infra.Indeterminate

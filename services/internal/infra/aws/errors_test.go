@@ -21,7 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// documented are codes from AWS's lists of EC2 error codes that calls of this package can be answered with, by what they mean for the caller.
+// documented are codes from AWS's lists of EC2 error codes that calls of this package can be answered with, by what
+// they mean for the caller.
 var documented = map[infra.Class]string{
 	infra.NotFound: `InvalidInstanceID.NotFound InvalidNetworkInterfaceID.NotFound InvalidNetworkInterface.NotFound InvalidSubnetID.NotFound InvalidAMIID.NotFound
 		InvalidGroup.NotFound InvalidKeyPair.NotFound InvalidAttachmentID.NotFound InvalidSnapshot.NotFound InvalidSecurityGroupID.NotFound
@@ -48,7 +49,8 @@ var documented = map[infra.Class]string{
 }
 
 func TestOneLine(t *testing.T) {
-	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "caf\xe9": "caf\uFFFD", "aaaaaaaaé": "aaaaaaaaé", "aaaaaaaaaé": "aaaaaaaaa…", "": ""} {
+	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "caf\xe9": "caf\uFFFD",
+		"aaaaaaaaé": "aaaaaaaaé", "aaaaaaaaaé": "aaaaaaaaa…", "": ""} {
 		if got := oneLine(text, 10); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
 		}
@@ -82,14 +84,17 @@ func TestDocumentedCodes(t *testing.T) {
 		t.Errorf("only %d codes", n)
 	}
 	for code := range classes {
-		if !slices.ContainsFunc([]int{400, 403, 500, 503, 0}, func(status int) bool { return classOf(code, status) == classes[code] }) {
+		if !slices.ContainsFunc([]int{400, 403, 500, 503, 0}, func(status int) bool {
+			return classOf(code, status) == classes[code]
+		}) {
 			t.Errorf("%s does not get its own class", code)
 		}
 	}
 }
 
 func TestUnknownCodesGoByStatus(t *testing.T) {
-	for status, want := range map[int]infra.Class{400: infra.Invalid, 401: infra.Denied, 403: infra.Denied, 404: infra.Invalid, 408: infra.Indeterminate, 429: infra.Throttled,
+	for status, want := range map[int]infra.Class{400: infra.Invalid, 401: infra.Denied, 403: infra.Denied,
+		404: infra.Invalid, 408: infra.Indeterminate, 429: infra.Throttled,
 		500: infra.Indeterminate, 503: infra.Indeterminate, 0: infra.Indeterminate, 200: infra.Indeterminate} {
 		if got := classOf("NeverHeardOf", status); got != want {
 			t.Errorf("status %d is %q, want %q", status, got, want)
@@ -124,14 +129,16 @@ func script(t *testing.T, answers ...http.HandlerFunc) *scripted {
 func failure(status int, code, message string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(status)
-		fmt.Fprintf(w, `<Response><Errors><Error><Code>%s</Code><Message>%s</Message></Error></Errors><RequestID>req-1</RequestID></Response>`, code, message)
+		fmt.Fprintf(w,
+			`<Response><Errors><Error><Code>%s</Code><Message>%s</Message></Error></Errors><RequestID>req-1</RequestID></Response>`, code, message)
 	}
 }
 
 func hangUp(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 func made(w http.ResponseWriter, _ *http.Request) {
-	fmt.Fprint(w, `<RunInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><instancesSet><item><instanceId>i-1</instanceId>
+	fmt.Fprint(w,
+		`<RunInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><instancesSet><item><instanceId>i-1</instanceId>
 		<instanceState><name>pending</name></instanceState><launchTime>2030-01-02T03:04:05.000Z</launchTime></item></instancesSet></RunInstancesResponse>`)
 }
 
@@ -164,7 +171,8 @@ func TestCreateIsRepeatedWithTheSameBytes(t *testing.T) {
 	if n := s.calls.Load(); n != 3 {
 		t.Fatalf("%d attempts, want 3", n)
 	}
-	if s.forms[0] != s.forms[1] || s.forms[0] != s.forms[2] || !strings.Contains(s.forms[0], "ClientToken="+request().Tags.Instance.String()) {
+	if s.forms[0] != s.forms[1] || s.forms[0] != s.forms[2] || !strings.Contains(s.forms[0], "ClientToken="+
+		request().Tags.Instance.String()) {
 		t.Errorf("attempts differ, or have no client token:\n%s", strings.Join(s.forms, "\n"))
 	}
 	if !slices.Equal(throttled, []string{"RunInstances"}) {
@@ -179,24 +187,41 @@ func TestClassesOfAnswers(t *testing.T) {
 		calls   int64
 		text    string
 	}{
-		"refused":                    {[]http.HandlerFunc{failure(400, "InvalidParameterValue", "no")}, infra.Invalid, 1, "create knd"},
-		"no capacity":                {[]http.HandlerFunc{failure(500, "InsufficientInstanceCapacity", "none")}, infra.Capacity, 1, "InsufficientInstanceCapacity: none (request req-1)"},
-		"missing image":              {[]http.HandlerFunc{failure(400, "InvalidAMIID.NotFound", "no image")}, infra.Invalid, 1, "no image"},
-		"throttled throughout":       {[]http.HandlerFunc{failure(503, "RequestLimitExceeded", "slow")}, infra.Throttled, maxAttempts, "slow"},
-		"no answer":                  {[]http.HandlerFunc{hangUp}, infra.Indeterminate, maxAttempts, "RunInstances"},
-		"server error":               {[]http.HandlerFunc{failure(500, "InternalError", "oops")}, infra.Indeterminate, maxAttempts, "oops"},
-		"refused after no answer":    {[]http.HandlerFunc{hangUp, failure(400, "InsufficientInstanceCapacity", "none")}, infra.Indeterminate, 2, "none"},
-		"refused after server error": {[]http.HandlerFunc{failure(503, "Unavailable", "wait"), failure(400, "InvalidParameterValue", "none")}, infra.Indeterminate, 2, "none"},
-		"mismatch after no answer":   {[]http.HandlerFunc{hangUp, failure(400, "IdempotentParameterMismatch", "other")}, infra.Conflict, 2, "other"},
-		"refused after throttling":   {[]http.HandlerFunc{failure(503, "RequestLimitExceeded", "slow"), failure(400, "InsufficientInstanceCapacity", "none")}, infra.Capacity, 2, "none"},
-		"not XML":                    {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }}, infra.Indeterminate, 0, "create"},
-		"nothing made":               {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<RunInstancesResponse/>") }}, infra.Indeterminate, 1, "0 instances"},
-		"encoded authorization":      {[]http.HandlerFunc{failure(403, "UnauthorizedOperation", "You may not. Encoded authorization failure message: "+strings.Repeat("x", 3000))}, infra.Denied, 1, "UnauthorizedOperation: You may not (request req-1)"},
+		"refused": {[]http.HandlerFunc{failure(400, "InvalidParameterValue", "no")}, infra.Invalid,
+			1, "create knd"},
+		"no capacity": {[]http.HandlerFunc{failure(500, "InsufficientInstanceCapacity", "none")},
+			infra.Capacity, 1, "InsufficientInstanceCapacity: none (request req-1)"},
+		"missing image": {[]http.HandlerFunc{failure(400, "InvalidAMIID.NotFound", "no image")},
+			infra.Invalid, 1, "no image"},
+		"throttled throughout": {[]http.HandlerFunc{failure(503, "RequestLimitExceeded", "slow")},
+			infra.Throttled, maxAttempts, "slow"},
+		"no answer": {[]http.HandlerFunc{hangUp}, infra.Indeterminate, maxAttempts, "RunInstances"},
+		"server error": {[]http.HandlerFunc{failure(500, "InternalError", "oops")}, infra.Indeterminate,
+			maxAttempts, "oops"},
+		"refused after no answer": {[]http.HandlerFunc{hangUp, failure(400, "InsufficientInstanceCapacity", "none")},
+			infra.Indeterminate, 2, "none"},
+		"refused after server error": {[]http.HandlerFunc{failure(503, "Unavailable", "wait"),
+			failure(400, "InvalidParameterValue", "none")}, infra.Indeterminate, 2, "none"},
+		"mismatch after no answer": {[]http.HandlerFunc{hangUp, failure(400, "IdempotentParameterMismatch", "other")},
+			infra.Conflict, 2, "other"},
+		"refused after throttling": {[]http.HandlerFunc{failure(503, "RequestLimitExceeded", "slow"),
+			failure(400, "InsufficientInstanceCapacity", "none")}, infra.Capacity, 2, "none"},
+		"not XML": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, "hello")
+		}}, infra.Indeterminate, 0, "create"},
+		"nothing made": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, "<RunInstancesResponse/>")
+		}}, infra.Indeterminate, 1, "0 instances"},
+		"encoded authorization": {[]http.HandlerFunc{failure(403, "UnauthorizedOperation",
+			"You may not. Encoded authorization failure message: "+strings.Repeat("x", 3000))}, infra.Denied, 1,
+			"UnauthorizedOperation: You may not (request req-1)"},
 		"terminated under this token": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
-			fmt.Fprint(w, `<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>terminated</name></instanceState></item></instancesSet></RunInstancesResponse>`)
+			fmt.Fprint(w,
+				`<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>terminated</name></instanceState></item></instancesSet></RunInstancesResponse>`)
 		}}, infra.Conflict, 1, "i-1 of this request was terminated"},
 		"other tags under this token": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
-			fmt.Fprint(w, `<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>running</name></instanceState>
+			fmt.Fprint(w,
+				`<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>running</name></instanceState>
 				<tagSet><item><key>nstance:instance-id</key><value>x</value></item></tagSet></item></instancesSet></RunInstancesResponse>`)
 		}}, infra.Conflict, 1, "i-1 was made before with other tags"},
 	} {
@@ -204,13 +229,15 @@ func TestClassesOfAnswers(t *testing.T) {
 			t.Parallel()
 			s := script(t, tc.answers...)
 			_, err := against(t, s.url, nil).Create(t.Context(), request())
-			if infra.ClassOf(err) != tc.want || !errors.Is(err, tc.want) || !strings.Contains(fmt.Sprint(err), tc.text) {
+			if infra.ClassOf(err) != tc.want || !errors.Is(err, tc.want) ||
+				!strings.Contains(fmt.Sprint(err), tc.text) {
 				t.Errorf("error %v of class %q, want %q with %q", err, infra.ClassOf(err), tc.want, tc.text)
 			}
 			if n := s.calls.Load(); tc.calls > 0 && n != tc.calls {
 				t.Errorf("%d attempts, want %d", n, tc.calls)
 			}
-			if len(fmt.Sprint(err)) > 600 || strings.Contains(fmt.Sprint(err), "xxxx") || strings.Contains(fmt.Sprint(err), string(request().Userdata)) {
+			if len(fmt.Sprint(err)) > 600 || strings.Contains(fmt.Sprint(err), "xxxx") ||
+				strings.Contains(fmt.Sprint(err), string(request().Userdata)) {
 				t.Errorf("the error says too much: %v", err)
 			}
 		})
@@ -269,7 +296,8 @@ func TestNoCredentialsIsDenied(t *testing.T) {
 	})
 	p.cfg.EC2 = NewEC2(cfg)
 	_, err = p.Create(t.Context(), request())
-	if infra.ClassOf(err) != infra.Denied || !strings.Contains(fmt.Sprint(err), "no role found") || s.calls.Load() != 0 {
+	if infra.ClassOf(err) != infra.Denied || !strings.Contains(fmt.Sprint(err), "no role found") ||
+		s.calls.Load() != 0 {
 		t.Errorf("error %v of class %q after %d calls", err, infra.ClassOf(err), s.calls.Load())
 	}
 }

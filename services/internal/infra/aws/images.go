@@ -18,11 +18,15 @@ import (
 // owned are filters that say whose images are meant as well as a list of owners does.
 var owned = []string{"owner-id", "owner-alias", "image-id"}
 
-// Resolve implements infra.Images by DescribeImages. Only available images count. The values of filters may hold EC2's wildcards.
+// Resolve implements infra.Images by DescribeImages. Only available images count. The values of filters may hold EC2's
+// wildcards.
 func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, error) {
 	what := "look up image " + queryText(q)
 	if len(q.Owners) == 0 && !slices.ContainsFunc(owned, func(name string) bool { return len(q.Filters[name]) > 0 }) {
-		return "", refused(what, "it has no owners, and anybody can publish an image of any name: say whose are meant (self, amazon, an account's ID)")
+		return "",
+			refused(what,
+				"it has no owners, and anybody can publish an image of any name: say whose are meant (self, amazon, "+
+					"an account's ID)")
 	}
 	in := &ec2.DescribeImagesInput{Owners: q.Owners, MaxResults: sdk.Int32(p.cfg.PageSize)}
 	for _, name := range slices.Sorted(maps.Keys(q.Filters)) {

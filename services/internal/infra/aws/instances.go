@@ -38,7 +38,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 		return infra.VM{}, err
 	}
 	if len(out.Instances) != 1 {
-		return infra.VM{}, infra.Errorf(infra.Indeterminate, what, "RunInstances answered %d instances", len(out.Instances))
+		return infra.VM{}, infra.Errorf(infra.Indeterminate, what, "RunInstances answered %d instances",
+			len(out.Instances))
 	}
 	vm, asked := describe(out.Instances[0]), req.Tags
 	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // as it comes back
@@ -71,8 +72,10 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	case infra.NotFound:
 		return nil
 	case infra.Denied:
-		// A role that may terminate by tag may not terminate what has lost its tags, and a terminated instance loses them after a while.
-		if instance, getErr := p.instance(ctx, what, providerID); infra.ClassOf(getErr) == infra.NotFound || getErr == nil && ending(stateOf(instance)) {
+		// A role that may terminate by tag may not terminate what has lost its tags, and a terminated instance loses
+		// them after a while.
+		if instance, getErr := p.instance(ctx, what, providerID); infra.ClassOf(getErr) == infra.NotFound ||
+			getErr == nil && ending(stateOf(instance)) {
 			return nil
 		}
 	}
@@ -107,15 +110,19 @@ func (p *Provider) instance(ctx context.Context, what, id string) (types.Instanc
 	return types.Instance{}, infra.Errorf(infra.NotFound, what, "DescribeInstances knows no such instance")
 }
 
-// List implements infra.Provider: every page of DescribeInstances by tags. EC2 shows terminated instances for about an hour.
+// List implements infra.Provider: every page of DescribeInstances by tags. EC2 shows terminated instances for about an
+// hour.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
-	return p.list(ctx, "list", filter("tag:"+tagManaged, managed), filter("tag:"+tagCluster, owner.Cluster), filter("tag:"+tagShard, owner.Shard))
+	return p.list(ctx, "list", filter("tag:"+tagManaged, managed), filter("tag:"+tagCluster, owner.Cluster),
+		filter("tag:"+tagShard, owner.Shard))
 }
 
-// FindByInstance implements infra.Provider: by tag. Of several (somebody copied tags) the one that lives, else the youngest, is it.
+// FindByInstance implements infra.Provider: by tag. Of several (somebody copied tags) the one that lives, else the
+// youngest, is it.
 func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
 	what := "find " + id.String()
-	vms, err := p.list(ctx, what, filter("tag:"+tagInstance, id.String()), filter("tag:"+tagCluster, owner.Cluster), filter("tag:"+tagShard, owner.Shard))
+	vms, err := p.list(ctx, what, filter("tag:"+tagInstance, id.String()), filter("tag:"+tagCluster, owner.Cluster),
+		filter("tag:"+tagShard, owner.Shard))
 	if err != nil {
 		return infra.VM{}, err
 	}
@@ -123,7 +130,8 @@ func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ide
 		return infra.VM{}, infra.Errorf(infra.NotFound, what, "DescribeInstances knows no instance with this tag")
 	}
 	return slices.MaxFunc(vms, func(a, b infra.VM) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.LaunchedAt.Compare(b.LaunchedAt), cmp.Compare(a.ProviderID, b.ProviderID))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.LaunchedAt.Compare(b.LaunchedAt),
+			cmp.Compare(a.ProviderID, b.ProviderID))
 	}), nil
 }
 
@@ -137,7 +145,8 @@ func rank(vm infra.VM) int {
 // list describes all instances that match, sorted by ID. It is complete or an error.
 func (p *Provider) list(ctx context.Context, what string, filters ...types.Filter) ([]infra.VM, error) {
 	ctx, tries := follow(ctx)
-	pages := ec2.NewDescribeInstancesPaginator(p.cfg.EC2, &ec2.DescribeInstancesInput{Filters: filters, MaxResults: sdk.Int32(p.cfg.PageSize)})
+	pages := ec2.NewDescribeInstancesPaginator(p.cfg.EC2, &ec2.DescribeInstancesInput{Filters: filters,
+		MaxResults: sdk.Int32(p.cfg.PageSize)})
 	found := map[string]infra.VM{} // an instance may come twice when others begin or end between two pages
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(ctx)
@@ -203,7 +212,8 @@ func stateOf(instance types.Instance) infra.State {
 
 // describe says what is known of an instance.
 func describe(instance types.Instance) infra.VM {
-	vm := infra.VM{ProviderID: deref(instance.InstanceId), State: stateOf(instance), IPv4: deref(instance.PrivateIpAddress), IPv6: deref(instance.Ipv6Address),
+	vm := infra.VM{ProviderID: deref(instance.InstanceId), State: stateOf(instance),
+		IPv4: deref(instance.PrivateIpAddress), IPv6: deref(instance.Ipv6Address),
 		Hostname: deref(instance.PrivateDnsName), LaunchedAt: deref(instance.LaunchTime)}
 	vm.Tags, vm.Warning = decodeTags(instance.Tags)
 	if vm.Tags.Instance.IsZero() {
@@ -229,7 +239,8 @@ func describe(instance types.Instance) infra.VM {
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 func endedBy(instance types.Instance) string {
 	reason := instance.StateReason
-	if reason == nil || stateOf(instance).Alive() || strings.HasPrefix(deref(reason.Code), "Client.User") || strings.HasPrefix(deref(reason.Code), "Client.Instance") {
+	if reason == nil || stateOf(instance).Alive() || strings.HasPrefix(deref(reason.Code), "Client.User") ||
+		strings.HasPrefix(deref(reason.Code), "Client.Instance") {
 		return ""
 	}
 	return deref(cmp.Or(reason.Message, reason.Code))

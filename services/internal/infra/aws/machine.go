@@ -18,12 +18,14 @@ type IMDS interface {
 }
 
 const (
-	// metadataTimeout bounds the question for the own machine's ID: where there is no metadata service, nobody answers at all.
+	// metadataTimeout bounds the question for the own machine's ID: where there is no metadata service, nobody answers
+	// at all.
 	metadataTimeout  = 4 * time.Second
 	metadataAttempts = 3
 )
 
-// NewIMDS makes a client of the instance metadata service, version 2 only, at the SDK's usual address or AWS_EC2_METADATA_SERVICE_ENDPOINT.
+// NewIMDS makes a client of the instance metadata service, version 2 only, at the SDK's usual address or
+// AWS_EC2_METADATA_SERVICE_ENDPOINT.
 func NewIMDS(cfg sdk.Config) IMDS {
 	return imds.NewFromConfig(cfg, func(o *imds.Options) {
 		o.EnableFallback = sdk.FalseTernary
@@ -34,7 +36,8 @@ func NewIMDS(cfg sdk.Config) IMDS {
 
 var instanceID = regexp.MustCompile(`^i-[0-9a-f]{8,32}$`)
 
-// MachineID asks for the instance ID of the machine that this program runs on. It fails, within seconds, where there is no metadata service.
+// MachineID asks for the instance ID of the machine that this program runs on. It fails, within seconds, where there is
+// no metadata service.
 func MachineID(ctx context.Context, metadata IMDS) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, metadataTimeout)
 	defer cancel()

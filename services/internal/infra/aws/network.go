@@ -47,7 +47,8 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 			return err
 		}
 		if sleepErr := p.cfg.Sleep(ctx, pause); sleepErr != nil {
-			return infra.Wrap(infra.Indeterminate, what, errors.Join(fmt.Errorf("%w, and it is %s", sleepErr, t.seen), err))
+			return infra.Wrap(infra.Indeterminate, what, errors.Join(fmt.Errorf("%w, and it is %s", sleepErr, t.seen),
+				err))
 		}
 	}
 }
@@ -108,7 +109,8 @@ func (t *takeover) take(ctx context.Context, attachment *types.NetworkInterfaceA
 		force = infra.ClassOf(err) == infra.NotFound || err == nil && !state.Alive()
 	}
 	t.asked, t.firmly = id, force
-	t.p.cfg.Log.Info("taking the leader's network interface from its holder", "interface", t.p.cfg.Network.Interface, "holder", holder, "force", force)
+	t.p.cfg.Log.Info("taking the leader's network interface from its holder", "interface", t.p.cfg.Network.Interface,
+		"holder", holder, "force", force)
 	return t.p.detach(ctx, t.what, id, force)
 }
 
@@ -121,7 +123,8 @@ func (t *takeover) attach(ctx context.Context) error {
 	index := freeIndex(self.NetworkInterfaces)
 	ctx, tries := follow(ctx)
 	_, err = t.p.cfg.EC2.AttachNetworkInterface(ctx, &ec2.AttachNetworkInterfaceInput{
-		NetworkInterfaceId: sdk.String(t.p.cfg.Network.Interface), InstanceId: sdk.String(t.machine), DeviceIndex: sdk.Int32(index)})
+		NetworkInterfaceId: sdk.String(t.p.cfg.Network.Interface), InstanceId: sdk.String(t.machine),
+		DeviceIndex: sdk.Int32(index)})
 	return classify(t.what, "AttachNetworkInterface", tries, err)
 }
 
@@ -147,7 +150,8 @@ func (p *Provider) Release(ctx context.Context, machineID string) error {
 		return err
 	}
 	a := eni.Attachment
-	if a == nil || deref(a.InstanceId) != machineID || a.Status == types.AttachmentStatusDetaching || a.Status == types.AttachmentStatusDetached {
+	if a == nil || deref(a.InstanceId) != machineID || a.Status == types.AttachmentStatusDetaching ||
+		a.Status == types.AttachmentStatusDetached {
 		return nil
 	}
 	if err := p.detach(ctx, what, deref(a.AttachmentId), false); err != nil && !passing(err) {
@@ -168,7 +172,8 @@ func (p *Provider) checkNetwork(machineID string) error {
 
 func (p *Provider) detach(ctx context.Context, what, attachment string, force bool) error {
 	ctx, tries := follow(ctx)
-	_, err := p.cfg.EC2.DetachNetworkInterface(ctx, &ec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: &force})
+	_, err := p.cfg.EC2.DetachNetworkInterface(ctx, &ec2.DetachNetworkInterfaceInput{AttachmentId: &attachment,
+		Force: &force})
 	return classify(what, "DetachNetworkInterface", tries, err)
 }
 
@@ -176,26 +181,35 @@ func (p *Provider) detach(ctx context.Context, what, attachment string, force bo
 func (p *Provider) networkInterface(ctx context.Context, what string) (types.NetworkInterface, error) {
 	ctx, tries := follow(ctx)
 	id := p.cfg.Network.Interface
-	out, err := p.cfg.EC2.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{id}})
+	out, err := p.cfg.EC2.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{
+		NetworkInterfaceIds: []string{id}})
 	if err != nil {
 		err = classify(what, "DescribeNetworkInterfaces", tries, err)
 		if infra.ClassOf(err) == infra.NotFound {
-			return types.NetworkInterface{}, infra.Errorf(infra.NotFound, what, "server.leader_network.interface_id: there is no %s in this account and region", id)
+			return types.NetworkInterface{}, infra.Errorf(infra.NotFound, what,
+				"server.leader_network.interface_id: there is no %s in this account and region", id)
 		}
 		return types.NetworkInterface{}, err
 	}
-	i := slices.IndexFunc(out.NetworkInterfaces, func(n types.NetworkInterface) bool { return deref(n.NetworkInterfaceId) == id })
+	i := slices.IndexFunc(out.NetworkInterfaces, func(n types.NetworkInterface) bool {
+		return deref(n.NetworkInterfaceId) == id
+	})
 	if i < 0 {
-		return types.NetworkInterface{}, infra.Errorf(infra.NotFound, what, "server.leader_network.interface_id: there is no %s in this account and region", id)
+		return types.NetworkInterface{}, infra.Errorf(infra.NotFound, what,
+			"server.leader_network.interface_id: there is no %s in this account and region", id)
 	}
 	eni := out.NetworkInterfaces[i]
 	if zone := deref(eni.AvailabilityZone); zone != p.cfg.Zone {
-		return eni, refused(what, "server.leader_network.interface_id: %s is in %s, the shard is in %s: an interface does not leave its zone", id, zone, p.cfg.Zone)
+		return eni,
+			refused(what,
+				"server.leader_network.interface_id: %s is in %s, the shard is in %s: an interface does not leave "+
+					"its zone", id, zone, p.cfg.Zone)
 	}
 	has := addressesOf(eni)
 	for _, addr := range p.cfg.Network.Addresses {
 		if !slices.Contains(has, addr) {
-			return eni, refused(what, "server.leader_network: %s is not an address of %s, which has %s", addr, id, listText(has))
+			return eni, refused(what, "server.leader_network: %s is not an address of %s, which has %s", addr, id,
+				listText(has))
 		}
 	}
 	return eni, nil
@@ -240,8 +254,10 @@ func sight(eni types.NetworkInterface) string {
 
 // passingCodes are refusals that say no more than that somebody else was faster, or that something is on its way.
 var passingCodes = []string{
-	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound", "InvalidNetworkInterface.InUse",
-	"InvalidNetworkInterfaceAttachmentID.NotFound", "InvalidParameterValue", // of AttachNetworkInterface: the device index is taken
+	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound",
+	"InvalidNetworkInterface.InUse",
+	// of AttachNetworkInterface: the device index is taken
+	"InvalidNetworkInterfaceAttachmentID.NotFound", "InvalidParameterValue",
 }
 
 // passing reports whether another look at the interface is worth while after an error.
@@ -254,8 +270,8 @@ func passing(err error) bool {
 	}
 }
 
-// answers asks the kernel whether an address is one of this machine's that can be used: an IPv6 address is not before it is known to be
-// unique (RFC 4862, section 5.4), although the interface has it. Nothing leaves the machine.
+// answers asks the kernel whether an address is one of this machine's that can be used: an IPv6 address is not before
+// it is known to be unique (RFC 4862, section 5.4), although the interface has it. Nothing leaves the machine.
 func answers(ctx context.Context, addr netip.Addr) error {
 	local, err := net.InterfaceAddrs()
 	if err != nil {

@@ -46,7 +46,8 @@ type network struct {
 
 func newNetwork() *network {
 	return &network{now: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC), zone: "zone-a", used: []int32{0},
-		states: map[string]types.InstanceStateName{self: types.InstanceStateNameRunning, other: types.InstanceStateNameRunning}, fail: map[string][]error{}}
+		states: map[string]types.InstanceStateName{self: types.InstanceStateNameRunning,
+			other: types.InstanceStateNameRunning}, fail: map[string][]error{}}
 }
 
 // held attaches the interface to another machine.
@@ -72,7 +73,8 @@ func apiError(code string) error {
 	return &smithy.OperationError{ServiceID: "EC2", Err: &smithy.GenericAPIError{Code: code, Message: "injected"}}
 }
 
-func (n *network) DescribeNetworkInterfaces(_ context.Context, in *ec2.DescribeNetworkInterfacesInput, _ ...func(*ec2.Options)) (*ec2.DescribeNetworkInterfacesOutput, error) {
+func (n *network) DescribeNetworkInterfaces(_ context.Context, in *ec2.DescribeNetworkInterfacesInput,
+	_ ...func(*ec2.Options)) (*ec2.DescribeNetworkInterfacesOutput, error) {
 	if err := n.called("describe"); err != nil {
 		return nil, err
 	}
@@ -86,16 +88,20 @@ func (n *network) DescribeNetworkInterfaces(_ context.Context, in *ec2.DescribeN
 			}
 		}
 	}
-	out := types.NetworkInterface{NetworkInterfaceId: ptr(in.NetworkInterfaceIds[0]), AvailabilityZone: &n.zone, PrivateIpAddress: ptr(leader),
-		Ipv6Addresses: []types.NetworkInterfaceIpv6Address{{Ipv6Address: ptr("2001:db8::9")}}, Status: types.NetworkInterfaceStatusAvailable}
+	out := types.NetworkInterface{NetworkInterfaceId: ptr(in.NetworkInterfaceIds[0]), AvailabilityZone: &n.zone,
+		PrivateIpAddress: ptr(leader),
+		Ipv6Addresses:    []types.NetworkInterfaceIpv6Address{{Ipv6Address: ptr("2001:db8::9")}},
+		Status:           types.NetworkInterfaceStatusAvailable}
 	if n.attachment != "" {
 		out.Status = types.NetworkInterfaceStatusInUse
-		out.Attachment = &types.NetworkInterfaceAttachment{AttachmentId: ptr(n.attachment), InstanceId: ptr(n.holder), Status: n.status, DeviceIndex: ptr(n.index)}
+		out.Attachment = &types.NetworkInterfaceAttachment{AttachmentId: ptr(n.attachment), InstanceId: ptr(n.holder),
+			Status: n.status, DeviceIndex: ptr(n.index)}
 	}
 	return &ec2.DescribeNetworkInterfacesOutput{NetworkInterfaces: []types.NetworkInterface{out}}, nil
 }
 
-func (n *network) DescribeInstances(_ context.Context, in *ec2.DescribeInstancesInput, _ ...func(*ec2.Options)) (*ec2.DescribeInstancesOutput, error) {
+func (n *network) DescribeInstances(_ context.Context, in *ec2.DescribeInstancesInput,
+	_ ...func(*ec2.Options)) (*ec2.DescribeInstancesOutput, error) {
 	id := in.InstanceIds[0]
 	if err := n.called("instance " + id); err != nil {
 		return nil, err
@@ -106,26 +112,30 @@ func (n *network) DescribeInstances(_ context.Context, in *ec2.DescribeInstances
 	}
 	instance := types.Instance{InstanceId: &id, State: &types.InstanceState{Name: state}}
 	for _, index := range n.used {
-		instance.NetworkInterfaces = append(instance.NetworkInterfaces, types.InstanceNetworkInterface{Attachment: &types.InstanceNetworkInterfaceAttachment{DeviceIndex: &index}})
+		instance.NetworkInterfaces = append(instance.NetworkInterfaces,
+			types.InstanceNetworkInterface{Attachment: &types.InstanceNetworkInterfaceAttachment{DeviceIndex: &index}})
 	}
 	return &ec2.DescribeInstancesOutput{Reservations: []types.Reservation{{Instances: []types.Instance{instance}}}}, nil
 }
 
-func (n *network) AttachNetworkInterface(_ context.Context, in *ec2.AttachNetworkInterfaceInput, _ ...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error) {
+func (n *network) AttachNetworkInterface(_ context.Context, in *ec2.AttachNetworkInterfaceInput,
+	_ ...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error) {
 	if err := n.called(fmt.Sprintf("attach %s %d", *in.InstanceId, *in.DeviceIndex)); err != nil {
 		return nil, err
 	}
 	if n.attachment != "" {
 		return nil, apiError("InvalidNetworkInterface.InUse")
 	}
-	n.attachment, n.holder, n.index, n.status, n.left = "eni-attach-2", *in.InstanceId, *in.DeviceIndex, types.AttachmentStatusAttaching, n.settle
+	n.attachment, n.holder, n.index, n.status, n.left = "eni-attach-2", *in.InstanceId, *in.DeviceIndex,
+		types.AttachmentStatusAttaching, n.settle
 	if n.settle == 0 {
 		n.status = types.AttachmentStatusAttached
 	}
 	return &ec2.AttachNetworkInterfaceOutput{}, nil
 }
 
-func (n *network) DetachNetworkInterface(_ context.Context, in *ec2.DetachNetworkInterfaceInput, _ ...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error) {
+func (n *network) DetachNetworkInterface(_ context.Context, in *ec2.DetachNetworkInterfaceInput,
+	_ ...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error) {
 	if err := n.called(fmt.Sprintf("detach %s %t", *in.AttachmentId, *in.Force)); err != nil {
 		return nil, err
 	}
@@ -141,7 +151,8 @@ func (n *network) DetachNetworkInterface(_ context.Context, in *ec2.DetachNetwor
 
 func (n *network) provider(t *testing.T) *Provider {
 	t.Helper()
-	p, err := New(Config{Zone: "zone-a", EC2: n, Network: Network{Interface: eni, Addresses: []netip.Addr{netip.MustParseAddr(leader)}},
+	p, err := New(Config{Zone: "zone-a", EC2: n, Network: Network{Interface: eni,
+		Addresses: []netip.Addr{netip.MustParseAddr(leader)}},
 		Now: func() time.Time { return n.now },
 		Sleep: func(ctx context.Context, d time.Duration) error {
 			n.now = n.now.Add(d)
@@ -168,19 +179,42 @@ func TestTakeOver(t *testing.T) {
 		with    func(n *network)
 		want    []string
 	}{
-		"free":            {newNetwork(), nil, []string{"describe", "instance " + self, "attach " + self + " 1", "describe"}},
-		"slow":            {newNetwork(), func(n *network) { n.settle, n.answersIn = 2, 2 }, []string{"describe", "instance " + self, "attach " + self + " 1", "describe", "describe", "describe", "describe"}},
-		"index taken":     {newNetwork(), func(n *network) { n.used = []int32{0, 1, 3} }, []string{"describe", "instance " + self, "attach " + self + " 2", "describe"}},
-		"race for index":  {newNetwork(), func(n *network) { n.fail["attach"] = []error{apiError("InvalidParameterValue")} }, []string{"describe", "instance " + self, "attach " + self + " 1", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
-		"held":            {newNetwork().held(types.InstanceStateNameRunning), nil, []string{"describe", "instance " + other, "detach eni-attach-1 false", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
-		"dead holder":     {newNetwork().held(types.InstanceStateNameTerminated), func(n *network) { n.stubborn = true }, []string{"describe", "instance " + other, "detach eni-attach-1 true", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
-		"stopped holder":  {newNetwork().held(types.InstanceStateNameStopped), func(n *network) { n.stubborn = true }, []string{"describe", "instance " + other, "detach eni-attach-1 true", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
-		"vanished holder": {newNetwork().held(""), func(n *network) { n.stubborn = true }, []string{"describe", "instance " + other, "detach eni-attach-1 true", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
+		"free": {newNetwork(), nil, []string{"describe", "instance " + self, "attach " + self + " 1",
+			"describe"}},
+		"slow": {newNetwork(), func(n *network) {
+			n.settle, n.answersIn = 2, 2
+		}, []string{"describe", "instance " + self, "attach " + self + " 1", "describe", "describe", "describe",
+			"describe"}},
+		"index taken": {newNetwork(), func(n *network) {
+			n.used = []int32{0, 1, 3}
+		}, []string{"describe", "instance " + self, "attach " + self + " 2", "describe"}},
+		"race for index": {newNetwork(), func(n *network) {
+			n.fail["attach"] = []error{apiError("InvalidParameterValue")}
+		}, []string{"describe", "instance " + self, "attach " + self + " 1", "describe", "instance " + self, "attach " +
+			self + " 1", "describe"}},
+		"held": {newNetwork().held(types.InstanceStateNameRunning), nil,
+			[]string{"describe", "instance " + other, "detach eni-attach-1 false", "describe", "instance " + self,
+				"attach " + self + " 1", "describe"}},
+		"dead holder": {newNetwork().held(types.InstanceStateNameTerminated), func(n *network) {
+			n.stubborn = true
+		}, []string{"describe", "instance " + other, "detach eni-attach-1 true", "describe", "instance " + self,
+			"attach " + self + " 1", "describe"}},
+		"stopped holder": {newNetwork().held(types.InstanceStateNameStopped), func(n *network) {
+			n.stubborn = true
+		}, []string{"describe", "instance " + other, "detach eni-attach-1 true", "describe", "instance " + self,
+			"attach " + self + " 1", "describe"}},
+		"vanished holder": {newNetwork().held(""), func(n *network) {
+			n.stubborn = true
+		}, []string{"describe", "instance " + other, "detach eni-attach-1 true", "describe", "instance " + self,
+			"attach " + self + " 1", "describe"}},
 		"lets go itself": {newNetwork().held(types.InstanceStateNameRunning), func(n *network) {
 			n.fail["detach"] = []error{apiError("InvalidAttachmentID.NotFound")}
 			n.status, n.left = types.AttachmentStatusDetaching, 2
-		}, []string{"describe", "instance " + other, "detach eni-attach-1 false", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
-		"throttled": {newNetwork(), func(n *network) { n.fail["describe"] = []error{apiError("RequestLimitExceeded")} }, []string{"describe", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
+		}, []string{"describe", "instance " + other, "detach eni-attach-1 false", "describe", "instance " + self,
+			"attach " + self + " 1", "describe"}},
+		"throttled": {newNetwork(), func(n *network) {
+			n.fail["describe"] = []error{apiError("RequestLimitExceeded")}
+		}, []string{"describe", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := tc.network
@@ -236,12 +270,22 @@ func TestAcquireSaysWhatIsWrong(t *testing.T) {
 		"no such interface": {func(n *network, _ *Provider) {
 			n.fail["describe"] = []error{apiError("InvalidNetworkInterfaceID.NotFound")}
 		}, infra.NotFound, "there is no eni-1 in this account and region"},
-		"another zone": {func(n *network, _ *Provider) { n.zone = "zone-b" }, infra.Invalid, "eni-1 is in zone-b, the shard is in zone-a"},
-		"another address": {func(_ *network, p *Provider) { p.cfg.Network.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.8")} }, infra.Invalid,
+		"another zone": {func(n *network, _ *Provider) {
+			n.zone = "zone-b"
+		}, infra.Invalid, "eni-1 is in zone-b, the shard is in zone-a"},
+		"another address": {func(_ *network, p *Provider) {
+			p.cfg.Network.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.8")}
+		}, infra.Invalid,
 			"10.0.0.8 is not an address of eni-1, which has 10.0.0.9, 2001:db8::9"},
-		"not allowed":       {func(n *network, _ *Provider) { n.fail["attach"] = []error{apiError("UnauthorizedOperation")} }, infra.Denied, "AttachNetworkInterface"},
-		"primary interface": {func(n *network, _ *Provider) { n.held(types.InstanceStateNameRunning).index = 0 }, infra.Invalid, "must be one that can be detached"},
-		"never configured":  {func(n *network, _ *Provider) { n.answersIn = 1 << 30 }, infra.Indeterminate, "it is attached to i-00000001, but 10.0.0.9 is not here yet"},
+		"not allowed": {func(n *network, _ *Provider) {
+			n.fail["attach"] = []error{apiError("UnauthorizedOperation")}
+		}, infra.Denied, "AttachNetworkInterface"},
+		"primary interface": {func(n *network, _ *Provider) {
+			n.held(types.InstanceStateNameRunning).index = 0
+		}, infra.Invalid, "must be one that can be detached"},
+		"never configured": {func(n *network, _ *Provider) {
+			n.answersIn = 1 << 30
+		}, infra.Indeterminate, "it is attached to i-00000001, but 10.0.0.9 is not here yet"},
 		"never free": {func(n *network, _ *Provider) {
 			n.held(types.InstanceStateNameRunning).settle = 1 << 30
 		}, infra.Indeterminate, "it is detaching from i-00000002"},
@@ -267,7 +311,8 @@ func TestAcquireSaysWhatIsWrong(t *testing.T) {
 	if err := n.provider(t).Acquire(ctx, self); !errors.Is(err, context.Canceled) {
 		t.Errorf("an ended context: %v", err)
 	}
-	if _, err := New(Config{Zone: "zone-a", Network: Network{Addresses: []netip.Addr{netip.MustParseAddr(leader)}}}); err == nil || !strings.Contains(err.Error(), "interface_id") {
+	if _, err := New(Config{Zone: "zone-a", Network: Network{Addresses: []netip.Addr{
+		netip.MustParseAddr(leader)}}}); err == nil || !strings.Contains(err.Error(), "interface_id") {
 		t.Errorf("an address without interface: %v", err)
 	}
 }
@@ -277,13 +322,18 @@ func TestRelease(t *testing.T) {
 		network *network
 		want    []string
 	}{
-		"free":              {newNetwork(), []string{"describe"}},
-		"somebody else's":   {newNetwork().held(types.InstanceStateNameRunning), []string{"describe"}},
-		"ours":              {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1, zone: "zone-a"}, []string{"describe", "detach a false"}},
-		"still attaching":   {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttaching, index: 1, zone: "zone-a"}, []string{"describe", "detach a false"}},
-		"already detaching": {&network{attachment: "a", holder: self, status: types.AttachmentStatusDetaching, index: 1, zone: "zone-a"}, []string{"describe"}},
-		"gone by then": {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1, zone: "zone-a",
-			fail: map[string][]error{"detach": {apiError("InvalidAttachmentID.NotFound")}}}, []string{"describe", "detach a false"}},
+		"free":            {newNetwork(), []string{"describe"}},
+		"somebody else's": {newNetwork().held(types.InstanceStateNameRunning), []string{"describe"}},
+		"ours": {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1,
+			zone: "zone-a"}, []string{"describe", "detach a false"}},
+		"still attaching": {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttaching, index: 1,
+			zone: "zone-a"}, []string{"describe", "detach a false"}},
+		"already detaching": {&network{attachment: "a", holder: self, status: types.AttachmentStatusDetaching, index: 1,
+			zone: "zone-a"}, []string{"describe"}},
+		"gone by then": {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1,
+			zone: "zone-a",
+			fail: map[string][]error{"detach": {apiError("InvalidAttachmentID.NotFound")}}},
+			[]string{"describe", "detach a false"}},
 	} {
 		if err := tc.network.provider(t).Release(t.Context(), self); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -292,7 +342,8 @@ func TestRelease(t *testing.T) {
 			t.Errorf("%s: calls (-want +got):\n%s", name, diff)
 		}
 	}
-	n := &network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1, zone: "zone-a", fail: map[string][]error{"detach": {apiError("UnauthorizedOperation")}}}
+	n := &network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1, zone: "zone-a",
+		fail: map[string][]error{"detach": {apiError("UnauthorizedOperation")}}}
 	if err := n.provider(t).Release(t.Context(), self); infra.ClassOf(err) != infra.Denied {
 		t.Errorf("not allowed: %v", err)
 	}

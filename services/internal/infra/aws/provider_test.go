@@ -52,8 +52,10 @@ func TestConformance(t *testing.T) {
 			Adapt:    func(req *infra.CreateRequest) { req.Args = map[string]any{"ImageId": r.image} },
 			Reopen:   func(*testing.T) infra.Provider { return open() },
 			Unknown:  "i-0123456789abcdef0",
-			// A tag is XML text without control characters; EC2 takes all else. What begins or ends with a space is not promised to come back.
-			OddTags: []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d % <&>", "a=b,c:d;e/f@g+h", "-f", "~", "*", strings.Repeat("ü", 256)},
+			// A tag is XML text without control characters; EC2 takes all else. What begins or ends with a space is not
+			// promised to come back.
+			OddTags: []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d % <&>",
+				"a=b,c:d;e/f@g+h", "-f", "~", "*", strings.Repeat("ü", 256)},
 		}
 	})
 }
@@ -72,21 +74,26 @@ func TestUntaggableIsRefused(t *testing.T) {
 func TestInstanceIsAsAskedFor(t *testing.T) {
 	r := newRig(t)
 	req := r.request()
-	req.Args["BlockDeviceMappings"] = []any{map[string]any{"DeviceName": "/dev/xvda", "Ebs": map[string]any{"VolumeSize": "20", "VolumeType": "gp3"}}}
+	req.Args["BlockDeviceMappings"] = []any{map[string]any{"DeviceName": "/dev/xvda",
+		"Ebs": map[string]any{"VolumeSize": "20", "VolumeType": "gp3"}}}
 	req.Args["MetadataOptions"] = map[string]any{"HttpPutResponseHopLimit": float64(2)}
-	req.Args["TagSpecifications"] = []any{map[string]any{"ResourceType": "instance", "Tags": []any{map[string]any{"Key": "team", "Value": "a"}}}}
+	req.Args["TagSpecifications"] = []any{map[string]any{"ResourceType": "instance",
+		"Tags": []any{map[string]any{"Key": "team", "Value": "a"}}}}
 	vm, err := r.open(nil).Create(t.Context(), req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	i := r.instance(vm.ProviderID)
-	if m := i.MetadataOptions; m.HttpTokens != types.HttpTokensStateRequired || *m.HttpPutResponseHopLimit != 2 || m.HttpEndpoint != types.InstanceMetadataEndpointStateEnabled {
+	if m := i.MetadataOptions; m.HttpTokens != types.HttpTokensStateRequired || *m.HttpPutResponseHopLimit != 2 ||
+		m.HttpEndpoint != types.InstanceMetadataEndpointStateEnabled {
 		t.Errorf("metadata options %+v", m)
 	}
-	if *i.SubnetId != r.a || i.InstanceType != "t3.small" || *i.ClientToken != req.Tags.Instance.String() || vm.IPv4 != *i.PrivateIpAddress || vm.Hostname != *i.PrivateDnsName {
+	if *i.SubnetId != r.a || i.InstanceType != "t3.small" || *i.ClientToken != req.Tags.Instance.String() ||
+		vm.IPv4 != *i.PrivateIpAddress || vm.Hostname != *i.PrivateDnsName {
 		t.Errorf("asked for %+v, got %+v, told %+v", req, i, vm)
 	}
-	tags, err := r.root.DescribeTags(t.Context(), &ec2.DescribeTagsInput{Filters: []types.Filter{{Name: sdk.String("key"), Values: []string{"nstance:instance-id"}}}})
+	tags, err := r.root.DescribeTags(t.Context(), &ec2.DescribeTagsInput{
+		Filters: []types.Filter{{Name: sdk.String("key"), Values: []string{"nstance:instance-id"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,8 +185,10 @@ func TestListReadsEveryPage(t *testing.T) {
 	if n := r.calls("DescribeInstances"); n < 3 {
 		t.Errorf("%d calls for 12 instances, 5 a page", n)
 	}
-	r.cloud.Faults().Fail(fault.Match{Action: "DescribeInstances"}, fault.Forever, http.StatusInternalServerError, "InternalError", "injected")
-	if vms, err := p.List(t.Context(), infra.Owner{Cluster: cluster, Shard: shard}); infra.ClassOf(err) != infra.Indeterminate || vms != nil {
+	r.cloud.Faults().Fail(fault.Match{Action: "DescribeInstances"}, fault.Forever, http.StatusInternalServerError,
+		"InternalError", "injected")
+	if vms, err := p.List(t.Context(), infra.Owner{Cluster: cluster, Shard: shard}); infra.ClassOf(
+		err) != infra.Indeterminate || vms != nil {
 		t.Errorf("a list that failed: %v, %v", vms, err)
 	}
 }
@@ -188,7 +197,8 @@ func TestListReadsEveryPage(t *testing.T) {
 func TestCapacity(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
-	for _, code := range []string{"InsufficientInstanceCapacity", "MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow", "InstanceLimitExceeded", "VcpuLimitExceeded", "Unsupported"} {
+	for _, code := range []string{"InsufficientInstanceCapacity", "MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow",
+		"InstanceLimitExceeded", "VcpuLimitExceeded", "Unsupported"} {
 		r.cloud.Faults().Clear()
 		r.cloud.Faults().NoCapacity("t3.small", zone, r.a, code)
 		before := r.calls("RunInstances")
@@ -250,7 +260,8 @@ func TestThrottlingIsCounted(t *testing.T) {
 	_, err := p.Create(t.Context(), r.request())
 	wantClass(t, "throttled throughout", err, infra.Throttled, "RequestLimitExceeded")
 	began := time.Now()
-	if _, err := p.List(t.Context(), infra.Owner{Cluster: cluster, Shard: shard}); err != nil || time.Since(began) > 5*time.Second {
+	if _, err := p.List(t.Context(), infra.Owner{Cluster: cluster, Shard: shard}); err != nil ||
+		time.Since(began) > 5*time.Second {
 		t.Errorf("a list beside throttled creates took %s: %v", time.Since(began), err)
 	}
 }
@@ -274,7 +285,8 @@ func TestDeletingWhatIsGoneByTag(t *testing.T) {
 	p := r.open(nil)
 	gone, there := r.create(p), r.create(p)
 	r.cloud.EC2().Kill(gone.ProviderID)
-	r.cloud.Faults().Fail(fault.Match{Action: "TerminateInstances"}, 3, http.StatusForbidden, "UnauthorizedOperation", "injected")
+	r.cloud.Faults().Fail(fault.Match{Action: "TerminateInstances"}, 3, http.StatusForbidden, "UnauthorizedOperation",
+		"injected")
 	if err := p.Delete(t.Context(), gone.ProviderID); err != nil {
 		t.Errorf("terminated: %v", err)
 	}
@@ -290,7 +302,8 @@ func TestSubnets(t *testing.T) {
 	small := r.subnet(zone, "10.0.48.0/28") // 16 addresses, 5 of which are AWS's
 	subnets := []string{r.a, small, r.foreign, "subnet-0123456789abcdef0"}
 	room, err := p.HasRoom(t.Context(), subnets)
-	if diff := cmp.Diff(map[string]bool{r.a: true, small: true, r.foreign: false, subnets[3]: false}, room); diff != "" || err != nil {
+	if diff := cmp.Diff(map[string]bool{r.a: true, small: true, r.foreign: false, subnets[3]: false},
+		room); diff != "" || err != nil {
 		t.Errorf("room (%v) (-want +got):\n%s", err, diff)
 	}
 	req := r.request()
@@ -299,7 +312,8 @@ func TestSubnets(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := r.calls("DescribeSubnets")
-	if room, err = p.HasRoom(t.Context(), subnets[:2]); err != nil || !room[small] || r.calls("DescribeSubnets") != before {
+	if room, err = p.HasRoom(t.Context(), subnets[:2]); err != nil || !room[small] ||
+		r.calls("DescribeSubnets") != before {
 		t.Errorf("asked again at once: %v, %v, %d calls", room, err, r.calls("DescribeSubnets")-before)
 	}
 	r.clock.Add(int64(time.Minute))
@@ -307,7 +321,8 @@ func TestSubnets(t *testing.T) {
 		t.Errorf("with ten addresses left: %v, %v", room, err)
 	}
 	verify := func(subnets ...string) error {
-		return p.Verify(t.Context(), &config.Shard{Server: config.Server{SubnetPools: map[string][]string{"p": subnets}}})
+		return p.Verify(t.Context(), &config.Shard{Server: config.Server{
+			SubnetPools: map[string][]string{"p": subnets}}})
 	}
 	if err := verify(r.a, r.b); err != nil {
 		t.Errorf("good subnets: %v", err)
@@ -339,11 +354,13 @@ func TestLoadBalancers(t *testing.T) {
 	r := newRig(t)
 	p := r.open(nil)
 	access, secret := r.cloud.Credentials()
-	client := elbv2.NewFromConfig(sdk.Config{Region: region, BaseEndpoint: &r.url, Credentials: sdk.CredentialsProviderFunc(func(context.Context) (sdk.Credentials, error) {
-		return sdk.Credentials{AccessKeyID: access, SecretAccessKey: secret}, nil
-	})})
+	client := elbv2.NewFromConfig(sdk.Config{Region: region, BaseEndpoint: &r.url,
+		Credentials: sdk.CredentialsProviderFunc(func(context.Context) (sdk.Credentials, error) {
+			return sdk.Credentials{AccessKeyID: access, SecretAccessKey: secret}, nil
+		})})
 	group := func(name string) string {
-		out, err := client.CreateTargetGroup(t.Context(), &elbv2.CreateTargetGroupInput{Name: &name, VpcId: &r.vpc, Protocol: elbtypes.ProtocolEnumTcp, Port: sdk.Int32(6443)})
+		out, err := client.CreateTargetGroup(t.Context(), &elbv2.CreateTargetGroupInput{Name: &name, VpcId: &r.vpc,
+			Protocol: elbtypes.ProtocolEnumTcp, Port: sdk.Int32(6443)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -363,7 +380,8 @@ func TestLoadBalancers(t *testing.T) {
 		return ids
 	}
 	configure := func(arns ...string) {
-		p.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"api": {Provider: "aws", TargetGroupARNs: arns}}})
+		p.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"api": {Provider: "aws",
+			TargetGroupARNs: arns}}})
 	}
 	vm := r.create(p)
 	wantClass(t, "unknown load balancer", p.Register(t.Context(), "api", vm), infra.Invalid, "no such load balancer")
@@ -421,7 +439,8 @@ func TestImages(t *testing.T) {
 	}
 	r.cloud.EC2().AddImage(fake.AMI{Name: "debian-12-z", Created: at(20), State: "pending"})
 	r.cloud.EC2().AddImage(fake.AMI{Name: "debian-12-x", Created: at(21), Owner: "999999999999"})
-	query := infra.ImageQuery{Owners: []string{"self"}, Filters: map[string][]string{"name": {"debian-12-*"}}, Sort: "creation-date", Newest: true}
+	query := infra.ImageQuery{Owners: []string{"self"}, Filters: map[string][]string{"name": {"debian-12-*"}},
+		Sort: "creation-date", Newest: true}
 	for name, tc := range map[string]struct {
 		change func(q *infra.ImageQuery)
 		want   string
@@ -430,7 +449,9 @@ func TestImages(t *testing.T) {
 		"oldest":        {func(q *infra.ImageQuery) { q.Newest = false }, "debian-12-b"},
 		"last by name":  {func(q *infra.ImageQuery) { q.Sort = "name" }, "debian-12-c"},
 		"first by name": {func(q *infra.ImageQuery) { q.Sort, q.Newest = "name", false }, "debian-12-a"},
-		"two names":     {func(q *infra.ImageQuery) { q.Filters = map[string][]string{"name": {"debian-12-b", "other-*"}} }, "other-1"},
+		"two names": {func(q *infra.ImageQuery) {
+			q.Filters = map[string][]string{"name": {"debian-12-b", "other-*"}}
+		}, "other-1"},
 		"two filters": {func(q *infra.ImageQuery) {
 			q.Filters = map[string][]string{"name": {"debian-*"}, "architecture": {"x86_64"}}
 		}, "debian-12-a"},
@@ -464,13 +485,15 @@ func TestImages(t *testing.T) {
 func (r *rig) machines(n int) (ids []string, eni string, addr netip.Addr) {
 	r.t.Helper()
 	for range n {
-		out, err := r.root.RunInstances(r.t.Context(), &ec2.RunInstancesInput{ImageId: &r.image, InstanceType: "t3.small", SubnetId: &r.b, MinCount: sdk.Int32(1), MaxCount: sdk.Int32(1)})
+		out, err := r.root.RunInstances(r.t.Context(), &ec2.RunInstancesInput{ImageId: &r.image,
+			InstanceType: "t3.small", SubnetId: &r.b, MinCount: sdk.Int32(1), MaxCount: sdk.Int32(1)})
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		ids = append(ids, *out.Instances[0].InstanceId)
 	}
-	out, err := r.root.CreateNetworkInterface(r.t.Context(), &ec2.CreateNetworkInterfaceInput{SubnetId: &r.b, PrivateIpAddress: sdk.String("10.0.16.100")})
+	out, err := r.root.CreateNetworkInterface(r.t.Context(), &ec2.CreateNetworkInterfaceInput{SubnetId: &r.b,
+		PrivateIpAddress: sdk.String("10.0.16.100")})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -487,7 +510,8 @@ func TestLeaderAddressMovesOn(t *testing.T) {
 		})
 	}
 	holder := func() string {
-		out, err := r.root.DescribeNetworkInterfaces(t.Context(), &ec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{eni}})
+		out, err := r.root.DescribeNetworkInterfaces(t.Context(), &ec2.DescribeNetworkInterfacesInput{
+			NetworkInterfaceIds: []string{eni}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -579,7 +603,8 @@ func TestMachineID(t *testing.T) {
 			case r.URL.Path == "/latest/api/token" && r.Method == http.MethodPut && !version1:
 				w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "60")
 				_, _ = w.Write([]byte("token"))
-			case r.URL.Path == "/latest/meta-data/instance-id" && (version1 || r.Header.Get("X-Aws-Ec2-Metadata-Token") == "token"):
+			case r.URL.Path == "/latest/meta-data/instance-id" && (version1 ||
+				r.Header.Get("X-Aws-Ec2-Metadata-Token") == "token"):
 				_, _ = w.Write([]byte(answer))
 			default:
 				w.WriteHeader(http.StatusForbidden)

@@ -15,8 +15,8 @@ import (
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 const maxUserdata = 16 << 10
 
-// runInstances makes the request for one VM. It depends on nothing but its arguments: EC2 answers a repeat of the same token with the same VM only if
-// everything else is the same too.
+// runInstances makes the request for one VM. It depends on nothing but its arguments: EC2 answers a repeat of the same
+// token with the same VM only if everything else is the same too.
 func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput, error) {
 	if req.InstanceType == "" || req.Subnet == "" {
 		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
@@ -26,7 +26,9 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 		return nil, err
 	}
 	if in.ImageId == nil && in.LaunchTemplate == nil {
-		return nil, fmt.Errorf("args.ImageId: is missing; a template such as {{ .Image.name }} takes it from the shard's images")
+		return nil,
+			fmt.Errorf(
+				"args.ImageId: is missing; a template such as {{ .Image.name }} takes it from the shard's images")
 	}
 	userdata, err := encodeUserdata(req.Userdata)
 	if err != nil {
@@ -78,8 +80,9 @@ func place(in *ec2.RunInstancesInput, subnet, zone string) {
 	}
 }
 
-// encodeUserdata encodes userdata as the API wants it. What the configuration has encoded already (encoding base64, gzip+base64) is taken as it is: no
-// form of userdata that cloud-init knows is base64 by itself, all have a # or a : in their first line.
+// encodeUserdata encodes userdata as the API wants it. What the configuration has encoded already (encoding base64,
+// gzip+base64) is taken as it is: no form of userdata that cloud-init knows is base64 by itself, all have a # or a : in
+// their first line.
 func encodeUserdata(userdata []byte) (*string, error) {
 	if len(userdata) == 0 {
 		return nil, nil //nolint:nilnil // no userdata is a possible answer

@@ -63,8 +63,9 @@ func checkTag(key, value string) error {
 // encodeTags returns the tags of a VM. They depend on nothing but t, so that a repeated request has the same bytes.
 func encodeTags(t infra.Tags) map[string]string {
 	tags := map[string]string{
-		tagManaged: managed, tagCluster: t.Cluster, tagShard: t.Shard, tagTenant: t.Tenant, tagInstance: t.Instance.String(),
-		tagTerm: strconv.FormatUint(t.Term, 10), tagInfraHash: t.InfraHash,
+		tagManaged: managed, tagCluster: t.Cluster, tagShard: t.Shard, tagTenant: t.Tenant,
+		tagInstance: t.Instance.String(),
+		tagTerm:     strconv.FormatUint(t.Term, 10), tagInfraHash: t.InfraHash,
 		tagGroup: t.Group, tagTemplate: t.Template, tagKind: t.Kind, tagOnDemand: strconv.FormatBool(t.OnDemand),
 		tagName: t.Instance.String(),
 	}
@@ -86,8 +87,9 @@ func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
 			warnings = append(warnings, fmt.Sprintf("tag %s: %v", key, err))
 		}
 	}
-	t = infra.Tags{Owner: infra.Owner{Cluster: tags[tagCluster], Shard: tags[tagShard]}, Tenant: tags[tagTenant], InfraHash: tags[tagInfraHash],
-		Group: tags[tagGroup], Template: tags[tagTemplate], Kind: tags[tagKind]}
+	t = infra.Tags{Owner: infra.Owner{Cluster: tags[tagCluster], Shard: tags[tagShard]}, Tenant: tags[tagTenant],
+		InfraHash: tags[tagInfraHash],
+		Group:     tags[tagGroup], Template: tags[tagTemplate], Kind: tags[tagKind]}
 	read(tagInstance, func(s string) (err error) { t.Instance, err = ident.ParseID(s); return err })
 	read(tagTerm, func(s string) (err error) { t.Term, err = strconv.ParseUint(s, 10, 64); return err })
 	read(tagOnDemand, func(s string) error {
@@ -98,15 +100,19 @@ func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
 		return nil
 	})
 	if tags[tagCreatedAt] != "" {
-		read(tagCreatedAt, func(s string) (err error) { t.CreatedAt, err = time.Parse(time.RFC3339Nano, s); return err })
+		read(tagCreatedAt, func(s string) (err error) {
+			t.CreatedAt, err = time.Parse(time.RFC3339Nano, s)
+			return err
+		})
 		t.CreatedAt = t.CreatedAt.UTC()
 	}
 	return t, strings.Join(warnings, "; ")
 }
 
-// tagSpecifications returns the tags to make with the instance: ours on everything that comes with it, and those of args, which give way to ours but
-// for the name. The order is always the same.
-func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification, spot bool) ([]types.TagSpecification, error) {
+// tagSpecifications returns the tags to make with the instance: ours on everything that comes with it, and those of
+// args, which give way to ours but for the name. The order is always the same.
+func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification, spot bool) ([]types.TagSpecification,
+	error) {
 	resources := slices.Clone(ourResources)
 	if !spot {
 		resources = resources[:len(resources)-1]
@@ -153,4 +159,5 @@ func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification
 }
 
 // ourResources are what a create makes and tags as ours; the last one only for spot instances.
-var ourResources = []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume, types.ResourceTypeNetworkInterface, types.ResourceTypeSpotInstancesRequest}
+var ourResources = []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume,
+	types.ResourceTypeNetworkInterface, types.ResourceTypeSpotInstancesRequest}

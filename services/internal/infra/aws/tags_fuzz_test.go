@@ -8,7 +8,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// Whoever may tag instances may write anything into ours. What is read without a warning is written again as it was meant.
+// Whoever may tag instances may write anything into ours. What is read without a warning is written again as it was
+// meant.
 func FuzzDecodeTags(f *testing.F) {
 	f.Add("nstance:managed=true\nnstance:cluster=c\nnstance:shard=s\nnstance:instance=wrk06gx5zsg2nrrqcrz0000000000\nnstance:term=3\nnstance:on-demand=true\n" +
 		"nstance:created-at=2026-07-01T12:00:00.5Z")

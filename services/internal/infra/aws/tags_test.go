@@ -27,19 +27,23 @@ func TestTagsOfARequest(t *testing.T) {
 	tags := request().Tags
 	id := tags.Instance.String()
 	want := map[string]string{
-		"nstance:managed": "true", "nstance:cluster": "c", "nstance:shard": "s", "nstance:tenant": "default", "nstance:instance-id": id, "nstance:term": "3",
-		"nstance:infra-hash": "abc", "nstance:group": "g", "nstance:template": "t", "nstance:kind": "knd", "nstance:on-demand": "false",
+		"nstance:managed": "true", "nstance:cluster": "c", "nstance:shard": "s", "nstance:tenant": "default",
+		"nstance:instance-id": id, "nstance:term": "3",
+		"nstance:infra-hash": "abc", "nstance:group": "g", "nstance:template": "t", "nstance:kind": "knd",
+		"nstance:on-demand":  "false",
 		"nstance:created-at": "2030-01-02T03:04:05.006Z", "Name": id,
 	}
 	specs, err := tagSpecifications(encodeTags(tags), nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]map[string]string{"instance": want, "volume": want, "network-interface": want}, tagMap(specs)); diff != "" {
+	if diff := cmp.Diff(map[string]map[string]string{"instance": want, "volume": want, "network-interface": want},
+		tagMap(specs)); diff != "" {
 		t.Errorf("tags (-want +got):\n%s", diff)
 	}
 	spot, err := tagSpecifications(encodeTags(tags), []types.TagSpecification{
-		{ResourceType: "instance", Tags: []types.Tag{{Key: ptr("Name"), Value: ptr("mine")}, {Key: ptr("team"), Value: ptr("a")}, {Key: ptr("nstance:shard"), Value: ptr("x")}}},
+		{ResourceType: "instance", Tags: []types.Tag{{Key: ptr("Name"), Value: ptr("mine")},
+			{Key: ptr("team"), Value: ptr("a")}, {Key: ptr("nstance:shard"), Value: ptr("x")}}},
 		{ResourceType: "elastic-gpu", Tags: []types.Tag{{Key: ptr("team"), Value: ptr("b")}}},
 	}, true)
 	if err != nil {
@@ -49,7 +53,8 @@ func TestTagsOfARequest(t *testing.T) {
 	if diff := cmp.Diff(want, got["spot-instances-request"]); diff != "" {
 		t.Errorf("tags of a spot request (-want +got):\n%s", diff)
 	}
-	if i := got["instance"]; i["Name"] != "mine" || i["team"] != "a" || i["nstance:shard"] != "s" || len(i) != len(want)+1 {
+	if i := got["instance"]; i["Name"] != "mine" || i["team"] != "a" || i["nstance:shard"] != "s" ||
+		len(i) != len(want)+1 {
 		t.Errorf("tags of an instance: %v", i)
 	}
 	if diff := cmp.Diff(map[string]string{"team": "b"}, got["elastic-gpu"]); diff != "" {
@@ -59,7 +64,8 @@ func TestTagsOfARequest(t *testing.T) {
 
 func TestTagLimits(t *testing.T) {
 	for value, ok := range map[string]bool{
-		strings.Repeat("ü", 256): true, strings.Repeat("a", 257): false, "": true, "line\nbreak": false, "\xff": false, "grüße 🙂 <&>'\"": true, "\u0085": false,
+		strings.Repeat("ü", 256): true, strings.Repeat("a", 257): false, "": true, "line\nbreak": false, "\xff": false,
+		"grüße 🙂 <&>'\"": true, "\u0085": false,
 	} {
 		tags := request().Tags
 		tags.Group = value
@@ -77,11 +83,13 @@ func TestTagLimits(t *testing.T) {
 	for i := range 50 - 13 {
 		many = append(many, types.Tag{Key: ptr(fmt.Sprint("k", i)), Value: ptr("")})
 	}
-	if _, err := tagSpecifications(encodeTags(request().Tags), []types.TagSpecification{{ResourceType: "instance", Tags: many}}, false); err != nil {
+	if _, err := tagSpecifications(encodeTags(request().Tags), []types.TagSpecification{{ResourceType: "instance",
+		Tags: many}}, false); err != nil {
 		t.Errorf("50 tags: %v", err)
 	}
 	many = append(many, types.Tag{Key: ptr("one more"), Value: ptr("")})
-	if _, err := tagSpecifications(encodeTags(request().Tags), []types.TagSpecification{{ResourceType: "instance", Tags: many}}, false); err == nil {
+	if _, err := tagSpecifications(encodeTags(request().Tags), []types.TagSpecification{{ResourceType: "instance",
+		Tags: many}}, false); err == nil {
 		t.Error("51 tags were taken")
 	}
 }
@@ -97,9 +105,11 @@ func TestTagsReadBack(t *testing.T) {
 	if diff := cmp.Diff(tags, got, cmp.AllowUnexported(ident.ID{})); diff != "" || warning != "" {
 		t.Errorf("tags (-want +got), warning %q:\n%s", warning, diff)
 	}
-	got, warning = decodeTags([]types.Tag{{Key: ptr(tagInstance), Value: ptr("x")}, {Key: ptr(tagTerm), Value: ptr("-1")}, {Key: ptr(tagCreatedAt), Value: ptr("now")},
+	got, warning = decodeTags([]types.Tag{{Key: ptr(tagInstance), Value: ptr("x")},
+		{Key: ptr(tagTerm), Value: ptr("-1")}, {Key: ptr(tagCreatedAt), Value: ptr("now")},
 		{Key: ptr(tagOnDemand), Value: ptr("maybe")}, {Key: ptr(tagCluster), Value: ptr("c")}})
-	if diff := cmp.Diff(infra.Tags{Owner: infra.Owner{Cluster: "c"}}, got, cmp.AllowUnexported(ident.ID{})); diff != "" || strings.Count(warning, ";") != 3 {
+	if diff := cmp.Diff(infra.Tags{Owner: infra.Owner{Cluster: "c"}}, got,
+		cmp.AllowUnexported(ident.ID{})); diff != "" || strings.Count(warning, ";") != 3 {
 		t.Errorf("odd tags, warning %q:\n%s", warning, diff)
 	}
 }

@@ -35,7 +35,8 @@ type Harness struct {
 // settles bounds how often a test looks before it gives up.
 const settles = 1000
 
-var oddTags = []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d %", "a=b,c:d;e/f@g+h", " spaces ", "line\nbreak\ttab", "-f", "~", "*"}
+var oddTags = []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d %", "a=b,c:d;e/f@g+h",
+	" spaces ", "line\nbreak\ttab", "-f", "~", "*"}
 
 // Run runs the suite. open is called once for each test, in parallel ones at the same time.
 func Run(t *testing.T, open func(t *testing.T) Harness) {

@@ -24,7 +24,8 @@ func (p Place) all() []Place {
 	return places
 }
 
-// SetCapacity limits how many VMs fit into a place; a negative n lifts the limit. VMs take up room until they are told to end.
+// SetCapacity limits how many VMs fit into a place; a negative n lifts the limit. VMs take up room until they are told
+// to end.
 func (p *Provider) SetCapacity(place Place, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,8 +73,8 @@ func (p *Provider) alter(providerID string, f func(m *machine, now time.Time)) e
 	return nil
 }
 
-// Plant adds a VM that nobody asked this provider for: an orphan, somebody else's. It needs a ProviderID of its own, is running unless
-// it says otherwise, and makes its instance ID used.
+// Plant adds a VM that nobody asked this provider for: an orphan, somebody else's. It needs a ProviderID of its own, is
+// running unless it says otherwise, and makes its instance ID used.
 func (p *Provider) Plant(vm infra.VM) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +95,8 @@ func (p *Provider) Plant(vm infra.VM) error {
 	return nil
 }
 
-// VMs returns every VM that is not deleted, of all owners, as it is now, by provider ID. It is no call: not counted, never stale.
+// VMs returns every VM that is not deleted, of all owners, as it is now, by provider ID. It is no call: not counted,
+// never stale.
 func (p *Provider) VMs() []infra.VM {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -85,7 +85,8 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 	}
 	for _, place := range (Place{req.InstanceType, req.Subnet}).all() {
 		if limit, ok := p.limits[place]; ok && p.used[place] >= limit {
-			return infra.VM{}, infra.Errorf(infra.Capacity, what, "no room for type %q in subnet %q", place.Type, place.Subnet)
+			return infra.VM{}, infra.Errorf(infra.Capacity, what, "no room for type %q in subnet %q", place.Type,
+				place.Subnet)
 		}
 	}
 	p.made++
@@ -142,7 +143,8 @@ func (p *Provider) add(vm infra.VM, place Place) *machine {
 	return m
 }
 
-// end makes a VM go through one state to another, which it reaches after Config.Shutdown. What has ended stays ended. p.mu is held.
+// end makes a VM go through one state to another, which it reaches after Config.Shutdown. What has ended stays ended.
+// p.mu is held.
 func (p *Provider) end(m *machine, at time.Time, via, to infra.State) {
 	if s := m.final().state; s == infra.Deleted || s == infra.Deleting || s == to {
 		return

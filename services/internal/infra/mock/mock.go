@@ -1,11 +1,12 @@
-// Package mock is a cloud in memory: an infra.Provider with all optional capabilities, for tests, benchmarks and the simulator. No
-// release binary links it.
+// Package mock is a cloud in memory: an infra.Provider with all optional capabilities, for tests, benchmarks and the
+// simulator. No release binary links it.
 //
-// It starts no goroutine and reads no clock: time comes from Config.Now, waiting from Config.Sleep, faults from Config.Script, and states
-// change as a function of time. The same calls at the same times give the same answers, so a deterministic simulator can drive it from
-// one thread; it is safe for concurrent use as well.
+// It starts no goroutine and reads no clock: time comes from Config.Now, waiting from Config.Sleep, faults from
+// Config.Script, and states change as a function of time. The same calls at the same times give the same answers, so a
+// deterministic simulator can drive it from one thread; it is safe for concurrent use as well.
 //
-// Invariant: an instance ID has at most one VM, ever. To test without an optional capability, hide it: struct{ infra.Provider }{mock}.
+// Invariant: an instance ID has at most one VM, ever. To test without an optional capability, hide it: struct{
+// infra.Provider }{mock}.
 package mock
 
 import (
@@ -60,7 +61,8 @@ type Outcome struct {
 	Err error
 	// Lost: it takes effect, and the caller gets infra.Indeterminate.
 	Lost bool
-	// Late, when positive: the caller gets infra.Indeterminate now, and the call takes effect that much later. Reads are just lost.
+	// Late, when positive: the caller gets infra.Indeterminate now, and the call takes effect that much later. Reads
+	// are just lost.
 	Late time.Duration
 	// Lag: a read is answered from the world as it was that long ago.
 	Lag time.Duration
@@ -73,18 +75,21 @@ type Config struct {
 	Sleep func(context.Context, time.Duration) error
 	// Latency of every call of a kind.
 	Latency map[Kind]time.Duration
-	// Script is asked about every call when it enters, with no lock held: it may block, and may call the provider's control methods.
+	// Script is asked about every call when it enters, with no lock held: it may block, and may call the provider's
+	// control methods.
 	Script func(context.Context, Call) Outcome
-	// Yield is called before a call takes effect and again before it answers, with no lock held: where a simulator switches tasks.
+	// Yield is called before a call takes effect and again before it answers, with no lock held: where a simulator
+	// switches tasks.
 	Yield func(context.Context, Call)
 	// OnCreateEntered is called first of all in Create. at is Now at that moment.
 	OnCreateEntered func(at time.Time, req infra.CreateRequest)
-	// Changed is told, with the lock held, of every state that a VM has entered or will enter at the given time unless something else comes
-	// between. It must not call the provider.
+	// Changed is told, with the lock held, of every state that a VM has entered or will enter at the given time unless
+	// something else comes between. It must not call the provider.
 	Changed func(vm infra.VM, at time.Time)
 	// Limits throttle the calls of a kind by the injected clock.
 	Limits map[Kind]*rate.Limiter
-	// Boot is how long a VM is pending; negative: until SetState says otherwise. Shutdown is how long it takes to delete or stop one.
+	// Boot is how long a VM is pending; negative: until SetState says otherwise. Shutdown is how long it takes to
+	// delete or stop one.
 	Boot, Shutdown time.Duration
 	// Remember is how long deleted VMs are listed; zero is an hour.
 	Remember time.Duration

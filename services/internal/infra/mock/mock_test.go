@@ -23,7 +23,8 @@ func request(t testing.TB) infra.CreateRequest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return infra.CreateRequest{Tags: infra.Tags{Owner: owner, Instance: id}, InstanceType: "small", Subnet: "a", Userdata: []byte("u")}
+	return infra.CreateRequest{Tags: infra.Tags{Owner: owner, Instance: id}, InstanceType: "small", Subnet: "a",
+		Userdata: []byte("u")}
 }
 
 func create(t testing.TB, p *mock.Provider, req infra.CreateRequest) infra.VM {
@@ -202,7 +203,9 @@ func TestLateCalls(t *testing.T) {
 func TestStaleReads(t *testing.T) {
 	clock := newClock()
 	var lag time.Duration
-	p := mock.New(mock.Config{Now: clock.Now, Script: func(context.Context, mock.Call) mock.Outcome { return mock.Outcome{Lag: lag} }})
+	p := mock.New(mock.Config{Now: clock.Now, Script: func(context.Context, mock.Call) mock.Outcome {
+		return mock.Outcome{Lag: lag}
+	}})
 	clock.Sleep(t.Context(), time.Hour)
 	req := request(t)
 	vm := create(t, p, req)
@@ -249,7 +252,8 @@ func TestCapacity(t *testing.T) {
 	for _, step := range []struct {
 		typ, subnet string
 		want        infra.Class
-	}{{"small", "a", infra.Capacity}, {"small", "b", ""}, {"large", "b", infra.Capacity}, {"large", "a", ""}, {"large", "c", infra.Capacity}} {
+	}{{"small", "a", infra.Capacity}, {"small", "b", ""}, {"large", "b", infra.Capacity}, {"large", "a", ""},
+		{"large", "c", infra.Capacity}} {
 		if got := infra.ClassOf(try(step.typ, step.subnet)); got != step.want {
 			t.Errorf("%s in %s: %q, want %q", step.typ, step.subnet, got, step.want)
 		}
@@ -317,7 +321,8 @@ func TestHooksSeeEveryCallInOrder(t *testing.T) {
 	if _, err := p.List(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"entered", "script create", "yield create", "yield create", "script list", "yield list", "yield list"}
+	want := []string{"entered", "script create", "yield create", "yield create", "script list", "yield list",
+		"yield list"}
 	if diff := cmp.Diff(want, log); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}

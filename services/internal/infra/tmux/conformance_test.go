@@ -21,7 +21,8 @@ func testOptions(t testing.TB) Options {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{Dir: filepath.Join(dir, "agents #1 50%d 'x'"), Session: "test", Socket: filepath.Join(dir, "tmux"), Command: "exec sleep 1000000"}
+	o := Options{Dir: filepath.Join(dir, "agents #1 50%d 'x'"), Session: "test", Socket: filepath.Join(dir, "tmux"),
+		Command: "exec sleep 1000000"}
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		s := session{name: o.Session, socket: o.Socket, env: environment()}

@@ -17,7 +17,8 @@ func FuzzParseDocument(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	d := newDocument(infra.CreateRequest{Tags: infra.Tags{Instance: id, Group: "g"}}, "digest", time.Unix(1, 2), time.Unix(1, 3))
+	d := newDocument(infra.CreateRequest{Tags: infra.Tags{Instance: id, Group: "g"}}, "digest", time.Unix(1, 2),
+		time.Unix(1, 3))
 	d.PID, d.Start = 12, "34@56"
 	good, err := json.Marshal(d)
 	if err != nil {
@@ -26,8 +27,10 @@ func FuzzParseDocument(f *testing.F) {
 	f.Add(string(good))
 	for _, bad := range []string{
 		"", "{}", "null", "[]", string(good) + "{}", strings.Replace(string(good), `"version":1`, `"version":2`, 1),
-		strings.Replace(string(good), `"pid":12`, `"pid":0`, 1), strings.Replace(string(good), `"pid":12`, `"pid":-12`, 1),
-		strings.Replace(string(good), `"kind":""`, `"kind":"","odd":1`, 1), strings.Replace(string(good), "06bgm", "06bgn", 1),
+		strings.Replace(string(good), `"pid":12`, `"pid":0`, 1), strings.Replace(string(good), `"pid":12`, `"pid":-12`,
+			1),
+		strings.Replace(string(good), `"kind":""`, `"kind":"","odd":1`, 1),
+		strings.Replace(string(good), "06bgm", "06bgn", 1),
 		strings.Replace(string(good), `"request":"digest"`, `"request":""`, 1),
 	} {
 		if _, err := parseDocument([]byte(bad), id); err == nil {
@@ -81,7 +84,8 @@ func FuzzParseUserdata(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(u.script) > userdataMax || !strings.HasPrefix(string(u.script), "#!") || len(u.interpreter) < 1 || len(u.interpreter) > 2 {
+		if len(u.script) > userdataMax || !strings.HasPrefix(string(u.script), "#!") || len(u.interpreter) < 1 ||
+			len(u.interpreter) > 2 {
 			t.Errorf("%q: %q run by %q", raw, u.script, u.interpreter)
 		}
 	})

@@ -68,7 +68,8 @@ func parseUserdata(raw []byte) (u userdata, err error) {
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// machineEnv returns what a VM's userdata finds in its environment, and its agent but for the first two. args may add to it under "env"; other args mean nothing here.
+// machineEnv returns what a VM's userdata finds in its environment, and its agent but for the first two. args may add
+// to it under "env"; other args mean nothing here.
 func machineEnv(dir string, d document, args map[string]any) (map[string]string, error) {
 	env := map[string]string{
 		"NSTANCE_VM_DIR":            dir,
@@ -103,7 +104,8 @@ func machineEnv(dir string, d document, args map[string]any) (map[string]string,
 	return env, nil
 }
 
-// bootScript is what the window runs: it plays cloud-init and then becomes the agent, so that the window's process is the machine.
+// bootScript is what the window runs: it plays cloud-init and then becomes the agent, so that the window's process is
+// the machine.
 func bootScript(dir string, env map[string]string, u *userdata, run string) []byte {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -121,7 +123,8 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 		for _, word := range u.interpreter {
 			fmt.Fprintf(&b, "%s ", quote(word))
 		}
-		line(`%s || { echo "nstance: userdata failed with status $?: no agent is started"; exit 1; }`, quote(filepath.Join(dir, "userdata")))
+		line(`%s || { echo "nstance: userdata failed with status $?: no agent is started"; exit 1; }`,
+			quote(filepath.Join(dir, "userdata")))
 	}
 	// As systemd's EnvironmentFile= would on a real VM.
 	line(`if [ -r "$NSTANCE_ENV_FILE" ]; then set -a; . "$NSTANCE_ENV_FILE"; set +a; fi`)

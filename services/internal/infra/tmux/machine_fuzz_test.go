@@ -8,7 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// The lock of another server holds the ID of its machine. Only of one of this host is anything said, and of garbage never that the machine is gone.
+// The lock of another server holds the ID of its machine. Only of one of this host is anything said, and of garbage
+// never that the machine is gone.
 func FuzzMachineState(f *testing.F) {
 	self, err := MachineID()
 	if err != nil {
@@ -18,7 +19,8 @@ func FuzzMachineState(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, text := range []string{self, self + "0", host + "/1:1", host + "/0:1", host + "/-1:1", host + "/99999999999999999999:1", host + "/1:", "/1:1", "else/1:1", "", "i-0123456789abcdef0", host + "/+1:x@y"} {
+	for _, text := range []string{self, self + "0", host + "/1:1", host + "/0:1", host + "/-1:1", host +
+		"/99999999999999999999:1", host + "/1:", "/1:1", "else/1:1", "", "i-0123456789abcdef0", host + "/+1:x@y"} {
 		f.Add(text)
 	}
 	p := &Provider{}

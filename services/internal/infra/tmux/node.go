@@ -73,7 +73,8 @@ func (p *Provider) writeNode(d document) error {
 		},
 		Spec: nodeSpec{ProviderID: providerID(d.Instance)},
 	}
-	n.Status.Conditions = []condition{{Type: "Ready", Status: "True", Reason: "KubeletReady", LastHeartbeatTime: at, LastTransitionTime: at}}
+	n.Status.Conditions = []condition{{Type: "Ready", Status: "True", Reason: "KubeletReady", LastHeartbeatTime: at,
+		LastTransitionTime: at}}
 	n.Status.Addresses = []address{{"InternalIP", loopback}, {"Hostname", d.Hostname}}
 	raw, err := json.MarshalIndent(n, "", "  ")
 	if err != nil {

@@ -18,11 +18,13 @@ type Options struct {
 	Dir string
 	// Session is the tmux session, default nstance-dev-agents.
 	Session string
-	// Socket names the tmux server (tmux -L), or is the path of its socket (tmux -S) if it has a slash. Empty: the default server.
+	// Socket names the tmux server (tmux -L), or is the path of its socket (tmux -S) if it has a slash. Empty: the
+	// default server.
 	Socket string
 	// Agent is the nstance-agent binary. Empty: next to this program, in ./bin, or on PATH.
 	Agent string
-	// Command is run by sh in this program's working directory instead of Agent, such as "air -c scripts/air/agent.toml".
+	// Command is run by sh in this program's working directory instead of Agent, such as "air -c
+	// scripts/air/agent.toml".
 	Command string
 	// NodesDir, if set, gets a Kubernetes Node document for each VM: {NodesDir}/{instance ID}.json.
 	NodesDir string
@@ -31,18 +33,21 @@ type Options struct {
 // tmux itself replaces dots and colons in session names.
 var sessionName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// ParseOptions reads and checks the options without looking at the machine, and fills in defaults. All problems are reported.
+// ParseOptions reads and checks the options without looking at the machine, and fills in defaults. All problems are
+// reported.
 func ParseOptions(raw map[string]string) (Options, error) {
 	o := Options{Dir: "temp/agents", Session: "nstance-dev-agents"}
 	fields := map[string]*string{
-		"dir": &o.Dir, "session": &o.Session, "socket": &o.Socket, "agent": &o.Agent, "command": &o.Command, "nodes_dir": &o.NodesDir,
+		"dir": &o.Dir, "session": &o.Session, "socket": &o.Socket, "agent": &o.Agent, "command": &o.Command,
+		"nodes_dir": &o.NodesDir,
 	}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(raw)) {
 		field, ok := fields[name]
 		switch {
 		case !ok:
-			errs = append(errs, fmt.Errorf("unknown option %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(fields)), ", ")))
+			errs = append(errs, fmt.Errorf("unknown option %q; there are %s", name,
+				strings.Join(slices.Sorted(maps.Keys(fields)), ", ")))
 		case strings.ContainsAny(raw[name], "\x00\n"):
 			errs = append(errs, fmt.Errorf("option %q holds a line break or a NUL", name))
 		default:
@@ -93,5 +98,6 @@ func (o *Options) resolve() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("tmux provider: no nstance-agent at %s: build it, or set the option \"agent\"", strings.Join(candidates, ", "))
+	return fmt.Errorf("tmux provider: no nstance-agent at %s: build it, or set the option \"agent\"",
+		strings.Join(candidates, ", "))
 }

@@ -26,7 +26,8 @@ func FuzzParseOptions(f *testing.F) {
 			raw[name] = value
 		}
 		o, err := ParseOptions(raw)
-		if err == nil && (!sessionName.MatchString(o.Session) || o.Dir == "" || strings.ContainsAny(o.Command+o.Agent+o.Socket+o.Dir+o.NodesDir, "\x00\n")) {
+		if err == nil && (!sessionName.MatchString(o.Session) || o.Dir == "" ||
+			strings.ContainsAny(o.Command+o.Agent+o.Socket+o.Dir+o.NodesDir, "\x00\n")) {
 			t.Errorf("%q gave %+v", text, o)
 		}
 	})

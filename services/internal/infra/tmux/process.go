@@ -18,7 +18,8 @@ type process struct {
 	Start string
 }
 
-// identify returns the process that has the PID now. ok is false when there is none, or only what is left of one that has ended.
+// identify returns the process that has the PID now. ok is false when there is none, or only what is left of one that
+// has ended.
 func identify(pid int) (p process, ok bool) {
 	if pid <= 0 {
 		return process{}, false
@@ -62,8 +63,9 @@ func MachineID() (string, error) {
 	return fmt.Sprintf("%s/%d:%s", host, self.PID, self.Start), nil
 }
 
-// MachineState implements infra.MachineEvidence for IDs made by MachineID: on a development machine a server's process is its machine.
-// It is deleted when that process has ended, and infra.NotFound, which is no evidence, when it is another host's.
+// MachineState implements infra.MachineEvidence for IDs made by MachineID: on a development machine a server's process
+// is its machine. It is deleted when that process has ended, and infra.NotFound, which is no evidence, when it is
+// another host's.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	what := "describe machine " + machineID
 	if err := ctx.Err(); err != nil {

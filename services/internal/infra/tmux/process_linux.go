@@ -60,8 +60,8 @@ func startOf(pid int) (string, bool) {
 	return fmt.Sprintf("%d@%s", s.ticks, bytes.TrimSpace(boot)), true
 }
 
-// killSession kills what is left of the session that leader led: the leader, and children in process groups of their own, which
-// losing the terminal does not reach.
+// killSession kills what is left of the session that leader led: the leader, and children in process groups of their
+// own, which losing the terminal does not reach.
 func killSession(leader process) {
 	if now, ok := identify(leader.PID); ok && now.Start != leader.Start {
 		return // the PID is another process's now, which cannot be while the session has members

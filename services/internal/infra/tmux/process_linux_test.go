@@ -7,7 +7,8 @@ import (
 
 func FuzzParseStat(f *testing.F) {
 	// proc_pid_stat(5), with a command made to mislead.
-	const line = "26036 (a) Z 1) S 26032 26036 26035 34816 26036 4194304 95 0 0 0 0 0 0 0 20 0 7 0 1234567 2871296 256 1844\n"
+	const line = "26036 (a) Z 1) S 26032 26036 26035 34816 26036 4194304 95 0 0 0 0 0 0 0 20 0 7 0 1234567 2871296 " +
+		"256 1844\n"
 	f.Add(line)
 	f.Add(strings.Replace(line, ") S ", ") Z ", 1))
 	f.Add("1 (x")
@@ -15,7 +16,8 @@ func FuzzParseStat(f *testing.F) {
 	if want := (stat{state: 'S', session: 26035, threads: 7, ticks: 1234567}); err != nil || got != want {
 		f.Errorf("%+v, %v, want %+v", got, err, want)
 	}
-	if (stat{state: 'Z', threads: 2}).ended() || !(stat{state: 'Z', threads: 1}).ended() || (stat{state: 'T', threads: 1}).ended() {
+	if (stat{state: 'Z', threads: 2}).ended() || !(stat{state: 'Z', threads: 1}).ended() ||
+		(stat{state: 'T', threads: 1}).ended() {
 		f.Error("ended is wrong")
 	}
 	f.Fuzz(func(t *testing.T, text string) {

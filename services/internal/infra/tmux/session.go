@@ -38,8 +38,9 @@ var (
 	errNoSession = errors.New("no such tmux session")
 )
 
-// environment returns what tmux and the VMs may inherit of this process. Everything else stays out: TMUX, so that a server that itself
-// runs under tmux (Overmind) uses the socket that was asked for, and this server's credentials and keys.
+// environment returns what tmux and the VMs may inherit of this process. Everything else stays out: TMUX, so that a
+// server that itself runs under tmux (Overmind) uses the socket that was asked for, and this server's credentials and
+// keys.
 func environment() []string {
 	var env []string
 	for _, name := range []string{
@@ -78,11 +79,13 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 	}
 	text := strings.TrimSpace(stderr.String())
 	switch {
-	case strings.HasPrefix(text, "no server running"), strings.Contains(text, "server exited"), strings.Contains(text, "lost server"),
+	case strings.HasPrefix(text, "no server running"), strings.Contains(text, "server exited"),
+		strings.Contains(text, "lost server"),
 		strings.HasPrefix(text, "error connecting") && strings.Contains(text, "No such file or directory"):
 		return "", errNoServer
 	case strings.HasPrefix(text, "no current "), // a server without sessions, about to end
-		strings.HasPrefix(text, "can't find session"), strings.HasPrefix(text, "can't find window"), strings.HasPrefix(text, "can't find pane"):
+		strings.HasPrefix(text, "can't find session"), strings.HasPrefix(text, "can't find window"),
+		strings.HasPrefix(text, "can't find pane"):
 		return "", errNoSession
 	case text != "":
 		return "", fmt.Errorf("tmux %s: %w: %s", args[0], err, text)
@@ -122,8 +125,8 @@ func parsePanes(out, session string) (panes []pane, err error) {
 	return panes, nil
 }
 
-// open opens a window that runs argv, keeps a copy of its output in the file log, and returns the PID of its process. The session and
-// the tmux server are started if need be.
+// open opens a window that runs argv, keeps a copy of its output in the file log, and returns the PID of its process.
+// The session and the tmux server are started if need be.
 func (s *session) open(ctx context.Context, window, log string, argv []string) (pid int, err error) {
 	// tmux expands formats and times in the command.
 	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
@@ -134,7 +137,8 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 		var out string
 		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)
 		if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
-			out, err = s.run(ctx, append([]string{"new-session", "-d", "-s", s.name, "-x", "200", "-y", "50"}, command...)...)
+			out, err = s.run(ctx, append([]string{"new-session", "-d", "-s", s.name, "-x", "200", "-y", "50"},
+				command...)...)
 		}
 		if err == nil {
 			if pid, err = strconv.Atoi(strings.TrimSpace(out)); err != nil {
@@ -142,7 +146,8 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 			}
 			return pid, nil
 		}
-		if !errors.Is(err, errNoServer) && !errors.Is(err, errNoSession) && !strings.Contains(err.Error(), "duplicate session") {
+		if !errors.Is(err, errNoServer) && !errors.Is(err, errNoSession) &&
+			!strings.Contains(err.Error(), "duplicate session") {
 			break
 		}
 	}

@@ -21,7 +21,8 @@ import (
 
 const documentVersion = 1
 
-// document is vm.json: what the provider remembers of a VM. It is written before anything runs, and stays as a tombstone.
+// document is vm.json: what the provider remembers of a VM. It is written before anything runs, and stays as a
+// tombstone.
 type document struct {
 	Version  int      `json:"version"`
 	Instance ident.ID `json:"instance"`
@@ -42,7 +43,8 @@ type document struct {
 	Subnet       string `json:"subnet"`
 	Hostname     string `json:"hostname"`
 
-	// LaunchedAt is when the first create call was entered, AcceptedAt when its turn came and this document was first written.
+	// LaunchedAt is when the first create call was entered, AcceptedAt when its turn came and this document was first
+	// written.
 	LaunchedAt time.Time `json:"launched_at"`
 	AcceptedAt time.Time `json:"accepted_at"`
 	// PID and Start are the window's process: the machine. Zero until it is known to have been started.
@@ -61,7 +63,8 @@ func newDocument(req infra.CreateRequest, digest string, entered, now time.Time)
 		Version: documentVersion, Instance: t.Instance, Request: digest,
 		Cluster: t.Cluster, Shard: t.Shard, Tenant: t.Tenant, Term: t.Term, InfraHash: t.InfraHash,
 		Group: t.Group, Template: t.Template, Kind: t.Kind, CreatedAt: t.CreatedAt,
-		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: req.Hostname, LaunchedAt: entered.UTC().Round(0), AcceptedAt: now.UTC().Round(0),
+		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: req.Hostname, LaunchedAt: entered.UTC().Round(0),
+		AcceptedAt: now.UTC().Round(0),
 	}
 	if d.Hostname == "" {
 		d.Hostname = t.Instance.String()
@@ -223,7 +226,8 @@ func (s *state) clear(id ident.ID) error {
 	return errors.Join(errs...)
 }
 
-// Event is one line of events.jsonl in the state directory: what was asked of the provider, and when. People and the demo read it.
+// Event is one line of events.jsonl in the state directory: what was asked of the provider, and when. People and the
+// demo read it.
 type Event struct {
 	Time     time.Time `json:"time"`
 	Op       string    `json:"op"` // create_entered, create_done, create_failed, delete_entered, delete_done

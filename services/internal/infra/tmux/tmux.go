@@ -1,11 +1,12 @@
-// Package tmux is the development provider: a VM is a window of a tmux session in which a boot script runs the userdata and becomes a real
-// nstance-agent, with a directory of its own.
+// Package tmux is the development provider: a VM is a window of a tmux session in which a boot script runs the userdata
+// and becomes a real nstance-agent, with a directory of its own.
 //
-// A VM's vm.json in the shared state directory is what the provider remembers; it is written before anything is started and outlives servers
-// and VMs. The window's process is the machine: when it ends, or the window goes, the VM is lost. Several server processes may share a
-// state directory; whatever changes a VM happens under its lock.
+// A VM's vm.json in the shared state directory is what the provider remembers; it is written before anything is started
+// and outlives servers and VMs. The window's process is the machine: when it ends, or the window goes, the VM is lost.
+// Several server processes may share a state directory; whatever changes a VM happens under its lock.
 //
-// Invariant: an instance ID starts at most one machine, however often, by whomever and with whatever crashes it is asked for.
+// Invariant: an instance ID starts at most one machine, however often, by whomever and with whatever crashes it is
+// asked for.
 package tmux
 
 import (
@@ -25,7 +26,8 @@ import (
 
 const (
 	scheme = "tmux://"
-	// bootGrace is how long a VM that was asked for may have no window: the call that makes it is under way. Later nobody will finish it.
+	// bootGrace is how long a VM that was asked for may have no window: the call that makes it is under way. Later
+	// nobody will finish it.
 	bootGrace = 30 * time.Second
 	// hangupGrace is how long a VM's processes have to end when their window is closed, killGrace when they are killed.
 	hangupGrace = 250 * time.Millisecond
@@ -132,7 +134,8 @@ type refusal struct {
 	error
 }
 
-func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest string, entered time.Time) (infra.VM, int, error) {
+func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest string, entered time.Time) (infra.VM,
+	int, error) {
 	unlock, err := p.state.lock(ctx)
 	if err != nil {
 		return infra.VM{}, 0, err
@@ -145,8 +148,8 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 		return infra.VM{}, 0, err
 	case !known:
 		d = newDocument(req, digest, entered, p.now())
-		// What it will run first, then the document, then the window: a crash in between leaves nothing, or something that is finished
-		// by the repeated call and otherwise ends as failed.
+		// What it will run first, then the document, then the window: a crash in between leaves nothing, or something
+		// that is finished by the repeated call and otherwise ends as failed.
 		if err := p.prepare(d, req); err != nil {
 			if e, ok := errors.AsType[*localError](err); ok {
 				return infra.VM{}, 0, e
@@ -206,7 +209,8 @@ func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane
 // ended is a process of which at most the PID is known, since it had ended when it was looked at.
 func ended(pid int) process { return process{max(pid, 1), "ended"} }
 
-// started finds the machine of a VM whose document does not name it: whoever opened its window died before writing that down.
+// started finds the machine of a VM whose document does not name it: whoever opened its window died before writing that
+// down.
 func (p *Provider) started(d document, panes []pane) (process, bool) {
 	for _, pane := range panes {
 		if pane.name == windowPrefix+d.Instance.String() {

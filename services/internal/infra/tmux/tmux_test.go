@@ -77,7 +77,8 @@ func fifo(t *testing.T) (path string, wait func() string) {
 	}
 }
 
-// TestDefaultUserdataBootsAnAgent runs examples/userdata-tmux.sh.tmpl, and a command that shows what an agent would find.
+// TestDefaultUserdataBootsAnAgent runs examples/userdata-tmux.sh.tmpl, and a command that shows what an agent would
+// find.
 func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", "the server's own secret")
 	t.Setenv("TMUX", "/nonexistent,1,0")
@@ -130,7 +131,8 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 		"PATH":                             os.Getenv("PATH"),
 	}
 	for name, value := range env {
-		if _, wanted := want[name]; !wanted && (strings.HasPrefix(name, "NSTANCE_") || strings.HasPrefix(name, "TMUX")) {
+		if _, wanted := want[name]; !wanted && (strings.HasPrefix(name, "NSTANCE_") ||
+			strings.HasPrefix(name, "TMUX")) {
 			t.Errorf("the agent inherits %s=%q", name, value)
 		}
 	}
@@ -139,7 +141,8 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 			t.Errorf("%s=%q, want %q", name, env[name], value)
 		}
 	}
-	for name, content := range map[string]string{"identity/ca.crt": data.Cluster.CACert, "identity/nonce.jwt": "nonce.of.jwt"} {
+	for name, content := range map[string]string{"identity/ca.crt": data.Cluster.CACert,
+		"identity/nonce.jwt": "nonce.of.jwt"} {
 		path := filepath.Join(dir, name)
 		info, err := os.Stat(path)
 		if err != nil {
@@ -160,7 +163,8 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(raw, &n); err != nil || n.Kind != "Node" || n.Metadata.Name != vm.Tags.Instance.String() || n.Spec.ProviderID != vm.ProviderID {
+	if err := json.Unmarshal(raw, &n); err != nil || n.Kind != "Node" || n.Metadata.Name != vm.Tags.Instance.String() ||
+		n.Spec.ProviderID != vm.ProviderID {
 		t.Errorf("node %s, %v", raw, err)
 	}
 
@@ -214,7 +218,8 @@ func TestClosedWindowLosesTheVM(t *testing.T) {
 	p := open(t, options)
 	vm, other := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
 	machine := p.document(t, vm).process()
-	if _, err := p.session.run(t.Context(), "kill-window", "-t", "=test:=nstance-agent-"+vm.Tags.Instance.String()); err != nil {
+	if _, err := p.session.run(t.Context(), "kill-window", "-t", "=test:=nstance-agent-"+
+		vm.Tags.Instance.String()); err != nil {
 		t.Fatal(err)
 	}
 	if s := get(t, p, vm).State; s.Alive() {
@@ -240,7 +245,8 @@ func TestStubbornProcesses(t *testing.T) {
 	pipe, wait := fifo(t)
 	options := testOptions(t)
 	// Like air: a child in a process group of its own.
-	options.Command = "trap '' HUP TERM; set -m; sh -c 'echo $$ > " + pipe + "; while :; do sleep 1000; done' & while :; do wait; done"
+	options.Command = "trap '' HUP TERM; set -m; sh -c 'echo $$ > " + pipe +
+		"; while :; do sleep 1000; done' & while :; do wait; done"
 	p := open(t, options)
 	vm := create(t, p, newRequest(t, ""))
 	var child int
@@ -251,7 +257,8 @@ func TestStubbornProcesses(t *testing.T) {
 	if !ok {
 		t.Fatal("no child")
 	}
-	if _, err := p.session.run(t.Context(), "kill-window", "-t", "=test:=nstance-agent-"+vm.Tags.Instance.String()); err != nil {
+	if _, err := p.session.run(t.Context(), "kill-window", "-t", "=test:=nstance-agent-"+
+		vm.Tags.Instance.String()); err != nil {
 		t.Fatal(err)
 	}
 	wantState(t, p, vm, infra.Stopping)
@@ -393,7 +400,8 @@ func TestCrashesOnTheWay(t *testing.T) {
 		if err := p.state.write(d); err != nil {
 			t.Fatal(err)
 		}
-		pid, err := p.session.open(t.Context(), windowPrefix+d.Instance.String(), filepath.Join(t.TempDir(), "log"), []string{"sleep", "1000000"})
+		pid, err := p.session.open(t.Context(), windowPrefix+d.Instance.String(), filepath.Join(t.TempDir(), "log"),
+			[]string{"sleep", "1000000"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -416,7 +424,8 @@ func TestCrashesOnTheWay(t *testing.T) {
 		if err := p.state.write(d); err != nil {
 			t.Fatal(err)
 		}
-		pid, err := p.session.open(t.Context(), windowPrefix+d.Instance.String(), filepath.Join(t.TempDir(), "log"), []string{"sleep", "1000000"})
+		pid, err := p.session.open(t.Context(), windowPrefix+d.Instance.String(), filepath.Join(t.TempDir(), "log"),
+			[]string{"sleep", "1000000"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -516,7 +525,8 @@ func TestJournal(t *testing.T) {
 		last = e.Time
 		ops = append(ops, e.Op)
 	}
-	want := []string{"create_entered", "create_done", "delete_entered", "delete_done", "create_entered", "create_failed"}
+	want := []string{"create_entered", "create_done", "delete_entered", "delete_done", "create_entered",
+		"create_failed"}
 	if diff := cmp.Diff(want, ops); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -560,13 +570,15 @@ func TestBrokenState(t *testing.T) {
 	if err := os.WriteFile(path, []byte(`{"version": 1}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if vms, err := p.List(t.Context(), testOwner); infra.ClassOf(err) != infra.Indeterminate || !strings.Contains(err.Error(), path) {
+	if vms, err := p.List(t.Context(), testOwner); infra.ClassOf(err) != infra.Indeterminate ||
+		!strings.Contains(err.Error(), path) {
 		t.Errorf("List with a broken document: %v, %v", vms, err)
 	}
 	if _, err := p.Get(t.Context(), vm.ProviderID); infra.ClassOf(err) != infra.Indeterminate {
 		t.Errorf("Get with a broken document: %v", err)
 	}
-	for _, id := range []string{"", "i-123", "tmux://../../etc", "tmux://" + strings.ToUpper(vm.Tags.Instance.String())} {
+	for _, id := range []string{"", "i-123", "tmux://../../etc", "tmux://" +
+		strings.ToUpper(vm.Tags.Instance.String())} {
 		if _, err := p.Get(t.Context(), id); infra.ClassOf(err) != infra.Invalid {
 			t.Errorf("Get %q: %v", id, err)
 		}
@@ -604,7 +616,8 @@ func TestMachineEvidence(t *testing.T) {
 	}
 	check(self, infra.Running, "")
 	check(childID, infra.Running, "")
-	check(fmt.Sprintf("%s/%d:%s0", host, child.PID, child.Start), infra.Deleted, "") // the PID before this process had it
+	// the PID before this process had it
+	check(fmt.Sprintf("%s/%d:%s0", host, child.PID, child.Start), infra.Deleted, "")
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -616,7 +629,8 @@ func TestMachineEvidence(t *testing.T) {
 	_ = cmd.Wait() // it was killed
 	check(childID, infra.Deleted, "")
 	check("elsewhere/"+rest, "", infra.NotFound)
-	for _, bad := range []string{"", host, host + "/1", host + "/x:1", host + "/0:1", host + "/-1:1", "/1:1", host + "/1:"} {
+	for _, bad := range []string{"", host, host + "/1", host + "/x:1", host + "/0:1", host + "/-1:1", "/1:1", host +
+		"/1:"} {
 		check(bad, "", infra.Invalid)
 	}
 }
@@ -627,13 +641,16 @@ func TestParseOptions(t *testing.T) {
 	if err != nil || got != want {
 		t.Errorf("defaults %+v, %v", got, err)
 	}
-	got, err = ParseOptions(map[string]string{"dir": "d", "session": "s", "socket": "k", "command": "c", "nodes_dir": "n"})
+	got, err = ParseOptions(map[string]string{"dir": "d", "session": "s", "socket": "k", "command": "c",
+		"nodes_dir": "n"})
 	want = Options{Dir: "d", Session: "s", Socket: "k", Command: "c", NodesDir: "n"}
 	if err != nil || got != want {
 		t.Errorf("options %+v, %v", got, err)
 	}
-	_, err = ParseOptions(map[string]string{"dir": "", "session": "a:b", "agent": "x", "command": "y\nz", "sockets": ""})
-	for _, problem := range []string{`"dir" is empty`, `"a:b" is no session name`, `"command" holds a line break`, `unknown option "sockets"`} {
+	_, err = ParseOptions(map[string]string{"dir": "", "session": "a:b", "agent": "x", "command": "y\nz",
+		"sockets": ""})
+	for _, problem := range []string{`"dir" is empty`, `"a:b" is no session name`, `"command" holds a line break`,
+		`unknown option "sockets"`} {
 		if err == nil || !strings.Contains(err.Error(), problem) {
 			t.Errorf("%v does not say %q", err, problem)
 		}
@@ -651,7 +668,8 @@ func TestAgentIsFound(t *testing.T) {
 		t.Errorf("without an agent: %v", err)
 	}
 	pipe, wait := fifo(t)
-	if err := os.WriteFile(options.Agent, []byte("#!/bin/sh\npwd > "+pipe+"\nexec sleep 1000000\n"), 0o700); err != nil {
+	if err := os.WriteFile(options.Agent, []byte("#!/bin/sh\npwd > "+pipe+"\nexec sleep 1000000\n"),
+		0o700); err != nil {
 		t.Fatal(err)
 	}
 	p := open(t, options)
@@ -680,7 +698,8 @@ func TestParseUserdata(t *testing.T) {
 			t.Errorf("%s: %q, %v, %v", name, u.script, u.interpreter, err)
 		}
 	}
-	for _, bad := range []string{"#cloud-config\n", "echo", "#!", "#! \n", "#!sh\n", gzipMagic + "x", "#!/bin/sh\n" + strings.Repeat("x", userdataMax)} {
+	for _, bad := range []string{"#cloud-config\n", "echo", "#!", "#! \n", "#!sh\n", gzipMagic + "x", "#!/bin/sh\n" +
+		strings.Repeat("x", userdataMax)} {
 		if u, err := parseUserdata([]byte(bad)); err == nil {
 			t.Errorf("%.20q is a script: %v", bad, u.interpreter)
 		}
@@ -689,7 +708,8 @@ func TestParseUserdata(t *testing.T) {
 
 func TestArgsEnv(t *testing.T) {
 	for _, args := range []map[string]any{
-		{"env": "A=b"}, {"env": map[string]any{"A": 1.0}}, {"env": map[string]any{"A B": "c"}}, {"env": map[string]any{"A": "\x00"}},
+		{"env": "A=b"}, {"env": map[string]any{"A": 1.0}}, {"env": map[string]any{"A B": "c"}},
+		{"env": map[string]any{"A": "\x00"}},
 	} {
 		if env, err := machineEnv("/d", document{}, args); err == nil {
 			t.Errorf("%v gives %v", args, env)

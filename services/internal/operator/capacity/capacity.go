@@ -1,7 +1,8 @@
 // Package capacity owns what is known of providers' machine types: how many CPUs and how much memory a machine has.
 //
-// Invariant: what is not known for certain is not said. The cluster autoscaler takes what is said here for the truth when it decides whether a
-// pod fits on a machine that does not exist yet; saying nothing only costs it scaling from zero.
+// Invariant: what is not known for certain is not said. The cluster autoscaler takes what is said here for the truth
+// when it decides whether a pod fits on a machine that does not exist yet; saying nothing only costs it scaling from
+// zero.
 package capacity
 
 import (
@@ -18,8 +19,9 @@ type machine struct {
 	mib  int64
 }
 
-// Of returns the CPUs and the memory of an instance type of AWS or GCP; nil when the type is not known. Types of AWS have a dot in their
-// names, those of GCP do not, so there is one reading. It is the machine's whole memory: kernel and firmware keep some of it.
+// Of returns the CPUs and the memory of an instance type of AWS or GCP; nil when the type is not known. Types of AWS
+// have a dot in their names, those of GCP do not, so there is one reading. It is the machine's whole memory: kernel and
+// firmware keep some of it.
 func Of(instanceType string) corev1.ResourceList {
 	m, ok := aws(instanceType)
 	if !ok {

@@ -8,8 +8,9 @@ import (
 // What is said here of GCP is from https://cloud.google.com/compute/docs/general-purpose-machines, …/compute-optimized-machines,
 // …/memory-optimized-machines and …/accelerator-optimized-machines, vCPUs and memory of each type. Google's GB are GiB.
 
-// predefined are the series whose types are named `{series}-{vCPUs}`: memory per vCPU in KiB, and the numbers of vCPUs that there are.
-// Where that is no whole number of MiB, the type has the nearest (n1), or the next lower whole GiB (c4).
+// predefined are the series whose types are named `{series}-{vCPUs}`: memory per vCPU in KiB, and the numbers of vCPUs
+// that there are. Where that is no whole number of MiB, the type has the nearest (n1), or the next lower whole GiB
+// (c4).
 var predefined = map[string]struct {
 	kib   int64
 	cpus  []int64
@@ -53,12 +54,17 @@ var predefined = map[string]struct {
 
 // fixed are types that follow no rule. Those with shared cores show their machine two of them, the older ones one.
 var fixed = map[string]machine{
-	"e2-micro": {2, 1 << 10}, "e2-small": {2, 2 << 10}, "e2-medium": {2, 4 << 10}, "f1-micro": {1, 614}, "g1-small": {1, 1740},
+	"e2-micro": {2, 1 << 10}, "e2-small": {2, 2 << 10}, "e2-medium": {2, 4 << 10}, "f1-micro": {1, 614},
+	"g1-small":       {1, 1740},
 	"n2-highmem-128": {128, 864 << 10},
-	"m1-ultramem-40": {40, 961 << 10}, "m1-ultramem-80": {80, 1922 << 10}, "m1-ultramem-160": {160, 3844 << 10}, "m1-megamem-96": {96, 1468006},
-	"m2-ultramem-208": {208, 5888 << 10}, "m2-ultramem-416": {416, 11776 << 10}, "m2-megamem-416": {416, 5888 << 10}, "m2-hypermem-416": {416, 8832 << 10},
-	"m3-ultramem-32": {32, 976 << 10}, "m3-ultramem-64": {64, 1952 << 10}, "m3-ultramem-128": {128, 3904 << 10}, "m3-megamem-64": {64, 976 << 10}, "m3-megamem-128": {128, 1952 << 10},
-	"a2-highgpu-1g": {12, 85 << 10}, "a2-highgpu-2g": {24, 170 << 10}, "a2-highgpu-4g": {48, 340 << 10}, "a2-highgpu-8g": {96, 680 << 10}, "a2-megagpu-16g": {96, 1360 << 10},
+	"m1-ultramem-40": {40, 961 << 10}, "m1-ultramem-80": {80, 1922 << 10}, "m1-ultramem-160": {160, 3844 << 10},
+	"m1-megamem-96":   {96, 1468006},
+	"m2-ultramem-208": {208, 5888 << 10}, "m2-ultramem-416": {416, 11776 << 10}, "m2-megamem-416": {416, 5888 << 10},
+	"m2-hypermem-416": {416, 8832 << 10},
+	"m3-ultramem-32":  {32, 976 << 10}, "m3-ultramem-64": {64, 1952 << 10}, "m3-ultramem-128": {128, 3904 << 10},
+	"m3-megamem-64": {64, 976 << 10}, "m3-megamem-128": {128, 1952 << 10},
+	"a2-highgpu-1g": {12, 85 << 10}, "a2-highgpu-2g": {24, 170 << 10}, "a2-highgpu-4g": {48, 340 << 10},
+	"a2-highgpu-8g": {96, 680 << 10}, "a2-megagpu-16g": {96, 1360 << 10},
 }
 
 // custom are the series that have custom types, `{series}-custom-{vCPUs}-{MiB}`; n1's may leave the series out
@@ -71,11 +77,13 @@ func gcp(instanceType string) (machine, bool) {
 	}
 	if series, rest, ok := strings.Cut("-"+instanceType, "-custom-"); ok {
 		series = strings.TrimPrefix(series, "-")
-		cpus, memory, _ := strings.Cut(strings.TrimSuffix(rest, "-ext"), "-") // -ext: more memory than the series gives a vCPU
+		// -ext: more memory than the series gives a vCPU
+		cpus, memory, _ := strings.Cut(strings.TrimSuffix(rest, "-ext"), "-")
 		n, valid := number(cpus)
 		mib, sized := number(memory)
 		// Memory comes in steps of 256 MiB.
-		return machine{n, mib}, valid && sized && n <= 512 && mib%256 == 0 && (series == "" || slices.Contains(custom, series))
+		return machine{n, mib}, valid && sized && n <= 512 && mib%256 == 0 &&
+			(series == "" || slices.Contains(custom, series))
 	}
 	i := strings.LastIndexByte(instanceType, '-')
 	if i < 0 {

@@ -1,7 +1,9 @@
-// Package cluster owns what Cluster API needs of a cluster before it has machines: the Cluster and NstanceCluster of the tenant, the kubeconfig that
-// Cluster API's core reaches the workload cluster with, and the operator's own way there.
+// Package cluster owns what Cluster API needs of a cluster before it has machines: the Cluster and NstanceCluster of
+// the tenant, the kubeconfig that Cluster API's core reaches the workload cluster with, and the operator's own way
+// there.
 //
-// Invariant: there is one Cluster, named after Nstance's cluster and tenant, and what a person or Cluster API has written into it stays.
+// Invariant: there is one Cluster, named after Nstance's cluster and tenant, and what a person or Cluster API has
+// written into it stays.
 package cluster
 
 import (
@@ -68,7 +70,9 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		endpoint = &own
 	}
 	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: newKubeconfig(o)}
-	ours := predicate.NewPredicateFuncs(func(object client.Object) bool { return client.ObjectKeyFromObject(object) == o.name() })
+	ours := predicate.NewPredicateFuncs(func(object client.Object) bool {
+		return client.ObjectKeyFromObject(object) == o.name()
+	})
 	request := []reconcile.Request{{NamespacedName: o.name()}}
 	err := ctrl.NewControllerManagedBy(mgr).Named("nstancecluster").
 		For(&v1beta1.NstanceCluster{}, builder.WithPredicates(ours)).
@@ -80,11 +84,12 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return request
 		})).
 		// Without any object yet, somebody has to begin; and the kubeconfig has news.
-		WatchesRawSource(source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-			queue.Add(request[0])
-			go r.kubeconfig.tell(ctx, func() { queue.Add(request[0]) })
-			return nil
-		})).
+		WatchesRawSource(
+			source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+				queue.Add(request[0])
+				go r.kubeconfig.tell(ctx, func() { queue.Add(request[0]) })
+				return nil
+			})).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("controller of NstanceCluster: %w", err)
@@ -140,7 +145,8 @@ func (r *reconciler) infra(ctx context.Context) (*v1beta1.NstanceCluster, error)
 	err := r.Client.Get(ctx, r.name(), &c)
 	switch {
 	case apierrors.IsNotFound(err):
-		c = v1beta1.NstanceCluster{ObjectMeta: r.meta(), Spec: v1beta1.NstanceClusterSpec{ControlPlaneEndpoint: r.endpoint}}
+		c = v1beta1.NstanceCluster{ObjectMeta: r.meta(), Spec: v1beta1.NstanceClusterSpec{
+			ControlPlaneEndpoint: r.endpoint}}
 		if err := r.Client.Create(ctx, &c); err != nil {
 			return nil, fmt.Errorf("create NstanceCluster %s: %w", r.name(), err)
 		}
@@ -165,7 +171,8 @@ func (r *reconciler) cluster(ctx context.Context) (*clusterv1.Cluster, error) {
 	case apierrors.IsNotFound(err):
 		c = clusterv1.Cluster{ObjectMeta: r.meta(), Spec: clusterv1.ClusterSpec{
 			ControlPlaneEndpoint: r.endpoint,
-			InfrastructureRef:    clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceCluster", Name: r.name().Name},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+				Kind: "NstanceCluster", Name: r.name().Name},
 		}}
 		if err := r.Client.Create(ctx, &c); err != nil {
 			return nil, fmt.Errorf("create Cluster %s: %w", r.name(), err)
@@ -179,7 +186,8 @@ func (r *reconciler) cluster(ctx context.Context) (*clusterv1.Cluster, error) {
 
 func (r *reconciler) meta() metav1.ObjectMeta {
 	name := r.name()
-	return metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{clusterv1.ClusterNameLabel: name.Name}}
+	return metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name,
+		Labels: map[string]string{clusterv1.ClusterNameLabel: name.Name}}
 }
 
 func (r *reconciler) patchStatus(ctx context.Context, infra, before *v1beta1.NstanceCluster) error {

@@ -44,27 +44,34 @@ type world struct {
 func newWorld(t *testing.T, objects ...client.Object) *world {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, v1beta1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme,
+		v1beta1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w := &world{shards: shardstest.New("west", "east"), recorder: events.NewFakeRecorder(100)}
-	kube := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(&v1beta1.NstanceCluster{}, &clusterv1.Cluster{}).
-		WithInterceptorFuncs(interceptor.Funcs{SubResourceCreate: func(ctx context.Context, c client.Client, sub string, o, body client.Object, opts ...client.SubResourceCreateOption) error {
+	kube := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(
+		&v1beta1.NstanceCluster{}, &clusterv1.Cluster{}).
+		WithInterceptorFuncs(interceptor.Funcs{SubResourceCreate: func(ctx context.Context, c client.Client, sub string,
+			o, body client.Object, opts ...client.SubResourceCreateOption) error {
 			if err := c.SubResource(sub).Create(ctx, o, body, opts...); err != nil {
 				return err
 			}
 			w.tokens++
 			request := body.(*authenticationv1.TokenRequest)
 			request.Status.Token = fmt.Sprintf("token-%d", w.tokens)
-			request.Status.ExpirationTimestamp = metav1.NewTime(time.Now().Add(time.Duration(*request.Spec.ExpirationSeconds) * time.Second))
+			request.Status.ExpirationTimestamp = metav1.NewTime(time.Now().Add(
+				time.Duration(*request.Spec.ExpirationSeconds) * time.Second))
 			return nil
 		}}).Build()
-	o := Options{Client: kube, Recorder: w.recorder, Shards: w.shards, Namespace: namespace, Cluster: "demo", Tenant: "default",
-		Config:         &rest.Config{Host: "https://10.96.0.1:443", BearerToken: "operator's own", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("the CA")}},
+	o := Options{Client: kube, Recorder: w.recorder, Shards: w.shards, Namespace: namespace, Cluster: "demo",
+		Tenant: "default",
+		Config: &rest.Config{Host: "https://10.96.0.1:443", BearerToken: "operator's own",
+			TLSClientConfig: rest.TLSClientConfig{CAData: []byte("the CA")}},
 		ServiceAccount: "nstance-capi-workload", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
-	w.reconciler = &reconciler{Options: o, endpoint: clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443}, kubeconfig: newKubeconfig(o)}
+	w.reconciler = &reconciler{Options: o, endpoint: clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443},
+		kubeconfig: newKubeconfig(o)}
 	return w
 }
 
@@ -79,7 +86,8 @@ func (w *world) read(t *testing.T) (*v1beta1.NstanceCluster, *clusterv1.Cluster)
 	t.Helper()
 	var infra v1beta1.NstanceCluster
 	var cluster clusterv1.Cluster
-	if err := errors.Join(w.Client.Get(t.Context(), w.name(), &infra), w.Client.Get(t.Context(), w.name(), &cluster)); err != nil {
+	if err := errors.Join(w.Client.Get(t.Context(), w.name(), &infra),
+		w.Client.Get(t.Context(), w.name(), &cluster)); err != nil {
 		t.Fatal(err)
 	}
 	return &infra, &cluster
@@ -96,19 +104,23 @@ func TestMakesTheCluster(t *testing.T) {
 	w.reconcile(t)
 	infra, cluster := w.read(t)
 	endpoint := clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443}
-	if infra.Name != "demo--default" || infra.Spec.ControlPlaneEndpoint != endpoint || cluster.Spec.ControlPlaneEndpoint != endpoint {
+	if infra.Name != "demo--default" || infra.Spec.ControlPlaneEndpoint != endpoint ||
+		cluster.Spec.ControlPlaneEndpoint != endpoint {
 		t.Errorf("%s: %+v, %+v", infra.Name, infra.Spec, cluster.Spec)
 	}
-	if ref := cluster.Spec.InfrastructureRef; ref.APIGroup != "infrastructure.cluster.x-k8s.io" || ref.Kind != "NstanceCluster" || ref.Name != "demo--default" {
+	if ref := cluster.Spec.InfrastructureRef; ref.APIGroup != "infrastructure.cluster.x-k8s.io" ||
+		ref.Kind != "NstanceCluster" || ref.Name != "demo--default" {
 		t.Errorf("infrastructureRef %+v", ref)
 	}
 	if infra.Status.Initialization.Provisioned == nil || !*infra.Status.Initialization.Provisioned {
 		t.Error("it is not provisioned")
 	}
-	if d := cmp.Diff([]clusterv1.FailureDomain{{Name: "east"}, {Name: "west", Attributes: map[string]string{"zone": "west-1", "region": "us"}}}, infra.Status.FailureDomains); d != "" {
+	if d := cmp.Diff([]clusterv1.FailureDomain{{Name: "east"}, {Name: "west",
+		Attributes: map[string]string{"zone": "west-1", "region": "us"}}}, infra.Status.FailureDomains); d != "" {
 		t.Error(d)
 	}
-	if !meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) || !*cluster.Status.Initialization.ControlPlaneInitialized {
+	if !meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) ||
+		!*cluster.Status.Initialization.ControlPlaneInitialized {
 		t.Errorf("status of the Cluster: %+v", cluster.Status)
 	}
 	ready := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.ReadyCondition)
@@ -142,8 +154,9 @@ func TestKeepsWhatPeopleWrote(t *testing.T) {
 	name := metav1.ObjectMeta{Namespace: namespace, Name: "demo--default"}
 	theirs := clusterv1.APIEndpoint{Host: "api.example.com", Port: 6443}
 	w := newWorld(t, &v1beta1.NstanceCluster{ObjectMeta: name},
-		&clusterv1.Cluster{ObjectMeta: name, Spec: clusterv1.ClusterSpec{ControlPlaneEndpoint: theirs, ControlPlaneRef: clusterv1.ContractVersionedObjectReference{
-			APIGroup: "controlplane.cluster.x-k8s.io", Kind: "Some", Name: "theirs"}}})
+		&clusterv1.Cluster{ObjectMeta: name, Spec: clusterv1.ClusterSpec{ControlPlaneEndpoint: theirs,
+			ControlPlaneRef: clusterv1.ContractVersionedObjectReference{
+				APIGroup: "controlplane.cluster.x-k8s.io", Kind: "Some", Name: "theirs"}}})
 	w.reconcile(t)
 	infra, cluster := w.read(t)
 	if cluster.Spec.ControlPlaneEndpoint != theirs || infra.Spec.ControlPlaneEndpoint.Host != "10.96.0.1" {
@@ -171,7 +184,8 @@ func TestPaused(t *testing.T) {
 		w.shards.Add("north")
 		w.reconcile(t)
 		infra, _ = w.read(t)
-		if !meta.IsStatusConditionTrue(infra.Status.Conditions, v1beta1.PausedCondition) || len(infra.Status.FailureDomains) != 2 {
+		if !meta.IsStatusConditionTrue(infra.Status.Conditions, v1beta1.PausedCondition) ||
+			len(infra.Status.FailureDomains) != 2 {
 			t.Errorf("%s: %+v", name, infra.Status)
 		}
 	}
@@ -195,7 +209,8 @@ func TestBeingDeleted(t *testing.T) {
 func (w *world) secret(t *testing.T) *corev1.Secret {
 	t.Helper()
 	var s corev1.Secret
-	if err := w.Client.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"}, &s); err != nil {
+	if err := w.Client.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"},
+		&s); err != nil {
 		t.Fatal(err)
 	}
 	return &s
@@ -230,10 +245,12 @@ func TestKubeconfig(t *testing.T) {
 		}
 		w.reconcile(t)
 		wait(time.Minute) // without the ServiceAccount
-		if told == 0 || !strings.Contains(w.kubeconfig.problem(), "ServiceAccount nstance-system/nstance-capi-workload") {
+		if told == 0 ||
+			!strings.Contains(w.kubeconfig.problem(), "ServiceAccount nstance-system/nstance-capi-workload") {
 			t.Errorf("problem %q, told %d times", w.kubeconfig.problem(), told)
 		}
-		if event := <-w.recorder.Events; !strings.HasPrefix(event, "Warning KubeconfigFailed ") || len(w.recorder.Events) != 0 {
+		if event := <-w.recorder.Events; !strings.HasPrefix(event, "Warning KubeconfigFailed ") ||
+			len(w.recorder.Events) != 0 {
 			t.Errorf("event %q, and %d more", event, len(w.recorder.Events))
 		}
 		if err := w.Client.Create(t.Context(), serviceAccount()); err != nil {
@@ -241,7 +258,8 @@ func TestKubeconfig(t *testing.T) {
 		}
 		wait(2 * time.Minute)
 		secret := w.secret(t)
-		if w.kubeconfig.problem() != "" || w.token(t) != "token-1" || secret.Type != "cluster.x-k8s.io/secret" || secret.Labels["cluster.x-k8s.io/cluster-name"] != "demo--default" ||
+		if w.kubeconfig.problem() != "" || w.token(t) != "token-1" || secret.Type != "cluster.x-k8s.io/secret" ||
+			secret.Labels["cluster.x-k8s.io/cluster-name"] != "demo--default" ||
 			len(secret.OwnerReferences) != 1 || secret.OwnerReferences[0].Kind != "Cluster" {
 			t.Errorf("problem %q, secret %+v", w.kubeconfig.problem(), secret.ObjectMeta)
 		}
@@ -278,7 +296,8 @@ func TestKubeconfigOfAnExternalCluster(t *testing.T) {
 
 func TestEndpointOf(t *testing.T) {
 	for host, want := range map[string]clusterv1.APIEndpoint{
-		"https://10.96.0.1:443": {Host: "10.96.0.1", Port: 443}, "https://api.example.com": {Host: "api.example.com", Port: 443}, "127.0.0.1:6443": {Host: "127.0.0.1", Port: 6443},
+		"https://10.96.0.1:443": {Host: "10.96.0.1", Port: 443}, "https://api.example.com": {Host: "api.example.com",
+			Port: 443}, "127.0.0.1:6443": {Host: "127.0.0.1", Port: 6443},
 		"https://[fd00::1]:6443": {Host: "fd00::1", Port: 6443}, "http://127.0.0.1": {Host: "127.0.0.1", Port: 80},
 	} {
 		if got, err := endpointOf(&rest.Config{Host: host}); err != nil || got != want {
@@ -294,23 +313,28 @@ func TestEndpointOf(t *testing.T) {
 
 // kubeconfigOf is one with a line in its cluster and one in its user.
 func kubeconfigOf(cluster, user string) []byte {
-	return []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n" +
-		"clusters: [{name: k, cluster: {server: 'https://api:6443', " + cluster + "}}]\nusers: [{name: u, user: {" + user + "}}]\n")
+	return []byte(
+		"apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n" +
+			"clusters: [{name: k, cluster: {server: 'https://api:6443', " + cluster + "}}]\nusers: [{name: u, user: {" +
+			user + "}}]\n")
 }
 
 func TestParseKubeconfig(t *testing.T) {
 	config, err := parseKubeconfig(kubeconfigOf("certificate-authority-data: "+"Y2E=", "token: secret"))
-	if err != nil || config.Host != "https://api:6443" || config.BearerToken != "secret" || string(config.CAData) != "ca" {
+	if err != nil || config.Host != "https://api:6443" || config.BearerToken != "secret" ||
+		string(config.CAData) != "ca" {
 		t.Errorf("%+v, %v", config, err)
 	}
 	for name, test := range map[string]struct {
 		text []byte
 		want string
 	}{
-		"empty":        {nil, "key value is empty"},
-		"nonsense":     {[]byte("{{{ token: secret"), "it is not a kubeconfig"},
-		"no context":   {[]byte("apiVersion: v1\nkind: Config\ncurrent-context: x\n"), `context "x"`},
-		"a program":    {kubeconfigOf("", "exec: {apiVersion: client.authentication.k8s.io/v1, command: secret, interactiveMode: Never}"), "names a program"},
+		"empty":      {nil, "key value is empty"},
+		"nonsense":   {[]byte("{{{ token: secret"), "it is not a kubeconfig"},
+		"no context": {[]byte("apiVersion: v1\nkind: Config\ncurrent-context: x\n"), `context "x"`},
+		"a program": {kubeconfigOf("",
+			"exec: {apiVersion: client.authentication.k8s.io/v1, command: secret, interactiveMode: Never}"),
+			"names a program"},
 		"a provider":   {kubeconfigOf("", "auth-provider: {name: gcp}"), "names a program"},
 		"a token file": {kubeconfigOf("", "tokenFile: /etc/secret"), "names a file"},
 		"a key file":   {kubeconfigOf("", "client-key: /etc/secret"), "names a file"},
@@ -328,7 +352,8 @@ func FuzzParseKubeconfig(f *testing.F) {
 	f.Add(kubeconfigOf("certificate-authority-data: Y2E=", "exec: {command: x}"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		config, err := parseKubeconfig(text)
-		if err == nil && (config.ExecProvider != nil || config.AuthProvider != nil || config.BearerTokenFile != "" || config.CAFile != "" || config.CertFile != "" || config.KeyFile != "") {
+		if err == nil && (config.ExecProvider != nil || config.AuthProvider != nil || config.BearerTokenFile != "" ||
+			config.CAFile != "" || config.CertFile != "" || config.KeyFile != "") {
 			t.Errorf("accepted %q", text)
 		}
 	})
@@ -338,7 +363,8 @@ func FuzzParseKubeconfig(f *testing.F) {
 func TestFollowsTheKubeconfig(t *testing.T) {
 	at := types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"}
 	first, second := kubeconfigOf("", "token: first"), kubeconfigOf("", "token: second")
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name}, Data: map[string][]byte{"value": first}}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name},
+		Data: map[string][]byte{"value": first}}
 	w := newWorld(t, secret)
 	var log strings.Builder
 	ticks, done := make(chan time.Time), make(chan error, 1)
@@ -370,7 +396,8 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 	if !strings.Contains(log.String(), "is refused") || strings.Contains(log.String(), "second") {
 		t.Errorf("log: %s", log.String())
 	}
-	if _, err := readKubeconfig(t.Context(), w.Client, types.NamespacedName{Namespace: namespace, Name: "none"}); err == nil || !strings.Contains(err.Error(), "is missing: with NSTANCE_CAPI_ENDPOINT") {
+	if _, err := readKubeconfig(t.Context(), w.Client, types.NamespacedName{Namespace: namespace,
+		Name: "none"}); err == nil || !strings.Contains(err.Error(), "is missing: with NSTANCE_CAPI_ENDPOINT") {
 		t.Error(err)
 	}
 }

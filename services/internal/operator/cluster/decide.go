@@ -25,10 +25,12 @@ const (
 	regionAttribute = "region"
 )
 
-// decide brings the status of the NstanceCluster up to date. Terraform has made the infrastructure, so it is provisioned from the first.
+// decide brings the status of the NstanceCluster up to date. Terraform has made the infrastructure, so it is
+// provisioned from the first.
 func (r *reconciler) decide(infra *v1beta1.NstanceCluster, cluster *clusterv1.Cluster) {
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
-		meta.SetStatusCondition(&infra.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: infra.Generation})
+		meta.SetStatusCondition(&infra.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason,
+			Message: message, ObservedGeneration: infra.Generation})
 	}
 	_, annotated := infra.Annotations[clusterv1.PausedAnnotation]
 	if cluster.Spec.Paused != nil && *cluster.Spec.Paused || annotated {
@@ -73,8 +75,9 @@ func (r *reconciler) domains(before []clusterv1.FailureDomain) []clusterv1.Failu
 	return out
 }
 
-// initialize says that the control plane has come up, once. Cluster API's core finds that out by a control plane object or its machines, of which there are
-// none here, and does not follow Nodes before (its Machine and MachinePool controllers); what is true there already, it leaves alone.
+// initialize says that the control plane has come up, once. Cluster API's core finds that out by a control plane object
+// or its machines, of which there are none here, and does not follow Nodes before (its Machine and MachinePool
+// controllers); what is true there already, it leaves alone.
 func (r *reconciler) initialize(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster.Spec.ControlPlaneRef.IsDefined() || cluster.Spec.Topology.IsDefined() ||
 		meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) {
@@ -83,10 +86,12 @@ func (r *reconciler) initialize(ctx context.Context, cluster *clusterv1.Cluster)
 	before := cluster.DeepCopy()
 	initialized := true
 	cluster.Status.Initialization.ControlPlaneInitialized = &initialized
-	meta.SetStatusCondition(&cluster.Status.Conditions, metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue,
-		Reason: clusterv1.ClusterControlPlaneInitializedReason, ObservedGeneration: cluster.Generation})
+	meta.SetStatusCondition(&cluster.Status.Conditions,
+		metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue,
+			Reason: clusterv1.ClusterControlPlaneInitializedReason, ObservedGeneration: cluster.Generation})
 	// Conditions are replaced as a whole: only on top of what was seen.
-	err := r.Client.Status().Patch(ctx, cluster, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	err := r.Client.Status().Patch(ctx, cluster, client.MergeFromWithOptions(before,
+		client.MergeFromWithOptimisticLock{}))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("patch status of Cluster %s: %w", r.name(), err)
 	}
@@ -114,7 +119,8 @@ func endpointOf(config *rest.Config) (clusterv1.APIEndpoint, error) {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
-		return clusterv1.APIEndpoint{}, fmt.Errorf("address of the API server: %q has no port", net.JoinHostPort(u.Hostname(), port))
+		return clusterv1.APIEndpoint{}, fmt.Errorf("address of the API server: %q has no port",
+			net.JoinHostPort(u.Hostname(), port))
 	}
 	return clusterv1.APIEndpoint{Host: u.Hostname(), Port: int32(n)}, nil
 }

@@ -9,9 +9,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The address of an API server, as a kubeconfig has it, is one that can be written into a Cluster, and is the same when it is read again.
+// The address of an API server, as a kubeconfig has it, is one that can be written into a Cluster, and is the same when
+// it is read again.
 func FuzzEndpoint(f *testing.F) {
-	for _, text := range []string{"https://api:6443", "http://api", "api", "api:6443", "10.0.0.1:443", "https://[::1]:6443/prefix", "[::1]", "https://", "https://api:0", "https://u:p@api?x", "://", "api:x"} {
+	for _, text := range []string{"https://api:6443", "http://api", "api", "api:6443", "10.0.0.1:443",
+		"https://[::1]:6443/prefix", "[::1]", "https://", "https://api:0", "https://u:p@api?x", "://", "api:x"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -25,7 +27,8 @@ func FuzzEndpoint(f *testing.F) {
 		if got.Host == "" || got.Port < 1 || got.Port > 65535 {
 			t.Errorf("%q: %+v", text, got)
 		}
-		if again, err := endpointOf(&rest.Config{Host: (&netAddr{got.Host, got.Port}).String()}); err != nil || again != got {
+		if again, err := endpointOf(&rest.Config{Host: (&netAddr{got.Host, got.Port}).String()}); err != nil ||
+			again != got {
 			t.Errorf("%q: %+v is read again as %+v, %v", text, got, again, err)
 		}
 	})

@@ -34,7 +34,8 @@ const (
 // KubeconfigSecret is the name of the Secret with the kubeconfig of a Cluster (Cluster API contract).
 func KubeconfigSecret(cluster string) string { return cluster + "-kubeconfig" }
 
-// kubeconfig keeps the Secret from which Cluster API's core reaches the workload cluster, with tokens that last an hour.
+// kubeconfig keeps the Secret from which Cluster API's core reaches the workload cluster, with tokens that last an
+// hour.
 type kubeconfig struct {
 	Options
 
@@ -78,7 +79,8 @@ func (k *kubeconfig) tell(ctx context.Context, fn func()) {
 
 // run keeps the kubeconfig until ctx ends. Failures are an event and tried again.
 func (k *kubeconfig) run(ctx context.Context) error {
-	delays := &backoff.ExponentialBackOff{InitialInterval: 2 * time.Second, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: time.Minute}
+	delays := &backoff.ExponentialBackOff{InitialInterval: 2 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
+		MaxInterval: time.Minute}
 	delays.Reset()
 	for {
 		wait := recheck
@@ -118,7 +120,8 @@ func (k *kubeconfig) set(ctx context.Context, err error) {
 	k.Log.Warn("The kubeconfig for Cluster API is not renewed; trying again", "error", err)
 	var infra v1beta1.NstanceCluster
 	if k.Client.Get(ctx, k.name(), &infra) == nil {
-		k.Recorder.Eventf(&infra, nil, corev1.EventTypeWarning, v1beta1.KubeconfigFailedReason, "Kubeconfig", "%s", err.Error())
+		k.Recorder.Eventf(&infra, nil, corev1.EventTypeWarning, v1beta1.KubeconfigFailedReason, "Kubeconfig", "%s",
+			err.Error())
 	}
 }
 
@@ -159,7 +162,8 @@ func (k *kubeconfig) keep(ctx context.Context) error {
 	secret.Data[kubeconfigKey] = text
 	if missing {
 		secret.Namespace, secret.Name, secret.Type = at.Namespace, at.Name, clusterv1.ClusterSecretType
-		secret.OwnerReferences = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: clusterv1.ClusterKind, Name: cluster.Name, UID: cluster.UID}}
+		secret.OwnerReferences = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(),
+			Kind: clusterv1.ClusterKind, Name: cluster.Name, UID: cluster.UID}}
 		err = k.Client.Create(ctx, &secret)
 	} else {
 		err = k.Client.Update(ctx, &secret)
@@ -179,7 +183,8 @@ func (k *kubeconfig) make(ctx context.Context) ([]byte, time.Time, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: k.Namespace, Name: k.ServiceAccount}}
 	if err := k.Client.SubResource("token").Create(ctx, account, request); err != nil {
-		return nil, time.Time{}, fmt.Errorf("request a token of ServiceAccount %s/%s: %w", k.Namespace, k.ServiceAccount, err)
+		return nil, time.Time{}, fmt.Errorf("request a token of ServiceAccount %s/%s: %w", k.Namespace,
+			k.ServiceAccount, err)
 	}
 	ca, err := authorityOf(k.Config)
 	if err != nil {
@@ -207,8 +212,9 @@ func encode(name string, config *rest.Config, ca []byte, token string) ([]byte, 
 		return nil, err
 	}
 	text, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{name: {Server: "https://" + endpoint.String(), CertificateAuthorityData: ca,
-			TLSServerName: config.TLSClientConfig.ServerName, InsecureSkipTLSVerify: config.Insecure}},
+		Clusters: map[string]*clientcmdapi.Cluster{name: {Server: "https://" + endpoint.String(),
+			CertificateAuthorityData: ca,
+			TLSServerName:            config.TLSClientConfig.ServerName, InsecureSkipTLSVerify: config.Insecure}},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{name: {Token: token}},
 		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: name}},
 		CurrentContext: name,

@@ -35,8 +35,9 @@ type WorkloadOptions struct {
 	Log     *slog.Logger
 }
 
-// OpenWorkload returns the way to the workload cluster, where Nodes and Pods are: the manager itself or, if it is external, another. An external one's kubeconfig has to be there already; when it changes later, the manager ends
-// with an error, so that the next start uses the new one.
+// OpenWorkload returns the way to the workload cluster, where Nodes and Pods are: the manager itself or, if it is
+// external, another. An external one's kubeconfig has to be there already; when it changes later, the manager ends with
+// an error, so that the next start uses the new one.
 func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (cluster.Cluster, error) {
 	if !o.External {
 		return mgr, nil
@@ -69,7 +70,10 @@ func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (clu
 func readKubeconfig(ctx context.Context, reader client.Reader, at types.NamespacedName) ([]byte, error) {
 	var secret corev1.Secret
 	if err := reader.Get(ctx, at, &secret); apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("secret %s is missing: with NSTANCE_CAPI_ENDPOINT it has to hold the kubeconfig of the workload cluster, key %s", at, kubeconfigKey)
+		return nil,
+			fmt.Errorf(
+				"secret %s is missing: with NSTANCE_CAPI_ENDPOINT it has to hold the kubeconfig of the workload "+
+					"cluster, key %s", at, kubeconfigKey)
 	} else if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of the workload cluster: %w", err)
 	}
@@ -88,7 +92,8 @@ func parseKubeconfig(text []byte) (*rest.Config, error) {
 	if err := selfContained(parsed); err != nil {
 		return nil, err
 	}
-	config, err := clientcmd.NewNonInteractiveClientConfig(*parsed, parsed.CurrentContext, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveClientConfig(*parsed, parsed.CurrentContext, &clientcmd.ConfigOverrides{},
+		nil).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("context %q: %w", parsed.CurrentContext, err)
 	}
@@ -104,7 +109,8 @@ func selfContained(c *clientcmdapi.Config) error {
 	for name, user := range c.AuthInfos {
 		switch {
 		case user.Exec != nil || user.AuthProvider != nil:
-			return fmt.Errorf("user %q names a program to run, which is not done: use a token or a client certificate", name)
+			return fmt.Errorf("user %q names a program to run, which is not done: use a token or a client certificate",
+				name)
 		case user.ClientCertificate != "" || user.ClientKey != "" || user.TokenFile != "":
 			return fmt.Errorf("user %q names a file: use client-certificate-data and client-key-data, or token", name)
 		}
@@ -112,8 +118,10 @@ func selfContained(c *clientcmdapi.Config) error {
 	return nil
 }
 
-// untilChanged returns an error when the kubeconfig is no longer what it was, and nil when ctx ends. ticks says when to look; nil is every minute.
-func untilChanged(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte, ticks <-chan time.Time, log *slog.Logger) error {
+// untilChanged returns an error when the kubeconfig is no longer what it was, and nil when ctx ends. ticks says when to
+// look; nil is every minute.
+func untilChanged(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte,
+	ticks <-chan time.Time, log *slog.Logger) error {
 	if ticks == nil {
 		ticker := time.NewTicker(recheck)
 		defer ticker.Stop()
@@ -132,7 +140,8 @@ func untilChanged(ctx context.Context, reader client.Reader, at types.Namespaced
 		}
 		if !bytes.Equal(now, text) {
 			if _, err := parseKubeconfig(now); err != nil {
-				log.Error("The new kubeconfig of the workload cluster is refused; the one before stays in force", "error", err)
+				log.Error("The new kubeconfig of the workload cluster is refused; the one before stays in force",
+					"error", err)
 				continue
 			}
 			return fmt.Errorf("the kubeconfig in Secret %s has changed: starting anew with it", at)

@@ -1,7 +1,7 @@
 // Package distribute owns how the replicas of a pool are split over its shards.
 //
-// Invariant: a pure function of the number and the list. Shards that cannot be reached, or are not configured, keep their share, so that no
-// instance moves because of something that passes; one replica more or less changes one share.
+// Invariant: a pure function of the number and the list. Shards that cannot be reached, or are not configured, keep
+// their share, so that no instance moves because of something that passes; one replica more or less changes one share.
 package distribute
 
 // Share is what one shard is to keep.
@@ -10,8 +10,8 @@ type Share struct {
 	Size  int32
 }
 
-// Split gives every shard an equal part of the replicas, and one more to the first ones until nothing is left. The order is that of the
-// list; no replicas, or less than that, are none. Without shards there are no shares.
+// Split gives every shard an equal part of the replicas, and one more to the first ones until nothing is left. The
+// order is that of the list; no replicas, or less than that, are none. Without shards there are no shares.
 func Split(replicas int32, shards []string) []Share {
 	if len(shards) == 0 {
 		return nil

@@ -47,14 +47,16 @@ var (
 	errOver     = errors.New("nobody waits for the drain any more")
 )
 
-func newCoordinator(o Options, kube kubernetes.Interface, nodes client.Client, recorder events.EventRecorder, m *instruments) *coordinator {
+func newCoordinator(o Options, kube kubernetes.Interface, nodes client.Client, recorder events.EventRecorder,
+	m *instruments) *coordinator {
 	if o.Parallel <= 0 {
 		o.Parallel = DefaultParallel
 	}
 	if o.RetryEviction <= 0 {
 		o.RetryEviction = 2 * time.Second
 	}
-	return &coordinator{Options: o, kube: kube, nodes: nodes, recorder: recorder, metrics: m, slots: slots{free: o.Parallel}, remover: newRemover(),
+	return &coordinator{Options: o, kube: kube, nodes: nodes, recorder: recorder, metrics: m,
+		slots: slots{free: o.Parallel}, remover: newRemover(),
 		drains: make(chan struct{}, 1), removals: make(chan struct{}, 1), tasks: map[key]*task{}}
 }
 
@@ -114,7 +116,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// look begins the drains that are pending, tells those that go on what is new, and ends those that nobody waits for any more.
+// look begins the drains that are pending, tells those that go on what is new, and ends those that nobody waits for any
+// more.
 func (c *coordinator) look(ctx context.Context) {
 	pending := map[key]bool{}
 	for _, id := range c.Shards.IDs() {

@@ -1,9 +1,10 @@
-// Package drain owns the Nodes of instances that go: it cordons and drains them before the servers delete the instances, and removes them from the
-// workload cluster when they have.
+// Package drain owns the Nodes of instances that go: it cordons and drains them before the servers delete the
+// instances, and removes them from the workload cluster when they have.
 //
-// Invariant: a server that waits for a drain is answered at the deadline at the latest, whatever the pods do. An instance has one drain at a time,
-// and what a drain has come to is in the cluster alone: a new leader goes on where the last one was. A Node is removed only when the leader of
-// its shard has said of its very instance that it is gone; that it is missing in a list is no reason.
+// Invariant: a server that waits for a drain is answered at the deadline at the latest, whatever the pods do. An
+// instance has one drain at a time, and what a drain has come to is in the cluster alone: a new leader goes on where
+// the last one was. A Node is removed only when the leader of its shard has said of its very instance that it is gone;
+// that it is missing in a list is no reason.
 package drain
 
 import (
@@ -41,7 +42,8 @@ type Options struct {
 	Shards    shards.Shards
 	// Workload is the cluster with the Nodes, the manager itself if it is the same; Config is the way to it.
 	Workload cluster.Cluster
-	// Parallel is how many Nodes are drained at a time, DefaultParallel when 0. Those with the nearest deadlines come first.
+	// Parallel is how many Nodes are drained at a time, DefaultParallel when 0. Those with the nearest deadlines come
+	// first.
 	Parallel int
 	// RetryEviction is the pause after an eviction that a PodDisruptionBudget refused, two seconds when 0.
 	RetryEviction time.Duration
@@ -62,12 +64,13 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Recorder == nil {
 		o.Recorder = mgr.GetEventRecorder("nstance-drain")
 	}
-	err := o.Workload.GetFieldIndexer().IndexField(context.Background(), &corev1.Node{}, nodeByProviderID, func(object client.Object) []string {
-		if id := object.(*corev1.Node).Spec.ProviderID; id != "" {
-			return []string{id}
-		}
-		return nil
-	})
+	err := o.Workload.GetFieldIndexer().IndexField(context.Background(), &corev1.Node{}, nodeByProviderID,
+		func(object client.Object) []string {
+			if id := object.(*corev1.Node).Spec.ProviderID; id != "" {
+				return []string{id}
+			}
+			return nil
+		})
 	if err != nil {
 		return fmt.Errorf("index of Nodes: %w", err)
 	}

@@ -16,7 +16,8 @@ import (
 
 // helper is kubectl's drain as `kubectl drain --ignore-daemonsets --delete-emptydir-data --force` does it.
 func (t *task) helper(ctx context.Context) *drain.Helper {
-	return &drain.Helper{Ctx: ctx, Client: t.kube, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true, GracePeriodSeconds: -1,
+	return &drain.Helper{Ctx: ctx, Client: t.kube, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true,
+		GracePeriodSeconds:   -1,
 		EvictErrorRetryDelay: t.RetryEviction, Out: io.Discard, ErrOut: io.Discard}
 }
 
@@ -63,7 +64,8 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 	return errors.New("evict: new pods come to a Node that is cordoned")
 }
 
-// inTime returns when do does, or when ctx is over: kubectl's pause after a refused eviction cannot be cut short otherwise.
+// inTime returns when do does, or when ctx is over: kubectl's pause after a refused eviction cannot be cut short
+// otherwise.
 func (t *task) inTime(ctx context.Context, do func() error) error {
 	done := make(chan error, 1)
 	t.work.Go(func() { done <- do() })

@@ -39,7 +39,8 @@ const (
 	patience = 40 * time.Second
 )
 
-// lab is a real API server with one shard's made-up servers. The kubelets of its Nodes do not exist: a pod without a grace period ends at once.
+// lab is a real API server with one shard's made-up servers. The kubelets of its Nodes do not exist: a pod without a
+// grace period ends at once.
 type lab struct {
 	*testing.T
 	kube    *kube.Cluster
@@ -79,12 +80,14 @@ func (l *lab) start() {
 	l.must(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme))
 	c, err := cluster.New(l.kube.Config, func(o *cluster.Options) { o.Scheme = scheme })
 	l.must(err)
-	l.must(c.GetFieldIndexer().IndexField(l.Context(), &corev1.Node{}, nodeByProviderID, func(o client.Object) []string {
-		return []string{o.(*corev1.Node).Spec.ProviderID}
-	}))
+	l.must(c.GetFieldIndexer().IndexField(l.Context(), &corev1.Node{}, nodeByProviderID,
+		func(o client.Object) []string {
+			return []string{o.(*corev1.Node).Spec.ProviderID}
+		}))
 	clientset, err := kubernetes.NewForConfig(c.GetConfig())
 	l.must(err)
-	o := Options{Client: c.GetClient(), Recorder: c.GetEventRecorder("test"), Namespace: namespace, Shards: l.shards, Workload: c, Parallel: 2,
+	o := Options{Client: c.GetClient(), Recorder: c.GetEventRecorder("test"), Namespace: namespace, Shards: l.shards,
+		Workload: c, Parallel: 2,
 		RetryEviction: 100 * time.Millisecond, Log: slog.New(slog.NewTextHandler(l.Output(), nil))}
 	r := &runner{newCoordinator(o, clientset, c.GetClient(), c.GetEventRecorder("test"), l.metrics), c}
 	ctx, cancel := context.WithCancel(l.Context())
@@ -109,13 +112,15 @@ func (l *lab) instance(pods ...func(node string) client.Object) (id, node string
 	id = group.GetInstanceIds()[len(group.GetInstanceIds())-1]
 	i, _ := l.shard.Instance(id)
 	node = "node-" + id
-	l.must(l.client.Create(l.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: corev1.NodeSpec{ProviderID: i.GetProviderId()}}))
+	l.must(l.client.Create(l.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node},
+		Spec: corev1.NodeSpec{ProviderID: i.GetProviderId()}}))
 	for _, pod := range pods {
 		object := pod(node)
 		l.must(l.client.Create(l.Context(), object))
 		// A budget protects pods that run; one that is pending is evicted in any case.
 		running := object.(*corev1.Pod)
-		running.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+		running.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
 		l.must(l.client.Status().Update(l.Context(), running))
 	}
 	return id, node
@@ -124,9 +129,12 @@ func (l *lab) instance(pods ...func(node string) client.Object) (id, node string
 func podOn(name string, change ...func(*corev1.Pod)) func(string) client.Object {
 	return func(node string) client.Object {
 		now := int64(0)
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: apps, Name: name, Labels: map[string]string{"app": name}},
-			Spec: corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &now, Containers: []corev1.Container{{Name: "c", Image: "none"}},
-				Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}}}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: apps, Name: name,
+			Labels: map[string]string{"app": name}},
+			Spec: corev1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &now,
+				Containers: []corev1.Container{{Name: "c", Image: "none"}},
+				Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+					EmptyDir: &corev1.EmptyDirVolumeSource{}}}}}}
 		for _, fn := range change {
 			fn(pod)
 		}
@@ -139,15 +147,18 @@ func (l *lab) guard(name string) (allow func()) {
 	l.Helper()
 	one := intstr.FromInt32(1)
 	pdb := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: apps, Name: name},
-		Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &one, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}}}
+		Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &one, Selector: &metav1.LabelSelector{
+			MatchLabels: map[string]string{"app": name}}}}
 	l.must(l.client.Create(l.Context(), pdb))
 	set := func(allowed int32) {
 		l.Helper()
-		l.must(clientretry.RetryOnConflict(clientretry.DefaultRetry, func() error { // the API server writes it, too, when it evicts
+		// the API server writes it, too, when it evicts
+		l.must(clientretry.RetryOnConflict(clientretry.DefaultRetry, func() error {
 			if err := l.client.Get(l.Context(), client.ObjectKeyFromObject(pdb), pdb); err != nil {
 				return err
 			}
-			pdb.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: pdb.Generation, DisruptionsAllowed: allowed, CurrentHealthy: 1 + allowed, DesiredHealthy: 1, ExpectedPods: 1}
+			pdb.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: pdb.Generation,
+				DisruptionsAllowed: allowed, CurrentHealthy: 1 + allowed, DesiredHealthy: 1, ExpectedPods: 1}
 			return l.client.Status().Update(l.Context(), pdb)
 		}))
 	}
@@ -205,7 +216,9 @@ func (l *lab) event(object, reason string) string {
 
 func (l *lab) told(object, reason, text string) {
 	l.Helper()
-	l.eventually("event "+reason+" on "+object+" with "+text, func() bool { return strings.Contains(l.event(object, reason), text) })
+	l.eventually("event "+reason+" on "+object+" with "+text, func() bool {
+		return strings.Contains(l.event(object, reason), text)
+	})
 }
 
 func (l *lab) counted(r result) float64 {
@@ -281,15 +294,18 @@ func TestDrains(t *testing.T) {
 func yields(l *lab) {
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: apps, Name: "agents"}, Spec: appsv1.DaemonSetSpec{
 		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "agents"}},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "agents"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}}}}}
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "agents"}},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}}}}}
 	l.must(l.client.Create(l.Context(), set))
 	ofSet := func(pod *corev1.Pod) {
-		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
+		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set,
+			appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 	}
 	allow := l.guard("yields-web")
 	id, node := l.instance(podOn("yields-web"), podOn("yields-alone"), podOn("agents", ofSet))
-	m := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "yields"}, Spec: v1beta1.NstanceMachineSpec{
-		GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: l.shard.ID(), InstanceID: id}}
+	m := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "yields"},
+		Spec: v1beta1.NstanceMachineSpec{
+			GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: l.shard.ID(), InstanceID: id}}
 	l.must(l.client.Create(l.Context(), m))
 
 	l.shard.Drain(id, "expired", time.Now().Add(10*time.Minute))
@@ -327,7 +343,8 @@ func neverYields(l *lab) {
 	if !l.hasPod("never-web") {
 		l.Error("the budget is not honoured")
 	}
-	l.told(node, v1beta1.DrainDeadlineReason, "Warning not drained by the deadline, instance "+id+" is deleted anyway; pods left: apps/never-web")
+	l.told(node, v1beta1.DrainDeadlineReason, "Warning not drained by the deadline, instance "+id+
+		" is deleted anyway; pods left: apps/never-web")
 	l.eventually("counted", func() bool { return l.counted(deadline) == 1 })
 }
 
@@ -386,8 +403,9 @@ func restart(l *lab) {
 	}
 	l.start()
 	l.eventually("acknowledged", func() bool {
-		// An eviction that was under way when the operator was stopped may have used the budget up, and then been cancelled before the pod was
-		// deleted. The disruption controller, which is not here, finds that out and counts anew.
+		// An eviction that was under way when the operator was stopped may have used the budget up, and then been
+		// cancelled before the pod was deleted. The disruption controller, which is not here, finds that out and counts
+		// anew.
 		if l.hasPod("restart-web") {
 			allow()
 		}
@@ -466,12 +484,15 @@ func urgent(l *lab) {
 func removes(l *lab) {
 	dies, node := l.instance()
 	lives, liveNode := l.instance()
-	foreign := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "foreign"}, Spec: corev1.NodeSpec{ProviderID: "test:///else/1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "bare"}}}
+	foreign := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "foreign"},
+		Spec: corev1.NodeSpec{ProviderID: "test:///else/1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "bare"}}}
 	for _, n := range foreign {
 		l.must(l.client.Create(l.Context(), n))
 	}
 	for id, name := range map[string]string{dies: node, lives: liveNode} {
-		l.eventually("the Node is marked", func() bool { return l.node(name).Annotations[v1beta1.InstanceAnnotation] == l.shard.ID()+"/"+id })
+		l.eventually("the Node is marked", func() bool {
+			return l.node(name).Annotations[v1beta1.InstanceAnnotation] == l.shard.ID()+"/"+id
+		})
 	}
 	// While nobody looks, the instance is deleted and forgotten; what the shard has was not read yet.
 	l.stop()

@@ -26,9 +26,11 @@ type instruments struct {
 // register makes the instruments, or finds those that an earlier manager of this process made.
 func register(registry prometheus.Registerer) (*instruments, error) {
 	i := &instruments{
-		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_operator_drains_active", Help: "Drains of Nodes going on."}),
+		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_operator_drains_active",
+			Help: "Drains of Nodes going on."}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_operator_drain_duration_seconds",
-			Help: "From a drain that is seen to be pending to its acknowledgement, by result.", Buckets: prometheus.ExponentialBuckets(0.1, 3, 10)}, []string{"result"}),
+			Help:    "From a drain that is seen to be pending to its acknowledgement, by result.",
+			Buckets: prometheus.ExponentialBuckets(0.1, 3, 10)}, []string{"result"}),
 	}
 	var there prometheus.AlreadyRegisteredError
 	if err := registry.Register(i.active); errors.As(err, &there) {

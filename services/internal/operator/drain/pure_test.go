@@ -42,19 +42,21 @@ func TestPlanNodes(t *testing.T) {
 		mark *key
 		ask  *key
 	}{
-		"of an instance that lives":        {nodeOf("n", "p:live", ""), &key{"a", idA}, nil},
-		"marked already":                   {nodeOf("n", "p:live", "a/"+idA), nil, nil},
-		"marked as another":                {nodeOf("n", "p:live", "a/"+idB), &key{"a", idA}, nil},
-		"badly marked":                     {nodeOf("n", "p:live", "a/b/c"), &key{"a", idA}, nil},
-		"of an instance that is deleted":   {nodeOf("n", "p:dead", ""), nil, &key{"a", idB}},
-		"marked, and in no list":           {nodeOf("n", "p:other", "a/"+idA), nil, &key{"a", idA}},
-		"marked, shard is silent":          {nodeOf("n", "p:other", "b/"+idA), nil, nil},
-		"marked, shard is unknown":         {nodeOf("n", "p:other", "c/"+idA), nil, nil},
-		"deleted, shard is silent":         {nodeOf("n", "p:dead-silent", ""), nil, nil},
-		"of nobody":                        {nodeOf("n", "p:other", ""), nil, nil},
-		"of nobody, badly marked":          {nodeOf("n", "p:other", "a/"), nil, nil},
-		"without a provider ID, marked":    {nodeOf("n", "", "a/"+idA), nil, nil},
-		"goes already, marked, in no list": {nodeOf("n", "p:other", "a/"+idA, func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), nil, nil},
+		"of an instance that lives":      {nodeOf("n", "p:live", ""), &key{"a", idA}, nil},
+		"marked already":                 {nodeOf("n", "p:live", "a/"+idA), nil, nil},
+		"marked as another":              {nodeOf("n", "p:live", "a/"+idB), &key{"a", idA}, nil},
+		"badly marked":                   {nodeOf("n", "p:live", "a/b/c"), &key{"a", idA}, nil},
+		"of an instance that is deleted": {nodeOf("n", "p:dead", ""), nil, &key{"a", idB}},
+		"marked, and in no list":         {nodeOf("n", "p:other", "a/"+idA), nil, &key{"a", idA}},
+		"marked, shard is silent":        {nodeOf("n", "p:other", "b/"+idA), nil, nil},
+		"marked, shard is unknown":       {nodeOf("n", "p:other", "c/"+idA), nil, nil},
+		"deleted, shard is silent":       {nodeOf("n", "p:dead-silent", ""), nil, nil},
+		"of nobody":                      {nodeOf("n", "p:other", ""), nil, nil},
+		"of nobody, badly marked":        {nodeOf("n", "p:other", "a/"), nil, nil},
+		"without a provider ID, marked":  {nodeOf("n", "", "a/"+idA), nil, nil},
+		"goes already, marked, in no list": {nodeOf("n", "p:other", "a/"+idA, func(n *corev1.Node) {
+			n.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+		}), nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := planNodes([]*corev1.Node{c.node}, live, dead, heard)
@@ -130,7 +132,8 @@ func TestSlots(t *testing.T) {
 
 func TestRemaining(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for given, want := range map[time.Duration]time.Duration{time.Hour: time.Hour - 5*time.Second, 10 * time.Second: 9 * time.Second, 0: 0, -time.Minute: 0} {
+		for given, want := range map[time.Duration]time.Duration{time.Hour: time.Hour - 5*time.Second,
+			10 * time.Second: 9 * time.Second, 0: 0, -time.Minute: 0} {
 			if got := remaining(shards.Drain{Deadline: time.Now().Add(given)}); got != want {
 				t.Errorf("%s: %s, want %s", given, got, want)
 			}
@@ -142,7 +145,8 @@ func TestRemaining(t *testing.T) {
 }
 
 func TestIsGone(t *testing.T) {
-	for state, want := range map[string]bool{"running": false, "pending": false, "stopping": false, "deleting": false, "unknown": false, "": false, "stopped": true, "deleted": true,
+	for state, want := range map[string]bool{"running": false, "pending": false, "stopping": false, "deleting": false,
+		"unknown": false, "": false, "stopped": true, "deleted": true,
 		"failed": true} {
 		if got := isGone(&nstancev1.InstanceStatus{State: "deleting", ProviderState: state}); got != want {
 			t.Errorf("%s: %v", state, got)

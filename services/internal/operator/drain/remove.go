@@ -20,7 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// Nodes are marked with the instance that they are while it is there, so that it is known whose they were when it is not, after a restart too.
+// Nodes are marked with the instance that they are while it is there, so that it is known whose they were when it is
+// not, after a restart too.
 
 // remover remembers what the removal of Nodes needs between two looks. Losing it costs a few calls more.
 type remover struct {
@@ -53,21 +54,23 @@ func (c *coordinator) nodeChanges() toolscache.ResourceEventHandler {
 		UpdateFunc: func(before, after any) {
 			a, aOK := before.(*corev1.Node)
 			b, bOK := after.(*corev1.Node)
-			if !aOK || !bOK || a.Spec.ProviderID != b.Spec.ProviderID || a.Annotations[v1beta1.InstanceAnnotation] != b.Annotations[v1beta1.InstanceAnnotation] {
+			if !aOK || !bOK || a.Spec.ProviderID != b.Spec.ProviderID ||
+				a.Annotations[v1beta1.InstanceAnnotation] != b.Annotations[v1beta1.InstanceAnnotation] {
 				wake(c.removals)
 			}
 		},
 	}
 }
 
-// plan says which Nodes are to be marked, and of which instances the leader is to be asked because their Nodes may have to go.
+// plan says which Nodes are to be marked, and of which instances the leader is to be asked because their Nodes may have
+// to go.
 type plan struct {
 	mark map[string]key // by the Node's name
 	ask  map[string]map[key][]*corev1.Node
 }
 
-// planNodes is pure. live are the instances that the mirrors know of, by provider ID; dead those that they say are deleted. heard are the shards
-// whose word counts.
+// planNodes is pure. live are the instances that the mirrors know of, by provider ID; dead those that they say are
+// deleted. heard are the shards whose word counts.
 func planNodes(nodes []*corev1.Node, live, dead map[string]key, heard map[string]bool) plan {
 	p := plan{mark: map[string]key{}, ask: map[string]map[key][]*corev1.Node{}}
 	for _, node := range nodes {
@@ -214,13 +217,15 @@ func (r *remover) unanswered(k key) {
 }
 
 func (c *coordinator) mark(ctx context.Context, name string, k key) {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{v1beta1.InstanceAnnotation: k.shard + "/" + k.instance}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"annotations": map[string]string{v1beta1.InstanceAnnotation: k.shard + "/" + k.instance}}})
 	if err != nil {
 		return // of strings
 	}
 	node := &corev1.Node{}
 	node.Name = name
-	if err := c.nodes.Patch(ctx, node, client.RawPatch(types.MergePatchType, patch)); client.IgnoreNotFound(err) != nil && ctx.Err() == nil {
+	if err := c.nodes.Patch(ctx, node, client.RawPatch(types.MergePatchType, patch)); client.IgnoreNotFound(
+		err) != nil && ctx.Err() == nil {
 		c.Log.Warn("Node cannot be marked", "node", name, "shard", k.shard, "instance", k.instance, "error", err)
 	}
 }
@@ -244,7 +249,8 @@ func (c *coordinator) removeIfGone(ctx context.Context, k key, nodes []*corev1.N
 	}
 	for _, node := range nodes {
 		uid := node.UID
-		switch err := c.nodes.Delete(ctx, &corev1.Node{ObjectMeta: *node.ObjectMeta.DeepCopy()}, client.Preconditions{UID: &uid}); {
+		switch err := c.nodes.Delete(ctx, &corev1.Node{ObjectMeta: *node.ObjectMeta.DeepCopy()},
+			client.Preconditions{UID: &uid}); {
 		case err == nil:
 			log.Info("Node of an instance that is gone is removed", "node", node.Name)
 		case client.IgnoreNotFound(err) != nil:

@@ -36,7 +36,8 @@ type task struct {
 }
 
 const (
-	// A drain ends this much before its deadline, so that its acknowledgement is in time; a tenth of the time there is, if that is less.
+	// A drain ends this much before its deadline, so that its acknowledgement is in time; a tenth of the time there is,
+	// if that is less.
 	maxMargin = 5 * time.Second
 	// unlimited is how long a drain may take for which the server gave no deadline.
 	unlimited = 10 * time.Minute
@@ -62,7 +63,8 @@ func remaining(d shards.Drain) time.Duration {
 	return max(0, left-min(maxMargin, left/10))
 }
 
-// update takes what is newly known of the drain: a spot notice may bring the deadline forward, the machine may be gone before its time.
+// update takes what is newly known of the drain: a spot notice may bring the deadline forward, the machine may be gone
+// before its time.
 func (t *task) update(d shards.Drain) {
 	t.mu.Lock()
 	moved := !d.Deadline.Equal(t.drain.Deadline)
@@ -176,7 +178,8 @@ func (t *task) evacuate(ctx context.Context) result {
 		return noNode
 	}
 	t.log.Info("drain begins", "nodes", names(nodes), "reason", d.Reason, "deadline", d.Deadline)
-	t.tell(nodes, corev1.EventTypeNormal, v1beta1.DrainStartedReason, "draining: instance %s is to be deleted (%s)", t.instance, text(d.Reason))
+	t.tell(nodes, corev1.EventTypeNormal, v1beta1.DrainStartedReason, "draining: instance %s is to be deleted (%s)",
+		t.instance, text(d.Reason))
 	holding := false
 	defer func() {
 		if holding {
@@ -198,12 +201,14 @@ func (t *task) evacuate(ctx context.Context) result {
 		case ctx.Err() != nil:
 			return t.cutShort(context.Cause(ctx), nodes, err)
 		case err == nil:
-			t.tell(nodes, corev1.EventTypeNormal, v1beta1.DrainedReason, "drained: instance %s can be deleted", t.instance)
+			t.tell(nodes, corev1.EventTypeNormal, v1beta1.DrainedReason, "drained: instance %s can be deleted",
+				t.instance)
 			return drained
 		case err.Error() != said:
 			said = err.Error()
 			t.log.Warn("drain fails, and is tried again", "error", err)
-			t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainFailedReason, "drain fails, and is tried again: %s", text(said))
+			t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainFailedReason, "drain fails, and is tried again: %s",
+				text(said))
 		}
 		if sleep(ctx, retry) != nil {
 			return t.cutShort(context.Cause(ctx), nodes, err)
@@ -214,7 +219,8 @@ func (t *task) evacuate(ctx context.Context) result {
 	}
 }
 
-// cutShort says what a drain has come to that did not come to its end. last is what went wrong last, nil if nothing did.
+// cutShort says what a drain has come to that did not come to its end. last is what went wrong last, nil if nothing
+// did.
 func (t *task) cutShort(why error, nodes []corev1.Node, last error) result {
 	switch {
 	case errors.Is(why, errVMGone):
@@ -230,15 +236,18 @@ func (t *task) cutShort(why error, nodes []corev1.Node, last error) result {
 			last = err
 		}
 		t.log.Warn("drain ends at its deadline", "error", last)
-		t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason, "not drained by the deadline, instance %s is deleted anyway: %s", t.instance, text(last.Error()))
+		t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason,
+			"not drained by the deadline, instance %s is deleted anyway: %s", t.instance, text(last.Error()))
 		return failed
 	}
 	t.log.Warn("drain ends at its deadline", "pods", left)
-	t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason, "not drained by the deadline, instance %s is deleted anyway; pods left: %s", t.instance, some(left))
+	t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason,
+		"not drained by the deadline, instance %s is deleted anyway; pods left: %s", t.instance, some(left))
 	return deadline
 }
 
-// acknowledge tells the server to delete the instance now. It tries until the server has heard it, or nobody waits for it any more (false).
+// acknowledge tells the server to delete the instance now. It tries until the server has heard it, or nobody waits for
+// it any more (false).
 func (t *task) acknowledge(ctx context.Context) bool {
 	for said := codes.OK; ; {
 		shard, ok := t.Shards.Shard(t.shard)
@@ -283,7 +292,8 @@ func (t *task) tell(nodes []corev1.Node, kind, reason, format string, args ...an
 		t.recorder.Eventf(&nodes[i], nil, kind, reason, "Drain", format, args...)
 	}
 	var machines v1beta1.NstanceMachineList
-	if err := t.Client.List(context.Background(), &machines, client.InNamespace(t.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+	if err := t.Client.List(context.Background(), &machines, client.InNamespace(t.Namespace),
+		client.UnsafeDisableDeepCopy); err != nil {
 		t.log.Warn("machines cannot be listed", "error", err)
 		return
 	}

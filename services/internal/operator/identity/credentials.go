@@ -16,8 +16,9 @@ import (
 // ErrNone means that the operator has no certificate yet.
 var ErrNone = errors.New("the operator is not registered yet")
 
-// Credentials are for connections to the servers of a shard. Certificate and CA are those of the moment at which a connection is made, so that renewed
-// ones are used without restart. The peer has to be a server of our cluster and that shard, under the name that was dialled.
+// Credentials are for connections to the servers of a shard. Certificate and CA are those of the moment at which a
+// connection is made, so that renewed ones are used without restart. The peer has to be a server of our cluster and
+// that shard, under the name that was dialled.
 func (k *Keeper) Credentials(shard string) credentials.TransportCredentials {
 	return &transport{keeper: k, shard: shard, client: true}
 }
@@ -32,7 +33,8 @@ type transport struct {
 var _ credentials.TransportCredentials = (*transport)(nil)
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+	error) {
 	k := t.keeper
 	roots := k.roots.Load()
 	if roots == nil {
@@ -45,7 +47,8 @@ func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Co
 			return nil, nil, ErrNone
 		}
 		if k.Now().After(identity.Leaf.NotAfter) {
-			return nil, nil, fmt.Errorf("the operator's certificate ended at %s", identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
+			return nil, nil, fmt.Errorf("the operator's certificate ended at %s",
+				identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
 		}
 		config.Certificates = []tls.Certificate{*identity.load()}
 	}

@@ -53,7 +53,8 @@ func FuzzAccept(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: authority.Identity{Role: authority.RoleOperator, Cluster: "example", Tenant: "prod", ID: id},
+	cert, err := ca.IssueClient(authority.ClientSpec{Identity: authority.Identity{Role: authority.RoleOperator,
+		Cluster: "example", Tenant: "prod", ID: id},
 		PublicKey: public}, rand.Reader, now)
 	if err != nil {
 		f.Fatal(err)

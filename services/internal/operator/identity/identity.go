@@ -1,8 +1,9 @@
-// Package identity owns who the operator is: its key and certificate in Secrets, the cluster CA that it trusts, the registration that makes the one of
-// the other, and the renewal that keeps it.
+// Package identity owns who the operator is: its key and certificate in Secrets, the cluster CA that it trusts, the
+// registration that makes the one of the other, and the renewal that keeps it.
 //
-// Invariant: the key is stored before anything is signed for it, and nothing that is stored is replaced before what replaces it was checked. After a
-// crash between any two steps the same registration goes on: the same key with the same nonce gets its certificate again.
+// Invariant: the key is stored before anything is signed for it, and nothing that is stored is replaced before what
+// replaces it was checked. After a crash between any two steps the same registration goes on: the same key with the
+// same nonce gets its certificate again.
 package identity
 
 import (
@@ -56,10 +57,13 @@ func (k *Keeper) accept(key ed25519.PrivateKey, roots *trust, text []byte) (*Ide
 	case who.Role != authority.RoleOperator:
 		return nil, fmt.Errorf("it is of role %s, want %s", who.Role, authority.RoleOperator)
 	case who.Cluster != k.Cluster || who.Tenant != k.Tenant:
-		return nil, fmt.Errorf("it is of cluster %s, tenant %s; the operator is configured for cluster %s, tenant %s", who.Cluster, who.Tenant, k.Cluster, k.Tenant)
+		return nil, fmt.Errorf("it is of cluster %s, tenant %s; the operator is configured for cluster %s, tenant %s",
+			who.Cluster, who.Tenant, k.Cluster, k.Tenant)
 	}
-	// Our clock need not agree with the server's: as of the certificate's own first moment. Its end is looked at elsewhere.
-	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots.pool, CurrentTime: leaf.NotBefore, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+	// Our clock need not agree with the server's: as of the certificate's own first moment. Its end is looked at
+	// elsewhere.
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots.pool, CurrentTime: leaf.NotBefore,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return nil, err
 	}
 	pair := &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
@@ -118,14 +122,16 @@ func encodeKey(key ed25519.PrivateKey) (private, public []byte, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("encode public key: %w", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: privateBlock, Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: publicBlock, Bytes: pub}), nil
+	return pem.EncodeToMemory(&pem.Block{Type: privateBlock, Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: publicBlock, Bytes: pub}), nil
 }
 
 // parseKey reads one PEM block with an Ed25519 key in PKCS #8. Errors do not quote it.
 func parseKey(text []byte) (ed25519.PrivateKey, error) {
 	text = bytes.TrimSpace(text)
 	block, rest := pem.Decode(text)
-	if block == nil || block.Type != privateBlock || len(bytes.TrimSpace(rest)) > 0 || !bytes.HasPrefix(text, []byte("-----BEGIN ")) {
+	if block == nil || block.Type != privateBlock || len(bytes.TrimSpace(rest)) > 0 ||
+		!bytes.HasPrefix(text, []byte("-----BEGIN ")) {
 		return nil, errors.New("want exactly one PEM block with a PKCS #8 private key")
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)

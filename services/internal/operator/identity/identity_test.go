@@ -48,13 +48,15 @@ type front struct {
 	to    string
 }
 
-func (f *front) RegisterOperator(ctx context.Context, r *nstancev1.RegisterOperatorRequest) (*nstancev1.RegisterOperatorResponse, error) {
+func (f *front) RegisterOperator(ctx context.Context, r *nstancev1.RegisterOperatorRequest) (
+	*nstancev1.RegisterOperatorResponse, error) {
 	f.mu.Lock()
 	f.calls++
 	lost, to := f.lose != nil && f.lose(f.calls), f.to
 	f.mu.Unlock()
 	if to != "" {
-		st, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: "a", RegistrationAddr: to})
+		st, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: "a",
+			RegistrationAddr: to})
 		if err != nil {
 			return nil, err
 		}
@@ -80,19 +82,24 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	l := leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1})
-	leader := &registerapi.Leader{Context: l.Context, Cluster: l.Name, Shard: "a", Term: l.Term(), Incarnation: leadertest.Incarnation, World: l.World,
+	leader := &registerapi.Leader{Context: l.Context, Cluster: l.Name, Shard: "a", Term: l.Term(),
+		Incarnation: leadertest.Incarnation, World: l.World,
 		Records: l.Executor, Store: l.State, NonceKey: l.NonceKey.Public(), Issuer: l.Issuer()}
-	w := &world{Leader: l, log: new(bytes.Buffer), front: &front{Service: registerapi.Service{Now: l.Clock.Now, Log: l.Log,
+	w := &world{Leader: l, log: new(bytes.Buffer), front: &front{Service: registerapi.Service{Now: l.Clock.Now,
+		Log:    l.Log,
 		Leader: func() (*registerapi.Leader, error) { return leader, nil }}}}
 	w.addr = l.Serve(t, "", func(s *grpc.Server) { nstancev1.RegisterRegistrationServiceServer(s, w.front) })
-	nonce, _, err := authority.MintNonce(l.NonceKey, authority.NonceSpec{Role: authority.RoleOperator, Cluster: l.Name, Tenant: "prod"}, rand.Reader, l.Clock.Now())
+	nonce, _, err := authority.MintNonce(l.NonceKey, authority.NonceSpec{Role: authority.RoleOperator, Cluster: l.Name,
+		Tenant: "prod"}, rand.Reader, l.Clock.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.nonce = nonce.Reveal()
 	w.kube = fake.NewClientBuilder().WithObjects(
-		&corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca"), Data: map[string]string{identity.CAKey: string(authority.EncodeBundle(l.CA.Certificate()))}},
-		&corev1.Secret{ObjectMeta: meta("nstance-operator-nonce"), Data: map[string][]byte{identity.NonceKey: []byte(w.nonce + "\n")}},
+		&corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca"), Data: map[string]string{
+			identity.CAKey: string(authority.EncodeBundle(l.CA.Certificate()))}},
+		&corev1.Secret{ObjectMeta: meta("nstance-operator-nonce"), Data: map[string][]byte{
+			identity.NonceKey: []byte(w.nonce + "\n")}},
 	).Build()
 	return w
 }
@@ -116,7 +123,8 @@ func (w *world) ensure(ctx context.Context) (*identity.Keeper, error) {
 func (w *world) secret(t *testing.T, name string) *corev1.Secret {
 	t.Helper()
 	var s corev1.Secret
-	if err := w.kube.Get(t.Context(), types.NamespacedName{Namespace: identitytest.Namespace, Name: name}, &s); err != nil {
+	if err := w.kube.Get(t.Context(), types.NamespacedName{Namespace: identitytest.Namespace, Name: name},
+		&s); err != nil {
 		t.Fatal(err)
 	}
 	return &s
@@ -190,10 +198,12 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 	if err := registry.Register(k); err != nil {
 		t.Fatal(err)
 	}
-	if families, err := registry.Gather(); err != nil || len(families) != 1 || families[0].GetMetric()[0].GetGauge().GetValue() != float64(leaf.NotAfter.Unix()) {
+	if families, err := registry.Gather(); err != nil || len(families) != 1 ||
+		families[0].GetMetric()[0].GetGauge().GetValue() != float64(leaf.NotAfter.Unix()) {
 		t.Errorf("metrics %v, %v", families, err)
 	}
-	if who := k.Current().Who; who.Tenant != "prod" || who.Role != authority.RoleOperator || !k.Current().Leaf.Equal(leaf) {
+	if who := k.Current().Who; who.Tenant != "prod" || who.Role != authority.RoleOperator ||
+		!k.Current().Leaf.Equal(leaf) {
 		t.Errorf("identity %v", k.Current())
 	}
 	w.remove(t, "nstance-operator-nonce") // no longer needed
@@ -226,7 +236,8 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 // errKilled is what a client says after its process was killed.
 var errKilled = errors.New("killed")
 
-// killed is a client whose n-th request (from 1) is the last: it fails before or after it took effect, and so do all that follow. asked counts.
+// killed is a client whose n-th request (from 1) is the last: it fails before or after it took effect, and so do all
+// that follow. asked counts.
 func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client {
 	do := func(run func() error) error {
 		*asked++
@@ -242,7 +253,8 @@ func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client
 		return nil
 	}
 	return interceptor.NewClient(inner, interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+			opts ...client.GetOption) error {
 			return do(func() error { return c.Get(ctx, key, o, opts...) })
 		},
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
@@ -251,7 +263,8 @@ func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client
 		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
 			return do(func() error { return c.Update(ctx, o, opts...) })
 		},
-		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch,
+			opts ...client.PatchOption) error {
 			return do(func() error { return c.Patch(ctx, o, p, opts...) })
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
@@ -264,14 +277,16 @@ func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client
 func TestKilledAnywhere(t *testing.T) {
 	total := 0
 	w := newWorld(t)
-	if err := w.keeper(killed(w.kube, 0, false, &total)).Ensure(t.Context(), map[string]string{"a": w.addr}); err != nil || total < 6 {
+	if err := w.keeper(killed(w.kube, 0, false, &total)).Ensure(t.Context(),
+		map[string]string{"a": w.addr}); err != nil || total < 6 {
 		t.Fatalf("%d requests: %v", total, err)
 	}
 	for n := 1; n <= total; n++ {
 		for _, after := range []bool{false, true} {
 			w := newWorld(t)
 			asked := 0
-			if err := w.keeper(killed(w.kube, n, after, &asked)).Ensure(t.Context(), map[string]string{"a": w.addr}); !errors.Is(err, errKilled) {
+			if err := w.keeper(killed(w.kube, n, after, &asked)).Ensure(t.Context(),
+				map[string]string{"a": w.addr}); !errors.Is(err, errKilled) {
 				t.Fatalf("request %d of %d: %v", n, total, err)
 			}
 			k, err := w.ensure(t.Context())
@@ -305,7 +320,8 @@ func TestRegistersWithAnyShard(t *testing.T) {
 	k := w.keeper(w.kube)
 	// "0" comes first: nobody listens there. "b" answers with the certificate of another shard.
 	err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "b": w.addr})
-	if err == nil || !strings.Contains(err.Error(), "shard 0: ") || !strings.Contains(err.Error(), "wrong peer: it is a server of shard a, not of b") {
+	if err == nil || !strings.Contains(err.Error(), "shard 0: ") || !strings.Contains(err.Error(),
+		"wrong peer: it is a server of shard a, not of b") {
 		t.Fatalf("no shard: %v", err)
 	}
 	if err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "a": w.addr}); err != nil {
@@ -328,9 +344,12 @@ func TestSaysWhatIsMissing(t *testing.T) {
 		want    string
 	}{
 		"no nonce": {func(t *testing.T, w *world) { w.remove(t, "nstance-operator-nonce") },
-			"has to register (there is no certificate yet), but Secret nstance-system/nstance-operator-nonce with a registration nonce is missing"},
+			"has to register (there is no certificate yet), but Secret nstance-system/nstance-operator-nonce with a " +
+				"registration nonce is missing"},
 		"no key in the nonce's Secret": {func(t *testing.T, w *world) {
-			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) { s.Data = map[string][]byte{"nonce": []byte("x")} })
+			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) {
+				s.Data = map[string][]byte{"nonce": []byte("x")}
+			})
 		}, "has no key nonce.jwt"},
 		"refused nonce": {func(t *testing.T, w *world) {
 			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) { s.Data[identity.NonceKey] = []byte("a.b.c") })
@@ -349,19 +368,26 @@ func TestSaysWhatIsMissing(t *testing.T) {
 			w.remove(t, "nstance-operator-nonce")
 			w.edit(t, "nstance-operator-cert", func(s *corev1.Secret) {
 				key, private := identitytest.Key(t)
-				cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "other", ID: w.NewID(t, "opr")}, key)
-				s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey] = authority.EncodeCertificate(cert.Leaf), private
+				cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name,
+					Tenant: "other", ID: w.NewID(t, "opr")}, key)
+				s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey] = authority.EncodeCertificate(cert.Leaf),
+					private
 			})
-			w.edit(t, "nstance-operator-key", func(s *corev1.Secret) { _, s.Data[identity.PrivateKey] = identitytest.Key(t) })
+			w.edit(t, "nstance-operator-key", func(s *corev1.Secret) {
+				_, s.Data[identity.PrivateKey] = identitytest.Key(t)
+			})
 		}, "it is of cluster example, tenant other"},
 		"broken key": {func(t *testing.T, w *world) {
-			s := &corev1.Secret{ObjectMeta: meta("nstance-operator-key"), Data: map[string][]byte{identity.PrivateKey: []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")}}
+			s := &corev1.Secret{ObjectMeta: meta("nstance-operator-key"),
+				Data: map[string][]byte{
+					identity.PrivateKey: []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")}}
 			if err := w.kube.Create(t.Context(), s); err != nil {
 				t.Fatal(err)
 			}
 		}, "not a PKCS #8 private key; delete the Secret to begin anew"},
 		"no CA": {func(t *testing.T, w *world) {
-			if err := w.kube.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: meta("nstance-cluster-ca")}); err != nil {
+			if err := w.kube.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: meta(
+				"nstance-cluster-ca")}); err != nil {
 				t.Fatal(err)
 			}
 		}, `configmaps "nstance-cluster-ca" not found`},
@@ -410,10 +436,12 @@ func TestRenews(t *testing.T) {
 	if now := k.Current(); !now.Leaf.NotAfter.After(first.Leaf.NotAfter) || now.Who != first.Who {
 		t.Errorf("identity %v until %v", now, now.Leaf.NotAfter)
 	}
-	if again, err := w.ensure(t.Context()); err != nil || !again.Current().Leaf.Equal(k.Current().Leaf) || w.front.calls != 1 {
+	if again, err := w.ensure(t.Context()); err != nil || !again.Current().Leaf.Equal(k.Current().Leaf) ||
+		w.front.calls != 1 {
 		t.Errorf("after a restart: %v, %d registrations", err, w.front.calls)
 	}
-	if !bytes.Equal(w.secret(t, "nstance-operator-key").Data[identity.PrivateKey], w.secret(t, "nstance-operator-cert").Data[corev1.TLSPrivateKeyKey]) {
+	if !bytes.Equal(w.secret(t, "nstance-operator-key").Data[identity.PrivateKey],
+		w.secret(t, "nstance-operator-cert").Data[corev1.TLSPrivateKeyKey]) {
 		t.Error("the keys in the two Secrets differ")
 	}
 	for name, bad := range map[string]struct {
@@ -421,18 +449,21 @@ func TestRenews(t *testing.T) {
 		want  string
 	}{
 		"an older one": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
-			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(first.Leaf)}, nil
+			return &nstancev1.OperatorServiceRenewCertificateResponse{
+				Certificate: authority.EncodeCertificate(first.Leaf)}, nil
 		}, "no later than the one before"},
 		"another's": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 			cert, _, err := w.Issuer().Issue(first.Who, transporttest.Public(transporttest.NewKey(t)))
-			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert)}, err
+			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert)},
+				err
 		}, "another key"},
 		"none": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 			return &nstancev1.OperatorServiceRenewCertificateResponse{}, nil
 		}, "exactly one PEM certificate"},
 	} {
 		had := k.Current()
-		if err := k.Renew(t.Context(), bad.renew); err == nil || !strings.Contains(err.Error(), bad.want) || k.Current() != had {
+		if err := k.Renew(t.Context(), bad.renew); err == nil || !strings.Contains(err.Error(), bad.want) ||
+			k.Current() != had {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -447,8 +478,10 @@ func TestRunRenewsInTime(t *testing.T) {
 		now := func() time.Time { return fleettest.Now.Add(time.Since(began)) }
 		issued := now()
 		_, private := identitytest.Key(t)
-		kube := fake.NewClientBuilder().WithObjects(identitytest.CA(cluster), &corev1.Secret{ObjectMeta: meta("nstance-operator-cert"), Data: map[string][]byte{
-			corev1.TLSCertKey: identitytest.Certificate(t, cluster, "default", issued, 30*time.Hour), corev1.TLSPrivateKeyKey: private}}).Build()
+		kube := fake.NewClientBuilder().WithObjects(identitytest.CA(cluster),
+			&corev1.Secret{ObjectMeta: meta("nstance-operator-cert"), Data: map[string][]byte{
+				corev1.TLSCertKey:       identitytest.Certificate(t, cluster, "default", issued, 30*time.Hour),
+				corev1.TLSPrivateKeyKey: private}}).Build()
 		k := identity.New(identitytest.Options(kube, "demo", "default", now))
 		if err := k.Ensure(t.Context(), nil); err != nil {
 			t.Fatal(err)
@@ -461,7 +494,8 @@ func TestRunRenewsInTime(t *testing.T) {
 				fail = false
 				return nil, errors.New("nobody is there")
 			}
-			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: identitytest.Certificate(t, cluster, "default", now(), 30*time.Hour)}, nil
+			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: identitytest.Certificate(t, cluster,
+				"default", now(), 30*time.Hour)}, nil
 		}
 		run := func(d time.Duration) {
 			ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -502,7 +536,8 @@ func TestRunRenewsInTime(t *testing.T) {
 		if err := k.Renew(t.Context(), renew); err == nil || !strings.Contains(err.Error(), "unknown authority") {
 			t.Errorf("a certificate of a CA that is no longer trusted: %v", err)
 		}
-		if err := k.Run(t.Context(), renew); err == nil || !strings.Contains(err.Error(), "and no shard has renewed it") || now().Before(k.Current().Leaf.NotAfter) {
+		if err := k.Run(t.Context(), renew); err == nil || !strings.Contains(err.Error(),
+			"and no shard has renewed it") || now().Before(k.Current().Leaf.NotAfter) {
 			t.Errorf("in the end: %v", err)
 		}
 	})
@@ -520,7 +555,8 @@ func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if _, err := nstancev1.NewOperatorServiceClient(conn).ListGroups(t.Context(), &nstancev1.ListGroupsRequest{}); err != nil {
+		if _, err := nstancev1.NewOperatorServiceClient(conn).ListGroups(t.Context(),
+			&nstancev1.ListGroupsRequest{}); err != nil {
 			t.Fatal(err)
 		}
 		return <-seen
@@ -528,7 +564,8 @@ func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
 	first := call()
 	if err := k.Renew(t.Context(), func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 		return &nstancev1.OperatorServiceRenewCertificateResponse{
-			Certificate: identitytest.Certificate(t, cluster, "default", fleettest.Now, authority.OperatorTTL+time.Hour)}, nil
+			Certificate: identitytest.Certificate(t, cluster, "default", fleettest.Now, authority.OperatorTTL+
+				time.Hour)}, nil
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -542,7 +579,8 @@ type witness struct {
 	seen chan<- time.Time
 }
 
-func (w witness) ListGroups(ctx context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+func (w witness) ListGroups(ctx context.Context, _ *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse,
+	error) {
 	peer, err := transport.PeerOf(ctx)
 	if err != nil {
 		return nil, err

@@ -44,7 +44,8 @@ type Options struct {
 	Log  *slog.Logger
 }
 
-// Keeper keeps the operator's identity. [Keeper.Ensure] and [Keeper.Run] may not run at the same time; the rest may be used concurrently.
+// Keeper keeps the operator's identity. [Keeper.Ensure] and [Keeper.Run] may not run at the same time; the rest may be
+// used concurrently.
 type Keeper struct {
 	Options
 	roots   atomic.Pointer[trust]
@@ -57,14 +58,15 @@ func New(o Options) *Keeper { return &Keeper{Options: o} }
 // Current is the identity; nil before [Keeper.Ensure] has returned.
 func (k *Keeper) Current() *Identity { return k.current.Load() }
 
-// Namespaced, because Secrets of other namespaces are none of the operator's business. Names come from the environment and the cluster's, so create
-// and the kubeconfig cannot be bound to one.
+// Namespaced, because Secrets of other namespaces are none of the operator's business. Names come from the environment
+// and the cluster's, so create and the kubeconfig cannot be bound to one.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get,namespace=nstance-system
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update,namespace=nstance-system
 
-// Ensure returns once there is an identity: the stored one, or a new one by registering with any of the shards, whose registration addresses it is
-// given. The error says what a person has to do: the CA or, if a registration is needed, the nonce is missing, or no shard registers us.
+// Ensure returns once there is an identity: the stored one, or a new one by registering with any of the shards, whose
+// registration addresses it is given. The error says what a person has to do: the CA or, if a registration is needed,
+// the nonce is missing, or no shard registers us.
 func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 	roots, err := k.readTrust(ctx)
 	if err != nil {
@@ -85,7 +87,8 @@ func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 		}
 	}
 	k.current.Store(identity)
-	k.Log.Info("This is the operator's identity", "operator", identity.Who.ID.String(), "cluster", identity.Who.Cluster, "tenant", identity.Who.Tenant,
+	k.Log.Info("This is the operator's identity", "operator", identity.Who.ID.String(), "cluster", identity.Who.Cluster,
+		"tenant", identity.Who.Tenant,
 		"expires", identity.Leaf.NotAfter)
 	return nil
 }
@@ -106,7 +109,8 @@ func (k *Keeper) readTrust(ctx context.Context) (*trust, error) {
 	return roots, nil
 }
 
-// key returns the stored key, with the certificate's Secret, which may be nil. It makes and stores a key if there is none.
+// key returns the stored key, with the certificate's Secret, which may be nil. It makes and stores a key if there is
+// none.
 func (k *Keeper) key(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, error) {
 	certificate, err := k.secret(ctx, k.CertSecret)
 	if err != nil {
@@ -128,7 +132,8 @@ func (k *Keeper) key(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, e
 	}
 	key, err := parseKey(secret.Data[PrivateKey])
 	if err != nil {
-		return nil, nil, fmt.Errorf("secret %s, key %s: %w; delete the Secret to begin anew with another nonce", k.named(k.KeySecret), PrivateKey, err)
+		return nil, nil, fmt.Errorf("secret %s, key %s: %w; delete the Secret to begin anew with another nonce",
+			k.named(k.KeySecret), PrivateKey, err)
 	}
 	_, public, err := encodeKey(key)
 	if err != nil {
@@ -173,7 +178,8 @@ func (k *Keeper) makeKey(ctx context.Context, certificate *corev1.Secret) (ed255
 }
 
 // stored returns the identity of the stored certificate, or nil and why it cannot be used.
-func (k *Keeper) stored(ctx context.Context, key ed25519.PrivateKey, secret *corev1.Secret, roots *trust) (*Identity, error, error) {
+func (k *Keeper) stored(ctx context.Context, key ed25519.PrivateKey, secret *corev1.Secret, roots *trust) (*Identity,
+	error, error) {
 	if secret == nil {
 		return nil, errors.New("there is no certificate yet"), nil
 	}
@@ -200,13 +206,15 @@ func (k *Keeper) store(ctx context.Context, key ed25519.PrivateKey, identity *Id
 	if err != nil {
 		return err
 	}
-	data := map[string][]byte{corev1.TLSCertKey: authority.EncodeCertificate(identity.Leaf), corev1.TLSPrivateKeyKey: private}
+	data := map[string][]byte{corev1.TLSCertKey: authority.EncodeCertificate(identity.Leaf),
+		corev1.TLSPrivateKeyKey: private}
 	secret, err := k.secret(ctx, k.CertSecret)
 	switch {
 	case err != nil:
 		return err
 	case secret == nil:
-		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.meta(k.CertSecret), Type: corev1.SecretTypeTLS, Data: data})
+		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.meta(k.CertSecret), Type: corev1.SecretTypeTLS,
+			Data: data})
 	default:
 		// Not the whole data: what somebody else keeps there stays.
 		if secret.Data == nil {
@@ -243,17 +251,20 @@ func (k *Keeper) named(name string) types.NamespacedName {
 }
 
 func (k *Keeper) meta(name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: k.Namespace, Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "nstance-operator"}}
+	return metav1.ObjectMeta{Namespace: k.Namespace, Name: name, Labels: map[string]string{
+		"app.kubernetes.io/managed-by": "nstance-operator"}}
 }
 
-var expiryDesc = prometheus.NewDesc("nstance_operator_certificate_expiry_seconds", "When the operator's certificate ends, in seconds since 1970.", nil, nil)
+var expiryDesc = prometheus.NewDesc("nstance_operator_certificate_expiry_seconds",
+	"When the operator's certificate ends, in seconds since 1970.", nil, nil)
 
 var _ prometheus.Collector = (*Keeper)(nil)
 
 // Describe implements prometheus.Collector.
 func (k *Keeper) Describe(out chan<- *prometheus.Desc) { out <- expiryDesc }
 
-// Collect implements prometheus.Collector. Without a certificate there is nothing to tell of: operators that do not lead have none.
+// Collect implements prometheus.Collector. Without a certificate there is nothing to tell of: operators that do not
+// lead have none.
 func (k *Keeper) Collect(out chan<- prometheus.Metric) {
 	if identity := k.current.Load(); identity != nil {
 		out <- prometheus.MustNewConstMetric(expiryDesc, prometheus.GaugeValue, float64(identity.Leaf.NotAfter.Unix()))

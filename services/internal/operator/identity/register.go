@@ -21,7 +21,8 @@ import (
 const registerTimeout = 10 * time.Second
 
 // register asks one shard after the other for a certificate, until one gives it. It is stored when register returns.
-func (k *Keeper) register(ctx context.Context, key ed25519.PrivateKey, roots *trust, shards map[string]string, reason error) (*Identity, error) {
+func (k *Keeper) register(ctx context.Context, key ed25519.PrivateKey, roots *trust, shards map[string]string,
+	reason error) (*Identity, error) {
 	nonce, err := k.nonce(ctx, reason)
 	if err != nil {
 		return nil, err
@@ -47,7 +48,8 @@ func (k *Keeper) register(ctx context.Context, key ed25519.PrivateKey, roots *tr
 		if err := k.store(ctx, key, identity); err != nil {
 			return nil, err
 		}
-		k.Log.Info("The operator is registered", "shard", shard, "operator", identity.Who.ID.String(), "expires", identity.Leaf.NotAfter)
+		k.Log.Info("The operator is registered", "shard", shard, "operator", identity.Who.ID.String(), "expires",
+			identity.Leaf.NotAfter)
 		return identity, nil
 	}
 	return nil, fmt.Errorf("no shard has registered the operator: %w", errors.Join(problems...))
@@ -61,20 +63,25 @@ func (k *Keeper) nonce(ctx context.Context, reason error) (string, error) {
 		return "", err
 	}
 	if secret == nil {
-		return "", fmt.Errorf("the operator has to register (%w), but Secret %s with a registration nonce is missing: %s", reason, k.named(k.NonceSecret), hint)
+		return "",
+			fmt.Errorf("the operator has to register (%w), but Secret %s with a registration nonce is missing: %s",
+				reason, k.named(k.NonceSecret), hint)
 	}
 	text := bytes.TrimSpace(secret.Data[NonceKey])
 	switch {
 	case len(text) == 0:
-		return "", fmt.Errorf("the operator has to register (%w), but Secret %s has no key %s: %s", reason, k.named(k.NonceSecret), NonceKey, hint)
+		return "", fmt.Errorf("the operator has to register (%w), but Secret %s has no key %s: %s", reason,
+			k.named(k.NonceSecret), NonceKey, hint)
 	case len(text) > authority.MaxNonce:
-		return "", fmt.Errorf("secret %s, key %s: %d bytes are too many for a nonce", k.named(k.NonceSecret), NonceKey, len(text))
+		return "", fmt.Errorf("secret %s, key %s: %d bytes are too many for a nonce", k.named(k.NonceSecret), NonceKey,
+			len(text))
 	}
 	return string(text), nil
 }
 
 // ask registers with one shard: at its address, then once at that of the leader if another server answers.
-func (k *Keeper) ask(ctx context.Context, shard, addr string, key ed25519.PrivateKey, nonce string) (*nstancev1.RegisterOperatorResponse, error) {
+func (k *Keeper) ask(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
+	nonce string) (*nstancev1.RegisterOperatorResponse, error) {
 	answer, err := k.askAt(ctx, shard, addr, key, nonce)
 	if to := leaderOf(err); to != "" && to != addr {
 		return k.askAt(ctx, shard, to, key, nonce)
@@ -91,20 +98,25 @@ func leaderOf(err error) string {
 	return ""
 }
 
-func (k *Keeper) askAt(ctx context.Context, shard, addr string, key ed25519.PrivateKey, nonce string) (answer *nstancev1.RegisterOperatorResponse, err error) {
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(&transport{keeper: k, shard: shard}), grpc.WithDisableServiceConfig())
+func (k *Keeper) askAt(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
+	nonce string) (answer *nstancev1.RegisterOperatorResponse, err error) {
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(&transport{keeper: k,
+		shard: shard}), grpc.WithDisableServiceConfig())
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = conn.Close() }() // fails only if it is closed already
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
-	return nstancev1.NewRegistrationServiceClient(conn).RegisterOperator(ctx, &nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: key.Public().(ed25519.PublicKey)})
+	return nstancev1.NewRegistrationServiceClient(conn).RegisterOperator(ctx,
+		&nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: key.Public().(ed25519.PublicKey)})
 }
 
 // notice tells people of a CA that servers hand out and we do not trust: which CAs are trusted is theirs to say.
 func (k *Keeper) notice(roots *trust, bundle []byte) {
 	if roots.lacks(bundle) {
-		k.Log.Warn("The cluster has a CA that the operator does not trust; add it to the ConfigMap before servers use it", "configmap", k.CAConfigMap, "key", CAKey)
+		k.Log.Warn(
+			"The cluster has a CA that the operator does not trust; add it to the ConfigMap before servers use it",
+			"configmap", k.CAConfigMap, "key", CAKey)
 	}
 }

@@ -20,11 +20,12 @@ const look = time.Minute
 // Renewer asks a shard for a new certificate.
 type Renewer func(ctx context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error)
 
-// Run keeps the identity until ctx ends, and returns nil then: the certificate is renewed at two thirds of its life, and the CA bundle follows its
-// ConfigMap. Failures are logged and tried again. The error says that the certificate has ended: it takes a registration to get another, which is
-// what a new process begins with.
+// Run keeps the identity until ctx ends, and returns nil then: the certificate is renewed at two thirds of its life,
+// and the CA bundle follows its ConfigMap. Failures are logged and tried again. The error says that the certificate has
+// ended: it takes a registration to get another, which is what a new process begins with.
 func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
-	delays := &backoff.ExponentialBackOff{InitialInterval: 10 * time.Second, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: 10 * time.Minute}
+	delays := &backoff.ExponentialBackOff{InitialInterval: 10 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
+		MaxInterval: 10 * time.Minute}
 	delays.Reset()
 	var retry time.Time
 	for {
@@ -38,7 +39,8 @@ func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 		k.follow(ctx)
 		now, identity := k.Now(), k.current.Load()
 		if !now.Before(identity.Leaf.NotAfter) {
-			return fmt.Errorf("the operator's certificate ended at %s, and no shard has renewed it", identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
+			return fmt.Errorf("the operator's certificate ended at %s, and no shard has renewed it",
+				identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
 		}
 		if now.Before(identity.RenewAt()) || now.Before(retry) {
 			continue
@@ -47,7 +49,8 @@ func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 			delay := delays.NextBackOff()
 			retry = now.Add(delay)
 			if ctx.Err() == nil {
-				k.Log.Error("The operator's certificate is not renewed; trying again", "error", err, "expires", identity.Leaf.NotAfter, "duration", delay)
+				k.Log.Error("The operator's certificate is not renewed; trying again", "error", err, "expires",
+					identity.Leaf.NotAfter, "duration", delay)
 			}
 			continue
 		}
@@ -67,7 +70,8 @@ func (k *Keeper) follow(ctx context.Context) {
 	}
 }
 
-// Renew gets a new certificate for the same key. It is stored, and used for every later connection, when Renew returns without error.
+// Renew gets a new certificate for the same key. It is stored, and used for every later connection, when Renew returns
+// without error.
 func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 	answer, err := renew(ctx)
 	if err != nil {
@@ -84,7 +88,8 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 		return fmt.Errorf("the server's certificate for us: %w", err)
 	}
 	if !identity.Leaf.NotAfter.After(now.Leaf.NotAfter) {
-		return fmt.Errorf("the server's certificate for us ends at %s, no later than the one before", identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the server's certificate for us ends at %s, no later than the one before",
+			identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	k.notice(roots, answer.GetCaBundle())
 	secret, err := k.secret(ctx, k.KeySecret)
@@ -92,7 +97,8 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 		return err
 	}
 	if secret == nil { // somebody removed it; the next start needs it
-		if _, err := k.makeKey(ctx, &corev1.Secret{Data: map[string][]byte{corev1.TLSPrivateKeyKey: encoded(key)}}); err != nil {
+		if _, err := k.makeKey(ctx, &corev1.Secret{Data: map[string][]byte{
+			corev1.TLSPrivateKeyKey: encoded(key)}}); err != nil {
 			return err
 		}
 	}

@@ -21,8 +21,8 @@ type fault struct {
 }
 
 const (
-	// retrySoon is the pause after a server that did not answer, retryFull after a provider that is full, retryRefused after a refusal that nothing
-	// that is seen here can turn.
+	// retrySoon is the pause after a server that did not answer, retryFull after a provider that is full, retryRefused
+	// after a refusal that nothing that is seen here can turn.
 	retrySoon    = 5 * time.Second
 	retryFull    = 30 * time.Second
 	retryRefused = 10 * time.Minute
@@ -32,7 +32,8 @@ const (
 	maxText = 900
 )
 
-// faultOf reads the answer to a call; nil when the error says that the instance is not there (any more), which is an answer too.
+// faultOf reads the answer to a call; nil when the error says that the instance is not there (any more), which is an
+// answer too.
 func faultOf(s step, err error) *fault {
 	code, text := status.Code(err), status.Convert(err).Message()
 	if len(text) > maxText {
@@ -47,7 +48,8 @@ func faultOf(s step, err error) *fault {
 	}
 	switch code {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
-		return &fault{reason: v1beta1.WaitingForShardReason, text: "the shard's leader could not be asked", after: retrySoon}
+		return &fault{reason: v1beta1.WaitingForShardReason, text: "the shard's leader could not be asked",
+			after: retrySoon}
 	case codes.ResourceExhausted:
 		return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryFull}
 	case codes.FailedPrecondition:
@@ -55,7 +57,8 @@ func faultOf(s step, err error) *fault {
 			text += ": delete the Machine to try again"
 		}
 		return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryRefused, refused: s == create}
-	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented, codes.OutOfRange:
+	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented,
+		codes.OutOfRange:
 		return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryRefused, refused: s == create}
 	}
 	return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryFull}
@@ -66,7 +69,8 @@ func (r *Reconciler) call(ctx context.Context, v *view, s step) {
 	m := v.machine
 	shard, ok := r.Shards.Shard(m.Spec.Shard)
 	if !ok {
-		v.fault = &fault{reason: v1beta1.UnknownShardReason, text: "the shard has left the operator's configuration", after: retrySoon}
+		v.fault = &fault{reason: v1beta1.UnknownShardReason, text: "the shard has left the operator's configuration",
+			after: retrySoon}
 		return
 	}
 	api, log := shard.API(), r.Log.With("shard", m.Spec.Shard, "machine", m.Name, "instance", m.Spec.InstanceID)
@@ -80,13 +84,15 @@ func (r *Reconciler) call(ctx context.Context, v *view, s step) {
 		}
 		log.Info("asking for an instance", "group", m.Spec.GroupRef.Name)
 		var answer *nstancev1.CreateInstanceResponse
-		answer, err = api.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: m.Spec.GroupRef.Name, InstanceId: m.Spec.InstanceID,
+		answer, err = api.CreateInstance(ctx, &nstancev1.CreateInstanceRequest{Group: m.Spec.GroupRef.Name,
+			InstanceId:   m.Spec.InstanceID,
 			InstanceType: m.Spec.InstanceType, Vars: m.Spec.Vars})
 		instance = answer.GetInstance()
 	case destroy:
 		log.Info("asking to delete an instance")
 		var answer *nstancev1.DeleteInstanceResponse
-		answer, err = api.DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: m.Spec.InstanceID, Reason: "machine deleted"})
+		answer, err = api.DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: m.Spec.InstanceID,
+			Reason: "machine deleted"})
 		instance = answer.GetInstance()
 	case ask:
 		var answer *nstancev1.GetInstanceStatusResponse
@@ -96,7 +102,8 @@ func (r *Reconciler) call(ctx context.Context, v *view, s step) {
 	if err != nil {
 		if v.fault = faultOf(s, err); v.fault == nil {
 			if s == destroy && m.Status.InstanceID == "" && r.refused.inDoubt(m.UID, v.now.Time) {
-				v.fault = &fault{reason: v1beta1.DeletingReason, text: "an earlier request for the instance may still be on its way", after: retrySoon}
+				v.fault = &fault{reason: v1beta1.DeletingReason,
+					text: "an earlier request for the instance may still be on its way", after: retrySoon}
 				return
 			}
 			v.answer = &answer{}
@@ -112,10 +119,12 @@ func (r *Reconciler) call(ctx context.Context, v *view, s step) {
 		return
 	}
 	if instance.GetInstanceId() != m.Spec.InstanceID {
-		v.fault = &fault{reason: v1beta1.CreateFailedReason, text: "the server answered of another instance", after: retryFull}
+		v.fault = &fault{reason: v1beta1.CreateFailedReason, text: "the server answered of another instance",
+			after: retryFull}
 		return
 	}
-	if s == destroy && m.Status.State != stateDeleted && instance.GetState() != stateDeleted && instance.GetState() != stateDeleting {
+	if s == destroy && m.Status.State != stateDeleted && instance.GetState() != stateDeleted &&
+		instance.GetState() != stateDeleting {
 		// It answered "done": it is not asked again.
 		instance = &nstancev1.InstanceStatus{InstanceId: m.Spec.InstanceID, State: stateDeleting}
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// step is what is to be done next. Those before wait are followed by another decision, those after it come when the status is stored.
+// step is what is to be done next. Those before wait are followed by another decision, those after it come when the
+// status is stored.
 type step string
 
 const (
@@ -89,7 +90,8 @@ func decide(v view) decision {
 	m := v.machine
 	d := decision{step: wait, status: *m.Status.DeepCopy()}
 	if v.paused {
-		v.set(&d, v1beta1.PausedCondition, true, v1beta1.PausedReason, "the machine or its cluster is paused: nothing is done")
+		v.set(&d, v1beta1.PausedCondition, true, v1beta1.PausedReason,
+			"the machine or its cluster is paused: nothing is done")
 		return d
 	}
 	v.set(&d, v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
@@ -214,16 +216,19 @@ func (v *view) heard(d *decision, s *shardView) bool {
 	id := v.machine.Spec.Shard
 	switch {
 	case s == nil:
-		v.set(d, v1beta1.ShardReachableCondition, false, v1beta1.UnknownShardReason, "shard "+id+" is not in the operator's configuration")
+		v.set(d, v1beta1.ShardReachableCondition, false, v1beta1.UnknownShardReason, "shard "+id+
+			" is not in the operator's configuration")
 	case !s.reachable:
 		v.set(d, v1beta1.ShardReachableCondition, false, v1beta1.UnreachableReason, "shard "+id+" does not answer")
 	case !s.synced:
-		v.set(d, v1beta1.ShardReachableCondition, false, v1beta1.WaitingForShardReason, "shard "+id+" has not told of its instances yet")
+		v.set(d, v1beta1.ShardReachableCondition, false, v1beta1.WaitingForShardReason, "shard "+id+
+			" has not told of its instances yet")
 	default:
 		v.set(d, v1beta1.ShardReachableCondition, true, v1beta1.ReachableReason, "")
 		return true
 	}
-	if !meta.IsStatusConditionPresentAndEqual(d.status.Conditions, v1beta1.InstanceCreatedCondition, metav1.ConditionTrue) {
+	if !meta.IsStatusConditionPresentAndEqual(d.status.Conditions, v1beta1.InstanceCreatedCondition,
+		metav1.ConditionTrue) {
 		c := meta.FindStatusCondition(d.status.Conditions, v1beta1.ShardReachableCondition)
 		v.set(d, v1beta1.InstanceCreatedCondition, false, c.Reason, c.Message)
 		v.set(d, v1beta1.ReadyCondition, false, c.Reason, c.Message)
@@ -247,7 +252,8 @@ func (v *view) goneNow(d *decision) {
 	v.discard(d)
 }
 
-// discard lets the Machine of an instance that is gone go: the Machine, so that whoever owns it makes another (Cluster API contract).
+// discard lets the Machine of an instance that is gone go: the Machine, so that whoever owns it makes another (Cluster
+// API contract).
 func (v *view) discard(d *decision) {
 	d.status.Ready = false
 	v.set(d, v1beta1.ReadyCondition, false, v1beta1.InstanceGoneReason, "the instance is gone")
@@ -277,13 +283,15 @@ func (v *view) end(d *decision, gone bool) {
 		return
 	case s == nil:
 		d.step = release
-		d.warning, d.text = v1beta1.ShardRemovedReason, "shard "+m.Spec.Shard+" is not in the operator's configuration any more: if instance "+m.Spec.InstanceID+
+		d.warning, d.text = v1beta1.ShardRemovedReason, "shard "+m.Spec.Shard+
+			" is not in the operator's configuration any more: if instance "+m.Spec.InstanceID+
 			" is still there, it stays"
 		return
 	}
 	v.set(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
 	if !v.heard(d, s) {
-		v.set(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance can only be deleted once shard "+m.Spec.Shard+" answers")
+		v.set(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance can only be deleted once shard "+
+			m.Spec.Shard+" answers")
 		return
 	}
 	i := v.instance(s)

@@ -26,7 +26,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// TestOnAServer runs the controllers against the real definitions: what they write has to be valid, and every change has to reach them.
+// TestOnAServer runs the controllers against the real definitions: what they write has to be valid, and every change
+// has to reach them.
 func TestOnAServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -39,7 +40,8 @@ func TestOnAServer(t *testing.T) {
 	}
 	t.Cleanup(k.Stop)
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme),
+		clusterv1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	c, err := client.New(k.Config, client.Options{Scheme: scheme})
@@ -60,7 +62,8 @@ func TestOnAServer(t *testing.T) {
 	mgr, err := ctrl.NewManager(k.Config, ctrl.Options{Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
 		Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}}})
 	must(err)
-	must(Setup(mgr, Options{Shards: set, Namespace: namespace, Cluster: "prod", Tenant: "default", Log: slog.New(slog.NewTextHandler(t.Output(), nil))}))
+	must(Setup(mgr, Options{Shards: set, Namespace: namespace, Cluster: "prod", Tenant: "default",
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil))}))
 	ended := make(chan error, 1)
 	run, stop := context.WithCancel(ctx)
 	go func() { ended <- mgr.Start(run) }()
@@ -97,9 +100,11 @@ func TestOnAServer(t *testing.T) {
 		must(c.Create(ctx, &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 			Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: shard}}))
 		eventually("the Machine is waited for", condition(name, "Ready=WaitingForMachine"))
-		must(c.Create(ctx, &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: clusterv1.MachineSpec{ClusterName: "prod--default",
-			Bootstrap:         clusterv1.Bootstrap{DataSecretName: &empty},
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceMachine", Name: name}}}))
+		must(c.Create(ctx, &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Spec: clusterv1.MachineSpec{ClusterName: "prod--default",
+				Bootstrap: clusterv1.Bootstrap{DataSecretName: &empty},
+				InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+					Kind: "NstanceMachine", Name: name}}}))
 	}
 
 	add("one", "b")
@@ -111,7 +116,8 @@ func TestOnAServer(t *testing.T) {
 	eventually("ready", condition("one", "Ready=Ready"))
 	var m v1beta1.NstanceMachine
 	get(&m, "one")
-	if m.Spec.Shard != "b" || m.Spec.ProviderID == "" || m.Status.Initialization.Provisioned == nil || len(m.Status.Addresses) == 0 || m.Status.FailureDomain != "b" {
+	if m.Spec.Shard != "b" || m.Spec.ProviderID == "" || m.Status.Initialization.Provisioned == nil ||
+		len(m.Status.Addresses) == 0 || m.Status.FailureDomain != "b" {
 		t.Errorf("%+v", m)
 	}
 	// What the definitions say of an ID holds.
@@ -137,7 +143,10 @@ func TestOnAServer(t *testing.T) {
 	eventually("ready", condition("two", "Ready=Ready"))
 	get(&m, "two")
 	must(c.Delete(ctx, &m))
-	eventually("the instance is being deleted", func() bool { i, _ := set.Of("b").Instance(m.Spec.InstanceID); return i.GetState() == "deleting" })
+	eventually("the instance is being deleted", func() bool {
+		i, _ := set.Of("b").Instance(m.Spec.InstanceID)
+		return i.GetState() == "deleting"
+	})
 	if !get(&m, "two") {
 		t.Fatal("gone before its instance")
 	}
@@ -145,20 +154,29 @@ func TestOnAServer(t *testing.T) {
 	eventually("the NstanceMachine goes", func() bool { return !get(&v1beta1.NstanceMachine{}, "two") })
 
 	// Pools and templates.
-	template := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "t"}, Spec: v1beta1.NstanceMachineTemplateSpec{
-		Template: v1beta1.NstanceMachineTemplateResource{Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}}}}}
+	template := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "t"},
+		Spec: v1beta1.NstanceMachineTemplateSpec{
+			Template: v1beta1.NstanceMachineTemplateResource{Spec: v1beta1.NstanceMachineSpec{
+				GroupRef: v1beta1.GroupReference{Name: "workers"}}}}}
 	must(c.Create(ctx, template))
-	eventually("the template's capacity", func() bool { get(template, "t"); return template.Status.Capacity.Memory().String() == "8Gi" })
-	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "workers", Finalizers: []string{v1beta1.MachinePoolFinalizer}},
+	eventually("the template's capacity", func() bool {
+		get(template, "t")
+		return template.Status.Capacity.Memory().String() == "8Gi"
+	})
+	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "workers",
+		Finalizers: []string{v1beta1.MachinePoolFinalizer}},
 		Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"b"}, Template: "t"}}
 	must(c.Create(ctx, pool))
 	set.Of("b").SetGroup(&nstancev1.GroupStatus{Group: "workers", Size: 1})
 	group, _ := set.Of("b").Group("workers")
 	id := group.GetInstanceIds()[0]
 	must(c.Create(ctx, &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: id,
-		Labels:          map[string]string{clusterv1.MachinePoolNameLabel: "workers", clusterv1.ClusterNameLabel: "prod--default"},
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1beta1.GroupVersion.String(), Kind: "NstanceMachinePool", Name: pool.Name, UID: pool.UID}}},
-		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: "b", InstanceID: id}}))
+		Labels: map[string]string{clusterv1.MachinePoolNameLabel: "workers",
+			clusterv1.ClusterNameLabel: "prod--default"},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: v1beta1.GroupVersion.String(), Kind: "NstanceMachinePool",
+			Name: pool.Name, UID: pool.UID}}},
+		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: "b",
+			InstanceID: id}}))
 	eventually("ready", condition(id, "Ready=Ready"))
 	set.Of("b").SetState(func(s *shards.State) { s.Reachable = false })
 	eventually("unreachable", condition(id, "ShardReachable=Unreachable"))
@@ -166,7 +184,9 @@ func TestOnAServer(t *testing.T) {
 	must(c.Delete(ctx, &m))
 	eventually("the shard is waited for", condition(id, "Ready=Deleting"))
 	must(c.Delete(ctx, pool))
-	eventually("the pool's machine goes with the pool, whatever the shard does", func() bool { return !get(&v1beta1.NstanceMachine{}, id) })
+	eventually("the pool's machine goes with the pool, whatever the shard does", func() bool {
+		return !get(&v1beta1.NstanceMachine{}, id)
+	})
 	if i, _ := set.Of("b").Instance(id); i.GetState() != "registered" {
 		t.Errorf("the instance of a pool that goes is %s", i.GetState())
 	}

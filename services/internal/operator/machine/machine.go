@@ -1,9 +1,9 @@
-// Package machine owns NstanceMachines: it asks the servers for the instances of individual machines, has instances deleted when their machine goes,
-// and tells Cluster API of all of them, those of pools too, what the servers say.
+// Package machine owns NstanceMachines: it asks the servers for the instances of individual machines, has instances
+// deleted when their machine goes, and tells Cluster API of all of them, those of pools too, what the servers say.
 //
-// Invariant: an individual machine stands for at most one instance: the instance's ID is stored in the machine before the server is asked for it, and
-// asking again with the same ID makes no second one. An instance counts as gone only when a leader that answers said so: a shard that is not
-// heard of never deletes a Machine.
+// Invariant: an individual machine stands for at most one instance: the instance's ID is stored in the machine before
+// the server is asked for it, and asking again with the same ID makes no second one. An instance counts as gone only
+// when a leader that answers said so: a shard that is not heard of never deletes a Machine.
 package machine
 
 import (
@@ -90,8 +90,10 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	err := ctrl.NewControllerManagedBy(mgr).Named("nstancemachine").
 		For(&v1beta1.NstanceMachine{}).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), builder.WithPredicates(pauseChanged)).
-		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofPool), builder.WithPredicates(goes)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster),
+			builder.WithPredicates(pauseChanged)).
+		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofPool),
+			builder.WithPredicates(goes)).
 		WatchesRawSource(shards.Source(o.Shards, r.ofShards)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: parallel}).
 		Complete(r)

@@ -27,7 +27,8 @@ type Reconciler struct {
 
 func newReconciler(o Options) *Reconciler { return &Reconciler{Options: o} }
 
-// maxSteps bounds one pass; a machine needs five at the most: finalizer, ID, instance, provider ID, and what the status then allows.
+// maxSteps bounds one pass; a machine needs five at the most: finalizer, ID, instance, provider ID, and what the status
+// then allows.
 const maxSteps = 8
 
 // soon is when to look again at what the cache did not know of yet.
@@ -69,7 +70,8 @@ func (r *Reconciler) reconcile(ctx context.Context, m *v1beta1.NstanceMachine) (
 	return ctrl.Result{}, fmt.Errorf("machine %s does not settle", m.Name)
 }
 
-// look fetches all that a decision rests on. A machine of another cluster is not ours, one of which nothing says whose it is not yet.
+// look fetches all that a decision rests on. A machine of another cluster is not ours, one of which nothing says whose
+// it is not yet.
 func (r *Reconciler) look(ctx context.Context, m *v1beta1.NstanceMachine) (v view, ours bool, err error) {
 	v = view{machine: m, now: metav1.NewTime(r.Now().UTC().Truncate(time.Second))}
 	if v.owner, v.ownerGone, err = r.owner(ctx, m); err != nil {
@@ -107,8 +109,10 @@ func (r *Reconciler) look(ctx context.Context, m *v1beta1.NstanceMachine) (v vie
 	return v, true, nil
 }
 
-// owner finds the Machine: the one that controls this object, else one that refers to it. gone: the one that did is not there (any more).
-func (r *Reconciler) owner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, gone bool, err error) {
+// owner finds the Machine: the one that controls this object, else one that refers to it. gone: the one that did is not
+// there (any more).
+func (r *Reconciler) owner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, gone bool,
+	err error) {
 	if ref := metav1.GetControllerOf(m); ref != nil && ref.Kind == "Machine" && isCore(ref.APIVersion) {
 		there, err := r.there(ctx, &clusterv1.Machine{}, client.ObjectKey{Namespace: m.Namespace, Name: ref.Name}, ref)
 		if err != nil || there == nil {
@@ -117,7 +121,8 @@ func (r *Reconciler) owner(ctx context.Context, m *v1beta1.NstanceMachine) (owne
 		return there.(*clusterv1.Machine), false, nil
 	}
 	var machines clusterv1.MachineList
-	if err := r.Client.List(ctx, &machines, client.InNamespace(m.Namespace), client.MatchingFields{machineByInfrastructure: m.Name}); err != nil {
+	if err := r.Client.List(ctx, &machines, client.InNamespace(m.Namespace),
+		client.MatchingFields{machineByInfrastructure: m.Name}); err != nil {
 		return nil, false, fmt.Errorf("find the Machine: %w", err)
 	}
 	for i := range machines.Items {
@@ -128,8 +133,10 @@ func (r *Reconciler) owner(ctx context.Context, m *v1beta1.NstanceMachine) (owne
 	return owner, false, nil
 }
 
-// there fetches what a reference names, nil when it is gone. A cache may not know it yet, so it is not believed in this.
-func (r *Reconciler) there(ctx context.Context, obj client.Object, key client.ObjectKey, ref *metav1.OwnerReference) (client.Object, error) {
+// there fetches what a reference names, nil when it is gone. A cache may not know it yet, so it is not believed in
+// this.
+func (r *Reconciler) there(ctx context.Context, obj client.Object, key client.ObjectKey,
+	ref *metav1.OwnerReference) (client.Object, error) {
 	for _, reader := range []client.Reader{r.Client, r.Reader} {
 		err := reader.Get(ctx, key, obj)
 		switch {
@@ -145,7 +152,8 @@ func (r *Reconciler) there(ctx context.Context, obj client.Object, key client.Ob
 func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (bool, error) {
 	for _, ref := range m.OwnerReferences {
 		if ref.Kind == "NstanceMachinePool" && ref.APIVersion == v1beta1.GroupVersion.String() {
-			pool, err := r.there(ctx, &v1beta1.NstanceMachinePool{}, client.ObjectKey{Namespace: m.Namespace, Name: ref.Name}, &ref)
+			pool, err := r.there(ctx, &v1beta1.NstanceMachinePool{}, client.ObjectKey{Namespace: m.Namespace,
+				Name: ref.Name}, &ref)
 			return pool == nil || !pool.GetDeletionTimestamp().IsZero(), err
 		}
 	}
@@ -167,13 +175,15 @@ func (r *Reconciler) paused(ctx context.Context, obj client.Object, cluster stri
 	return c.Spec.Paused != nil && *c.Spec.Paused, nil
 }
 
-// store writes what must be known before the next step. The resource version is compared: a stale view must not choose a second ID.
+// store writes what must be known before the next step. The resource version is compared: a stale view must not choose
+// a second ID.
 func (r *Reconciler) store(ctx context.Context, v *view, d decision) error {
 	m := v.machine.DeepCopy()
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
 	if d.step == choose {
 		if m.Labels[clusterv1.ClusterNameLabel] == "" {
-			// Its Machine says so. When that is gone one day, another cluster's operator must not take this for its own.
+			// Its Machine says so. When that is gone one day, another cluster's operator must not take this for its
+			// own.
 			if m.Labels == nil {
 				m.Labels = map[string]string{}
 			}
@@ -191,7 +201,8 @@ func (r *Reconciler) store(ctx context.Context, v *view, d decision) error {
 	if d.providerID != "" {
 		m.Spec.ProviderID = d.providerID
 	}
-	if err := r.Client.Patch(ctx, m, client.MergeFromWithOptions(v.machine, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := r.Client.Patch(ctx, m, client.MergeFromWithOptions(v.machine,
+		client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("store the machine: %w", err)
 	}
 	v.machine = m
@@ -232,7 +243,8 @@ func (r *Reconciler) release(ctx context.Context, m *v1beta1.NstanceMachine) err
 	}
 	r.refused.forget(m.UID)
 	// Finalizers are a list without keys: another's must not be lost with ours.
-	if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(m, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(m,
+		client.MergeFromWithOptimisticLock{})); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	r.Log.Info("machine is done with", "machine", m.Name, "shard", m.Spec.Shard, "instance", m.Spec.InstanceID)
@@ -253,20 +265,23 @@ func (r *Reconciler) discard(ctx context.Context, v view, s step) error {
 		return nil
 	}
 	uid := obj.GetUID()
-	r.Log.Info("deleting the machine of an instance that is gone", "machine", v.machine.Name, "shard", v.machine.Spec.Shard, "instance", v.machine.Spec.InstanceID)
+	r.Log.Info("deleting the machine of an instance that is gone", "machine", v.machine.Name, "shard",
+		v.machine.Spec.Shard, "instance", v.machine.Spec.InstanceID)
 	if err := r.Client.Delete(ctx, obj, client.Preconditions{UID: &uid}); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	return nil
 }
 
-// skipDrain tells Cluster API that there is nothing to drain or detach any more: pods that cannot be evicted would hold the Machine for ever.
+// skipDrain tells Cluster API that there is nothing to drain or detach any more: pods that cannot be evicted would hold
+// the Machine for ever.
 func (r *Reconciler) skipDrain(ctx context.Context, owner *clusterv1.Machine) error {
 	next := owner.DeepCopy()
 	if next.Annotations == nil {
 		next.Annotations = map[string]string{}
 	}
-	for _, a := range []string{clusterv1.ExcludeNodeDrainingAnnotation, clusterv1.ExcludeWaitForNodeVolumeDetachAnnotation} {
+	for _, a := range []string{clusterv1.ExcludeNodeDrainingAnnotation,
+		clusterv1.ExcludeWaitForNodeVolumeDetachAnnotation} {
 		if _, ok := next.Annotations[a]; !ok {
 			next.Annotations[a] = "true"
 		}
@@ -289,8 +304,10 @@ func (r *Reconciler) tell(before, after *v1beta1.NstanceMachine) {
 		{v1beta1.InstanceCreatedCondition, v1beta1.UnknownShardReason, "Create", corev1.EventTypeWarning},
 		{v1beta1.ServerDeletedCondition, v1beta1.InstanceGoneReason, "Delete", corev1.EventTypeNormal},
 	} {
-		old, now := meta.FindStatusCondition(before.Status.Conditions, e.condition), meta.FindStatusCondition(after.Status.Conditions, e.condition)
-		if now == nil || now.Reason != e.reason || old != nil && old.Reason == now.Reason && old.Message == now.Message {
+		old, now := meta.FindStatusCondition(before.Status.Conditions, e.condition),
+			meta.FindStatusCondition(after.Status.Conditions, e.condition)
+		if now == nil || now.Reason != e.reason || old != nil && old.Reason == now.Reason &&
+			old.Message == now.Message {
 			continue
 		}
 		text := now.Message

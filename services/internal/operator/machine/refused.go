@@ -9,8 +9,9 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// refusals remembers what the servers refused to create, so that events about other things do not ask them again and again, and which creations
-// failed lately. It is forgotten with the process: that costs one more call, and a new process takes longer to come than a creation to be seen.
+// refusals remembers what the servers refused to create, so that events about other things do not ask them again and
+// again, and which creations failed lately. It is forgotten with the process: that costs one more call, and a new
+// process takes longer to come than a creation to be seen.
 type refusals struct {
 	mu sync.Mutex
 	of map[types.UID]refusal

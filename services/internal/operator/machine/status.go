@@ -14,7 +14,8 @@ func (v *view) set(d *decision, condition string, is bool, reason, message strin
 	if is {
 		status = metav1.ConditionTrue
 	}
-	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: message,
+	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{Type: condition, Status: status, Reason: reason,
+		Message:            message,
 		ObservedGeneration: v.machine.Generation, LastTransitionTime: v.now})
 }
 
@@ -36,7 +37,8 @@ func (v *view) follow(d *decision, i *nstancev1.InstanceStatus) {
 	if id := i.GetProviderId(); provider == "" && id != "" && len(id) <= maxProviderID {
 		d.step, d.providerID, provider = keep, id, id
 	}
-	// Whose agent has registered has booted, even if the provider said "pending" last: it is not asked again for minutes.
+	// Whose agent has registered has booted, even if the provider said "pending" last: it is not asked again for
+	// minutes.
 	running := i.GetProviderState() == "running" || i.GetProviderState() == "pending" && s.State == "registered"
 	if provider != "" && running && (s.Initialization.Provisioned == nil || !*s.Initialization.Provisioned) {
 		yes := true
@@ -51,7 +53,8 @@ func (v *view) follow(d *decision, i *nstancev1.InstanceStatus) {
 	case s.State == stateDeleting:
 		v.set(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
 	case s.State != "registered" || !running:
-		v.set(d, v1beta1.ReadyCondition, false, v1beta1.WaitingForInstanceReason, "the instance is "+s.State+", its machine "+word(i.GetProviderState()))
+		v.set(d, v1beta1.ReadyCondition, false, v1beta1.WaitingForInstanceReason, "the instance is "+s.State+
+			", its machine "+word(i.GetProviderState()))
 	default:
 		v.set(d, v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, "the instance is "+word(i.GetHealth()))
 	}
@@ -64,7 +67,8 @@ func word(s string) string {
 	return s
 }
 
-// addressesOf lists the addresses in the order of the contract's examples. What is outside is not known: instances have private addresses.
+// addressesOf lists the addresses in the order of the contract's examples. What is outside is not known: instances have
+// private addresses.
 func addressesOf(i *nstancev1.InstanceStatus) (out clusterv1.MachineAddresses) {
 	for _, a := range []clusterv1.MachineAddress{
 		{Type: clusterv1.MachineHostName, Address: i.GetHostname()},

@@ -18,7 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// templates reconciles NstanceMachineTemplates: it says what a machine of one would offer, by which the cluster autoscaler scales from zero.
+// templates reconciles NstanceMachineTemplates: it says what a machine of one would offer, by which the cluster
+// autoscaler scales from zero.
 type templates struct{ Options }
 
 // Reconcile writes the template's capacity.
@@ -28,7 +29,8 @@ func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	name := v1beta1.ClusterName(r.Cluster, r.Tenant)
-	if cluster := t.Labels[clusterv1.ClusterNameLabel]; cluster != "" && cluster != name || !t.DeletionTimestamp.IsZero() {
+	if cluster := t.Labels[clusterv1.ClusterNameLabel]; cluster != "" && cluster != name ||
+		!t.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, nil
 	}
 	paused, err := (&Reconciler{Options: r.Options}).paused(ctx, t, name)
@@ -52,11 +54,13 @@ func (r *templates) describe(t *v1beta1.NstanceMachineTemplate, paused bool) {
 		if is {
 			status = metav1.ConditionTrue
 		}
-		meta.SetStatusCondition(&t.Status.Conditions, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: message,
+		meta.SetStatusCondition(&t.Status.Conditions, metav1.Condition{Type: condition, Status: status, Reason: reason,
+			Message:            message,
 			ObservedGeneration: t.Generation, LastTransitionTime: metav1.NewTime(r.Now().UTC().Truncate(time.Second))})
 	}
 	if paused {
-		set(v1beta1.PausedCondition, true, v1beta1.PausedReason, "the template or its cluster is paused: nothing is done")
+		set(v1beta1.PausedCondition, true, v1beta1.PausedReason,
+			"the template or its cluster is paused: nothing is done")
 		return
 	}
 	set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
@@ -66,7 +70,8 @@ func (r *templates) describe(t *v1beta1.NstanceMachineTemplate, paused bool) {
 	case instanceType == "":
 		// What was known stays: a shard that cannot be heard takes nothing away.
 		if t.Status.Capacity == nil {
-			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason, "no shard has told the instance type of group "+t.Spec.Template.Spec.GroupRef.Name)
+			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
+				"no shard has told the instance type of group "+t.Spec.Template.Spec.GroupRef.Name)
 		}
 		return
 	default:
@@ -98,7 +103,8 @@ func (r *templates) ofShards(c shards.Change) (requests []reconcile.Request) {
 		return nil
 	}
 	var list v1beta1.NstanceMachineTemplateList
-	if err := r.Client.List(context.Background(), &list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.Client.List(context.Background(), &list, client.InNamespace(r.Namespace),
+		client.UnsafeDisableDeepCopy); err != nil {
 		r.Log.Warn("templates cannot be listed", "error", err)
 		return nil
 	}

@@ -21,20 +21,26 @@ func TestTemplateCapacity(t *testing.T) {
 		cpus      string
 		condition string
 	}{
-		"own type":      {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, InstanceType: "c5.xlarge"}, "4", "Ready=Ready"},
-		"group-type":    {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}}, "2", "Ready=Ready"},
-		"no-such-group": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "others"}}, "", "Ready=WaitingForShard"},
-		"no-such-type":  {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, InstanceType: "toaster"}, "", "Ready=Ready"},
+		"own type": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"},
+			InstanceType: "c5.xlarge"}, "4", "Ready=Ready"},
+		"group-type": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}}, "2",
+			"Ready=Ready"},
+		"no-such-group": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "others"}}, "",
+			"Ready=WaitingForShard"},
+		"no-such-type": {v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"},
+			InstanceType: "toaster"}, "", "Ready=Ready"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "t"},
-				Spec: v1beta1.NstanceMachineTemplateSpec{Template: v1beta1.NstanceMachineTemplateResource{Spec: c.spec}}}
+				Spec: v1beta1.NstanceMachineTemplateSpec{Template: v1beta1.NstanceMachineTemplateResource{
+					Spec: c.spec}}}
 			if err := w.client.Create(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
 			writes := w.writes
 			for range 2 {
-				if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(o)}); err != nil {
+				if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(
+					o)}); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -40,7 +40,9 @@ var indexes = []index{
 		return []string{ref.Name}
 	}},
 	// Without a shard yet: under the empty name.
-	{&v1beta1.NstanceMachine{}, byShard, func(o client.Object) []string { return []string{o.(*v1beta1.NstanceMachine).Spec.Shard} }},
+	{&v1beta1.NstanceMachine{}, byShard, func(o client.Object) []string {
+		return []string{o.(*v1beta1.NstanceMachine).Spec.Shard}
+	}},
 	{&v1beta1.NstanceMachine{}, byInstance, func(o client.Object) []string {
 		if id := o.(*v1beta1.NstanceMachine).Spec.InstanceID; id != "" {
 			return []string{id}
@@ -87,7 +89,8 @@ func (r *Reconciler) ofShards(c shards.Change) []reconcile.Request {
 	ctx := context.Background() // a cache is asked
 	switch c.Kind {
 	case shards.ShardState:
-		return append(r.list(ctx, client.MatchingFields{byShard: c.Shard}), r.list(ctx, client.MatchingFields{byShard: ""})...)
+		return append(r.list(ctx, client.MatchingFields{byShard: c.Shard}),
+			r.list(ctx, client.MatchingFields{byShard: ""})...)
 	case shards.InstanceChanged, shards.DrainPending:
 		return r.list(ctx, client.MatchingFields{byInstance: c.Instance})
 	case shards.GroupChanged:

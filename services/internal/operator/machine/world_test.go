@@ -43,7 +43,8 @@ type recorder struct {
 func (r *recorder) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.events = append(r.events, fmt.Sprintf("%s: %s %s %s", regarding.(client.Object).GetName(), kind, reason, fmt.Sprintf(note, args...)))
+	r.events = append(r.events, fmt.Sprintf("%s: %s %s %s", regarding.(client.Object).GetName(), kind, reason,
+		fmt.Sprintf(note, args...)))
 }
 
 func (r *recorder) take() []string {
@@ -78,15 +79,18 @@ func newWorld(t *testing.T, seed uint64) *world {
 	if err := errors.Join(v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
-	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1beta1.NstanceMachine{}, &v1beta1.NstanceMachineTemplate{})
+	b := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1beta1.NstanceMachine{},
+		&v1beta1.NstanceMachineTemplate{})
 	for _, i := range indexes {
 		b = b.WithIndex(i.object, i.field, i.values)
 	}
 	w.client = b.WithInterceptorFuncs(interceptor.Funcs{
-		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch,
+			opts ...client.PatchOption) error {
 			return w.write(func() error { return c.Patch(ctx, o, p, opts...) })
 		},
-		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch,
+			opts ...client.SubResourcePatchOption) error {
 			return w.write(func() error { return c.SubResource(sub).Patch(ctx, o, p, opts...) })
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
@@ -123,7 +127,8 @@ func (w *world) write(do func() error) error {
 // restart is a new operator process: it remembers nothing.
 func (w *world) restart() {
 	w.crashIn = 0
-	w.rec = newReconciler(Options{Client: w.client, Reader: w.client, Recorder: &w.events, Shards: w.shards, Namespace: namespace, Cluster: "prod", Tenant: "default",
+	w.rec = newReconciler(Options{Client: w.client, Reader: w.client, Recorder: &w.events, Shards: w.shards,
+		Namespace: namespace, Cluster: "prod", Tenant: "default",
 		Now: func() time.Time { return w.now }, Rand: randomness{w.rand}, Log: slog.New(slog.DiscardHandler)})
 }
 
@@ -141,10 +146,13 @@ func (w *world) add(name, shard string) {
 	w.t.Helper()
 	empty := ""
 	cluster := v1beta1.ClusterName("prod", "default")
-	owner := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("machine-" + name + w.now.String()), Finalizers: []string{clusterv1.MachineFinalizer}},
+	owner := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		UID: types.UID("machine-" + name + w.now.String()), Finalizers: []string{clusterv1.MachineFinalizer}},
 		Spec: clusterv1.MachineSpec{ClusterName: cluster, Bootstrap: clusterv1.Bootstrap{DataSecretName: &empty},
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceMachine", Name: name}}}
-	m := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("nm-" + name + w.now.String())},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+				Kind: "NstanceMachine", Name: name}}}
+	m := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		UID: types.UID("nm-" + name + w.now.String())},
 		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: shard}}
 	for _, o := range []client.Object{owner, m} {
 		if err := w.client.Create(w.t.Context(), o); err != nil {
@@ -178,7 +186,8 @@ func (w *world) deleteMachine(name string) {
 	}
 }
 
-// core is what Cluster API does: a Machine that goes takes its infrastructure with it, and goes itself when that is gone.
+// core is what Cluster API does: a Machine that goes takes its infrastructure with it, and goes itself when that is
+// gone.
 func (w *world) core() {
 	w.t.Helper()
 	was := w.crashIn
@@ -217,7 +226,8 @@ func (w *world) pass() {
 	}
 	for i := range machines.Items {
 		w.now = w.now.Add(time.Millisecond)
-		if _, err := w.rec.Reconcile(w.t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&machines.Items[i])}); err != nil && w.crashIn >= 0 {
+		if _, err := w.rec.Reconcile(w.t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(
+			&machines.Items[i])}); err != nil && w.crashIn >= 0 {
 			w.t.Fatalf("reconcile %s: %v", machines.Items[i].Name, err)
 		}
 		if w.crashIn < 0 {
@@ -269,13 +279,16 @@ func TestLifeOfAMachine(t *testing.T) {
 	w.add("one", "")
 	w.settle()
 	m := w.machine("one")
-	if m.Labels[clusterv1.ClusterNameLabel] != "prod--default" || m.Spec.Shard != "a" || m.Spec.InstanceID == "" || m.Spec.ProviderID != "test:///a/"+m.Spec.InstanceID || !m.Status.Ready || m.Status.InstanceID != m.Spec.InstanceID {
+	if m.Labels[clusterv1.ClusterNameLabel] != "prod--default" || m.Spec.Shard != "a" || m.Spec.InstanceID == "" ||
+		m.Spec.ProviderID != "test:///a/"+m.Spec.InstanceID || !m.Status.Ready ||
+		m.Status.InstanceID != m.Spec.InstanceID {
 		t.Fatalf("%+v", m)
 	}
 	if calls := w.calls(); !cmp.Equal(calls, []string{"a CreateInstance " + m.Spec.InstanceID}) {
 		t.Errorf("calls %q", calls)
 	}
-	if events := w.events.take(); !cmp.Equal(events, []string{"one: Normal Created instance " + m.Spec.InstanceID + " on shard a"}) {
+	if events := w.events.take(); !cmp.Equal(events, []string{"one: Normal Created instance " + m.Spec.InstanceID +
+		" on shard a"}) {
 		t.Errorf("events %q", events)
 	}
 
@@ -318,7 +331,8 @@ func TestServerDeletes(t *testing.T) {
 	w.shards.Of("b").Kill(id)
 	w.pass()
 	var owner clusterv1.Machine
-	if err := w.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "one"}, &owner); err != nil || owner.DeletionTimestamp.IsZero() {
+	if err := w.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "one"}, &owner); err != nil ||
+		owner.DeletionTimestamp.IsZero() {
 		t.Fatalf("the Machine stays: %v", err)
 	}
 	if _, ok := owner.Annotations[clusterv1.ExcludeNodeDrainingAnnotation]; !ok {
@@ -419,7 +433,8 @@ func hasText(conditions []metav1.Condition, text string) bool {
 	return false
 }
 
-// TestLostAnswer: the server makes an instance though its answer is lost, and the machine is deleted before the server knows of the instance.
+// TestLostAnswer: the server makes an instance though its answer is lost, and the machine is deleted before the server
+// knows of the instance.
 func TestLostAnswer(t *testing.T) {
 	w := newWorld(t, 7)
 	a := w.shards.Of("a")
@@ -440,7 +455,8 @@ func TestLostAnswer(t *testing.T) {
 	}
 	a.Fail(nil)
 	// The request from before arrives.
-	if _, err := a.API().CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "workers", InstanceId: id}); err != nil {
+	if _, err := a.API().CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "workers",
+		InstanceId: id}); err != nil {
 		t.Fatal(err)
 	}
 	w.settle()
@@ -469,13 +485,15 @@ func TestLostAnswer(t *testing.T) {
 func TestPaused(t *testing.T) {
 	w := newWorld(t, 5)
 	yes := true
-	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1beta1.ClusterName("prod", "default")}, Spec: clusterv1.ClusterSpec{Paused: &yes}}
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+		Name: v1beta1.ClusterName("prod", "default")}, Spec: clusterv1.ClusterSpec{Paused: &yes}}
 	if err := w.client.Create(t.Context(), cluster); err != nil {
 		t.Fatal(err)
 	}
 	w.add("one", "a")
 	w.settle()
-	if m := w.machine("one"); m.Spec.InstanceID != "" || !hasCondition(m.Status.Conditions, "Paused=Paused") || len(w.calls()) > 0 {
+	if m := w.machine("one"); m.Spec.InstanceID != "" || !hasCondition(m.Status.Conditions, "Paused=Paused") ||
+		len(w.calls()) > 0 {
 		t.Fatalf("%+v", m)
 	}
 	cluster.Spec.Paused = nil
@@ -491,7 +509,8 @@ func TestPaused(t *testing.T) {
 // TestOthersAreLeftAlone: a machine of another cluster in the same namespace.
 func TestOthersAreLeftAlone(t *testing.T) {
 	w := newWorld(t, 6)
-	m := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "other", Labels: map[string]string{clusterv1.ClusterNameLabel: "else"}},
+	m := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "other",
+		Labels: map[string]string{clusterv1.ClusterNameLabel: "else"}},
 		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}}}
 	if err := w.client.Create(t.Context(), m); err != nil {
 		t.Fatal(err)
@@ -533,8 +552,9 @@ func TestCrashAtEveryWrite(t *testing.T) {
 	}
 }
 
-// TestWorlds plays random histories: machines come and go, instances die, shards are lost and come back, and the operator crashes after any of its
-// writes. At the end every machine has exactly its instance and every instance its machine, nothing hangs, and no machine ever had two.
+// TestWorlds plays random histories: machines come and go, instances die, shards are lost and come back, and the
+// operator crashes after any of its writes. At the end every machine has exactly its instance and every instance its
+// machine, nothing hangs, and no machine ever had two.
 func TestWorlds(t *testing.T) {
 	seeds := uint64(20)
 	if testing.Short() {

@@ -12,13 +12,16 @@ import (
 
 // The pod that a machine's annotation names can be asked for; where it names none, the machine is nobody's.
 func FuzzPodAnnotation(f *testing.F) {
-	for _, text := range []string{"apps/pod-1", "", "/", "apps/", "/pod", "apps/a/b", "apps/..", "Apps/pod", "a b/pod", "apps/\x00"} {
+	for _, text := range []string{"apps/pod-1", "", "/", "apps/", "/pod", "apps/a/b", "apps/..", "Apps/pod", "a b/pod",
+		"apps/\x00"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1beta1.PodAnnotation: text}}}
+		m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+			v1beta1.PodAnnotation: text}}}
 		pod, ok := podOfMachine(m)
-		if ok && (pod.String() != text || len(validation.IsDNS1123Label(pod.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(pod.Name)) > 0) {
+		if ok && (pod.String() != text || len(validation.IsDNS1123Label(pod.Namespace)) > 0 ||
+			len(validation.IsDNS1123Subdomain(pod.Name)) > 0) {
 			t.Errorf("%q is read as %v", text, pod)
 		}
 	})

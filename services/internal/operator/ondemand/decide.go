@@ -20,8 +20,8 @@ import (
 // world is all that a sweep rests on.
 type world struct {
 	cluster, namespace string
-	// pods are those with the annotation. alive are the UIDs of pods that are there and have not finished; of those that machines were made for, and of
-	// those in pods, it knows all.
+	// pods are those with the annotation. alive are the UIDs of pods that are there and have not finished; of those
+	// that machines were made for, and of those in pods, it knows all.
 	pods  []*corev1.Pod
 	alive map[types.UID]bool
 	// machines and infra are those that were made for pods, by name.
@@ -94,7 +94,8 @@ func decide(w world) (d decision) {
 	}
 	for _, pod := range w.pods {
 		// One that is bound and running does not need another Node; one that is on its way out will not use it.
-		if !w.alive[pod.UID] || !pod.DeletionTimestamp.IsZero() || pod.Status.Phase != corev1.PodPending && pod.Status.Phase != "" {
+		if !w.alive[pod.UID] || !pod.DeletionTimestamp.IsZero() || pod.Status.Phase != corev1.PodPending &&
+			pod.Status.Phase != "" {
 			continue
 		}
 		w.place(&d, pod)
@@ -107,7 +108,8 @@ func decide(w world) (d decision) {
 // place decides whether a pod that is to have a machine gets one.
 func (w *world) place(d *decision, pod *corev1.Pod) {
 	a := pod.Annotations
-	group, shard, instanceType := a[v1beta1.OnDemandGroupAnnotation], a[v1beta1.OnDemandShardAnnotation], a[v1beta1.OnDemandInstanceTypeAnnotation]
+	group, shard, instanceType := a[v1beta1.OnDemandGroupAnnotation], a[v1beta1.OnDemandShardAnnotation],
+		a[v1beta1.OnDemandInstanceTypeAnnotation]
 	refuse := func(reason, text string) {
 		d.waiting = true
 		d.warn = append(d.warn, warning{pod, reason, text})
@@ -119,7 +121,9 @@ func (w *world) place(d *decision, pod *corev1.Pod) {
 	case shard != "" && ident.ValidateName(shard) != nil:
 		refuse(v1beta1.UnknownShardReason, v1beta1.OnDemandShardAnnotation+" is not the ID of a shard")
 		return
-	case len(instanceType) > 128 || strings.ContainsFunc(instanceType, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }):
+	case len(instanceType) > 128 || strings.ContainsFunc(instanceType, func(r rune) bool {
+		return unicode.IsSpace(r) || unicode.IsControl(r)
+	}):
 		refuse(v1beta1.RefusedReason, v1beta1.OnDemandInstanceTypeAnnotation+" is not an instance type")
 		return
 	}
@@ -159,31 +163,38 @@ func (w *world) place(d *decision, pod *corev1.Pod) {
 	}
 }
 
-// objects are the Machine and its NstanceMachine. The Machine's UID is not known before it is there, so the reference to it comes later.
+// objects are the Machine and its NstanceMachine. The Machine's UID is not known before it is there, so the reference
+// to it comes later.
 func (w *world) objects(c creation) (*clusterv1.Machine, *v1beta1.NstanceMachine) {
 	group, uid := c.pod.Annotations[v1beta1.OnDemandGroupAnnotation], string(c.pod.UID)
 	if c.machine != nil {
 		group = c.machine.Labels[v1beta1.GroupLabel]
 	}
 	labels := func() map[string]string {
-		return map[string]string{clusterv1.ClusterNameLabel: w.cluster, v1beta1.GroupLabel: group, v1beta1.PodUIDLabel: uid}
+		return map[string]string{clusterv1.ClusterNameLabel: w.cluster, v1beta1.GroupLabel: group,
+			v1beta1.PodUIDLabel: uid}
 	}
 	pod := map[string]string{v1beta1.PodAnnotation: c.pod.Namespace + "/" + c.pod.Name}
-	owner := metav1.OwnerReference{APIVersion: v1beta1.GroupVersion.String(), Kind: "NstanceMachinePool", Name: c.pool.Name, UID: c.pool.UID}
+	owner := metav1.OwnerReference{APIVersion: v1beta1.GroupVersion.String(), Kind: "NstanceMachinePool",
+		Name: c.pool.Name, UID: c.pool.UID}
 	empty := ""
 	m := &clusterv1.Machine{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: c.name, Labels: labels(), Annotations: pod, OwnerReferences: []metav1.OwnerReference{owner}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: c.name, Labels: labels(), Annotations: pod,
+			OwnerReferences: []metav1.OwnerReference{owner}},
 		Spec: clusterv1.MachineSpec{
 			ClusterName: w.cluster,
 			// Userdata is the server's.
-			Bootstrap:         clusterv1.Bootstrap{DataSecretName: &empty},
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: "NstanceMachine", Name: c.name},
+			Bootstrap: clusterv1.Bootstrap{DataSecretName: &empty},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+				Kind: "NstanceMachine", Name: c.name},
 		},
 	}
 	m.Labels[v1beta1.OnDemandGroupNodeLabel], m.Labels[v1beta1.OnDemandPodNodeLabel] = group, uid
 	infra := &v1beta1.NstanceMachine{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: c.name, Labels: labels(), Annotations: pod, OwnerReferences: []metav1.OwnerReference{owner}},
-		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group}, Shard: c.pod.Annotations[v1beta1.OnDemandShardAnnotation],
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: c.name, Labels: labels(), Annotations: pod,
+			OwnerReferences: []metav1.OwnerReference{owner}},
+		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group},
+			Shard:        c.pod.Annotations[v1beta1.OnDemandShardAnnotation],
 			InstanceType: c.pod.Annotations[v1beta1.OnDemandInstanceTypeAnnotation]},
 	}
 	return m, infra

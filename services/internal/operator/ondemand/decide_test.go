@@ -21,7 +21,8 @@ const clusterName = "prod--default"
 
 func podOf(uid types.UID, change ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: "pod-" + string(uid), UID: uid,
-		Annotations: map[string]string{v1beta1.OnDemandGroupAnnotation: "gpu"}}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
+		Annotations: map[string]string{v1beta1.OnDemandGroupAnnotation: "gpu"}},
+		Status: corev1.PodStatus{Phase: corev1.PodPending}}
 	for _, fn := range change {
 		fn(pod)
 	}
@@ -40,9 +41,11 @@ func goes(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: time.Uni
 
 // worldOf has a group "gpu" on shard a, with its pool.
 func worldOf(pods ...*corev1.Pod) world {
-	w := world{cluster: clusterName, namespace: "nstance-system", pods: pods, alive: map[types.UID]bool{}, machines: map[string]*clusterv1.Machine{},
-		infra:  map[string]*v1beta1.NstanceMachine{},
-		pools:  map[string]*v1beta1.NstanceMachinePool{"gpu": {ObjectMeta: metav1.ObjectMeta{Name: "pool", UID: "pool-uid"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}},
+	w := world{cluster: clusterName, namespace: "nstance-system", pods: pods, alive: map[types.UID]bool{},
+		machines: map[string]*clusterv1.Machine{},
+		infra:    map[string]*v1beta1.NstanceMachine{},
+		pools: map[string]*v1beta1.NstanceMachinePool{"gpu": {ObjectMeta: metav1.ObjectMeta{Name: "pool",
+			UID: "pool-uid"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}},
 		shards: []shardView{{"a", true, map[string]bool{"gpu": true}}, {"b", true, map[string]bool{"gone": false}}}}
 	for _, pod := range pods {
 		w.alive[pod.UID] = !finished(pod)
@@ -69,46 +72,81 @@ func TestDecide(t *testing.T) {
 		world world
 		want  string // "+name" to create, "~name" to complete, "-name" to delete, "!reason" to warn, "?" when it waits
 	}{
-		"nothing":                       {worldOf(), ""},
-		"a pod":                         {worldOf(podOf("1")), "+" + name},
-		"without a phase yet":           {worldOf(podOf("1", inPhase(""))), "+" + name},
-		"running without a machine":     {worldOf(podOf("1", inPhase(corev1.PodRunning))), ""},
-		"finished":                      {worldOf(podOf("1", inPhase(corev1.PodSucceeded))), ""},
-		"on its way out":                {worldOf(podOf("1", goes)), ""},
-		"has its machine":               {worldOf(podOf("1", inPhase(corev1.PodRunning))).with("1", true), ""},
-		"pending, has its machine":      {worldOf(podOf("1")).with("1", true), ""},
-		"half made":                     {worldOf(podOf("1")).with("1", false), "~" + name},
-		"half made, pod runs":           {worldOf(podOf("1", inPhase(corev1.PodRunning))).with("1", false), "~" + name},
-		"half made, pool gone":          {worldOf(podOf("1")).with("1", false).change(func(w *world) { clear(w.pools) }), "?"},
+		"nothing":                   {worldOf(), ""},
+		"a pod":                     {worldOf(podOf("1")), "+" + name},
+		"without a phase yet":       {worldOf(podOf("1", inPhase(""))), "+" + name},
+		"running without a machine": {worldOf(podOf("1", inPhase(corev1.PodRunning))), ""},
+		"finished":                  {worldOf(podOf("1", inPhase(corev1.PodSucceeded))), ""},
+		"on its way out":            {worldOf(podOf("1", goes)), ""},
+		"has its machine":           {worldOf(podOf("1", inPhase(corev1.PodRunning))).with("1", true), ""},
+		"pending, has its machine":  {worldOf(podOf("1")).with("1", true), ""},
+		"half made":                 {worldOf(podOf("1")).with("1", false), "~" + name},
+		"half made, pod runs":       {worldOf(podOf("1", inPhase(corev1.PodRunning))).with("1", false), "~" + name},
+		"half made, pool gone": {worldOf(podOf("1")).with("1", false).change(func(w *world) {
+			clear(w.pools)
+		}), "?"},
 		"on its way out with a machine": {worldOf(podOf("1", goes)).with("1", true), ""},
 		"failed with a machine":         {worldOf(podOf("1", inPhase(corev1.PodFailed))).with("1", true), "-" + name},
 		"pod gone":                      {worldOf().with("1", true), "-" + name},
 		"pod gone, half made":           {worldOf().with("1", false), "-" + name},
-		"machine already goes": {worldOf().with("1", true).change(func(w *world) { w.machines[name].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }),
+		"machine already goes": {worldOf().with("1", true).change(func(w *world) {
+			w.machines[name].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+		}),
 			""},
-		"re-created under another UID":    {worldOf(podOf("2")).with("1", true), "+" + machineName("gpu", "2") + " -" + name},
-		"annotation taken off":            {worldOf().with("1", true).change(func(w *world) { w.alive["1"] = true }), ""},
-		"annotation taken off, half made": {worldOf().with("1", false).change(func(w *world) { w.alive["1"] = true }), "-" + name},
-		"rest of the one before": {worldOf(podOf("1")).with("1", true).change(func(w *world) { delete(w.machines, name) }),
+		"re-created under another UID": {worldOf(podOf("2")).with("1", true), "+" + machineName("gpu", "2") + " -" +
+			name},
+		"annotation taken off": {worldOf().with("1", true).change(func(w *world) {
+			w.alive["1"] = true
+		}), ""},
+		"annotation taken off, half made": {worldOf().with("1", false).change(func(w *world) {
+			w.alive["1"] = true
+		}), "-" + name},
+		"rest of the one before": {worldOf(podOf("1")).with("1", true).change(func(w *world) {
+			delete(w.machines, name)
+		}),
 			""},
-		"name is taken": {worldOf(podOf("1")).with("1", true).change(func(w *world) { w.machines[name].Labels[v1beta1.PodUIDLabel] = "9"; w.alive["9"] = true }),
+		"name is taken": {worldOf(podOf("1")).with("1", true).change(func(w *world) {
+			w.machines[name].Labels[v1beta1.PodUIDLabel] = "9"
+			w.alive["9"] = true
+		}),
 			"!Refused ?"},
-		"group unknown":               {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))), "!Refused ?"},
-		"group being deleted":         {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "gone"))), "!Refused ?"},
-		"group is no name":            {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "a--b"))), "!Refused ?"},
-		"group is empty":              {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, ""))), "!Refused ?"},
-		"shard":                       {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "a"))), "+" + name},
-		"shard unknown":               {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "x"))), "!UnknownShard ?"},
-		"shard is no name":            {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "X"))), "!UnknownShard ?"},
-		"shard without the group":     {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))), "!Refused ?"},
-		"shard silent":                {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *world) { w.shards[1].heard = false }), "+" + name},
-		"group may be on a silent":    {worldOf(podOf("1")).change(func(w *world) { w.shards = w.shards[1:]; w.shards[0].heard = false }), "+" + name},
-		"unknown, one shard silent":   {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))).change(func(w *world) { w.shards[1].heard = false }), "?"},
-		"no pool yet":                 {worldOf(podOf("1")).change(func(w *world) { clear(w.pools) }), "?"},
-		"pool goes":                   {worldOf(podOf("1")).change(func(w *world) { w.pools["gpu"].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), "?"},
-		"instance type is none":       {worldOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation, "m5 large"))), "!Refused ?"},
-		"instance type is too long":   {worldOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation, strings.Repeat("m", 129)))), "!Refused ?"},
-		"one bad pod among good ones": {worldOf(podOf("1"), podOf("2", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))), "+" + name + " !Refused ?"},
+		"group unknown": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))),
+			"!Refused ?"},
+		"group being deleted": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "gone"))),
+			"!Refused ?"},
+		"group is no name": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "a--b"))),
+			"!Refused ?"},
+		"group is empty": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, ""))),
+			"!Refused ?"},
+		"shard": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "a"))), "+" +
+			name},
+		"shard unknown": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "x"))),
+			"!UnknownShard ?"},
+		"shard is no name": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "X"))),
+			"!UnknownShard ?"},
+		"shard without the group": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))),
+			"!Refused ?"},
+		"shard silent": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *world) {
+			w.shards[1].heard = false
+		}), "+" + name},
+		"group may be on a silent": {worldOf(podOf("1")).change(func(w *world) {
+			w.shards = w.shards[1:]
+			w.shards[0].heard = false
+		}), "+" + name},
+		"unknown, one shard silent": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))).change(
+			func(w *world) {
+				w.shards[1].heard = false
+			}), "?"},
+		"no pool yet": {worldOf(podOf("1")).change(func(w *world) { clear(w.pools) }), "?"},
+		"pool goes": {worldOf(podOf("1")).change(func(w *world) {
+			w.pools["gpu"].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+		}), "?"},
+		"instance type is none": {worldOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
+			"m5 large"))), "!Refused ?"},
+		"instance type is too long": {worldOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
+			strings.Repeat("m", 129)))), "!Refused ?"},
+		"one bad pod among good ones": {worldOf(podOf("1"), podOf("2",
+			annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))), "+" + name + " !Refused ?"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			d := decide(c.world)
@@ -133,23 +171,28 @@ func TestDecide(t *testing.T) {
 }
 
 func TestObjects(t *testing.T) {
-	pod := podOf("0e7f6d2c-9a3b-4d1e-8f70-1b2c3d4e5f60", annotated(v1beta1.OnDemandShardAnnotation, "a"), annotated(v1beta1.OnDemandInstanceTypeAnnotation, "p5.48xlarge"))
+	pod := podOf("0e7f6d2c-9a3b-4d1e-8f70-1b2c3d4e5f60", annotated(v1beta1.OnDemandShardAnnotation, "a"),
+		annotated(v1beta1.OnDemandInstanceTypeAnnotation, "p5.48xlarge"))
 	w := worldOf(pod)
 	d := decide(w)
 	m, infra := w.objects(d.create[0])
-	if m.Name != infra.Name || m.Spec.InfrastructureRef.Name != infra.Name || m.Spec.ClusterName != clusterName || *m.Spec.Bootstrap.DataSecretName != "" {
+	if m.Name != infra.Name || m.Spec.InfrastructureRef.Name != infra.Name || m.Spec.ClusterName != clusterName ||
+		*m.Spec.Bootstrap.DataSecretName != "" {
 		t.Errorf("%+v", m)
 	}
-	if infra.Spec.GroupRef.Name != "gpu" || infra.Spec.Shard != "a" || infra.Spec.InstanceType != "p5.48xlarge" || infra.Spec.InstanceID != "" {
+	if infra.Spec.GroupRef.Name != "gpu" || infra.Spec.Shard != "a" || infra.Spec.InstanceType != "p5.48xlarge" ||
+		infra.Spec.InstanceID != "" {
 		t.Errorf("%+v", infra.Spec)
 	}
-	for key, want := range map[string]string{v1beta1.OnDemandGroupNodeLabel: "gpu", v1beta1.OnDemandPodNodeLabel: string(pod.UID), v1beta1.PodUIDLabel: string(pod.UID),
+	for key, want := range map[string]string{v1beta1.OnDemandGroupNodeLabel: "gpu",
+		v1beta1.OnDemandPodNodeLabel: string(pod.UID), v1beta1.PodUIDLabel: string(pod.UID),
 		v1beta1.GroupLabel: "gpu", clusterv1.ClusterNameLabel: clusterName} {
 		if m.Labels[key] != want {
 			t.Errorf("label %s is %q", key, m.Labels[key])
 		}
 	}
-	if m.Annotations[v1beta1.PodAnnotation] != "apps/"+pod.Name || len(m.OwnerReferences) != 1 || m.OwnerReferences[0].UID != "pool-uid" || m.OwnerReferences[0].Controller != nil {
+	if m.Annotations[v1beta1.PodAnnotation] != "apps/"+pod.Name || len(m.OwnerReferences) != 1 ||
+		m.OwnerReferences[0].UID != "pool-uid" || m.OwnerReferences[0].Controller != nil {
 		t.Errorf("%+v", m.ObjectMeta)
 	}
 }
@@ -180,7 +223,8 @@ func FuzzAnnotations(f *testing.F) {
 	f.Add("a--b", "A", "m5 large")
 	f.Add("", "x", "\x00")
 	f.Fuzz(func(t *testing.T, group, shard, instanceType string) {
-		w := worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, group), annotated(v1beta1.OnDemandShardAnnotation, shard),
+		w := worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, group),
+			annotated(v1beta1.OnDemandShardAnnotation, shard),
 			annotated(v1beta1.OnDemandInstanceTypeAnnotation, instanceType)))
 		d := decide(w)
 		if len(d.create)+len(d.warn) != 1 {
@@ -188,7 +232,8 @@ func FuzzAnnotations(f *testing.F) {
 		}
 		for _, c := range d.create {
 			m, infra := w.objects(c)
-			if problems := validation.IsDNS1123Label(m.Name); len(problems) > 0 || infra.Spec.GroupRef.Name != "gpu" || infra.Spec.Shard != "" && infra.Spec.Shard != "a" ||
+			if problems := validation.IsDNS1123Label(m.Name); len(problems) > 0 || infra.Spec.GroupRef.Name != "gpu" ||
+				infra.Spec.Shard != "" && infra.Spec.Shard != "a" ||
 				len(infra.Spec.InstanceType) > 128 || strings.ContainsAny(infra.Spec.InstanceType, " \n\x00") {
 				t.Errorf("%+v", infra)
 			}

@@ -58,12 +58,15 @@ func (l *lab) eventually(what string, is func() bool) {
 func (l *lab) start() {
 	l.Helper()
 	shared := true
-	mgr, err := ctrl.NewManager(l.kube.Config, ctrl.Options{Scheme: l.client.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"},
+	mgr, err := ctrl.NewManager(l.kube.Config, ctrl.Options{Scheme: l.client.Scheme(),
+		Metrics: metricsserver.Options{BindAddress: "0"},
 		Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}},
-			ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}}}},
+			ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {
+				Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}}}},
 		Controller: config.Controller{SkipNameValidation: &shared}})
 	l.must(err)
-	l.must(Setup(mgr, Options{Shards: l.shards, Namespace: namespace, Cluster: "prod", Tenant: "default", Workload: mgr, Log: slog.New(slog.NewTextHandler(l.Output(), nil))}))
+	l.must(Setup(mgr, Options{Shards: l.shards, Namespace: namespace, Cluster: "prod", Tenant: "default", Workload: mgr,
+		Log: slog.New(slog.NewTextHandler(l.Output(), nil))}))
 	ctx, cancel := context.WithCancel(l.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
@@ -80,7 +83,8 @@ func (l *lab) pod(name string, annotations map[string]string) *corev1.Pod {
 	l.Helper()
 	now := int64(0)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: name, Annotations: annotations},
-		Spec: corev1.PodSpec{TerminationGracePeriodSeconds: &now, Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
+		Spec: corev1.PodSpec{TerminationGracePeriodSeconds: &now, Containers: []corev1.Container{{Name: "c",
+			Image: "none"}}}}
 	l.must(l.client.Create(l.Context(), pod))
 	return pod
 }
@@ -133,9 +137,11 @@ func TestOnAServer(t *testing.T) {
 		l.must(l.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}
 	l.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "gpu"})
-	l.must(l.client.Create(ctx, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu"},
+	l.must(l.client.Create(ctx, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+		Name: "gpu"},
 		Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu", Shards: []string{"a"}, Template: "t"}}))
-	asks := map[string]string{v1beta1.OnDemandGroupAnnotation: "gpu", v1beta1.OnDemandShardAnnotation: "a", v1beta1.OnDemandInstanceTypeAnnotation: "p5.48xlarge"}
+	asks := map[string]string{v1beta1.OnDemandGroupAnnotation: "gpu", v1beta1.OnDemandShardAnnotation: "a",
+		v1beta1.OnDemandInstanceTypeAnnotation: "p5.48xlarge"}
 
 	before := l.pod("before", asks)
 	l.pod("plain", nil)
@@ -145,7 +151,8 @@ func TestOnAServer(t *testing.T) {
 	one := l.pod("one", asks)
 	l.eventually("a new pod", l.has(before, one))
 
-	// The same name again is another pod, with another machine. Nobody collects garbage here: what belongs to a Machine that is gone is left.
+	// The same name again is another pod, with another machine. Nobody collects garbage here: what belongs to a Machine
+	// that is gone is left.
 	l.must(l.client.Delete(ctx, one))
 	again := l.pod("one", asks)
 	l.eventually("a pod re-created under the same name", l.has(before, again))
@@ -166,7 +173,8 @@ func TestOnAServer(t *testing.T) {
 		var list eventsv1.EventList
 		l.must(l.client.List(ctx, &list, client.InNamespace("apps")))
 		return slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
-			return e.Regarding.UID == bad.UID && e.Type == corev1.EventTypeWarning && strings.Contains(e.Note, "no shard has a group none")
+			return e.Regarding.UID == bad.UID && e.Type == corev1.EventTypeWarning &&
+				strings.Contains(e.Note, "no shard has a group none")
 		})
 	})
 	if !l.has(again)() {

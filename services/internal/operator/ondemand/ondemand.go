@@ -1,8 +1,8 @@
-// Package ondemand owns the machines of pods that ask for one of their own by annotation: one Machine with its NstanceMachine a pod, for as long as
-// the pod lives.
+// Package ondemand owns the machines of pods that ask for one of their own by annotation: one Machine with its
+// NstanceMachine a pod, for as long as the pod lives.
 //
-// Invariant: a pod, by its UID, never has two machines: their name is made of the UID. A machine whose pod is gone is deleted, whoever made it and
-// however often this process was started since.
+// Invariant: a pod, by its UID, never has two machines: their name is made of the UID. A machine whose pod is gone is
+// deleted, whoever made it and however often this process was started since.
 package ondemand
 
 import (
@@ -41,8 +41,8 @@ type Options struct {
 	Shards shards.Shards
 	// Namespace of the Machines; Cluster and Tenant name the Cluster that they belong to.
 	Namespace, Cluster, Tenant string
-	// Workload is the cluster with the Pods, the manager itself if it is the same. Its cache must hold Pods of all namespaces with their metadata and
-	// their status.phase; nothing else of them is read.
+	// Workload is the cluster with the Pods, the manager itself if it is the same. Its cache must hold Pods of all
+	// namespaces with their metadata and their status.phase; nothing else of them is read.
 	Workload cluster.Cluster
 	Log      *slog.Logger
 }
@@ -100,13 +100,17 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	); err != nil {
 		return fmt.Errorf("indexes: %w", err)
 	}
-	r := &reconciler{Options: o, pods: o.Workload.GetClient(), fresh: o.Workload.GetAPIReader(), recorder: o.Workload.GetEventRecorder("nstance-ondemand"),
-		warned: map[types.UID]string{}}
+	r := &reconciler{Options: o, pods: o.Workload.GetClient(), fresh: o.Workload.GetAPIReader(),
+		recorder: o.Workload.GetEventRecorder("nstance-ondemand"),
+		warned:   map[types.UID]string{}}
 	err := ctrl.NewControllerManagedBy(mgr).Named("ondemand").
 		WatchesRawSource(source.Kind(o.Workload.GetCache(), &corev1.Pod{}, sweepOn[*corev1.Pod](), asks)).
-		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Machine{}, sweepOn[*clusterv1.Machine](), made[*clusterv1.Machine]())).
-		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachine{}, sweepOn[*v1beta1.NstanceMachine](), made[*v1beta1.NstanceMachine]())).
-		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachinePool{}, sweepOn[*v1beta1.NstanceMachinePool](), comesOrGoes)).
+		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Machine{}, sweepOn[*clusterv1.Machine](),
+			made[*clusterv1.Machine]())).
+		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachine{}, sweepOn[*v1beta1.NstanceMachine](),
+			made[*v1beta1.NstanceMachine]())).
+		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachinePool{},
+			sweepOn[*v1beta1.NstanceMachinePool](), comesOrGoes)).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Cluster{}, sweepOn[*clusterv1.Cluster]())).
 		WatchesRawSource(shards.Source(o.Shards, r.ofShards)).
 		Complete(r)
@@ -120,14 +124,18 @@ func Setup(mgr ctrl.Manager, o Options) error {
 var sweep = reconcile.Request{NamespacedName: types.NamespacedName{Name: "sweep"}}
 
 func sweepOn[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] {
-	return handler.TypedEnqueueRequestsFromMapFunc(func(context.Context, T) []reconcile.Request { return []reconcile.Request{sweep} })
+	return handler.TypedEnqueueRequestsFromMapFunc(func(context.Context, T) []reconcile.Request {
+		return []reconcile.Request{sweep}
+	})
 }
 
-// asks lets through what happens to pods that ask for machines, and the end of any: the annotation may have been taken off since.
+// asks lets through what happens to pods that ask for machines, and the end of any: the annotation may have been taken
+// off since.
 var asks = predicate.TypedFuncs[*corev1.Pod]{
 	CreateFunc: func(e event.TypedCreateEvent[*corev1.Pod]) bool { return indexPodAsking(e.Object) != nil },
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
-		return indexPodAsking(e.ObjectOld) != nil || indexPodAsking(e.ObjectNew) != nil || finished(e.ObjectOld) != finished(e.ObjectNew)
+		return indexPodAsking(e.ObjectOld) != nil || indexPodAsking(e.ObjectNew) != nil ||
+			finished(e.ObjectOld) != finished(e.ObjectNew)
 	},
 }
 

@@ -52,10 +52,12 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 
 // look fetches the world from the caches.
 func (r *reconciler) look(ctx context.Context) (w world, paused bool, err error) {
-	w = world{cluster: v1beta1.ClusterName(r.Cluster, r.Tenant), namespace: r.Namespace, alive: map[types.UID]bool{}, machines: map[string]*clusterv1.Machine{},
-		infra: map[string]*v1beta1.NstanceMachine{}, pools: map[string]*v1beta1.NstanceMachinePool{}}
+	w = world{cluster: v1beta1.ClusterName(r.Cluster, r.Tenant), namespace: r.Namespace, alive: map[types.UID]bool{},
+		machines: map[string]*clusterv1.Machine{},
+		infra:    map[string]*v1beta1.NstanceMachine{}, pools: map[string]*v1beta1.NstanceMachinePool{}}
 	var cluster clusterv1.Cluster
-	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: w.cluster}, &cluster); client.IgnoreNotFound(err) != nil {
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: w.cluster},
+		&cluster); client.IgnoreNotFound(err) != nil {
 		return w, false, fmt.Errorf("read the Cluster: %w", err)
 	}
 	if cluster.Spec.Paused != nil && *cluster.Spec.Paused {
@@ -142,7 +144,8 @@ func (r *reconciler) warn(w world, warnings []warning) {
 		}
 		r.warned[one.pod.UID] = one.text
 		r.Log.Warn("no machine for a pod", "pod", one.pod.Namespace+"/"+one.pod.Name, "reason", one.text)
-		r.recorder.Eventf(one.pod, nil, corev1.EventTypeWarning, one.reason, "CreateMachine", "no machine for this pod: %s", one.text)
+		r.recorder.Eventf(one.pod, nil, corev1.EventTypeWarning, one.reason, "CreateMachine",
+			"no machine for this pod: %s", one.text)
 	}
 }
 
@@ -159,26 +162,30 @@ func (r *reconciler) create(ctx context.Context, w *world, c creation) error {
 		} else if err != nil {
 			return fmt.Errorf("create Machine %s: %w", c.name, err)
 		}
-		r.Log.Info("machine made for a pod", "machine", c.name, "pod", c.pod.Namespace+"/"+c.pod.Name, "group", infra.Spec.GroupRef.Name)
-		r.recorder.Eventf(c.pod, nil, corev1.EventTypeNormal, v1beta1.CreatedReason, "CreateMachine", "Machine %s is made for this pod", c.name)
+		r.Log.Info("machine made for a pod", "machine", c.name, "pod", c.pod.Namespace+"/"+c.pod.Name, "group",
+			infra.Spec.GroupRef.Name)
+		r.recorder.Eventf(c.pod, nil, corev1.EventTypeNormal, v1beta1.CreatedReason, "CreateMachine",
+			"Machine %s is made for this pod", c.name)
 	}
 	controls := true
-	infra.OwnerReferences = append(infra.OwnerReferences, metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.Name, UID: m.UID,
-		Controller: &controls})
+	infra.OwnerReferences = append(infra.OwnerReferences,
+		metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.Name, UID: m.UID,
+			Controller: &controls})
 	if err := r.Client.Create(ctx, infra); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create NstanceMachine %s: %w", c.name, err)
 	}
 	return nil
 }
 
-// remove deletes a machine whose pod is gone. The API server is asked for the pod once more: a cache that was filled from a server that lags behind
-// may not know it yet.
+// remove deletes a machine whose pod is gone. The API server is asked for the pod once more: a cache that was filled
+// from a server that lags behind may not know it yet.
 func (r *reconciler) remove(ctx context.Context, m *clusterv1.Machine) (behind bool, err error) {
 	if at, ok := podOfMachine(m); ok {
 		var pod corev1.Pod
 		err := r.fresh.Get(ctx, at, &pod)
 		switch {
-		case err == nil && string(pod.UID) == m.Labels[v1beta1.PodUIDLabel] && !finished(&pod) && indexPodAsking(&pod) != nil:
+		case err == nil && string(pod.UID) == m.Labels[v1beta1.PodUIDLabel] && !finished(&pod) &&
+			indexPodAsking(&pod) != nil:
 			return true, nil
 		case client.IgnoreNotFound(err) != nil:
 			return false, fmt.Errorf("read the pod of machine %s: %w", m.Name, err)
@@ -188,12 +195,13 @@ func (r *reconciler) remove(ctx context.Context, m *clusterv1.Machine) (behind b
 	if err := r.Client.Delete(ctx, m, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("delete Machine %s: %w", m.Name, err)
 	}
-	r.Log.Info("machine of a pod that is gone is deleted", "machine", m.Name, "pod", m.Annotations[v1beta1.PodAnnotation])
+	r.Log.Info("machine of a pod that is gone is deleted", "machine", m.Name, "pod",
+		m.Annotations[v1beta1.PodAnnotation])
 	return false, nil
 }
 
-// podOfMachine reads which pod a machine was made for. false: somebody has changed the annotation into what is no pod's name, which the API server would
-// not answer.
+// podOfMachine reads which pod a machine was made for. false: somebody has changed the annotation into what is no pod's
+// name, which the API server would not answer.
 func podOfMachine(m *clusterv1.Machine) (client.ObjectKey, bool) {
 	namespace, name, ok := strings.Cut(m.Annotations[v1beta1.PodAnnotation], "/")
 	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {

@@ -31,7 +31,8 @@ const namespace = "nstance-system"
 type recorder struct{ events []string }
 
 func (r *recorder) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
-	r.events = append(r.events, fmt.Sprintf("%s: %s %s %s", regarding.(client.Object).GetName(), kind, reason, fmt.Sprintf(note, args...)))
+	r.events = append(r.events, fmt.Sprintf("%s: %s %s %s", regarding.(client.Object).GetName(), kind, reason,
+		fmt.Sprintf(note, args...)))
 }
 
 func (r *recorder) take() []string {
@@ -56,13 +57,16 @@ type clusterOf struct {
 func newCluster(t *testing.T) *clusterOf {
 	c := &clusterOf{T: t, shards: shardstest.New("a", "b")}
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), v1beta1.AddToScheme(scheme),
+		clusterv1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	c.client = fake.NewClientBuilder().WithScheme(scheme).
 		WithIndex(&corev1.Pod{}, podAsking, indexPodAsking).WithIndex(&corev1.Pod{}, podUID, indexPodUID).
-		WithIndex(&clusterv1.Machine{}, madeOnDemand, indexOnDemand).WithIndex(&v1beta1.NstanceMachine{}, madeOnDemand, indexOnDemand).
-		WithObjects(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu", UID: "pool"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}).
+		WithIndex(&clusterv1.Machine{}, madeOnDemand, indexOnDemand).WithIndex(&v1beta1.NstanceMachine{}, madeOnDemand,
+		indexOnDemand).
+		WithObjects(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu",
+			UID: "pool"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Create: func(ctx context.Context, k client.WithWatch, o client.Object, opts ...client.CreateOption) error {
 				o.SetUID(types.UID(fmt.Sprintf("uid-%s-%d", o.GetName(), c.writes)))
@@ -94,8 +98,10 @@ func (c *clusterOf) write(do func() error) error {
 
 func (c *clusterOf) restart() {
 	c.crashIn = 0
-	o := Options{Client: c.client, Shards: c.shards, Namespace: namespace, Cluster: "prod", Tenant: "default", Log: slog.New(slog.DiscardHandler)}
-	c.rec = &reconciler{Options: o, pods: c.client, fresh: c.client, recorder: &c.events, warned: map[types.UID]string{}}
+	o := Options{Client: c.client, Shards: c.shards, Namespace: namespace, Cluster: "prod", Tenant: "default",
+		Log: slog.New(slog.DiscardHandler)}
+	c.rec = &reconciler{Options: o, pods: c.client, fresh: c.client, recorder: &c.events,
+		warned: map[types.UID]string{}}
 }
 
 func (c *clusterOf) sweep() {
@@ -114,7 +120,8 @@ func (c *clusterOf) pod(name string, uid types.UID, group string) *corev1.Pod {
 	was := c.crashIn
 	c.crashIn = 0
 	defer func() { c.crashIn = was }()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: name, Annotations: map[string]string{v1beta1.OnDemandGroupAnnotation: group}},
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "apps", Name: name,
+		Annotations: map[string]string{v1beta1.OnDemandGroupAnnotation: group}},
 		Status: corev1.PodStatus{Phase: corev1.PodPending}}
 	if err := c.client.Create(c.Context(), pod); err != nil {
 		c.Fatal(err)
@@ -174,7 +181,8 @@ func (c *clusterOf) collect() {
 	machines, infra := c.state()
 	for uid := range infra {
 		if !machines[uid] {
-			c.drop(&v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: machineName("gpu", types.UID(uid))}})
+			c.drop(&v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+				Name: machineName("gpu", types.UID(uid))}})
 		}
 	}
 }
@@ -186,7 +194,8 @@ func TestPodGetsAMachine(t *testing.T) {
 	if m, i := c.state(); !m["1"] || !i["1"] {
 		t.Fatalf("machines %v, %v", m, i)
 	}
-	if events := c.events.take(); !slices.Equal(events, []string{"one: Normal Created Machine " + machineName("gpu", "1") + " is made for this pod"}) {
+	if events := c.events.take(); !slices.Equal(events, []string{"one: Normal Created Machine " +
+		machineName("gpu", "1") + " is made for this pod"}) {
 		t.Errorf("events %q", events)
 	}
 	writes := c.writes
@@ -237,7 +246,8 @@ func TestWarnsOnce(t *testing.T) {
 	for range 3 {
 		c.sweep()
 	}
-	if events := c.events.take(); len(events) != 1 || !strings.Contains(events[0], "one: Warning Refused no machine for this pod: no shard has a group cpu") {
+	if events := c.events.take(); len(events) != 1 || !strings.Contains(events[0],
+		"one: Warning Refused no machine for this pod: no shard has a group cpu") {
 		t.Errorf("events %q", events)
 	}
 	if n := len(c.rec.ofShards(shards.Change{Kind: shards.GroupChanged})); n != 1 {
@@ -281,7 +291,8 @@ func TestOddAnnotation(t *testing.T) {
 		pod := c.pod("one", "1", "gpu")
 		c.sweep()
 		m := &clusterv1.Machine{}
-		if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: machineName("gpu", "1")}, m); err != nil {
+		if err := c.client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: machineName("gpu", "1")},
+			m); err != nil {
 			t.Fatal(err)
 		}
 		m.Annotations[v1beta1.PodAnnotation] = text
@@ -299,7 +310,8 @@ func TestOddAnnotation(t *testing.T) {
 func TestPausedCluster(t *testing.T) {
 	c := newCluster(t)
 	yes := true
-	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: clusterName}, Spec: clusterv1.ClusterSpec{Paused: &yes}}
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: clusterName},
+		Spec: clusterv1.ClusterSpec{Paused: &yes}}
 	if err := c.client.Create(t.Context(), cluster); err != nil {
 		t.Fatal(err)
 	}
@@ -310,8 +322,8 @@ func TestPausedCluster(t *testing.T) {
 	}
 }
 
-// TestWorlds: pods come, go, finish and come again under the same name, machines die, and the operator crashes after any write. In the end there is one
-// machine for each pod that lives, and none else; never two.
+// TestWorlds: pods come, go, finish and come again under the same name, machines die, and the operator crashes after
+// any write. In the end there is one machine for each pod that lives, and none else; never two.
 func TestWorlds(t *testing.T) {
 	seeds := uint64(40)
 	if testing.Short() {
@@ -330,7 +342,8 @@ func TestWorlds(t *testing.T) {
 				c.drop(pod)
 				delete(live, name)
 			case r.IntN(3) == 0:
-				m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: machineName("gpu", pod.UID)}}
+				m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+					Name: machineName("gpu", pod.UID)}}
 				c.drop(m)
 			}
 			if r.IntN(3) == 0 {

@@ -14,7 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 )
 
-// Whatever stands in a MachinePool's annotations, what a user wrote there stays, what is ours is true, and writing it again changes nothing.
+// Whatever stands in a MachinePool's annotations, what a user wrote there stays, what is ours is true, and writing it
+// again changes nothing.
 func FuzzCapacityAnnotation(f *testing.F) {
 	f.Add(`{"cpu":"2","memory":"8Gi"}`, "2", "8Gi", "m5.large")
 	f.Add(`{"cpu":"2"}`, "4", "", "m5.large")
@@ -23,7 +24,8 @@ func FuzzCapacityAnnotation(f *testing.F) {
 	f.Add(`{"cpu":""}`, "", "\x00", "none")
 	f.Fuzz(func(t *testing.T, wrote, cpu, memory, instanceType string) {
 		mp := &clusterv1.MachinePool{}
-		for name, value := range map[string]string{v1beta1.CapacityAnnotation: wrote, cpuAnnotation: cpu, memoryAnnotation: memory} {
+		for name, value := range map[string]string{v1beta1.CapacityAnnotation: wrote, cpuAnnotation: cpu,
+			memoryAnnotation: memory} {
 			if value != "" {
 				metav1.SetMetaDataAnnotation(&mp.ObjectMeta, name, value)
 			}
@@ -52,7 +54,8 @@ func FuzzCapacityAnnotation(f *testing.F) {
 				t.Errorf("%q: %s %q, of which nothing is known", wrote, name, now)
 			}
 		}
-		if text := mp.Annotations[v1beta1.CapacityAnnotation]; text != "" && json.Unmarshal([]byte(text), &map[string]string{}) != nil {
+		if text := mp.Annotations[v1beta1.CapacityAnnotation]; text != "" &&
+			json.Unmarshal([]byte(text), &map[string]string{}) != nil {
 			t.Errorf("wrote %q", text)
 		}
 		after := maps.Clone(mp.Annotations)
@@ -84,7 +87,8 @@ func FuzzOwnedFields(f *testing.F) {
 				t.Errorf("%q: %q is forgotten", text, field)
 			}
 		}
-		if instanceType != "" && !slices.Contains(after, instanceTypeField) || name != "" && !slices.Contains(after, varsField) {
+		if instanceType != "" && !slices.Contains(after, instanceTypeField) || name != "" &&
+			!slices.Contains(after, varsField) {
 			t.Errorf("%q: %v", text, after)
 		}
 		if len(after) > len(before)+2 {

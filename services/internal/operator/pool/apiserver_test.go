@@ -62,7 +62,8 @@ func (l *live) run() (stop func()) {
 	counted := rest.CopyConfig(l.config)
 	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			if r.Method != http.MethodGet && !strings.HasSuffix(path.Dir(r.URL.Path), "events") && path.Base(r.URL.Path) != "events" {
+			if r.Method != http.MethodGet && !strings.HasSuffix(path.Dir(r.URL.Path), "events") &&
+				path.Base(r.URL.Path) != "events" {
 				l.mu.Lock()
 				refused := l.refuse != nil && l.refuse(r.Method, r.URL.Path)
 				if !refused {
@@ -76,12 +77,15 @@ func (l *live) run() (stop func()) {
 			return next.RoundTrip(r)
 		})
 	})
-	mgr, err := ctrl.NewManager(counted, ctrl.Options{Scheme: newScheme(l.t), Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"},
-		Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{testNamespace: {}}}, Controller: config.Controller{SkipNameValidation: ptr.To(true)}})
+	mgr, err := ctrl.NewManager(counted, ctrl.Options{Scheme: newScheme(l.t), Logger: logr.Discard(),
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Cache:      cache.Options{DefaultNamespaces: map[string]cache.Config{testNamespace: {}}},
+		Controller: config.Controller{SkipNameValidation: ptr.To(true)}})
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	if err := Setup(mgr, Options{Shards: l.shards, Namespace: testNamespace, Cluster: "c", Tenant: "t", Log: slog.New(slog.DiscardHandler)}); err != nil {
+	if err := Setup(mgr, Options{Shards: l.shards, Namespace: testNamespace, Cluster: "c", Tenant: "t",
+		Log: slog.New(slog.DiscardHandler)}); err != nil {
 		l.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -161,12 +165,15 @@ func (l *live) ready(name string, replicas int32) {
 			return err
 		}
 		machines := &v1beta1.NstanceMachineList{}
-		if err := l.client.List(l.t.Context(), machines, client.InNamespace(testNamespace), client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group}); err != nil {
+		if err := l.client.List(l.t.Context(), machines, client.InNamespace(testNamespace),
+			client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group}); err != nil {
 			return err
 		}
-		if condition(pool.Status.Conditions, "Ready") != "True Ready" || ptr.Deref(pool.Status.Replicas, -1) != replicas || len(pool.Spec.ProviderIDList) != int(replicas) ||
+		if condition(pool.Status.Conditions, "Ready") != "True Ready" ||
+			ptr.Deref(pool.Status.Replicas, -1) != replicas || len(pool.Spec.ProviderIDList) != int(replicas) ||
 			pool.Status.ObservedGeneration != pool.Generation || len(machines.Items) < int(replicas) {
-			return fmt.Errorf("%d machines, generation %d, %d provider IDs, %+v", len(machines.Items), pool.Generation, len(pool.Spec.ProviderIDList), pool.Status)
+			return fmt.Errorf("%d machines, generation %d, %d provider IDs, %+v", len(machines.Items), pool.Generation,
+				len(pool.Spec.ProviderIDList), pool.Status)
 		}
 		return nil
 	})
@@ -181,7 +188,8 @@ func (l *live) scale(name string, replicas int32) {
 	}
 }
 
-// The controllers on a real API server: what a schema refuses, what a cache delays, and what is sent when nothing has changed.
+// The controllers on a real API server: what a schema refuses, what a cache delays, and what is sent when nothing has
+// changed.
 func TestAPIServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -189,7 +197,8 @@ func TestAPIServer(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	server, err := kube.Start(ctx, kube.Options{Dir: t.TempDir(), CRDs: []string{filepath.Join("..", "..", "..", "..", "config", "crd")}, CoreCRDs: true})
+	server, err := kube.Start(ctx, kube.Options{Dir: t.TempDir(), CRDs: []string{filepath.Join("..", "..", "..", "..",
+		"config", "crd")}, CoreCRDs: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +214,8 @@ func TestAPIServer(t *testing.T) {
 	l.addShard("a")
 	l.addShard("b")
 	g := static("web", 3)
-	g.ArgsJson, g.Vars = `{"z":1.0,"a":{"deep":[1,2.5]}}`, map[string]string{"z": "1", "a": "2"} // the API server writes it otherwise
+	// the API server writes it otherwise
+	g.ArgsJson, g.Vars = `{"z":1.0,"a":{"deep":[1,2.5]}}`, map[string]string{"z": "1", "a": "2"}
 	l.shards.Of("a").SetGroup(g)
 	l.shards.Of("b").SetGroup(static("web", 2))
 	stop := l.run()
@@ -279,10 +289,12 @@ func (l *live) imported() {
 	if err := errors.Join(l.get("web", mp), l.get("web", pool)); err != nil {
 		l.t.Fatal(err)
 	}
-	if *mp.Spec.Replicas != 5 || mp.Spec.Template.Spec.Bootstrap.DataSecretName == nil || *mp.Spec.Template.Spec.Bootstrap.DataSecretName != "" {
+	if *mp.Spec.Replicas != 5 || mp.Spec.Template.Spec.Bootstrap.DataSecretName == nil ||
+		*mp.Spec.Template.Spec.Bootstrap.DataSecretName != "" {
 		l.t.Errorf("%+v", mp.Spec)
 	}
-	if !pool.Status.Ready || !*pool.Status.Initialization.Provisioned || pool.Status.InfrastructureMachineKind != "NstanceMachine" {
+	if !pool.Status.Ready || !*pool.Status.Initialization.Provisioned ||
+		pool.Status.InfrastructureMachineKind != "NstanceMachine" {
 		l.t.Errorf("%+v", pool.Status)
 	}
 	l.await("event", func() error {
@@ -290,7 +302,9 @@ func (l *live) imported() {
 		if err := l.client.List(l.t.Context(), list, client.InNamespace(testNamespace)); err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool { return e.Reason == v1beta1.ImportedReason && e.Regarding.Name == "web" }) {
+		if !slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Reason == v1beta1.ImportedReason && e.Regarding.Name == "web"
+		}) {
 			return fmt.Errorf("%d events, none of the import", len(list.Items))
 		}
 		return nil
@@ -299,8 +313,12 @@ func (l *live) imported() {
 
 // restricted: of a static group, the API server itself refuses what cannot be changed.
 func (l *live) restricted() {
-	for _, change := range []struct{ obj, patch string }{{"pool", `{"spec":{"template":"other"}}`}, {"pool", `{"spec":{"subnetPool":"other"}}`}, {"group", `{"spec":{"template":"other"}}`}} {
-		var obj client.Object = &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "web"}}
+	for _, change := range []struct {
+		obj, patch string
+	}{{"pool", `{"spec":{"template":"other"}}`}, {"pool", `{"spec":{"subnetPool":"other"}}`},
+		{"group", `{"spec":{"template":"other"}}`}} {
+		var obj client.Object = &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace,
+			Name: "web"}}
 		if change.obj == "group" {
 			obj = &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "web--a"}}
 		}
@@ -311,8 +329,8 @@ func (l *live) restricted() {
 	}
 }
 
-// quiet: fn changes nothing, so nothing is written and no shard is called, but for another pool that is made afterwards, by which we know that the
-// controllers have seen it.
+// quiet: fn changes nothing, so nothing is written and no shard is called, but for another pool that is made
+// afterwards, by which we know that the controllers have seen it.
 func (l *live) quiet(fn func()) {
 	l.t.Helper()
 	l.done()
@@ -336,7 +354,8 @@ func (l *live) quiet(fn func()) {
 		}
 	}
 	writes = slices.DeleteFunc(writes, func(w string) bool {
-		return strings.Contains(w, "/"+probe) || strings.HasSuffix(w, "/nstanceshardgroups") || strings.HasSuffix(w, "/nstancemachines")
+		return strings.Contains(w, "/"+probe) || strings.HasSuffix(w, "/nstanceshardgroups") ||
+			strings.HasSuffix(w, "/nstancemachines")
 	})
 	if len(writes) > 0 || len(calls) != 2 {
 		l.t.Errorf("nothing has changed, but %v and %v", writes, calls)

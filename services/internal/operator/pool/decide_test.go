@@ -42,41 +42,65 @@ func TestPush(t *testing.T) {
 		group *statusT
 		push  *request
 	}{
-		"no group": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}}, nil, nil,
-			&request{Group: "g", Size: ptr.To(uint32(2)), Template: "t", InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}, SetVars: true}},
-		"no group, nothing said": {specT{Group: "g", Template: "t"}, nil, nil, &request{Group: "g", Size: ptr.To(uint32(0)), Template: "t"}},
-		"on its way out": {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Group: "g", Deleting: true, Template: "t", Size: 2, SpecJson: `{"template":"t","size":2}`},
+		"no group": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p",
+			Vars: vars{"a": "1"}}, nil, nil,
+			&request{Group: "g", Size: ptr.To(uint32(2)), Template: "t", InstanceType: "i", SubnetPool: "p",
+				Vars: vars{"a": "1"}, SetVars: true}},
+		"no group, nothing said": {specT{Group: "g", Template: "t"}, nil, nil,
+			&request{Group: "g", Size: ptr.To(uint32(0)), Template: "t"}},
+		"on its way out": {specT{Group: "g", Size: two, Template: "t"}, nil,
+			&statusT{Group: "g", Deleting: true, Template: "t", Size: 2, SpecJson: `{"template":"t","size":2}`},
 			&request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}},
-		"equal": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}}, nil,
-			&statusT{Group: "g", Template: "t", Size: 2, SpecJson: `{"template":"t","size":2,"instance_type":"i","subnet_pool":"p","vars":{"a":"1"},"args":{"x":1}}`}, nil},
+		"equal": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}},
+			nil,
+			&statusT{Group: "g", Template: "t", Size: 2,
+				SpecJson: `{"template":"t","size":2,"instance_type":"i","subnet_pool":"p","vars":{"a":"1"},"args":{"x":1}}`}, nil},
 		"equal, the rest is the template's": {specT{Group: "g", Size: two, Template: "t"}, nil,
-			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}, SpecJson: `{"template":"t","size":2}`}, nil},
+			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"},
+				SpecJson: `{"template":"t","size":2}`}, nil},
 		"said as the template does": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i"}, nil,
-			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"template":"t"}`}, &request{Group: "g", InstanceType: "i"}},
-		"size":     {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Template: "t", Size: 3, SpecJson: `{"template":"t"}`}, &request{Group: "g", Size: ptr.To(uint32(2))}},
-		"template": {specT{Group: "g", Size: two, Template: "u"}, nil, &statusT{Template: "t", Size: 2, SpecJson: `{"template":"t"}`}, &request{Group: "g", Template: "u"}},
-		"emptied": {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Template: "t", Size: 2, SpecJson: `{"template":"t","instance_type":"i","subnet_pool":"p","vars":{"a":"1"}}`},
+			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"template":"t"}`},
+			&request{Group: "g", InstanceType: "i"}},
+		"size": {specT{Group: "g", Size: two, Template: "t"}, nil,
+			&statusT{Template: "t", Size: 3, SpecJson: `{"template":"t"}`},
+			&request{Group: "g", Size: ptr.To(uint32(2))}},
+		"template": {specT{Group: "g", Size: two, Template: "u"}, nil,
+			&statusT{Template: "t", Size: 2, SpecJson: `{"template":"t"}`}, &request{Group: "g", Template: "u"}},
+		"emptied": {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Template: "t", Size: 2,
+			SpecJson: `{"template":"t","instance_type":"i","subnet_pool":"p","vars":{"a":"1"}}`},
 			&request{Group: "g", ClearFields: []string{"instance_type", "subnet_pool"}, SetVars: true}},
-		"one variable less": {specT{Group: "g", Size: two, Template: "t", Vars: vars{"b": "2"}}, nil, &statusT{Template: "t", Size: 2, SpecJson: `{"vars":{"a":"1","b":"2"}}`},
+		"one variable less": {specT{Group: "g", Size: two, Template: "t", Vars: vars{"b": "2"}}, nil,
+			&statusT{Template: "t", Size: 2, SpecJson: `{"vars":{"a":"1","b":"2"}}`},
 			&request{Group: "g", Vars: vars{"b": "2"}, SetVars: true}},
-		"no word of its own": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", Vars: vars{"a": "1"}}, nil,
+		"no word of its own": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", Vars: vars{"a": "1"}},
+			nil,
 			&statusT{Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1", "b": "2"}}, nil},
-		"no word that we know": {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"size":"many"}`}, nil},
+		"no word that we know": {specT{Group: "g", Size: two, Template: "t"}, nil,
+			&statusT{Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"size":"many"}`}, nil},
 		"static, equal": {specT{Group: "g", Size: two, Template: "other", SubnetPool: "other"}, nil,
-			&statusT{IsStatic: true, Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}}, nil},
-		"static, size": {specT{Group: "g", Size: two, Template: "other"}, nil, &statusT{IsStatic: true, Template: "t", Size: 1}, &request{Group: "g", Size: ptr.To(uint32(2))}},
-		"static, said as it is": {specT{Group: "g", Size: two, InstanceType: "i", Vars: vars{"a": "1"}}, []string{"instanceType", "vars"},
+			&statusT{IsStatic: true, Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}},
+			nil},
+		"static, size": {specT{Group: "g", Size: two, Template: "other"}, nil,
+			&statusT{IsStatic: true, Template: "t", Size: 1}, &request{Group: "g", Size: ptr.To(uint32(2))}},
+		"static, said as it is": {specT{Group: "g", Size: two, InstanceType: "i", Vars: vars{"a": "1"}},
+			[]string{"instanceType", "vars"},
 			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}}, nil},
-		"static, said otherwise": {specT{Group: "g", Size: two, InstanceType: "j", Vars: vars{"a": "2"}}, []string{"instanceType", "vars"},
-			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}}, &request{Group: "g", InstanceType: "j", Vars: vars{"a": "2"}, SetVars: true}},
+		"static, said otherwise": {specT{Group: "g", Size: two, InstanceType: "j", Vars: vars{"a": "2"}},
+			[]string{"instanceType", "vars"},
+			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}},
+			&request{Group: "g", InstanceType: "j", Vars: vars{"a": "2"}, SetVars: true}},
 		"static, overridden by somebody else": {specT{Group: "g", Size: two}, nil,
-			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"}, SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`}, nil},
+			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"},
+				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`}, nil},
 		"static, no longer said": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
-			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"}, SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`},
+			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"},
+				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`},
 			&request{Group: "g", ClearFields: []string{"instance_type", "vars"}}},
 		"static, one variable no longer said": {specT{Group: "g", Size: two, Vars: vars{"b": "2"}}, []string{"vars"},
-			&statusT{IsStatic: true, Size: 2, Vars: vars{"a": "1", "b": "2"}, SpecJson: `{"vars":{"a":"1","b":"2"}}`}, &request{Group: "g", Vars: vars{"b": "2"}, SetVars: true}},
-		"static, taken back": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"}, &statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1"}, SpecJson: `{"size":2}`}, nil},
+			&statusT{IsStatic: true, Size: 2, Vars: vars{"a": "1", "b": "2"}, SpecJson: `{"vars":{"a":"1","b":"2"}}`},
+			&request{Group: "g", Vars: vars{"b": "2"}, SetVars: true}},
+		"static, taken back": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
+			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1"}, SpecJson: `{"size":2}`}, nil},
 	} {
 		if diff := cmp.Diff(test.push, push(test.want, test.owned, test.group), protocmp.Transform()); diff != "" {
 			t.Errorf("%s: %s", name, diff)
@@ -97,7 +121,8 @@ func FuzzPush(f *testing.F) {
 		if static && r != nil && (r.GetTemplate() != "" || r.GetSubnetPool() != "") {
 			t.Errorf("%v", r)
 		}
-		if r != nil && (slices.Contains(r.GetClearFields(), "vars") && r.GetSetVars() || slices.Contains(r.GetClearFields(), "template")) {
+		if r != nil && (slices.Contains(r.GetClearFields(), "vars") && r.GetSetVars() ||
+			slices.Contains(r.GetClearFields(), "template")) {
 			t.Errorf("%v", r)
 		}
 		if config := merged(group); config == nil || !json.Valid(config.Raw) || !same(config, config) {
@@ -110,8 +135,9 @@ func FuzzPush(f *testing.F) {
 func baseGroup(change func(*groupInput)) groupInput {
 	in := groupInput{
 		group: &v1beta1.NstanceShardGroup{
-			ObjectMeta: metav1.ObjectMeta{Name: "g--a", Generation: 3, Finalizers: []string{v1beta1.ShardGroupFinalizer}},
-			Spec:       specT{Group: "g", Shard: "a", Size: ptr.To(int32(2)), Template: "t"},
+			ObjectMeta: metav1.ObjectMeta{Name: "g--a", Generation: 3,
+				Finalizers: []string{v1beta1.ShardGroupFinalizer}},
+			Spec: specT{Group: "g", Shard: "a", Size: ptr.To(int32(2)), Template: "t"},
 		},
 		wanted: true, configured: true, state: shards.State{Reachable: true, Synced: true}, now: shardstest.Start,
 		known: &statusT{Group: "g", Template: "t", Size: 2, ActualSize: 2, Healthy: 2, SpecJson: `{"template":"t"}`},
@@ -140,7 +166,9 @@ func TestDecideCall(t *testing.T) {
 		"unreachable": {baseGroup(func(in *groupInput) { differs(in); in.state.Reachable = false }), call{}},
 		"not synced":  {baseGroup(func(in *groupInput) { in.known, in.state.Synced = nil, false }), call{}},
 		"unknown":     {baseGroup(func(in *groupInput) { differs(in); in.configured = false }), call{}},
-		"not there":   {baseGroup(func(in *groupInput) { in.known = nil }), call{upsert: &request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}}},
+		"not there": {baseGroup(func(in *groupInput) {
+			in.known = nil
+		}), call{upsert: &request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}}},
 		"refused": {baseGroup(func(in *groupInput) {
 			differs(in)
 			in.last = outcome{at: in.now.Add(-20 * time.Second), upsert: upsert, refused: "no"}
@@ -159,10 +187,17 @@ func TestDecideCall(t *testing.T) {
 		"deleted, done":      {baseGroup(func(in *groupInput) { deleted(in); in.group.Finalizers = nil }), call{}},
 		"deleted, drains":    {baseGroup(func(in *groupInput) { deleted(in); in.known.Deleting = true }), call{}},
 		"deleted, silent":    {baseGroup(func(in *groupInput) { deleted(in); in.state.Reachable = false }), call{}},
-		"deleted, just now":  {baseGroup(func(in *groupInput) { deleted(in); in.last.removed = in.now.Add(-time.Second) }), call{again: 9 * time.Second}},
-		"deleted, long ago":  {baseGroup(func(in *groupInput) { deleted(in); in.last.removed = in.now.Add(-time.Minute) }), call{remove: true}},
+		"deleted, just now": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.last.removed = in.now.Add(-time.Second)
+		}), call{again: 9 * time.Second}},
+		"deleted, long ago": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.last.removed = in.now.Add(-time.Minute)
+		}), call{remove: true}},
 	} {
-		if diff := cmp.Diff(test.want, decideCall(test.in), cmp.AllowUnexported(call{}), protocmp.Transform()); diff != "" {
+		if diff := cmp.Diff(test.want, decideCall(test.in), cmp.AllowUnexported(call{}),
+			protocmp.Transform()); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
@@ -182,35 +217,74 @@ func TestDecideGroup(t *testing.T) {
 		leaves           bool
 		events           int
 	}{
-		"ready":    {baseGroup(nil), result{}, "True Ready", "True Reachable", "True Accepted", 3, false, 0},
-		"pushed":   {baseGroup(func(in *groupInput) { in.known = nil }), result{call: call{upsert: &request{}}, group: &statusT{Size: 2, ActualSize: 1}}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
-		"smaller":  {baseGroup(func(in *groupInput) { in.known.ActualSize, in.known.Healthy = 1, 1 }), result{}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
-		"sick":     {baseGroup(func(in *groupInput) { in.known.Healthy = 1 }), result{}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
-		"blocked":  {baseGroup(func(in *groupInput) { in.known.ActualSize, in.known.BlockedReason = 1, "no capacity" }), result{}, "False Blocked", "True Reachable", "True Accepted", 3, false, 0},
-		"refused":  {baseGroup(nil), fails(codes.InvalidArgument), "False Refused", "True Reachable", "False Refused", 0, false, 1},
-		"static":   {baseGroup(nil), fails(codes.FailedPrecondition), "False Refused", "True Reachable", "False Refused", 0, false, 1},
-		"held":     {baseGroup(nil), result{call: call{refused: "no", again: 1}}, "False Refused", "True Reachable", "False Refused", 0, false, 1},
-		"aborted":  {baseGroup(nil), fails(codes.Aborted), "False NotReady", "True Reachable", "", 0, false, 0},
-		"lost":     {baseGroup(func(in *groupInput) { in.state = shards.State{Synced: true, Err: "lost"} }), result{}, "False Unreachable", "False Unreachable", "", 0, false, 1},
-		"unknown":  {baseGroup(func(in *groupInput) { in.configured = false }), result{}, "False UnknownShard", "False UnknownShard", "", 0, false, 1},
-		"starting": {baseGroup(func(in *groupInput) { in.state = shards.State{} }), result{}, "False WaitingForShard", "", "", 0, false, 0},
-		"reading":  {baseGroup(func(in *groupInput) { in.state.Synced = false }), result{}, "False WaitingForShard", "True Reachable", "", 0, false, 0},
-		"paused":   {baseGroup(func(in *groupInput) { in.paused = true }), result{}, "", "", "", 0, false, 0},
+		"ready": {baseGroup(nil), result{}, "True Ready", "True Reachable", "True Accepted", 3, false, 0},
+		"pushed": {baseGroup(func(in *groupInput) {
+			in.known = nil
+		}), result{call: call{upsert: &request{}}, group: &statusT{Size: 2, ActualSize: 1}}, "False Scaling",
+			"True Reachable", "True Accepted", 3, false, 0},
+		"smaller": {baseGroup(func(in *groupInput) {
+			in.known.ActualSize, in.known.Healthy = 1, 1
+		}), result{}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
+		"sick": {baseGroup(func(in *groupInput) {
+			in.known.Healthy = 1
+		}), result{}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
+		"blocked": {baseGroup(func(in *groupInput) {
+			in.known.ActualSize, in.known.BlockedReason = 1, "no capacity"
+		}), result{}, "False Blocked", "True Reachable", "True Accepted", 3, false, 0},
+		"refused": {baseGroup(nil), fails(codes.InvalidArgument), "False Refused", "True Reachable", "False Refused",
+			0, false, 1},
+		"static": {baseGroup(nil), fails(codes.FailedPrecondition), "False Refused", "True Reachable",
+			"False Refused", 0, false, 1},
+		"held": {baseGroup(nil), result{call: call{refused: "no", again: 1}}, "False Refused", "True Reachable",
+			"False Refused", 0, false, 1},
+		"aborted": {baseGroup(nil), fails(codes.Aborted), "False NotReady", "True Reachable", "", 0, false, 0},
+		"lost": {baseGroup(func(in *groupInput) {
+			in.state = shards.State{Synced: true, Err: "lost"}
+		}), result{}, "False Unreachable", "False Unreachable", "", 0, false, 1},
+		"unknown": {baseGroup(func(in *groupInput) {
+			in.configured = false
+		}), result{}, "False UnknownShard", "False UnknownShard", "", 0, false, 1},
+		"starting": {baseGroup(func(in *groupInput) {
+			in.state = shards.State{}
+		}), result{}, "False WaitingForShard", "", "", 0, false, 0},
+		"reading": {baseGroup(func(in *groupInput) {
+			in.state.Synced = false
+		}), result{}, "False WaitingForShard", "True Reachable", "", 0, false, 0},
+		"paused": {baseGroup(func(in *groupInput) { in.paused = true }), result{}, "", "", "", 0, false, 0},
 
-		"deleting":               {baseGroup(deleted), gone, "False Deleting", "True Reachable", "", 0, false, 0},
-		"deleted":                {baseGroup(deleted), result{call: gone.call, err: status.Error(codes.NotFound, "none")}, "", "", "", 0, true, 0},
-		"restored":               {baseGroup(deleted), result{call: gone.call, restored: true}, "", "", "", 0, true, 0},
-		"static without changes": {baseGroup(func(in *groupInput) { deleted(in); in.known.IsStatic = true }), result{call: gone.call, err: status.Error(codes.FailedPrecondition, "static")}, "", "", "", 0, true, 0},
-		"not to be deleted":      {baseGroup(deleted), result{call: gone.call, err: status.Error(codes.FailedPrecondition, "why ever")}, "False Deleting", "True Reachable", "", 0, false, 0},
-		"deletion fails":         {baseGroup(deleted), result{call: gone.call, err: status.Error(codes.Unavailable, "not now")}, "False Deleting", "True Reachable", "", 0, false, 0},
-		"deletion, lost":         {baseGroup(func(in *groupInput) { deleted(in); in.state = shards.State{Synced: true, Err: "lost"} }), result{}, "False Deleting", "False Unreachable", "", 0, false, 1},
-		"deletion, removed":      {baseGroup(func(in *groupInput) { deleted(in); in.configured = false }), result{}, "", "", "", 0, true, 1},
-		"deletion, wanted":       {baseGroup(func(in *groupInput) { deleted(in); in.wanted = true }), result{}, "", "", "", 0, true, 0},
+		"deleting": {baseGroup(deleted), gone, "False Deleting", "True Reachable", "", 0, false, 0},
+		"deleted": {baseGroup(deleted), result{call: gone.call,
+			err: status.Error(codes.NotFound, "none")}, "", "", "", 0, true, 0},
+		"restored": {baseGroup(deleted), result{call: gone.call, restored: true}, "", "", "", 0, true, 0},
+		"static without changes": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.known.IsStatic = true
+		}), result{call: gone.call, err: status.Error(codes.FailedPrecondition, "static")}, "", "", "", 0, true, 0},
+		"not to be deleted": {baseGroup(deleted), result{call: gone.call,
+			err: status.Error(codes.FailedPrecondition, "why ever")}, "False Deleting", "True Reachable", "", 0, false,
+			0},
+		"deletion fails": {baseGroup(deleted), result{call: gone.call,
+			err: status.Error(codes.Unavailable, "not now")}, "False Deleting", "True Reachable", "", 0, false, 0},
+		"deletion, lost": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.state = shards.State{Synced: true, Err: "lost"}
+		}), result{}, "False Deleting", "False Unreachable", "", 0, false, 1},
+		"deletion, removed": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.configured = false
+		}), result{}, "", "", "", 0, true, 1},
+		"deletion, wanted": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.wanted = true
+		}), result{}, "", "", "", 0, true, 0},
 	} {
 		plan := decideGroup(test.in, test.did)
 		s := plan.finish(test.in.group, 3, test.in.now)
-		got := []any{condition(s.Conditions, "Ready"), condition(s.Conditions, "ShardReachable"), condition(s.Conditions, "ConfigValid"), s.ObservedGeneration, len(plan.group.Finalizers) == 0, len(plan.events)}
-		if diff := cmp.Diff([]any{test.ready, test.reachable, test.valid, test.observed, test.leaves, test.events}, got); diff != "" {
+		got := []any{condition(s.Conditions, "Ready"), condition(s.Conditions, "ShardReachable"),
+			condition(s.Conditions, "ConfigValid"), s.ObservedGeneration, len(plan.group.Finalizers) == 0,
+			len(plan.events)}
+		if diff := cmp.Diff([]any{test.ready, test.reachable, test.valid, test.observed, test.leaves, test.events},
+			got); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 		// The same again says nothing new: no event, no other status.
@@ -230,14 +304,17 @@ func TestDecideGroup(t *testing.T) {
 func TestMirror(t *testing.T) {
 	in := baseGroup(func(in *groupInput) {
 		in.known.ActualSize, in.known.Healthy = math.MaxUint32, 7
-		in.known.ArgsJson, in.known.DrainTimeout, in.known.MaxSurge = `{"b":{"c":1},"a":[1.0]}`, durationpb.New(time.Minute), 2
-		in.instances = []*nstancev1.InstanceStatus{{ProviderId: "z"}, {ProviderId: "b", State: "deleting"}, {ProviderId: "a"}, {}, {ProviderId: "o", OnDemand: true}, {ProviderId: "a"}}
+		in.known.ArgsJson, in.known.DrainTimeout, in.known.MaxSurge = `{"b":{"c":1},"a":[1.0]}`,
+			durationpb.New(time.Minute), 2
+		in.instances = []*nstancev1.InstanceStatus{{ProviderId: "z"}, {ProviderId: "b", State: "deleting"},
+			{ProviderId: "a"}, {}, {ProviderId: "o", OnDemand: true}, {ProviderId: "a"}}
 	})
 	s := decideGroup(in, result{}).group.Status
 	if *s.ActualSize != math.MaxInt32 || *s.Healthy != 7 || !slices.Equal(s.ProviderIDs, []string{"a", "b", "z"}) {
 		t.Errorf("%+v", s)
 	}
-	if want := `{"template":"t","args":{"b":{"c":1},"a":[1.0]},"drainTimeout":"1m0s","maxSurge":2}`; string(s.Config.Raw) != want {
+	if want := `{"template":"t","args":{"b":{"c":1},"a":[1.0]},"drainTimeout":"1m0s","maxSurge":2}`; string(
+		s.Config.Raw) != want {
 		t.Errorf("%s", s.Config.Raw)
 	}
 	// As the API server writes it.
@@ -254,19 +331,24 @@ func TestMirror(t *testing.T) {
 
 func basePool(replicas int32, list ...string) poolInput {
 	return poolInput{cluster: testCluster,
-		pool:        &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "p"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: list, Template: "t"}},
+		pool: &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "p"},
+			Spec: v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: list, Template: "t"}},
 		machinePool: &clusterv1.MachinePool{Spec: clusterv1.MachinePoolSpec{Replicas: ptr.To(replicas)}}}
 }
 
 // with gives a pool a shard group that was pushed.
 func (in poolInput) with(shard string, size int32, owner types.UID, change func(*v1beta1.NstanceShardGroup)) poolInput {
-	g := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Name: "g--" + shard}, Spec: specT{Group: "g", Shard: shard, Size: ptr.To(size), Template: "t"}}
+	g := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Name: "g--" + shard},
+		Spec: specT{Group: "g", Shard: shard, Size: ptr.To(size), Template: "t"}}
 	if owner != "" {
-		g.OwnerReferences = []metav1.OwnerReference{{Kind: machinePoolKind, Name: string(owner), UID: owner, Controller: ptr.To(true)}}
+		g.OwnerReferences = []metav1.OwnerReference{{Kind: machinePoolKind, Name: string(owner), UID: owner,
+			Controller: ptr.To(true)}}
 	}
 	g.Status.ActualSize, g.Status.Healthy = ptr.To(size), ptr.To(size)
-	for _, kind := range []string{v1beta1.ReadyCondition, v1beta1.ConfigValidCondition, v1beta1.ShardReachableCondition} {
-		g.Status.Conditions = append(g.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: "So"})
+	for _, kind := range []string{v1beta1.ReadyCondition, v1beta1.ConfigValidCondition,
+		v1beta1.ShardReachableCondition} {
+		g.Status.Conditions = append(g.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue,
+			Reason: "So"})
 	}
 	if change != nil {
 		change(g)
@@ -276,7 +358,8 @@ func (in poolInput) with(shard string, size int32, owner types.UID, change func(
 }
 
 func (plan *poolPlan) got() (names []string) {
-	for verb, list := range map[string][]*v1beta1.NstanceShardGroup{"create": plan.create, "update": plan.update, "remove": plan.remove} {
+	for verb, list := range map[string][]*v1beta1.NstanceShardGroup{"create": plan.create, "update": plan.update,
+		"remove": plan.remove} {
 		for _, g := range list {
 			names = append(names, fmt.Sprintf("%s %s %d", verb, g.Name, ptr.Deref(g.Spec.Size, 0)))
 		}
@@ -313,35 +396,52 @@ func TestDecidePool(t *testing.T) {
 		reachable   string
 		replicas    int32
 	}{
-		"new":             {basePool(3, "a", "b"), []string{"create g--a 2", "create g--b 1"}, "False Scaling", false, false, "", -1},
-		"no number":       {nameless, []string{"create g--a 1"}, "False Scaling", false, false, "", -1},
-		"in service":      {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil), []string{"update g--a 2", "update g--b 1"}, "True Ready", true, false, "True Reachable", 3},
-		"scaled":          {basePool(5, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil), []string{"update g--a 3", "update g--b 2"}, "False Scaling", true, false, "True Reachable", 3},
-		"another order":   {basePool(3, "b", "a").with("a", 2, "p", nil).with("b", 1, "p", nil), []string{"update g--a 1", "update g--b 2"}, "False Scaling", true, false, "True Reachable", 3},
-		"one more shard":  {basePool(2, "a", "b").with("a", 2, "p", nil), []string{"create g--b 1", "update g--a 1"}, "False Scaling", false, false, "", 2},
-		"one shard less":  {basePool(3, "a").with("a", 2, "p", nil).with("b", 1, "p", nil), []string{"remove g--b 1", "update g--a 3"}, "False Scaling", true, false, "True Reachable", 3},
-		"one has left":    {basePool(2, "a").with("a", 2, "p", nil).with("b", 1, "p", gone), []string{"update g--a 2"}, "False Scaling", true, false, "True Reachable", 3},
-		"deleted by hand": {basePool(2, "a").with("a", 2, "p", gone), nil, "True Ready", true, false, "True Reachable", 2},
-		"another's":       {basePool(2, "a").with("a", 2, "q", nil), nil, "False Refused", false, false, "True Reachable", -1},
-		"nobody's":        {basePool(2, "a").with("a", 2, "", nil), []string{"update g--a 2"}, "True Ready", true, false, "True Reachable", 2},
-		"too many":        {basePool(200_001, "a", "b").with("a", 2, "p", nil), nil, "False Refused", true, false, "True Reachable", 2},
-		"lost": {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", no(v1beta1.ShardReachableCondition, "Unreachable")), []string{"update g--a 2", "update g--b 1"},
+		"new": {basePool(3, "a", "b"), []string{"create g--a 2", "create g--b 1"}, "False Scaling", false,
+			false, "", -1},
+		"no number": {nameless, []string{"create g--a 1"}, "False Scaling", false, false, "", -1},
+		"in service": {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil),
+			[]string{"update g--a 2", "update g--b 1"}, "True Ready", true, false, "True Reachable", 3},
+		"scaled": {basePool(5, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil),
+			[]string{"update g--a 3", "update g--b 2"}, "False Scaling", true, false, "True Reachable", 3},
+		"another order": {basePool(3, "b", "a").with("a", 2, "p", nil).with("b", 1, "p", nil),
+			[]string{"update g--a 1", "update g--b 2"}, "False Scaling", true, false, "True Reachable", 3},
+		"one more shard": {basePool(2, "a", "b").with("a", 2, "p", nil), []string{"create g--b 1", "update g--a 1"},
+			"False Scaling", false, false, "", 2},
+		"one shard less": {basePool(3, "a").with("a", 2, "p", nil).with("b", 1, "p", nil),
+			[]string{"remove g--b 1", "update g--a 3"}, "False Scaling", true, false, "True Reachable", 3},
+		"one has left": {basePool(2, "a").with("a", 2, "p", nil).with("b", 1, "p", gone), []string{"update g--a 2"},
+			"False Scaling", true, false, "True Reachable", 3},
+		"deleted by hand": {basePool(2, "a").with("a", 2, "p", gone), nil, "True Ready", true, false, "True Reachable",
+			2},
+		"another's": {basePool(2, "a").with("a", 2, "q", nil), nil, "False Refused", false, false,
+			"True Reachable", -1},
+		"nobody's": {basePool(2, "a").with("a", 2, "", nil), []string{"update g--a 2"}, "True Ready", true,
+			false, "True Reachable", 2},
+		"too many": {basePool(200_001, "a", "b").with("a", 2, "p", nil), nil, "False Refused", true, false,
+			"True Reachable", 2},
+		"lost": {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p",
+			no(v1beta1.ShardReachableCondition, "Unreachable")), []string{"update g--a 2", "update g--b 1"},
 			"False Unreachable", true, false, "False Unreachable", 3},
 		"all lost": {basePool(1, "a").with("a", 1, "p", func(g *v1beta1.NstanceShardGroup) {
 			no(v1beta1.ShardReachableCondition, "Unreachable")(g)
 			no(v1beta1.ConfigValidCondition, "Unreachable")(g)
 		}), []string{"update g--a 1"}, "False Unreachable", false, false, "False Unreachable", 1},
-		"refused": {basePool(3, "a", "b").with("a", 2, "p", no(v1beta1.ConfigValidCondition, "Refused")).with("b", 1, "p", no("", "Scaling")), []string{"update g--a 2", "update g--b 1"},
+		"refused": {basePool(3, "a", "b").with("a", 2, "p", no(v1beta1.ConfigValidCondition, "Refused")).with("b", 1,
+			"p", no("", "Scaling")), []string{"update g--a 2", "update g--b 1"},
 			"False Refused", false, false, "True Reachable", 3},
 		"no MachinePool": {lonely, nil, "False WaitingForMachinePool", false, false, "", -1},
 		"paused":         {paused, nil, "", false, false, "", -1},
-		"deleted":        {leaving(basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", gone)), []string{"remove g--a 2"}, "False Deleting", false, false, "", 3},
-		"deleted, done":  {leaving(basePool(3, "a").with("a", 2, "q", nil)), nil, "False Deleting", false, true, "", -1},
+		"deleted": {leaving(basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", gone)),
+			[]string{"remove g--a 2"}, "False Deleting", false, false, "", 3},
+		"deleted, done": {leaving(basePool(3, "a").with("a", 2, "q", nil)), nil, "False Deleting", false, true, "",
+			-1},
 	} {
 		plan := decidePool(test.in)
 		s := plan.finish(test.in.pool, 1, time.Now())
-		got := []any{plan.got(), condition(s.Conditions, "Ready"), s.Ready, plan.gone, condition(s.Conditions, "ShardsReachable"), ptr.Deref(s.Replicas, -1)}
-		if diff := cmp.Diff([]any{test.does, test.ready, test.provisioned, test.gone, test.reachable, test.replicas}, got); diff != "" {
+		got := []any{plan.got(), condition(s.Conditions, "Ready"), s.Ready, plan.gone,
+			condition(s.Conditions, "ShardsReachable"), ptr.Deref(s.Replicas, -1)}
+		if diff := cmp.Diff([]any{test.does, test.ready, test.provisioned, test.gone, test.reachable, test.replicas},
+			got); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 		if s.Ready != ptr.Deref(s.Initialization.Provisioned, false) {
@@ -356,16 +456,21 @@ func TestProviderIDs(t *testing.T) {
 	moved := func(g *v1beta1.NstanceShardGroup) { g.Status = v1beta1.NstanceShardGroupStatus{} }
 	typo := func(g *v1beta1.NstanceShardGroup) {
 		moved(g)
-		g.Status.Conditions = []metav1.Condition{{Type: v1beta1.ShardReachableCondition, Status: metav1.ConditionFalse, Reason: v1beta1.UnknownShardReason}}
+		g.Status.Conditions = []metav1.Condition{{Type: v1beta1.ShardReachableCondition, Status: metav1.ConditionFalse,
+			Reason: v1beta1.UnknownShardReason}}
 	}
 	for name, test := range map[string]struct {
 		in   poolInput
 		want []string
 	}{
-		"all":                         {basePool(2, "b", "a").with("b", 1, "p", known).with("a", 1, "p", known), []string{"a1", "b1"}},
-		"one that leaves":             {basePool(2, "a").with("b", 1, "p", known).with("a", 1, "p", known), []string{"a1", "b1"}},
-		"moved to another cluster":    {basePool(2, "a", "b").with("b", 1, "p", moved).with("a", 1, "p", known), []string{"a1", "old"}},
-		"a shard that does not exist": {basePool(2, "a", "x").with("x", 1, "p", typo).with("a", 1, "p", known), []string{"a1"}},
+		"all": {basePool(2, "b", "a").with("b", 1, "p", known).with("a", 1, "p", known),
+			[]string{"a1", "b1"}},
+		"one that leaves": {basePool(2, "a").with("b", 1, "p", known).with("a", 1, "p", known),
+			[]string{"a1", "b1"}},
+		"moved to another cluster": {basePool(2, "a", "b").with("b", 1, "p", moved).with("a", 1, "p", known),
+			[]string{"a1", "old"}},
+		"a shard that does not exist": {basePool(2, "a", "x").with("x", 1, "p", typo).with("a", 1, "p", known),
+			[]string{"a1"}},
 	} {
 		test.in.pool.Spec.ProviderIDList = []string{"old"}
 		if diff := cmp.Diff(test.want, decidePool(test.in).pool.Spec.ProviderIDList); diff != "" {
@@ -376,10 +481,13 @@ func TestProviderIDs(t *testing.T) {
 
 // What a static group is made of stays as it is, whatever the pool says: the API server would refuse the change.
 func TestStaticStays(t *testing.T) {
-	in := basePool(1, "a").with("a", 1, "p", func(g *v1beta1.NstanceShardGroup) { g.Status.IsStatic, g.Spec.SubnetPool = true, "s" })
+	in := basePool(1, "a").with("a", 1, "p", func(g *v1beta1.NstanceShardGroup) {
+		g.Status.IsStatic, g.Spec.SubnetPool = true, "s"
+	})
 	in.pool.Spec.Template, in.pool.Spec.SubnetPool, in.pool.Spec.InstanceType = "other", "other", "i"
 	g := decidePool(in).update[0]
-	if g.Spec.Template != "t" || g.Spec.SubnetPool != "s" || g.Spec.InstanceType != "i" || g.Annotations[v1beta1.OwnedFieldsAnnotation] != "instanceType" {
+	if g.Spec.Template != "t" || g.Spec.SubnetPool != "s" || g.Spec.InstanceType != "i" ||
+		g.Annotations[v1beta1.OwnedFieldsAnnotation] != "instanceType" {
 		t.Errorf("%+v", g)
 	}
 }
@@ -394,42 +502,56 @@ func TestCapacity(t *testing.T) {
 		in   poolInput
 		want string
 	}{
-		"its own":       {own, "4 8Gi"},
-		"the server's":  {basePool(1, "a").with("a", 1, "p", config("m5.large")), "2 8Gi"},
-		"not known":     {basePool(1, "a").with("a", 1, "p", config("px-1")), ""},
-		"not said":      {basePool(1, "a").with("a", 1, "p", nil), ""},
-		"the same":      {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p", config("m6i.large")), "2 8Gi"},
-		"not the same":  {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p", config("c5.large")), ""},
-		"one not known": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p", config("x")), ""},
+		"its own":      {own, "4 8Gi"},
+		"the server's": {basePool(1, "a").with("a", 1, "p", config("m5.large")), "2 8Gi"},
+		"not known":    {basePool(1, "a").with("a", 1, "p", config("px-1")), ""},
+		"not said":     {basePool(1, "a").with("a", 1, "p", nil), ""},
+		"the same": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p",
+			config("m6i.large")), "2 8Gi"},
+		"not the same": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p",
+			config("c5.large")), ""},
+		"one not known": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p", config("x")),
+			""},
 	} {
 		plan := decidePool(test.in)
 		got := ""
 		if c := plan.pool.Status.Capacity; c != nil {
 			got = c.Cpu().String() + " " + c.Memory().String()
 		}
-		if a := plan.machinePool.Annotations; got != test.want || strings.TrimSpace(a[cpuAnnotation]+" "+a[memoryAnnotation]) != test.want {
+		if a := plan.machinePool.Annotations; got != test.want || strings.TrimSpace(a[cpuAnnotation]+" "+
+			a[memoryAnnotation]) != test.want {
 			t.Errorf("%s: %q, %v", name, got, a)
 		}
 	}
 }
 
 func TestAnnotate(t *testing.T) {
-	offer := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("8Gi")}
+	offer := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"),
+		corev1.ResourceMemory: resource.MustParse("8Gi")}
 	const ours = `{"cpu":"2","memory":"8Gi"}`
 	for name, test := range map[string]struct {
 		have  vars
 		offer corev1.ResourceList
 		want  vars
 	}{
-		"nothing known":    {nil, nil, nil},
-		"first":            {nil, offer, vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}},
-		"again":            {vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}, offer, vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}},
-		"changed":          {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi", v1beta1.CapacityAnnotation: `{"cpu":"1","memory":"1Gi"}`}, offer, vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}},
-		"not known now":    {vars{"x": "y", cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}, nil, vars{"x": "y"}},
-		"a user's":         {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}, offer, vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}},
-		"a user's, unsure": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}, nil, vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}},
-		"one is a user's":  {vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}, offer, vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: `{"memory":"8Gi"}`}},
-		"spoilt":           {vars{cpuAnnotation: "1", v1beta1.CapacityAnnotation: `{"cpu":`}, offer, vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: `{"memory":"8Gi"}`}},
+		"nothing known": {nil, nil, nil},
+		"first": {nil, offer, vars{cpuAnnotation: "2", memoryAnnotation: "8Gi",
+			v1beta1.CapacityAnnotation: ours}},
+		"again": {vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}, offer,
+			vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}},
+		"changed": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi",
+			v1beta1.CapacityAnnotation: `{"cpu":"1","memory":"1Gi"}`}, offer,
+			vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}},
+		"not known now": {vars{"x": "y", cpuAnnotation: "2", memoryAnnotation: "8Gi",
+			v1beta1.CapacityAnnotation: ours}, nil, vars{"x": "y"}},
+		"a user's": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}, offer,
+			vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}},
+		"a user's, unsure": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}, nil,
+			vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}},
+		"one is a user's": {vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}, offer,
+			vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: `{"memory":"8Gi"}`}},
+		"spoilt": {vars{cpuAnnotation: "1", v1beta1.CapacityAnnotation: `{"cpu":`}, offer,
+			vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: `{"memory":"8Gi"}`}},
 	} {
 		mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Annotations: test.have}}
 		annotate(mp, test.offer)
@@ -441,13 +563,16 @@ func TestAnnotate(t *testing.T) {
 
 func TestDecideImport(t *testing.T) {
 	group := func(static bool, size uint32, spec string) *statusT {
-		return &statusT{Group: "g", IsStatic: static, Template: "t", Size: size, InstanceType: "merged", SubnetPool: "merged", SpecJson: spec}
+		return &statusT{Group: "g", IsStatic: static, Template: "t", Size: size, InstanceType: "merged",
+			SubnetPool: "merged", SpecJson: spec}
 	}
 	pool := func(labels vars, finalizers ...string) v1beta1.NstanceMachinePool {
-		return v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "g", Labels: labels, Finalizers: finalizers}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b", "a"}}}
+		return v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "g", Labels: labels,
+			Finalizers: finalizers}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b", "a"}}}
 	}
 	made := vars{v1beta1.ImportedLabel: "true", clusterv1.ClusterNameLabel: testCluster}
-	refers := importedMachinePool(importInput{}, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "g"}}, nil)
+	refers := importedMachinePool(importInput{}, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "g"}},
+		nil)
 	ends := refers.DeepCopy()
 	ends.DeletionTimestamp = &metav1.Time{Time: time.Now()}
 	endsElsewhere := ends.DeepCopy()
@@ -462,28 +587,53 @@ func TestDecideImport(t *testing.T) {
 		refused  string
 	}{
 		"nothing": {importInput{groups: groups{"a": nil}}, nil, 0, ""},
-		"static":  {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(true, 2, "")}}}, &v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t"}, 3, ""},
-		"overrides that agree": {importInput{groups: groups{"a": {group(true, 1, `{"instance_type":"i","vars":{"a":"1"}}`)}, "b": {group(true, 2, `{"instance_type":"i","vars":{"a":"2"}}`)}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t", InstanceType: "i"}, 3, ""},
-		"dynamic": {importInput{groups: groups{"b": {group(false, 4, `{"template":"t","subnet_pool":"p","vars":{"a":"1"}}`)}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "p", Vars: vars{"a": "1"}}, 4, ""},
+		"static": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(true, 2, "")}}},
+			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t"}, 3, ""},
+		"overrides that agree": {importInput{groups: groups{"a": {group(true, 1,
+			`{"instance_type":"i","vars":{"a":"1"}}`)}, "b": {group(true, 2,
+			`{"instance_type":"i","vars":{"a":"2"}}`)}}},
+			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t", InstanceType: "i"},
+			3, ""},
+		"dynamic": {importInput{
+			groups: groups{"b": {group(false, 4, `{"template":"t","subnet_pool":"p","vars":{"a":"1"}}`)}}},
+			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "p",
+				Vars: vars{"a": "1"}}, 4, ""},
 		"dynamic, no word of its own": {importInput{groups: groups{"b": {group(false, 4, "")}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "merged", InstanceType: "merged"}, 4, ""},
-		"dynamic here, static there": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(false, 1, `{"instance_type":"i"}`)}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t", InstanceType: "i"}, 2, ""},
-		"they do not agree": {importInput{groups: groups{"a": {group(false, 1, `{"instance_type":"i"}`)}, "b": {group(false, 1, `{"vars":{"a":"1"}}`)}}}, nil, 0, "instance type, vars"},
-		"deleting":          {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {going}}}, nil, 0, ""},
-		"more than there can be": {importInput{groups: groups{"a": {group(true, math.MaxUint32, "")}, "b": {group(true, math.MaxUint32, "")}}},
+			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "merged",
+				InstanceType: "merged"}, 4, ""},
+		"dynamic here, static there": {importInput{groups: groups{"a": {group(true, 1, "")},
+			"b": {group(false, 1, `{"instance_type":"i"}`)}}},
+			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t", InstanceType: "i"},
+			2, ""},
+		"they do not agree": {importInput{groups: groups{"a": {group(false, 1, `{"instance_type":"i"}`)},
+			"b": {group(false, 1, `{"vars":{"a":"1"}}`)}}}, nil, 0, "instance type, vars"},
+		"deleting": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {going}}}, nil, 0, ""},
+		"more than there can be": {importInput{groups: groups{"a": {group(true, math.MaxUint32, "")},
+			"b": {group(true, math.MaxUint32, "")}}},
 			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t"}, math.MaxInt32, ""},
-		"has a pool":         {importInput{groups: groups{"a": {group(true, 1, "")}}, pools: []v1beta1.NstanceMachinePool{pool(nil)}}, nil, 0, ""},
-		"half done":          {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(true, 5, "")}, "c": {group(true, 9, "")}}, pools: []v1beta1.NstanceMachinePool{pool(made)}}, ptr.To(pool(nil).Spec), 6, ""},
-		"done":               {importInput{groups: groups{"a": {group(true, 1, "")}}, pools: []v1beta1.NstanceMachinePool{pool(made)}, machinePools: []clusterv1.MachinePool{*refers}}, nil, 0, ""},
-		"MachinePool gone":   {importInput{groups: groups{"a": {group(true, 1, "")}}, pools: []v1beta1.NstanceMachinePool{pool(made, v1beta1.MachinePoolFinalizer)}}, nil, 0, ""},
-		"another's pool":     {importInput{groups: groups{"a": {group(true, 1, "")}}, pools: []v1beta1.NstanceMachinePool{pool(vars{clusterv1.ClusterNameLabel: "other"})}}, nil, 0, "of another group"},
-		"name is taken":      {importInput{groups: groups{"a": {group(true, 1, "")}}, machinePools: []clusterv1.MachinePool{{ObjectMeta: metav1.ObjectMeta{Name: "g"}}}}, nil, 0, "refers to something else"},
-		"MachinePool ends":   {importInput{groups: groups{"a": {group(true, 1, "")}}, machinePools: []clusterv1.MachinePool{*ends}}, nil, 0, ""},
-		"another one ends":   {importInput{groups: groups{"a": {group(true, 1, "")}}, machinePools: []clusterv1.MachinePool{*endsElsewhere}}, nil, 0, ""},
-		"MachinePool before": {importInput{groups: groups{"a": {group(true, 1, "")}}, machinePools: []clusterv1.MachinePool{*refers}}, &v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a"}, Template: "t"}, 1, ""},
+		"has a pool": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			pools: []v1beta1.NstanceMachinePool{pool(nil)}}, nil, 0, ""},
+		"half done": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(true, 5, "")},
+			"c": {group(true, 9, "")}}, pools: []v1beta1.NstanceMachinePool{pool(made)}}, ptr.To(pool(nil).Spec), 6,
+			""},
+		"done": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			pools: []v1beta1.NstanceMachinePool{pool(made)}, machinePools: []clusterv1.MachinePool{*refers}}, nil, 0,
+			""},
+		"MachinePool gone": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			pools: []v1beta1.NstanceMachinePool{pool(made, v1beta1.MachinePoolFinalizer)}}, nil, 0, ""},
+		"another's pool": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			pools: []v1beta1.NstanceMachinePool{pool(vars{clusterv1.ClusterNameLabel: "other"})}}, nil, 0,
+			"of another group"},
+		"name is taken": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			machinePools: []clusterv1.MachinePool{{ObjectMeta: metav1.ObjectMeta{Name: "g"}}}}, nil, 0,
+			"refers to something else"},
+		"MachinePool ends": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			machinePools: []clusterv1.MachinePool{*ends}}, nil, 0, ""},
+		"another one ends": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			machinePools: []clusterv1.MachinePool{*endsElsewhere}}, nil, 0, ""},
+		"MachinePool before": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			machinePools: []clusterv1.MachinePool{*refers}}, &v1beta1.NstanceMachinePoolSpec{Group: "g",
+			Shards: []string{"a"}, Template: "t"}, 1, ""},
 	} {
 		test.in.namespace, test.in.cluster = testNamespace, testCluster
 		found, refused := decideImport(test.in)
@@ -500,7 +650,8 @@ func TestDecideImport(t *testing.T) {
 		if test.want == nil {
 			continue
 		}
-		if diff := cmp.Diff(*test.want, found[0].pool.Spec); diff != "" || *found[0].machinePool.Spec.Replicas != test.replicas || found[0].create == (len(test.in.pools) > 0) {
+		if diff := cmp.Diff(*test.want, found[0].pool.Spec); diff != "" ||
+			*found[0].machinePool.Spec.Replicas != test.replicas || found[0].create == (len(test.in.pools) > 0) {
 			t.Errorf("%s: %s %d", name, diff, *found[0].machinePool.Spec.Replicas)
 		}
 	}
@@ -508,7 +659,8 @@ func TestDecideImport(t *testing.T) {
 
 // Cluster API's core looks for the value that its own function makes.
 func TestLabelValue(t *testing.T) {
-	for name, want := range map[string]string{"web": "web", strings.Repeat("x", 63): strings.Repeat("x", 63), strings.Repeat("x", 64): "hash_0ZsaxQ_z", "web-": "hash_r8Qb9A_z"} {
+	for name, want := range map[string]string{"web": "web", strings.Repeat("x", 63): strings.Repeat("x", 63),
+		strings.Repeat("x", 64): "hash_0ZsaxQ_z", "web-": "hash_r8Qb9A_z"} {
 		if got := labelValue(name); got != want || len(got) > 63 {
 			t.Errorf("%s: %s", name, got)
 		}

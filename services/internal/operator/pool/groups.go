@@ -22,7 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// groups reconciles NstanceShardGroups: it is the only one that calls shards. No two calls are about the same group at the same time.
+// groups reconciles NstanceShardGroups: it is the only one that calls shards. No two calls are about the same group at
+// the same time.
 type groups struct {
 	Options
 	gate gate
@@ -35,10 +36,13 @@ func newGroups(o Options) *groups { return &groups{Options: o, last: map[string]
 
 func (r *groups) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelGroups
-	// Our own writes too: one was made on top of what the cache had, and when the cache shows it, it may turn out to be less than was wanted.
+	// Our own writes too: one was made on top of what the cache had, and when the cache shows it, it may turn out to be
+	// less than was wanted.
 	return b.For(&v1beta1.NstanceShardGroup{}).
-		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfPool), builder.WithPredicates(said)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfCluster), builder.WithPredicates(pauseChanged)).
+		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfPool),
+			builder.WithPredicates(said)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfCluster),
+			builder.WithPredicates(pauseChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.ofShards)).
 		WithOptions(o).Complete(r)
 }
@@ -97,8 +101,10 @@ func (r *groups) Reconcile(ctx context.Context, request reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// input gathers what decisions are made from. mirror is what the mirror says, which the shard's last answer may know better.
-func (r *groups) input(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput, mirror *nstancev1.GroupStatus, err error) {
+// input gathers what decisions are made from. mirror is what the mirror says, which the shard's last answer may know
+// better.
+func (r *groups) input(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput,
+	mirror *nstancev1.GroupStatus, err error) {
 	in = groupInput{group: group, now: r.Now()}
 	pool, err := r.pool(ctx, group)
 	if err != nil {
@@ -108,7 +114,8 @@ func (r *groups) input(ctx context.Context, group *v1beta1.NstanceShardGroup) (i
 		return in, nil, err
 	}
 	in.paused = in.paused || pausedByAnnotation(group) || pool != nil && pausedByAnnotation(pool)
-	in.wanted = pool != nil && pool.DeletionTimestamp.IsZero() && pool.Spec.Group == group.Spec.Group && slices.Contains(pool.Spec.Shards, group.Spec.Shard)
+	in.wanted = pool != nil && pool.DeletionTimestamp.IsZero() && pool.Spec.Group == group.Spec.Group &&
+		slices.Contains(pool.Spec.Shards, group.Spec.Shard)
 	shard, ok := r.Shards.Shard(group.Spec.Shard)
 	if in.configured = ok; !ok {
 		return in, nil, nil
@@ -126,8 +133,8 @@ func (r *groups) input(ctx context.Context, group *v1beta1.NstanceShardGroup) (i
 	return in, mirror, nil
 }
 
-// pool is the pool that a group is of, nil when it is gone. For one that is being deleted the cache's word is not enough: whether its pool
-// wants it decides over the group's instances.
+// pool is the pool that a group is of, nil when it is gone. For one that is being deleted the cache's word is not
+// enough: whether its pool wants it decides over the group's instances.
 func (r *groups) pool(ctx context.Context, group *v1beta1.NstanceShardGroup) (*v1beta1.NstanceMachinePool, error) {
 	owner := metav1.GetControllerOf(group)
 	if owner == nil || owner.Kind != machinePoolKind {

@@ -42,7 +42,8 @@ type groupInput struct {
 	// configured: the operator's configuration names the shard.
 	configured bool
 	state      shards.State
-	// known is the group as the leader said last, nil when there is none; both it and instances mean something once the state is synced.
+	// known is the group as the leader said last, nil when there is none; both it and instances mean something once the
+	// state is synced.
 	known     *nstancev1.GroupStatus
 	instances []*nstancev1.InstanceStatus
 	last      outcome
@@ -114,7 +115,8 @@ type result struct {
 // refused reports whether a shard will say the same again.
 func refused(err error) bool {
 	switch status.Code(err) {
-	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange, codes.AlreadyExists, codes.NotFound, codes.Unimplemented:
+	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange, codes.AlreadyExists, codes.NotFound,
+		codes.Unimplemented:
 		return true
 	}
 	return false
@@ -154,7 +156,8 @@ func decideGroup(in groupInput, did result) groupPlan {
 	if in.configured && in.state.Synced && known != nil {
 		plan.mirror(known, in.instances)
 	} else if in.configured && in.state.Synced {
-		plan.group.Status.ActualSize, plan.group.Status.Healthy, plan.group.Status.ProviderIDs = ptr.To(int32(0)), ptr.To(int32(0)), nil
+		plan.group.Status.ActualSize, plan.group.Status.Healthy, plan.group.Status.ProviderIDs = ptr.To(int32(0)),
+			ptr.To(int32(0)), nil
 	}
 	switch {
 	case deleting:
@@ -164,14 +167,17 @@ func decideGroup(in groupInput, did result) groupPlan {
 		}
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "%s", message)
 	case !in.configured:
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason, "shard %s is not in the operator's configuration", in.group.Spec.Shard)
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason,
+			"shard %s is not in the operator's configuration", in.group.Spec.Shard)
 	case in.connecting(), in.state.Reachable && !in.state.Synced:
 		// What was known may well hold still.
 		if meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ReadyCondition) == nil {
-			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason, "shard %s is being connected", in.group.Spec.Shard)
+			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
+				"shard %s is being connected", in.group.Spec.Shard)
 		}
 	case !in.state.Reachable:
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnreachableReason, "shard %s: %s", in.group.Spec.Shard, in.state.Err)
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnreachableReason, "shard %s: %s",
+			in.group.Spec.Shard, in.state.Err)
 	default:
 		plan.pushed(in, did, known)
 	}
@@ -187,13 +193,16 @@ func (plan *groupPlan) pushed(in groupInput, did result, known *nstancev1.GroupS
 	switch {
 	case refusal != "":
 		plan.conditions.set(v1beta1.ConfigValidCondition, false, v1beta1.RefusedReason, "%s", refusal)
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.RefusedReason, "shard %s refused the group: %s", in.group.Spec.Shard, refusal)
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.RefusedReason, "shard %s refused the group: %s",
+			in.group.Spec.Shard, refusal)
 		was := meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ConfigValidCondition)
 		if was == nil || was.Status != metav1.ConditionFalse || was.Message != refusal {
-			plan.events = append(plan.events, warning(v1beta1.RefusedReason, "shard %s refused the group: %s", in.group.Spec.Shard, refusal))
+			plan.events = append(plan.events, warning(v1beta1.RefusedReason, "shard %s refused the group: %s",
+				in.group.Spec.Shard, refusal))
 		}
 	case did.err != nil:
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, "shard %s: %s", in.group.Spec.Shard, words(did.err))
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, "shard %s: %s", in.group.Spec.Shard,
+			words(did.err))
 	default:
 		plan.group.Status.ObservedGeneration = in.group.Generation
 		plan.conditions.set(v1beta1.ConfigValidCondition, true, v1beta1.AcceptedReason, "")
@@ -204,7 +213,8 @@ func (plan *groupPlan) pushed(in groupInput, did result, known *nstancev1.GroupS
 		case known.GetBlockedReason() != "":
 			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.BlockedReason, "%s", known.GetBlockedReason())
 		default:
-			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.ScalingReason, "%d of %d instances, %d healthy", actual, want, healthy)
+			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.ScalingReason, "%d of %d instances, %d healthy",
+				actual, want, healthy)
 		}
 	}
 }
@@ -216,8 +226,10 @@ func removed(in groupInput, did result) (bool, []notice) {
 	case in.wanted:
 		return true, nil // its pool makes it again; nothing is to happen to the instances
 	case !in.configured:
-		return true, []notice{warning(v1beta1.ShardRemovedReason, "shard %s is not in the operator's configuration any more: its group %s was left as it is",
-			in.group.Spec.Shard, in.group.Spec.Group)}
+		return true,
+			[]notice{warning(v1beta1.ShardRemovedReason,
+				"shard %s is not in the operator's configuration any more: its group %s was left as it is",
+				in.group.Spec.Shard, in.group.Spec.Group)}
 	case !did.call.remove:
 		return false, nil
 	case did.err == nil:
@@ -231,7 +243,8 @@ func (plan *groupPlan) reachable(in groupInput) {
 	shard := in.group.Spec.Shard
 	switch {
 	case !in.configured:
-		plan.conditions.set(v1beta1.ShardReachableCondition, false, v1beta1.UnknownShardReason, "shard %s is not in the operator's configuration", shard)
+		plan.conditions.set(v1beta1.ShardReachableCondition, false, v1beta1.UnknownShardReason,
+			"shard %s is not in the operator's configuration", shard)
 	case in.state.Reachable:
 		plan.conditions.set(v1beta1.ShardReachableCondition, true, v1beta1.ReachableReason, "")
 		return
@@ -254,7 +267,8 @@ func (plan *groupPlan) mirror(known *nstancev1.GroupStatus, instances []*nstance
 	if config := merged(known); !same(s.Config, config) {
 		s.Config = config
 	}
-	// Those of instances that are being deleted too: Cluster API deletes the Node of an ID that is no longer listed, and it must be drained before.
+	// Those of instances that are being deleted too: Cluster API deletes the Node of an ID that is no longer listed,
+	// and it must be drained before.
 	var ids []string
 	for _, i := range instances {
 		if i.GetProviderId() != "" && !i.GetOnDemand() {
@@ -286,8 +300,10 @@ type definition struct {
 }
 
 func merged(g *nstancev1.GroupStatus) *apiextensionsv1.JSON {
-	d := definition{Template: g.GetTemplate(), Kind: g.GetKind(), Arch: g.GetArch(), InstanceType: g.GetInstanceType(), InstanceTypes: g.GetInstanceTypes(),
-		SubnetPool: g.GetSubnetPool(), Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(), MaxSurge: g.GetMaxSurge(), MaxUnhealthy: g.GetMaxUnhealthy()}
+	d := definition{Template: g.GetTemplate(), Kind: g.GetKind(), Arch: g.GetArch(), InstanceType: g.GetInstanceType(),
+		InstanceTypes: g.GetInstanceTypes(),
+		SubnetPool:    g.GetSubnetPool(), Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(),
+		MaxSurge: g.GetMaxSurge(), MaxUnhealthy: g.GetMaxUnhealthy()}
 	if g.GetDrainTimeout() != nil {
 		d.DrainTimeout = g.GetDrainTimeout().AsDuration().String()
 	}
@@ -311,10 +327,12 @@ func same(a, b *apiextensionsv1.JSON) bool {
 }
 
 // finish makes the status complete, for the moment of writing it.
-func (plan *groupPlan) finish(was *v1beta1.NstanceShardGroup, generation int64, now time.Time) v1beta1.NstanceShardGroupStatus {
+func (plan *groupPlan) finish(was *v1beta1.NstanceShardGroup, generation int64,
+	now time.Time) v1beta1.NstanceShardGroupStatus {
 	s := *plan.group.Status.DeepCopy()
 	s.Conditions = plan.conditions.over(was.Status.Conditions, generation, now)
-	if meta.IsStatusConditionTrue(s.Conditions, v1beta1.ShardReachableCondition) && !equality.Semantic.DeepEqual(s, was.Status) {
+	if meta.IsStatusConditionTrue(s.Conditions, v1beta1.ShardReachableCondition) &&
+		!equality.Semantic.DeepEqual(s, was.Status) {
 		s.LastSyncTime = ptr.To(metav1.NewTime(now.Truncate(time.Second)))
 	}
 	return s

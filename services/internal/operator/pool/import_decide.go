@@ -37,8 +37,8 @@ type imported struct {
 // refusal is a group that cannot be imported, and why.
 type refusal struct{ group, why string }
 
-// decideImport finds the groups without a pool, and the pools that an import was interrupted after. A group with a part that is being deleted
-// waits until that is over, and so does one whose MachinePool is.
+// decideImport finds the groups without a pool, and the pools that an import was interrupted after. A group with a part
+// that is being deleted waits until that is over, and so does one whose MachinePool is.
 func decideImport(in importInput) (found []imported, refused []refusal) {
 	parts := map[string]map[string]*nstancev1.GroupStatus{}
 	deleting := map[string]bool{}
@@ -85,12 +85,14 @@ func decideImport(in importInput) (found []imported, refused []refusal) {
 			}
 			one.pool = made
 		}
-		// Cluster API deletes the pool that a MachinePool refers to until there is none: one made now would take its group along.
+		// Cluster API deletes the pool that a MachinePool refers to until there is none: one made now would take its
+		// group along.
 		if ending[one.pool.Name] {
 			continue
 		}
 		if taken[one.pool.Name] && !referred[one.pool.Name] {
-			refused = append(refused, refusal{group, "there is a MachinePool of that name, which refers to something else"})
+			refused = append(refused,
+				refusal{group, "there is a MachinePool of that name, which refers to something else"})
 			continue
 		}
 		one.machinePool = importedMachinePool(in, one.pool, parts[group])
@@ -99,24 +101,27 @@ func decideImport(in importInput) (found []imported, refused []refusal) {
 	return found, refused
 }
 
-// halfDone reports whether a pool was made by an import that did not come to make the MachinePool. One that has its finalizer has had a
-// MachinePool once, which somebody has deleted since.
+// halfDone reports whether a pool was made by an import that did not come to make the MachinePool. One that has its
+// finalizer has had a MachinePool once, which somebody has deleted since.
 func halfDone(pool *v1beta1.NstanceMachinePool, referred map[string]bool) bool {
 	return pool.Labels[v1beta1.ImportedLabel] == "true" && pool.DeletionTimestamp.IsZero() && !referred[pool.Name] &&
 		!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer)
 }
 
-// importedPool is a pool that says what the group's parts say by themselves, so that nothing changes by pushing it. Parts of dynamic groups have to
-// agree: whichever was pushed, it would replace the instances of another shard.
-func importedPool(in importInput, group string, parts map[string]*nstancev1.GroupStatus) (pool *v1beta1.NstanceMachinePool, why string) {
+// importedPool is a pool that says what the group's parts say by themselves, so that nothing changes by pushing it.
+// Parts of dynamic groups have to agree: whichever was pushed, it would replace the instances of another shard.
+func importedPool(in importInput, group string, parts map[string]*nstancev1.GroupStatus) (
+	pool *v1beta1.NstanceMachinePool, why string) {
 	shards := slices.Sorted(maps.Keys(parts))
-	pool = &v1beta1.NstanceMachinePool{ObjectMeta: importedMeta(in, group, group), Spec: v1beta1.NstanceMachinePoolSpec{Group: group, Shards: shards}}
+	pool = &v1beta1.NstanceMachinePool{ObjectMeta: importedMeta(in, group, group),
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: group, Shards: shards}}
 	var static, dynamic []v1beta1.NstanceMachinePoolSpec
 	var of []string
 	for _, shard := range shards {
 		g := parts[shard]
 		own, known := ownSpec(g)
-		spec := v1beta1.NstanceMachinePoolSpec{Template: g.GetTemplate(), SubnetPool: own.SubnetPool, InstanceType: own.InstanceType, Vars: own.Vars}
+		spec := v1beta1.NstanceMachinePoolSpec{Template: g.GetTemplate(), SubnetPool: own.SubnetPool,
+			InstanceType: own.InstanceType, Vars: own.Vars}
 		switch {
 		case g.GetIsStatic():
 			static = append(static, spec)
@@ -130,7 +135,8 @@ func importedPool(in importInput, group string, parts map[string]*nstancev1.Grou
 	say := append(dynamic, static...)[0]
 	for i, other := range dynamic {
 		if fields := differences(say, other); len(fields) > 0 {
-			return nil, fmt.Sprintf("shards %s and %s do not agree on %s: make them, or make its pool by hand", of[0], of[i], strings.Join(fields, ", "))
+			return nil, fmt.Sprintf("shards %s and %s do not agree on %s: make them, or make its pool by hand", of[0],
+				of[i], strings.Join(fields, ", "))
 		}
 	}
 	pool.Spec.Template, pool.Spec.SubnetPool = say.Template, say.SubnetPool
@@ -153,7 +159,8 @@ func differences(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
 	for _, field := range []struct {
 		name string
 		same bool
-	}{{"template", a.Template == b.Template}, {"subnet pool", a.SubnetPool == b.SubnetPool}, {"instance type", a.InstanceType == b.InstanceType}, {"vars", maps.Equal(a.Vars, b.Vars)}} {
+	}{{"template", a.Template == b.Template}, {"subnet pool", a.SubnetPool == b.SubnetPool},
+		{"instance type", a.InstanceType == b.InstanceType}, {"vars", maps.Equal(a.Vars, b.Vars)}} {
 		if !field.same {
 			fields = append(fields, field.name)
 		}
@@ -161,8 +168,10 @@ func differences(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
 	return fields
 }
 
-// importedMachinePool wants as many replicas as the shards do now. Userdata is the servers', so there is no bootstrap secret to wait for.
-func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool, parts map[string]*nstancev1.GroupStatus) *clusterv1.MachinePool {
+// importedMachinePool wants as many replicas as the shards do now. Userdata is the servers', so there is no bootstrap
+// secret to wait for.
+func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool,
+	parts map[string]*nstancev1.GroupStatus) *clusterv1.MachinePool {
 	var sum uint64
 	for _, shard := range pool.Spec.Shards {
 		sum += uint64(parts[shard].GetSize())
@@ -174,7 +183,8 @@ func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool, parts
 			ClusterName: in.cluster, Replicas: ptr.To(replicas),
 			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
 				ClusterName: in.cluster, Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To("")},
-				InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group, Kind: machinePoolKind, Name: pool.Name},
+				InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
+					Kind: machinePoolKind, Name: pool.Name},
 			}},
 		},
 	}
@@ -182,5 +192,6 @@ func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool, parts
 
 func importedMeta(in importInput, name, group string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: in.namespace, Name: name,
-		Labels: map[string]string{clusterv1.ClusterNameLabel: in.cluster, v1beta1.GroupLabel: group, v1beta1.ImportedLabel: "true"}}
+		Labels: map[string]string{clusterv1.ClusterNameLabel: in.cluster, v1beta1.GroupLabel: group,
+			v1beta1.ImportedLabel: "true"}}
 }

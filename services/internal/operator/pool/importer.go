@@ -25,8 +25,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// importer makes pools of the groups that have none. It looks at mirrors until it finds one, and asks every shard before it makes anything: with
-// one shard missing, the sum of replicas would be wrong.
+// importer makes pools of the groups that have none. It looks at mirrors until it finds one, and asks every shard
+// before it makes anything: with one shard missing, the sum of replicas would be wrong.
 type importer struct {
 	Options
 
@@ -41,7 +41,9 @@ func newImporter(o Options) *importer { return &importer{Options: o, told: map[s
 func (r *importer) everything() []reconcile.Request { return []reconcile.Request{r.request("import")} }
 
 func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
-	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return r.everything() })
+	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return r.everything()
+	})
 	start := make(chan event.GenericEvent, 1)
 	start <- event.GenericEvent{Object: &v1beta1.NstanceMachinePool{}}
 	return b.Watches(&v1beta1.NstanceMachinePool{}, all, builder.WithPredicates(predicate.LabelChangedPredicate{})).
@@ -140,7 +142,8 @@ func (r *importer) create(ctx context.Context, one imported) error {
 	}
 	over := strings.Join(one.pool.Spec.Shards, ", ")
 	r.Log.Info("group imported", "group", one.group, "replicas", *one.machinePool.Spec.Replicas, "shards", over)
-	r.tell(one.pool, normal(v1beta1.ImportedReason, "group %s of shards %s, %d replicas", one.group, over, *one.machinePool.Spec.Replicas))
+	r.tell(one.pool, normal(v1beta1.ImportedReason, "group %s of shards %s, %d replicas", one.group, over,
+		*one.machinePool.Spec.Replicas))
 	return nil
 }
 

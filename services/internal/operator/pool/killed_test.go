@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// story is an import, scaling, a pool of a user's own, a shard that leaves, and a deletion. Each step begins when pass has been called a few times.
+// story is an import, scaling, a pool of a user's own, a shard that leaves, and a deletion. Each step begins when pass
+// has been called a few times.
 var story = []func(p *player){
 	func(p *player) {
 		p.shards.Of("a").SetGroup(static("web", 2))
@@ -20,7 +21,8 @@ var story = []func(p *player){
 	},
 	func(p *player) {
 		p.scale("web", 8)
-		p.newPool("db", 3, v1beta1.NstanceMachinePoolSpec{Group: "db", Shards: []string{"a", "b", "c"}, InstanceType: "m5.large"})
+		p.newPool("db", 3, v1beta1.NstanceMachinePoolSpec{Group: "db", Shards: []string{"a", "b", "c"},
+			InstanceType: "m5.large"})
 	},
 	func(p *player) {
 		pool := p.pool("db")
@@ -29,8 +31,8 @@ var story = []func(p *player){
 	func(p *player) { p.deletePool("db") },
 }
 
-// killed runs the story with an operator that ends at its nth effect, a write or a call, and another that takes over where it was. It reports
-// whether there was an nth effect.
+// killed runs the story with an operator that ends at its nth effect, a write or a call, and another that takes over
+// where it was. It reports whether there was an nth effect.
 func killed(t *testing.T, n int) bool {
 	t.Helper()
 	w := newWorld(t, testShards...)
@@ -61,7 +63,8 @@ func killed(t *testing.T, n int) bool {
 			_ = w.pass()
 			if dead {
 				dead = false
-				w.importer, w.pools, w.groups, w.machines = newImporter(w.groups.Options), newPools(w.groups.Options), newGroups(w.groups.Options), newMachines(w.groups.Options)
+				w.importer, w.pools, w.groups, w.machines = newImporter(w.groups.Options), newPools(w.groups.Options),
+					newGroups(w.groups.Options), newMachines(w.groups.Options)
 			}
 		}
 		w.settle()

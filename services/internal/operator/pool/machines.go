@@ -23,8 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// machines makes an NstanceMachine for every instance of a pool (Cluster API contract, MachinePool Machines). What becomes of it afterwards is
-// not decided here.
+// machines makes an NstanceMachine for every instance of a pool (Cluster API contract, MachinePool Machines). What
+// becomes of it afterwards is not decided here.
 type machines struct{ Options }
 
 func newMachines(o Options) *machines { return &machines{o} }
@@ -33,9 +33,12 @@ func newMachines(o Options) *machines { return &machines{o} }
 func (r *machines) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelPools
 	return b.For(&v1beta1.NstanceShardGroup{}, builder.WithPredicates(said)).
-		Watches(&v1beta1.NstanceMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), builder.WithPredicates(onlyDeletions)).
-		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfPool), builder.WithPredicates(said)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfCluster), builder.WithPredicates(pauseChanged)).
+		Watches(&v1beta1.NstanceMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine),
+			builder.WithPredicates(onlyDeletions)).
+		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfPool),
+			builder.WithPredicates(said)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfCluster),
+			builder.WithPredicates(pauseChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.ofShards)).
 		WithOptions(o).Complete(r)
 }
@@ -63,7 +66,8 @@ func (r *machines) ofShards(c shards.Change) []reconcile.Request {
 // Reconcile implements reconcile.Reconciler.
 func (r *machines) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	group := &v1beta1.NstanceShardGroup{}
-	if found, err := r.get(ctx, request.Name, group); err != nil || !found || !r.ours(group) || !group.DeletionTimestamp.IsZero() || pausedByAnnotation(group) {
+	if found, err := r.get(ctx, request.Name, group); err != nil || !found || !r.ours(group) ||
+		!group.DeletionTimestamp.IsZero() || pausedByAnnotation(group) {
 		return reconcile.Result{}, err
 	}
 	shard, ok := r.Shards.Shard(group.Spec.Shard)
@@ -72,7 +76,8 @@ func (r *machines) Reconcile(ctx context.Context, request reconcile.Request) (re
 		return reconcile.Result{}, nil
 	}
 	pool := &v1beta1.NstanceMachinePool{}
-	if found, err := r.get(ctx, owner.Name, pool); err != nil || !found || pool.UID != owner.UID || !pool.DeletionTimestamp.IsZero() || pausedByAnnotation(pool) {
+	if found, err := r.get(ctx, owner.Name, pool); err != nil || !found || pool.UID != owner.UID ||
+		!pool.DeletionTimestamp.IsZero() || pausedByAnnotation(pool) {
 		return reconcile.Result{}, err
 	}
 	if paused, err := r.clusterPaused(ctx); err != nil || paused {
@@ -110,8 +115,10 @@ func (r *machines) Reconcile(ctx context.Context, request reconcile.Request) (re
 	return reconcile.Result{}, writes.Wait()
 }
 
-// missingMachines are the instances of a group that have no machine. Individual machines are made before their instances.
-func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]bool) (missing []*nstancev1.InstanceStatus) {
+// missingMachines are the instances of a group that have no machine. Individual machines are made before their
+// instances.
+func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]bool) (
+	missing []*nstancev1.InstanceStatus) {
 	for _, i := range instances {
 		if !i.GetOnDemand() && i.GetState() != "deleted" && !there[i.GetInstanceId()] {
 			missing = append(missing, i)
@@ -120,9 +127,10 @@ func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]boo
 	return missing
 }
 
-// poolMachine stands for an instance. Cluster API's core finds it by its labels, and makes a Machine its controller; so the pool is an owner, but
-// not that. It has its finalizer from the first, so that deleting it is always heard of.
-func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1.NstanceMachinePool, machinePool string, i *nstancev1.InstanceStatus) *v1beta1.NstanceMachine {
+// poolMachine stands for an instance. Cluster API's core finds it by its labels, and makes a Machine its controller; so
+// the pool is an owner, but not that. It has its finalizer from the first, so that deleting it is always heard of.
+func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1.NstanceMachinePool, machinePool string,
+	i *nstancev1.InstanceStatus) *v1beta1.NstanceMachine {
 	return &v1beta1.NstanceMachine{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: group.Namespace, Name: i.GetInstanceId(),
@@ -130,16 +138,18 @@ func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1
 				clusterv1.MachinePoolNameLabel: labelValue(machinePool), clusterv1.ClusterNameLabel: cluster,
 				v1beta1.GroupLabel: group.Spec.Group, v1beta1.ShardLabel: group.Spec.Shard,
 			},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: v1beta1.GroupVersion.String(), Kind: machinePoolKind, Name: pool.Name, UID: pool.UID}},
-			Finalizers:      []string{v1beta1.MachineFinalizer},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: v1beta1.GroupVersion.String(), Kind: machinePoolKind,
+				Name: pool.Name, UID: pool.UID}},
+			Finalizers: []string{v1beta1.MachineFinalizer},
 		},
-		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group.Spec.Group}, Shard: group.Spec.Shard, InstanceID: i.GetInstanceId(),
+		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group.Spec.Group},
+			Shard: group.Spec.Shard, InstanceID: i.GetInstanceId(),
 			ProviderID: i.GetProviderId()},
 	}
 }
 
-// labelValue is a name as Cluster API writes it into labels: itself if it can be a label's value, else a hash of it (its util/labels/format,
-// which every provider has to agree with).
+// labelValue is a name as Cluster API writes it into labels: itself if it can be a label's value, else a hash of it
+// (its util/labels/format, which every provider has to agree with).
 func labelValue(name string) string {
 	if len(validation.IsValidLabelValue(name)) == 0 {
 		return name

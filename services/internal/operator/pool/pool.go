@@ -1,9 +1,10 @@
-// Package pool owns groups: it imports those of the servers as MachinePools, spreads the replicas of MachinePools over shards, pushes each share to
-// its shard, and tells Kubernetes what the shards say of them.
+// Package pool owns groups: it imports those of the servers as MachinePools, spreads the replicas of MachinePools over
+// shards, pushes each share to its shard, and tells Kubernetes what the shards say of them.
 //
-// Invariant: once a group has a pool, Kubernetes is the source of its size, and the servers' drift is pushed back; what is equal is not pushed. No
-// share depends on whether a shard can be reached, and no shard waits for another. A group is deleted only when its pool, or its shard in the pool,
-// is: neither a lost object nor a lost connection deletes anything.
+// Invariant: once a group has a pool, Kubernetes is the source of its size, and the servers' drift is pushed back; what
+// is equal is not pushed. No share depends on whether a shard can be reached, and no shard waits for another. A group
+// is deleted only when its pool, or its shard in the pool, is: neither a lost object nor a lost connection deletes
+// anything.
 package pool
 
 import (
@@ -70,8 +71,8 @@ func (o *Options) defaults(mgr ctrl.Manager) error {
 }
 
 const (
-	// parallelPools and parallelGroups are how many objects are worked on at a time. A shard group may wait for its shard's answer, so there are
-	// many more of them than one shard may hold up (see [gate]).
+	// parallelPools and parallelGroups are how many objects are worked on at a time. A shard group may wait for its
+	// shard's answer, so there are many more of them than one shard may hold up (see [gate]).
 	parallelPools  = 8
 	parallelGroups = 64
 	// What failed is tried again after firstRetry, then after twice as long each time, after lastRetry at the latest.
@@ -96,7 +97,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		{"nstanceshardgroup", newGroups(o).setup},
 		{"nstancepoolmachine", newMachines(o).setup},
 	} {
-		if err := c.setup(ctrl.NewControllerManagedBy(mgr).Named(c.name), controller.Options{RateLimiter: limiter()}); err != nil {
+		if err := c.setup(ctrl.NewControllerManagedBy(mgr).Named(c.name),
+			controller.Options{RateLimiter: limiter()}); err != nil {
 			return fmt.Errorf("controller %s: %w", c.name, err)
 		}
 	}
@@ -140,8 +142,9 @@ const (
 	machineKind     = "NstanceMachine"
 )
 
-// machinePoolOf finds the MachinePool of a pool: the one that controls it, else the one that refers to it, which Cluster API will make its
-// controller, and nobody where Cluster API's core does not run. nil: there is none, or it belongs to another Cluster.
+// machinePoolOf finds the MachinePool of a pool: the one that controls it, else the one that refers to it, which
+// Cluster API will make its controller, and nobody where Cluster API's core does not run. nil: there is none, or it
+// belongs to another Cluster.
 func (o *Options) machinePoolOf(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*clusterv1.MachinePool, error) {
 	// Most have the same name.
 	names := []string{pool.Name}

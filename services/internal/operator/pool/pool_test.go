@@ -27,16 +27,21 @@ func TestImportAndScale(t *testing.T) {
 		t.Errorf("an import pushes: %v", calls)
 	}
 	pool, mp := w.pool("web"), w.machinePool("web")
-	if *mp.Spec.Replicas != 5 || mp.Spec.ClusterName != testCluster || *mp.Spec.Template.Spec.Bootstrap.DataSecretName != "" || pool.Spec.Template != "worker" || pool.Spec.InstanceType != "" {
+	if *mp.Spec.Replicas != 5 || mp.Spec.ClusterName != testCluster ||
+		*mp.Spec.Template.Spec.Bootstrap.DataSecretName != "" || pool.Spec.Template != "worker" ||
+		pool.Spec.InstanceType != "" {
 		t.Errorf("%+v %+v", mp.Spec, pool.Spec)
 	}
 	if diff := cmp.Diff([]string{"a", "b"}, pool.Spec.Shards); diff != "" {
 		t.Error(diff)
 	}
 	s := pool.Status
-	if *s.Replicas != 5 || *s.ReadyReplicas != 5 || !s.Ready || !*s.Initialization.Provisioned || !s.IsStatic || s.InfrastructureMachineKind != "NstanceMachine" ||
-		condition(s.Conditions, "Ready") != "True Ready" || condition(s.Conditions, "ShardsReachable") != "True Reachable" || len(pool.Spec.ProviderIDList) != 5 ||
-		!slices.IsSorted(pool.Spec.ProviderIDList) || s.Capacity.Cpu().String() != "2" || s.ObservedGeneration != pool.Generation {
+	if *s.Replicas != 5 || *s.ReadyReplicas != 5 || !s.Ready || !*s.Initialization.Provisioned || !s.IsStatic ||
+		s.InfrastructureMachineKind != "NstanceMachine" ||
+		condition(s.Conditions, "Ready") != "True Ready" || condition(s.Conditions,
+		"ShardsReachable") != "True Reachable" || len(pool.Spec.ProviderIDList) != 5 ||
+		!slices.IsSorted(pool.Spec.ProviderIDList) || s.Capacity.Cpu().String() != "2" ||
+		s.ObservedGeneration != pool.Generation {
 		t.Errorf("%+v %v", s, pool.Spec.ProviderIDList)
 	}
 	if mp.Annotations[cpuAnnotation] != "2" || mp.Annotations[memoryAnnotation] != "8Gi" {
@@ -46,16 +51,20 @@ func TestImportAndScale(t *testing.T) {
 		t.Error(events)
 	}
 	g := w.group("web--a")
-	if g.Status.ObservedGeneration != g.Generation || condition(g.Status.Conditions, "Ready") != "True Ready" || g.Status.LastSyncTime == nil || len(g.Status.ProviderIDs) != 3 || !g.Status.IsStatic {
+	if g.Status.ObservedGeneration != g.Generation || condition(g.Status.Conditions, "Ready") != "True Ready" ||
+		g.Status.LastSyncTime == nil || len(g.Status.ProviderIDs) != 3 || !g.Status.IsStatic {
 		t.Errorf("%+v", g.Status)
 	}
-	if list := w.allMachines(); len(list) != 5 || list[0].Spec.Shard == "" || list[0].Spec.InstanceID != list[0].Name || list[0].Spec.ProviderID == "" ||
-		list[0].Labels[clusterv1.MachinePoolNameLabel] != "web" || list[0].OwnerReferences[0].UID != pool.UID || metav1.GetControllerOf(&list[0]) != nil {
+	if list := w.allMachines(); len(list) != 5 || list[0].Spec.Shard == "" || list[0].Spec.InstanceID != list[0].Name ||
+		list[0].Spec.ProviderID == "" ||
+		list[0].Labels[clusterv1.MachinePoolNameLabel] != "web" || list[0].OwnerReferences[0].UID != pool.UID ||
+		metav1.GetControllerOf(&list[0]) != nil {
 		t.Errorf("%d %+v", len(list), list)
 	}
 
 	w.scale("web", 8)
-	if writes, calls := w.settle(); !slices.Contains(calls, "UpsertGroup a") || !slices.Contains(calls, "UpsertGroup b") || len(calls) != 2 {
+	if writes, calls := w.settle(); !slices.Contains(calls, "UpsertGroup a") ||
+		!slices.Contains(calls, "UpsertGroup b") || len(calls) != 2 {
 		t.Errorf("%v %v", writes, calls)
 	}
 	if diff := cmp.Diff(map[string]uint32{"a": 4, "b": 4}, w.sizes("web")); diff != "" {
@@ -75,7 +84,8 @@ func TestImportAndScale(t *testing.T) {
 	w.scale("web", 0)
 	w.settle()
 	pool = w.pool("web")
-	if *pool.Status.Replicas != 0 || len(pool.Spec.ProviderIDList) != 0 || condition(pool.Status.Conditions, "Ready") != "True Ready" {
+	if *pool.Status.Replicas != 0 || len(pool.Spec.ProviderIDList) != 0 ||
+		condition(pool.Status.Conditions, "Ready") != "True Ready" {
 		t.Errorf("%+v %v", pool.Status, pool.Spec.ProviderIDList)
 	}
 }
@@ -150,9 +160,11 @@ func TestImportIsInterrupted(t *testing.T) {
 
 func TestDrift(t *testing.T) {
 	w := newWorld(t, "a", "b")
-	w.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, InstanceType: "m5.large", Vars: map[string]string{"role": "web"}})
+	w.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"},
+		InstanceType: "m5.large", Vars: map[string]string{"role": "web"}})
 	w.settle()
-	if _, err := w.shards.Of("b").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web", Size: ptr.To(uint32(7)), InstanceType: "huge", Template: "other",
+	if _, err := w.shards.Of("b").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web",
+		Size: ptr.To(uint32(7)), InstanceType: "huge", Template: "other",
 		SubnetPool: "p", SetVars: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +172,8 @@ func TestDrift(t *testing.T) {
 		t.Error(calls)
 	}
 	g, _ := w.shards.Of("b").Group("web")
-	if g.GetSize() != 2 || g.GetInstanceType() != "m5.large" || g.GetTemplate() != "worker" || g.GetSubnetPool() != "" || g.GetVars()["role"] != "web" {
+	if g.GetSize() != 2 || g.GetInstanceType() != "m5.large" || g.GetTemplate() != "worker" ||
+		g.GetSubnetPool() != "" || g.GetVars()["role"] != "web" {
 		t.Error(g)
 	}
 	// What is emptied in Kubernetes is the template's again.
@@ -187,7 +200,8 @@ func TestUnreachableShard(t *testing.T) {
 		t.Error(calls)
 	}
 	pool := w.pool("web")
-	if condition(pool.Status.Conditions, "ShardsReachable") != "False Unreachable" || condition(pool.Status.Conditions, "Ready") != "False Unreachable" || !pool.Status.Ready ||
+	if condition(pool.Status.Conditions, "ShardsReachable") != "False Unreachable" ||
+		condition(pool.Status.Conditions, "Ready") != "False Unreachable" || !pool.Status.Ready ||
 		*pool.Status.Replicas != 6 || len(pool.Spec.ProviderIDList) != 6 || len(ids) != 4 {
 		t.Errorf("%+v", pool.Status)
 	}
@@ -214,7 +228,8 @@ func TestUnknownShard(t *testing.T) {
 	w.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "x"}})
 	w.settle()
 	pool := w.pool("web")
-	if condition(pool.Status.Conditions, "ShardsReachable") != "False UnknownShard" || condition(pool.Status.Conditions, "Ready") != "False UnknownShard" || !pool.Status.Ready ||
+	if condition(pool.Status.Conditions, "ShardsReachable") != "False UnknownShard" ||
+		condition(pool.Status.Conditions, "Ready") != "False UnknownShard" || !pool.Status.Ready ||
 		w.sizes("web")["a"] != 2 {
 		t.Errorf("%+v %v", pool.Status, w.sizes("web"))
 	}
@@ -256,11 +271,14 @@ func TestRefused(t *testing.T) {
 		t.Errorf("%d calls: %v", n, calls)
 	}
 	pool := w.pool("web")
-	if condition(w.group("web--a").Status.Conditions, "ConfigValid") != "False Refused" || condition(pool.Status.Conditions, "Ready") != "False Refused" || pool.Status.Ready {
+	if condition(w.group("web--a").Status.Conditions, "ConfigValid") != "False Refused" ||
+		condition(pool.Status.Conditions, "Ready") != "False Refused" || pool.Status.Ready {
 		t.Errorf("%+v", pool.Status)
 	}
 	events := w.reports.take()
-	if n := len(slices.DeleteFunc(slices.Clone(events), func(e string) bool { return !has([]string{e}, "web--a Warning Refused", "no template worker") })); n != 1 {
+	if n := len(slices.DeleteFunc(slices.Clone(events), func(e string) bool {
+		return !has([]string{e}, "web--a Warning Refused", "no template worker")
+	})); n != 1 {
 		t.Errorf("%d events: %v", n, events)
 	}
 	// A change is said at once, the same only after a while.
@@ -285,7 +303,9 @@ func TestRefused(t *testing.T) {
 // What may work later is an error, which the queue tries again.
 func TestCallFails(t *testing.T) {
 	w := newWorld(t, "a")
-	w.shards.Of("a").Fail(w.counted("a", func(string) error { return status.Error(codes.Aborted, "the bucket says no") }))
+	w.shards.Of("a").Fail(w.counted("a", func(string) error {
+		return status.Error(codes.Aborted, "the bucket says no")
+	}))
 	w.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
 	for range 4 {
 		w.pass()
@@ -294,7 +314,8 @@ func TestCallFails(t *testing.T) {
 		t.Error(errs)
 	}
 	g := w.group("web--a")
-	if condition(g.Status.Conditions, "Ready") != "False NotReady" || condition(g.Status.Conditions, "ConfigValid") != "" || g.Status.ObservedGeneration != 0 {
+	if condition(g.Status.Conditions, "Ready") != "False NotReady" || condition(g.Status.Conditions,
+		"ConfigValid") != "" || g.Status.ObservedGeneration != 0 {
 		t.Errorf("%+v", g.Status)
 	}
 	w.shards.Of("a").Fail(w.counted("a", nil))
@@ -320,14 +341,16 @@ func TestDeletePool(t *testing.T) {
 		t.Error(calls)
 	}
 	// Its shards hold it: one drains, one is not heard.
-	if !w.exists("web--a", &v1beta1.NstanceShardGroup{}) || !w.exists("web--b", &v1beta1.NstanceShardGroup{}) || w.exists("web--c", &v1beta1.NstanceShardGroup{}) || w.sizes("web")["c"] != 1 {
+	if !w.exists("web--a", &v1beta1.NstanceShardGroup{}) || !w.exists("web--b", &v1beta1.NstanceShardGroup{}) ||
+		w.exists("web--c", &v1beta1.NstanceShardGroup{}) || w.sizes("web")["c"] != 1 {
 		t.Errorf("%v", w.sizes("web"))
 	}
 	if got := condition(w.group("web--a").Status.Conditions, "Ready"); got != "False Deleting" {
 		t.Error(got)
 	}
 	for _, d := range w.shards.Of("a").Drains() {
-		if _, err := w.shards.Of("a").API().AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: d.Instance.GetInstanceId()}); err != nil {
+		if _, err := w.shards.Of("a").API().AcknowledgeDrained(t.Context(),
+			&nstancev1.AcknowledgeDrainedRequest{InstanceId: d.Instance.GetInstanceId()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -372,10 +395,12 @@ func TestStaticGroup(t *testing.T) {
 	g := static("web", 2)
 	g.Vars = map[string]string{"zone": "z", "role": "base"}
 	w.shards.Of("a").SetGroup(g)
-	if _, err := w.shards.Of("a").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web", Vars: map[string]string{"by": "admin"}, SetVars: true}); err != nil {
+	if _, err := w.shards.Of("a").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web",
+		Vars: map[string]string{"by": "admin"}, SetVars: true}); err != nil {
 		t.Fatal(err)
 	}
-	w.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}, Template: "something", SubnetPool: "else"})
+	w.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}, Template: "something",
+		SubnetPool: "else"})
 	if _, calls := w.settle(); len(calls) != 0 {
 		t.Errorf("what Kubernetes says nothing of is pushed: %v", calls)
 	}
@@ -383,14 +408,16 @@ func TestStaticGroup(t *testing.T) {
 	w.change(pool, func() { pool.Spec.InstanceType, pool.Spec.Vars = "c5.large", map[string]string{"role": "mine"} })
 	w.settle()
 	now, _ := w.shards.Of("a").Group("web")
-	if now.GetTemplate() != "worker" || now.GetSubnetPool() != "" || now.GetInstanceType() != "c5.large" || !cmp.Equal(now.GetVars(), map[string]string{"zone": "z", "role": "mine"}) {
+	if now.GetTemplate() != "worker" || now.GetSubnetPool() != "" || now.GetInstanceType() != "c5.large" ||
+		!cmp.Equal(now.GetVars(), map[string]string{"zone": "z", "role": "mine"}) {
 		t.Error(now)
 	}
 	pool = w.pool("web")
 	w.change(pool, func() { pool.Spec.InstanceType, pool.Spec.Vars = "", nil })
 	w.settle()
 	now, _ = w.shards.Of("a").Group("web")
-	if now.GetInstanceType() != "m5.large" || !cmp.Equal(now.GetVars(), map[string]string{"zone": "z", "role": "base"}) {
+	if now.GetInstanceType() != "m5.large" || !cmp.Equal(now.GetVars(),
+		map[string]string{"zone": "z", "role": "base"}) {
 		t.Error(now)
 	}
 }
@@ -399,7 +426,8 @@ func TestPaused(t *testing.T) {
 	w := newWorld(t, "a")
 	w.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
 	w.settle()
-	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: testCluster}, Spec: clusterv1.ClusterSpec{Paused: ptr.To(true)}}
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: testCluster},
+		Spec: clusterv1.ClusterSpec{Paused: ptr.To(true)}}
 	w.create(cluster)
 	w.settle()
 	w.scale("web", 5)

@@ -21,7 +21,8 @@ import (
 // parallelWrites is how many objects one reconciliation writes at a time.
 const parallelWrites = 16
 
-// pools reconciles NstanceMachinePools: it splits replicas into shard groups and sums up what those say. It calls no shard, so none can hold it up.
+// pools reconciles NstanceMachinePools: it splits replicas into shard groups and sums up what those say. It calls no
+// shard, so none can hold it up.
 type pools struct{ Options }
 
 func newPools(o Options) *pools { return &pools{o} }
@@ -31,8 +32,10 @@ func (r *pools) setup(b *ctrl.Builder, o controller.Options) error {
 	// Our own writes too, as in groups.
 	return b.For(&v1beta1.NstanceMachinePool{}).
 		Owns(&v1beta1.NstanceShardGroup{}).
-		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool), builder.WithPredicates(said)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), builder.WithPredicates(pauseChanged)).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool),
+			builder.WithPredicates(said)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster),
+			builder.WithPredicates(pauseChanged)).
 		WithOptions(o).Complete(r)
 }
 
@@ -73,11 +76,13 @@ func (r *pools) Reconcile(ctx context.Context, request reconcile.Request) (recon
 	if in.machinePool, err = r.machinePoolOf(ctx, pool); err != nil {
 		return reconcile.Result{}, err
 	}
-	// Without a MachinePool only the label tells whose it is; one that nobody has claimed yet is told what it waits for.
+	// Without a MachinePool only the label tells whose it is; one that nobody has claimed yet is told what it waits
+	// for.
 	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.ours(pool) {
 		return reconcile.Result{}, nil
 	}
-	if !pool.DeletionTimestamp.IsZero() && (!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer) || !r.ours(pool)) {
+	if !pool.DeletionTimestamp.IsZero() && (!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer) ||
+		!r.ours(pool)) {
 		return reconcile.Result{}, nil
 	}
 	if in.paused, err = r.clusterPaused(ctx); err != nil {
@@ -91,9 +96,11 @@ func (r *pools) Reconcile(ctx context.Context, request reconcile.Request) (recon
 }
 
 // groups are all shard groups of a pool's group.
-func (r *pools) groups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) ([]*v1beta1.NstanceShardGroup, error) {
+func (r *pools) groups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) (
+	[]*v1beta1.NstanceShardGroup, error) {
 	list := &v1beta1.NstanceShardGroupList{}
-	if err := from.List(ctx, list, client.InNamespace(pool.Namespace), client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group}); err != nil {
+	if err := from.List(ctx, list, client.InNamespace(pool.Namespace),
+		client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group}); err != nil {
 		return nil, fmt.Errorf("list shard groups: %w", err)
 	}
 	out := make([]*v1beta1.NstanceShardGroup, len(list.Items))

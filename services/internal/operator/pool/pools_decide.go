@@ -71,9 +71,11 @@ func decidePool(in poolInput) poolPlan {
 		}
 		plan.sum(mine)
 		plan.gone = len(mine) == 0
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "%d shards have not deleted their instances yet", len(mine))
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason,
+			"%d shards have not deleted their instances yet", len(mine))
 	case in.machinePool == nil:
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForMachinePoolReason, "no MachinePool of cluster %s refers to the pool", in.cluster)
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForMachinePoolReason,
+			"no MachinePool of cluster %s refers to the pool", in.cluster)
 	default:
 		plan.share(in, mine, taken)
 	}
@@ -81,7 +83,8 @@ func decidePool(in poolInput) poolPlan {
 }
 
 // share is a pool in service.
-func (plan *poolPlan) share(in poolInput, mine []*v1beta1.NstanceShardGroup, taken map[string]*v1beta1.NstanceShardGroup) {
+func (plan *poolPlan) share(in poolInput, mine []*v1beta1.NstanceShardGroup,
+	taken map[string]*v1beta1.NstanceShardGroup) {
 	pool := plan.pool
 	controllerutil.AddFinalizer(pool, v1beta1.MachinePoolFinalizer)
 	label(pool, clusterv1.ClusterNameLabel, in.cluster)
@@ -114,12 +117,14 @@ func (plan *poolPlan) share(in poolInput, mine []*v1beta1.NstanceShardGroup, tak
 		}
 	}
 	if len(scaled) > 0 {
-		plan.events = append(plan.events, normal(v1beta1.ScalingReason, "%d replicas: %s", replicas, strings.Join(scaled, ", ")))
+		plan.events = append(plan.events, normal(v1beta1.ScalingReason, "%d replicas: %s", replicas,
+			strings.Join(scaled, ", ")))
 	}
 	for _, g := range mine {
 		if !slices.Contains(pool.Spec.Shards, g.Spec.Shard) && g.DeletionTimestamp.IsZero() {
 			plan.remove = append(plan.remove, g)
-			plan.events = append(plan.events, normal(v1beta1.ShardRemovedReason, "shard %s is no longer among the pool's: its group is deleted", g.Spec.Shard))
+			plan.events = append(plan.events, normal(v1beta1.ShardRemovedReason,
+				"shard %s is no longer among the pool's: its group is deleted", g.Spec.Shard))
 		}
 	}
 	plan.sum(mine)
@@ -127,28 +132,33 @@ func (plan *poolPlan) share(in poolInput, mine []*v1beta1.NstanceShardGroup, tak
 	plan.capacity(in, mine)
 }
 
-// newGroup is a shard group that is not there yet. It has its finalizer from the first: nothing is pushed for one without.
+// newGroup is a shard group that is not there yet. It has its finalizer from the first: nothing is pushed for one
+// without.
 func newGroup(in poolInput, share distribute.Share) *v1beta1.NstanceShardGroup {
-	g := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Namespace: in.pool.Namespace, Name: v1beta1.ShardGroupName(in.pool.Spec.Group, share.Shard),
+	g := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Namespace: in.pool.Namespace,
+		Name:       v1beta1.ShardGroupName(in.pool.Spec.Group, share.Shard),
 		Finalizers: []string{v1beta1.ShardGroupFinalizer}}}
 	fill(g, in, share)
 	return g
 }
 
-// fill makes a shard group what the pool says. Of a static group, template and subnet pool stay: they cannot be changed, and are not pushed.
+// fill makes a shard group what the pool says. Of a static group, template and subnet pool stay: they cannot be
+// changed, and are not pushed.
 func fill(g *v1beta1.NstanceShardGroup, in poolInput, share distribute.Share) {
 	spec := in.pool.Spec
 	label(g, clusterv1.ClusterNameLabel, in.cluster)
 	label(g, v1beta1.GroupLabel, spec.Group)
 	label(g, v1beta1.ShardLabel, share.Shard)
 	if metav1.GetControllerOf(g) == nil {
-		g.OwnerReferences = append(g.OwnerReferences, *metav1.NewControllerRef(in.pool, v1beta1.GroupVersion.WithKind(machinePoolKind)))
+		g.OwnerReferences = append(g.OwnerReferences, *metav1.NewControllerRef(in.pool,
+			v1beta1.GroupVersion.WithKind(machinePoolKind)))
 	}
 	template, subnetPool := spec.Template, spec.SubnetPool
 	if g.Status.IsStatic {
 		template, subnetPool = g.Spec.Template, g.Spec.SubnetPool
 	}
-	g.Spec = v1beta1.NstanceShardGroupSpec{Group: spec.Group, Shard: share.Shard, Size: ptr.To(share.Size), Template: template, SubnetPool: subnetPool,
+	g.Spec = v1beta1.NstanceShardGroupSpec{Group: spec.Group, Shard: share.Shard, Size: ptr.To(share.Size),
+		Template: template, SubnetPool: subnetPool,
 		InstanceType: spec.InstanceType, Vars: maps.Clone(spec.Vars)}
 	remember(g)
 }
@@ -165,7 +175,8 @@ func label(object metav1.Object, name, value string) {
 	object.SetLabels(labels)
 }
 
-// sum adds up what the shards said last, those that cannot be heard now too. A shard that the pool leaves counts as long as it has instances.
+// sum adds up what the shards said last, those that cannot be heard now too. A shard that the pool leaves counts as
+// long as it has instances.
 func (plan *poolPlan) sum(groups []*v1beta1.NstanceShardGroup) {
 	var replicas, ready int32
 	ids := []string(nil)
@@ -173,7 +184,8 @@ func (plan *poolPlan) sum(groups []*v1beta1.NstanceShardGroup) {
 	for _, g := range groups {
 		if g.Status.ActualSize != nil {
 			heard = true
-		} else if reachable := meta.FindStatusCondition(g.Status.Conditions, v1beta1.ShardReachableCondition); reachable == nil || reachable.Reason != v1beta1.UnknownShardReason {
+		} else if reachable := meta.FindStatusCondition(g.Status.Conditions,
+			v1beta1.ShardReachableCondition); reachable == nil || reachable.Reason != v1beta1.UnknownShardReason {
 			all = false
 		}
 		replicas += ptr.Deref(g.Status.ActualSize, 0)
@@ -195,7 +207,8 @@ func (plan *poolPlan) sum(groups []*v1beta1.NstanceShardGroup) {
 	}
 }
 
-// readiness says whether all is as wanted, and whether Cluster API may take the pool for provisioned, which it then stays.
+// readiness says whether all is as wanted, and whether Cluster API may take the pool for provisioned, which it then
+// stays.
 func (plan *poolPlan) readiness(in poolInput, groups []*v1beta1.NstanceShardGroup, problems []string) {
 	pool := plan.pool
 	var unknown, unreachable []string
@@ -219,7 +232,8 @@ func (plan *poolPlan) readiness(in poolInput, groups []*v1beta1.NstanceShardGrou
 		reachable := meta.FindStatusCondition(g.Status.Conditions, v1beta1.ShardReachableCondition)
 		taken := meta.IsStatusConditionTrue(g.Status.Conditions, v1beta1.ConfigValidCondition)
 		switch {
-		case reachable != nil && reachable.Status == metav1.ConditionFalse && reachable.Reason == v1beta1.UnknownShardReason:
+		case reachable != nil && reachable.Status == metav1.ConditionFalse &&
+			reachable.Reason == v1beta1.UnknownShardReason:
 			unknown = append(unknown, shard)
 		case reachable != nil && reachable.Status == metav1.ConditionFalse:
 			unreachable = append(unreachable, shard)
@@ -244,9 +258,11 @@ func (plan *poolPlan) readiness(in poolInput, groups []*v1beta1.NstanceShardGrou
 	}
 	switch {
 	case len(unknown) > 0:
-		plan.conditions.set(v1beta1.ShardsReachableCondition, false, v1beta1.UnknownShardReason, "not in the operator's configuration: %s", strings.Join(append(unknown, unreachable...), ", "))
+		plan.conditions.set(v1beta1.ShardsReachableCondition, false, v1beta1.UnknownShardReason,
+			"not in the operator's configuration: %s", strings.Join(append(unknown, unreachable...), ", "))
 	case len(unreachable) > 0:
-		plan.conditions.set(v1beta1.ShardsReachableCondition, false, v1beta1.UnreachableReason, "unreachable: %s", strings.Join(unreachable, ", "))
+		plan.conditions.set(v1beta1.ShardsReachableCondition, false, v1beta1.UnreachableReason, "unreachable: %s",
+			strings.Join(unreachable, ", "))
 	case len(plan.create) == 0:
 		plan.conditions.set(v1beta1.ShardsReachableCondition, true, v1beta1.ReachableReason, "")
 	}
@@ -261,14 +277,17 @@ func (plan *poolPlan) readiness(in poolInput, groups []*v1beta1.NstanceShardGrou
 }
 
 // severity orders the reasons for not being ready, the worst first: with several shards, the worst is told.
-var severity = []string{v1beta1.RefusedReason, v1beta1.UnknownShardReason, v1beta1.UnreachableReason, v1beta1.BlockedReason, v1beta1.NotReadyReason,
+var severity = []string{v1beta1.RefusedReason, v1beta1.UnknownShardReason, v1beta1.UnreachableReason,
+	v1beta1.BlockedReason, v1beta1.NotReadyReason,
 	v1beta1.DeletingReason, v1beta1.WaitingForShardReason, v1beta1.ScalingReason}
 
 // changes reports whether the plan changes the spec of a shard group.
 func (plan *poolPlan) changes(g *v1beta1.NstanceShardGroup) bool {
 	return slices.ContainsFunc(plan.update, func(want *v1beta1.NstanceShardGroup) bool {
-		return want.Name == g.Name && (ptr.Deref(want.Spec.Size, 0) != ptr.Deref(g.Spec.Size, 0) || want.Spec.Template != g.Spec.Template ||
-			want.Spec.SubnetPool != g.Spec.SubnetPool || want.Spec.InstanceType != g.Spec.InstanceType || !maps.Equal(want.Spec.Vars, g.Spec.Vars))
+		return want.Name == g.Name && (ptr.Deref(want.Spec.Size, 0) != ptr.Deref(g.Spec.Size, 0) ||
+			want.Spec.Template != g.Spec.Template ||
+			want.Spec.SubnetPool != g.Spec.SubnetPool || want.Spec.InstanceType != g.Spec.InstanceType ||
+			!maps.Equal(want.Spec.Vars, g.Spec.Vars))
 	})
 }
 
@@ -308,7 +327,8 @@ func (plan *poolPlan) capacity(in poolInput, groups []*v1beta1.NstanceShardGroup
 	annotate(plan.machinePool, offer)
 }
 
-// annotate gives a MachinePool the autoscaler's annotations. What is there and was not written by us is a user's, and stays.
+// annotate gives a MachinePool the autoscaler's annotations. What is there and was not written by us is a user's, and
+// stays.
 func annotate(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
 	wrote := map[string]string{}
 	if text := mp.Annotations[v1beta1.CapacityAnnotation]; text != "" {
@@ -345,7 +365,8 @@ func annotate(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
 }
 
 // finish makes the status complete, for the moment of writing it.
-func (plan *poolPlan) finish(was *v1beta1.NstanceMachinePool, generation int64, now time.Time) v1beta1.NstanceMachinePoolStatus {
+func (plan *poolPlan) finish(was *v1beta1.NstanceMachinePool, generation int64,
+	now time.Time) v1beta1.NstanceMachinePoolStatus {
 	s := *plan.pool.Status.DeepCopy()
 	s.ObservedGeneration = generation
 	s.Conditions = plan.conditions.over(was.Status.Conditions, generation, now)

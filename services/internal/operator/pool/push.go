@@ -19,14 +19,16 @@ const (
 	varsField         = "vars"
 )
 
-// push returns what the shard has to be told so that its group is as wanted; nil when it is. group is nil when the shard has none. owned are the
-// fields of a static group that Kubernetes has ever said something of.
-func push(want v1beta1.NstanceShardGroupSpec, owned []string, group *nstancev1.GroupStatus) *nstancev1.UpsertGroupRequest {
+// push returns what the shard has to be told so that its group is as wanted; nil when it is. group is nil when the
+// shard has none. owned are the fields of a static group that Kubernetes has ever said something of.
+func push(want v1beta1.NstanceShardGroupSpec, owned []string,
+	group *nstancev1.GroupStatus) *nstancev1.UpsertGroupRequest {
 	request := &nstancev1.UpsertGroupRequest{Group: want.Group}
 	switch {
 	case group == nil, group.GetDeleting() && !group.GetIsStatic():
 		// What is on its way out is defined anew.
-		request.Size, request.Template, request.InstanceType, request.SubnetPool = ptr.To(size(want)), want.Template, want.InstanceType, want.SubnetPool
+		request.Size, request.Template, request.InstanceType, request.SubnetPool = ptr.To(size(want)), want.Template,
+			want.InstanceType, want.SubnetPool
 		request.Vars, request.SetVars = maps.Clone(want.Vars), len(want.Vars) > 0
 		return request
 	case group.GetIsStatic():
@@ -38,7 +40,8 @@ func push(want v1beta1.NstanceShardGroupSpec, owned []string, group *nstancev1.G
 	if changed {
 		request.Size = ptr.To(size(want))
 	}
-	if !changed && request.Template == "" && request.InstanceType == "" && request.SubnetPool == "" && !request.SetVars && len(request.ClearFields) == 0 {
+	if !changed && request.Template == "" && request.InstanceType == "" && request.SubnetPool == "" &&
+		!request.SetVars && len(request.ClearFields) == 0 {
 		return nil
 	}
 	return request
@@ -46,21 +49,25 @@ func push(want v1beta1.NstanceShardGroupSpec, owned []string, group *nstancev1.G
 
 func size(spec v1beta1.NstanceShardGroupSpec) uint32 { return uint32(max(ptr.Deref(spec.Size, 0), 0)) }
 
-// pushDynamic: Kubernetes is the source of all that the group says by itself. What it takes from its template is no difference.
-func pushDynamic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, group *nstancev1.GroupStatus) {
+// pushDynamic: Kubernetes is the source of all that the group says by itself. What it takes from its template is no
+// difference.
+func pushDynamic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec,
+	group *nstancev1.GroupStatus) {
 	if group.GetTemplate() != want.Template {
 		request.Template = want.Template
 	}
 	own, known := ownSpec(group)
 	if !known {
 		// Then only what would show can be compared, and nothing can be cleared.
-		own = config.GroupSpec{InstanceType: group.GetInstanceType(), SubnetPool: group.GetSubnetPool(), Vars: group.GetVars()}
+		own = config.GroupSpec{InstanceType: group.GetInstanceType(), SubnetPool: group.GetSubnetPool(),
+			Vars: group.GetVars()}
 	}
 	for _, field := range []struct {
 		name      string
 		own, want string
 		set       *string
-	}{{"instance_type", own.InstanceType, want.InstanceType, &request.InstanceType}, {"subnet_pool", own.SubnetPool, want.SubnetPool, &request.SubnetPool}} {
+	}{{"instance_type", own.InstanceType, want.InstanceType, &request.InstanceType},
+		{"subnet_pool", own.SubnetPool, want.SubnetPool, &request.SubnetPool}} {
 		switch {
 		case field.own == field.want:
 		case field.want != "":
@@ -74,9 +81,10 @@ func pushDynamic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShar
 	}
 }
 
-// pushStatic: the shard's configuration says what the group is. Kubernetes changes what it says something of, and takes that back when it no
-// longer does; what somebody else has overridden stays.
-func pushStatic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, owned []string, group *nstancev1.GroupStatus) {
+// pushStatic: the shard's configuration says what the group is. Kubernetes changes what it says something of, and takes
+// that back when it no longer does; what somebody else has overridden stays.
+func pushStatic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, owned []string,
+	group *nstancev1.GroupStatus) {
 	own, known := ownSpec(group)
 	switch {
 	case want.InstanceType != "":
@@ -105,7 +113,8 @@ func within(vars, others map[string]string) bool {
 	return true
 }
 
-// ownSpec is what a group says by itself: of a static one, its override. false: the server did not say, or not in a form that we know.
+// ownSpec is what a group says by itself: of a static one, its override. false: the server did not say, or not in a
+// form that we know.
 func ownSpec(group *nstancev1.GroupStatus) (config.GroupSpec, bool) {
 	if group.GetSpecJson() == "" {
 		// A static group without an override has nothing of its own; a dynamic one always has.

@@ -31,7 +31,9 @@ func (p *player) shard() string { return testShards[p.random.IntN(len(testShards
 
 // alive picks a pool that is not being deleted; nil when there is none.
 func (p *player) alive() *v1beta1.NstanceMachinePool {
-	pools := slices.DeleteFunc(p.allPools(), func(pool v1beta1.NstanceMachinePool) bool { return !pool.DeletionTimestamp.IsZero() })
+	pools := slices.DeleteFunc(p.allPools(), func(pool v1beta1.NstanceMachinePool) bool {
+		return !pool.DeletionTimestamp.IsZero()
+	})
 	if len(pools) == 0 {
 		return nil
 	}
@@ -61,7 +63,9 @@ func (p *player) move() {
 		if groups := p.shards.Of(shard).Groups(); len(groups) > 0 {
 			g, n := groups[p.random.IntN(len(groups))], uint32(p.random.IntN(9))
 			did = fmt.Sprintf("drift of %s on %s to %d", g.GetGroup(), shard, n)
-			if _, err := p.shards.Of(shard).API().UpsertGroup(p.t.Context(), &nstancev1.UpsertGroupRequest{Group: g.GetGroup(), Size: ptr.To(n), Template: templateOf(g)}); err != nil {
+			if _, err := p.shards.Of(shard).API().UpsertGroup(p.t.Context(),
+				&nstancev1.UpsertGroupRequest{Group: g.GetGroup(), Size: ptr.To(n),
+					Template: templateOf(g)}); err != nil {
 				p.t.Fatal(err)
 			}
 		}
@@ -75,7 +79,8 @@ func (p *player) move() {
 			break // it is imported
 		}
 		did = "make pool " + name
-		p.newPool(name, p.random.Int32N(9), v1beta1.NstanceMachinePoolSpec{Group: name, Shards: testShards[:1+p.random.IntN(3)], InstanceType: "m5.large"})
+		p.newPool(name, p.random.Int32N(9), v1beta1.NstanceMachinePoolSpec{Group: name,
+			Shards: testShards[:1+p.random.IntN(3)], InstanceType: "m5.large"})
 	case k == 9 && pool != nil:
 		list := slices.Clone(testShards)
 		p.random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
@@ -88,7 +93,8 @@ func (p *player) move() {
 	case k == 11 && pool != nil:
 		did = "other type for " + pool.Name
 		p.change(pool, func() {
-			pool.Spec.InstanceType, pool.Spec.Vars = []string{"", "m5.large", "c5.large"}[p.random.IntN(3)], map[string]string{"n": fmt.Sprint(p.random.IntN(3))}
+			pool.Spec.InstanceType, pool.Spec.Vars = []string{"", "m5.large", "c5.large"}[p.random.IntN(3)],
+				map[string]string{"n": fmt.Sprint(p.random.IntN(3))}
 		})
 	default:
 		if list := p.shards.Of(shard).Instances(""); len(list) > 0 {
@@ -168,10 +174,12 @@ func (p *player) check() (wrong []string) {
 			if int32(g.GetSize()) != share.Size {
 				complain("%s: shard %s keeps %d, want %d", pool.Name, share.Shard, g.GetSize(), share.Size)
 			}
-			if !g.GetIsStatic() && (g.GetTemplate() != "worker" || g.GetInstanceType() != pool.Spec.InstanceType || !maps.Equal(g.GetVars(), pool.Spec.Vars)) {
+			if !g.GetIsStatic() && (g.GetTemplate() != "worker" || g.GetInstanceType() != pool.Spec.InstanceType ||
+				!maps.Equal(g.GetVars(), pool.Spec.Vars)) {
 				complain("%s: shard %s has another definition: %v", pool.Name, share.Shard, g)
 			}
-			if pool.Spec.InstanceType != "" && g.GetInstanceType() != pool.Spec.InstanceType || !within(pool.Spec.Vars, g.GetVars()) {
+			if pool.Spec.InstanceType != "" && g.GetInstanceType() != pool.Spec.InstanceType ||
+				!within(pool.Spec.Vars, g.GetVars()) {
 				complain("%s: shard %s does not have what the pool says: %v", pool.Name, share.Shard, g)
 			}
 			for _, i := range p.shards.Of(share.Shard).Instances(pool.Spec.Group) {
@@ -188,8 +196,10 @@ func (p *player) check() (wrong []string) {
 			complain("%s: %d on the servers, %d wanted", pool.Name, sum, replicas)
 		}
 		slices.Sort(ids)
-		if *pool.Status.Replicas != replicas || *pool.Status.ReadyReplicas != replicas || !slices.Equal(pool.Spec.ProviderIDList, ids) || !pool.Status.Ready ||
-			condition(pool.Status.Conditions, "Ready") != "True Ready" || condition(pool.Status.Conditions, "ShardsReachable") != "True Reachable" {
+		if *pool.Status.Replicas != replicas || *pool.Status.ReadyReplicas != replicas ||
+			!slices.Equal(pool.Spec.ProviderIDList, ids) || !pool.Status.Ready ||
+			condition(pool.Status.Conditions, "Ready") != "True Ready" ||
+			condition(pool.Status.Conditions, "ShardsReachable") != "True Reachable" {
 			complain("%s: status %+v, provider IDs %v, want %v", pool.Name, pool.Status, pool.Spec.ProviderIDList, ids)
 		}
 	}

@@ -36,7 +36,8 @@ func (c *conditions) set(kind string, ok bool, reason, format string, args ...an
 func (c conditions) over(have []metav1.Condition, generation int64, now time.Time) []metav1.Condition {
 	out := append([]metav1.Condition(nil), have...)
 	for _, condition := range c {
-		condition.ObservedGeneration, condition.LastTransitionTime = generation, metav1.NewTime(now.Truncate(time.Second))
+		condition.ObservedGeneration, condition.LastTransitionTime = generation,
+			metav1.NewTime(now.Truncate(time.Second))
 		meta.SetStatusCondition(&out, condition)
 	}
 	return out
@@ -79,8 +80,8 @@ func (o *Options) tell(about runtime.Object, events ...notice) {
 	}
 }
 
-// patch writes what is different between an object as it was read and as it is wanted, and nothing if that is nothing. A list of finalizers is
-// written as a whole, so it is only when nobody else changed the object.
+// patch writes what is different between an object as it was read and as it is wanted, and nothing if that is nothing.
+// A list of finalizers is written as a whole, so it is only when nobody else changed the object.
 func (o *Options) patch(ctx context.Context, was, want client.Object) error {
 	if equality.Semantic.DeepEqual(was, want) {
 		return nil

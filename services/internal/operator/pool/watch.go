@@ -14,13 +14,16 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// said leaves out updates that change nothing but the status, of objects whose status is of no interest. Who writes a status must see its own writes: the
-// cache that they are made from is late, and what it did not show yet is not in them.
+// said leaves out updates that change nothing but the status, of objects whose status is of no interest. Who writes a
+// status must see its own writes: the cache that they are made from is late, and what it did not show yet is not in
+// them.
 var said = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, is := e.ObjectOld, e.ObjectNew
 	return was.GetGeneration() != is.GetGeneration() || !was.GetDeletionTimestamp().Equal(is.GetDeletionTimestamp()) ||
-		!equality.Semantic.DeepEqual(was.GetLabels(), is.GetLabels()) || !equality.Semantic.DeepEqual(was.GetAnnotations(), is.GetAnnotations()) ||
-		!equality.Semantic.DeepEqual(was.GetFinalizers(), is.GetFinalizers()) || !equality.Semantic.DeepEqual(was.GetOwnerReferences(), is.GetOwnerReferences())
+		!equality.Semantic.DeepEqual(was.GetLabels(), is.GetLabels()) ||
+		!equality.Semantic.DeepEqual(was.GetAnnotations(), is.GetAnnotations()) ||
+		!equality.Semantic.DeepEqual(was.GetFinalizers(), is.GetFinalizers()) ||
+		!equality.Semantic.DeepEqual(was.GetOwnerReferences(), is.GetOwnerReferences())
 }}
 
 // pauseChanged lets through what pauses a Cluster and ends the pause. A new one may be paused.
@@ -57,7 +60,8 @@ func (o *Options) groupsOf(ctx context.Context, labels client.MatchingLabels) (r
 	}
 	list := &v1beta1.NstanceShardGroupList{}
 	// Reads the cache, and only names of what it finds.
-	if err := o.Client.List(ctx, list, client.InNamespace(o.Namespace), matching, client.UnsafeDisableDeepCopy); err != nil {
+	if err := o.Client.List(ctx, list, client.InNamespace(o.Namespace), matching,
+		client.UnsafeDisableDeepCopy); err != nil {
 		o.Log.Error("shard groups not listed", "error", err)
 		return nil
 	}

@@ -35,7 +35,8 @@ const (
 	testCluster   = "c--t"
 )
 
-// world is all reconcilers of the package, a Kubernetes in memory and shards in memory. Nothing happens but by pass and settle.
+// world is all reconcilers of the package, a Kubernetes in memory and shards in memory. Nothing happens but by pass and
+// settle.
 type world struct {
 	t       testing.TB
 	client  client.Client // not counted
@@ -60,7 +61,8 @@ type world struct {
 func newScheme(t testing.TB) *runtime.Scheme {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, eventsv1.AddToScheme, clusterv1.AddToScheme, v1beta1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, eventsv1.AddToScheme, clusterv1.AddToScheme,
+		v1beta1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -70,11 +72,16 @@ func newScheme(t testing.TB) *runtime.Scheme {
 
 func newWorld(t testing.TB, ids ...string) *world {
 	t.Helper()
-	w := &world{t: t, shards: shardstest.New(), now: shardstest.Start, random: rand.New(rand.NewPCG(1, 1)), reports: &recorder{}}
+	w := &world{t: t, shards: shardstest.New(), now: shardstest.Start, random: rand.New(rand.NewPCG(1, 1)),
+		reports: &recorder{}}
 	inner := fake.NewClientBuilder().WithScheme(newScheme(t)).
-		WithStatusSubresource(&v1beta1.NstanceMachinePool{}, &v1beta1.NstanceShardGroup{}, &v1beta1.NstanceMachine{}, &clusterv1.MachinePool{}, &clusterv1.Cluster{}).Build()
+		WithStatusSubresource(&v1beta1.NstanceMachinePool{}, &v1beta1.NstanceShardGroup{}, &v1beta1.NstanceMachine{},
+			&clusterv1.MachinePool{}, &clusterv1.Cluster{}).Build()
 	w.client = inner
-	o := Options{Reader: inner, Recorder: w.reports, Shards: w.shards, Namespace: testNamespace, Cluster: "c", Tenant: "t", Now: func() time.Time { return w.now },
+	o := Options{Reader: inner, Recorder: w.reports, Shards: w.shards, Namespace: testNamespace, Cluster: "c",
+		Tenant: "t", Now: func() time.Time {
+			return w.now
+		},
 		Log: slog.New(slog.DiscardHandler)}
 	o.Client = interceptor.NewClient(inner, interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
@@ -90,7 +97,8 @@ func newWorld(t testing.TB, ids ...string) *world {
 			}
 			return c.Delete(ctx, obj, opts...)
 		},
-		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch,
+			opts ...client.PatchOption) error {
 			if err := w.wrote("patch", obj); err != nil {
 				return err
 			}
@@ -100,7 +108,8 @@ func newWorld(t testing.TB, ids ...string) *world {
 			}
 			return bump(t, inner, obj, before)
 		},
-		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch,
+			opts ...client.SubResourcePatchOption) error {
 			if err := w.wrote("status", obj); err != nil {
 				return err
 			}
@@ -280,7 +289,8 @@ func (w *world) newPool(name string, replicas int32, spec v1beta1.NstanceMachine
 
 func (w *world) newMachinePool(name string, replicas int32) {
 	w.t.Helper()
-	mp := importedMachinePool(importInput{namespace: testNamespace, cluster: testCluster}, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil)
+	mp := importedMachinePool(importInput{namespace: testNamespace, cluster: testCluster},
+		&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil)
 	mp.Labels, mp.Spec.Replicas = nil, ptr.To(replicas)
 	w.create(mp)
 }
@@ -338,7 +348,8 @@ func (w *world) pass() (errs []error) {
 	}
 	w.random.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
 	for _, s := range steps {
-		if _, err := s.by.Reconcile(w.t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{Namespace: testNamespace, Name: s.name}}); err != nil {
+		if _, err := s.by.Reconcile(w.t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{
+			Namespace: testNamespace, Name: s.name}}); err != nil {
 			if !apierrors.IsConflict(err) {
 				errs = append(errs, fmt.Errorf("%T %s: %w", s.by, s.name, err))
 			}

@@ -1,8 +1,8 @@
-// Package report owns the events of Kubernetes that tell of what goes wrong on the servers: failures of the provider, refused configurations, groups
-// that are held back.
+// Package report owns the events of Kubernetes that tell of what goes wrong on the servers: failures of the provider,
+// refused configurations, groups that are held back.
 //
-// Invariant: what the servers report is told once when it begins and once when it is over, on the object that it is about or the nearest one above
-// that is there. Nothing that looks like a key or a token gets into an event.
+// Invariant: what the servers report is told once when it begins and once when it is over, on the object that it is
+// about or the nearest one above that is there. Nothing that looks like a key or a token gets into an event.
 package report
 
 import (
@@ -50,7 +50,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 type subject struct{ shard, kind, group, instance string }
 
 const (
-	// maxPending bounds what waits to be told: more than that at a time is not worth reading. maxStanding bounds what is remembered.
+	// maxPending bounds what waits to be told: more than that at a time is not worth reading. maxStanding bounds what
+	// is remembered.
 	maxPending  = 1000
 	maxStanding = 10000
 )
@@ -158,12 +159,13 @@ func action(kind string) string {
 	return kind
 }
 
-// objects finds what the error is about: the instance's NstanceMachine; the group's NstanceShardGroup and NstanceMachinePool; the NstanceCluster. When
-// what it is about is not there, the next above is told.
+// objects finds what the error is about: the instance's NstanceMachine; the group's NstanceShardGroup and
+// NstanceMachinePool; the NstanceCluster. When what it is about is not there, the next above is told.
 func (r *reporter) objects(ctx context.Context, shard string, e *nstancev1.ErrorEvent) (out []client.Object) {
 	if id := e.GetInstanceId(); id != "" {
 		var machines v1beta1.NstanceMachineList
-		if err := r.Client.List(ctx, &machines, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		if err := r.Client.List(ctx, &machines, client.InNamespace(r.Namespace),
+			client.UnsafeDisableDeepCopy); err != nil {
 			r.Log.Warn("machines cannot be listed", "error", err)
 		}
 		for i := range machines.Items {

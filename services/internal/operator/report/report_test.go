@@ -35,7 +35,8 @@ type recorder struct {
 func (r *recorder) Eventf(regarding, _ runtime.Object, kind, reason, action, note string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.events = append(r.events, fmt.Sprintf("%T %s: %s %s/%s %s", regarding, regarding.(client.Object).GetName(), kind, reason, action, fmt.Sprintf(note, args...)))
+	r.events = append(r.events, fmt.Sprintf("%T %s: %s %s/%s %s", regarding, regarding.(client.Object).GetName(), kind,
+		reason, action, fmt.Sprintf(note, args...)))
 }
 
 func (r *recorder) take() []string {
@@ -55,8 +56,10 @@ func TestReports(t *testing.T) {
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
 		&v1beta1.NstanceCluster{ObjectMeta: object("prod--default")},
 		&v1beta1.NstanceMachinePool{ObjectMeta: object("pool"), Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers"}},
-		&v1beta1.NstanceShardGroup{ObjectMeta: object("workers--a"), Spec: v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a"}},
-		&v1beta1.NstanceShardGroup{ObjectMeta: object("workers--b"), Spec: v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "b"}},
+		&v1beta1.NstanceShardGroup{ObjectMeta: object("workers--a"), Spec: v1beta1.NstanceShardGroupSpec{
+			Group: "workers", Shard: "a"}},
+		&v1beta1.NstanceShardGroup{ObjectMeta: object("workers--b"), Spec: v1beta1.NstanceShardGroupSpec{
+			Group: "workers", Shard: "b"}},
 		&v1beta1.NstanceMachine{ObjectMeta: object("one"), Spec: v1beta1.NstanceMachineSpec{InstanceID: someID}},
 	).Build()
 	const (
@@ -67,7 +70,8 @@ func TestReports(t *testing.T) {
 	)
 	synctest.Test(t, func(t *testing.T) {
 		set, events := shardstest.New("a", "b"), &recorder{}
-		r := newReporter(Options{Client: c, Recorder: events, Shards: set, Namespace: namespace, Cluster: "prod", Tenant: "default", Log: slog.New(slog.DiscardHandler)})
+		r := newReporter(Options{Client: c, Recorder: events, Shards: set, Namespace: namespace, Cluster: "prod",
+			Tenant: "default", Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- r.Start(ctx) }()
@@ -77,20 +81,27 @@ func TestReports(t *testing.T) {
 			report *nstancev1.ErrorEvent
 			want   []string
 		}{
-			{"of the shard", &nstancev1.ErrorEvent{Kind: "config", Message: "line 3"}, []string{ofCluster + "Warning ConfigRefused/config shard a: line 3"}},
+			{"of the shard", &nstancev1.ErrorEvent{Kind: "config", Message: "line 3"},
+				[]string{ofCluster + "Warning ConfigRefused/config shard a: line 3"}},
 			{"again", &nstancev1.ErrorEvent{Kind: "config", Message: "line 3"}, nil},
-			{"another text", &nstancev1.ErrorEvent{Kind: "config", Message: "line 4"}, []string{ofCluster + "Warning ConfigRefused/config shard a: line 4"}},
-			{"over", &nstancev1.ErrorEvent{Kind: "config", Resolved: true}, []string{ofCluster + "Normal ConfigRefused/config shard a, over: line 4"}},
+			{"another text", &nstancev1.ErrorEvent{Kind: "config", Message: "line 4"},
+				[]string{ofCluster + "Warning ConfigRefused/config shard a: line 4"}},
+			{"over", &nstancev1.ErrorEvent{Kind: "config", Resolved: true},
+				[]string{ofCluster + "Normal ConfigRefused/config shard a, over: line 4"}},
 			{"over again", &nstancev1.ErrorEvent{Kind: "config", Resolved: true}, nil},
 			{"over, never heard of", &nstancev1.ErrorEvent{Kind: "storage", Resolved: true}, nil},
 			{"of a group", &nstancev1.ErrorEvent{Kind: "backoff", Group: "workers", Message: "3 failures"},
-				[]string{ofGroup + "Warning Blocked/backoff shard a: 3 failures", ofPool + "Warning Blocked/backoff shard a: 3 failures"}},
+				[]string{ofGroup + "Warning Blocked/backoff shard a: 3 failures", ofPool +
+					"Warning Blocked/backoff shard a: 3 failures"}},
 			{"of a group without objects", &nstancev1.ErrorEvent{Kind: "capacity", Group: "others", Message: "none"},
 				[]string{ofCluster + "Warning ProviderError/capacity shard a: none"}},
-			{"of an instance", &nstancev1.ErrorEvent{Kind: "provider", Group: "workers", InstanceId: someID, Message: "denied"},
+			{"of an instance", &nstancev1.ErrorEvent{Kind: "provider", Group: "workers", InstanceId: someID,
+				Message: "denied"},
 				[]string{ofMachine + "Warning ProviderError/provider shard a: denied"}},
-			{"of an instance without objects", &nstancev1.ErrorEvent{Kind: "provider", Group: "workers", InstanceId: "wrk01k1bnbb2we2dbk3cgk8v7tz42", Message: "denied"},
-				[]string{ofGroup + "Warning ProviderError/provider shard a: denied", ofPool + "Warning ProviderError/provider shard a: denied"}},
+			{"of an instance without objects", &nstancev1.ErrorEvent{Kind: "provider", Group: "workers",
+				InstanceId: "wrk01k1bnbb2we2dbk3cgk8v7tz42", Message: "denied"},
+				[]string{ofGroup + "Warning ProviderError/provider shard a: denied", ofPool +
+					"Warning ProviderError/provider shard a: denied"}},
 			{"with a secret", &nstancev1.ErrorEvent{Kind: "provider", Message: "token=abc was refused"},
 				[]string{ofCluster + "Warning ProviderError/provider shard a: [removed] was refused"}},
 		} {
@@ -124,8 +135,10 @@ func TestTooMany(t *testing.T) {
 }
 
 var unclean = []string{
-	"", "an error", "two\nlines\tand\x00more", "-----BEGIN EC PRIVATE KEY-----\nMHcCAQ\n-----END EC PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\ncut off",
-	"eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJ4In0.c2ln", "Authorization: Bearer abc.def", `{"password": "hunter2"}`, "api_key=abc", "secret = abc, more", "\xff\xfe",
+	"", "an error", "two\nlines\tand\x00more", "-----BEGIN EC PRIVATE KEY-----\nMHcCAQ\n-----END EC PRIVATE KEY-----",
+	"-----BEGIN PRIVATE KEY-----\ncut off",
+	"eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJ4In0.c2ln", "Authorization: Bearer abc.def", `{"password": "hunter2"}`,
+	"api_key=abc", "secret = abc, more", "\xff\xfe",
 	strings.Repeat("ä", 2000),
 }
 
@@ -167,7 +180,8 @@ func FuzzClean(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, in string) {
 		out := clean("-----BEGIN PRIVATE KEY-----hunter2-----END PRIVATE KEY-----" + in)
-		if !utf8.ValidString(out) || strings.ContainsAny(out, "\n\x00") || len(out) > 1024 || strings.Contains(out, "hunter2-----END") {
+		if !utf8.ValidString(out) || strings.ContainsAny(out, "\n\x00") || len(out) > 1024 ||
+			strings.Contains(out, "hunter2-----END") {
 			t.Errorf("%q", out)
 		}
 	})

@@ -46,13 +46,23 @@ type Variable struct{ Name, Default, Text string }
 // Variables are all that the operator knows, in the order of its documentation.
 func Variables() []Variable {
 	return []Variable{
-		{"NSTANCE_NAMESPACE", "", "namespace of Nstance's and Cluster API's objects, Secrets and ConfigMaps that the operator works on (default: the pod's own)"},
-		{"NSTANCE_CA_CONFIGMAP", "nstance-cluster-ca", "ConfigMap with the Nstance cluster's CA certificate: key ca.crt"},
-		{"NSTANCE_CERT_SECRET", "nstance-operator-cert", "Secret of the operator's client certificate, which it writes: keys tls.crt and tls.key"},
-		{"NSTANCE_KEY_SECRET", "nstance-operator-key", "Secret of the operator's key pair, which it makes: keys private.key and public.key"},
-		{"NSTANCE_NONCE_SECRET", "nstance-operator-nonce", "Secret with the registration nonce: key nonce.jwt; needed for the first registration only"},
-		{"NSTANCE_CAPI_ENDPOINT", "", "API server of an external workload cluster, as host:port or a URL; its kubeconfig Secret is then the admin's to provide"},
-		{"NSTANCE_CAPI_SERVICEACCOUNT", "nstance-capi-workload", "ServiceAccount whose short-lived tokens are in the kubeconfig Secret for Cluster API; without NSTANCE_CAPI_ENDPOINT only"},
+		{"NSTANCE_NAMESPACE", "",
+			"namespace of Nstance's and Cluster API's objects, Secrets and ConfigMaps that the operator works on " +
+				"(default: the pod's own)"},
+		{"NSTANCE_CA_CONFIGMAP", "nstance-cluster-ca",
+			"ConfigMap with the Nstance cluster's CA certificate: key ca.crt"},
+		{"NSTANCE_CERT_SECRET", "nstance-operator-cert",
+			"Secret of the operator's client certificate, which it writes: keys tls.crt and tls.key"},
+		{"NSTANCE_KEY_SECRET", "nstance-operator-key",
+			"Secret of the operator's key pair, which it makes: keys private.key and public.key"},
+		{"NSTANCE_NONCE_SECRET", "nstance-operator-nonce",
+			"Secret with the registration nonce: key nonce.jwt; needed for the first registration only"},
+		{"NSTANCE_CAPI_ENDPOINT", "",
+			"API server of an external workload cluster, as host:port or a URL; its kubeconfig Secret is then the " +
+				"admin's to provide"},
+		{"NSTANCE_CAPI_SERVICEACCOUNT", "nstance-capi-workload",
+			"ServiceAccount whose short-lived tokens are in the kubeconfig Secret for Cluster API; without " +
+				"NSTANCE_CAPI_ENDPOINT only"},
 		{"NSTANCE_K8S_JSON", "", "true: speak JSON, not protocol buffers, to the API server"},
 	}
 }
@@ -85,11 +95,15 @@ func ParseEnvironment(getenv func(string) string, namespaceFile string) (Environ
 		return v
 	}
 	env := Environment{
-		CAConfigMap: named("NSTANCE_CA_CONFIGMAP"), CertSecret: named("NSTANCE_CERT_SECRET"), KeySecret: named("NSTANCE_KEY_SECRET"),
-		NonceSecret: named("NSTANCE_NONCE_SECRET"), ServiceAccount: named("NSTANCE_CAPI_SERVICEACCOUNT"), Namespace: value("NSTANCE_NAMESPACE"),
+		CAConfigMap: named("NSTANCE_CA_CONFIGMAP"), CertSecret: named("NSTANCE_CERT_SECRET"),
+		KeySecret:   named("NSTANCE_KEY_SECRET"),
+		NonceSecret: named("NSTANCE_NONCE_SECRET"), ServiceAccount: named("NSTANCE_CAPI_SERVICEACCOUNT"),
+		Namespace: value("NSTANCE_NAMESPACE"),
 	}
 	if env.CertSecret == env.KeySecret || env.CertSecret == env.NonceSecret || env.KeySecret == env.NonceSecret {
-		problems = append(problems, errors.New("NSTANCE_CERT_SECRET, NSTANCE_KEY_SECRET and NSTANCE_NONCE_SECRET: want three different Secrets"))
+		problems = append(problems,
+			errors.New(
+				"NSTANCE_CERT_SECRET, NSTANCE_KEY_SECRET and NSTANCE_NONCE_SECRET: want three different Secrets"))
 	}
 	if env.Namespace == "" {
 		text, err := os.ReadFile(namespaceFile)
@@ -136,7 +150,8 @@ func ParseEndpoint(text string) (Endpoint, error) {
 		switch {
 		case err != nil:
 			return Endpoint{}, fmt.Errorf("%q is not a URL", text)
-		case u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Path != "" && u.Path != "/":
+		case u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Path != "" &&
+			u.Path != "/":
 			return Endpoint{}, fmt.Errorf("%q: want https://host:port", text)
 		}
 		if hostport = u.Host; u.Port() == "" {

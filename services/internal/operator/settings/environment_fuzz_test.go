@@ -13,7 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
 
-// What is taken of the environment can be asked of an API server, and is the same when it is read again; what is not, is named.
+// What is taken of the environment can be asked of an API server, and is the same when it is read again; what is not,
+// is named.
 func FuzzParseEnvironment(f *testing.F) {
 	f.Add("ns", "", "", "https://api:6443", "true", "")
 	f.Add("", "cert", "cert", "api", "maybe", "pods-own\n")
@@ -24,7 +25,8 @@ func FuzzParseEnvironment(f *testing.F) {
 		if err := os.WriteFile(file, []byte(mounted), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		variables := map[string]string{"NSTANCE_NAMESPACE": namespace, "NSTANCE_CERT_SECRET": cert, "NSTANCE_KEY_SECRET": key, "NSTANCE_CAPI_ENDPOINT": endpoint, "NSTANCE_K8S_JSON": plain}
+		variables := map[string]string{"NSTANCE_NAMESPACE": namespace, "NSTANCE_CERT_SECRET": cert,
+			"NSTANCE_KEY_SECRET": key, "NSTANCE_CAPI_ENDPOINT": endpoint, "NSTANCE_K8S_JSON": plain}
 		env, err := settings.ParseEnvironment(func(name string) string { return variables[name] }, file)
 		if err != nil {
 			for line := range strings.SplitSeq(err.Error(), "\n") {
@@ -34,7 +36,8 @@ func FuzzParseEnvironment(f *testing.F) {
 			}
 			return
 		}
-		for _, name := range []string{env.CertSecret, env.KeySecret, env.NonceSecret, env.CAConfigMap, env.ServiceAccount} {
+		for _, name := range []string{env.CertSecret, env.KeySecret, env.NonceSecret, env.CAConfigMap,
+			env.ServiceAccount} {
 			if len(validation.IsDNS1123Subdomain(name)) > 0 {
 				t.Errorf("%q: %q is no object's name", variables, name)
 			}
@@ -48,9 +51,12 @@ func FuzzParseEnvironment(f *testing.F) {
 		if !env.Endpoint.IsZero() {
 			endpoint = net.JoinHostPort(env.Endpoint.Host, strconv.Itoa(int(env.Endpoint.Port)))
 		}
-		variables = map[string]string{"NSTANCE_NAMESPACE": env.Namespace, "NSTANCE_CERT_SECRET": env.CertSecret, "NSTANCE_KEY_SECRET": env.KeySecret, "NSTANCE_CAPI_ENDPOINT": endpoint,
+		variables = map[string]string{"NSTANCE_NAMESPACE": env.Namespace, "NSTANCE_CERT_SECRET": env.CertSecret,
+			"NSTANCE_KEY_SECRET": env.KeySecret, "NSTANCE_CAPI_ENDPOINT": endpoint,
 			"NSTANCE_K8S_JSON": strconv.FormatBool(env.JSON)}
-		if again, err := settings.ParseEnvironment(func(name string) string { return variables[name] }, ""); err != nil || again != env {
+		if again, err := settings.ParseEnvironment(func(name string) string {
+			return variables[name]
+		}, ""); err != nil || again != env {
 			t.Errorf("%+v is read again as %+v, %v", env, again, err)
 		}
 	})

@@ -141,7 +141,9 @@ func validateAddr(addr string) error {
 		return errors.New("is missing, want host:port")
 	}
 	host, port, err := net.SplitHostPort(addr)
-	if err != nil || host == "" || strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || r == '/' || r == '@' || r > '~' }) {
+	if err != nil || host == "" || strings.ContainsFunc(host, func(r rune) bool {
+		return r <= ' ' || r == '/' || r == '@' || r > '~'
+	}) {
 		return fmt.Errorf("%q is not host:port", addr)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {

@@ -33,7 +33,8 @@ func TestParse(t *testing.T) {
 		"us-east-1a": {Registration: "10.0.1.1:8992", Operator: "10.0.1.1:8993"},
 	}}
 	for name, text := range map[string]string{
-		"the example": example, "with a mark at its begin": "---\n" + example, "without a tenant": strings.Replace(example, "tenant: default\n", "", 1),
+		"the example": example, "with a mark at its begin": "---\n" + example,
+		"without a tenant": strings.Replace(example, "tenant: default\n", "", 1),
 	} {
 		got, err := settings.Parse([]byte(text))
 		if err != nil {
@@ -66,16 +67,19 @@ func TestParseRefuses(t *testing.T) {
 		"no shards":        {"cluster_id: a\n", "shards: there are none"},
 		"shards as a list": {"cluster_id: a\nshards: [a]\n", "line 2"},
 		"bad shard":        {replaced("us-west-2a", "US"), "shards: name"},
-		"empty shard":      {"cluster_id: a\nshards:\n  b:\n", "shards.b.registration_addr: is missing, want host:port"},
-		"no address":       {replaced(`    operator_addr: "10.0.0.1:8993"`+"\n", ""), "shards.us-west-2a.operator_addr: is missing"},
-		"no port":          {replaced("10.0.0.1:8993", "10.0.0.1"), `"10.0.0.1" is not host:port`},
-		"no host":          {replaced("10.0.0.1:8993", ":8993"), "is not host:port"},
-		"a URL":            {replaced("10.0.0.1:8993", "https://10.0.0.1:8993"), "is not host:port"},
-		"port zero":        {replaced("10.0.0.1:8993", "10.0.0.1:0"), "the port is not a number"},
-		"a port's name":    {replaced("10.0.0.1:8993", "10.0.0.1:grpc"), "the port is not a number"},
-		"too long":         {strings.Repeat("#\n", 1<<20), "more than"},
+		"empty shard": {"cluster_id: a\nshards:\n  b:\n",
+			"shards.b.registration_addr: is missing, want host:port"},
+		"no address": {replaced(`    operator_addr: "10.0.0.1:8993"`+"\n", ""),
+			"shards.us-west-2a.operator_addr: is missing"},
+		"no port":       {replaced("10.0.0.1:8993", "10.0.0.1"), `"10.0.0.1" is not host:port`},
+		"no host":       {replaced("10.0.0.1:8993", ":8993"), "is not host:port"},
+		"a URL":         {replaced("10.0.0.1:8993", "https://10.0.0.1:8993"), "is not host:port"},
+		"port zero":     {replaced("10.0.0.1:8993", "10.0.0.1:0"), "the port is not a number"},
+		"a port's name": {replaced("10.0.0.1:8993", "10.0.0.1:grpc"), "the port is not a number"},
+		"too long":      {strings.Repeat("#\n", 1<<20), "more than"},
 	} {
-		if got, err := settings.Parse([]byte(test.text)); err == nil || !strings.Contains(err.Error(), test.want) || got.Shards != nil {
+		if got, err := settings.Parse([]byte(test.text)); err == nil || !strings.Contains(err.Error(), test.want) ||
+			got.Shards != nil {
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}
 	}
@@ -197,17 +201,22 @@ func TestParseEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(settings.Environment{Namespace: "pods-own", CAConfigMap: "nstance-cluster-ca", CertSecret: "nstance-operator-cert", KeySecret: "nstance-operator-key",
+	if d := cmp.Diff(settings.Environment{Namespace: "pods-own", CAConfigMap: "nstance-cluster-ca",
+		CertSecret: "nstance-operator-cert", KeySecret: "nstance-operator-key",
 		NonceSecret: "nstance-operator-nonce", ServiceAccount: "nstance-capi-workload"}, got); d != "" {
 		t.Error(d)
 	}
-	got, err = parse("", "NSTANCE_NAMESPACE", "ns", "NSTANCE_CA_CONFIGMAP", "ca", "NSTANCE_CERT_SECRET", "cert", "NSTANCE_KEY_SECRET", "key", "NSTANCE_NONCE_SECRET", "nonce",
-		"NSTANCE_CAPI_ENDPOINT", "https://api.example.com", "NSTANCE_CAPI_SERVICEACCOUNT", "sa", "NSTANCE_K8S_JSON", "true")
+	got, err = parse("", "NSTANCE_NAMESPACE", "ns", "NSTANCE_CA_CONFIGMAP", "ca", "NSTANCE_CERT_SECRET", "cert",
+		"NSTANCE_KEY_SECRET", "key", "NSTANCE_NONCE_SECRET", "nonce",
+		"NSTANCE_CAPI_ENDPOINT", "https://api.example.com", "NSTANCE_CAPI_SERVICEACCOUNT", "sa", "NSTANCE_K8S_JSON",
+		"true")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(settings.Environment{Namespace: "ns", CAConfigMap: "ca", CertSecret: "cert", KeySecret: "key", NonceSecret: "nonce",
-		Endpoint: settings.Endpoint{Host: "api.example.com", Port: 443}, ServiceAccount: "sa", JSON: true}, got); d != "" {
+	if d := cmp.Diff(settings.Environment{Namespace: "ns", CAConfigMap: "ca", CertSecret: "cert", KeySecret: "key",
+		NonceSecret: "nonce",
+		Endpoint:    settings.Endpoint{Host: "api.example.com", Port: 443}, ServiceAccount: "sa", JSON: true},
+		got); d != "" {
 		t.Error(d)
 	}
 	for want, pairs := range map[string][]string{
@@ -219,7 +228,8 @@ func TestParseEnvironment(t *testing.T) {
 		"NSTANCE_CAPI_ENDPOINT: \"api\" is not host:port":      {"NSTANCE_CAPI_ENDPOINT", "api"},
 		"NSTANCE_CAPI_ENDPOINT: \"http://api\": want https://": {"NSTANCE_CAPI_ENDPOINT", "http://api"},
 	} {
-		if _, err := parse(filepath.Join(t.TempDir(), "none"), pairs...); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := parse(filepath.Join(t.TempDir(), "none"), pairs...); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", pairs, err, want)
 		}
 	}
@@ -227,14 +237,17 @@ func TestParseEnvironment(t *testing.T) {
 
 func TestParseEndpoint(t *testing.T) {
 	for text, want := range map[string]settings.Endpoint{
-		"api:6443": {Host: "api", Port: 6443}, "https://api:6443": {Host: "api", Port: 6443}, "https://10.0.0.1/": {Host: "10.0.0.1", Port: 443},
-		"[2001:db8::1]:6443": {Host: "2001:db8::1", Port: 6443}, "https://[2001:db8::1]": {Host: "2001:db8::1", Port: 443},
+		"api:6443": {Host: "api", Port: 6443}, "https://api:6443": {Host: "api", Port: 6443},
+		"https://10.0.0.1/":  {Host: "10.0.0.1", Port: 443},
+		"[2001:db8::1]:6443": {Host: "2001:db8::1", Port: 6443}, "https://[2001:db8::1]": {Host: "2001:db8::1",
+			Port: 443},
 	} {
 		if got, err := settings.ParseEndpoint(text); err != nil || got != want {
 			t.Errorf("%s: %v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "api", "api:0", "api:70000", "https://", "https://u@api", "https://api/path", "https://api?x", "ftp://api", "https://api:x", "a b:1"} {
+	for _, text := range []string{"", "api", "api:0", "api:70000", "https://", "https://u@api", "https://api/path",
+		"https://api?x", "ftp://api", "https://api:x", "a b:1"} {
 		if got, err := settings.ParseEndpoint(text); err == nil {
 			t.Errorf("%q: accepted as %v", text, got)
 		}
@@ -244,7 +257,8 @@ func TestParseEndpoint(t *testing.T) {
 func FuzzParseEndpoint(f *testing.F) {
 	f.Add("https://[::1]:6443")
 	f.Fuzz(func(t *testing.T, text string) {
-		if got, err := settings.ParseEndpoint(text); err == nil && (got.Host == "" || got.Port < 1 || got.Port > 65535) {
+		if got, err := settings.ParseEndpoint(text); err == nil && (got.Host == "" || got.Port < 1 ||
+			got.Port > 65535) {
 			t.Errorf("%q: accepted as %+v", text, got)
 		}
 	})

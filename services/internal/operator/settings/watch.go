@@ -9,11 +9,13 @@ import (
 	"time"
 )
 
-// Interval is how often the configuration file is looked at. A mounted ConfigMap follows its object within about a minute anyway.
+// Interval is how often the configuration file is looked at. A mounted ConfigMap follows its object within about a
+// minute anyway.
 const Interval = 5 * time.Second
 
-// Watch reads the file again and again until ctx ends, and calls use with every valid content that differs from the one before. A file that is
-// invalid, is missing, or is of another cluster or tenant is logged once and changes nothing. ticks says when to look; nil is every [Interval].
+// Watch reads the file again and again until ctx ends, and calls use with every valid content that differs from the one
+// before. A file that is invalid, is missing, or is of another cluster or tenant is logged once and changes nothing.
+// ticks says when to look; nil is every [Interval].
 func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time, log *slog.Logger, use func(Config)) {
 	if ticks == nil {
 		ticker := time.NewTicker(Interval)

@@ -15,7 +15,8 @@ import (
 // callTimeout is for one call.
 const callTimeout = 10 * time.Second
 
-// caller calls a shard's leader, and has the mirror learn from the answers at once: who has just changed something sees it there.
+// caller calls a shard's leader, and has the mirror learn from the answers at once: who has just changed something sees
+// it there.
 type caller struct{ *shard }
 
 var _ grpc.ClientConnInterface = caller{}
@@ -41,7 +42,8 @@ func (c caller) Invoke(ctx context.Context, method string, args, reply any, opts
 }
 
 // NewStream implements grpc.ClientConnInterface.
-func (c caller) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c caller) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string,
+	opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	conn, err := c.connection()
 	if err != nil {
 		return nil, err

@@ -13,8 +13,10 @@ type metrics struct {
 }
 
 var (
-	reachableDesc = prometheus.NewDesc("nstance_operator_shard_reachable", "1 while the shard's leader answers.", []string{"shard"}, nil)
-	instancesDesc = prometheus.NewDesc("nstance_operator_instances", "Instances that are not deleted, as the shard's leader says.", []string{"shard", "group"}, nil)
+	reachableDesc = prometheus.NewDesc("nstance_operator_shard_reachable", "1 while the shard's leader answers.",
+		[]string{"shard"}, nil)
+	instancesDesc = prometheus.NewDesc("nstance_operator_instances",
+		"Instances that are not deleted, as the shard's leader says.", []string{"shard", "group"}, nil)
 )
 
 func newMetrics() *metrics {

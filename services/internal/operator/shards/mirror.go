@@ -25,8 +25,8 @@ const (
 	reserved = "reserved"
 )
 
-// mirror is what a shard's leader says. Every entry has the number of the last change, so that an answer that was on its way meanwhile does not undo
-// newer news. Messages in it are never changed, only replaced.
+// mirror is what a shard's leader says. Every entry has the number of the last change, so that an answer that was on
+// its way meanwhile does not undo newer news. Messages in it are never changed, only replaced.
 type mirror struct {
 	id  string
 	now func() time.Time
@@ -36,7 +36,8 @@ type mirror struct {
 	groups    map[string]entry[*nstancev1.GroupStatus]
 	instances map[string]entry[*nstancev1.InstanceStatus]
 	drains    map[string]Drain
-	// gone is when an instance was first seen deleted. Of those in guessed nobody has said so: the leader does not know them.
+	// gone is when an instance was first seen deleted. Of those in guessed nobody has said so: the leader does not know
+	// them.
 	gone    map[string]time.Time
 	guessed map[string]bool
 	// missed is since when a leader has not known an instance that may yet turn up.
@@ -50,8 +51,10 @@ type entry[M proto.Message] struct {
 }
 
 func newMirror(id string, now func() time.Time) *mirror {
-	return &mirror{id: id, now: now, groups: map[string]entry[*nstancev1.GroupStatus]{}, instances: map[string]entry[*nstancev1.InstanceStatus]{},
-		drains: map[string]Drain{}, gone: map[string]time.Time{}, guessed: map[string]bool{}, missed: map[string]time.Time{}}
+	return &mirror{id: id, now: now, groups: map[string]entry[*nstancev1.GroupStatus]{},
+		instances: map[string]entry[*nstancev1.InstanceStatus]{},
+		drains:    map[string]Drain{}, gone: map[string]time.Time{}, guessed: map[string]bool{},
+		missed: map[string]time.Time{}}
 }
 
 // mark returns a number to hand to [mirror.answer] and the like: what is newer than it is not replaced.
@@ -94,7 +97,9 @@ func (m *mirror) allInstances(group string) []*nstancev1.InstanceStatus {
 			out = append(out, i)
 		}
 	}
-	slices.SortFunc(out, func(a, b *nstancev1.InstanceStatus) int { return strings.Compare(a.GetInstanceId(), b.GetInstanceId()) })
+	slices.SortFunc(out, func(a, b *nstancev1.InstanceStatus) int {
+		return strings.Compare(a.GetInstanceId(), b.GetInstanceId())
+	})
 	return out
 }
 
@@ -190,7 +195,8 @@ func (m *mirror) deletingGroup(name string, since uint64) []Change {
 	return m.setGroup(g, since)
 }
 
-// setInstance takes an instance as it is now; since as in setGroup. One that was said to be deleted stays so: IDs are used once.
+// setInstance takes an instance as it is now; since as in setGroup. One that was said to be deleted stays so: IDs are
+// used once.
 func (m *mirror) setInstance(i *nstancev1.InstanceStatus, since uint64) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,8 +246,8 @@ func same(a, b *nstancev1.InstanceStatus) bool {
 	return proto.Equal(quiet(a), quiet(b))
 }
 
-// listInstances takes all live instances, as they were listed after the mark since. It returns those that a leader named once and now does not: what has
-// become of them has to be asked, and the answer given to setInstance or lose.
+// listInstances takes all live instances, as they were listed after the mark since. It returns those that a leader
+// named once and now does not: what has become of them has to be asked, and the answer given to setInstance or lose.
 func (m *mirror) listInstances(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -260,8 +266,8 @@ func (m *mirror) listInstances(all []*nstancev1.InstanceStatus, since uint64) (c
 	return append(changes, m.forget()...), missing
 }
 
-// lose takes over that the leader does not know an instance. It is deleted, unless it was reserved last: a new leader does not know of a reservation
-// of its predecessor's until it has asked the provider about it.
+// lose takes over that the leader does not know an instance. It is deleted, unless it was reserved last: a new leader
+// does not know of a reservation of its predecessor's until it has asked the provider about it.
 func (m *mirror) lose(id string, since uint64) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -10,10 +10,12 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// FuzzMirror: whatever a leader says, in whatever order, the mirror keeps its books: one that was said to be deleted stays so, what is deleted is remembered
-// for its time and no longer, and has no drain. Each four bytes of the script are one thing that is said; message is one whole instance.
+// FuzzMirror: whatever a leader says, in whatever order, the mirror keeps its books: one that was said to be deleted
+// stays so, what is deleted is remembered for its time and no longer, and has no drain. Each four bytes of the script
+// are one thing that is said; message is one whole instance.
 func FuzzMirror(f *testing.F) {
-	whole, err := proto.Marshal(&nstancev1.InstanceStatus{InstanceId: "i1", Group: "g", State: "registered", Zone: "z", Region: "r"})
+	whole, err := proto.Marshal(&nstancev1.InstanceStatus{InstanceId: "i1", Group: "g", State: "registered", Zone: "z",
+		Region: "r"})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -32,7 +34,8 @@ func FuzzMirror(f *testing.F) {
 			if b == 255 {
 				return odd
 			}
-			return &nstancev1.InstanceStatus{InstanceId: []string{"", "i1", "i2", "i3"}[b%4], Group: []string{"", "g", "h"}[b/4%3], State: states[int(c)%len(states)]}
+			return &nstancev1.InstanceStatus{InstanceId: []string{"", "i1", "i2", "i3"}[b%4],
+				Group: []string{"", "g", "h"}[b/4%3], State: states[int(c)%len(states)]}
 		}
 		dead := map[string]time.Time{} // which a leader has said to be deleted
 		for ; len(script) >= 4; script = script[4:] {
@@ -44,7 +47,8 @@ func FuzzMirror(f *testing.F) {
 			switch op % 9 {
 			case 0:
 				m.setInstance(i, since)
-				if have, ok := m.instance(i.GetInstanceId()); ok && i.GetState() == deleted && have.GetState() == deleted && !m.guessed[i.GetInstanceId()] {
+				if have, ok := m.instance(i.GetInstanceId()); ok && i.GetState() == deleted &&
+					have.GetState() == deleted && !m.guessed[i.GetInstanceId()] {
 					if _, known := dead[i.GetInstanceId()]; !known {
 						dead[i.GetInstanceId()] = now
 					}

@@ -58,7 +58,8 @@ func TestMirrorGroups(t *testing.T) {
 	if have, _ := w.group("g"); !have.GetDeleting() || have.GetSize() != 2 {
 		t.Errorf("group %v", have)
 	}
-	want(t, "another leader's snapshot", w.replaceGroups(map[string]*nstancev1.GroupStatus{"h": {Group: "h"}}), changed("g"), changed("h"))
+	want(t, "another leader's snapshot", w.replaceGroups(map[string]*nstancev1.GroupStatus{"h": {Group: "h"}}),
+		changed("g"), changed("h"))
 	want(t, "deleted", w.removeGroup("h"), changed("h"))
 	want(t, "deleted again", w.removeGroup("h"))
 	want(t, "without a name", w.setGroup(&nstancev1.GroupStatus{}, latest))
@@ -67,7 +68,8 @@ func TestMirrorGroups(t *testing.T) {
 func TestMirrorInstances(t *testing.T) {
 	w := newWorld()
 	changed := func(id string) Change { return Change{Shard: "a", Kind: InstanceChanged, Group: "g", Instance: id} }
-	want(t, "listed", w.listed([]*nstancev1.InstanceStatus{instance("i1", "g", "reserved"), instance("i2", "g", "registered")}, w.mark()), changed("i1"), changed("i2"))
+	want(t, "listed", w.listed([]*nstancev1.InstanceStatus{instance("i1", "g", "reserved"),
+		instance("i2", "g", "registered")}, w.mark()), changed("i1"), changed("i2"))
 	quiet := instance("i2", "g", "registered")
 	quiet.Metrics, quiet.LastReportAt = &nstancev1.Metrics{Cpu: 0.5}, timestamppb.New(start)
 	want(t, "measured", w.setInstance(quiet, latest))
@@ -76,7 +78,8 @@ func TestMirrorInstances(t *testing.T) {
 	since := w.mark()
 	want(t, "event", w.setInstance(instance("i1", "g", "created"), latest), changed("i1"))
 	want(t, "new while listed", w.setInstance(instance("i3", "g", "reserved"), latest), changed("i3"))
-	want(t, "overtaken list", w.listed([]*nstancev1.InstanceStatus{instance("i1", "g", "reserved")}, since), changed("i2"))
+	want(t, "overtaken list", w.listed([]*nstancev1.InstanceStatus{instance("i1", "g", "reserved")}, since),
+		changed("i2"))
 	for id, state := range map[string]string{"i1": "created", "i2": deleted, "i3": "reserved"} {
 		if i, _ := w.instance(id); i.GetState() != state {
 			t.Errorf("%s is %s, want %s", id, i.GetState(), state)
@@ -87,7 +90,8 @@ func TestMirrorInstances(t *testing.T) {
 	if ids := len(w.allInstances("g")); ids != 2 {
 		t.Errorf("%d live instances", ids)
 	}
-	want(t, "deleted, by a leader that forgot its group", w.setInstance(&nstancev1.InstanceStatus{InstanceId: "i3", State: deleted}, latest), changed("i3"))
+	want(t, "deleted, by a leader that forgot its group", w.setInstance(&nstancev1.InstanceStatus{InstanceId: "i3",
+		State: deleted}, latest), changed("i3"))
 	if zone, region := w.place(); zone != "z" || region != "r" {
 		t.Errorf("in %s, %s", zone, region)
 	}
@@ -104,8 +108,8 @@ func TestMirrorInstances(t *testing.T) {
 	}
 }
 
-// A leader that has just taken over does not know the reservations of the one before, until it has asked the provider. What nobody said to be deleted
-// may turn up again.
+// A leader that has just taken over does not know the reservations of the one before, until it has asked the provider.
+// What nobody said to be deleted may turn up again.
 func TestMirrorReservations(t *testing.T) {
 	w := newWorld()
 	w.setInstance(instance("i1", "g", "reserved"), latest)
@@ -156,7 +160,8 @@ func TestMirrorDrains(t *testing.T) {
 	want(t, "announced", w.setDrain(drain("i1")), pending("i1"))
 	want(t, "announced again", w.setDrain(drain("i1")))
 	w.setDrain(drain("i2"))
-	want(t, "another leader's", w.replaceDrains(map[string]Drain{"i2": drain("i2"), "i3": drain("i3")}), over("i1"), pending("i3"))
+	want(t, "another leader's", w.replaceDrains(map[string]Drain{"i2": drain("i2"), "i3": drain("i3")}), over("i1"),
+		pending("i3"))
 	w.setInstance(instance("i3", "g", "deleting"), latest)
 	want(t, "acknowledged", w.endDrain("i2"), over("i2"))
 	want(t, "acknowledged again", w.endDrain("i2"))

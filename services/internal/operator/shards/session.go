@@ -19,13 +19,15 @@ import (
 )
 
 const (
-	// A connection that says nothing for pingAfter is asked whether it lives, and given up after another pingTimeout. gRPC allows no shorter pingAfter.
+	// A connection that says nothing for pingAfter is asked whether it lives, and given up after another pingTimeout.
+	// gRPC allows no shorter pingAfter.
 	pingAfter, pingTimeout = 10 * time.Second, 3 * time.Second
 	// connectTimeout is for a connection with TLS and the first answer.
 	connectTimeout = 10 * time.Second
 	// maxMessage is the largest message that is taken, in bytes.
 	maxMessage = 16 << 20
-	// relist is how often instances are listed without reason: not every change of an instance is an event. A tenth of it is jitter.
+	// relist is how often instances are listed without reason: not every change of an instance is an event. A tenth of
+	// it is jitter.
 	relist = time.Minute
 	// askParallel is how many instances are asked about at a time.
 	askParallel = 8
@@ -33,12 +35,14 @@ const (
 	resubscribe = 250 * time.Millisecond
 )
 
-// session connects to one address and mirrors what its leader says until that ends, which is always an error. met is whether it was a leader.
+// session connects to one address and mirrors what its leader says until that ends, which is always an error. met is
+// whether it was a leader.
 func (s *shard) session(ctx context.Context, addr string) (met bool, err error) {
 	// "passthrough": the address is dialled as it is, and its host is the name that the certificate must have.
 	conn, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(s.set.options.Credentials(s.id)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout, PermitWithoutStream: true}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout,
+			PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithDisableServiceConfig(), // no retries but ours
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
@@ -93,7 +97,8 @@ func (s *shard) watch(ctx context.Context, client nstancev1.OperatorServiceClien
 		stream, err := client.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
 		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
 			e := r.GetEvent()
-			s.set.tell(Change{Shard: s.id, Kind: ErrorReported, Group: e.GetGroup(), Instance: e.GetInstanceId(), Error: e})
+			s.set.tell(Change{Shard: s.id, Kind: ErrorReported, Group: e.GetGroup(), Instance: e.GetInstanceId(),
+				Error: e})
 		})
 	})
 	return group.Wait()
@@ -125,9 +130,10 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 	})
 }
 
-// watchInstances follows instances. The snapshot has those that are being deleted alone; when it has ended, listed is closed, and all can be listed
-// without missing what happens meanwhile.
-func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient, listed chan<- struct{}) error {
+// watchInstances follows instances. The snapshot has those that are being deleted alone; when it has ended, listed is
+// closed, and all can be listed without missing what happens meanwhile.
+func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
+	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
 	first := map[string]Drain{} // nil once the snapshot has ended
 	return receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
@@ -157,7 +163,8 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 }
 
 // list lists all instances once it may, and then every now and then. The first time has to succeed.
-func (s *shard) list(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{}, whole func()) error {
+func (s *shard) list(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
+	whole func()) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()

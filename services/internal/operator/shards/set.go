@@ -43,8 +43,8 @@ func New(o Options) *Set {
 	return &Set{options: o, metrics: newMetrics(), grace: grace, shards: map[string]*shard{}}
 }
 
-// Configure makes the shards those of a new configuration file, with their operator addresses. New ones are connected, others cut off; one whose address
-// has changed is connected anew, and keeps its mirror.
+// Configure makes the shards those of a new configuration file, with their operator addresses. New ones are connected,
+// others cut off; one whose address has changed is connected anew, and keeps its mirror.
 func (s *Set) Configure(addrs map[string]string) {
 	var changed []string
 	s.mu.Lock()

@@ -40,7 +40,9 @@ func newLab(t *testing.T) *lab {
 	began := time.Now()
 	l.set = shards.New(shards.Options{
 		Credentials: func(shard string) credentials.TransportCredentials { return keeper.Credentials(shard) },
-		Now:         func() time.Time { return fleettest.Now.Add(time.Since(began)) }, Log: slog.New(slog.DiscardHandler),
+		Now: func() time.Time {
+			return fleettest.Now.Add(time.Since(began))
+		}, Log: slog.New(slog.DiscardHandler),
 	})
 	l.set.SetGrace(100 * time.Millisecond)
 	l.set.Notify(func(c shards.Change) {
@@ -110,7 +112,8 @@ type leader struct {
 }
 
 func (l *lab) serve(shard string) leader {
-	s := &fleettest.Shard{Config: &nstancev1.GetConfigStatusResponse{Shard: shard}, GroupEvents: make(chan *nstancev1.GroupEvent, 100),
+	s := &fleettest.Shard{Config: &nstancev1.GetConfigStatusResponse{Shard: shard},
+		GroupEvents:    make(chan *nstancev1.GroupEvent, 100),
 		InstanceEvents: make(chan *nstancev1.InstanceEvent, 100), ErrorEvents: make(chan *nstancev1.ErrorEvent, 100)}
 	addr, stop := l.cluster.Serve(l.t, shard, s)
 	return leader{s, addr, stop}
@@ -137,7 +140,8 @@ func upsert(g *nstancev1.GroupStatus) *nstancev1.GroupEvent {
 }
 
 func pending(i *nstancev1.InstanceStatus) *nstancev1.InstanceEvent {
-	return &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION, Instance: i, Reason: "expired", Drain: true,
+	return &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION, Instance: i, Reason: "expired",
+		Drain:    true,
 		Deadline: timestamppb.New(fleettest.Now.Add(time.Minute))}
 }
 
@@ -202,7 +206,8 @@ func TestMirrorsAShard(t *testing.T) {
 	l.saw(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "db"})
 	a.InstanceEvents <- pending(instance("wrk1", "deleting"))
 	l.saw(shards.Change{Shard: "a", Kind: shards.DrainPending, Group: "web", Instance: "wrk1"})
-	a.InstanceEvents <- &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_DELETED, Instance: instance("wrk2", "deleted")}
+	a.InstanceEvents <- &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_DELETED,
+		Instance: instance("wrk2", "deleted")}
 	l.saw(shards.Change{Shard: "a", Kind: shards.InstanceChanged, Group: "web", Instance: "wrk2"})
 	if d := cmp.Diff([]string{"wrk1 expired"}, drains(one.Drains())); d != "" {
 		t.Error(d)
@@ -256,7 +261,10 @@ func TestFollowsTheLeader(t *testing.T) {
 	standby.Do(func() { at = second.addr })
 	first.stop()
 	l.wait("the second leader's mirror", func() bool { _, ok := l.shard("a").Instance("wrk2"); return ok })
-	l.wait("what vanished with the first", func() bool { i, _ := l.shard("a").Instance("wrk1"); return i.GetState() == "deleted" })
+	l.wait("what vanished with the first", func() bool {
+		i, _ := l.shard("a").Instance("wrk1")
+		return i.GetState() == "deleted"
+	})
 
 	// Nobody leads, and nobody knows who will.
 	standby.Do(func() { at = "" })
@@ -280,7 +288,8 @@ func TestFollowsTheLeader(t *testing.T) {
 
 func TestShardsComeAndGo(t *testing.T) {
 	l := newLab(t)
-	a, b, b2 := l.serve("a").snapshot([]string{"web"}), l.serve("b").snapshot([]string{"web"}), l.serve("b").snapshot([]string{"web", "new"})
+	a, b, b2 := l.serve("a").snapshot([]string{"web"}), l.serve("b").snapshot([]string{"web"}),
+		l.serve("b").snapshot([]string{"web", "new"})
 	l.run()
 	l.set.Configure(map[string]string{"a": a.addr, "b": b.addr})
 	l.wait("both", func() bool { return l.shard("a").State().Synced && l.shard("b").State().Synced })
@@ -317,7 +326,8 @@ func TestOwnChangesAreSeenAtOnce(t *testing.T) {
 		t.Errorf("group %v", g)
 	}
 	l.saw(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "web"})
-	if _, err := one.API().DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: "wrk2", Reason: "test"}); err != nil {
+	if _, err := one.API().DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: "wrk2",
+		Reason: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	if i, _ := one.Instance("wrk2"); i.GetDeleteReason() != "test" {
@@ -330,7 +340,8 @@ func TestOwnChangesAreSeenAtOnce(t *testing.T) {
 		t.Errorf("group %v", g)
 	}
 	// What a leader does not know, it may yet be asked to make: it is not remembered as deleted.
-	if _, err := one.API().GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id}); status.Code(err) != codes.NotFound {
+	if _, err := one.API().GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id}); status.Code(
+		err) != codes.NotFound {
 		t.Errorf("unknown instance: %v", err)
 	}
 	if _, ok := one.Instance(id); ok {
@@ -350,7 +361,8 @@ func TestOwnChangesAreSeenAtOnce(t *testing.T) {
 			text.WriteString(f.GetName() + " " + m.String() + "\n")
 		}
 	}
-	for _, part := range []string{`nstance_operator_shard_reachable label:{name:"shard"  value:"a"}`, `nstance_operator_instances`, `value:"GetInstanceStatus"`, `value:"NotFound"`} {
+	for _, part := range []string{`nstance_operator_shard_reachable label:{name:"shard"  value:"a"}`,
+		`nstance_operator_instances`, `value:"GetInstanceStatus"`, `value:"NotFound"`} {
 		if !strings.Contains(strings.ReplaceAll(text.String(), `"shard" value`, `"shard"  value`), part) {
 			t.Errorf("metrics lack %s:\n%s", part, text.String())
 		}

@@ -49,7 +49,8 @@ type shard struct {
 var _ Shard = (*shard)(nil)
 
 func newShard(id, addr string, set *Set) *shard {
-	return &shard{mirror: newMirror(id, set.options.Now), set: set, log: set.options.Log.With("shard", id), addr: addr, lost: errNotConnected,
+	return &shard{mirror: newMirror(id, set.options.Now), set: set, log: set.options.Log.With("shard", id), addr: addr,
+		lost:  errNotConnected,
 		state: State{Since: set.options.Now(), Err: errNotConnected.Error()}, removed: make(chan struct{})}
 }
 
@@ -83,7 +84,8 @@ func (s *shard) run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}()
-	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: 5 * time.Second}
+	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.5,
+		Multiplier: 2, MaxInterval: 5 * time.Second}
 	delays.Reset()
 	said, hint := "", ""
 	for ctx.Err() == nil {
@@ -101,7 +103,8 @@ func (s *shard) run(ctx context.Context) {
 			said = err.Error()
 			s.log.Warn("No session with the shard's leader; trying again", "address", addr, "error", err)
 		}
-		// A server that is not the leader names it: that one is tried at once, and after that the configured address again.
+		// A server that is not the leader names it: that one is tried at once, and after that the configured address
+		// again.
 		hint = leaderOf(err)
 		if hint != "" && hint != addr && !followed {
 			continue

@@ -1,8 +1,9 @@
-// Package shards owns the operator's side of every shard: one connection each, and a mirror of what the shard's leader says of the tenant's groups
-// and instances.
+// Package shards owns the operator's side of every shard: one connection each, and a mirror of what the shard's leader
+// says of the tenant's groups and instances.
 //
-// Invariant: shards are independent of each other: one that does not answer delays nothing that is said of the others. What a mirror holds is what
-// a leader once said; who acts on "gone" must ask whether the mirror is synced, or ask the leader.
+// Invariant: shards are independent of each other: one that does not answer delays nothing that is said of the others.
+// What a mirror holds is what a leader once said; who acts on "gone" must ask whether the mirror is synced, or ask the
+// leader.
 package shards
 
 import (
@@ -17,11 +18,13 @@ type Shards interface {
 	IDs() []string
 	// Shard is one of them; false when the configuration file does not name it (any more).
 	Shard(id string) (Shard, bool)
-	// Notify adds somebody to be told of every change from now on. fn may be called from any goroutine and must not block.
+	// Notify adds somebody to be told of every change from now on. fn may be called from any goroutine and must not
+	// block.
 	Notify(fn func(Change))
 }
 
-// Shard is what is known of one shard, and the way to its leader. Messages it hands out are shared: they are not to be changed.
+// Shard is what is known of one shard, and the way to its leader. Messages it hands out are shared: they are not to be
+// changed.
 type Shard interface {
 	ID() string
 	State() State
@@ -31,11 +34,13 @@ type Shard interface {
 	Groups() []*nstancev1.GroupStatus
 	// Instance is the mirror's view of an instance. Deleted ones stay for a while, with the state "deleted".
 	Instance(id string) (*nstancev1.InstanceStatus, bool)
-	// Instances are the instances of a group, all when it is empty, by ID; those that are being deleted too, deleted ones not.
+	// Instances are the instances of a group, all when it is empty, by ID; those that are being deleted too, deleted
+	// ones not.
 	Instances(group string) []*nstancev1.InstanceStatus
 	// Drains are the instances that wait for their nodes to be drained, by ID.
 	Drains() []Drain
-	// API calls the shard's leader. A call ends after 10 seconds at the latest; while the shard is unreachable it fails at once with Unavailable.
+	// API calls the shard's leader. A call ends after 10 seconds at the latest; while the shard is unreachable it fails
+	// at once with Unavailable.
 	API() nstancev1.OperatorServiceClient
 }
 
@@ -44,8 +49,8 @@ type State struct {
 	// Reachable: the leader answers. Since is when that last changed.
 	Reachable bool
 	Since     time.Time
-	// Synced: groups and instances have been read as a whole from the leader we are connected to. It stays true while a lost connection is made
-	// anew, and false only before the first time.
+	// Synced: groups and instances have been read as a whole from the leader we are connected to. It stays true while a
+	// lost connection is made anew, and false only before the first time.
 	Synced bool
 	// Err is why the shard is unreachable, in words; "" when it is reachable.
 	Err string

@@ -8,8 +8,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Source makes requests for a controller of the changes of shards. What holds already when the controller starts comes first, as changes of every
-// shard, group and drain. requests must not block: it may read a cache, nothing else.
+// Source makes requests for a controller of the changes of shards. What holds already when the controller starts comes
+// first, as changes of every shard, group and drain. requests must not block: it may read a cache, nothing else.
 func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		add := func(c Change) {
@@ -42,7 +42,8 @@ func standing(s Shards) (changes []Change) {
 			changes = append(changes, Change{Shard: id, Kind: GroupChanged, Group: g.GetGroup()})
 		}
 		for _, d := range one.Drains() {
-			changes = append(changes, Change{Shard: id, Kind: DrainPending, Group: d.Instance.GetGroup(), Instance: d.Instance.GetInstanceId()})
+			changes = append(changes, Change{Shard: id, Kind: DrainPending, Group: d.Instance.GetGroup(),
+				Instance: d.Instance.GetInstanceId()})
 		}
 	}
 	return changes

@@ -25,9 +25,12 @@ func TestSource(t *testing.T) {
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 	defer queue.ShutDown()
 	name := func(c shards.Change) types.NamespacedName {
-		return types.NamespacedName{Namespace: c.Shard, Name: []string{"", "state", "group", "instance", "drain", "error"}[c.Kind] + c.Group + c.Instance}
+		return types.NamespacedName{Namespace: c.Shard, Name: []string{"", "state", "group", "instance", "drain",
+			"error"}[c.Kind] + c.Group + c.Instance}
 	}
-	source := shards.Source(set, func(c shards.Change) []reconcile.Request { return []reconcile.Request{{NamespacedName: name(c)}} })
+	source := shards.Source(set, func(c shards.Change) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: name(c)}}
+	})
 	if err := source.Start(t.Context(), queue); err != nil {
 		t.Fatal(err)
 	}

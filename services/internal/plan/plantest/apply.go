@@ -110,7 +110,8 @@ func (w *World) created(vm *VM) {
 		return
 	}
 	w.after(w.Boot, 0, func() {
-		if vm.State == record.Created && vm.Truth == plan.ProviderRunning && vm.Work != plan.MarkingDeleting && !vm.Cut {
+		if vm.State == record.Created && vm.Truth == plan.ProviderRunning && vm.Work != plan.MarkingDeleting &&
+			!vm.Cut {
 			vm.State, vm.RegisteredAt, vm.reportFrom, vm.Agent = record.Registered, w.Now, w.Now, true
 		}
 	})
@@ -205,7 +206,8 @@ func (w *World) Restart(vm *VM, reboot bool, d time.Duration) {
 	})
 }
 
-// Crash ends the leader and starts another: what it only remembered is gone, writes and calls under way have happened or, by landed, not.
+// Crash ends the leader and starts another: what it only remembered is gone, writes and calls under way have happened
+// or, by landed, not.
 func (w *World) Crash(landed func() bool) {
 	term := w.term
 	w.term++
@@ -225,7 +227,8 @@ func (w *World) Crash(landed func() bool) {
 			vm.Work = plan.Idle // a call that is still open is settled by the next leader; here its answer does
 		}
 		vm.Failed, vm.TendFailed, vm.AskFailed, vm.Asking = plan.Failure{}, plan.Failure{}, plan.Failure{}, false
-		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false, time.Time{}
+		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false,
+			time.Time{}
 		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false
 		vm.Announced, vm.Drained, vm.TerminateRequested = false, false, time.Time{}
 		vm.PowerOffAt = time.Time{}

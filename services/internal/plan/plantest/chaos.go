@@ -22,7 +22,8 @@ func Random(rng *rand.Rand) *World {
 	w.Group.DrainTimeout = config.Duration(pick(0, 30*time.Second, 5*time.Minute))
 	w.Group.MaxSurge = 1 + rng.Intn(3)
 	w.Group.MaxUnhealthy = []config.Limit{{Value: 40, Percent: true}, {Value: 1}, {Value: 3}}[rng.Intn(3)]
-	w.Write, w.Create, w.End = pick(time.Millisecond, 20*time.Millisecond, time.Second), pick(10*time.Millisecond, 2*time.Second),
+	w.Write, w.Create, w.End = pick(time.Millisecond, 20*time.Millisecond, time.Second),
+		pick(10*time.Millisecond, 2*time.Second),
 		pick(time.Second, 45*time.Second)
 	w.Boot, w.Ask = pick(5*time.Second, time.Minute), pick(time.Millisecond, 300*time.Millisecond)
 	w.Reserve = pick(0, 0, 20*time.Millisecond)
@@ -53,7 +54,8 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 		if rng.Intn(chance) != 0 {
 			return time.Time{}
 		}
-		return s.Now.Add(-time.Duration(rng.Intn(int(2*w.Settings.RegistrationTimeout))) - time.Duration(rng.Intn(2))*time.Hour)
+		return s.Now.Add(-time.Duration(rng.Intn(int(2*w.Settings.RegistrationTimeout))) - time.Duration(
+			rng.Intn(2))*time.Hour)
 	}
 	maybe := func(chance int) bool { return rng.Intn(chance) == 0 }
 	s.SilenceFrom, s.LeaderSince = when(1), when(2)
@@ -68,12 +70,14 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	for range rng.Intn(12) {
 		vm := w.make()
 		i := &vm.Instance
-		i.State = []record.State{record.Reserved, record.Created, record.Registered, record.Registered, record.Registered, record.Deleting}[rng.Intn(6)]
+		i.State = []record.State{record.Reserved, record.Created, record.Registered, record.Registered,
+			record.Registered, record.Deleting}[rng.Intn(6)]
 		i.OnDemand = maybe(6)
 		if maybe(3) {
 			i.Work = plan.Work(rng.Intn(int(plan.Tending) + 1))
 		}
-		if deleting := i.State == record.Deleting; !deleting && i.Work > plan.MarkingDeleting && i.Work != plan.Tending ||
+		if deleting := i.State == record.Deleting; !deleting && i.Work > plan.MarkingDeleting &&
+			i.Work != plan.Tending ||
 			deleting && i.Work <= plan.MarkingDeleting || i.State == record.Reserved && i.Work != plan.Creating {
 			i.Work = plan.Idle
 		}
@@ -81,20 +85,25 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 			i.Failed = plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}
 		}
 		if maybe(5) {
-			i.TendFailed, i.AskFailed = plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}, plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}
+			i.TendFailed, i.AskFailed = plan.Failure{At: when(1), Count: 1 + rng.Intn(9)},
+				plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}
 		}
 		i.CreatedAt, i.LaunchedAt = when(1), when(2)
 		if i.State == record.Registered || i.State == record.Deleting && maybe(2) {
 			i.RegisteredAt = when(1)
-			i.LastReport, i.Healthy, i.EverHealthy, i.Connected, i.LostAt = when(2), maybe(2), maybe(2), maybe(2), when(3)
+			i.LastReport, i.Healthy, i.EverHealthy, i.Connected, i.LostAt = when(2), maybe(2), maybe(2), maybe(2),
+				when(3)
 			i.EverHealthy = i.EverHealthy || i.Healthy
 			i.PowerOffAt, i.RestartingAt, i.Reboot = when(8), when(8), maybe(2)
-			i.RuntimeHash, i.FilesSent, i.FilesFailed = []string{"", "r1"}[rng.Intn(2)], []string{"", "r1"}[rng.Intn(2)], maybe(5)
+			i.RuntimeHash, i.FilesSent, i.FilesFailed = []string{"", "r1"}[rng.Intn(2)],
+				[]string{"", "r1"}[rng.Intn(2)], maybe(5)
 		}
 		i.InfraHash = []string{"v1", "v1", "v0", ""}[rng.Intn(4)]
-		states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning, plan.ProviderRunning, plan.ProviderRunning,
+		states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning,
+			plan.ProviderRunning, plan.ProviderRunning,
 			plan.ProviderGoing, plan.ProviderStopped, plan.ProviderGone}
-		i.Provider = plan.Observed[plan.ProviderState]{Value: states[rng.Intn(len(states))], Complete: !maybe(5), At: when(2)}
+		i.Provider = plan.Observed[plan.ProviderState]{Value: states[rng.Intn(len(states))], Complete: !maybe(5),
+			At: when(2)}
 		i.Asking, i.Notice, i.NoticeDeadline = maybe(5), maybe(8), when(2)
 		if i.State == record.Deleting {
 			i.DeletingAt, i.DeleteDeadline, i.Announced, i.Drained = when(1), when(2), maybe(2), maybe(4)
@@ -190,8 +199,8 @@ func (w *World) Calm() {
 	}
 }
 
-// Settled says what is not as it should be once nothing fails any more: the group at its size, every instance healthy and as configured, nothing
-// on its way. Empty when all is well.
+// Settled says what is not as it should be once nothing fails any more: the group at its size, every instance healthy
+// and as configured, nothing on its way. Empty when all is well.
 func (w *World) Settled() (wrong string) {
 	w.Snapshot()
 	managed := 0

@@ -12,7 +12,8 @@ import (
 )
 
 // voluntary are the causes of deletions that were the planner's own idea; the other ones follow a loss.
-var voluntary = map[string]bool{"scale_down": true, "group_deleted": true, "terminating": true, "unhealthy": true, "expired": true, "drift": true}
+var voluntary = map[string]bool{"scale_down": true, "group_deleted": true, "terminating": true, "unhealthy": true,
+	"expired": true, "drift": true}
 
 // Check holds one decision against what must be true of every decision for its snapshot.
 func Check(s plan.Snapshot, d plan.Decision) error {
@@ -113,7 +114,8 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		}
 		if r, silent := plan.RunningSilent(i, s.Settings, s.SilenceFrom, s.Now); r {
 			running++
-			if silent && (cause == "unhealthy" || i.State == record.Deleting && strings.Contains(i.DeleteReason, "silent")) {
+			if silent && (cause == "unhealthy" || i.State == record.Deleting &&
+				strings.Contains(i.DeleteReason, "silent")) {
 				unhealthy++
 			}
 			if cause == "unhealthy" {
@@ -145,10 +147,12 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		return fmt.Errorf("only %d registered instances left of a size of %d: %v", registered, desired, marked)
 	}
 	if creates > 0 && counted-removed+creates > desired+surge {
-		return fmt.Errorf("%d creates on top of %d, the size is %d with a surge of %d", creates, counted-removed, desired, surge)
+		return fmt.Errorf("%d creates on top of %d, the size is %d with a surge of %d", creates, counted-removed,
+			desired, surge)
 	}
 	if limit := s.Group.MaxUnhealthy.Of(running); silenced > 0 && unhealthy > limit {
-		return fmt.Errorf("%d of %d running instances are removed for their silence, at most %d may", unhealthy, running, limit)
+		return fmt.Errorf("%d of %d running instances are removed for their silence, at most %d may", unhealthy,
+			running, limit)
 	}
 	if until := s.Backoff.Until(s.Group.GroupKey); creates > 0 && until.After(s.Now) {
 		return fmt.Errorf("%d creates while backing off until %s", creates, until)

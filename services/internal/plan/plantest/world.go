@@ -1,5 +1,6 @@
-// Package plantest is a small world around the planner for tests: one group, its VMs, their agents and a provider, on a clock that jumps from
-// event to event. It applies what the planner decides, checks every decision against what must always hold, and keeps a transcript.
+// Package plantest is a small world around the planner for tests: one group, its VMs, their agents and a provider, on a
+// clock that jumps from event to event. It applies what the planner decides, checks every decision against what must
+// always hold, and keeps a transcript.
 //
 // Invariant: the same script gives the same transcript, byte for byte.
 package plantest
@@ -25,8 +26,8 @@ type World struct {
 	Now      time.Time
 	Settings plan.Settings
 	Group    config.Group
-	// Write, Create, Boot, End and Ask are how long a bucket write, a create call, a boot until registration, the end of a terminated VM and a
-	// question to the provider take.
+	// Write, Create, Boot, End and Ask are how long a bucket write, a create call, a boot until registration, the end
+	// of a terminated VM and a question to the provider take.
 	Write, Create, Boot, End, Ask time.Duration
 	// Reserve is how long a create waits for an instance ID; zero: a reservation is at hand.
 	Reserve time.Duration
@@ -57,8 +58,9 @@ type World struct {
 	scriptStart              time.Time
 	log                      strings.Builder
 	marks                    map[string]int
-	asked                    map[ident.ID]string // what was last asked about an instance, and why, if nothing else was done since
-	err                      error
+	// what was last asked about an instance, and why, if nothing else was done since
+	asked map[ident.ID]string
+	err   error
 }
 
 // VM is an instance as the leader sees it, and the truth about it.
@@ -84,13 +86,16 @@ type effect struct {
 func New(seed int64) *World {
 	w := &World{
 		Now: Epoch, scriptStart: Epoch, leaderSince: Epoch, term: 1,
-		Settings: plan.Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute, Retention: 30 * time.Minute,
+		Settings: plan.Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute,
+			Retention:       30 * time.Minute,
 			CollectInterval: 2 * time.Minute},
-		Group: config.Group{GroupKey: config.GroupKey{Tenant: "default", Group: "workers"}, Static: true, MaxSurge: 1, Kind: "knd",
+		Group: config.Group{GroupKey: config.GroupKey{Tenant: "default", Group: "workers"}, Static: true, MaxSurge: 1,
+			Kind:         "knd",
 			MaxUnhealthy: config.Limit{Value: 40, Percent: true}, DrainTimeout: config.Duration(5 * time.Minute),
 			InfraHash: "v1", RuntimeHash: "r1"},
 		Write: 20 * time.Millisecond, Create: 500 * time.Millisecond, Boot: 30 * time.Second, End: 20 * time.Second,
-		Ask: 50 * time.Millisecond, rand: rand.New(rand.NewSource(seed)), doubt: rand.New(rand.NewSource(^seed)), marks: map[string]int{}, asked: map[ident.ID]string{},
+		Ask: 50 * time.Millisecond, rand: rand.New(rand.NewSource(seed)), doubt: rand.New(rand.NewSource(^seed)),
+		marks: map[string]int{}, asked: map[ident.ID]string{},
 	}
 	w.after(w.Settings.CollectInterval, 0, w.list)
 	return w
@@ -126,8 +131,10 @@ func (w *World) Snapshot() plan.Snapshot {
 	for _, vm := range w.VMs {
 		w.refresh(vm)
 	}
-	s := plan.Snapshot{Now: w.Now, Term: uint64(w.term), Settings: w.Settings, Group: w.Group, LeaderSince: w.leaderSince, SilenceFrom: w.silenceFrom,
-		PendingCreates: w.pending, Backoff: w.backoff, CreateBudget: -1, GuardRaised: w.guardRaised, BackoffRaised: w.backoffRaised, Shard: w.Shard}
+	s := plan.Snapshot{Now: w.Now, Term: uint64(w.term), Settings: w.Settings, Group: w.Group,
+		LeaderSince: w.leaderSince, SilenceFrom: w.silenceFrom,
+		PendingCreates: w.pending, Backoff: w.backoff, CreateBudget: -1, GuardRaised: w.guardRaised,
+		BackoffRaised: w.backoffRaised, Shard: w.Shard}
 	for _, vm := range w.VMs {
 		s.Instances = append(s.Instances, vm.Instance)
 		running, silent := plan.RunningSilent(&vm.Instance, w.Settings, w.silenceFrom, w.Now)
@@ -231,8 +238,8 @@ func (w *World) Pass() (wake time.Time) {
 	return wake
 }
 
-// checkFirm looks whether something is to be done before the firm wake-up of a decision although every report that is owed comes in time. The snapshot's
-// instances are changed.
+// checkFirm looks whether something is to be done before the firm wake-up of a decision although every report that is
+// owed comes in time. The snapshot's instances are changed.
 func (w *World) checkFirm(s plan.Snapshot, d plan.Decision) {
 	ahead := 3 * s.Settings.HealthInterval
 	if !d.Firm.IsZero() {
@@ -242,13 +249,15 @@ func (w *World) checkFirm(s plan.Snapshot, d plan.Decision) {
 	for n := range s.Instances {
 		i := &s.Instances[n]
 		if _, owes := i.Owes(&s.Settings); owes {
-			if late := s.Now.Add(-time.Duration(w.doubt.Int63n(int64(s.Settings.HealthInterval)))); late.After(i.LastReport) {
+			if late := s.Now.Add(-time.Duration(w.doubt.Int63n(int64(s.Settings.HealthInterval)))); late.After(
+				i.LastReport) {
 				i.LastReport = late
 			}
 		}
 	}
 	if early := plan.Next(s); len(early.Actions) > 0 {
-		w.fail("all reports came, and the firm wake-up was at %s, but at %s there is: %+v", w.stamp(d.Firm), w.stamp(s.Now), early.Actions[0])
+		w.fail("all reports came, and the firm wake-up was at %s, but at %s there is: %+v", w.stamp(d.Firm),
+			w.stamp(s.Now), early.Actions[0])
 	}
 }
 
@@ -260,7 +269,9 @@ func (w *World) apply(d plan.Decision) {
 }
 
 func onlyEvents(actions []plan.Action) bool {
-	return len(actions) > 0 && !slices.ContainsFunc(actions, func(a plan.Action) bool { return a.Kind != plan.RaiseError && a.Kind != plan.ResolveError })
+	return len(actions) > 0 && !slices.ContainsFunc(actions, func(a plan.Action) bool {
+		return a.Kind != plan.RaiseError && a.Kind != plan.ResolveError
+	})
 }
 
 func (w *World) fail(format string, args ...any) {
@@ -364,7 +375,8 @@ func (w *World) make() *VM {
 	if err != nil {
 		panic(err)
 	}
-	vm := &VM{Instance: plan.Instance{ID: id, ProviderID: fmt.Sprintf("vm-%d", w.named), InfraHash: w.Group.InfraHash, CreatedAt: w.Now},
+	vm := &VM{Instance: plan.Instance{ID: id, ProviderID: fmt.Sprintf("vm-%d", w.named), InfraHash: w.Group.InfraHash,
+		CreatedAt: w.Now},
 		Name: fmt.Sprintf("i%d", w.named)}
 	at, _ := slices.BinarySearchFunc(w.VMs, vm, func(a, b *VM) int { return a.ID.Compare(b.ID) })
 	w.VMs = slices.Insert(w.VMs, at, vm)

@@ -1,4 +1,5 @@
-// Package leadertest gives tests of handlers the leader of a shard: a World, an executor and typed state over an object store in memory.
+// Package leadertest gives tests of handlers the leader of a shard: a World, an executor and typed state over an object
+// store in memory.
 package leadertest
 
 import (
@@ -63,8 +64,10 @@ func New(t testing.TB, group config.Group) *Leader {
 		}
 		return l.fault(r)
 	}})
-	l.State = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a", Now: l.Clock.Now})
-	l.World = shardstate.New(shardstate.Options{Cluster: l.Name, Shard: "a", Term: l.Term(), Now: l.Clock.Now, Wake: func() {}, Events: sink{l}, Log: l.Log})
+	l.State = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a",
+		Now: l.Clock.Now})
+	l.World = shardstate.New(shardstate.Options{Cluster: l.Name, Shard: "a", Term: l.Term(), Now: l.Clock.Now,
+		Wake: func() {}, Events: sink{l}, Log: l.Log})
 	group.GroupKey = Group
 	shard := (&config.Shard{}).WithDefaults()
 	l.World.Configure(shard, map[config.GroupKey]config.Group{Group: group})
@@ -106,7 +109,8 @@ func (l *Leader) Current() error {
 	if l.Context.Err() == nil {
 		return nil
 	}
-	detailed, err := status.New(codes.Unavailable, "another server leads").WithDetails(&nstancev1.NotLeader{Shard: "a", LeaderId: "two"})
+	detailed, err := status.New(codes.Unavailable, "another server leads").WithDetails(&nstancev1.NotLeader{Shard: "a",
+		LeaderId: "two"})
 	if err != nil {
 		return err
 	}
@@ -156,7 +160,8 @@ func (l *Leader) AwaitEvent(t testing.TB, id ident.ID, typ shardstate.InstanceEv
 // reserved is the record of a fresh instance.
 func (l *Leader) reserved(t testing.TB) record.Instance {
 	id := l.NewID(t, "knd")
-	return record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: l.Term(), ReservedTerm: l.Term(), Writer: Incarnation,
+	return record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: l.Term(),
+		ReservedTerm: l.Term(), Writer: Incarnation,
 		Cluster: l.Name, Shard: "a", Tenant: Group.Tenant, Kind: "knd", CreatedAt: l.Clock.Now()}
 }
 
@@ -170,8 +175,8 @@ func (l *Leader) Put(t testing.TB, rec record.Instance, token objstore.Token) {
 	l.World.PutRecord(rec, token)
 }
 
-// Reserved makes an instance that is being created: its record is reserved, the provider has not answered. Leftover, the World does not
-// know it at all.
+// Reserved makes an instance that is being created: its record is reserved, the provider has not answered. Leftover,
+// the World does not know it at all.
 func (l *Leader) Reserved(t testing.TB, leftover bool) ident.ID {
 	t.Helper()
 	rec := l.reserved(t)
@@ -188,14 +193,16 @@ func (l *Leader) Reserved(t testing.TB, leftover bool) ident.ID {
 
 // Answer has the provider say that an instance's VM runs.
 func (l *Leader) Answer(id ident.ID) {
-	l.World.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: infra.Running, IPv4: "10.1.2.3", LaunchedAt: l.Clock.Now()}, l.Clock.Now())
+	l.World.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: infra.Running, IPv4: "10.1.2.3",
+		LaunchedAt: l.Clock.Now()}, l.Clock.Now())
 }
 
 // Created makes an instance whose agent has not registered.
 func (l *Leader) Created(t testing.TB) ident.ID {
 	t.Helper()
 	rec := l.reserved(t)
-	rec.State, rec.Group, rec.Template, rec.InstanceType, rec.InfraHash = record.Created, Group.Group, "worker", "small", "i1"
+	rec.State, rec.Group, rec.Template, rec.InstanceType, rec.InfraHash = record.Created, Group.Group, "worker",
+		"small", "i1"
 	rec.ProviderID, rec.LaunchedAt = "vm-"+rec.ID.String(), l.Clock.Now()
 	l.Put(t, rec, "")
 	l.Answer(rec.ID)

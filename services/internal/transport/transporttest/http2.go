@@ -12,8 +12,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Raw is a client's end of an HTTP/2 connection on which anything may be written, also what no client would write. Frames go out as they are
-// written, one write each.
+// Raw is a client's end of an HTTP/2 connection on which anything may be written, also what no client would write.
+// Frames go out as they are written, one write each.
 type Raw struct {
 	net.Conn
 	*http2.Framer
@@ -56,7 +56,8 @@ func pairs(list []string) func(func([2]string) bool) {
 
 // Call begins a call. Streams of clients have odd numbers that rise.
 func (r *Raw) Call(stream uint32, method string, more ...string) error {
-	return r.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: r.Fields(method, more...), EndHeaders: true})
+	return r.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: r.Fields(method, more...),
+		EndHeaders: true})
 }
 
 // Part sends the beginning of a message of the given size: less is left to do for who never ends it.
@@ -65,7 +66,8 @@ func (r *Raw) Part(stream uint32, size int, part []byte) error {
 	return r.WriteData(stream, false, append(head, part...))
 }
 
-// End reads until the server ends the connection and says how it did: "closed", "GOAWAY CODE", or "open" when it did not in time.
+// End reads until the server ends the connection and says how it did: "closed", "GOAWAY CODE", or "open" when it did
+// not in time.
 func (r *Raw) End(within time.Duration) string {
 	how := "closed"
 	if err := r.SetReadDeadline(time.Now().Add(within)); err != nil {

@@ -1,4 +1,5 @@
-// Package transporttest gives tests a cluster's certificate authority and real TLS connections to gRPC servers of its ports.
+// Package transporttest gives tests a cluster's certificate authority and real TLS connections to gRPC servers of its
+// ports.
 package transporttest
 
 import (
@@ -55,7 +56,8 @@ type Cluster struct {
 // New makes a cluster "example" with the server "one" of shard "a", reached as 127.0.0.1.
 func New(t testing.TB) *Cluster {
 	t.Helper()
-	c := &Cluster{Name: "example", Clock: &Clock{now: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)}, Log: slog.New(slog.DiscardHandler)}
+	c := &Cluster{Name: "example", Clock: &Clock{now: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)},
+		Log: slog.New(slog.DiscardHandler)}
 	var err error
 	if c.CA, err = authority.CreateCA(c.Name, rand.Reader, c.Clock.Now()); err != nil {
 		t.Fatal(err)
@@ -65,7 +67,8 @@ func New(t testing.TB) *Cluster {
 	}
 	if c.Source, err = transport.NewSource(transport.Options{
 		Identity: authority.Identity{Role: authority.RoleServer, Cluster: c.Name, Shard: "a", Server: "one"},
-		Hosts:    []string{"127.0.0.1"}, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader, Now: c.Clock.Now, Log: c.Log,
+		Hosts:    []string{"127.0.0.1"}, CA: c.CA, Bundle: []*x509.Certificate{c.CA.Certificate()}, Rand: rand.Reader,
+		Now: c.Clock.Now, Log: c.Log,
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +77,8 @@ func New(t testing.TB) *Cluster {
 
 // Issuer issues clients' certificates.
 func (c *Cluster) Issuer() transport.Issuer {
-	return transport.Issuer{CA: c.CA, Bundle: authority.EncodeBundle(c.CA.Certificate()), Rand: rand.Reader, Now: c.Clock.Now}
+	return transport.Issuer{CA: c.CA, Bundle: authority.EncodeBundle(c.CA.Certificate()), Rand: rand.Reader,
+		Now: c.Clock.Now}
 }
 
 // NewID makes an ID.
@@ -145,7 +149,8 @@ func (c *Cluster) ClientTLS(certificate *tls.Certificate) *tls.Config {
 // Dial connects to a port until the test ends.
 func (c *Cluster) Dial(t testing.TB, addr string, certificate *tls.Certificate) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(c.ClientTLS(certificate))),
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(
+		credentials.NewTLS(c.ClientTLS(certificate))),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy())
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,5 @@
-// Package auth owns the verification of AWS Signature Version 4: it signs the request again with the SDK's own signer and compares.
+// Package auth owns the verification of AWS Signature Version 4: it signs the request again with the SDK's own signer
+// and compares.
 //
 // Invariant: a request is told apart from another one in every part that its signature covers, and a session's key is no good without its token or after its end.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html
@@ -50,12 +51,14 @@ type Signature struct {
 const timeForm = "20060102T150405Z"
 
 var (
-	headerForm = regexp.MustCompile(`^AWS4-HMAC-SHA256 +Credential=([^,]+), *SignedHeaders=([^,]+), *Signature=([0-9a-f]{64})$`)
+	headerForm = regexp.MustCompile(
+		`^AWS4-HMAC-SHA256 +Credential=([^,]+), *SignedHeaders=([^,]+), *Signature=([0-9a-f]{64})$`)
 	hashForm   = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	errUnknown = errors.New("unknown key")
 )
 
-// Read finds the signature in the Authorization header or, for a presigned URL, in the query. Nil without an error means that there is none.
+// Read finds the signature in the Authorization header or, for a presigned URL, in the query. Nil without an error
+// means that there is none.
 func Read(r *http.Request) (*Signature, error) {
 	query := r.URL.Query()
 	var credential, signed, date string
@@ -68,7 +71,8 @@ func Read(r *http.Request) (*Signature, error) {
 		}
 		credential, signed, s.value, date = m[1], m[2], m[3], r.Header.Get("X-Amz-Date")
 	case query.Has("X-Amz-Signature"):
-		credential, signed, s.value, date = query.Get("X-Amz-Credential"), query.Get("X-Amz-SignedHeaders"), query.Get("X-Amz-Signature"), query.Get("X-Amz-Date")
+		credential, signed, s.value, date = query.Get("X-Amz-Credential"), query.Get("X-Amz-SignedHeaders"),
+			query.Get("X-Amz-Signature"), query.Get("X-Amz-Date")
 		seconds, err := strconv.Atoi(query.Get("X-Amz-Expires"))
 		if err != nil || seconds < 1 || seconds > 7*24*3600 {
 			return nil, incomplete("X-Amz-Expires must be between 1 and 604800 seconds")
@@ -100,8 +104,9 @@ func incomplete(what string) error {
 	return wire.Errorf(http.StatusForbidden, "IncompleteSignature", "%s", what)
 }
 
-// Verify checks the signature with the key that lookup knows for its ID. body is what was read of the request; it is nil for S3, where the body is still to be
-// read and an attached hash of it is checked on the way. The chunk signatures of streamed uploads are not checked. Errors are the service's own.
+// Verify checks the signature with the key that lookup knows for its ID. body is what was read of the request; it is
+// nil for S3, where the body is still to be read and an attached hash of it is checked on the way. The chunk signatures
+// of streamed uploads are not checked. Errors are the service's own.
 func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access string) (Key, bool), now time.Time) error {
 	key, ok := lookup(s.Access)
 	if !ok {
@@ -134,7 +139,8 @@ func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access stri
 	return checkBody(r, body)
 }
 
-// payloadHash is what the client signed for the body: S3's clients say it in a header, the others leave it to be computed.
+// payloadHash is what the client signed for the body: S3's clients say it in a header, the others leave it to be
+// computed.
 func payloadHash(r *http.Request, service string, body []byte) string {
 	if said := r.Header.Get("X-Amz-Content-Sha256"); said != "" {
 		return said
@@ -146,7 +152,8 @@ func payloadHash(r *http.Request, service string, body []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sign makes the signature of the same request anew. The signer covers all headers that it finds, so the copy has those that the client signed.
+// sign makes the signature of the same request anew. The signer covers all headers that it finds, so the copy has those
+// that the client signed.
 func (s *Signature) sign(r *http.Request, key Key, payload string) (string, error) {
 	again := &http.Request{Method: r.Method, Host: r.Host, Header: http.Header{}, URL: new(url.URL)}
 	*again.URL = *r.URL
@@ -164,7 +171,8 @@ func (s *Signature) sign(r *http.Request, key Key, payload string) (string, erro
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = s.Service == "s3" })
 	credentials := aws.Credentials{AccessKeyID: s.Access, SecretAccessKey: key.Secret, SessionToken: key.Token}
 	if s.expires == 0 {
-		if err := signer.SignHTTP(context.Background(), credentials, again, payload, s.Service, s.Region, s.time); err != nil {
+		if err := signer.SignHTTP(context.Background(), credentials, again, payload, s.Service, s.Region,
+			s.time); err != nil {
 			return "", err
 		}
 		_, value, _ := strings.Cut(again.Header.Get("Authorization"), "Signature=")
@@ -200,7 +208,8 @@ func checkBody(r *http.Request, body []byte) error {
 	return nil
 }
 
-var errBody = wire.Errorf(http.StatusBadRequest, "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed.")
+var errBody = wire.Errorf(http.StatusBadRequest, "XAmzContentSHA256Mismatch",
+	"The provided 'x-amz-content-sha256' header does not match what was computed.")
 
 // hashedBody fails at the end of a body that is not the one that was signed.
 type hashedBody struct {

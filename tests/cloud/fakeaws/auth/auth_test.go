@@ -72,25 +72,29 @@ func (c *captured) verify(t *testing.T, key auth.Key, now time.Time) error {
 // calls send one signed request each. They fail: what matters is what arrived.
 var calls = map[string]func(t *testing.T, c aws.Config){
 	"ec2": func(t *testing.T, c aws.Config) {
-		if _, err := ec2.NewFromConfig(c).DescribeVpcs(t.Context(), &ec2.DescribeVpcsInput{VpcIds: []string{"vpc-1"}}); err == nil {
+		if _, err := ec2.NewFromConfig(c).DescribeVpcs(t.Context(), &ec2.DescribeVpcsInput{
+			VpcIds: []string{"vpc-1"}}); err == nil {
 			t.Fatal("answered")
 		}
 	},
 	"iam": func(t *testing.T, c aws.Config) {
-		if _, err := iam.NewFromConfig(c).GetRole(t.Context(), &iam.GetRoleInput{RoleName: aws.String("a")}); err == nil {
+		if _, err := iam.NewFromConfig(c).GetRole(t.Context(), &iam.GetRoleInput{
+			RoleName: aws.String("a")}); err == nil {
 			t.Fatal("answered")
 		}
 	},
 	"ssm": func(t *testing.T, c aws.Config) {
-		if _, err := ssm.NewFromConfig(c).GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("a")}); err == nil {
+		if _, err := ssm.NewFromConfig(c).GetParameter(t.Context(), &ssm.GetParameterInput{
+			Name: aws.String("a")}); err == nil {
 			t.Fatal("answered")
 		}
 	},
 	"s3": func(t *testing.T, c aws.Config) {
 		client := s3.NewFromConfig(c, func(o *s3.Options) { o.UsePathStyle = true })
 		_, err := client.PutObject(t.Context(), &s3.PutObjectInput{
-			Bucket: aws.String("b"), Key: aws.String("a b/c+d/ü.json"), Body: strings.NewReader("{}"), IfNoneMatch: aws.String("*"),
-			Metadata: map[string]string{"x": "  two  words "},
+			Bucket: aws.String("b"), Key: aws.String("a b/c+d/ü.json"), Body: strings.NewReader("{}"),
+			IfNoneMatch: aws.String("*"),
+			Metadata:    map[string]string{"x": "  two  words "},
 		})
 		if err == nil {
 			t.Fatal("answered")
@@ -102,8 +106,9 @@ func TestSigned(t *testing.T) {
 	codes := map[string][4]string{ // mismatch, unknown, skewed, expired
 		"ec2": {"AuthFailure", "AuthFailure", "RequestExpired", "RequestExpired"},
 		"iam": {"SignatureDoesNotMatch", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken"},
-		"ssm": {"InvalidSignatureException", "UnrecognizedClientException", "InvalidSignatureException", "ExpiredTokenException"},
-		"s3":  {"SignatureDoesNotMatch", "InvalidAccessKeyId", "RequestTimeTooSkewed", "ExpiredToken"},
+		"ssm": {"InvalidSignatureException", "UnrecognizedClientException", "InvalidSignatureException",
+			"ExpiredTokenException"},
+		"s3": {"SignatureDoesNotMatch", "InvalidAccessKeyId", "RequestTimeTooSkewed", "ExpiredToken"},
 	}
 	for service, call := range calls {
 		t.Run(service, func(t *testing.T) {
@@ -153,7 +158,8 @@ func TestSigned(t *testing.T) {
 func TestPresigned(t *testing.T) {
 	config, got := capture(t, token)
 	client := s3.NewPresignClient(s3.NewFromConfig(config, func(o *s3.Options) { o.UsePathStyle = true }))
-	signed, err := client.PresignGetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String("b"), Key: aws.String("a b")}, s3.WithPresignExpires(time.Hour))
+	signed, err := client.PresignGetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String("b"),
+		Key: aws.String("a b")}, s3.WithPresignExpires(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +186,8 @@ func TestPresigned(t *testing.T) {
 }
 
 func TestReadRefuses(t *testing.T) {
-	const good = "AWS4-HMAC-SHA256 Credential=A/20260101/us-west-2/ec2/aws4_request, SignedHeaders=host;x-amz-date, Signature="
+	const good = "AWS4-HMAC-SHA256 Credential=A/20260101/us-west-2/ec2/aws4_request, SignedHeaders=host;x-amz-date, " +
+		"Signature="
 	signature := strings.Repeat("a", 64)
 	for header, ok := range map[string]bool{
 		good + signature:     true,
@@ -204,7 +211,8 @@ func TestReadRefuses(t *testing.T) {
 }
 
 func FuzzRead(f *testing.F) {
-	f.Add("AWS4-HMAC-SHA256 Credential=A/20260101/us-west-2/s3/aws4_request, SignedHeaders=host, Signature="+strings.Repeat("0", 64), "20260101T000000Z")
+	f.Add("AWS4-HMAC-SHA256 Credential=A/20260101/us-west-2/s3/aws4_request, SignedHeaders=host, Signature="+
+		strings.Repeat("0", 64), "20260101T000000Z")
 	f.Fuzz(func(t *testing.T, header, date string) {
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
 		r.Header.Set("Authorization", header)
@@ -213,7 +221,9 @@ func FuzzRead(f *testing.F) {
 		if err != nil || s == nil {
 			return
 		}
-		if err := s.Verify(r, []byte("x"), func(string) (auth.Key, bool) { return auth.Key{Secret: "a"}, true }, time.Now()); err == nil {
+		if err := s.Verify(r, []byte("x"), func(string) (auth.Key, bool) {
+			return auth.Key{Secret: "a"}, true
+		}, time.Now()); err == nil {
 			t.Fatalf("%q was taken", header)
 		}
 	})

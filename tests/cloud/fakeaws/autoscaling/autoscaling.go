@@ -1,8 +1,10 @@
-// Package autoscaling is a fake of Amazon EC2 Auto Scaling: groups that really launch, watch and replace instances of the fake EC2.
+// Package autoscaling is a fake of Amazon EC2 Auto Scaling: groups that really launch, watch and replace instances of
+// the fake EC2.
 //
-// Invariant: a group's members are instances that it launched, each until EC2 says that it is terminated; between two looks at the world (Reconcile) nothing
-// changes but what a call changed. The service acts with rights of its own, as its service-linked role; that the caller might launch what he makes a group of is
-// asked when the group is made or its template changes.
+// Invariant: a group's members are instances that it launched, each until EC2 says that it is terminated; between two
+// looks at the world (Reconcile) nothing changes but what a call changed. The service acts with rights of its own, as
+// its service-linked role; that the caller might launch what he makes a group of is asked when the group is made or its
+// template changes.
 //
 // Actions, errors and defaults are those of the "Amazon EC2 Auto Scaling API Reference", version 2011-01-01.
 package autoscaling
@@ -116,7 +118,8 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-// Reconcile looks at the world once: what is due by the clock in EC2, members that came up or are gone, health, capacity, refreshes. It takes the cloud's lock.
+// Reconcile looks at the world once: what is due by the clock in EC2, members that came up or are gone, health,
+// capacity, refreshes. It takes the cloud's lock.
 func (s *Service) Reconcile() {
 	s.cfg.EC2.Settle()
 	s.cfg.Lock.Lock()
@@ -132,7 +135,8 @@ func (s *Service) arn(g *group, name string) string {
 	if g != nil {
 		id, name = g.uid, g.name
 	}
-	return "arn:aws:autoscaling:" + s.cfg.Region + ":" + s.cfg.Account + ":autoScalingGroup:" + id + ":autoScalingGroupName/" + name
+	return "arn:aws:autoscaling:" + s.cfg.Region + ":" + s.cfg.Account + ":autoScalingGroup:" + id +
+		":autoScalingGroupName/" + name
 }
 
 // allow asks for permission of the call's own action on a group.
@@ -153,7 +157,10 @@ func allowAny(c *wire.Call) error { return c.Authorize("autoscaling:"+c.Action, 
 // group finds one by name.
 func (s *Service) group(name string) (*group, error) {
 	if name == "" {
-		return nil, invalid("1 validation error detected: Value null at 'autoScalingGroupName' failed to satisfy constraint: Member must not be null")
+		return nil,
+			invalid(
+				"1 validation error detected: Value null at 'autoScalingGroupName' failed to satisfy constraint: " +
+					"Member must not be null")
 	}
 	if g := s.groups[name]; g != nil {
 		return g, nil
@@ -190,7 +197,10 @@ func page[T any](items []T, size *int, token string) ([]T, string, error) {
 		n = *size
 	}
 	if n < 1 || n > 100 {
-		return nil, "", invalid("1 validation error detected: Value '%d' at 'maxRecords' failed to satisfy constraint: Member must have value between 1 and 100", n)
+		return nil, "",
+			invalid(
+				"1 validation error detected: Value '%d' at 'maxRecords' failed to satisfy constraint: Member must "+
+					"have value between 1 and 100", n)
 	}
 	out, next, err := wire.Page(items, n, token)
 	if err != nil {

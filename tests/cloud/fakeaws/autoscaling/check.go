@@ -12,10 +12,12 @@ import (
 
 // terminationPolicies are those that AWS knows.
 var terminationPolicies = []string{
-	"AllocationStrategy", "ClosestToNextInstanceHour", "Default", "NewestInstance", "OldestInstance", "OldestLaunchConfiguration", "OldestLaunchTemplate",
+	"AllocationStrategy", "ClosestToNextInstanceHour", "Default", "NewestInstance", "OldestInstance",
+	"OldestLaunchConfiguration", "OldestLaunchTemplate",
 }
 
-// check refuses settings that do not fit together or name what is not there. launches: the caller chose what is launched, so he must be one who may.
+// check refuses settings that do not fit together or name what is not there. launches: the caller chose what is
+// launched, so he must be one who may.
 func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	switch {
 	case *g.MinSize < 0 || *g.MaxSize < 0:
@@ -23,9 +25,12 @@ func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	case *g.MinSize > *g.MaxSize:
 		return invalid("Max bound, %d, must be greater than or equal to min bound, %d", *g.MaxSize, *g.MinSize)
 	case *g.DesiredCapacity < *g.MinSize || *g.DesiredCapacity > *g.MaxSize:
-		return invalid("Desired capacity:%d must be between the specified min size:%d and max size:%d", *g.DesiredCapacity, *g.MinSize, *g.MaxSize)
+		return invalid("Desired capacity:%d must be between the specified min size:%d and max size:%d",
+			*g.DesiredCapacity, *g.MinSize, *g.MaxSize)
 	case (g.LaunchTemplate == nil) == (g.MixedInstancesPolicy == nil):
-		return invalid("Valid requests must contain either LaunchTemplate, LaunchConfigurationName, InstanceId or MixedInstancesPolicy parameter.")
+		return invalid(
+			"Valid requests must contain either LaunchTemplate, LaunchConfigurationName, InstanceId or " +
+				"MixedInstancesPolicy parameter.")
 	case g.template() == nil:
 		return invalid("You must specify a launch template in the mixed instances policy.")
 	case g.DesiredCapacityType != nil && *g.DesiredCapacityType != "units":
@@ -108,7 +113,9 @@ func (s *Service) checkTemplate(c *wire.Call, g *group) error {
 		switch {
 		case err == nil:
 		case errors.As(err, &e) && e.Status == http.StatusForbidden:
-			return wire.Errorf(http.StatusForbidden, "AccessDenied", "You are not authorized to use launch template: %s (%s)", value(g.template().LaunchTemplateId), e.Message)
+			return wire.Errorf(http.StatusForbidden, "AccessDenied",
+				"You are not authorized to use launch template: %s (%s)", value(g.template().LaunchTemplateId),
+				e.Message)
 		default:
 			return invalid("You must use a valid fully-formed launch template. %s", message(err))
 		}

@@ -34,11 +34,13 @@ type suspendedXML struct {
 
 func (s *Service) xml(g *group, instances bool) groupXML {
 	out := groupXML{
-		settings: g.settings, AutoScalingGroupARN: s.arn(g, ""), AutoScalingGroupName: g.name, CreatedTime: wire.Time{Time: g.created}, TargetGroupARNs: g.targets,
+		settings: g.settings, AutoScalingGroupARN: s.arn(g, ""), AutoScalingGroupName: g.name,
+		CreatedTime: wire.Time{Time: g.created}, TargetGroupARNs: g.targets,
 		Tags: g.tagDescriptions(),
 	}
 	if out.ServiceLinkedRoleARN == nil {
-		role := "arn:aws:iam::" + s.cfg.Account + ":role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+		role := "arn:aws:iam::" + s.cfg.Account +
+			":role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
 		out.ServiceLinkedRoleARN = &role
 	}
 	if g.deleting {
@@ -76,7 +78,8 @@ func (g *group) passes(filters []filter) (bool, error) {
 	for _, f := range filters {
 		key, named := strings.CutPrefix(f.Name, "tag:")
 		if !named && f.Name != "tag-key" && f.Name != "tag-value" {
-			return false, invalid("Filter type %s is not correct. Allowed Filter types are: tag-key tag-value tag:<key>", f.Name)
+			return false,
+				invalid("Filter type %s is not correct. Allowed Filter types are: tag-key tag-value tag:<key>", f.Name)
 		}
 		all = all && slices.ContainsFunc(g.tags, func(t tag) bool {
 			switch {

@@ -139,10 +139,12 @@ func (s *Service) createGroup(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if n := in.AutoScalingGroupName; n == "" || len(n) > 255 || strings.ContainsAny(n, ":") {
-		return nil, invalid("1 validation error detected: Value '%s' at 'autoScalingGroupName' failed to satisfy constraint", n)
+		return nil,
+			invalid("1 validation error detected: Value '%s' at 'autoScalingGroupName' failed to satisfy constraint", n)
 	}
 	g := &group{
-		settings: in.settings, name: in.AutoScalingGroupName, uid: newID(), created: c.Now, suspended: map[string]string{}, targets: in.TargetGroupARNs,
+		settings: in.settings, name: in.AutoScalingGroupName, uid: newID(), created: c.Now,
+		suspended: map[string]string{}, targets: in.TargetGroupARNs,
 	}
 	for _, source := range in.TrafficSources {
 		if source.Type != "" && source.Type != "elbv2" {
@@ -154,7 +156,8 @@ func (s *Service) createGroup(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if s.groups[g.name] != nil {
-		return nil, wire.Errorf(http.StatusBadRequest, "AlreadyExists", "AutoScalingGroup by this name already exists - A group with the name %s already exists", g.name)
+		return nil, wire.Errorf(http.StatusBadRequest, "AlreadyExists",
+			"AutoScalingGroup by this name already exists - A group with the name %s already exists", g.name)
 	}
 	switch {
 	case in.LaunchConfigurationName != nil || in.InstanceId != nil:
@@ -298,7 +301,8 @@ func (s *Service) updateGroup(c *wire.Call) (any, error) {
 		return nil, invalid("Launch configurations are not available to this account: use a launch template")
 	}
 	if g.deleting {
-		return nil, wire.Errorf(http.StatusBadRequest, "ScalingActivityInProgress", "AutoScalingGroup by name %s is being deleted", g.name)
+		return nil, wire.Errorf(http.StatusBadRequest, "ScalingActivityInProgress",
+			"AutoScalingGroup by name %s is being deleted", g.name)
 	}
 	next := *g
 	next.settings = merged(g.settings, in.settings)
@@ -320,7 +324,8 @@ func (s *Service) updateGroup(c *wire.Call) (any, error) {
 		next.retryAt = time.Time{}
 	}
 	if *next.DesiredCapacity != *g.DesiredCapacity {
-		s.cfg.Log.Debug("desired capacity changed", "group", g.name, "from", *g.DesiredCapacity, "to", *next.DesiredCapacity)
+		s.cfg.Log.Debug("desired capacity changed", "group", g.name, "from", *g.DesiredCapacity, "to",
+			*next.DesiredCapacity)
 	}
 	*g = next
 	s.reconcile()
@@ -361,11 +366,16 @@ func (s *Service) setDesiredCapacity(c *wire.Call) (any, error) {
 	}
 	switch {
 	case in.DesiredCapacity == nil:
-		return nil, invalid("1 validation error detected: Value null at 'desiredCapacity' failed to satisfy constraint: Member must not be null")
+		return nil,
+			invalid(
+				"1 validation error detected: Value null at 'desiredCapacity' failed to satisfy constraint: Member " +
+					"must not be null")
 	case *in.DesiredCapacity > *g.MaxSize:
-		return nil, invalid("New SetDesiredCapacity value %d is above max value %d for the AutoScalingGroup.", *in.DesiredCapacity, *g.MaxSize)
+		return nil, invalid("New SetDesiredCapacity value %d is above max value %d for the AutoScalingGroup.",
+			*in.DesiredCapacity, *g.MaxSize)
 	case *in.DesiredCapacity < *g.MinSize:
-		return nil, invalid("New SetDesiredCapacity value %d is below min value %d for the AutoScalingGroup.", *in.DesiredCapacity, *g.MinSize)
+		return nil, invalid("New SetDesiredCapacity value %d is below min value %d for the AutoScalingGroup.",
+			*in.DesiredCapacity, *g.MinSize)
 	}
 	g.DesiredCapacity, g.retryAt = in.DesiredCapacity, time.Time{}
 	s.reconcile()
@@ -387,7 +397,8 @@ func (s *Service) deleteGroup(c *wire.Call) (any, error) {
 	protection := cmp.Or(value(g.DeletionProtection), "none")
 	switch {
 	case protection == "prevent-all-deletion" || protection == "prevent-force-deletion" && in.ForceDelete:
-		return nil, wire.Errorf(http.StatusBadRequest, "ResourceInUse", "The group is protected from deletion: %s", protection)
+		return nil, wire.Errorf(http.StatusBadRequest, "ResourceInUse", "The group is protected from deletion: %s",
+			protection)
 	case g.deleting:
 		return nil, nil
 	case len(g.members) > 0 && !in.ForceDelete:
@@ -396,7 +407,8 @@ func (s *Service) deleteGroup(c *wire.Call) (any, error) {
 				"You cannot delete an AutoScalingGroup while there are scaling activities in progress for that group.")
 		}
 		return nil, wire.Errorf(http.StatusBadRequest, "ResourceInUse",
-			"You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) still in the group.")
+			"You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) "+
+				"still in the group.")
 	}
 	g.deleting = true
 	zero := 0

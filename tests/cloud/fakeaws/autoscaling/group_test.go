@@ -18,7 +18,8 @@ func TestCapacity(t *testing.T) {
 	w := newWorld(t)
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) {
 		in.Tags = []types.Tag{
-			{Key: aws.String("Name"), Value: aws.String("server"), PropagateAtLaunch: aws.Bool(true), ResourceId: aws.String("servers"), ResourceType: aws.String("auto-scaling-group")},
+			{Key: aws.String("Name"), Value: aws.String("server"), PropagateAtLaunch: aws.Bool(true),
+				ResourceId: aws.String("servers"), ResourceType: aws.String("auto-scaling-group")},
 			{Key: aws.String("own"), Value: aws.String("x"), PropagateAtLaunch: aws.Bool(false)},
 		}
 	})
@@ -30,7 +31,8 @@ func TestCapacity(t *testing.T) {
 	for _, tag := range w.instance(members[0]).Tags {
 		tags[*tag.Key] = *tag.Value
 	}
-	want := map[string]string{"Name": "server", "from": "template", "aws:autoscaling:groupName": "servers", "aws:ec2launchtemplate:id": w.template, "aws:ec2launchtemplate:version": "1"}
+	want := map[string]string{"Name": "server", "from": "template", "aws:autoscaling:groupName": "servers",
+		"aws:ec2launchtemplate:id": w.template, "aws:ec2launchtemplate:version": "1"}
 	if diff := cmp.Diff(want, tags); diff != "" {
 		t.Errorf("tags of the instance (-want +got):\n%s", diff)
 	}
@@ -50,12 +52,14 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("left: %+v", left)
 	}
 	for _, bad := range []int32{5, -1} {
-		_, err := w.client.SetDesiredCapacity(t.Context(), &sdk.SetDesiredCapacityInput{AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &bad})
+		_, err := w.client.SetDesiredCapacity(t.Context(), &sdk.SetDesiredCapacityInput{
+			AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &bad})
 		if code(t, err) != "ValidationError" {
 			t.Errorf("size %d: %v", bad, err)
 		}
 	}
-	if all := w.activities(); len(all) != 8 || *all[7].Description != "Launching a new EC2 instance: "+members[0] || all[7].StatusCode != types.ScalingActivityStatusCodeSuccessful {
+	if all := w.activities(); len(all) != 8 || *all[7].Description != "Launching a new EC2 instance: "+members[0] ||
+		all[7].StatusCode != types.ScalingActivityStatusCodeSuccessful {
 		t.Errorf("activities: %+v", all)
 	}
 }
@@ -63,7 +67,8 @@ func TestCapacity(t *testing.T) {
 func TestReplacement(t *testing.T) {
 	w := newWorld(t)
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) {
-		in.DesiredCapacity, in.HealthCheckType, in.HealthCheckGracePeriod = aws.Int32(2), aws.String("ELB"), aws.Int32(60)
+		in.DesiredCapacity, in.HealthCheckType, in.HealthCheckGracePeriod = aws.Int32(2), aws.String("ELB"),
+			aws.Int32(60)
 		in.TargetGroupARNs = []string{targetGroup}
 	})
 	old := w.inService()
@@ -112,20 +117,25 @@ func TestReplacement(t *testing.T) {
 	w.sleep(0)
 	replaced("failing status checks", id)
 	id = old[0]
-	_ = must(w.client.SetInstanceHealth(t.Context(), &sdk.SetInstanceHealthInput{InstanceId: &id, HealthStatus: aws.String("Unhealthy"), ShouldRespectGracePeriod: aws.Bool(false)}))(t)
+	_ = must(w.client.SetInstanceHealth(t.Context(), &sdk.SetInstanceHealthInput{InstanceId: &id,
+		HealthStatus: aws.String("Unhealthy"), ShouldRespectGracePeriod: aws.Bool(false)}))(t)
 	replaced("said to be unhealthy", id)
 	id = old[0]
-	_ = must(w.client.TerminateInstanceInAutoScalingGroup(t.Context(), &sdk.TerminateInstanceInAutoScalingGroupInput{InstanceId: &id, ShouldDecrementDesiredCapacity: aws.Bool(false)}))(t)
+	_ = must(w.client.TerminateInstanceInAutoScalingGroup(t.Context(),
+		&sdk.TerminateInstanceInAutoScalingGroupInput{InstanceId: &id,
+			ShouldDecrementDesiredCapacity: aws.Bool(false)}))(t)
 	replaced("ended through the group", id)
 
 	id = old[0]
-	must(w.client.SuspendProcesses(t.Context(), &sdk.SuspendProcessesInput{AutoScalingGroupName: aws.String("servers"), ScalingProcesses: []string{"Launch"}}))(t)
+	must(w.client.SuspendProcesses(t.Context(), &sdk.SuspendProcessesInput{AutoScalingGroupName: aws.String("servers"),
+		ScalingProcesses: []string{"Launch"}}))(t)
 	w.ec2.Kill(id)
 	w.sleep(time.Minute)
 	if got := w.inService(); len(got) != 1 {
 		t.Errorf("with Launch suspended: %v", got)
 	}
-	must(w.client.ResumeProcesses(t.Context(), &sdk.ResumeProcessesInput{AutoScalingGroupName: aws.String("servers")}))(t)
+	must(w.client.ResumeProcesses(t.Context(), &sdk.ResumeProcessesInput{AutoScalingGroupName: aws.String("servers")}))(
+		t)
 	replaced("resumed", id)
 }
 
@@ -139,7 +149,8 @@ func TestLaunchFailure(t *testing.T) {
 	w.faults.NoCapacity("", "us-west-2b", "", "InsufficientInstanceCapacity")
 	w.resize(2)
 	newest := w.activities()[0]
-	if newest.StatusCode != types.ScalingActivityStatusCodeFailed || !strings.Contains(*newest.StatusMessage, "sufficient t3.micro capacity") {
+	if newest.StatusCode != types.ScalingActivityStatusCodeFailed || !strings.Contains(*newest.StatusMessage,
+		"sufficient t3.micro capacity") {
 		t.Errorf("the activity: %+v", newest)
 	}
 	before := len(w.activities())
@@ -162,11 +173,13 @@ func TestUpdateAndDelete(t *testing.T) {
 		_, err := w.client.UpdateAutoScalingGroup(t.Context(), in)
 		return err
 	}
-	if err := update(&sdk.UpdateAutoScalingGroupInput{MaxSize: aws.Int32(1), DefaultCooldown: aws.Int32(10)}); err != nil {
+	if err := update(&sdk.UpdateAutoScalingGroupInput{MaxSize: aws.Int32(1),
+		DefaultCooldown: aws.Int32(10)}); err != nil {
 		t.Fatal(err)
 	}
 	g := w.group()
-	if *g.DesiredCapacity != 1 || *g.DefaultCooldown != 10 || len(g.Instances) != 1 || *g.VPCZoneIdentifier != w.subnets[0]+","+w.subnets[1] {
+	if *g.DesiredCapacity != 1 || *g.DefaultCooldown != 10 || len(g.Instances) != 1 ||
+		*g.VPCZoneIdentifier != w.subnets[0]+","+w.subnets[1] {
 		t.Errorf("the group: %+v", g)
 	}
 	if err := update(&sdk.UpdateAutoScalingGroupInput{MinSize: aws.Int32(2)}); code(t, err) != "ValidationError" {
@@ -175,21 +188,26 @@ func TestUpdateAndDelete(t *testing.T) {
 	if _, err := w.client.CreateAutoScalingGroup(t.Context(), w.input(nil)); code(t, err) != "AlreadyExists" {
 		t.Errorf("created twice: %v", err)
 	}
-	if _, err := w.client.DeleteAutoScalingGroup(t.Context(), &sdk.DeleteAutoScalingGroupInput{AutoScalingGroupName: aws.String("servers")}); code(t, err) != "ResourceInUse" {
+	if _, err := w.client.DeleteAutoScalingGroup(t.Context(), &sdk.DeleteAutoScalingGroupInput{
+		AutoScalingGroupName: aws.String("servers")}); code(t, err) != "ResourceInUse" {
 		t.Errorf("deleted with an instance: %v", err)
 	}
 	id := *g.Instances[0].InstanceId
-	must(w.client.DeleteAutoScalingGroup(t.Context(), &sdk.DeleteAutoScalingGroupInput{AutoScalingGroupName: aws.String("servers"), ForceDelete: aws.Bool(true)}))(t)
-	if left := must(w.client.DescribeAutoScalingGroups(t.Context(), &sdk.DescribeAutoScalingGroupsInput{}))(t).AutoScalingGroups; len(left) != 0 {
+	must(w.client.DeleteAutoScalingGroup(t.Context(), &sdk.DeleteAutoScalingGroupInput{
+		AutoScalingGroupName: aws.String("servers"), ForceDelete: aws.Bool(true)}))(t)
+	if left := must(w.client.DescribeAutoScalingGroups(t.Context(), &sdk.DescribeAutoScalingGroupsInput{}))(
+		t).AutoScalingGroups; len(left) != 0 {
 		t.Errorf("left: %+v", left)
 	}
 	if got := w.instance(id).State.Name; got != ec2types.InstanceStateNameTerminated {
 		t.Errorf("its instance is %s", got)
 	}
-	if _, err := w.client.DescribeScalingActivities(t.Context(), &sdk.DescribeScalingActivitiesInput{AutoScalingGroupName: aws.String("servers")}); code(t, err) != "ValidationError" {
+	if _, err := w.client.DescribeScalingActivities(t.Context(), &sdk.DescribeScalingActivitiesInput{
+		AutoScalingGroupName: aws.String("servers")}); code(t, err) != "ValidationError" {
 		t.Errorf("activities of a group that is gone: %v", err)
 	}
-	all := must(w.client.DescribeScalingActivities(t.Context(), &sdk.DescribeScalingActivitiesInput{IncludeDeletedGroups: aws.Bool(true)}))(t).Activities
+	all := must(w.client.DescribeScalingActivities(t.Context(), &sdk.DescribeScalingActivitiesInput{
+		IncludeDeletedGroups: aws.Bool(true)}))(t).Activities
 	if len(all) == 0 || *all[0].AutoScalingGroupState != "Deleted" {
 		t.Errorf("activities of deleted groups: %+v", all)
 	}
@@ -206,15 +224,20 @@ func TestCreateRefusals(t *testing.T) {
 		"no such template": func(in *sdk.CreateAutoScalingGroupInput) {
 			in.LaunchTemplate.LaunchTemplateId = aws.String("lt-00000000000000000")
 		},
-		"no such version":      func(in *sdk.CreateAutoScalingGroupInput) { in.LaunchTemplate.Version = aws.String("7") },
-		"no such target group": func(in *sdk.CreateAutoScalingGroupInput) { in.TargetGroupARNs = []string{targetGroup + "2"} },
-		"too many wanted":      func(in *sdk.CreateAutoScalingGroupInput) { in.DesiredCapacity = aws.Int32(5) },
-		"min over max":         func(in *sdk.CreateAutoScalingGroupInput) { in.MinSize = aws.Int32(5) },
-		"a health check":       func(in *sdk.CreateAutoScalingGroupInput) { in.HealthCheckType = aws.String("PING") },
-		"a policy":             func(in *sdk.CreateAutoScalingGroupInput) { in.TerminationPolicies = []string{"Mine"} },
+		"no such version": func(in *sdk.CreateAutoScalingGroupInput) {
+			in.LaunchTemplate.Version = aws.String("7")
+		},
+		"no such target group": func(in *sdk.CreateAutoScalingGroupInput) {
+			in.TargetGroupARNs = []string{targetGroup + "2"}
+		},
+		"too many wanted": func(in *sdk.CreateAutoScalingGroupInput) { in.DesiredCapacity = aws.Int32(5) },
+		"min over max":    func(in *sdk.CreateAutoScalingGroupInput) { in.MinSize = aws.Int32(5) },
+		"a health check":  func(in *sdk.CreateAutoScalingGroupInput) { in.HealthCheckType = aws.String("PING") },
+		"a policy":        func(in *sdk.CreateAutoScalingGroupInput) { in.TerminationPolicies = []string{"Mine"} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := w.client.CreateAutoScalingGroup(t.Context(), w.input(change)); code(t, err) != "ValidationError" {
+			if _, err := w.client.CreateAutoScalingGroup(t.Context(), w.input(change)); code(t,
+				err) != "ValidationError" {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -230,7 +253,8 @@ func TestPermissions(t *testing.T) {
 	in := w.input(func(in *sdk.CreateAutoScalingGroupInput) {
 		in.Tags = []types.Tag{{Key: aws.String("cluster"), Value: aws.String("c"), PropagateAtLaunch: aws.Bool(true)}}
 	})
-	for _, action := range []string{"autoscaling:CreateAutoScalingGroup", "ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"} {
+	for _, action := range []string{"autoscaling:CreateAutoScalingGroup", "ec2:RunInstances", "ec2:CreateTags",
+		"iam:PassRole"} {
 		w.deny = func(a asked) bool { return a.action == action }
 		if _, err := w.client.CreateAutoScalingGroup(t.Context(), in); code(t, err) != "AccessDenied" {
 			t.Errorf("without %s: %v", action, err)
@@ -239,7 +263,9 @@ func TestPermissions(t *testing.T) {
 	w.deny, w.asked = nil, nil
 	must(w.client.CreateAutoScalingGroup(t.Context(), in))(t)
 	create := w.asked[0]
-	if !strings.HasSuffix(create.resource, ":autoScalingGroupName/servers") || !slices.Equal(create.context["aws:RequestTag/cluster"], []string{"c"}) || !slices.Equal(create.context["autoscaling:MaxSize"], []string{"4"}) {
+	if !strings.HasSuffix(create.resource, ":autoScalingGroupName/servers") ||
+		!slices.Equal(create.context["aws:RequestTag/cluster"], []string{"c"}) ||
+		!slices.Equal(create.context["autoscaling:MaxSize"], []string{"4"}) {
 		t.Errorf("creating asked for %+v", create)
 	}
 	w.asked = nil
@@ -250,7 +276,8 @@ func TestPermissions(t *testing.T) {
 		t.Errorf("the service itself asked for %+v", w.asked)
 	}
 	w.resize(2)
-	if a := w.asked[0]; a.action != "autoscaling:SetDesiredCapacity" || !slices.Equal(a.context["aws:ResourceTag/cluster"], []string{"c"}) {
+	if a := w.asked[0]; a.action != "autoscaling:SetDesiredCapacity" ||
+		!slices.Equal(a.context["aws:ResourceTag/cluster"], []string{"c"}) {
 		t.Errorf("resizing asked for %+v", a)
 	}
 	name := aws.String("servers")
@@ -270,7 +297,8 @@ func TestPermissions(t *testing.T) {
 			return err
 		},
 		"unknown": func() error {
-			_, err := w.client.DeleteAutoScalingGroup(ctx, &sdk.DeleteAutoScalingGroupInput{AutoScalingGroupName: aws.String("other")})
+			_, err := w.client.DeleteAutoScalingGroup(ctx, &sdk.DeleteAutoScalingGroupInput{
+				AutoScalingGroupName: aws.String("other")})
 			return err
 		},
 		"activities": func() error {
@@ -282,7 +310,8 @@ func TestPermissions(t *testing.T) {
 			return err
 		},
 		"tags": func() error {
-			_, err := w.client.CreateOrUpdateTags(ctx, &sdk.CreateOrUpdateTagsInput{Tags: []types.Tag{{Key: name, ResourceId: name}}})
+			_, err := w.client.CreateOrUpdateTags(ctx, &sdk.CreateOrUpdateTagsInput{
+				Tags: []types.Tag{{Key: name, ResourceId: name}}})
 			return err
 		},
 	} {
@@ -296,21 +325,26 @@ func TestTags(t *testing.T) {
 	w := newWorld(t)
 	w.create(nil)
 	tag := func(key, value string) types.Tag {
-		return types.Tag{Key: &key, Value: &value, ResourceId: aws.String("servers"), ResourceType: aws.String("auto-scaling-group"), PropagateAtLaunch: aws.Bool(true)}
+		return types.Tag{Key: &key, Value: &value, ResourceId: aws.String("servers"),
+			ResourceType: aws.String("auto-scaling-group"), PropagateAtLaunch: aws.Bool(true)}
 	}
-	must(w.client.CreateOrUpdateTags(t.Context(), &sdk.CreateOrUpdateTagsInput{Tags: []types.Tag{tag("a", "1"), tag("b", "2")}}))(t)
+	must(w.client.CreateOrUpdateTags(t.Context(), &sdk.CreateOrUpdateTagsInput{Tags: []types.Tag{tag("a", "1"),
+		tag("b", "2")}}))(t)
 	must(w.client.DeleteTags(t.Context(), &sdk.DeleteTagsInput{Tags: []types.Tag{tag("a", "")}}))(t)
-	out := must(w.client.DescribeTags(t.Context(), &sdk.DescribeTagsInput{Filters: []types.Filter{{Name: aws.String("auto-scaling-group"), Values: []string{"servers"}}}}))(t).Tags
+	out := must(w.client.DescribeTags(t.Context(), &sdk.DescribeTagsInput{
+		Filters: []types.Filter{{Name: aws.String("auto-scaling-group"), Values: []string{"servers"}}}}))(t).Tags
 	if len(out) != 1 || *out[0].Key != "b" || *out[0].Value != "2" || !*out[0].PropagateAtLaunch {
 		t.Errorf("tags: %+v", out)
 	}
 	for filter, want := range map[string]int{"tag:b": 1, "tag:a": 0} {
-		found := must(w.client.DescribeAutoScalingGroups(t.Context(), &sdk.DescribeAutoScalingGroupsInput{Filters: []types.Filter{{Name: &filter, Values: []string{"2"}}}}))(t)
+		found := must(w.client.DescribeAutoScalingGroups(t.Context(), &sdk.DescribeAutoScalingGroupsInput{
+			Filters: []types.Filter{{Name: &filter, Values: []string{"2"}}}}))(t)
 		if len(found.AutoScalingGroups) != want {
 			t.Errorf("by %s: %d groups", filter, len(found.AutoScalingGroups))
 		}
 	}
-	if _, err := w.client.CreateOrUpdateTags(t.Context(), &sdk.CreateOrUpdateTagsInput{Tags: []types.Tag{tag("aws:x", "1")}}); code(t, err) != "ValidationError" {
+	if _, err := w.client.CreateOrUpdateTags(t.Context(), &sdk.CreateOrUpdateTagsInput{
+		Tags: []types.Tag{tag("aws:x", "1")}}); code(t, err) != "ValidationError" {
 		t.Errorf("a tag of AWS's: %v", err)
 	}
 }
@@ -326,12 +360,15 @@ func TestTerminationPolicies(t *testing.T) {
 	second := slices.DeleteFunc(w.inService(), func(id string) bool { return id == first })[0]
 	w.sleep(time.Minute)
 	w.resize(3)
-	must(w.client.SetInstanceProtection(t.Context(), &sdk.SetInstanceProtectionInput{AutoScalingGroupName: aws.String("servers"), InstanceIds: []string{first}, ProtectedFromScaleIn: aws.Bool(true)}))(t)
+	must(w.client.SetInstanceProtection(t.Context(), &sdk.SetInstanceProtectionInput{
+		AutoScalingGroupName: aws.String("servers"), InstanceIds: []string{first},
+		ProtectedFromScaleIn: aws.Bool(true)}))(t)
 	w.resize(2)
 	if left := w.inService(); slices.Contains(left, second) || !slices.Contains(left, first) {
 		t.Errorf("left of the oldest first, the first protected: %v", left)
 	}
-	must(w.client.UpdateAutoScalingGroup(t.Context(), &sdk.UpdateAutoScalingGroupInput{AutoScalingGroupName: aws.String("servers"), TerminationPolicies: []string{"NewestInstance"}}))(t)
+	must(w.client.UpdateAutoScalingGroup(t.Context(), &sdk.UpdateAutoScalingGroupInput{
+		AutoScalingGroupName: aws.String("servers"), TerminationPolicies: []string{"NewestInstance"}}))(t)
 	w.resize(0)
 	if left := w.inService(); !slices.Equal(left, []string{first}) {
 		t.Errorf("left of all but the protected: %v", left)
@@ -344,10 +381,13 @@ func TestMixedInstances(t *testing.T) {
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) {
 		in.LaunchTemplate, in.DesiredCapacity, in.CapacityRebalance = nil, aws.Int32(3), aws.Bool(true)
 		in.MixedInstancesPolicy = &types.MixedInstancesPolicy{
-			InstancesDistribution: &types.InstancesDistribution{OnDemandBaseCapacity: aws.Int32(1), OnDemandPercentageAboveBaseCapacity: aws.Int32(0)},
+			InstancesDistribution: &types.InstancesDistribution{OnDemandBaseCapacity: aws.Int32(1),
+				OnDemandPercentageAboveBaseCapacity: aws.Int32(0)},
 			LaunchTemplate: &types.LaunchTemplate{
-				LaunchTemplateSpecification: &types.LaunchTemplateSpecification{LaunchTemplateName: aws.String("server"), Version: aws.String("$Latest")},
-				Overrides:                   []types.LaunchTemplateOverrides{{InstanceType: aws.String("t3.small")}, {InstanceType: aws.String("t3.nano")}},
+				LaunchTemplateSpecification: &types.LaunchTemplateSpecification{
+					LaunchTemplateName: aws.String("server"), Version: aws.String("$Latest")},
+				Overrides: []types.LaunchTemplateOverrides{{InstanceType: aws.String("t3.small")},
+					{InstanceType: aws.String("t3.nano")}},
 			},
 		}
 	})
@@ -380,9 +420,11 @@ func TestLifecycleHooks(t *testing.T) {
 	w := newWorld(t)
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) { in.DesiredCapacity = aws.Int32(0) })
 	name := aws.String("servers")
-	must(w.client.PutLifecycleHook(t.Context(), &sdk.PutLifecycleHookInput{AutoScalingGroupName: name, LifecycleHookName: aws.String("up"), LifecycleTransition: aws.String(launching)}))(t)
+	must(w.client.PutLifecycleHook(t.Context(), &sdk.PutLifecycleHookInput{AutoScalingGroupName: name,
+		LifecycleHookName: aws.String("up"), LifecycleTransition: aws.String(launching)}))(t)
 	must(w.client.PutLifecycleHook(t.Context(), &sdk.PutLifecycleHookInput{
-		AutoScalingGroupName: name, LifecycleHookName: aws.String("down"), LifecycleTransition: aws.String(ending), HeartbeatTimeout: aws.Int32(60),
+		AutoScalingGroupName: name, LifecycleHookName: aws.String("down"), LifecycleTransition: aws.String(ending),
+		HeartbeatTimeout: aws.Int32(60),
 	}))(t)
 	w.resize(1)
 	member := func() types.Instance {
@@ -398,7 +440,8 @@ func TestLifecycleHooks(t *testing.T) {
 		t.Errorf("while it comes up: %s", got)
 	}
 	must(w.client.CompleteLifecycleAction(t.Context(), &sdk.CompleteLifecycleActionInput{
-		AutoScalingGroupName: name, LifecycleHookName: aws.String("up"), InstanceId: &id, LifecycleActionResult: aws.String("CONTINUE"),
+		AutoScalingGroupName: name, LifecycleHookName: aws.String("up"), InstanceId: &id,
+		LifecycleActionResult: aws.String("CONTINUE"),
 	}))(t)
 	if got := member().LifecycleState; got != types.LifecycleStateInService {
 		t.Errorf("then: %s", got)
@@ -414,11 +457,13 @@ func TestLifecycleHooks(t *testing.T) {
 	if left := w.group().Instances; len(left) != 0 {
 		t.Errorf("after the hook's time: %+v", left)
 	}
-	hooks := must(w.client.DescribeLifecycleHooks(t.Context(), &sdk.DescribeLifecycleHooksInput{AutoScalingGroupName: name}))(t).LifecycleHooks
+	hooks := must(w.client.DescribeLifecycleHooks(t.Context(), &sdk.DescribeLifecycleHooksInput{
+		AutoScalingGroupName: name}))(t).LifecycleHooks
 	if len(hooks) != 2 || *hooks[0].DefaultResult != "ABANDON" || *hooks[0].HeartbeatTimeout != 3600 {
 		t.Errorf("hooks: %+v", hooks)
 	}
-	must(w.client.DeleteLifecycleHook(t.Context(), &sdk.DeleteLifecycleHookInput{AutoScalingGroupName: name, LifecycleHookName: aws.String("up")}))(t)
+	must(w.client.DeleteLifecycleHook(t.Context(), &sdk.DeleteLifecycleHookInput{AutoScalingGroupName: name,
+		LifecycleHookName: aws.String("up")}))(t)
 	w.resize(1)
 	if got := member().LifecycleState; got != types.LifecycleStateInService {
 		t.Errorf("without the hook: %s", got)
@@ -432,13 +477,17 @@ func TestInstanceRefresh(t *testing.T) {
 			w.create(func(in *sdk.CreateAutoScalingGroupInput) { in.DesiredCapacity = aws.Int32(2) })
 			old := w.inService()
 			servers := aws.String("servers")
-			start := &sdk.StartInstanceRefreshInput{AutoScalingGroupName: servers, Preferences: &types.RefreshPreferences{MinHealthyPercentage: &lowest, InstanceWarmup: aws.Int32(10)}}
+			start := &sdk.StartInstanceRefreshInput{AutoScalingGroupName: servers,
+				Preferences: &types.RefreshPreferences{MinHealthyPercentage: &lowest, InstanceWarmup: aws.Int32(10)}}
 			id := must(w.client.StartInstanceRefresh(t.Context(), start))(t).InstanceRefreshId
-			if _, err := w.client.StartInstanceRefresh(t.Context(), start); code(t, err) != "InstanceRefreshInProgress" {
+			if _, err := w.client.StartInstanceRefresh(t.Context(), start); code(t,
+				err) != "InstanceRefreshInProgress" {
 				t.Errorf("two at a time: %v", err)
 			}
 			status := func() types.InstanceRefresh {
-				return must(w.client.DescribeInstanceRefreshes(t.Context(), &sdk.DescribeInstanceRefreshesInput{AutoScalingGroupName: servers, InstanceRefreshIds: []string{*id}}))(t).InstanceRefreshes[0]
+				return must(w.client.DescribeInstanceRefreshes(t.Context(),
+					&sdk.DescribeInstanceRefreshesInput{AutoScalingGroupName: servers,
+						InstanceRefreshIds: []string{*id}}))(t).InstanceRefreshes[0]
 			}
 			fewest := 2
 			for range 100 {
@@ -476,13 +525,15 @@ func TestInstanceRefresh(t *testing.T) {
 			}
 			start.Preferences.SkipMatching = nil
 			id = must(w.client.StartInstanceRefresh(t.Context(), start))(t).InstanceRefreshId
-			must(w.client.CancelInstanceRefresh(t.Context(), &sdk.CancelInstanceRefreshInput{AutoScalingGroupName: servers}))(t)
+			must(w.client.CancelInstanceRefresh(t.Context(), &sdk.CancelInstanceRefreshInput{
+				AutoScalingGroupName: servers}))(t)
 			w.sleep(time.Minute)
 			w.sleep(time.Minute)
 			if got := status().Status; got != types.InstanceRefreshStatusCancelled {
 				t.Errorf("cancelled: %s", got)
 			}
-			if _, err := w.client.CancelInstanceRefresh(t.Context(), &sdk.CancelInstanceRefreshInput{AutoScalingGroupName: servers}); code(t, err) != "ActiveInstanceRefreshNotFound" {
+			if _, err := w.client.CancelInstanceRefresh(t.Context(), &sdk.CancelInstanceRefreshInput{
+				AutoScalingGroupName: servers}); code(t, err) != "ActiveInstanceRefreshNotFound" {
 				t.Errorf("cancelled twice: %v", err)
 			}
 		})
@@ -493,19 +544,24 @@ func TestTargetGroups(t *testing.T) {
 	w := newWorld(t)
 	w.create(nil)
 	servers := aws.String("servers")
-	must(w.client.AttachLoadBalancerTargetGroups(t.Context(), &sdk.AttachLoadBalancerTargetGroupsInput{AutoScalingGroupName: servers, TargetGroupARNs: []string{targetGroup}}))(t)
+	must(w.client.AttachLoadBalancerTargetGroups(t.Context(), &sdk.AttachLoadBalancerTargetGroupsInput{
+		AutoScalingGroupName: servers, TargetGroupARNs: []string{targetGroup}}))(t)
 	if len(w.targets.groups[targetGroup]) != 1 {
 		t.Errorf("targets: %v", w.targets.groups)
 	}
-	sources := must(w.client.DescribeTrafficSources(t.Context(), &sdk.DescribeTrafficSourcesInput{AutoScalingGroupName: servers}))(t).TrafficSources
+	sources := must(w.client.DescribeTrafficSources(t.Context(), &sdk.DescribeTrafficSourcesInput{
+		AutoScalingGroupName: servers}))(t).TrafficSources
 	if len(sources) != 1 || *sources[0].Identifier != targetGroup || *sources[0].State != "InService" {
 		t.Errorf("traffic sources: %+v", sources)
 	}
-	must(w.client.DetachTrafficSources(t.Context(), &sdk.DetachTrafficSourcesInput{AutoScalingGroupName: servers, TrafficSources: []types.TrafficSourceIdentifier{{Identifier: aws.String(targetGroup)}}}))(t)
+	must(w.client.DetachTrafficSources(t.Context(), &sdk.DetachTrafficSourcesInput{AutoScalingGroupName: servers,
+		TrafficSources: []types.TrafficSourceIdentifier{{Identifier: aws.String(targetGroup)}}}))(t)
 	if len(w.targets.groups[targetGroup]) != 0 || len(w.group().TargetGroupARNs) != 0 {
 		t.Errorf("after detaching: %v", w.targets.groups)
 	}
-	if _, err := w.client.AttachTrafficSources(t.Context(), &sdk.AttachTrafficSourcesInput{AutoScalingGroupName: servers, TrafficSources: []types.TrafficSourceIdentifier{{Identifier: aws.String("x")}}}); code(t, err) != "ValidationError" {
+	if _, err := w.client.AttachTrafficSources(t.Context(), &sdk.AttachTrafficSourcesInput{
+		AutoScalingGroupName: servers, TrafficSources: []types.TrafficSourceIdentifier{
+			{Identifier: aws.String("x")}}}); code(t, err) != "ValidationError" {
 		t.Errorf("no target group: %v", err)
 	}
 }
@@ -518,7 +574,8 @@ func TestPages(t *testing.T) {
 		})
 	}
 	var found []string
-	pages := sdk.NewDescribeAutoScalingGroupsPaginator(w.client, &sdk.DescribeAutoScalingGroupsInput{MaxRecords: aws.Int32(2)})
+	pages := sdk.NewDescribeAutoScalingGroupsPaginator(w.client, &sdk.DescribeAutoScalingGroupsInput{
+		MaxRecords: aws.Int32(2)})
 	for pages.HasMorePages() {
 		for _, g := range must(pages.NextPage(t.Context()))(t).AutoScalingGroups {
 			found = append(found, *g.AutoScalingGroupName)

@@ -38,8 +38,10 @@ type hookSpec struct {
 
 func (spec hookSpec) hook() (*hook, error) {
 	h := &hook{
-		DefaultResult: orElse(spec.DefaultResult, "ABANDON"), HeartbeatTimeout: orElse(spec.HeartbeatTimeout, 3600), LifecycleHookName: spec.LifecycleHookName,
-		LifecycleTransition: spec.LifecycleTransition, NotificationMetadata: spec.NotificationMetadata, NotificationTargetARN: spec.NotificationTargetARN, RoleARN: spec.RoleARN,
+		DefaultResult: orElse(spec.DefaultResult, "ABANDON"), HeartbeatTimeout: orElse(spec.HeartbeatTimeout, 3600),
+		LifecycleHookName:   spec.LifecycleHookName,
+		LifecycleTransition: spec.LifecycleTransition, NotificationMetadata: spec.NotificationMetadata,
+		NotificationTargetARN: spec.NotificationTargetARN, RoleARN: spec.RoleARN,
 	}
 	h.GlobalTimeout = min(h.HeartbeatTimeout*100, 172800)
 	switch {
@@ -92,7 +94,9 @@ func (s *Service) putHook(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if old := slices.IndexFunc(g.hooks, func(h *hook) bool { return h.LifecycleHookName == in.LifecycleHookName }); old >= 0 && in.LifecycleTransition == "" {
+	if old := slices.IndexFunc(g.hooks, func(h *hook) bool {
+		return h.LifecycleHookName == in.LifecycleHookName
+	}); old >= 0 && in.LifecycleTransition == "" {
 		in.LifecycleTransition = g.hooks[old].LifecycleTransition
 	}
 	h, err := in.hook()

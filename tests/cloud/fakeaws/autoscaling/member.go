@@ -56,7 +56,8 @@ type activity struct {
 
 func (s *Service) begin(g *group, description, cause string) *activity {
 	a := &activity{
-		ID: newID(), Group: g.name, GroupARN: s.arn(g, ""), Cause: cause, Description: description, Details: fmt.Sprintf(`{"Availability Zones":%q}`, g.AvailabilityZones),
+		ID: newID(), Group: g.name, GroupARN: s.arn(g, ""), Cause: cause, Description: description,
+		Details:   fmt.Sprintf(`{"Availability Zones":%q}`, g.AvailabilityZones),
 		StartTime: wire.Time{Time: s.now()}, Progress: 50, StatusCode: "InProgress",
 	}
 	s.activities = append(s.activities, a)
@@ -121,7 +122,8 @@ func (m *member) xml() memberXML {
 		health = "Unhealthy"
 	}
 	return memberXML{
-		AvailabilityZone: m.zone, HealthStatus: health, ImageId: m.image, InstanceId: m.id, InstanceType: m.kind, LaunchTemplate: m.template, LifecycleState: m.state,
+		AvailabilityZone: m.zone, HealthStatus: health, ImageId: m.image, InstanceId: m.id, InstanceType: m.kind,
+		LaunchTemplate: m.template, LifecycleState: m.state,
 		ProtectedFromScaleIn: m.protected,
 	}
 }
@@ -178,10 +180,16 @@ func (s *Service) terminateInstance(c *wire.Call) (any, error) {
 	}
 	switch {
 	case in.ShouldDecrementDesiredCapacity == nil:
-		return nil, invalid("1 validation error detected: Value null at 'shouldDecrementDesiredCapacity' failed to satisfy constraint: Member must not be null")
+		return nil,
+			invalid(
+				"1 validation error detected: Value null at 'shouldDecrementDesiredCapacity' failed to satisfy " +
+					"constraint: Member must not be null")
 	case *in.ShouldDecrementDesiredCapacity && *g.DesiredCapacity-1 < *g.MinSize:
-		return nil, invalid("Currently, desiredSize equals minSize (%d). Terminating instance without replacement will violate group's min size constraint. Either set "+
-			"shouldDecrementDesiredCapacity flag to false or lower group's min size.", *g.MinSize)
+		return nil,
+			invalid(
+				"Currently, desiredSize equals minSize (%d). Terminating instance without replacement will violate "+
+					"group's min size constraint. Either set "+
+					"shouldDecrementDesiredCapacity flag to false or lower group's min size.", *g.MinSize)
 	}
 	how := "without replacement"
 	if *in.ShouldDecrementDesiredCapacity {

@@ -8,14 +8,18 @@ import (
 
 // processes are what a group does by itself and can be told to leave. https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html
 var processes = []string{
-	"AZRebalance", "AddToLoadBalancer", "AlarmNotification", "HealthCheck", "InstanceRefresh", "Launch", "ReplaceUnhealthy", "ScheduledActions", "Terminate",
+	"AZRebalance", "AddToLoadBalancer", "AlarmNotification", "HealthCheck", "InstanceRefresh", "Launch",
+	"ReplaceUnhealthy", "ScheduledActions", "Terminate",
 }
 
 // groupMetrics are what EnableMetricsCollection takes. https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_EnableMetricsCollection.html
 var groupMetrics = []string{
-	"GroupAndWarmPoolDesiredCapacity", "GroupAndWarmPoolTotalCapacity", "GroupDesiredCapacity", "GroupInServiceCapacity", "GroupInServiceInstances", "GroupMaxSize",
-	"GroupMinSize", "GroupPendingCapacity", "GroupPendingInstances", "GroupStandbyCapacity", "GroupStandbyInstances", "GroupTerminatingCapacity",
-	"GroupTerminatingInstances", "GroupTotalCapacity", "GroupTotalInstances", "WarmPoolDesiredCapacity", "WarmPoolMinSize", "WarmPoolPendingCapacity",
+	"GroupAndWarmPoolDesiredCapacity", "GroupAndWarmPoolTotalCapacity", "GroupDesiredCapacity",
+	"GroupInServiceCapacity", "GroupInServiceInstances", "GroupMaxSize",
+	"GroupMinSize", "GroupPendingCapacity", "GroupPendingInstances", "GroupStandbyCapacity", "GroupStandbyInstances",
+	"GroupTerminatingCapacity",
+	"GroupTerminatingInstances", "GroupTotalCapacity", "GroupTotalInstances", "WarmPoolDesiredCapacity",
+	"WarmPoolMinSize", "WarmPoolPendingCapacity",
 	"WarmPoolTerminatingCapacity", "WarmPoolTotalCapacity", "WarmPoolWarmedCapacity",
 }
 
@@ -108,7 +112,9 @@ func (s *Service) disableMetrics(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	g.metrics = slices.DeleteFunc(g.metrics, func(m string) bool { return len(in.Metrics) == 0 || slices.Contains(in.Metrics, m) })
+	g.metrics = slices.DeleteFunc(g.metrics, func(m string) bool {
+		return len(in.Metrics) == 0 || slices.Contains(in.Metrics, m)
+	})
 	return nil, nil
 }
 

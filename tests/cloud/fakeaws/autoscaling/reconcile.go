@@ -73,10 +73,12 @@ func (s *Service) look(g *group, m *member, view ec2.InstanceView) {
 		m.unhealthy = true
 	}
 	if _, suspended := g.suspended["ReplaceUnhealthy"]; m.unhealthy && !suspended && m.counts() {
-		s.retire(g, m, "instance was taken out of service in response to "+cmp.Or(s.sickness(g, m, view), "a user health-check")+".")
+		s.retire(g, m, "instance was taken out of service in response to "+
+			cmp.Or(s.sickness(g, m, view), "a user health-check")+".")
 		return
 	}
-	if l := value(g.MaxInstanceLifetime); l > 0 && m.state == inService && s.now().Sub(m.launched) >= time.Duration(l)*time.Second {
+	if l := value(g.MaxInstanceLifetime); l > 0 && m.state == inService &&
+		s.now().Sub(m.launched) >= time.Duration(l)*time.Second {
 		s.retire(g, m, "instance was taken out of service because it exceeded the maximum instance lifetime.")
 	}
 }
@@ -195,13 +197,16 @@ func (s *Service) scale(g *group) {
 		if m == nil {
 			return
 		}
-		s.retire(g, m, fmt.Sprintf("shrinking the capacity from %d to %d. instance %s was selected for termination.", count, want, m.id))
+		s.retire(g, m, fmt.Sprintf("shrinking the capacity from %d to %d. instance %s was selected for termination.",
+			count, want, m.id))
 	}
 }
 
-// launches are what a group may launch: one for each of its overrides, in their order, on demand and then spot as the policy says.
+// launches are what a group may launch: one for each of its overrides, in their order, on demand and then spot as the
+// policy says.
 func (s *Service) launches(g *group) []ec2.Launch {
-	base := ec2.Launch{Template: g.template().ref(), By: "autoscaling.amazonaws.com", Tags: g.propagated(), State: inService}
+	base := ec2.Launch{Template: g.template().ref(), By: "autoscaling.amazonaws.com", Tags: g.propagated(),
+		State: inService}
 	m := g.MixedInstancesPolicy
 	if m == nil {
 		return []ec2.Launch{base}
@@ -243,7 +248,9 @@ func (s *Service) nextIsSpot(g *group) bool {
 // launch launches one member. What fails in one zone or type is tried in the next; when all fail, the group waits.
 func (s *Service) launch(g *group, cause string) bool {
 	stamp := s.now().UTC().Format(time.RFC3339)
-	a := s.begin(g, "Launching a new EC2 instance", fmt.Sprintf("At %s an instance was started in response to a difference between desired and actual capacity, %s", stamp, cause))
+	a := s.begin(g, "Launching a new EC2 instance",
+		fmt.Sprintf("At %s an instance was started in response to a difference between desired and actual capacity, %s",
+			stamp, cause))
 	var failure error
 	for _, subnet := range s.subnetsInOrder(g) {
 		for _, l := range s.launches(g) {
@@ -261,8 +268,10 @@ func (s *Service) launch(g *group, cause string) bool {
 			a.Description = "Launching a new EC2 instance: " + id
 			a.Details = fmt.Sprintf(`{"Subnet ID":%q,"Availability Zone":%q}`, subnet, view.Zone)
 			g.members = append(g.members, &member{
-				id: id, zone: view.Zone, image: view.Image, kind: view.Type, state: pending, protected: *g.NewInstancesProtectedFromScaleIn, launched: s.now(), activity: a,
-				template: &templateSpec{LaunchTemplateId: &template.ID, LaunchTemplateName: &template.Name, Version: &template.Version},
+				id: id, zone: view.Zone, image: view.Image, kind: view.Type, state: pending,
+				protected: *g.NewInstancesProtectedFromScaleIn, launched: s.now(), activity: a,
+				template: &templateSpec{LaunchTemplateId: &template.ID, LaunchTemplateName: &template.Name,
+					Version: &template.Version},
 			})
 			return true
 		}
@@ -315,7 +324,8 @@ func (s *Service) victim(g *group) *member {
 	for _, policy := range g.TerminationPolicies {
 		candidates = s.narrow(g, candidates, policy)
 	}
-	return candidates[rand.IntN(len(candidates))] //nolint:gosec // AWS leaves the choice open here; nothing secret hangs on it
+	return candidates[rand.IntN(
+		len(candidates))] //nolint:gosec // AWS leaves the choice open here; nothing secret hangs on it
 }
 
 // narrow keeps those of the candidates that a termination policy would end first.
@@ -332,7 +342,8 @@ func (s *Service) narrow(g *group, candidates []*member, policy string) []*membe
 			}
 			return 0
 		}
-		return cmp.Or(own(a)-own(b), cmp.Compare(len(*a.template.Version), len(*b.template.Version)), cmp.Compare(*a.template.Version, *b.template.Version))
+		return cmp.Or(own(a)-own(b), cmp.Compare(len(*a.template.Version), len(*b.template.Version)),
+			cmp.Compare(*a.template.Version, *b.template.Version))
 	}
 	now := s.now() // once: compared with itself at two moments a member would differ
 	hour := func(m *member) time.Duration { return time.Hour - now.Sub(m.launched)%time.Hour }
@@ -355,7 +366,8 @@ func (s *Service) narrow(g *group, candidates []*member, policy string) []*membe
 // retire begins the end of a member.
 func (s *Service) retire(g *group, m *member, cause string) {
 	s.finish(m.activity, nil)
-	m.activity = s.begin(g, "Terminating EC2 instance: "+m.id, fmt.Sprintf("At %s an %s", s.now().UTC().Format(time.RFC3339), strings.TrimPrefix(cause, "an ")))
+	m.activity = s.begin(g, "Terminating EC2 instance: "+m.id, fmt.Sprintf("At %s an %s",
+		s.now().UTC().Format(time.RFC3339), strings.TrimPrefix(cause, "an ")))
 	for _, arn := range slices.Clone(m.registered) {
 		s.deregister(m, arn)
 	}
@@ -382,7 +394,9 @@ func (s *Service) released(m *member) bool { return m.hook == nil || !s.now().Be
 // gone takes a member out of its group.
 func (s *Service) gone(g *group, m *member) {
 	if m.counts() { // it ended behind the group's back
-		s.retire(g, m, "instance was taken out of service in response to an EC2 health check indicating it has been terminated or stopped.")
+		s.retire(g, m,
+			"instance was taken out of service in response to an EC2 health check indicating it has been terminated "+
+				"or stopped.")
 		return
 	}
 	for _, arn := range slices.Clone(m.registered) {

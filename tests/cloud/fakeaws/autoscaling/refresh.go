@@ -80,7 +80,8 @@ func (s *Service) startRefresh(c *wire.Call) (any, error) {
 	case in.Strategy != "" && in.Strategy != "Rolling":
 		return nil, invalid("The fake knows the strategy Rolling only")
 	case g.refreshing() != nil:
-		return nil, wire.Errorf(http.StatusBadRequest, "InstanceRefreshInProgress", "An Instance Refresh is already in progress and blocks the execution of this Instance Refresh.")
+		return nil, wire.Errorf(http.StatusBadRequest, "InstanceRefreshInProgress",
+			"An Instance Refresh is already in progress and blocks the execution of this Instance Refresh.")
 	case len(p.CheckpointPercentages) > 0 || value(p.AutoRollback) || value(p.BakeTime) != 0:
 		return nil, invalid("The fake knows no checkpoints, bake time or rollback")
 	case lowest < 0 || lowest > 100 || highest < 100 || highest > 200 || highest-lowest > 100:
@@ -131,7 +132,8 @@ func (s *Service) cancelRefresh(c *wire.Call) (any, error) {
 	}
 	r := g.refreshing()
 	if r == nil {
-		return nil, wire.Errorf(http.StatusBadRequest, "ActiveInstanceRefreshNotFound", "No in progress or pending Instance Refresh found for Auto Scaling group %s", g.name)
+		return nil, wire.Errorf(http.StatusBadRequest, "ActiveInstanceRefreshNotFound",
+			"No in progress or pending Instance Refresh found for Auto Scaling group %s", g.name)
 	}
 	r.status, r.reason = "Cancelling", "Cancelled due to user request."
 	s.reconcile()
@@ -146,7 +148,8 @@ func (s *Service) advance(g *group) {
 	}
 	var left []*member
 	busy, warm := false, 0
-	warmup := time.Duration(orElse(r.preferences.InstanceWarmup, orElse(g.DefaultInstanceWarmup, *g.HealthCheckGracePeriod))) * time.Second
+	warmup := time.Duration(orElse(r.preferences.InstanceWarmup, orElse(g.DefaultInstanceWarmup,
+		*g.HealthCheckGracePeriod))) * time.Second
 	for _, m := range g.members {
 		switch {
 		case slices.Contains(r.todo, m.id) && m.counts():
@@ -175,8 +178,10 @@ func (s *Service) advance(g *group) {
 	if _, suspended := g.suspended["InstanceRefresh"]; suspended {
 		return
 	}
-	// At least one goes in each step, whatever the percentages say: AWS rounds in favour of progress unless replacements must come first.
-	lowest := orElse(r.preferences.MinHealthyPercentage, orElse(value(g.InstanceMaintenancePolicy).MinHealthyPercentage, 90))
+	// At least one goes in each step, whatever the percentages say: AWS rounds in favour of progress unless
+	// replacements must come first.
+	lowest := orElse(r.preferences.MinHealthyPercentage, orElse(value(g.InstanceMaintenancePolicy).MinHealthyPercentage,
+		90))
 	room := desired - (desired*lowest+99)/100
 	if lowest < 100 && desired > 0 {
 		room = max(room, 1)
@@ -195,13 +200,15 @@ func (s *Service) advance(g *group) {
 	}
 }
 
-// surge is how many members a group has beyond its size for a moment: one, when a refresh must not take any out before its replacement works.
+// surge is how many members a group has beyond its size for a moment: one, when a refresh must not take any out before
+// its replacement works.
 func (g *group) surge() int {
 	r := g.refreshing()
 	if r == nil || r.status == "Cancelling" {
 		return 0
 	}
-	lowest := orElse(r.preferences.MinHealthyPercentage, orElse(value(g.InstanceMaintenancePolicy).MinHealthyPercentage, 90))
+	lowest := orElse(r.preferences.MinHealthyPercentage, orElse(value(g.InstanceMaintenancePolicy).MinHealthyPercentage,
+		90))
 	left := slices.ContainsFunc(g.members, func(m *member) bool { return m.counts() && slices.Contains(r.todo, m.id) })
 	if lowest == 100 && left {
 		return 1
@@ -252,7 +259,8 @@ func (s *Service) describeRefreshes(c *wire.Call) (any, error) {
 			}
 		}
 		x := refreshXML{
-			AutoScalingGroupName: g.name, DesiredConfiguration: r.desired, InstanceRefreshId: r.id, InstancesToUpdate: left, PercentageComplete: 100, Preferences: r.preferences,
+			AutoScalingGroupName: g.name, DesiredConfiguration: r.desired, InstanceRefreshId: r.id,
+			InstancesToUpdate: left, PercentageComplete: 100, Preferences: r.preferences,
 			StartTime: wire.Time{Time: r.started}, Status: r.status, StatusReason: r.reason, Strategy: "Rolling",
 		}
 		if r.total > 0 {

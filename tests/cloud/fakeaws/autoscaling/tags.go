@@ -97,7 +97,8 @@ func (s *Service) tagOperations() map[string]wire.Handler {
 	}
 }
 
-// tagged reads a request with tags of groups, asks for permission on each group, and does something to all tags when all of them may be touched.
+// tagged reads a request with tags of groups, asks for permission on each group, and does something to all tags when
+// all of them may be touched.
 func (s *Service) tagged(c *wire.Call, check bool, do func(g *group, t tag)) (any, error) {
 	var in struct{ Tags []tag }
 	if err := c.Decode(&in); err != nil {
@@ -153,11 +154,13 @@ func (s *Service) describeTags(c *wire.Call) (any, error) {
 	var found []tagDescription
 	for _, g := range s.sorted() {
 		for _, t := range g.tagDescriptions() {
-			have := map[string]string{"auto-scaling-group": t.ResourceId, "key": t.Key, "value": t.Value, "propagate-at-launch": boolText(t.PropagateAtLaunch)}
+			have := map[string]string{"auto-scaling-group": t.ResourceId, "key": t.Key, "value": t.Value,
+				"propagate-at-launch": boolText(t.PropagateAtLaunch)}
 			all := true
 			for _, f := range in.Filters {
 				if _, known := have[f.Name]; !known {
-					return nil, invalid("Filter type %s is not correct. Allowed Filter types are: %s", f.Name, strings.Join(slices.Sorted(maps.Keys(have)), " "))
+					return nil, invalid("Filter type %s is not correct. Allowed Filter types are: %s", f.Name,
+						strings.Join(slices.Sorted(maps.Keys(have)), " "))
 				}
 				all = all && slices.Contains(f.Values, have[f.Name])
 			}

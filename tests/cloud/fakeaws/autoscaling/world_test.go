@@ -70,26 +70,38 @@ const targetGroup = "arn:aws:elasticloadbalancing:us-west-2:123456789012:targetg
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, faults: &fault.Set{}, now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), targets: &targets{groups: map[string]map[string]string{targetGroup: {}}}}
+	w := &world{T: t, faults: &fault.Set{}, now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC),
+		targets: &targets{groups: map[string]map[string]string{targetGroup: {}}}}
 	zones := []string{"us-west-2a", "us-west-2b"}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	w.ec2 = ec2.New(ec2.Config{Region: "us-west-2", Account: "123456789012", Zones: zones, Now: w.clock, Lock: &w.lock, Faults: w.faults, Log: log})
-	w.service = New(Config{Region: "us-west-2", Account: "123456789012", Zones: zones, EC2: w.ec2, Targets: w.targets, Now: w.clock, Lock: &w.lock, Log: log})
+	w.ec2 = ec2.New(ec2.Config{Region: "us-west-2", Account: "123456789012", Zones: zones, Now: w.clock, Lock: &w.lock,
+		Faults: w.faults, Log: log})
+	w.service = New(Config{Region: "us-west-2", Account: "123456789012", Zones: zones, EC2: w.ec2, Targets: w.targets,
+		Now: w.clock, Lock: &w.lock, Log: log})
 	server := httptest.NewServer(w)
 	t.Cleanup(server.Close)
 	keys := credentials.NewStaticCredentialsProvider("AKIA", "secret", "")
-	w.client = sdk.New(sdk.Options{Region: "us-west-2", BaseEndpoint: aws.String(server.URL + "/autoscaling"), Credentials: keys, Retryer: aws.NopRetryer{}})
-	w.vms = sdkec2.New(sdkec2.Options{Region: "us-west-2", BaseEndpoint: aws.String(server.URL + "/ec2"), Credentials: keys, Retryer: aws.NopRetryer{}})
+	w.client = sdk.New(sdk.Options{Region: "us-west-2", BaseEndpoint: aws.String(server.URL + "/autoscaling"),
+		Credentials: keys, Retryer: aws.NopRetryer{}})
+	w.vms = sdkec2.New(sdkec2.Options{Region: "us-west-2", BaseEndpoint: aws.String(server.URL + "/ec2"),
+		Credentials: keys, Retryer: aws.NopRetryer{}})
 	vpc := must(w.vms.CreateVpc(t.Context(), &sdkec2.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16")}))(t).Vpc.VpcId
 	for n, zone := range zones {
 		block := []string{"10.0.1.0/24", "10.0.2.0/24"}[n]
-		w.subnets = append(w.subnets, *must(w.vms.CreateSubnet(t.Context(), &sdkec2.CreateSubnetInput{VpcId: vpc, CidrBlock: &block, AvailabilityZone: &zone}))(t).Subnet.SubnetId)
+		w.subnets = append(w.subnets, *must(w.vms.CreateSubnet(t.Context(),
+			&sdkec2.CreateSubnetInput{VpcId: vpc, CidrBlock: &block, AvailabilityZone: &zone}))(t).Subnet.SubnetId)
 	}
 	image := w.ec2.AddImage(ec2.AMI{Name: "server"})
-	w.template = *must(w.vms.CreateLaunchTemplate(t.Context(), &sdkec2.CreateLaunchTemplateInput{LaunchTemplateName: aws.String("server"), LaunchTemplateData: &ec2types.RequestLaunchTemplateData{
-		ImageId: &image, InstanceType: ec2types.InstanceTypeT3Micro, IamInstanceProfile: &ec2types.LaunchTemplateIamInstanceProfileSpecificationRequest{Name: aws.String("server")},
-		TagSpecifications: []ec2types.LaunchTemplateTagSpecificationRequest{{ResourceType: ec2types.ResourceTypeInstance, Tags: []ec2types.Tag{{Key: aws.String("from"), Value: aws.String("template")}}}},
-	}}))(t).LaunchTemplate.LaunchTemplateId
+	w.template = *must(w.vms.CreateLaunchTemplate(t.Context(),
+		&sdkec2.CreateLaunchTemplateInput{LaunchTemplateName: aws.String("server"),
+			LaunchTemplateData: &ec2types.RequestLaunchTemplateData{
+				ImageId: &image, InstanceType: ec2types.InstanceTypeT3Micro,
+				IamInstanceProfile: &ec2types.LaunchTemplateIamInstanceProfileSpecificationRequest{
+					Name: aws.String("server")},
+				TagSpecifications: []ec2types.LaunchTemplateTagSpecificationRequest{
+					{ResourceType: ec2types.ResourceTypeInstance, Tags: []ec2types.Tag{{Key: aws.String("from"),
+						Value: aws.String("template")}}}},
+			}}))(t).LaunchTemplate.LaunchTemplateId
 	w.asked = nil
 	return w
 }
@@ -123,7 +135,8 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	wire.Write(rw, c, answer)
 }
 
-func (w *world) call(rw http.ResponseWriter, r *http.Request, service string, operations map[string]wire.Handler) ([]byte, *wire.Call, error) {
+func (w *world) call(rw http.ResponseWriter, r *http.Request, service string,
+	operations map[string]wire.Handler) ([]byte, *wire.Call, error) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {
 		return nil, nil, err
@@ -132,7 +145,8 @@ func (w *world) call(rw http.ResponseWriter, r *http.Request, service string, op
 	if err != nil {
 		return nil, nil, err
 	}
-	c.Region, c.Now, c.Principal = "us-west-2", w.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root", Account: "123456789012"}
+	c.Region, c.Now, c.Principal = "us-west-2", w.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root",
+		Account: "123456789012"}
 	c.Authorize = func(action, resource string, conditions policy.Context) error {
 		a := asked{action, resource, conditions}
 		w.asked = append(w.asked, a)
@@ -185,8 +199,10 @@ func (w *world) create(change func(in *sdk.CreateAutoScalingGroupInput)) {
 
 func (w *world) input(change func(in *sdk.CreateAutoScalingGroupInput)) *sdk.CreateAutoScalingGroupInput {
 	in := &sdk.CreateAutoScalingGroupInput{
-		AutoScalingGroupName: aws.String("servers"), MinSize: aws.Int32(0), MaxSize: aws.Int32(4), DesiredCapacity: aws.Int32(1),
-		VPCZoneIdentifier: aws.String(w.subnets[0] + "," + w.subnets[1]), LaunchTemplate: &types.LaunchTemplateSpecification{LaunchTemplateId: &w.template},
+		AutoScalingGroupName: aws.String("servers"), MinSize: aws.Int32(0), MaxSize: aws.Int32(4),
+		DesiredCapacity:   aws.Int32(1),
+		VPCZoneIdentifier: aws.String(w.subnets[0] + "," + w.subnets[1]),
+		LaunchTemplate:    &types.LaunchTemplateSpecification{LaunchTemplateId: &w.template},
 	}
 	if change != nil {
 		change(in)
@@ -196,7 +212,8 @@ func (w *world) input(change func(in *sdk.CreateAutoScalingGroupInput)) *sdk.Cre
 
 func (w *world) group() types.AutoScalingGroup {
 	w.Helper()
-	out := must(w.client.DescribeAutoScalingGroups(w.Context(), &sdk.DescribeAutoScalingGroupsInput{AutoScalingGroupNames: []string{"servers"}}))(w.T)
+	out := must(w.client.DescribeAutoScalingGroups(w.Context(), &sdk.DescribeAutoScalingGroupsInput{
+		AutoScalingGroupNames: []string{"servers"}}))(w.T)
 	if len(out.AutoScalingGroups) != 1 {
 		w.Fatalf("%d groups", len(out.AutoScalingGroups))
 	}
@@ -218,15 +235,18 @@ func (w *world) inService() []string {
 
 func (w *world) resize(n int32) {
 	w.Helper()
-	must(w.client.SetDesiredCapacity(w.Context(), &sdk.SetDesiredCapacityInput{AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &n}))(w.T)
+	must(w.client.SetDesiredCapacity(w.Context(), &sdk.SetDesiredCapacityInput{
+		AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &n}))(w.T)
 }
 
 func (w *world) instance(id string) ec2types.Instance {
 	w.Helper()
-	return must(w.vms.DescribeInstances(w.Context(), &sdkec2.DescribeInstancesInput{InstanceIds: []string{id}}))(w.T).Reservations[0].Instances[0]
+	return must(w.vms.DescribeInstances(w.Context(), &sdkec2.DescribeInstancesInput{InstanceIds: []string{id}}))(
+		w.T).Reservations[0].Instances[0]
 }
 
 func (w *world) activities() []types.Activity {
 	w.Helper()
-	return must(w.client.DescribeScalingActivities(w.Context(), &sdk.DescribeScalingActivitiesInput{AutoScalingGroupName: aws.String("servers")}))(w.T).Activities
+	return must(w.client.DescribeScalingActivities(w.Context(), &sdk.DescribeScalingActivitiesInput{
+		AutoScalingGroupName: aws.String("servers")}))(w.T).Activities
 }

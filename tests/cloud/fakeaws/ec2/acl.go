@@ -42,14 +42,18 @@ func (s *Service) newACL(v *vpc, isDefault bool) *networkACL {
 	a := &networkACL{entity: s.entity("acl"), vpc: v.id, isDefault: isDefault}
 	for _, egress := range []bool{false, true} {
 		if isDefault {
-			a.entries = append(a.entries, aclEntry{egress: egress, number: 100, protocol: "-1", allow: true, block: anyIPv4})
+			a.entries = append(a.entries, aclEntry{egress: egress, number: 100, protocol: "-1", allow: true,
+				block: anyIPv4})
 			if len(v.blocks6) > 0 {
-				a.entries = append(a.entries, aclEntry{egress: egress, number: 101, protocol: "-1", allow: true, block: anyIPv6})
+				a.entries = append(a.entries, aclEntry{egress: egress, number: 101, protocol: "-1", allow: true,
+					block: anyIPv6})
 			}
 		}
-		a.entries = append(a.entries, aclEntry{egress: egress, number: lastRule, protocol: "-1", block: anyIPv4, unmodified: true})
+		a.entries = append(a.entries, aclEntry{egress: egress, number: lastRule, protocol: "-1", block: anyIPv4,
+			unmodified: true})
 		if len(v.blocks6) > 0 {
-			a.entries = append(a.entries, aclEntry{egress: egress, number: lastRule6, protocol: "-1", block: anyIPv6, unmodified: true})
+			a.entries = append(a.entries, aclEntry{egress: egress, number: lastRule6, protocol: "-1", block: anyIPv6,
+				unmodified: true})
 		}
 	}
 	s.acls[a.id] = a
@@ -97,7 +101,8 @@ func (s *Service) createACL(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.allowNew(c, "CreateNetworkAcl", "network-acl", tags, policy.Context{"ec2:Vpc": {s.arn("vpc", in.VpcID)}}); err != nil {
+	if err := s.allowNew(c, "CreateNetworkAcl", "network-acl", tags, policy.Context{
+		"ec2:Vpc": {s.arn("vpc", in.VpcID)}}); err != nil {
 		return nil, err
 	}
 	if err := s.allow(c, "CreateNetworkAcl", in.VpcID); err != nil {
@@ -184,7 +189,8 @@ type aclXML struct {
 }
 
 func (e aclEntry) xml() aclEntryXML {
-	out := aclEntryXML{Number: e.number, Protocol: e.protocol, Action: "deny", Egress: e.egress, ICMP: e.icmp, Ports: e.ports}
+	out := aclEntryXML{Number: e.number, Protocol: e.protocol, Action: "deny", Egress: e.egress, ICMP: e.icmp,
+		Ports: e.ports}
 	if e.allow {
 		out.Action = "allow"
 	}
@@ -199,7 +205,9 @@ func (e aclEntry) xml() aclEntryXML {
 func (s *Service) aclXML(a *networkACL) aclXML {
 	return aclXML{
 		ID: a.id, VPC: a.vpc, Owner: s.cfg.Account, Default: a.isDefault, Entries: each(a.entries, aclEntry.xml),
-		Associations: each(a.associations, func(x aclAssociation) aclAssociationXML { return aclAssociationXML{x.id, a.id, x.subnet} }), Tags: s.tagList(a.id),
+		Associations: each(a.associations, func(x aclAssociation) aclAssociationXML {
+			return aclAssociationXML{x.id, a.id, x.subnet}
+		}), Tags: s.tagList(a.id),
 	}
 }
 
@@ -221,25 +229,28 @@ func (s *Service) describeACLs(c *wire.Call) (any, error) {
 			return each(a.entries, func(e aclEntry) string { return value(e.xml()) })
 		}
 	}
-	found, next, err := find(s, s.acls, query{in.NetworkACLID, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*networkACL) []string{
-		"association.association-id": func(a *networkACL) []string {
-			return each(a.associations, func(x aclAssociation) string { return x.id })
-		},
-		"association.network-acl-id": func(a *networkACL) []string { return slices.Repeat([]string{a.id}, min(1, len(a.associations))) },
-		"association.subnet-id": func(a *networkACL) []string {
-			return each(a.associations, func(x aclAssociation) string { return x.subnet })
-		},
-		"default":           func(a *networkACL) []string { return flag(a.isDefault) },
-		"entry.cidr":        entry(func(x aclEntryXML) string { return x.IPv4 }),
-		"entry.egress":      entry(func(x aclEntryXML) string { return flag(x.Egress)[0] }),
-		"entry.ipv6-cidr":   entry(func(x aclEntryXML) string { return x.IPv6 }),
-		"entry.protocol":    entry(func(x aclEntryXML) string { return x.Protocol }),
-		"entry.rule-action": entry(func(x aclEntryXML) string { return x.Action }),
-		"entry.rule-number": entry(func(x aclEntryXML) string { return strconv.Itoa(x.Number) }),
-		"network-acl-id":    func(a *networkACL) []string { return []string{a.id} },
-		"owner-id":          func(*networkACL) []string { return []string{s.cfg.Account} },
-		"vpc-id":            func(a *networkACL) []string { return []string{a.vpc} },
-	})
+	found, next, err := find(s, s.acls, query{in.NetworkACLID, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*networkACL) []string{
+			"association.association-id": func(a *networkACL) []string {
+				return each(a.associations, func(x aclAssociation) string { return x.id })
+			},
+			"association.network-acl-id": func(a *networkACL) []string {
+				return slices.Repeat([]string{a.id}, min(1, len(a.associations)))
+			},
+			"association.subnet-id": func(a *networkACL) []string {
+				return each(a.associations, func(x aclAssociation) string { return x.subnet })
+			},
+			"default":           func(a *networkACL) []string { return flag(a.isDefault) },
+			"entry.cidr":        entry(func(x aclEntryXML) string { return x.IPv4 }),
+			"entry.egress":      entry(func(x aclEntryXML) string { return flag(x.Egress)[0] }),
+			"entry.ipv6-cidr":   entry(func(x aclEntryXML) string { return x.IPv6 }),
+			"entry.protocol":    entry(func(x aclEntryXML) string { return x.Protocol }),
+			"entry.rule-action": entry(func(x aclEntryXML) string { return x.Action }),
+			"entry.rule-number": entry(func(x aclEntryXML) string { return strconv.Itoa(x.Number) }),
+			"network-acl-id":    func(a *networkACL) []string { return []string{a.id} },
+			"owner-id":          func(*networkACL) []string { return []string{s.cfg.Account} },
+			"vpc-id":            func(a *networkACL) []string { return []string{a.vpc} },
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -291,8 +302,10 @@ func (s *Service) putEntry(replace bool) wire.Handler {
 		case in.RuleAction != "allow" && in.RuleAction != "deny":
 			return nil, invalid("ruleAction", in.RuleAction)
 		case (in.CidrBlock == "") == (in.Ipv6CidrBlock == ""):
-			return nil, failf("InvalidParameterCombination", "Exactly one of cidrBlock and ipv6CidrBlock must be specified")
-		case (proto == "6" || proto == "17") && (in.PortRange == nil || in.PortRange.From == nil || in.PortRange.To == nil):
+			return nil,
+				failf("InvalidParameterCombination", "Exactly one of cidrBlock and ipv6CidrBlock must be specified")
+		case (proto == "6" || proto == "17") && (in.PortRange == nil || in.PortRange.From == nil ||
+			in.PortRange.To == nil):
 			return nil, missing("portRange")
 		}
 		if e.block, err = blockOf(in.CidrBlock+in.Ipv6CidrBlock, in.Ipv6CidrBlock != ""); err != nil {
@@ -311,7 +324,8 @@ func (s *Service) putEntry(replace bool) wire.Handler {
 		case replace:
 			a.entries[at] = e
 		case at >= 0:
-			return nil, failf("NetworkAclEntryAlreadyExists", "The network acl entry identified by %d already exists.", in.RuleNumber)
+			return nil, failf("NetworkAclEntryAlreadyExists", "The network acl entry identified by %d already exists.",
+				in.RuleNumber)
 		default:
 			a.entries = append(a.entries, e)
 		}
@@ -371,7 +385,8 @@ func (s *Service) replaceACLAssociation(c *wire.Call) (any, error) {
 			continue
 		}
 		if from.vpc != to.vpc {
-			return nil, failf("InvalidParameterValue", "network ACL %s and association %s belong to different networks", to.id, in.AssociationID)
+			return nil, failf("InvalidParameterValue", "network ACL %s and association %s belong to different networks",
+				to.id, in.AssociationID)
 		}
 		subnetID := from.associations[at].subnet
 		from.associations = slices.Delete(from.associations, at, at+1)

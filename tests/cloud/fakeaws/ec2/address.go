@@ -30,7 +30,8 @@ func (a *address) associate(i *Interface, private netip.Addr, holder string) {
 	a.association, a.iface, a.private, a.holder = newID("eipassoc"), i.id, private, holder
 }
 
-// SetAddressLimit says how many elastic IP addresses the account may have, 5 as long as it does not. It takes the cloud's lock.
+// SetAddressLimit says how many elastic IP addresses the account may have, 5 as long as it does not. It takes the
+// cloud's lock.
 func (s *Service) SetAddressLimit(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +70,8 @@ func (s *Service) allocateAddress(c *wire.Call) (any, error) {
 	case in.Domain != "" && in.Domain != "vpc":
 		return nil, invalid("domain", in.Domain)
 	case in.PublicIpv4Pool != "" && in.PublicIpv4Pool != "amazon":
-		return nil, failf("InvalidPublicIpv4PoolID.NotFound", "The public IPv4 pool '%s' does not exist", in.PublicIpv4Pool)
+		return nil, failf("InvalidPublicIpv4PoolID.NotFound", "The public IPv4 pool '%s' does not exist",
+			in.PublicIpv4Pool)
 	case in.NetworkBorderGroup != "" && in.NetworkBorderGroup != s.cfg.Region:
 		return nil, invalid("networkBorderGroup", in.NetworkBorderGroup)
 	case len(s.network.addresses) >= s.addressLimit:
@@ -93,7 +95,9 @@ func (s *Service) addressBy(allocation, public string) (*address, error) {
 	case allocation == "" && public == "":
 		return nil, missing("allocationId")
 	case allocation != "" && public != "":
-		return nil, failf("InvalidParameterCombination", "You may specify public IP or allocation id, but not both in the same call")
+		return nil,
+			failf("InvalidParameterCombination",
+				"You may specify public IP or allocation id, but not both in the same call")
 	case allocation != "":
 		if a := s.addresses[allocation]; a != nil {
 			return a, nil
@@ -185,7 +189,8 @@ func (s *Service) associateAddress(c *wire.Call) (any, error) {
 			return nil, err
 		}
 		if !slices.Contains(i.IPv4, want) {
-			return nil, failf("InvalidParameterValue", "The private IP address '%s' is not assigned to interface '%s'", want, i.id)
+			return nil, failf("InvalidParameterValue", "The private IP address '%s' is not assigned to interface '%s'",
+				want, i.id)
 		}
 		private = want
 	}
@@ -194,9 +199,11 @@ func (s *Service) associateAddress(c *wire.Call) (any, error) {
 			ID string `xml:"associationId"`
 		}{a.association}, nil
 	}
-	// In a VPC an address moves to its new place unless the caller forbids it; one that a NAT gateway uses does not move.
+	// In a VPC an address moves to its new place unless the caller forbids it; one that a NAT gateway uses does not
+	// move.
 	if a.association != "" && (a.holder != "" || in.AllowReassociation != nil && !*in.AllowReassociation) {
-		return nil, failf("Resource.AlreadyAssociated", "resource %s is already associated with associate-id %s", a.id, a.association)
+		return nil, failf("Resource.AlreadyAssociated", "resource %s is already associated with associate-id %s", a.id,
+			a.association)
 	}
 	if !some(s.gateways, func(g *internetGateway) bool { return g.vpc == i.VPC }) {
 		return nil, failf("Gateway.NotAttached", "Network %s is not attached to any internet gateway", i.VPC)
@@ -204,7 +211,9 @@ func (s *Service) associateAddress(c *wire.Call) (any, error) {
 	for _, other := range s.addresses {
 		if other != a && other.iface == i.id && other.private == private {
 			if in.AllowReassociation != nil && !*in.AllowReassociation {
-				return nil, failf("Resource.AlreadyAssociated", "resource %s is already associated with associate-id %s", i.id, other.association)
+				return nil,
+					failf("Resource.AlreadyAssociated", "resource %s is already associated with associate-id %s", i.id,
+						other.association)
 			}
 			other.disassociate()
 		}
@@ -219,7 +228,8 @@ func (s *Service) associateAddress(c *wire.Call) (any, error) {
 // associationTarget finds the interface that an elastic address shall stand for.
 func (s *Service) associationTarget(instanceID, interfaceID string) (*Interface, error) {
 	if (instanceID == "") == (interfaceID == "") {
-		return nil, failf("InvalidParameterCombination", "Exactly one of instanceId and networkInterfaceId must be specified")
+		return nil,
+			failf("InvalidParameterCombination", "Exactly one of instanceId and networkInterfaceId must be specified")
 	}
 	if interfaceID != "" {
 		i, err := s.interfaceByID(interfaceID)
@@ -233,11 +243,15 @@ func (s *Service) associationTarget(instanceID, interfaceID string) (*Interface,
 		return nil, err
 	}
 	if vm.state != stateRunning && vm.state != stateStopped {
-		return nil, failf("InvalidInstanceID", "The %s instance '%s' is not in a valid state for this operation.", vm.state, vm.id)
+		return nil, failf("InvalidInstanceID", "The %s instance '%s' is not in a valid state for this operation.",
+			vm.state, vm.id)
 	}
 	attached := s.attached(instanceID)
 	if len(attached) != 1 {
-		return nil, failf("InvalidInstanceID", "There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the operation instead.", vm.id)
+		return nil,
+			failf("InvalidInstanceID",
+				"There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the "+
+					"operation instead.", vm.id)
 	}
 	return attached[0], nil
 }
@@ -290,9 +304,11 @@ type addressXML struct {
 }
 
 func (s *Service) addressXML(a *address) addressXML {
-	out := addressXML{ID: a.id, Public: a.public.String(), Domain: "vpc", Pool: "amazon", BorderGroup: s.cfg.Region, Tags: s.tagList(a.id)}
+	out := addressXML{ID: a.id, Public: a.public.String(), Domain: "vpc", Pool: "amazon", BorderGroup: s.cfg.Region,
+		Tags: s.tagList(a.id)}
 	if a.association != "" {
-		out.Association, out.Interface, out.InterfaceOwner, out.Private = a.association, a.iface, s.cfg.Account, a.private.String()
+		out.Association, out.Interface, out.InterfaceOwner, out.Private = a.association, a.iface, s.cfg.Account,
+			a.private.String()
 		if at := s.interfaces[a.iface].Attachment; at != nil {
 			out.Instance = at.Instance
 		}
@@ -324,17 +340,18 @@ func (s *Service) describeAddresses(c *wire.Call) (any, error) {
 			return slices.DeleteFunc([]string{value(s.addressXML(a))}, func(v string) bool { return v == "" })
 		}
 	}
-	found, _, err := find(s, s.addresses, query{ids: in.AllocationID, filters: in.Filter}, map[string]func(*address) []string{
-		"allocation-id":              field(func(x addressXML) string { return x.ID }),
-		"association-id":             field(func(x addressXML) string { return x.Association }),
-		"domain":                     field(func(x addressXML) string { return x.Domain }),
-		"instance-id":                field(func(x addressXML) string { return x.Instance }),
-		"network-border-group":       field(func(x addressXML) string { return x.BorderGroup }),
-		"network-interface-id":       field(func(x addressXML) string { return x.Interface }),
-		"network-interface-owner-id": field(func(x addressXML) string { return x.InterfaceOwner }),
-		"private-ip-address":         field(func(x addressXML) string { return x.Private }),
-		"public-ip":                  field(func(x addressXML) string { return x.Public }),
-	})
+	found, _, err := find(s, s.addresses, query{ids: in.AllocationID, filters: in.Filter},
+		map[string]func(*address) []string{
+			"allocation-id":              field(func(x addressXML) string { return x.ID }),
+			"association-id":             field(func(x addressXML) string { return x.Association }),
+			"domain":                     field(func(x addressXML) string { return x.Domain }),
+			"instance-id":                field(func(x addressXML) string { return x.Instance }),
+			"network-border-group":       field(func(x addressXML) string { return x.BorderGroup }),
+			"network-interface-id":       field(func(x addressXML) string { return x.Interface }),
+			"network-interface-owner-id": field(func(x addressXML) string { return x.InterfaceOwner }),
+			"private-ip-address":         field(func(x addressXML) string { return x.Private }),
+			"public-ip":                  field(func(x addressXML) string { return x.Public }),
+		})
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,10 @@
-// Package ec2 is a fake of Amazon EC2: networks, network interfaces, images, launch templates and instances, at the level of its query API.
+// Package ec2 is a fake of Amazon EC2: networks, network interfaces, images, launch templates and instances, at the
+// level of its query API.
 //
-// Invariant: all state lies under one lock, which is the cloud's. Operations and the Go methods for other fakes are called with that lock held and
-// never take it; the levers for tests take it themselves and say so. Every operation asks for permission before it tells or changes anything, and
-// checks everything before it changes anything: a refused call leaves no trace.
+// Invariant: all state lies under one lock, which is the cloud's. Operations and the Go methods for other fakes are
+// called with that lock held and never take it; the levers for tests take it themselves and say so. Every operation
+// asks for permission before it tells or changes anything, and checks everything before it changes anything: a refused
+// call leaves no trace.
 package ec2
 
 import (
@@ -34,7 +36,8 @@ type Config struct {
 	Attaching time.Duration
 }
 
-// Faults are what tests make go wrong inside EC2. Failed, delayed and lost calls are the business of the cloud around it. A *fault.Set is one.
+// Faults are what tests make go wrong inside EC2. Failed, delayed and lost calls are the business of the cloud around
+// it. A *fault.Set is one.
 type Faults interface {
 	// Lag is how long after its creation a resource is not found by Describe operations: EC2 is eventually consistent.
 	Lag() time.Duration
@@ -103,7 +106,8 @@ func (e *entity) ID() string      { return e.id }
 func (e *entity) born() time.Time { return e.created }
 func (e *entity) serial() int     { return e.number }
 
-// entity makes the identity of a new resource: an ID like AWS's, a prefix and 17 hexadecimal digits that begin with a zero.
+// entity makes the identity of a new resource: an ID like AWS's, a prefix and 17 hexadecimal digits that begin with a
+// zero.
 func (s *Service) entity(prefix string) entity {
 	s.sequence++
 	return entity{id: newID(prefix), created: s.now(), number: s.sequence}
@@ -130,7 +134,8 @@ type kind struct {
 func (s *Service) kind(id string) (kind, bool) {
 	var best kind
 	for _, k := range s.kinds {
-		if len(id) > len(k.prefix) && id[:len(k.prefix)] == k.prefix && id[len(k.prefix)] == '-' && len(k.prefix) > len(best.prefix) {
+		if len(id) > len(k.prefix) && id[:len(k.prefix)] == k.prefix && id[len(k.prefix)] == '-' &&
+			len(k.prefix) > len(best.prefix) {
 			best = k
 		}
 	}
@@ -206,10 +211,12 @@ func (s *Service) allowAny(c *wire.Call, action string) error {
 	return c.Authorize("ec2:"+action, "*", policy.Context{"ec2:Region": {s.cfg.Region}})
 }
 
-// allowNew asks for permission to create a resource of a type with the tags, and to tag it while it is created. keys are the further condition keys.
+// allowNew asks for permission to create a resource of a type with the tags, and to tag it while it is created. keys
+// are the further condition keys.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
-func (s *Service) allowNew(c *wire.Call, action, resourceType string, tags map[string]string, keys policy.Context) error {
+func (s *Service) allowNew(c *wire.Call, action, resourceType string, tags map[string]string,
+	keys policy.Context) error {
 	context := policy.Context{"ec2:Region": {s.cfg.Region}}
 	maps.Copy(context, keys)
 	maps.Copy(context, requestTags(tags))

@@ -11,10 +11,12 @@ import (
 )
 
 // fullAccess is the policy of an endpoint that was made without one.
-const fullAccess = "{\n  \"Version\": \"2008-10-17\",\n  \"Statement\": [\n    {\n      \"Effect\": \"Allow\",\n      \"Principal\": \"*\",\n      \"Action\": \"*\"," +
+const fullAccess = "{\n  \"Version\": \"2008-10-17\",\n  \"Statement\": [\n    {\n      \"Effect\": \"Allow\",\n    " +
+	"  \"Principal\": \"*\",\n      \"Action\": \"*\"," +
 	"\n      \"Resource\": \"*\"\n    }\n  ]\n}"
 
-// endpoint makes a service reachable in a VPC: by a prefix list in route tables (Gateway) or by network interfaces (Interface).
+// endpoint makes a service reachable in a VPC: by a prefix list in route tables (Gateway) or by network interfaces
+// (Interface).
 type endpoint struct {
 	entity
 	vpc, service, kind string // kind: Gateway or Interface
@@ -79,10 +81,12 @@ func (s *Service) createEndpoint(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.allowNew(c, "CreateVpcEndpoint", "vpc-endpoint", tags, map[string][]string{"ec2:VpceServiceName": {in.ServiceName}}); err != nil {
+	if err := s.allowNew(c, "CreateVpcEndpoint", "vpc-endpoint", tags,
+		map[string][]string{"ec2:VpceServiceName": {in.ServiceName}}); err != nil {
 		return nil, err
 	}
-	if err := s.allow(c, "CreateVpcEndpoint", slices.Concat([]string{in.VpcID}, in.RouteTableID, in.SubnetID, in.SecurityGroupID)...); err != nil {
+	if err := s.allow(c, "CreateVpcEndpoint", slices.Concat([]string{in.VpcID}, in.RouteTableID, in.SubnetID,
+		in.SecurityGroupID)...); err != nil {
 		return nil, err
 	}
 	id, err := s.replayed(c, in.ClientToken)
@@ -120,8 +124,11 @@ func (s *Service) newEndpoint(in endpointInput) (*endpoint, error) {
 	if in.ServiceRegion != "" && in.ServiceRegion != s.cfg.Region {
 		return nil, invalid("serviceRegion", in.ServiceRegion)
 	}
-	e := &endpoint{vpc: v.id, service: in.ServiceName, kind: cmp.Or(in.VpcEndpointType, "Gateway"), interfaces: map[string]string{}}
-	if !slices.ContainsFunc(s.endpointServices(), func(x endpointService) bool { return x.name == e.service && x.kind == e.kind }) {
+	e := &endpoint{vpc: v.id, service: in.ServiceName, kind: cmp.Or(in.VpcEndpointType, "Gateway"),
+		interfaces: map[string]string{}}
+	if !slices.ContainsFunc(s.endpointServices(), func(x endpointService) bool {
+		return x.name == e.service && x.kind == e.kind
+	}) {
 		return nil, failf("InvalidServiceName", "The Vpc Endpoint Service '%s' does not exist", in.ServiceName)
 	}
 	if e.policy, err = endpointPolicy(in.PolicyDocument); err != nil {
@@ -176,8 +183,11 @@ func (s *Service) addTables(e *endpoint, ids []string) error {
 		if slices.Contains(tables, id) {
 			continue
 		}
-		if some(s.endpoints, func(o *endpoint) bool { return o != e && o.service == e.service && slices.Contains(o.tables, id) }) {
-			return failf("RouteAlreadyExists", "route table %s already has a route with destination-prefix-list-id %s", id, s.servicePrefixList(e.service).id)
+		if some(s.endpoints, func(o *endpoint) bool {
+			return o != e && o.service == e.service && slices.Contains(o.tables, id)
+		}) {
+			return failf("RouteAlreadyExists", "route table %s already has a route with destination-prefix-list-id %s",
+				id, s.servicePrefixList(e.service).id)
 		}
 		tables = append(tables, id)
 	}
@@ -237,16 +247,22 @@ func (s *Service) checkPrivateDNS(e *endpoint, v *vpc) error {
 		return nil
 	}
 	if !v.dnsSupport || !v.dnsHostnames {
-		return failf("InvalidParameter", "Enabling private DNS requires both enableDnsSupport and enableDnsHostnames VPC attributes set to true for %s", v.id)
+		return failf("InvalidParameter",
+			"Enabling private DNS requires both enableDnsSupport and enableDnsHostnames VPC attributes set to true "+
+				"for %s", v.id)
 	}
-	if some(s.endpoints, func(o *endpoint) bool { return o != e && o.vpc == v.id && o.service == e.service && o.privateDNS }) {
-		return failf("InvalidParameter", "private-dns-enabled cannot be set because there is already a conflicting DNS domain for %s in the VPC %s",
+	if some(s.endpoints, func(o *endpoint) bool {
+		return o != e && o.vpc == v.id && o.service == e.service && o.privateDNS
+	}) {
+		return failf("InvalidParameter",
+			"private-dns-enabled cannot be set because there is already a conflicting DNS domain for %s in the VPC %s",
 			s.privateServiceName(e.service), v.id)
 	}
 	return nil
 }
 
-// addSubnets gives an interface endpoint network interfaces in subnets: one for each zone. On an error there are none but those of before.
+// addSubnets gives an interface endpoint network interfaces in subnets: one for each zone. On an error there are none
+// but those of before.
 func (s *Service) addSubnets(e *endpoint, ids []string, wanted []endpointSubnet) error {
 	specs := map[string]InterfaceSpec{}
 	zones := map[string]bool{}
@@ -268,13 +284,15 @@ func (s *Service) addSubnets(e *endpoint, ids []string, wanted []endpointSubnet)
 		case e.interfaces[id] != "":
 			continue
 		case zones[n.zone]:
-			return failf("DuplicateSubnetsInSameZone", "Found another VPC endpoint subnet in the availability zone of %s", id)
+			return failf("DuplicateSubnetsInSameZone",
+				"Found another VPC endpoint subnet in the availability zone of %s", id)
 		case e.addressType != "ipv4" && len(n.blocks6) == 0, e.addressType != "ipv6" && n.native:
 			return failf("InvalidParameter", "The subnet %s does not support the IP address type %s", id, e.addressType)
 		}
 		zones[n.zone] = true
 		spec := InterfaceSpec{
-			Subnet: id, Type: "vpc_endpoint", Requester: "amazon-vpce", Groups: e.groups, Description: "VPC Endpoint Interface " + e.id,
+			Subnet: id, Type: "vpc_endpoint", Requester: "amazon-vpce", Groups: e.groups,
+			Description: "VPC Endpoint Interface " + e.id,
 		}
 		if e.addressType != "ipv4" {
 			spec.IPv6Count = 1
@@ -360,9 +378,11 @@ type endpointXML struct {
 
 func (s *Service) endpointXML(e *endpoint) endpointXML {
 	out := endpointXML{
-		ID: e.id, Type: e.kind, VPC: e.vpc, Service: e.service, ServiceRegion: s.cfg.Region, State: "available", Policy: e.policy, Tables: e.tables,
-		Groups: s.groupRefs(e.groups), AddressType: e.addressType, DNS: dnsOptionsXML{e.dnsType, e.inboundOnly}, PrivateDNS: e.privateDNS,
-		Created: timestamp(e.created), Owner: s.cfg.Account, Tags: s.tagList(e.id),
+		ID: e.id, Type: e.kind, VPC: e.vpc, Service: e.service, ServiceRegion: s.cfg.Region, State: "available",
+		Policy: e.policy, Tables: e.tables,
+		Groups: s.groupRefs(e.groups), AddressType: e.addressType, DNS: dnsOptionsXML{e.dnsType, e.inboundOnly},
+		PrivateDNS: e.privateDNS,
+		Created:    timestamp(e.created), Owner: s.cfg.Account, Tags: s.tagList(e.id),
 	}
 	if e.kind != "Interface" {
 		return out
@@ -377,7 +397,8 @@ func (s *Service) endpointXML(e *endpoint) endpointXML {
 		}
 	}
 	if e.privateDNS {
-		out.Entries = append(out.Entries, dnsEntryXML{s.privateServiceName(e.service), "Z0" + strings.ToUpper(e.id[len(e.id)-12:])})
+		out.Entries = append(out.Entries, dnsEntryXML{s.privateServiceName(e.service), "Z0" +
+			strings.ToUpper(e.id[len(e.id)-12:])})
 	}
 	return out
 }
@@ -395,15 +416,16 @@ func (s *Service) describeEndpoints(c *wire.Call) (any, error) {
 	if err := s.allowAny(c, "DescribeVpcEndpoints"); err != nil {
 		return nil, err
 	}
-	found, next, err := find(s, s.endpoints, query{in.VpcEndpointID, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*endpoint) []string{
-		"ip-address-type":    func(e *endpoint) []string { return []string{e.addressType} },
-		"service-name":       func(e *endpoint) []string { return []string{e.service} },
-		"service-region":     func(*endpoint) []string { return []string{s.cfg.Region} },
-		"vpc-endpoint-id":    func(e *endpoint) []string { return []string{e.id} },
-		"vpc-endpoint-state": func(*endpoint) []string { return []string{"available"} },
-		"vpc-endpoint-type":  func(e *endpoint) []string { return []string{e.kind} },
-		"vpc-id":             func(e *endpoint) []string { return []string{e.vpc} },
-	})
+	found, next, err := find(s, s.endpoints, query{in.VpcEndpointID, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*endpoint) []string{
+			"ip-address-type":    func(e *endpoint) []string { return []string{e.addressType} },
+			"service-name":       func(e *endpoint) []string { return []string{e.service} },
+			"service-region":     func(*endpoint) []string { return []string{s.cfg.Region} },
+			"vpc-endpoint-id":    func(e *endpoint) []string { return []string{e.id} },
+			"vpc-endpoint-state": func(*endpoint) []string { return []string{"available"} },
+			"vpc-endpoint-type":  func(e *endpoint) []string { return []string{e.kind} },
+			"vpc-id":             func(e *endpoint) []string { return []string{e.vpc} },
+		})
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,8 @@ func (s *Service) modifyEndpoint(c *wire.Call) (any, error) {
 	if err := c.Decode(&in); err != nil {
 		return nil, err
 	}
-	touched := slices.Concat([]string{in.VpcEndpointID}, in.AddRouteTableID, in.RemoveRouteTableID, in.AddSubnetID, in.RemoveSubnetID, in.AddSecurityGroupID,
+	touched := slices.Concat([]string{in.VpcEndpointID}, in.AddRouteTableID, in.RemoveRouteTableID, in.AddSubnetID,
+		in.RemoveSubnetID, in.AddSecurityGroupID,
 		in.RemoveSecurityGroupID)
 	if err := s.allow(c, "ModifyVpcEndpoint", touched...); err != nil {
 		return nil, err
@@ -46,12 +47,17 @@ func (s *Service) modifyEndpoint(c *wire.Call) (any, error) {
 	if err := after.setDNS(in.DNSOptions); err != nil {
 		return nil, err
 	}
-	network := len(in.AddSubnetID)+len(in.RemoveSubnetID)+len(in.AddSecurityGroupID)+len(in.RemoveSecurityGroupID)+len(in.SubnetConfiguration) > 0
+	network := len(in.AddSubnetID)+len(in.RemoveSubnetID)+len(in.AddSecurityGroupID)+len(in.RemoveSecurityGroupID)+
+		len(in.SubnetConfiguration) > 0
 	if e.kind == "Gateway" {
 		if network || in.PrivateDNSEnabled != nil && *in.PrivateDNSEnabled {
-			return nil, failf("InvalidParameter", "Modifying subnets, security groups and private DNS is not supported for Gateway Endpoints.")
+			return nil,
+				failf("InvalidParameter",
+					"Modifying subnets, security groups and private DNS is not supported for Gateway Endpoints.")
 		}
-		after.tables = slices.DeleteFunc(slices.Clone(e.tables), func(id string) bool { return slices.Contains(in.RemoveRouteTableID, id) })
+		after.tables = slices.DeleteFunc(slices.Clone(e.tables), func(id string) bool {
+			return slices.Contains(in.RemoveRouteTableID, id)
+		})
 		if err := s.addTables(&after, in.AddRouteTableID); err != nil {
 			return nil, err
 		}
@@ -70,7 +76,9 @@ func (s *Service) modifyEndpoint(c *wire.Call) (any, error) {
 			return nil, err
 		}
 	}
-	after.groups = slices.DeleteFunc(slices.Clone(e.groups), func(id string) bool { return slices.Contains(in.RemoveSecurityGroupID, id) })
+	after.groups = slices.DeleteFunc(slices.Clone(e.groups), func(id string) bool {
+		return slices.Contains(in.RemoveSecurityGroupID, id)
+	})
 	for _, id := range in.AddSecurityGroupID {
 		if !slices.Contains(after.groups, id) {
 			after.groups = append(after.groups, id)
@@ -98,8 +106,8 @@ func (s *Service) modifyEndpoint(c *wire.Call) (any, error) {
 	return ok, nil
 }
 
-// replaceSubnets takes an endpoint out of subnets and puts it into others. The removals come first as zones become free by them, and are undone when the
-// additions fail.
+// replaceSubnets takes an endpoint out of subnets and puts it into others. The removals come first as zones become free
+// by them, and are undone when the additions fail.
 func (s *Service) replaceSubnets(e *endpoint, remove, add []string, wanted []endpointSubnet) error {
 	removed := map[string]string{}
 	for _, id := range remove {
@@ -143,7 +151,8 @@ func (s *Service) deleteEndpoints(c *wire.Call) (any, error) {
 	for _, id := range in.VpcEndpointID {
 		e := s.endpoints[id]
 		if e == nil {
-			problems = append(problems, problem{id, "InvalidVpcEndpoint.NotFound", "The Vpc Endpoint Id '" + id + "' does not exist"})
+			problems = append(problems, problem{id, "InvalidVpcEndpoint.NotFound", "The Vpc Endpoint Id '" + id +
+				"' does not exist"})
 			continue
 		}
 		for _, i := range e.interfaces {

@@ -16,7 +16,8 @@ func (s *Service) endpointServices() []endpointService {
 	prefix := "com.amazonaws." + s.cfg.Region + "."
 	all := []endpointService{{prefix + "dynamodb", "Gateway"}, {prefix + "s3", "Gateway"}}
 	for _, name := range []string{
-		"autoscaling", "ec2", "ec2messages", "elasticloadbalancing", "kms", "logs", "monitoring", "s3", "secretsmanager", "ssm", "ssmmessages", "sts",
+		"autoscaling", "ec2", "ec2messages", "elasticloadbalancing", "kms", "logs", "monitoring", "s3",
+		"secretsmanager", "ssm", "ssmmessages", "sts",
 	} {
 		all = append(all, endpointService{prefix + name, "Interface"})
 	}
@@ -72,12 +73,14 @@ func (s *Service) describeEndpointServices(c *wire.Call) (any, error) {
 	var names []string
 	var details []detail
 	for n, e := range s.endpointServices() {
-		if len(in.ServiceName) > 0 && !slices.Contains(in.ServiceName, e.name) || len(in.ServiceRegion) > 0 && !slices.Contains(in.ServiceRegion, s.cfg.Region) {
+		if len(in.ServiceName) > 0 && !slices.Contains(in.ServiceName, e.name) || len(in.ServiceRegion) > 0 &&
+			!slices.Contains(in.ServiceRegion, s.cfg.Region) {
 			continue
 		}
 		fits, err := matches(in.Filter, map[string]string{}, func(filter string) ([]string, bool) {
 			value, known := map[string]string{
-				"owner": "amazon", "service-name": e.name, "service-region": s.cfg.Region, "service-type": e.kind, "supported-ip-address-types": "ipv4",
+				"owner": "amazon", "service-name": e.name, "service-region": s.cfg.Region, "service-type": e.kind,
+				"supported-ip-address-types": "ipv4",
 			}[filter]
 			return []string{value}, known
 		})
@@ -88,8 +91,10 @@ func (s *Service) describeEndpointServices(c *wire.Call) (any, error) {
 			continue
 		}
 		d := detail{
-			Name: e.name, ID: "vpce-svc-0" + strings.Repeat("0", 13) + strconv.Itoa(100+n), Region: s.cfg.Region, Types: []serviceType{{e.kind}}, Zones: s.cfg.Zones,
-			ZoneIDs: each(s.cfg.Zones, s.zoneID), Owner: "amazon", PolicySupported: true, AddressTypes: []string{"ipv4"},
+			Name: e.name, ID: "vpce-svc-0" + strings.Repeat("0", 13) + strconv.Itoa(100+n), Region: s.cfg.Region,
+			Types: []serviceType{{e.kind}}, Zones: s.cfg.Zones,
+			ZoneIDs: each(s.cfg.Zones, s.zoneID), Owner: "amazon", PolicySupported: true,
+			AddressTypes: []string{"ipv4"},
 		}
 		short := e.name[strings.LastIndex(e.name, ".")+1:]
 		if e.kind == "Interface" {
@@ -125,8 +130,10 @@ type prefixList struct {
 // addPrefixLists makes the lists of the services with gateway endpoints. They have always been there.
 func (s *Service) addPrefixLists() {
 	for id, list := range map[string]prefixList{
-		"pl-68a54001": {name: "s3", blocks: []string{"3.5.76.0/22", "18.34.244.0/22", "18.34.48.0/20", "52.218.128.0/17", "52.92.128.0/17", "35.80.36.208/28"}},
-		"pl-00a54069": {name: "dynamodb", blocks: []string{"35.71.64.0/22", "52.94.10.0/24", "52.94.248.32/28", "52.119.252.0/22"}},
+		"pl-68a54001": {name: "s3", blocks: []string{"3.5.76.0/22", "18.34.244.0/22", "18.34.48.0/20",
+			"52.218.128.0/17", "52.92.128.0/17", "35.80.36.208/28"}},
+		"pl-00a54069": {name: "dynamodb", blocks: []string{"35.71.64.0/22", "52.94.10.0/24", "52.94.248.32/28",
+			"52.119.252.0/22"}},
 	} {
 		list.entity = entity{id: id}
 		list.name = "com.amazonaws." + s.cfg.Region + "." + list.name
@@ -169,10 +176,11 @@ func (s *Service) describePrefixLists(c *wire.Call) (any, error) {
 	if err := s.allowAny(c, "DescribePrefixLists"); err != nil {
 		return nil, err
 	}
-	found, next, err := s.lists(query{in.PrefixListID, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*prefixList) []string{
-		"prefix-list-id":   func(l *prefixList) []string { return []string{l.id} },
-		"prefix-list-name": func(l *prefixList) []string { return []string{l.name} },
-	})
+	found, next, err := s.lists(query{in.PrefixListID, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*prefixList) []string{
+			"prefix-list-id":   func(l *prefixList) []string { return []string{l.id} },
+			"prefix-list-name": func(l *prefixList) []string { return []string{l.name} },
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -195,11 +203,12 @@ func (s *Service) describeManagedPrefixLists(c *wire.Call) (any, error) {
 	if err := s.allowAny(c, "DescribeManagedPrefixLists"); err != nil {
 		return nil, err
 	}
-	found, next, err := s.lists(query{in.PrefixListID, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*prefixList) []string{
-		"owner-id":         func(*prefixList) []string { return []string{"AWS"} },
-		"prefix-list-id":   func(l *prefixList) []string { return []string{l.id} },
-		"prefix-list-name": func(l *prefixList) []string { return []string{l.name} },
-	})
+	found, next, err := s.lists(query{in.PrefixListID, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*prefixList) []string{
+			"owner-id":         func(*prefixList) []string { return []string{"AWS"} },
+			"prefix-list-id":   func(l *prefixList) []string { return []string{l.id} },
+			"prefix-list-name": func(l *prefixList) []string { return []string{l.name} },
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +224,8 @@ func (s *Service) describeManagedPrefixLists(c *wire.Call) (any, error) {
 		Items []item `xml:"prefixListSet>item"`
 		Next  string `xml:"nextToken,omitempty"`
 	}{each(found, func(l *prefixList) item {
-		return item{l.id, "arn:aws:ec2:" + s.cfg.Region + ":aws:prefix-list/" + l.id, l.name, "IPv4", "create-complete", "AWS"}
+		return item{l.id, "arn:aws:ec2:" + s.cfg.Region + ":aws:prefix-list/" + l.id, l.name, "IPv4", "create-complete",
+			"AWS"}
 	}), next}, nil
 }
 

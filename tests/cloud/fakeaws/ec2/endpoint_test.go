@@ -17,7 +17,8 @@ const (
 
 func (w *vmWorld) endpoint(id string) types.VpcEndpoint {
 	w.Helper()
-	return must(w.client.DescribeVpcEndpoints(w.Context(), &sdk.DescribeVpcEndpointsInput{VpcEndpointIds: []string{id}}))(w.T).VpcEndpoints[0]
+	return must(w.client.DescribeVpcEndpoints(w.Context(), &sdk.DescribeVpcEndpointsInput{
+		VpcEndpointIds: []string{id}}))(w.T).VpcEndpoints[0]
 }
 
 func TestGatewayEndpoint(t *testing.T) {
@@ -25,7 +26,8 @@ func TestGatewayEndpoint(t *testing.T) {
 	ctx := t.Context()
 	one, two := w.addTable(), w.addTable()
 	create := func(change func(in *sdk.CreateVpcEndpointInput)) (*types.VpcEndpoint, error) {
-		in := &sdk.CreateVpcEndpointInput{VpcId: &w.vpc, ServiceName: aws.String(s3Service), RouteTableIds: []string{one}}
+		in := &sdk.CreateVpcEndpointInput{VpcId: &w.vpc, ServiceName: aws.String(s3Service),
+			RouteTableIds: []string{one}}
 		if change != nil {
 			change(in)
 		}
@@ -39,11 +41,19 @@ func TestGatewayEndpoint(t *testing.T) {
 		change func(in *sdk.CreateVpcEndpointInput)
 		want   string
 	}{
-		"no service": {func(in *sdk.CreateVpcEndpointInput) { in.ServiceName = aws.String("com.amazonaws.us-west-2.coffee") }, "InvalidServiceName"},
-		"of a kind":  {func(in *sdk.CreateVpcEndpointInput) { in.ServiceName = aws.String(ec2Service) }, "InvalidServiceName"},
-		"subnets":    {func(in *sdk.CreateVpcEndpointInput) { in.SubnetIds = []string{w.subnetA} }, "InvalidParameter"},
-		"no table":   {func(in *sdk.CreateVpcEndpointInput) { in.RouteTableIds = []string{"rtb-0"} }, "InvalidRouteTableID.NotFound"},
-		"no policy":  {func(in *sdk.CreateVpcEndpointInput) { in.PolicyDocument = aws.String("{}") }, "InvalidPolicyDocument"},
+		"no service": {func(in *sdk.CreateVpcEndpointInput) {
+			in.ServiceName = aws.String("com.amazonaws.us-west-2.coffee")
+		}, "InvalidServiceName"},
+		"of a kind": {func(in *sdk.CreateVpcEndpointInput) {
+			in.ServiceName = aws.String(ec2Service)
+		}, "InvalidServiceName"},
+		"subnets": {func(in *sdk.CreateVpcEndpointInput) { in.SubnetIds = []string{w.subnetA} }, "InvalidParameter"},
+		"no table": {func(in *sdk.CreateVpcEndpointInput) {
+			in.RouteTableIds = []string{"rtb-0"}
+		}, "InvalidRouteTableID.NotFound"},
+		"no policy": {func(in *sdk.CreateVpcEndpointInput) {
+			in.PolicyDocument = aws.String("{}")
+		}, "InvalidPolicyDocument"},
 	} {
 		_, err := create(c.change)
 		want(t, name, err, c.want)
@@ -52,11 +62,13 @@ func TestGatewayEndpoint(t *testing.T) {
 	if made.State != "available" || made.VpcEndpointType != types.VpcEndpointTypeGateway || *made.PolicyDocument == "" {
 		t.Errorf("the endpoint: %+v", made)
 	}
-	lists := must(w.client.DescribePrefixLists(ctx, &sdk.DescribePrefixListsInput{Filters: by("prefix-list-name", s3Service)}))(t).PrefixLists
+	lists := must(w.client.DescribePrefixLists(ctx, &sdk.DescribePrefixListsInput{Filters: by("prefix-list-name",
+		s3Service)}))(t).PrefixLists
 	if len(lists) != 1 || len(lists[0].Cidrs) == 0 {
 		t.Fatalf("the prefix lists: %+v", lists)
 	}
-	if r := w.route(one, *lists[0].PrefixListId); r == nil || *r.GatewayId != *made.VpcEndpointId || r.State != types.RouteStateActive {
+	if r := w.route(one, *lists[0].PrefixListId); r == nil || *r.GatewayId != *made.VpcEndpointId ||
+		r.State != types.RouteStateActive {
 		t.Errorf("the route: %+v", r)
 	}
 	_, err := create(nil)
@@ -66,22 +78,28 @@ func TestGatewayEndpoint(t *testing.T) {
 		PolicyDocument: aws.String(`{"Statement":[]}`),
 	}))(t)
 	got := w.endpoint(*made.VpcEndpointId)
-	if !slices.Equal(got.RouteTableIds, []string{two}) || *got.PolicyDocument != `{"Statement":[]}` || w.route(one, *lists[0].PrefixListId) != nil {
+	if !slices.Equal(got.RouteTableIds, []string{two}) || *got.PolicyDocument != `{"Statement":[]}` ||
+		w.route(one, *lists[0].PrefixListId) != nil {
 		t.Errorf("changed: %+v", got)
 	}
-	_, err = w.client.DeleteRoute(ctx, &sdk.DeleteRouteInput{RouteTableId: &two, DestinationPrefixListId: lists[0].PrefixListId})
+	_, err = w.client.DeleteRoute(ctx, &sdk.DeleteRouteInput{RouteTableId: &two,
+		DestinationPrefixListId: lists[0].PrefixListId})
 	want(t, "deleting an endpoint's route", err, "InvalidParameterValue")
-	out := must(w.client.DeleteVpcEndpoints(ctx, &sdk.DeleteVpcEndpointsInput{VpcEndpointIds: []string{*made.VpcEndpointId, "vpce-00000000000000000"}}))(t)
+	out := must(w.client.DeleteVpcEndpoints(ctx, &sdk.DeleteVpcEndpointsInput{
+		VpcEndpointIds: []string{*made.VpcEndpointId, "vpce-00000000000000000"}}))(t)
 	if len(out.Unsuccessful) != 1 || *out.Unsuccessful[0].Error.Code != "InvalidVpcEndpoint.NotFound" {
 		t.Errorf("not deleted: %+v", out.Unsuccessful)
 	}
-	_, err = w.client.DescribeVpcEndpoints(ctx, &sdk.DescribeVpcEndpointsInput{VpcEndpointIds: []string{*made.VpcEndpointId}})
+	_, err = w.client.DescribeVpcEndpoints(ctx, &sdk.DescribeVpcEndpointsInput{
+		VpcEndpointIds: []string{*made.VpcEndpointId}})
 	want(t, "an endpoint that is gone", err, "InvalidVpcEndpointId.NotFound")
 	if r := w.route(two, *lists[0].PrefixListId); r != nil {
 		t.Errorf("its route: %+v", r)
 	}
-	managed := must(w.client.DescribeManagedPrefixLists(ctx, &sdk.DescribeManagedPrefixListsInput{PrefixListIds: []string{*lists[0].PrefixListId}}))(t).PrefixLists[0]
-	entries := must(w.client.GetManagedPrefixListEntries(ctx, &sdk.GetManagedPrefixListEntriesInput{PrefixListId: managed.PrefixListId}))(t).Entries
+	managed := must(w.client.DescribeManagedPrefixLists(ctx, &sdk.DescribeManagedPrefixListsInput{
+		PrefixListIds: []string{*lists[0].PrefixListId}}))(t).PrefixLists[0]
+	entries := must(w.client.GetManagedPrefixListEntries(ctx, &sdk.GetManagedPrefixListEntriesInput{
+		PrefixListId: managed.PrefixListId}))(t).Entries
 	if *managed.OwnerId != "AWS" || len(entries) != len(lists[0].Cidrs) {
 		t.Errorf("the managed list: %+v with %d entries", managed, len(entries))
 	}
@@ -92,7 +110,8 @@ func TestInterfaceEndpoint(t *testing.T) {
 	ctx := t.Context()
 	create := func(change func(in *sdk.CreateVpcEndpointInput)) (*types.VpcEndpoint, error) {
 		in := &sdk.CreateVpcEndpointInput{
-			VpcId: &w.vpc, ServiceName: aws.String(ec2Service), VpcEndpointType: types.VpcEndpointTypeInterface, SubnetIds: []string{w.subnetA},
+			VpcId: &w.vpc, ServiceName: aws.String(ec2Service), VpcEndpointType: types.VpcEndpointTypeInterface,
+			SubnetIds:        []string{w.subnetA},
 			SecurityGroupIds: []string{w.group}, PrivateDnsEnabled: aws.Bool(true),
 		}
 		if change != nil {
@@ -106,7 +125,8 @@ func TestInterfaceEndpoint(t *testing.T) {
 	}
 	_, err := create(nil)
 	want(t, "private DNS in a VPC without host names", err, "InvalidParameter")
-	must(w.client.ModifyVpcAttribute(ctx, &sdk.ModifyVpcAttributeInput{VpcId: &w.vpc, EnableDnsHostnames: &types.AttributeBooleanValue{Value: aws.Bool(true)}}))(t)
+	must(w.client.ModifyVpcAttribute(ctx, &sdk.ModifyVpcAttributeInput{VpcId: &w.vpc,
+		EnableDnsHostnames: &types.AttributeBooleanValue{Value: aws.Bool(true)}}))(t)
 	twin := w.addSubnet("10.0.50.0/24", "us-west-2a")
 	room := *w.subnet(w.subnetA).AvailableIpAddressCount
 	_, err = create(func(in *sdk.CreateVpcEndpointInput) { in.SubnetIds = []string{w.subnetA, twin} })
@@ -125,11 +145,13 @@ func TestInterfaceEndpoint(t *testing.T) {
 	}
 	id := *made.VpcEndpointId
 	got := w.endpoint(id)
-	if got.State != "available" || len(got.NetworkInterfaceIds) != 1 || *got.Groups[0].GroupId != w.group || len(got.DnsEntries) != 3 {
+	if got.State != "available" || len(got.NetworkInterfaceIds) != 1 || *got.Groups[0].GroupId != w.group ||
+		len(got.DnsEntries) != 3 {
 		t.Errorf("the endpoint: %+v", got)
 	}
 	eni := w.eni(got.NetworkInterfaceIds[0])
-	if eni.InterfaceType != types.NetworkInterfaceTypeVpcEndpoint || *eni.SubnetId != w.subnetA || *eni.Description != "VPC Endpoint Interface "+id {
+	if eni.InterfaceType != types.NetworkInterfaceTypeVpcEndpoint || *eni.SubnetId != w.subnetA ||
+		*eni.Description != "VPC Endpoint Interface "+id {
 		t.Errorf("its interface: %+v", eni)
 	}
 	_, err = create(func(in *sdk.CreateVpcEndpointInput) { in.SubnetIds = []string{w.subnetB} })
@@ -143,24 +165,30 @@ func TestInterfaceEndpoint(t *testing.T) {
 		_, err := w.client.ModifyVpcEndpoint(ctx, in)
 		return err
 	}
-	want(t, "no group left", modify(&sdk.ModifyVpcEndpointInput{RemoveSecurityGroupIds: []string{w.group}}), "InvalidParameter")
-	want(t, "a second subnet of the zone", modify(&sdk.ModifyVpcEndpointInput{AddSubnetIds: []string{twin}}), "DuplicateSubnetsInSameZone")
+	want(t, "no group left", modify(&sdk.ModifyVpcEndpointInput{RemoveSecurityGroupIds: []string{w.group}}),
+		"InvalidParameter")
+	want(t, "a second subnet of the zone", modify(&sdk.ModifyVpcEndpointInput{AddSubnetIds: []string{twin}}),
+		"DuplicateSubnetsInSameZone")
 	want(t, "a subnet for another of the zone, and a group", modify(&sdk.ModifyVpcEndpointInput{
-		AddSubnetIds: []string{twin}, RemoveSubnetIds: []string{w.subnetA}, AddSecurityGroupIds: []string{other}, RemoveSecurityGroupIds: []string{w.group},
+		AddSubnetIds: []string{twin}, RemoveSubnetIds: []string{w.subnetA}, AddSecurityGroupIds: []string{other},
+		RemoveSecurityGroupIds: []string{w.group},
 	}), "")
 	got = w.endpoint(id)
-	if !slices.Equal(got.SubnetIds, []string{twin}) || *w.eni(got.NetworkInterfaceIds[0]).Groups[0].GroupId != other || *w.subnet(w.subnetA).AvailableIpAddressCount != room {
+	if !slices.Equal(got.SubnetIds, []string{twin}) || *w.eni(got.NetworkInterfaceIds[0]).Groups[0].GroupId != other ||
+		*w.subnet(w.subnetA).AvailableIpAddressCount != room {
 		t.Errorf("changed: %+v", got)
 	}
 	must(w.client.DeleteVpcEndpoints(ctx, &sdk.DeleteVpcEndpointsInput{VpcEndpointIds: []string{id}}))(t)
-	_, err = w.client.DescribeNetworkInterfaces(ctx, &sdk.DescribeNetworkInterfacesInput{NetworkInterfaceIds: got.NetworkInterfaceIds})
+	_, err = w.client.DescribeNetworkInterfaces(ctx, &sdk.DescribeNetworkInterfacesInput{
+		NetworkInterfaceIds: got.NetworkInterfaceIds})
 	want(t, "its interface", err, "InvalidNetworkInterfaceID.NotFound")
 }
 
 func TestEndpointServices(t *testing.T) {
 	w := newVMWorld(t, nil)
 	describe := func(filters []types.Filter, names ...string) (*sdk.DescribeVpcEndpointServicesOutput, error) {
-		return w.client.DescribeVpcEndpointServices(t.Context(), &sdk.DescribeVpcEndpointServicesInput{Filters: filters, ServiceNames: names})
+		return w.client.DescribeVpcEndpointServices(t.Context(), &sdk.DescribeVpcEndpointServicesInput{Filters: filters,
+			ServiceNames: names})
 	}
 	both := must(describe(nil, s3Service))(t)
 	if len(both.ServiceDetails) != 2 || !slices.Equal(both.ServiceNames, []string{s3Service}) {

@@ -10,7 +10,8 @@ import (
 // pageSize is how many results an answer has when the caller does not say.
 const pageSize = 1000
 
-// Filter is one Filter.N of a Describe operation: the resource must have one of the values. Values may hold the wildcards * and ?.
+// Filter is one Filter.N of a Describe operation: the resource must have one of the values. Values may hold the
+// wildcards * and ?.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
 type Filter struct {
@@ -18,8 +19,9 @@ type Filter struct {
 	Value []string
 }
 
-// matches tells whether a resource passes all filters. values gives the resource's values for a filter's name, and false for a name that the
-// operation does not know: AWS refuses those. The filters tag:KEY and tag-key are answered from tags, unless tags is nil.
+// matches tells whether a resource passes all filters. values gives the resource's values for a filter's name, and
+// false for a name that the operation does not know: AWS refuses those. The filters tag:KEY and tag-key are answered
+// from tags, unless tags is nil.
 func matches(filters []Filter, tags map[string]string, values func(name string) ([]string, bool)) (bool, error) {
 	all := true
 	for _, f := range filters {
@@ -100,16 +102,19 @@ type query struct {
 	nextToken  string
 }
 
-// find answers a Describe operation: the resources with the IDs that pass the filters, one page of them. An ID that nothing has, or nothing yet by
-// the window of eventual consistency, is the documented NotFound error. values has a function for each filter that the operation knows.
-func find[T resource](s *Service, table map[string]T, q query, values map[string]func(T) []string) (page []T, next string, err error) {
+// find answers a Describe operation: the resources with the IDs that pass the filters, one page of them. An ID that
+// nothing has, or nothing yet by the window of eventual consistency, is the documented NotFound error. values has a
+// function for each filter that the operation knows.
+func find[T resource](s *Service, table map[string]T, q query, values map[string]func(T) []string) (page []T,
+	next string, err error) {
 	for _, f := range q.filters {
 		if _, known := values[f.Name]; !known && f.Name != "tag-key" && !strings.HasPrefix(f.Name, "tag:") {
 			return nil, "", failf("InvalidParameterValue", "The filter '%s' is invalid", f.Name)
 		}
 	}
 	if len(q.ids) > 0 && q.maxResults != 0 {
-		return nil, "", failf("InvalidParameterCombination", "The parameter MaxResults cannot be used with a list of IDs")
+		return nil, "",
+			failf("InvalidParameterCombination", "The parameter MaxResults cannot be used with a list of IDs")
 	}
 	var candidates []T
 	for _, id := range q.ids {
@@ -126,7 +131,9 @@ func find[T resource](s *Service, table map[string]T, q query, values map[string
 	}
 	var found []T
 	for _, r := range candidates {
-		match, err := matches(q.filters, s.Tags(r.ID()), func(name string) ([]string, bool) { return values[name](r), true })
+		match, err := matches(q.filters, s.Tags(r.ID()), func(name string) ([]string, bool) {
+			return values[name](r), true
+		})
 		if err != nil {
 			return nil, "", err
 		}
@@ -150,7 +157,9 @@ func (s *Service) notFound(id string) error {
 func paged[T any](items []T, maxResults int, token string) ([]T, string, error) {
 	switch {
 	case maxResults < 0 || maxResults > 0 && maxResults < 5:
-		return nil, "", failf("InvalidParameterValue", "Value ( %d ) for parameter maxResults is invalid. Expecting a value greater than 5.", maxResults)
+		return nil, "",
+			failf("InvalidParameterValue",
+				"Value ( %d ) for parameter maxResults is invalid. Expecting a value greater than 5.", maxResults)
 	case maxResults == 0 || maxResults > pageSize:
 		maxResults = pageSize
 	}

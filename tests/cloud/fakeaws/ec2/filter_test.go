@@ -16,9 +16,12 @@ func TestWildcard(t *testing.T) {
 		pattern, value string
 		want           bool
 	}{
-		{"", "", true}, {"", "a", false}, {"a", "a", true}, {"a", "A", false}, {"*", "", true}, {"*", "abc", true}, {"a*c", "abbc", true}, {"a*c", "abb", false},
-		{"?", "", false}, {"?", "a", true}, {"a?c", "abc", true}, {"*b*", "abc", true}, {"a*b*c", "a-b-b-c", true}, {`\*`, "*", true}, {`\*`, "a", false},
-		{`a\?`, "a?", true}, {`a\?`, "ab", false}, {"*ä?", "xäö", true}, {"**", "a", true}, {"*a", "ba", true}, {"*a", "ab", false},
+		{"", "", true}, {"", "a", false}, {"a", "a", true}, {"a", "A", false}, {"*", "", true}, {"*", "abc", true},
+		{"a*c", "abbc", true}, {"a*c", "abb", false},
+		{"?", "", false}, {"?", "a", true}, {"a?c", "abc", true}, {"*b*", "abc", true}, {"a*b*c", "a-b-b-c", true},
+		{`\*`, "*", true}, {`\*`, "a", false},
+		{`a\?`, "a?", true}, {`a\?`, "ab", false}, {"*ä?", "xäö", true}, {"**", "a", true}, {"*a", "ba", true},
+		{"*a", "ab", false},
 	} {
 		if got := wildcard(c.pattern, c.value); got != c.want {
 			t.Errorf("%q against %q: %v", c.pattern, c.value, got)
@@ -63,12 +66,14 @@ func TestDescribe(t *testing.T) {
 	for _, zone := range []string{"us-west-2a", "us-west-2b", "us-west-2c"} {
 		for _, third := range []string{"10", "11", "20"} {
 			id := w.addSubnet("10.0."+third+string(zone[len(zone)-1]-'a'+'0')+".0/24", zone) // 10.0.100.0/24
-			must(w.client.CreateTags(ctx, &sdk.CreateTagsInput{Resources: []string{id}, Tags: []types.Tag{{Key: aws.String("third"), Value: aws.String(third)}}}))(t)
+			must(w.client.CreateTags(ctx, &sdk.CreateTagsInput{Resources: []string{id},
+				Tags: []types.Tag{{Key: aws.String("third"), Value: aws.String(third)}}}))(t)
 		}
 	}
 	describe := func(filters ...types.Filter) ([]types.Subnet, error) {
 		var all []types.Subnet
-		pages := sdk.NewDescribeSubnetsPaginator(w.client, &sdk.DescribeSubnetsInput{Filters: filters, MaxResults: aws.Int32(5)})
+		pages := sdk.NewDescribeSubnetsPaginator(w.client, &sdk.DescribeSubnetsInput{Filters: filters,
+			MaxResults: aws.Int32(5)})
 		for pages.HasMorePages() {
 			page, err := pages.NextPage(ctx)
 			if err != nil {
@@ -128,7 +133,8 @@ func TestEventualConsistency(t *testing.T) {
 		t.Errorf("%d subnets are seen", len(all))
 	}
 	w.sleep(5 * time.Second)
-	if got := must(w.client.DescribeSubnets(t.Context(), &sdk.DescribeSubnetsInput{SubnetIds: []string{id}}))(t).Subnets; len(got) != 1 {
+	if got := must(w.client.DescribeSubnets(t.Context(), &sdk.DescribeSubnetsInput{SubnetIds: []string{id}}))(
+		t).Subnets; len(got) != 1 {
 		t.Errorf("%d subnets are seen afterwards", len(got))
 	}
 }

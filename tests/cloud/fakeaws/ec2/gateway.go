@@ -52,7 +52,8 @@ type internetGatewayXML struct {
 func (s *Service) internetGatewayXML(g *internetGateway) internetGatewayXML {
 	out := internetGatewayXML{ID: g.id, Owner: s.cfg.Account, Tags: s.tagList(g.id)}
 	if g.vpc != "" {
-		out.Attachments = []gatewayAttachmentXML{{"available", g.vpc}} // an internet gateway is available and never attached
+		// an internet gateway is available and never attached
+		out.Attachments = []gatewayAttachmentXML{{"available", g.vpc}}
 	}
 	return out
 }
@@ -98,7 +99,8 @@ func (s *Service) gatewayAndVPC(c *wire.Call, action string, withVPC bool) (*int
 	}
 	g := s.gateways[in.InternetGatewayID]
 	if g == nil {
-		return nil, nil, failf("InvalidInternetGatewayID.NotFound", "The internetGateway ID '%s' does not exist", in.InternetGatewayID)
+		return nil, nil, failf("InvalidInternetGatewayID.NotFound", "The internetGateway ID '%s' does not exist",
+			in.InternetGatewayID)
 	}
 	if !withVPC {
 		return g, nil, nil
@@ -113,7 +115,8 @@ func (s *Service) deleteInternetGateway(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if g.vpc != "" {
-		return nil, failf("DependencyViolation", "The internetGateway '%s' has dependencies and cannot be deleted.", g.id)
+		return nil, failf("DependencyViolation", "The internetGateway '%s' has dependencies and cannot be deleted.",
+			g.id)
 	}
 	drop(s, s.gateways, g.id)
 	return ok, nil
@@ -143,7 +146,10 @@ func (s *Service) detachInternetGateway(c *wire.Call) (any, error) {
 		return nil, failf("Gateway.NotAttached", "resource %s is not attached to network %s", g.id, v.id)
 	}
 	if some(s.interfaces, func(i *Interface) bool { return i.VPC == v.id && s.PublicAddress(i).IsValid() }) {
-		return nil, failf("DependencyViolation", "Network %s has some mapped public address(es). Please unmap those public address(es) before detaching the gateway.", v.id)
+		return nil,
+			failf("DependencyViolation",
+				"Network %s has some mapped public address(es). Please unmap those public address(es) before "+
+					"detaching the gateway.", v.id)
 	}
 	for _, t := range s.routeTables {
 		t.associations = slices.DeleteFunc(t.associations, func(a tableAssociation) bool { return a.gateway == g.id })
@@ -212,7 +218,8 @@ func (s *Service) createEgressGateway(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.allowNew(c, "CreateEgressOnlyInternetGateway", "egress-only-internet-gateway", tags, policy.Context{}); err != nil {
+	if err := s.allowNew(c, "CreateEgressOnlyInternetGateway", "egress-only-internet-gateway", tags,
+		policy.Context{}); err != nil {
 		return nil, err
 	}
 	if err := s.allow(c, "CreateEgressOnlyInternetGateway", in.VpcID); err != nil {

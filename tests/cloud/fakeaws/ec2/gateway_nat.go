@@ -67,7 +67,10 @@ func (s *Service) createNAT(c *wire.Call) (any, error) {
 	if err := s.allowNew(c, "CreateNatGateway", "natgateway", tags, nil); err != nil {
 		return nil, err
 	}
-	ids := slices.DeleteFunc(append([]string{in.SubnetID, in.AllocationID}, in.SecondaryAllocationID...), func(id string) bool { return id == "" })
+	ids := slices.DeleteFunc(append([]string{in.SubnetID, in.AllocationID}, in.SecondaryAllocationID...),
+		func(id string) bool {
+			return id == ""
+		})
 	if err := s.allow(c, "CreateNatGateway", ids...); err != nil {
 		return nil, err
 	}
@@ -123,7 +126,8 @@ func (s *Service) newNAT(in natInput) (*natGateway, error) {
 			return nil, failf("Gateway.NotAttached", "Network %s has no Internet gateway attached", n.vpc)
 		}
 	}
-	spec := InterfaceSpec{Subnet: n.id, Type: "nat_gateway", Requester: "amazon-nat", Secondary: in.SecondaryPrivateIPAddressCount}
+	spec := InterfaceSpec{Subnet: n.id, Type: "nat_gateway", Requester: "amazon-nat",
+		Secondary: in.SecondaryPrivateIPAddressCount}
 	for _, text := range append([]string{in.PrivateIPAddress}, in.SecondaryPrivateIPAddress...) {
 		if text == "" {
 			continue
@@ -229,7 +233,8 @@ func (g *natGateway) state() string {
 
 func (s *Service) natXML(g *natGateway) natXML {
 	out := natXML{
-		ID: g.id, VPC: g.vpc, Subnet: g.subnet, State: g.state(), Connectivity: g.connectivity(), Created: timestamp(g.created), Addresses: s.natAddresses(g),
+		ID: g.id, VPC: g.vpc, Subnet: g.subnet, State: g.state(), Connectivity: g.connectivity(),
+		Created: timestamp(g.created), Addresses: s.natAddresses(g),
 		Tags: s.tagList(g.id),
 	}
 	if !g.deleted.IsZero() {
@@ -283,7 +288,8 @@ func (s *Service) associateNATAddress(c *wire.Call) (any, error) {
 	if err := c.Decode(&in); err != nil {
 		return nil, err
 	}
-	if err := s.allow(c, "AssociateNatGatewayAddress", append([]string{in.NatGatewayID}, in.AllocationID...)...); err != nil {
+	if err := s.allow(c, "AssociateNatGatewayAddress", append([]string{in.NatGatewayID},
+		in.AllocationID...)...); err != nil {
 		return nil, err
 	}
 	g, err := s.natByID(in.NatGatewayID)
@@ -350,13 +356,17 @@ func (s *Service) disassociateNATAddress(c *wire.Call) (any, error) {
 	}
 	var gone []*address
 	for _, id := range in.AssociationID {
-		at := slices.IndexFunc(sorted(s.addresses), func(a *address) bool { return a.association == id && a.holder == g.id })
+		at := slices.IndexFunc(sorted(s.addresses), func(a *address) bool {
+			return a.association == id && a.holder == g.id
+		})
 		if at < 0 {
 			return nil, noAssociation(id)
 		}
 		a := sorted(s.addresses)[at]
 		if a.private == s.interfaces[g.iface].IPv4[0] {
-			return nil, failf("OperationNotPermitted", "The primary address of the NAT gateway '%s' cannot be disassociated", g.id)
+			return nil,
+				failf("OperationNotPermitted", "The primary address of the NAT gateway '%s' cannot be disassociated",
+					g.id)
 		}
 		gone = append(gone, a)
 	}

@@ -11,38 +11,45 @@ import (
 
 func (w *vmWorld) addAddress() string {
 	w.Helper()
-	return *must(w.client.AllocateAddress(w.Context(), &sdk.AllocateAddressInput{Domain: types.DomainTypeVpc}))(w.T).AllocationId
+	return *must(w.client.AllocateAddress(w.Context(), &sdk.AllocateAddressInput{Domain: types.DomainTypeVpc}))(
+		w.T).AllocationId
 }
 
 func (w *vmWorld) address(id string) types.Address {
 	w.Helper()
-	return must(w.client.DescribeAddresses(w.Context(), &sdk.DescribeAddressesInput{AllocationIds: []string{id}}))(w.T).Addresses[0]
+	return must(w.client.DescribeAddresses(w.Context(), &sdk.DescribeAddressesInput{AllocationIds: []string{id}}))(
+		w.T).Addresses[0]
 }
 
 func TestInternetGateway(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
 	id := w.addGateway()
-	got := must(w.client.DescribeInternetGateways(ctx, &sdk.DescribeInternetGatewaysInput{Filters: by("attachment.vpc-id", w.vpc)}))(t).InternetGateways
+	got := must(w.client.DescribeInternetGateways(ctx, &sdk.DescribeInternetGatewaysInput{
+		Filters: by("attachment.vpc-id", w.vpc)}))(t).InternetGateways
 	if len(got) != 1 || got[0].Attachments[0].State != "available" {
 		t.Errorf("the VPC's gateways: %+v", got)
 	}
 	attach := func(id string) error {
-		_, err := w.client.AttachInternetGateway(ctx, &sdk.AttachInternetGatewayInput{InternetGatewayId: &id, VpcId: &w.vpc})
+		_, err := w.client.AttachInternetGateway(ctx, &sdk.AttachInternetGatewayInput{InternetGatewayId: &id,
+			VpcId: &w.vpc})
 		return err
 	}
 	detach := func() error {
-		_, err := w.client.DetachInternetGateway(ctx, &sdk.DetachInternetGatewayInput{InternetGatewayId: &id, VpcId: &w.vpc})
+		_, err := w.client.DetachInternetGateway(ctx, &sdk.DetachInternetGatewayInput{InternetGatewayId: &id,
+			VpcId: &w.vpc})
 		return err
 	}
-	other := must(w.client.CreateInternetGateway(ctx, &sdk.CreateInternetGatewayInput{}))(t).InternetGateway.InternetGatewayId
+	other := must(w.client.CreateInternetGateway(ctx, &sdk.CreateInternetGatewayInput{}))(
+		t).InternetGateway.InternetGatewayId
 	want(t, "attaching again", attach(id), "Resource.AlreadyAssociated")
 	want(t, "a second gateway", attach(*other), "InvalidParameterValue")
 	_, err := w.client.DeleteInternetGateway(ctx, &sdk.DeleteInternetGatewayInput{InternetGatewayId: &id})
 	want(t, "deleting one that is attached", err, "DependencyViolation")
 	address := w.addAddress()
 	eni := w.addInterface(w.subnetA).NetworkInterfaceId
-	association := must(w.client.AssociateAddress(ctx, &sdk.AssociateAddressInput{AllocationId: &address, NetworkInterfaceId: eni}))(t).AssociationId
+	association := must(w.client.AssociateAddress(ctx, &sdk.AssociateAddressInput{AllocationId: &address,
+		NetworkInterfaceId: eni}))(t).AssociationId
 	want(t, "detaching with a mapped address", detach(), "DependencyViolation")
 	must(w.client.DisassociateAddress(ctx, &sdk.DisassociateAddressInput{AssociationId: association}))(t)
 	want(t, "detaching", detach(), "")
@@ -55,7 +62,8 @@ func TestInternetGateway(t *testing.T) {
 func TestEgressGateway(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
-	id := must(w.client.CreateEgressOnlyInternetGateway(ctx, &sdk.CreateEgressOnlyInternetGatewayInput{VpcId: &w.vpc}))(t).EgressOnlyInternetGateway.EgressOnlyInternetGatewayId
+	id := must(w.client.CreateEgressOnlyInternetGateway(ctx, &sdk.CreateEgressOnlyInternetGatewayInput{VpcId: &w.vpc}))(
+		t).EgressOnlyInternetGateway.EgressOnlyInternetGatewayId
 	describe := func() []types.EgressOnlyInternetGateway {
 		in := &sdk.DescribeEgressOnlyInternetGatewaysInput{EgressOnlyInternetGatewayIds: []string{*id}}
 		return must(w.client.DescribeEgressOnlyInternetGateways(ctx, in))(t).EgressOnlyInternetGateways
@@ -64,7 +72,8 @@ func TestEgressGateway(t *testing.T) {
 		t.Errorf("the gateway: %+v", got)
 	}
 	remove := func() error {
-		_, err := w.client.DeleteEgressOnlyInternetGateway(ctx, &sdk.DeleteEgressOnlyInternetGatewayInput{EgressOnlyInternetGatewayId: id})
+		_, err := w.client.DeleteEgressOnlyInternetGateway(ctx, &sdk.DeleteEgressOnlyInternetGatewayInput{
+			EgressOnlyInternetGatewayId: id})
 		return err
 	}
 	want(t, "deleting", remove(), "")
@@ -91,7 +100,8 @@ func TestNATGateway(t *testing.T) {
 		t.Error("made twice by one token")
 	}
 	describe := func() (*types.NatGateway, error) {
-		out, err := w.client.DescribeNatGateways(ctx, &sdk.DescribeNatGatewaysInput{NatGatewayIds: []string{*made.NatGatewayId}})
+		out, err := w.client.DescribeNatGateways(ctx, &sdk.DescribeNatGatewaysInput{
+			NatGatewayIds: []string{*made.NatGatewayId}})
 		if err != nil {
 			return nil, err
 		}
@@ -99,11 +109,13 @@ func TestNATGateway(t *testing.T) {
 	}
 	got := must(describe())(t)
 	a := got.NatGatewayAddresses[0]
-	if got.State != types.NatGatewayStateAvailable || *a.AllocationId != address || *a.PublicIp != *w.address(address).PublicIp || *got.VpcId != w.vpc {
+	if got.State != types.NatGatewayStateAvailable || *a.AllocationId != address ||
+		*a.PublicIp != *w.address(address).PublicIp || *got.VpcId != w.vpc {
 		t.Errorf("the gateway: %+v", got)
 	}
 	eni := w.eni(*a.NetworkInterfaceId)
-	if eni.InterfaceType != "nat_gateway" || *eni.SourceDestCheck || eni.Status != types.NetworkInterfaceStatusInUse || *eni.PrivateIpAddress != *a.PrivateIp {
+	if eni.InterfaceType != "nat_gateway" || *eni.SourceDestCheck || eni.Status != types.NetworkInterfaceStatusInUse ||
+		*eni.PrivateIpAddress != *a.PrivateIp {
 		t.Errorf("its interface: %+v", eni)
 	}
 	if left := *w.subnet(w.subnetA).AvailableIpAddressCount; left != room-1 {
@@ -113,10 +125,13 @@ func TestNATGateway(t *testing.T) {
 		in   sdk.CreateNatGatewayInput
 		want string
 	}{
-		"the address in use": {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address}, "Resource.AlreadyAssociated"},
-		"no address":         {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB}, "MissingParameter"},
-		"a private one's":    {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address, ConnectivityType: "private"}, "InvalidParameterCombination"},
-		"another token use":  {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address, ClientToken: aws.String("once")}, "IdempotentParameterMismatch"},
+		"the address in use": {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address},
+			"Resource.AlreadyAssociated"},
+		"no address": {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB}, "MissingParameter"},
+		"a private one's": {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address,
+			ConnectivityType: "private"}, "InvalidParameterCombination"},
+		"another token use": {sdk.CreateNatGatewayInput{SubnetId: &w.subnetB, AllocationId: &address,
+			ClientToken: aws.String("once")}, "IdempotentParameterMismatch"},
 	} {
 		_, err := w.client.CreateNatGateway(ctx, &c.in)
 		want(t, name, err, c.want)
@@ -127,12 +142,14 @@ func TestNATGateway(t *testing.T) {
 	want(t, "taking the address away", err, "AuthFailure")
 
 	second := w.addAddress()
-	both := must(w.client.AssociateNatGatewayAddress(ctx, &sdk.AssociateNatGatewayAddressInput{NatGatewayId: made.NatGatewayId, AllocationIds: []string{second}}))(t)
+	both := must(w.client.AssociateNatGatewayAddress(ctx, &sdk.AssociateNatGatewayAddressInput{
+		NatGatewayId: made.NatGatewayId, AllocationIds: []string{second}}))(t)
 	if len(both.NatGatewayAddresses) != 2 {
 		t.Errorf("its addresses: %+v", both.NatGatewayAddresses)
 	}
 	drop := func(association *string) error {
-		_, err := w.client.DisassociateNatGatewayAddress(ctx, &sdk.DisassociateNatGatewayAddressInput{NatGatewayId: made.NatGatewayId, AssociationIds: []string{*association}})
+		_, err := w.client.DisassociateNatGatewayAddress(ctx, &sdk.DisassociateNatGatewayAddressInput{
+			NatGatewayId: made.NatGatewayId, AssociationIds: []string{*association}})
 		return err
 	}
 	want(t, "the primary address", drop(a.AssociationId), "OperationNotPermitted")
@@ -140,7 +157,8 @@ func TestNATGateway(t *testing.T) {
 
 	// Deleted at once, seen for an hour.
 	must(w.client.DeleteNatGateway(ctx, &sdk.DeleteNatGatewayInput{NatGatewayId: made.NatGatewayId}))(t)
-	if got := must(describe())(t); got.State != types.NatGatewayStateDeleted || got.DeleteTime == nil || len(got.NatGatewayAddresses) != 1 {
+	if got := must(describe())(t); got.State != types.NatGatewayStateDeleted || got.DeleteTime == nil ||
+		len(got.NatGatewayAddresses) != 1 {
 		t.Errorf("deleted: %+v", got)
 	}
 	if left := *w.subnet(w.subnetA).AvailableIpAddressCount; left != room {
@@ -188,7 +206,9 @@ func TestAddresses(t *testing.T) {
 		in.NetworkInterfaceId, in.AllowReassociation = &two, aws.Bool(false)
 	})
 	want(t, "moving what may not move", err, "Resource.AlreadyAssociated")
-	_, err = associate(func(in *sdk.AssociateAddressInput) { in.AllocationId, in.AllowReassociation = &ids[1], aws.Bool(false) })
+	_, err = associate(func(in *sdk.AssociateAddressInput) {
+		in.AllocationId, in.AllowReassociation = &ids[1], aws.Bool(false)
+	})
 	want(t, "a second address that may not replace", err, "Resource.AlreadyAssociated")
 	must(associate(func(in *sdk.AssociateAddressInput) { in.NetworkInterfaceId = &two }))(t)
 	if got := w.eni(one).Association; got != nil {
@@ -202,7 +222,8 @@ func TestAddresses(t *testing.T) {
 	if got := w.address(ids[0]); got.AssociationId != nil || got.NetworkInterfaceId != nil {
 		t.Errorf("an address of an interface that is gone: %+v", got)
 	}
-	attributes := must(w.client.DescribeAddressesAttribute(ctx, &sdk.DescribeAddressesAttributeInput{AllocationIds: ids[:1], Attribute: types.AddressAttributeNameDomainName}))(t)
+	attributes := must(w.client.DescribeAddressesAttribute(ctx, &sdk.DescribeAddressesAttributeInput{
+		AllocationIds: ids[:1], Attribute: types.AddressAttributeNameDomainName}))(t)
 	if len(attributes.Addresses) != 1 || attributes.Addresses[0].PtrRecord != nil {
 		t.Errorf("attributes: %+v", attributes.Addresses)
 	}

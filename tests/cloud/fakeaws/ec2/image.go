@@ -77,7 +77,8 @@ func (s *Service) AddImage(a AMI) string {
 	return a.ID
 }
 
-// SetImageState changes an image: "deregistered" removes it as DeregisterImage does; other states keep it visible but not to be launched.
+// SetImageState changes an image: "deregistered" removes it as DeregisterImage does; other states keep it visible but
+// not to be launched.
 func (s *Service) SetImageState(id, state string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,12 +160,17 @@ type imageXML struct {
 func (s *Service) imageXML(m *image) imageXML {
 	owner := cmp.Or(m.ami.Alias, m.ami.Owner)
 	out := imageXML{
-		Architecture: m.ami.Arch, BootMode: m.ami.BootMode, CreationDate: m.ami.Created.UTC().Format("2006-01-02T15:04:05.000Z"), Description: m.ami.Description, EnaSupport: true,
-		Hypervisor: "xen", ImageID: m.id, ImageLocation: owner + "/" + m.ami.Name, ImageOwnerAlias: m.ami.Alias, ImageOwnerID: m.ami.Owner, ImageState: m.ami.State,
-		ImageType: "machine", IsPublic: s.public(m), Name: m.ami.Name, PlatformDetails: "Linux/UNIX", RootDeviceName: m.ami.RootDevice,
-		RootDeviceType: "ebs", SriovNetSupport: "simple", Tags: s.tagList(m.id), UsageOperation: "RunInstances", VirtualizationType: "hvm",
+		Architecture: m.ami.Arch, BootMode: m.ami.BootMode, CreationDate: m.ami.Created.UTC().Format(
+			"2006-01-02T15:04:05.000Z"), Description: m.ami.Description, EnaSupport: true,
+		Hypervisor: "xen", ImageID: m.id, ImageLocation: owner + "/" + m.ami.Name, ImageOwnerAlias: m.ami.Alias,
+		ImageOwnerID: m.ami.Owner, ImageState: m.ami.State,
+		ImageType: "machine", IsPublic: s.public(m), Name: m.ami.Name, PlatformDetails: "Linux/UNIX",
+		RootDeviceName: m.ami.RootDevice,
+		RootDeviceType: "ebs", SriovNetSupport: "simple", Tags: s.tagList(m.id), UsageOperation: "RunInstances",
+		VirtualizationType: "hvm",
 		BlockDeviceMapping: []blockDevice{{DeviceName: &m.ami.RootDevice, Ebs: &ebsDevice{
-			DeleteOnTermination: ptr(true), Encrypted: ptr(false), SnapshotID: &m.snapshot, VolumeSize: &m.ami.RootGiB, VolumeType: ptr("gp3"), Iops: ptr(int32(3000)),
+			DeleteOnTermination: ptr(true), Encrypted: ptr(false), SnapshotID: &m.snapshot, VolumeSize: &m.ami.RootGiB,
+			VolumeType: ptr("gp3"), Iops: ptr(int32(3000)),
 			Throughput: ptr(int32(125)),
 		}}},
 	}
@@ -182,26 +188,32 @@ var imageFilters = map[string]func(imageXML) []string{
 	"architecture":                     func(m imageXML) []string { return []string{m.Architecture} },
 	"block-device-mapping.device-name": func(m imageXML) []string { return []string{m.RootDeviceName} },
 	"block-device-mapping.encrypted":   func(imageXML) []string { return []string{"false"} },
-	"block-device-mapping.volume-type": func(m imageXML) []string { return []string{*m.BlockDeviceMapping[0].Ebs.VolumeType} },
-	"block-device-mapping.snapshot-id": func(m imageXML) []string { return []string{*m.BlockDeviceMapping[0].Ebs.SnapshotID} },
-	"block-device-mapping.volume-size": func(m imageXML) []string { return []string{fmt.Sprint(*m.BlockDeviceMapping[0].Ebs.VolumeSize)} },
-	"creation-date":                    func(m imageXML) []string { return []string{m.CreationDate} },
-	"description":                      func(m imageXML) []string { return []string{m.Description} },
-	"ena-support":                      func(imageXML) []string { return []string{"true"} },
-	"hypervisor":                       func(m imageXML) []string { return []string{m.Hypervisor} },
-	"image-id":                         func(m imageXML) []string { return []string{m.ImageID} },
-	"image-type":                       func(m imageXML) []string { return []string{m.ImageType} },
-	"is-public":                        func(m imageXML) []string { return []string{fmt.Sprint(m.IsPublic)} },
-	"manifest-location":                func(m imageXML) []string { return []string{m.ImageLocation} },
-	"name":                             func(m imageXML) []string { return []string{m.Name} },
-	"owner-alias":                      func(m imageXML) []string { return []string{m.ImageOwnerAlias} },
-	"owner-id":                         func(m imageXML) []string { return []string{m.ImageOwnerID} },
-	"platform":                         func(imageXML) []string { return nil }, // windows only
-	"root-device-name":                 func(m imageXML) []string { return []string{m.RootDeviceName} },
-	"root-device-type":                 func(m imageXML) []string { return []string{m.RootDeviceType} },
-	"state":                            func(m imageXML) []string { return []string{m.ImageState} },
-	"sriov-net-support":                func(m imageXML) []string { return []string{m.SriovNetSupport} },
-	"virtualization-type":              func(m imageXML) []string { return []string{m.VirtualizationType} },
+	"block-device-mapping.volume-type": func(m imageXML) []string {
+		return []string{*m.BlockDeviceMapping[0].Ebs.VolumeType}
+	},
+	"block-device-mapping.snapshot-id": func(m imageXML) []string {
+		return []string{*m.BlockDeviceMapping[0].Ebs.SnapshotID}
+	},
+	"block-device-mapping.volume-size": func(m imageXML) []string {
+		return []string{fmt.Sprint(*m.BlockDeviceMapping[0].Ebs.VolumeSize)}
+	},
+	"creation-date":       func(m imageXML) []string { return []string{m.CreationDate} },
+	"description":         func(m imageXML) []string { return []string{m.Description} },
+	"ena-support":         func(imageXML) []string { return []string{"true"} },
+	"hypervisor":          func(m imageXML) []string { return []string{m.Hypervisor} },
+	"image-id":            func(m imageXML) []string { return []string{m.ImageID} },
+	"image-type":          func(m imageXML) []string { return []string{m.ImageType} },
+	"is-public":           func(m imageXML) []string { return []string{fmt.Sprint(m.IsPublic)} },
+	"manifest-location":   func(m imageXML) []string { return []string{m.ImageLocation} },
+	"name":                func(m imageXML) []string { return []string{m.Name} },
+	"owner-alias":         func(m imageXML) []string { return []string{m.ImageOwnerAlias} },
+	"owner-id":            func(m imageXML) []string { return []string{m.ImageOwnerID} },
+	"platform":            func(imageXML) []string { return nil }, // windows only
+	"root-device-name":    func(m imageXML) []string { return []string{m.RootDeviceName} },
+	"root-device-type":    func(m imageXML) []string { return []string{m.RootDeviceType} },
+	"state":               func(m imageXML) []string { return []string{m.ImageState} },
+	"sriov-net-support":   func(m imageXML) []string { return []string{m.SriovNetSupport} },
+	"virtualization-type": func(m imageXML) []string { return []string{m.VirtualizationType} },
 	"block-device-mapping.delete-on-termination": func(imageXML) []string { return []string{"true"} },
 }
 
@@ -235,7 +247,8 @@ func (s *Service) describeImages(c *wire.Call) (any, error) {
 			eligible[id] = m
 		}
 	}
-	found, next, err := find(s, eligible, query{filters: in.Filter, maxResults: in.MaxResults, nextToken: in.NextToken}, through(s.imageXML, imageFilters))
+	found, next, err := find(s, eligible, query{filters: in.Filter, maxResults: in.MaxResults, nextToken: in.NextToken},
+		through(s.imageXML, imageFilters))
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +270,9 @@ func (s *Service) eligible(m *image, in describeImagesInput) bool {
 		deprecated && !own && !in.IncludeDeprecated && !named,
 		m.ami.State == "disabled" && !in.IncludeDisabled && !named,
 		len(in.Owner) > 0 && !slices.ContainsFunc(in.Owner, func(o string) bool { return s.ownedBy(m, o) }),
-		len(in.ExecutableBy) > 0 && !slices.ContainsFunc(in.ExecutableBy, func(by string) bool { return by == "all" && s.public(m) || by == m.ami.Owner }):
+		len(in.ExecutableBy) > 0 && !slices.ContainsFunc(in.ExecutableBy, func(by string) bool {
+			return by == "all" && s.public(m) || by == m.ami.Owner
+		}):
 		return false
 	}
 	return true
@@ -289,7 +304,8 @@ func (s *Service) public(m *image) bool { return !m.ami.Private && m.ami.Owner !
 func (s *Service) imageContext(id string) policy.Context {
 	m := s.images[id]
 	return policy.Context{
-		"ec2:ImageID": {id}, "ec2:ImageType": {"machine"}, "ec2:Owner": {cmp.Or(m.ami.Alias, m.ami.Owner)}, "ec2:Public": {fmt.Sprint(s.public(m))},
+		"ec2:ImageID": {id}, "ec2:ImageType": {"machine"}, "ec2:Owner": {cmp.Or(m.ami.Alias, m.ami.Owner)},
+		"ec2:Public":         {fmt.Sprint(s.public(m))},
 		"ec2:RootDeviceType": {"ebs"},
 	}
 }

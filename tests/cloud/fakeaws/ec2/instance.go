@@ -19,7 +19,8 @@ const (
 	stateStopped      = "stopped"
 )
 
-var stateCodes = map[string]int{statePending: 0, stateRunning: 16, stateShuttingDown: 32, stateTerminated: 48, stateStopping: 64, stateStopped: 80}
+var stateCodes = map[string]int{statePending: 0, stateRunning: 16, stateShuttingDown: 32, stateTerminated: 48,
+	stateStopping: 64, stateStopped: 80}
 
 const (
 	// terminatedVisible is how long a terminated instance is still described: "usually about one hour".
@@ -71,17 +72,19 @@ type machinery struct {
 
 func newMachinery() machinery {
 	return machinery{
-		instances: map[string]*instance{}, reservations: map[string]*reservation{}, tokens: map[tokenKey]*reservation{}, images: map[string]*image{},
-		templates: map[string]*template{}, volumes: map[string]*volume{}, keyPairs: map[string]*keyPair{}, spotRequests: map[string]*spotRequest{},
-		types: instanceTypes(), withoutType: map[string]bool{},
+		instances: map[string]*instance{}, reservations: map[string]*reservation{}, tokens: map[tokenKey]*reservation{},
+		images:    map[string]*image{},
+		templates: map[string]*template{}, volumes: map[string]*volume{}, keyPairs: map[string]*keyPair{},
+		spotRequests: map[string]*spotRequest{},
+		types:        instanceTypes(), withoutType: map[string]bool{},
 	}
 }
 
 // SetIdentity connects IAM. Without it any instance profile exists and has a role of its name.
 func (s *Service) SetIdentity(i Identity) { s.identity = i }
 
-// SetTimes says how long an instance without a machine stays pending, and any stays shutting-down or stopping at least. They are zero: a state is left by the
-// next look at it.
+// SetTimes says how long an instance without a machine stays pending, and any stays shutting-down or stopping at least.
+// They are zero: a state is left by the next look at it.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
 // OnChange registers a function that is called with the lock held whenever an instance changed its state.
@@ -135,13 +138,20 @@ func (s *Service) machineOperations() map[string]wire.Handler {
 // machineKinds are the resources of the VM half.
 func (s *Service) machineKinds() []kind {
 	return []kind{
-		{prefix: "i", name: "instance", noun: "instance ID", code: "InvalidInstanceID.NotFound", find: finder(s.instances), context: s.instanceContext},
-		{prefix: "r", name: "reservation", noun: "reservation ID", code: "InvalidReservationID.NotFound", find: finder(s.reservations)},
-		{prefix: "ami", name: "image", noun: "image id", code: "InvalidAMIID.NotFound", find: finder(s.images), context: s.imageContext},
-		{prefix: "lt", name: "launch-template", noun: "launch template", code: "InvalidLaunchTemplateId.NotFound", find: finder(s.templates)},
-		{prefix: "vol", name: "volume", noun: "volume", code: "InvalidVolume.NotFound", find: finder(s.volumes), context: s.volumeContext},
-		{prefix: "key", name: "key-pair", noun: "key pair", code: "InvalidKeyPair.NotFound", find: finder(s.keyPairs), context: s.keyPairContext},
-		{prefix: "sir", name: "spot-instances-request", noun: "spot instance request ID", code: "InvalidSpotInstanceRequestID.NotFound", find: finder(s.spotRequests)},
+		{prefix: "i", name: "instance", noun: "instance ID", code: "InvalidInstanceID.NotFound",
+			find: finder(s.instances), context: s.instanceContext},
+		{prefix: "r", name: "reservation", noun: "reservation ID", code: "InvalidReservationID.NotFound",
+			find: finder(s.reservations)},
+		{prefix: "ami", name: "image", noun: "image id", code: "InvalidAMIID.NotFound", find: finder(s.images),
+			context: s.imageContext},
+		{prefix: "lt", name: "launch-template", noun: "launch template", code: "InvalidLaunchTemplateId.NotFound",
+			find: finder(s.templates)},
+		{prefix: "vol", name: "volume", noun: "volume", code: "InvalidVolume.NotFound", find: finder(s.volumes),
+			context: s.volumeContext},
+		{prefix: "key", name: "key-pair", noun: "key pair", code: "InvalidKeyPair.NotFound", find: finder(s.keyPairs),
+			context: s.keyPairContext},
+		{prefix: "sir", name: "spot-instances-request", noun: "spot instance request ID",
+			code: "InvalidSpotInstanceRequestID.NotFound", find: finder(s.spotRequests)},
 	}
 }
 
@@ -207,11 +217,15 @@ type stateReason struct {
 
 // Reasons. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 var (
-	byUser     = &stateReason{Code: "Client.UserInitiatedShutdown", Message: "Client.UserInitiatedShutdown: User initiated shutdown"}
-	byInstance = &stateReason{Code: "Client.InstanceInitiatedShutdown", Message: "Client.InstanceInitiatedShutdown: Instance initiated shutdown"}
-	bySpot     = &stateReason{Code: "Server.SpotInstanceTermination", Message: "Server.SpotInstanceTermination: Spot instance termination"}
-	bySpotStop = &stateReason{Code: "Server.SpotInstanceShutdown", Message: "Server.SpotInstanceShutdown: Instance was stopped by Spot"}
-	byFailure  = &stateReason{Code: "Server.InternalError", Message: "Server.InternalError: Internal error on launch"}
+	byUser = &stateReason{Code: "Client.UserInitiatedShutdown",
+		Message: "Client.UserInitiatedShutdown: User initiated shutdown"}
+	byInstance = &stateReason{Code: "Client.InstanceInitiatedShutdown",
+		Message: "Client.InstanceInitiatedShutdown: Instance initiated shutdown"}
+	bySpot = &stateReason{Code: "Server.SpotInstanceTermination",
+		Message: "Server.SpotInstanceTermination: Spot instance termination"}
+	bySpotStop = &stateReason{Code: "Server.SpotInstanceShutdown",
+		Message: "Server.SpotInstanceShutdown: Instance was stopped by Spot"}
+	byFailure = &stateReason{Code: "Server.InternalError", Message: "Server.InternalError: Internal error on launch"}
 )
 
 // alive tells whether it has or will have a machine again: everything but what is on its way out.
@@ -236,7 +250,8 @@ func (s *Service) enter(i *instance, state string, why *stateReason) {
 func (s *Service) instanceContext(id string) policy.Context {
 	i := s.instances[id]
 	c := policy.Context{
-		"ec2:InstanceID": {id}, "ec2:InstanceType": {i.kind.name}, "ec2:AvailabilityZone": {i.zone}, "ec2:Tenancy": {i.tenancy()}, "ec2:RootDeviceType": {"ebs"},
+		"ec2:InstanceID": {id}, "ec2:InstanceType": {i.kind.name}, "ec2:AvailabilityZone": {i.zone},
+		"ec2:Tenancy": {i.tenancy()}, "ec2:RootDeviceType": {"ebs"},
 		"ec2:EbsOptimized": {boolText(i.data.EbsOptimized)},
 	}
 	maps.Copy(c, metadataContext(i.data.MetadataOptions))
@@ -306,7 +321,8 @@ func dryRun(asked bool) error {
 	if !asked {
 		return nil
 	}
-	return wire.Errorf(http.StatusPreconditionFailed, "DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
+	return wire.Errorf(http.StatusPreconditionFailed, "DryRunOperation",
+		"Request would have succeeded, but DryRun flag is set.")
 }
 
 // invalidCombination refuses parameters that exclude each other.
@@ -315,7 +331,9 @@ func invalidCombination(message string) error {
 }
 
 func tokenMismatch(token string) error {
-	return failf("IdempotentParameterMismatch", "The request with client token %s uses parameters that do not match those of an earlier request with it.", token)
+	return failf("IdempotentParameterMismatch",
+		"The request with client token %s uses parameters that do not match those of an earlier request with it.",
+		token)
 }
 
 // through makes filters over what answers show of a resource filters of the resource.

@@ -134,10 +134,12 @@ func (in *modifyInstanceAttributeInput) named() error {
 		return missing("Value")
 	}
 	flags := map[string]**boolInput{
-		"disableApiStop": &in.DisableAPIStop, "disableApiTermination": &in.DisableAPITermination, "ebsOptimized": &in.EbsOptimized, "sourceDestCheck": &in.SourceDestCheck,
+		"disableApiStop": &in.DisableAPIStop, "disableApiTermination": &in.DisableAPITermination,
+		"ebsOptimized": &in.EbsOptimized, "sourceDestCheck": &in.SourceDestCheck,
 	}
 	texts := map[string]**textInput{
-		"instanceInitiatedShutdownBehavior": &in.InstanceInitiatedShutdownBehavior, "instanceType": &in.InstanceType, "userData": &in.UserData,
+		"instanceInitiatedShutdownBehavior": &in.InstanceInitiatedShutdownBehavior, "instanceType": &in.InstanceType,
+		"userData": &in.UserData,
 	}
 	switch {
 	case flags[in.Attribute] != nil:
@@ -158,8 +160,10 @@ func (in *modifyInstanceAttributeInput) named() error {
 func (in *modifyInstanceAttributeInput) count() int {
 	n := 0
 	for _, given := range []bool{
-		len(in.BlockDeviceMapping) > 0, in.DisableAPIStop != nil, in.DisableAPITermination != nil, in.EbsOptimized != nil, len(in.GroupID) > 0,
-		in.InstanceInitiatedShutdownBehavior != nil, in.InstanceType != nil, in.SourceDestCheck != nil, in.UserData != nil,
+		len(in.BlockDeviceMapping) > 0, in.DisableAPIStop != nil, in.DisableAPITermination != nil,
+		in.EbsOptimized != nil, len(in.GroupID) > 0,
+		in.InstanceInitiatedShutdownBehavior != nil, in.InstanceType != nil, in.SourceDestCheck != nil,
+		in.UserData != nil,
 	} {
 		n += b2i(given)
 	}
@@ -228,7 +232,8 @@ func (s *Service) setAttribute(i *instance, in modifyInstanceAttributeInput) err
 	case in.InstanceInitiatedShutdownBehavior != nil:
 		v := value(in.InstanceInitiatedShutdownBehavior.Value)
 		if v != "stop" && v != "terminate" {
-			return failf("InvalidInstanceAttributeValue", "The value '%s' for instanceInitiatedShutdownBehavior is invalid", v)
+			return failf("InvalidInstanceAttributeValue",
+				"The value '%s' for instanceInitiatedShutdownBehavior is invalid", v)
 		}
 		i.data.InstanceInitiatedShutdownBehavior = &v
 	case in.InstanceType != nil:
@@ -237,7 +242,8 @@ func (s *Service) setAttribute(i *instance, in modifyInstanceAttributeInput) err
 		}
 		t := s.types[value(in.InstanceType.Value)]
 		if t == nil || t.arch != i.kind.arch {
-			return failf("InvalidInstanceAttributeValue", "The instance type '%s' is not supported for the instance", value(in.InstanceType.Value))
+			return failf("InvalidInstanceAttributeValue", "The instance type '%s' is not supported for the instance",
+				value(in.InstanceType.Value))
 		}
 		i.kind = t
 	case in.UserData != nil:

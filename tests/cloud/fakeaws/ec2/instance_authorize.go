@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// authorizeLaunch asks for every permission that a launch needs: RunInstances on each resource that takes part, CreateTags on those that are tagged as they are
-// made, PassRole for the profile's role.
+// authorizeLaunch asks for every permission that a launch needs: RunInstances on each resource that takes part,
+// CreateTags on those that are tagged as they are made, PassRole for the profile's role.
 //
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ExamplePolicies_EC2.html#iam-example-runinstances
@@ -47,7 +47,8 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 			seen[id] = true
 		}
 		keys := policy.Context{
-			"ec2:AvailabilityZone": {p.zone}, "ec2:Subnet": {s.arn("subnet", p.subnet)}, "ec2:Vpc": {s.arn("vpc", p.vpc)},
+			"ec2:AvailabilityZone": {p.zone}, "ec2:Subnet": {s.arn("subnet", p.subnet)},
+			"ec2:Vpc": {s.arn("vpc", p.vpc)},
 		}
 		if p.existing != nil {
 			if err := ask(p.existing.id, network); err != nil {
@@ -63,7 +64,8 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 		}
 	}
 	for _, d := range l.disks {
-		if err := s.allowMade(c, l, "volume", d.context(l.net[0].zone), len(l.asked.BlockDeviceMapping) > 0); err != nil {
+		if err := s.allowMade(c, l, "volume", d.context(l.net[0].zone),
+			len(l.asked.BlockDeviceMapping) > 0); err != nil {
 			return err
 		}
 	}
@@ -93,7 +95,8 @@ func (s *Service) allowLaunch(c *wire.Call, l *launch, arn string, context polic
 	return c.Authorize("ec2:RunInstances", arn, context)
 }
 
-// templateContext says which template a launch uses, and whether the resource is as the template says: the request did not override it.
+// templateContext says which template a launch uses, and whether the resource is as the template says: the request did
+// not override it.
 func (s *Service) templateContext(l *launch, overridden bool) policy.Context {
 	c := policy.Context{"ec2:IsLaunchTemplateResource": {strconv.FormatBool(l.templateID != "" && !overridden)}}
 	if l.templateID != "" {
@@ -115,8 +118,9 @@ func (s *Service) allowProfile(c *wire.Call, l *launch) error {
 func (l *launch) context() policy.Context {
 	d := &l.data
 	c := policy.Context{
-		"ec2:InstanceType": {l.kind.name}, "ec2:AvailabilityZone": {l.net[0].zone}, "ec2:RootDeviceType": {"ebs"}, "ec2:EbsOptimized": {boolText(d.EbsOptimized)},
-		"ec2:Tenancy": {"default"}, "ec2:InstanceMarketType": {"on-demand"},
+		"ec2:InstanceType": {l.kind.name}, "ec2:AvailabilityZone": {l.net[0].zone}, "ec2:RootDeviceType": {"ebs"},
+		"ec2:EbsOptimized": {boolText(d.EbsOptimized)},
+		"ec2:Tenancy":      {"default"}, "ec2:InstanceMarketType": {"on-demand"},
 	}
 	if l.spot {
 		c["ec2:InstanceMarketType"] = []string{"spot"}

@@ -18,8 +18,9 @@ type identity struct{}
 
 func (identity) InstanceProfile(nameOrARN string) (Profile, bool) {
 	p := Profile{
-		ARN: "arn:aws:iam::123456789012:instance-profile/agent", ID: "AIPAEXAMPLE", Name: "agent", RoleName: "agent-role",
-		RoleARN: "arn:aws:iam::123456789012:role/agent-role",
+		ARN: "arn:aws:iam::123456789012:instance-profile/agent", ID: "AIPAEXAMPLE", Name: "agent",
+		RoleName: "agent-role",
+		RoleARN:  "arn:aws:iam::123456789012:role/agent-role",
 	}
 	return p, nameOrARN == p.Name || nameOrARN == p.ARN
 }
@@ -35,8 +36,10 @@ func TestLaunchPermissions(t *testing.T) {
 	in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String("agent")}
 	in.MetadataOptions = &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired}
 	in.TagSpecifications = []types.TagSpecification{
-		{ResourceType: types.ResourceTypeInstance, Tags: []types.Tag{{Key: aws.String("nstance:cluster"), Value: aws.String("c")}}},
-		{ResourceType: types.ResourceTypeVolume, Tags: []types.Tag{{Key: aws.String("nstance:cluster"), Value: aws.String("c")}}},
+		{ResourceType: types.ResourceTypeInstance, Tags: []types.Tag{{Key: aws.String("nstance:cluster"),
+			Value: aws.String("c")}}},
+		{ResourceType: types.ResourceTypeVolume, Tags: []types.Tag{{Key: aws.String("nstance:cluster"),
+			Value: aws.String("c")}}},
 	}
 	id := *must(w.client.RunInstances(t.Context(), in))(t).Instances[0].InstanceId
 	here := "arn:aws:ec2:us-west-2:123456789012:"
@@ -45,9 +48,12 @@ func TestLaunchPermissions(t *testing.T) {
 		got = append(got, a.action+" "+a.resource)
 	}
 	want := []string{
-		"ec2:CreateTags " + here + "instance/*", "ec2:CreateTags " + here + "volume/*", "ec2:RunInstances " + here + "instance/*",
-		"ec2:RunInstances " + here + "network-interface/*", "ec2:RunInstances " + here + "security-group/" + w.group, "ec2:RunInstances " + here + "subnet/" + w.subnetA,
-		"ec2:RunInstances " + here + "volume/*", "ec2:RunInstances arn:aws:ec2:us-west-2::image/" + w.amd, "iam:PassRole arn:aws:iam::123456789012:role/agent-role",
+		"ec2:CreateTags " + here + "instance/*", "ec2:CreateTags " + here + "volume/*", "ec2:RunInstances " + here +
+			"instance/*",
+		"ec2:RunInstances " + here + "network-interface/*", "ec2:RunInstances " + here + "security-group/" + w.group,
+		"ec2:RunInstances " + here + "subnet/" + w.subnetA,
+		"ec2:RunInstances " + here + "volume/*", "ec2:RunInstances arn:aws:ec2:us-west-2::image/" + w.amd,
+		"iam:PassRole arn:aws:iam::123456789012:role/agent-role",
 	}
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -63,26 +69,32 @@ func TestLaunchPermissions(t *testing.T) {
 	}
 	instance := context("ec2:RunInstances", "instance/*")
 	for key, value := range map[string]string{
-		"ec2:InstanceType": "t3.micro", "ec2:MetadataHttpTokens": "required", "aws:RequestTag/nstance:cluster": "c", "aws:TagKeys": "nstance:cluster", "ec2:Region": "us-west-2",
-		"ec2:InstanceProfile": "arn:aws:iam::123456789012:instance-profile/agent", "ec2:AvailabilityZone": "us-west-2a", "ec2:InstanceMarketType": "on-demand",
+		"ec2:InstanceType": "t3.micro", "ec2:MetadataHttpTokens": "required", "aws:RequestTag/nstance:cluster": "c",
+		"aws:TagKeys": "nstance:cluster", "ec2:Region": "us-west-2",
+		"ec2:InstanceProfile": "arn:aws:iam::123456789012:instance-profile/agent", "ec2:AvailabilityZone": "us-west-2a",
+		"ec2:InstanceMarketType": "on-demand",
 	} {
 		if !slices.Equal(instance[key], []string{value}) {
 			t.Errorf("%s of the instance is %q, not %q", key, instance[key], value)
 		}
 	}
-	if got := context("ec2:CreateTags", "instance/*")["ec2:CreateAction"]; !slices.Equal(got, []string{"RunInstances"}) {
+	if got := context("ec2:CreateTags", "instance/*")["ec2:CreateAction"]; !slices.Equal(got,
+		[]string{"RunInstances"}) {
 		t.Errorf("ec2:CreateAction is %q", got)
 	}
-	if got := context("iam:PassRole", "agent-role")["iam:PassedToService"]; !slices.Equal(got, []string{"ec2.amazonaws.com"}) {
+	if got := context("iam:PassRole", "agent-role")["iam:PassedToService"]; !slices.Equal(got,
+		[]string{"ec2.amazonaws.com"}) {
 		t.Errorf("iam:PassedToService is %q", got)
 	}
-	if got := context("ec2:RunInstances", "network-interface/*"); !slices.Equal(got["ec2:Subnet"], []string{here + "subnet/" + w.subnetA}) || !slices.Equal(got["ec2:Vpc"], []string{here + "vpc/" + w.vpc}) {
+	if got := context("ec2:RunInstances", "network-interface/*"); !slices.Equal(got["ec2:Subnet"],
+		[]string{here + "subnet/" + w.subnetA}) || !slices.Equal(got["ec2:Vpc"], []string{here + "vpc/" + w.vpc}) {
 		t.Errorf("the interface lies in %q of %q", got["ec2:Subnet"], got["ec2:Vpc"])
 	}
 
 	w.asked = nil
 	w.terminate(id)
-	if len(w.asked) != 1 || w.asked[0].resource != here+"instance/"+id || !slices.Equal(w.asked[0].context["ec2:ResourceTag/nstance:cluster"], []string{"c"}) ||
+	if len(w.asked) != 1 || w.asked[0].resource != here+"instance/"+id ||
+		!slices.Equal(w.asked[0].context["ec2:ResourceTag/nstance:cluster"], []string{"c"}) ||
 		!slices.Equal(w.asked[0].context["aws:ResourceTag/nstance:cluster"], []string{"c"}) {
 		t.Errorf("terminating asked for %+v", w.asked)
 	}
@@ -108,12 +120,16 @@ func TestLaunchPermissions(t *testing.T) {
 
 func TestTemplatePermissions(t *testing.T) {
 	w := newVMWorld(t, nil)
-	id := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String("web"), LaunchTemplateData: &types.RequestLaunchTemplateData{
-		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, NetworkInterfaces: []types.LaunchTemplateInstanceNetworkInterfaceSpecificationRequest{{DeviceIndex: aws.Int32(0), SubnetId: &w.subnetA}},
+	id := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String(
+		"web"), LaunchTemplateData: &types.RequestLaunchTemplateData{
+		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro,
+		NetworkInterfaces: []types.LaunchTemplateInstanceNetworkInterfaceSpecificationRequest{
+			{DeviceIndex: aws.Int32(0), SubnetId: &w.subnetA}},
 	}}))(t).LaunchTemplate.LaunchTemplateId
 	w.asked = nil
 	must(w.client.RunInstances(t.Context(), &sdk.RunInstancesInput{
-		MinCount: aws.Int32(1), MaxCount: aws.Int32(1), LaunchTemplate: &types.LaunchTemplateSpecification{LaunchTemplateId: id}, InstanceType: types.InstanceTypeT3Small,
+		MinCount: aws.Int32(1), MaxCount: aws.Int32(1), LaunchTemplate: &types.LaunchTemplateSpecification{
+			LaunchTemplateId: id}, InstanceType: types.InstanceTypeT3Small,
 	}))(t)
 	got := map[string]string{}
 	for _, a := range w.asked {
@@ -124,7 +140,8 @@ func TestTemplatePermissions(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"image": "true", "launch-template": "true", "subnet": "true", "security-group": "true", "network-interface": "true", "volume": "true", "instance": "false",
+		"image": "true", "launch-template": "true", "subnet": "true", "security-group": "true",
+		"network-interface": "true", "volume": "true", "instance": "false",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("as the template says (-want +got):\n%s", diff)
@@ -135,7 +152,9 @@ func TestTemplatePermissions(t *testing.T) {
 func TestAllAsk(t *testing.T) {
 	w := newVMWorld(t, nil)
 	id := w.run(nil).InstanceId
-	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String("one"), LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}}))(t).LaunchTemplate.LaunchTemplateId
+	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
+		LaunchTemplateName: aws.String("one"), LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}}))(
+		t).LaunchTemplate.LaunchTemplateId
 	w.deny = func(asked) bool { return true }
 	ctx := t.Context()
 	calls := map[string]func() error{
@@ -156,40 +175,59 @@ func TestAllAsk(t *testing.T) {
 			_, err := w.client.RebootInstances(ctx, &sdk.RebootInstancesInput{InstanceIds: []string{*id}})
 			return err
 		},
-		"DescribeInstances": func() error { _, err := w.client.DescribeInstances(ctx, &sdk.DescribeInstancesInput{}); return err },
+		"DescribeInstances": func() error {
+			_, err := w.client.DescribeInstances(ctx, &sdk.DescribeInstancesInput{})
+			return err
+		},
 		"DescribeInstanceStatus": func() error {
 			_, err := w.client.DescribeInstanceStatus(ctx, &sdk.DescribeInstanceStatusInput{})
 			return err
 		},
 		"DescribeInstanceAttribute": func() error {
-			_, err := w.client.DescribeInstanceAttribute(ctx, &sdk.DescribeInstanceAttributeInput{InstanceId: id, Attribute: types.InstanceAttributeNameUserData})
+			_, err := w.client.DescribeInstanceAttribute(ctx, &sdk.DescribeInstanceAttributeInput{InstanceId: id,
+				Attribute: types.InstanceAttributeNameUserData})
 			return err
 		},
 		"ModifyInstanceAttribute": func() error {
-			_, err := w.client.ModifyInstanceAttribute(ctx, &sdk.ModifyInstanceAttributeInput{InstanceId: id, EbsOptimized: &types.AttributeBooleanValue{Value: aws.Bool(true)}})
+			_, err := w.client.ModifyInstanceAttribute(ctx, &sdk.ModifyInstanceAttributeInput{InstanceId: id,
+				EbsOptimized: &types.AttributeBooleanValue{Value: aws.Bool(true)}})
 			return err
 		},
 		"ModifyInstanceMetadataOptions": func() error {
-			_, err := w.client.ModifyInstanceMetadataOptions(ctx, &sdk.ModifyInstanceMetadataOptionsInput{InstanceId: id, HttpTokens: types.HttpTokensStateRequired})
+			_, err := w.client.ModifyInstanceMetadataOptions(ctx, &sdk.ModifyInstanceMetadataOptionsInput{
+				InstanceId: id, HttpTokens: types.HttpTokensStateRequired})
 			return err
 		},
-		"DescribeImages":  func() error { _, err := w.client.DescribeImages(ctx, &sdk.DescribeImagesInput{}); return err },
-		"DescribeVolumes": func() error { _, err := w.client.DescribeVolumes(ctx, &sdk.DescribeVolumesInput{}); return err },
+		"DescribeImages": func() error {
+			_, err := w.client.DescribeImages(ctx, &sdk.DescribeImagesInput{})
+			return err
+		},
+		"DescribeVolumes": func() error {
+			_, err := w.client.DescribeVolumes(ctx, &sdk.DescribeVolumesInput{})
+			return err
+		},
 		"DescribeInstanceTypes": func() error {
 			_, err := w.client.DescribeInstanceTypes(ctx, &sdk.DescribeInstanceTypesInput{})
 			return err
 		},
-		"DescribeKeyPairs": func() error { _, err := w.client.DescribeKeyPairs(ctx, &sdk.DescribeKeyPairsInput{}); return err },
+		"DescribeKeyPairs": func() error {
+			_, err := w.client.DescribeKeyPairs(ctx, &sdk.DescribeKeyPairsInput{})
+			return err
+		},
 		"CreateLaunchTemplate": func() error {
-			_, err := w.client.CreateLaunchTemplate(ctx, &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String("two"), LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}})
+			_, err := w.client.CreateLaunchTemplate(ctx, &sdk.CreateLaunchTemplateInput{
+				LaunchTemplateName: aws.String("two"), LaunchTemplateData: &types.RequestLaunchTemplateData{
+					ImageId: &w.amd}})
 			return err
 		},
 		"CreateLaunchTemplateVersion": func() error {
-			_, err := w.client.CreateLaunchTemplateVersion(ctx, &sdk.CreateLaunchTemplateVersionInput{LaunchTemplateId: template, LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}})
+			_, err := w.client.CreateLaunchTemplateVersion(ctx, &sdk.CreateLaunchTemplateVersionInput{
+				LaunchTemplateId: template, LaunchTemplateData: &types.RequestLaunchTemplateData{ImageId: &w.amd}})
 			return err
 		},
 		"ModifyLaunchTemplate": func() error {
-			_, err := w.client.ModifyLaunchTemplate(ctx, &sdk.ModifyLaunchTemplateInput{LaunchTemplateId: template, DefaultVersion: aws.String("1")})
+			_, err := w.client.ModifyLaunchTemplate(ctx, &sdk.ModifyLaunchTemplateInput{LaunchTemplateId: template,
+				DefaultVersion: aws.String("1")})
 			return err
 		},
 		"DeleteLaunchTemplate": func() error {
@@ -201,7 +239,8 @@ func TestAllAsk(t *testing.T) {
 			return err
 		},
 		"DescribeLaunchTemplateVersions": func() error {
-			_, err := w.client.DescribeLaunchTemplateVersions(ctx, &sdk.DescribeLaunchTemplateVersionsInput{LaunchTemplateId: template})
+			_, err := w.client.DescribeLaunchTemplateVersions(ctx, &sdk.DescribeLaunchTemplateVersionsInput{
+				LaunchTemplateId: template})
 			return err
 		},
 		"DescribeSpotInstanceRequests": func() error {

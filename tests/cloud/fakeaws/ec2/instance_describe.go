@@ -110,14 +110,21 @@ func (s *Service) reservationXML(r *reservation, instances []*instance) reservat
 func (s *Service) instanceXML(i *instance) instanceXML {
 	d := &i.data
 	out := instanceXML{
-		AmiLaunchIndex: i.index, Architecture: i.kind.arch, BootMode: i.image.ami.BootMode, CapacityReservation: d.CapacityReservationSpecification, ClientToken: i.token,
-		CPUOptions: cpuOptions{CoreCount: ptr(int32(i.kind.cores())), ThreadsPerCore: ptr(int32(i.kind.threads))}, CurrentBootMode: "uefi",
-		EbsOptimized: value(d.EbsOptimized), EnaSupport: true, Enclave: enclaveOptions{Enabled: ptr(d.EnclaveOptions != nil && value(d.EnclaveOptions.Enabled))},
-		Hibernation: hibernationOptions{Configured: ptr(d.HibernationOptions != nil && value(d.HibernationOptions.Configured))}, Hypervisor: "xen", ImageID: i.image.id,
+		AmiLaunchIndex: i.index, Architecture: i.kind.arch, BootMode: i.image.ami.BootMode,
+		CapacityReservation: d.CapacityReservationSpecification, ClientToken: i.token,
+		CPUOptions:      cpuOptions{CoreCount: ptr(int32(i.kind.cores())), ThreadsPerCore: ptr(int32(i.kind.threads))},
+		CurrentBootMode: "uefi",
+		EbsOptimized:    value(d.EbsOptimized), EnaSupport: true, Enclave: enclaveOptions{
+			Enabled: ptr(d.EnclaveOptions != nil && value(d.EnclaveOptions.Enabled))},
+		Hibernation: hibernationOptions{Configured: ptr(d.HibernationOptions != nil &&
+			value(d.HibernationOptions.Configured))}, Hypervisor: "xen", ImageID: i.image.id,
 		ID: i.id, Type: i.kind.name, KeyName: value(d.KeyName), LaunchTime: wire.Time{Time: i.launched},
-		Maintenance: maintenanceXML{AutoRecovery: "default", RebootMigration: "default"}, Metadata: metadataXML{metadataOptions: *d.MetadataOptions, State: "applied"},
-		Monitoring: stateOnly{State: "disabled"}, Performance: d.NetworkPerformanceOptions, PlatformDetails: "Linux/UNIX", PrivateDNSName: i.privateName,
-		RootDeviceName: i.image.ami.RootDevice, RootDeviceType: "ebs", State: stateOf(i.state), StateReason: i.reason, Transition: i.transition, Tags: s.tagList(i.id),
+		Maintenance: maintenanceXML{AutoRecovery: "default", RebootMigration: "default"},
+		Metadata:    metadataXML{metadataOptions: *d.MetadataOptions, State: "applied"},
+		Monitoring:  stateOnly{State: "disabled"}, Performance: d.NetworkPerformanceOptions,
+		PlatformDetails: "Linux/UNIX", PrivateDNSName: i.privateName,
+		RootDeviceName: i.image.ami.RootDevice, RootDeviceType: "ebs", State: stateOf(i.state), StateReason: i.reason,
+		Transition: i.transition, Tags: s.tagList(i.id),
 		UsageOperation: "RunInstances", UsageUpdate: wire.Time{Time: i.created}, VirtualizationType: "hvm",
 	}
 	out.Placement = placement{AvailabilityZone: ptr(i.zone), GroupName: ptr(""), Tenancy: ptr(i.tenancy())}
@@ -182,7 +189,8 @@ func (s *Service) describeInstances(c *wire.Call) (any, error) {
 			return nil, err
 		}
 	}
-	found, next, err := find(s, s.instances, query{in.InstanceID, in.Filter, in.MaxResults, in.NextToken}, s.instanceFilters())
+	found, next, err := find(s, s.instances, query{in.InstanceID, in.Filter, in.MaxResults, in.NextToken},
+		s.instanceFilters())
 	if err != nil {
 		return nil, err
 	}
@@ -228,26 +236,30 @@ var instanceTextFilters = map[string]func(x instanceXML) string{
 	"maintenance-options.auto-recovery":   func(x instanceXML) string { return x.Maintenance.AutoRecovery },
 	"metadata-options.http-endpoint":      func(x instanceXML) string { return value(x.Metadata.HTTPEndpoint) },
 	"metadata-options.http-protocol-ipv6": func(x instanceXML) string { return value(x.Metadata.HTTPProtocolIpv6) },
-	"metadata-options.http-put-response-hop-limit": func(x instanceXML) string { return fmt.Sprint(value(x.Metadata.HTTPPutResponseHopLimit)) },
-	"metadata-options.http-tokens":                 func(x instanceXML) string { return value(x.Metadata.HTTPTokens) },
-	"metadata-options.instance-metadata-tags":      func(x instanceXML) string { return value(x.Metadata.InstanceMetadataTags) },
-	"metadata-options.state":                       func(x instanceXML) string { return x.Metadata.State },
-	"monitoring-state":                             func(x instanceXML) string { return x.Monitoring.State },
-	"platform-details":                             func(x instanceXML) string { return x.PlatformDetails },
-	"platform":                                     func(instanceXML) string { return "" }, // only windows has one
-	"private-dns-name":                             func(x instanceXML) string { return x.PrivateDNSName },
-	"private-ip-address":                           func(x instanceXML) string { return x.PrivateIP },
-	"reason":                                       func(x instanceXML) string { return x.Transition },
-	"root-device-name":                             func(x instanceXML) string { return x.RootDeviceName },
-	"root-device-type":                             func(x instanceXML) string { return x.RootDeviceType },
-	"source-dest-check":                            func(x instanceXML) string { return boolText(x.SourceDestCheck) },
-	"spot-instance-request-id":                     func(x instanceXML) string { return x.SpotRequestID },
-	"subnet-id":                                    func(x instanceXML) string { return x.SubnetID },
-	"tenancy":                                      func(x instanceXML) string { return value(x.Placement.Tenancy) },
-	"placement-group-name":                         func(x instanceXML) string { return value(x.Placement.GroupName) },
-	"usage-operation":                              func(x instanceXML) string { return x.UsageOperation },
-	"virtualization-type":                          func(x instanceXML) string { return x.VirtualizationType },
-	"vpc-id":                                       func(x instanceXML) string { return x.VpcID },
+	"metadata-options.http-put-response-hop-limit": func(x instanceXML) string {
+		return fmt.Sprint(value(x.Metadata.HTTPPutResponseHopLimit))
+	},
+	"metadata-options.http-tokens": func(x instanceXML) string { return value(x.Metadata.HTTPTokens) },
+	"metadata-options.instance-metadata-tags": func(x instanceXML) string {
+		return value(x.Metadata.InstanceMetadataTags)
+	},
+	"metadata-options.state":   func(x instanceXML) string { return x.Metadata.State },
+	"monitoring-state":         func(x instanceXML) string { return x.Monitoring.State },
+	"platform-details":         func(x instanceXML) string { return x.PlatformDetails },
+	"platform":                 func(instanceXML) string { return "" }, // only windows has one
+	"private-dns-name":         func(x instanceXML) string { return x.PrivateDNSName },
+	"private-ip-address":       func(x instanceXML) string { return x.PrivateIP },
+	"reason":                   func(x instanceXML) string { return x.Transition },
+	"root-device-name":         func(x instanceXML) string { return x.RootDeviceName },
+	"root-device-type":         func(x instanceXML) string { return x.RootDeviceType },
+	"source-dest-check":        func(x instanceXML) string { return boolText(x.SourceDestCheck) },
+	"spot-instance-request-id": func(x instanceXML) string { return x.SpotRequestID },
+	"subnet-id":                func(x instanceXML) string { return x.SubnetID },
+	"tenancy":                  func(x instanceXML) string { return value(x.Placement.Tenancy) },
+	"placement-group-name":     func(x instanceXML) string { return value(x.Placement.GroupName) },
+	"usage-operation":          func(x instanceXML) string { return x.UsageOperation },
+	"virtualization-type":      func(x instanceXML) string { return x.VirtualizationType },
+	"vpc-id":                   func(x instanceXML) string { return x.VpcID },
 	"iam-instance-profile.arn": func(x instanceXML) string {
 		if x.Profile == nil {
 			return ""
@@ -266,13 +278,17 @@ var instanceTextFilters = map[string]func(x instanceXML) string{
 
 // instanceListFilters look at several values.
 var instanceListFilters = map[string]func(x instanceXML) []string{
-	"block-device-mapping.device-name":           devices(func(d attachedDevice) string { return d.DeviceName }),
-	"block-device-mapping.volume-id":             devices(func(d attachedDevice) string { return d.Ebs.VolumeID }),
-	"block-device-mapping.status":                devices(func(d attachedDevice) string { return d.Ebs.Status }),
-	"block-device-mapping.attach-time":           devices(func(d attachedDevice) string { return timestamp(d.Ebs.AttachTime.Time) }),
-	"block-device-mapping.delete-on-termination": devices(func(d attachedDevice) string { return strconv.FormatBool(d.Ebs.DeleteOnTermination) }),
-	"instance.group-id":                          groupsOf(func(g groupRefXML) string { return g.ID }),
-	"instance.group-name":                        groupsOf(func(g groupRefXML) string { return g.Name }),
+	"block-device-mapping.device-name": devices(func(d attachedDevice) string { return d.DeviceName }),
+	"block-device-mapping.volume-id":   devices(func(d attachedDevice) string { return d.Ebs.VolumeID }),
+	"block-device-mapping.status":      devices(func(d attachedDevice) string { return d.Ebs.Status }),
+	"block-device-mapping.attach-time": devices(func(d attachedDevice) string {
+		return timestamp(d.Ebs.AttachTime.Time)
+	}),
+	"block-device-mapping.delete-on-termination": devices(func(d attachedDevice) string {
+		return strconv.FormatBool(d.Ebs.DeleteOnTermination)
+	}),
+	"instance.group-id":   groupsOf(func(g groupRefXML) string { return g.ID }),
+	"instance.group-name": groupsOf(func(g groupRefXML) string { return g.Name }),
 }
 
 func devices(one func(attachedDevice) string) func(instanceXML) []string {

@@ -15,7 +15,8 @@ type nicPlan struct {
 	groups            []string
 }
 
-// locate finds the zone that a request names, by its primary interface's subnet or its placement: "" when it leaves it open.
+// locate finds the zone that a request names, by its primary interface's subnet or its placement: "" when it leaves it
+// open.
 func (s *Service) locate(l *launch) error {
 	for _, nic := range l.data.NetworkInterface {
 		if id := value(nic.NetworkInterfaceID); id != "" {
@@ -52,7 +53,8 @@ func (s *Service) locate(l *launch) error {
 	case !slices.Contains(s.cfg.Zones, zone):
 		return failf("InvalidParameterValue", "Invalid availability zone: [%s]", zone)
 	case l.zone != "" && l.zone != zone:
-		return failf("InvalidParameterCombination", "The availability zone %s does not match the zone %s of the subnet", zone, l.zone)
+		return failf("InvalidParameterCombination", "The availability zone %s does not match the zone %s of the subnet",
+			zone, l.zone)
 	default:
 		l.zone = zone
 	}
@@ -69,7 +71,8 @@ func (s *Service) planInterfaces(l *launch) error {
 			return err
 		}
 		if seen[p.index] {
-			return failf("InvalidParameterValue", "Each network interface requires a unique device index: %d appears twice", p.index)
+			return failf("InvalidParameterValue",
+				"Each network interface requires a unique device index: %d appears twice", p.index)
 		}
 		seen[p.index] = true
 		l.net = append(l.net, p)
@@ -84,11 +87,14 @@ func (s *Service) planInterfaces(l *launch) error {
 	for _, p := range l.net {
 		switch {
 		case p.vpc != l.net[0].vpc || p.zone != l.net[0].zone:
-			return failf("InvalidParameterCombination", "All network interfaces of an instance must lie in the same VPC and availability zone")
+			return failf("InvalidParameterCombination",
+				"All network interfaces of an instance must lie in the same VPC and availability zone")
 		case len(p.spec.Addresses)+p.spec.Secondary > l.kind.addresses:
-			return failf("InvalidInterface.IpAddressLimitExceeded", "Number of private addresses exceeds the limit of %d for %s", l.kind.addresses, l.kind.name)
+			return failf("InvalidInterface.IpAddressLimitExceeded",
+				"Number of private addresses exceeds the limit of %d for %s", l.kind.addresses, l.kind.name)
 		case l.max > 1 && (p.existing != nil || len(p.spec.Addresses) > 0 || len(p.spec.IPv6) > 0):
-			return failf("InvalidParameterCombination", "A network interface or an address of one's choice can be given to one instance only")
+			return failf("InvalidParameterCombination",
+				"A network interface or an address of one's choice can be given to one instance only")
 		}
 	}
 	return nil
@@ -115,15 +121,22 @@ func (s *Service) planInterface(l *launch, nic launchInterface) (nicPlan, error)
 		case i.Attachment != nil:
 			return p, failf("InvalidNetworkInterface.InUse", "Interface: [%s] in use.", i.id)
 		case value(nic.DeleteOnTermination):
-			return p, failf("InvalidParameterCombination", "deleteOnTermination cannot be true for an existing network interface")
-		case nic.SubnetID != nil || len(nic.SecurityGroupID) > 0 || nic.PrivateIPAddress != nil || nic.AssociatePublicIPAddress != nil:
-			return p, failf("InvalidParameterCombination", "An existing network interface has its own subnet, groups and addresses")
+			return p,
+				failf("InvalidParameterCombination",
+					"deleteOnTermination cannot be true for an existing network interface")
+		case nic.SubnetID != nil || len(nic.SecurityGroupID) > 0 || nic.PrivateIPAddress != nil ||
+			nic.AssociatePublicIPAddress != nil:
+			return p,
+				failf("InvalidParameterCombination",
+					"An existing network interface has its own subnet, groups and addresses")
 		}
 		p.existing, p.keep, p.subnet, p.vpc, p.zone, p.groups = i, true, i.Subnet, i.VPC, i.Zone, i.Groups
 		return p, nil
 	}
 	if nic.SubnetID == nil {
-		return p, failf("VPCIdNotSpecified", "No default VPC for this user. GroupName is only supported for EC2-Classic and default VPC.")
+		return p,
+			failf("VPCIdNotSpecified",
+				"No default VPC for this user. GroupName is only supported for EC2-Classic and default VPC.")
 	}
 	n, err := s.subnetByID(*nic.SubnetID)
 	if err != nil {
@@ -141,23 +154,30 @@ func (s *Service) planInterface(l *launch, nic launchInterface) (nicPlan, error)
 	public := p.index == 0 && n.mapPublic && !n.native
 	if nic.AssociatePublicIPAddress != nil {
 		if *nic.AssociatePublicIPAddress && len(l.data.NetworkInterface) > 1 {
-			return p, failf("InvalidParameterCombination", "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces.")
+			return p,
+				failf("InvalidParameterCombination",
+					"The associatePublicIPAddress parameter cannot be specified when launching with multiple "+
+						"network interfaces.")
 		}
 		public = *nic.AssociatePublicIPAddress
 	}
 	p.spec = InterfaceSpec{
-		Subnet: n.id, Description: value(nic.Description), Groups: p.groups, Secondary: int(value(nic.SecondaryPrivateIPAddressCount)),
-		IPv6Count: int(value(nic.Ipv6AddressCount)), PrimaryIPv6: value(nic.PrimaryIpv6), Public: &public, Tags: l.tags["network-interface"],
+		Subnet: n.id, Description: value(nic.Description), Groups: p.groups,
+		Secondary: int(value(nic.SecondaryPrivateIPAddressCount)),
+		IPv6Count: int(value(nic.Ipv6AddressCount)), PrimaryIPv6: value(nic.PrimaryIpv6), Public: &public,
+		Tags: l.tags["network-interface"],
 	}
 	if t := value(nic.InterfaceType); t != "" && t != "interface" {
-		return p, failf("InvalidParameterValue", "The interface type '%s' is not supported for the instance type %s", t, l.kind.name)
+		return p, failf("InvalidParameterValue", "The interface type '%s' is not supported for the instance type %s", t,
+			l.kind.name)
 	}
 	return p, p.addresses(nic)
 }
 
 // addresses reads the addresses that a request wants an interface to have.
 func (p *nicPlan) addresses(nic launchInterface) error {
-	in := interfaceInput{PrivateIPAddress: value(nic.PrivateIPAddress), SecondaryPrivateIPAddressCount: p.spec.Secondary, Ipv6AddressCount: p.spec.IPv6Count}
+	in := interfaceInput{PrivateIPAddress: value(nic.PrivateIPAddress),
+		SecondaryPrivateIPAddressCount: p.spec.Secondary, Ipv6AddressCount: p.spec.IPv6Count}
 	for _, a := range nic.PrivateIPAddresses {
 		in.PrivateIPAddresses = append(in.PrivateIPAddresses, struct {
 			Primary          bool
@@ -184,7 +204,10 @@ func (s *Service) roomInSubnets(l *launch, count int) (int, error) {
 		count = min(count, s.freeCount(s.subnets[id])/each)
 	}
 	if count < int(l.min) {
-		return 0, failf("InsufficientFreeAddressesInSubnet", "There are not enough free addresses in subnet '%s' to satisfy the requested number of instances.", l.net[0].subnet)
+		return 0,
+			failf("InsufficientFreeAddressesInSubnet",
+				"There are not enough free addresses in subnet '%s' to satisfy the requested number of instances.",
+				l.net[0].subnet)
 	}
 	return count, nil
 }
@@ -235,11 +258,14 @@ func (s *Service) hostName(i *instance) string {
 	return s.privateName(attached[0].IPv4[0])
 }
 
-// setSourceDestCheck and setInstanceGroups change the primary interface: AWS refuses the short form when there are several.
+// setSourceDestCheck and setInstanceGroups change the primary interface: AWS refuses the short form when there are
+// several.
 func (s *Service) setSourceDestCheck(i *instance, on bool) error {
 	attached := s.attached(i.id)
 	if len(attached) != 1 {
-		return failf("InvalidInstanceID", "There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the operation instead.", i.id)
+		return failf("InvalidInstanceID",
+			"There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the "+
+				"operation instead.", i.id)
 	}
 	attached[0].SourceDestCheck = on
 	return nil
@@ -248,7 +274,9 @@ func (s *Service) setSourceDestCheck(i *instance, on bool) error {
 func (s *Service) setInstanceGroups(i *instance, groups []string) error {
 	attached := s.attached(i.id)
 	if len(attached) != 1 {
-		return failf("InvalidInstanceID", "There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the operation instead.", i.id)
+		return failf("InvalidInstanceID",
+			"There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the "+
+				"operation instead.", i.id)
 	}
 	if err := s.CheckGroups(i.vpc, groups); err != nil {
 		return err

@@ -55,8 +55,10 @@ func (s *Service) resolve(l *launch) error {
 		return failf("InvalidParameterValue", "Invalid value '%s' for InstanceType.", name)
 	}
 	if l.kind.arch != l.image.ami.Arch {
-		return failf("InvalidParameterValue", "The architecture '%s' of the specified instance type does not match the architecture '%s' of the specified AMI. Specify an instance "+
-			"type and an AMI that have matching architectures, and try again.", l.kind.arch, l.image.ami.Arch)
+		return failf("InvalidParameterValue",
+			"The architecture '%s' of the specified instance type does not match the architecture '%s' of the "+
+				"specified AMI. Specify an instance "+
+				"type and an AMI that have matching architectures, and try again.", l.kind.arch, l.image.ami.Arch)
 	}
 	if l.userdata, err = decodeUserData(d.UserData); err != nil {
 		return err
@@ -80,7 +82,8 @@ func (s *Service) resolve(l *launch) error {
 	}
 	l.spot = d.InstanceMarketOptions != nil
 	if l.tags["spot-instances-request"] != nil && !l.spot {
-		return failf("InvalidParameterValue", "'spot-instances-request' is not a valid taggable resource type for this operation.")
+		return failf("InvalidParameterValue",
+			"'spot-instances-request' is not a valid taggable resource type for this operation.")
 	}
 	return s.planInterfaces(l)
 }
@@ -112,25 +115,36 @@ func (s *Service) profileOf(p *profileSpecification) (*Profile, error) {
 	arn, name := value(p.ARN), value(p.Name)
 	switch {
 	case arn != "" && name != "":
-		return nil, invalidCombination("The parameter 'iamInstanceProfile.name' may not be used in combination with 'iamInstanceProfile.arn'")
+		return nil,
+			invalidCombination(
+				"The parameter 'iamInstanceProfile.name' may not be used in combination with 'iamInstanceProfile.arn'")
 	case arn == "" && name == "":
-		return nil, failf("MissingParameter", "The request must contain the parameter iamInstanceProfile.name or iamInstanceProfile.arn")
+		return nil,
+			failf("MissingParameter",
+				"The request must contain the parameter iamInstanceProfile.name or iamInstanceProfile.arn")
 	case arn != "" && !strings.HasPrefix(arn, "arn:aws:iam::"):
-		return nil, failf("InvalidIamInstanceProfileArn.Malformed", "The specified IAM instance profile ARN (%s) is not valid", arn)
+		return nil,
+			failf("InvalidIamInstanceProfileArn.Malformed", "The specified IAM instance profile ARN (%s) is not valid",
+				arn)
 	}
 	if s.identity == nil {
 		name = cmp.Or(name, arn[strings.LastIndexByte(arn, '/')+1:])
 		return &Profile{
-			Name: name, ARN: "arn:aws:iam::" + s.cfg.Account + ":instance-profile/" + name, ID: "AIPA" + strings.Repeat("0", 17), RoleName: name,
+			Name: name, ARN: "arn:aws:iam::" + s.cfg.Account + ":instance-profile/" + name, ID: "AIPA" +
+				strings.Repeat("0", 17), RoleName: name,
 			RoleARN: "arn:aws:iam::" + s.cfg.Account + ":role/" + name,
 		}, nil
 	}
 	found, known := s.identity.InstanceProfile(cmp.Or(arn, name))
 	switch {
 	case !known && arn != "":
-		return nil, failf("InvalidParameterValue", "Value (%s) for parameter iamInstanceProfile.arn is invalid. Invalid IAM Instance Profile ARN", arn)
+		return nil,
+			failf("InvalidParameterValue",
+				"Value (%s) for parameter iamInstanceProfile.arn is invalid. Invalid IAM Instance Profile ARN", arn)
 	case !known:
-		return nil, failf("InvalidParameterValue", "Value (%s) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name", name)
+		return nil,
+			failf("InvalidParameterValue",
+				"Value (%s) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name", name)
 	case found.RoleARN == "":
 		return nil, failf("InvalidParameterValue", "IAM Instance Profile \"%s\" has no associated IAM Roles", found.ARN)
 	}
@@ -151,7 +165,8 @@ func (l *launch) checkOptions() error {
 	}
 	if o := d.CreditSpecification; o != nil {
 		if !l.kind.burstable {
-			return failf("InvalidParameterCombination", "The specified instance type %s does not use CPU credits.", l.kind.name)
+			return failf("InvalidParameterCombination", "The specified instance type %s does not use CPU credits.",
+				l.kind.name)
 		}
 		if v := value(o.CPUCredits); v != "standard" && v != "unlimited" {
 			return failf("InvalidCpuCredits.Malformed", "The value '%s' for CpuCredits is invalid", v)
@@ -161,13 +176,16 @@ func (l *launch) checkOptions() error {
 		if (o.CoreCount == nil) != (o.ThreadsPerCore == nil) {
 			return invalidCombination("CoreCount and ThreadsPerCore must be specified together")
 		}
-		if o.CoreCount != nil && (*o.CoreCount < 1 || int(*o.CoreCount) > l.kind.cores() || *o.ThreadsPerCore < 1 || int(*o.ThreadsPerCore) > l.kind.threads) {
-			return failf("InvalidParameterValue", "The specified CPU options are not supported for the instance type %s", l.kind.name)
+		if o.CoreCount != nil && (*o.CoreCount < 1 || int(*o.CoreCount) > l.kind.cores() || *o.ThreadsPerCore < 1 ||
+			int(*o.ThreadsPerCore) > l.kind.threads) {
+			return failf("InvalidParameterValue",
+				"The specified CPU options are not supported for the instance type %s", l.kind.name)
 		}
 	}
 	if h := d.HibernationOptions; h != nil && value(h.Configured) {
 		if l.kind.manufacturer != "Intel" || !l.disks[0].encrypted {
-			return failf("UnsupportedHibernationConfiguration", "Hibernation needs an instance type that supports it (%s) and an encrypted root volume.", l.kind.name)
+			return failf("UnsupportedHibernationConfiguration",
+				"Hibernation needs an instance type that supports it (%s) and an encrypted root volume.", l.kind.name)
 		}
 		if e := d.EnclaveOptions; e != nil && value(e.Enabled) {
 			return invalidCombination("An instance cannot be enabled for both hibernation and Nitro Enclaves.")
@@ -176,7 +194,8 @@ func (l *launch) checkOptions() error {
 	if e := d.EnclaveOptions; e != nil && value(e.Enabled) && (l.kind.burstable || l.kind.vcpus < 4) {
 		return failf("Unsupported", "The instance type %s does not support Nitro Enclaves.", l.kind.name)
 	}
-	if m := d.MaintenanceOptions; m != nil && m.AutoRecovery != nil && *m.AutoRecovery != "default" && *m.AutoRecovery != "disabled" {
+	if m := d.MaintenanceOptions; m != nil && m.AutoRecovery != nil && *m.AutoRecovery != "default" &&
+		*m.AutoRecovery != "disabled" {
 		return invalid("autoRecovery", *m.AutoRecovery)
 	}
 	if p := d.Placement; p != nil {
@@ -184,13 +203,15 @@ func (l *launch) checkOptions() error {
 			return failf("InvalidParameterValue", "The tenancy '%s' is not supported here", t)
 		}
 		if p.GroupName != nil || p.GroupID != nil {
-			return failf("InvalidPlacementGroup.Unknown", "The Placement Group '%s' is unknown.", cmp.Or(value(p.GroupName), value(p.GroupID)))
+			return failf("InvalidPlacementGroup.Unknown", "The Placement Group '%s' is unknown.",
+				cmp.Or(value(p.GroupName), value(p.GroupID)))
 		}
 		if p.HostID != nil || p.HostResourceGroupARN != nil {
 			return failf("InvalidHostID.NotFound", "The specified host does not exist")
 		}
 	}
-	if o := d.PrivateDNSNameOptions; o != nil && o.HostnameType != nil && *o.HostnameType != "ip-name" && *o.HostnameType != "resource-name" {
+	if o := d.PrivateDNSNameOptions; o != nil && o.HostnameType != nil && *o.HostnameType != "ip-name" &&
+		*o.HostnameType != "resource-name" {
 		return invalid("hostnameType", *o.HostnameType)
 	}
 	return nil
@@ -231,8 +252,10 @@ func (l *launch) metadata() *metadataOptions {
 		tokens, hops = "required", 2
 	}
 	return &metadataOptions{
-		HTTPEndpoint: ptr(orElse(m.HTTPEndpoint, "enabled")), HTTPProtocolIpv6: ptr(orElse(m.HTTPProtocolIpv6, "disabled")), HTTPTokens: ptr(orElse(m.HTTPTokens, tokens)),
-		HTTPPutResponseHopLimit: ptr(orElse(m.HTTPPutResponseHopLimit, hops)), InstanceMetadataTags: ptr(orElse(m.InstanceMetadataTags, "disabled")),
+		HTTPEndpoint: ptr(orElse(m.HTTPEndpoint, "enabled")), HTTPProtocolIpv6: ptr(orElse(m.HTTPProtocolIpv6,
+			"disabled")), HTTPTokens: ptr(orElse(m.HTTPTokens, tokens)),
+		HTTPPutResponseHopLimit: ptr(orElse(m.HTTPPutResponseHopLimit, hops)),
+		InstanceMetadataTags:    ptr(orElse(m.InstanceMetadataTags, "disabled")),
 	}
 }
 
@@ -266,8 +289,13 @@ func (s *Service) room(l *launch) (int, error) {
 		}
 	case !l.spot && s.vcpuLimit > 0:
 		if count = min(count, (s.vcpuLimit-vcpus)/l.kind.vcpus); count < int(l.min) {
-			return 0, failf("VcpuLimitExceeded", "You have requested more vCPU capacity than your current vCPU limit of %d allows for the instance bucket that the "+
-				"specified instance type belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.", s.vcpuLimit)
+			return 0,
+				failf("VcpuLimitExceeded",
+					"You have requested more vCPU capacity than your current vCPU limit of %d allows for the "+
+						"instance bucket that the "+
+						"specified instance type belongs to. Please visit "+
+						"http://aws.amazon.com/contact-us/ec2-request to "+
+						"request an adjustment to this limit.", s.vcpuLimit)
 		}
 	}
 	return s.roomInSubnets(l, count)
@@ -305,8 +333,10 @@ func (s *Service) launch(l *launch) (*reservation, error) {
 func (s *Service) create(l *launch, r *reservation, index int) (*instance, error) {
 	now := s.cfg.Now()
 	i := &instance{
-		entity: s.entity("i"), reservation: r, index: index, data: l.data, kind: l.kind, image: l.image, zone: l.net[0].zone, subnet: l.net[0].subnet, vpc: l.net[0].vpc,
-		token: l.token.token, launched: now, userdata: l.userdata, profile: l.profile, groups: l.net[0].groups, state: statePending, changed: now,
+		entity: s.entity("i"), reservation: r, index: index, data: l.data, kind: l.kind, image: l.image,
+		zone: l.net[0].zone, subnet: l.net[0].subnet, vpc: l.net[0].vpc,
+		token: l.token.token, launched: now, userdata: l.userdata, profile: l.profile, groups: l.net[0].groups,
+		state: statePending, changed: now,
 		protection: value(l.data.DisableAPITermination),
 	}
 	i.data.MetadataOptions = l.metadata()
@@ -314,7 +344,8 @@ func (s *Service) create(l *launch, r *reservation, index int) (*instance, error
 	s.SetTags(i.id, l.tags["instance"])
 	s.SetTags(i.id, l.extra)
 	if l.templateID != "" {
-		s.SetTags(i.id, map[string]string{"aws:ec2launchtemplate:id": l.templateID, "aws:ec2launchtemplate:version": fmt.Sprint(l.templateVersion)})
+		s.SetTags(i.id, map[string]string{"aws:ec2launchtemplate:id": l.templateID,
+			"aws:ec2launchtemplate:version": fmt.Sprint(l.templateVersion)})
 	}
 	if err := s.createInterfaces(l, i); err != nil {
 		s.erase(i)
@@ -348,11 +379,17 @@ func (s *Service) erase(i *instance) {
 func overlay(base, over launchData) launchData {
 	out := base
 	overlayFields(&out, over)
-	out.BlockDeviceMapping = joinBy(base.BlockDeviceMapping, over.BlockDeviceMapping, func(b blockDevice) string { return value(b.DeviceName) },
+	out.BlockDeviceMapping = joinBy(base.BlockDeviceMapping, over.BlockDeviceMapping, func(b blockDevice) string {
+		return value(b.DeviceName)
+	},
 		func(a, b blockDevice) blockDevice { return replaceFields(a, b) })
-	out.NetworkInterface = joinBy(base.NetworkInterface, over.NetworkInterface, func(n launchInterface) string { return fmt.Sprint(value(n.DeviceIndex)) },
+	out.NetworkInterface = joinBy(base.NetworkInterface, over.NetworkInterface, func(n launchInterface) string {
+		return fmt.Sprint(value(n.DeviceIndex))
+	},
 		func(a, b launchInterface) launchInterface { return replaceFields(a, b) })
-	out.TagSpecification = joinBy(base.TagSpecification, over.TagSpecification, func(t launchTags) string { return t.ResourceType }, func(a, b launchTags) launchTags {
+	out.TagSpecification = joinBy(base.TagSpecification, over.TagSpecification, func(t launchTags) string {
+		return t.ResourceType
+	}, func(a, b launchTags) launchTags {
 		tags := map[string]string{}
 		for _, t := range slices.Concat(a.Tag, b.Tag) {
 			tags[t.Key] = t.Value

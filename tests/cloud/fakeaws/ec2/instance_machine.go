@@ -12,8 +12,9 @@ func (s *Service) boot(i *instance) {
 	start := i.start
 	primary, others := s.nics(i)
 	machine, err := s.cfg.Machines.Start(MachineSpec{
-		ID: i.id, Userdata: i.userdata, Image: i.image.id, Primary: primary, TokensRequired: value(i.data.MetadataOptions.HTTPTokens) == "required",
-		HopLimit: int(value(i.data.MetadataOptions.HTTPPutResponseHopLimit)),
+		ID: i.id, Userdata: i.userdata, Image: i.image.id, Primary: primary,
+		TokensRequired: value(i.data.MetadataOptions.HTTPTokens) == "required",
+		HopLimit:       int(value(i.data.MetadataOptions.HTTPPutResponseHopLimit)),
 		Metadata: func(path string) (string, bool) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -43,8 +44,8 @@ func (s *Service) unhook(i *instance) Machine {
 	return machine
 }
 
-// halt stops the machine of an instance in the background, as processes in it may wait for the cloud; then is called with the lock held when it is gone,
-// and at once when there is none.
+// halt stops the machine of an instance in the background, as processes in it may wait for the cloud; then is called
+// with the lock held when it is gone, and at once when there is none.
 func (s *Service) halt(i *instance, then func()) {
 	machine := s.unhook(i)
 	if machine == nil {

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// metadata answers one path of the instance metadata service, with the lock held. Paths are those below /latest/meta-data/; "dynamic/…" and "user-data" are
-// those beside it. A directory answers with the names in it, one per line, directories with a slash at their end.
+// metadata answers one path of the instance metadata service, with the lock held. Paths are those below
+// /latest/meta-data/; "dynamic/…" and "user-data" are those beside it. A directory answers with the names in it, one
+// per line, directories with a slash at their end.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html
 func (s *Service) metadata(i *instance, path string) (string, bool) {
@@ -57,10 +58,14 @@ func (s *Service) metadataTree(i *instance) map[string]string {
 	x := s.instanceXML(i)
 	n := s.subnets[i.subnet]
 	tree := map[string]string{
-		"ami-id": i.image.id, "ami-launch-index": strconv.Itoa(i.index), "ami-manifest-path": "(unknown)", "block-device-mapping/ami": i.image.ami.RootDevice,
-		"block-device-mapping/root": i.image.ami.RootDevice, "hostname": i.privateName, "instance-action": "none", "instance-id": i.id, "instance-life-cycle": "on-demand",
-		"instance-type": i.kind.name, "local-hostname": i.privateName, "placement/availability-zone": i.zone, "placement/availability-zone-id": s.zoneID(i.zone),
-		"placement/region": s.cfg.Region, "profile": "default-hvm", "reservation-id": i.reservation.id, "services/domain": "amazonaws.com", "services/partition": "aws",
+		"ami-id": i.image.id, "ami-launch-index": strconv.Itoa(i.index), "ami-manifest-path": "(unknown)",
+		"block-device-mapping/ami":  i.image.ami.RootDevice,
+		"block-device-mapping/root": i.image.ami.RootDevice, "hostname": i.privateName, "instance-action": "none",
+		"instance-id": i.id, "instance-life-cycle": "on-demand",
+		"instance-type": i.kind.name, "local-hostname": i.privateName, "placement/availability-zone": i.zone,
+		"placement/availability-zone-id": s.zoneID(i.zone),
+		"placement/region":               s.cfg.Region, "profile": "default-hvm", "reservation-id": i.reservation.id,
+		"services/domain": "amazonaws.com", "services/partition": "aws",
 	}
 	var names []string
 	for _, g := range x.Groups {
@@ -145,7 +150,9 @@ func (s *Service) interfaceTree(tree map[string]string, nic interfaceOfXML) {
 	}
 	lists := map[string][]string{
 		"local-ipv4s": v4, "ipv6s": v6, "public-ipv4s": publics,
-		"security-group-ids": each(nic.Groups, func(g groupRefXML) string { return g.ID }), "security-groups": each(nic.Groups, func(g groupRefXML) string { return g.Name }),
+		"security-group-ids": each(nic.Groups, func(g groupRefXML) string {
+			return g.ID
+		}), "security-groups": each(nic.Groups, func(g groupRefXML) string { return g.Name }),
 	}
 	if n := s.subnets[nic.SubnetID]; n != nil {
 		if n.block.IsValid() {
@@ -164,7 +171,8 @@ func (s *Service) interfaceTree(tree map[string]string, nic interfaceOfXML) {
 		}
 	}
 	maps.Copy(tree, map[string]string{
-		at + "device-number": strconv.Itoa(nic.Attachment.DeviceIndex), at + "interface-id": nic.ID, at + "mac": nic.MAC, at + "owner-id": nic.OwnerID,
+		at + "device-number": strconv.Itoa(nic.Attachment.DeviceIndex), at + "interface-id": nic.ID, at +
+			"mac": nic.MAC, at + "owner-id": nic.OwnerID,
 		at + "subnet-id": nic.SubnetID, at + "vpc-id": nic.VpcID,
 	})
 	if nic.PrivateDNSName != "" {
@@ -192,8 +200,10 @@ func (s *Service) identityDocument(i *instance) string {
 		ip = attached[0].IPv4[0].String()
 	}
 	text, _ := json.MarshalIndent(map[string]any{
-		"accountId": s.cfg.Account, "architecture": i.kind.arch, "availabilityZone": i.zone, "billingProducts": nil, "devpayProductCodes": nil,
-		"imageId": i.image.id, "instanceId": i.id, "instanceType": i.kind.name, "kernelId": nil, "marketplaceProductCodes": nil, "pendingTime": isoSeconds(i.launched),
+		"accountId": s.cfg.Account, "architecture": i.kind.arch, "availabilityZone": i.zone, "billingProducts": nil,
+		"devpayProductCodes": nil,
+		"imageId":            i.image.id, "instanceId": i.id, "instanceType": i.kind.name, "kernelId": nil,
+		"marketplaceProductCodes": nil, "pendingTime": isoSeconds(i.launched),
 		"privateIp": ip, "ramdiskId": nil, "region": s.cfg.Region, "version": "2017-09-30",
 	}, "", "  ")
 	return string(text)
@@ -251,9 +261,12 @@ func (s *Service) Instances() []InstanceView {
 
 func (s *Service) view(i *instance) InstanceView {
 	v := InstanceView{
-		ID: i.id, State: i.state, Type: i.kind.name, Image: i.image.id, Arch: i.kind.arch, Zone: i.zone, Subnet: i.subnet, VPC: i.vpc, LaunchTime: i.launched, Token: i.token,
-		Spot: i.spot != nil, Rebalance: i.rebalance, Impaired: i.impaired, Userdata: i.userdata, Template: s.tags[i.id]["aws:ec2launchtemplate:id"],
-		TemplateVersion: s.tags[i.id]["aws:ec2launchtemplate:version"], HTTPTokens: value(i.data.MetadataOptions.HTTPTokens), ReasonCode: value(i.reason).Code,
+		ID: i.id, State: i.state, Type: i.kind.name, Image: i.image.id, Arch: i.kind.arch, Zone: i.zone,
+		Subnet: i.subnet, VPC: i.vpc, LaunchTime: i.launched, Token: i.token,
+		Spot: i.spot != nil, Rebalance: i.rebalance, Impaired: i.impaired, Userdata: i.userdata,
+		Template:        s.tags[i.id]["aws:ec2launchtemplate:id"],
+		TemplateVersion: s.tags[i.id]["aws:ec2launchtemplate:version"],
+		HTTPTokens:      value(i.data.MetadataOptions.HTTPTokens), ReasonCode: value(i.reason).Code,
 	}
 	if attached := s.attached(i.id); len(attached) > 0 {
 		if len(attached[0].IPv4) > 0 {

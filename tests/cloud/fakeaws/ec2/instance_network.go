@@ -49,15 +49,18 @@ type privateIPOfXML struct {
 	PrivateIP      string            `xml:"privateIpAddress"`
 }
 
-// publicOf is the public address that a private one of an interface has: an elastic one, or AWS's own for the primary address.
+// publicOf is the public address that a private one of an interface has: an elastic one, or AWS's own for the primary
+// address.
 func (s *Service) publicOf(eni *Interface, private netip.Addr) *associationOfXML {
 	for _, e := range s.addresses {
 		if e.iface == eni.id && e.private == private {
-			return &associationOfXML{OwnerID: s.cfg.Account, PublicName: s.publicName(eni.VPC, e.public), PublicIP: e.public.String()}
+			return &associationOfXML{OwnerID: s.cfg.Account, PublicName: s.publicName(eni.VPC, e.public),
+				PublicIP: e.public.String()}
 		}
 	}
 	if eni.Public.IsValid() && len(eni.IPv4) > 0 && eni.IPv4[0] == private {
-		return &associationOfXML{OwnerID: "amazon", PublicName: s.publicName(eni.VPC, eni.Public), PublicIP: eni.Public.String()}
+		return &associationOfXML{OwnerID: "amazon", PublicName: s.publicName(eni.VPC, eni.Public),
+			PublicIP: eni.Public.String()}
 	}
 	return nil
 }
@@ -66,19 +69,23 @@ func (s *Service) interfaceOfXML(eni *Interface) interfaceOfXML {
 	a := eni.Attachment
 	out := interfaceOfXML{
 		Attachment: attachmentOfXML{
-			ID: a.ID, AttachTime: wire.Time{Time: a.At}, DeleteOnTermination: a.DeleteOnTermination, DeviceIndex: a.Index, Status: a.state(s.cfg.Now()),
+			ID: a.ID, AttachTime: wire.Time{Time: a.At}, DeleteOnTermination: a.DeleteOnTermination,
+			DeviceIndex: a.Index, Status: a.state(s.cfg.Now()),
 		},
-		Description: eni.Description, Groups: s.groupRefs(eni.Groups), InterfaceType: eni.Type, MAC: eni.MAC, ID: eni.id, OwnerID: s.cfg.Account,
+		Description: eni.Description, Groups: s.groupRefs(eni.Groups), InterfaceType: eni.Type, MAC: eni.MAC,
+		ID: eni.id, OwnerID: s.cfg.Account,
 		SourceDestCheck: eni.SourceDestCheck, Status: "in-use", SubnetID: eni.Subnet, VpcID: eni.VPC,
 	}
 	for n, ip := range eni.IPv4 {
 		if n == 0 {
 			out.PrivateIP, out.PrivateDNSName, out.Association = ip.String(), s.privateName(ip), s.publicOf(eni, ip)
 		}
-		out.PrivateIPs = append(out.PrivateIPs, privateIPOfXML{Association: s.publicOf(eni, ip), Primary: n == 0, PrivateDNSName: s.privateName(ip), PrivateIP: ip.String()})
+		out.PrivateIPs = append(out.PrivateIPs, privateIPOfXML{Association: s.publicOf(eni, ip), Primary: n == 0,
+			PrivateDNSName: s.privateName(ip), PrivateIP: ip.String()})
 	}
 	for n, ip := range eni.IPv6 {
-		out.Ipv6Addresses = append(out.Ipv6Addresses, ipv6Address{Ipv6Address: ptr(ip.String()), IsPrimaryIpv6: ptr(n == 0 && eni.PrimaryIPv6)})
+		out.Ipv6Addresses = append(out.Ipv6Addresses, ipv6Address{Ipv6Address: ptr(ip.String()),
+			IsPrimaryIpv6: ptr(n == 0 && eni.PrimaryIPv6)})
 	}
 	return out
 }
@@ -86,9 +93,11 @@ func (s *Service) interfaceOfXML(eni *Interface) interfaceOfXML {
 // networkOf fills in what an answer about an instance tells of its network.
 func (s *Service) networkOf(i *instance, out *instanceXML) {
 	out.SubnetID, out.VpcID = i.subnet, i.vpc
-	options := nameOptions{HostnameType: ptr("ip-name"), EnableResourceNameDNSARecord: ptr(false), EnableResourceNameDNSAAAARecord: ptr(false)}
+	options := nameOptions{HostnameType: ptr("ip-name"), EnableResourceNameDNSARecord: ptr(false),
+		EnableResourceNameDNSAAAARecord: ptr(false)}
 	if n := s.subnets[i.subnet]; n != nil {
-		options = nameOptions{HostnameType: &n.hostnameType, EnableResourceNameDNSARecord: &n.nameA, EnableResourceNameDNSAAAARecord: &n.nameAAAA}
+		options = nameOptions{HostnameType: &n.hostnameType, EnableResourceNameDNSARecord: &n.nameA,
+			EnableResourceNameDNSAAAARecord: &n.nameAAAA}
 	}
 	if o := i.data.PrivateDNSNameOptions; o != nil {
 		options = replaceFields(options, *o)
@@ -134,13 +143,27 @@ func interfacesFilters() map[string]func(instanceXML) []string {
 			}
 			return []string{n.Association.PublicIP}
 		},
-		"network-interface.attachment.attachment-id":         func(n interfaceOfXML) []string { return []string{n.Attachment.ID} },
-		"network-interface.attachment.delete-on-termination": func(n interfaceOfXML) []string { return flag(n.Attachment.DeleteOnTermination) },
-		"network-interface.attachment.device-index":          func(n interfaceOfXML) []string { return []string{fmt.Sprint(n.Attachment.DeviceIndex)} },
-		"network-interface.attachment.status":                func(n interfaceOfXML) []string { return []string{n.Attachment.Status} },
-		"network-interface.description":                      func(n interfaceOfXML) []string { return []string{n.Description} },
-		"network-interface.group-id":                         func(n interfaceOfXML) []string { return each(n.Groups, func(g groupRefXML) string { return g.ID }) },
-		"network-interface.group-name":                       func(n interfaceOfXML) []string { return each(n.Groups, func(g groupRefXML) string { return g.Name }) },
+		"network-interface.attachment.attachment-id": func(n interfaceOfXML) []string {
+			return []string{n.Attachment.ID}
+		},
+		"network-interface.attachment.delete-on-termination": func(n interfaceOfXML) []string {
+			return flag(n.Attachment.DeleteOnTermination)
+		},
+		"network-interface.attachment.device-index": func(n interfaceOfXML) []string {
+			return []string{fmt.Sprint(n.Attachment.DeviceIndex)}
+		},
+		"network-interface.attachment.status": func(n interfaceOfXML) []string {
+			return []string{n.Attachment.Status}
+		},
+		"network-interface.description": func(n interfaceOfXML) []string {
+			return []string{n.Description}
+		},
+		"network-interface.group-id": func(n interfaceOfXML) []string {
+			return each(n.Groups, func(g groupRefXML) string { return g.ID })
+		},
+		"network-interface.group-name": func(n interfaceOfXML) []string {
+			return each(n.Groups, func(g groupRefXML) string { return g.Name })
+		},
 		"network-interface.ipv6-addresses.ipv6-address": func(n interfaceOfXML) []string {
 			return each(n.Ipv6Addresses, func(a ipv6Address) string { return value(a.Ipv6Address) })
 		},

@@ -95,9 +95,10 @@ func (s *Service) describeInstanceCreditSpecifications(c *wire.Call) (any, error
 	if err := dryRun(in.DryRun); err != nil {
 		return nil, err
 	}
-	found, next, err := find(s, s.instances, query{in.InstanceID, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*instance) []string{
-		"instance-id": one(func(i *instance) string { return i.id }),
-	})
+	found, next, err := find(s, s.instances, query{in.InstanceID, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*instance) []string{
+			"instance-id": one(func(i *instance) string { return i.id }),
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +109,8 @@ func (s *Service) describeInstanceCreditSpecifications(c *wire.Call) (any, error
 	for _, i := range found {
 		switch {
 		case !i.kind.burstable && len(in.InstanceID) > 0:
-			return nil, failf("InstanceCreditSpecification.NotSupported", "The instance '%s' does not use CPU credits.", i.id)
+			return nil, failf("InstanceCreditSpecification.NotSupported", "The instance '%s' does not use CPU credits.",
+				i.id)
 		case i.kind.burstable && (len(in.InstanceID) > 0 || i.credits() == "unlimited"):
 			out.Items = append(out.Items, creditXML{i.credits(), i.id})
 		}
@@ -145,10 +147,12 @@ func (s *Service) modifyInstanceCreditSpecification(c *wire.Call) (any, error) {
 			return nil, err
 		}
 		if !i.kind.burstable {
-			return nil, failf("InstanceCreditSpecification.NotSupported", "The instance '%s' does not use CPU credits.", i.id)
+			return nil, failf("InstanceCreditSpecification.NotSupported", "The instance '%s' does not use CPU credits.",
+				i.id)
 		}
 		if spec.CPUCredits != "standard" && spec.CPUCredits != "unlimited" {
-			return nil, failf("InvalidCpuCredits.Malformed", "The value '%s' for CpuCredits is invalid", spec.CPUCredits)
+			return nil, failf("InvalidCpuCredits.Malformed", "The value '%s' for CpuCredits is invalid",
+				spec.CPUCredits)
 		}
 		instances = append(instances, i)
 	}

@@ -75,7 +75,9 @@ func (s *Service) repeated(r *reservation, parameters string) (any, error) {
 		return nil, tokenMismatch(r.key.token)
 	}
 	if !slices.ContainsFunc(r.instances, (*instance).alive) {
-		return nil, failf("IdempotentInstanceTerminated", "The instance of the earlier request with client token %s has been terminated.", r.key.token)
+		return nil,
+			failf("IdempotentInstanceTerminated",
+				"The instance of the earlier request with client token %s has been terminated.", r.key.token)
 	}
 	return s.reservationXML(r, r.instances), nil
 }
@@ -94,7 +96,8 @@ func canonical(form url.Values) string {
 // tokenOf is the scope of a token.
 func (s *Service) tokenOf(token string, l *launch) (tokenKey, error) {
 	if len(token) > 64 || strings.ContainsFunc(token, func(r rune) bool { return r < ' ' || r > '~' }) {
-		return tokenKey{}, failf("InvalidClientToken", "The client token is not a string of at most 64 ASCII characters")
+		return tokenKey{},
+			failf("InvalidClientToken", "The client token is not a string of at most 64 ASCII characters")
 	}
 	return tokenKey{token: token, zone: l.zone}, nil
 }
@@ -116,19 +119,24 @@ func decodeUserData(text *string) ([]byte, error) {
 
 // launchOf reads a request, joined with the launch template it names: what the request says wins.
 func (s *Service) launchOf(in runInput) (*launch, error) {
-	l := &launch{data: in.launchData, asked: in.launchData, min: value(in.MinCount), max: value(in.MaxCount), subnet: value(in.SubnetID)}
+	l := &launch{data: in.launchData, asked: in.launchData, min: value(in.MinCount), max: value(in.MaxCount),
+		subnet: value(in.SubnetID)}
 	switch {
 	case in.MinCount == nil:
 		return nil, missing("MinCount")
 	case in.MaxCount == nil:
 		return nil, missing("MaxCount")
 	case l.min < 1 || l.max < 1:
-		return nil, failf("InvalidParameterValue", "Value (%d) for parameter MinCount or MaxCount is invalid. Minimum is 1.", min(l.min, l.max))
+		return nil,
+			failf("InvalidParameterValue", "Value (%d) for parameter MinCount or MaxCount is invalid. Minimum is 1.",
+				min(l.min, l.max))
 	case l.min > l.max:
-		return nil, failf("InvalidParameterValue", "The value for MinCount (%d) is larger than that for MaxCount (%d)", l.min, l.max)
+		return nil, failf("InvalidParameterValue", "The value for MinCount (%d) is larger than that for MaxCount (%d)",
+			l.min, l.max)
 	}
 	if t := in.LaunchTemplate; t != nil {
-		if err := s.useTemplate(l, TemplateRef{ID: t.LaunchTemplateID, Name: t.LaunchTemplateName, Version: t.Version}); err != nil {
+		if err := s.useTemplate(l, TemplateRef{ID: t.LaunchTemplateID, Name: t.LaunchTemplateName,
+			Version: t.Version}); err != nil {
 			return nil, err
 		}
 	}
@@ -149,33 +157,40 @@ func (s *Service) useTemplate(l *launch, ref TemplateRef) error {
 		return err
 	}
 	if v.data.InstanceRequirements != nil {
-		return failf("InvalidParameterCombination", "RunInstances does not take launch templates with InstanceRequirements.")
+		return failf("InvalidParameterCombination",
+			"RunInstances does not take launch templates with InstanceRequirements.")
 	}
 	l.templateID, l.templateVersion, l.templateName = t.id, v.number, t.name
 	l.data = overlay(v.data.launchData, l.data)
 	return nil
 }
 
-// primary moves what the request says at its top level about the network into the primary interface. AWS refuses to have it in both places.
+// primary moves what the request says at its top level about the network into the primary interface. AWS refuses to
+// have it in both places.
 func (l *launch) primary(in runInput) error {
 	d := &l.data
 	own := len(d.SecurityGroupID)+len(d.SecurityGroup) > 0
 	if len(d.NetworkInterface) > 0 {
 		switch {
 		case in.SubnetID != nil:
-			return invalidCombination("Network interfaces and an instance-level subnet ID may not be specified on the same request")
+			return invalidCombination(
+				"Network interfaces and an instance-level subnet ID may not be specified on the same request")
 		case own:
-			return invalidCombination("Network interfaces and an instance-level security groups may not be specified on the same request")
+			return invalidCombination(
+				"Network interfaces and an instance-level security groups may not be specified on the same request")
 		case in.PrivateIPAddress != nil:
-			return invalidCombination("Network interfaces and an instance-level private IP address may not be specified on the same request")
+			return invalidCombination(
+				"Network interfaces and an instance-level private IP address may not be specified on the same request")
 		case in.Ipv6AddressCount != nil || len(in.Ipv6Address) > 0 || in.EnablePrimaryIpv6 != nil:
-			return invalidCombination("Network interfaces and instance-level IPv6 addresses may not be specified on the same request")
+			return invalidCombination(
+				"Network interfaces and instance-level IPv6 addresses may not be specified on the same request")
 		}
 		return nil
 	}
 	l.implicit = true
 	nic := launchInterface{
-		DeviceIndex: ptr(int32(0)), SecurityGroupID: d.SecurityGroupID, PrivateIPAddress: in.PrivateIPAddress, Ipv6AddressCount: in.Ipv6AddressCount, Ipv6Addresses: in.Ipv6Address,
+		DeviceIndex: ptr(int32(0)), SecurityGroupID: d.SecurityGroupID, PrivateIPAddress: in.PrivateIPAddress,
+		Ipv6AddressCount: in.Ipv6AddressCount, Ipv6Addresses: in.Ipv6Address,
 		PrimaryIpv6: in.EnablePrimaryIpv6, SubnetID: in.SubnetID,
 	}
 	if len(d.SecurityGroup) > 0 {

@@ -7,7 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Launch is what a service of AWS launches for its users: one instance of a launch template. The service has asked for its user's permission before.
+// Launch is what a service of AWS launches for its users: one instance of a launch template. The service has asked for
+// its user's permission before.
 type Launch struct {
 	Template TemplateRef
 	Type     string // instead of the template's; ""
@@ -120,7 +121,8 @@ func (s *Service) Template(ref TemplateRef) (TemplateView, error) {
 		return TemplateView{}, err
 	}
 	return TemplateView{
-		ID: t.id, Name: t.name, Version: strconv.FormatInt(v.number, 10), Image: value(v.data.ImageID), Type: value(v.data.InstanceType),
+		ID: t.id, Name: t.name, Version: strconv.FormatInt(v.number, 10), Image: value(v.data.ImageID),
+		Type:   value(v.data.InstanceType),
 		Groups: len(v.data.SecurityGroupID),
 	}, nil
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// settle lets happen what is due by the clock: passing states end, spot interruptions strike, ended instances and their tokens are forgotten.
+// settle lets happen what is due by the clock: passing states end, spot interruptions strike, ended instances and their
+// tokens are forgotten.
 func (s *Service) settle() {
 	now := s.cfg.Now()
 	for _, i := range sorted(s.instances) {
@@ -23,7 +24,9 @@ func (s *Service) settle() {
 		}
 	}
 	for id, r := range s.reservations {
-		if !slices.ContainsFunc(r.instances, func(i *instance) bool { return i.state != stateTerminated || now.Sub(i.changed) < tokenValid }) {
+		if !slices.ContainsFunc(r.instances, func(i *instance) bool {
+			return i.state != stateTerminated || now.Sub(i.changed) < tokenValid
+		}) {
 			delete(s.reservations, id)
 			delete(s.tokens, r.key)
 		}
@@ -94,12 +97,14 @@ func change(instances []*instance, do func(i *instance)) stateChangesXML {
 	for _, i := range instances {
 		before := i.state
 		do(i)
-		out.Instances = append(out.Instances, stateChangeXML{Current: stateOf(i.state), ID: i.id, Previous: stateOf(before)})
+		out.Instances = append(out.Instances, stateChangeXML{Current: stateOf(i.state), ID: i.id,
+			Previous: stateOf(before)})
 	}
 	return out
 }
 
-// several reads a request for several instances, finds them and asks for permission on each. AWS does nothing to any when one is not found.
+// several reads a request for several instances, finds them and asks for permission on each. AWS does nothing to any
+// when one is not found.
 func (s *Service) several(c *wire.Call, ids []string) ([]*instance, error) {
 	instances, err := s.instancesByID(ids)
 	if err != nil {
@@ -125,7 +130,10 @@ func (s *Service) terminateInstances(c *wire.Call) (any, error) {
 	}
 	for _, i := range instances {
 		if i.protection && i.alive() {
-			return nil, failf("OperationNotPermitted", "The instance '%s' may not be terminated. Modify its 'disableApiTermination' instance attribute and try again.", i.id)
+			return nil,
+				failf("OperationNotPermitted",
+					"The instance '%s' may not be terminated. Modify its 'disableApiTermination' instance attribute "+
+						"and try again.", i.id)
 		}
 	}
 	return change(instances, func(i *instance) {
@@ -153,13 +161,23 @@ func (s *Service) stopInstances(c *wire.Call) (any, error) {
 	for _, i := range instances {
 		switch {
 		case !i.alive() || i.state == statePending:
-			return nil, failf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be stopped.", i.id)
+			return nil,
+				failf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be stopped.",
+					i.id)
 		case i.spot != nil && i.spot.kind == "one-time":
-			return nil, failf("UnsupportedOperation", "You can't stop the Spot Instance '%s' because it is associated with a one-time Spot Instance request.", i.id)
+			return nil,
+				failf("UnsupportedOperation",
+					"You can't stop the Spot Instance '%s' because it is associated with a one-time Spot Instance "+
+						"request.", i.id)
 		case value(i.data.DisableAPIStop):
-			return nil, failf("OperationNotPermitted", "The instance '%s' may not be stopped. Modify its 'disableApiStop' instance attribute and try again.", i.id)
+			return nil,
+				failf("OperationNotPermitted",
+					"The instance '%s' may not be stopped. Modify its 'disableApiStop' instance attribute and try "+
+						"again.", i.id)
 		case in.Hibernate && (i.data.HibernationOptions == nil || !value(i.data.HibernationOptions.Configured)):
-			return nil, failf("UnsupportedHibernationConfiguration", "The instance '%s' is not configured for hibernation.", i.id)
+			return nil,
+				failf("UnsupportedHibernationConfiguration", "The instance '%s' is not configured for hibernation.",
+					i.id)
 		}
 	}
 	return change(instances, func(i *instance) {
@@ -190,7 +208,9 @@ func (s *Service) startInstances(c *wire.Call) (any, error) {
 	}
 	for _, i := range instances {
 		if !i.alive() || i.state == stateStopping {
-			return nil, failf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be started.", i.id)
+			return nil,
+				failf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be started.",
+					i.id)
 		}
 		if i.state == stateStopped && s.cfg.Faults != nil {
 			if err := s.cfg.Faults.Capacity(i.kind.name, i.zone, i.subnet); err != nil {
@@ -228,7 +248,8 @@ func (s *Service) rebootInstances(c *wire.Call) (any, error) {
 	}
 	for _, i := range instances {
 		if i.state != stateRunning {
-			return nil, failf("IncorrectState", "Cannot reboot instance %s that is currently in %s state.", i.id, i.state)
+			return nil, failf("IncorrectState", "Cannot reboot instance %s that is currently in %s state.", i.id,
+				i.state)
 		}
 	}
 	for _, i := range instances {
@@ -254,8 +275,8 @@ func (s *Service) interrupted(i *instance) {
 	}
 }
 
-// Interrupt gives a spot instance its notice now; the interruption itself happens at a time, which AWS makes two minutes later. It takes the cloud's lock and
-// reports whether the instance is a living spot instance.
+// Interrupt gives a spot instance its notice now; the interruption itself happens at a time, which AWS makes two
+// minutes later. It takes the cloud's lock and reports whether the instance is a living spot instance.
 func (s *Service) Interrupt(id string, at time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,8 +307,9 @@ func (s *Service) Rebalance(id string) {
 	}
 }
 
-// Kill ends an instance behind everybody's back, at once: a spot instance as when its capacity is taken without warning, another as when somebody else
-// terminated it. It takes the cloud's lock and returns when the machine, if there is one, is gone.
+// Kill ends an instance behind everybody's back, at once: a spot instance as when its capacity is taken without
+// warning, another as when somebody else terminated it. It takes the cloud's lock and returns when the machine, if
+// there is one, is gone.
 func (s *Service) Kill(id string) {
 	s.mu.Lock()
 	i := s.instances[id]

@@ -16,7 +16,8 @@ import (
 
 func (w *vmWorld) terminate(ids ...string) []types.InstanceStateChange {
 	w.Helper()
-	return must(w.client.TerminateInstances(w.Context(), &sdk.TerminateInstancesInput{InstanceIds: ids}))(w.T).TerminatingInstances
+	return must(w.client.TerminateInstances(w.Context(), &sdk.TerminateInstancesInput{InstanceIds: ids}))(
+		w.T).TerminatingInstances
 }
 
 func TestStates(t *testing.T) {
@@ -26,20 +27,24 @@ func TestStates(t *testing.T) {
 	if got := w.describe(id).State.Name; got != types.InstanceStateNamePending {
 		t.Fatalf("before the boot time: %s", got)
 	}
-	if _, err := w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{InstanceIds: []string{id}}); code(t, err) != "IncorrectInstanceState" {
+	if _, err := w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{InstanceIds: []string{id}}); code(t,
+		err) != "IncorrectInstanceState" {
 		t.Errorf("stopping a pending one: %v", err)
 	}
 	w.sleep(time.Second)
 	if got := w.describe(id).State.Name; got != types.InstanceStateNameRunning {
 		t.Fatalf("after the boot time: %s", got)
 	}
-	stop := must(w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{InstanceIds: []string{id}}))(t).StoppingInstances[0]
-	if stop.PreviousState.Name != types.InstanceStateNameRunning || stop.CurrentState.Name != types.InstanceStateNameStopping {
+	stop := must(w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{InstanceIds: []string{id}}))(
+		t).StoppingInstances[0]
+	if stop.PreviousState.Name != types.InstanceStateNameRunning ||
+		stop.CurrentState.Name != types.InstanceStateNameStopping {
 		t.Errorf("stop: %s to %s", stop.PreviousState.Name, stop.CurrentState.Name)
 	}
 	w.sleep(time.Second)
 	got := w.describe(id)
-	if got.State.Name != types.InstanceStateNameStopped || *got.StateReason.Code != "Client.UserInitiatedShutdown" || *got.StateTransitionReason != "User initiated (2026-03-04 05:06:08 UTC)" {
+	if got.State.Name != types.InstanceStateNameStopped || *got.StateReason.Code != "Client.UserInitiatedShutdown" ||
+		*got.StateTransitionReason != "User initiated (2026-03-04 05:06:08 UTC)" {
 		t.Errorf("stopped: %s %v %s", got.State.Name, got.StateReason, *got.StateTransitionReason)
 	}
 	if got.PrivateIpAddress == nil {
@@ -48,23 +53,27 @@ func TestStates(t *testing.T) {
 	launched := *got.LaunchTime
 	must(w.client.StartInstances(t.Context(), &sdk.StartInstancesInput{InstanceIds: []string{id}}))(t)
 	w.sleep(time.Second)
-	if got = w.describe(id); got.State.Name != types.InstanceStateNameRunning || !got.LaunchTime.After(launched) || got.StateReason != nil {
+	if got = w.describe(id); got.State.Name != types.InstanceStateNameRunning || !got.LaunchTime.After(launched) ||
+		got.StateReason != nil {
 		t.Errorf("started again: %s, launched %s, %v", got.State.Name, got.LaunchTime, got.StateReason)
 	}
 	w.terminate(id)
 	w.sleep(time.Second)
 	again := w.terminate(id)[0]
-	if again.PreviousState.Name != types.InstanceStateNameTerminated || again.CurrentState.Name != types.InstanceStateNameTerminated {
+	if again.PreviousState.Name != types.InstanceStateNameTerminated ||
+		again.CurrentState.Name != types.InstanceStateNameTerminated {
 		t.Errorf("terminating a terminated one: %s to %s", again.PreviousState.Name, again.CurrentState.Name)
 	}
 	got = w.describe(id)
-	if got.State.Name != types.InstanceStateNameTerminated || got.PrivateIpAddress != nil || got.VpcId != nil || len(got.NetworkInterfaces) != 0 {
+	if got.State.Name != types.InstanceStateNameTerminated || got.PrivateIpAddress != nil || got.VpcId != nil ||
+		len(got.NetworkInterfaces) != 0 {
 		t.Errorf("terminated: %+v", got)
 	}
 	w.sleep(59 * time.Minute)
 	w.describe(id)
 	w.sleep(time.Minute)
-	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{id}}); code(t, err) != "InvalidInstanceID.NotFound" {
+	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{id}}); code(
+		t, err) != "InvalidInstanceID.NotFound" {
 		t.Errorf("an hour later: %v", err)
 	}
 }
@@ -72,18 +81,22 @@ func TestStates(t *testing.T) {
 func TestTerminateSeveral(t *testing.T) {
 	w := newVMWorld(t, nil)
 	a, b := *w.run(nil).InstanceId, *w.run(nil).InstanceId
-	_, err := w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{a, "i-00000000000000000"}})
+	_, err := w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{a,
+		"i-00000000000000000"}})
 	if code(t, err) != "InvalidInstanceID.NotFound" {
 		t.Errorf("one that does not exist: %v", err)
 	}
-	if _, err = w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{"node"}}); code(t, err) != "InvalidInstanceID.Malformed" {
+	if _, err = w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{
+		InstanceIds: []string{"node"}}); code(t, err) != "InvalidInstanceID.Malformed" {
 		t.Errorf("no ID: %v", err)
 	}
 	if got := w.describe(a).State.Name; got != types.InstanceStateNameRunning {
 		t.Errorf("a refused call left it %s", got)
 	}
-	must(w.client.ModifyInstanceAttribute(t.Context(), &sdk.ModifyInstanceAttributeInput{InstanceId: &b, DisableApiTermination: &types.AttributeBooleanValue{Value: aws.Bool(true)}}))(t)
-	if _, err = w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{a, b}}); code(t, err) != "OperationNotPermitted" {
+	must(w.client.ModifyInstanceAttribute(t.Context(), &sdk.ModifyInstanceAttributeInput{InstanceId: &b,
+		DisableApiTermination: &types.AttributeBooleanValue{Value: aws.Bool(true)}}))(t)
+	if _, err = w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{a,
+		b}}); code(t, err) != "OperationNotPermitted" {
 		t.Errorf("a protected one: %v", err)
 	}
 	if got := w.describe(a).State.Name; got != types.InstanceStateNameRunning {
@@ -96,7 +109,8 @@ func TestFilters(t *testing.T) {
 	tagged := func(key, value string) func(in *sdk.RunInstancesInput) {
 		return func(in *sdk.RunInstancesInput) {
 			in.ClientToken = aws.String(key + value)
-			in.TagSpecifications = []types.TagSpecification{{ResourceType: types.ResourceTypeInstance, Tags: []types.Tag{{Key: &key, Value: &value}}}}
+			in.TagSpecifications = []types.TagSpecification{{ResourceType: types.ResourceTypeInstance,
+				Tags: []types.Tag{{Key: &key, Value: &value}}}}
 		}
 	}
 	a, b := *w.run(tagged("nstance:shard", "a")).InstanceId, *w.run(tagged("nstance:shard", "b")).InstanceId
@@ -119,7 +133,8 @@ func TestFilters(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			out := must(w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{Filters: []types.Filter{{Name: &tc.name, Values: tc.values}}}))(t)
+			out := must(w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{
+				Filters: []types.Filter{{Name: &tc.name, Values: tc.values}}}))(t)
 			var got []string
 			for _, r := range out.Reservations {
 				for _, i := range r.Instances {
@@ -133,13 +148,16 @@ func TestFilters(t *testing.T) {
 			}
 		})
 	}
-	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{Filters: []types.Filter{{Name: aws.String("colour"), Values: []string{"red"}}}}); code(t, err) != "InvalidParameterValue" {
+	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{
+		Filters: []types.Filter{{Name: aws.String("colour"), Values: []string{"red"}}}}); code(t,
+		err) != "InvalidParameterValue" {
 		t.Errorf("a filter that there is not: %v", err)
 	}
 	w.faults.SetLag(time.Minute)
 	w.sleep(time.Minute)
 	d := *w.run(nil).InstanceId
-	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{d}}); code(t, err) != "InvalidInstanceID.NotFound" {
+	if _, err := w.client.DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{d}}); code(t,
+		err) != "InvalidInstanceID.NotFound" {
 		t.Errorf("what is new is seen at once: %v", err)
 	}
 	w.sleep(time.Minute)
@@ -150,16 +168,21 @@ func TestSpot(t *testing.T) {
 	w := newVMWorld(t, nil)
 	spot := func(in *sdk.RunInstancesInput) {
 		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeSpot}
-		in.TagSpecifications = []types.TagSpecification{{ResourceType: types.ResourceTypeSpotInstancesRequest, Tags: []types.Tag{{Key: aws.String("a"), Value: aws.String("b")}}}}
+		in.TagSpecifications = []types.TagSpecification{{ResourceType: types.ResourceTypeSpotInstancesRequest,
+			Tags: []types.Tag{{Key: aws.String("a"), Value: aws.String("b")}}}}
 	}
 	i := w.run(spot)
 	request := func() types.SpotInstanceRequest {
-		return must(w.client.DescribeSpotInstanceRequests(t.Context(), &sdk.DescribeSpotInstanceRequestsInput{SpotInstanceRequestIds: []string{*i.SpotInstanceRequestId}}))(t).SpotInstanceRequests[0]
+		return must(w.client.DescribeSpotInstanceRequests(t.Context(),
+			&sdk.DescribeSpotInstanceRequestsInput{SpotInstanceRequestIds: []string{*i.SpotInstanceRequestId}}))(
+			t).SpotInstanceRequests[0]
 	}
-	if r := request(); i.InstanceLifecycle != types.InstanceLifecycleTypeSpot || r.State != types.SpotInstanceStateActive || *r.Tags[0].Key != "a" {
+	if r := request(); i.InstanceLifecycle != types.InstanceLifecycleTypeSpot ||
+		r.State != types.SpotInstanceStateActive || *r.Tags[0].Key != "a" {
 		t.Errorf("a spot instance: %s, %+v", i.InstanceLifecycle, r)
 	}
-	if _, err := w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{InstanceIds: []string{*i.InstanceId}}); code(t, err) != "UnsupportedOperation" {
+	if _, err := w.client.StopInstances(t.Context(), &sdk.StopInstancesInput{
+		InstanceIds: []string{*i.InstanceId}}); code(t, err) != "UnsupportedOperation" {
 		t.Errorf("stopping a one-time spot instance: %v", err)
 	}
 	if text, ok := w.service.Metadata(*i.InstanceId, "spot/instance-action"); ok {
@@ -173,7 +196,8 @@ func TestSpot(t *testing.T) {
 	if text, _ := w.service.Metadata(*i.InstanceId, "spot/instance-action"); text != want {
 		t.Errorf("the notice: %s", text)
 	}
-	if text, _ := w.service.Metadata(*i.InstanceId, "spot/termination-time"); text != at.Format("2006-01-02T15:04:05Z") {
+	if text, _ := w.service.Metadata(*i.InstanceId, "spot/termination-time"); text != at.Format(
+		"2006-01-02T15:04:05Z") {
 		t.Errorf("the time: %s", text)
 	}
 	if r := request(); *r.Status.Code != "marked-for-termination" {
@@ -182,7 +206,9 @@ func TestSpot(t *testing.T) {
 	w.sleep(2 * time.Minute)
 	w.describe(*i.InstanceId) // the first look sees the interruption, the next its end
 	got := w.describe(*i.InstanceId)
-	if got.State.Name != types.InstanceStateNameTerminated || *got.StateReason.Code != "Server.SpotInstanceTermination" || !strings.HasPrefix(*got.StateTransitionReason, "Service initiated") {
+	if got.State.Name != types.InstanceStateNameTerminated ||
+		*got.StateReason.Code != "Server.SpotInstanceTermination" || !strings.HasPrefix(*got.StateTransitionReason,
+		"Service initiated") {
 		t.Errorf("after the interruption: %s %v", got.State.Name, got.StateReason)
 	}
 	if r := request(); r.State != types.SpotInstanceStateClosed || *r.Status.Code != "instance-terminated-no-capacity" {
@@ -268,14 +294,16 @@ func TestMachines(t *testing.T) {
 	w := newVMWorld(t, real)
 	id := *w.run(func(in *sdk.RunInstancesInput) {
 		in.UserData = encode("#!/bin/sh\necho hello\n")
-		in.MetadataOptions = &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired, HttpPutResponseHopLimit: aws.Int32(3)}
+		in.MetadataOptions = &types.InstanceMetadataOptionsRequest{HttpTokens: types.HttpTokensStateRequired,
+			HttpPutResponseHopLimit: aws.Int32(3)}
 	}).InstanceId
 	if len(real.started) != 1 {
 		t.Fatalf("%d machines", len(real.started))
 	}
 	m := real.started[0]
 	nic := *w.describe(id).NetworkInterfaces[0].MacAddress
-	if m.spec.ID != id || string(m.spec.Userdata) != "#!/bin/sh\necho hello\n" || m.spec.Image != w.amd || !m.spec.TokensRequired || m.spec.HopLimit != 3 || m.spec.Primary.MAC != nic {
+	if m.spec.ID != id || string(m.spec.Userdata) != "#!/bin/sh\necho hello\n" || m.spec.Image != w.amd ||
+		!m.spec.TokensRequired || m.spec.HopLimit != 3 || m.spec.Primary.MAC != nic {
 		t.Errorf("the machine: %+v", m.spec)
 	}
 	if got := m.spec.Primary.Addresses[0].String(); got != "10.0.1.4/16" {
@@ -287,12 +315,15 @@ func TestMachines(t *testing.T) {
 	w.eventually(id, types.InstanceStateNameRunning)
 
 	// A network interface comes and goes.
-	eni := must(w.client.CreateNetworkInterface(t.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA}))(t).NetworkInterface
-	attachment := must(w.client.AttachNetworkInterface(t.Context(), &sdk.AttachNetworkInterfaceInput{InstanceId: &id, NetworkInterfaceId: eni.NetworkInterfaceId, DeviceIndex: aws.Int32(1)}))(t)
+	eni := must(w.client.CreateNetworkInterface(t.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA}))(
+		t).NetworkInterface
+	attachment := must(w.client.AttachNetworkInterface(t.Context(), &sdk.AttachNetworkInterfaceInput{InstanceId: &id,
+		NetworkInterfaceId: eni.NetworkInterfaceId, DeviceIndex: aws.Int32(1)}))(t)
 	if got, ok := m.plugged[*eni.MacAddress]; !ok || got.Index != 1 || got.VPC != w.vpc {
 		t.Errorf("plugged: %+v", m.plugged)
 	}
-	must(w.client.DetachNetworkInterface(t.Context(), &sdk.DetachNetworkInterfaceInput{AttachmentId: attachment.AttachmentId}))(t)
+	must(w.client.DetachNetworkInterface(t.Context(), &sdk.DetachNetworkInterfaceInput{
+		AttachmentId: attachment.AttachmentId}))(t)
 	if len(m.plugged) != 0 {
 		t.Errorf("still plugged: %+v", m.plugged)
 	}
@@ -339,7 +370,8 @@ func TestPowerOff(t *testing.T) {
 	for _, m := range real.count() {
 		m.spec.Exited()
 	}
-	if got := w.eventually(stops, types.InstanceStateNameStopped); *got.StateReason.Code != "Client.InstanceInitiatedShutdown" {
+	if got := w.eventually(stops,
+		types.InstanceStateNameStopped); *got.StateReason.Code != "Client.InstanceInitiatedShutdown" {
 		t.Errorf("the reason: %s", *got.StateReason.Code)
 	}
 	w.eventually(ends, types.InstanceStateNameTerminated)
@@ -368,10 +400,12 @@ func TestStatus(t *testing.T) {
 	w.terminate(b)
 	w.service.Impair(a, true)
 	out := must(w.client.DescribeInstanceStatus(t.Context(), &sdk.DescribeInstanceStatusInput{}))(t).InstanceStatuses
-	if len(out) != 1 || *out[0].InstanceId != a || out[0].InstanceStatus.Status != types.SummaryStatusImpaired || out[0].SystemStatus.Status != types.SummaryStatusOk {
+	if len(out) != 1 || *out[0].InstanceId != a || out[0].InstanceStatus.Status != types.SummaryStatusImpaired ||
+		out[0].SystemStatus.Status != types.SummaryStatusOk {
 		t.Errorf("statuses: %+v", out)
 	}
-	all := must(w.client.DescribeInstanceStatus(t.Context(), &sdk.DescribeInstanceStatusInput{IncludeAllInstances: aws.Bool(true)}))(t).InstanceStatuses
+	all := must(w.client.DescribeInstanceStatus(t.Context(), &sdk.DescribeInstanceStatusInput{
+		IncludeAllInstances: aws.Bool(true)}))(t).InstanceStatuses
 	if len(all) != 2 {
 		t.Errorf("of all: %+v", all)
 	}

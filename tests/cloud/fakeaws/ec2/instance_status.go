@@ -45,7 +45,8 @@ func (s *Service) describeInstanceStatus(c *wire.Call) (any, error) {
 		}
 		table = running
 	}
-	found, next, err := find(s, table, query{filters: in.Filter, maxResults: in.MaxResults, nextToken: in.NextToken}, through((*instance).status, statusFilters))
+	found, next, err := find(s, table, query{filters: in.Filter, maxResults: in.MaxResults, nextToken: in.NextToken},
+		through((*instance).status, statusFilters))
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +96,8 @@ func (i *instance) status() statusXML {
 	if i.impaired && i.state == stateRunning {
 		system = statusSummary{Status: "ok", Details: []statusDetail{{Name: "reachability", Status: "passed"}}}
 	}
-	return statusXML{Zone: i.zone, ID: i.id, State: stateOf(i.state), InstanceStatus: check, SystemStatus: system, EbsStatus: system}
+	return statusXML{Zone: i.zone, ID: i.id, State: stateOf(i.state), InstanceStatus: check, SystemStatus: system,
+		EbsStatus: system}
 }
 
 // statusFilters are the filters of DescribeInstanceStatus.

@@ -48,21 +48,26 @@ func newVMWorld(t *testing.T, machines Machines) *vmWorld {
 	t.Helper()
 	w := &vmWorld{T: t, faults: &fault.Set{}, now: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)}
 	w.service = New(Config{
-		Region: "us-west-2", Account: "123456789012", Zones: []string{"us-west-2a", "us-west-2b", "us-west-2c"}, Now: w.clock, Machines: machines, Lock: &w.lock, Faults: w.faults,
+		Region: "us-west-2", Account: "123456789012", Zones: []string{"us-west-2a", "us-west-2b", "us-west-2c"},
+		Now: w.clock, Machines: machines, Lock: &w.lock, Faults: w.faults,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	server := httptest.NewServer(http.HandlerFunc(w.serve))
 	t.Cleanup(server.Close)
 	w.client = sdk.New(sdk.Options{
-		Region: "us-west-2", BaseEndpoint: &server.URL, Credentials: credentials.NewStaticCredentialsProvider("AKIA", "secret", ""), Retryer: aws.NopRetryer{},
+		Region: "us-west-2", BaseEndpoint: &server.URL, Credentials: credentials.NewStaticCredentialsProvider("AKIA",
+			"secret", ""), Retryer: aws.NopRetryer{},
 	})
-	vpc := must(w.client.CreateVpc(t.Context(), &sdk.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16"), AmazonProvidedIpv6CidrBlock: aws.Bool(true)}))(t)
+	vpc := must(w.client.CreateVpc(t.Context(), &sdk.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16"),
+		AmazonProvidedIpv6CidrBlock: aws.Bool(true)}))(t)
 	w.vpc = *vpc.Vpc.VpcId
 	w.subnetA = w.addSubnet("10.0.1.0/24", "us-west-2a")
 	w.subnetB = w.addSubnet("10.0.2.0/24", "us-west-2b")
-	group := must(w.client.CreateSecurityGroup(t.Context(), &sdk.CreateSecurityGroupInput{GroupName: aws.String("nodes"), Description: aws.String("of nodes"), VpcId: &w.vpc}))(t)
+	group := must(w.client.CreateSecurityGroup(t.Context(), &sdk.CreateSecurityGroupInput{
+		GroupName: aws.String("nodes"), Description: aws.String("of nodes"), VpcId: &w.vpc}))(t)
 	w.group = *group.GroupId
-	w.amd = w.service.AddImage(AMI{Name: "agent-amd64-1", Arch: "x86_64", Created: w.now.Add(-time.Hour), Tags: map[string]string{"role": "agent"}})
+	w.amd = w.service.AddImage(AMI{Name: "agent-amd64-1", Arch: "x86_64", Created: w.now.Add(-time.Hour),
+		Tags: map[string]string{"role": "agent"}})
 	w.arm = w.service.AddImage(AMI{Name: "agent-arm64-1", Arch: "arm64", Created: w.now.Add(-time.Hour), IMDSv2: true})
 	w.asked = nil
 	return w
@@ -70,7 +75,8 @@ func newVMWorld(t *testing.T, machines Machines) *vmWorld {
 
 func (w *vmWorld) addSubnet(block, zone string) string {
 	w.Helper()
-	return *must(w.client.CreateSubnet(w.Context(), &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: &block, AvailabilityZone: &zone}))(w.T).Subnet.SubnetId
+	return *must(w.client.CreateSubnet(w.Context(), &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: &block,
+		AvailabilityZone: &zone}))(w.T).Subnet.SubnetId
 }
 
 func (w *vmWorld) clock() time.Time {
@@ -97,12 +103,14 @@ func (w *vmWorld) serve(rw http.ResponseWriter, r *http.Request) {
 		wire.WriteError(rw, "ec2", "request", err)
 		return
 	}
-	c.Region, c.Now, c.Principal = "us-west-2", w.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root", Account: "123456789012"}
+	c.Region, c.Now, c.Principal = "us-west-2", w.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root",
+		Account: "123456789012"}
 	c.Authorize = func(action, resource string, conditions policy.Context) error {
 		a := asked{action, resource, conditions}
 		w.asked = append(w.asked, a)
 		if w.deny != nil && w.deny(a) {
-			return wire.Errorf(http.StatusForbidden, "UnauthorizedOperation", "You are not authorized to perform this operation.")
+			return wire.Errorf(http.StatusForbidden, "UnauthorizedOperation",
+				"You are not authorized to perform this operation.")
 		}
 		return nil
 	}
@@ -152,7 +160,8 @@ func code(t *testing.T, err error) string {
 // input is a launch that works.
 func (w *vmWorld) input() *sdk.RunInstancesInput {
 	return &sdk.RunInstancesInput{
-		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, SubnetId: &w.subnetA, MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
+		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, SubnetId: &w.subnetA, MinCount: aws.Int32(1),
+		MaxCount:         aws.Int32(1),
 		SecurityGroupIds: []string{w.group},
 	}
 }

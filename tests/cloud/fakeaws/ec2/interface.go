@@ -61,7 +61,8 @@ type InterfaceSpec struct {
 func (s *Service) interfaceContext(id string) policy.Context {
 	i := s.interfaces[id]
 	return policy.Context{
-		"ec2:NetworkInterfaceID": {id}, "ec2:AvailabilityZone": {i.Zone}, "ec2:Subnet": {s.arn("subnet", i.Subnet)}, "ec2:Vpc": {s.arn("vpc", i.VPC)},
+		"ec2:NetworkInterfaceID": {id}, "ec2:AvailabilityZone": {i.Zone}, "ec2:Subnet": {s.arn("subnet", i.Subnet)},
+		"ec2:Vpc": {s.arn("vpc", i.VPC)},
 	}
 }
 
@@ -72,7 +73,8 @@ func (s *Service) Interface(id string) (*Interface, bool) {
 	return i, ok
 }
 
-// CreateInterface makes a network interface. Errors are EC2's own: for an unknown subnet or group, for an address that is taken, for lack of room.
+// CreateInterface makes a network interface. Errors are EC2's own: for an unknown subnet or group, for an address that
+// is taken, for lack of room.
 func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	s.settleInterfaces()
 	n, err := s.subnetByID(spec.Subnet)
@@ -80,7 +82,8 @@ func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 		return nil, err
 	}
 	i := &Interface{
-		Subnet: n.id, VPC: n.vpc, Zone: n.zone, Description: spec.Description, Type: cmp.Or(spec.Type, "interface"), Groups: slices.Clone(spec.Groups),
+		Subnet: n.id, VPC: n.vpc, Zone: n.zone, Description: spec.Description, Type: cmp.Or(spec.Type, "interface"),
+		Groups:          slices.Clone(spec.Groups),
 		SourceDestCheck: spec.Type != "nat_gateway", Requester: spec.Requester, PrimaryIPv6: spec.PrimaryIPv6,
 	}
 	if len(i.Groups) == 0 && spec.Requester == "" {
@@ -101,7 +104,9 @@ func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	}
 	if spec.Public != nil && *spec.Public {
 		if n.native {
-			return nil, failf("InvalidParameterCombination", "A public IPv4 address cannot be had in the IPv6-only subnet '%s'", n.id)
+			return nil,
+				failf("InvalidParameterCombination", "A public IPv4 address cannot be had in the IPv6-only subnet '%s'",
+					n.id)
 		}
 		i.Public = s.newPublicAddress()
 	}
@@ -110,7 +115,8 @@ func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	s.interfaces[i.id] = i
 	s.SetTags(i.id, spec.Tags)
 	if i.Requester != "" {
-		i.Attachment = &Attachment{ID: newID("ela-attach"), Index: 1, At: s.now(), due: s.now()} // in use by its service from the beginning
+		// in use by its service from the beginning
+		i.Attachment = &Attachment{ID: newID("ela-attach"), Index: 1, At: s.now(), due: s.now()}
 	}
 	return i, nil
 }
@@ -202,16 +208,18 @@ func (s *Service) attached(instanceID string) []*Interface {
 	return list
 }
 
-// attach binds an interface to an instance, as part of its launch (at once) or for AttachNetworkInterface (attaching first). It checks nothing and plugs
-// nothing.
+// attach binds an interface to an instance, as part of its launch (at once) or for AttachNetworkInterface (attaching
+// first). It checks nothing and plugs nothing.
 func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTermination bool, takes time.Duration) {
 	now := s.now()
 	i.Attachment = &Attachment{
-		ID: newID("eni-attach"), Instance: instanceID, Index: index, At: now, DeleteOnTermination: deleteOnTermination, due: now.Add(takes),
+		ID: newID("eni-attach"), Instance: instanceID, Index: index, At: now, DeleteOnTermination: deleteOnTermination,
+		due: now.Add(takes),
 	}
 }
 
-// detachAll ends the attachments of an instance that is gone: interfaces that shall go with it are deleted, the others are available again.
+// detachAll ends the attachments of an instance that is gone: interfaces that shall go with it are deleted, the others
+// are available again.
 func (s *Service) detachAll(instanceID string) {
 	for _, i := range s.attached(instanceID) {
 		if i.Attachment.DeleteOnTermination {
@@ -294,7 +302,8 @@ func (s *Service) publicName(vpcID string, a netip.Addr) string {
 	return name + "." + s.cfg.Region + ".compute.amazonaws.com"
 }
 
-// interfaceByID finds one for an operation on it. A service's own is found, and refused where it may not be changed: see own.
+// interfaceByID finds one for an operation on it. A service's own is found, and refused where it may not be changed:
+// see own.
 func (s *Service) interfaceByID(id string) (*Interface, error) {
 	if id == "" {
 		return nil, missing("networkInterfaceId")
@@ -310,13 +319,15 @@ func (i *Interface) own() error {
 	if i.Requester == "" {
 		return nil
 	}
-	return failf("OperationNotPermitted", "You are not allowed to manage the network interface '%s' of %s", i.id, i.Requester)
+	return failf("OperationNotPermitted", "You are not allowed to manage the network interface '%s' of %s", i.id,
+		i.Requester)
 }
 
 // CheckGroups checks that the groups exist in the VPC, that they are not too many, and that none is named twice.
 func (s *Service) CheckGroups(vpcID string, ids []string) error {
 	if len(ids) > maxGroups {
-		return failf("SecurityGroupsPerInterfaceLimitExceeded", "The maximum number of security groups per interface has been reached.")
+		return failf("SecurityGroupsPerInterfaceLimitExceeded",
+			"The maximum number of security groups per interface has been reached.")
 	}
 	seen := map[string]bool{}
 	for _, id := range ids {

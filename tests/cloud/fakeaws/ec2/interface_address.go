@@ -25,7 +25,9 @@ func (s *Service) assignAddresses(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if (len(in.PrivateIPAddress) > 0) == (in.SecondaryPrivateIPAddressCount > 0) {
-		return nil, failf("InvalidParameterCombination", "Exactly one of privateIpAddresses and secondaryPrivateIpAddressCount must be specified")
+		return nil,
+			failf("InvalidParameterCombination",
+				"Exactly one of privateIpAddresses and secondaryPrivateIpAddressCount must be specified")
 	}
 	n := s.subnets[i.Subnet]
 	taken := s.taken(n)
@@ -89,7 +91,9 @@ func (s *Service) unassignAddresses(c *wire.Call) (any, error) {
 			return nil, err
 		}
 		if at := slices.Index(i.IPv4, a); at <= 0 {
-			return nil, failf("InvalidParameterValue", "Some of the specified addresses are not assigned to interface %s, or are its primary one", i.id)
+			return nil,
+				failf("InvalidParameterValue",
+					"Some of the specified addresses are not assigned to interface %s, or are its primary one", i.id)
 		}
 		gone = append(gone, a)
 	}
@@ -126,7 +130,8 @@ func (s *Service) assignAddresses6(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if (len(in.Ipv6Addresses) > 0) == (in.Ipv6AddressCount > 0) {
-		return nil, failf("InvalidParameterCombination", "Exactly one of ipv6Addresses and ipv6AddressCount must be specified")
+		return nil,
+			failf("InvalidParameterCombination", "Exactly one of ipv6Addresses and ipv6AddressCount must be specified")
 	}
 	n := s.subnets[i.Subnet]
 	taken := s.taken(n)

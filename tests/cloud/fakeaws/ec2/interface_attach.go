@@ -49,13 +49,18 @@ func (s *Service) attachInterface(c *wire.Call) (any, error) {
 	case vm.state != stateRunning && vm.state != stateStopped:
 		return nil, failf("IncorrectState", "Instance '%s' is not 'running' or 'stopped'.", vm.id)
 	case vm.zone != i.Zone:
-		return nil, failf("InvalidParameterCombination", "You may not attach a network interface to an instance if they are not in the same availability zone")
+		return nil,
+			failf("InvalidParameterCombination",
+				"You may not attach a network interface to an instance if they are not in the same availability zone")
 	case *in.DeviceIndex < 0 || in.NetworkCardIndex != 0:
 		return nil, invalid("deviceIndex", *in.DeviceIndex)
 	case slices.ContainsFunc(attached, func(o *Interface) bool { return o.Attachment.Index == *in.DeviceIndex }):
-		return nil, failf("InvalidParameterValue", "Instance '%s' already has an interface attached at device index '%d'.", vm.id, *in.DeviceIndex)
+		return nil,
+			failf("InvalidParameterValue", "Instance '%s' already has an interface attached at device index '%d'.",
+				vm.id, *in.DeviceIndex)
 	case len(attached) >= vm.kind.interfaces:
-		return nil, failf("AttachmentLimitExceeded", "Interface count %d exceeds the limit for %s", len(attached)+1, vm.kind.name)
+		return nil, failf("AttachmentLimitExceeded", "Interface count %d exceeds the limit for %s", len(attached)+1,
+			vm.kind.name)
 	}
 	s.attach(i, vm.id, *in.DeviceIndex, false, s.cfg.Attaching)
 	if err := s.plug(vm.id, s.nic(i)); err != nil {
@@ -105,7 +110,9 @@ func (s *Service) detachInterface(c *wire.Call) (any, error) {
 	case a.Instance == "":
 		return nil, failf("OperationNotPermitted", "You are not allowed to manage 'ela-attach' attachments.")
 	case a.Index == 0:
-		return nil, failf("OperationNotPermitted", "The network interface at device index 0 and networkCard index 0 cannot be detached.")
+		return nil,
+			failf("OperationNotPermitted",
+				"The network interface at device index 0 and networkCard index 0 cannot be detached.")
 	case a.detaching && in.Force:
 		s.detached(i)
 	case a.detaching: // already under way

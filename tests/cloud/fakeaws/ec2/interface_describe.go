@@ -43,7 +43,8 @@ func (s *Service) attachmentXML(i *Interface) *attachmentXML {
 		owner = "amazon-aws"
 	}
 	return &attachmentXML{
-		ID: a.ID, Instance: a.Instance, Owner: owner, Index: a.Index, State: a.state(s.now()), At: timestamp(a.At), DeleteOnTermination: a.DeleteOnTermination,
+		ID: a.ID, Instance: a.Instance, Owner: owner, Index: a.Index, State: a.state(s.now()), At: timestamp(a.At),
+		DeleteOnTermination: a.DeleteOnTermination,
 	}
 }
 
@@ -122,8 +123,10 @@ type interfaceXML struct {
 
 func (s *Service) interfaceXML(i *Interface) interfaceXML {
 	out := interfaceXML{
-		ID: i.id, Subnet: i.Subnet, VPC: i.VPC, Zone: i.Zone, ZoneID: s.zoneID(i.Zone), Description: i.Description, Owner: s.cfg.Account, Requester: i.Requester,
-		RequesterManaged: i.Requester != "", Status: i.status(), MAC: i.MAC, SourceDestCheck: i.SourceDestCheck, Groups: s.groupRefs(i.Groups),
+		ID: i.id, Subnet: i.Subnet, VPC: i.VPC, Zone: i.Zone, ZoneID: s.zoneID(i.Zone), Description: i.Description,
+		Owner: s.cfg.Account, Requester: i.Requester,
+		RequesterManaged: i.Requester != "", Status: i.status(), MAC: i.MAC, SourceDestCheck: i.SourceDestCheck,
+		Groups:     s.groupRefs(i.Groups),
 		Attachment: s.attachmentXML(i), Type: i.Type, Native: len(i.IPv4) == 0, Tags: s.tagList(i.id),
 	}
 	for at, a := range i.IPv4 {
@@ -210,23 +213,25 @@ func (s *Service) interfaceFilters() map[string]func(*Interface) []string {
 		"addresses.primary": func(i *Interface) []string {
 			return each(s.interfaceXML(i).Addresses, func(a privateAddressXML) string { return flag(a.Primary)[0] })
 		},
-		"addresses.private-ip-address":     addresses,
-		"association.allocation-id":        public(func(a *associationXML) string { return a.Allocation }),
-		"association.association-id":       public(func(a *associationXML) string { return a.ID }),
-		"association.ip-owner-id":          public(func(a *associationXML) string { return a.Owner }),
-		"association.public-dns-name":      public(func(a *associationXML) string { return a.PublicName }),
-		"association.public-ip":            public(func(a *associationXML) string { return a.Public }),
-		"attachment.attach-time":           attachment(func(a *attachmentXML) string { return a.At }),
-		"attachment.attachment-id":         attachment(func(a *attachmentXML) string { return a.ID }),
-		"attachment.delete-on-termination": attachment(func(a *attachmentXML) string { return flag(a.DeleteOnTermination)[0] }),
-		"attachment.device-index":          attachment(func(a *attachmentXML) string { return strconv.Itoa(a.Index) }),
-		"attachment.instance-id":           attachment(func(a *attachmentXML) string { return a.Instance }),
-		"attachment.instance-owner-id":     attachment(func(a *attachmentXML) string { return a.Owner }),
-		"attachment.status":                attachment(func(a *attachmentXML) string { return a.State }),
-		"availability-zone":                func(i *Interface) []string { return []string{i.Zone} },
-		"availability-zone-id":             func(i *Interface) []string { return []string{s.zoneID(i.Zone)} },
-		"description":                      func(i *Interface) []string { return []string{i.Description} },
-		"group-id":                         func(i *Interface) []string { return i.Groups },
+		"addresses.private-ip-address": addresses,
+		"association.allocation-id":    public(func(a *associationXML) string { return a.Allocation }),
+		"association.association-id":   public(func(a *associationXML) string { return a.ID }),
+		"association.ip-owner-id":      public(func(a *associationXML) string { return a.Owner }),
+		"association.public-dns-name":  public(func(a *associationXML) string { return a.PublicName }),
+		"association.public-ip":        public(func(a *associationXML) string { return a.Public }),
+		"attachment.attach-time":       attachment(func(a *attachmentXML) string { return a.At }),
+		"attachment.attachment-id":     attachment(func(a *attachmentXML) string { return a.ID }),
+		"attachment.delete-on-termination": attachment(func(a *attachmentXML) string {
+			return flag(a.DeleteOnTermination)[0]
+		}),
+		"attachment.device-index":      attachment(func(a *attachmentXML) string { return strconv.Itoa(a.Index) }),
+		"attachment.instance-id":       attachment(func(a *attachmentXML) string { return a.Instance }),
+		"attachment.instance-owner-id": attachment(func(a *attachmentXML) string { return a.Owner }),
+		"attachment.status":            attachment(func(a *attachmentXML) string { return a.State }),
+		"availability-zone":            func(i *Interface) []string { return []string{i.Zone} },
+		"availability-zone-id":         func(i *Interface) []string { return []string{s.zoneID(i.Zone)} },
+		"description":                  func(i *Interface) []string { return []string{i.Description} },
+		"group-id":                     func(i *Interface) []string { return i.Groups },
 		"group-name": func(i *Interface) []string {
 			return each(s.groupRefs(i.Groups), func(g groupRefXML) string { return g.Name })
 		},

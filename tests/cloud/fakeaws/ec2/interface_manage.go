@@ -59,7 +59,8 @@ func (in interfaceInput) addresses() (v4, v6 []netip.Addr, err error) {
 		case err != nil:
 			return nil, nil, err
 		case want.Primary && (primary || in.PrivateIPAddress != "" && in.PrivateIPAddress != want.PrivateIPAddress):
-			return nil, nil, failf("InvalidParameterCombination", "Only one primary private IP address can be specified")
+			return nil, nil,
+				failf("InvalidParameterCombination", "Only one primary private IP address can be specified")
 		case want.Primary && in.PrivateIPAddress != "":
 		case want.Primary:
 			v4 = slices.Insert(v4, 0, a)
@@ -72,7 +73,9 @@ func (in interfaceInput) addresses() (v4, v6 []netip.Addr, err error) {
 		return nil, nil, failf("InvalidParameterCombination", "One of the private IP addresses must be the primary one")
 	}
 	if len(in.PrivateIPAddresses) > 0 && in.SecondaryPrivateIPAddressCount > 0 {
-		return nil, nil, failf("InvalidParameterCombination", "privateIpAddresses and secondaryPrivateIpAddressCount cannot be specified together")
+		return nil, nil,
+			failf("InvalidParameterCombination",
+				"privateIpAddresses and secondaryPrivateIpAddressCount cannot be specified together")
 	}
 	for _, want := range in.Ipv6Addresses {
 		a, err := parseAddress("ipv6Addresses", want.Ipv6Address, true)
@@ -82,7 +85,8 @@ func (in interfaceInput) addresses() (v4, v6 []netip.Addr, err error) {
 		v6 = append(v6, a)
 	}
 	if len(v6) > 0 && in.Ipv6AddressCount > 0 {
-		return nil, nil, failf("InvalidParameterCombination", "ipv6Addresses and ipv6AddressCount cannot be specified together")
+		return nil, nil,
+			failf("InvalidParameterCombination", "ipv6Addresses and ipv6AddressCount cannot be specified together")
 	}
 	return v4, v6, nil
 }
@@ -103,7 +107,8 @@ func (s *Service) createInterface(c *wire.Call) (any, error) {
 	if err := s.allowNew(c, "CreateNetworkInterface", "network-interface", tags, keys); err != nil {
 		return nil, err
 	}
-	if err := s.allow(c, "CreateNetworkInterface", append([]string{in.SubnetID}, in.SecurityGroupID...)...); err != nil {
+	if err := s.allow(c, "CreateNetworkInterface", append([]string{in.SubnetID},
+		in.SecurityGroupID...)...); err != nil {
 		return nil, err
 	}
 	if in.InterfaceType != "" && in.InterfaceType != "interface" {
@@ -120,8 +125,9 @@ func (s *Service) createInterface(c *wire.Call) (any, error) {
 	i := s.interfaces[id]
 	if i == nil {
 		i, err = s.CreateInterface(InterfaceSpec{
-			Subnet: in.SubnetID, Description: in.Description, Groups: in.SecurityGroupID, Addresses: v4, Secondary: in.SecondaryPrivateIPAddressCount,
-			IPv6: v6, IPv6Count: in.Ipv6AddressCount, PrimaryIPv6: in.EnablePrimaryIpv6, Tags: tags,
+			Subnet: in.SubnetID, Description: in.Description, Groups: in.SecurityGroupID, Addresses: v4,
+			Secondary: in.SecondaryPrivateIPAddressCount,
+			IPv6:      v6, IPv6Count: in.Ipv6AddressCount, PrimaryIPv6: in.EnablePrimaryIpv6, Tags: tags,
 		})
 		if err != nil {
 			return nil, err
@@ -224,7 +230,8 @@ func (s *Service) modifyInterfaceAttribute(c *wire.Call) (any, error) {
 	if err := c.Decode(&in); err != nil {
 		return nil, err
 	}
-	if err := s.allow(c, "ModifyNetworkInterfaceAttribute", append([]string{in.NetworkInterfaceID}, in.SecurityGroupID...)...); err != nil {
+	if err := s.allow(c, "ModifyNetworkInterfaceAttribute", append([]string{in.NetworkInterfaceID},
+		in.SecurityGroupID...)...); err != nil {
 		return nil, err
 	}
 	i, err := s.interfaceByID(in.NetworkInterfaceID)
@@ -235,7 +242,8 @@ func (s *Service) modifyInterfaceAttribute(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	given := 0
-	for _, has := range []bool{in.Description != nil, in.SourceDestCheck != nil, len(in.SecurityGroupID) > 0, in.EnablePrimaryIpv6 != nil, in.Attachment != nil} {
+	for _, has := range []bool{in.Description != nil, in.SourceDestCheck != nil, len(in.SecurityGroupID) > 0,
+		in.EnablePrimaryIpv6 != nil, in.Attachment != nil} {
 		if has {
 			given++
 		}

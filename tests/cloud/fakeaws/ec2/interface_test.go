@@ -12,17 +12,20 @@ import (
 
 func (w *vmWorld) eni(id string) types.NetworkInterface {
 	w.Helper()
-	out := must(w.client.DescribeNetworkInterfaces(w.Context(), &sdk.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{id}}))(w.T)
+	out := must(w.client.DescribeNetworkInterfaces(w.Context(), &sdk.DescribeNetworkInterfacesInput{
+		NetworkInterfaceIds: []string{id}}))(w.T)
 	return out.NetworkInterfaces[0]
 }
 
 func (w *vmWorld) addInterface(subnet string) types.NetworkInterface {
 	w.Helper()
-	return *must(w.client.CreateNetworkInterface(w.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &subnet, Groups: []string{w.group}}))(w.T).NetworkInterface
+	return *must(w.client.CreateNetworkInterface(w.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &subnet,
+		Groups: []string{w.group}}))(w.T).NetworkInterface
 }
 
 func (w *vmWorld) attach(eni, instance string, index int32) (string, error) {
-	out, err := w.client.AttachNetworkInterface(w.Context(), &sdk.AttachNetworkInterfaceInput{NetworkInterfaceId: &eni, InstanceId: &instance, DeviceIndex: &index})
+	out, err := w.client.AttachNetworkInterface(w.Context(), &sdk.AttachNetworkInterfaceInput{NetworkInterfaceId: &eni,
+		InstanceId: &instance, DeviceIndex: &index})
 	if err != nil {
 		return "", err
 	}
@@ -30,45 +33,59 @@ func (w *vmWorld) attach(eni, instance string, index int32) (string, error) {
 }
 
 func (w *vmWorld) detach(attachment string, force bool) error {
-	_, err := w.client.DetachNetworkInterface(w.Context(), &sdk.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: &force})
+	_, err := w.client.DetachNetworkInterface(w.Context(), &sdk.DetachNetworkInterfaceInput{AttachmentId: &attachment,
+		Force: &force})
 	return err
 }
 
 func TestCreateInterface(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
-	got := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, Description: aws.String("d")}))(t).NetworkInterface
-	if got.Status != types.NetworkInterfaceStatusAvailable || *got.VpcId != w.vpc || *got.AvailabilityZone != "us-west-2a" || !*got.SourceDestCheck || *got.RequesterManaged {
+	got := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA,
+		Description: aws.String("d")}))(t).NetworkInterface
+	if got.Status != types.NetworkInterfaceStatusAvailable || *got.VpcId != w.vpc ||
+		*got.AvailabilityZone != "us-west-2a" || !*got.SourceDestCheck || *got.RequesterManaged {
 		t.Errorf("the interface: %+v", got)
 	}
 	if len(got.Groups) != 1 || *got.Groups[0].GroupName != "default" {
 		t.Errorf("without groups it has %+v", got.Groups)
 	}
 	other := must(w.client.CreateVpc(ctx, &sdk.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16")}))(t).Vpc
-	foreign := must(w.client.CreateSecurityGroup(ctx, &sdk.CreateSecurityGroupInput{VpcId: other.VpcId, GroupName: aws.String("f"), Description: aws.String("f")}))(t).GroupId
+	foreign := must(w.client.CreateSecurityGroup(ctx, &sdk.CreateSecurityGroupInput{VpcId: other.VpcId,
+		GroupName: aws.String("f"), Description: aws.String("f")}))(t).GroupId
 	for name, c := range map[string]struct {
 		in   sdk.CreateNetworkInterfaceInput
 		want string
 	}{
-		"no subnet":              {sdk.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-0")}, "InvalidSubnetID.NotFound"},
-		"no group":               {sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, Groups: []string{"sg-0"}}, "InvalidGroup.NotFound"},
-		"a group of another VPC": {sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, Groups: []string{*foreign}}, "InvalidParameter"},
-		"two primary addresses": {sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, PrivateIpAddresses: []types.PrivateIpAddressSpecification{
-			{Primary: aws.Bool(true), PrivateIpAddress: aws.String("10.0.1.9")}, {Primary: aws.Bool(true), PrivateIpAddress: aws.String("10.0.1.10")},
-		}}, "InvalidParameterCombination"},
+		"no subnet": {sdk.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-0")},
+			"InvalidSubnetID.NotFound"},
+		"no group": {sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, Groups: []string{"sg-0"}},
+			"InvalidGroup.NotFound"},
+		"a group of another VPC": {sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, Groups: []string{*foreign}},
+			"InvalidParameter"},
+		"two primary addresses": {sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA,
+			PrivateIpAddresses: []types.PrivateIpAddressSpecification{
+				{Primary: aws.Bool(true), PrivateIpAddress: aws.String("10.0.1.9")},
+				{Primary: aws.Bool(true), PrivateIpAddress: aws.String("10.0.1.10")},
+			}}, "InvalidParameterCombination"},
 	} {
 		_, err := w.client.CreateNetworkInterface(ctx, &c.in)
 		want(t, name, err, c.want)
 	}
 	// Primary and further addresses in any order.
-	several := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, PrivateIpAddresses: []types.PrivateIpAddressSpecification{
-		{PrivateIpAddress: aws.String("10.0.1.20")}, {Primary: aws.Bool(true), PrivateIpAddress: aws.String("10.0.1.21")},
-	}}))(t).NetworkInterface
-	if *several.PrivateIpAddress != "10.0.1.21" || len(several.PrivateIpAddresses) != 2 || *several.PrivateIpAddresses[1].PrivateIpAddress != "10.0.1.20" {
+	several := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA,
+		PrivateIpAddresses: []types.PrivateIpAddressSpecification{
+			{PrivateIpAddress: aws.String("10.0.1.20")}, {Primary: aws.Bool(true),
+				PrivateIpAddress: aws.String("10.0.1.21")},
+		}}))(t).NetworkInterface
+	if *several.PrivateIpAddress != "10.0.1.21" || len(several.PrivateIpAddresses) != 2 ||
+		*several.PrivateIpAddresses[1].PrivateIpAddress != "10.0.1.20" {
 		t.Errorf("its addresses: %+v", several.PrivateIpAddresses)
 	}
-	must(w.client.AssignPrivateIpAddresses(ctx, &sdk.AssignPrivateIpAddressesInput{NetworkInterfaceId: got.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.30"}}))(t)
-	move := &sdk.AssignPrivateIpAddressesInput{NetworkInterfaceId: several.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.30"}}
+	must(w.client.AssignPrivateIpAddresses(ctx, &sdk.AssignPrivateIpAddressesInput{
+		NetworkInterfaceId: got.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.30"}}))(t)
+	move := &sdk.AssignPrivateIpAddressesInput{NetworkInterfaceId: several.NetworkInterfaceId,
+		PrivateIpAddresses: []string{"10.0.1.30"}}
 	_, err := w.client.AssignPrivateIpAddresses(ctx, move)
 	want(t, "an address of another interface", err, "InvalidIPAddress.InUse")
 	move.AllowReassignment = aws.Bool(true)
@@ -76,7 +93,8 @@ func TestCreateInterface(t *testing.T) {
 	if n := len(w.eni(*got.NetworkInterfaceId).PrivateIpAddresses); n != 1 {
 		t.Errorf("the address moved and its old interface has %d", n)
 	}
-	_, err = w.client.UnassignPrivateIpAddresses(ctx, &sdk.UnassignPrivateIpAddressesInput{NetworkInterfaceId: several.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.21"}})
+	_, err = w.client.UnassignPrivateIpAddresses(ctx, &sdk.UnassignPrivateIpAddressesInput{
+		NetworkInterfaceId: several.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.21"}})
 	want(t, "taking the primary address away", err, "InvalidParameterValue")
 }
 
@@ -85,13 +103,15 @@ func TestInterfaceToken(t *testing.T) {
 	w := newVMWorld(t, nil)
 	in := &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, ClientToken: aws.String("token")}
 	first := must(w.client.CreateNetworkInterface(t.Context(), in))(t).NetworkInterface.NetworkInterfaceId
-	if again := must(w.client.CreateNetworkInterface(t.Context(), in))(t).NetworkInterface.NetworkInterfaceId; *again != *first {
+	if again := must(w.client.CreateNetworkInterface(t.Context(), in))(
+		t).NetworkInterface.NetworkInterfaceId; *again != *first {
 		t.Errorf("made twice: %s and %s", *first, *again)
 	}
 	in.Description = aws.String("other")
 	_, err := w.client.CreateNetworkInterface(t.Context(), in)
 	want(t, "the token with other parameters", err, "IdempotentParameterMismatch")
-	if all := must(w.client.DescribeNetworkInterfaces(t.Context(), &sdk.DescribeNetworkInterfacesInput{}))(t).NetworkInterfaces; len(all) != 1 {
+	if all := must(w.client.DescribeNetworkInterfaces(t.Context(), &sdk.DescribeNetworkInterfacesInput{}))(
+		t).NetworkInterfaces; len(all) != 1 {
 		t.Errorf("%d interfaces", len(all))
 	}
 }
@@ -117,8 +137,10 @@ func TestAttach(t *testing.T) {
 	}
 	attachment := must(w.attach(eni, a, 1))(t)
 	got := w.eni(eni)
-	if got.Status != types.NetworkInterfaceStatusInUse || *got.Attachment.InstanceId != a || got.Attachment.Status != types.AttachmentStatusAttached ||
-		*got.Attachment.DeviceIndex != 1 || *got.Attachment.DeleteOnTermination || *got.Attachment.AttachmentId != attachment {
+	if got.Status != types.NetworkInterfaceStatusInUse || *got.Attachment.InstanceId != a ||
+		got.Attachment.Status != types.AttachmentStatusAttached ||
+		*got.Attachment.DeviceIndex != 1 || *got.Attachment.DeleteOnTermination ||
+		*got.Attachment.AttachmentId != attachment {
 		t.Errorf("attached: %+v", got.Attachment)
 	}
 	if n := len(w.describe(a).NetworkInterfaces); n != 2 {
@@ -145,7 +167,8 @@ func TestAttach(t *testing.T) {
 	if got := w.eni(eni); got.Status != types.NetworkInterfaceStatusAvailable || got.Attachment != nil {
 		t.Errorf("after the end of its instance: %+v", got)
 	}
-	_, err = w.client.DescribeNetworkInterfaces(t.Context(), &sdk.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{primary}})
+	_, err = w.client.DescribeNetworkInterfaces(t.Context(), &sdk.DescribeNetworkInterfacesInput{
+		NetworkInterfaceIds: []string{primary}})
 	want(t, "the primary interface of an ended instance", err, "InvalidNetworkInterfaceID.NotFound")
 	_, err = w.attach(eni, b, 1)
 	want(t, "attaching to an ended instance", err, "IncorrectState")
@@ -190,15 +213,18 @@ func TestAttachAsks(t *testing.T) {
 	id := *w.run(nil).InstanceId
 	w.describe(id)
 	eni := *w.addInterface(w.subnetA).NetworkInterfaceId
-	must(w.client.CreateTags(t.Context(), &sdk.CreateTagsInput{Resources: []string{eni}, Tags: []types.Tag{tag("role", "leader")}}))(t)
+	must(w.client.CreateTags(t.Context(), &sdk.CreateTagsInput{Resources: []string{eni},
+		Tags: []types.Tag{tag("role", "leader")}}))(t)
 	w.asked = nil
 	attachment := must(w.attach(eni, id, 1))(t)
 	want(t, "detaching", w.detach(attachment, false), "")
 	arn := "arn:aws:ec2:us-west-2:123456789012:"
 	got := each(w.asked, func(a asked) string { return a.action + " " + a.resource })
 	wanted := []string{
-		"ec2:AttachNetworkInterface " + arn + "instance/" + id, "ec2:AttachNetworkInterface " + arn + "network-interface/" + eni,
-		"ec2:DetachNetworkInterface " + arn + "instance/" + id, "ec2:DetachNetworkInterface " + arn + "network-interface/" + eni,
+		"ec2:AttachNetworkInterface " + arn + "instance/" + id, "ec2:AttachNetworkInterface " + arn +
+			"network-interface/" + eni,
+		"ec2:DetachNetworkInterface " + arn + "instance/" + id, "ec2:DetachNetworkInterface " + arn +
+			"network-interface/" + eni,
 	}
 	if diff := cmp.Diff(wanted, got); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
@@ -207,8 +233,9 @@ func TestAttachAsks(t *testing.T) {
 		t.Errorf("the instance has the interface's tag: %v", tags)
 	}
 	for key, want := range map[string]string{
-		"aws:ResourceTag/role": "leader", "ec2:ResourceTag/role": "leader", "ec2:AvailabilityZone": "us-west-2a", "ec2:Subnet": arn + "subnet/" + w.subnetA,
-		"ec2:Vpc": arn + "vpc/" + w.vpc, "ec2:NetworkInterfaceID": eni, "ec2:Region": "us-west-2",
+		"aws:ResourceTag/role": "leader", "ec2:ResourceTag/role": "leader", "ec2:AvailabilityZone": "us-west-2a",
+		"ec2:Subnet": arn + "subnet/" + w.subnetA,
+		"ec2:Vpc":    arn + "vpc/" + w.vpc, "ec2:NetworkInterfaceID": eni, "ec2:Region": "us-west-2",
 	} {
 		if diff := cmp.Diff([]string{want}, w.asked[1].context[key]); diff != "" {
 			t.Errorf("%s: %s", key, diff)
@@ -235,19 +262,26 @@ func TestModifyInterface(t *testing.T) {
 	}
 	off := &types.AttributeBooleanValue{Value: aws.Bool(false)}
 	want(t, "nothing", modify(sdk.ModifyNetworkInterfaceAttributeInput{}), "MissingParameter")
-	want(t, "two", modify(sdk.ModifyNetworkInterfaceAttributeInput{SourceDestCheck: off, Description: &types.AttributeValue{Value: aws.String("x")}}), "InvalidParameterCombination")
-	want(t, "no group", modify(sdk.ModifyNetworkInterfaceAttributeInput{Groups: []string{"sg-0"}}), "InvalidGroup.NotFound")
+	want(t, "two", modify(sdk.ModifyNetworkInterfaceAttributeInput{SourceDestCheck: off,
+		Description: &types.AttributeValue{Value: aws.String("x")}}), "InvalidParameterCombination")
+	want(t, "no group", modify(sdk.ModifyNetworkInterfaceAttributeInput{Groups: []string{"sg-0"}}),
+		"InvalidGroup.NotFound")
 	want(t, "check", modify(sdk.ModifyNetworkInterfaceAttributeInput{SourceDestCheck: off}), "")
-	want(t, "description", modify(sdk.ModifyNetworkInterfaceAttributeInput{Description: &types.AttributeValue{Value: aws.String("x")}}), "")
-	want(t, "groups", modify(sdk.ModifyNetworkInterfaceAttributeInput{Groups: []string{w.service.vpcs[w.vpc].defaultGroup}}), "")
+	want(t, "description", modify(sdk.ModifyNetworkInterfaceAttributeInput{
+		Description: &types.AttributeValue{Value: aws.String("x")}}), "")
+	want(t, "groups", modify(sdk.ModifyNetworkInterfaceAttributeInput{
+		Groups: []string{w.service.vpcs[w.vpc].defaultGroup}}), "")
 	attachment := must(w.attach(eni, id, 1))(t)
-	changes := &types.NetworkInterfaceAttachmentChanges{AttachmentId: aws.String("eni-attach-0"), DeleteOnTermination: aws.Bool(true)}
-	want(t, "another attachment", modify(sdk.ModifyNetworkInterfaceAttributeInput{Attachment: changes}), "InvalidAttachmentID.NotFound")
+	changes := &types.NetworkInterfaceAttachmentChanges{AttachmentId: aws.String("eni-attach-0"),
+		DeleteOnTermination: aws.Bool(true)}
+	want(t, "another attachment", modify(sdk.ModifyNetworkInterfaceAttributeInput{Attachment: changes}),
+		"InvalidAttachmentID.NotFound")
 	changes.AttachmentId = &attachment
 	want(t, "attachment", modify(sdk.ModifyNetworkInterfaceAttributeInput{Attachment: changes}), "")
 
 	read := func(name types.NetworkInterfaceAttribute) *sdk.DescribeNetworkInterfaceAttributeOutput {
-		return must(w.client.DescribeNetworkInterfaceAttribute(ctx, &sdk.DescribeNetworkInterfaceAttributeInput{NetworkInterfaceId: &eni, Attribute: name}))(t)
+		return must(w.client.DescribeNetworkInterfaceAttribute(ctx, &sdk.DescribeNetworkInterfaceAttributeInput{
+			NetworkInterfaceId: &eni, Attribute: name}))(t)
 	}
 	if got := read(types.NetworkInterfaceAttributeDescription); *got.Description.Value != "x" {
 		t.Errorf("description: %+v", got.Description)
@@ -255,14 +289,16 @@ func TestModifyInterface(t *testing.T) {
 	if got := read(types.NetworkInterfaceAttributeSourceDestCheck); *got.SourceDestCheck.Value {
 		t.Error("the check is still on")
 	}
-	if got := read(types.NetworkInterfaceAttributeGroupSet); len(got.Groups) != 1 || *got.Groups[0].GroupName != "default" {
+	if got := read(types.NetworkInterfaceAttributeGroupSet); len(got.Groups) != 1 ||
+		*got.Groups[0].GroupName != "default" {
 		t.Errorf("groups: %+v", got.Groups)
 	}
 	if got := read(types.NetworkInterfaceAttributeAttachment); !*got.Attachment.DeleteOnTermination {
 		t.Errorf("attachment: %+v", got.Attachment)
 	}
 	must(w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
-	_, err := w.client.DescribeNetworkInterfaces(ctx, &sdk.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{eni}})
+	_, err := w.client.DescribeNetworkInterfaces(ctx, &sdk.DescribeNetworkInterfacesInput{
+		NetworkInterfaceIds: []string{eni}})
 	want(t, "the interface that goes with its instance", err, "InvalidNetworkInterfaceID.NotFound")
 }
 
@@ -270,18 +306,23 @@ func TestModifyInterface(t *testing.T) {
 func TestServiceInterface(t *testing.T) {
 	w := newVMWorld(t, nil)
 	w.lock.Lock()
-	made, err := w.service.CreateInterface(InterfaceSpec{Subnet: w.subnetA, Type: "network_load_balancer", Requester: "amazon-elb", Description: "ELB net/x/1"})
+	made, err := w.service.CreateInterface(InterfaceSpec{Subnet: w.subnetA, Type: "network_load_balancer",
+		Requester: "amazon-elb", Description: "ELB net/x/1"})
 	w.lock.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := w.eni(made.ID())
-	if !*got.RequesterManaged || got.Status != types.NetworkInterfaceStatusInUse || got.InterfaceType != types.NetworkInterfaceTypeNetworkLoadBalancer || *got.Attachment.InstanceOwnerId != "amazon-aws" {
+	if !*got.RequesterManaged || got.Status != types.NetworkInterfaceStatusInUse ||
+		got.InterfaceType != types.NetworkInterfaceTypeNetworkLoadBalancer ||
+		*got.Attachment.InstanceOwnerId != "amazon-aws" {
 		t.Errorf("the interface: %+v", got)
 	}
 	want(t, "detaching it", w.detach(*got.Attachment.AttachmentId, true), "OperationNotPermitted")
-	_, err = w.client.DeleteNetworkInterface(t.Context(), &sdk.DeleteNetworkInterfaceInput{NetworkInterfaceId: got.NetworkInterfaceId})
+	_, err = w.client.DeleteNetworkInterface(t.Context(), &sdk.DeleteNetworkInterfaceInput{
+		NetworkInterfaceId: got.NetworkInterfaceId})
 	want(t, "deleting it", err, "InvalidParameterValue")
-	_, err = w.client.ModifyNetworkInterfaceAttribute(t.Context(), &sdk.ModifyNetworkInterfaceAttributeInput{NetworkInterfaceId: got.NetworkInterfaceId, Groups: []string{w.group}})
+	_, err = w.client.ModifyNetworkInterfaceAttribute(t.Context(), &sdk.ModifyNetworkInterfaceAttributeInput{
+		NetworkInterfaceId: got.NetworkInterfaceId, Groups: []string{w.group}})
 	want(t, "changing it", err, "OperationNotPermitted")
 }

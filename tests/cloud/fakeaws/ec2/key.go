@@ -189,7 +189,8 @@ func (s *Service) describeKeyPairs(c *wire.Call) (any, error) {
 		Keys []item `xml:"keySet>item"`
 	}
 	for _, k := range found {
-		i := item{CreateTime: wire.Time{Time: k.created}, Fingerprint: k.fingerprint, Name: k.name, ID: k.id, Type: k.kind, Tags: s.tagList(k.id)}
+		i := item{CreateTime: wire.Time{Time: k.created}, Fingerprint: k.fingerprint, Name: k.name, ID: k.id,
+			Type: k.kind, Tags: s.tagList(k.id)}
 		if in.IncludePublicKey {
 			i.Public = k.public
 		}

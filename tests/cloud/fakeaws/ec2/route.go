@@ -66,7 +66,8 @@ func (s *Service) createRouteTable(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.allowNew(c, "CreateRouteTable", "route-table", tags, policy.Context{"ec2:Vpc": {s.arn("vpc", in.VpcID)}}); err != nil {
+	if err := s.allowNew(c, "CreateRouteTable", "route-table", tags, policy.Context{
+		"ec2:Vpc": {s.arn("vpc", in.VpcID)}}); err != nil {
 		return nil, err
 	}
 	if err := s.allow(c, "CreateRouteTable", in.VpcID); err != nil {
@@ -135,9 +136,11 @@ type routeTableXML struct {
 }
 
 func (s *Service) routeTableXML(t *routeTable) routeTableXML {
-	out := routeTableXML{ID: t.id, VPC: t.vpc, Owner: s.cfg.Account, Routes: each(s.allRoutes(t), s.routeXML), Tags: s.tagList(t.id)}
+	out := routeTableXML{ID: t.id, VPC: t.vpc, Owner: s.cfg.Account, Routes: each(s.allRoutes(t), s.routeXML),
+		Tags: s.tagList(t.id)}
 	for _, a := range t.associations {
-		out.Associations = append(out.Associations, tableAssociationXML{a.id, t.id, a.subnet, a.gateway, a.main, blockState{"associated"}})
+		out.Associations = append(out.Associations, tableAssociationXML{a.id, t.id, a.subnet, a.gateway, a.main,
+			blockState{"associated"}})
 	}
 	return out
 }
@@ -161,27 +164,30 @@ func (s *Service) describeRouteTables(c *wire.Call) (any, error) {
 	route := func(value func(routeXML) string) func(*routeTable) []string {
 		return func(t *routeTable) []string { return each(each(s.allRoutes(t), s.routeXML), value) }
 	}
-	found, next, err := find(s, s.routeTables, query{in.RouteTableID, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*routeTable) []string{
-		"association.gateway-id":                 of(func(a tableAssociation) string { return a.gateway }),
-		"association.main":                       of(func(a tableAssociation) string { return flag(a.main)[0] }),
-		"association.route-table-association-id": of(func(a tableAssociation) string { return a.id }),
-		"association.route-table-id":             func(t *routeTable) []string { return slices.Repeat([]string{t.id}, min(1, len(t.associations))) },
-		"association.subnet-id":                  of(func(a tableAssociation) string { return a.subnet }),
-		"owner-id":                               func(*routeTable) []string { return []string{s.cfg.Account} },
-		"route-table-id":                         func(t *routeTable) []string { return []string{t.id} },
-		"route.destination-cidr-block":           route(func(r routeXML) string { return r.Block }),
-		"route.destination-ipv6-cidr-block":      route(func(r routeXML) string { return r.Block6 }),
-		"route.destination-prefix-list-id":       route(func(r routeXML) string { return r.PrefixList }),
-		"route.egress-only-internet-gateway-id":  route(func(r routeXML) string { return r.EgressOnly }),
-		"route.gateway-id":                       route(func(r routeXML) string { return r.Gateway }),
-		"route.instance-id":                      route(func(r routeXML) string { return r.Instance }),
-		"route.nat-gateway-id":                   route(func(r routeXML) string { return r.NAT }),
-		"route.origin":                           route(func(r routeXML) string { return r.Origin }),
-		"route.state":                            route(func(r routeXML) string { return r.State }),
-		"route.transit-gateway-id":               func(*routeTable) []string { return nil },
-		"route.vpc-peering-connection-id":        func(*routeTable) []string { return nil },
-		"vpc-id":                                 func(t *routeTable) []string { return []string{t.vpc} },
-	})
+	found, next, err := find(s, s.routeTables, query{in.RouteTableID, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*routeTable) []string{
+			"association.gateway-id":                 of(func(a tableAssociation) string { return a.gateway }),
+			"association.main":                       of(func(a tableAssociation) string { return flag(a.main)[0] }),
+			"association.route-table-association-id": of(func(a tableAssociation) string { return a.id }),
+			"association.route-table-id": func(t *routeTable) []string {
+				return slices.Repeat([]string{t.id}, min(1, len(t.associations)))
+			},
+			"association.subnet-id":                 of(func(a tableAssociation) string { return a.subnet }),
+			"owner-id":                              func(*routeTable) []string { return []string{s.cfg.Account} },
+			"route-table-id":                        func(t *routeTable) []string { return []string{t.id} },
+			"route.destination-cidr-block":          route(func(r routeXML) string { return r.Block }),
+			"route.destination-ipv6-cidr-block":     route(func(r routeXML) string { return r.Block6 }),
+			"route.destination-prefix-list-id":      route(func(r routeXML) string { return r.PrefixList }),
+			"route.egress-only-internet-gateway-id": route(func(r routeXML) string { return r.EgressOnly }),
+			"route.gateway-id":                      route(func(r routeXML) string { return r.Gateway }),
+			"route.instance-id":                     route(func(r routeXML) string { return r.Instance }),
+			"route.nat-gateway-id":                  route(func(r routeXML) string { return r.NAT }),
+			"route.origin":                          route(func(r routeXML) string { return r.Origin }),
+			"route.state":                           route(func(r routeXML) string { return r.State }),
+			"route.transit-gateway-id":              func(*routeTable) []string { return nil },
+			"route.vpc-peering-connection-id":       func(*routeTable) []string { return nil },
+			"vpc-id":                                func(t *routeTable) []string { return []string{t.vpc} },
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -234,7 +240,8 @@ func (s *Service) associateRouteTable(c *wire.Call) (any, error) {
 			return nil, err
 		}
 		if n.vpc != t.vpc {
-			return nil, failf("InvalidParameterValue", "route table %s and subnet %s belong to different networks", t.id, n.id)
+			return nil, failf("InvalidParameterValue", "route table %s and subnet %s belong to different networks",
+				t.id, n.id)
 		}
 	}
 	for _, other := range s.routeTables {
@@ -245,7 +252,9 @@ func (s *Service) associateRouteTable(c *wire.Call) (any, error) {
 			if other == t { // idempotent
 				return associationAnswer{ID: a.id, State: blockState{"associated"}}, nil
 			}
-			return nil, failf("Resource.AlreadyAssociated", "the specified association for route table %s conflicts with an existing association", t.id)
+			return nil,
+				failf("Resource.AlreadyAssociated",
+					"the specified association for route table %s conflicts with an existing association", t.id)
 		}
 	}
 	a := tableAssociation{id: newID("rtbassoc"), subnet: in.SubnetID, gateway: in.GatewayID}
@@ -285,7 +294,8 @@ func (s *Service) disassociateRouteTable(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if t.associations[at].main {
-		return nil, failf("InvalidParameterValue", "cannot disassociate the main route table association %s", in.AssociationID)
+		return nil, failf("InvalidParameterValue", "cannot disassociate the main route table association %s",
+			in.AssociationID)
 	}
 	t.associations = slices.Delete(t.associations, at, at+1)
 	return ok, nil
@@ -311,7 +321,8 @@ func (s *Service) replaceTableAssociation(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if t.vpc != old.vpc {
-		return nil, failf("InvalidParameterValue", "route table %s and association %s belong to different networks", t.id, in.AssociationID)
+		return nil, failf("InvalidParameterValue", "route table %s and association %s belong to different networks",
+			t.id, in.AssociationID)
 	}
 	a := old.associations[at]
 	if t != old {

@@ -16,7 +16,8 @@ type route struct {
 	origin     string // CreateRouteTable or CreateRoute
 }
 
-// target is where a route goes: one field is set. An instance is meant by its network interface, an endpoint's route has it as gateway.
+// target is where a route goes: one field is set. An instance is meant by its network interface, an endpoint's route
+// has it as gateway.
 type target struct {
 	gateway, egressOnly, nat, iface string
 }
@@ -38,7 +39,8 @@ type routeXML struct {
 	Origin        string `xml:"origin"`
 }
 
-// allRoutes are a table's routes: the local ones of the VPC's blocks, unless one of them was replaced, its own, and those of gateway endpoints.
+// allRoutes are a table's routes: the local ones of the VPC's blocks, unless one of them was replaced, its own, and
+// those of gateway endpoints.
 func (s *Service) allRoutes(t *routeTable) []route {
 	var all []route
 	v := s.vpcs[t.vpc]
@@ -50,7 +52,8 @@ func (s *Service) allRoutes(t *routeTable) []route {
 	all = append(all, t.routes...)
 	for _, e := range sorted(s.endpoints) {
 		if slices.Contains(e.tables, t.id) {
-			all = append(all, route{prefixList: s.servicePrefixList(e.service).id, target: target{gateway: e.id}, origin: "CreateRoute"})
+			all = append(all, route{prefixList: s.servicePrefixList(e.service).id, target: target{gateway: e.id},
+				origin: "CreateRoute"})
 		}
 	}
 	return all
@@ -58,8 +61,9 @@ func (s *Service) allRoutes(t *routeTable) []route {
 
 func (s *Service) routeXML(r route) routeXML {
 	out := routeXML{
-		PrefixList: r.prefixList, Gateway: r.target.gateway, EgressOnly: r.target.egressOnly, NAT: r.target.nat, Interface: r.target.iface,
-		State: "active", Origin: r.origin,
+		PrefixList: r.prefixList, Gateway: r.target.gateway, EgressOnly: r.target.egressOnly, NAT: r.target.nat,
+		Interface: r.target.iface,
+		State:     "active", Origin: r.origin,
 	}
 	switch {
 	case r.local:
@@ -128,13 +132,19 @@ func (s *Service) destination(in destinationInput) (block netip.Prefix, prefixLi
 	}
 	switch {
 	case given == 0:
-		return block, "", failf("MissingParameter", "The request must contain exactly one of: destinationCidrBlock, destinationIpv6CidrBlock, destinationPrefixListId")
+		return block, "",
+			failf("MissingParameter",
+				"The request must contain exactly one of: destinationCidrBlock, destinationIpv6CidrBlock, "+
+					"destinationPrefixListId")
 	case given > 1:
-		return block, "", failf("InvalidParameterCombination", "The request must contain exactly one of: destinationCidrBlock, destinationIpv6CidrBlock, "+
-			"destinationPrefixListId")
+		return block, "",
+			failf("InvalidParameterCombination",
+				"The request must contain exactly one of: destinationCidrBlock, destinationIpv6CidrBlock, "+
+					"destinationPrefixListId")
 	case in.DestinationPrefixListID != "":
 		if s.prefixLists[in.DestinationPrefixListID] == nil {
-			return block, "", failf("InvalidPrefixListID.NotFound", "The prefix list ID '%s' does not exist", in.DestinationPrefixListID)
+			return block, "", failf("InvalidPrefixListID.NotFound", "The prefix list ID '%s' does not exist",
+				in.DestinationPrefixListID)
 		}
 		return block, in.DestinationPrefixListID, nil
 	}
@@ -144,19 +154,26 @@ func (s *Service) destination(in destinationInput) (block netip.Prefix, prefixLi
 		if in.DestinationIpv6CidrBlock != "" {
 			name = "destinationIpv6CidrBlock"
 		}
-		return block, "", failf("InvalidParameterValue", "Value (%s) for parameter %s is invalid. This is not a valid CIDR block.", in.given(), name)
+		return block, "",
+			failf("InvalidParameterValue", "Value (%s) for parameter %s is invalid. This is not a valid CIDR block.",
+				in.given(), name)
 	}
 	return block.Masked(), "", nil
 }
 
-// routeTarget checks that a route has one target, which is in the table's VPC and fits the destination's address family.
+// routeTarget checks that a route has one target, which is in the table's VPC and fits the destination's address
+// family.
 func (s *Service) routeTarget(in routeInput, v *vpc, block netip.Prefix) (target, error) {
 	none := target{}
-	all := []string{in.GatewayID, in.EgressOnlyInternetGatewayID, in.NatGatewayID, in.NetworkInterfaceID, in.InstanceID, in.VpcEndpointID}
+	all := []string{in.GatewayID, in.EgressOnlyInternetGatewayID, in.NatGatewayID, in.NetworkInterfaceID, in.InstanceID,
+		in.VpcEndpointID}
 	switch given := len(all) - len(slices.DeleteFunc(slices.Clone(all), func(id string) bool { return id != "" })); {
 	case given == 0:
-		return none, failf("MissingParameter", "The request must contain exactly one of gatewayId, natGatewayId, networkInterfaceId, vpcPeeringConnectionId, "+
-			"egressOnlyInternetGatewayId, instanceId")
+		return none,
+			failf("MissingParameter",
+				"The request must contain exactly one of gatewayId, natGatewayId, networkInterfaceId, "+
+					"vpcPeeringConnectionId, "+
+					"egressOnlyInternetGatewayId, instanceId")
 	case given > 1:
 		return none, failf("InvalidParameterCombination", "The request must contain exactly one target")
 	case in.GatewayID != "":
@@ -165,13 +182,16 @@ func (s *Service) routeTarget(in routeInput, v *vpc, block netip.Prefix) (target
 			return none, failf("InvalidGatewayID.NotFound", "The gateway ID '%s' does not exist", in.GatewayID)
 		}
 		if g.vpc != v.id {
-			return none, failf("InvalidParameterValue", "route table of %s and network gateway %s belong to different networks", v.id, g.id)
+			return none,
+				failf("InvalidParameterValue", "route table of %s and network gateway %s belong to different networks",
+					v.id, g.id)
 		}
 		return target{gateway: g.id}, nil
 	case in.EgressOnlyInternetGatewayID != "":
 		g := s.egressGateways[in.EgressOnlyInternetGatewayID]
 		if g == nil || g.vpc != v.id {
-			return none, failf("InvalidGatewayID.NotFound", "The eigw ID '%s' does not exist", in.EgressOnlyInternetGatewayID)
+			return none, failf("InvalidGatewayID.NotFound", "The eigw ID '%s' does not exist",
+				in.EgressOnlyInternetGatewayID)
 		}
 		if block.IsValid() && block.Addr().Is4() {
 			return none, failf("InvalidParameterValue", "An egress-only internet gateway takes IPv6 destinations only")
@@ -190,8 +210,11 @@ func (s *Service) routeTarget(in routeInput, v *vpc, block netip.Prefix) (target
 	if in.InstanceID != "" {
 		attached := s.attached(in.InstanceID)
 		if len(attached) > 1 {
-			return none, failf("InvalidInstanceID", "There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the operation instead.",
-				in.InstanceID)
+			return none,
+				failf("InvalidInstanceID",
+					"There are multiple interfaces attached to instance '%s'. Please specify an interface ID for "+
+						"the operation instead.",
+					in.InstanceID)
 		}
 		if len(attached) == 0 {
 			return none, failf("InvalidInstanceID.NotFound", "The instance ID '%s' does not exist", in.InstanceID)
@@ -199,10 +222,12 @@ func (s *Service) routeTarget(in routeInput, v *vpc, block netip.Prefix) (target
 		i = attached[0]
 	}
 	if i == nil {
-		return none, failf("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist", in.NetworkInterfaceID)
+		return none, failf("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist",
+			in.NetworkInterfaceID)
 	}
 	if i.VPC != v.id {
-		return none, failf("InvalidParameterValue", "route table of %s and interface %s belong to different networks", v.id, i.id)
+		return none, failf("InvalidParameterValue", "route table of %s and interface %s belong to different networks",
+			v.id, i.id)
 	}
 	return target{iface: i.id}, nil
 }
@@ -249,7 +274,8 @@ func (s *Service) createRoute(c *wire.Call) (any, error) {
 }
 
 func noRoute(destination, table string) error {
-	return failf("InvalidRoute.NotFound", "no route with destination-cidr-block %s in route table %s", destination, table)
+	return failf("InvalidRoute.NotFound", "no route with destination-cidr-block %s in route table %s", destination,
+		table)
 }
 
 func (s *Service) replaceRoute(c *wire.Call) (any, error) {
@@ -272,7 +298,9 @@ func (s *Service) replaceRoute(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	v := s.vpcs[t.vpc]
-	isLocal := slices.ContainsFunc(slices.Concat(v.blocks, v.blocks6), func(b cidrBlock) bool { return b.prefix == block })
+	isLocal := slices.ContainsFunc(slices.Concat(v.blocks, v.blocks6), func(b cidrBlock) bool {
+		return b.prefix == block
+	})
 	at := t.indexRoute(block, prefixList)
 	if in.LocalTarget || in.GatewayID == "local" {
 		if !isLocal {
@@ -322,7 +350,8 @@ func (s *Service) deleteRoute(c *wire.Call) (any, error) {
 			continue
 		}
 		if r.local || r.origin == "CreateRouteTable" {
-			return nil, failf("InvalidParameterValue", "cannot remove local route %s in route table %s", in.given(), t.id)
+			return nil, failf("InvalidParameterValue", "cannot remove local route %s in route table %s", in.given(),
+				t.id)
 		}
 		if at := t.indexRoute(block, prefixList); at >= 0 {
 			t.routes = slices.Delete(t.routes, at, at+1)

@@ -10,23 +10,28 @@ import (
 
 func (w *vmWorld) addTable() string {
 	w.Helper()
-	return *must(w.client.CreateRouteTable(w.Context(), &sdk.CreateRouteTableInput{VpcId: &w.vpc}))(w.T).RouteTable.RouteTableId
+	return *must(w.client.CreateRouteTable(w.Context(), &sdk.CreateRouteTableInput{VpcId: &w.vpc}))(
+		w.T).RouteTable.RouteTableId
 }
 
 // addGateway attaches an internet gateway to the VPC.
 func (w *vmWorld) addGateway() string {
 	w.Helper()
-	id := must(w.client.CreateInternetGateway(w.Context(), &sdk.CreateInternetGatewayInput{}))(w.T).InternetGateway.InternetGatewayId
-	must(w.client.AttachInternetGateway(w.Context(), &sdk.AttachInternetGatewayInput{InternetGatewayId: id, VpcId: &w.vpc}))(w.T)
+	id := must(w.client.CreateInternetGateway(w.Context(), &sdk.CreateInternetGatewayInput{}))(
+		w.T).InternetGateway.InternetGatewayId
+	must(w.client.AttachInternetGateway(w.Context(), &sdk.AttachInternetGatewayInput{InternetGatewayId: id,
+		VpcId: &w.vpc}))(w.T)
 	return *id
 }
 
 // route is the route of a table to a destination, nil for none.
 func (w *vmWorld) route(table, destination string) *types.Route {
 	w.Helper()
-	out := must(w.client.DescribeRouteTables(w.Context(), &sdk.DescribeRouteTablesInput{RouteTableIds: []string{table}}))(w.T)
+	out := must(w.client.DescribeRouteTables(w.Context(), &sdk.DescribeRouteTablesInput{
+		RouteTableIds: []string{table}}))(w.T)
 	for _, r := range out.RouteTables[0].Routes {
-		if aws.ToString(r.DestinationCidrBlock)+aws.ToString(r.DestinationIpv6CidrBlock)+aws.ToString(r.DestinationPrefixListId) == destination {
+		if aws.ToString(r.DestinationCidrBlock)+aws.ToString(r.DestinationIpv6CidrBlock)+
+			aws.ToString(r.DestinationPrefixListId) == destination {
 			return &r
 		}
 	}
@@ -37,8 +42,10 @@ func TestRoutes(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
 	table, gateway := w.addTable(), w.addGateway()
-	egress := must(w.client.CreateEgressOnlyInternetGateway(ctx, &sdk.CreateEgressOnlyInternetGatewayInput{VpcId: &w.vpc}))(t).EgressOnlyInternetGateway.EgressOnlyInternetGatewayId
-	nat := must(w.client.CreateNatGateway(ctx, &sdk.CreateNatGatewayInput{SubnetId: &w.subnetA, ConnectivityType: types.ConnectivityTypePrivate}))(t).NatGateway.NatGatewayId
+	egress := must(w.client.CreateEgressOnlyInternetGateway(ctx, &sdk.CreateEgressOnlyInternetGatewayInput{
+		VpcId: &w.vpc}))(t).EgressOnlyInternetGateway.EgressOnlyInternetGatewayId
+	nat := must(w.client.CreateNatGateway(ctx, &sdk.CreateNatGatewayInput{SubnetId: &w.subnetA,
+		ConnectivityType: types.ConnectivityTypePrivate}))(t).NatGateway.NatGatewayId
 	instance := w.run(nil)
 	eni := instance.NetworkInterfaces[0].NetworkInterfaceId
 	loose := w.addInterface(w.subnetA).NetworkInterfaceId
@@ -47,24 +54,40 @@ func TestRoutes(t *testing.T) {
 		in   sdk.CreateRouteInput
 		want string
 	}{
-		"internet":                 {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("0.0.0.0/0"), GatewayId: &gateway}, ""},
-		"IPv6 internet":            {sdk.CreateRouteInput{DestinationIpv6CidrBlock: aws.String("::/0"), EgressOnlyInternetGatewayId: egress}, ""},
-		"NAT":                      {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("192.168.0.0/16"), NatGatewayId: nat}, ""},
-		"interface":                {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("172.16.0.0/16"), NetworkInterfaceId: loose}, ""},
-		"instance":                 {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("172.17.0.0/16"), InstanceId: instance.InstanceId}, ""},
-		"prefix list":              {sdk.CreateRouteInput{DestinationPrefixListId: &s3, GatewayId: &gateway}, ""},
-		"no target":                {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8")}, "MissingParameter"},
-		"two targets":              {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"), GatewayId: &gateway, NatGatewayId: nat}, "InvalidParameterCombination"},
-		"no destination":           {sdk.CreateRouteInput{GatewayId: &gateway}, "MissingParameter"},
-		"no block":                 {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("x"), GatewayId: &gateway}, "InvalidParameterValue"},
-		"IPv4 to egress-only":      {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"), EgressOnlyInternetGatewayId: egress}, "InvalidParameterValue"},
-		"the VPC itself":           {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("10.0.0.0/16"), GatewayId: &gateway}, "RouteAlreadyExists"},
-		"no such gateway":          {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"), GatewayId: aws.String("igw-0")}, "InvalidGatewayID.NotFound"},
-		"no such NAT gateway":      {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"), NatGatewayId: aws.String("nat-0")}, "InvalidNatGatewayID.NotFound"},
-		"no such interface":        {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"), NetworkInterfaceId: aws.String("eni-0")}, "InvalidNetworkInterfaceID.NotFound"},
-		"no such table":            {sdk.CreateRouteInput{RouteTableId: aws.String("rtb-0"), DestinationCidrBlock: aws.String("1.0.0.0/8"), GatewayId: &gateway}, "InvalidRouteTableID.NotFound"},
-		"no such list":             {sdk.CreateRouteInput{DestinationPrefixListId: aws.String("pl-0"), GatewayId: &gateway}, "InvalidPrefixListID.NotFound"},
-		"IPv6 block in IPv4 place": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("::/0"), GatewayId: &gateway}, "InvalidParameterValue"},
+		"internet": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("0.0.0.0/0"),
+			GatewayId: &gateway}, ""},
+		"IPv6 internet": {sdk.CreateRouteInput{DestinationIpv6CidrBlock: aws.String("::/0"),
+			EgressOnlyInternetGatewayId: egress}, ""},
+		"NAT": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("192.168.0.0/16"),
+			NatGatewayId: nat}, ""},
+		"interface": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("172.16.0.0/16"),
+			NetworkInterfaceId: loose}, ""},
+		"instance": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("172.17.0.0/16"),
+			InstanceId: instance.InstanceId}, ""},
+		"prefix list": {sdk.CreateRouteInput{DestinationPrefixListId: &s3, GatewayId: &gateway}, ""},
+		"no target": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8")},
+			"MissingParameter"},
+		"two targets": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"),
+			GatewayId: &gateway, NatGatewayId: nat}, "InvalidParameterCombination"},
+		"no destination": {sdk.CreateRouteInput{GatewayId: &gateway}, "MissingParameter"},
+		"no block": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("x"), GatewayId: &gateway},
+			"InvalidParameterValue"},
+		"IPv4 to egress-only": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"),
+			EgressOnlyInternetGatewayId: egress}, "InvalidParameterValue"},
+		"the VPC itself": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("10.0.0.0/16"),
+			GatewayId: &gateway}, "RouteAlreadyExists"},
+		"no such gateway": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"),
+			GatewayId: aws.String("igw-0")}, "InvalidGatewayID.NotFound"},
+		"no such NAT gateway": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"),
+			NatGatewayId: aws.String("nat-0")}, "InvalidNatGatewayID.NotFound"},
+		"no such interface": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("1.0.0.0/8"),
+			NetworkInterfaceId: aws.String("eni-0")}, "InvalidNetworkInterfaceID.NotFound"},
+		"no such table": {sdk.CreateRouteInput{RouteTableId: aws.String("rtb-0"),
+			DestinationCidrBlock: aws.String("1.0.0.0/8"), GatewayId: &gateway}, "InvalidRouteTableID.NotFound"},
+		"no such list": {sdk.CreateRouteInput{DestinationPrefixListId: aws.String("pl-0"),
+			GatewayId: &gateway}, "InvalidPrefixListID.NotFound"},
+		"IPv6 block in IPv4 place": {sdk.CreateRouteInput{DestinationCidrBlock: aws.String("::/0"),
+			GatewayId: &gateway}, "InvalidParameterValue"},
 	} {
 		if c.in.RouteTableId == nil {
 			c.in.RouteTableId = &table
@@ -72,19 +95,23 @@ func TestRoutes(t *testing.T) {
 		_, err := w.client.CreateRoute(ctx, &c.in)
 		want(t, name, err, c.want)
 	}
-	_, err := w.client.CreateRoute(ctx, &sdk.CreateRouteInput{RouteTableId: &table, DestinationCidrBlock: aws.String("0.0.0.0/0"), GatewayId: &gateway})
+	_, err := w.client.CreateRoute(ctx, &sdk.CreateRouteInput{RouteTableId: &table,
+		DestinationCidrBlock: aws.String("0.0.0.0/0"), GatewayId: &gateway})
 	want(t, "the same route again", err, "")
-	_, err = w.client.CreateRoute(ctx, &sdk.CreateRouteInput{RouteTableId: &table, DestinationCidrBlock: aws.String("0.0.0.0/0"), NatGatewayId: nat})
+	_, err = w.client.CreateRoute(ctx, &sdk.CreateRouteInput{RouteTableId: &table,
+		DestinationCidrBlock: aws.String("0.0.0.0/0"), NatGatewayId: nat})
 	want(t, "the same destination elsewhere", err, "RouteAlreadyExists")
 
 	for destination, state := range map[string]types.RouteState{
-		"0.0.0.0/0": "active", "::/0": "active", "192.168.0.0/16": "active", "172.16.0.0/16": "blackhole", "172.17.0.0/16": "active", "10.0.0.0/16": "active", s3: "active",
+		"0.0.0.0/0": "active", "::/0": "active", "192.168.0.0/16": "active", "172.16.0.0/16": "blackhole",
+		"172.17.0.0/16": "active", "10.0.0.0/16": "active", s3: "active",
 	} {
 		if r := w.route(table, destination); r == nil || r.State != state {
 			t.Errorf("the route to %s: %+v", destination, r)
 		}
 	}
-	if r := w.route(table, "172.17.0.0/16"); *r.InstanceId != *instance.InstanceId || *r.NetworkInterfaceId != *eni || r.Origin != types.RouteOriginCreateRoute {
+	if r := w.route(table, "172.17.0.0/16"); *r.InstanceId != *instance.InstanceId || *r.NetworkInterfaceId != *eni ||
+		r.Origin != types.RouteOriginCreateRoute {
 		t.Errorf("the route to an instance: %+v", r)
 	}
 	must(w.client.DeleteNatGateway(ctx, &sdk.DeleteNatGatewayInput{NatGatewayId: nat}))(t)
@@ -110,7 +137,8 @@ func TestRoutes(t *testing.T) {
 	}
 	want(t, "back to local", replace("10.0.0.0/16", true), "")
 	remove := func(destination string) error {
-		_, err := w.client.DeleteRoute(ctx, &sdk.DeleteRouteInput{RouteTableId: &table, DestinationCidrBlock: &destination})
+		_, err := w.client.DeleteRoute(ctx, &sdk.DeleteRouteInput{RouteTableId: &table,
+			DestinationCidrBlock: &destination})
 		return err
 	}
 	want(t, "deleting the local route", remove("10.0.0.0/16"), "InvalidParameterValue")
@@ -133,8 +161,10 @@ func TestRouteTableAssociations(t *testing.T) {
 	want(t, "a second table", err, "Resource.AlreadyAssociated")
 	_, err = w.client.DeleteRouteTable(ctx, &sdk.DeleteRouteTableInput{RouteTableId: &one})
 	want(t, "deleting a table with a subnet", err, "DependencyViolation")
-	next := must(w.client.ReplaceRouteTableAssociation(ctx, &sdk.ReplaceRouteTableAssociationInput{AssociationId: id, RouteTableId: &two}))(t).NewAssociationId
-	if found := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{Filters: by("association.subnet-id", w.subnetA)}))(t).RouteTables; *found[0].RouteTableId != two {
+	next := must(w.client.ReplaceRouteTableAssociation(ctx, &sdk.ReplaceRouteTableAssociationInput{AssociationId: id,
+		RouteTableId: &two}))(t).NewAssociationId
+	if found := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{
+		Filters: by("association.subnet-id", w.subnetA)}))(t).RouteTables; *found[0].RouteTableId != two {
 		t.Errorf("the subnet's table: %+v", found)
 	}
 	must(w.client.DisassociateRouteTable(ctx, &sdk.DisassociateRouteTableInput{AssociationId: next}))(t)
@@ -143,13 +173,15 @@ func TestRouteTableAssociations(t *testing.T) {
 	must(w.client.DeleteRouteTable(ctx, &sdk.DeleteRouteTableInput{RouteTableId: &one}))(t)
 
 	// The main table is an association too: it is moved and never removed.
-	main := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{Filters: append(by("association.main", "true"), by("vpc-id", w.vpc)...)}))(t).RouteTables[0]
+	main := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{
+		Filters: append(by("association.main", "true"), by("vpc-id", w.vpc)...)}))(t).RouteTables[0]
 	association := main.Associations[0].RouteTableAssociationId
 	_, err = w.client.DisassociateRouteTable(ctx, &sdk.DisassociateRouteTableInput{AssociationId: association})
 	want(t, "disassociating the main table", err, "InvalidParameterValue")
 	_, err = w.client.DeleteRouteTable(ctx, &sdk.DeleteRouteTableInput{RouteTableId: main.RouteTableId})
 	want(t, "deleting the main table", err, "DependencyViolation")
-	must(w.client.ReplaceRouteTableAssociation(ctx, &sdk.ReplaceRouteTableAssociationInput{AssociationId: association, RouteTableId: &two}))(t)
+	must(w.client.ReplaceRouteTableAssociation(ctx, &sdk.ReplaceRouteTableAssociationInput{AssociationId: association,
+		RouteTableId: &two}))(t)
 	must(w.client.DeleteRouteTable(ctx, &sdk.DeleteRouteTableInput{RouteTableId: main.RouteTableId}))(t)
 }
 
@@ -159,15 +191,17 @@ func TestNetworkACL(t *testing.T) {
 	acl := must(w.client.CreateNetworkAcl(ctx, &sdk.CreateNetworkAclInput{VpcId: &w.vpc}))(t).NetworkAcl.NetworkAclId
 	put := func(number int32) error {
 		_, err := w.client.CreateNetworkAclEntry(ctx, &sdk.CreateNetworkAclEntryInput{
-			NetworkAclId: acl, RuleNumber: &number, Egress: aws.Bool(false), Protocol: aws.String("tcp"), RuleAction: types.RuleActionAllow,
-			CidrBlock: aws.String("10.0.0.0/8"), PortRange: &types.PortRange{From: aws.Int32(443), To: aws.Int32(443)},
+			NetworkAclId: acl, RuleNumber: &number, Egress: aws.Bool(false), Protocol: aws.String("tcp"),
+			RuleAction: types.RuleActionAllow,
+			CidrBlock:  aws.String("10.0.0.0/8"), PortRange: &types.PortRange{From: aws.Int32(443), To: aws.Int32(443)},
 		})
 		return err
 	}
 	want(t, "an entry", put(100), "")
 	want(t, "its number again", put(100), "NetworkAclEntryAlreadyExists")
 	want(t, "the last number", put(lastRule), "InvalidParameterValue")
-	usual := must(w.client.DescribeNetworkAcls(ctx, &sdk.DescribeNetworkAclsInput{Filters: by("association.subnet-id", w.subnetA)}))(t).NetworkAcls[0]
+	usual := must(w.client.DescribeNetworkAcls(ctx, &sdk.DescribeNetworkAclsInput{Filters: by("association.subnet-id",
+		w.subnetA)}))(t).NetworkAcls[0]
 	if !*usual.IsDefault {
 		t.Fatalf("the subnet's ACL: %+v", usual)
 	}
@@ -177,15 +211,18 @@ func TestNetworkACL(t *testing.T) {
 			association = a.NetworkAclAssociationId
 		}
 	}
-	must(w.client.ReplaceNetworkAclAssociation(ctx, &sdk.ReplaceNetworkAclAssociationInput{AssociationId: association, NetworkAclId: acl}))(t)
+	must(w.client.ReplaceNetworkAclAssociation(ctx, &sdk.ReplaceNetworkAclAssociationInput{AssociationId: association,
+		NetworkAclId: acl}))(t)
 	_, err := w.client.DeleteNetworkAcl(ctx, &sdk.DeleteNetworkAclInput{NetworkAclId: acl})
 	want(t, "deleting one in use", err, "DependencyViolation")
-	got := must(w.client.DescribeNetworkAcls(ctx, &sdk.DescribeNetworkAclsInput{NetworkAclIds: []string{*acl}}))(t).NetworkAcls[0]
+	got := must(w.client.DescribeNetworkAcls(ctx, &sdk.DescribeNetworkAclsInput{NetworkAclIds: []string{*acl}}))(
+		t).NetworkAcls[0]
 	if len(got.Entries) != 5 || len(got.Associations) != 1 || *got.Associations[0].SubnetId != w.subnetA {
 		t.Errorf("the ACL: %+v", got)
 	}
 	remove := func() error {
-		_, err := w.client.DeleteNetworkAclEntry(ctx, &sdk.DeleteNetworkAclEntryInput{NetworkAclId: acl, RuleNumber: aws.Int32(100), Egress: aws.Bool(false)})
+		_, err := w.client.DeleteNetworkAclEntry(ctx, &sdk.DeleteNetworkAclEntryInput{NetworkAclId: acl,
+			RuleNumber: aws.Int32(100), Egress: aws.Bool(false)})
 		return err
 	}
 	want(t, "deleting an entry", remove(), "")

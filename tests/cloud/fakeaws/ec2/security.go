@@ -117,10 +117,13 @@ func (s *Service) createGroup(c *wire.Call) (any, error) {
 	case in.GroupName == "default":
 		return nil, failf("InvalidParameterValue", "Cannot use reserved security group name: default")
 	case len(in.GroupDescription) > maxGroupText || strings.Trim(in.GroupDescription, descriptionCharacters) != "":
-		return nil, failf("InvalidParameterValue", "Value (%s) for parameter GroupDescription is invalid. Character sets beyond ASCII are not supported.",
-			in.GroupDescription)
+		return nil,
+			failf("InvalidParameterValue",
+				"Value (%s) for parameter GroupDescription is invalid. Character sets beyond ASCII are not supported.",
+				in.GroupDescription)
 	case some(s.groups, func(g *securityGroup) bool { return g.vpc == v.id && g.name == in.GroupName }):
-		return nil, failf("InvalidGroup.Duplicate", "The security group '%s' already exists for VPC '%s'", in.GroupName, v.id)
+		return nil, failf("InvalidGroup.Duplicate", "The security group '%s' already exists for VPC '%s'", in.GroupName,
+			v.id)
 	}
 	g := s.newGroup(v, in.GroupName, in.GroupDescription)
 	s.SetTags(g.id, tags)
@@ -188,8 +191,9 @@ type groupXML struct {
 
 func (s *Service) groupXML(g *securityGroup) groupXML {
 	return groupXML{
-		ID: g.id, ARN: s.ARN(g.id), Name: g.name, Description: g.description, Owner: s.cfg.Account, VPC: g.vpc, Ingress: s.permissions(g, false),
-		Egress: s.permissions(g, true), Tags: s.tagList(g.id),
+		ID: g.id, ARN: s.ARN(g.id), Name: g.name, Description: g.description, Owner: s.cfg.Account, VPC: g.vpc,
+		Ingress: s.permissions(g, false),
+		Egress:  s.permissions(g, true), Tags: s.tagList(g.id),
 	}
 }
 

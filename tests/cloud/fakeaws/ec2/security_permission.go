@@ -44,7 +44,8 @@ func (in permissionsInput) rules(egress bool, account string) ([]securityRule, e
 	all := in.IPPermissions
 	if in.CidrIP != "" || in.IPProtocol != "" {
 		if len(all) > 0 {
-			return nil, failf("InvalidParameterCombination", "The parameters cidrIp and ipPermissions cannot be used together")
+			return nil,
+				failf("InvalidParameterCombination", "The parameters cidrIp and ipPermissions cannot be used together")
 		}
 		old := permissionInput{IPProtocol: in.IPProtocol, FromPort: in.FromPort, ToPort: in.ToPort}
 		old.IPRanges = append(old.IPRanges, struct {
@@ -120,7 +121,8 @@ func (s *Service) groupOf(c *wire.Call, in permissionsInput) (*securityGroup, er
 			return nil, err
 		}
 		if in.GroupName != "" {
-			return nil, failf("InvalidGroup.NotFound", "The security group '%s' does not exist in default VPC", in.GroupName)
+			return nil, failf("InvalidGroup.NotFound", "The security group '%s' does not exist in default VPC",
+				in.GroupName)
 		}
 		return nil, missing("groupId")
 	}
@@ -172,8 +174,8 @@ func (s *Service) authorizeRules(egress bool) wire.Handler {
 	}
 }
 
-// named finds the rules of a group that a request names by their IDs or by what they say. What it does not find is InvalidPermission.NotFound, as in
-// every VPC that is not the default one.
+// named finds the rules of a group that a request names by their IDs or by what they say. What it does not find is
+// InvalidPermission.NotFound, as in every VPC that is not the default one.
 func (s *Service) named(g *securityGroup, egress bool, ids []string, wanted []securityRule) ([]*securityRule, error) {
 	if len(ids)+len(wanted) == 0 {
 		return nil, missing("ipPermissions")
@@ -185,7 +187,8 @@ func (s *Service) named(g *securityGroup, egress bool, ids []string, wanted []se
 	for _, id := range ids {
 		r := s.groupRules[id]
 		if r == nil || r.owner != g.id || r.egress != egress {
-			return nil, failf("InvalidSecurityGroupRuleId.NotFound", "The security group rule ID '%s' does not exist", id)
+			return nil, failf("InvalidSecurityGroupRuleId.NotFound", "The security group rule ID '%s' does not exist",
+				id)
 		}
 		found = append(found, r)
 	}
@@ -238,7 +241,8 @@ func (s *Service) revokeRules(egress bool) wire.Handler {
 		var revoked []revokedXML
 		for _, r := range found {
 			x := s.ruleXML(r)
-			revoked = append(revoked, revokedXML{x.ID, x.Group, x.Egress, x.Protocol, x.From, x.To, x.IPv4, x.IPv6, x.PrefixList, r.group, x.Description})
+			revoked = append(revoked, revokedXML{x.ID, x.Group, x.Egress, x.Protocol, x.From, x.To, x.IPv4, x.IPv6,
+				x.PrefixList, r.group, x.Description})
 			drop(s, s.groupRules, r.id)
 		}
 		return struct {

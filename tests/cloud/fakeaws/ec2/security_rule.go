@@ -34,7 +34,8 @@ type securityRule struct {
 
 // peer is what makes two rules the same, besides the group and the direction.
 func (r *securityRule) same(o *securityRule) bool {
-	return r.egress == o.egress && r.protocol == o.protocol && r.from == o.from && r.to == o.to && r.block == o.block && r.prefixList == o.prefixList && r.group == o.group
+	return r.egress == o.egress && r.protocol == o.protocol && r.from == o.from && r.to == o.to && r.block == o.block &&
+		r.prefixList == o.prefixList && r.group == o.group
 }
 
 func (r *securityRule) peer() string {
@@ -53,7 +54,9 @@ func (s *Service) addRule(g *securityGroup, r securityRule) *securityRule {
 
 // rulesOf are a group's rules of a direction, in the order in which they were made.
 func (s *Service) rulesOf(group string, egress bool) []*securityRule {
-	return slices.DeleteFunc(sorted(s.groupRules), func(r *securityRule) bool { return r.owner != group || r.egress != egress })
+	return slices.DeleteFunc(sorted(s.groupRules), func(r *securityRule) bool {
+		return r.owner != group || r.egress != egress
+	})
 }
 
 func (s *Service) dropRules(group string) {
@@ -89,7 +92,8 @@ type ruleXML struct {
 
 func (s *Service) ruleXML(r *securityRule) ruleXML {
 	out := ruleXML{
-		ID: r.id, ARN: s.ARN(r.id), Group: r.owner, GroupOwner: s.cfg.Account, Egress: r.egress, Protocol: r.protocol, From: r.from, To: r.to,
+		ID: r.id, ARN: s.ARN(r.id), Group: r.owner, GroupOwner: s.cfg.Account, Egress: r.egress, Protocol: r.protocol,
+		From: r.from, To: r.to,
 		PrefixList: r.prefixList, Description: r.description, Tags: s.tagList(r.id),
 	}
 	switch {
@@ -116,10 +120,11 @@ func (s *Service) describeRules(c *wire.Call) (any, error) {
 	if err := s.allowAny(c, "DescribeSecurityGroupRules"); err != nil {
 		return nil, err
 	}
-	found, next, err := find(s, s.groupRules, query{in.IDs, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*securityRule) []string{
-		"group-id":               func(r *securityRule) []string { return []string{r.owner} },
-		"security-group-rule-id": func(r *securityRule) []string { return []string{r.id} },
-	})
+	found, next, err := find(s, s.groupRules, query{in.IDs, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*securityRule) []string{
+			"group-id":               func(r *securityRule) []string { return []string{r.owner} },
+			"security-group-rule-id": func(r *securityRule) []string { return []string{r.id} },
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +138,8 @@ func (s *Service) describeRules(c *wire.Call) (any, error) {
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_IpPermission.html
 func protocol(text string) (string, error) {
 	text = strings.ToLower(text)
-	if name, known := map[string]string{"all": "-1", "6": "tcp", "17": "udp", "1": "icmp", "58": "icmpv6"}[text]; known {
+	if name, known := map[string]string{"all": "-1", "6": "tcp", "17": "udp", "1": "icmp",
+		"58": "icmpv6"}[text]; known {
 		return name, nil
 	}
 	if slices.Contains([]string{"-1", "tcp", "udp", "icmp", "icmpv6"}, text) {
@@ -150,7 +156,9 @@ func ports(protocol string, from, to *int) (int, int, error) {
 	switch protocol {
 	case "tcp", "udp":
 		if from == nil || to == nil {
-			return 0, 0, failf("InvalidParameterValue", "Invalid value for portRange. Must specify both from and to ports with TCP/UDP.")
+			return 0, 0,
+				failf("InvalidParameterValue",
+					"Invalid value for portRange. Must specify both from and to ports with TCP/UDP.")
 		}
 		if *from == -1 && *to == -1 {
 			return 0, 65535, nil
@@ -161,7 +169,9 @@ func ports(protocol string, from, to *int) (int, int, error) {
 		return *from, *to, nil
 	case "icmp", "icmpv6":
 		if protocol == "icmp" && (from == nil || to == nil) {
-			return 0, 0, failf("InvalidParameterValue", "Invalid value for portRange. Must specify both type and code with ICMP.")
+			return 0, 0,
+				failf("InvalidParameterValue",
+					"Invalid value for portRange. Must specify both type and code with ICMP.")
 		}
 		f, t := -1, -1
 		if from != nil {
@@ -199,7 +209,8 @@ func (s *Service) newRules(g *securityGroup, rules []securityRule) error {
 			return failf("InvalidParameterValue", "The same permission must not appear multiple times")
 		}
 		if some(s.groupRules, func(o *securityRule) bool { return o.owner == g.id && o.same(&r) }) {
-			return failf("InvalidPermission.Duplicate", "the specified rule \"peer: %s, %s, from port: %d, to port: %d, ALLOW\" already exists",
+			return failf("InvalidPermission.Duplicate",
+				"the specified rule \"peer: %s, %s, from port: %d, to port: %d, ALLOW\" already exists",
 				r.peer(), strings.ToUpper(r.protocol), r.from, r.to)
 		}
 		if err := s.checkPeer(r); err != nil {
@@ -208,7 +219,8 @@ func (s *Service) newRules(g *securityGroup, rules []securityRule) error {
 	}
 	for egress, n := range byDirection {
 		if len(s.rulesOf(g.id, egress))+n > maxRules {
-			return failf("RulesPerSecurityGroupLimitExceeded", "The maximum number of rules per security group has been reached.")
+			return failf("RulesPerSecurityGroupLimitExceeded",
+				"The maximum number of rules per security group has been reached.")
 		}
 	}
 	return nil
@@ -222,10 +234,13 @@ func (s *Service) checkPeer(r securityRule) error {
 	case r.prefixList != "" && s.prefixLists[r.prefixList] == nil:
 		return failf("InvalidPrefixListID.NotFound", "The prefix list ID '%s' does not exist", r.prefixList)
 	case r.group == "" && r.prefixList == "" && !r.block.IsValid():
-		return failf("MissingParameter", "Missing source specification: include source security group or CIDR information")
+		return failf("MissingParameter",
+			"Missing source specification: include source security group or CIDR information")
 	case len(r.description) > maxGroupText || strings.Trim(r.description, descriptionCharacters) != "":
-		return failf("InvalidParameterValue", "Invalid rule description. Valid descriptions are strings less than 256 characters from the following set:  "+
-			"a-zA-Z0-9. _-:/()#,@[]+=&;{}!$*")
+		return failf("InvalidParameterValue",
+			"Invalid rule description. Valid descriptions are strings less than 256 characters from the following "+
+				"set:  "+
+				"a-zA-Z0-9. _-:/()#,@[]+=&;{}!$*")
 	}
 	return nil
 }
@@ -255,7 +270,8 @@ func (s *Service) modifyRules(c *wire.Call) (any, error) {
 	for _, change := range in.SecurityGroupRule {
 		old := s.groupRules[change.ID]
 		if old == nil || old.owner != g.id {
-			return nil, failf("InvalidSecurityGroupRuleId.NotFound", "The security group rule ID '%s' does not exist", change.ID)
+			return nil, failf("InvalidSecurityGroupRuleId.NotFound", "The security group rule ID '%s' does not exist",
+				change.ID)
 		}
 		if change.Rule == nil {
 			return nil, missing("securityGroupRule")
@@ -268,8 +284,10 @@ func (s *Service) modifyRules(c *wire.Call) (any, error) {
 			return nil, err
 		}
 		if some(s.groupRules, func(o *securityRule) bool { return o != old && o.owner == g.id && o.same(&r) }) {
-			return nil, failf("InvalidPermission.Duplicate", "the specified rule \"peer: %s, %s, from port: %d, to port: %d, ALLOW\" already exists",
-				r.peer(), strings.ToUpper(r.protocol), r.from, r.to)
+			return nil,
+				failf("InvalidPermission.Duplicate",
+					"the specified rule \"peer: %s, %s, from port: %d, to port: %d, ALLOW\" already exists",
+					r.peer(), strings.ToUpper(r.protocol), r.from, r.to)
 		}
 		r.entity, r.owner = old.entity, old.owner
 		changed[old] = r
@@ -292,7 +310,8 @@ type ruleInput struct {
 }
 
 func (in ruleInput) rule(egress bool, account string) (securityRule, error) {
-	r := securityRule{egress: egress, prefixList: in.PrefixListID, group: in.ReferencedGroupID, description: in.Description}
+	r := securityRule{egress: egress, prefixList: in.PrefixListID, group: in.ReferencedGroupID,
+		description: in.Description}
 	given := 0
 	for _, text := range []string{in.CidrIpv4, in.CidrIpv6, in.PrefixListID, in.ReferencedGroupID} {
 		if text != "" {
@@ -300,7 +319,9 @@ func (in ruleInput) rule(egress bool, account string) (securityRule, error) {
 		}
 	}
 	if given != 1 {
-		return r, failf("InvalidParameterCombination", "Exactly one of CidrIpv4, CidrIpv6, PrefixListId and ReferencedGroupId must be specified")
+		return r,
+			failf("InvalidParameterCombination",
+				"Exactly one of CidrIpv4, CidrIpv6, PrefixListId and ReferencedGroupId must be specified")
 	}
 	if r.group != "" {
 		r.groupOwner = account

@@ -11,22 +11,26 @@ import (
 )
 
 func tcp(port int32, block string) types.IpPermission {
-	return types.IpPermission{IpProtocol: aws.String("tcp"), FromPort: &port, ToPort: &port, IpRanges: []types.IpRange{{CidrIp: &block}}}
+	return types.IpPermission{IpProtocol: aws.String("tcp"), FromPort: &port, ToPort: &port,
+		IpRanges: []types.IpRange{{CidrIp: &block}}}
 }
 
 func (w *vmWorld) authorize(permissions ...types.IpPermission) error {
-	_, err := w.client.AuthorizeSecurityGroupIngress(w.Context(), &sdk.AuthorizeSecurityGroupIngressInput{GroupId: &w.group, IpPermissions: permissions})
+	_, err := w.client.AuthorizeSecurityGroupIngress(w.Context(), &sdk.AuthorizeSecurityGroupIngressInput{
+		GroupId: &w.group, IpPermissions: permissions})
 	return err
 }
 
 func (w *vmWorld) revoke(permissions ...types.IpPermission) error {
-	_, err := w.client.RevokeSecurityGroupIngress(w.Context(), &sdk.RevokeSecurityGroupIngressInput{GroupId: &w.group, IpPermissions: permissions})
+	_, err := w.client.RevokeSecurityGroupIngress(w.Context(), &sdk.RevokeSecurityGroupIngressInput{GroupId: &w.group,
+		IpPermissions: permissions})
 	return err
 }
 
 func (w *vmWorld) rules(group string) []types.SecurityGroupRule {
 	w.Helper()
-	return must(w.client.DescribeSecurityGroupRules(w.Context(), &sdk.DescribeSecurityGroupRulesInput{Filters: by("group-id", group)}))(w.T).SecurityGroupRules
+	return must(w.client.DescribeSecurityGroupRules(w.Context(), &sdk.DescribeSecurityGroupRulesInput{
+		Filters: by("group-id", group)}))(w.T).SecurityGroupRules
 }
 
 func TestGroups(t *testing.T) {
@@ -48,7 +52,8 @@ func TestGroups(t *testing.T) {
 	want(t, "a description in Greek", create("x", "ξ", w.vpc), "InvalidParameterValue")
 	want(t, "no description", create("x", "", w.vpc), "MissingParameter")
 	want(t, "a new name", create("x", "x", w.vpc), "")
-	if rules := w.rules(w.group); len(rules) != 2 || !*rules[0].IsEgress || *rules[0].IpProtocol != "-1" || *rules[0].CidrIpv4 != "0.0.0.0/0" || *rules[1].CidrIpv6 != "::/0" {
+	if rules := w.rules(w.group); len(rules) != 2 || !*rules[0].IsEgress || *rules[0].IpProtocol != "-1" ||
+		*rules[0].CidrIpv4 != "0.0.0.0/0" || *rules[1].CidrIpv6 != "::/0" {
 		t.Errorf("the rules of a new group: %+v", rules)
 	}
 
@@ -60,10 +65,12 @@ func TestGroups(t *testing.T) {
 	eni := w.addInterface(w.subnetA).NetworkInterfaceId
 	want(t, "deleting one in use", remove(w.group), "DependencyViolation")
 	must(w.client.DeleteNetworkInterface(ctx, &sdk.DeleteNetworkInterfaceInput{NetworkInterfaceId: eni}))(t)
-	other := must(w.client.CreateSecurityGroup(ctx, &sdk.CreateSecurityGroupInput{GroupName: aws.String("other"), Description: aws.String("o"), VpcId: &w.vpc}))(t).GroupId
-	must(w.client.AuthorizeSecurityGroupEgress(ctx, &sdk.AuthorizeSecurityGroupEgressInput{GroupId: other, IpPermissions: []types.IpPermission{
-		{IpProtocol: aws.String("-1"), UserIdGroupPairs: []types.UserIdGroupPair{{GroupId: &w.group}}},
-	}}))(t)
+	other := must(w.client.CreateSecurityGroup(ctx, &sdk.CreateSecurityGroupInput{GroupName: aws.String("other"),
+		Description: aws.String("o"), VpcId: &w.vpc}))(t).GroupId
+	must(w.client.AuthorizeSecurityGroupEgress(ctx, &sdk.AuthorizeSecurityGroupEgressInput{GroupId: other,
+		IpPermissions: []types.IpPermission{
+			{IpProtocol: aws.String("-1"), UserIdGroupPairs: []types.UserIdGroupPair{{GroupId: &w.group}}},
+		}}))(t)
 	want(t, "deleting one that a rule names", remove(w.group), "DependencyViolation")
 	want(t, "deleting the one with the rule", remove(*other), "")
 	want(t, "deleting", remove(w.group), "")
@@ -78,7 +85,8 @@ func TestRules(t *testing.T) {
 	want(t, "a rule", w.authorize(tcp(443, "10.0.0.0/8")), "")
 	want(t, "the rule again", w.authorize(tcp(443, "10.0.0.0/8")), "InvalidPermission.Duplicate")
 	want(t, "twice in one request", w.authorize(tcp(1, "10.0.0.0/8"), tcp(1, "10.0.0.0/8")), "InvalidParameterValue")
-	want(t, "one new and one that there is", w.authorize(tcp(80, "10.0.0.0/8"), tcp(443, "10.0.0.0/8")), "InvalidPermission.Duplicate")
+	want(t, "one new and one that there is", w.authorize(tcp(80, "10.0.0.0/8"), tcp(443, "10.0.0.0/8")),
+		"InvalidPermission.Duplicate")
 	udp := tcp(443, "10.0.0.0/8")
 	udp.IpProtocol = aws.String("17")
 	want(t, "the same in UDP", w.authorize(udp), "")
@@ -89,19 +97,31 @@ func TestRules(t *testing.T) {
 		"no ports":          {func(p *types.IpPermission) { p.FromPort = nil }, "InvalidParameterValue"},
 		"ports upside down": {func(p *types.IpPermission) { p.ToPort = aws.Int32(1) }, "InvalidParameterValue"},
 		"no such port":      {func(p *types.IpPermission) { p.ToPort = aws.Int32(65536) }, "InvalidParameterValue"},
-		"no such protocol":  {func(p *types.IpPermission) { p.IpProtocol = aws.String("tpc") }, "InvalidParameterValue"},
-		"no block":          {func(p *types.IpPermission) { p.IpRanges[0].CidrIp = aws.String("10.0.0.0") }, "InvalidParameterValue"},
-		"IPv6 as IPv4":      {func(p *types.IpPermission) { p.IpRanges[0].CidrIp = aws.String("::/0") }, "InvalidParameterValue"},
-		"no peer":           {func(p *types.IpPermission) { p.IpRanges = nil }, "MissingParameter"},
+		"no such protocol": {func(p *types.IpPermission) {
+			p.IpProtocol = aws.String("tpc")
+		}, "InvalidParameterValue"},
+		"no block": {func(p *types.IpPermission) {
+			p.IpRanges[0].CidrIp = aws.String("10.0.0.0")
+		}, "InvalidParameterValue"},
+		"IPv6 as IPv4": {func(p *types.IpPermission) {
+			p.IpRanges[0].CidrIp = aws.String("::/0")
+		}, "InvalidParameterValue"},
+		"no peer": {func(p *types.IpPermission) { p.IpRanges = nil }, "MissingParameter"},
 		"no such group": {func(p *types.IpPermission) {
 			p.UserIdGroupPairs = []types.UserIdGroupPair{{GroupId: aws.String("sg-0")}}
 		}, "InvalidGroup.NotFound"},
 		"no such prefix list": {func(p *types.IpPermission) {
 			p.PrefixListIds = []types.PrefixListId{{PrefixListId: aws.String("pl-0")}}
 		}, "InvalidPrefixListID.NotFound"},
-		"a wrong description":  {func(p *types.IpPermission) { p.IpRanges[0].Description = aws.String("<b>") }, "InvalidParameterValue"},
-		"a long description":   {func(p *types.IpPermission) { p.IpRanges[0].Description = aws.String(strings.Repeat("x", 256)) }, "InvalidParameterValue"},
-		"all ports of TCP":     {func(p *types.IpPermission) { p.FromPort, p.ToPort = aws.Int32(-1), aws.Int32(-1) }, ""},
+		"a wrong description": {func(p *types.IpPermission) {
+			p.IpRanges[0].Description = aws.String("<b>")
+		}, "InvalidParameterValue"},
+		"a long description": {func(p *types.IpPermission) {
+			p.IpRanges[0].Description = aws.String(strings.Repeat("x", 256))
+		}, "InvalidParameterValue"},
+		"all ports of TCP": {func(p *types.IpPermission) {
+			p.FromPort, p.ToPort = aws.Int32(-1), aws.Int32(-1)
+		}, ""},
 		"a protocol by number": {func(p *types.IpPermission) { p.IpProtocol = aws.String("50") }, ""},
 	} {
 		p := tcp(9000, "10.0.0.0/8")
@@ -113,7 +133,8 @@ func TestRules(t *testing.T) {
 	}
 
 	want(t, "revoking what there is not", w.revoke(tcp(443, "10.0.0.0/9")), "InvalidPermission.NotFound")
-	want(t, "revoking one that there is and one that is not", w.revoke(tcp(443, "10.0.0.0/8"), tcp(1, "10.0.0.0/8")), "InvalidPermission.NotFound")
+	want(t, "revoking one that there is and one that is not", w.revoke(tcp(443, "10.0.0.0/8"), tcp(1, "10.0.0.0/8")),
+		"InvalidPermission.NotFound")
 	want(t, "revoking", w.revoke(tcp(443, "10.0.0.0/8")), "")
 	want(t, "revoking again", w.revoke(tcp(443, "10.0.0.0/8")), "InvalidPermission.NotFound")
 	many := make([]types.IpPermission, maxRules-3)
@@ -132,22 +153,26 @@ func TestPermissions(t *testing.T) {
 		GroupId: &w.group,
 		IpPermissions: []types.IpPermission{{
 			IpProtocol: aws.String("tcp"), FromPort: aws.Int32(80), ToPort: aws.Int32(81),
-			IpRanges:         []types.IpRange{{CidrIp: aws.String("10.1.2.3/8"), Description: aws.String("a")}, {CidrIp: aws.String("11.0.0.0/8")}},
+			IpRanges: []types.IpRange{{CidrIp: aws.String("10.1.2.3/8"), Description: aws.String("a")},
+				{CidrIp: aws.String("11.0.0.0/8")}},
 			Ipv6Ranges:       []types.Ipv6Range{{CidrIpv6: aws.String("2a00::/16")}},
 			UserIdGroupPairs: []types.UserIdGroupPair{{GroupId: &w.group}},
 			PrefixListIds:    []types.PrefixListId{{PrefixListId: aws.String("pl-68a54001")}},
 		}},
-		TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeSecurityGroupRule, Tags: []types.Tag{tag("a", "b")}}},
+		TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeSecurityGroupRule,
+			Tags: []types.Tag{tag("a", "b")}}},
 	}))(t)
 	if len(out.SecurityGroupRules) != 5 || *out.SecurityGroupRules[0].Tags[0].Value != "b" {
 		t.Fatalf("the rules made: %+v", out.SecurityGroupRules)
 	}
-	got := must(w.client.DescribeSecurityGroups(ctx, &sdk.DescribeSecurityGroupsInput{Filters: by("ip-permission.cidr", "10.0.0.0/8")}))(t).SecurityGroups
+	got := must(w.client.DescribeSecurityGroups(ctx, &sdk.DescribeSecurityGroupsInput{Filters: by("ip-permission.cidr",
+		"10.0.0.0/8")}))(t).SecurityGroups
 	if len(got) != 1 || len(got[0].IpPermissions) != 1 {
 		t.Fatalf("the group: %+v", got)
 	}
 	p := got[0].IpPermissions[0]
-	if fmt.Sprint(*p.FromPort, *p.ToPort, len(p.IpRanges), len(p.Ipv6Ranges), len(p.UserIdGroupPairs), len(p.PrefixListIds)) != "80 81 2 1 1 1" ||
+	if fmt.Sprint(*p.FromPort, *p.ToPort, len(p.IpRanges), len(p.Ipv6Ranges), len(p.UserIdGroupPairs),
+		len(p.PrefixListIds)) != "80 81 2 1 1 1" ||
 		*p.IpRanges[0].CidrIp != "10.0.0.0/8" || *p.IpRanges[0].Description != "a" {
 		t.Errorf("the permission: %+v", p)
 	}
@@ -155,24 +180,31 @@ func TestPermissions(t *testing.T) {
 	id := out.SecurityGroupRules[2].SecurityGroupRuleId
 	modify := func(rule types.SecurityGroupRuleRequest) error {
 		_, err := w.client.ModifySecurityGroupRules(ctx, &sdk.ModifySecurityGroupRulesInput{
-			GroupId: &w.group, SecurityGroupRules: []types.SecurityGroupRuleUpdate{{SecurityGroupRuleId: id, SecurityGroupRule: &rule}},
+			GroupId: &w.group, SecurityGroupRules: []types.SecurityGroupRuleUpdate{{SecurityGroupRuleId: id,
+				SecurityGroupRule: &rule}},
 		})
 		return err
 	}
-	changed := types.SecurityGroupRuleRequest{IpProtocol: aws.String("udp"), FromPort: aws.Int32(53), ToPort: aws.Int32(53), CidrIpv6: aws.String("::/0"), Description: aws.String("dns")}
+	changed := types.SecurityGroupRuleRequest{IpProtocol: aws.String("udp"), FromPort: aws.Int32(53),
+		ToPort: aws.Int32(53), CidrIpv6: aws.String("::/0"), Description: aws.String("dns")}
 	want(t, "changing a rule", modify(changed), "")
 	changed.CidrIpv4 = aws.String("0.0.0.0/0")
 	want(t, "two peers", modify(changed), "InvalidParameterCombination")
-	same := types.SecurityGroupRuleRequest{IpProtocol: aws.String("tcp"), FromPort: aws.Int32(80), ToPort: aws.Int32(81), CidrIpv4: aws.String("10.0.0.0/8")}
+	same := types.SecurityGroupRuleRequest{IpProtocol: aws.String("tcp"), FromPort: aws.Int32(80),
+		ToPort: aws.Int32(81), CidrIpv4: aws.String("10.0.0.0/8")}
 	want(t, "into one that there is", modify(same), "InvalidPermission.Duplicate")
 	must(w.client.UpdateSecurityGroupRuleDescriptionsIngress(ctx, &sdk.UpdateSecurityGroupRuleDescriptionsIngressInput{
-		GroupId: &w.group, SecurityGroupRuleDescriptions: []types.SecurityGroupRuleDescription{{SecurityGroupRuleId: id, Description: aws.String("names")}},
+		GroupId: &w.group, SecurityGroupRuleDescriptions: []types.SecurityGroupRuleDescription{{SecurityGroupRuleId: id,
+			Description: aws.String("names")}},
 	}))(t)
-	rule := must(w.client.DescribeSecurityGroupRules(ctx, &sdk.DescribeSecurityGroupRulesInput{SecurityGroupRuleIds: []string{*id}}))(t).SecurityGroupRules[0]
+	rule := must(w.client.DescribeSecurityGroupRules(ctx, &sdk.DescribeSecurityGroupRulesInput{
+		SecurityGroupRuleIds: []string{*id}}))(t).SecurityGroupRules[0]
 	if *rule.IpProtocol != "udp" || *rule.CidrIpv6 != "::/0" || rule.CidrIpv4 != nil || *rule.Description != "names" {
 		t.Errorf("the changed rule: %+v", rule)
 	}
-	must(w.client.RevokeSecurityGroupIngress(ctx, &sdk.RevokeSecurityGroupIngressInput{GroupId: &w.group, SecurityGroupRuleIds: []string{*id}}))(t)
-	_, err := w.client.DescribeSecurityGroupRules(ctx, &sdk.DescribeSecurityGroupRulesInput{SecurityGroupRuleIds: []string{*id}})
+	must(w.client.RevokeSecurityGroupIngress(ctx, &sdk.RevokeSecurityGroupIngressInput{GroupId: &w.group,
+		SecurityGroupRuleIds: []string{*id}}))(t)
+	_, err := w.client.DescribeSecurityGroupRules(ctx, &sdk.DescribeSecurityGroupRulesInput{
+		SecurityGroupRuleIds: []string{*id}})
 	want(t, "a rule that is gone", err, "InvalidSecurityGroupRuleId.NotFound")
 }

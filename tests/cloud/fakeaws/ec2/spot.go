@@ -21,12 +21,14 @@ type spotRequest struct {
 
 // spotWords are the messages of the status codes in use.
 var spotWords = map[string]string{
-	"fulfilled":                             "Your spot request is fulfilled.",
-	"marked-for-termination":                "Your spot instance is marked for termination.",
-	"marked-for-stop":                       "Your spot instance is marked for stop.",
-	"instance-terminated-by-user":           "Your spot instance was terminated by user.",
-	"instance-terminated-no-capacity":       "Your Spot instance was terminated because there is no Spot capacity available that matches your request.",
-	"instance-stopped-no-capacity":          "Your Spot instance was stopped because there is no Spot capacity available that matches your request.",
+	"fulfilled":                   "Your spot request is fulfilled.",
+	"marked-for-termination":      "Your spot instance is marked for termination.",
+	"marked-for-stop":             "Your spot instance is marked for stop.",
+	"instance-terminated-by-user": "Your spot instance was terminated by user.",
+	"instance-terminated-no-capacity": "Your Spot instance was terminated because there is no Spot capacity " +
+		"available that matches your request.",
+	"instance-stopped-no-capacity": "Your Spot instance was stopped because there is no Spot capacity " +
+		"available that matches your request.",
 	"instance-stopped-by-user":              "Your spot instance was stopped by user.",
 	"request-canceled-and-instance-running": "Your Spot request was canceled, and the instance is still running.",
 	"canceled-before-fulfillment":           "Your Spot request was canceled before it was fulfilled.",
@@ -52,7 +54,8 @@ func checkMarket(m *marketOptions) error {
 	case behavior != "terminate" && behavior != "stop" && behavior != "hibernate":
 		return invalid("InstanceInterruptionBehavior", behavior)
 	case behavior != "terminate" && kind != "persistent":
-		return invalidCombination("Instance interruption behavior " + behavior + " requires a persistent Spot Instance request.")
+		return invalidCombination("Instance interruption behavior " + behavior +
+			" requires a persistent Spot Instance request.")
 	case o.ValidUntil != nil && kind != "persistent":
 		return invalidCombination("A one-time Spot Instance request cannot have validUntil.")
 	}
@@ -62,7 +65,8 @@ func checkMarket(m *marketOptions) error {
 func (s *Service) createSpotRequest(i *instance) *spotRequest {
 	r := &spotRequest{entity: s.entity("sir"), instance: i, kind: "one-time", behavior: "terminate", state: "active"}
 	if o := i.data.InstanceMarketOptions.SpotOptions; o != nil {
-		r.kind, r.behavior, r.price = orElse(o.SpotInstanceType, r.kind), orElse(o.InstanceInterruptionBehavior, r.behavior), value(o.MaxPrice)
+		r.kind, r.behavior, r.price = orElse(o.SpotInstanceType, r.kind),
+			orElse(o.InstanceInterruptionBehavior, r.behavior), value(o.MaxPrice)
 	}
 	s.setSpot(r, "active", "fulfilled")
 	s.spotRequests[r.id] = r
@@ -73,7 +77,8 @@ func (s *Service) setSpot(r *spotRequest, state, code string) {
 	r.state, r.statusCode, r.updated = state, code, s.cfg.Now()
 }
 
-// spotEnded records an instance's end in its request: a one-time request is closed; a persistent one too, as this cloud does not fill it again.
+// spotEnded records an instance's end in its request: a one-time request is closed; a persistent one too, as this cloud
+// does not fill it again.
 func (s *Service) spotEnded(i *instance) {
 	r := i.spot
 	if r == nil || r.state == "closed" || r.state == "cancelled" {
@@ -116,12 +121,15 @@ type launchSpecXML struct {
 
 func (s *Service) spotRequestXML(r *spotRequest) spotRequestXML {
 	out := spotRequestXML{
-		CreateTime: wire.Time{Time: r.created}, Behavior: r.behavior, Product: "Linux/UNIX", ID: r.id, SpotPrice: cmp.Or(r.price, "1.000000"), State: r.state, Type: r.kind,
-		Status: spotRequestStatus{Code: r.statusCode, Message: spotWords[r.statusCode], UpdateTime: wire.Time{Time: r.updated}}, Tags: s.tagList(r.id),
+		CreateTime: wire.Time{Time: r.created}, Behavior: r.behavior, Product: "Linux/UNIX", ID: r.id,
+		SpotPrice: cmp.Or(r.price, "1.000000"), State: r.state, Type: r.kind,
+		Status: spotRequestStatus{Code: r.statusCode, Message: spotWords[r.statusCode],
+			UpdateTime: wire.Time{Time: r.updated}}, Tags: s.tagList(r.id),
 	}
 	if i := r.instance; i != nil {
 		out.InstanceID, out.LaunchedZone = i.id, i.zone
-		out.Launch = launchSpecXML{ImageID: i.image.id, InstanceType: i.kind.name, Groups: s.groupRefs(i.groups), SubnetID: i.subnet}
+		out.Launch = launchSpecXML{ImageID: i.image.id, InstanceType: i.kind.name, Groups: s.groupRefs(i.groups),
+			SubnetID: i.subnet}
 	}
 	return out
 }
@@ -158,7 +166,8 @@ func (s *Service) describeSpotInstanceRequests(c *wire.Call) (any, error) {
 	if err := dryRun(in.DryRun); err != nil {
 		return nil, err
 	}
-	found, next, err := find(s, s.spotRequests, query{in.ID, in.Filter, in.MaxResults, in.NextToken}, through(s.spotRequestXML, spotFilters))
+	found, next, err := find(s, s.spotRequests, query{in.ID, in.Filter, in.MaxResults, in.NextToken},
+		through(s.spotRequestXML, spotFilters))
 	if err != nil {
 		return nil, err
 	}

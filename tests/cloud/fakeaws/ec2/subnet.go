@@ -51,7 +51,8 @@ func (s *Service) Subnet(id string) (SubnetView, bool) {
 	}
 	s.settleInterfaces()
 	view := SubnetView{
-		ID: n.id, VPC: n.vpc, Zone: n.zone, IPv4: n.block, Native: n.native, MapPublic: n.mapPublic, HostnameType: n.hostnameType, Free: s.freeCount(n),
+		ID: n.id, VPC: n.vpc, Zone: n.zone, IPv4: n.block, Native: n.native, MapPublic: n.mapPublic,
+		HostnameType: n.hostnameType, Free: s.freeCount(n),
 	}
 	if len(n.blocks6) > 0 {
 		view.IPv6 = n.blocks6[0].prefix
@@ -127,7 +128,9 @@ func (s *Service) createSubnet(c *wire.Call) (any, error) {
 	n := &subnet{vpc: v.id, zone: zone, native: in.Ipv6Native, assignIPv6: in.Ipv6Native, hostnameType: "ip-name"}
 	switch {
 	case in.Ipv6Native && in.CidrBlock != "":
-		return nil, failf("InvalidParameterCombination", "When specifying ipv4 parameters, cidrBlock or ipv4IpamPoolId, you cannot set ipv6Native to true.")
+		return nil,
+			failf("InvalidParameterCombination",
+				"When specifying ipv4 parameters, cidrBlock or ipv4IpamPoolId, you cannot set ipv6Native to true.")
 	case in.Ipv6Native && in.Ipv6CidrBlock == "":
 		return nil, failf("MissingParameter", "Either 'ipv6CidrBlock' or 'ipv6IpamPoolId' should be provided.")
 	case !in.Ipv6Native && in.CidrBlock == "":
@@ -159,7 +162,8 @@ func (s *Service) createSubnet(c *wire.Call) (any, error) {
 // subnetZone is the zone that is asked for by name or ID, or one chosen by AWS.
 func (s *Service) subnetZone(name, id string) (string, error) {
 	if name != "" && id != "" {
-		return "", failf("InvalidParameterCombination", "Only one of AvailabilityZone and AvailabilityZoneId may be specified")
+		return "",
+			failf("InvalidParameterCombination", "Only one of AvailabilityZone and AvailabilityZoneId may be specified")
 	}
 	for _, zone := range s.cfg.Zones {
 		if zone == name || name == "" && (id == "" || s.zoneID(zone) == id) {
@@ -169,15 +173,20 @@ func (s *Service) subnetZone(name, id string) (string, error) {
 	if id != "" {
 		return "", failf("InvalidParameterValue", "Value (%s) for parameter availabilityZoneId is invalid.", id)
 	}
-	return "", failf("InvalidParameterValue", "Value (%s) for parameter availabilityZone is invalid. Subnets can currently only be created in the following "+
-		"availability zones: %s.", name, strings.Join(s.cfg.Zones, ", "))
+	return "",
+		failf("InvalidParameterValue",
+			"Value (%s) for parameter availabilityZone is invalid. Subnets can currently only be created in the "+
+				"following "+
+				"availability zones: %s.", name, strings.Join(s.cfg.Zones, ", "))
 }
 
 // subnetBlock reads the IPv4 block of a new subnet: inside one of the VPC's, /16 to /28, and free.
 func (s *Service) subnetBlock(v *vpc, text string) (netip.Prefix, error) {
 	block, err := netip.ParsePrefix(text)
 	if err != nil || !block.Addr().Is4() {
-		return netip.Prefix{}, failf("InvalidParameterValue", "Value (%s) for parameter cidrBlock is invalid. This is not a valid CIDR block.", text)
+		return netip.Prefix{},
+			failf("InvalidParameterValue",
+				"Value (%s) for parameter cidrBlock is invalid. This is not a valid CIDR block.", text)
 	}
 	block = block.Masked()
 	if block.Bits() < 16 || block.Bits() > 28 || !within(v.blocks, block) {
@@ -193,14 +202,18 @@ func (s *Service) subnetBlock(v *vpc, text string) (netip.Prefix, error) {
 func (s *Service) subnetBlock6(v *vpc, text string) (netip.Prefix, error) {
 	block, err := netip.ParsePrefix(text)
 	if err != nil || !block.Addr().Is6() || block.Addr().Is4In6() {
-		return netip.Prefix{}, failf("InvalidParameterValue", "Value (%s) for parameter ipv6CidrBlock is invalid. This is not a valid IPv6 CIDR block.", text)
+		return netip.Prefix{},
+			failf("InvalidParameterValue",
+				"Value (%s) for parameter ipv6CidrBlock is invalid. This is not a valid IPv6 CIDR block.", text)
 	}
 	block = block.Masked()
 	if block.Bits() < 44 || block.Bits() > 64 || block.Bits()%4 != 0 || !within(v.blocks6, block) {
 		return netip.Prefix{}, failf("InvalidSubnet.Range", "The CIDR '%s' is invalid.", text)
 	}
 	if some(s.subnets, func(n *subnet) bool {
-		return n.vpc == v.id && slices.ContainsFunc(n.blocks6, func(b cidrBlock) bool { return b.prefix.Overlaps(block) })
+		return n.vpc == v.id && slices.ContainsFunc(n.blocks6, func(b cidrBlock) bool {
+			return b.prefix.Overlaps(block)
+		})
 	}) {
 		return netip.Prefix{}, failf("InvalidSubnet.Conflict", "The CIDR '%s' conflicts with another subnet", text)
 	}
@@ -208,7 +221,9 @@ func (s *Service) subnetBlock6(v *vpc, text string) (netip.Prefix, error) {
 }
 
 func within(blocks []cidrBlock, block netip.Prefix) bool {
-	return slices.ContainsFunc(blocks, func(b cidrBlock) bool { return b.prefix.Bits() <= block.Bits() && b.prefix.Contains(block.Addr()) })
+	return slices.ContainsFunc(blocks, func(b cidrBlock) bool {
+		return b.prefix.Bits() <= block.Bits() && b.prefix.Contains(block.Addr())
+	})
 }
 
 func (s *Service) deleteSubnet(c *wire.Call) (any, error) {
@@ -271,15 +286,18 @@ type subnetXML struct {
 
 func (s *Service) subnetXML(n *subnet) subnetXML {
 	out := subnetXML{
-		ID: n.id, ARN: s.ARN(n.id), VPC: n.vpc, Owner: s.cfg.Account, State: "available", Native: n.native, Free: s.freeCount(n), Zone: n.zone,
-		ZoneID: s.zoneID(n.zone), MapPublic: n.mapPublic, AssignIPv6: n.assignIPv6, DNS64: n.dns64, HostnameType: n.hostnameType, NameA: n.nameA,
+		ID: n.id, ARN: s.ARN(n.id), VPC: n.vpc, Owner: s.cfg.Account, State: "available", Native: n.native,
+		Free: s.freeCount(n), Zone: n.zone,
+		ZoneID: s.zoneID(n.zone), MapPublic: n.mapPublic, AssignIPv6: n.assignIPv6, DNS64: n.dns64,
+		HostnameType: n.hostnameType, NameA: n.nameA,
 		NameAAAA: n.nameAAAA, Tags: s.tagList(n.id),
 	}
 	if n.block.IsValid() {
 		out.Block = n.block.String()
 	}
 	for _, b := range n.blocks6 {
-		out.Blocks6 = append(out.Blocks6, subnetBlock6XML{b.association, b.prefix.String(), blockState{"associated"}, "public", "amazon"})
+		out.Blocks6 = append(out.Blocks6, subnetBlock6XML{b.association, b.prefix.String(), blockState{"associated"},
+			"public", "amazon"})
 	}
 	return out
 }
@@ -304,32 +322,39 @@ func (s *Service) describeSubnets(c *wire.Call) (any, error) {
 		return []string{n.block.String()}
 	}
 	zone := func(n *subnet) []string { return []string{n.zone} }
-	found, next, err := find(s, s.subnets, query{in.SubnetID, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*subnet) []string{
-		"availability-zone":          zone,
-		"availabilityZone":           zone,
-		"availability-zone-id":       func(n *subnet) []string { return []string{s.zoneID(n.zone)} },
-		"availabilityZoneId":         func(n *subnet) []string { return []string{s.zoneID(n.zone)} },
-		"available-ip-address-count": func(n *subnet) []string { return []string{strconv.Itoa(s.freeCount(n))} },
-		"cidr":                       block,
-		"cidr-block":                 block,
-		"cidrBlock":                  block,
-		"default-for-az":             func(*subnet) []string { return []string{"false"} },
-		"defaultForAz":               func(*subnet) []string { return []string{"false"} },
-		"enable-dns64":               func(n *subnet) []string { return flag(n.dns64) },
-		"ipv6-cidr-block-association.association-id":       func(n *subnet) []string { return associations(n.blocks6) },
-		"ipv6-cidr-block-association.ipv6-cidr-block":      func(n *subnet) []string { return prefixes(n.blocks6) },
-		"ipv6-cidr-block-association.state":                func(n *subnet) []string { return states(n.blocks6) },
-		"ipv6-native":                                      func(n *subnet) []string { return flag(n.native) },
-		"map-public-ip-on-launch":                          func(n *subnet) []string { return flag(n.mapPublic) },
-		"owner-id":                                         func(*subnet) []string { return []string{s.cfg.Account} },
-		"private-dns-name-options-on-launch.hostname-type": func(n *subnet) []string { return []string{n.hostnameType} },
-		"private-dns-name-options-on-launch.enable-resource-name-dns-a-record":    func(n *subnet) []string { return flag(n.nameA) },
-		"private-dns-name-options-on-launch.enable-resource-name-dns-aaaa-record": func(n *subnet) []string { return flag(n.nameAAAA) },
-		"state":      func(*subnet) []string { return []string{"available"} },
-		"subnet-arn": func(n *subnet) []string { return []string{s.ARN(n.id)} },
-		"subnet-id":  func(n *subnet) []string { return []string{n.id} },
-		"vpc-id":     func(n *subnet) []string { return []string{n.vpc} },
-	})
+	found, next, err := find(s, s.subnets, query{in.SubnetID, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*subnet) []string{
+			"availability-zone":          zone,
+			"availabilityZone":           zone,
+			"availability-zone-id":       func(n *subnet) []string { return []string{s.zoneID(n.zone)} },
+			"availabilityZoneId":         func(n *subnet) []string { return []string{s.zoneID(n.zone)} },
+			"available-ip-address-count": func(n *subnet) []string { return []string{strconv.Itoa(s.freeCount(n))} },
+			"cidr":                       block,
+			"cidr-block":                 block,
+			"cidrBlock":                  block,
+			"default-for-az":             func(*subnet) []string { return []string{"false"} },
+			"defaultForAz":               func(*subnet) []string { return []string{"false"} },
+			"enable-dns64":               func(n *subnet) []string { return flag(n.dns64) },
+			"ipv6-cidr-block-association.association-id":  func(n *subnet) []string { return associations(n.blocks6) },
+			"ipv6-cidr-block-association.ipv6-cidr-block": func(n *subnet) []string { return prefixes(n.blocks6) },
+			"ipv6-cidr-block-association.state":           func(n *subnet) []string { return states(n.blocks6) },
+			"ipv6-native":                                 func(n *subnet) []string { return flag(n.native) },
+			"map-public-ip-on-launch":                     func(n *subnet) []string { return flag(n.mapPublic) },
+			"owner-id":                                    func(*subnet) []string { return []string{s.cfg.Account} },
+			"private-dns-name-options-on-launch.hostname-type": func(n *subnet) []string {
+				return []string{n.hostnameType}
+			},
+			"private-dns-name-options-on-launch.enable-resource-name-dns-a-record": func(n *subnet) []string {
+				return flag(n.nameA)
+			},
+			"private-dns-name-options-on-launch.enable-resource-name-dns-aaaa-record": func(n *subnet) []string {
+				return flag(n.nameAAAA)
+			},
+			"state":      func(*subnet) []string { return []string{"available"} },
+			"subnet-arn": func(n *subnet) []string { return []string{s.ARN(n.id)} },
+			"subnet-id":  func(n *subnet) []string { return []string{n.id} },
+			"vpc-id":     func(n *subnet) []string { return []string{n.vpc} },
+		})
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,8 @@ func (s *Service) modifySubnetAttribute(c *wire.Call) (any, error) {
 		given *attribute
 		set   *bool
 	}{
-		{in.AssignIpv6AddressOnCreation, &n.assignIPv6}, {in.EnableDns64, &n.dns64}, {in.EnableResourceNameDnsARecordOnLaunch, &n.nameA},
+		{in.AssignIpv6AddressOnCreation, &n.assignIPv6}, {in.EnableDns64, &n.dns64},
+		{in.EnableResourceNameDnsARecordOnLaunch, &n.nameA},
 		{in.EnableResourceNameDnsAAAARecordOnLaunch, &n.nameAAAA}, {in.MapPublicIpOnLaunch, &n.mapPublic},
 	}
 	given := 0
@@ -52,12 +53,15 @@ func (s *Service) modifySubnetAttribute(c *wire.Call) (any, error) {
 		return nil, missing("attribute")
 	case given > 1: // "You can only modify one attribute at a time."
 		return nil, failf("InvalidParameterCombination", "Only one subnet attribute can be modified at a time")
-	case len(n.blocks6) == 0 && (on(in.AssignIpv6AddressOnCreation) || on(in.EnableDns64) || on(in.EnableResourceNameDnsAAAARecordOnLaunch)):
+	case len(n.blocks6) == 0 && (on(in.AssignIpv6AddressOnCreation) || on(in.EnableDns64) ||
+		on(in.EnableResourceNameDnsAAAARecordOnLaunch)):
 		return nil, failf("InvalidParameterValue", "Invalid value for the subnet '%s': it has no IPv6 CIDR block", n.id)
 	case n.native && (on(in.MapPublicIpOnLaunch) || on(in.EnableResourceNameDnsARecordOnLaunch)):
 		return nil, failf("InvalidParameterValue", "Invalid value for the IPv6-only subnet '%s'", n.id)
 	case n.native && in.AssignIpv6AddressOnCreation != nil && !*in.AssignIpv6AddressOnCreation.Value:
-		return nil, failf("InvalidParameterValue", "AssignIpv6AddressOnCreation cannot be off in the IPv6-only subnet '%s'", n.id)
+		return nil,
+			failf("InvalidParameterValue", "AssignIpv6AddressOnCreation cannot be off in the IPv6-only subnet '%s'",
+				n.id)
 	}
 	if kind := in.PrivateDnsHostnameTypeOnLaunch; kind != nil {
 		if *kind != "ip-name" && *kind != "resource-name" || n.native && *kind == "ip-name" {
@@ -100,7 +104,8 @@ func (s *Service) associateSubnetBlock(c *wire.Call) (any, error) {
 	}
 	block := cidrBlock{newID("subnet-cidr-assoc"), prefix}
 	n.blocks6 = []cidrBlock{block}
-	return subnetBlockAnswer{n.id, subnetBlock6XML{block.association, prefix.String(), blockState{"associating"}, "public", "amazon"}}, nil
+	return subnetBlockAnswer{n.id, subnetBlock6XML{block.association, prefix.String(), blockState{"associating"},
+		"public", "amazon"}}, nil
 }
 
 type subnetBlockAnswer struct {
@@ -124,13 +129,19 @@ func (s *Service) disassociateSubnetBlock(c *wire.Call) (any, error) {
 		}
 		block := n.blocks6[0]
 		if n.native {
-			return nil, failf("OperationNotPermitted", "The IPv6 CIDR block of the IPv6-only subnet '%s' may not be disassociated", n.id)
+			return nil,
+				failf("OperationNotPermitted",
+					"The IPv6 CIDR block of the IPv6-only subnet '%s' may not be disassociated", n.id)
 		}
 		if some(s.interfaces, func(i *Interface) bool { return i.Subnet == n.id && len(i.IPv6) > 0 }) {
-			return nil, failf("InvalidCidrBlock.InUse", "The subnet %s currently has addresses of %s in use", n.id, block.prefix)
+			return nil, failf("InvalidCidrBlock.InUse", "The subnet %s currently has addresses of %s in use", n.id,
+				block.prefix)
 		}
 		n.blocks6, n.assignIPv6, n.dns64 = nil, false, false
-		return subnetBlockAnswer{n.id, subnetBlock6XML{block.association, block.prefix.String(), blockState{"disassociating"}, "public", "amazon"}}, nil
+		return subnetBlockAnswer{n.id, subnetBlock6XML{block.association, block.prefix.String(),
+			blockState{"disassociating"}, "public", "amazon"}}, nil
 	}
-	return nil, failf("InvalidSubnetCidrBlockAssociationID.NotFound", "The subnet CIDR block association ID '%s' does not exist", in.AssociationID)
+	return nil,
+		failf("InvalidSubnetCidrBlockAssociationID.NotFound",
+			"The subnet CIDR block association ID '%s' does not exist", in.AssociationID)
 }

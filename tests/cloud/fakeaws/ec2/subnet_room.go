@@ -82,7 +82,9 @@ func (n *subnet) choose(taken map[netip.Addr]bool) (netip.Addr, error) {
 			return a, nil
 		}
 	}
-	return netip.Addr{}, failf("InsufficientFreeAddressesInSubnet", "The specified subnet does not have enough free addresses to satisfy the request.")
+	return netip.Addr{},
+		failf("InsufficientFreeAddressesInSubnet",
+			"The specified subnet does not have enough free addresses to satisfy the request.")
 }
 
 // choose6 takes a free IPv6 address, at random as AWS does, and marks it in taken.
@@ -128,7 +130,9 @@ func (n *subnet) claim(a netip.Addr, taken map[netip.Addr]bool) error {
 func parseAddress(parameter, text string, six bool) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Is6() != six || a.Is4In6() || a.Zone() != "" {
-		return netip.Addr{}, failf("InvalidParameterValue", "Value (%s) for parameter %s is invalid. Invalid IPv%d address", text, parameter, map[bool]int{false: 4, true: 6}[six])
+		return netip.Addr{},
+			failf("InvalidParameterValue", "Value (%s) for parameter %s is invalid. Invalid IPv%d address", text,
+				parameter, map[bool]int{false: 4, true: 6}[six])
 	}
 	return a, nil
 }

@@ -21,31 +21,41 @@ func (w *vmWorld) block6(n byte, bits int) string {
 
 func (w *vmWorld) subnet(id string) types.Subnet {
 	w.Helper()
-	return must(w.client.DescribeSubnets(w.Context(), &sdk.DescribeSubnetsInput{SubnetIds: []string{id}}))(w.T).Subnets[0]
+	return must(w.client.DescribeSubnets(w.Context(), &sdk.DescribeSubnetsInput{SubnetIds: []string{id}}))(
+		w.T).Subnets[0]
 }
 
 func TestSubnetBlocks(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
-	must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.64.0/24"), Ipv6CidrBlock: aws.String(w.block6(9, 64))}))(t)
+	must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.64.0/24"),
+		Ipv6CidrBlock: aws.String(w.block6(9, 64))}))(t)
 	for name, c := range map[string]struct {
 		in   sdk.CreateSubnetInput
 		want string
 	}{
-		"outside of the VPC":     {sdk.CreateSubnetInput{CidrBlock: aws.String("10.1.0.0/24")}, "InvalidSubnet.Range"},
-		"larger than the VPC":    {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.0.0/15")}, "InvalidSubnet.Range"},
-		"too small":              {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/29")}, "InvalidSubnet.Range"},
-		"overlapping":            {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.0.0/22")}, "InvalidSubnet.Conflict"},
-		"the same":               {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.1.0/24")}, "InvalidSubnet.Conflict"},
-		"no block":               {sdk.CreateSubnetInput{}, "MissingParameter"},
-		"no CIDR":                {sdk.CreateSubnetInput{CidrBlock: aws.String("ten")}, "InvalidParameterValue"},
-		"no zone":                {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"), AvailabilityZone: aws.String("us-east-1a")}, "InvalidParameterValue"},
-		"no VPC":                 {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"), VpcId: aws.String("vpc-0")}, "InvalidVpcID.NotFound"},
-		"IPv6 conflict":          {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"), Ipv6CidrBlock: aws.String(w.block6(9, 64))}, "InvalidSubnet.Conflict"},
-		"IPv6 outside":           {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"), Ipv6CidrBlock: aws.String("2a00::/64")}, "InvalidSubnet.Range"},
-		"IPv6 between the steps": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"), Ipv6CidrBlock: aws.String(w.block6(2, 63))}, "InvalidSubnet.Range"},
-		"IPv6-only with IPv4":    {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"), Ipv6Native: aws.Bool(true)}, "InvalidParameterCombination"},
-		"IPv6-only without any":  {sdk.CreateSubnetInput{Ipv6Native: aws.Bool(true)}, "MissingParameter"},
+		"outside of the VPC":  {sdk.CreateSubnetInput{CidrBlock: aws.String("10.1.0.0/24")}, "InvalidSubnet.Range"},
+		"larger than the VPC": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.0.0/15")}, "InvalidSubnet.Range"},
+		"too small":           {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/29")}, "InvalidSubnet.Range"},
+		"overlapping": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.0.0/22")},
+			"InvalidSubnet.Conflict"},
+		"the same": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.1.0/24")},
+			"InvalidSubnet.Conflict"},
+		"no block": {sdk.CreateSubnetInput{}, "MissingParameter"},
+		"no CIDR":  {sdk.CreateSubnetInput{CidrBlock: aws.String("ten")}, "InvalidParameterValue"},
+		"no zone": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"),
+			AvailabilityZone: aws.String("us-east-1a")}, "InvalidParameterValue"},
+		"no VPC": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"),
+			VpcId: aws.String("vpc-0")}, "InvalidVpcID.NotFound"},
+		"IPv6 conflict": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"),
+			Ipv6CidrBlock: aws.String(w.block6(9, 64))}, "InvalidSubnet.Conflict"},
+		"IPv6 outside": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"),
+			Ipv6CidrBlock: aws.String("2a00::/64")}, "InvalidSubnet.Range"},
+		"IPv6 between the steps": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"),
+			Ipv6CidrBlock: aws.String(w.block6(2, 63))}, "InvalidSubnet.Range"},
+		"IPv6-only with IPv4": {sdk.CreateSubnetInput{CidrBlock: aws.String("10.0.9.0/24"),
+			Ipv6Native: aws.Bool(true)}, "InvalidParameterCombination"},
+		"IPv6-only without any": {sdk.CreateSubnetInput{Ipv6Native: aws.Bool(true)}, "MissingParameter"},
 	} {
 		if c.in.VpcId == nil {
 			c.in.VpcId = &w.vpc
@@ -54,7 +64,8 @@ func TestSubnetBlocks(t *testing.T) {
 		want(t, name, err, c.want)
 	}
 	got := w.subnet(w.addSubnet("10.0.9.7/24", "us-west-2c"))
-	if *got.CidrBlock != "10.0.9.0/24" || *got.AvailabilityZoneId != "usw2-az3" || got.State != types.SubnetStateAvailable || *got.AvailableIpAddressCount != 251 {
+	if *got.CidrBlock != "10.0.9.0/24" || *got.AvailabilityZoneId != "usw2-az3" ||
+		got.State != types.SubnetStateAvailable || *got.AvailableIpAddressCount != 251 {
 		t.Errorf("the subnet: %+v", got)
 	}
 }
@@ -86,7 +97,8 @@ func TestSubnetRoom(t *testing.T) {
 	}
 	room(11)
 	for address, wanted := range map[string]string{
-		"10.0.16.0": "InvalidParameterValue", "10.0.16.3": "InvalidParameterValue", "10.0.16.15": "InvalidParameterValue", "10.0.16.16": "InvalidParameterValue",
+		"10.0.16.0": "InvalidParameterValue", "10.0.16.3": "InvalidParameterValue",
+		"10.0.16.15": "InvalidParameterValue", "10.0.16.16": "InvalidParameterValue",
 		"10.0.1.9": "InvalidParameterValue", "x": "InvalidParameterValue", "::1": "InvalidParameterValue",
 	} {
 		_, err := create(address, 0)
@@ -113,7 +125,8 @@ func TestSubnetRoom(t *testing.T) {
 	_, err = create("", 0)
 	want(t, "no room", err, "InsufficientFreeAddressesInSubnet")
 	room(0)
-	must(w.client.DeleteNetworkInterface(ctx, &sdk.DeleteNetworkInterfaceInput{NetworkInterfaceId: first.NetworkInterfaceId}))(t)
+	must(w.client.DeleteNetworkInterface(ctx, &sdk.DeleteNetworkInterfaceInput{
+		NetworkInterfaceId: first.NetworkInterfaceId}))(t)
 	room(1)
 	if again := must(create("", 0))(t); *again.PrivateIpAddress != "10.0.16.9" {
 		t.Errorf("the freed address is not given again: %s", *again.PrivateIpAddress)
@@ -123,49 +136,62 @@ func TestSubnetRoom(t *testing.T) {
 func TestIPv6Subnet(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
-	made := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, Ipv6CidrBlock: aws.String(w.block6(5, 64)), Ipv6Native: aws.Bool(true)}))(t).Subnet
-	if !*made.Ipv6Native || !*made.AssignIpv6AddressOnCreation || *made.AvailableIpAddressCount != 0 || made.CidrBlock != nil ||
+	made := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc,
+		Ipv6CidrBlock: aws.String(w.block6(5, 64)), Ipv6Native: aws.Bool(true)}))(t).Subnet
+	if !*made.Ipv6Native || !*made.AssignIpv6AddressOnCreation || *made.AvailableIpAddressCount != 0 ||
+		made.CidrBlock != nil ||
 		made.PrivateDnsNameOptionsOnLaunch.HostnameType != types.HostnameTypeResourceName {
 		t.Errorf("the IPv6-only subnet: %+v", made)
 	}
-	eni := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: made.SubnetId}))(t).NetworkInterface
+	eni := must(w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: made.SubnetId}))(
+		t).NetworkInterface
 	block := netip.MustParsePrefix(w.block6(5, 64))
-	if len(eni.PrivateIpAddresses) != 0 || eni.PrivateIpAddress != nil || len(eni.Ipv6Addresses) != 1 || !block.Contains(netip.MustParseAddr(*eni.Ipv6Addresses[0].Ipv6Address)) {
+	if len(eni.PrivateIpAddresses) != 0 || eni.PrivateIpAddress != nil || len(eni.Ipv6Addresses) != 1 ||
+		!block.Contains(netip.MustParseAddr(*eni.Ipv6Addresses[0].Ipv6Address)) {
 		t.Errorf("the interface in it: %+v", eni)
 	}
-	_, err := w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: made.SubnetId, PrivateIpAddress: aws.String("10.0.0.9")})
+	_, err := w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: made.SubnetId,
+		PrivateIpAddress: aws.String("10.0.0.9")})
 	want(t, "an IPv4 address there", err, "InvalidParameterValue")
-	_, err = w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, Ipv6AddressCount: aws.Int32(1)})
+	_, err = w.client.CreateNetworkInterface(ctx, &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA,
+		Ipv6AddressCount: aws.Int32(1)})
 	want(t, "an IPv6 address in an IPv4 subnet", err, "InvalidParameterValue")
 
 	// Dual stack, an address of one's own, and one more afterwards.
-	dual := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.40.0/24"), Ipv6CidrBlock: aws.String(w.block6(6, 64))}))(t).Subnet
+	dual := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.40.0/24"),
+		Ipv6CidrBlock: aws.String(w.block6(6, 64))}))(t).Subnet
 	own := netip.MustParsePrefix(w.block6(6, 64)).Addr().Next().Next().Next().Next().Next().String()
-	specific := &sdk.CreateNetworkInterfaceInput{SubnetId: dual.SubnetId, Ipv6Addresses: []types.InstanceIpv6Address{{Ipv6Address: &own}}, EnablePrimaryIpv6: aws.Bool(true)}
+	specific := &sdk.CreateNetworkInterfaceInput{SubnetId: dual.SubnetId,
+		Ipv6Addresses: []types.InstanceIpv6Address{{Ipv6Address: &own}}, EnablePrimaryIpv6: aws.Bool(true)}
 	eni = must(w.client.CreateNetworkInterface(ctx, specific))(t).NetworkInterface
-	if len(eni.PrivateIpAddresses) != 1 || *eni.Ipv6Addresses[0].Ipv6Address != own || !*eni.Ipv6Addresses[0].IsPrimaryIpv6 {
+	if len(eni.PrivateIpAddresses) != 1 || *eni.Ipv6Addresses[0].Ipv6Address != own ||
+		!*eni.Ipv6Addresses[0].IsPrimaryIpv6 {
 		t.Errorf("the dual-stack interface: %+v", eni)
 	}
 	specific.ClientToken = nil // the SDK has put one in
 	_, err = w.client.CreateNetworkInterface(ctx, specific)
 	want(t, "a taken IPv6 address", err, "InvalidIPAddress.InUse")
-	added := must(w.client.AssignIpv6Addresses(ctx, &sdk.AssignIpv6AddressesInput{NetworkInterfaceId: eni.NetworkInterfaceId, Ipv6AddressCount: aws.Int32(2)}))(t)
+	added := must(w.client.AssignIpv6Addresses(ctx, &sdk.AssignIpv6AddressesInput{
+		NetworkInterfaceId: eni.NetworkInterfaceId, Ipv6AddressCount: aws.Int32(2)}))(t)
 	if len(added.AssignedIpv6Addresses) != 2 || slices.Contains(added.AssignedIpv6Addresses, own) {
 		t.Errorf("assigned: %v", added.AssignedIpv6Addresses)
 	}
-	must(w.client.UnassignIpv6Addresses(ctx, &sdk.UnassignIpv6AddressesInput{NetworkInterfaceId: eni.NetworkInterfaceId, Ipv6Addresses: added.AssignedIpv6Addresses}))(t)
+	must(w.client.UnassignIpv6Addresses(ctx, &sdk.UnassignIpv6AddressesInput{NetworkInterfaceId: eni.NetworkInterfaceId,
+		Ipv6Addresses: added.AssignedIpv6Addresses}))(t)
 	if got := w.eni(*eni.NetworkInterfaceId); len(got.Ipv6Addresses) != 1 {
 		t.Errorf("left: %+v", got.Ipv6Addresses)
 	}
 
 	// The block of a subnet comes and goes, but not from under interfaces.
 	disassociate := func(n *types.Subnet) error {
-		_, err := w.client.DisassociateSubnetCidrBlock(ctx, &sdk.DisassociateSubnetCidrBlockInput{AssociationId: n.Ipv6CidrBlockAssociationSet[0].AssociationId})
+		_, err := w.client.DisassociateSubnetCidrBlock(ctx, &sdk.DisassociateSubnetCidrBlockInput{
+			AssociationId: n.Ipv6CidrBlockAssociationSet[0].AssociationId})
 		return err
 	}
 	want(t, "the block of an IPv6-only subnet", disassociate(made), "OperationNotPermitted")
 	want(t, "a block in use", disassociate(dual), "InvalidCidrBlock.InUse")
-	must(w.client.DeleteNetworkInterface(ctx, &sdk.DeleteNetworkInterfaceInput{NetworkInterfaceId: eni.NetworkInterfaceId}))(t)
+	must(w.client.DeleteNetworkInterface(ctx, &sdk.DeleteNetworkInterfaceInput{
+		NetworkInterfaceId: eni.NetworkInterfaceId}))(t)
 	want(t, "a free block", disassociate(dual), "")
 	associate := &sdk.AssociateSubnetCidrBlockInput{SubnetId: dual.SubnetId, Ipv6CidrBlock: aws.String(w.block6(7, 64))}
 	must(w.client.AssociateSubnetCidrBlock(ctx, associate))(t)
@@ -175,18 +201,23 @@ func TestIPv6Subnet(t *testing.T) {
 
 func TestModifySubnet(t *testing.T) {
 	w := newVMWorld(t, nil)
-	native := *must(w.client.CreateSubnet(t.Context(), &sdk.CreateSubnetInput{VpcId: &w.vpc, Ipv6CidrBlock: aws.String(w.block6(5, 64)), Ipv6Native: aws.Bool(true)}))(t).Subnet.SubnetId
+	native := *must(w.client.CreateSubnet(t.Context(), &sdk.CreateSubnetInput{VpcId: &w.vpc,
+		Ipv6CidrBlock: aws.String(w.block6(5, 64)), Ipv6Native: aws.Bool(true)}))(t).Subnet.SubnetId
 	on, off := &types.AttributeBooleanValue{Value: aws.Bool(true)}, &types.AttributeBooleanValue{Value: aws.Bool(false)}
 	for name, c := range map[string]struct {
 		in   sdk.ModifySubnetAttributeInput
 		want string
 		seen func(types.Subnet) bool
 	}{
-		"nothing":            {in: sdk.ModifySubnetAttributeInput{}, want: "MissingParameter"},
-		"two":                {in: sdk.ModifySubnetAttributeInput{MapPublicIpOnLaunch: on, EnableResourceNameDnsARecordOnLaunch: on}, want: "InvalidParameterCombination"},
+		"nothing": {in: sdk.ModifySubnetAttributeInput{}, want: "MissingParameter"},
+		"two": {in: sdk.ModifySubnetAttributeInput{MapPublicIpOnLaunch: on,
+			EnableResourceNameDnsARecordOnLaunch: on}, want: "InvalidParameterCombination"},
 		"DNS64 without IPv6": {in: sdk.ModifySubnetAttributeInput{EnableDns64: on}, want: "InvalidParameterValue"},
-		"IPv6 without IPv6":  {in: sdk.ModifySubnetAttributeInput{AssignIpv6AddressOnCreation: on}, want: "InvalidParameterValue"},
-		"public":             {in: sdk.ModifySubnetAttributeInput{MapPublicIpOnLaunch: on}, seen: func(n types.Subnet) bool { return *n.MapPublicIpOnLaunch }},
+		"IPv6 without IPv6": {in: sdk.ModifySubnetAttributeInput{AssignIpv6AddressOnCreation: on},
+			want: "InvalidParameterValue"},
+		"public": {in: sdk.ModifySubnetAttributeInput{MapPublicIpOnLaunch: on}, seen: func(n types.Subnet) bool {
+			return *n.MapPublicIpOnLaunch
+		}},
 		"names": {
 			in: sdk.ModifySubnetAttributeInput{PrivateDnsHostnameTypeOnLaunch: types.HostnameTypeResourceName},
 			seen: func(n types.Subnet) bool {
@@ -197,10 +228,16 @@ func TestModifySubnet(t *testing.T) {
 			in:   sdk.ModifySubnetAttributeInput{EnableResourceNameDnsARecordOnLaunch: on},
 			seen: func(n types.Subnet) bool { return *n.PrivateDnsNameOptionsOnLaunch.EnableResourceNameDnsARecord },
 		},
-		"DNS64 of IPv6-only":     {in: sdk.ModifySubnetAttributeInput{SubnetId: &native, EnableDns64: on}, seen: func(n types.Subnet) bool { return *n.EnableDns64 }},
-		"names of IPv6-only":     {in: sdk.ModifySubnetAttributeInput{SubnetId: &native, PrivateDnsHostnameTypeOnLaunch: types.HostnameTypeIpName}, want: "InvalidParameterValue"},
-		"IPv6-only without IPv6": {in: sdk.ModifySubnetAttributeInput{SubnetId: &native, AssignIpv6AddressOnCreation: off}, want: "InvalidParameterValue"},
-		"IPv6-only and public":   {in: sdk.ModifySubnetAttributeInput{SubnetId: &native, MapPublicIpOnLaunch: on}, want: "InvalidParameterValue"},
+		"DNS64 of IPv6-only": {in: sdk.ModifySubnetAttributeInput{SubnetId: &native, EnableDns64: on},
+			seen: func(n types.Subnet) bool {
+				return *n.EnableDns64
+			}},
+		"names of IPv6-only": {in: sdk.ModifySubnetAttributeInput{SubnetId: &native,
+			PrivateDnsHostnameTypeOnLaunch: types.HostnameTypeIpName}, want: "InvalidParameterValue"},
+		"IPv6-only without IPv6": {in: sdk.ModifySubnetAttributeInput{SubnetId: &native,
+			AssignIpv6AddressOnCreation: off}, want: "InvalidParameterValue"},
+		"IPv6-only and public": {in: sdk.ModifySubnetAttributeInput{SubnetId: &native, MapPublicIpOnLaunch: on},
+			want: "InvalidParameterValue"},
 	} {
 		if c.in.SubnetId == nil {
 			c.in.SubnetId = &w.subnetA
@@ -228,7 +265,8 @@ func TestDeleteSubnet(t *testing.T) {
 	// Nobody has looked at the instance since: what is due by the clock happens for network calls, too.
 	want(t, "a subnet whose instance is gone", gone(), "")
 	want(t, "a subnet that is gone", gone(), "InvalidSubnetID.NotFound")
-	if left := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{RouteTableIds: []string{*table}}))(t).RouteTables[0].Associations; len(left) != 0 {
+	if left := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{RouteTableIds: []string{*table}}))(
+		t).RouteTables[0].Associations; len(left) != 0 {
 		t.Errorf("its route table: %+v", left)
 	}
 }

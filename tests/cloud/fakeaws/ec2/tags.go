@@ -65,8 +65,8 @@ func listTags(tags map[string]string) []Tag {
 	return list
 }
 
-// specified are the tags that a call gives to new resources of a type. Specifications of types outside allowed are refused: the call creates no such
-// thing.
+// specified are the tags that a call gives to new resources of a type. Specifications of types outside allowed are
+// refused: the call creates no such thing.
 func specified(specs []TagSpecification, resourceType string, allowed ...string) (map[string]string, error) {
 	tags := map[string]string{}
 	for _, spec := range specs {
@@ -74,7 +74,8 @@ func specified(specs []TagSpecification, resourceType string, allowed ...string)
 			return nil, failf("InvalidParameterValue", "Tag specification resource type must have a value")
 		}
 		if spec.ResourceType != resourceType && !slices.Contains(allowed, spec.ResourceType) {
-			return nil, failf("InvalidParameterValue", "'%s' is not a valid taggable resource type for this operation.", spec.ResourceType)
+			return nil, failf("InvalidParameterValue", "'%s' is not a valid taggable resource type for this operation.",
+				spec.ResourceType)
 		}
 		if spec.ResourceType != resourceType {
 			continue
@@ -100,7 +101,8 @@ func checkTags(list []Tag) (map[string]string, error) {
 		case len([]rune(tag.Key)) > maxTagKey:
 			return nil, failf("InvalidParameterValue", "Tag key exceeds the maximum length of %d characters", maxTagKey)
 		case len([]rune(tag.Value)) > maxTagValue:
-			return nil, failf("InvalidParameterValue", "Tag value exceeds the maximum length of %d characters", maxTagValue)
+			return nil, failf("InvalidParameterValue", "Tag value exceeds the maximum length of %d characters",
+				maxTagValue)
 		case strings.HasPrefix(strings.ToLower(tag.Key), "aws:"):
 			return nil, failf("InvalidParameterValue", "Tag keys starting with 'aws:' are reserved for internal use")
 		}
@@ -151,7 +153,8 @@ func (s *Service) createTags(c *wire.Call) (any, error) {
 			}
 		}
 		if own > maxTags {
-			return nil, failf("TagLimitExceeded", "You have reached the maximum number of tags on a resource (%d)", maxTags)
+			return nil, failf("TagLimitExceeded", "You have reached the maximum number of tags on a resource (%d)",
+				maxTags)
 		}
 	}
 	for _, id := range in.ResourceId {

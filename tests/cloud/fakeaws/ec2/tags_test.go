@@ -16,9 +16,10 @@ func tag(key, value string) types.Tag { return types.Tag{Key: &key, Value: &valu
 func TestTags(t *testing.T) {
 	w := newVMWorld(t, nil)
 	ctx := t.Context()
-	made := must(w.client.CreateInternetGateway(ctx, &sdk.CreateInternetGatewayInput{TagSpecifications: []types.TagSpecification{
-		{ResourceType: types.ResourceTypeInternetGateway, Tags: []types.Tag{tag("a", "1"), tag("b", "")}},
-	}}))(t)
+	made := must(w.client.CreateInternetGateway(ctx,
+		&sdk.CreateInternetGatewayInput{TagSpecifications: []types.TagSpecification{
+			{ResourceType: types.ResourceTypeInternetGateway, Tags: []types.Tag{tag("a", "1"), tag("b", "")}},
+		}}))(t)
 	id := *made.InternetGateway.InternetGatewayId
 	w.service.SetTags(id, map[string]string{"aws:own": "yes"})
 	create := func(tags ...types.Tag) error {
@@ -82,16 +83,19 @@ func TestTags(t *testing.T) {
 	check("all removed but AWS's own", map[string]string{"aws:own": "yes"})
 
 	for id, want := range map[string]string{
-		"igw-00000000000000000": "InvalidInternetGatewayID.NotFound", "eni-00000000000000000": "InvalidNetworkInterfaceID.NotFound", "what": "InvalidID",
+		"igw-00000000000000000": "InvalidInternetGatewayID.NotFound",
+		"eni-00000000000000000": "InvalidNetworkInterfaceID.NotFound", "what": "InvalidID",
 	} {
-		_, err := w.client.CreateTags(ctx, &sdk.CreateTagsInput{Resources: []string{id}, Tags: []types.Tag{tag("a", "b")}})
+		_, err := w.client.CreateTags(ctx, &sdk.CreateTagsInput{Resources: []string{id},
+			Tags: []types.Tag{tag("a", "b")}})
 		if code(t, err) != want {
 			t.Errorf("tags for %s: %v", id, err)
 		}
 	}
-	_, err := w.client.CreateInternetGateway(ctx, &sdk.CreateInternetGatewayInput{TagSpecifications: []types.TagSpecification{
-		{ResourceType: types.ResourceTypeVpc, Tags: []types.Tag{tag("a", "1")}},
-	}})
+	_, err := w.client.CreateInternetGateway(ctx,
+		&sdk.CreateInternetGatewayInput{TagSpecifications: []types.TagSpecification{
+			{ResourceType: types.ResourceTypeVpc, Tags: []types.Tag{tag("a", "1")}},
+		}})
 	if code(t, err) != "InvalidParameterValue" {
 		t.Errorf("tags of another type: %v", err)
 	}
@@ -117,7 +121,8 @@ func TestTagOnCreateAsks(t *testing.T) {
 		t.Errorf("asked on %s", got.resource)
 	}
 	for key, want := range map[string][]string{
-		"ec2:CreateAction": {"CreateVpc"}, "aws:RequestTag/Name": {"x"}, "aws:RequestTag/own": {"y"}, "aws:TagKeys": {"Name", "own"}, "ec2:Region": {"us-west-2"},
+		"ec2:CreateAction": {"CreateVpc"}, "aws:RequestTag/Name": {"x"}, "aws:RequestTag/own": {"y"},
+		"aws:TagKeys": {"Name", "own"}, "ec2:Region": {"us-west-2"},
 	} {
 		if diff := cmp.Diff(want, got.context[key]); diff != "" {
 			t.Errorf("%s: %s", key, diff)

@@ -54,17 +54,22 @@ func (s *Service) templateOperations() map[string]wire.Handler {
 func (s *Service) template(id, name string) (*template, error) {
 	switch {
 	case id != "" && name != "":
-		return nil, invalidCombination("You can specify either the launch template ID or the launch template name, not both.")
+		return nil,
+			invalidCombination("You can specify either the launch template ID or the launch template name, not both.")
 	case id == "" && name == "":
 		return nil, failf("MissingParameter", "Either 'launchTemplateId' or 'launchTemplateName' must be provided.")
 	case id != "":
 		if !wellFormed(id, "lt") {
-			return nil, failf("InvalidLaunchTemplateId.Malformed", "Invalid launch template ID: '%s' (expecting \"lt-...\")", id)
+			return nil,
+				failf("InvalidLaunchTemplateId.Malformed", "Invalid launch template ID: '%s' (expecting \"lt-...\")",
+					id)
 		}
 		if t := s.templates[id]; t != nil {
 			return t, nil
 		}
-		return nil, failf("InvalidLaunchTemplateId.NotFound", "The specified launch template, with template ID %s, does not exist.", id)
+		return nil,
+			failf("InvalidLaunchTemplateId.NotFound",
+				"The specified launch template, with template ID %s, does not exist.", id)
 	}
 	for _, t := range s.templates {
 		if t.name == name {
@@ -88,14 +93,17 @@ func (t *template) version(v string) (*templateVersion, error) {
 	default:
 		var err error
 		if n, err = strconv.ParseInt(v, 10, 64); err != nil {
-			return nil, failf("InvalidLaunchTemplateId.VersionMalformed", "The launch template version '%s' is not valid.", v)
+			return nil, failf("InvalidLaunchTemplateId.VersionMalformed",
+				"The launch template version '%s' is not valid.", v)
 		}
 	}
 	if found := t.versions[n]; found != nil {
 		return found, nil
 	}
-	return nil, failf("InvalidLaunchTemplateId.VersionNotFound", "Could not find launch template version %s for the specified launch template ID %s.",
-		v, t.id)
+	return nil,
+		failf("InvalidLaunchTemplateId.VersionNotFound",
+			"Could not find launch template version %s for the specified launch template ID %s.",
+			v, t.id)
 }
 
 type createLaunchTemplateInput struct {
@@ -130,15 +138,18 @@ type launchTemplateVersionXML struct {
 
 func (s *Service) templateXML(t *template) launchTemplateXML {
 	return launchTemplateXML{
-		CreatedBy: t.createdBy, CreateTime: wire.Time{Time: t.created}, DefaultVersionNumber: t.defaultVersion, LatestVersionNumber: t.latest,
-		LaunchTemplateID: t.id, LaunchTemplateName: t.name, Tags: s.tagList(t.id),
+		CreatedBy: t.createdBy, CreateTime: wire.Time{Time: t.created}, DefaultVersionNumber: t.defaultVersion,
+		LatestVersionNumber: t.latest,
+		LaunchTemplateID:    t.id, LaunchTemplateName: t.name, Tags: s.tagList(t.id),
 	}
 }
 
 func (t *template) versionXML(v *templateVersion) launchTemplateVersionXML {
 	return launchTemplateVersionXML{
-		CreatedBy: v.createdBy, CreateTime: wire.Time{Time: v.created}, DefaultVersion: v.number == t.defaultVersion, LaunchTemplateData: v.data,
-		LaunchTemplateID: t.id, LaunchTemplateName: t.name, VersionDescription: v.description, VersionNumber: v.number,
+		CreatedBy: v.createdBy, CreateTime: wire.Time{Time: v.created}, DefaultVersion: v.number == t.defaultVersion,
+		LaunchTemplateData: v.data,
+		LaunchTemplateID:   t.id, LaunchTemplateName: t.name, VersionDescription: v.description,
+		VersionNumber: v.number,
 	}
 }
 
@@ -153,7 +164,8 @@ func (s *Service) createLaunchTemplate(c *wire.Call) (any, error) {
 	}
 	if !templateName.MatchString(in.LaunchTemplateName) {
 		return nil, failf("InvalidLaunchTemplateName.MalformedException",
-			"The specified launch template name (%s) is not valid: 3 to 128 letters, numbers, and ().-/_", in.LaunchTemplateName)
+			"The specified launch template name (%s) is not valid: 3 to 128 letters, numbers, and ().-/_",
+			in.LaunchTemplateName)
 	}
 	if err := checkTemplateData(in.LaunchTemplateData, in.VersionDescription); err != nil {
 		return nil, err
@@ -176,14 +188,17 @@ func (s *Service) createLaunchTemplate(c *wire.Call) (any, error) {
 			return launchTemplateOutput{s.templateXML(t)}, nil
 		}
 		if t.name == in.LaunchTemplateName {
-			return nil, failf("InvalidLaunchTemplateName.AlreadyExistsException", "Launch template name already in use.")
+			return nil, failf("InvalidLaunchTemplateName.AlreadyExistsException",
+				"Launch template name already in use.")
 		}
 	}
 	t := &template{
-		entity: s.entity("lt"), name: in.LaunchTemplateName, createdBy: c.Principal.ARN, token: in.ClientToken, defaultVersion: 1, latest: 1,
+		entity: s.entity("lt"), name: in.LaunchTemplateName, createdBy: c.Principal.ARN, token: in.ClientToken,
+		defaultVersion: 1, latest: 1,
 		versions: map[int64]*templateVersion{},
 	}
-	t.versions[1] = &templateVersion{number: 1, description: in.VersionDescription, created: c.Now, createdBy: c.Principal.ARN, data: *in.LaunchTemplateData}
+	t.versions[1] = &templateVersion{number: 1, description: in.VersionDescription, created: c.Now,
+		createdBy: c.Principal.ARN, data: *in.LaunchTemplateData}
 	s.templates[t.id] = t
 	s.SetTags(t.id, tags)
 	return launchTemplateOutput{s.templateXML(t)}, nil
@@ -256,7 +271,8 @@ func (s *Service) createLaunchTemplateVersion(c *wire.Call) (any, error) {
 		}
 	}
 	t.latest++
-	v := &templateVersion{number: t.latest, description: in.VersionDescription, created: c.Now, createdBy: c.Principal.ARN, token: in.ClientToken, data: data}
+	v := &templateVersion{number: t.latest, description: in.VersionDescription, created: c.Now,
+		createdBy: c.Principal.ARN, token: in.ClientToken, data: data}
 	t.versions[v.number] = v
 	return output{t.versionXML(v)}, nil
 }
@@ -354,14 +370,17 @@ func (s *Service) deleteLaunchTemplateVersions(c *wire.Call) (any, error) {
 	for _, text := range in.Version {
 		number, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return nil, failf("InvalidLaunchTemplateId.VersionMalformed", "The launch template version '%s' is not a number.", text)
+			return nil, failf("InvalidLaunchTemplateId.VersionMalformed",
+				"The launch template version '%s' is not a number.", text)
 		}
 		item := deletedVersionXML{LaunchTemplateID: t.id, LaunchTemplateName: t.name, VersionNumber: number}
 		switch {
 		case t.versions[number] == nil:
-			item.ResponseError = &responseError{Code: "launchTemplateVersionDoesNotExist", Message: fmt.Sprintf("Version %d does not exist.", number)}
+			item.ResponseError = &responseError{Code: "launchTemplateVersionDoesNotExist",
+				Message: fmt.Sprintf("Version %d does not exist.", number)}
 		case number == t.defaultVersion:
-			item.ResponseError = &responseError{Code: "unexpectedError", Message: "The default version of a launch template cannot be deleted."}
+			item.ResponseError = &responseError{Code: "unexpectedError",
+				Message: "The default version of a launch template cannot be deleted."}
 		default:
 			delete(t.versions, number)
 			out.Deleted = append(out.Deleted, item)

@@ -79,7 +79,8 @@ func templatePage[T any](items []T, maxResults int, token string) ([]T, string, 
 }
 
 // all are the resources that pass the filters, in the order of their creation.
-func all[T resource](s *Service, table map[string]T, filters []Filter, values map[string]func(T) []string) ([]T, error) {
+func all[T resource](s *Service, table map[string]T, filters []Filter, values map[string]func(T) []string) ([]T,
+	error) {
 	var found []T
 	token := ""
 	for {
@@ -148,11 +149,14 @@ func (s *Service) describeLaunchTemplateVersions(c *wire.Call) (any, error) {
 	}{page, next}, nil
 }
 
-// selectVersions are the versions that the request's other parameters than its filters name, the newest of each template first.
+// selectVersions are the versions that the request's other parameters than its filters name, the newest of each
+// template first.
 func (s *Service) selectVersions(in describeLaunchTemplateVersionsInput) ([]templateVersionPair, error) {
 	if in.LaunchTemplateID == "" && in.LaunchTemplateName == "" {
 		// Across the account only the aliases can be asked for.
-		if len(in.Version) == 0 || slices.ContainsFunc(in.Version, func(v string) bool { return v != "$Latest" && v != "$Default" }) {
+		if len(in.Version) == 0 || slices.ContainsFunc(in.Version, func(v string) bool {
+			return v != "$Latest" && v != "$Default"
+		}) {
 			return nil, failf("MissingParameter", "Either 'launchTemplateId' or 'launchTemplateName' must be provided.")
 		}
 		var all []templateVersionPair
@@ -223,7 +227,8 @@ func versionFilter(p templateVersionPair, name string) ([]string, bool) {
 		v = boolText(d.EbsOptimized)
 	case "http-endpoint", "http-tokens", "http-protocol-ipv4":
 		if d.MetadataOptions != nil {
-			v = value(map[string]*string{"http-endpoint": d.MetadataOptions.HTTPEndpoint, "http-tokens": d.MetadataOptions.HTTPTokens}[name])
+			v = value(map[string]*string{"http-endpoint": d.MetadataOptions.HTTPEndpoint,
+				"http-tokens": d.MetadataOptions.HTTPTokens}[name])
 		}
 	case "host-resource-group-arn":
 		if d.Placement != nil {

@@ -42,7 +42,8 @@ var burstableSizes = []size{
 
 // steadySizes are those of the M, C and R families since the fifth generation; memory follows from the family.
 var steadySizes = []size{
-	{"medium", 1, 0, 2, 4}, {"large", 2, 0, 3, 10}, {"xlarge", 4, 0, 4, 15}, {"2xlarge", 8, 0, 4, 15}, {"4xlarge", 16, 0, 8, 30},
+	{"medium", 1, 0, 2, 4}, {"large", 2, 0, 3, 10}, {"xlarge", 4, 0, 4, 15}, {"2xlarge", 8, 0, 4, 15},
+	{"4xlarge", 16, 0, 8, 30},
 	{"8xlarge", 32, 0, 8, 30}, {"12xlarge", 48, 0, 8, 30}, {"16xlarge", 64, 0, 15, 50}, {"24xlarge", 96, 0, 15, 50},
 }
 
@@ -55,7 +56,8 @@ type family struct {
 
 var families = []family{
 	{"t2", "Intel", 2.4, 0}, {"t3", "Intel", 2.5, 0}, {"t3a", "AMD", 2.2, 0}, {"t4g", "AWS", 2.5, 0},
-	{"m5", "Intel", 3.1, 4096}, {"m5a", "AMD", 2.5, 4096}, {"m6g", "AWS", 2.5, 4096}, {"m6i", "Intel", 3.5, 4096}, {"m6a", "AMD", 3.6, 4096},
+	{"m5", "Intel", 3.1, 4096}, {"m5a", "AMD", 2.5, 4096}, {"m6g", "AWS", 2.5, 4096}, {"m6i", "Intel", 3.5, 4096},
+	{"m6a", "AMD", 3.6, 4096},
 	{"m7g", "AWS", 2.6, 4096}, {"m7i", "Intel", 3.2, 4096}, {"m7a", "AMD", 3.7, 4096}, {"m8g", "AWS", 2.8, 4096},
 	{"c5", "Intel", 3.4, 2048}, {"c6g", "AWS", 2.5, 2048}, {"c6i", "Intel", 3.5, 2048}, {"c6a", "AMD", 3.6, 2048},
 	{"c7g", "AWS", 2.6, 2048}, {"c7i", "Intel", 3.2, 2048}, {"c7a", "AMD", 3.7, 2048}, {"c8g", "AWS", 2.8, 2048},
@@ -73,8 +75,10 @@ func instanceTypes() map[string]*instanceType {
 		}
 		for _, z := range sizes {
 			t := &instanceType{
-				name: f.name + "." + z.name, family: f.name, arch: archAMD64, manufacturer: f.manufacturer, clock: f.clock, vcpus: z.vcpus, threads: 2,
-				memory: z.mib, interfaces: z.interfaces, addresses: z.addresses, burstable: f.perVCPU == 0, hypervisor: "nitro", network: "Up to 12.5 Gigabit",
+				name: f.name + "." + z.name, family: f.name, arch: archAMD64, manufacturer: f.manufacturer,
+				clock: f.clock, vcpus: z.vcpus, threads: 2,
+				memory: z.mib, interfaces: z.interfaces, addresses: z.addresses, burstable: f.perVCPU == 0,
+				hypervisor: "nitro", network: "Up to 12.5 Gigabit",
 			}
 			if f.perVCPU > 0 {
 				t.memory = z.vcpus * f.perVCPU

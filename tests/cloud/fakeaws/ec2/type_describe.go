@@ -73,18 +73,25 @@ func (t *instanceType) xml() instanceTypeXML {
 		return "unsupported"
 	}
 	out := instanceTypeXML{
-		AutoRecoverySupported: true, BurstablePerformanceSupported: t.burstable, CurrentGeneration: true, DedicatedHostsSupported: !t.burstable,
-		EbsInfo:          ebsInfoXML{EbsOptimizedSupport: "default", EncryptionSupport: "supported", NvmeSupport: "required"},
-		FreeTierEligible: t.name == "t2.micro" || t.name == "t3.micro", HibernationSupported: t.manufacturer == "Intel", Hypervisor: t.hypervisor, InstanceType: t.name,
-		MemoryMiB: t.memory, NitroEnclavesSupport: support(!t.burstable && t.vcpus >= 4), NitroTpmSupport: support(nitro),
+		AutoRecoverySupported: true, BurstablePerformanceSupported: t.burstable, CurrentGeneration: true,
+		DedicatedHostsSupported: !t.burstable,
+		EbsInfo: ebsInfoXML{EbsOptimizedSupport: "default", EncryptionSupport: "supported",
+			NvmeSupport: "required"},
+		FreeTierEligible: t.name == "t2.micro" || t.name == "t3.micro", HibernationSupported: t.manufacturer == "Intel",
+		Hypervisor: t.hypervisor, InstanceType: t.name,
+		MemoryMiB: t.memory, NitroEnclavesSupport: support(!t.burstable && t.vcpus >= 4),
+		NitroTpmSupport: support(nitro),
 		NetworkInfo: typeNetwork{
-			EnaSupport: "required", Ipv4AddressesPerInterface: t.addresses, Ipv6AddressesPerInterface: t.addresses, Ipv6Supported: true, MaximumNetworkCards: 1,
+			EnaSupport: "required", Ipv4AddressesPerInterface: t.addresses, Ipv6AddressesPerInterface: t.addresses,
+			Ipv6Supported: true, MaximumNetworkCards: 1,
 			MaximumNetworkInterfaces: t.interfaces, NetworkPerformance: t.network,
 		},
-		PlacementStrategies: []string{"cluster", "partition", "spread"}, BootModes: []string{"legacy-bios", "uefi"}, RootDeviceTypes: []string{"ebs"},
-		ProcessorInfo: processorInfo{Architectures: []string{t.arch}, Manufacturer: t.manufacturer, Clock: t.clock},
-		UsageClasses:  []string{"on-demand", "spot"}, VirtualizationTypes: []string{"hvm"},
-		VCPUInfo: vcpuInfo{DefaultCores: t.cores(), DefaultThreadsPerCore: t.threads, DefaultVCPUs: t.vcpus, ValidThreadsPerCore: []int{1}},
+		PlacementStrategies: []string{"cluster", "partition", "spread"}, BootModes: []string{"legacy-bios", "uefi"},
+		RootDeviceTypes: []string{"ebs"},
+		ProcessorInfo:   processorInfo{Architectures: []string{t.arch}, Manufacturer: t.manufacturer, Clock: t.clock},
+		UsageClasses:    []string{"on-demand", "spot"}, VirtualizationTypes: []string{"hvm"},
+		VCPUInfo: vcpuInfo{DefaultCores: t.cores(), DefaultThreadsPerCore: t.threads, DefaultVCPUs: t.vcpus,
+			ValidThreadsPerCore: []int{1}},
 	}
 	if t.threads == 2 {
 		out.VCPUInfo.ValidThreadsPerCore = []int{1, 2}
@@ -96,36 +103,59 @@ func (t *instanceType) xml() instanceTypeXML {
 		out.BootModes = []string{"uefi"}
 	}
 	if !nitro {
-		out.EbsInfo, out.NetworkInfo.EnaSupport = ebsInfoXML{EbsOptimizedSupport: "unsupported", EncryptionSupport: "supported", NvmeSupport: "unsupported"}, "unsupported"
+		out.EbsInfo, out.NetworkInfo.EnaSupport = ebsInfoXML{EbsOptimizedSupport: "unsupported",
+			EncryptionSupport: "supported", NvmeSupport: "unsupported"}, "unsupported"
 	}
 	return out
 }
 
 // typeFilters are the filters of DescribeInstanceTypes that tell types of the table apart.
 var typeFilters = map[string]func(instanceTypeXML) []string{
-	"auto-recovery-supported":         func(t instanceTypeXML) []string { return []string{strconv.FormatBool(t.AutoRecoverySupported)} },
-	"bare-metal":                      func(t instanceTypeXML) []string { return []string{strconv.FormatBool(t.BareMetal)} },
-	"burstable-performance-supported": func(t instanceTypeXML) []string { return []string{strconv.FormatBool(t.BurstablePerformanceSupported)} },
-	"current-generation":              func(t instanceTypeXML) []string { return []string{strconv.FormatBool(t.CurrentGeneration)} },
-	"ebs-info.nvme-support":           func(t instanceTypeXML) []string { return []string{t.EbsInfo.NvmeSupport} },
-	"free-tier-eligible":              func(t instanceTypeXML) []string { return []string{strconv.FormatBool(t.FreeTierEligible)} },
-	"hibernation-supported":           func(t instanceTypeXML) []string { return []string{strconv.FormatBool(t.HibernationSupported)} },
-	"hypervisor":                      func(t instanceTypeXML) []string { return []string{t.Hypervisor} },
-	"instance-storage-supported":      func(t instanceTypeXML) []string { return []string{strconv.FormatBool(t.InstanceStorageSupported)} },
-	"instance-type":                   func(t instanceTypeXML) []string { return []string{t.InstanceType} },
-	"memory-info.size-in-mib":         func(t instanceTypeXML) []string { return []string{strconv.Itoa(t.MemoryMiB)} },
+	"auto-recovery-supported": func(t instanceTypeXML) []string {
+		return []string{strconv.FormatBool(t.AutoRecoverySupported)}
+	},
+	"bare-metal": func(t instanceTypeXML) []string {
+		return []string{strconv.FormatBool(t.BareMetal)}
+	},
+	"burstable-performance-supported": func(t instanceTypeXML) []string {
+		return []string{strconv.FormatBool(t.BurstablePerformanceSupported)}
+	},
+	"current-generation": func(t instanceTypeXML) []string {
+		return []string{strconv.FormatBool(t.CurrentGeneration)}
+	},
+	"ebs-info.nvme-support": func(t instanceTypeXML) []string { return []string{t.EbsInfo.NvmeSupport} },
+	"free-tier-eligible": func(t instanceTypeXML) []string {
+		return []string{strconv.FormatBool(t.FreeTierEligible)}
+	},
+	"hibernation-supported": func(t instanceTypeXML) []string {
+		return []string{strconv.FormatBool(t.HibernationSupported)}
+	},
+	"hypervisor": func(t instanceTypeXML) []string { return []string{t.Hypervisor} },
+	"instance-storage-supported": func(t instanceTypeXML) []string {
+		return []string{strconv.FormatBool(t.InstanceStorageSupported)}
+	},
+	"instance-type":           func(t instanceTypeXML) []string { return []string{t.InstanceType} },
+	"memory-info.size-in-mib": func(t instanceTypeXML) []string { return []string{strconv.Itoa(t.MemoryMiB)} },
 	"network-info.maximum-network-interfaces": func(t instanceTypeXML) []string {
 		return []string{strconv.Itoa(t.NetworkInfo.MaximumNetworkInterfaces)}
 	},
-	"network-info.ipv6-supported":           func(t instanceTypeXML) []string { return []string{strconv.FormatBool(t.NetworkInfo.Ipv6Supported)} },
+	"network-info.ipv6-supported": func(t instanceTypeXML) []string {
+		return []string{strconv.FormatBool(t.NetworkInfo.Ipv6Supported)}
+	},
 	"processor-info.supported-architecture": func(t instanceTypeXML) []string { return t.ProcessorInfo.Architectures },
 	"supported-boot-mode":                   func(t instanceTypeXML) []string { return t.BootModes },
 	"supported-root-device-type":            func(t instanceTypeXML) []string { return t.RootDeviceTypes },
 	"supported-usage-class":                 func(t instanceTypeXML) []string { return t.UsageClasses },
 	"supported-virtualization-type":         func(t instanceTypeXML) []string { return t.VirtualizationTypes },
-	"vcpu-info.default-cores":               func(t instanceTypeXML) []string { return []string{strconv.Itoa(t.VCPUInfo.DefaultCores)} },
-	"vcpu-info.default-vcpus":               func(t instanceTypeXML) []string { return []string{strconv.Itoa(t.VCPUInfo.DefaultVCPUs)} },
-	"vcpu-info.default-threads-per-core":    func(t instanceTypeXML) []string { return []string{strconv.Itoa(t.VCPUInfo.DefaultThreadsPerCore)} },
+	"vcpu-info.default-cores": func(t instanceTypeXML) []string {
+		return []string{strconv.Itoa(t.VCPUInfo.DefaultCores)}
+	},
+	"vcpu-info.default-vcpus": func(t instanceTypeXML) []string {
+		return []string{strconv.Itoa(t.VCPUInfo.DefaultVCPUs)}
+	},
+	"vcpu-info.default-threads-per-core": func(t instanceTypeXML) []string {
+		return []string{strconv.Itoa(t.VCPUInfo.DefaultThreadsPerCore)}
+	},
 }
 
 func (s *Service) describeInstanceTypes(c *wire.Call) (any, error) {
@@ -156,7 +186,10 @@ func (s *Service) describeInstanceTypes(c *wire.Call) (any, error) {
 		return nil, failf("InvalidInstanceType", "The following supplied instance types do not exist: %v", unknown)
 	}
 	if in.MaxResults > 100 {
-		return nil, failf("InvalidParameterValue", "Value ( %d ) for parameter maxResults is invalid. Expecting a value less than or equal to 100.", in.MaxResults)
+		return nil,
+			failf("InvalidParameterValue",
+				"Value ( %d ) for parameter maxResults is invalid. Expecting a value less than or equal to 100.",
+				in.MaxResults)
 	}
 	if in.MaxResults == 0 {
 		in.MaxResults = 100
@@ -275,7 +308,8 @@ func (s *Service) WithoutType(instanceType, zone string) {
 	s.withoutType[instanceType+" "+zone] = true
 }
 
-// SetLimits sets the account's quotas: virtual CPUs of running on-demand instances, and spot instances. Zero is no limit. It takes the cloud's lock.
+// SetLimits sets the account's quotas: virtual CPUs of running on-demand instances, and spot instances. Zero is no
+// limit. It takes the cloud's lock.
 func (s *Service) SetLimits(vcpus, spot int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,6 +324,8 @@ func (s *Service) unsupportedType(instanceType, zone string) error {
 			elsewhere = append(elsewhere, z)
 		}
 	}
-	return failf("Unsupported", "Your requested instance type (%s) is not supported in your requested Availability Zone (%s). Please retry your request by not specifying an "+
-		"Availability Zone or choosing %s.", instanceType, zone, fmt.Sprint(elsewhere))
+	return failf("Unsupported",
+		"Your requested instance type (%s) is not supported in your requested Availability Zone (%s). Please retry "+
+			"your request by not specifying an "+
+			"Availability Zone or choosing %s.", instanceType, zone, fmt.Sprint(elsewhere))
 }

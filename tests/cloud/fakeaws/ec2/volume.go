@@ -38,9 +38,11 @@ type disk struct {
 	keep       bool
 }
 
-// disks are the volumes of a launch: the image's root device and what the request maps, which overrides it by device name.
+// disks are the volumes of a launch: the image's root device and what the request maps, which overrides it by device
+// name.
 func disks(m *image, mappings []blockDevice) ([]disk, error) {
-	all := map[string]disk{m.ami.RootDevice: {device: m.ami.RootDevice, size: m.ami.RootGiB, kind: "gp3", snapshot: m.snapshot}}
+	all := map[string]disk{m.ami.RootDevice: {device: m.ami.RootDevice, size: m.ami.RootGiB, kind: "gp3",
+		snapshot: m.snapshot}}
 	for _, b := range mappings {
 		device := value(b.DeviceName)
 		switch {
@@ -64,10 +66,14 @@ func disks(m *image, mappings []blockDevice) ([]disk, error) {
 		d.kind = orElse(e.VolumeType, d.kind)
 		d.snapshot = orElse(e.SnapshotID, d.snapshot)
 		d.encrypted = orElse(e.Encrypted, d.encrypted)
-		d.kmsKey, d.iops, d.throughput, d.keep = value(e.KmsKeyID), value(e.Iops), value(e.Throughput), !orElse(e.DeleteOnTermination, true)
+		d.kmsKey, d.iops, d.throughput, d.keep = value(e.KmsKeyID), value(e.Iops), value(e.Throughput),
+			!orElse(e.DeleteOnTermination, true)
 		if e.VolumeSize != nil {
 			if known && *e.VolumeSize < d.size {
-				return nil, failf("InvalidBlockDeviceMapping", "Volume of size %dGB is smaller than snapshot '%s', expect size >= %dGB", *e.VolumeSize, d.snapshot, d.size)
+				return nil,
+					failf("InvalidBlockDeviceMapping",
+						"Volume of size %dGB is smaller than snapshot '%s', expect size >= %dGB", *e.VolumeSize,
+						d.snapshot, d.size)
 			}
 			d.size = *e.VolumeSize
 		}
@@ -83,7 +89,8 @@ func disks(m *image, mappings []blockDevice) ([]disk, error) {
 		return nil, failf("InvalidBlockDeviceMapping", "The root device %s cannot be left out", m.ami.RootDevice)
 	}
 	return slices.SortedFunc(maps.Values(all), func(a, b disk) int {
-		return cmp.Or(cmp.Compare(b2i(a.device != m.ami.RootDevice), b2i(b.device != m.ami.RootDevice)), cmp.Compare(a.device, b.device))
+		return cmp.Or(cmp.Compare(b2i(a.device != m.ami.RootDevice), b2i(b.device != m.ami.RootDevice)),
+			cmp.Compare(a.device, b.device))
 	}), nil
 }
 
@@ -96,13 +103,15 @@ func b2i(b bool) int {
 
 // check refuses combinations that EBS does not have. https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_EbsBlockDevice.html
 func (d *disk) check() error {
-	limits := map[string][2]int32{"gp2": {1, 16384}, "gp3": {1, 65536}, "io1": {4, 16384}, "io2": {4, 65536}, "st1": {125, 16384}, "sc1": {125, 16384}, "standard": {1, 1024}}
+	limits := map[string][2]int32{"gp2": {1, 16384}, "gp3": {1, 65536}, "io1": {4, 16384}, "io2": {4, 65536},
+		"st1": {125, 16384}, "sc1": {125, 16384}, "standard": {1, 1024}}
 	limit, known := limits[d.kind]
 	switch {
 	case !known:
 		return failf("UnknownVolumeType", "Unknown volume type: %s", d.kind)
 	case d.size < limit[0] || d.size > limit[1]:
-		return failf("InvalidParameterValue", "Volume of %dGiB is invalid for type %s: %d to %d", d.size, d.kind, limit[0], limit[1])
+		return failf("InvalidParameterValue", "Volume of %dGiB is invalid for type %s: %d to %d", d.size, d.kind,
+			limit[0], limit[1])
 	case d.iops != 0 && d.kind != "gp3" && d.kind != "io1" && d.kind != "io2":
 		return failf("InvalidParameterCombination", "The parameter iops is not supported for %s volumes.", d.kind)
 	case d.iops == 0 && (d.kind == "io1" || d.kind == "io2"):
@@ -118,7 +127,8 @@ func (d *disk) check() error {
 // context are the condition keys of a volume that a launch makes.
 func (d *disk) context(zone string) policy.Context {
 	c := policy.Context{
-		"ec2:AvailabilityZone": {zone}, "ec2:Encrypted": {strconv.FormatBool(d.encrypted)}, "ec2:VolumeSize": {strconv.Itoa(int(d.size))}, "ec2:VolumeType": {d.kind},
+		"ec2:AvailabilityZone": {zone}, "ec2:Encrypted": {strconv.FormatBool(d.encrypted)},
+		"ec2:VolumeSize": {strconv.Itoa(int(d.size))}, "ec2:VolumeType": {d.kind},
 	}
 	if d.iops != 0 {
 		c["ec2:VolumeIops"] = []string{strconv.Itoa(int(d.iops))}
@@ -131,7 +141,8 @@ func (d *disk) context(zone string) policy.Context {
 
 func (s *Service) createVolume(i *instance, d disk) *volume {
 	v := &volume{
-		entity: s.entity("vol"), zone: i.zone, device: d.device, snapshot: d.snapshot, kmsKey: d.kmsKey, size: d.size, iops: d.iops, throughput: d.throughput, kind: d.kind,
+		entity: s.entity("vol"), zone: i.zone, device: d.device, snapshot: d.snapshot, kmsKey: d.kmsKey, size: d.size,
+		iops: d.iops, throughput: d.throughput, kind: d.kind,
 		encrypted: d.encrypted, keep: d.keep, instance: i, attached: s.cfg.Now(),
 	}
 	if v.kind == "gp3" {
@@ -164,7 +175,8 @@ func (s *Service) releaseVolumes(i *instance) {
 func (s *Service) volumeContext(id string) policy.Context {
 	v := s.volumes[id]
 	return policy.Context{
-		"ec2:VolumeID": {id}, "ec2:AvailabilityZone": {v.zone}, "ec2:Encrypted": {strconv.FormatBool(v.encrypted)}, "ec2:VolumeSize": {strconv.Itoa(int(v.size))},
+		"ec2:VolumeID": {id}, "ec2:AvailabilityZone": {v.zone}, "ec2:Encrypted": {strconv.FormatBool(v.encrypted)},
+		"ec2:VolumeSize": {strconv.Itoa(int(v.size))},
 		"ec2:VolumeType": {v.kind},
 	}
 }
@@ -197,13 +209,15 @@ type volumeAttachment struct {
 
 func (s *Service) volumeXML(v *volume) volumeXML {
 	out := volumeXML{
-		Zone: v.zone, CreateTime: wire.Time{Time: v.created}, Encrypted: v.encrypted, Iops: v.iops, KmsKeyID: v.kmsKey, Size: v.size, SnapshotID: v.snapshot,
+		Zone: v.zone, CreateTime: wire.Time{Time: v.created}, Encrypted: v.encrypted, Iops: v.iops, KmsKeyID: v.kmsKey,
+		Size: v.size, SnapshotID: v.snapshot,
 		Status: "available", Tags: s.tagList(v.id), Throughput: v.throughput, VolumeID: v.id, VolumeType: v.kind,
 	}
 	if v.instance != nil {
 		out.Status = "in-use"
 		out.Attachments = []volumeAttachment{{
-			AttachTime: wire.Time{Time: v.attached}, DeleteOnTermination: !v.keep, Device: v.device, InstanceID: v.instance.id, Status: "attached", VolumeID: v.id,
+			AttachTime: wire.Time{Time: v.attached}, DeleteOnTermination: !v.keep, Device: v.device,
+			InstanceID: v.instance.id, Status: "attached", VolumeID: v.id,
 		}}
 	}
 	return out
@@ -231,7 +245,8 @@ func (s *Service) describeVolumes(c *wire.Call) (any, error) {
 			return nil, failf("InvalidVolumeID.Malformed", "Invalid id: \"%s\"", id)
 		}
 	}
-	found, next, err := find(s, s.volumes, query{in.VolumeID, in.Filter, in.MaxResults, in.NextToken}, through(s.volumeXML, volumeFilters))
+	found, next, err := find(s, s.volumes, query{in.VolumeID, in.Filter, in.MaxResults, in.NextToken},
+		through(s.volumeXML, volumeFilters))
 	if err != nil {
 		return nil, err
 	}

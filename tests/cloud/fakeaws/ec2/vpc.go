@@ -34,10 +34,14 @@ type network struct {
 
 func newNetwork() network {
 	return network{
-		vpcs: map[string]*vpc{}, subnets: map[string]*subnet{}, routeTables: map[string]*routeTable{}, gateways: map[string]*internetGateway{},
-		egressGateways: map[string]*egressGateway{}, natGateways: map[string]*natGateway{}, groups: map[string]*securityGroup{},
-		groupRules: map[string]*securityRule{}, acls: map[string]*networkACL{}, endpoints: map[string]*endpoint{}, addresses: map[string]*address{},
-		interfaces: map[string]*Interface{}, prefixLists: map[string]*prefixList{}, requests: map[string]request{}, addressLimit: defaultAddressLimit,
+		vpcs: map[string]*vpc{}, subnets: map[string]*subnet{}, routeTables: map[string]*routeTable{},
+		gateways:       map[string]*internetGateway{},
+		egressGateways: map[string]*egressGateway{}, natGateways: map[string]*natGateway{},
+		groups:     map[string]*securityGroup{},
+		groupRules: map[string]*securityRule{}, acls: map[string]*networkACL{}, endpoints: map[string]*endpoint{},
+		addresses:  map[string]*address{},
+		interfaces: map[string]*Interface{}, prefixLists: map[string]*prefixList{}, requests: map[string]request{},
+		addressLimit: defaultAddressLimit,
 	}
 }
 
@@ -45,34 +49,49 @@ func newNetwork() network {
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 func (s *Service) networkKinds() []kind {
 	return []kind{
-		{prefix: "vpc", name: "vpc", noun: "vpc ID", code: "InvalidVpcID.NotFound", find: finder(s.vpcs), context: s.vpcContext},
-		{prefix: "subnet", name: "subnet", noun: "subnet ID", code: "InvalidSubnetID.NotFound", find: finder(s.subnets), context: s.subnetContext},
-		{prefix: "rtb", name: "route-table", noun: "routeTable ID", code: "InvalidRouteTableID.NotFound", find: finder(s.routeTables),
+		{prefix: "vpc", name: "vpc", noun: "vpc ID", code: "InvalidVpcID.NotFound", find: finder(s.vpcs),
+			context: s.vpcContext},
+		{prefix: "subnet", name: "subnet", noun: "subnet ID", code: "InvalidSubnetID.NotFound", find: finder(s.subnets),
+			context: s.subnetContext},
+		{prefix: "rtb", name: "route-table", noun: "routeTable ID", code: "InvalidRouteTableID.NotFound",
+			find: finder(s.routeTables),
 			context: func(id string) policy.Context {
 				return policy.Context{"ec2:RouteTableID": {id}, "ec2:Vpc": {s.arn("vpc", s.routeTables[id].vpc)}}
 			}},
-		{prefix: "igw", name: "internet-gateway", noun: "internetGateway ID", code: "InvalidInternetGatewayID.NotFound", find: finder(s.gateways),
+		{prefix: "igw", name: "internet-gateway", noun: "internetGateway ID", code: "InvalidInternetGatewayID.NotFound",
+			find:    finder(s.gateways),
 			context: func(id string) policy.Context { return policy.Context{"ec2:InternetGatewayID": {id}} }},
-		{prefix: "eigw", name: "egress-only-internet-gateway", noun: "egress only internet gateway ID", code: "InvalidGatewayID.NotFound",
+		{prefix: "eigw", name: "egress-only-internet-gateway", noun: "egress only internet gateway ID",
+			code: "InvalidGatewayID.NotFound",
 			find: finder(s.egressGateways)},
-		{prefix: "nat", name: "natgateway", noun: "NAT gateway", code: "NatGatewayNotFound", find: finder(s.natGateways)},
-		{prefix: "sg", name: "security-group", noun: "security group", code: "InvalidGroup.NotFound", find: finder(s.groups), context: s.groupContext},
-		{prefix: "sgr", name: "security-group-rule", noun: "security group rule ID", code: "InvalidSecurityGroupRuleId.NotFound", find: finder(s.groupRules)},
-		{prefix: "acl", name: "network-acl", noun: "networkAcl ID", code: "InvalidNetworkAclID.NotFound", find: finder(s.acls),
+		{prefix: "nat", name: "natgateway", noun: "NAT gateway", code: "NatGatewayNotFound",
+			find: finder(s.natGateways)},
+		{prefix: "sg", name: "security-group", noun: "security group", code: "InvalidGroup.NotFound",
+			find: finder(s.groups), context: s.groupContext},
+		{prefix: "sgr", name: "security-group-rule", noun: "security group rule ID",
+			code: "InvalidSecurityGroupRuleId.NotFound", find: finder(s.groupRules)},
+		{prefix: "acl", name: "network-acl", noun: "networkAcl ID", code: "InvalidNetworkAclID.NotFound",
+			find: finder(s.acls),
 			context: func(id string) policy.Context {
 				return policy.Context{"ec2:NetworkAclID": {id}, "ec2:Vpc": {s.arn("vpc", s.acls[id].vpc)}}
 			}},
-		{prefix: "vpce", name: "vpc-endpoint", noun: "Vpc Endpoint Id", code: "InvalidVpcEndpointId.NotFound", find: finder(s.endpoints),
+		{prefix: "vpce", name: "vpc-endpoint", noun: "Vpc Endpoint Id", code: "InvalidVpcEndpointId.NotFound",
+			find: finder(s.endpoints),
 			context: func(id string) policy.Context {
-				return policy.Context{"ec2:VpceServiceName": {s.endpoints[id].service}, "ec2:VpceServiceOwner": {"amazon"}}
+				return policy.Context{"ec2:VpceServiceName": {s.endpoints[id].service},
+					"ec2:VpceServiceOwner": {"amazon"}}
 			}},
-		{prefix: "eipalloc", name: "elastic-ip", noun: "allocation ID", code: "InvalidAllocationID.NotFound", find: finder(s.addresses),
+		{prefix: "eipalloc", name: "elastic-ip", noun: "allocation ID", code: "InvalidAllocationID.NotFound",
+			find: finder(s.addresses),
 			context: func(id string) policy.Context {
-				return policy.Context{"ec2:AllocationId": {id}, "ec2:Domain": {"vpc"}, "ec2:PublicIpAddress": {s.addresses[id].public.String()}}
+				return policy.Context{"ec2:AllocationId": {id}, "ec2:Domain": {"vpc"},
+					"ec2:PublicIpAddress": {s.addresses[id].public.String()}}
 			}},
-		{prefix: "eni", name: "network-interface", noun: "networkInterface ID", code: "InvalidNetworkInterfaceID.NotFound", find: finder(s.interfaces),
+		{prefix: "eni", name: "network-interface", noun: "networkInterface ID",
+			code: "InvalidNetworkInterfaceID.NotFound", find: finder(s.interfaces),
 			context: s.interfaceContext},
-		{prefix: "pl", name: "prefix-list", noun: "prefix list ID", code: "InvalidPrefixListID.NotFound", find: finder(s.prefixLists)},
+		{prefix: "pl", name: "prefix-list", noun: "prefix list ID", code: "InvalidPrefixListID.NotFound",
+			find: finder(s.prefixLists)},
 	}
 }
 
@@ -86,7 +105,8 @@ func finder[T resource](table map[string]T) func(id string) (resource, bool) {
 func (s *Service) networkOperations() map[string]wire.Handler {
 	all := map[string]wire.Handler{}
 	for _, some := range []map[string]wire.Handler{
-		s.vpcOperations(), s.subnetOperations(), s.routeOperations(), s.gatewayOperations(), s.securityOperations(), s.aclOperations(), s.endpointOperations(),
+		s.vpcOperations(), s.subnetOperations(), s.routeOperations(), s.gatewayOperations(), s.securityOperations(),
+		s.aclOperations(), s.endpointOperations(),
 		s.addressOperations(), s.interfaceOperations(), s.zoneOperations(),
 	} {
 		maps.Copy(all, some)
@@ -108,7 +128,8 @@ func (s *Service) networkOperations() map[string]wire.Handler {
 // request is what is remembered of a call with a client token.
 type request struct{ parameters, id string }
 
-// replayed finds what an earlier call with the same client token made, "" for a first call. The same token with other parameters is an error.
+// replayed finds what an earlier call with the same client token made, "" for a first call. The same token with other
+// parameters is an error.
 //
 // https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 func (s *Service) replayed(c *wire.Call, token string) (id string, err error) {
@@ -119,7 +140,9 @@ func (s *Service) replayed(c *wire.Call, token string) (id string, err error) {
 	case token == "" || !known:
 		return "", nil
 	case earlier.parameters != c.Form.Encode():
-		return "", failf("IdempotentParameterMismatch", "The request with client token %s has other parameters than an earlier one with it", token)
+		return "",
+			failf("IdempotentParameterMismatch",
+				"The request with client token %s has other parameters than an earlier one with it", token)
 	}
 	return earlier.id, nil
 }
@@ -206,8 +229,9 @@ func (s *Service) createVPC(c *wire.Call) (any, error) {
 		return nil, invalid("ipv6CidrBlockNetworkBorderGroup", in.Ipv6CidrBlockNetworkBorderGroup)
 	}
 	v := &vpc{
-		entity: s.entity("vpc"), blocks: []cidrBlock{{newID("vpc-cidr-assoc"), block}}, tenancy: in.InstanceTenancy, dhcpOptions: "dopt-0fa4e5b6c7d8e9f01",
-		dnsSupport: true,
+		entity: s.entity("vpc"), blocks: []cidrBlock{{newID("vpc-cidr-assoc"), block}}, tenancy: in.InstanceTenancy,
+		dhcpOptions: "dopt-0fa4e5b6c7d8e9f01",
+		dnsSupport:  true,
 	}
 	if in.AmazonProvidedIpv6CidrBlock {
 		v.blocks6 = []cidrBlock{{newID("vpc-cidr-assoc"), s.newIPv6Block()}}
@@ -230,7 +254,9 @@ func (s *Service) createVPC(c *wire.Call) (any, error) {
 func (s *Service) vpcBlock(text string) (netip.Prefix, error) {
 	block, err := netip.ParsePrefix(text)
 	if err != nil || !block.Addr().Is4() {
-		return netip.Prefix{}, failf("InvalidParameterValue", "Value (%s) for parameter cidrBlock is invalid. This is not a valid CIDR block.", text)
+		return netip.Prefix{},
+			failf("InvalidParameterValue",
+				"Value (%s) for parameter cidrBlock is invalid. This is not a valid CIDR block.", text)
 	}
 	if block.Bits() < 16 || block.Bits() > 28 {
 		return netip.Prefix{}, failf("InvalidVpc.Range", "The CIDR '%s' is invalid.", text)
@@ -242,7 +268,8 @@ func (s *Service) vpcBlock(text string) (netip.Prefix, error) {
 func (s *Service) newIPv6Block() netip.Prefix {
 	s.blocksGiven++
 	n := s.blocksGiven
-	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x26, 0x00, 0x1f, 0x14, byte(n >> 16), byte(n >> 8), byte(n), 0}), 56)
+	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x26, 0x00, 0x1f, 0x14, byte(n >> 16), byte(n >> 8), byte(n), 0}),
+		56)
 }
 
 func (s *Service) deleteVPC(c *wire.Call) (any, error) {
@@ -349,7 +376,8 @@ type vpcXML struct {
 
 func (s *Service) vpcXML(v *vpc) vpcXML {
 	out := vpcXML{
-		ID: v.id, Owner: s.cfg.Account, State: "available", Block: v.blocks[0].prefix.String(), DHCPOptions: v.dhcpOptions, Tenancy: v.tenancy,
+		ID: v.id, Owner: s.cfg.Account, State: "available", Block: v.blocks[0].prefix.String(),
+		DHCPOptions: v.dhcpOptions, Tenancy: v.tenancy,
 		Tags: s.tagList(v.id),
 	}
 	for _, b := range v.blocks {
@@ -378,23 +406,30 @@ func (s *Service) describeVPCs(c *wire.Call) (any, error) {
 	if err := s.allowAny(c, "DescribeVpcs"); err != nil {
 		return nil, err
 	}
-	found, next, err := find(s, s.vpcs, query{in.VpcID, in.Filter, in.MaxResults, in.NextToken}, map[string]func(*vpc) []string{
-		"cidr":                                        func(v *vpc) []string { return []string{v.blocks[0].prefix.String()} },
-		"cidr-block":                                  func(v *vpc) []string { return []string{v.blocks[0].prefix.String()} },
-		"cidr-block-association.cidr-block":           func(v *vpc) []string { return prefixes(v.blocks) },
-		"cidr-block-association.association-id":       func(v *vpc) []string { return associations(v.blocks) },
-		"cidr-block-association.state":                func(v *vpc) []string { return states(v.blocks) },
-		"dhcp-options-id":                             func(v *vpc) []string { return []string{v.dhcpOptions} },
-		"ipv6-cidr-block-association.ipv6-cidr-block": func(v *vpc) []string { return prefixes(v.blocks6) },
-		"ipv6-cidr-block-association.ipv6-pool":       func(v *vpc) []string { return slices.Repeat([]string{"Amazon"}, len(v.blocks6)) },
-		"ipv6-cidr-block-association.association-id":  func(v *vpc) []string { return associations(v.blocks6) },
-		"ipv6-cidr-block-association.state":           func(v *vpc) []string { return states(v.blocks6) },
-		"is-default":                                  func(*vpc) []string { return []string{"false"} },
-		"isDefault":                                   func(*vpc) []string { return []string{"false"} },
-		"owner-id":                                    func(*vpc) []string { return []string{s.cfg.Account} },
-		"state":                                       func(*vpc) []string { return []string{"available"} },
-		"vpc-id":                                      func(v *vpc) []string { return []string{v.id} },
-	})
+	found, next, err := find(s, s.vpcs, query{in.VpcID, in.Filter, in.MaxResults, in.NextToken},
+		map[string]func(*vpc) []string{
+			"cidr": func(v *vpc) []string {
+				return []string{v.blocks[0].prefix.String()}
+			},
+			"cidr-block": func(v *vpc) []string {
+				return []string{v.blocks[0].prefix.String()}
+			},
+			"cidr-block-association.cidr-block":           func(v *vpc) []string { return prefixes(v.blocks) },
+			"cidr-block-association.association-id":       func(v *vpc) []string { return associations(v.blocks) },
+			"cidr-block-association.state":                func(v *vpc) []string { return states(v.blocks) },
+			"dhcp-options-id":                             func(v *vpc) []string { return []string{v.dhcpOptions} },
+			"ipv6-cidr-block-association.ipv6-cidr-block": func(v *vpc) []string { return prefixes(v.blocks6) },
+			"ipv6-cidr-block-association.ipv6-pool": func(v *vpc) []string {
+				return slices.Repeat([]string{"Amazon"}, len(v.blocks6))
+			},
+			"ipv6-cidr-block-association.association-id": func(v *vpc) []string { return associations(v.blocks6) },
+			"ipv6-cidr-block-association.state":          func(v *vpc) []string { return states(v.blocks6) },
+			"is-default":                                 func(*vpc) []string { return []string{"false"} },
+			"isDefault":                                  func(*vpc) []string { return []string{"false"} },
+			"owner-id":                                   func(*vpc) []string { return []string{s.cfg.Account} },
+			"state":                                      func(*vpc) []string { return []string{"available"} },
+			"vpc-id":                                     func(v *vpc) []string { return []string{v.id} },
+		})
 	if err != nil {
 		return nil, err
 	}

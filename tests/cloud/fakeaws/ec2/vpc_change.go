@@ -84,7 +84,8 @@ func (s *Service) modifyVPCAttribute(c *wire.Call) (any, error) {
 		return nil, failf("InvalidParameterCombination", "Fields for multiple attribute types specified")
 	case in.EnableDnsHostnames != nil:
 		if *in.EnableDnsHostnames.Value && !v.dnsSupport {
-			return nil, failf("InvalidParameterCombination", "DNS hostnames need DNS support, which is off in '%s'", v.id)
+			return nil, failf("InvalidParameterCombination", "DNS hostnames need DNS support, which is off in '%s'",
+				v.id)
 		}
 		v.dnsHostnames = *in.EnableDnsHostnames.Value
 	case in.EnableDnsSupport != nil:
@@ -142,10 +143,13 @@ func (s *Service) associateVPCBlock(c *wire.Call) (any, error) {
 	out.ID = v.id
 	switch {
 	case in.CidrBlock != "" && in.AmazonProvidedIpv6CidrBlock:
-		return nil, failf("InvalidParameterCombination", "Only one of CidrBlock and AmazonProvidedIpv6CidrBlock may be specified")
+		return nil,
+			failf("InvalidParameterCombination",
+				"Only one of CidrBlock and AmazonProvidedIpv6CidrBlock may be specified")
 	case in.AmazonProvidedIpv6CidrBlock:
 		if len(v.blocks6) >= maxVPCBlocks {
-			return nil, failf("CidrLimitExceeded", "Network %s has met its maximum number of allowed CIDRs: %d", v.id, maxVPCBlocks)
+			return nil, failf("CidrLimitExceeded", "Network %s has met its maximum number of allowed CIDRs: %d", v.id,
+				maxVPCBlocks)
 		}
 		block := cidrBlock{newID("vpc-cidr-assoc"), s.newIPv6Block()}
 		v.blocks6 = append(v.blocks6, block)
@@ -157,14 +161,18 @@ func (s *Service) associateVPCBlock(c *wire.Call) (any, error) {
 			return nil, err
 		}
 		if len(v.blocks) >= maxVPCBlocks {
-			return nil, failf("CidrLimitExceeded", "Network %s has met its maximum number of allowed CIDRs: %d", v.id, maxVPCBlocks)
+			return nil, failf("CidrLimitExceeded", "Network %s has met its maximum number of allowed CIDRs: %d", v.id,
+				maxVPCBlocks)
 		}
 		if slices.ContainsFunc(v.blocks, func(b cidrBlock) bool { return b.prefix.Overlaps(prefix) }) {
 			return nil, failf("CidrConflict", "The CIDR '%s' conflicts with one of '%s'", prefix, v.id)
 		}
 		if restricted(v.blocks[0].prefix, prefix) {
-			return nil, failf("InvalidVpc.Range", "The CIDR '%s' is restricted. Use a CIDR from the same private address range as the current VPC CIDR, or use a "+
-				"publicly-routable CIDR.", prefix)
+			return nil,
+				failf("InvalidVpc.Range",
+					"The CIDR '%s' is restricted. Use a CIDR from the same private address range as the current VPC "+
+						"CIDR, or use a "+
+						"publicly-routable CIDR.", prefix)
 		}
 		block := cidrBlock{newID("vpc-cidr-assoc"), prefix}
 		v.blocks = append(v.blocks, block)
@@ -178,7 +186,8 @@ func (s *Service) associateVPCBlock(c *wire.Call) (any, error) {
 // restricted tells whether a block may not be added to a VPC by the private range of its primary block.
 // https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html#add-cidr-block-restrictions
 func restricted(primary, added netip.Prefix) bool {
-	private := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16")}
+	private := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"),
+		netip.MustParsePrefix("192.168.0.0/16")}
 	home := slices.IndexFunc(private, func(p netip.Prefix) bool { return p.Overlaps(primary) })
 	other := slices.IndexFunc(private, func(p netip.Prefix) bool { return p.Overlaps(added) })
 	return home >= 0 && other >= 0 && home != other
@@ -201,21 +210,26 @@ func (s *Service) disassociateVPCBlock(c *wire.Call) (any, error) {
 		if err := s.allowAny(c, "DisassociateVpcCidrBlock"); err != nil {
 			return nil, err
 		}
-		return nil, failf("InvalidVpcCidrBlockAssociationID.NotFound", "The vpc CIDR block association ID '%s' does not exist", in.AssociationID)
+		return nil, failf("InvalidVpcCidrBlockAssociationID.NotFound",
+			"The vpc CIDR block association ID '%s' does not exist", in.AssociationID)
 	}
 	if err := s.allow(c, "DisassociateVpcCidrBlock", owner.id); err != nil {
 		return nil, err
 	}
 	is := func(b cidrBlock) bool { return b.association == in.AssociationID }
 	if is(owner.blocks[0]) {
-		return nil, failf("OperationNotPermitted", "The vpc CIDR block with association ID %s may not be disassociated. It is the primary IPv4 CIDR block of the VPC",
-			in.AssociationID)
+		return nil,
+			failf("OperationNotPermitted",
+				"The vpc CIDR block with association ID %s may not be disassociated. It is the primary IPv4 CIDR "+
+					"block of the VPC",
+				in.AssociationID)
 	}
 	block := owner.blockByAssociation(is)
 	for _, n := range s.subnets {
 		if n.vpc == owner.id && (n.block.IsValid() && n.block.Overlaps(block.prefix) ||
 			slices.ContainsFunc(n.blocks6, func(b cidrBlock) bool { return b.prefix.Overlaps(block.prefix) })) {
-			return nil, failf("InvalidCidrBlock.InUse", "The CIDR block '%s' is used by the subnet '%s'", block.prefix, n.id)
+			return nil, failf("InvalidCidrBlock.InUse", "The CIDR block '%s' is used by the subnet '%s'", block.prefix,
+				n.id)
 		}
 	}
 	var out struct {

@@ -21,7 +21,8 @@ func (s *Service) zoneID(zone string) string {
 	short := parts[0]
 	if len(parts) == 3 {
 		short += map[string]string{
-			"north": "n", "south": "s", "east": "e", "west": "w", "central": "c", "northeast": "ne", "northwest": "nw", "southeast": "se", "southwest": "sw",
+			"north": "n", "south": "s", "east": "e", "west": "w", "central": "c", "northeast": "ne", "northwest": "nw",
+			"southeast": "se", "southwest": "sw",
 		}[parts[1]] + parts[2]
 	}
 	return short + "-az" + strconv.Itoa(slices.Index(s.cfg.Zones, zone)+1)
@@ -65,15 +66,18 @@ func (s *Service) describeZones(c *wire.Call) (any, error) {
 	var zones []zoneXML
 	for _, name := range s.cfg.Zones {
 		zone := zoneXML{
-			Name: name, ID: s.zoneID(name), State: "available", Region: s.cfg.Region, OptIn: "opt-in-not-required", Group: s.cfg.Region + "-zg-1",
+			Name: name, ID: s.zoneID(name), State: "available", Region: s.cfg.Region, OptIn: "opt-in-not-required",
+			Group:       s.cfg.Region + "-zg-1",
 			BorderGroup: s.cfg.Region, Type: "availability-zone", GroupLongName: s.cfg.Region + " 1",
 		}
 		fits, err := matches(in.Filter, nil, func(filter string) ([]string, bool) {
 			value, known := map[string]string{
-				"group-name": zone.Group, "group-long-name": zone.GroupLongName, "opt-in-status": zone.OptIn, "region-name": zone.Region, "state": zone.State,
+				"group-name": zone.Group, "group-long-name": zone.GroupLongName, "opt-in-status": zone.OptIn,
+				"region-name": zone.Region, "state": zone.State,
 				"zone-id": zone.ID, "zone-name": zone.Name, "zone-type": zone.Type,
 			}[filter]
-			return []string{value}, known || slices.Contains([]string{"message", "parent-zone-id", "parent-zone-name"}, filter)
+			return []string{value}, known || slices.Contains([]string{"message", "parent-zone-id", "parent-zone-name"},
+				filter)
 		})
 		if err != nil {
 			return nil, err
@@ -112,7 +116,8 @@ func (s *Service) describeRegions(c *wire.Call) (any, error) {
 	}
 	here := region{s.cfg.Region, "ec2." + s.cfg.Region + ".amazonaws.com", "opt-in-not-required"}
 	fits, err := matches(in.Filter, nil, func(filter string) ([]string, bool) {
-		value, known := map[string]string{"endpoint": here.Endpoint, "opt-in-status": here.OptIn, "region-name": here.Name}[filter]
+		value, known := map[string]string{"endpoint": here.Endpoint, "opt-in-status": here.OptIn,
+			"region-name": here.Name}[filter]
 		return []string{value}, known
 	})
 	if err != nil {

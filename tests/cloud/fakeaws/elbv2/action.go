@@ -68,10 +68,12 @@ func (a Action) targets() []string {
 	return arns
 }
 
-// checkActions checks the actions of a listener or one of its rules. to are the protocols of target groups that the listener can forward to.
+// checkActions checks the actions of a listener or one of its rules. to are the protocols of target groups that the
+// listener can forward to.
 func (s *Service) checkActions(l *listener, actions []Action, to string) error {
 	if len(actions) != 1 {
-		return invalid("Exactly one action must be specified") // authentication, which would come before it, is not known here
+		// authentication, which would come before it, is not known here
+		return invalid("Exactly one action must be specified")
 	}
 	a := actions[0]
 	switch a.Type {
@@ -106,10 +108,13 @@ func (s *Service) checkForward(l *listener, a Action, to string) error {
 			return err
 		}
 		if !slices.Contains(strings.Fields(to), g.protocol) {
-			return wire.Errorf(400, "IncompatibleProtocols", "Target group '%s' with protocol %s cannot be used by a listener with protocol %s", arn, g.protocol, l.protocol)
+			return wire.Errorf(400, "IncompatibleProtocols",
+				"Target group '%s' with protocol %s cannot be used by a listener with protocol %s", arn, g.protocol,
+				l.protocol)
 		}
 		if g.vpc != l.balancer.vpc {
-			return wire.Errorf(400, "InvalidConfigurationRequest", "The following target groups are not in the load balancer VPC '%s': '%s'", l.balancer.vpc, arn)
+			return wire.Errorf(400, "InvalidConfigurationRequest",
+				"The following target groups are not in the load balancer VPC '%s': '%s'", l.balancer.vpc, arn)
 		}
 		if other := s.balancerOf(g); other != nil && other != l.balancer {
 			return wire.Errorf(400, "TargetGroupAssociationLimit",

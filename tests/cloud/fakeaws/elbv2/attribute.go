@@ -81,19 +81,24 @@ var groupAttributes = []attribute{
 	{"stickiness.enabled", "", "false", boolean},
 	{"stickiness.type", groupOfNetwork, "source_ip", oneOf("source_ip")},
 	{"stickiness.type", groupOfApplication, "lb_cookie", oneOf("lb_cookie", "app_cookie")},
-	{"load_balancing.cross_zone.enabled", "", "use_load_balancer_configuration", oneOf("true", "false", "use_load_balancer_configuration")},
+	{"load_balancing.cross_zone.enabled", "", "use_load_balancer_configuration",
+		oneOf("true", "false", "use_load_balancer_configuration")},
 	{"target_group_health.dns_failover.minimum_healthy_targets.count", "", "1", either(oneOf("off"), within(1, 1000))},
-	{"target_group_health.dns_failover.minimum_healthy_targets.percentage", "", "off", either(oneOf("off"), within(1, 100))},
+	{"target_group_health.dns_failover.minimum_healthy_targets.percentage", "", "off",
+		either(oneOf("off"), within(1, 100))},
 	{"target_group_health.unhealthy_state_routing.minimum_healthy_targets.count", "", "1", within(1, 1000)},
-	{"target_group_health.unhealthy_state_routing.minimum_healthy_targets.percentage", "", "off", either(oneOf("off"), within(1, 100))},
-	{"load_balancing.algorithm.type", groupOfApplication, "round_robin", oneOf("round_robin", "least_outstanding_requests", "weighted_random")},
+	{"target_group_health.unhealthy_state_routing.minimum_healthy_targets.percentage", "", "off",
+		either(oneOf("off"), within(1, 100))},
+	{"load_balancing.algorithm.type", groupOfApplication, "round_robin",
+		oneOf("round_robin", "least_outstanding_requests", "weighted_random")},
 	{"load_balancing.algorithm.anomaly_mitigation", groupOfApplication, "off", oneOf("on", "off")},
 	{"slow_start.duration_seconds", groupOfApplication, "0", either(oneOf("0"), within(30, 900))},
 	{"stickiness.app_cookie.cookie_name", groupOfApplication, "", anything},
 	{"stickiness.app_cookie.duration_seconds", groupOfApplication, "86400", within(1, 604800)},
 	{"stickiness.lb_cookie.duration_seconds", groupOfApplication, "86400", within(1, 604800)},
 	{"deregistration_delay.connection_termination.enabled", groupOfNetwork, "false", boolean}, // true for UDP
-	{"preserve_client_ip.enabled", groupOfNetwork, "true", boolean},                           // false for TCP and TLS to IP addresses
+	// false for TCP and TLS to IP addresses
+	{"preserve_client_ip.enabled", groupOfNetwork, "true", boolean},
 	{"proxy_protocol_v2.enabled", groupOfNetwork, "false", boolean},
 	{"target_health_state.unhealthy.connection_termination.enabled", groupOfNetwork, "true", boolean},
 	{"target_health_state.unhealthy.draining_interval_seconds", groupOfNetwork, "0", within(0, 360000)},
@@ -113,10 +118,14 @@ var listenerAttributes = []attribute{
 	{"routing.http.response.content_security_policy.header_value", groupOfApplication, "", anything},
 	{"routing.http.response.x_content_type_options.header_value", groupOfApplication, "", anything},
 	{"routing.http.response.x_frame_options.header_value", groupOfApplication, "", anything},
-	{"routing.http.request.x_amzn_mtls_clientcert_serial_number.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert-Serial-Number", anything},
-	{"routing.http.request.x_amzn_mtls_clientcert_issuer.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert-Issuer", anything},
-	{"routing.http.request.x_amzn_mtls_clientcert_subject.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert-Subject", anything},
-	{"routing.http.request.x_amzn_mtls_clientcert_validity.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert-Validity", anything},
+	{"routing.http.request.x_amzn_mtls_clientcert_serial_number.header_name", "HTTPS",
+		"X-Amzn-Mtls-Clientcert-Serial-Number", anything},
+	{"routing.http.request.x_amzn_mtls_clientcert_issuer.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert-Issuer",
+		anything},
+	{"routing.http.request.x_amzn_mtls_clientcert_subject.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert-Subject",
+		anything},
+	{"routing.http.request.x_amzn_mtls_clientcert_validity.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert-Validity",
+		anything},
 	{"routing.http.request.x_amzn_mtls_clientcert_leaf.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert-Leaf", anything},
 	{"routing.http.request.x_amzn_mtls_clientcert.header_name", "HTTPS", "X-Amzn-Mtls-Clientcert", anything},
 	{"routing.http.request.x_amzn_tls_version.header_name", "HTTPS", "X-Amzn-Tls-Version", anything},
@@ -160,7 +169,8 @@ func setAttributes(known []attribute, kind string, set map[string]string, wanted
 		i := slices.IndexFunc(known, func(a attribute) bool { return a.key == w.Key && a.of(kind) })
 		if i < 0 {
 			if slices.ContainsFunc(known, func(a attribute) bool { return a.key == w.Key }) {
-				return wire.Errorf(400, "InvalidConfigurationRequest", "The attribute '%s' is not supported here (%s)", w.Key, kind)
+				return wire.Errorf(400, "InvalidConfigurationRequest", "The attribute '%s' is not supported here (%s)",
+					w.Key, kind)
 			}
 			return invalid("The attribute '%s' is not recognized", w.Key)
 		}
@@ -195,8 +205,10 @@ func (s *Service) modifyLoadBalancerAttributes(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	for _, logs := range []string{"access_logs", "connection_logs", "health_check_logs"} {
-		if value(in.Attributes, logs+".s3.enabled") == "true" && value(in.Attributes, logs+".s3.bucket") == "" && b.attributes[logs+".s3.bucket"] == "" {
-			return nil, wire.Errorf(400, "InvalidConfigurationRequest", "The value of '%s.s3.bucket' cannot be empty", logs)
+		if value(in.Attributes, logs+".s3.enabled") == "true" && value(in.Attributes, logs+".s3.bucket") == "" &&
+			b.attributes[logs+".s3.bucket"] == "" {
+			return nil, wire.Errorf(400, "InvalidConfigurationRequest", "The value of '%s.s3.bucket' cannot be empty",
+				logs)
 		}
 	}
 	if err := setAttributes(balancerAttributes, b.kind, b.attributes, in.Attributes); err != nil {

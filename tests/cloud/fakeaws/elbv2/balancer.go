@@ -29,12 +29,13 @@ type balancer struct {
 	vpc           string
 	addresses     string // ip address type
 	securityGroup []string
-	inbound       string // EnforceSecurityGroupInboundRulesOnPrivateLinkTraffic, of a network load balancer with security groups
-	sourceNAT     string // EnablePrefixForIpv6SourceNat
-	zones         []node
-	attributes    map[string]string
-	capacity      int // units reserved
-	reserved      time.Time
+	// EnforceSecurityGroupInboundRulesOnPrivateLinkTraffic, of a network load balancer with security groups
+	inbound    string
+	sourceNAT  string // EnablePrefixForIpv6SourceNat
+	zones      []node
+	attributes map[string]string
+	capacity   int // units reserved
+	reserved   time.Time
 }
 
 // node is a load balancer's part in one zone.
@@ -84,21 +85,24 @@ func (s *Service) createLoadBalancer(c *wire.Call) (any, error) {
 	case typeNetwork:
 		kind, short = typeNetwork, "net"
 	default:
-		return nil, invalid("Load balancer type '%s' must be one of application, network", in.Type) // gateway: there is no such use here
+		// gateway: there is no such use here
+		return nil, invalid("Load balancer type '%s' must be one of application, network", in.Type)
 	}
 	if err := checkName("load balancer", in.Name); err != nil {
 		return nil, err
 	}
 	b := &balancer{
-		name: in.Name, id: newID(), in: in, kind: kind, created: c.Now, scheme: "internet-facing", addresses: "ipv4", securityGroup: in.SecurityGroups,
-		sourceNAT: in.EnablePrefixForIpv6SourceNat, attributes: map[string]string{},
+		name: in.Name, id: newID(), in: in, kind: kind, created: c.Now, scheme: "internet-facing", addresses: "ipv4",
+		securityGroup: in.SecurityGroups,
+		sourceNAT:     in.EnablePrefixForIpv6SourceNat, attributes: map[string]string{},
 	}
 	b.arn = s.arn("loadbalancer/"+short, b.name, b.id)
 	if in.Scheme != "" {
 		b.scheme = in.Scheme
 	}
 	if err := s.allowCreate(c, b.arn, b.arn, in.Tags, policy.Context{
-		"elasticloadbalancing:Scheme": {b.scheme}, "elasticloadbalancing:Subnet": subnetIDs(in.Subnets, in.SubnetMappings),
+		"elasticloadbalancing:Scheme": {b.scheme}, "elasticloadbalancing:Subnet": subnetIDs(in.Subnets,
+			in.SubnetMappings),
 		"elasticloadbalancing:SecurityGroup": in.SecurityGroups,
 	}); err != nil {
 		return nil, err
@@ -170,15 +174,20 @@ func (s *Service) place(b *balancer, subnets []string, mappings []SubnetMapping)
 		case !ok:
 			return nil, "", wire.Errorf(400, "SubnetNotFound", "The subnet ID '%s' does not exist", m.SubnetId)
 		case vpc != "" && subnet.VPC != vpc:
-			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest", "All subnets must belong to the same VPC: '%s'", vpc)
+			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest",
+				"All subnets must belong to the same VPC: '%s'", vpc)
 		case seen[subnet.Zone]:
-			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest", "A load balancer cannot be attached to multiple subnets in the same Availability Zone")
+			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest",
+				"A load balancer cannot be attached to multiple subnets in the same Availability Zone")
 		case b.kind == typeApplication && m != (SubnetMapping{SubnetId: m.SubnetId}):
-			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest", "You cannot specify addresses for the subnets of an application load balancer")
+			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest",
+				"You cannot specify addresses for the subnets of an application load balancer")
 		case m.PrivateIPv4Address != "" && b.scheme != "internal":
-			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest", "A private IPv4 address can be specified only for an internal load balancer")
+			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest",
+				"A private IPv4 address can be specified only for an internal load balancer")
 		case m.AllocationId != "" && b.scheme == "internal":
-			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest", "Elastic IP addresses are not supported for load balancers with scheme 'internal'")
+			return nil, "", wire.Errorf(400, "InvalidConfigurationRequest",
+				"Elastic IP addresses are not supported for load balancers with scheme 'internal'")
 		}
 		if m.PrivateIPv4Address != "" {
 			if a, err := netip.ParseAddr(m.PrivateIPv4Address); err != nil || !a.Is4() {
@@ -220,7 +229,8 @@ func (s *Service) checkSecurityGroups(vpc string, ids []string) error {
 	return nil
 }
 
-// plug makes the load balancer's interfaces follow the zones wanted: those of zones that stay are kept. On an error nothing has changed.
+// plug makes the load balancer's interfaces follow the zones wanted: those of zones that stay are kept. On an error
+// nothing has changed.
 func (s *Service) plug(b *balancer, zones []node) error {
 	had := map[SubnetMapping]node{}
 	for _, z := range b.zones {
@@ -236,7 +246,8 @@ func (s *Service) plug(b *balancer, zones []node) error {
 			continue
 		}
 		id, err := s.cfg.Network.CreateInterface(Interface{
-			Subnet: z.SubnetId, Description: "ELB " + strings.TrimPrefix(b.arn, s.arn("loadbalancer")), Kind: kind, Groups: b.securityGroup,
+			Subnet: z.SubnetId, Description: "ELB " + strings.TrimPrefix(b.arn, s.arn("loadbalancer")), Kind: kind,
+			Groups:  b.securityGroup,
 			Address: z.PrivateIPv4Address, IPv6: b.addresses != "ipv4",
 		})
 		if err != nil {
@@ -295,14 +306,18 @@ type balancersAnswer struct {
 
 func (s *Service) describeBalancer(now time.Time, b *balancer) loadBalancer {
 	out := loadBalancer{
-		LoadBalancerArn: b.arn, LoadBalancerName: b.name, CreatedTime: wire.Time{Time: b.created}, Scheme: b.scheme, VpcId: b.vpc, Type: b.kind,
-		SecurityGroups: b.securityGroup, IpAddressType: b.addresses, Inbound: b.inbound, SourceNAT: b.sourceNAT, AvailabilityZones: zonesAnswer(b),
+		LoadBalancerArn: b.arn, LoadBalancerName: b.name, CreatedTime: wire.Time{Time: b.created}, Scheme: b.scheme,
+		VpcId: b.vpc, Type: b.kind,
+		SecurityGroups: b.securityGroup, IpAddressType: b.addresses, Inbound: b.inbound, SourceNAT: b.sourceNAT,
+		AvailabilityZones: zonesAnswer(b),
 	}
-	// The hosted zones are those of us-west-2 ("Elastic Load Balancing endpoints and quotas"): records point at them by ID only.
+	// The hosted zones are those of us-west-2 ("Elastic Load Balancing endpoints and quotas"): records point at them by
+	// ID only.
 	out.DNSName, out.CanonicalHostedZoneId = b.name+"-"+b.id+".elb."+s.cfg.Region+".amazonaws.com", "Z18D5FSROUN65G"
 	if b.kind == typeApplication {
 		number, _ := strconv.ParseUint(b.id[:8], 16, 64) // eight hexadecimal digits
-		out.DNSName, out.CanonicalHostedZoneId = b.name+"-"+strconv.FormatUint(number, 10)+"."+s.cfg.Region+".elb.amazonaws.com", "Z1H1FL5HABSF5"
+		out.DNSName, out.CanonicalHostedZoneId = b.name+"-"+strconv.FormatUint(number, 10)+"."+s.cfg.Region+
+			".elb.amazonaws.com", "Z1H1FL5HABSF5"
 		if b.scheme == "internal" {
 			out.DNSName = "internal-" + out.DNSName
 		}
@@ -321,7 +336,8 @@ func zonesAnswer(b *balancer) []availabilityZone {
 	var out []availabilityZone
 	for _, z := range b.zones {
 		zone := availabilityZone{ZoneName: z.zone, SubnetId: z.SubnetId}
-		if a := (balancerAddress{AllocationId: z.AllocationId, PrivateIPv4Address: z.PrivateIPv4Address, IPv6Address: z.IPv6Address}); a != (balancerAddress{}) {
+		if a := (balancerAddress{AllocationId: z.AllocationId, PrivateIPv4Address: z.PrivateIPv4Address,
+			IPv6Address: z.IPv6Address}); a != (balancerAddress{}) {
 			zone.LoadBalancerAddresses = []balancerAddress{a}
 		}
 		out = append(out, zone)
@@ -388,7 +404,9 @@ func (s *Service) deleteLoadBalancer(c *wire.Call) (any, error) {
 		return nil, nil // "if the load balancer does not exist or has already been deleted, the call succeeds"
 	}
 	if b.attributes["deletion_protection.enabled"] == "true" {
-		return nil, wire.Errorf(400, "OperationNotPermitted", "Load balancer '%s' cannot be deleted because deletion protection is enabled", b.arn)
+		return nil,
+			wire.Errorf(400, "OperationNotPermitted",
+				"Load balancer '%s' cannot be deleted because deletion protection is enabled", b.arn)
 	}
 	for _, l := range slices.Collect(maps.Values(s.listeners)) {
 		if l.balancer == b {

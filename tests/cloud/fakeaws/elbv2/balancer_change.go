@@ -26,7 +26,8 @@ func (s *Service) setSubnets(c *wire.Call) (any, error) {
 	if err := c.Decode(&in); err != nil {
 		return nil, err
 	}
-	b, err := s.change(c, in.LoadBalancerArn, policy.Context{"elasticloadbalancing:Subnet": subnetIDs(in.Subnets, in.SubnetMappings)})
+	b, err := s.change(c, in.LoadBalancerArn, policy.Context{"elasticloadbalancing:Subnet": subnetIDs(in.Subnets,
+		in.SubnetMappings)})
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +36,9 @@ func (s *Service) setSubnets(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if vpc != b.vpc {
-		return nil, wire.Errorf(400, "InvalidConfigurationRequest", "The subnets must belong to the VPC of the load balancer, '%s'", b.vpc)
+		return nil,
+			wire.Errorf(400, "InvalidConfigurationRequest",
+				"The subnets must belong to the VPC of the load balancer, '%s'", b.vpc)
 	}
 	addresses := b.addresses
 	if in.IpAddressType != "" {
@@ -74,7 +77,8 @@ func (s *Service) setSecurityGroups(c *wire.Call) (any, error) {
 	case len(in.SecurityGroups) == 0 && b.kind == typeApplication:
 		return nil, invalid("At least one security group must be specified")
 	case b.kind == typeNetwork && (len(in.SecurityGroups) == 0) != (len(b.securityGroup) == 0):
-		// "You can't perform this operation on a Network Load Balancer unless you specified a security group when you created it", and not remove the last.
+		// "You can't perform this operation on a Network Load Balancer unless you specified a security group when you
+		// created it", and not remove the last.
 		return nil, wire.Errorf(400, "InvalidConfigurationRequest",
 			"You cannot add security groups to a load balancer that was created without any, nor remove them all")
 	}
@@ -83,7 +87,10 @@ func (s *Service) setSecurityGroups(c *wire.Call) (any, error) {
 	}
 	if v := in.EnforceSecurityGroupInboundRulesOnPrivateLinkTraffic; v != "" {
 		if b.kind != typeNetwork || v != "on" && v != "off" {
-			return nil, invalid("EnforceSecurityGroupInboundRulesOnPrivateLinkTraffic '%s' must be on or off, for a network load balancer", v)
+			return nil,
+				invalid(
+					"EnforceSecurityGroupInboundRulesOnPrivateLinkTraffic '%s' must be on or off, for a network "+
+						"load balancer", v)
 		}
 		b.inbound = v
 	}
@@ -136,7 +143,8 @@ func describeCapacity(b *balancer) capacityAnswer {
 	}
 	out.LastModifiedTime, out.MinimumLoadBalancerCapacity = &wire.Time{Time: b.reserved}, &capacity{b.capacity}
 	for _, z := range b.zones {
-		zone := zoneCapacity{AvailabilityZone: z.zone, EffectiveCapacityUnits: float64(b.capacity) / float64(len(b.zones))}
+		zone := zoneCapacity{AvailabilityZone: z.zone, EffectiveCapacityUnits: float64(b.capacity) / float64(
+			len(b.zones))}
 		zone.State.Code = "provisioned"
 		out.CapacityReservationState = append(out.CapacityReservationState, zone)
 	}

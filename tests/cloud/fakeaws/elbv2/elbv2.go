@@ -1,11 +1,13 @@
-// Package elbv2 fakes Elastic Load Balancing v2: load balancers, target groups, listeners, rules, registered targets and their health, as records. No traffic
-// flows through them.
+// Package elbv2 fakes Elastic Load Balancing v2: load balancers, target groups, listeners, rules, registered targets
+// and their health, as records. No traffic flows through them.
 //
-// Invariant: what refers to something else refers to something that exists. A target group that a listener names cannot be deleted, a load balancer holds a
-// network interface in each of its subnets until it is deleted, and every ARN in an answer can be asked for.
+// Invariant: what refers to something else refers to something that exists. A target group that a listener names cannot
+// be deleted, a load balancer holds a network interface in each of its subnets until it is deleted, and every ARN in an
+// answer can be asked for.
 //
-// Actions, errors, defaults and limits are those of the "Elastic Load Balancing API Reference", version 2015-12-01; ARNs and condition keys those of "Actions,
-// resources, and condition keys for AWS Elastic Load Balancing V2" in the Service Authorization Reference.
+// Actions, errors, defaults and limits are those of the "Elastic Load Balancing API Reference", version 2015-12-01;
+// ARNs and condition keys those of "Actions, resources, and condition keys for AWS Elastic Load Balancing V2" in the
+// Service Authorization Reference.
 package elbv2
 
 import (
@@ -28,9 +30,11 @@ type Config struct {
 	Now             func() time.Time // nil: time.Now
 	// Lock is the cloud's: handlers run with it held, Check and Run take it themselves. nil: one of its own.
 	Lock *sync.Mutex
-	// Probe answers one health check. nil: an instance that runs is healthy at once, and so is any IP address. It is called without the lock, by Check and Run only.
+	// Probe answers one health check. nil: an instance that runs is healthy at once, and so is any IP address. It is
+	// called without the lock, by Check and Run only.
 	Probe Probe
-	// Registration is how long a target is "initial" after it was registered, whatever probes say. At AWS it is up to some minutes.
+	// Registration is how long a target is "initial" after it was registered, whatever probes say. At AWS it is up to
+	// some minutes.
 	Registration time.Duration
 }
 
@@ -53,8 +57,9 @@ func New(cfg Config) *Service {
 		cfg.Lock = new(sync.Mutex)
 	}
 	return &Service{
-		cfg: cfg, balancers: map[string]*balancer{}, groups: map[string]*group{}, listeners: map[string]*listener{}, rules: map[string]*rule{},
-		tags: map[string]map[string]string{},
+		cfg: cfg, balancers: map[string]*balancer{}, groups: map[string]*group{}, listeners: map[string]*listener{},
+		rules: map[string]*rule{},
+		tags:  map[string]map[string]string{},
 	}
 }
 
@@ -83,7 +88,8 @@ func (s *Service) Operations() map[string]wire.Handler {
 
 // arn makes the ARN of a resource: kind is "loadbalancer/net", "targetgroup" ….
 func (s *Service) arn(kind string, parts ...string) string {
-	return "arn:aws:elasticloadbalancing:" + s.cfg.Region + ":" + s.cfg.Account + ":" + kind + "/" + strings.Join(parts, "/")
+	return "arn:aws:elasticloadbalancing:" + s.cfg.Region + ":" + s.cfg.Account + ":" + kind + "/" +
+		strings.Join(parts, "/")
 }
 
 // newID is the last part of an ARN.
@@ -104,7 +110,8 @@ func (s *Service) allow(c *wire.Call, resource string, conditions policy.Context
 	return c.Authorize("elasticloadbalancing:"+c.Action, resource, all)
 }
 
-// allowCreate evaluates the policies for making something with tags: tagging is an action of its own, which may be allowed for creation only.
+// allowCreate evaluates the policies for making something with tags: tagging is an action of its own, which may be
+// allowed for creation only.
 func (s *Service) allowCreate(c *wire.Call, resource, arn string, tags []Tag, conditions policy.Context) error {
 	all := requestTags(tags)
 	maps.Copy(all, conditions)
@@ -121,7 +128,8 @@ func invalid(format string, args ...any) *wire.Error {
 }
 
 func notFound(kind, arn string) *wire.Error {
-	words := map[string]string{"LoadBalancer": "Load balancer", "TargetGroup": "Target group", "Listener": "Listener", "Rule": "Rule"}
+	words := map[string]string{"LoadBalancer": "Load balancer", "TargetGroup": "Target group", "Listener": "Listener",
+		"Rule": "Rule"}
 	if words[kind] == "Load balancer" || kind == "TargetGroup" {
 		return wire.Errorf(400, kind+"NotFound", "One or more %s not found", strings.ToLower(words[kind])+"s")
 	}
@@ -132,7 +140,8 @@ func notFound(kind, arn string) *wire.Error {
 func (s *Service) checkARN(arn, kind string) error {
 	if !strings.HasPrefix(arn, s.arn(kind)) {
 		return invalid("'%s' is not a valid %s ARN", arn, map[string]string{
-			"loadbalancer": "load balancer", "targetgroup": "target group", "listener": "listener", "listener-rule": "rule",
+			"loadbalancer": "load balancer", "targetgroup": "target group", "listener": "listener",
+			"listener-rule": "rule",
 		}[kind])
 	}
 	return nil
@@ -200,7 +209,8 @@ func checkName(what, name string) error {
 	case name == "" || len(name) > 32:
 		return invalid("The %s name '%s' must be between 1 and 32 characters", what, name)
 	case strings.ContainsFunc(name, bad):
-		return invalid("The %s name '%s' can only contain characters that are alphanumeric characters and hyphens(-)", what, name)
+		return invalid("The %s name '%s' can only contain characters that are alphanumeric characters and hyphens(-)",
+			what, name)
 	case strings.HasPrefix(name, "-") || strings.HasSuffix(name, "-"):
 		return invalid("The %s name '%s' cannot begin or end with a hyphen(-)", what, name)
 	case strings.HasPrefix(name, "internal-"):

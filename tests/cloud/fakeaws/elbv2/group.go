@@ -82,8 +82,10 @@ func (s *Service) createTargetGroup(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	g := &group{
-		arn: s.arn("targetgroup", in.Name, newID()), created: c.Now, in: in, name: in.Name, protocol: in.Protocol, port: in.Port, vpc: in.VpcId, kind: in.TargetType,
-		addresses: in.IpAddressType, version: in.ProtocolVersion, attributes: map[string]string{}, targets: map[key]*target{},
+		arn: s.arn("targetgroup", in.Name, newID()), created: c.Now, in: in, name: in.Name, protocol: in.Protocol,
+		port: in.Port, vpc: in.VpcId, kind: in.TargetType,
+		addresses: in.IpAddressType, version: in.ProtocolVersion, attributes: map[string]string{},
+		targets: map[key]*target{},
 	}
 	if err := s.allowCreate(c, g.arn, g.arn, in.Tags, nil); err != nil {
 		return nil, err
@@ -95,7 +97,9 @@ func (s *Service) createTargetGroup(c *wire.Call) (any, error) {
 		if reflect.DeepEqual(old.in, in) {
 			return groupsAnswer{TargetGroups: []targetGroup{s.describeGroup(old)}}, nil
 		}
-		return nil, wire.Errorf(400, "DuplicateTargetGroupName", "A target group with the same name '%s' exists, but with different settings", in.Name)
+		return nil,
+			wire.Errorf(400, "DuplicateTargetGroupName",
+				"A target group with the same name '%s' exists, but with different settings", in.Name)
 	}
 	if err := s.checkGroup(g); err != nil {
 		return nil, err
@@ -158,7 +162,8 @@ func (g *group) setCheck(p checkParameters, fresh bool) error {
 		return invalid("Health check protocol '%s' must be one of HTTP, HTTPS, TCP", n.protocol)
 	}
 	if web && !http {
-		return invalid("Health check protocol '%s' is not supported for target groups with protocol %s", n.protocol, g.protocol)
+		return invalid("Health check protocol '%s' is not supported for target groups with protocol %s", n.protocol,
+			g.protocol)
 	}
 	if fresh {
 		n.timeout = 10
@@ -166,13 +171,16 @@ func (g *group) setCheck(p checkParameters, fresh bool) error {
 			n.timeout = 6
 		}
 		if web {
-			n.timeout = 5 // "the default is 5 seconds if the target type is instance or ip": health checks for Application Load Balancer target groups
+			// "the default is 5 seconds if the target type is instance or ip": health checks for Application Load
+			// Balancer target groups
+			n.timeout = 5
 		}
 	}
 	switch {
 	case !http:
 		if p.HealthCheckPath != nil || p.Matcher != nil {
-			return invalid("Health check path and matcher are not supported for health checks with protocol %s", n.protocol)
+			return invalid("Health check path and matcher are not supported for health checks with protocol %s",
+				n.protocol)
 		}
 		n.path, n.codes, n.grpc = "", "", ""
 	case n.path == "":
@@ -196,9 +204,11 @@ func (g *group) setCheck(p checkParameters, fresh bool) error {
 	port, err := strconv.Atoi(n.port)
 	switch {
 	case p.HealthCheckEnabled != nil && !*p.HealthCheckEnabled:
-		return wire.Errorf(400, "InvalidConfigurationRequest", "Health check enabled must be true for target groups with target type '%s'", g.kind)
+		return wire.Errorf(400, "InvalidConfigurationRequest",
+			"Health check enabled must be true for target groups with target type '%s'", g.kind)
 	case http && (!strings.HasPrefix(n.path, "/") || len(n.path) > 1024):
-		return invalid("Health check path '%s' must begin with a '/' character, and can be at most 1024 characters", n.path)
+		return invalid("Health check path '%s' must begin with a '/' character, and can be at most 1024 characters",
+			n.path)
 	case n.port != "traffic-port" && (err != nil || port < 1 || port > 65535):
 		return invalid("Health check port '%s' must be 'traffic-port' or in the range 1-65535", n.port)
 	case n.interval < 5 || n.interval > 300:
@@ -248,9 +258,12 @@ type groupsAnswer struct {
 
 func (s *Service) describeGroup(g *group) targetGroup {
 	out := targetGroup{
-		TargetGroupArn: g.arn, TargetGroupName: g.name, Protocol: g.protocol, Port: g.port, VpcId: g.vpc, HealthCheckProtocol: g.check.protocol,
-		HealthCheckPort: g.check.port, HealthCheckEnabled: true, HealthCheckIntervalSeconds: g.check.interval, HealthCheckTimeoutSeconds: g.check.timeout,
-		HealthyThresholdCount: g.check.healthy, UnhealthyThresholdCount: g.check.unhealthy, HealthCheckPath: g.check.path, TargetType: g.kind,
+		TargetGroupArn: g.arn, TargetGroupName: g.name, Protocol: g.protocol, Port: g.port, VpcId: g.vpc,
+		HealthCheckProtocol: g.check.protocol,
+		HealthCheckPort:     g.check.port, HealthCheckEnabled: true, HealthCheckIntervalSeconds: g.check.interval,
+		HealthCheckTimeoutSeconds: g.check.timeout,
+		HealthyThresholdCount:     g.check.healthy, UnhealthyThresholdCount: g.check.unhealthy,
+		HealthCheckPath: g.check.path, TargetType: g.kind,
 		ProtocolVersion: g.version, IpAddressType: g.addresses,
 	}
 	if g.check.codes != "" || g.check.grpc != "" {
@@ -360,7 +373,8 @@ func (s *Service) deleteTargetGroup(c *wire.Call) (any, error) {
 		return nil, nil
 	}
 	if s.balancerOf(g) != nil {
-		return nil, wire.Errorf(400, "ResourceInUse", "Target group '%s' is currently in use by a listener or a rule", g.arn)
+		return nil, wire.Errorf(400, "ResourceInUse", "Target group '%s' is currently in use by a listener or a rule",
+			g.arn)
 	}
 	delete(s.groups, g.arn)
 	delete(s.tags, g.arn)
@@ -392,7 +406,9 @@ func (s *Service) modifyTargetGroupAttributes(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if strings.Contains(g.protocol, "UDP") && value(in.Attributes, "preserve_client_ip.enabled") == "false" {
-		return nil, wire.Errorf(400, "InvalidConfigurationRequest", "Client IP preservation cannot be disabled for target groups with protocol %s", g.protocol)
+		return nil,
+			wire.Errorf(400, "InvalidConfigurationRequest",
+				"Client IP preservation cannot be disabled for target groups with protocol %s", g.protocol)
 	}
 	if err := setAttributes(groupAttributes, g.protocol, g.attributes, in.Attributes); err != nil {
 		return nil, err

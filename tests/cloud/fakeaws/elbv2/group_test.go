@@ -29,15 +29,19 @@ func TestTargetGroupDefaults(t *testing.T) {
 	} {
 		name := "g" + string(test.protocol) + string(test.check)
 		g := must(w.CreateTargetGroup(t.Context(), &elb.CreateTargetGroupInput{
-			Name: &name, Protocol: test.protocol, Port: aws.Int32(80), VpcId: aws.String("vpc-1"), HealthCheckProtocol: test.check,
+			Name: &name, Protocol: test.protocol, Port: aws.Int32(80), VpcId: aws.String("vpc-1"),
+			HealthCheckProtocol: test.check,
 		}))(t).TargetGroups[0]
 		codes := ""
 		if g.Matcher != nil {
 			codes = *g.Matcher.HttpCode
 		}
-		if g.HealthCheckProtocol != test.want || *g.HealthCheckIntervalSeconds != test.interval || *g.HealthCheckTimeoutSeconds != test.timeout ||
-			*g.HealthyThresholdCount != test.healthy || *g.UnhealthyThresholdCount != test.unhealthy || aws.ToString(g.HealthCheckPath) != test.path ||
-			codes != test.codes || *g.HealthCheckPort != "traffic-port" || g.TargetType != types.TargetTypeEnumInstance || !*g.HealthCheckEnabled {
+		if g.HealthCheckProtocol != test.want || *g.HealthCheckIntervalSeconds != test.interval ||
+			*g.HealthCheckTimeoutSeconds != test.timeout ||
+			*g.HealthyThresholdCount != test.healthy || *g.UnhealthyThresholdCount != test.unhealthy ||
+			aws.ToString(g.HealthCheckPath) != test.path ||
+			codes != test.codes || *g.HealthCheckPort != "traffic-port" ||
+			g.TargetType != types.TargetTypeEnumInstance || !*g.HealthCheckEnabled {
 			t.Errorf("%s with %s: %+v, matcher %q", test.protocol, test.check, g, codes)
 		}
 	}
@@ -49,28 +53,34 @@ func TestTargetGroup(t *testing.T) {
 	if again := w.tg("g"); *again.TargetGroupArn != *g.TargetGroupArn {
 		t.Error("the same call made another")
 	}
-	_, err := w.CreateTargetGroup(ctx, &elb.CreateTargetGroupInput{Name: aws.String("g"), Protocol: "TCP", Port: aws.Int32(1), VpcId: aws.String("vpc-1")})
+	_, err := w.CreateTargetGroup(ctx, &elb.CreateTargetGroupInput{Name: aws.String("g"), Protocol: "TCP",
+		Port: aws.Int32(1), VpcId: aws.String("vpc-1")})
 	wantCode(t, "the same name", err, "DuplicateTargetGroupName")
 	for name, in := range map[string]elb.CreateTargetGroupInput{
 		"no VPC":      {Name: aws.String("x"), Protocol: "TCP", Port: aws.Int32(1)},
 		"unknown VPC": {Name: aws.String("x"), Protocol: "TCP", Port: aws.Int32(1), VpcId: aws.String("vpc-0")},
 		"port":        {Name: aws.String("x"), Protocol: "TCP", Port: aws.Int32(0), VpcId: aws.String("vpc-1")},
 		"protocol":    {Name: aws.String("x"), Protocol: "FTP", Port: aws.Int32(1), VpcId: aws.String("vpc-1")},
-		"interval":    {Name: aws.String("x"), Protocol: "TCP", Port: aws.Int32(1), VpcId: aws.String("vpc-1"), HealthCheckIntervalSeconds: aws.Int32(4)},
-		"path of TCP": {Name: aws.String("x"), Protocol: "TCP", Port: aws.Int32(1), VpcId: aws.String("vpc-1"), HealthCheckPath: aws.String("/")},
+		"interval": {Name: aws.String("x"), Protocol: "TCP", Port: aws.Int32(1), VpcId: aws.String("vpc-1"),
+			HealthCheckIntervalSeconds: aws.Int32(4)},
+		"path of TCP": {Name: aws.String("x"), Protocol: "TCP", Port: aws.Int32(1), VpcId: aws.String("vpc-1"),
+			HealthCheckPath: aws.String("/")},
 	} {
 		_, err := w.CreateTargetGroup(ctx, &in)
 		wantCode(t, name, err, "ValidationError")
 	}
 	changed := must(w.ModifyTargetGroup(ctx, &elb.ModifyTargetGroupInput{
-		TargetGroupArn: g.TargetGroupArn, HealthCheckProtocol: "HTTP", HealthCheckPath: aws.String("/healthz"), HealthyThresholdCount: aws.Int32(3),
+		TargetGroupArn: g.TargetGroupArn, HealthCheckProtocol: "HTTP", HealthCheckPath: aws.String("/healthz"),
+		HealthyThresholdCount: aws.Int32(3),
 	}))(t).TargetGroups[0]
-	if changed.HealthCheckProtocol != "HTTP" || *changed.HealthCheckPath != "/healthz" || *changed.HealthyThresholdCount != 3 || *changed.UnhealthyThresholdCount != 2 {
+	if changed.HealthCheckProtocol != "HTTP" || *changed.HealthCheckPath != "/healthz" ||
+		*changed.HealthyThresholdCount != 3 || *changed.UnhealthyThresholdCount != 2 {
 		t.Errorf("changed: %+v", changed)
 	}
 	lb := w.lb()
 	l := w.listener(lb, g, 443)
-	found := must(w.DescribeTargetGroups(ctx, &elb.DescribeTargetGroupsInput{LoadBalancerArn: lb.LoadBalancerArn}))(t).TargetGroups
+	found := must(w.DescribeTargetGroups(ctx, &elb.DescribeTargetGroupsInput{LoadBalancerArn: lb.LoadBalancerArn}))(
+		t).TargetGroups
 	if len(found) != 1 || !slices.Equal(found[0].LoadBalancerArns, []string{*lb.LoadBalancerArn}) {
 		t.Errorf("found: %+v", found)
 	}
@@ -80,7 +90,8 @@ func TestTargetGroup(t *testing.T) {
 	must(w.DeleteTargetGroup(ctx, &elb.DeleteTargetGroupInput{TargetGroupArn: g.TargetGroupArn}))(t)
 	_, err = w.DescribeTargetGroups(ctx, &elb.DescribeTargetGroupsInput{Names: []string{"g"}})
 	wantCode(t, "find what is gone", err, "TargetGroupNotFound")
-	_, err = w.RegisterTargets(ctx, &elb.RegisterTargetsInput{TargetGroupArn: g.TargetGroupArn, Targets: targets("i-1")})
+	_, err = w.RegisterTargets(ctx, &elb.RegisterTargetsInput{TargetGroupArn: g.TargetGroupArn,
+		Targets: targets("i-1")})
 	wantCode(t, "register with what is gone", err, "TargetGroupNotFound")
 }
 
@@ -97,12 +108,16 @@ func TestTargets(t *testing.T) {
 	want("without a listener", "i-1:6443 unused Target.NotInUse")
 	w.listener(lb, g, 443)
 	w.register(g, "i-1", "i-2")
-	want("with one", "i-1:6443 healthy", "i-2:6443 unused Target.NotInUse") // i-2 is in a zone that the load balancer is not in
-	if got := w.states(g, targets("i-1", "i-9")...); !slices.Equal(got, []string{"i-1:6443 healthy", "i-9:6443 unused Target.NotRegistered"}) {
+	// i-2 is in a zone that the load balancer is not in
+	want("with one", "i-1:6443 healthy", "i-2:6443 unused Target.NotInUse")
+	if got := w.states(g, targets("i-1", "i-9")...); !slices.Equal(got,
+		[]string{"i-1:6443 healthy", "i-9:6443 unused Target.NotRegistered"}) {
 		t.Errorf("asked for: %v", got)
 	}
-	for id, code := range map[string]string{"i-9": "InvalidTarget", "i-p": "InvalidTarget", "i-x": "InvalidTarget", "10.0.0.1": "ValidationError"} {
-		_, err := w.RegisterTargets(ctx, &elb.RegisterTargetsInput{TargetGroupArn: g.TargetGroupArn, Targets: targets("i-1", id)})
+	for id, code := range map[string]string{"i-9": "InvalidTarget", "i-p": "InvalidTarget", "i-x": "InvalidTarget",
+		"10.0.0.1": "ValidationError"} {
+		_, err := w.RegisterTargets(ctx, &elb.RegisterTargetsInput{TargetGroupArn: g.TargetGroupArn,
+			Targets: targets("i-1", id)})
 		wantCode(t, "register "+id, err, code)
 	}
 	w.at(func() {
@@ -120,7 +135,8 @@ func TestDraining(t *testing.T) {
 	w.register(g, "i-1")
 	deregister := func() {
 		t.Helper()
-		must(w.DeregisterTargets(ctx, &elb.DeregisterTargetsInput{TargetGroupArn: g.TargetGroupArn, Targets: targets("i-1")}))(t)
+		must(w.DeregisterTargets(ctx, &elb.DeregisterTargetsInput{TargetGroupArn: g.TargetGroupArn,
+			Targets: targets("i-1")}))(t)
 	}
 	deregister()
 	if got := w.states(g); !slices.Equal(got, []string{"i-1:6443 draining Target.DeregistrationInProgress"}) {
@@ -140,9 +156,10 @@ func TestDraining(t *testing.T) {
 		t.Errorf("after it: %v", got)
 	}
 	deregister() // nothing there: that is fine
-	must(w.ModifyTargetGroupAttributes(ctx, &elb.ModifyTargetGroupAttributesInput{TargetGroupArn: g.TargetGroupArn, Attributes: []types.TargetGroupAttribute{
-		{Key: aws.String("deregistration_delay.timeout_seconds"), Value: aws.String("0")},
-	}}))(t)
+	must(w.ModifyTargetGroupAttributes(ctx, &elb.ModifyTargetGroupAttributesInput{TargetGroupArn: g.TargetGroupArn,
+		Attributes: []types.TargetGroupAttribute{
+			{Key: aws.String("deregistration_delay.timeout_seconds"), Value: aws.String("0")},
+		}}))(t)
 	w.register(g, "i-1")
 	deregister()
 	if got := w.states(g); len(got) != 0 {
@@ -154,12 +171,14 @@ func TestAddresses(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	g := must(w.CreateTargetGroup(ctx, &elb.CreateTargetGroupInput{
-		Name: aws.String("ip"), Protocol: "TCP", Port: aws.Int32(80), VpcId: aws.String("vpc-1"), TargetType: types.TargetTypeEnumIp,
+		Name: aws.String("ip"), Protocol: "TCP", Port: aws.Int32(80), VpcId: aws.String("vpc-1"),
+		TargetType: types.TargetTypeEnumIp,
 	}))(t).TargetGroups[0]
 	w.listener(w.lb(), g, 80)
 	w.register(g, "10.0.0.7", "100.64.1.1")
 	for _, id := range []string{"8.8.8.8", "fd00::1", "i-1", "10.0.0"} {
-		_, err := w.RegisterTargets(ctx, &elb.RegisterTargetsInput{TargetGroupArn: g.TargetGroupArn, Targets: targets(id)})
+		_, err := w.RegisterTargets(ctx, &elb.RegisterTargetsInput{TargetGroupArn: g.TargetGroupArn,
+			Targets: targets(id)})
 		wantCode(t, "register "+id, err, "ValidationError")
 	}
 	if diff := cmp.Diff([]string{"10.0.0.7:80 healthy", "100.64.1.1:80 healthy"}, w.states(g)); diff != "" {
@@ -174,7 +193,8 @@ func TestProbe(t *testing.T) {
 	works := true
 	w.at(func() {
 		w.service.SetProbe(func(_ context.Context, target elbv2.Target) bool {
-			if target.ID != "i-1" || target.Address != "10.0.0.1" || target.Port != 6443 || target.Protocol != "TCP" || target.Timeout != 10*time.Second {
+			if target.ID != "i-1" || target.Address != "10.0.0.1" || target.Port != 6443 || target.Protocol != "TCP" ||
+				target.Timeout != 10*time.Second {
 				t.Errorf("probed: %+v", target)
 			}
 			return works

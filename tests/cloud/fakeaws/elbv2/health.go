@@ -22,7 +22,8 @@ type Target struct {
 // Probe answers whether one health check succeeds. It may take until its context ends.
 type Probe func(context.Context, Target) bool
 
-// descriptions are AWS's words for reasons. Source: "Troubleshoot your Network Load Balancer" and API reference, TargetHealth.
+// descriptions are AWS's words for reasons. Source: "Troubleshoot your Network Load Balancer" and API reference,
+// TargetHealth.
 var descriptions = map[string]string{
 	"Elb.RegistrationInProgress":      "Target registration is in progress",
 	"Elb.InitialHealthChecking":       "Initial health checks in progress",
@@ -74,8 +75,8 @@ func (b *balancer) covers(zone string) bool {
 	return false
 }
 
-// Health is the state of an instance in a target group: initial, healthy, unhealthy, draining, unused; "" when it is no target of it. Of several ports the
-// worst counts.
+// Health is the state of an instance in a target group: initial, healthy, unhealthy, draining, unused; "" when it is no
+// target of it. Of several ports the worst counts.
 func (s *Service) Health(targetGroup, instance string) string {
 	g, ok := s.groups[targetGroup]
 	if !ok {
@@ -94,8 +95,8 @@ func (s *Service) Health(targetGroup, instance string) string {
 	return worst
 }
 
-// Check makes one round of health checks: each target of a group in use is probed once, side by side. It returns when all have answered. It takes the lock
-// while it reads and writes state only, so a probe may call the cloud.
+// Check makes one round of health checks: each target of a group in use is probed once, side by side. It returns when
+// all have answered. It takes the lock while it reads and writes state only, so a probe may call the cloud.
 func (s *Service) Check(ctx context.Context) {
 	type probed struct {
 		group  *group
@@ -145,7 +146,8 @@ func (s *Service) about(g *group, t *target) (Target, bool) {
 		return Target{}, false
 	}
 	about := Target{
-		Group: g.arn, ID: t.id, VPC: g.vpc, Address: t.id, Port: port, Protocol: g.check.protocol, Path: g.check.path, Codes: g.check.codes,
+		Group: g.arn, ID: t.id, VPC: g.vpc, Address: t.id, Port: port, Protocol: g.check.protocol, Path: g.check.path,
+		Codes:   g.check.codes,
 		Timeout: time.Duration(g.check.timeout) * time.Second,
 	}
 	if g.kind == "instance" {
@@ -159,7 +161,8 @@ func (s *Service) about(g *group, t *target) (Target, bool) {
 	return about, true
 }
 
-// count takes in the result of one check. The first verdict of a target needs no more than the threshold of either kind, as later ones.
+// count takes in the result of one check. The first verdict of a target needs no more than the threshold of either
+// kind, as later ones.
 func (t *target) count(ok bool, c check) {
 	if ok {
 		t.good, t.bad = t.good+1, 0
@@ -174,8 +177,8 @@ func (t *target) count(ok bool, c check) {
 	}
 }
 
-// Run makes rounds of health checks until the context ends: one at once, the next each interval after the last has ended. The interval stands for every
-// group's own, so that a threshold of 5 takes five of these.
+// Run makes rounds of health checks until the context ends: one at once, the next each interval after the last has
+// ended. The interval stands for every group's own, so that a threshold of 5 takes five of these.
 func (s *Service) Run(ctx context.Context, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

@@ -8,7 +8,8 @@ import (
 
 type limit struct{ Name, Max string }
 
-// limits are the documented defaults. Source: "Elastic Load Balancing endpoints and quotas". They are told, not enforced.
+// limits are the documented defaults. Source: "Elastic Load Balancing endpoints and quotas". They are told, not
+// enforced.
 var limits = []limit{
 	{"application-load-balancers", "50"},
 	{"listeners-per-application-load-balancer", "50"},
@@ -49,8 +50,10 @@ func (s *Service) describeAccountLimits(c *wire.Call) (any, error) {
 
 // sslPolicies are the names of some of the predefined security policies; what they contain is not told.
 var sslPolicies = []string{
-	"ELBSecurityPolicy-2016-08", "ELBSecurityPolicy-TLS13-1-2-2021-06", "ELBSecurityPolicy-TLS13-1-2-Res-2021-06", "ELBSecurityPolicy-TLS13-1-3-2021-06",
-	"ELBSecurityPolicy-TLS-1-2-2017-01", "ELBSecurityPolicy-TLS-1-2-Ext-2018-06", "ELBSecurityPolicy-FS-1-2-Res-2020-10",
+	"ELBSecurityPolicy-2016-08", "ELBSecurityPolicy-TLS13-1-2-2021-06", "ELBSecurityPolicy-TLS13-1-2-Res-2021-06",
+	"ELBSecurityPolicy-TLS13-1-3-2021-06",
+	"ELBSecurityPolicy-TLS-1-2-2017-01", "ELBSecurityPolicy-TLS-1-2-Ext-2018-06",
+	"ELBSecurityPolicy-FS-1-2-Res-2020-10",
 }
 
 type sslPolicy struct {

@@ -64,7 +64,8 @@ func (s *Service) createListener(c *wire.Call) (any, error) {
 	}
 	// The ARN of the new listener is that of its load balancer with another word and one more part.
 	arn := strings.Replace(in.LoadBalancerArn, ":loadbalancer/", ":listener/", 1) + "/" + newID()
-	if err := s.allowCreate(c, in.LoadBalancerArn, arn, in.Tags, policy.Context{"elasticloadbalancing:ListenerProtocol": {in.Protocol}}); err != nil {
+	if err := s.allowCreate(c, in.LoadBalancerArn, arn, in.Tags, policy.Context{
+		"elasticloadbalancing:ListenerProtocol": {in.Protocol}}); err != nil {
 		return nil, err
 	}
 	b, err := s.balancer(in.LoadBalancerArn)
@@ -83,7 +84,9 @@ func (s *Service) createListener(c *wire.Call) (any, error) {
 			return listenersAnswer{Listeners: []listenerAnswer{describeListener(old)}}, nil
 		}
 		if overlap(old.protocol, l.protocol) {
-			return nil, wire.Errorf(400, "DuplicateListener", "A listener already exists on this port for this load balancer '%s'", b.arn)
+			return nil,
+				wire.Errorf(400, "DuplicateListener",
+					"A listener already exists on this port for this load balancer '%s'", b.arn)
 		}
 	}
 	if err := s.checkListener(l); err != nil {
@@ -102,11 +105,13 @@ func overlap(a, b string) bool {
 	return (a == "UDP") == (b == "UDP") || a == "TCP_UDP" || b == "TCP_UDP"
 }
 
-// protocolsOf are those that a load balancer's listeners can have, and for each those of the target groups it can forward to.
+// protocolsOf are those that a load balancer's listeners can have, and for each those of the target groups it can
+// forward to.
 var protocolsOf = map[string]map[string]string{
 	typeApplication: {"HTTP": groupOfApplication, "HTTPS": groupOfApplication},
 	typeNetwork: {
-		"TCP": "TCP", "TLS": "TLS TCP", "UDP": "UDP TCP_UDP", "TCP_UDP": "TCP_UDP", "QUIC": "QUIC TCP_QUIC", "TCP_QUIC": "TCP_QUIC",
+		"TCP": "TCP", "TLS": "TLS TCP", "UDP": "UDP TCP_UDP", "TCP_UDP": "TCP_UDP", "QUIC": "QUIC TCP_QUIC",
+		"TCP_QUIC": "TCP_QUIC",
 	},
 }
 
@@ -116,7 +121,8 @@ func (s *Service) checkListener(l *listener) error {
 	secure := l.protocol == "HTTPS" || l.protocol == "TLS"
 	switch {
 	case !ok:
-		return wire.Errorf(400, "UnsupportedProtocol", "Listener protocol '%s' is not supported for load balancers of type %s", l.protocol, l.balancer.kind)
+		return wire.Errorf(400, "UnsupportedProtocol",
+			"Listener protocol '%s' is not supported for load balancers of type %s", l.protocol, l.balancer.kind)
 	case l.port < 1 || l.port > 65535:
 		return invalid("Listener port '%d' must be between 1 and 65535", l.port)
 	case secure && len(l.certificates) != 1:
@@ -139,7 +145,8 @@ func (s *Service) checkListener(l *listener) error {
 		return err
 	}
 	if l.balancer.kind == typeNetwork && l.actions[0].Type != "forward" {
-		return wire.Errorf(400, "InvalidLoadBalancerAction", "Actions of type '%s' are not supported for load balancers of type network", l.actions[0].Type)
+		return wire.Errorf(400, "InvalidLoadBalancerAction",
+			"Actions of type '%s' are not supported for load balancers of type network", l.actions[0].Type)
 	}
 	return nil
 }
@@ -147,7 +154,8 @@ func (s *Service) checkListener(l *listener) error {
 // checkCertificates knows no certificates: any ARN of ACM or IAM is one.
 func checkCertificates(certificates []Certificate) error {
 	for _, cert := range certificates {
-		if !strings.HasPrefix(cert.CertificateArn, "arn:aws:acm:") && !strings.HasPrefix(cert.CertificateArn, "arn:aws:iam:") {
+		if !strings.HasPrefix(cert.CertificateArn, "arn:aws:acm:") && !strings.HasPrefix(cert.CertificateArn,
+			"arn:aws:iam:") {
 			return wire.Errorf(400, "CertificateNotFound", "Certificate '%s' not found", cert.CertificateArn)
 		}
 	}
@@ -172,11 +180,13 @@ type listenersAnswer struct {
 
 func describeListener(l *listener) listenerAnswer {
 	out := listenerAnswer{
-		ListenerArn: l.arn, LoadBalancerArn: l.balancer.arn, Port: l.port, Protocol: l.protocol, SslPolicy: l.sslPolicy, AlpnPolicy: l.alpn,
+		ListenerArn: l.arn, LoadBalancerArn: l.balancer.arn, Port: l.port, Protocol: l.protocol, SslPolicy: l.sslPolicy,
+		AlpnPolicy:     l.alpn,
 		DefaultActions: describeActions(l.actions),
 	}
 	if len(l.certificates) > 0 {
-		out.Certificates = []Certificate{{CertificateArn: l.certificates[0].CertificateArn}} // the others are told by DescribeListenerCertificates
+		// the others are told by DescribeListenerCertificates
+		out.Certificates = []Certificate{{CertificateArn: l.certificates[0].CertificateArn}}
 	}
 	if l.protocol == "HTTPS" {
 		out.MutualAuthentication = &struct{ Mode string }{"off"}
@@ -281,7 +291,9 @@ func (s *Service) modifyListener(c *wire.Call) (any, error) {
 	}
 	for _, other := range s.listenersOf(l.balancer) {
 		if other != l && other.port == n.port && overlap(other.protocol, n.protocol) {
-			return nil, wire.Errorf(400, "DuplicateListener", "A listener already exists on this port for this load balancer '%s'", l.balancer.arn)
+			return nil,
+				wire.Errorf(400, "DuplicateListener",
+					"A listener already exists on this port for this load balancer '%s'", l.balancer.arn)
 		}
 	}
 	if err := s.checkListener(&n); err != nil {
@@ -400,7 +412,9 @@ func (s *Service) removeListenerCertificates(c *wire.Call) (any, error) {
 		}
 	}
 	l.certificates = slices.DeleteFunc(slices.Clone(l.certificates), func(have Certificate) bool {
-		return slices.ContainsFunc(in.Certificates, func(cert Certificate) bool { return cert.CertificateArn == have.CertificateArn })
+		return slices.ContainsFunc(in.Certificates, func(cert Certificate) bool {
+			return cert.CertificateArn == have.CertificateArn
+		})
 	})
 	return nil, nil
 }

@@ -18,7 +18,8 @@ func TestListener(t *testing.T) {
 		t.Errorf("ARN: %s", *l.ListenerArn)
 	}
 	a := l.DefaultActions[0]
-	if *a.TargetGroupArn != *g.TargetGroupArn || len(a.ForwardConfig.TargetGroups) != 1 || *a.ForwardConfig.TargetGroups[0].TargetGroupArn != *g.TargetGroupArn {
+	if *a.TargetGroupArn != *g.TargetGroupArn || len(a.ForwardConfig.TargetGroups) != 1 ||
+		*a.ForwardConfig.TargetGroups[0].TargetGroupArn != *g.TargetGroupArn {
 		t.Errorf("action: %+v", a)
 	}
 	if again := w.listener(lb, g, 443); *again.ListenerArn != *l.ListenerArn {
@@ -26,7 +27,8 @@ func TestListener(t *testing.T) {
 	}
 	other := w.tg("other")
 	create := func(protocol types.ProtocolEnum, port int32, actions []types.Action) error {
-		_, err := w.CreateListener(ctx, &elb.CreateListenerInput{LoadBalancerArn: lb.LoadBalancerArn, Protocol: protocol, Port: &port, DefaultActions: actions})
+		_, err := w.CreateListener(ctx, &elb.CreateListenerInput{LoadBalancerArn: lb.LoadBalancerArn,
+			Protocol: protocol, Port: &port, DefaultActions: actions})
 		return err
 	}
 	wantCode(t, "the same port", create("TCP", 443, forward(other)), "DuplicateListener")
@@ -34,16 +36,21 @@ func TestListener(t *testing.T) {
 	wantCode(t, "TCP to UDP", create("UDP", 443, forward(other)), "IncompatibleProtocols")
 	wantCode(t, "TLS without a certificate", create("TLS", 444, forward(other)), "ValidationError")
 	wantCode(t, "no target group", create("TCP", 80, []types.Action{{Type: "forward"}}), "ValidationError")
-	wantCode(t, "unknown target group", create("TCP", 80, []types.Action{{Type: "forward", TargetGroupArn: aws.String(*g.TargetGroupArn + "0")}}), "TargetGroupNotFound")
+	wantCode(t, "unknown target group", create("TCP", 80, []types.Action{{Type: "forward",
+		TargetGroupArn: aws.String(*g.TargetGroupArn + "0")}}), "TargetGroupNotFound")
 	wantCode(t, "an action of others", create("TCP", 80, []types.Action{{
 		Type: "redirect", RedirectConfig: &types.RedirectActionConfig{StatusCode: "HTTP_301"},
 	}}), "InvalidLoadBalancerAction")
-	second := must(w.CreateLoadBalancer(ctx, &elb.CreateLoadBalancerInput{Name: aws.String("second"), Type: "network", Subnets: []string{"subnet-a"}}))(t).LoadBalancers[0]
-	_, err := w.CreateListener(ctx, &elb.CreateListenerInput{LoadBalancerArn: second.LoadBalancerArn, Protocol: "TCP", Port: aws.Int32(1), DefaultActions: forward(g)})
+	second := must(w.CreateLoadBalancer(ctx, &elb.CreateLoadBalancerInput{Name: aws.String("second"), Type: "network",
+		Subnets: []string{"subnet-a"}}))(t).LoadBalancers[0]
+	_, err := w.CreateListener(ctx, &elb.CreateListenerInput{LoadBalancerArn: second.LoadBalancerArn, Protocol: "TCP",
+		Port: aws.Int32(1), DefaultActions: forward(g)})
 	wantCode(t, "a target group of another load balancer", err, "TargetGroupAssociationLimit")
 
-	changed := must(w.ModifyListener(ctx, &elb.ModifyListenerInput{ListenerArn: l.ListenerArn, Port: aws.Int32(8443), DefaultActions: forward(other)}))(t).Listeners[0]
-	if *changed.Port != 8443 || *changed.DefaultActions[0].TargetGroupArn != *other.TargetGroupArn || *changed.ListenerArn != *l.ListenerArn {
+	changed := must(w.ModifyListener(ctx, &elb.ModifyListenerInput{ListenerArn: l.ListenerArn, Port: aws.Int32(8443),
+		DefaultActions: forward(other)}))(t).Listeners[0]
+	if *changed.Port != 8443 || *changed.DefaultActions[0].TargetGroupArn != *other.TargetGroupArn ||
+		*changed.ListenerArn != *l.ListenerArn {
 		t.Errorf("changed: %+v", changed)
 	}
 	must(w.DeleteTargetGroup(ctx, &elb.DeleteTargetGroupInput{TargetGroupArn: g.TargetGroupArn}))(t)
@@ -63,18 +70,24 @@ func TestTLS(t *testing.T) {
 		return types.Certificate{CertificateArn: aws.String("arn:aws:acm:us-west-2:123456789012:certificate/" + id)}
 	}
 	l := must(w.CreateListener(ctx, &elb.CreateListenerInput{
-		LoadBalancerArn: lb.LoadBalancerArn, Protocol: "TLS", Port: aws.Int32(443), DefaultActions: forward(g), Certificates: []types.Certificate{cert("1")},
+		LoadBalancerArn: lb.LoadBalancerArn, Protocol: "TLS", Port: aws.Int32(443), DefaultActions: forward(g),
+		Certificates: []types.Certificate{cert("1")},
 	}))(t).Listeners[0]
 	if aws.ToString(l.SslPolicy) != "ELBSecurityPolicy-2016-08" {
 		t.Errorf("policy: %v", l.SslPolicy)
 	}
-	must(w.AddListenerCertificates(ctx, &elb.AddListenerCertificatesInput{ListenerArn: l.ListenerArn, Certificates: []types.Certificate{cert("2"), cert("3")}}))(t)
-	_, err := w.RemoveListenerCertificates(ctx, &elb.RemoveListenerCertificatesInput{ListenerArn: l.ListenerArn, Certificates: []types.Certificate{cert("1")}})
+	must(w.AddListenerCertificates(ctx, &elb.AddListenerCertificatesInput{ListenerArn: l.ListenerArn,
+		Certificates: []types.Certificate{cert("2"), cert("3")}}))(t)
+	_, err := w.RemoveListenerCertificates(ctx, &elb.RemoveListenerCertificatesInput{ListenerArn: l.ListenerArn,
+		Certificates: []types.Certificate{cert("1")}})
 	wantCode(t, "remove the default", err, "OperationNotPermitted")
-	must(w.RemoveListenerCertificates(ctx, &elb.RemoveListenerCertificatesInput{ListenerArn: l.ListenerArn, Certificates: []types.Certificate{cert("2")}}))(t)
-	must(w.ModifyListener(ctx, &elb.ModifyListenerInput{ListenerArn: l.ListenerArn, Certificates: []types.Certificate{cert("4")}}))(t)
+	must(w.RemoveListenerCertificates(ctx, &elb.RemoveListenerCertificatesInput{ListenerArn: l.ListenerArn,
+		Certificates: []types.Certificate{cert("2")}}))(t)
+	must(w.ModifyListener(ctx, &elb.ModifyListenerInput{ListenerArn: l.ListenerArn,
+		Certificates: []types.Certificate{cert("4")}}))(t)
 	var has []string
-	for _, c := range must(w.DescribeListenerCertificates(ctx, &elb.DescribeListenerCertificatesInput{ListenerArn: l.ListenerArn}))(t).Certificates {
+	for _, c := range must(w.DescribeListenerCertificates(ctx, &elb.DescribeListenerCertificatesInput{
+		ListenerArn: l.ListenerArn}))(t).Certificates {
 		has = append(has, (*c.CertificateArn)[len(*c.CertificateArn)-1:])
 		if *c.IsDefault != (len(has) == 1) {
 			t.Errorf("%+v", c)
@@ -90,17 +103,24 @@ func TestTLS(t *testing.T) {
 func TestRules(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
-	lb := must(w.CreateLoadBalancer(ctx, &elb.CreateLoadBalancerInput{Name: aws.String("app"), Subnets: []string{"subnet-a", "subnet-b"}}))(t).LoadBalancers[0]
-	g := must(w.CreateTargetGroup(ctx, &elb.CreateTargetGroupInput{Name: aws.String("web"), Protocol: "HTTP", Port: aws.Int32(80), VpcId: aws.String("vpc-1")}))(t).TargetGroups[0]
-	l := must(w.CreateListener(ctx, &elb.CreateListenerInput{LoadBalancerArn: lb.LoadBalancerArn, Protocol: "HTTP", Port: aws.Int32(80), DefaultActions: []types.Action{{
-		Type: "fixed-response", FixedResponseConfig: &types.FixedResponseActionConfig{StatusCode: aws.String("404"), ContentType: aws.String("text/plain")},
-	}}}))(t).Listeners[0]
+	lb := must(w.CreateLoadBalancer(ctx, &elb.CreateLoadBalancerInput{Name: aws.String("app"),
+		Subnets: []string{"subnet-a", "subnet-b"}}))(t).LoadBalancers[0]
+	g := must(w.CreateTargetGroup(ctx, &elb.CreateTargetGroupInput{Name: aws.String("web"), Protocol: "HTTP",
+		Port: aws.Int32(80), VpcId: aws.String("vpc-1")}))(t).TargetGroups[0]
+	l := must(w.CreateListener(ctx, &elb.CreateListenerInput{LoadBalancerArn: lb.LoadBalancerArn, Protocol: "HTTP",
+		Port: aws.Int32(80), DefaultActions: []types.Action{{
+			Type: "fixed-response", FixedResponseConfig: &types.FixedResponseActionConfig{StatusCode: aws.String("404"),
+				ContentType: aws.String("text/plain")},
+		}}}))(t).Listeners[0]
 	rule := func(priority int32) (*elb.CreateRuleOutput, error) {
 		return w.CreateRule(ctx, &elb.CreateRuleInput{
 			ListenerArn: l.ListenerArn, Priority: &priority, Actions: forward(g), Conditions: []types.RuleCondition{
-				{Field: aws.String("path-pattern"), PathPatternConfig: &types.PathPatternConditionConfig{Values: []string{"/a*"}}},
-				{Field: aws.String("http-header"), HttpHeaderConfig: &types.HttpHeaderConditionConfig{HttpHeaderName: aws.String("X"), Values: []string{"y"}}},
-				{Field: aws.String("query-string"), QueryStringConfig: &types.QueryStringConditionConfig{Values: []types.QueryStringKeyValuePair{{Value: aws.String("v")}}}},
+				{Field: aws.String("path-pattern"), PathPatternConfig: &types.PathPatternConditionConfig{
+					Values: []string{"/a*"}}},
+				{Field: aws.String("http-header"), HttpHeaderConfig: &types.HttpHeaderConditionConfig{
+					HttpHeaderName: aws.String("X"), Values: []string{"y"}}},
+				{Field: aws.String("query-string"), QueryStringConfig: &types.QueryStringConditionConfig{
+					Values: []types.QueryStringKeyValuePair{{Value: aws.String("v")}}}},
 			},
 		})
 	}
@@ -108,7 +128,8 @@ func TestRules(t *testing.T) {
 	first := must(rule(10))(t).Rules[0]
 	_, err := rule(20)
 	wantCode(t, "the same priority", err, "PriorityInUse")
-	if c := first.Conditions; c[0].Values[0] != "/a*" || *c[1].HttpHeaderConfig.HttpHeaderName != "X" || *c[2].QueryStringConfig.Values[0].Value != "v" {
+	if c := first.Conditions; c[0].Values[0] != "/a*" || *c[1].HttpHeaderConfig.HttpHeaderName != "X" ||
+		*c[2].QueryStringConfig.Values[0].Value != "v" {
 		t.Errorf("conditions: %+v", c)
 	}
 	_, err = w.DeleteTargetGroup(ctx, &elb.DeleteTargetGroupInput{TargetGroupArn: g.TargetGroupArn})
@@ -157,27 +178,32 @@ func TestPermissions(t *testing.T) {
 	ctx, g := t.Context(), w.tg("g")
 	w.register(g, "i-1")
 	last := w.asked[len(w.asked)-1]
-	if last.action != "elasticloadbalancing:RegisterTargets" || last.resource != *g.TargetGroupArn || !slices.Equal(last.conditions["aws:ResourceTag/Name"], []string{"g"}) {
+	if last.action != "elasticloadbalancing:RegisterTargets" || last.resource != *g.TargetGroupArn ||
+		!slices.Equal(last.conditions["aws:ResourceTag/Name"], []string{"g"}) {
 		t.Errorf("asked: %+v", last)
 	}
 	w.asked = nil
 	lb := w.lb()
-	if len(w.asked) != 2 || w.asked[0].action != "elasticloadbalancing:CreateLoadBalancer" || w.asked[1].action != "elasticloadbalancing:AddTags" ||
+	if len(w.asked) != 2 || w.asked[0].action != "elasticloadbalancing:CreateLoadBalancer" ||
+		w.asked[1].action != "elasticloadbalancing:AddTags" ||
 		!slices.Equal(w.asked[1].conditions["elasticloadbalancing:CreateAction"], []string{"CreateLoadBalancer"}) ||
-		!slices.Equal(w.asked[0].conditions["aws:RequestTag/Name"], []string{"lb"}) || w.asked[1].resource != w.asked[0].resource {
+		!slices.Equal(w.asked[0].conditions["aws:RequestTag/Name"], []string{"lb"}) ||
+		w.asked[1].resource != w.asked[0].resource {
 		t.Errorf("asked: %+v", w.asked)
 	}
 	if w.asked[0].resource != *lb.LoadBalancerArn {
 		t.Errorf("asked for %s, made %s", w.asked[0].resource, *lb.LoadBalancerArn)
 	}
 	w.deny = "elasticloadbalancing:DeregisterTargets"
-	_, err := w.DeregisterTargets(ctx, &elb.DeregisterTargetsInput{TargetGroupArn: g.TargetGroupArn, Targets: targets("i-1")})
+	_, err := w.DeregisterTargets(ctx, &elb.DeregisterTargetsInput{TargetGroupArn: g.TargetGroupArn,
+		Targets: targets("i-1")})
 	wantCode(t, "what is not allowed", err, "AccessDenied")
 	if len(w.states(g)) != 1 {
 		t.Error("it was done all the same")
 	}
 	w.deny = "elasticloadbalancing:AddTags"
-	_, err = w.CreateTargetGroup(ctx, &elb.CreateTargetGroupInput{Name: aws.String("n"), Protocol: "TCP", Port: aws.Int32(1), VpcId: aws.String("vpc-1"), Tags: tags("a", "b")})
+	_, err = w.CreateTargetGroup(ctx, &elb.CreateTargetGroupInput{Name: aws.String("n"), Protocol: "TCP",
+		Port: aws.Int32(1), VpcId: aws.String("vpc-1"), Tags: tags("a", "b")})
 	wantCode(t, "tags that are not allowed", err, "AccessDenied")
 	if len(must(w.DescribeTargetGroups(ctx, &elb.DescribeTargetGroupsInput{}))(t).TargetGroups) != 1 {
 		t.Error("it was made all the same")
@@ -188,12 +214,15 @@ func TestLimits(t *testing.T) {
 	w := newWorld(t)
 	first := must(w.DescribeAccountLimits(t.Context(), &elb.DescribeAccountLimitsInput{PageSize: aws.Int32(4)}))(t)
 	rest := must(w.DescribeAccountLimits(t.Context(), &elb.DescribeAccountLimitsInput{Marker: first.NextMarker}))(t)
-	if len(first.Limits) != 4 || !slices.ContainsFunc(rest.Limits, func(l types.Limit) bool { return *l.Name == "target-groups" && *l.Max == "3000" }) {
+	if len(first.Limits) != 4 || !slices.ContainsFunc(rest.Limits, func(l types.Limit) bool {
+		return *l.Name == "target-groups" && *l.Max == "3000"
+	}) {
 		t.Errorf("limits: %v, %v", first.Limits, rest.Limits)
 	}
 	_, err := w.DescribeAccountLimits(t.Context(), &elb.DescribeAccountLimitsInput{PageSize: aws.Int32(401)})
 	wantCode(t, "a large page", err, "ValidationError")
-	policies := must(w.DescribeSSLPolicies(t.Context(), &elb.DescribeSSLPoliciesInput{Names: []string{"ELBSecurityPolicy-2016-08"}}))(t).SslPolicies
+	policies := must(w.DescribeSSLPolicies(t.Context(), &elb.DescribeSSLPoliciesInput{
+		Names: []string{"ELBSecurityPolicy-2016-08"}}))(t).SslPolicies
 	if len(policies) != 1 {
 		t.Errorf("policies: %v", policies)
 	}

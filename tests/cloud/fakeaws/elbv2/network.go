@@ -10,7 +10,8 @@ type Network interface {
 	// DefaultSecurityGroup is the group of a VPC that is used when none is named.
 	DefaultSecurityGroup(vpc string) string
 	Instance(id string) (Instance, bool)
-	// CreateInterface makes a load balancer's network interface in a subnet; the address is the subnet's choice when none is asked for.
+	// CreateInterface makes a load balancer's network interface in a subnet; the address is the subnet's choice when
+	// none is asked for.
 	CreateInterface(Interface) (id string, err error)
 	// SetInterfaceGroups changes the security groups of one, which were checked.
 	SetInterfaceGroups(id string, groups []string)

@@ -45,7 +45,8 @@ type Condition struct {
 	} `xml:",omitempty"`
 }
 
-var conditionFields = []string{"host-header", "path-pattern", "http-request-method", "source-ip", "http-header", "query-string"}
+var conditionFields = []string{"host-header", "path-pattern", "http-request-method", "source-ip", "http-header",
+	"query-string"}
 
 func (s *Service) ruleOperations() map[string]wire.Handler {
 	return map[string]wire.Handler{
@@ -94,14 +95,16 @@ func (s *Service) createRule(c *wire.Call) (any, error) {
 
 func (s *Service) checkRule(r *rule) error {
 	if r.listener.balancer.kind != typeApplication {
-		return wire.Errorf(400, "UnsupportedProtocol", "Rules are not supported for listeners of load balancers of type %s", r.listener.balancer.kind)
+		return wire.Errorf(400, "UnsupportedProtocol",
+			"Rules are not supported for listeners of load balancers of type %s", r.listener.balancer.kind)
 	}
 	if len(r.conditions) == 0 {
 		return invalid("At least one condition must be specified")
 	}
 	for _, condition := range r.conditions {
 		if !slices.Contains(conditionFields, condition.Field) {
-			return invalid("Condition field '%s' must be one of '[%s]'", condition.Field, strings.Join(conditionFields, ", "))
+			return invalid("Condition field '%s' must be one of '[%s]'", condition.Field,
+				strings.Join(conditionFields, ", "))
 		}
 	}
 	return s.checkActions(r.listener, r.actions, groupOfApplication)
@@ -141,10 +144,12 @@ type rulesAnswer struct {
 
 // describeRule tells a rule; host names and paths, which have an older form, in both.
 func describeRule(r *rule) ruleAnswer {
-	out := ruleAnswer{RuleArn: r.arn, Priority: strconv.Itoa(r.priority), Conditions: slices.Clone(r.conditions), Actions: describeActions(r.actions)}
+	out := ruleAnswer{RuleArn: r.arn, Priority: strconv.Itoa(r.priority), Conditions: slices.Clone(r.conditions),
+		Actions: describeActions(r.actions)}
 	for i := range out.Conditions {
 		condition := &out.Conditions[i]
-		for field, form := range map[string]**values{"host-header": &condition.HostHeaderConfig, "path-pattern": &condition.PathPatternConfig} {
+		for field, form := range map[string]**values{"host-header": &condition.HostHeaderConfig,
+			"path-pattern": &condition.PathPatternConfig} {
 			switch {
 			case condition.Field != field:
 			case *form == nil:
@@ -192,7 +197,8 @@ func (s *Service) describeRules(c *wire.Call) (any, error) {
 			}
 		}
 		all = append(all, ruleAnswer{
-			RuleArn:  strings.Replace(l.arn, ":listener/", ":listener-rule/", 1) + "/" + l.arn[strings.LastIndexByte(l.arn, '/')+1:],
+			RuleArn: strings.Replace(l.arn, ":listener/", ":listener-rule/", 1) + "/" +
+				l.arn[strings.LastIndexByte(l.arn, '/')+1:],
 			Priority: "default", Actions: describeActions(l.actions), IsDefault: true,
 		})
 	}

@@ -99,9 +99,11 @@ func (s *Service) checkTarget(g *group, t TargetDescription) error {
 	case !ok:
 		return wire.Errorf(400, "InvalidTarget", "The following targets are not valid instances: '%s'", t.Id)
 	case instance.VPC != g.vpc:
-		return wire.Errorf(400, "InvalidTarget", "The following targets are not in the target group VPC '%s': '%s'", g.vpc, t.Id)
+		return wire.Errorf(400, "InvalidTarget", "The following targets are not in the target group VPC '%s': '%s'",
+			g.vpc, t.Id)
 	case instance.State != "running":
-		return wire.Errorf(400, "InvalidTarget", "The following targets are not in a running state and cannot be registered: '%s'", t.Id)
+		return wire.Errorf(400, "InvalidTarget",
+			"The following targets are not in a running state and cannot be registered: '%s'", t.Id)
 	}
 	return nil
 }
@@ -140,8 +142,8 @@ func (s *Service) deregisterTargets(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// deregister lets a target drain, when the group has traffic to drain. Without a port it is all of the target's ports. "If the specified target does not
-// exist, the action returns successfully."
+// deregister lets a target drain, when the group has traffic to drain. Without a port it is all of the target's ports.
+// "If the specified target does not exist, the action returns successfully."
 func (s *Service) deregister(g *group, id string, port int) {
 	s.prune(g)
 	for k, t := range g.targets {
@@ -208,7 +210,8 @@ func (s *Service) describeTargetHealth(c *wire.Call) (any, error) {
 		TargetHealthDescriptions []targetHealthDescription `xml:"TargetHealthDescriptions>member"`
 	}
 	add := func(t *target, state, reason string) {
-		d := targetHealthDescription{Target: TargetDescription{Id: t.id, Port: t.port, AvailabilityZone: t.zone}, HealthCheckPort: g.checkPort(t)}
+		d := targetHealthDescription{Target: TargetDescription{Id: t.id, Port: t.port, AvailabilityZone: t.zone},
+			HealthCheckPort: g.checkPort(t)}
 		d.TargetHealth = targetHealth{state, reason, descriptions[reason]}
 		out.TargetHealthDescriptions = append(out.TargetHealthDescriptions, d)
 	}
@@ -260,7 +263,8 @@ func (s *Service) Exists(targetGroup string) bool {
 	return err == nil
 }
 
-// Register makes an instance a target of a group, as Auto Scaling does for the groups of an Auto Scaling group; the error is AWS's.
+// Register makes an instance a target of a group, as Auto Scaling does for the groups of an Auto Scaling group; the
+// error is AWS's.
 func (s *Service) Register(targetGroup, instance string) error {
 	g, err := s.group(targetGroup)
 	if err != nil {

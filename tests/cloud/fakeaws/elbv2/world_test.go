@@ -88,22 +88,29 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, lock: new(sync.Mutex), now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), network: &network{
 		subnets: map[string]elbv2.Subnet{
-			"subnet-a": {VPC: "vpc-1", Zone: "us-west-2a", IPv6: true}, "subnet-b": {VPC: "vpc-1", Zone: "us-west-2b", IPv6: true},
-			"subnet-a2": {VPC: "vpc-1", Zone: "us-west-2a"}, "subnet-c": {VPC: "vpc-1", Zone: "us-west-2c"}, "subnet-x": {VPC: "vpc-2", Zone: "us-west-2b"},
+			"subnet-a":  {VPC: "vpc-1", Zone: "us-west-2a", IPv6: true},
+			"subnet-b":  {VPC: "vpc-1", Zone: "us-west-2b", IPv6: true},
+			"subnet-a2": {VPC: "vpc-1", Zone: "us-west-2a"}, "subnet-c": {VPC: "vpc-1", Zone: "us-west-2c"},
+			"subnet-x": {VPC: "vpc-2", Zone: "us-west-2b"},
 		},
 		groups: map[string]string{"sg-1": "vpc-1", "sg-2": "vpc-1", "sg-x": "vpc-2", "sg-default-vpc-1": "vpc-1"},
 		instances: map[string]elbv2.Instance{
 			"i-1": {State: "running", VPC: "vpc-1", Zone: "us-west-2a", Address: "10.0.0.1"},
 			"i-2": {State: "running", VPC: "vpc-1", Zone: "us-west-2c", Address: "10.0.0.2"},
-			"i-p": {State: "pending", VPC: "vpc-1", Zone: "us-west-2a"}, "i-x": {State: "running", VPC: "vpc-2", Zone: "us-west-2a"},
+			"i-p": {State: "pending", VPC: "vpc-1", Zone: "us-west-2a"},
+			"i-x": {State: "running", VPC: "vpc-2", Zone: "us-west-2a"},
 		},
 		interfaces: map[string]elbv2.Interface{},
 	}}
-	w.service = elbv2.New(elbv2.Config{Region: "us-west-2", Account: "123456789012", Network: w.network, Now: func() time.Time { return w.now }, Lock: w.lock})
+	w.service = elbv2.New(elbv2.Config{Region: "us-west-2", Account: "123456789012", Network: w.network,
+		Now: func() time.Time {
+			return w.now
+		}, Lock: w.lock})
 	server := httptest.NewServer(http.HandlerFunc(w.serve))
 	t.Cleanup(server.Close)
 	w.Client = elb.New(elb.Options{
-		Region: "us-west-2", BaseEndpoint: aws.String(server.URL), Credentials: credentials.NewStaticCredentialsProvider("AKIAEXAMPLE", "secret", ""),
+		Region: "us-west-2", BaseEndpoint: aws.String(server.URL),
+		Credentials:      credentials.NewStaticCredentialsProvider("AKIAEXAMPLE", "secret", ""),
 		RetryMaxAttempts: 1,
 	})
 	return w
@@ -188,14 +195,16 @@ func (w *world) lb() types.LoadBalancer {
 func (w *world) tg(name string) types.TargetGroup {
 	w.t.Helper()
 	return must(w.CreateTargetGroup(w.t.Context(), &elb.CreateTargetGroupInput{
-		Name: aws.String(name), Protocol: types.ProtocolEnumTcp, Port: aws.Int32(6443), VpcId: aws.String("vpc-1"), Tags: tags("Name", name),
+		Name: aws.String(name), Protocol: types.ProtocolEnumTcp, Port: aws.Int32(6443), VpcId: aws.String("vpc-1"),
+		Tags: tags("Name", name),
 	}))(w.t).TargetGroups[0]
 }
 
 func (w *world) listener(lb types.LoadBalancer, tg types.TargetGroup, port int32) types.Listener {
 	w.t.Helper()
 	return must(w.CreateListener(w.t.Context(), &elb.CreateListenerInput{
-		LoadBalancerArn: lb.LoadBalancerArn, Protocol: types.ProtocolEnumTcp, Port: aws.Int32(port), DefaultActions: forward(tg),
+		LoadBalancerArn: lb.LoadBalancerArn, Protocol: types.ProtocolEnumTcp, Port: aws.Int32(port),
+		DefaultActions: forward(tg),
 	}))(w.t).Listeners[0]
 }
 
@@ -222,7 +231,8 @@ func targets(ids ...string) []types.TargetDescription {
 // states are those of all targets of a group, as "i-1:6443 unused Target.NotInUse".
 func (w *world) states(tg types.TargetGroup, ask ...types.TargetDescription) []string {
 	w.t.Helper()
-	out := must(w.DescribeTargetHealth(w.t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: tg.TargetGroupArn, Targets: ask}))(w.t)
+	out := must(w.DescribeTargetHealth(w.t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: tg.TargetGroupArn,
+		Targets: ask}))(w.t)
 	var all []string
 	for _, d := range out.TargetHealthDescriptions {
 		text := fmt.Sprintf("%s:%d %s", aws.ToString(d.Target.Id), aws.ToInt32(d.Target.Port), d.TargetHealth.State)
@@ -239,5 +249,6 @@ func (w *world) states(tg types.TargetGroup, ask ...types.TargetDescription) []s
 
 func (w *world) register(tg types.TargetGroup, ids ...string) {
 	w.t.Helper()
-	must(w.RegisterTargets(w.t.Context(), &elb.RegisterTargetsInput{TargetGroupArn: tg.TargetGroupArn, Targets: targets(ids...)}))(w.t)
+	must(w.RegisterTargets(w.t.Context(), &elb.RegisterTargetsInput{TargetGroupArn: tg.TargetGroupArn,
+		Targets: targets(ids...)}))(w.t)
 }

@@ -1,7 +1,7 @@
 // Package fault owns what a test makes go wrong on purpose.
 //
-// Invariant: a fault happens exactly as often as it was asked for, to the calls that match it, and is told by what a client could also see from AWS.
-// A Set may be used concurrently.
+// Invariant: a fault happens exactly as often as it was asked for, to the calls that match it, and is told by what a
+// client could also see from AWS. A Set may be used concurrently.
 package fault
 
 import (
@@ -71,8 +71,9 @@ func (s *Set) add(m Match, n int, e Effect) {
 	s.rules = append(s.rules, &rule{match: m, left: n, effect: e})
 }
 
-// NoCapacity makes launches fail that match all of the non-empty arguments, until Clear, with InsufficientInstanceCapacity or another code of its kind
-// (SpotMaxPriceTooLow, InstanceLimitExceeded, VcpuLimitExceeded, Unsupported …).
+// NoCapacity makes launches fail that match all of the non-empty arguments, until Clear, with
+// InsufficientInstanceCapacity or another code of its kind (SpotMaxPriceTooLow, InstanceLimitExceeded,
+// VcpuLimitExceeded, Unsupported …).
 func (s *Set) NoCapacity(instanceType, zone, subnet, code string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,14 +131,16 @@ func (s *Set) Pending() int {
 	return len(s.rules)
 }
 
-// Capacity is nil when an instance of the type may start there; else the error of RunInstances, CreateFleet or a scaling activity.
+// Capacity is nil when an instance of the type may start there; else the error of RunInstances, CreateFleet or a
+// scaling activity.
 func (s *Set) Capacity(instanceType, zone, subnet string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, h := range s.shortages {
 		if fits(h.instanceType, instanceType) && fits(h.zone, zone) && fits(h.subnet, subnet) {
 			return wire.Errorf(capacityStatus(h.code), h.code,
-				"We currently do not have sufficient %s capacity in the Availability Zone you requested (%s).", instanceType, zone)
+				"We currently do not have sufficient %s capacity in the Availability Zone you requested (%s).",
+				instanceType, zone)
 		}
 	}
 	return nil
@@ -160,7 +163,8 @@ func fits(want, have string) bool { return want == "" || want == have }
 // Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 func capacityStatus(code string) int {
 	switch code {
-	case "InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity":
+	case "InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity",
+		"InsufficientReservedInstanceCapacity":
 		return http.StatusInternalServerError
 	}
 	return http.StatusBadRequest

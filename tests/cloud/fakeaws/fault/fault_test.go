@@ -34,7 +34,8 @@ func TestTake(t *testing.T) {
 		{"ec2", "RunInstances", "server", "", time.Second, false},
 		{"ec2", "DescribeVpcs", "", "", 0, false},
 	} {
-		if got := s.Take(want.service, want.action, want.role); code(got) != want.code || got.Delay != want.delay || got.Lost != want.lost {
+		if got := s.Take(want.service, want.action, want.role); code(got) != want.code || got.Delay != want.delay ||
+			got.Lost != want.lost {
 			t.Errorf("%d: got %+v, want %+v", i, got, want)
 		}
 	}
@@ -58,7 +59,8 @@ func TestThrottle(t *testing.T) {
 	} {
 		var s fault.Set
 		s.Throttle(fault.Match{}, 1)
-		if got := s.Take(service, "Any", "").Err; got == nil || got.Code != want.Code || got.Status != want.Status || got.Message == "" {
+		if got := s.Take(service, "Any", "").Err; got == nil || got.Code != want.Code || got.Status != want.Status ||
+			got.Message == "" {
 			t.Errorf("%s: got %+v", service, got)
 		}
 	}
@@ -82,7 +84,8 @@ func TestCapacity(t *testing.T) {
 	} {
 		err := s.Capacity(c.instanceType, c.zone, c.subnet)
 		var api *wire.Error
-		if c.code == "" && err != nil || c.code != "" && (!errors.As(err, &api) || api.Code != c.code || api.Status != c.status) {
+		if c.code == "" && err != nil || c.code != "" && (!errors.As(err, &api) || api.Code != c.code ||
+			api.Status != c.status) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

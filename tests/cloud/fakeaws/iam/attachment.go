@@ -102,7 +102,8 @@ func (s *Service) listEntitiesForPolicy(c *wire.Call) (any, error) {
 		r := s.roles[name]
 		attached := slices.Contains(r.attached, m.arn) && in.PolicyUsageFilter != "PermissionsBoundary"
 		bounded := r.boundary == m.arn && in.PolicyUsageFilter != "PermissionsPolicy"
-		if (attached || bounded) && strings.HasPrefix(r.path, in.PathPrefix) && (in.EntityFilter == "" || in.EntityFilter == "Role") {
+		if (attached || bounded) && strings.HasPrefix(r.path, in.PathPrefix) &&
+			(in.EntityFilter == "" || in.EntityFilter == "Role") {
 			all = append(all, entry{r.name, r.id})
 		}
 	}

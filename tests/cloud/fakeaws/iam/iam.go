@@ -1,4 +1,5 @@
-// Package iam is a fake of AWS Identity and Access Management: roles with their policies, managed policies and instance profiles, at the level of its query API.
+// Package iam is a fake of AWS Identity and Access Management: roles with their policies, managed policies and instance
+// profiles, at the level of its query API.
 //
 // Invariant: every policy document in it has been parsed, so what a role may do is known exactly. All state lies under the cloud's lock: handlers and methods
 // are called with it held. Nothing is eventually consistent here.
@@ -40,7 +41,8 @@ type Service struct {
 
 // New makes an account without anything in it.
 func New(account string) *Service {
-	return &Service{account: account, roles: map[string]*role{}, policies: map[string]*managed{}, profiles: map[string]*profile{}}
+	return &Service{account: account, roles: map[string]*role{}, policies: map[string]*managed{},
+		profiles: map[string]*profile{}}
 }
 
 // Name is the signing name.

@@ -69,8 +69,9 @@ type managedXML struct {
 
 func (s *Service) managedXML(m *managed) managedXML {
 	out := managedXML{
-		PolicyName: m.name, PolicyId: m.id, Arn: m.arn, Path: m.path, DefaultVersionId: m.byDefault, IsAttachable: true, Description: m.description,
-		CreateDate: wire.Time{Time: m.created}, UpdateDate: wire.Time{Time: m.updated}, Tags: m.tagList(),
+		PolicyName: m.name, PolicyId: m.id, Arn: m.arn, Path: m.path, DefaultVersionId: m.byDefault, IsAttachable: true,
+		Description: m.description,
+		CreateDate:  wire.Time{Time: m.created}, UpdateDate: wire.Time{Time: m.updated}, Tags: m.tagList(),
 	}
 	for _, r := range s.roles {
 		if slices.Contains(r.attached, m.arn) {
@@ -135,7 +136,9 @@ func (m *managed) add(now time.Time, text string, byDefault bool) error {
 		return err
 	}
 	if len(m.versions) >= maxVersions {
-		return limit("A managed policy can have up to %d versions. Before you create a new version, you must delete an existing version.", maxVersions)
+		return limit(
+			"A managed policy can have up to %d versions. Before you create a new version, you must delete an "+
+				"existing version.", maxVersions)
 	}
 	m.made++
 	v := version{id: fmt.Sprintf("v%d", m.made), created: now, document: document{text: text, parsed: doc}}
@@ -189,7 +192,8 @@ func (s *Service) listPolicies(c *wire.Call) (any, error) {
 		if in.PolicyUsageFilter == "PermissionsBoundary" {
 			used = m.PermissionsBoundaryUsageCount
 		}
-		if in.Scope != "AWS" && strings.HasPrefix(m.Path, in.PathPrefix) && (used > 0 || !in.OnlyAttached && in.PolicyUsageFilter == "") {
+		if in.Scope != "AWS" && strings.HasPrefix(m.Path, in.PathPrefix) &&
+			(used > 0 || !in.OnlyAttached && in.PolicyUsageFilter == "") {
 			all = append(all, m)
 		}
 	}
@@ -213,7 +217,10 @@ func (s *Service) deletePolicy(c *wire.Call) (any, error) {
 		return nil, conflict("Cannot delete a policy attached to entities.")
 	}
 	if len(m.versions) > 1 {
-		return nil, conflict("This policy has more than one version. Before you delete a policy, you must delete the policy's versions. The default version is deleted with the policy.")
+		return nil,
+			conflict(
+				"This policy has more than one version. Before you delete a policy, you must delete the policy's " +
+					"versions. The default version is deleted with the policy.")
 	}
 	delete(s.policies, m.arn)
 	return nil, nil
@@ -249,7 +256,8 @@ func (s *Service) findVersion(c *wire.Call) (*managed, version, error) {
 	}
 	v, ok := m.find(in.VersionId)
 	if !ok {
-		return nil, version{}, missing("Policy %s version %s does not exist or is not attachable.", in.PolicyArn, in.VersionId)
+		return nil, version{}, missing("Policy %s version %s does not exist or is not attachable.", in.PolicyArn,
+			in.VersionId)
 	}
 	return m, v, nil
 }

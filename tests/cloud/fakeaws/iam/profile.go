@@ -39,7 +39,8 @@ type profileXML struct {
 
 func (p *profile) xml() profileXML {
 	out := profileXML{
-		Path: p.path, InstanceProfileName: p.name, InstanceProfileId: p.id, Arn: p.arn, CreateDate: wire.Time{Time: p.created}, Tags: p.tagList(),
+		Path: p.path, InstanceProfileName: p.name, InstanceProfileId: p.id, Arn: p.arn,
+		CreateDate: wire.Time{Time: p.created}, Tags: p.tagList(),
 	}
 	if p.role != nil {
 		out.Roles = []roleXML{p.role.xml()}

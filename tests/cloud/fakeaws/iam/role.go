@@ -60,8 +60,9 @@ type boundaryXML struct {
 
 func (r *role) xml() roleXML {
 	out := roleXML{
-		Path: r.path, RoleName: r.name, RoleId: r.id, Arn: r.arn, CreateDate: wire.Time{Time: r.created}, AssumeRolePolicyDocument: encoded(r.trustText),
-		Description: r.description, MaxSessionDuration: r.maxSession, Tags: r.tagList(),
+		Path: r.path, RoleName: r.name, RoleId: r.id, Arn: r.arn, CreateDate: wire.Time{Time: r.created},
+		AssumeRolePolicyDocument: encoded(r.trustText),
+		Description:              r.description, MaxSessionDuration: r.maxSession, Tags: r.tagList(),
 	}
 	if r.boundary != "" {
 		out.PermissionsBoundary = &boundaryXML{PermissionsBoundaryType: "Policy", PermissionsBoundaryArn: r.boundary}
@@ -130,7 +131,8 @@ func (s *Service) setTrust(r *role, text string) error {
 	for _, statement := range doc.Statements {
 		for _, arn := range statement.Principals.AWS {
 			if !s.known(arn) {
-				return wire.Errorf(http.StatusBadRequest, "MalformedPolicyDocument", "Invalid principal in policy: \"AWS\":%q", arn)
+				return wire.Errorf(http.StatusBadRequest, "MalformedPolicyDocument",
+					"Invalid principal in policy: \"AWS\":%q", arn)
 			}
 		}
 	}

@@ -13,8 +13,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/rootfs"
 )
 
-// Build makes an image's tree by running a provisioning script, which begins with #!, as root on top of a base tree, of which it keeps a copy. The script
-// has no network. What it writes becomes the tree, except below /dev, /proc, /run, /sys and /tmp. The error of a script that failed has what it said.
+// Build makes an image's tree by running a provisioning script, which begins with #!, as root on top of a base tree, of
+// which it keeps a copy. The script has no network. What it writes becomes the tree, except below /dev, /proc, /run,
+// /sys and /tmp. The error of a script that failed has what it said.
 func (r *Runner) Build(ctx context.Context, base, script string, environment map[string]string) (string, error) {
 	r.mu.Lock()
 	r.builds++
@@ -61,7 +62,8 @@ func (r *Runner) provision(ctx context.Context, name, tree, work, script string,
 		list = append(list, k+"="+v)
 	}
 	cmd, _, release, err := r.launch(boot.Config{
-		Tree: rootfs.Tree{Upper: tree, Work: work, Files: files}, Host: boot.Host{Hostname: "build", MachineID: machineID},
+		Tree: rootfs.Tree{Upper: tree, Work: work, Files: files}, Host: boot.Host{Hostname: "build",
+			MachineID: machineID},
 		InstanceID: name, Userdata: []byte(script), Build: true, Environment: list,
 	}, ns, log)
 	if err != nil {

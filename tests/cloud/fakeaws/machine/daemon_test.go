@@ -11,13 +11,16 @@ import (
 	"time"
 )
 
-// daemon is a service that this test's own program is when an image has it under that name: it tells what it was given, says that it is ready unless
-// /run/unready exists, feeds its watchdog unless /run/stuck exists, and ends well on SIGTERM, unless /run/stubborn exists.
+// daemon is a service that this test's own program is when an image has it under that name: it tells what it was given,
+// says that it is ready unless /run/unready exists, feeds its watchdog unless /run/stuck exists, and ends well on
+// SIGTERM, unless /run/stubborn exists.
 func daemon() {
 	fmt.Printf("args %q\n", os.Args[1:])
-	fmt.Printf("uid %d gid %d groups %v umask %o\n", os.Getuid(), os.Getgid(), must(os.Getgroups()), syscall.Umask(0o22))
+	fmt.Printf("uid %d gid %d groups %v umask %o\n", os.Getuid(), os.Getgid(), must(os.Getgroups()),
+		syscall.Umask(0o22))
 	fmt.Printf("cwd %s pid %t\n", must(os.Getwd()), os.Getenv("WATCHDOG_PID") == strconv.Itoa(os.Getpid()))
-	for _, name := range []string{"A", "B", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY", "USER", "HOME", "FLAVOUR"} {
+	for _, name := range []string{"A", "B", "STATE_DIRECTORY", "CACHE_DIRECTORY", "RUNTIME_DIRECTORY", "USER", "HOME",
+		"FLAVOUR"} {
 		fmt.Printf("%s=%s\n", name, os.Getenv(name))
 	}
 	var limit syscall.Rlimit
@@ -25,7 +28,8 @@ func daemon() {
 	fmt.Printf("files %d\n", limit.Max)
 	status := string(must(os.ReadFile("/proc/self/status")))
 	for line := range strings.Lines(status) {
-		if strings.HasPrefix(line, "CapBnd") || strings.HasPrefix(line, "CapEff") || strings.HasPrefix(line, "NoNewPrivs") {
+		if strings.HasPrefix(line, "CapBnd") || strings.HasPrefix(line, "CapEff") ||
+			strings.HasPrefix(line, "NoNewPrivs") {
 			fmt.Print(line)
 		}
 	}

@@ -61,7 +61,8 @@ func (i *Instance) Ended() bool {
 // Dead is closed when nothing of the machine is left.
 func (i *Instance) Dead() <-chan struct{} { return i.dead }
 
-// LogPath is the file, on the host, to which the machine's console, boot script and services write. It stays when the machine has ended.
+// LogPath is the file, on the host, to which the machine's console, boot script and services write. It stays when the
+// machine has ended.
 func (i *Instance) LogPath() string { return i.runner.logPath(i.spec.ID) }
 
 // boot makes the machine and waits for its end. It is called with mu held.
@@ -132,7 +133,8 @@ func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
 	machineID := hex.EncodeToString(digest[:16])
 	files, dmi := i.identity(hostname, machineID)
 	i.cmd, ready, i.release, err = i.runner.launch(boot.Config{
-		Tree: rootfs.Tree{Layers: []string{i.tree}, Files: files, DMI: dmi}, Host: boot.Host{Hostname: hostname, MachineID: machineID},
+		Tree:       rootfs.Tree{Layers: []string{i.tree}, Files: files, DMI: dmi},
+		Host:       boot.Host{Hostname: hostname, MachineID: machineID},
 		InstanceID: i.spec.ID, Userdata: i.spec.Userdata,
 	}, i.ns, log)
 	return ready, err

@@ -27,8 +27,8 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("exit code %d: %s", e.Code, strings.TrimSpace(e.Errors))
 }
 
-// Exec runs a command inside of a machine, as root, and returns its standard output. It waits until the machine has booted. A command that ends with
-// another code than 0 is an [*ExitError].
+// Exec runs a command inside of a machine, as root, and returns its standard output. It waits until the machine has
+// booted. A command that ends with another code than 0 is an [*ExitError].
 func (r *Runner) Exec(id string, argv ...string) (string, error) {
 	i, ok := r.Machine(id)
 	if !ok {
@@ -119,8 +119,8 @@ func (r *Runner) DialVPC(ctx context.Context, vpc, network, address string) (net
 	return v.ns.dial(ctx, network, address)
 }
 
-// ListenVPC listens on a host in a VPC that is no machine, for what stands in a VPC without being an instance: a load balancer, an endpoint. The address
-// is added to the host and has the VPC's prefix length; port 0 is any.
+// ListenVPC listens on a host in a VPC that is no machine, for what stands in a VPC without being an instance: a load
+// balancer, an endpoint. The address is added to the host and has the VPC's prefix length; port 0 is any.
 func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.Listener, error) {
 	v, err := r.network(vpc)
 	if err != nil {
@@ -131,7 +131,8 @@ func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.L
 	}
 	var l net.Listener
 	err = v.ns.do(func() (err error) {
-		l, err = net.Listen("tcp", netip.AddrPortFrom(address.Addr(), port).String()) //nolint:noctx // it does not wait for anything
+		l, err = net.Listen("tcp",
+			netip.AddrPortFrom(address.Addr(), port).String()) //nolint:noctx // it does not wait for anything
 		return err
 	})
 	return l, err

@@ -59,7 +59,9 @@ func TestStopLeavesNothing(t *testing.T) {
 	var exited atomic.Int32
 	var stopped []ec2.Machine
 	for n := range 12 {
-		m, err := r.Start(ec2.MachineSpec{ID: fmt.Sprintf("i-%d", n), Primary: nic("vpc-a", 20+n, 0), Exited: func() { exited.Add(1) },
+		m, err := r.Start(ec2.MachineSpec{ID: fmt.Sprintf("i-%d", n), Primary: nic("vpc-a", 20+n, 0), Exited: func() {
+			exited.Add(1)
+		},
 			Userdata: []byte("#!/bin/sh\nsetsid sleep 24681 &\ntrap '' TERM HUP INT\nsleep 24681\n")})
 		if err != nil {
 			t.Fatal(err)
@@ -107,8 +109,10 @@ func TestStopLeavesNothing(t *testing.T) {
 
 // orphan is a program that starts a machine and is killed.
 func orphan() {
-	r := must(machine.New(machine.Config{Dir: os.Args[1], Images: map[string]string{"": os.Args[2]}, Guest: os.Args[3]}))
-	must(r.Start(ec2.MachineSpec{ID: "i-1", Primary: nic("vpc-a", 20, 0), Userdata: []byte("#!/bin/sh\nsetsid sleep 13579 &\nsleep 13579\n")}))
+	r := must(machine.New(machine.Config{Dir: os.Args[1], Images: map[string]string{"": os.Args[2]},
+		Guest: os.Args[3]}))
+	must(r.Start(ec2.MachineSpec{ID: "i-1", Primary: nic("vpc-a", 20, 0),
+		Userdata: []byte("#!/bin/sh\nsetsid sleep 13579 &\nsleep 13579\n")}))
 	select {}
 }
 
@@ -170,9 +174,11 @@ func TestExited(t *testing.T) {
 		t.Errorf("%s ended", got)
 	}
 	for _, spec := range []ec2.MachineSpec{
-		{ID: "", Image: "ami-1", Primary: nic("vpc-a", 22, 0)}, {ID: "../x", Image: "ami-1", Primary: nic("vpc-a", 22, 0)},
+		{ID: "", Image: "ami-1", Primary: nic("vpc-a", 22, 0)}, {ID: "../x", Image: "ami-1",
+			Primary: nic("vpc-a", 22, 0)},
 		{ID: "i-22", Image: "ami-2", Primary: nic("vpc-a", 22, 0)}, {ID: "i-22", Image: "ami-1"},
-		{ID: "i-22", Image: "ami-1", Primary: ec2.NIC{MAC: "02:00:00:00:00:22", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.22/16")}}},
+		{ID: "i-22", Image: "ami-1", Primary: ec2.NIC{MAC: "02:00:00:00:00:22",
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.22/16")}}},
 	} {
 		if _, err := w.Start(spec); err == nil {
 			t.Errorf("%+v was started", spec)
@@ -192,7 +198,8 @@ func TestUserdata(t *testing.T) {
 	id := w.start("vpc-a", 20, packed.String())
 	w.eventually(id, "cat /run/result", "unpacked")
 	for n, c := range []struct{ userdata, log string }{
-		{"#cloud-config\nruncmd: [touch, /run/result]\n", `user data that begins with "#cloud-config" is not run by these machines`},
+		{"#cloud-config\nruncmd: [touch, /run/result]\n",
+			`user data that begins with "#cloud-config" is not run by these machines`},
 		{"Content-Type: multipart/mixed; boundary=x\n\n", "is not run by these machines"},
 		{"\x1f\x8brest", "unpack user data"},
 		{"#!/bin/sh\nexit 3\n", "the script ended with exit code 3"},
@@ -211,9 +218,12 @@ func TestUserdata(t *testing.T) {
 func TestBuild(t *testing.T) {
 	w := newWorld(t, nil)
 	before := string(must(os.ReadFile("/etc/passwd")))
-	script := "#!/bin/sh\nset -eux\nuseradd --system --create-home --home-dir /opt/thing --user-group thing\nrm /etc/hosts.base\n" +
-		"printf '[Service]\\nExecStart=/bin/sleep 1000\\nUser=thing\\n[Install]\\nWantedBy=multi-user.target\\n' >/etc/systemd/system/thing.service\n" +
-		"install -D -m 600 -o thing /dev/null /var/lib/thing/file\nsystemctl enable thing\necho \"$NAME\" >/usr/local/share.txt\nrm -r /etc/skel\ncat /etc/base\n"
+	script := "#!/bin/sh\nset -eux\nuseradd --system --create-home --home-dir /opt/thing --user-group thing\nrm " +
+		"/etc/hosts.base\n" +
+		"printf '[Service]\\nExecStart=/bin/sleep 1000\\nUser=thing\\n[Install]\\nWantedBy=multi-user.target\\n' " +
+		">/etc/systemd/system/thing.service\n" +
+		"install -D -m 600 -o thing /dev/null /var/lib/thing/file\nsystemctl enable thing\necho \"$NAME\" " +
+		">/usr/local/share.txt\nrm -r /etc/skel\ncat /etc/base\n"
 	base := t.TempDir()
 	for _, name := range []string{"base", "hosts.base"} {
 		if err := os.MkdirAll(filepath.Join(base, "etc"), 0o755); err != nil {
@@ -233,7 +243,8 @@ func TestBuild(t *testing.T) {
 	w.AddImage("ami-2", tree)
 	id := w.start("vpc-a", 20, "", func(s *ec2.MachineSpec) { s.Image = "ami-2" })
 	for command, want := range map[string]string{
-		"getent passwd thing | cut -d: -f6": "/opt/thing", "stat -c '%U %a' /var/lib/thing/file /opt/thing": "thing 600\nthing 755",
+		"getent passwd thing | cut -d: -f6":                                                    "/opt/thing",
+		"stat -c '%U %a' /var/lib/thing/file /opt/thing":                                       "thing 600\nthing 755",
 		"cat /usr/local/share.txt /etc/base; ls /etc/skel /etc/hosts.base 2>/dev/null || true": "a name\nfrom the base",
 	} {
 		if got := w.run(id, command); got != want {
@@ -245,7 +256,8 @@ func TestBuild(t *testing.T) {
 		t.Error("a directory of the host was removed")
 	}
 
-	if _, err := w.Build(context.Background(), "", "#!/bin/sh\necho what is wrong\nexit 7\n", nil); err == nil || !strings.Contains(err.Error(), "what is wrong") ||
+	if _, err := w.Build(context.Background(), "", "#!/bin/sh\necho what is wrong\nexit 7\n", nil); err == nil ||
+		!strings.Contains(err.Error(), "what is wrong") ||
 		!strings.Contains(err.Error(), "exit status 7") {
 		t.Errorf("a script that fails: %v", err)
 	}
@@ -259,19 +271,28 @@ func TestBuild(t *testing.T) {
 // The images' own provisioning script and units, with another program in the place of the server's.
 func TestProvision(t *testing.T) {
 	images := "../../../../images/packer"
-	w := newWorld(t, map[string]string{"srv/nstance/nstance-server": "#!/bin/sh\n[ \"$1\" != --version ] || exit 0\nexec /usr/local/bin/daemon \"$@\"\n"}).with("daemon")
-	if err := os.CopyFS(filepath.Join(w.tree, "srv/nstance/files"), os.DirFS(filepath.Join(images, "files"))); err != nil {
+	w := newWorld(t,
+		map[string]string{
+			"srv/nstance/nstance-server": "#!/bin/sh\n[ \"$1\" != --version ] || exit 0\nexec /usr/local/bin/daemon " +
+				"\"$@\"\n"}).with("daemon")
+	if err := os.CopyFS(filepath.Join(w.tree, "srv/nstance/files"), os.DirFS(filepath.Join(images,
+		"files"))); err != nil {
 		t.Fatal(err)
 	}
 	script := string(must(os.ReadFile(filepath.Join(images, "provision.sh"))))
-	tree, err := w.Build(context.Background(), w.tree, script, map[string]string{"NSTANCE_ROLE": "server", "NSTANCE_PLATFORM": "none",
-		"NSTANCE_BINARY": "/srv/nstance/nstance-server", "NSTANCE_FILES": "/srv/nstance/files"})
+	tree, err := w.Build(context.Background(), w.tree, script, map[string]string{"NSTANCE_ROLE": "server",
+		"NSTANCE_PLATFORM": "none",
+		"NSTANCE_BINARY":   "/srv/nstance/nstance-server", "NSTANCE_FILES": "/srv/nstance/files"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.AddImage("ami-server", tree)
-	id := w.start("vpc-a", 20, "#!/bin/sh\nset -eu\numask 077\nprintf '%s\\n' 'NSTANCE_SERVER_ARGS=\"--shard us-west-2a --bucket b\"' >/etc/nstance/server.env\n"+
-		"systemctl enable nstance-server\nsystemctl start --no-block nstance-server\n", func(s *ec2.MachineSpec) { s.Image = "ami-server" })
+	id := w.start("vpc-a", 20,
+		"#!/bin/sh\nset -eu\numask 077\nprintf '%s\\n' 'NSTANCE_SERVER_ARGS=\"--shard us-west-2a --bucket b\"' "+
+			">/etc/nstance/server.env\n"+
+			"systemctl enable nstance-server\nsystemctl start --no-block nstance-server\n", func(s *ec2.MachineSpec) {
+			s.Image = "ami-server"
+		})
 	w.eventually(id, "systemctl is-active nstance-server", "active")
 	w.eventually(id, "ps -o user= -C daemon", "nstance-server")
 	log := w.Logs(id)

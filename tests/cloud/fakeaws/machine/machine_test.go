@@ -57,7 +57,8 @@ type world struct {
 	tree string
 }
 
-// newWorld returns a runner whose image has the files: path to content. It closes it at the end of the test and tells what machines said when it failed.
+// newWorld returns a runner whose image has the files: path to content. It closes it at the end of the test and tells
+// what machines said when it failed.
 func newWorld(t *testing.T, files map[string]string) *world {
 	t.Helper()
 	tree := t.TempDir()
@@ -76,7 +77,9 @@ func newWorld(t *testing.T, files map[string]string) *world {
 	}
 	r, err := machine.New(machine.Config{Dir: t.TempDir(), Images: map[string]string{"ami-1": tree}, Guest: guest,
 		Environment: map[string]string{"FLAVOUR": "plain vanilla"}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-		API: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "api "+r.URL.Path) })})
+		API: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, "api "+r.URL.Path)
+		})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,9 +127,11 @@ func (w *world) start(vpc string, n int, userdata string, change ...func(*ec2.Ma
 }
 
 func nic(vpc string, n, index int) ec2.NIC {
-	return ec2.NIC{MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", index, n), VPC: vpc, Index: index, Addresses: []netip.Prefix{
-		netip.MustParsePrefix(fmt.Sprintf("10.0.%d.%d/16", index, n)), netip.MustParsePrefix(fmt.Sprintf("fd00:1::%x:%x/56", index, n)),
-	}}
+	return ec2.NIC{MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", index, n), VPC: vpc, Index: index,
+		Addresses: []netip.Prefix{
+			netip.MustParsePrefix(fmt.Sprintf("10.0.%d.%d/16", index, n)),
+			netip.MustParsePrefix(fmt.Sprintf("fd00:1::%x:%x/56", index, n)),
+		}}
 }
 
 // run runs a shell command inside and returns what it wrote; it may not fail.
@@ -173,11 +178,14 @@ const booted = "test -e /var/lib/cloud/instance/boot-finished && echo yes"
 func TestBoot(t *testing.T) {
 	w := newWorld(t, map[string]string{"usr/local/bin/hello": "#!/bin/sh\necho hello from the image\n"})
 	begun := time.Now()
-	id := w.start("vpc-a", 5, "#!/bin/sh\nset -eu\nid -u\npwd\necho \"$FLAVOUR, $AWS_ENDPOINT_URL\"\nhello\nhostname\necho to the console >/dev/console\n"+
-		"touch /usr/written /etc/written\n")
+	id := w.start("vpc-a", 5,
+		"#!/bin/sh\nset -eu\nid -u\npwd\necho \"$FLAVOUR, $AWS_ENDPOINT_URL\"\nhello\nhostname\necho to the console "+
+			">/dev/console\n"+
+			"touch /usr/written /etc/written\n")
 	w.eventually(id, booted, "yes")
 	t.Logf("booted in %v", time.Since(begun))
-	if got, want := w.run(id, "cat /var/log/cloud-init-output.log"), "0\n/\nplain vanilla, http://169.254.170.1\nhello from the image\nip-10-0-0-5"; got != want {
+	if got, want := w.run(id, "cat /var/log/cloud-init-output.log"),
+		"0\n/\nplain vanilla, http://169.254.170.1\nhello from the image\nip-10-0-0-5"; got != want {
 		t.Errorf("the boot script said\n%s\nnot\n%s", got, want)
 	}
 	for _, path := range []string{"/usr/written", "/etc/written"} {
@@ -186,17 +194,23 @@ func TestBoot(t *testing.T) {
 		}
 	}
 	for command, want := range map[string]string{
-		"cat /proc/1/comm": "guest", "cat /sys/class/dmi/id/sys_vendor": "Amazon EC2", "cut -c 1-3 /sys/class/dmi/id/product_uuid": "ec2",
-		"cat /etc/hostname": "ip-10-0-0-5", "getent hosts ip-10-0-0-5 | cut -d' ' -f1": "fd00:1::5", "wc -c </etc/machine-id": "33",
-		"ls /root /home /opt /srv": "/home:\n\n/opt:\n\n/root:\n\n/srv:", "ls /sys/class/net": "eth0\nlo", "stat -c %a /tmp": "1777",
-		"ls /dev":                             "console\nfd\nfull\nlog\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero",
-		"readlink -f $(command -v systemctl)": "/usr/lib/fakeaws/guest",
+		"cat /proc/1/comm": "guest", "cat /sys/class/dmi/id/sys_vendor": "Amazon EC2",
+		"cut -c 1-3 /sys/class/dmi/id/product_uuid": "ec2",
+		"cat /etc/hostname":                         "ip-10-0-0-5",
+		"getent hosts ip-10-0-0-5 | cut -d' ' -f1":  "fd00:1::5",
+		"wc -c </etc/machine-id":                    "33",
+		"ls /root /home /opt /srv":                  "/home:\n\n/opt:\n\n/root:\n\n/srv:",
+		"ls /sys/class/net":                         "eth0\nlo",
+		"stat -c %a /tmp":                           "1777",
+		"ls /dev":                                   "console\nfd\nfull\nlog\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero",
+		"readlink -f $(command -v systemctl)":       "/usr/lib/fakeaws/guest",
 	} {
 		if got := w.run(id, command); got != want {
 			t.Errorf("%s says %q, not %q", command, got, want)
 		}
 	}
-	for _, command := range []string{"mount -t tmpfs none /mnt", "mknod /tmp/vda b 254 0", "echo 1 >/proc/sys/kernel/panic", "echo b >/proc/sysrq-trigger"} {
+	for _, command := range []string{"mount -t tmpfs none /mnt", "mknod /tmp/vda b 254 0",
+		"echo 1 >/proc/sys/kernel/panic", "echo b >/proc/sysrq-trigger"} {
 		w.fails(id, command)
 	}
 	if log := w.Logs(id); !strings.Contains(log, "cloud-init[") || !strings.Contains(log, ": to the console") {

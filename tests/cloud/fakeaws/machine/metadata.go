@@ -162,9 +162,12 @@ func (m *metadata) document() []byte {
 		return text
 	}
 	text, err := json.MarshalIndent(map[string]any{
-		"accountId": value("identity-credentials/ec2/account-id"), "architecture": "x86_64", "availabilityZone": value("placement/availability-zone"),
-		"billingProducts": nil, "devpayProductCodes": nil, "marketplaceProductCodes": nil, "imageId": m.spec.Image, "instanceId": m.spec.ID,
-		"instanceType": value("instance-type"), "kernelId": nil, "pendingTime": m.now().UTC().Format(time.RFC3339), "privateIp": value("local-ipv4"),
+		"accountId": value("identity-credentials/ec2/account-id"), "architecture": "x86_64",
+		"availabilityZone": value("placement/availability-zone"),
+		"billingProducts":  nil, "devpayProductCodes": nil, "marketplaceProductCodes": nil, "imageId": m.spec.Image,
+		"instanceId":   m.spec.ID,
+		"instanceType": value("instance-type"), "kernelId": nil, "pendingTime": m.now().UTC().Format(time.RFC3339),
+		"privateIp": value("local-ipv4"),
 		"ramdiskId": nil, "region": value("placement/region"), "version": "2017-09-30",
 	}, "", "  ")
 	if err != nil {
@@ -182,6 +185,8 @@ func answer(w http.ResponseWriter, kind string, text []byte) {
 func refuse(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Type", "text/html")
 	w.WriteHeader(status)
-	fmt.Fprintf(w, "<?xml version=\"1.0\" encoding=\"iso-8859-1\"?>\n<html><head><title>%d - %s</title></head><body><h1>%d - %s</h1></body></html>\n",
+	fmt.Fprintf(w,
+		"<?xml version=\"1.0\" encoding=\"iso-8859-1\"?>\n<html><head><title>%d - %s</title></head><body><h1>%d - "+
+			"%s</h1></body></html>\n",
 		status, http.StatusText(status), status, http.StatusText(status))
 }

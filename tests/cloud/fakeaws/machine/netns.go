@@ -64,7 +64,8 @@ func (n *netns) enter() error {
 // path is for programs of this machine.
 func (n *netns) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
-// ip runs commands of ip(8) inside, all or up to the first that fails. Those that begin with -6 are run last, as ip cannot tell their family itself.
+// ip runs commands of ip(8) inside, all or up to the first that fails. Those that begin with -6 are run last, as ip
+// cannot tell their family itself.
 func (n *netns) ip(lines ...string) error {
 	var four, six []string
 	for _, l := range lines {
@@ -117,7 +118,8 @@ func (n *netns) set(settings map[string]string) error {
 	})
 }
 
-// starter is the thread that starts the machines' first processes and lasts as long as they may: the kernel kills them when it ends.
+// starter is the thread that starts the machines' first processes and lasts as long as they may: the kernel kills them
+// when it ends.
 type starter struct {
 	jobs chan func()
 	done chan struct{}
@@ -166,9 +168,11 @@ func (s *starter) close() {
 
 // command is the first process of a machine, in namespaces of its own. files are from [boot.Spec] on.
 func command(guest string, files []*os.File, log *os.File) *exec.Cmd {
-	return &exec.Cmd{Path: guest, Args: []string{"guest", "enter"}, Env: []string{}, Dir: "/", Stdout: log, Stderr: log, ExtraFiles: files,
+	return &exec.Cmd{Path: guest, Args: []string{"guest", "enter"}, Env: []string{}, Dir: "/", Stdout: log, Stderr: log,
+		ExtraFiles: files,
 		SysProcAttr: &syscall.SysProcAttr{
-			Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC, Pdeathsig: syscall.SIGKILL, Setsid: true,
+			Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
+			Pdeathsig:  syscall.SIGKILL, Setsid: true,
 		}}
 }
 

@@ -28,13 +28,15 @@ type port struct {
 	nic  ec2.NIC
 }
 
-// settings of the kernel in every namespace: addresses work at once, are announced when they come up, and are answered for only by the interface that
-// has them.
+// settings of the kernel in every namespace: addresses work at once, are announced when they come up, and are answered
+// for only by the interface that has them.
 var settings = map[string]string{
-	"ipv4/conf/all/arp_notify": "1", "ipv4/conf/default/arp_notify": "1", "ipv4/conf/all/arp_ignore": "1", "ipv4/conf/all/arp_announce": "2",
-	"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
-	"ipv6/conf/all/accept_dad": "0", "ipv6/conf/default/accept_dad": "0", "ipv6/conf/all/accept_ra": "0", "ipv6/conf/default/accept_ra": "0",
-	"ipv6/conf/all/ndisc_notify": "1", "ipv6/conf/default/ndisc_notify": "1",
+	"ipv4/conf/all/arp_notify": "1", "ipv4/conf/default/arp_notify": "1", "ipv4/conf/all/arp_ignore": "1",
+	"ipv4/conf/all/arp_announce": "2",
+	"ipv4/conf/all/rp_filter":    "0", "ipv4/conf/default/rp_filter": "0",
+	"ipv6/conf/all/accept_dad": "0", "ipv6/conf/default/accept_dad": "0", "ipv6/conf/all/accept_ra": "0",
+	"ipv6/conf/default/accept_ra": "0",
+	"ipv6/conf/all/ndisc_notify":  "1", "ipv6/conf/default/ndisc_notify": "1",
 }
 
 // network returns a VPC's network, which is made when it is first needed.
@@ -100,7 +102,8 @@ func (v *vpc) plug(ns *netns, nic ec2.NIC) (*port, error) {
 	return p, nil
 }
 
-// forwards waits until the bridge has seen that the machine's end of a port is up, which the kernel tells it a moment later.
+// forwards waits until the bridge has seen that the machine's end of a port is up, which the kernel tells it a moment
+// later.
 func (v *vpc) forwards(p *port) error {
 	for end := time.Now().Add(forwardTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		state, err := v.ns.show("-d", "link", "show", p.name)
@@ -148,11 +151,12 @@ func (p *port) rule(verb string, a netip.Prefix) string {
 	if a.Addr().Is6() {
 		family = "-6 "
 	}
-	return fmt.Sprintf(family+"rule %s from %s lookup %d", verb, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()), 10000+p.nic.Index)
+	return fmt.Sprintf(family+"rule %s from %s lookup %d", verb, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()), 10000+
+		p.nic.Index)
 }
 
-// configuration is what the network tools of an image do, amazon-ec2-net-utils on Amazon's own: what comes from the address of a further interface leaves
-// through it; everything else through the first.
+// configuration is what the network tools of an image do, amazon-ec2-net-utils on Amazon's own: what comes from the
+// address of a further interface leaves through it; everything else through the first.
 func (p *port) configuration() []string {
 	var lines []string
 	for _, a := range p.nic.Addresses {
@@ -165,7 +169,8 @@ func (p *port) configuration() []string {
 	lines = append(lines, fmt.Sprintf("link set %s up", p.device()))
 	for _, a := range p.nic.Addresses {
 		if p.nic.Index > 0 {
-			lines = append(lines, fmt.Sprintf("route add %s dev %s table %d", a.Masked(), p.device(), 10000+p.nic.Index), p.rule("add", a))
+			lines = append(lines, fmt.Sprintf("route add %s dev %s table %d", a.Masked(), p.device(), 10000+
+				p.nic.Index), p.rule("add", a))
 		}
 	}
 	return lines

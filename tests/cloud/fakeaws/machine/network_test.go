@@ -19,7 +19,8 @@ import (
 const answerer = "#!/bin/sh\nexec answerer\n"
 
 // who connects and returns who answers.
-func who(dial func(ctx context.Context, network, address string) (net.Conn, error), address string, patience time.Duration) (string, error) {
+func who(dial func(ctx context.Context, network, address string) (net.Conn, error), address string,
+	patience time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	conn, err := dial(ctx, "tcp", address)
@@ -46,8 +47,8 @@ func (w *world) fromVPC(vpc string) dialer {
 	}
 }
 
-// reaches asserts who answers at an address, "" for nobody. Somebody may be a few seconds in coming: a lost question for an IPv6 neighbour is
-// repeated after a second (RFC 4861, section 10, RETRANS_TIMER).
+// reaches asserts who answers at an address, "" for nobody. Somebody may be a few seconds in coming: a lost question
+// for an IPv6 neighbour is repeated after a second (RFC 4861, section 10, RETRANS_TIMER).
 func (w *world) reaches(what string, dial dialer, address, want string) {
 	w.t.Helper()
 	patience := 5 * time.Second
@@ -122,7 +123,9 @@ func TestMoveAddress(t *testing.T) {
 			w.reaches(fmt.Sprintf("round %d: %s", round, id), w.from(three), v6, name)
 			w.reaches(fmt.Sprintf("round %d: %s", round, id), w.fromVPC("vpc-a"), v4, name)
 			t.Logf("reached after %v", time.Since(begun))
-			if got := w.run(id, "cat /sys/class/net/eth1/address; ip -o route get 10.0.0.13 from 10.0.1.9 | grep -o 'dev eth.'; ip -o route get 10.0.0.13 | grep -o 'dev eth.'"); got != moving.MAC+"\ndev eth1\ndev eth0" {
+			if got := w.run(id,
+				"cat /sys/class/net/eth1/address; ip -o route get 10.0.0.13 from 10.0.1.9 | grep -o 'dev eth.'; ip "+
+					"-o route get 10.0.0.13 | grep -o 'dev eth.'"); got != moving.MAC+"\ndev eth1\ndev eth0" {
 				t.Errorf("%s has it as\n%s", id, got)
 			}
 			if err := machine(id).Unplug(moving.MAC); err != nil {
@@ -153,7 +156,8 @@ func TestMoveAddress(t *testing.T) {
 
 func TestMetadata(t *testing.T) {
 	w := newWorld(t, nil)
-	tree := map[string]string{"": "iam/\ninstance-id", "instance-id": "i-1", "iam/security-credentials/": "agent", "iam/security-credentials/agent": "{}"}
+	tree := map[string]string{"": "iam/\ninstance-id", "instance-id": "i-1", "iam/security-credentials/": "agent",
+		"iam/security-credentials/agent": "{}"}
 	userdata := "#!/bin/sh\n# \x01 raw\n"
 	strict := w.start("vpc-a", 11, userdata, func(s *ec2.MachineSpec) {
 		s.TokensRequired = true
@@ -229,7 +233,8 @@ func TestMetadata(t *testing.T) {
 			t.Errorf("%s %s %s %v: %d %q", c.id, c.method, c.path, c.header, code, text)
 		}
 	}
-	if code, text := ask(lax, "GET", "/latest/dynamic/instance-identity/document", nil); code != 200 || !strings.Contains(text, `"instanceId": "`+lax+`"`) {
+	if code, text := ask(lax, "GET", "/latest/dynamic/instance-identity/document", nil); code != 200 ||
+		!strings.Contains(text, `"instanceId": "`+lax+`"`) {
 		t.Errorf("identity: %d %s", code, text)
 	}
 	if !poll(5*time.Second, func() bool {

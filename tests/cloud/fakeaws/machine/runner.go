@@ -1,9 +1,10 @@
-// Package machine owns the machines of the fake EC2: each is a set of processes in namespaces of its own, with a file system that is the host's under an
-// image's tree, a network interface in its VPC, the instance metadata service at its usual address, and an init that runs the unmodified boot script and
-// the image's real units.
+// Package machine owns the machines of the fake EC2: each is a set of processes in namespaces of its own, with a file
+// system that is the host's under an image's tree, a network interface in its VPC, the instance metadata service at its
+// usual address, and an init that runs the unmodified boot script and the image's real units.
 //
-// Invariant: a machine touches nothing outside of its namespaces, and nothing of it is left when it was stopped, when the runner was closed or when the
-// runner's process was killed: networks live in namespaces without a name, and every first process ends with the thread that started it.
+// Invariant: a machine touches nothing outside of its namespaces, and nothing of it is left when it was stopped, when
+// the runner was closed or when the runner's process was killed: networks live in namespaces without a name, and every
+// first process ends with the thread that started it.
 //
 // It needs root, iproute2 and a kernel with namespaces, overlayfs, veth and bridges.
 package machine
@@ -37,14 +38,16 @@ var programs = []string{"systemctl", "journalctl", "poweroff", "halt", "reboot",
 
 // Config of a [Runner].
 type Config struct {
-	// Dir keeps logs and built images, and for the time of the runner what it works with. Empty: a temporary directory, which Close removes.
+	// Dir keeps logs and built images, and for the time of the runner what it works with. Empty: a temporary directory,
+	// which Close removes.
 	Dir string
-	// Images maps AMI IDs to directories with what lies over the host's root: units, programs, users. "" is for AMIs that are not named. A tree may
-	// not change while machines run on it.
+	// Images maps AMI IDs to directories with what lies over the host's root: units, programs, users. "" is for AMIs
+	// that are not named. A tree may not change while machines run on it.
 	Images map[string]string
 	// API answers at http://169.254.170.1 inside; nil: nobody does.
 	API http.Handler
-	// Environment goes to the services and the boot script of every machine, as the manager's default environment of the image.
+	// Environment goes to the services and the boot script of every machine, as the manager's default environment of
+	// the image.
 	Environment map[string]string
 	// Guest is the program of the package cmd/guest, built without cgo; empty: it is built.
 	Guest string
@@ -204,9 +207,11 @@ func (r *Runner) start(spec ec2.MachineSpec) (*Instance, error) {
 		}
 	}
 	if info, err := os.Stat(tree); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("start machine %s: the tree of the image %q is no directory: %s", spec.ID, spec.Image, tree)
+		return nil, fmt.Errorf("start machine %s: the tree of the image %q is no directory: %s", spec.ID, spec.Image,
+			tree)
 	}
-	i := &Instance{runner: r, spec: spec, tree: tree, booted: make(chan struct{}), dead: make(chan struct{}), ports: map[string]*port{}}
+	i := &Instance{runner: r, spec: spec, tree: tree, booted: make(chan struct{}), dead: make(chan struct{}),
+		ports: map[string]*port{}}
 	r.instances[spec.ID] = i
 	r.all = append(slices.DeleteFunc(r.all, (*Instance).Ended), i)
 	i.mu.Lock() // until it is up: who plugs or pulls waits for it
@@ -242,8 +247,11 @@ func (i *Instance) identity(hostname, machineID string) (files, dmi map[string]s
 		files["etc/systemd/system.conf.d/50-fakeaws.conf"] = conf.String()
 	}
 	return files, map[string]string{
-		"sys_vendor": "Amazon EC2", "product_name": "t3.micro", "product_uuid": uuidOf(machineID), "product_serial": uuidOf(machineID),
-		"bios_vendor": "Amazon EC2", "bios_version": "1.0", "board_vendor": "Amazon EC2", "board_asset_tag": i.spec.ID, "chassis_vendor": "Amazon EC2",
+		"sys_vendor": "Amazon EC2", "product_name": "t3.micro", "product_uuid": uuidOf(machineID),
+		"product_serial": uuidOf(machineID),
+		"bios_vendor":    "Amazon EC2", "bios_version": "1.0", "board_vendor": "Amazon EC2",
+		"board_asset_tag":   i.spec.ID,
+		"chassis_vendor":    "Amazon EC2",
 		"chassis_asset_tag": "Amazon EC2",
 	}
 }
@@ -273,9 +281,10 @@ func uuidOf(id string) string {
 	return "ec2" + id[3:8] + "-" + id[8:12] + "-" + id[12:16] + "-" + id[16:20] + "-" + id[20:32]
 }
 
-// launch starts the first process of a machine. ready is closed when its init listens; release ends the machine when it is called, or when this process
-// ends.
-func (r *Runner) launch(c boot.Config, ns *netns, log *os.File) (cmd *exec.Cmd, ready <-chan struct{}, release func(), err error) {
+// launch starts the first process of a machine. ready is closed when its init listens; release ends the machine when it
+// is called, or when this process ends.
+func (r *Runner) launch(c boot.Config, ns *netns, log *os.File) (cmd *exec.Cmd, ready <-chan struct{}, release func(),
+	err error) {
 	c.Tree.Guest, c.Tree.GuestPath, c.Tree.Programs = r.Guest, control.Guest, programs
 	if c.Tree.Mount, err = os.MkdirTemp(filepath.Join(r.Dir, "run"), "root-"); err != nil {
 		return nil, nil, nil, err
@@ -303,7 +312,8 @@ func (r *Runner) launch(c boot.Config, ns *netns, log *os.File) (cmd *exec.Cmd, 
 	files = append(files, lifeRead)
 	cmd = command(r.Guest, files, log)
 	if err := r.starter.start(cmd, ns); err != nil {
-		return nil, nil, nil, errors.Join(fmt.Errorf("start the first process: %w", err), up.Close(), life.Close(), os.Remove(c.Tree.Mount))
+		return nil, nil, nil, errors.Join(fmt.Errorf("start the first process: %w", err), up.Close(), life.Close(),
+			os.Remove(c.Tree.Mount))
 	}
 	listening := make(chan struct{})
 	go func() {

@@ -49,7 +49,8 @@ func (w *world) service(units map[string]string) string {
 	w.t.Helper()
 	w.with("daemon")
 	var script strings.Builder
-	script.WriteString("#!/bin/sh\nset -eu\ngroupadd --gid 4002 other\nuseradd --uid 4001 --user-group --create-home worker\n")
+	script.WriteString(
+		"#!/bin/sh\nset -eu\ngroupadd --gid 4002 other\nuseradd --uid 4001 --user-group --create-home worker\n")
 	script.WriteString(`printf '%s\n' '# comment' 'A="first  '"'"'second word'"'"'"' >/etc/daemon.env` + "\n")
 	for name, text := range units {
 		fmt.Fprintf(&script, "cat >/etc/systemd/system/%s <<'END'\n%sEND\n", name, text)
@@ -69,27 +70,33 @@ func (w *world) property(id, unit, name string) string {
 func TestService(t *testing.T) {
 	w := newWorld(t, nil)
 	id := w.service(map[string]string{"daemon.service": hardened})
-	if got := w.run(id, "systemctl is-enabled daemon; systemctl is-active daemon; systemctl enable daemon; systemctl is-enabled daemon"); got !=
+	if got := w.run(id,
+		"systemctl is-enabled daemon; systemctl is-active daemon; systemctl enable daemon; systemctl is-enabled "+
+			"daemon"); got !=
 		"disabled\ninactive\nenabled" {
 		t.Errorf("before it was started: %s", got)
 	}
 	w.run(id, "systemctl start daemon")
-	if got := w.property(id, "daemon", "ActiveState,SubState,StatusText,Result"); got != "active\nrunning\nsuccess\nat work" {
+	if got := w.property(id, "daemon",
+		"ActiveState,SubState,StatusText,Result"); got != "active\nrunning\nsuccess\nat work" {
 		t.Errorf("started, it is %q", got)
 	}
 	pid := w.property(id, "daemon", "MainPID")
 	w.eventually(id, "journalctl -u daemon | grep -c NoNewPrivs", "1") // which it says last, and may be on its way
 	out := w.run(id, "journalctl -u daemon -o cat") + "\n"
 	for _, want := range []string{
-		`args ["one" "first  'second word'" "first" "second word" "$x" "daemon.service" ""]`, "uid 4001 gid 4001 groups [4001 4002] umask 77",
-		"cwd / pid true", "B=b c", "STATE_DIRECTORY=/var/lib/thing", "CACHE_DIRECTORY=/var/cache/thing", "RUNTIME_DIRECTORY=/run/thing", "USER=worker",
+		`args ["one" "first  'second word'" "first" "second word" "$x" "daemon.service" ""]`,
+		"uid 4001 gid 4001 groups [4001 4002] umask 77",
+		"cwd / pid true", "B=b c", "STATE_DIRECTORY=/var/lib/thing", "CACHE_DIRECTORY=/var/cache/thing",
+		"RUNTIME_DIRECTORY=/run/thing", "USER=worker",
 		"HOME=/home/worker", "FLAVOUR=plain vanilla", "files 4096", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
 	} {
 		if !strings.Contains(out, want+"\n") {
 			t.Errorf("the service did not say %s but\n%s", want, out)
 		}
 	}
-	if got := w.run(id, "stat -c '%U %a' /var/lib/thing /var/cache/thing; cat /run/pre"); got != "worker 755\nworker 700\npre 0" {
+	if got := w.run(id,
+		"stat -c '%U %a' /var/lib/thing /var/cache/thing; cat /run/pre"); got != "worker 755\nworker 700\npre 0" {
 		t.Errorf("directories and what comes before: %s", got)
 	}
 
@@ -111,7 +118,9 @@ func TestService(t *testing.T) {
 	w.run(id, "rm /run/unready; systemctl start daemon; systemctl is-active daemon")
 
 	// Asked to end, it does so well; one that does not is killed in the end.
-	w.run(id, "systemctl stop daemon; journalctl -u daemon | grep -q 'ends well'; ! ls /run/thing 2>/dev/null; ls /var/lib/thing")
+	w.run(id,
+		"systemctl stop daemon; journalctl -u daemon | grep -q 'ends well'; ! ls /run/thing 2>/dev/null; ls "+
+			"/var/lib/thing")
 	if got := w.property(id, "daemon", "ActiveState,Result,MainPID"); got != "inactive\nsuccess\n0" {
 		t.Errorf("stopped, it is %q", got)
 	}
@@ -120,7 +129,8 @@ func TestService(t *testing.T) {
 		t.Errorf("killed, it is %q", got)
 	}
 	w.fails(id, "systemctl is-active daemon")
-	if got := w.run(id, "systemctl is-system-running || true; systemctl reset-failed daemon; systemctl is-system-running"); got != "degraded\nrunning" {
+	if got := w.run(id,
+		"systemctl is-system-running || true; systemctl reset-failed daemon; systemctl is-system-running"); got != "degraded\nrunning" {
 		t.Errorf("the system is %q", got)
 	}
 	w.fails(id, "systemctl start nobody")
@@ -137,20 +147,24 @@ func TestService(t *testing.T) {
 func TestServiceKinds(t *testing.T) {
 	w := newWorld(t, nil)
 	id := w.service(map[string]string{
-		"once.service":   "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/sh -c 'echo first >>/run/once'\nExecStart=-/bin/false\nExecStart=/bin/sh -c 'echo second >>/run/once'\nExecStop=/bin/sh -c 'echo stopped >>/run/once'\n",
+		"once.service": "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/sh -c 'echo first " +
+			">>/run/once'\nExecStart=-/bin/false\nExecStart=/bin/sh -c 'echo second >>/run/once'\nExecStop=/bin/sh " +
+			"-c 'echo stopped >>/run/once'\n",
 		"bad.service":    "[Service]\nType=exec\nExecStart=/usr/local/bin/absent\n",
 		"late.service":   "[Service]\nType=notify\nTimeoutStartSec=300ms\nExecStart=/bin/sleep 100\n",
 		"ended.service":  "[Service]\nType=notify\nExecStart=/bin/true\n",
 		"loop.service":   "[Unit]\nStartLimitIntervalSec=60\nStartLimitBurst=3\n[Service]\nRestart=on-failure\nRestartSec=10ms\nExecStart=/bin/false\n",
 		"family.service": "[Service]\nExecStart=/bin/sh -c 'setsid sleep 1000 & sleep 1000 & exec sleep 1000'\n",
 		"odd.service":    "[Service]\nExecStart=/bin/true\nRootDirectory=/srv\n",
-		"at@.service":    "[Service]\nExecStart=/bin/sh -c 'echo %i %p >/run/at; exec sleep 1000'\nExecReload=/bin/kill -HUP $MAINPID\n",
+		"at@.service": "[Service]\nExecStart=/bin/sh -c 'echo %i %p >/run/at; exec sleep " +
+			"1000'\nExecReload=/bin/kill -HUP $MAINPID\n",
 	})
 	w.run(id, "systemctl start once; systemctl start once; systemctl is-active once; systemctl stop once")
 	if got := w.run(id, "cat /run/once"); got != "first\nsecond\nstopped" {
 		t.Errorf("a oneshot did %q", got)
 	}
-	for unit, want := range map[string]string{"bad": "failed\nexit-code\n203", "late": "failed\ntimeout\n15", "ended": "failed\nprotocol\n0"} {
+	for unit, want := range map[string]string{"bad": "failed\nexit-code\n203", "late": "failed\ntimeout\n15",
+		"ended": "failed\nprotocol\n0"} {
 		w.fails(id, "systemctl start "+unit)
 		if got := w.property(id, unit, "ActiveState,Result,ExecMainStatus"); got != want {
 			t.Errorf("%s is %q, not %q", unit, got, want)
@@ -161,26 +175,32 @@ func TestServiceKinds(t *testing.T) {
 	w.run(id, "systemctl start family")
 	w.eventually(id, "pgrep -c sleep", "3")
 	w.run(id, "systemctl stop family; ! pgrep sleep")
-	if _, err := w.Exec(id, "systemctl", "start", "odd"); err == nil || !strings.Contains(err.Error(), "RootDirectory= is not supported") {
+	if _, err := w.Exec(id, "systemctl", "start", "odd"); err == nil ||
+		!strings.Contains(err.Error(), "RootDirectory= is not supported") {
 		t.Errorf("an unknown directive is %v", err)
 	}
 	w.run(id, "systemctl start at@here")
 	w.eventually(id, "cat /run/at", "here at")
 	w.run(id, "systemctl reload at@here")
-	w.eventually(id, "systemctl show -p ActiveState,Result --value at@here", "inactive\nsuccess") // the hang-up ended it well
+	// the hang-up ended it well
+	w.eventually(id, "systemctl show -p ActiveState,Result --value at@here", "inactive\nsuccess")
 }
 
 func TestPowerOff(t *testing.T) {
 	w := newWorld(t, nil)
-	id := w.service(map[string]string{"daemon.service": hardened, "doomed.service": "[Unit]\nStartLimitBurst=2\nStartLimitIntervalSec=60\n" +
-		"StartLimitAction=poweroff\n[Service]\nRestart=always\nRestartSec=10ms\nExecStartPre=/bin/sh -c 'test -e /run/doom || sleep 1000'\nExecStart=/bin/false\n",
-		"witness.service": "[Service]\nExecStart=/bin/sleep 1000\nExecStop=/bin/sh -c 'systemctl is-system-running; systemctl list-jobs --no-legend --plain | grep poweroff'\n"})
+	id := w.service(map[string]string{"daemon.service": hardened,
+		"doomed.service": "[Unit]\nStartLimitBurst=2\nStartLimitIntervalSec=60\n" +
+			"StartLimitAction=poweroff\n[Service]\nRestart=always\nRestartSec=10ms\nExecStartPre=/bin/sh -c 'test -e " +
+			"/run/doom || sleep 1000'\nExecStart=/bin/false\n",
+		"witness.service": "[Service]\nExecStart=/bin/sleep 1000\nExecStop=/bin/sh -c 'systemctl is-system-running; " +
+			"systemctl list-jobs --no-legend --plain | grep poweroff'\n"})
 	m, _ := w.Machine(id)
 	w.run(id, "systemctl enable --now daemon; systemctl start witness")
 
 	// Booted again, it starts what is enabled, and does not run the boot script.
 	w.run(id, "touch /run/gone /var/stays; systemctl reboot")
-	w.eventually(id, "test ! -e /run/gone && systemctl is-active daemon && systemctl is-system-running", "active\nrunning")
+	w.eventually(id, "test ! -e /run/gone && systemctl is-active daemon && systemctl is-system-running",
+		"active\nrunning")
 	w.run(id, "test -e /var/stays; systemctl start witness")
 	w.run(id, "touch /run/doom; systemctl start --no-block doomed")
 	select {
@@ -189,7 +209,8 @@ func TestPowerOff(t *testing.T) {
 		t.Fatal("it did not power off")
 	}
 	log := w.Logs(id)
-	for _, want := range []string{"poweroff: doomed.service was started too often", ": stopping", ": 1 poweroff.target start waiting", ": ends well", "Powering off."} {
+	for _, want := range []string{"poweroff: doomed.service was started too often", ": stopping",
+		": 1 poweroff.target start waiting", ": ends well", "Powering off."} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the log lacks %q", want)
 		}

@@ -35,8 +35,10 @@ var operators = map[string]operator{
 	"ArnNotEquals": {fits: likeARN, wild: true, negated: true},
 	"ArnNotLike":   {fits: likeARN, wild: true, negated: true},
 
-	"NumericEquals":            {kind: "number", fits: numbers(func(have, want float64) bool { return have == want })},
-	"NumericNotEquals":         {kind: "number", fits: numbers(func(have, want float64) bool { return have == want }), negated: true},
+	"NumericEquals": {kind: "number", fits: numbers(func(have, want float64) bool { return have == want })},
+	"NumericNotEquals": {kind: "number", fits: numbers(func(have, want float64) bool {
+		return have == want
+	}), negated: true},
 	"NumericLessThan":          {kind: "number", fits: numbers(func(have, want float64) bool { return have < want })},
 	"NumericLessThanEquals":    {kind: "number", fits: numbers(func(have, want float64) bool { return have <= want })},
 	"NumericGreaterThan":       {kind: "number", fits: numbers(func(have, want float64) bool { return have > want })},

@@ -42,8 +42,8 @@ func Evaluate(p Policies, r Request) Decision {
 	return denied(r, false, "because no identity-based policy allows the "+r.Action+" action")
 }
 
-// EvaluateTrust decides whether the caller may assume a role: the role's trust policy must allow it, and where that speaks of the account as a whole, the
-// caller's own policies too. Services need the trust policy alone.
+// EvaluateTrust decides whether the caller may assume a role: the role's trust policy must allow it, and where that
+// speaks of the account as a whole, the caller's own policies too. Services need the trust policy alone.
 func EvaluateTrust(p Policies, r Request) Decision {
 	r.Context = lowered(r.Context)
 	if p.Resource == nil || p.Resource.grants(r, false) == none {
@@ -61,7 +61,8 @@ func EvaluateTrust(p Policies, r Request) Decision {
 // denied is worded like AWS's errors.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot_access-denied.html
 func denied(r Request, explicit bool, why string) Decision {
-	return Decision{Explicit: explicit, Reason: "User: " + r.Caller.ARN + " is not authorized to perform: " + r.Action + " on resource: " + r.Resource + " " + why}
+	return Decision{Explicit: explicit, Reason: "User: " + r.Caller.ARN + " is not authorized to perform: " + r.Action +
+		" on resource: " + r.Resource + " " + why}
 }
 
 func lowered(ctx Context) Context {
@@ -125,7 +126,8 @@ func (s *Statement) matches(vars bool, r Request) bool {
 		p, _ := compile(strings.ToLower(a), true, false, nil)
 		return p.match(strings.ToLower(r.Action))
 	}
-	if s.Actions != nil && !slices.ContainsFunc(s.Actions, action) || s.NotActions != nil && slices.ContainsFunc(s.NotActions, action) {
+	if s.Actions != nil && !slices.ContainsFunc(s.Actions, action) || s.NotActions != nil &&
+		slices.ContainsFunc(s.NotActions, action) {
 		return false
 	}
 	resolved := true
@@ -134,7 +136,8 @@ func (s *Statement) matches(vars bool, r Request) bool {
 		resolved = resolved && ok
 		return ok && p.matchARN(r.Resource)
 	}
-	if s.Resources != nil && !slices.ContainsFunc(s.Resources, resource) || s.NotResources != nil && slices.ContainsFunc(s.NotResources, resource) || !resolved {
+	if s.Resources != nil && !slices.ContainsFunc(s.Resources, resource) || s.NotResources != nil &&
+		slices.ContainsFunc(s.NotResources, resource) || !resolved {
 		return false
 	}
 	for _, c := range s.Conditions {

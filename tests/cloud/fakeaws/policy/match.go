@@ -41,7 +41,8 @@ func compile(s string, wild, vars bool, ctx Context) (pattern, bool) {
 	return out, true
 }
 
-// variable is the value of ${name}, ${name, 'default'}, ${*}, ${?} or ${$}. A key with several values has none as a variable.
+// variable is the value of ${name}, ${name, 'default'}, ${*}, ${?} or ${$}. A key with several values has none as a
+// variable.
 func variable(name string, ctx Context) (string, bool) {
 	switch name {
 	case "*", "?", "$":

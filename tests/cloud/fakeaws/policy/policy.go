@@ -4,7 +4,8 @@
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 package policy
 
-// Context holds the values of condition keys ("aws:RequestTag/Name"). Keys are compared without regard to case; a key with no values is absent.
+// Context holds the values of condition keys ("aws:RequestTag/Name"). Keys are compared without regard to case; a key
+// with no values is absent.
 type Context map[string][]string
 
 // Caller is who asks.

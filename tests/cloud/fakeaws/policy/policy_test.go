@@ -57,26 +57,31 @@ func TestEvaluationLogic(t *testing.T) {
 		root                         bool
 		want                         string // "" is allowed
 	}{
-		"nothing allows":                             {want: noIdentity},
-		"allowed":                                    {identity: []string{allow}},
-		"something else allowed":                     {identity: []string{other}, want: noIdentity},
-		"explicit deny wins":                         {identity: []string{allow, deny}, want: explicitID},
-		"explicit deny wins in any order":            {identity: []string{deny, allow}, want: explicitID},
-		"boundary allows alone":                      {boundary: []string{allow}, want: noIdentity},
-		"both allow":                                 {identity: []string{allow}, boundary: []string{allow}},
-		"boundary does not":                          {identity: []string{allow}, boundary: []string{other}, want: noBoundary},
-		"boundary denies":                            {identity: []string{allow}, boundary: []string{allow, deny}, want: "with an explicit deny in a permissions boundary"},
-		"resource names the role":                    {resource: []string{toRole}},
-		"resource names the role, boundary does not": {resource: []string{toRole}, boundary: []string{other}, want: noBoundary},
+		"nothing allows":                  {want: noIdentity},
+		"allowed":                         {identity: []string{allow}},
+		"something else allowed":          {identity: []string{other}, want: noIdentity},
+		"explicit deny wins":              {identity: []string{allow, deny}, want: explicitID},
+		"explicit deny wins in any order": {identity: []string{deny, allow}, want: explicitID},
+		"boundary allows alone":           {boundary: []string{allow}, want: noIdentity},
+		"both allow":                      {identity: []string{allow}, boundary: []string{allow}},
+		"boundary does not": {identity: []string{allow}, boundary: []string{other},
+			want: noBoundary},
+		"boundary denies": {identity: []string{allow}, boundary: []string{allow, deny},
+			want: "with an explicit deny in a permissions boundary"},
+		"resource names the role": {resource: []string{toRole}},
+		"resource names the role, boundary does not": {resource: []string{toRole}, boundary: []string{other},
+			want: noBoundary},
 		"resource names the session over a boundary": {resource: []string{toSession}, boundary: []string{other}},
 		"resource names another role":                {resource: []string{toOther}, want: noIdentity},
 		"resource names the account":                 {resource: []string{toAccount}, want: noIdentity},
 		"resource and identity name it":              {resource: []string{toRoot}, identity: []string{allow}},
 		"resource is for all":                        {resource: []string{toAll}},
-		"resource denies":                            {resource: []string{toSession, denyAll}, identity: []string{allow}, want: explicitRes},
-		"identity denies what the resource allows":   {resource: []string{toSession}, identity: []string{deny}, want: explicitID},
-		"the account":                                {root: true},
-		"the account, denied by the resource":        {root: true, resource: []string{denyAll}, want: explicitRes},
+		"resource denies": {resource: []string{toSession, denyAll},
+			identity: []string{allow}, want: explicitRes},
+		"identity denies what the resource allows": {resource: []string{toSession}, identity: []string{deny},
+			want: explicitID},
+		"the account":                         {root: true},
+		"the account, denied by the resource": {root: true, resource: []string{denyAll}, want: explicitRes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var p policy.Policies
@@ -94,10 +99,12 @@ func TestEvaluationLogic(t *testing.T) {
 				r.Caller = policy.Caller{ARN: "arn:aws:iam::123456789012:root", Account: "123456789012"}
 			}
 			d := policy.Evaluate(p, r)
-			if d.Allowed != (c.want == "") || !strings.HasSuffix(d.Reason, c.want) || d.Explicit != strings.HasPrefix(c.want, "with an explicit") {
+			if d.Allowed != (c.want == "") || !strings.HasSuffix(d.Reason, c.want) ||
+				d.Explicit != strings.HasPrefix(c.want, "with an explicit") {
 				t.Fatalf("got %+v, want %q", d, c.want)
 			}
-			if c.want != "" && !strings.HasPrefix(d.Reason, "User: "+r.Caller.ARN+" is not authorized to perform: s3:GetObject on resource: arn:aws:s3:::reports/2026.csv ") {
+			if c.want != "" && !strings.HasPrefix(d.Reason, "User: "+r.Caller.ARN+
+				" is not authorized to perform: s3:GetObject on resource: arn:aws:s3:::reports/2026.csv ") {
 				t.Fatalf("reason %q", d.Reason)
 			}
 		})
@@ -124,22 +131,32 @@ func TestStatements(t *testing.T) {
 		{`"NotAction":["ec2:*","iam:*"],"Resource":"*"`, "iam:GetRole", "*", false},
 		{`"NotAction":"s3:DeleteBucket","Resource":"arn:aws:s3:::*"`, "s3:GetObject", "arn:aws:s3:::b/k", true},
 		{`"NotAction":"s3:DeleteBucket","Resource":"arn:aws:s3:::*"`, "ec2:RunInstances", vm, false},
-		{`"Action":"*","NotResource":["arn:aws:s3:::hr","arn:aws:s3:::hr/*"]`, "s3:GetObject", "arn:aws:s3:::hr/pay", false},
-		{`"Action":"*","NotResource":["arn:aws:s3:::hr","arn:aws:s3:::hr/*"]`, "s3:GetObject", "arn:aws:s3:::it/pay", true},
+		{`"Action":"*","NotResource":["arn:aws:s3:::hr","arn:aws:s3:::hr/*"]`, "s3:GetObject", "arn:aws:s3:::hr/pay",
+			false},
+		{`"Action":"*","NotResource":["arn:aws:s3:::hr","arn:aws:s3:::hr/*"]`, "s3:GetObject", "arn:aws:s3:::it/pay",
+			true},
 		{`"Action":"*","Resource":"arn:aws:ec2:us-west-2:123456789012:instance/*"`, "ec2:TerminateInstances", vm, true},
 		{`"Action":"*","Resource":"arn:aws:ec2:*:*:instance/i-?"`, "ec2:TerminateInstances", vm, true},
 		{`"Action":"*","Resource":"arn:aws:ec2:*:instance/*"`, "ec2:TerminateInstances", vm, false},
-		{`"Action":"*","Resource":"arn:aws:ec2:us-east-1:123456789012:instance/*"`, "ec2:TerminateInstances", vm, false},
+		{`"Action":"*","Resource":"arn:aws:ec2:us-east-1:123456789012:instance/*"`, "ec2:TerminateInstances", vm,
+			false},
 		{`"Action":"*","Resource":"arn:aws:ec2"`, "ec2:TerminateInstances", vm, true},
 		{`"Action":"*","Resource":"arn:aws:ec2:us-west-2:123456789012:instance"`, "ec2:TerminateInstances", vm, false},
-		{`"Action":"*","Resource":"arn:aws:ec2:us-west-2:123456789012:Instance/*"`, "ec2:TerminateInstances", vm, false},
+		{`"Action":"*","Resource":"arn:aws:ec2:us-west-2:123456789012:Instance/*"`, "ec2:TerminateInstances", vm,
+			false},
 		{`"Action":"*","Resource":"arn:aws:ec2:us-west-2:123456789012:*"`, "ec2:DescribeVpcs", "*", false},
-		{`"Action":"*","Resource":"arn:aws:s3:::b/shard/*/leader.json"`, "s3:PutObject", "arn:aws:s3:::b/shard/a/b/leader.json", true},
-		{`"Action":"*","Resource":"arn:aws:ssm:us-west-2:123456789012:parameter/a*"`, "ssm:GetParameter", "arn:aws:ssm:us-west-2:123456789012:parameter/a:b", true},
-		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:username}/*"`, "s3:PutObject", "arn:aws:s3:::b/${aws:username}/x", false},
-		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:username, 'all'}/*"`, "s3:PutObject", "arn:aws:s3:::b/all/x", true},
-		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:PrincipalTag/Team , 'all' }/*"`, "s3:PutObject", "arn:aws:s3:::b/*/x", true},
-		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:PrincipalTag/team}/*"`, "s3:PutObject", "arn:aws:s3:::b/blue/x", false},
+		{`"Action":"*","Resource":"arn:aws:s3:::b/shard/*/leader.json"`, "s3:PutObject",
+			"arn:aws:s3:::b/shard/a/b/leader.json", true},
+		{`"Action":"*","Resource":"arn:aws:ssm:us-west-2:123456789012:parameter/a*"`, "ssm:GetParameter",
+			"arn:aws:ssm:us-west-2:123456789012:parameter/a:b", true},
+		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:username}/*"`, "s3:PutObject",
+			"arn:aws:s3:::b/${aws:username}/x", false},
+		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:username, 'all'}/*"`, "s3:PutObject", "arn:aws:s3:::b/all/x",
+			true},
+		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:PrincipalTag/Team , 'all' }/*"`, "s3:PutObject",
+			"arn:aws:s3:::b/*/x", true},
+		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:PrincipalTag/team}/*"`, "s3:PutObject", "arn:aws:s3:::b/blue/x",
+			false},
 		{`"Action":"*","Resource":"arn:aws:s3:::b/${*}${?}${$}"`, "s3:PutObject", "arn:aws:s3:::b/*?$", true},
 		{`"Action":"*","Resource":"arn:aws:s3:::b/${*}"`, "s3:PutObject", "arn:aws:s3:::b/x", false},
 		{`"Action":"*","Resource":"arn:aws:s3:::b/${aws:TagKeys}"`, "s3:PutObject", "arn:aws:s3:::b/a", false},
@@ -150,7 +167,8 @@ func TestStatements(t *testing.T) {
 			}
 			continue
 		}
-		p := policy.Policies{Identity: []*policy.Document{parse(t, policy.Identity, doc(`{"Effect":"Allow",`+c.elements+`}`))}}
+		p := policy.Policies{Identity: []*policy.Document{parse(t, policy.Identity,
+			doc(`{"Effect":"Allow",`+c.elements+`}`))}}
 		d := policy.Evaluate(p, policy.Request{
 			Action: c.action, Resource: c.resource, Caller: session,
 			Context: policy.Context{"aws:PrincipalTag/team": {"*"}, "aws:TagKeys": {"a", "b"}},
@@ -160,8 +178,10 @@ func TestStatements(t *testing.T) {
 		}
 	}
 
-	old := parse(t, policy.Identity, `{"Version":"2008-10-17","Statement":{"Effect":"Allow","Action":"*","Resource":"arn:aws:s3:::b/${*}"}}`)
-	d := policy.Evaluate(policy.Policies{Identity: []*policy.Document{old}}, policy.Request{Action: "s3:PutObject", Resource: "arn:aws:s3:::b/${x}", Caller: session})
+	old := parse(t, policy.Identity,
+		`{"Version":"2008-10-17","Statement":{"Effect":"Allow","Action":"*","Resource":"arn:aws:s3:::b/${*}"}}`)
+	d := policy.Evaluate(policy.Policies{Identity: []*policy.Document{old}},
+		policy.Request{Action: "s3:PutObject", Resource: "arn:aws:s3:::b/${x}", Caller: session})
 	if !d.Allowed {
 		t.Error("the older version read a variable")
 	}
@@ -265,7 +285,8 @@ func TestConditions(t *testing.T) {
 	} {
 		for _, effect := range []string{"Allow", "Deny"} {
 			p := policy.Policies{Identity: []*policy.Document{
-				parse(t, policy.Identity, doc(fmt.Sprintf(`{"Effect":%q,"Action":"*","Resource":"*","Condition":{%s}}`, effect, condition))),
+				parse(t, policy.Identity, doc(fmt.Sprintf(`{"Effect":%q,"Action":"*","Resource":"*","Condition":{%s}}`,
+					effect, condition))),
 				parse(t, policy.Identity, doc(`{"Effect":"Allow","Action":"x:`+effect+`","Resource":"*"}`)),
 			}}
 			action := "x:y"
@@ -290,24 +311,32 @@ func TestTrust(t *testing.T) {
 		identity string
 		want     bool
 	}{
-		"service":                   {policy.Caller{Service: "ec2.amazonaws.com"}, `"Allow","Principal":{"Service":"ec2.amazonaws.com"}`, "", true},
-		"another service":           {policy.Caller{Service: "ec2.amazonaws.com"}, `"Allow","Principal":{"Service":["lambda.amazonaws.com"]}`, "", false},
-		"service is not the root":   {policy.Caller{Service: "ec2.amazonaws.com"}, `"Allow","Principal":{"AWS":"123456789012"}`, "", false},
-		"role is not a service":     {session, `"Allow","Principal":{"Service":"ec2.amazonaws.com"}`, may, false},
-		"named role":                {session, `"Allow","Principal":{"AWS":"arn:aws:iam::123456789012:role/team/server"}`, "", true},
-		"account, role may":         {session, `"Allow","Principal":{"AWS":"123456789012"}`, may, true},
-		"account, role may not":     {session, `"Allow","Principal":{"AWS":"123456789012"}`, "", false},
-		"root of the account":       {root, `"Allow","Principal":{"AWS":"arn:aws:iam::123456789012:root"}`, "", true},
-		"root is not trusted":       {root, `"Allow","Principal":{"Service":"ec2.amazonaws.com"}`, "", false},
-		"condition does not hold":   {root, `"Allow","Condition":{"StringEquals":{"sts:ExternalId":"x"}},"Principal":{"AWS":"123456789012"}`, "", false},
+		"service": {policy.Caller{Service: "ec2.amazonaws.com"},
+			`"Allow","Principal":{"Service":"ec2.amazonaws.com"}`, "", true},
+		"another service": {policy.Caller{Service: "ec2.amazonaws.com"},
+			`"Allow","Principal":{"Service":["lambda.amazonaws.com"]}`, "", false},
+		"service is not the root": {policy.Caller{Service: "ec2.amazonaws.com"},
+			`"Allow","Principal":{"AWS":"123456789012"}`, "", false},
+		"role is not a service": {session, `"Allow","Principal":{"Service":"ec2.amazonaws.com"}`, may, false},
+		"named role": {session,
+			`"Allow","Principal":{"AWS":"arn:aws:iam::123456789012:role/team/server"}`, "", true},
+		"account, role may":     {session, `"Allow","Principal":{"AWS":"123456789012"}`, may, true},
+		"account, role may not": {session, `"Allow","Principal":{"AWS":"123456789012"}`, "", false},
+		"root of the account":   {root, `"Allow","Principal":{"AWS":"arn:aws:iam::123456789012:root"}`, "", true},
+		"root is not trusted":   {root, `"Allow","Principal":{"Service":"ec2.amazonaws.com"}`, "", false},
+		"condition does not hold": {root,
+			`"Allow","Condition":{"StringEquals":{"sts:ExternalId":"x"}},"Principal":{"AWS":"123456789012"}`, "",
+			false},
 		"nobody is trusted by deny": {root, `"Deny","Principal":{"AWS":"123456789012"}`, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := policy.Policies{Resource: parse(t, policy.Trust, doc(`{"Action":"sts:AssumeRole","Effect":`+c.trust+`}`))}
+			p := policy.Policies{Resource: parse(t, policy.Trust, doc(`{"Action":"sts:AssumeRole","Effect":`+c.trust+
+				`}`))}
 			if c.identity != "" {
 				p.Identity = []*policy.Document{parse(t, policy.Identity, c.identity)}
 			}
-			d := policy.EvaluateTrust(p, policy.Request{Action: "sts:AssumeRole", Resource: "arn:aws:iam::123456789012:role/agent", Caller: c.caller})
+			d := policy.EvaluateTrust(p, policy.Request{Action: "sts:AssumeRole",
+				Resource: "arn:aws:iam::123456789012:role/agent", Caller: c.caller})
 			if d.Allowed != c.want {
 				t.Fatalf("got %+v", d)
 			}
@@ -323,9 +352,11 @@ func TestParse(t *testing.T) {
 			"NotResource": ["arn:aws:s3:::b"], "Condition": {"ForAnyValue:StringLikeIfExists": {"aws:TagKeys": ["a", 1, true]}}
 		}}`)
 	want := &policy.Document{Version: "2012-10-17", ID: "both", Statements: []policy.Statement{{
-		SID: "DenyPlain", Deny: true, Principals: &policy.Principals{Any: true, AWS: []string{"123456789012"}, Services: []string{"ec2.amazonaws.com"}},
+		SID: "DenyPlain", Deny: true, Principals: &policy.Principals{Any: true, AWS: []string{"123456789012"},
+			Services: []string{"ec2.amazonaws.com"}},
 		NotActions: []string{"s3:GetObject"}, NotResources: []string{"arn:aws:s3:::b"},
-		Conditions: []policy.Condition{{Operator: "StringLike", Set: "ForAnyValue", IfExists: true, Key: "aws:TagKeys", Values: []string{"a", "1", "true"}}},
+		Conditions: []policy.Condition{{Operator: "StringLike", Set: "ForAnyValue", IfExists: true, Key: "aws:TagKeys",
+			Values: []string{"a", "1", "true"}}},
 	}}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatal(diff)
@@ -374,8 +405,10 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for text, part := range map[string]string{
-		doc(`{` + all + `,"Principal":{"AWS":"123456789012"}}`):                              "prohibited field Resource",
-		doc(`{"Effect":"Allow","Action":"sts:AssumeRole"}`):                                  "missing required field Principal",
+		doc(`{` + all +
+			`,"Principal":{"AWS":"123456789012"}}`): "prohibited field Resource",
+		doc(`{"Effect":"Allow","Action":"sts:AssumeRole"}`): "missing required " +
+			"field Principal",
 		doc(`{"Effect":"Allow","Action":"sts:AssumeRole","Principal":"me"}`):                 "invalid principal",
 		doc(`{"Effect":"Allow","Action":"sts:AssumeRole","Principal":{"AWS":"arn:aws:*"}}`):  "invalid principal",
 		doc(`{"Effect":"Allow","Action":"sts:AssumeRole","Principal":{"Person":"someone"}}`): "unknown kind",
@@ -387,15 +420,19 @@ func TestParse(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(doc(`{"Effect":"Allow","Action":"*","Resource":"arn:aws:s3:::${aws:a, 'b'}*","Condition":{"ForAnyValue:StringLike":{"aws:a":["*?"]}}}`))
-	f.Add(doc(`{"Effect":"Deny","NotAction":["a:b"],"NotResource":"*","Condition":{"IpAddress":{"a:b":"::/0"},"DateLessThan":{"a:c":"2020"}}}`))
+	f.Add(doc(
+		`{"Effect":"Allow","Action":"*","Resource":"arn:aws:s3:::${aws:a, 'b'}*","Condition":{"ForAnyValue:StringLike":{"aws:a":["*?"]}}}`))
+	f.Add(doc(
+		`{"Effect":"Deny","NotAction":["a:b"],"NotResource":"*","Condition":{"IpAddress":{"a:b":"::/0"},"DateLessThan":{"a:c":"2020"}}}`))
 	f.Fuzz(func(t *testing.T, text string) {
 		d, err := policy.Parse(policy.Identity, text)
 		if err != nil {
 			return
 		}
-		r := policy.Request{Action: "a:b", Resource: "arn:aws:s3:::b/k", Caller: session, Context: policy.Context{"aws:a": {"x*"}, "a:b": {"::1"}, "a:c": {"1"}}}
-		denying := policy.Policies{Identity: []*policy.Document{d, parse(t, policy.Identity, doc(`{"Effect":"Deny","Action":"*","Resource":"*"}`))}}
+		r := policy.Request{Action: "a:b", Resource: "arn:aws:s3:::b/k", Caller: session,
+			Context: policy.Context{"aws:a": {"x*"}, "a:b": {"::1"}, "a:c": {"1"}}}
+		denying := policy.Policies{Identity: []*policy.Document{d, parse(t, policy.Identity,
+			doc(`{"Effect":"Deny","Action":"*","Resource":"*"}`))}}
 		if got := policy.Evaluate(denying, r); got.Allowed {
 			t.Fatalf("an explicit deny did not win over %s", text)
 		}

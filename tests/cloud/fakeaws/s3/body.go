@@ -20,13 +20,15 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxBody is the largest body that is taken: bodies are held in memory, so that nothing of a request whose body is not what was signed reaches the server.
+// maxBody is the largest body that is taken: bodies are held in memory, so that nothing of a request whose body is not
+// what was signed reaches the server.
 const maxBody = 256 << 20
 
 // maxLine is the longest line of a chunked body: a size with a signature, or a trailer.
 const maxLine = 4 << 10
 
-// body reads the request's whole body. One in chunks ("aws-chunked") is put together, and its trailing headers become headers of the request.
+// body reads the request's whole body. One in chunks ("aws-chunked") is put together, and its trailing headers become
+// headers of the request.
 func (q *request) body() ([]byte, error) {
 	r := q.Request
 	encoded := strings.HasPrefix(r.Header.Get("X-Amz-Content-Sha256"), "STREAMING-")
@@ -39,7 +41,8 @@ func (q *request) body() ([]byte, error) {
 		return nil, wire.Errorf(http.StatusBadRequest, "IncompleteBody", "The request body terminated unexpectedly")
 	}
 	if len(raw) > maxBody {
-		return nil, wire.Errorf(http.StatusBadRequest, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed object size")
+		return nil, wire.Errorf(http.StatusBadRequest, "EntityTooLarge",
+			"Your proposed upload exceeds the maximum allowed object size")
 	}
 	if !encoded {
 		return raw, checkSums(r.Header, raw)
@@ -49,7 +52,8 @@ func (q *request) body() ([]byte, error) {
 		return nil, wire.Errorf(http.StatusBadRequest, "IncompleteBody", "%v", err)
 	}
 	if want := r.Header.Get("X-Amz-Decoded-Content-Length"); want != strconv.Itoa(len(decoded)) {
-		return nil, wire.Errorf(http.StatusBadRequest, "IncompleteBody", "You did not provide the number of bytes specified by the X-Amz-Decoded-Content-Length HTTP header")
+		return nil, wire.Errorf(http.StatusBadRequest, "IncompleteBody",
+			"You did not provide the number of bytes specified by the X-Amz-Decoded-Content-Length HTTP header")
 	}
 	announced := strings.ToLower(strings.ReplaceAll(r.Header.Get("X-Amz-Trailer"), " ", ""))
 	for name, values := range trailer {
@@ -58,7 +62,9 @@ func (q *request) body() ([]byte, error) {
 			continue
 		}
 		if !strings.Contains(","+announced+",", ","+lower+",") {
-			return nil, wire.Errorf(http.StatusBadRequest, "MalformedTrailerError", "The request contained trailing data that was not well-formed or did not conform to our published schema.")
+			return nil, wire.Errorf(http.StatusBadRequest, "MalformedTrailerError",
+				"The request contained trailing data that was not well-formed or did not conform to our published "+
+					"schema.")
 		}
 		r.Header[http.CanonicalHeaderKey(name)] = values
 	}
@@ -116,7 +122,8 @@ func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) 
 	return data, trailer, nil
 }
 
-// sums are the digests that a request may say of its body. CRC64NVME, which the standard library lacks, is left to the server.
+// sums are the digests that a request may say of its body. CRC64NVME, which the standard library lacks, is left to the
+// server.
 var sums = map[string]func() hash.Hash{
 	"Content-Md5":           md5.New,
 	"X-Amz-Checksum-Sha1":   sha1.New,
@@ -134,7 +141,8 @@ func checkSums(h http.Header, body []byte) error {
 		sum := algorithm()
 		sum.Write(body)
 		if base64.StdEncoding.EncodeToString(sum.Sum(nil)) != said {
-			return wire.Errorf(http.StatusBadRequest, "BadDigest", "The %s you specified did not match the calculated checksum.", name)
+			return wire.Errorf(http.StatusBadRequest, "BadDigest",
+				"The %s you specified did not match the calculated checksum.", name)
 		}
 	}
 	return nil

@@ -15,9 +15,13 @@ func TestUnchunk(t *testing.T) {
 		name, body, data, sum string
 		bad                   bool
 	}{
-		{name: "signed", body: "5;chunk-signature=aa\r\nhello\r\n1;chunk-signature=bb\r\n!\r\n0;chunk-signature=cc\r\n\r\n", data: "hello!"},
-		{name: "unsigned, with a trailer", body: "3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n", data: "abc", sum: "NSRBwg=="},
-		{name: "trailer without an empty line", body: "3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n", data: "abc", sum: "NSRBwg=="},
+		{name: "signed",
+			body: "5;chunk-signature=aa\r\nhello\r\n1;chunk-signature=bb\r\n!\r\n0;chunk-signature=cc\r\n\r\n",
+			data: "hello!"},
+		{name: "unsigned, with a trailer", body: "3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n", data: "abc",
+			sum: "NSRBwg=="},
+		{name: "trailer without an empty line", body: "3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n", data: "abc",
+			sum: "NSRBwg=="},
 		{name: "empty", body: "0\r\n\r\n"},
 		{name: "no end", body: "3\r\nabc\r\n", bad: true},
 		{name: "too short", body: "4\r\nabc\r\n0\r\n\r\n", bad: true},
@@ -82,7 +86,8 @@ func FuzzDecode(f *testing.F) {
 		}
 		f.Add(out)
 	}
-	f.Add([]byte(`<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Rule><ID>a</ID><Filter/><Status>Enabled</Status></Rule></LifecycleConfiguration>`))
+	f.Add([]byte(
+		`<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Rule><ID>a</ID><Filter/><Status>Enabled</Status></Rule></LifecycleConfiguration>`))
 	f.Fuzz(func(t *testing.T, document []byte) {
 		for _, p := range parts() {
 			if p.fresh == nil {
@@ -105,8 +110,10 @@ func FuzzDecode(f *testing.F) {
 
 func TestDecodeIsStrict(t *testing.T) {
 	const rule = `<Rule><ApplyServerSideEncryptionByDefault><SSEAlgorithm>AES256</SSEAlgorithm>%</ApplyServerSideEncryptionByDefault></Rule>`
-	for inner, ok := range map[string]bool{"": true, "<KMSMasterKeyID>k</KMSMasterKeyID>": true, "<Other/>": false, "<SSEAlgorithm>AES256</SSEAlgorithm>": false} {
-		text := `<ServerSideEncryptionConfiguration xmlns="` + namespace + `">` + strings.Replace(rule, "%", inner, 1) + `</ServerSideEncryptionConfiguration>`
+	for inner, ok := range map[string]bool{"": true, "<KMSMasterKeyID>k</KMSMasterKeyID>": true, "<Other/>": false,
+		"<SSEAlgorithm>AES256</SSEAlgorithm>": false} {
+		text := `<ServerSideEncryptionConfiguration xmlns="` + namespace + `">` + strings.Replace(rule, "%", inner, 1) +
+			`</ServerSideEncryptionConfiguration>`
 		if err := decode([]byte(text), new(encryptionConfiguration)); (err == nil) != ok {
 			t.Errorf("%q: %v", inner, err)
 		}

@@ -13,7 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// bucket is what is configured of one. Its fields are read and written under the service's lock; what they point to never changes.
+// bucket is what is configured of one. Its fields are read and written under the service's lock; what they point to
+// never changes.
 type bucket struct {
 	name    string
 	created time.Time
@@ -35,7 +36,8 @@ type bucketPolicy struct {
 
 func bucketOperations() []operation {
 	return []operation{
-		{name: "ListBuckets", method: "GET", level: onService, takes: []string{"max-buckets", "prefix", "bucket-region", "continuation-token"}, action: "ListAllMyBuckets", serve: listBuckets},
+		{name: "ListBuckets", method: "GET", level: onService, takes: []string{"max-buckets", "prefix", "bucket-region",
+			"continuation-token"}, action: "ListAllMyBuckets", serve: listBuckets},
 		{name: "CreateBucket", method: "PUT", level: onBucket, action: "CreateBucket", more: func(q *request) []string {
 			var all []string
 			if q.Request.Header.Get("X-Amz-Acl") != "" {
@@ -48,7 +50,8 @@ func bucketOperations() []operation {
 		}, serve: createBucket},
 		{name: "HeadBucket", method: "HEAD", level: onBucket, action: "ListBucket", serve: headBucket},
 		{name: "DeleteBucket", method: "DELETE", level: onBucket, action: "DeleteBucket", serve: deleteBucket},
-		{name: "GetBucketLocation", method: "GET", level: onBucket, needs: []string{"location"}, action: "GetBucketLocation", serve: getBucketLocation},
+		{name: "GetBucketLocation", method: "GET", level: onBucket, needs: []string{"location"},
+			action: "GetBucketLocation", serve: getBucketLocation},
 	}
 }
 
@@ -58,14 +61,17 @@ var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
 
 var (
 	addressLike = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+$`)
-	reserved    = regexp.MustCompile(`^(xn--|sthree-|amzn-s3-demo-|` + archivePrefix + `)|(-s3alias|--ol-s3|\.mrap|--x-s3|--table-s3)$`)
+	reserved    = regexp.MustCompile(`^(xn--|sthree-|amzn-s3-demo-|` + archivePrefix +
+		`)|(-s3alias|--ol-s3|\.mrap|--x-s3|--table-s3)$`)
 )
 
 func goodName(name string) bool {
-	return bucketName.MatchString(name) && !strings.Contains(name, "..") && !addressLike.MatchString(name) && !reserved.MatchString(name)
+	return bucketName.MatchString(name) && !strings.Contains(name, "..") && !addressLike.MatchString(name) &&
+		!reserved.MatchString(name)
 }
 
-// createBucket makes a bucket as S3 makes them since April 2023: public access blocked, ACLs disabled, objects encrypted by S3's own keys.
+// createBucket makes a bucket as S3 makes them since April 2023: public access blocked, ACLs disabled, objects
+// encrypted by S3's own keys.
 func createBucket(q *request) error {
 	if !goodName(q.bucket) {
 		return wire.Errorf(http.StatusBadRequest, "InvalidBucketName", "The specified bucket is not valid.")
@@ -91,9 +97,11 @@ func createBucket(q *request) error {
 			where = "unspecified"
 		}
 		return wire.Errorf(http.StatusBadRequest, "IllegalLocationConstraintException",
-			"The %s location constraint is incompatible for the region specific endpoint this request was sent to.", where)
+			"The %s location constraint is incompatible for the region specific endpoint this request was sent to.",
+			where)
 	case where == "us-east-1":
-		return wire.Errorf(http.StatusBadRequest, "InvalidLocationConstraint", "The specified location-constraint is not valid")
+		return wire.Errorf(http.StatusBadRequest, "InvalidLocationConstraint",
+			"The specified location-constraint is not valid")
 	}
 	h := q.Request.Header
 	if h.Get("X-Amz-Bucket-Object-Lock-Enabled") == "true" {
@@ -109,10 +117,12 @@ func createBucket(q *request) error {
 		return err
 	}
 	b.documents["ownershipControls"] = controls
-	b.documents["publicAccessBlock"] = &publicAccessBlock{BlockPublicAcls: "true", IgnorePublicAcls: "true", BlockPublicPolicy: "true", RestrictPublicBuckets: "true"}
+	b.documents["publicAccessBlock"] = &publicAccessBlock{BlockPublicAcls: "true", IgnorePublicAcls: "true",
+		BlockPublicPolicy: "true", RestrictPublicBuckets: "true"}
 	if acl := h.Get("X-Amz-Acl"); acl != "" && acl != "private" {
 		if ownership == ownerEnforced {
-			return wire.Errorf(http.StatusBadRequest, "InvalidBucketAclWithObjectOwnership", "Bucket cannot have ACLs set with ObjectOwnership's BucketOwnerEnforced setting")
+			return wire.Errorf(http.StatusBadRequest, "InvalidBucketAclWithObjectOwnership",
+				"Bucket cannot have ACLs set with ObjectOwnership's BucketOwnerEnforced setting")
 		}
 		return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: buckets with the ACL %s", acl)
 	}
@@ -155,10 +165,12 @@ func deleteBucket(q *request) error {
 	versions, status := len(q.config.versions), q.config.status()
 	q.s.mu.Unlock()
 	if versions > 0 {
-		return wire.Errorf(http.StatusConflict, "BucketNotEmpty", "The bucket you tried to delete is not empty. You must delete all versions in the bucket.")
+		return wire.Errorf(http.StatusConflict, "BucketNotEmpty",
+			"The bucket you tried to delete is not empty. You must delete all versions in the bucket.")
 	}
 	if status != "" {
-		if err := q.do(http.MethodDelete, archive(q.bucket), nil, nil, http.StatusNoContent, http.StatusNotFound); err != nil {
+		if err := q.do(http.MethodDelete, archive(q.bucket), nil, nil, http.StatusNoContent,
+			http.StatusNotFound); err != nil {
 			return err
 		}
 	}
@@ -222,8 +234,10 @@ func listBuckets(q *request) error {
 	out.Owner, out.Prefix = q.s.owner(), q.query.Get("prefix")
 	q.s.mu.Lock()
 	for _, name := range slices.Sorted(maps.Keys(q.s.buckets)) {
-		if region := q.query.Get("bucket-region"); strings.HasPrefix(name, out.Prefix) && (region == "" || region == q.s.cfg.Region) {
-			out.Buckets = append(out.Buckets, item{name, wire.Time{Time: q.s.buckets[name].created}, q.s.cfg.Region, "arn:aws:s3:::" + name})
+		if region := q.query.Get("bucket-region"); strings.HasPrefix(name, out.Prefix) &&
+			(region == "" || region == q.s.cfg.Region) {
+			out.Buckets = append(out.Buckets, item{name, wire.Time{Time: q.s.buckets[name].created}, q.s.cfg.Region,
+				"arn:aws:s3:::" + name})
 		}
 	}
 	q.s.mu.Unlock()

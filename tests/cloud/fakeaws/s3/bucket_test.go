@@ -21,9 +21,10 @@ func clientTo(server string) *http.Client {
 	if err != nil {
 		panic(err)
 	}
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, u.Host)
-	}}}
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, u.Host)
+		}}}
 }
 
 func TestBuckets(t *testing.T) {
@@ -60,7 +61,9 @@ func TestBuckets(t *testing.T) {
 	if len(all.Buckets) != 1 || *all.Buckets[0].Name != "b-1" || *all.Buckets[0].BucketRegion != region {
 		t.Errorf("all: %+v", all)
 	}
-	_, err = w.GetBucketLocation(ctx, &sdk.GetBucketLocationInput{Bucket: ptr("b-1")}, func(o *sdk.Options) { o.Region = "eu-central-1" })
+	_, err = w.GetBucketLocation(ctx, &sdk.GetBucketLocationInput{Bucket: ptr("b-1")}, func(o *sdk.Options) {
+		o.Region = "eu-central-1"
+	})
 	wantCode(t, "signed for another region", err, "AuthorizationHeaderMalformed")
 	w.may(allow("*", "s3:CreateBucket"))
 	_, err = w.as("role").DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: ptr("b-1")})
@@ -81,17 +84,21 @@ func TestConfigurations(t *testing.T) {
 	w.bucket("b-1")
 	b := ptr("b-1")
 
-	block := must(w.GetPublicAccessBlock(ctx, &sdk.GetPublicAccessBlockInput{Bucket: b}))(t).PublicAccessBlockConfiguration
-	if !*block.BlockPublicAcls || !*block.IgnorePublicAcls || !*block.BlockPublicPolicy || !*block.RestrictPublicBuckets {
+	block := must(w.GetPublicAccessBlock(ctx, &sdk.GetPublicAccessBlockInput{Bucket: b}))(
+		t).PublicAccessBlockConfiguration
+	if !*block.BlockPublicAcls || !*block.IgnorePublicAcls || !*block.BlockPublicPolicy ||
+		!*block.RestrictPublicBuckets {
 		t.Errorf("a new bucket is public: %+v", block)
 	}
-	owner := must(w.GetBucketOwnershipControls(ctx, &sdk.GetBucketOwnershipControlsInput{Bucket: b}))(t).OwnershipControls
+	owner := must(w.GetBucketOwnershipControls(ctx, &sdk.GetBucketOwnershipControlsInput{Bucket: b}))(
+		t).OwnershipControls
 	if owner.Rules[0].ObjectOwnership != types.ObjectOwnershipBucketOwnerEnforced {
 		t.Errorf("ownership: %+v", owner)
 	}
 	encryption := func() (types.ServerSideEncryption, bool) {
 		t.Helper()
-		r := must(w.GetBucketEncryption(ctx, &sdk.GetBucketEncryptionInput{Bucket: b}))(t).ServerSideEncryptionConfiguration.Rules[0]
+		r := must(w.GetBucketEncryption(ctx, &sdk.GetBucketEncryptionInput{Bucket: b}))(
+			t).ServerSideEncryptionConfiguration.Rules[0]
 		return r.ApplyServerSideEncryptionByDefault.SSEAlgorithm, aws.ToBool(r.BucketKeyEnabled)
 	}
 	if a, k := encryption(); a != types.ServerSideEncryptionAes256 || k {
@@ -100,46 +107,57 @@ func TestConfigurations(t *testing.T) {
 	if v := must(w.GetBucketVersioning(ctx, &sdk.GetBucketVersioningInput{Bucket: b}))(t); v.Status != "" {
 		t.Errorf("versioning: %+v", v)
 	}
-	if v := must(w.GetBucketAccelerateConfiguration(ctx, &sdk.GetBucketAccelerateConfigurationInput{Bucket: b}))(t); v.Status != "" {
+	if v := must(w.GetBucketAccelerateConfiguration(ctx, &sdk.GetBucketAccelerateConfigurationInput{Bucket: b}))(
+		t); v.Status != "" {
 		t.Errorf("acceleration: %+v", v)
 	}
-	if v := must(w.GetBucketRequestPayment(ctx, &sdk.GetBucketRequestPaymentInput{Bucket: b}))(t); v.Payer != types.PayerBucketOwner {
+	if v := must(w.GetBucketRequestPayment(ctx, &sdk.GetBucketRequestPaymentInput{Bucket: b}))(
+		t); v.Payer != types.PayerBucketOwner {
 		t.Errorf("payer: %+v", v)
 	}
 	if v := must(w.GetBucketLogging(ctx, &sdk.GetBucketLoggingInput{Bucket: b}))(t); v.LoggingEnabled != nil {
 		t.Errorf("logging: %+v", v)
 	}
-	if v := must(w.GetBucketAcl(ctx, &sdk.GetBucketAclInput{Bucket: b}))(t); len(v.Grants) != 1 || *v.Grants[0].Grantee.ID != *v.Owner.ID || v.Grants[0].Grantee.Type != types.TypeCanonicalUser {
+	if v := must(w.GetBucketAcl(ctx, &sdk.GetBucketAclInput{Bucket: b}))(t); len(v.Grants) != 1 ||
+		*v.Grants[0].Grantee.ID != *v.Owner.ID || v.Grants[0].Grantee.Type != types.TypeCanonicalUser {
 		t.Errorf("ACL: %+v", v)
 	}
 	absent := func() map[string]error {
 		out := map[string]error{}
 		_, out["NoSuchBucketPolicy"] = w.GetBucketPolicy(ctx, &sdk.GetBucketPolicyInput{Bucket: b})
 		_, out["NoSuchTagSet"] = w.GetBucketTagging(ctx, &sdk.GetBucketTaggingInput{Bucket: b})
-		_, out["NoSuchLifecycleConfiguration"] = w.GetBucketLifecycleConfiguration(ctx, &sdk.GetBucketLifecycleConfigurationInput{Bucket: b})
+		_, out["NoSuchLifecycleConfiguration"] = w.GetBucketLifecycleConfiguration(ctx,
+			&sdk.GetBucketLifecycleConfigurationInput{Bucket: b})
 		_, out["NoSuchCORSConfiguration"] = w.GetBucketCors(ctx, &sdk.GetBucketCorsInput{Bucket: b})
 		_, out["NoSuchWebsiteConfiguration"] = w.GetBucketWebsite(ctx, &sdk.GetBucketWebsiteInput{Bucket: b})
-		_, out["ReplicationConfigurationNotFoundError"] = w.GetBucketReplication(ctx, &sdk.GetBucketReplicationInput{Bucket: b})
-		_, out["ObjectLockConfigurationNotFoundError"] = w.GetObjectLockConfiguration(ctx, &sdk.GetObjectLockConfigurationInput{Bucket: b})
+		_, out["ReplicationConfigurationNotFoundError"] = w.GetBucketReplication(ctx,
+			&sdk.GetBucketReplicationInput{Bucket: b})
+		_, out["ObjectLockConfigurationNotFoundError"] = w.GetObjectLockConfiguration(ctx,
+			&sdk.GetObjectLockConfigurationInput{Bucket: b})
 		return out
 	}
 	for code, err := range absent() {
 		wantCode(t, "new bucket", err, code)
 	}
 
-	must(w.PutBucketTagging(ctx, &sdk.PutBucketTaggingInput{Bucket: b, Tagging: &types.Tagging{TagSet: []types.Tag{{Key: ptr("k"), Value: ptr("a <b> & \n c")}}}}))(t)
-	if v := must(w.GetBucketTagging(ctx, &sdk.GetBucketTaggingInput{Bucket: b}))(t).TagSet; len(v) != 1 || *v[0].Value != "a <b> & \n c" {
+	must(w.PutBucketTagging(ctx, &sdk.PutBucketTaggingInput{Bucket: b,
+		Tagging: &types.Tagging{TagSet: []types.Tag{{Key: ptr("k"), Value: ptr("a <b> & \n c")}}}}))(t)
+	if v := must(w.GetBucketTagging(ctx, &sdk.GetBucketTaggingInput{Bucket: b}))(t).TagSet; len(v) != 1 ||
+		*v[0].Value != "a <b> & \n c" {
 		t.Errorf("tags: %+v", v)
 	}
-	must(w.PutBucketEncryption(ctx, &sdk.PutBucketEncryptionInput{Bucket: b, ServerSideEncryptionConfiguration: &types.ServerSideEncryptionConfiguration{
-		Rules: []types.ServerSideEncryptionRule{{BucketKeyEnabled: ptr(true), ApplyServerSideEncryptionByDefault: &types.ServerSideEncryptionByDefault{
-			SSEAlgorithm: types.ServerSideEncryptionAwsKms, KMSMasterKeyID: ptr("key"),
-		}}},
-	}}))(t)
+	must(w.PutBucketEncryption(ctx, &sdk.PutBucketEncryptionInput{Bucket: b,
+		ServerSideEncryptionConfiguration: &types.ServerSideEncryptionConfiguration{
+			Rules: []types.ServerSideEncryptionRule{{BucketKeyEnabled: ptr(true),
+				ApplyServerSideEncryptionByDefault: &types.ServerSideEncryptionByDefault{
+					SSEAlgorithm: types.ServerSideEncryptionAwsKms, KMSMasterKeyID: ptr("key"),
+				}}},
+		}}))(t)
 	if a, k := encryption(); a != types.ServerSideEncryptionAwsKms || !k {
 		t.Errorf("encryption: %s, %t", a, k)
 	}
-	if put := w.put("b-1", "k", "1"); put.ServerSideEncryption != types.ServerSideEncryptionAwsKms || aws.ToString(put.SSEKMSKeyId) != "key" || !aws.ToBool(put.BucketKeyEnabled) {
+	if put := w.put("b-1", "k", "1"); put.ServerSideEncryption != types.ServerSideEncryptionAwsKms ||
+		aws.ToString(put.SSEKMSKeyId) != "key" || !aws.ToBool(put.BucketKeyEnabled) {
 		t.Errorf("object: %+v", put)
 	}
 	rule := types.LifecycleRule{
@@ -147,38 +165,51 @@ func TestConfigurations(t *testing.T) {
 		NoncurrentVersionExpiration:    &types.NoncurrentVersionExpiration{NoncurrentDays: ptr(int32(30))},
 		AbortIncompleteMultipartUpload: &types.AbortIncompleteMultipartUpload{DaysAfterInitiation: ptr(int32(7))},
 	}
-	must(w.PutBucketLifecycleConfiguration(ctx, &sdk.PutBucketLifecycleConfigurationInput{Bucket: b, LifecycleConfiguration: &types.BucketLifecycleConfiguration{Rules: []types.LifecycleRule{rule}}}))(t)
+	must(w.PutBucketLifecycleConfiguration(ctx, &sdk.PutBucketLifecycleConfigurationInput{Bucket: b,
+		LifecycleConfiguration: &types.BucketLifecycleConfiguration{Rules: []types.LifecycleRule{rule}}}))(t)
 	life := must(w.GetBucketLifecycleConfiguration(ctx, &sdk.GetBucketLifecycleConfigurationInput{Bucket: b}))(t)
-	if r := life.Rules[0]; aws.ToString(r.ID) == "" || r.Filter.Prefix == nil || *r.NoncurrentVersionExpiration.NoncurrentDays != 30 || life.TransitionDefaultMinimumObjectSize != "all_storage_classes_128K" {
+	if r := life.Rules[0]; aws.ToString(r.ID) == "" || r.Filter.Prefix == nil ||
+		*r.NoncurrentVersionExpiration.NoncurrentDays != 30 ||
+		life.TransitionDefaultMinimumObjectSize != "all_storage_classes_128K" {
 		t.Errorf("lifecycle: %+v", life)
 	}
 	w.bucket("logs")
-	_, err := w.PutBucketLogging(ctx, &sdk.PutBucketLoggingInput{Bucket: b, BucketLoggingStatus: &types.BucketLoggingStatus{
-		LoggingEnabled: &types.LoggingEnabled{TargetBucket: ptr("none"), TargetPrefix: ptr("x/")},
-	}})
+	_, err := w.PutBucketLogging(ctx, &sdk.PutBucketLoggingInput{Bucket: b,
+		BucketLoggingStatus: &types.BucketLoggingStatus{
+			LoggingEnabled: &types.LoggingEnabled{TargetBucket: ptr("none"), TargetPrefix: ptr("x/")},
+		}})
 	wantCode(t, "logs to nowhere", err, "InvalidTargetBucketForLogging")
 	must(w.PutBucketLogging(ctx, &sdk.PutBucketLoggingInput{Bucket: b, BucketLoggingStatus: &types.BucketLoggingStatus{
 		LoggingEnabled: &types.LoggingEnabled{TargetBucket: ptr("logs"), TargetPrefix: ptr("x/")},
 	}}))(t)
-	if v := must(w.GetBucketLogging(ctx, &sdk.GetBucketLoggingInput{Bucket: b}))(t).LoggingEnabled; *v.TargetBucket != "logs" || *v.TargetPrefix != "x/" {
+	if v := must(w.GetBucketLogging(ctx, &sdk.GetBucketLoggingInput{Bucket: b}))(
+		t).LoggingEnabled; *v.TargetBucket != "logs" || *v.TargetPrefix != "x/" {
 		t.Errorf("logging: %+v", v)
 	}
-	must(w.PutBucketCors(ctx, &sdk.PutBucketCorsInput{Bucket: b, CORSConfiguration: &types.CORSConfiguration{CORSRules: []types.CORSRule{{AllowedMethods: []string{"GET"}, AllowedOrigins: []string{"*"}}}}}))(t)
-	must(w.PutBucketWebsite(ctx, &sdk.PutBucketWebsiteInput{Bucket: b, WebsiteConfiguration: &types.WebsiteConfiguration{IndexDocument: &types.IndexDocument{Suffix: ptr("index.html")}}}))(t)
-	must(w.PutBucketAccelerateConfiguration(ctx, &sdk.PutBucketAccelerateConfigurationInput{Bucket: b, AccelerateConfiguration: &types.AccelerateConfiguration{Status: "Enabled"}}))(t)
+	must(w.PutBucketCors(ctx, &sdk.PutBucketCorsInput{Bucket: b, CORSConfiguration: &types.CORSConfiguration{
+		CORSRules: []types.CORSRule{{AllowedMethods: []string{"GET"}, AllowedOrigins: []string{"*"}}}}}))(t)
+	must(w.PutBucketWebsite(ctx, &sdk.PutBucketWebsiteInput{Bucket: b,
+		WebsiteConfiguration: &types.WebsiteConfiguration{IndexDocument: &types.IndexDocument{
+			Suffix: ptr("index.html")}}}))(t)
+	must(w.PutBucketAccelerateConfiguration(ctx, &sdk.PutBucketAccelerateConfigurationInput{Bucket: b,
+		AccelerateConfiguration: &types.AccelerateConfiguration{Status: "Enabled"}}))(t)
 
 	for what, err := range map[string]error{
-		"a tag of AWS": second(w.PutBucketTagging(ctx, &sdk.PutBucketTaggingInput{Bucket: b, Tagging: &types.Tagging{TagSet: []types.Tag{{Key: ptr("aws:k"), Value: ptr("v")}}}})),
+		"a tag of AWS": second(w.PutBucketTagging(ctx, &sdk.PutBucketTaggingInput{Bucket: b,
+			Tagging: &types.Tagging{TagSet: []types.Tag{{Key: ptr("aws:k"), Value: ptr("v")}}}})),
 	} {
 		wantCode(t, what, err, "InvalidTag")
 	}
 	for what, err := range map[string]error{
-		"no algorithm": second(w.PutBucketEncryption(ctx, &sdk.PutBucketEncryptionInput{Bucket: b, ServerSideEncryptionConfiguration: &types.ServerSideEncryptionConfiguration{
-			Rules: []types.ServerSideEncryptionRule{{BucketKeyEnabled: ptr(true)}},
-		}})),
-		"routing rules, which are not known": second(w.PutBucketWebsite(ctx, &sdk.PutBucketWebsiteInput{Bucket: b, WebsiteConfiguration: &types.WebsiteConfiguration{
-			IndexDocument: &types.IndexDocument{Suffix: ptr("index.html")}, RoutingRules: []types.RoutingRule{{Redirect: &types.Redirect{HostName: ptr("h")}}},
-		}})),
+		"no algorithm": second(w.PutBucketEncryption(ctx, &sdk.PutBucketEncryptionInput{Bucket: b,
+			ServerSideEncryptionConfiguration: &types.ServerSideEncryptionConfiguration{
+				Rules: []types.ServerSideEncryptionRule{{BucketKeyEnabled: ptr(true)}},
+			}})),
+		"routing rules, which are not known": second(w.PutBucketWebsite(ctx,
+			&sdk.PutBucketWebsiteInput{Bucket: b, WebsiteConfiguration: &types.WebsiteConfiguration{
+				IndexDocument: &types.IndexDocument{Suffix: ptr("index.html")},
+				RoutingRules:  []types.RoutingRule{{Redirect: &types.Redirect{HostName: ptr("h")}}},
+			}})),
 	} {
 		wantCode(t, what, err, "MalformedXML")
 	}
@@ -211,7 +242,8 @@ func TestBucketPolicies(t *testing.T) {
 	ctx := t.Context()
 	w.bucket("b-1")
 	put := func(statement string) error {
-		_, err := w.PutBucketPolicy(ctx, &sdk.PutBucketPolicyInput{Bucket: ptr("b-1"), Policy: ptr(`{"Version":"2012-10-17","Statement":[` + statement + `]}`)})
+		_, err := w.PutBucketPolicy(ctx, &sdk.PutBucketPolicyInput{Bucket: ptr("b-1"),
+			Policy: ptr(`{"Version":"2012-10-17","Statement":[` + statement + `]}`)})
 		return err
 	}
 	for what, statement := range map[string]string{
@@ -236,7 +268,8 @@ func TestBucketPolicies(t *testing.T) {
 	if err := put(everybody); err != nil {
 		t.Error(err)
 	}
-	if status := must(w.GetBucketPolicyStatus(ctx, &sdk.GetBucketPolicyStatusInput{Bucket: ptr("b-1")}))(t); !*status.PolicyStatus.IsPublic {
+	if status := must(w.GetBucketPolicyStatus(ctx, &sdk.GetBucketPolicyStatusInput{Bucket: ptr("b-1")}))(
+		t); !*status.PolicyStatus.IsPublic {
 		t.Error("not public")
 	}
 }

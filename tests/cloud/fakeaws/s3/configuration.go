@@ -34,36 +34,68 @@ func absent(code, message string) func() error {
 // parts lists all but the policy and ACLs, which are no such documents.
 func parts() []part {
 	return []part{
-		{name: "versioning", noun: "Versioning", get: "GetBucketVersioning", put: "PutBucketVersioning", fresh: func() checked { return new(versioning) },
+		{name: "versioning", noun: "Versioning", get: "GetBucketVersioning", put: "PutBucketVersioning",
+			fresh: func() checked {
+				return new(versioning)
+			},
 			other: func() checked { return new(versioning) }, store: storeVersioning},
-		{name: "encryption", noun: "Encryption", get: "GetEncryptionConfiguration", put: "PutEncryptionConfiguration", fresh: func() checked { return new(encryptionConfiguration) },
+		{name: "encryption", noun: "Encryption", get: "GetEncryptionConfiguration", put: "PutEncryptionConfiguration",
+			fresh: func() checked {
+				return new(encryptionConfiguration)
+			},
 			other: func() checked { return ownEncryption() }, deletable: true},
-		{name: "publicAccessBlock", noun: "PublicAccessBlock", noBucketWord: true, get: "GetBucketPublicAccessBlock", put: "PutBucketPublicAccessBlock",
+		{name: "publicAccessBlock", noun: "PublicAccessBlock", noBucketWord: true, get: "GetBucketPublicAccessBlock",
+			put:   "PutBucketPublicAccessBlock",
 			fresh: func() checked { return new(publicAccessBlock) }, deletable: true,
-			absent: absent("NoSuchPublicAccessBlockConfiguration", "The public access block configuration was not found")},
-		{name: "ownershipControls", noun: "OwnershipControls", get: "GetBucketOwnershipControls", put: "PutBucketOwnershipControls",
+			absent: absent("NoSuchPublicAccessBlockConfiguration",
+				"The public access block configuration was not found")},
+		{name: "ownershipControls", noun: "OwnershipControls", get: "GetBucketOwnershipControls",
+			put:   "PutBucketOwnershipControls",
 			fresh: func() checked { return new(ownershipControls) }, deletable: true,
 			absent: absent("OwnershipControlsNotFoundError", "The bucket ownership controls were not found")},
-		{name: "tagging", noun: "Tagging", get: "GetBucketTagging", put: "PutBucketTagging", fresh: func() checked { return new(tagging) }, deletable: true,
+		{name: "tagging", noun: "Tagging", get: "GetBucketTagging", put: "PutBucketTagging", fresh: func() checked {
+			return new(tagging)
+		}, deletable: true,
 			putStatus: http.StatusNoContent, absent: absent("NoSuchTagSet", "The TagSet does not exist")},
-		{name: "lifecycle", noun: "LifecycleConfiguration", get: "GetLifecycleConfiguration", put: "PutLifecycleConfiguration", fresh: func() checked { return new(lifecycle) },
-			deletable: true, absent: absent("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist"), store: storeLifecycle, alongside: tellTransition},
-		{name: "logging", noun: "Logging", get: "GetBucketLogging", put: "PutBucketLogging", fresh: func() checked { return new(logging) },
+		{name: "lifecycle", noun: "LifecycleConfiguration", get: "GetLifecycleConfiguration",
+			put: "PutLifecycleConfiguration", fresh: func() checked {
+				return new(lifecycle)
+			},
+			deletable: true, absent: absent("NoSuchLifecycleConfiguration",
+				"The lifecycle configuration does not exist"), store: storeLifecycle, alongside: tellTransition},
+		{name: "logging", noun: "Logging", get: "GetBucketLogging", put: "PutBucketLogging", fresh: func() checked {
+			return new(logging)
+		},
 			other: func() checked { return new(logging) }, store: storeLogging},
-		{name: "cors", noun: "Cors", get: "GetBucketCORS", put: "PutBucketCORS", fresh: func() checked { return new(cors) }, deletable: true,
+		{name: "cors", noun: "Cors", get: "GetBucketCORS", put: "PutBucketCORS", fresh: func() checked {
+			return new(cors)
+		}, deletable: true,
 			absent: absent("NoSuchCORSConfiguration", "The CORS configuration does not exist")},
-		{name: "website", noun: "Website", get: "GetBucketWebsite", put: "PutBucketWebsite", fresh: func() checked { return new(website) }, deletable: true,
+		{name: "website", noun: "Website", get: "GetBucketWebsite", put: "PutBucketWebsite", fresh: func() checked {
+			return new(website)
+		}, deletable: true,
 			absent: absent("NoSuchWebsiteConfiguration", "The specified bucket does not have a website configuration")},
-		{name: "accelerate", noun: "AccelerateConfiguration", get: "GetAccelerateConfiguration", put: "PutAccelerateConfiguration", fresh: func() checked { return new(accelerate) },
+		{name: "accelerate", noun: "AccelerateConfiguration", get: "GetAccelerateConfiguration",
+			put: "PutAccelerateConfiguration", fresh: func() checked {
+				return new(accelerate)
+			},
 			other: func() checked { return new(accelerate) }},
-		{name: "requestPayment", noun: "RequestPayment", get: "GetBucketRequestPayment", put: "PutBucketRequestPayment", fresh: func() checked { return new(requestPayment) },
+		{name: "requestPayment", noun: "RequestPayment", get: "GetBucketRequestPayment", put: "PutBucketRequestPayment",
+			fresh: func() checked {
+				return new(requestPayment)
+			},
 			other: func() checked { return &requestPayment{Payer: "BucketOwner"} }},
-		{name: "notification", noun: "NotificationConfiguration", get: "GetBucketNotification", put: "PutBucketNotification", fresh: func() checked { return new(notification) },
+		{name: "notification", noun: "NotificationConfiguration", get: "GetBucketNotification",
+			put: "PutBucketNotification", fresh: func() checked {
+				return new(notification)
+			},
 			other: func() checked { return new(notification) }},
 		{name: "replication", noun: "Replication", get: "GetReplicationConfiguration",
 			absent: absent("ReplicationConfigurationNotFoundError", "The replication configuration was not found")},
-		{name: "object-lock", noun: "ObjectLockConfiguration", noBucketWord: true, get: "GetBucketObjectLockConfiguration",
-			absent: absent("ObjectLockConfigurationNotFoundError", "Object Lock configuration does not exist for this bucket")},
+		{name: "object-lock", noun: "ObjectLockConfiguration", noBucketWord: true,
+			get: "GetBucketObjectLockConfiguration",
+			absent: absent("ObjectLockConfigurationNotFoundError",
+				"Object Lock configuration does not exist for this bucket")},
 	}
 }
 
@@ -75,18 +107,22 @@ func configurationOperations() []operation {
 			noun = p.noun
 		}
 		needs := []string{p.name}
-		all = append(all, operation{name: "Get" + noun, method: "GET", level: onBucket, needs: needs, action: p.get, serve: p.tell})
+		all = append(all, operation{name: "Get" + noun, method: "GET", level: onBucket, needs: needs, action: p.get,
+			serve: p.tell})
 		if p.fresh == nil {
-			all = append(all, operation{name: "Put" + noun, method: "PUT", level: onBucket, needs: needs, action: p.put, serve: unknown})
+			all = append(all, operation{name: "Put" + noun, method: "PUT", level: onBucket, needs: needs, action: p.put,
+				serve: unknown})
 			continue
 		}
-		all = append(all, operation{name: "Put" + noun, method: "PUT", level: onBucket, needs: needs, action: p.put, serve: p.set})
+		all = append(all, operation{name: "Put" + noun, method: "PUT", level: onBucket, needs: needs, action: p.put,
+			serve: p.set})
 		if p.deletable {
 			name := "Delete" + noun
 			if p.name == "lifecycle" {
 				name = "DeleteBucketLifecycle"
 			}
-			all = append(all, operation{name: name, method: "DELETE", level: onBucket, needs: needs, action: p.put, serve: p.remove})
+			all = append(all, operation{name: name, method: "DELETE", level: onBucket, needs: needs, action: p.put,
+				serve: p.remove})
 		}
 	}
 	return append(all, policyOperations()...)
@@ -199,7 +235,8 @@ func storeLogging(q *request, document checked) error {
 	q.s.mu.Lock()
 	defer q.s.mu.Unlock()
 	if to != nil && q.s.buckets[to.TargetBucket] == nil {
-		return wire.Errorf(http.StatusBadRequest, "InvalidTargetBucketForLogging", "The target bucket for logging does not exist")
+		return wire.Errorf(http.StatusBadRequest, "InvalidTargetBucketForLogging",
+			"The target bucket for logging does not exist")
 	}
 	return nil
 }

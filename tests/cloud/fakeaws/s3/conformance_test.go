@@ -20,32 +20,37 @@ func hermetic(t *testing.T) {
 	for _, name := range []string{"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} {
 		t.Setenv(name, filepath.Join(t.TempDir(), "none"))
 	}
-	for _, name := range []string{"AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CA_BUNDLE"} {
+	for _, name := range []string{"AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID",
+		"AWS_SECRET_ACCESS_KEY", "AWS_CA_BUNDLE"} {
 		t.Setenv(name, "")
 	}
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
 }
 
-// TestConformance runs what every object store must pass, as a role that may do exactly what a store does, in a bucket that keeps versions and in one that
-// does not.
+// TestConformance runs what every object store must pass, as a role that may do exactly what a store does, in a bucket
+// that keeps versions and in one that does not.
 func TestConformance(t *testing.T) {
 	hermetic(t)
 	w := newWorld(t)
 	w.bucket("plain")
 	w.bucket("versioned")
 	must(w.PutBucketVersioning(t.Context(), &sdk.PutBucketVersioningInput{
-		Bucket: ptr("versioned"), VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled},
+		Bucket: ptr("versioned"), VersioningConfiguration: &types.VersioningConfiguration{
+			Status: types.BucketVersioningStatusEnabled},
 	}))(t)
 	w.may(
-		allow("arn:aws:s3:::plain", "s3:ListBucket"), allow("arn:aws:s3:::plain/*", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
-		allow("arn:aws:s3:::versioned", "s3:ListBucket"), allow("arn:aws:s3:::versioned/*", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
+		allow("arn:aws:s3:::plain", "s3:ListBucket"), allow("arn:aws:s3:::plain/*", "s3:GetObject", "s3:PutObject",
+			"s3:DeleteObject"),
+		allow("arn:aws:s3:::versioned", "s3:ListBucket"), allow("arn:aws:s3:::versioned/*", "s3:GetObject",
+			"s3:PutObject", "s3:DeleteObject"),
 	)
 	for _, bucket := range []string{"plain", "versioned"} {
 		t.Run(bucket, func(t *testing.T) {
 			var n atomic.Int64
 			objstoretest.Run(t, func(t *testing.T) objstore.Store {
 				s, err := store.New(t.Context(), store.Options{
-					Bucket: bucket, Region: region, Endpoint: w.url, PathStyle: true, Credentials: credentials.NewStaticCredentialsProvider("role", "secret-of-the-test", ""),
+					Bucket: bucket, Region: region, Endpoint: w.url, PathStyle: true,
+					Credentials: credentials.NewStaticCredentialsProvider("role", "secret-of-the-test", ""),
 				})
 				if err != nil {
 					t.Fatal(err)

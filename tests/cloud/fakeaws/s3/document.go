@@ -25,7 +25,8 @@ type versioning struct {
 
 func (v *versioning) check() error {
 	if v.Status != "Enabled" && v.Status != "Suspended" {
-		return wire.Errorf(http.StatusBadRequest, "IllegalVersioningConfigurationException", "The Versioning element must be specified")
+		return wire.Errorf(http.StatusBadRequest, "IllegalVersioningConfigurationException",
+			"The Versioning element must be specified")
 	}
 	return nil
 }
@@ -47,18 +48,21 @@ type encryptionDefault struct {
 
 // ownEncryption is what buckets have without a configuration since January 2023.
 func ownEncryption() *encryptionConfiguration {
-	return &encryptionConfiguration{Rules: []encryptionRule{{Default: &encryptionDefault{SSEAlgorithm: "AES256"}, BucketKeyEnabled: "false"}}}
+	return &encryptionConfiguration{Rules: []encryptionRule{{Default: &encryptionDefault{SSEAlgorithm: "AES256"},
+		BucketKeyEnabled: "false"}}}
 }
 
 func (c *encryptionConfiguration) check() error {
-	if len(c.Rules) != 1 || c.Rules[0].Default == nil || !slices.Contains([]string{"", "true", "false"}, c.Rules[0].BucketKeyEnabled) {
+	if len(c.Rules) != 1 || c.Rules[0].Default == nil || !slices.Contains([]string{"", "true", "false"},
+		c.Rules[0].BucketKeyEnabled) {
 		return malformed()
 	}
 	switch d := c.Rules[0].Default; {
 	case d.SSEAlgorithm != "AES256" && d.SSEAlgorithm != "aws:kms" && d.SSEAlgorithm != "aws:kms:dsse":
 		return malformed()
 	case d.SSEAlgorithm == "AES256" && d.KMSMasterKeyID != "":
-		return invalidArgument("a KMSMasterKeyID is not applicable if the default sse algorithm is not aws:kms or aws:kms:dsse")
+		return invalidArgument(
+			"a KMSMasterKeyID is not applicable if the default sse algorithm is not aws:kms or aws:kms:dsse")
 	}
 	if c.Rules[0].BucketKeyEnabled == "" {
 		c.Rules[0].BucketKeyEnabled = "false"
@@ -75,7 +79,8 @@ type publicAccessBlock struct {
 }
 
 func (p *publicAccessBlock) check() error {
-	for _, v := range []*string{&p.BlockPublicAcls, &p.IgnorePublicAcls, &p.BlockPublicPolicy, &p.RestrictPublicBuckets} {
+	for _, v := range []*string{&p.BlockPublicAcls, &p.IgnorePublicAcls, &p.BlockPublicPolicy,
+		&p.RestrictPublicBuckets} {
 		switch *v {
 		case "":
 			*v = "false"
@@ -98,7 +103,8 @@ type ownershipControls struct {
 type ownershipRule struct{ ObjectOwnership string }
 
 func (o *ownershipControls) check() error {
-	if len(o.Rules) != 1 || !slices.Contains([]string{ownerEnforced, "BucketOwnerPreferred", "ObjectWriter"}, o.Rules[0].ObjectOwnership) {
+	if len(o.Rules) != 1 || !slices.Contains([]string{ownerEnforced, "BucketOwnerPreferred", "ObjectWriter"},
+		o.Rules[0].ObjectOwnership) {
 		return malformed()
 	}
 	return nil
@@ -125,7 +131,8 @@ func (t *tagSet) check(limit int) error {
 	for _, tag := range t.Tags {
 		switch {
 		case tag.Key == "" || len(tag.Key) > 128 || len(tag.Value) > 256:
-			return wire.Errorf(http.StatusBadRequest, "InvalidTag", "The TagKey or TagValue you have provided is invalid")
+			return wire.Errorf(http.StatusBadRequest, "InvalidTag",
+				"The TagKey or TagValue you have provided is invalid")
 		case strings.HasPrefix(tag.Key, "aws:"):
 			return wire.Errorf(http.StatusBadRequest, "InvalidTag", "System tags cannot be added/updated by requester")
 		case seen[tag.Key]:
@@ -201,8 +208,10 @@ func (l *lifecycle) check() error {
 			return invalidArgument("ID length should not exceed allowed limit of 255")
 		case seen[r.ID]:
 			return invalidArgument("Rule ID must be unique. Found same ID for more than one rule")
-		case r.Expiration == nil && r.Noncurrent == nil && len(r.Transitions) == 0 && len(r.Older) == 0 && r.Abort == nil:
-			return wire.Errorf(http.StatusBadRequest, "InvalidRequest", "At least one action needs to be specified in a rule")
+		case r.Expiration == nil && r.Noncurrent == nil && len(r.Transitions) == 0 && len(r.Older) == 0 &&
+			r.Abort == nil:
+			return wire.Errorf(http.StatusBadRequest, "InvalidRequest",
+				"At least one action needs to be specified in a rule")
 		}
 		seen[r.ID] = true
 		if err := r.checkDays(); err != nil {
@@ -275,7 +284,8 @@ func (c *cors) check() error {
 		}
 		for _, m := range r.AllowedMethods {
 			if !slices.Contains([]string{"GET", "PUT", "POST", "DELETE", "HEAD"}, m) {
-				return wire.Errorf(http.StatusBadRequest, "InvalidRequest", "Found unsupported HTTP method in CORS config. Unsupported method is %s", m)
+				return wire.Errorf(http.StatusBadRequest, "InvalidRequest",
+					"Found unsupported HTTP method in CORS config. Unsupported method is %s", m)
 			}
 		}
 	}

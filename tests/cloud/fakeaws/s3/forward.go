@@ -18,13 +18,17 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// ownHeaders are those of a request that concern the connection or the front, and are not sent on. Encryption at rest is the front's to tell of: the server
-// knows none.
+// ownHeaders are those of a request that concern the connection or the front, and are not sent on. Encryption at rest
+// is the front's to tell of: the server knows none.
 var ownHeaders = []string{
-	"Authorization", "Connection", "Content-Length", "Transfer-Encoding", "Expect", "Host", "Accept-Encoding", "Te", "Trailer", "Upgrade", "X-Amz-Date",
-	"X-Amz-Security-Token", "X-Amz-Content-Sha256", "X-Amz-Decoded-Content-Length", "X-Amz-Trailer", "X-Amz-Sdk-Checksum-Algorithm", "Amz-Sdk-Invocation-Id",
-	"Amz-Sdk-Request", "X-Amz-Expected-Bucket-Owner", "X-Amz-Source-Expected-Bucket-Owner", "X-Amz-Request-Payer", "X-Amz-Acl", "X-Amz-Server-Side-Encryption",
-	"X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id", "X-Amz-Server-Side-Encryption-Bucket-Key-Enabled", "X-Amz-Server-Side-Encryption-Context",
+	"Authorization", "Connection", "Content-Length", "Transfer-Encoding", "Expect", "Host", "Accept-Encoding", "Te",
+	"Trailer", "Upgrade", "X-Amz-Date",
+	"X-Amz-Security-Token", "X-Amz-Content-Sha256", "X-Amz-Decoded-Content-Length", "X-Amz-Trailer",
+	"X-Amz-Sdk-Checksum-Algorithm", "Amz-Sdk-Invocation-Id",
+	"Amz-Sdk-Request", "X-Amz-Expected-Bucket-Owner", "X-Amz-Source-Expected-Bucket-Owner", "X-Amz-Request-Payer",
+	"X-Amz-Acl", "X-Amz-Server-Side-Encryption",
+	"X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id", "X-Amz-Server-Side-Encryption-Bucket-Key-Enabled",
+	"X-Amz-Server-Side-Encryption-Context",
 }
 
 // send makes a request of the server, signed as its root. path is escaped and begins with the bucket.
@@ -50,7 +54,8 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 	r.Header.Set("X-Amz-Content-Sha256", payload)
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
 	// The server checks against its own clock, so the call's time, which a test may have set, is not for it.
-	if err := signer.SignHTTP(context.WithoutCancel(q.Context), q.s.credentials(), r, payload, "s3", "us-east-1", wallClock()); err != nil {
+	if err := signer.SignHTTP(context.WithoutCancel(q.Context), q.s.credentials(), r, payload, "s3", "us-east-1",
+		wallClock()); err != nil {
 		return nil, err
 	}
 	return q.s.client.Do(r)
@@ -64,7 +69,9 @@ func (q *request) headers() http.Header {
 	}
 	if encoding := h.Get("Content-Encoding"); encoding != "" {
 		// "aws-chunked" tells of the transfer, and is not kept with the object.
-		rest := slices.DeleteFunc(strings.Split(encoding, ","), func(e string) bool { return strings.TrimSpace(e) == "aws-chunked" })
+		rest := slices.DeleteFunc(strings.Split(encoding, ","), func(e string) bool {
+			return strings.TrimSpace(e) == "aws-chunked"
+		})
 		delete(h, "Content-Encoding")
 		if len(rest) > 0 {
 			h["Content-Encoding"] = []string{strings.TrimSpace(strings.Join(rest, ","))}
@@ -86,9 +93,11 @@ func (q *request) forward(body []byte) (*http.Response, error) {
 }
 
 // answerHeaders are not passed back: the front has its own.
-var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding", "Keep-Alive"}
+var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding",
+	"Keep-Alive"}
 
-// reply passes an answer of the server back, and closes it. One that says no becomes an error, with its headers, so that it is on record.
+// reply passes an answer of the server back, and closes it. One that says no becomes an error, with its headers, so
+// that it is on record.
 func (q *request) reply(answer *http.Response) error {
 	defer answer.Body.Close()
 	h := q.w.Header()
@@ -112,7 +121,8 @@ func (q *request) reply(answer *http.Response) error {
 
 // headErrors are the codes of errors without a body.
 var headErrors = map[int]string{
-	http.StatusNotFound: "NotFound", http.StatusForbidden: "Forbidden", http.StatusPreconditionFailed: "PreconditionFailed",
+	http.StatusNotFound: "NotFound", http.StatusForbidden: "Forbidden",
+	http.StatusPreconditionFailed:           "PreconditionFailed",
 	http.StatusRequestedRangeNotSatisfiable: "InvalidRange", http.StatusMethodNotAllowed: "MethodNotAllowed",
 }
 
@@ -126,7 +136,8 @@ func serverError(answer *http.Response) error {
 	if code, ok := headErrors[answer.StatusCode]; ok {
 		return wire.Errorf(answer.StatusCode, code, "%s", http.StatusText(answer.StatusCode))
 	}
-	return wire.Errorf(answer.StatusCode, "InternalError", "fakeaws: the server answers with status %d", answer.StatusCode)
+	return wire.Errorf(answer.StatusCode, "InternalError", "fakeaws: the server answers with status %d",
+		answer.StatusCode)
 }
 
 // pass is the whole of an operation that the server does alone.

@@ -12,15 +12,18 @@ import (
 )
 
 func objectOperations() []operation {
-	get := []string{"versionId", "partNumber", "response-cache-control", "response-content-disposition", "response-content-encoding", "response-content-language",
+	get := []string{"versionId", "partNumber", "response-cache-control", "response-content-disposition",
+		"response-content-encoding", "response-content-language",
 		"response-content-type", "response-expires"}
 	list := []string{"prefix", "delimiter", "max-keys", "encoding-type"}
 	const source = "X-Amz-Copy-Source"
 	return []operation{
 		{name: "GetObject", method: "GET", level: onObject, takes: get, action: "GetObject", serve: read},
 		{name: "HeadObject", method: "HEAD", level: onObject, takes: get, action: "GetObject", serve: read},
-		{name: "GetObjectTagging", method: "GET", level: onObject, needs: []string{"tagging"}, takes: []string{"versionId"}, action: "GetObjectTagging", serve: read},
-		{name: "GetObjectAttributes", method: "GET", level: onObject, needs: []string{"attributes"}, takes: []string{"versionId"}, action: "GetObject",
+		{name: "GetObjectTagging", method: "GET", level: onObject, needs: []string{"tagging"},
+			takes: []string{"versionId"}, action: "GetObjectTagging", serve: read},
+		{name: "GetObjectAttributes", method: "GET", level: onObject, needs: []string{"attributes"},
+			takes: []string{"versionId"}, action: "GetObject",
 			more: func(q *request) []string {
 				if q.query.Has("versionId") {
 					return []string{"s3:GetObjectVersionAttributes"}
@@ -28,25 +31,39 @@ func objectOperations() []operation {
 				return []string{"s3:GetObjectAttributes"}
 			}, serve: read},
 		{name: "PutObject", method: "PUT", level: onObject, action: "PutObject", more: extras, serve: write},
-		{name: "CopyObject", method: "PUT", level: onObject, header: source, action: "PutObject", more: extras, serve: copyObject},
-		{name: "PutObjectTagging", method: "PUT", level: onObject, needs: []string{"tagging"}, takes: []string{"versionId"}, action: "PutObjectTagging", serve: tags},
-		{name: "DeleteObjectTagging", method: "DELETE", level: onObject, needs: []string{"tagging"}, takes: []string{"versionId"}, action: "DeleteObjectTagging", serve: tags},
-		{name: "DeleteObject", method: "DELETE", level: onObject, takes: []string{"versionId"}, action: "DeleteObject", serve: deleteObject},
+		{name: "CopyObject", method: "PUT", level: onObject, header: source, action: "PutObject", more: extras,
+			serve: copyObject},
+		{name: "PutObjectTagging", method: "PUT", level: onObject, needs: []string{"tagging"},
+			takes: []string{"versionId"}, action: "PutObjectTagging", serve: tags},
+		{name: "DeleteObjectTagging", method: "DELETE", level: onObject, needs: []string{"tagging"},
+			takes: []string{"versionId"}, action: "DeleteObjectTagging", serve: tags},
+		{name: "DeleteObject", method: "DELETE", level: onObject, takes: []string{"versionId"}, action: "DeleteObject",
+			serve: deleteObject},
 		{name: "DeleteObjects", method: "POST", level: onBucket, needs: []string{"delete"}, serve: deleteObjects},
-		{name: "CreateMultipartUpload", method: "POST", level: onObject, needs: []string{"uploads"}, action: "PutObject", more: extras, serve: write},
-		{name: "UploadPart", method: "PUT", level: onObject, needs: []string{"partNumber", "uploadId"}, action: "PutObject", serve: write},
-		{name: "UploadPartCopy", method: "PUT", level: onObject, needs: []string{"partNumber", "uploadId"}, header: source, action: "PutObject", serve: copyObject},
-		{name: "CompleteMultipartUpload", method: "POST", level: onObject, needs: []string{"uploadId"}, action: "PutObject", serve: write},
-		{name: "AbortMultipartUpload", method: "DELETE", level: onObject, needs: []string{"uploadId"}, action: "AbortMultipartUpload", serve: pass},
-		{name: "ListParts", method: "GET", level: onObject, needs: []string{"uploadId"}, takes: []string{"max-parts", "part-number-marker"},
+		{name: "CreateMultipartUpload", method: "POST", level: onObject, needs: []string{"uploads"},
+			action: "PutObject", more: extras, serve: write},
+		{name: "UploadPart", method: "PUT", level: onObject, needs: []string{"partNumber", "uploadId"},
+			action: "PutObject", serve: write},
+		{name: "UploadPartCopy", method: "PUT", level: onObject, needs: []string{"partNumber", "uploadId"},
+			header: source, action: "PutObject", serve: copyObject},
+		{name: "CompleteMultipartUpload", method: "POST", level: onObject, needs: []string{"uploadId"},
+			action: "PutObject", serve: write},
+		{name: "AbortMultipartUpload", method: "DELETE", level: onObject, needs: []string{"uploadId"},
+			action: "AbortMultipartUpload", serve: pass},
+		{name: "ListParts", method: "GET", level: onObject, needs: []string{"uploadId"},
+			takes:  []string{"max-parts", "part-number-marker"},
 			action: "ListMultipartUploadParts", serve: pass},
-		{name: "ListObjects", method: "GET", level: onBucket, takes: slices.Concat(list, []string{"marker"}), action: "ListBucket", serve: pass},
+		{name: "ListObjects", method: "GET", level: onBucket, takes: slices.Concat(list, []string{"marker"}),
+			action: "ListBucket", serve: pass},
 		{name: "ListObjectsV2", method: "GET", level: onBucket, needs: []string{"list-type"},
-			takes: slices.Concat(list, []string{"continuation-token", "start-after", "fetch-owner"}), action: "ListBucket", serve: pass},
+			takes:  slices.Concat(list, []string{"continuation-token", "start-after", "fetch-owner"}),
+			action: "ListBucket", serve: pass},
 		{name: "ListObjectVersions", method: "GET", level: onBucket, needs: []string{"versions"},
-			takes: slices.Concat(list, []string{"key-marker", "version-id-marker"}), action: "ListBucketVersions", serve: listVersions},
+			takes: slices.Concat(list, []string{"key-marker", "version-id-marker"}), action: "ListBucketVersions",
+			serve: listVersions},
 		{name: "ListMultipartUploads", method: "GET", level: onBucket, needs: []string{"uploads"},
-			takes: slices.Concat(list, []string{"key-marker", "upload-id-marker", "max-uploads"}), action: "ListBucketMultipartUploads", serve: pass},
+			takes:  slices.Concat(list, []string{"key-marker", "upload-id-marker", "max-uploads"}),
+			action: "ListBucketMultipartUploads", serve: pass},
 	}
 }
 
@@ -178,8 +195,10 @@ func (q *request) make(body []byte) (*http.Response, error) {
 func (q *request) checkNew() error {
 	h := q.Request.Header
 	for name := range h {
-		if strings.HasPrefix(name, "X-Amz-Server-Side-Encryption-Customer") || strings.HasPrefix(name, "X-Amz-Grant") || strings.HasPrefix(name, "X-Amz-Object-Lock") {
-			return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s with the header %s", q.op.name, name)
+		if strings.HasPrefix(name, "X-Amz-Server-Side-Encryption-Customer") || strings.HasPrefix(name, "X-Amz-Grant") ||
+			strings.HasPrefix(name, "X-Amz-Object-Lock") {
+			return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s with the header %s", q.op.name,
+				name)
 		}
 	}
 	switch h.Get("X-Amz-Server-Side-Encryption") {
@@ -187,15 +206,19 @@ func (q *request) checkNew() error {
 	default:
 		return wire.Errorf(http.StatusBadRequest, "InvalidArgument", "The encryption method specified is not supported")
 	}
-	if h.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id") != "" && h.Get("X-Amz-Server-Side-Encryption") != "aws:kms" {
-		return wire.Errorf(http.StatusBadRequest, "InvalidArgument", "Server Side Encryption with AWS KMS managed key requires HTTP header x-amz-server-side-encryption : aws:kms")
+	if h.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id") != "" && h.Get(
+		"X-Amz-Server-Side-Encryption") != "aws:kms" {
+		return wire.Errorf(http.StatusBadRequest, "InvalidArgument",
+			"Server Side Encryption with AWS KMS managed key requires HTTP header x-amz-server-side-encryption : "+
+				"aws:kms")
 	}
 	return q.checkedACL(h.Get("X-Amz-Acl"))
 }
 
 // copySource is the object that is copied: bucket, key and version.
 func (q *request) copySource() (bucket, key, version string, err error) {
-	wrong := wire.Errorf(http.StatusBadRequest, "InvalidArgument", "Copy Source must mention the source bucket and key: sourcebucket/sourcekey")
+	wrong := wire.Errorf(http.StatusBadRequest, "InvalidArgument",
+		"Copy Source must mention the source bucket and key: sourcebucket/sourcekey")
 	text, rest, _ := strings.Cut(q.Request.Header.Get("X-Amz-Copy-Source"), "?")
 	if text, err = url.PathUnescape(strings.TrimPrefix(text, "/")); err != nil {
 		return "", "", "", wrong
@@ -259,7 +282,8 @@ func (b *bucket) find(s *Service, key, id string) (string, error) {
 	case i < 0, i == len(all)-1 && !all[i].marker:
 		return newest, nil
 	case all[i].marker:
-		return "", wire.Errorf(http.StatusBadRequest, "InvalidRequest", "The source of a copy request may not specifically refer to a delete marker by version id.")
+		return "", wire.Errorf(http.StatusBadRequest, "InvalidRequest",
+			"The source of a copy request may not specifically refer to a delete marker by version id.")
 	}
 	return "/" + all[i].aside, nil
 }
@@ -325,7 +349,8 @@ func deleteObjects(q *request) error {
 	}
 	h := q.Request.Header
 	if !slices.ContainsFunc(checksumHeaders(h), func(name string) bool { return h.Get(name) != "" }) {
-		return wire.Errorf(http.StatusBadRequest, "InvalidRequest", "Missing required header for this request: Content-MD5 OR x-amz-checksum-*")
+		return wire.Errorf(http.StatusBadRequest, "InvalidRequest",
+			"Missing required header for this request: Content-MD5 OR x-amz-checksum-*")
 	}
 	var in deletion
 	if err := decode(body, &in); err != nil {
@@ -389,7 +414,8 @@ type encryptionKey struct{ bucket, key, version string }
 // encrypted remembers how a new object is said to be kept, and says so in the answer.
 func (q *request) encrypted(answer http.Header) {
 	h := q.Request.Header
-	e := encryption{h.Get("X-Amz-Server-Side-Encryption"), h.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id"), h.Get("X-Amz-Server-Side-Encryption-Bucket-Key-Enabled")}
+	e := encryption{h.Get("X-Amz-Server-Side-Encryption"), h.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id"),
+		h.Get("X-Amz-Server-Side-Encryption-Bucket-Key-Enabled")}
 	q.s.mu.Lock()
 	if e.algorithm == "" {
 		e = q.config.defaultEncryption()

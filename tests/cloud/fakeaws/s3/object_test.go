@@ -34,18 +34,22 @@ func TestObjects(t *testing.T) {
 	w.bucket("b-1")
 	for _, key := range []string{"a b/c+d/ü%2F.json", "x", "p/q?r=s&t", "p/;,:@=$!*'()~"} {
 		put, err := w.PutObject(ctx, &sdk.PutObjectInput{
-			Bucket: ptr("b-1"), Key: &key, Body: strings.NewReader("body of " + key), ContentType: ptr("text/x"), Metadata: map[string]string{"m": "1"},
-			Tagging: ptr("k=v%20w"), ChecksumAlgorithm: types.ChecksumAlgorithmSha256, ContentEncoding: ptr("identity"),
+			Bucket: ptr("b-1"), Key: &key, Body: strings.NewReader("body of " + key), ContentType: ptr("text/x"),
+			Metadata: map[string]string{"m": "1"},
+			Tagging:  ptr("k=v%20w"), ChecksumAlgorithm: types.ChecksumAlgorithmSha256,
+			ContentEncoding: ptr("identity"),
 		})
 		if err != nil {
 			t.Fatalf("put %q: %v", key, err)
 		}
 		body, out, err := w.get(w.Client, "b-1", key)
-		if err != nil || body != "body of "+key || *out.ETag != *put.ETag || *out.ContentType != "text/x" || out.Metadata["m"] != "1" ||
+		if err != nil || body != "body of "+key || *out.ETag != *put.ETag || *out.ContentType != "text/x" ||
+			out.Metadata["m"] != "1" ||
 			aws.ToString(out.ContentEncoding) != "identity" {
 			t.Errorf("get %q: %q, %+v, %v", key, body, out, err)
 		}
-		if put.ServerSideEncryption != types.ServerSideEncryptionAes256 || out.ServerSideEncryption != types.ServerSideEncryptionAes256 {
+		if put.ServerSideEncryption != types.ServerSideEncryptionAes256 ||
+			out.ServerSideEncryption != types.ServerSideEncryptionAes256 {
 			t.Errorf("%q is not said to be encrypted", key)
 		}
 		tags := must(w.GetObjectTagging(ctx, &sdk.GetObjectTaggingInput{Bucket: ptr("b-1"), Key: &key}))(t).TagSet
@@ -57,15 +61,20 @@ func TestObjects(t *testing.T) {
 	if len(listed.Contents) != 1 || *listed.Contents[0].Key != "x" || len(listed.CommonPrefixes) != 2 {
 		t.Errorf("listed: %+v", listed)
 	}
-	_, err := w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), Body: strings.NewReader("2"), IfNoneMatch: ptr("*")})
+	_, err := w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), Body: strings.NewReader("2"),
+		IfNoneMatch: ptr("*")})
 	wantCode(t, "put what exists", err, "PreconditionFailed")
-	_, err = w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), Body: strings.NewReader("2"), ContentMD5: ptr("AAAAAAAAAAAAAAAAAAAAAA==")})
+	_, err = w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), Body: strings.NewReader("2"),
+		ContentMD5: ptr("AAAAAAAAAAAAAAAAAAAAAA==")})
 	wantCode(t, "put with a wrong sum", err, "BadDigest")
-	_, err = w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), Body: strings.NewReader("2"), ACL: types.ObjectCannedACLPublicRead})
+	_, err = w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), Body: strings.NewReader("2"),
+		ACL: types.ObjectCannedACLPublicRead})
 	wantCode(t, "put with an ACL", err, "AccessControlListNotSupported")
-	_, err = w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), Body: strings.NewReader("2"), SSECustomerAlgorithm: ptr("AES256"), SSECustomerKey: ptr("k"), SSECustomerKeyMD5: ptr("m")})
+	_, err = w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), Body: strings.NewReader("2"),
+		SSECustomerAlgorithm: ptr("AES256"), SSECustomerKey: ptr("k"), SSECustomerKeyMD5: ptr("m")})
 	wantCode(t, "put with a key of the customer", err, "NotImplemented")
-	_, err = w.GetObject(ctx, &sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("x"), ExpectedBucketOwner: ptr("999999999999")})
+	_, err = w.GetObject(ctx, &sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("x"),
+		ExpectedBucketOwner: ptr("999999999999")})
 	wantCode(t, "another owner", err, "AccessDenied")
 	_, _, err = w.get(w.Client, "b-1", "absent")
 	wantCode(t, "get what is not there", err, "NoSuchKey")
@@ -92,32 +101,41 @@ func TestMultipart(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	w.bucket("b-1")
-	w.may(allow("arn:aws:s3:::b-1/big", "s3:PutObject", "s3:ListMultipartUploadParts"), allow("arn:aws:s3:::b-1", "s3:ListBucketMultipartUploads"))
+	w.may(allow("arn:aws:s3:::b-1/big", "s3:PutObject", "s3:ListMultipartUploadParts"),
+		allow("arn:aws:s3:::b-1", "s3:ListBucketMultipartUploads"))
 	role := w.as("role")
 	up := must(role.CreateMultipartUpload(ctx, &sdk.CreateMultipartUploadInput{
-		Bucket: ptr("b-1"), Key: ptr("big"), ServerSideEncryption: types.ServerSideEncryptionAwsKms, SSEKMSKeyId: ptr("key"),
+		Bucket: ptr("b-1"), Key: ptr("big"), ServerSideEncryption: types.ServerSideEncryptionAwsKms,
+		SSEKMSKeyId: ptr("key"),
 	}))(t)
 	first := strings.Repeat("a", 5<<20)
 	var parts []types.CompletedPart
 	for i, body := range []string{first, "end"} {
 		part := must(role.UploadPart(ctx, &sdk.UploadPartInput{
-			Bucket: ptr("b-1"), Key: ptr("big"), UploadId: up.UploadId, PartNumber: ptr(int32(i + 1)), Body: strings.NewReader(body),
+			Bucket: ptr("b-1"), Key: ptr("big"), UploadId: up.UploadId, PartNumber: ptr(int32(i + 1)),
+			Body: strings.NewReader(body),
 		}))(t)
-		parts = append(parts, types.CompletedPart{ETag: part.ETag, PartNumber: ptr(int32(i + 1)), ChecksumCRC32: part.ChecksumCRC32})
+		parts = append(parts, types.CompletedPart{ETag: part.ETag, PartNumber: ptr(int32(i + 1)),
+			ChecksumCRC32: part.ChecksumCRC32})
 	}
-	if n := len(must(role.ListParts(ctx, &sdk.ListPartsInput{Bucket: ptr("b-1"), Key: ptr("big"), UploadId: up.UploadId}))(t).Parts); n != 2 {
+	if n := len(must(role.ListParts(ctx, &sdk.ListPartsInput{Bucket: ptr("b-1"), Key: ptr("big"),
+		UploadId: up.UploadId}))(t).Parts); n != 2 {
 		t.Errorf("%d parts", n)
 	}
-	if n := len(must(role.ListMultipartUploads(ctx, &sdk.ListMultipartUploadsInput{Bucket: ptr("b-1")}))(t).Uploads); n != 1 {
+	if n := len(must(role.ListMultipartUploads(ctx, &sdk.ListMultipartUploadsInput{Bucket: ptr("b-1")}))(
+		t).Uploads); n != 1 {
 		t.Errorf("%d uploads", n)
 	}
-	_, err := role.AbortMultipartUpload(ctx, &sdk.AbortMultipartUploadInput{Bucket: ptr("b-1"), Key: ptr("big"), UploadId: up.UploadId})
+	_, err := role.AbortMultipartUpload(ctx, &sdk.AbortMultipartUploadInput{Bucket: ptr("b-1"), Key: ptr("big"),
+		UploadId: up.UploadId})
 	wantCode(t, "abort without permission", err, "AccessDenied")
 	must(role.CompleteMultipartUpload(ctx, &sdk.CompleteMultipartUploadInput{
-		Bucket: ptr("b-1"), Key: ptr("big"), UploadId: up.UploadId, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts},
+		Bucket: ptr("b-1"), Key: ptr("big"), UploadId: up.UploadId, MultipartUpload: &types.CompletedMultipartUpload{
+			Parts: parts},
 	}))(t)
 	body, out, err := w.get(w.Client, "b-1", "big")
-	if err != nil || body != first+"end" || out.ServerSideEncryption != types.ServerSideEncryptionAwsKms || aws.ToString(out.SSEKMSKeyId) != "key" {
+	if err != nil || body != first+"end" || out.ServerSideEncryption != types.ServerSideEncryptionAwsKms ||
+		aws.ToString(out.SSEKMSKeyId) != "key" {
 		t.Errorf("get: %d bytes, %+v, %v", len(body), out, err)
 	}
 }
@@ -130,7 +148,8 @@ func TestPermissions(t *testing.T) {
 	w.put("b-1", "config/a", "2")
 	role := w.as("role")
 	w.may(`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::b-1","Condition":{"StringLike":{"s3:prefix":["shard/*"]}}}`,
-		allow("arn:aws:s3:::b-1/shard/*", "s3:GetObject", "s3:PutObject"), allow("arn:aws:s3:::b-1/config/*", "s3:GetObject"))
+		allow("arn:aws:s3:::b-1/shard/*", "s3:GetObject", "s3:PutObject"),
+		allow("arn:aws:s3:::b-1/config/*", "s3:GetObject"))
 
 	must(role.ListObjectsV2(ctx, &sdk.ListObjectsV2Input{Bucket: ptr("b-1"), Prefix: ptr("shard/")}))(t)
 	_, err := role.ListObjectsV2(ctx, &sdk.ListObjectsV2Input{Bucket: ptr("b-1")})
@@ -138,16 +157,20 @@ func TestPermissions(t *testing.T) {
 	if _, _, err := w.get(role, "b-1", "config/a"); err != nil {
 		t.Error(err)
 	}
-	_, err = role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("config/a"), Body: strings.NewReader("3")})
+	_, err = role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("config/a"),
+		Body: strings.NewReader("3")})
 	wantCode(t, "write what is to be read", err, "AccessDenied")
 	if body, _, _ := w.get(w.Client, "b-1", "config/a"); body != "2" {
 		t.Errorf("it was written all the same: %q", body)
 	}
-	_, err = role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("shard/t"), Body: strings.NewReader("3"), Tagging: ptr("a=b")})
+	_, err = role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("shard/t"),
+		Body: strings.NewReader("3"), Tagging: ptr("a=b")})
 	wantCode(t, "tag without permission", err, "AccessDenied")
-	_, err = role.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: ptr("b-1"), Key: ptr("shard/t"), CopySource: ptr("b-1/other")})
+	_, err = role.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: ptr("b-1"), Key: ptr("shard/t"),
+		CopySource: ptr("b-1/other")})
 	wantCode(t, "copy what cannot be read", err, "AccessDenied")
-	out := must(role.DeleteObjects(ctx, &sdk.DeleteObjectsInput{Bucket: ptr("b-1"), Delete: &types.Delete{Objects: []types.ObjectIdentifier{{Key: ptr("shard/a/x")}}}}))(t)
+	out := must(role.DeleteObjects(ctx, &sdk.DeleteObjectsInput{Bucket: ptr("b-1"),
+		Delete: &types.Delete{Objects: []types.ObjectIdentifier{{Key: ptr("shard/a/x")}}}}))(t)
 	if len(out.Deleted) != 0 || len(out.Errors) != 1 || *out.Errors[0].Code != "AccessDenied" {
 		t.Errorf("delete without permission: %+v", out)
 	}
@@ -164,12 +187,15 @@ func TestPermissions(t *testing.T) {
 	wantCode(t, "get what is absent, as one who may list", err, "NoSuchKey")
 
 	// A condition of the bucket's policy on conditional writes.
-	must(w.PutBucketPolicy(ctx, &sdk.PutBucketPolicyInput{Bucket: ptr("b-1"), Policy: ptr(`{"Version":"2012-10-17","Statement":[
+	must(w.PutBucketPolicy(ctx, &sdk.PutBucketPolicyInput{Bucket: ptr("b-1"),
+		Policy: ptr(`{"Version":"2012-10-17","Statement":[
 		{"Effect":"Allow","Principal":{"AWS":"arn:aws:iam::123456789012:role/reader"},"Action":"s3:PutObject","Resource":"arn:aws:s3:::b-1/once/*","Condition":{"Null":{"s3:if-none-match":"false"}}},
 		{"Effect":"Deny","Principal":"*","Action":"s3:*","Resource":["arn:aws:s3:::b-1","arn:aws:s3:::b-1/*"],"Condition":{"Bool":{"aws:SecureTransport":"false"}}},
 		{"Effect":"Deny","Principal":"*","Action":"s3:GetObject","Resource":"arn:aws:s3:::b-1/secret"}]}`)}))(t)
-	must(role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("once/1"), Body: strings.NewReader("3"), IfNoneMatch: ptr("*")}))(t)
-	_, err = role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("once/2"), Body: strings.NewReader("3")})
+	must(role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("once/1"), Body: strings.NewReader("3"),
+		IfNoneMatch: ptr("*")}))(t)
+	_, err = role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("once/2"),
+		Body: strings.NewReader("3")})
 	wantCode(t, "unconditional put", err, "AccessDenied")
 	_, _, err = w.get(w.Client, "b-1", "secret")
 	wantCode(t, "what is denied to the account, too", err, "AccessDenied")
@@ -183,7 +209,8 @@ func TestVersions(t *testing.T) {
 	w.put("b-1", "other", "before")
 	state := func(status types.BucketVersioningStatus) {
 		t.Helper()
-		must(w.PutBucketVersioning(ctx, &sdk.PutBucketVersioningInput{Bucket: ptr("b-1"), VersioningConfiguration: &types.VersioningConfiguration{Status: status}}))(t)
+		must(w.PutBucketVersioning(ctx, &sdk.PutBucketVersioningInput{Bucket: ptr("b-1"),
+			VersioningConfiguration: &types.VersioningConfiguration{Status: status}}))(t)
 	}
 	names := map[string]string{"null": "null"} // by version ID, in the order of their making
 	list := func(in sdk.ListObjectVersionsInput) []string {
@@ -192,10 +219,12 @@ func TestVersions(t *testing.T) {
 		out := must(w.ListObjectVersions(ctx, &in))(t)
 		var all []string
 		for _, v := range out.Versions {
-			all = append(all, fmt.Sprint(*v.Key, " ", names[*v.VersionId], " ", *v.Size, map[bool]string{true: " latest"}[*v.IsLatest]))
+			all = append(all, fmt.Sprint(*v.Key, " ", names[*v.VersionId], " ", *v.Size,
+				map[bool]string{true: " latest"}[*v.IsLatest]))
 		}
 		for _, v := range out.DeleteMarkers {
-			all = append(all, fmt.Sprint(*v.Key, " ", names[*v.VersionId], " marker", map[bool]string{true: " latest"}[*v.IsLatest]))
+			all = append(all, fmt.Sprint(*v.Key, " ", names[*v.VersionId], " marker",
+				map[bool]string{true: " latest"}[*v.IsLatest]))
 		}
 		for _, p := range out.CommonPrefixes {
 			all = append(all, *p.Prefix)
@@ -232,7 +261,8 @@ func TestVersions(t *testing.T) {
 		}
 		return string(body) + " " + names[*out.VersionId]
 	}
-	for id, body := range map[string]string{"": "second two", one: "one one", two: "second two", "null": "before null"} {
+	for id, body := range map[string]string{"": "second two", one: "one one", two: "second two",
+		"null": "before null"} {
 		if got := read(id); got != body {
 			t.Errorf("version %s: %q, want %q", names[id], got, body)
 		}
@@ -250,7 +280,8 @@ func TestVersions(t *testing.T) {
 		t.Errorf("deleted: %+v", marker)
 	}
 	names[*marker.VersionId] = "gone"
-	want("deleted", list(sdk.ListObjectVersionsInput{Prefix: ptr("k")}), "k two 6", "k one 3", "k null 6", "k gone marker latest")
+	want("deleted", list(sdk.ListObjectVersionsInput{Prefix: ptr("k")}), "k two 6", "k one 3", "k null 6",
+		"k gone marker latest")
 	if got := read(""); !strings.Contains(got, "NoSuchKey") {
 		t.Errorf("read what is deleted: %s", got)
 	}
@@ -260,9 +291,11 @@ func TestVersions(t *testing.T) {
 	if got := read("nonsense"); !strings.Contains(got, "NoSuchVersion") {
 		t.Errorf("read no version: %s", got)
 	}
-	_, err := w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), Body: strings.NewReader("x"), IfMatch: ptr(`"abc"`)})
+	_, err := w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), Body: strings.NewReader("x"),
+		IfMatch: ptr(`"abc"`)})
 	wantCode(t, "replace what is deleted", err, "NoSuchKey")
-	must(w.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: ptr("b-1"), Key: ptr("of/k"), CopySource: aws.String("b-1/k?versionId=" + one)}))(t)
+	must(w.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: ptr("b-1"), Key: ptr("of/k"),
+		CopySource: aws.String("b-1/k?versionId=" + one)}))(t)
 	if body, _, err := w.get(w.Client, "b-1", "of/k"); body != "one" {
 		t.Errorf("copy of a version: %q, %v", body, err)
 	}
@@ -305,7 +338,8 @@ func TestVersions(t *testing.T) {
 		in.KeyMarker, in.VersionIdMarker = out.NextKeyMarker, out.NextVersionIdMarker
 	}
 	want("pages", paged, "k null", "k three", "of/k ", "other null")
-	want("delimiter", list(sdk.ListObjectVersionsInput{Delimiter: ptr("/"), KeyMarker: ptr("k")}), "other null 6 latest", "of/")
+	want("delimiter", list(sdk.ListObjectVersionsInput{Delimiter: ptr("/"), KeyMarker: ptr("k")}),
+		"other null 6 latest", "of/")
 
 	// As Terraform empties a bucket.
 	_, err = w.DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: ptr("b-1")})
@@ -314,7 +348,8 @@ func TestVersions(t *testing.T) {
 	for _, v := range must(w.ListObjectVersions(ctx, &sdk.ListObjectVersionsInput{Bucket: ptr("b-1")}))(t).Versions {
 		all.Objects = append(all.Objects, types.ObjectIdentifier{Key: v.Key, VersionId: v.VersionId})
 	}
-	if out := must(w.DeleteObjects(ctx, &sdk.DeleteObjectsInput{Bucket: ptr("b-1"), Delete: &all}))(t); len(out.Errors) != 0 || len(out.Deleted) != 4 {
+	if out := must(w.DeleteObjects(ctx, &sdk.DeleteObjectsInput{Bucket: ptr("b-1"), Delete: &all}))(t); len(
+		out.Errors) != 0 || len(out.Deleted) != 4 {
 		t.Errorf("deleted: %+v", out)
 	}
 	want("empty", list(sdk.ListObjectVersionsInput{}))
@@ -329,45 +364,56 @@ func TestVersionPermissions(t *testing.T) {
 	w.bucket("b-1")
 	w.put("b-1", "k", "1")
 	w.may(allow("arn:aws:s3:::b-1/*", "s3:GetObject", "s3:DeleteObject"))
-	_, err := w.as("role").GetObject(ctx, &sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), VersionId: ptr("null")})
+	_, err := w.as("role").GetObject(ctx, &sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("k"),
+		VersionId: ptr("null")})
 	wantCode(t, "get a version", err, "AccessDenied")
-	_, err = w.as("role").DeleteObject(ctx, &sdk.DeleteObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), VersionId: ptr("null")})
+	_, err = w.as("role").DeleteObject(ctx, &sdk.DeleteObjectInput{Bucket: ptr("b-1"), Key: ptr("k"),
+		VersionId: ptr("null")})
 	wantCode(t, "delete a version", err, "AccessDenied")
 	w.may(allow("arn:aws:s3:::b-1/*", "s3:GetObjectVersion"))
-	must(w.as("role").GetObject(ctx, &sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), VersionId: ptr("null")}))(t).Body.Close()
+	must(w.as("role").GetObject(ctx, &sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), VersionId: ptr("null")}))(
+		t).Body.Close()
 	if !slices.Contains(w.asked, "s3:DeleteObjectVersion arn:aws:s3:::b-1/k denied") {
 		t.Errorf("asked: %v", w.asked)
 	}
 }
 
-// TestWays checks the other forms that requests have: buckets as host names, presigned URLs, chunks with trailers, and no signature at all.
+// TestWays checks the other forms that requests have: buckets as host names, presigned URLs, chunks with trailers, and
+// no signature at all.
 func TestWays(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	w.bucket("b-1")
 	host := strings.Replace(w.url, "127.0.0.1", "localhost", 1)
 	local := sdk.New(sdk.Options{
-		Region: region, BaseEndpoint: &host, RetryMaxAttempts: 1, Credentials: credentials.NewStaticCredentialsProvider("account", "secret-of-the-test", ""),
+		Region: region, BaseEndpoint: &host, RetryMaxAttempts: 1, Credentials: credentials.NewStaticCredentialsProvider(
+			"account", "secret-of-the-test", ""),
 		HTTPClient: clientTo(w.url),
 	})
-	must(local.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("a/b"), Body: strings.NewReader("by name")}))(t)
+	must(local.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("a/b"),
+		Body: strings.NewReader("by name")}))(t)
 	if body, _, err := w.get(w.Client, "b-1", "a/b"); body != "by name" {
 		t.Errorf("by name: %q, %v", body, err)
 	}
 	// A stream of unknown content goes in chunks, its sum behind it.
 	must(w.PutObject(ctx, &sdk.PutObjectInput{
-		Bucket: ptr("b-1"), Key: ptr("chunks"), Body: io.LimitReader(strings.NewReader(strings.Repeat("x", 100<<10)), 100<<10), ContentLength: ptr(int64(100 << 10)),
+		Bucket: ptr("b-1"), Key: ptr("chunks"), Body: io.LimitReader(strings.NewReader(strings.Repeat("x", 100<<10)),
+			100<<10), ContentLength: ptr(int64(100 << 10)),
 		ContentEncoding: ptr("gzip"),
 	}, func(o *sdk.Options) {
-		o.BaseEndpoint, o.HTTPClient = ptr(strings.Replace(w.url, "http:", "https:", 1)), plain{t} // chunks are for HTTPS
+		// chunks are for HTTPS
+		o.BaseEndpoint, o.HTTPClient = ptr(strings.Replace(w.url, "http:", "https:", 1)), plain{t}
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenSupported
 	}))(t)
-	out := must(w.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: ptr("b-1"), Key: ptr("chunks"), ChecksumMode: types.ChecksumModeEnabled}))(t)
+	out := must(w.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: ptr("b-1"), Key: ptr("chunks"),
+		ChecksumMode: types.ChecksumModeEnabled}))(t)
 	if *out.ContentLength != 100<<10 || aws.ToString(out.ContentEncoding) != "gzip" || out.ChecksumCRC32 == nil {
 		t.Errorf("chunks: %+v", out)
 	}
-	signed := must(sdk.NewPresignClient(w.Client).PresignGetObject(ctx, &sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("a/b")}, sdk.WithPresignExpires(time.Minute)))(t)
-	for url, want := range map[string]int{signed.URL: http.StatusOK, w.url + "/b-1/a/b": http.StatusForbidden, w.url + "/": http.StatusForbidden} {
+	signed := must(sdk.NewPresignClient(w.Client).PresignGetObject(ctx,
+		&sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("a/b")}, sdk.WithPresignExpires(time.Minute)))(t)
+	for url, want := range map[string]int{signed.URL: http.StatusOK, w.url + "/b-1/a/b": http.StatusForbidden, w.url +
+		"/": http.StatusForbidden} {
 		answer, err := http.Get(url)
 		if err != nil {
 			t.Fatal(err)

@@ -65,9 +65,11 @@ func (o operation) special() int {
 
 var table = operations()
 
-// unknownParts are parts of buckets and objects that S3 has and this fake has not: without them, a request for such a part would be taken for one of the whole.
+// unknownParts are parts of buckets and objects that S3 has and this fake has not: without them, a request for such a
+// part would be taken for one of the whole.
 var unknownParts = []string{
-	"analytics", "intelligent-tiering", "inventory", "metrics", "metadataTable", "metadataConfiguration", "torrent", "restore", "select", "renameObject",
+	"analytics", "intelligent-tiering", "inventory", "metrics", "metadataTable", "metadataConfiguration", "torrent",
+	"restore", "select", "renameObject",
 	"encryptionConfiguration", "abac", "append", "session",
 }
 
@@ -82,7 +84,8 @@ func find(r *http.Request, q *request) (operation, error) {
 	}
 	for _, part := range unknownParts {
 		if q.query.Has(part) {
-			return operation{}, wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s ?%s", r.Method, part)
+			return operation{}, wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s ?%s", r.Method,
+				part)
 		}
 	}
 	for _, o := range table {
@@ -91,7 +94,8 @@ func find(r *http.Request, q *request) (operation, error) {
 			return o, nil
 		}
 	}
-	return operation{}, wire.Errorf(http.StatusMethodNotAllowed, "MethodNotAllowed", "The specified method is not allowed against this resource")
+	return operation{}, wire.Errorf(http.StatusMethodNotAllowed, "MethodNotAllowed",
+		"The specified method is not allowed against this resource")
 }
 
 // knows says whether the operation takes a parameter.
@@ -121,8 +125,10 @@ func (q *request) may(action, resource string) bool { return q.allow(action, res
 
 // conditionHeaders are those that are condition keys by themselves.
 var conditionHeaders = []string{
-	"x-amz-acl", "x-amz-content-sha256", "x-amz-copy-source", "x-amz-metadata-directive", "x-amz-server-side-encryption",
-	"x-amz-server-side-encryption-aws-kms-key-id", "x-amz-storage-class", "x-amz-website-redirect-location", "x-amz-object-ownership", "if-match", "if-none-match",
+	"x-amz-acl", "x-amz-content-sha256", "x-amz-copy-source", "x-amz-metadata-directive",
+	"x-amz-server-side-encryption",
+	"x-amz-server-side-encryption-aws-kms-key-id", "x-amz-storage-class", "x-amz-website-redirect-location",
+	"x-amz-object-ownership", "if-match", "if-none-match",
 }
 
 // conditions are the condition keys of the request; a key is absent when the request does not say it.

@@ -68,7 +68,8 @@ func putPolicy(q *request) error {
 	block, _ := q.config.documents["publicAccessBlock"].(*publicAccessBlock)
 	if block != nil && block.BlockPublicPolicy == "true" && public(document) {
 		return wire.Errorf(http.StatusForbidden, "AccessDenied",
-			"User: %s is not authorized to perform: s3:PutBucketPolicy on resource: \"arn:aws:s3:::%s\" because public policies are prevented by the BlockPublicPolicy setting in S3 Block Public Access.",
+			"User: %s is not authorized to perform: s3:PutBucketPolicy on resource: \"arn:aws:s3:::%s\" because "+
+				"public policies are prevented by the BlockPublicPolicy setting in S3 Block Public Access.",
 			q.Principal.ARN, q.bucket)
 	}
 	q.config.policy = bucketPolicy{text: string(body), document: document}
@@ -95,8 +96,10 @@ func (q *request) checkStatement(s policy.Statement) error {
 // narrowing are the condition keys that keep a statement for everybody from being public, when they have fixed values.
 // Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html#access-control-block-public-access-policy-status
 var narrowing = []string{
-	"aws:principalarn", "aws:principalorgid", "aws:principalorgpaths", "aws:principalaccount", "aws:sourcearn", "aws:sourceaccount", "aws:sourcevpc", "aws:sourcevpce", "aws:sourceip",
-	"aws:userid", "aws:sourceowner", "s3:dataaccesspointaccount", "s3:dataaccesspointarn", "s3:x-amz-server-side-encryption-aws-kms-key-id",
+	"aws:principalarn", "aws:principalorgid", "aws:principalorgpaths", "aws:principalaccount", "aws:sourcearn",
+	"aws:sourceaccount", "aws:sourcevpc", "aws:sourcevpce", "aws:sourceip",
+	"aws:userid", "aws:sourceowner", "s3:dataaccesspointaccount", "s3:dataaccesspointarn",
+	"s3:x-amz-server-side-encryption-aws-kms-key-id",
 }
 
 // public says whether a policy lets everybody in.
@@ -104,8 +107,11 @@ func public(d *policy.Document) bool {
 	return slices.ContainsFunc(d.Statements, func(s policy.Statement) bool {
 		everybody := s.Principals != nil && (s.Principals.Any || slices.Contains(s.Principals.AWS, "*"))
 		return !s.Deny && everybody && !slices.ContainsFunc(s.Conditions, func(c policy.Condition) bool {
-			fixed := !slices.ContainsFunc(c.Values, func(v string) bool { return strings.ContainsAny(v, "*?$") || v == "0.0.0.0/0" || v == "::/0" })
-			return fixed && slices.Contains(narrowing, strings.ToLower(c.Key)) && !strings.Contains(c.Operator, "Not") && !c.IfExists
+			fixed := !slices.ContainsFunc(c.Values, func(v string) bool {
+				return strings.ContainsAny(v, "*?$") || v == "0.0.0.0/0" || v == "::/0"
+			})
+			return fixed && slices.Contains(narrowing, strings.ToLower(c.Key)) &&
+				!strings.Contains(c.Operator, "Not") && !c.IfExists
 		})
 	})
 }
@@ -163,7 +169,8 @@ func getACL(q *request) error {
 	}
 	out := acl{Owner: q.s.owner()}
 	g := grant{Permission: "FULL_CONTROL"}
-	g.Grantee.owner, g.Grantee.XSI, g.Grantee.Type = out.Owner, "http://www.w3.org/2001/XMLSchema-instance", "CanonicalUser"
+	g.Grantee.owner, g.Grantee.XSI, g.Grantee.Type = out.Owner, "http://www.w3.org/2001/XMLSchema-instance",
+		"CanonicalUser"
 	out.Grants = []grant{g}
 	return q.tell(out)
 }
@@ -175,7 +182,8 @@ func (q *request) versionOnly() url.Values {
 	return url.Values{"versionId": q.query["versionId"]}
 }
 
-// putACL refuses lists where they are disabled, which is S3's default; where they are not, the one that everything has is all that is known.
+// putACL refuses lists where they are disabled, which is S3's default; where they are not, the one that everything has
+// is all that is known.
 func putACL(q *request) error {
 	body, err := q.body()
 	if err != nil {

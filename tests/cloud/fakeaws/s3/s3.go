@@ -1,11 +1,12 @@
-// Package s3 fakes Amazon S3 in front of a real S3 server, versitygw: the server keeps objects and their versions, the front keeps what buckets are configured
-// to be and decides who may do what.
+// Package s3 fakes Amazon S3 in front of a real S3 server, versitygw: the server keeps objects and their versions, the
+// front keeps what buckets are configured to be and decides who may do what.
 //
-// Invariant: objects live in the server only, and a request reaches it only after every permission that AWS documents for the operation was granted and the
-// whole body has arrived and is what was signed. What a request asks for and neither of the two knows is refused (NotImplemented), never ignored.
+// Invariant: objects live in the server only, and a request reaches it only after every permission that AWS documents
+// for the operation was granted and the whole body has arrived and is what was signed. What a request asks for and
+// neither of the two knows is refused (NotImplemented), never ignored.
 //
-// Operations, errors and defaults are those of the "Amazon S3 API Reference"; actions, resources and condition keys those of "Actions, resources, and condition
-// keys for Amazon S3" in the Service Authorization Reference.
+// Operations, errors and defaults are those of the "Amazon S3 API Reference"; actions, resources and condition keys
+// those of "Actions, resources, and condition keys for Amazon S3" in the Service Authorization Reference.
 package s3
 
 import (
@@ -28,7 +29,8 @@ import (
 type Config struct {
 	Region, Account string
 	Backend         Backend
-	// Host is the name under which buckets are found as host names, BUCKET.HOST, beside those of AWS itself. "": localhost.
+	// Host is the name under which buckets are found as host names, BUCKET.HOST, beside those of AWS itself. "":
+	// localhost.
 	Host string
 }
 
@@ -65,7 +67,9 @@ func New(cfg Config) (*Service, error) {
 		cfg.Host = "localhost"
 	}
 	return &Service{cfg: cfg, base: base, buckets: map[string]*bucket{}, client: &http.Client{
-		Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse
+		},
 	}}, nil
 }
 
@@ -125,7 +129,8 @@ func (s *Service) hostBucket(host string) string {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
-	for _, base := range []string{s.cfg.Host, "s3." + s.cfg.Region + ".amazonaws.com", "s3.dualstack." + s.cfg.Region + ".amazonaws.com", "s3.amazonaws.com"} {
+	for _, base := range []string{s.cfg.Host, "s3." + s.cfg.Region + ".amazonaws.com", "s3.dualstack." + s.cfg.Region +
+		".amazonaws.com", "s3.amazonaws.com"} {
 		if bucket, ok := strings.CutSuffix(host, "."+base); ok {
 			return bucket
 		}
@@ -154,7 +159,8 @@ func (s *Service) Serve(w http.ResponseWriter, c *wire.Call) error {
 	}
 	for name := range q.query {
 		if !knows(q.op, name) {
-			return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s with the parameter %s", q.op.name, name)
+			return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s with the parameter %s",
+				q.op.name, name)
 		}
 	}
 	for _, action := range q.op.actions(q) {
@@ -181,7 +187,8 @@ func (q *request) locate() error {
 	q.s.mu.Unlock()
 	if q.config != nil && q.Region != "" && q.Region != q.s.cfg.Region {
 		q.w.Header().Set("X-Amz-Bucket-Region", q.s.cfg.Region)
-		return wire.Errorf(http.StatusBadRequest, "AuthorizationHeaderMalformed", "The authorization header is malformed; the region '%s' is wrong; expecting '%s'",
+		return wire.Errorf(http.StatusBadRequest, "AuthorizationHeaderMalformed",
+			"The authorization header is malformed; the region '%s' is wrong; expecting '%s'",
 			q.Region, q.s.cfg.Region)
 	}
 	return nil

@@ -18,8 +18,8 @@ type Backend struct {
 	Access, Secret string // of root
 }
 
-// Start runs a versitygw that keeps its objects below dir, and returns when it can be connected to. binary is what `scripts/tool.sh versitygw` prints. stop ends
-// it, waits for its end and returns what it said.
+// Start runs a versitygw that keeps its objects below dir, and returns when it can be connected to. binary is what
+// `scripts/tool.sh versitygw` prints. stop ends it, waits for its end and returns what it said.
 func Start(ctx context.Context, dir, binary string) (b Backend, stop func() string, err error) {
 	data := filepath.Join(dir, "objects")
 	if err := os.Mkdir(data, 0o700); err != nil {
@@ -33,8 +33,10 @@ func Start(ctx context.Context, dir, binary string) (b Backend, stop func() stri
 	socket := filepath.Join(run, "socket")
 	b = Backend{URL: "unix://" + socket, Access: "root", Secret: rand.Text()}
 	// Without --disableotmp version 1.8.0 lists its own temporary files while objects are replaced.
-	server := exec.CommandContext(context.WithoutCancel(ctx), binary, "--quiet", "--keep-alive", "--port", socket, "posix", "--disableotmp", data)
-	server.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+b.Access, "ROOT_SECRET_ACCESS_KEY="+b.Secret) // ps tells arguments
+	server := exec.CommandContext(context.WithoutCancel(ctx), binary, "--quiet", "--keep-alive", "--port", socket,
+		"posix", "--disableotmp", data)
+	// ps tells arguments
+	server.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+b.Access, "ROOT_SECRET_ACCESS_KEY="+b.Secret)
 	var said bytes.Buffer
 	server.Stdout, server.Stderr = &said, &said
 	if err := server.Start(); err != nil {

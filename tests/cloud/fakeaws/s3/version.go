@@ -35,8 +35,8 @@ type version struct {
 	aside    string // where the server has it when it is not the newest
 }
 
-// stripes are the locks of objects: an object's is held while its newest version changes. In buckets without versions writers share it, so that the server decides
-// their races.
+// stripes are the locks of objects: an object's is held while its newest version changes. In buckets without versions
+// writers share it, so that the server decides their races.
 type stripes [64]sync.RWMutex
 
 func (l *stripes) of(bucket, key string) *sync.RWMutex {
@@ -134,8 +134,8 @@ func (q *request) forget(v *version) error {
 	return err
 }
 
-// publish makes what send writes the newest version of the request's object. What send returns is passed back. size is that of the object, -1 when it is not
-// known.
+// publish makes what send writes the newest version of the request's object. What send returns is passed back. size is
+// that of the object, -1 when it is not known.
 func (q *request) publish(size int64, send func() (*http.Response, error)) (*http.Response, error) {
 	status, unlock := q.s.change(q.config, q.key)
 	defer unlock()
@@ -167,8 +167,10 @@ func (q *request) publish(size int64, send func() (*http.Response, error)) (*htt
 	return answer, nil
 }
 
-// replace puts the newest version aside, if it is to be kept, before send does away with it; when send fails, all is as it was.
-func (q *request) replace(path, status string, old *version, send func() (*http.Response, error)) (*http.Response, error) {
+// replace puts the newest version aside, if it is to be kept, before send does away with it; when send fails, all is as
+// it was.
+func (q *request) replace(path, status string, old *version, send func() (*http.Response, error)) (*http.Response,
+	error) {
 	keep := old != nil && !old.marker && (status == "Enabled" || old.id != nullID) && q.expected(old)
 	if keep {
 		if err := q.putAside(path, old); err != nil {
@@ -226,7 +228,8 @@ type deleted struct {
 	created bool // the marker was made
 }
 
-// remove deletes an object, or one of its versions, in the way that its bucket keeps them. send deletes the newest at the server, under the caller's conditions.
+// remove deletes an object, or one of its versions, in the way that its bucket keeps them. send deletes the newest at
+// the server, under the caller's conditions.
 func (q *request) remove(key, path, id string, send func() (*http.Response, error)) (deleted, error) {
 	status, unlock := q.s.change(q.config, key)
 	defer unlock()
@@ -317,7 +320,8 @@ func (q *request) place() (at string, err error) {
 	case all[i].marker:
 		q.w.Header().Set("X-Amz-Delete-Marker", "true")
 		q.w.Header().Set("X-Amz-Version-Id", id)
-		return "", wire.Errorf(http.StatusMethodNotAllowed, "MethodNotAllowed", "The specified method is not allowed against this resource.")
+		return "", wire.Errorf(http.StatusMethodNotAllowed, "MethodNotAllowed",
+			"The specified method is not allowed against this resource.")
 	case i == len(all)-1:
 		return q.bucket + "/" + q.path, nil
 	}

@@ -54,7 +54,8 @@ func (q *request) objects(prefix string) (map[string][]*version, error) {
 		err = xml.NewDecoder(answer.Body).Decode(&page)
 		drop(answer)
 		if err != nil || answer.StatusCode != http.StatusOK {
-			return nil, fmt.Errorf("list objects of the server: status %d: %w", answer.StatusCode, cmp.Or(err, errAnswer))
+			return nil, fmt.Errorf("list objects of the server: status %d: %w", answer.StatusCode,
+				cmp.Or(err, errAnswer))
 		}
 		for _, o := range page.Contents {
 			all[o.Key] = []*version{{id: nullID, etag: o.ETag, size: o.Size, modified: o.LastModified}}
@@ -93,11 +94,13 @@ type versionsAnswer struct {
 	CommonPrefixes      []struct{ Prefix string }
 }
 
-// listVersions tells all versions and delete markers: by key, the newest first. In a bucket that never kept versions, each object is one.
+// listVersions tells all versions and delete markers: by key, the newest first. In a bucket that never kept versions,
+// each object is one.
 func listVersions(q *request) error {
 	out := versionsAnswer{
-		Name: q.bucket, Prefix: q.query.Get("prefix"), KeyMarker: q.query.Get("key-marker"), VersionIdMarker: q.query.Get("version-id-marker"),
-		Delimiter: q.query.Get("delimiter"), EncodingType: q.query.Get("encoding-type"), MaxKeys: 1000,
+		Name: q.bucket, Prefix: q.query.Get("prefix"), KeyMarker: q.query.Get("key-marker"),
+		VersionIdMarker: q.query.Get("version-id-marker"),
+		Delimiter:       q.query.Get("delimiter"), EncodingType: q.query.Get("encoding-type"), MaxKeys: 1000,
 	}
 	if text := q.query.Get("max-keys"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -167,7 +170,8 @@ func (out *versionsAnswer) fill(all map[string][]*version, owner owner) {
 }
 
 func (v *version) list(key string, latest bool, owner owner) listedVersion {
-	l := listedVersion{Key: key, VersionId: v.id, IsLatest: latest, LastModified: wire.Time{Time: v.modified}, Owner: owner}
+	l := listedVersion{Key: key, VersionId: v.id, IsLatest: latest, LastModified: wire.Time{Time: v.modified},
+		Owner: owner}
 	l.XMLName.Local = "DeleteMarker"
 	if !v.marker {
 		size := v.size

@@ -94,7 +94,8 @@ func (w *world) as(who string) *sdk.Client {
 // may gives the role a policy with these statements.
 func (w *world) may(statements ...string) {
 	w.t.Helper()
-	doc, err := policy.Parse(policy.Identity, `{"Version":"2012-10-17","Statement":[`+strings.Join(statements, ",")+`]}`)
+	doc, err := policy.Parse(policy.Identity, `{"Version":"2012-10-17","Statement":[`+strings.Join(statements, ",")+
+		`]}`)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -120,7 +121,8 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		c.Region = signature.Region
 		c.Principal = wire.Principal{ARN: "arn:aws:iam::" + account + ":root", Account: account}
 		if signature.Access == "role" {
-			c.Principal = wire.Principal{ARN: "arn:aws:sts::" + account + ":assumed-role/reader/s", Account: account, Role: "reader", Session: "s"}
+			c.Principal = wire.Principal{ARN: "arn:aws:sts::" + account + ":assumed-role/reader/s", Account: account,
+				Role: "reader", Session: "s"}
 		}
 	}
 	if err == nil {
@@ -132,7 +134,8 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			if c.Principal.Role != "" {
 				caller.RoleARN, p.Identity = "arn:aws:iam::"+account+":role/reader", []*policy.Document{w.policy}
 			}
-			d := policy.Evaluate(p, policy.Request{Action: action, Resource: resource, Caller: caller, Context: conditions})
+			d := policy.Evaluate(p, policy.Request{Action: action, Resource: resource, Caller: caller,
+				Context: conditions})
 			if !d.Allowed {
 				w.asked = append(w.asked, action+" "+resource+" denied")
 				return wire.Errorf(403, "AccessDenied", "%s", d.Reason)
@@ -159,7 +162,8 @@ func (w *world) bucket(name string) {
 
 func (w *world) put(bucket, key, body string) *sdk.PutObjectOutput {
 	w.t.Helper()
-	out, err := w.PutObject(w.t.Context(), &sdk.PutObjectInput{Bucket: &bucket, Key: &key, Body: strings.NewReader(body)})
+	out, err := w.PutObject(w.t.Context(), &sdk.PutObjectInput{Bucket: &bucket, Key: &key,
+		Body: strings.NewReader(body)})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -184,7 +188,8 @@ func wantCode(t *testing.T, what string, err error, code string) {
 	}
 }
 
-// TestMain leaves the package out of `go test -short`: nearly all of it needs the real S3 server, which takes minutes to build.
+// TestMain leaves the package out of `go test -short`: nearly all of it needs the real S3 server, which takes minutes
+// to build.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if testing.Short() {

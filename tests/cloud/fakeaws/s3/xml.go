@@ -21,11 +21,12 @@ var errAnswer = errors.New("unexpected answer")
 func wallClock() time.Time { return time.Now() }
 
 func malformed() error {
-	return wire.Errorf(http.StatusBadRequest, "MalformedXML", "The XML you provided was not well-formed or did not validate against our published schema")
+	return wire.Errorf(http.StatusBadRequest, "MalformedXML",
+		"The XML you provided was not well-formed or did not validate against our published schema")
 }
 
-// decode reads a document strictly: it must say nothing that the structure does not hold. That is found by writing the structure down again and comparing the
-// two, whatever the order.
+// decode reads a document strictly: it must say nothing that the structure does not hold. That is found by writing the
+// structure down again and comparing the two, whatever the order.
 func decode(document []byte, into any) error {
 	if err := xml.Unmarshal(document, into); err != nil {
 		return malformed()

@@ -22,7 +22,8 @@ func (s *Service) createSecret(c *wire.Call) (any, error) {
 	if err := c.Decode(&in); err != nil {
 		return nil, err
 	}
-	x := &secret{name: in.Name, arn: s.newARN(in.Name), description: in.Description, keyID: in.KmsKeyId, created: c.Now, changed: c.Now, tags: map[string]string{}}
+	x := &secret{name: in.Name, arn: s.newARN(in.Name), description: in.Description, keyID: in.KmsKeyId, created: c.Now,
+		changed: c.Now, tags: map[string]string{}}
 	keys := tagKeys(in.Tags)
 	keys["secretsmanager:Name"] = []string{in.Name}
 	if err := c.Authorize("secretsmanager:CreateSecret", x.arn, keys); err != nil {
@@ -34,7 +35,10 @@ func (s *Service) createSecret(c *wire.Call) (any, error) {
 		}
 	}
 	if !nameForm.MatchString(in.Name) {
-		return nil, fail("ValidationException", "Invalid name. Must be a valid name containing alphanumeric characters, or any of the following: -/_+=.@!")
+		return nil,
+			fail("ValidationException",
+				"Invalid name. Must be a valid name containing alphanumeric characters, or any of the following: "+
+					"-/_+=.@!")
 	}
 	if old := s.lookup(in.Name); old != nil {
 		return old.again(in.ClientRequestToken, in.value)
@@ -57,7 +61,9 @@ func (s *Service) createSecret(c *wire.Call) (any, error) {
 // again answers CreateSecret for a name that is taken: a repetition of the call that made it is no error.
 func (x *secret) again(token string, v value) (any, error) {
 	if !x.deleted.IsZero() {
-		return nil, fail("InvalidRequestException", "You can't create this secret because a secret with this name is already scheduled for deletion.")
+		return nil,
+			fail("InvalidRequestException",
+				"You can't create this secret because a secret with this name is already scheduled for deletion.")
 	}
 	if old := x.version(token); old != nil && old.value.equal(v) {
 		return versionOut{ARN: x.arn, Name: x.name, VersionId: token}, nil
@@ -124,7 +130,9 @@ func (s *Service) deleteSecret(c *wire.Call) (any, error) {
 	}
 	switch {
 	case in.ForceDeleteWithoutRecovery && in.RecoveryWindowInDays != nil:
-		return nil, fail("InvalidParameterException", "You can't use ForceDeleteWithoutRecovery in conjunction with RecoveryWindowInDays.")
+		return nil,
+			fail("InvalidParameterException",
+				"You can't use ForceDeleteWithoutRecovery in conjunction with RecoveryWindowInDays.")
 	case err != nil && in.ForceDeleteWithoutRecovery && wire.AsError(err).Code == "ResourceNotFoundException":
 		return answer{in.SecretId, in.SecretId, wire.Time{Time: c.Now}}, nil // AWS does not mind
 	case err != nil:
@@ -133,9 +141,14 @@ func (s *Service) deleteSecret(c *wire.Call) (any, error) {
 		delete(s.secrets, x.name)
 		return answer{x.arn, x.name, wire.Time{Time: c.Now}}, nil
 	case days < shortestWindow || days > longestWindow:
-		return nil, fail("InvalidParameterException", "The RecoveryWindowInDays value must be between %d and %d days (inclusive).", shortestWindow, longestWindow)
+		return nil,
+			fail("InvalidParameterException",
+				"The RecoveryWindowInDays value must be between %d and %d days (inclusive).", shortestWindow,
+				longestWindow)
 	case !x.deleted.IsZero():
-		return nil, fail("InvalidRequestException", "You can't perform this operation on the secret because it was already scheduled for deletion.")
+		return nil,
+			fail("InvalidRequestException",
+				"You can't perform this operation on the secret because it was already scheduled for deletion.")
 	}
 	x.deleted, x.gone = c.Now, c.Now.Add(time.Duration(days)*24*time.Hour)
 	return answer{x.arn, x.name, wire.Time{Time: x.gone}}, nil
@@ -166,7 +179,8 @@ type secretJSON struct {
 
 func (x *secret) json() secretJSON {
 	out := secretJSON{
-		ARN: x.arn, Name: x.name, Description: x.description, KmsKeyId: x.keyID, Tags: x.tagList(), CreatedDate: wire.Time{Time: x.created},
+		ARN: x.arn, Name: x.name, Description: x.description, KmsKeyId: x.keyID, Tags: x.tagList(),
+		CreatedDate: wire.Time{Time: x.created},
 		LastChanged: wire.Time{Time: x.changed},
 	}
 	if !x.deleted.IsZero() {
@@ -220,7 +234,8 @@ func (f filter) fits(x *secret) (bool, error) {
 	case "tag-value":
 		have = slices.Collect(maps.Values(x.tags))
 	case "all":
-		have = slices.Concat([]string{x.name, x.description}, slices.Collect(maps.Keys(x.tags)), slices.Collect(maps.Values(x.tags)))
+		have = slices.Concat([]string{x.name, x.description}, slices.Collect(maps.Keys(x.tags)),
+			slices.Collect(maps.Values(x.tags)))
 	default:
 		return false, fail("InvalidParameterException", "The filter key %q is not valid here", f.Key)
 	}
@@ -247,7 +262,9 @@ func (s *Service) listSecrets(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	s.lookup("") // forgets those that are gone
-	found := slices.SortedFunc(maps.Values(s.secrets), func(a, b *secret) int { return strings.Compare(a.name, b.name) })
+	found := slices.SortedFunc(maps.Values(s.secrets), func(a, b *secret) int {
+		return strings.Compare(a.name, b.name)
+	})
 	for _, f := range in.Filters {
 		var err error
 		found = slices.DeleteFunc(found, func(x *secret) bool {

@@ -83,7 +83,8 @@ func (s *Service) prefix() string {
 	return "arn:aws:secretsmanager:" + s.region + ":" + s.account + ":secret:"
 }
 
-// lookup finds a secret by its name, its ARN, or its ARN without the six characters. Those whose time has come are gone.
+// lookup finds a secret by its name, its ARN, or its ARN without the six characters. Those whose time has come are
+// gone.
 func (s *Service) lookup(id string) *secret {
 	maps.DeleteFunc(s.secrets, func(_ string, x *secret) bool { return !x.deleted.IsZero() && !s.now().Before(x.gone) })
 	name, isARN := strings.CutPrefix(id, s.prefix())
@@ -108,8 +109,8 @@ func (x *secret) keys(id string) policy.Context {
 	return ctx
 }
 
-// find gets a secret and asks for permission to do the call's action to it, by its own policy, too. Of one that does not exist AWS knows no ARN: then only who may
-// do it to all secrets hears that there is none.
+// find gets a secret and asks for permission to do the call's action to it, by its own policy, too. Of one that does
+// not exist AWS knows no ARN: then only who may do it to all secrets hears that there is none.
 func (s *Service) find(c *wire.Call, id string, keys ...policy.Context) (*secret, error) {
 	x := s.lookup(id)
 	resource, all := id, policy.Context{"secretsmanager:SecretId": {id}}
@@ -132,7 +133,9 @@ func (s *Service) find(c *wire.Call, id string, keys ...policy.Context) (*secret
 func (s *Service) live(c *wire.Call, id string, keys ...policy.Context) (*secret, error) {
 	x, err := s.find(c, id, keys...)
 	if err == nil && !x.deleted.IsZero() {
-		return nil, fail("InvalidRequestException", "You can't perform this operation on the secret because it was marked for deletion.")
+		return nil,
+			fail("InvalidRequestException",
+				"You can't perform this operation on the secret because it was marked for deletion.")
 	}
 	return x, err
 }
@@ -240,7 +243,10 @@ func (s *Service) putPolicy(c *wire.Call) (any, error) {
 	}
 	public := func(st policy.Statement) bool { return !st.Deny && st.Principals.Any && len(st.Conditions) == 0 }
 	if in.BlockPublicPolicy && slices.ContainsFunc(doc.Statements, public) {
-		return nil, fail("PublicPolicyException", "The BlockPublicPolicy parameter is set to true, and the resource policy did not prevent broad access to the secret.")
+		return nil,
+			fail("PublicPolicyException",
+				"The BlockPublicPolicy parameter is set to true, and the resource policy did not prevent broad "+
+					"access to the secret.")
 	}
 	x.policyText, x.policy = in.ResourcePolicy, doc
 	return struct{ ARN, Name string }{x.arn, x.name}, nil

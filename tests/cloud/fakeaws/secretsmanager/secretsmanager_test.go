@@ -25,11 +25,14 @@ import (
 func serve(t *testing.T) (*sdk.Client, *atomic.Int64) {
 	t.Helper()
 	later := new(atomic.Int64)
-	service := secretsmanager.New("us-west-2", "123456789012", func() time.Time { return time.Now().Add(time.Duration(later.Load())) })
+	service := secretsmanager.New("us-west-2", "123456789012", func() time.Time {
+		return time.Now().Add(time.Duration(later.Load()))
+	})
 	server := httptest.NewServer(wire.Handle(service, "123456789012", "us-west-2", &sync.Mutex{}))
 	t.Cleanup(server.Close)
 	return sdk.New(sdk.Options{
-		Region: "us-west-2", BaseEndpoint: aws.String(server.URL), RetryMaxAttempts: 1, Credentials: credentials.NewStaticCredentialsProvider("AKIAEXAMPLE", "secret", ""),
+		Region: "us-west-2", BaseEndpoint: aws.String(server.URL), RetryMaxAttempts: 1,
+		Credentials: credentials.NewStaticCredentialsProvider("AKIAEXAMPLE", "secret", ""),
 	}), later
 }
 
@@ -55,14 +58,18 @@ func fails[T any](_ T, err error) func(t *testing.T, code string) {
 	}
 }
 
-const tokenA, tokenB, tokenC = "aaaaaaaa-0000-4000-8000-000000000000", "bbbbbbbb-0000-4000-8000-000000000000", "cccccccc-0000-4000-8000-000000000000"
+const tokenA, tokenB, tokenC = "aaaaaaaa-0000-4000-8000-000000000000", "bbbbbbbb-0000-4000-8000-000000000000",
+	"cccccccc-0000-4000-8000-000000000000"
 
 func TestCreate(t *testing.T) {
 	c, _ := serve(t)
 	ctx := t.Context()
-	in := &sdk.CreateSecretInput{Name: str("nstance/alpha"), SecretString: str("one"), ClientRequestToken: str(tokenA), Description: str("d"), Tags: []types.Tag{{Key: str("k"), Value: str("v")}}}
+	in := &sdk.CreateSecretInput{Name: str("nstance/alpha"), SecretString: str("one"), ClientRequestToken: str(tokenA),
+		Description: str("d"), Tags: []types.Tag{{Key: str("k"), Value: str("v")}}}
 	made := must(c.CreateSecret(ctx, in))(t)
-	if !regexp.MustCompile(`^arn:aws:secretsmanager:us-west-2:123456789012:secret:nstance/alpha-[A-Za-z0-9]{6}$`).MatchString(*made.ARN) || *made.VersionId != tokenA {
+	if !regexp.MustCompile(
+		`^arn:aws:secretsmanager:us-west-2:123456789012:secret:nstance/alpha-[A-Za-z0-9]{6}$`).MatchString(*made.ARN) ||
+		*made.VersionId != tokenA {
 		t.Errorf("made %+v", made)
 	}
 	if again := must(c.CreateSecret(ctx, in))(t); *again.ARN != *made.ARN {
@@ -72,22 +79,30 @@ func TestCreate(t *testing.T) {
 	fails(c.CreateSecret(ctx, in))(t, "ResourceExistsException")
 	in.SecretString, in.ClientRequestToken = str("one"), str(tokenB)
 	fails(c.CreateSecret(ctx, in))(t, "ResourceExistsException")
-	fails(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("both"), SecretString: str("a"), SecretBinary: []byte("a")}))(t, "InvalidParameterException")
-	fails(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("bad name"), SecretString: str("a")}))(t, "ValidationException")
-	fails(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("big"), SecretString: str(strings.Repeat("a", 65537))}))(t, "ValidationException")
-	must(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("big"), SecretBinary: []byte(strings.Repeat("a", 65536))}))(t)
+	fails(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("both"), SecretString: str("a"),
+		SecretBinary: []byte("a")}))(t, "InvalidParameterException")
+	fails(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("bad name"), SecretString: str("a")}))(t,
+		"ValidationException")
+	fails(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("big"), SecretString: str(strings.Repeat("a", 65537))}))(
+		t, "ValidationException")
+	must(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("big"), SecretBinary: []byte(strings.Repeat("a",
+		65536))}))(t)
 
 	for _, id := range []string{"nstance/alpha", *made.ARN, (*made.ARN)[:len(*made.ARN)-7]} {
-		if got := must(c.GetSecretValue(ctx, &sdk.GetSecretValueInput{SecretId: &id}))(t); *got.SecretString != "one" || *got.ARN != *made.ARN || got.SecretBinary != nil || *got.VersionId != tokenA {
+		if got := must(c.GetSecretValue(ctx, &sdk.GetSecretValueInput{SecretId: &id}))(t); *got.SecretString != "one" ||
+			*got.ARN != *made.ARN || got.SecretBinary != nil || *got.VersionId != tokenA {
 			t.Errorf("by %s: %+v", id, got)
 		}
 	}
-	fails(c.GetSecretValue(ctx, &sdk.GetSecretValueInput{SecretId: str((*made.ARN)[:len(*made.ARN)-6] + "zzzzzz")}))(t, "ResourceNotFoundException")
-	if got := must(c.GetSecretValue(ctx, &sdk.GetSecretValueInput{SecretId: str("big")}))(t); len(got.SecretBinary) != 65536 || got.SecretString != nil {
+	fails(c.GetSecretValue(ctx, &sdk.GetSecretValueInput{SecretId: str((*made.ARN)[:len(*made.ARN)-6] + "zzzzzz")}))(t,
+		"ResourceNotFoundException")
+	if got := must(c.GetSecretValue(ctx, &sdk.GetSecretValueInput{SecretId: str("big")}))(t); len(
+		got.SecretBinary) != 65536 || got.SecretString != nil {
 		t.Errorf("binary: %d bytes", len(got.SecretBinary))
 	}
 	described := must(c.DescribeSecret(ctx, &sdk.DescribeSecretInput{SecretId: made.ARN}))(t)
-	if diff := cmp.Diff(map[string][]string{tokenA: {"AWSCURRENT"}}, described.VersionIdsToStages); diff != "" || *described.Description != "d" || len(described.Tags) != 1 || described.DeletedDate != nil {
+	if diff := cmp.Diff(map[string][]string{tokenA: {"AWSCURRENT"}}, described.VersionIdsToStages); diff != "" ||
+		*described.Description != "d" || len(described.Tags) != 1 || described.DeletedDate != nil {
 		t.Errorf("described %+v: %s", described, diff)
 	}
 
@@ -99,7 +114,8 @@ func TestCreate(t *testing.T) {
 func TestVersions(t *testing.T) {
 	c, _ := serve(t)
 	ctx := t.Context()
-	id := must(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("s"), SecretString: str("a"), ClientRequestToken: str(tokenA)}))(t).ARN
+	id := must(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("s"), SecretString: str("a"),
+		ClientRequestToken: str(tokenA)}))(t).ARN
 	stages := func() map[string][]string {
 		return must(c.DescribeSecret(ctx, &sdk.DescribeSecretInput{SecretId: id}))(t).VersionIdsToStages
 	}
@@ -108,11 +124,13 @@ func TestVersions(t *testing.T) {
 	if again := must(c.PutSecretValue(ctx, put))(t); *again.VersionId != tokenB {
 		t.Errorf("again %+v", again)
 	}
-	fails(c.PutSecretValue(ctx, &sdk.PutSecretValueInput{SecretId: id, SecretString: str("x"), ClientRequestToken: str(tokenB)}))(t, "ResourceExistsException")
+	fails(c.PutSecretValue(ctx, &sdk.PutSecretValueInput{SecretId: id, SecretString: str("x"),
+		ClientRequestToken: str(tokenB)}))(t, "ResourceExistsException")
 	if diff := cmp.Diff(map[string][]string{tokenA: {"AWSPREVIOUS"}, tokenB: {"AWSCURRENT"}}, stages()); diff != "" {
 		t.Error(diff)
 	}
-	must(c.PutSecretValue(ctx, &sdk.PutSecretValueInput{SecretId: id, SecretString: str("c"), ClientRequestToken: str(tokenC), VersionStages: []string{"AWSPENDING"}}))(t)
+	must(c.PutSecretValue(ctx, &sdk.PutSecretValueInput{SecretId: id, SecretString: str("c"),
+		ClientRequestToken: str(tokenC), VersionStages: []string{"AWSPENDING"}}))(t)
 	get := func(version, stage string) (*sdk.GetSecretValueOutput, error) {
 		in := &sdk.GetSecretValueInput{SecretId: id}
 		if version != "" {
@@ -124,7 +142,8 @@ func TestVersions(t *testing.T) {
 		return c.GetSecretValue(ctx, in)
 	}
 	for _, want := range []struct{ version, stage, value string }{
-		{"", "", "b"}, {"", "AWSPREVIOUS", "a"}, {"", "AWSPENDING", "c"}, {tokenA, "", "a"}, {tokenC, "AWSPENDING", "c"},
+		{"", "", "b"}, {"", "AWSPREVIOUS", "a"}, {"", "AWSPENDING", "c"}, {tokenA, "", "a"},
+		{tokenC, "AWSPENDING", "c"},
 	} {
 		if got := must(get(want.version, want.stage))(t); *got.SecretString != want.value {
 			t.Errorf("%s %s: %s", want.version, want.stage, *got.SecretString)
@@ -154,12 +173,14 @@ func TestVersions(t *testing.T) {
 		t.Error(diff)
 	}
 	for deprecated, want := range map[bool]int{false: 2, true: 3} {
-		list := must(c.ListSecretVersionIds(ctx, &sdk.ListSecretVersionIdsInput{SecretId: id, IncludeDeprecated: &deprecated}))(t)
+		list := must(c.ListSecretVersionIds(ctx, &sdk.ListSecretVersionIdsInput{SecretId: id,
+			IncludeDeprecated: &deprecated}))(t)
 		if len(list.Versions) != want {
 			t.Errorf("%d versions", len(list.Versions))
 		}
 	}
-	must(c.UpdateSecret(ctx, &sdk.UpdateSecretInput{SecretId: id, SecretString: str("d"), Description: str("later")}))(t)
+	must(c.UpdateSecret(ctx, &sdk.UpdateSecretInput{SecretId: id, SecretString: str("d"), Description: str("later")}))(
+		t)
 	if got := must(get("", "AWSPREVIOUS"))(t); *got.SecretString != "c" {
 		t.Errorf("previous is %s", *got.SecretString)
 	}
@@ -172,14 +193,19 @@ func TestDelete(t *testing.T) {
 		return must(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("s"), SecretString: str("a")}))(t).ARN
 	}
 	id := create()
-	fails(c.DeleteSecret(ctx, &sdk.DeleteSecretInput{SecretId: id, RecoveryWindowInDays: aws.Int64(6)}))(t, "InvalidParameterException")
-	fails(c.DeleteSecret(ctx, &sdk.DeleteSecretInput{SecretId: id, RecoveryWindowInDays: aws.Int64(7), ForceDeleteWithoutRecovery: aws.Bool(true)}))(t, "InvalidParameterException")
-	if out := must(c.DeleteSecret(ctx, &sdk.DeleteSecretInput{SecretId: id, RecoveryWindowInDays: aws.Int64(7)}))(t); time.Until(*out.DeletionDate).Round(time.Hour) != 7*24*time.Hour {
+	fails(c.DeleteSecret(ctx, &sdk.DeleteSecretInput{SecretId: id, RecoveryWindowInDays: aws.Int64(6)}))(t,
+		"InvalidParameterException")
+	fails(c.DeleteSecret(ctx, &sdk.DeleteSecretInput{SecretId: id, RecoveryWindowInDays: aws.Int64(7),
+		ForceDeleteWithoutRecovery: aws.Bool(true)}))(t, "InvalidParameterException")
+	if out := must(c.DeleteSecret(ctx, &sdk.DeleteSecretInput{SecretId: id, RecoveryWindowInDays: aws.Int64(7)}))(
+		t); time.Until(*out.DeletionDate).Round(time.Hour) != 7*24*time.Hour {
 		t.Errorf("deleted at %s", out.DeletionDate)
 	}
 	fails(c.GetSecretValue(ctx, &sdk.GetSecretValueInput{SecretId: id}))(t, "InvalidRequestException")
-	fails(c.PutSecretValue(ctx, &sdk.PutSecretValueInput{SecretId: id, SecretString: str("b")}))(t, "InvalidRequestException")
-	fails(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("s"), SecretString: str("a")}))(t, "InvalidRequestException")
+	fails(c.PutSecretValue(ctx, &sdk.PutSecretValueInput{SecretId: id, SecretString: str("b")}))(t,
+		"InvalidRequestException")
+	fails(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("s"), SecretString: str("a")}))(t,
+		"InvalidRequestException")
 	fails(c.DeleteSecret(ctx, &sdk.DeleteSecretInput{SecretId: id}))(t, "InvalidRequestException")
 	if got := must(c.DescribeSecret(ctx, &sdk.DescribeSecretInput{SecretId: id}))(t); got.DeletedDate == nil {
 		t.Error("it does not say that it is deleted")
@@ -207,12 +233,14 @@ func TestListing(t *testing.T) {
 	c, _ := serve(t)
 	ctx := t.Context()
 	for _, name := range []string{"b/2", "a/1", "b/3", "c/4"} {
-		must(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: &name, SecretString: str("x"), Tags: []types.Tag{{Key: str("cluster"), Value: str(name[:1])}}}))(t)
+		must(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: &name, SecretString: str("x"),
+			Tags: []types.Tag{{Key: str("cluster"), Value: str(name[:1])}}}))(t)
 	}
 	must(c.DeleteSecret(ctx, &sdk.DeleteSecretInput{SecretId: str("c/4")}))(t)
 	list := func(planned bool, filters ...types.Filter) []string {
 		var names []string
-		pages := sdk.NewListSecretsPaginator(c, &sdk.ListSecretsInput{MaxResults: aws.Int32(1), Filters: filters, IncludePlannedDeletion: &planned, SortBy: types.SortByTypeName})
+		pages := sdk.NewListSecretsPaginator(c, &sdk.ListSecretsInput{MaxResults: aws.Int32(1), Filters: filters,
+			IncludePlannedDeletion: &planned, SortBy: types.SortByTypeName})
 		for pages.HasMorePages() {
 			for _, s := range must(pages.NextPage(ctx))(t).SecretList {
 				names = append(names, *s.Name)
@@ -223,17 +251,21 @@ func TestListing(t *testing.T) {
 	for _, c := range []struct{ got, want []string }{
 		{list(false), []string{"a/1", "b/2", "b/3"}},
 		{list(true), []string{"a/1", "b/2", "b/3", "c/4"}},
-		{list(false, types.Filter{Key: types.FilterNameStringTypeName, Values: []string{"b/"}}), []string{"b/2", "b/3"}},
+		{list(false, types.Filter{Key: types.FilterNameStringTypeName, Values: []string{"b/"}}),
+			[]string{"b/2", "b/3"}},
 		{list(false, types.Filter{Key: types.FilterNameStringTypeName, Values: []string{"!b/"}}), []string{"a/1"}},
-		{list(false, types.Filter{Key: types.FilterNameStringTypeTagValue, Values: []string{"a", "b"}}, types.Filter{Key: types.FilterNameStringTypeName, Values: []string{"b/3"}}), []string{"b/3"}},
+		{list(false, types.Filter{Key: types.FilterNameStringTypeTagValue, Values: []string{"a", "b"}},
+			types.Filter{Key: types.FilterNameStringTypeName, Values: []string{"b/3"}}), []string{"b/3"}},
 	} {
 		if diff := cmp.Diff(c.want, c.got); diff != "" {
 			t.Error(diff)
 		}
 	}
-	must(c.TagResource(ctx, &sdk.TagResourceInput{SecretId: str("a/1"), Tags: []types.Tag{{Key: str("k"), Value: str("v")}}}))(t)
+	must(c.TagResource(ctx, &sdk.TagResourceInput{SecretId: str("a/1"),
+		Tags: []types.Tag{{Key: str("k"), Value: str("v")}}}))(t)
 	must(c.UntagResource(ctx, &sdk.UntagResourceInput{SecretId: str("a/1"), TagKeys: []string{"cluster"}}))(t)
-	if tags := must(c.DescribeSecret(ctx, &sdk.DescribeSecretInput{SecretId: str("a/1")}))(t).Tags; len(tags) != 1 || *tags[0].Key != "k" {
+	if tags := must(c.DescribeSecret(ctx, &sdk.DescribeSecretInput{SecretId: str("a/1")}))(t).Tags; len(tags) != 1 ||
+		*tags[0].Key != "k" {
 		t.Errorf("tags %+v", tags)
 	}
 	_, err := c.ListSecrets(ctx, &sdk.ListSecretsInput{NextToken: str("nonsense")})
@@ -244,14 +276,18 @@ func TestResourcePolicy(t *testing.T) {
 	c, _ := serve(t)
 	ctx := t.Context()
 	must(c.CreateSecret(ctx, &sdk.CreateSecretInput{Name: str("s"), SecretString: str("a")}))(t)
-	if got := must(c.GetResourcePolicy(ctx, &sdk.GetResourcePolicyInput{SecretId: str("s")}))(t); got.ResourcePolicy != nil || *got.Name != "s" {
+	if got := must(c.GetResourcePolicy(ctx, &sdk.GetResourcePolicyInput{SecretId: str("s")}))(
+		t); got.ResourcePolicy != nil || *got.Name != "s" {
 		t.Errorf("policy %+v", got)
 	}
 	public := `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":"*","Action":"secretsmanager:GetSecretValue","Resource":"*"}]}`
-	fails(c.PutResourcePolicy(ctx, &sdk.PutResourcePolicyInput{SecretId: str("s"), ResourcePolicy: str("{")}))(t, "MalformedPolicyDocumentException")
-	fails(c.PutResourcePolicy(ctx, &sdk.PutResourcePolicyInput{SecretId: str("s"), ResourcePolicy: &public, BlockPublicPolicy: aws.Bool(true)}))(t, "PublicPolicyException")
+	fails(c.PutResourcePolicy(ctx, &sdk.PutResourcePolicyInput{SecretId: str("s"), ResourcePolicy: str("{")}))(t,
+		"MalformedPolicyDocumentException")
+	fails(c.PutResourcePolicy(ctx, &sdk.PutResourcePolicyInput{SecretId: str("s"), ResourcePolicy: &public,
+		BlockPublicPolicy: aws.Bool(true)}))(t, "PublicPolicyException")
 	must(c.PutResourcePolicy(ctx, &sdk.PutResourcePolicyInput{SecretId: str("s"), ResourcePolicy: &public}))(t)
-	if got := must(c.GetResourcePolicy(ctx, &sdk.GetResourcePolicyInput{SecretId: str("s")}))(t); *got.ResourcePolicy != public {
+	if got := must(c.GetResourcePolicy(ctx, &sdk.GetResourcePolicyInput{SecretId: str("s")}))(
+		t); *got.ResourcePolicy != public {
 		t.Errorf("policy %+v", got)
 	}
 	must(c.DeleteResourcePolicy(ctx, &sdk.DeleteResourcePolicyInput{SecretId: str("s")}))(t)

@@ -41,9 +41,12 @@ func (v value) equal(o value) bool {
 func (v value) check() error {
 	switch {
 	case v.SecretString != nil && v.SecretBinary != nil:
-		return fail("InvalidParameterException", "You can't specify both a binary secret value and a string secret value in the same secret.")
+		return fail("InvalidParameterException",
+			"You can't specify both a binary secret value and a string secret value in the same secret.")
 	case v.SecretString != nil && len(*v.SecretString) > maxValue || len(v.SecretBinary) > maxValue:
-		return fail("ValidationException", "1 validation error detected: Value at 'secretString' failed to satisfy constraint: Member must have length less than or equal to %d", maxValue)
+		return fail("ValidationException",
+			"1 validation error detected: Value at 'secretString' failed to satisfy constraint: Member must have "+
+				"length less than or equal to %d", maxValue)
 	}
 	return nil
 }
@@ -65,7 +68,8 @@ func (x *secret) version(id string) *version {
 	return x.versions[i]
 }
 
-// move gives a label to one version (nil: to none) and takes it from the other that has it. What was current is then the previous one.
+// move gives a label to one version (nil: to none) and takes it from the other that has it. What was current is then
+// the previous one.
 func (x *secret) move(label string, to *version) {
 	from := x.labelled(label)
 	if from == to {
@@ -89,11 +93,15 @@ func (x *secret) put(c *wire.Call, token string, v value, labels []string) (*ver
 		return nil, err
 	}
 	if token == "" || len(token) > 64 {
-		return nil, fail("InvalidRequestException", "You must provide a ClientRequestToken value. We recommend a UUID-type value.")
+		return nil,
+			fail("InvalidRequestException",
+				"You must provide a ClientRequestToken value. We recommend a UUID-type value.")
 	}
 	if old := x.version(token); old != nil {
 		if !old.value.equal(v) {
-			return nil, fail("ResourceExistsException", "A resource with the ID you requested already exists: version %s of %s.", token, x.name)
+			return nil,
+				fail("ResourceExistsException",
+					"A resource with the ID you requested already exists: version %s of %s.", token, x.name)
 		}
 		return old, nil
 	}
@@ -163,18 +171,25 @@ func (s *Service) getSecretValue(c *wire.Call) (any, error) {
 	}
 	switch {
 	case v == nil && label != "":
-		return nil, fail("ResourceNotFoundException", "Secrets Manager can't find the specified secret value for staging label: %s", label)
+		return nil,
+			fail("ResourceNotFoundException",
+				"Secrets Manager can't find the specified secret value for staging label: %s", label)
 	case v == nil:
-		return nil, fail("ResourceNotFoundException", "Secrets Manager can't find the specified secret value for VersionId: %s", in.VersionId)
+		return nil,
+			fail("ResourceNotFoundException", "Secrets Manager can't find the specified secret value for VersionId: %s",
+				in.VersionId)
 	case label != "" && !slices.Contains(v.labels, label):
-		return nil, fail("InvalidRequestException", "You provided a VersionStage that is not associated to the provided VersionId.")
+		return nil,
+			fail("InvalidRequestException",
+				"You provided a VersionStage that is not associated to the provided VersionId.")
 	}
 	return struct {
 		versionOut
 		SecretString *string `json:",omitempty"`
 		SecretBinary []byte  `json:",omitempty"`
 		CreatedDate  wire.Time
-	}{versionOut{x.arn, x.name, v.id, v.labels}, v.value.SecretString, v.value.SecretBinary, wire.Time{Time: v.created}}, nil
+	}{versionOut{x.arn, x.name, v.id, v.labels}, v.value.SecretString, v.value.SecretBinary,
+		wire.Time{Time: v.created}}, nil
 }
 
 func (s *Service) listVersions(c *wire.Call) (any, error) {
@@ -227,7 +242,10 @@ func (s *Service) updateStage(c *wire.Call) (any, error) {
 	case to == nil && in.MoveToVersionId != "" || from == nil && in.RemoveFromVersionId != "":
 		return nil, fail("ResourceNotFoundException", "Secrets Manager can't find the specified secret version.")
 	case from != nil && from != holder, from == nil && holder != nil && holder != to:
-		return nil, fail("InvalidParameterException", "The parameter RemoveFromVersionId must name the version that the staging label %s is attached to.", in.VersionStage)
+		return nil,
+			fail("InvalidParameterException",
+				"The parameter RemoveFromVersionId must name the version that the staging label %s is attached to.",
+				in.VersionStage)
 	case to == nil && in.VersionStage == current:
 		return nil, fail("InvalidParameterException", "You can only move the staging label AWSCURRENT, not remove it.")
 	}

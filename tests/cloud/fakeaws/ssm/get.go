@@ -27,11 +27,13 @@ func (s *Service) value(p *parameter, number int64, decrypted bool) (valueJSON, 
 	} else {
 		i := number - p.first
 		if i < 0 || i >= int64(len(p.versions)) {
-			return valueJSON{}, fail("ParameterVersionNotFound", "Systems Manager could not find version %d of %s.", number, p.name)
+			return valueJSON{}, fail("ParameterVersionNotFound", "Systems Manager could not find version %d of %s.",
+				number, p.name)
 		}
 		v = p.versions[i]
 	}
-	out := valueJSON{ARN: s.arn(p.name), Name: p.name, Type: p.kind, Value: v.value, DataType: p.dataType, LastModifiedDate: wire.Time{Time: v.at}, Version: number}
+	out := valueJSON{ARN: s.arn(p.name), Name: p.name, Type: p.kind, Value: v.value, DataType: p.dataType,
+		LastModifiedDate: wire.Time{Time: v.at}, Version: number}
 	if p.kind == secure && !decrypted {
 		sum := sha256.Sum256([]byte("sealed " + v.value))
 		out.Value = "AQICAH" + base64.StdEncoding.EncodeToString(sum[:])
@@ -58,7 +60,9 @@ func (s *Service) selected(c *wire.Call, given string, decrypted bool) (valueJSO
 	if selector != "" {
 		n, err := strconv.ParseInt(selector[1:], 10, 64)
 		if err != nil || n < 1 {
-			return valueJSON{}, fail("ParameterVersionNotFound", "Systems Manager could not find a version with the label %q of %s.", selector[1:], name)
+			return valueJSON{},
+				fail("ParameterVersionNotFound", "Systems Manager could not find a version with the label %q of %s.",
+					selector[1:], name)
 		}
 		number = n
 	}
@@ -129,7 +133,9 @@ func (s *Service) getParametersByPath(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	if !strings.HasPrefix(in.Path, "/") {
-		return nil, fail("ValidationException", "The parameter doesn't meet the parameter name requirements. The path must begin with a forward slash.")
+		return nil,
+			fail("ValidationException",
+				"The parameter doesn't meet the parameter name requirements. The path must begin with a forward slash.")
 	}
 	if err := s.allow(c, in.Path, policy.Context{"ssm:Recursive": {strconv.FormatBool(in.Recursive)}}); err != nil {
 		return nil, err
@@ -186,8 +192,10 @@ func (s *Service) describeParameters(c *wire.Call) (any, error) {
 	all := make([]metadataJSON, 0, len(found))
 	for _, p := range found {
 		all = append(all, metadataJSON{
-			ARN: s.arn(p.name), Name: p.name, Type: p.kind, Tier: p.tier, DataType: p.dataType, LastModifiedUser: p.current().by, Description: p.description,
-			KeyId: p.keyID, AllowedPattern: p.allowedPattern, LastModifiedDate: wire.Time{Time: p.current().at}, Version: p.number(),
+			ARN: s.arn(p.name), Name: p.name, Type: p.kind, Tier: p.tier, DataType: p.dataType,
+			LastModifiedUser: p.current().by, Description: p.description,
+			KeyId: p.keyID, AllowedPattern: p.allowedPattern, LastModifiedDate: wire.Time{Time: p.current().at},
+			Version: p.number(),
 		})
 	}
 	page, next, err := page(all, in.MaxResults, 50, in.NextToken)
@@ -214,7 +222,9 @@ func (s *Service) filter(filters []filter) ([]*parameter, error) {
 			return nil, err
 		}
 		out = slices.DeleteFunc(out, func(p *parameter) bool {
-			return !slices.ContainsFunc(f.Values, func(v string) bool { return fits(p, v) }) && (len(f.Values) > 0 || !fits(p, ""))
+			return !slices.ContainsFunc(f.Values, func(v string) bool {
+				return fits(p, v)
+			}) && (len(f.Values) > 0 || !fits(p, ""))
 		})
 	}
 	return out, nil

@@ -32,12 +32,15 @@ var nameForm = regexp.MustCompile(`^[a-zA-Z0-9_.\-/]+$`)
 func checkName(name string) error {
 	first := strings.ToLower(strings.TrimPrefix(name, "/"))
 	switch {
-	case !nameForm.MatchString(name) || len(name) > 1011 || strings.Contains(name, "//") || strings.HasSuffix(name, "/"):
-		return fail("ValidationException", "Parameter name: can't be empty, and only a mix of letters, numbers and the symbols .-_/ is allowed")
+	case !nameForm.MatchString(name) || len(name) > 1011 || strings.Contains(name, "//") ||
+		strings.HasSuffix(name, "/"):
+		return fail("ValidationException",
+			"Parameter name: can't be empty, and only a mix of letters, numbers and the symbols .-_/ is allowed")
 	case strings.Contains(name, "/") && !strings.HasPrefix(name, "/"):
 		return fail("ValidationException", "Parameter name must be a fully qualified name.")
 	case strings.HasPrefix(first, "aws") || strings.HasPrefix(first, "ssm"):
-		return fail("ValidationException", "Parameter name: can't be prefixed with \"aws\" or \"ssm\" (case-insensitive).")
+		return fail("ValidationException",
+			"Parameter name: can't be prefixed with \"aws\" or \"ssm\" (case-insensitive).")
 	case strings.Count(name, "/") > maxLevels:
 		return fail("HierarchyLevelLimitExceededException", "A hierarchy can have at most %d levels", maxLevels)
 	}
@@ -92,15 +95,23 @@ func (in *putInput) next(old *parameter) (*parameter, error) {
 	p := &parameter{name: in.Name, kind: in.Type, tier: standard, dataType: "text", first: 1, tags: map[string]string{}}
 	if old != nil {
 		if !in.Overwrite {
-			return nil, fail("ParameterAlreadyExists", "The parameter already exists. To overwrite this value, set the overwrite option in the request to true.")
+			return nil,
+				fail("ParameterAlreadyExists",
+					"The parameter already exists. To overwrite this value, set the overwrite option in the request "+
+						"to true.")
 		}
 		if in.Type != "" && in.Type != old.kind {
-			return nil, fail("HierarchyTypeMismatchException", "Parameter Store does not support changing a parameter's type: %s is a %s", in.Name, old.kind)
+			return nil,
+				fail("HierarchyTypeMismatchException",
+					"Parameter Store does not support changing a parameter's type: %s is a %s", in.Name, old.kind)
 		}
 		*p = *old
 	}
 	if len(in.Tags) > 0 && in.Overwrite {
-		return nil, fail("ValidationException", "Invalid request: tags and overwrite can't be used together. To create a parameter with tags, please remove overwrite flag.")
+		return nil,
+			fail("ValidationException",
+				"Invalid request: tags and overwrite can't be used together. To create a parameter with tags, "+
+					"please remove overwrite flag.")
 	}
 	if p.kind != "String" && p.kind != "StringList" && p.kind != secure {
 		return nil, fail("ValidationException", "A parameter type is required when you create a parameter.")
@@ -132,7 +143,8 @@ func (in *putInput) describe(p *parameter) error {
 		return fail("InvalidAllowedPatternException", "The pattern is not a regular expression: %v", err)
 	}
 	if !pattern.MatchString(in.Value) {
-		return fail("ParameterPatternMismatchException", "Parameter value, cannot be validated against allowedPattern: %s", p.allowedPattern)
+		return fail("ParameterPatternMismatchException",
+			"Parameter value, cannot be validated against allowedPattern: %s", p.allowedPattern)
 	}
 	return in.setTier(p)
 }
@@ -141,20 +153,28 @@ func (in *putInput) setTier(p *parameter) error {
 	size := len(in.Value)
 	switch {
 	case size == 0:
-		return fail("ValidationException", "1 validation error detected: Value '' at 'value' failed to satisfy constraint: Member must have length greater than or equal to 1")
-	case in.Tier == intelligent && size > maxStandard, in.Tier == advanced, in.Tier == "" && p.tier == advanced, in.Tier == intelligent && p.tier == advanced:
+		return fail("ValidationException",
+			"1 validation error detected: Value '' at 'value' failed to satisfy constraint: Member must have length "+
+				"greater than or equal to 1")
+	case in.Tier == intelligent && size > maxStandard, in.Tier == advanced, in.Tier == "" && p.tier == advanced,
+		in.Tier == intelligent && p.tier == advanced:
 		p.tier = advanced
 	case in.Tier == standard && p.tier == advanced:
-		return fail("ValidationException", "This parameter uses the advanced-parameter tier. You can't downgrade a parameter from the advanced-parameter tier to the standard-parameter tier.")
+		return fail("ValidationException",
+			"This parameter uses the advanced-parameter tier. You can't downgrade a parameter from the "+
+				"advanced-parameter tier to the standard-parameter tier.")
 	case in.Tier != "" && in.Tier != standard && in.Tier != intelligent:
 		return fail("ValidationException", "The tier %q is not known", in.Tier)
 	}
 	if p.tier == standard && size > maxStandard {
-		return fail("ValidationException", "Standard tier parameters support a maximum parameter value of %d characters. To create a larger parameter value, "+
-			"upgrade the parameter to use the advanced-parameter tier.", maxStandard)
+		return fail("ValidationException",
+			"Standard tier parameters support a maximum parameter value of %d characters. To create a larger "+
+				"parameter value, "+
+				"upgrade the parameter to use the advanced-parameter tier.", maxStandard)
 	}
 	if size > maxAdvanced {
-		return fail("ValidationException", "Advanced tier parameters support a maximum parameter value of %d characters.", maxAdvanced)
+		return fail("ValidationException",
+			"Advanced tier parameters support a maximum parameter value of %d characters.", maxAdvanced)
 	}
 	return nil
 }

@@ -119,7 +119,9 @@ func (s *Service) tagged(c *wire.Call, r resource, keys policy.Context) (*parame
 	}
 	p := s.parameters[name]
 	if p == nil {
-		return nil, fail("InvalidResourceId", "The resource ID %q is not valid. Verify that you entered the correct ID and try again.", r.ResourceId)
+		return nil,
+			fail("InvalidResourceId",
+				"The resource ID %q is not valid. Verify that you entered the correct ID and try again.", r.ResourceId)
 	}
 	return p, nil
 }

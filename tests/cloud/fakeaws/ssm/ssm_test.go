@@ -20,10 +20,12 @@ import (
 
 func serve(t *testing.T) *sdk.Client {
 	t.Helper()
-	server := httptest.NewServer(wire.Handle(ssm.New("us-west-2", "123456789012"), "123456789012", "us-west-2", &sync.Mutex{}))
+	server := httptest.NewServer(wire.Handle(ssm.New("us-west-2", "123456789012"), "123456789012", "us-west-2",
+		&sync.Mutex{}))
 	t.Cleanup(server.Close)
 	return sdk.New(sdk.Options{
-		Region: "us-west-2", BaseEndpoint: aws.String(server.URL), RetryMaxAttempts: 1, Credentials: credentials.NewStaticCredentialsProvider("AKIAEXAMPLE", "secret", ""),
+		Region: "us-west-2", BaseEndpoint: aws.String(server.URL), RetryMaxAttempts: 1,
+		Credentials: credentials.NewStaticCredentialsProvider("AKIAEXAMPLE", "secret", ""),
 	})
 }
 
@@ -51,7 +53,9 @@ func fails[T any](_ T, err error) func(t *testing.T, code string) {
 
 func TestVersions(t *testing.T) {
 	c, ctx := serve(t), t.Context()
-	put := &sdk.PutParameterInput{Name: str("/nstance/alpha/key"), Value: str("one"), Type: types.ParameterTypeSecureString, Description: str("d"), Tags: []types.Tag{{Key: str("k"), Value: str("v")}}}
+	put := &sdk.PutParameterInput{Name: str("/nstance/alpha/key"), Value: str("one"),
+		Type: types.ParameterTypeSecureString, Description: str("d"), Tags: []types.Tag{{Key: str("k"),
+			Value: str("v")}}}
 	if out := must(c.PutParameter(ctx, put))(t); out.Version != 1 || out.Tier != types.ParameterTierStandard {
 		t.Errorf("put %+v", out)
 	}
@@ -62,36 +66,46 @@ func TestVersions(t *testing.T) {
 	if out := must(c.PutParameter(ctx, put))(t); out.Version != 2 {
 		t.Errorf("put %+v", out)
 	}
-	fails(c.PutParameter(ctx, &sdk.PutParameterInput{Name: put.Name, Value: str("x"), Type: types.ParameterTypeString, Overwrite: aws.Bool(true)}))(t, "HierarchyTypeMismatchException")
+	fails(c.PutParameter(ctx, &sdk.PutParameterInput{Name: put.Name, Value: str("x"), Type: types.ParameterTypeString,
+		Overwrite: aws.Bool(true)}))(t, "HierarchyTypeMismatchException")
 
 	for name, want := range map[string]string{
-		"/nstance/alpha/key": "two", "/nstance/alpha/key:1": "one", "arn:aws:ssm:us-west-2:123456789012:parameter/nstance/alpha/key": "two",
+		"/nstance/alpha/key": "two", "/nstance/alpha/key:1": "one",
+		"arn:aws:ssm:us-west-2:123456789012:parameter/nstance/alpha/key":   "two",
 		"arn:aws:ssm:us-west-2:123456789012:parameter/nstance/alpha/key:1": "one",
 	} {
-		got := must(c.GetParameter(ctx, &sdk.GetParameterInput{Name: &name, WithDecryption: aws.Bool(true)}))(t).Parameter
-		if *got.Value != want || *got.ARN != "arn:aws:ssm:us-west-2:123456789012:parameter/nstance/alpha/key" || *got.Name != "/nstance/alpha/key" {
+		got := must(c.GetParameter(ctx, &sdk.GetParameterInput{Name: &name, WithDecryption: aws.Bool(true)}))(
+			t).Parameter
+		if *got.Value != want || *got.ARN != "arn:aws:ssm:us-west-2:123456789012:parameter/nstance/alpha/key" ||
+			*got.Name != "/nstance/alpha/key" {
 			t.Errorf("%s: %s of %s", name, *got.Value, *got.ARN)
 		}
 	}
-	if sealed := must(c.GetParameter(ctx, &sdk.GetParameterInput{Name: put.Name}))(t).Parameter; strings.Contains(*sealed.Value, "two") || *sealed.Value == "" {
+	if sealed := must(c.GetParameter(ctx, &sdk.GetParameterInput{Name: put.Name}))(t).Parameter; strings.Contains(
+		*sealed.Value, "two") || *sealed.Value == "" {
 		t.Errorf("without decryption: %s", *sealed.Value)
 	}
 	fails(c.GetParameter(ctx, &sdk.GetParameterInput{Name: str("/nstance/alpha/key:3")}))(t, "ParameterVersionNotFound")
 	fails(c.GetParameter(ctx, &sdk.GetParameterInput{Name: str("/nstance/beta")}))(t, "ParameterNotFound")
 
-	many := must(c.GetParameters(ctx, &sdk.GetParametersInput{Names: []string{"/nstance/alpha/key", "/none"}, WithDecryption: aws.Bool(true)}))(t)
-	if len(many.Parameters) != 1 || many.Parameters[0].Version != 2 || len(many.InvalidParameters) != 1 || many.InvalidParameters[0] != "/none" {
+	many := must(c.GetParameters(ctx, &sdk.GetParametersInput{Names: []string{"/nstance/alpha/key", "/none"},
+		WithDecryption: aws.Bool(true)}))(t)
+	if len(many.Parameters) != 1 || many.Parameters[0].Version != 2 || len(many.InvalidParameters) != 1 ||
+		many.InvalidParameters[0] != "/none" {
 		t.Errorf("got %+v", many)
 	}
 	described := must(c.DescribeParameters(ctx, &sdk.DescribeParametersInput{
-		ParameterFilters: []types.ParameterStringFilter{{Key: str("Name"), Option: str("Equals"), Values: []string{"/nstance/alpha/key"}}},
+		ParameterFilters: []types.ParameterStringFilter{{Key: str("Name"), Option: str("Equals"),
+			Values: []string{"/nstance/alpha/key"}}},
 	}))(t).Parameters
-	if len(described) != 1 || *described[0].KeyId != "alias/aws/ssm" || described[0].Version != 2 || *described[0].Description != "d" || *described[0].LastModifiedUser != "arn:aws:iam::123456789012:root" {
+	if len(described) != 1 || *described[0].KeyId != "alias/aws/ssm" || described[0].Version != 2 ||
+		*described[0].Description != "d" || *described[0].LastModifiedUser != "arn:aws:iam::123456789012:root" {
 		t.Errorf("described %+v", described)
 	}
 	must(c.DeleteParameter(ctx, &sdk.DeleteParameterInput{Name: put.Name}))(t)
 	fails(c.DeleteParameter(ctx, &sdk.DeleteParameterInput{Name: put.Name}))(t, "ParameterNotFound")
-	if out := must(c.DeleteParameters(ctx, &sdk.DeleteParametersInput{Names: []string{*put.Name}}))(t); len(out.InvalidParameters) != 1 || len(out.DeletedParameters) != 0 {
+	if out := must(c.DeleteParameters(ctx, &sdk.DeleteParametersInput{Names: []string{*put.Name}}))(t); len(
+		out.InvalidParameters) != 1 || len(out.DeletedParameters) != 0 {
 		t.Errorf("deleted %+v", out)
 	}
 }
@@ -99,11 +113,13 @@ func TestVersions(t *testing.T) {
 func TestLimits(t *testing.T) {
 	c, ctx := serve(t), t.Context()
 	put := func(name string, size int, tier types.ParameterTier, overwrite bool) (*sdk.PutParameterOutput, error) {
-		return c.PutParameter(ctx, &sdk.PutParameterInput{Name: &name, Value: str(strings.Repeat("a", size)), Type: types.ParameterTypeString, Tier: tier, Overwrite: &overwrite})
+		return c.PutParameter(ctx, &sdk.PutParameterInput{Name: &name, Value: str(strings.Repeat("a", size)),
+			Type: types.ParameterTypeString, Tier: tier, Overwrite: &overwrite})
 	}
 	must(put("plain", 4096, "", false))(t)
 	fails(put("long", 4097, "", false))(t, "ValidationException")
-	if out := must(put("long", 4097, types.ParameterTierIntelligentTiering, false))(t); out.Tier != types.ParameterTierAdvanced {
+	if out := must(put("long", 4097, types.ParameterTierIntelligentTiering, false))(
+		t); out.Tier != types.ParameterTierAdvanced {
 		t.Errorf("tier %s", out.Tier)
 	}
 	must(put("longer", 8192, types.ParameterTierAdvanced, false))(t)
@@ -118,7 +134,8 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	fails(c.PutParameter(ctx, &sdk.PutParameterInput{Name: str("untyped"), Value: str("a")}))(t, "ValidationException")
-	fails(c.PutParameter(ctx, &sdk.PutParameterInput{Name: str("p"), Value: str("a"), Type: types.ParameterTypeString, AllowedPattern: str("^[0-9]+$")}))(t, "ParameterPatternMismatchException")
+	fails(c.PutParameter(ctx, &sdk.PutParameterInput{Name: str("p"), Value: str("a"), Type: types.ParameterTypeString,
+		AllowedPattern: str("^[0-9]+$")}))(t, "ParameterPatternMismatchException")
 	must(put("counted", 1, "", false))(t)
 	for range 100 {
 		must(put("counted", 1, "", true))(t)
@@ -131,19 +148,26 @@ func TestLimits(t *testing.T) {
 func TestListing(t *testing.T) {
 	c, ctx := serve(t), t.Context()
 	for _, name := range []string{"/a/1", "/a/2", "/a/b/3", "/ab/4", "five"} {
-		must(c.PutParameter(ctx, &sdk.PutParameterInput{Name: &name, Value: str(name), Type: types.ParameterTypeString}))(t)
+		must(c.PutParameter(ctx, &sdk.PutParameterInput{Name: &name, Value: str(name),
+			Type: types.ParameterTypeString}))(t)
 	}
-	must(c.AddTagsToResource(ctx, &sdk.AddTagsToResourceInput{ResourceType: types.ResourceTypeForTaggingParameter, ResourceId: str("/a/1"), Tags: []types.Tag{{Key: str("k"), Value: str("v")}, {Key: str("l"), Value: str("w")}}}))(t)
-	must(c.RemoveTagsFromResource(ctx, &sdk.RemoveTagsFromResourceInput{ResourceType: types.ResourceTypeForTaggingParameter, ResourceId: str("/a/1"), TagKeys: []string{"l"}}))(t)
-	tags := must(c.ListTagsForResource(ctx, &sdk.ListTagsForResourceInput{ResourceType: types.ResourceTypeForTaggingParameter, ResourceId: str("/a/1")}))(t).TagList
+	must(c.AddTagsToResource(ctx, &sdk.AddTagsToResourceInput{ResourceType: types.ResourceTypeForTaggingParameter,
+		ResourceId: str("/a/1"), Tags: []types.Tag{{Key: str("k"), Value: str("v")},
+			{Key: str("l"), Value: str("w")}}}))(t)
+	must(c.RemoveTagsFromResource(ctx, &sdk.RemoveTagsFromResourceInput{
+		ResourceType: types.ResourceTypeForTaggingParameter, ResourceId: str("/a/1"), TagKeys: []string{"l"}}))(t)
+	tags := must(c.ListTagsForResource(ctx, &sdk.ListTagsForResourceInput{
+		ResourceType: types.ResourceTypeForTaggingParameter, ResourceId: str("/a/1")}))(t).TagList
 	if len(tags) != 1 || *tags[0].Key != "k" || *tags[0].Value != "v" {
 		t.Errorf("tags %+v", tags)
 	}
-	fails(c.ListTagsForResource(ctx, &sdk.ListTagsForResourceInput{ResourceType: types.ResourceTypeForTaggingParameter, ResourceId: str("/none")}))(t, "InvalidResourceId")
+	fails(c.ListTagsForResource(ctx, &sdk.ListTagsForResourceInput{ResourceType: types.ResourceTypeForTaggingParameter,
+		ResourceId: str("/none")}))(t, "InvalidResourceId")
 
 	byPath := func(path string, recursive bool) []string {
 		var names []string
-		pages := sdk.NewGetParametersByPathPaginator(c, &sdk.GetParametersByPathInput{Path: &path, Recursive: &recursive, MaxResults: aws.Int32(1)})
+		pages := sdk.NewGetParametersByPathPaginator(c, &sdk.GetParametersByPathInput{Path: &path,
+			Recursive: &recursive, MaxResults: aws.Int32(1)})
 		for pages.HasMorePages() {
 			for _, p := range must(pages.NextPage(ctx))(t).Parameters {
 				names = append(names, *p.Name)
@@ -155,7 +179,8 @@ func TestListing(t *testing.T) {
 		path      string
 		recursive bool
 		want      []string
-	}{{"/a", false, []string{"/a/1", "/a/2"}}, {"/a/", true, []string{"/a/1", "/a/2", "/a/b/3"}}, {"/", true, []string{"/a/1", "/a/2", "/a/b/3", "/ab/4"}}, {"/none", true, nil}} {
+	}{{"/a", false, []string{"/a/1", "/a/2"}}, {"/a/", true, []string{"/a/1", "/a/2", "/a/b/3"}},
+		{"/", true, []string{"/a/1", "/a/2", "/a/b/3", "/ab/4"}}, {"/none", true, nil}} {
 		if diff := cmp.Diff(c.want, byPath(c.path, c.recursive)); diff != "" {
 			t.Errorf("%s: %s", c.path, diff)
 		}
@@ -166,7 +191,8 @@ func TestListing(t *testing.T) {
 		if option != "" {
 			f.Option = &option
 		}
-		for _, p := range must(c.DescribeParameters(ctx, &sdk.DescribeParametersInput{ParameterFilters: []types.ParameterStringFilter{f}}))(t).Parameters {
+		for _, p := range must(c.DescribeParameters(ctx, &sdk.DescribeParametersInput{
+			ParameterFilters: []types.ParameterStringFilter{f}}))(t).Parameters {
 			names = append(names, *p.Name)
 		}
 		return names
@@ -183,6 +209,7 @@ func TestListing(t *testing.T) {
 			t.Error(diff)
 		}
 	}
-	_, err := c.DescribeParameters(ctx, &sdk.DescribeParametersInput{ParameterFilters: []types.ParameterStringFilter{{Key: str("Colour"), Values: []string{"red"}}}})
+	_, err := c.DescribeParameters(ctx, &sdk.DescribeParametersInput{ParameterFilters: []types.ParameterStringFilter{
+		{Key: str("Colour"), Values: []string{"red"}}}})
 	fails(0, err)(t, "InvalidFilterKey")
 }

@@ -84,7 +84,8 @@ func (s *Service) assumeRole(c *wire.Call) (any, error) {
 		return nil, err
 	}
 	lasts := time.Duration(in.DurationSeconds) * time.Second
-	if lasts < 15*time.Minute || lasts > time.Duration(role.MaxSession)*time.Second || c.Principal.Role != "" && lasts > chained {
+	if lasts < 15*time.Minute || lasts > time.Duration(role.MaxSession)*time.Second || c.Principal.Role != "" &&
+		lasts > chained {
 		return nil, invalid("The requested DurationSeconds exceeds the MaxSessionDuration set for this role.")
 	}
 	credentials := s.cfg.Issue(role.Name, in.RoleSessionName, lasts)
@@ -97,7 +98,8 @@ func (s *Service) assumeRole(c *wire.Call) (any, error) {
 		AssumedRoleUser user
 		Credentials     secret
 	}{
-		user{role.ID + ":" + in.RoleSessionName, "arn:aws:sts::" + c.Principal.Account + ":assumed-role/" + role.Name + "/" + in.RoleSessionName},
+		user{role.ID + ":" + in.RoleSessionName, "arn:aws:sts::" + c.Principal.Account + ":assumed-role/" + role.Name +
+			"/" + in.RoleSessionName},
 		secret{credentials.Access, credentials.Secret, credentials.Token, wire.Time{Time: credentials.Expires}},
 	}, nil
 }

@@ -50,9 +50,11 @@ func (p protocol) encode(c *Call, answer any) ([]byte, error) {
 		return nil, err
 	}
 	if p.kind == kindEC2 {
-		return fmt.Appendf(nil, "<%[1]sResponse xmlns=%[2]q><requestId>%[3]s</requestId>%[4]s</%[1]sResponse>", c.Action, p.namespace, c.RequestID, inner), nil
+		return fmt.Appendf(nil, "<%[1]sResponse xmlns=%[2]q><requestId>%[3]s</requestId>%[4]s</%[1]sResponse>",
+			c.Action, p.namespace, c.RequestID, inner), nil
 	}
-	return fmt.Appendf(nil, "<%[1]sResponse xmlns=%[2]q><%[1]sResult>%[4]s</%[1]sResult><ResponseMetadata><RequestId>%[3]s</RequestId></ResponseMetadata></%[1]sResponse>",
+	return fmt.Appendf(nil,
+		"<%[1]sResponse xmlns=%[2]q><%[1]sResult>%[4]s</%[1]sResult><ResponseMetadata><RequestId>%[3]s</RequestId></ResponseMetadata></%[1]sResponse>",
 		c.Action, p.namespace, c.RequestID, inner), nil
 }
 
@@ -75,7 +77,8 @@ func elements(answer any) ([]byte, error) {
 	return inner, nil
 }
 
-// WriteError writes an error in the shape of the service's protocol. An error that is not an *Error is an InternalFailure, 500.
+// WriteError writes an error in the shape of the service's protocol. An error that is not an *Error is an
+// InternalFailure, 500.
 func WriteError(w http.ResponseWriter, service, requestID string, err error) {
 	e := AsError(err)
 	p := protocols[service]

@@ -19,9 +19,10 @@ import (
 // maxDepth bounds a parameter's name: none of AWS's has as many parts.
 const maxDepth = 24
 
-// Decode fills the struct that into points to from query parameters. A field's parameter is its name, or its tag `query:"Name"`; embedded structs are read
-// in place. Lists are read in EC2's form (X.1, X.1.Y) and in the query protocol's (X.member.1.Y), maps as X.entry.1.key and .value. Fields may be strings,
-// integers, floats, bools, time.Time, []byte (base64), structs, slices, map[string]string, and pointers to them, which stay nil when absent.
+// Decode fills the struct that into points to from query parameters. A field's parameter is its name, or its tag
+// `query:"Name"`; embedded structs are read in place. Lists are read in EC2's form (X.1, X.1.Y) and in the query
+// protocol's (X.member.1.Y), maps as X.entry.1.key and .value. Fields may be strings, integers, floats, bools,
+// time.Time, []byte (base64), structs, slices, map[string]string, and pointers to them, which stay nil when absent.
 //
 // A parameter that no field takes is UnknownParameter, one that does not parse InvalidParameterValue.
 // Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html
@@ -29,7 +30,8 @@ func Decode(form url.Values, into any) error {
 	root := &node{}
 	for name, values := range form {
 		if len(values) != 1 {
-			return Errorf(http.StatusBadRequest, "InvalidParameterCombination", "The parameter %s appears %d times", name, len(values))
+			return Errorf(http.StatusBadRequest, "InvalidParameterCombination", "The parameter %s appears %d times",
+				name, len(values))
 		}
 		if err := root.put(name, values[0]); err != nil {
 			return err
@@ -55,7 +57,8 @@ func (n *node) put(name, value string) error {
 	}
 	for _, p := range parts {
 		if p == "" {
-			return Errorf(http.StatusBadRequest, "MalformedQueryString", "The parameter name %.100q has an empty part", name)
+			return Errorf(http.StatusBadRequest, "MalformedQueryString", "The parameter name %.100q has an empty part",
+				name)
 		}
 		if n.sub == nil {
 			n.sub = map[string]*node{}
@@ -91,7 +94,8 @@ func (n *node) decode(name string, v reflect.Value) error {
 
 func (n *node) structure(name string, v reflect.Value) error {
 	if n.value != nil {
-		return Errorf(http.StatusBadRequest, "InvalidParameterValue", "The parameter %s is a structure and has no value of its own", name)
+		return Errorf(http.StatusBadRequest, "InvalidParameterValue",
+			"The parameter %s is a structure and has no value of its own", name)
 	}
 	left := maps.Clone(n.sub)
 	if err := fill(name, v, left); err != nil {
@@ -132,7 +136,8 @@ func fill(name string, v reflect.Value, left map[string]*node) error {
 	return nil
 }
 
-// items are a list's members in the order of their numbers. An empty value is an empty list: clients of the query protocol say it so.
+// items are a list's members in the order of their numbers. An empty value is an empty list: clients of the query
+// protocol say it so.
 func (n *node) items(name, wrapper string) ([]*node, error) {
 	if n.value != nil {
 		if *n.value == "" && len(n.sub) == 0 {
@@ -147,7 +152,8 @@ func (n *node) items(name, wrapper string) ([]*node, error) {
 	for k := range n.sub {
 		number, err := strconv.Atoi(k)
 		if err != nil || number < 1 || strconv.Itoa(number) != k {
-			return nil, Errorf(http.StatusBadRequest, "UnknownParameter", "The parameter %s is not recognized", join(name, k))
+			return nil, Errorf(http.StatusBadRequest, "UnknownParameter", "The parameter %s is not recognized",
+				join(name, k))
 		}
 		numbers = append(numbers, number)
 	}
@@ -212,7 +218,8 @@ func (n *node) scalar(name string, v reflect.Value) error {
 		err = setBasic(v, text)
 	}
 	if err != nil {
-		return Errorf(http.StatusBadRequest, "InvalidParameterValue", "Value (%.100s) for parameter %s is invalid", text, name)
+		return Errorf(http.StatusBadRequest, "InvalidParameterValue", "Value (%.100s) for parameter %s is invalid",
+			text, name)
 	}
 	return nil
 }

@@ -11,7 +11,8 @@ import (
 
 // Only tokens that Page made are taken, and each leads to where it says.
 func FuzzPage(f *testing.F) {
-	for _, seed := range []string{"", tokenOf(2), tokenOf(5), tokenOf(6), "x", "cGFnZToy\n", "cGFnZTowMg==", "cGFnZTotMQ==", "cGFnZTo5OTk5OTk5OTk5OTk="} {
+	for _, seed := range []string{"", tokenOf(2), tokenOf(5), tokenOf(6), "x", "cGFnZToy\n", "cGFnZTowMg==",
+		"cGFnZTotMQ==", "cGFnZTo5OTk5OTk5OTk5OTk="} {
 		f.Add(seed, 2)
 	}
 	f.Add("", -1)
@@ -30,7 +31,8 @@ func FuzzPage(f *testing.F) {
 		if next != "" {
 			start = page[0]
 		}
-		if token != "" && token != tokenOf(start) || most > 0 && len(page) > most || next != "" && next != tokenOf(start+most) {
+		if token != "" && token != tokenOf(start) || most > 0 && len(page) > most || next != "" &&
+			next != tokenOf(start+most) {
 			t.Errorf("%q, %d: %v, %q", token, most, page, next)
 		}
 	})

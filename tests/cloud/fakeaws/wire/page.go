@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Page cuts a list into pages. It returns at most max items (0: all) from where token points ("" is the beginning) and the token of the next page, "" after
-// the last. Tokens are opaque to clients; one that Page did not make is InvalidNextToken.
+// Page cuts a list into pages. It returns at most max items (0: all) from where token points ("" is the beginning) and
+// the token of the next page, "" after the last. Tokens are opaque to clients; one that Page did not make is
+// InvalidNextToken.
 func Page[T any](items []T, max int, token string) (page []T, next string, err error) {
 	start := 0
 	if token != "" {
@@ -17,7 +18,8 @@ func Page[T any](items []T, max int, token string) (page []T, next string, err e
 		}
 	}
 	if max < 0 {
-		return nil, "", Errorf(http.StatusBadRequest, "InvalidParameterValue", "A page of %d items is not possible", max)
+		return nil, "", Errorf(http.StatusBadRequest, "InvalidParameterValue", "A page of %d items is not possible",
+			max)
 	}
 	items = items[start:]
 	if max == 0 || len(items) <= max {

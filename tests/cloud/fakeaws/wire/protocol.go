@@ -31,18 +31,23 @@ type protocol struct {
 
 // protocols is how each service talks, by signing name. Source: the services' API references.
 var protocols = map[string]protocol{
-	"ec2":                  {kind: kindEC2, namespace: "http://ec2.amazonaws.com/doc/2016-11-15/", version: "2016-11-15"},
-	"autoscaling":          {kind: kindQuery, namespace: "http://autoscaling.amazonaws.com/doc/2011-01-01/", version: "2011-01-01"},
-	"elasticloadbalancing": {kind: kindQuery, namespace: "http://elasticloadbalancing.amazonaws.com/doc/2015-12-01/", version: "2015-12-01"},
-	"iam":                  {kind: kindQuery, namespace: "https://iam.amazonaws.com/doc/2010-05-08/", version: "2010-05-08"},
-	"sts":                  {kind: kindQuery, namespace: "https://sts.amazonaws.com/doc/2011-06-15/", version: "2011-06-15"},
-	"ssm":                  {kind: kindJSON, target: "AmazonSSM."},
-	"secretsmanager":       {kind: kindJSON, target: "secretsmanager."},
-	"s3":                   {kind: kindS3},
+	"ec2": {kind: kindEC2, namespace: "http://ec2.amazonaws.com/doc/2016-11-15/",
+		version: "2016-11-15"},
+	"autoscaling": {kind: kindQuery, namespace: "http://autoscaling.amazonaws.com/doc/2011-01-01/",
+		version: "2011-01-01"},
+	"elasticloadbalancing": {kind: kindQuery, namespace: "http://elasticloadbalancing.amazonaws.com/doc/2015-12-01/",
+		version: "2015-12-01"},
+	"iam": {kind: kindQuery, namespace: "https://iam.amazonaws.com/doc/2010-05-08/",
+		version: "2010-05-08"},
+	"sts": {kind: kindQuery, namespace: "https://sts.amazonaws.com/doc/2011-06-15/",
+		version: "2011-06-15"},
+	"ssm":            {kind: kindJSON, target: "AmazonSSM."},
+	"secretsmanager": {kind: kindJSON, target: "secretsmanager."},
+	"s3":             {kind: kindS3},
 }
 
-// Parse reads the action and the parameters of a request to a service. The body was read already, for its signature. What it leaves to the caller: the
-// principal, the region, Authorize.
+// Parse reads the action and the parameters of a request to a service. The body was read already, for its signature.
+// What it leaves to the caller: the principal, the region, Authorize.
 func Parse(service string, r *http.Request, body []byte) (*Call, error) {
 	c := &Call{Context: r.Context(), Service: service, RequestID: uuid.NewString()}
 	p, ok := protocols[service]
@@ -56,7 +61,8 @@ func Parse(service string, r *http.Request, body []byte) (*Call, error) {
 	case kindJSON:
 		action, ok := strings.CutPrefix(r.Header.Get("X-Amz-Target"), p.target)
 		if !ok {
-			return c, Errorf(http.StatusBadRequest, "UnknownOperationException", "X-Amz-Target %q is not of %s", r.Header.Get("X-Amz-Target"), service)
+			return c, Errorf(http.StatusBadRequest, "UnknownOperationException", "X-Amz-Target %q is not of %s",
+				r.Header.Get("X-Amz-Target"), service)
 		}
 		c.Action, c.Body = action, body
 		return c, nil
@@ -79,7 +85,8 @@ func Parse(service string, r *http.Request, body []byte) (*Call, error) {
 		return c, Errorf(http.StatusBadRequest, "MissingAction", "The request has no Action")
 	}
 	if version != p.version {
-		return c, Errorf(http.StatusBadRequest, "InvalidAction", "Could not find operation %s for version %s", c.Action, version)
+		return c, Errorf(http.StatusBadRequest, "InvalidAction", "Could not find operation %s for version %s", c.Action,
+			version)
 	}
 	return c, nil
 }
@@ -87,12 +94,14 @@ func Parse(service string, r *http.Request, body []byte) (*Call, error) {
 // Unknown is the error of a service that has no such operation.
 func Unknown(c *Call) error {
 	if protocols[c.Service].kind == kindJSON {
-		return Errorf(http.StatusBadRequest, "UnknownOperationException", "%s has no operation %s here", c.Service, c.Action)
+		return Errorf(http.StatusBadRequest, "UnknownOperationException", "%s has no operation %s here", c.Service,
+			c.Action)
 	}
 	return Errorf(http.StatusBadRequest, "InvalidAction", "The action %s is not valid for this web service", c.Action)
 }
 
-// Handle serves one service alone, without signatures: everybody is the account and may do anything. It is for tests of the service by itself.
+// Handle serves one service alone, without signatures: everybody is the account and may do anything. It is for tests of
+// the service by itself.
 func Handle(s Service, account, region string, lock sync.Locker) http.Handler {
 	operations := s.Operations()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -147,6 +156,7 @@ func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// distance is how far away AWS is. The SDK closes a request's body as soon as it has the answer; when net/http's own goroutine has not seen the body's end by
-// then, it breaks the connection under the answer. Only a server on the same machine is ever that fast, and callers without retries would see it.
+// distance is how far away AWS is. The SDK closes a request's body as soon as it has the answer; when net/http's own
+// goroutine has not seen the body's end by then, it breaks the connection under the answer. Only a server on the same
+// machine is ever that fast, and callers without retries would see it.
 const distance = 2 * time.Millisecond

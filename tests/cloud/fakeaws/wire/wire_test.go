@@ -35,7 +35,8 @@ func (s service) Operations() map[string]wire.Handler { return s.operations }
 // serve starts a server of one operation and returns what a client needs to know.
 func serve(t *testing.T, name, action string, h wire.Handler) aws.Config {
 	t.Helper()
-	server := httptest.NewServer(wire.Handle(service{name, map[string]wire.Handler{action: h}}, "123456789012", "us-west-2", &sync.Mutex{}))
+	server := httptest.NewServer(wire.Handle(service{name, map[string]wire.Handler{action: h}}, "123456789012",
+		"us-west-2", &sync.Mutex{}))
 	t.Cleanup(server.Close)
 	return aws.Config{
 		Region: "us-west-2", BaseEndpoint: aws.String(server.URL), RetryMaxAttempts: 1,
@@ -75,13 +76,16 @@ func TestEC2Speaks(t *testing.T) {
 		}{Subnets: []subnet{{"subnet-<1>", true, 250}}, Next: "more"}, nil
 	})
 	client := ec2.NewFromConfig(config)
-	out, err := client.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{MaxResults: aws.Int32(7), Filters: []ec2types.Filter{
-		{Name: aws.String("vpc-id"), Values: []string{"vpc-1", "vpc-2"}}, {Name: aws.String("tag:Name"), Values: []string{"a b&c"}},
-	}})
+	out, err := client.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{MaxResults: aws.Int32(7),
+		Filters: []ec2types.Filter{
+			{Name: aws.String("vpc-id"), Values: []string{"vpc-1", "vpc-2"}},
+			{Name: aws.String("tag:Name"), Values: []string{"a b&c"}},
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := out.Subnets; len(got) != 1 || *got[0].SubnetId != "subnet-<1>" || !*got[0].DefaultForAz || *got[0].AvailableIpAddressCount != 250 || *out.NextToken != "more" {
+	if got := out.Subnets; len(got) != 1 || *got[0].SubnetId != "subnet-<1>" || !*got[0].DefaultForAz ||
+		*got[0].AvailableIpAddressCount != 250 || *out.NextToken != "more" {
 		t.Fatalf("got %+v", got)
 	}
 	_, err = client.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{DryRun: aws.Bool(true)})
@@ -102,14 +106,16 @@ func TestQuerySpeaks(t *testing.T) {
 		if err := c.Decode(&in); err != nil {
 			return nil, err
 		}
-		if in.TargetGroupArn != "arn:tg" || len(in.Targets) != 2 || in.Targets[1].ID != "i-2" || *in.Targets[1].Port != 80 || in.Targets[0].Port != nil {
+		if in.TargetGroupArn != "arn:tg" || len(in.Targets) != 2 || in.Targets[1].ID != "i-2" ||
+			*in.Targets[1].Port != 80 || in.Targets[0].Port != nil {
 			return nil, wire.Errorf(400, "Different", "%+v", in)
 		}
 		return nil, nil
 	})
 	client := elb.NewFromConfig(config)
 	targets := []elbtypes.TargetDescription{{Id: aws.String("i-1")}, {Id: aws.String("i-2"), Port: aws.Int32(80)}}
-	if _, err := client.RegisterTargets(t.Context(), &elb.RegisterTargetsInput{TargetGroupArn: aws.String("arn:tg"), Targets: targets}); err != nil {
+	if _, err := client.RegisterTargets(t.Context(), &elb.RegisterTargetsInput{TargetGroupArn: aws.String("arn:tg"),
+		Targets: targets}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -130,14 +136,17 @@ func TestQuerySpeaks(t *testing.T) {
 		}{[]group{{in.AutoScalingGroupNames[0], wire.Time{Time: time.UnixMilli(1700000000123)}}}}, nil
 	})
 	groups := autoscaling.NewFromConfig(config)
-	out, err := groups.DescribeAutoScalingGroups(t.Context(), &autoscaling.DescribeAutoScalingGroupsInput{AutoScalingGroupNames: []string{"one"}})
+	out, err := groups.DescribeAutoScalingGroups(t.Context(), &autoscaling.DescribeAutoScalingGroupsInput{
+		AutoScalingGroupNames: []string{"one"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g := out.AutoScalingGroups; len(g) != 1 || *g[0].AutoScalingGroupName != "one" || g[0].CreatedTime.UnixMilli() != 1700000000123 {
+	if g := out.AutoScalingGroups; len(g) != 1 || *g[0].AutoScalingGroupName != "one" ||
+		g[0].CreatedTime.UnixMilli() != 1700000000123 {
 		t.Fatalf("got %+v", g)
 	}
-	_, err = groups.DescribeAutoScalingGroups(t.Context(), &autoscaling.DescribeAutoScalingGroupsInput{AutoScalingGroupNames: []string{}})
+	_, err = groups.DescribeAutoScalingGroups(t.Context(), &autoscaling.DescribeAutoScalingGroupsInput{
+		AutoScalingGroupNames: []string{}})
 	wantError(t, err, "InternalFailure", "fakeaws: the disk is full", smithy.FaultUnknown)
 }
 
@@ -166,7 +175,8 @@ func TestJSONSpeaks(t *testing.T) {
 	}
 	_, err = client.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/b")})
 	wantError(t, err, "ParameterNotFound", "no /b", smithy.FaultClient)
-	_, err = client.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/a"), WithDecryption: aws.Bool(true)})
+	_, err = client.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/a"),
+		WithDecryption: aws.Bool(true)})
 	wantError(t, err, "SerializationException", `json: unknown field "WithDecryption"`, smithy.FaultUnknown)
 	_, err = client.DeleteParameter(t.Context(), &ssm.DeleteParameterInput{Name: aws.String("/b")})
 	wantError(t, err, "UnknownOperationException", "ssm has no operation DeleteParameter here", smithy.FaultUnknown)
@@ -221,7 +231,8 @@ type shared struct {
 func TestDecode(t *testing.T) {
 	number := int32(-3)
 	want := everything{
-		Text: "a=b", Number: &number, Yes: true, Share: 0.5, Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Data: []byte("data"),
+		Text: "a=b", Number: &number, Yes: true, Share: 0.5, Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Data:  []byte("data"),
 		Pairs: map[string]string{"k": "v", "l": ""}, shared: shared{Token: "t"},
 	}
 	want.Inner.List = []string{"one", "two", "ten"}
@@ -315,7 +326,8 @@ func TestPage(t *testing.T) {
 	if _, _, err := wire.Page(items[:2], 4, next); err == nil {
 		t.Error("a token beyond the end was taken")
 	}
-	for _, token := range []string{"x", "cGFnZTotMQ==", "cGFnZTo5OTk5OTk5OTk5OTk=", "cGFnZToy\n", "cGFnZTowMg==", "cGFnZToyMR=="} {
+	for _, token := range []string{"x", "cGFnZTotMQ==", "cGFnZTo5OTk5OTk5OTk5OTk=", "cGFnZToy\n", "cGFnZTowMg==",
+		"cGFnZToyMR=="} {
 		if _, _, err := wire.Page(items, 2, token); err == nil {
 			t.Errorf("token %q was taken", token)
 		}

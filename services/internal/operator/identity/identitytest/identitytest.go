@@ -27,9 +27,11 @@ const Namespace = "nstance-system"
 
 // Options of an operator of a tenant, with the default names.
 func Options(c client.Client, cluster, tenant string, now func() time.Time) identity.Options {
-	return identity.Options{Client: c, Namespace: Namespace, CAConfigMap: "nstance-cluster-ca", CertSecret: "nstance-operator-cert",
-		KeySecret: "nstance-operator-key", NonceSecret: "nstance-operator-nonce", Cluster: cluster, Tenant: tenant, Rand: fleettest.Rand(9),
-		Now: now, Log: slog.New(slog.DiscardHandler)}
+	return identity.Options{Client: c, Namespace: Namespace, CAConfigMap: "nstance-cluster-ca",
+		CertSecret: "nstance-operator-cert",
+		KeySecret:  "nstance-operator-key", NonceSecret: "nstance-operator-nonce", Cluster: cluster, Tenant: tenant,
+		Rand: fleettest.Rand(9),
+		Now:  now, Log: slog.New(slog.DiscardHandler)}
 }
 
 // CA is the ConfigMap that the admin provides.
@@ -57,7 +59,8 @@ func Certificate(t testing.TB, cluster *fleettest.Cluster, tenant string, issued
 		t.Fatal(err)
 	}
 	key, _ := Key(t)
-	cert, err := cluster.CA.IssueClient(authority.ClientSpec{Identity: authority.Identity{Role: authority.RoleOperator, Cluster: cluster.ID, Tenant: tenant, ID: id},
+	cert, err := cluster.CA.IssueClient(authority.ClientSpec{Identity: authority.Identity{Role: authority.RoleOperator,
+		Cluster: cluster.ID, Tenant: tenant, ID: id},
 		PublicKey: key.Public().(ed25519.PublicKey), TTL: ttl}, fleettest.Rand(4), issued)
 	if err != nil {
 		t.Fatal(err)
@@ -69,9 +72,12 @@ func Certificate(t testing.TB, cluster *fleettest.Cluster, tenant string, issued
 func Keeper(t testing.TB, cluster *fleettest.Cluster, tenant string) *identity.Keeper {
 	t.Helper()
 	_, private := Key(t)
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "nstance-operator-cert"}, Data: map[string][]byte{
-		corev1.TLSCertKey: Certificate(t, cluster, tenant, fleettest.Now, authority.OperatorTTL), corev1.TLSPrivateKeyKey: private}}
-	keeper := identity.New(Options(fake.NewClientBuilder().WithObjects(CA(cluster), secret).Build(), cluster.ID, tenant, fleettest.Clock))
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "nstance-operator-cert"},
+		Data: map[string][]byte{
+			corev1.TLSCertKey:       Certificate(t, cluster, tenant, fleettest.Now, authority.OperatorTTL),
+			corev1.TLSPrivateKeyKey: private}}
+	keeper := identity.New(Options(fake.NewClientBuilder().WithObjects(CA(cluster), secret).Build(), cluster.ID, tenant,
+		fleettest.Clock))
 	if err := keeper.Ensure(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}

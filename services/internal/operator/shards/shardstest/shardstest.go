@@ -1,6 +1,8 @@
-// Package shardstest is shards for tests of reconcilers: leaders that keep groups and instances in memory and do at once what real ones would.
+// Package shardstest is shards for tests of reconcilers: leaders that keep groups and instances in memory and do at
+// once what real ones would.
 //
-// Invariant: what a call answers and what the mirror then says agree with services/internal/operatorapi; only time, failures and VMs are made up.
+// Invariant: what a call answers and what the mirror then says agree with services/internal/operatorapi; only time,
+// failures and VMs are made up.
 package shardstest
 
 import (
@@ -48,7 +50,8 @@ func New(ids ...string) *Set {
 
 // Add adds a shard, as an edit of the configuration file does.
 func (s *Set) Add(id string) *Shard {
-	shard := &Shard{id: id, set: s, groups: map[string]*nstancev1.GroupStatus{}, static: map[string]*nstancev1.GroupStatus{}, own: map[string]config.GroupSpec{},
+	shard := &Shard{id: id, set: s, groups: map[string]*nstancev1.GroupStatus{},
+		static: map[string]*nstancev1.GroupStatus{}, own: map[string]config.GroupSpec{},
 		instances: map[string]*nstancev1.InstanceStatus{}, drains: map[string]shards.Drain{},
 		state: shards.State{Reachable: true, Synced: true, Zone: id, Region: "test"}}
 	s.mu.Lock()
@@ -172,8 +175,8 @@ func (s *Shard) Calls() []string {
 	return calls
 }
 
-// SetGroup puts a group there as the configuration file (static) or another client (dynamic) would, with its instances. An override of a static
-// group stays.
+// SetGroup puts a group there as the configuration file (static) or another client (dynamic) would, with its instances.
+// An override of a static group stays.
 func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.mu.Lock()
 	g = proto.CloneOf(g)
@@ -186,7 +189,8 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	} else {
 		size := int(g.GetSize())
 		delete(s.static, g.GetGroup())
-		s.own[g.GetGroup()] = config.GroupSpec{Template: g.GetTemplate(), Size: &size, InstanceType: g.GetInstanceType(), SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
+		s.own[g.GetGroup()] = config.GroupSpec{Template: g.GetTemplate(), Size: &size,
+			InstanceType: g.GetInstanceType(), SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
 	}
 	g = s.merge(g.GetGroup())
 	changes := s.settle(g)
@@ -209,7 +213,8 @@ func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 			g.InstanceType = own.InstanceType
 		}
 	} else {
-		g.Size, g.Template, g.InstanceType, g.SubnetPool, g.Vars = 0, own.Template, own.InstanceType, own.SubnetPool, own.Vars
+		g.Size, g.Template, g.InstanceType, g.SubnetPool, g.Vars = 0, own.Template, own.InstanceType, own.SubnetPool,
+			own.Vars
 	}
 	if own.Size != nil {
 		g.Size = uint32(*own.Size)
@@ -270,7 +275,8 @@ func (s *Shard) Forget(id string) {
 
 // Report tells of an error.
 func (s *Shard) Report(e *nstancev1.ErrorEvent) {
-	s.set.tell(shards.Change{Shard: s.id, Kind: shards.ErrorReported, Group: e.GetGroup(), Instance: e.GetInstanceId(), Error: e})
+	s.set.tell(shards.Change{Shard: s.id, Kind: shards.ErrorReported, Group: e.GetGroup(), Instance: e.GetInstanceId(),
+		Error: e})
 }
 
 func gone(i *nstancev1.InstanceStatus) {
@@ -284,7 +290,8 @@ func (s *Shard) settle(g *nstancev1.GroupStatus) (changes []shards.Change) {
 		id := s.newID()
 		s.instances[id] = s.instance(id, g, "")
 		live = append(live, id)
-		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: g.GetGroup(), Instance: id})
+		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: g.GetGroup(),
+			Instance: id})
 	}
 	for len(live) > int(g.GetSize()) || g.GetDeleting() && len(live) > 0 {
 		id := live[len(live)-1]
@@ -348,7 +355,8 @@ func (s *Shard) remove(id, reason string) []shards.Change {
 
 func (s *Shard) newID() string {
 	s.made++
-	id, err := ident.NewID(Kind, Start.Add(time.Duration(s.made)*time.Second), strings.NewReader(strings.Repeat(fmt.Sprintf("%s%09d", s.id, s.made), 4)))
+	id, err := ident.NewID(Kind, Start.Add(time.Duration(s.made)*time.Second),
+		strings.NewReader(strings.Repeat(fmt.Sprintf("%s%09d", s.id, s.made), 4)))
 	if err != nil {
 		panic(err)
 	}
@@ -359,8 +367,10 @@ func (s *Shard) instance(id string, g *nstancev1.GroupStatus, instanceType strin
 	if instanceType == "" {
 		instanceType = g.GetInstanceType()
 	}
-	return &nstancev1.InstanceStatus{InstanceId: id, Group: g.GetGroup(), Template: g.GetTemplate(), Kind: g.GetKind(), State: "registered", ProviderState: "running",
-		ProviderId: "test:///" + s.id + "/" + id, Health: "healthy", Ipv4: "10.0.0.1", Hostname: id, InstanceType: instanceType, Zone: s.id, Region: "test"}
+	return &nstancev1.InstanceStatus{InstanceId: id, Group: g.GetGroup(), Template: g.GetTemplate(), Kind: g.GetKind(),
+		State: "registered", ProviderState: "running",
+		ProviderId: "test:///" + s.id + "/" + id, Health: "healthy", Ipv4: "10.0.0.1", Hostname: id,
+		InstanceType: instanceType, Zone: s.id, Region: "test"}
 }
 
 // ID implements shards.Shard.
@@ -411,7 +421,9 @@ func (s *Shard) Instances(group string) []*nstancev1.InstanceStatus {
 			out = append(out, i)
 		}
 	}
-	slices.SortFunc(out, func(a, b *nstancev1.InstanceStatus) int { return strings.Compare(a.GetInstanceId(), b.GetInstanceId()) })
+	slices.SortFunc(out, func(a, b *nstancev1.InstanceStatus) int {
+		return strings.Compare(a.GetInstanceId(), b.GetInstanceId())
+	})
 	return out
 }
 
@@ -461,7 +473,8 @@ func (a *api) enter(method, subject string) (leave func(changes ...shards.Change
 	}, nil
 }
 
-func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest, ...grpc.CallOption) (*nstancev1.ListGroupsResponse, error) {
+func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest,
+	...grpc.CallOption) (*nstancev1.ListGroupsResponse, error) {
 	leave, err := a.enter("ListGroups", "")
 	if err != nil {
 		return nil, err
@@ -470,7 +483,8 @@ func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest, ...grpc.
 	return &nstancev1.ListGroupsResponse{Groups: a.shard.Groups()}, nil
 }
 
-func (a *api) ListInstances(_ context.Context, r *nstancev1.ListInstancesRequest, _ ...grpc.CallOption) (*nstancev1.ListInstancesResponse, error) {
+func (a *api) ListInstances(_ context.Context, r *nstancev1.ListInstancesRequest,
+	_ ...grpc.CallOption) (*nstancev1.ListInstancesResponse, error) {
 	leave, err := a.enter("ListInstances", "")
 	if err != nil {
 		return nil, err
@@ -479,7 +493,8 @@ func (a *api) ListInstances(_ context.Context, r *nstancev1.ListInstancesRequest
 	return &nstancev1.ListInstancesResponse{Instances: a.shard.Instances(r.GetGroup())}, nil
 }
 
-func (a *api) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest, _ ...grpc.CallOption) (*nstancev1.GetInstanceStatusResponse, error) {
+func (a *api) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest,
+	_ ...grpc.CallOption) (*nstancev1.GetInstanceStatusResponse, error) {
 	leave, err := a.enter("GetInstanceStatus", "")
 	if err != nil {
 		return nil, err
@@ -492,7 +507,8 @@ func (a *api) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatu
 	return &nstancev1.GetInstanceStatusResponse{Instance: i}, nil
 }
 
-func (a *api) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest, _ ...grpc.CallOption) (*nstancev1.UpsertGroupResponse, error) {
+func (a *api) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest,
+	_ ...grpc.CallOption) (*nstancev1.UpsertGroupResponse, error) {
 	leave, err := a.enter("UpsertGroup", fmt.Sprintf("%s %d", r.GetGroup(), r.GetSize()))
 	if err != nil {
 		return nil, err
@@ -508,7 +524,10 @@ func (a *api) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest, _ 
 		return nil, status.Error(codes.InvalidArgument, "template: is missing")
 	case ok && g.GetIsStatic() && (r.GetTemplate() != "" || r.GetSubnetPool() != ""):
 		leave()
-		return nil, status.Errorf(codes.FailedPrecondition, "template: cannot be changed: group %s is static, only size, instance_type and vars can be", r.GetGroup())
+		return nil,
+			status.Errorf(codes.FailedPrecondition,
+				"template: cannot be changed: group %s is static, only size, instance_type and vars can be",
+				r.GetGroup())
 	}
 	own := s.own[r.GetGroup()]
 	if !ok || g.GetDeleting() {
@@ -550,7 +569,8 @@ func (a *api) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest, _ 
 	return &nstancev1.UpsertGroupResponse{Group: g}, nil
 }
 
-func (a *api) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest, _ ...grpc.CallOption) (*nstancev1.DeleteGroupResponse, error) {
+func (a *api) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest,
+	_ ...grpc.CallOption) (*nstancev1.DeleteGroupResponse, error) {
 	leave, err := a.enter("DeleteGroup", r.GetGroup())
 	if err != nil {
 		return nil, err
@@ -562,7 +582,8 @@ func (a *api) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest, _ 
 		return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
 	case g.GetIsStatic() && !g.GetOverridden():
 		leave()
-		return nil, status.Errorf(codes.FailedPrecondition, "group: %s is static and has nothing to be removed here", r.GetGroup())
+		return nil, status.Errorf(codes.FailedPrecondition, "group: %s is static and has nothing to be removed here",
+			r.GetGroup())
 	}
 	if g.GetIsStatic() {
 		delete(a.shard.own, r.GetGroup())
@@ -576,7 +597,8 @@ func (a *api) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest, _ 
 	return &nstancev1.DeleteGroupResponse{RestoredStatic: g.GetIsStatic()}, nil
 }
 
-func (a *api) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceRequest, _ ...grpc.CallOption) (*nstancev1.CreateInstanceResponse, error) {
+func (a *api) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceRequest,
+	_ ...grpc.CallOption) (*nstancev1.CreateInstanceResponse, error) {
 	leave, err := a.enter("CreateInstance", r.GetInstanceId())
 	if err != nil {
 		return nil, err
@@ -587,9 +609,11 @@ func (a *api) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceReque
 		return &nstancev1.CreateInstanceResponse{Instance: i}, nil
 	}
 	g, ok := s.groups[r.GetGroup()]
-	if _, bad := ident.ParseID(r.GetInstanceId()); bad != nil || !ok || !strings.HasPrefix(r.GetInstanceId(), g.GetKind()) {
+	if _, bad := ident.ParseID(r.GetInstanceId()); bad != nil || !ok ||
+		!strings.HasPrefix(r.GetInstanceId(), g.GetKind()) {
 		leave()
-		return nil, status.Errorf(codes.InvalidArgument, "instance_id or group: %s, %s", r.GetInstanceId(), r.GetGroup())
+		return nil, status.Errorf(codes.InvalidArgument, "instance_id or group: %s, %s", r.GetInstanceId(),
+			r.GetGroup())
 	}
 	i := s.instance(r.GetInstanceId(), g, r.GetInstanceType())
 	i.OnDemand = true
@@ -598,7 +622,8 @@ func (a *api) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceReque
 	return &nstancev1.CreateInstanceResponse{Instance: i}, nil
 }
 
-func (a *api) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceRequest, _ ...grpc.CallOption) (*nstancev1.DeleteInstanceResponse, error) {
+func (a *api) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceRequest,
+	_ ...grpc.CallOption) (*nstancev1.DeleteInstanceResponse, error) {
 	leave, err := a.enter("DeleteInstance", r.GetInstanceId())
 	if err != nil {
 		return nil, err
@@ -621,7 +646,8 @@ func (a *api) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceReque
 	return &nstancev1.DeleteInstanceResponse{Instance: i}, nil
 }
 
-func (a *api) AcknowledgeDrained(_ context.Context, r *nstancev1.AcknowledgeDrainedRequest, _ ...grpc.CallOption) (*nstancev1.AcknowledgeDrainedResponse, error) {
+func (a *api) AcknowledgeDrained(_ context.Context, r *nstancev1.AcknowledgeDrainedRequest,
+	_ ...grpc.CallOption) (*nstancev1.AcknowledgeDrainedResponse, error) {
 	leave, err := a.enter("AcknowledgeDrained", r.GetInstanceId())
 	if err != nil {
 		return nil, err
@@ -633,7 +659,8 @@ func (a *api) AcknowledgeDrained(_ context.Context, r *nstancev1.AcknowledgeDrai
 		i := proto.CloneOf(d.Instance)
 		gone(i)
 		s.instances[i.GetInstanceId()] = i
-		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: i.GetInstanceId()})
+		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(),
+			Instance: i.GetInstanceId()})
 		if g := s.groups[i.GetGroup()]; g != nil {
 			changes = append(changes, s.settle(g)...)
 		}

@@ -1,5 +1,6 @@
-// Fakeaws serves a cloud whose instances are records, for a look with the real tools: it prints the environment that aws, terraform and tofu need, and runs until it
-// is interrupted. With --versitygw (the path that scripts/tool.sh prints) it has S3, too.
+// Fakeaws serves a cloud whose instances are records, for a look with the real tools: it prints the environment that
+// aws, terraform and tofu need, and runs until it is interrupted. With --versitygw (the path that scripts/tool.sh
+// prints) it has S3, too.
 package main
 
 import (
@@ -56,7 +57,9 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	access, secret := cloud.Credentials()
-	fmt.Printf("export AWS_ENDPOINT_URL=http://%s AWS_REGION=%s AWS_ACCESS_KEY_ID=%s AWS_SECRET_ACCESS_KEY=%s AWS_S3_USE_PATH_STYLE=true AWS_EC2_METADATA_DISABLED=true\n",
+	fmt.Printf(
+		"export AWS_ENDPOINT_URL=http://%s AWS_REGION=%s AWS_ACCESS_KEY_ID=%s AWS_SECRET_ACCESS_KEY=%s "+
+			"AWS_S3_USE_PATH_STYLE=true AWS_EC2_METADATA_DISABLED=true\n",
 		listener.Addr(), cloud.Region(), access, secret)
 	server := &http.Server{Handler: cloud, ReadHeaderTimeout: 10 * time.Second}
 	go func() {

@@ -1,4 +1,5 @@
-// Package control owns what is said between a machine's init and those who ask it: the systemctl inside of it and the runner outside.
+// Package control owns what is said between a machine's init and those who ask it: the systemctl inside of it and the
+// runner outside.
 //
 // Invariant: one connection carries one request and one answer; who hangs up before the answer has called it off.
 package control
@@ -24,7 +25,8 @@ const largest = 64 << 20
 
 // Request is a program that init runs, or is itself.
 type Request struct {
-	// Program is "systemctl", "journalctl", "shutdown" and so on, which init answers itself, or "exec", which runs Args.
+	// Program is "systemctl", "journalctl", "shutdown" and so on, which init answers itself, or "exec", which runs
+	// Args.
 	Program string
 	Args    []string
 	// Environment, Directory and Input are for exec; Environment comes on top of the machine's default one.
@@ -57,13 +59,15 @@ func failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, syscall.EPIPE) {
 		return fmt.Errorf("the machine went down: %w", err)
 	}
 	return fmt.Errorf("ask init: %w", err)
 }
 
-// Serve answers requests, each in a goroutine, until the listener is closed. A handler's context ends when the asker hangs up.
+// Serve answers requests, each in a goroutine, until the listener is closed. A handler's context ends when the asker
+// hangs up.
 func Serve(l net.Listener, handle func(context.Context, Request) Response) error {
 	for {
 		conn, err := l.Accept()
@@ -83,7 +87,8 @@ func serve(conn net.Conn, handle func(context.Context, Request) Response) {
 	decoder := json.NewDecoder(io.LimitReader(conn, largest))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&r); err != nil {
-		_ = json.NewEncoder(conn).Encode(Response{Code: 1, Errors: fmt.Appendf(nil, "read request: %v\n", err)}) // the asker may be gone
+		// the asker may be gone
+		_ = json.NewEncoder(conn).Encode(Response{Code: 1, Errors: fmt.Appendf(nil, "read request: %v\n", err)})
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())

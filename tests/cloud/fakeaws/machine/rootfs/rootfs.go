@@ -1,6 +1,8 @@
-// Package rootfs owns the file system that a machine sees: the host's own root under an image's tree, and memory for what is written.
+// Package rootfs owns the file system that a machine sees: the host's own root under an image's tree, and memory for
+// what is written.
 //
-// Invariant: nothing written inside reaches a file of the host, and the host's homes, build trees and locally installed programs are not seen.
+// Invariant: nothing written inside reaches a file of the host, and the host's homes, build trees and locally installed
+// programs are not seen.
 package rootfs
 
 import (
@@ -20,7 +22,8 @@ import (
 type Tree struct {
 	// Mount is an empty directory on the host; what is mounted there is seen by this mount namespace only.
 	Mount string
-	// Layers are directories, the topmost first, that lie over the host's root. They may not be below /etc, /usr or /var: overlayfs refuses that.
+	// Layers are directories, the topmost first, that lie over the host's root. They may not be below /etc, /usr or
+	// /var: overlayfs refuses that.
 	Layers []string
 	// Upper takes what is written, with Work beside it on the same file system; empty: memory.
 	Upper, Work string
@@ -33,16 +36,22 @@ type Tree struct {
 	Programs         []string
 }
 
-// From the host come these directories only; others at the top are of that host. Of those below, hidden ones are as on a fresh installation.
+// From the host come these directories only; others at the top are of that host. Of those below, hidden ones are as on
+// a fresh installation.
 var (
 	kept   = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "usr", "var"}
 	kernel = []string{"dev", "proc", "run", "sys", "tmp"}
-	hidden = []string{"etc/systemd/system", "etc/systemd/system.conf.d", "etc/nstance", "usr/local", "var/cache", "var/log", "var/tmp", "var/lib/cloud",
+	hidden = []string{"etc/systemd/system", "etc/systemd/system.conf.d", "etc/nstance", "usr/local", "var/cache",
+		"var/log", "var/tmp", "var/lib/cloud",
 		"etc/resolv.conf", "etc/hostname", "etc/machine-id"}
-	fresh = map[string]fs.FileMode{"boot": 0o755, "dev": 0o755, "home": 0o755, "media": 0o755, "mnt": 0o755, "opt": 0o755, "proc": 0o555, "root": 0o700,
-		"run": 0o755, "srv": 0o755, "sys": 0o555, "tmp": 0o777 | fs.ModeSticky, "etc/systemd/system": 0o755, "etc/nstance": 0o755,
-		"usr/local": 0o755, "usr/local/bin": 0o755, "usr/local/sbin": 0o755, "usr/local/lib": 0o755, "var/cache": 0o755, "var/log": 0o755,
-		"var/tmp": 0o777 | fs.ModeSticky}
+	fresh = map[string]fs.FileMode{"boot": 0o755, "dev": 0o755, "home": 0o755, "media": 0o755, "mnt": 0o755,
+		"opt": 0o755, "proc": 0o555, "root": 0o700,
+		"run": 0o755, "srv": 0o755, "sys": 0o555, "tmp": 0o777 | fs.ModeSticky, "etc/systemd/system": 0o755,
+		"etc/nstance": 0o755,
+		"usr/local":   0o755, "usr/local/bin": 0o755, "usr/local/sbin": 0o755, "usr/local/lib": 0o755,
+		"var/cache": 0o755,
+		"var/log":   0o755,
+		"var/tmp":   0o777 | fs.ModeSticky}
 )
 
 // Enter mounts the tree and makes it the root of this process, whose mount namespace is its own.
@@ -69,7 +78,8 @@ func Enter(t Tree) error {
 	if err := mount("tmpfs", root, "tmpfs", unix.MS_NODEV|unix.MS_NOSUID, "mode=0755"); err != nil {
 		return err
 	}
-	if err := t.directories(root, slices.Concat([]string{under("files")}, t.Layers, []string{under("mask")})); err != nil {
+	if err := t.directories(root, slices.Concat([]string{under("files")}, t.Layers,
+		[]string{under("mask")})); err != nil {
 		return err
 	}
 	if err := freshDirectories(root); err != nil {
@@ -81,12 +91,13 @@ func Enter(t Tree) error {
 	return enter(root)
 }
 
-// directories makes those at the top. Each is an overlay of its own: overlayfs takes no layers of which one lies in another, and the host's root has all
-// in it.
+// directories makes those at the top. Each is an overlay of its own: overlayfs takes no layers of which one lies in
+// another, and the host's root has all in it.
 func (t Tree) directories(root string, layers []string) error {
 	upper, work, settings := filepath.Join(t.Mount, "upper"), filepath.Join(t.Mount, "work"), ""
 	if t.Upper != "" {
-		upper, work, settings = t.Upper, t.Work, ",redirect_dir=off,index=off,metacopy=off" // it is to be a layer for others
+		// it is to be a layer for others
+		upper, work, settings = t.Upper, t.Work, ",redirect_dir=off,index=off,metacopy=off"
 	}
 	names, err := topNames(layers)
 	if err != nil {
@@ -123,7 +134,8 @@ func (t Tree) directories(root string, layers []string) error {
 		for i, l := range lower {
 			lower[i] = escape(l)
 		}
-		options := "lowerdir=" + strings.Join(lower, ":") + ",upperdir=" + escape(up) + ",workdir=" + escape(wk) + settings
+		options := "lowerdir=" + strings.Join(lower, ":") + ",upperdir=" + escape(up) + ",workdir=" + escape(wk) +
+			settings
 		if err := mount("overlay", target, "overlay", unix.MS_NODEV, options); err != nil {
 			return err
 		}
@@ -135,7 +147,8 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, ":", `\:`, ",", `\,`).Replace(path)
 }
 
-// topNames are the directories at the top that hold files: the host's, the layers' and those of any machine, but not the kernel's.
+// topNames are the directories at the top that hold files: the host's, the layers' and those of any machine, but not
+// the kernel's.
 func topNames(layers []string) ([]string, error) {
 	names := slices.Clone(kept)
 	for name := range fresh {
@@ -150,7 +163,8 @@ func topNames(layers []string) ([]string, error) {
 		}
 		for _, e := range entries {
 			if !e.IsDir() {
-				return nil, fmt.Errorf("%s is no directory, as all at the top of an image have to be", filepath.Join(l, e.Name()))
+				return nil, fmt.Errorf("%s is no directory, as all at the top of an image have to be",
+					filepath.Join(l, e.Name()))
 			}
 			if info, err := os.Lstat("/" + e.Name()); err == nil && slices.Contains(kept, e.Name()) && !info.IsDir() {
 				return nil, fmt.Errorf("%s: the host has no such directory but a link", filepath.Join(l, e.Name()))
@@ -161,7 +175,8 @@ func topNames(layers []string) ([]string, error) {
 	slices.Sort(names)
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool {
 		_, err := os.Lstat("/" + name)
-		return slices.Contains(kernel, name) || slices.Contains(kept, name) && err != nil && len(existing(layers, name)) == 0
+		return slices.Contains(kernel, name) || slices.Contains(kept, name) && err != nil &&
+			len(existing(layers, name)) == 0
 	}), nil
 }
 
@@ -176,7 +191,8 @@ func existing(layers []string, name string) (dirs []string) {
 	return dirs
 }
 
-// like makes the upper directory, whose mode and owner the machine sees: those of the lowest layer, which is the host's where it has one.
+// like makes the upper directory, whose mode and owner the machine sees: those of the lowest layer, which is the host's
+// where it has one.
 func like(lower []string, name, upper, work string) error {
 	mode, uid, gid := fresh[name], 0, 0
 	if mode == 0 {
@@ -314,7 +330,8 @@ func (t Tree) system(root string) error {
 	if err := unix.Mount("", in("proc/sys/net"), "", unix.MS_BIND|unix.MS_REMOUNT, ""); err != nil {
 		return fmt.Errorf("make proc/sys/net writable: %w", err)
 	}
-	for path, options := range map[string]string{"run": "mode=0755", "tmp": "mode=1777", "dev": "mode=0755", "sys": "mode=0755"} {
+	for path, options := range map[string]string{"run": "mode=0755", "tmp": "mode=1777", "dev": "mode=0755",
+		"sys": "mode=0755"} {
 		flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV)
 		if path == "dev" {
 			flags = unix.MS_NOSUID
@@ -344,7 +361,8 @@ func readOnly(from, to string) error {
 
 // devices makes a minimal /dev. The console is a pipe with a name, which init empties.
 func devices(dev string) error {
-	for name, number := range map[string][2]uint32{"null": {1, 3}, "zero": {1, 5}, "full": {1, 7}, "random": {1, 8}, "urandom": {1, 9}, "tty": {5, 0}} {
+	for name, number := range map[string][2]uint32{"null": {1, 3}, "zero": {1, 5}, "full": {1, 7}, "random": {1, 8},
+		"urandom": {1, 9}, "tty": {5, 0}} {
 		path := filepath.Join(dev, name)
 		if err := unix.Mknod(path, unix.S_IFCHR, int(unix.Mkdev(number[0], number[1]))); err != nil {
 			return err
@@ -358,13 +376,16 @@ func devices(dev string) error {
 			return err
 		}
 	}
-	if err := mount("devpts", filepath.Join(dev, "pts"), "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620"); err != nil {
+	if err := mount("devpts", filepath.Join(dev, "pts"), "devpts", unix.MS_NOSUID|unix.MS_NOEXEC,
+		"newinstance,ptmxmode=0666,mode=0620"); err != nil {
 		return err
 	}
-	if err := mount("tmpfs", filepath.Join(dev, "shm"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"); err != nil {
+	if err := mount("tmpfs", filepath.Join(dev, "shm"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV,
+		"mode=1777"); err != nil {
 		return err
 	}
-	for link, target := range map[string]string{"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
+	for link, target := range map[string]string{"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0",
+		"stdout": "/proc/self/fd/1",
 		"stderr": "/proc/self/fd/2"} {
 		if err := os.Symlink(target, filepath.Join(dev, link)); err != nil {
 			return err
@@ -373,7 +394,8 @@ func devices(dev string) error {
 	return unix.Mkfifo(filepath.Join(dev, "console"), 0o600)
 }
 
-// hardware makes the part of /sys that programs look at: the firmware's tables, by which they know an instance, and the network interfaces.
+// hardware makes the part of /sys that programs look at: the firmware's tables, by which they know an instance, and the
+// network interfaces.
 func (t Tree) hardware(sys string) error {
 	for _, name := range []string{".kernel", "class/net", "devices", "class/dmi/id"} {
 		if err := os.MkdirAll(filepath.Join(sys, name), 0o755); err != nil {
@@ -386,7 +408,8 @@ func (t Tree) hardware(sys string) error {
 		}
 	}
 	kernel := filepath.Join(sys, ".kernel")
-	if err := mount("sysfs", kernel, "sysfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+	if err := mount("sysfs", kernel, "sysfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+		""); err != nil {
 		return err
 	}
 	for _, name := range []string{"class/net", "devices"} {
@@ -417,10 +440,14 @@ func enter(root string) error {
 	return os.Chdir("/")
 }
 
-// Capabilities that a machine's processes can have: none that reach past its namespaces, for its root is the host's root.
-const kernelCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_KILL |
-	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW |
-	1<<unix.CAP_IPC_LOCK | 1<<unix.CAP_SYS_CHROOT | 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_SYS_NICE | 1<<unix.CAP_SYS_RESOURCE |
+// Capabilities that a machine's processes can have: none that reach past its namespaces, for its root is the host's
+// root.
+const kernelCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
+	1<<unix.CAP_KILL |
+	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE |
+	1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW |
+	1<<unix.CAP_IPC_LOCK | 1<<unix.CAP_SYS_CHROOT | 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_SYS_NICE |
+	1<<unix.CAP_SYS_RESOURCE |
 	1<<unix.CAP_AUDIT_WRITE | 1<<unix.CAP_SETFCAP
 
 // Confine takes all other capabilities from this thread and what it executes next.

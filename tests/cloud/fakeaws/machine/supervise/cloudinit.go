@@ -39,11 +39,13 @@ func Script(userdata []byte) ([]byte, error) {
 		return userdata, nil
 	}
 	line, _, _ := bytes.Cut(userdata, []byte("\n"))
-	return nil, fmt.Errorf("user data that begins with %q is not run by these machines: only scripts that begin with #! are", line[:min(len(line), 60)])
+	return nil,
+		fmt.Errorf("user data that begins with %q is not run by these machines: only scripts that begin with #! are",
+			line[:min(len(line), 60)])
 }
 
-// cloudInit runs the boot script as cloud-init's module scripts-user does: as root in /, output to a log and to the console. It reports whether it
-// succeeded.
+// cloudInit runs the boot script as cloud-init's module scripts-user does: as root in /, output to a log and to the
+// console. It reports whether it succeeded.
 func (m *Manager) cloudInit() (bool, error) {
 	instance := filepath.Join(seedDir, "instances", m.InstanceID)
 	path := filepath.Join(instance, "scripts", "part-001")
@@ -113,7 +115,8 @@ func (m *Manager) build() (int, error) {
 		return 1, err
 	}
 	environment := append([]string{"PATH=" + searchPath, "HOME=/root", "LANG=C.UTF-8"}, m.Environment...)
-	p, ended, err := m.launch("build", spec{Path: path, Argv: []string{path}, Environment: environment, Directory: "/", UMask: 0o022}, false, false, nil)
+	p, ended, err := m.launch("build", spec{Path: path, Argv: []string{path}, Environment: environment, Directory: "/",
+		UMask: 0o022}, false, false, nil)
 	if p == nil {
 		return 1, err
 	}

@@ -90,16 +90,19 @@ func (i *invocation) run1(c unit.Command, main bool) (*process, error) {
 	} else if i.def.Watchdog > 0 {
 		pids = append(pids, "WATCHDOG_PID")
 	}
-	sp := spec{Path: lookPath(c.Path), Argv: c.Argv(environment), Environment: list(environment), PIDVariables: pids, Directory: i.def.WorkingDirectory,
+	sp := spec{Path: lookPath(c.Path), Argv: c.Argv(environment), Environment: list(environment), PIDVariables: pids,
+		Directory:         i.def.WorkingDirectory,
 		DirectoryOptional: i.def.WorkingDirectoryOptional, UMask: i.def.UMask, Limits: i.def.Limits}
 	if !c.Privileged {
 		sp.UID, sp.GID, sp.Groups = i.account.uid, i.account.gid, i.account.groups
-		sp.Bounding, sp.Ambient, sp.NoNewPrivileges = i.def.Bounding, i.def.Ambient&i.service.m.capabilities, i.def.NoNewPrivileges
+		sp.Bounding, sp.Ambient, sp.NoNewPrivileges = i.def.Bounding, i.def.Ambient&i.service.m.capabilities,
+			i.def.NoNewPrivileges
 	}
 	if sp.Directory == "~" {
 		sp.Directory = i.account.home
 	}
-	p, read, err := i.service.m.launch(i.service.name, sp, i.def.StandardOutput == "null", i.def.StandardError == "null", nil)
+	p, read, err := i.service.m.launch(i.service.name, sp, i.def.StandardOutput == "null",
+		i.def.StandardError == "null", nil)
 	if p != nil {
 		i.sessions[p.pid] = true
 		i.outputs = append(i.outputs, read)

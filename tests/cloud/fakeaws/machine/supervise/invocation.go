@@ -289,7 +289,8 @@ func (i *invocation) receive(d datagram) message {
 	}
 	// A sender that has ended meanwhile is in no list.
 	if !slices.Contains(pids, d.pid) && i.def.NotifyAccess != "all" {
-		i.journal().say("%s: Got notification message from PID %d, but reception is not permitted", i.service.name, d.pid)
+		i.journal().say("%s: Got notification message from PID %d, but reception is not permitted", i.service.name,
+			d.pid)
 		return message{}
 	}
 	m, err := parseMessage(d.text)
@@ -344,7 +345,8 @@ func (i *invocation) judge(status syscall.WaitStatus, daemon bool) string {
 		return success
 	case status.Exited():
 		return "exit-code"
-	case daemon && slices.Contains([]syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE}, status.Signal()):
+	case daemon && slices.Contains([]syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE},
+		status.Signal()):
 		return success
 	case status.CoreDump():
 		return "core-dump"

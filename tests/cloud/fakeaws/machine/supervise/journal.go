@@ -46,8 +46,8 @@ func (j *journal) say(format string, args ...any) {
 	j.write("systemd", 1, fmt.Sprintf(format, args...))
 }
 
-// pipe returns a file whose lines go to the journal. The caller closes it when the process that writes it was started. ended is closed when nobody can
-// write to it any more and all is in the journal.
+// pipe returns a file whose lines go to the journal. The caller closes it when the process that writes it was started.
+// ended is closed when nobody can write to it any more and all is in the journal.
 func (j *journal) pipe(source string, pid func() int, also io.Writer) (w *os.File, ended <-chan struct{}, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -54,7 +54,8 @@ func (i *invocation) targets(mainOnly bool) []int {
 	return pids
 }
 
-// awaitEmpty waits until no process is left and keeps listening to the service. killRest ends the others when the main process has ended.
+// awaitEmpty waits until no process is left and keeps listening to the service. killRest ends the others when the main
+// process has ended.
 func (i *invocation) awaitEmpty(begun time.Time, timeout time.Duration, mainOnly, killRest bool) bool {
 	for {
 		rest := i.targets(mainOnly)

@@ -1,7 +1,8 @@
-// Package supervise owns what runs on a machine once its file system stands: the boot script, as cloud-init would run it, and the services of the image's
-// own unit files, as systemd would.
+// Package supervise owns what runs on a machine once its file system stands: the boot script, as cloud-init would run
+// it, and the services of the image's own unit files, as systemd would.
 //
-// Invariant: it is the machine's PID 1 and the only parent of what it starts; nothing is taken from the boot script but that it is executed.
+// Invariant: it is the machine's PID 1 and the only parent of what it starts; nothing is taken from the boot script but
+// that it is executed.
 package supervise
 
 import (
@@ -29,7 +30,8 @@ type Options struct {
 	// InstanceID names the directory of cloud-init.
 	InstanceID string
 	Userdata   []byte
-	// Build runs Userdata in the environment of Environment and ends the machine with its exit code, instead of booting.
+	// Build runs Userdata in the environment of Environment and ends the machine with its exit code, instead of
+	// booting.
 	Build       bool
 	Environment []string
 	Log         io.Writer
@@ -60,7 +62,8 @@ func Run(o Options) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	m := &Manager{Options: o, journal: &journal{out: o.Log}, processes: newProcesses(), null: null, services: map[string]*service{}, state: "starting",
+	m := &Manager{Options: o, journal: &journal{out: o.Log}, processes: newProcesses(), null: null,
+		services: map[string]*service{}, state: "starting",
 		down: make(chan string, 1)}
 	if m.capabilities, err = boundingSet(); err != nil {
 		return 1, err
@@ -176,8 +179,10 @@ func defaultEnvironment(file string) (variables []unit.Variable, err error) {
 	return variables, nil
 }
 
-// launch starts a process with its output in the journal and in another writer, when there is one. ended is closed when all output was read.
-func (m *Manager) launch(source string, s spec, nullOut, nullErr bool, also io.Writer) (p *process, ended <-chan struct{}, err error) {
+// launch starts a process with its output in the journal and in another writer, when there is one. ended is closed when
+// all output was read.
+func (m *Manager) launch(source string, s spec, nullOut, nullErr bool, also io.Writer) (p *process,
+	ended <-chan struct{}, err error) {
 	known := make(chan struct{})
 	w, ended, err := m.journal.pipe(source, func() int {
 		if <-known; p == nil {
@@ -202,7 +207,8 @@ func (m *Manager) launch(source string, s spec, nullOut, nullErr bool, also io.W
 }
 
 // unitPath is where unit files are looked for, the first wins.
-var unitPath = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"}
+var unitPath = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
+	"/usr/lib/systemd/system"}
 
 var errNotFound = errors.New("not found")
 

@@ -38,7 +38,8 @@ func parseMessage(text string) (m message, err error) {
 			if value != "1" {
 				return m, fmt.Errorf("%q is not supported", entry)
 			}
-			m.ready, m.stopping, m.reloading = m.ready || key == "READY", m.stopping || key == "STOPPING", m.reloading || key == "RELOADING"
+			m.ready, m.stopping, m.reloading = m.ready || key == "READY", m.stopping || key == "STOPPING",
+				m.reloading || key == "RELOADING"
 		case "STATUS":
 			m.status = &value
 		case "WATCHDOG":
@@ -115,7 +116,8 @@ func (m *mailbox) receive() {
 	}
 }
 
-// sender reads who sent a datagram and closes files that came with it, which is what a sender behind a barrier waits for.
+// sender reads who sent a datagram and closes files that came with it, which is what a sender behind a barrier waits
+// for.
 func sender(control []byte) (pid int) {
 	messages, err := syscall.ParseSocketControlMessage(control)
 	if err != nil {

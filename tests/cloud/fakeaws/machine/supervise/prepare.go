@@ -219,7 +219,8 @@ func (m *Manager) met(def *unit.Service) (ok, asserted bool) {
 		}
 		if !holds {
 			word := map[bool]string{true: "Assertion", false: "Condition"}[c.Asserts]
-			m.journal.say("%s was skipped because of an unmet condition check (%s%s=%s).", def.Name, word, c.Kind, c.Argument)
+			m.journal.say("%s was skipped because of an unmet condition check (%s%s=%s).", def.Name, word, c.Kind,
+				c.Argument)
 			return false, c.Asserts
 		}
 	}

@@ -19,7 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine/unit"
 )
 
-// processes starts all children of init and reaps all that end, also those that became its children when their parents ended.
+// processes starts all children of init and reaps all that end, also those that became its children when their parents
+// ended.
 type processes struct {
 	mu   sync.Mutex
 	ours map[int]*process
@@ -133,7 +134,8 @@ func (t *processes) start(s spec, stdin, stdout, stderr *os.File) (*process, err
 	defer said.Close()
 	t.mu.Lock()
 	pid, err := syscall.ForkExec("/proc/self/exe", []string{"(" + s.Argv[0] + ")", "become"}, &syscall.ProcAttr{
-		Dir: "/", Files: []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd(), in.Fd(), say.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
+		Dir: "/", Files: []uintptr{stdin.Fd(), stdout.Fd(), stderr.Fd(), in.Fd(), say.Fd()},
+		Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	p := &process{pid: pid, done: make(chan struct{})}
 	if err == nil {
@@ -200,7 +202,9 @@ func become(in io.Reader) error {
 			if unit.AllCapabilities&^*s.Bounding&(1<<bit) == 0 {
 				continue
 			}
-			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(bit), 0, 0, 0); err != nil && !errors.Is(err, syscall.EINVAL) { // newer than the kernel
+			// newer than the kernel
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(bit), 0, 0, 0); err != nil &&
+				!errors.Is(err, syscall.EINVAL) {
 				return fail(exitCaps, "drop capability %d: %v", bit, err)
 			}
 		}
@@ -256,7 +260,8 @@ func setUser(s spec) error {
 		}
 	}
 	// This thread's only: the others end when it executes.
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(s.UID), uintptr(s.UID), uintptr(s.UID)); errno != 0 {
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(s.UID), uintptr(s.UID),
+		uintptr(s.UID)); errno != 0 {
 		return fmt.Errorf("set user %d: %w", s.UID, errno)
 	}
 	return nil

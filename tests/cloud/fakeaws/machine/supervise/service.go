@@ -62,7 +62,8 @@ type run struct {
 }
 
 func newRun() *run {
-	r := &run{decided: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{}), reload: make(chan chan error)}
+	r := &run{decided: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{}),
+		reload: make(chan chan error)}
 	var once sync.Once
 	r.decide = func(err error) {
 		once.Do(func() {
@@ -191,7 +192,8 @@ func after(d time.Duration) <-chan time.Time {
 // removeRuntime removes the runtime directories of a service that is down, or between two of its lives.
 func removeRuntime(def *unit.Service, down bool) {
 	for _, d := range def.Directories {
-		if d.Kind.Variable == "RUNTIME_DIRECTORY" && (def.PreserveRuntime == "no" || down && def.PreserveRuntime == "restart") {
+		if d.Kind.Variable == "RUNTIME_DIRECTORY" && (def.PreserveRuntime == "no" || down &&
+			def.PreserveRuntime == "restart") {
 			_ = os.RemoveAll(d.Kind.Base + "/" + d.Path) // what stays is overwritten
 		}
 	}

@@ -30,7 +30,8 @@ func (m *Manager) view(name string) view {
 	return view{s.state, s.sub, s.result, s.status, s.invocation, s.main, s.restarts, s.mainStatus, s.run}
 }
 
-// show prints properties of a unit. Of those that systemd has and this has not, nothing is printed, as for those that nobody has.
+// show prints properties of a unit. Of those that systemd has and this has not, nothing is printed, as for those that
+// nobody has.
 func (c *call) show(name string) (int, error) {
 	v := c.m.view(name)
 	load, file, description := "loaded", "", ""
@@ -55,9 +56,11 @@ func (c *call) show(name string) (int, error) {
 	}
 	enabled, _ := c.enabled(name)
 	properties := [][2]string{
-		{"Id", name}, {"Names", name}, {"Description", description}, {"LoadState", load}, {"ActiveState", v.state}, {"SubState", v.sub},
+		{"Id", name}, {"Names", name}, {"Description", description}, {"LoadState", load}, {"ActiveState", v.state},
+		{"SubState", v.sub},
 		{"FragmentPath", file}, {"UnitFileState", enabled}, {"Result", v.result}, {"MainPID", strconv.Itoa(v.main)},
-		{"NRestarts", strconv.Itoa(v.restarts)}, {"ExecMainCode", code}, {"ExecMainStatus", strconv.Itoa(status)}, {"StatusText", v.status},
+		{"NRestarts", strconv.Itoa(v.restarts)}, {"ExecMainCode", code}, {"ExecMainStatus", strconv.Itoa(status)},
+		{"StatusText", v.status},
 		{"InvocationID", v.invocation},
 	}
 	wanted := func(key string) bool { return len(c.properties) == 0 || slices.Contains(c.properties, key) }
@@ -124,7 +127,8 @@ func (c *call) enable(name string) (int, error) {
 	}
 	made := links(def)
 	if len(made) == 0 {
-		fmt.Fprintf(&c.errors, "The unit files have no installation config (WantedBy=, RequiredBy=, Also=, Alias= settings).\n")
+		fmt.Fprintf(&c.errors,
+			"The unit files have no installation config (WantedBy=, RequiredBy=, Also=, Alias= settings).\n")
 	}
 	for link, file := range made {
 		if old, err := os.Readlink(link); err == nil && old == file {

@@ -11,16 +11,19 @@ import (
 func TestParseMessage(t *testing.T) {
 	status := "at work"
 	for text, want := range map[string]message{
-		"READY=1\nSTATUS=at work": {ready: true, status: &status}, "WATCHDOG=1\n": {fed: true}, "WATCHDOG=trigger": {trigger: true},
+		"READY=1\nSTATUS=at work": {ready: true, status: &status}, "WATCHDOG=1\n": {fed: true},
+		"WATCHDOG=trigger":       {trigger: true},
 		"MAINPID=12\nSTOPPING=1": {mainPID: 12, stopping: true}, "WATCHDOG_USEC=1000000": {watchdog: time.Second},
-		"EXTEND_TIMEOUT_USEC=5": {extend: 5 * time.Microsecond}, "RELOADING=1\nMONOTONIC_USEC=1": {reloading: true}, "X_OURS=1": {unknown: []string{"X_OURS=1"}},
+		"EXTEND_TIMEOUT_USEC=5": {extend: 5 * time.Microsecond}, "RELOADING=1\nMONOTONIC_USEC=1": {reloading: true},
+		"X_OURS=1": {unknown: []string{"X_OURS=1"}},
 	} {
 		got, err := parseMessage(text)
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(message{})); err != nil || diff != "" {
 			t.Errorf("%q: %v %s", text, err, diff)
 		}
 	}
-	for _, wrong := range []string{"", "READY", "READY=2", "MAINPID=1", "MAINPID=x", "WATCHDOG_USEC=0", "EXTEND_TIMEOUT_USEC=-1"} {
+	for _, wrong := range []string{"", "READY", "READY=2", "MAINPID=1", "MAINPID=x", "WATCHDOG_USEC=0",
+		"EXTEND_TIMEOUT_USEC=-1"} {
 		if got, err := parseMessage(wrong); err == nil {
 			t.Errorf("%q is read as %+v", wrong, got)
 		}

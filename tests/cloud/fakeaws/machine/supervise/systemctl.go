@@ -54,12 +54,14 @@ type call struct {
 }
 
 // Options that change nothing here.
-var cosmetic = []string{"--no-pager", "--system", "--full", "-l", "--plain", "--no-ask-password", "--all", "-a", "--no-wall", "--no-warn"}
+var cosmetic = []string{"--no-pager", "--system", "--full", "-l", "--plain", "--no-ask-password", "--all", "-a",
+	"--no-wall", "--no-warn"}
 
 // parse takes the options off the arguments. systemctl(1)
 func (c *call) parse(args []string) (words []string, err error) {
 	c.signal = syscall.SIGTERM
-	flags := map[string]*bool{"-q": &c.quiet, "--quiet": &c.quiet, "--now": &c.now, "--no-block": &c.noBlock, "--wait": &c.wait, "-f": &c.force,
+	flags := map[string]*bool{"-q": &c.quiet, "--quiet": &c.quiet, "--now": &c.now, "--no-block": &c.noBlock,
+		"--wait": &c.wait, "-f": &c.force,
 		"--force": &c.force, "--value": &c.valueOnly, "--no-legend": &c.noLegend, "--legend=false": &c.noLegend}
 	for n := 0; n < len(args); n++ {
 		name, value, assigned := strings.Cut(args[n], "=")
@@ -106,7 +108,8 @@ func (c *call) systemctl(args []string) (code int, err error) {
 	}
 	verb, units := words[0], words[1:]
 	for n, name := range units {
-		if filepath.Ext(name) == "" || !slices.Contains([]string{".service", ".target", ".socket", ".timer", ".mount", ".path", ".slice"}, filepath.Ext(name)) {
+		if filepath.Ext(name) == "" || !slices.Contains([]string{".service", ".target", ".socket", ".timer", ".mount",
+			".path", ".slice"}, filepath.Ext(name)) {
 			units[n] = name + ".service"
 		}
 		if !unit.ValidUnit(units[n]) {
@@ -114,15 +117,19 @@ func (c *call) systemctl(args []string) (code int, err error) {
 		}
 	}
 	whole := map[string]func() (int, error){
-		"daemon-reload": c.reloadDefinitions, "daemon-reexec": c.reloadDefinitions, "is-system-running": c.systemState, "list-jobs": c.jobs,
-		"poweroff": func() (int, error) { return 0, c.m.requestDown("poweroff", c.force) },
-		"halt":     func() (int, error) { return 0, c.m.requestDown("poweroff", c.force) },
-		"reboot":   func() (int, error) { return 0, c.m.requestDown("reboot", c.force) },
+		"daemon-reload": c.reloadDefinitions, "daemon-reexec": c.reloadDefinitions, "is-system-running": c.systemState,
+		"list-jobs": c.jobs,
+		"poweroff":  func() (int, error) { return 0, c.m.requestDown("poweroff", c.force) },
+		"halt":      func() (int, error) { return 0, c.m.requestDown("poweroff", c.force) },
+		"reboot":    func() (int, error) { return 0, c.m.requestDown("reboot", c.force) },
 	}
 	each := map[string]func(string) (int, error){
-		"start": c.start, "stop": c.stop, "restart": c.restart, "try-restart": c.tryRestart, "condrestart": c.tryRestart, "reload": c.reload,
-		"reload-or-restart": c.reloadOrRestart, "enable": c.enable, "disable": c.disable, "reenable": c.enable, "is-enabled": c.isEnabled,
-		"is-active": c.isActive, "is-failed": c.isFailed, "status": c.status, "show": c.show, "kill": c.kill, "reset-failed": c.resetFailed, "cat": c.cat,
+		"start": c.start, "stop": c.stop, "restart": c.restart, "try-restart": c.tryRestart,
+		"condrestart": c.tryRestart, "reload": c.reload,
+		"reload-or-restart": c.reloadOrRestart, "enable": c.enable, "disable": c.disable, "reenable": c.enable,
+		"is-enabled": c.isEnabled,
+		"is-active":  c.isActive, "is-failed": c.isFailed, "status": c.status, "show": c.show, "kill": c.kill,
+		"reset-failed": c.resetFailed, "cat": c.cat,
 	}
 	if f, ok := whole[verb]; ok {
 		if len(units) > 0 {
@@ -176,7 +183,8 @@ func (c *call) goDown(program string, args []string) error {
 	if err != nil || len(words) > 0 {
 		return fmt.Errorf("%s: unknown arguments %q", program, args)
 	}
-	return c.m.requestDown(map[string]string{"poweroff": "poweroff", "halt": "poweroff", "reboot": "reboot"}[program], c.force)
+	return c.m.requestDown(map[string]string{"poweroff": "poweroff", "halt": "poweroff", "reboot": "reboot"}[program],
+		c.force)
 }
 
 // shutdown is shutdown(8), for at once.

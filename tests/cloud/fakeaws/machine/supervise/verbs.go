@@ -48,7 +48,8 @@ func (c *call) start(name string) (int, error) {
 		return 1, context.Cause(c.ctx)
 	}
 	if r.err != nil {
-		return 1, fmt.Errorf("job for %s failed: %w; see systemctl status %s and journalctl -u %s", name, r.err, name, name)
+		return 1, fmt.Errorf("job for %s failed: %w; see systemctl status %s and journalctl -u %s", name, r.err, name,
+			name)
 	}
 	return 0, nil
 }

@@ -41,9 +41,13 @@ var directives = map[string]directive{
 	"Unit.ConditionFileNotEmpty": condition, "Unit.AssertFileNotEmpty": condition,
 	"Unit.ConditionDirectoryNotEmpty": condition, "Unit.ConditionVirtualization": condition,
 
-	"Service.Type":                     choice(func(s *Service) *string { return &s.Type }, "simple", "exec", "oneshot", "notify"),
-	"Service.RemainAfterExit":          boolean(func(s *Service) *bool { return &s.RemainAfterExit }),
-	"Service.NotifyAccess":             choice(func(s *Service) *string { return &s.NotifyAccess }, "none", "main", "exec", "all"),
+	"Service.Type": choice(func(s *Service) *string {
+		return &s.Type
+	}, "simple", "exec", "oneshot", "notify"),
+	"Service.RemainAfterExit": boolean(func(s *Service) *bool { return &s.RemainAfterExit }),
+	"Service.NotifyAccess": choice(func(s *Service) *string {
+		return &s.NotifyAccess
+	}, "none", "main", "exec", "all"),
 	"Service.ExecStartPre":             exec(func(s *Service) *[]Command { return &s.StartPre }),
 	"Service.ExecStart":                exec(func(s *Service) *[]Command { return &s.Start }),
 	"Service.ExecStartPost":            exec(func(s *Service) *[]Command { return &s.StartPost }),
@@ -58,27 +62,35 @@ var directives = map[string]directive{
 	"Service.TimeoutStartSec": timeout(func(s *Service) []*time.Duration { return []*time.Duration{&s.TimeoutStart} }),
 	"Service.TimeoutStopSec":  timeout(func(s *Service) []*time.Duration { return []*time.Duration{&s.TimeoutStop} }),
 	"Service.TimeoutAbortSec": timeout(func(s *Service) []*time.Duration { return []*time.Duration{&s.TimeoutAbort} }),
-	"Service.TimeoutSec":      timeout(func(s *Service) []*time.Duration { return []*time.Duration{&s.TimeoutStart, &s.TimeoutStop} }),
-	"Service.WatchdogSec":     span(func(s *Service) *time.Duration { return &s.Watchdog }),
-	"Service.WatchdogSignal":  signal(func(s *Service) *syscall.Signal { return &s.WatchdogSignal }),
-	"Service.KillSignal":      signal(func(s *Service) *syscall.Signal { return &s.KillSignal }),
-	"Service.KillMode":        choice(func(s *Service) *string { return &s.KillMode }, "control-group", "mixed", "process", "none"),
+	"Service.TimeoutSec": timeout(func(s *Service) []*time.Duration {
+		return []*time.Duration{&s.TimeoutStart, &s.TimeoutStop}
+	}),
+	"Service.WatchdogSec":    span(func(s *Service) *time.Duration { return &s.Watchdog }),
+	"Service.WatchdogSignal": signal(func(s *Service) *syscall.Signal { return &s.WatchdogSignal }),
+	"Service.KillSignal":     signal(func(s *Service) *syscall.Signal { return &s.KillSignal }),
+	"Service.KillMode": choice(func(s *Service) *string {
+		return &s.KillMode
+	}, "control-group", "mixed", "process", "none"),
 
-	"Service.User":                     text(func(s *Service) *string { return &s.User }),
-	"Service.Group":                    text(func(s *Service) *string { return &s.Group }),
-	"Service.SupplementaryGroups":      list(func(s *Service) *[]string { return &s.SupplementaryGroups }),
-	"Service.WorkingDirectory":         workingDirectory,
-	"Service.UMask":                    func(l *loader, _, value string) error { return octal(value, &l.service.UMask) },
-	"Service.Environment":              environment,
-	"Service.EnvironmentFile":          environmentFile,
-	"Service.UnsetEnvironment":         list(func(s *Service) *[]string { return &s.UnsetEnvironment }),
-	"Service.RuntimeDirectoryPreserve": choice(func(s *Service) *string { return &s.PreserveRuntime }, "no", "yes", "restart"),
-	"Service.StandardInput":            choice(func(*Service) *string { return new(string) }, "null"),
-	"Service.StandardOutput":           output(func(s *Service) *string { return &s.StandardOutput }),
-	"Service.StandardError":            output(func(s *Service) *string { return &s.StandardError }),
-	"Service.NoNewPrivileges":          boolean(func(s *Service) *bool { return &s.NoNewPrivileges }),
-	"Service.CapabilityBoundingSet":    bounding,
-	"Service.AmbientCapabilities":      ambient,
+	"Service.User":                text(func(s *Service) *string { return &s.User }),
+	"Service.Group":               text(func(s *Service) *string { return &s.Group }),
+	"Service.SupplementaryGroups": list(func(s *Service) *[]string { return &s.SupplementaryGroups }),
+	"Service.WorkingDirectory":    workingDirectory,
+	"Service.UMask": func(l *loader, _, value string) error {
+		return octal(value, &l.service.UMask)
+	},
+	"Service.Environment":      environment,
+	"Service.EnvironmentFile":  environmentFile,
+	"Service.UnsetEnvironment": list(func(s *Service) *[]string { return &s.UnsetEnvironment }),
+	"Service.RuntimeDirectoryPreserve": choice(func(s *Service) *string {
+		return &s.PreserveRuntime
+	}, "no", "yes", "restart"),
+	"Service.StandardInput":         choice(func(*Service) *string { return new(string) }, "null"),
+	"Service.StandardOutput":        output(func(s *Service) *string { return &s.StandardOutput }),
+	"Service.StandardError":         output(func(s *Service) *string { return &s.StandardError }),
+	"Service.NoNewPrivileges":       boolean(func(s *Service) *bool { return &s.NoNewPrivileges }),
+	"Service.CapabilityBoundingSet": bounding,
+	"Service.AmbientCapabilities":   ambient,
 
 	"Service.LimitNOFILE":  limit(unix.RLIMIT_NOFILE),
 	"Service.LimitNPROC":   limit(unix.RLIMIT_NPROC),
@@ -99,8 +111,11 @@ var directives = map[string]directive{
 
 // ignored directives order units, or shut a service in: a service that works inside of them works outside too.
 var ignored = map[string]map[string]bool{
-	"Unit": set("Documentation After Before Conflicts DefaultDependencies IgnoreOnIsolate RefuseManualStart RefuseManualStop StopWhenUnneeded"),
-	"Service": set(`ProtectSystem ProtectHome ProtectKernelTunables ProtectKernelModules ProtectKernelLogs ProtectControlGroups ProtectClock
+	"Unit": set(
+		"Documentation After Before Conflicts DefaultDependencies IgnoreOnIsolate RefuseManualStart " +
+			"RefuseManualStop StopWhenUnneeded"),
+	"Service": set(
+		`ProtectSystem ProtectHome ProtectKernelTunables ProtectKernelModules ProtectKernelLogs ProtectControlGroups ProtectClock
 		ProtectHostname ProtectProc ProcSubset PrivateTmp PrivateDevices PrivateIPC PrivateMounts PrivateUsers ReadWritePaths ReadOnlyPaths
 		InaccessiblePaths ExecPaths NoExecPaths TemporaryFileSystem BindPaths BindReadOnlyPaths DevicePolicy DeviceAllow MountFlags
 		RestrictAddressFamilies RestrictNamespaces RestrictRealtime RestrictSUIDSGID RestrictFileSystems LockPersonality MemoryDenyWriteExecute
@@ -139,12 +154,14 @@ func choice(field func(*Service) *string, allowed ...string) directive {
 }
 
 func action(field func(*Service) *string) directive {
-	return choice(field, "none", "poweroff", "poweroff-force", "poweroff-immediate", "reboot", "reboot-force", "reboot-immediate")
+	return choice(field, "none", "poweroff", "poweroff-force", "poweroff-immediate", "reboot", "reboot-force",
+		"reboot-immediate")
 }
 
 func output(field func(*Service) *string) directive {
 	return func(l *loader, _, value string) error {
-		names := map[string]string{"journal": "journal", "journal+console": "journal", "syslog": "journal", "kmsg": "journal", "tty": "journal",
+		names := map[string]string{"journal": "journal", "journal+console": "journal", "syslog": "journal",
+			"kmsg": "journal", "tty": "journal",
 			"inherit": "inherit", "null": "null"}
 		name, ok := names[value]
 		if !ok {
@@ -232,7 +249,8 @@ func list(field func(*Service) *[]string) directive {
 	}
 }
 
-// targets are dependencies on what the machine has reached when it runs services at all; others would have to be started.
+// targets are dependencies on what the machine has reached when it runs services at all; others would have to be
+// started.
 func targets(l *loader, _, value string) error {
 	for _, name := range strings.Fields(value) {
 		if !strings.HasSuffix(name, ".target") {
@@ -320,7 +338,9 @@ func workingDirectory(l *loader, _, value string) error {
 func directory(l *loader, key, value string) error {
 	kind := DirectoryKinds[slices.IndexFunc(DirectoryKinds, func(k DirectoryKind) bool { return k.Directive == key })]
 	if value == "" {
-		l.service.Directories = slices.DeleteFunc(l.service.Directories, func(d Directory) bool { return d.Kind == kind })
+		l.service.Directories = slices.DeleteFunc(l.service.Directories, func(d Directory) bool {
+			return d.Kind == kind
+		})
 		return nil
 	}
 	words, err := Words(value)
@@ -331,7 +351,8 @@ func directory(l *loader, key, value string) error {
 		if w, err = l.expand(w); err != nil {
 			return err
 		}
-		if w == "" || path.IsAbs(w) || path.Clean(w) != w || w == "." || w == ".." || strings.HasPrefix(w, "../") || strings.Contains(w, ":") {
+		if w == "" || path.IsAbs(w) || path.Clean(w) != w || w == "." || w == ".." || strings.HasPrefix(w, "../") ||
+			strings.Contains(w, ":") {
 			return fmt.Errorf("%q is no path below %s", w, kind.Base)
 		}
 		l.service.Directories = append(l.service.Directories, Directory{Kind: kind, Path: w, Mode: 0o755})

@@ -79,7 +79,8 @@ func afterComment(text string) string {
 	}
 }
 
-// environmentValue reads up to the end of the line. Quoted parts may follow each other; after an unquoted beginning quotes are themselves.
+// environmentValue reads up to the end of the line. Quoted parts may follow each other; after an unquoted beginning
+// quotes are themselves.
 func environmentValue(s string) (value, rest string, err error) {
 	var b strings.Builder
 	s = strings.TrimLeft(s, " \t\r")

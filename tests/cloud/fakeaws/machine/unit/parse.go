@@ -1,7 +1,8 @@
-// Package unit owns the reading of systemd's unit files: their syntax, words and variables, and what a .service file says.
+// Package unit owns the reading of systemd's unit files: their syntax, words and variables, and what a .service file
+// says.
 //
-// Invariant: a directive is either obeyed, or on the list of those that do not matter to the tests, or an error. Nothing is skipped in silence, except
-// what systemd documents as skipped.
+// Invariant: a directive is either obeyed, or on the list of those that do not matter to the tests, or an error.
+// Nothing is skipped in silence, except what systemd documents as skipped.
 package unit
 
 import (

@@ -116,14 +116,18 @@ func (s Statuses) Has(status syscall.WaitStatus) bool {
 // Host is what specifiers tell of the machine.
 type Host struct{ Hostname, MachineID, BootID, Kernel string }
 
-// Load reads a service from its file and the drop-ins that follow it. name is the full name, with the instance of a template.
+// Load reads a service from its file and the drop-ins that follow it. name is the full name, with the instance of a
+// template.
 func Load(name string, host Host, entries []Entry) (*Service, error) {
 	if !ValidUnit(name) || !strings.HasSuffix(name, ".service") {
 		return nil, fmt.Errorf("%q is no name of a service", name)
 	}
-	s := &Service{Name: name, StartLimitInterval: 10 * time.Second, StartLimitBurst: 5, StartLimitAction: "none", FailureAction: "none",
-		SuccessAction: "none", Type: "simple", Restart: "no", RestartAfter: 100 * time.Millisecond, TimeoutStart: -1, TimeoutStop: 90 * time.Second,
-		WatchdogSignal: syscall.SIGABRT, KillSignal: syscall.SIGTERM, KillMode: "control-group", WorkingDirectory: "/", UMask: 0o022,
+	s := &Service{Name: name, StartLimitInterval: 10 * time.Second, StartLimitBurst: 5, StartLimitAction: "none",
+		FailureAction: "none",
+		SuccessAction: "none", Type: "simple", Restart: "no", RestartAfter: 100 * time.Millisecond, TimeoutStart: -1,
+		TimeoutStop:    90 * time.Second,
+		WatchdogSignal: syscall.SIGABRT, KillSignal: syscall.SIGTERM, KillMode: "control-group", WorkingDirectory: "/",
+		UMask:           0o022,
 		PreserveRuntime: "no", StandardOutput: "journal", StandardError: "inherit", Limits: map[int][2]uint64{}}
 	modes := map[string]uint32{}
 	l := loader{service: s, modes: modes, expand: specifiers(name, host)}
@@ -195,12 +199,15 @@ func ValidUnit(name string) bool {
 	return true
 }
 
-// specifiers replaces %n and the like. systemd.unit(5), "Specifiers": those of the machine's manager, whose user is root.
+// specifiers replaces %n and the like. systemd.unit(5), "Specifiers": those of the machine's manager, whose user is
+// root.
 func specifiers(name string, host Host) func(string) (string, error) {
 	stem := strings.TrimSuffix(name, path.Ext(name))
 	prefix, instance, _ := strings.Cut(stem, "@")
-	known := map[byte]string{'%': "%", 'n': name, 'N': stem, 'p': prefix, 'i': instance, 'H': host.Hostname, 'm': host.MachineID, 'b': host.BootID,
-		'v': host.Kernel, 't': "/run", 'S': "/var/lib", 'C': "/var/cache", 'L': "/var/log", 'E': "/etc", 'T': "/tmp", 'V': "/var/tmp",
+	known := map[byte]string{'%': "%", 'n': name, 'N': stem, 'p': prefix, 'i': instance, 'H': host.Hostname,
+		'm': host.MachineID, 'b': host.BootID,
+		'v': host.Kernel, 't': "/run", 'S': "/var/lib", 'C': "/var/cache", 'L': "/var/log", 'E': "/etc", 'T': "/tmp",
+		'V': "/var/tmp",
 		'u': "root", 'U': "0", 'g': "root", 'G': "0", 'h': "/root", 's': "/bin/sh"}
 	return func(text string) (string, error) {
 		var b strings.Builder

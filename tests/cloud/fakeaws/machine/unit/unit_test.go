@@ -14,18 +14,21 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	text := "# comment\n[Unit]\nDescription = a  b \n; comment\n\n[Service]\r\nExecStart=/bin/x \\\n  # a comment between\n  y \\\n  z\nUser=\n"
+	text := "# comment\n[Unit]\nDescription = a  b \n; comment\n\n[Service]\r\nExecStart=/bin/x \\\n  # a comment " +
+		"between\n  y \\\n  z\nUser=\n"
 	got, err := unit.Parse("f", text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []unit.Entry{
-		{"Unit", "Description", "a  b", "f:3"}, {"Service", "ExecStart", "/bin/x    y    z", "f:7"}, {"Service", "User", "", "f:11"},
+		{"Unit", "Description", "a  b", "f:3"}, {"Service", "ExecStart", "/bin/x    y    z", "f:7"},
+		{"Service", "User", "", "f:11"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	for _, wrong := range []string{"A=b\n", "[Unit]\nA\n", "[Unit\nA=b", "[]\n", "[Unit]\n=b\n", "[Unit]\nA B=c\n", "[Unit]\nA=b\\\n", "[Unit]\nA=\x00\n", "\xff"} {
+	for _, wrong := range []string{"A=b\n", "[Unit]\nA\n", "[Unit\nA=b", "[]\n", "[Unit]\n=b\n", "[Unit]\nA B=c\n",
+		"[Unit]\nA=b\\\n", "[Unit]\nA=\x00\n", "\xff"} {
 		if got, err := unit.Parse("f", wrong); err == nil {
 			t.Errorf("%q is read as %v", wrong, got)
 		}
@@ -71,28 +74,30 @@ func load(t *testing.T, lines string) (*unit.Service, error) {
 
 // The examples of systemd.service(5), "Command lines", but for quotes inside of words.
 func TestCommandLines(t *testing.T) {
-	environment := map[string]string{"ONE": "one", "TWO": "two two", "QUOTED": "'two two' too", "EMPTY": "", "ESCAPED": `a\ b "c d"e`}
+	environment := map[string]string{"ONE": "one", "TWO": "two two", "QUOTED": "'two two' too", "EMPTY": "",
+		"ESCAPED": `a\ b "c d"e`}
 	for line, want := range map[string][][]string{
-		"/bin/echo $ONE $TWO ${TWO}":                  {{"/bin/echo", "one", "two", "two", "two two"}},
-		"/bin/echo ${ONE} ${QUOTED} ${EMPTY}":         {{"/bin/echo", "one", "'two two' too", ""}},
-		"/bin/echo $ONE $QUOTED $EMPTY $NONE":         {{"/bin/echo", "one", "two two", "too"}},
-		"/bin/echo $ESCAPED":                          {{"/bin/echo", "a b", "c de"}},
-		"/bin/echo one ; /bin/echo \"two two\"":       {{"/bin/echo", "one"}, {"/bin/echo", "two two"}},
-		`/bin/echo / >/dev/null & \; ls ";"`:          {{"/bin/echo", "/", ">/dev/null", "&", ";", "ls", ";"}},
-		"/bin/echo a${ONE}b$ONE $$ $$ONE x$ ${ONE":    {{"/bin/echo", "aoneb$ONE", "$", "$ONE", "x$", "${ONE"}},
-		`/bin/echo "$TWO" "a $ONE" %n %i %p %H %m %%`: {{"/bin/echo", "two", "two", "a $ONE", "a@b-c.service", "b-c", "a", "host", "0123", "%"}},
-		":/bin/echo $ONE ${ONE}":                      {{"/bin/echo", "$ONE", "${ONE}"}},
-		"@/bin/echo name a":                           {{"name", "a"}},
-		"-+/bin/echo":                                 {{"/bin/echo"}},
-		"/bin/echo $ONE/x":                            nil,
-		"$ONE":                                        nil,
-		"bin/echo":                                    nil,
-		"; /bin/echo":                                 nil,
-		"/bin/echo ; ; x":                             nil,
-		"@/bin/echo":                                  nil,
-		"/bin/echo %q":                                nil,
-		"/bin/echo %":                                 nil,
-		`/bin/echo a\;b`:                              nil,
+		"/bin/echo $ONE $TWO ${TWO}":               {{"/bin/echo", "one", "two", "two", "two two"}},
+		"/bin/echo ${ONE} ${QUOTED} ${EMPTY}":      {{"/bin/echo", "one", "'two two' too", ""}},
+		"/bin/echo $ONE $QUOTED $EMPTY $NONE":      {{"/bin/echo", "one", "two two", "too"}},
+		"/bin/echo $ESCAPED":                       {{"/bin/echo", "a b", "c de"}},
+		"/bin/echo one ; /bin/echo \"two two\"":    {{"/bin/echo", "one"}, {"/bin/echo", "two two"}},
+		`/bin/echo / >/dev/null & \; ls ";"`:       {{"/bin/echo", "/", ">/dev/null", "&", ";", "ls", ";"}},
+		"/bin/echo a${ONE}b$ONE $$ $$ONE x$ ${ONE": {{"/bin/echo", "aoneb$ONE", "$", "$ONE", "x$", "${ONE"}},
+		`/bin/echo "$TWO" "a $ONE" %n %i %p %H %m %%`: {{"/bin/echo", "two", "two", "a $ONE", "a@b-c.service", "b-c",
+			"a", "host", "0123", "%"}},
+		":/bin/echo $ONE ${ONE}": {{"/bin/echo", "$ONE", "${ONE}"}},
+		"@/bin/echo name a":      {{"name", "a"}},
+		"-+/bin/echo":            {{"/bin/echo"}},
+		"/bin/echo $ONE/x":       nil,
+		"$ONE":                   nil,
+		"bin/echo":               nil,
+		"; /bin/echo":            nil,
+		"/bin/echo ; ; x":        nil,
+		"@/bin/echo":             nil,
+		"/bin/echo %q":           nil,
+		"/bin/echo %":            nil,
+		`/bin/echo a\;b`:         nil,
 	} {
 		s, err := load(t, "Type=oneshot\nExecStart="+line)
 		if want == nil || err != nil {
@@ -117,11 +122,14 @@ func TestCommandLines(t *testing.T) {
 
 func TestEnvironmentFile(t *testing.T) {
 	text := strings.Join([]string{
-		"# comment \\", "continued=no", "; comment", "no assignment", "", "A=b", "  B = c d\t", `C="a \"b\" \$x \n"`, `D='a \n "b"'`, `E=a\ b\`, `c`,
-		`F="a"'b' `, "G=", `H=a"b"`, `I="two`, `lines"`, `J=x\\y`, "K=a=b", `L="a\`, `b"`, "M=ends without a newline \\ ",
+		"# comment \\", "continued=no", "; comment", "no assignment", "", "A=b", "  B = c d\t", `C="a \"b\" \$x \n"`,
+		`D='a \n "b"'`, `E=a\ b\`, `c`,
+		`F="a"'b' `, "G=", `H=a"b"`, `I="two`, `lines"`, `J=x\\y`, "K=a=b", `L="a\`, `b"`,
+		"M=ends without a newline \\ ",
 	}, "\n")
 	want := []unit.Variable{
-		{"A", "b"}, {"B", "c d"}, {"C", `a "b" $x \n`}, {"D", `a \n "b"`}, {"E", "a bc"}, {"F", "ab"}, {"G", ""}, {"H", `a"b"`}, {"I", "two\nlines"},
+		{"A", "b"}, {"B", "c d"}, {"C", `a "b" $x \n`}, {"D", `a \n "b"`}, {"E", "a bc"}, {"F", "ab"}, {"G", ""},
+		{"H", `a"b"`}, {"I", "two\nlines"},
 		{"J", `x\y`}, {"K", "a=b"}, {"L", "ab"}, {"M", "ends without a newline  "},
 	}
 	got, err := unit.ReadEnvironment(text)
@@ -140,7 +148,8 @@ func TestEnvironmentFile(t *testing.T) {
 
 func TestSpan(t *testing.T) {
 	for text, want := range map[string]time.Duration{
-		"2": 2 * time.Second, "2s": 2 * time.Second, "5min 20s": 320 * time.Second, "1h30m": 90 * time.Minute, "500ms": 500 * time.Millisecond,
+		"2": 2 * time.Second, "2s": 2 * time.Second, "5min 20s": 320 * time.Second, "1h30m": 90 * time.Minute,
+		"500ms": 500 * time.Millisecond,
 		"1.5 s": 1500 * time.Millisecond, "2 weeks": 14 * 24 * time.Hour, "0": 0, "infinity": unit.Infinity,
 	} {
 		if got, err := unit.Span(text); err != nil || got != want {
@@ -182,15 +191,23 @@ func TestLoad(t *testing.T) {
 			return *s.Bounding, unit.AllCapabilities &^ bits
 		},
 		"AmbientCapabilities=cap_net_bind_service": func(s *unit.Service) (any, any) { return s.Ambient, bits },
-		"LimitNOFILE=1K:2048":                      func(s *unit.Service) (any, any) { return s.Limits[7], [2]uint64{1024, 2048} },
-		"StandardOutput=null":                      func(s *unit.Service) (any, any) { return s.StandardError, "null" },
-		"SuccessExitStatus=3 SIGUSR1":              func(s *unit.Service) (any, any) { return s.SuccessCodes.Has(3 << 8), true },
-		"ProtectSystem=strict\nX-Ours=1":           func(s *unit.Service) (any, any) { return s.Type, "simple" },
+		"LimitNOFILE=1K:2048": func(s *unit.Service) (any, any) {
+			return s.Limits[7], [2]uint64{1024, 2048}
+		},
+		"StandardOutput=null": func(s *unit.Service) (any, any) { return s.StandardError, "null" },
+		"SuccessExitStatus=3 SIGUSR1": func(s *unit.Service) (any, any) {
+			return s.SuccessCodes.Has(3 << 8), true
+		},
+		"ProtectSystem=strict\nX-Ours=1": func(s *unit.Service) (any, any) { return s.Type, "simple" },
 		"[Unit]\nConditionPathExists=!/x": func(s *unit.Service) (any, any) {
 			return s.Conditions[0], unit.Condition{Kind: "PathExists", Argument: "/x", Negate: true}
 		},
-		"[Unit]\nStartLimitIntervalSec=1min\nAfter=x": func(s *unit.Service) (any, any) { return s.StartLimitInterval, time.Minute },
-		"[Install]\nWantedBy=a.target b.target":       func(s *unit.Service) (any, any) { return s.WantedBy, []string{"a.target", "b.target"} },
+		"[Unit]\nStartLimitIntervalSec=1min\nAfter=x": func(s *unit.Service) (any, any) {
+			return s.StartLimitInterval, time.Minute
+		},
+		"[Install]\nWantedBy=a.target b.target": func(s *unit.Service) (any, any) {
+			return s.WantedBy, []string{"a.target", "b.target"}
+		},
 	} {
 		s, err := load(t, start+lines)
 		if err != nil {
@@ -203,17 +220,22 @@ func TestLoad(t *testing.T) {
 		}
 	}
 	for _, wrong := range []string{
-		"", "Type=forking\n" + start, start + start, start + "RootDirectory=/x", start + "Restart=maybe", start + "UMask=999", start + "KillSignal=SIGX",
-		start + "StateDirectory=/abs", start + "StateDirectory=../x", start + "EnvironmentFile=relative", start + "WorkingDirectory=relative",
-		start + "CapabilityBoundingSet=CAP_ALL", start + "LimitNOFILE=2:1", start + "RemainAfterExit=maybe", "Type=oneshot\nRestart=always\n" + start,
-		start + "StandardOutput=file:/x", start + "[Unit]\nRequires=other.service", start + "[Unit]\nConditionPathExists=x", start + "[Timer]\nOnBoot=1",
+		"", "Type=forking\n" + start, start + start, start + "RootDirectory=/x", start + "Restart=maybe", start +
+			"UMask=999", start + "KillSignal=SIGX",
+		start + "StateDirectory=/abs", start + "StateDirectory=../x", start + "EnvironmentFile=relative", start +
+			"WorkingDirectory=relative",
+		start + "CapabilityBoundingSet=CAP_ALL", start + "LimitNOFILE=2:1", start + "RemainAfterExit=maybe",
+		"Type=oneshot\nRestart=always\n" + start,
+		start + "StandardOutput=file:/x", start + "[Unit]\nRequires=other.service", start +
+			"[Unit]\nConditionPathExists=x", start + "[Timer]\nOnBoot=1",
 		start + "Environment=1A=b", start + "RestartSec=x", start + "StateDirectory=a:b",
 	} {
 		if s, err := load(t, wrong); err == nil {
 			t.Errorf("%q is read as %+v", wrong, s)
 		}
 	}
-	for _, name := range []string{"", "a", ".service", "a b.service", "../x.service", "a@b@c.service", "a.timer", "@x.service"} {
+	for _, name := range []string{"", "a", ".service", "a b.service", "../x.service", "a@b@c.service", "a.timer",
+		"@x.service"} {
 		if _, err := unit.Load(name, unit.Host{}, nil); err == nil {
 			t.Errorf("%q is the name of a service", name)
 		}
@@ -235,14 +257,16 @@ func TestImageUnits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s, err := unit.Load(filepath.Base(file), unit.Host{}, entries); err != nil || s.Type != "notify" || s.Watchdog == 0 {
+		if s, err := unit.Load(filepath.Base(file), unit.Host{}, entries); err != nil || s.Type != "notify" ||
+			s.Watchdog == 0 {
 			t.Errorf("%s: %+v, %v", file, s, err)
 		}
 	}
 }
 
 func FuzzLoad(f *testing.F) {
-	for _, text := range []string{"[Service]\nExecStart=/bin/x \\\n $A ${B} ; y\n", "[Unit]\nConditionPathExists=|!/x\n", "[Service]\nEnvironment=\"A=\\x41\"\nUMask=7\n",
+	for _, text := range []string{"[Service]\nExecStart=/bin/x \\\n $A ${B} ; y\n",
+		"[Unit]\nConditionPathExists=|!/x\n", "[Service]\nEnvironment=\"A=\\x41\"\nUMask=7\n",
 		"[Service]\nLimitNOFILE=1:2\nStateDirectory=a b\nRestartSec=1min 2s\nCapabilityBoundingSet=~CAP_KILL\n"} {
 		f.Add(text)
 	}
@@ -283,7 +307,8 @@ func FuzzReadEnvironment(f *testing.F) {
 		// What was read can be written, in quotes, and read again.
 		var b strings.Builder
 		for _, v := range variables {
-			b.WriteString(v.Name + "=\"" + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "`", "\\`", "$", `\$`).Replace(v.Value) + "\"\n")
+			b.WriteString(v.Name + "=\"" + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "`", "\\`", "$",
+				`\$`).Replace(v.Value) + "\"\n")
 		}
 		again, err := unit.ReadEnvironment(b.String())
 		if diff := cmp.Diff(variables, again); err != nil || diff != "" {

@@ -10,8 +10,9 @@ import (
 
 const blank = " \t\n\r"
 
-// Words splits a value into items as systemd.syntax(7), "Quoting", says: quotes wrap whole items, escapes are those of its table. What systemd only
-// warns of is an error here, and so is a quote inside of a word, where systemd and its manual differ.
+// Words splits a value into items as systemd.syntax(7), "Quoting", says: quotes wrap whole items, escapes are those of
+// its table. What systemd only warns of is an error here, and so is a quote inside of a word, where systemd and its
+// manual differ.
 func Words(value string) ([]string, error) {
 	words, err := split(value)
 	if err != nil {
@@ -80,7 +81,8 @@ func first(s string) (w word, rest string, err error) {
 	return word{text.String(), s}, "", nil
 }
 
-var escapes = map[byte]string{'a': "\a", 'b': "\b", 'f': "\f", 'n': "\n", 'r': "\r", 't': "\t", 'v': "\v", '\\': `\`, '"': `"`, '\'': "'", 's': " "}
+var escapes = map[byte]string{'a': "\a", 'b': "\b", 'f': "\f", 'n': "\n", 'r': "\r", 't': "\t", 'v': "\v", '\\': `\`,
+	'"': `"`, '\'': "'", 's': " "}
 
 // unescape reads the escape at the beginning of s and tells how long it is.
 func unescape(s string) (string, int, error) {
@@ -163,7 +165,8 @@ func substitute(w string, environment map[string]string) string {
 			w = rest
 			continue
 		}
-		if name, rest, ok := strings.Cut(strings.TrimPrefix(after, "{"), "}"); ok && strings.HasPrefix(after, "{") && ValidName(name) {
+		if name, rest, ok := strings.Cut(strings.TrimPrefix(after, "{"), "}"); ok && strings.HasPrefix(after, "{") &&
+			ValidName(name) {
 			b.WriteString(environment[name])
 			w = rest
 			continue
@@ -173,7 +176,8 @@ func substitute(w string, environment map[string]string) string {
 	}
 }
 
-// splitValue splits the value of a variable: quotes are respected wherever they are and removed, a backslash keeps the next character.
+// splitValue splits the value of a variable: quotes are respected wherever they are and removed, a backslash keeps the
+// next character.
 func splitValue(value string) []string {
 	var words []string
 	var b strings.Builder
@@ -265,7 +269,8 @@ func command(line []word, expand func(string) (string, error)) (c Command, err e
 	if path, err = expand(path); err != nil {
 		return c, err
 	}
-	if path == "" || strings.HasPrefix(path, "$") || strings.Contains(path, "/") && !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "\n\t\x00") {
+	if path == "" || strings.HasPrefix(path, "$") || strings.Contains(path, "/") && !strings.HasPrefix(path, "/") ||
+		strings.ContainsAny(path, "\n\t\x00") {
 		return c, fmt.Errorf("the command %q is neither an absolute path nor a name", line[0].text)
 	}
 	c.Path = path
@@ -275,7 +280,8 @@ func command(line []word, expand func(string) (string, error)) (c Command, err e
 			if text, err = expand(w.text); err != nil {
 				return c, err
 			}
-			if name, ok := strings.CutPrefix(text, "$"); ok && !c.Literal && name != "" && name[0] != '$' && name[0] != '{' && !ValidName(name) {
+			if name, ok := strings.CutPrefix(text, "$"); ok && !c.Literal && name != "" && name[0] != '$' &&
+				name[0] != '{' && !ValidName(name) {
 				return c, fmt.Errorf("%q: a variable in a word is written ${NAME}", text)
 			}
 		}

@@ -1,5 +1,5 @@
-// Command guest is the first process of a machine, and by other names the programs that talk to it: systemctl, journalctl, poweroff, halt, reboot and
-// shutdown.
+// Command guest is the first process of a machine, and by other names the programs that talk to it: systemctl,
+// journalctl, poweroff, halt, reboot and shutdown.
 package main
 
 import (
@@ -70,7 +70,8 @@ func config() (c boot.Config, err error) {
 	return c, json.Unmarshal(text, &c)
 }
 
-// enter makes the machine out of its namespaces and goes on as its init, in a process image that has its capabilities only.
+// enter makes the machine out of its namespaces and goes on as its init, in a process image that has its capabilities
+// only.
 func enter() error {
 	if err := bound(); err != nil {
 		return err
@@ -113,9 +114,11 @@ func start() (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	host := unit.Host{Hostname: c.Host.Hostname, MachineID: c.Host.MachineID, BootID: strings.ReplaceAll(strings.TrimSpace(string(bootID)), "-", ""),
+	host := unit.Host{Hostname: c.Host.Hostname, MachineID: c.Host.MachineID,
+		BootID: strings.ReplaceAll(strings.TrimSpace(string(bootID)), "-", ""),
 		Kernel: strings.TrimSpace(string(kernel))}
-	return supervise.Run(supervise.Options{InstanceID: c.InstanceID, Userdata: c.Userdata, Build: c.Build, Environment: c.Environment, Log: os.Stdout,
+	return supervise.Run(supervise.Options{InstanceID: c.InstanceID, Userdata: c.Userdata, Build: c.Build,
+		Environment: c.Environment, Log: os.Stdout,
 		Ready: os.NewFile(boot.Ready, "ready"), Host: host})
 }
 
@@ -132,7 +135,8 @@ func ask(program string, args []string) (int, error) {
 	if err != nil {
 		directory = "/"
 	}
-	answer, err := control.Send(context.Background(), conn, control.Request{Program: program, Args: args, Directory: directory})
+	answer, err := control.Send(context.Background(), conn, control.Request{Program: program, Args: args,
+		Directory: directory})
 	if err != nil {
 		return 1, err
 	}
