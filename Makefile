@@ -69,7 +69,7 @@ chaos: ## Break shards of real processes in every way, for three quarters of an 
 fuzz: ## Fuzz every parser of outside bytes (FUZZ=3m each, PATTERN=expression)
 	@scripts/fuzz.sh '$(or $(FUZZ),3m)' '$(or $(PATTERN),.)'
 
-bench: ## Measure what docs/performance.md reports
+bench: ## Measure what docs/evidence/performance.md reports
 	@scripts/bench.sh
 
 generate: ## Regenerate everything that is generated

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures the figures of docs/performance.md. Everything is in memory and on this machine; nothing else should run beside it.
+# Measures the figures of docs/evidence/performance.md. Everything is in memory and on this machine; nothing else should run beside it.
 #   scripts/bench.sh [PATTERN]   only the benchmarks that match: Memory, Reports, Registration (of a server in a process of its own), PowerOff …
 #   scripts/bench.sh short       some of them in a minute, as the test run does: whether they still measure, not what
 # BENCH_PROFILE=DIR leaves profiles of that server there, BENCH_TRACE=DIR execution traces of losses that took more than 10 ms.

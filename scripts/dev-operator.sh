@@ -2,7 +2,7 @@
 # nstance-operator of the development environment, rebuilt and restarted on change.
 #
 # Without temp/operator/kubeconfig it works with dev-k8s, and is given all it needs there (`make dev-tmux-k8s` runs it so). With one of your
-# own, of kind say, it works with that cluster; see docs/development.md for what must be in it. Either way the servers of `make dev-tmux` run.
+# own, of kind say, it works with that cluster; see docs/contributing/development.md for what must be in it. Either way the servers of `make dev-tmux` run.
 set -euo pipefail
 cd "$(dirname -- "$0")/.."
 

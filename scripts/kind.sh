@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A kind cluster for nstance-operator run on this machine: docs/development.md explains what is done here step by step.
+# A kind cluster for nstance-operator run on this machine: docs/contributing/development.md explains what is done here step by step.
 #
 #   scripts/kind.sh up      make the cluster, or finish making it; install Cluster API and our CRDs; give the operator what it needs
 #   scripts/kind.sh down    remove it

@@ -123,7 +123,7 @@ step_chaos() {
 	scripts/chaos.sh
 }
 
-# What docs/performance.md is measured with, in short.
+# What docs/evidence/performance.md is measured with, in short.
 step_bench() {
 	scripts/bench.sh short
 }

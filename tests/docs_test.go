@@ -30,7 +30,7 @@ func TestDocumentsLinkToFiles(t *testing.T) {
 	}
 }
 
-// docs/operations.md lists the metrics that there are and no others.
+// docs/how-to/operations.md lists the metrics that there are and no others.
 func TestOperationsListsMetrics(t *testing.T) {
 	quoted := regexp.MustCompile(`"(nstance_[a-z_]+)"`)
 	there := map[string]bool{}
@@ -39,7 +39,7 @@ func TestOperationsListsMetrics(t *testing.T) {
 			there[match[1]] = true
 		}
 	}
-	raw, err := os.ReadFile("../docs/operations.md")
+	raw, err := os.ReadFile("../docs/how-to/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}

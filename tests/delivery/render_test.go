@@ -371,7 +371,7 @@ func TestVersionsAgree(t *testing.T) {
 		filepath.Join(examples, "operator", "base", "source.yaml"):          "tag: " + about.Version + "\n",
 		filepath.Join(examples, "clusters", "base", "source.yaml"):          "tag: v" + about.Version + "\n",
 		"../../services/operator/clusterctl/infrastructure-components.yaml": "nstance-operator:" + about.Version + "\n",
-		"../../docs/kubernetes.md": "nstance-operator-" + about.Version +
+		"../../docs/start/kubernetes.md": "nstance-operator-" + about.Version +
 			".tgz",
 	} {
 		if !bytes.Contains(read(t, path), []byte(want)) {

@@ -116,7 +116,7 @@ func policyActions(t *testing.T, l *lab.Lab, role string) (actions []string) {
 	return actions
 }
 
-// check holds calls, policies and docs/aws.md against each other.
+// check holds calls, policies and docs/reference/aws.md against each other.
 func (b *ledger) check(t *testing.T) {
 	if len(b.used) == 0 {
 		t.Fatal("no stack ran, so there is nothing to hold against the policies")
@@ -140,7 +140,7 @@ func (b *ledger) problems(documented map[string]string) (problems []string) {
 			diff)
 	}
 	if diff := cmp.Diff(documented, calls); diff != "" {
-		problems = append(problems, "calls in docs/aws.md (-), and calls that servers made (+):\n"+diff)
+		problems = append(problems, "calls in docs/reference/aws.md (-), and calls that servers made (+):\n"+diff)
 	}
 	return problems
 }
@@ -185,10 +185,10 @@ func TestLedger(t *testing.T) {
 
 var row = regexp.MustCompile("(?m)^\\| `([a-z0-9]+:[A-Za-z0-9]+)` \\| ((?:`[a-z0-9]+:[A-Za-z]+` ?)+)\\|")
 
-// documented reads the tables of docs/aws.md.
+// documented reads the tables of docs/reference/aws.md.
 func documented(t *testing.T) map[string]string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs", "aws.md"))
+	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs", "reference", "aws.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

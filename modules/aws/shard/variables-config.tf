@@ -1,5 +1,5 @@
 # What the shard's VMs are: the parts of its configuration that a module cannot know. They are those of the resource nstance_shard, which checks them by the
-# servers' own rules when planning; docs/configuration.md has them all.
+# servers' own rules when planning; docs/reference/configuration.md has them all.
 
 variable "subnet_pools" {
   description = "The roles whose subnets become subnet pools, by that name. Left out: every role with a subnet in the zone that the shard may use."

@@ -1,5 +1,5 @@
 // Command nstance-operator keeps Cluster API's objects and the servers of an Nstance cluster in step: see
-// docs/operator.md or --help.
+// docs/reference/operator.md or --help.
 package main
 
 import (

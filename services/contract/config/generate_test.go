@@ -23,8 +23,8 @@ var update = flag.Bool("update", false, "write generated and golden files instea
 
 const (
 	root       = "../../.."
-	schemaFile = root + "/docs/schema/shard.schema.json"
-	pageFile   = root + "/docs/configuration.md"
+	schemaFile = root + "/docs/reference/schema/shard.schema.json"
+	pageFile   = root + "/docs/reference/configuration.md"
 )
 
 // golden compares a file with what it should be, or writes it.

@@ -190,7 +190,7 @@ type Expiry struct {
 	OnDemandAge *Duration `json:"ondemand_age,omitempty" rule:"empty"`
 }
 
-// LeaderElection configures the shard's election (see docs/election.md).
+// LeaderElection configures the shard's election (see docs/concepts/election.md).
 type LeaderElection struct {
 	// Off, a server leads without a lock: only for development, with one server.
 	Enabled *bool `json:"enabled,omitempty" default:"true"`
@@ -411,6 +411,6 @@ type Group struct {
 	DrainTimeout  Duration
 	MaxSurge      int
 	MaxUnhealthy  Limit
-	// RuntimeHash and InfraHash: page "Hashes" of docs/configuration.md.
+	// RuntimeHash and InfraHash: page "Hashes" of docs/reference/configuration.md.
 	RuntimeHash, InfraHash string
 }

@@ -178,7 +178,7 @@ type validationProblem struct {
 func invalid(file string, problems config.Problems) error {
 	n := len(problems.Errors())
 	return withHint(fmt.Errorf("%s is not a valid configuration: %d problems", file, n),
-		"docs/configuration.md describes every field")
+		"docs/reference/configuration.md describes every field")
 }
 
 // readConfig reads and parses a configuration from a file, or from standard input for "-". The shard is nil if it is

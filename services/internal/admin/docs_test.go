@@ -25,12 +25,12 @@ func walk(cmd *command, each func(*command)) {
 }
 
 const (
-	page  = "../../../docs/admin.md"
+	page  = "../../../docs/reference/admin.md"
 	begin = "<!-- generated from the commands of services/internal/admin: begin -->\n"
 	end   = "<!-- generated: end -->\n"
 )
 
-// TestGenerated checks that the command reference in docs/admin.md is current.
+// TestGenerated checks that the command reference in docs/reference/admin.md is current.
 func TestGenerated(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {

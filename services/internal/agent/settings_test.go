@@ -114,12 +114,12 @@ func TestHelpIsDocumented(t *testing.T) {
 	if err := agent.WriteHelp(&help); err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile("../../../docs/agent.md")
+	page, err := os.ReadFile("../../../docs/reference/agent.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Contains(page, help.Bytes()) {
-		t.Errorf("docs/agent.md does not have this table:\n%s", help.String())
+		t.Errorf("docs/reference/agent.md does not have this table:\n%s", help.String())
 	}
 }
 

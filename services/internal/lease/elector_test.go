@@ -596,7 +596,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// documented are the settings in the table of docs/election.md.
+// documented are the settings in the table of docs/concepts/election.md.
 var documented = []Options{
 	{Lease: 2 * time.Second, Renew: time.Second},
 	{Lease: 6 * time.Second, Renew: 2 * time.Second},
@@ -605,7 +605,7 @@ var documented = []Options{
 	{Lease: 90 * time.Second, Renew: 30 * time.Second},
 }
 
-// TestRequestsOfAPeacefulHour holds the numbers of requests in docs/election.md.
+// TestRequestsOfAPeacefulHour holds the numbers of requests in docs/concepts/election.md.
 func TestRequestsOfAPeacefulHour(t *testing.T) {
 	for _, opt := range documented {
 		renewals := int(time.Hour / opt.Renew)
@@ -636,7 +636,7 @@ func TestRequestsOfAPeacefulHour(t *testing.T) {
 	}
 }
 
-// TestFailOverTimes holds the figures of docs/election.md: a leader is killed at a random moment, or stops, and a
+// TestFailOverTimes holds the figures of docs/concepts/election.md: a leader is killed at a random moment, or stops, and a
 // follower has authority so much later.
 func TestFailOverTimes(t *testing.T) {
 	kill := func(w *world, a *node, state Evidence) {

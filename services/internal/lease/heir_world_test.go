@@ -226,7 +226,7 @@ func TestHeirWorlds(t *testing.T) {
 	}
 }
 
-// withHeir are the settings of docs/election.md with an heir.
+// withHeir are the settings of docs/concepts/election.md with an heir.
 var withHeir = Options{Lease: 10 * time.Second, Renew: 5 * time.Second, PeerLease: time.Second,
 	PeerInterval: 250 * time.Millisecond}
 
@@ -250,7 +250,7 @@ func pair(t *testing.T, seed uint64, opt Options) (w *world, a, b *node) {
 	return w, a, b
 }
 
-// TestHeirTimes holds the figures of docs/election.md: from the kill of the leader, or the release of its lock, to the
+// TestHeirTimes holds the figures of docs/concepts/election.md: from the kill of the leader, or the release of its lock, to the
 // authority of its heir.
 func TestHeirTimes(t *testing.T) {
 	vanish := func(state Evidence) func(w *world, a *node) {
@@ -304,7 +304,7 @@ func TestHeirTimes(t *testing.T) {
 	}
 }
 
-// TestRequestsOfAnHourWithHeir holds the numbers of requests in docs/election.md.
+// TestRequestsOfAnHourWithHeir holds the numbers of requests in docs/concepts/election.md.
 func TestRequestsOfAnHourWithHeir(t *testing.T) {
 	for _, followers := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(followers), func(t *testing.T) {

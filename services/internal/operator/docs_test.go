@@ -13,15 +13,15 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
 
-var update = flag.Bool("update", false, "write the generated part of docs/operator.md")
+var update = flag.Bool("update", false, "write the generated part of docs/reference/operator.md")
 
 const (
-	page  = "../../../docs/operator.md"
+	page  = "../../../docs/reference/operator.md"
 	begin = "<!-- generated from the flags and variables of services/internal/operator: begin -->\n"
 	end   = "<!-- generated: end -->\n"
 )
 
-// TestGenerated checks that flags and variables in docs/operator.md are current.
+// TestGenerated checks that flags and variables in docs/reference/operator.md are current.
 func TestGenerated(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {

@@ -139,7 +139,7 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.loseVMs(1000, d)
 		}
 	case lockRemoved:
-		// Once in a lease: absence has no version that a write could depend on (docs/election.md).
+		// Once in a lease: absence has no version that a write could depend on (docs/concepts/election.md).
 		if w.sched.now.Sub(w.lockRemovedAt) > 4*w.longest() && ofShard("") {
 			w.lockRemovedAt = w.sched.now
 			if err := w.store.Delete(w.outside, lockKey); err != nil {

@@ -82,7 +82,7 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 
 // lesson is what a leader has heard of a deletion: when the bucket first told it, as an answer to its write or because
 // it read the record, and until when it has to leave the node alone then. Whoever hears of it late grants the rest of
-// half the drain, at most 30 s (docs/reliability.md).
+// half the drain, at most 30 s (docs/evidence/reliability.md).
 type lesson struct{ at, until time.Time }
 
 // learn notes that the bucket tells a server of a record.

@@ -153,12 +153,12 @@ func (s *server) hears(in lease.Input) {
 }
 
 // flies notes a write of the lock that is sent, and looks whether who sends it may take the lock by now: the rules are
-// those of docs/election.md, and the code's own idea of them is not asked.
+// those of docs/concepts/election.md, and the code's own idea of them is not asked.
 func (s *server) flies(a lease.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
-	if a.Condition != objstore.IfAbsent() { // absence has no version that a write could depend on (docs/election.md)
+	if a.Condition != objstore.IfAbsent() { // absence has no version that a write could depend on (docs/concepts/election.md)
 		s.flying = append(s.flying, a.Condition)
 	}
 	if !v.there || v.Released || v.Incarnation == s.process.name || !a.Condition.Holds(w.lock.token(), true) {

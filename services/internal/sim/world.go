@@ -1,5 +1,5 @@
 // Package sim owns a seeded world around the real planner, executor, elector, configuration and codecs: a bucket, a
-// provider, a network, machines, people and clocks that fail in every way that docs/reliability.md lists, on one
+// provider, a network, machines, people and clocks that fail in every way that docs/evidence/reliability.md lists, on one
 // thread, so that a seed says everything about a run.
 //
 // Invariant: it decides nothing for the code under test; it only withholds, delays, repeats and breaks. What must never

@@ -40,9 +40,9 @@ func TestCallsAreAllCalls(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the table of calls in docs/aws.md")
+var update = flag.Bool("update", false, "write the table of calls in docs/reference/aws.md")
 
-// docs/aws.md lists the calls.
+// docs/reference/aws.md lists the calls.
 func TestCallsAreDocumented(t *testing.T) {
 	const begin, end = "<!-- generated from services/internal/infra/aws/clients.go: begin -->\n",
 		"<!-- generated: end -->"
@@ -52,7 +52,7 @@ func TestCallsAreDocumented(t *testing.T) {
 		fmt.Fprintf(&table, "| `%s:%s` | `%s` | %s |\n", call.Service, call.Name, strings.Join(call.Actions, "` `"),
 			call.When)
 	}
-	path := filepath.Join("..", "..", "..", "..", "docs", "aws.md")
+	path := filepath.Join("..", "..", "..", "..", "docs", "reference", "aws.md")
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
