@@ -60,34 +60,45 @@ func (p *prefixed) List(ctx context.Context, prefix string) ([]Entry, error) {
 // WithTimeout bounds each call on store: request for get, put and delete, list for a whole listing with all its pages.
 // A Put that runs into its time-out is ErrIndeterminate, as for any other context that ends.
 func WithTimeout(store Store, request, list time.Duration) Store {
-	return &bounded{store: store, request: request, list: list}
+	return WithTimeouts(store, func() (time.Duration, time.Duration) { return request, list })
+}
+
+// WithTimeouts is WithTimeout with limits that may change: timeouts is called before each call on store.
+func WithTimeouts(store Store, timeouts func() (request, list time.Duration)) Store {
+	return &bounded{store: store, timeouts: timeouts}
 }
 
 type bounded struct {
-	store         Store
-	request, list time.Duration
+	store    Store
+	timeouts func() (request, list time.Duration)
+}
+
+func (b *bounded) request(ctx context.Context) (context.Context, context.CancelFunc) {
+	request, _ := b.timeouts()
+	return context.WithTimeout(ctx, request)
 }
 
 func (b *bounded) Get(ctx context.Context, key string) (Object, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.request)
+	ctx, cancel := b.request(ctx)
 	defer cancel()
 	return b.store.Get(ctx, key)
 }
 
 func (b *bounded) Put(ctx context.Context, key string, body []byte, cond Condition) (Token, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.request)
+	ctx, cancel := b.request(ctx)
 	defer cancel()
 	return b.store.Put(ctx, key, body, cond)
 }
 
 func (b *bounded) Delete(ctx context.Context, key string) error {
-	ctx, cancel := context.WithTimeout(ctx, b.request)
+	ctx, cancel := b.request(ctx)
 	defer cancel()
 	return b.store.Delete(ctx, key)
 }
 
 func (b *bounded) List(ctx context.Context, prefix string) ([]Entry, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.list)
+	_, list := b.timeouts()
+	ctx, cancel := context.WithTimeout(ctx, list)
 	defer cancel()
 	return b.store.List(ctx, prefix)
 }

@@ -103,14 +103,6 @@ type server struct {
 	restart context.CancelCauseFunc
 }
 
-// Limits of requests to object storage.
-const (
-	requestTimeout = 10 * time.Second
-	listTimeout    = 30 * time.Second
-	// requestsAtOnce is how many of them are under way at a time, besides those of the election.
-	requestsAtOnce = 128
-)
-
 // Run serves until ctx ends. Its error says what made it stop before; all but ErrRestart are logged by then.
 func Run(ctx context.Context, cfg Config) error {
 	stop := ctx
@@ -268,12 +260,12 @@ func (s *server) openBucket(ctx context.Context) error {
 			return fmt.Errorf("open the bucket: %w", err)
 		}
 	}
-	counted := objstore.NewCounted(objstore.WithTimeout(store, requestTimeout, listTimeout))
+	counted := objstore.NewCounted(objstore.WithTimeouts(store, s.bucketTimeouts))
 	s.metrics.WatchRequests("get", func() uint64 { return counted.Counts().Get })
 	s.metrics.WatchRequests("put", func() uint64 { return counted.Counts().Put })
 	s.metrics.WatchRequests("delete", func() uint64 { return counted.Counts().Delete })
 	s.metrics.WatchRequests("list", func() uint64 { return counted.Counts().List })
-	s.store, s.documents = counted, objstore.WithLimit(counted, requestsAtOnce)
+	s.store, s.documents = counted, objstore.WithLimit(counted, maxBucketRequests)
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
 	s.manager.Judge(judge(s.cfg.Providers))
@@ -397,7 +389,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 		if err != nil {
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
-		cluster = objstore.WithTimeout(store, requestTimeout, listTimeout)
+		cluster = objstore.WithTimeouts(store, s.bucketTimeouts)
 		// The cluster's CA is made there by whoever comes first: that, too, takes conditional writes.
 		if err := objstore.Probe(ctx, cluster, keys.Probe(s.opts.Shard, s.incarnation)); err != nil {
 			err = fmt.Errorf("cluster.storage: check the bucket: %w", err)

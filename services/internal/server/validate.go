@@ -54,7 +54,7 @@ func document(ctx context.Context, o Options) (name string, body []byte, err err
 	if err != nil {
 		return "", nil, fmt.Errorf("open the bucket: %w", err)
 	}
-	store = objstore.WithTimeout(store, requestTimeout, listTimeout)
+	store = objstore.WithTimeout(store, startupTimeout, minListTimeout)
 	body, _, err = clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ShardID: o.Shard}).ReadConfig(
 		ctx, o.Shard)
 	return keys.Config(o.Shard), body, err
