@@ -1,17 +1,24 @@
 package infra
 
-// Capability finds an optional capability of a provider, also behind wrappers, which say what they wrap by a method
-// Unwrap() Provider.
+// Wrapper is a Provider that forwards its calls to another one, to measure them for example.
+type Wrapper interface {
+	Provider
+	// Unwrap returns the wrapped provider.
+	Unwrap() Provider
+}
+
+// Capability returns an optional capability of a provider, and whether the provider has it. A [Wrapper] has the
+// capabilities of the provider that it wraps: those that the wrapper implements are its own, the others are the wrapped
+// provider's.
 func Capability[T any](p Provider) (capability T, ok bool) {
-	for p != nil {
-		if capability, ok = p.(T); ok {
-			return capability, true
-		}
-		wrapper, wraps := p.(interface{ Unwrap() Provider })
-		if !wraps {
-			break
-		}
-		p = wrapper.Unwrap()
+	own, implements := p.(T)
+	wrapper, wraps := p.(Wrapper)
+	if !wraps {
+		return own, implements
 	}
-	return capability, false
+	capability, ok = Capability[T](wrapper.Unwrap())
+	if ok && implements {
+		return own, true
+	}
+	return capability, ok
 }

@@ -110,11 +110,9 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 
 	wake := make(chan struct{}, 1)
 	events := operatorapi.NewEvents()
-	provider := &measured{Provider: s.machine.Provider, timeout: shard.Server.RequestTimeout.D(),
-		observe: s.metrics.ObserveProvider}
 	leader := leader.NewLeader(leader.Parts{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a,
-		Records: s.state, Provider: provider,
+		Records: s.state, Provider: s.machine.Provider,
 		Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
 		Events: tellers{events, s.metrics, s.forget(ctx, env)}, Log: s.log,
 		Wake: func() {

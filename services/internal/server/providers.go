@@ -7,10 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
@@ -60,6 +58,7 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard) (Machine
 	if err != nil {
 		return Machine{}, fmt.Errorf("open provider %s: %w", kind, err)
 	}
+	machine.Provider = measure(machine.Provider, s.requestTimeout, s.metrics.ObserveProvider)
 	if machine.Configure != nil {
 		machine.Configure(shard)
 	}
@@ -137,54 +136,4 @@ func evidence(provider infra.Provider) func(ctx context.Context, id string) leas
 			return lease.MachineUnknown
 		}
 	}
-}
-
-// measured counts a provider's calls and bounds each by the request time-out.
-type measured struct {
-	infra.Provider
-	timeout time.Duration
-	observe func(call, class string, took time.Duration)
-}
-
-// Unwrap implements the look for capabilities behind wrappers.
-func (m *measured) Unwrap() infra.Provider { return m.Provider }
-
-func (m *measured) call(ctx context.Context, name string, fn func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, m.timeout)
-	defer cancel()
-	began := time.Now()
-	err := fn(ctx)
-	class := "ok"
-	if err != nil {
-		class = string(infra.ClassOf(err))
-	}
-	m.observe(name, class, time.Since(began))
-	return err
-}
-
-func (m *measured) Create(ctx context.Context, req infra.CreateRequest) (vm infra.VM, err error) {
-	err = m.call(ctx, "create", func(ctx context.Context) error { vm, err = m.Provider.Create(ctx, req); return err })
-	return vm, err
-}
-
-func (m *measured) Delete(ctx context.Context, providerID string) error {
-	return m.call(ctx, "delete", func(ctx context.Context) error { return m.Provider.Delete(ctx, providerID) })
-}
-
-func (m *measured) Get(ctx context.Context, providerID string) (vm infra.VM, err error) {
-	err = m.call(ctx, "get", func(ctx context.Context) error { vm, err = m.Provider.Get(ctx, providerID); return err })
-	return vm, err
-}
-
-func (m *measured) List(ctx context.Context, owner infra.Owner) (vms []infra.VM, err error) {
-	err = m.call(ctx, "list", func(ctx context.Context) error { vms, err = m.Provider.List(ctx, owner); return err })
-	return vms, err
-}
-
-func (m *measured) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (vm infra.VM, err error) {
-	err = m.call(ctx, "find", func(ctx context.Context) error {
-		vm, err = m.Provider.FindByInstance(ctx, owner, id)
-		return err
-	})
-	return vm, err
 }

@@ -1,0 +1,128 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// measuredProvider gives every call of a provider a timeout and counts it by its error class. It has the methods of
+// every capability that package infra declares. [infra.Capability] offers only those that the wrapped provider has.
+type measuredProvider struct {
+	provider infra.Provider
+	timeout  func() time.Duration
+	observe  func(call, class string, took time.Duration)
+
+	// The capabilities of provider; nil where it lacks one.
+	network   infra.LeaderNetwork
+	evidence  infra.MachineEvidence
+	capacity  infra.SubnetCapacity
+	balancers infra.LoadBalancers
+	images    infra.Images
+}
+
+// measure wraps provider. Each call may take timeout() and is reported to observe.
+func measure(provider infra.Provider, timeout func() time.Duration,
+	observe func(call, class string, took time.Duration)) infra.Provider {
+	m := &measuredProvider{provider: provider, timeout: timeout, observe: observe}
+	m.network, _ = infra.Capability[infra.LeaderNetwork](provider)
+	m.evidence, _ = infra.Capability[infra.MachineEvidence](provider)
+	m.capacity, _ = infra.Capability[infra.SubnetCapacity](provider)
+	m.balancers, _ = infra.Capability[infra.LoadBalancers](provider)
+	m.images, _ = infra.Capability[infra.Images](provider)
+	return m
+}
+
+// Unwrap implements [infra.Wrapper].
+func (m *measuredProvider) Unwrap() infra.Provider { return m.provider }
+
+// measureCall runs one call of a provider with the timeout and counts it under name.
+func measureCall[T any](ctx context.Context, m *measuredProvider, name string,
+	call func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.timeout())
+	defer cancel()
+	began := time.Now()
+	result, err := call(ctx)
+	class := "ok"
+	if err != nil {
+		class = string(infra.ClassOf(err))
+	}
+	m.observe(name, class, time.Since(began))
+	return result, err
+}
+
+// measureError is measureCall for calls that return only an error.
+func measureError(ctx context.Context, m *measuredProvider, name string, call func(context.Context) error) error {
+	_, err := measureCall(ctx, m, name, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
+	return err
+}
+
+func (m *measuredProvider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
+	return measureCall(ctx, m, "create", func(ctx context.Context) (infra.VM, error) {
+		return m.provider.Create(ctx, req)
+	})
+}
+
+func (m *measuredProvider) Delete(ctx context.Context, providerID string) error {
+	return measureError(ctx, m, "delete", func(ctx context.Context) error { return m.provider.Delete(ctx, providerID) })
+}
+
+func (m *measuredProvider) Get(ctx context.Context, providerID string) (infra.VM, error) {
+	return measureCall(ctx, m, "get", func(ctx context.Context) (infra.VM, error) {
+		return m.provider.Get(ctx, providerID)
+	})
+}
+
+func (m *measuredProvider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
+	return measureCall(ctx, m, "list", func(ctx context.Context) ([]infra.VM, error) {
+		return m.provider.List(ctx, owner)
+	})
+}
+
+func (m *measuredProvider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
+	return measureCall(ctx, m, "find", func(ctx context.Context) (infra.VM, error) {
+		return m.provider.FindByInstance(ctx, owner, id)
+	})
+}
+
+func (m *measuredProvider) Acquire(ctx context.Context, machineID string) error {
+	return measureError(ctx, m, "acquire_address", func(ctx context.Context) error {
+		return m.network.Acquire(ctx, machineID)
+	})
+}
+
+func (m *measuredProvider) Release(ctx context.Context, machineID string) error {
+	return measureError(ctx, m, "release_address", func(ctx context.Context) error {
+		return m.network.Release(ctx, machineID)
+	})
+}
+
+func (m *measuredProvider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
+	return measureCall(ctx, m, "machine_state", func(ctx context.Context) (infra.State, error) {
+		return m.evidence.MachineState(ctx, machineID)
+	})
+}
+
+func (m *measuredProvider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
+	return measureCall(ctx, m, "subnet_capacity", func(ctx context.Context) (map[string]bool, error) {
+		return m.capacity.HasRoom(ctx, subnets)
+	})
+}
+
+func (m *measuredProvider) Register(ctx context.Context, lb string, vm infra.VM) error {
+	return measureError(ctx, m, "register", func(ctx context.Context) error { return m.balancers.Register(ctx, lb, vm) })
+}
+
+func (m *measuredProvider) Deregister(ctx context.Context, lb string, vm infra.VM) error {
+	return measureError(ctx, m, "deregister", func(ctx context.Context) error {
+		return m.balancers.Deregister(ctx, lb, vm)
+	})
+}
+
+func (m *measuredProvider) Resolve(ctx context.Context, query infra.ImageQuery) (string, error) {
+	return measureCall(ctx, m, "resolve_image", func(ctx context.Context) (string, error) {
+		return m.images.Resolve(ctx, query)
+	})
+}

@@ -1,0 +1,174 @@
+package server
+
+import (
+	"context"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+)
+
+// fullProvider has every capability. It records the context of its last call.
+type fullProvider struct {
+	infra.Provider
+	last context.Context
+}
+
+var (
+	_ infra.LeaderNetwork   = (*fullProvider)(nil)
+	_ infra.MachineEvidence = (*fullProvider)(nil)
+	_ infra.SubnetCapacity  = (*fullProvider)(nil)
+	_ infra.LoadBalancers   = (*fullProvider)(nil)
+	_ infra.Images          = (*fullProvider)(nil)
+)
+
+func (p *fullProvider) Create(ctx context.Context, _ infra.CreateRequest) (infra.VM, error) {
+	p.last = ctx
+	return infra.VM{}, infra.Throttled
+}
+func (p *fullProvider) Delete(ctx context.Context, _ string) error {
+	p.last = ctx
+	return infra.Throttled
+}
+func (p *fullProvider) Get(ctx context.Context, _ string) (infra.VM, error) {
+	p.last = ctx
+	return infra.VM{}, infra.Throttled
+}
+func (p *fullProvider) List(ctx context.Context, _ infra.Owner) ([]infra.VM, error) {
+	p.last = ctx
+	return nil, infra.Throttled
+}
+func (p *fullProvider) FindByInstance(ctx context.Context, _ infra.Owner, _ ident.ID) (infra.VM, error) {
+	p.last = ctx
+	return infra.VM{}, infra.Throttled
+}
+func (p *fullProvider) Acquire(ctx context.Context, _ string) error {
+	p.last = ctx
+	return infra.Throttled
+}
+func (p *fullProvider) Release(ctx context.Context, _ string) error {
+	p.last = ctx
+	return infra.Throttled
+}
+func (p *fullProvider) MachineState(ctx context.Context, _ string) (infra.State, error) {
+	p.last = ctx
+	return "", infra.Throttled
+}
+func (p *fullProvider) HasRoom(ctx context.Context, _ []string) (map[string]bool, error) {
+	p.last = ctx
+	return nil, infra.Throttled
+}
+func (p *fullProvider) Register(ctx context.Context, _ string, _ infra.VM) error {
+	p.last = ctx
+	return infra.Throttled
+}
+func (p *fullProvider) Deregister(ctx context.Context, _ string, _ infra.VM) error {
+	p.last = ctx
+	return infra.Throttled
+}
+func (p *fullProvider) Resolve(ctx context.Context, _ infra.ImageQuery) (string, error) {
+	p.last = ctx
+	return "", infra.Throttled
+}
+
+// providerInterfaces returns the methods of Provider and of every capability, by interface, as package infra declares
+// them: its exported interfaces with methods that take a context.
+func providerInterfaces(t *testing.T) map[string][]string {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "../infra/infra.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	interfaces := map[string][]string{}
+	for name, object := range file.Scope.Objects {
+		spec, ok := object.Decl.(*ast.TypeSpec)
+		if !ok {
+			continue
+		}
+		declared, ok := spec.Type.(*ast.InterfaceType)
+		if !ok {
+			continue
+		}
+		for _, method := range declared.Methods.List {
+			interfaces[name] = append(interfaces[name], method.Names[0].Name)
+		}
+	}
+	if len(interfaces) < 6 {
+		t.Fatalf("found only the interfaces %v in package infra", interfaces)
+	}
+	return interfaces
+}
+
+// Every method of every capability that package infra declares has a timeout and is counted.
+func TestEveryProviderMethodIsMeasured(t *testing.T) {
+	for name, methods := range providerInterfaces(t) {
+		for _, method := range methods {
+			full := &fullProvider{}
+			var calls []string
+			provider := measure(full, func() time.Duration { return time.Minute },
+				func(call, class string, _ time.Duration) { calls = append(calls, call+" "+class) })
+			fn := reflect.ValueOf(provider).MethodByName(method)
+			if !fn.IsValid() {
+				t.Errorf("%s.%s: the measured provider lacks it", name, method)
+				continue
+			}
+			args := []reflect.Value{reflect.ValueOf(context.Background())}
+			for i := 1; i < fn.Type().NumIn(); i++ {
+				args = append(args, reflect.Zero(fn.Type().In(i)))
+			}
+			out := fn.Call(args)
+			if err, _ := out[len(out)-1].Interface().(error); infra.ClassOf(err) != infra.Throttled {
+				t.Errorf("%s.%s: returned %v, want the provider's error", name, method, err)
+			}
+			if full.last == nil {
+				t.Errorf("%s.%s: the provider was not called", name, method)
+				continue
+			}
+			if _, bounded := full.last.Deadline(); !bounded {
+				t.Errorf("%s.%s: has no timeout", name, method)
+			}
+			if len(calls) != 1 || !strings.HasSuffix(calls[0], " throttled") {
+				t.Errorf("%s.%s: counted as %q, want one throttled call", name, method, calls)
+			}
+		}
+	}
+}
+
+// The code that looks for a capability gets the measured one.
+func TestCapabilitiesAreMeasured(t *testing.T) {
+	full := &fullProvider{}
+	calls := map[string]int{}
+	provider := measure(full, func() time.Duration { return time.Minute },
+		func(call, _ string, _ time.Duration) { calls[call]++ })
+	network, _ := infra.Capability[infra.LeaderNetwork](provider)
+	evidence, _ := infra.Capability[infra.MachineEvidence](provider)
+	capacity, _ := infra.Capability[infra.SubnetCapacity](provider)
+	balancers, _ := infra.Capability[infra.LoadBalancers](provider)
+	images, _ := infra.Capability[infra.Images](provider)
+	ctx := context.Background()
+	_ = network.Acquire(ctx, "")
+	_ = network.Release(ctx, "")
+	_, _ = evidence.MachineState(ctx, "")
+	_, _ = capacity.HasRoom(ctx, nil)
+	_ = balancers.Register(ctx, "", infra.VM{})
+	_ = balancers.Deregister(ctx, "", infra.VM{})
+	_, _ = images.Resolve(ctx, infra.ImageQuery{})
+	want := map[string]int{"acquire_address": 1, "release_address": 1, "machine_state": 1, "subnet_capacity": 1,
+		"register": 1, "deregister": 1, "resolve_image": 1}
+	if !reflect.DeepEqual(calls, want) {
+		t.Errorf("counted %v, want %v", calls, want)
+	}
+}
+
+func TestMeasuringAddsNoCapability(t *testing.T) {
+	provider := measure(struct{ infra.Provider }{}, func() time.Duration { return time.Minute }, nil)
+	if _, ok := infra.Capability[infra.LoadBalancers](provider); ok {
+		t.Error("a provider without load balancers has some once it is measured")
+	}
+}
