@@ -30,8 +30,8 @@ func TestDocumentsLinkToFiles(t *testing.T) {
 	}
 }
 
-// docs/how-to/operations.md lists the metrics that there are and no others.
-func TestOperationsListsMetrics(t *testing.T) {
+// docs/reference/metrics.md lists the metrics that exist and no others.
+func TestDocumentListsMetrics(t *testing.T) {
 	quoted := regexp.MustCompile(`"(nstance_[a-z_]+)"`)
 	there := map[string]bool{}
 	for _, text := range files(t, "../services/internal", ".go") {
@@ -39,7 +39,7 @@ func TestOperationsListsMetrics(t *testing.T) {
 			there[match[1]] = true
 		}
 	}
-	raw, err := os.ReadFile("../docs/how-to/operations.md")
+	raw, err := os.ReadFile("../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
