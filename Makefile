@@ -13,13 +13,13 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: ## Start a cluster on this machine: object store, tofu apply, servers, agents
-	@scripts/up.sh
+	@scripts/nstance-dev.sh up
 
 down: ## End what `make up` started and clean it away
-	@scripts/down.sh
+	@scripts/nstance-dev.sh down
 
 demo: ## Run the whole story by itself and print a timeline with measured times
-	@scripts/demo.sh
+	@scripts/nstance-dev.sh demo
 
 check: ## Verify what development needs: go, tmux, kubectl, air, overmind
 	@scripts/check.sh

@@ -89,7 +89,7 @@ step_modules() {
 }
 
 step_demo() {
-	scripts/demo.sh
+	scripts/nstance-dev.sh demo
 }
 
 # The examples, applied to a cloud on this machine, used and destroyed.

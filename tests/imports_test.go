@@ -27,6 +27,7 @@ var layers = [][]string{
 	{"services/contract/objstore"},
 	{"services/contract/secretstore", "services/contract/clusterstate"},
 	{"services/api"},
+	{"services/dev"}, // the development cluster, for nstance-dev and the tests
 	// Beside the planner and the elector, the edges that know nothing of instances.
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
 		"services/internal/watch",
@@ -233,7 +234,7 @@ func TestRulesComplain(t *testing.T) {
 			Imports: []string{"services/contract/config"}},
 		"contract stands alone": {ImportPath: "services/contract/config",
 			XTestImports: []string{"services/internal/plan"}},
-		"tests: contract and api": {ImportPath: "tests/demo", Imports: []string{"services/internal/server"}},
+		"tests: contract and api": {ImportPath: "tests/system", Imports: []string{"services/internal/server"}},
 		"provider: contract": {ImportPath: "terraform-provider-nstance/internal/shard",
 			Imports: []string{"services/internal/lease"}},
 		"commands hold no test code": {ImportPath: "services/cmd/nstance-server",

@@ -37,6 +37,13 @@ resource "nstance_secret" "api_token" {
 locals {
   # Agents and operators are told 127.0.0.1 and not localhost, which is IPv6 first on some machines.
   addresses = { for i, name in ["health", "election", "registration", "operator", "agent"] : "${name}_addr" => "127.0.0.1:${var.first_port + i}" }
+
+  # nstance-server --instance N adds 10*(N-1) to every port. The agents get the addresses of all servers, because an agent that knows only the
+  # leader does not find the next one when the leader hangs. In a cloud the leader has an address of its own.
+  every = { for service, offset in { Registration = 2, Agent = 4 } : service => join(",", [for n in range(var.servers) : "127.0.0.1:${var.first_port + offset + 10 * n}"]) }
+  userdata = replace(replace(file("${path.module}/userdata.sh.tmpl"),
+    "{{ .Server.RegistrationAddr }}", local.every["Registration"]),
+  "{{ .Server.AgentAddr }}", local.every["Agent"])
 }
 
 resource "nstance_shard" "this" {
@@ -72,7 +79,7 @@ resource "nstance_shard" "this" {
 
   defaults = {
     vars     = { environment = "development" }
-    userdata = { content = file("${path.module}/userdata.sh.tmpl") }
+    userdata = { content = local.userdata }
   }
 
   templates = {

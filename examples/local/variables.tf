@@ -38,6 +38,13 @@ variable "first_port" {
   }
 }
 
+variable "servers" {
+  description = "Number of servers of the shard on this machine."
+  type        = number
+  default     = 2
+  nullable    = false
+}
+
 variable "agents" {
   description = "Options of the tmux provider: dir (where the VMs' disks are), session, socket (of a tmux server of its own), agent (path of nstance-agent) or command, nodes_dir."
   type        = map(string)

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 var faults = []fault{

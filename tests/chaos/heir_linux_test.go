@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 // brief is how long there may be no leader where nobody has to wait for the lease: a promise, its margin and the

@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 const (
@@ -148,7 +148,7 @@ func start(t *testing.T, f form) *shard {
 	if err := s.startAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stack.AwaitLine(ctx, servers, "serving as leader", 0); err != nil {
+	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
 		t.Fatal(err)
 	}
 	if s.operator, err = stack.Connect(ctx); err != nil {
@@ -317,9 +317,9 @@ func (s *shard) rest(ctx context.Context) error {
 	defer cancel()
 	for quiet := 0; quiet < 5; quiet++ {
 		if _, err := s.operator.AwaitHealthy(ctx, size); err != nil {
-			return errors.Join(err, s.Consistent(context.WithoutCancel(ctx)))
+			return errors.Join(err, s.CheckConsistent(context.WithoutCancel(ctx)))
 		}
-		if err := errors.Join(s.Consistent(ctx), s.certified(ctx)); err != nil {
+		if err := errors.Join(s.CheckConsistent(ctx), s.certified(ctx)); err != nil {
 			if ctx.Err() != nil {
 				return errors.Join(context.Cause(ctx), err)
 			}

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 // watch asks every server twenty times a second whether it leads. The observer's way to them is always good.

@@ -21,9 +21,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
-	"github.com/nstance-kit/nstance/tests/local"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 
 	"github.com/shirou/gopsutil/v4/process"
 
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 // figure is what one round took, from the signal on. acts and attached are zero without a cloud.

@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 const servers = 2
@@ -181,7 +181,7 @@ func (t *trial) start(ctx context.Context) error {
 			return err
 		}
 	}
-	line, err := t.stack.AwaitLine(ctx, servers, "serving as leader", 0)
+	line, err := t.stack.AwaitLine(ctx, "serving as leader", 0)
 	if t.term = line.Term; err != nil || t.cloud == nil {
 		return err
 	}

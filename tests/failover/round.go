@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 // way is one way in which a leader ends.
@@ -106,7 +106,7 @@ func (t *trial) round(ctx context.Context, how way) (f figure, err error) {
 	patience, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New(
 		"nobody took over within three minutes"))
 	defer cancel()
-	line, err := t.stack.AwaitLine(patience, servers, "became leader", t.term)
+	line, err := t.stack.AwaitLine(patience, "became leader", t.term)
 	if err := errors.Join(err, <-ended); err != nil {
 		return f, err
 	}

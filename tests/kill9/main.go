@@ -22,7 +22,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 const (
@@ -165,7 +165,7 @@ func (t *trial) start(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if _, err := t.stack.AwaitLine(ctx, servers, "serving as leader", 0); err != nil {
+	if _, err := t.stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
 		return err
 	}
 	if t.operator, err = t.stack.Connect(ctx); err != nil {
@@ -261,9 +261,9 @@ func (t *trial) rest(ctx context.Context) error {
 	}
 	for quiet := 0; quiet < 5; quiet++ {
 		if _, err := t.operator.AwaitHealthy(ctx, final); err != nil {
-			return errors.Join(err, t.stack.Consistent(context.WithoutCancel(ctx)))
+			return errors.Join(err, t.stack.CheckConsistent(context.WithoutCancel(ctx)))
 		}
-		if err := t.stack.Consistent(ctx); err != nil {
+		if err := t.stack.CheckConsistent(ctx); err != nil {
 			if ctx.Err() != nil {
 				return errors.Join(context.Cause(ctx), err)
 			}

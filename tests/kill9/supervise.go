@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
 // supervised is a process that is started again whenever it ends, as systemd would.

@@ -30,8 +30,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/tests/kube"
-	"github.com/nstance-kit/nstance/tests/local"
 )
 
 const (

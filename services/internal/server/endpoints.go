@@ -25,9 +25,6 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// portPatience is how long a new leader waits for the ports of the one before, where they share a machine.
-const portPatience = 10 * time.Second
-
 // endpoints are the listeners of a server: the election's, and those of the three services.
 type endpoints struct {
 	mu     sync.Mutex
@@ -102,9 +99,6 @@ func (s *server) listen(ctx context.Context) error {
 		s.endpoints.onStop(stop)
 		s.env.Go("health", func() { _ = health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler(), s.pages()...) })
 	}
-	if s.ports.shared {
-		return nil
-	}
 	// Standbys answer too, with the leader's address. They need the CA for that, which the first leader may still have
 	// to make.
 	var fatal *fatalError
@@ -160,20 +154,6 @@ func (s *server) ensureServices(ctx context.Context) error {
 	}
 	s.endpoints.serving = stop
 	return nil
-}
-
-// releaseServices gives up the services' ports where they belong to whoever leads.
-func (s *server) releaseServices() {
-	if !s.ports.shared {
-		return
-	}
-	s.endpoints.mu.Lock()
-	stop := s.endpoints.serving
-	s.endpoints.serving = nil
-	s.endpoints.mu.Unlock()
-	if stop != nil {
-		stop()
-	}
 }
 
 // ensureSource opens the source of certificates, if it is not open. Call with endpoints.mu held.
@@ -240,11 +220,7 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 		}
 	}
 	for _, service := range services {
-		patience := time.Duration(0)
-		if s.ports.shared {
-			patience = portPatience
-		}
-		listener, err := listenSoon(ctx, service.addr, service.name, patience)
+		listener, err := listen(ctx, service.addr, service.name)
 		if err != nil {
 			stop()
 			return nil, err

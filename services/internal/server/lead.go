@@ -93,7 +93,6 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	if err := s.ensureServices(ctx); err != nil {
 		return err
 	}
-	defer s.releaseServices()
 
 	// As it was loaded at the start: what of it is used here cannot change in place, and Lead says so where it has.
 	shard := s.manager.Shard()

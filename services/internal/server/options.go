@@ -30,7 +30,7 @@ type Options struct {
 	AdvertiseHost   string
 	// HealthAddr is where the probe listens from the first moment on, before the configuration is known.
 	HealthAddr string
-	// Instance numbers the servers of one shard on one machine, from 1; 0: this is the only one.
+	// Instance is the number of this server, from 1, among the servers of one shard on one machine; 0: it is the only one.
 	Instance int
 	// Validate: only check a configuration. ValidateFile names it; empty means the shard's own in the bucket.
 	Validate     bool
@@ -86,8 +86,8 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 		"address of the probe and /metrics from the start (default: port 8990; the configuration's health_addr is "+
 			"served too)")
 	flags.IntVar(&o.Instance, "instance", 0,
-		"for several servers of one shard on one machine (development): number `N` of this one, from 1. Health and\n"+
-			"election ports are shifted by (N-1)*10; the other ports belong to whoever leads")
+		"number `N` of this server, from 1, when several servers of one shard run on one machine (development). All\n"+
+			"ports of the configuration are shifted by (N-1)*10")
 	validate := flags.String("validate", "", "check a configuration `FILE` (without a file: the shard's own) and exit")
 	flags.Lookup("validate").NoOptDefVal = "\x00"
 	flags.BoolVar(&o.Debug, "debug", false, "log more; serve gRPC health and reflection")

@@ -94,8 +94,8 @@ func TestPorts(t *testing.T) {
 	}
 	want := config.Addresses{Health: "10.0.0.7:8990", Election: "10.0.0.7:8991", Registration: "10.0.0.7:8992",
 		Operator: "10.0.0.7:8993", Agent: "10.0.0.7:8994"}
-	if diff := cmp.Diff(want, p.advertise); diff != "" || p.shared {
-		t.Errorf("advertised (-want +got), shared %t:\n%s", p.shared, diff)
+	if diff := cmp.Diff(want, p.advertise); diff != "" {
+		t.Errorf("advertised (-want +got):\n%s", diff)
 	}
 
 	// What the configuration says of one address is more than the machine's own.
@@ -115,11 +115,10 @@ func TestPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.bind.Health != "0.0.0.0:9010" || p.bind.Election != "0.0.0.0:9011" || p.bind.Agent != "0.0.0.0:8994" ||
-		!p.shared {
-		t.Errorf("third server of a machine binds %+v, shared %t", p.bind, p.shared)
+	if p.bind.Health != "0.0.0.0:9010" || p.bind.Election != "0.0.0.0:9011" || p.bind.Agent != "0.0.0.0:9014" {
+		t.Errorf("third server of a machine binds %+v", p.bind)
 	}
-	if p.advertise.Registration != "127.0.0.1:8992" || strings.HasPrefix(p.advertise.Agent, "0.0.0.0") {
+	if p.advertise.Registration != "127.0.0.1:9012" || strings.HasPrefix(p.advertise.Agent, "0.0.0.0") {
 		t.Errorf("it advertises %+v", p.advertise)
 	}
 

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
-	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -23,12 +22,10 @@ type ports struct {
 	leader config.Addresses
 	// hosts are all names and addresses that the server's certificate has to hold.
 	hosts []string
-	// shared: the service ports belong to whoever leads.
-	shared bool
 }
 
 func portsOf(shard *config.Shard, o Options) (ports, error) {
-	p := ports{bind: shard.Server.Bind, advertise: shard.Server.Advertise, shared: o.Instance > 0}
+	p := ports{bind: shard.Server.Bind, advertise: shard.Server.Advertise}
 	var errs []error
 	shift := func(field string, addr *string) {
 		shifted, err := shiftPort(*addr, o.shift())
@@ -39,17 +36,20 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 	}
 	shift("health_addr", &p.bind.Health)
 	shift("election_addr", &p.bind.Election)
+	shift("registration_addr", &p.bind.Registration)
+	shift("operator_addr", &p.bind.Operator)
+	shift("agent_addr", &p.bind.Agent)
 	primary := primaryHost()
 	// --advertise-host stands for the primary interface's address, so it gives way to a host that the configuration
 	// says for an address, as it does for one behind which there is a load balancer. An address that is only bound says
 	// nothing.
-	reach := func(advertise *string, configured, bind string, shiftBy int) {
+	reach := func(advertise *string, configured, bind string) {
 		addr := *advertise
 		said := addr != "" && addr != configured
 		if addr == "" {
 			addr = bind
 		} else {
-			addr, _ = shiftPort(addr, shiftBy)
+			addr, _ = shiftPort(addr, o.shift())
 		}
 		host, port, err := net.SplitHostPort(addr)
 		if err != nil {
@@ -67,11 +67,11 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 		}
 		*advertise = net.JoinHostPort(host, port)
 	}
-	reach(&p.advertise.Health, shard.Server.Bind.Health, p.bind.Health, o.shift())
-	reach(&p.advertise.Election, shard.Server.Bind.Election, p.bind.Election, o.shift())
-	reach(&p.advertise.Registration, shard.Server.Bind.Registration, p.bind.Registration, 0)
-	reach(&p.advertise.Operator, shard.Server.Bind.Operator, p.bind.Operator, 0)
-	reach(&p.advertise.Agent, shard.Server.Bind.Agent, p.bind.Agent, 0)
+	reach(&p.advertise.Health, shard.Server.Bind.Health, p.bind.Health)
+	reach(&p.advertise.Election, shard.Server.Bind.Election, p.bind.Election)
+	reach(&p.advertise.Registration, shard.Server.Bind.Registration, p.bind.Registration)
+	reach(&p.advertise.Operator, shard.Server.Bind.Operator, p.bind.Operator)
+	reach(&p.advertise.Agent, shard.Server.Bind.Agent, p.bind.Agent)
 
 	p.leader = p.advertise
 	if network := shard.Server.LeaderNetwork; network != nil {
@@ -164,20 +164,4 @@ func listen(ctx context.Context, addr, what string) (net.Listener, error) {
 		return nil, &fatalError{fmt.Errorf("listen for %s: %w", what, err)}
 	}
 	return listener, nil
-}
-
-// listenSoon waits for a port that the leader before is about to give up.
-func listenSoon(ctx context.Context, addr, what string, patience time.Duration) (net.Listener, error) {
-	deadline := time.Now().Add(patience)
-	for {
-		listener, err := listen(ctx, addr, what)
-		if err == nil || time.Now().After(deadline) {
-			return listener, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(25 * time.Millisecond):
-		}
-	}
 }

@@ -33,12 +33,12 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/machine"
 	s3front "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
-	"github.com/nstance-kit/nstance/tests/local"
 )
 
 // The images that there are, made on this machine's architecture.

@@ -14,7 +14,7 @@ import (
 
 const windowPrefix = "nstance-agent-"
 
-// Windows lists the instances that have a window, in the order of their IDs.
+// Windows lists the instances that have a tmux window, in the order of their IDs.
 func (s *Stack) Windows(ctx context.Context) ([]ident.ID, error) {
 	out, err := s.Tmux(ctx, "list-windows", "-a", "-F", "#{session_name} #{window_name}")
 	if err != nil {
@@ -36,14 +36,13 @@ func (s *Stack) Windows(ctx context.Context) ([]ident.ID, error) {
 	return ids, nil
 }
 
-// Agents lists the agents' processes.
+// Agents lists the processes of the agents.
 func (s *Stack) Agents(ctx context.Context) ([]Found, error) {
 	found, err := s.Processes(ctx)
 	return slices.DeleteFunc(found, func(f Found) bool { return f.Program() != "nstance-agent" }), err
 }
 
-// LiveRecords lists the instances that have a record which is neither a reservation nor a tombstone, straight from the
-// bucket.
+// LiveRecords reads the bucket and lists the instances with a record that is neither a reservation nor a tombstone.
 func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
 	state, err := s.State(ctx)
 	if err != nil {
@@ -59,9 +58,9 @@ func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
 	return ids, err
 }
 
-// Consistent says how records, windows, the provider's documents and the agents' processes disagree; nil if every VM
-// has a record, every record a VM, and there is no agent beside them.
-func (s *Stack) Consistent(ctx context.Context) error {
+// CheckConsistent compares the records, the tmux windows, the provider's documents and the agents' processes. The error
+// lists every difference; nil means that each VM has a record, each record has a VM, and no other agent runs.
+func (s *Stack) CheckConsistent(ctx context.Context) error {
 	records, err := s.LiveRecords(ctx)
 	if err != nil {
 		return err
@@ -93,11 +92,30 @@ func (s *Stack) Consistent(ctx context.Context) error {
 	}
 	for _, agent := range agents {
 		if !processes[agent.PID] {
-			errs = append(errs, fmt.Errorf("stray agent: %s", agent))
+			errs = append(errs, fmt.Errorf("agent of no known VM: %s", agent))
 		}
 	}
 	if len(agents) != len(vms) {
-		errs = append(errs, fmt.Errorf("%d agents' processes for %d VMs", len(agents), len(vms)))
+		errs = append(errs, fmt.Errorf("%d agents for %d VMs", len(agents), len(vms)))
 	}
 	return errors.Join(errs...)
+}
+
+// CheckStartedOnce verifies in the provider's journal that no instance ID started two machines.
+func (s *Stack) CheckStartedOnce() error {
+	calls, err := s.Calls()
+	if err != nil {
+		return err
+	}
+	machines := map[ident.ID]int{}
+	for _, call := range calls {
+		if call.Op != "create_done" || call.PID == 0 {
+			continue
+		}
+		if pid, ok := machines[call.Instance]; ok && pid != call.PID {
+			return fmt.Errorf("%s was started twice, as PID %d and %d", call.Instance, pid, call.PID)
+		}
+		machines[call.Instance] = call.PID
+	}
+	return nil
 }

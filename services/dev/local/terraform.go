@@ -12,19 +12,20 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
 
-// Terraform applies examples/local in a copy of its own inside the stack's directory, where its state stays too, with
-// the provider that was built here.
+// Terraform applies a copy of examples/local with the provider from the stack's binaries. The copy and the state are in
+// the directory of the stack.
 type Terraform struct {
 	stack   *Stack
 	program string // tofu or terraform
 	dir     string
 }
 
-// Terraform copies the example. program is the path of tofu or terraform.
+// Terraform copies examples/local into the stack. program is the path of tofu or terraform.
 func (s *Stack) Terraform(program string) (*Terraform, error) {
 	t := &Terraform{stack: s, program: program, dir: filepath.Join(s.Dir, "terraform")}
 	if err := os.MkdirAll(t.dir, 0o700); err != nil {
@@ -47,38 +48,39 @@ func (s *Stack) Terraform(program string) (*Terraform, error) {
 			return nil, err
 		}
 	}
-	// The provider as it was built, instead of one from a registry; then there is nothing to init.
+	// With a development override the provider needs no registry and no init.
 	rc := fmt.Sprintf(
 		"disable_checkpoint = true\nprovider_installation {\n  dev_overrides {\n    \"nstance-kit/nstance\" = %q\n  "+
 			"}\n  direct {}\n}\n", filepath.Join(s.Dir, "bin"))
 	return t, os.WriteFile(filepath.Join(t.dir, "cli.tfrc"), []byte(rc), 0o600)
 }
 
-// Apply applies the example with these values of its variables.
+// Apply applies the example with the given variables.
 func (t *Terraform) Apply(ctx context.Context, vars map[string]string) error {
 	return t.run(ctx, "apply", vars)
 }
 
-// Destroy destroys what was applied with these variables. The leader looks for a new configuration every 3 minutes, or
-// when told: meanwhile the operator tells it, as a person would who does not want to wait.
+// Destroy destroys what was applied with the given variables. Meanwhile the operator does what a person would do to make
+// it fast: it calls RefreshConfig, because the leader reads its configuration every 3 minutes only, and it acknowledges
+// drains, which otherwise end at their deadline.
 func (t *Terraform) Destroy(ctx context.Context, vars map[string]string, operator *Operator) error {
-	refreshing, stop := context.WithCancel(ctx)
-	told := make(chan struct{})
-	go func() {
-		defer close(told)
-		for pause(refreshing, 500*time.Millisecond) == nil {
-			_, _ = operator.Refresh(refreshing) // in the end there is no configuration to refresh, and no leader
+	helping, stop := context.WithCancel(ctx)
+	var helpers sync.WaitGroup
+	helpers.Go(func() { operator.Watch(helping) })
+	helpers.Go(func() {
+		for Pause(helping, 500*time.Millisecond) == nil {
+			_, _ = operator.Refresh(helping) // fails when the configuration is deleted
 		}
-	}()
+	})
 	err := t.run(ctx, "destroy", vars)
 	stop()
-	<-told
+	helpers.Wait()
 	return err
 }
 
-// Variables are the values of the example's variables that fit this stack.
+// Variables returns the variables of the example for this stack.
 func (s *Stack) Variables() map[string]string {
-	options, _ := json.Marshal(s.ProviderOptions()) // a map of strings always can be
+	options, _ := json.Marshal(s.ProviderOptions()) // a map of strings never fails
 	return map[string]string{"endpoint": s.storeURL(), "first_port": strconv.Itoa(s.Ports.Health),
 		"agents": string(options)}
 }
@@ -95,13 +97,12 @@ func (t *Terraform) run(ctx context.Context, command string, vars map[string]str
 	defer log.Close()
 	fmt.Fprintf(log, "\n# %s %s\n", filepath.Base(t.program), strings.Join(args, " "))
 	cmd := exec.CommandContext(ctx, t.program, args...)
-	// At home it would make a directory of its own, and look for mirrors and credentials that have nothing to do with
-	// this.
+	// In the user's home directory tofu and terraform would find other mirrors and credentials.
 	cmd.Env = append(t.stack.Env(), "HOME="+t.dir, "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"),
 		"TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
 	cmd.Stdout, cmd.Stderr = log, log
-	// Out of the terminal's reach: Ctrl-C is the caller's to pass on, once. Interrupted, it ends its request and writes
-	// its state.
+	// In its own session it does not get a Ctrl-C from the terminal as well as the interrupt below. After an interrupt
+	// it ends its request and writes its state.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// VM is what the tmux provider remembers of a VM, from its vm.json.
+// VM is the document (vm.json) that the tmux provider keeps for a VM.
 type VM struct {
 	Instance   ident.ID  `json:"instance"`
 	Group      string    `json:"group"`
@@ -23,10 +23,10 @@ type VM struct {
 	DeletedAt  time.Time `json:"deleted_at"`
 }
 
-// Disk is the VM's directory.
+// Disk returns the directory of a VM.
 func (s *Stack) Disk(id ident.ID) string { return filepath.Join(s.AgentsDir(), id.String()) }
 
-// VM reads one VM's document.
+// VM reads the document of a VM.
 func (s *Stack) VM(id ident.ID) (VM, error) {
 	raw, err := os.ReadFile(filepath.Join(s.Disk(id), "vm.json"))
 	if err != nil {
@@ -39,7 +39,7 @@ func (s *Stack) VM(id ident.ID) (VM, error) {
 	return vm, nil
 }
 
-// VMs reads the documents of all VMs that were not deleted, in the order in which their IDs were made.
+// VMs reads the documents of all VMs that are not deleted, in the order of their IDs, which is the order of creation.
 func (s *Stack) VMs() ([]VM, error) {
 	entries, err := os.ReadDir(s.AgentsDir())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -49,11 +49,11 @@ func (s *Stack) VMs() ([]VM, error) {
 	for _, entry := range entries {
 		id, err := ident.ParseID(entry.Name())
 		if err != nil {
-			continue // the journal, the lock
+			continue // the journal or the lock
 		}
 		vm, err := s.VM(id)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // a create call that never got further
+			continue // a create call ended before it wrote the document
 		}
 		if err != nil {
 			return nil, err
@@ -66,8 +66,8 @@ func (s *Stack) VMs() ([]VM, error) {
 	return vms, nil
 }
 
-// WipeDisks removes the VMs' disks: identities, keys, received files. What the provider itself remembers (that there
-// were such VMs) stays, as a cloud's control plane outlives the VMs.
+// WipeDisks removes identities, keys and received files of all VMs. The documents of the provider stay, as the control
+// plane of a cloud outlives the VMs.
 func (s *Stack) WipeDisks() error {
 	disks, err := filepath.Glob(filepath.Join(s.AgentsDir(), "*", "*"))
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Stack) WipeDisks() error {
 	return nil
 }
 
-// Call is a line of the provider's journal: what a server asked of it, and when.
+// Call is a line of the provider's journal: one step of a call by a server.
 type Call struct {
 	Time     time.Time `json:"time"`
 	Op       string    `json:"op"` // create_entered, create_done, create_failed, delete_entered, delete_done
@@ -93,7 +93,7 @@ type Call struct {
 	Error    string    `json:"error"`
 }
 
-// Calls reads the provider's journal. A last line that is still being written is left out.
+// Calls reads the provider's journal. It skips an incomplete last line.
 func (s *Stack) Calls() ([]Call, error) {
 	raw, err := os.ReadFile(filepath.Join(s.AgentsDir(), "events.jsonl"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -113,7 +113,7 @@ func (s *Stack) Calls() ([]Call, error) {
 	return calls, nil
 }
 
-// Called finds the first call of that kind for an instance.
+// Called returns the first line of the provider's journal with that operation for an instance.
 func (s *Stack) Called(op string, id ident.ID) (Call, error) {
 	calls, err := s.Calls()
 	if err != nil {

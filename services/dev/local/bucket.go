@@ -29,7 +29,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// State reads and writes the stack's bucket, as Terraform and nstance-admin do.
+// State opens the bucket of the stack, as the Terraform provider and nstance-admin do.
 func (s *Stack) State(ctx context.Context) (*clusterstate.State, error) {
 	store, err := s3.New(ctx, s3.Options{Bucket: Bucket, Region: region, Endpoint: s.storeURL(), PathStyle: true,
 		Credentials: credentials.NewStaticCredentialsProvider(accessKey, accessKey, "")})
@@ -46,7 +46,7 @@ func (s *Stack) State(ctx context.Context) (*clusterstate.State, error) {
 		Secrets: secrets}), nil
 }
 
-// ConfigWritten is when the shard's configuration was written, by the object store: its files are the objects.
+// ConfigWritten returns when the object store wrote the configuration of the shard.
 func (s *Stack) ConfigWritten() (time.Time, error) {
 	info, err := os.Stat(filepath.Join(s.StoreDir(), filepath.FromSlash(keys.Config(Shard))))
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *Stack) ConfigWritten() (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Objects lists the keys of everything in the bucket, sorted.
+// Objects lists the keys of all objects in the bucket, sorted.
 func (s *Stack) Objects() (found []string, err error) {
 	err = filepath.WalkDir(s.StoreDir(), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -66,7 +66,7 @@ func (s *Stack) Objects() (found []string, err error) {
 			return err
 		}
 		if entry.IsDir() && key != "." && strings.HasPrefix(entry.Name(), ".") {
-			return fs.SkipDir // the store's own
+			return fs.SkipDir // internal to dev-s3
 		}
 		if !entry.IsDir() {
 			found = append(found, filepath.ToSlash(key))
@@ -76,8 +76,8 @@ func (s *Stack) Objects() (found []string, err error) {
 	return found, err
 }
 
-// PutConfig writes the example's configuration (examples/config-tmux.jsonc), made to fit this stack and changed by
-// change, as `nstance-admin config push` would.
+// PutConfig writes examples/config-tmux.jsonc as the configuration of the shard, adapted to this stack and then by
+// change, which may be nil.
 func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error {
 	path := filepath.Join(s.Root, "examples", "config-tmux.jsonc")
 	src, err := os.ReadFile(path)
@@ -97,11 +97,12 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 			Agent:    s.address(Leader, s.Ports.Agent)}
 	}
 	shard.Server.Provider.Options = s.ProviderOptions()
+	s.giveAgentsAllServers(shard)
 	if change != nil {
 		change(shard)
 	}
 	body := config.Encode(shard)
-	if _, problems := config.Parse("made from "+path, body); len(problems) > 0 {
+	if _, problems := config.Parse("adapted from "+path, body); len(problems) > 0 {
 		return problems
 	}
 	state, err := s.State(ctx)
@@ -116,7 +117,23 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 	return err
 }
 
-// ProviderOptions are those of the stack's tmux provider.
+// giveAgentsAllServers changes the boot script so that agents know the addresses of every server, where the leader has no
+// address of its own: an agent that knows only a leader which hangs does not find the next one.
+func (s *Stack) giveAgentsAllServers(shard *config.Shard) {
+	script := shard.Defaults.Userdata
+	if s.Network != nil || script == nil {
+		return
+	}
+	var registration, agent []string
+	for n := 1; n <= s.Servers; n++ {
+		registration = append(registration, Address(s.Ports.ofServer(n).Registration))
+		agent = append(agent, Address(s.Ports.ofServer(n).Agent))
+	}
+	script.Content = strings.NewReplacer("{{ .Server.RegistrationAddr }}", strings.Join(registration, ","),
+		"{{ .Server.AgentAddr }}", strings.Join(agent, ",")).Replace(script.Content)
+}
+
+// ProviderOptions returns the options of the tmux provider for this stack.
 func (s *Stack) ProviderOptions() map[string]string {
 	options := map[string]string{"dir": s.AgentsDir(), "session": Session, "agent": s.program("nstance-agent")}
 	if !s.SharedTmux {
@@ -125,8 +142,8 @@ func (s *Stack) ProviderOptions() map[string]string {
 	return options
 }
 
-// identity makes and registers an operator of the default tenant, and returns what it shows and whom it trusts. dir, if
-// it is not empty, gets it too.
+// identity registers a new operator of the default tenant. It returns the client certificate of the operator and the
+// cluster's CA, and writes them to dir unless dir is empty.
 func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x509.CertPool, error) {
 	none := tls.Certificate{}
 	state, err := s.State(ctx)
@@ -146,8 +163,8 @@ func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x50
 	return identity, pool, nil
 }
 
-// Identity registers an operator of the default tenant in a cluster's bucket and returns what it shows to servers, and
-// whom it trusts.
+// Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the client certificate of
+// the operator and a pool with the cluster's CA.
 func Identity(ctx context.Context, state *clusterstate.State, cluster string) (tls.Certificate, *x509.CertPool, error) {
 	ca, cert, private, err := issue(ctx, state, cluster)
 	if err != nil {
@@ -163,7 +180,7 @@ func forTLS(ca authority.CA, cert *x509.Certificate, private ed25519.PrivateKey)
 	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: private, Leaf: cert}, pool
 }
 
-// issue makes an operator's key, has the CA certify it, and puts it into the bucket.
+// issue makes a key pair and a certificate for an operator and writes the operator's record to the bucket.
 func issue(ctx context.Context, state *clusterstate.State, cluster string) (authority.CA, *x509.Certificate,
 	ed25519.PrivateKey, error) {
 	ca, err := state.LoadCA(ctx)
@@ -196,7 +213,7 @@ func issue(ctx context.Context, state *clusterstate.State, cluster string) (auth
 	return ca, cert, private, nil
 }
 
-// save writes an identity as `nstance-admin cluster register-operator` does.
+// save writes an identity like `nstance-admin cluster register-operator`.
 func save(dir string, ca, cert *x509.Certificate, key ed25519.PrivateKey) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

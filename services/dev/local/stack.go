@@ -1,9 +1,8 @@
-// Package local runs a whole Nstance on this machine from the repository's binaries: an object store, servers, and
-// agents in windows of a tmux server of its own. `make up`, `make demo` and the kill -9 test are made of it.
+// Package local runs a whole Nstance cluster on one machine from the binaries of a clone: an object store, the servers of
+// one shard, and VMs that are tmux windows with an agent in each. nstance-dev and the system tests use it.
 //
-// Invariant: everything that a stack starts is run by a path below the stack's directory, and everything that it writes
-// is in there. So any number of stacks run side by side, what is left of one can be found by its directory alone, and
-// Clean leaves nothing.
+// Invariant: every program of a stack runs by a path below the stack's directory and writes only there. So any number of
+// stacks run side by side, [Find] finds the processes of a stack by its directory, and [Stack.Clean] leaves nothing.
 package local
 
 import (
@@ -25,7 +24,7 @@ import (
 	"time"
 )
 
-// What examples/ and the documents use. The key protects nothing.
+// The names in examples/ and in the documentation. The key is public and protects nothing.
 const (
 	Cluster = "example-cluster"
 	Shard   = "dev-1"
@@ -37,25 +36,28 @@ const (
 	encryptionKey = "thisisatest32bytekey123456789012"
 )
 
-// Options of New.
+// Options are the options of [New].
 type Options struct {
 	Root  string // of the repository
 	Bin   string // directory of the binaries; empty: {Root}/bin
 	Dir   string // everything that the stack writes
 	Ports Ports
-	// SharedTmux: agents run in the user's own tmux server, where `tmux attach -t nstance-dev-agents` finds them;
-	// otherwise in one of the stack's own, whose socket is in Dir.
+	// Servers is the number of servers; 0 means 2.
+	Servers int
+	// SharedTmux runs the agents in the tmux server of the user, where `tmux attach -t nstance-dev-agents` finds them.
+	// Otherwise the stack has its own tmux server with a socket in Dir.
 	SharedTmux bool
-	// Network says where programs run; nil: here.
+	// Network has a machine for each program. Without it every program runs on this machine and listens on the loopback
+	// address.
 	Network Network
-	// Environment, if set, is added to that of the program of a name ([Store], [ServerName]), and wins.
+	// Environment returns additional variables for the program of that name ([Store], [ServerName]). They override the
+	// variables of the stack. Optional.
 	Environment func(name string) []string
 }
 
-// Network is machines for the programs of a stack. Without one all of them run on this machine and listen on its
-// loopback address.
+// Network is a set of machines for the programs of a stack.
 type Network interface {
-	// Host is the address of a program: [Store], [ServerName], or [Leader], an address that follows whoever leads.
+	// Host returns the address of the machine of [Store] or a [ServerName]. The address of [Leader] moves to the leader.
 	Host(name string) string
 	// Start starts a program on its machine.
 	Start(name string, cmd *exec.Cmd) error
@@ -67,7 +69,7 @@ const (
 	Leader = "leader"
 )
 
-// address is a port of a program.
+// address returns a port of a program as host:port.
 func (s *Stack) address(name string, port int) string {
 	if s.Network == nil {
 		return Address(port)
@@ -75,7 +77,7 @@ func (s *Stack) address(name string, port int) string {
 	return net.JoinHostPort(s.Network.Host(name), strconv.Itoa(port))
 }
 
-// bind is what a program listens on.
+// bind returns the address on which a program listens.
 func (s *Stack) bind(port int) string {
 	if s.Network == nil {
 		return Address(port)
@@ -83,13 +85,35 @@ func (s *Stack) bind(port int) string {
 	return net.JoinHostPort("0.0.0.0", strconv.Itoa(port))
 }
 
-// storeURL is the object store's endpoint.
+// storeURL returns the endpoint of the object store.
 func (s *Stack) storeURL() string { return "http://" + s.address(Store, s.Ports.Store) }
+
+// operatorAddrs returns the addresses of the operator API: the leader's, or those of all servers where the leader has no
+// address of its own.
+func (s *Stack) operatorAddrs() []string {
+	if s.Network != nil {
+		return []string{s.address(Leader, s.Ports.Operator)}
+	}
+	var addrs []string
+	for n := 1; n <= s.Servers; n++ {
+		addrs = append(addrs, Address(s.Ports.ofServer(n).Operator))
+	}
+	return addrs
+}
+
+// AdminServers returns the value of NSTANCE_ADMIN_SERVERS for nstance-admin.
+func (s *Stack) AdminServers() string {
+	var servers []string
+	for _, addr := range s.operatorAddrs() {
+		servers = append(servers, Shard+"="+addr)
+	}
+	return strings.Join(servers, ",")
+}
 
 // Session is the tmux session of the agents.
 const Session = "nstance-dev-agents"
 
-// Stack is one Nstance on this machine. Its methods may be called concurrently.
+// Stack is one Nstance cluster with one shard. Its methods may be called concurrently.
 type Stack struct {
 	Options
 
@@ -97,7 +121,8 @@ type Stack struct {
 	processes []*Process
 }
 
-// New prepares the stack's directory. It starts nothing, and takes over what an earlier one left there.
+// New prepares the directory of a stack. It starts no program. A stack takes over the directory and the running programs
+// of an earlier stack.
 func New(o Options) (*Stack, error) {
 	for _, path := range []*string{&o.Root, &o.Dir} {
 		abs, err := filepath.Abs(*path)
@@ -109,13 +134,16 @@ func New(o Options) (*Stack, error) {
 	if o.Bin == "" {
 		o.Bin = filepath.Join(o.Root, "bin")
 	}
+	if o.Servers == 0 {
+		o.Servers = 2
+	}
 	s := &Stack{Options: o}
 	for _, dir := range []string{s.Dir, filepath.Join(s.Dir, "log"), s.StoreDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, err
 		}
 	}
-	// Programs are run through this link: their command lines tell whose they are.
+	// Programs run through this link, so that their command lines name the stack.
 	link := filepath.Join(s.Dir, "bin")
 	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -126,13 +154,13 @@ func New(o Options) (*Stack, error) {
 	return s, nil
 }
 
-// StoreDir holds the bucket's objects.
+// StoreDir returns the directory of the objects in the bucket.
 func (s *Stack) StoreDir() string { return filepath.Join(s.Dir, "dev-s3") }
 
-// AgentsDir holds the VMs' disks and what the provider remembers.
+// AgentsDir returns the directory of the tmux provider: the disks and documents of the VMs.
 func (s *Stack) AgentsDir() string { return filepath.Join(s.Dir, "agents") }
 
-// CacheDir is that of a server, counted from 1.
+// CacheDir returns the cache directory of a server, counted from 1.
 func (s *Stack) CacheDir(n int) string {
 	if n == 1 {
 		return filepath.Join(s.Dir, "cache")
@@ -140,7 +168,7 @@ func (s *Stack) CacheDir(n int) string {
 	return filepath.Join(s.Dir, "cache-"+strconv.Itoa(n))
 }
 
-// LogFile is where a program's output goes.
+// LogFile returns the log file of a program.
 func (s *Stack) LogFile(name string) string { return filepath.Join(s.Dir, "log", name+".log") }
 
 func (s *Stack) program(name string) string {
@@ -150,10 +178,11 @@ func (s *Stack) program(name string) string {
 	return filepath.Join(s.Dir, "bin", name)
 }
 
-// ServerName is the --id of a server, counted from 1, and the name of its log.
+// ServerName returns the ID of a server, counted from 1.
 func ServerName(n int) string { return "server-" + strconv.Itoa(n) }
 
-// Env is the environment of the stack's programs: this process's, without what would lead them elsewhere.
+// Env returns the environment of the stack's programs: the environment of this process without variables that point to
+// other clusters or clouds.
 func (s *Stack) Env() []string {
 	var env []string
 	for _, kv := range os.Environ() {
@@ -161,7 +190,7 @@ func (s *Stack) Env() []string {
 		switch {
 		case strings.HasPrefix(name, "AWS_"), strings.HasPrefix(name, "NSTANCE_"), strings.HasPrefix(name, "TF_"),
 			name == "TMUX", name == "TMUX_PANE",
-			name == "INVOCATION_ID": // systemd's: nobody supervises these
+			name == "INVOCATION_ID": // set by systemd for supervised processes
 		default:
 			env = append(env, kv)
 		}
@@ -169,7 +198,7 @@ func (s *Stack) Env() []string {
 	return append(append(env, "AWS_EC2_METADATA_DISABLED=true"), s.Settings()...)
 }
 
-// Settings are the variables by which programs find the stack's bucket and open its secrets.
+// Settings returns the variables that programs need to reach the bucket of the stack and to open its secrets.
 func (s *Stack) Settings() []string {
 	return []string{"AWS_ACCESS_KEY_ID=" + accessKey, "AWS_SECRET_ACCESS_KEY=" + accessKey, "AWS_REGION=" + region,
 		"AWS_ENDPOINT_URL=" + s.storeURL(), "AWS_S3_USE_PATH_STYLE=true", "NSTANCE_ENCRYPTION_KEY=" + encryptionKey}
@@ -177,14 +206,14 @@ func (s *Stack) Settings() []string {
 
 // StartStore starts the object store and waits until it answers.
 func (s *Stack) StartStore(ctx context.Context) (*Process, error) {
-	p, err := s.start(Store, "dev-s3", "--addr", s.bind(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket)
+	p, err := s.start(Store, Store, "--addr", s.bind(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket)
 	if err != nil {
 		return nil, err
 	}
-	return p, s.answers(ctx, p, s.storeURL()+"/"+Bucket, func(status int) bool { return status < 500 })
+	return p, s.awaitHTTP(ctx, p, s.storeURL()+"/"+Bucket, func(status int) bool { return status < 500 })
 }
 
-// StartServer starts a server of the shard, counted from 1, and waits until its probe answers, whatever it says.
+// StartServer starts a server, counted from 1, and waits until its health endpoint answers with any status.
 func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 	args := []string{"--id", ServerName(n), "--shard", Shard, "--storage", "s3", "--bucket", Bucket, "--cachedir",
 		s.CacheDir(n)}
@@ -197,24 +226,26 @@ func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, s.answers(ctx, p, s.healthURL(n), func(int) bool { return true })
+	return p, s.awaitHTTP(ctx, p, s.URL(n, "/health"), func(int) bool { return true })
 }
 
-// AwaitReady waits until a server's probe says that it is ready to lead.
+// AwaitReady waits until the health endpoint of a server says that the server is ready to lead.
 func (s *Stack) AwaitReady(ctx context.Context, p *Process, n int) error {
-	return s.answers(ctx, p, s.healthURL(n), func(status int) bool { return status == http.StatusOK })
+	return s.awaitHTTP(ctx, p, s.URL(n, "/health"), func(status int) bool { return status == http.StatusOK })
 }
 
 func (s *Stack) healthAddr(n int) string {
 	if s.Network != nil {
 		return s.address(ServerName(n), s.Ports.Health)
 	}
-	return Address(s.Ports.Health + 10*(n-1))
+	return Address(s.Ports.ofServer(n).Health)
 }
-func (s *Stack) healthURL(n int) string { return "http://" + s.healthAddr(n) + "/health" }
 
-// answers waits until a GET of the URL has an accepted status, or the process has ended.
-func (s *Stack) answers(ctx context.Context, p *Process, url string, accept func(status int) bool) error {
+// URL returns the URL of a page on the health port of a server, counted from 1.
+func (s *Stack) URL(n int, path string) string { return "http://" + s.healthAddr(n) + path }
+
+// awaitHTTP waits until a GET of the URL returns an accepted status. It fails if the process ends first.
+func (s *Stack) awaitHTTP(ctx context.Context, p *Process, url string, accept func(status int) bool) error {
 	last := errors.New("no answer")
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -236,16 +267,16 @@ func (s *Stack) answers(ctx context.Context, p *Process, url string, accept func
 		case <-ctx.Done():
 			return fmt.Errorf("wait for %s: %w: %w", p.Name, context.Cause(ctx), last)
 		case <-p.Ended():
-			return fmt.Errorf("%s ended while it was waited for (%s); its log is %s", p.Name, p.state, p.Log)
+			return fmt.Errorf("%s ended before it was ready (%s); its log is %s", p.Name, p.state, p.Log)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-// socket is that of the stack's own tmux server.
+// socket returns the socket of the stack's tmux server.
 func (s *Stack) socket() string { return filepath.Join(s.Dir, "tmux.sock") }
 
-// Tmux runs a command of tmux on the server where the agents are. Without such a server it does nothing.
+// Tmux runs a tmux command on the tmux server of the agents. It returns an empty text if that server does not run.
 func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
 	if !s.SharedTmux {
 		if _, err := os.Lstat(s.socket()); errors.Is(err, os.ErrNotExist) {
@@ -269,10 +300,10 @@ func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// KillAll kills every process of the stack at once, as a power cut would: object store, servers, agents, the tmux
-// server.
+// KillAll sends SIGKILL to every process of the stack, as a power cut would end them: object store, servers, agents and
+// the tmux server, unless that is the user's.
 func (s *Stack) KillAll(ctx context.Context) error {
-	// A process that was about to start another may have done so in between, hence more than one round.
+	// A process may start another one before it is killed, so there are several rounds.
 	for range 50 {
 		found, err := s.Processes(ctx)
 		if err != nil {
@@ -291,16 +322,16 @@ func (s *Stack) KillAll(ctx context.Context) error {
 		}
 	}
 	found, err := s.Processes(ctx)
-	return errors.Join(err, fmt.Errorf("processes do not end: %v", found))
+	return errors.Join(err, fmt.Errorf("processes do not end after SIGKILL: %v", found))
 }
 
-// Processes lists the stack's processes. The user's tmux server is none of them, whoever started it.
+// Processes lists the processes of the stack, without the tmux server of the user.
 func (s *Stack) Processes(ctx context.Context) ([]Found, error) {
 	found, err := Find(ctx, s.Dir)
 	return slices.DeleteFunc(found, func(f Found) bool { return s.SharedTmux && f.Program() == "tmux" }), err
 }
 
-// reap waits until those who were killed have been waited for.
+// reap waits for the processes that this process started.
 func (s *Stack) reap(ctx context.Context) error {
 	s.mu.Lock()
 	processes := s.processes
@@ -316,7 +347,7 @@ func (s *Stack) reap(ctx context.Context) error {
 	return nil
 }
 
-// Clean ends everything and removes the stack's directory.
+// Clean kills every process of the stack and removes its directory.
 func (s *Stack) Clean(ctx context.Context) error {
 	if err := s.KillAll(ctx); err != nil {
 		return err
@@ -324,7 +355,7 @@ func (s *Stack) Clean(ctx context.Context) error {
 	return os.RemoveAll(s.Dir)
 }
 
-// Tails writes the last lines of every log, for who wants to know why something failed.
+// Tails writes the last lines of every log.
 func (s *Stack) Tails(w io.Writer, lines int) {
 	logs, _ := filepath.Glob(filepath.Join(s.Dir, "log", "*.log"))
 	consoles, _ := filepath.Glob(filepath.Join(s.AgentsDir(), "*", "console.log"))
@@ -343,13 +374,13 @@ func (s *Stack) Tails(w io.Writer, lines int) {
 	}
 }
 
-// StartTmux starts a tmux server without sessions on a machine, where all VMs then are, until it is killed.
+// StartTmux starts a tmux server on a machine of the network. All VMs then run on that machine.
 func (s *Stack) StartTmux(ctx context.Context, machine string) (*Process, error) {
 	program, err := exec.LookPath("tmux")
 	if err != nil {
 		return nil, err
 	}
-	// In the foreground a server does not end when it has no sessions (tmux(1), -D).
+	// In the foreground (-D) a tmux server does not end when it has no sessions.
 	p, err := s.start(machine, program, "-D", "-f", os.DevNull, "-S", s.socket())
 	if err != nil {
 		return nil, err

@@ -1,9 +1,10 @@
-package main
+package devtool
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -11,17 +12,18 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/tests/local"
+	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// watch shows groups and instances until every group has its size in healthy instances. On a terminal the view is drawn
-// in place.
-func watch(ctx context.Context, stack *local.Stack, operator *local.Operator) error {
+// showUntilConverged shows groups and instances until every group has its size in healthy instances. On a terminal it
+// redraws the tables in place; elsewhere it prints them once, at the end.
+func showUntilConverged(ctx context.Context, out io.Writer, stack *local.Stack, operator *local.Operator) error {
 	terminal := false
-	if info, err := os.Stdout.Stat(); err == nil {
-		terminal = info.Mode()&os.ModeCharDevice != 0
+	if file, ok := out.(*os.File); ok {
+		info, err := file.Stat()
+		terminal = err == nil && info.Mode()&os.ModeCharDevice != 0
 	}
-	drawn := 0
+	drawn := 0 // lines on the screen
 	for {
 		groups, err := operator.Groups(ctx)
 		if err != nil {
@@ -31,26 +33,25 @@ func watch(ctx context.Context, stack *local.Stack, operator *local.Operator) er
 		if err != nil {
 			return err
 		}
-		done := settled(groups)
-		if text := view(stack, groups, instances); terminal || done {
+		done := converged(groups)
+		if text := formatTables(stack, groups, instances); terminal || done {
 			if drawn > 0 {
-				fmt.Printf("\x1b[%dA\x1b[J", drawn) // up, and clear to the end of the screen
+				fmt.Fprintf(out, "\x1b[%dA\x1b[J", drawn) // cursor up, clear to the end of the screen
 			}
-			fmt.Print(text)
+			fmt.Fprint(out, text)
 			drawn = strings.Count(text, "\n")
 		}
 		if done {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), errors.New(view(stack, groups, instances)))
-		case <-time.After(200 * time.Millisecond):
+		if err := local.Pause(ctx, 200*time.Millisecond); err != nil {
+			return errors.Join(err, errors.New(formatTables(stack, groups, instances)))
 		}
 	}
 }
 
-func settled(groups []*nstancev1.GroupStatus) bool {
+// converged reports whether every group has its size in healthy instances.
+func converged(groups []*nstancev1.GroupStatus) bool {
 	for _, g := range groups {
 		if g.GetActualSize() != g.GetSize() || g.GetHealthy() < g.GetSize() {
 			return false
@@ -59,7 +60,8 @@ func settled(groups []*nstancev1.GroupStatus) bool {
 	return len(groups) > 0
 }
 
-func view(stack *local.Stack, groups []*nstancev1.GroupStatus, instances []*nstancev1.InstanceStatus) string {
+// formatTables returns a table of the groups and a table of the instances.
+func formatTables(stack *local.Stack, groups []*nstancev1.GroupStatus, instances []*nstancev1.InstanceStatus) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "\n  GROUP\tSIZE\tACTUAL\tHEALTHY\t")
@@ -77,6 +79,6 @@ func view(stack *local.Stack, groups []*nstancev1.GroupStatus, instances []*nsta
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\t\n", i.GetInstanceId(), i.GetGroup(), i.GetState(), i.GetHealth(), pid)
 	}
-	_ = w.Flush() // to memory
+	_ = w.Flush() // a strings.Builder does not fail
 	return b.String()
 }

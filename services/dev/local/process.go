@@ -15,8 +15,8 @@ import (
 	"github.com/shirou/gopsutil/v4/process"
 )
 
-// Process is a program that this one started, in a session of its own: a Ctrl-C at the terminal does not reach it. Its
-// output goes to a log file.
+// Process is a program that this process started. It has its own session, so a Ctrl-C at the terminal does not reach it.
+// Its output goes to a log file.
 type Process struct {
 	Name string
 	PID  int
@@ -34,7 +34,7 @@ func (s *Stack) start(name, program string, args ...string) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	defer out.Close()
-	// it outlives whoever waits for its start
+	// The process outlives the context of the call that starts it.
 	cmd := exec.CommandContext(context.Background(), s.program(program), args...)
 	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = s.Env(), s.Dir, out, out
 	if s.Environment != nil {
@@ -50,7 +50,7 @@ func (s *Stack) start(name, program string, args ...string) (*Process, error) {
 	}
 	p := &Process{Name: name, PID: cmd.Process.Pid, Log: log, ended: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // its state says it all
+		_ = cmd.Wait() // ProcessState has the exit status
 		p.state = cmd.ProcessState
 		close(p.ended)
 	}()
@@ -60,7 +60,7 @@ func (s *Stack) start(name, program string, args ...string) (*Process, error) {
 	return p, nil
 }
 
-// Ended is closed when the process has ended.
+// Ended returns a channel that is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Running reports whether the process has not ended yet.
@@ -73,7 +73,7 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Kill sends SIGKILL and waits for the end.
+// Kill sends SIGKILL and waits until the process has ended.
 func (p *Process) Kill() error {
 	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil && p.Running() {
 		return fmt.Errorf("kill %s: %w", p.Name, err)
@@ -82,15 +82,15 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Stop sends SIGTERM, and SIGKILL to what has not ended after the patience. An exit status other than 0 is an error.
-func (p *Process) Stop(patience time.Duration) error {
+// Stop sends SIGTERM, and SIGKILL if the process has not ended within timeout. An exit status other than 0 is an error.
+func (p *Process) Stop(timeout time.Duration) error {
 	if p.Running() {
-		_ = syscall.Kill(p.PID, syscall.SIGTERM) // it may end meanwhile
+		_ = syscall.Kill(p.PID, syscall.SIGTERM) // it may have ended
 	}
 	select {
 	case <-p.ended:
-	case <-time.After(patience):
-		return errors.Join(fmt.Errorf("%s did not end within %s of SIGTERM", p.Name, patience), p.Kill())
+	case <-time.After(timeout):
+		return errors.Join(fmt.Errorf("%s did not end within %s of SIGTERM", p.Name, timeout), p.Kill())
 	}
 	if !p.state.Success() {
 		return fmt.Errorf("%s ended: %s", p.Name, p.state)
@@ -98,13 +98,13 @@ func (p *Process) Stop(patience time.Duration) error {
 	return nil
 }
 
-// Found is a process of the machine.
+// Found is a process on this machine.
 type Found struct {
 	PID  int
 	Args []string
 }
 
-// Program is the base name of what runs.
+// Program returns the base name of the program.
 func (f Found) Program() string {
 	if len(f.Args) == 0 {
 		return ""
@@ -112,12 +112,12 @@ func (f Found) Program() string {
 	return filepath.Base(f.Args[0])
 }
 
-// String is the PID and the command line.
+// String returns the PID and the command line.
 func (f Found) String() string { return fmt.Sprintf("%d %s", f.PID, strings.Join(f.Args, " ")) }
 
-// Find lists the processes of the machine that have something below dir on their command line. All programs of a stack
-// are run by their path below its directory, so that this finds them whoever started them: agents are children of tmux,
-// and those of `make up` of nobody.
+// Find lists the processes on this machine with a path below dir on their command line. Every program of a stack runs by
+// a path below the stack's directory. So Find returns all of them, also agents, which are children of tmux, and programs
+// that an earlier process started.
 func Find(ctx context.Context, dir string) ([]Found, error) {
 	all, err := process.ProcessesWithContext(ctx)
 	if err != nil {
@@ -131,7 +131,7 @@ func Find(ctx context.Context, dir string) ([]Found, error) {
 		}
 		args, err := p.CmdlineSliceWithContext(ctx)
 		if err != nil {
-			continue // it has ended, or is not ours to look at
+			continue // it has ended, or belongs to another user
 		}
 		for _, arg := range args {
 			if strings.HasPrefix(arg, prefix) {
@@ -143,15 +143,15 @@ func Find(ctx context.Context, dir string) ([]Found, error) {
 	return found, nil
 }
 
-// Running finds the stack's object store and servers by what they are called in [Stack.LogFile], whoever started them,
-// with their PIDs.
+// Running returns the PIDs of the running object store and servers by name, also of those that an earlier process
+// started.
 func (s *Stack) Running(ctx context.Context) (map[string]int, error) {
 	found, err := s.Processes(ctx)
 	running := map[string]int{}
 	for _, f := range found {
 		switch i := slices.Index(f.Args, "--id"); {
-		case f.Program() == "dev-s3":
-			running["dev-s3"] = f.PID
+		case f.Program() == Store:
+			running[Store] = f.PID
 		case f.Program() == "nstance-server" && i >= 0 && i+1 < len(f.Args):
 			running[f.Args[i+1]] = f.PID
 		}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Line is a line of a server's log, with the attributes that the tests look at.
+// Line is a line of a server's log, with the attributes that the tests read.
 type Line struct {
 	Time   time.Time `json:"time"`
 	Msg    string    `json:"msg"`
@@ -19,7 +19,7 @@ type Line struct {
 	Heir   string    `json:"heir"`
 }
 
-// Lines reads a server's log. What is no JSON (a crash) is left out, and so is a line that is still being written.
+// Lines reads the log of a server. It skips incomplete lines and lines that are not JSON, such as the output of a crash.
 func (s *Stack) Lines(server string) ([]Line, error) {
 	raw, err := os.ReadFile(s.LogFile(server))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -35,11 +35,10 @@ func (s *Stack) Lines(server string) ([]Line, error) {
 	return lines, nil
 }
 
-// AwaitLine waits until one of the servers has logged the message in a term above the given one, and returns the first
-// such line.
-func (s *Stack) AwaitLine(ctx context.Context, servers int, msg string, above uint64) (Line, error) {
+// AwaitLine waits until a server has logged the message in a term above the given one. It returns the first such line.
+func (s *Stack) AwaitLine(ctx context.Context, msg string, above uint64) (Line, error) {
 	for {
-		for n := 1; n <= servers; n++ {
+		for n := 1; n <= s.Servers; n++ {
 			lines, err := s.Lines(ServerName(n))
 			if err != nil {
 				return Line{}, err
@@ -50,10 +49,8 @@ func (s *Stack) AwaitLine(ctx context.Context, servers int, msg string, above ui
 				}
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return Line{}, fmt.Errorf("no server logged %q in a term above %d: %w", msg, above, context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
+		if err := Pause(ctx, 20*time.Millisecond); err != nil {
+			return Line{}, fmt.Errorf("no server logged %q in a term above %d: %w", msg, above, err)
 		}
 	}
 }

@@ -1,0 +1,144 @@
+// Package devtool is nstance-dev: it runs a whole Nstance cluster on one machine from the programs in a clone of the
+// repository. The cluster is a [local.Stack].
+package devtool
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nstance-kit/nstance/services/dev/local"
+)
+
+const about = `nstance-dev runs a whole Nstance cluster on this machine: an object store (dev-s3),
+two servers of one shard, and VMs that are tmux windows with a real nstance-agent in
+each. It uses the programs in {root}/bin ("make build" builds them), tmux, and tofu or
+terraform.
+
+  nstance-dev up      start a cluster, apply examples/local, and leave it running
+  nstance-dev down    destroy it and remove everything it wrote
+  nstance-dev demo    play the life of a shard by itself, and measure it
+
+"make up", "make down" and "make demo" build what is missing and run these commands.`
+
+const aboutUp = `Start a cluster in {root}/temp on the ports 8989 to 9004, apply examples/local with
+tofu or terraform, start two servers and wait until every VM is healthy.
+
+The cluster keeps running when the command ends. Run the command again after an edit of
+examples/local, or after a process was killed: it applies the configuration again and
+starts what is missing. At the end it prints what you can try next.`
+
+const aboutDown = `Destroy what "nstance-dev up" applied, stop the servers and the object store, and remove
+{root}/temp. If the destroy fails, everything is stopped and removed all the same: all
+state of the cluster is in {root}/temp.`
+
+const aboutDemo = `Play the life of a shard with real programs and print a timeline of measured times:
+apply, election, registration, loss and replacement of a VM, scaling, a change of files,
+a failover, the loss of everything but the bucket, destroy.
+
+The demo has a directory, ports and a tmux server of its own, so it runs beside a cluster
+of "nstance-dev up". It exits 0 only if every step did what it should. It leaves nothing
+behind, unless you pass --keep.`
+
+// settings are what the subcommands share.
+type settings struct {
+	root      string // of the repository
+	terraform string // path of tofu or terraform
+	out       io.Writer
+}
+
+// Command returns the command line of nstance-dev.
+func Command(version string) *cobra.Command {
+	var s settings
+	root := &cobra.Command{
+		Use:          "nstance-dev",
+		Short:        "Run an Nstance cluster on this machine",
+		Long:         about,
+		Version:      version,
+		SilenceUsage: true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			s.out = cmd.OutOrStdout()
+			return s.check()
+		},
+	}
+	root.SetVersionTemplate("nstance-dev {{.Version}}\n")
+	root.PersistentFlags().StringVar(&s.root, "root", ".", "clone of the repository")
+	root.PersistentFlags().StringVar(&s.terraform, "terraform", "",
+		"path of tofu or terraform (default: tofu on PATH, else terraform on PATH)")
+	up := &cobra.Command{Use: "up", Short: "Start a cluster, or bring a running one up to date", Long: aboutUp,
+		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return bringUp(cmd.Context(), s) }}
+	down := &cobra.Command{Use: "down", Short: "Destroy the cluster and remove everything it wrote", Long: aboutDown,
+		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return takeDown(cmd.Context(), s) }}
+	keep := false
+	demo := &cobra.Command{Use: "demo", Short: "Play the life of a shard and print measured times", Long: aboutDemo,
+		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return runDemo(cmd.Context(), s, keep) }}
+	demo.Flags().BoolVar(&keep, "keep", false, "keep the directory with logs, bucket and disks")
+	root.AddCommand(up, down, demo)
+	return root
+}
+
+// check finds the programs that every subcommand needs.
+func (s *settings) check() error {
+	for _, name := range []string{"dev-s3", "nstance-server", "nstance-agent", "terraform-provider-nstance"} {
+		if _, err := os.Stat(filepath.Join(s.root, "bin", name)); err != nil {
+			return fmt.Errorf("%s is not in %s: run \"make build\" in the repository, or name the repository with --root",
+				name, filepath.Join(s.root, "bin"))
+		}
+	}
+	if _, err := exec.LookPath("tmux"); err != nil {
+		return fmt.Errorf("tmux is needed, because every VM is a tmux window: %w", err)
+	}
+	if s.terraform != "" {
+		return nil
+	}
+	for _, name := range []string{"tofu", "terraform"} {
+		if path, err := exec.LookPath(name); err == nil {
+			s.terraform = path
+			return nil
+		}
+	}
+	return fmt.Errorf("neither tofu nor terraform is on PATH: install one, or build tofu with " +
+		"--terraform=\"$(scripts/tool.sh tofu)\"")
+}
+
+// openStack returns the stack of "nstance-dev up", in {root}/temp.
+func openStack(s settings) (*local.Stack, error) {
+	return local.New(local.Options{Root: s.root, Dir: filepath.Join(s.root, "temp"), Ports: local.DefaultPorts(),
+		SharedTmux: true})
+}
+
+// runStep prints the name of a step, runs it, and prints how long it took and its note.
+func runStep(out io.Writer, name string, run func() (note string, err error)) error {
+	fmt.Fprintf(out, "  %-42s", name)
+	began := time.Now()
+	note, err := run()
+	if err != nil {
+		fmt.Fprintln(out, "failed")
+		return err
+	}
+	fmt.Fprintf(out, "%5.1f s  %s\n", time.Since(began).Seconds(), note)
+	return nil
+}
+
+// runDemo plays the demo on a stack in a temporary directory, and removes the stack.
+func runDemo(ctx context.Context, s settings, keep bool) error {
+	return local.WithStack(ctx, local.Trial{Name: "demo", Root: s.root, Servers: servers, Keep: keep},
+		func(stack *local.Stack) error {
+			d := &demo{stack: stack, out: s.out}
+			var err error
+			if d.terraform, err = stack.Terraform(s.terraform); err != nil {
+				return err
+			}
+			if err := d.play(ctx); err != nil {
+				return err
+			}
+			d.timeline.print(s.out)
+			return nil
+		})
+}

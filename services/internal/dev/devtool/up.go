@@ -1,0 +1,124 @@
+package devtool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/dev/local"
+)
+
+// runTimeout bounds one run of "up", and the destroy of "down".
+const runTimeout = 2 * time.Minute
+
+// bringUp starts what does not run yet and applies examples/local. What it starts keeps running.
+func bringUp(ctx context.Context, s settings) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("timeout after %v; the logs are in temp/log",
+		runTimeout))
+	defer cancel()
+	stack, err := openStack(s)
+	if err != nil {
+		return err
+	}
+	running, err := stack.Running(ctx)
+	if err != nil {
+		return err
+	}
+	if busy := stack.Ports.Busy(ctx, stack.Servers); len(busy) > 0 && len(running) == 0 {
+		return fmt.Errorf("other programs use the ports %v (\"make dev-tmux\" uses them too): stop those, then try again",
+			busy)
+	}
+	// startProgram starts a program unless it runs.
+	startProgram := func(name string, start func() (*local.Process, error)) error {
+		return runStep(s.out, "Starting "+name, func() (string, error) {
+			if pid, ok := running[name]; ok {
+				return fmt.Sprintf("already running, PID %d", pid), nil
+			}
+			p, err := start()
+			if err != nil {
+				return "", err
+			}
+			return fmt.Sprintf("PID %d", p.PID), nil
+		})
+	}
+	if err := startProgram(local.Store, func() (*local.Process, error) { return stack.StartStore(ctx) }); err != nil {
+		return err
+	}
+	tf, err := stack.Terraform(s.terraform)
+	if err != nil {
+		return err
+	}
+	if err := runStep(s.out, filepath.Base(s.terraform)+" apply of examples/local", func() (string, error) {
+		return "", tf.Apply(ctx, stack.Variables())
+	}); err != nil {
+		return err
+	}
+	for n := 1; n <= servers; n++ {
+		if err := startProgram(local.ServerName(n), func() (*local.Process, error) {
+			p, err := stack.StartServer(ctx, n)
+			if err == nil {
+				err = stack.AwaitReady(ctx, p, n)
+			}
+			return p, err
+		}); err != nil {
+			return err
+		}
+	}
+	identity := filepath.Join(stack.Dir, "operator")
+	operator, err := stack.ConnectAs(ctx, identity)
+	if err != nil {
+		return err
+	}
+	defer operator.Close()
+	// A leader that was running before would find the new configuration only after minutes.
+	if _, err := operator.Refresh(ctx); err != nil {
+		return err
+	}
+	if err := showUntilConverged(ctx, s.out, stack, operator); err != nil {
+		return err
+	}
+	return printAdvice(s.out, stack, identity)
+}
+
+// printAdvice writes temp/env and prints what the user can try next.
+func printAdvice(out io.Writer, stack *local.Stack, identity string) error {
+	env := filepath.Join(stack.Dir, "env")
+	text := fmt.Sprintf("# For nstance-admin, with the cluster of `make up`: . temp/env\n"+
+		"export %s\nexport NSTANCE_ADMIN_SERVERS=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s\n"+
+		"PATH=%s:$PATH\n", strings.Join(stack.Settings(), " "), stack.AdminServers(), quote(identity), local.Shard,
+		quote(stack.Bin))
+	if err := os.WriteFile(env, []byte(text), 0o600); err != nil {
+		return err
+	}
+	vms, err := stack.VMs()
+	if err != nil {
+		return err
+	}
+	if len(vms) == 0 {
+		return errors.New("the cluster has no VM")
+	}
+	fmt.Fprintf(out, `
+Try, in this directory (logs are in temp/log, the bucket is temp/dev-s3):
+
+  . temp/env                                      put nstance-admin on PATH and tell it about the cluster
+  kill -9 %-8d                                kill a VM: it is replaced within milliseconds
+  nstance-admin instance list                     list the instances
+  nstance-admin events                            follow what happens
+  nstance-admin group scale workers 4             add VMs
+  tmux attach -t %s               look at the agents (Ctrl-b n: next, Ctrl-b d: leave)
+  edit examples/local, then make up               apply a change
+  make down                                       destroy the cluster and clean up
+
+Kill every process, delete everything but the bucket, and start again:
+
+  pkill -9 -f "$PWD/temp/bin/"; rm -rf temp/cache*; make up
+`, vms[0].PID, local.Session)
+	return nil
+}
+
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
