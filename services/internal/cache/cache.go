@@ -23,27 +23,16 @@ import (
 // version of the schema; a file of any other is thrown away. The application ID keeps us from doing that to somebody
 // else's database.
 const (
-	version     = 1
+	version     = 2
 	application = 0x6e737463 // "nstc"
 )
 
 const schema = `
-CREATE TABLE "groups" (
-	tenant TEXT NOT NULL, name TEXT NOT NULL, json TEXT NOT NULL, runtime_hash TEXT NOT NULL, infra_hash TEXT NOT NULL,
-	PRIMARY KEY (tenant, name)
-) WITHOUT ROWID;
 CREATE TABLE public_keys (
 	instance TEXT NOT NULL, name TEXT NOT NULL, pkix BLOB NOT NULL,
 	PRIMARY KEY (instance, name)
 ) WITHOUT ROWID;
 `
-
-// Group is one merged group.
-type Group struct {
-	Tenant, Name           string
-	JSON                   []byte
-	RuntimeHash, InfraHash string
-}
 
 // Key is a public key that an agent handed in: the base name of its file, and PKIX in DER.
 type Key struct {
@@ -91,36 +80,6 @@ func (c *Cache) shut() error {
 	err := c.db.Close()
 	c.db = nil
 	return err
-}
-
-// ReplaceGroups makes groups all the groups there are, in one transaction.
-func (c *Cache) ReplaceGroups(ctx context.Context, groups []Group) error {
-	return c.write(ctx, "replace groups", func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, `DELETE FROM "groups"`); err != nil {
-			return err
-		}
-		insert, err := tx.PrepareContext(ctx,
-			`INSERT INTO "groups" (tenant, name, json, runtime_hash, infra_hash) VALUES (?, ?, ?, ?, ?)`)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = insert.Close() }()
-		for _, g := range groups {
-			if _, err := insert.ExecContext(ctx, g.Tenant, g.Name, string(g.JSON), g.RuntimeHash,
-				g.InfraHash); err != nil {
-				return fmt.Errorf("%s/%s: %w", g.Tenant, g.Name, err)
-			}
-		}
-		return nil
-	})
-}
-
-// Groups returns all groups, sorted by tenant and name.
-func (c *Cache) Groups(ctx context.Context) ([]Group, error) {
-	return read(ctx, c, `SELECT tenant, name, json, runtime_hash, infra_hash FROM "groups" ORDER BY tenant, name`, nil,
-		func(rows *sql.Rows) (g Group, err error) {
-			return g, rows.Scan(&g.Tenant, &g.Name, &g.JSON, &g.RuntimeHash, &g.InfraHash)
-		})
 }
 
 // PutKeys stores public keys of an instance, over those of the same names.

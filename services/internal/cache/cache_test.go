@@ -40,27 +40,10 @@ func open(t testing.TB, path string) *Cache {
 	return c
 }
 
-func sample() []Group {
-	return []Group{
-		{Tenant: "default", Name: "a", JSON: []byte(`{"size":1}`), RuntimeHash: "r1", InfraHash: "i1"},
-		{Tenant: "prod", Name: "a", JSON: []byte(`{"size":2}`), RuntimeHash: "r2", InfraHash: "i2"},
-	}
-}
-
 // works checks that a cache takes and gives back everything.
 func works(t testing.TB, c *Cache) {
 	t.Helper()
 	ctx := context.Background()
-	if err := c.ReplaceGroups(ctx, sample()); err != nil {
-		t.Fatal(err)
-	}
-	groups, err := c.Groups(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(sample(), groups); diff != "" {
-		t.Fatal(diff)
-	}
 	keys := []Key{{"a.pub", []byte{1}}, {"b.pub", []byte{0, 2}}}
 	if err := c.PutKeys(ctx, instance(t, 1), keys); err != nil {
 		t.Fatal(err)
@@ -74,14 +57,11 @@ func works(t testing.TB, c *Cache) {
 	}
 }
 
-func TestGroupsAndKeys(t *testing.T) {
+func TestKeysSurviveReopening(t *testing.T) {
 	ctx := context.Background()
 	path := Path(filepath.Join(t.TempDir(), "a b?c#d%e"))
 	c := open(t, path)
 	works(t, c)
-	if err := c.ReplaceGroups(ctx, sample()[1:]); err != nil {
-		t.Fatal(err)
-	}
 	if err := c.PutKeys(ctx, instance(t, 1), []Key{{"b.pub", []byte{9}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -96,13 +76,6 @@ func TestGroupsAndKeys(t *testing.T) {
 	}
 
 	c = open(t, path)
-	groups, err := c.Groups(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(sample()[1:], groups); diff != "" {
-		t.Error(diff)
-	}
 	if err := c.DeleteKeys(ctx, instance(t, 2)); err != nil {
 		t.Fatal(err)
 	}
@@ -126,20 +99,6 @@ func TestGroupsAndKeys(t *testing.T) {
 			t.Errorf("instance %d: %v (%v), want %d", n, got, err, want)
 		}
 	}
-}
-
-// A duplicate breaks the transaction, and the second attempt on a fresh database too: nothing half done may be left.
-func TestReplaceGroupsIsOneTransaction(t *testing.T) {
-	c := open(t, Path(t.TempDir()))
-	works(t, c)
-	if err := c.ReplaceGroups(context.Background(), append(sample(), sample()[0])); err == nil {
-		t.Fatal("two groups of one name were taken")
-	}
-	groups, err := c.Groups(context.Background())
-	if err != nil || len(groups) != 0 {
-		t.Errorf("groups %v, error %v: want none of them", groups, err)
-	}
-	works(t, c)
 }
 
 func TestDamagedFilesAreThrownAway(t *testing.T) {
@@ -187,13 +146,13 @@ func TestOtherVersionsAreThrownAway(t *testing.T) {
 		path := Path(t.TempDir())
 		c := open(t, path)
 		works(t, c)
-		exec(t, c.db, change, "DROP TABLE public_keys")
+		exec(t, c.db, change, "CREATE TABLE other (x)")
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}
 		c = open(t, path)
-		if groups, err := c.Groups(context.Background()); err != nil || len(groups) > 0 {
-			t.Errorf("%s: groups %v, error %v", change, groups, err)
+		if keys, err := c.Keys(context.Background(), instance(t, 1)); err != nil || len(keys) > 0 {
+			t.Errorf("%s: keys %v, error %v; want none", change, keys, err)
 		}
 		works(t, c)
 	}
@@ -251,8 +210,8 @@ func TestDeletedWhileRunning(t *testing.T) {
 		if err := os.RemoveAll(filepath.Dir(path)); err != nil {
 			t.Fatal(err)
 		}
-		if groups, err := c.Groups(context.Background()); err != nil || len(groups) > 0 {
-			t.Fatalf("after the deletion: groups %v, error %v", groups, err)
+		if keys, err := c.Keys(context.Background(), instance(t, 1)); err != nil || len(keys) > 0 {
+			t.Fatalf("after the deletion: keys %v, error %v; want none", keys, err)
 		}
 		works(t, c)
 		if err := os.Remove(path); err != nil {

@@ -457,7 +457,7 @@ func TestMemoryOutlivesItsReader(t *testing.T) {
 	reading := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_, err := m.get(ctx, "k", false, false, func(ctx context.Context) ([]byte, error) {
+		_, err := m.get(ctx, "k", age{}, func(ctx context.Context) ([]byte, error) {
 			close(reading)
 			<-ctx.Done()
 			return nil, ctx.Err()
@@ -468,7 +468,7 @@ func TestMemoryOutlivesItsReader(t *testing.T) {
 	})
 	<-reading
 	wg.Go(func() {
-		got, err := m.get(context.Background(), "k", false, false, func(context.Context) ([]byte, error) {
+		got, err := m.get(context.Background(), "k", age{}, func(context.Context) ([]byte, error) {
 			return []byte("v"), nil
 		})
 		if err != nil || string(got) != "v" {
@@ -586,14 +586,14 @@ func TestUserdataFromTheBucket(t *testing.T) {
 		t.Errorf("%d reads, want one", w.reads.Load())
 	}
 	w.objects["boot.sh"] = "{{ .Nope }}"
-	if err := w.Warm(context.Background(), groups); err == nil {
+	if err := w.Reload(context.Background(), groups); err == nil {
 		t.Error("a broken script in the bucket is not reported")
 	}
 	if _, err := w.Machine(context.Background(), w.group, w.rec); err == nil || !strings.Contains(err.Error(), "Nope") {
 		t.Errorf("a broken script: %v", err)
 	}
 	w.objects["boot.sh"] = "v2"
-	if err := w.Warm(context.Background(), groups); err != nil {
+	if err := w.Reload(context.Background(), groups); err != nil {
 		t.Fatal(err)
 	}
 	if m, err := w.Machine(context.Background(), w.group, w.rec); err != nil || string(m.Userdata) != "v2" {

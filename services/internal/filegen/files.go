@@ -240,7 +240,7 @@ func (r *generation) file(ctx context.Context, file *compiledFile) error {
 	case "storage":
 		var key string
 		if key, err = file.text.Execute(r.data); err == nil {
-			content, err = r.g.object(ctx, key, false, false)
+			content, err = r.g.object(ctx, key, age{})
 		}
 	case "env":
 		content, err = render.Env(file.name, file.Vars, r.data)

@@ -75,9 +75,18 @@ func New(options Options) *Generator {
 // Configure puts a shard's configuration, or newly resolved images, in force. It must not be changed afterwards.
 func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
 
-// Warm compiles the templates of groups and reads the boot scripts that are in the bucket, so that neither is on the
-// way of a create. Called when the configuration changed, and now and then.
+// Warm compiles the templates of groups and reads those of their boot scripts in the bucket that were not read within
+// the last hour, so that creates of these groups wait for neither.
 func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.Group) error {
+	return g.warm(ctx, groups, age{stale: true})
+}
+
+// Reload is Warm, but reads every boot script in the bucket again, each of them once.
+func (g *Generator) Reload(ctx context.Context, groups map[config.GroupKey]config.Group) error {
+	return g.warm(ctx, groups, age{stale: true, after: g.options.Now()})
+}
+
+func (g *Generator) warm(ctx context.Context, groups map[config.GroupKey]config.Group, allowed age) error {
 	shard := g.shard.Load()
 	if shard == nil {
 		return errUnconfigured
@@ -93,7 +102,7 @@ func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.
 		if err == nil && m.source != nil {
 			// With what a group's instances have in common; a key that names the instance is read when it is needed.
 			_, err = g.script(ctx, m, data(shard, &group, &record.Instance{Tenant: key.Tenant, Group: key.Group},
-				Address{}), true)
+				Address{}), allowed)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("group %s: %w", key, err))
@@ -148,13 +157,13 @@ func remembered[V any](mu *sync.Mutex, in map[string]V, key string, make func() 
 	return made, nil
 }
 
-// object reads an object of the bucket that a template named. stale: one that was read within the last hour will do.
-func (g *Generator) object(ctx context.Context, key string, stale, fresh bool) ([]byte, error) {
+// object reads an object of the bucket that a template named.
+func (g *Generator) object(ctx context.Context, key string, allowed age) ([]byte, error) {
 	if err := config.ValidateStorageSource(key); err != nil {
 		return nil, err
 	}
 	name := strings.TrimPrefix(key, keys.FilePrefix())
-	return g.fetched.get(ctx, "file "+name, stale, fresh, func(ctx context.Context) ([]byte, error) {
+	return g.fetched.get(ctx, "file "+name, allowed, func(ctx context.Context) ([]byte, error) {
 		return g.options.ReadFile(ctx, name)
 	})
 }
@@ -163,7 +172,7 @@ func (g *Generator) secret(ctx context.Context, name string) ([]byte, error) {
 	if err := config.ValidateSecretSource(name); err != nil {
 		return nil, err
 	}
-	return g.fetched.get(ctx, "secret "+name, false, false, func(ctx context.Context) ([]byte, error) {
+	return g.fetched.get(ctx, "secret "+name, age{}, func(ctx context.Context) ([]byte, error) {
 		secret, err := g.options.Secrets.Get(ctx, name)
 		if err != nil {
 			return nil, err

@@ -66,7 +66,7 @@ func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Grou
 	}
 	out.Args, _ = args.(map[string]any)
 	out.Image = writer.image
-	script, err := g.script(ctx, m, d, false)
+	script, err := g.script(ctx, m, d, age{stale: true})
 	if err != nil {
 		return Machine{}, err
 	}
@@ -100,8 +100,8 @@ func (g *Generator) machine(group *config.Group) (*machine, error) {
 	})
 }
 
-// script returns a machine's boot script. One in the bucket may be an hour old, unless fresh asks for it to be read.
-func (g *Generator) script(ctx context.Context, m *machine, d render.Data, fresh bool) (*render.Userdata, error) {
+// script returns a machine's boot script.
+func (g *Generator) script(ctx context.Context, m *machine, d render.Data, allowed age) (*render.Userdata, error) {
 	if m.source == nil {
 		return m.script, nil
 	}
@@ -109,7 +109,7 @@ func (g *Generator) script(ctx context.Context, m *machine, d render.Data, fresh
 	if err != nil {
 		return nil, err
 	}
-	text, err := g.object(ctx, key, true, fresh)
+	text, err := g.object(ctx, key, allowed)
 	if err != nil {
 		return nil, fmt.Errorf("userdata: %w", err)
 	}

@@ -14,6 +14,26 @@ const (
 	maxStale = time.Hour
 )
 
+// age says how old a remembered answer may be.
+type age struct {
+	// after, unless zero, is the time after which it must have been read.
+	after time.Time
+	// stale accepts an answer for maxStale instead of the time to live.
+	stale bool
+}
+
+// allows reports whether an answer that was read at the given time may be used.
+func (a age) allows(readAt, now time.Time, ttl time.Duration) bool {
+	if !a.after.IsZero() && !readAt.After(a.after) {
+		return false
+	}
+	limit := ttl
+	if a.stale && ttl > 0 {
+		limit = max(ttl, maxStale)
+	}
+	return now.Sub(readAt) < limit
+}
+
 // memory shares reads between those who ask at the same time, and remembers their answers for a while. Errors are not
 // remembered.
 type memory struct {
@@ -33,15 +53,15 @@ type entry struct {
 	at      time.Time // when it was asked for
 }
 
-// get returns the content of a key. stale takes what is remembered for up to maxStale, fresh takes nothing that is
-// remembered. The result is shared and must not be changed.
-func (m *memory) get(ctx context.Context, key string, stale, fresh bool,
+// get returns the content of a key, a remembered one if its age is allowed. The result is shared and must not be
+// changed.
+func (m *memory) get(ctx context.Context, key string, allowed age,
 	read func(context.Context) ([]byte, error)) ([]byte, error) {
 	for {
 		now := m.now()
 		m.mu.Lock()
 		have := m.entries[key]
-		if have != nil && !fresh && (now.Sub(have.at) < m.ttl || stale && m.ttl > 0 && now.Sub(have.at) < maxStale) {
+		if have != nil && allowed.allows(have.at, now, m.ttl) {
 			m.mu.Unlock()
 			return have.content, nil
 		}

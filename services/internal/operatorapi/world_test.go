@@ -83,6 +83,17 @@ type world struct {
 	script func(context.Context, mock.Call) mock.Outcome
 }
 
+// applier puts configurations in force on a leader's state alone.
+type applier struct{ *shardstate.World }
+
+func (a applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	a.Configure(shard, groups)
+}
+
+func (a applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
+	a.ConfigureGroups(groups, changed)
+}
+
 // bucket is what a server's shardconfig.Store is.
 type bucket struct{ *clusterstate.State }
 
@@ -159,7 +170,7 @@ func newWorld(t testing.TB) *world {
 			default:
 			}
 		}})
-	if err := w.manager.Lead(ctx, 3, w.leader.World.Configure); err != nil {
+	if err := w.manager.Lead(ctx, 3, applier{w.leader.World}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.leader.TakeOver(ctx); err != nil {

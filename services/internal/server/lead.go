@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -14,10 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/contract/render"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/agentapi"
-	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -27,16 +24,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
-	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
-
-// configInterval is how often the leader looks for a newer configuration: `tofu apply` changes only the bucket.
-const configInterval = 3 * time.Minute
-
-// warmEvery is how many of those pass from one reading of the boot scripts to the next: they are good for an hour.
-const warmEvery = 10
 
 // leadership is one term of this server.
 type leadership struct {
@@ -141,9 +131,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 		images: &imageBook{provider: s.machine.Provider, env: env, entries: map[string]imageEntry{}},
 	}
 
-	err = s.manager.Lead(ctx, a.Term(), func(shard *config.Shard, groups map[config.GroupKey]config.Group) {
-		s.apply(ctx, a, l, shard, groups)
-	})
+	err = s.manager.Lead(ctx, a.Term(), &applier{server: s, ctx: ctx, authority: a, leadership: l})
 	if errors.Is(err, shardconfig.ErrRestart) {
 		s.restart(ErrRestart) // which ends ctx, too
 		return nil
@@ -226,89 +214,6 @@ func (s *server) keys(ctx context.Context) (authority.CA, authority.NonceKey, er
 	return ca, key, nil
 }
 
-// apply puts a configuration in force on the leader.
-func (s *server) apply(ctx context.Context, a *lease.Authority, l *leadership, shard *config.Shard,
-	groups map[config.GroupKey]config.Group) {
-	s.configureProvider(ctx, l, shard)
-	inTime, cancel := context.WithTimeout(ctx, imagePatience)
-	_ = s.lookForImages(inTime, l, shard, newImages) // raised, and looked up again soon
-	cancel()
-	s.describe(l)
-	if err := l.generator.Warm(ctx, groups); err != nil {
-		s.log.Warn("templates not warmed", "error", err)
-	}
-	l.leader.World.Configure(shard, groups)
-	s.agents.Configured()
-	a.SetAppliedETag(s.manager.Status().ETag)
-	if err := s.cacheGroups(ctx, groups); err != nil {
-		s.log.Warn("cache not written", "error", err)
-	}
-}
-
-// describe tells the generator what files and VMs are made from now on.
-func (s *server) describe(l *leadership) {
-	l.describing.Lock()
-	defer l.describing.Unlock()
-	shard := s.manager.Shard()
-	l.generator.Configure(filegen.Shard{
-		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(l.caPEM)},
-		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: s.ports.leader.Registration,
-			AgentAddr:    s.ports.leader.Agent,
-			OperatorAddr: s.ports.leader.Operator},
-		Provider: render.Provider{Kind: shard.Server.Provider.Kind, Region: shard.Server.Provider.Region,
-			Zone: shard.Server.Provider.Zone},
-		Image:        l.images.ids(shard),
-		Certificates: shard.Certificates,
-		NonceTTL:     shard.Server.GarbageCollection.RegistrationTimeout.D(),
-	})
-}
-
-// pollConfig looks for a newer configuration now and then, and less often reads boot scripts anew, so that none is on
-// the way of a create.
-func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, generator *filegen.Generator) error {
-	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
-		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
-			s.log.Warn("configuration not looked up", "error", err)
-		}
-		if n%warmEvery == 0 {
-			if err := generator.Warm(ctx, s.manager.Groups()); err != nil && ctx.Err() == nil {
-				s.log.Warn("templates not warmed", "error", err)
-			}
-		}
-	}
-	return nil
-}
-
-// refresh applies a newer configuration, if there is one.
-func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfig.Result, config.Problems, error) {
-	result, problems, err := s.manager.Refresh(ctx)
-	if err != nil {
-		return result, nil, err
-	}
-	s.tellRefused(leader, problems)
-	if result == shardconfig.Restart {
-		s.log.Info("the new configuration needs a restart")
-		s.env.Go("restart", func() {
-			// The answer to whoever asked goes out first; his call, and ctx with it, ends by that.
-			_ = s.env.Sleep(context.WithoutCancel(ctx), 200*time.Millisecond)
-			s.restart(ErrRestart)
-		})
-	}
-	return result, problems, nil
-}
-
-// tellRefused says what is wrong with a configuration that is not in force, or that there is none.
-func (s *server) tellRefused(leader *leader.Leader, problems config.Problems) {
-	key := shardstate.ErrorKey{Kind: "config"}
-	if len(problems) > 0 {
-		s.metrics.ConfigRefused.Set(1)
-		leader.World.Raise(key, "configuration refused: "+problems.Error())
-		return
-	}
-	s.metrics.ConfigRefused.Set(0)
-	leader.World.Resolve(key)
-}
-
 // hearConfirmations passes a person's word about orphans to the leadership of the moment, until ctx ends.
 func (s *server) hearConfirmations(ctx context.Context) {
 	for {
@@ -340,15 +245,6 @@ func (s *server) holdAddress(ctx context.Context, leader *leader.Leader) error {
 	}
 	<-ctx.Done()
 	return nil
-}
-
-func cacheRow(key config.GroupKey, group config.Group) (cache.Group, error) {
-	text, err := json.Marshal(group)
-	if err != nil {
-		return cache.Group{}, fmt.Errorf("encode group %s: %w", key, err)
-	}
-	return cache.Group{Tenant: key.Tenant, Name: key.Group, JSON: text, RuntimeHash: group.RuntimeHash,
-		InfraHash: group.InfraHash}, nil
 }
 
 func isNotFound(err error) bool {

@@ -104,15 +104,16 @@ type server struct {
 }
 
 // Run serves until ctx ends. Its error says what made it stop before; all but ErrRestart are logged by then.
-func Run(ctx context.Context, cfg Config) error {
-	stop := ctx
-	s := newServer(cfg)
+func Run(ctx context.Context, cfg Config) error { return newServer(cfg).main(ctx) }
+
+// main is Run for a server that was made by newServer.
+func (s *server) main(ctx context.Context) error {
 	err := s.run(ctx)
 	if err == nil || errors.Is(err, ErrRestart) {
 		return err
 	}
 	s.log.Error("server stopped", "error", err)
-	s.linger(stop)
+	s.linger(ctx)
 	return err
 }
 
@@ -341,9 +342,6 @@ func (s *server) tryPrepare(ctx context.Context) error {
 	if s.cache, err = cache.Open(ctx, cache.Path(s.opts.CacheDir)); err != nil {
 		return &fatalError{fmt.Errorf("open the cache: %w", err)}
 	}
-	if err := s.cacheGroups(ctx, s.manager.Groups()); err != nil {
-		return err
-	}
 	if s.ports, err = portsOf(shard, s.opts); err != nil {
 		return err
 	}
@@ -416,21 +414,6 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
 		ForEach: s.env.ForEach})
 	if _, err := s.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
 		return fmt.Errorf("read the cluster's CA: %w", err)
-	}
-	return nil
-}
-
-func (s *server) cacheGroups(ctx context.Context, groups map[config.GroupKey]config.Group) error {
-	rows := make([]cache.Group, 0, len(groups))
-	for key, group := range groups {
-		row, err := cacheRow(key, group)
-		if err != nil {
-			return err
-		}
-		rows = append(rows, row)
-	}
-	if err := s.cache.ReplaceGroups(ctx, rows); err != nil {
-		return fmt.Errorf("write the cache: %w", err)
 	}
 	return nil
 }

@@ -96,6 +96,7 @@ type run struct {
 	log  *lockedBuffer
 	// confirm is the word of a person about orphans.
 	confirm chan os.Signal
+	server  *server
 }
 
 type lockedBuffer struct {
@@ -139,7 +140,8 @@ func (r *rig) start(key string) *run {
 	if r.set != nil {
 		r.set(&cfg)
 	}
-	go func() { p.done <- Run(ctx, cfg) }()
+	p.server = newServer(cfg)
+	go func() { p.done <- p.server.main(ctx) }()
 	select {
 	case <-started:
 	case err := <-p.done:

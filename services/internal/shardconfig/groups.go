@@ -201,9 +201,29 @@ func (m *Manager) takeGroups(d dynamic) {
 		m.log.Warn("dynamic groups", "problem", problem.String())
 	}
 	m.mu.Lock()
+	changed := changedGroups(m.merged, merged)
 	m.groups, m.groupsToken, m.merged = d.groups, d.token, merged
+	applier := m.applier
 	m.mu.Unlock()
-	m.handOn()
+	if applier != nil && len(changed) > 0 {
+		applier.ApplyGroups(merged, changed)
+	}
+}
+
+// changedGroups returns the keys of the groups that only one of two sets has, or that differ in them.
+func changedGroups(before, after map[config.GroupKey]config.Group) []config.GroupKey {
+	var changed []config.GroupKey
+	for key, group := range after {
+		if have, ok := before[key]; !ok || !reflect.DeepEqual(have, group) {
+			changed = append(changed, key)
+		}
+	}
+	for key := range before {
+		if _, ok := after[key]; !ok {
+			changed = append(changed, key)
+		}
+	}
+	return changed
 }
 
 // with returns a copy of groups in which key's entry is spec, or gone where spec is nil.

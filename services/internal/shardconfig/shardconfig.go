@@ -73,6 +73,17 @@ type Status struct {
 	Shard       *config.Shard
 }
 
+// Applier puts configurations in force on a leader. The Manager calls one method at a time. The methods must not call a
+// method of the Manager that changes anything, and must not change the maps.
+type Applier interface {
+	// ApplyConfig puts a configuration in force, with all its merged groups.
+	ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group)
+	// ApplyGroups puts changed groups in force: groups are all merged groups, changed names those that differ from the
+	// last call. A changed group that is not in groups is gone. It runs within the call of an operator: nothing in it
+	// may wait for the network.
+	ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey)
+}
+
 // Manager holds the configuration in force. Safe for concurrent use; changes of groups are made one at a time.
 type Manager struct {
 	store Store
@@ -91,7 +102,7 @@ type Manager struct {
 	restart     Document
 	refused     Document
 	problems    config.Problems // errors only
-	apply       func(*config.Shard, map[config.GroupKey]config.Group)
+	applier     Applier         // nil while not leading
 	term        uint64
 }
 
@@ -114,12 +125,11 @@ func (m *Manager) Load(ctx context.Context) error {
 // Lead reads config and groups anew for a leader of the given term and hands them, and every later change, to apply,
 // which must not call a method of m that changes anything. An invalid configuration is refused in favour of the last
 // that was applied. ErrRestart: it cannot take the place of the one that was loaded before.
-func (m *Manager) Lead(ctx context.Context, term uint64, apply func(*config.Shard,
-	map[config.GroupKey]config.Group)) error {
+func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	m.mu.Lock()
-	m.apply, m.term, m.generation = nil, term, 0
+	m.applier, m.term, m.generation = nil, term, 0
 	before := m.shard
 	m.mu.Unlock()
 	doc, err := m.begin(ctx)
@@ -135,9 +145,9 @@ func (m *Manager) Lead(ctx context.Context, term uint64, apply func(*config.Shar
 		m.mu.Unlock()
 		return ErrRestart
 	}
-	m.apply = apply
+	m.applier = applier
 	m.mu.Unlock()
-	m.handOn()
+	m.applyConfig()
 	return nil
 }
 
@@ -197,7 +207,7 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 // Follow ends leading: changes are no longer handed on.
 func (m *Manager) Follow() {
 	m.mu.Lock()
-	m.apply = nil
+	m.applier = nil
 	m.mu.Unlock()
 }
 
@@ -327,7 +337,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		return Restart, nil, nil
 	}
 	m.adopt(doc, next, groups)
-	m.handOn()
+	m.applyConfig()
 	return Updated, nil, nil
 }
 
@@ -359,12 +369,13 @@ func inPlace(a, b *config.Shard) bool {
 		reflect.DeepEqual(a.Server.LeaderElection, b.Server.LeaderElection)
 }
 
-func (m *Manager) handOn() {
+// applyConfig hands the configuration in force to the leader, if this server leads.
+func (m *Manager) applyConfig() {
 	m.mu.Lock()
-	apply, shard, merged := m.apply, m.shard, m.merged
+	applier, shard, merged := m.applier, m.shard, m.merged
 	m.mu.Unlock()
-	if apply != nil {
-		apply(shard, merged)
+	if applier != nil {
+		applier.ApplyConfig(shard, merged)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -81,22 +83,39 @@ type leader struct {
 	shard   *config.Shard
 	groups  map[config.GroupKey]config.Group
 	applied int
+	// changed has the argument of each call of ApplyGroups.
+	changed [][]config.GroupKey
 }
 
 func lead(t testing.TB, b *bucket, term uint64) *leader {
 	t.Helper()
 	l := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
-	if err := l.Lead(t.Context(), term, l.apply); err != nil {
+	if err := l.Lead(t.Context(), term, l); err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-func (l *leader) apply(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+// ApplyConfig implements Applier.
+func (l *leader) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.shard, l.groups = shard, groups
+	l.shard, l.groups = shard, maps.Clone(groups)
 	l.applied++
+}
+
+// ApplyGroups implements Applier. It takes only the groups that are said to have changed.
+func (l *leader) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, key := range changed {
+		if group, ok := groups[key]; ok {
+			l.groups[key] = group
+		} else {
+			delete(l.groups, key)
+		}
+	}
+	l.changed = append(l.changed, changed)
 }
 
 func (l *leader) refresh(t testing.TB, want Result) config.Problems {
@@ -207,7 +226,7 @@ func TestInvalidKeepsWhatIsInForce(t *testing.T) {
 	b.write(t, invalid)
 	next.refresh(t, Invalid)
 	b.write(t, document("", `, "args": {"a": 1}`))
-	if err := next.Lead(t.Context(), 3, next.apply); err != nil {
+	if err := next.Lead(t.Context(), 3, next); err != nil {
 		t.Fatal(err)
 	}
 	if s := next.Status(); s.RefusedETag != "" || s.Generation != 1 {
@@ -226,9 +245,7 @@ func TestInvalidFromTheStart(t *testing.T) {
 	if err := m.Load(t.Context()); !errors.As(err, &problems) || len(problems) < 3 {
 		t.Errorf("invalid: %v", err)
 	}
-	if err := m.Lead(t.Context(), 1, func(*config.Shard, map[config.GroupKey]config.Group) {
-		t.Error("applied")
-	}); !errors.As(err, &problems) {
+	if err := m.Lead(t.Context(), 1, &leader{}); !errors.As(err, &problems) {
 		t.Errorf("invalid: %v", err)
 	}
 	if _, err := b.Applied(t.Context()); !errors.Is(err, objstore.ErrNotFound) {
@@ -267,7 +284,7 @@ func TestRestartAtTakeOver(t *testing.T) {
 	}
 	b.write(t, strings.Replace(document("", ""), `"provider": {"kind": "mock"}`,
 		`"provider": {"kind": "mock", "zone": "z"}`, 1))
-	if err := standby.Lead(t.Context(), 1, standby.apply); !errors.Is(err, ErrRestart) {
+	if err := standby.Lead(t.Context(), 1, standby); !errors.Is(err, ErrRestart) {
 		t.Fatalf("got %v", err)
 	}
 	if standby.applied != 0 {
@@ -566,6 +583,28 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	l.refresh(t, Updated)
 	if _, err := l.Delete(t.Context(), fleet, ""); !errors.As(err, &superseded) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestOnlyChangedGroupsAreApplied(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	l := lead(t, b, 1)
+	for n := range 3 {
+		if _, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := l.Upsert(t.Context(), static, "", size(5)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Upsert(t.Context(), static, "", size(5)); err != nil { // changes nothing
+		t.Fatal(err)
+	}
+	want := [][]config.GroupKey{{fleet}, {fleet}, {fleet}, {static}}
+	if !reflect.DeepEqual(l.changed, want) || l.applied != 1 {
+		t.Errorf("%d times a configuration was applied, want once; changed groups %v, want %v", l.applied, l.changed,
+			want)
 	}
 }
 

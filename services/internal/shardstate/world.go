@@ -129,14 +129,50 @@ func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	w.settings = SettingsOf(shard)
 	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(),
 		balancers: slices.Sorted(maps.Keys(shard.LoadBalancers))}
-	var changed []config.GroupKey
-	var over []ErrorEvent
-	for key, g := range groups {
+	keys := slices.Collect(maps.Keys(groups))
+	for key := range w.groups {
+		if _, ok := groups[key]; !ok {
+			keys = append(keys, key)
+		}
+	}
+	over := w.setGroups(groups, keys)
+	if w.settings.Terminating {
+		w.abandonReservations()
+	}
+	w.mu.Unlock()
+	w.publishGroups(keys, over)
+}
+
+// ConfigureGroups is Configure for a change of some groups alone: changed names them. Those of them that are not in
+// groups are gone from the configuration.
+func (w *World) ConfigureGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
+	w.mu.Lock()
+	over := w.setGroups(groups, changed)
+	w.mu.Unlock()
+	w.publishGroups(changed, over)
+}
+
+// setGroups takes the groups that keys name, and marks them as dirty. It returns the errors that end with groups that
+// are dropped. Call with mu held.
+func (w *World) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
+	for _, key := range keys {
+		w.dirty[key] = struct{}{}
+		g, ok := groups[key]
 		have := w.groups[key]
-		if have == nil {
+		switch {
+		case !ok && have == nil:
+			delete(w.dirty, key)
+			continue
+		case !ok && len(have.instances) == 0 && have.pending == 0:
+			over = append(over, w.dropGroup(key)...)
+			continue
+		case !ok:
+			have.Deleted, have.Size = true, 0
+			continue
+		case have == nil:
 			have = &group{}
 			w.groups[key] = have
-		} else if !sameGroup(have.Group, g) {
+		case !sameGroup(have.Group, g):
 			have.backoff = plan.Backoff{}
 		}
 		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) {
@@ -145,31 +181,16 @@ func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config
 			}
 		}
 		have.Group, have.forgotten = g, false
-		changed = append(changed, key)
 	}
-	for key, have := range w.groups {
-		if _, ok := groups[key]; ok {
-			continue
-		}
-		if len(have.instances) == 0 && have.pending == 0 {
-			over = append(over, w.dropGroup(key)...)
-		} else {
-			have.Deleted, have.Size = true, 0
-		}
-		changed = append(changed, key)
-	}
-	for _, key := range changed {
-		w.dirty[key] = struct{}{}
-	}
-	if w.settings.Terminating {
-		w.abandonReservations()
-	}
-	w.mu.Unlock()
-	slices.SortFunc(changed, compareKeys)
+	return over
+}
+
+// publishGroups tells of changed groups, and of errors that ended with them, and wakes the planning.
+func (w *World) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
 	for _, event := range over {
 		w.opts.Events.Error(event)
 	}
-	for _, key := range changed {
+	for _, key := range slices.SortedFunc(slices.Values(changed), compareKeys) {
 		w.opts.Events.Group(key)
 	}
 	w.opts.Wake()

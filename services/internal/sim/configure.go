@@ -41,7 +41,7 @@ func (t *term) manage(fn func(m *shardconfig.Manager) error) error {
 
 // configure reads the configuration anew: nothing is planned from anything that was read before the lock was won.
 func (t *term) configure(ctx context.Context) error {
-	return t.manage(func(m *shardconfig.Manager) error { return m.Lead(ctx, t.number, t.apply) })
+	return t.manage(func(m *shardconfig.Manager) error { return m.Lead(ctx, t.number, t) })
 }
 
 // refresh looks for a newer configuration, now and then and when somebody says so.
@@ -62,8 +62,20 @@ func (t *term) refresh() {
 	}
 }
 
-// apply puts a configuration in force on the leader.
-func (t *term) apply(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+// ApplyConfig implements shardconfig.Applier.
+func (t *term) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	t.noteApplied(groups)
+	t.leader.World.Configure(shard, groups)
+}
+
+// ApplyGroups implements shardconfig.Applier.
+func (t *term) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
+	t.noteApplied(groups)
+	t.leader.World.ConfigureGroups(groups, changed)
+}
+
+// noteApplied checks that the configuration in force is not older than one applied before, and remembers its groups.
+func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 	w := t.server.world
 	version, ok := w.people.versions[objstore.Token(t.server.manager.Status().ETag)]
 	if !ok {
@@ -82,7 +94,6 @@ func (t *term) apply(shard *config.Shard, groups map[config.GroupKey]config.Grou
 	}
 	t.version = version
 	t.before, t.beforeAt, t.groups = t.groups, w.sched.now, groups
-	t.leader.World.Configure(shard, groups)
 }
 
 // Forget implements execute.Groups.

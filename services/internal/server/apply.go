@@ -1,0 +1,129 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/render"
+	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/leader"
+	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+)
+
+const (
+	// configInterval is the time between two checks of the bucket for a newer configuration: `tofu apply` changes only
+	// the bucket.
+	configInterval = 3 * time.Minute
+	// reloadEvery is the number of those checks from one reading of the boot scripts to the next: a script is good for
+	// an hour.
+	reloadEvery = 10
+)
+
+// applier puts configurations in force on the leader of one term. It implements shardconfig.Applier.
+type applier struct {
+	*server
+	ctx        context.Context // of the term
+	authority  *lease.Authority
+	leadership *leadership
+}
+
+// ApplyConfig puts a configuration in force. It may take some seconds: it asks the provider for new images, and reads
+// the boot scripts.
+func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	l := a.leadership
+	a.configureProvider(a.ctx, l, shard)
+	inTime, cancel := context.WithTimeout(a.ctx, imagePatience)
+	_ = a.lookForImages(inTime, l, shard, newImages) // raised as an error event; refreshImages tries again
+	cancel()
+	a.describe(l)
+	if err := l.generator.Reload(a.ctx, groups); err != nil {
+		a.log.Warn("templates not compiled", "error", err)
+	}
+	l.leader.World.Configure(shard, groups)
+	a.agents.Configured()
+	a.authority.SetAppliedETag(a.manager.Status().ETag)
+}
+
+// ApplyGroups puts changed groups in force. It waits for nothing: their templates are compiled in the background.
+func (a *applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
+	l := a.leadership
+	l.leader.World.ConfigureGroups(groups, changed)
+	warm := make(map[config.GroupKey]config.Group, len(changed))
+	for _, key := range changed {
+		if group, ok := groups[key]; ok {
+			warm[key] = group
+		}
+	}
+	a.env.Go("compile templates", func() {
+		if err := l.generator.Warm(a.ctx, warm); err != nil && a.ctx.Err() == nil {
+			a.log.Warn("templates not compiled", "error", err)
+		}
+	})
+}
+
+// describe gives the generator the configuration and the images that files and VMs are made from.
+func (s *server) describe(l *leadership) {
+	l.describing.Lock()
+	defer l.describing.Unlock()
+	shard := s.manager.Shard()
+	l.generator.Configure(filegen.Shard{
+		Cluster: render.Cluster{ID: shard.Cluster.ID, CACert: string(l.caPEM)},
+		Server: render.Server{Shard: s.opts.Shard, RegistrationAddr: s.ports.leader.Registration,
+			AgentAddr:    s.ports.leader.Agent,
+			OperatorAddr: s.ports.leader.Operator},
+		Provider: render.Provider{Kind: shard.Server.Provider.Kind, Region: shard.Server.Provider.Region,
+			Zone: shard.Server.Provider.Zone},
+		Image:        l.images.ids(shard),
+		Certificates: shard.Certificates,
+		NonceTTL:     shard.Server.GarbageCollection.RegistrationTimeout.D(),
+	})
+}
+
+// pollConfig looks for a newer configuration now and then, and less often reads boot scripts anew, so that none is on
+// the way of a create.
+func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, generator *filegen.Generator) error {
+	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
+		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
+			s.log.Warn("configuration not looked up", "error", err)
+		}
+		if n%reloadEvery == 0 {
+			if err := generator.Reload(ctx, s.manager.Groups()); err != nil && ctx.Err() == nil {
+				s.log.Warn("templates not compiled", "error", err)
+			}
+		}
+	}
+	return nil
+}
+
+// refresh applies a newer configuration, if there is one.
+func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfig.Result, config.Problems, error) {
+	result, problems, err := s.manager.Refresh(ctx)
+	if err != nil {
+		return result, nil, err
+	}
+	s.tellRefused(leader, problems)
+	if result == shardconfig.Restart {
+		s.log.Info("the new configuration needs a restart")
+		s.env.Go("restart", func() {
+			// The answer to whoever asked goes out first; his call, and ctx with it, ends by that.
+			_ = s.env.Sleep(context.WithoutCancel(ctx), 200*time.Millisecond)
+			s.restart(ErrRestart)
+		})
+	}
+	return result, problems, nil
+}
+
+// tellRefused says what is wrong with a configuration that is not in force, or that there is none.
+func (s *server) tellRefused(leader *leader.Leader, problems config.Problems) {
+	key := shardstate.ErrorKey{Kind: "config"}
+	if len(problems) > 0 {
+		s.metrics.ConfigRefused.Set(1)
+		leader.World.Raise(key, "configuration refused: "+problems.Error())
+		return
+	}
+	s.metrics.ConfigRefused.Set(0)
+	leader.World.Resolve(key)
+}
