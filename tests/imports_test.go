@@ -7,8 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -29,6 +34,7 @@ var layers = [][]string{
 	{"services/api"},
 	{"services/dev"}, // the development cluster, for nstance-dev and the tests
 	// Beside the planner and the elector, the edges that know nothing of instances.
+	{"services/internal/election"},
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
 		"services/internal/watch",
 		"services/internal/metrics", "services/internal/health", "services/internal/memory",
@@ -44,8 +50,8 @@ var layers = [][]string{
 
 // pkg is what `go list` says of a package, import paths without the module's own.
 type pkg struct {
-	ImportPath                               string
-	Imports, TestImports, XTestImports, Deps []string
+	ImportPath                                        string
+	GoFiles, Imports, TestImports, XTestImports, Deps []string
 }
 
 func (p pkg) all() []string { return slices.Concat(p.Imports, p.TestImports, p.XTestImports) }
@@ -147,17 +153,55 @@ func providers(p pkg) (complaints []string) {
 	return complaints
 }
 
-// pure keeps what the planner could act or look with out of it. What it does with times, its own tests look at.
+// purePackages decide without acting: their time and their events come in as arguments.
+var purePackages = []string{"services/internal/plan", "services/internal/election"}
+
+// pure keeps I/O, clocks, chance and concurrency out of the pure packages. Their tests may use everything.
 func pure(p pkg) (complaints []string) {
-	if p.ImportPath != "services/internal/plan" {
+	if !slices.Contains(purePackages, p.ImportPath) {
 		return nil
 	}
-	for _, path := range []string{"context", "os", "net", "log", "log/slog", "io", "math/rand", "math/rand/v2",
-		"crypto/rand", "sync"} {
+	for _, path := range []string{"context", "io", "log", "log/slog", "math/rand", "math/rand/v2", "crypto/rand", "net",
+		"net/http", "os", "os/exec", "runtime", "sync", "sync/atomic", "syscall"} {
 		if slices.Contains(p.Imports, path) {
 			complaints = append(complaints, "imports "+path)
 		}
 	}
+	for _, file := range p.GoFiles {
+		text, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(p.ImportPath), file))
+		if err != nil {
+			return append(complaints, err.Error())
+		}
+		complaints = append(complaints, impurities(file, text)...)
+	}
+	return complaints
+}
+
+// impurities returns the statements of a file that start goroutines, use channels, or read the clock.
+func impurities(name string, text []byte) (complaints []string) {
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, name, text, parser.SkipObjectResolution)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		complaint := ""
+		switch n := n.(type) {
+		case *ast.GoStmt:
+			complaint = "starts a goroutine"
+		case *ast.ChanType, *ast.SelectStmt, *ast.SendStmt:
+			complaint = "uses a channel"
+		case *ast.SelectorExpr:
+			clock := []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"}
+			if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains(clock, n.Sel.Name) {
+				complaint = "calls time." + n.Sel.Name
+			}
+		}
+		if complaint != "" {
+			complaints = append(complaints, complaint+" at "+files.Position(n.Pos()).String())
+		}
+		return true
+	})
 	return complaints
 }
 
@@ -166,7 +210,9 @@ var rules = map[string]rule{
 	"concrete providers": providers,
 	"plan: ident, config and record": only("services/internal/plan", "services/contract/ident",
 		"services/contract/config", "services/contract/record"),
-	"plan is pure":                   pure,
+	"election: record and the store's tokens": only("services/internal/election", "services/contract/objstore",
+		"services/contract/record"),
+	"plan and election are pure":     pure,
 	"render knows texts, not config": only("services/contract/render"),
 	"contract stands alone":          never("services/contract", "services/internal", "services/cmd", "services/api"),
 	"tests: contract and api":        never("tests", "services/internal", "services/cmd", "terraform-provider-nstance"),
@@ -179,7 +225,7 @@ var rules = map[string]rule{
 	"the agent cannot change a cloud": unlinked("services/cmd/nstance-agent",
 		"github.com/aws", "cloud.google.com", "google.golang.org/api", "github.com/Azure", "k8s.io", "sigs.k8s.io",
 		"services/internal/infra", "services/internal/plan", "services/internal/execute", "services/internal/lease",
-		"services/contract/objstore", "services/contract/secretstore", "services/contract/clusterstate"),
+		"services/internal/election", "services/contract/objstore", "services/contract/secretstore", "services/contract/clusterstate"),
 	"no Kubernetes but in the operator": unlinkedExcept("services/cmd",
 		[]string{"services/cmd/nstance-operator", "services/cmd/dev-k8s"},
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
@@ -229,7 +275,9 @@ func TestRulesComplain(t *testing.T) {
 			Imports: []string{"services/internal/infra/tmux"}},
 		"plan: ident, config and record": {ImportPath: "services/internal/plan",
 			Imports: []string{"services/contract/objstore"}},
-		"plan is pure": {ImportPath: "services/internal/plan", Imports: []string{"log/slog"}},
+		"election: record and the store's tokens": {ImportPath: "services/internal/election",
+			Imports: []string{"services/internal/lease"}},
+		"plan and election are pure": {ImportPath: "services/internal/election", Imports: []string{"log/slog"}},
 		"render knows texts, not config": {ImportPath: "services/contract/render",
 			Imports: []string{"services/contract/config"}},
 		"contract stands alone": {ImportPath: "services/contract/config",
@@ -256,6 +304,11 @@ func TestRulesComplain(t *testing.T) {
 			t.Errorf("%s complains about what is allowed: %v", name, complaints)
 		}
 	}
+	for _, statement := range []string{"go f()", "c <- 1", "select {}", "time.Sleep(1)", "_ = time.Now()", "var c chan int"} {
+		if got := impurities("x.go", []byte("package p\nfunc _() { "+statement+" }")); len(got) != 1 {
+			t.Errorf("%s: complaints %v, want one", statement, got)
+		}
+	}
 	if got := direction(pkg{ImportPath: "services/internal/misc"}); len(got) == 0 {
 		t.Error("direction: no complaint about a package without a place")
 	}
@@ -264,7 +317,7 @@ func TestRulesComplain(t *testing.T) {
 // list asks the go command for every package of the module.
 func list(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,GoFiles,Imports,TestImports,XTestImports,Deps", "./...")
 	cmd.Dir = ".."
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

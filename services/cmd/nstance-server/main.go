@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra/aws"
 	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
-	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/memory"
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
@@ -75,20 +75,20 @@ func run() int {
 }
 
 // heirTimes reads what the linker set; empty: what every server has.
-func heirTimes(text string) (lease.Options, error) {
-	var o lease.Options
+func heirTimes(text string) (election.Options, error) {
+	var o election.Options
 	if text == "" {
 		return o, nil
 	}
 	fields := strings.Fields(text)
-	into := []*time.Duration{&o.HeirLease, &o.HeirRenew, &o.Steady}
+	into := []*time.Duration{&o.HeirLease, &o.HeirRenew, &o.HeirProbation}
 	if len(fields) != len(into) {
-		return lease.Options{}, fmt.Errorf("times of an heir: %q has %d fields, want %d", text, len(fields), len(into))
+		return election.Options{}, fmt.Errorf("times of an heir: %q has %d fields, want %d", text, len(fields), len(into))
 	}
 	for i, field := range fields {
 		d, err := time.ParseDuration(field)
 		if err != nil {
-			return lease.Options{}, fmt.Errorf("times of an heir: %w", err)
+			return election.Options{}, fmt.Errorf("times of an heir: %w", err)
 		}
 		*into[i] = d
 	}

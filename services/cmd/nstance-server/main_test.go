@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/server"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
@@ -222,10 +222,10 @@ func TestArgsAreValidated(t *testing.T) {
 }
 
 func TestHeirTimes(t *testing.T) {
-	if got, err := heirTimes(heir); err != nil || got != (lease.Options{}) {
+	if got, err := heirTimes(heir); err != nil || got != (election.Options{}) {
 		t.Errorf("this server is linked with %+v, %v", got, err)
 	}
-	want := lease.Options{HeirLease: 9 * time.Second, HeirRenew: 3 * time.Second, Steady: time.Second}
+	want := election.Options{HeirLease: 9 * time.Second, HeirRenew: 3 * time.Second, HeirProbation: time.Second}
 	if got, err := heirTimes("9s 3s 1s"); err != nil || got != want {
 		t.Errorf("%+v, %v", got, err)
 	}

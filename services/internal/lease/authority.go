@@ -7,74 +7,77 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// ErrLost is why the context of a leader's code was cancelled, and what Confirm returns, once the leadership is over.
+// ErrLost is the cause with which the context of a leader's code is cancelled when its leadership is lost. Confirm
+// returns it once the leadership is over.
 var ErrLost = errors.New("leadership lost")
 
-// Authority is the right to act in one term. All methods may be called concurrently, and after it has ended.
+// Authority is the right to act in one term. All methods may be called concurrently, also after it has ended.
 //
-// The context that the leader's code got with it is cancelled when it ends, but a cancelled context stops only what
-// looks at it. What must not happen without authority asks Remaining right before, and Confirm before what cannot be
-// undone.
+// The context that the leader's code gets with its Authority is cancelled when the authority ends. A cancelled context
+// stops only code that checks it. Code that must not run without authority checks Remaining right before, and calls
+// Confirm before steps that cannot be undone.
 type Authority struct {
 	term   uint64
 	clock  Clock
-	until  atomic.Int64 // an Instant
+	until  atomic.Int64 // an election.Instant
 	cancel context.CancelCauseFunc
 	once   sync.Once
-	over   chan struct{}   // closed when it has ended
-	ask    chan<- question // to the runner; nil: there is none, nothing is to be confirmed
+	ended  chan struct{}
+	runner chan<- request // nil: there is no election, and nothing to confirm
 }
 
-// question is what the leader's code wants of the runner.
-type question struct {
-	about *Authority
-	in    Input         // Applied or TermMet; nil: Confirm
-	done  chan struct{} // closed when confirmed
+// request is what the leader's code asks of the runner.
+type request struct {
+	from *Authority
+	in   election.Input // ConfigApplied or TermSeen; nil: Confirm
+	done chan struct{}  // closed when confirmed
 }
 
-// newAuthority derives the leader's context from ctx.
-func newAuthority(ctx context.Context, term uint64, clock Clock, ask chan<- question) (context.Context, *Authority) {
+// newAuthority derives the context of the leader's code from ctx.
+func newAuthority(ctx context.Context, term uint64, clock Clock, runner chan<- request) (context.Context, *Authority) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	return ctx, &Authority{term: term, clock: clock, cancel: cancel, over: make(chan struct{}), ask: ask}
+	return ctx, &Authority{term: term, clock: clock, cancel: cancel, ended: make(chan struct{}), runner: runner}
 }
 
-// Unlimited is the authority of a leader without an election: it ends with ctx, by the returned cancel function, or by
-// Refuse.
+// Unlimited returns the authority of a leader without an election. It ends with ctx, with the returned cancel function
+// or with Refuse.
 func Unlimited(ctx context.Context, term uint64) (context.Context, *Authority, context.CancelFunc) {
-	ctx, a := newAuthority(ctx, term, stopped{}, nil)
-	a.until.Store(int64(Never))
+	ctx, a := newAuthority(ctx, term, stoppedClock{}, nil)
+	a.until.Store(int64(election.Never))
 	return ctx, a, func() { a.end(context.Canceled) }
 }
 
-// stopped is the clock of those who have all the time in the world.
-type stopped struct{}
+// stoppedClock is the clock of an unlimited authority.
+type stoppedClock struct{}
 
-func (stopped) Now() Instant { return 0 }
+func (stoppedClock) Now() election.Instant { return 0 }
 
-// Term is written into every record and onto every VM.
+// Term returns the term, which is written into every record and onto every VM.
 func (a *Authority) Term() uint64 { return a.term }
 
-// Remaining is for how long the leader may still act, read from the clock now; 0 when it may not. A call to a provider
-// or to the bucket is begun only if it can be expected to end within it.
+// Remaining reads the clock and returns for how long the leader may still act, or 0. A call to a provider or to the
+// store begins only if it can be expected to end within that time.
 func (a *Authority) Remaining() time.Duration {
-	return max(0, Instant(a.until.Load()).Sub(a.clock.Now()))
+	return max(0, election.Instant(a.until.Load()).Sub(a.clock.Now()))
 }
 
-// Confirm returns nil when it has been proved, by a request to the store that began after the call, that the lock is
-// still this leadership's. Concurrent calls share requests. It returns ErrLost when the leadership is over, or the
-// context's error.
+// Confirm returns nil after proof that this leadership still holds the lock. The proof is a request to the store that
+// began after the call, or an answer of the heir to a later heartbeat. Concurrent calls share requests. Confirm returns
+// ErrLost when the leadership is over, or the context's error.
 func (a *Authority) Confirm(ctx context.Context) error {
 	done := make(chan struct{})
-	if a.ask == nil {
+	if a.runner == nil {
 		close(done)
-	} else if err := a.tell(ctx, question{about: a, done: done}); err != nil {
+	} else if err := a.send(ctx, request{from: a, done: done}); err != nil {
 		return err
 	}
 	select {
 	case <-done:
-	case <-a.over:
+	case <-a.ended:
 		return ErrLost
 	case <-ctx.Done():
 		return fmt.Errorf("confirm leadership: %w", ctx.Err())
@@ -85,51 +88,51 @@ func (a *Authority) Confirm(ctx context.Context) error {
 	return nil
 }
 
-// SetAppliedETag has the next renewal carry the token of the configuration that is now in force.
+// SetAppliedETag makes the next renewal carry the token of the configuration that is now applied.
 func (a *Authority) SetAppliedETag(etag string) {
-	if a.ask != nil {
-		// once lost, there is no next renewal
-		_ = a.tell(context.Background(), question{about: a, in: Applied{ETag: etag}})
+	if a.runner != nil {
+		// An error means that the leadership is over: there is no next renewal.
+		_ = a.send(context.Background(), request{from: a, in: election.ConfigApplied{ETag: etag}})
 	}
 }
 
-// Refuse says that something written in this term was found. If it is a higher one than ours, authority ends before
-// Refuse returns, and later leaderships have a higher term still.
+// Refuse reports that a record of this term was found. If the term is higher than the leader's, its authority ends
+// before Refuse returns, and its later leaderships have a higher term still.
 func (a *Authority) Refuse(term uint64) {
 	if term <= a.term {
 		return
 	}
-	if a.ask != nil {
-		// once lost, the next term is read from the lock
-		_ = a.tell(context.Background(), question{about: a, in: TermMet{Term: term}})
-		<-a.over
+	if a.runner != nil {
+		// An error means that the leadership is over: the next term is read from the lock.
+		_ = a.send(context.Background(), request{from: a, in: election.TermSeen{Term: term}})
+		<-a.ended
 		return
 	}
-	a.end(fmt.Errorf("%w: %w", ErrLost, &termMet{term}))
+	a.end(fmt.Errorf("%w: %w", ErrLost, &higherTermError{term}))
 }
 
-// termMet carries the term out of an unlimited leadership.
-type termMet struct{ term uint64 }
+// higherTermError carries the higher term out of an unlimited leadership.
+type higherTermError struct{ term uint64 }
 
-func (e *termMet) Error() string { return fmt.Sprintf("%s: %d", ReasonTerm, e.term) }
+func (e *higherTermError) Error() string { return fmt.Sprintf("%s: %d", election.ReasonTerm, e.term) }
 
-// tell hands a question to the runner, unless the leadership is over.
-func (a *Authority) tell(ctx context.Context, q question) error {
+// send hands a request to the runner, unless the leadership is over.
+func (a *Authority) send(ctx context.Context, r request) error {
 	select {
-	case a.ask <- q:
+	case a.runner <- r:
 		return nil
-	case <-a.over:
+	case <-a.ended:
 		return ErrLost
 	case <-ctx.Done():
 		return fmt.Errorf("confirm leadership: %w", ctx.Err())
 	}
 }
 
-// end takes the authority away: nothing is left of it, then the context is cancelled.
-func (a *Authority) end(why error) {
+// end ends the authority before it cancels the context.
+func (a *Authority) end(cause error) {
 	a.once.Do(func() {
 		a.until.Store(0)
-		a.cancel(why)
-		close(a.over)
+		a.cancel(cause)
+		close(a.ended)
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
 const lockKey = "shard/z/leader.json"
@@ -25,7 +26,9 @@ type bubbleClock struct {
 	slept atomic.Int64
 }
 
-func (c *bubbleClock) Now() Instant { return Instant(time.Since(c.start)) + Instant(c.slept.Load()) }
+func (c *bubbleClock) Now() election.Instant {
+	return election.Instant(time.Since(c.start)) + election.Instant(c.slept.Load())
+}
 
 // shard is a bucket and the servers that stand for its election.
 type shard struct {
@@ -127,7 +130,7 @@ func (s *shard) server(name string) *server {
 	v.cfg = Config{
 		Store:       v.store,
 		Key:         lockKey,
-		Self:        Identity{ID: name, Incarnation: name + "-1", Machine: "m-" + name},
+		Self:        election.Identity{ID: name, Incarnation: name + "-1", Machine: "m-" + name},
 		Options:     defaults,
 		Clock:       v.clock,
 		HighestTerm: func(context.Context) (uint64, error) { return s.highest.Load(), nil },
@@ -273,14 +276,14 @@ func TestMachineOfTheHolderIsTerminated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a, b := s.server("a"), s.server("b")
-		a.cfg.Options = Options{Lease: 90 * time.Second, Renew: 30 * time.Second}
+		a.cfg.Options = election.Options{Lease: 90 * time.Second, Renew: 30 * time.Second}
 		var state atomic.Uint32
-		state.Store(uint32(MachineRunning))
-		b.cfg.Machine = func(_ context.Context, id string) Evidence {
+		state.Store(uint32(election.MachineRunning))
+		b.cfg.Machine = func(_ context.Context, id string) election.MachineState {
 			if id != "m-a" {
 				t.Errorf("asked about %q", id)
 			}
-			return Evidence(state.Load())
+			return election.MachineState(state.Load())
 		}
 		a.run()
 		<-a.leads
@@ -290,7 +293,7 @@ func TestMachineOfTheHolderIsTerminated(t *testing.T) {
 		died := time.Now()
 		a.cancel()
 		<-a.lost
-		state.Store(uint32(MachineTerminated))
+		state.Store(uint32(election.MachineTerminated))
 		<-b.leads
 		within(t, "fail-over", time.Since(died), 0, 37*time.Second) // not 99 s: as soon as a renewal is overdue
 		if err := b.stop(); err != nil {
@@ -311,7 +314,7 @@ func TestLeadersCodeThatDoesNotEnd(t *testing.T) {
 		authority := <-a.leads
 		began := time.Now()
 		err := a.stop()
-		if err == nil || !strings.Contains(err.Error(), "did not end") {
+		if err == nil || !strings.Contains(err.Error(), "did not return") {
 			t.Errorf("Run returned %v", err)
 		}
 		within(t, "stop", time.Since(began), 10*time.Second, 10*time.Second)
@@ -643,7 +646,7 @@ func TestWatchTellsWhoLeads(t *testing.T) {
 			t.Fatal("nothing was told")
 		}
 		last := seen[len(seen)-1]
-		if last.Role != Candidate || last.Term != 0 || last.Holder.Addresses.Registration != "10.0.0.1:8992" {
+		if last.Role != election.Standby || last.Term != 0 || last.Holder.Addresses.Registration != "10.0.0.1:8992" {
 			t.Errorf("follower's status: %+v", last)
 		}
 		if err := a.stop(); err != nil {
@@ -651,7 +654,7 @@ func TestWatchTellsWhoLeads(t *testing.T) {
 		}
 		<-b.leads
 		pass(time.Second)
-		if last = seen[len(seen)-1]; last.Role != Leader || last.Term != 2 || last.Holder.LeaderID != "b" {
+		if last = seen[len(seen)-1]; last.Role != election.Leader || last.Term != 2 || last.Holder.LeaderID != "b" {
 			t.Errorf("leader's status: %+v", last)
 		}
 		if err := b.stop(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
@@ -25,7 +26,7 @@ const (
 
 // Options of New. All are required.
 type Options struct {
-	Self  lease.Peer
+	Self  election.Peer
 	Shard string
 	// Source of certificates; nil while the cluster has no CA: then nobody is connected to.
 	Source func() *transport.Source
@@ -34,7 +35,7 @@ type Options struct {
 	Sleep func(ctx context.Context, d time.Duration) error
 }
 
-// Network is a server's links. It implements [lease.Peers].
+// Network is a server's links. It implements [lease.Links].
 type Network struct {
 	options Options
 
@@ -46,7 +47,7 @@ type Network struct {
 	turned chan struct{}
 }
 
-var _ lease.Peers = (*Network)(nil)
+var _ lease.Links = (*Network)(nil)
 
 // New returns a network without links. Server takes them in, Run makes them.
 func New(options Options) *Network {
@@ -55,7 +56,7 @@ func New(options Options) *Network {
 
 // end names a link: leaders speak to followers over those that came in, followers to leaders over those that they made.
 type end struct {
-	peer     lease.Peer
+	peer     election.Peer
 	incoming bool
 }
 
@@ -63,20 +64,20 @@ type end struct {
 // left.
 type link struct {
 	end
-	out  chan lease.Message
+	out  chan election.Message
 	done chan struct{}
 	once sync.Once
 }
 
-func newLink(peer lease.Peer, incoming bool) *link {
-	return &link{end: end{peer, incoming}, out: make(chan lease.Message, maxOutgoing), done: make(chan struct{})}
+func newLink(peer election.Peer, incoming bool) *link {
+	return &link{end: end{peer, incoming}, out: make(chan election.Message, maxOutgoing), done: make(chan struct{})}
 }
 
 func (l *link) close() { l.once.Do(func() { close(l.done) }) }
 
 // pump sends until the link is closed, then what was handed to it before.
 func (l *link) pump(send func(frame []byte) error) error {
-	one := func(m lease.Message) error {
+	one := func(m election.Message) error {
 		frame, err := encode(m)
 		if err != nil {
 			return err
@@ -104,10 +105,10 @@ func (l *link) pump(send func(frame []byte) error) error {
 	}
 }
 
-// Send implements [lease.Peers].
-func (n *Network) Send(to lease.Peer, m lease.Message) {
-	_, beats := m.(lease.Heartbeat)
-	_, parts := m.(lease.Farewell)
+// Send implements [lease.Links].
+func (n *Network) Send(to election.Peer, m election.Message) {
+	_, beats := m.(election.Heartbeat)
+	_, parts := m.(election.Handover)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if l := n.links[end{to, beats || parts}]; l != nil {
@@ -118,7 +119,7 @@ func (n *Network) Send(to lease.Peer, m lease.Message) {
 	}
 }
 
-// Follow implements [lease.Peers].
+// Follow implements [lease.Links].
 func (n *Network) Follow(holder record.Lock) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -127,18 +128,18 @@ func (n *Network) Follow(holder record.Lock) {
 	n.turned = make(chan struct{})
 }
 
-// Events implements [lease.Peers].
-func (n *Network) Events(ctx context.Context) <-chan lease.Input {
+// Events implements [lease.Links].
+func (n *Network) Events(ctx context.Context) <-chan election.Input {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	box := &inbox{wake: make(chan struct{}, 1)}
 	n.inbox = box
 	for end := range n.links {
 		if end.incoming {
-			box.put(lease.LinkUp{Peer: end.peer})
+			box.put(election.LinkUp{Peer: end.peer})
 		}
 	}
-	events := make(chan lease.Input)
+	events := make(chan election.Input)
 	go box.deliver(ctx, events)
 	return events
 }
@@ -152,7 +153,7 @@ func (n *Network) add(l *link) {
 	}
 	n.links[l.end] = l
 	if l.incoming && n.inbox != nil {
-		n.inbox.put(lease.LinkUp{Peer: l.peer})
+		n.inbox.put(election.LinkUp{Peer: l.peer})
 	}
 }
 
@@ -173,25 +174,25 @@ func (n *Network) drop(l *link) {
 	switch {
 	case n.inbox == nil:
 	case l.incoming:
-		n.inbox.put(lease.LinkDown{Peer: l.peer})
+		n.inbox.put(election.LinkDown{Peer: l.peer})
 	default:
-		n.inbox.put(lease.LeaderGone{Leader: l.peer})
+		n.inbox.put(election.LeaderLinkDown{Leader: l.peer})
 	}
 }
 
 // hear passes a message on, if it is in the name of the process that it came from.
 func (n *Network) hear(l *link, message any) bool {
-	var leader, follower lease.Peer
-	said, ok := message.(lease.Message)
+	var leader, follower election.Peer
+	said, ok := message.(election.Message)
 	switch m := said.(type) {
-	case lease.Heartbeat:
-		leader, follower, ok = m.Leader, m.Follower, ok && !l.incoming
-	case lease.Farewell:
-		leader, follower, ok = m.Leader, m.Follower, ok && !l.incoming
-	case lease.Promise:
-		leader, follower, ok = m.Leader, m.Follower, ok && l.incoming
-	case lease.Taken:
-		leader, follower, ok = m.Leader, m.Follower, ok && l.incoming
+	case election.Heartbeat:
+		leader, follower, ok = m.Leader, m.Standby, ok && !l.incoming
+	case election.Handover:
+		leader, follower, ok = m.Leader, m.Standby, ok && !l.incoming
+	case election.Promise:
+		leader, follower, ok = m.Leader, m.Standby, ok && l.incoming
+	case election.TookOver:
+		leader, follower, ok = m.Leader, m.Standby, ok && l.incoming
 	}
 	from, to := leader, follower
 	if l.incoming {
@@ -211,14 +212,14 @@ func (n *Network) hear(l *link, message any) bool {
 // inbox is what has come in and was not taken yet. Messages beyond maxIncoming are lost; links are never forgotten.
 type inbox struct {
 	mu    sync.Mutex
-	queue []lease.Input
+	queue []election.Input
 	wake  chan struct{}
 }
 
-func (b *inbox) put(in lease.Input) {
+func (b *inbox) put(in election.Input) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, message := in.(lease.Message); message && len(b.queue) >= maxIncoming {
+	if _, message := in.(election.Message); message && len(b.queue) >= maxIncoming {
 		return
 	}
 	b.queue = append(b.queue, in)
@@ -228,7 +229,7 @@ func (b *inbox) put(in lease.Input) {
 	}
 }
 
-func (b *inbox) deliver(ctx context.Context, events chan<- lease.Input) {
+func (b *inbox) deliver(ctx context.Context, events chan<- election.Input) {
 	for {
 		b.mu.Lock()
 		queue := b.queue

@@ -19,18 +19,18 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
 // node is a server with its election port.
 type node struct {
-	self    lease.Peer
+	self    election.Peer
 	network *Network
 	source  *transport.Source
 	addr    string
-	events  <-chan lease.Input
+	events  <-chan election.Input
 	stop    func()
 }
 
@@ -49,7 +49,7 @@ func source(t *testing.T, c *transporttest.Cluster, shard, server string) *trans
 
 func start(t *testing.T, c *transporttest.Cluster, shard, id string) *node {
 	t.Helper()
-	n := &node{self: lease.Peer{ID: id, Incarnation: id + "-1"}, source: source(t, c, shard, id)}
+	n := &node{self: election.Peer{ID: id, Incarnation: id + "-1"}, source: source(t, c, shard, id)}
 	n.network = New(Options{Self: n.self, Shard: shard, Source: func() *transport.Source {
 		return n.source
 	}, Log: slog.New(slog.DiscardHandler),
@@ -89,11 +89,11 @@ func (n *node) lock() record.Lock {
 		Addresses: record.LockAddresses{Election: n.addr}}
 }
 
-func (n *node) hears(t *testing.T, want lease.Input) {
+func (n *node) hears(t *testing.T, want election.Input) {
 	t.Helper()
 	select {
 	case got := <-n.events:
-		if h, ok := got.(lease.Heartbeat); ok { // decoded, it says which schema it has
+		if h, ok := got.(election.Heartbeat); ok { // decoded, it says which schema it has
 			h.Lock.Schema = 0
 			got = h
 		}
@@ -109,53 +109,53 @@ func TestLeaderAndFollowerTalk(t *testing.T) {
 	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	b.network.Follow(a.lock())
-	a.hears(t, lease.LinkUp{Peer: b.self})
+	a.hears(t, election.LinkUp{Peer: b.self})
 	for beat := range uint64(3) {
-		h := lease.Heartbeat{Leader: a.self, Follower: b.self, Term: 3, Beat: beat + 1, Length: time.Second,
+		h := election.Heartbeat{Leader: a.self, Standby: b.self, Term: 3, Beat: beat + 1, Length: time.Second,
 			Lock: a.lock(), Token: "t"}
 		a.network.Send(b.self, h)
 		b.hears(t, h)
-		p := lease.Promise{Leader: a.self, Follower: b.self, Term: 3, Beat: beat + 1, Length: time.Second}
+		p := election.Promise{Leader: a.self, Standby: b.self, Term: 3, Beat: beat + 1, Length: time.Second}
 		b.network.Send(a.self, p)
 		a.hears(t, p)
 	}
 	// nobody hears it
-	a.network.Send(lease.Peer{ID: "two", Incarnation: "two-0"}, lease.Farewell{Leader: a.self, Follower: b.self,
+	a.network.Send(election.Peer{ID: "two", Incarnation: "two-0"}, election.Handover{Leader: a.self, Standby: b.self,
 		Term: 3})
-	f := lease.Farewell{Leader: a.self, Follower: b.self, Term: 3}
+	f := election.Handover{Leader: a.self, Standby: b.self, Term: 3}
 	a.network.Send(b.self, f)
 	b.hears(t, f)
 
 	// A follower that has taken over says so and follows nobody: what it said still arrives.
-	taken := lease.Taken{Leader: a.self, Follower: b.self, Term: 4}
+	taken := election.TookOver{Leader: a.self, Standby: b.self, Term: 4}
 	b.network.Send(a.self, taken)
 	b.network.Follow(record.Lock{})
 	a.hears(t, taken)
-	a.hears(t, lease.LinkDown{Peer: b.self})
-	b.hears(t, lease.LeaderGone{Leader: a.self})
+	a.hears(t, election.LinkDown{Peer: b.self})
+	b.hears(t, election.LeaderLinkDown{Leader: a.self})
 
 	// Then it is the other that follows.
 	a.network.Follow(b.lock())
-	b.hears(t, lease.LinkUp{Peer: a.self})
+	b.hears(t, election.LinkUp{Peer: a.self})
 	later := b.network.Events(t.Context()) // another election of the same process hears of the links that there are
-	if got := <-later; got != (lease.LinkUp{Peer: a.self}) {
+	if got := <-later; got != (election.LinkUp{Peer: a.self}) {
 		t.Errorf("the next election hears %T%+v first", got, got)
 	}
 	b.events = later
 	a.stop()
-	b.hears(t, lease.LinkDown{Peer: a.self})
+	b.hears(t, election.LinkDown{Peer: a.self})
 }
 
 func TestEndOfALeader(t *testing.T) {
 	c := transporttest.New(t)
 	a, b := start(t, c, "s", "one"), start(t, c, "s", "two")
 	b.network.Follow(a.lock())
-	a.hears(t, lease.LinkUp{Peer: b.self})
-	f := lease.Farewell{Leader: a.self, Follower: b.self, Term: 3}
+	a.hears(t, election.LinkUp{Peer: b.self})
+	f := election.Handover{Leader: a.self, Standby: b.self, Term: 3}
 	a.network.Send(b.self, f)
 	b.hears(t, f) // the link is up at both ends
 	a.stop()
-	b.hears(t, lease.LeaderGone{Leader: a.self})
+	b.hears(t, election.LeaderLinkDown{Leader: a.self})
 }
 
 func TestLinkComesBack(t *testing.T) {
@@ -164,20 +164,20 @@ func TestLinkComesBack(t *testing.T) {
 	wrong := a.lock()
 	wrong.Incarnation = "one-0" // the process before
 	b.network.Follow(wrong)
-	a.hears(t, lease.LinkUp{Peer: b.self})
-	a.hears(t, lease.LinkDown{Peer: b.self})
+	a.hears(t, election.LinkUp{Peer: b.self})
+	a.hears(t, election.LinkDown{Peer: b.self})
 	b.network.Follow(a.lock())
 	for range 50 { // links to the wrong process come and go until the right one stays
 		in := <-a.events
-		if _, up := in.(lease.LinkUp); !up {
+		if _, up := in.(election.LinkUp); !up {
 			continue
 		}
-		h := lease.Heartbeat{Leader: a.self, Follower: b.self, Term: 3, Beat: 1, Length: time.Second, Lock: a.lock(),
+		h := election.Heartbeat{Leader: a.self, Standby: b.self, Term: 3, Beat: 1, Length: time.Second, Lock: a.lock(),
 			Token: "t"}
 		a.network.Send(b.self, h)
 		select {
 		case got := <-b.events:
-			if beat, ok := got.(lease.Heartbeat); !ok || beat.Leader != a.self {
+			if beat, ok := got.(election.Heartbeat); !ok || beat.Leader != a.self {
 				t.Errorf("heard %T%+v", got, got)
 			}
 			return
@@ -219,7 +219,7 @@ func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certifi
 func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 	c, other := transporttest.New(t), transporttest.New(t)
 	a := start(t, c, "s", "one")
-	self := lease.Peer{ID: "two", Incarnation: "two-1"}
+	self := election.Peer{ID: "two", Incarnation: "two-1"}
 	certificate := func(s *transport.Source) *tls.Certificate {
 		cert, err := s.Certificate()
 		if err != nil {
@@ -228,7 +228,7 @@ func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 		return cert
 	}
 	good := certificate(source(t, c, "s", "two"))
-	promise := lease.Promise{Leader: a.self, Follower: self, Term: 3, Beat: 1, Length: time.Second}
+	promise := election.Promise{Leader: a.self, Standby: self, Term: 3, Beat: 1, Length: time.Second}
 	agent := authority.Identity{Role: authority.RoleAgent, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "knd")}
 	operator := authority.Identity{Role: authority.RoleOperator, Cluster: c.Name, Tenant: "prod", ID: c.NewID(t, "opr")}
 	for name, tc := range map[string]struct {
@@ -252,9 +252,9 @@ func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 		"itself": {certificate(a.source), []any{hello{a.self}}, codes.InvalidArgument,
 			"this process itself"},
 		"garbage": {good, []any{hello{self}, []byte("garbage")}, codes.Aborted, "kind is"},
-		"in another's name": {good, []any{hello{self}, lease.Promise{Leader: a.self, Follower: leader,
+		"in another's name": {good, []any{hello{self}, election.Promise{Leader: a.self, Standby: leader,
 			Term: 3, Beat: 1, Length: 1}}, codes.Aborted, "another's name"},
-		"as a leader": {good, []any{hello{self}, lease.Farewell{Leader: a.self, Follower: self,
+		"as a leader": {good, []any{hello{self}, election.Handover{Leader: a.self, Standby: self,
 			Term: 3}}, codes.Aborted, "another's name"},
 		"two hellos": {good, []any{hello{self}, hello{self}}, codes.Aborted, "another's name"},
 		"too much": {good, []any{hello{self}, make([]byte, maxFrame+1)}, codes.ResourceExhausted,
@@ -267,7 +267,7 @@ func TestOnlyServersOfTheShardAreHeard(t *testing.T) {
 		}
 	}
 	for len(a.events) > 0 {
-		if in := <-a.events; in != (lease.LinkUp{Peer: self}) && in != (lease.LinkDown{Peer: self}) {
+		if in := <-a.events; in != (election.LinkUp{Peer: self}) && in != (election.LinkDown{Peer: self}) {
 			t.Errorf("heard %T%+v", in, in)
 		}
 	}

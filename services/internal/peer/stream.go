@@ -16,7 +16,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
@@ -66,7 +66,7 @@ func receive(s stream) (any, error) {
 	return decode(frame)
 }
 
-func sayHello(s stream, self lease.Peer) error {
+func sayHello(s stream, self election.Peer) error {
 	frame, err := encode(hello{from: self})
 	if err != nil {
 		return err
@@ -74,14 +74,14 @@ func sayHello(s stream, self lease.Peer) error {
 	return send(s, frame)
 }
 
-func hearHello(s stream) (lease.Peer, error) {
+func hearHello(s stream) (election.Peer, error) {
 	message, err := receive(s)
 	if err != nil {
-		return lease.Peer{}, err
+		return election.Peer{}, err
 	}
 	h, ok := message.(hello)
 	if !ok {
-		return lease.Peer{}, fmt.Errorf("%T before the hello", message)
+		return election.Peer{}, fmt.Errorf("%T before the hello", message)
 	}
 	return h.from, nil
 }
@@ -236,7 +236,7 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	if err != nil {
 		return err
 	}
-	if want := (lease.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}); from != want {
+	if want := (election.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}); from != want {
 		return fmt.Errorf("at its address is the process %s, not %s", from.Incarnation, want.Incarnation)
 	}
 	slow.Stop()

@@ -8,7 +8,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
 // A frame is one message: its kind, then its fields. Numbers are unsigned varints, texts have their length before them.
@@ -33,44 +33,44 @@ const (
 )
 
 // hello is the first message in either direction. The ID is in the certificate, too.
-type hello struct{ from lease.Peer }
+type hello struct{ from election.Peer }
 
-// encode writes a hello or a lease.Message.
+// encode writes a hello or a election.Message.
 func encode(message any) ([]byte, error) {
 	var w writer
 	switch m := message.(type) {
 	case hello:
 		w.byte(kindHello)
 		w.peer(m.from)
-	case lease.Heartbeat:
+	case election.Heartbeat:
 		lock, err := record.EncodeLock(m.Lock)
 		if err != nil {
 			return nil, err
 		}
 		w.byte(kindHeartbeat)
 		w.peer(m.Leader)
-		w.peer(m.Follower)
+		w.peer(m.Standby)
 		w.number(m.Term)
 		w.number(m.Beat)
 		w.number(uint64(max(0, m.Length)))
 		w.text(string(m.Token))
 		w.text(string(lock))
-	case lease.Promise:
+	case election.Promise:
 		w.byte(kindPromise)
 		w.peer(m.Leader)
-		w.peer(m.Follower)
+		w.peer(m.Standby)
 		w.number(m.Term)
 		w.number(m.Beat)
 		w.number(uint64(max(0, m.Length)))
-	case lease.Farewell:
+	case election.Handover:
 		w.byte(kindFarewell)
 		w.peer(m.Leader)
-		w.peer(m.Follower)
+		w.peer(m.Standby)
 		w.number(m.Term)
-	case lease.Taken:
+	case election.TookOver:
 		w.byte(kindTaken)
 		w.peer(m.Leader)
-		w.peer(m.Follower)
+		w.peer(m.Standby)
 		w.number(m.Term)
 	default:
 		return nil, fmt.Errorf("encode %T: it is no message", message)
@@ -81,7 +81,7 @@ func encode(message any) ([]byte, error) {
 	return w, nil
 }
 
-// decode reads a frame: a hello or a lease.Message.
+// decode reads a frame: a hello or a election.Message.
 func decode(frame []byte) (any, error) {
 	message, err := decodeFrame(frame)
 	if err != nil {
@@ -100,7 +100,7 @@ func decodeFrame(frame []byte) (any, error) {
 	case kindHello:
 		message = hello{from: r.peer()}
 	case kindHeartbeat:
-		m := lease.Heartbeat{Leader: r.peer(), Follower: r.peer(), Term: r.number(), Beat: r.number(),
+		m := election.Heartbeat{Leader: r.peer(), Standby: r.peer(), Term: r.number(), Beat: r.number(),
 			Length: r.length(), Token: objstore.Token(r.text(maxText))}
 		lock := r.text(maxFrame)
 		if r.err == nil {
@@ -108,12 +108,12 @@ func decodeFrame(frame []byte) (any, error) {
 		}
 		message = m
 	case kindPromise:
-		message = lease.Promise{Leader: r.peer(), Follower: r.peer(), Term: r.number(), Beat: r.number(),
+		message = election.Promise{Leader: r.peer(), Standby: r.peer(), Term: r.number(), Beat: r.number(),
 			Length: r.length()}
 	case kindFarewell:
-		message = lease.Farewell{Leader: r.peer(), Follower: r.peer(), Term: r.number()}
+		message = election.Handover{Leader: r.peer(), Standby: r.peer(), Term: r.number()}
 	case kindTaken:
-		message = lease.Taken{Leader: r.peer(), Follower: r.peer(), Term: r.number()}
+		message = election.TookOver{Leader: r.peer(), Standby: r.peer(), Term: r.number()}
 	default:
 		return nil, fmt.Errorf("its kind is %d", frame[0])
 	}
@@ -137,10 +137,10 @@ func decodeLock(text string) (record.Lock, error) {
 
 type writer []byte
 
-func (w *writer) byte(b byte)       { *w = append(*w, b) }
-func (w *writer) number(n uint64)   { *w = binary.AppendUvarint(*w, n) }
-func (w *writer) text(s string)     { *w = append(binary.AppendUvarint(*w, uint64(len(s))), s...) }
-func (w *writer) peer(p lease.Peer) { w.text(p.ID); w.text(p.Incarnation) }
+func (w *writer) byte(b byte)          { *w = append(*w, b) }
+func (w *writer) number(n uint64)      { *w = binary.AppendUvarint(*w, n) }
+func (w *writer) text(s string)        { *w = append(binary.AppendUvarint(*w, uint64(len(s))), s...) }
+func (w *writer) peer(p election.Peer) { w.text(p.ID); w.text(p.Incarnation) }
 
 // reader reads fields until one is wrong.
 type reader struct {
@@ -189,8 +189,8 @@ func (r *reader) text(most int) string {
 }
 
 // peer is a process's name; both of its parts are there.
-func (r *reader) peer() lease.Peer {
-	p := lease.Peer{ID: r.text(maxText), Incarnation: r.text(maxText)}
+func (r *reader) peer() election.Peer {
+	p := election.Peer{ID: r.text(maxText), Incarnation: r.text(maxText)}
 	if r.err == nil && (p.ID == "" || p.Incarnation == "") {
 		r.fail("a process has no name")
 	}

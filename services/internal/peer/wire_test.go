@@ -9,12 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
 var (
-	leader   = lease.Peer{ID: "one", Incarnation: "6f1d2c3b4a596877"}
-	follower = lease.Peer{ID: "two", Incarnation: "7788990011aabbcc"}
+	leader   = election.Peer{ID: "one", Incarnation: "6f1d2c3b4a596877"}
+	follower = election.Peer{ID: "two", Incarnation: "7788990011aabbcc"}
 	lock     = record.Lock{Schema: 1, LeaderID: "one", Incarnation: "6f1d2c3b4a596877", Term: 7, Revision: 300,
 		LeaseMS: 90_000, RenewMS: 30_000,
 		Heir: follower, AppliedETag: `"x"`}
@@ -23,11 +23,11 @@ var (
 func messages() map[string]any {
 	return map[string]any{
 		"hello": hello{from: follower},
-		"heartbeat": lease.Heartbeat{Leader: leader, Follower: follower, Term: 7, Beat: 1 << 40, Length: time.Second,
+		"heartbeat": election.Heartbeat{Leader: leader, Standby: follower, Term: 7, Beat: 1 << 40, Length: time.Second,
 			Lock: lock, Token: `"etag"`},
-		"promise":  lease.Promise{Leader: leader, Follower: follower, Term: 7, Beat: 300, Length: time.Second},
-		"farewell": lease.Farewell{Leader: leader, Follower: follower, Term: 7},
-		"taken":    lease.Taken{Leader: leader, Follower: follower, Term: 8},
+		"promise":  election.Promise{Leader: leader, Standby: follower, Term: 7, Beat: 300, Length: time.Second},
+		"farewell": election.Handover{Leader: leader, Standby: follower, Term: 7},
+		"taken":    election.TookOver{Leader: leader, Standby: follower, Term: 8},
 	}
 }
 
@@ -56,8 +56,8 @@ func TestMessagesGoThereAndBack(t *testing.T) {
 }
 
 func TestFramesRefused(t *testing.T) {
-	promise := func(change func(*lease.Promise)) []byte {
-		p := messages()["promise"].(lease.Promise)
+	promise := func(change func(*election.Promise)) []byte {
+		p := messages()["promise"].(election.Promise)
 		change(&p)
 		frame, err := encode(p)
 		if err != nil {
@@ -77,15 +77,15 @@ func TestFramesRefused(t *testing.T) {
 		"huge":            {make([]byte, maxFrame+1), "bytes"},
 		"no kind":         {[]byte{0, 1}, "kind is 0"},
 		"tomorrow's kind": {[]byte{kindTaken + 1}, "kind is 6"},
-		"nobody":          {promise(func(p *lease.Promise) { p.Follower.ID = "" }), "no name"},
-		"no incarnation":  {promise(func(p *lease.Promise) { p.Leader.Incarnation = "" }), "no name"},
-		"long name": {promise(func(p *lease.Promise) {
+		"nobody":          {promise(func(p *election.Promise) { p.Standby.ID = "" }), "no name"},
+		"no incarnation":  {promise(func(p *election.Promise) { p.Leader.Incarnation = "" }), "no name"},
+		"long name": {promise(func(p *election.Promise) {
 			p.Leader.ID = strings.Repeat("x", maxText+1)
 		}), "does not fit"},
-		"no length":        {promise(func(p *lease.Promise) { p.Length = 0 }), "a promise of"},
-		"for ever":         {promise(func(p *lease.Promise) { p.Length = maxLength + 1 }), "a promise of"},
-		"too large a term": {promise(func(p *lease.Promise) { p.Term = maxNumber }), "too large"},
-		"longer than need be": {bytes.Replace(promise(func(*lease.Promise) {}), []byte{3, 'o', 'n', 'e'},
+		"no length":        {promise(func(p *election.Promise) { p.Length = 0 }), "a promise of"},
+		"for ever":         {promise(func(p *election.Promise) { p.Length = maxLength + 1 }), "a promise of"},
+		"too large a term": {promise(func(p *election.Promise) { p.Term = maxNumber }), "too large"},
+		"longer than need be": {bytes.Replace(promise(func(*election.Promise) {}), []byte{3, 'o', 'n', 'e'},
 			[]byte{0x83, 0, 'o', 'n', 'e'}, 1), "longer than it need be"},
 		"lock with more":       {bytes.Replace(heartbeat, []byte(`"term"`), []byte(`"mert"`), 1), "mert"},
 		"lock in another form": {bytes.Replace(heartbeat, []byte(`"term":7`), []byte(`"term": 7`), 1), "lock"},
@@ -96,7 +96,7 @@ func TestFramesRefused(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %q", name, got, err, tc.want)
 		}
 	}
-	if frame, err := encode(lease.Heartbeat{Lock: record.Lock{}}); err == nil {
+	if frame, err := encode(election.Heartbeat{Lock: record.Lock{}}); err == nil {
 		t.Errorf("a heartbeat without lock is %q", frame)
 	}
 	if frame, err := encode(3); err == nil {

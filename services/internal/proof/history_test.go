@@ -14,6 +14,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
@@ -112,10 +113,10 @@ func (h *history) wrote(body []byte) {
 	switch {
 	case lock.Term < h.last.Term || lock.Term == h.last.Term && lock.Revision < h.last.Revision:
 		return // told late
-	case lock.Term > h.last.Term && h.last.Heir == lease.Peer{ID: lock.LeaderID, Incarnation: lock.Incarnation}:
+	case lock.Term > h.last.Term && h.last.Heir == election.Peer{ID: lock.LeaderID, Incarnation: lock.Incarnation}:
 		h.inherited++
 	}
-	if lock.Heir != (lease.Peer{}) && lock.Heir != h.last.Heir {
+	if lock.Heir != (election.Peer{}) && lock.Heir != h.last.Heir {
 		h.named++
 	}
 	h.last = lock

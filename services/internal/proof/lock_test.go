@@ -23,6 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/peer"
 	"github.com/nstance-kit/nstance/services/internal/transport"
@@ -38,12 +39,12 @@ const (
 
 var (
 	// options make elections quick; everything in the elector is a fraction of them.
-	options = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
+	options = election.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
 	// peerOptions are the same with an heir.
-	peerOptions = lease.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond,
+	peerOptions = election.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond,
 		PeerLease:    250 * time.Millisecond,
 		PeerInterval: 50 * time.Millisecond, HeirLease: 2400 * time.Millisecond, HeirRenew: 600 * time.Millisecond,
-		Steady: 300 * time.Millisecond}
+		HeirProbation: 300 * time.Millisecond}
 )
 
 // backend starts the real S3 server with an empty bucket.
@@ -90,20 +91,20 @@ func openStore(ctx context.Context, url, access, secret string) (*s3.Store, erro
 type reign struct {
 	Process    string
 	Term       uint64
-	From, Last lease.Instant
+	From, Last election.Instant
 }
 
 // reigns are all that were seen.
 type reigns struct {
 	mu   sync.Mutex
 	all  []reign
-	last lease.Instant // somebody had authority
+	last election.Instant // somebody had authority
 }
 
 // begin adds a stretch and returns how it goes on.
-func (r *reigns) begin(process string, term uint64) (extend func(at lease.Instant)) {
+func (r *reigns) begin(process string, term uint64) (extend func(at election.Instant)) {
 	index := -1
-	return func(at lease.Instant) {
+	return func(at election.Instant) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if index < 0 {
@@ -116,7 +117,7 @@ func (r *reigns) begin(process string, term uint64) (extend func(at lease.Instan
 }
 
 // since reports whether somebody has had authority after an instant.
-func (r *reigns) since(at lease.Instant) bool {
+func (r *reigns) since(at election.Instant) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.last > at
@@ -124,7 +125,7 @@ func (r *reigns) since(at lease.Instant) bool {
 
 // act is leader's code: it uses its authority as often as it can and tells when it had it. The clock is read first:
 // whoever still has authority after that had it then.
-func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func(lease.Instant)) {
+func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func(election.Instant)) {
 	ticker := time.NewTicker(500 * time.Microsecond)
 	defer ticker.Stop()
 	for {
@@ -168,11 +169,11 @@ func TestLock(t *testing.T) {
 	}
 	b := backend(t)
 	cluster := transporttest.New(t)
-	for name, options := range map[string]lease.Options{"alone": options, "peers": peerOptions} {
+	for name, options := range map[string]election.Options{"alone": options, "peers": peerOptions} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := lease.SystemClock()
-			e := &election{options: options, clock: clock, seen: &reigns{},
+			e := &contest{options: options, clock: clock, seen: &reigns{},
 				history: &history{clock: clock, key: "shard/" + name + "/leader.json"}}
 			if options.PeerLease > 0 {
 				e.cluster = cluster
@@ -182,16 +183,16 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// election is one lock and those who want it.
-type election struct {
-	options lease.Options
+// contest is one lock and those who want it.
+type contest struct {
+	options election.Options
 	clock   lease.Clock
 	seen    *reigns
 	history *history
 	cluster *transporttest.Cluster // nil: they do not talk to each other
 }
 
-func (e *election) play(t *testing.T, b fakes3.Backend) {
+func (e *contest) play(t *testing.T, b fakes3.Backend) {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -209,7 +210,7 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 	var proxies []*proxy
 	var relays []*relay
 	for i := range 3 {
-		c := &candidate{election: e, id: fmt.Sprintf("server-%d", i), rng: rand.New(rand.NewPCG(seed, uint64(10+i)))}
+		c := &candidate{contest: e, id: fmt.Sprintf("server-%d", i), rng: rand.New(rand.NewPCG(seed, uint64(10+i)))}
 		p := newProxy(t, strings.TrimPrefix(b.URL, "unix://"), seed+uint64(i), 2*e.options.Lease)
 		proxies = append(proxies, p)
 		store, err := openStore(ctx, p.url, b.Access, b.Secret)
@@ -231,7 +232,7 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 		}
 		running.Go(func() { c.stand(ctx) })
 	}
-	w := &weather{election: e, proxies: proxies, relays: relays, rng: rand.New(rand.NewPCG(seed, 9))}
+	w := &weather{contest: e, proxies: proxies, relays: relays, rng: rand.New(rand.NewPCG(seed, 9))}
 	w.play(duration)
 	w.fair()
 	// On a good network somebody must lead soon, whatever is left of the bad one, and have an heir if there can be one.
@@ -276,7 +277,7 @@ func (e *election) play(t *testing.T, b fakes3.Backend) {
 
 // candidate is one server.
 type candidate struct {
-	*election
+	*contest
 	id     string
 	store  recorded
 	rng    *rand.Rand
@@ -293,7 +294,7 @@ func (c *candidate) stand(ctx context.Context) {
 		config := lease.Config{
 			Store: c.store, Key: c.history.key, Options: c.options, Clock: c.clock, StopTimeout: time.Second,
 			Log:         slog.New(slog.DiscardHandler),
-			Self:        lease.Identity{ID: c.id, Incarnation: name},
+			Self:        election.Identity{ID: c.id, Incarnation: name},
 			HighestTerm: func(context.Context) (uint64, error) { return 0, nil },
 			Lead: func(ctx context.Context, a *lease.Authority) error {
 				act(ctx, c.clock, a, c.seen.begin(name, a.Term()))
@@ -303,7 +304,7 @@ func (c *candidate) stand(ctx context.Context) {
 		hangUp := func() {}
 		if c.relay != nil {
 			config.Self.Addresses.Election = c.relay.addr
-			config.Peers, hangUp = c.connect(config.Self.Peer())
+			config.Links, hangUp = c.connect(config.Self.Peer())
 		}
 		// Its error says that the release had no answer, which is what this network is for.
 		_ = lease.Run(run, config)
@@ -313,13 +314,13 @@ func (c *candidate) stand(ctx context.Context) {
 }
 
 // connect opens a process's election port, to which its relay then leads, and has it connect to those of others.
-func (c *candidate) connect(self lease.Peer) (lease.Peers, func()) {
+func (c *candidate) connect(self election.Peer) (lease.Links, func()) {
 	log := slog.New(slog.DiscardHandler)
 	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *transport.Source {
 		return c.source
 	}, Log: log,
 		Sleep: func(ctx context.Context, d time.Duration) error {
-			within(min(d, c.options.Steady/4), func() bool { return ctx.Err() != nil })
+			within(min(d, c.options.HeirProbation/4), func() bool { return ctx.Err() != nil })
 			return ctx.Err()
 		}})
 	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
@@ -341,7 +342,7 @@ func (c *candidate) connect(self lease.Peer) (lease.Peers, func()) {
 
 // weather is that of all ways, to the bucket and between the servers.
 type weather struct {
-	*election
+	*contest
 	proxies  []*proxy
 	relays   []*relay
 	rng      *rand.Rand
@@ -401,7 +402,7 @@ func (w *weather) change() {
 		for _, r := range w.relays {
 			r.set(max(fair, w.rng.IntN(2*weathers)-weathers), w.rng, w.options.PeerLease)
 		}
-		w.wait(w.options.Steady/2, 3*w.options.Steady)
+		w.wait(w.options.HeirProbation/2, 3*w.options.HeirProbation)
 	}
 }
 
@@ -421,7 +422,7 @@ func (w *weather) betray() {
 	var lock record.Lock
 	if !within(4*w.options.HeirLease, func() bool {
 		lock = w.history.lock()
-		return lock.Heir != lease.Peer{} && !lock.Released
+		return lock.Heir != election.Peer{} && !lock.Released
 	}) {
 		return
 	}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
@@ -64,12 +65,12 @@ func child(text string) error {
 	return lease.Run(ctx, lease.Config{
 		Store: store, Key: lockKey, Options: options, Clock: clock, StopTimeout: time.Second,
 		Log:         slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		Self:        lease.Identity{ID: s.Name, Incarnation: fmt.Sprintf("%s-%d", s.Name, os.Getpid())},
+		Self:        election.Identity{ID: s.Name, Incarnation: fmt.Sprintf("%s-%d", s.Name, os.Getpid())},
 		HighestTerm: func(context.Context) (uint64, error) { return 0, nil },
 		Lead: func(ctx context.Context, a *lease.Authority) error {
 			now := reign{Process: s.Name, Term: a.Term()}
-			var told lease.Instant
-			act(ctx, clock, a, func(at lease.Instant) {
+			var told election.Instant
+			act(ctx, clock, a, func(at election.Instant) {
 				if now.From == 0 {
 					now.From = at
 				}
@@ -138,7 +139,7 @@ func TestPause(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 2))
 	seen := &reigns{}
 	var mu sync.Mutex
-	extend := map[string]func(lease.Instant){}
+	extend := map[string]func(election.Instant){}
 	var leader reign
 	heard := func(r reign) {
 		mu.Lock()

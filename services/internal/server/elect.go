@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
@@ -64,15 +65,15 @@ func (s *server) besidesTerm(err error) error {
 // stand takes part in the election until ctx ends or a term fails.
 func (s *server) stand(ctx context.Context) error {
 	shard := s.manager.Shard()
-	election := shard.Server.LeaderElection
+	settings := shard.Server.LeaderElection
 	return lease.Run(ctx, lease.Config{
 		Store: s.store, Key: keys.Leader(s.opts.Shard), Self: s.identity,
-		Options: lease.Options{Lease: election.LeaseDuration.D(), Renew: election.RenewInterval.D(),
-			PeerLease:    election.PeerLease.D(),
-			PeerInterval: election.PeerInterval.D(), HeirLease: s.cfg.Heir.HeirLease, HeirRenew: s.cfg.Heir.HeirRenew,
-			Steady: s.cfg.Heir.Steady},
-		Peers:       s.peers,
-		Disabled:    election.Enabled != nil && !*election.Enabled,
+		Options: election.Options{Lease: settings.LeaseDuration.D(), Renew: settings.RenewInterval.D(),
+			PeerLease:    settings.PeerLease.D(),
+			PeerInterval: settings.PeerInterval.D(), HeirLease: s.cfg.Heir.HeirLease, HeirRenew: s.cfg.Heir.HeirRenew,
+			HeirProbation: s.cfg.Heir.HeirProbation},
+		Links:       s.peers,
+		Disabled:    settings.Enabled != nil && !*settings.Enabled,
 		Clock:       lease.SystemClock(),
 		Machine:     evidence(s.machine.Provider),
 		HighestTerm: s.state.HighestTerm,

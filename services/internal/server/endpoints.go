@@ -19,8 +19,8 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/health"
-	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/registerapi"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
@@ -255,7 +255,7 @@ func (s *server) notLeader() error {
 	detail := &nstancev1.NotLeader{Shard: s.opts.Shard}
 	message := "no server leads this shard yet"
 	if st := s.status.Load(); st != nil && st.Holder.Term > 0 && !st.Holder.Released &&
-		st.Holder.Incarnation != s.incarnation && st.Role != lease.Leader {
+		st.Holder.Incarnation != s.incarnation && st.Role != election.Leader {
 		at := st.Holder.Addresses
 		detail.LeaderId, detail.RegistrationAddr, detail.OperatorAddr, detail.AgentAddr = st.Holder.LeaderID,
 			at.Registration, at.Operator, at.Agent

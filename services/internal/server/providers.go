@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
@@ -110,30 +110,30 @@ func (s *server) configureProvider(ctx context.Context, l *leadership, shard *co
 }
 
 // evidence asks the provider what became of a lock holder's machine. What it cannot say is unknown, which never counts.
-func evidence(provider infra.Provider) func(ctx context.Context, id string) lease.Evidence {
+func evidence(provider infra.Provider) func(ctx context.Context, id string) election.MachineState {
 	asker, ok := infra.Capability[infra.MachineEvidence](provider)
 	if !ok {
 		return nil
 	}
-	return func(ctx context.Context, id string) lease.Evidence {
+	return func(ctx context.Context, id string) election.MachineState {
 		state, err := asker.MachineState(ctx, id)
 		switch {
 		case infra.ClassOf(err) == infra.NotFound && err != nil:
-			return lease.MachineNotFound
+			return election.MachineNotFound
 		case err != nil:
-			return lease.MachineUnknown
+			return election.MachineUnknown
 		}
 		switch state {
 		case infra.Running, infra.Pending:
-			return lease.MachineRunning
+			return election.MachineRunning
 		case infra.Stopping, infra.Deleting:
-			return lease.MachineStopping
+			return election.MachineStopping
 		case infra.Stopped:
-			return lease.MachineStopped
+			return election.MachineStopped
 		case infra.Deleted:
-			return lease.MachineTerminated
+			return election.MachineTerminated
 		default:
-			return lease.MachineUnknown
+			return election.MachineUnknown
 		}
 	}
 }

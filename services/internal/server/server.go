@@ -32,6 +32,7 @@ import (
 	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
 	"github.com/nstance-kit/nstance/services/internal/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/health"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
@@ -58,9 +59,9 @@ type Config struct {
 	// ConfirmOrphans, if set, yields a value whenever a person says that the orphans that stopped collection may be
 	// terminated.
 	ConfirmOrphans <-chan os.Signal
-	// Heir, where it is not zero, is used for a lock with an heir in place of what lease.Options says: HeirLease,
+	// Heir, where it is not zero, is used for a lock with an heir in place of what election.Options says: HeirLease,
 	// HeirRenew and Steady count.
-	Heir lease.Options
+	Heir election.Options
 	// Started, if set, is called with the address of the health listener.
 	Started func(health net.Addr)
 }
@@ -89,7 +90,7 @@ type server struct {
 	secrets   secretstore.Store
 	machine   Machine
 	cache     *cache.Cache
-	identity  lease.Identity
+	identity  election.Identity
 	ports     ports
 
 	agents    *agentapi.Service
@@ -345,7 +346,7 @@ func (s *server) tryPrepare(ctx context.Context) error {
 	if s.ports, err = portsOf(shard, s.opts); err != nil {
 		return err
 	}
-	s.identity = lease.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: machine.ID,
+	s.identity = election.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: machine.ID,
 		Addresses: s.ports.lock()}
 	return nil
 }

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/internal/lease"
+	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
 // What package peer does with connections.
@@ -58,10 +58,10 @@ func (l *link) carries() bool {
 
 // follow has a candidate be connected to the holder of the lock, as lease.Run does.
 func (s *server) follow() {
-	var peer lease.Peer
-	if s.elector.Role() == lease.Candidate {
+	var peer election.Peer
+	if s.elector.Role() == election.Standby {
 		if holder, ok := s.elector.Holder(); ok && !holder.Released && holder.Incarnation != s.process.name {
-			peer = lease.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}
+			peer = election.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}
 		}
 	}
 	if peer == s.follows {
@@ -78,7 +78,7 @@ func (s *server) follow() {
 
 // dialLater connects after a while, and if that fails again and again, with longer and longer pauses.
 func (s *server) dialLater(in, pause time.Duration) {
-	if s.follows == (lease.Peer{}) {
+	if s.follows == (election.Peer{}) {
 		return
 	}
 	w, process, turn := s.world, s.process, s.turn
@@ -102,7 +102,7 @@ func (s *server) dialLater(in, pause time.Duration) {
 }
 
 // processOf is the living process of a name, nil if there is none.
-func (w *World) processOf(peer lease.Peer) *process {
+func (w *World) processOf(peer election.Peer) *process {
 	for _, s := range w.servers {
 		if s.alive() && s.process.name == peer.Incarnation {
 			return s.process
@@ -119,7 +119,7 @@ func (s *server) connect(leader *process) {
 		to.incoming[at].close(leaderSide)
 	}
 	to.incoming = append(to.incoming, l)
-	to.give(lease.LinkUp{Peer: s.peer()})
+	to.give(election.LinkUp{Peer: s.peer()})
 	l.keepAlive()
 }
 
@@ -161,12 +161,12 @@ func (l *link) close(side int) {
 	}
 	if side == leaderSide {
 		s.incoming = slices.DeleteFunc(s.incoming, func(other *link) bool { return other == l })
-		s.give(lease.LinkDown{Peer: l.follower.peer()})
+		s.give(election.LinkDown{Peer: l.follower.peer()})
 		return
 	}
 	s.world.sched.after(0, func() { // it may be in the middle of a step
 		if s.process == p {
-			s.give(lease.LeaderGone{Leader: l.leader.peer()})
+			s.give(election.LeaderLinkDown{Leader: l.leader.peer()})
 		}
 	})
 	if s.link == l {
@@ -202,19 +202,19 @@ func (s *server) disconnect(terminated bool) {
 		}
 		l.hangUp(side, notice)
 	}
-	s.link, s.incoming, s.follows = nil, nil, lease.Peer{}
+	s.link, s.incoming, s.follows = nil, nil, election.Peer{}
 	s.turn++
 }
 
-func (p *process) peer() lease.Peer { return lease.Peer{ID: p.server.name, Incarnation: p.name} }
+func (p *process) peer() election.Peer { return election.Peer{ID: p.server.name, Incarnation: p.name} }
 
-func (s *server) peer() lease.Peer { return s.process.peer() }
+func (s *server) peer() election.Peer { return s.process.peer() }
 
 // linkTo is the connection over which a message goes: leaders speak to followers over those that came in, followers to
 // leaders over their own.
-func (s *server) linkTo(a lease.Send) *link {
+func (s *server) linkTo(a election.Send) *link {
 	switch a.Message.(type) {
-	case lease.Heartbeat, lease.Farewell:
+	case election.Heartbeat, election.Handover:
 		for _, l := range s.incoming {
 			if l.follower.name == a.To.Incarnation {
 				return l
@@ -229,7 +229,7 @@ func (s *server) linkTo(a lease.Send) *link {
 }
 
 // send carries a message, or not.
-func (s *server) send(a lease.Send) {
+func (s *server) send(a election.Send) {
 	s.says(a.Message)
 	l := s.linkTo(a)
 	if l == nil {
@@ -277,7 +277,7 @@ func (s *server) send(a lease.Send) {
 }
 
 // deliver hands a message to the process on one side of a link.
-func (l *link) deliver(side int, m lease.Message) {
+func (l *link) deliver(side int, m election.Message) {
 	p := l.end(side)
 	if p.dead || l.closed[side] || p.paused && len(p.server.inbox) >= maxIncoming {
 		return

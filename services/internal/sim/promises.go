@@ -8,8 +8,8 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
 // storedLock is the lock as it is in the bucket, past every fault.
@@ -45,7 +45,7 @@ type reign struct {
 type vow struct {
 	to    string
 	term  uint64
-	until lease.Instant
+	until election.Instant
 }
 
 // beats is how many heartbeats are remembered with the time of their sending, more than the code under test does.
@@ -112,7 +112,7 @@ func (w *World) lockChanged(body []byte) {
 // checkDeposed: who loses the lock to another does not act any more when that other's write takes effect, not only when
 // that one begins to act.
 func (w *World) checkDeposed(before *storedLock) {
-	p := w.processOf(lease.Peer{ID: before.LeaderID, Incarnation: before.Incarnation})
+	p := w.processOf(election.Peer{ID: before.LeaderID, Incarnation: before.Incarnation})
 	if p == nil || p.server.fooled {
 		return
 	}
@@ -122,11 +122,11 @@ func (w *World) checkDeposed(before *storedLock) {
 }
 
 // says notes what a process says to another, before the network has its way with it.
-func (s *server) says(m lease.Message) {
+func (s *server) says(m election.Message) {
 	switch m := m.(type) {
-	case lease.Heartbeat:
+	case election.Heartbeat:
 		s.beats[m.Beat%beats] = s.clock()
-	case lease.Promise:
+	case election.Promise:
 		until := s.clock().Add(fraction(m.Length, keeps))
 		s.vow = vow{to: m.Leader.Incarnation, term: m.Term, until: max(s.vow.until, until)}
 		for _, condition := range s.flying {
@@ -139,13 +139,13 @@ func (s *server) says(m lease.Message) {
 }
 
 // hears notes what a process is told, when it takes it in.
-func (s *server) hears(in lease.Input) {
+func (s *server) hears(in election.Input) {
 	switch m := in.(type) {
-	case lease.Promise:
+	case election.Promise:
 		if sent := s.beats[m.Beat%beats]; m.Leader.Incarnation == s.process.name && m.Length == s.options.PeerLease {
-			s.promises[m.Follower.Incarnation] = max(s.promises[m.Follower.Incarnation], sent)
+			s.promises[m.Standby.Incarnation] = max(s.promises[m.Standby.Incarnation], sent)
 		}
-	case lease.Farewell:
+	case election.Handover:
 		if m.Leader.Incarnation == s.vow.to && m.Term == s.vow.term {
 			s.vow.until = min(s.vow.until, s.clock())
 		}
@@ -154,7 +154,7 @@ func (s *server) hears(in lease.Input) {
 
 // flies notes a write of the lock that is sent, and looks whether who sends it may take the lock by now: the rules are
 // those of docs/concepts/election.md, and the code's own idea of them is not asked.
-func (s *server) flies(a lease.WriteLock) {
+func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
@@ -23,11 +23,11 @@ type server struct {
 	name    string
 	process *process
 	lives   int
-	elector lease.Elector
+	elector election.Elector
 	manager *shardconfig.Manager
 	config  gate // who uses the manager
 	// inbox holds what reached a paused process.
-	inbox []lease.Input
+	inbox []election.Input
 	wake  int
 	// skew is how far this machine's lease clock is from true time, rate how fast it runs, wall how far its time of day
 	// is off.
@@ -49,19 +49,19 @@ type server struct {
 	asked     map[uint64]int // requests by what they are about
 	// index among the servers; options of its election.
 	index   int
-	options lease.Options
+	options election.Options
 	// The network of servers: whom it is connected to as a follower, or tries to be, and who is to it.
-	follows  lease.Peer
+	follows  election.Peer
 	turn     int // counts whom it follows
 	link     *link
 	incoming []*link
 	// What the checks know of its promises.
 	vow      vow
-	beats    [beats]lease.Instant     // when a heartbeat was sent
-	promises map[string]lease.Instant // to it, by process: when the heartbeat was sent that it answers
-	flying   []objstore.Condition     // of writes of the lock that may still land
-	ending   int                      // terms that are over and whose tasks are not
-	crashAt  uint64                   // the provider's call after whose effect it crashes,
+	beats    [beats]election.Instant     // when a heartbeat was sent
+	promises map[string]election.Instant // to it, by process: when the heartbeat was sent that it answers
+	flying   []objstore.Condition        // of writes of the lock that may still land
+	ending   int                         // terms that are over and whose tasks are not
+	crashAt  uint64                      // the provider's call after whose effect it crashes,
 	lurking  []lurking
 	yields   int           // how often that has yielded,
 	backIn   time.Duration // and when it starts again
@@ -84,17 +84,17 @@ func (s *server) start() {
 	s.process = &process{name: fmt.Sprintf("%s/%d", s.name, s.lives), server: s}
 	s.process.rand, s.process.net, s.process.hash = w.dice("process "+s.process.name),
 		w.dice("links of "+s.process.name), hashText(s.process.name)
-	s.follows, s.link, s.incoming, s.vow, s.flying, s.promises = lease.Peer{}, nil, nil, vow{}, nil,
-		map[string]lease.Instant{}
+	s.follows, s.link, s.incoming, s.vow, s.flying, s.promises = election.Peer{}, nil, nil, vow{}, nil,
+		map[string]election.Instant{}
 	s.inbox, s.term, s.waiting, s.confirms, s.stopping, s.config = nil, nil, nil, 0, false, gate{}
 	s.bootedAt, s.still, s.stillFrom, s.fooled, s.ending, s.crashAt = w.sched.elapsed, 0, 0, false, 0, 0
 	s.asked = map[uint64]int{}
 	s.manager = s.newManager()
 	w.trace("%s starts", s.process.name)
-	identity := lease.Identity{ID: s.name, Incarnation: s.process.name, Machine: s.machine()}
+	identity := election.Identity{ID: s.name, Incarnation: s.process.name, Machine: s.machine()}
 	w.provider.SetMachine(identity.Machine, infra.Running)
-	s.elector = lease.New(identity, s.options)
-	w.sched.after(0, func() { s.give(lease.Tick{}) })
+	s.elector = election.New(identity, s.options)
+	w.sched.after(0, func() { s.give(election.Tick{}) })
 }
 
 // machine is the provider's ID of the machine that this life of the server runs on.
@@ -117,12 +117,12 @@ func (s *server) stop() {
 	s.world.trace("%s is told to stop", s.process.name)
 	s.stopping = true
 	if s.term == nil {
-		s.give(lease.Release{})
+		s.give(election.Release{})
 		return
 	}
 	t := s.term
 	s.stopLeading()
-	t.whenEnded(func() { s.give(lease.Release{}) })
+	t.whenEnded(func() { s.give(election.Release{}) })
 }
 
 func (s *server) alive() bool { return s.process != nil && !s.process.dead }
@@ -131,22 +131,22 @@ func (s *server) alive() bool { return s.process != nil && !s.process.dead }
 func (s *server) serving() bool { return s.term != nil && s.term.ready && s.term.Remaining() > 0 }
 
 // clock reads this machine's lease clock.
-func (s *server) clock() lease.Instant {
+func (s *server) clock() election.Instant {
 	now := s.world.sched.elapsed
 	if s.stillFrom != 0 {
 		now = s.stillFrom
 	}
-	return lease.Instant(float64(now-s.bootedAt-s.still)*s.rate) + lease.Instant(s.skew)
+	return election.Instant(float64(now-s.bootedAt-s.still)*s.rate) + election.Instant(s.skew)
 }
 
 func (s *server) wallSkew() time.Duration { return s.wall }
 
-func (s *server) until(t lease.Instant) time.Duration {
+func (s *server) until(t election.Instant) time.Duration {
 	return time.Duration(float64(t.Sub(s.clock())) / s.rate)
 }
 
 // give hands one input to the elector and carries out what it decides.
-func (s *server) give(in lease.Input) {
+func (s *server) give(in election.Input) {
 	if !s.alive() {
 		return
 	}
@@ -165,10 +165,10 @@ func (s *server) give(in lease.Input) {
 	}
 	s.follow()
 	s.wake++
-	if wake := s.wake; decision.Wake != lease.Never {
+	if wake := s.wake; decision.Wake != election.Never {
 		s.world.sched.after(s.until(decision.Wake)+s.lateness(), func() {
 			if s.wake == wake {
-				s.give(lease.Tick{})
+				s.give(election.Tick{})
 			}
 		})
 	}
@@ -214,7 +214,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 		}
 		inbox := s.inbox
 		s.inbox = nil
-		s.give(lease.Tick{})
+		s.give(election.Tick{})
 		for _, in := range inbox {
 			s.give(in)
 		}
@@ -237,7 +237,7 @@ func (s *server) deafen(d time.Duration) {
 
 // io runs one request of the election, whose answer goes to the elector of this life. After a while it is given up; its
 // effect may still come. A request that has its answer and takes its time for something else calls answered.
-func (s *server) io(name string, limit time.Duration, given lease.Input, request func(answered func()) lease.Input) {
+func (s *server) io(name string, limit time.Duration, given election.Input, request func(answered func()) election.Input) {
 	life, over := s.lives, false
 	s.world.sched.spawn(s.process, name, func() {
 		in := request(func() { over = true })
@@ -256,29 +256,29 @@ func (s *server) io(name string, limit time.Duration, given lease.Input, request
 	})
 }
 
-func (s *server) perform(action lease.Action) {
+func (s *server) perform(action election.Action) {
 	switch a := action.(type) {
-	case lease.ReadLock:
-		s.io("read lock", s.options.Lease/8, lease.ReadFailed{}, s.readLock)
-	case lease.WriteLock:
+	case election.ReadLock:
+		s.io("read lock", s.options.Lease/8, election.ReadFailed{}, s.readLock)
+	case election.WriteLock:
 		s.flies(a)
-		s.io("write lock", s.options.Lease/8, lease.WriteUnknown{}, func(func()) lease.Input { return s.writeLock(a) })
-	case lease.AskMachine:
-		s.io("ask machine", s.options.Lease, lease.MachineAnswer{}, func(func()) lease.Input {
+		s.io("write lock", s.options.Lease/8, election.WriteUnknown{}, func(func()) election.Input { return s.writeLock(a) })
+	case election.AskMachine:
+		s.io("ask machine", s.options.Lease, election.MachineAnswer{}, func(func()) election.Input {
 			return s.askMachine(a.Machine)
 		})
-	case lease.BecameLeader:
+	case election.BecameLeader:
 		s.vow = vow{}
 		s.lead(a.Term)
-	case lease.Send:
+	case election.Send:
 		s.send(a)
-	case lease.LostLeadership:
+	case election.LostLeadership:
 		s.world.trace("%s lost term %d: %s", s.process.name, a.Term, a.Reason)
 		if t := s.term; t != nil {
 			s.stopLeading()
-			t.whenEnded(func() { s.give(lease.LeaderStopped{}) })
+			t.whenEnded(func() { s.give(election.LeaderStopped{}) })
 		}
-	case lease.Confirmed:
+	case election.Confirmed:
 		kept := s.waiting[:0]
 		for _, c := range s.waiting {
 			if c.seq <= a.Seq {
@@ -289,7 +289,7 @@ func (s *server) perform(action lease.Action) {
 			}
 		}
 		s.waiting = kept
-	case lease.Released:
+	case election.Released:
 		s.world.trace("%s has stopped", s.process.name)
 		s.world.sched.after(0, func() {
 			if s.alive() {
@@ -301,42 +301,42 @@ func (s *server) perform(action lease.Action) {
 	}
 }
 
-func (s *server) askMachine(machine string) lease.Input {
+func (s *server) askMachine(machine string) election.Input {
 	state, err := s.world.provider.MachineState(context.Background(), machine)
 	switch {
 	case err != nil:
-		return lease.MachineAnswer{State: lease.MachineUnknown}
+		return election.MachineAnswer{State: election.MachineUnknown}
 	case state == infra.Deleted:
-		return lease.MachineAnswer{State: lease.MachineTerminated}
+		return election.MachineAnswer{State: election.MachineTerminated}
 	default:
-		return lease.MachineAnswer{State: lease.MachineRunning}
+		return election.MachineAnswer{State: election.MachineRunning}
 	}
 }
 
 var lockKey = keys.Leader(shardName)
 
-func (s *server) readLock(answered func()) lease.Input {
+func (s *server) readLock(answered func()) election.Input {
 	object, err := s.edge().Get(context.Background(), lockKey)
 	if errors.Is(err, objstore.ErrNotFound) {
-		if s.elector.Role() == lease.Leader {
-			return lease.LockAbsent{}
+		if s.elector.Role() == election.Leader {
+			return election.LockAbsent{}
 		}
 		none := func() {}
 		answered()
 		highest, err := s.state(s.world.sched.env(s.process, s.wallSkew, none, none)).HighestTerm(context.Background())
 		if err != nil {
-			return lease.ReadFailed{}
+			return election.ReadFailed{}
 		}
-		return lease.LockAbsent{HighestTerm: highest}
+		return election.LockAbsent{HighestTerm: highest}
 	}
 	if err != nil {
-		return lease.ReadFailed{}
+		return election.ReadFailed{}
 	}
 	lock, err := s.world.decodeLock(object)
 	if err != nil {
-		return lease.LockUnreadable{Token: object.Token}
+		return election.LockUnreadable{Token: object.Token}
 	}
-	return lease.LockRead{Lock: lock, Token: object.Token}
+	return election.LockRead{Lock: lock, Token: object.Token}
 }
 
 // decodeLock remembers the last version: every candidate reads it, and a token names its bytes.
@@ -351,7 +351,7 @@ func (w *World) decodeLock(object objstore.Object) (record.Lock, error) {
 	return lock, err
 }
 
-func (s *server) writeLock(a lease.WriteLock) lease.Input {
+func (s *server) writeLock(a election.WriteLock) election.Input {
 	body, err := record.EncodeLock(a.Lock)
 	if err != nil {
 		panic(err)
@@ -367,10 +367,10 @@ func (s *server) writeLock(a lease.WriteLock) lease.Input {
 		if s.stillFrom == 0 && !began.Before(s.thawedAt.Add(s.options.PeerLease)) {
 			s.fooled = false
 		}
-		return lease.LockWritten{Token: token}
+		return election.LockWritten{Token: token}
 	case errors.Is(err, objstore.ErrConflict):
-		return lease.WriteConflict{}
+		return election.WriteConflict{}
 	default:
-		return lease.WriteUnknown{}
+		return election.WriteUnknown{}
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/leader"
-	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
@@ -79,7 +79,7 @@ func (t *term) Confirm(ctx context.Context) error {
 			confirmed = ok
 			s.world.sched.wakeAfter(0, task)
 		}})
-		s.world.sched.after(0, func() { s.give(lease.Confirm{Seq: seq}) })
+		s.world.sched.after(0, func() { s.give(election.Confirm{Seq: seq}) })
 	})
 	if !confirmed || ctx.Err() != nil {
 		return errLost
@@ -93,7 +93,7 @@ func (t *term) Confirm(ctx context.Context) error {
 // Refuse implements execute.Authority.
 func (t *term) Refuse(higher uint64) {
 	if higher > t.number && t.server.term == t {
-		t.server.give(lease.TermMet{Term: higher})
+		t.server.give(election.TermSeen{Term: higher})
 	}
 }
 

@@ -17,9 +17,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
 const (
@@ -155,8 +155,8 @@ func (w *World) drawPromise() time.Duration {
 func (w *World) mixed() bool { return w.promise > 0 && w.dice("mixed").IntN(6) == 0 }
 
 // electionOptions are those of a server.
-func (w *World) electionOptions(i int) lease.Options {
-	o := lease.Options{Lease: w.lease, Renew: w.lease / 2}
+func (w *World) electionOptions(i int) election.Options {
+	o := election.Options{Lease: w.lease, Renew: w.lease / 2}
 	if w.promise == 0 || w.mixed() && w.dice("knows of heirs", uint64(i)).IntN(2) == 0 {
 		return o
 	}

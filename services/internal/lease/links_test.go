@@ -10,33 +10,41 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/election"
+)
+
+// defaults and withHeir are the settings of docs/concepts/election.md without and with an heir.
+var (
+	defaults = election.Options{Lease: 10 * time.Second, Renew: 5 * time.Second}
+	withHeir = election.Options{Lease: 10 * time.Second, Renew: 5 * time.Second, PeerLease: time.Second,
+		PeerInterval: 250 * time.Millisecond}
 )
 
 // hub connects servers; each message takes a millisecond.
 type hub struct {
 	mu      sync.Mutex
-	members map[Peer]*member
+	members map[election.Peer]*member
 }
 
 // member is one server's Peers.
 type member struct {
 	hub     *hub
-	self    Peer
-	wire    chan Input
-	follows Peer
+	self    election.Peer
+	wire    chan election.Input
+	follows election.Peer
 	cut     bool
 }
 
 func (h *hub) join(s *server) *member {
-	m := &member{hub: h, self: s.cfg.Self.Peer(), wire: make(chan Input, 10_000)}
+	m := &member{hub: h, self: s.cfg.Self.Peer(), wire: make(chan election.Input, 10_000)}
 	h.members[m.self] = m
-	s.cfg.Peers = m
+	s.cfg.Links = m
 	s.cfg.Options = withHeir
 	return m
 }
 
-func (m *member) Events(ctx context.Context) <-chan Input {
-	events := make(chan Input)
+func (m *member) Events(ctx context.Context) <-chan election.Input {
+	events := make(chan election.Input)
 	go func() {
 		for {
 			select {
@@ -57,14 +65,14 @@ func (m *member) Events(ctx context.Context) <-chan Input {
 }
 
 // deliver needs mu.
-func (m *member) deliver(to Peer, in Input) {
+func (m *member) deliver(to election.Peer, in election.Input) {
 	other := m.hub.members[to]
 	if other != nil && !m.cut && !other.cut {
 		other.wire <- in
 	}
 }
 
-func (m *member) Send(to Peer, message Message) {
+func (m *member) Send(to election.Peer, message election.Message) {
 	m.hub.mu.Lock()
 	defer m.hub.mu.Unlock()
 	if other := m.hub.members[to]; other != nil && (m.follows == to || other.follows == m.self) {
@@ -75,9 +83,9 @@ func (m *member) Send(to Peer, message Message) {
 func (m *member) Follow(holder record.Lock) {
 	m.hub.mu.Lock()
 	defer m.hub.mu.Unlock()
-	m.deliver(m.follows, LinkDown{Peer: m.self})
-	m.follows = Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}
-	m.deliver(m.follows, LinkUp{Peer: m.self})
+	m.deliver(m.follows, election.LinkDown{Peer: m.self})
+	m.follows = election.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}
+	m.deliver(m.follows, election.LinkUp{Peer: m.self})
 }
 
 func (m *member) setCut(cut bool) {
@@ -91,7 +99,7 @@ func heirPair(t *testing.T) (s *shard, a, b *server, authority *Authority, leade
 	t.Helper()
 	s = newShard(t)
 	s.counted = objstore.NewCounted(s.store)
-	h := &hub{members: map[Peer]*member{}}
+	h := &hub{members: map[election.Peer]*member{}}
 	a, b = s.server("a"), s.server("b")
 	a.store.Store, b.store.Store = s.counted, s.counted
 	leader = h.join(a)

@@ -1,4 +1,4 @@
-package lease
+package election
 
 import (
 	"strings"
@@ -16,7 +16,7 @@ var (
 
 func newHeirDriver(t *testing.T) *driver {
 	opt := withHeir
-	opt.Steady = 10100 * time.Millisecond // so that it comes with a heartbeat
+	opt.HeirProbation = 10100 * time.Millisecond // so that it comes with a heartbeat
 	return &driver{t: t, e: New(Identity{ID: "a", Incarnation: "a1"}, opt)}
 }
 
@@ -31,12 +31,12 @@ func lockOf(p Peer, term, revision uint64, heir Peer) record.Lock {
 }
 
 func beatOf(leader, follower Peer, beat uint64, lock record.Lock, token objstore.Token) Heartbeat {
-	return Heartbeat{Leader: leader, Follower: follower, Term: lock.Term, Beat: beat, Length: time.Second, Lock: lock,
+	return Heartbeat{Leader: leader, Standby: follower, Term: lock.Term, Beat: beat, Length: time.Second, Lock: lock,
 		Token: token}
 }
 
 func (h Heartbeat) promise() Promise {
-	return Promise{Leader: h.Leader, Follower: h.Follower, Term: h.Term, Beat: h.Beat, Length: h.Length}
+	return Promise{Leader: h.Leader, Standby: h.Standby, Term: h.Term, Beat: h.Beat, Length: h.Length}
 }
 
 // v is the lock that a holds in term 1: renewed at 5 s and at 10 s, with b as its heir from revision 4 on.
@@ -190,12 +190,12 @@ func TestPromisesThatDoNotCount(t *testing.T) {
 	for name, change := range map[string]func(*Promise){
 		"of another term":       func(p *Promise) { p.Term = 2 },
 		"to another process":    func(p *Promise) { p.Leader.Incarnation = "a0" },
-		"of another process":    func(p *Promise) { p.Follower.Incarnation = "b0" },
-		"of nobody":             func(p *Promise) { p.Follower = Peer{} },
+		"of another process":    func(p *Promise) { p.Standby.Incarnation = "b0" },
+		"of nobody":             func(p *Promise) { p.Standby = Peer{} },
 		"shorter":               func(p *Promise) { p.Length -= time.Millisecond },
 		"upon no heartbeat":     func(p *Promise) { p.Beat = 0 },
 		"upon one of tomorrow":  func(p *Promise) { p.Beat = 45 },
-		"upon a forgotten one":  func(p *Promise) { p.Beat = 44 - maxBeats },
+		"upon a forgotten one":  func(p *Promise) { p.Beat = 44 - maxHeartbeats },
 		"upon one of long ago":  func(p *Promise) { p.Beat = 40 },
 		"repeated, arrives now": func(p *Promise) { p.Beat = 43 },
 	} {
@@ -221,13 +221,13 @@ func TestHeirsAnswerConfirms(t *testing.T) {
 }
 
 func TestFarewell(t *testing.T) {
-	farewell := Send{peerB, Farewell{Leader: peerA, Follower: peerB, Term: 1}}
+	farewell := Send{peerB, Handover{Leader: peerA, Standby: peerB, Term: 1}}
 	t.Run("the heir takes over", func(t *testing.T) {
 		d := inherited(t)
 		d.at(10.4, Release{}, LostLeadership{1, ReasonReleased}, farewell)
-		d.at(10.41, Taken{Leader: Peer{ID: "a", Incarnation: "a0"}, Follower: peerB, Term: 9}) // to another
-		d.at(10.42, Taken{Leader: peerA, Follower: peerB, Term: 1})                            // of before
-		d.at(10.45, Taken{Leader: peerA, Follower: peerB, Term: 2}, Released{})
+		d.at(10.41, TookOver{Leader: Peer{ID: "a", Incarnation: "a0"}, Standby: peerB, Term: 9}) // to another
+		d.at(10.42, TookOver{Leader: peerA, Standby: peerB, Term: 1})                            // of before
+		d.at(10.45, TookOver{Leader: peerA, Standby: peerB, Term: 2}, Released{})
 	})
 	t.Run("the heir is silent", func(t *testing.T) {
 		d := inherited(t)
@@ -313,7 +313,7 @@ func TestHeirLearnsOfRenewalsFromItsLeader(t *testing.T) {
 func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
 	lock := lockOf(peerB, 4, 9, peerA)
 	for name, change := range map[string]func(*Heartbeat){
-		"to another process":             func(h *Heartbeat) { h.Follower.Incarnation = "a0" },
+		"to another process":             func(h *Heartbeat) { h.Standby.Incarnation = "a0" },
 		"with another's lock":            func(h *Heartbeat) { h.Lock.Incarnation = "c1" },
 		"with the lock of another term":  func(h *Heartbeat) { h.Term = 5 },
 		"in an earlier term":             func(h *Heartbeat) { h.Term, h.Lock.Term = 3, 3 },
@@ -324,7 +324,7 @@ func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
 			d := following(t)
 			h := beatOf(peerB, peerA, 8, lock, "x")
 			if change == nil {
-				d.at(3.1, Farewell{Leader: peerB, Follower: peerA, Term: 4},
+				d.at(3.1, Handover{Leader: peerB, Standby: peerA, Term: 4},
 					WriteLock{lockOf(peerA, 5, 10, Peer{}), objstore.IfToken("x")})
 				d.at(3.2, WriteConflict{}, ReadLock{}) // his last renewal; who is heir does not wait to look
 				d.at(3.3, LockRead{lockOf(peerB, 4, 10, peerA), "x2"},
@@ -340,11 +340,11 @@ func TestHeartbeatsThatAreNotAnswered(t *testing.T) {
 
 func TestFarewellIsAnsweredByTheTakeOver(t *testing.T) {
 	d := following(t)
-	d.at(3.05, Farewell{Leader: peerB, Follower: Peer{ID: "a", Incarnation: "a0"}, Term: 4}) // to another
-	d.at(3.06, Farewell{Leader: peerB, Follower: peerA, Term: 3})                            // of a term before
-	d.at(3.1, Farewell{Leader: peerB, Follower: peerA, Term: 4}, WriteLock{lockOf(peerA, 5, 10, Peer{}),
+	d.at(3.05, Handover{Leader: peerB, Standby: Peer{ID: "a", Incarnation: "a0"}, Term: 4}) // to another
+	d.at(3.06, Handover{Leader: peerB, Standby: peerA, Term: 3})                            // of a term before
+	d.at(3.1, Handover{Leader: peerB, Standby: peerA, Term: 4}, WriteLock{lockOf(peerA, 5, 10, Peer{}),
 		objstore.IfToken("x")})
-	d.at(3.2, LockWritten{"y"}, BecameLeader{5}, Send{peerB, Taken{Leader: peerB, Follower: peerA, Term: 5}})
+	d.at(3.2, LockWritten{"y"}, BecameLeader{5}, Send{peerB, TookOver{Leader: peerB, Standby: peerA, Term: 5}})
 }
 
 func TestLeaderThatHearsOfAHigherTermStops(t *testing.T) {
@@ -357,7 +357,7 @@ func TestHeirOptions(t *testing.T) {
 		"":              func(*Options) {},
 		"peer_lease":    func(o *Options) { o.PeerLease = time.Millisecond },
 		"peer_interval": func(o *Options) { o.PeerInterval = 0 },
-		"cannot be":     func(o *Options) { o.HeirLease, o.HeirRenew = 20*time.Second, 15*time.Second },
+		"not allowed":   func(o *Options) { o.HeirLease, o.HeirRenew = 20*time.Second, 15*time.Second },
 		"every 30s":     func(o *Options) { o.HeirLease = 5 * time.Second },
 	} {
 		o := withHeir

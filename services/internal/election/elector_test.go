@@ -1,4 +1,4 @@
-package lease
+package election
 
 import (
 	"math"
@@ -191,7 +191,7 @@ func TestRenewalAnsweredAfterLeadershipEndedLeadsNowhere(t *testing.T) {
 	d := newDriver(t)
 	d.leadFrom0()
 	d.at(5, Tick{}, WriteLock{own(1, 2), objstore.IfToken("t1")})
-	d.at(5.1, TermMet{3}, LostLeadership{1, ReasonTerm})
+	d.at(5.1, TermSeen{3}, LostLeadership{1, ReasonTerm})
 	d.at(5.2, LeaderStopped{})
 	d.at(5.3, LockWritten{"t2"}, WriteLock{own(4, 3), objstore.IfToken("t2")}) // not term 1 again
 }
@@ -306,7 +306,7 @@ func TestMachineEvidence(t *testing.T) {
 		d := start(t)
 		d.at(9.1, MachineAnswer{MachineTerminated}, take)
 	})
-	for _, state := range []Evidence{MachineUnknown, MachineRunning, MachineStopping, MachineSuspended,
+	for _, state := range []MachineState{MachineUnknown, MachineRunning, MachineStopping, MachineSuspended,
 		MachineNotFound} {
 		t.Run("never counts", func(t *testing.T) {
 			d := start(t)
@@ -328,7 +328,7 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(9.5, MachineAnswer{MachineStopped})
 		d.at(14.9, Tick{}, ReadLock{})
 		d.at(14.9, LockRead{lock, "x"})
-		d.at(14.95, LeaderGone{Peer{ID: "b", Incarnation: "b1"}}, ReadLock{})
+		d.at(14.95, LeaderLinkDown{Peer{ID: "b", Incarnation: "b1"}}, ReadLock{})
 		d.at(14.95, LockRead{lock, "x"})
 		d.at(15, Tick{}, ask) // a renewal interval and a margin later
 		d.at(15.1, MachineAnswer{MachineStopped}, take)
@@ -356,9 +356,9 @@ func TestMachineEvidence(t *testing.T) {
 	holder := Peer{ID: "b", Incarnation: "b1"}
 	t.Run("link to the holder ends", func(t *testing.T) {
 		d := seenFirstAt3(t, other(4, 9))
-		d.at(4, LeaderGone{Peer{ID: "b", Incarnation: "b0"}}, ReadLock{}) // of another life
+		d.at(4, LeaderLinkDown{Peer{ID: "b", Incarnation: "b0"}}, ReadLock{}) // of another life
 		d.at(4, LockRead{other(4, 9), "x"})
-		d.at(4.1, LeaderGone{holder}, ReadLock{}, ask)
+		d.at(4.1, LeaderLinkDown{holder}, ReadLock{}, ask)
 		d.at(4.2, LockRead{other(4, 9), "x"})
 		d.at(4.2, MachineAnswer{MachineStopping})
 		d.at(4.45, Tick{}, ReadLock{}) // it may be released
@@ -369,14 +369,14 @@ func TestMachineEvidence(t *testing.T) {
 	})
 	t.Run("renewed right before the link ended", func(t *testing.T) {
 		d := seenFirstAt3(t, other(4, 9))
-		d.at(4, LeaderGone{holder}, ReadLock{}, ask)
+		d.at(4, LeaderLinkDown{holder}, ReadLock{}, ask)
 		d.at(4.1, LockRead{other(4, 10), "x2"})
 		d.at(4.2, MachineAnswer{MachineTerminated}, ask) // said of another token
 		d.at(4.3, MachineAnswer{MachineTerminated}, WriteLock{own(5, 11), objstore.IfToken("x2")})
 	})
 	t.Run("link ends, the holder goes on", func(t *testing.T) {
 		d := seenFirstAt3(t, other(4, 9))
-		d.at(4, LeaderGone{holder}, ReadLock{}, ask)
+		d.at(4, LeaderLinkDown{holder}, ReadLock{}, ask)
 		d.at(4.1, LockRead{other(4, 9), "x"})
 		d.at(4.1, MachineAnswer{MachineRunning})
 		d.at(5, Tick{}, ReadLock{})
@@ -478,7 +478,7 @@ func TestConfirm(t *testing.T) {
 func TestAppliedConfigurationIsInTheNextRenewal(t *testing.T) {
 	d := newDriver(t)
 	d.leadFrom0()
-	d.at(1, Applied{"config-4"}) // no write for it
+	d.at(1, ConfigApplied{"config-4"}) // no write for it
 	renewal := own(1, 2)
 	renewal.AppliedETag = "config-4"
 	d.at(5, Tick{}, WriteLock{renewal, objstore.IfToken("t1")})
@@ -487,8 +487,8 @@ func TestAppliedConfigurationIsInTheNextRenewal(t *testing.T) {
 func TestHigherTermEndsLeadership(t *testing.T) {
 	d := newDriver(t)
 	d.leadFrom0()
-	d.at(1, TermMet{1})
-	d.at(2, TermMet{8}, LostLeadership{1, ReasonTerm})
+	d.at(1, TermSeen{1})
+	d.at(2, TermSeen{8}, LostLeadership{1, ReasonTerm})
 	d.at(3, LeaderStopped{}, WriteLock{own(9, 2), objstore.IfToken("t1")})
 }
 
@@ -610,27 +610,27 @@ func TestRequestsOfAPeacefulHour(t *testing.T) {
 	for _, opt := range documented {
 		renewals := int(time.Hour / opt.Renew)
 		for followers := range 3 {
-			w := newWorld(uint64(followers) + 7)
-			w.idle = true
+			sim := newSimulation(uint64(followers) + 7)
+			sim.idle = true
 			for i := range followers + 1 {
 				n := &node{name: string(rune('a' + i)), rate: 1, opt: opt}
-				w.nodes = append(w.nodes, n)
-				w.after(time.Duration(i)*time.Second, func() { w.start(n) })
+				sim.nodes = append(sim.nodes, n)
+				sim.after(time.Duration(i)*time.Second, func() { sim.start(n) })
 			}
-			w.runUntil(10 * time.Minute)
-			before := w.requests
-			w.runUntil(70 * time.Minute)
-			if w.err != nil {
-				t.Fatal(w.err)
+			sim.runUntil(10 * time.Minute)
+			before := sim.requests
+			sim.runUntil(70 * time.Minute)
+			if sim.err != nil {
+				t.Fatal(sim.err)
 			}
-			got, least, most := w.requests-before, renewals*99/100*(followers+1), renewals+1+renewals*14/10*followers
+			got, least, most := sim.requests-before, renewals*99/100*(followers+1), renewals+1+renewals*14/10*followers
 			t.Logf("renewal %v, %d followers: %d requests an hour", opt.Renew, followers, got)
 			if got > most || got < least {
 				t.Errorf("renewal %v, %d followers: %d requests an hour, want %d to %d", opt.Renew, followers, got,
 					least, most)
 			}
-			if w.led != 1 {
-				t.Errorf("%d leaderships in an hour of peace", w.led)
+			if sim.led != 1 {
+				t.Errorf("%d leaderships in an hour of peace", sim.led)
 			}
 		}
 	}
@@ -639,9 +639,9 @@ func TestRequestsOfAPeacefulHour(t *testing.T) {
 // TestFailOverTimes holds the figures of docs/concepts/election.md: a leader is killed at a random moment, or stops, and a
 // follower has authority so much later.
 func TestFailOverTimes(t *testing.T) {
-	kill := func(w *world, a *node, state Evidence) {
+	kill := func(sim *electionSimulation, a *node, state MachineState) {
 		a.state = state
-		w.ended(a, MachineRunning) // its kernel closes its connections
+		sim.ended(a, MachineRunning) // its kernel closes its connections
 		a.alive = false
 		a.life++
 	}
@@ -649,43 +649,43 @@ func TestFailOverTimes(t *testing.T) {
 	for _, opt := range documented {
 		for _, tc := range []struct {
 			name        string
-			stop        func(w *world, a *node)
+			stop        func(sim *electionSimulation, a *node)
 			least, most time.Duration
 		}{
 			// Lease and margin, the wait for the next look, the way of the last renewal, and those of a read and a
 			// write.
-			{"killed", func(w *world, a *node) {
-				kill(w, a, MachineRunning)
-			}, patience(opt.Lease) - opt.Renew - 200*time.Millisecond,
-				patience(opt.Lease) + opt.Renew/20 + 5*80*time.Millisecond},
-			{"machine terminated", func(w *world, a *node) { kill(w, a, MachineTerminated) }, 0, told},
-			{"released", func(w *world, a *node) { w.give(a, Release{}) }, 0, told + opt.Renew/20},
+			{"killed", func(sim *electionSimulation, a *node) {
+				kill(sim, a, MachineRunning)
+			}, takeoverWait(opt.Lease) - opt.Renew - 200*time.Millisecond,
+				takeoverWait(opt.Lease) + opt.Renew/20 + 5*80*time.Millisecond},
+			{"machine terminated", func(sim *electionSimulation, a *node) { kill(sim, a, MachineTerminated) }, 0, told},
+			{"released", func(sim *electionSimulation, a *node) { sim.give(a, Release{}) }, 0, told + opt.Renew/20},
 		} {
 			var waits []time.Duration
 			for seed := range uint64(200) {
-				w := newWorld(seed)
-				w.idle = true
+				sim := newSimulation(seed)
+				sim.idle = true
 				a := &node{name: "a", machine: "m-a", state: MachineRunning, rate: 1, opt: opt}
 				b := &node{name: "b", machine: "m-b", state: MachineRunning, rate: 1, opt: opt}
-				w.nodes = []*node{a, b}
-				w.start(a)
-				w.after(opt.Renew/3, func() { w.start(b) })
-				w.runUntil(20*opt.Renew + time.Duration(w.rng.Int64N(int64(opt.Renew))))
-				if w.leader() != a {
+				sim.nodes = []*node{a, b}
+				sim.start(a)
+				sim.after(opt.Renew/3, func() { sim.start(b) })
+				sim.runUntil(20*opt.Renew + time.Duration(sim.rng.Int64N(int64(opt.Renew))))
+				if sim.leader() != a {
 					t.Fatalf("seed %d: a does not lead", seed)
 				}
-				before := w.now
-				tc.stop(w, a)
-				for w.leader() != b && w.now < before+3*opt.Lease {
-					w.runUntil(w.now + time.Millisecond)
+				before := sim.now
+				tc.stop(sim, a)
+				for sim.leader() != b && sim.now < before+3*opt.Lease {
+					sim.runUntil(sim.now + time.Millisecond)
 					if !a.alive {
 						a.life++ // it is not started again
 					}
 				}
-				if w.err != nil {
-					t.Fatal(w.err)
+				if sim.err != nil {
+					t.Fatal(sim.err)
 				}
-				waits = append(waits, w.now-before)
+				waits = append(waits, sim.now-before)
 			}
 			slices.Sort(waits)
 			t.Logf("renewal %v, lease %v, %s: p50 %v, p95 %v, most %v", opt.Renew, opt.Lease, tc.name, waits[99],

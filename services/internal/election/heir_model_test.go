@@ -1,4 +1,4 @@
-package lease
+package election
 
 import (
 	"errors"
@@ -249,7 +249,7 @@ func (x *explorer) steps(m *model) []step {
 			})
 		}
 		other := m.procs[1-i].e.self.Peer()
-		if l := p.e.link(other); m.budget.breaks > 0 && l != nil && l.up {
+		if l := p.e.findLink(other); m.budget.breaks > 0 && l != nil && l.up {
 			add(name+" loses its link", func(x *explorer, m *model) error {
 				m.budget.breaks--
 				return x.give(m, i, LinkDown{Peer: other})
@@ -349,7 +349,7 @@ func (x *explorer) explore(m *model, depth int) error {
 func (x *explorer) settle(m model) error {
 	x.ended++
 	m.budget = budget{}
-	end := m.now + time.Duration(float64(patience(x.opt.HeirLease))*1.1) + 10*time.Second
+	end := m.now + time.Duration(float64(takeoverWait(x.opt.HeirLease))*1.1) + 10*time.Second
 	for range 100_000 {
 		if m.now > end {
 			break
@@ -438,7 +438,7 @@ func writes(p *modelProc, heir bool) bool {
 var modelBeginnings = map[string]func(x *explorer) (model, error){
 	"an heir": func(x *explorer) (model, error) {
 		return x.beginning(func(m *model) bool {
-			return m.procs[0].e.heir != (Peer{}) && m.procs[0].e.beats.last%4 == 0
+			return m.procs[0].e.heir != (Peer{}) && m.procs[0].e.heartbeats.last%4 == 0
 		})
 	},
 	"an heir is being named": func(x *explorer) (model, error) {
@@ -501,7 +501,7 @@ var modelBeginnings = map[string]func(x *explorer) (model, error){
 // TestHeirModel plays all stories up to a depth from a few beginnings, with either clock fast.
 func TestHeirModel(t *testing.T) {
 	opt := Options{Lease: 4 * time.Second, Renew: 2 * time.Second, HeirLease: 12 * time.Second,
-		HeirRenew: 6 * time.Second, Steady: time.Second,
+		HeirRenew: 6 * time.Second, HeirProbation: time.Second,
 		PeerLease: time.Second, PeerInterval: 500 * time.Millisecond}
 	limit := *stateCount
 	if testing.Short() {

@@ -1,6 +1,6 @@
 //go:build mutation
 
-package lease
+package election
 
 import (
 	"encoding/json"
@@ -34,12 +34,12 @@ var mutations = []struct{ name, file, from, to string }{
 	{"while a change is unsettled the lease of before counts", "heir.go",
 		"until = min(until, e.write.began.Add(authority(e.write.lock.Lease())))", ""},
 	{"no margin between a promise and its end", "promise.go",
-		"now.Add(faith(h.Length))", "now.Add(h.Length*9/10)"},
+		"now.Add(promiseHold(h.Length))", "now.Add(h.Length*9/10)"},
 	{"the heir does not wait for the end of its promise", "watch.go",
 		"return e.promise.until\n\t\t}", "return e.seen.since\n\t\t}"},
 	{"followers wait for the short lease of a lock with an heir", "watch.go",
-		"return max(e.seen.since.Add(patience(lock.Lease())), e.promise.until)",
-		"return max(e.seen.since.Add(patience(e.opt.Lease)), e.promise.until)"},
+		"return max(e.seen.since.Add(takeoverWait(lock.Lease())), e.promise.until)",
+		"return max(e.seen.since.Add(takeoverWait(e.opt.Lease)), e.promise.until)"},
 	{"the leader keeps an heir that does not answer", "heir.go",
 		"case !l.up || !l.promises || now >= l.promised.Add(e.opt.stale()):", "case !l.promises:"},
 	{"promises are forgotten with the link", "heir.go",

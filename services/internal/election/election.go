@@ -1,0 +1,137 @@
+// Package election decides which server of a shard leads. Elector is a pure state machine: it takes inputs with the
+// instant at which they happened and returns actions. It reads no clock, does no I/O and starts no goroutines; package
+// lease connects it to a store, to a clock and to the other servers.
+//
+// Invariant: two processes never hold authority at the same time, as long as the rates of their clocks differ by less
+// than a tenth and the clocks count while the machine sleeps. The lock (record.Lock) is only ever replaced under the
+// condition that the token that was read is still in the store. The invariant rests on these rules:
+//
+//   - A leader acts until 0.95 leases after it began to send its last confirmed renewal. Another process writes the
+//     lock only after it has seen the same token for 1.06 leases, unless the lock is released or the holder's machine
+//     is terminated.
+//   - While the lock names an heir, the leader also stops 0.95 promises after it began to send the last heartbeat that
+//     the heir answered. The heir writes the lock no sooner than 1.1 promises after it received the last heartbeat that
+//     it answered, and it answers none while its own takeover write may still succeed. For true time t, clock rates of
+//     0.95 to 1.05 and a promise of length P:
+//     leader stops ≤ t(sent) + 0.95 P / 0.95 = t(sent) + P < t(received) + 1.1 P / 1.05 ≤ heir writes.
+//   - While the result of a leader's write is unknown, the old or the new version may be in the store. The leader acts
+//     only as long as both leases and the promises of both heirs allow.
+//
+// The heir is a process, not a server: a restarted server has another incarnation and waits for the whole lease.
+package election
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// Instant is a reading of one machine's clock in nanoseconds since an arbitrary origin. The clock counts while the
+// machine is suspended and is never set. Instants of different machines cannot be compared.
+type Instant int64
+
+// Never is later than every reading.
+const Never Instant = math.MaxInt64
+
+// Add returns the instant d after t.
+func (t Instant) Add(d time.Duration) Instant { return t + Instant(d) }
+
+// Sub returns the time from u to t.
+func (t Instant) Sub(u Instant) time.Duration { return time.Duration(t - u) }
+
+// Identity is what a process writes about itself into the lock.
+type Identity struct {
+	// ID is the server's --id.
+	ID string
+	// Incarnation is random for each start of the process.
+	Incarnation string
+	// Machine is the provider's ID of the machine, which the provider never uses again. Empty if there is none.
+	Machine   string
+	Addresses record.LockAddresses
+}
+
+// Peer returns the name by which other processes know this one.
+func (i Identity) Peer() Peer { return Peer{ID: i.ID, Incarnation: i.Incarnation} }
+
+// Options are the settings of `leader_election`.
+type Options struct {
+	// Lease is the time after the last renewal for which others wait, with a margin of 6 %. Whole milliseconds.
+	Lease time.Duration
+	// Renew is the time between renewals. It is at most half a lease, so that a failed renewal can be repeated.
+	Renew time.Duration
+
+	// PeerLease is the length of an heir's promise not to take over. 0 means that there is no heir.
+	PeerLease time.Duration
+	// PeerInterval is the time between two heartbeats of the leader, at most a quarter of PeerLease.
+	PeerInterval time.Duration
+	// HeirLease and HeirRenew replace Lease and Renew in a lock with an heir. 0 means 90 s and 30 s, or Lease and Renew
+	// if those are longer.
+	HeirLease, HeirRenew time.Duration
+	// HeirProbation is how long a standby must answer every heartbeat before it becomes heir. 0 means 10 s.
+	HeirProbation time.Duration
+}
+
+// minPeerLease leaves room for a few round trips and for the pauses of a busy process.
+const minPeerLease = 100 * time.Millisecond
+
+// withDefaults returns the options with the omitted ones filled in.
+func (o Options) withDefaults() Options {
+	if o.HeirLease == 0 {
+		o.HeirLease = max(90*time.Second, o.Lease)
+	}
+	if o.HeirRenew == 0 {
+		o.HeirRenew = max(30*time.Second, o.Renew)
+	}
+	if o.HeirProbation == 0 {
+		o.HeirProbation = 10 * time.Second
+	}
+	return o
+}
+
+// minRenew keeps the pauses that are derived from Renew above a timer's precision.
+const minRenew = 10 * time.Millisecond
+
+// Validate returns an error that names the first setting that is out of range.
+func (o Options) Validate() error {
+	switch {
+	case o.Renew < minRenew:
+		return fmt.Errorf("renew_interval %v: want at least %v", o.Renew, minRenew)
+	case o.Lease > time.Hour:
+		return fmt.Errorf("lease_duration %v: want at most an hour", o.Lease)
+	case o.Renew > o.Lease/2:
+		return fmt.Errorf("renew_interval %v: want at most half of lease_duration %v", o.Renew, o.Lease)
+	case o.Lease%time.Millisecond != 0 || o.Renew%time.Millisecond != 0:
+		return errors.New("renew_interval and lease_duration: want whole milliseconds")
+	case o.PeerLease == 0:
+		return nil
+	case o.PeerLease < minPeerLease || o.PeerLease > time.Minute:
+		return fmt.Errorf("peer_lease %v: want 0, or %v to a minute", o.PeerLease, minPeerLease)
+	case o.PeerInterval <= 0:
+		return fmt.Errorf("peer_interval %v: want more than 0", o.PeerInterval)
+	}
+	heir := o.withDefaults()
+	if heir.HeirLease < heir.Lease || heir.HeirLease > time.Hour || heir.HeirRenew > heir.HeirLease/2 ||
+		heir.HeirRenew < minRenew || heir.HeirLease%time.Millisecond != 0 || heir.HeirRenew%time.Millisecond != 0 {
+		return fmt.Errorf("lock with an heir: renewals every %v with a lease of %v are not allowed",
+			heir.HeirRenew, heir.HeirLease)
+	}
+	return nil
+}
+
+// RequestTimeout is the time after which a request to the store counts as failed. Three attempts fit between the time
+// at which a renewal is due and the end of authority.
+func (o Options) RequestTimeout() time.Duration { return o.Lease / 8 }
+
+// authorityPeriod is how long a leader may act after it began to send a renewal or an answered heartbeat.
+func authorityPeriod(lease time.Duration) time.Duration { return lease - lease/20 }
+
+// takeoverWait is how long a standby must see an unchanged token before it may write. 1.06/1.05 is more than 0.95/0.95:
+// the margin covers one clock that is 5 % fast and another that is 5 % slow.
+func takeoverWait(lease time.Duration) time.Duration { return lease + lease*6/100 }
+
+// promiseHold is how long a standby keeps a promise. Its margin covers the rates of the clocks, and a few milliseconds
+// of transmission: a twentieth of a lease is long, a twentieth of a promise is not.
+func promiseHold(promise time.Duration) time.Duration { return promise + promise/10 }

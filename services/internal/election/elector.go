@@ -1,0 +1,290 @@
+package election
+
+import (
+	"hash/fnv"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// Role is what a process is in the election.
+type Role uint8
+
+const (
+	// Standby watches the lock and takes it over when it may.
+	Standby Role = iota
+	// Leader holds the lock and may act until ActUntil.
+	Leader
+	// Stopping has lost its authority, and its leader's code has not returned yet.
+	Stopping
+	// Releasing gives the lock back if it holds it.
+	Releasing
+	// Done takes no further part in the election.
+	Done
+)
+
+// Elector is the state of one process in the election. It is a comparable value; Next returns the following state.
+type Elector struct {
+	self Identity
+	opt  Options
+	role Role
+	term uint64 // the term that is led now, or was led last
+
+	seen      observedLock // the lock as it was seen last
+	mustRead  bool         // the lock must be read before anything is written
+	justRead  bool         // the lock was read in this very step
+	readBegan Instant      // when the last read began
+	readAt    Instant      // when the next read is due
+	// phaseKnown: a read that began at phase found a changed token. The next renewal is due one interval later.
+	phaseKnown bool
+	phase      Instant
+
+	longestLease    time.Duration // longest lease seen in any lock
+	highestTerm     uint64        // highest term seen anywhere
+	revision        uint64        // highest revision seen or written
+	createdRevision uint64        // revision of the last write that was conditional on absence
+
+	machine machineCheck
+	broken  brokenLink
+
+	pending   request
+	write     pendingWrite // the own write that is not settled
+	leaseFrom Instant      // when sending of the last confirmed renewal began
+	lease     time.Duration
+	etag      string
+
+	confirmWanted  uint64 // highest Confirm that was asked for
+	confirmPending uint64 // highest Confirm that the pending request covers
+	confirmDone    uint64 // highest Confirm that was answered
+
+	failures int
+	retryAt  Instant
+
+	heir       Peer // of the confirmed version, while leading
+	links      [maxLinks]standbyLink
+	heartbeats heartbeatLog
+	promise    givenPromise // while standing by
+	handedOver bool         // the heir leads: nothing is left to release
+}
+
+// request is the kind of the storage request that is unanswered.
+type request uint8
+
+const (
+	none request = iota
+	read
+	write
+)
+
+// New returns a standby that has seen nothing.
+func New(self Identity, opt Options) Elector {
+	opt = opt.withDefaults()
+	longest := opt.Lease
+	if opt.PeerLease > 0 {
+		longest = max(longest, opt.HeirLease)
+	}
+	return Elector{self: self, opt: opt, longestLease: longest}
+}
+
+// Role returns what the process is.
+func (e Elector) Role() Role { return e.role }
+
+// ActUntil returns the end of authority and the term in which the process leads. It returns zeros unless the process
+// leads.
+func (e Elector) ActUntil() (Instant, uint64) {
+	if e.role != Leader {
+		return 0, 0
+	}
+	until, _ := e.authorityEnd()
+	return until, e.term
+}
+
+// Holder returns the lock as it was seen last. ok is false if there was none.
+func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.seen.presence == present }
+
+// Heir returns the heir in the confirmed version of this leader's lock. It is zero if there is none.
+func (e Elector) Heir() Peer { return e.heir }
+
+// Next takes one input at an instant and returns the following state and what to do. Instants never go back. The
+// receiver does not change.
+func (e Elector) Next(now Instant, in Input) (Elector, Decision) {
+	d := Decision{Wake: Never}
+	e.justRead = false
+	if until, reason := e.authorityEnd(); e.role == Leader && now >= until {
+		e.endLeadership(reason, &d)
+	}
+	switch in := in.(type) {
+	case Tick:
+	case LockRead:
+		e.recordRead(now, observedLock{presence: present, lock: in.Lock, token: in.Token}, &d)
+	case LockAbsent:
+		e.highestTerm = max(e.highestTerm, in.HighestTerm)
+		e.recordRead(now, observedLock{presence: absent, highestTerm: in.HighestTerm}, &d)
+	case LockUnreadable:
+		e.highestTerm = max(e.highestTerm, 1) // a lock means that the shard had a leader
+		e.recordRead(now, observedLock{presence: unreadable, token: in.Token}, &d)
+	case ReadFailed:
+		e.pending = none
+		e.delayRetry(now)
+	case LockWritten:
+		e.pending = none
+		e.recordWritten(now, in.Token, &d)
+	case WriteConflict:
+		e.pending = none
+		e.recordConflict(now, &d)
+	case WriteUnknown:
+		e.pending = none
+		e.recordWriteUnknown(now)
+	case MachineAnswer:
+		e.recordMachineAnswer(now, in.State)
+	case Confirm:
+		e.confirmWanted = max(e.confirmWanted, in.Seq)
+	case ConfigApplied:
+		e.etag = in.ETag
+	case TermSeen:
+		e.highestTerm = max(e.highestTerm, in.Term)
+		if e.role == Leader && in.Term > e.term {
+			e.endLeadership(ReasonTerm, &d)
+		}
+	case LeaderStopped:
+		if e.role == Stopping {
+			e.role = Standby
+		}
+	case Release:
+		e.startRelease(now, &d)
+	case LinkUp:
+		e.addLink(in.Peer)
+	case LinkDown:
+		e.dropLink(now, in.Peer)
+	case LeaderLinkDown:
+		e.recordLeaderLinkDown(now, in.Leader)
+	case Heartbeat:
+		e.answerHeartbeat(now, in, &d)
+	case Promise:
+		e.recordPromise(now, in, &d)
+	case Handover:
+		e.acceptHandover(now, in)
+	case TookOver:
+		e.handedOver = e.handedOver || e.role == Releasing && in.Leader == e.self.Peer() && in.Term > e.term
+	}
+	e.issueActions(now, &d)
+	return e, d
+}
+
+// answerConfirms answers waiting Confirms after a request proved that this process holds the lock.
+func (e *Elector) answerConfirms(d *Decision) {
+	if e.role == Leader && e.confirmPending > e.confirmDone {
+		e.confirmDone = e.confirmPending
+		d.add(Confirmed{Seq: e.confirmDone})
+	}
+}
+
+// endLeadership ends authority. The process does nothing more until its leader's code has returned.
+func (e *Elector) endLeadership(reason Reason, d *Decision) {
+	e.role = Stopping
+	e.abandonWrite()
+	d.add(LostLeadership{Term: e.term, Reason: reason})
+}
+
+// startRelease ends the candidacy.
+func (e *Elector) startRelease(now Instant, d *Decision) {
+	if e.role == Done || e.role == Releasing {
+		return
+	}
+	led := e.role == Leader
+	if led {
+		e.endLeadership(ReasonReleased, d)
+	}
+	e.abandonWrite()
+	e.role = Releasing
+	if led {
+		e.offerHandover(now, d)
+	}
+}
+
+// issueActions adds the actions that are due, and sets when to wake.
+func (e *Elector) issueActions(now Instant, d *Decision) {
+	e.sendHeartbeats(now, d)
+	if e.pending == none {
+		next, at := e.nextRequest(now)
+		switch {
+		case next == none && e.role == Releasing:
+			e.role = Done
+			d.add(Released{})
+		case next == none:
+		case at > now:
+			d.wakeAt(at)
+		case next == read:
+			e.pending, e.confirmPending, e.readBegan = read, e.confirmWanted, now
+			d.add(ReadLock{})
+		case next == write:
+			e.pending, e.confirmPending = write, e.confirmWanted
+			d.add(e.nextWrite(now))
+		}
+	}
+	switch e.role {
+	case Leader:
+		until, _ := e.ActUntil()
+		d.wakeAt(until)
+	case Standby:
+		e.askMachine(now, d)
+	}
+}
+
+// nextRequest returns the next storage request and when it is due.
+func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
+	switch {
+	case e.role == Stopping || e.role == Done || e.handedOver:
+		return none, Never
+	case e.write.resend:
+		return write, e.retryAt
+	case e.write.attempts > 0 || e.mustRead:
+		return read, e.retryAt
+	}
+	switch e.role {
+	case Leader:
+		if e.chooseHeir(now) != e.heir {
+			return write, e.retryAt
+		}
+		renewAt := e.leaseFrom.Add(e.renewInterval())
+		// A renewal that is due answers a Confirm too, and an heir answers it without a request.
+		if e.confirmWanted > e.confirmDone && now < renewAt && e.heir == (Peer{}) {
+			return read, e.retryAt
+		}
+		return write, max(renewAt, e.retryAt)
+	case Releasing:
+		if e.holdsLock() {
+			return write, e.retryAt
+		}
+		return none, Never
+	default:
+		if e.seen.presence == notRead {
+			return read, e.retryAt
+		}
+		if takeAt := e.takeoverTime(); takeAt <= max(now, e.readAt) {
+			// Absence has no token: a lock may have been written and deleted since the last read.
+			if e.seen.presence == absent && !e.justRead {
+				return read, max(takeAt, e.retryAt)
+			}
+			return write, max(takeAt, e.retryAt)
+		}
+		return read, max(e.readAt, e.retryAt)
+	}
+}
+
+// delayRetry delays the next request after a failed one. The delay starts at a twentieth of the renewal interval and
+// doubles, up to a quarter of the interval for a leader, which has a lease to save, and up to the interval otherwise. A
+// hash of the incarnation spreads the retries of standbys.
+func (e *Elector) delayRetry(now Instant) {
+	wait := e.opt.Renew / 20 << min(e.failures, 5)
+	e.failures++
+	if e.role == Leader {
+		wait = min(wait, e.opt.Renew/4)
+	} else {
+		wait = min(wait, e.opt.Renew)
+		h := fnv.New32a()
+		h.Write([]byte(e.self.Incarnation))
+		wait += wait / 2 * time.Duration(h.Sum32()%1024) / 1024
+	}
+	e.retryAt = now.Add(wait)
+}

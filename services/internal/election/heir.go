@@ -1,0 +1,233 @@
+package election
+
+import "time"
+
+const (
+	// maxLinks is the number of standbys that a leader tracks. Further ones wait for a free place.
+	maxLinks = 4
+	// maxHeartbeats is how many heartbeats are remembered. A promise that answers an older one does not count.
+	maxHeartbeats = 16
+)
+
+// standbyLink is what a leader knows of a standby that is connected, or that was connected and is still the heir.
+type standbyLink struct {
+	peer Peer
+	up   bool
+	// promised: the standby has made a promise in this term. promisedFrom is when sending of the newest heartbeat that
+	// it answered began. answersSince is the beginning of the answers without a gap.
+	promised     bool
+	promisedFrom Instant
+	answersSince Instant
+}
+
+// heartbeatLog holds the last heartbeats of this process.
+type heartbeatLog struct {
+	last   uint64
+	sent   [maxHeartbeats]Instant
+	covers [maxHeartbeats]uint64 // highest Confirm that was asked for before the heartbeat was sent
+	nextAt Instant
+}
+
+// earliestNext returns when a heartbeat may be sent before it is due. The limit keeps the heartbeats that may still be
+// answered in the log.
+func (h *heartbeatLog) earliestNext(o Options) Instant {
+	return h.sent[h.last%maxHeartbeats].Add(o.heartbeatInterval() / 4)
+}
+
+// heartbeatInterval is the time between heartbeats. A heartbeat and its answer may be lost without the loss of the heir.
+func (o Options) heartbeatInterval() time.Duration { return min(o.PeerInterval, o.PeerLease/4) }
+
+// heirTimeout is the age of the newest promise at which the leader writes the lock without that heir. It leaves 0.3
+// promises of authority for the write. With a shorter one the pauses of a busy machine would cost it its heir. With a longer one the
+// end of a standby could cost the leadership.
+func (o Options) heirTimeout() time.Duration { return o.PeerLease * 13 / 20 }
+
+// authorityEnd returns until when a leader may act, and what ends its authority: the storage lease or the heir's
+// promise. While a write is unsettled the old or the new version may be in the store, so both leases and both heirs
+// count.
+func (e *Elector) authorityEnd() (Instant, Reason) {
+	until, reason := e.leaseFrom.Add(authorityPeriod(e.lease)), ReasonExpired
+	heirs := [2]Peer{e.heir}
+	if e.write.attempts > 0 {
+		until = min(until, e.write.began.Add(authorityPeriod(e.write.lock.Lease())))
+		heirs[1] = e.write.lock.Heir
+	}
+	for _, heir := range heirs {
+		if heir == (Peer{}) {
+			continue
+		}
+		if end := e.promiseEnd(heir); end < until {
+			until, reason = end, ReasonPromise
+		}
+	}
+	return until, reason
+}
+
+// promiseEnd returns when the newest promise of a standby ends for the leader, which counts from the moment before it
+// began to send the heartbeat. It returns 0 without a promise.
+func (e *Elector) promiseEnd(standby Peer) Instant {
+	if l := e.findLink(standby); l != nil && l.promised {
+		return l.promisedFrom.Add(authorityPeriod(e.opt.PeerLease))
+	}
+	return 0
+}
+
+// findLink returns the link to a standby, or nil.
+func (e *Elector) findLink(standby Peer) *standbyLink {
+	for i := range e.links {
+		if e.links[i].peer == standby {
+			return &e.links[i]
+		}
+	}
+	return nil
+}
+
+// addLink records a link. It replaces one that has ended, unless the promise made over that one may still be needed.
+func (e *Elector) addLink(peer Peer) {
+	l := e.findLink(peer)
+	for i := 0; l == nil && i < maxLinks; i++ {
+		if free := &e.links[i]; !free.up && (free.peer == Peer{} || free.peer != e.heir &&
+			free.peer != e.write.lock.Heir) {
+			*free = standbyLink{peer: peer}
+			l = free
+		}
+	}
+	if l != nil && peer != (Peer{}) {
+		l.up = true
+		e.advanceHeartbeat()
+	}
+}
+
+// advanceHeartbeat sends the next heartbeat as early as allowed.
+func (e *Elector) advanceHeartbeat() {
+	e.heartbeats.nextAt = min(e.heartbeats.nextAt, e.heartbeats.earliestNext(e.opt))
+}
+
+// dropLink records that a link has ended. Promises that were made over it still hold.
+func (e *Elector) dropLink(now Instant, peer Peer) {
+	if l := e.findLink(peer); l != nil {
+		l.up = false
+	}
+	if e.role == Releasing && peer == e.heir { // its TookOver cannot arrive any more
+		e.retryAt = min(e.retryAt, now)
+	}
+}
+
+// chooseHeir returns the heir that the lock should name: the present heir while its answers come, or else the standby
+// that has answered for the longest time and at least HeirProbation. It returns the zero Peer if there is none.
+func (e *Elector) chooseHeir(now Instant) Peer {
+	var next *standbyLink
+	for i := range e.links {
+		l := &e.links[i]
+		switch {
+		case !l.up || !l.promised || now >= l.promisedFrom.Add(e.opt.heirTimeout()):
+		case l.peer == e.heir:
+			return e.heir
+		case now >= l.answersSince.Add(e.opt.HeirProbation) && (next == nil || l.answersSince < next.answersSince):
+			next = l
+		}
+	}
+	if next == nil {
+		return Peer{}
+	}
+	return next.peer
+}
+
+// renewInterval returns the time between two renewals of the lock as it is.
+func (e *Elector) renewInterval() time.Duration {
+	if e.heir != (Peer{}) {
+		return e.opt.HeirRenew
+	}
+	return e.opt.Renew
+}
+
+// sendHeartbeats asks every connected standby for a promise when one is due. A Confirm makes it due immediately, since
+// the heir's answer settles it.
+func (e *Elector) sendHeartbeats(now Instant, d *Decision) {
+	if e.role != Leader || e.opt.PeerLease == 0 {
+		return
+	}
+	if l := e.findLink(e.heir); e.heir != (Peer{}) && l != nil && now < l.promisedFrom.Add(e.opt.heirTimeout()) {
+		d.wakeAt(l.promisedFrom.Add(e.opt.heirTimeout()))
+	}
+	at, h := e.heartbeats.nextAt, &e.heartbeats
+	if e.heir != (Peer{}) && e.confirmWanted > max(e.confirmDone, h.covers[h.last%maxHeartbeats]) {
+		at = min(at, h.earliestNext(e.opt))
+	}
+	logged := false
+	for i := range e.links {
+		l := &e.links[i]
+		if !l.up {
+			continue
+		}
+		if at > now {
+			d.wakeAt(at)
+			return
+		}
+		if !logged {
+			logged = true
+			h.last++
+			h.sent[h.last%maxHeartbeats], h.covers[h.last%maxHeartbeats] = now, e.confirmWanted
+			h.nextAt = now.Add(e.opt.heartbeatInterval())
+			d.wakeAt(h.nextAt)
+		}
+		d.add(Send{To: l.peer, Message: Heartbeat{Leader: e.self.Peer(), Standby: l.peer, Term: e.term, Beat: h.last,
+			Length: e.opt.PeerLease, Lock: e.seen.lock, Token: e.seen.token}})
+	}
+}
+
+// recordPromise records a standby's answer. The promise counts from the sending of the heartbeat that it names, however
+// late it arrives.
+func (e *Elector) recordPromise(now Instant, p Promise, d *Decision) {
+	l := e.findLink(p.Standby)
+	h := &e.heartbeats
+	if e.role != Leader || p.Leader != e.self.Peer() || p.Term != e.term || p.Length != e.opt.PeerLease ||
+		p.Standby == (Peer{}) || l == nil || !l.up ||
+		p.Beat > h.last || h.last-p.Beat >= maxHeartbeats || p.Beat == 0 {
+		return
+	}
+	sent := h.sent[p.Beat%maxHeartbeats]
+	if !l.promised || sent > l.promisedFrom {
+		if !l.promised || sent.Sub(l.promisedFrom) > e.opt.heirTimeout() {
+			l.answersSince = now
+		}
+		l.promised, l.promisedFrom = true, sent
+	}
+	// Only the heir can take the lock within the lease, and it had not begun to when it answered.
+	covers := h.covers[p.Beat%maxHeartbeats]
+	if p.Standby == e.heir && covers > e.confirmDone && (e.write.attempts == 0 || e.write.lock.Heir == e.heir) {
+		e.confirmDone = covers
+		d.add(Confirmed{Seq: covers})
+	}
+}
+
+// adoptVersion records the version of the lock that this leader is known to hold.
+func (e *Elector) adoptVersion(w pendingWrite) {
+	e.leaseFrom, e.lease = w.began, w.lock.Lease()
+	if e.heir == w.lock.Heir {
+		return
+	}
+	if former := e.findLink(e.heir); former != nil {
+		former.promised = false // the former heir must pass its probation again
+	}
+	e.heir = w.lock.Heir
+	e.advanceHeartbeat() // tells the new heir
+}
+
+// resetPromises begins a term: promises of an earlier one are void.
+func (e *Elector) resetPromises() {
+	for i := range e.links {
+		e.links[i].promised = false
+	}
+	e.heir = Peer{}
+	e.heartbeats.nextAt = 0
+}
+
+// offerHandover ends the heir's promise instead of releasing the lock, so that the takeover is the only write. If the
+// heir does not answer within PeerLease, the lock is read, and released if this process still holds it.
+func (e *Elector) offerHandover(now Instant, d *Decision) {
+	if l := e.findLink(e.heir); e.heir != (Peer{}) && l != nil && l.up && e.chooseHeir(now) == e.heir {
+		d.add(Send{To: e.heir, Message: Handover{Leader: e.self.Peer(), Standby: e.heir, Term: e.term}})
+		e.mustRead, e.retryAt = true, now.Add(e.opt.PeerLease)
+	}
+}

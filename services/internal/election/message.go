@@ -1,0 +1,209 @@
+package election
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// Input is one thing that happened. All inputs are comparable values.
+type Input interface{ input() }
+
+type (
+	// Tick means that only time has passed.
+	Tick struct{}
+
+	// LockRead, LockAbsent, LockUnreadable and ReadFailed answer ReadLock.
+	LockRead struct {
+		Lock  record.Lock
+		Token objstore.Token
+	}
+	// LockAbsent carries the highest term in any record of the shard, or 0 if there is none.
+	LockAbsent struct{ HighestTerm uint64 }
+	// LockUnreadable means that this program cannot decode the lock. Such a lock is never taken over.
+	LockUnreadable struct{ Token objstore.Token }
+	// ReadFailed says nothing about the lock.
+	ReadFailed struct{}
+
+	// LockWritten, WriteConflict and WriteUnknown answer WriteLock.
+	LockWritten struct{ Token objstore.Token }
+	// WriteConflict means that the condition did not hold.
+	WriteConflict struct{}
+	// WriteUnknown means that the write may have succeeded, or may still succeed later.
+	WriteUnknown struct{}
+
+	// MachineAnswer answers AskMachine.
+	MachineAnswer struct{ State MachineState }
+
+	// Confirm asks for proof that this process still holds the lock. The proof must be younger than the request. Seq
+	// rises by one with each request.
+	Confirm struct{ Seq uint64 }
+	// ConfigApplied names the configuration that the leader applied. The next renewal carries it.
+	ConfigApplied struct{ ETag string }
+	// TermSeen means that a record of this term was found.
+	TermSeen struct{ Term uint64 }
+	// LeaderStopped means that the leader's code has returned after LostLeadership. The process does not stand for
+	// election before.
+	LeaderStopped struct{}
+	// Release ends the candidacy. It is given only while no leader's code runs.
+	Release struct{}
+)
+
+func (Tick) input()           {}
+func (LockRead) input()       {}
+func (LockAbsent) input()     {}
+func (LockUnreadable) input() {}
+func (ReadFailed) input()     {}
+func (LockWritten) input()    {}
+func (WriteConflict) input()  {}
+func (WriteUnknown) input()   {}
+func (MachineAnswer) input()  {}
+func (Confirm) input()        {}
+func (ConfigApplied) input()  {}
+func (TermSeen) input()       {}
+func (LeaderStopped) input()  {}
+func (Release) input()        {}
+
+// MachineState is the provider's answer about a lock holder's machine.
+type MachineState uint8
+
+const (
+	// MachineUnknown is every answer that is none of the others, including errors.
+	MachineUnknown MachineState = iota
+	MachineRunning
+	MachineStopping
+	// MachineStopped counts when the provider repeats it one renewal interval later and the token has not changed.
+	MachineStopped
+	MachineSuspended
+	// MachineTerminated counts immediately: such a machine never runs again.
+	MachineTerminated
+	// MachineNotFound never counts: the provider may not know the machine yet, or the question may name a wrong one.
+	MachineNotFound
+)
+
+// Peer names one process of the shard by its ID and its incarnation.
+type Peer = record.LockHeir
+
+// Message is what one process sends to another over a link. For the receiver it is an Input. Messages may be lost,
+// late, repeated and out of order. Each names both processes and the term, so that a message for an earlier process has
+// no effect. All messages are comparable values.
+type Message interface {
+	Input
+	message()
+}
+
+type (
+	// Heartbeat is the leader's request for a promise not to take over for Length from its receipt on.
+	Heartbeat struct {
+		Leader, Standby Peer
+		Term, Beat      uint64
+		Length          time.Duration
+		// Lock and Token are the last version that the leader knows to be in the store, so that the standby need not
+		// read it.
+		Lock  record.Lock
+		Token objstore.Token
+	}
+	// Promise answers one Heartbeat.
+	Promise struct {
+		Leader, Standby Peer
+		Term, Beat      uint64
+		Length          time.Duration
+	}
+	// Handover releases the heir from its promise: the leader of the term has stopped acting.
+	Handover struct {
+		Leader, Standby Peer
+		Term            uint64
+	}
+	// TookOver answers Handover: Standby now leads in Term.
+	TookOver struct {
+		Leader, Standby Peer
+		Term            uint64
+	}
+
+	// LinkUp means that a standby's process can be reached.
+	LinkUp struct{ Peer Peer }
+	// LinkDown means that a standby's process can no longer be reached.
+	LinkDown struct{ Peer Peer }
+
+	// LeaderLinkDown means that this process has lost its link to a leader. The standby then reads the lock and asks
+	// about the leader's machine.
+	LeaderLinkDown struct{ Leader Peer }
+)
+
+func (Heartbeat) input()      {}
+func (Promise) input()        {}
+func (Handover) input()       {}
+func (TookOver) input()       {}
+func (LinkUp) input()         {}
+func (LinkDown) input()       {}
+func (LeaderLinkDown) input() {}
+
+func (Heartbeat) message() {}
+func (Promise) message()   {}
+func (Handover) message()  {}
+func (TookOver) message()  {}
+
+// Action is one thing to do. All actions are comparable values.
+type Action interface{ action() }
+
+type (
+	// ReadLock asks for one read of the lock. At most one ReadLock or WriteLock is unanswered at a time.
+	ReadLock struct{}
+	// WriteLock asks for one conditional put. The same Version of the lock always means the same bytes.
+	WriteLock struct {
+		Lock      record.Lock
+		Condition objstore.Condition
+	}
+	// AskMachine asks the provider about a machine. At most one question is unanswered at a time.
+	AskMachine struct{ Machine string }
+
+	// BecameLeader starts the leader's code.
+	BecameLeader struct{ Term uint64 }
+	// LostLeadership ends the context of the leader's code.
+	LostLeadership struct {
+		Term   uint64
+		Reason Reason
+	}
+	// Confirmed answers every Confirm up to Seq.
+	Confirmed struct{ Seq uint64 }
+	// Released ends the election for this process: it holds no lock and will not write one.
+	Released struct{}
+
+	// Send hands a message to the link with a process. Without a link the message is lost.
+	Send struct {
+		To      Peer
+		Message Message
+	}
+)
+
+func (ReadLock) action()       {}
+func (WriteLock) action()      {}
+func (AskMachine) action()     {}
+func (BecameLeader) action()   {}
+func (LostLeadership) action() {}
+func (Confirmed) action()      {}
+func (Released) action()       {}
+func (Send) action()           {}
+
+// Reason says why leadership ended.
+type Reason string
+
+const (
+	ReasonExpired  Reason = "the lease was not renewed in time"
+	ReasonPromise  Reason = "the heir's promise has ended"
+	ReasonTaken    Reason = "another process holds the lock"
+	ReasonTerm     Reason = "a record of a higher term was found"
+	ReasonReleased Reason = "the lock is released"
+)
+
+// Decision is the answer to one input.
+type Decision struct {
+	Actions []Action
+	// Wake is when Tick is due if no other input comes first.
+	Wake Instant
+}
+
+func (d *Decision) add(a Action) { d.Actions = append(d.Actions, a) }
+
+func (d *Decision) wakeAt(t Instant) { d.Wake = min(d.Wake, t) }
