@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,8 +33,13 @@ const (
 	// hangupGrace is how long a VM's processes have to end when their window is closed, killGrace when they are killed.
 	hangupGrace = 250 * time.Millisecond
 	killGrace   = 5 * time.Second
-	// remember is how long deleted VMs are listed and their IDs are known to be spent.
-	remember = time.Hour
+	// keepDeleted is how long the directory of a deleted VM stays, with its document and its console log. Until then the
+	// VM is listed, and a create request with its ID fails.
+	keepDeleted = time.Hour
+	// maxDeleted directories of deleted VMs stay for that long; older ones only for keepDeletedLeast, after which no
+	// create request with the ID of a deleted VM can still be under way.
+	maxDeleted       = 20
+	keepDeletedLeast = 5 * time.Minute
 )
 
 // Config of the provider.
@@ -305,19 +311,39 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		return nil, infra.Wrap(infra.Indeterminate, "list", err)
 	}
 	vms := make([]infra.VM, 0, len(docs))
+	var deleted []document
 	for _, d := range docs {
 		vm := p.describe(d, panes)
-		if vm.State == infra.Deleted && p.now().Sub(d.DeletedAt) > remember {
-			if err := os.RemoveAll(p.state.vmDir(d.Instance)); err != nil {
-				p.logger.Warn("old tombstone not removed", "instance", d.Instance, "error", err)
-			}
-			continue
+		if vm.State == infra.Deleted {
+			deleted = append(deleted, d)
 		}
 		if d.owner() == owner {
 			vms = append(vms, vm)
 		}
 	}
+	for _, d := range expired(deleted, p.now()) {
+		if err := os.RemoveAll(p.state.vmDir(d.Instance)); err != nil {
+			p.logger.Warn("directory of a deleted VM not removed", "instance", d.Instance, "error", err)
+		}
+		vms = slices.DeleteFunc(vms, func(vm infra.VM) bool { return vm.Tags.Instance == d.Instance })
+	}
 	return vms, nil
+}
+
+// expired returns the deleted VMs whose directories can be removed.
+func expired(deleted []document, now time.Time) []document {
+	slices.SortFunc(deleted, func(a, b document) int { return b.DeletedAt.Compare(a.DeletedAt) }) // latest first
+	var out []document
+	for i, d := range deleted {
+		keep := keepDeleted
+		if i >= maxDeleted {
+			keep = keepDeletedLeast
+		}
+		if now.Sub(d.DeletedAt) > keep {
+			out = append(out, d)
+		}
+	}
+	return out
 }
 
 // Delete implements infra.Provider. It closes the VM's window and kills what survives that.

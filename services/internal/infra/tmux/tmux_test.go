@@ -471,26 +471,46 @@ func TestReusedPID(t *testing.T) {
 	wantState(t, p, other, infra.Running)
 }
 
-func TestTombstonesGo(t *testing.T) {
+// TestDeletedDirectories: the directory of a deleted VM goes after keepDeleted. More than maxDeleted directories stay for
+// keepDeletedLeast only.
+func TestDeletedDirectories(t *testing.T) {
 	p := open(t, testOptions(t))
-	vm, kept := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
+	vm, running := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
 	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
 		t.Fatal(err)
 	}
-	deleted := p.document(t, vm).DeletedAt
+	last := p.document(t, vm)
+	// More VMs that were deleted before: only their documents matter.
+	for i := range maxDeleted + 5 {
+		d := last
+		d.Instance = newRequest(t, "").Tags.Instance
+		d.DeletedAt = last.DeletedAt.Add(-time.Duration(i+1) * time.Second)
+		if err := os.Mkdir(p.state.vmDir(d.Instance), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.state.write(d); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, test := range []struct {
 		after time.Duration
 		want  int
-	}{{remember, 2}, {remember + 1, 1}} {
-		p.now = func() time.Time { return deleted.Add(test.after) }
+	}{
+		{0, 1 + 1 + maxDeleted + 5},
+		{keepDeletedLeast + time.Second, 1 + maxDeleted},
+		{keepDeleted, 1 + 1},
+		{keepDeleted + 1, 1},
+	} {
+		p.now = func() time.Time { return last.DeletedAt.Add(test.after) }
 		if vms, err := p.List(t.Context(), testOwner); err != nil || len(vms) != test.want {
-			t.Errorf("%s after the delete: %v, %v, want %d VMs", test.after, vms, err, test.want)
+			t.Errorf("%s after the last delete: %d VMs, %v; want %d", test.after, len(vms), err, test.want)
+		}
+		documents, err := filepath.Glob(filepath.Join(p.state.dir, "*", "vm.json"))
+		if err != nil || len(documents) != test.want {
+			t.Errorf("%s after the last delete: %d directories, %v; want %d", test.after, len(documents), err, test.want)
 		}
 	}
-	if _, err := os.Stat(p.state.vmDir(vm.Tags.Instance)); !os.IsNotExist(err) {
-		t.Errorf("the tombstone's directory: %v", err)
-	}
-	wantState(t, p, kept, infra.Running)
+	wantState(t, p, running, infra.Running)
 }
 
 func TestJournal(t *testing.T) {

@@ -1,4 +1,4 @@
-package main
+package system
 
 import (
 	"context"
@@ -16,30 +16,31 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// figure is what one round took, from the signal on. acts and attached are zero without a cloud.
+// figure is the result of one round. The times count from the signal. acts, attached and used are zero without a cloud.
 type figure struct {
-	leads    time.Duration // the successor may act
-	acts     time.Duration // its first call that needs permission, other than for the network interface, has arrived
-	attached time.Duration // the interface is the successor's
+	leads    time.Duration // the successor became leader
+	acts     time.Duration // its first RunInstances call arrived
+	attached time.Duration // it has the leader's network interface
 	heirless bool          // the leader had lost its heir just before
-	used     cpu           // until all of that
+	used     cpuTimes      // until the last of these moments
 }
 
-// cpu is processor time: of the successor, of the object store, and of this process, which is the fake EC2. On a busy
-// machine it says more than a clock.
-type cpu struct{ successor, store, cloud time.Duration }
+// cpuTimes are processor times of the successor, the object store, and this process, which is the fake EC2. On a busy
+// machine they say more than a clock.
+type cpuTimes struct{ successor, store, cloud time.Duration }
 
-func (c cpu) less(before cpu) cpu {
-	return cpu{c.successor - before.successor, c.store - before.store, c.cloud - before.cloud}
+func (c cpuTimes) minus(before cpuTimes) cpuTimes {
+	return cpuTimes{c.successor - before.successor, c.store - before.store, c.cloud - before.cloud}
 }
 
-func (c cpu) String() string {
-	s := func(d time.Duration) string { return fmt.Sprintf("%.1f", d.Seconds()) }
-	return fmt.Sprintf("CPU s: server %s, store %s, fake EC2 %s", s(c.successor), s(c.store), s(c.cloud))
+// String returns the times in seconds.
+func (c cpuTimes) String() string {
+	return fmt.Sprintf("CPU s: server %.1f, store %.1f, fake EC2 %.1f", c.successor.Seconds(), c.store.Seconds(),
+		c.cloud.Seconds())
 }
 
-// used is what was used so far; nothing of what cannot be read.
-func (t *trial) used(ctx context.Context, successor *local.Process) cpu {
+// cpuTimes returns the processor times so far. A time that cannot be read is zero.
+func (f *failover) cpuTimes(ctx context.Context, successor *local.Process) cpuTimes {
 	of := func(pid int) time.Duration {
 		p, err := process.NewProcessWithContext(ctx, int32(pid))
 		if err != nil {
@@ -51,7 +52,7 @@ func (t *trial) used(ctx context.Context, successor *local.Process) cpu {
 		}
 		return time.Duration((times.User + times.System) * float64(time.Second))
 	}
-	return cpu{of(successor.PID), of(t.store.PID), of(os.Getpid())}
+	return cpuTimes{of(successor.PID), of(f.store.PID), of(os.Getpid())}
 }
 
 type figures []figure
@@ -67,19 +68,20 @@ func (f figures) each(of func(figure) time.Duration) (all []time.Duration) {
 	return all
 }
 
+// print prints the percentiles of all rounds of one way.
 func (f figures) print(signal string, heir bool) {
-	who, without := "its follower", 0
+	who, heirless := "its follower", 0
 	if heir {
 		who = "its heir"
 	}
 	for _, one := range f {
 		if one.heirless {
-			without++
+			heirless++
 		}
 	}
 	fmt.Printf("%s of the leader → %s may act, %d times: %s\n", signal, who, len(f), summary(f.leading()))
-	if without > 0 {
-		fmt.Printf("  %d of these leaders had just lost their heir\n", without)
+	if heirless > 0 {
+		fmt.Printf("  %d of these leaders had just lost their heir\n", heirless)
 	}
 	if f[0].acts != 0 {
 		fmt.Printf("%s of the leader → first permitted call of the provider: %s\n", signal,
@@ -106,22 +108,22 @@ func summary(waits []time.Duration) string {
 		ms(slices.Max(waits)))
 }
 
-// idleRequests counts the requests to the bucket while nothing happens.
-func (t *trial) idleRequests(ctx context.Context) error {
-	if _, err := t.leader(ctx); err != nil {
+// countIdleRequests counts the requests to the bucket while nothing happens, and prints them.
+func (f *failover) countIdleRequests(ctx context.Context) error {
+	if _, err := f.awaitLeader(ctx); err != nil {
 		return err
 	}
-	if err := pause(ctx, time.Minute); err != nil { // what came with the change of leader is over
+	if err := local.Pause(ctx, time.Minute); err != nil { // until the work after the failover is done
 		return err
 	}
-	before, err := t.requests(ctx)
+	before, err := f.requests(ctx)
 	if err != nil {
 		return err
 	}
-	if err := pause(ctx, t.idle); err != nil {
+	if err := local.Pause(ctx, failoverOptions.idle); err != nil {
 		return err
 	}
-	after, err := t.requests(ctx)
+	after, err := f.requests(ctx)
 	if err != nil {
 		return err
 	}
@@ -132,16 +134,16 @@ func (t *trial) idleRequests(ctx context.Context) error {
 			sum += made
 		}
 	}
-	fmt.Printf("requests of the idle shard, both servers, in %v: %.0f, that is %.0f an hour\n", t.idle, sum,
-		sum*float64(time.Hour)/float64(t.idle))
+	fmt.Printf("requests of the idle shard, both servers, in %v: %.0f, that is %.0f an hour\n", failoverOptions.idle, sum,
+		sum*float64(time.Hour)/float64(failoverOptions.idle))
 	return nil
 }
 
-// requests are how many each server has made of each kind.
-func (t *trial) requests(ctx context.Context) (map[string]float64, error) {
+// requests returns the number of requests to the bucket so far, by server and kind.
+func (f *failover) requests(ctx context.Context) (map[string]float64, error) {
 	made := map[string]float64{}
 	for n := 1; n <= servers; n++ {
-		text, err := t.page(ctx, n, "/metrics")
+		text, err := page(ctx, f.stack, n, "/metrics")
 		if err != nil {
 			return nil, err
 		}
@@ -157,16 +159,7 @@ func (t *trial) requests(ctx context.Context) (map[string]float64, error) {
 		}
 	}
 	if len(made) == 0 {
-		return nil, errors.New("the servers do not say how many requests they made")
+		return nil, errors.New("the metrics of the servers have no nstance_storage_requests_total")
 	}
 	return made, nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
 }

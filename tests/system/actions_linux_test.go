@@ -1,4 +1,4 @@
-package chaos
+package system
 
 import (
 	"fmt"
@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestJournal: who acts in an earlier term after another has in a later one is found, whatever the clocks in the logs
-// say, and so is a term of two.
-func TestJournal(t *testing.T) {
+// TestActionLog writes logs in which a server acts after the end of its term, and logs with two leaders of one term. The
+// times in the logs are wrong, as they are when a clock steps.
+func TestActionLog(t *testing.T) {
 	type entry struct {
 		server int
 		msg    string
@@ -23,15 +23,15 @@ func TestJournal(t *testing.T) {
 	}{
 		"in order": {[][]entry{{{1, "became leader", 3}, {1, "acting", 3}}, {},
 			{{2, "became leader", 4}, {2, "acting", 4}}, {}, {{2, "acting", 4}}}, ""},
-		// the first log was read before the second: either may have come first
-		"in between":    {[][]entry{{{2, "acting", 4}}, {{1, "acting", 3}}}, ""},
-		"after another": {[][]entry{{{2, "acting", 4}}, {}, {{1, "acting", 3}}}, "server-1 acted in term 3"},
-		"two of one term": {[][]entry{{{1, "became leader", 3}}, {{2, "became leader", 3}}},
+		// The logs are read one after the other in each pass, so the order within one pass is unknown.
+		"same pass":           {[][]entry{{{2, "acting", 4}}, {{1, "acting", 3}}}, ""},
+		"acts after its term": {[][]entry{{{2, "acting", 4}}, {}, {{1, "acting", 3}}}, "server-1 acted in term 3"},
+		"two leaders of one term": {[][]entry{{{1, "became leader", 3}}, {{2, "became leader", 3}}},
 			"server-1 and server-2 led in term 3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			j := journal{acted: map[uint64]int{}, led: map[uint64]string{}}
+			j := actionLog{acted: map[uint64]int{}, led: map[uint64]string{}}
 			var err error
 			for _, pass := range tc.passes {
 				j.pass++
@@ -51,7 +51,7 @@ func TestJournal(t *testing.T) {
 						t.Fatal(closeErr)
 					}
 					if err == nil {
-						err = j.take(n, path)
+						err = j.read(n, path)
 					}
 				}
 			}
@@ -59,10 +59,10 @@ func TestJournal(t *testing.T) {
 			case tc.want == "" && err != nil:
 				t.Error(err)
 			case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
-				t.Errorf("%v, want %q", err, tc.want)
+				t.Errorf("error %v, want %q", err, tc.want)
 			}
-			if told := j.told("server-1"); tc.passes[0][0].server == 1 && (told-time.Hour).Abs() > time.Minute {
-				t.Errorf("its clock is %v ahead", told)
+			if ahead := j.clockAhead("server-1"); tc.passes[0][0].server == 1 && (ahead-time.Hour).Abs() > time.Minute {
+				t.Errorf("the clock is %v ahead, want an hour", ahead)
 			}
 		})
 	}

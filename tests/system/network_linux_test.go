@@ -1,4 +1,4 @@
-package chaos
+package system
 
 import (
 	"bytes"
@@ -20,18 +20,18 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// Machines of the network: the object store's, a server's each, one with all VMs, and the one that this test is on.
+// Machines of the network, besides those of the object store and the servers.
 const (
-	vms      = "vms"
-	observer = "observer"
+	vms      = "vms"      // all VMs
+	observer = "observer" // this test
 )
 
-// numbers are the last bytes of the machines' addresses, and of the one that follows the leader.
+// numbers are the last bytes of the addresses of the machines. The address of [local.Leader] moves to the leader.
 var numbers = map[string]byte{local.Store: 1, local.ServerName(1): 11, local.ServerName(2): 12, vms: 21, observer: 31,
 	local.Leader: 100}
 
-// network carries packets between network namespaces, in this process: whatever a network can do wrong, it can do. Its
-// machines have a TUN device each (Documentation/networking/tuntap.rst of the Linux kernel).
+// network carries packets between network namespaces in this process, so it can lose and delay any of them. Each machine
+// has a network namespace with a TUN device (Documentation/networking/tuntap.rst of the Linux kernel).
 type network struct {
 	addresses map[string]string
 	hosts     map[string]*host
@@ -41,15 +41,15 @@ type network struct {
 
 	mu     sync.Mutex
 	rng    *rand.Rand
-	leader string                // machine that has the leader's address
-	bad    map[[2]string]weather // from, to
-	lost   int                   // packets
+	leader string             // machine with the address of the leader
+	bad    map[[2]string]link // from, to
+	lost   int                // packets
 	byAddr map[netip.Addr]string
 }
 
-// weather is what happens to packets from one machine to another.
-type weather struct {
-	loss  float64 // share of them; 1: nothing arrives
+// link is what happens to packets from one machine to another.
+type link struct {
+	loss  float64 // share of lost packets, 0 to 1
 	delay time.Duration
 }
 
@@ -59,21 +59,22 @@ type host struct {
 	tun  *os.File
 }
 
-// thread runs a function on a thread of its own, which ends with it: namespaces are a thread's.
+// thread runs a function on its own thread, which ends with the function, because a thread has namespaces.
 func thread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked
+		runtime.LockOSThread() // never unlocked, so the thread ends
 		result <- f()
 	}()
 	return <-result
 }
 
-// newNetwork makes the machines of one network among several. The observer is in the namespace that this process is in.
+// newNetwork makes a network and its machines. The number is part of the addresses. The observer is in the namespace of
+// this process.
 func newNetwork(number byte, seed uint64) (n *network, err error) {
 	n = &network{addresses: map[string]string{}, hosts: map[string]*host{}, clocks: map[string]*wallClock{},
 		ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)),
-		bad: map[[2]string]weather{}, byAddr: map[netip.Addr]string{}, leader: local.ServerName(1)}
+		bad: map[[2]string]link{}, byAddr: map[netip.Addr]string{}, leader: local.ServerName(1)}
 	for i := 1; i <= servers; i++ {
 		n.clocks[local.ServerName(i)] = &wallClock{}
 	}
@@ -121,7 +122,7 @@ func (n *network) newHost(name, device string) (*host, error) {
 		if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
 			return fmt.Errorf("make a TUN device: %w", err)
 		}
-		h.tun = os.NewFile(uintptr(fd), "tun") // after the ioctl: only then it can be polled
+		h.tun = os.NewFile(uintptr(fd), "tun") // after the ioctl, because a TUN file can be polled only then
 		lines := []string{"link set lo up", "link set " + device + " up", "addr add " + n.addresses[name] + "/24 dev " +
 			device}
 		if strings.HasPrefix(name, "server-") {
@@ -146,7 +147,7 @@ func (n *network) close() {
 	n.wg.Wait()
 }
 
-// carry takes what a machine sends to where it goes, or does not.
+// carry delivers, delays or drops the packets that a machine sends.
 func (n *network) carry(from *host) {
 	packet := make([]byte, 65536)
 	for {
@@ -154,7 +155,7 @@ func (n *network) carry(from *host) {
 		if err != nil {
 			return // closed
 		}
-		if size < 20 || packet[0]>>4 != 4 { // IPv6's own noise
+		if size < 20 || packet[0]>>4 != 4 { // IPv6 router and neighbour discovery
 			continue
 		}
 		address, _ := netip.AddrFromSlice(packet[16:20])
@@ -163,14 +164,14 @@ func (n *network) carry(from *host) {
 		case to == nil:
 		case delay > 0:
 			later := bytes.Clone(packet[:size])
-			time.AfterFunc(delay, func() { _, _ = to.tun.Write(later) }) // if it is still open
+			time.AfterFunc(delay, func() { _, _ = to.tun.Write(later) }) // fails if the device is closed
 		default:
-			_, _ = to.tun.Write(packet[:size]) // a full queue loses packets, as queues do
+			_, _ = to.tun.Write(packet[:size]) // fails if the queue is full: the packet is lost
 		}
 	}
 }
 
-// route is where a packet arrives and how much later; nil if nowhere.
+// route returns the destination of a packet and its delay. It returns nil if the packet is lost.
 func (n *network) route(from string, address netip.Addr) (*host, time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -178,12 +179,12 @@ func (n *network) route(from string, address netip.Addr) (*host, time.Duration) 
 	if to == local.Leader {
 		to = n.leader
 	}
-	w := n.bad[[2]string{from, to}]
-	if n.rng.Float64() < w.loss {
+	l := n.bad[[2]string{from, to}]
+	if n.rng.Float64() < l.loss {
 		n.lost++
 		return nil, 0
 	}
-	return n.hosts[to], w.delay
+	return n.hosts[to], l.delay
 }
 
 // Host implements local.Network.
@@ -202,35 +203,35 @@ func (n *network) Start(name string, cmd *exec.Cmd) error {
 	})
 }
 
-// change makes one direction bad.
-func (n *network) change(from, to string, w weather) {
+// change sets what happens to packets from one machine to another.
+func (n *network) change(from, to string, l link) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.bad[[2]string{from, to}] = w
+	n.bad[[2]string{from, to}] = l
 }
 
-// block cuts one direction.
-func (n *network) block(from, to string) { n.change(from, to, weather{loss: 1}) }
+// block drops all packets from one machine to another.
+func (n *network) block(from, to string) { n.change(from, to, link{loss: 1}) }
 
-// part cuts both directions.
-func (n *network) part(a, b string) {
+// disconnect drops all packets between two machines.
+func (n *network) disconnect(a, b string) {
 	n.block(a, b)
 	n.block(b, a)
 }
 
-// lose has every machine but the observer lose a share of what the others send.
-func (n *network) lose(share float64) {
+// losePackets drops a share of the packets between all machines but the observer.
+func (n *network) losePackets(share float64) {
 	for from := range n.hosts {
 		for to := range n.hosts {
 			if from != observer && to != observer {
-				n.change(from, to, weather{loss: share})
+				n.change(from, to, link{loss: share})
 			}
 		}
 	}
 }
 
-// mend makes the network a good one, sets the clocks right, and says how many packets were lost.
-func (n *network) mend() (lost int) {
+// repair ends all faults of the network and of the clocks. It returns the number of packets lost since the last call.
+func (n *network) repair() (lost int) {
 	for _, clock := range n.clocks {
 		clock.step(0)
 	}
@@ -241,25 +242,24 @@ func (n *network) mend() (lost int) {
 	return lost
 }
 
-// lead moves the leader's address to whoever holds the lock, as a provider's network does when its leader asks for it.
-func (n *network) lead(ctx context.Context, holder func(context.Context) (string, error)) {
+// moveLeaderAddress moves the address of the leader to the holder of the lock until ctx ends, as a cloud moves a network
+// interface.
+func (n *network) moveLeaderAddress(ctx context.Context, holder func(context.Context) (string, error)) {
 	for ctx.Err() == nil {
 		if name, err := holder(ctx); err == nil && n.hosts[name] != nil {
 			n.mu.Lock()
 			n.leader = name
 			n.mu.Unlock()
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
-		}
+		_ = local.Pause(ctx, 100*time.Millisecond) // the loop checks ctx
 	}
 }
 
-// isolated is set in the second run of this program.
-const isolated = "NSTANCE_CHAOS_ISOLATED"
+// isolated is set in the environment of the isolated copy of this program.
+const isolated = "NSTANCE_SYSTEM_ISOLATED"
 
-// isolate runs this program again in network and mount namespaces of its own; in there it returns at once.
+// isolate runs this program again in new network and mount namespaces and returns its exit code. In that copy it returns
+// with done false.
 func isolate() (code int, done bool, err error) {
 	if os.Getenv(isolated) != "" {
 		return 0, false, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")

@@ -1,7 +1,9 @@
-package main
+package system
 
 import (
 	"context"
+	"crypto/ed25519"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +21,11 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
@@ -30,13 +35,12 @@ const (
 	zone   = "us-west-2a"
 	region = "us-west-2"
 	kind   = "t3.small"
-	// address is that of the leader's network interface. It is none of this machine's: the servers find it attached,
-	// and go on waiting for it to answer.
+	// address is the address of the leader's network interface. This machine does not have it: the servers see the
+	// interface attached and keep waiting for the address to answer.
 	address = "10.0.127.250"
 )
 
-// cloud is a fake EC2 in this process: the shard's VMs are its instances, and so are the servers' machines, as the
-// servers' metadata services say.
+// cloud is a fake EC2 in this process. The VMs of the shard and the machines of the servers are its instances.
 type cloud struct {
 	*fakeaws.Cloud
 	url    string
@@ -45,11 +49,11 @@ type cloud struct {
 	client *ec2.Client
 
 	image, subnet, eni string
-	vms                []string // of the shard, that registered and were not lost yet
+	vms                []string // registered VMs of the shard that still run
 
 	mu       sync.Mutex
-	machines map[string]string // instance of each server
-	metadata map[string]string // URL of each server's metadata service
+	machines map[string]string // instance ID by server
+	metadata map[string]string // URL of the metadata service by server
 	services []*http.Server
 }
 
@@ -113,7 +117,7 @@ func (c *cloud) close() error {
 	return errors.Join(append(errs, c.Close())...)
 }
 
-// newMachine gives a server an instance to run on.
+// newMachine makes the instance on which a server runs.
 func (c *cloud) newMachine(ctx context.Context, name string) error {
 	out, err := c.client.RunInstances(ctx, &ec2.RunInstancesInput{ImageId: &c.image,
 		InstanceType: types.InstanceType(kind), SubnetId: &c.subnet,
@@ -147,7 +151,7 @@ func (c *cloud) metadataOf(name string) http.Handler {
 	})
 }
 
-// environment leads a program's calls of EC2 here. The object store takes any key.
+// environment returns the variables that direct a program's EC2 calls to this cloud. The object store accepts any key.
 func (c *cloud) environment(name string) []string {
 	return []string{"AWS_ENDPOINT_URL_EC2=" + c.url, "AWS_ACCESS_KEY_ID=" + c.access, "AWS_SECRET_ACCESS_KEY=" +
 		c.secret, "AWS_EC2_METADATA_DISABLED=false",
@@ -155,13 +159,12 @@ func (c *cloud) environment(name string) []string {
 		"AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull}
 }
 
-// configure makes the shard one of EC2 with that many instances, in groups of at most 500. No agent runs in them.
+// configure makes the shard an EC2 shard with that many instances, in groups of at most 500. No agent runs in them.
 func (c *cloud) configure(s *config.Shard, records int) {
 	s.Server.Provider = config.Provider{Kind: "aws", Region: region, Zone: zone}
 	s.Server.LeaderNetwork = &config.LeaderNetwork{IPv4: address, InterfaceID: c.eni}
 	s.Server.SubnetPools = map[string][]string{"local": {c.subnet}}
-	patience := config.Duration(24 * time.Hour)
-	s.Server.GarbageCollection.RegistrationTimeout = &patience
+	s.Server.GarbageCollection.RegistrationTimeout = duration(24 * time.Hour)
 	s.Defaults.Args = map[string]any{"ImageId": c.image}
 	for name, template := range s.Templates {
 		template.InstanceType = kind
@@ -175,17 +178,17 @@ func (c *cloud) configure(s *config.Shard, records int) {
 	s.Groups = map[string]map[string]config.GroupSpec{local.Tenant: groups}
 }
 
-// watch is what a round waits for beside the change of leaders.
-type watch struct {
+// loss is the loss of a VM, and what the new leader does about it.
+type loss struct {
 	c                 *cloud
 	calls             int
 	created, attached time.Time
 }
 
-// lose ends one of the shard's instances, and the leader's machine too if that is wanted.
-func (c *cloud) lose(ctx context.Context, leader int, machine bool) (*watch, error) {
+// loseVM kills one VM of the shard and, with machine, the machine of the leader.
+func (c *cloud) loseVM(ctx context.Context, leader int, machine bool) (*loss, error) {
 	if len(c.vms) == 0 {
-		return nil, errors.New("no instance is left to be lost")
+		return nil, errors.New("no VM is left")
 	}
 	at := rand.N(len(c.vms))
 	c.EC2().Kill(c.vms[at])
@@ -197,11 +200,11 @@ func (c *cloud) lose(ctx context.Context, leader int, machine bool) (*watch, err
 			return nil, err
 		}
 	}
-	return &watch{c: c, calls: len(c.Calls())}, nil
+	return &loss{c: c, calls: len(c.Calls())}, nil
 }
 
-// wait waits until the successor has asked for the lost instance, and has the leader's network interface.
-func (w *watch) wait(ctx context.Context, successor string) error {
+// await waits until the successor has asked for the replacement and has the leader's network interface.
+func (w *loss) await(ctx context.Context, successor string) error {
 	machine := w.c.machine(successor)
 	for w.created.IsZero() || w.attached.IsZero() {
 		if w.created.IsZero() {
@@ -221,9 +224,68 @@ func (w *watch) wait(ctx context.Context, successor string) error {
 				}
 			})
 		}
-		if err := pause(ctx, 200*time.Millisecond); err != nil { // the cloud tells the times
-			return fmt.Errorf("%s has not asked for the lost instance (%v) or has not the interface (%v): %w",
+		if err := local.Pause(ctx, 200*time.Millisecond); err != nil { // the cloud has the exact times
+			return fmt.Errorf("%s did not ask for the replacement (%v) or does not have the interface (%v): %w",
 				successor, w.created, w.attached, err)
+		}
+	}
+	return nil
+}
+
+// registerAll waits until every instance has its record, and changes each record as the registration of an agent would.
+// An instance that ends unregistered makes its group wait before the next create.
+func (f *failover) registerAll(ctx context.Context) error {
+	want := failoverOptions.records
+	began := time.Now()
+	for {
+		ids, err := f.stack.LiveRecords(ctx)
+		if err == nil && len(ids) == want {
+			break
+		}
+		if err := local.Pause(ctx, time.Second); err != nil {
+			return fmt.Errorf("%d records of %d: %w", len(ids), want, err)
+		}
+	}
+	fmt.Printf("the first leader made %d instances in %v\n", want, time.Since(began).Round(100*time.Millisecond))
+	state, err := f.stack.State(ctx)
+	if err != nil {
+		return err
+	}
+	public, _, err := ed25519.GenerateKey(crand.Reader)
+	if err != nil {
+		return err
+	}
+	for done := 0; done < want; { // the leader may still write some
+		if err := local.Pause(ctx, time.Second); err != nil {
+			return fmt.Errorf("%d instances of %d registered: %w", done, want, err)
+		}
+		writes, inner := errgroup.WithContext(ctx)
+		writes.SetLimit(16)
+		done, f.cloud.vms = 0, nil
+		err := state.LoadInstances(ctx, func(rec record.Instance, token objstore.Token) {
+			switch rec.State {
+			case record.Registered:
+				done++
+				f.cloud.vms = append(f.cloud.vms, rec.ProviderID)
+			case record.Created:
+				writes.Go(func() error {
+					next, err := rec.Next(record.Registered, rec.Term, rec.Writer)
+					if err != nil {
+						return err
+					}
+					next.RegisteredAt, next.PublicKey, next.NonceID = time.Now(), public, "failover-"+rec.ID.String()
+					next.Certificate = &record.CertificateRef{Serial: "0123456789abcdef0123456789abcdef",
+						NotAfter: time.Now().Add(24 * time.Hour)}
+					_, err = state.PutInstance(inner, next, token)
+					return err
+				})
+			}
+		})
+		if werr := writes.Wait(); werr != nil {
+			return werr
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-package chaos
+package system
 
 import (
 	"encoding/binary"
@@ -16,32 +16,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// launchVariable names the program that this one, started as a launcher, is to become.
-const launchVariable = "NSTANCE_CHAOS_LAUNCH"
+// launchVariable names the program that this program executes when it is started as a launcher.
+const launchVariable = "NSTANCE_SYSTEM_LAUNCH"
 
-// wallClock is the time of day of one machine: this one's, and what it is ahead of it. Programs read the time of day
-// through the vDSO, without a system call. One that is started here has no vDSO (its auxiliary vector, getauxval(3),
-// names none), so that it asks the kernel, and a filter hands that question to this process (seccomp_unotify(2)).
-// Everything else about the program is as it is. Clocks other than CLOCK_REALTIME are the kernel's.
+// wallClock is the time of day of one machine. It is ahead of the clock of this machine by a time that can be changed.
+// Programs usually read the time of day through the vDSO, without a system call. A program started by [wallClock.start]
+// has no vDSO, because its auxiliary vector (getauxval(3)) names none. So it makes the system call, and a seccomp filter
+// passes the call to this process (seccomp_unotify(2)). Clocks other than CLOCK_REALTIME are not changed.
 type wallClock struct{ ahead atomic.Int64 }
 
-// step sets the clock, by what it is ahead of this machine's.
+// step sets by how much the clock is ahead of the clock of this machine.
 func (c *wallClock) step(ahead time.Duration) { c.ahead.Store(int64(ahead)) }
 
-func init() { //nolint:gochecknoinits // only there is it certain which thread this is (runtime.LockOSThread)
+func init() { //nolint:gochecknoinits // init runs on the main thread (runtime.LockOSThread)
 	if os.Getenv(launchVariable) != "" {
-		runtime.LockOSThread() // main's is the thread that is traced, and whose filter stays
+		runtime.LockOSThread() // the main thread is traced and keeps the filter
 	}
 }
 
-// launch puts the filter in place, sends its other end to whoever started it, and becomes the program.
+// launch installs the filter, sends the listening end to the parent process, and executes the program.
 func launch() error {
 	path := os.Getenv(launchVariable)
 	if err := os.Unsetenv(launchVariable); err != nil {
 		return err
 	}
-	// clock_gettime(CLOCK_REALTIME, …) is asked about; seccomp(2) has the offsets of struct seccomp_data, its 32-bit
-	// halves in the machine's order.
+	// The filter notifies about clock_gettime(CLOCK_REALTIME, …). seccomp(2) has the offsets of struct seccomp_data; its
+	// 32-bit halves are in the byte order of the machine.
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLOCK_GETTIME, Jf: 3},
@@ -60,14 +60,14 @@ func launch() error {
 		return fmt.Errorf("set a filter of system calls: %w", errno)
 	}
 	if err := unix.Sendmsg(3, []byte{0}, unix.UnixRights(int(fd)), nil, 0); err != nil {
-		return fmt.Errorf("send the filter's other end: %w", err)
+		return fmt.Errorf("send the listening end of the filter: %w", err)
 	}
 	unix.CloseOnExec(3)
 	return unix.Exec(path, os.Args, os.Environ())
 }
 
-// start starts a program whose time of day is the clock's. It must be called on a thread of its own, which traces the
-// program until that has begun.
+// start starts a program that reads this clock. The caller must lock its thread, which traces the program until its first
+// instruction.
 func (c *wallClock) start(cmd *exec.Cmd) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -78,10 +78,10 @@ func (c *wallClock) start(cmd *exec.Cmd) error {
 		return err
 	}
 	defer unix.Close(pair[0])
-	theirs := os.NewFile(uintptr(pair[1]), "launcher")
-	defer theirs.Close()
+	childEnd := os.NewFile(uintptr(pair[1]), "launcher")
+	defer childEnd.Close()
 	cmd.Env = append(cmd.Env, launchVariable+"="+cmd.Path)
-	cmd.Path, cmd.ExtraFiles = self, []*os.File{theirs}
+	cmd.Path, cmd.ExtraFiles = self, []*os.File{childEnd}
 	cmd.SysProcAttr.Ptrace = true
 	if err := cmd.Start(); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (c *wallClock) start(cmd *exec.Cmd) error {
 	pid := cmd.Process.Pid
 	if err := hideVDSO(pid); err != nil {
 		_ = cmd.Process.Kill()
-		return fmt.Errorf("start %s with a clock of its own: %w", cmd.Args[0], err)
+		return fmt.Errorf("start %s with its own clock: %w", cmd.Args[0], err)
 	}
 	control := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
@@ -108,8 +108,8 @@ func (c *wallClock) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// hideVDSO follows a traced launcher through its own start and that of the program, whose vDSO it takes away before its
-// first instruction.
+// hideVDSO traces the launcher until it executes the program, and removes the program's vDSO before its first
+// instruction.
 func hideVDSO(pid int) error {
 	for starts := 0; ; {
 		var status unix.WaitStatus
@@ -135,8 +135,8 @@ func hideVDSO(pid int) error {
 	}
 }
 
-// clearVDSO changes the auxiliary vector of a process that is about to run its first instruction. It is on the stack,
-// after the arguments and the environment.
+// clearVDSO removes the vDSO from the auxiliary vector of a process that is about to run its first instruction. The vector
+// is on the stack, after the arguments and the environment.
 func clearVDSO(pid int) error {
 	const sysinfoEHDR, ignore = 33, 1 // AT_SYSINFO_EHDR, AT_IGNORE: elf.h
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -146,7 +146,7 @@ func clearVDSO(pid int) error {
 	_, after, _ := strings.Cut(string(stat), ") ")
 	fields := strings.Fields(after)
 	var at int64
-	// startstack, proc_pid_stat(5); the first two fields are cut off
+	// Field startstack of proc_pid_stat(5). The first two fields are cut off.
 	if _, err := fmt.Sscan(fields[28-3], &at); err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func clearVDSO(pid int) error {
 	for err == nil {
 		switch key := read(); key {
 		case 0:
-			return errors.New("it has no vDSO")
+			return errors.New("the program has no vDSO")
 		case sysinfoEHDR:
 			_, err := memory.WriteAt(binary.NativeEndian.AppendUint64(nil, ignore), at-8)
 			return err
@@ -182,9 +182,9 @@ func clearVDSO(pid int) error {
 	return err
 }
 
-// question and reply are struct seccomp_notif and seccomp_notif_resp (seccomp_unotify(2)).
+// notification and response are struct seccomp_notif and seccomp_notif_resp (seccomp_unotify(2)).
 type (
-	question struct {
+	notification struct {
 		id         uint64
 		pid, flags uint32
 		nr         int32
@@ -192,7 +192,7 @@ type (
 		ip         uint64
 		args       [6]uint64
 	}
-	reply struct {
+	response struct {
 		id    uint64
 		val   int64
 		error int32
@@ -200,7 +200,7 @@ type (
 	}
 )
 
-// answer tells a program the time of day until it ends.
+// answer answers the calls of one program until the program ends.
 func (c *wallClock) answer(fd int) {
 	defer unix.Close(fd)
 	for {
@@ -208,22 +208,22 @@ func (c *wallClock) answer(fd int) {
 		if _, err := unix.Poll(ready, -1); errors.Is(err, syscall.EINTR) {
 			continue
 		} else if err != nil || ready[0].Revents&unix.POLLIN == 0 {
-			return // nobody has the filter any more
+			return // the program has ended
 		}
-		var q question
+		var q notification
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_RECV,
 			uintptr(unsafe.Pointer(&q))); errno != 0 {
-			continue // it was killed, or interrupted and asks again
+			continue // the program was killed or interrupted; after an interrupt it calls again
 		}
 		now := unix.NsecToTimespec(time.Now().UnixNano() + c.ahead.Load())
-		local := unix.Iovec{Base: (*byte)(unsafe.Pointer(&now))}
-		local.SetLen(int(unsafe.Sizeof(now)))
-		r := reply{id: q.id}
-		if _, err := unix.ProcessVMWritev(int(q.pid), []unix.Iovec{local},
+		written := unix.Iovec{Base: (*byte)(unsafe.Pointer(&now))}
+		written.SetLen(int(unsafe.Sizeof(now)))
+		r := response{id: q.id}
+		if _, err := unix.ProcessVMWritev(int(q.pid), []unix.Iovec{written},
 			[]unix.RemoteIovec{{Base: uintptr(q.args[1]), Len: int(unsafe.Sizeof(now))}}, 0); err != nil {
 			r.error = -int32(unix.EFAULT)
 		}
-		// it may have been killed meanwhile
+		// The call fails if the program was killed.
 		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
 	}
 }

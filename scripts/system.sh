@@ -1,0 +1,15 @@
+# shellcheck shell=sh
+# Sourced: run_system TEST FLAG... builds Nstance and the system tests, and runs one of them in place of this shell.
+
+cd "$(dirname -- "$0")/.."
+# shellcheck source=scripts/progress.sh
+. scripts/progress.sh
+
+run_system() {
+	system_test=$1
+	shift
+	mkdir -p bin/tests
+	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" make -s build GO_BUILD="go build -tags grpcnotrace"
+	step "Building the system tests" go test -c -o bin/tests/system ./tests/system
+	exec bin/tests/system -test.run="$system_test" -test.v -bin="${bin:-$PWD/bin}" "$@"
+}

@@ -1,0 +1,205 @@
+package system
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/dev/local"
+)
+
+// leaderPoll reads the /leader page of every server twenty times a second. The network never breaks these requests.
+type leaderPoll struct {
+	mu      sync.Mutex
+	pages   [servers + 1]leaderPage
+	led     time.Time     // when a server said last that it leads
+	longest time.Duration // the longest time without a leader
+}
+
+// leaderPage is the last /leader page of a server. It is zero if the server does not lead or does not answer.
+type leaderPage struct {
+	leads bool
+	term  uint64
+	heir  string
+}
+
+// poll reads the page of one server until ctx ends.
+func (w *leaderPoll) poll(ctx context.Context, n int, url string) {
+	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	for ctx.Err() == nil {
+		p := readLeaderPage(ctx, client, url)
+		w.mu.Lock()
+		w.pages[n] = p
+		if p.leads {
+			now := time.Now()
+			if !w.led.IsZero() {
+				w.longest = max(w.longest, now.Sub(w.led))
+			}
+			w.led = now
+		}
+		w.mu.Unlock()
+		_ = local.Pause(ctx, 50*time.Millisecond) // the loop checks ctx
+	}
+}
+
+func readLeaderPage(ctx context.Context, client *http.Client, url string) (p leaderPage) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return leaderPage{}
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return leaderPage{}
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1024))
+	if err != nil || !strings.HasPrefix(string(body), "leader term=") {
+		return leaderPage{}
+	}
+	_, _ = fmt.Sscanf(string(body), "leader term=%d heir=%s", &p.term, &p.heir) // a leader without an heir has no heir= in its page
+	p.leads = true
+	return p
+}
+
+// reset starts a new measurement.
+func (w *leaderPoll) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.led, w.longest = time.Now(), 0
+}
+
+// longestGap returns the longest time without a leader since reset, to about a tenth of a second.
+func (w *leaderPoll) longestGap() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return max(w.longest, time.Since(w.led))
+}
+
+// leaders returns the servers that say that they lead.
+func (w *leaderPoll) leaders() (found map[string]leaderPage) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	found = map[string]leaderPage{}
+	for n, p := range w.pages {
+		if p.leads {
+			found[local.ServerName(n)] = p
+		}
+	}
+	return found
+}
+
+// awaitPair waits for a leader that has the other server as its heir.
+func (s *shard) awaitPair(ctx context.Context) (leader, heir string, term uint64, err error) {
+	for {
+		found := s.polls.leaders()
+		for name, p := range found {
+			if len(found) == 1 && p.heir != "" && p.heir != name {
+				return name, p.heir, p.term, nil
+			}
+		}
+		if err := local.Pause(ctx, 20*time.Millisecond); err != nil {
+			return "", "", 0, fmt.Errorf("no leader with an heir: %w", err)
+		}
+	}
+}
+
+// actionLog reads which server acted in which term from the logs of the servers, in the order in which the logs are
+// written, because the clocks of the servers may be wrong.
+type actionLog struct {
+	mu    sync.Mutex
+	pass  int                        // number of reads of all logs
+	bytes [servers + 1]int64         // read of each log
+	ahead [servers + 1]time.Duration // of each clock, by the last line of its log
+	acted map[uint64]int             // first pass with an action, by term
+	led   map[uint64]string          // leader by term
+	err   error
+}
+
+// follow reads new lines of all logs until ctx ends.
+func (j *actionLog) follow(ctx context.Context, s *local.Stack) {
+	for ctx.Err() == nil {
+		j.mu.Lock()
+		j.pass++
+		for n := 1; n <= servers; n++ {
+			j.err = errors.Join(j.err, j.read(n, s.LogFile(local.ServerName(n))))
+		}
+		j.mu.Unlock()
+		_ = local.Pause(ctx, 100*time.Millisecond) // the loop checks ctx
+	}
+}
+
+// read reads the new lines of one log. It fails if a server acts in a term after another server acted in a later term. A
+// line of the pass before the previous one is certainly older than a line of this pass.
+func (j *actionLog) read(n int, path string) error {
+	file, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	raw, err := io.ReadAll(io.NewSectionReader(file, j.bytes[n], 1<<24))
+	if err != nil {
+		return err
+	}
+	raw = raw[:bytes.LastIndexByte(raw, '\n')+1]
+	j.bytes[n] += int64(len(raw))
+	name := local.ServerName(n)
+	for text := range bytes.Lines(raw) {
+		var line local.Line
+		if json.Unmarshal(text, &line) != nil {
+			continue // the output of a crash
+		}
+		j.ahead[n] = time.Until(line.Time)
+		switch line.Msg {
+		case "became leader":
+			if other := j.led[line.Term]; other != "" {
+				return fmt.Errorf("%s and %s led in term %d", other, name, line.Term)
+			}
+			j.led[line.Term] = name
+		case "acting":
+			for term, pass := range j.acted {
+				if term > line.Term && pass < j.pass-1 {
+					return fmt.Errorf("%s acted in term %d although %s had acted in term %d: %s", name, line.Term,
+						j.led[term], term, text)
+				}
+			}
+			if _, ok := j.acted[line.Term]; !ok {
+				j.acted[line.Term] = j.pass
+			}
+		}
+	}
+	return nil
+}
+
+// check returns what was wrong in the logs so far.
+func (j *actionLog) check(context.Context) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.acted) == 0 {
+		return errors.Join(j.err, errors.New("the logs contain no action"))
+	}
+	return j.err
+}
+
+// clockAhead returns by how much the clock of a server was ahead of the clock of this process when it logged its last line.
+func (j *actionLog) clockAhead(server string) time.Duration {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for n, ahead := range j.ahead {
+		if local.ServerName(n) == server {
+			return ahead
+		}
+	}
+	return 0
+}
