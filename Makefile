@@ -1,11 +1,11 @@
-# What a person does with this repository. Each target delegates to a script or to go; `make help` lists them.
+# The commands for users and developers of this repository. Each target runs a script or go. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench fuzz chaos generate lint test test-aws test-k8s test-short
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator sim sim-swarm bench fuzz chaos generate lint test test-all test-aws test-k8s test-short
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
 
-# make sim SEED=42 repeats one world; DURATION is wall time.
+# make sim SEED=42 repeats one simulated world. DURATION is wall time.
 SEED ?=
 DURATION ?= 60s
 
@@ -15,31 +15,31 @@ help: ## List the targets
 up: ## Start a cluster on this machine: object store, tofu apply, servers, agents
 	@scripts/nstance-dev.sh up
 
-down: ## End what `make up` started and clean it away
+down: ## Destroy the cluster of `make up` and remove its files
 	@scripts/nstance-dev.sh down
 
-demo: ## Run the whole story by itself and print a timeline with measured times
+demo: ## Play the life of a shard by itself and print measured times
 	@scripts/nstance-dev.sh demo
 
-check: ## Verify what development needs: go, tmux, kubectl, air, overmind
+check: ## Check for the programs that development needs
 	@scripts/check.sh
 
-dev-tmux: ## Run object store and two servers under Overmind, reloading on change
+dev-tmux: ## Run an object store and two servers under Overmind, with reload on change
 	@scripts/dev-tmux.sh
 
-dev-tmux-k8s: ## The same, and dev-k8s (a Kubernetes API) and nstance-operator
+dev-tmux-k8s: ## The same with dev-k8s (a Kubernetes API) and nstance-operator
 	@scripts/dev-tmux-k8s.sh
 
-dev-operator: ## Run nstance-operator, reloading on change, against temp/operator/kubeconfig
+dev-operator: ## Run nstance-operator against temp/operator/kubeconfig, with reload on change
 	@scripts/dev-operator.sh
 
-kind: ## Make a kind cluster with Cluster API for `make dev-operator` (needs Docker; `make dev-tmux` runs)
+kind: ## Create a kind cluster with Cluster API for `make dev-operator` (needs Docker and a running `make dev-tmux`)
 	@scripts/kind.sh up
 
-clean-kind: ## Remove what `make kind` made
+clean-kind: ## Delete the cluster of `make kind`
 	@scripts/kind.sh down
 
-clean-dev: ## Remove the development environment: its processes, agents and temp/
+clean-dev: ## Stop the development environment and remove its files in temp/
 	@scripts/clean-dev.sh
 
 build: ## Build every binary into ./bin
@@ -50,42 +50,45 @@ nstance-admin: ## Build ./bin/nstance-admin
 	@mkdir -p bin
 	$(GO_BUILD) -o bin/ ./services/cmd/nstance-admin
 
-image: ## Make a machine image with Packer (ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu)
+image: ## Build a machine image with Packer (ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu)
 	@scripts/image.sh
 
-image-operator: ## Make the operator's container image (PUSH=registry.example.com/name:tag to push it)
+image-operator: ## Build the container image of the operator (PUSH=registry.example.com/name:tag pushes it)
 	@VERSION='$(VERSION)' PUSH='$(PUSH)' scripts/image-operator.sh
 
-sim: ## Simulate faults (SEED=n repeats one world, DURATION=60s)
+sim: ## Simulate shards with faults (SEED=n repeats one world, DURATION=60s)
 	SIM_SEED='$(SEED)' SIM_DURATION='$(DURATION)' go test ./services/internal/sim -run TestWorld -count=1 -timeout=0 -v
 
-sim-swarm: ## Simulate N=2000 worlds on all cores, shrink what fails, write temp/sim-coverage.md
+sim-swarm: ## Simulate N=2000 worlds on all cores, shrink failures, write temp/sim-coverage.md
 	@mkdir -p temp
 	SIM_SWARM='$(or $(N),2000)' SIM_COVERAGE='$(CURDIR)/temp/sim-coverage.md' go test ./services/internal/sim -run TestSwarm -count=1 -timeout=0 -v
 
-chaos: ## Break shards of real processes in every way, for three quarters of an hour
+chaos: ## Run every fault against shards of real processes (45 minutes)
 	@scripts/chaos.sh long
 
-fuzz: ## Fuzz every parser of outside bytes (FUZZ=3m each, PATTERN=expression)
+fuzz: ## Fuzz every parser of untrusted input (FUZZ=3m each, PATTERN=expression)
 	@scripts/fuzz.sh '$(or $(FUZZ),3m)' '$(or $(PATTERN),.)'
 
-bench: ## Measure what docs/evidence/performance.md reports
+bench: ## Run the benchmarks of the documentation
 	@scripts/bench.sh
 
-generate: ## Regenerate everything that is generated
+generate: ## Regenerate all generated files
 	@scripts/generate.sh
 
 lint: ## gofmt, vet, golangci-lint, buf, shellcheck
 	@scripts/lint.sh
 
-test: ## Every test, building what it needs: what CI runs
+test: ## Run the tests that need only Go, make and tmux
 	@scripts/test.sh
 
-test-aws: ## Everything about AWS: fake cloud, provider, modules, images, whole stacks
-	@scripts/test.sh tools cloud modules images stacks
+test-all: ## Run every test, as CI does
+	@scripts/test.sh all
 
-test-k8s: ## Everything about Kubernetes: operator, dev-k8s, what installs it, whole clusters
-	@scripts/test.sh tools operator kube
+test-aws: ## Run the tests for AWS: fake cloud, provider, modules, images, whole stacks
+	@scripts/test.sh tools alltools cloud aws modules images stacks
 
-test-short: ## Unit tests only, no external tools, under two minutes
+test-k8s: ## Run the tests for Kubernetes: operator, dev-k8s, installation, whole clusters
+	@scripts/test.sh tools alltools operator kube
+
+test-short: ## Run the unit tests, without external tools (two minutes)
 	go test -short ./...

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Measures the figures of docs/evidence/performance.md. Everything is in memory and on this machine; nothing else should run beside it.
-#   scripts/bench.sh [PATTERN]   only the benchmarks that match: Memory, Reports, Registration (of a server in a process of its own), PowerOff …
-#   scripts/bench.sh short       some of them in a minute, as the test run does: whether they still measure, not what
-# BENCH_PROFILE=DIR leaves profiles of that server there, BENCH_TRACE=DIR execution traces of losses that took more than 10 ms.
+# Run the benchmarks of docs/evidence. They run in memory on this machine. Run nothing else at the same time.
+#   scripts/bench.sh [PATTERN]   only matching benchmarks, such as Memory, Reports, Registration (of a server in its own process) or PowerOff
+#   scripts/bench.sh short       some of them, in a minute, to check that they work; the figures mean nothing
+# BENCH_PROFILE=DIR writes profiles of the server, BENCH_TRACE=DIR execution traces of losses that took more than 10 ms.
 set -eu
 cd "$(dirname "$0")/.."
 pattern=${1:-.}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Verify what development needs, and say how to get what is missing.
+# Check for the programs that development needs, and print how to get missing ones. Optional programs do not fail the check.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -9,6 +9,7 @@ lack() {
 	printf '  MISSING  %-10s %s\n' "$1" "$2"
 	missing=1
 }
+optional() { printf '  optional %-10s %s\n' "$1" "$2"; }
 
 want=$(awk '$1 == "go" { print $2 }' go.mod)
 if command -v go >/dev/null; then
@@ -31,10 +32,10 @@ fi
 if command -v kubectl >/dev/null; then
 	have kubectl "$(command -v kubectl)"
 else
-	lack kubectl "for dev-tmux-k8s and the tests: https://kubernetes.io/docs/tasks/tools"
+	optional kubectl "for make kind, and to look at the objects of make dev-tmux-k8s: https://kubernetes.io/docs/tasks/tools"
 fi
 
-# Both are Go modules pinned under tests/tools: built when no build is cached.
+# Both are pinned Go modules under tests/tools. The first call builds them.
 for name in air overmind; do
 	if path=$(scripts/tool.sh "$name"); then
 		have "$name" "$path"

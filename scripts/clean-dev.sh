@@ -1,11 +1,11 @@
 #!/bin/sh
-# Remove the development environment: Overmind and what it runs, the agents' tmux session, temp/.
+# Stop the development environment (Overmind and its programs, the tmux session of the agents) and remove temp/.
 set -eu
 cd "$(dirname -- "$0")/.."
 
 if [ -S .overmind.sock ]; then
 	"$(scripts/tool.sh overmind)" quit 2>/dev/null || true
-	# Overmind removes its socket when the last process has ended, or is killed after 15 s.
+	# Overmind removes its socket when its last process has ended. It kills processes after 15 s.
 	i=0
 	while [ -S .overmind.sock ] && [ "$i" -lt 100 ]; do
 		sleep 0.2
@@ -13,7 +13,7 @@ if [ -S .overmind.sock ]; then
 	done
 	rm -f .overmind.sock
 fi
-# Air ends before the server that it runs. A new one would find the ports taken.
+# Air ends before the program that it runs. Wait, so that the ports are free for the next start.
 i=0
 while pgrep -f "$PWD/temp/air/" >/dev/null 2>&1 && [ "$i" -lt 100 ]; do
 	sleep 0.2

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# nstance-operator of the development environment, rebuilt and restarted on change.
+# Run nstance-operator of the development environment, with rebuild and restart on change.
 #
-# Without temp/operator/kubeconfig it works with dev-k8s, and is given all it needs there (`make dev-tmux-k8s` runs it so). With one of your
-# own, of kind say, it works with that cluster; see docs/contributing/development.md for what must be in it. Either way the servers of `make dev-tmux` run.
+# Without temp/operator/kubeconfig the script makes one for dev-k8s, with everything that the operator needs (`make dev-tmux-k8s`). With a kubeconfig of
+# another cluster, such as one of `make kind`, the operator works with that cluster. In both cases the servers of `make dev-tmux` must run.
 set -euo pipefail
 cd "$(dirname -- "$0")/.."
 
@@ -10,10 +10,10 @@ kubeconfig=temp/operator/kubeconfig
 config=temp/operator/config.yaml
 namespace=default
 objects=temp/dev-k8s
-# The operator tells nobody but this machine how it is; a port of its own, as 8081 is often in use.
+# The health endpoint listens on the loopback address only.
 health=127.0.0.1:8081
 
-# healthy ADDRESS PATH: does it answer with 200?
+# healthy ADDRESS PATH succeeds if a GET has status 200.
 healthy() {
 	local line=
 	exec 3<>"/dev/tcp/${1%:*}/${1##*:}" || return 1
@@ -23,7 +23,7 @@ healthy() {
 	[[ $line == *' 200 '* ]]
 }
 
-# await NAME ADDRESS PATH
+# await NAME ADDRESS PATH waits until a GET has status 200.
 await() {
 	local i=0
 	until healthy "$2" "$3" 2>/dev/null; do
@@ -33,14 +33,14 @@ await() {
 	done
 }
 
-# put FILE: standard input becomes the file, whole.
+# put FILE replaces the file by standard input, atomically.
 put() {
 	mkdir -p "$(dirname -- "$1")"
 	(umask 077 && cat >"$1.new")
 	mv "$1.new" "$1"
 }
 
-# A text as a JSON string.
+# json converts standard input to a JSON string.
 json() { awk 'BEGIN { ORS = "" } { gsub(/\\/, "\\\\"); gsub(/"/, "\\\""); gsub(/\t/, "\\t"); gsub(/\r/, "\\r"); print $0 "\\n" }' | sed 's/^/"/; s/$/"/'; }
 
 mkdir -p temp/operator
@@ -63,7 +63,7 @@ fi
 
 if [ ! -f "$kubeconfig" ]; then
 	put "$kubeconfig" <<-YAML
-		# Made by scripts/dev-operator.sh. Replace it to have the operator work with another cluster.
+		# Made by scripts/dev-operator.sh. Replace it to use another cluster.
 		apiVersion: v1
 		kind: Config
 		current-context: dev-k8s
@@ -75,16 +75,16 @@ fi
 
 if grep -q '^current-context: dev-k8s$' "$kubeconfig"; then
 	await dev-k8s 127.0.0.1:6443 /readyz
-	# dev-k8s answers with JSON only.
+	# dev-k8s does not support protobuf.
 	export NSTANCE_K8S_JSON=true
-	# Made by the first server that leads.
+	# The first leader makes the CA.
 	until [ -s temp/dev-s3/cluster/ca.crt ]; do sleep 0.2; done
 	put "$objects/configmaps/$namespace/nstance-cluster-ca.json" <<-JSON
 		{"data": {"ca.crt": $(json <temp/dev-s3/cluster/ca.crt)}}
 	JSON
 	account=$objects/serviceaccounts/$namespace/nstance-capi-workload.json
 	[ -f "$account" ] || echo '{}' | put "$account"
-	# A nonce is for one registration: with a certificate there is no need of one.
+	# A nonce is for one registration. An operator with a certificate needs none.
 	if [ ! -f "$objects/secrets/$namespace/nstance-operator-cert.json" ]; then
 		CGO_ENABLED=0 go build -o temp/operator/nstance-admin ./services/cmd/nstance-admin
 		until nonce=$(AWS_ACCESS_KEY_ID=dev AWS_SECRET_ACCESS_KEY=dev AWS_REGION=us-east-1 AWS_ENDPOINT_URL=http://127.0.0.1:8989 \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One server of the development environment, rebuilt and restarted on change. Overmind names it in PS: server#1 is for shard dev-1.
+# Run one server of the development environment, with rebuild and restart on change. Overmind sets PS: server#1 serves shard dev-1.
 set -euo pipefail
 
 n=${PS##*#}
@@ -7,7 +7,7 @@ dir=temp/air/server-$n
 cache=temp/cache
 [ "$n" = 1 ] || cache=temp/cache-$n
 
-# A server that finds no store tries again ever more slowly; on a first run the store is still being built.
+# On the first run dev-s3 is still being built. A server that finds no object store would retry with growing pauses.
 until (exec 3<>/dev/tcp/127.0.0.1/8989) 2>/dev/null; do sleep 0.2; done
 
 exec air -c scripts/air/server.toml --tmp_dir "$dir" \

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Run the development environment side by side under Overmind: dev-s3, and one server for each of the shards dev-1 and dev-2.
-# Everything reloads on change. Ports of the second server are ten higher. State is in temp/ (`make clean-dev` removes it).
+# Run the development environment under Overmind: dev-s3, and one server for each of the shards dev-1 and dev-2. Every program is rebuilt and
+# restarted on change. The ports of dev-2 are ten higher. All state is in temp/; `make clean-dev` removes it.
 #
 #   scripts/dev-tmux.sh [PROCFILE]
 set -eu
@@ -8,17 +8,17 @@ cd "$(dirname -- "$0")/.."
 procfile=${1:-Procfile.dev}
 
 overmind=$(scripts/tool.sh overmind)
-# On PATH for the scripts of the Procfile, and for the tmux provider, whose agents run under it too.
+# Air must be on PATH for the scripts of the Procfile and for the tmux provider, which runs the agents under it.
 air=$(scripts/tool.sh air)
 PATH=$(dirname -- "$air"):$PATH
 export PATH
 
-# Development values, as docs and examples have them. They protect nothing.
+# The values of the documentation and the examples. They protect nothing.
 export AWS_ACCESS_KEY_ID=dev AWS_SECRET_ACCESS_KEY=dev AWS_REGION=us-east-1
 export AWS_ENDPOINT_URL=http://127.0.0.1:8989 AWS_S3_USE_PATH_STYLE=true
 export NSTANCE_ENCRYPTION_KEY=thisisatest32bytekey123456789012
 
-# Each shard starts from the example; what is there already stays, so that it can be edited.
+# Each shard starts with the example. An existing configuration stays, so that it can be edited.
 for n in 1 2; do
 	config=temp/dev-s3/config/dev-$n.jsonc
 	if [ ! -f "$config" ]; then

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Fuzzes every parser of outside bytes, one after the other: scripts/fuzz.sh [DURATION] [PATTERN]
+# Fuzz every parser of untrusted input, one after the other: scripts/fuzz.sh [DURATION] [PATTERN]
 #
 #   DURATION   of each target, default 3m
 #   PATTERN    only targets whose "package.Name" matches this regular expression of grep -E
 #
-# What makes a target fail is kept by Go as a file below its testdata/fuzz, and from then on is part of every test run. `go run ./tests/corpus` afterwards
-# keeps there, too, the few inputs that reach what the seeds do not. Without a limit of its own, making one such input smaller may take a minute of the three.
+# Go writes an input that fails to testdata/fuzz of the package, where every test run uses it. `go run ./tests/corpus` adds inputs that reach code which
+# the seeds do not reach. -fuzzminimizetime bounds the time for making an input smaller, which is a minute by default.
 set -eu
 cd "$(dirname -- "$0")/.."
 duration=${1:-3m}

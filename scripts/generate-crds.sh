@@ -1,5 +1,5 @@
 #!/bin/sh
-# Deep copies and resource definitions of services/api/v1beta1, and the operator's role from the markers of its reconcilers.
+# Generate deep copies and CRDs of services/api/v1beta1, and the role of the operator from the markers of its reconcilers.
 set -eu
 cd "$(dirname -- "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Regenerate everything in the repository that is generated: protobuf code by buf, the Terraform provider's documents by tfplugindocs, what installs the
-# operator by scripts/generate-operator.sh, the rest by go generate.
+# Regenerate all generated files: protobuf code with buf, the documents of the Terraform provider with tfplugindocs, the files that install the
+# operator with scripts/generate-operator.sh, the rest with go generate.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -11,7 +11,7 @@ PATH=$plugins:$PATH "$buf" generate
 go generate ./...
 scripts/generate-operator.sh
 
-# The provider's documents, from its schema and its examples. tfplugindocs takes a schema of nobody but hashicorp's.
+# The documents of the provider are made from its schema and its examples. tfplugindocs accepts only a schema of a provider in hashicorp/.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM

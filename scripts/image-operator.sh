@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the operator's container image, and push it when PUSH names where to. Prints its digest.
+# Build the container image of the operator, push it to PUSH if that is set, and print its digest.
 set -eu
 cd "$(dirname -- "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Build the binary of a role and make a machine image of it with Packer: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu [VERSION=…]
-# Further arguments go to `packer build`: scripts/image.sh -var aws_region=eu-west-1.
+# Build the binary of a role and a machine image with it, with Packer: make image ROLE=server|agent ARCH=arm64|amd64 ON=aws|qemu [VERSION=…]
+# Further arguments are passed to `packer build`: scripts/image.sh -var aws_region=eu-west-1.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -25,6 +25,6 @@ GOOS=linux GOARCH=$arch CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldfl
 
 packer=$(command -v packer || scripts/tool.sh packer)
 cd images/packer
-# The Packer that this repository builds for its tests has the plugins built in, and no init for them.
+# The Packer of scripts/tool.sh has the plugins built in and needs no init.
 [ "$packer" != "$(command -v packer || true)" ] || "$packer" init .
 exec "$packer" build -only="$only" -var "role=$role" -var "arch=$arch" -var "version=$version" -var "binary=$binary" "$@" .

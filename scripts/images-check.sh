@@ -1,6 +1,6 @@
 #!/bin/sh
-# Validate the Packer templates for every role and architecture, with the pinned Packer and the plugins that it bundles: nothing is downloaded. The file
-# that names plugins to download is left out.
+# Validate the Packer templates for every role and architecture, with the pinned Packer and its bundled plugins. Nothing is downloaded, because the file
+# that names the plugins is left out.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -25,7 +25,7 @@ for role in server agent; do
 		}
 	done
 done
-# The units, by systemd's own parser. It wants the programs to be there.
+# systemd-analyze checks the units. It requires the programs to exist.
 if command -v systemd-analyze >/dev/null; then
 	for unit in images/packer/files/*.service; do
 		sed 's|^ExecStart=/usr/local/bin/[a-z-]*|ExecStart=/bin/true|' "$unit" >"$work/$(basename "$unit")"
@@ -33,7 +33,7 @@ if command -v systemd-analyze >/dev/null; then
 	done
 fi
 if "$packer" validate -var role=cook -var arch=arm64 -var version=1.0.0 -var "binary=$work/binary" -var qemu_base_checksum=none "$work/packer" >/dev/null 2>&1; then
-	echo "images-check.sh: a role that does not exist was valid" >&2
+	echo "images-check.sh: the templates accept a role that does not exist" >&2
 	exit 1
 fi
 echo "images: templates valid for server and agent, arm64 and amd64, on aws and qemu"

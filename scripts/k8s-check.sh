@@ -1,9 +1,9 @@
 #!/bin/sh
-# Everything about the operator's delivery that needs no cluster: the Helm chart, the kustomize bases, the Flux examples, clusterctl's components and the
-# container image. tests/delivery holds the same against a real API server.
+# Check what installs the operator, without a cluster: the Helm chart, the kustomize bases, the Flux examples, the components for clusterctl and the
+# container image. tests/delivery installs the same on a real API server.
 #
 #   scripts/k8s-check.sh          all checks
-#   scripts/k8s-check.sh CHECK... only these: chart kustomize flux clusterctl metrics image
+#   scripts/k8s-check.sh CHECK... some of them: chart kustomize flux clusterctl metrics image
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -12,20 +12,18 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 helm=$(scripts/tool.sh helm)
 kubeconform=$(scripts/tool.sh kubeconform)
-# Our helm is built without the number of a Kubernetes release.
+# The helm of scripts/tool.sh is built without a Kubernetes version.
 kube=$(sed -n 's|.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' tests/tools/kubernetes/go.mod)
 chart=services/operator/chart
-command -v kubectl >/dev/null || {
-	echo "k8s-check.sh: kubectl is needed, for its kustomize" >&2
-	exit 1
-}
+PATH=$(dirname -- "$(scripts/tool.sh kubectl)"):$PATH # for its kustomize, and for tests/delivery
+export PATH
 
 fail() {
 	echo "k8s-check.sh: $*" >&2
 	exit 1
 }
 
-# Schemas of all kinds that we deliver: Kubernetes' from its module, Cluster API's, Flux' and Prometheus' from theirs, ours.
+# schemas makes the schemas of all kinds of objects: of Kubernetes, Cluster API, Flux and Prometheus from their modules, and of Nstance.
 schemas() {
 	[ ! -d "$work/schemas" ] || return 0
 	kubernetes=$(module kubernetes k8s.io/kubernetes)
@@ -39,21 +37,21 @@ schemas() {
 	go run ./tests/delivery/schemas -out "$work/schemas" -openapi "$kubernetes/api/openapi-spec/v3" "$work"/crds/*.yaml "$capi"/core/config/crd/bases/*.yaml
 }
 
-# module TOOL PATH: folder of a module that a tool of ours is built from, downloaded when it is not there.
+# module TOOL PATH prints the directory of a module that a tool is built from. It downloads the module first if necessary.
 module() {
 	go -C "tests/tools/$1" mod download "$2"
 	go -C "tests/tools/$1" list -m -f '{{.Dir}}' "$2"
 }
 
-# conform FILE NAME [KIND]: every object in it fits its schema, those of a kind left out. CoreProvider is of Cluster API's operator, whose module is not
-# to be had here.
+# conform FILE NAME [KIND] checks that every object in the file fits its schema, except objects of the kind. There is no schema of CoreProvider, which
+# belongs to the Cluster API operator.
 conform() {
 	schemas
 	"$kubeconform" -strict -skip "operator.cluster.x-k8s.io/v1alpha2/CoreProvider${3:+,$3}" \
 		-schema-location "$work/schemas/{{.Group}}/{{.ResourceKind}}_{{.ResourceAPIVersion}}.json" "$1" || fail "$2 is not valid"
 }
 
-# template NAME FLAG...: render the chart into $work/NAME.yaml
+# template NAME FLAG... renders the chart into $work/NAME.yaml.
 template() {
 	name=$1
 	shift
@@ -67,23 +65,23 @@ check_chart() {
 		template "$name" -f "$values"
 		conform "$work/$name.yaml" "the chart with $values"
 	done
-	# What is rendered from bad values would be found out much later.
+	# The chart must refuse bad values.
 	refused=0
 	while read -r set names; do
 		case $set in '' | '#'*) continue ;; esac
 		if template refused -f "$chart/ci/minimal.yaml" --set "$set" 2>"$work/error"; then
-			fail "the chart takes $set"
+			fail "the chart accepts $set"
 		fi
 		grep -E -q -- "$names" "$work/error" || {
 			cat "$work/error" >&2
-			fail "what the chart says of $set does not name $names"
+			fail "the error of the chart for $set does not name $names"
 		}
 		refused=$((refused + 1))
 	done <"$chart/ci/refused.txt"
 	[ "$refused" -gt 10 ] || fail "only $refused bad values were tried"
 	"$helm" package "$chart" --destination "$work" >/dev/null
-	tar -tzf "$work"/nstance-operator-*.tgz | grep -q 'nstance-operator/files/crds.yaml' || fail "the packed chart has no definitions"
-	if tar -tzf "$work"/nstance-operator-*.tgz | grep -q '/ci/'; then fail "the packed chart has values of our checks"; fi
+	tar -tzf "$work"/nstance-operator-*.tgz | grep -q 'nstance-operator/files/crds.yaml' || fail "the packed chart has no CRDs"
+	if tar -tzf "$work"/nstance-operator-*.tgz | grep -q '/ci/'; then fail "the packed chart has the values of the checks"; fi
 	echo "chart: $refused bad values are refused"
 }
 
@@ -103,18 +101,18 @@ check_flux() {
 		kubectl kustomize "$dir" >"$work/flux.yaml" || fail "$dir cannot be built"
 		conform "$work/flux.yaml" "$dir"
 	done
-	# Every folder that a Kustomization of Flux names is there.
+	# Every directory that a Flux Kustomization names must exist.
 	for cluster in examples/flux/clusters/*; do
 		kubectl kustomize "$cluster" | sed -n 's|^  path: \./||p' >"$work/paths"
-		[ -s "$work/paths" ] || fail "$cluster names no folder"
+		[ -s "$work/paths" ] || fail "$cluster names no directory"
 		while read -r path; do
-			[ -d "examples/flux/$path" ] || [ "$path" = config/crd ] || fail "$cluster names ./$path, which is not there"
+			[ -d "examples/flux/$path" ] || [ "$path" = config/crd ] || fail "$cluster names ./$path, which does not exist"
 		done <"$work/paths"
 	done
-	echo "flux: every folder builds, and every object is of its kind"
+	echo "flux: every directory builds, and every object fits its schema"
 }
 
-# The real clusterctl, with a folder for a repository.
+# check_clusterctl runs clusterctl with a directory as its repository.
 check_clusterctl() {
 	clusterctl=$(scripts/tool.sh clusterctl)
 	version=v$(sed -n 's/^version: //p' "$chart/Chart.yaml")
@@ -136,15 +134,15 @@ check_clusterctl() {
 		generate
 	) >"$work/components.yaml"
 	conform services/operator/clusterctl/infrastructure-components.yaml "infrastructure-components.yaml"
-	# clusterctl adds an empty status to definitions.
-	conform "$work/components.yaml" "what clusterctl makes of the components" CustomResourceDefinition
-	if grep -n '[$]{' "$work/components.yaml"; then fail "clusterctl left variables"; fi
-	grep -q 'cluster_id: "example"' "$work/components.yaml" || fail "clusterctl's components have no configuration"
-	if generate >/dev/null 2>"$work/error"; then fail "clusterctl asks for no variable"; fi
-	grep -q NSTANCE_CLUSTER_ID "$work/error" || fail "clusterctl does not ask for NSTANCE_CLUSTER_ID: $(cat "$work/error")"
+	# clusterctl adds an empty status to CRDs.
+	conform "$work/components.yaml" "the output of clusterctl" CustomResourceDefinition
+	if grep -n '[$]{' "$work/components.yaml"; then fail "clusterctl did not replace all variables"; fi
+	grep -q 'cluster_id: "example"' "$work/components.yaml" || fail "the components from clusterctl have no configuration"
+	if generate >/dev/null 2>"$work/error"; then fail "clusterctl does not require any variable"; fi
+	grep -q NSTANCE_CLUSTER_ID "$work/error" || fail "clusterctl does not require NSTANCE_CLUSTER_ID: $(cat "$work/error")"
 	variables=$(generate --describe | sed -n 's/^  - \(NSTANCE_.*\)/\1/p' | tr '\n' ' ')
 	[ "$variables" = "NSTANCE_CAPI_ENDPOINT NSTANCE_CLUSTER_ID NSTANCE_SHARDS NSTANCE_TENANT " ] || fail "clusterctl lists the variables $variables"
-	# This version has a contract: clusterctl refuses releases of a series that metadata.yaml does not list.
+	# clusterctl refuses releases of a series that metadata.yaml does not list.
 	series=$(echo "${version#v}" | sed 's/^\([0-9]*\)\.\([0-9]*\)\..*/major: \1 minor: \2/')
 	tr -s ' \n' ' ' <services/operator/clusterctl/metadata.yaml | grep -q "$series contract: v1beta2" || fail "metadata.yaml does not list $series"
 	echo "clusterctl: components and metadata of $version"

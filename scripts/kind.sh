@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A kind cluster for nstance-operator run on this machine: docs/contributing/development.md explains what is done here step by step.
+# Create a kind cluster for an nstance-operator that runs on this machine (`make dev-operator`).
 #
-#   scripts/kind.sh up      make the cluster, or finish making it; install Cluster API and our CRDs; give the operator what it needs
-#   scripts/kind.sh down    remove it
+#   scripts/kind.sh up      create the cluster, install Cluster API and the CRDs of Nstance, and give the operator its CA and nonce
+#   scripts/kind.sh down    delete the cluster
 #
-# CAPI_VERSION and CERT_MANAGER_VERSION choose other releases.
+# CAPI_VERSION and CERT_MANAGER_VERSION select other releases.
 set -euo pipefail
 cd "$(dirname -- "$0")/.."
 
@@ -35,11 +35,11 @@ down)
 esac
 
 if [ ! -f "$bucket/cluster/ca.crt" ]; then
-	echo "kind.sh: there is no $bucket/cluster/ca.crt: start the servers first, with 'make dev-tmux' in another terminal" >&2
+	echo "kind.sh: $bucket/cluster/ca.crt does not exist: start the servers first, with 'make dev-tmux' in another terminal" >&2
 	exit 1
 fi
 if [ -f "$kubeconfig" ] && grep -q '^current-context: dev-k8s$' "$kubeconfig"; then
-	echo "kind.sh: $kubeconfig is dev-k8s's: end 'make dev-tmux-k8s', run 'make clean-dev' and start again with 'make dev-tmux'" >&2
+	echo "kind.sh: $kubeconfig is for dev-k8s: stop 'make dev-tmux-k8s', run 'make clean-dev' and start again with 'make dev-tmux'" >&2
 	exit 1
 fi
 
@@ -58,13 +58,13 @@ kind get clusters | grep -qx "$name" || kind create cluster --name "$name" --con
 export KUBECONFIG=$kubeconfig
 kubectl cluster-info
 
-step "cert-manager, which Cluster API takes the certificates of its webhooks from"
+step "cert-manager, which makes the certificates for the webhooks of Cluster API"
 release=latest/download
 [ -z "${CERT_MANAGER_VERSION:-}" ] || release=download/$CERT_MANAGER_VERSION
 kubectl apply -f "https://github.com/cert-manager/cert-manager/releases/$release/cert-manager.yaml"
 kubectl wait --for=condition=Available deployment --all -n cert-manager --timeout=300s
 
-# The release that the operator is built and tested with.
+# The version with which the operator is built and tested.
 version=${CAPI_VERSION:-$(sed -n 's|.*sigs.k8s.io/cluster-api/api \(v[0-9.]*\).*|\1|p' go.mod)}
 step "Cluster API $version"
 curl -sSfL "https://github.com/kubernetes-sigs/cluster-api/releases/download/$version/core-components.yaml" |
@@ -76,8 +76,8 @@ step "The CRDs of Nstance"
 kubectl apply -k config/crd/
 kubectl wait --for=condition=Established --timeout=60s crd -l cluster.x-k8s.io/v1beta2=v1beta1
 
-step "What the operator reads: the CA certificate, a nonce, an account for Cluster API"
-# After `make clean-dev` the Nstance cluster is another, and what the operator had of the old one is worth nothing.
+step "The CA certificate, a nonce, and a service account for Cluster API"
+# After `make clean-dev` the Nstance cluster has a new CA, and the certificate of the operator is not valid any more.
 known=$(kubectl get configmap nstance-cluster-ca --ignore-not-found -o 'jsonpath={.data.ca\.crt}')
 if [ -n "$known" ] && [ "$known" != "$(cat "$bucket/cluster/ca.crt")" ]; then
 	kubectl delete secret --ignore-not-found nstance-operator-cert nstance-operator-key nstance-operator-nonce
@@ -87,13 +87,13 @@ kubectl create serviceaccount nstance-capi-workload --dry-run=client -o yaml | k
 kubectl create clusterrolebinding nstance-capi-workload --clusterrole=cluster-admin --serviceaccount=default:nstance-capi-workload \
 	--dry-run=client -o yaml | kubectl apply -f -
 if kubectl get secret nstance-operator-cert >/dev/null 2>&1; then
-	echo "the operator has registered before: no nonce is needed"
+	echo "the operator is registered and needs no nonce"
 else
 	make --no-print-directory nstance-admin
 	nonce=$(AWS_ACCESS_KEY_ID=dev AWS_SECRET_ACCESS_KEY=dev AWS_REGION=us-east-1 AWS_ENDPOINT_URL=http://127.0.0.1:8989 \
 		AWS_S3_USE_PATH_STYLE=true NSTANCE_ENCRYPTION_KEY=thisisatest32bytekey123456789012 \
 		./bin/nstance-admin cluster nonce --cluster-id example-cluster --storage-bucket dev --key-provider env --output -)
-	# Through a pipe, as arguments are seen by everybody.
+	# Other users can see arguments, so the nonce goes through a pipe.
 	printf %s "$nonce" | kubectl create secret generic nstance-operator-nonce --from-file=nonce.jwt=/dev/stdin --dry-run=client -o yaml | kubectl apply -f -
 fi
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Static checks, all of them run even when one fails.
+# Run all static checks, also after one has failed.
 set -eu
 cd "$(dirname -- "$0")/.."
 
 failed=
-run() { # NAME COMMAND...: announce, run, remember a failure
+run() { # NAME COMMAND... prints the name, runs the command and records a failure
 	name=$1
 	shift
 	echo "lint: $name"
@@ -21,7 +21,7 @@ gofmt_clean() {
 	}
 }
 
-# The API as committed on the branch that changes are merged into; nothing to compare with before its first commit there.
+# buf_breaking compares the API with the API on the main branch.
 buf_breaking() {
 	for ref in refs/remotes/origin/main refs/heads/main; do
 		git rev-parse -q --verify "$ref:services/api" >/dev/null || continue
@@ -36,7 +36,7 @@ buf_breaking() {
 
 shell_scripts() {
 	{
-		# Golden boot scripts and the registry's import examples are no scripts of ours to run.
+		# Boot scripts in testdata and the import examples of the registry are not run as they are.
 		git ls-files -co --exclude-standard '*.sh' ':!:*/testdata/*' ':!:terraform-provider-nstance/examples/*'
 		echo .ci/run
 	} | xargs shellcheck -x
@@ -53,7 +53,7 @@ run buf-breaking buf_breaking
 if command -v shellcheck >/dev/null; then
 	run shellcheck shell_scripts
 else
-	echo "lint: shellcheck is not installed, scripts not checked (Debian: apt-get install shellcheck)"
+	echo "lint: shellcheck is not installed: the scripts are NOT CHECKED (Debian: apt-get install shellcheck)"
 fi
 
 [ -z "$failed" ] || {

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Check the Terraform modules and their examples: format, tflint, validation, and the modules' own tests, each by one CLI.
+# Check the Terraform modules and their examples: format, tflint, validation, and the tests of the modules.
 #
-#   scripts/modules.sh [MODULE...]    such as aws/network; all of them by default
+#   scripts/modules.sh [MODULE...]    such as aws/network; default: all
 #
-# Nothing here needs a cloud: providers are mocked. The real hashicorp/aws still checks every argument; scripts/tf-env.sh says where it comes from.
+# No cloud is needed: providers are mocked, and hashicorp/aws checks every argument. scripts/tf-env.sh says where that provider comes from.
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -14,7 +14,7 @@ trap 'exit 1' HUP INT TERM
 tofu=$(scripts/tool.sh tofu)
 tflint=$(scripts/tool.sh tflint)
 terraform=$(command -v terraform) || {
-	echo "modules.sh: terraform is not on PATH: only tofu is tested with"
+	echo "modules.sh: terraform is NOT TESTED, because it is not on PATH: tofu runs its part"
 	terraform=$tofu
 }
 
@@ -22,7 +22,7 @@ go build -tags grpcnotrace -o "$work/bin/terraform-provider-nstance" ./terraform
 TF_CLI_CONFIG_FILE=$(scripts/tf-env.sh --mirror "$work/bin/terraform-provider-nstance" "$work/terraform.rc")
 export TF_CLI_CONFIG_FILE TF_IN_AUTOMATION=1
 
-# What init leaves behind stays out of the tree.
+# init writes files into a copy, not into the clone.
 mkdir -p "$work/examples"
 cp -R modules "$work/"
 cp -R examples/aws "$work/examples/"
@@ -57,7 +57,7 @@ if [ -n "$all" ]; then
 fi
 
 for module; do
-	# Terraform's mocks know no ephemeral resources, which the module cluster has.
+	# terraform cannot mock ephemeral resources, which these modules have.
 	case $module in
 	*/cluster | */account) cli=$tofu ;;
 	*) cli=$terraform ;;

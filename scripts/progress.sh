@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Sourced: step TITLE COMMAND... runs a command and shows that it is alive. Its output is shown only if it fails.
+# Sourced: step TITLE COMMAND... runs a command and shows its progress. It shows the output only if the command fails.
 
 step() {
 	step_title=$1
@@ -8,7 +8,7 @@ step() {
 	step_start=$(date +%s)
 	"$@" >"$step_log" 2>&1 &
 	step_pid=$!
-	# Ctrl-C goes to the command too; what it wrote so far is of no use then.
+	# Ctrl-C ends the command too. Its output is not needed then.
 	trap 'kill "$step_pid" 2>/dev/null || true; rm -f "$step_log"; echo; exit 130' INT TERM HUP
 	step_ticks=0
 	while kill -0 "$step_pid" 2>/dev/null; do
@@ -34,13 +34,13 @@ step() {
 	return "$step_status"
 }
 
-# step_count says how far a build is: go build -v names each package that it compiles.
+# step_count prints the number of compiled packages: go build -v prints one line for each.
 step_count() {
 	step_lines=$(grep -c '^[a-z].*[a-z]$' "$step_log" 2>/dev/null) || step_lines=0
 	[ "$step_lines" -eq 0 ] || printf '%s packages' "$step_lines"
 }
 
-# need PROGRAM HOW: ends with a word on how to get it, if it is not there.
+# need PROGRAM HOW exits with HOW to install the program, if it is not on PATH.
 need() {
 	command -v "$1" >/dev/null || {
 		echo "$1 is needed: $2" >&2
@@ -48,15 +48,15 @@ need() {
 	}
 }
 
-# prepare gets the prerequisites of everything that runs a shard on this machine. Sets terraform to the path of tofu or terraform.
+# prepare checks and builds what nstance-dev needs. It sets $terraform to the path of tofu or terraform, unless $terraform has a value.
 prepare() {
-	need go "https://go.dev/dl, the version that go.mod names or later (a newer one is fetched by itself)"
+	need go "https://go.dev/dl (Go downloads the version that go.mod names, if it is newer)"
 	need tmux "Debian: apt-get install tmux; macOS: brew install tmux"
-	if ! command -v tofu >/dev/null && ! command -v terraform >/dev/null; then
-		step "Building tofu, once: neither it nor terraform is on PATH" env GOFLAGS=-v scripts/tool.sh terraform-or-tofu
+	if [ -z "${terraform:-}" ]; then
+		if ! command -v tofu >/dev/null && ! command -v terraform >/dev/null; then
+			step "Building tofu, once: neither tofu nor terraform is on PATH" env GOFLAGS=-v scripts/tool.sh terraform-or-tofu
+		fi
+		terraform=$(scripts/tool.sh terraform-or-tofu)
 	fi
-	terraform=$(scripts/tool.sh terraform-or-tofu)
-	export terraform
 	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" make -s build GO_BUILD="go build -tags grpcnotrace"
-	mkdir -p bin/tests
 }

@@ -1,7 +1,7 @@
 # shellcheck shell=sh
 # Sourced: run_system TEST FLAG... builds Nstance and the system tests, and runs one of them in place of this shell.
 
-cd "$(dirname -- "$0")/.."
+cd "$(dirname -- "$0")/.." || exit 1
 # shellcheck source=scripts/progress.sh
 . scripts/progress.sh
 

@@ -1,8 +1,10 @@
 #!/bin/sh
-# Every test, building what it needs; what CI runs. Each step prints a header and the time it took; the first failure ends it.
+# Run tests, building what they need. Each step prints a header and its time; the first failure ends the run.
 #
-#   scripts/test.sh          all steps
-#   scripts/test.sh STEP...  only these (see the end of this file)
+#   scripts/test.sh            what `make test` runs: needs Go, make and tmux
+#   scripts/test.sh rest       everything else: clouds, stacks, Kubernetes, images, faults, benchmarks, lint
+#   scripts/test.sh all        both, as `make test-all`
+#   scripts/test.sh STEP...    some steps (see the end of this file)
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -10,14 +12,80 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
-# Building the tools is not part of any step's time.
+# Packages with goroutines that share state. They run under the race detector, which triples their time.
+race='election lease leader shardstate execute tasks watch peer transport agentapi operatorapi registerapi server agent shardconfig cache health
+	infra/tmux infra/mock operator/shards'
+
+# Packages of other steps. services/internal/sim has the step sim; the others are in the rest.
+others='/services/internal/sim$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
+
+race_packages() {
+	for name in $race; do
+		[ ! -d "services/internal/$name" ] || echo "./services/internal/$name"
+	done
+}
+
+# Building the tools is not part of the time of any other step.
 step_tools() {
-	for name in buf protoc-gen-go versitygw golangci-lint tofu packer tflint tfplugindocs etcd kube-apiserver capi-core kwok controller-gen helm kubeconform clusterctl; do
+	for name in tofu versitygw; do
 		scripts/tool.sh "$name"
 	done
 }
 
-# What generates must change nothing, whatever else is uncommitted: the tree is compared with itself.
+# All unit, property and conformance tests. TestKubectl needs kubectl and is in the step operator.
+step_unit() {
+	race_packages | xargs go list >"$work/race"
+	go list ./... | grep -E -v "$others" | grep -v -x -F -f "$work/race" | xargs go test -timeout 10m -skip '^TestKubectl$'
+}
+
+step_race() {
+	race_packages | xargs go test -race -timeout 10m
+}
+
+# The same simulated worlds in every run. `make sim` and `make sim-swarm` play other worlds: a fault that those find must not block an unrelated change.
+step_sim() {
+	SIM_FIRST=1 SIM_WORLDS=${SIM_WORLDS:-600} go test ./services/internal/sim -count=1 -timeout 10m -v
+}
+
+# The Terraform provider under tofu, and under terraform where it is on PATH. An empty mirror makes sure that nothing comes from a registry.
+step_acceptance() {
+	mkdir -p "$work/mirror"
+	cat >"$work/terraform.rc" <<-RC
+		disable_checkpoint = true
+		provider_installation {
+		  filesystem_mirror {
+		    path = "$work/mirror"
+		  }
+		}
+	RC
+	export TF_CLI_CONFIG_FILE="$work/terraform.rc" TF_ACC=1
+	tofu=$(scripts/tool.sh tofu)
+	echo "-- tofu: $tofu"
+	TF_ACC_TERRAFORM_PATH=$tofu TF_ACC_PROVIDER_HOST=registry.opentofu.org acceptance
+	if terraform=$(command -v terraform); then
+		echo "-- terraform: $terraform"
+		TF_ACC_TERRAFORM_PATH=$terraform acceptance
+	else
+		echo "-- terraform: NOT TESTED, because it is not on PATH"
+	fi
+}
+acceptance() {
+	go test ./terraform-provider-nstance/... -run '^TestAcc' -count=1 -timeout 10m
+}
+
+step_demo() {
+	terraform=$(scripts/tool.sh tofu) scripts/nstance-dev.sh demo
+}
+
+# Building the tools of the rest is not part of the time of any other step.
+step_alltools() {
+	for name in buf protoc-gen-go golangci-lint packer tflint tfplugindocs etcd kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
+		clusterctl air overmind; do
+		scripts/tool.sh "$name"
+	done
+}
+
+# `make generate` must not change any file. The comparison includes uncommitted files.
 step_generated() {
 	tree >"$work/before"
 	scripts/generate.sh
@@ -37,50 +105,20 @@ step_lint() {
 	scripts/lint.sh
 }
 
-# The provider and tests/: mostly other people's code around ours, and the race detector triples their time. Stacks and Kubernetes have steps of
-# their own.
-step_unit() {
-	go list ./... | grep -v -e '/services/' -e '/tests/stacks$' -e '/tests/kube$' -e '/tests/operator' -e '/tests/delivery$' | xargs go test -timeout 10m
-}
-
-step_race() {
-	go test -race -timeout 10m ./services/...
-}
-
-# The same worlds in every run. Others are played by make sim and make sim-swarm: what those find is a finding, not a reason to refuse a change.
-step_sim() {
-	SIM_FIRST=1 SIM_WORLDS=${SIM_WORLDS:-600} go test ./services/internal/sim -run TestWorld -count=1 -timeout=10m -v
-}
-
-# A few deliberate bugs, each of which the simulator must catch; all of them: without MUTANTS.
+# Deliberate bugs, which the simulator must find. Without MUTANTS=quick it runs all of them.
 step_mutants() {
 	MUTANTS=quick go test -tags mutation ./services/internal/sim -run TestMutants -count=1 -timeout 10m
 }
 
-# The provider under the real CLIs. They are given an empty mirror, so that nothing can be fetched from a registry.
-step_acceptance() {
-	mkdir -p "$work/mirror"
-	cat >"$work/terraform.rc" <<-RC
-		disable_checkpoint = true
-		provider_installation {
-		  filesystem_mirror {
-		    path = "$work/mirror"
-		  }
-		}
-	RC
-	export TF_CLI_CONFIG_FILE="$work/terraform.rc" TF_ACC=1
-	tofu=$(scripts/tool.sh tofu)
-	echo "-- $tofu"
-	TF_ACC_TERRAFORM_PATH=$tofu TF_ACC_PROVIDER_HOST=registry.opentofu.org acceptance
-	if terraform=$(command -v terraform); then
-		echo "-- $terraform"
-		TF_ACC_TERRAFORM_PATH=$terraform acceptance
-	else
-		echo "-- terraform is not on PATH: only tofu was tested"
-	fi
+# The fake cloud and the documentation of the Terraform modules.
+step_cloud() {
+	go test ./tests/cloud/... ./tests/modules/... -timeout 10m
 }
-acceptance() {
-	go test ./terraform-provider-nstance/... -run '^TestAcc' -count=1 -timeout 10m
+
+# Further tests of AWS, which are part of unit: `make test-aws` runs them too.
+step_aws() {
+	go test ./services/internal/infra/aws/... ./services/contract/secretstore/... ./services/contract/keyring/... ./services/internal/agent/notice/... \
+		-timeout 10m
 }
 
 # The Terraform modules, with mocked providers.
@@ -88,59 +126,60 @@ step_modules() {
 	scripts/modules.sh
 }
 
-step_demo() {
-	scripts/nstance-dev.sh demo
-}
-
-# The examples, applied to a cloud on this machine, used and destroyed.
-step_stacks() {
-	go test ./tests/stacks -count=1 -timeout 20m
-}
-
-# What `make test-aws` adds to modules, images and stacks; in the whole run unit and race have it.
-step_cloud() {
-	go test ./tests/cloud/... ./tests/modules/... ./services/internal/infra/aws/... ./services/contract/secretstore/... ./services/contract/keyring/... \
-		./services/internal/agent/notice/... -timeout 10m
-}
-
-# The operator on a real Kubernetes with Cluster API, with real servers of two shards; and what installs it.
-step_kube() {
-	scripts/k8s-check.sh
-	go test ./tests/kube ./tests/delivery ./tests/operator/... -count=1 -p 1 -timeout 20m
-}
-
-# What `make test-k8s` adds to kube; in the whole run race has it.
-step_operator() {
-	go test ./services/internal/operator/... ./services/internal/dev/k8s/... ./services/api/... ./services/cmd/dev-k8s ./services/cmd/nstance-operator -timeout 10m
-}
-
 step_images() {
 	scripts/images-check.sh
 }
 
-# Real processes in network namespaces, broken one way after the other.
+# The examples for AWS, applied to the fake cloud, used and destroyed.
+step_stacks() {
+	go test ./tests/stacks/... -count=1 -timeout 20m
+}
+
+# The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator.
+step_kube() {
+	PATH=$(dirname -- "$(scripts/tool.sh kubectl)"):$PATH
+	export PATH
+	scripts/k8s-check.sh
+	go test ./services/internal/dev/k8s/... -run '^TestKubectl$' -timeout 10m
+	go test ./tests/kube ./tests/delivery ./tests/operator/... -count=1 -p 1 -timeout 20m
+}
+
+# Further tests of the operator, which are part of unit: `make test-k8s` runs them too.
+step_operator() {
+	go test ./services/internal/operator/... ./services/internal/dev/k8s/... ./services/api/... ./services/cmd/dev-k8s ./services/cmd/nstance-operator \
+		-skip '^TestKubectl$' -timeout 10m
+}
+
+# The developers' workflow: make dev-tmux, make dev-tmux-k8s, make clean-dev.
+step_dev() {
+	scripts/dev-check.sh
+}
+
+step_kill9() {
+	scripts/kill9.sh
+}
+
+# The limit of 5 s is for busy machines.
+step_failover() {
+	scripts/failover.sh -rounds=3 -most=5s
+	scripts/failover.sh -rounds=1 -most=5s -how=kill -records=100
+}
+
+step_paused() {
+	scripts/paused.sh
+}
+
 step_chaos() {
 	scripts/chaos.sh
 }
 
-# What docs/evidence/performance.md is measured with, in short.
 step_bench() {
 	scripts/bench.sh short
 }
 
-# With an heir: how long there is no leader, on a machine that may be busy.
-step_failover() {
-	tests/failover/run.sh -rounds=3 -most=5s
-	tests/failover/run.sh -rounds=1 -most=5s -how=kill -records=100
-}
-
-step_kill9() {
-	tests/kill9/run.sh
-}
-
-# The status is taken from a process of its own: under `if` or `||` a shell ignores set -e.
+# run runs one step. The subshell keeps set -e in force: under `if` or `||` a shell ignores it.
 run() {
-	printf '\n==> %s\n' "$1"
+	printf '\n==> %s (step %d of %d)\n' "$1" "$number" "$total"
 	start=$(date +%s)
 	status=0
 	set +e
@@ -152,7 +191,7 @@ run() {
 	set -e
 	took=$(($(date +%s) - start))
 	if [ "$status" -ne 0 ]; then
-		printf '==> %s FAILED after %d s\n' "$1" "$took" >&2
+		printf '==> %s FAILED after %d s. Run it again with: scripts/test.sh %s\n' "$1" "$took" "$1" >&2
 		exit 1
 	fi
 	printf '==> %s ok, %d s\n' "$1" "$took"
@@ -160,9 +199,19 @@ run() {
 "
 }
 
+basic='tools unit race sim acceptance demo'
+rest='alltools generated lint mutants cloud modules images stacks kube dev kill9 failover paused chaos bench'
+case ${1:-} in
+'') eval "set -- $basic" ;;
+rest) eval "set -- $rest" ;;
+all) eval "set -- $basic $rest" ;;
+esac
 summary=
-[ $# -gt 0 ] || set -- tools generated lint unit race sim mutants bench acceptance modules images stacks kube demo kill9 failover chaos
+number=0
+total=$#
+began=$(date +%s)
 for step; do
+	number=$((number + 1))
 	run "$step"
 done
-printf '\nall passed\n%s' "$summary"
+printf '\nall %d steps passed in %d s\n%s' "$total" "$(($(date +%s) - began))" "$summary"

@@ -1,16 +1,16 @@
 #!/bin/sh
-# Write a CLI configuration with which Terraform and OpenTofu use a provider binary that was just built.
+# Write a CLI configuration that makes Terraform and OpenTofu use a provider binary of this clone.
 #
-#   scripts/tf-env.sh [PROVIDER [FILE]]            without init and without a registry
-#   scripts/tf-env.sh --mirror [PROVIDER [FILE]]   for configurations that need other providers too, and hence init
+#   scripts/tf-env.sh [PROVIDER [FILE]]            needs no init and no registry
+#   scripts/tf-env.sh --mirror [PROVIDER [FILE]]   for configurations with other providers, which need init
 #
-# PROVIDER is the binary (default bin/terraform-provider-nstance), FILE what is written (default temp/terraform.rc). The path of FILE goes to
-# stdout:
+# PROVIDER is the binary (default bin/terraform-provider-nstance), FILE the configuration (default temp/terraform.rc). Standard output has the path of
+# FILE:
 #
 #   export TF_CLI_CONFIG_FILE="$(scripts/tf-env.sh)"
 #
-# With --mirror the binary is offered as version 0.0.1 from a mirror beside FILE. hashicorp/aws is taken from a mirror on this machine where there is
-# one ($NSTANCE_TF_MIRROR, else searched under /opt and in Terraform's own places), else from its registry, as everything else.
+# With --mirror the binary is version 0.0.1 in a mirror beside FILE. hashicorp/aws comes from a mirror on this machine ($NSTANCE_TF_MIRROR, else one under
+# /opt or in the plugin directories of Terraform), or from its registry if there is no mirror. Other providers come from their registries.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -23,12 +23,12 @@ provider=${1:-$root/bin/terraform-provider-nstance}
 file=${2:-$root/temp/terraform.rc}
 
 if [ ! -x "$provider" ] || [ -d "$provider" ]; then
-	echo "tf-env.sh: $provider is no program: run 'make build' first" >&2
+	echo "tf-env.sh: $provider is not a program: run 'make build' first" >&2
 	exit 1
 fi
 dir=$(CDPATH='' cd -- "$(dirname -- "$provider")" && pwd)
 if [ "$(basename -- "$provider")" != terraform-provider-nstance ]; then
-	echo "tf-env.sh: the CLIs find a provider by its name: $provider has to be called terraform-provider-nstance" >&2
+	echo "tf-env.sh: $provider must have the name terraform-provider-nstance, by which the CLIs find it" >&2
 	exit 1
 fi
 mkdir -p "$(dirname -- "$file")"
@@ -36,7 +36,7 @@ mkdir -p "$(dirname -- "$file")"
 quoted() { printf %s "$1" | sed 's/[\\"]/\\&/g'; }
 
 if [ -z "$mirror" ]; then
-	# The overrides are per address, and OpenTofu has a registry of its own. Whatever else a configuration needs comes from where it always does.
+	# An override is for one address, and OpenTofu has its own registry. Other providers are not affected.
 	cat >"$file.$$" <<-RC
 		disable_checkpoint = true
 
@@ -60,7 +60,7 @@ mkdir -p "$own"
 cp -f "$dir/terraform-provider-nstance" "$own/terraform-provider-nstance_v0.0.1.$$"
 mv -f "$own/terraform-provider-nstance_v0.0.1.$$" "$own/terraform-provider-nstance_v0.0.1"
 
-# A mirror is unpacked: HOST/NAMESPACE/NAME/VERSION/PLATFORM/binary. Only its last level may be a symbolic link.
+# The layout of a mirror is HOST/NAMESPACE/NAME/VERSION/PLATFORM/binary. Only PLATFORM may be a symbolic link.
 elsewhere=
 for place in "${NSTANCE_TF_MIRROR:-}" /opt "$HOME/.terraform.d/plugins" "$HOME/.local/share/terraform/plugins" /usr/local/share/terraform/plugins; do
 	[ -d "$place" ] || continue

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Print the path of a pinned tool, building it first when the cache lacks it.
+# Print the path of a pinned tool. The first call builds it.
 #
-#   scripts/tool.sh NAME               a module under tests/tools, or a binary of tests/tools/protoc
-#   scripts/tool.sh tofu               the one on PATH, if there is one
-#   scripts/tool.sh terraform-or-tofu  whichever is on PATH (tofu first), building tofu only when neither is
+#   scripts/tool.sh NAME               a module under tests/tools, or one of the binaries of such a module
+#   scripts/tool.sh tofu               tofu on PATH, else a built one
+#   scripts/tool.sh terraform-or-tofu  tofu on PATH, else terraform on PATH, else a built tofu
 #
-# The cache lies outside the clone, in $NSTANCE_TOOLS_CACHE (else ~/.cache/nstance-tools). Its key is the tool's
-# go.mod and go.sum, so a changed pin is built anew and an old one stays usable. Only the path goes to stdout.
+# The cache is in $NSTANCE_TOOLS_CACHE (default ~/.cache/nstance-tools), outside the clone. Its key is a hash of the tool's
+# go.mod and go.sum, so several versions can stay in it. Standard output has the path only.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -14,7 +14,7 @@ tools=$root/tests/tools
 name=${1:-}
 
 if [ $# -ne 1 ] || [ -z "$name" ]; then
-	echo "usage: scripts/tool.sh NAME, one of: terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler controller-gen capi-core $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
+	echo "usage: scripts/tool.sh NAME, one of: terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler kubectl controller-gen capi-core $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
 	exit 2
 fi
 
@@ -29,15 +29,15 @@ tofu)
 	if command -v tofu; then
 		exit 0
 	fi
-	# Without it tofu calls itself a development version, and warns.
+	# Without this flag tofu warns that it is a development version.
 	ldflags="$ldflags -X github.com/opentofu/opentofu/version.dev=no"
 	;;
 protoc-gen-*)
 	module=protoc
 	;;
-kube-apiserver | kube-controller-manager | kube-scheduler)
+kube-apiserver | kube-controller-manager | kube-scheduler | kubectl)
 	module=kubernetes
-	# Without a version they call themselves v0.0.0-master, which Cluster API refuses.
+	# Without these flags the version is v0.0.0-master, which Cluster API refuses.
 	version=$(sed -n 's|.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$tools/kubernetes/go.mod")
 	minor=${version#v1.}
 	for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
@@ -68,7 +68,7 @@ bin=$dir/$name
 
 if [ ! -x "$bin" ]; then
 	mkdir -p "$cache"
-	# Where flock exists, two callers do not build the same thing twice; where not, the later rename loses harmlessly.
+	# With flock two callers do not build the same module twice. Without it the second result replaces the first.
 	if command -v flock >/dev/null; then
 		exec 9>"$cache/$module.lock"
 		flock 9
@@ -83,13 +83,13 @@ if [ ! -x "$bin" ]; then
 	unset GOOS GOARCH
 	(cd "$tools/$module" && GOWORK=off GOFLAGS='-mod=readonly -buildvcs=false' CGO_ENABLED=0 \
 		go build -trimpath -ldflags "$ldflags" -o "$tmp/" tool >&2)
-	# Some programs are called after their folder, which says little.
+	# go build names these programs after their directories.
 	case $module in
 	etcd) mv "$tmp/server" "$tmp/etcd" ;;
 	cluster-api) mv "$tmp/core" "$tmp/capi-core" ;;
 	esac
 	if [ ! -x "$tmp/$name" ]; then
-		echo "tool.sh: module $module builds no $name" >&2
+		echo "tool.sh: module $module does not build $name" >&2
 		exit 1
 	fi
 	mkdir -p "$dir"
