@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Commands that documents tell readers to type are there: targets of the Makefile, scripts, packages, and in them the
-// tests that are asked for.
+// TestDocumentedCommandsExist verifies that the commands in the documents exist: Makefile targets, scripts, packages, and
+// the tests that they name.
 func TestDocumentedCommandsExist(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -35,7 +35,7 @@ func TestDocumentedCommandsExist(t *testing.T) {
 				continue
 			case words[0] == "make" && len(words) > 1 && regexp.MustCompile(`^[a-z][a-z0-9-]*$`).MatchString(words[1]):
 				if !regexp.MustCompile(`(?m)^` + words[1] + `:`).Match(makefile) {
-					t.Errorf("%s: %s: the Makefile has no such target", path, match[1])
+					t.Errorf("%s: %s: the Makefile has no target of that name", path, match[1])
 				}
 			case words[0] == "go" && len(words) > 2 && words[1] == "test":
 				for _, fault := range missing(t, words[2:]) {
@@ -43,7 +43,7 @@ func TestDocumentedCommandsExist(t *testing.T) {
 				}
 			case regexp.MustCompile(`^(scripts|tests)/[a-z0-9/-]+\.sh$`).MatchString(words[0]):
 				if _, err := os.Stat(filepath.Join("..", words[0])); err != nil {
-					t.Errorf("%s: %s is not there", path, words[0])
+					t.Errorf("%s: %s does not exist", path, words[0])
 				}
 				if words[0] == "scripts/bench.sh" && len(words) > 1 &&
 					!slices.Contains([]string{"short", "PATTERN", "[PATTERN]"}, words[1]) {
@@ -62,7 +62,7 @@ func TestDocumentedCommandsExist(t *testing.T) {
 	}
 }
 
-// split takes a command apart as a shell does that knows single quotes only.
+// split splits a command into words. It supports single quotes only.
 func split(command string) (words []string) {
 	for _, match := range regexp.MustCompile(`'([^']*)'|(\S+)`).FindAllStringSubmatch(command, -1) {
 		words = append(words, match[1]+match[2])
@@ -70,7 +70,7 @@ func split(command string) (words []string) {
 	return words
 }
 
-// missing says what of the arguments of a "go test" is not there: packages, and tests or benchmarks that match.
+// missing checks the arguments of "go test". It returns packages that do not exist and patterns that match no test.
 func missing(t *testing.T, args []string) (faults []string) {
 	t.Helper()
 	var names []string
@@ -84,7 +84,7 @@ func missing(t *testing.T, args []string) (faults []string) {
 			t.Fatal(err)
 		}
 		if _, err := os.Stat(dir); err != nil {
-			faults = append(faults, arg+" is not there")
+			faults = append(faults, arg+" does not exist")
 		}
 		for _, path := range paths {
 			raw, err := os.ReadFile(path)

@@ -57,7 +57,7 @@ type billRelation struct {
 	Related string `json:"relatedSpdxElement"`
 }
 
-// billOf is an artifact that refers to the image and lists the modules that its binary says it was built from.
+// billOf returns an artifact that refers to the image and lists the modules in the build information of its binary.
 func billOf(spec Spec, binary Binary, image v1.Image) (v1.Image, error) {
 	info, err := buildinfo.ReadFile(binary.Path)
 	if err != nil {
@@ -95,7 +95,7 @@ func billOf(spec Spec, binary Binary, image v1.Image) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Shaped like the attestations of docker buildx, which every client of registries is used to.
+	// The form of the attestations of docker buildx, which clients of registries support.
 	artifact := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	artifact, err = mutate.AppendLayers(artifact, static.NewLayer(text, spdx))
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// The operator links most of Kubernetes' client. A smaller program shows the same of this package.
+// A program smaller than the operator, which takes long to link.
 var program = flag.String("program", "nstance-operator", "program under services/cmd to make an image of")
 
 func TestImage(t *testing.T) {
@@ -45,7 +45,7 @@ func TestImage(t *testing.T) {
 	if err := run(t.Context(), append(slices.Clone(args), "-push", pushed, "-insecure"), &first); err != nil {
 		t.Fatal(err)
 	}
-	// Built again, over the first one.
+	// A second build replaces the first.
 	if err := run(t.Context(), args, &second); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +185,7 @@ func checkBill(t *testing.T, artifact v1.Image, manifests []v1.Descriptor) {
 	}
 }
 
-// A folder that is no image layout is never removed.
+// A directory that is not an image layout is never removed.
 func TestOutIsKept(t *testing.T) {
 	dir := t.TempDir()
 	kept := filepath.Join(dir, "kept")
@@ -200,7 +200,7 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// A binary that needs a C library, or is for something else, makes no image.
+// A binary that needs a C library or is for another system makes no image.
 func TestBinaryIsStatic(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

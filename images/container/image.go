@@ -22,13 +22,13 @@ import (
 
 const (
 	source = "https://github.com/nstance-kit/nstance"
-	// user is what distroless images call nonroot; Kubernetes needs a number to see that it is not root.
+	// user is the user nonroot of distroless images. Kubernetes needs a number to know that it is not root.
 	user     = "65532:65532"
 	certs    = "/etc/ssl/certs/ca-certificates.crt"
 	licenses = "Apache-2.0"
 )
 
-// Spec is all that an image depends on.
+// Spec is everything on which an image depends.
 type Spec struct {
 	Program, Version, Revision string
 	Created                    time.Time
@@ -39,8 +39,8 @@ type Spec struct {
 // Binary is a static executable for Linux.
 type Binary struct{ Architecture, Path string }
 
-// Index makes the image: one for each architecture, and a bill of materials for each. The same spec and the same
-// binaries give the same digest.
+// Index returns an index with an image and a bill of materials for each architecture. The same spec and the same binaries
+// give the same digest.
 func Index(spec Spec) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, binary := range spec.Binaries {
@@ -55,7 +55,7 @@ func Index(spec Spec) (v1.ImageIndex, error) {
 		index = mutate.AppendManifests(index,
 			mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				Platform: &v1.Platform{OS: "linux", Architecture: binary.Architecture}}},
-			// A client that looks for its platform passes over it.
+			// Clients that select a platform ignore this one.
 			mutate.IndexAddendum{Add: list, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				ArtifactType: spdx,
 				Platform:     &v1.Platform{OS: "unknown", Architecture: "unknown"}}})
@@ -141,7 +141,7 @@ type file struct {
 	mode    int64
 }
 
-// layer is a layer with these files and the folders they are in, all of root's and of one time.
+// layer returns a layer with the files and their directories. All belong to root and have the same time.
 func layer(modified time.Time, files ...file) (v1.Layer, error) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
@@ -178,8 +178,8 @@ func layer(modified time.Time, files ...file) (v1.Layer, error) {
 		tarball.WithMediaType(types.OCILayer))
 }
 
-// roots are the certificates that browsers trust, from a pinned Go module and not from the machine that builds. Those
-// that are trusted under conditions only are left out: a file of certificates cannot say so.
+// roots returns the root certificates that browsers trust, from a pinned Go module. It leaves out certificates with
+// constraints, which a file of certificates cannot express.
 func roots() []byte {
 	var text bytes.Buffer
 	for root := range bundle.Roots() {

@@ -1,10 +1,10 @@
-// Command container makes the container image of one of our programs, without a container engine and without fetching
-// anything: the binary for each architecture, the public root certificates, and a user without rights, on nothing.
+// Command container builds the container image of a program of this repository: the static binary for each architecture,
+// the public root certificates, and an unprivileged user. It needs no container engine and downloads nothing.
 //
 //	go -C images/container run . -program nstance-operator -out ../../bin/nstance-operator-image [-push registry.example.com/nstance-operator:1.0.0]
 //
-// The result is an OCI image layout (https://github.com/opencontainers/image-spec/blob/main/image-layout.md) with one image for each architecture and,
-// referring to it, a list of what it is built from. The same source gives the same digest.
+// The result is an OCI image layout (https://github.com/opencontainers/image-spec/blob/main/image-layout.md) with an image
+// for each architecture and a bill of materials for each image. The same source gives the same digest.
 package main
 
 import (
@@ -116,7 +116,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	return nil
 }
 
-// compile builds the program as `make build` does, for Linux on an architecture.
+// compile builds the program for Linux on an architecture, with the flags of `make build`.
 func compile(ctx context.Context, root string, spec Spec, architecture, binary string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace",
 		"-ldflags", "-s -w -buildid= -X main.version="+spec.Version, "-o", binary, "./services/cmd/"+spec.Program)
@@ -130,7 +130,8 @@ func compile(ctx context.Context, root string, spec Spec, architecture, binary s
 	return nil
 }
 
-// created is SOURCE_DATE_EPOCH when set (https://reproducible-builds.org/specs/source-date-epoch/), else the time of the commit.
+// created returns SOURCE_DATE_EPOCH if it is set (https://reproducible-builds.org/specs/source-date-epoch/), else the time
+// of the commit.
 func created(ctx context.Context, root string) (time.Time, error) {
 	text := os.Getenv("SOURCE_DATE_EPOCH")
 	if text == "" {
@@ -157,7 +158,7 @@ func output(ctx context.Context, dir, program string, args ...string) (string, e
 	return strings.TrimSpace(string(text)), nil
 }
 
-// write replaces an image layout, and nothing else that may be in its place.
+// write writes an image layout. It replaces an existing image layout and refuses to replace anything else.
 func write(dir string, index v1.ImageIndex) error {
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		if _, err := os.Stat(filepath.Join(dir, "oci-layout")); err != nil {

@@ -1,4 +1,4 @@
-// Command dev-s3 is an S3 server over a directory, for development.
+// Command dev-s3 is an S3 server for development. It keeps one bucket in a directory.
 package main
 
 import (

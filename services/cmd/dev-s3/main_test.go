@@ -28,7 +28,7 @@ func build(t *testing.T) string {
 	return binary
 }
 
-// start runs the binary over dir and returns the process and a store on it.
+// start runs the binary with dir. It returns the process and a store that uses it.
 func start(t *testing.T, binary, dir string) (*exec.Cmd, objstore.Store) {
 	t.Helper()
 	cmd := exec.Command(binary, "--addr", "127.0.0.1:0", "--dir", dir, "--bucket", "dev")
@@ -47,7 +47,7 @@ func start(t *testing.T, binary, dir string) (*exec.Cmd, objstore.Store) {
 	}
 	_, url, found := strings.Cut(strings.TrimSpace(line), " at ")
 	if !found {
-		t.Fatalf("it said %q", line)
+		t.Fatalf("the first line of output is %q", line)
 	}
 	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
 	store, err := s3.New(t.Context(), s3.Options{
@@ -60,15 +60,15 @@ func start(t *testing.T, binary, dir string) (*exec.Cmd, objstore.Store) {
 	return cmd, store
 }
 
-// TestKill kills the process while many write, three times over the same directory: all that was acknowledged is there.
+// TestKill kills the process three times during many writes. Every acknowledged object must be in the directory.
 func TestKill(t *testing.T) {
 	if testing.Short() {
-		t.Log("left out of a short run: it builds the binary")
+		t.Log("not in a short run, because it builds the binary")
 		return
 	}
 	const writers, kills, acksBeforeKill = 16, 3, 500
 	binary, dir := build(t), t.TempDir()
-	acked := map[string]string{} // key to body; the counter of each writer is overwritten again and again
+	acked := map[string]string{} // body by key; each writer overwrites one counter
 	for round := range kills {
 		cmd, store := start(t, binary, dir)
 		check(t, store, acked)
@@ -108,15 +108,15 @@ func TestKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := cmd.Wait(); err == nil {
-			t.Error("killed, and ended well")
+			t.Error("the killed process has exit status 0")
 		}
-		giveUp() // the SDK would try again for a while
+		giveUp() // ends the retries of the SDK
 		done.Wait()
 	}
 	cmd, store := start(t, binary, dir)
 	check(t, store, acked)
 
-	// And the end that a person asks for.
+	// SIGTERM must end the process with status 0.
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func check(t *testing.T, store objstore.Store, acked map[string]string) {
 		}
 		got := string(obj.Body)
 		if strings.HasPrefix(key, "counter/") {
-			// A write that nobody acknowledged may have landed too.
+			// An unacknowledged write may have succeeded too.
 			if got < want || len(got) != len(want) {
 				t.Errorf("%s is %q, acknowledged was %q", key, got, want)
 			}

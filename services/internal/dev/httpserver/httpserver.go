@@ -1,6 +1,6 @@
-// Package httpserver owns how the development servers listen and stop.
+// Package httpserver serves HTTP for the development servers, with a graceful stop.
 //
-// Invariant: when Serve returns, no request is under way.
+// Invariant: when [Serve] returns, no request is running.
 package httpserver
 
 import (
@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// Serve answers requests until ctx ends; those under way are finished first, for patience at most. It returns nil if
-// ctx ended and nothing else went wrong. With endless, requests are told of the end of ctx by their own context: for
-// those that last until then.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, patience time.Duration,
+// Serve answers requests until ctx ends, and then waits up to timeout for running requests. It returns nil if it stops
+// because ctx ended. With endless, the contexts of requests end with ctx: for requests that last until the stop, such as
+// watches.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, timeout time.Duration,
 	endless bool) error {
 	unused := unusedConns{}
 	server := &http.Server{
@@ -38,7 +38,7 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 	case <-ctx.Done():
 	}
 	server.RegisterOnShutdown(unused.close)
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 	if err := server.Shutdown(grace); err != nil {
 		return errors.Join(fmt.Errorf("shut down: %w", err), server.Close(), ignoreClosed(<-ended))
@@ -46,8 +46,8 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 	return ignoreClosed(<-ended)
 }
 
-// unusedConns holds the connections that have not sent anything yet, as pools of clients keep them. Shutdown would wait
-// for those as long as for a request.
+// unusedConns has the connections without a request, which the pools of clients keep open. Shutdown would wait for them as
+// long as for a request.
 type unusedConns struct {
 	conns  sync.Map
 	ending atomic.Bool

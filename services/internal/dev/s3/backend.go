@@ -17,12 +17,12 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 )
 
-// maxObject bounds the memory that one upload takes, in bytes. What Nstance keeps in a bucket is a thousand times
+// maxObject is the largest object in bytes. It bounds the memory of an upload. Objects of Nstance are a thousand times
 // smaller.
 const maxObject = 256 << 20
 
-// backend serves one bucket from a directory. The directory store checks a condition and writes under one lock; here is
-// only translation. It implements gofakes3.Backend, whose calls have no context.
+// backend implements gofakes3.Backend for one bucket in a directory. It translates calls and errors; the directory store
+// checks conditions and writes under one lock. The calls of gofakes3 have no context.
 type backend struct {
 	bucket string
 	store  *file.Store
@@ -63,11 +63,11 @@ func (b *backend) ListBucket(name string, prefix *gofakes3.Prefix, page gofakes3
 	}
 	entries, err := b.store.List(context.Background(), prefix.Prefix)
 	if err != nil {
-		return nil, answer(prefix.Prefix, err)
+		return nil, translateError(prefix.Prefix, err)
 	}
 	list := gofakes3.NewObjectList()
 	var count int64
-	last := "" // what was listed last: a key, or a common prefix
+	last := "" // the last listed key or common prefix
 	for _, e := range entries {
 		var match gofakes3.PrefixMatch
 		if !prefix.Match(e.Key, &match) {
@@ -113,7 +113,7 @@ func (b *backend) GetObject(bucket, key string, wanted *gofakes3.ObjectRangeRequ
 	}
 	obj, modified, err := b.store.GetModified(context.Background(), key)
 	if err != nil {
-		return nil, answer(key, err)
+		return nil, translateError(key, err)
 	}
 	hash, err := hex.DecodeString(string(obj.Token))
 	if err != nil {
@@ -143,11 +143,11 @@ func (b *backend) PutObject(bucket, key string, meta map[string]string, input io
 	if bucket != b.bucket {
 		return done, gofakes3.BucketNotFound(bucket)
 	}
-	// gofakes3 decodes one kind of chunked upload and would store the framing of the others.
+	// gofakes3 decodes one kind of chunked upload. It would store the chunk headers of the other kinds.
 	if form := meta["X-Amz-Content-Sha256"]; strings.HasPrefix(form, "STREAMING-") &&
 		form != "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" {
 		return done, gofakes3.ErrorMessage(gofakes3.ErrNotImplemented, "uploads of the form "+form+
-			" are not understood: set AWS_REQUEST_CHECKSUM_CALCULATION=when_required")
+			" are not supported: set AWS_REQUEST_CHECKSUM_CALCULATION=when_required")
 	}
 	if size > maxObject {
 		return done, gofakes3.ErrorMessagef(gofakes3.ErrInvalidArgument, "an object may have at most %d bytes",
@@ -162,7 +162,7 @@ func (b *backend) PutObject(bucket, key string, meta map[string]string, input io
 		return done, err
 	}
 	_, err = b.store.Put(context.Background(), key, body, cond)
-	return done, answer(key, err)
+	return done, translateError(key, err)
 }
 
 func conditionOf(c *gofakes3.PutConditions) (objstore.Condition, error) {
@@ -184,7 +184,7 @@ func (b *backend) DeleteObject(bucket, key string) (gofakes3.ObjectDeleteResult,
 	if bucket != b.bucket {
 		return done, gofakes3.BucketNotFound(bucket)
 	}
-	return done, answer(key, b.store.Delete(context.Background(), key))
+	return done, translateError(key, b.store.Delete(context.Background(), key))
 }
 
 func (b *backend) DeleteMulti(bucket string, keys ...string) (gofakes3.MultiDeleteResult, error) {
@@ -207,8 +207,8 @@ func (b *backend) CopyObject(srcBucket, srcKey, dstBucket, dstKey string,
 	return gofakes3.CopyObject(b, srcBucket, srcKey, dstBucket, dstKey, nil)
 }
 
-// answer translates an error of the store; gofakes3 makes a 500 of those it does not know.
-func answer(key string, err error) error {
+// translateError translates an error of the store. gofakes3 answers other errors with status 500.
+func translateError(key string, err error) error {
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
 		return gofakes3.KeyNotFound(key)

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 )
 
-// Whatever is asked of the development's object store is answered, and what it keeps afterwards can be listed.
+// The server answers every request, and afterwards the bucket can be listed.
 func FuzzRequest(f *testing.F) {
 	store, err := file.Open(f.TempDir())
 	if err != nil {
@@ -49,7 +49,7 @@ func FuzzRequest(f *testing.F) {
 		target := (&url.URL{Path: "/" + strings.TrimPrefix(path, "/"), RawQuery: query}).RequestURI()
 		if _, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target +
 			" HTTP/1.0\r\n\r\n"))); err != nil || method == http.MethodConnect {
-			return // what net/http refuses itself
+			return // net/http refuses the request
 		}
 		do(t, method, target, headers, body)
 		if w := do(t, "GET", "/dev?list-type=2", "", ""); w.Code != http.StatusOK {

@@ -1,9 +1,12 @@
-// Package s3 is dev-s3: an S3 server for one machine, with one bucket that lies open in a directory.
+// Package s3 is dev-s3: an S3 server for one machine with one bucket. The objects of the bucket are files of a directory.
+// Package objstore/file keeps the objects, gofakes3 implements HTTP. There is no authentication, so dev-s3 listens on the
+// loopback address by default.
 //
-// Invariant: what was acknowledged is in the directory, whole, even if the process is killed; an ETag is the MD5 sum of
-// the content, before and after a restart; of any number of conditional puts on one version one succeeds. Package file
-// of objstore guarantees this, gofakes3 speaks HTTP. There is no authentication, so it listens on the loopback address
-// by default.
+// Invariants:
+//
+//   - An acknowledged object is complete in the directory, even if the process is killed.
+//   - An ETag is the MD5 sum of the content. It survives a restart.
+//   - Of several conditional puts on one version, one succeeds.
 package s3
 
 import (
@@ -30,17 +33,17 @@ type Options struct {
 	Bucket string
 }
 
-// shutdownTime is what requests under way get after the end was asked for.
+// shutdownTime is the time for running requests to finish when the server stops.
 const shutdownTime = 3 * time.Second
 
 const about = `dev-s3 is a small S3 server for developing Nstance on one machine. It serves one
-bucket, which lies open in a directory: the object cluster/ca.crt of the bucket is
-the file cluster/ca.crt below --dir. You may read, edit and remove the files.
+bucket. Its objects are files of a directory: the object cluster/ca.crt is the file
+cluster/ca.crt below --dir. You may read, edit and remove the files.
 
 It honours conditional puts (If-Match, If-None-Match) atomically, also when several
 processes use the directory, and keeps what it has acknowledged when it is killed.
-There is no authentication: any access key will do, and whoever can reach --addr can
-read and write everything. It is not for production.
+There is no authentication: dev-s3 accepts any access key, and everyone who can reach
+--addr can read and write everything. It is not for production.
 
 Point any S3 client at it with:
 
@@ -49,7 +52,7 @@ Point any S3 client at it with:
 
 Virtual-host style works too, under http://{bucket}.localhost:8989.`
 
-// Command is the command line of dev-s3. It runs until its context ends, and then returns nil.
+// Command returns the command line of dev-s3. The command runs until its context ends, and then returns nil.
 func Command() *cobra.Command {
 	var options Options
 	var verbose bool
@@ -72,17 +75,17 @@ func Command() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&options.Addr, "addr", "127.0.0.1:8989", "address to listen on")
 	cmd.Flags().StringVar(&options.Dir, "dir", "temp/dev-s3",
-		"directory that holds the bucket's objects; made if absent")
+		"directory of the objects; created if absent")
 	cmd.Flags().StringVar(&options.Bucket, "bucket", "dev", "name of the only bucket")
 	cmd.Flags().BoolVar(&verbose, "verbose", false, "log every request to standard error")
 	return cmd
 }
 
-// Serve opens the directory, listens, writes one line with the URL to out ("dev-s3: bucket dev in temp/dev-s3 at http://…"), and
-// serves until ctx ends; requests under way are finished first. It returns nil if ctx ended and nothing else went wrong.
+// Serve opens the directory, listens, writes one line with the URL to out ("dev-s3: bucket dev in temp/dev-s3 at
+// http://…"), and serves until ctx ends. Running requests finish first. Serve returns nil if it stops because ctx ended.
 func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err error) {
 	if err := gofakes3.ValidateBucketName(o.Bucket); err != nil {
-		return fmt.Errorf("bucket %q is no valid name of an S3 bucket: %w", o.Bucket, err)
+		return fmt.Errorf("bucket %q is not a valid name of an S3 bucket: %w", o.Bucket, err)
 	}
 	store, err := file.Open(o.Dir)
 	if err != nil {
@@ -109,7 +112,7 @@ func handler(store *file.Store, bucket string, at net.Addr, log *slog.Logger) ht
 		gofakes3.WithHostBucketBase(hosts...), gofakes3.WithLogger(logger{log})).Server()
 }
 
-// logger adapts slog. gofakes3 has no constant messages, so its words are an attribute.
+// logger adapts slog. The messages of gofakes3 are not constant, so they are an attribute.
 type logger struct{ log *slog.Logger }
 
 func (l logger) Print(level gofakes3.LogLevel, words ...any) {

@@ -30,7 +30,7 @@ import (
 
 var anyKeys = credentials.NewStaticCredentialsProvider("dev", "dev", "")
 
-// start serves dir and returns the URL and what ends it.
+// start serves dir. It returns the URL and a function that stops the server.
 func start(t *testing.T, dir string) (url string, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -71,7 +71,7 @@ func open(t *testing.T, url string) objstore.Store {
 	return s
 }
 
-// client is the SDK itself, for what goes beyond a store. It has the SDK's default checksums.
+// client returns a client of the SDK with its default checksums, for calls that objstore does not make.
 func client(url string, options ...func(*sdk.Options)) *sdk.Client {
 	return sdk.New(sdk.Options{Region: "us-east-1", Credentials: anyKeys, BaseEndpoint: &url, UsePathStyle: true},
 		options...)
@@ -85,7 +85,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// Two servers over one directory keep each other's conditions.
+// Two servers with one directory honour conditions together.
 func TestConformanceOfTwo(t *testing.T) {
 	dir := t.TempDir()
 	one, _ := start(t, dir)
@@ -98,7 +98,7 @@ func TestConformanceOfTwo(t *testing.T) {
 	})
 }
 
-// spread sends each request to the other store than the one before.
+// spread sends requests to two stores in turn.
 type spread struct {
 	stores [2]objstore.Store
 	n      atomic.Uint64
@@ -137,7 +137,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// Stopping waits for a request that is under way, and it is in the directory.
+// Stopping waits for a running upload, whose object is then in the directory.
 func TestStopFinishesRequests(t *testing.T) {
 	dir := t.TempDir()
 	url, stop := start(t, dir)
@@ -147,7 +147,7 @@ func TestStopFinishesRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	request.ContentLength = 8
-	// The transport sends the body once the server's handler reads it, so that the first half below says that it runs.
+	// The transport sends the body when the handler reads it. So the handler runs when the first half is sent.
 	request.Header.Set("Expect", "100-continue")
 	patient := &http.Transport{ExpectContinueTimeout: time.Hour}
 	defer patient.CloseIdleConnections()
@@ -166,7 +166,7 @@ func TestStopFinishesRequests(t *testing.T) {
 	}
 	stopped := make(chan struct{})
 	go func() { stop(); close(stopped) }()
-	// Once the listener is closed the server is on its way out.
+	// A closed listener shows that the server is stopping.
 	for {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
 		if err != nil {
@@ -179,7 +179,7 @@ func TestStopFinishesRequests(t *testing.T) {
 	}
 	_ = feed.Close()
 	if got := <-status; got != "200 OK" {
-		t.Errorf("request under way: %s", got)
+		t.Errorf("running upload: %s", got)
 	}
 	<-stopped
 	if body, err := os.ReadFile(filepath.Join(dir, "slow")); err != nil || string(body) != "halfhalf" {
@@ -187,7 +187,7 @@ func TestStopFinishesRequests(t *testing.T) {
 	}
 }
 
-// A connection on which nothing was ever asked does not keep the server from ending.
+// A connection without a request does not delay the stop.
 func TestStopDropsUnusedConnections(t *testing.T) {
 	url, stop := start(t, t.TempDir())
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -195,11 +195,11 @@ func TestStopDropsUnusedConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	// Served after the first connection was accepted.
+	// This request is accepted after the first connection.
 	if _, err := open(t, url).List(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	stop() // fails if it has to cut connections in the end
+	stop() // fails if it has to close connections by force
 }
 
 func put(t *testing.T, c *sdk.Client, key, body string) {
@@ -232,7 +232,7 @@ func TestVirtualHost(t *testing.T) {
 		t.Errorf("file holds %q, %v", body, err)
 	}
 	if len(hosts) == 0 || hosts[0] != "dev.localhost:"+port {
-		t.Errorf("the SDK asked %q", hosts)
+		t.Errorf("the SDK sent requests to %q", hosts)
 	}
 }
 
@@ -252,7 +252,7 @@ func TestListWithDelimiter(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := len(page.Contents) + len(page.CommonPrefixes); n > int(size) || n == 0 {
-				t.Errorf("page of %d, at most %d were asked for", n, size)
+				t.Errorf("page of %d entries, want at most %d", n, size)
 			}
 			for _, p := range page.CommonPrefixes {
 				got = append(got, *p.Prefix)
@@ -280,7 +280,7 @@ func TestListWithDelimiter(t *testing.T) {
 	}
 }
 
-// stable moves prefixes before keys.
+// stable sorts prefixes before keys.
 func stable(names []string) {
 	var prefixes, keys []string
 	for _, n := range names {
@@ -408,7 +408,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// An upload whose framing is not understood must not be stored with it.
+// An upload with unsupported chunk headers must not be stored with the headers.
 func TestUnknownFraming(t *testing.T) {
 	dir := t.TempDir()
 	url, _ := start(t, dir)
@@ -429,7 +429,7 @@ func TestUnknownFraming(t *testing.T) {
 		t.Errorf("answer %s: %s, %v", response.Status, text, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "k")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it was stored: %v", err)
+		t.Errorf("the object was stored: %v", err)
 	}
 }
 
