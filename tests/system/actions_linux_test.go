@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestActionLog writes logs in which a server acts after the end of its term, and logs with two leaders of one term. The
-// times in the logs are wrong, as they are when a clock steps.
+// TestActionLog writes logs in which a server acts after the end of its term, and logs with two leaders of one term.
+// The times in the logs are wrong, as they are when a clock steps.
 func TestActionLog(t *testing.T) {
 	type entry struct {
 		server int

@@ -14,8 +14,10 @@ import (
 
 var (
 	chaosFlag = flag.String("chaos", "", "form of the chaos test: short, or long for every fault at full length")
-	// heirLease is the lease of a lock with an heir in these servers. scripts/chaos.sh links servers with a shorter one.
-	heirLease = flag.Duration("heir-lease", 90*time.Second, "lease of a lock with an heir, as linked into nstance-server")
+	// heirLease is the lease of a lock with an heir in these servers. scripts/chaos.sh links servers with a shorter
+	// one.
+	heirLease = flag.Duration("heir-lease", 90*time.Second,
+		"lease of a lock with an heir, as linked into nstance-server")
 )
 
 func TestMain(m *testing.M) {
@@ -56,8 +58,8 @@ const (
 	alone    = "alone"
 )
 
-// TestChaos breaks two shards side by side, one with an heir and one without. A fault ends before its outcome is checked;
-// what must hold during the fault is checked during the fault. After each fault the shard must converge.
+// TestChaos breaks two shards side by side, one with an heir and one without. A fault ends before its outcome is
+// checked; what must hold during the fault is checked during the fault. After each fault the shard must converge.
 func TestChaos(t *testing.T) {
 	if *chaosFlag == "" {
 		t.Log("run by scripts/chaos.sh, which builds the binaries")
@@ -88,7 +90,8 @@ func TestChaos(t *testing.T) {
 
 // runFault runs one fault, waits until the shard has converged, and adds a row to the table.
 func (s *shard) runFault(t *testing.T, f fault, table *strings.Builder) {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), convergeTimeout+faultTime(20*time.Minute), errors.New("the fault took too long"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), convergeTimeout+faultTime(20*time.Minute),
+		errors.New("the fault took too long"))
 	defer cancel()
 	s.polls.reset()
 	seen, err := f.run(ctx, s)

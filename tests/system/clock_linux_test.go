@@ -21,8 +21,8 @@ const launchVariable = "NSTANCE_SYSTEM_LAUNCH"
 
 // wallClock is the time of day of one machine. It is ahead of the clock of this machine by a time that can be changed.
 // Programs usually read the time of day through the vDSO, without a system call. A program started by [wallClock.start]
-// has no vDSO, because its auxiliary vector (getauxval(3)) names none. So it makes the system call, and a seccomp filter
-// passes the call to this process (seccomp_unotify(2)). Clocks other than CLOCK_REALTIME are not changed.
+// has no vDSO, because its auxiliary vector (getauxval(3)) names none. So it makes the system call, and a seccomp
+// filter passes the call to this process (seccomp_unotify(2)). Clocks other than CLOCK_REALTIME are not changed.
 type wallClock struct{ ahead atomic.Int64 }
 
 // step sets by how much the clock is ahead of the clock of this machine.
@@ -40,8 +40,8 @@ func launch() error {
 	if err := os.Unsetenv(launchVariable); err != nil {
 		return err
 	}
-	// The filter notifies about clock_gettime(CLOCK_REALTIME, …). seccomp(2) has the offsets of struct seccomp_data; its
-	// 32-bit halves are in the byte order of the machine.
+	// The filter notifies about clock_gettime(CLOCK_REALTIME, …). seccomp(2) has the offsets of struct seccomp_data;
+	// its 32-bit halves are in the byte order of the machine.
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLOCK_GETTIME, Jf: 3},
@@ -66,8 +66,8 @@ func launch() error {
 	return unix.Exec(path, os.Args, os.Environ())
 }
 
-// start starts a program that reads this clock. The caller must lock its thread, which traces the program until its first
-// instruction.
+// start starts a program that reads this clock. The caller must lock its thread, which traces the program until its
+// first instruction.
 func (c *wallClock) start(cmd *exec.Cmd) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -135,8 +135,8 @@ func hideVDSO(pid int) error {
 	}
 }
 
-// clearVDSO removes the vDSO from the auxiliary vector of a process that is about to run its first instruction. The vector
-// is on the stack, after the arguments and the environment.
+// clearVDSO removes the vDSO from the auxiliary vector of a process that is about to run its first instruction. The
+// vector is on the stack, after the arguments and the environment.
 func clearVDSO(pid int) error {
 	const sysinfoEHDR, ignore = 33, 1 // AT_SYSINFO_EHDR, AT_IGNORE: elf.h
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -134,7 +134,8 @@ func (f *failover) countIdleRequests(ctx context.Context) error {
 			sum += made
 		}
 	}
-	fmt.Printf("requests of the idle shard, both servers, in %v: %.0f, that is %.0f an hour\n", failoverOptions.idle, sum,
+	fmt.Printf("requests of the idle shard, both servers, in %v: %.0f, that is %.0f an hour\n",
+		failoverOptions.idle, sum,
 		sum*float64(time.Hour)/float64(failoverOptions.idle))
 	return nil
 }

@@ -126,7 +126,8 @@ var faults = []fault{
 			}
 			return fmt.Sprintf("%d times, another led at most %.1f s later", rounds, longest.Seconds()), nil
 		}},
-	{"kill -9 of the object store, VMs killed", "no acknowledged write is lost; VMs keep running; replacements when it is back",
+	{"kill -9 of the object store, VMs killed",
+		"no acknowledged write is lost; VMs keep running; replacements when it is back",
 		[]string{alone},
 		func(ctx context.Context, s *shard) (string, error) {
 			if err := s.process(local.Store).Kill(); err != nil {
@@ -321,8 +322,8 @@ func (s *shard) wrongClock(ctx context.Context, ahead time.Duration) (string, er
 	return s.describeTerms(ctx, term)
 }
 
-// describeTerms says which server leads now and how many terms have begun. On a busy machine a leader may lose its lease
-// at any time.
+// describeTerms says which server leads now and how many terms have begun. On a busy machine a leader may lose its
+// lease at any time.
 func (s *shard) describeTerms(ctx context.Context, term uint64) (string, error) {
 	next, now, err := s.leader(ctx)
 	switch {

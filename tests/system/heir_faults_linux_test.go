@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// maxGap bounds the time without a leader when no server waits for the lease: the promise, its margin and the start of a
-// term, on a busy machine.
+// maxGap bounds the time without a leader when no server waits for the lease: the promise, its margin and the start of
+// a term, on a busy machine.
 const maxGap = 5 * time.Second
 
 // heirFaults are the faults for shards with an heir.
@@ -56,7 +56,8 @@ var heirFaults = []fault{
 			return s.checkAlwaysLed(ctx, term, 5*time.Minute)
 		}},
 	{"heir cut off from the bucket, then the leader killed (kill -9)",
-		"the leader keeps leading; after the kill no server leads until the heir reaches the bucket", []string{withHeir},
+		"the leader keeps leading; after the kill no server leads until the heir reaches the bucket",
+		[]string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			leader, heir, term, err := s.awaitPair(ctx)
 			if err != nil {
@@ -217,7 +218,8 @@ var heirFaults = []fault{
 				return "", err
 			}
 			// The wait begins when it first sees the lock, which is after the last renewal.
-			if low, most := s.effectiveLease(), s.effectiveLease()*11/10+maxGap; next != heir || took < low || took > most {
+			if low, most := s.effectiveLease(), s.effectiveLease()*11/10+maxGap; next != heir || took < low ||
+				took > most {
 				return "", fmt.Errorf("%s led after %v, want %s after %v to %v", next, took, heir, low, most)
 			}
 			return fmt.Sprintf("%s led %.1f s later", next, took.Seconds()), nil

@@ -30,8 +30,8 @@ const (
 var numbers = map[string]byte{local.Store: 1, local.ServerName(1): 11, local.ServerName(2): 12, vms: 21, observer: 31,
 	local.Leader: 100}
 
-// network carries packets between network namespaces in this process, so it can lose and delay any of them. Each machine
-// has a network namespace with a TUN device (Documentation/networking/tuntap.rst of the Linux kernel).
+// network carries packets between network namespaces in this process, so it can lose and delay any of them. Each
+// machine has a network namespace with a TUN device (Documentation/networking/tuntap.rst of the Linux kernel).
 type network struct {
 	addresses map[string]string
 	hosts     map[string]*host
@@ -242,8 +242,8 @@ func (n *network) repair() (lost int) {
 	return lost
 }
 
-// moveLeaderAddress moves the address of the leader to the holder of the lock until ctx ends, as a cloud moves a network
-// interface.
+// moveLeaderAddress moves the address of the leader to the holder of the lock until ctx ends, as a cloud moves a
+// network interface.
 func (n *network) moveLeaderAddress(ctx context.Context, holder func(context.Context) (string, error)) {
 	for ctx.Err() == nil {
 		if name, err := holder(ctx); err == nil && n.hosts[name] != nil {
@@ -258,8 +258,8 @@ func (n *network) moveLeaderAddress(ctx context.Context, holder func(context.Con
 // isolated is set in the environment of the isolated copy of this program.
 const isolated = "NSTANCE_SYSTEM_ISOLATED"
 
-// isolate runs this program again in new network and mount namespaces and returns its exit code. In that copy it returns
-// with done false.
+// isolate runs this program again in new network and mount namespaces and returns its exit code. In that copy it
+// returns with done false.
 func isolate() (code int, done bool, err error) {
 	if os.Getenv(isolated) != "" {
 		return 0, false, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")

@@ -65,7 +65,8 @@ func readLeaderPage(ctx context.Context, client *http.Client, url string) (p lea
 	if err != nil || !strings.HasPrefix(string(body), "leader term=") {
 		return leaderPage{}
 	}
-	_, _ = fmt.Sscanf(string(body), "leader term=%d heir=%s", &p.term, &p.heir) // a leader without an heir has no heir= in its page
+	// a leader without an heir has no heir= in its page
+	_, _ = fmt.Sscanf(string(body), "leader term=%d heir=%s", &p.term, &p.heir)
 	p.leads = true
 	return p
 }
@@ -137,8 +138,8 @@ func (j *actionLog) follow(ctx context.Context, s *local.Stack) {
 	}
 }
 
-// read reads the new lines of one log. It fails if a server acts in a term after another server acted in a later term. A
-// line of the pass before the previous one is certainly older than a line of this pass.
+// read reads the new lines of one log. It fails if a server acts in a term after another server acted in a later term.
+// A line of the pass before the previous one is certainly older than a line of this pass.
 func (j *actionLog) read(n int, path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -192,7 +193,8 @@ func (j *actionLog) check(context.Context) error {
 	return j.err
 }
 
-// clockAhead returns by how much the clock of a server was ahead of the clock of this process when it logged its last line.
+// clockAhead returns by how much the clock of a server was ahead of the clock of this process when it logged its last
+// line.
 func (j *actionLog) clockAhead(server string) time.Duration {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -68,7 +68,8 @@ func pauseLeader(ctx context.Context, stack *local.Stack) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("paused: the standby serves %v after SIGSTOP of the leader\n", serving.Time.Sub(began).Round(time.Millisecond))
+	fmt.Printf("paused: the standby serves %v after SIGSTOP of the leader\n",
+		serving.Time.Sub(began).Round(time.Millisecond))
 
 	gone, err := killVM(ctx, stack, rand.New(rand.NewPCG(1, 1)))
 	if err != nil {
@@ -86,7 +87,8 @@ func pauseLeader(ctx context.Context, stack *local.Stack) error {
 	if err := awaitReports(ctx, operator, serving.Time); err != nil {
 		return err
 	}
-	fmt.Printf("paused: every agent reports to the new leader %v after SIGSTOP\n", time.Since(began).Round(time.Millisecond))
+	fmt.Printf("paused: every agent reports to the new leader %v after SIGSTOP\n",
+		time.Since(began).Round(time.Millisecond))
 	for _, vm := range before {
 		now, err := stack.VM(vm.Instance)
 		if err != nil {

@@ -79,8 +79,8 @@ func startShard(t *testing.T, f form) *shard {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.close)
-	dir, err := os.MkdirTemp("",
-		"nstance-chaos-") //nolint:usetesting // t.TempDir would be removed with disks mounted in it, and its path is too long for a socket
+	// t.TempDir would be removed with disks mounted in it, and its path is too long for a socket.
+	dir, err := os.MkdirTemp("", "nstance-chaos-") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,8 @@ func startShard(t *testing.T, f form) *shard {
 		t.Fatal(err)
 	}
 	s := &shard{Stack: stack, form: f, network: n, running: map[string]*local.Process{},
-		rng: rand.New(rand.NewPCG(uint64(f.number), 0)), actions: actionLog{acted: map[uint64]int{}, led: map[uint64]string{}}}
+		rng: rand.New(rand.NewPCG(uint64(f.number), 0)), actions: actionLog{acted: map[uint64]int{},
+			led: map[uint64]string{}}}
 	// The caches and the bucket are on small disks, which the faults fill.
 	var mounts []string
 	for i := 1; i <= servers; i++ {

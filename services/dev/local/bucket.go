@@ -117,8 +117,8 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 	return err
 }
 
-// giveAgentsAllServers changes the boot script so that agents know the addresses of every server, where the leader has no
-// address of its own: an agent that knows only a leader which hangs does not find the next one.
+// giveAgentsAllServers changes the boot script so that agents know the addresses of every server, where the leader has
+// no address of its own: an agent that knows only a leader which hangs does not find the next one.
 func (s *Stack) giveAgentsAllServers(shard *config.Shard) {
 	script := shard.Defaults.Userdata
 	if s.Network != nil || script == nil {
@@ -163,8 +163,8 @@ func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x50
 	return identity, pool, nil
 }
 
-// Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the client certificate of
-// the operator and a pool with the cluster's CA.
+// Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the client certificate
+// of the operator and a pool with the cluster's CA.
 func Identity(ctx context.Context, state *clusterstate.State, cluster string) (tls.Certificate, *x509.CertPool, error) {
 	ca, cert, private, err := issue(ctx, state, cluster)
 	if err != nil {

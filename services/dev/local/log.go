@@ -19,7 +19,8 @@ type Line struct {
 	Heir   string    `json:"heir"`
 }
 
-// Lines reads the log of a server. It skips incomplete lines and lines that are not JSON, such as the output of a crash.
+// Lines reads the log of a server. It skips incomplete lines and lines that are not JSON, such as the output of a
+// crash.
 func (s *Stack) Lines(server string) ([]Line, error) {
 	raw, err := os.ReadFile(s.LogFile(server))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -37,7 +37,8 @@ func (s *Stack) Connect(ctx context.Context) (*Operator, error) {
 	return s.ConnectAs(ctx, "")
 }
 
-// ConnectAs is like Connect and writes the identity to a directory for nstance-admin --identity-dir, unless dir is empty.
+// ConnectAs is like Connect and writes the identity to a directory for nstance-admin --identity-dir, unless dir is
+// empty.
 func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
 	cert, roots, err := s.identity(ctx, dir)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/shirou/gopsutil/v4/process"
 )
 
-// Process is a program that this process started. It has its own session, so a Ctrl-C at the terminal does not reach it.
-// Its output goes to a log file.
+// Process is a program that this process started. It has its own session, so a Ctrl-C at the terminal does not reach
+// it. Its output goes to a log file.
 type Process struct {
 	Name string
 	PID  int
@@ -115,9 +115,9 @@ func (f Found) Program() string {
 // String returns the PID and the command line.
 func (f Found) String() string { return fmt.Sprintf("%d %s", f.PID, strings.Join(f.Args, " ")) }
 
-// Find lists the processes on this machine with a path below dir on their command line. Every program of a stack runs by
-// a path below the stack's directory. So Find returns all of them, also agents, which are children of tmux, and programs
-// that an earlier process started.
+// Find lists the processes on this machine with a path below dir on their command line. Every program of a stack runs
+// by a path below the stack's directory. So Find returns all of them, also agents, which are children of tmux, and
+// programs that an earlier process started.
 func Find(ctx context.Context, dir string) ([]Found, error) {
 	all, err := process.ProcessesWithContext(ctx)
 	if err != nil {

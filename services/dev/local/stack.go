@@ -1,8 +1,8 @@
-// Package local runs a whole Nstance cluster on one machine from the binaries of a clone: an object store, the servers of
-// one shard, and VMs that are tmux windows with an agent in each. nstance-dev and the system tests use it.
+// Package local runs a whole Nstance cluster on one machine from the binaries of a clone: an object store, the servers
+// of one shard, and VMs that are tmux windows with an agent in each. nstance-dev and the system tests use it.
 //
-// Invariant: every program of a stack runs by a path below the stack's directory and writes only there. So any number of
-// stacks run side by side, [Find] finds the processes of a stack by its directory, and [Stack.Clean] leaves nothing.
+// Invariant: every program of a stack runs by a path below the stack's directory and writes only there. So any number
+// of stacks run side by side, [Find] finds the processes of a stack by its directory, and [Stack.Clean] leaves nothing.
 package local
 
 import (
@@ -57,7 +57,8 @@ type Options struct {
 
 // Network is a set of machines for the programs of a stack.
 type Network interface {
-	// Host returns the address of the machine of [Store] or a [ServerName]. The address of [Leader] moves to the leader.
+	// Host returns the address of the machine of [Store] or a [ServerName]. The address of [Leader] moves to the
+	// leader.
 	Host(name string) string
 	// Start starts a program on its machine.
 	Start(name string, cmd *exec.Cmd) error
@@ -88,8 +89,8 @@ func (s *Stack) bind(port int) string {
 // storeURL returns the endpoint of the object store.
 func (s *Stack) storeURL() string { return "http://" + s.address(Store, s.Ports.Store) }
 
-// operatorAddrs returns the addresses of the operator API: the leader's, or those of all servers where the leader has no
-// address of its own.
+// operatorAddrs returns the addresses of the operator API: the leader's, or those of all servers where the leader has
+// no address of its own.
 func (s *Stack) operatorAddrs() []string {
 	if s.Network != nil {
 		return []string{s.address(Leader, s.Ports.Operator)}
@@ -121,8 +122,8 @@ type Stack struct {
 	processes []*Process
 }
 
-// New prepares the directory of a stack. It starts no program. A stack takes over the directory and the running programs
-// of an earlier stack.
+// New prepares the directory of a stack. It starts no program. A stack takes over the directory and the running
+// programs of an earlier stack.
 func New(o Options) (*Stack, error) {
 	for _, path := range []*string{&o.Root, &o.Dir} {
 		abs, err := filepath.Abs(*path)

@@ -60,9 +60,9 @@ func (t *Terraform) Apply(ctx context.Context, vars map[string]string) error {
 	return t.run(ctx, "apply", vars)
 }
 
-// Destroy destroys what was applied with the given variables. Meanwhile the operator does what a person would do to make
-// it fast: it calls RefreshConfig, because the leader reads its configuration every 3 minutes only, and it acknowledges
-// drains, which otherwise end at their deadline.
+// Destroy destroys what was applied with the given variables. Meanwhile the operator does what a person would do to
+// make it fast: it calls RefreshConfig, because the leader reads its configuration every 3 minutes only, and it
+// acknowledges drains, which otherwise end at their deadline.
 func (t *Terraform) Destroy(ctx context.Context, vars map[string]string, operator *Operator) error {
 	helping, stop := context.WithCancel(ctx)
 	var helpers sync.WaitGroup

@@ -275,7 +275,8 @@ func (d *demo) scaleDown(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.timeline.note(intent.GetAt().AsTime(), fromServer, asked, "%s is marked for deletion: %s", intent.GetInstance().GetInstanceId(),
+	d.timeline.note(intent.GetAt().AsTime(), fromServer, asked, "%s is marked for deletion: %s",
+		intent.GetInstance().GetInstanceId(),
 		intent.GetReason())
 	id, err := ident.ParseID(intent.GetInstance().GetInstanceId())
 	if err != nil {
@@ -385,7 +386,8 @@ func (d *demo) killLeader(ctx context.Context) (err error) {
 		return err
 	}
 	for _, i := range instances {
-		d.timeline.note(i.GetLastReportAt().AsTime(), fromServer, killed, "%s reports to the new leader", i.GetInstanceId())
+		d.timeline.note(i.GetLastReportAt().AsTime(), fromServer, killed, "%s reports to the new leader",
+			i.GetInstanceId())
 	}
 	for _, vm := range before {
 		now, err := d.stack.VM(vm.Instance)

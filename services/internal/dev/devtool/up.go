@@ -30,7 +30,8 @@ func bringUp(ctx context.Context, s settings) error {
 		return err
 	}
 	if busy := stack.Ports.Busy(ctx, stack.Servers); len(busy) > 0 && len(running) == 0 {
-		return fmt.Errorf("other programs use the ports %v (\"make dev-tmux\" uses them too): stop those, then try again",
+		return fmt.Errorf(
+			"other programs use the ports %v (\"make dev-tmux\" uses them too): stop those, then try again",
 			busy)
 	}
 	// startProgram starts a program unless it runs.

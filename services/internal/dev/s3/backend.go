@@ -21,8 +21,8 @@ import (
 // smaller.
 const maxObject = 256 << 20
 
-// backend implements gofakes3.Backend for one bucket in a directory. It translates calls and errors; the directory store
-// checks conditions and writes under one lock. The calls of gofakes3 have no context.
+// backend implements gofakes3.Backend for one bucket in a directory. It translates calls and errors; the directory
+// store checks conditions and writes under one lock. The calls of gofakes3 have no context.
 type backend struct {
 	bucket string
 	store  *file.Store

@@ -1,6 +1,6 @@
-// Package s3 is dev-s3: an S3 server for one machine with one bucket. The objects of the bucket are files of a directory.
-// Package objstore/file keeps the objects, gofakes3 implements HTTP. There is no authentication, so dev-s3 listens on the
-// loopback address by default.
+// Package s3 is dev-s3: an S3 server for one machine with one bucket. The objects of the bucket are files of a
+// directory. Package objstore/file keeps the objects, gofakes3 implements HTTP. There is no authentication, so dev-s3
+// listens on the loopback address by default.
 //
 // Invariants:
 //

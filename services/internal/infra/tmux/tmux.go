@@ -33,8 +33,8 @@ const (
 	// hangupGrace is how long a VM's processes have to end when their window is closed, killGrace when they are killed.
 	hangupGrace = 250 * time.Millisecond
 	killGrace   = 5 * time.Second
-	// keepDeleted is how long the directory of a deleted VM stays, with its document and its console log. Until then the
-	// VM is listed, and a create request with its ID fails.
+	// keepDeleted is how long the directory of a deleted VM stays, with its document and its console log. Until then
+	// the VM is listed, and a create request with its ID fails.
 	keepDeleted = time.Hour
 	// maxDeleted directories of deleted VMs stay for that long; older ones only for keepDeletedLeast, after which no
 	// create request with the ID of a deleted VM can still be under way.

@@ -471,8 +471,8 @@ func TestReusedPID(t *testing.T) {
 	wantState(t, p, other, infra.Running)
 }
 
-// TestDeletedDirectories: the directory of a deleted VM goes after keepDeleted. More than maxDeleted directories stay for
-// keepDeletedLeast only.
+// TestDeletedDirectories: the directory of a deleted VM goes after keepDeleted. More than maxDeleted directories stay
+// for keepDeletedLeast only.
 func TestDeletedDirectories(t *testing.T) {
 	p := open(t, testOptions(t))
 	vm, running := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
@@ -507,7 +507,8 @@ func TestDeletedDirectories(t *testing.T) {
 		}
 		documents, err := filepath.Glob(filepath.Join(p.state.dir, "*", "vm.json"))
 		if err != nil || len(documents) != test.want {
-			t.Errorf("%s after the last delete: %d directories, %v; want %d", test.after, len(documents), err, test.want)
+			t.Errorf("%s after the last delete: %d directories, %v; want %d", test.after, len(documents), err,
+				test.want)
 		}
 	}
 	wantState(t, p, running, infra.Running)
