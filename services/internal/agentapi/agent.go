@@ -150,42 +150,34 @@ func (a *agent) finish(s *slot, err error) (first bool) {
 
 // hold keeps an agent's stream open: start when it opens, then work whenever there is something to do. It returns why
 // it ended.
-//
-// What goes deep is done on another stack: see transport.Aside.
 func (s *Service) hold(ctx context.Context, kind int, instanceID func(own string) string, start,
 	work func(*call) error) error {
-	var c *call
-	var err error
-	transport.Aside(func() {
-		if c, err = s.enter(ctx, kind, instanceID); err != nil {
-			return
-		}
-		if err = start(c); err != nil {
-			c.agent.leave(kind, c.slot)
-		}
-	})
+	c, err := s.enter(ctx, kind, instanceID)
 	if err != nil {
 		return err
 	}
-	for err == nil {
+	defer c.agent.leave(kind, c.slot)
+	if err := start(c); err != nil {
+		return err
+	}
+	for {
 		select {
 		case <-ctx.Done():
-			err = status.FromContextError(ctx.Err()).Err()
+			return status.FromContextError(ctx.Err()).Err()
 		case <-c.leader.Context.Done():
-			err = s.lost()
+			return s.lost()
 		case <-c.slot.wake:
-			transport.Aside(func() {
-				c.agent.mu.Lock()
-				err = c.slot.err
-				c.agent.mu.Unlock()
-				if err == nil {
-					err = work(c)
-				}
-			})
+		}
+		c.agent.mu.Lock()
+		err := c.slot.err
+		c.agent.mu.Unlock()
+		if err == nil {
+			err = work(c)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	c.agent.leave(kind, c.slot)
-	return err
 }
 
 // enter opens a stream of the caller's.

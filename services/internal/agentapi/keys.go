@@ -151,7 +151,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	}
 	// Whoever did not get the last answer gets it again: asking often writes nothing.
 	if ref := rec.Certificate; ref != nil {
-		if cert, ok := issuer.Again(c.peer.Identity, c.peer.PublicKey, *ref); ok {
+		if cert, ok := issuer.Reissue(c.peer.Identity, c.peer.PublicKey, *ref); ok {
 			return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
 		}
 	}

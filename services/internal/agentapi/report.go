@@ -21,7 +21,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
-	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 // IntervalHeader is the response header that tells an agent how often to report, a Go duration.
@@ -93,7 +92,7 @@ func (s *Service) read(c *call, stream reports, number uint64) (err error) {
 			return err
 		}
 		if !s.takeRepeated(c, message, number, last) {
-			if err := s.takeAside(c, message, number, last); err != nil {
+			if err := s.take(c, message, number, last); err != nil {
 				return err
 			}
 		}
@@ -117,12 +116,6 @@ func (s *Service) takeRepeated(c *call, message *nstancev1.ReportHealthRequest, 
 		s.Metrics.Reports.Inc()
 	}
 	return true
-}
-
-// takeAside is take on another stack: see transport.Aside.
-func (s *Service) takeAside(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) (err error) {
-	transport.Aside(func() { err = s.take(c, message, number, last) })
-	return err
 }
 
 // take takes one report. last is the sequence number of the one before.

@@ -279,6 +279,7 @@ func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (
 				}
 				<-time.After(time.Until(slot) + rand.N(period/groups))
 				slot = slot.Add(period)
+				s.startPending(g)
 				id := s.members[g][0]
 				s.members[g] = s.members[g][1:]
 				if gone {
@@ -297,6 +298,19 @@ func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (
 	}
 	all.Wait()
 	return took, agents
+}
+
+// startPending starts the agents of creates that no loss of this benchmark caused: a replacement of an agent that was
+// disconnected for too long, say.
+func (s *stack) startPending(g int) {
+	for {
+		select {
+		case e := <-s.creates[g]:
+			s.startAgent(g, e)
+		default:
+			return
+		}
+	}
 }
 
 // end has the VM of an instance end, behind the server's back.

@@ -101,7 +101,7 @@ func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
 		// A record that names another certificate than the one shown was renewed before, and the answer may have been
 		// lost.
 		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) {
-			if cert, ok := c.Issuer.Again(identity, c.peer.PublicKey, rec.Certificate); ok &&
+			if cert, ok := c.Issuer.Reissue(identity, c.peer.PublicKey, rec.Certificate); ok &&
 				!cert.NotBefore.After(c.Now()) {
 				return renewed(authority.EncodeCertificate(cert), cert.NotAfter, c.Issuer.Bundle), nil
 			}

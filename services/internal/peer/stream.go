@@ -208,7 +208,7 @@ func (n *Network) wait(ctx context.Context, turned <-chan struct{}, d time.Durat
 // connect makes a link to the holder and keeps it until it ends, or the holder is another.
 func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan struct{}) error {
 	conn, err := grpc.NewClient("passthrough:///"+holder.Addresses.Election,
-		grpc.WithTransportCredentials(transport.ServerCredentials(n.options.Source(), holder.LeaderID)),
+		grpc.WithTransportCredentials(transport.ClientCredentials(n.options.Source(), holder.LeaderID)),
 		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.MaxCallRecvMsgSize(maxFrame),
 			grpc.MaxCallSendMsgSize(maxFrame)),

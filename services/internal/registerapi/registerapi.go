@@ -135,7 +135,7 @@ func (s *Service) try(ctx context.Context, nonce string, key []byte, role author
 	if nonce == "" {
 		return certificate{}, status.Error(codes.InvalidArgument, "nonce: is empty")
 	}
-	if err := transport.Check(key); err != nil {
+	if err := transport.CheckPublicKey(key); err != nil {
 		return certificate{}, status.Errorf(codes.InvalidArgument, "public_key: %v", err)
 	}
 	c := &call{Service: s, leader: leader, key: key, now: s.Now().UTC()}
@@ -196,7 +196,7 @@ func (c *call) identity() authority.Identity {
 // again answers a client whose first answer was lost. The record names the certificate; nothing is written. ok is false
 // if it is time for a new one.
 func (c *call) again(ref record.CertificateRef) (certificate, bool) {
-	cert, ok := c.leader.Issuer.Again(c.identity(), c.key, ref)
+	cert, ok := c.leader.Issuer.Reissue(c.identity(), c.key, ref)
 	if !ok {
 		return certificate{}, false
 	}

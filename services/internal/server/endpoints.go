@@ -80,7 +80,7 @@ func (e *endpoints) use(ca authority.CA, bundle []*x509.Certificate) error {
 	if e.source == nil {
 		return nil
 	}
-	return e.source.Use(ca, bundle)
+	return e.source.SetCA(ca, bundle)
 }
 
 // listen opens the listeners that a server has whether it leads or not.
@@ -233,7 +233,7 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 		}
 		servers = append(servers, g)
 		s.env.Go("serve "+service.name, func() {
-			if err := g.Serve(transport.QuietReads(listener)); err != nil {
+			if err := g.Serve(listener); err != nil {
 				s.restart(fmt.Errorf("serve %s: %w", service.name, err))
 			}
 		})

@@ -7,29 +7,31 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
+	"net/netip"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// Peer is the client at the other end of one connection. Each connection has a Peer of its own, so that pointers tell
-// connections apart.
+// Peer is the client at the other end of one connection. Each connection has its own Peer, so that pointers distinguish
+// connections.
 type Peer struct {
-	// Identity is zero on the registration port, where clients show no certificate. So is all that follows.
+	// Identity, PublicKey and NotAfter come from the client certificate. They are zero on the registration port.
 	Identity  authority.Identity
 	PublicKey ed25519.PublicKey
 	NotAfter  time.Time
-	// Expired: the certificate had ended when the connection was made. Only RenewCertificate may be called.
+	// Expired reports that the certificate had expired when the connection was made. Only RenewCertificate may be
+	// called.
 	Expired bool
-	// Number rises from each connection of a [Source] to the next.
+	// Number increases with each connection of a [Source].
 	Number uint64
 
-	// problem: the CA issued the certificate, but not for a client of this cluster.
+	// problem says why the certificate, although issued by the CA, is not one of a client of this cluster.
 	problem error
 	conn    net.Conn
 }
@@ -42,20 +44,20 @@ func (*Peer) GetCommonAuthInfo() credentials.CommonAuthInfo {
 	return credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
 }
 
-// Close cuts the connection, whatever a stream on it is doing.
+// Close closes the connection, which ends all streams on it.
 func (p *Peer) Close() { p.conn.Close() }
 
-// PeerOf returns the client that a call came from.
+// PeerOf returns the client that made a call.
 func PeerOf(ctx context.Context) (*Peer, error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if client, ok := p.AuthInfo.(*Peer); ok {
 			return client, nil
 		}
 	}
-	return nil, errors.New("the call did not come over a connection of this server's")
+	return nil, errors.New("the call did not arrive on a connection of this package")
 }
 
-// PeerIdentity returns the identity in the certificate of the client that a call came from.
+// PeerIdentity returns the identity in the certificate of the client that made a call.
 func PeerIdentity(ctx context.Context) (authority.Identity, error) {
 	p, err := PeerOf(ctx)
 	if err != nil {
@@ -67,114 +69,112 @@ func PeerIdentity(ctx context.Context) (authority.Identity, error) {
 	return p.Identity, nil
 }
 
-// transport is the server's side of TLS for gRPC.
-type transport struct {
+// serverCredentials accepts the TLS connections of one port.
+type serverCredentials struct {
+	credentials.TransportCredentials // of the TLS configuration
+
 	source *Source
 	config *tls.Config
-	// clients: they show certificates.
-	clients bool
-	gate    *gate
-	crowd   *crowd
-	role    authority.Role
-	// strangers are those whose certificate is good for no call here.
-	strangers *crowd
-	limit     *Limiter // of handshakes; nil: none
+	role   authority.Role
+	// registrations limits the connections of each address to the registration port; nil on other ports.
+	registrations *rateLimiter[netip.Addr]
+	// clients and handshakes limit the connections of each client certificate; nil on the registration port.
+	clients    *clients
+	handshakes *rateLimiter[authority.Identity]
+	// bytes limits what is read from each client certificate, or each address on the registration port. foreignBytes
+	// limits what is read from each address with certificates for another port.
+	bytes, foreignBytes *rateLimiter[any]
 }
 
-var _ credentials.TransportCredentials = (*transport)(nil)
+// Clone implements credentials.TransportCredentials. It returns s, which is never changed.
+func (s *serverCredentials) Clone() credentials.TransportCredentials { return s }
 
-// ServerHandshake takes a connection. gRPC has set a deadline on it.
-func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	if t.limit != nil && !t.limit.Allow(raw.RemoteAddr()) {
-		return nil, nil, fmt.Errorf("too many connections from %s", raw.RemoteAddr())
+// ServerHandshake implements credentials.TransportCredentials. gRPC has set a deadline of handshakeTimeout on the
+// connection.
+func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if from := sourceOf(raw.RemoteAddr()); s.registrations != nil && !isLocal(from) && !s.registrations.allow(from) {
+		return nil, nil, fmt.Errorf("too many connections from %s", from)
 	}
-	proven := t.gate.enter(raw)
-	defer proven()
-	// A client that only connects has not begun a handshake, and takes no turn away from those that do.
-	begun, came := &peeked{Conn: raw}, time.Now()
-	if err := raw.SetReadDeadline(came.Add(silence + rand.N(silence))); err != nil {
-		return nil, nil, err
-	}
-	if err := begun.peek(); err != nil {
-		return nil, nil, fmt.Errorf("wait for the client's first byte: %w", err)
-	}
-	if err := raw.SetDeadline(came.Add(handshakeTimeout)); err != nil {
-		return nil, nil, err
-	}
-	done, err := t.gate.turn(begun)
+	leave, err := s.source.anonymous.add(raw)
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := t.handshake(begun)
+	done, err := s.source.anonymous.startHandshake(raw)
 	if err != nil {
-		// who has gone before it was answered took no time
-		done(begun.greeted || !hungUp(err) && !errors.Is(err, errCrowded))
-		linger(begun)
+		leave()
+		return nil, nil, err
+	}
+	conn := tls.Server(raw, s.config)
+	err = conn.Handshake()
+	if err == nil && conn.ConnectionState().NegotiatedProtocol != "h2" {
+		err = errors.New("the client does not offer HTTP/2")
+	}
+	if err != nil {
+		// A client that hung up before it sent a ClientHello cost nothing.
+		done(conn.ConnectionState().Version != 0 || !hungUp(err))
+		closeAfterAlert(raw)
+		leave()
 		return nil, nil, fmt.Errorf("TLS handshake: %w", err)
 	}
-	client, crowd, from := &Peer{}, t.crowd, sourceOf(raw.RemoteAddr())
-	var who any = from
-	if t.clients {
-		client = t.source.peer(conn.ConnectionState())
-		who = client.Identity
-		if client.Identity.Role != t.role {
-			crowd, who = t.strangers, from // there is nobody to take its word for
+	client, failed, from := &Peer{}, false, sourceOf(raw.RemoteAddr())
+	var bytes *rate.Limiter
+	switch {
+	case s.role == "" && !isLocal(from):
+		bytes = s.bytes.bucket(from)
+	case s.role != "":
+		client = s.source.identify(conn.ConnectionState())
+		// A handshake for nothing counts as failed: of a client without rights here, or one that connects too often.
+		if failed = client.Identity.Role != s.role; failed {
+			bytes = s.foreignBytes.bucket(from)
+			break
 		}
+		failed, bytes = !s.handshakes.allow(client.Identity), s.bytes.bucket(client.Identity)
+		leave()
+		leave = s.clients.add(client.Identity, raw)
 	}
-	client.conn, client.Number = raw, t.source.connections.Add(1)
-	if !t.clients && local(from) {
-		done(false)
-		return conn, client, nil
-	}
-	own, leave := crowd.enter(who, raw)
-	// A handshake is in vain if its client may say nothing here, or comes so often that it has nothing left to say it
-	// with. At the registration port, t.limit has counted it.
-	done(t.clients && (crowd == t.strangers || !own.words.AllowN(time.Now(), int(priceHandshake))))
-	return &counted{Conn: conn, own: own, rush: t.source.rush, leave: leave}, client, nil
+	done(failed)
+	client.conn, client.Number = raw, s.source.connections.Add(1)
+	return &limitedConn{Conn: conn, bytes: bytes, leave: leave}, client, nil
 }
 
-func (t *transport) handshake(raw net.Conn) (*tls.Conn, error) {
-	conn := tls.Server(raw, t.config)
-	if err := conn.Handshake(); err != nil {
-		return nil, err
-	}
-	if conn.ConnectionState().NegotiatedProtocol != "h2" {
-		return nil, errors.New("the client does not offer HTTP/2")
-	}
-	return conn, nil
+// limitedConn reads no faster than its token bucket of bytes allows, if it has one. It leaves the count of connections when it is
+// closed or fails: gRPC does not close a connection that ends before its first byte.
+type limitedConn struct {
+	*tls.Conn
+	bytes *rate.Limiter
+	leave func()
 }
 
-// hungUp reports whether a handshake failed because the client said no more.
+func (c *limitedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		c.leave()
+		return n, err
+	}
+	if c.bytes != nil {
+		time.Sleep(c.bytes.ReserveN(time.Now(), n).Delay())
+	}
+	return n, nil
+}
+
+func (c *limitedConn) Close() error {
+	c.leave()
+	return c.Conn.Close()
+}
+
+// hungUp reports whether a handshake failed because no more bytes came from the client.
 func hungUp(err error) bool {
 	var broken *net.OpError
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &broken) &&
 		broken.Op == "read"
 }
 
-// linger closes a connection so that the alert that was sent last arrives: what the client has sent meanwhile would
-// otherwise have the kernel throw it away.
-func linger(conn net.Conn) {
+// closeAfterAlert closes a connection so that the TLS alert sent last arrives. If the server closed a connection with
+// unread bytes, the kernel would reset it and the client might not see the alert.
+func closeAfterAlert(conn net.Conn) {
 	defer conn.Close()
-	if half, ok := conn.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
-		return
-	}
-	if conn.SetReadDeadline(time.Now().Add(time.Second)) == nil {
+	half, ok := conn.(interface{ CloseWrite() error })
+	if ok && half.CloseWrite() == nil && conn.SetReadDeadline(time.Now().Add(time.Second)) == nil {
 		_, _ = io.CopyN(io.Discard, conn, 64<<10)
 	}
 }
-
-// ClientHandshake is not a server's to do.
-func (t *transport) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("these credentials are a server's")
-}
-
-// Info implements credentials.TransportCredentials.
-func (t *transport) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
-}
-
-// Clone returns t itself: nothing in it changes.
-func (t *transport) Clone() credentials.TransportCredentials { return t }
-
-// OverrideServerName is for clients; the deprecated method has no effect here.
-func (t *transport) OverrideServerName(string) error { return nil }

@@ -57,7 +57,7 @@ func FuzzPeer(f *testing.F) {
 			return
 		}
 		chain := []*x509.Certificate{leaf}
-		p := source.peer(tls.ConnectionState{PeerCertificates: chain})
+		p := source.identify(tls.ConnectionState{PeerCertificates: chain})
 		if want := known[string(leaf.RawTBSCertificate)]; p.Identity != want {
 			t.Errorf("%x is taken for %s, want %s", der, p.Identity.URI(), want.URI())
 		}

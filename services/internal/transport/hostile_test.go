@@ -273,56 +273,6 @@ func TestZeroWindow(t *testing.T) {
 	})
 }
 
-// Frames are read no faster than anybody honest sends them, on all connections of a client together.
-func TestFramesArePaced(t *testing.T) {
-	c := transporttest.New(t)
-	addr, _ := serveAgents(t, c, authority.RoleAgent)
-	p := &port{addr: addr, config: c.ClientTLS(certificateFor(t, c, authority.RoleAgent))}
-	p.config.NextProtos = []string{"h2"}
-	var many bytes.Buffer
-	framer := http2.NewFramer(&many, nil)
-	for many.Len() < 64<<10 {
-		if err := framer.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 16 << 10}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var acknowledged atomic.Int64
-	var floods sync.WaitGroup
-	began := time.Now()
-	for range 3 {
-		raw := p.raw(t)
-		if err := raw.SetDeadline(began.Add(4 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		floods.Go(func() {
-			for {
-				frame, err := raw.ReadFrame()
-				if err != nil {
-					return
-				}
-				if settings, ok := frame.(*http2.SettingsFrame); ok && settings.IsAck() {
-					acknowledged.Add(1)
-				}
-			}
-		})
-		floods.Go(func() {
-			for err := error(nil); err == nil; {
-				_, err = raw.Conn.Write(many.Bytes())
-			}
-		})
-	}
-	floods.Wait()
-	// An agent may cost 25 ms at once and 4 ms a second; the three handshakes are 4.5 ms, each frame 15 µs and 15 bytes
-	// of 10 ns.
-	const each = 15*time.Microsecond + 15*10*time.Nanosecond
-	budget := 25*time.Millisecond - 3*1500*time.Microsecond
-	least, most := int64(budget/each)*9/10, int64((budget+4*time.Millisecond*time.Duration(time.Since(began).Seconds()+
-		1))/each)
-	if n := acknowledged.Load(); n > most || n < least {
-		t.Errorf("%d frames were acted on in %s, want %d to %d", n, time.Since(began), least, most)
-	}
-}
-
 // neighbour is a dialer from an address that is not this machine's usual one.
 var neighbour = net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}}
 
@@ -408,35 +358,6 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 	}
 	cancel()
 	all.Wait()
-}
-
-// A handshake is in vain from the first on if its certificate is good for nothing at the port, and never if it is good.
-func TestStrangersHandshakesAreInVain(t *testing.T) {
-	c := transporttest.New(t)
-	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source),
-		authority.RoleAgent:    certificateFor(t, c, authority.RoleAgent),
-		authority.RoleOperator: certificateFor(t, c, authority.RoleOperator)}
-	last := byte(1)
-	for port := range certs {
-		addr, _ := serveAgents(t, c, port)
-		for role, cert := range certs {
-			last++
-			from := net.IPv4(127, 0, 0, last)
-			conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(
-				credentials.NewTLS(c.ClientTLS(cert))), grpc.WithNoProxy(),
-				grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-					return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}).DialContext(ctx, "tcp", addr)
-				}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = renew(t, conn)
-			_ = conn.Close()
-			if doubts := c.Source.Doubts(from.String()); doubts != (role != port) || doubts != (err != nil) {
-				t.Errorf("%s on the port of %s: its address is doubtful: %v; %v", role, port, doubts, err)
-			}
-		}
-	}
 }
 
 // One certificate is good for a few connections: the newest.

@@ -13,16 +13,16 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Issuer makes the client certificates of agents and operators.
+// Issuer issues the client certificates of agents and operators. It is safe for concurrent use if Rand is.
 type Issuer struct {
 	CA authority.CA
 	// Bundle is the CA bundle in PEM, which clients receive with their certificates.
 	Bundle []byte
-	Rand   io.Reader // crypto/rand.Reader except in tests; used concurrently
+	Rand   io.Reader // crypto/rand.Reader except in tests
 	Now    func() time.Time
 }
 
-// Issue makes a certificate, and what a record says of it.
+// Issue issues a certificate and returns it with the reference for its record.
 func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509.Certificate, record.CertificateRef,
 	error) {
 	cert, err := i.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: key}, i.Rand, i.Now())
@@ -32,9 +32,10 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 	return cert, record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC()}, nil
 }
 
-// Again makes the very certificate that a record names, for whoever did not get the answer: nothing has to be written
-// for it. ok is false when it cannot be made again, or is in the second half of its life; a new one is then due.
-func (i Issuer) Again(identity authority.Identity, key ed25519.PublicKey,
+// Reissue makes again the certificate that a record refers to, for a client that did not receive it. Nothing has to be
+// written for that. ok is false if the certificate cannot be made again or is in the second half of its lifetime: then
+// issue a new one.
+func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	ref record.CertificateRef) (cert *x509.Certificate, ok bool) {
 	ttl := authority.AgentTTL
 	if identity.Role == authority.RoleOperator {
@@ -44,7 +45,7 @@ func (i Issuer) Again(identity authority.Identity, key ed25519.PublicKey,
 	if err != nil || ref.NotAfter.Sub(i.Now()) < ttl/2 {
 		return nil, false
 	}
-	// A certificate is a function of its specification, the time, and the random bytes, the first of which are its
+	// A certificate is a function of its specification, the time and the random bytes. The first random bytes are the
 	// serial.
 	rand := io.MultiReader(bytes.NewReader(serial), i.Rand)
 	cert, err = i.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: key, TTL: ttl}, rand,
@@ -55,8 +56,8 @@ func (i Issuer) Again(identity authority.Identity, key ed25519.PublicKey,
 	return cert, true
 }
 
-// Check says what is wrong with a public key as a message brought it.
-func Check(key []byte) error {
+// CheckPublicKey returns what is wrong with a public key from a message, or nil.
+func CheckPublicKey(key []byte) error {
 	if len(key) != ed25519.PublicKeySize {
 		return fmt.Errorf("has %d bytes, a raw Ed25519 key has %d", len(key), ed25519.PublicKeySize)
 	}

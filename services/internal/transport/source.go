@@ -1,9 +1,9 @@
-// Package transport owns who is at the other end of a connection: the server's own certificate, the verification of
-// clients' certificates, the roles that a port accepts, and the bounds under which connections are taken at all.
+// Package transport identifies the other end of each connection: it issues the server's own certificate, verifies
+// client certificates, admits only the role that a port is for, and limits connections.
 //
-// Invariant: a handler behind [ServerOptions] sees only peers whose certificate the cluster's CA issued for the port's
-// role, and the identity in it is the only one it may act for. TLS 1.3 only; no session is resumed, so every connection
-// shows its certificate.
+// Invariant: a handler behind [ServerOptions] sees only peers with a certificate that the cluster's CA issued for the
+// port's role, and may act only for the identity in it. TLS 1.3 is required. Sessions are never resumed, so every
+// connection shows its certificate.
 package transport
 
 import (
@@ -14,45 +14,39 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// RenewalGrace is for how long after its end an agent's certificate may still be exchanged for a new one.
+// RenewalGrace is the time after its expiry in which an agent's certificate may still be exchanged for a new one.
 const RenewalGrace = 30 * 24 * time.Hour
 
 // Options of a [Source]. All are required.
 type Options struct {
 	// Identity of this server: role, cluster, shard, server.
 	Identity authority.Identity
-	// Hosts are the names and addresses under which the server is reached: advertised ones and the leader's.
+	// Hosts are the names and addresses at which clients reach the server: the advertised ones and the leader's.
 	Hosts []string
 	CA    authority.CA
-	// Bundle are the CA certificates that clients' certificates may come from.
+	// Bundle holds the CA certificates that may have issued client certificates.
 	Bundle []*x509.Certificate
 	Rand   io.Reader // crypto/rand.Reader except in tests
 	Now    func() time.Time
 	Log    *slog.Logger
 }
 
-// Source issues this server's own certificate from the CA, in memory, and holds the CA bundle that clients are verified
-// against. It is safe for concurrent use.
+// Source issues this server's certificate from the CA, in memory, and holds the CA bundle that verifies clients. All
+// ports of a server share one Source. It is safe for concurrent use.
 type Source struct {
-	options Options
-	key     ed25519.PrivateKey
-	roots   atomic.Pointer[x509.CertPool]
-
+	options     Options
+	key         ed25519.PrivateKey
+	roots       atomic.Pointer[x509.CertPool]
 	connections atomic.Uint64
-	// gate is that of every port, and so is what clients share that say much at once.
-	gate *gate
-	rush *rate.Limiter
+	anonymous   *anonymous
 
 	mu      sync.Mutex
 	ca      authority.CA
@@ -60,22 +54,21 @@ type Source struct {
 	renewAt time.Time
 }
 
-// NewSource issues the first certificate.
+// NewSource returns a Source that has issued its first certificate.
 func NewSource(options Options) (*Source, error) {
 	seed := make([]byte, ed25519.SeedSize)
 	if _, err := io.ReadFull(options.Rand, seed); err != nil {
 		return nil, fmt.Errorf("make the server's key: %w", err)
 	}
-	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), gate: newGate(unprovenLimit(), maxHandshakes,
-		runtime.GOMAXPROCS(0)), rush: rushPace.limiter()}
-	if err := s.Use(options.CA, options.Bundle); err != nil {
+	s := &Source{options: options, key: ed25519.NewKeyFromSeed(seed), anonymous: newAnonymous(anonymousLimit())}
+	if err := s.SetCA(options.CA, options.Bundle); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// Use makes the CA, and the bundle that clients are verified against, those of every later connection.
-func (s *Source) Use(ca authority.CA, bundle []*x509.Certificate) error {
+// SetCA sets the CA and the bundle that verifies clients, for all later connections.
+func (s *Source) SetCA(ca authority.CA, bundle []*x509.Certificate) error {
 	roots := x509.NewCertPool()
 	for _, cert := range bundle {
 		roots.AddCert(cert)
@@ -90,7 +83,7 @@ func (s *Source) Use(ca authority.CA, bundle []*x509.Certificate) error {
 	return nil
 }
 
-// issue makes a new certificate. Call with mu held.
+// issue issues a new server certificate. Call with mu held.
 func (s *Source) issue(ca authority.CA) error {
 	now := s.options.Now()
 	cert, err := ca.IssueServer(authority.ServerSpec{Identity: s.options.Identity, PublicKey: s.key.Public(),
@@ -103,8 +96,8 @@ func (s *Source) issue(ca authority.CA) error {
 	return nil
 }
 
-// Certificate returns the server's certificate, a new one from half of the life of the one before. If that cannot be
-// issued, the one before serves to its end.
+// Certificate returns the server's certificate. It issues a new one after half of the lifetime. If that fails, it
+// returns the present certificate until that expires.
 func (s *Source) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,14 +106,14 @@ func (s *Source) Certificate() (*tls.Certificate, error) {
 			if !now.Before(s.current.Leaf.NotAfter) {
 				return nil, err
 			}
-			s.options.Log.Error("server certificate cannot be renewed", "error", err)
+			s.options.Log.Error("server certificate not renewed", "error", err)
 			s.renewAt = now.Add(time.Minute)
 		}
 	}
 	return s.current, nil
 }
 
-// config returns what all ports have in common.
+// config returns the TLS configuration that all ports have in common.
 func (s *Source) config() *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
@@ -128,18 +121,12 @@ func (s *Source) config() *tls.Config {
 		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.Certificate() },
 		SessionTicketsDisabled: true,
 		Time:                   s.options.Now,
-		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			if begun, ok := hello.Conn.(*peeked); ok {
-				return nil, begun.greet()
-			}
-			return nil, nil //nolint:nilnil // the configuration remains this one
-		},
 	}
 }
 
-// withClients returns the configuration of a port for clients with certificates. The chain is verified by verify alone:
-// Go's own check would refuse expired certificates before anybody could say so.
-func (s *Source) withClients() *tls.Config {
+// clientAuthConfig returns the TLS configuration of a port that requires client certificates. Only verify checks the
+// chain: Go's own check would refuse an expired certificate, with which an agent may still renew.
+func (s *Source) clientAuthConfig() *tls.Config {
 	config := s.config()
 	config.ClientAuth = tls.RequireAnyClientCert
 	config.VerifyConnection = func(state tls.ConnectionState) error {
@@ -149,11 +136,11 @@ func (s *Source) withClients() *tls.Config {
 	return config
 }
 
-// verify checks a client's chain, as of now or, for up to RenewalGrace after its end, as of its last second. expired
-// tells which.
+// verify checks a client's certificate chain. A certificate that expired at most RenewalGrace ago is checked as of its
+// last second, and expired is true.
 func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	if len(chain) != 1 {
-		return false, fmt.Errorf("client certificate: %d certificates, want the client's alone", len(chain))
+		return false, fmt.Errorf("client certificate: %d certificates, want only the client's own", len(chain))
 	}
 	leaf, now := chain[0], s.options.Now()
 	if now.After(leaf.NotAfter) {
@@ -170,8 +157,8 @@ func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	return expired, nil
 }
 
-// peer reads who an established connection's client is. What is wrong with it is told at its first call.
-func (s *Source) peer(state tls.ConnectionState) *Peer {
+// identify returns the client of an established connection. The first call reports what is wrong with its certificate.
+func (s *Source) identify(state tls.ConnectionState) *Peer {
 	leaf := state.PeerCertificates[0]
 	p := &Peer{NotAfter: leaf.NotAfter}
 	if p.Expired, p.problem = s.verify(state.PeerCertificates); p.problem != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// ServerCredentials are those with which this server connects to another one of its shard: it shows its own
-// certificate, and takes none but that of the server with this ID, issued by the cluster's CA for the address that was
-// dialled.
-func ServerCredentials(source *Source, server string) credentials.TransportCredentials {
+// ClientCredentials returns the credentials with which this server connects to another server of its shard. It shows
+// its own certificate. It accepts only a certificate of the server with the given ID that the cluster's CA issued for
+// the address that was dialed.
+func ClientCredentials(source *Source, server string) credentials.TransportCredentials {
 	self := source.options.Identity
 	want := authority.Identity{Role: authority.RoleServer, Cluster: self.Cluster, Shard: self.Shard, Server: server}
 	config := source.config()

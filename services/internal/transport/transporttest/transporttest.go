@@ -125,7 +125,7 @@ func (c *Cluster) Serve(t testing.TB, role authority.Role, register func(*grpc.S
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- server.Serve(transport.QuietReads(listener)) }()
+	go func() { done <- server.Serve(listener) }()
 	t.Cleanup(func() {
 		server.Stop()
 		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {

@@ -339,7 +339,7 @@ func TestNewCA(t *testing.T) {
 		t.Fatal(err)
 	}
 	oldCA := c.CA
-	if err := c.Source.Use(newCA, []*x509.Certificate{newCA.Certificate(), oldCA.Certificate()}); err != nil {
+	if err := c.Source.SetCA(newCA, []*x509.Certificate{newCA.Certificate(), oldCA.Certificate()}); err != nil {
 		t.Fatal(err)
 	}
 	c.CA = newCA // clients trust the new one
@@ -349,7 +349,7 @@ func TestNewCA(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := c.Source.Use(newCA, []*x509.Certificate{newCA.Certificate()}); err != nil {
+	if err := c.Source.SetCA(newCA, []*x509.Certificate{newCA.Certificate()}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := renew(t, c.Dial(t, addr, oldCert)); err == nil {
@@ -357,7 +357,7 @@ func TestNewCA(t *testing.T) {
 	}
 }
 
-func TestIssuerAgain(t *testing.T) {
+func TestReissue(t *testing.T) {
 	c := transporttest.New(t)
 	for _, identity := range []authority.Identity{agentOf(c, t), {Role: authority.RoleOperator, Cluster: c.Name,
 		Tenant: "prod", ID: c.NewID(t, "opr")}} {
@@ -368,58 +368,22 @@ func TestIssuerAgain(t *testing.T) {
 		}
 		life := first.NotAfter.Sub(c.Clock.Now())
 		c.Clock.Advance(life/2 - time.Hour)
-		again, ok := c.Issuer().Again(identity, key, ref)
+		again, ok := c.Issuer().Reissue(identity, key, ref)
 		if !ok || !again.Equal(first) {
 			t.Errorf("%s: not the same certificate again", identity.Role)
 		}
-		other, ok := c.Issuer().Again(identity, transporttest.Public(transporttest.NewKey(t)), ref)
+		other, ok := c.Issuer().Reissue(identity, transporttest.Public(transporttest.NewKey(t)), ref)
 		if ok && other.PublicKey.(ed25519.PublicKey).Equal(key) {
 			t.Error("the certificate is for a key that was not asked for")
 		}
 		c.Clock.Advance(2 * time.Hour)
-		if _, ok := c.Issuer().Again(identity, key, ref); ok {
+		if _, ok := c.Issuer().Reissue(identity, key, ref); ok {
 			t.Errorf("%s: again in the second half of its life", identity.Role)
 		}
-		if _, ok := c.Issuer().Again(identity, key, record.CertificateRef{Serial: "xyz",
+		if _, ok := c.Issuer().Reissue(identity, key, record.CertificateRef{Serial: "xyz",
 			NotAfter: c.Clock.Now().Add(life)}); ok {
 			t.Error("again without a serial")
 		}
-	}
-}
-
-func TestLimiter(t *testing.T) {
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	l := transport.NewLimiter(2, 3, 4, func() time.Time { return now })
-	allowed := func(ip string, n int) (ok int) {
-		for range n {
-			if l.Allow(&net.TCPAddr{IP: net.ParseIP(ip), Port: 1000 + n}) {
-				ok++
-			}
-		}
-		return ok
-	}
-	if got := allowed("192.0.2.1", 10); got != 3 {
-		t.Errorf("%d at once, want the burst of 3", got)
-	}
-	if got := allowed("192.0.2.2", 10); got != 3 {
-		t.Errorf("another address: %d", got)
-	}
-	if got := allowed("2001:db8::1", 2) + allowed("2001:db8::2", 2); got != 3 {
-		t.Errorf("two addresses of one network: %d", got)
-	}
-	if got := allowed("127.0.0.1", 1000) + allowed("::1", 1000); got != 2000 {
-		t.Errorf("this machine: %d", got)
-	}
-	now = now.Add(time.Second)
-	if got := allowed("192.0.2.1", 10); got != 2 {
-		t.Errorf("after a second: %d", got)
-	}
-	// Addresses that come later push out the quietest; memory stays bounded.
-	for n := range 100 {
-		allowed(fmt.Sprintf("198.51.100.%d", n), 1)
-	}
-	if got := allowed("192.0.2.1", 10); got != 3 {
-		t.Errorf("forgotten address: %d", got)
 	}
 }
 
