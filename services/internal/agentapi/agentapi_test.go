@@ -40,6 +40,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/metrics"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
@@ -434,7 +435,7 @@ func TestReports(t *testing.T) {
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})
-	if got, _ = w.World.LastReport(c.id); len(got.Files) != 1 || got.Stopping != shardstate.PowerOff {
+	if got, _ = w.World.LastReport(c.id); len(got.Files) != 1 || got.Stopping != plan.PowerOff {
 		t.Errorf("%+v", got)
 	}
 	// The stream's end is answered once everything before it was taken.

@@ -20,6 +20,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
@@ -265,13 +266,13 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	switch m.GetStopping() {
 	case nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED:
 	case nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF:
-		r.Stopping = shardstate.PowerOff
+		r.Stopping = plan.PowerOff
 	case nstancev1.StoppingReason_STOPPING_REASON_REBOOT:
-		r.Stopping = shardstate.Reboot
+		r.Stopping = plan.Reboot
 	case nstancev1.StoppingReason_STOPPING_REASON_RESTART:
-		r.Stopping = shardstate.Restart
+		r.Stopping = plan.Restart
 	case nstancev1.StoppingReason_STOPPING_REASON_UPGRADE:
-		r.Stopping = shardstate.Upgrade
+		r.Stopping = plan.Upgrade
 	default:
 		return fmt.Errorf("stopping: reason %d is unknown", m.GetStopping())
 	}

@@ -47,7 +47,7 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	places, refused := x.placements(group, group.InstanceType)
 	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending, refused: expectAgain,
 		begun: x.Env.Now()})
-	backoffKey := shardstate.ErrorKey{Kind: "provider", Tenant: key.Tenant, Group: key.Group}
+	backoffKey := shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: key.Tenant, Group: key.Group}
 	switch {
 	case err == nil:
 		x.World.Resolve(backoffKey)
@@ -250,7 +250,7 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		switch class := infra.ClassOf(err); {
 		case class == infra.Indeterminate || class == infra.Throttled:
 			ambiguous = true // a client that was throttled may have tried before, and been heard
-			x.World.Raise(shardstate.ErrorKey{Kind: "provider", Tenant: request.Tags.Tenant, Group: request.Tags.Group},
+			x.World.Raise(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: request.Tags.Tenant, Group: request.Tags.Group},
 				fmt.Sprintf("create: %v", err))
 		case class == infra.Conflict || ambiguous:
 			asked := x.Env.Now()
@@ -369,7 +369,7 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	}
 	x.refills.busy[pool] = true
 	x.Env.Go("refill reservations", func() {
-		key := shardstate.ErrorKey{Kind: "storage", Tenant: pool.Tenant}
+		key := shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: pool.Tenant}
 		for delay := time.Second; ; delay = min(2*delay, time.Minute) {
 			want := ReservePool - x.World.ReservationsLeft(pool)
 			if want <= 0 || !slices.Contains(x.World.Pools(), pool) {

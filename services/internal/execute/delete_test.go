@@ -236,7 +236,7 @@ func TestLoadBalancersThatAreNotThere(t *testing.T) {
 		id := b.serving()
 		b.Provider = struct{ infra.Provider }{b.provider}
 		b.do(plan.Action{Kind: plan.Register, Instance: id})
-		if view := b.view(id); view.Plan.TendFailed.Count != 1 || view.Plan.InLoadBalancers {
+		if view := b.view(id); view.Plan.MaintenanceFailed.Count != 1 || view.Plan.InLoadBalancers {
 			t.Errorf("%+v", view.Plan)
 		}
 		b.do(plan.Action{Kind: plan.Forget, Instance: id, Reason: "gone"})
@@ -264,7 +264,7 @@ func TestOtherActions(t *testing.T) {
 			t.Errorf("pushed %v", b.pushed)
 		}
 		b.do(plan.Action{Kind: plan.ForgetGroup, Instance: id})
-		if view := b.view(id); view.Plan.Failed.Count+view.Plan.TendFailed.Count != 1 {
+		if view := b.view(id); view.Plan.Failed.Count+view.Plan.MaintenanceFailed.Count != 1 {
 			t.Errorf("an action that is none of a group's went well: %+v", view.Plan)
 		}
 
@@ -393,7 +393,7 @@ func TestUpdateRefused(t *testing.T) {
 func TestWork(t *testing.T) {
 	for kind, want := range map[plan.Kind]plan.Work{plan.Mark: plan.MarkingDeleting, plan.Drain: plan.Draining,
 		plan.Terminate: plan.Terminating,
-		plan.Forget:    plan.Forgetting, plan.Register: plan.Tending, plan.PushFiles: plan.Tending,
+		plan.Forget:    plan.Forgetting, plan.Register: plan.Maintaining, plan.PushFiles: plan.Maintaining,
 		plan.Settle: plan.Creating, plan.Ask: plan.Idle} {
 		if got := execute.Work(kind); got != want {
 			t.Errorf("%s keeps an instance busy with %v, want %v", kind, got, want)

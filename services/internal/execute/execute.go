@@ -136,9 +136,9 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 				fmt.Sprintf("%s: %v", action.Kind, err))
 		}
 	} else if err == nil {
-		x.World.Resolve(shardstate.ErrorKey{Kind: "provider", Tenant: group.Tenant, Group: group.Group,
+		x.World.Resolve(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: group.Tenant, Group: group.Group,
 			Instance: action.Instance})
-		x.World.Resolve(shardstate.ErrorKey{Kind: "storage", Tenant: group.Tenant, Group: group.Group,
+		x.World.Resolve(shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: group.Tenant, Group: group.Group,
 			Instance: action.Instance})
 	}
 	x.World.End(action.Instance, err)
@@ -156,7 +156,7 @@ func Work(kind plan.Kind) plan.Work {
 	case plan.Forget:
 		return plan.Forgetting
 	case plan.Register, plan.PushFiles:
-		return plan.Tending
+		return plan.Maintaining
 	case plan.Settle:
 		return plan.Creating
 	default:
@@ -164,12 +164,12 @@ func Work(kind plan.Kind) plan.Work {
 	}
 }
 
-func faultKind(err error) string {
+func faultKind(err error) plan.AlertKind {
 	var providerError *infra.Error
 	if errors.As(err, &providerError) {
-		return "provider"
+		return plan.AlertProvider
 	}
-	return "storage"
+	return plan.AlertStorage
 }
 
 // Permit checks that the leader may begin a provider call.
@@ -203,25 +203,19 @@ func (x *Executor) await(ctx context.Context) error {
 // others of the group may have gone.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
+	deletion := plan.Deletion{Reason: action.Reason, Cause: action.Cause, Deadline: action.Deadline}
 	marked := false
 	var planned uint64
 	rec, err := x.update(ctx, action.Instance, func(rec *record.Instance) {
 		if planned == 0 {
 			planned = rec.Revision
 		}
-		if marked = rec.State != record.Deleting && rec.State != record.Deleted && rec.Revision == planned; !marked {
-			return
-		}
-		rec.State, rec.DeletingAt = record.Deleting, now
-		rec.DeleteReason, rec.DeleteDeadline = action.Reason, action.Deadline
-		if rec.DeleteDeadline.IsZero() {
-			rec.DeleteDeadline = now // no drain
-		}
+		marked = rec.Revision == planned && plan.RequestDelete(rec, deletion, now)
 	})
 	if err != nil || !marked {
 		return err
 	}
-	if action.Cause == "unregistered" {
+	if deletion.CountsAsFailedCreation() {
 		x.World.CreateFailed(group, action.Reason)
 	}
 	x.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
@@ -320,7 +314,7 @@ func (x *Executor) forget(ctx context.Context, action plan.Action) error {
 func (x *Executor) ForgetGroup(ctx context.Context, key config.GroupKey) {
 	if err := x.Groups.Forget(ctx, key); err != nil {
 		if ctx.Err() == nil {
-			x.World.Raise(shardstate.ErrorKey{Kind: "storage", Tenant: key.Tenant, Group: key.Group},
+			x.World.Raise(shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: key.Tenant, Group: key.Group},
 				fmt.Sprintf("forget group: %v", err))
 		}
 		return

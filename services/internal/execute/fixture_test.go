@@ -297,7 +297,7 @@ func (b *bench) wantEvents(want ...shardstate.InstanceEventType) {
 // standing returns the kinds of the errors that hold now.
 func (b *bench) standing() (kinds []string) {
 	for _, e := range b.World.Standing(workers.Tenant) {
-		kinds = append(kinds, e.Kind)
+		kinds = append(kinds, string(e.Kind))
 	}
 	return kinds
 }

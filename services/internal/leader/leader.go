@@ -14,6 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
@@ -65,7 +66,7 @@ func NewLeader(p Parts) *Leader {
 	executor := &execute.Executor{World: world, Store: p.Records, Provider: p.Provider, Authority: p.Authority,
 		Renderer: p.Renderer, Files: p.Files,
 		Groups: p.Groups, Env: p.Env, Log: p.Log, Owner: p.Owner, Incarnation: p.Incarnation}
-	listKey := shardstate.ErrorKey{Kind: "provider"}
+	listKey := shardstate.ErrorKey{Kind: plan.AlertProvider}
 	asker := &shardstate.Asker{World: world, Provider: p.Provider, Owner: p.Owner, Env: p.Env,
 		Failed: func(err error) { world.Raise(listKey, fmt.Sprintf("ask the provider: %v", err)) },
 		Answer: func() { world.Resolve(listKey) }}
@@ -225,7 +226,7 @@ const (
 // HoldAddress makes the shard's fixed address this machine's own, looks after it every minute, and releases it when ctx
 // ends. Nobody waits for it: who plans needs no address.
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string) {
-	key := shardstate.ErrorKey{Kind: "leader_network"}
+	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
 	began, held := l.parts.Env.Now(), false
 	for delay := time.Second; ; {
 		wait := addressCheck
@@ -332,10 +333,8 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 	drain := l.World.DrainTimeout(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
 	marked := false
 	_, err := l.Executor.Update(ctx, id, func(rec *record.Instance) {
-		if marked = rec.State != record.Deleting && rec.State != record.Deleted; !marked {
-			return
-		}
-		rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, now, reason, now.Add(drain)
+		marked = plan.RequestDelete(rec, plan.Deletion{Reason: reason, Cause: plan.CauseRequested,
+			Deadline: now.Add(drain)}, now)
 	})
 	if err != nil || !marked {
 		return err

@@ -19,6 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/leader"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
@@ -179,7 +180,7 @@ func (s *shard) plant(id ident.ID) {
 	}
 }
 
-func (s *shard) standing(kind string) bool {
+func (s *shard) standing(kind plan.AlertKind) bool {
 	for _, e := range s.World.Standing(workers.Tenant) {
 		if e.Kind == kind {
 			return true

@@ -35,7 +35,7 @@ type Loop struct {
 	mu         sync.Mutex // one pass at a time
 	nextCreate time.Time  // with CreateEvery
 	buffer     []plan.Instance
-	wake       map[config.GroupKey]look
+	wake       map[config.GroupKey]plan.Schedule
 	sweep      time.Time
 
 	// health is the shard's, as counted at healthAt.
@@ -50,10 +50,6 @@ type Loop struct {
 	others   int
 	deferred map[config.GroupKey]struct{} // by maxOthers
 }
-
-// look is when a group is to be looked at again, and when even if all reports that are owed come in time
-// ([plan.Decision]; zero: no need).
-type look struct{ at, firm time.Time }
 
 // healthFresh is how old the shard's health may be when an event leads to planning.
 const healthFresh = 50 * time.Millisecond
@@ -73,12 +69,16 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.wake == nil {
-		l.wake = map[config.GroupKey]look{}
+		l.wake = map[config.GroupKey]plan.Schedule{}
 	}
 	now := l.Env.Now()
 	timed := false
 	for key, wake := range l.wake {
-		if wake.at.After(now) || l.putOff(key, wake, now) {
+		if wake.NextPlan.After(now) {
+			continue
+		}
+		if later, ok := l.World.Postpone(key, wake, now); ok {
+			l.wake[key] = later
 			continue
 		}
 		timed = true
@@ -97,41 +97,19 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 		}
 	}
 	if l.World.SweepDue() || !l.sweep.IsZero() && !l.sweep.After(now) {
-		decision := plan.Sweep(l.World.ShardSnapshot())
-		l.sweep = decision.WakeAt
+		decision := plan.CollectGarbage(l.World.ShardSnapshot())
+		l.sweep = decision.NextPlan
 		for _, action := range decision.Actions {
 			l.collect(ctx, action)
 		}
 	}
 	next = l.sweep
 	for _, wake := range l.wake {
-		if next.IsZero() || wake.at.Before(next) {
-			next = wake.at
+		if next.IsZero() || wake.NextPlan.Before(next) {
+			next = wake.NextPlan
 		}
 	}
 	return next
-}
-
-// putOff sets a later time for a look that only had to see whether reports come, if they do. The report nearest to
-// being missed has most often come by then, and the next one is a tenth of an interval away: a plan each time would be
-// ten in every interval for every group.
-func (l *Loop) putOff(key config.GroupKey, wake look, now time.Time) bool {
-	if !wake.firm.IsZero() && !wake.firm.After(now) {
-		return false
-	}
-	missed, inTime := l.World.Owed(key, now)
-	if !inTime {
-		return false
-	}
-	wake.at = missed
-	if missed.IsZero() || !wake.firm.IsZero() && wake.firm.Before(missed) {
-		wake.at = wake.firm
-	}
-	if wake.at.IsZero() {
-		return false
-	}
-	l.wake[key] = wake
-	return true
 }
 
 func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardHealth) {
@@ -158,8 +136,8 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 	decision := l.next(snapshot)
 	delete(l.wake, key)
-	if !decision.WakeAt.IsZero() {
-		l.wake[key] = look{at: decision.WakeAt, firm: decision.Firm}
+	if !decision.NextPlan.IsZero() {
+		l.wake[key] = decision.Schedule
 	}
 	l.World.Blocked(key, decision.Blocked)
 	creates := 0
@@ -205,10 +183,10 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 	case plan.ForgetGroup:
 		l.Env.Go("forget group", func() { l.Executor.ForgetGroup(ctx, key) })
 	case plan.RaiseError:
-		l.World.Raise(shardstate.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group,
+		l.World.Raise(shardstate.ErrorKey{Kind: action.Alert, Tenant: key.Tenant, Group: key.Group,
 			Instance: action.Instance}, action.Reason)
 	case plan.ResolveError:
-		l.World.Resolve(shardstate.ErrorKey{Kind: action.ErrorKind, Tenant: key.Tenant, Group: key.Group,
+		l.World.Resolve(shardstate.ErrorKey{Kind: action.Alert, Tenant: key.Tenant, Group: key.Group,
 			Instance: action.Instance})
 	default:
 		if !l.acquire(key) {
@@ -305,9 +283,9 @@ func (l *Loop) release() {
 func (l *Loop) collect(ctx context.Context, action plan.Action) {
 	switch action.Kind {
 	case plan.RaiseError:
-		l.World.Raise(shardstate.ErrorKey{Kind: action.ErrorKind}, action.Reason)
+		l.World.Raise(shardstate.ErrorKey{Kind: action.Alert}, action.Reason)
 	case plan.ResolveError:
-		l.World.Resolve(shardstate.ErrorKey{Kind: action.ErrorKind})
+		l.World.Resolve(shardstate.ErrorKey{Kind: action.Alert})
 	default:
 		id := action.Instance
 		if !l.World.BeginCollect(id) {

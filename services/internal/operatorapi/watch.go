@@ -108,7 +108,7 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 		} else if event, err = sub.Next(ctx); err != nil {
 			return nil, err
 		}
-		out := &nstancev1.ErrorEvent{Kind: event.Kind, Group: event.Group, Message: event.Message,
+		out := &nstancev1.ErrorEvent{Kind: string(event.Kind), Group: event.Group, Message: event.Message,
 			At: timestamp(event.At), Resolved: event.Resolved}
 		if !event.Instance.IsZero() {
 			out.InstanceId = event.Instance.String()
@@ -154,20 +154,9 @@ func (c *call) deletions() []*nstancev1.InstanceEvent {
 		out = append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
 			Instance: c.instanceStatus(view),
 			Reason:   rec.DeleteReason, Deadline: timestamp(view.Plan.DeleteDeadline), At: timestamp(rec.DeletingAt),
-			Drain: draining(view, now)})
+			Drain: plan.IsDraining(&view.Plan, now)})
 	}
 	return append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END, At: timestamp(now)})
-}
-
-// draining reports whether a deletion waits for the node to be drained: an operator's word for it is awaited, or will
-// be.
-func draining(v shardstate.InstanceView, now time.Time) bool {
-	p := &v.Plan
-	switch p.Provider.Value {
-	case plan.ProviderGoing, plan.ProviderStopped, plan.ProviderGone:
-		return false
-	}
-	return !p.Drained && p.TerminateRequested.IsZero() && now.Before(p.DeleteDeadline)
 }
 
 var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEvent_Type{

@@ -13,6 +13,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
@@ -199,7 +200,7 @@ func TestWatchInstancesWithoutDrain(t *testing.T) {
 func TestWatchErrors(t *testing.T) {
 	w := newWorld(t)
 	id := w.grow(t, "fleet", 1)[0]
-	raise := func(kind, message string) {
+	raise := func(kind plan.AlertKind, message string) {
 		w.leader.World.Raise(shardstate.ErrorKey{Kind: kind, Tenant: "prod", Group: "fleet", Instance: id}, message)
 	}
 	raise("capacity", "first")

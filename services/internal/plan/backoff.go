@@ -14,8 +14,8 @@ const (
 	retryMost    = time.Minute     // between attempts at one instance's work
 )
 
-// Until is when the group may try to create again: 1 s after the first failure, doubling up to 5 min, give or take 10 %
-// by a hash, so that groups do not come in step and a plan stays pure. Zero without failures.
+// Until returns when the group may try to create again (rule 25): 1 s after the first failure, doubling up to 5 min,
+// plus or minus 10 % by a hash, so that groups do not act in step and planning stays pure. Zero without failures.
 func (b Backoff) Until(key config.GroupKey) time.Time {
 	if b.Failures == 0 {
 		return time.Time{}
@@ -28,51 +28,16 @@ func (b Backoff) Until(key config.GroupKey) time.Time {
 	return b.Last.Add(jitter(doubled(b.Failures, backoffMost), h.Sum64()))
 }
 
-// Failed counts one failed creation. Creations that ran side by side fail together: those that fail while the group
-// waits already count once.
-func (b Backoff) Failed(key config.GroupKey, now time.Time, reason string) Backoff {
-	b.Reason = reason
-	if b.Failures == 0 || !now.Before(b.Until(key)) {
-		b.Failures++
-		b.Last = now
-	}
-	return b
-}
-
-// End notes the end of the work that was under way for an instance.
-func (i *Instance) End(now time.Time, failed bool) {
-	if i.Work == Tending {
-		i.TendFailed.note(now, failed)
-	} else {
-		i.Failed.note(now, failed)
-	}
-	i.Work = Idle
-}
-
-// Answered notes the end of a question to the provider about an instance; failed if there was no answer.
-func (i *Instance) Answered(now time.Time, failed bool) {
-	i.AskFailed.note(now, failed)
-	i.Asking = false
-}
-
-func (f *Failure) note(now time.Time, failed bool) {
-	if failed {
-		*f = Failure{At: now, Count: f.Count + 1}
-	} else {
-		*f = Failure{}
-	}
-}
-
-// retry reports whether what failed may be tried again: 1 s after the first failure, doubling up to 1 min, give or take
-// 10 % by a hash.
-func (p *planner) retry(i *Instance, f Failure) bool {
+// retryReady reports whether a failed action may be tried again: 1 s after the first failure, doubling up to 1 min,
+// plus or minus 10 % by a hash.
+func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.Time) {
 	if f.Count == 0 {
-		return true
+		return true, time.Time{}
 	}
-	return p.reached(f.At.Add(jitter(doubled(f.Count, retryMost), hashID(i.ID)+uint64(f.Count))))
+	return reached(f.At.Add(jitter(doubled(f.Count, retryMost), hashID(id)+uint64(f.Count))), now)
 }
 
-// doubled is 1 s doubled with every failure after the first, at most most.
+// doubled returns 1 s, doubled with every failure after the first, at most most.
 func doubled(failures int, most time.Duration) time.Duration {
 	d := backoffFirst
 	for n := 1; n < failures && d < most; n++ {
@@ -81,7 +46,7 @@ func doubled(failures int, most time.Duration) time.Duration {
 	return min(d, most)
 }
 
-// jitter moves d by up to 10 % either way.
+// jitter changes d by up to 10 % in either direction.
 func jitter(d time.Duration, hash uint64) time.Duration {
 	return d + d/1000*time.Duration(int64(hash%201)-100)
 }
@@ -92,30 +57,30 @@ func hashID(id ident.ID) uint64 {
 	return h.Sum64()
 }
 
-// room is how many of the wanted creates may start now. A group that backs off waits, and then tries with fewer at a
-// time, the more often it failed; a create budget bounds the rest.
-func (p *planner) room(want int) int {
+// createsAllowed returns how many of the wanted creates may start now, and with the steps why not all. A group that
+// backs off waits, and then tries with fewer at a time the more often it failed. The create budget bounds the rest.
+func (g *group) createsAllowed(want int) (n int, out steps) {
 	if want <= 0 {
-		return 0
+		return 0, out
 	}
-	n := want
-	if p.Backoff.Failures > 0 {
-		if !p.reached(p.Backoff.Until(p.Group.GroupKey)) {
-			p.block("backing off: " + p.Backoff.Reason)
-			return 0
-		}
-		n = min(n, max(1, p.desired>>min(p.Backoff.Failures, 30))-p.tally.moving)
-		if n <= 0 {
-			p.block("backing off: " + p.Backoff.Reason)
-			return 0
+	n = want
+	if g.Backoff.Failures > 0 {
+		over, until := reached(g.Backoff.Until(g.Group.GroupKey), g.Now)
+		out.wait(until)
+		n = min(n, max(1, g.desired>>min(g.Backoff.Failures, 30))-g.tally.of[classCreating])
+		if !over || n <= 0 {
+			out.block("backing off: " + g.Backoff.Reason)
+			return 0, out
 		}
 	}
-	if p.CreateBudget >= 0 && n > p.CreateBudget {
-		n = p.CreateBudget
-		p.block("as many creates as may be are under way, or create_rate_limit is reached")
-		if p.reached(p.CreateBudgetAt) {
-			p.wake(p.Now.Add(time.Second)) // nobody can tell
+	if g.CreateBudget >= 0 && n > g.CreateBudget {
+		n = g.CreateBudget
+		out.block("as many creates as may be are under way, or create_rate_limit is reached")
+		passed, until := reached(g.CreateBudgetAt, g.Now)
+		if passed {
+			until = g.Now.Add(time.Second) // when the budget grows is unknown
 		}
+		out.wait(until)
 	}
-	return n
+	return n, out
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
 )
 
-func group(n int) *plantest.World {
-	w := plantest.New(1)
-	w.Spread = true
-	w.Group.Size = n
+func group(n int) *plantest.Fleet {
+	f := plantest.New(1)
+	f.Spread = true
+	f.Group.Size = n
 	for range n {
-		w.Add()
+		f.Add()
 	}
-	return w
+	return f
 }
 
 // Planning a quiet group, as after every event; one of which an instance was lost; one of which all were; one that
@@ -23,25 +23,25 @@ func group(n int) *plantest.World {
 func BenchmarkNext(b *testing.B) {
 	cases := []struct {
 		name  string
-		spoil func(*plantest.World)
+		spoil func(*plantest.Fleet)
 	}{
-		{"quiet", func(*plantest.World) {}},
-		{"one-notice", func(w *plantest.World) { w.VMs[len(w.VMs)/2].Notice = true }},
-		{"all-lost", func(w *plantest.World) {
-			for _, vm := range w.VMs {
+		{"quiet", func(*plantest.Fleet) {}},
+		{"one-notice", func(f *plantest.Fleet) { f.VMs[len(f.VMs)/2].Notice = true }},
+		{"all-lost", func(f *plantest.Fleet) {
+			for _, vm := range f.VMs {
 				vm.Provider.Value = plan.ProviderGone
 			}
 		}},
-		{"drifted", func(w *plantest.World) { w.Group.InfraHash = "v2" }},
-		{"half-the-size", func(w *plantest.World) { w.Group.Size /= 2 }},
+		{"drifted", func(f *plantest.Fleet) { f.Group.InfraHash = "v2" }},
+		{"half-the-size", func(f *plantest.Fleet) { f.Group.Size /= 2 }},
 	}
 	for _, size := range []int{100, 1000, 5000} {
 		for _, c := range cases {
 			b.Run(fmt.Sprintf("%s/%d", c.name, size), func(b *testing.B) {
-				w := group(size)
-				w.Snapshot()
-				c.spoil(w)
-				s := w.Snapshot()
+				f := group(size)
+				f.Snapshot()
+				c.spoil(f)
+				s := f.Snapshot()
 				b.ReportAllocs()
 				for b.Loop() {
 					plan.Next(s)
@@ -58,9 +58,9 @@ func TestAllocations(t *testing.T) {
 	if n := testing.AllocsPerRun(20, func() { plan.Next(quiet) }); n > 3 {
 		t.Errorf("a quiet plan of 1000 allocates %v times", n)
 	}
-	w := group(1000)
-	w.VMs[500].Notice = true
-	one := w.Snapshot()
+	f := group(1000)
+	f.VMs[500].Notice = true
+	one := f.Snapshot()
 	if n := testing.AllocsPerRun(20, func() { plan.Next(one) }); n > 10 {
 		t.Errorf("replacing one of 1000 allocates %v times", n)
 	}

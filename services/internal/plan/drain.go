@@ -2,50 +2,56 @@ package plan
 
 import "time"
 
-// terminateAgain is how long after a termination was asked for a VM that still runs is asked for again.
-const terminateAgain = time.Minute
+// terminateRetry is how long after a termination was requested it is repeated for a VM that the provider still has.
+const terminateRetry = time.Minute
 
-// end plans the next step of an instance whose deletion is durable. A VM that still runs is drained until that is
-// acknowledged or the deadline has come, then terminated; one that stopped or is stopping is terminated without drain;
-// one that is gone is forgotten. The deadline is the record's: the next leader keeps it, and announces the drain anew.
-func (p *planner) end(i *Instance) {
+// IsDraining reports whether a deletion waits for the instance's node to be drained, or will wait: the VM may still
+// run, no operator has acknowledged the drain, and its deadline is ahead.
+func IsDraining(i *Instance, now time.Time) bool {
+	return i.runs() && !i.Drained && i.TerminateRequested.IsZero() && i.DeleteDeadline.After(now)
+}
+
+// planEnd plans the next step of an instance with a durable deletion: drain, terminate or forget (rules 27 to 29).
+func (g *group) planEnd(i *Instance) step {
 	if i.Work != Idle {
-		return
+		return step{}
 	}
-	state := i.provider()
 	switch {
-	case state == ProviderGone:
-		if p.retry(i, i.Failed) {
-			p.emit(Action{Kind: Forget, Instance: i.ID, ProviderID: i.ProviderID, Reason: "its VM is gone"})
-		}
+	case i.providerState() == ProviderGone: // rule 29
+		return g.attempt(i, i.Failed, Action{Kind: Forget, Instance: i.ID, ProviderID: i.ProviderID,
+			Reason: "its VM is gone"})
 	case !i.TerminateRequested.IsZero():
-		p.endAgain(i, state)
-	case i.runs() && !i.Drained && !p.reached(i.DeleteDeadline):
-		if !i.Announced && p.retry(i, i.Failed) {
-			p.emit(Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID, Reason: i.DeleteReason,
-				Deadline: i.DeleteDeadline})
+		return g.planRepeatedTermination(i)
+	case IsDraining(i, g.Now): // rule 27
+		wait := step{until: i.DeleteDeadline}
+		if !i.Announced {
+			wait = g.attempt(i, i.Failed, Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID,
+				Reason: i.DeleteReason, Deadline: i.DeleteDeadline})
+			wait.until = sooner(wait.until, i.DeleteDeadline)
 		}
-	default:
-		p.terminate(i, p.ended(i))
+		return wait
 	}
+	return g.planTermination(i, terminationReason(i)) // rule 28
 }
 
-// endAgain repeats a termination that the provider accepted but that did not take: its VM was seen running a minute
-// later.
-func (p *planner) endAgain(i *Instance, state ProviderState) {
-	due := i.TerminateRequested.Add(terminateAgain)
-	if (i.runs() || state == ProviderStopped) && p.reached(due) && !i.Provider.At.Before(due) {
-		p.terminate(i, "its end was asked for, but the provider still has it")
+// planRepeatedTermination repeats a termination that the provider accepted but did not carry out: a minute later the
+// provider still has the VM.
+func (g *group) planRepeatedTermination(i *Instance) step {
+	if !i.runs() && i.providerState() != ProviderStopped {
+		return step{}
 	}
+	due := i.TerminateRequested.Add(terminateRetry)
+	if over, until := reached(due, g.Now); !over || i.Provider.At.Before(due) {
+		return step{until: until}
+	}
+	return g.planTermination(i, "its end was asked for, but the provider still has it")
 }
 
-func (p *planner) terminate(i *Instance, reason string) {
-	if p.retry(i, i.Failed) {
-		p.emit(Action{Kind: Terminate, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
-	}
+func (g *group) planTermination(i *Instance, reason string) step {
+	return g.attempt(i, i.Failed, Action{Kind: Terminate, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 }
 
-func (p *planner) ended(i *Instance) string {
+func terminationReason(i *Instance) string {
 	switch {
 	case !i.runs():
 		return "its VM has stopped or is stopping"

@@ -6,49 +6,45 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-const (
-	guardKind   = "unhealthy_guard"
-	backoffKind = "backoff"
-)
-
-// shardLimit of silent instances in a shard, at least shardLeast.
+// shardLimit is the share of silent instances in a shard from which the guard holds; at least shardMinimum.
 var shardLimit = config.Limit{Value: 40, Percent: true}
 
-const shardLeast = 3
+const shardMinimum = 3
 
-// guard reports whether more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but is
-// silent. The fault is then more likely ours, a partition: nothing silent is replaced, and no registration is overdue.
-// What the provider confirms dead still is.
-func (p *planner) guard() bool {
-	return p.tally.silent > p.Group.MaxUnhealthy.Of(p.tally.running) || shardTripped(p.Shard)
+// guardHolds is rule 26: more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but is
+// silent. A partition between agents and server is then more likely than dead VMs, so nothing silent is replaced. VMs
+// that the provider reports as ended are still replaced.
+func (g *group) guardHolds() bool {
+	return g.tally.late > g.Group.MaxUnhealthy.Of(g.tally.running) || shardGuardHolds(g.Shard)
 }
 
-func shardTripped(h ShardHealth) bool { return h.Silent > max(shardLeast, shardLimit.Of(h.Running)) }
-
-// raise brings the group's standing error events in line with what holds.
-func (p *planner) raise() {
-	held := p.guarded && p.tally.unhealthy > 0
-	switch {
-	case held && !p.GuardRaised:
-		p.emit(Action{Kind: RaiseError, ErrorKind: guardKind, Reason: p.guardReason()})
-	case !held && p.GuardRaised:
-		p.emit(Action{Kind: ResolveError, ErrorKind: guardKind, Reason: "silent instances are few again"})
-	}
-	switch {
-	case p.Backoff.Failures > 0 && !p.BackoffRaised:
-		p.emit(Action{Kind: RaiseError, ErrorKind: backoffKind, Reason: p.Backoff.Reason})
-	case p.Backoff.Failures == 0 && p.BackoffRaised:
-		p.emit(Action{Kind: ResolveError, ErrorKind: backoffKind, Reason: "instances are created again"})
-	}
+func shardGuardHolds(h ShardHealth) bool {
+	return h.Silent > max(shardMinimum, shardLimit.Of(h.Running))
 }
 
-func (p *planner) guardReason() string {
-	if shardTripped(p.Shard) {
-		return fmt.Sprintf(
-			"%d of the shard's %d running instances are silent: not replacing them, the fault is more likely here",
-			p.Shard.Silent, p.Shard.Running)
+// planAlerts raises and resolves the group's alerts.
+func (g *group) planAlerts() (out steps) {
+	held := g.guarded && g.tally.unhealthy > 0
+	switch {
+	case held && !g.GuardRaised:
+		out.add(Action{Kind: RaiseError, Alert: AlertUnhealthyGuard, Reason: g.guardReason()})
+	case !held && g.GuardRaised:
+		out.add(Action{Kind: ResolveError, Alert: AlertUnhealthyGuard, Reason: "silent instances are few again"})
 	}
-	return fmt.Sprintf(
-		"%d of the group's %d running instances are silent: not replacing them, the fault is more likely here",
-		p.tally.silent, p.tally.running)
+	switch {
+	case g.Backoff.Failures > 0 && !g.BackoffRaised:
+		out.add(Action{Kind: RaiseError, Alert: AlertBackoff, Reason: g.Backoff.Reason})
+	case g.Backoff.Failures == 0 && g.BackoffRaised:
+		out.add(Action{Kind: ResolveError, Alert: AlertBackoff, Reason: "instances are created again"})
+	}
+	return out
+}
+
+func (g *group) guardReason() string {
+	silent, running, of := g.tally.late, g.tally.running, "group"
+	if shardGuardHolds(g.Shard) {
+		silent, running, of = g.Shard.Silent, g.Shard.Running, "shard"
+	}
+	return fmt.Sprintf("%d of the %s's %d running instances are silent: not replacing them, the fault is more likely here",
+		silent, of, running)
 }

@@ -1,120 +1,150 @@
 package plan
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Next plans one group: what to do now, in order, and when to look again. It is pure, looks at every instance a few
-// times and allocates little: it runs on every event. When several rules apply the order is: scale down, forced expiry,
-// replace unhealthy, opportunistic expiry and drift rotation, scale up.
+// forgetGroupRetry is how long forgetting a deleted group may take before it is planned again.
+const forgetGroupRetry = 10 * time.Second
+
+// Next plans one group: what to do now, in order, and when to plan again. It looks at every instance a few times and
+// allocates little, because it runs on every event.
 //
-// At most one action that the executor works on (all but [Create], [Ask], and errors) is planned per instance, and none
-// while an instance has work under way. What is planned again in a later pass because nothing came of it is planned in
-// the same words.
+// At most one action that the executor works on (all but [Create], [Ask] and alerts) is planned per instance, and none
+// while the instance has work under way. An action that had no effect is planned again with the same words.
 func Next(s Snapshot) Decision {
-	p := planner{Snapshot: s, desired: max(0, s.Group.Size), surge: max(1, s.Group.MaxSurge)}
-	if s.Group.Deleted || s.Settings.Terminating {
-		p.desired = 0
-	}
 	if s.Group.Deleted && !s.Group.Static && len(s.Instances) == 0 && s.PendingCreates == 0 {
-		p.emit(Action{Kind: ForgetGroup, Reason: "the group is deleted and its last instance is gone"})
-		p.wake(s.Now.Add(forgetAgain))
-		return p.out
+		return Decision{
+			Actions:  []Action{{Kind: ForgetGroup, Reason: "the group is deleted and its last instance is gone"}},
+			Schedule: Schedule{}.with(s.Now.Add(forgetGroupRetry)),
+		}
 	}
-	p.marks = make([]mark, len(s.Instances))
-	for n := range s.Instances {
-		p.registered = p.registered || !s.Instances[n].RegisteredAt.IsZero()
+	g := classifyGroup(s)
+	removed := g.planRemovals()
+	var out steps
+	out.merge(removed.steps)
+	out.merge(g.planCreates(removed))
+	out.merge(g.planInstances(removed.chosen))
+	out.merge(g.planAlerts())
+
+	d := Decision{Actions: out.actions, Blocked: out.blocked, Schedule: g.schedule.with(out.until)}
+	if g.anyReportMatters || g.guarded {
+		d.NextIfReporting = d.NextPlan
 	}
-	for n := range s.Instances {
-		p.marks[n] = p.look(&p.Instances[n])
-	}
-	p.count()
-	p.remove()
-	p.create()
-	for n := range p.Instances {
-		p.follow(&p.Instances[n], p.marks[n])
-	}
-	p.raise()
-	if p.restless || p.guarded {
-		p.out.Firm = p.out.WakeAt
-	}
-	return p.out
+	return d
 }
 
-// forgetAgain is how long the end of a deleted group may take before it is asked for again.
-const forgetAgain = 10 * time.Second
-
-// planner is the state of one pass.
-type planner struct {
-	Snapshot
-	desired, surge int
-	marks          []mark // by instance
-	tally          tally
-	guarded        bool
-	registered     bool // some instance of the group has registered
-	restless       bool // there are instances that are not well, of which any report may change what they are
-	removed        int  // instances chosen for removal whose deletion is planned in this pass
-	out            Decision
+// steps is what a phase of planning returns.
+type steps struct {
+	actions []Action
+	until   time.Time // when the phase may return something else by time alone; zero: never
+	blocked string    // the first reason why the group is not at its size
 }
 
-func (p *planner) emit(a Action) { p.out.Actions = append(p.out.Actions, a) }
+func (s *steps) add(a Action) { s.actions = append(s.actions, a) }
 
-// wake asks for another look at a time, if that is still to come.
-func (p *planner) wake(at time.Time) {
-	if at.After(p.Now) {
-		p.out.WakeAt, p.out.Firm = sooner(p.out.WakeAt, at), sooner(p.out.Firm, at)
+func (s *steps) addStep(one step) {
+	if one.planned {
+		s.add(one.action)
+	}
+	s.wait(one.until)
+}
+
+func (s *steps) wait(until time.Time) { s.until = sooner(s.until, until) }
+
+func (s *steps) block(reason string) {
+	if s.blocked == "" {
+		s.blocked = reason
 	}
 }
 
-// await asks for another look when a report that is owed is missed.
-func (p *planner) await(missed time.Time) { p.out.WakeAt = sooner(p.out.WakeAt, missed) }
+func (s *steps) merge(other steps) {
+	if s.actions == nil {
+		s.actions = other.actions
+	} else {
+		s.actions = append(s.actions, other.actions...)
+	}
+	s.wait(other.until)
+	s.block(other.blocked)
+}
 
-// sooner is the earlier of two times of which the first may be none.
+// step is at most one action for one instance, and when that may change by time alone.
+type step struct {
+	action  Action
+	planned bool
+	until   time.Time
+}
+
+// planInstances plans what each instance needs next. chosen are the instances that the removal phase has dealt with.
+func (g *group) planInstances(chosen []bool) steps {
+	var out steps
+	for n := range g.Instances {
+		i := &g.Instances[n]
+		switch c := g.class(n); {
+		case c == classLeaving:
+			if i.State == record.Deleting {
+				out.addStep(g.planEnd(i))
+				out.addStep(g.planQuestion(i))
+			}
+		case i.State == record.Reserved:
+			out.addStep(g.planSettlement(i))
+		case chosen != nil && chosen[n]:
+			// The removal phase planned its deletion, or waits for its create call.
+		case c == classLost, c == classFailed, c == classOnDemandExpired, i.OnDemand && g.emptying():
+			out.addStep(g.planDeletion(i, g.cause(n), g.reason(i, g.cause(n))))
+		default:
+			out.addStep(g.planMaintenance(i))
+			out.addStep(g.planQuestion(i))
+		}
+	}
+	return out
+}
+
+// planSettlement settles a reservation of this term whose create call ended without an answer that could be recorded.
+func (g *group) planSettlement(i *Instance) step {
+	if i.Work != Idle {
+		return step{}
+	}
+	return g.attempt(i, i.Failed, Action{Kind: Settle, Instance: i.ID, ProviderID: i.ProviderID,
+		Reason: "reserved, but nothing is under way for it"})
+}
+
+// attempt plans an action unless an earlier failure of it is too recent.
+func (g *group) attempt(i *Instance, f Failure, a Action) step {
+	if ready, until := retryReady(i.ID, f, g.Now); !ready {
+		return step{until: until}
+	}
+	return step{action: a, planned: true}
+}
+
+// emptying reports whether all instances are to be deleted, on-demand ones included.
+func (g *group) emptying() bool { return g.Group.Deleted || g.Settings.Terminating }
+
+// reached reports whether a time has come. until is that time if it is still ahead.
+func reached(at, now time.Time) (yes bool, until time.Time) {
+	if at.After(now) {
+		return false, at
+	}
+	return true, time.Time{}
+}
+
+// sooner returns the earlier of two times. The zero time means never.
 func sooner(a, b time.Time) time.Time {
-	if a.IsZero() || b.Before(a) {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}
 	return a
 }
 
-// reached reports whether a time has come, and asks for a look when it has not.
-func (p *planner) reached(at time.Time) bool {
-	p.wake(at)
-	return !at.After(p.Now)
-}
-
-// block says why the group is not at its size; the first reason stays.
-func (p *planner) block(why string) {
-	if p.out.Blocked == "" {
-		p.out.Blocked = why
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
 	}
+	return a
 }
 
-// follow plans what one instance needs next.
-func (p *planner) follow(i *Instance, m mark) {
-	switch c := m.class(p.guarded); {
-	case c == classOut:
-		if i.State == record.Deleting {
-			p.end(i)
-			p.ask(i, m)
-		}
-	case i.State == record.Reserved:
-		// Its create call ended without an answer that could be recorded.
-		if i.Work == Idle && p.retry(i, i.Failed) {
-			p.emit(Action{Kind: Settle, Instance: i.ID, ProviderID: i.ProviderID,
-				Reason: "reserved, but nothing is under way for it"})
-		}
-	case m&markRemoved != 0:
-		// Planned in remove, or waiting for its create call to be recorded.
-	case c == classLost, c == classFailed, m&markOnDemand != 0 && (c == classForced || p.emptying()):
-		p.markDeleting(i, p.cause(i, m))
-	default:
-		p.tend(i)
-		p.ask(i, m)
-	}
-}
-
-// emptying: on-demand instances go too.
-func (p *planner) emptying() bool { return p.Group.Deleted || p.Settings.Terminating }
+// grow makes room for n more actions.
+func (s *steps) grow(n int) { s.actions = slices.Grow(s.actions, n) }

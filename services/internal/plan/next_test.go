@@ -121,7 +121,7 @@ func planned(s plan.Snapshot) (lines []string, d plan.Decision) {
 		if !a.Replaces.IsZero() {
 			words = append(words, "for "+name(a.Replaces))
 		}
-		words = append(words, a.Cause+a.ErrorKind)
+		words = append(words, string(a.Cause)+string(a.Alert))
 		if !a.Deadline.IsZero() {
 			words = append(words, "+"+a.Deadline.Sub(now).String())
 		}
@@ -535,7 +535,7 @@ func TestRules(t *testing.T) {
 		})),
 			want: []string{"push_files i1"}, change: balanced},
 		{name: "after a failure the other one", snapshot: snapshot(1, with(func(i *plan.Instance) {
-			i.RuntimeHash, i.TendFailed = "r0", plan.Failure{At: ago(time.Minute), Count: 1}
+			i.RuntimeHash, i.MaintenanceFailed = "r0", plan.Failure{At: ago(time.Minute), Count: 1}
 		})), want: []string{"register_load_balancers i1"}, change: balanced},
 
 		// On-demand instances.
@@ -591,8 +591,8 @@ func TestRules(t *testing.T) {
 			if d.Blocked != c.blocked {
 				t.Errorf("blocked: %q, want %q", d.Blocked, c.blocked)
 			}
-			switch wake := d.WakeAt.Sub(now).Round(time.Millisecond); {
-			case c.wake < 0 && !d.WakeAt.IsZero():
+			switch wake := d.NextPlan.Sub(now).Round(time.Millisecond); {
+			case c.wake < 0 && !d.NextPlan.IsZero():
 				t.Errorf("wakes after %s, want never", wake)
 			case c.wake > 0 && wake != c.wake:
 				t.Errorf("wakes after %s, want %s", wake, c.wake)
@@ -695,10 +695,10 @@ func TestFirm(t *testing.T) {
 		{"the guard holds", tripped, report, report},
 	} {
 		d := plan.Next(c.Snapshot)
-		if wake := d.WakeAt.Sub(now); wake != c.wake {
+		if wake := d.NextPlan.Sub(now); wake != c.wake {
 			t.Errorf("%s: wakes after %s, want %s", c.name, wake, c.wake)
 		}
-		if firm := d.Firm.Sub(now); firm != c.firm && !(c.firm == never && d.Firm.IsZero()) {
+		if firm := d.NextIfReporting.Sub(now); firm != c.firm && !(c.firm == never && d.NextIfReporting.IsZero()) {
 			t.Errorf("%s: firmly after %s, want %s", c.name, firm, c.firm)
 		}
 	}

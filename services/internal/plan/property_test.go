@@ -20,28 +20,28 @@ var (
 func TestWorldsHold(t *testing.T) {
 	for seed := *from; seed < *from+*worlds; seed++ {
 		rng := rand.New(rand.NewSource(seed))
-		w := plantest.Random(rng)
-		w.Run(time.Minute)
-		w.Begin()
+		f := plantest.Random(rng)
+		f.Run(time.Minute)
+		f.Begin()
 		for range 5 + rng.Intn(25) {
-			if w.Err() != nil {
+			if f.Err() != nil {
 				break
 			}
-			w.Trouble(rng)
-			w.Run(time.Duration(rng.Intn(int(8 * time.Minute))))
+			f.Trouble(rng)
+			f.Run(time.Duration(rng.Intn(int(8 * time.Minute))))
 		}
-		w.Calm()
-		w.Settings.EligibleAge, w.Settings.ForcedAge = 0, 0 // else it is never quiet for long
-		w.Run(150 * time.Minute)
-		if err := w.Err(); err != nil {
-			t.Fatalf("seed %d: %v\n%s", seed, err, w.Transcript())
+		f.Calm()
+		f.Settings.EligibleAge, f.Settings.ForcedAge = 0, 0 // else it is never quiet for long
+		f.Run(150 * time.Minute)
+		if err := f.Err(); err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, f.Transcript())
 		}
-		if wrong := w.Settled(); wrong != "" {
-			t.Fatalf("seed %d: %s (size %d)\n%s", seed, wrong, w.Group.Size, w.Transcript())
+		if wrong := f.Settled(); wrong != "" {
+			t.Fatalf("seed %d: %s (size %d)\n%s", seed, wrong, f.Group.Size, f.Transcript())
 		}
-		before := w.Transcript()
-		w.Run(20 * time.Minute)
-		if after := w.Transcript(); after != before {
+		before := f.Transcript()
+		f.Run(20 * time.Minute)
+		if after := f.Transcript(); after != before {
 			t.Fatalf("seed %d: not quiet:\n%s", seed, after)
 		}
 	}
@@ -52,28 +52,28 @@ func TestWorldsHold(t *testing.T) {
 func TestFalseWaves(t *testing.T) {
 	for seed := range int64(400) {
 		rng := rand.New(rand.NewSource(seed))
-		w := plantest.Random(rng)
-		w.Settings.EligibleAge, w.Settings.ForcedAge, w.Settings.OnDemandAge = 0, 0, 0
-		size := w.Group.Size
-		w.Mute = rng.Intn(2) == 0 // a partition that new VMs share, or not
-		w.Run(time.Minute)
-		w.Begin()
-		original := append([]*plantest.VM(nil), w.VMs...)
+		f := plantest.Random(rng)
+		f.Settings.EligibleAge, f.Settings.ForcedAge, f.Settings.OnDemandAge = 0, 0, 0
+		size := f.Group.Size
+		f.Mute = rng.Intn(2) == 0 // a partition that new VMs share, or not
+		f.Run(time.Minute)
+		f.Begin()
+		original := append([]*plantest.VM(nil), f.VMs...)
 		spread := time.Duration(rng.Intn(int(90 * time.Second)))
 		for _, k := range rng.Perm(len(original)) {
-			w.CutOff(original[k])
-			w.Run(spread / time.Duration(len(original)))
+			f.CutOff(original[k])
+			f.Run(spread / time.Duration(len(original)))
 		}
-		w.Run(time.Hour)
-		if err := w.Err(); err != nil {
-			t.Fatalf("seed %d: %v\n%s", seed, err, w.Transcript())
+		f.Run(time.Hour)
+		if err := f.Err(); err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, f.Transcript())
 		}
-		limit := w.Group.MaxUnhealthy.Of(size)
-		if w.Mute {
+		limit := f.Group.MaxUnhealthy.Of(size)
+		if f.Mute {
 			limit = 0 // nothing could take their place
 		}
-		if n := w.Marked("unhealthy"); n > limit {
-			t.Fatalf("seed %d: %d of %d removed, at most %d may be\n%s", seed, n, size, limit, w.Transcript())
+		if n := f.Marked("unhealthy"); n > limit {
+			t.Fatalf("seed %d: %d of %d removed, at most %d may be\n%s", seed, n, size, limit, f.Transcript())
 		}
 	}
 }
@@ -102,11 +102,11 @@ func checkSeed(t *testing.T, seed int64) {
 func TestNextIsPure(t *testing.T) {
 	for seed := range int64(300) {
 		rng := rand.New(rand.NewSource(seed))
-		w := plantest.Random(rng)
-		w.Run(time.Minute)
+		f := plantest.Random(rng)
+		f.Run(time.Minute)
 		for range 8 {
-			w.Trouble(rng)
-			s := w.Snapshot()
+			f.Trouble(rng)
+			s := f.Snapshot()
 			before := append([]plan.Instance(nil), s.Instances...)
 			plan.Next(s)
 			for n := range before {
@@ -114,7 +114,7 @@ func TestNextIsPure(t *testing.T) {
 					t.Fatalf("seed %d: the snapshot changed", seed)
 				}
 			}
-			w.Run(time.Minute)
+			f.Run(time.Minute)
 		}
 	}
 }

@@ -1,192 +1,141 @@
 package plan
 
 import (
-	"slices"
 	"time"
 )
 
-// Causes of a deletion, for metrics and events.
-const (
-	causeScaleDown    = "scale_down"
-	causeUnhealthy    = "unhealthy"
-	causeGone         = "gone"
-	causeExpired      = "expired"
-	causeDrift        = "drift"
-	causeNotice       = "notice"
-	causePowerOff     = "power_off"
-	causeGroupDeleted = "group_deleted"
-	causeTerminating  = "terminating"
-	causeUnregistered = "unregistered"
-)
-
-// cause is the word for why an instance is to go by itself; "" if it is not.
-func (p *planner) cause(i *Instance, m mark) string {
-	switch m.class(false) {
-	case classLost:
-		switch {
-		case i.Notice:
-			return causeNotice
-		case !i.PowerOffAt.IsZero():
-			return causePowerOff
-		case m&markRegistered == 0:
-			return causeUnregistered
-		}
-		return causeGone
-	case classFailed:
-		return causeUnregistered
-	case classForced, classAged:
-		return causeExpired
-	case classSilent:
-		return causeUnhealthy
-	case classDrifted:
-		return causeDrift
-	case classUncertain:
-		if m&markDrifted != 0 {
-			return causeDrift
-		}
-	case classOnDemand:
-		if p.emptying() {
-			return p.scaleDownCause()
-		}
-	}
-	return ""
-}
-
-// why puts a cause into words. Words hold nothing that changes from pass to pass.
-func (p *planner) why(i *Instance, cause string) string {
+// reason puts a cause into words. The words contain nothing that changes from pass to pass.
+func (g *group) reason(i *Instance, cause Cause) string {
 	switch cause {
-	case causeUnregistered:
+	case CauseUnregistered:
 		if !i.runs() {
 			return "its VM ended before its agent registered"
 		}
 		return "its agent did not register in time"
-	case causeGone:
-		if i.provider() == ProviderGone {
+	case CauseGone:
+		if i.providerState() == ProviderGone {
 			return "its VM is gone"
 		}
 		return "its VM has stopped or is stopping"
-	case causeNotice:
+	case CauseNotice:
 		return "the cloud takes its VM away"
-	case causePowerOff:
+	case CausePowerOff:
 		return "its machine powers off"
-	case causeExpired:
+	case CauseExpired:
 		return "it has reached its age"
-	case causeDrift:
+	case CauseDrift:
 		return "its infra configuration is out of date"
-	case causeUnhealthy:
+	case CauseUnhealthy:
 		if i.Connected && !i.Healthy {
 			return "it was never healthy"
 		}
 		return "it runs but is silent"
-	case causeGroupDeleted:
+	case CauseGroupDeleted:
 		return "its group is deleted"
-	case causeTerminating:
+	case CauseTerminating:
 		return "the shard is being emptied"
 	}
-	return cause
+	return string(cause)
 }
 
-// whyNow puts into words why an instance that is to go can go now.
-func (p *planner) whyNow(i *Instance, cause string) string {
-	if p.tally.of[classWell] == 0 {
-		return p.why(i, cause)
+// replacedReason says why an instance is deleted now that its replacement is healthy.
+func (g *group) replacedReason(i *Instance, cause Cause) string {
+	if g.tally.of[classWell] == 0 {
+		return g.reason(i, cause)
 	}
-	return p.why(i, cause) + ", and enough others are healthy"
+	return g.reason(i, cause) + ", and enough others are healthy"
 }
 
-// create plans new instances: for what the size lacks, lost instances included, and, up to max_surge above it,
-// replacements of instances that run but are to go, so that those are replaced first.
-func (p *planner) create() {
-	t := &p.tally
+// planCreates plans new instances: for what the size lacks, lost instances included (rule 18), and, up to max_surge
+// above the size, replacements of instances that run but will be deleted (rules 19 and 20).
+func (g *group) planCreates(removed removals) (out steps) {
+	t := &g.tally
 	total := t.total() + t.failing
-	lacking := max(0, p.desired-total)
-	surge := min(p.surge, t.hard()-p.removedHard())
-	if surge == 0 && p.removed == 0 {
-		surge = p.softSlot()
+	lacking := max(0, g.desired-total)
+	surge := min(g.surge, t.replaceFirst()-removed.replaceFirst)
+	if surge == 0 && removed.planned == 0 {
+		surge = g.rotationSlot()
 	}
-	above := max(0, total-p.desired) // replacements that are there or on their way
+	above := max(0, total-g.desired) // replacements that exist or are on their way
 	surge = max(0, surge-above)
-	n := p.room(lacking + surge)
-	p.out.Actions = slices.Grow(p.out.Actions, min(2*n, n+len(p.marks))) // most have a deletion beside them
-	lost := p.replaced(classLost)
-	for range min(n, lacking) {
-		p.createFor(lost())
+	n, limits := g.createsAllowed(lacking + surge)
+	out.merge(limits)
+	if n == 0 {
+		return out
 	}
-	leaving := p.replaced(classForced, classSilent, classDrifted, classUncertain, classAged)
+	out.grow(min(2*n, n+len(g.rows))) // most creates come with a deletion
+	lost := g.replaceable(removed.chosen, classLost)
+	for range min(n, lacking) {
+		out.add(g.create(lost()))
+	}
+	leaving := g.replaceable(removed.chosen, classExpired, classSilent, classDrifted, classUnreadyDrifted, classAged)
 	for range above {
 		leaving()
 	}
 	for k := lacking; k < n; k++ {
-		p.createFor(leaving())
+		out.add(g.create(leaving()))
 	}
+	return out
 }
 
-// createFor plans one instance, in place of the n-th unless n is negative. The reason is why that one goes.
-func (p *planner) createFor(n int) {
+// create plans one instance that replaces the n-th; a negative n replaces none.
+func (g *group) create(n int) Action {
 	if n < 0 {
-		p.emit(Action{Kind: Create, Reason: "the group is smaller than its size"})
-		return
+		return Action{Kind: Create, Reason: "the group is smaller than its size"}
 	}
-	i := &p.Instances[n]
-	p.emit(Action{Kind: Create, Replaces: i.ID, Reason: p.why(i, p.cause(i, p.marks[n]))})
+	i := &g.Instances[n]
+	return Action{Kind: Create, Replaces: i.ID, Reason: g.reason(i, g.cause(n))}
 }
 
-func (p *planner) removedHard() int {
-	n := 0
-	for _, m := range p.marks {
-		if m&markRemoved != 0 {
-			if c := m.class(p.guarded); c == classForced || c == classSilent {
-				n++
-			}
-		}
-	}
-	return n
-}
-
-// replaced yields the indexes of the managed instances of the given classes that are not chosen for removal, class by
+// replaceable yields the indexes of managed instances of the given classes that are not chosen for removal, class by
 // class; -1 after the last.
-func (p *planner) replaced(of ...class) func() int {
+func (g *group) replaceable(chosen []bool, of ...class) func() int {
 	n := 0
 	return func() int {
 		for ; len(of) > 0; of, n = of[1:], 0 {
-			for n < len(p.marks) {
-				m := p.marks[n]
+			for n < len(g.rows) {
+				k := n
 				n++
-				if m&(markOnDemand|markRemoved) != 0 || m.class(p.guarded) != of[0] {
+				if g.class(k) != of[0] || g.Instances[k].OnDemand || chosen != nil && chosen[k] ||
+					g.cause(k) == CauseUnregistered {
 					continue
 				}
-				if cause := p.cause(&p.Instances[n-1], m); cause != "" && cause != causeUnregistered {
-					return n - 1
-				}
+				return k
 			}
 		}
 		return -1
 	}
 }
 
-// markDeleting plans the durable intent to delete.
-func (p *planner) markDeleting(i *Instance, cause string) {
-	p.markDeletingBecause(i, cause, p.why(i, cause))
-}
-
-func (p *planner) markDeletingBecause(i *Instance, cause, reason string) bool {
-	if i.Work != Idle || !p.retry(i, i.Failed) {
-		return false
+// planDeletion plans the durable intent to delete.
+func (g *group) planDeletion(i *Instance, cause Cause, reason string) step {
+	if i.Work != Idle {
+		return step{}
 	}
-	p.emit(Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause, Reason: reason,
-		Deadline: p.deadline(i)})
-	return true
+	return g.attempt(i, i.Failed, Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: cause,
+		Reason: reason, Deadline: g.drainDeadline(i)})
 }
 
-// deadline of a drain that is decided now: none for a VM that does not run or a group without drain time-out, the
-// cloud's own where it announced one.
-func (p *planner) deadline(i *Instance) time.Time {
-	switch drain := time.Duration(p.Group.DrainTimeout); {
+// drainDeadline is rule 21: the deadline of a drain that is decided now. A VM that does not run, or a group without
+// drain time-out, has none. An announced notice deadline goes before the group's drain time-out.
+func (g *group) drainDeadline(i *Instance) time.Time {
+	switch drain := g.Group.DrainTimeout.D(); {
 	case drain == 0 || !i.runs():
 		return time.Time{}
 	case i.Notice && !i.NoticeDeadline.IsZero():
 		return i.NoticeDeadline
 	default:
-		return p.Now.Add(drain)
+		return g.Now.Add(drain)
 	}
+}
+
+// scaleDownCause is the cause of a deletion for which the group's size is the only reason.
+func (g *group) scaleDownCause() Cause {
+	switch {
+	case g.Group.Deleted:
+		return CauseGroupDeleted
+	case g.Settings.Terminating:
+		return CauseTerminating
+	}
+	return CauseScaleDown
 }

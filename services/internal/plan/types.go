@@ -1,9 +1,3 @@
-// Package plan decides what a shard's leader does next: reconciliation, expiry, drain, collection. It is the one
-// decider.
-//
-// Everything here is pure: no clock, randomness, context, logger or I/O; the same snapshot gives the same decision.
-// Planning is level-triggered: events only say "look again", each pass plans anew from state, and an action that is
-// still under way is part of the snapshot. Nothing is deleted on incomplete knowledge.
 package plan
 
 import (
@@ -14,32 +8,32 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Observed is a value that may be partial: nothing is deleted on account of what is missing from an incomplete one.
+// Observed is a value that may be partial. Nothing is deleted because something is missing from an incomplete value.
 type Observed[T any] struct {
 	Value    T
 	Complete bool
 	At       time.Time // when the question was asked, not when it was answered
 }
 
-// ProviderState is what the provider last said of a VM.
+// ProviderState is the state of a VM according to the provider's latest answer.
 type ProviderState string
 
 const (
-	// ProviderUnknown: not asked yet, or the answer was lost.
+	// ProviderUnknown means that the provider was not asked yet, or that its answer was lost.
 	ProviderUnknown ProviderState = ""
 	ProviderPending ProviderState = "pending"
 	ProviderRunning ProviderState = "running"
-	// ProviderGoing: stopping or deleting.
+	// ProviderGoing means stopping or deleting.
 	ProviderGoing ProviderState = "going"
-	// ProviderStopped: stopped or failed. It does not run, but the provider still has it: it is terminated before it is
-	// forgotten.
+	// ProviderStopped means stopped or failed: the VM does not run, but the provider still has it. It must be
+	// terminated before it is forgotten.
 	ProviderStopped ProviderState = "stopped"
-	// ProviderGone: deleted, or absent from a complete list for longer than the grace (see [StateOfAbsent]). Nothing is
-	// left to terminate.
+	// ProviderGone means deleted, or absent from a complete list for longer than the grace (see
+	// [ApplyProviderAnswer]). Nothing is left to terminate.
 	ProviderGone ProviderState = "gone"
 )
 
-// Work is what the executor is doing for an instance at the moment of the snapshot.
+// Work is what the executor does for an instance at the moment of the snapshot.
 type Work uint8
 
 const (
@@ -48,8 +42,8 @@ const (
 	MarkingDeleting
 	Draining // announcing a drain, deregistering
 	Terminating
-	Forgetting // writing the tombstone
-	Tending    // load balancers, files
+	Forgetting  // writing the tombstone
+	Maintaining // load balancers, files
 )
 
 // Instance is one instance of a group as the leader sees it. Times are zero when unknown.
@@ -58,10 +52,10 @@ type Instance struct {
 	State    record.State
 	OnDemand bool
 	Work     Work
-	// What failed last, and how often in a row, by kind: a step of its life, tending (files, load balancers), questions
-	// to the provider. Kept apart so that files which an agent does not take do not hold up its end. See [Instance.End]
-	// and [Instance.Answered].
-	Failed, TendFailed, AskFailed Failure
+	// Failed, MaintenanceFailed and AskFailed count failures in a row, by kind: steps of its life, maintenance (files,
+	// load balancers), questions to the provider. They are separate so that an agent that refuses files does not delay
+	// its own deletion. See [ApplyWorkResult] and [ApplyAskResult].
+	Failed, MaintenanceFailed, AskFailed Failure
 
 	CreatedAt, LaunchedAt, RegisteredAt time.Time
 	RuntimeHash                         string // as the agent last reported it
@@ -69,7 +63,7 @@ type Instance struct {
 	ProviderID                          string
 	Provider                            Observed[ProviderState]
 
-	// Healthy: the agent's last report said so; the planner itself looks whether it is in time.
+	// Healthy: the agent's last report said so. The planner checks whether that report is recent.
 	Healthy bool
 	// EverHealthy: at least one healthy report reached this leader.
 	EverHealthy bool
@@ -77,11 +71,11 @@ type Instance struct {
 	// Connected: a health stream is open now. LostAt: when the last one closed.
 	Connected bool
 	LostAt    time.Time
-	// Notice: the cloud will take the VM away (spot); NoticeDeadline as announced.
+	// Notice: the cloud will take the VM away (spot), by NoticeDeadline if that was announced.
 	Notice         bool
 	NoticeDeadline time.Time
-	// PowerOff: the agent announced the machine's shutdown at that time. Restarting: reboot, restart or upgrade was
-	// announced then.
+	// PowerOffAt: when the agent announced the machine's shutdown. RestartingAt: when it announced a reboot (Reboot),
+	// restart or upgrade.
 	PowerOffAt   time.Time
 	RestartingAt time.Time
 	Reboot       bool
@@ -89,66 +83,65 @@ type Instance struct {
 	DeleteReason   string
 	DeleteDeadline time.Time
 	DeletingAt     time.Time
-	// Announced: the drain was announced by this leader. Drained: acknowledged.
+	// Announced: this leader announced the drain. Drained: an operator acknowledged that the node is drained.
 	Announced, Drained bool
-	// TerminateRequested: the provider accepted a delete at that time.
+	// TerminateRequested: when the provider accepted a delete.
 	TerminateRequested time.Time
 	// InLoadBalancers: registered with every load balancer of the group. FilesSent: runtime hash last sent in full.
 	InLoadBalancers bool
 	FilesSent       string
-	// FilesFailed: the agent's last full report names a file that could not be stored. Asking: a question to the
-	// provider about this instance is waiting or under way.
+	// FilesFailed: the agent's last full report names a file that could not be stored.
 	FilesFailed bool
-	Asking      bool
-	Tombstone   time.Time // DeletedAt of a tombstone
+	// Asking: a question to the provider about this instance is waiting or under way.
+	Asking    bool
+	Tombstone time.Time // DeletedAt of a tombstone
 }
 
-// Failure is when something failed last, and how often in a row. The zero value is "not".
+// Failure is when something failed last, and how often in a row. The zero value means that it did not fail.
 type Failure struct {
 	At    time.Time
 	Count int
 }
 
-// Backoff is a group's record of failed creations. The zero value is "none".
+// Backoff is a group's record of failed creations. The zero value means none.
 type Backoff struct {
 	Failures int
 	Last     time.Time // when the last one failed
 	Reason   string
 }
 
-// Settings are the shard-wide knobs that planning needs.
+// Settings are the shard-wide settings that planning needs.
 type Settings struct {
 	HealthInterval, ShutdownGrace, RegistrationTimeout, Retention, CollectInterval time.Duration
 	EligibleAge, ForcedAge, OnDemandAge                                            time.Duration // zero: never
-	// Terminating: the shard is being emptied; groups have size zero, and on-demand instances go too.
+	// Terminating: the shard is being emptied. Groups have size zero, and on-demand instances are deleted too.
 	Terminating bool
 }
 
-// ShardHealth is the shard-wide count that the unhealthy guard looks at: Running instances that the provider confirms
-// or is not known to contradict, of which Silent do not report. Summed up with [RunningSilent].
+// ShardHealth is the shard-wide count for the unhealthy guard (rule 26). Running counts the registered instances that
+// run as far as the provider has told, Silent those of them that do not report. See [CountSilence].
 type ShardHealth struct{ Running, Silent int }
 
-// Snapshot is everything that planning one group may look at. Instances are sorted by ID and hold no tombstones.
+// Snapshot is everything that planning one group may use. Instances are sorted by ID and contain no tombstones.
 type Snapshot struct {
 	Now      time.Time
 	Term     uint64
 	Settings Settings
 	Group    config.Group
-	// LeaderSince: when this leader began to know its shard; zero: unknown.
+	// LeaderSince is when this leader began to load its shard's state; zero: unknown.
 	LeaderSince time.Time
-	// SilenceFrom: silence counts from then (this leader's address answered and one agent had connected); zero: not
-	// yet.
+	// SilenceFrom is when the first agent connected to this leader. Silence does not count before; zero: not yet.
 	SilenceFrom time.Time
 	Instances   []Instance
-	// Pending creates of this group that have no instance ID yet.
+	// PendingCreates are creates of this group that have no instance ID yet.
 	PendingCreates int
 	Shard          ShardHealth
 	Backoff        Backoff
-	// CreateBudget: how many creates may start now; negative: no limit. CreateBudgetAt: when it next grows; zero:
+	// CreateBudget is how many creates may start now; negative: no limit. CreateBudgetAt is when it grows next; zero:
 	// unknown.
 	CreateBudget   int
 	CreateBudgetAt time.Time
-	// GuardRaised, BackoffRaised: this group's error events that stand now (kinds "unhealthy_guard" and "backoff").
+	// GuardRaised and BackoffRaised: the group's alerts [AlertUnhealthyGuard] and [AlertBackoff] stand now.
 	GuardRaised, BackoffRaised bool
 }
 
@@ -158,9 +151,9 @@ type Kind string
 const (
 	Create       Kind = "create"
 	Mark         Kind = "mark_deleting" // write the intent: state deleting {reason, deadline}
-	Drain        Kind = "drain"         // deregister and announce
+	Drain        Kind = "drain"         // deregister from load balancers and announce the drain
 	Terminate    Kind = "terminate"
-	Forget       Kind = "forget" // VM known to be gone: write the tombstone
+	Forget       Kind = "forget" // the VM is known to be gone: write the tombstone
 	Ask          Kind = "ask"    // ask the provider about this instance
 	PushFiles    Kind = "push_files"
 	Register     Kind = "register_load_balancers"
@@ -168,40 +161,34 @@ const (
 	RaiseError   Kind = "raise_error"
 	ResolveError Kind = "resolve_error"
 
-	// Collection, see [Sweep].
-	// make the tombstone durable if there is none (create-if-absent), then terminate
+	// TerminateStray makes the tombstone durable if there is none (create-if-absent), then terminates the VM. This
+	// kind and those below come from [CollectGarbage].
 	TerminateStray  Kind = "terminate_stray"
 	ConfirmOrphan   Kind = "confirm_orphan" // read the record's key directly
-	Settle          Kind = "settle"         // a reservation of an earlier term: adopt or tombstone
+	Settle          Kind = "settle"         // find out whether a reservation's VM exists: adopt it or write a tombstone
 	RemoveTombstone Kind = "remove_tombstone"
 )
 
-// Action is one thing to do; a comparable value. Reason says in words why, for logs and events.
+// Action is one thing to do. It is a comparable value. Reason is a sentence for logs and events.
 type Action struct {
 	Kind       Kind
 	Instance   ident.ID
 	ProviderID string
-	// Replaces, with Create: the instance whose loss or fate made room for this one.
+	// Replaces, with Create, is the instance that the new one replaces.
 	Replaces ident.ID
 	Reason   string
-	// Cause, with Mark: a word for metrics and events (scale_down, unhealthy, gone, expired, drift, notice, power_off,
-	// group_deleted, terminating, requested, unregistered). Every Mark with cause unregistered is a failed creation and
-	// counts towards the group's [Backoff].
-	Cause string
-	// Deadline, with Mark: the drain ends then at the latest; zero: no drain.
+	// Cause comes with Mark.
+	Cause Cause
+	// Deadline, with Mark and Drain, is when the drain ends at the latest; zero: no drain.
 	Deadline time.Time
-	// ErrorKind with RaiseError and ResolveError.
-	ErrorKind string
+	// Alert comes with RaiseError and ResolveError.
+	Alert AlertKind
 }
 
-// Decision is what to do now, in order, and when to look again even if nothing happens (zero: no need).
+// Decision is what to do now, in order, and when to plan again.
 type Decision struct {
 	Actions []Action
-	WakeAt  time.Time
-	// Firm is WakeAt without the reports that well instances owe (see [Instance.Owes]; zero: no need): while each of
-	// those comes in time, and nothing else changes, nothing is to be done before. It is WakeAt where a report that
-	// merely comes can change more than that.
-	Firm time.Time
-	// Blocked says in words why the group is not at its size; empty when it is or is on the way.
+	Schedule
+	// Blocked says why the group is not at its size. It is empty when the group is at its size or on the way.
 	Blocked string
 }

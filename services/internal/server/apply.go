@@ -10,6 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
@@ -118,7 +119,7 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 
 // tellRefused says what is wrong with a configuration that is not in force, or that there is none.
 func (s *server) tellRefused(leader *leader.Leader, problems config.Problems) {
-	key := shardstate.ErrorKey{Kind: "config"}
+	key := shardstate.ErrorKey{Kind: plan.AlertConfig}
 	if len(problems) > 0 {
 		s.metrics.ConfigRefused.Set(1)
 		leader.World.Raise(key, "configuration refused: "+problems.Error())

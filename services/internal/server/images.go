@@ -13,6 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
@@ -107,7 +108,7 @@ func (b *imageBook) look(ctx context.Context, shard *config.Shard, which lookFor
 
 // lookForImages looks for images of a configuration and raises what is wrong with them.
 func (s *server) lookForImages(ctx context.Context, l *leadership, shard *config.Shard, which lookFor) error {
-	key := shardstate.ErrorKey{Kind: "images"}
+	key := shardstate.ErrorKey{Kind: plan.AlertImages}
 	err := l.images.look(ctx, shard, which)
 	if err != nil {
 		l.leader.World.Raise(key, err.Error())

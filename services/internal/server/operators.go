@@ -52,7 +52,7 @@ func (t tellers) Instance(e shardstate.InstanceEvent) {
 
 func (t tellers) Error(e shardstate.ErrorEvent) {
 	if !e.Resolved {
-		t.metrics.Errors.WithLabelValues(e.Kind).Inc()
+		t.metrics.Errors.WithLabelValues(string(e.Kind)).Inc()
 	}
 	t.Events.Error(e)
 }

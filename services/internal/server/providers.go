@@ -11,6 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
@@ -98,7 +99,7 @@ func (s *server) configureProvider(ctx context.Context, l *leadership, shard *co
 		s.machine.Configure(shard)
 	}
 	s.env.Go("verify the configuration", func() {
-		key := shardstate.ErrorKey{Kind: "provider_config"}
+		key := shardstate.ErrorKey{Kind: plan.AlertProviderConfig}
 		switch err := s.machine.verify(ctx, shard); {
 		case ctx.Err() != nil || s.manager.Shard() != shard:
 		case err != nil:

@@ -7,17 +7,6 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Stopping is why an agent said that it is about to go.
-type Stopping uint8
-
-const (
-	NotStopping Stopping = iota
-	PowerOff
-	Reboot
-	Restart
-	Upgrade
-)
-
 // Report is what an agent said of its machine.
 type Report struct {
 	Healthy     bool
@@ -30,7 +19,7 @@ type Report struct {
 	// Notice is the cloud's word that the VM will be taken away; NoticeDeadline may be zero.
 	Notice         bool
 	NoticeDeadline time.Time
-	Stopping       Stopping
+	Stopping       plan.Stopping
 	Metrics        Metrics
 	IPv4, IPv6     string
 	Hostname       string
@@ -64,8 +53,7 @@ func (w *World) Connected(id ident.ID) (stream uint64, ok bool) {
 	}
 	inst.stream++
 	stream = inst.stream
-	inst.plan.Connected, inst.plan.LostAt = true, time.Time{}
-	inst.plan.FilesSent = "" // what was on its way when the older stream broke may be lost
+	inst.plan = plan.ApplyConnect(inst.plan)
 	if w.silenceFrom.IsZero() {
 		w.silenceFrom = w.opts.Now()
 		for key := range w.groups {
@@ -86,7 +74,7 @@ func (w *World) Disconnected(id ident.ID, stream uint64, reason string) {
 		w.mu.Unlock()
 		return
 	}
-	inst.plan.Connected, inst.plan.LostAt = false, w.opts.Now()
+	inst.plan = plan.ApplyDisconnect(inst.plan, w.opts.Now())
 	w.touch(inst.group)
 	var events []InstanceEvent
 	if inst.plan.DeletingAt.IsZero() {
@@ -107,7 +95,7 @@ func (w *World) Repeated(id ident.ID, stream uint64, report *Report) bool {
 	defer w.mu.Unlock()
 	inst := w.instances[id]
 	if inst == nil || inst.stream != stream || report.Files != nil || report.Keys != nil || report.Notice ||
-		report.Stopping != NotStopping {
+		report.Stopping != plan.NotStopping {
 		return false
 	}
 	p := &inst.plan
@@ -136,98 +124,51 @@ func (w *World) Reported(id ident.ID, stream uint64, report Report) bool {
 		w.mu.Unlock()
 		return false
 	}
-	p := &inst.plan
-	before := *p
-	first := p.LastReport.IsZero()
-	p.LastReport = now
-	p.Healthy = report.Healthy
-	p.EverHealthy = p.EverHealthy || report.Healthy
-	p.RuntimeHash = report.RuntimeHash
-	p.Notice, p.NoticeDeadline = p.Notice || report.Notice, latest(p.NoticeDeadline, report.NoticeDeadline)
-	p.PowerOffAt, p.RestartingAt, p.Reboot = stopping(p, report.Stopping, now)
 	if report.Files == nil {
 		report.Files = inst.report.Files
 	}
 	if report.Keys == nil {
 		report.Keys = inst.report.Keys
 	}
-	filesChanged := first || !sameFiles(inst.report.Files, report.Files)
 	inst.report = report
-	if filesChanged {
-		p.FilesFailed = anyFailed(report.Files)
+	next, effect := plan.ApplyReport(inst.plan, plan.Report{Healthy: report.Healthy, RuntimeHash: report.RuntimeHash,
+		FilesFailed: anyFailed(report.Files), Notice: report.Notice, NoticeDeadline: report.NoticeDeadline,
+		Stopping: report.Stopping}, now)
+	inst.plan = next
+	events := w.reportEvents(inst, effect)
+	changed := effect.Changed
+	if group := inst.group; effect.EndsBackoff && group.backoff.Failures > 0 {
+		group.backoff, changed = plan.Backoff{}, true
 	}
-
-	var events []InstanceEvent
-	if p.Healthy && (!before.Healthy || first) {
-		events = append(events, w.event(inst, EventHealthy, ""))
-	}
-	if !p.Healthy && (before.Healthy || first) {
-		events = append(events, w.event(inst, EventUnhealthy, report.Message))
-	}
-	if p.Notice && !before.Notice {
-		events = append(events, w.event(inst, EventNotice, "termination notice"))
-	}
-	if !p.PowerOffAt.IsZero() && before.PowerOffAt.IsZero() {
-		events = append(events, w.event(inst, EventNotice, "powering off"))
-	}
-	if !p.RestartingAt.IsZero() && before.RestartingAt.IsZero() {
-		events = append(events, w.event(inst, EventNotice, "restarting"))
-	}
-	// What only moved LastReport does not change any decision sooner than the group's next wake-up.
-	p.LastReport = before.LastReport
-	changed := first || *p != before || filesChanged
-	p.LastReport = now
 	if changed {
 		w.touch(inst.group)
 	}
-	group := inst.group
-	recovered := p.Healthy && group.backoff.Failures > 0 && !before.EverHealthy
-	if recovered {
-		group.backoff = plan.Backoff{}
-		w.touch(group)
-	}
 	w.mu.Unlock()
-	if changed || recovered {
+	if changed {
 		w.opts.Wake()
 	}
 	w.emit(events)
 	return true
 }
 
-func stopping(p *plan.Instance, why Stopping, now time.Time) (powerOff, restarting time.Time, reboot bool) {
-	switch why {
-	case PowerOff:
-		if p.PowerOffAt.IsZero() {
-			return now, time.Time{}, false
-		}
-		return p.PowerOffAt, time.Time{}, false
-	case Reboot, Restart, Upgrade:
-		if p.RestartingAt.IsZero() {
-			return time.Time{}, now, why == Reboot
-		}
-		return time.Time{}, p.RestartingAt, p.Reboot
-	default:
-		return time.Time{}, time.Time{}, false
+// reportEvents returns the events that follow from a report. Call with mu held.
+func (w *World) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
+	if effect.Recovered {
+		events = append(events, w.event(inst, EventHealthy, ""))
 	}
-}
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
+	if effect.Failed {
+		events = append(events, w.event(inst, EventUnhealthy, inst.report.Message))
 	}
-	return a
-}
-
-func sameFiles(a, b []FileState) bool {
-	if len(a) != len(b) {
-		return false
+	if effect.Noticed {
+		events = append(events, w.event(inst, EventNotice, "termination notice"))
 	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
+	if effect.PowersOff {
+		events = append(events, w.event(inst, EventNotice, "powering off"))
 	}
-	return true
+	if effect.Restarts {
+		events = append(events, w.event(inst, EventNotice, "restarting"))
+	}
+	return events
 }
 
 func anyFailed(files []FileState) bool {

@@ -42,12 +42,12 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 		{"notice", shardstate.Report{Healthy: true, RuntimeHash: "r2", Notice: true}, true,
 			[]shardstate.InstanceEventType{shardstate.EventNotice}},
 		{"a notice stays", shardstate.Report{Healthy: true, RuntimeHash: "r2"}, false, nil},
-		{"powering off", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.PowerOff}, true,
+		{"powering off", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: plan.PowerOff}, true,
 			[]shardstate.InstanceEventType{shardstate.EventNotice}},
-		{"powering off still", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: shardstate.PowerOff},
+		{"powering off still", shardstate.Report{Healthy: true, RuntimeHash: "r2", Stopping: plan.PowerOff},
 			false, nil},
 		{"it was cancelled, and reboots", shardstate.Report{Healthy: true, RuntimeHash: "r2",
-			Stopping: shardstate.Reboot}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
+			Stopping: plan.Reboot}, true, []shardstate.InstanceEventType{shardstate.EventNotice}},
 		{"back", shardstate.Report{Healthy: true, RuntimeHash: "r2"}, true, nil},
 	}
 	for _, step := range steps {
@@ -100,8 +100,8 @@ func TestRepeatedReports(t *testing.T) {
 		"files":                 {Healthy: true, RuntimeHash: "r1", Files: []shardstate.FileState{}},
 		"keys":                  {Healthy: true, RuntimeHash: "r1", Keys: []shardstate.KeyState{}},
 		"a notice":              {Healthy: true, RuntimeHash: "r1", Notice: true},
-		"powering off":          {Healthy: true, RuntimeHash: "r1", Stopping: shardstate.PowerOff},
-		"an upgrade":            {Healthy: true, RuntimeHash: "r1", Stopping: shardstate.Upgrade},
+		"powering off":          {Healthy: true, RuntimeHash: "r1", Stopping: plan.PowerOff},
+		"an upgrade":            {Healthy: true, RuntimeHash: "r1", Stopping: plan.Upgrade},
 	} {
 		if p.Repeated(id, stream, &report) {
 			t.Errorf("%s: taken as repeated", name)
@@ -130,8 +130,8 @@ func TestRepeatedReports(t *testing.T) {
 		t.Error("somebody is woken for nothing")
 	}
 	// Each announcement ends with a report that does not repeat it: that, too, is news.
-	for name, why := range map[string]shardstate.Stopping{"powering off": shardstate.PowerOff,
-		"a reboot": shardstate.Reboot, "a restart": shardstate.Restart} {
+	for name, why := range map[string]plan.Stopping{"powering off": plan.PowerOff,
+		"a reboot": plan.Reboot, "a restart": plan.Restart} {
 		p.Reported(id, stream, shardstate.Report{Healthy: true, RuntimeHash: "r1", Stopping: why})
 		if p.Repeated(id, stream, &same) {
 			t.Errorf("the end of %s: taken as repeated", name)

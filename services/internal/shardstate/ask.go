@@ -10,6 +10,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
@@ -132,7 +133,7 @@ func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
 func (a *Asker) told(ctx context.Context, err error, ids ...ident.ID) {
 	for _, id := range ids {
 		a.World.change(id, func(i *instance) {
-			i.plan.Answered(a.Env.Now(), err != nil)
+			i.plan = plan.ApplyAskResult(i.plan, err != nil, a.Env.Now())
 		})
 	}
 	switch {

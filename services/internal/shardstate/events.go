@@ -1,12 +1,13 @@
 package shardstate
 
 import (
+	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
 // Events receives what happens in a shard, for the watch streams. Implementations must not block and must not call back
@@ -49,7 +50,7 @@ type InstanceEvent struct {
 
 // ErrorKey names what an error is about; a standing error is replaced or resolved by its key.
 type ErrorKey struct {
-	Kind     string
+	Kind     plan.AlertKind
 	Tenant   string
 	Group    string
 	Instance ident.ID
@@ -105,7 +106,7 @@ func (w *World) settle(match func(ErrorKey) bool) []ErrorEvent {
 			over = append(over, event)
 		}
 	}
-	slices.SortFunc(over, func(a, b ErrorEvent) int { return strings.Compare(a.Kind, b.Kind) })
+	slices.SortFunc(over, func(a, b ErrorEvent) int { return cmp.Compare(a.Kind, b.Kind) })
 	return over
 }
 

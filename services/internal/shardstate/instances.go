@@ -2,7 +2,6 @@ package shardstate
 
 import (
 	"slices"
-	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -39,7 +38,7 @@ func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
 			inst.group.insert(inst)
 		}
 		inst.record, inst.token = rec, token
-		inst.follow(w.opts.Now())
+		inst.plan = plan.ApplyRecord(inst.plan, &rec, w.opts.Now())
 		w.settled(rec.ID)
 	}
 	if inst != nil {
@@ -70,29 +69,6 @@ func (w *World) settled(id ident.ID) {
 func (w *World) tombstoned(id ident.ID) bool {
 	_, ok := w.tombstones[id]
 	return ok
-}
-
-// lateDrain bounds what a leader grants a drain of which it learned late.
-const lateDrain = 30 * time.Second
-
-// follow copies into the planner's view what the record says. A leader that learns of a deletion when most of its
-// drain's time has passed (the answer of the write that recorded it came late, or nobody led) grants the rest of a half
-// of it, at most [lateDrain]: else the VM would end without a word to operators. The record's own deadline never moves.
-func (i *instance) follow(now time.Time) {
-	rec, p := &i.record, &i.plan
-	if rec.State == record.Deleting && p.State != record.Deleting {
-		p.DeleteDeadline = rec.DeleteDeadline
-		if least := now.Add(min(rec.DeleteDeadline.Sub(rec.DeletingAt)/2, lateDrain)); least.After(now) &&
-			least.After(rec.DeleteDeadline) {
-			p.DeleteDeadline = least
-		}
-	}
-	p.State = rec.State
-	p.OnDemand = rec.OnDemand
-	p.CreatedAt, p.LaunchedAt, p.RegisteredAt = rec.CreatedAt, rec.LaunchedAt, rec.RegisteredAt
-	p.InfraHash = rec.InfraHash
-	p.ProviderID = rec.ProviderID
-	p.DeleteReason, p.DeletingAt = rec.DeleteReason, rec.DeletingAt
 }
 
 func (g *group) insert(inst *instance) {
@@ -178,7 +154,7 @@ func (w *World) Begin(id ident.ID, work plan.Work) bool {
 func (w *World) End(id ident.ID, err error) {
 	w.mu.Lock()
 	if inst := w.instances[id]; inst != nil {
-		inst.plan.End(w.opts.Now(), err != nil)
+		inst.plan = plan.ApplyWorkResult(inst.plan, err != nil, w.opts.Now())
 		w.touch(inst.group)
 	}
 	w.mu.Unlock()

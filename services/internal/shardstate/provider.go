@@ -40,18 +40,15 @@ func (w *World) Listed(vms []infra.VM, asked time.Time) {
 			continue
 		}
 		seen[id] = struct{}{}
-		events = w.saw(events, inst, vm, asked)
+		events = w.applyDescription(events, inst, vm, asked)
 	}
 	w.strays = strays
 	for id, inst := range w.instances {
 		if _, ok := seen[id]; ok || asked.Before(inst.plan.Provider.At) {
 			continue
 		}
-		if state := plan.StateOfAbsent(&inst.plan, asked); state != inst.plan.Provider.Value {
-			events = w.set(events, inst, state, asked, "absent from the provider's list")
-		} else {
-			inst.plan.Provider.At = asked
-		}
+		events = w.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, Absent: true},
+			"absent from the provider's list")
 	}
 	w.listed, w.listedVMs = asked, live
 	w.sweep = true
@@ -73,7 +70,7 @@ func (w *World) Answered(id ident.ID, vm infra.VM, asked time.Time) {
 	w.mu.Lock()
 	var events []InstanceEvent
 	if inst := w.instances[id]; inst != nil {
-		events = w.saw(nil, inst, vm, asked)
+		events = w.applyDescription(nil, inst, vm, asked)
 	}
 	w.mu.Unlock()
 	w.emit(events)
@@ -84,46 +81,35 @@ func (w *World) Answered(id ident.ID, vm infra.VM, asked time.Time) {
 func (w *World) NotFound(id ident.ID, asked time.Time) {
 	w.mu.Lock()
 	var events []InstanceEvent
-	if inst := w.instances[id]; inst != nil && !asked.Before(inst.plan.Provider.At) {
-		if state := plan.StateOfAbsent(&inst.plan, asked); state != inst.plan.Provider.Value {
-			events = w.set(nil, inst, state, asked, "not known to the provider")
-		} else {
-			inst.plan.Provider.At = asked
-			w.touch(inst.group)
-		}
+	if inst := w.instances[id]; inst != nil {
+		events = w.applyAnswer(nil, inst, plan.ProviderAnswer{Asked: asked, Absent: true}, "not known to the provider")
 	}
 	w.mu.Unlock()
 	w.emit(events)
 	w.opts.Wake()
 }
 
-// saw folds one description into an instance. Answers to older questions lose. Call with mu held.
-func (w *World) saw(events []InstanceEvent, inst *instance, vm infra.VM, asked time.Time) []InstanceEvent {
+// applyDescription applies the provider's description of an instance's VM. Call with mu held.
+func (w *World) applyDescription(events []InstanceEvent, inst *instance, vm infra.VM,
+	asked time.Time) []InstanceEvent {
 	if asked.Before(inst.plan.Provider.At) {
 		return events
 	}
 	inst.vm = vm
-	if inst.plan.LaunchedAt.IsZero() {
-		inst.plan.LaunchedAt = vm.LaunchedAt
-	}
-	if inst.plan.ProviderID == "" {
-		inst.plan.ProviderID = vm.ProviderID
-	}
-	state := providerState(vm.State, inst.plan.Provider.Value)
-	if state == inst.plan.Provider.Value && inst.plan.Provider.Complete {
-		inst.plan.Provider.At = asked
-		w.touch(inst.group)
-		return events
-	}
-	return w.set(events, inst, state, asked, "provider says "+string(vm.State))
+	return w.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, State: providerState(vm.State),
+		ProviderID: vm.ProviderID, LaunchedAt: vm.LaunchedAt}, "provider says "+string(vm.State))
 }
 
-func (w *World) set(events []InstanceEvent, inst *instance, state plan.ProviderState, asked time.Time,
+// applyAnswer applies a provider's answer to an instance and appends the events that follow. Call with mu held.
+func (w *World) applyAnswer(events []InstanceEvent, inst *instance, answer plan.ProviderAnswer,
 	reason string) []InstanceEvent {
-	was := inst.plan.Provider.Value
-	inst.plan.Provider = plan.Observed[plan.ProviderState]{Value: state, Complete: true, At: asked}
+	next, effect := plan.ApplyProviderAnswer(inst.plan, answer)
+	if effect.Stale {
+		return events
+	}
+	inst.plan = next
 	w.touch(inst.group)
-	if lost(state) && !lost(was) && inst.plan.DeletingAt.IsZero() {
+	if effect.Lost {
 		events = append(events, w.event(inst, EventLost, reason))
 	}
 	return events
@@ -141,12 +127,8 @@ func (w *World) emit(events []InstanceEvent) {
 	}
 }
 
-func lost(state plan.ProviderState) bool {
-	return state == plan.ProviderGoing || state == plan.ProviderStopped || state == plan.ProviderGone
-}
-
-// providerState maps a VM's state onto the planner's words; an unknown one keeps what was known.
-func providerState(state infra.State, was plan.ProviderState) plan.ProviderState {
+// providerState maps a VM's state to the planner's; a state that it does not know is unknown.
+func providerState(state infra.State) plan.ProviderState {
 	switch state {
 	case infra.Pending:
 		return plan.ProviderPending
@@ -159,7 +141,7 @@ func providerState(state infra.State, was plan.ProviderState) plan.ProviderState
 	case infra.Deleted:
 		return plan.ProviderGone
 	default:
-		return was
+		return plan.ProviderUnknown
 	}
 }
 
@@ -236,7 +218,7 @@ func (w *World) changeStray(providerID string, fn func(*stray)) {
 func (w *World) ConfirmOrphans() []infra.VM {
 	w.mu.Lock()
 	var vms []infra.VM
-	if _, raised := w.standing[ErrorKey{Kind: "orphans"}]; raised {
+	if _, raised := w.standing[ErrorKey{Kind: plan.AlertOrphans}]; raised {
 		for _, s := range w.orphans() {
 			s.confirmed = true
 			vms = append(vms, s.vm)

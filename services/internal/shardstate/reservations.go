@@ -134,7 +134,7 @@ func (w *World) Use(rec record.Instance, token objstore.Token) {
 	inst := &instance{record: rec, token: token}
 	inst.plan.ID, inst.plan.Work = rec.ID, plan.Creating
 	inst.group = w.groupOf(&rec)
-	inst.follow(w.opts.Now())
+	inst.plan = plan.ApplyRecord(inst.plan, &rec, w.opts.Now())
 	w.instances[rec.ID] = inst
 	inst.group.insert(inst)
 	w.mu.Unlock()

@@ -22,15 +22,15 @@ func (w *World) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 	for _, inst := range g.instances {
 		instances = append(instances, inst.plan)
 	}
-	raised := func(kind string) bool {
+	raised := func(kind plan.AlertKind) bool {
 		_, ok := w.standing[ErrorKey{Kind: kind, Tenant: key.Tenant, Group: key.Group}]
 		return ok
 	}
 	return plan.Snapshot{
 		Now:            w.opts.Now(),
 		LeaderSince:    w.since,
-		GuardRaised:    raised("unhealthy_guard"),
-		BackoffRaised:  raised("backoff"),
+		GuardRaised:    raised(plan.AlertUnhealthyGuard),
+		BackoffRaised:  raised(plan.AlertBackoff),
 		Term:           w.opts.Term,
 		Settings:       w.settings,
 		Group:          g.Group,
@@ -62,7 +62,7 @@ func (w *World) unsettled(key config.GroupKey) (n int) {
 func (w *World) ShardSnapshot() plan.ShardSnapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_, raised := w.standing[ErrorKey{Kind: "orphans"}]
+	_, raised := w.standing[ErrorKey{Kind: plan.AlertOrphans}]
 	s := plan.ShardSnapshot{
 		Now:           w.opts.Now(),
 		Settings:      w.settings,
@@ -74,7 +74,7 @@ func (w *World) ShardSnapshot() plan.ShardSnapshot {
 		inst := w.instances[id]
 		_, dead := w.tombstones[id]
 		s.Strays = append(s.Strays, plan.Stray{ProviderID: stray.vm.ProviderID, Instance: id,
-			State:      providerState(stray.vm.State, plan.ProviderUnknown),
+			State:      providerState(stray.vm.State),
 			LaunchedAt: stray.vm.LaunchedAt, Tombstone: dead, Claimed: inst != nil, Reads: stray.reads,
 			Busy:      stray.busy,
 			Confirmed: stray.confirmed})
@@ -127,7 +127,7 @@ func (w *World) Health(now time.Time) plan.ShardHealth {
 	defer w.mu.Unlock()
 	var health plan.ShardHealth
 	for _, inst := range w.instances {
-		running, silent := plan.RunningSilent(&inst.plan, w.settings, w.silenceFrom, now)
+		running, silent := plan.CountSilence(&inst.plan, w.settings, w.silenceFrom, now)
 		if running {
 			health.Running++
 		}
@@ -168,24 +168,20 @@ func (w *World) Plan(action plan.Action, work plan.Work) bool {
 	return w.Begin(action.Instance, work)
 }
 
-// Owed tells when the next report of one of a group's well instances is missed, zero when none owes any. inTime is
-// false if one is missed already, or the group is gone.
-func (w *World) Owed(key config.GroupKey, now time.Time) (next time.Time, inTime bool) {
+// Postpone returns when to plan a group instead of now, if its schedule only had to check for overdue reports and all
+// of them have come.
+func (w *World) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := w.groups[key]
 	if g == nil {
-		return time.Time{}, false
+		return schedule, false
 	}
-	for _, inst := range g.instances {
-		missed, ok := inst.plan.Owes(&w.settings)
-		switch {
-		case !ok:
-		case !missed.After(now):
-			return time.Time{}, false
-		case next.IsZero() || missed.Before(next):
-			next = missed
+	return schedule.Postpone(func(yield func(*plan.Instance) bool) {
+		for _, inst := range g.instances {
+			if !yield(&inst.plan) {
+				return
+			}
 		}
-	}
-	return next, true
+	}, &w.settings, now)
 }

@@ -172,8 +172,8 @@ func (w *World) setGroups(groups map[config.GroupKey]config.Group, keys []config
 		case have == nil:
 			have = &group{}
 			w.groups[key] = have
-		case !sameGroup(have.Group, g):
-			have.backoff = plan.Backoff{}
+		default:
+			have.backoff = plan.ApplyGroupChange(have.backoff, &have.Group, &g)
 		}
 		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) {
 			for _, inst := range have.instances {
@@ -210,11 +210,6 @@ func SettingsOf(shard *config.Shard) plan.Settings {
 		OnDemandAge:         s.Expiry.OnDemandAge.D(),
 		Terminating:         shard.Terminating,
 	}
-}
-
-func sameGroup(a, b config.Group) bool {
-	return a.Size == b.Size && a.Deleted == b.Deleted && a.RuntimeHash == b.RuntimeHash && a.InfraHash == b.InfraHash &&
-		a.Template == b.Template && slices.Equal(a.InstanceTypes, b.InstanceTypes) && slices.Equal(a.Subnets, b.Subnets)
 }
 
 func compareKeys(a, b config.GroupKey) int {
@@ -336,19 +331,9 @@ func (w *World) dropGroup(key config.GroupKey) []ErrorEvent {
 func (w *World) CreateFailed(key config.GroupKey, reason string) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {
-		g.backoff = g.backoff.Failed(key, w.opts.Now(), reason)
+		g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, w.opts.Now())
 		w.dirty[key] = struct{}{}
 	}
 	w.mu.Unlock()
 	w.opts.Wake()
-}
-
-// CreateSucceeded ends the group's backoff.
-func (w *World) CreateSucceeded(key config.GroupKey) {
-	w.mu.Lock()
-	if g := w.groups[key]; g != nil && g.backoff.Failures > 0 {
-		g.backoff = plan.Backoff{}
-		w.dirty[key] = struct{}{}
-	}
-	w.mu.Unlock()
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
@@ -128,7 +129,7 @@ func TestDirtyMarks(t *testing.T) {
 func TestErrorsEndWithWhatTheyAreAbout(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
-	about := func(kind string, key config.GroupKey, id ident.ID) shardstate.ErrorKey {
+	about := func(kind plan.AlertKind, key config.GroupKey, id ident.ID) shardstate.ErrorKey {
 		return shardstate.ErrorKey{Kind: kind, Tenant: key.Tenant, Group: key.Group, Instance: id}
 	}
 	p.Raise(about("provider", workers, id), "slow down")

@@ -10,6 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/leader"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
@@ -123,9 +124,9 @@ func (f *fleet) speak(m *machine) {
 	}
 	switch {
 	case a.powerOff:
-		report.Stopping = shardstate.PowerOff
+		report.Stopping = plan.PowerOff
 	case a.reboot:
-		report.Stopping = shardstate.Reboot
+		report.Stopping = plan.Reboot
 	}
 	if !leader.World.Reported(m.id, a.stream, report) {
 		a.stream, a.leader = 0, nil

@@ -10,51 +10,51 @@ import (
 )
 
 // Random returns a world with random settings and a group that is at its size.
-func Random(rng *rand.Rand) *World {
-	w := New(rng.Int63())
-	w.Spread = true
+func Random(rng *rand.Rand) *Fleet {
+	f := New(rng.Int63())
+	f.Spread = true
 	pick := func(choices ...time.Duration) time.Duration { return choices[rng.Intn(len(choices))] }
-	w.Settings.ShutdownGrace = pick(0, 0, 30*time.Second)
-	w.Settings.ForcedAge = pick(0, 0, 3*time.Hour)
-	w.Settings.EligibleAge = pick(0, 0, 90*time.Minute)
-	w.Settings.OnDemandAge = pick(0, 2*time.Hour)
-	w.Settings.RegistrationTimeout = pick(2*time.Minute, 5*time.Minute)
-	w.Group.DrainTimeout = config.Duration(pick(0, 30*time.Second, 5*time.Minute))
-	w.Group.MaxSurge = 1 + rng.Intn(3)
-	w.Group.MaxUnhealthy = []config.Limit{{Value: 40, Percent: true}, {Value: 1}, {Value: 3}}[rng.Intn(3)]
-	w.Write, w.Create, w.End = pick(time.Millisecond, 20*time.Millisecond, time.Second),
+	f.Settings.ShutdownGrace = pick(0, 0, 30*time.Second)
+	f.Settings.ForcedAge = pick(0, 0, 3*time.Hour)
+	f.Settings.EligibleAge = pick(0, 0, 90*time.Minute)
+	f.Settings.OnDemandAge = pick(0, 2*time.Hour)
+	f.Settings.RegistrationTimeout = pick(2*time.Minute, 5*time.Minute)
+	f.Group.DrainTimeout = config.Duration(pick(0, 30*time.Second, 5*time.Minute))
+	f.Group.MaxSurge = 1 + rng.Intn(3)
+	f.Group.MaxUnhealthy = []config.Limit{{Value: 40, Percent: true}, {Value: 1}, {Value: 3}}[rng.Intn(3)]
+	f.Write, f.Create, f.End = pick(time.Millisecond, 20*time.Millisecond, time.Second),
 		pick(10*time.Millisecond, 2*time.Second),
 		pick(time.Second, 45*time.Second)
-	w.Boot, w.Ask = pick(5*time.Second, time.Minute), pick(time.Millisecond, 300*time.Millisecond)
-	w.Reserve = pick(0, 0, 20*time.Millisecond)
-	w.DrainAfter = pick(0, 10*time.Second)
+	f.Boot, f.Ask = pick(5*time.Second, time.Minute), pick(time.Millisecond, 300*time.Millisecond)
+	f.Reserve = pick(0, 0, 20*time.Millisecond)
+	f.DrainAfter = pick(0, 10*time.Second)
 	if rng.Intn(2) == 0 {
-		w.Group.LoadBalancers = []string{"www"}
+		f.Group.LoadBalancers = []string{"www"}
 	}
-	w.Group.Size = []int{1, 1, 2, 3, 5, 8, 12}[rng.Intn(7)]
-	for range w.Group.Size {
-		w.Add()
+	f.Group.Size = []int{1, 1, 2, 3, 5, 8, 12}[rng.Intn(7)]
+	for range f.Group.Size {
+		f.Add()
 	}
 	if rng.Intn(3) == 0 {
-		w.Add().OnDemand = true
+		f.Add().OnDemand = true
 	}
-	return w
+	return f
 }
 
 // RandomSnapshot returns a snapshot that need not be one that a world leads to: any state next to any other.
 func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
-	w := Random(rng)
-	w.Group.Size = rng.Intn(8)
-	w.Group.Deleted = rng.Intn(10) == 0
-	w.Group.Static = rng.Intn(2) == 0
-	w.Settings.Terminating = rng.Intn(15) == 0
-	s := w.Snapshot()
+	f := Random(rng)
+	f.Group.Size = rng.Intn(8)
+	f.Group.Deleted = rng.Intn(10) == 0
+	f.Group.Static = rng.Intn(2) == 0
+	f.Settings.Terminating = rng.Intn(15) == 0
+	s := f.Snapshot()
 	s.Instances = s.Instances[:0]
 	when := func(chance int) time.Time {
 		if rng.Intn(chance) != 0 {
 			return time.Time{}
 		}
-		return s.Now.Add(-time.Duration(rng.Intn(int(2*w.Settings.RegistrationTimeout))) - time.Duration(
+		return s.Now.Add(-time.Duration(rng.Intn(int(2*f.Settings.RegistrationTimeout))) - time.Duration(
 			rng.Intn(2))*time.Hour)
 	}
 	maybe := func(chance int) bool { return rng.Intn(chance) == 0 }
@@ -68,16 +68,16 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 		s.Backoff = plan.Backoff{Failures: rng.Intn(12), Last: when(1), Reason: "refused"}
 	}
 	for range rng.Intn(12) {
-		vm := w.make()
+		vm := f.make()
 		i := &vm.Instance
 		i.State = []record.State{record.Reserved, record.Created, record.Registered, record.Registered,
 			record.Registered, record.Deleting}[rng.Intn(6)]
 		i.OnDemand = maybe(6)
 		if maybe(3) {
-			i.Work = plan.Work(rng.Intn(int(plan.Tending) + 1))
+			i.Work = plan.Work(rng.Intn(int(plan.Maintaining) + 1))
 		}
 		if deleting := i.State == record.Deleting; !deleting && i.Work > plan.MarkingDeleting &&
-			i.Work != plan.Tending ||
+			i.Work != plan.Maintaining ||
 			deleting && i.Work <= plan.MarkingDeleting || i.State == record.Reserved && i.Work != plan.Creating {
 			i.Work = plan.Idle
 		}
@@ -85,7 +85,7 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 			i.Failed = plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}
 		}
 		if maybe(5) {
-			i.TendFailed, i.AskFailed = plan.Failure{At: when(1), Count: 1 + rng.Intn(9)},
+			i.MaintenanceFailed, i.AskFailed = plan.Failure{At: when(1), Count: 1 + rng.Intn(9)},
 				plan.Failure{At: when(1), Count: 1 + rng.Intn(9)}
 		}
 		i.CreatedAt, i.LaunchedAt = when(1), when(2)
@@ -118,10 +118,10 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	return s
 }
 
-// Trouble does one random thing to the world, and says so in the transcript. Faults that last end with [World.Calm].
-func (w *World) Trouble(rng *rand.Rand) {
+// Trouble does one random thing to the world, and says so in the transcript. Faults that last end with [Fleet.Calm].
+func (f *Fleet) Trouble(rng *rand.Rand) {
 	var running []*VM
-	for _, vm := range w.VMs {
+	for _, vm := range f.VMs {
 		if vm.State == record.Registered && vm.Truth == plan.ProviderRunning && vm.Agent {
 			running = append(running, vm)
 		}
@@ -135,76 +135,76 @@ func (w *World) Trouble(rng *rand.Rand) {
 			n = 1 + rng.Intn(len(running))
 		}
 		for _, k := range rng.Perm(len(running))[:n] {
-			w.Note("%s %s", what, running[k].Name)
+			f.Note("%s %s", what, running[k].Name)
 			fn(running[k])
 		}
 	}
 	minutes := func(n int) time.Duration { return time.Duration(rng.Intn(n*60)+1) * time.Second }
 	switch rng.Intn(16) {
 	case 0:
-		some("destroy", w.Destroy)
+		some("destroy", f.Destroy)
 	case 1:
-		some("stop", w.Stop)
+		some("stop", f.Stop)
 	case 2, 3:
-		some("cut off", w.CutOff)
+		some("cut off", f.CutOff)
 	case 4:
-		w.Note("mend the network")
-		for _, vm := range w.VMs {
+		f.Note("mend the network")
+		for _, vm := range f.VMs {
 			if vm.Cut {
-				w.Mend(vm)
+				f.Mend(vm)
 			}
 		}
 	case 5:
-		some("notice for", func(vm *VM) { w.Notice(vm, 2*time.Minute) })
+		some("notice for", func(vm *VM) { f.Notice(vm, 2*time.Minute) })
 	case 6:
-		some("power off", func(vm *VM) { w.PowerOff(vm, minutes(1)) })
+		some("power off", func(vm *VM) { f.PowerOff(vm, minutes(1)) })
 	case 7:
 		reboot := rng.Intn(2) == 0
-		some("restart", func(vm *VM) { w.Restart(vm, reboot, minutes(6)) })
+		some("restart", func(vm *VM) { f.Restart(vm, reboot, minutes(6)) })
 	case 8:
-		w.Group.Size = rng.Intn(10)
-		w.Note("size %d", w.Group.Size)
+		f.Group.Size = rng.Intn(10)
+		f.Note("size %d", f.Group.Size)
 	case 9:
-		w.Group.InfraHash = string(rune('a' + rng.Intn(3)))
-		w.Note("infra %s", w.Group.InfraHash)
+		f.Group.InfraHash = string(rune('a' + rng.Intn(3)))
+		f.Note("infra %s", f.Group.InfraHash)
 	case 10:
-		w.Group.RuntimeHash = string(rune('a' + rng.Intn(3)))
-		w.Note("runtime %s", w.Group.RuntimeHash)
+		f.Group.RuntimeHash = string(rune('a' + rng.Intn(3)))
+		f.Note("runtime %s", f.Group.RuntimeHash)
 	case 11:
-		w.Refuse = []string{"", "no capacity"}[rng.Intn(2)]
-		w.Note("creates refused: %q", w.Refuse)
+		f.Refuse = []string{"", "no capacity"}[rng.Intn(2)]
+		f.Note("creates refused: %q", f.Refuse)
 	case 12:
-		w.Mute = !w.Mute
-		w.Note("new agents mute: %v", w.Mute)
+		f.Mute = !f.Mute
+		f.Note("new agents mute: %v", f.Mute)
 	case 13:
-		w.Broken = !w.Broken
-		w.Note("store broken: %v", w.Broken)
+		f.Broken = !f.Broken
+		f.Note("store broken: %v", f.Broken)
 	case 14:
-		w.Deaf = !w.Deaf
-		w.Note("provider does not answer questions: %v", w.Deaf)
+		f.Deaf = !f.Deaf
+		f.Note("provider does not answer questions: %v", f.Deaf)
 	case 15:
-		w.Note("the leader crashes")
-		w.Crash(func() bool { return rng.Intn(2) == 0 })
+		f.Note("the leader crashes")
+		f.Crash(func() bool { return rng.Intn(2) == 0 })
 	}
 }
 
 // Calm ends every fault that lasts.
-func (w *World) Calm() {
-	w.Note("calm")
-	w.Refuse, w.Mute, w.Broken, w.Deaf = "", false, false, false
-	for _, vm := range w.VMs {
+func (f *Fleet) Calm() {
+	f.Note("calm")
+	f.Refuse, f.Mute, f.Broken, f.Deaf = "", false, false, false
+	for _, vm := range f.VMs {
 		if vm.Cut {
-			w.Mend(vm)
+			f.Mend(vm)
 		}
 	}
 }
 
 // Settled says what is not as it should be once nothing fails any more: the group at its size, every instance healthy
 // and as configured, nothing on its way. Empty when all is well.
-func (w *World) Settled() (wrong string) {
-	w.Snapshot()
+func (f *Fleet) Settled() (wrong string) {
+	f.Snapshot()
 	managed := 0
-	for _, vm := range w.VMs {
+	for _, vm := range f.VMs {
 		switch {
 		case vm.OnDemand:
 			continue
@@ -214,14 +214,14 @@ func (w *World) Settled() (wrong string) {
 			return vm.Name + " is not running"
 		case !vm.Healthy:
 			return vm.Name + " is not healthy"
-		case vm.InfraHash != w.Group.InfraHash || vm.RuntimeHash != w.Group.RuntimeHash:
+		case vm.InfraHash != f.Group.InfraHash || vm.RuntimeHash != f.Group.RuntimeHash:
 			return vm.Name + " is out of date"
-		case len(w.Group.LoadBalancers) > 0 && !vm.InLoadBalancers:
+		case len(f.Group.LoadBalancers) > 0 && !vm.InLoadBalancers:
 			return vm.Name + " is not in the load balancers"
 		}
 		managed++
 	}
-	if managed != w.Group.Size {
+	if managed != f.Group.Size {
 		return "the group is not at its size"
 	}
 	return ""

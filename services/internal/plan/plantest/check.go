@@ -11,17 +11,17 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// voluntary are the causes of deletions that were the planner's own idea; the other ones follow a loss.
-var voluntary = map[string]bool{"scale_down": true, "group_deleted": true, "terminating": true, "unhealthy": true,
-	"expired": true, "drift": true}
+// voluntary are the causes of deletions that the planner chose; the others follow a loss.
+var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
+	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseExpired: true, plan.CauseDrift: true}
 
 // Check holds one decision against what must be true of every decision for its snapshot.
 func Check(s plan.Snapshot, d plan.Decision) error {
 	if again := plan.Next(s); !reflect.DeepEqual(again, d) {
 		return fmt.Errorf("not deterministic: %+v, then %+v", d, again)
 	}
-	if !d.WakeAt.IsZero() && !d.WakeAt.After(s.Now) {
-		return fmt.Errorf("wake-up at %s is not after %s", d.WakeAt, s.Now)
+	if !d.NextPlan.IsZero() && !d.NextPlan.After(s.Now) {
+		return fmt.Errorf("wake-up at %s is not after %s", d.NextPlan, s.Now)
 	}
 	desired, surge := max(0, s.Group.Size), max(1, s.Group.MaxSurge)
 	if s.Group.Deleted || s.Settings.Terminating {
@@ -38,7 +38,7 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 	}
 	creates := 0
 	busy := map[ident.ID]plan.Kind{}
-	marked := map[ident.ID]string{}
+	marked := map[ident.ID]plan.Cause{}
 	for _, a := range d.Actions {
 		i := have[a.Instance]
 		switch a.Kind {
@@ -103,7 +103,7 @@ func counts(s plan.Snapshot, i *plan.Instance) bool {
 	return !i.Notice && (i.PowerOffAt.IsZero() || i.PowerOffAt.Add(s.Settings.ShutdownGrace).After(s.Now))
 }
 
-func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map[ident.ID]string) error {
+func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map[ident.ID]plan.Cause) error {
 	removed, unhealthy, registered, removedRegistered, failed := 0, 0, 0, 0, 0
 	running, silenced := 0, 0
 	for n := range s.Instances {
@@ -112,13 +112,13 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		if i.OnDemand {
 			continue
 		}
-		if r, silent := plan.RunningSilent(i, s.Settings, s.SilenceFrom, s.Now); r {
+		if r, silent := plan.CountSilence(i, s.Settings, s.SilenceFrom, s.Now); r {
 			running++
-			if silent && (cause == "unhealthy" || i.State == record.Deleting &&
+			if silent && (cause == plan.CauseUnhealthy || i.State == record.Deleting &&
 				strings.Contains(i.DeleteReason, "silent")) {
 				unhealthy++
 			}
-			if cause == "unhealthy" {
+			if cause == plan.CauseUnhealthy {
 				silenced++
 			}
 		}

@@ -22,7 +22,7 @@ import (
 var Epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // World is one group and everything around it. It is not safe for concurrent use.
-type World struct {
+type Fleet struct {
 	Now      time.Time
 	Settings plan.Settings
 	Group    config.Group
@@ -57,7 +57,7 @@ type World struct {
 	doubt                    *rand.Rand // of checkFirm
 	scriptStart              time.Time
 	log                      strings.Builder
-	marks                    map[string]int
+	marks                    map[plan.Cause]int
 	// what was last asked about an instance, and why, if nothing else was done since
 	asked map[ident.ID]string
 	err   error
@@ -83,8 +83,8 @@ type effect struct {
 }
 
 // New returns a world with default settings and an empty group of size zero.
-func New(seed int64) *World {
-	w := &World{
+func New(seed int64) *Fleet {
+	f := &Fleet{
 		Now: Epoch, scriptStart: Epoch, leaderSince: Epoch, term: 1,
 		Settings: plan.Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute,
 			Retention:       30 * time.Minute,
@@ -95,49 +95,49 @@ func New(seed int64) *World {
 			InfraHash: "v1", RuntimeHash: "r1"},
 		Write: 20 * time.Millisecond, Create: 500 * time.Millisecond, Boot: 30 * time.Second, End: 20 * time.Second,
 		Ask: 50 * time.Millisecond, rand: rand.New(rand.NewSource(seed)), doubt: rand.New(rand.NewSource(^seed)),
-		marks: map[string]int{}, asked: map[ident.ID]string{},
+		marks: map[plan.Cause]int{}, asked: map[ident.ID]string{},
 	}
-	w.after(w.Settings.CollectInterval, 0, w.list)
-	return w
+	f.after(f.Settings.CollectInterval, 0, f.list)
+	return f
 }
 
 // Err is the first thing that went against a rule.
-func (w *World) Err() error { return w.err }
+func (f *Fleet) Err() error { return f.err }
 
-// Transcript is what happened since [World.Begin].
-func (w *World) Transcript() string { return w.log.String() }
+// Transcript is what happened since [Fleet.Begin].
+func (f *Fleet) Transcript() string { return f.log.String() }
 
 // Marked counts the deletions that were decided, by cause.
-func (w *World) Marked(cause string) int { return w.marks[cause] }
+func (f *Fleet) Marked(cause plan.Cause) int { return f.marks[cause] }
 
 // Begin starts the transcript and its clock anew.
-func (w *World) Begin() {
-	w.log.Reset()
-	w.scriptStart = w.Now
-	w.marks = map[string]int{}
+func (f *Fleet) Begin() {
+	f.log.Reset()
+	f.scriptStart = f.Now
+	f.marks = map[plan.Cause]int{}
 }
 
 // Note writes a line into the transcript.
-func (w *World) Note(format string, args ...any) {
-	fmt.Fprintf(&w.log, "%-10s -- %s\n", w.stamp(w.Now), fmt.Sprintf(format, args...))
+func (f *Fleet) Note(format string, args ...any) {
+	fmt.Fprintf(&f.log, "%-10s -- %s\n", f.stamp(f.Now), fmt.Sprintf(format, args...))
 }
 
-func (w *World) stamp(t time.Time) string {
-	return "+" + t.Sub(w.scriptStart).Round(time.Millisecond).String()
+func (f *Fleet) stamp(t time.Time) string {
+	return "+" + t.Sub(f.scriptStart).Round(time.Millisecond).String()
 }
 
 // Snapshot is what the planner sees now.
-func (w *World) Snapshot() plan.Snapshot {
-	for _, vm := range w.VMs {
-		w.refresh(vm)
+func (f *Fleet) Snapshot() plan.Snapshot {
+	for _, vm := range f.VMs {
+		f.refresh(vm)
 	}
-	s := plan.Snapshot{Now: w.Now, Term: uint64(w.term), Settings: w.Settings, Group: w.Group,
-		LeaderSince: w.leaderSince, SilenceFrom: w.silenceFrom,
-		PendingCreates: w.pending, Backoff: w.backoff, CreateBudget: -1, GuardRaised: w.guardRaised,
-		BackoffRaised: w.backoffRaised, Shard: w.Shard}
-	for _, vm := range w.VMs {
+	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: f.Group,
+		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
+		PendingCreates: f.pending, Backoff: f.backoff, CreateBudget: -1, GuardRaised: f.guardRaised,
+		BackoffRaised: f.backoffRaised, Shard: f.Shard}
+	for _, vm := range f.VMs {
 		s.Instances = append(s.Instances, vm.Instance)
-		running, silent := plan.RunningSilent(&vm.Instance, w.Settings, w.silenceFrom, w.Now)
+		running, silent := plan.CountSilence(&vm.Instance, f.Settings, f.silenceFrom, f.Now)
 		if running {
 			s.Shard.Running++
 		}
@@ -149,19 +149,19 @@ func (w *World) Snapshot() plan.Snapshot {
 }
 
 // refresh folds the reports that have come in until now into the leader's view.
-func (w *World) refresh(vm *VM) {
+func (f *Fleet) refresh(vm *VM) {
 	if vm.RegisteredAt.IsZero() || !vm.speaks() {
 		return
 	}
-	if w.silenceFrom.IsZero() {
-		w.silenceFrom = w.Now
+	if f.silenceFrom.IsZero() {
+		f.silenceFrom = f.Now
 	}
-	elapsed := w.Now.Sub(vm.reportFrom)
+	elapsed := f.Now.Sub(vm.reportFrom)
 	vm.Connected, vm.LostAt = true, time.Time{}
-	vm.LastReport = w.Now.Add(-(elapsed % w.Settings.HealthInterval))
+	vm.LastReport = f.Now.Add(-(elapsed % f.Settings.HealthInterval))
 	vm.Healthy = !vm.Unwell
 	if vm.Healthy && !vm.EverHealthy {
-		w.backoff = plan.Backoff{}
+		f.backoff = plan.Backoff{}
 	}
 	vm.EverHealthy = vm.EverHealthy || vm.Healthy
 	if vm.FilesSent != "" {
@@ -172,25 +172,25 @@ func (w *World) refresh(vm *VM) {
 func (vm *VM) speaks() bool { return vm.Agent && !vm.Cut && vm.Truth == plan.ProviderRunning }
 
 // Run plans, applies and moves the clock from event to event for that long.
-func (w *World) Run(d time.Duration) {
-	end := w.Now.Add(d)
-	for w.err == nil {
-		wake := w.Pass()
+func (f *Fleet) Run(d time.Duration) {
+	end := f.Now.Add(d)
+	for f.err == nil {
+		wake := f.Pass()
 		next := end
 		if !wake.IsZero() && wake.Before(next) {
 			next = wake
 		}
-		if len(w.effects) > 0 && w.effects[0].at.Before(next) {
-			next = w.effects[0].at
+		if len(f.effects) > 0 && f.effects[0].at.Before(next) {
+			next = f.effects[0].at
 		}
-		if !next.After(w.Now) && next.Equal(end) {
+		if !next.After(f.Now) && next.Equal(end) {
 			return
 		}
-		w.Now = next
-		for len(w.effects) > 0 && !w.effects[0].at.After(w.Now) {
-			e := w.effects[0]
-			w.effects = w.effects[1:]
-			if e.term == 0 || e.term == w.term {
+		f.Now = next
+		for len(f.effects) > 0 && !f.effects[0].at.After(f.Now) {
+			e := f.effects[0]
+			f.effects = f.effects[1:]
+			if e.term == 0 || e.term == f.term {
 				e.run()
 			}
 		}
@@ -198,73 +198,74 @@ func (w *World) Run(d time.Duration) {
 }
 
 // Pass plans once, checks the decision and starts what it asks for. It returns when to look again.
-func (w *World) Pass() (wake time.Time) {
-	if w.Forgotten {
+func (f *Fleet) Pass() (wake time.Time) {
+	if f.Forgotten {
 		return
 	}
-	s := w.Snapshot()
+	s := f.Snapshot()
 	d := plan.Next(s)
 	if err := Check(s, d); err != nil {
-		w.fail("%v", err)
+		f.fail("%v", err)
 		return
 	}
-	w.apply(d)
-	if w.Forgotten {
+	f.apply(d)
+	if f.Forgotten {
 		return
 	}
 	// What is under way is not planned again, and nothing changes before the time that was asked for.
-	s = w.Snapshot()
+	s = f.Snapshot()
 	again := plan.Next(s)
 	if onlyEvents(again.Actions) {
 		// What was started can change what is to be said, once.
-		w.apply(again)
-		s = w.Snapshot()
+		f.apply(again)
+		s = f.Snapshot()
 		again = plan.Next(s)
 	}
 	if len(again.Actions) > 0 {
-		w.fail("planned again while under way: %+v", again.Actions[0])
+		f.fail("planned again while under way: %+v", again.Actions[0])
 	}
-	if wake = again.WakeAt; w.err == nil {
+	if wake = again.NextPlan; f.err == nil {
 		limit := wake
 		if limit.IsZero() {
-			limit = w.Now.Add(100 * 24 * time.Hour)
+			limit = f.Now.Add(100 * 24 * time.Hour)
 		}
-		s.Now = w.Now.Add(time.Duration(w.rand.Int63n(int64(limit.Sub(w.Now)))))
+		s.Now = f.Now.Add(time.Duration(f.rand.Int63n(int64(limit.Sub(f.Now)))))
 		if early := plan.Next(s); len(early.Actions) > 0 {
-			w.fail("asked to be woken at %s, but at %s there is: %+v", w.stamp(wake), w.stamp(s.Now), early.Actions[0])
+			f.fail("asked to be woken at %s, but at %s there is: %+v", f.stamp(wake), f.stamp(s.Now), early.Actions[0])
 		}
-		w.checkFirm(s, again)
+		f.checkFirm(s, again)
 	}
 	return wake
 }
 
 // checkFirm looks whether something is to be done before the firm wake-up of a decision although every report that is
 // owed comes in time. The snapshot's instances are changed.
-func (w *World) checkFirm(s plan.Snapshot, d plan.Decision) {
+func (f *Fleet) checkFirm(s plan.Snapshot, d plan.Decision) {
 	ahead := 3 * s.Settings.HealthInterval
-	if !d.Firm.IsZero() {
-		ahead = d.Firm.Sub(w.Now)
+	if !d.NextIfReporting.IsZero() {
+		ahead = d.NextIfReporting.Sub(f.Now)
 	}
-	s.Now = w.Now.Add(time.Duration(w.doubt.Int63n(int64(ahead))))
+	s.Now = f.Now.Add(time.Duration(f.doubt.Int63n(int64(ahead))))
 	for n := range s.Instances {
 		i := &s.Instances[n]
-		if _, owes := i.Owes(&s.Settings); owes {
-			if late := s.Now.Add(-time.Duration(w.doubt.Int63n(int64(s.Settings.HealthInterval)))); late.After(
-				i.LastReport) {
-				i.LastReport = late
-			}
+		if !i.Healthy || !i.Connected || i.LastReport.IsZero() {
+			continue
+		}
+		late := s.Now.Add(-time.Duration(f.doubt.Int63n(int64(s.Settings.HealthInterval))))
+		if late.After(i.LastReport) {
+			i.LastReport = late
 		}
 	}
 	if early := plan.Next(s); len(early.Actions) > 0 {
-		w.fail("all reports came, and the firm wake-up was at %s, but at %s there is: %+v", w.stamp(d.Firm),
-			w.stamp(s.Now), early.Actions[0])
+		f.fail("all reports came, and the firm wake-up was at %s, but at %s there is: %+v", f.stamp(d.NextIfReporting),
+			f.stamp(s.Now), early.Actions[0])
 	}
 }
 
-func (w *World) apply(d plan.Decision) {
+func (f *Fleet) apply(d plan.Decision) {
 	for _, a := range d.Actions {
-		w.write(a)
-		w.start(a)
+		f.write(a)
+		f.start(a)
 	}
 }
 
@@ -274,59 +275,59 @@ func onlyEvents(actions []plan.Action) bool {
 	})
 }
 
-func (w *World) fail(format string, args ...any) {
-	if w.err == nil {
-		w.err = fmt.Errorf("at %s: %s", w.stamp(w.Now), fmt.Sprintf(format, args...))
+func (f *Fleet) fail(format string, args ...any) {
+	if f.err == nil {
+		f.err = fmt.Errorf("at %s: %s", f.stamp(f.Now), fmt.Sprintf(format, args...))
 	}
 }
 
 // write adds an action to the transcript; a question that is only repeated is left out.
-func (w *World) write(a plan.Action) {
-	if a.Kind == plan.Ask && w.asked[a.Instance] == a.Reason {
+func (f *Fleet) write(a plan.Action) {
+	if a.Kind == plan.Ask && f.asked[a.Instance] == a.Reason {
 		return
 	}
-	delete(w.asked, a.Instance)
+	delete(f.asked, a.Instance)
 	if a.Kind == plan.Ask {
-		w.asked[a.Instance] = a.Reason
+		f.asked[a.Instance] = a.Reason
 	}
 	parts := []string{string(a.Kind)}
-	if vm := w.VM(a.Instance); vm != nil {
+	if vm := f.VM(a.Instance); vm != nil {
 		parts = append(parts, vm.Name)
 	}
 	if a.Cause != "" {
-		parts = append(parts, a.Cause)
+		parts = append(parts, string(a.Cause))
 	}
-	if a.ErrorKind != "" {
-		parts = append(parts, a.ErrorKind)
+	if a.Alert != "" {
+		parts = append(parts, string(a.Alert))
 	}
 	if !a.Deadline.IsZero() {
-		parts = append(parts, "until "+w.stamp(a.Deadline))
+		parts = append(parts, "until "+f.stamp(a.Deadline))
 	}
-	if vm := w.VM(a.Replaces); vm != nil {
+	if vm := f.VM(a.Replaces); vm != nil {
 		parts = append(parts, "in place of "+vm.Name)
 	}
-	fmt.Fprintf(&w.log, "%-10s %s: %s\n", w.stamp(w.Now), strings.Join(parts, " "), a.Reason)
+	fmt.Fprintf(&f.log, "%-10s %s: %s\n", f.stamp(f.Now), strings.Join(parts, " "), a.Reason)
 	if a.Kind == plan.Mark {
-		w.marks[a.Cause]++
+		f.marks[a.Cause]++
 	}
 }
 
 // after runs fn once d has passed; for a leader of that term, or whoever leads if it is zero.
-func (w *World) after(d time.Duration, term int, fn func()) {
-	w.sequence++
-	e := effect{at: w.Now.Add(d), sequence: w.sequence, term: term, run: fn}
-	at, _ := slices.BinarySearchFunc(w.effects, e, func(a, b effect) int {
+func (f *Fleet) after(d time.Duration, term int, fn func()) {
+	f.sequence++
+	e := effect{at: f.Now.Add(d), sequence: f.sequence, term: term, run: fn}
+	at, _ := slices.BinarySearchFunc(f.effects, e, func(a, b effect) int {
 		if c := a.at.Compare(b.at); c != 0 {
 			return c
 		}
 		return a.sequence - b.sequence
 	})
-	w.effects = slices.Insert(w.effects, at, e)
+	f.effects = slices.Insert(f.effects, at, e)
 }
 
 // VM returns the VM of an instance, nil if there is none.
-func (w *World) VM(id ident.ID) *VM {
-	for _, vm := range w.VMs {
+func (f *Fleet) VM(id ident.ID) *VM {
+	for _, vm := range f.VMs {
 		if vm.ID == id {
 			return vm
 		}
@@ -335,8 +336,8 @@ func (w *World) VM(id ident.ID) *VM {
 }
 
 // Named returns a VM by its name in the transcript; it panics if there is none.
-func (w *World) Named(name string) *VM {
-	for _, vm := range w.VMs {
+func (f *Fleet) Named(name string) *VM {
+	for _, vm := range f.VMs {
 		if vm.Name == name {
 			return vm
 		}
@@ -344,41 +345,41 @@ func (w *World) Named(name string) *VM {
 	panic("no VM named " + name)
 }
 
-func (w *World) drop(vm *VM) {
-	w.VMs = slices.DeleteFunc(w.VMs, func(other *VM) bool { return other == vm })
+func (f *Fleet) drop(vm *VM) {
+	f.VMs = slices.DeleteFunc(f.VMs, func(other *VM) bool { return other == vm })
 }
 
 // Add puts an instance into the group that has been running healthily for an hour.
-func (w *World) Add() *VM {
-	vm := w.make()
-	launched := w.Now.Add(-time.Hour)
+func (f *Fleet) Add() *VM {
+	vm := f.make()
+	launched := f.Now.Add(-time.Hour)
 	vm.State, vm.Truth, vm.Agent = record.Registered, plan.ProviderRunning, true
-	vm.CreatedAt, vm.LaunchedAt, vm.RegisteredAt = launched, launched, launched.Add(w.Boot)
-	vm.reportFrom = w.Now.Add(-w.phase())
-	vm.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderRunning, Complete: true, At: w.Now}
-	vm.FilesSent, vm.RuntimeHash, vm.InLoadBalancers = w.Group.RuntimeHash, w.Group.RuntimeHash, true
-	w.refresh(vm)
+	vm.CreatedAt, vm.LaunchedAt, vm.RegisteredAt = launched, launched, launched.Add(f.Boot)
+	vm.reportFrom = f.Now.Add(-f.phase())
+	vm.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderRunning, Complete: true, At: f.Now}
+	vm.FilesSent, vm.RuntimeHash, vm.InLoadBalancers = f.Group.RuntimeHash, f.Group.RuntimeHash, true
+	f.refresh(vm)
 	return vm
 }
 
 // phase spreads reports over their interval.
-func (w *World) phase() time.Duration {
-	if !w.Spread {
+func (f *Fleet) phase() time.Duration {
+	if !f.Spread {
 		return 0
 	}
-	return time.Duration(w.rand.Int63n(int64(w.Settings.HealthInterval)))
+	return time.Duration(f.rand.Int63n(int64(f.Settings.HealthInterval)))
 }
 
-func (w *World) make() *VM {
-	w.named++
-	id, err := ident.NewID("knd", w.Now.Add(time.Duration(w.named)*time.Microsecond), w.rand)
+func (f *Fleet) make() *VM {
+	f.named++
+	id, err := ident.NewID("knd", f.Now.Add(time.Duration(f.named)*time.Microsecond), f.rand)
 	if err != nil {
 		panic(err)
 	}
-	vm := &VM{Instance: plan.Instance{ID: id, ProviderID: fmt.Sprintf("vm-%d", w.named), InfraHash: w.Group.InfraHash,
-		CreatedAt: w.Now},
-		Name: fmt.Sprintf("i%d", w.named)}
-	at, _ := slices.BinarySearchFunc(w.VMs, vm, func(a, b *VM) int { return a.ID.Compare(b.ID) })
-	w.VMs = slices.Insert(w.VMs, at, vm)
+	vm := &VM{Instance: plan.Instance{ID: id, ProviderID: fmt.Sprintf("vm-%d", f.named), InfraHash: f.Group.InfraHash,
+		CreatedAt: f.Now},
+		Name: fmt.Sprintf("i%d", f.named)}
+	at, _ := slices.BinarySearchFunc(f.VMs, vm, func(a, b *VM) int { return a.ID.Compare(b.ID) })
+	f.VMs = slices.Insert(f.VMs, at, vm)
 	return vm
 }

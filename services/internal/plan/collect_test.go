@@ -157,22 +157,22 @@ func TestSweep(t *testing.T) {
 			if c.change != nil {
 				c.change(&s)
 			}
-			d := plan.Sweep(s)
+			d := plan.CollectGarbage(s)
 			var got []string
 			for _, a := range d.Actions {
 				line := string(a.Kind)
-				if a.ProviderID+a.ErrorKind != "" {
-					line += " " + a.ProviderID + a.ErrorKind
+				if a.ProviderID+string(a.Alert) != "" {
+					line += " " + a.ProviderID + string(a.Alert)
 				}
 				got = append(got, line)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("actions (-want +got):\n%s", diff)
 			}
-			if wake := d.WakeAt.Sub(now); c.wake > 0 && wake != c.wake {
+			if wake := d.NextPlan.Sub(now); c.wake > 0 && wake != c.wake {
 				t.Errorf("wakes after %s, want %s", wake, c.wake)
 			}
-			if again := plan.Sweep(s); !reflect.DeepEqual(again, d) {
+			if again := plan.CollectGarbage(s); !reflect.DeepEqual(again, d) {
 				t.Errorf("not deterministic: %+v, then %+v", d, again)
 			}
 		})
@@ -211,9 +211,9 @@ func TestSweepProperties(t *testing.T) {
 		}
 		s := shard(len(strays)+rng.Intn(100), strays...)
 		s.Listed.Complete = rng.Intn(5) > 0
-		d := plan.Sweep(s)
-		if !d.WakeAt.IsZero() && !d.WakeAt.After(now) {
-			t.Fatalf("seed %d: wakes at %s", seed, d.WakeAt)
+		d := plan.CollectGarbage(s)
+		if !d.NextPlan.IsZero() && !d.NextPlan.After(now) {
+			t.Fatalf("seed %d: wakes at %s", seed, d.NextPlan)
 		}
 		byID := map[string]plan.Stray{}
 		unrecorded := 0

@@ -1,0 +1,36 @@
+package plan
+
+// Cause is the reason for a deletion, in one word, for metrics and events.
+type Cause string
+
+const (
+	CauseNone         Cause = ""
+	CauseScaleDown    Cause = "scale_down"
+	CauseUnhealthy    Cause = "unhealthy"
+	CauseGone         Cause = "gone"
+	CauseExpired      Cause = "expired"
+	CauseDrift        Cause = "drift"
+	CauseNotice       Cause = "notice"
+	CausePowerOff     Cause = "power_off"
+	CauseGroupDeleted Cause = "group_deleted"
+	CauseTerminating  Cause = "terminating"
+	// CauseUnregistered is a failed creation. Every deletion with this cause counts towards the group's [Backoff].
+	CauseUnregistered Cause = "unregistered"
+	// CauseRequested is a deletion that an operator or a person asked for.
+	CauseRequested Cause = "requested"
+)
+
+// AlertKind names the kind of a standing error.
+type AlertKind string
+
+const (
+	AlertUnhealthyGuard AlertKind = "unhealthy_guard"
+	AlertBackoff        AlertKind = "backoff"
+	AlertOrphans        AlertKind = "orphans"
+	AlertProvider       AlertKind = "provider"
+	AlertProviderConfig AlertKind = "provider_config"
+	AlertStorage        AlertKind = "storage"
+	AlertConfig         AlertKind = "config"
+	AlertImages         AlertKind = "images"
+	AlertLeaderNetwork  AlertKind = "leader_network"
+)

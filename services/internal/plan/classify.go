@@ -1,0 +1,376 @@
+package plan
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// class is what an instance is to its group's size. The order is that of rules 1 to 17, and the order in which rule 19
+// removes instances whose replacements are healthy.
+type class uint8
+
+const (
+	classLeaving  class = iota // never counts
+	classCreating              // counts, serves nobody
+	classLost                  // does not count; its replacement is no surge
+	classFailed                // does not count; its replacement waits for the group's backoff
+	// classOnDemandExpired and classOnDemand: no group's size asked for them.
+	classOnDemandExpired
+	classOnDemand
+	// classExpired and classSilent count, run and are replaced first.
+	classExpired
+	classHeld   // silent as well, but the unhealthy guard holds: counts and stays
+	classSilent // see classExpired
+	// classUnreadyDrifted and classUnready count, but cannot take the place of another instance yet.
+	classUnreadyDrifted
+	classUnready
+	// classDrifted and classAged count, are healthy, and are replaced first, one at a time.
+	classDrifted
+	classAged
+	classWell
+	classes = int(iota)
+)
+
+// available reports whether instances of a class serve, or may: they run, and are healthy or were told apart only by a
+// signal that can be false.
+func (c class) available() bool {
+	switch c {
+	case classExpired, classHeld, classSilent, classDrifted, classAged, classWell:
+		return true
+	}
+	return false
+}
+
+// rule is one row of the classification table.
+type rule struct {
+	name  string
+	class class
+	// cause is why instances of this row are deleted by themselves; none: they are not.
+	cause Cause
+	// applies changes nothing. until is when its answer may change by time alone; zero: never.
+	applies func(g *group, i *Instance) (yes bool, until time.Time)
+}
+
+// rules is the classification table: rule n is rules[n-1], and the first that applies wins.
+var rules = [...]rule{
+	/*  1 */ {"leaving", classLeaving, CauseNone, func(_ *group, i *Instance) (bool, time.Time) {
+		return i.isLeaving(), time.Time{}
+	}},
+	/*  2 */ {"creating", classCreating, CauseNone, func(_ *group, i *Instance) (bool, time.Time) {
+		return i.awaitsCreate(), time.Time{}
+	}},
+	/*  3 */ {"notice", classLost, CauseNotice, func(_ *group, i *Instance) (bool, time.Time) {
+		return i.Notice, time.Time{}
+	}},
+	/*  4 */ {"power off", classLost, CausePowerOff, func(g *group, i *Instance) (bool, time.Time) {
+		if !i.PowerOffAt.IsZero() && !i.runs() {
+			return true, time.Time{}
+		}
+		return i.poweredOff(&g.Settings, g.Now)
+	}},
+	/*  5 */ {"ended unregistered", classLost, CauseUnregistered, func(_ *group, i *Instance) (bool, time.Time) {
+		return !i.runs() && i.RegisteredAt.IsZero(), time.Time{}
+	}},
+	/*  6 */ {"gone", classLost, CauseGone, func(_ *group, i *Instance) (bool, time.Time) {
+		return !i.runs(), time.Time{}
+	}},
+	/*  7 */ {"unregistered", classFailed, CauseUnregistered, (*group).isRegistrationOverdue},
+	/*  8 */ {"on-demand expired", classOnDemandExpired, CauseExpired, func(g *group, i *Instance) (bool, time.Time) {
+		if !i.OnDemand {
+			return false, time.Time{}
+		}
+		return g.isOlder(i, g.Settings.OnDemandAge)
+	}},
+	/*  9 */ {"on-demand", classOnDemand, CauseNone, func(_ *group, i *Instance) (bool, time.Time) {
+		return i.OnDemand, time.Time{}
+	}},
+	/* 10 */ {"expired", classExpired, CauseExpired, func(g *group, i *Instance) (bool, time.Time) {
+		// An instance that never registered has no age: it serves nobody, so it must not take the place of another
+		// instance. Rule 7 ends it.
+		if i.RegisteredAt.IsZero() {
+			return false, time.Time{}
+		}
+		return g.isOlder(i, g.Settings.ForcedAge)
+	}},
+	/* 11 */ {"held", classHeld, CauseNone, func(g *group, i *Instance) (bool, time.Time) {
+		if !g.guarded {
+			return false, time.Time{}
+		}
+		return g.isUnhealthy(i)
+	}},
+	/* 12 */ {"silent", classSilent, CauseUnhealthy, (*group).isUnhealthy},
+	/* 13 */ {"unready, drifted", classUnreadyDrifted, CauseDrift, func(g *group, i *Instance) (bool, time.Time) {
+		return g.isDrifted(i) && !i.isWell(&g.Settings, g.Now), time.Time{}
+	}},
+	/* 14 */ {"unready", classUnready, CauseNone, func(g *group, i *Instance) (bool, time.Time) {
+		return !i.isWell(&g.Settings, g.Now), time.Time{} // group.addReports schedules the next missed report
+	}},
+	/* 15 */ {"drifted", classDrifted, CauseDrift, func(g *group, i *Instance) (bool, time.Time) {
+		return g.isDrifted(i), time.Time{}
+	}},
+	/* 16 */ {"aged", classAged, CauseExpired, func(g *group, i *Instance) (bool, time.Time) {
+		return g.isOlder(i, g.Settings.EligibleAge)
+	}},
+	/* 17 */ {"well", classWell, CauseNone, func(*group, *Instance) (bool, time.Time) { return true, time.Time{} }},
+}
+
+// group is a snapshot with its instances classified. Planning does not change it.
+type group struct {
+	Snapshot
+	desired, surge int
+	registered     bool // an instance of the group has registered
+	guarded        bool // the unhealthy guard holds (rule 26)
+	// anyReportMatters: some instance is not well, so that any report of it may change the plan.
+	anyReportMatters bool
+	rows             []uint8 // by instance: index of its rule
+	tally            tally
+	schedule         Schedule // when the classification may change
+}
+
+func (g *group) class(n int) class { return rules[g.rows[n]].class }
+
+// cause returns why an instance is to be deleted by itself; none if it is not.
+func (g *group) cause(n int) Cause {
+	if g.Instances[n].OnDemand && g.class(n) == classOnDemand && g.emptying() {
+		return g.scaleDownCause()
+	}
+	return rules[g.rows[n]].cause
+}
+
+// tally counts managed instances.
+type tally struct {
+	of [classes]int
+	// running are registered instances that run, including those that leave because of their silence. late are those
+	// of them that count for the unhealthy guard, unhealthy those that are silent or were never healthy.
+	running, late, unhealthy int
+	// failing are failed creations, and instances that still run, of which the deletion is planned but not durable yet.
+	// They keep their place until it is. Otherwise a store that does not answer, or a leader that dies, would lead to
+	// more VMs than size and surge allow.
+	failing int
+	// draining are leaving instances that still run and that the provider was not asked to terminate yet.
+	draining int
+}
+
+// replaceFirst counts the instances of rule 19.
+func (t *tally) replaceFirst() int { return t.of[classExpired] + t.of[classSilent] }
+
+// rotating counts healthy instances of rule 20.
+func (t *tally) rotating() int { return t.of[classDrifted] + t.of[classAged] }
+
+func (t *tally) available() (n int) {
+	for c, count := range t.of {
+		if class(c).available() {
+			n += count
+		}
+	}
+	return n
+}
+
+// unavailable counts instances that count towards the size, but serve nobody yet.
+func (t *tally) unavailable() int {
+	return t.of[classCreating] + t.of[classUnready] + t.of[classUnreadyDrifted]
+}
+
+// total counts towards the size.
+func (t *tally) total() int { return t.available() + t.unavailable() }
+
+// classifyGroup classifies every instance of a group. The unhealthy guard comes first: it depends on all of them.
+func classifyGroup(s Snapshot) *group {
+	g := &group{Snapshot: s, desired: max(0, s.Group.Size), surge: max(1, s.Group.MaxSurge),
+		rows: make([]uint8, len(s.Instances))}
+	if g.emptying() {
+		g.desired = 0
+	}
+	for n := range g.Instances {
+		g.registered = g.registered || !g.Instances[n].RegisteredAt.IsZero()
+		g.addSilence(&g.Instances[n])
+	}
+	g.guarded = g.guardHolds()
+	for n := range g.Instances {
+		i := &g.Instances[n]
+		row, until := g.classify(i)
+		g.rows[n] = row
+		g.schedule = g.schedule.with(until)
+		g.addReports(i, rules[row].class)
+		if !i.OnDemand {
+			g.addToTally(i, row)
+		}
+	}
+	g.tally.of[classCreating] += g.PendingCreates
+	return g
+}
+
+// classify returns the first rule that applies. until is when that may change by time alone.
+func (g *group) classify(i *Instance) (row uint8, until time.Time) {
+	for n := range rules {
+		yes, change := rules[n].applies(g, i)
+		until = sooner(until, change)
+		if yes {
+			return uint8(n), until
+		}
+	}
+	panic("unreachable: the last rule always applies")
+}
+
+// addSilence counts an instance for the unhealthy guard.
+func (g *group) addSilence(i *Instance) {
+	if i.OnDemand {
+		return
+	}
+	running, late, until := i.countSilence(&g.Settings, g.SilenceFrom, g.Now)
+	g.schedule = g.schedule.with(until)
+	if !running {
+		return
+	}
+	unhealthy := late
+	if !i.isLeaving() {
+		unhealthy, until = g.isUnhealthy(i)
+		g.schedule = g.schedule.with(until)
+	}
+	g.tally.running++
+	if late || unhealthy {
+		g.tally.late++
+	}
+	if unhealthy {
+		g.tally.unhealthy++
+	}
+}
+
+// addReports notes when the next report of an instance is missed, or that any report of it may change the plan.
+func (g *group) addReports(i *Instance, c class) {
+	switch {
+	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
+	case c == classLeaving:
+		g.anyReportMatters = g.anyReportMatters || !g.SilenceFrom.IsZero()
+	case i.reportsInTime(&g.Settings, g.Now):
+		overdue, _ := i.reportOverdueAt(&g.Settings)
+		g.schedule = g.schedule.withReport(overdue)
+	default:
+		g.anyReportMatters = true
+	}
+}
+
+// addToTally counts a managed instance.
+func (g *group) addToTally(i *Instance, row uint8) {
+	t, r := &g.tally, &rules[row]
+	t.of[r.class]++
+	if r.cause == CauseUnregistered {
+		t.failing++
+	}
+	if r.class != classLeaving {
+		return
+	}
+	off, _ := i.poweredOff(&g.Settings, g.Now)
+	ended := off || !i.runs()
+	if i.Work == MarkingDeleting && !i.Notice && (i.RegisteredAt.IsZero() || !ended) {
+		t.failing++
+	}
+	if i.runs() && i.TerminateRequested.IsZero() {
+		t.draining++
+	}
+}
+
+// isLeaving reports whether the intent to delete is durable, or is being written.
+func (i *Instance) isLeaving() bool {
+	switch i.Work {
+	case MarkingDeleting, Draining, Terminating, Forgetting:
+		return true
+	}
+	return i.State == record.Deleting || i.State == record.Deleted
+}
+
+// awaitsCreate reports whether only the executor's answer, or a settlement, can tell whether the VM exists.
+func (i *Instance) awaitsCreate() bool {
+	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
+}
+
+// isWell reports whether a registered instance reports in time and is healthy.
+func (i *Instance) isWell(s *Settings, now time.Time) bool {
+	return !i.RegisteredAt.IsZero() && i.reportsInTime(s, now)
+}
+
+// providerState is the provider's answer; absence from an incomplete answer is no answer.
+func (i *Instance) providerState() ProviderState {
+	if i.Provider.Value == ProviderGone && !i.Provider.Complete {
+		return ProviderUnknown
+	}
+	return i.Provider.Value
+}
+
+// runs reports whether the VM may still run, as far as the provider has told.
+func (i *Instance) runs() bool { return !i.providerState().Ended() }
+
+// Ended reports whether a VM in this state runs no more, or is about to stop.
+func (s ProviderState) Ended() bool {
+	return s == ProviderGoing || s == ProviderStopped || s == ProviderGone
+}
+
+// launched is when the VM's age began.
+func (i *Instance) launched() time.Time {
+	if i.LaunchedAt.IsZero() {
+		return i.CreatedAt
+	}
+	return i.LaunchedAt
+}
+
+// Counts reports whether an instance counts towards its group's size as far as its own state tells: it is managed,
+// neither leaving nor lost.
+func Counts(i *Instance) bool {
+	if i.OnDemand || i.isLeaving() {
+		return false
+	}
+	return i.awaitsCreate() || i.runs() && !i.Notice
+}
+
+// isRegistrationOverdue is rule 7. Time before silence counts does not count. While no agent has reached this leader,
+// others that registered before prove that the fault may be the leader's, so that nothing is overdue. So does the
+// unhealthy guard.
+func (g *group) isRegistrationOverdue(i *Instance) (bool, time.Time) {
+	from := g.SilenceFrom
+	switch {
+	case !i.RegisteredAt.IsZero():
+		return false, time.Time{}
+	case from.IsZero() && (g.LeaderSince.IsZero() || g.registered):
+		return false, time.Time{}
+	case from.IsZero():
+		from = g.LeaderSince
+	}
+	overdue, until := reached(latest(i.launched(), from).Add(g.Settings.RegistrationTimeout), g.Now)
+	return overdue && (i.OnDemand || !g.guarded), until
+}
+
+// isUnhealthy is rule 12: three reports are missed, or the agent reports but was not healthy within the time that a
+// registration may take.
+func (g *group) isUnhealthy(i *Instance) (bool, time.Time) {
+	if i.RegisteredAt.IsZero() || i.reportsInTime(&g.Settings, g.Now) {
+		return false, time.Time{}
+	}
+	silentAt, ok := i.silentAt(&g.Settings, g.SilenceFrom)
+	var until time.Time
+	if ok {
+		var silent bool
+		if silent, until = reached(silentAt, g.Now); silent {
+			return true, time.Time{}
+		}
+	}
+	if i.LastReport.IsZero() || i.Healthy || i.EverHealthy {
+		return false, until
+	}
+	neverHealthy, due := reached(
+		latest(i.RegisteredAt, g.SilenceFrom).Add(g.Settings.RegistrationTimeout), g.Now)
+	return neverHealthy, sooner(until, due)
+}
+
+// isOlder reports whether an instance was launched longer ago than an age; zero: never.
+func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
+	if launched := i.launched(); age > 0 && !launched.IsZero() {
+		return reached(launched.Add(age), g.Now)
+	}
+	return false, time.Time{}
+}
+
+// isDrifted reports whether an instance was made from another infra configuration than the group's.
+func (g *group) isDrifted(i *Instance) bool {
+	return i.InfraHash != "" && g.Group.InfraHash != "" && i.InfraHash != g.Group.InfraHash
+}

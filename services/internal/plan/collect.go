@@ -1,0 +1,184 @@
+package plan
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+)
+
+const (
+	// fewOrphans and orphanPercent: more orphans than both stop collection (rule 36).
+	fewOrphans    = 2
+	orphanPercent = 5
+	// collectRetry is how long an action of the garbage collection may take before it is planned again.
+	collectRetry = 10 * time.Second
+)
+
+// ShardSnapshot is everything that garbage collection may use. Strays are sorted by provider ID, the other slices by
+// instance ID.
+type ShardSnapshot struct {
+	Now      time.Time
+	Settings Settings
+	// Listed is the number of VMs with this shard's tags in the latest provider list, ended ones excluded. It is
+	// incomplete before the first list.
+	Listed Observed[int]
+	// Strays are those VMs of that list that no live record claims; those of Leftovers may be among them.
+	Strays []Stray
+	// Leftovers are reservations that no leader of this term will use.
+	Leftovers []Leftover
+	// Tombstones are the records in state deleted.
+	Tombstones []Tombstone
+	// OrphansRaised: the alert [AlertOrphans] stands now.
+	OrphansRaised bool
+}
+
+// Stray is a VM with this shard's tags and no live record. VMs of other clusters or shards, or without these tags, are
+// not among them.
+type Stray struct {
+	ProviderID string
+	// Instance is zero if the tag could not be read. Such a VM is left alone: its record cannot be looked for.
+	Instance   ident.ID
+	State      ProviderState
+	LaunchedAt time.Time
+	// Tombstone: its record is a tombstone. Claimed: a live record names its instance ID, but another VM. A claimed VM
+	// is left alone too.
+	Tombstone, Claimed bool
+	// Reads are the times at which its record's key was read directly and nothing was there, in order.
+	Reads []time.Time
+	Busy  bool // an action for it is under way
+	// Confirmed: a person confirmed that it may be terminated although there are many orphans.
+	Confirmed bool
+}
+
+// Leftover is a reservation that no leader of this term will use.
+type Leftover struct {
+	Instance ident.ID
+	Busy     bool // an action for it is under way
+}
+
+// Tombstone is a record in state deleted.
+type Tombstone struct {
+	Instance  ident.ID
+	DeletedAt time.Time
+	Busy      bool // an action for it is under way
+}
+
+// CollectGarbage plans garbage collection for the shard (rules 34 to 38). Without a complete provider list it
+// terminates nothing and removes no tombstone.
+func CollectGarbage(s ShardSnapshot) Decision {
+	out := s.settleLeftovers()
+	if !s.Listed.Complete {
+		return out.decision()
+	}
+	settling := make(map[ident.ID]bool, len(s.Leftovers))
+	for _, left := range s.Leftovers {
+		settling[left.Instance] = true
+	}
+	many, alert := s.checkOrphans(settling)
+	out.merge(alert)
+	if many {
+		return out.decision()
+	}
+	listed := map[ident.ID]bool{}
+	for k := range s.Strays {
+		stray := &s.Strays[k]
+		if stray.State != ProviderGone {
+			listed[stray.Instance] = true
+		}
+		if !settling[stray.Instance] {
+			out.addStep(s.collectStray(stray))
+		}
+	}
+	for k := range s.Tombstones {
+		out.addStep(s.removeTombstone(&s.Tombstones[k], listed))
+	}
+	return out.decision()
+}
+
+func (s *steps) decision() Decision {
+	return Decision{Actions: s.actions, Schedule: Schedule{}.with(s.until), Blocked: s.blocked}
+}
+
+// settleLeftovers is rule 34.
+func (s *ShardSnapshot) settleLeftovers() (out steps) {
+	for _, left := range s.Leftovers {
+		if !left.Busy {
+			out.addStep(s.collectStep(Action{Kind: Settle, Instance: left.Instance,
+				Reason: "reserved by an earlier leader"}))
+		}
+	}
+	return out
+}
+
+// checkOrphans is rule 36: a wrong prefix or a restored bucket must not cost a fleet.
+func (s *ShardSnapshot) checkOrphans(settling map[ident.ID]bool) (many bool, out steps) {
+	orphans := 0
+	for k := range s.Strays {
+		if stray := &s.Strays[k]; stray.isOrphan() && !stray.Confirmed && !settling[stray.Instance] {
+			orphans++
+		}
+	}
+	many = orphans > fewOrphans && 100*orphans > orphanPercent*s.Listed.Value
+	switch {
+	case many:
+		out.block(fmt.Sprintf("%d of %d VMs have no record: confirm that they may be terminated", orphans,
+			s.Listed.Value))
+		if !s.OrphansRaised {
+			out.add(Action{Kind: RaiseError, Alert: AlertOrphans, Reason: out.blocked})
+		}
+	case s.OrphansRaised:
+		out.add(Action{Kind: ResolveError, Alert: AlertOrphans,
+			Reason: "the VMs without record are few, or confirmed"})
+	}
+	return many, out
+}
+
+func (s *Stray) runs() bool { return s.State != ProviderGone && s.State != ProviderGoing }
+
+func (s *Stray) isOrphan() bool {
+	return s.runs() && !s.Instance.IsZero() && !s.Tombstone && !s.Claimed
+}
+
+// collectStray plans the next step towards a stray's end: rule 37 with a tombstone, rule 35 without. An orphan's key is
+// read twice, a collection interval apart, the second time after the registration time-out.
+func (s *ShardSnapshot) collectStray(stray *Stray) step {
+	if !stray.runs() || stray.Busy || stray.Instance.IsZero() || stray.Claimed {
+		return step{}
+	}
+	act := func(kind Kind, reason string) step {
+		return s.collectStep(Action{Kind: kind, Instance: stray.Instance, ProviderID: stray.ProviderID, Reason: reason})
+	}
+	if stray.Tombstone {
+		return act(TerminateStray, "its record is a tombstone")
+	}
+	if len(stray.Reads) == 0 {
+		return act(ConfirmOrphan, "it has our tags but no record")
+	}
+	launched := stray.LaunchedAt
+	if launched.IsZero() {
+		launched = stray.Instance.Time()
+	}
+	second := latest(stray.Reads[0].Add(s.Settings.CollectInterval), launched.Add(s.Settings.RegistrationTimeout))
+	if !stray.Reads[len(stray.Reads)-1].Before(second) {
+		return act(TerminateStray, "it has our tags but no record, read twice")
+	}
+	if due, until := reached(second, s.Now); !due {
+		return step{until: until}
+	}
+	return act(ConfirmOrphan, "it has our tags but no record, read once")
+}
+
+// removeTombstone is rule 38. listed are the instances of which the latest list shows a VM.
+func (s *ShardSnapshot) removeTombstone(t *Tombstone, listed map[ident.ID]bool) step {
+	due := t.DeletedAt.Add(s.Settings.Retention)
+	if over, until := reached(due, s.Now); !over || t.Busy || listed[t.Instance] || s.Listed.At.Before(due) {
+		return step{until: until}
+	}
+	return s.collectStep(Action{Kind: RemoveTombstone, Instance: t.Instance, Reason: "its retention time is over"})
+}
+
+// collectStep plans an action now, and again if it has no effect.
+func (s *ShardSnapshot) collectStep(a Action) step {
+	return step{action: a, planned: true, until: s.Now.Add(collectRetry)}
+}

@@ -1,0 +1,66 @@
+// Package plan decides what a shard's leader does next. It is the only place where such decisions are made.
+//
+// Everything here is pure: no clock, randomness, context, logger or I/O. The same snapshot always gives the same
+// decision. Planning is level-triggered: each pass derives its actions from the current state, and work that is
+// already under way is part of that state. Nothing is deleted on incomplete knowledge.
+//
+// [Next] plans one group, [CollectGarbage] plans what concerns the whole shard. The Apply functions in transitions.go
+// say how a report, a record or a provider's answer changes what is known of an instance; callers only store the
+// result.
+//
+// # Rules
+//
+// Each instance is classified by the first of rules 1 to 17 that applies (classify.go). The rules from 18 on say what
+// follows. The code and the tests name a rule by its number.
+//
+//	 1 leaving            The deletion is durable or being written. The instance does not count.
+//	 2 creating           The create call has no recorded answer yet. The instance counts, but serves nobody.
+//	 3 notice             The cloud announced that it will take the VM away. Lost.
+//	 4 power off          The agent announced a power-off, and the VM ended or shutdown_grace is over. Lost.
+//	 5 ended unregistered The VM ended before its agent registered. Lost, and a failed creation.
+//	 6 gone               The provider says that the VM ended or is ending. Lost.
+//	 7 unregistered       The agent did not register in time. A failed creation.
+//	 8 on-demand expired  An on-demand instance reached ondemand_age.
+//	 9 on-demand          Any other on-demand instance. It is never counted, rotated or replaced.
+//	10 expired            The instance reached forced_age. Replaced first.
+//	11 held               As rule 12, but the unhealthy guard holds (rule 26).
+//	12 silent             Three reports are missed, or the agent was never healthy in its time. Replaced first.
+//	13 unready, drifted   As rule 14, with an outdated infra configuration.
+//	14 unready            Booting, not heard of by this leader yet, late or unhealthy. It counts, but proves nothing.
+//	15 drifted            Healthy, with an outdated infra configuration. Rotated.
+//	16 aged               Healthy, older than eligible_age. Rotated.
+//	17 well               Healthy and as configured.
+//
+//	18 replace lost       A lost instance is deleted and replaced immediately, without using max_surge (replace.go).
+//	19 replace first      Expired and silent instances are deleted only when a replacement is healthy. At most
+//	                      max_surge replacements are under way (replace.go, size.go).
+//	20 rotate             One drifted or aged instance at a time is replaced first, while the group is steady
+//	                      (rollout.go).
+//	21 deadline           A deletion gets the group's drain time-out, or the cloud's own deadline (replace.go).
+//	22 scale down         A surplus of available instances is deleted: silent ones first, then those that would be
+//	                      replaced anyway, then the oldest (size.go).
+//	23 surplus unready    A surplus of unready instances is deleted beyond what replacements may add (size.go).
+//	24 wait for agents    A new leader removes no instance that it has not heard of, until the registration time-out
+//	                      is over (size.go).
+//	25 backoff            A group with failed creations waits 1 s to 5 min, then creates fewer at a time (backoff.go).
+//	26 unhealthy guard    While more than max_unhealthy of a group, or 40 % of the shard, is silent, no silent
+//	                      instance is replaced and no registration is overdue (guard.go).
+//	27 drain              A running VM is drained until an operator acknowledges or the deadline comes (drain.go).
+//	28 terminate          Then it is terminated; again after a minute if the provider still has it (drain.go).
+//	29 forget             An instance whose VM is gone becomes a tombstone (drain.go).
+//	30 late deletion      A leader that learns late of a deletion grants part of the drain time again (transitions.go).
+//	31 ask                The provider is asked about instances that are late, powering off or terminating
+//	                      (question.go).
+//	32 maintain           An instance that stays is registered with its load balancers and gets its files
+//	                      (maintain.go).
+//	33 time to come back  Silence counts once every agent had time to come back to a new leader (silence.go).
+//
+//	34 settle             A leftover reservation is settled: adopted if its VM exists, otherwise a tombstone
+//	                      (collect.go).
+//	35 orphans            A VM without a record is terminated after two direct reads of the record's key (collect.go).
+//	36 many orphans       More than 2 orphans and more than 5 % of the shard stop collection until a person confirms
+//	                      them (collect.go).
+//	37 strays             A VM whose record is a tombstone is terminated (collect.go).
+//	38 tombstones         A tombstone is removed after its retention, if a later list does not show its VM
+//	                      (collect.go).
+package plan

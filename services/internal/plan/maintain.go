@@ -1,0 +1,29 @@
+package plan
+
+import "github.com/nstance-kit/nstance/services/contract/record"
+
+// planMaintenance is rule 32: what an instance that stays should have. It joins the group's load balancers from its
+// first healthy report on. While its stream is open it gets the files of the group's runtime configuration, once per
+// sending, if it has others or could not store one. After a failure the two alternate, so that neither starves the
+// other.
+func (g *group) planMaintenance(i *Instance) step {
+	if i.Work != Idle || i.State != record.Registered {
+		return step{}
+	}
+	register := len(g.Group.LoadBalancers) > 0 && i.Healthy && i.Connected && !i.InLoadBalancers
+	push := i.Connected && !i.LastReport.IsZero() && g.Group.RuntimeHash != "" && i.FilesSent != g.Group.RuntimeHash &&
+		(i.RuntimeHash != g.Group.RuntimeHash || i.FilesFailed)
+	switch {
+	case !register && !push:
+		return step{}
+	case !push || register && i.MaintenanceFailed.Count%2 != 0:
+		return g.attempt(i, i.MaintenanceFailed, Action{Kind: Register, Instance: i.ID, ProviderID: i.ProviderID,
+			Reason: "it reported healthy"})
+	}
+	reason := "its runtime configuration is out of date"
+	if i.RuntimeHash == g.Group.RuntimeHash {
+		reason = "it could not store a file"
+	}
+	return g.attempt(i, i.MaintenanceFailed, Action{Kind: PushFiles, Instance: i.ID, ProviderID: i.ProviderID,
+		Reason: reason})
+}

@@ -1,0 +1,59 @@
+package plan
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// planQuestion is rule 31. The provider is asked about an instance after its stream was lost, after it missed one
+// report, while its agent's announced power-off has a grace, and after its termination was requested. An announced
+// restart excuses a lost stream. Further questions follow at doubling distances.
+func (g *group) planQuestion(i *Instance) step {
+	if i.Work == Creating || i.State == record.Reserved || i.providerState() == ProviderGone || i.Asking {
+		return step{}
+	}
+	var since, until time.Time
+	var reason string
+	consider := func(at time.Time, why string) {
+		if at.IsZero() {
+			return
+		}
+		due, change := reached(at, g.Now)
+		until = sooner(until, change)
+		if due && at.After(since) {
+			since, reason = at, why
+		}
+	}
+	quiet := i.quietUntil(g.Settings.HealthInterval)
+	deleting := i.State == record.Deleting
+	if !i.Connected && !i.LostAt.IsZero() {
+		consider(latest(i.LostAt, quiet), "its stream was lost")
+	}
+	// The schedule already contains the next report of an instance that reports in time.
+	inTime := i.reportsInTime(&g.Settings, g.Now)
+	if heard, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (!inTime || !quiet.IsZero()) {
+		consider(latest(overdueAfter(heard, g.Settings.HealthInterval), quiet), "it missed a report")
+	}
+	if !i.PowerOffAt.IsZero() && g.Settings.ShutdownGrace > 0 && !deleting {
+		consider(nextQuestion(i.PowerOffAt, i.Provider.At, 0), "its agent says that the machine powers off")
+	}
+	if deleting && !i.TerminateRequested.IsZero() {
+		consider(nextQuestion(i.TerminateRequested, i.Provider.At, time.Second), "its end was asked for")
+	}
+	if since.IsZero() || !i.Provider.At.Before(since) {
+		return step{until: until}
+	}
+	question := g.attempt(i, i.AskFailed, Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
+	question.until = sooner(question.until, until)
+	return question
+}
+
+// nextQuestion returns when to ask again about something that began at from, after the last question: first after the
+// given delay, then at doubling distances of at least one second.
+func nextQuestion(from, last time.Time, first time.Duration) time.Time {
+	if last.Before(from.Add(first)) {
+		return from.Add(first)
+	}
+	return last.Add(max(time.Second, last.Sub(from)))
+}

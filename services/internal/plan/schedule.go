@@ -1,0 +1,58 @@
+package plan
+
+import (
+	"iter"
+	"time"
+)
+
+// Schedule is when a group must be planned again even if nothing happens.
+type Schedule struct {
+	// NextPlan is the earliest time at which the plan may change; zero: never.
+	NextPlan time.Time
+	// NextIfReporting is the same, provided that every healthy connected instance reports in time; zero: never.
+	NextIfReporting time.Time
+}
+
+// with returns the schedule with one more time to plan at; zero: none.
+func (s Schedule) with(at time.Time) Schedule {
+	return Schedule{NextPlan: sooner(s.NextPlan, at), NextIfReporting: sooner(s.NextIfReporting, at)}
+}
+
+// withReport returns the schedule with the time at which a report becomes overdue.
+func (s Schedule) withReport(overdue time.Time) Schedule {
+	s.NextPlan = sooner(s.NextPlan, overdue)
+	return s
+}
+
+// Postpone returns when to plan instead of NextPlan, where NextPlan only had to check for overdue reports and all
+// reports have come. ok is false if the group must be planned now. Most often the report that was nearest to being
+// overdue has come by then: without Postpone a group would be planned about ten times per report interval.
+func (s Schedule) Postpone(instances iter.Seq[*Instance], settings *Settings, now time.Time) (later Schedule, ok bool) {
+	if !s.NextIfReporting.IsZero() && !s.NextIfReporting.After(now) {
+		return s, false
+	}
+	next := s.NextIfReporting
+	for i := range instances {
+		overdue, owes := i.reportOverdueAt(settings)
+		switch {
+		case !owes:
+		case !overdue.After(now):
+			return s, false
+		default:
+			next = sooner(next, overdue)
+		}
+	}
+	if next.IsZero() {
+		return s, false
+	}
+	return Schedule{NextPlan: next, NextIfReporting: s.NextIfReporting}, true
+}
+
+// reportOverdueAt returns when a healthy connected instance has missed its next report. ok is false for an instance
+// that was not healthy at its last report or is not connected.
+func (i *Instance) reportOverdueAt(s *Settings) (overdue time.Time, ok bool) {
+	if !i.Healthy || !i.Connected || i.LastReport.IsZero() {
+		return time.Time{}, false
+	}
+	return overdueAfter(i.LastReport, s.HealthInterval), true
+}

@@ -1,0 +1,126 @@
+package plan
+
+import (
+	"time"
+)
+
+const (
+	missedToAsk     = 1 // missed reports after which the provider is asked
+	missedUnhealthy = 3 // missed reports after which an instance is unhealthy
+	quietReports    = 2 // report intervals that an announced restart may take
+	rebootQuiet     = 5 * time.Minute
+)
+
+// reportSlack is how late a report may be before it is missed.
+func reportSlack(interval time.Duration) time.Duration { return interval / 10 }
+
+// overdueAfter returns when the report after the one at the given time is missed.
+func overdueAfter(report time.Time, interval time.Duration) time.Time {
+	return report.Add(missedToAsk*interval + reportSlack(interval))
+}
+
+// silentSince returns from when an instance's silence counts: its last report, its registration if it has not reported
+// yet, or the moment from which silence counts at all. (A registration later than a report was written by a server with
+// a fast clock.) ok is false while the instance cannot be silent: it is not registered, or this leader cannot tell yet.
+func (i *Instance) silentSince(silenceFrom time.Time) (since time.Time, ok bool) {
+	if i.RegisteredAt.IsZero() || silenceFrom.IsZero() {
+		return time.Time{}, false
+	}
+	since = i.LastReport
+	if since.IsZero() {
+		since = i.RegisteredAt
+	}
+	return latest(since, silenceFrom), true
+}
+
+// quietUntil returns until when an announced reboot, restart or upgrade excuses silence; zero when nothing was
+// announced since the last report.
+func (i *Instance) quietUntil(interval time.Duration) time.Time {
+	switch {
+	case i.RestartingAt.IsZero() || i.LastReport.After(i.RestartingAt):
+		return time.Time{}
+	case i.Reboot:
+		return i.RestartingAt.Add(rebootQuiet)
+	}
+	return i.RestartingAt.Add(quietReports * interval)
+}
+
+// silentAt returns when an instance becomes unhealthy unless it reports before: three reports are missed, and no
+// announced restart is under way.
+func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
+	since, ok := i.silentSince(silenceFrom)
+	if !ok {
+		return time.Time{}, false
+	}
+	at = since.Add(missedUnhealthy*s.HealthInterval + reportSlack(s.HealthInterval))
+	return latest(at, i.quietUntil(s.HealthInterval)), true
+}
+
+// deletedWhileSilent reports whether an instance that is leaving was silent when its deletion was decided.
+func (i *Instance) deletedWhileSilent(silentAt time.Time) bool {
+	// DeletingAt is zero while the intent is being written.
+	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt)
+}
+
+// lateAt returns from when an instance counts as silent for the unhealthy guard: its stream was lost or one report is
+// missed, and no announced restart is under way. The guard must see a whole wave when its first instance becomes
+// unhealthy, and reports are spread over an interval.
+func (i *Instance) lateAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
+	since, ok := i.silentSince(silenceFrom)
+	if !ok {
+		return time.Time{}, false
+	}
+	at = overdueAfter(since, s.HealthInterval)
+	if lost := latest(i.LostAt, silenceFrom); !i.Connected && !i.LostAt.IsZero() && lost.Before(at) {
+		at = lost
+	}
+	return latest(at, i.quietUntil(s.HealthInterval)), true
+}
+
+// reportsInTime reports whether a registered instance is connected, was healthy at its last report and has not missed
+// the next one. Only such an instance can take the place of another.
+func (i *Instance) reportsInTime(s *Settings, now time.Time) bool {
+	overdue, ok := i.reportOverdueAt(s)
+	return ok && overdue.After(now)
+}
+
+// CountSilence says how an instance counts for the shard's unhealthy guard (rule 26): whether it is registered and runs
+// as far as the provider has told, and whether it is silent (its stream was lost, or it missed a report). An instance
+// that was deleted for its silence counts until its VM is gone, so that deletions do not make room for more deletions.
+func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
+	running, silent, _ = i.countSilence(&s, silenceFrom, now)
+	return running, silent
+}
+
+// countSilence is CountSilence. until is when the result changes by time alone.
+func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time) (running, silent bool, until time.Time) {
+	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice {
+		return false, false, time.Time{}
+	}
+	if i.isLeaving() {
+		at, ok := i.silentAt(s, silenceFrom)
+		if !ok || !i.deletedWhileSilent(at) {
+			return false, false, time.Time{}
+		}
+		silent, until = reached(at, now)
+		return silent, silent, until
+	}
+	off, until := i.poweredOff(s, now)
+	if off {
+		return false, false, time.Time{}
+	}
+	at, ok := i.lateAt(s, silenceFrom)
+	if !ok || i.reportsInTime(s, now) {
+		return true, false, until
+	}
+	silent, late := reached(at, now)
+	return true, silent, sooner(until, late)
+}
+
+// poweredOff reports whether shutdown_grace is over since the agent announced a power-off.
+func (i *Instance) poweredOff(s *Settings, now time.Time) (off bool, until time.Time) {
+	if i.PowerOffAt.IsZero() {
+		return false, time.Time{}
+	}
+	return reached(i.PowerOffAt.Add(s.ShutdownGrace), now)
+}

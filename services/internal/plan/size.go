@@ -1,0 +1,229 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+const reasonTooLarge = "the group is larger than its size"
+
+// removals is what the removal phase returns.
+type removals struct {
+	steps
+	chosen       []bool // by instance; nil if none is chosen
+	planned      int    // chosen instances of which the deletion is planned in this pass
+	replaceFirst int    // chosen instances that rule 19 would replace
+}
+
+// planRemovals chooses the instances to delete: whatever exceeds the size, and instances with a healthy replacement.
+//
+// Two counts decide. Available instances beyond the size are deleted immediately (rules 19 and 22). So an instance that
+// must be replaced is deleted only when its replacement has reported healthy, and never as the only one of a group of
+// one. Instances that are not available yet are deleted when they exceed the size by more than replacements in progress
+// may add (rule 23). Work under way is already counted out, so no removal is planned twice. A chosen instance that
+// cannot be deleted yet keeps its place.
+func (g *group) planRemovals() (r removals) {
+	t := &g.tally
+	surplus := t.total() - g.desired
+	if surplus <= 0 {
+		return r
+	}
+	r.chosen = make([]bool, len(g.Instances))
+	available := max(0, t.available()-g.desired)
+	leaving := t.replaceFirst() + t.of[classHeld] + min(1, t.rotating()+t.of[classUnreadyDrifted])
+	// What rotation cannot have added is a scale-down.
+	down := max(0, surplus-min(g.surge, leaving))
+	if t.of[classWell] == 0 && t.replaceFirst() == 0 {
+		down = surplus // nothing but drift or age, and no instance that could be a replacement
+	}
+	if available > 0 {
+		g.removeAvailable(&r, available, min(down, available))
+	}
+	// Creates under way that have no ID yet cannot be marked, but count as chosen: the next pass sees them.
+	for chosen := available + g.PendingCreates; ; {
+		tolerated := min(g.surge, g.replaceableLeft(r.chosen), max(0, g.desired-g.wellLeft(r.chosen)))
+		n := g.removeUnavailable(&r, surplus-chosen-tolerated)
+		if n == 0 {
+			return r
+		}
+		chosen += n // which may leave fewer replacements to tolerate
+	}
+}
+
+// removeAvailable chooses n of the available instances. The first down of them are a scale-down (rule 22): silent ones
+// first, then those that would be replaced anyway, then the oldest. The others have a healthy replacement (rule 19):
+// expired ones first, then silent ones, then drifted and aged ones.
+func (g *group) removeAvailable(r *removals, n, down int) {
+	var candidates []candidate
+	for k := range g.rows {
+		if c := g.class(k); !g.Instances[k].OnDemand && c.available() {
+			candidates = append(candidates, g.candidate(k, scaleDownRank[c]))
+		}
+	}
+	slices.SortFunc(candidates, compareCandidates)
+	for _, c := range candidates[:down] {
+		g.remove(r, c.at, g.scaleDownCause(), reasonTooLarge)
+	}
+	if n == down {
+		return
+	}
+	candidates = candidates[down:]
+	for k := range candidates {
+		candidates[k].rank = replacedRank[g.class(candidates[k].at)]
+	}
+	slices.SortFunc(candidates, compareCandidates)
+	for _, c := range candidates[:n-down] {
+		cause := g.cause(c.at)
+		if cause == CauseNone {
+			g.remove(r, c.at, g.scaleDownCause(), reasonTooLarge)
+			continue
+		}
+		g.remove(r, c.at, cause, g.replacedReason(&g.Instances[c.at], cause))
+	}
+}
+
+// removeUnavailable is rule 23. It chooses up to n of the instances that are not available and returns how many:
+// creates under way first, then instances that never registered, the latest first, then the others, the oldest first.
+// Rule 24 excludes instances that this leader has not heard of yet.
+func (g *group) removeUnavailable(r *removals, n int) int {
+	if n <= 0 {
+		return 0
+	}
+	var candidates []candidate
+	for k := range g.rows {
+		i, c := &g.Instances[k], g.class(k)
+		if i.OnDemand || r.chosen[k] || c != classCreating && c != classUnready && c != classUnreadyDrifted {
+			continue
+		}
+		rank := 3
+		switch {
+		case c == classCreating:
+			rank = 0
+		case i.RegisteredAt.IsZero():
+			rank = 1
+		case c == classUnreadyDrifted:
+			rank = 2
+		}
+		if c != classCreating && !i.RegisteredAt.IsZero() && i.LastReport.IsZero() {
+			waited, until := g.waitedForAgents()
+			if r.wait(until); !waited {
+				r.block("waiting for the agents to report before removing any")
+				continue
+			}
+		}
+		candidates = append(candidates, g.candidate(k, rank))
+	}
+	slices.SortFunc(candidates, compareCandidates)
+	n = min(n, len(candidates))
+	for _, c := range candidates[:n] {
+		i := &g.Instances[c.at]
+		if g.class(c.at) == classUnreadyDrifted && !i.RegisteredAt.IsZero() && g.tally.of[classWell] > 0 {
+			g.remove(r, c.at, CauseDrift, g.replacedReason(i, CauseDrift))
+			continue
+		}
+		g.remove(r, c.at, g.scaleDownCause(), reasonTooLarge)
+	}
+	return n
+}
+
+// waitedForAgents is rule 24: instances that this leader has not heard of may be removed like any others once the
+// registration time-out is over. A group on its way to zero does not wait.
+func (g *group) waitedForAgents() (bool, time.Time) {
+	if g.desired == 0 || g.LeaderSince.IsZero() {
+		return true, time.Time{}
+	}
+	return reached(g.LeaderSince.Add(g.Settings.RegistrationTimeout), g.Now)
+}
+
+// remove chooses an instance and, unless work is under way for it, plans its deletion.
+func (g *group) remove(r *removals, n int, cause Cause, reason string) {
+	i, c := &g.Instances[n], g.class(n)
+	r.chosen[n] = true
+	if c == classExpired || c == classSilent {
+		r.replaceFirst++
+	}
+	if c == classCreating {
+		return
+	}
+	deletion := g.planDeletion(i, cause, reason)
+	r.addStep(deletion)
+	if deletion.planned {
+		r.planned++
+	}
+}
+
+// replaceableLeft counts the instances that are not chosen and may have a replacement under way. Rotation counts once.
+func (g *group) replaceableLeft(chosen []bool) int {
+	n, rotating := 0, 0
+	for k := range g.rows {
+		if chosen[k] || g.Instances[k].OnDemand {
+			continue
+		}
+		switch g.class(k) {
+		case classExpired, classSilent, classHeld:
+			n++
+		case classDrifted, classAged:
+			rotating = 1
+		case classUnreadyDrifted:
+			if g.Instances[k].Work != Creating {
+				rotating = 1
+			}
+		}
+	}
+	return n + rotating
+}
+
+// wellLeft counts the instances that are not chosen and well.
+func (g *group) wellLeft(chosen []bool) int {
+	n := 0
+	for k := range g.rows {
+		if !chosen[k] && g.class(k) == classWell {
+			n++
+		}
+	}
+	return n
+}
+
+// candidate is an instance that may be removed, in order of rank, then age.
+type candidate struct {
+	at       int // index of the instance
+	rank     int
+	newest   bool // among equals the latest is removed first
+	launched time.Time
+}
+
+// scaleDownRank orders available instances for rule 22, replacedRank for rule 19.
+var (
+	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classExpired: 1, classDrifted: 1, classAged: 1,
+		classWell: 2}
+	replacedRank = [classes]int{classExpired: 0, classSilent: 1, classHeld: 2, classDrifted: 3, classAged: 4,
+		classWell: 5}
+)
+
+func (g *group) candidate(n, rank int) candidate {
+	i, c := &g.Instances[n], g.class(n)
+	silent := c == classSilent || c == classHeld
+	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
+	return candidate{at: n, rank: rank, launched: i.launched(),
+		// Among silent ones, those that were never healthy go first, and the latest of them before the rest: the
+		// oldest has most likely served. Among those that never registered, the latest has made the least progress.
+		newest: silent && !i.EverHealthy || unready && i.RegisteredAt.IsZero()}
+}
+
+func compareCandidates(a, b candidate) int {
+	if d := cmp.Compare(a.rank, b.rank); d != 0 {
+		return d
+	}
+	if a.newest != b.newest {
+		if a.newest {
+			return -1
+		}
+		return 1
+	}
+	age := cmp.Or(a.launched.Compare(b.launched), cmp.Compare(a.at, b.at))
+	if a.newest {
+		return -age
+	}
+	return age
+}

@@ -1,0 +1,253 @@
+package plan
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+const (
+	// absenceGrace is how long after its creation a VM may be missing from a complete list, or be unknown to the
+	// provider, without being gone: clouds only promise that a new VM is listed eventually (EC2 API reference,
+	// "Eventual consistency").
+	absenceGrace = time.Minute
+	// lateDrain is the most drain time that a leader grants a deletion of which it learns late.
+	lateDrain = 30 * time.Second
+)
+
+// Stopping is why an agent announced that it is about to stop.
+type Stopping uint8
+
+const (
+	NotStopping Stopping = iota
+	PowerOff
+	Reboot
+	Restart
+	Upgrade
+)
+
+// Report is what planning needs of an agent's report.
+type Report struct {
+	Healthy        bool
+	RuntimeHash    string
+	FilesFailed    bool // a file could not be stored
+	Notice         bool
+	NoticeDeadline time.Time // may be zero
+	Stopping       Stopping
+}
+
+// ReportEffect says what a report changed.
+type ReportEffect struct {
+	// Changed: the plan may change. Otherwise the report only proves that the agent is alive.
+	Changed bool
+	// Recovered, Failed: the instance became healthy or unhealthy, or this is the first report.
+	Recovered, Failed bool
+	// Noticed, PowersOff, Restarts: the report is the first to announce it.
+	Noticed, PowersOff, Restarts bool
+	// EndsBackoff: an instance of the group works, so that creations need not wait any longer.
+	EndsBackoff bool
+}
+
+// ApplyReport returns the instance after a report that arrived now. A notice stays until the VM is gone.
+func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
+	before, first := i, i.LastReport.IsZero()
+	i.Healthy = r.Healthy
+	i.EverHealthy = i.EverHealthy || r.Healthy
+	i.RuntimeHash = r.RuntimeHash
+	i.FilesFailed = r.FilesFailed
+	i.Notice, i.NoticeDeadline = i.Notice || r.Notice, latest(i.NoticeDeadline, r.NoticeDeadline)
+	i = applyStopping(i, r.Stopping, now)
+	effect := ReportEffect{
+		Changed:     first || i != before,
+		Recovered:   i.Healthy && (!before.Healthy || first),
+		Failed:      !i.Healthy && (before.Healthy || first),
+		Noticed:     i.Notice && !before.Notice,
+		PowersOff:   !i.PowerOffAt.IsZero() && before.PowerOffAt.IsZero(),
+		Restarts:    !i.RestartingAt.IsZero() && before.RestartingAt.IsZero(),
+		EndsBackoff: i.Healthy && !before.EverHealthy,
+	}
+	i.LastReport = now
+	return i, effect
+}
+
+// applyStopping keeps the time of the first announcement. A report without one ends what was announced before.
+func applyStopping(i Instance, why Stopping, now time.Time) Instance {
+	powerOff, restarting := i.PowerOffAt, i.RestartingAt
+	i.PowerOffAt, i.RestartingAt = time.Time{}, time.Time{}
+	switch why {
+	case PowerOff:
+		i.PowerOffAt, i.Reboot = firstTime(powerOff, now), false
+	case Reboot, Restart, Upgrade:
+		if restarting.IsZero() {
+			i.Reboot = why == Reboot
+		}
+		i.RestartingAt = firstTime(restarting, now)
+	default:
+		i.Reboot = false
+	}
+	return i
+}
+
+func firstTime(earlier, now time.Time) time.Time {
+	if earlier.IsZero() {
+		return now
+	}
+	return earlier
+}
+
+// ApplyConnect returns the instance after its agent opened a health stream. Files that were on their way when an older
+// stream broke may be lost, so they count as not sent.
+func ApplyConnect(i Instance) Instance {
+	i.Connected, i.LostAt, i.FilesSent = true, time.Time{}, ""
+	return i
+}
+
+// ApplyDisconnect returns the instance after its agent's health stream closed.
+func ApplyDisconnect(i Instance, now time.Time) Instance {
+	i.Connected, i.LostAt = false, now
+	return i
+}
+
+// ApplyRecord returns the instance after its record was read or written (rule 30). If most of a drain's time has passed
+// when a leader learns of the deletion (the answer of the write came late, or no server led), it grants half of the
+// drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. The record's own deadline
+// never moves.
+func ApplyRecord(i Instance, rec *record.Instance, now time.Time) Instance {
+	if rec.State == record.Deleting && i.State != record.Deleting {
+		i.DeleteDeadline = rec.DeleteDeadline
+		least := now.Add(min(rec.DeleteDeadline.Sub(rec.DeletingAt)/2, lateDrain))
+		if least.After(now) && least.After(rec.DeleteDeadline) {
+			i.DeleteDeadline = least
+		}
+	}
+	i.ID, i.State, i.OnDemand = rec.ID, rec.State, rec.OnDemand
+	i.CreatedAt, i.LaunchedAt, i.RegisteredAt = rec.CreatedAt, rec.LaunchedAt, rec.RegisteredAt
+	i.InfraHash, i.ProviderID = rec.InfraHash, rec.ProviderID
+	i.DeleteReason, i.DeletingAt = rec.DeleteReason, rec.DeletingAt
+	return i
+}
+
+// ProviderAnswer is what the provider said of one instance.
+type ProviderAnswer struct {
+	Asked time.Time
+	// Absent: the VM is missing from a complete list, or the provider does not know it. The other fields are zero.
+	Absent bool
+	// State is ProviderUnknown if the answer does not tell it.
+	State      ProviderState
+	ProviderID string
+	LaunchedAt time.Time
+}
+
+// ProviderEffect says what a provider's answer changed.
+type ProviderEffect struct {
+	// Stale: a later question was answered before. The answer is ignored.
+	Stale bool
+	// Changed: the state changed, or is known completely for the first time.
+	Changed bool
+	// Lost: the VM ended or is ending, and no deletion of the instance was decided.
+	Lost bool
+}
+
+// ApplyProviderAnswer returns the instance after an answer of the provider. An absent VM is gone once it is older than a
+// minute. Until then, and while its create call is not answered, its state stays what it was.
+func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect) {
+	if a.Asked.Before(i.Provider.At) {
+		return i, ProviderEffect{Stale: true}
+	}
+	before := i.Provider
+	state := a.State
+	if a.Absent {
+		state = ProviderGone
+		if i.awaitsCreate() || a.Asked.Before(latest(i.CreatedAt, i.LaunchedAt).Add(absenceGrace)) {
+			state = before.Value
+		}
+	}
+	if state == ProviderUnknown {
+		state = before.Value
+	}
+	if i.LaunchedAt.IsZero() {
+		i.LaunchedAt = a.LaunchedAt
+	}
+	if i.ProviderID == "" {
+		i.ProviderID = a.ProviderID
+	}
+	i.Provider = Observed[ProviderState]{Value: state, Complete: before.Complete || !a.Absent || state != before.Value,
+		At: a.Asked}
+	changed := i.Provider.Value != before.Value || i.Provider.Complete != before.Complete
+	return i, ProviderEffect{
+		Changed: changed,
+		Lost:    changed && state.Ended() && !before.Value.Ended() && i.DeletingAt.IsZero(),
+	}
+}
+
+// ApplyWorkResult returns the instance after the work that was under way for it ended.
+func ApplyWorkResult(i Instance, failed bool, now time.Time) Instance {
+	if i.Work == Maintaining {
+		i.MaintenanceFailed = i.MaintenanceFailed.after(failed, now)
+	} else {
+		i.Failed = i.Failed.after(failed, now)
+	}
+	i.Work = Idle
+	return i
+}
+
+// ApplyAskResult returns the instance after a question to the provider ended. failed: there was no answer.
+func ApplyAskResult(i Instance, failed bool, now time.Time) Instance {
+	i.AskFailed = i.AskFailed.after(failed, now)
+	i.Asking = false
+	return i
+}
+
+func (f Failure) after(failed bool, now time.Time) Failure {
+	if failed {
+		return Failure{At: now, Count: f.Count + 1}
+	}
+	return Failure{}
+}
+
+// ApplyCreateFailure returns a group's backoff after a failed creation. Creations that ran side by side fail together:
+// those that fail while the group already waits count once.
+func ApplyCreateFailure(b Backoff, key config.GroupKey, reason string, now time.Time) Backoff {
+	b.Reason = reason
+	if b.Failures == 0 || !now.Before(b.Until(key)) {
+		b.Failures++
+		b.Last = now
+	}
+	return b
+}
+
+// ApplyGroupChange returns a group's backoff after its configuration changed: a change of what is created ends it.
+func ApplyGroupChange(b Backoff, before, after *config.Group) Backoff {
+	if before.Size == after.Size && before.Deleted == after.Deleted && before.RuntimeHash == after.RuntimeHash &&
+		before.InfraHash == after.InfraHash && before.Template == after.Template &&
+		slices.Equal(before.InstanceTypes, after.InstanceTypes) && slices.Equal(before.Subnets, after.Subnets) {
+		return b
+	}
+	return Backoff{}
+}
+
+// Deletion is the intent to delete an instance.
+type Deletion struct {
+	Reason string
+	Cause  Cause
+	// Deadline is when the drain ends at the latest; zero: no drain.
+	Deadline time.Time
+}
+
+// RequestDelete records the intent to delete an instance. It changes nothing and returns false if the instance is
+// already leaving: a second request must not move the deadline.
+func RequestDelete(rec *record.Instance, d Deletion, now time.Time) bool {
+	if rec.State == record.Deleting || rec.State == record.Deleted {
+		return false
+	}
+	rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, now, d.Reason, d.Deadline
+	if d.Deadline.IsZero() {
+		rec.DeleteDeadline = now
+	}
+	return true
+}
+
+// CountsAsFailedCreation reports whether a deletion counts towards its group's backoff.
+func (d Deletion) CountsAsFailedCreation() bool { return d.Cause == CauseUnregistered }
