@@ -48,7 +48,9 @@ type ProviderKind struct {
 	Check func(shard *config.Shard) config.Problems
 }
 
-func (s *server) openProvider(ctx context.Context, shard *config.Shard) (Machine, error) {
+// openProvider opens the provider of a shard. applied: a leader has run with this configuration, so that what the
+// provider finds wrong with it is only logged.
+func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied bool) (Machine, error) {
 	kind := shard.Server.Provider.Kind
 	provider, ok := s.cfg.Providers[kind]
 	if !ok {
@@ -64,7 +66,7 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard) (Machine
 		machine.Configure(shard)
 	}
 	switch err := machine.verify(ctx, shard); {
-	case infra.ClassOf(err) == infra.Invalid:
+	case infra.ClassOf(err) == infra.Invalid && !applied:
 		return Machine{}, err
 	case err != nil && ctx.Err() == nil:
 		// What cannot be asked now, or is missing now, keeps no server from leading: the leader says it again.

@@ -66,7 +66,7 @@ func TestLeaderInterfaceMustAgree(t *testing.T) {
 		"no interface":       {"eni-1", at(""), "interface_id"},
 	} {
 		s := &server{opts: Options{Shard: "a", LeaderInterface: tc.flag}}
-		err := s.agree(&config.Shard{Server: config.Server{Shard: "a", LeaderNetwork: tc.network}})
+		err := s.checkFlags(&config.Shard{Server: config.Server{Shard: "a", LeaderNetwork: tc.network}})
 		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.err)
 		}
@@ -178,5 +178,25 @@ func TestProviderRefusesAConfiguration(t *testing.T) {
 	p.await("a refusal", func() bool { return p.metric("nstance_config_refused") == "1" })
 	if n := r.running(); n != 2 {
 		t.Errorf("%d VMs run", n)
+	}
+}
+
+// refuseBadArgs gives the mock provider a check that refuses the argument Bad, and a source of another key.
+func refuseBadArgs(cfg *Config) {
+	kind := cfg.Providers["mock"]
+	open := kind.Open
+	kind.Open = func(ctx context.Context, setup Setup) (Machine, error) {
+		m, err := open(ctx, setup)
+		m.Verify = func(_ context.Context, shard *config.Shard) error {
+			if _, ok := shard.Defaults.Args["Bad"]; ok {
+				return infra.Errorf(infra.Invalid, "check", "defaults.args.Bad: there is no such field")
+			}
+			return nil
+		}
+		return m, err
+	}
+	cfg.Providers["mock"] = kind
+	cfg.KeySources["file"] = func(context.Context, config.KeySource) ([]byte, error) {
+		return []byte("other is a key of 32 bytes too.."), nil
 	}
 }

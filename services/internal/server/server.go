@@ -16,20 +16,16 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
-	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
-	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
-	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
 	"github.com/nstance-kit/nstance/services/internal/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/election"
@@ -90,8 +86,12 @@ type server struct {
 	secrets   secretstore.Store
 	machine   Machine
 	cache     *cache.Cache
-	identity  election.Identity
-	ports     ports
+	// opened are the resources of the configuration that passed its trial last while the server started.
+	opened *resources
+	// inUse are the resources in use, nil while the server starts.
+	inUse    atomic.Pointer[resources]
+	identity election.Identity
+	ports    ports
 
 	agents    *agentapi.Service
 	operators *operatorapi.Service
@@ -271,6 +271,7 @@ func (s *server) openBucket(ctx context.Context) error {
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(bucket{s.state, s.opts.Shard}, s.log)
 	s.manager.Judge(judge(s.cfg.Providers))
+	s.manager.SetTrial(s.tryConfig)
 	return nil
 }
 
@@ -312,110 +313,21 @@ func pause(try int) time.Duration {
 func (s *server) tryPrepare(ctx context.Context) error {
 	s.close()
 	s.probe.NotReady("proving that the bucket honours conditional writes")
-	if err := objstore.Probe(ctx, s.store, keys.Probe(s.opts.Shard, s.incarnation)); err != nil {
-		err = fmt.Errorf("check the bucket: %w", err)
-		if errors.Is(err, objstore.ErrUnconditional) {
-			return &fatalError{err}
-		}
+	if err := s.probeBucket(ctx, s.store); err != nil {
 		return err
 	}
-	s.probe.NotReady("reading the shard's configuration")
+	s.probe.NotReady("reading the shard's configuration, opening what it names")
 	if err := s.manager.Load(ctx); err != nil {
 		return err
 	}
-	shard := s.manager.Shard()
-	if err := s.agree(shard); err != nil {
-		return err
-	}
-	machine, err := s.openProvider(ctx, shard)
-	if err != nil {
-		return err
-	}
-	s.machine = machine
-	if s.opts.HostID && machine.Named && machine.ID != "" {
-		s.opts.ID = machine.ID
-		s.log.Info("this server's ID is its machine's", "id", machine.ID)
-	}
-	if err := s.openCluster(ctx, shard); err != nil {
-		return err
-	}
+	s.useResources()
 	s.probe.NotReady("opening the cache")
+	var err error
 	if s.cache, err = cache.Open(ctx, cache.Path(s.opts.CacheDir)); err != nil {
 		return &fatalError{fmt.Errorf("open the cache: %w", err)}
 	}
-	if s.ports, err = portsOf(shard, s.opts); err != nil {
-		return err
-	}
-	s.identity = election.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: machine.ID,
+	s.identity = election.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: s.machine.ID,
 		Addresses: s.ports.lock()}
-	return nil
-}
-
-// agree checks what the command line and the configuration both say.
-func (s *server) agree(shard *config.Shard) error {
-	if shard.Server.Shard != s.opts.Shard {
-		return fmt.Errorf("server.shard: the configuration is of shard %q, this server's --shard is %q",
-			shard.Server.Shard, s.opts.Shard)
-	}
-	switch network, flag := shard.Server.LeaderNetwork, s.opts.LeaderInterface; {
-	case flag == "":
-	case network == nil:
-		return fmt.Errorf("server.leader_network: is missing, but this server's --leader-interface is %q", flag)
-	case network.InterfaceID != interfaceID(flag):
-		return fmt.Errorf("server.leader_network.interface_id: is %q, this server's --leader-interface is %q",
-			network.InterfaceID, flag)
-	}
-	return nil
-}
-
-// interfaceID takes the ID of a network interface out of its ARN,
-// arn:aws:ec2:{region}:{account}:network-interface/{ID}. What is no ARN is an ID.
-func interfaceID(text string) string {
-	if !strings.HasPrefix(text, "arn:") {
-		return text
-	}
-	_, id, _ := strings.Cut(text, ":network-interface/")
-	return id
-}
-
-// openCluster opens the cluster's bucket and secrets and checks that the CA, if there is one, can be read.
-func (s *server) openCluster(ctx context.Context, shard *config.Shard) error {
-	s.probe.NotReady("opening the cluster's secrets")
-	cluster := s.documents
-	if at := shard.Cluster.Storage; at != nil {
-		store, err := open.Open(ctx, open.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region,
-			Prefix: at.Prefix, Endpoint: at.Endpoint})
-		if err != nil {
-			return fmt.Errorf("cluster.storage: %w", err)
-		}
-		cluster = objstore.WithTimeouts(store, s.bucketTimeouts)
-		// The cluster's CA is made there by whoever comes first: that, too, takes conditional writes.
-		if err := objstore.Probe(ctx, cluster, keys.Probe(s.opts.Shard, s.incarnation)); err != nil {
-			err = fmt.Errorf("cluster.storage: check the bucket: %w", err)
-			if errors.Is(err, objstore.ErrUnconditional) {
-				return &fatalError{err}
-			}
-			return err
-		}
-	}
-	sources := s.cfg.KeySources
-	if sources == nil {
-		sources = secrets.KeySources()
-	}
-	ring, err := keyring.Load(ctx, shard.Cluster.Secrets, sources)
-	if err != nil {
-		return fmt.Errorf("cluster.secrets: %w", err)
-	}
-	if s.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: shard.Cluster.Secrets, Bucket: cluster,
-		Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader}); err != nil {
-		return fmt.Errorf("cluster.secrets.provider: %w", err)
-	}
-	s.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID,
-		ShardID: s.opts.Shard, Secrets: s.secrets,
-		ForEach: s.env.ForEach})
-	if _, err := s.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
-		return fmt.Errorf("read the cluster's CA: %w", err)
-	}
 	return nil
 }
 

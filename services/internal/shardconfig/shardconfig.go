@@ -6,6 +6,7 @@
 package shardconfig
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -89,6 +90,7 @@ type Manager struct {
 	store Store
 	log   *slog.Logger
 	judge func(*config.Shard) config.Problems
+	trial Trial
 
 	changing sync.Mutex // held over a read-modify-write of the bucket's documents; never while mu is wanted by readers
 
@@ -110,6 +112,16 @@ type Manager struct {
 // anything else.
 func (m *Manager) Judge(judge func(*config.Shard) config.Problems) { m.judge = judge }
 
+// Trial opens what a configuration names and this server does not use yet, without using it: the provider, the
+// cluster's bucket, the secrets store, the encryption keys. Its error says why this server cannot run with the
+// configuration. applied: a leader has run with it, so that only what this server itself lacks speaks against it. The
+// defaults are filled in.
+type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
+
+// SetTrial has every configuration tried out before it is put in force or recorded as applied. Call it before anything
+// else.
+func (m *Manager) SetTrial(trial Trial) { m.trial = trial }
+
 // New returns a Manager with nothing in force.
 func New(store Store, log *slog.Logger) *Manager { return &Manager{store: store, log: log} }
 
@@ -122,9 +134,9 @@ func (m *Manager) Load(ctx context.Context) error {
 	return err
 }
 
-// Lead reads config and groups anew for a leader of the given term and hands them, and every later change, to apply,
-// which must not call a method of m that changes anything. An invalid configuration is refused in favour of the last
-// that was applied. ErrRestart: it cannot take the place of the one that was loaded before.
+// Lead reads configuration and groups again for a leader of the given term, and hands them and every later change to
+// applier. A configuration that is refused gives way to the one that was applied last. ErrRestart: the configuration
+// cannot take the place of the one that was loaded before.
 func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -136,22 +148,65 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	if err != nil {
 		return err
 	}
+	// Recorded only once this process runs with it: the recorded configuration is what a server falls back to.
+	if before != nil && !InPlace(before, m.Shard()) {
+		return ErrRestart
+	}
 	if err := m.record(ctx, doc); err != nil {
 		return err
 	}
 	m.mu.Lock()
-	shard := m.shard
-	if before != nil && !inPlace(before, shard) {
-		m.mu.Unlock()
-		return ErrRestart
-	}
 	m.applier = applier
 	m.mu.Unlock()
 	m.applyConfig()
 	return nil
 }
 
-// begin puts in force what the bucket holds, or, where that is refused, what was applied last.
+// candidate is a configuration that may be put in force.
+type candidate struct {
+	doc    Document
+	shard  *config.Shard
+	groups dynamic
+	// parseErr, trialErr and broken say what is wrong with it: it is no valid configuration; this server cannot run
+	// it; some groups cannot be made from it.
+	parseErr, trialErr error
+	broken             config.Problems
+}
+
+// parse parses a configuration and merges it with dynamic groups.
+func (m *Manager) parse(doc Document, groups dynamic) candidate {
+	c := candidate{doc: doc, groups: groups}
+	var problems config.Problems
+	if c.shard, problems = config.Parse("config", doc.Body); problems.Err() != nil {
+		c.parseErr = problems.Err()
+	} else {
+		c.broken = m.broken(c.shard, groups)
+	}
+	return c
+}
+
+// try runs the trial of a valid configuration that is not in force already. applied: a leader has run with it.
+func (m *Manager) try(ctx context.Context, c *candidate, applied bool) {
+	m.mu.Lock()
+	inForce := m.current.Token != "" && m.current.Token == c.doc.Token
+	m.mu.Unlock()
+	if c.parseErr == nil && !inForce && m.trial != nil {
+		c.trialErr = m.trial(ctx, c.shard.WithDefaults(), applied)
+	}
+}
+
+// err is why the configuration cannot be put in force at all; nil if only some of its groups are broken.
+func (c *candidate) err() error { return cmp.Or(c.parseErr, c.trialErr) }
+
+// problems lists everything that is wrong with the configuration.
+func (c *candidate) problems() config.Problems {
+	if err := c.err(); err != nil {
+		return problemsOf(err)
+	}
+	return c.broken
+}
+
+// begin puts in force the configuration in the bucket, or, where that is refused, the one that was applied last.
 func (m *Manager) begin(ctx context.Context) (Document, error) {
 	doc, err := m.store.Config(ctx)
 	if err != nil {
@@ -164,43 +219,46 @@ func (m *Manager) begin(ctx context.Context) (Document, error) {
 	if err != nil {
 		return Document{}, err
 	}
-	shard, problems := config.Parse("config", doc.Body)
-	invalid := problems.Err() != nil
-	if !invalid {
-		problems = m.broken(shard, groups)
-		if len(problems) == 0 {
-			m.refuse(Document{}, nil)
-			m.adopt(doc, shard, groups)
-			return doc, nil
-		}
-	}
 	applied, err := m.store.Applied(ctx)
-	switch {
-	case err != nil && !errors.Is(err, objstore.ErrNotFound):
+	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		return Document{}, fmt.Errorf("read the applied configuration: %w", err)
-	case err == nil && string(applied.Body) != string(doc.Body):
-		before, complaints := config.Parse("applied", applied.Body)
-		if complaints.Err() == nil && (invalid || len(m.broken(before, groups)) < len(problems)) {
-			m.refuse(doc, problems)
-			doc = Document{Body: applied.Body, Token: applied.Source}
-			m.adopt(doc, before, groups)
-			return doc, nil
+	}
+	isApplied := err == nil && string(applied.Body) == string(doc.Body)
+	newest := m.parse(doc, groups)
+	m.try(ctx, &newest, isApplied)
+	if len(newest.problems()) == 0 {
+		m.refuse(Document{}, nil)
+		m.adopt(newest)
+		return doc, nil
+	}
+	if err == nil && !isApplied {
+		before := m.parse(Document{Body: applied.Body, Token: applied.Source}, groups)
+		better := newest.err() != nil || len(before.broken) < len(newest.broken)
+		if better { // the last trial that passes is that of the configuration in force
+			m.try(ctx, &before, true)
 		}
-		if invalid && complaints.Err() != nil {
-			return Document{}, fmt.Errorf("neither the configuration nor the applied one is valid:\n%w\n%w", problems,
-				complaints.Err())
+		switch {
+		case better && before.err() == nil:
+			m.log.Warn("the newest configuration is refused: the one that was applied last stays in force",
+				"refused_etag", string(doc.Token), "etag", string(applied.Source),
+				"problems", newest.problems().Error())
+			m.refuse(doc, newest.problems())
+			m.adopt(before)
+			return before.doc, nil
+		case before.err() != nil && newest.err() != nil:
+			return Document{}, fmt.Errorf("neither the configuration nor the applied one can be used:\n%w\n%w",
+				newest.err(), before.err())
 		}
 	}
-	if invalid {
-		return Document{}, problems.Err()
+	if err := newest.err(); err != nil {
+		return Document{}, err
 	}
-	// It was applied before some groups broke, or was never anything else: instances of the other groups are not to
-	// wait for those.
-	for _, problem := range problems {
+	// Nothing better was ever applied. The groups that can be made are served all the same.
+	for _, problem := range newest.broken {
 		m.log.Warn("some groups cannot be made", "problem", problem.String())
 	}
 	m.refuse(Document{}, nil)
-	m.adopt(doc, shard, groups)
+	m.adopt(newest)
 	return doc, nil
 }
 
@@ -256,8 +314,9 @@ func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
 }
 
 // adopt puts a valid configuration in force together with dynamic groups.
-func (m *Manager) adopt(doc Document, shard *config.Shard, d dynamic) {
-	full := shard.WithDefaults()
+func (m *Manager) adopt(c candidate) {
+	doc, d := c.doc, c.groups
+	full := c.shard.WithDefaults()
 	merged, problems := full.Merged(d.groups)
 	for _, problem := range problems {
 		m.log.Warn("dynamic groups", "problem", problem.String())
@@ -290,9 +349,10 @@ func (m *Manager) refuse(doc Document, problems config.Problems) {
 	m.refused, m.problems = doc, problems
 }
 
-// Refresh looks for a newer configuration and newer groups and applies them in place. Problems come with Invalid; an
+// Refresh looks for a newer configuration and newer groups, and applies them in place. Problems come with Invalid; an
 // error means that the bucket could not be read (or the applied copy not written) and nothing changed. A configuration
-// under which a dynamic group that could be made can be made no more is refused, too.
+// is refused also when this server cannot run it, and when a dynamic group that could be made before could not be made
+// from it.
 func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -315,14 +375,26 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		m.takeGroups(groups)
 		return Updated, nil, nil
 	}
-	next, problems := config.Parse("config", doc.Body)
-	if problems.Err() == nil {
-		problems = m.newlyBroken(shard, next, groups)
+	next := m.parse(doc, groups)
+	m.try(ctx, &next, false)
+	problems := next.problems()
+	if next.err() == nil {
+		problems = m.newlyBroken(shard, next.shard, groups)
+	}
+	if ctx.Err() != nil {
+		return Unchanged, nil, ctx.Err() // the trial was interrupted: it proves nothing
 	}
 	if len(problems) > 0 {
 		problems = problems.Errors()
 		m.refuse(doc, problems)
 		return Invalid, problems, nil
+	}
+	if !InPlace(shard, next.shard.WithDefaults()) {
+		m.refuse(Document{}, nil)
+		m.mu.Lock()
+		m.restart = doc
+		m.mu.Unlock()
+		return Restart, nil, nil
 	}
 	// Recorded before it is acted on, so that the next leader starts from it even if the bucket's copy breaks
 	// meanwhile.
@@ -330,15 +402,18 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 		return Unchanged, nil, err
 	}
 	m.refuse(Document{}, nil)
-	if !inPlace(shard, next.WithDefaults()) {
-		m.mu.Lock()
-		m.restart = doc
-		m.mu.Unlock()
-		return Restart, nil, nil
-	}
-	m.adopt(doc, next, groups)
+	m.adopt(next)
 	m.applyConfig()
 	return Updated, nil, nil
+}
+
+// problemsOf returns the problems in err, or err itself as a problem of the configuration.
+func problemsOf(err error) config.Problems {
+	var problems config.Problems
+	if errors.As(err, &problems) {
+		return problems
+	}
+	return config.Problems{{File: "config", Message: err.Error()}}
 }
 
 // newlyBroken returns what is wrong with dynamic groups under the next configuration and was not under the one before.
@@ -360,8 +435,9 @@ func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Probl
 	return out
 }
 
-// inPlace reports whether b may replace a without a restart: cluster, storage, provider, bind and shard stay.
-func inPlace(a, b *config.Shard) bool {
+// InPlace reports whether configuration b can take the place of a without a restart of the server. Cluster, provider,
+// shard, addresses, leader network and election must be the same. Both have their defaults filled in.
+func InPlace(a, b *config.Shard) bool {
 	return reflect.DeepEqual(a.Cluster, b.Cluster) && reflect.DeepEqual(a.Server.Provider, b.Server.Provider) &&
 		a.Server.Bind == b.Server.Bind && a.Server.Advertise == b.Server.Advertise &&
 		a.Server.Shard == b.Server.Shard &&

@@ -267,10 +267,16 @@ func TestRestart(t *testing.T) {
 	if s := l.Status(); s.RestartETag == "" || s.RestartETag == was {
 		t.Errorf("the configuration that waits for a restart has the ETag %q", s.RestartETag)
 	}
-	// What comes after the restart starts from it even if the bucket's copy breaks meanwhile.
-	b.write(t, invalid)
+	// No leader has run with it yet, so that it is not what a server falls back to.
+	if applied, err := b.Applied(t.Context()); err != nil || string(applied.Source) != was {
+		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
+	}
 	if next := lead(t, b, 2); next.shard.Server.Provider.Zone != "z" {
-		t.Error("the next leader has an older configuration")
+		t.Error("the process after the restart has an older configuration")
+	}
+	b.write(t, invalid)
+	if next := lead(t, b, 3); next.shard.Server.Provider.Zone != "z" {
+		t.Error("the next leader does not fall back to the configuration that a leader ran with")
 	}
 }
 

@@ -1,0 +1,164 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keyring"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+)
+
+// trialTimeout bounds the trial of a configuration while the server already runs with another one.
+const trialTimeout = 30 * time.Second
+
+// resources are what a server opens for a configuration. They change only with a restart.
+type resources struct {
+	shard   *config.Shard
+	machine Machine
+	state   *clusterstate.State
+	secrets secretstore.Store
+	ports   ports
+}
+
+// tryConfig is the shardconfig.Trial of this server. While the server starts, it keeps what it opened for useResources.
+func (s *server) tryConfig(ctx context.Context, shard *config.Shard, applied bool) error {
+	inUse := s.inUse.Load()
+	if inUse == nil {
+		opened, err := s.openResources(ctx, shard, applied)
+		if err == nil {
+			s.opened = opened
+		}
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
+	defer cancel()
+	if !shardconfig.InPlace(inUse.shard, shard) {
+		_, err := s.openResources(ctx, shard, applied)
+		return err
+	}
+	if applied {
+		return nil
+	}
+	if err := inUse.machine.verify(ctx, shard); infra.ClassOf(err) == infra.Invalid {
+		return err
+	}
+	return nil // what cannot be verified now is verified again when the configuration is in force
+}
+
+// useResources makes the opened resources those of this server.
+func (s *server) useResources() {
+	r := s.opened
+	s.machine, s.state, s.secrets, s.ports = r.machine, r.state, r.secrets, r.ports
+	if s.opts.HostID && r.machine.Named && r.machine.ID != "" {
+		s.opts.ID = r.machine.ID
+		s.log.Info("this server's ID is its machine's", "id", r.machine.ID)
+	}
+	s.inUse.Store(r)
+}
+
+// openResources opens everything that a configuration names, and checks it against the command line. applied: a leader
+// has run with this configuration.
+func (s *server) openResources(ctx context.Context, shard *config.Shard, applied bool) (*resources, error) {
+	if err := s.checkFlags(shard); err != nil {
+		return nil, err
+	}
+	r := &resources{shard: shard}
+	var err error
+	if r.ports, err = portsOf(shard, s.opts); err != nil {
+		return nil, err
+	}
+	if r.machine, err = s.openProvider(ctx, shard, applied); err != nil {
+		return nil, err
+	}
+	if err := s.openCluster(ctx, shard, r); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// checkFlags compares the configuration with the flags that must agree with it.
+func (s *server) checkFlags(shard *config.Shard) error {
+	if shard.Server.Shard != s.opts.Shard {
+		return fmt.Errorf("server.shard: the configuration is of shard %q, this server's --shard is %q",
+			shard.Server.Shard, s.opts.Shard)
+	}
+	switch network, flag := shard.Server.LeaderNetwork, s.opts.LeaderInterface; {
+	case flag == "":
+	case network == nil:
+		return fmt.Errorf("server.leader_network: is missing, but this server's --leader-interface is %q", flag)
+	case network.InterfaceID != interfaceID(flag):
+		return fmt.Errorf("server.leader_network.interface_id: is %q, this server's --leader-interface is %q",
+			network.InterfaceID, flag)
+	}
+	return nil
+}
+
+// interfaceID returns the ID of a network interface. text is the ID itself or its ARN,
+// arn:aws:ec2:{region}:{account}:network-interface/{ID}.
+func interfaceID(text string) string {
+	if !strings.HasPrefix(text, "arn:") {
+		return text
+	}
+	_, id, _ := strings.Cut(text, ":network-interface/")
+	return id
+}
+
+// openCluster opens the cluster's bucket, keys and secrets for r. It checks that the CA, if there is one, can be read.
+func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resources) error {
+	cluster := s.documents
+	if at := shard.Cluster.Storage; at != nil {
+		store, err := open.Open(ctx, open.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region,
+			Prefix: at.Prefix, Endpoint: at.Endpoint})
+		if err != nil {
+			return fmt.Errorf("cluster.storage: %w", err)
+		}
+		cluster = objstore.WithTimeouts(store, s.bucketTimeouts)
+		// The first server of the cluster makes the CA there, which takes conditional writes too.
+		if err := s.probeBucket(ctx, cluster); err != nil {
+			return fmt.Errorf("cluster.storage: %w", err)
+		}
+	}
+	sources := s.cfg.KeySources
+	if sources == nil {
+		sources = secrets.KeySources()
+	}
+	ring, err := keyring.Load(ctx, shard.Cluster.Secrets, sources)
+	if err != nil {
+		return fmt.Errorf("cluster.secrets: %w", err)
+	}
+	if r.secrets, err = secrets.Open(ctx, secrets.Options{Secrets: shard.Cluster.Secrets, Bucket: cluster,
+		Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader}); err != nil {
+		return fmt.Errorf("cluster.secrets.provider: %w", err)
+	}
+	r.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID,
+		ShardID: s.opts.Shard, Secrets: r.secrets, ForEach: s.env.ForEach})
+	if _, err := r.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
+		return fmt.Errorf("read the cluster's CA: %w", err)
+	}
+	return nil
+}
+
+// probeBucket checks that a store honours conditional writes. A store that ignores them is a fatalError.
+func (s *server) probeBucket(ctx context.Context, store objstore.Store) error {
+	err := objstore.Probe(ctx, store, keys.Probe(s.opts.Shard, s.incarnation))
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("check the bucket: %w", err)
+	if errors.Is(err, objstore.ErrUnconditional) {
+		return &fatalError{err}
+	}
+	return err
+}

@@ -1,0 +1,184 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+)
+
+// severedStore fails every request once it is severed, as for a process that is killed.
+type severedStore struct {
+	objstore.Store
+	severed atomic.Bool
+}
+
+var errSevered = errors.New("the process was killed")
+
+func (s *severedStore) Get(ctx context.Context, key string) (objstore.Object, error) {
+	if s.severed.Load() {
+		return objstore.Object{}, errSevered
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *severedStore) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token,
+	error) {
+	if s.severed.Load() {
+		return "", errSevered
+	}
+	return s.Store.Put(ctx, key, body, cond)
+}
+
+// startKillable starts a server, and returns a function that ends it without a trace: it cannot release the lock.
+func (r *rig) startKillable(key string) (p *run, kill func()) {
+	shared := r.bucket
+	defer func() { r.bucket = shared }()
+	own := &severedStore{Store: shared}
+	r.bucket = own
+	p = r.start(key)
+	return p, func() {
+		own.severed.Store(true)
+		_ = p.end()
+	}
+}
+
+// replaceOne stops a VM and waits for its replacement.
+func (p *run) replaceOne() {
+	p.rig.t.Helper()
+	p.await("two VMs", func() bool { return p.rig.running() == 2 })
+	before := map[string]bool{}
+	stopped := false
+	for _, vm := range p.rig.provider.VMs() {
+		before[vm.ProviderID] = true
+		if vm.State.Alive() && !stopped {
+			if err := p.rig.provider.Terminate(vm.ProviderID); err != nil {
+				p.rig.t.Fatal(err)
+			}
+			stopped = true
+		}
+	}
+	p.await("a replacement of a VM that was lost", func() bool {
+		for _, vm := range p.rig.provider.VMs() {
+			if vm.State.Alive() && !before[vm.ProviderID] {
+				return p.rig.running() == 2
+			}
+		}
+		return false
+	})
+}
+
+// A configuration that this server cannot run is reported and never recorded as applied. The shard goes on with the
+// configuration before: with the leader that was told of it, with the successor of a killed leader, and with a server
+// on a new machine.
+func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	type object = map[string]any
+	cluster := func(doc object) object { return doc["cluster"].(object) }
+	secrets := func(doc object) object { return cluster(doc)["secrets"].(object) }
+	for name, tc := range map[string]struct {
+		change func(doc object)
+		want   string
+	}{
+		"provider that the build lacks": {func(doc object) {
+			doc["server"].(object)["provider"] = object{"kind": "tmux"}
+		}, "tmux"},
+		"secrets store that the build lacks": {func(doc object) {
+			secrets(doc)["provider"], secrets(doc)["project_id"] = "google-secret-manager", "p"
+		}, "google-secret-manager"},
+		"key source that the build lacks": {func(doc object) {
+			secrets(doc)["encryption_key"] = object{"provider": "aws-secrets-manager", "source": "key"}
+		}, "aws-secrets-manager"},
+		"encryption key that opens nothing": {func(doc object) {
+			secrets(doc)["encryption_key"] = object{"provider": "file", "source": "other"}
+		}, "sealed with another encryption key"},
+		"cluster storage that cannot be opened": {func(doc object) {
+			cluster(doc)["storage"] = object{"provider": "file", "bucket": filepath.Join(file, "bucket")}
+		}, "cluster.storage"},
+		"cluster storage that the build lacks": {func(doc object) {
+			cluster(doc)["storage"] = object{"provider": "gcs", "bucket": "b"}
+		}, "gcs"},
+		"another shard": {func(doc object) { doc["server"].(object)["shard"] = "b" }, `of shard "b"`},
+		"an argument that the provider refuses": {func(doc object) {
+			doc["defaults"].(object)["args"] = object{"Bad": 1}
+		}, "Bad"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.set = refuseBadArgs
+			good := func(doc object) {
+				doc["server"].(object)["garbage_collection"] = object{"interval": "100ms"}
+				doc["server"].(object)["leader_election"] = object{"lease_duration": "2s", "renew_interval": "500ms",
+					"peer_lease": "0s"}
+			}
+			r.configure(good)
+			p, kill := r.startKillable(testKey)
+			p.await("a leader", func() bool { return p.server.leading.Load() != nil })
+			p.replaceOne()
+			applied := r.applied()
+
+			r.configure(func(doc object) { good(doc); tc.change(doc) })
+			result, problems, err := p.server.leading.Load().operator.Refresh(t.Context())
+			if err != nil || result != shardconfig.Invalid || !strings.Contains(problems.Error(), tc.want) {
+				t.Fatalf("the refresh answers %d, %v, %v; want a refusal about %q", result, problems, err, tc.want)
+			}
+			if p.metric("nstance_config_refused") != "1" {
+				t.Error("nstance_config_refused is not 1")
+			}
+			if !bytes.Equal(r.applied(), applied) {
+				t.Error("it was recorded as applied")
+			}
+			p.replaceOne()
+			if name == "provider that the build lacks" {
+				kill() // the successor waits for the end of the lease: once is enough
+			} else {
+				_ = p.end()
+			}
+
+			next := r.start(testKey) // with a cache of its own
+			next.await("the next leader", func() bool { return next.server.leading.Load() != nil })
+			if !strings.Contains(next.log.String(), "the newest configuration is refused") {
+				t.Error("the next leader does not say in its log that it goes on with the configuration before")
+			}
+			next.replaceOne()
+			status := next.server.manager.Status()
+			if !strings.Contains(status.Problems.Error(), tc.want) || status.RefusedETag == "" ||
+				next.metric("nstance_config_refused") != "1" {
+				t.Errorf("the next leader does not report the refusal: %+v", status)
+			}
+			if !bytes.Equal(r.applied(), applied) {
+				t.Error("the next leader recorded it as applied")
+			}
+
+			// Mended, it is taken without a restart.
+			r.configure(good)
+			result, problems, err = next.server.leading.Load().operator.Refresh(t.Context())
+			if err != nil || result == shardconfig.Invalid || result == shardconfig.Restart {
+				t.Errorf("the mended configuration: %d, %v, %v", result, problems, err)
+			}
+			next.await("no refusal", func() bool { return next.metric("nstance_config_refused") == "0" })
+		})
+	}
+}
+
+// applied returns the body of the configuration that is recorded as applied.
+func (r *rig) applied() []byte {
+	r.t.Helper()
+	obj, err := r.bucket.Get(r.t.Context(), keys.Applied("a"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_, body, _ := bytes.Cut(obj.Body, []byte("\n"))
+	return body
+}

@@ -1,0 +1,90 @@
+package shardconfig
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// inZone returns the document with its provider in another zone, which needs a restart.
+func inZone(zone string) string {
+	return strings.Replace(document("", ""), `"provider": {"kind": "mock"}`,
+		`"provider": {"kind": "mock", "zone": "`+zone+`"}`, 1)
+}
+
+// refuseZone is a trial that refuses one zone, and counts its calls.
+func refuseZone(zone string, calls *int) Trial {
+	return func(_ context.Context, shard *config.Shard, _ bool) error {
+		*calls++
+		if shard.Server.Provider.Zone == zone {
+			return errors.New("open provider mock: there is no zone " + zone)
+		}
+		return nil
+	}
+}
+
+func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	var trials int
+	l := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
+	l.SetTrial(refuseZone("bad", &trials))
+	if err := l.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Lead(t.Context(), 1, l); err != nil || trials != 1 {
+		t.Fatalf("%v; the configuration was tried out %d times, want once", err, trials)
+	}
+	was := l.Status().ETag
+	b.write(t, inZone("bad"))
+	for range 2 { // it stays refused
+		problems := l.refresh(t, Invalid)
+		if len(problems) != 1 || problems[0].String() != "config: open provider mock: there is no zone bad" {
+			t.Errorf("problems %v", problems)
+		}
+	}
+	if s := l.Status(); s.ETag != was || s.RefusedETag == "" || s.RestartETag != "" {
+		t.Errorf("status %+v", s)
+	}
+	if applied, err := b.Applied(t.Context()); err != nil || string(applied.Source) != was {
+		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
+	}
+
+	// A new process, and then its leader, go on with the configuration that was applied.
+	next := &leader{Manager: New(b, slog.New(slog.DiscardHandler))}
+	next.SetTrial(refuseZone("bad", &trials))
+	if err := next.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Lead(t.Context(), 2, next); err != nil {
+		t.Fatal(err)
+	}
+	if s := next.Status(); s.ETag != was || s.RefusedETag == "" || len(s.Problems) != 1 || next.groups[static].Size != 3 {
+		t.Errorf("the next leader's status: %+v", s)
+	}
+
+	// Once it is mended, it is taken.
+	b.write(t, inZone("good"))
+	next.refresh(t, Restart)
+	if s := next.Status(); s.RefusedETag != "" {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestFirstConfigurationThatFailsItsTrial(t *testing.T) {
+	b := newBucket()
+	b.write(t, inZone("bad"))
+	var trials int
+	m := New(b, slog.New(slog.DiscardHandler))
+	m.SetTrial(refuseZone("bad", &trials))
+	if err := m.Load(t.Context()); err == nil || err.Error() != "open provider mock: there is no zone bad" {
+		t.Errorf("got %v", err)
+	}
+	if m.Shard() != nil {
+		t.Error("it is in force")
+	}
+}
