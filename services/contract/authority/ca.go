@@ -1,7 +1,7 @@
 // Package authority owns the cluster's certificate authority: its key and certificate, the certificates that it issues,
 // the identities that those carry, and the registration nonces that are exchanged for them.
 //
-// Everything is a pure function of a specification, randomness and the time: nothing here stores, fetches or remembers.
+// Every function depends only on its arguments: a specification, a source of randomness and the time.
 //
 // Invariant: only certificates from IssueClient and IssueServer carry a SPIFFE ID, and ParseIdentity accepts nothing
 // else; no certificate made from a template can be mistaken for an agent, an operator or a server.
@@ -32,12 +32,12 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is how far certificates and nonces reach back: clocks of fresh VMs differ.
+	// Skew is how long before now certificates and nonces become valid, because clocks of new VMs differ.
 	Skew = 5 * time.Minute
 )
 
-// CA is a certificate authority that can issue. It is immutable, may be used concurrently, and shows itself without its
-// key. The zero CA issues nothing.
+// CA is a certificate authority that can issue. It is immutable, safe for concurrent use, and prints without its key.
+// The zero CA issues nothing.
 type CA struct {
 	cert   *x509.Certificate
 	signer func() crypto.Signer // a function: see envelope.Key
@@ -77,7 +77,7 @@ func CreateCA(cluster string, rand io.Reader, now time.Time) (CA, error) {
 	return newCA(cert, key)
 }
 
-// ImportCA takes over a CA that was made elsewhere: one certificate, and its unencrypted key (PKCS #8, SEC 1 or PKCS
+// ImportCA reads an existing CA: one certificate, and its unencrypted key (PKCS #8, SEC 1 or PKCS
 // #1), both in PEM. Ed25519, ECDSA and RSA from 2048 bits are accepted. It is refused unless it is valid now, and
 // certificates for agents, operators and servers that it issues verify against it.
 func ImportCA(cluster string, certPEM, keyPEM []byte, rand io.Reader, now time.Time) (CA, error) {
@@ -103,15 +103,15 @@ func ImportCA(cluster string, certPEM, keyPEM []byte, rand io.Reader, now time.T
 	if err != nil {
 		return CA{}, fmt.Errorf("import CA: %w", err)
 	}
-	if err := ca.rehearse(cluster, rand, now); err != nil {
+	if err := ca.verifyIssuing(cluster, rand, now); err != nil {
 		return CA{}, fmt.Errorf("import CA: %w", err)
 	}
 	return ca, nil
 }
 
-// rehearse issues one certificate of each role and verifies it: a name constraint, a wrong key usage or an expired
-// certificate shows here rather than on the day that a VM is lost.
-func (ca CA) rehearse(cluster string, rand io.Reader, now time.Time) error {
+// verifyIssuing issues one certificate of each role and verifies it. So a name constraint, a wrong key usage or an
+// expired certificate fails the import, not a later replacement of a VM.
+func (ca CA) verifyIssuing(cluster string, rand io.Reader, now time.Time) error {
 	key, err := newKey(rand)
 	if err != nil {
 		return err
@@ -246,13 +246,13 @@ func (ca CA) String() string {
 	return fmt.Sprintf("CA %s %s", ca.cert.Subject.CommonName, Fingerprint(ca.cert))
 }
 
-// GoString redacts.
+// GoString prints the CA without its key.
 func (ca CA) GoString() string { return ca.String() }
 
-// LogValue redacts.
+// LogValue logs the CA without its key.
 func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 
-// MarshalText redacts, in JSON too. There is no way back.
+// MarshalText writes the CA without its key, also in JSON. It cannot be read back.
 func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
 // ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, newest first by their start. Anything else
@@ -314,7 +314,7 @@ func keyID(key ed25519.PublicKey) []byte {
 	return sum[:20]
 }
 
-// newKey reads a seed, so that the key follows from rand alone.
+// newKey makes a key from a seed that it reads from rand, so that the key depends on rand alone.
 func newKey(rand io.Reader) (ed25519.PrivateKey, error) {
 	seed := make([]byte, ed25519.SeedSize)
 	if _, err := io.ReadFull(rand, seed); err != nil {

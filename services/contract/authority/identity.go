@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Role is what the holder of a certificate may speak as.
+// Role is the kind of program that a certificate identifies.
 type Role string
 
 // The roles.
@@ -23,8 +23,8 @@ const (
 
 const scheme = "spiffe"
 
-// Identity is who a certificate speaks for. Agents and operators have Tenant and ID, servers Shard and Server. Values
-// are comparable.
+// Identity is the program that a certificate identifies. Agents and operators have Tenant and ID, servers have Shard
+// and Server. Values are comparable.
 type Identity struct {
 	Role    Role
 	Cluster string
@@ -94,7 +94,7 @@ func (i Identity) Validate() error {
 	return fmt.Errorf("role %q is unknown", i.Role)
 }
 
-// ParseIdentity reads who a certificate speaks for. The role comes from the one URI SAN; subject, usages and the other
+// ParseIdentity reads the identity in a certificate. The role comes from the one URI SAN; subject, usages and the other
 // names must be exactly what [CA.IssueClient] and [CA.IssueServer] write. It does not verify the chain, the times or
 // the cluster: TLS does the first two, and the caller must compare Cluster (and Shard) with its own.
 func ParseIdentity(cert *x509.Certificate) (Identity, error) {

@@ -45,7 +45,7 @@ var (
 	ErrNonceEarly     = errors.New("not valid yet: a clock is wrong")
 )
 
-// Nonce is a registration nonce, which whoever holds it can spend. It does not show itself.
+// Nonce is a registration nonce, a secret: any holder can register with it. It prints as redacted.
 type Nonce struct {
 	text func() string // a function: see envelope.Key
 }
@@ -160,7 +160,7 @@ type NonceClaims struct {
 	OnDemand                 bool
 	// JTI names the nonce: random for agents, the operator's ID for operators.
 	JTI string
-	// To the second, UTC. The nonce is spent before ExpiresAt.
+	// To the second, UTC. The nonce is valid before ExpiresAt.
 	IssuedAt, NotBefore, ExpiresAt time.Time
 }
 
@@ -238,7 +238,7 @@ func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error)
 	return c, c.validate()
 }
 
-// validate checks claims that are about to be signed, or whose signature is good.
+// validate checks claims before they are signed and after their signature was verified.
 func (c NonceClaims) validate() error {
 	if err := (Identity{Role: c.Role, Cluster: c.Cluster, Tenant: c.Tenant, ID: c.ID}).Validate(); err != nil {
 		return err
@@ -304,9 +304,8 @@ func (w *wireClaims) claims() (NonceClaims, error) {
 	return c, c.validate()
 }
 
-// ParseNonce checks a nonce that somebody presents and returns what it says. With allowExpired its end is not looked
-// at: the caller then has to refuse everyone but the key that has spent this nonce already. Errors never quote the
-// nonce.
+// ParseNonce verifies a presented nonce and returns its claims. With allowExpired it accepts an expired nonce: the
+// caller must then refuse every key but the one that has consumed this nonce. Errors never quote the nonce.
 func ParseNonce(key ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
 	claims, err := parseNonce(key, cluster, text, now, allowExpired)
 	if err != nil {

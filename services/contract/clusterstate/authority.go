@@ -35,7 +35,7 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 
 // EnsureCA returns the cluster's CA. It makes one, and says so, only in a cluster that has neither `ca.key` nor
 // `ca.crt` nor any operator or instance record; of two that race, both return the winner's. It writes `ca.crt` again if
-// that is missing. Otherwise [ErrCALost]; whatever cannot be read is an error.
+// that is missing. Otherwise it returns [ErrCALost]. An object that cannot be read is an error.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, created, err = s.ensureCA(ctx, func() (authority.CA, error) {
 		return authority.CreateCA(s.options.ClusterID, s.options.Rand, s.options.Now())
@@ -80,7 +80,7 @@ func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)
 		return authority.CA{}, false, err
 	}
 	if evidence != "" {
-		// Somebody else may have created it, and more, since we looked.
+		// Another program may have created it since.
 		ca, err := s.LoadCA(ctx)
 		if errors.Is(err, secretstore.ErrNotFound) {
 			err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s",
@@ -130,8 +130,8 @@ func (s *State) inUse(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// ensureBundle writes `ca.crt` if it is missing. One that does not know the CA is an error: whoever trusts it would not
-// trust us.
+// ensureBundle writes `ca.crt` if it is missing. A bundle without the CA is an error: its readers would not trust
+// certificates of this CA.
 func (s *State) ensureBundle(ctx context.Context, ca authority.CA) error {
 	certs, err := s.CABundle(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {

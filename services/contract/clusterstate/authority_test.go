@@ -73,7 +73,7 @@ func TestEnsureCA(t *testing.T) {
 	}
 }
 
-// A cluster that is in use gets no second CA, whatever is left of it.
+// A cluster that is in use gets no second CA, whichever of its objects are left.
 func TestNoSecondCA(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, s *clusterstate.State, bucket objstore.Store) error{
 		"bundle": func(t *testing.T, s *clusterstate.State, bucket objstore.Store) error {
@@ -189,7 +189,7 @@ func TestWrongEncryptionKey(t *testing.T) {
 	}
 }
 
-// A secrets service that knows no clusters gives out what it has; the CA itself says whose it is.
+// A secrets service does not separate clusters; the CA itself names its cluster.
 func TestForeignCA(t *testing.T) {
 	bucket := mem.New()
 	store := secrets(t, bucket, cluster, key(t, 1), random(1))

@@ -31,8 +31,8 @@ func (e *SupersededOperatorError) Error() string {
 func (e *SupersededOperatorError) Unwrap() error { return objstore.ErrConflict }
 
 // PutOperator writes one version of an operator record under the conditions and with the errors of [State.PutInstance].
-// Written for the first time (token ""), it spends the nonce whose jti is its ID; an error then carries the record of
-// whoever spent it before.
+// The first write (token "") consumes the nonce whose jti is the operator's ID. If the nonce is consumed already, the
+// error carries the existing record.
 func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error) {
 	fail := func(err error) (objstore.Token, error) {
 		return "", fmt.Errorf("write operator %s: %w", rec.ID, err)

@@ -138,7 +138,7 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 }
 
 // ReadLock reads the shard's election lock, for people and for who needs the leader's address. objstore.ErrNotFound if
-// nobody has led yet.
+// no server has led yet.
 func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objstore.Token, error) {
 	object, err := s.options.Shard.Get(ctx, keys.Leader(shard))
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package clusterstate is the one typed reader and writer of everything that is kept in the bucket: it knows every key,
-// every format and every condition, so that nobody else does.
+// every format and every write condition.
 //
-// It has no clock, no randomness, no goroutine and no retry loop on time of its own: all of that is injected, so that a
-// single-threaded simulator can run it.
+// Clock, randomness, goroutines and the pauses between retries are injected, so that a single-threaded simulator can run
+// the package.
 //
 // Invariant: every write but a delete is conditional on the version that the writer saw, and its result is settled
 // before it is reported; a document that cannot be read is an error, never "absent".
@@ -35,7 +35,7 @@ type Options struct {
 	// Now and Rand default to the machine's clock and crypto/rand.
 	Now  func() time.Time
 	Rand io.Reader
-	// Sleep waits between attempts of a write whose result is unknown; nil waits on the real clock.
+	// Sleep waits between attempts of a write with an unknown result; nil waits on the real clock.
 	Sleep func(ctx context.Context, d time.Duration) error
 	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all that were started
 	// have ended. Without it, one at a time.
@@ -86,9 +86,9 @@ func belongs(what, says, want string) error {
 	return nil
 }
 
-// put writes under the token last seen, "" for none, and settles the result. A conflict with the very bytes that were
-// to be written is a success: an earlier call, whose caller did not wait for its result, has landed. (Bytes are one
-// writer's; where they are not, as in the configuration, who wrote them makes no difference.)
+// put writes on condition of the token last seen, "" for none, and settles the result. If the store already holds the
+// same bytes, put succeeds: an earlier call with an unknown result has succeeded. The bytes of a record name their writer;
+// for the configuration it does not matter which writer wrote them.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()

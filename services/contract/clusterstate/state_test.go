@@ -58,7 +58,7 @@ func key(t testing.TB, fill byte) envelope.Key {
 	return k
 }
 
-// open returns the state as one process sees it; every process has randomness of its own.
+// open returns the state as one process sees it. Every process has its own randomness.
 func open(t testing.TB, bucket objstore.Store, process byte, change ...func(
 	*clusterstate.Options)) *clusterstate.State {
 	t.Helper()
@@ -134,7 +134,7 @@ func TestInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Whoever lost learns what is there.
+	// The loser gets the current document.
 	for name, stale := range map[string]objstore.Token{"an old version": token, "none": ""} {
 		_, err = s.PutInstance(t.Context(), created(t, rec, 3, "w1"), stale)
 		var superseded *clusterstate.SupersededError
@@ -165,7 +165,7 @@ func TestInstance(t *testing.T) {
 	}
 }
 
-// Whatever happens to the answers of writes, exactly one of two leaders wins each version, and both know who.
+// Exactly one of two leaders wins each version, and both know which, also when answers of writes are lost.
 func TestInstanceRaces(t *testing.T) {
 	for seed := range byte(200) {
 		dice := rand.New(rand.NewPCG(uint64(seed), 1))
@@ -269,7 +269,7 @@ func TestLoadInstances(t *testing.T) {
 		}
 		return mem.Fault{}
 	}})
-	// The pieces are started from the last to the first, all at once.
+	// The pieces start concurrently, from the last to the first.
 	most := 0
 	backwards := func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
 		most = limit
@@ -405,7 +405,7 @@ func TestOperators(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The nonce is spent: the second key learns whose it is.
+	// The nonce is consumed: the second key gets the record of the first.
 	second := operator(t, 1, "prod")
 	second.PublicKey = bytes.Repeat([]byte{9}, 32)
 	_, err = s.PutOperator(t.Context(), second, "")

@@ -1,6 +1,6 @@
 // Package ident owns names and IDs: how they are made, written and checked.
 //
-// IDs are puidv7: a three-letter prefix that says what the ID is of, and a UUIDv7 (RFC 9562, section 5.7). They have
+// IDs are puidv7: a three-letter prefix for the kind of object, and a UUIDv7 (RFC 9562, section 5.7). They have
 // two written forms, one for people and one for bucket keys. Parsing is strict: every ID has exactly one spelling in
 // each form.
 //
@@ -111,8 +111,8 @@ func finish(id ID, prefix, s string) (ID, error) {
 // IsZero reports whether the ID is "none".
 func (id ID) IsZero() bool { return id == ID{} }
 
-// Prefix returns the three letters that say what the ID is of: [OperatorPrefix], or a template's kind. "" for the zero
-// ID.
+// Prefix returns the three letters for the kind of object: [OperatorPrefix], or a template's kind. It is "" for the
+// zero ID.
 func (id ID) Prefix() string {
 	if id.IsZero() {
 		return ""

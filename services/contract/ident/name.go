@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// DefaultTenant is the tenant of whoever asked for no other. It always exists.
+// DefaultTenant is the tenant of objects that name none. It always exists.
 const DefaultTenant = "default"
 
 const (

@@ -1,4 +1,4 @@
-// Package keys owns the layout of the bucket: it builds every key, parses it back, and says which program may write it.
+// Package keys defines the layout of the bucket: it builds and parses every key and knows which program may write it.
 //
 // Invariant: for every key k that Parse accepts, the parsed Key's String is k again; and every key that a builder makes
 // from valid parts is accepted by Parse. All keys are relative to the bucket's optional prefix (objstore.WithPrefix
@@ -78,10 +78,10 @@ func CertLog(shard, tenant string, at time.Time, instanceStorageID string) strin
 }
 
 // ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. They
-// are deleted right after; what a crash left there means nothing.
+// are deleted right after. An object that a crash left there has no meaning.
 func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
 
-// Probe is the key of one such object. The nonce ([a-z0-9-], at most 64) keeps two servers apart.
+// Probe is the key of one such object. The nonce (1 to 64 of [a-z0-9-]) differs between servers.
 func Probe(shard, nonce string) string { return ProbePrefix(shard) + nonce }
 
 // Times look like 20260728T101112.123456789Z without the dot.

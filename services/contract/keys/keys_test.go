@@ -18,7 +18,7 @@ const (
 
 var issued = time.Date(2026, 1, 2, 15, 4, 5, 60_000_007, time.UTC)
 
-// layout is the table of the specification, page 2.
+// layout lists an example of every key in the bucket.
 var layout = []struct {
 	built   string
 	key     string

@@ -77,7 +77,7 @@ func (k Key) ClusterScoped() bool {
 	return k.Kind == KindClusterCA || k.Kind == KindClusterSecret || k.Kind == KindClusterOperator
 }
 
-// Writers lists who may write (and delete) the document. Nobody may write a key that is not in the layout.
+// Writers lists the programs that may write and delete the document. It is empty for a key that is not in the layout.
 func (k Key) Writers() []Writer {
 	switch k.Kind {
 	case KindClusterCA, KindClusterSecret, KindClusterOperator:

@@ -17,7 +17,7 @@ const (
 	Reserved State = "reserved"
 	// Created: the provider's ID is known.
 	Created State = "created"
-	// Registered: the agent spent its nonce; identity public key and certificate serial are known.
+	// Registered: the agent consumed its nonce; identity public key and certificate serial are known.
 	Registered State = "registered"
 	// Deleting: the intent to delete is durable, with its reason and deadline. It never goes back.
 	Deleting State = "deleting"
@@ -61,7 +61,7 @@ type Instance struct {
 	RegisteredAt   time.Time         `json:"registered_at,omitzero"`
 	PublicKey      []byte            `json:"public_key,omitempty"` // Ed25519, 32 bytes
 	Certificate    *CertificateRef   `json:"certificate,omitempty"`
-	NonceID        string            `json:"nonce_id,omitempty"` // jti of the nonce that was spent
+	NonceID        string            `json:"nonce_id,omitempty"` // jti of the consumed nonce
 	DeleteReason   string            `json:"delete_reason,omitempty"`
 	DeleteDeadline time.Time         `json:"delete_deadline,omitzero"` // drain ends then at the latest
 	DeletingAt     time.Time         `json:"deleting_at,omitzero"`

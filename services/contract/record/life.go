@@ -25,7 +25,7 @@ const (
 var order = []State{Reserved, Created, Registered, Deleting, Deleted}
 
 // CanMove reports whether an instance may go from one state to another: only forward, and only once to each. Any may be
-// skipped: an agent may register before the provider has answered, and anything may end at once as a tombstone.
+// skipped: an agent may register before the provider has answered, and a record of any state may become a tombstone.
 func CanMove(from, to State) bool {
 	a, b := slices.Index(order, from), slices.Index(order, to)
 	return a >= 0 && b > a

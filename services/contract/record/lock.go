@@ -16,11 +16,11 @@ const (
 	maxCount = 1 << 62
 )
 
-// Lock is the election lock of a shard, `shard/{shard}/leader.json`: who leads, in which term, and for how long others
-// wait after they have seen it. It is only ever replaced under a condition, and never deleted. Values are comparable.
+// Lock is the election lock of a shard, `shard/{shard}/leader.json`: the leader, its term, and how long other servers
+// wait after they have seen it. It is replaced by conditional writes and never deleted. Values are comparable.
 //
-// Incarnation and Revision together name one version and only one: the holder never writes two different bodies under
-// the same pair.
+// Incarnation and Revision together identify one version: the holder never writes two different bodies under the same
+// pair.
 type Lock struct {
 	Schema int `json:"schema"`
 	// LeaderID is the server's --id. Incarnation is random per process start: a restarted process is not the old
@@ -34,16 +34,16 @@ type Lock struct {
 	// Term rises by at least one whenever the leader changes. Revision rises with every version.
 	Term     uint64 `json:"term"`
 	Revision uint64 `json:"revision"`
-	// LeaseMS is how long the holder may act after a renewal, in milliseconds; RenewMS how often it means to renew.
+	// LeaseMS is how long the holder may act after a renewal, in milliseconds; RenewMS is the time between renewals.
 	LeaseMS int64 `json:"lease_ms"`
 	RenewMS int64 `json:"renew_ms"`
-	// Heir is the follower without whose promise the holder does not act. Zero: there is none.
+	// Heir is the standby whose promise the holder needs to act. Zero: there is none.
 	Heir LockHeir `json:"heir,omitzero"`
-	// Released means that the holder has stopped acting: the lock may be taken at once.
+	// Released means that the holder has stopped acting: the lock may be taken over without waiting.
 	Released bool `json:"released,omitempty"`
 	// AppliedETag is the token of the configuration that the holder applied last.
 	AppliedETag string `json:"applied_etag,omitempty"`
-	// RenewedAt is the holder's wall clock, for people. Nothing is decided by it.
+	// RenewedAt is the holder's wall clock, for people. No decision uses it.
 	RenewedAt time.Time `json:"renewed_at,omitzero"`
 }
 
@@ -89,7 +89,7 @@ func EncodeLock(l Lock) ([]byte, error) {
 }
 
 // DecodeLock reads a lock. Unknown fields, trailing data, values out of range and newer schema versions (ErrNewer) are
-// errors: nobody may take a lock that he cannot read, because he does not know how long to wait.
+// errors: a server must not take over a lock that it cannot read, because it does not know how long to wait.
 func DecodeLock(data []byte) (Lock, error) {
 	var l Lock
 	if err := decode("lock", data, lockSchema, &l); err != nil {

@@ -12,7 +12,7 @@ import (
 const OperatorSchema = 1
 
 // Operator is the record of one registered operator, `cluster/operator/{tenant}.{id}.json`. Its ID is the jti of the
-// nonce that it registered with, so that the record, written if absent, spends the nonce. A removed operator stays as a
+// nonce that it registered with, so the conditional write of the record consumes the nonce. A removed operator stays as a
 // tombstone until past the nonce's expiry.
 type Operator struct {
 	Schema int `json:"schema"`
@@ -27,7 +27,7 @@ type Operator struct {
 	Certificate CertificateRef `json:"certificate"`
 	CreatedAt   time.Time      `json:"created_at"`
 	RemovedAt   time.Time      `json:"removed_at,omitzero"`
-	// NonceExpires is when the nonce ends: the tombstone stays for longer.
+	// NonceExpires is when the nonce expires. The tombstone stays for longer.
 	NonceExpires time.Time `json:"nonce_expires,omitzero"`
 }
 

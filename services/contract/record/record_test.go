@@ -316,7 +316,7 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
-// Whatever decodes, encodes to a document that decodes to the same.
+// A document that decodes encodes to a document that decodes to the same value.
 func fuzz[T interface{ Encode() ([]byte, error) }](f *testing.F, decode func([]byte) (T, error), seeds ...T) {
 	for _, seed := range seeds {
 		data, err := seed.Encode()

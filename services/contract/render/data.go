@@ -1,15 +1,14 @@
-// Package render owns what the templates of a shard config can say: their data, their functions, and how they become
-// text.
+// Package render renders the templates of a shard configuration: it defines their data and functions.
 //
 // Templates are Go's text/template with missingkey=error. They come from config authors and, through the operator API,
-// from tenants, and they run inside the server. So what they may do is bounded: no sub-templates, no loops over
-// anything but the maps of the data, no output over [MaxOutput], no function results over a budget. The same code runs
+// from tenants, and they run inside the server. So they are bounded: no sub-templates, loops only over the maps of
+// the data, no output over [MaxOutput], no function results over a budget. The same code runs
 // at plan time, with [Sample] data, and on the server.
 //
 // Invariant: a template that compiles refers to no field that [Data] lacks, and executing it ends, in bounded time and
 // memory.
 //
-// The package knows texts and data, not the shard config.
+// The package does not know the shard configuration.
 package render
 
 import "log/slog"
@@ -49,7 +48,7 @@ type Provider struct {
 	Kind, Region, Zone string
 }
 
-// userdata is Data and, as {{ .Nonce }}, the registration nonce, which nothing but boot scripts can refer to.
+// userdata is Data and the registration nonce, {{ .Nonce }}, which only boot scripts can refer to.
 type userdata struct {
 	Instance    Instance
 	Cluster     Cluster
@@ -59,7 +58,7 @@ type userdata struct {
 	Nonce       string
 }
 
-// Nonce is a registration nonce. It shows itself to nothing but a boot script's template.
+// Nonce is a registration nonce. Only a boot script's template can print it.
 type Nonce string
 
 const redacted = "[nonce]"

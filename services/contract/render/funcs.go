@@ -8,14 +8,13 @@ import (
 	"text/template"
 )
 
-// budget bounds what one call may make: all its output, and all that its templates' functions make on the way.
-// Functions of text/template itself that make text are replaced by ones that count; the others (len, index, slice, eq,
-// and, …) make none.
+// budget bounds one call: its output, and the results of its templates' functions. Functions of text/template that make
+// text are replaced by ones that count. The others (len, index, slice, eq, and, …) make none.
 type budget struct{ output, work int }
 
 func newBudget() *budget { return &budget{output: MaxOutput, work: maxWork} }
 
-// spend must be called before n bytes are made.
+// spend counts n bytes of work. Call it before the bytes are made.
 func (b *budget) spend(n int) error {
 	if b.work -= n; b.work < 0 {
 		return fmt.Errorf("functions make more than %d bytes: %w", maxWork, ErrTooLarge)

@@ -21,10 +21,10 @@ const (
 	maxLoopNodes = 1000    // parts of a template that are inside loops
 )
 
-// ErrTooLarge means that a template or what it makes is over a limit.
+// ErrTooLarge means that a template or its output is over a limit.
 var ErrTooLarge = errors.New("too large")
 
-// Template is a compiled template. It can be used by many goroutines at once.
+// Template is a compiled template. It is safe for concurrent use.
 type Template struct {
 	name, text string
 	tmpl       *template.Template // nil if the text has no actions
@@ -168,7 +168,7 @@ func cleanError(err error) error {
 	return &templateError{message: "line " + message, err: err}
 }
 
-// checker walks a parse tree: it refuses what could run for ever, and fields that the data does not have.
+// checker walks a parse tree. It refuses unbounded loops and fields that the data does not have.
 type checker struct {
 	tree      *parse.Tree
 	root      reflect.Type
@@ -205,7 +205,7 @@ func (c *checker) node(node parse.Node, dotIsRoot bool) {
 	}
 	switch n := node.(type) {
 	case *parse.ActionNode:
-		c.printed(n, dotIsRoot)
+		c.checkPrinted(n, dotIsRoot)
 		c.node(n.Pipe, dotIsRoot)
 	case *parse.IfNode:
 		c.node(n.Pipe, dotIsRoot)
@@ -234,8 +234,8 @@ func (c *checker) node(node parse.Node, dotIsRoot bool) {
 	}
 }
 
-// printed refuses to write a whole part of the data, in Go's notation, where somebody forgot to say which field.
-func (c *checker) printed(n *parse.ActionNode, dotIsRoot bool) {
+// checkPrinted refuses to print a whole struct or map in Go's notation, which means that a field name is missing.
+func (c *checker) checkPrinted(n *parse.ActionNode, dotIsRoot bool) {
 	if len(n.Pipe.Decl) > 0 || len(n.Pipe.Cmds) != 1 || len(n.Pipe.Cmds[0].Args) != 1 {
 		return
 	}

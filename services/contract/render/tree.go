@@ -11,8 +11,7 @@ import (
 const maxDepth = 100
 
 // Tree renders every text inside a JSON-like value: nil, bool, string, numbers, []any and map[string]any. Keys are not
-// templates. The result shares no maps or slices with the tree. What all the texts make counts together against the
-// limits.
+// templates. The result shares no maps or slices with the tree. The limits apply to the output of all texts together.
 func Tree(name string, tree any, d Data) (any, error) { return walk(name, tree, 0, d, newBudget()) }
 
 // JSON renders a document whose texts are templates, indented, with a newline at the end.
