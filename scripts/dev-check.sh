@@ -62,11 +62,11 @@ check() {
 	make "$target" >"$log" 2>&1 &
 	pid=$!
 	export NSTANCE_ADMIN_IDENTITY_DIR="$work/$target"
-	await 300 "an operator is registered" register
-	await 300 "both shards have two healthy instances" healthy 4
+	await 600 "an operator is registered" register
+	await 600 "both shards have two healthy instances" healthy 4
 	"$work/nstance-admin" group scale workers 3 --shard dev-1 >/dev/null
 	await 120 "dev-1 has three healthy instances" healthy 5
-	[ $# -eq 0 ] || await 120 "$*" "$@"
+	[ $# -eq 0 ] || await 600 "$*" "$@"
 	make -s clean-dev
 	wait "$pid" || true
 	[ ! -e temp ] || fail "make clean-dev left temp/"

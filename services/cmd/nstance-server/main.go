@@ -23,7 +23,7 @@ import (
 // version is set when a release is linked.
 var version = "dev"
 
-// heir is set when the server of tests/chaos is linked: lease and renewal of a lock with an heir, and for how long a
+// heir is set when scripts/chaos.sh links the server: lease and renewal of a lock with an heir, and for how long a
 // follower is steady before it is one, as in "9s 3s 1s". Nothing else is different in that server: what takes a minute
 // and a half by default takes some seconds.
 var heir string
