@@ -13,6 +13,11 @@ if [ -S .overmind.sock ]; then
 	done
 	rm -f .overmind.sock
 fi
+# A build that Air started does not end with Air, and would write to temp/ again.
+for pid in $(pgrep -f 'go build -o temp/air/'); do
+	dir=$(readlink "/proc/$pid/cwd" 2>/dev/null || lsof -a -p "$pid" -d cwd -Fn 2>/dev/null | sed -n 's/^n//p')
+	[ "$dir" != "$PWD" ] || kill "$pid" 2>/dev/null || true
+done
 # Air ends before the program that it runs. Wait, so that the ports are free for the next start.
 i=0
 while pgrep -f "$PWD/temp/air/" >/dev/null 2>&1 && [ "$i" -lt 100 ]; do
