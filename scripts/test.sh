@@ -166,7 +166,7 @@ step_failover() {
 }
 
 step_paused() {
-	scripts/paused.sh
+	terraform=$(scripts/tool.sh tofu) scripts/paused.sh
 }
 
 step_chaos() {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Links between the repository's documents lead somewhere.
+// TestDocumentsLinkToFiles verifies that the targets of relative links in the documents exist.
 func TestDocumentsLinkToFiles(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#\s]+)(#[^)\s]*)?\)`)
 	documents := 0
@@ -20,7 +20,7 @@ func TestDocumentsLinkToFiles(t *testing.T) {
 		for _, match := range link.FindAllStringSubmatch(text, -1) {
 			if target := match[1]; !strings.Contains(target, "://") && !strings.HasPrefix(target, "mailto:") {
 				if _, err := os.Stat(filepath.Join(filepath.Dir(path), target)); err != nil {
-					t.Errorf("%s links to %s, which is not there", path, target)
+					t.Errorf("%s links to %s, which does not exist", path, target)
 				}
 			}
 		}
@@ -30,7 +30,7 @@ func TestDocumentsLinkToFiles(t *testing.T) {
 	}
 }
 
-// docs/reference/metrics.md lists the metrics that exist and no others.
+// TestOperationsListsMetrics verifies that docs/reference/metrics.md lists exactly the metrics of the code.
 func TestDocumentListsMetrics(t *testing.T) {
 	quoted := regexp.MustCompile(`"(nstance_[a-z_]+)"`)
 	there := map[string]bool{}
@@ -57,7 +57,7 @@ func TestDocumentListsMetrics(t *testing.T) {
 	}
 }
 
-// files reads what the repository has with a suffix, tests left out, by path.
+// files reads all files of the repository with the suffix, except tests. The keys are paths.
 func files(t *testing.T, root, suffix string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
