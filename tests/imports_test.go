@@ -225,7 +225,8 @@ var rules = map[string]rule{
 	"the agent cannot change a cloud": unlinked("services/cmd/nstance-agent",
 		"github.com/aws", "cloud.google.com", "google.golang.org/api", "github.com/Azure", "k8s.io", "sigs.k8s.io",
 		"services/internal/infra", "services/internal/plan", "services/internal/execute", "services/internal/lease",
-		"services/internal/election", "services/contract/objstore", "services/contract/secretstore", "services/contract/clusterstate"),
+		"services/internal/election", "services/contract/objstore", "services/contract/secretstore",
+		"services/contract/clusterstate"),
 	"no Kubernetes but in the operator": unlinkedExcept("services/cmd",
 		[]string{"services/cmd/nstance-operator", "services/cmd/dev-k8s"},
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
@@ -304,7 +305,8 @@ func TestRulesComplain(t *testing.T) {
 			t.Errorf("%s complains about what is allowed: %v", name, complaints)
 		}
 	}
-	for _, statement := range []string{"go f()", "c <- 1", "select {}", "time.Sleep(1)", "_ = time.Now()", "var c chan int"} {
+	for _, statement := range []string{"go f()", "c <- 1", "select {}", "time.Sleep(1)", "_ = time.Now()",
+		"var c chan int"} {
 		if got := impurities("x.go", []byte("package p\nfunc _() { "+statement+" }")); len(got) != 1 {
 			t.Errorf("%s: complaints %v, want one", statement, got)
 		}

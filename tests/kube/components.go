@@ -12,9 +12,12 @@ import (
 )
 
 // controllers are those of kube-controller-manager that tests of nodes, pods and owners need. Others only take time.
-const controllers = "serviceaccount-controller,serviceaccount-token-controller,root-ca-certificate-publisher-controller,namespace-controller," +
-	"garbage-collector-controller,node-lifecycle-controller,taint-eviction-controller,pod-garbage-collector-controller,disruption-controller," +
-	"deployment-controller,replicaset-controller,daemonset-controller,statefulset-controller,job-controller,clusterrole-aggregation-controller"
+const controllers = "serviceaccount-controller,serviceaccount-token-controller," +
+	"root-ca-certificate-publisher-controller," +
+	"namespace-controller,garbage-collector-controller,node-lifecycle-controller," +
+	"taint-eviction-controller,pod-garbage-collector-controller,disruption-controller," +
+	"deployment-controller,replicaset-controller,daemonset-controller,statefulset-controller," +
+	"job-controller,clusterrole-aggregation-controller"
 
 func (c *Cluster) startControllerManager(ctx context.Context) error {
 	p, err := c.run(ctx, "kube-controller-manager", "--kubeconfig="+c.Kubeconfig, "--leader-elect=false",

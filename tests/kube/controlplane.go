@@ -53,8 +53,8 @@ func controlPlaneCRD() *apiextensionsv1.CustomResourceDefinition {
 				"List", Plural: "stubcontrolplanes",
 				Singular: "stubcontrolplane"},
 			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1beta1", Served: true, Storage: true,
-				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object",
-					XPreserveUnknownFields: &anything}}}},
+				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+					Type: "object", XPreserveUnknownFields: &anything}}}},
 		},
 	}
 }

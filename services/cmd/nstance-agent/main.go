@@ -1,4 +1,5 @@
-// Command nstance-agent runs on every VM of a cluster. Its environment configures it: see docs/reference/agent.md or --help.
+// Command nstance-agent runs on every VM of a cluster. Its environment configures it: see docs/reference/agent.md or
+// --help.
 package main
 
 import (

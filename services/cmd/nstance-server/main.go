@@ -83,7 +83,8 @@ func heirTimes(text string) (election.Options, error) {
 	fields := strings.Fields(text)
 	into := []*time.Duration{&o.HeirLease, &o.HeirRenew, &o.HeirProbation}
 	if len(fields) != len(into) {
-		return election.Options{}, fmt.Errorf("times of an heir: %q has %d fields, want %d", text, len(fields), len(into))
+		return election.Options{}, fmt.Errorf("times of an heir: %q has %d fields, want %d", text, len(fields),
+			len(into))
 	}
 	for i, field := range fields {
 		d, err := time.ParseDuration(field)

@@ -212,7 +212,8 @@ func TestIssuedVerify(t *testing.T) {
 			t.Errorf("%s: serial %s, CA %v", name, authority.Serial(cert), cert.IsCA)
 		}
 	}
-	if got := certs["agent"].URIs[0].String(); got != "spiffe://example/tenant/prod/agent/acc06bgm7733st2576nx5jht4ecjw" {
+	const want = "spiffe://example/tenant/prod/agent/acc06bgm7733st2576nx5jht4ecjw"
+	if got := certs["agent"].URIs[0].String(); got != want {
 		t.Error("agent URI", got)
 	}
 	if got := certs["server"].URIs[0].String(); got != "spiffe://example/shard/us-west-2a/server/i-0123456789abcdef0" {

@@ -34,7 +34,8 @@ type Identity struct {
 	Server  string // a server's --id
 }
 
-// URI is the identity's SPIFFE ID: `spiffe://{cluster}/tenant/{tenant}/{role}/{id}` or `spiffe://{cluster}/shard/{shard}/server/{id}`.
+// URI is the identity's SPIFFE ID: `spiffe://{cluster}/tenant/{tenant}/{role}/{id}` or
+// `spiffe://{cluster}/shard/{shard}/server/{id}`.
 func (i Identity) URI() string {
 	if i.Role == RoleServer {
 		return fmt.Sprintf("%s://%s/shard/%s/server/%s", scheme, i.Cluster, i.Shard, i.Server)

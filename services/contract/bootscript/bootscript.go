@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// MaxSize bounds a script, in bytes. EC2 takes 16 KiB of userdata, and the agent's script grows by CA certificate and nonce when the server renders it.
-// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
+// MaxSize bounds a script, in bytes. EC2 takes 16 KiB of userdata, and the agent's script grows by CA certificate and
+// nonce when the server renders it. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 const MaxSize = 12 << 10
 
 // Binary is where a program is downloaded from.

@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// Probe proves with one object under key that the store honours conditions, and removes it again. Nobody else may use the key:
-// it holds a nonce.
+// Probe proves with one object under key that the store honours conditions, and removes it again. Nobody else may use
+// the key: it holds a nonce.
 //
 // The error wraps ErrUnconditional if a write went through that had to be refused, or the other way round: such a store
 // lets two leaders act at once, so nobody may lead on it. Any other error (no access, no connection, a result that is

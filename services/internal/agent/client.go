@@ -220,8 +220,8 @@ func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news 
 	return a.hinted != "" && !a.followed
 }
 
-// runHook runs the hook whenever files have changed; also for what changed before a restart. A failure is reported, not tried again:
-// the next change runs it anew.
+// runHook runs the hook whenever files have changed; also for what changed before a restart. A failure is reported, not
+// tried again: the next change runs it anew.
 func (c *Client) runHook(ctx context.Context) error {
 	for {
 		if changed := c.files.Pending(); len(changed) > 0 {

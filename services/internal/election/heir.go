@@ -34,12 +34,13 @@ func (h *heartbeatLog) earliestNext(o Options) Instant {
 	return h.sent[h.last%maxHeartbeats].Add(o.heartbeatInterval() / 4)
 }
 
-// heartbeatInterval is the time between heartbeats. A heartbeat and its answer may be lost without the loss of the heir.
+// heartbeatInterval is the time between heartbeats. A heartbeat and its answer may be lost without the loss of the
+// heir.
 func (o Options) heartbeatInterval() time.Duration { return min(o.PeerInterval, o.PeerLease/4) }
 
 // heirTimeout is the age of the newest promise at which the leader writes the lock without that heir. It leaves 0.3
-// promises of authority for the write. With a shorter one the pauses of a busy machine would cost it its heir. With a longer one the
-// end of a standby could cost the leadership.
+// promises of authority for the write. With a shorter one the pauses of a busy machine would cost it its heir. With a
+// longer one the end of a standby could cost the leadership.
 func (o Options) heirTimeout() time.Duration { return o.PeerLease * 13 / 20 }
 
 // authorityEnd returns until when a leader may act, and what ends its authority: the storage lease or the heir's

@@ -213,10 +213,12 @@ func TestHeirSimulation(t *testing.T) {
 	for seed := uint64(1); seed <= uint64(count); seed++ {
 		sim, err := play(seed, true, func(string, ...any) {})
 		if err != nil {
-			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/election -run TestHeirSimulation -v -election.seed=%d",
+			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/election -run TestHeirSimulation -v "+
+				"-election.seed=%d",
 				seed, err, seed)
 		}
-		led, heirs, inherited, confirms, yields = led+sim.led, heirs+sim.heirs, inherited+sim.inherited, confirms+sim.confirms,
+		led, heirs, inherited, confirms, yields = led+sim.led, heirs+sim.heirs, inherited+sim.inherited,
+			confirms+sim.confirms,
 			yields+sim.yields
 	}
 	t.Logf("%d worlds: %d leaderships, %d of heirs, %d farewells, %d locks with an heir, %d confirmations", count, led,
@@ -230,8 +232,8 @@ func TestHeirSimulation(t *testing.T) {
 var withHeir = Options{Lease: 10 * time.Second, Renew: 5 * time.Second, PeerLease: time.Second,
 	PeerInterval: 250 * time.Millisecond}
 
-// pair is a electionSimulation of two servers, of which the first leads and the second is its heir at a random moment after a minute
-// or two.
+// pair is a electionSimulation of two servers, of which the first leads and the second is its heir at a random moment
+// after a minute or two.
 func pair(t *testing.T, seed uint64, opt Options) (sim *electionSimulation, a, b *node) {
 	t.Helper()
 	sim = newSimulation(seed)
@@ -250,8 +252,8 @@ func pair(t *testing.T, seed uint64, opt Options) (sim *electionSimulation, a, b
 	return sim, a, b
 }
 
-// TestHeirTimes holds the figures of docs/concepts/election.md: from the kill of the leader, or the release of its lock, to the
-// authority of its heir.
+// TestHeirTimes holds the figures of docs/concepts/election.md: from the kill of the leader, or the release of its
+// lock, to the authority of its heir.
 func TestHeirTimes(t *testing.T) {
 	vanish := func(state MachineState) func(sim *electionSimulation, a *node) {
 		return func(sim *electionSimulation, a *node) {

@@ -22,9 +22,9 @@ var (
 	stateCount = flag.Int("election.states", 60_000, "number of states that the model visits from each beginning")
 )
 
-// A electionSimulation is a few electors over one lock, in true time. Everything that goes wrong comes from its seed: answers are
-// lost, writes land late, processes pause, crash and restart, machines end, clocks are offset and run up to 5 % fast or
-// slow, people delete the lock.
+// A electionSimulation is a few electors over one lock, in true time. Everything that goes wrong comes from its seed:
+// answers are lost, writes land late, processes pause, crash and restart, machines end, clocks are offset and run up to
+// 5 % fast or slow, people delete the lock.
 type electionSimulation struct {
 	rng    *rand.Rand
 	trace  func(format string, args ...any)
@@ -583,7 +583,9 @@ func TestSimulation(t *testing.T) {
 	for seed := uint64(1); seed <= uint64(count); seed++ {
 		sim, err := play(seed, false, func(string, ...any) {})
 		if err != nil {
-			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/election -run TestSimulation -v -election.seed=%d", seed,
+			t.Fatalf(
+				"seed %d: %v\nrepeat: go test ./services/internal/election -run TestSimulation -v -election.seed=%d",
+				seed,
 				err, seed)
 		}
 		led, confirms = led+sim.led, confirms+sim.confirms

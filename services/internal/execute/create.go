@@ -237,9 +237,10 @@ func address(s string) string {
 	return addr.Unmap().WithZone("").String()
 }
 
-// ask calls the provider until its answer is definite. An ambiguous answer is met with exactly the same bytes; so is throttling, more
-// slowly. A conflict means that this ID was asked for before, and a refusal after an ambiguous answer tells nothing about the calls before it:
-// the VM is looked up by its tag. Not even that it is not found then tells anything once its agent has registered: the call landed later.
+// ask calls the provider until its answer is definite. An ambiguous answer is met with exactly the same bytes; so is
+// throttling, more slowly. A conflict means that this ID was asked for before, and a refusal after an ambiguous answer
+// tells nothing about the calls before it: the VM is looked up by its tag. Not even that it is not found then tells
+// anything once its agent has registered: the call landed later.
 func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.VM, error) {
 	ambiguous := false
 	for delay := 250 * time.Millisecond; ; delay = min(2*delay, 30*time.Second) {
@@ -250,7 +251,8 @@ func (x *Executor) ask(ctx context.Context, request infra.CreateRequest) (infra.
 		switch class := infra.ClassOf(err); {
 		case class == infra.Indeterminate || class == infra.Throttled:
 			ambiguous = true // a client that was throttled may have tried before, and been heard
-			x.World.Raise(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: request.Tags.Tenant, Group: request.Tags.Group},
+			x.World.Raise(shardstate.ErrorKey{Kind: plan.AlertProvider, Tenant: request.Tags.Tenant,
+				Group: request.Tags.Group},
 				fmt.Sprintf("create: %v", err))
 		case class == infra.Conflict || ambiguous:
 			asked := x.Env.Now()

@@ -34,8 +34,8 @@ const (
 	pause = time.Minute
 )
 
-// Keep sets how often the heap is collected by how much is allocated, until ctx ends. Who set GOGC or GOMEMLIMIT (runtime, "Environment Variables") knows better:
-// then nothing is done.
+// Keep sets how often the heap is collected by how much is allocated, until ctx ends. Who set GOGC or GOMEMLIMIT
+// (runtime, "Environment Variables") knows better: then nothing is done.
 func Keep(ctx context.Context) {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return

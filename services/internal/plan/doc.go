@@ -48,7 +48,7 @@
 //	27 drain              A running VM is drained until an operator acknowledges or the deadline comes (drain.go).
 //	28 terminate          Then it is terminated; again after a minute if the provider still has it (drain.go).
 //	29 forget             An instance whose VM is gone becomes a tombstone (drain.go).
-//	30 late deletion      A leader that learns late of a deletion grants part of the drain time again (transitions.go).
+//	30 late deletion      A leader that learns late of a deletion grants part of the drain time (transitions.go).
 //	31 ask                The provider is asked about instances that are late, powering off or terminating
 //	                      (question.go).
 //	32 maintain           An instance that stays is registered with its load balancers and gets its files

@@ -45,6 +45,7 @@ func (g *group) guardReason() string {
 	if shardGuardHolds(g.Shard) {
 		silent, running, of = g.Shard.Silent, g.Shard.Running, "shard"
 	}
-	return fmt.Sprintf("%d of the %s's %d running instances are silent: not replacing them, the fault is more likely here",
+	return fmt.Sprintf(
+		"%d of the %s's %d running instances are silent: not replacing them, the fault is more likely here",
 		silent, of, running)
 }

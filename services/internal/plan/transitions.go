@@ -150,8 +150,8 @@ type ProviderEffect struct {
 	Lost bool
 }
 
-// ApplyProviderAnswer returns the instance after an answer of the provider. An absent VM is gone once it is older than a
-// minute. Until then, and while its create call is not answered, its state stays what it was.
+// ApplyProviderAnswer returns the instance after an answer of the provider. An absent VM is gone once it is older than
+// a minute. Until then, and while its create call is not answered, its state stays what it was.
 func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect) {
 	if a.Asked.Before(i.Provider.At) {
 		return i, ProviderEffect{Stale: true}

@@ -29,7 +29,8 @@ func TestReportTransitions(t *testing.T) {
 		{name: "a repeated report only proves that the agent is alive", before: well(),
 			report: plan.Report{Healthy: true, RuntimeHash: "r1"}, want: func(*plan.Instance) {}},
 		{name: "an instance that was healthy before recovers without ending the backoff",
-			before: with(func(i *plan.Instance) { i.Healthy = false }), report: plan.Report{Healthy: true, RuntimeHash: "r1"},
+			before: with(func(i *plan.Instance) { i.Healthy = false }),
+			report: plan.Report{Healthy: true, RuntimeHash: "r1"},
 			want:   func(i *plan.Instance) { i.Healthy = true },
 			effect: plan.ReportEffect{Changed: true, Recovered: true}},
 		{name: "a notice stays", before: with(func(i *plan.Instance) { i.Notice, i.NoticeDeadline = true, now }),
@@ -42,13 +43,15 @@ func TestReportTransitions(t *testing.T) {
 			want:   func(i *plan.Instance) { i.PowerOffAt = now },
 			effect: plan.ReportEffect{Changed: true, PowersOff: true}},
 		{name: "a repeated power-off keeps its time", before: with(func(i *plan.Instance) { i.PowerOffAt = earlier }),
-			report: plan.Report{Healthy: true, RuntimeHash: "r1", Stopping: plan.PowerOff}, want: func(*plan.Instance) {}},
+			report: plan.Report{Healthy: true, RuntimeHash: "r1", Stopping: plan.PowerOff},
+			want:   func(*plan.Instance) {}},
 		{name: "a reboot", before: well(), report: plan.Report{Healthy: true, RuntimeHash: "r1", Stopping: plan.Reboot},
 			want:   func(i *plan.Instance) { i.RestartingAt, i.Reboot = now, true },
 			effect: plan.ReportEffect{Changed: true, Restarts: true}},
 		{name: "an upgrade after a reboot was announced keeps the reboot",
 			before: with(func(i *plan.Instance) { i.RestartingAt, i.Reboot = earlier, true }),
-			report: plan.Report{Healthy: true, RuntimeHash: "r1", Stopping: plan.Upgrade}, want: func(*plan.Instance) {}},
+			report: plan.Report{Healthy: true, RuntimeHash: "r1", Stopping: plan.Upgrade},
+			want:   func(*plan.Instance) {}},
 		{name: "a plain report after a reboot ends it",
 			before: with(func(i *plan.Instance) { i.RestartingAt, i.Reboot = earlier, true }),
 			report: plan.Report{Healthy: true, RuntimeHash: "r1"},
@@ -150,7 +153,8 @@ func TestProviderTransitions(t *testing.T) {
 			}
 		})
 	}
-	got, _ := plan.ApplyProviderAnswer(plan.Instance{State: record.Created, CreatedAt: now}, answer(plan.ProviderRunning))
+	got, _ := plan.ApplyProviderAnswer(plan.Instance{State: record.Created, CreatedAt: now},
+		answer(plan.ProviderRunning))
 	if got.ProviderID != "vm-9" || !got.LaunchedAt.Equal(ago(time.Minute)) || !got.Provider.Complete {
 		t.Errorf("the answer's facts are not taken over: %+v", got)
 	}

@@ -56,7 +56,8 @@ func TestChangedGroupIsAppliedAlone(t *testing.T) {
 	p.await("a leader", func() bool { return p.server.leading.Load() != nil })
 	planned, reads := p.plannedGroups(), store.reads.Load()
 	if planned < 50 || reads != 1 {
-		t.Fatalf("the leader began with %d planned groups and %d reads of the boot script, want 50 and 1", planned, reads)
+		t.Fatalf("the leader began with %d planned groups and %d reads of the boot script, want 50 and 1", planned,
+			reads)
 	}
 	size := 0
 	_, err := p.server.manager.Upsert(t.Context(), config.GroupKey{Tenant: "default", Group: "g7"}, "",

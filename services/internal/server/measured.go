@@ -112,7 +112,9 @@ func (m *measuredProvider) HasRoom(ctx context.Context, subnets []string) (map[s
 }
 
 func (m *measuredProvider) Register(ctx context.Context, lb string, vm infra.VM) error {
-	return measureError(ctx, m, "register", func(ctx context.Context) error { return m.balancers.Register(ctx, lb, vm) })
+	return measureError(ctx, m, "register", func(ctx context.Context) error {
+		return m.balancers.Register(ctx, lb, vm)
+	})
 }
 
 func (m *measuredProvider) Deregister(ctx context.Context, lb string, vm infra.VM) error {

@@ -30,7 +30,8 @@ type Options struct {
 	AdvertiseHost   string
 	// HealthAddr is where the probe listens from the first moment on, before the configuration is known.
 	HealthAddr string
-	// Instance is the number of this server, from 1, among the servers of one shard on one machine; 0: it is the only one.
+	// Instance is the number of this server, from 1, among the servers of one shard on one machine; 0: it is the only
+	// one.
 	Instance int
 	// Validate: only check a configuration. ValidateFile names it; empty means the shard's own in the bucket.
 	Validate     bool
@@ -47,9 +48,10 @@ Usage:
   nstance-server --validate --shard SHARD --storage s3 --bucket BUCKET
                                         check the one in the bucket and exit
 
-The server reads config/{shard}.jsonc from the bucket (written by the Terraform provider or "nstance-admin config push"), stands for
-election through shard/{shard}/leader.json, and, while it leads, creates, watches, certifies and replaces the shard's VMs. Any number of
-servers may run per shard: one leads, the others wait. All durable state is in the bucket; the cache may be deleted at any time.
+The server reads config/{shard}.jsonc from the bucket (written by the Terraform provider or "nstance-admin config
+push") and stands for election through shard/{shard}/leader.json. While it leads, it creates, watches, certifies and
+replaces the VMs of the shard. Any number of servers may run per shard: one leads, the others wait. All durable state is
+in the bucket; the cache may be deleted at any time.
 
 Flags:
 `
@@ -59,7 +61,8 @@ Environment:
   AWS_REGION, AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE and the usual AWS credentials, for --storage s3
   NSTANCE_ENCRYPTION_KEY   the key that seals the cluster's secrets, where the configuration says "provider": "env"
 
-Signals: SIGTERM and SIGINT stop the server and hand over; SIGUSR1 tells the leader that the orphans which stopped collection may go.
+Signals: SIGTERM and SIGINT stop the server and hand over. SIGUSR1 tells the leader that it may delete the orphans which
+stopped the garbage collection.
 
 Exit status: 0 on a clean stop (SIGTERM, SIGINT), 1 on an error or an invalid configuration, 2 on a wrong command line.
 `

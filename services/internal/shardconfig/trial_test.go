@@ -63,7 +63,8 @@ func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
 	if err := next.Lead(t.Context(), 2, next); err != nil {
 		t.Fatal(err)
 	}
-	if s := next.Status(); s.ETag != was || s.RefusedETag == "" || len(s.Problems) != 1 || next.groups[static].Size != 3 {
+	if s := next.Status(); s.ETag != was || s.RefusedETag == "" || len(s.Problems) != 1 ||
+		next.groups[static].Size != 3 {
 		t.Errorf("the next leader's status: %+v", s)
 	}
 

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// dice is a stream of randomness that follows from its name alone (SplitMix64, https://prng.di.unimi.it/splitmix64.c). Everything that is drawn has
-// a stream of its own: a fault that is left out of a schedule does not change what is drawn elsewhere.
+// dice is a stream of randomness that follows from its name alone (SplitMix64, https://prng.di.unimi.it/splitmix64.c).
+// Everything that is drawn has a stream of its own: a fault that is left out of a schedule does not change what is
+// drawn elsewhere.
 type dice struct{ state uint64 }
 
 // dice returns the stream of a name: the world's seed and whatever tells one use from another.

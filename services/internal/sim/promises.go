@@ -158,7 +158,8 @@ func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
-	if a.Condition != objstore.IfAbsent() { // absence has no version that a write could depend on (docs/concepts/election.md)
+	// absence has no version that a write could depend on (docs/concepts/election.md)
+	if a.Condition != objstore.IfAbsent() {
 		s.flying = append(s.flying, a.Condition)
 	}
 	if !v.there || v.Released || v.Incarnation == s.process.name || !a.Condition.Holds(w.lock.token(), true) {

@@ -16,7 +16,7 @@ const (
 	ruleScaledDown  rule = "scale-down"     // no more than was asked, across crashes
 	ruleGone        rule = "gone"           // nothing that runs is taken to be gone
 	ruleIntent      rule = "durable intent" // no running VM terminated, and no end announced, without it
-	// who promised does not take over, and who needs a promise does not act without
+	// who promised does not take over, and who needs a promise does not act without.
 	rulePromise   rule = "promise"
 	ruleHeir      rule = "heir"              // in peace there is one, and it leads at once
 	ruleProof     rule = "fresh proof"       // no termination without a proof of leadership younger than its intent

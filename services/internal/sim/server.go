@@ -237,7 +237,8 @@ func (s *server) deafen(d time.Duration) {
 
 // io runs one request of the election, whose answer goes to the elector of this life. After a while it is given up; its
 // effect may still come. A request that has its answer and takes its time for something else calls answered.
-func (s *server) io(name string, limit time.Duration, given election.Input, request func(answered func()) election.Input) {
+func (s *server) io(name string, limit time.Duration, given election.Input,
+	request func(answered func()) election.Input) {
 	life, over := s.lives, false
 	s.world.sched.spawn(s.process, name, func() {
 		in := request(func() { over = true })
@@ -262,7 +263,9 @@ func (s *server) perform(action election.Action) {
 		s.io("read lock", s.options.Lease/8, election.ReadFailed{}, s.readLock)
 	case election.WriteLock:
 		s.flies(a)
-		s.io("write lock", s.options.Lease/8, election.WriteUnknown{}, func(func()) election.Input { return s.writeLock(a) })
+		s.io("write lock", s.options.Lease/8, election.WriteUnknown{}, func(func()) election.Input {
+			return s.writeLock(a)
+		})
 	case election.AskMachine:
 		s.io("ask machine", s.options.Lease, election.MachineAnswer{}, func(func()) election.Input {
 			return s.askMachine(a.Machine)

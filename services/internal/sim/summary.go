@@ -36,7 +36,8 @@ func columnOf(k Kind) int {
 	return len(columns) - 1
 }
 
-// Summary writes the counts as docs/contributing/simulation.md has them: kinds summed up, a row for each state that anything met.
+// Summary writes the counts as docs/contributing/simulation.md has them: kinds summed up, a row for each state that
+// anything met.
 func (c *Coverage) Summary() string {
 	var sums [numStates][]uint64
 	for x := range sums {

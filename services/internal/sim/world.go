@@ -1,6 +1,6 @@
 // Package sim owns a seeded world around the real planner, executor, elector, configuration and codecs: a bucket, a
-// provider, a network, machines, people and clocks that fail in every way that docs/evidence/reliability.md lists, on one
-// thread, so that a seed says everything about a run.
+// provider, a network, machines, people and clocks that fail in every way that docs/evidence/reliability.md lists, on
+// one thread, so that a seed says everything about a run.
 //
 // Invariant: it decides nothing for the code under test; it only withholds, delays, repeats and breaks. What must never
 // happen is checked at the moment at which it could, what must come about after the faults have stopped.

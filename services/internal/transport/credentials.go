@@ -137,8 +137,8 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	return &limitedConn{Conn: conn, bytes: bytes, leave: leave}, client, nil
 }
 
-// limitedConn reads no faster than its token bucket of bytes allows, if it has one. It leaves the count of connections when it is
-// closed or fails: gRPC does not close a connection that ends before its first byte.
+// limitedConn reads no faster than its token bucket of bytes allows, if it has one. It leaves the count of connections
+// when it is closed or fails: gRPC does not close a connection that ends before its first byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

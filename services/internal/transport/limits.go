@@ -24,8 +24,8 @@ const (
 	maxAnonymous = 16384
 	// maxHandshakes and maxHandshakesPerAddress limit the handshakes that run at the same time. Others wait for a slot.
 	maxHandshakes, maxHandshakesPerAddress = 1024, 32
-	// failurePenalty is the time for which a failed handshake keeps the slot of its address: at most 16 handshakes of an
-	// address fail per second. Handshakes that succeed are not limited.
+	// failurePenalty is the time for which a failed handshake keeps the slot of its address: at most 16 handshakes of
+	// an address fail per second. Handshakes that succeed are not limited.
 	failurePenalty = 2 * time.Second
 	// maxBuckets is the largest number of sources that a rateLimiter remembers.
 	maxBuckets = 4096
@@ -62,8 +62,8 @@ func newAnonymous(limit int) *anonymous {
 		addresses: map[netip.Addr]*address{}}
 }
 
-// add counts a connection until leave is called. If there are too many, it refuses the connection of an address that has
-// half of them, or else closes the oldest of all: an honest client is done within a moment.
+// add counts a connection until leave is called. If there are too many, it refuses the connection of an address that
+// has half of them, or else closes the oldest of all: an honest client is done within a moment.
 func (a *anonymous) add(conn net.Conn) (leave func(), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	a.mu.Lock()
@@ -101,8 +101,8 @@ func (a *anonymous) release(from netip.Addr) {
 	}
 }
 
-// startHandshake waits until the server and the address of a connection that add has counted have a free slot. Call done
-// before leave.
+// startHandshake waits until the server and the address of a connection that add has counted have a free slot. Call
+// done before leave.
 func (a *anonymous) startHandshake(conn net.Conn) (done func(failed bool), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	a.mu.Lock()

@@ -184,7 +184,8 @@ func Advice(err error) string {
 		return "Apply what the provider's storage and encryption_key depend on first, such as with -target, or let " +
 			"this depend on it with depends_on."
 	case errors.Is(err, ErrNotSet):
-		return `Set storage in the provider's configuration, such as storage = { provider = "s3", bucket = "my-bucket", region = "eu-central-1" }.`
+		return `Set storage in the provider's configuration, such as ` +
+			`storage = { provider = "s3", bucket = "my-bucket", region = "eu-central-1" }.`
 	case errors.Is(err, ErrKey):
 		return "Set the variable, write the file, or make the secret or parameter that the provider's " +
 			"encryption_key names, and check that you may read it. It holds the key " +
@@ -193,7 +194,8 @@ func Advice(err error) string {
 		return "Give the key that sealed it: as the provider's encryption_key, or among its old_encryption_keys if " +
 			"the key has changed since."
 	case errors.Is(err, secretstore.ErrNoKey):
-		return `Set encryption_key in the provider's configuration to the same key that the servers use, such as encryption_key = { provider = "env" } for ` + config.DefaultKeyVariable + `.`
+		return `Set encryption_key in the provider's configuration to the same key that the servers use, such as ` +
+			`encryption_key = { provider = "env" } for ` + config.DefaultKeyVariable + `.`
 	case errors.Is(err, clusterstate.ErrForeign):
 		return "Check the bucket and its prefix in the provider's storage: another cluster's or shard's documents " +
 			"are there."

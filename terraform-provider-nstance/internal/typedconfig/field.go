@@ -4,7 +4,8 @@
 //
 // Names and shapes are those of the JSON document, with these differences:
 //   - Durations are texts, as in JSON.
-//   - Free trees are texts that hold JSON, in an attribute with the suffix `_json` (`args_json`); the one called `json` keeps its name.
+//   - Free trees are texts that hold JSON, in an attribute with the suffix `_json` (`args_json`). The attribute
+//     `json` keeps its name.
 //   - `groups` is one map with keys `tenant/group`, since Terraform has no maps of maps of objects.
 //   - What [excluded] names is not there.
 //

@@ -15,7 +15,8 @@ import (
 
 func groupTypes(t *testing.T) map[string]tftypes.Type {
 	t.Helper()
-	return schema.Schema{Attributes: typedconfig.GroupAttributes()}.Type().TerraformType(t.Context()).(tftypes.Object).AttributeTypes
+	object := schema.Schema{Attributes: typedconfig.GroupAttributes()}.Type().TerraformType(t.Context())
+	return object.(tftypes.Object).AttributeTypes
 }
 
 func TestEveryGroupFieldHasAnAttribute(t *testing.T) {

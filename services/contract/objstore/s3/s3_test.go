@@ -198,7 +198,8 @@ func page(body string) http.HandlerFunc {
 
 func TestListIsCompleteOrFails(t *testing.T) {
 	const one = "<Contents><Key>p/b</Key><ETag>&quot;e&quot;</ETag><Size>1</Size></Contents>"
-	const two = "<Contents><Key>p/a</Key><ETag>f</ETag><Size>2</Size></Contents><Contents><Key>p/</Key><ETag>d</ETag></Contents>"
+	const two = "<Contents><Key>p/a</Key><ETag>f</ETag><Size>2</Size></Contents>" +
+		"<Contents><Key>p/</Key><ETag>d</ETag></Contents>"
 	more := page(one + "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextContinuationToken>")
 	s, n := scripted(t, more, page(two))
 	entries, err := s.List(t.Context(), "p/")

@@ -410,8 +410,8 @@ func (s *store) read(name string) ([]byte, error) {
 	return s.root.ReadFile(name)
 }
 
-// write puts an object into its file, by a rename, and returns what it wrote. before is what the file held when it was read, nil if there was none:
-// if that is not so any more, a person was faster. The lock is held.
+// write puts an object into its file, by a rename, and returns what it wrote. before is what the file held when it was
+// read, nil if there was none: if that is not so any more, a person was faster. The lock is held.
 func (s *store) write(c *collection, k key, o map[string]any, before []byte) ([]byte, error) {
 	file, err := encode(o)
 	if err != nil {

@@ -90,7 +90,8 @@ func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, shown 
 	return writeObject(w, req, http.StatusOK, t.resource, o, shown, h.now())
 }
 
-// fresh refuses to answer with less than the client has seen. That takes a directory that has been put back, as resource versions only grow.
+// fresh refuses to answer with less than the client has seen. That takes a directory that has been put back, as
+// resource versions only grow.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#unavailable-resource-versions
 func (h *handler) fresh(version string) error {
 	if version == "" {

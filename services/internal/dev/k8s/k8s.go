@@ -75,8 +75,9 @@ func Command() *cobra.Command {
 	return cmd
 }
 
-// Serve opens the directory, listens, writes one line with the URL to out ("dev-k8s: temp/dev-k8s at http://…"), and serves until ctx ends;
-// requests under way are finished first. It returns nil if ctx ended and nothing else went wrong.
+// Serve opens the directory, listens, writes one line with the URL to out ("dev-k8s: temp/dev-k8s at http://…"), and
+// serves until ctx ends; requests under way are finished first. It returns nil if ctx ended and nothing else went
+// wrong.
 func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err error) {
 	s, err := openStore(o.Dir, time.Now, log)
 	if err != nil {

@@ -82,7 +82,8 @@ func Command() *cobra.Command {
 }
 
 // Serve opens the directory, listens, writes one line with the URL to out ("dev-s3: bucket dev in temp/dev-s3 at
-// http://…"), and serves until ctx ends. Running requests finish first. Serve returns nil if it stops because ctx ended.
+// http://…"), and serves until ctx ends. Running requests finish first. Serve returns nil if it stops because ctx
+// ended.
 func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err error) {
 	if err := gofakes3.ValidateBucketName(o.Bucket); err != nil {
 		return fmt.Errorf("bucket %q is not a valid name of an S3 bucket: %w", o.Bucket, err)

@@ -36,9 +36,9 @@ func ValidateArgs(args map[string]any) config.Problems {
 	return append(decodeArgs(args, &in, true), checkArgs(&in, true)...)
 }
 
-// decodeArgs puts args, a JSON tree in the vocabulary of the RunInstances API, into a request. It is strict: names are case-sensitive, and one that the
-// API does not have is an error. Templates yield texts only, so a text that is a number or a boolean is taken where the API has one of these.
-// lenient: texts may still be templates.
+// decodeArgs puts args, a JSON tree in the vocabulary of the RunInstances API, into a request. It is strict: names are
+// case-sensitive, and one that the API does not have is an error. Templates yield texts only, so a text that is a
+// number or a boolean is taken where the API has one of these. lenient: texts may still be templates.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
 func decodeArgs(args map[string]any, in *ec2.RunInstancesInput, lenient bool) config.Problems {
 	d := argsDecoder{lenient: lenient}

@@ -57,7 +57,8 @@ type Call struct {
 
 // Calls are all calls that the provider makes of AWS, with what the server's role must be allowed for each.
 //
-// Sources: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and list_awselasticloadbalancingv2.html.
+// Sources: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
+// list_awselasticloadbalancingv2.html.
 var Calls = []Call{
 	{"ec2", "RunInstances", []string{"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"},
 		"an instance is made (iam:PassRole where args name an instance profile)"},
@@ -135,8 +136,8 @@ func hopeless(err error) sdk.Ternary {
 	}
 }
 
-// byRate spreads calls over clients as EC2 does over its throttling buckets: a storm of creates that is slowed down leaves look-ups alone.
-// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
+// byRate spreads calls over clients as EC2 does over its throttling buckets: a storm of creates that is slowed down
+// leaves look-ups alone. https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
 type byRate struct {
 	*ec2.Client // what describes
 	creating    *ec2.Client

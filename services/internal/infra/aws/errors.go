@@ -19,9 +19,10 @@ import (
 // NotFound, those with a family name (InvalidAMIID.Unavailable) have the family's class, and what is left is told apart
 // by HTTP status: see classOf.
 //
-// Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html (common client errors, client errors for specific
-// actions, server errors), https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonErrors.html, and the Errors sections of
-// RegisterTargets and DeregisterTargets in the reference of Elastic Load Balancing, version 2015-12-01.
+// Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html (common client errors, client
+// errors for specific actions, server errors),
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonErrors.html, and the Errors sections of RegisterTargets
+// and DeregisterTargets in the reference of Elastic Load Balancing, version 2015-12-01.
 var classes = map[string]infra.Class{
 	// No room here, now. Another type, or another subnet, may do; a limit of the account may be lifted, or free itself.
 	"InsufficientAddressCapacity":           infra.Capacity,

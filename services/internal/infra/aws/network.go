@@ -27,9 +27,10 @@ const (
 	lookSoon, lookLater = 250 * time.Millisecond, 2 * time.Second
 )
 
-// Acquire implements infra.LeaderNetwork: it looks at the network interface, takes it from whoever has it, attaches it to this machine, and returns
-// when the addresses are this machine's own and answer. When they are already, that is one DescribeNetworkInterfaces. Whoever calls this leads:
-// the holder is asked to let go, and after a few seconds, or at once when it is dead, the interface is taken by force.
+// Acquire implements infra.LeaderNetwork: it looks at the network interface, takes it from whoever has it, attaches it
+// to this machine, and returns when the addresses are this machine's own and answer. When they are already, that is one
+// DescribeNetworkInterfaces. Whoever calls this leads: the holder is asked to let go, and after a few seconds, or at
+// once when it is dead, the interface is taken by force.
 func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	what := "take " + p.cfg.Network.Interface
 	if err := p.checkNetwork(machineID); err != nil {

@@ -57,8 +57,8 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	return in, nil
 }
 
-// place puts the instance into the subnet. The zone is said as well: EC2 then refuses a subnet of another, and client tokens, which are zonal, hold
-// for all calls of the shard.
+// place puts the instance into the subnet. The zone is said as well: EC2 then refuses a subnet of another, and client
+// tokens, which are zonal, hold for all calls of the shard.
 // https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html#run-instances-idempotency
 func place(in *ec2.RunInstancesInput, subnet, zone string) {
 	if in.Placement == nil {

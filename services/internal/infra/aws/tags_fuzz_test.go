@@ -11,8 +11,8 @@ import (
 // Whoever may tag instances may write anything into ours. What is read without a warning is written again as it was
 // meant.
 func FuzzDecodeTags(f *testing.F) {
-	f.Add("nstance:managed=true\nnstance:cluster=c\nnstance:shard=s\nnstance:instance=wrk06gx5zsg2nrrqcrz0000000000\nnstance:term=3\nnstance:on-demand=true\n" +
-		"nstance:created-at=2026-07-01T12:00:00.5Z")
+	f.Add("nstance:managed=true\nnstance:cluster=c\nnstance:shard=s\nnstance:instance=wrk06gx5zsg2nrrqcrz0000000000\n" +
+		"nstance:term=3\nnstance:on-demand=true\nnstance:created-at=2026-07-01T12:00:00.5Z")
 	f.Add("nstance:term=-1\nnstance:instance=x\nnstance:on-demand=perhaps")
 	f.Add("nstance:created-at=0000-01-01T00:00:00+24:00\nnstance:term=18446744073709551615")
 	f.Fuzz(func(t *testing.T, text string) {
