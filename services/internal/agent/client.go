@@ -25,6 +25,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
@@ -80,6 +81,8 @@ type Client struct {
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // there may be something for the hook
 	wake     chan struct{} // there is something to report
+	// reportInterval is the latest interval that a server asked for, a time.Duration; zero: unknown.
+	reportInterval atomic.Int64
 
 	mu       sync.Mutex
 	standing standing
@@ -157,6 +160,7 @@ func (c *Client) stayConnected(ctx context.Context) error {
 			delays.Reset()
 		}
 		c.setOffline(err)
+		delays.MaxInterval = reconnect.LongestPause(time.Duration(c.reportInterval.Load())) * 3 / 4
 		delay := delays.NextBackOff()
 		c.Log.Warn("No session with the server; trying again", "error", err, "duration", delay)
 		// A notice does not wait for the delay to end.
@@ -166,13 +170,13 @@ func (c *Client) stayConnected(ctx context.Context) error {
 	}
 }
 
-// newDelays returns jittered delays from 250 ms that grow to 30 s.
+// newDelays returns jittered delays from 250 ms that grow to [reconnect.MaxPause].
 func newDelays() *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{
 		InitialInterval:     375 * time.Millisecond, // 250 to 500 ms
 		RandomizationFactor: 1.0 / 3,
 		Multiplier:          2,
-		MaxInterval:         22500 * time.Millisecond, // 15 to 30 s
+		MaxInterval:         reconnect.MaxPause * 3 / 4, // with jitter: half of the longest pause to all of it
 	}
 }
 

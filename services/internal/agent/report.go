@@ -128,6 +128,7 @@ func (r *reporter) stream(ctx context.Context) error {
 			case err := <-answer:
 				return ended("reports", err)
 			case interval = <-intervals:
+				r.reportInterval.Store(int64(interval))
 				if r.onAccept != nil {
 					r.onAccept()
 					r.onAccept = nil

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
 )
 
@@ -25,7 +26,7 @@ const (
 	keepaliveTime    = 20 * time.Second
 	keepaliveTimeout = 8 * time.Second
 
-	connectTimeout = 10 * time.Second
+	connectTimeout = reconnect.AttemptTimeout
 	// Agents send a hundred bytes a minute, and servers have thousands of them.
 	bufferSize = 4 << 10
 )

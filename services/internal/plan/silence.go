@@ -2,6 +2,8 @@ package plan
 
 import (
 	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
 const (
@@ -46,13 +48,18 @@ func (i *Instance) quietUntil(interval time.Duration) time.Time {
 }
 
 // silentAt returns when an instance becomes unhealthy unless it reports before: three reports are missed, and no
-// announced restart is under way.
+// announced restart is under way. An instance that never reported to this leader gets the time to come back (rule 33):
+// after an outage of all servers its agent may be waiting for its next try.
 func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	since, ok := i.silentSince(silenceFrom)
 	if !ok {
 		return time.Time{}, false
 	}
-	at = since.Add(missedUnhealthy*s.HealthInterval + reportSlack(s.HealthInterval))
+	slack := reportSlack(s.HealthInterval)
+	at = since.Add(missedUnhealthy*s.HealthInterval + slack)
+	if i.LastReport.IsZero() {
+		at = latest(at, silenceFrom.Add(reconnect.ReturnTime(s.HealthInterval)+slack))
+	}
 	return latest(at, i.quietUntil(s.HealthInterval)), true
 }
 

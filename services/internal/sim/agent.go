@@ -8,6 +8,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/leader"
 	"github.com/nstance-kit/nstance/services/internal/plan"
@@ -26,6 +27,7 @@ type agent struct {
 	stream     uint64
 	leader     *leader.Leader // of which leader the stream is
 	busy       bool
+	tries      int    // to reach a leader, in vain, in a row
 	turn       uint64 // counts what it was to do next: only the latest holds
 
 	mute, mutedAt time.Time // nobody hears it until then
@@ -36,7 +38,18 @@ type agent struct {
 	rebootAt      time.Time // when it last said so
 }
 
-const reportInterval = 15 * time.Second
+// drawReportInterval returns how often the agents of this world report.
+func (w *World) drawReportInterval() time.Duration {
+	d := w.dice("report interval")
+	return []time.Duration{5 * time.Second, 15 * time.Second}[d.IntN(2)]
+}
+
+// pause returns the agent's pause before its next try: it grows up to the longest pause that agents make.
+func (a *agent) pause(d *dice) time.Duration {
+	longest := min(500*time.Millisecond<<min(a.tries, 10), reconnect.MaxPause)
+	a.tries++
+	return d.between(longest/2, longest)
+}
 
 // boot starts the agent of a VM that has come up.
 func (f *fleet) boot(m *machine) {
@@ -101,7 +114,7 @@ func (f *fleet) speak(m *machine) {
 	}
 	s := w.acting()
 	if s == nil || now.Before(s.deaf) {
-		f.speakAfter(m, m.dice.between(time.Second, 4*time.Second))
+		f.speakAfter(m, a.pause(m.dice))
 		return
 	}
 	if !a.registered {
@@ -116,7 +129,7 @@ func (f *fleet) speak(m *machine) {
 			f.speakAfter(m, 5*time.Second)
 			return
 		}
-		a.stream, a.leader, s.term.heard = stream, leader, true
+		a.stream, a.leader, s.term.heard, a.tries = stream, leader, true, 0
 	}
 	report := shardstate.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash}
 	if a.notice {
@@ -140,7 +153,7 @@ func (f *fleet) speak(m *machine) {
 		f.hangUp(m)
 		return
 	}
-	f.speakAfter(m, reportInterval)
+	f.speakAfter(m, w.reportInterval)
 }
 
 // tryRegister spends the agent's nonce, and now and then lets somebody else try with a key of his own.

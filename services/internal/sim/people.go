@@ -94,7 +94,7 @@ func (p *people) document() []byte {
 			EncryptionKey: &config.KeySource{Provider: "env"}}},
 		Server: config.Server{Shard: shardName, Provider: config.Provider{Kind: "mock"},
 			SubnetPools:         map[string][]string{"p": {"a", "b"}},
-			HealthCheckInterval: duration(reportInterval), DefaultDrainTimeout: duration(10 * time.Second),
+			HealthCheckInterval: duration(p.world.reportInterval), DefaultDrainTimeout: duration(10 * time.Second),
 			GarbageCollection: config.GarbageCollection{Interval: duration(30 * time.Second),
 				RegistrationTimeout:    duration(registrationTime),
 				DeletedRecordRetention: duration(retention)}},

@@ -3,9 +3,12 @@ package sim
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
 // why an instance is removed, as far as the rules about removals go.
@@ -55,7 +58,7 @@ func whyOf(reason string) why {
 }
 
 // heardWithin is how fast a leader knows of a silence: one report missed.
-const heardWithin = reportInterval + reportInterval/3
+func (w *World) heardWithin() time.Duration { return w.reportInterval + w.reportInterval/3 }
 
 // rebootTime is for how long an announced reboot excuses silence.
 const rebootTime = 5 * minute
@@ -91,10 +94,27 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 			w.fail(ruleScaledDown, "%s is scaled down, and %d of %d are left: %s", d.ID, n, least, w.describe(key))
 		}
 	case silence:
+		w.checkOutage(t, d.ID, "removed")
 		w.checkWave(t, key, d)
 		w.checkReplaced(t, key, d, next, least)
 	case rotation:
 		w.checkReplaced(t, key, d, next, least)
+	}
+}
+
+// checkOutage: an outage of all servers replaces no VM that runs and whose agent can reach the leader. An agent that
+// was not disturbed since the servers came back only waits for its next try.
+func (w *World) checkOutage(t *term, id ident.ID, what string) {
+	m := w.fleet.byInstance[id]
+	if m == nil || m.state != infra.Running || t == nil {
+		return
+	}
+	a, s := &m.agent, t.server
+	undisturbed := a.registered && !a.refused && !a.broken && a.mute.Before(t.began) && a.mutedAt.Before(t.began) &&
+		a.sick.Before(t.began) && a.rebootAt.Before(t.began) && s.deaf.Before(t.began)
+	if view, ok := t.leader.World.Instance(id); ok && undisturbed && view.Plan.LastReport.IsZero() {
+		w.fail(ruleOutage, "%s is %s for its silence %v after term %d began, but its agent can reach the leader", id, what,
+			w.sched.now.Sub(t.began), t.number)
 	}
 }
 
@@ -168,7 +188,7 @@ func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 
 // silent counts VMs that run and whose agents cannot be heard, or that were removed for that.
 func (w *World) silent(t *term, of func(*machine, *document) bool) (running, silent int) {
-	late := w.sched.now.Add(-heardWithin)
+	late := w.sched.now.Add(-w.heardWithin())
 	for _, m := range w.fleet.order {
 		d := w.bucket.byID[m.id]
 		if !m.alive() || m.doomed() || d == nil || d.removed || t.unseen(d) || !of(m, d) {

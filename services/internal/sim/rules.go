@@ -12,6 +12,7 @@ const (
 	ruleOwnVMs      rule = "own VMs"        // never an instance of another shard, cluster or owner
 	ruleSize        rule = "size"           // never above target plus surge plus calls whose answer is unknown
 	ruleWave        rule = "wave"           // false unhealthy signals remove no more than max_unhealthy
+	ruleOutage      rule = "outage"         // an outage of all servers replaces no VM that runs and can be reached
 	ruleReplaced    rule = "replace first"  // what runs goes after its replacement is healthy
 	ruleScaledDown  rule = "scale-down"     // no more than was asked, across crashes
 	ruleGone        rule = "gone"           // nothing that runs is taken to be gone

@@ -298,6 +298,9 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 	switch {
 	case event.Type == shardstate.EventCreating && !event.Replaces.IsZero():
 		w.result.Replaced++
+		if whyOf(event.Reason) == silence {
+			w.checkOutage(e.term, event.Replaces, "replaced")
+		}
 	case event.Type == shardstate.EventPendingDeletion:
 		w.checkAnnounced(event)
 		if event.Drain {

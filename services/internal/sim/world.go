@@ -86,14 +86,16 @@ type World struct {
 	quiet   bool
 	lease   time.Duration
 	promise time.Duration // of an heir; 0: no server knows of heirs
-	lock    storedLock
-	reigns  []reign
-	ways    [3][3]way // the network between servers
-	restAt  time.Time // since when nothing may happen any more
-	result  Result
-	err     error
-	highest uint64 // term
-	drawn   dice   // of what has no stream of its own
+	// reportInterval is how often agents report.
+	reportInterval time.Duration
+	lock           storedLock
+	reigns         []reign
+	ways           [3][3]way // the network between servers
+	restAt         time.Time // since when nothing may happen any more
+	result         Result
+	err            error
+	highest        uint64 // term
+	drawn          dice   // of what has no stream of its own
 	// fooledAt is when a leader whose clock had stopped last wrote a record; lockRemovedAt when somebody removed the
 	// lock.
 	fooledAt, lockRemovedAt time.Time
@@ -113,6 +115,7 @@ func New(opts Options) *World {
 	w.slowAnswers = map[uint64]time.Duration{}
 	w.faults = schedule{world: w, seen: map[Kind]bool{}, only: opts.Only, without: opts.Without}
 	w.promise = w.drawPromise()
+	w.reportInterval = w.drawReportInterval()
 	w.rates = w.drawRates()
 	w.bucket = bucket{world: w, records: map[string]*document{}, byID: map[ident.ID]*document{},
 		written: map[attempt]bool{}}
