@@ -2,10 +2,12 @@ package plan_test
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
@@ -329,5 +331,26 @@ func TestRule26CountSilence(t *testing.T) {
 		if _, silent := plan.CountSilence(&c.i, s, time.Time{}, now); silent {
 			t.Errorf("%s: silent although silence does not count yet", c.name)
 		}
+	}
+}
+
+// Rule 33: an instance that has not reported to this leader gets the time to come back, also where reports are frequent.
+func TestRule33TimeToComeBack(t *testing.T) {
+	s := snapshot(2, unheard(), well())
+	s.Settings.HealthInterval = 5 * time.Second
+	s.Instances[1].LastReport = ago(time.Second)
+	back := reconnect.ReturnTime(s.Settings.HealthInterval) + s.Settings.HealthInterval/10
+	s.SilenceFrom = ago(back - time.Second)
+	if lines, _ := planned(s); slices.Contains(lines, "create for i1") {
+		t.Errorf("replaced %s after the first agent connected: %q", back-time.Second, lines)
+	}
+	s.SilenceFrom = ago(back)
+	if lines, _ := planned(s); !slices.Contains(lines, "create for i1") {
+		t.Errorf("not replaced %s after the first agent connected: %q", back, lines)
+	}
+	s.Instances[0].LastReport = ago(20 * time.Second)
+	s.SilenceFrom = ago(20 * time.Second)
+	if lines, _ := planned(s); !slices.Contains(lines, "create for i1") {
+		t.Errorf("an instance that reported to this leader is not replaced after three missed reports: %q", lines)
 	}
 }
