@@ -24,7 +24,7 @@ const module = "github.com/nstance-kit/nstance/"
 // layers are the packages in the order in which they may import each other: only to the left (above), and within a
 // line. A name stands for its sub-packages too.
 var layers = [][]string{
-	{"services/contract/ident"},
+	{"services/contract/ident", "services/contract/reconnect"},
 	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/bootscript",
 		"services/contract/endpoints"},
 	{"services/contract/config"},
@@ -208,8 +208,8 @@ func impurities(name string, text []byte) (complaints []string) {
 var rules = map[string]rule{
 	"direction":          direction,
 	"concrete providers": providers,
-	"plan: ident, config and record": only("services/internal/plan", "services/contract/ident",
-		"services/contract/config", "services/contract/record"),
+	"plan: ident, config, record and reconnect": only("services/internal/plan", "services/contract/ident",
+		"services/contract/config", "services/contract/record", "services/contract/reconnect"),
 	"election: record and the store's tokens": only("services/internal/election", "services/contract/objstore",
 		"services/contract/record"),
 	"plan and election are pure":     pure,
@@ -274,7 +274,7 @@ func TestRulesComplain(t *testing.T) {
 			Imports: []string{"services/contract/clusterstate"}},
 		"concrete providers": {ImportPath: "services/internal/execute",
 			Imports: []string{"services/internal/infra/tmux"}},
-		"plan: ident, config and record": {ImportPath: "services/internal/plan",
+		"plan: ident, config, record and reconnect": {ImportPath: "services/internal/plan",
 			Imports: []string{"services/contract/objstore"}},
 		"election: record and the store's tokens": {ImportPath: "services/internal/election",
 			Imports: []string{"services/internal/lease"}},

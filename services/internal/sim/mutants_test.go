@@ -130,14 +130,14 @@ var mutants = []mutant{
 		old: "if !i.Announced {", new: "if !i.Announced && g.Now.Before(i.DeletingAt.Add(3*time.Second)) {",
 		why: "a leader that learns late of a deletion leaves the node its time, but tells nobody"},
 	// The leader.
-	{name: "strays unread", file: "internal/leader/leader.go",
+	{name: "strays unread", file: "internal/leader/takeover.go",
 		old: "return l.readStrays(ctx)", new: "return nil",
 		why: "a new leader trusts the bucket's list to be complete"},
 	{name: "deadline moves", file: "internal/plan/transitions.go",
 		old: "if rec.State == record.Deleting || rec.State == record.Deleted {",
 		new: "if rec.State == record.Deleted {",
 		why: "deleting twice gives a drain a new deadline"},
-	{name: "address taken once", file: "internal/leader/leader.go",
+	{name: "address taken once", file: "internal/leader/address.go",
 		old: "wait := addressCheck", new: "wait := 24 * time.Hour",
 		why: "an address that is lost is not taken again"},
 	// Groups and configuration.

@@ -1,0 +1,54 @@
+package leader
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+)
+
+const (
+	// addressCheck is how often the leader makes sure that the shard's address is still its own.
+	addressCheck = time.Minute
+	// addressRelease bounds giving it up, which the ending leadership does not wait for longer.
+	addressRelease = 5 * time.Second
+)
+
+// HoldAddress makes the shard's fixed address this machine's own, looks after it every minute, and releases it when ctx
+// ends. Nobody waits for it: who plans needs no address.
+func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string) {
+	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
+	began, held := l.parts.Env.Now(), false
+	for delay := time.Second; ; {
+		wait := addressCheck
+		err := l.Executor.Permit(ctx)
+		if err == nil {
+			err = network.Acquire(ctx, machineID)
+		}
+		switch {
+		case err == nil:
+			l.World.Resolve(key)
+			delay = time.Second
+			if !held {
+				held = true
+				l.parts.Log.Info("holding the leader's address", "after", l.parts.Env.Now().Sub(began).String())
+			}
+		default:
+			if ctx.Err() == nil {
+				l.World.Raise(key, fmt.Sprintf("acquire the leader's address: %v", err))
+			}
+			wait, delay = delay, min(2*delay, addressCheck)
+		}
+		if l.parts.Env.Sleep(ctx, wait) != nil {
+			break
+		}
+	}
+	release, cancel := context.WithTimeout(context.WithoutCancel(ctx), addressRelease)
+	defer cancel()
+	if err := network.Release(release, machineID); err != nil {
+		l.parts.Log.Warn("the leader's address is not released", "error", err)
+	}
+}

@@ -1,0 +1,98 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+)
+
+// CreateInstance makes an on-demand instance of a group and returns when its VM is asked for and recorded. The ID may
+// be the client's; repeated with the same ID, also with a later leader, it returns the same instance. ctx is the
+// leader's: who asked may go away in the middle. Errors match ErrNoGroup, ErrDead or ErrKind where the request itself
+// is wrong, execute.ErrNoCapacity, or *clusterstate.SupersededError while it is not settled what came of an earlier
+// attempt.
+func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ident.ID, instanceType string,
+	vars map[string]string) (ident.ID, error) {
+	group, ok := l.World.Group(key)
+	if !ok || group.Deleted {
+		return ident.ID{}, ErrNoGroup
+	}
+	if id.IsZero() {
+		fresh, err := ident.NewID(group.Kind, l.parts.Env.Now(), l.parts.Env.Rand)
+		if err != nil {
+			return ident.ID{}, fmt.Errorf("make an instance ID: %w", err)
+		}
+		id = fresh
+	}
+	if id.Prefix() != group.Kind {
+		return id, fmt.Errorf("%w: it is %q, the group's is %q", ErrKind, id.Prefix(), group.Kind)
+	}
+	rec, token, lives := l.World.Record(id)
+	left, unsettled := l.World.Leftover(id)
+	_, dead := l.World.Tombstone(id)
+	switch {
+	case dead || lives && (rec.Tenant != key.Tenant || rec.Group != key.Group || !rec.OnDemand):
+		return id, ErrDead
+	case lives && rec.State != record.Reserved:
+		return id, nil
+	case lives:
+		return id, &clusterstate.SupersededError{ID: id, Record: rec, Token: token}
+	case unsettled:
+		return id, &clusterstate.SupersededError{ID: id, Record: left.Record, Token: left.Token}
+	}
+	if age := l.parts.Env.Now().Sub(id.Time()); age > l.World.Settings().Retention {
+		return id, fmt.Errorf("%w: made %s ago, and records are kept for %s", ErrDead, age.Round(time.Second),
+			l.World.Settings().Retention)
+	}
+	err := l.Executor.CreateOnDemand(ctx, group, id, instanceType, vars)
+	var superseded *clusterstate.SupersededError
+	if errors.As(err, &superseded) && superseded.Token != "" {
+		l.found(superseded.Record, superseded.Token)
+	}
+	return id, err
+}
+
+// DeleteInstance records the intent to delete an instance; it is durable when this returns. Deleting what is already on
+// its way out changes nothing.
+func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string) error {
+	now := l.parts.Env.Now()
+	rec, _, ok := l.World.Record(id)
+	if !ok {
+		if _, dead := l.World.Tombstone(id); dead {
+			return nil
+		}
+		return ErrNoInstance
+	}
+	drain := l.World.DrainTimeout(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
+	marked := false
+	_, err := l.Executor.Update(ctx, id, func(rec *record.Instance) {
+		marked = plan.RequestDelete(rec, plan.Deletion{Reason: reason, Cause: plan.CauseRequested,
+			Deadline: now.Add(drain)}, now)
+	})
+	if err != nil || !marked {
+		return err
+	}
+	l.World.Publish(shardstate.InstanceEvent{Type: shardstate.EventPendingDeletion, Tenant: rec.Tenant,
+		Group: rec.Group, Instance: id, Reason: reason,
+		Deadline: now.Add(drain)})
+	return nil
+}
+
+var (
+	// ErrNoGroup: there is no such group.
+	ErrNoGroup = errors.New("no such group")
+	// ErrNoInstance: there is no such instance, and no memory of one.
+	ErrNoInstance = errors.New("no such instance")
+	// ErrDead: this instance ID had its life, or may have had it.
+	ErrDead = errors.New("instance ID cannot be used (again)")
+	// ErrKind: the instance ID's prefix is not the group's kind.
+	ErrKind = errors.New("instance ID has the wrong prefix")
+)

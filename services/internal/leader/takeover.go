@@ -1,0 +1,128 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/shardstate"
+)
+
+// TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the World first. It
+// fails only if the bucket cannot be read, or holds a record of a higher term, which ends the authority; a provider
+// that does not answer a few times is asked again by Collect, and until then nothing counts as gone.
+func (l *Leader) TakeOver(ctx context.Context) error {
+	asked := l.parts.Env.Now()
+	var vms []infra.VM
+	var listErr error
+	var highest uint64
+	err := l.parts.Env.ForEach(ctx, 2, 2, func(ctx context.Context, i int) error {
+		if i == 0 {
+			vms, listErr = l.list(ctx)
+			return nil
+		}
+		return l.parts.Records.LoadInstances(ctx, func(rec record.Instance, token objstore.Token) {
+			highest = max(highest, rec.Term)
+			if rec.State == record.Reserved {
+				l.World.AddLeftover(shardstate.Reservation{Record: rec, Token: token})
+				return
+			}
+			l.World.PutRecord(rec, token)
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("read the shard's instances: %w", err)
+	}
+	if term := l.World.Term(); highest > term {
+		l.parts.Authority.Refuse(highest)
+		return fmt.Errorf("read the shard's instances: one was written in term %d, this is term %d", highest, term)
+	}
+	if listErr != nil {
+		l.Asker.Failed(listErr)
+		return nil
+	}
+	l.World.Listed(vms, asked)
+	l.listed = asked
+	return l.readStrays(ctx)
+}
+
+const (
+	listTries = 3
+	listPause = 250 * time.Millisecond
+	// listPatience is after how long a provider that does not answer is not asked again at once: planning does not wait
+	// for it.
+	listPatience = 2 * time.Second
+)
+
+// list asks the provider for everything. A moment's throttling should not leave a new leader in the dark.
+func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
+	began := l.parts.Env.Now()
+	for try := 1; ; try++ {
+		vms, err = l.parts.Provider.List(ctx, l.parts.Owner)
+		if err == nil || try == listTries || l.parts.Env.Now().Sub(began) > listPatience {
+			return vms, err
+		}
+		if sleepErr := l.parts.Env.Sleep(ctx, listPause); sleepErr != nil {
+			return nil, err
+		}
+	}
+}
+
+// readParallel is how many records of strays are read at a time.
+const readParallel = 16
+
+// readStrays reads the records of VMs that the bucket's list did not show. Most have none; but one that was written
+// just before may be missing from a list, and its group would get a VM too many.
+func (l *Leader) readStrays(ctx context.Context) error {
+	strays := l.World.Orphans()
+	return l.parts.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {
+		vm := strays[i]
+		rec, token, err := l.parts.Records.GetInstance(ctx, vm.Tags.Tenant, vm.Tags.Instance)
+		if errors.Is(err, objstore.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the record of %s: %w", vm.Tags.Instance, err)
+		}
+		l.found(rec, token)
+		return nil
+	})
+}
+
+// Collect lists the provider's VMs and asks for room in its subnets every collection interval, sooner while that fails,
+// and keeps the reservations filled, until ctx ends. The list that TakeOver got counts as the first: thousands of VMs
+// twice in a row would only hold up what is to be done about the first.
+func (l *Leader) Collect(ctx context.Context) {
+	list := func() error {
+		if !l.listed.IsZero() {
+			return nil
+		}
+		return l.Asker.List(ctx)
+	}
+	for delay := time.Second; ; {
+		for _, pool := range l.World.Pools() {
+			l.Executor.Refill(ctx, pool)
+		}
+		l.Executor.LookForRoom(ctx)
+		err := list()
+		if ctx.Err() != nil {
+			return
+		}
+		wait := l.World.Settings().CollectInterval
+		if err != nil {
+			l.Asker.Failed(err)
+			wait, delay = delay, min(2*delay, time.Minute)
+		} else {
+			l.Asker.Answer()
+			delay = time.Second
+		}
+		l.listed = time.Time{}
+		if l.parts.Env.Sleep(ctx, wait) != nil {
+			return
+		}
+	}
+}
