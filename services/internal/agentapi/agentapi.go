@@ -50,7 +50,7 @@ type Leader struct {
 	Cluster, Shard string
 	Term           uint64
 	Incarnation    string
-	World          *shardstate.World
+	World          *shardstate.State
 	Records        Records
 	CertLog        CertLog
 	Issuer         transport.Issuer

@@ -97,7 +97,7 @@ func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id id
 type order struct {
 	action   plan.Action
 	onDemand *shardstate.Reservation // its ID is fixed; otherwise every placement takes a reservation of its own
-	known    func()                  // called once the instance is in the World
+	known    func()                  // called once the instance is in the State
 	// called before one is forgotten for want of capacity: until the next placement's is known it must count still
 	refused func()
 	begun   time.Time

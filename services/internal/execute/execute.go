@@ -81,7 +81,7 @@ const (
 
 // Executor performs actions for one leader. All methods are safe for concurrent use.
 type Executor struct {
-	World     *shardstate.World
+	World     *shardstate.State
 	Store     Store
 	Provider  infra.Provider
 	Authority Authority
@@ -103,7 +103,7 @@ type Executor struct {
 // ErrNoAuthority means that this leader may not act (any more), or not for long enough.
 var ErrNoAuthority = errors.New("no authority left to act")
 
-// Do performs one action of a group's plan and reports its result to the World. It blocks until that is done.
+// Do performs one action of a group's plan and reports its result to the State. It blocks until that is done.
 func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Action) {
 	var err error
 	switch action.Kind {

@@ -45,7 +45,7 @@ type Parts struct {
 
 // Leader is one term's picture of the shard and everything that acts on it.
 type Leader struct {
-	World    *shardstate.World
+	World    *shardstate.State
 	Executor *execute.Executor
 	Asker    *shardstate.Asker
 	Loop     *Loop

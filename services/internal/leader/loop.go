@@ -1,4 +1,4 @@
-// Package leader owns the leader's loop: whatever changed in the World is planned anew, and what the plan asks for is
+// Package leader owns the leader's loop: whatever changed in the State is planned anew, and what the plan asks for is
 // started.
 //
 // Invariant: it decides nothing. A pass takes dirty groups, plans each from a fresh snapshot, marks every action as
@@ -20,7 +20,7 @@ import (
 
 // Loop plans and starts actions for one leader.
 type Loop struct {
-	World    *shardstate.World
+	World    *shardstate.State
 	Executor *execute.Executor
 	Asker    *shardstate.Asker
 	Env      tasks.Env

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the World first. It
+// TakeOver rebuilds the picture from the bucket and the provider, asked side by side. Configure the State first. It
 // fails only if the bucket cannot be read, or holds a record of a higher term, which ends the authority; a provider
 // that does not answer a few times is asked again by Collect, and until then nothing counts as gone.
 func (l *Leader) TakeOver(ctx context.Context) error {

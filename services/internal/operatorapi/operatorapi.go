@@ -59,7 +59,7 @@ type Leader struct {
 	creating  map[ident.ID]*creation
 }
 
-func (l *Leader) world() *shardstate.World { return l.Leader.World }
+func (l *Leader) world() *shardstate.State { return l.Leader.World }
 
 // Service implements nstancev1.OperatorServiceServer.
 type Service struct {

@@ -84,7 +84,7 @@ type world struct {
 }
 
 // applier puts configurations in force on a leader's state alone.
-type applier struct{ *shardstate.World }
+type applier struct{ *shardstate.State }
 
 func (a applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	a.Configure(shard, groups)

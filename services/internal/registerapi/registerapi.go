@@ -47,7 +47,7 @@ type Leader struct {
 	Cluster, Shard string
 	Term           uint64
 	Incarnation    string
-	World          *shardstate.World
+	World          *shardstate.State
 	Records        Records
 	Store          Store
 	NonceKey       ed25519.PublicKey

@@ -44,7 +44,7 @@ type Metrics struct {
 
 // Connected notes that an agent's health stream opened and returns the number of the stream; ok is false for an
 // instance that is not (or no longer) ours to hear. A newer stream replaces an older one.
-func (w *World) Connected(id ident.ID) (stream uint64, ok bool) {
+func (w *State) Connected(id ident.ID) (stream uint64, ok bool) {
 	w.mu.Lock()
 	inst := w.instances[id]
 	if inst == nil {
@@ -67,7 +67,7 @@ func (w *World) Connected(id ident.ID) (stream uint64, ok bool) {
 }
 
 // Disconnected notes that a health stream closed. A stream that was replaced does not count.
-func (w *World) Disconnected(id ident.ID, stream uint64, reason string) {
+func (w *State) Disconnected(id ident.ID, stream uint64, reason string) {
 	w.mu.Lock()
 	inst := w.instances[id]
 	if inst == nil || inst.stream != stream || !inst.plan.Connected {
@@ -87,9 +87,9 @@ func (w *World) Disconnected(id ident.ID, stream uint64, reason string) {
 
 // Repeated folds one report into the picture if it says what the one before said, apart from the machine's metrics and
 // addresses: then nothing is to be decided. It answers false, and does nothing, if the report says anything else or the
-// stream does not speak for the instance: that is for [World.Reported]. It allocates nothing and needs little stack,
+// stream does not speak for the instance: that is for [State.Reported]. It allocates nothing and needs little stack,
 // which thousands of goroutines that wait for reports keep.
-func (w *World) Repeated(id ident.ID, stream uint64, report *Report) bool {
+func (w *State) Repeated(id ident.ID, stream uint64, report *Report) bool {
 	now := w.opts.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,7 +113,7 @@ func (w *World) Repeated(id ident.ID, stream uint64, report *Report) bool {
 
 // Reported folds one report into the picture. It answers false for a stream that was replaced or an instance that is
 // gone. A report that changes nothing touches no group and costs no write.
-func (w *World) Reported(id ident.ID, stream uint64, report Report) bool {
+func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	if w.Repeated(id, stream, &report) {
 		return true
 	}
@@ -152,7 +152,7 @@ func (w *World) Reported(id ident.ID, stream uint64, report Report) bool {
 }
 
 // reportEvents returns the events that follow from a report. Call with mu held.
-func (w *World) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
+func (w *State) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
 	if effect.Recovered {
 		events = append(events, w.event(inst, EventHealthy, ""))
 	}
@@ -181,7 +181,7 @@ func anyFailed(files []FileState) bool {
 }
 
 // LastReport returns what an instance's agent last said.
-func (w *World) LastReport(id ident.ID) (Report, bool) {
+func (w *State) LastReport(id ident.ID) (Report, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if inst := w.instances[id]; inst != nil && !inst.plan.LastReport.IsZero() {

@@ -31,7 +31,7 @@ const (
 // next, which begins no sooner than listPause after it, since an answer only covers what happened before it was asked
 // for.
 type Asker struct {
-	World    *World
+	World    *State
 	Provider infra.Provider
 	Owner    infra.Owner
 	Env      tasks.Env

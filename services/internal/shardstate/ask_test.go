@@ -21,7 +21,7 @@ import (
 // asking is an Asker in front of a mock, in a bubble's time.
 type asking struct {
 	*shardstate.Asker
-	world    *shardstate.World
+	world    *shardstate.State
 	provider *mock.Provider
 	wait     func()
 	script   func(mock.Call) mock.Outcome

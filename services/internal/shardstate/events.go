@@ -11,7 +11,7 @@ import (
 )
 
 // Events receives what happens in a shard, for the watch streams. Implementations must not block and must not call back
-// into the World synchronously.
+// into the State synchronously.
 type Events interface {
 	Instance(InstanceEvent)
 	// Group says that a group's definition or counts may have changed.
@@ -72,7 +72,7 @@ func (noEvents) Error(ErrorEvent)       {}
 
 // Raise publishes a standing error. Raising the same message again is silent. What is raised about an
 // instance or a group ends with it; who raises it makes sure that it is still there.
-func (w *World) Raise(key ErrorKey, message string) {
+func (w *State) Raise(key ErrorKey, message string) {
 	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
 	w.mu.Lock()
 	if have, ok := w.standing[key]; ok && have.Message == message {
@@ -85,7 +85,7 @@ func (w *World) Raise(key ErrorKey, message string) {
 }
 
 // Resolve ends a standing error, if there is one.
-func (w *World) Resolve(key ErrorKey) {
+func (w *State) Resolve(key ErrorKey) {
 	w.mu.Lock()
 	event, ok := w.standing[key]
 	delete(w.standing, key)
@@ -97,7 +97,7 @@ func (w *World) Resolve(key ErrorKey) {
 }
 
 // settle ends the standing errors that match and returns their ends, in order, to be published. Call with mu held.
-func (w *World) settle(match func(ErrorKey) bool) []ErrorEvent {
+func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	var over []ErrorEvent
 	for key, event := range w.standing {
 		if match(key) {
@@ -111,7 +111,7 @@ func (w *World) settle(match func(ErrorKey) bool) []ErrorEvent {
 }
 
 // Standing returns the errors that hold now, of one tenant and of the shard as a whole.
-func (w *World) Standing(tenant string) []ErrorEvent {
+func (w *State) Standing(tenant string) []ErrorEvent {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var events []ErrorEvent
@@ -124,7 +124,7 @@ func (w *World) Standing(tenant string) []ErrorEvent {
 }
 
 // Publish forwards an instance event with its time filled in.
-func (w *World) Publish(event InstanceEvent) {
+func (w *State) Publish(event InstanceEvent) {
 	if event.At.IsZero() {
 		event.At = w.opts.Now()
 	}

@@ -19,9 +19,9 @@ var (
 		config.GroupKey{Tenant: "default", Group: "others"}
 )
 
-// picture is a World with a clock that stands still, and everything that it told.
+// picture is a State with a clock that stands still, and everything that it told.
 type picture struct {
-	*shardstate.World
+	*shardstate.State
 	now       time.Time
 	wakes     int
 	instances []shardstate.InstanceEvent
@@ -40,7 +40,7 @@ func (p *picture) Error(e shardstate.ErrorEvent)       { p.errors = append(p.err
 // newPicture has two groups, and nothing to look at.
 func newPicture(t *testing.T) *picture {
 	p := &picture{now: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)}
-	p.World = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 7,
+	p.State = shardstate.New(shardstate.Options{Cluster: owner.Cluster, Shard: owner.Shard, Term: 7,
 		Now: func() time.Time {
 			return p.now
 		},

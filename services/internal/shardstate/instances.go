@@ -11,7 +11,7 @@ import (
 )
 
 // PutRecord takes a record as it now is in the bucket. An older revision than the one known is ignored.
-func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
+func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 	w.mu.Lock()
 	inst := w.instances[rec.ID]
 	if inst != nil && inst.record.Revision > rec.Revision {
@@ -53,7 +53,7 @@ func (w *World) PutRecord(rec record.Instance, token objstore.Token) {
 
 // settled drops a reservation of an earlier term, and asks for a look at the group that its VM counted for. Call with
 // mu held.
-func (w *World) settled(id ident.ID) {
+func (w *State) settled(id ident.ID) {
 	if _, left := w.leftovers[id]; !left {
 		return
 	}
@@ -66,7 +66,7 @@ func (w *World) settled(id ident.ID) {
 	}
 }
 
-func (w *World) tombstoned(id ident.ID) bool {
+func (w *State) tombstoned(id ident.ID) bool {
 	_, ok := w.tombstones[id]
 	return ok
 }
@@ -79,7 +79,7 @@ func (g *group) insert(inst *instance) {
 }
 
 // drop takes an instance out of its group and returns the errors that end with it, to be published. Call with mu held.
-func (w *World) drop(inst *instance) []ErrorEvent {
+func (w *State) drop(inst *instance) []ErrorEvent {
 	delete(w.instances, inst.plan.ID)
 	g := inst.group
 	if at := slices.Index(g.instances, inst); at >= 0 {
@@ -91,7 +91,7 @@ func (w *World) drop(inst *instance) []ErrorEvent {
 
 // Record returns an instance's record and token as last seen; ok is false for what this World does not hold as a live
 // instance.
-func (w *World) Record(id ident.ID) (rec record.Instance, token objstore.Token, ok bool) {
+func (w *State) Record(id ident.ID) (rec record.Instance, token objstore.Token, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if inst := w.instances[id]; inst != nil {
@@ -102,7 +102,7 @@ func (w *World) Record(id ident.ID) (rec record.Instance, token objstore.Token, 
 
 // Seen reports whether token names the version of an instance's record that this World holds, as instance, tombstone or
 // reservation.
-func (w *World) Seen(id ident.ID, token objstore.Token) bool {
+func (w *State) Seen(id ident.ID, token objstore.Token) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if inst := w.instances[id]; inst != nil && inst.token == token {
@@ -123,7 +123,7 @@ func (w *World) Seen(id ident.ID, token objstore.Token) bool {
 }
 
 // Tombstone returns the record of a deleted instance that is still remembered.
-func (w *World) Tombstone(id ident.ID) (record.Instance, bool) {
+func (w *State) Tombstone(id ident.ID) (record.Instance, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	t, ok := w.tombstones[id]
@@ -131,7 +131,7 @@ func (w *World) Tombstone(id ident.ID) (record.Instance, bool) {
 }
 
 // RemoveTombstone forgets a tombstone whose object was deleted from the bucket.
-func (w *World) RemoveTombstone(id ident.ID) {
+func (w *State) RemoveTombstone(id ident.ID) {
 	w.mu.Lock()
 	delete(w.tombstones, id)
 	w.mu.Unlock()
@@ -139,7 +139,7 @@ func (w *World) RemoveTombstone(id ident.ID) {
 
 // Begin marks the work that starts for an instance, so that the next plan does not ask for it again. It answers false,
 // and changes nothing, if the instance is gone or other work is under way.
-func (w *World) Begin(id ident.ID, work plan.Work) bool {
+func (w *State) Begin(id ident.ID, work plan.Work) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	inst := w.instances[id]
@@ -151,7 +151,7 @@ func (w *World) Begin(id ident.ID, work plan.Work) bool {
 }
 
 // End marks the end of an instance's work; err counts towards its back-off.
-func (w *World) End(id ident.ID, err error) {
+func (w *State) End(id ident.ID, err error) {
 	w.mu.Lock()
 	if inst := w.instances[id]; inst != nil {
 		inst.plan = plan.ApplyWorkResult(inst.plan, err != nil, w.opts.Now())
@@ -162,27 +162,27 @@ func (w *World) End(id ident.ID, err error) {
 }
 
 // Announced notes that a drain was announced by this leader.
-func (w *World) Announced(id ident.ID) { w.change(id, func(i *instance) { i.plan.Announced = true }) }
+func (w *State) Announced(id ident.ID) { w.change(id, func(i *instance) { i.plan.Announced = true }) }
 
 // Drained notes an operator's word that the node is drained.
-func (w *World) Drained(id ident.ID) { w.change(id, func(i *instance) { i.plan.Drained = true }) }
+func (w *State) Drained(id ident.ID) { w.change(id, func(i *instance) { i.plan.Drained = true }) }
 
 // TerminateRequested notes that the provider accepted the delete.
-func (w *World) TerminateRequested(id ident.ID) {
+func (w *State) TerminateRequested(id ident.ID) {
 	w.change(id, func(i *instance) { i.plan.TerminateRequested = w.opts.Now() })
 }
 
 // Balanced notes that the instance is registered with every load balancer of its group.
-func (w *World) Balanced(id ident.ID, in bool) {
+func (w *State) Balanced(id ident.ID, in bool) {
 	w.change(id, func(i *instance) { i.plan.InLoadBalancers = in })
 }
 
 // FilesSent notes which runtime configuration was last sent in full.
-func (w *World) FilesSent(id ident.ID, hash string) {
+func (w *State) FilesSent(id ident.ID, hash string) {
 	w.change(id, func(i *instance) { i.plan.FilesSent = hash })
 }
 
-func (w *World) change(id ident.ID, fn func(*instance)) {
+func (w *State) change(id ident.ID, fn func(*instance)) {
 	w.mu.Lock()
 	inst := w.instances[id]
 	if inst != nil {
@@ -196,7 +196,7 @@ func (w *World) change(id ident.ID, fn func(*instance)) {
 }
 
 // ExpectCreates adjusts the number of creates of a group that are under way but have no ID yet.
-func (w *World) ExpectCreates(key config.GroupKey, delta int) {
+func (w *State) ExpectCreates(key config.GroupKey, delta int) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {
 		g.pending += delta

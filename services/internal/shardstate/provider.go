@@ -12,7 +12,7 @@ import (
 
 // Listed takes a complete provider list that was asked for at the given time. Instances that are not in it are gone,
 // once they are older than the provider's consistency window; VMs without a record are strays.
-func (w *World) Listed(vms []infra.VM, asked time.Time) {
+func (w *State) Listed(vms []infra.VM, asked time.Time) {
 	var events []InstanceEvent
 	w.mu.Lock()
 	if asked.Before(w.listed) {
@@ -58,7 +58,7 @@ func (w *World) Listed(vms []infra.VM, asked time.Time) {
 }
 
 // Gone reports whether nothing is left of an instance's VM, as far as the provider has told.
-func (w *World) Gone(id ident.ID) bool {
+func (w *State) Gone(id ident.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	inst := w.instances[id]
@@ -66,7 +66,7 @@ func (w *World) Gone(id ident.ID) bool {
 }
 
 // Answered takes what the provider said of one VM, asked for at the given time.
-func (w *World) Answered(id ident.ID, vm infra.VM, asked time.Time) {
+func (w *State) Answered(id ident.ID, vm infra.VM, asked time.Time) {
 	w.mu.Lock()
 	var events []InstanceEvent
 	if inst := w.instances[id]; inst != nil {
@@ -78,7 +78,7 @@ func (w *World) Answered(id ident.ID, vm infra.VM, asked time.Time) {
 }
 
 // NotFound takes a provider's answer that it knows no such VM.
-func (w *World) NotFound(id ident.ID, asked time.Time) {
+func (w *State) NotFound(id ident.ID, asked time.Time) {
 	w.mu.Lock()
 	var events []InstanceEvent
 	if inst := w.instances[id]; inst != nil {
@@ -90,7 +90,7 @@ func (w *World) NotFound(id ident.ID, asked time.Time) {
 }
 
 // applyDescription applies the provider's description of an instance's VM. Call with mu held.
-func (w *World) applyDescription(events []InstanceEvent, inst *instance, vm infra.VM,
+func (w *State) applyDescription(events []InstanceEvent, inst *instance, vm infra.VM,
 	asked time.Time) []InstanceEvent {
 	if asked.Before(inst.plan.Provider.At) {
 		return events
@@ -101,7 +101,7 @@ func (w *World) applyDescription(events []InstanceEvent, inst *instance, vm infr
 }
 
 // applyAnswer applies a provider's answer to an instance and appends the events that follow. Call with mu held.
-func (w *World) applyAnswer(events []InstanceEvent, inst *instance, answer plan.ProviderAnswer,
+func (w *State) applyAnswer(events []InstanceEvent, inst *instance, answer plan.ProviderAnswer,
 	reason string) []InstanceEvent {
 	next, effect := plan.ApplyProviderAnswer(inst.plan, answer)
 	if effect.Stale {
@@ -115,12 +115,12 @@ func (w *World) applyAnswer(events []InstanceEvent, inst *instance, answer plan.
 	return events
 }
 
-func (w *World) event(inst *instance, typ InstanceEventType, reason string) InstanceEvent {
+func (w *State) event(inst *instance, typ InstanceEventType, reason string) InstanceEvent {
 	return InstanceEvent{Type: typ, Tenant: inst.record.Tenant, Group: inst.record.Group, Instance: inst.plan.ID,
 		At: w.opts.Now(), Reason: reason}
 }
 
-func (w *World) emit(events []InstanceEvent) {
+func (w *State) emit(events []InstanceEvent) {
 	slices.SortStableFunc(events, func(a, b InstanceEvent) int { return a.Instance.Compare(b.Instance) })
 	for _, event := range events {
 		w.Publish(event)
@@ -146,12 +146,12 @@ func providerState(state infra.State) plan.ProviderState {
 }
 
 // ReadMissing notes a direct read of a stray's record key that found nothing.
-func (w *World) ReadMissing(providerID string, at time.Time) {
+func (w *State) ReadMissing(providerID string, at time.Time) {
 	w.changeStray(providerID, func(s *stray) { s.reads, s.busy = append(s.reads, at), false })
 }
 
 // BeginStray marks work on a stray; false if it is unknown or busy.
-func (w *World) BeginStray(providerID string) bool {
+func (w *State) BeginStray(providerID string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.strays[providerID]
@@ -163,7 +163,7 @@ func (w *World) BeginStray(providerID string) bool {
 }
 
 // EndStray marks the end of work on a stray; gone drops it.
-func (w *World) EndStray(providerID string, gone bool) {
+func (w *State) EndStray(providerID string, gone bool) {
 	w.mu.Lock()
 	if s := w.strays[providerID]; s != nil {
 		s.busy = false
@@ -175,7 +175,7 @@ func (w *World) EndStray(providerID string, gone bool) {
 }
 
 // Stray returns a VM that has our tags but no record.
-func (w *World) Stray(providerID string) (infra.VM, bool) {
+func (w *State) Stray(providerID string) (infra.VM, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s := w.strays[providerID]; s != nil {
@@ -186,7 +186,7 @@ func (w *World) Stray(providerID string) (infra.VM, bool) {
 
 // Orphans returns the strays that run and of whose record nothing is known: neither a live one, nor a tombstone, nor a
 // reservation.
-func (w *World) Orphans() []infra.VM {
+func (w *State) Orphans() []infra.VM {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var vms []infra.VM
@@ -197,7 +197,7 @@ func (w *World) Orphans() []infra.VM {
 }
 
 // orphans is Orphans with mu held.
-func (w *World) orphans() []*stray {
+func (w *State) orphans() []*stray {
 	return slices.DeleteFunc(w.sortedStrays(), func(s *stray) bool {
 		id := s.vm.Tags.Instance
 		_, left := w.leftovers[id]
@@ -205,7 +205,7 @@ func (w *World) orphans() []*stray {
 	})
 }
 
-func (w *World) changeStray(providerID string, fn func(*stray)) {
+func (w *State) changeStray(providerID string, fn func(*stray)) {
 	w.mu.Lock()
 	if s := w.strays[providerID]; s != nil {
 		fn(s)
@@ -215,7 +215,7 @@ func (w *World) changeStray(providerID string, fn func(*stray)) {
 
 // ConfirmOrphans notes a person's word that the orphans that stopped the sweep may be terminated, however many they
 // are, and returns them. Those that turn up later need another word. While no sweep is stopped nothing is noted.
-func (w *World) ConfirmOrphans() []infra.VM {
+func (w *State) ConfirmOrphans() []infra.VM {
 	w.mu.Lock()
 	var vms []infra.VM
 	if _, raised := w.standing[ErrorKey{Kind: plan.AlertOrphans}]; raised {
@@ -231,7 +231,7 @@ func (w *World) ConfirmOrphans() []infra.VM {
 }
 
 // VM returns what the provider last said of an instance.
-func (w *World) VM(id ident.ID) (infra.VM, bool) {
+func (w *State) VM(id ident.ID) (infra.VM, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if inst := w.instances[id]; inst != nil {
@@ -245,7 +245,7 @@ func (w *World) VM(id ident.ID) (infra.VM, bool) {
 }
 
 // sortedStrays returns the strays in order of their provider IDs. Call with mu held.
-func (w *World) sortedStrays() []*stray {
+func (w *State) sortedStrays() []*stray {
 	out := make([]*stray, 0, len(w.strays))
 	for _, s := range w.strays {
 		out = append(out, s)

@@ -221,7 +221,7 @@ func TestRecords(t *testing.T) {
 	if _, _, ok := p.Record(id); ok {
 		t.Error("the dead rise")
 	}
-	if view, ok := p.World.Instance(id); !ok || view.Record.State != record.Deleted {
+	if view, ok := p.State.Instance(id); !ok || view.Record.State != record.Deleted {
 		t.Errorf("%+v, %t", view, ok)
 	}
 	p.RemoveTombstone(id)

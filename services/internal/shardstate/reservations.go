@@ -21,7 +21,7 @@ type Reservation struct {
 
 // AddReservation puts a fresh reservation of this term into its pool. In a shard that is being emptied it is left over
 // at once.
-func (w *World) AddReservation(r Reservation) {
+func (w *State) AddReservation(r Reservation) {
 	w.mu.Lock()
 	if w.settings.Terminating {
 		w.mu.Unlock()
@@ -35,7 +35,7 @@ func (w *World) AddReservation(r Reservation) {
 
 // abandonReservations makes leftovers of all reservations: whoever waits for the shard to be empty cannot tell one that
 // was never used from one whose VM is being created. Call with mu held.
-func (w *World) abandonReservations() {
+func (w *State) abandonReservations() {
 	for _, reservations := range w.reserved {
 		for _, r := range reservations {
 			w.leftovers[r.Record.ID] = r
@@ -46,7 +46,7 @@ func (w *World) abandonReservations() {
 }
 
 // TakeReservation takes the oldest reservation of a pool. left is how many remain.
-func (w *World) TakeReservation(pool Pool) (r Reservation, left int, ok bool) {
+func (w *State) TakeReservation(pool Pool) (r Reservation, left int, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	have := w.reserved[pool]
@@ -59,14 +59,14 @@ func (w *World) TakeReservation(pool Pool) (r Reservation, left int, ok bool) {
 }
 
 // ReservationsLeft counts what a pool holds.
-func (w *World) ReservationsLeft(pool Pool) int {
+func (w *State) ReservationsLeft(pool Pool) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.reserved[pool])
 }
 
 // Pools returns every pool that some live group draws from, sorted: none in a shard that is being emptied.
-func (w *World) Pools() []Pool {
+func (w *State) Pools() []Pool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.settings.Terminating {
@@ -95,7 +95,7 @@ func (w *World) Pools() []Pool {
 }
 
 // Subnets returns, sorted, the subnets of all live groups that have a choice of them.
-func (w *World) Subnets() []string {
+func (w *State) Subnets() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	seen := map[string]struct{}{}
@@ -110,7 +110,7 @@ func (w *World) Subnets() []string {
 }
 
 // AddLeftover notes a reservation, of an earlier term or not wanted any more, that collection has to settle.
-func (w *World) AddLeftover(r Reservation) {
+func (w *State) AddLeftover(r Reservation) {
 	w.mu.Lock()
 	w.leftovers[r.Record.ID] = r
 	w.sweep = true
@@ -119,7 +119,7 @@ func (w *World) AddLeftover(r Reservation) {
 }
 
 // Leftover returns such a reservation, if it is still unsettled.
-func (w *World) Leftover(id ident.ID) (Reservation, bool) {
+func (w *State) Leftover(id ident.ID) (Reservation, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r, ok := w.leftovers[id]
@@ -129,7 +129,7 @@ func (w *World) Leftover(id ident.ID) (Reservation, bool) {
 // Use turns a reservation into an instance of a group that is being created: rec is the reservation's record with group
 // and parameters filled in. The record in the bucket still is the bare reservation; its token stays the one to compare
 // with.
-func (w *World) Use(rec record.Instance, token objstore.Token) {
+func (w *State) Use(rec record.Instance, token objstore.Token) {
 	w.mu.Lock()
 	inst := &instance{record: rec, token: token}
 	inst.plan.ID, inst.plan.Work = rec.ID, plan.Creating
@@ -141,7 +141,7 @@ func (w *World) Use(rec record.Instance, token objstore.Token) {
 }
 
 // Discard drops an instance whose creation was definitely refused: it never lived.
-func (w *World) Discard(id ident.ID) {
+func (w *State) Discard(id ident.ID) {
 	w.mu.Lock()
 	if inst := w.instances[id]; inst != nil {
 		w.drop(inst)

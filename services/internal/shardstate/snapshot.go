@@ -11,7 +11,7 @@ import (
 
 // Snapshot takes what planning one group may look at. instances is reused for the copy when it is large enough. ok is
 // false for a group that is gone.
-func (w *World) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan.Snapshot, ok bool) {
+func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan.Snapshot, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := w.groups[key]
@@ -44,7 +44,7 @@ func (w *World) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 
 // unsettled counts the VMs of a group that reservations of earlier terms left and that are about to be adopted. Call
 // with mu held.
-func (w *World) unsettled(key config.GroupKey) (n int) {
+func (w *State) unsettled(key config.GroupKey) (n int) {
 	if len(w.leftovers) == 0 {
 		return 0
 	}
@@ -59,7 +59,7 @@ func (w *World) unsettled(key config.GroupKey) (n int) {
 }
 
 // ShardSnapshot takes what collection may look at.
-func (w *World) ShardSnapshot() plan.ShardSnapshot {
+func (w *State) ShardSnapshot() plan.ShardSnapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, raised := w.standing[ErrorKey{Kind: plan.AlertOrphans}]
@@ -99,7 +99,7 @@ func sortedIDs[V any](m map[ident.ID]V) []ident.ID {
 }
 
 // BeginCollect marks an action of a sweep as under way for an instance ID; false if one is already.
-func (w *World) BeginCollect(id ident.ID) bool {
+func (w *State) BeginCollect(id ident.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.collecting[id] {
@@ -111,7 +111,7 @@ func (w *World) BeginCollect(id ident.ID) bool {
 
 // EndCollect marks its end. After a success there may be more to collect at once; a failure waits for the sweep's next
 // time.
-func (w *World) EndCollect(id ident.ID, ok bool) {
+func (w *State) EndCollect(id ident.ID, ok bool) {
 	w.mu.Lock()
 	delete(w.collecting, id)
 	w.sweep = w.sweep || ok
@@ -122,7 +122,7 @@ func (w *World) EndCollect(id ident.ID, ok bool) {
 }
 
 // Health counts the shard's running instances and those of them that are silent, for the unhealthy guard.
-func (w *World) Health(now time.Time) plan.ShardHealth {
+func (w *State) Health(now time.Time) plan.ShardHealth {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var health plan.ShardHealth
@@ -139,7 +139,7 @@ func (w *World) Health(now time.Time) plan.ShardHealth {
 }
 
 // Blocked notes why a group is not at its size, for people; empty when it is or is on the way.
-func (w *World) Blocked(key config.GroupKey, why string) {
+func (w *State) Blocked(key config.GroupKey, why string) {
 	w.mu.Lock()
 	g := w.groups[key]
 	changed := g != nil && g.blocked != why
@@ -154,7 +154,7 @@ func (w *World) Blocked(key config.GroupKey, why string) {
 
 // Plan starts what was planned for an instance, so that the next snapshot shows it. It answers false if the instance is
 // gone or busy.
-func (w *World) Plan(action plan.Action, work plan.Work) bool {
+func (w *State) Plan(action plan.Action, work plan.Work) bool {
 	if action.Kind == plan.Ask {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -170,7 +170,7 @@ func (w *World) Plan(action plan.Action, work plan.Work) bool {
 
 // Postpone returns when to plan a group instead of now, if its schedule only had to check for overdue reports and all
 // of them have come.
-func (w *World) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
+func (w *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := w.groups[key]

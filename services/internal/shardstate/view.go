@@ -34,7 +34,7 @@ type GroupView struct {
 }
 
 // Instance returns one instance, deleted ones included for as long as they are remembered.
-func (w *World) Instance(id ident.ID) (InstanceView, bool) {
+func (w *State) Instance(id ident.ID) (InstanceView, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if inst := w.instances[id]; inst != nil {
@@ -47,7 +47,7 @@ func (w *World) Instance(id ident.ID) (InstanceView, bool) {
 }
 
 // Instances returns a tenant's live instances, of one group or (group "") of all, sorted by ID.
-func (w *World) Instances(tenant, group string) []InstanceView {
+func (w *State) Instances(tenant, group string) []InstanceView {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var views []InstanceView
@@ -63,7 +63,7 @@ func (w *World) Instances(tenant, group string) []InstanceView {
 	return views
 }
 
-func (w *World) view(inst *instance) InstanceView {
+func (w *State) view(inst *instance) InstanceView {
 	g := inst.group
 	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: w.settings}
 	v.InfraDrift = g.InfraHash != "" && inst.record.InfraHash != g.InfraHash
@@ -72,7 +72,7 @@ func (w *World) view(inst *instance) InstanceView {
 }
 
 // GroupView returns one group.
-func (w *World) GroupView(key config.GroupKey) (GroupView, bool) {
+func (w *State) GroupView(key config.GroupKey) (GroupView, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := w.groups[key]
@@ -83,7 +83,7 @@ func (w *World) GroupView(key config.GroupKey) (GroupView, bool) {
 }
 
 // GroupViews returns a tenant's groups, sorted by name.
-func (w *World) GroupViews(tenant string) []GroupView {
+func (w *State) GroupViews(tenant string) []GroupView {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var views []GroupView
@@ -96,7 +96,7 @@ func (w *World) GroupViews(tenant string) []GroupView {
 	return views
 }
 
-func (w *World) groupView(g *group) GroupView {
+func (w *State) groupView(g *group) GroupView {
 	v := GroupView{Group: g.Group, Blocked: g.blocked, Backoff: g.backoff}
 	now := w.opts.Now()
 	for _, inst := range g.instances {
@@ -117,14 +117,14 @@ func (w *World) groupView(g *group) GroupView {
 }
 
 // Settings returns the shard-wide settings in force.
-func (w *World) Settings() plan.Settings {
+func (w *State) Settings() plan.Settings {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.settings
 }
 
 // DrainTimeout returns how long the nodes of a group's instances have to drain.
-func (w *World) DrainTimeout(key config.GroupKey) time.Duration {
+func (w *State) DrainTimeout(key config.GroupKey) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if g := w.groups[key]; g != nil {
@@ -134,7 +134,7 @@ func (w *World) DrainTimeout(key config.GroupKey) time.Duration {
 }
 
 // Numbers counts what the shard has, for metrics.
-func (w *World) Numbers() (groups, instances, connected, reserved, tombstones int, silenceFrom time.Time) {
+func (w *State) Numbers() (groups, instances, connected, reserved, tombstones int, silenceFrom time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, inst := range w.instances {

@@ -317,7 +317,10 @@ func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 				return
 			}
 			w.trace("agent of %s is mute", m.id)
-			m.agent.mute, m.agent.mutedAt = until.Add(from), w.sched.now
+			if end := until.Add(from); end.After(m.agent.mute) {
+				m.agent.mute = end // the agent's next try is planned for the later end
+			}
+			m.agent.mutedAt = w.sched.now
 			w.fleet.hangUp(m)
 		})
 	}

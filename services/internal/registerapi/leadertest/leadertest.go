@@ -35,7 +35,7 @@ type Leader struct {
 	*transporttest.Cluster
 	Store    *mem.Store
 	State    *clusterstate.State
-	World    *shardstate.World
+	World    *shardstate.State
 	Executor *execute.Executor
 	// Context ends with the leadership, which Lose ends.
 	Context context.Context

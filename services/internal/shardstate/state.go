@@ -1,7 +1,7 @@
 // Package shardstate owns what a shard's leader knows: bucket, provider and agents folded into one picture from which
 // the planner's snapshots are taken.
 //
-// Invariant: a World belongs to one term of one leader and is thrown away with it. It performs no writes and decides
+// Invariant: a State belongs to one term of one leader and is thrown away with it. It performs no writes and decides
 // nothing; every change of it marks the group concerned as dirty and wakes the reconciler.
 package shardstate
 
@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Options of a World.
+// Options of a State.
 type Options struct {
 	Cluster, Shard string
 	Term           uint64
@@ -32,8 +32,8 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// World is the leader's picture of its shard. All methods are safe for concurrent use and none of them blocks.
-type World struct {
+// State is the leader's picture of its shard. All methods are safe for concurrent use and none of them blocks.
+type State struct {
 	opts Options
 
 	mu       sync.Mutex
@@ -98,12 +98,12 @@ type stray struct {
 	confirmed bool
 }
 
-// New returns an empty World.
-func New(opts Options) *World {
+// New returns an empty State.
+func New(opts Options) *State {
 	if opts.Events == nil {
 		opts.Events = noEvents{}
 	}
-	return &World{
+	return &State{
 		opts:       opts,
 		since:      opts.Now(),
 		groups:     map[config.GroupKey]*group{},
@@ -119,12 +119,12 @@ func New(opts Options) *World {
 }
 
 // Term is the term of the leader that this picture belongs to.
-func (w *World) Term() uint64 { return w.opts.Term }
+func (w *State) Term() uint64 { return w.opts.Term }
 
 // Configure takes the shard's settings and its merged groups. Groups that are gone from the configuration but still
 // have instances stay, as deleted ones, until the last is gone. A changed group starts afresh where it had been backing
 // off.
-func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	w.mu.Lock()
 	w.settings = SettingsOf(shard)
 	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(),
@@ -145,7 +145,7 @@ func (w *World) Configure(shard *config.Shard, groups map[config.GroupKey]config
 
 // ConfigureGroups is Configure for a change of some groups alone: changed names them. Those of them that are not in
 // groups are gone from the configuration.
-func (w *World) ConfigureGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
+func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	w.mu.Lock()
 	over := w.setGroups(groups, changed)
 	w.mu.Unlock()
@@ -154,7 +154,7 @@ func (w *World) ConfigureGroups(groups map[config.GroupKey]config.Group, changed
 
 // setGroups takes the groups that keys name, and marks them as dirty. It returns the errors that end with groups that
 // are dropped. Call with mu held.
-func (w *World) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
+func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
 	for _, key := range keys {
 		w.dirty[key] = struct{}{}
 		g, ok := groups[key]
@@ -186,7 +186,7 @@ func (w *World) setGroups(groups map[config.GroupKey]config.Group, keys []config
 }
 
 // publishGroups tells of changed groups, and of errors that ended with them, and wakes the planning.
-func (w *World) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
+func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
 	for _, event := range over {
 		w.opts.Events.Error(event)
 	}
@@ -230,7 +230,7 @@ func compareKeys(a, b config.GroupKey) int {
 
 // groupOf returns the group of a record, making a deleted one for instances whose group nobody knows any more. Call
 // with mu held.
-func (w *World) groupOf(rec *record.Instance) *group {
+func (w *State) groupOf(rec *record.Instance) *group {
 	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
 	g := w.groups[key]
 	if g == nil {
@@ -242,10 +242,10 @@ func (w *World) groupOf(rec *record.Instance) *group {
 }
 
 // touch marks the instance's group as dirty. Call with mu held; call Wake after unlocking.
-func (w *World) touch(g *group) { w.dirty[g.GroupKey] = struct{}{} }
+func (w *State) touch(g *group) { w.dirty[g.GroupKey] = struct{}{} }
 
 // TouchGroup asks for a look at one group.
-func (w *World) TouchGroup(key config.GroupKey) {
+func (w *State) TouchGroup(key config.GroupKey) {
 	w.mu.Lock()
 	if _, ok := w.groups[key]; ok {
 		w.dirty[key] = struct{}{}
@@ -255,7 +255,7 @@ func (w *World) TouchGroup(key config.GroupKey) {
 }
 
 // TouchAll asks for a look at every group.
-func (w *World) TouchAll() {
+func (w *State) TouchAll() {
 	w.mu.Lock()
 	for key := range w.groups {
 		w.dirty[key] = struct{}{}
@@ -265,7 +265,7 @@ func (w *World) TouchAll() {
 }
 
 // Mark marks one group as dirty without waking anybody: for the reconciler itself.
-func (w *World) Mark(key config.GroupKey) {
+func (w *State) Mark(key config.GroupKey) {
 	w.mu.Lock()
 	if _, ok := w.groups[key]; ok {
 		w.dirty[key] = struct{}{}
@@ -274,7 +274,7 @@ func (w *World) Mark(key config.GroupKey) {
 }
 
 // SweepDue reports whether something changed that collection looks at, and clears the mark.
-func (w *World) SweepDue() bool {
+func (w *State) SweepDue() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	due := w.sweep
@@ -283,7 +283,7 @@ func (w *World) SweepDue() bool {
 }
 
 // TakeDirty returns the groups to look at, sorted, and clears the marks.
-func (w *World) TakeDirty() []config.GroupKey {
+func (w *State) TakeDirty() []config.GroupKey {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	keys := make([]config.GroupKey, 0, len(w.dirty))
@@ -296,7 +296,7 @@ func (w *World) TakeDirty() []config.GroupKey {
 }
 
 // Group returns the merged configuration of a group, and whether there is one.
-func (w *World) Group(key config.GroupKey) (config.Group, bool) {
+func (w *State) Group(key config.GroupKey) (config.Group, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g, ok := w.groups[key]
@@ -307,7 +307,7 @@ func (w *World) Group(key config.GroupKey) (config.Group, bool) {
 }
 
 // ForgetGroup drops a deleted group that has nothing left.
-func (w *World) ForgetGroup(key config.GroupKey) {
+func (w *State) ForgetGroup(key config.GroupKey) {
 	var over []ErrorEvent
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil && g.Deleted && len(g.instances) == 0 && g.pending == 0 {
@@ -321,14 +321,14 @@ func (w *World) ForgetGroup(key config.GroupKey) {
 }
 
 // dropGroup forgets a group and returns the errors that end with it, to be published. Call with mu held.
-func (w *World) dropGroup(key config.GroupKey) []ErrorEvent {
+func (w *State) dropGroup(key config.GroupKey) []ErrorEvent {
 	delete(w.groups, key)
 	delete(w.dirty, key)
 	return w.settle(func(about ErrorKey) bool { return about.Tenant == key.Tenant && about.Group == key.Group })
 }
 
 // CreateFailed counts a failed creation towards the group's backoff; those that ran side by side count once.
-func (w *World) CreateFailed(key config.GroupKey, reason string) {
+func (w *State) CreateFailed(key config.GroupKey, reason string) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {
 		g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, w.opts.Now())

@@ -28,12 +28,12 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	p.forget()
 	p.Configure(p.shard, p.without(workers))
 	p.wantDirty(t, "a group vanished", others, workers)
-	g, ok := p.World.Group(workers)
+	g, ok := p.State.Group(workers)
 	if !ok || !g.Deleted || g.Size != 0 {
 		t.Errorf("%+v, %t", g, ok)
 	}
 	p.Configure(p.shard, p.merged)
-	if g, _ = p.World.Group(workers); g.Deleted || g.Size != 3 {
+	if g, _ = p.State.Group(workers); g.Deleted || g.Size != 3 {
 		t.Errorf("%+v", g)
 	}
 	s, _ := p.Snapshot(workers, nil)
@@ -43,12 +43,12 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 
 	p.Configure(p.shard, p.without(workers))
 	p.ForgetGroup(workers)
-	if _, ok := p.World.Group(workers); !ok {
+	if _, ok := p.State.Group(workers); !ok {
 		t.Error("a group with an instance is forgotten")
 	}
 	p.put(id, workers, record.Deleted)
 	p.Configure(p.shard, p.without(workers))
-	if _, ok := p.World.Group(workers); ok {
+	if _, ok := p.State.Group(workers); ok {
 		t.Error("an empty group that nobody configures is there")
 	}
 	if _, ok := p.Snapshot(workers, nil); ok {
@@ -58,13 +58,13 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	// Creates under way keep it too.
 	p.ExpectCreates(others, 1)
 	p.Configure(p.shard, p.without(others))
-	if g, ok := p.World.Group(others); !ok || !g.Deleted {
+	if g, ok := p.State.Group(others); !ok || !g.Deleted {
 		t.Errorf("%+v, %t", g, ok)
 	}
 	p.ExpectCreates(others, -1)
 	p.forget()
 	p.ForgetGroup(others)
-	if _, ok := p.World.Group(others); ok || len(p.groups) != 1 {
+	if _, ok := p.State.Group(others); ok || len(p.groups) != 1 {
 		t.Errorf("it is there: %t; told of %v", ok, p.groups)
 	}
 }
@@ -78,7 +78,7 @@ func TestRecordsOfUnknownGroups(t *testing.T) {
 	key := config.GroupKey{Tenant: "default", Group: "gone"}
 	id := p.newID(t)
 	p.put(id, key, record.Registered)
-	g, ok := p.World.Group(key)
+	g, ok := p.State.Group(key)
 	if !ok || !g.Deleted || g.Static || g.Size != 0 || g.DrainTimeout.D() != p.shard.Server.DefaultDrainTimeout.D() ||
 		len(g.LoadBalancers) != 2 ||
 		g.LoadBalancers[0] != "a" {
@@ -270,10 +270,10 @@ func TestViews(t *testing.T) {
 	if got := p.Instances("default", "others"); len(got) != 0 {
 		t.Errorf("%d instances of another group", len(got))
 	}
-	if v, _ := p.World.Instance(well); v.RuntimeDrift || !v.InfraDrift {
+	if v, _ := p.State.Instance(well); v.RuntimeDrift || !v.InfraDrift {
 		t.Errorf("%+v", v)
 	}
-	if v, _ := p.World.Instance(silent); !v.RuntimeDrift {
+	if v, _ := p.State.Instance(silent); !v.RuntimeDrift {
 		t.Errorf("%+v", v)
 	}
 	groups, instances, connected, reserved, tombstones, silenceFrom := p.Numbers()
