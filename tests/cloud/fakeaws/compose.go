@@ -2,9 +2,6 @@ package fakeaws
 
 import (
 	"fmt"
-	"net/http"
-	"net/netip"
-	"slices"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/autoscaling"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
@@ -77,8 +74,6 @@ func (i identity) RoleCredentials(role, session string) ec2.Credentials {
 // network is EC2 as load balancers see it.
 type network struct{ *ec2.Service }
 
-func (n network) DefaultSecurityGroup(vpc string) string { return n.DefaultGroup(vpc) }
-
 func (n network) Subnet(id string) (elbv2.Subnet, bool) {
 	s, ok := n.Service.Subnet(id)
 	return elbv2.Subnet{VPC: s.VPC, Zone: s.Zone, IPv6: s.IPv6.IsValid()}, ok
@@ -96,15 +91,8 @@ func (n network) Instance(id string) (elbv2.Instance, bool) {
 }
 
 func (n network) CreateInterface(i elbv2.Interface) (string, error) {
-	spec := ec2.InterfaceSpec{Subnet: i.Subnet, Description: i.Description, Type: i.Kind, Groups: i.Groups,
-		Requester: "amazon-elb"}
-	if i.Address != "" {
-		address, err := netip.ParseAddr(i.Address)
-		if err != nil {
-			return "", wire.Errorf(http.StatusBadRequest, "ValidationError", "%q is not an IP address", i.Address)
-		}
-		spec.Addresses = append(spec.Addresses, address)
-	}
+	spec := ec2.InterfaceSpec{Subnet: i.Subnet, Description: i.Description, Type: "network_load_balancer",
+		Groups: i.Groups, Requester: "amazon-elb"}
 	if i.IPv6 {
 		spec.IPv6Count = 1
 	}
@@ -113,12 +101,6 @@ func (n network) CreateInterface(i elbv2.Interface) (string, error) {
 		return "", err
 	}
 	return made.ID(), nil
-}
-
-func (n network) SetInterfaceGroups(id string, groups []string) {
-	if i, ok := n.Service.Interface(id); ok {
-		i.Groups = slices.Clone(groups)
-	}
 }
 
 // targets are target groups as Auto Scaling sees them.

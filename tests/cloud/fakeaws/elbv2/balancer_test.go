@@ -48,35 +48,19 @@ func TestLoadBalancer(t *testing.T) {
 		LoadBalancerArns: []string{*lb.LoadBalancerArn + "0"}})
 	wantCode(t, "another ARN", err, "LoadBalancerNotFound")
 
-	// The interfaces follow the subnets.
+	// Each subnet has an interface.
 	before := *found[0].LoadBalancerArn
-	must(w.SetSubnets(ctx, &elb.SetSubnetsInput{LoadBalancerArn: &before, Subnets: []string{"subnet-a", "subnet-c"}}))(
-		t)
 	var subnets []string
 	for _, i := range w.network.interfaces {
 		subnets = append(subnets, i.Subnet)
-		if !strings.HasPrefix(i.Description, "ELB net/lb/") || i.Kind != "network_load_balancer" {
+		if !strings.HasPrefix(i.Description, "ELB net/lb/") {
 			t.Errorf("interface: %+v", i)
 		}
 	}
 	slices.Sort(subnets)
-	if diff := cmp.Diff([]string{"subnet-a", "subnet-c"}, subnets); diff != "" {
+	if diff := cmp.Diff([]string{"subnet-a", "subnet-b"}, subnets); diff != "" {
 		t.Error(diff)
 	}
-	w.network.full = "subnet-b"
-	_, err = w.SetSubnets(ctx, &elb.SetSubnetsInput{LoadBalancerArn: &before,
-		Subnets: []string{"subnet-a2", "subnet-b"}})
-	wantCode(t, "a full subnet", err, "InsufficientFreeAddressesInSubnet")
-	if len(w.network.interfaces) != 2 {
-		t.Errorf("%d interfaces after a failure", len(w.network.interfaces))
-	}
-
-	_, err = w.SetIpAddressType(ctx, &elb.SetIpAddressTypeInput{LoadBalancerArn: &before,
-		IpAddressType: types.IpAddressTypeDualstack})
-	wantCode(t, "dual stack in a subnet without IPv6", err, "InvalidConfigurationRequest")
-	_, err = w.SetSecurityGroups(ctx, &elb.SetSecurityGroupsInput{LoadBalancerArn: &before,
-		SecurityGroups: []string{"sg-1"}})
-	wantCode(t, "security groups afterwards", err, "InvalidConfigurationRequest")
 
 	must(w.ModifyLoadBalancerAttributes(ctx, &elb.ModifyLoadBalancerAttributesInput{LoadBalancerArn: &before,
 		Attributes: []types.LoadBalancerAttribute{
@@ -98,7 +82,8 @@ func TestLoadBalancer(t *testing.T) {
 
 func TestLoadBalancerIsRefused(t *testing.T) {
 	w := newWorld(t)
-	network, application := types.LoadBalancerTypeEnumNetwork, types.LoadBalancerTypeEnumApplication
+	network := types.LoadBalancerTypeEnumNetwork
+	w.network.full = "subnet-b"
 	for name, test := range map[string]struct {
 		in   elb.CreateLoadBalancerInput
 		code string
@@ -112,8 +97,8 @@ func TestLoadBalancerIsRefused(t *testing.T) {
 			Subnets: []string{"subnet-a", "subnet-a2"}}, "InvalidConfigurationRequest"},
 		"two VPCs": {elb.CreateLoadBalancerInput{Name: aws.String("a"), Type: network,
 			Subnets: []string{"subnet-a", "subnet-x"}}, "InvalidConfigurationRequest"},
-		"one zone": {elb.CreateLoadBalancerInput{Name: aws.String("a"), Type: application,
-			Subnets: []string{"subnet-a"}}, "ValidationError"},
+		"full subnet": {elb.CreateLoadBalancerInput{Name: aws.String("a"), Type: network,
+			Subnets: []string{"subnet-a", "subnet-b"}}, "InsufficientFreeAddressesInSubnet"},
 		"IPv6": {elb.CreateLoadBalancerInput{Name: aws.String("a"), Type: network,
 			Subnets: []string{"subnet-c"}, IpAddressType: types.IpAddressTypeDualstack}, "InvalidConfigurationRequest"},
 		"security group": {elb.CreateLoadBalancerInput{Name: aws.String("a"), Type: network,
@@ -143,58 +128,18 @@ func TestSecurityGroupsAndAddresses(t *testing.T) {
 		lb.IpAddressType != types.IpAddressTypeDualstack {
 		t.Errorf("created: %+v", lb)
 	}
-	must(w.SetSecurityGroups(ctx, &elb.SetSecurityGroupsInput{LoadBalancerArn: lb.LoadBalancerArn,
-		SecurityGroups: []string{"sg-2"}}))(t)
 	for id, i := range w.network.interfaces {
-		if !slices.Equal(i.Groups, []string{"sg-2"}) {
-			t.Errorf("%s is in %v", id, i.Groups)
+		if !slices.Equal(i.Groups, []string{"sg-1"}) || !i.IPv6 {
+			t.Errorf("%s: %+v", id, i)
 		}
 	}
-	must(w.SetIpAddressType(ctx, &elb.SetIpAddressTypeInput{LoadBalancerArn: lb.LoadBalancerArn,
-		IpAddressType: types.IpAddressTypeIpv4}))(t)
-	lb = must(w.DescribeLoadBalancers(ctx, &elb.DescribeLoadBalancersInput{}))(t).LoadBalancers[0]
-	if !slices.Equal(lb.SecurityGroups, []string{"sg-2"}) || lb.IpAddressType != types.IpAddressTypeIpv4 {
-		t.Errorf("changed: %+v", lb)
-	}
-	app := must(w.CreateLoadBalancer(ctx, &elb.CreateLoadBalancerInput{Name: aws.String("app"),
-		Subnets: []string{"subnet-a", "subnet-b"}}))(t).LoadBalancers[0]
-	if app.Type != types.LoadBalancerTypeEnumApplication || !slices.Equal(app.SecurityGroups,
-		[]string{"sg-default-vpc-1"}) {
-		t.Errorf("application load balancer: %+v", app)
-	}
+	w.lb()
 	first := must(w.DescribeLoadBalancers(ctx, &elb.DescribeLoadBalancersInput{PageSize: aws.Int32(1)}))(t)
 	second := must(w.DescribeLoadBalancers(ctx, &elb.DescribeLoadBalancersInput{PageSize: aws.Int32(1),
 		Marker: first.NextMarker}))(t)
-	if *first.LoadBalancers[0].LoadBalancerName != "dual" || *second.LoadBalancers[0].LoadBalancerName != "app" ||
+	if *first.LoadBalancers[0].LoadBalancerName != "dual" || *second.LoadBalancers[0].LoadBalancerName != "lb" ||
 		second.NextMarker != nil {
 		t.Errorf("pages: %v, %v", first, second)
-	}
-}
-
-func TestCapacityReservation(t *testing.T) {
-	w := newWorld(t)
-	ctx, lb := t.Context(), w.lb()
-	none := must(w.DescribeCapacityReservation(ctx, &elb.DescribeCapacityReservationInput{
-		LoadBalancerArn: lb.LoadBalancerArn}))(t)
-	if none.MinimumLoadBalancerCapacity != nil || len(none.CapacityReservationState) != 0 {
-		t.Errorf("at first: %+v", none)
-	}
-	must(w.ModifyCapacityReservation(ctx, &elb.ModifyCapacityReservationInput{
-		LoadBalancerArn: lb.LoadBalancerArn, MinimumLoadBalancerCapacity: &types.MinimumLoadBalancerCapacity{
-			CapacityUnits: aws.Int32(100)},
-	}))(t)
-	some := must(w.DescribeCapacityReservation(ctx, &elb.DescribeCapacityReservationInput{
-		LoadBalancerArn: lb.LoadBalancerArn}))(t)
-	if *some.MinimumLoadBalancerCapacity.CapacityUnits != 100 || len(some.CapacityReservationState) != 2 ||
-		some.LastModifiedTime == nil {
-		t.Errorf("reserved: %+v", some)
-	}
-	must(w.ModifyCapacityReservation(ctx, &elb.ModifyCapacityReservationInput{LoadBalancerArn: lb.LoadBalancerArn,
-		ResetCapacityReservation: aws.Bool(true)}))(t)
-	none = must(w.DescribeCapacityReservation(ctx, &elb.DescribeCapacityReservationInput{
-		LoadBalancerArn: lb.LoadBalancerArn}))(t)
-	if none.MinimumLoadBalancerCapacity != nil {
-		t.Errorf("after the reset: %+v", none)
 	}
 }
 
@@ -243,11 +188,6 @@ func TestAttributes(t *testing.T) {
 				{Key: aws.String("idle_timeout.timeout_seconds"), Value: aws.String("5")},
 			}})
 	wantCode(t, "an attribute of others", err, "InvalidConfigurationRequest")
-	_, err = w.ModifyListenerAttributes(ctx, &elb.ModifyListenerAttributesInput{ListenerArn: l.ListenerArn,
-		Attributes: []types.ListenerAttribute{
-			{Key: aws.String("tcp.idle_timeout.seconds"), Value: aws.String("6001")},
-		}})
-	wantCode(t, "a value out of range", err, "ValidationError")
 	after := must(w.DescribeTargetGroupAttributes(ctx, &elb.DescribeTargetGroupAttributesInput{
 		TargetGroupArn: tg.TargetGroupArn}))(t).Attributes
 	if i := slices.IndexFunc(after, func(a types.TargetGroupAttribute) bool {

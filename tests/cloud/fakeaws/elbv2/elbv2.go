@@ -1,13 +1,15 @@
-// Package elbv2 fakes Elastic Load Balancing v2: load balancers, target groups, listeners, rules, registered targets
-// and their health, as records. No traffic flows through them.
+// Package elbv2 fakes Elastic Load Balancing v2: network load balancers, target groups of instances, listeners,
+// registered targets and their health. No traffic flows through the load balancers.
 //
-// Invariant: what refers to something else refers to something that exists. A target group that a listener names cannot
-// be deleted, a load balancer holds a network interface in each of its subnets until it is deleted, and every ARN in an
-// answer can be asked for.
+// Invariant: references point to resources that exist. A target group that a listener uses cannot be deleted, a load
+// balancer has a network interface in each of its subnets until it is deleted, and every ARN in an answer can be
+// described.
 //
-// Actions, errors, defaults and limits are those of the "Elastic Load Balancing API Reference", version 2015-12-01;
-// ARNs and condition keys those of "Actions, resources, and condition keys for AWS Elastic Load Balancing V2" in the
-// Service Authorization Reference.
+// Actions, errors, defaults and limits follow the API reference, version 2015-12-01; ARNs and condition keys follow the
+// service authorization reference:
+//
+// https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/
+// https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html
 package elbv2
 
 import (
@@ -23,32 +25,28 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Config says where the service is and what it stands on.
+// Config configures a Service.
 type Config struct {
 	Region, Account string
 	Network         Network
 	Now             func() time.Time // nil: time.Now
-	// Lock is the cloud's: handlers run with it held, Check and Run take it themselves. nil: one of its own.
+	// Lock is the cloud's lock. Handlers are called with it held; Check and Run take it. nil: a new lock.
 	Lock *sync.Mutex
-	// Probe answers one health check. nil: an instance that runs is healthy at once, and so is any IP address. It is
-	// called without the lock, by Check and Run only.
+	// Probe makes one health check. nil: a running instance is healthy immediately. Only Check and Run call it, without
+	// the lock.
 	Probe Probe
-	// Registration is how long a target is "initial" after it was registered, whatever probes say. At AWS it is up to
-	// some minutes.
-	Registration time.Duration
 }
 
-// Service is the fake. Its exported methods other than Check and Run want the cloud's lock held.
+// Service is the fake. All exported methods but Check and Run are called with the cloud's lock held.
 type Service struct {
 	cfg       Config
-	balancers map[string]*balancer // by ARN, as all of these
-	groups    map[string]*group
-	listeners map[string]*listener
-	rules     map[string]*rule
-	tags      map[string]map[string]string
+	balancers map[string]*balancer         // by ARN
+	groups    map[string]*group            // by ARN
+	listeners map[string]*listener         // by ARN
+	tags      map[string]map[string]string // by ARN
 }
 
-// New returns a service without any load balancer.
+// New returns a service without load balancers.
 func New(cfg Config) *Service {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -58,12 +56,11 @@ func New(cfg Config) *Service {
 	}
 	return &Service{
 		cfg: cfg, balancers: map[string]*balancer{}, groups: map[string]*group{}, listeners: map[string]*listener{},
-		rules: map[string]*rule{},
-		tags:  map[string]map[string]string{},
+		tags: map[string]map[string]string{},
 	}
 }
 
-// SetProbe changes what decides about health; counts of earlier checks are kept.
+// SetProbe replaces the probe. Counts of earlier checks are kept.
 func (s *Service) SetProbe(probe Probe) { s.cfg.Probe = probe }
 
 // Name implements wire.Service: the name in the scope of signatures.
@@ -71,35 +68,43 @@ func (s *Service) Name() string { return "elasticloadbalancing" }
 
 // Operations implements wire.Service.
 func (s *Service) Operations() map[string]wire.Handler {
-	all := map[string]wire.Handler{
-		"DescribeAccountLimits": s.describeAccountLimits,
-		"DescribeSSLPolicies":   s.describeSSLPolicies,
-		"AddTags":               s.addTags,
-		"RemoveTags":            s.removeTags,
-		"DescribeTags":          s.describeTags,
+	return map[string]wire.Handler{
+		"CreateListener":                 s.createListener,
+		"CreateLoadBalancer":             s.createLoadBalancer,
+		"CreateTargetGroup":              s.createTargetGroup,
+		"DeleteListener":                 s.deleteListener,
+		"DeleteLoadBalancer":             s.deleteLoadBalancer,
+		"DeleteTargetGroup":              s.deleteTargetGroup,
+		"DeregisterTargets":              s.deregisterTargets,
+		"DescribeCapacityReservation":    s.describeCapacityReservation,
+		"DescribeListenerAttributes":     s.describeListenerAttributes,
+		"DescribeListeners":              s.describeListeners,
+		"DescribeLoadBalancerAttributes": s.describeLoadBalancerAttributes,
+		"DescribeLoadBalancers":          s.describeLoadBalancers,
+		"DescribeTags":                   s.describeTags,
+		"DescribeTargetGroupAttributes":  s.describeTargetGroupAttributes,
+		"DescribeTargetGroups":           s.describeTargetGroups,
+		"DescribeTargetHealth":           s.describeTargetHealth,
+		"ModifyLoadBalancerAttributes":   s.modifyLoadBalancerAttributes,
+		"ModifyTargetGroupAttributes":    s.modifyTargetGroupAttributes,
+		"RegisterTargets":                s.registerTargets,
 	}
-	maps.Copy(all, s.balancerOperations())
-	maps.Copy(all, s.groupOperations())
-	maps.Copy(all, s.targetOperations())
-	maps.Copy(all, s.listenerOperations())
-	maps.Copy(all, s.ruleOperations())
-	return all
 }
 
-// arn makes the ARN of a resource: kind is "loadbalancer/net", "targetgroup" ….
+// arn returns the ARN of a resource. kind is "loadbalancer/net" or "targetgroup".
 func (s *Service) arn(kind string, parts ...string) string {
 	return "arn:aws:elasticloadbalancing:" + s.cfg.Region + ":" + s.cfg.Account + ":" + kind + "/" +
 		strings.Join(parts, "/")
 }
 
-// newID is the last part of an ARN.
+// newID returns a random ID, the last part of an ARN.
 func newID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return hex.EncodeToString(b[:])
 }
 
-// allow evaluates the caller's policies for the call's own action on one resource, or on "*".
+// allow evaluates the caller's policies for the call's action on one resource, or on "*".
 func (s *Service) allow(c *wire.Call, resource string, conditions policy.Context) error {
 	all := policy.Context{}
 	maps.Copy(all, conditions)
@@ -110,8 +115,8 @@ func (s *Service) allow(c *wire.Call, resource string, conditions policy.Context
 	return c.Authorize("elasticloadbalancing:"+c.Action, resource, all)
 }
 
-// allowCreate evaluates the policies for making something with tags: tagging is an action of its own, which may be
-// allowed for creation only.
+// allowCreate evaluates the policies for the creation of a resource. Tags need the separate action AddTags, which a
+// policy can allow for creation only.
 func (s *Service) allowCreate(c *wire.Call, resource, arn string, tags []Tag, conditions policy.Context) error {
 	all := requestTags(tags)
 	maps.Copy(all, conditions)
@@ -127,27 +132,16 @@ func invalid(format string, args ...any) *wire.Error {
 	return wire.Errorf(400, "ValidationError", format, args...)
 }
 
-func notFound(kind, arn string) *wire.Error {
-	words := map[string]string{"LoadBalancer": "Load balancer", "TargetGroup": "Target group", "Listener": "Listener",
-		"Rule": "Rule"}
-	if words[kind] == "Load balancer" || kind == "TargetGroup" {
-		return wire.Errorf(400, kind+"NotFound", "One or more %s not found", strings.ToLower(words[kind])+"s")
-	}
-	return wire.Errorf(400, kind+"NotFound", "%s '%s' not found", words[kind], arn)
-}
-
-// checkARN refuses what cannot be the ARN of the kind: AWS tells a malformed ARN from one that does not exist.
+// checkARN refuses a malformed ARN. AWS answers it with another error than an ARN that does not exist.
 func (s *Service) checkARN(arn, kind string) error {
 	if !strings.HasPrefix(arn, s.arn(kind)) {
 		return invalid("'%s' is not a valid %s ARN", arn, map[string]string{
 			"loadbalancer": "load balancer", "targetgroup": "target group", "listener": "listener",
-			"listener-rule": "rule",
 		}[kind])
 	}
 	return nil
 }
 
-// balancer, group … find one resource, or say with AWS's code that it does not exist.
 func (s *Service) balancer(arn string) (*balancer, error) {
 	if err := s.checkARN(arn, "loadbalancer"); err != nil {
 		return nil, err
@@ -155,7 +149,7 @@ func (s *Service) balancer(arn string) (*balancer, error) {
 	if b, ok := s.balancers[arn]; ok {
 		return b, nil
 	}
-	return nil, notFound("LoadBalancer", arn)
+	return nil, wire.Errorf(400, "LoadBalancerNotFound", "One or more load balancers not found")
 }
 
 func (s *Service) group(arn string) (*group, error) {
@@ -165,7 +159,7 @@ func (s *Service) group(arn string) (*group, error) {
 	if g, ok := s.groups[arn]; ok {
 		return g, nil
 	}
-	return nil, notFound("TargetGroup", arn)
+	return nil, wire.Errorf(400, "TargetGroupNotFound", "One or more target groups not found")
 }
 
 func (s *Service) listener(arn string) (*listener, error) {
@@ -175,24 +169,14 @@ func (s *Service) listener(arn string) (*listener, error) {
 	if l, ok := s.listeners[arn]; ok {
 		return l, nil
 	}
-	return nil, notFound("Listener", arn)
+	return nil, wire.Errorf(400, "ListenerNotFound", "Listener '%s' not found", arn)
 }
 
-func (s *Service) rule(arn string) (*rule, error) {
-	if err := s.checkARN(arn, "listener-rule"); err != nil {
-		return nil, err
-	}
-	if r, ok := s.rules[arn]; ok {
-		return r, nil
-	}
-	return nil, notFound("Rule", arn)
-}
-
-// inOrder lists resources as they were made, oldest first: what paging needs is that the order does not change.
-func inOrder[T any](all map[string]T, made func(T) (time.Time, string)) []T {
+// inOrder lists resources by the time of their creation, oldest first, so that pages are stable.
+func inOrder[T any](all map[string]T, key func(T) (time.Time, string)) []T {
 	return slices.SortedFunc(maps.Values(all), func(a, b T) int {
-		at, an := made(a)
-		bt, bn := made(b)
+		at, an := key(a)
+		bt, bn := key(b)
 		if c := at.Compare(bt); c != 0 {
 			return c
 		}
@@ -219,7 +203,7 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// page cuts a list by the parameters Marker and PageSize (1 to 400, by default 400).
+// page returns one page of a list. Size is 1 to 400; 0 is 400.
 func page[T any](items []T, size int, marker string) ([]T, string, error) {
 	if size == 0 {
 		size = 400

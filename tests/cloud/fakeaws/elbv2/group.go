@@ -10,38 +10,39 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// group is one target group.
+// group is a target group of instances.
 type group struct {
-	arn        string
-	created    time.Time
-	in         createGroup // as of a load balancer
-	name       string
-	protocol   string
-	version    string // of HTTP
-	port       int
-	vpc        string
-	kind       string // of targets: instance or ip
-	addresses  string
-	check      check
-	attributes map[string]string
-	targets    map[key]*target
+	arn         string
+	created     time.Time
+	in          createGroup // a repeated request with the same settings returns the same group
+	name        string
+	protocol    string
+	port        int
+	vpc         string
+	addressType string
+	check       check
+	attributes  map[string]string
+	targets     map[key]*target
 }
 
-// check is how targets are found healthy.
+// check is the health check of a group.
 type check struct {
-	protocol, path, port, codes, grpc string
-	interval, timeout                 int // seconds
-	healthy, unhealthy                int // times
+	protocol, path, port, codes string
+	interval, timeout           int // seconds
+	healthy, unhealthy          int // checks in a row
 }
 
-// matcher are the answers that mean healthy.
+// matcher is the set of HTTP status codes of healthy targets.
 type matcher struct {
-	HttpCode string `xml:",omitempty"`
-	GrpcCode string `xml:",omitempty"`
+	HttpCode string
 }
 
-// checkParameters are those of CreateTargetGroup and ModifyTargetGroup about health checks.
-type checkParameters struct {
+type createGroup struct {
+	Name, Protocol             string
+	Port                       int
+	VpcId, TargetType          string
+	IpAddressType              string
+	Tags                       []Tag
 	HealthCheckEnabled         *bool
 	HealthCheckProtocol        *string
 	HealthCheckPath            *string
@@ -51,26 +52,6 @@ type checkParameters struct {
 	HealthyThresholdCount      *int
 	UnhealthyThresholdCount    *int
 	Matcher                    *matcher
-}
-
-type createGroup struct {
-	Name, Protocol, ProtocolVersion string
-	Port                            int
-	VpcId, TargetType               string
-	IpAddressType                   string
-	Tags                            []Tag
-	checkParameters
-}
-
-func (s *Service) groupOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"CreateTargetGroup":             s.createTargetGroup,
-		"ModifyTargetGroup":             s.modifyTargetGroup,
-		"DescribeTargetGroups":          s.describeTargetGroups,
-		"DeleteTargetGroup":             s.deleteTargetGroup,
-		"ModifyTargetGroupAttributes":   s.modifyTargetGroupAttributes,
-		"DescribeTargetGroupAttributes": s.describeTargetGroupAttributes,
-	}
 }
 
 func (s *Service) createTargetGroup(c *wire.Call) (any, error) {
@@ -83,8 +64,7 @@ func (s *Service) createTargetGroup(c *wire.Call) (any, error) {
 	}
 	g := &group{
 		arn: s.arn("targetgroup", in.Name, newID()), created: c.Now, in: in, name: in.Name, protocol: in.Protocol,
-		port: in.Port, vpc: in.VpcId, kind: in.TargetType,
-		addresses: in.IpAddressType, version: in.ProtocolVersion, attributes: map[string]string{},
+		port: in.Port, vpc: in.VpcId, addressType: in.IpAddressType, attributes: map[string]string{},
 		targets: map[key]*target{},
 	}
 	if err := s.allowCreate(c, g.arn, g.arn, in.Tags, nil); err != nil {
@@ -97,17 +77,16 @@ func (s *Service) createTargetGroup(c *wire.Call) (any, error) {
 		if reflect.DeepEqual(old.in, in) {
 			return groupsAnswer{TargetGroups: []targetGroup{s.describeGroup(old)}}, nil
 		}
-		return nil,
-			wire.Errorf(400, "DuplicateTargetGroupName",
-				"A target group with the same name '%s' exists, but with different settings", in.Name)
+		return nil, wire.Errorf(400, "DuplicateTargetGroupName",
+			"A target group with the same name '%s' exists, but with different settings", in.Name)
 	}
 	if err := s.checkGroup(g); err != nil {
 		return nil, err
 	}
-	if err := checkTags(nil, in.Tags); err != nil {
+	if err := checkTags(in.Tags); err != nil {
 		return nil, err
 	}
-	if err := g.setCheck(in.checkParameters, true); err != nil {
+	if err := g.setCheck(); err != nil {
 		return nil, err
 	}
 	s.groups[g.arn] = g
@@ -115,97 +94,60 @@ func (s *Service) createTargetGroup(c *wire.Call) (any, error) {
 	return groupsAnswer{TargetGroups: []targetGroup{s.describeGroup(g)}}, nil
 }
 
-// checkGroup checks everything but health checks, and fills in defaults.
+// checkGroup checks all settings but the health check, and sets defaults.
 func (s *Service) checkGroup(g *group) error {
-	if g.kind == "" {
-		g.kind = "instance"
-	}
-	if g.addresses == "" {
-		g.addresses = "ipv4"
-	}
-	web := slices.Contains(strings.Fields(groupOfApplication), g.protocol)
-	if web && g.version == "" {
-		g.version = "HTTP1"
+	if g.addressType == "" {
+		g.addressType = "ipv4"
 	}
 	switch {
-	case g.kind != "instance" && g.kind != "ip":
-		return wire.Errorf(501, "NotImplemented", "fakeaws has no targets of type '%s'", g.kind)
-	case !web && !slices.Contains(strings.Fields(groupOfNetwork), g.protocol):
-		return invalid("Protocol '%s' must be one of HTTP, HTTPS, TCP, TLS, UDP, TCP_UDP, QUIC, TCP_QUIC", g.protocol)
-	case g.version != "" && (!web || !slices.Contains([]string{"HTTP1", "HTTP2", "GRPC"}, g.version)):
-		return invalid("Protocol version '%s' is not one that protocol %s can have", g.version, g.protocol)
+	case g.in.TargetType != "" && g.in.TargetType != "instance":
+		return wire.Errorf(501, "NotImplemented", "fakeaws has no targets of type '%s'", g.in.TargetType)
+	case !slices.Contains([]string{"TCP", "TLS", "UDP", "TCP_UDP"}, g.protocol):
+		return invalid("Protocol '%s' must be one of TCP, TLS, UDP, TCP_UDP", g.protocol)
 	case g.port < 1 || g.port > 65535:
 		return invalid("Port '%d' must be between 1 and 65535", g.port)
 	case g.vpc == "":
 		return invalid("A VPC ID must be specified")
 	case !s.cfg.Network.VPC(g.vpc):
 		return invalid("The VPC ID '%s' is not found", g.vpc)
-	case g.addresses != "ipv4" && g.addresses != "ipv6":
-		return invalid("IP address type '%s' must be one of ipv4, ipv6", g.addresses)
+	case g.addressType != "ipv4" && g.addressType != "ipv6":
+		return invalid("IP address type '%s' must be one of ipv4, ipv6", g.addressType)
 	}
 	return nil
 }
 
-// setCheck changes what is asked for; a new group gets the documented defaults first.
-func (g *group) setCheck(p checkParameters, fresh bool) error {
-	n := g.check
-	web := slices.Contains(strings.Fields(groupOfApplication), g.protocol)
-	if fresh {
-		n = check{protocol: "TCP", port: "traffic-port", interval: 30, healthy: 5, unhealthy: 2}
-		if web {
-			n.protocol = "HTTP"
-		}
-	}
-	put(&n.protocol, p.HealthCheckProtocol)
+// setCheck sets the health check of a new group: the request's settings over the defaults.
+//
+// https://docs.aws.amazon.com/elasticloadbalancing/latest/network/target-group-health-checks.html
+func (g *group) setCheck() error {
+	n := check{protocol: "TCP", port: "traffic-port", interval: 30, timeout: 10, healthy: 5, unhealthy: 2}
+	override(&n.protocol, g.in.HealthCheckProtocol)
 	http := n.protocol == "HTTP" || n.protocol == "HTTPS"
-	if !http && n.protocol != "TCP" {
-		return invalid("Health check protocol '%s' must be one of HTTP, HTTPS, TCP", n.protocol)
-	}
-	if web && !http {
-		return invalid("Health check protocol '%s' is not supported for target groups with protocol %s", n.protocol,
-			g.protocol)
-	}
-	if fresh {
-		n.timeout = 10
-		if n.protocol == "HTTP" {
-			n.timeout = 6
-		}
-		if web {
-			// "the default is 5 seconds if the target type is instance or ip": health checks for Application Load
-			// Balancer target groups
-			n.timeout = 5
-		}
-	}
 	switch {
-	case !http:
-		if p.HealthCheckPath != nil || p.Matcher != nil {
-			return invalid("Health check path and matcher are not supported for health checks with protocol %s",
-				n.protocol)
-		}
-		n.path, n.codes, n.grpc = "", "", ""
-	case n.path == "":
+	case !http && n.protocol != "TCP":
+		return invalid("Health check protocol '%s' must be one of HTTP, HTTPS, TCP", n.protocol)
+	case !http && (g.in.HealthCheckPath != nil || g.in.Matcher != nil):
+		return invalid("Health check path and matcher are not supported for health checks with protocol %s", n.protocol)
+	case http:
 		n.path, n.codes = "/", "200-399"
-		if web {
-			n.codes = "200"
-		}
-		if g.version == "GRPC" {
-			n.path, n.codes, n.grpc = "/AWS.ALB/healthcheck", "", "12"
-		}
 	}
-	put(&n.path, p.HealthCheckPath)
-	put(&n.port, p.HealthCheckPort)
-	put(&n.interval, p.HealthCheckIntervalSeconds)
-	put(&n.timeout, p.HealthCheckTimeoutSeconds)
-	put(&n.healthy, p.HealthyThresholdCount)
-	put(&n.unhealthy, p.UnhealthyThresholdCount)
-	if p.Matcher != nil {
-		n.codes, n.grpc = p.Matcher.HttpCode, p.Matcher.GrpcCode
+	if n.protocol == "HTTP" {
+		n.timeout = 6
+	}
+	override(&n.path, g.in.HealthCheckPath)
+	override(&n.port, g.in.HealthCheckPort)
+	override(&n.interval, g.in.HealthCheckIntervalSeconds)
+	override(&n.timeout, g.in.HealthCheckTimeoutSeconds)
+	override(&n.healthy, g.in.HealthyThresholdCount)
+	override(&n.unhealthy, g.in.UnhealthyThresholdCount)
+	if g.in.Matcher != nil {
+		n.codes = g.in.Matcher.HttpCode
 	}
 	port, err := strconv.Atoi(n.port)
 	switch {
-	case p.HealthCheckEnabled != nil && !*p.HealthCheckEnabled:
+	case g.in.HealthCheckEnabled != nil && !*g.in.HealthCheckEnabled:
 		return wire.Errorf(400, "InvalidConfigurationRequest",
-			"Health check enabled must be true for target groups with target type '%s'", g.kind)
+			"Health check enabled must be true for target groups with target type 'instance'")
 	case http && (!strings.HasPrefix(n.path, "/") || len(n.path) > 1024):
 		return invalid("Health check path '%s' must begin with a '/' character, and can be at most 1024 characters",
 			n.path)
@@ -215,24 +157,23 @@ func (g *group) setCheck(p checkParameters, fresh bool) error {
 		return invalid("Health check interval '%d' must be in the range 5-300", n.interval)
 	case n.timeout < 2 || n.timeout > 120:
 		return invalid("Health check timeout '%d' must be in the range 2-120", n.timeout)
-	case web && n.timeout >= n.interval:
-		return invalid("Health check interval must be greater than the timeout")
 	case n.healthy < 2 || n.healthy > 10 || n.unhealthy < 2 || n.unhealthy > 10:
 		return invalid("Health check thresholds '%d' and '%d' must be in the range 2-10", n.healthy, n.unhealthy)
-	case http && (n.codes == "") == (n.grpc == ""):
-		return invalid("The matcher must have either HTTP codes or gRPC codes")
+	case http && n.codes == "":
+		return invalid("The matcher must have HTTP codes")
 	}
 	g.check = n
 	return nil
 }
 
-func put[T any](to *T, from *T) {
-	if from != nil {
-		*to = *from
+// override sets a value if the request has one.
+func override[T any](value *T, requested *T) {
+	if requested != nil {
+		*value = *requested
 	}
 }
 
-// targetGroup is one as answers tell it.
+// targetGroup describes a group in answers.
 type targetGroup struct {
 	TargetGroupArn, TargetGroupName, Protocol string
 	Port                                      int
@@ -247,7 +188,6 @@ type targetGroup struct {
 	Matcher                                   *matcher `xml:",omitempty"`
 	LoadBalancerArns                          []string `xml:"LoadBalancerArns>member"`
 	TargetType                                string
-	ProtocolVersion                           string `xml:",omitempty"`
 	IpAddressType                             string
 }
 
@@ -259,15 +199,13 @@ type groupsAnswer struct {
 func (s *Service) describeGroup(g *group) targetGroup {
 	out := targetGroup{
 		TargetGroupArn: g.arn, TargetGroupName: g.name, Protocol: g.protocol, Port: g.port, VpcId: g.vpc,
-		HealthCheckProtocol: g.check.protocol,
-		HealthCheckPort:     g.check.port, HealthCheckEnabled: true, HealthCheckIntervalSeconds: g.check.interval,
-		HealthCheckTimeoutSeconds: g.check.timeout,
-		HealthyThresholdCount:     g.check.healthy, UnhealthyThresholdCount: g.check.unhealthy,
-		HealthCheckPath: g.check.path, TargetType: g.kind,
-		ProtocolVersion: g.version, IpAddressType: g.addresses,
+		HealthCheckProtocol: g.check.protocol, HealthCheckPort: g.check.port, HealthCheckEnabled: true,
+		HealthCheckIntervalSeconds: g.check.interval, HealthCheckTimeoutSeconds: g.check.timeout,
+		HealthyThresholdCount: g.check.healthy, UnhealthyThresholdCount: g.check.unhealthy,
+		HealthCheckPath: g.check.path, TargetType: "instance", IpAddressType: g.addressType,
 	}
-	if g.check.codes != "" || g.check.grpc != "" {
-		out.Matcher = &matcher{HttpCode: g.check.codes, GrpcCode: g.check.grpc}
+	if g.check.codes != "" {
+		out.Matcher = &matcher{HttpCode: g.check.codes}
 	}
 	if b := s.balancerOf(g); b != nil {
 		out.LoadBalancerArns = []string{b.arn}
@@ -275,25 +213,7 @@ func (s *Service) describeGroup(g *group) targetGroup {
 	return out
 }
 
-func (s *Service) modifyTargetGroup(c *wire.Call) (any, error) {
-	var in struct {
-		TargetGroupArn string
-		checkParameters
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	g, err := s.changeGroup(c, in.TargetGroupArn)
-	if err != nil {
-		return nil, err
-	}
-	if err := g.setCheck(in.checkParameters, false); err != nil {
-		return nil, err
-	}
-	return groupsAnswer{TargetGroups: []targetGroup{s.describeGroup(g)}}, nil
-}
-
-// changeGroup finds a target group that the caller may do the call's action on.
+// changeGroup returns a group that the caller may change.
 func (s *Service) changeGroup(c *wire.Call, arn string) (*group, error) {
 	if err := s.allow(c, arn, nil); err != nil {
 		return nil, err
@@ -387,10 +307,7 @@ func (g *group) describeAttributes() attributesAnswer {
 		defaults["deregistration_delay.connection_termination.enabled"] = "true"
 		defaults["target_health_state.unhealthy.connection_termination.enabled"] = "false"
 	}
-	if g.kind == "ip" && (g.protocol == "TCP" || g.protocol == "TLS") {
-		defaults["preserve_client_ip.enabled"] = "false"
-	}
-	return list(groupAttributes, g.protocol, g.attributes, defaults)
+	return listAttributes(groupAttributes, g.attributes, defaults)
 }
 
 func (s *Service) modifyTargetGroupAttributes(c *wire.Call) (any, error) {
@@ -405,12 +322,7 @@ func (s *Service) modifyTargetGroupAttributes(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if strings.Contains(g.protocol, "UDP") && value(in.Attributes, "preserve_client_ip.enabled") == "false" {
-		return nil,
-			wire.Errorf(400, "InvalidConfigurationRequest",
-				"Client IP preservation cannot be disabled for target groups with protocol %s", g.protocol)
-	}
-	if err := setAttributes(groupAttributes, g.protocol, g.attributes, in.Attributes); err != nil {
+	if err := setAttributes(groupAttributes, g.attributes, in.Attributes); err != nil {
 		return nil, err
 	}
 	return g.describeAttributes(), nil

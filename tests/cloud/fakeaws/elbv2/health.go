@@ -7,25 +7,25 @@ import (
 	"time"
 )
 
-// Target is what one health check is about.
+// Target describes one health check.
 type Target struct {
 	Group   string // ARN
-	ID      string // instance or IP address
+	ID      string // instance
 	VPC     string
 	Address string // to connect to
 	Port    int    // of the check
-	// Protocol is that of the check: TCP, HTTP or HTTPS; Path and Codes ("200-399", "200,302") are for the latter two.
+	// Protocol is TCP, HTTP or HTTPS. Path and Codes ("200-399", "200,302") are set for HTTP and HTTPS.
 	Protocol, Path, Codes string
 	Timeout               time.Duration
 }
 
-// Probe answers whether one health check succeeds. It may take until its context ends.
+// Probe reports whether one health check succeeds. It may run until its context ends.
 type Probe func(context.Context, Target) bool
 
-// descriptions are AWS's words for reasons. Source: "Troubleshoot your Network Load Balancer" and API reference,
-// TargetHealth.
+// descriptions are AWS's explanations of reason codes.
+//
+// https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html
 var descriptions = map[string]string{
-	"Elb.RegistrationInProgress":      "Target registration is in progress",
 	"Elb.InitialHealthChecking":       "Initial health checks in progress",
 	"Target.FailedHealthChecks":       "Health checks failed",
 	"Target.NotRegistered":            "Target is not registered to the target group",
@@ -34,27 +34,19 @@ var descriptions = map[string]string{
 	"Target.DeregistrationInProgress": "Target deregistration is in progress",
 }
 
-// health is the state of a target and the reason for it, "" when it is healthy.
+// health returns the state of a target and the reason code, "" for a healthy target.
 func (s *Service) health(g *group, t *target) (state, reason string) {
 	b := s.balancerOf(g)
+	instance, ok := s.cfg.Network.Instance(t.id)
 	switch {
 	case !t.draining.IsZero():
 		return "draining", "Target.DeregistrationInProgress"
 	case b == nil:
 		return "unused", "Target.NotInUse"
-	}
-	if g.kind == "instance" {
-		instance, ok := s.cfg.Network.Instance(t.id)
-		if !ok || instance.State != "running" {
-			return "unused", "Target.InvalidState"
-		}
-		if !b.covers(instance.Zone) {
-			return "unused", "Target.NotInUse"
-		}
-	}
-	switch {
-	case s.cfg.Now().Sub(t.registered) < s.cfg.Registration:
-		return "initial", "Elb.RegistrationInProgress"
+	case !ok || instance.State != "running":
+		return "unused", "Target.InvalidState"
+	case !b.covers(instance.Zone):
+		return "unused", "Target.NotInUse"
 	case s.cfg.Probe == nil:
 		return "healthy", ""
 	case t.verdict == "":
@@ -65,7 +57,7 @@ func (s *Service) health(g *group, t *target) (state, reason string) {
 	return "healthy", ""
 }
 
-// covers says whether traffic for targets in the zone can come through the load balancer.
+// covers reports whether the load balancer has a node in the zone.
 func (b *balancer) covers(zone string) bool {
 	for _, z := range b.zones {
 		if z.zone == zone {
@@ -75,8 +67,8 @@ func (b *balancer) covers(zone string) bool {
 	return false
 }
 
-// Health is the state of an instance in a target group: initial, healthy, unhealthy, draining, unused; "" when it is no
-// target of it. Of several ports the worst counts.
+// Health returns the state of an instance in a target group: initial, healthy, unhealthy, draining or unused; "" when it
+// is not registered. An instance with several ports is healthy when all of them are.
 func (s *Service) Health(targetGroup, instance string) string {
 	g, ok := s.groups[targetGroup]
 	if !ok {
@@ -95,13 +87,13 @@ func (s *Service) Health(targetGroup, instance string) string {
 	return worst
 }
 
-// Check makes one round of health checks: each target of a group in use is probed once, side by side. It returns when
-// all have answered. It takes the lock while it reads and writes state only, so a probe may call the cloud.
+// Check makes one round of health checks: it probes each target of each group in use once, concurrently. It does not hold
+// the lock during probes, so a probe may call the cloud.
 func (s *Service) Check(ctx context.Context) {
 	type probed struct {
 		group  *group
 		target *target
-		about  Target
+		check  Target
 		ok     bool
 	}
 	s.cfg.Lock.Lock()
@@ -112,8 +104,8 @@ func (s *Service) Check(ctx context.Context) {
 			continue
 		}
 		for _, t := range g.sorted() {
-			if about, ok := s.about(g, t); ok {
-				all = append(all, &probed{group: g, target: t, about: about})
+			if check, ok := s.describeCheck(g, t); ok {
+				all = append(all, &probed{group: g, target: t, check: check})
 			}
 		}
 	}
@@ -122,48 +114,43 @@ func (s *Service) Check(ctx context.Context) {
 	var running sync.WaitGroup
 	for _, p := range all {
 		running.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, p.about.Timeout)
+			ctx, cancel := context.WithTimeout(ctx, p.check.Timeout)
 			defer cancel()
-			p.ok = probe(ctx, p.about)
+			p.ok = probe(ctx, p.check)
 		})
 	}
 	running.Wait()
 	if ctx.Err() != nil {
-		return // what probes said when they were stopped means nothing
+		return // the results of canceled probes do not count
 	}
 
 	s.cfg.Lock.Lock()
 	defer s.cfg.Lock.Unlock()
 	for _, p := range all {
-		p.target.count(p.ok, p.group.check)
+		p.target.recordCheck(p.ok, p.group.check)
 	}
 }
 
-// about says what to probe; not ok means that the target cannot be probed now, and its counts begin anew when it can.
-func (s *Service) about(g *group, t *target) (Target, bool) {
+// describeCheck returns the health check of a target. It returns false, and resets the counts, while the instance does
+// not run.
+func (s *Service) describeCheck(g *group, t *target) (Target, bool) {
 	port, err := strconv.Atoi(g.checkPort(t))
 	if err != nil {
 		return Target{}, false
 	}
-	about := Target{
-		Group: g.arn, ID: t.id, VPC: g.vpc, Address: t.id, Port: port, Protocol: g.check.protocol, Path: g.check.path,
-		Codes:   g.check.codes,
-		Timeout: time.Duration(g.check.timeout) * time.Second,
+	instance, ok := s.cfg.Network.Instance(t.id)
+	if !ok || instance.State != "running" {
+		t.good, t.bad, t.verdict = 0, 0, ""
+		return Target{}, false
 	}
-	if g.kind == "instance" {
-		instance, ok := s.cfg.Network.Instance(t.id)
-		if !ok || instance.State != "running" {
-			t.good, t.bad, t.verdict = 0, 0, ""
-			return Target{}, false
-		}
-		about.Address = instance.Address
-	}
-	return about, true
+	return Target{
+		Group: g.arn, ID: t.id, VPC: g.vpc, Address: instance.Address, Port: port, Protocol: g.check.protocol,
+		Path: g.check.path, Codes: g.check.codes, Timeout: time.Duration(g.check.timeout) * time.Second,
+	}, true
 }
 
-// count takes in the result of one check. The first verdict of a target needs no more than the threshold of either
-// kind, as later ones.
-func (t *target) count(ok bool, c check) {
+// recordCheck counts the result of one check. The first verdict needs as many checks as later ones.
+func (t *target) recordCheck(ok bool, c check) {
 	if ok {
 		t.good, t.bad = t.good+1, 0
 	} else {
@@ -177,8 +164,8 @@ func (t *target) count(ok bool, c check) {
 	}
 }
 
-// Run makes rounds of health checks until the context ends: one at once, the next each interval after the last has
-// ended. The interval stands for every group's own, so that a threshold of 5 takes five of these.
+// Run makes rounds of health checks until the context ends, the first immediately. The interval replaces that of every
+// group.
 func (s *Service) Run(ctx context.Context, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

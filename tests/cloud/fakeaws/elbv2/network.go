@@ -1,41 +1,35 @@
 package elbv2
 
-// Network is what load balancers need of EC2. Its methods are called with the cloud's lock held.
+// Network is the part of EC2 that load balancers use. Its methods are called with the cloud's lock held.
 type Network interface {
-	// VPC says whether there is such a VPC.
+	// VPC reports whether the VPC exists.
 	VPC(id string) bool
 	Subnet(id string) (Subnet, bool)
-	// SecurityGroup names the VPC of a security group.
+	// SecurityGroup returns the VPC of a security group.
 	SecurityGroup(id string) (vpc string, ok bool)
-	// DefaultSecurityGroup is the group of a VPC that is used when none is named.
-	DefaultSecurityGroup(vpc string) string
 	Instance(id string) (Instance, bool)
-	// CreateInterface makes a load balancer's network interface in a subnet; the address is the subnet's choice when
-	// none is asked for.
+	// CreateInterface creates a network interface of a load balancer.
 	CreateInterface(Interface) (id string, err error)
-	// SetInterfaceGroups changes the security groups of one, which were checked.
-	SetInterfaceGroups(id string, groups []string)
 	DeleteInterface(id string)
 }
 
-// Subnet is what a load balancer needs to know of a subnet.
+// Subnet describes a subnet.
 type Subnet struct {
 	VPC, Zone string
-	IPv6      bool // it has an IPv6 block
+	IPv6      bool // the subnet has an IPv6 block
 }
 
-// Instance is what a target group needs to know of an instance.
+// Instance describes an instance.
 type Instance struct {
 	State   string // "running", "terminated" …
 	VPC     string
 	Zone    string
-	Address string // the private one
+	Address string // private address
 }
 
-// Interface is a load balancer's node in one subnet.
+// Interface describes the network interface of a load balancer in one subnet.
 type Interface struct {
-	Subnet, Description, Kind string // Kind: network_load_balancer or interface
-	Groups                    []string
-	Address                   string // "" or the one wanted
-	IPv6                      bool
+	Subnet, Description string
+	Groups              []string
+	IPv6                bool
 }

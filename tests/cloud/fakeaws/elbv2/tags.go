@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxTags is how many tags a resource can have.
+// maxTags is the number of tags that a resource can have.
 const maxTags = 50
 
 // Tag is a label of a resource.
@@ -17,7 +17,7 @@ type Tag struct {
 	Value string
 }
 
-// requestTags are the condition keys that tell a policy which tags a request carries.
+// requestTags returns the condition keys of the tags in a request.
 func requestTags(tags []Tag) policy.Context {
 	conditions := policy.Context{}
 	for _, tag := range tags {
@@ -27,10 +27,9 @@ func requestTags(tags []Tag) policy.Context {
 	return conditions
 }
 
-// checkTags refuses tags that cannot be set on a resource that has these already.
-func checkTags(has map[string]string, tags []Tag) error {
+// checkTags checks the tags of a new resource.
+func checkTags(tags []Tag) error {
 	seen := map[string]bool{}
-	n := len(has)
 	for _, tag := range tags {
 		switch {
 		case tag.Key == "" || len(tag.Key) > 128 || len(tag.Value) > 256:
@@ -41,27 +40,22 @@ func checkTags(has map[string]string, tags []Tag) error {
 			return wire.Errorf(400, "DuplicateTagKeys", "Tag key '%s' was specified more than once", tag.Key)
 		}
 		seen[tag.Key] = true
-		if _, ok := has[tag.Key]; !ok {
-			n++
-		}
 	}
-	if n > maxTags {
+	if len(tags) > maxTags {
 		return wire.Errorf(400, "TooManyTags", "The limit of %d tags per resource has been reached", maxTags)
 	}
 	return nil
 }
 
 func (s *Service) setTags(arn string, tags []Tag) {
-	if s.tags[arn] == nil {
-		s.tags[arn] = map[string]string{}
-	}
+	s.tags[arn] = map[string]string{}
 	for _, tag := range tags {
 		s.tags[arn][tag.Key] = tag.Value
 	}
 }
 
-// exists says with AWS's code that there is nothing of that ARN.
-func (s *Service) exists(arn string) error {
+// checkExists returns AWS's error for an ARN of which no resource exists.
+func (s *Service) checkExists(arn string) error {
 	var err error
 	switch rest := strings.TrimPrefix(arn, "arn:aws:elasticloadbalancing:"+s.cfg.Region+":"+s.cfg.Account+":"); {
 	case strings.HasPrefix(rest, "loadbalancer/"):
@@ -70,73 +64,12 @@ func (s *Service) exists(arn string) error {
 		_, err = s.group(arn)
 	case strings.HasPrefix(rest, "listener/"):
 		_, err = s.listener(arn)
-	case strings.HasPrefix(rest, "listener-rule/"):
-		_, err = s.rule(arn)
 	default:
 		err = invalid("'%s' is not a valid ARN", arn)
 	}
 	return err
 }
 
-func (s *Service) addTags(c *wire.Call) (any, error) {
-	var in struct {
-		ResourceArns []string
-		Tags         []Tag
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if len(in.ResourceArns) == 0 || len(in.Tags) == 0 {
-		return nil, invalid("Resource ARNs and tags are required")
-	}
-	for _, arn := range in.ResourceArns {
-		if err := s.allow(c, arn, requestTags(in.Tags)); err != nil {
-			return nil, err
-		}
-	}
-	for _, arn := range in.ResourceArns {
-		if err := s.exists(arn); err != nil {
-			return nil, err
-		}
-		if err := checkTags(s.tags[arn], in.Tags); err != nil {
-			return nil, err
-		}
-	}
-	for _, arn := range in.ResourceArns {
-		s.setTags(arn, in.Tags)
-	}
-	return nil, nil
-}
-
-func (s *Service) removeTags(c *wire.Call) (any, error) {
-	var in struct {
-		ResourceArns, TagKeys []string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if len(in.ResourceArns) == 0 || len(in.TagKeys) == 0 {
-		return nil, invalid("Resource ARNs and tag keys are required")
-	}
-	for _, arn := range in.ResourceArns {
-		if err := s.allow(c, arn, policy.Context{"aws:TagKeys": in.TagKeys}); err != nil {
-			return nil, err
-		}
-	}
-	for _, arn := range in.ResourceArns {
-		if err := s.exists(arn); err != nil {
-			return nil, err
-		}
-	}
-	for _, arn := range in.ResourceArns {
-		for _, key := range in.TagKeys {
-			delete(s.tags[arn], key)
-		}
-	}
-	return nil, nil
-}
-
-// tagDescription is what DescribeTags tells of one resource.
 type tagDescription struct {
 	ResourceArn string
 	Tags        []Tag `xml:"Tags>member"`
@@ -157,7 +90,7 @@ func (s *Service) describeTags(c *wire.Call) (any, error) {
 		TagDescriptions []tagDescription `xml:"TagDescriptions>member"`
 	}
 	for _, arn := range in.ResourceArns {
-		if err := s.exists(arn); err != nil {
+		if err := s.checkExists(arn); err != nil {
 			return nil, err
 		}
 		d := tagDescription{ResourceArn: arn}

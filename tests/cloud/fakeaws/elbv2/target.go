@@ -1,7 +1,6 @@
 package elbv2
 
 import (
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,36 +9,24 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// key tells targets of a group apart: one instance may serve on many ports.
+// key identifies a target of a group. One instance can be a target on several ports.
 type key struct {
 	id   string
 	port int
 }
 
-// target is one registered target.
+// target is a registered target.
 type target struct {
 	key
-	zone       string // as given: "all" or a zone, for addresses
-	registered time.Time
-	draining   time.Time // when it was deregistered, zero before
-	// What health checks said in a row, and the verdict that stands since: "" before there is one.
-	good, bad int
-	verdict   string
+	draining  time.Time // time of its deregistration, zero before
+	good, bad int       // health checks in a row that succeeded or failed
+	verdict   string    // healthy, unhealthy, or "" before the first threshold is reached
 }
 
-// TargetDescription names a target in a request and in answers.
+// TargetDescription names a target in requests and answers.
 type TargetDescription struct {
-	Id               string
-	Port             int    `xml:",omitempty"`
-	AvailabilityZone string `xml:",omitempty"`
-}
-
-func (s *Service) targetOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"RegisterTargets":      s.registerTargets,
-		"DeregisterTargets":    s.deregisterTargets,
-		"DescribeTargetHealth": s.describeTargetHealth,
-	}
+	Id   string
+	Port int `xml:",omitempty"`
 }
 
 type targetsRequest struct {
@@ -68,32 +55,27 @@ func (s *Service) registerTargets(c *wire.Call) (any, error) {
 		}
 	}
 	for _, t := range in.Targets {
-		s.register(g, t)
+		g.register(t)
 	}
 	return nil, nil
 }
 
-// register adds a target that was checked. One that drains is registered anew; one that is there stays as it is.
-func (s *Service) register(g *group, t TargetDescription) {
+// register adds a checked target. It replaces a draining target, and keeps one that is registered.
+func (g *group) register(t TargetDescription) {
 	k := key{t.Id, t.Port}
 	if old, ok := g.targets[k]; ok && old.draining.IsZero() {
 		return
 	}
-	g.targets[k] = &target{key: k, zone: t.AvailabilityZone, registered: s.cfg.Now()}
+	g.targets[k] = &target{key: k}
 }
 
-// checkTarget says with AWS's codes why something cannot be a target of the group.
+// checkTarget returns AWS's error for an instance that cannot be a target of the group.
 func (s *Service) checkTarget(g *group, t TargetDescription) error {
 	if t.Port < 1 || t.Port > 65535 {
 		return invalid("Port '%d' must be between 1 and 65535", t.Port)
 	}
-	if g.kind == "ip" {
-		return s.checkAddress(g, t)
-	}
 	instance, ok := s.cfg.Network.Instance(t.Id)
 	switch {
-	case t.AvailabilityZone != "":
-		return invalid("You cannot specify an Availability Zone for a target of type instance")
 	case !strings.HasPrefix(t.Id, "i-"):
 		return invalid("Instance ID '%s' is not valid", t.Id)
 	case !ok:
@@ -104,22 +86,6 @@ func (s *Service) checkTarget(g *group, t TargetDescription) error {
 	case instance.State != "running":
 		return wire.Errorf(400, "InvalidTarget",
 			"The following targets are not in a running state and cannot be registered: '%s'", t.Id)
-	}
-	return nil
-}
-
-// carrierNAT is the block of RFC 6598: with those of RFC 1918, what targets outside of the VPC may have.
-var carrierNAT = netip.MustParsePrefix("100.64.0.0/10")
-
-func (s *Service) checkAddress(g *group, t TargetDescription) error {
-	a, err := netip.ParseAddr(t.Id)
-	switch {
-	case err != nil || a.Zone() != "":
-		return invalid("The IP address '%s' is not a valid IP address", t.Id)
-	case a.Is4() != (g.addresses == "ipv4"):
-		return invalid("The IP address '%s' is not a valid %s address", t.Id, g.addresses)
-	case a.Is4() && !a.IsPrivate() && !carrierNAT.Contains(a):
-		return invalid("The IP address '%s' must be from the subnets of the VPC or a private range", t.Id)
 	}
 	return nil
 }
@@ -142,15 +108,17 @@ func (s *Service) deregisterTargets(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// deregister lets a target drain, when the group has traffic to drain. Without a port it is all of the target's ports.
-// "If the specified target does not exist, the action returns successfully."
+// deregister makes a target drain, or removes it when it gets no traffic. Port 0 means all ports of the target. A target
+// that does not exist is no error.
+//
+// https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_DeregisterTargets.html
 func (s *Service) deregister(g *group, id string, port int) {
 	s.prune(g)
 	for k, t := range g.targets {
 		if k.id != id || port != 0 && k.port != port || !t.draining.IsZero() {
 			continue
 		}
-		if state, _ := s.health(g, t); g.drainFor() > 0 && state != "unused" {
+		if state, _ := s.health(g, t); g.drainDelay() > 0 && state != "unused" {
 			t.draining = s.cfg.Now()
 		} else {
 			delete(g.targets, k)
@@ -158,21 +126,21 @@ func (s *Service) deregister(g *group, id string, port int) {
 	}
 }
 
-// drainFor is the group's deregistration delay.
-func (g *group) drainFor() time.Duration {
+// drainDelay returns the group's deregistration delay.
+func (g *group) drainDelay() time.Duration {
 	seconds, err := strconv.Atoi(g.attributes["deregistration_delay.timeout_seconds"])
 	if err != nil {
-		seconds = 300 // not set: setAttributes lets numbers only through
+		seconds = 300 // the default; setAttributes accepts only numbers
 	}
 	return time.Duration(seconds) * time.Second
 }
 
-// prune forgets targets that have drained, and instances that EC2 has forgotten.
+// prune removes targets that have drained, and instances that EC2 no longer knows.
 func (s *Service) prune(g *group) {
 	now := s.cfg.Now()
 	for k, t := range g.targets {
 		_, known := s.cfg.Network.Instance(t.id)
-		if g.kind == "instance" && !known || !t.draining.IsZero() && now.Sub(t.draining) >= g.drainFor() {
+		if !known || !t.draining.IsZero() && now.Sub(t.draining) >= g.drainDelay() {
 			delete(g.targets, k)
 		}
 	}
@@ -210,7 +178,7 @@ func (s *Service) describeTargetHealth(c *wire.Call) (any, error) {
 		TargetHealthDescriptions []targetHealthDescription `xml:"TargetHealthDescriptions>member"`
 	}
 	add := func(t *target, state, reason string) {
-		d := targetHealthDescription{Target: TargetDescription{Id: t.id, Port: t.port, AvailabilityZone: t.zone},
+		d := targetHealthDescription{Target: TargetDescription{Id: t.id, Port: t.port},
 			HealthCheckPort: g.checkPort(t)}
 		d.TargetHealth = targetHealth{state, reason, descriptions[reason]}
 		out.TargetHealthDescriptions = append(out.TargetHealthDescriptions, d)
@@ -257,14 +225,13 @@ func (g *group) checkPort(t *target) string {
 	return g.check.port
 }
 
-// Exists tells whether there is such a target group.
+// Exists reports whether the target group exists.
 func (s *Service) Exists(targetGroup string) bool {
 	_, err := s.group(targetGroup)
 	return err == nil
 }
 
-// Register makes an instance a target of a group, as Auto Scaling does for the groups of an Auto Scaling group; the
-// error is AWS's.
+// Register registers an instance with a target group. Auto Scaling calls it. Errors are AWS's.
 func (s *Service) Register(targetGroup, instance string) error {
 	g, err := s.group(targetGroup)
 	if err != nil {
@@ -274,11 +241,11 @@ func (s *Service) Register(targetGroup, instance string) error {
 	if err := s.checkTarget(g, t); err != nil {
 		return err
 	}
-	s.register(g, t)
+	g.register(t)
 	return nil
 }
 
-// Deregister is the opposite of Register, for all ports of the instance.
+// Deregister deregisters all ports of an instance from a target group.
 func (s *Service) Deregister(targetGroup, instance string) error {
 	g, err := s.group(targetGroup)
 	if err != nil {

@@ -42,8 +42,6 @@ func (n *network) SecurityGroup(id string) (string, bool) {
 	return vpc, ok
 }
 
-func (n *network) DefaultSecurityGroup(vpc string) string { return "sg-default-" + vpc }
-
 func (n *network) Instance(id string) (elbv2.Instance, bool) {
 	i, ok := n.instances[id]
 	return i, ok
@@ -57,12 +55,6 @@ func (n *network) CreateInterface(i elbv2.Interface) (string, error) {
 	id := fmt.Sprint("eni-", n.made)
 	n.interfaces[id] = i
 	return id, nil
-}
-
-func (n *network) SetInterfaceGroups(id string, groups []string) {
-	i := n.interfaces[id]
-	i.Groups = groups
-	n.interfaces[id] = i
 }
 
 func (n *network) DeleteInterface(id string) { delete(n.interfaces, id) }
