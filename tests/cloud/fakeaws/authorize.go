@@ -33,16 +33,12 @@ func (c *Cloud) authorize(call *wire.Call, r *http.Request, action, resource str
 	if p.Role != "" {
 		role, _ = c.iam.Role(p.Role) // one that is gone has no policies
 		caller.RoleARN = role.ARN
-		policies.Identity, policies.Boundary = role.Identity, role.Boundary
+		policies.Identity = role.Identity
 	}
 	ctx := c.globals(call, r, role)
 	maps.Copy(ctx, conditions)
 	request := policy.Request{Action: action, Resource: resource, Caller: caller, Context: ctx}
-	decide := policy.Evaluate
-	if action == "sts:AssumeRole" {
-		decide = policy.EvaluateTrust
-	}
-	d := decide(policies, request)
+	d := policy.Evaluate(policies, request)
 	check := Check{Action: action, Resource: resource, Allowed: d.Allowed}
 	if !d.Allowed {
 		check.Reason = d.Reason

@@ -19,7 +19,7 @@ func (c *Cloud) compose() error {
 	region, now := c.cfg.Region, c.cfg.Now
 	c.iam = iam.New(Account)
 	c.add(c.iam)
-	c.add(sts.New(sts.Config{Role: c.iam.Role, Issue: c.issue}))
+	c.add(sts.Service{})
 	c.add(ssm.New(region, Account))
 	c.add(secretsmanager.New(region, Account, now))
 
@@ -68,7 +68,7 @@ func (i identity) InstanceProfile(nameOrARN string) (ec2.Profile, bool) {
 }
 
 func (i identity) RoleCredentials(role, session string) ec2.Credentials {
-	return ec2.Credentials(i.c.profile(role, session))
+	return i.c.profileCredentials(role, session)
 }
 
 // network is EC2 as load balancers see it.

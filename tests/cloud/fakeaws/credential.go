@@ -7,31 +7,31 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/auth"
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/sts"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// sessionLength is how long a role's credentials are good when nobody asks for less: what an instance profile gives.
+// sessionLength is the lifetime of a role's credentials.
 const sessionLength = 6 * time.Hour
 
-// renewal is how long before the end of a session its instance is given the next one.
+// renewal is the time before the end of a session from which the metadata service returns new credentials.
 const renewal = 15 * time.Minute
 
-// issued is a key and who has it.
+// issued is an access key and its principal.
 type issued struct {
 	auth.Key
 	principal wire.Principal
 }
 
-// keyring holds all keys, by access key ID.
+// keyring holds all access keys.
 type keyring struct {
-	root     string // access key ID of the account itself
-	keys     map[string]issued
-	profiles map[[2]string]sts.Credentials // the newest of each role and instance
+	root     string                        // access key ID of the account
+	keys     map[string]issued             // by access key ID
+	profiles map[[2]string]ec2.Credentials // newest credentials by role and instance
 }
 
 func newKeyring() keyring {
-	k := keyring{root: "AKIA" + random(10), keys: map[string]issued{}, profiles: map[[2]string]sts.Credentials{}}
+	k := keyring{root: "AKIA" + random(10), keys: map[string]issued{}, profiles: map[[2]string]ec2.Credentials{}}
 	k.keys[k.root] = issued{
 		Key:       auth.Key{Secret: random(25)},
 		principal: wire.Principal{ARN: "arn:aws:iam::" + Account + ":root", Account: Account, UserID: Account},
@@ -39,28 +39,29 @@ func newKeyring() keyring {
 	return k
 }
 
-// random is n random bytes as capital letters and digits, like an access key ID.
+// random returns n random bytes in base 32, the alphabet of access key IDs.
 func random(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b) // never fails
 	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b)
 }
 
-// Credentials are the account's own: they may do anything.
+// Credentials returns the access key of the account, which is allowed everything.
 func (c *Cloud) Credentials() (access, secret string) {
 	return c.keys.root, c.keys.keys[c.keys.root].Secret
 }
 
-// RoleCredentials are a new session's, as an instance profile would get them when session is an instance's ID. Nothing
-// checks that the role trusts anybody. They are good for six hours, and for as long as the role exists.
+// RoleCredentials starts a session of a role. If session is the ID of an instance, the credentials are like those of its
+// instance profile. The role's trust policy is not evaluated. The credentials expire after six hours, and when the role
+// is deleted.
 func (c *Cloud) RoleCredentials(role, session string) (access, secret, token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.issue(role, session, sessionLength)
+	s := c.issue(role, session)
 	return s.Access, s.Secret, s.Token
 }
 
-// ExpireSessions ends all sessions of a role now.
+// ExpireSessions ends all sessions of a role.
 func (c *Cloud) ExpireSessions(role string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,13 +73,15 @@ func (c *Cloud) ExpireSessions(role string) {
 	}
 }
 
-// profile is a session as an instance's metadata gives it: the same until it is soon over. The lock is held.
-// Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
-func (c *Cloud) profile(role, instance string) sts.Credentials {
+// profileCredentials returns the credentials of an instance profile: the same ones until shortly before they expire. The
+// caller holds the lock.
+//
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
+func (c *Cloud) profileCredentials(role, instance string) ec2.Credentials {
 	name := [2]string{role, instance}
 	s := c.keys.profiles[name]
 	if c.keys.keys[s.Access].Expires.Sub(c.cfg.Now()) < renewal {
-		s = c.issue(role, instance, sessionLength)
+		s = c.issue(role, instance)
 		c.keys.profiles[name] = s
 	}
 	return s
@@ -86,15 +89,15 @@ func (c *Cloud) profile(role, instance string) sts.Credentials {
 
 var instanceForm = regexp.MustCompile(`^i-[0-9a-f]+$`)
 
-// issue makes a session, with the lock held.
-func (c *Cloud) issue(role, session string, lasts time.Duration) sts.Credentials {
+// issue starts a session. The caller holds the lock.
+func (c *Cloud) issue(role, session string) ec2.Credentials {
 	p := wire.Principal{ARN: "arn:aws:sts::" + Account + ":assumed-role/" + role + "/" + session, Account: Account,
 		Role: role, Session: session}
 	if instanceForm.MatchString(session) {
 		p.SourceInstance = "arn:aws:ec2:" + c.cfg.Region + ":" + Account + ":instance/" + session
 	}
-	s := sts.Credentials{Access: "ASIA" + random(10), Secret: random(25), Token: random(120),
-		Expires: c.cfg.Now().Add(lasts)}
+	s := ec2.Credentials{Access: "ASIA" + random(10), Secret: random(25), Token: random(120),
+		Expires: c.cfg.Now().Add(sessionLength)}
 	c.keys.keys[s.Access] = issued{Key: auth.Key{Secret: s.Secret, Token: s.Token, Expires: s.Expires}, principal: p}
 	return s
 }

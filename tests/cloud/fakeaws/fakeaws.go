@@ -117,12 +117,6 @@ func (c *Cloud) Region() string { return c.cfg.Region }
 // EC2 is for its levers. Those that want the cloud's lock are called inside Locked.
 func (c *Cloud) EC2() *ec2.Service { return c.ec2 }
 
-// ELB is for its levers, as EC2.
-func (c *Cloud) ELB() *elbv2.Service { return c.elb }
-
-// AutoScaling is for its levers, as EC2.
-func (c *Cloud) AutoScaling() *autoscaling.Service { return c.autoscaling }
-
 // Locked runs f while nothing else happens in the cloud.
 func (c *Cloud) Locked(f func()) {
 	c.mu.Lock()

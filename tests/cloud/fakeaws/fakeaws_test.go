@@ -194,46 +194,6 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-func TestAssumeRole(t *testing.T) {
-	w := newWorld(t)
-	w.allow(t, "target", `{"Effect":"Allow","Action":"iam:GetRole","Resource":"*"}`)
-	w.allow(t, "caller",
-		`{"Effect":"Allow","Action":"sts:AssumeRole","Resource":"arn:aws:iam::123456789012:role/target"}`)
-	in := &sts.AssumeRoleInput{RoleArn: aws.String("arn:aws:iam::123456789012:role/target"),
-		RoleSessionName: aws.String("visit")}
-	caller := sts.NewFromConfig(w.role("caller", "c1"))
-	_, err := caller.AssumeRole(t.Context(), in)
-	wantCode(t, err, "AccessDenied")
-	trust := `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"AWS":"123456789012"},"Action":"sts:AssumeRole","Condition":{"StringLike":{"sts:RoleSessionName":"vis*"}}}]}`
-	if _, err := iam.NewFromConfig(w.root()).UpdateAssumeRolePolicy(t.Context(),
-		&iam.UpdateAssumeRolePolicyInput{RoleName: aws.String("target"), PolicyDocument: &trust}); err != nil {
-		t.Fatal(err)
-	}
-	out, err := caller.AssumeRole(t.Context(), in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if *out.AssumedRoleUser.Arn != "arn:aws:sts::123456789012:assumed-role/target/visit" ||
-		time.Until(*out.Credentials.Expiration).Round(time.Minute) != time.Hour {
-		t.Errorf("assumed %+v", out)
-	}
-	c := out.Credentials
-	if _, err := iam.NewFromConfig(w.config(*c.AccessKeyId, *c.SecretAccessKey, *c.SessionToken)).GetRole(t.Context(),
-		&iam.GetRoleInput{RoleName: aws.String("caller")}); err != nil {
-		t.Error(err)
-	}
-	for code, change := range map[string]*sts.AssumeRoleInput{
-		"AccessDenied":    {RoleArn: in.RoleArn, RoleSessionName: aws.String("other")},
-		"ValidationError": {RoleArn: in.RoleArn, RoleSessionName: in.RoleSessionName, DurationSeconds: aws.Int32(7200)},
-	} {
-		_, err := caller.AssumeRole(t.Context(), change)
-		wantCode(t, err, code)
-	}
-	_, err = sts.NewFromConfig(w.root()).AssumeRole(t.Context(), &sts.AssumeRoleInput{
-		RoleArn: aws.String("arn:aws:iam::123456789012:role/none"), RoleSessionName: aws.String("a1")})
-	wantCode(t, err, "AccessDenied")
-}
-
 func TestFaults(t *testing.T) {
 	w := newWorld(t)
 	w.allow(t, "server", `{"Effect":"Allow","Action":"iam:*","Resource":"*"}`)
@@ -330,21 +290,6 @@ func TestSecretsAndParameters(t *testing.T) {
 	_, err = parameters.GetParameter(t.Context(), &ssm.GetParameterInput{Name: aws.String("/nstance/other")})
 	wantCode(t, err, "AccessDeniedException")
 
-	// The secret's own policy may let others in, and shuts everybody out.
-	for effect, code := range map[string]string{"Allow": "", "Deny": "AccessDeniedException"} {
-		document := `{"Version":"2012-10-17","Statement":[{"Effect":"` + effect +
-			`","Principal":{"AWS":"arn:aws:iam::123456789012:role/server"},"Action":"secretsmanager:*","Resource":"*"}]}`
-		if _, err := secretsmanager.NewFromConfig(root).PutResourcePolicy(t.Context(),
-			&secretsmanager.PutResourcePolicyInput{SecretId: aws.String("other"),
-				ResourcePolicy: &document}); err != nil {
-			t.Fatal(err)
-		}
-		if err := secret("other"); code == "" && err != nil {
-			t.Error(err)
-		} else if code != "" {
-			wantCode(t, err, code)
-		}
-	}
 }
 
 func TestOtherRegion(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
 	"github.com/aws/aws-sdk-go-v2/service/iam"
-	iamtypes "github.com/aws/aws-sdk-go-v2/service/iam/types"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
@@ -115,11 +114,6 @@ func (l *Lab) Inventory(t *testing.T) (found []string) {
 	check(err)
 	for _, v := range profiles.InstanceProfiles {
 		add("instance profile", v.InstanceProfileName)
-	}
-	policies, err := identity.ListPolicies(ctx, &iam.ListPoliciesInput{Scope: iamtypes.PolicyScopeTypeLocal})
-	check(err)
-	for _, v := range policies.Policies {
-		add("policy", v.PolicyName)
 	}
 
 	buckets, err := s3.NewFromConfig(cfg, func(o *s3.Options) {

@@ -81,20 +81,20 @@ func (s *Service) Name() string { return "autoscaling" }
 // Operations implements wire.Service.
 func (s *Service) Operations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
+		"CancelInstanceRefresh":     s.cancelRefresh,
+		"CompleteLifecycleAction":   s.completeAction,
 		"CreateAutoScalingGroup":    s.createGroup,
-		"UpdateAutoScalingGroup":    s.updateGroup,
 		"DeleteAutoScalingGroup":    s.deleteGroup,
+		"DeleteLifecycleHook":       s.deleteHook,
 		"DescribeAutoScalingGroups": s.describeGroups,
-		"SetDesiredCapacity":        s.setDesiredCapacity,
+		"DescribeInstanceRefreshes": s.describeRefreshes,
+		"DescribeLifecycleHooks":    s.describeHooks,
 		"DescribeScalingActivities": s.describeActivities,
-		"DescribeAccountLimits":     s.describeAccountLimits,
+		"PutLifecycleHook":          s.putHook,
+		"SetInstanceHealth":         s.setInstanceHealth,
+		"StartInstanceRefresh":      s.startRefresh,
+		"UpdateAutoScalingGroup":    s.updateGroup,
 	}
-	maps.Copy(all, s.memberOperations())
-	maps.Copy(all, s.processOperations())
-	maps.Copy(all, s.tagOperations())
-	maps.Copy(all, s.hookOperations())
-	maps.Copy(all, s.refreshOperations())
-	maps.Copy(all, s.trafficOperations())
 	for action, handler := range all {
 		all[action] = func(c *wire.Call) (any, error) {
 			s.reconcile() // what is due has happened
@@ -211,6 +211,8 @@ func page[T any](items []T, size *int, token string) ([]T, string, error) {
 
 func newID() string { return uuid.NewString() }
 
+func ptr[T any](v T) *T { return &v }
+
 func value[T any](p *T) T {
 	if p == nil {
 		var zero T
@@ -224,19 +226,4 @@ func orElse[T any](p *T, other T) T {
 		return other
 	}
 	return *p
-}
-
-func (s *Service) describeAccountLimits(c *wire.Call) (any, error) {
-	if err := c.Decode(&struct{}{}); err != nil {
-		return nil, err
-	}
-	if err := allowAny(c); err != nil {
-		return nil, err
-	}
-	return struct {
-		MaxNumberOfAutoScalingGroups    int
-		MaxNumberOfLaunchConfigurations int
-		NumberOfAutoScalingGroups       int
-		NumberOfLaunchConfigurations    int
-	}{500, 200, len(s.groups), 0}, nil
 }

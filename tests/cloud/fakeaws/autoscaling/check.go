@@ -10,12 +10,6 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// terminationPolicies are those that AWS knows.
-var terminationPolicies = []string{
-	"AllocationStrategy", "ClosestToNextInstanceHour", "Default", "NewestInstance", "OldestInstance",
-	"OldestLaunchConfiguration", "OldestLaunchTemplate",
-}
-
 // check refuses settings that do not fit together or name what is not there. launches: the caller chose what is
 // launched, so he must be one who may.
 func (s *Service) check(c *wire.Call, g *group, launches bool) error {
@@ -27,27 +21,18 @@ func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	case *g.DesiredCapacity < *g.MinSize || *g.DesiredCapacity > *g.MaxSize:
 		return invalid("Desired capacity:%d must be between the specified min size:%d and max size:%d",
 			*g.DesiredCapacity, *g.MinSize, *g.MaxSize)
-	case (g.LaunchTemplate == nil) == (g.MixedInstancesPolicy == nil):
-		return invalid(
-			"Valid requests must contain either LaunchTemplate, LaunchConfigurationName, InstanceId or " +
-				"MixedInstancesPolicy parameter.")
-	case g.template() == nil:
-		return invalid("You must specify a launch template in the mixed instances policy.")
-	case g.DesiredCapacityType != nil && *g.DesiredCapacityType != "units":
-		return invalid("DesiredCapacityType %s needs attribute-based instance type selection", *g.DesiredCapacityType)
+	case g.LaunchTemplate == nil:
+		return invalid("Valid requests must contain either LaunchTemplate, LaunchConfigurationName, InstanceId or " +
+			"MixedInstancesPolicy parameter.")
+	case *g.NewInstancesProtectedFromScaleIn:
+		return invalid("fakeaws does not protect instances from scale in")
+	case !slices.Equal(g.TerminationPolicies, []string{"Default"}):
+		return invalid("fakeaws knows no termination policy but Default")
 	}
 	for kind := range strings.SplitSeq(*g.HealthCheckType, ",") {
-		if !slices.Contains([]string{"EC2", "ELB", "EBS", "VPC_LATTICE"}, kind) {
+		if !slices.Contains([]string{"EC2", "ELB"}, kind) {
 			return invalid("Invalid health check type: %s", *g.HealthCheckType)
 		}
-	}
-	for _, p := range g.TerminationPolicies {
-		if !slices.Contains(terminationPolicies, p) {
-			return invalid("Invalid termination policy: %s", p)
-		}
-	}
-	if l := value(g.MaxInstanceLifetime); l != 0 && (l < 86400 || l > 31536000) {
-		return invalid("Max instance lifetime must be 0 or between 86400 and 31536000 seconds")
 	}
 	if err := s.checkNetwork(g); err != nil {
 		return err
@@ -90,37 +75,26 @@ func (s *Service) checkNetwork(g *group) error {
 // checkTemplate finds the launch template and asks whether the caller might launch it.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
 func (s *Service) checkTemplate(c *wire.Call, g *group) error {
-	specs := []*templateSpec{g.template()}
-	if g.MixedInstancesPolicy != nil {
-		for _, o := range g.MixedInstancesPolicy.LaunchTemplate.Overrides {
-			if o.LaunchTemplateSpecification != nil {
-				specs = append(specs, o.LaunchTemplateSpecification)
-			}
-		}
+	spec := g.LaunchTemplate
+	t, err := s.cfg.EC2.Template(spec.ref())
+	if err != nil {
+		return invalid("Invalid launch template: %s", message(err))
 	}
-	for _, spec := range specs {
-		t, err := s.cfg.EC2.Template(spec.ref())
-		if err != nil {
-			return invalid("Invalid launch template: %s", message(err))
-		}
-		// Answers name both.
-		spec.LaunchTemplateId, spec.LaunchTemplateName = &t.ID, &t.Name
+	// Answers contain both the ID and the name.
+	spec.LaunchTemplateId, spec.LaunchTemplateName = &t.ID, &t.Name
+	launch := s.instanceLaunch(g)
+	launch.Subnet = g.subnets()[0]
+	err = s.cfg.EC2.CheckLaunch(c, launch)
+	var e *wire.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &e) && e.Status == http.StatusForbidden:
+		return wire.Errorf(http.StatusForbidden, "AccessDenied",
+			"You are not authorized to use launch template: %s (%s)", t.ID, e.Message)
+	default:
+		return invalid("You must use a valid fully-formed launch template. %s", message(err))
 	}
-	for _, l := range s.launches(g) {
-		l.Subnet = g.subnets()[0]
-		err := s.cfg.EC2.CheckLaunch(c, l)
-		var e *wire.Error
-		switch {
-		case err == nil:
-		case errors.As(err, &e) && e.Status == http.StatusForbidden:
-			return wire.Errorf(http.StatusForbidden, "AccessDenied",
-				"You are not authorized to use launch template: %s (%s)", value(g.template().LaunchTemplateId),
-				e.Message)
-		default:
-			return invalid("You must use a valid fully-formed launch template. %s", message(err))
-		}
-	}
-	return nil
 }
 
 func (t *templateSpec) ref() ec2.TemplateRef {

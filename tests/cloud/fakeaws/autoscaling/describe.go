@@ -3,7 +3,6 @@ package autoscaling
 import (
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
@@ -13,23 +12,10 @@ type groupXML struct {
 	AutoScalingGroupARN  string
 	AutoScalingGroupName string
 	CreatedTime          wire.Time
-	EnabledMetrics       []metricXML      `xml:"EnabledMetrics>member"`
 	Instances            []memberXML      `xml:"Instances>member"`
 	Status               string           `xml:",omitempty"`
-	SuspendedProcesses   []suspendedXML   `xml:"SuspendedProcesses>member"`
 	Tags                 []tagDescription `xml:"Tags>member"`
 	TargetGroupARNs      []string         `xml:"TargetGroupARNs>member"`
-	TrafficSources       []trafficSource  `xml:"TrafficSources>member"`
-}
-
-type metricXML struct {
-	Granularity string
-	Metric      string
-}
-
-type suspendedXML struct {
-	ProcessName      string
-	SuspensionReason string
 }
 
 func (s *Service) xml(g *group, instances bool) groupXML {
@@ -46,17 +32,6 @@ func (s *Service) xml(g *group, instances bool) groupXML {
 	if g.deleting {
 		out.Status = "Delete in progress"
 	}
-	for _, m := range g.metrics {
-		out.EnabledMetrics = append(out.EnabledMetrics, metricXML{"1Minute", m})
-	}
-	for _, name := range processes {
-		if why, suspended := g.suspended[name]; suspended {
-			out.SuspendedProcesses = append(out.SuspendedProcesses, suspendedXML{name, why})
-		}
-	}
-	for _, arn := range g.targets {
-		out.TrafficSources = append(out.TrafficSources, trafficSource{Identifier: arn, Type: "elbv2"})
-	}
 	for _, m := range g.members {
 		if instances {
 			out.Instances = append(out.Instances, m.xml())
@@ -65,39 +40,9 @@ func (s *Service) xml(g *group, instances bool) groupXML {
 	return out
 }
 
-// filter is one of Filters: a group must have one of the values.
-type filter struct {
-	Name   string
-	Values []string
-}
-
-// passes tells whether a group passes filters: tag-key, tag-value, tag:KEY.
-// https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeAutoScalingGroups.html
-func (g *group) passes(filters []filter) (bool, error) {
-	all := true
-	for _, f := range filters {
-		key, named := strings.CutPrefix(f.Name, "tag:")
-		if !named && f.Name != "tag-key" && f.Name != "tag-value" {
-			return false,
-				invalid("Filter type %s is not correct. Allowed Filter types are: tag-key tag-value tag:<key>", f.Name)
-		}
-		all = all && slices.ContainsFunc(g.tags, func(t tag) bool {
-			switch {
-			case f.Name == "tag-key":
-				return slices.Contains(f.Values, t.Key)
-			case f.Name == "tag-value":
-				return slices.Contains(f.Values, t.Value)
-			}
-			return t.Key == key && slices.Contains(f.Values, t.Value)
-		})
-	}
-	return all, nil
-}
-
 func (s *Service) describeGroups(c *wire.Call) (any, error) {
 	var in struct {
 		AutoScalingGroupNames []string
-		Filters               []filter
 		IncludeInstances      *bool
 		MaxRecords            *int
 		NextToken             string
@@ -110,11 +55,7 @@ func (s *Service) describeGroups(c *wire.Call) (any, error) {
 	}
 	var found []*group
 	for _, g := range s.sorted() {
-		match, err := g.passes(in.Filters)
-		if err != nil {
-			return nil, err
-		}
-		if match && (len(in.AutoScalingGroupNames) == 0 || slices.Contains(in.AutoScalingGroupNames, g.name)) {
+		if len(in.AutoScalingGroupNames) == 0 || slices.Contains(in.AutoScalingGroupNames, g.name) {
 			found = append(found, g)
 		}
 	}

@@ -52,7 +52,7 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("left: %+v", left)
 	}
 	for _, bad := range []int32{5, -1} {
-		_, err := w.client.SetDesiredCapacity(t.Context(), &sdk.SetDesiredCapacityInput{
+		_, err := w.client.UpdateAutoScalingGroup(t.Context(), &sdk.UpdateAutoScalingGroupInput{
 			AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &bad})
 		if code(t, err) != "ValidationError" {
 			t.Errorf("size %d: %v", bad, err)
@@ -97,10 +97,6 @@ func TestReplacement(t *testing.T) {
 	w.ec2.Kill(id)
 	replaced("killed", id)
 	id = old[0]
-	must(w.vms.StopInstances(t.Context(), &sdkec2.StopInstancesInput{InstanceIds: []string{id}}))(t)
-	replaced("stopped", id)
-
-	id = old[0]
 	w.targets.groups[targetGroup][id] = "unhealthy"
 	w.sleep(30 * time.Second)
 	if !slices.Contains(w.inService(), id) {
@@ -112,31 +108,9 @@ func TestReplacement(t *testing.T) {
 		t.Errorf("the cause: %s", cause)
 	}
 	id = old[0]
-	w.sleep(time.Minute)
-	w.ec2.Impair(id, true)
-	w.sleep(0)
-	replaced("failing status checks", id)
-	id = old[0]
 	_ = must(w.client.SetInstanceHealth(t.Context(), &sdk.SetInstanceHealthInput{InstanceId: &id,
 		HealthStatus: aws.String("Unhealthy"), ShouldRespectGracePeriod: aws.Bool(false)}))(t)
 	replaced("said to be unhealthy", id)
-	id = old[0]
-	_ = must(w.client.TerminateInstanceInAutoScalingGroup(t.Context(),
-		&sdk.TerminateInstanceInAutoScalingGroupInput{InstanceId: &id,
-			ShouldDecrementDesiredCapacity: aws.Bool(false)}))(t)
-	replaced("ended through the group", id)
-
-	id = old[0]
-	must(w.client.SuspendProcesses(t.Context(), &sdk.SuspendProcessesInput{AutoScalingGroupName: aws.String("servers"),
-		ScalingProcesses: []string{"Launch"}}))(t)
-	w.ec2.Kill(id)
-	w.sleep(time.Minute)
-	if got := w.inService(); len(got) != 1 {
-		t.Errorf("with Launch suspended: %v", got)
-	}
-	must(w.client.ResumeProcesses(t.Context(), &sdk.ResumeProcessesInput{AutoScalingGroupName: aws.String("servers")}))(
-		t)
-	replaced("resumed", id)
 }
 
 func TestLaunchFailure(t *testing.T) {
@@ -276,7 +250,7 @@ func TestPermissions(t *testing.T) {
 		t.Errorf("the service itself asked for %+v", w.asked)
 	}
 	w.resize(2)
-	if a := w.asked[0]; a.action != "autoscaling:SetDesiredCapacity" ||
+	if a := w.asked[0]; a.action != "autoscaling:UpdateAutoScalingGroup" ||
 		!slices.Equal(a.context["aws:ResourceTag/cluster"], []string{"c"}) {
 		t.Errorf("resizing asked for %+v", a)
 	}
@@ -309,11 +283,6 @@ func TestPermissions(t *testing.T) {
 			_, err := w.client.StartInstanceRefresh(ctx, &sdk.StartInstanceRefreshInput{AutoScalingGroupName: name})
 			return err
 		},
-		"tags": func() error {
-			_, err := w.client.CreateOrUpdateTags(ctx, &sdk.CreateOrUpdateTagsInput{
-				Tags: []types.Tag{{Key: name, ResourceId: name}}})
-			return err
-		},
 	} {
 		if got := code(t, call()); got != "AccessDenied" {
 			t.Errorf("%s of somebody who may do nothing: %q", what, got)
@@ -321,98 +290,15 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-func TestTags(t *testing.T) {
+func TestTerminationPolicy(t *testing.T) {
 	w := newWorld(t)
-	w.create(nil)
-	tag := func(key, value string) types.Tag {
-		return types.Tag{Key: &key, Value: &value, ResourceId: aws.String("servers"),
-			ResourceType: aws.String("auto-scaling-group"), PropagateAtLaunch: aws.Bool(true)}
-	}
-	must(w.client.CreateOrUpdateTags(t.Context(), &sdk.CreateOrUpdateTagsInput{Tags: []types.Tag{tag("a", "1"),
-		tag("b", "2")}}))(t)
-	must(w.client.DeleteTags(t.Context(), &sdk.DeleteTagsInput{Tags: []types.Tag{tag("a", "")}}))(t)
-	out := must(w.client.DescribeTags(t.Context(), &sdk.DescribeTagsInput{
-		Filters: []types.Filter{{Name: aws.String("auto-scaling-group"), Values: []string{"servers"}}}}))(t).Tags
-	if len(out) != 1 || *out[0].Key != "b" || *out[0].Value != "2" || !*out[0].PropagateAtLaunch {
-		t.Errorf("tags: %+v", out)
-	}
-	for filter, want := range map[string]int{"tag:b": 1, "tag:a": 0} {
-		found := must(w.client.DescribeAutoScalingGroups(t.Context(), &sdk.DescribeAutoScalingGroupsInput{
-			Filters: []types.Filter{{Name: &filter, Values: []string{"2"}}}}))(t)
-		if len(found.AutoScalingGroups) != want {
-			t.Errorf("by %s: %d groups", filter, len(found.AutoScalingGroups))
-		}
-	}
-	if _, err := w.client.CreateOrUpdateTags(t.Context(), &sdk.CreateOrUpdateTagsInput{
-		Tags: []types.Tag{tag("aws:x", "1")}}); code(t, err) != "ValidationError" {
-		t.Errorf("a tag of AWS's: %v", err)
-	}
-}
-
-func TestTerminationPolicies(t *testing.T) {
-	w := newWorld(t)
-	w.create(func(in *sdk.CreateAutoScalingGroupInput) {
-		in.VPCZoneIdentifier, in.TerminationPolicies = &w.subnets[0], []string{"OldestInstance"}
-	})
+	w.create(func(in *sdk.CreateAutoScalingGroupInput) { in.VPCZoneIdentifier = &w.subnets[0] })
 	first := w.inService()[0]
 	w.sleep(time.Minute)
 	w.resize(2)
-	second := slices.DeleteFunc(w.inService(), func(id string) bool { return id == first })[0]
-	w.sleep(time.Minute)
-	w.resize(3)
-	must(w.client.SetInstanceProtection(t.Context(), &sdk.SetInstanceProtectionInput{
-		AutoScalingGroupName: aws.String("servers"), InstanceIds: []string{first},
-		ProtectedFromScaleIn: aws.Bool(true)}))(t)
-	w.resize(2)
-	if left := w.inService(); slices.Contains(left, second) || !slices.Contains(left, first) {
-		t.Errorf("left of the oldest first, the first protected: %v", left)
-	}
-	must(w.client.UpdateAutoScalingGroup(t.Context(), &sdk.UpdateAutoScalingGroupInput{
-		AutoScalingGroupName: aws.String("servers"), TerminationPolicies: []string{"NewestInstance"}}))(t)
-	w.resize(0)
-	if left := w.inService(); !slices.Equal(left, []string{first}) {
-		t.Errorf("left of all but the protected: %v", left)
-	}
-}
-
-func TestMixedInstances(t *testing.T) {
-	w := newWorld(t)
-	w.faults.NoCapacity("t3.small", "", "", "InsufficientInstanceCapacity")
-	w.create(func(in *sdk.CreateAutoScalingGroupInput) {
-		in.LaunchTemplate, in.DesiredCapacity, in.CapacityRebalance = nil, aws.Int32(3), aws.Bool(true)
-		in.MixedInstancesPolicy = &types.MixedInstancesPolicy{
-			InstancesDistribution: &types.InstancesDistribution{OnDemandBaseCapacity: aws.Int32(1),
-				OnDemandPercentageAboveBaseCapacity: aws.Int32(0)},
-			LaunchTemplate: &types.LaunchTemplate{
-				LaunchTemplateSpecification: &types.LaunchTemplateSpecification{
-					LaunchTemplateName: aws.String("server"), Version: aws.String("$Latest")},
-				Overrides: []types.LaunchTemplateOverrides{{InstanceType: aws.String("t3.small")},
-					{InstanceType: aws.String("t3.nano")}},
-			},
-		}
-	})
-	var spots []string
-	for _, id := range w.inService() {
-		i := w.instance(id)
-		if i.InstanceType != ec2types.InstanceTypeT3Nano {
-			t.Errorf("%s is a %s", id, i.InstanceType)
-		}
-		if i.InstanceLifecycle == ec2types.InstanceLifecycleTypeSpot {
-			spots = append(spots, id)
-		}
-	}
-	if len(spots) != 2 {
-		t.Fatalf("%d spot instances", len(spots))
-	}
-	if d := w.group().MixedInstancesPolicy; *d.LaunchTemplate.LaunchTemplateSpecification.LaunchTemplateId != w.template || *d.InstancesDistribution.OnDemandAllocationStrategy != "prioritized" {
-		t.Errorf("the policy: %+v", d)
-	}
-	// A spot instance that gets its notice is replaced before it goes.
-	w.ec2.Interrupt(spots[0], w.clock().Add(2*time.Minute))
-	w.sleep(time.Second)
-	w.sleep(time.Second)
-	if got := w.inService(); len(got) != 3 || slices.Contains(got, spots[0]) {
-		t.Errorf("after the notice: %v", got)
+	w.resize(1)
+	if left := w.inService(); len(left) != 1 || left[0] == first {
+		t.Errorf("the instance closest to its next hour is %s, left is %v", first, left)
 	}
 }
 
@@ -537,32 +423,6 @@ func TestInstanceRefresh(t *testing.T) {
 				t.Errorf("cancelled twice: %v", err)
 			}
 		})
-	}
-}
-
-func TestTargetGroups(t *testing.T) {
-	w := newWorld(t)
-	w.create(nil)
-	servers := aws.String("servers")
-	must(w.client.AttachLoadBalancerTargetGroups(t.Context(), &sdk.AttachLoadBalancerTargetGroupsInput{
-		AutoScalingGroupName: servers, TargetGroupARNs: []string{targetGroup}}))(t)
-	if len(w.targets.groups[targetGroup]) != 1 {
-		t.Errorf("targets: %v", w.targets.groups)
-	}
-	sources := must(w.client.DescribeTrafficSources(t.Context(), &sdk.DescribeTrafficSourcesInput{
-		AutoScalingGroupName: servers}))(t).TrafficSources
-	if len(sources) != 1 || *sources[0].Identifier != targetGroup || *sources[0].State != "InService" {
-		t.Errorf("traffic sources: %+v", sources)
-	}
-	must(w.client.DetachTrafficSources(t.Context(), &sdk.DetachTrafficSourcesInput{AutoScalingGroupName: servers,
-		TrafficSources: []types.TrafficSourceIdentifier{{Identifier: aws.String(targetGroup)}}}))(t)
-	if len(w.targets.groups[targetGroup]) != 0 || len(w.group().TargetGroupARNs) != 0 {
-		t.Errorf("after detaching: %v", w.targets.groups)
-	}
-	if _, err := w.client.AttachTrafficSources(t.Context(), &sdk.AttachTrafficSourcesInput{
-		AutoScalingGroupName: servers, TrafficSources: []types.TrafficSourceIdentifier{
-			{Identifier: aws.String("x")}}}); code(t, err) != "ValidationError" {
-		t.Errorf("no target group: %v", err)
 	}
 }
 

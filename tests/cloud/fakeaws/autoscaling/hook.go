@@ -72,16 +72,6 @@ func (g *group) hookFor(transition string) *hook {
 	return nil
 }
 
-func (s *Service) hookOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"PutLifecycleHook":               s.putHook,
-		"DeleteLifecycleHook":            s.deleteHook,
-		"DescribeLifecycleHooks":         s.describeHooks,
-		"CompleteLifecycleAction":        s.completeAction,
-		"RecordLifecycleActionHeartbeat": s.recordHeartbeat,
-	}
-}
-
 func (s *Service) putHook(c *wire.Call) (any, error) {
 	var in struct {
 		hookSpec
@@ -206,25 +196,5 @@ func (s *Service) completeAction(c *wire.Call) (any, error) {
 		m.hook = nil
 	}
 	s.reconcile()
-	return nil, nil
-}
-
-func (s *Service) recordHeartbeat(c *wire.Call) (any, error) {
-	var in struct {
-		AutoScalingGroupName, InstanceId, LifecycleHookName string
-		LifecycleActionToken                                *string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	g, err := s.groupFor(c, in.AutoScalingGroupName)
-	if err != nil {
-		return nil, err
-	}
-	m, err := s.waiting(g, in.LifecycleHookName, in.InstanceId)
-	if err != nil {
-		return nil, err
-	}
-	m.wait = s.now().Add(m.hook.timeout())
 	return nil, nil
 }

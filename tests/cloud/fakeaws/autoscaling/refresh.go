@@ -36,20 +36,11 @@ type preferences struct {
 }
 
 type desiredConfiguration struct {
-	LaunchTemplate       *templateSpec
-	MixedInstancesPolicy *mixedPolicy
+	LaunchTemplate *templateSpec
 }
 
 func (r *refresh) active() bool {
 	return r.status == "Pending" || r.status == "InProgress" || r.status == "Cancelling"
-}
-
-func (s *Service) refreshOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"StartInstanceRefresh":      s.startRefresh,
-		"CancelInstanceRefresh":     s.cancelRefresh,
-		"DescribeInstanceRefreshes": s.describeRefreshes,
-	}
 }
 
 // refreshing is the group's refresh under way, nil without one.
@@ -90,19 +81,15 @@ func (s *Service) startRefresh(c *wire.Call) (any, error) {
 	if d := in.DesiredConfiguration; d != nil {
 		next := *g
 		if d.LaunchTemplate != nil {
-			next.LaunchTemplate, next.MixedInstancesPolicy = d.LaunchTemplate, nil
+			next.LaunchTemplate = d.LaunchTemplate
 		}
-		if d.MixedInstancesPolicy != nil {
-			next.LaunchTemplate, next.MixedInstancesPolicy = nil, d.MixedInstancesPolicy
-		}
-		next.defaults()
 		if err := s.check(c, &next, true); err != nil {
 			return nil, err
 		}
 		*g = next
 	}
 	r := &refresh{id: newID(), status: "Pending", started: s.now(), preferences: p, desired: in.DesiredConfiguration}
-	current, err := s.cfg.EC2.Template(g.template().ref())
+	current, err := s.cfg.EC2.Template(g.LaunchTemplate.ref())
 	if err != nil {
 		return nil, invalid("%s", message(err))
 	}
@@ -175,22 +162,15 @@ func (s *Service) advance(g *group) {
 		}
 		return
 	}
-	if _, suspended := g.suspended["InstanceRefresh"]; suspended {
-		return
-	}
 	// At least one goes in each step, whatever the percentages say: AWS rounds in favour of progress unless
 	// replacements must come first.
-	lowest := orElse(r.preferences.MinHealthyPercentage, orElse(value(g.InstanceMaintenancePolicy).MinHealthyPercentage,
-		90))
+	lowest := orElse(r.preferences.MinHealthyPercentage, 90)
 	room := desired - (desired*lowest+99)/100
 	if lowest < 100 && desired > 0 {
 		room = max(room, 1)
 	}
 	gone := desired - warm
 	for _, m := range left {
-		if m.protected && orElse(r.preferences.ScaleInProtectedInstances, "Ignore") != "Refresh" {
-			continue
-		}
 		if gone >= room && warm <= desired {
 			return
 		}
@@ -207,8 +187,7 @@ func (g *group) surge() int {
 	if r == nil || r.status == "Cancelling" {
 		return 0
 	}
-	lowest := orElse(r.preferences.MinHealthyPercentage, orElse(value(g.InstanceMaintenancePolicy).MinHealthyPercentage,
-		90))
+	lowest := orElse(r.preferences.MinHealthyPercentage, 90)
 	left := slices.ContainsFunc(g.members, func(m *member) bool { return m.counts() && slices.Contains(r.todo, m.id) })
 	if lowest == 100 && left {
 		return 1

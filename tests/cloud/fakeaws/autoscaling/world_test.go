@@ -235,7 +235,7 @@ func (w *world) inService() []string {
 
 func (w *world) resize(n int32) {
 	w.Helper()
-	must(w.client.SetDesiredCapacity(w.Context(), &sdk.SetDesiredCapacityInput{
+	must(w.client.UpdateAutoScalingGroup(w.Context(), &sdk.UpdateAutoScalingGroupInput{
 		AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &n}))(w.T)
 }
 

@@ -38,17 +38,6 @@ func (s *Service) SetAddressLimit(n int) {
 	s.addressLimit = n
 }
 
-func (s *Service) addressOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"AllocateAddress":            s.allocateAddress,
-		"ReleaseAddress":             s.releaseAddress,
-		"AssociateAddress":           s.associateAddress,
-		"DisassociateAddress":        s.disassociateAddress,
-		"DescribeAddresses":          s.describeAddresses,
-		"DescribeAddressesAttribute": s.describeAddressesAttribute,
-	}
-}
-
 func (s *Service) allocateAddress(c *wire.Call) (any, error) {
 	var in struct {
 		Domain             string
@@ -146,114 +135,6 @@ func (s *Service) releaseAddress(c *wire.Call) (any, error) {
 	}
 	drop(s, s.addresses, a.id)
 	return ok, nil
-}
-
-func (s *Service) associateAddress(c *wire.Call) (any, error) {
-	var in struct {
-		AllocationID       string `query:"AllocationId"`
-		PublicIP           string `query:"PublicIp"`
-		InstanceID         string `query:"InstanceId"`
-		NetworkInterfaceID string `query:"NetworkInterfaceId"`
-		PrivateIPAddress   string `query:"PrivateIpAddress"`
-		AllowReassociation *bool
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	a, wrong := s.addressBy(in.AllocationID, in.PublicIP)
-	target := in.InstanceID
-	if target == "" {
-		target = in.NetworkInterfaceID
-	}
-	var others []string
-	if target != "" {
-		others = []string{target}
-	}
-	if err := s.allowAddress(c, "AssociateAddress", a, in.AllocationID, others...); err != nil {
-		return nil, err
-	}
-	if wrong != nil {
-		return nil, wrong
-	}
-	i, err := s.associationTarget(in.InstanceID, in.NetworkInterfaceID)
-	if err != nil {
-		return nil, err
-	}
-	if len(i.IPv4) == 0 {
-		return nil, failf("InvalidParameterValue", "The network interface '%s' has no IPv4 address", i.id)
-	}
-	private := i.IPv4[0]
-	if in.PrivateIPAddress != "" {
-		want, err := parseAddress("privateIpAddress", in.PrivateIPAddress, false)
-		if err != nil {
-			return nil, err
-		}
-		if !slices.Contains(i.IPv4, want) {
-			return nil, failf("InvalidParameterValue", "The private IP address '%s' is not assigned to interface '%s'",
-				want, i.id)
-		}
-		private = want
-	}
-	if a.association != "" && a.iface == i.id && a.private == private { // idempotent
-		return struct {
-			ID string `xml:"associationId"`
-		}{a.association}, nil
-	}
-	// In a VPC an address moves to its new place unless the caller forbids it; one that a NAT gateway uses does not
-	// move.
-	if a.association != "" && (a.holder != "" || in.AllowReassociation != nil && !*in.AllowReassociation) {
-		return nil, failf("Resource.AlreadyAssociated", "resource %s is already associated with associate-id %s", a.id,
-			a.association)
-	}
-	if !some(s.gateways, func(g *internetGateway) bool { return g.vpc == i.VPC }) {
-		return nil, failf("Gateway.NotAttached", "Network %s is not attached to any internet gateway", i.VPC)
-	}
-	for _, other := range s.addresses {
-		if other != a && other.iface == i.id && other.private == private {
-			if in.AllowReassociation != nil && !*in.AllowReassociation {
-				return nil,
-					failf("Resource.AlreadyAssociated", "resource %s is already associated with associate-id %s", i.id,
-						other.association)
-			}
-			other.disassociate()
-		}
-	}
-	i.Public = netip.Addr{} // the elastic address takes the place of one given at launch
-	a.associate(i, private, "")
-	return struct {
-		ID string `xml:"associationId"`
-	}{a.association}, nil
-}
-
-// associationTarget finds the interface that an elastic address shall stand for.
-func (s *Service) associationTarget(instanceID, interfaceID string) (*Interface, error) {
-	if (instanceID == "") == (interfaceID == "") {
-		return nil,
-			failf("InvalidParameterCombination", "Exactly one of instanceId and networkInterfaceId must be specified")
-	}
-	if interfaceID != "" {
-		i, err := s.interfaceByID(interfaceID)
-		if err != nil {
-			return nil, err
-		}
-		return i, i.own()
-	}
-	vm, err := s.instanceByID(instanceID)
-	if err != nil {
-		return nil, err
-	}
-	if vm.state != stateRunning && vm.state != stateStopped {
-		return nil, failf("InvalidInstanceID", "The %s instance '%s' is not in a valid state for this operation.",
-			vm.state, vm.id)
-	}
-	attached := s.attached(instanceID)
-	if len(attached) != 1 {
-		return nil,
-			failf("InvalidInstanceID",
-				"There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the "+
-					"operation instead.", vm.id)
-	}
-	return attached[0], nil
 }
 
 func (s *Service) disassociateAddress(c *wire.Call) (any, error) {

@@ -30,19 +30,6 @@ type endpoint struct {
 	inboundOnly        *bool
 }
 
-func (s *Service) endpointOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"CreateVpcEndpoint":           s.createEndpoint,
-		"ModifyVpcEndpoint":           s.modifyEndpoint,
-		"DeleteVpcEndpoints":          s.deleteEndpoints,
-		"DescribeVpcEndpoints":        s.describeEndpoints,
-		"DescribeVpcEndpointServices": s.describeEndpointServices,
-		"DescribePrefixLists":         s.describePrefixLists,
-		"DescribeManagedPrefixLists":  s.describeManagedPrefixLists,
-		"GetManagedPrefixListEntries": s.prefixListEntries,
-	}
-}
-
 // endpointSubnet is a SubnetConfiguration: addresses wanted in a subnet.
 type endpointSubnet struct {
 	SubnetID string `query:"SubnetId"`
@@ -332,16 +319,6 @@ func (s *Service) addSubnets(e *endpoint, ids []string, wanted []endpointSubnet)
 		made = append(made, id)
 	}
 	return nil
-}
-
-func (s *Service) endpointByID(id string) (*endpoint, error) {
-	if id == "" {
-		return nil, missing("vpcEndpointId")
-	}
-	if e := s.endpoints[id]; e != nil {
-		return e, nil
-	}
-	return nil, failf("InvalidVpcEndpointId.NotFound", "The Vpc Endpoint Id '%s' does not exist", id)
 }
 
 type dnsEntryXML struct {

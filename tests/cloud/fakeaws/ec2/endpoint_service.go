@@ -2,7 +2,6 @@ package ec2
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
@@ -27,97 +26,6 @@ func (s *Service) endpointServices() []endpointService {
 // privateServiceName is the usual name of a service: what private DNS answers for.
 func (s *Service) privateServiceName(service string) string {
 	return service[strings.LastIndex(service, ".")+1:] + "." + s.cfg.Region + ".amazonaws.com"
-}
-
-func (s *Service) describeEndpointServices(c *wire.Call) (any, error) {
-	var in struct {
-		ServiceName   []string
-		ServiceRegion []string
-		Filter        []Filter
-		MaxResults    int
-		NextToken     string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allowAny(c, "DescribeVpcEndpointServices"); err != nil {
-		return nil, err
-	}
-	for _, name := range in.ServiceName {
-		if !slices.ContainsFunc(s.endpointServices(), func(e endpointService) bool { return e.name == name }) {
-			return nil, failf("InvalidServiceName", "The Vpc Endpoint Service '%s' does not exist", name)
-		}
-	}
-	type serviceType struct {
-		Type string `xml:"serviceType"`
-	}
-	type privateName struct {
-		Name string `xml:"privateDnsName"`
-	}
-	type detail struct {
-		Name               string        `xml:"serviceName"`
-		ID                 string        `xml:"serviceId"`
-		Region             string        `xml:"serviceRegion"`
-		Types              []serviceType `xml:"serviceType>item"`
-		Zones              []string      `xml:"availabilityZoneSet>item"`
-		ZoneIDs            []string      `xml:"availabilityZoneIdSet>item"`
-		Owner              string        `xml:"owner"`
-		BaseNames          []string      `xml:"baseEndpointDnsNameSet>item"`
-		PrivateName        string        `xml:"privateDnsName,omitempty"`
-		PrivateNames       []privateName `xml:"privateDnsNameSet>item"`
-		PolicySupported    bool          `xml:"vpcEndpointPolicySupported"`
-		AcceptanceRequired bool          `xml:"acceptanceRequired"`
-		ManagesEndpoints   bool          `xml:"managesVpcEndpoints"`
-		AddressTypes       []string      `xml:"supportedIpAddressTypeSet>item"`
-	}
-	var names []string
-	var details []detail
-	for n, e := range s.endpointServices() {
-		if len(in.ServiceName) > 0 && !slices.Contains(in.ServiceName, e.name) || len(in.ServiceRegion) > 0 &&
-			!slices.Contains(in.ServiceRegion, s.cfg.Region) {
-			continue
-		}
-		fits, err := matches(in.Filter, map[string]string{}, func(filter string) ([]string, bool) {
-			value, known := map[string]string{
-				"owner": "amazon", "service-name": e.name, "service-region": s.cfg.Region, "service-type": e.kind,
-				"supported-ip-address-types": "ipv4",
-			}[filter]
-			return []string{value}, known
-		})
-		if err != nil {
-			return nil, err
-		}
-		if !fits {
-			continue
-		}
-		d := detail{
-			Name: e.name, ID: "vpce-svc-0" + strings.Repeat("0", 13) + strconv.Itoa(100+n), Region: s.cfg.Region,
-			Types: []serviceType{{e.kind}}, Zones: s.cfg.Zones,
-			ZoneIDs: each(s.cfg.Zones, s.zoneID), Owner: "amazon", PolicySupported: true,
-			AddressTypes: []string{"ipv4"},
-		}
-		short := e.name[strings.LastIndex(e.name, ".")+1:]
-		if e.kind == "Interface" {
-			d.BaseNames = []string{short + "." + s.cfg.Region + ".vpce.amazonaws.com"}
-			d.PrivateName = s.privateServiceName(e.name)
-			d.PrivateNames = []privateName{{d.PrivateName}}
-		} else {
-			d.BaseNames = []string{s.privateServiceName(e.name)}
-		}
-		details = append(details, d)
-		if !slices.Contains(names, e.name) {
-			names = append(names, e.name)
-		}
-	}
-	page, next, err := paged(details, in.MaxResults, in.NextToken)
-	if err != nil {
-		return nil, err
-	}
-	return struct {
-		Names   []string `xml:"serviceNameSet>item"`
-		Details []detail `xml:"serviceDetailSet>item"`
-		Next    string   `xml:"nextToken,omitempty"`
-	}{names, page, next}, nil
 }
 
 // prefixList is a list of AWS's own: the addresses of a service.
@@ -193,67 +101,4 @@ func (s *Service) describePrefixLists(c *wire.Call) (any, error) {
 		Items []item `xml:"prefixListSet>item"`
 		Next  string `xml:"nextToken,omitempty"`
 	}{each(found, func(l *prefixList) item { return item{l.id, l.name, l.blocks} }), next}, nil
-}
-
-func (s *Service) describeManagedPrefixLists(c *wire.Call) (any, error) {
-	var in listInput
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allowAny(c, "DescribeManagedPrefixLists"); err != nil {
-		return nil, err
-	}
-	found, next, err := s.lists(query{in.PrefixListID, in.Filter, in.MaxResults, in.NextToken},
-		map[string]func(*prefixList) []string{
-			"owner-id":         func(*prefixList) []string { return []string{"AWS"} },
-			"prefix-list-id":   func(l *prefixList) []string { return []string{l.id} },
-			"prefix-list-name": func(l *prefixList) []string { return []string{l.name} },
-		})
-	if err != nil {
-		return nil, err
-	}
-	type item struct { // a list of AWS's has no version, no limit of entries and no tags
-		ID     string `xml:"prefixListId"`
-		ARN    string `xml:"prefixListArn"`
-		Name   string `xml:"prefixListName"`
-		Family string `xml:"addressFamily"`
-		State  string `xml:"state"`
-		Owner  string `xml:"ownerId"`
-	}
-	return struct {
-		Items []item `xml:"prefixListSet>item"`
-		Next  string `xml:"nextToken,omitempty"`
-	}{each(found, func(l *prefixList) item {
-		return item{l.id, "arn:aws:ec2:" + s.cfg.Region + ":aws:prefix-list/" + l.id, l.name, "IPv4", "create-complete",
-			"AWS"}
-	}), next}, nil
-}
-
-func (s *Service) prefixListEntries(c *wire.Call) (any, error) {
-	var in struct {
-		PrefixListID string `query:"PrefixListId"`
-		MaxResults   int
-		NextToken    string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allow(c, "GetManagedPrefixListEntries", in.PrefixListID); err != nil {
-		return nil, err
-	}
-	l := s.prefixLists[in.PrefixListID]
-	if l == nil {
-		return nil, failf("InvalidPrefixListID.NotFound", "The prefix list ID '%s' does not exist", in.PrefixListID)
-	}
-	type item struct {
-		Block string `xml:"cidr"`
-	}
-	page, next, err := paged(each(l.blocks, func(b string) item { return item{b} }), in.MaxResults, in.NextToken)
-	if err != nil {
-		return nil, err
-	}
-	return struct {
-		Items []item `xml:"entrySet>item"`
-		Next  string `xml:"nextToken,omitempty"`
-	}{page, next}, nil
 }

@@ -19,24 +19,6 @@ type egressGateway struct {
 	vpc string
 }
 
-func (s *Service) gatewayOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"CreateInternetGateway":              s.createInternetGateway,
-		"DeleteInternetGateway":              s.deleteInternetGateway,
-		"AttachInternetGateway":              s.attachInternetGateway,
-		"DetachInternetGateway":              s.detachInternetGateway,
-		"DescribeInternetGateways":           s.describeInternetGateways,
-		"CreateEgressOnlyInternetGateway":    s.createEgressGateway,
-		"DeleteEgressOnlyInternetGateway":    s.deleteEgressGateway,
-		"DescribeEgressOnlyInternetGateways": s.describeEgressGateways,
-		"CreateNatGateway":                   s.createNAT,
-		"DeleteNatGateway":                   s.deleteNAT,
-		"DescribeNatGateways":                s.describeNATs,
-		"AssociateNatGatewayAddress":         s.associateNATAddress,
-		"DisassociateNatGatewayAddress":      s.disassociateNATAddress,
-	}
-}
-
 type gatewayAttachmentXML struct {
 	State string `xml:"state"`
 	VPC   string `xml:"vpcId"`

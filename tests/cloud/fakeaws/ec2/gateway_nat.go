@@ -1,7 +1,6 @@
 package ec2
 
 import (
-	"net/netip"
 	"slices"
 	"time"
 
@@ -272,108 +271,4 @@ func (s *Service) describeNATs(c *wire.Call) (any, error) {
 		Items []natXML `xml:"natGatewaySet>item"`
 		Next  string   `xml:"nextToken,omitempty"`
 	}{each(found, s.natXML), next}, nil
-}
-
-type natAddressesAnswer struct {
-	ID        string          `xml:"natGatewayId"`
-	Addresses []natAddressXML `xml:"natGatewayAddressSet>item"`
-}
-
-func (s *Service) associateNATAddress(c *wire.Call) (any, error) {
-	var in struct {
-		NatGatewayID     string   `query:"NatGatewayId"`
-		AllocationID     []string `query:"AllocationId"`
-		PrivateIPAddress []string `query:"PrivateIpAddress"`
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allow(c, "AssociateNatGatewayAddress", append([]string{in.NatGatewayID},
-		in.AllocationID...)...); err != nil {
-		return nil, err
-	}
-	g, err := s.natByID(in.NatGatewayID)
-	if err != nil {
-		return nil, err
-	}
-	if g.private || !g.deleted.IsZero() {
-		return nil, failf("InvalidParameterValue", "The NAT gateway '%s' takes no elastic IP addresses", g.id)
-	}
-	if len(in.PrivateIPAddress) > len(in.AllocationID) {
-		return nil, failf("InvalidParameterCombination", "There are more private addresses than allocations")
-	}
-	i := s.interfaces[g.iface]
-	n := s.subnets[g.subnet]
-	taken := s.taken(n)
-	var elastic []*address
-	var private []netip.Addr
-	for at, id := range in.AllocationID {
-		a, err := s.addressBy(id, "")
-		if err != nil {
-			return nil, err
-		}
-		if a.association != "" || slices.Contains(elastic, a) {
-			return nil, failf("Resource.AlreadyAssociated", "Elastic IP address [%s] is already associated", a.id)
-		}
-		var p netip.Addr
-		if at < len(in.PrivateIPAddress) {
-			if p, err = parseAddress("privateIpAddress", in.PrivateIPAddress[at], false); err == nil {
-				err = n.claim(p, taken)
-			}
-		} else {
-			p, err = n.choose(taken)
-		}
-		if err != nil {
-			return nil, err
-		}
-		elastic, private = append(elastic, a), append(private, p)
-	}
-	i.IPv4 = append(i.IPv4, private...)
-	for at, a := range elastic {
-		a.associate(i, private[at], g.id)
-	}
-	return natAddressesAnswer{g.id, s.natAddresses(g)}, nil
-}
-
-func (s *Service) disassociateNATAddress(c *wire.Call) (any, error) {
-	var in struct {
-		NatGatewayID            string   `query:"NatGatewayId"`
-		AssociationID           []string `query:"AssociationId"`
-		MaxDrainDurationSeconds int      // there are no connections to drain
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allow(c, "DisassociateNatGatewayAddress", in.NatGatewayID); err != nil {
-		return nil, err
-	}
-	g, err := s.natByID(in.NatGatewayID)
-	if err != nil {
-		return nil, err
-	}
-	if !g.deleted.IsZero() {
-		return nil, failf("InvalidParameterValue", "The NAT gateway '%s' is deleted", g.id)
-	}
-	var gone []*address
-	for _, id := range in.AssociationID {
-		at := slices.IndexFunc(sorted(s.addresses), func(a *address) bool {
-			return a.association == id && a.holder == g.id
-		})
-		if at < 0 {
-			return nil, noAssociation(id)
-		}
-		a := sorted(s.addresses)[at]
-		if a.private == s.interfaces[g.iface].IPv4[0] {
-			return nil,
-				failf("OperationNotPermitted", "The primary address of the NAT gateway '%s' cannot be disassociated",
-					g.id)
-		}
-		gone = append(gone, a)
-	}
-	i := s.interfaces[g.iface]
-	for _, a := range gone {
-		i.IPv4 = slices.DeleteFunc(i.IPv4, func(p netip.Addr) bool { return p == a.private })
-		a.disassociate()
-	}
-	return natAddressesAnswer{g.id, s.natAddresses(g)}, nil
 }

@@ -47,15 +47,12 @@ func TestInternetGateway(t *testing.T) {
 	_, err := w.client.DeleteInternetGateway(ctx, &sdk.DeleteInternetGatewayInput{InternetGatewayId: &id})
 	want(t, "deleting one that is attached", err, "DependencyViolation")
 	address := w.addAddress()
-	eni := w.addInterface(w.subnetA).NetworkInterfaceId
-	association := must(w.client.AssociateAddress(ctx, &sdk.AssociateAddressInput{AllocationId: &address,
-		NetworkInterfaceId: eni}))(t).AssociationId
+	nat := must(w.client.CreateNatGateway(ctx, &sdk.CreateNatGatewayInput{SubnetId: &w.subnetA,
+		AllocationId: &address}))(t).NatGateway.NatGatewayId
 	want(t, "detaching with a mapped address", detach(), "DependencyViolation")
-	must(w.client.DisassociateAddress(ctx, &sdk.DisassociateAddressInput{AssociationId: association}))(t)
+	must(w.client.DeleteNatGateway(ctx, &sdk.DeleteNatGatewayInput{NatGatewayId: nat}))(t)
 	want(t, "detaching", detach(), "")
 	want(t, "detaching again", detach(), "Gateway.NotAttached")
-	_, err = w.client.AssociateAddress(ctx, &sdk.AssociateAddressInput{AllocationId: &address, NetworkInterfaceId: eni})
-	want(t, "an address in a VPC without a gateway", err, "Gateway.NotAttached")
 }
 
 // An unknown egress-only gateway is an empty answer, and an error when it shall be deleted.
@@ -141,20 +138,6 @@ func TestNATGateway(t *testing.T) {
 	_, err = w.client.DisassociateAddress(ctx, &sdk.DisassociateAddressInput{AssociationId: a.AssociationId})
 	want(t, "taking the address away", err, "AuthFailure")
 
-	second := w.addAddress()
-	both := must(w.client.AssociateNatGatewayAddress(ctx, &sdk.AssociateNatGatewayAddressInput{
-		NatGatewayId: made.NatGatewayId, AllocationIds: []string{second}}))(t)
-	if len(both.NatGatewayAddresses) != 2 {
-		t.Errorf("its addresses: %+v", both.NatGatewayAddresses)
-	}
-	drop := func(association *string) error {
-		_, err := w.client.DisassociateNatGatewayAddress(ctx, &sdk.DisassociateNatGatewayAddressInput{
-			NatGatewayId: made.NatGatewayId, AssociationIds: []string{*association}})
-		return err
-	}
-	want(t, "the primary address", drop(a.AssociationId), "OperationNotPermitted")
-	want(t, "the second address", drop(both.NatGatewayAddresses[1].AssociationId), "")
-
 	// Deleted at once, seen for an hour.
 	must(w.client.DeleteNatGateway(ctx, &sdk.DeleteNatGatewayInput{NatGatewayId: made.NatGatewayId}))(t)
 	if got := must(describe())(t); got.State != types.NatGatewayStateDeleted || got.DeleteTime == nil ||
@@ -183,45 +166,6 @@ func TestAddresses(t *testing.T) {
 	w.service.SetAddressLimit(6)
 	w.addAddress()
 
-	one, two := *w.addInterface(w.subnetA).NetworkInterfaceId, *w.addInterface(w.subnetA).NetworkInterfaceId
-	associate := func(change func(in *sdk.AssociateAddressInput)) (string, error) {
-		in := &sdk.AssociateAddressInput{AllocationId: &ids[0], NetworkInterfaceId: &one}
-		if change != nil {
-			change(in)
-		}
-		out, err := w.client.AssociateAddress(ctx, in)
-		if err != nil {
-			return "", err
-		}
-		return *out.AssociationId, nil
-	}
-	first := must(associate(nil))(t)
-	if again := must(associate(nil))(t); again != first {
-		t.Errorf("associated twice: %s and %s", first, again)
-	}
-	if got := w.eni(one).Association; *got.AllocationId != ids[0] || *got.PublicIp != *w.address(ids[0]).PublicIp {
-		t.Errorf("the interface: %+v", got)
-	}
-	_, err = associate(func(in *sdk.AssociateAddressInput) {
-		in.NetworkInterfaceId, in.AllowReassociation = &two, aws.Bool(false)
-	})
-	want(t, "moving what may not move", err, "Resource.AlreadyAssociated")
-	_, err = associate(func(in *sdk.AssociateAddressInput) {
-		in.AllocationId, in.AllowReassociation = &ids[1], aws.Bool(false)
-	})
-	want(t, "a second address that may not replace", err, "Resource.AlreadyAssociated")
-	must(associate(func(in *sdk.AssociateAddressInput) { in.NetworkInterfaceId = &two }))(t)
-	if got := w.eni(one).Association; got != nil {
-		t.Errorf("the address moved and stayed: %+v", got)
-	}
-	_, err = associate(func(in *sdk.AssociateAddressInput) { in.PrivateIpAddress = aws.String("10.0.1.250") })
-	want(t, "another private address", err, "InvalidParameterValue")
-	_, err = associate(func(in *sdk.AssociateAddressInput) { in.AllocationId = aws.String("eipalloc-0") })
-	want(t, "no address", err, "InvalidAllocationID.NotFound")
-	must(w.client.DeleteNetworkInterface(ctx, &sdk.DeleteNetworkInterfaceInput{NetworkInterfaceId: &two}))(t)
-	if got := w.address(ids[0]); got.AssociationId != nil || got.NetworkInterfaceId != nil {
-		t.Errorf("an address of an interface that is gone: %+v", got)
-	}
 	attributes := must(w.client.DescribeAddressesAttribute(ctx, &sdk.DescribeAddressesAttributeInput{
 		AllocationIds: ids[:1], Attribute: types.AddressAttributeNameDomainName}))(t)
 	if len(attributes.Addresses) != 1 || attributes.Addresses[0].PtrRecord != nil {

@@ -58,7 +58,6 @@ type machinery struct {
 	images       map[string]*image
 	templates    map[string]*template
 	volumes      map[string]*volume
-	keyPairs     map[string]*keyPair
 	spotRequests map[string]*spotRequest
 	types        map[string]*instanceType
 	identity     Identity
@@ -67,14 +66,13 @@ type machinery struct {
 	vcpuLimit    int             // of all running on-demand instances; 0: none
 	spotLimit    int             // spot instances; 0: none
 	withoutType  map[string]bool // "type zone" pairs that are not offered
-	watchers     []func()        // told, with the lock held, that an instance's state changed
 }
 
 func newMachinery() machinery {
 	return machinery{
 		instances: map[string]*instance{}, reservations: map[string]*reservation{}, tokens: map[tokenKey]*reservation{},
 		images:    map[string]*image{},
-		templates: map[string]*template{}, volumes: map[string]*volume{}, keyPairs: map[string]*keyPair{},
+		templates: map[string]*template{}, volumes: map[string]*volume{},
 		spotRequests: map[string]*spotRequest{},
 		types:        instanceTypes(), withoutType: map[string]bool{},
 	}
@@ -87,45 +85,21 @@ func (s *Service) SetIdentity(i Identity) { s.identity = i }
 // They are zero: a state is left by the next look at it.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
-// OnChange registers a function that is called with the lock held whenever an instance changed its state.
-func (s *Service) OnChange(f func()) { s.watchers = append(s.watchers, f) }
-
-func (s *Service) changed() {
-	for _, f := range s.watchers {
-		f()
-	}
-}
-
 // machineOperations are the handlers of the VM half. Before each, what is due by the clock happens.
 func (s *Service) machineOperations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
-		"RunInstances":                         s.runInstances,
-		"TerminateInstances":                   s.terminateInstances,
-		"StopInstances":                        s.stopInstances,
-		"StartInstances":                       s.startInstances,
-		"RebootInstances":                      s.rebootInstances,
-		"DescribeInstances":                    s.describeInstances,
-		"DescribeInstanceStatus":               s.describeInstanceStatus,
-		"DescribeInstanceAttribute":            s.describeInstanceAttribute,
-		"ModifyInstanceAttribute":              s.modifyInstanceAttribute,
-		"ModifyInstanceMetadataOptions":        s.modifyInstanceMetadataOptions,
-		"ModifyInstanceMaintenanceOptions":     s.modifyInstanceMaintenanceOptions,
-		"ModifyInstanceCreditSpecification":    s.modifyInstanceCreditSpecification,
-		"DescribeInstanceCreditSpecifications": s.describeInstanceCreditSpecifications,
-		"MonitorInstances":                     s.monitorInstances,
-		"UnmonitorInstances":                   s.unmonitorInstances,
-		"GetInstanceUefiData":                  s.getInstanceUefiData,
-		"DescribeInstanceTypes":                s.describeInstanceTypes,
-		"DescribeInstanceTypeOfferings":        s.describeInstanceTypeOfferings,
-		"DescribeImages":                       s.describeImages,
-		"DescribeVolumes":                      s.describeVolumes,
-		"DescribeKeyPairs":                     s.describeKeyPairs,
-		"ImportKeyPair":                        s.importKeyPair,
-		"DeleteKeyPair":                        s.deleteKeyPair,
-		"DescribeSpotInstanceRequests":         s.describeSpotInstanceRequests,
-		"CancelSpotInstanceRequests":           s.cancelSpotInstanceRequests,
+		"RunInstances":                   s.runInstances,
+		"TerminateInstances":             s.terminateInstances,
+		"DescribeInstances":              s.describeInstances,
+		"GetInstanceUefiData":            s.getInstanceUefiData,
+		"DescribeImages":                 s.describeImages,
+		"CreateLaunchTemplate":           s.createLaunchTemplate,
+		"CreateLaunchTemplateVersion":    s.createLaunchTemplateVersion,
+		"ModifyLaunchTemplate":           s.modifyLaunchTemplate,
+		"DeleteLaunchTemplate":           s.deleteLaunchTemplate,
+		"DescribeLaunchTemplates":        s.describeLaunchTemplates,
+		"DescribeLaunchTemplateVersions": s.describeLaunchTemplateVersions,
 	}
-	maps.Copy(all, s.templateOperations())
 	for action, handler := range all {
 		all[action] = func(c *wire.Call) (any, error) {
 			s.settle()
@@ -148,8 +122,6 @@ func (s *Service) machineKinds() []kind {
 			find: finder(s.templates)},
 		{prefix: "vol", name: "volume", noun: "volume", code: "InvalidVolume.NotFound", find: finder(s.volumes),
 			context: s.volumeContext},
-		{prefix: "key", name: "key-pair", noun: "key pair", code: "InvalidKeyPair.NotFound", find: finder(s.keyPairs),
-			context: s.keyPairContext},
 		{prefix: "sir", name: "spot-instances-request", noun: "spot instance request ID",
 			code: "InvalidSpotInstanceRequestID.NotFound", find: finder(s.spotRequests)},
 	}
@@ -199,7 +171,6 @@ type instance struct {
 	notice     *spotNotice
 	rebalance  time.Time // a recommendation was given; zero: none
 	lifecycle  string    // autoscaling/target-lifecycle-state
-	impaired   bool      // status checks fail
 	protection bool      // DisableApiTermination
 }
 
@@ -243,7 +214,6 @@ func (s *Service) enter(i *instance, state string, why *stateReason) {
 			i.transition = "Service initiated (" + now.UTC().Format("2006-01-02 15:04:05 MST") + ")"
 		}
 	}
-	s.changed()
 }
 
 // instanceContext are the condition keys of an existing instance.

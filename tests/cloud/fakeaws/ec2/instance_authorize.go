@@ -31,11 +31,6 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 			return err
 		}
 	}
-	if l.key != nil {
-		if err := ask(l.key.id, l.asked.KeyName != nil); err != nil {
-			return err
-		}
-	}
 	seen := map[string]bool{}
 	for _, p := range l.net {
 		for _, id := range append([]string{p.subnet}, p.groups...) {

@@ -163,55 +163,12 @@ func TestAllAsk(t *testing.T) {
 			_, err := w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{*id}})
 			return err
 		},
-		"StopInstances": func() error {
-			_, err := w.client.StopInstances(ctx, &sdk.StopInstancesInput{InstanceIds: []string{*id}})
-			return err
-		},
-		"StartInstances": func() error {
-			_, err := w.client.StartInstances(ctx, &sdk.StartInstancesInput{InstanceIds: []string{*id}})
-			return err
-		},
-		"RebootInstances": func() error {
-			_, err := w.client.RebootInstances(ctx, &sdk.RebootInstancesInput{InstanceIds: []string{*id}})
-			return err
-		},
 		"DescribeInstances": func() error {
 			_, err := w.client.DescribeInstances(ctx, &sdk.DescribeInstancesInput{})
 			return err
 		},
-		"DescribeInstanceStatus": func() error {
-			_, err := w.client.DescribeInstanceStatus(ctx, &sdk.DescribeInstanceStatusInput{})
-			return err
-		},
-		"DescribeInstanceAttribute": func() error {
-			_, err := w.client.DescribeInstanceAttribute(ctx, &sdk.DescribeInstanceAttributeInput{InstanceId: id,
-				Attribute: types.InstanceAttributeNameUserData})
-			return err
-		},
-		"ModifyInstanceAttribute": func() error {
-			_, err := w.client.ModifyInstanceAttribute(ctx, &sdk.ModifyInstanceAttributeInput{InstanceId: id,
-				EbsOptimized: &types.AttributeBooleanValue{Value: aws.Bool(true)}})
-			return err
-		},
-		"ModifyInstanceMetadataOptions": func() error {
-			_, err := w.client.ModifyInstanceMetadataOptions(ctx, &sdk.ModifyInstanceMetadataOptionsInput{
-				InstanceId: id, HttpTokens: types.HttpTokensStateRequired})
-			return err
-		},
 		"DescribeImages": func() error {
 			_, err := w.client.DescribeImages(ctx, &sdk.DescribeImagesInput{})
-			return err
-		},
-		"DescribeVolumes": func() error {
-			_, err := w.client.DescribeVolumes(ctx, &sdk.DescribeVolumesInput{})
-			return err
-		},
-		"DescribeInstanceTypes": func() error {
-			_, err := w.client.DescribeInstanceTypes(ctx, &sdk.DescribeInstanceTypesInput{})
-			return err
-		},
-		"DescribeKeyPairs": func() error {
-			_, err := w.client.DescribeKeyPairs(ctx, &sdk.DescribeKeyPairsInput{})
 			return err
 		},
 		"CreateLaunchTemplate": func() error {
@@ -241,14 +198,6 @@ func TestAllAsk(t *testing.T) {
 		"DescribeLaunchTemplateVersions": func() error {
 			_, err := w.client.DescribeLaunchTemplateVersions(ctx, &sdk.DescribeLaunchTemplateVersionsInput{
 				LaunchTemplateId: template})
-			return err
-		},
-		"DescribeSpotInstanceRequests": func() error {
-			_, err := w.client.DescribeSpotInstanceRequests(ctx, &sdk.DescribeSpotInstanceRequestsInput{})
-			return err
-		},
-		"DescribeInstanceTypeOfferings": func() error {
-			_, err := w.client.DescribeInstanceTypeOfferings(ctx, &sdk.DescribeInstanceTypeOfferingsInput{})
 			return err
 		},
 	}

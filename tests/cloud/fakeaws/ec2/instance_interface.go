@@ -257,30 +257,3 @@ func (s *Service) hostName(i *instance) string {
 	}
 	return s.privateName(attached[0].IPv4[0])
 }
-
-// setSourceDestCheck and setInstanceGroups change the primary interface: AWS refuses the short form when there are
-// several.
-func (s *Service) setSourceDestCheck(i *instance, on bool) error {
-	attached := s.attached(i.id)
-	if len(attached) != 1 {
-		return failf("InvalidInstanceID",
-			"There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the "+
-				"operation instead.", i.id)
-	}
-	attached[0].SourceDestCheck = on
-	return nil
-}
-
-func (s *Service) setInstanceGroups(i *instance, groups []string) error {
-	attached := s.attached(i.id)
-	if len(attached) != 1 {
-		return failf("InvalidInstanceID",
-			"There are multiple interfaces attached to instance '%s'. Please specify an interface ID for the "+
-				"operation instead.", i.id)
-	}
-	if err := s.CheckGroups(i.vpc, groups); err != nil {
-		return err
-	}
-	attached[0].Groups, i.groups = groups, groups
-	return nil
-}

@@ -31,7 +31,6 @@ type launch struct {
 	net      []nicPlan
 	disks    []disk
 	profile  *Profile
-	key      *keyPair
 	userdata []byte
 	tags     map[string]map[string]string // by resource type
 	spot     bool
@@ -67,9 +66,7 @@ func (s *Service) resolve(l *launch) error {
 		return err
 	}
 	if d.KeyName != nil {
-		if l.key = s.keyPairByName(*d.KeyName); l.key == nil {
-			return failf("InvalidKeyPair.NotFound", "The key pair '%s' does not exist", *d.KeyName)
-		}
+		return failf("InvalidKeyPair.NotFound", "The key pair '%s' does not exist", *d.KeyName)
 	}
 	if l.disks, err = disks(l.image, d.BlockDeviceMapping); err != nil {
 		return err
@@ -325,7 +322,6 @@ func (s *Service) launch(l *launch) (*reservation, error) {
 	for _, i := range r.instances {
 		s.boot(i)
 	}
-	s.changed()
 	return r, nil
 }
 

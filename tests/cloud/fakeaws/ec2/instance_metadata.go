@@ -90,12 +90,6 @@ func (s *Service) metadataTree(i *instance) map[string]string {
 	if n == nil {
 		delete(tree, "mac")
 	}
-	if i.key() != "" {
-		tree["public-keys/0/openssh-key"] = i.key()
-		if k := s.keyPairByName(i.key()); k != nil {
-			tree["public-keys/0/openssh-key"] = k.public
-		}
-	}
 	if i.profile != nil {
 		info, _ := json.Marshal(struct { // three strings always encode
 			Code, LastUpdated, InstanceProfileArn, InstanceProfileId string
@@ -132,8 +126,6 @@ func (s *Service) metadataTree(i *instance) map[string]string {
 }
 
 // key is the name of the launch's key pair.
-func (i *instance) key() string { return value(i.data.KeyName) }
-
 // interfaceTree puts in what the service tells of one network interface.
 func (s *Service) interfaceTree(tree map[string]string, nic interfaceOfXML) {
 	at := "network/interfaces/macs/" + nic.MAC + "/"
@@ -236,7 +228,6 @@ type InstanceView struct {
 	Spot                  bool
 	Interruption          time.Time // when the spot notice says that it ends; zero: no notice
 	Rebalance             time.Time // when a rebalance recommendation came; zero: none
-	Impaired              bool      // status checks fail
 	Userdata              []byte
 	Template              string // ID of its launch template
 	TemplateVersion       string
@@ -263,7 +254,7 @@ func (s *Service) view(i *instance) InstanceView {
 	v := InstanceView{
 		ID: i.id, State: i.state, Type: i.kind.name, Image: i.image.id, Arch: i.kind.arch, Zone: i.zone,
 		Subnet: i.subnet, VPC: i.vpc, LaunchTime: i.launched, Token: i.token,
-		Spot: i.spot != nil, Rebalance: i.rebalance, Impaired: i.impaired, Userdata: i.userdata,
+		Spot: i.spot != nil, Rebalance: i.rebalance, Userdata: i.userdata,
 		Template:        s.tags[i.id]["aws:ec2launchtemplate:id"],
 		TemplateVersion: s.tags[i.id]["aws:ec2launchtemplate:version"],
 		HTTPTokens:      value(i.data.MetadataOptions.HTTPTokens), ReasonCode: value(i.reason).Code,

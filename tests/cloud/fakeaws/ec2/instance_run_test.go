@@ -55,20 +55,19 @@ func TestRunInstances(t *testing.T) {
 		!*got.NetworkInterfaces[0].Attachment.DeleteOnTermination {
 		t.Errorf("interfaces: %+v", got.NetworkInterfaces)
 	}
-	volumes := must(w.client.DescribeVolumes(t.Context(), &sdk.DescribeVolumesInput{
-		Filters: []types.Filter{{Name: aws.String("attachment.instance-id"), Values: []string{*got.InstanceId}}}}))(t)
-	if len(volumes.Volumes) != 1 || *volumes.Volumes[0].Size != 20 || !*volumes.Volumes[0].Encrypted ||
-		*volumes.Volumes[0].Tags[0].Key != "of" {
-		t.Errorf("volumes: %+v", volumes.Volumes)
+	w.service.mu.Lock()
+	made := w.service.instances[*got.InstanceId]
+	disk := w.service.volumes[made.volumes[0]]
+	if len(made.volumes) != 1 || disk.size != 20 || !disk.encrypted || w.service.Tags(disk.id)["of"] != "a" {
+		t.Errorf("volumes: %v, %+v", made.volumes, disk)
 	}
+	if string(made.userdata) != "#!/bin/sh\n" {
+		t.Errorf("user data: %s", made.userdata)
+	}
+	w.service.mu.Unlock()
 	interfaces := must(w.client.DescribeNetworkInterfaces(t.Context(), &sdk.DescribeNetworkInterfacesInput{}))(t)
 	if len(interfaces.NetworkInterfaces) != 1 || *interfaces.NetworkInterfaces[0].TagSet[0].Key != "nic" {
 		t.Errorf("network interfaces: %+v", interfaces.NetworkInterfaces)
-	}
-	data := must(w.client.DescribeInstanceAttribute(t.Context(), &sdk.DescribeInstanceAttributeInput{
-		InstanceId: got.InstanceId, Attribute: types.InstanceAttributeNameUserData}))(t)
-	if *data.UserData.Value != *encode("#!/bin/sh\n") {
-		t.Errorf("user data: %s", *data.UserData.Value)
 	}
 }
 

@@ -143,125 +143,6 @@ func (s *Service) terminateInstances(c *wire.Call) (any, error) {
 	}), nil
 }
 
-func (s *Service) stopInstances(c *wire.Call) (any, error) {
-	var in struct {
-		DryRun, Force, Hibernate, SkipOsShutdown bool
-		InstanceID                               []string `query:"InstanceId"`
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	instances, err := s.several(c, in.InstanceID)
-	if err != nil {
-		return nil, err
-	}
-	if err := dryRun(in.DryRun); err != nil {
-		return nil, err
-	}
-	for _, i := range instances {
-		switch {
-		case !i.alive() || i.state == statePending:
-			return nil,
-				failf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be stopped.",
-					i.id)
-		case i.spot != nil && i.spot.kind == "one-time":
-			return nil,
-				failf("UnsupportedOperation",
-					"You can't stop the Spot Instance '%s' because it is associated with a one-time Spot Instance "+
-						"request.", i.id)
-		case value(i.data.DisableAPIStop):
-			return nil,
-				failf("OperationNotPermitted",
-					"The instance '%s' may not be stopped. Modify its 'disableApiStop' instance attribute and try "+
-						"again.", i.id)
-		case in.Hibernate && (i.data.HibernationOptions == nil || !value(i.data.HibernationOptions.Configured)):
-			return nil,
-				failf("UnsupportedHibernationConfiguration", "The instance '%s' is not configured for hibernation.",
-					i.id)
-		}
-	}
-	return change(instances, func(i *instance) {
-		if i.state == stateRunning {
-			s.end(i, stateStopping, byUser)
-			if i.spot != nil {
-				s.setSpot(i.spot, "disabled", "instance-stopped-by-user")
-			}
-		}
-	}), nil
-}
-
-func (s *Service) startInstances(c *wire.Call) (any, error) {
-	var in struct {
-		AdditionalInfo string
-		DryRun         bool
-		InstanceID     []string `query:"InstanceId"`
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	instances, err := s.several(c, in.InstanceID)
-	if err != nil {
-		return nil, err
-	}
-	if err := dryRun(in.DryRun); err != nil {
-		return nil, err
-	}
-	for _, i := range instances {
-		if !i.alive() || i.state == stateStopping {
-			return nil,
-				failf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be started.",
-					i.id)
-		}
-		if i.state == stateStopped && s.cfg.Faults != nil {
-			if err := s.cfg.Faults.Capacity(i.kind.name, i.zone, i.subnet); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return change(instances, func(i *instance) {
-		if i.state != stateStopped {
-			return
-		}
-		i.launched = s.cfg.Now()
-		s.enter(i, statePending, nil)
-		if i.spot != nil {
-			s.setSpot(i.spot, "active", "fulfilled")
-		}
-		s.boot(i)
-	}), nil
-}
-
-func (s *Service) rebootInstances(c *wire.Call) (any, error) {
-	var in struct {
-		DryRun     bool
-		InstanceID []string `query:"InstanceId"`
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	instances, err := s.several(c, in.InstanceID)
-	if err != nil {
-		return nil, err
-	}
-	if err := dryRun(in.DryRun); err != nil {
-		return nil, err
-	}
-	for _, i := range instances {
-		if i.state != stateRunning {
-			return nil, failf("IncorrectState", "Cannot reboot instance %s that is currently in %s state.", i.id,
-				i.state)
-		}
-	}
-	for _, i := range instances {
-		s.halt(i, func() { // the state stays "running"
-			if s.cfg.Machines != nil && i.state == stateRunning {
-				s.boot(i)
-			}
-		})
-	}
-	return ok, nil
-}
-
 // interrupted does what a spot notice announced.
 func (s *Service) interrupted(i *instance) {
 	action := i.notice.action
@@ -293,7 +174,6 @@ func (s *Service) Interrupt(id string, at time.Time) bool {
 		code = "marked-for-stop"
 	}
 	s.setSpot(i.spot, "active", code)
-	s.changed()
 	return true
 }
 
@@ -303,7 +183,6 @@ func (s *Service) Rebalance(id string) {
 	defer s.mu.Unlock()
 	if i := s.instances[id]; i != nil && i.alive() {
 		i.rebalance = s.cfg.Now()
-		s.changed()
 	}
 }
 
@@ -331,15 +210,5 @@ func (s *Service) Kill(id string) {
 	defer s.mu.Unlock()
 	if i.state == stateShuttingDown {
 		s.arrive(i)
-	}
-}
-
-// Impair makes status checks of an instance fail, or pass again. It takes the cloud's lock.
-func (s *Service) Impair(id string, impaired bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if i := s.instances[id]; i != nil {
-		i.impaired = impaired
-		s.changed()
 	}
 }

@@ -82,38 +82,6 @@ func TestCreateInterface(t *testing.T) {
 		*several.PrivateIpAddresses[1].PrivateIpAddress != "10.0.1.20" {
 		t.Errorf("its addresses: %+v", several.PrivateIpAddresses)
 	}
-	must(w.client.AssignPrivateIpAddresses(ctx, &sdk.AssignPrivateIpAddressesInput{
-		NetworkInterfaceId: got.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.30"}}))(t)
-	move := &sdk.AssignPrivateIpAddressesInput{NetworkInterfaceId: several.NetworkInterfaceId,
-		PrivateIpAddresses: []string{"10.0.1.30"}}
-	_, err := w.client.AssignPrivateIpAddresses(ctx, move)
-	want(t, "an address of another interface", err, "InvalidIPAddress.InUse")
-	move.AllowReassignment = aws.Bool(true)
-	must(w.client.AssignPrivateIpAddresses(ctx, move))(t)
-	if n := len(w.eni(*got.NetworkInterfaceId).PrivateIpAddresses); n != 1 {
-		t.Errorf("the address moved and its old interface has %d", n)
-	}
-	_, err = w.client.UnassignPrivateIpAddresses(ctx, &sdk.UnassignPrivateIpAddressesInput{
-		NetworkInterfaceId: several.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.21"}})
-	want(t, "taking the primary address away", err, "InvalidParameterValue")
-}
-
-// The same token gives the same interface, with other parameters an error.
-func TestInterfaceToken(t *testing.T) {
-	w := newVMWorld(t, nil)
-	in := &sdk.CreateNetworkInterfaceInput{SubnetId: &w.subnetA, ClientToken: aws.String("token")}
-	first := must(w.client.CreateNetworkInterface(t.Context(), in))(t).NetworkInterface.NetworkInterfaceId
-	if again := must(w.client.CreateNetworkInterface(t.Context(), in))(
-		t).NetworkInterface.NetworkInterfaceId; *again != *first {
-		t.Errorf("made twice: %s and %s", *first, *again)
-	}
-	in.Description = aws.String("other")
-	_, err := w.client.CreateNetworkInterface(t.Context(), in)
-	want(t, "the token with other parameters", err, "IdempotentParameterMismatch")
-	if all := must(w.client.DescribeNetworkInterfaces(t.Context(), &sdk.DescribeNetworkInterfacesInput{}))(
-		t).NetworkInterfaces; len(all) != 1 {
-		t.Errorf("%d interfaces", len(all))
-	}
 }
 
 func TestAttach(t *testing.T) {
@@ -249,59 +217,6 @@ func TestAttachAsks(t *testing.T) {
 	}
 }
 
-func TestModifyInterface(t *testing.T) {
-	w := newVMWorld(t, nil)
-	ctx := t.Context()
-	id := *w.run(nil).InstanceId
-	w.describe(id)
-	eni := *w.addInterface(w.subnetA).NetworkInterfaceId
-	modify := func(in sdk.ModifyNetworkInterfaceAttributeInput) error {
-		in.NetworkInterfaceId = &eni
-		_, err := w.client.ModifyNetworkInterfaceAttribute(ctx, &in)
-		return err
-	}
-	off := &types.AttributeBooleanValue{Value: aws.Bool(false)}
-	want(t, "nothing", modify(sdk.ModifyNetworkInterfaceAttributeInput{}), "MissingParameter")
-	want(t, "two", modify(sdk.ModifyNetworkInterfaceAttributeInput{SourceDestCheck: off,
-		Description: &types.AttributeValue{Value: aws.String("x")}}), "InvalidParameterCombination")
-	want(t, "no group", modify(sdk.ModifyNetworkInterfaceAttributeInput{Groups: []string{"sg-0"}}),
-		"InvalidGroup.NotFound")
-	want(t, "check", modify(sdk.ModifyNetworkInterfaceAttributeInput{SourceDestCheck: off}), "")
-	want(t, "description", modify(sdk.ModifyNetworkInterfaceAttributeInput{
-		Description: &types.AttributeValue{Value: aws.String("x")}}), "")
-	want(t, "groups", modify(sdk.ModifyNetworkInterfaceAttributeInput{
-		Groups: []string{w.service.vpcs[w.vpc].defaultGroup}}), "")
-	attachment := must(w.attach(eni, id, 1))(t)
-	changes := &types.NetworkInterfaceAttachmentChanges{AttachmentId: aws.String("eni-attach-0"),
-		DeleteOnTermination: aws.Bool(true)}
-	want(t, "another attachment", modify(sdk.ModifyNetworkInterfaceAttributeInput{Attachment: changes}),
-		"InvalidAttachmentID.NotFound")
-	changes.AttachmentId = &attachment
-	want(t, "attachment", modify(sdk.ModifyNetworkInterfaceAttributeInput{Attachment: changes}), "")
-
-	read := func(name types.NetworkInterfaceAttribute) *sdk.DescribeNetworkInterfaceAttributeOutput {
-		return must(w.client.DescribeNetworkInterfaceAttribute(ctx, &sdk.DescribeNetworkInterfaceAttributeInput{
-			NetworkInterfaceId: &eni, Attribute: name}))(t)
-	}
-	if got := read(types.NetworkInterfaceAttributeDescription); *got.Description.Value != "x" {
-		t.Errorf("description: %+v", got.Description)
-	}
-	if got := read(types.NetworkInterfaceAttributeSourceDestCheck); *got.SourceDestCheck.Value {
-		t.Error("the check is still on")
-	}
-	if got := read(types.NetworkInterfaceAttributeGroupSet); len(got.Groups) != 1 ||
-		*got.Groups[0].GroupName != "default" {
-		t.Errorf("groups: %+v", got.Groups)
-	}
-	if got := read(types.NetworkInterfaceAttributeAttachment); !*got.Attachment.DeleteOnTermination {
-		t.Errorf("attachment: %+v", got.Attachment)
-	}
-	must(w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
-	_, err := w.client.DescribeNetworkInterfaces(ctx, &sdk.DescribeNetworkInterfacesInput{
-		NetworkInterfaceIds: []string{eni}})
-	want(t, "the interface that goes with its instance", err, "InvalidNetworkInterfaceID.NotFound")
-}
-
 // What a service holds is in use, and nobody else's to change.
 func TestServiceInterface(t *testing.T) {
 	w := newVMWorld(t, nil)
@@ -322,7 +237,4 @@ func TestServiceInterface(t *testing.T) {
 	_, err = w.client.DeleteNetworkInterface(t.Context(), &sdk.DeleteNetworkInterfaceInput{
 		NetworkInterfaceId: got.NetworkInterfaceId})
 	want(t, "deleting it", err, "InvalidParameterValue")
-	_, err = w.client.ModifyNetworkInterfaceAttribute(t.Context(), &sdk.ModifyNetworkInterfaceAttributeInput{
-		NetworkInterfaceId: got.NetworkInterfaceId, Groups: []string{w.group}})
-	want(t, "changing it", err, "OperationNotPermitted")
 }

@@ -39,20 +39,6 @@ func (s *Service) tableByID(id string) (*routeTable, error) {
 	return nil, failf("InvalidRouteTableID.NotFound", "The routeTable ID '%s' does not exist", id)
 }
 
-func (s *Service) routeOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"CreateRouteTable":             s.createRouteTable,
-		"DeleteRouteTable":             s.deleteRouteTable,
-		"DescribeRouteTables":          s.describeRouteTables,
-		"AssociateRouteTable":          s.associateRouteTable,
-		"DisassociateRouteTable":       s.disassociateRouteTable,
-		"ReplaceRouteTableAssociation": s.replaceTableAssociation,
-		"CreateRoute":                  s.createRoute,
-		"ReplaceRoute":                 s.replaceRoute,
-		"DeleteRoute":                  s.deleteRoute,
-	}
-}
-
 func (s *Service) createRouteTable(c *wire.Call) (any, error) {
 	var in struct {
 		VpcID            string `query:"VpcId"`
@@ -299,39 +285,4 @@ func (s *Service) disassociateRouteTable(c *wire.Call) (any, error) {
 	}
 	t.associations = slices.Delete(t.associations, at, at+1)
 	return ok, nil
-}
-
-func (s *Service) replaceTableAssociation(c *wire.Call) (any, error) {
-	var in struct {
-		AssociationID string `query:"AssociationId"`
-		RouteTableID  string `query:"RouteTableId"`
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allow(c, "ReplaceRouteTableAssociation", in.RouteTableID); err != nil {
-		return nil, err
-	}
-	old, at := s.association(in.AssociationID)
-	if old == nil {
-		return nil, noAssociation(in.AssociationID)
-	}
-	t, err := s.tableByID(in.RouteTableID)
-	if err != nil {
-		return nil, err
-	}
-	if t.vpc != old.vpc {
-		return nil, failf("InvalidParameterValue", "route table %s and association %s belong to different networks",
-			t.id, in.AssociationID)
-	}
-	a := old.associations[at]
-	if t != old {
-		old.associations = slices.Delete(old.associations, at, at+1)
-		a.id = newID("rtbassoc")
-		t.associations = append(t.associations, a)
-		if a.main {
-			s.vpcs[t.vpc].mainTable = t.id
-		}
-	}
-	return associationAnswer{NewID: a.id, State: blockState{"associated"}}, nil
 }

@@ -278,54 +278,6 @@ func noRoute(destination, table string) error {
 		table)
 }
 
-func (s *Service) replaceRoute(c *wire.Call) (any, error) {
-	var in struct {
-		routeInput
-		LocalTarget bool
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allow(c, "ReplaceRoute", in.RouteTableID); err != nil {
-		return nil, err
-	}
-	t, err := s.tableByID(in.RouteTableID)
-	if err != nil {
-		return nil, err
-	}
-	block, prefixList, err := s.destination(in.destinationInput)
-	if err != nil {
-		return nil, err
-	}
-	v := s.vpcs[t.vpc]
-	isLocal := slices.ContainsFunc(slices.Concat(v.blocks, v.blocks6), func(b cidrBlock) bool {
-		return b.prefix == block
-	})
-	at := t.indexRoute(block, prefixList)
-	if in.LocalTarget || in.GatewayID == "local" {
-		if !isLocal {
-			return nil, noRoute(in.given(), t.id)
-		}
-		if at >= 0 {
-			t.routes = slices.Delete(t.routes, at, at+1)
-		}
-		return ok, nil
-	}
-	to, err := s.routeTarget(in.routeInput, v, block)
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case at >= 0:
-		t.routes[at].target = to
-	case isLocal:
-		t.routes = append(t.routes, route{block: block, target: to, origin: "CreateRouteTable"})
-	default:
-		return nil, noRoute(in.given(), t.id)
-	}
-	return ok, nil
-}
-
 func (s *Service) deleteRoute(c *wire.Call) (any, error) {
 	var in struct {
 		RouteTableID string `query:"RouteTableId"`

@@ -31,14 +31,6 @@ func (s *Service) SecurityGroup(id string) (vpc string, ok bool) {
 	return g.vpc, true
 }
 
-// DefaultGroup is the security group of a VPC that is used where none is named, "" for an unknown VPC.
-func (s *Service) DefaultGroup(vpcID string) string {
-	if v := s.vpcs[vpcID]; v != nil {
-		return v.defaultGroup
-	}
-	return ""
-}
-
 // newGroup makes a group that lets everything out.
 func (s *Service) newGroup(v *vpc, name, description string) *securityGroup {
 	g := &securityGroup{entity: s.entity("sg"), vpc: v.id, name: name, description: description}
@@ -58,22 +50,6 @@ func (s *Service) groupByID(id string) (*securityGroup, error) {
 		return g, nil
 	}
 	return nil, failf("InvalidGroup.NotFound", "The security group '%s' does not exist", id)
-}
-
-func (s *Service) securityOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"CreateSecurityGroup":                        s.createGroup,
-		"DeleteSecurityGroup":                        s.deleteGroup,
-		"DescribeSecurityGroups":                     s.describeGroups,
-		"AuthorizeSecurityGroupIngress":              s.authorizeRules(false),
-		"AuthorizeSecurityGroupEgress":               s.authorizeRules(true),
-		"RevokeSecurityGroupIngress":                 s.revokeRules(false),
-		"RevokeSecurityGroupEgress":                  s.revokeRules(true),
-		"UpdateSecurityGroupRuleDescriptionsIngress": s.describeRulesAnew(false),
-		"UpdateSecurityGroupRuleDescriptionsEgress":  s.describeRulesAnew(true),
-		"ModifySecurityGroupRules":                   s.modifyRules,
-		"DescribeSecurityGroupRules":                 s.describeRules,
-	}
 }
 
 func (s *Service) createGroup(c *wire.Call) (any, error) {

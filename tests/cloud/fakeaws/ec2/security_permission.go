@@ -252,51 +252,6 @@ func (s *Service) revokeRules(egress bool) wire.Handler {
 	}
 }
 
-func (s *Service) describeRulesAnew(egress bool) wire.Handler {
-	return func(c *wire.Call) (any, error) {
-		var in struct {
-			permissionsInput
-			Descriptions []struct {
-				ID          string `query:"SecurityGroupRuleId"`
-				Description string
-			} `query:"SecurityGroupRuleDescription"`
-		}
-		if err := c.Decode(&in); err != nil {
-			return nil, err
-		}
-		g, err := s.groupOf(c, in.permissionsInput)
-		if err != nil {
-			return nil, err
-		}
-		wanted, err := in.rules(egress, s.cfg.Account)
-		if err != nil {
-			return nil, err
-		}
-		var ids, texts []string
-		for _, d := range in.Descriptions {
-			ids, texts = append(ids, d.ID), append(texts, d.Description)
-		}
-		for _, w := range wanted {
-			texts = append(texts, w.description)
-		}
-		found, err := s.named(g, egress, ids, wanted)
-		if err != nil {
-			return nil, err
-		}
-		for at, r := range found {
-			changed := *r
-			changed.description = texts[at]
-			if err := s.checkPeer(changed); err != nil {
-				return nil, err
-			}
-		}
-		for at, r := range found {
-			r.description = texts[at]
-		}
-		return ok, nil
-	}
-}
-
 type rangeXML struct {
 	Block       string `xml:"cidrIp"`
 	Description string `xml:"description,omitempty"`

@@ -1,7 +1,6 @@
 package ec2
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -243,100 +242,6 @@ func (s *Service) checkPeer(r securityRule) error {
 				"a-zA-Z0-9. _-:/()#,@[]+=&;{}!$*")
 	}
 	return nil
-}
-
-func (s *Service) modifyRules(c *wire.Call) (any, error) {
-	var in struct {
-		GroupID           string `query:"GroupId"`
-		SecurityGroupRule []struct {
-			ID   string     `query:"SecurityGroupRuleId"`
-			Rule *ruleInput `query:"SecurityGroupRule"`
-		}
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allow(c, "ModifySecurityGroupRules", in.GroupID); err != nil {
-		return nil, err
-	}
-	g, err := s.groupByID(in.GroupID)
-	if err != nil {
-		return nil, err
-	}
-	if len(in.SecurityGroupRule) == 0 {
-		return nil, missing("securityGroupRules")
-	}
-	changed := map[*securityRule]securityRule{}
-	for _, change := range in.SecurityGroupRule {
-		old := s.groupRules[change.ID]
-		if old == nil || old.owner != g.id {
-			return nil, failf("InvalidSecurityGroupRuleId.NotFound", "The security group rule ID '%s' does not exist",
-				change.ID)
-		}
-		if change.Rule == nil {
-			return nil, missing("securityGroupRule")
-		}
-		r, err := change.Rule.rule(old.egress, s.cfg.Account)
-		if err != nil {
-			return nil, err
-		}
-		if err := s.checkPeer(r); err != nil {
-			return nil, err
-		}
-		if some(s.groupRules, func(o *securityRule) bool { return o != old && o.owner == g.id && o.same(&r) }) {
-			return nil,
-				failf("InvalidPermission.Duplicate",
-					"the specified rule \"peer: %s, %s, from port: %d, to port: %d, ALLOW\" already exists",
-					r.peer(), strings.ToUpper(r.protocol), r.from, r.to)
-		}
-		r.entity, r.owner = old.entity, old.owner
-		changed[old] = r
-	}
-	for old, r := range changed {
-		*old = r
-	}
-	return ok, nil
-}
-
-// ruleInput is a whole rule in a request.
-type ruleInput struct {
-	IPProtocol        string `query:"IpProtocol"`
-	FromPort, ToPort  *int
-	CidrIpv4          string
-	CidrIpv6          string
-	PrefixListID      string `query:"PrefixListId"`
-	ReferencedGroupID string `query:"ReferencedGroupId"`
-	Description       string
-}
-
-func (in ruleInput) rule(egress bool, account string) (securityRule, error) {
-	r := securityRule{egress: egress, prefixList: in.PrefixListID, group: in.ReferencedGroupID,
-		description: in.Description}
-	given := 0
-	for _, text := range []string{in.CidrIpv4, in.CidrIpv6, in.PrefixListID, in.ReferencedGroupID} {
-		if text != "" {
-			given++
-		}
-	}
-	if given != 1 {
-		return r,
-			failf("InvalidParameterCombination",
-				"Exactly one of CidrIpv4, CidrIpv6, PrefixListId and ReferencedGroupId must be specified")
-	}
-	if r.group != "" {
-		r.groupOwner = account
-	}
-	var err error
-	if block := cmp.Or(in.CidrIpv4, in.CidrIpv6); block != "" {
-		if r.block, err = blockOf(block, in.CidrIpv6 != ""); err != nil {
-			return r, err
-		}
-	}
-	if r.protocol, err = protocol(in.IPProtocol); err != nil {
-		return r, err
-	}
-	r.from, r.to, err = ports(r.protocol, in.FromPort, in.ToPort)
-	return r, err
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -66,12 +66,6 @@ func (s *Service) SubnetZone(id string) (zone string, ok bool) {
 	return view.Zone, ok
 }
 
-// SubnetVPC is the VPC of a subnet.
-func (s *Service) SubnetVPC(id string) (vpc string, ok bool) {
-	view, ok := s.Subnet(id)
-	return view.VPC, ok
-}
-
 func (s *Service) subnetByID(id string) (*subnet, error) {
 	if id == "" {
 		return nil, missing("subnetId")
@@ -80,17 +74,6 @@ func (s *Service) subnetByID(id string) (*subnet, error) {
 		return n, nil
 	}
 	return nil, failf("InvalidSubnetID.NotFound", "The subnet ID '%s' does not exist", id)
-}
-
-func (s *Service) subnetOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"CreateSubnet":                s.createSubnet,
-		"DeleteSubnet":                s.deleteSubnet,
-		"DescribeSubnets":             s.describeSubnets,
-		"ModifySubnetAttribute":       s.modifySubnetAttribute,
-		"AssociateSubnetCidrBlock":    s.associateSubnetBlock,
-		"DisassociateSubnetCidrBlock": s.disassociateSubnetBlock,
-	}
 }
 
 func (s *Service) createSubnet(c *wire.Call) (any, error) {
@@ -247,7 +230,7 @@ func (s *Service) deleteSubnet(c *wire.Call) (any, error) {
 		t.associations = slices.DeleteFunc(t.associations, func(a tableAssociation) bool { return a.subnet == n.id })
 	}
 	for _, a := range s.acls {
-		a.associations = slices.DeleteFunc(a.associations, func(x aclAssociation) bool { return x.subnet == n.id })
+		a.associations = slices.DeleteFunc(a.associations, func(x aclAssociationXML) bool { return x.Subnet == n.id })
 	}
 	drop(s, s.subnets, n.id)
 	return ok, nil

@@ -1,8 +1,6 @@
 package ec2
 
 import (
-	"slices"
-
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
@@ -75,73 +73,4 @@ func (s *Service) modifySubnetAttribute(c *wire.Call) (any, error) {
 		}
 	}
 	return ok, nil
-}
-
-func (s *Service) associateSubnetBlock(c *wire.Call) (any, error) {
-	var in struct {
-		SubnetID      string `query:"SubnetId"`
-		Ipv6CidrBlock string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allow(c, "AssociateSubnetCidrBlock", in.SubnetID); err != nil {
-		return nil, err
-	}
-	n, err := s.subnetByID(in.SubnetID)
-	if err != nil {
-		return nil, err
-	}
-	if err := required("ipv6CidrBlock", in.Ipv6CidrBlock); err != nil {
-		return nil, err
-	}
-	if len(n.blocks6) > 0 {
-		return nil, failf("SubnetCidrLimitExceeded", "The subnet '%s' has an IPv6 CIDR block already", n.id)
-	}
-	prefix, err := s.subnetBlock6(s.vpcs[n.vpc], in.Ipv6CidrBlock)
-	if err != nil {
-		return nil, err
-	}
-	block := cidrBlock{newID("subnet-cidr-assoc"), prefix}
-	n.blocks6 = []cidrBlock{block}
-	return subnetBlockAnswer{n.id, subnetBlock6XML{block.association, prefix.String(), blockState{"associating"},
-		"public", "amazon"}}, nil
-}
-
-type subnetBlockAnswer struct {
-	ID    string          `xml:"subnetId"`
-	Block subnetBlock6XML `xml:"ipv6CidrBlockAssociation"`
-}
-
-func (s *Service) disassociateSubnetBlock(c *wire.Call) (any, error) {
-	var in struct {
-		AssociationID string `query:"AssociationId"`
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allowAny(c, "DisassociateSubnetCidrBlock"); err != nil {
-		return nil, err
-	}
-	for _, n := range s.subnets {
-		if !slices.Contains(associations(n.blocks6), in.AssociationID) {
-			continue
-		}
-		block := n.blocks6[0]
-		if n.native {
-			return nil,
-				failf("OperationNotPermitted",
-					"The IPv6 CIDR block of the IPv6-only subnet '%s' may not be disassociated", n.id)
-		}
-		if some(s.interfaces, func(i *Interface) bool { return i.Subnet == n.id && len(i.IPv6) > 0 }) {
-			return nil, failf("InvalidCidrBlock.InUse", "The subnet %s currently has addresses of %s in use", n.id,
-				block.prefix)
-		}
-		n.blocks6, n.assignIPv6, n.dns64 = nil, false, false
-		return subnetBlockAnswer{n.id, subnetBlock6XML{block.association, block.prefix.String(),
-			blockState{"disassociating"}, "public", "amazon"}}, nil
-	}
-	return nil,
-		failf("InvalidSubnetCidrBlockAssociationID.NotFound",
-			"The subnet CIDR block association ID '%s' does not exist", in.AssociationID)
 }

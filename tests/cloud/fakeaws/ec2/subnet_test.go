@@ -2,7 +2,6 @@ package ec2
 
 import (
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -171,32 +170,6 @@ func TestIPv6Subnet(t *testing.T) {
 	specific.ClientToken = nil // the SDK has put one in
 	_, err = w.client.CreateNetworkInterface(ctx, specific)
 	want(t, "a taken IPv6 address", err, "InvalidIPAddress.InUse")
-	added := must(w.client.AssignIpv6Addresses(ctx, &sdk.AssignIpv6AddressesInput{
-		NetworkInterfaceId: eni.NetworkInterfaceId, Ipv6AddressCount: aws.Int32(2)}))(t)
-	if len(added.AssignedIpv6Addresses) != 2 || slices.Contains(added.AssignedIpv6Addresses, own) {
-		t.Errorf("assigned: %v", added.AssignedIpv6Addresses)
-	}
-	must(w.client.UnassignIpv6Addresses(ctx, &sdk.UnassignIpv6AddressesInput{NetworkInterfaceId: eni.NetworkInterfaceId,
-		Ipv6Addresses: added.AssignedIpv6Addresses}))(t)
-	if got := w.eni(*eni.NetworkInterfaceId); len(got.Ipv6Addresses) != 1 {
-		t.Errorf("left: %+v", got.Ipv6Addresses)
-	}
-
-	// The block of a subnet comes and goes, but not from under interfaces.
-	disassociate := func(n *types.Subnet) error {
-		_, err := w.client.DisassociateSubnetCidrBlock(ctx, &sdk.DisassociateSubnetCidrBlockInput{
-			AssociationId: n.Ipv6CidrBlockAssociationSet[0].AssociationId})
-		return err
-	}
-	want(t, "the block of an IPv6-only subnet", disassociate(made), "OperationNotPermitted")
-	want(t, "a block in use", disassociate(dual), "InvalidCidrBlock.InUse")
-	must(w.client.DeleteNetworkInterface(ctx, &sdk.DeleteNetworkInterfaceInput{
-		NetworkInterfaceId: eni.NetworkInterfaceId}))(t)
-	want(t, "a free block", disassociate(dual), "")
-	associate := &sdk.AssociateSubnetCidrBlockInput{SubnetId: dual.SubnetId, Ipv6CidrBlock: aws.String(w.block6(7, 64))}
-	must(w.client.AssociateSubnetCidrBlock(ctx, associate))(t)
-	_, err = w.client.AssociateSubnetCidrBlock(ctx, associate)
-	want(t, "a second block", err, "SubnetCidrLimitExceeded")
 }
 
 func TestModifySubnet(t *testing.T) {

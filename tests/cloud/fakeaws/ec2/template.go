@@ -1,7 +1,6 @@
 package ec2
 
 import (
-	"fmt"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -37,18 +36,6 @@ type TemplateRef struct {
 }
 
 var templateName = regexp.MustCompile(`^[a-zA-Z0-9().\-/_]{3,128}$`)
-
-func (s *Service) templateOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"CreateLaunchTemplate":           s.createLaunchTemplate,
-		"CreateLaunchTemplateVersion":    s.createLaunchTemplateVersion,
-		"ModifyLaunchTemplate":           s.modifyLaunchTemplate,
-		"DeleteLaunchTemplate":           s.deleteLaunchTemplate,
-		"DeleteLaunchTemplateVersions":   s.deleteLaunchTemplateVersions,
-		"DescribeLaunchTemplates":        s.describeLaunchTemplates,
-		"DescribeLaunchTemplateVersions": s.describeLaunchTemplateVersions,
-	}
-}
 
 // template finds one by ID or name: exactly one of the two is given.
 func (s *Service) template(id, name string) (*template, error) {
@@ -328,65 +315,5 @@ func (s *Service) deleteLaunchTemplate(c *wire.Call) (any, error) {
 	out := launchTemplateOutput{s.templateXML(t)}
 	delete(s.templates, t.id)
 	delete(s.tags, t.id)
-	return out, nil
-}
-
-type deletedVersionXML struct {
-	LaunchTemplateID   string         `xml:"launchTemplateId"`
-	LaunchTemplateName string         `xml:"launchTemplateName"`
-	ResponseError      *responseError `xml:"responseError"`
-	VersionNumber      int64          `xml:"versionNumber"`
-}
-
-type responseError struct {
-	Code    string `xml:"code"`
-	Message string `xml:"message"`
-}
-
-func (s *Service) deleteLaunchTemplateVersions(c *wire.Call) (any, error) {
-	var in struct {
-		DryRun             bool
-		LaunchTemplateID   string `query:"LaunchTemplateId"`
-		LaunchTemplateName string
-		Version            []string `query:"LaunchTemplateVersion"`
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	t, err := s.template(in.LaunchTemplateID, in.LaunchTemplateName)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.allow(c, c.Action, t.id); err != nil {
-		return nil, err
-	}
-	if err := dryRun(in.DryRun); err != nil {
-		return nil, err
-	}
-	var out struct {
-		Deleted []deletedVersionXML `xml:"successfullyDeletedLaunchTemplateVersionSet>item"`
-		Failed  []deletedVersionXML `xml:"unsuccessfullyDeletedLaunchTemplateVersionSet>item"`
-	}
-	for _, text := range in.Version {
-		number, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return nil, failf("InvalidLaunchTemplateId.VersionMalformed",
-				"The launch template version '%s' is not a number.", text)
-		}
-		item := deletedVersionXML{LaunchTemplateID: t.id, LaunchTemplateName: t.name, VersionNumber: number}
-		switch {
-		case t.versions[number] == nil:
-			item.ResponseError = &responseError{Code: "launchTemplateVersionDoesNotExist",
-				Message: fmt.Sprintf("Version %d does not exist.", number)}
-		case number == t.defaultVersion:
-			item.ResponseError = &responseError{Code: "unexpectedError",
-				Message: "The default version of a launch template cannot be deleted."}
-		default:
-			delete(t.versions, number)
-			out.Deleted = append(out.Deleted, item)
-			continue
-		}
-		out.Failed = append(out.Failed, item)
-	}
 	return out, nil
 }

@@ -1,9 +1,6 @@
 package ec2
 
-import (
-	"cmp"
-	"slices"
-)
+import ()
 
 // Architectures as EC2 names them.
 const (
@@ -104,16 +101,6 @@ func instanceTypes() map[string]*instanceType {
 		}
 	}
 	return table
-}
-
-// sortedTypes lists the table by name.
-func (s *Service) sortedTypes() []*instanceType {
-	list := make([]*instanceType, 0, len(s.types))
-	for _, t := range s.types {
-		list = append(list, t)
-	}
-	slices.SortFunc(list, func(a, b *instanceType) int { return cmp.Compare(a.name, b.name) })
-	return list
 }
 
 // cores returns the physical cores of the type.

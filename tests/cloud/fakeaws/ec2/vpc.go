@@ -2,7 +2,6 @@ package ec2
 
 import (
 	"crypto/rand"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -73,7 +72,7 @@ func (s *Service) networkKinds() []kind {
 		{prefix: "acl", name: "network-acl", noun: "networkAcl ID", code: "InvalidNetworkAclID.NotFound",
 			find: finder(s.acls),
 			context: func(id string) policy.Context {
-				return policy.Context{"ec2:NetworkAclID": {id}, "ec2:Vpc": {s.arn("vpc", s.acls[id].vpc)}}
+				return policy.Context{"ec2:NetworkAclID": {id}, "ec2:Vpc": {s.arn("vpc", s.acls[id].vpc.id)}}
 			}},
 		{prefix: "vpce", name: "vpc-endpoint", noun: "Vpc Endpoint Id", code: "InvalidVpcEndpointId.NotFound",
 			find: finder(s.endpoints),
@@ -103,13 +102,58 @@ func finder[T resource](table map[string]T) func(id string) (resource, bool) {
 }
 
 func (s *Service) networkOperations() map[string]wire.Handler {
-	all := map[string]wire.Handler{}
-	for _, some := range []map[string]wire.Handler{
-		s.vpcOperations(), s.subnetOperations(), s.routeOperations(), s.gatewayOperations(), s.securityOperations(),
-		s.aclOperations(), s.endpointOperations(),
-		s.addressOperations(), s.interfaceOperations(), s.zoneOperations(),
-	} {
-		maps.Copy(all, some)
+	all := map[string]wire.Handler{
+		"AllocateAddress":                    s.allocateAddress,
+		"AssociateRouteTable":                s.associateRouteTable,
+		"AttachInternetGateway":              s.attachInternetGateway,
+		"AttachNetworkInterface":             s.attachInterface,
+		"CreateEgressOnlyInternetGateway":    s.createEgressGateway,
+		"CreateInternetGateway":              s.createInternetGateway,
+		"CreateNatGateway":                   s.createNAT,
+		"CreateNetworkInterface":             s.createInterface,
+		"CreateRoute":                        s.createRoute,
+		"CreateRouteTable":                   s.createRouteTable,
+		"CreateSecurityGroup":                s.createGroup,
+		"CreateSubnet":                       s.createSubnet,
+		"AuthorizeSecurityGroupEgress":       s.authorizeRules(true),
+		"AuthorizeSecurityGroupIngress":      s.authorizeRules(false),
+		"RevokeSecurityGroupEgress":          s.revokeRules(true),
+		"RevokeSecurityGroupIngress":         s.revokeRules(false),
+		"CreateVpc":                          s.createVPC,
+		"CreateVpcEndpoint":                  s.createEndpoint,
+		"DeleteEgressOnlyInternetGateway":    s.deleteEgressGateway,
+		"DeleteInternetGateway":              s.deleteInternetGateway,
+		"DeleteNatGateway":                   s.deleteNAT,
+		"DeleteNetworkInterface":             s.deleteInterface,
+		"DeleteRoute":                        s.deleteRoute,
+		"DeleteRouteTable":                   s.deleteRouteTable,
+		"DeleteSecurityGroup":                s.deleteGroup,
+		"DeleteSubnet":                       s.deleteSubnet,
+		"DeleteVpc":                          s.deleteVPC,
+		"DeleteVpcEndpoints":                 s.deleteEndpoints,
+		"DescribeAddresses":                  s.describeAddresses,
+		"DescribeAddressesAttribute":         s.describeAddressesAttribute,
+		"DescribeAvailabilityZones":          s.describeZones,
+		"DescribeEgressOnlyInternetGateways": s.describeEgressGateways,
+		"DescribeInternetGateways":           s.describeInternetGateways,
+		"DescribeNatGateways":                s.describeNATs,
+		"DescribeNetworkAcls":                s.describeACLs,
+		"DescribeNetworkInterfaces":          s.describeInterfaces,
+		"DescribePrefixLists":                s.describePrefixLists,
+		"DescribeRouteTables":                s.describeRouteTables,
+		"DescribeSecurityGroupRules":         s.describeRules,
+		"DescribeSecurityGroups":             s.describeGroups,
+		"DescribeSubnets":                    s.describeSubnets,
+		"DescribeVpcAttribute":               s.describeVPCAttribute,
+		"DescribeVpcEndpoints":               s.describeEndpoints,
+		"DescribeVpcs":                       s.describeVPCs,
+		"DetachInternetGateway":              s.detachInternetGateway,
+		"DetachNetworkInterface":             s.detachInterface,
+		"DisassociateAddress":                s.disassociateAddress,
+		"DisassociateRouteTable":             s.disassociateRouteTable,
+		"ModifySubnetAttribute":              s.modifySubnetAttribute,
+		"ModifyVpcAttribute":                 s.modifyVPCAttribute,
+		"ReleaseAddress":                     s.releaseAddress,
 	}
 	for action, handler := range all {
 		all[action] = func(c *wire.Call) (any, error) {
@@ -181,19 +225,6 @@ func (s *Service) vpcContext(id string) policy.Context {
 // VPC tells whether there is such a VPC.
 func (s *Service) VPC(id string) bool { return s.vpcs[id] != nil }
 
-func (s *Service) vpcOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"CreateVpc":                s.createVPC,
-		"DeleteVpc":                s.deleteVPC,
-		"DescribeVpcs":             s.describeVPCs,
-		"DescribeVpcAttribute":     s.describeVPCAttribute,
-		"ModifyVpcAttribute":       s.modifyVPCAttribute,
-		"ModifyVpcTenancy":         s.modifyVPCTenancy,
-		"AssociateVpcCidrBlock":    s.associateVPCBlock,
-		"DisassociateVpcCidrBlock": s.disassociateVPCBlock,
-	}
-}
-
 func (s *Service) createVPC(c *wire.Call) (any, error) {
 	var in struct {
 		CidrBlock                       string
@@ -241,7 +272,7 @@ func (s *Service) createVPC(c *wire.Call) (any, error) {
 	table := s.newRouteTable(v)
 	v.mainTable = table.id
 	table.associations = []tableAssociation{{id: newID("rtbassoc"), main: true}}
-	v.defaultACL = s.newACL(v, true).id
+	v.defaultACL = s.newACL(v).id
 	group := s.newGroup(v, "default", "default VPC security group")
 	v.defaultGroup = group.id
 	s.addRule(group, securityRule{protocol: "-1", from: -1, to: -1, group: group.id, groupOwner: s.cfg.Account})
@@ -285,7 +316,6 @@ func (s *Service) deleteVPC(c *wire.Call) (any, error) {
 		some(s.natGateways, func(g *natGateway) bool { return g.vpc == v.id && g.deleted.IsZero() }),
 		some(s.endpoints, func(e *endpoint) bool { return e.vpc == v.id }),
 		some(s.routeTables, func(t *routeTable) bool { return t.vpc == v.id && t.id != v.mainTable }),
-		some(s.acls, func(a *networkACL) bool { return a.vpc == v.id && a.id != v.defaultACL }),
 		some(s.groups, func(g *securityGroup) bool { return g.vpc == v.id && g.id != v.defaultGroup }),
 	} {
 		if used {

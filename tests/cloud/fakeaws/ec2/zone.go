@@ -8,13 +8,6 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-func (s *Service) zoneOperations() map[string]wire.Handler {
-	return map[string]wire.Handler{
-		"DescribeAvailabilityZones": s.describeZones,
-		"DescribeRegions":           s.describeRegions,
-	}
-}
-
 // zoneID is the ID of a zone: usw2-az1 for the first of us-west-2.
 func (s *Service) zoneID(zone string) string {
 	parts := strings.Split(s.cfg.Region, "-")
@@ -90,44 +83,4 @@ func (s *Service) describeZones(c *wire.Call) (any, error) {
 	return struct {
 		Items []zoneXML `xml:"availabilityZoneInfo>item"`
 	}{zones}, nil
-}
-
-func (s *Service) describeRegions(c *wire.Call) (any, error) {
-	var in struct {
-		AllRegions bool
-		RegionName []string
-		Filter     []Filter
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if err := s.allowAny(c, "DescribeRegions"); err != nil {
-		return nil, err
-	}
-	for _, name := range in.RegionName {
-		if name != s.cfg.Region {
-			return nil, failf("InvalidParameterValue", "Invalid region: [%s]", name)
-		}
-	}
-	type region struct {
-		Name     string `xml:"regionName"`
-		Endpoint string `xml:"regionEndpoint"`
-		OptIn    string `xml:"optInStatus"`
-	}
-	here := region{s.cfg.Region, "ec2." + s.cfg.Region + ".amazonaws.com", "opt-in-not-required"}
-	fits, err := matches(in.Filter, nil, func(filter string) ([]string, bool) {
-		value, known := map[string]string{"endpoint": here.Endpoint, "opt-in-status": here.OptIn,
-			"region-name": here.Name}[filter]
-		return []string{value}, known
-	})
-	if err != nil {
-		return nil, err
-	}
-	var found []region
-	if fits {
-		found = append(found, here)
-	}
-	return struct {
-		Items []region `xml:"regionInfo>item"`
-	}{found}, nil
 }

@@ -23,26 +23,21 @@ import (
 
 // Quotas of an account that asked for no others. Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 const (
-	maxTrust    = 2048  // characters of a trust policy, without white space, as all of them
-	maxInline   = 10240 // of all inline policies of a role together
-	maxManaged  = 6144  // of a managed policy
-	maxVersions = 5     // of a managed policy
-	maxAttached = 10    // managed policies on a role
-	maxTags     = 50
+	maxTrust  = 2048  // characters of a trust policy, not counting white space
+	maxInline = 10240 // characters of all inline policies of a role together, not counting white space
+	maxTags   = 50
 )
 
 // Service is the fake.
 type Service struct {
 	account  string
 	roles    map[string]*role    // by name
-	policies map[string]*managed // by ARN
 	profiles map[string]*profile // by name
 }
 
 // New makes an account without anything in it.
 func New(account string) *Service {
-	return &Service{account: account, roles: map[string]*role{}, policies: map[string]*managed{},
-		profiles: map[string]*profile{}}
+	return &Service{account: account, roles: map[string]*role{}, profiles: map[string]*profile{}}
 }
 
 // Name is the signing name.
@@ -53,8 +48,6 @@ func (s *Service) Operations() map[string]wire.Handler {
 	all := map[string]wire.Handler{}
 	maps.Copy(all, s.roleOperations())
 	maps.Copy(all, s.inlineOperations())
-	maps.Copy(all, s.managedOperations())
-	maps.Copy(all, s.attachmentOperations())
 	maps.Copy(all, s.profileOperations())
 	return all
 }
@@ -123,12 +116,6 @@ func (e *entity) tag(tags []tag) error {
 	return nil
 }
 
-func (e *entity) untag(keys []string) {
-	for _, key := range keys {
-		delete(e.tags, key)
-	}
-}
-
 func (e *entity) tagList() []tag {
 	out := make([]tag, 0, len(e.tags))
 	for _, k := range slices.Sorted(maps.Keys(e.tags)) {
@@ -158,9 +145,8 @@ func tagKeys(tags []tag) policy.Context {
 }
 
 // create asks for permission to create a resource, and to tag it if it is to have tags.
-func (e *entity) create(c *wire.Call, kind string, tags []tag, keys policy.Context) error {
+func (e *entity) create(c *wire.Call, kind string, tags []tag) error {
 	all := tagKeys(tags)
-	maps.Copy(all, keys)
 	if err := c.Authorize("iam:Create"+kind, e.arn, all); err != nil || len(tags) == 0 {
 		return err
 	}

@@ -10,10 +10,11 @@ import (
 
 func (s *Service) inlineOperations() map[string]wire.Handler {
 	return map[string]wire.Handler{
-		"PutRolePolicy":    s.putRolePolicy,
-		"GetRolePolicy":    s.getRolePolicy,
-		"ListRolePolicies": s.listRolePolicies,
-		"DeleteRolePolicy": s.deleteRolePolicy,
+		"PutRolePolicy":            s.putRolePolicy,
+		"GetRolePolicy":            s.getRolePolicy,
+		"ListRolePolicies":         s.listRolePolicies,
+		"ListAttachedRolePolicies": s.listAttachedRolePolicies,
+		"DeleteRolePolicy":         s.deleteRolePolicy,
 	}
 }
 
@@ -96,4 +97,18 @@ func (s *Service) deleteRolePolicy(c *wire.Call) (any, error) {
 	}
 	delete(r.inline, name)
 	return nil, nil
+}
+
+// listAttachedRolePolicies answers with an empty list. This fake has no managed policies.
+func (s *Service) listAttachedRolePolicies(c *wire.Call) (any, error) {
+	var in struct {
+		named
+		PathPrefix string
+		pages
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	_, err := s.find(c, in.RoleName)
+	return pageEnd{}, err
 }

@@ -24,9 +24,6 @@ func (s *Service) profileOperations() map[string]wire.Handler {
 		"DeleteInstanceProfile":         s.deleteProfile,
 		"AddRoleToInstanceProfile":      s.addRole,
 		"RemoveRoleFromInstanceProfile": s.removeRole,
-		"TagInstanceProfile":            s.tagProfile,
-		"UntagInstanceProfile":          s.untagProfile,
-		"ListInstanceProfileTags":       s.listProfileTags,
 	}
 }
 
@@ -63,7 +60,7 @@ func (s *Service) createProfile(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := e.create(c, "InstanceProfile", in.Tags, nil); err != nil {
+	if err := e.create(c, "InstanceProfile", in.Tags); err != nil {
 		return nil, err
 	}
 	if s.profiles[e.name] != nil {
@@ -202,50 +199,4 @@ func (s *Service) removeRole(c *wire.Call) (any, error) {
 	}
 	p.role = nil
 	return nil, nil
-}
-
-func (s *Service) tagProfile(c *wire.Call) (any, error) {
-	var in struct {
-		profileName
-		Tags []tag
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	p, err := s.findProfile(c, in.InstanceProfileName, tagKeys(in.Tags))
-	if err != nil {
-		return nil, err
-	}
-	return nil, p.tag(in.Tags)
-}
-
-func (s *Service) untagProfile(c *wire.Call) (any, error) {
-	var in struct {
-		profileName
-		TagKeys []string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	p, err := s.findProfile(c, in.InstanceProfileName, policy.Context{"aws:TagKeys": in.TagKeys})
-	if err != nil {
-		return nil, err
-	}
-	p.untag(in.TagKeys)
-	return nil, nil
-}
-
-func (s *Service) listProfileTags(c *wire.Call) (any, error) {
-	var in struct {
-		profileName
-		pages
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	p, err := s.findProfile(c, in.InstanceProfileName)
-	if err != nil {
-		return nil, err
-	}
-	return tagPage(&p.entity, in.pages)
 }

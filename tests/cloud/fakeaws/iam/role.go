@@ -17,8 +17,6 @@ type role struct {
 	trustText   string
 	trust       *policy.Document
 	inline      map[string]document // by name
-	attached    []string            // ARNs of managed policies
-	boundary    string              // ARN of one, or ""
 }
 
 type document struct {
@@ -28,18 +26,10 @@ type document struct {
 
 func (s *Service) roleOperations() map[string]wire.Handler {
 	return map[string]wire.Handler{
-		"CreateRole":                    s.createRole,
-		"GetRole":                       s.getRole,
-		"ListRoles":                     s.listRoles,
-		"UpdateRole":                    s.updateRole,
-		"UpdateRoleDescription":         s.updateRoleDescription,
-		"UpdateAssumeRolePolicy":        s.updateAssumeRolePolicy,
-		"DeleteRole":                    s.deleteRole,
-		"PutRolePermissionsBoundary":    s.putBoundary,
-		"DeleteRolePermissionsBoundary": s.deleteBoundary,
-		"TagRole":                       s.tagRole,
-		"UntagRole":                     s.untagRole,
-		"ListRoleTags":                  s.listRoleTags,
+		"CreateRole": s.createRole,
+		"GetRole":    s.getRole,
+		"ListRoles":  s.listRoles,
+		"DeleteRole": s.deleteRole,
 	}
 }
 
@@ -49,32 +39,22 @@ type roleXML struct {
 	AssumeRolePolicyDocument    string
 	Description                 string `xml:",omitempty"`
 	MaxSessionDuration          int
-	PermissionsBoundary         *boundaryXML
 	Tags                        []tag `xml:"Tags>member"`
 }
 
-type boundaryXML struct {
-	PermissionsBoundaryType string
-	PermissionsBoundaryArn  string
-}
-
 func (r *role) xml() roleXML {
-	out := roleXML{
+	return roleXML{
 		Path: r.path, RoleName: r.name, RoleId: r.id, Arn: r.arn, CreateDate: wire.Time{Time: r.created},
 		AssumeRolePolicyDocument: encoded(r.trustText),
 		Description:              r.description, MaxSessionDuration: r.maxSession, Tags: r.tagList(),
 	}
-	if r.boundary != "" {
-		out.PermissionsBoundary = &boundaryXML{PermissionsBoundaryType: "Policy", PermissionsBoundaryArn: r.boundary}
-	}
-	return out
 }
 
 func (s *Service) createRole(c *wire.Call) (any, error) {
 	in := struct {
-		RoleName, Path, Description, AssumeRolePolicyDocument, PermissionsBoundary string
-		MaxSessionDuration                                                         int
-		Tags                                                                       []tag
+		RoleName, Path, Description, AssumeRolePolicyDocument string
+		MaxSessionDuration                                    int
+		Tags                                                  []tag
 	}{MaxSessionDuration: 3600}
 	if err := c.Decode(&in); err != nil {
 		return nil, err
@@ -83,11 +63,7 @@ func (s *Service) createRole(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys := policy.Context{}
-	if in.PermissionsBoundary != "" {
-		keys["iam:PermissionsBoundary"] = []string{in.PermissionsBoundary}
-	}
-	if err := e.create(c, "Role", in.Tags, keys); err != nil {
+	if err := e.create(c, "Role", in.Tags); err != nil {
 		return nil, err
 	}
 	if s.roles[in.RoleName] != nil {
@@ -99,11 +75,6 @@ func (s *Service) createRole(c *wire.Call) (any, error) {
 	}
 	if err := r.describe(in.Description, in.MaxSessionDuration); err != nil {
 		return nil, err
-	}
-	if in.PermissionsBoundary != "" {
-		if err := s.setBoundary(r, in.PermissionsBoundary); err != nil {
-			return nil, err
-		}
 	}
 	s.roles[r.name] = r
 	return struct{ Role roleXML }{r.xml()}, nil
@@ -205,70 +176,12 @@ func (s *Service) listRoles(c *wire.Call) (any, error) {
 	}{page, end}, err
 }
 
-func (s *Service) updateRole(c *wire.Call) (any, error) {
-	var in struct {
-		named
-		Description        *string
-		MaxSessionDuration *int
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	r, err := s.find(c, in.RoleName)
-	if err != nil {
-		return nil, err
-	}
-	description, maxSession := r.description, r.maxSession
-	if in.Description != nil {
-		description = *in.Description
-	}
-	if in.MaxSessionDuration != nil {
-		maxSession = *in.MaxSessionDuration
-	}
-	return nil, r.describe(description, maxSession)
-}
-
-func (s *Service) updateRoleDescription(c *wire.Call) (any, error) {
-	var in struct {
-		named
-		Description string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	r, err := s.find(c, in.RoleName)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.describe(in.Description, r.maxSession); err != nil {
-		return nil, err
-	}
-	return struct{ Role roleXML }{r.xml()}, nil
-}
-
-func (s *Service) updateAssumeRolePolicy(c *wire.Call) (any, error) {
-	var in struct {
-		named
-		PolicyDocument string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	r, err := s.find(c, in.RoleName)
-	if err != nil {
-		return nil, err
-	}
-	return nil, s.setTrust(r, in.PolicyDocument)
-}
-
 func (s *Service) deleteRole(c *wire.Call) (any, error) {
 	r, err := s.findNamed(c)
 	if err != nil {
 		return nil, err
 	}
 	switch {
-	case len(r.attached) > 0:
-		return nil, conflict("Cannot delete entity, must detach all policies first.")
 	case len(r.inline) > 0:
 		return nil, conflict("Cannot delete entity, must delete policies first.")
 	}
@@ -279,94 +192,4 @@ func (s *Service) deleteRole(c *wire.Call) (any, error) {
 	}
 	delete(s.roles, r.name)
 	return nil, nil
-}
-
-func (s *Service) putBoundary(c *wire.Call) (any, error) {
-	var in struct {
-		named
-		PermissionsBoundary string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	r, err := s.find(c, in.RoleName, policy.Context{"iam:PermissionsBoundary": {in.PermissionsBoundary}})
-	if err != nil {
-		return nil, err
-	}
-	return nil, s.setBoundary(r, in.PermissionsBoundary)
-}
-
-func (s *Service) setBoundary(r *role, arn string) error {
-	if s.policies[arn] == nil {
-		return missing("Policy %s does not exist or is not attachable.", arn)
-	}
-	r.boundary = arn
-	return nil
-}
-
-func (s *Service) deleteBoundary(c *wire.Call) (any, error) {
-	r, err := s.findNamed(c)
-	if err != nil {
-		return nil, err
-	}
-	if r.boundary == "" {
-		return nil, missing("The role with name %s has no permissions boundary.", r.name)
-	}
-	r.boundary = ""
-	return nil, nil
-}
-
-func (s *Service) tagRole(c *wire.Call) (any, error) {
-	var in struct {
-		named
-		Tags []tag
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	r, err := s.find(c, in.RoleName, tagKeys(in.Tags))
-	if err != nil {
-		return nil, err
-	}
-	return nil, r.tag(in.Tags)
-}
-
-func (s *Service) untagRole(c *wire.Call) (any, error) {
-	var in struct {
-		named
-		TagKeys []string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	r, err := s.find(c, in.RoleName, policy.Context{"aws:TagKeys": in.TagKeys})
-	if err != nil {
-		return nil, err
-	}
-	r.untag(in.TagKeys)
-	return nil, nil
-}
-
-func (s *Service) listRoleTags(c *wire.Call) (any, error) {
-	var in struct {
-		named
-		pages
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	r, err := s.find(c, in.RoleName)
-	if err != nil {
-		return nil, err
-	}
-	return tagPage(&r.entity, in.pages)
-}
-
-// tagPage is the answer of all List…Tags operations.
-func tagPage(e *entity, p pages) (any, error) {
-	page, end, err := cut(e.tagList(), p)
-	return struct {
-		Tags []tag `xml:"Tags>member"`
-		pageEnd
-	}{page, end}, err
 }

@@ -11,10 +11,7 @@ import (
 type Role struct {
 	Name, ARN, ID string
 	Tags          map[string]string
-	MaxSession    int // seconds
-	Trust         *policy.Document
-	Identity      []*policy.Document // inline and attached
-	Boundary      *policy.Document   // nil: none
+	Identity      []*policy.Document // inline policies
 }
 
 // Role finds a role by its name.
@@ -23,15 +20,9 @@ func (s *Service) Role(name string) (Role, bool) {
 	if r == nil {
 		return Role{}, false
 	}
-	out := Role{Name: r.name, ARN: r.arn, ID: r.id, Tags: maps.Clone(r.tags), MaxSession: r.maxSession, Trust: r.trust}
+	out := Role{Name: r.name, ARN: r.arn, ID: r.id, Tags: maps.Clone(r.tags)}
 	for _, name := range slices.Sorted(maps.Keys(r.inline)) {
 		out.Identity = append(out.Identity, r.inline[name].parsed)
-	}
-	for _, arn := range r.attached {
-		out.Identity = append(out.Identity, s.policies[arn].document())
-	}
-	if r.boundary != "" {
-		out.Boundary = s.policies[r.boundary].document()
 	}
 	return out, true
 }

@@ -16,9 +16,6 @@ func Evaluate(p Policies, r Request) Decision {
 			return denied(r, true, "with an explicit deny in an identity-based policy")
 		}
 	}
-	if p.Boundary != nil && p.Boundary.any(r, true) {
-		return denied(r, true, "with an explicit deny in a permissions boundary")
-	}
 	grant := none
 	if p.Resource != nil {
 		if p.Resource.grants(r, true) != none {
@@ -32,8 +29,6 @@ func Evaluate(p Policies, r Request) Decision {
 		return Decision{Allowed: true, Reason: "the account itself"}
 	case grant == toSession:
 		return Decision{Allowed: true, Reason: "a resource-based policy allows the session"}
-	case p.Boundary != nil && !p.Boundary.any(r, false):
-		return denied(r, false, "because no permissions boundary allows the "+r.Action+" action")
 	case grant == toRole:
 		return Decision{Allowed: true, Reason: "a resource-based policy allows the role"}
 	case identity:

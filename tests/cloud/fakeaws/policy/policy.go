@@ -27,7 +27,6 @@ type Request struct {
 // Policies are all that speak to a request.
 type Policies struct {
 	Identity []*Document // of the role: inline and attached
-	Boundary *Document   // permissions boundary of the role, nil when it has none
 	Resource *Document   // of the resource: a bucket policy, a role's trust policy
 }
 

@@ -48,34 +48,24 @@ func TestEvaluationLogic(t *testing.T) {
 		toAll       = `{"Effect":"Allow","Principal":"*","Action":"s3:GetObject","Resource":"arn:aws:s3:::reports/*"}`
 		denyAll     = `{"Effect":"Deny","Principal":{"AWS":"*"},"Action":"s3:*","Resource":"*"}`
 		noIdentity  = "because no identity-based policy allows the s3:GetObject action"
-		noBoundary  = "because no permissions boundary allows the s3:GetObject action"
 		explicitID  = "with an explicit deny in an identity-based policy"
 		explicitRes = "with an explicit deny in a resource-based policy"
 	)
 	for name, c := range map[string]struct {
-		identity, boundary, resource []string
-		root                         bool
-		want                         string // "" is allowed
+		identity, resource []string
+		root               bool
+		want               string // "" is allowed
 	}{
 		"nothing allows":                  {want: noIdentity},
 		"allowed":                         {identity: []string{allow}},
 		"something else allowed":          {identity: []string{other}, want: noIdentity},
 		"explicit deny wins":              {identity: []string{allow, deny}, want: explicitID},
 		"explicit deny wins in any order": {identity: []string{deny, allow}, want: explicitID},
-		"boundary allows alone":           {boundary: []string{allow}, want: noIdentity},
-		"both allow":                      {identity: []string{allow}, boundary: []string{allow}},
-		"boundary does not": {identity: []string{allow}, boundary: []string{other},
-			want: noBoundary},
-		"boundary denies": {identity: []string{allow}, boundary: []string{allow, deny},
-			want: "with an explicit deny in a permissions boundary"},
-		"resource names the role": {resource: []string{toRole}},
-		"resource names the role, boundary does not": {resource: []string{toRole}, boundary: []string{other},
-			want: noBoundary},
-		"resource names the session over a boundary": {resource: []string{toSession}, boundary: []string{other}},
-		"resource names another role":                {resource: []string{toOther}, want: noIdentity},
-		"resource names the account":                 {resource: []string{toAccount}, want: noIdentity},
-		"resource and identity name it":              {resource: []string{toRoot}, identity: []string{allow}},
-		"resource is for all":                        {resource: []string{toAll}},
+		"resource names the role":         {resource: []string{toRole}},
+		"resource names another role":     {resource: []string{toOther}, want: noIdentity},
+		"resource names the account":      {resource: []string{toAccount}, want: noIdentity},
+		"resource and identity name it":   {resource: []string{toRoot}, identity: []string{allow}},
+		"resource is for all":             {resource: []string{toAll}},
 		"resource denies": {resource: []string{toSession, denyAll},
 			identity: []string{allow}, want: explicitRes},
 		"identity denies what the resource allows": {resource: []string{toSession}, identity: []string{deny},
@@ -87,9 +77,6 @@ func TestEvaluationLogic(t *testing.T) {
 			var p policy.Policies
 			for _, s := range c.identity {
 				p.Identity = append(p.Identity, parse(t, policy.Identity, doc(s)))
-			}
-			if c.boundary != nil {
-				p.Boundary = parse(t, policy.Identity, doc(c.boundary...))
 			}
 			if c.resource != nil {
 				p.Resource = parse(t, policy.Resource, doc(c.resource...))

@@ -71,36 +71,6 @@ func (x *secret) again(token string, v value) (any, error) {
 	return nil, fail("ResourceExistsException", "The operation failed because the secret %s already exists.", x.name)
 }
 
-func (s *Service) updateSecret(c *wire.Call) (any, error) {
-	var in struct {
-		SecretId, ClientRequestToken string
-		Description, KmsKeyId        *string
-		value
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	x, err := s.live(c, in.SecretId)
-	if err != nil {
-		return nil, err
-	}
-	out := versionOut{ARN: x.arn, Name: x.name}
-	if !in.empty() {
-		v, err := x.put(c, in.ClientRequestToken, in.value, nil)
-		if err != nil {
-			return nil, err
-		}
-		out.VersionId = v.id
-	}
-	if in.Description != nil {
-		x.description, x.changed = *in.Description, c.Now
-	}
-	if in.KmsKeyId != nil {
-		x.keyID, x.changed = *in.KmsKeyId, c.Now
-	}
-	return out, nil
-}
-
 // Recovery window in days. Source: https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_DeleteSecret.html
 const (
 	shortestWindow = 7
@@ -152,19 +122,6 @@ func (s *Service) deleteSecret(c *wire.Call) (any, error) {
 	}
 	x.deleted, x.gone = c.Now, c.Now.Add(time.Duration(days)*24*time.Hour)
 	return answer{x.arn, x.name, wire.Time{Time: x.gone}}, nil
-}
-
-func (s *Service) restoreSecret(c *wire.Call) (any, error) {
-	var in struct{ SecretId string }
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	x, err := s.find(c, in.SecretId)
-	if err != nil {
-		return nil, err
-	}
-	x.deleted, x.gone = time.Time{}, time.Time{}
-	return struct{ ARN, Name string }{x.arn, x.name}, nil
 }
 
 type secretJSON struct {

@@ -36,21 +36,13 @@ func (s *Service) Name() string { return "secretsmanager" }
 // Operations are all that this fake can do.
 func (s *Service) Operations() map[string]wire.Handler {
 	return map[string]wire.Handler{
-		"CreateSecret":             s.createSecret,
-		"DescribeSecret":           s.describeSecret,
-		"ListSecrets":              s.listSecrets,
-		"UpdateSecret":             s.updateSecret,
-		"DeleteSecret":             s.deleteSecret,
-		"RestoreSecret":            s.restoreSecret,
-		"GetSecretValue":           s.getSecretValue,
-		"PutSecretValue":           s.putSecretValue,
-		"ListSecretVersionIds":     s.listVersions,
-		"UpdateSecretVersionStage": s.updateStage,
-		"GetResourcePolicy":        s.getPolicy,
-		"PutResourcePolicy":        s.putPolicy,
-		"DeleteResourcePolicy":     s.deletePolicy,
-		"TagResource":              s.tagResource,
-		"UntagResource":            s.untagResource,
+		"CreateSecret":      s.createSecret,
+		"DescribeSecret":    s.describeSecret,
+		"ListSecrets":       s.listSecrets,
+		"DeleteSecret":      s.deleteSecret,
+		"GetSecretValue":    s.getSecretValue,
+		"PutSecretValue":    s.putSecretValue,
+		"GetResourcePolicy": s.getPolicy,
 	}
 }
 
@@ -61,8 +53,6 @@ type secret struct {
 	gone                          time.Time  // when that takes effect
 	versions                      []*version // oldest first
 	tags                          map[string]string
-	policyText                    string
-	policy                        *policy.Document
 }
 
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9/_+=.@-]{1,512}$`)
@@ -115,7 +105,7 @@ func (s *Service) find(c *wire.Call, id string, keys ...policy.Context) (*secret
 	x := s.lookup(id)
 	resource, all := id, policy.Context{"secretsmanager:SecretId": {id}}
 	if x != nil {
-		resource, all, c.ResourcePolicy = x.arn, x.keys(id), x.policy
+		resource, all = x.arn, x.keys(id)
 	}
 	for _, k := range keys {
 		maps.Copy(all, k)
@@ -177,39 +167,7 @@ func (x *secret) tagList() []tag {
 	return out
 }
 
-func (s *Service) tagResource(c *wire.Call) (any, error) {
-	var in struct {
-		SecretId string
-		Tags     []tag
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	x, err := s.live(c, in.SecretId, tagKeys(in.Tags))
-	if err != nil {
-		return nil, err
-	}
-	return nil, x.tag(in.Tags)
-}
-
-func (s *Service) untagResource(c *wire.Call) (any, error) {
-	var in struct {
-		SecretId string
-		TagKeys  []string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	x, err := s.live(c, in.SecretId, policy.Context{"aws:TagKeys": in.TagKeys})
-	if err != nil {
-		return nil, err
-	}
-	for _, k := range in.TagKeys {
-		delete(x.tags, k)
-	}
-	return nil, nil
-}
-
+// getPolicy answers that the secret has no resource policy.
 func (s *Service) getPolicy(c *wire.Call) (any, error) {
 	var in struct{ SecretId string }
 	if err := c.Decode(&in); err != nil {
@@ -219,49 +177,6 @@ func (s *Service) getPolicy(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct {
-		ARN, Name      string
-		ResourcePolicy string `json:",omitempty"`
-	}{x.arn, x.name, x.policyText}, nil
-}
-
-func (s *Service) putPolicy(c *wire.Call) (any, error) {
-	var in struct {
-		SecretId, ResourcePolicy string
-		BlockPublicPolicy        bool
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	x, err := s.live(c, in.SecretId)
-	if err != nil {
-		return nil, err
-	}
-	doc, err := policy.Parse(policy.Resource, in.ResourcePolicy)
-	if err != nil {
-		return nil, fail("MalformedPolicyDocumentException", "%v", err)
-	}
-	public := func(st policy.Statement) bool { return !st.Deny && st.Principals.Any && len(st.Conditions) == 0 }
-	if in.BlockPublicPolicy && slices.ContainsFunc(doc.Statements, public) {
-		return nil,
-			fail("PublicPolicyException",
-				"The BlockPublicPolicy parameter is set to true, and the resource policy did not prevent broad "+
-					"access to the secret.")
-	}
-	x.policyText, x.policy = in.ResourcePolicy, doc
-	return struct{ ARN, Name string }{x.arn, x.name}, nil
-}
-
-func (s *Service) deletePolicy(c *wire.Call) (any, error) {
-	var in struct{ SecretId string }
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	x, err := s.live(c, in.SecretId)
-	if err != nil {
-		return nil, err
-	}
-	x.policyText, x.policy = "", nil
 	return struct{ ARN, Name string }{x.arn, x.name}, nil
 }
 

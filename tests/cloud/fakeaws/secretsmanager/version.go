@@ -68,19 +68,13 @@ func (x *secret) version(id string) *version {
 	return x.versions[i]
 }
 
-// move gives a label to one version (nil: to none) and takes it from the other that has it. What was current is then
-// the previous one.
+// move moves a staging label to a version. The version that was AWSCURRENT becomes AWSPREVIOUS.
 func (x *secret) move(label string, to *version) {
 	from := x.labelled(label)
-	if from == to {
-		return
-	}
 	if from != nil {
 		from.labels = slices.DeleteFunc(from.labels, func(l string) bool { return l == label })
 	}
-	if to != nil {
-		to.labels = append(to.labels, label)
-	}
+	to.labels = append(to.labels, label)
 	if label == current && from != nil {
 		x.move(previous, from)
 	}
@@ -190,65 +184,4 @@ func (s *Service) getSecretValue(c *wire.Call) (any, error) {
 		CreatedDate  wire.Time
 	}{versionOut{x.arn, x.name, v.id, v.labels}, v.value.SecretString, v.value.SecretBinary,
 		wire.Time{Time: v.created}}, nil
-}
-
-func (s *Service) listVersions(c *wire.Call) (any, error) {
-	var in struct {
-		SecretId, NextToken string
-		IncludeDeprecated   bool
-		MaxResults          *int
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	x, err := s.find(c, in.SecretId)
-	if err != nil {
-		return nil, err
-	}
-	type entry struct {
-		VersionId     string
-		VersionStages []string `json:",omitempty"`
-		CreatedDate   wire.Time
-	}
-	all := []entry{}
-	for _, v := range slices.Backward(x.versions) {
-		if len(v.labels) > 0 || in.IncludeDeprecated {
-			all = append(all, entry{v.id, v.labels, wire.Time{Time: v.created}})
-		}
-	}
-	page, next, err := page(all, in.MaxResults, in.NextToken)
-	return struct {
-		ARN, Name string
-		Versions  []entry
-		NextToken string `json:",omitempty"`
-	}{x.arn, x.name, page, next}, err
-}
-
-// updateStage follows https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_UpdateSecretVersionStage.html
-func (s *Service) updateStage(c *wire.Call) (any, error) {
-	var in struct{ SecretId, VersionStage, MoveToVersionId, RemoveFromVersionId string }
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	x, err := s.live(c, in.SecretId, policy.Context{"secretsmanager:VersionStage": {in.VersionStage}})
-	if err != nil {
-		return nil, err
-	}
-	to, from := x.version(in.MoveToVersionId), x.version(in.RemoveFromVersionId)
-	holder := x.labelled(in.VersionStage)
-	switch {
-	case in.MoveToVersionId == "" && in.RemoveFromVersionId == "" || in.VersionStage == "":
-		return nil, fail("InvalidParameterException", "You must say which label to move or remove, and where.")
-	case to == nil && in.MoveToVersionId != "" || from == nil && in.RemoveFromVersionId != "":
-		return nil, fail("ResourceNotFoundException", "Secrets Manager can't find the specified secret version.")
-	case from != nil && from != holder, from == nil && holder != nil && holder != to:
-		return nil,
-			fail("InvalidParameterException",
-				"The parameter RemoveFromVersionId must name the version that the staging label %s is attached to.",
-				in.VersionStage)
-	case to == nil && in.VersionStage == current:
-		return nil, fail("InvalidParameterException", "You can only move the staging label AWSCURRENT, not remove it.")
-	}
-	x.move(in.VersionStage, to)
-	return versionOut{ARN: x.arn, Name: x.name}, nil
 }

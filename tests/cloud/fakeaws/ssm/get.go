@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
@@ -90,79 +89,6 @@ func (s *Service) getParameter(c *wire.Call) (any, error) {
 	return struct{ Parameter valueJSON }{out}, nil
 }
 
-// maxNames in one GetParameters.
-const maxNames = 10
-
-func (s *Service) getParameters(c *wire.Call) (any, error) {
-	var in struct {
-		Names          []string
-		WithDecryption bool
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if len(in.Names) == 0 || len(in.Names) > maxNames {
-		return nil, fail("ValidationException", "Member must have length between 1 and %d", maxNames)
-	}
-	out := struct {
-		Parameters        []valueJSON
-		InvalidParameters []string
-	}{[]valueJSON{}, []string{}}
-	for _, name := range in.Names {
-		v, err := s.selected(c, name, in.WithDecryption)
-		if err == nil {
-			out.Parameters = append(out.Parameters, v)
-			continue
-		}
-		if code := wire.AsError(err).Code; code != "ParameterNotFound" && code != "ParameterVersionNotFound" {
-			return nil, err
-		}
-		out.InvalidParameters = append(out.InvalidParameters, name)
-	}
-	return out, nil
-}
-
-func (s *Service) getParametersByPath(c *wire.Call) (any, error) {
-	var in struct {
-		Path, NextToken           string
-		Recursive, WithDecryption bool
-		MaxResults                *int
-		ParameterFilters          []filter
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	if !strings.HasPrefix(in.Path, "/") {
-		return nil,
-			fail("ValidationException",
-				"The parameter doesn't meet the parameter name requirements. The path must begin with a forward slash.")
-	}
-	if err := s.allow(c, in.Path, policy.Context{"ssm:Recursive": {strconv.FormatBool(in.Recursive)}}); err != nil {
-		return nil, err
-	}
-	option := "OneLevel"
-	if in.Recursive {
-		option = "Recursive"
-	}
-	found, err := s.filter(append(in.ParameterFilters, filter{Key: "Path", Option: option, Values: []string{in.Path}}))
-	if err != nil {
-		return nil, err
-	}
-	all := make([]valueJSON, 0, len(found))
-	for _, p := range found {
-		v, err := s.value(p, 0, in.WithDecryption)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, v)
-	}
-	page, next, err := page(all, in.MaxResults, 10, in.NextToken)
-	return struct {
-		Parameters []valueJSON
-		NextToken  string `json:",omitempty"`
-	}{page, next}, err
-}
-
 type metadataJSON struct {
 	ARN, Name, Type, Tier, DataType, LastModifiedUser string
 	Description                                       string `json:",omitempty"`
@@ -222,39 +148,25 @@ func (s *Service) filter(filters []filter) ([]*parameter, error) {
 			return nil, err
 		}
 		out = slices.DeleteFunc(out, func(p *parameter) bool {
-			return !slices.ContainsFunc(f.Values, func(v string) bool {
-				return fits(p, v)
-			}) && (len(f.Values) > 0 || !fits(p, ""))
+			return !slices.ContainsFunc(f.Values, func(v string) bool { return fits(p, v) })
 		})
 	}
 	return out, nil
 }
 
 func (f filter) compile() (func(p *parameter, want string) bool, error) {
-	if key, ok := strings.CutPrefix(f.Key, "tag:"); ok && (f.Option == "" || f.Option == "Equals") {
-		return func(p *parameter, want string) bool {
-			have, ok := p.tags[key]
-			return ok && (have == want || len(f.Values) == 0)
-		}, nil
-	}
 	get, known := map[string]func(p *parameter) string{
 		"Name":     func(p *parameter) string { return p.name },
 		"Type":     func(p *parameter) string { return p.kind },
 		"KeyId":    func(p *parameter) string { return p.keyID },
 		"Tier":     func(p *parameter) string { return p.tier },
 		"DataType": func(p *parameter) string { return p.dataType },
-		"Path":     func(p *parameter) string { return p.name },
 	}[f.Key]
 	switch {
 	case !known:
 		return nil, fail("InvalidFilterKey", "The filter key %q is not valid", f.Key)
 	case len(f.Values) == 0:
 		return nil, fail("InvalidFilterValue", "The filter %s has no values", f.Key)
-	case f.Key == "Path" && (f.Option == "" || f.Option == "OneLevel" || f.Option == "Recursive"):
-		return func(p *parameter, want string) bool {
-			rest, ok := strings.CutPrefix(get(p), strings.TrimSuffix(want, "/")+"/")
-			return ok && (f.Option == "Recursive" || !strings.Contains(rest, "/"))
-		}, nil
 	case f.Option == "" || f.Option == "Equals":
 		return func(p *parameter, want string) bool { return get(p) == want }, nil
 	case f.Option == "BeginsWith":

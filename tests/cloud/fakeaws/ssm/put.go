@@ -194,26 +194,3 @@ func (s *Service) deleteParameter(c *wire.Call) (any, error) {
 	delete(s.parameters, name)
 	return nil, nil
 }
-
-func (s *Service) deleteParameters(c *wire.Call) (any, error) {
-	var in struct{ Names []string }
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	var out struct{ DeletedParameters, InvalidParameters []string }
-	for _, given := range in.Names {
-		name := s.plain(given)
-		if err := s.allow(c, name, nil); err != nil {
-			return nil, err
-		}
-		if s.parameters[name] == nil {
-			out.InvalidParameters = append(out.InvalidParameters, given)
-		} else {
-			out.DeletedParameters = append(out.DeletedParameters, given)
-		}
-	}
-	for _, given := range out.DeletedParameters {
-		delete(s.parameters, s.plain(given))
-	}
-	return out, nil
-}

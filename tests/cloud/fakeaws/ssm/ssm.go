@@ -33,16 +33,11 @@ func (s *Service) Name() string { return "ssm" }
 // Operations are all that this fake can do.
 func (s *Service) Operations() map[string]wire.Handler {
 	return map[string]wire.Handler{
-		"PutParameter":           s.putParameter,
-		"GetParameter":           s.getParameter,
-		"GetParameters":          s.getParameters,
-		"GetParametersByPath":    s.getParametersByPath,
-		"DescribeParameters":     s.describeParameters,
-		"DeleteParameter":        s.deleteParameter,
-		"DeleteParameters":       s.deleteParameters,
-		"ListTagsForResource":    s.listTags,
-		"AddTagsToResource":      s.addTags,
-		"RemoveTagsFromResource": s.removeTags,
+		"PutParameter":        s.putParameter,
+		"GetParameter":        s.getParameter,
+		"DescribeParameters":  s.describeParameters,
+		"DeleteParameter":     s.deleteParameter,
+		"ListTagsForResource": s.listTags,
 	}
 }
 
@@ -142,21 +137,6 @@ func (s *Service) listTags(c *wire.Call) (any, error) {
 	return struct{ TagList []tag }{list}, nil
 }
 
-func (s *Service) addTags(c *wire.Call) (any, error) {
-	var in struct {
-		resource
-		Tags []tag
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	p, err := s.tagged(c, in.resource, tagKeys(in.Tags))
-	if err != nil {
-		return nil, err
-	}
-	return nil, p.tag(in.Tags)
-}
-
 // maxTags on a parameter. Source: https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_AddTagsToResource.html
 const maxTags = 50
 
@@ -173,24 +153,6 @@ func (p *parameter) tag(tags []tag) error {
 	}
 	p.tags = all
 	return nil
-}
-
-func (s *Service) removeTags(c *wire.Call) (any, error) {
-	var in struct {
-		resource
-		TagKeys []string
-	}
-	if err := c.Decode(&in); err != nil {
-		return nil, err
-	}
-	p, err := s.tagged(c, in.resource, policy.Context{"aws:TagKeys": in.TagKeys})
-	if err != nil {
-		return nil, err
-	}
-	for _, k := range in.TagKeys {
-		delete(p.tags, k)
-	}
-	return nil, nil
 }
 
 func fail(code, format string, args ...any) error {

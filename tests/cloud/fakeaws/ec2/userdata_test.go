@@ -9,19 +9,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 )
 
-func FuzzPublicKey(f *testing.F) {
-	blob := append([]byte{0, 0, 0, 11}, "ssh-ed25519\x00\x00\x00\x20"+strings.Repeat("k", 32)...)
-	f.Add("ssh-ed25519 " + base64.StdEncoding.EncodeToString(blob))
-	f.Add("ssh-rsa AAAA")
-	f.Add("ssh-ed25519 AAAAAA==")
-	f.Fuzz(func(t *testing.T, line string) {
-		k, err := parsePublicKey(base64.StdEncoding.EncodeToString([]byte(line)))
-		if err == nil && (k.fingerprint == "" || !strings.HasPrefix(k.public, "ssh-")) {
-			t.Errorf("%q is the key %+v", line, k)
-		}
-	})
-}
-
 func FuzzUserData(f *testing.F) {
 	f.Add("IyEvYmluL3No")
 	f.Add("#!/bin/sh")
