@@ -25,6 +25,9 @@ func TestMain(m *testing.M) {
 	case "daemon":
 		daemon()
 		return
+	case "nstance-agent":
+		fakeAgent()
+		return
 	case "orphan":
 		orphan()
 	case "answerer":
