@@ -17,46 +17,49 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/iam"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// ledger is what the servers of all stacks called, and what their roles' policies allow.
+// ledger records the calls of all stacks and the policies of their servers' roles.
 //
-// The check is that the two are the same, and that nothing was ever denied. Hence, whichever action is taken from a
-// policy: either a server calls for it, which is then denied, or it was allowed for nothing. TestLedger shows what a
-// missing action does.
+// The policies must allow exactly the actions that the servers' calls asked for, and no call may be denied. So every
+// action that is removed from a policy makes the test fail: either a call is denied, or the action was never needed.
+// TestLedger proves that each difference is found.
 type ledger struct {
-	mu      sync.Mutex
-	used    map[string]map[string]bool // IAM actions asked for, by call, such as "ec2:RunInstances"
-	allowed map[string]bool            // IAM actions of the policies
-	denied  []string
+	mu         sync.Mutex
+	operations map[string]bool            // every operation called, by servers and by the AWS provider
+	used       map[string]map[string]bool // IAM actions that a server's call asked for, by call: "ec2:RunInstances"
+	allowed    map[string]bool            // IAM actions of the policies
+	denied     []string
 }
 
-// policies adds what a stack's roles allow, as long as there are any.
-func (b *ledger) policies(t *testing.T, l *lab.Lab, cluster string) {
+// addPolicies records what a stack's roles allow. It is called while the roles exist.
+func (b *ledger) addPolicies(t *testing.T, l *lab.Lab, cluster string) {
 	t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.used == nil {
-		b.used, b.allowed = map[string]map[string]bool{}, map[string]bool{}
+		b.operations, b.used, b.allowed = map[string]bool{}, map[string]map[string]bool{}, map[string]bool{}
 	}
 	for _, action := range policyActions(t, l, cluster+"-nstance-server") {
 		b.allowed[action] = true
 	}
 	if actions := policyActions(t, l, cluster+"-nstance-agent"); len(actions) > 0 {
-		t.Errorf("the agents' role may %v; it is for nothing", actions)
+		t.Errorf("the agents' role allows %v; agents need no permission", actions)
 	}
 }
 
-// calls adds what the servers of a stack called up to its end.
-func (b *ledger) calls(l *lab.Lab, cluster string) {
+// addCalls records all calls of a stack. It is called after the stack is destroyed.
+func (b *ledger) addCalls(l *lab.Lab, cluster string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, call := range l.Cloud.Calls() {
+		name := call.Service + ":" + call.Action
+		b.operations[name] = true
 		if !strings.HasPrefix(call.Principal.Role, cluster+"-") {
 			continue
 		}
-		name := call.Service + ":" + call.Action
 		if b.used[name] == nil {
 			b.used[name] = map[string]bool{}
 		}
@@ -69,7 +72,7 @@ func (b *ledger) calls(l *lab.Lab, cluster string) {
 	}
 }
 
-// policyActions are the actions that a role's inline policies allow.
+// policyActions returns the actions that a role's inline policies allow.
 func policyActions(t *testing.T, l *lab.Lab, role string) (actions []string) {
 	t.Helper()
 	client := iam.NewFromConfig(l.Config())
@@ -78,7 +81,7 @@ func policyActions(t *testing.T, l *lab.Lab, role string) (actions []string) {
 		t.Fatal(err)
 	}
 	if len(attached.AttachedPolicies) > 0 {
-		t.Errorf("role %s has managed policies, which nobody looks into here", role)
+		t.Errorf("role %s has managed policies, which this test does not read", role)
 	}
 	inline, err := client.ListRolePolicies(t.Context(), &iam.ListRolePoliciesInput{RoleName: &role})
 	if err != nil {
@@ -116,13 +119,26 @@ func policyActions(t *testing.T, l *lab.Lab, role string) (actions []string) {
 	return actions
 }
 
-// check holds calls, policies and docs/reference/aws.md against each other.
-func (b *ledger) check(t *testing.T) {
+// checkPermissions compares calls, policies and docs/reference/aws.md.
+func (b *ledger) checkPermissions(t *testing.T) {
 	if len(b.used) == 0 {
-		t.Fatal("no stack ran, so there is nothing to hold against the policies")
+		t.Fatal("no stack ran, so there are no calls to compare with the policies")
 	}
 	for _, problem := range b.problems(documented(t)) {
 		t.Error(problem)
+	}
+}
+
+// checkOperations compares the calls with the list of operations of the fake, so that it implements none that are no
+// longer called.
+func (b *ledger) checkOperations(t *testing.T) {
+	callers, err := fakeaws.CalledOperations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.DeleteFunc(callers, func(_, caller string) bool { return caller != fakeaws.CallerStacks })
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(callers)), slices.Sorted(maps.Keys(b.operations))); diff != "" {
+		t.Errorf("operations.txt of fakeaws, caller stacks (-), and operations called (+):\n%s", diff)
 	}
 }
 
@@ -145,7 +161,7 @@ func (b *ledger) problems(documented map[string]string) (problems []string) {
 	return problems
 }
 
-// TestLedger: whatever is taken from what is allowed, called or documented, or added to it, is found.
+// TestLedger changes what is allowed, called or documented, and checks that every difference is found.
 func TestLedger(t *testing.T) {
 	docs := map[string]string{"ec2:RunInstances": "ec2:CreateTags ec2:RunInstances iam:PassRole",
 		"s3:ListObjectsV2": "s3:ListBucket"}
@@ -160,25 +176,25 @@ func TestLedger(t *testing.T) {
 		return b
 	}
 	if problems := book().problems(docs); len(problems) > 0 {
-		t.Errorf("nothing is wrong, and yet: %v", problems)
+		t.Errorf("unexpected problems: %v", problems)
 	}
 	for action := range book().allowed {
 		without := book()
 		delete(without.allowed, action)
 		if len(without.problems(docs)) == 0 {
-			t.Errorf("a policy without %s is not noticed", action)
+			t.Errorf("a policy without %s is not found", action)
 		}
 	}
 	for what, change := range map[string]func(b *ledger){
-		"an action for nothing": func(b *ledger) { b.allowed["s3:DeleteBucket"] = true },
-		"a call not documented": func(b *ledger) { b.used["s3:GetObject"] = map[string]bool{"s3:ListBucket": true} },
-		"a call that is gone":   func(b *ledger) { delete(b.used, "s3:ListObjectsV2") },
-		"a denial":              func(b *ledger) { b.denied = []string{"s3:GetObject on x"} },
+		"an unneeded action":   func(b *ledger) { b.allowed["s3:DeleteBucket"] = true },
+		"an undocumented call": func(b *ledger) { b.used["s3:GetObject"] = map[string]bool{"s3:ListBucket": true} },
+		"a removed call":       func(b *ledger) { delete(b.used, "s3:ListObjectsV2") },
+		"a denial":             func(b *ledger) { b.denied = []string{"s3:GetObject on x"} },
 	} {
 		b := book()
 		change(b)
 		if len(b.problems(docs)) == 0 {
-			t.Errorf("%s is not noticed", what)
+			t.Errorf("%s is not found", what)
 		}
 	}
 }

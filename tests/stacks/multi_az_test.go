@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-func multiAZ(t *testing.T, book *ledger) {
+func multiAZ(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	before := l.Inventory(t)
 	stack := l.Stack(t, cli(t, "terraform"), "aws/multi-az", map[string]any{
@@ -45,9 +45,9 @@ func multiAZ(t *testing.T, book *ledger) {
 		}
 		return ""
 	})
-	book.policies(t, l, "trio")
+	calls.addPolicies(t, l, "trio")
 	stack.Destroy(t)
-	book.calls(l, "trio")
+	calls.addCalls(l, "trio")
 	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}

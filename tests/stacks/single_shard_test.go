@@ -77,7 +77,7 @@ func (f *fleet) refresh(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-done })
 }
 
-func singleShard(t *testing.T, book *ledger) {
+func singleShard(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	before := l.Inventory(t)
 	vars := map[string]any{
@@ -168,9 +168,9 @@ func singleShard(t *testing.T, book *ledger) {
 		t.Errorf("the VM %s, which outlived the server, was replaced", orphaned[1].ID)
 	}
 
-	book.policies(t, l, f.cluster)
+	calls.addPolicies(t, l, f.cluster)
 	stack.Destroy(t)
-	book.calls(l, f.cluster)
+	calls.addCalls(l, f.cluster)
 	if diff := cmp.Diff(before, l.Inventory(t)); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}

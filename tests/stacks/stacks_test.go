@@ -26,19 +26,20 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestStacks applies both examples, one under each CLI, and then holds what their servers called against what their
-// role may.
+// TestStacks applies both examples, each with another CLI, and compares the recorded calls with the servers' permissions
+// and with the operations of the fake AWS.
 func TestStacks(t *testing.T) {
-	var book ledger
+	var calls ledger
 	t.Run("apply", func(t *testing.T) {
 		for name, test := range map[string]func(*testing.T, *ledger){"single-shard": singleShard, "multi-az": multiAZ} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				test(t, &book)
+				test(t, &calls)
 			})
 		}
 	})
-	t.Run("permissions", book.check)
+	t.Run("permissions", calls.checkPermissions)
+	t.Run("operations", calls.checkOperations)
 }
 
 func cli(t *testing.T, name string) string {

@@ -130,15 +130,3 @@ func (c *Cloud) Calls() []Call {
 	defer c.mu.Unlock()
 	return slices.Clone(c.calls)
 }
-
-// Operations are the services' actions that this cloud can do, by signing name, sorted.
-func (c *Cloud) Operations() map[string][]string {
-	out := map[string][]string{}
-	for service, handlers := range c.handlers {
-		for action := range handlers {
-			out[service] = append(out[service], action)
-		}
-		slices.Sort(out[service])
-	}
-	return out
-}

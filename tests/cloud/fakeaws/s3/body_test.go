@@ -123,20 +123,3 @@ func TestDecodeIsStrict(t *testing.T) {
 		t.Error("a document of any depth is read")
 	}
 }
-
-// TestOperationsOfTerraform are those that a stack was seen to make with version 5.100 of the AWS provider.
-func TestOperationsOfTerraform(t *testing.T) {
-	has := map[string]bool{}
-	for _, o := range table {
-		has[o.name] = true
-	}
-	const made = `CreateBucket DeleteBucket DeleteBucketEncryption DeleteObject DeletePublicAccessBlock GetBucketAccelerateConfiguration GetBucketAcl GetBucketCors
-		GetBucketEncryption GetBucketLifecycleConfiguration GetBucketLogging GetBucketPolicy GetBucketReplication GetBucketRequestPayment GetBucketTagging
-		GetBucketVersioning GetBucketWebsite GetObjectLockConfiguration GetObjectTagging GetPublicAccessBlock HeadBucket HeadObject ListObjectVersions
-		PutBucketEncryption PutBucketVersioning PutObject PutPublicAccessBlock`
-	for _, name := range strings.Fields(made) {
-		if !has[name] {
-			t.Errorf("%s is missing", name)
-		}
-	}
-}

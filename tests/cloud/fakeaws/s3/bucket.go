@@ -50,8 +50,6 @@ func bucketOperations() []operation {
 		}, serve: createBucket},
 		{name: "HeadBucket", method: "HEAD", level: onBucket, action: "ListBucket", serve: headBucket},
 		{name: "DeleteBucket", method: "DELETE", level: onBucket, action: "DeleteBucket", serve: deleteBucket},
-		{name: "GetBucketLocation", method: "GET", level: onBucket, needs: []string{"location"},
-			action: "GetBucketLocation", serve: getBucketLocation},
 	}
 }
 
@@ -193,18 +191,6 @@ func headBucket(q *request) error {
 	q.w.Header().Set("Content-Type", "application/xml")
 	q.w.WriteHeader(http.StatusOK)
 	return nil
-}
-
-// getBucketLocation is silent about us-east-1, as it was before there were others.
-func getBucketLocation(q *request) error {
-	region := q.s.cfg.Region
-	if region == "us-east-1" {
-		region = ""
-	}
-	return q.tell(struct {
-		XMLName xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ LocationConstraint"`
-		Region  string   `xml:",chardata"`
-	}{Region: region})
 }
 
 // owner is the account's canonical user.

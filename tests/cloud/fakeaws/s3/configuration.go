@@ -18,8 +18,8 @@ type part struct {
 	noun         string // GetBucketX, PutBucketX, DeleteBucketX
 	get, put     string // IAM actions, which are not always called so
 	fresh        func() checked
-	absent       func() error   // what is said when it is not set; nil: other is told
-	other        func() checked // what is told when it is not set
+	absent       func() error // what is said when it is not set; nil: other is told
+	other        func() any   // what is told when it is not set
 	deletable    bool
 	putStatus    int                           // 0: 200
 	store        func(*request, checked) error // what else is done when it is set
@@ -38,12 +38,12 @@ func parts() []part {
 			fresh: func() checked {
 				return new(versioning)
 			},
-			other: func() checked { return new(versioning) }, store: storeVersioning},
+			other: func() any { return new(versioning) }, store: storeVersioning},
 		{name: "encryption", noun: "Encryption", get: "GetEncryptionConfiguration", put: "PutEncryptionConfiguration",
 			fresh: func() checked {
 				return new(encryptionConfiguration)
 			},
-			other: func() checked { return ownEncryption() }, deletable: true},
+			other: func() any { return ownEncryption() }, deletable: true},
 		{name: "publicAccessBlock", noun: "PublicAccessBlock", noBucketWord: true, get: "GetBucketPublicAccessBlock",
 			put:   "PutBucketPublicAccessBlock",
 			fresh: func() checked { return new(publicAccessBlock) }, deletable: true,
@@ -55,7 +55,7 @@ func parts() []part {
 			absent: absent("OwnershipControlsNotFoundError", "The bucket ownership controls were not found")},
 		{name: "tagging", noun: "Tagging", get: "GetBucketTagging", put: "PutBucketTagging", fresh: func() checked {
 			return new(tagging)
-		}, deletable: true,
+		},
 			putStatus: http.StatusNoContent, absent: absent("NoSuchTagSet", "The TagSet does not exist")},
 		{name: "lifecycle", noun: "LifecycleConfiguration", get: "GetLifecycleConfiguration",
 			put: "PutLifecycleConfiguration", fresh: func() checked {
@@ -63,33 +63,15 @@ func parts() []part {
 			},
 			deletable: true, absent: absent("NoSuchLifecycleConfiguration",
 				"The lifecycle configuration does not exist"), store: storeLifecycle, alongside: tellTransition},
-		{name: "logging", noun: "Logging", get: "GetBucketLogging", put: "PutBucketLogging", fresh: func() checked {
-			return new(logging)
-		},
-			other: func() checked { return new(logging) }, store: storeLogging},
-		{name: "cors", noun: "Cors", get: "GetBucketCORS", put: "PutBucketCORS", fresh: func() checked {
-			return new(cors)
-		}, deletable: true,
+		{name: "logging", noun: "Logging", get: "GetBucketLogging", other: func() any { return new(logging) }},
+		{name: "cors", noun: "Cors", get: "GetBucketCORS",
 			absent: absent("NoSuchCORSConfiguration", "The CORS configuration does not exist")},
-		{name: "website", noun: "Website", get: "GetBucketWebsite", put: "PutBucketWebsite", fresh: func() checked {
-			return new(website)
-		}, deletable: true,
+		{name: "website", noun: "Website", get: "GetBucketWebsite",
 			absent: absent("NoSuchWebsiteConfiguration", "The specified bucket does not have a website configuration")},
 		{name: "accelerate", noun: "AccelerateConfiguration", get: "GetAccelerateConfiguration",
-			put: "PutAccelerateConfiguration", fresh: func() checked {
-				return new(accelerate)
-			},
-			other: func() checked { return new(accelerate) }},
-		{name: "requestPayment", noun: "RequestPayment", get: "GetBucketRequestPayment", put: "PutBucketRequestPayment",
-			fresh: func() checked {
-				return new(requestPayment)
-			},
-			other: func() checked { return &requestPayment{Payer: "BucketOwner"} }},
-		{name: "notification", noun: "NotificationConfiguration", get: "GetBucketNotification",
-			put: "PutBucketNotification", fresh: func() checked {
-				return new(notification)
-			},
-			other: func() checked { return new(notification) }},
+			other: func() any { return new(accelerate) }},
+		{name: "requestPayment", noun: "RequestPayment", get: "GetBucketRequestPayment",
+			other: func() any { return &requestPayment{Payer: "BucketOwner"} }},
 		{name: "replication", noun: "Replication", get: "GetReplicationConfiguration",
 			absent: absent("ReplicationConfigurationNotFoundError", "The replication configuration was not found")},
 		{name: "object-lock", noun: "ObjectLockConfiguration", noBucketWord: true,
@@ -110,8 +92,6 @@ func configurationOperations() []operation {
 		all = append(all, operation{name: "Get" + noun, method: "GET", level: onBucket, needs: needs, action: p.get,
 			serve: p.tell})
 		if p.fresh == nil {
-			all = append(all, operation{name: "Put" + noun, method: "PUT", level: onBucket, needs: needs, action: p.put,
-				serve: unknown})
 			continue
 		}
 		all = append(all, operation{name: "Put" + noun, method: "PUT", level: onBucket, needs: needs, action: p.put,
@@ -126,10 +106,6 @@ func configurationOperations() []operation {
 		}
 	}
 	return append(all, policyOperations()...)
-}
-
-func unknown(q *request) error {
-	return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s", q.op.name)
 }
 
 func (p part) tell(q *request) error {
@@ -227,18 +203,6 @@ func tellTransition(q *request) {
 	q.s.mu.Lock()
 	defer q.s.mu.Unlock()
 	q.w.Header().Set(transitionHeader, q.config.transition)
-}
-
-// storeLogging wants the bucket that logs go to to be there.
-func storeLogging(q *request, document checked) error {
-	to := document.(*logging).LoggingEnabled
-	q.s.mu.Lock()
-	defer q.s.mu.Unlock()
-	if to != nil && q.s.buckets[to.TargetBucket] == nil {
-		return wire.Errorf(http.StatusBadRequest, "InvalidTargetBucketForLogging",
-			"The target bucket for logging does not exist")
-	}
-	return nil
 }
 
 // defaultEncryption is what the bucket's configuration says of new objects. It wants the lock.

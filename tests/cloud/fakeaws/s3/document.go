@@ -246,96 +246,16 @@ func (r *lifecycleRule) checkDays() error {
 	return nil
 }
 
+// logging, accelerate and requestPayment are documents of settings that no bucket here has.
 type logging struct {
-	XMLName        xml.Name        `xml:"BucketLoggingStatus"`
-	LoggingEnabled *loggingEnabled `xml:",omitempty"`
-}
-
-type loggingEnabled struct {
-	TargetBucket          string
-	TargetPrefix          string
-	TargetObjectKeyFormat *struct {
-		SimplePrefix      *struct{}                             `xml:",omitempty"`
-		PartitionedPrefix *struct{ PartitionDateSource string } `xml:",omitempty"`
-	} `xml:",omitempty"`
-}
-
-func (l *logging) check() error { return nil }
-
-type cors struct {
-	XMLName xml.Name `xml:"CORSConfiguration"`
-	Rules   []struct {
-		ID             string   `xml:",omitempty"`
-		AllowedHeaders []string `xml:"AllowedHeader"`
-		AllowedMethods []string `xml:"AllowedMethod"`
-		AllowedOrigins []string `xml:"AllowedOrigin"`
-		ExposeHeaders  []string `xml:"ExposeHeader"`
-		MaxAgeSeconds  string   `xml:",omitempty"`
-	} `xml:"CORSRule"`
-}
-
-func (c *cors) check() error {
-	if len(c.Rules) == 0 || len(c.Rules) > 100 {
-		return malformed()
-	}
-	for _, r := range c.Rules {
-		if len(r.AllowedMethods) == 0 || len(r.AllowedOrigins) == 0 {
-			return malformed()
-		}
-		for _, m := range r.AllowedMethods {
-			if !slices.Contains([]string{"GET", "PUT", "POST", "DELETE", "HEAD"}, m) {
-				return wire.Errorf(http.StatusBadRequest, "InvalidRequest",
-					"Found unsupported HTTP method in CORS config. Unsupported method is %s", m)
-			}
-		}
-	}
-	return nil
-}
-
-type website struct {
-	XMLName               xml.Name                 `xml:"WebsiteConfiguration"`
-	ErrorDocument         *struct{ Key string }    `xml:",omitempty"`
-	IndexDocument         *struct{ Suffix string } `xml:",omitempty"`
-	RedirectAllRequestsTo *struct {
-		HostName string
-		Protocol string `xml:",omitempty"`
-	} `xml:",omitempty"`
-}
-
-func (w *website) check() error {
-	if (w.IndexDocument == nil) == (w.RedirectAllRequestsTo == nil) {
-		return invalidArgument("A value for IndexDocument Suffix must be provided if RedirectAllRequestsTo is empty")
-	}
-	return nil
+	XMLName xml.Name `xml:"BucketLoggingStatus"`
 }
 
 type accelerate struct {
 	XMLName xml.Name `xml:"AccelerateConfiguration"`
-	Status  string   `xml:",omitempty"`
-}
-
-func (a *accelerate) check() error {
-	if a.Status != "Enabled" && a.Status != "Suspended" {
-		return malformed()
-	}
-	return nil
 }
 
 type requestPayment struct {
 	XMLName xml.Name `xml:"RequestPaymentConfiguration"`
 	Payer   string
 }
-
-func (r *requestPayment) check() error {
-	if r.Payer != "BucketOwner" && r.Payer != "Requester" {
-		return malformed()
-	}
-	return nil
-}
-
-// notification can only be empty: nobody is notified here.
-type notification struct {
-	XMLName xml.Name `xml:"NotificationConfiguration"`
-}
-
-func (n *notification) check() error { return nil }

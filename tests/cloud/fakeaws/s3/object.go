@@ -16,54 +16,18 @@ func objectOperations() []operation {
 		"response-content-encoding", "response-content-language",
 		"response-content-type", "response-expires"}
 	list := []string{"prefix", "delimiter", "max-keys", "encoding-type"}
-	const source = "X-Amz-Copy-Source"
 	return []operation{
 		{name: "GetObject", method: "GET", level: onObject, takes: get, action: "GetObject", serve: read},
-		{name: "HeadObject", method: "HEAD", level: onObject, takes: get, action: "GetObject", serve: read},
-		{name: "GetObjectTagging", method: "GET", level: onObject, needs: []string{"tagging"},
-			takes: []string{"versionId"}, action: "GetObjectTagging", serve: read},
-		{name: "GetObjectAttributes", method: "GET", level: onObject, needs: []string{"attributes"},
-			takes: []string{"versionId"}, action: "GetObject",
-			more: func(q *request) []string {
-				if q.query.Has("versionId") {
-					return []string{"s3:GetObjectVersionAttributes"}
-				}
-				return []string{"s3:GetObjectAttributes"}
-			}, serve: read},
 		{name: "PutObject", method: "PUT", level: onObject, action: "PutObject", more: extras, serve: write},
-		{name: "CopyObject", method: "PUT", level: onObject, header: source, action: "PutObject", more: extras,
-			serve: copyObject},
-		{name: "PutObjectTagging", method: "PUT", level: onObject, needs: []string{"tagging"},
-			takes: []string{"versionId"}, action: "PutObjectTagging", serve: tags},
-		{name: "DeleteObjectTagging", method: "DELETE", level: onObject, needs: []string{"tagging"},
-			takes: []string{"versionId"}, action: "DeleteObjectTagging", serve: tags},
 		{name: "DeleteObject", method: "DELETE", level: onObject, takes: []string{"versionId"}, action: "DeleteObject",
 			serve: deleteObject},
 		{name: "DeleteObjects", method: "POST", level: onBucket, needs: []string{"delete"}, serve: deleteObjects},
-		{name: "CreateMultipartUpload", method: "POST", level: onObject, needs: []string{"uploads"},
-			action: "PutObject", more: extras, serve: write},
-		{name: "UploadPart", method: "PUT", level: onObject, needs: []string{"partNumber", "uploadId"},
-			action: "PutObject", serve: write},
-		{name: "UploadPartCopy", method: "PUT", level: onObject, needs: []string{"partNumber", "uploadId"},
-			header: source, action: "PutObject", serve: copyObject},
-		{name: "CompleteMultipartUpload", method: "POST", level: onObject, needs: []string{"uploadId"},
-			action: "PutObject", serve: write},
-		{name: "AbortMultipartUpload", method: "DELETE", level: onObject, needs: []string{"uploadId"},
-			action: "AbortMultipartUpload", serve: pass},
-		{name: "ListParts", method: "GET", level: onObject, needs: []string{"uploadId"},
-			takes:  []string{"max-parts", "part-number-marker"},
-			action: "ListMultipartUploadParts", serve: pass},
-		{name: "ListObjects", method: "GET", level: onBucket, takes: slices.Concat(list, []string{"marker"}),
-			action: "ListBucket", serve: pass},
 		{name: "ListObjectsV2", method: "GET", level: onBucket, needs: []string{"list-type"},
 			takes:  slices.Concat(list, []string{"continuation-token", "start-after", "fetch-owner"}),
 			action: "ListBucket", serve: pass},
 		{name: "ListObjectVersions", method: "GET", level: onBucket, needs: []string{"versions"},
 			takes: slices.Concat(list, []string{"key-marker", "version-id-marker"}), action: "ListBucketVersions",
 			serve: listVersions},
-		{name: "ListMultipartUploads", method: "GET", level: onBucket, needs: []string{"uploads"},
-			takes:  slices.Concat(list, []string{"key-marker", "upload-id-marker", "max-uploads"}),
-			action: "ListBucketMultipartUploads", serve: pass},
 	}
 }
 
@@ -71,7 +35,7 @@ func objectOperations() []operation {
 func extras(q *request) []string {
 	var all []string
 	h := q.Request.Header
-	if h.Get("X-Amz-Tagging") != "" || q.op.name == "CopyObject" && h.Get("X-Amz-Tagging-Directive") == "REPLACE" {
+	if h.Get("X-Amz-Tagging") != "" {
 		all = append(all, "s3:PutObjectTagging")
 	}
 	if h.Get("X-Amz-Acl") != "" {
@@ -104,7 +68,7 @@ func read(q *request) error {
 		drop(answer)
 		return denied()
 	}
-	if answer.StatusCode < http.StatusBadRequest && (q.op.name == "GetObject" || q.op.name == "HeadObject") {
+	if answer.StatusCode < http.StatusBadRequest {
 		q.s.tellEncryption(answer.Header, q.bucket, q.key, answer.Header.Get("X-Amz-Version-Id"))
 	}
 	return q.reply(answer)
@@ -138,29 +102,7 @@ func (q *request) fetch() (*http.Response, error) {
 	return answer, nil
 }
 
-// tags changes the tags of one version of an object.
-func tags(q *request) error {
-	body, err := q.body()
-	if err != nil {
-		return err
-	}
-	l := q.s.locks.of(q.bucket, q.key)
-	l.RLock()
-	defer l.RUnlock()
-	at, err := q.place()
-	if err != nil {
-		return err
-	}
-	query := maps.Clone(q.query)
-	query.Del("versionId")
-	answer, err := q.send(q.Request.Method, at, query, q.headers(), body)
-	if err != nil {
-		return err
-	}
-	return q.reply(answer)
-}
-
-// write passes a request on that makes an object, or a part of one.
+// write passes PutObject on.
 func write(q *request) error {
 	if err := q.checkNew(); err != nil {
 		return err
@@ -169,7 +111,7 @@ func write(q *request) error {
 	if err != nil {
 		return err
 	}
-	answer, err := q.make(body)
+	answer, err := q.publish(int64(len(body)), func() (*http.Response, error) { return q.forward(body) })
 	if err != nil {
 		return err
 	}
@@ -179,24 +121,12 @@ func write(q *request) error {
 	return q.reply(answer)
 }
 
-// make has the server make the object or the part.
-func (q *request) make(body []byte) (*http.Response, error) {
-	send := func() (*http.Response, error) { return q.forward(body) }
-	switch q.op.name {
-	case "PutObject":
-		return q.publish(int64(len(body)), send)
-	case "CopyObject", "CompleteMultipartUpload":
-		return q.publish(-1, send)
-	}
-	return send()
-}
-
 // checkNew refuses what a new object cannot have here.
 func (q *request) checkNew() error {
 	h := q.Request.Header
 	for name := range h {
 		if strings.HasPrefix(name, "X-Amz-Server-Side-Encryption-Customer") || strings.HasPrefix(name, "X-Amz-Grant") ||
-			strings.HasPrefix(name, "X-Amz-Object-Lock") {
+			strings.HasPrefix(name, "X-Amz-Object-Lock") || strings.HasPrefix(name, "X-Amz-Copy-Source") {
 			return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: %s with the header %s", q.op.name,
 				name)
 		}
@@ -213,79 +143,6 @@ func (q *request) checkNew() error {
 				"aws:kms")
 	}
 	return q.checkedACL(h.Get("X-Amz-Acl"))
-}
-
-// copySource is the object that is copied: bucket, key and version.
-func (q *request) copySource() (bucket, key, version string, err error) {
-	wrong := wire.Errorf(http.StatusBadRequest, "InvalidArgument",
-		"Copy Source must mention the source bucket and key: sourcebucket/sourcekey")
-	text, rest, _ := strings.Cut(q.Request.Header.Get("X-Amz-Copy-Source"), "?")
-	if text, err = url.PathUnescape(strings.TrimPrefix(text, "/")); err != nil {
-		return "", "", "", wrong
-	}
-	bucket, key, _ = strings.Cut(text, "/")
-	if bucket == "" || key == "" {
-		return "", "", "", wrong
-	}
-	if rest != "" {
-		values, err := url.ParseQuery(rest)
-		if err != nil || len(values) != 1 || !values.Has("versionId") {
-			return "", "", "", wrong
-		}
-		version = values.Get("versionId")
-	}
-	return bucket, key, version, nil
-}
-
-// copyObject also asks whether the source may be read, by the policies of its own bucket.
-func copyObject(q *request) error {
-	bucket, key, version, err := q.copySource()
-	if err != nil {
-		return err
-	}
-	q.s.mu.Lock()
-	source := q.s.buckets[bucket]
-	if source != nil {
-		q.ResourcePolicy = source.policy.document
-	}
-	q.s.mu.Unlock()
-	if source == nil {
-		return wire.Errorf(http.StatusNotFound, "NoSuchBucket", "The specified bucket does not exist")
-	}
-	action := "s3:GetObject"
-	if version != "" {
-		action = "s3:GetObjectVersion"
-	}
-	if err := q.allow(action, "arn:aws:s3:::"+bucket+"/"+key); err != nil {
-		return err
-	}
-	if version != "" {
-		at, err := source.find(q.s, key, version)
-		if err != nil {
-			return err
-		}
-		q.Request.Header.Set("X-Amz-Copy-Source", at)
-	}
-	return write(q)
-}
-
-// find is where the server has a version to copy.
-func (b *bucket) find(s *Service, key, id string) (string, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := b.versions[key]
-	i := slices.IndexFunc(all, func(v *version) bool { return v.id == id })
-	newest := "/" + b.name + "/" + escape(key)
-	switch {
-	case i < 0 && (id != nullID || b.status() != ""):
-		return "", wire.Errorf(http.StatusNotFound, "NoSuchVersion", "The specified version does not exist.")
-	case i < 0, i == len(all)-1 && !all[i].marker:
-		return newest, nil
-	case all[i].marker:
-		return "", wire.Errorf(http.StatusBadRequest, "InvalidRequest",
-			"The source of a copy request may not specifically refer to a delete marker by version id.")
-	}
-	return "/" + all[i].aside, nil
 }
 
 // deletion is the body of DeleteObjects.
@@ -421,21 +278,7 @@ func (q *request) encrypted(answer http.Header) {
 		e = q.config.defaultEncryption()
 	}
 	k := encryptionKey{q.bucket, q.key, answer.Get("X-Amz-Version-Id")}
-	switch q.op.name {
-	case "PutObject", "CopyObject":
-		q.config.keep(k, e)
-	case "CreateMultipartUpload":
-		q.config.keep(encryptionKey{q.bucket, q.key, "upload"}, e)
-	default: // the others follow what their upload began with
-		if begun, ok := q.config.kept[encryptionKey{q.bucket, q.key, "upload"}]; ok {
-			e = begun
-		} else {
-			e = encryption{algorithm: "AES256"}
-		}
-		if q.op.name == "CompleteMultipartUpload" {
-			q.config.keep(k, e)
-		}
-	}
+	q.config.keep(k, e)
 	q.s.mu.Unlock()
 	e.tell(answer)
 }

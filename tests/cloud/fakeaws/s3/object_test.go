@@ -1,7 +1,6 @@
 package s3_test
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,7 +13,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	sdk "github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
-	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -52,10 +50,6 @@ func TestObjects(t *testing.T) {
 			out.ServerSideEncryption != types.ServerSideEncryptionAes256 {
 			t.Errorf("%q is not said to be encrypted", key)
 		}
-		tags := must(w.GetObjectTagging(ctx, &sdk.GetObjectTaggingInput{Bucket: ptr("b-1"), Key: &key}))(t).TagSet
-		if len(tags) != 1 || *tags[0].Value != "v w" {
-			t.Errorf("tags: %v", tags)
-		}
 	}
 	listed := must(w.ListObjectsV2(ctx, &sdk.ListObjectsV2Input{Bucket: ptr("b-1"), Delimiter: ptr("/")}))(t)
 	if len(listed.Contents) != 1 || *listed.Contents[0].Key != "x" || len(listed.CommonPrefixes) != 2 {
@@ -81,63 +75,18 @@ func TestObjects(t *testing.T) {
 	_, _, err = w.get(w.Client, "b-2", "absent")
 	wantCode(t, "get without a bucket", err, "NoSuchBucket")
 
-	must(w.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: ptr("b-1"), Key: ptr("copy"), CopySource: ptr("b-1/x")}))(t)
-	if body, _, err := w.get(w.Client, "b-1", "copy"); body != "body of x" {
-		t.Errorf("copy: %q, %v", body, err)
-	}
+	_, err = w.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: ptr("b-1"), Key: ptr("copy"), CopySource: ptr("b-1/x")})
+	wantCode(t, "copy", err, "NotImplemented")
 	all := must(w.ListObjectsV2(ctx, &sdk.ListObjectsV2Input{Bucket: ptr("b-1")}))(t)
 	var del types.Delete
 	for _, o := range all.Contents {
 		del.Objects = append(del.Objects, types.ObjectIdentifier{Key: o.Key})
 	}
 	out := must(w.DeleteObjects(ctx, &sdk.DeleteObjectsInput{Bucket: ptr("b-1"), Delete: &del}))(t)
-	if len(out.Deleted) != 5 || len(out.Errors) != 0 {
+	if len(out.Deleted) != 4 || len(out.Errors) != 0 {
 		t.Errorf("deleted: %+v", out)
 	}
 	must(w.DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: ptr("b-1")}))(t)
-}
-
-func TestMultipart(t *testing.T) {
-	w := newWorld(t)
-	ctx := t.Context()
-	w.bucket("b-1")
-	w.may(allow("arn:aws:s3:::b-1/big", "s3:PutObject", "s3:ListMultipartUploadParts"),
-		allow("arn:aws:s3:::b-1", "s3:ListBucketMultipartUploads"))
-	role := w.as("role")
-	up := must(role.CreateMultipartUpload(ctx, &sdk.CreateMultipartUploadInput{
-		Bucket: ptr("b-1"), Key: ptr("big"), ServerSideEncryption: types.ServerSideEncryptionAwsKms,
-		SSEKMSKeyId: ptr("key"),
-	}))(t)
-	first := strings.Repeat("a", 5<<20)
-	var parts []types.CompletedPart
-	for i, body := range []string{first, "end"} {
-		part := must(role.UploadPart(ctx, &sdk.UploadPartInput{
-			Bucket: ptr("b-1"), Key: ptr("big"), UploadId: up.UploadId, PartNumber: ptr(int32(i + 1)),
-			Body: strings.NewReader(body),
-		}))(t)
-		parts = append(parts, types.CompletedPart{ETag: part.ETag, PartNumber: ptr(int32(i + 1)),
-			ChecksumCRC32: part.ChecksumCRC32})
-	}
-	if n := len(must(role.ListParts(ctx, &sdk.ListPartsInput{Bucket: ptr("b-1"), Key: ptr("big"),
-		UploadId: up.UploadId}))(t).Parts); n != 2 {
-		t.Errorf("%d parts", n)
-	}
-	if n := len(must(role.ListMultipartUploads(ctx, &sdk.ListMultipartUploadsInput{Bucket: ptr("b-1")}))(
-		t).Uploads); n != 1 {
-		t.Errorf("%d uploads", n)
-	}
-	_, err := role.AbortMultipartUpload(ctx, &sdk.AbortMultipartUploadInput{Bucket: ptr("b-1"), Key: ptr("big"),
-		UploadId: up.UploadId})
-	wantCode(t, "abort without permission", err, "AccessDenied")
-	must(role.CompleteMultipartUpload(ctx, &sdk.CompleteMultipartUploadInput{
-		Bucket: ptr("b-1"), Key: ptr("big"), UploadId: up.UploadId, MultipartUpload: &types.CompletedMultipartUpload{
-			Parts: parts},
-	}))(t)
-	body, out, err := w.get(w.Client, "b-1", "big")
-	if err != nil || body != first+"end" || out.ServerSideEncryption != types.ServerSideEncryptionAwsKms ||
-		aws.ToString(out.SSEKMSKeyId) != "key" {
-		t.Errorf("get: %d bytes, %+v, %v", len(body), out, err)
-	}
 }
 
 func TestPermissions(t *testing.T) {
@@ -166,9 +115,6 @@ func TestPermissions(t *testing.T) {
 	_, err = role.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("shard/t"),
 		Body: strings.NewReader("3"), Tagging: ptr("a=b")})
 	wantCode(t, "tag without permission", err, "AccessDenied")
-	_, err = role.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: ptr("b-1"), Key: ptr("shard/t"),
-		CopySource: ptr("b-1/other")})
-	wantCode(t, "copy what cannot be read", err, "AccessDenied")
 	out := must(role.DeleteObjects(ctx, &sdk.DeleteObjectsInput{Bucket: ptr("b-1"),
 		Delete: &types.Delete{Objects: []types.ObjectIdentifier{{Key: ptr("shard/a/x")}}}}))(t)
 	if len(out.Deleted) != 0 || len(out.Errors) != 1 || *out.Errors[0].Code != "AccessDenied" {
@@ -177,11 +123,6 @@ func TestPermissions(t *testing.T) {
 	// An absent object is not told of to those who may not list.
 	_, _, err = w.get(role, "b-1", "config/absent")
 	wantCode(t, "get what is absent", err, "AccessDenied")
-	_, err = role.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: ptr("b-1"), Key: ptr("config/absent")})
-	var status *smithyhttp.ResponseError
-	if !errors.As(err, &status) || status.HTTPStatusCode() != http.StatusForbidden {
-		t.Errorf("head of what is absent: %v", err)
-	}
 	w.may(allow("arn:aws:s3:::b-1", "s3:ListBucket"), allow("arn:aws:s3:::b-1/config/*", "s3:GetObject"))
 	_, _, err = w.get(role, "b-1", "config/absent")
 	wantCode(t, "get what is absent, as one who may list", err, "NoSuchKey")
@@ -294,11 +235,7 @@ func TestVersions(t *testing.T) {
 	_, err := w.PutObject(ctx, &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), Body: strings.NewReader("x"),
 		IfMatch: ptr(`"abc"`)})
 	wantCode(t, "replace what is deleted", err, "NoSuchKey")
-	must(w.CopyObject(ctx, &sdk.CopyObjectInput{Bucket: ptr("b-1"), Key: ptr("of/k"),
-		CopySource: aws.String("b-1/k?versionId=" + one)}))(t)
-	if body, _, err := w.get(w.Client, "b-1", "of/k"); body != "one" {
-		t.Errorf("copy of a version: %q, %v", body, err)
-	}
+	w.put("b-1", "of/k", "one")
 	must(w.DeleteBucketPolicy(ctx, &sdk.DeleteBucketPolicyInput{Bucket: ptr("b-1")}))(t)
 
 	del(*marker.VersionId)
@@ -405,7 +342,7 @@ func TestWays(t *testing.T) {
 		o.BaseEndpoint, o.HTTPClient = ptr(strings.Replace(w.url, "http:", "https:", 1)), plain{t}
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenSupported
 	}))(t)
-	out := must(w.HeadObject(ctx, &sdk.HeadObjectInput{Bucket: ptr("b-1"), Key: ptr("chunks"),
+	out := must(w.GetObject(ctx, &sdk.GetObjectInput{Bucket: ptr("b-1"), Key: ptr("chunks"),
 		ChecksumMode: types.ChecksumModeEnabled}))(t)
 	if *out.ContentLength != 100<<10 || aws.ToString(out.ContentEncoding) != "gzip" || out.ChecksumCRC32 == nil {
 		t.Errorf("chunks: %+v", out)

@@ -65,6 +65,15 @@ func (o operation) special() int {
 
 var table = operations()
 
+// Operations returns the names of all operations.
+func Operations() []string {
+	names := make([]string, len(table))
+	for i, o := range table {
+		names[i] = o.name
+	}
+	return names
+}
+
 // unknownParts are parts of buckets and objects that S3 has and this fake has not: without them, a request for such a
 // part would be taken for one of the whole.
 var unknownParts = []string{
@@ -156,11 +165,8 @@ func (q *request) conditions() policy.Context {
 	if q.query.Has("versionId") {
 		c["s3:VersionId"] = []string{q.query.Get("versionId")}
 	}
-	switch q.op.name {
-	case "PutObject", "CopyObject", "CompleteMultipartUpload":
+	if q.op.name == "PutObject" {
 		c["s3:ObjectCreationOperation"] = []string{"true"}
-	case "CreateMultipartUpload", "UploadPart", "UploadPartCopy":
-		c["s3:ObjectCreationOperation"] = []string{"false"}
 	}
 	for key, value := range q.headerTags() {
 		c["s3:RequestObjectTag/"+key] = []string{value}

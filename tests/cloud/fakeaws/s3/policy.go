@@ -3,7 +3,6 @@ package s3
 import (
 	"encoding/xml"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 
@@ -12,22 +11,14 @@ import (
 )
 
 func policyOperations() []operation {
-	part := func(name, method, sub, action string, at level, serve func(*request) error) operation {
-		o := operation{name: name, method: method, level: at, needs: []string{sub}, action: action, serve: serve}
-		if at == onObject {
-			o.takes = []string{"versionId"}
-		}
-		return o
+	part := func(name, method, sub string, serve func(*request) error) operation {
+		return operation{name: name, method: method, level: onBucket, needs: []string{sub}, action: name, serve: serve}
 	}
 	return []operation{
-		part("GetBucketPolicy", "GET", "policy", "GetBucketPolicy", onBucket, getPolicy),
-		part("PutBucketPolicy", "PUT", "policy", "PutBucketPolicy", onBucket, putPolicy),
-		part("DeleteBucketPolicy", "DELETE", "policy", "DeleteBucketPolicy", onBucket, deletePolicy),
-		part("GetBucketPolicyStatus", "GET", "policyStatus", "GetBucketPolicyStatus", onBucket, getPolicyStatus),
-		part("GetBucketAcl", "GET", "acl", "GetBucketAcl", onBucket, getACL),
-		part("PutBucketAcl", "PUT", "acl", "PutBucketAcl", onBucket, putACL),
-		part("GetObjectAcl", "GET", "acl", "GetObjectAcl", onObject, getACL),
-		part("PutObjectAcl", "PUT", "acl", "PutObjectAcl", onObject, putACL),
+		part("GetBucketPolicy", "GET", "policy", getPolicy),
+		part("PutBucketPolicy", "PUT", "policy", putPolicy),
+		part("DeleteBucketPolicy", "DELETE", "policy", deletePolicy),
+		part("GetBucketAcl", "GET", "acl", getACL),
 	}
 }
 
@@ -124,19 +115,6 @@ func deletePolicy(q *request) error {
 	return nil
 }
 
-func getPolicyStatus(q *request) error {
-	q.s.mu.Lock()
-	document := q.config.policy.document
-	q.s.mu.Unlock()
-	if document == nil {
-		return wire.Errorf(http.StatusNotFound, "NoSuchBucketPolicy", "The bucket policy does not exist")
-	}
-	return q.tell(struct {
-		XMLName  xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ PolicyStatus"`
-		IsPublic bool
-	}{IsPublic: public(document)})
-}
-
 // acl is an access control list: of everything here, that the owner may do everything.
 type acl struct {
 	XMLName xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ AccessControlPolicy"`
@@ -154,56 +132,12 @@ type grant struct {
 }
 
 func getACL(q *request) error {
-	if q.op.level == onObject {
-		answer, err := q.send(http.MethodHead, q.bucket+"/"+q.path, q.versionOnly(), nil, nil)
-		if err != nil {
-			return err
-		}
-		drop(answer)
-		if answer.StatusCode >= http.StatusBadRequest {
-			if !q.may("s3:ListBucket", "arn:aws:s3:::"+q.bucket) {
-				return denied()
-			}
-			return wire.Errorf(http.StatusNotFound, "NoSuchKey", "The specified key does not exist.")
-		}
-	}
 	out := acl{Owner: q.s.owner()}
 	g := grant{Permission: "FULL_CONTROL"}
 	g.Grantee.owner, g.Grantee.XSI, g.Grantee.Type = out.Owner, "http://www.w3.org/2001/XMLSchema-instance",
 		"CanonicalUser"
 	out.Grants = []grant{g}
 	return q.tell(out)
-}
-
-func (q *request) versionOnly() url.Values {
-	if !q.query.Has("versionId") {
-		return nil
-	}
-	return url.Values{"versionId": q.query["versionId"]}
-}
-
-// putACL refuses lists where they are disabled, which is S3's default; where they are not, the one that everything has
-// is all that is known.
-func putACL(q *request) error {
-	body, err := q.body()
-	if err != nil {
-		return err
-	}
-	canned := q.Request.Header.Get("X-Amz-Acl")
-	q.s.mu.Lock()
-	enforced := q.config.enforced()
-	q.s.mu.Unlock()
-	switch {
-	case enforced && canned != "bucket-owner-full-control":
-		return aclsDisabled()
-	case canned == "" || len(body) > 0:
-		return wire.Errorf(http.StatusNotImplemented, "NotImplemented", "fakeaws: lists of grants")
-	}
-	if err := q.checkedACL(canned); err != nil {
-		return err
-	}
-	q.w.WriteHeader(http.StatusOK)
-	return nil
 }
 
 func aclsDisabled() error {

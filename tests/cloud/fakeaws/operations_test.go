@@ -1,0 +1,27 @@
+package fakeaws_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
+)
+
+// TestOperations compares the operations that the fake implements with those that something calls.
+func TestOperations(t *testing.T) {
+	callers, err := fakeaws.CalledOperations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cloud, err := fakeaws.New(fakeaws.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cloud.Close()
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(callers)), cloud.Operations()); diff != "" {
+		t.Errorf("operations of operations.txt (-), and operations implemented (+):\n%s", diff)
+	}
+}
