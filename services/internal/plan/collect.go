@@ -11,6 +11,10 @@ const (
 	// fewOrphans and orphanPercent: more orphans than both stop collection (rule 36).
 	fewOrphans    = 2
 	orphanPercent = 5
+	// unusedRetention bounds how long the tombstone of a reservation is kept for which no VM was found. It covers a
+	// create call of an earlier leader that lands late: within that time its VM is a stray with a tombstone (rule 37),
+	// later an orphan (rule 35).
+	unusedRetention = 2 * time.Minute
 	// collectRetry is how long an action of the garbage collection may take before it is planned again.
 	collectRetry = 10 * time.Second
 )
@@ -62,6 +66,8 @@ type Tombstone struct {
 	Instance  ident.ID
 	DeletedAt time.Time
 	Busy      bool // an action for it is under way
+	// Unused: it was a reservation for which no VM was found.
+	Unused bool
 }
 
 // CollectGarbage plans garbage collection for the shard (rules 34 to 38). Without a complete provider list it
@@ -169,9 +175,14 @@ func (s *ShardSnapshot) collectStray(stray *Stray) step {
 	return act(ConfirmOrphan, "it has our tags but no record, read once")
 }
 
-// removeTombstone is rule 38. listed are the instances of which the latest list shows a VM.
+// removeTombstone is rule 38. Tombstones of unused reservations go early, because every change of leader leaves some.
+// listed are the instances of which the latest list shows a VM.
 func (s *ShardSnapshot) removeTombstone(t *Tombstone, listed map[ident.ID]bool) step {
-	due := t.DeletedAt.Add(s.Settings.Retention)
+	retention := s.Settings.Retention
+	if t.Unused {
+		retention = min(retention, unusedRetention)
+	}
+	due := t.DeletedAt.Add(retention)
 	if over, until := reached(due, s.Now); !over || t.Busy || listed[t.Instance] || s.Listed.At.Before(due) {
 		return step{until: until}
 	}

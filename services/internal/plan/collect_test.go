@@ -141,6 +141,10 @@ func TestSweep(t *testing.T) {
 			wake: 10 * time.Minute},
 		{name: "a tombstone past its retention", snapshot: shard(9), change: buried(31 * time.Minute),
 			want: []string{"remove_tombstone"}, wake: 10 * time.Second},
+		{name: "rule 38: the tombstone of an unused reservation, within 2 minutes", snapshot: shard(9),
+			change: unused(time.Minute), wake: time.Minute},
+		{name: "rule 38: the tombstone of an unused reservation, after 2 minutes", snapshot: shard(9),
+			change: unused(2*time.Minute + time.Second), want: []string{"remove_tombstone"}, wake: 10 * time.Second},
 		{name: "a tombstone past its retention, no list since", snapshot: shard(9), change: buried(30 * time.Minute)},
 		{name: "a tombstone whose VM is listed", snapshot: shard(9, tombstoned()), change: func(s *plan.ShardSnapshot) {
 			s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(time.Hour)}}
@@ -176,6 +180,12 @@ func TestSweep(t *testing.T) {
 				t.Errorf("not deterministic: %+v, then %+v", d, again)
 			}
 		})
+	}
+}
+
+func unused(d time.Duration) func(*plan.ShardSnapshot) {
+	return func(s *plan.ShardSnapshot) {
+		s.Tombstones = []plan.Tombstone{{Instance: id(1), DeletedAt: ago(d), Unused: true}}
 	}
 }
 

@@ -61,6 +61,6 @@
 //	36 many orphans       More than 2 orphans and more than 5 % of the shard stop collection until a person confirms
 //	                      them (collect.go).
 //	37 strays             A VM whose record is a tombstone is terminated (collect.go).
-//	38 tombstones         A tombstone is removed after its retention, if a later list does not show its VM
-//	                      (collect.go).
+//	38 tombstones         A tombstone is removed after its retention, if a later list does not show its VM. That of an
+//	                      unused reservation is kept for at most 2 min (collect.go).
 package plan

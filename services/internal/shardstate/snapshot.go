@@ -84,7 +84,7 @@ func (w *State) ShardSnapshot() plan.ShardSnapshot {
 	}
 	for _, id := range sortedIDs(w.tombstones) {
 		s.Tombstones = append(s.Tombstones, plan.Tombstone{Instance: id, DeletedAt: w.tombstones[id].record.DeletedAt,
-			Busy: w.collecting[id]})
+			Busy: w.collecting[id], Unused: w.tombstones[id].record.Group == ""})
 	}
 	return s
 }

@@ -105,7 +105,11 @@ func (b *bucket) changed(key string, body []byte) {
 		if have.State != record.Deleted {
 			w.fail(ruleTombstone, "the record of %s is removed, it says %s", have.ID, have.State)
 		}
-		if age := w.sched.now.Sub(have.DeletedAt); age < retention-2*wallSkew {
+		least := retention
+		if have.Group == "" {
+			least = unusedRetention
+		}
+		if age := w.sched.now.Sub(have.DeletedAt); age < least-2*wallSkew {
 			w.fail(ruleTombstone, "the tombstone of %s is removed after %v", have.ID, age)
 		}
 		have.removed = true

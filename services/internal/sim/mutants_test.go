@@ -74,7 +74,7 @@ var mutants = []mutant{
 		old: "if !stray.Reads[len(stray.Reads)-1].Before(second) {", new: "if len(stray.Reads) > 0 {",
 		why: "a VM whose record may be on its way is terminated"},
 	{name: "tombstones removed early", file: "internal/plan/collect.go", quick: true,
-		old: "due := t.DeletedAt.Add(s.Settings.Retention)", new: "due := t.DeletedAt.Add(s.Settings.Retention / 2)",
+		old: "due := t.DeletedAt.Add(retention)", new: "due := t.DeletedAt.Add(retention / 2)",
 		why: "an instance ID may live again while its VM may still appear"},
 	// The executor.
 	{name: "no proof", file: "internal/execute/execute.go",

@@ -18,6 +18,8 @@ const (
 	template  = "t"
 	minute    = time.Minute
 	retention = 10 * time.Minute // of tombstones
+	// unusedRetention is the retention of tombstones of reservations that were never used.
+	unusedRetention = 2 * time.Minute
 	// registrationTime is how long an agent may take to register.
 	registrationTime = 90 * time.Second
 )

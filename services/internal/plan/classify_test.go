@@ -1,0 +1,83 @@
+package plan
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+)
+
+// TestClassificationRules has one example for each of rules 1 to 17, and checks that every rule has one.
+func TestClassificationRules(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	well := func(change func(*Instance)) Instance {
+		i := Instance{State: record.Registered, CreatedAt: ago(time.Hour), LaunchedAt: ago(time.Hour),
+			RegisteredAt: ago(59 * time.Minute), InfraHash: "v1", Healthy: true, EverHealthy: true, Connected: true,
+			LastReport: ago(time.Second), Provider: Observed[ProviderState]{Value: ProviderRunning, Complete: true, At: now}}
+		if change != nil {
+			change(&i)
+		}
+		return i
+	}
+	silent := func(i *Instance) {
+		i.LastReport, i.Connected, i.LostAt = ago(10*time.Minute), false, ago(10*time.Minute)
+	}
+	ended := func(i *Instance) { i.Provider.Value = ProviderStopped }
+	unregistered := func(i *Instance) { i.State, i.RegisteredAt, i.LastReport = record.Created, time.Time{}, time.Time{} }
+	seen := map[uint8]bool{}
+	for _, c := range []struct {
+		rule    int
+		name    string
+		i       Instance
+		guarded bool
+		ages    func(*Settings)
+	}{
+		{rule: 1, name: "the intent is durable", i: well(func(i *Instance) { i.State = record.Deleting })},
+		{rule: 1, name: "the intent is being written, and the VM is gone", i: well(func(i *Instance) {
+			i.Work, i.Provider.Value = MarkingDeleting, ProviderGone
+		})},
+		{rule: 2, name: "reserved", i: Instance{State: record.Reserved, Work: Creating}},
+		{rule: 3, name: "a notice", i: well(func(i *Instance) { i.Notice = true })},
+		{rule: 4, name: "a power-off without grace", i: well(func(i *Instance) { i.PowerOffAt = now })},
+		{rule: 5, name: "ended before it registered", i: well(func(i *Instance) { unregistered(i); ended(i) })},
+		{rule: 6, name: "ended", i: well(ended)},
+		{rule: 7, name: "registration is overdue", i: well(unregistered)},
+		{rule: 8, name: "past ondemand_age", i: well(func(i *Instance) { i.OnDemand = true }),
+			ages: func(s *Settings) { s.OnDemandAge = time.Minute }},
+		{rule: 9, name: "on demand and silent", i: well(func(i *Instance) { i.OnDemand = true; silent(i) })},
+		{rule: 10, name: "past forced_age and silent", i: well(silent),
+			ages: func(s *Settings) { s.ForcedAge = time.Minute }},
+		{rule: 11, name: "silent while the guard holds", i: well(silent), guarded: true},
+		{rule: 12, name: "silent", i: well(silent)},
+		{rule: 12, name: "never healthy", i: well(func(i *Instance) { i.Healthy, i.EverHealthy = false, false })},
+		{rule: 13, name: "drifted and unhealthy", i: well(func(i *Instance) { i.Healthy, i.InfraHash = false, "v0" })},
+		{rule: 14, name: "unhealthy for now", i: well(func(i *Instance) { i.Healthy = false })},
+		{rule: 14, name: "absent from an incomplete list does not count as gone", i: well(func(i *Instance) {
+			i.Provider, i.Connected = Observed[ProviderState]{Value: ProviderGone}, false
+		})},
+		{rule: 15, name: "drifted and past eligible_age", i: well(func(i *Instance) { i.InfraHash = "v0" }),
+			ages: func(s *Settings) { s.EligibleAge = time.Minute }},
+		{rule: 16, name: "past eligible_age", i: well(nil), ages: func(s *Settings) { s.EligibleAge = time.Minute }},
+		{rule: 17, name: "well", i: well(nil)},
+	} {
+		s := Snapshot{Now: now, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour),
+			Settings: Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute},
+			Group:    config.Group{Size: 1, InfraHash: "v1", MaxUnhealthy: config.Limit{Value: 9}}, Instances: []Instance{c.i}}
+		if c.ages != nil {
+			c.ages(&s.Settings)
+		}
+		if c.guarded {
+			s.Shard = ShardHealth{Running: 9, Silent: 9}
+		}
+		row := classifyGroup(s).rows[0]
+		if int(row)+1 != c.rule {
+			t.Errorf("%s: rule %d (%s), want rule %d (%s)", c.name, row+1, rules[row].name, c.rule, rules[c.rule-1].name)
+		}
+		seen[row] = true
+	}
+	if len(seen) != len(rules) {
+		t.Errorf("%d of %d rules have an example", len(seen), len(rules))
+	}
+}
