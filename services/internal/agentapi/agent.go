@@ -2,7 +2,6 @@ package agentapi
 
 import (
 	"context"
-	"crypto/ed25519"
 	"sync"
 	"time"
 
@@ -10,17 +9,17 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// The streams of an agent. It has one of each.
+// The kinds of streams of an agent. It has at most one of each.
 const (
 	healthStream = iota
 	filesStream
 	keysStream
-	streams
+	streamKinds
 )
 
 // agent is what one leadership knows of an instance's agent beyond the World: its streams, and what was sent to it.
@@ -29,45 +28,39 @@ type agent struct {
 	name string // of id
 
 	mu sync.Mutex
-	// connection is the number of the connection that the streams are of.
+	// connection is the number of the connection that the streams belong to.
 	connection uint64
-	open       [streams]*slot
-	// missed: there was something to do for a stream that was not open.
-	missed [streams]bool
-	// waiting are those who want to know how the next batch went.
-	waiting []chan<- error
-	// keys are the public keys handed in, by name; nil before they were read from the cache.
+	streams    [streamKinds]*stream
+	// pending marks kinds that have work but no open stream.
+	pending [streamKinds]bool
+	// keys are the submitted public keys, by name; nil before they were read from the cache.
 	keys map[string][]byte
-	ask  []filegen.KeyRequest
-	// sent are the files that this leadership sent, by name; of the configuration with the hash want.
-	sent map[string]*sentFile
-	want string
-	// renewAt is when the first certificate is due; zero: not known.
-	renewAt time.Time
-	// needy: the last look found that something is missing. It is sent again, ever more seldom.
-	needy    bool
-	failures int
-	retryAt  time.Time
+	// wantedKeys are to be requested from the agent.
+	wantedKeys []filegen.KeyRequest
+	// sent are the files that this leadership sent, by name, for the runtime configuration with the hash sentHash.
+	sent     map[string]*sentFile
+	sentHash string
+	files    plan.FilesState
 }
 
-// sentFile is a file as it was sent. pending: the agent has not said since what it has. (Pointers to it, because a map
-// has room for eight.)
+// sentFile is a file as it was sent. It is unconfirmed until the agent next lists its files. (A map of pointers is
+// smaller: a map has room for eight values.)
 type sentFile struct {
 	filegen.Have
-	pending bool
+	unconfirmed bool
 }
 
-// slot is one open stream.
-type slot struct {
-	// wake says that there is something to do, or err to return. Capacity 1.
+// stream is one open stream.
+type stream struct {
+	// wake has an element when the stream has work to do or err to return. Its capacity is 1.
 	wake chan struct{}
-	err  error // why the stream is to end
-	// interval that a health stream was told.
+	err  error
+	// interval is the report interval that a health stream was told.
 	interval time.Duration
 }
 
-// finish ends a stream, unless it has ended already. Call with the agent's mu held.
-func (s *slot) finish(err error) (first bool) {
+// end ends a stream. It reports false if the stream had ended before. Call with the agent's mu held.
+func (s *stream) end(err error) (first bool) {
 	if s == nil || s.err != nil {
 		return false
 	}
@@ -76,118 +69,106 @@ func (s *slot) finish(err error) (first bool) {
 	return true
 }
 
-func (s *slot) signal() {
+func (s *stream) signal() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
 }
 
-// take opens a stream of a connection. An older stream of the kind ends, and so do all those of an older connection.
-func (a *agent) take(kind int, peer *transport.Peer) (*slot, error) {
+// openStream opens a stream of a connection. It ends an older stream of the kind, and all streams of an older
+// connection.
+func (a *agent) openStream(kind int, peer *transport.Peer) (*stream, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	replaced := status.Error(codes.Aborted, "replaced by a newer connection or stream of this instance")
 	if peer.Number < a.connection {
 		return nil, replaced
 	}
-	for other := range a.open {
+	for other := range a.streams {
 		if other == kind || peer.Number > a.connection {
-			a.open[other].finish(replaced)
-			a.open[other] = nil
+			a.streams[other].end(replaced)
+			a.streams[other] = nil
 		}
 	}
 	a.connection = peer.Number
-	s := &slot{wake: make(chan struct{}, 1)}
-	a.open[kind] = s
-	if a.missed[kind] {
-		a.missed[kind] = false
+	s := &stream{wake: make(chan struct{}, 1)}
+	a.streams[kind] = s
+	if a.pending[kind] {
+		a.pending[kind] = false
 		s.signal()
 	}
 	return s, nil
 }
 
-// leave closes a stream, unless another took its place.
-func (a *agent) leave(kind int, s *slot) {
+// closeStream forgets a stream, unless another has replaced it.
+func (a *agent) closeStream(kind int, s *stream) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.open[kind] == s {
-		a.open[kind] = nil
+	if a.streams[kind] == s {
+		a.streams[kind] = nil
 	}
 }
 
-func (a *agent) endAll(err error) {
+func (a *agent) endStreams(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for kind := range a.open {
-		a.open[kind].finish(err)
+	for kind := range a.streams {
+		a.streams[kind].end(err)
 	}
 }
 
-func (a *agent) endReports(interval time.Duration) {
+// endStream is stream.end with mu taken.
+func (a *agent) endStream(s *stream, err error) (first bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s := a.open[healthStream]; s != nil && s.interval != interval {
-		s.finish(status.Error(codes.Aborted, "the report interval has changed: connect again"))
+	return s.end(err)
+}
+
+// endOutdatedReports ends the health stream if it was told another interval.
+func (a *agent) endOutdatedReports(interval time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.streams[healthStream]; s != nil && s.interval != interval {
+		s.end(status.Error(codes.Aborted, "the report interval has changed: connect again"))
 	}
 }
 
-// nudge has a stream look at what there is to do, now or once it is open. Call with mu held.
-func (a *agent) nudge(kind int) {
-	if a.open[kind] != nil {
-		a.open[kind].signal()
+// wakeStream makes a stream do its work, now or when it opens. Call with mu held.
+func (a *agent) wakeStream(kind int) {
+	if a.streams[kind] != nil {
+		a.streams[kind].signal()
 	} else {
-		a.missed[kind] = true
+		a.pending[kind] = true
 	}
 }
 
-// finish is slot.finish with mu taken.
-func (a *agent) finish(s *slot, err error) (first bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return s.finish(err)
-}
-
-// hold keeps an agent's stream open: start when it opens, then work whenever there is something to do. It returns why
-// it ended.
-func (s *Service) hold(ctx context.Context, kind int, instanceID func(own string) string, start,
+// serveStream serves a stream of the caller: it calls start once and work each time that the stream is woken. It returns
+// when the stream ends, and says why.
+func (s *Service) serveStream(ctx context.Context, kind int, instanceID func(own string) string, start,
 	work func(*call) error) error {
-	c, err := s.enter(ctx, kind, instanceID)
+	c, err := s.authorize(ctx, instanceID)
 	if err != nil {
 		return err
 	}
-	defer c.agent.leave(kind, c.slot)
-	if err := start(c); err != nil {
+	if c.stream, err = c.agent.openStream(kind, c.peer); err != nil {
 		return err
 	}
-	for {
+	defer c.agent.closeStream(kind, c.stream)
+	for err = start(c); err == nil; {
 		select {
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
 		case <-c.leader.Context.Done():
-			return s.lost()
-		case <-c.slot.wake:
+			return s.errLeadershipLost()
+		case <-c.stream.wake:
 		}
 		c.agent.mu.Lock()
-		err := c.slot.err
+		err = c.stream.err
 		c.agent.mu.Unlock()
 		if err == nil {
 			err = work(c)
 		}
-		if err != nil {
-			return err
-		}
 	}
+	return err
 }
-
-// enter opens a stream of the caller's.
-func (s *Service) enter(ctx context.Context, kind int, instanceID func(own string) string) (*call, error) {
-	c, err := s.authorize(ctx, instanceID)
-	if err != nil {
-		return nil, err
-	}
-	c.slot, err = c.agent.take(kind, c.peer)
-	return c, err
-}
-
-func keyOf(rec *record.Instance) ed25519.PublicKey { return rec.PublicKey }

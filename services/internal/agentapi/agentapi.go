@@ -1,12 +1,13 @@
-// Package agentapi serves the AgentService: what agents report, the files they receive, the keys they hand in.
+// Package agentapi serves the AgentService: the reports of agents, the files they receive, the keys they submit.
 //
-// Invariant: a caller speaks for the instance in its certificate and for no other, and only while the record of that
-// instance is alive and holds the certificate's key. An instance has one connection: streams of an older one end when a
-// newer one opens its first. No agent, however slow, makes anybody but itself wait.
+// Invariant: a caller speaks only for the instance in its certificate, and only while the record of that instance is
+// alive and holds the certificate's key. An instance has one connection: when a newer connection opens its first stream,
+// the streams of the older one end. A slow agent delays no other agent and no action of the leader.
 package agentapi
 
 import (
 	"context"
+	"crypto/ed25519"
 	"log/slog"
 	"sync"
 	"time"
@@ -25,18 +26,18 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// Records changes instance records by compare and swap; see execute.Executor.Update.
+// Records changes instance records by compare and swap. See execute.Executor.Update.
 type Records interface {
 	Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error)
 }
 
-// CertLog is the durable log of issued certificates; see clusterstate.State.
+// CertLog is the durable log of issued certificates. See clusterstate.State.
 type CertLog interface {
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
 }
 
-// Keys outlives terms and restarts with the public keys that agents handed in; see cache.Cache. Losing it costs another
-// question.
+// Keys caches the public keys that agents submitted, over terms and restarts. See cache.Cache. If the cache is lost, the
+// server requests the keys again.
 type Keys interface {
 	Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error)
 	PutKeys(ctx context.Context, instance ident.ID, keys []cache.Key) error
@@ -55,24 +56,23 @@ type Leader struct {
 	CertLog        CertLog
 	Issuer         transport.Issuer
 	Files          *filegen.Generator
-	// Interval is how often agents are to report, as configured now.
+	// Interval returns the configured time between two reports.
 	Interval func() time.Duration
 }
 
 // Service implements nstancev1.AgentServiceServer and execute.Files.
 type Service struct {
 	nstancev1.UnimplementedAgentServiceServer
-	// Leader returns the current leadership, the same pointer for as long as it lasts, or the status error that says
-	// who leads instead.
+	// Leader returns the current leadership, the same pointer for as long as it lasts. If another server leads, it
+	// returns the status error that names it.
 	Leader func() (*Leader, error)
 	Keys   Keys
 	Now    func() time.Time
 	Log    *slog.Logger
-	// Metrics counts reports; nil: nobody does.
+	// Metrics counts reports, if it is set.
 	Metrics *metrics.Server
 
-	// patience with agents that do not read their files; 0: sendTimeout.
-	patience time.Duration
+	sendTimeout time.Duration // if set, replaces the constant in tests
 
 	mu    sync.Mutex
 	board *board
@@ -88,8 +88,7 @@ type board struct {
 	agents map[ident.ID]*agent
 }
 
-// boardOf returns the board of a leadership. It is forgotten, with the World that it refers to, when the leadership
-// ends.
+// boardOf returns the board of a leadership. When the leadership ends, the service drops the board and with it the World.
 func (s *Service) boardOf(leader *Leader) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,6 +106,7 @@ func (s *Service) boardOf(leader *Leader) *board {
 	return s.board
 }
 
+// agent returns the agent of an instance. It adds it if it is new.
 func (b *board) agent(id ident.ID) *agent {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -118,8 +118,8 @@ func (b *board) agent(id ident.ID) *agent {
 	return a
 }
 
-// present returns the agents that have been heard of.
-func (b *board) present() []*agent {
+// list returns all agents.
+func (b *board) list() []*agent {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	agents := make([]*agent, 0, len(b.agents))
@@ -129,7 +129,7 @@ func (b *board) present() []*agent {
 	return agents
 }
 
-// Deleted closes the streams of an instance that is no more, and forgets it.
+// Deleted ends the streams of a deleted instance and forgets it.
 func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 	s.mu.Lock()
 	b := s.board
@@ -140,7 +140,7 @@ func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 		delete(b.agents, id)
 		b.mu.Unlock()
 		if a != nil {
-			a.endAll(errDeleted(id))
+			a.endStreams(errDeleted(id))
 		}
 	}
 	if err := s.Keys.DeleteKeys(ctx, id); err != nil {
@@ -148,7 +148,8 @@ func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 	}
 }
 
-// Configured has agents that report at another interval than is configured now connect again, which tells them.
+// Configured ends the health streams that were told another report interval than the one configured now. Their agents
+// connect again and are told.
 func (s *Service) Configured() {
 	s.mu.Lock()
 	b := s.board
@@ -157,8 +158,8 @@ func (s *Service) Configured() {
 		return
 	}
 	interval := b.leader.Interval()
-	for _, a := range b.present() {
-		a.endReports(interval)
+	for _, a := range b.list() {
+		a.endOutdatedReports(interval)
 	}
 }
 
@@ -168,11 +169,11 @@ type call struct {
 	peer   *transport.Peer
 	agent  *agent
 	group  config.GroupKey
-	slot   *slot // of a stream
+	stream *stream // nil for a unary call
 }
 
-// authorize checks that the caller may speak for the instance that its message names. instanceID is given the ID in the
-// certificate and returns that of the message.
+// authorize checks that the caller may speak for the instance that its message names. instanceID gets the ID in the
+// certificate and returns the ID in the message.
 func (s *Service) authorize(ctx context.Context, instanceID func(own string) string) (*call, error) {
 	c, _, err := s.authorizeWithRecord(ctx, instanceID)
 	return c, err
@@ -209,8 +210,8 @@ func (s *Service) authorizeWithRecord(ctx context.Context, instanceID func(own s
 	return c, rec, nil
 }
 
-// named is the instance ID of a message that names one.
-func named(m interface{ GetInstanceId() string }) func(string) string {
+// instanceOf is for messages that name their instance.
+func instanceOf(m interface{ GetInstanceId() string }) func(string) string {
 	return func(string) string { return m.GetInstanceId() }
 }
 
@@ -221,23 +222,23 @@ func speaksFor(peer *transport.Peer, rec *record.Instance) error {
 		return status.Errorf(codes.PermissionDenied, "instance %s is not of tenant %s", rec.ID, peer.Identity.Tenant)
 	case rec.State != record.Registered && rec.State != record.Deleting:
 		return status.Errorf(codes.PermissionDenied, "instance %s is not registered", rec.ID)
-	case !peer.PublicKey.Equal(keyOf(rec)):
+	case !peer.PublicKey.Equal(ed25519.PublicKey(rec.PublicKey)):
 		return status.Errorf(codes.PermissionDenied, "instance %s is registered with another key", rec.ID)
 	}
 	return nil
 }
 
-// errForeign does not repeat the other ID: it may be anything.
+// errForeign does not repeat the ID in the message, which is untrusted text.
 func errForeign(id ident.ID) error {
-	return status.Errorf(codes.PermissionDenied, "instance_id: is another than that of the client certificate, %s", id)
+	return status.Errorf(codes.PermissionDenied, "instance_id: is not the one in the client certificate, %s", id)
 }
 
 func errDeleted(id ident.ID) error {
 	return status.Errorf(codes.PermissionDenied, "instance %s is deleted", id)
 }
 
-// lost is what streams end with when their leadership did.
-func (s *Service) lost() error {
+// errLeadershipLost is returned to calls that were in flight when leadership ended.
+func (s *Service) errLeadershipLost() error {
 	if _, err := s.Leader(); err != nil {
 		return err
 	}

@@ -14,7 +14,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -365,7 +364,7 @@ func TestAnAgentSpeaksForItself(t *testing.T) {
 	other := w.agent(t)
 	for _, named := range []string{other.id.String(), "", "nonsense"} {
 		for rpc, err := range w.agent(t).each(t, named) {
-			wants(t, rpc, err, codes.PermissionDenied, "instance_id: is another")
+			wants(t, rpc, err, codes.PermissionDenied, "instance_id: is not the one")
 		}
 	}
 	if _, heard := w.World.LastReport(other.id); heard {
@@ -793,7 +792,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 	}
 }
 
-// A certificate that is not in the log is not handed out.
+// A certificate is sent only after it is in the durable log.
 func TestLogComesFirst(t *testing.T) {
 	w := newWorld(t)
 	c := w.agent(t)
@@ -808,9 +807,15 @@ func TestLogComesFirst(t *testing.T) {
 	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.push(); err == nil || !strings.Contains(err.Error(), "log certificates") {
-		t.Errorf("%v", err)
+	if err := c.push(); err != nil {
+		t.Error(err)
 	}
+	logFails := func() bool {
+		return slices.ContainsFunc(w.World.Standing("prod"), func(e shardstate.ErrorEvent) bool {
+			return e.Instance == c.id && strings.Contains(e.Message, "log certificates")
+		})
+	}
+	eventually(t, "the failure is raised", logFails)
 	w.Fault(nil)
 	if w.Events(c.id, shardstate.EventFilesPushed) != 0 {
 		t.Error("something was sent")
@@ -822,33 +827,32 @@ func TestLogComesFirst(t *testing.T) {
 	}
 }
 
-func TestPushWithoutStream(t *testing.T) {
+// The executor's slots are shared with terminations: an agent that takes no files must not occupy one.
+func TestPushDoesNotWaitForTheAgent(t *testing.T) {
 	w := newWorld(t)
 	c := w.agent(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if err := w.service.Push(ctx, c.id); err == nil || !strings.Contains(err.Error(), "does not take files") {
-		t.Errorf("%v", err)
+	began := time.Now()
+	for range 5 {
+		if err := c.push(); err != nil {
+			t.Errorf("push without a stream: %v, want the push to be enqueued", err)
+		}
 	}
-	// Several at once wait for the stream together and share a batch.
-	errs := make([]error, 5)
-	var wg sync.WaitGroup
-	for i := range errs {
-		wg.Go(func() { errs[i] = c.push() })
+	if view, _ := w.World.Instance(c.id); view.Plan.FilesSent != "r1" {
+		t.Errorf("the planner would push again: files sent are of %q, want r1", view.Plan.FilesSent)
 	}
-	files := c.files()
-	if b := receive(t, files); len(b.files) != 2 {
-		t.Errorf("%v", b.names())
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("five pushes took %s: Push waits for the agent", took)
 	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
+	// All of them together are one batch, sent when the stream opens.
+	if b := receive(t, c.files()); len(b.files) != 2 {
+		t.Errorf("the batch has the files %v, want the two that need no key", b.names())
 	}
+	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 1)
 }
 
 func TestAgentThatDoesNotRead(t *testing.T) {
 	w := newWorld(t)
-	w.service.SetPatience(2 * time.Second)
+	w.service.SetSendTimeout(2 * time.Second)
 	w.group.RuntimeHash, w.group.Files = "big", map[string]config.File{}
 	for _, name := range []string{"a", "b", "c"} {
 		w.group.Files[name] = config.File{Kind: "string", Content: strings.Repeat(name, 200<<10)}
@@ -858,20 +862,16 @@ func TestAgentThatDoesNotRead(t *testing.T) {
 	stuck.files() // and never reads: its window is 64 KiB
 	good := w.agent(t)
 	goodFiles := good.files()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := w.service.Push(ctx, stuck.id); err == nil {
-		t.Error("pushed to an agent that does not read")
-	}
-	done := make(chan error, 1)
-	go func() { done <- good.push() }()
-	if b := receive(t, goodFiles); len(b.files) != 3 {
-		t.Errorf("%v", b.names())
-	}
-	if err := <-done; err != nil {
+	if err := errors.Join(stuck.push(), good.push()); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "the connection is cut", func() bool { return stuck.conn.GetState().String() != "READY" })
+	if b := receive(t, goodFiles); len(b.files) != 3 {
+		t.Errorf("an agent that reads received %v, want three files", b.names())
+	}
+	eventually(t, "the connection is closed", func() bool { return stuck.conn.GetState().String() != "READY" })
+	if w.Events(stuck.id, shardstate.EventFilesPushed) != 0 {
+		t.Error("an agent that does not read counts as one that has its files")
+	}
 }
 
 func TestRenewCertificate(t *testing.T) {
@@ -941,7 +941,48 @@ func TestRenewExpiredCertificate(t *testing.T) {
 	leader.World = fresh
 	w.leader.Store(&leader)
 	_, err = unknown.renew()
-	wants(t, "not asked yet", err, codes.Unavailable, "has not said yet")
+	wants(t, "not asked yet", err, codes.Unavailable, "has not answered yet")
+}
+
+// hookedLog calls a hook before it appends an entry.
+type hookedLog struct {
+	agentapi.CertLog
+	before func()
+}
+
+func (l hookedLog) AppendCertLog(ctx context.Context, entry record.CertLog) error {
+	l.before()
+	return l.CertLog.AppendCertLog(ctx, entry)
+}
+
+// A renewal that was authorized is refused if the record changes before the renewal is written to it.
+func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(t *testing.T, w *world, id ident.ID)
+		code    codes.Code
+		message string
+	}{
+		"registered with another key": {func(t *testing.T, w *world, id ident.ID) {
+			w.Change(t, id, func(r *record.Instance) { r.PublicKey = transporttest.Public(transporttest.NewKey(t)) })
+		}, codes.PermissionDenied, "registered with another key"},
+		"deleted": {func(t *testing.T, w *world, id ident.ID) {
+			w.Delete(t, id, true)
+		}, codes.Unavailable, "try again"}, // and then learns that the instance is deleted
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			c := w.agent(t)
+			w.Clock.Advance(5 * 24 * time.Hour)
+			leader := *w.leader.Load()
+			leader.CertLog = hookedLog{leader.CertLog, func() { test.change(t, w, c.id) }}
+			w.leader.Store(&leader)
+			_, err := c.renew()
+			wants(t, name, err, test.code, test.message)
+			if ref := w.Stored(t, c.id).Certificate; ref != nil && ref.Serial != authority.Serial(c.cert.Leaf) {
+				t.Error("the record refers to the certificate of a client that no longer speaks for the instance")
+			}
+		})
+	}
 }
 
 func TestRenewalThatCannotBeRecorded(t *testing.T) {

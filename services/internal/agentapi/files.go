@@ -17,86 +17,66 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/filegen"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-const (
-	// pushTimeout is how long Push waits for a batch to be on its way.
-	pushTimeout = 15 * time.Second
-	// sendTimeout is how long an agent may take to read a batch before its connection is cut.
-	sendTimeout = time.Minute
-	// settle is how long after a batch reports are not taken to mean that something is missing.
-	settle = 5 * time.Second
-)
+// sendTimeout is the time in which an agent must read a batch of files. After it, its connection is closed.
+const sendTimeout = time.Minute
 
-// errNoStream: the agent has not opened its stream, or does not read from it.
-var errNoStream = errors.New("the agent does not take files at the moment")
-
-// Push implements execute.Files: it has the files that an instance lacks made and sent on its open stream, and returns
-// when they are on their way. Several calls at once share a batch.
-func (s *Service) Push(ctx context.Context, id ident.ID) error {
+// Push implements execute.Files. It makes the agent's stream send the files that the instance lacks, now or when the
+// stream opens, and does not wait for that. A batch that fails is sent again as plan.FilesDue says.
+func (s *Service) Push(_ context.Context, id ident.ID) error {
 	leader, err := s.Leader()
 	if err != nil {
 		return err
 	}
-	a := s.boardOf(leader).agent(id)
-	done := make(chan error, 1)
-	a.mu.Lock()
-	a.waiting = append(a.waiting, done)
-	a.nudge(filesStream)
-	a.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
-	defer cancel()
-	select {
-	case err := <-done:
-		return err
-	case <-leader.Context.Done():
-		err = leader.Context.Err()
-	case <-ctx.Done():
-		err = errNoStream
+	view, ok := leader.World.Instance(id)
+	if !ok {
+		return nil
 	}
+	a := s.boardOf(leader).agent(id)
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.waiting = slices.DeleteFunc(a.waiting, func(ch chan<- error) bool { return ch == done })
-	return err
+	a.wakeStream(filesStream)
+	a.mu.Unlock()
+	// From here the stream and FilesDue see to it: the planner must not push the same configuration again.
+	if group, ok := leader.World.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group}); ok {
+		leader.World.FilesSent(id, group.RuntimeHash)
+	}
+	return nil
 }
 
 // ReceiveFiles sends an instance its files whenever it lacks some.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
-	return s.hold(stream.Context(), filesStream, named(req), func(*call) error {
+	return s.serveStream(stream.Context(), filesStream, instanceOf(req), func(*call) error {
 		return nil
-	}, func(c *call) error { return s.deliver(c, stream) })
+	}, func(c *call) error { return s.deliverBatch(c, stream) })
 }
 
-// deliver sends one batch and tells those who wait for it. Its error ends the stream.
-func (s *Service) deliver(c *call, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
+// deliverBatch makes and sends one batch. It returns an error only if the stream is broken. Any other failure is raised
+// as a standing error of the instance until a batch succeeds.
+func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	ctx, a := stream.Context(), c.agent
+	err, broken := s.sendBatch(ctx, c, stream.Send)
+	if broken != nil || ctx.Err() != nil || c.leader.Context.Err() != nil {
+		return broken
+	}
+	fault := shardstate.ErrorKey{Kind: "storage", Tenant: c.group.Tenant, Group: c.group.Group, Instance: a.id}
+	if err == nil {
+		c.leader.World.Resolve(fault)
+		return nil
+	}
 	a.mu.Lock()
-	waiting := a.waiting
-	a.waiting = nil
+	a.files = plan.FilesFailed(a.files, s.Now())
 	a.mu.Unlock()
-	err, broken := s.batch(ctx, c, stream.Send)
-	for _, ch := range waiting {
-		ch <- errors.Join(err, broken)
-	}
-	if err != nil && broken == nil && ctx.Err() == nil && c.leader.Context.Err() == nil {
-		a.mu.Lock()
-		if !a.needy {
-			a.needy = true
-			a.again(s.Now())
-		}
-		a.mu.Unlock()
-		if len(waiting) == 0 {
-			s.Log.Warn("files not sent", "tenant", c.group.Tenant, "group", c.group.Group, "instance", a.name, "error",
-				err)
-		}
-	}
-	return broken
+	s.Log.Warn("files not sent", "tenant", c.group.Tenant, "group", c.group.Group, "instance", a.name, "error", err)
+	c.leader.World.Raise(fault, fmt.Sprintf("%s: %v", plan.PushFiles, err))
+	return nil
 }
 
-// batch makes and sends what the instance lacks. broken ends the stream; another error does not.
-func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err,
+// sendBatch makes and sends what the instance lacks. broken ends the stream; err does not.
+func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err,
 	broken error) {
 	world, a := c.leader.World, c.agent
 	view, ok := world.Instance(a.id)
@@ -105,13 +85,13 @@ func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.Recei
 	}
 	group, ok := world.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group})
 	if !ok || group.RuntimeHash == "" {
-		return nil, nil // the group is gone: the instance keeps what it has for its last minutes
+		return nil, nil // the group was deleted: the instance keeps its files until it is deleted too
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.leader.Context, cancel)()
 	s.loadKeys(ctx, a)
-	result, err := c.leader.Files.Generate(ctx, a.input(group, &view))
+	result, err := c.leader.Files.Generate(ctx, a.generatorInput(group, &view))
 	if err != nil {
 		err = fmt.Errorf("make files: %w", err)
 	}
@@ -127,18 +107,18 @@ func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.Recei
 	if err != nil && result.Names == nil {
 		return err, nil
 	}
-	// What is incomplete does not take away the hash of an instance that has the current configuration.
-	hash, up := result.Hash, view.Report.RuntimeHash == group.RuntimeHash
-	if hash == "" && up {
+	// An instance that has the current configuration keeps its hash although the batch is incomplete.
+	hash, current := result.Hash, view.Report.RuntimeHash == group.RuntimeHash
+	if hash == "" && current {
 		hash = group.RuntimeHash
 	}
-	nothing := len(result.Files) == 0 && (up || hash == "")
+	nothing := len(result.Files) == 0 && (current || hash == "")
 	if !nothing {
-		if broken := s.send(c, result, hash, send); broken != nil {
+		if broken := s.sendFiles(c, result, hash, send); broken != nil {
 			return nil, broken
 		}
 	}
-	a.record(&result, group.RuntimeHash, s.Now())
+	a.recordBatch(&result, group.RuntimeHash, s.Now())
 	if err != nil {
 		return err, nil
 	}
@@ -151,11 +131,11 @@ func (s *Service) batch(ctx context.Context, c *call, send func(*nstancev1.Recei
 	return nil, nil
 }
 
-// send writes a batch to the stream. An agent that does not read loses its connection.
-func (s *Service) send(c *call, result filegen.Result, hash string, send func(
+// sendFiles writes a batch to the stream. It closes the connection of an agent that does not read the batch in time.
+func (s *Service) sendFiles(c *call, result filegen.Result, hash string, send func(
 	*nstancev1.ReceiveFilesResponse) error) error {
-	watchdog := time.AfterFunc(cmp.Or(s.patience, sendTimeout), func() {
-		s.Log.Warn("agent does not read its files, connection cut", "instance", c.agent.name)
+	watchdog := time.AfterFunc(cmp.Or(s.sendTimeout, sendTimeout), func() {
+		s.Log.Warn("agent does not read its files, connection closed", "instance", c.agent.name)
 		c.peer.Close()
 	})
 	defer watchdog.Stop()
@@ -171,12 +151,12 @@ func (s *Service) send(c *call, result filegen.Result, hash string, send func(
 	}})
 }
 
-// input gathers what an instance is and has.
-func (a *agent) input(group config.Group, view *shardstate.InstanceView) filegen.Input {
+// generatorInput returns what the files of an instance are made from.
+func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView) filegen.Input {
 	rec, vm, report := &view.Record, &view.VM, &view.Report
 	in := filegen.Input{
 		Group: group, Record: *rec, RuntimeHash: report.RuntimeHash,
-		// The provider knows best where it put the machine; the name is what the machine said when it was new.
+		// Addresses: the provider knows best. Host name: what the machine reported when it registered.
 		Address: filegen.Address{IPv4: cmp.Or(vm.IPv4, rec.IPv4, report.IPv4),
 			IPv6:     cmp.Or(vm.IPv6, rec.IPv6, report.IPv6),
 			Hostname: cmp.Or(rec.Hostname, report.Hostname, vm.Hostname)},
@@ -197,28 +177,25 @@ func (a *agent) input(group config.Group, view *shardstate.InstanceView) filegen
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for name, sent := range a.sent {
-		if have := in.Have[name]; sent.pending || have.SHA256 == sent.SHA256 && have.Error == "" {
+		if have := in.Have[name]; sent.unconfirmed || have.SHA256 == sent.SHA256 && have.Error == "" {
 			in.Have[name] = sent.Have
 		}
 	}
 	for name, pkix := range a.keys {
 		in.Keys[name] = pkix
 		if in.KeySums != nil {
-			// Keys that do not agree with a report are forgotten when it comes; this one came after it.
+			// A report removes keys that it does not list (see forgetKeys), so this key was submitted after it.
 			in.KeySums[name] = sum(pkix)
 		}
 	}
 	return in
 }
 
-// record takes note of a batch that was sent.
-func (a *agent) record(result *filegen.Result, want string, now time.Time) {
+// recordBatch notes a batch that was sent for the runtime configuration with the given hash.
+func (a *agent) recordBatch(result *filegen.Result, hash string, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	// Reports that are on their way do not know of the batch yet.
-	if soon := now.Add(settle); a.retryAt.Before(soon) {
-		a.retryAt = soon
-	}
+	a.files = plan.FilesSent(a.files, result.RenewAt, now)
 	if a.sent == nil {
 		a.sent = map[string]*sentFile{}
 	}
@@ -231,9 +208,9 @@ func (a *agent) record(result *filegen.Result, want string, now time.Time) {
 		a.sent[f.Name] = &sentFile{filegen.Have{SHA256: f.SHA256, NotBefore: f.NotBefore, NotAfter: f.NotAfter,
 			Basis: f.Basis}, true}
 	}
-	a.want, a.renewAt, a.ask = want, result.RenewAt, result.Missing
-	if len(a.ask) > 0 {
-		a.nudge(keysStream)
+	a.sentHash, a.wantedKeys = hash, result.Missing
+	if len(a.wantedKeys) > 0 {
+		a.wakeStream(keysStream)
 	}
 }
 

@@ -17,37 +17,37 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// KeyGenRequests asks an agent for the keys that its instance's files need and that it has not handed in.
+// KeyGenRequests requests from an agent the public keys that its instance's files need and that it has not submitted.
 func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest,
 	stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
-	ask := func(c *call) error {
+	requestKeys := func(c *call) error {
 		c.agent.mu.Lock()
-		ask := c.agent.ask
-		c.agent.ask = nil
+		wanted := c.agent.wantedKeys
+		c.agent.wantedKeys = nil
 		c.agent.mu.Unlock()
-		if len(ask) == 0 {
+		if len(wanted) == 0 {
 			return nil
 		}
 		message := &nstancev1.KeyGenRequestsResponse{}
-		for _, request := range ask {
+		for _, request := range wanted {
 			message.Keys = append(message.Keys, &nstancev1.KeyRequest{Name: request.Name,
 				Algorithm: algorithm(request.Algorithm)})
 		}
 		return stream.Send(message)
 	}
-	return s.hold(stream.Context(), keysStream, named(req), func(c *call) error {
+	return s.serveStream(stream.Context(), keysStream, instanceOf(req), func(c *call) error {
 		s.loadKeys(stream.Context(), c.agent)
-		wanted := s.wanted(c)
+		wanted := s.keysOfGroup(c)
 		c.agent.mu.Lock()
 		for _, request := range wanted {
 			if filegen.CheckKey(c.agent.keys[request.Name], request.Algorithm) != nil &&
-				!slices.Contains(c.agent.ask, request) {
-				c.agent.ask = append(c.agent.ask, request)
+				!slices.Contains(c.agent.wantedKeys, request) {
+				c.agent.wantedKeys = append(c.agent.wantedKeys, request)
 			}
 		}
 		c.agent.mu.Unlock()
-		return ask(c)
-	}, ask)
+		return requestKeys(c)
+	}, requestKeys)
 }
 
 func algorithm(name string) nstancev1.KeyAlgorithm {
@@ -57,20 +57,20 @@ func algorithm(name string) nstancev1.KeyAlgorithm {
 	return nstancev1.KeyAlgorithm_KEY_ALGORITHM_ED25519
 }
 
-// wanted returns the keys that the files of the caller's group need.
-func (s *Service) wanted(c *call) []filegen.KeyRequest {
+// keysOfGroup returns the keys that the files of the caller's group need.
+func (s *Service) keysOfGroup(c *call) []filegen.KeyRequest {
 	group, ok := c.leader.World.Group(c.group)
 	if !ok || group.RuntimeHash == "" {
 		return nil
 	}
 	keys, err := c.leader.Files.Keys(group)
 	if err != nil {
-		s.Log.Error("keys of a group not known", "tenant", c.group.Tenant, "group", c.group.Group, "error", err)
+		s.Log.Error("keys of a group cannot be determined", "tenant", c.group.Tenant, "group", c.group.Group, "error", err)
 	}
 	return keys
 }
 
-// loadKeys reads, once, the keys that an agent handed in to an earlier leadership.
+// loadKeys reads, once per leadership, the keys that an agent submitted earlier.
 func (s *Service) loadKeys(ctx context.Context, a *agent) {
 	a.mu.Lock()
 	loaded := a.keys != nil
@@ -80,7 +80,7 @@ func (s *Service) loadKeys(ctx context.Context, a *agent) {
 	}
 	stored, err := s.Keys.Keys(ctx, a.id)
 	if err != nil {
-		s.Log.Warn("cache not read", "instance", a.name, "error", err)
+		s.Log.Warn("public keys not read from the cache", "instance", a.name, "error", err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -94,17 +94,17 @@ func (s *Service) loadKeys(ctx context.Context, a *agent) {
 	}
 }
 
-// SubmitPublicKeys takes public keys that were asked for.
+// SubmitPublicKeys takes public keys that the server requested.
 func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPublicKeysRequest) (
 	*nstancev1.SubmitPublicKeysResponse, error) {
-	c, err := s.authorize(ctx, named(req))
+	c, err := s.authorize(ctx, instanceOf(req))
 	if err != nil {
 		return nil, err
 	}
 	if n := len(req.GetKeys()); n == 0 || n > maxKeys {
 		return nil, status.Errorf(codes.InvalidArgument, "keys: %d of them, want 1 to %d", n, maxKeys)
 	}
-	wanted := s.wanted(c)
+	wanted := s.keysOfGroup(c)
 	keys := make([]cache.Key, len(req.GetKeys()))
 	for i, key := range req.GetKeys() {
 		at := slices.IndexFunc(wanted, func(r filegen.KeyRequest) bool { return r.Name == key.GetName() })
@@ -122,25 +122,25 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 	a.mu.Lock()
 	for _, key := range keys {
 		a.keys[key.Name] = key.PKIX
-		a.ask = slices.DeleteFunc(a.ask, func(r filegen.KeyRequest) bool { return r.Name == key.Name })
+		a.wantedKeys = slices.DeleteFunc(a.wantedKeys, func(r filegen.KeyRequest) bool { return r.Name == key.Name })
 	}
-	a.nudge(filesStream)
+	a.wakeStream(filesStream)
 	a.mu.Unlock()
 	if err := s.Keys.PutKeys(ctx, a.id, keys); err != nil {
-		s.Log.Warn("cache not written", "instance", a.name, "error", err)
+		s.Log.Warn("public keys not written to the cache", "instance", a.name, "error", err)
 	}
 	return &nstancev1.SubmitPublicKeysResponse{}, nil
 }
 
-// RenewCertificate issues an agent's next client certificate, for the same key.
+// RenewCertificate issues the next client certificate of an agent, for the same key.
 func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (
 	*nstancev1.AgentServiceRenewCertificateResponse, error) {
-	c, rec, err := s.authorizeWithRecord(ctx, named(req))
+	c, rec, err := s.authorizeWithRecord(ctx, instanceOf(req))
 	if err != nil {
 		return nil, err
 	}
 	if c.peer.Expired {
-		if err := s.lives(c, &rec); err != nil {
+		if err := s.checkRunning(c, &rec); err != nil {
 			return nil, err
 		}
 	}
@@ -149,7 +149,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 		return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: pem, NotAfter: notAfter,
 			CaBundle: issuer.Bundle}
 	}
-	// Whoever did not get the last answer gets it again: asking often writes nothing.
+	// A client that did not receive the last answer gets the same certificate: repeated calls write nothing.
 	if ref := rec.Certificate; ref != nil {
 		if cert, ok := issuer.Reissue(c.peer.Identity, c.peer.PublicKey, *ref); ok {
 			return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
@@ -170,8 +170,9 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 			Kind: record.CertAgent, Serial: ref.Serial, NotAfter: ref.NotAfter}},
 	})
 	if err != nil {
-		return nil, s.notDurable(ctx, c, err)
+		return nil, s.errNotRecorded(ctx, c, err)
 	}
+	// The instance may have been deleted or registered with another key since authorize looked.
 	var refusal error
 	_, err = c.leader.Records.Update(inner, c.agent.id, func(r *record.Instance) {
 		if refusal = speaksFor(c.peer, r); refusal == nil {
@@ -182,14 +183,14 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	case refusal != nil:
 		return nil, refusal
 	case err != nil:
-		return nil, s.notDurable(ctx, c, err)
+		return nil, s.errNotRecorded(ctx, c, err)
 	}
 	return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
 }
 
-// lives checks what an agent whose certificate has expired must have to get another: a registered record, and a VM that
-// runs.
-func (s *Service) lives(c *call, rec *record.Instance) error {
+// checkRunning checks that an agent with an expired certificate may renew it: its record must be registered, and its VM
+// must run.
+func (s *Service) checkRunning(c *call, rec *record.Instance) error {
 	if rec.State != record.Registered {
 		return status.Errorf(codes.PermissionDenied, "instance %s is being deleted", c.agent.id)
 	}
@@ -198,15 +199,16 @@ func (s *Service) lives(c *call, rec *record.Instance) error {
 	case ok && view.Plan.Provider.Value == plan.ProviderRunning:
 		return nil
 	case ok && view.Plan.Provider.Value == plan.ProviderUnknown:
-		return status.Errorf(codes.Unavailable, "instance %s: the provider has not said yet whether it runs, try again",
+		return status.Errorf(codes.Unavailable, "instance %s: the provider has not answered yet whether it runs, try again",
 			c.agent.id)
 	}
-	return status.Errorf(codes.PermissionDenied, "instance %s does not run, says the provider", c.agent.id)
+	return status.Errorf(codes.PermissionDenied, "instance %s does not run according to the provider", c.agent.id)
 }
 
-func (s *Service) notDurable(ctx context.Context, c *call, err error) error {
+// errNotRecorded returns the status of a renewal that could not be written to the bucket.
+func (s *Service) errNotRecorded(ctx context.Context, c *call, err error) error {
 	if c.leader.Context.Err() != nil {
-		return s.lost()
+		return s.errLeadershipLost()
 	}
 	if ctx.Err() == nil {
 		s.Log.Warn("certificate not renewed", "instance", c.agent.name, "error", err)

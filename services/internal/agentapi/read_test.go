@@ -12,40 +12,35 @@ import (
 
 type healthStream = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
 
-// told is a health stream on which an agent says as much as is in left, and then nothing until silence ends.
-type told struct {
+// scriptedStream is a health stream with the given reports and no others.
+type scriptedStream struct {
 	healthStream
-	left    []*nstancev1.ReportHealthRequest
-	quiet   func()
-	silence <-chan struct{}
+	reports []*nstancev1.ReportHealthRequest
 }
 
-func (s *told) Recv() (*nstancev1.ReportHealthRequest, error) {
-	if len(s.left) == 0 {
-		s.quiet()
-		<-s.silence
+func (s *scriptedStream) Recv() (*nstancev1.ReportHealthRequest, error) {
+	if len(s.reports) == 0 {
 		return nil, io.EOF
 	}
-	next := s.left[0]
-	s.left = s.left[1:]
+	next := s.reports[0]
+	s.reports = s.reports[1:]
 	return next, nil
 }
 
-// broken is a stream whose next message is a bug of ours.
-type broken struct{ healthStream }
+// panickingStream is a health stream that panics, as a bug of the server would.
+type panickingStream struct{ healthStream }
 
-func (broken) Recv() (*nstancev1.ReportHealthRequest, error) { panic("no such thing") }
+func (panickingStream) Recv() (*nstancev1.ReportHealthRequest, error) { panic("a bug") }
 
 func TestPanicEndsOneStreamOnly(t *testing.T) {
 	w := newWorld(t)
 	id, _, _ := w.registered(t)
 	number, _ := w.World.Connected(id)
-	wants(t, "a panic while reading", w.service.Read(w.leader.Load(), id, number, broken{}), codes.Internal,
-		"internal error")
-	// On another stack it is the same: the World is asked for a group, and there is none.
-	first := &nstancev1.ReportHealthRequest{InstanceId: id.String(), Sequence: 1}
+	wants(t, "a panic while reading", w.service.TakeReports(w.leader.Load(), id, number, panickingStream{}),
+		codes.Internal, "internal error")
 	leader := *w.leader.Load()
-	leader.World = nil
-	wants(t, "a panic while a report is taken", w.service.Read(&leader, id, number,
-		&told{left: []*nstancev1.ReportHealthRequest{first}}), codes.Internal, "internal error")
+	leader.World = nil // its methods panic
+	report := &nstancev1.ReportHealthRequest{InstanceId: id.String(), Sequence: 1}
+	wants(t, "a panic while a report is taken", w.service.TakeReports(&leader, id, number,
+		&scriptedStream{reports: []*nstancev1.ReportHealthRequest{report}}), codes.Internal, "internal error")
 }

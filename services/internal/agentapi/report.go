@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"runtime/debug"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -24,10 +25,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// IntervalHeader is the response header that tells an agent how often to report, a Go duration.
+// IntervalHeader is the response header with the time between two reports, a Go duration.
 const IntervalHeader = "nstance-report-interval"
 
-// Bounds of a report.
+// Limits of a report.
 const (
 	maxFiles, maxKeys = 512, 128
 	maxName           = 255
@@ -36,12 +37,12 @@ const (
 
 type reports = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
 
-// ReportHealth takes an instance's reports for as long as its agent sends some.
+// ReportHealth takes the reports of an instance until its agent or the server ends the stream.
 func (s *Service) ReportHealth(stream reports) error {
-	err := s.hold(stream.Context(), healthStream, func(own string) string { return own }, func(c *call) error {
+	err := s.serveStream(stream.Context(), healthStream, func(own string) string { return own }, func(c *call) error {
 		interval := c.leader.Interval()
 		c.agent.mu.Lock()
-		c.slot.interval = interval
+		c.stream.interval = interval
 		c.agent.mu.Unlock()
 		if err := stream.SendHeader(metadata.Pairs(IntervalHeader, interval.String())); err != nil {
 			return err
@@ -50,7 +51,7 @@ func (s *Service) ReportHealth(stream reports) error {
 		if !ok {
 			return errDeleted(c.agent.id)
 		}
-		go s.readAll(c, stream, number)
+		go s.readReports(c, stream, number)
 		return nil
 	}, func(*call) error { return nil })
 	if errors.Is(err, io.EOF) {
@@ -59,27 +60,27 @@ func (s *Service) ReportHealth(stream reports) error {
 	return err
 }
 
-// readAll reads reports until the stream ends, and ends its handler.
-func (s *Service) readAll(c *call, stream reports, number uint64) {
-	err := s.read(c, stream, number)
-	// When a machine is lost, this is what everybody waits for. A stream that we ended is no loss: the agent comes
-	// back, and if it does not, its reports are missed.
-	if c.agent.finish(c.slot, err) {
-		c.leader.World.Disconnected(c.agent.id, number, reason(err))
+// readReports takes reports until the stream ends, and ends its handler. The end of a connection is the first sign of a
+// lost machine, so the World is told. A stream that the server ended is no sign: the agent connects again, and if it
+// does not, its reports are missed.
+func (s *Service) readReports(c *call, stream reports, number uint64) {
+	err := s.takeReports(c, stream, number)
+	if c.agent.endStream(c.stream, err) {
+		c.leader.World.Disconnected(c.agent.id, number, endReason(err))
 	}
 }
 
-// reason says in words why a health stream ended.
-func reason(err error) string {
+// endReason says in words why a health stream ended.
+func endReason(err error) string {
 	if errors.Is(err, io.EOF) {
 		return "by the agent"
 	}
 	return status.Convert(err).Message()
 }
 
-// read hands on one report after the other. It always returns an error: io.EOF when the agent closed the stream. A
-// panic is this stream's alone.
-func (s *Service) read(c *call, stream reports, number uint64) (err error) {
+// takeReports takes one report after the other. It always returns an error: io.EOF if the agent closed the stream. A
+// panic ends only this stream.
+func (s *Service) takeReports(c *call, stream reports, number uint64) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			s.Log.Error("taking a report panicked", "instance", c.agent.name, "error", fmt.Sprint(cause), "stack",
@@ -92,35 +93,15 @@ func (s *Service) read(c *call, stream reports, number uint64) (err error) {
 		if err != nil {
 			return err
 		}
-		if !s.takeRepeated(c, message, number, last) {
-			if err := s.take(c, message, number, last); err != nil {
-				return err
-			}
+		if err := s.takeReport(c, message, number, last); err != nil {
+			return err
 		}
 		last = message.GetSequence()
 	}
 }
 
-// takeRepeated takes a report that leads to nothing, as nearly all do. It answers false, and does nothing, for any
-// other. Both this and what it calls fit on the stack that has just read the report: another one is another goroutine,
-// which may wake a core that sleeps.
-func (s *Service) takeRepeated(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) bool {
-	if message.GetInstanceId() != c.agent.name || message.GetSequence() <= last || !message.GetUnchanged() {
-		return false
-	}
-	var report shardstate.Report
-	if parseReport(message, &report) != nil || !c.agent.content(report.RuntimeHash, s.Now()) ||
-		!c.leader.World.Repeated(c.agent.id, number, &report) {
-		return false
-	}
-	if s.Metrics != nil {
-		s.Metrics.Reports.Inc()
-	}
-	return true
-}
-
-// take takes one report. last is the sequence number of the one before.
-func (s *Service) take(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) error {
+// takeReport takes one report. last is the sequence number of the previous one.
+func (s *Service) takeReport(c *call, message *nstancev1.ReportHealthRequest, number, last uint64) error {
 	if message.GetInstanceId() != c.agent.name {
 		return errForeign(c.agent.id)
 	}
@@ -132,120 +113,79 @@ func (s *Service) take(c *call, message *nstancev1.ReportHealthRequest, number, 
 		return status.Errorf(codes.InvalidArgument, "%v", err)
 	}
 	if !c.leader.World.Reported(c.agent.id, number, report) {
-		return status.Error(codes.Aborted, "this stream does not speak for the instance any more")
+		return status.Error(codes.Aborted, "this stream no longer speaks for the instance")
 	}
-	s.look(c, &report)
+	s.sendFilesIfDue(c, &report)
 	if s.Metrics != nil {
 		s.Metrics.Reports.Inc()
 	}
 	return nil
 }
 
-// look finds out, after a report, whether the instance lacks files, and has them sent. A configuration that has changed
-// is the planner's to notice.
-func (s *Service) look(c *call, report *shardstate.Report) {
-	a, now := c.agent, s.Now()
+// sendFilesIfDue wakes the stream that sends files if, after a report, plan.FilesDue says so.
+func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
+	a := c.agent
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if report.Keys != nil {
-		a.prune(report.Keys)
+		a.forgetKeys(report.Keys)
 	}
-	if report.Files != nil || a.want != "" && report.RuntimeHash != a.want {
+	var files plan.FilesReport
+	if report.Files != nil || a.sentHash != "" && report.RuntimeHash != a.sentHash {
 		group, ok := c.leader.World.Group(c.group)
 		if !ok || group.RuntimeHash == "" {
 			return
 		}
+		files = plan.FilesReport{Reported: report.RuntimeHash, Sent: a.sentHash, Current: group.RuntimeHash}
 		if report.Files != nil {
-			a.reported(report.Files, &group)
-		}
-		if ours := report.RuntimeHash == group.RuntimeHash || a.want == group.RuntimeHash; ours {
-			needy := report.RuntimeHash != group.RuntimeHash || report.Files == nil && a.needy || report.Files != nil &&
-				a.lacks(report.Files, &group)
-			if !needy {
-				a.failures, a.retryAt = 0, time.Time{}
-			}
-			a.needy = needy
+			files.Full = true
+			files.Complete, files.RenewAt = a.compareFiles(report.Files, &group)
 		}
 	}
-	if a.wants(now) {
-		a.again(now)
-		a.nudge(filesStream)
+	var due bool
+	if a.files, due = plan.FilesDue(a.files, files, s.Now()); due {
+		a.wakeStream(filesStream)
 	}
 }
 
-// content reports whether look would find nothing to do after a report without files and keys.
-func (a *agent) content(hash string, now time.Time) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return (a.want == "" || a.want == hash) && !a.wants(now)
-}
-
-// wants reports whether files are missing or due, and it is time to send them. Call with mu held.
-func (a *agent) wants(now time.Time) bool {
-	due := !a.renewAt.IsZero() && !now.Before(a.renewAt)
-	return (a.needy || due) && !now.Before(a.retryAt)
-}
-
-// again puts off the next attempt of the same. Call with mu held.
-func (a *agent) again(now time.Time) {
-	a.retryAt = now.Add(min(30*time.Second<<min(a.failures, 10), time.Hour))
-	a.failures++
-}
-
-// reported takes a full list of the instance's files. Call with mu held.
-func (a *agent) reported(files []shardstate.FileState, group *config.Group) {
-	a.renewAt = time.Time{}
+// compareFiles compares a full list of the instance's files with the group's and with what was sent. complete means that
+// nothing is missing or wrong. renewAt is when the first certificate is due for renewal. Call with mu held.
+func (a *agent) compareFiles(files []shardstate.FileState, group *config.Group) (complete bool, renewAt time.Time) {
+	good, failed := 0, false
 	for i := range files {
 		f := &files[i]
-		if sent, ok := a.sent[f.Name]; ok {
-			sent.pending = false
+		file, known := group.Files[f.Name]
+		sent := a.sent[f.Name]
+		if sent != nil {
+			sent.unconfirmed = false
 		}
-		if group.Files[f.Name].Kind == "certificate" && f.Error == "" && !f.NotAfter.IsZero() {
-			if due := filegen.Due(f.NotBefore, f.NotAfter); a.renewAt.IsZero() || due.Before(a.renewAt) {
-				a.renewAt = due
+		if file.Kind == "certificate" && f.Error == "" && !f.NotAfter.IsZero() {
+			if due := filegen.Due(f.NotBefore, f.NotAfter); renewAt.IsZero() || due.Before(renewAt) {
+				renewAt = due
 			}
 		}
+		switch {
+		case f.Error != "" || known && sent != nil && sent.SHA256 != f.SHA256:
+			failed = true
+		case known:
+			good++
+		}
 	}
+	return !failed && good >= len(group.Files), renewAt
 }
 
-// lacks reports whether a full list of the instance's files is not what it should be. Call with mu held.
-func (a *agent) lacks(files []shardstate.FileState, group *config.Group) bool {
-	good := 0
-	for i := range files {
-		f := &files[i]
-		if f.Error != "" {
-			return true
-		}
-		if _, ours := group.Files[f.Name]; !ours {
-			continue
-		}
-		if sent, ok := a.sent[f.Name]; ok && sent.SHA256 != f.SHA256 {
-			return true
-		}
-		good++
-	}
-	return good < len(group.Files)
-}
-
-// prune forgets handed-in keys that the agent no longer has. Call with mu held.
-func (a *agent) prune(keys []shardstate.KeyState) {
+// forgetKeys forgets submitted keys that the agent no longer has. Call with mu held.
+func (a *agent) forgetKeys(keys []shardstate.KeyState) {
 	for name, pkix := range a.keys {
-		if !has(keys, name, pkix) {
+		if !slices.ContainsFunc(keys, func(k shardstate.KeyState) bool {
+			return k.Name == name && k.SHA256 == sum(pkix)
+		}) {
 			delete(a.keys, name)
 		}
 	}
 }
 
-func has(keys []shardstate.KeyState, name string, pkix []byte) bool {
-	for i := range keys {
-		if keys[i].Name == name {
-			return keys[i].SHA256 == sum(pkix)
-		}
-	}
-	return false
-}
-
-// parseReport checks a report and reads it into r. Its error names the field.
+// parseReport checks a report and reads it into r. An error names the field.
 func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	*r = shardstate.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(),
 		RuntimeHash: m.GetRuntimeHash(),
@@ -295,7 +235,7 @@ func checkText(field, value string, limit int) error {
 	return nil
 }
 
-// checkAddress lets an address that is not known be empty.
+// checkAddress accepts an empty address, which means unknown.
 func checkAddress(field, value string) error {
 	if value == "" {
 		return nil
@@ -358,7 +298,7 @@ func isSum(s string) bool {
 	return len(s) == 64
 }
 
-// parseTime reads a time stamp; none is the zero time.
+// parseTime reads a time stamp. A missing one is the zero time.
 func parseTime(t *timestamppb.Timestamp) (time.Time, error) {
 	if t == nil {
 		return time.Time{}, nil

@@ -1,0 +1,79 @@
+package plan
+
+import "time"
+
+const (
+	filesRetryFirst = 30 * time.Second // after the first attempt to complete an instance's files, doubled after each
+	filesRetryMost  = time.Hour
+	// filesSettle is the time after a batch in which reports are not taken to mean that files are missing: reports that
+	// are on their way do not know the batch yet.
+	filesSettle = 5 * time.Second
+)
+
+// FilesState decides when the server sends the files of one instance again, although the group's configuration has not
+// changed: because files are missing, or because a certificate is due for renewal. A changed configuration is a
+// PushFiles action instead. The zero value is an instance of which nothing is known.
+type FilesState struct {
+	// Incomplete means that the last full report lacked a file or had an error, or that the last batch was not sent.
+	Incomplete bool
+	// RenewAt is when the first certificate is due for renewal; zero if there is none.
+	RenewAt time.Time
+	// Attempts counts the batches since the files were last complete. RetryAt is the earliest time of the next one.
+	Attempts int
+	RetryAt  time.Time
+}
+
+// FilesReport is what a report of an agent says about its files.
+type FilesReport struct {
+	// Reported, Sent and Current are hashes of a runtime configuration: the one that the agent reports, the one of the
+	// batch that this leadership sent last (empty before the first), and the one of the group.
+	Reported, Sent, Current string
+	// Full means that the report lists the files. Only then Complete and RenewAt mean something: Complete, that the
+	// list has each file of the group, as it was sent and without errors.
+	Full, Complete bool
+	RenewAt        time.Time
+}
+
+// FilesDue returns the state after a report, and whether to send a batch now. Then the state counts the attempt.
+func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState, due bool) {
+	if report.Full {
+		s.RenewAt = report.RenewAt
+	}
+	// A report of files of another configuration says nothing: PushFiles will replace them.
+	if report.Current != "" && (report.Reported == report.Current || report.Sent == report.Current) {
+		s.Incomplete = report.Reported != report.Current || report.Full && !report.Complete ||
+			!report.Full && s.Incomplete
+		if !s.Incomplete {
+			s.Attempts, s.RetryAt = 0, time.Time{}
+		}
+	}
+	renew := !s.RenewAt.IsZero() && !now.Before(s.RenewAt)
+	if !s.Incomplete && !renew || now.Before(s.RetryAt) {
+		return s, false
+	}
+	return filesAttempted(s, now), true
+}
+
+// FilesSent returns the state after a batch was sent. renewAt is when the first certificate is due for renewal.
+func FilesSent(s FilesState, renewAt, now time.Time) FilesState {
+	s.RenewAt = renewAt
+	if settled := now.Add(filesSettle); s.RetryAt.Before(settled) {
+		s.RetryAt = settled
+	}
+	return s
+}
+
+// FilesFailed returns the state after a batch could not be made or sent.
+func FilesFailed(s FilesState, now time.Time) FilesState {
+	if s.Incomplete {
+		return s // FilesDue has counted the attempt
+	}
+	s.Incomplete = true
+	return filesAttempted(s, now)
+}
+
+func filesAttempted(s FilesState, now time.Time) FilesState {
+	s.RetryAt = now.Add(min(filesRetryFirst<<min(s.Attempts, 10), filesRetryMost))
+	s.Attempts++
+	return s
+}
