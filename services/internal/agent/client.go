@@ -21,8 +21,8 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc/status"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
@@ -216,10 +216,8 @@ func (a *addresses) next() string {
 // hint takes the leader's address from an error, if there is one in it. It reports whether that is news: two servers
 // that name each other are not asked without pause.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
-	for _, detail := range status.Convert(err).Details() {
-		if notLeader, ok := detail.(*nstancev1.NotLeader); ok {
-			a.hinted = of(notLeader)
-		}
+	if leader := notleader.FromError(err); leader != nil {
+		a.hinted = of(leader)
 	}
 	return a.hinted != "" && !a.followed
 }

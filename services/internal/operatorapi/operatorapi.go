@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -166,11 +167,8 @@ func (c *call) lost() error {
 	if _, err := c.service.leader(); err != nil {
 		return err
 	}
-	answer := status.New(codes.Unavailable, "this server does not lead the shard any more: try again")
-	if detailed, err := answer.WithDetails(&nstancev1.NotLeader{Shard: c.Shard}); err == nil {
-		answer = detailed
-	}
-	return answer.Err()
+	return notleader.Error("this server does not lead the shard any more: try again",
+		&nstancev1.NotLeader{Shard: c.Shard})
 }
 
 // invalid names a field of the request and what is wrong with it.

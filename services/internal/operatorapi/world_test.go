@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
@@ -194,7 +195,7 @@ func newWorld(t testing.TB) *world {
 	w.service = operatorapi.New(func() (*operatorapi.Leader, error) {
 		select {
 		case <-w.cut:
-			return nil, notLeader(t)
+			return nil, notLeader()
 		default:
 			return api, nil
 		}
@@ -209,13 +210,9 @@ func newWorld(t testing.TB) *world {
 // operatorRole has a name of its own because of the authority in newWorld.
 const operatorRole = authority.RoleOperator
 
-func notLeader(t testing.TB) error {
-	answer, err := status.New(codes.Unavailable, "another server leads").WithDetails(&nstancev1.NotLeader{Shard: "a",
-		LeaderId: "two", OperatorAddr: "two:8993"})
-	if err != nil {
-		t.Error(err)
-	}
-	return answer.Err()
+func notLeader() error {
+	return notleader.Error("another server leads", &nstancev1.NotLeader{Shard: "a", LeaderId: "two",
+		OperatorAddr: "two:8993"})
 }
 
 // serve serves the API on a port of the given role.
@@ -495,12 +492,9 @@ func wants(t testing.TB, what string, err error, code codes.Code, words ...strin
 func isNotLeader(t testing.TB, what string, err error) {
 	t.Helper()
 	wants(t, what, err, codes.Unavailable)
-	for _, detail := range status.Convert(err).Details() {
-		if d, ok := detail.(*nstancev1.NotLeader); ok && d.GetOperatorAddr() == "two:8993" {
-			return
-		}
+	if notleader.FromError(err).GetOperatorAddr() != "two:8993" {
+		t.Errorf("%s: %v does not name the leader's address", what, err)
 	}
-	t.Errorf("%s: %v does not say who leads", what, err)
 }
 
 func ptr[T any](v T) *T { return &v }

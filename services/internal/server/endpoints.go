@@ -11,12 +11,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	grpchealth "google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
-	"google.golang.org/grpc/status"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/internal/election"
@@ -261,9 +260,5 @@ func (s *server) notLeader() error {
 			at.Registration, at.Operator, at.Agent
 		message = "this server does not lead the shard, " + st.Holder.LeaderID + " does"
 	}
-	answer := status.New(codes.Unavailable, message)
-	if detailed, err := answer.WithDetails(detail); err == nil {
-		answer = detailed
-	}
-	return answer.Err()
+	return notleader.Error(message, detail)
 }

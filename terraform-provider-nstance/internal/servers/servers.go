@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
@@ -105,7 +106,7 @@ func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context
 			return err
 		}
 		failures = append(failures, fmt.Errorf("%s: %w", addr, err))
-		if leader := leaderOf(err); leader != "" && leader != addr && !followed {
+		if leader := notleader.FromError(err).GetOperatorAddr(); leader != "" && leader != addr && !followed {
 			followed = true
 			queue = append([]string{leader}, slices.DeleteFunc(queue, func(a string) bool { return a == leader })...)
 		}
@@ -147,16 +148,6 @@ func try(ctx context.Context, identity Identity, shard, addr string, do func(con
 		return fmt.Errorf("%w: %w", ErrUnreachable, cause)
 	}
 	return err
-}
-
-// leaderOf returns the leader's address, if a server that is not the leader says it.
-func leaderOf(err error) string {
-	for _, detail := range status.Convert(err).Details() {
-		if d, ok := detail.(*nstancev1.NotLeader); ok {
-			return d.GetOperatorAddr()
-		}
-	}
-	return ""
 }
 
 // Advice says what to do about an error of a call.

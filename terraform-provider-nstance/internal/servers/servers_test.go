@@ -16,10 +16,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/status"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -85,12 +84,8 @@ func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest) (*nstanc
 	if a.leader == nil {
 		return &nstancev1.ListGroupsResponse{Groups: []*nstancev1.GroupStatus{{Group: "workers"}}}, nil
 	}
-	s, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: shard,
-		LeaderId: "other", OperatorAddr: *a.leader})
-	if err != nil {
-		return nil, err
-	}
-	return nil, s.Err()
+	return nil, notleader.Error("not the leader", &nstancev1.NotLeader{Shard: shard, LeaderId: "other",
+		OperatorAddr: *a.leader})
 }
 
 // serve runs a server of a cluster and shard.

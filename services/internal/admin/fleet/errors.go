@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/notleader"
 )
 
 // Error is why a shard did not do what was asked.
@@ -92,7 +92,7 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 		e.Code, e.Message = codes.Canceled, "cancelled"
 		return e
 	}
-	if notLeader := notLeader(err); notLeader != nil {
+	if notLeader := notleader.FromError(err); notLeader != nil {
 		e.leader = notLeader.GetOperatorAddr()
 		e.Message = fmt.Sprintf("%s is not the leader", addr)
 		if e.leader == "" {
@@ -124,15 +124,6 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 
 // noise is what gRPC puts around the cause of a lost connection.
 var noise = strings.NewReplacer("connection error: desc = ", "", "transport: Error while dialing: ", "", `"`, "")
-
-func notLeader(err error) *nstancev1.NotLeader {
-	for _, detail := range status.Convert(err).Details() {
-		if d, ok := detail.(*nstancev1.NotLeader); ok {
-			return d
-		}
-	}
-	return nil
-}
 
 func explainHandshake(addr string, cause error, now time.Time) (message, hint string) {
 	var peer *PeerError

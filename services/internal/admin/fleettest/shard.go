@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/transport"
@@ -47,12 +48,7 @@ func (s *Shard) Do(f func()) {
 
 // NotLeader is the answer of a standby.
 func NotLeader(shard, leader, addr string) error {
-	st, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: shard,
-		LeaderId: leader, OperatorAddr: addr})
-	if err != nil {
-		return err
-	}
-	return st.Err()
+	return notleader.Error("not the leader", &nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
 }
 
 // enter begins a call; leave ends it.

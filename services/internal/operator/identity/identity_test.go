@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -55,12 +56,7 @@ func (f *front) RegisterOperator(ctx context.Context, r *nstancev1.RegisterOpera
 	lost, to := f.lose != nil && f.lose(f.calls), f.to
 	f.mu.Unlock()
 	if to != "" {
-		st, err := status.New(codes.Unavailable, "not the leader").WithDetails(&nstancev1.NotLeader{Shard: "a",
-			RegistrationAddr: to})
-		if err != nil {
-			return nil, err
-		}
-		return nil, st.Err()
+		return nil, notleader.Error("not the leader", &nstancev1.NotLeader{Shard: "a", RegistrationAddr: to})
 	}
 	answer, err := f.Service.RegisterOperator(ctx, r)
 	if lost {

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
@@ -82,20 +82,12 @@ func (k *Keeper) nonce(ctx context.Context, reason error) (string, error) {
 // ask registers with one shard: at its address, then once at that of the leader if another server answers.
 func (k *Keeper) ask(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
 	nonce string) (*nstancev1.RegisterOperatorResponse, error) {
-	answer, err := k.askAt(ctx, shard, addr, key, nonce)
-	if to := leaderOf(err); to != "" && to != addr {
-		return k.askAt(ctx, shard, to, key, nonce)
-	}
+	var answer *nstancev1.RegisterOperatorResponse
+	err := notleader.Follow(addr, (*nstancev1.NotLeader).GetRegistrationAddr, func(addr string) (err error) {
+		answer, err = k.askAt(ctx, shard, addr, key, nonce)
+		return err
+	})
 	return answer, err
-}
-
-func leaderOf(err error) string {
-	for _, detail := range status.Convert(err).Details() {
-		if notLeader, ok := detail.(*nstancev1.NotLeader); ok {
-			return notLeader.GetRegistrationAddr()
-		}
-	}
-	return ""
 }
 
 func (k *Keeper) askAt(ctx context.Context, shard, addr string, key ed25519.PrivateKey,

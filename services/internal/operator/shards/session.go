@@ -232,13 +232,3 @@ func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(
 	}
 	return err
 }
-
-// leaderOf is the operator address of the leader that a server names which is none; "" if it names none.
-func leaderOf(err error) string {
-	for _, detail := range status.Convert(err).Details() {
-		if notLeader, ok := detail.(*nstancev1.NotLeader); ok {
-			return notLeader.GetOperatorAddr()
-		}
-	}
-	return ""
-}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
@@ -105,7 +106,7 @@ func (s *shard) run(ctx context.Context) {
 		}
 		// A server that is not the leader names it: that one is tried at once, and after that the configured address
 		// again.
-		hint = leaderOf(err)
+		hint = notleader.FromError(err).GetOperatorAddr()
 		if hint != "" && hint != addr && !followed {
 			continue
 		}

@@ -9,9 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
+	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
@@ -109,12 +107,7 @@ func (l *Leader) Current() error {
 	if l.Context.Err() == nil {
 		return nil
 	}
-	detailed, err := status.New(codes.Unavailable, "another server leads").WithDetails(&nstancev1.NotLeader{Shard: "a",
-		LeaderId: "two"})
-	if err != nil {
-		return err
-	}
-	return detailed.Err()
+	return notleader.Error("another server leads", &nstancev1.NotLeader{Shard: "a", LeaderId: "two"})
 }
 
 type sink struct{ l *Leader }
