@@ -36,7 +36,7 @@ var layers = [][]string{
 	// Beside the planner and the elector, the edges that know nothing of instances.
 	{"services/internal/election"},
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
-		"services/internal/watch",
+		"services/internal/watch", "services/internal/mutate",
 		"services/internal/metrics", "services/internal/health", "services/internal/memory",
 		"services/internal/transport", "services/internal/peer", "services/internal/systemd"},
 	{"services/internal/infra", "services/internal/cache", "services/internal/shardconfig"},
@@ -218,7 +218,8 @@ var rules = map[string]rule{
 	"tests: contract and api":        never("tests", "services/internal", "services/cmd", "terraform-provider-nstance"),
 	"provider: contract":             never("terraform-provider-nstance", "services/internal", "services/cmd"),
 	"commands hold no test code": unlinked("services/cmd", "testing", "services/internal/sim",
-		"services/internal/infra/infratest", "services/internal/infra/mock", "services/internal/plan/plantest"),
+		"services/internal/infra/infratest", "services/internal/infra/mock", "services/internal/plan/plantest",
+		"services/internal/mutate"),
 	"the provider holds no test code": exactly("terraform-provider-nstance",
 		unlinked("terraform-provider-nstance", "github.com/hashicorp/terraform-plugin-testing",
 			"terraform-provider-nstance/internal/acctest")),

@@ -636,8 +636,8 @@ func TestRequestsOfAPeacefulHour(t *testing.T) {
 	}
 }
 
-// TestFailOverTimes holds the figures of docs/concepts/election.md: a leader is killed at a random moment, or stops, and a
-// follower has authority so much later.
+// TestFailOverTimes holds the figures of docs/concepts/election.md: a leader is killed at a random moment, or stops,
+// and a follower has authority so much later.
 func TestFailOverTimes(t *testing.T) {
 	kill := func(sim *electionSimulation, a *node, state MachineState) {
 		a.state = state
