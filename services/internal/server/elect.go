@@ -4,15 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
-
-// maxPause is how long a server that cannot lead waits at most before it stands again.
-const maxPause = time.Minute
 
 // elect stands for election until ctx ends. A term that cannot begin, or ends by an error, is given up: the lock is
 // released, so that another server may try, and this one stands again after a pause. Only what no repetition mends is
@@ -30,7 +26,7 @@ func (s *server) elect(ctx context.Context) error {
 		if s.served.Swap(false) {
 			try = 1
 		}
-		wait := min(pause(try), maxPause)
+		wait := retryPause(try)
 		s.metrics.Errors.WithLabelValues("leadership").Inc()
 		s.log.Error("leadership given up", "error", err, "try", try, "again_in", wait.String())
 		if s.env.Sleep(ctx, wait) != nil {

@@ -33,6 +33,8 @@ type endpoints struct {
 	tell    context.CancelFunc
 	serving func() // stops the services; nil while they do not run
 	stopped []func()
+	// portTaken: the services do not run because another process has one of their ports.
+	portTaken bool
 	// closed: nothing is to be opened any more.
 	closed bool
 }
@@ -82,15 +84,15 @@ func (e *endpoints) use(ca authority.CA, bundle []*x509.Certificate) error {
 	return e.source.SetCA(ca, bundle)
 }
 
-// listen opens the listeners that a server has whether it leads or not.
+// listen opens the listeners that a server has whether it leads or not, and waits for those that are taken.
 func (s *server) listen(ctx context.Context) error {
-	election, err := listen(ctx, s.ports.bind.Election, "election")
+	election, err := s.awaitPort(ctx, s.ports.bind.Election, "election")
 	if err != nil {
 		return err
 	}
 	s.openPeers(ctx, election)
 	if addr := s.ports.bind.Health; !samePort(addr, s.opts.HealthAddr) {
-		listener, err := listen(ctx, addr, "health")
+		listener, err := s.awaitPort(ctx, addr, "health")
 		if err != nil {
 			return err
 		}
@@ -104,8 +106,22 @@ func (s *server) listen(ctx context.Context) error {
 	if err = s.ensureServices(ctx); err == nil || errors.As(err, &fatal) {
 		return err
 	}
-	s.env.Go("wait for the CA", func() { s.awaitServices(ctx, err) })
+	s.env.Go("start the services", func() { s.awaitServices(ctx, err) })
 	return nil
+}
+
+// awaitPort opens a listener, and tries again for as long as another process has the port. Meanwhile the server is not
+// ready.
+func (s *server) awaitPort(ctx context.Context, addr, what string) (net.Listener, error) {
+	for try := 1; ; try++ {
+		listener, err := listen(ctx, addr, what)
+		if !isPortTaken(err) {
+			return listener, err
+		}
+		if err := s.pauseNotReady(ctx, err, try); err != nil {
+			return nil, err
+		}
+	}
 }
 
 func samePort(a, b string) bool {
@@ -119,9 +135,10 @@ var errNoCA = errors.New("the cluster has no CA yet")
 // awaitServices starts the services as soon as that is possible: once the first leader of the cluster has made its CA,
 // or the bucket answers.
 func (s *server) awaitServices(ctx context.Context, err error) {
-	for wait := 2 * time.Second; ; wait = min(2*wait, time.Minute) {
+	for try := 1; ; try++ {
+		wait := retryPause(try)
 		if !errors.Is(err, errNoCA) {
-			s.log.Warn("services not started yet", "error", err)
+			s.log.Warn("services not started yet", "error", err, "again_in", wait.String())
 		}
 		if s.env.Sleep(ctx, wait) != nil {
 			return
@@ -148,11 +165,37 @@ func (s *server) ensureServices(ctx context.Context) error {
 		return err
 	}
 	stop, err := s.serve(ctx, source)
+	switch {
+	case isPortTaken(err):
+		s.endpoints.portTaken = true
+		s.probe.NotReady(err.Error())
+	case err == nil && s.endpoints.portTaken:
+		s.endpoints.portTaken = false
+		s.probe.Ready()
+	}
 	if err != nil {
 		return err
 	}
 	s.endpoints.serving = stop
 	return nil
+}
+
+// portWait is how long a new leader waits for a service port that is taken, before it hands over.
+const portWait = 3 * time.Second
+
+// ensureServicesToLead opens the three services' listeners for a new leader. It tries for portWait while a port is
+// taken.
+func (s *server) ensureServicesToLead(ctx context.Context) error {
+	deadline := s.env.Now().Add(portWait)
+	for {
+		err := s.ensureServices(ctx)
+		if !isPortTaken(err) || s.env.Now().After(deadline) {
+			return err
+		}
+		if err := s.env.Sleep(ctx, portWait/10); err != nil {
+			return err
+		}
+	}
 }
 
 // ensureSource opens the source of certificates, if it is not open. Call with endpoints.mu held.
@@ -212,18 +255,19 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 			nstancev1.RegisterAgentServiceServer(g, s.agents)
 		}},
 	}
-	var servers []*grpc.Server
-	stop = func() {
-		for _, g := range servers {
-			g.Stop()
-		}
-	}
+	var listeners []net.Listener
 	for _, service := range services {
 		listener, err := listen(ctx, service.addr, service.name)
 		if err != nil {
-			stop()
+			for _, l := range listeners {
+				_ = l.Close()
+			}
 			return nil, err
 		}
+		listeners = append(listeners, listener)
+	}
+	var servers []*grpc.Server
+	for i, service := range services {
 		g := grpc.NewServer(transport.ServerOptions(source, service.role, s.log)...)
 		service.register(g)
 		if s.opts.Debug {
@@ -232,12 +276,16 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 		}
 		servers = append(servers, g)
 		s.env.Go("serve "+service.name, func() {
-			if err := g.Serve(listener); err != nil {
+			if err := g.Serve(listeners[i]); err != nil {
 				s.restart(fmt.Errorf("serve %s: %w", service.name, err))
 			}
 		})
 	}
-	return stop, nil
+	return func() {
+		for _, g := range servers {
+			g.Stop()
+		}
+	}, nil
 }
 
 // leaderOf picks a service's part of the present leadership; without one the error says who leads.

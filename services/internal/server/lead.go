@@ -57,7 +57,14 @@ func (s *server) lead(ctx context.Context, a *lease.Authority) error {
 	defer s.metrics.Leader.Set(0)
 	defer s.metrics.ConfigRefused.Set(0)
 	err := s.term(ctx, a)
-	s.log.Info("leading no more", "term", a.Term(), "reason", context.Cause(ctx))
+	reason := context.Cause(ctx)
+	if reason == nil {
+		reason = err // the term ended before the leadership did
+	}
+	if reason == nil {
+		reason = errors.New("the leader's work has ended")
+	}
+	s.log.Info("leading no more", "term", a.Term(), "reason", reason)
 	if ctx.Err() != nil {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			s.log.Warn("leading ended by an error", "term", a.Term(), "error", err)
@@ -80,7 +87,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) error {
 	if err != nil {
 		return err
 	}
-	if err := s.ensureServices(ctx); err != nil {
+	if err := s.ensureServicesToLead(ctx); err != nil {
 		return err
 	}
 

@@ -142,10 +142,12 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-func TestPauseGrows(t *testing.T) {
-	for try, most := range map[int]float64{1: 1.2, 2: 2.3, 3: 17, 8: 340, 50: 340} {
-		if got := pause(try).Seconds(); got > most || got < most/2 {
-			t.Errorf("try %d waits %.1f s", try, got)
+func TestRetryPause(t *testing.T) {
+	for try, longest := range map[int]float64{1: 1, 2: 2, 3: 4, 4: 8, 5: 10, 50: 10} {
+		for range 100 {
+			if got := retryPause(try).Seconds(); got > longest || got < longest*3/4 {
+				t.Errorf("try %d waits %.1f s, want %.1f s less up to a quarter", try, got, longest)
+			}
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/peer"
 	"github.com/nstance-kit/nstance/services/internal/transport"
@@ -38,7 +37,7 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 // awaitSource returns the source of this server's certificates, as soon as the first leader of the cluster has made its
 // CA; nil when ctx has ended.
 func (s *server) awaitSource(ctx context.Context) *transport.Source {
-	for wait := 2 * time.Second; ctx.Err() == nil; wait = min(2*wait, time.Minute) {
+	for try := 1; ctx.Err() == nil; try++ {
 		s.endpoints.mu.Lock()
 		source, err := s.ensureSource(ctx)
 		s.endpoints.mu.Unlock()
@@ -50,7 +49,7 @@ func (s *server) awaitSource(ctx context.Context) *transport.Source {
 		}
 		pause, cancel := context.WithCancel(ctx)
 		stop := context.AfterFunc(s.endpoints.sourced, cancel) // this server may be the one that makes the CA
-		_ = s.env.Sleep(pause, wait)
+		_ = s.env.Sleep(pause, retryPause(try))
 		stop()
 		cancel()
 	}

@@ -162,7 +162,7 @@ func (s *server) run(ctx context.Context) error {
 	defer s.restart(nil)
 
 	s.probe.NotReady("starting")
-	listener, err := listen(ctx, s.opts.HealthAddr, "health")
+	listener, err := s.awaitPort(ctx, s.opts.HealthAddr, "health")
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,11 @@ func (s *server) run(ctx context.Context) error {
 	if err := s.listen(ctx); err != nil {
 		return err
 	}
-	s.probe.Ready()
+	s.endpoints.mu.Lock()
+	if !s.endpoints.portTaken { // the services are not served before the port is free
+		s.probe.Ready()
+	}
+	s.endpoints.mu.Unlock()
 	s.log.Info("ready", "config_etag", s.manager.Status().ETag)
 	return ended(ctx, s.elect(ctx))
 }
@@ -281,8 +285,7 @@ type fatalError struct{ err error }
 func (e *fatalError) Error() string { return e.err.Error() }
 func (e *fatalError) Unwrap() error { return e.err }
 
-// prepare makes the server ready to lead: three quick tries, then slow ones for as long as it takes, so that a broken
-// configuration costs next to nothing and heals by itself.
+// prepare makes the server ready to lead. It tries again until it succeeds or fails with a fatalError.
 func (s *server) prepare(ctx context.Context) error {
 	for try := 1; ; try++ {
 		err := s.tryPrepare(ctx)
@@ -290,24 +293,31 @@ func (s *server) prepare(ctx context.Context) error {
 		if err == nil || errors.As(err, &fatal) || ctx.Err() != nil {
 			return err
 		}
-		wait := pause(try)
-		s.probe.NotReady(err.Error())
-		s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())
-		if err := s.env.Sleep(ctx, wait); err != nil {
+		if err := s.pauseNotReady(ctx, err, try); err != nil {
 			return err
 		}
 	}
 }
 
-// pause is how long to wait after a failed try: 1 s, 2 s, then from 15 s doubling to 5 min, with a quarter of jitter.
-func pause(try int) time.Duration {
-	base := time.Duration(try) * time.Second
-	if try > 2 {
-		base = min(15*time.Second<<min(try-3, 5), 5*time.Minute)
-	}
+// pauseNotReady reports on the status page and in the log why a try to start failed, and waits for the next one.
+func (s *server) pauseNotReady(ctx context.Context, err error, try int) error {
+	wait := retryPause(try)
+	s.probe.NotReady(err.Error())
+	s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())
+	return s.env.Sleep(ctx, wait)
+}
+
+// maxRetryPause bounds the pause between two tries of everything that a server needs before it can lead or serve. A
+// server is ready within it, and the time of one try, after the store has returned.
+const maxRetryPause = 10 * time.Second
+
+// retryPause returns how long to wait after a failed try: 1 s, doubling up to maxRetryPause, less up to a quarter at
+// random.
+func retryPause(try int) time.Duration {
+	longest := min(time.Second<<min(try-1, 10), maxRetryPause)
 	var b [1]byte
-	_, _ = rand.Read(b[:])
-	return base*7/8 + base/4*time.Duration(b[0])/256
+	_, _ = rand.Read(b[:]) // never fails, see crypto/rand
+	return longest - longest/4*time.Duration(b[0])/256
 }
 
 func (s *server) tryPrepare(ctx context.Context) error {

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -322,37 +323,132 @@ func TestStoreWithoutConditionsIsRefused(t *testing.T) {
 	}
 }
 
+// TestTakenPort checks that a server with a taken port does not exit: it reports the port, and serves once it is free.
 func TestTakenPort(t *testing.T) {
 	for i, name := range []string{"health", "election", "registration", "operators", "agents"} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.configure(nil)
+			// The cluster gets its CA from another server, so that the services' ports are opened at the start.
+			if i > 1 {
+				free := newRig(t)
+				free.bucket, free.provider = r.bucket, r.provider
+				free.configure(nil)
+				p := free.start(testKey)
+				p.await("a leader", func() bool { return strings.Contains(p.log.String(), "serving as leader") })
+				_ = p.end()
+				r.configure(nil)
+			}
 			l, err := net.Listen("tcp", r.ports[i])
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer l.Close()
-			// The CA is there already, so that the services' ports are opened at the start.
-			if i > 1 {
-				free := newRig(t)
-				free.bucket, free.provider = r.bucket, r.provider
-				ports := r.ports
-				r.ports = free.ports
-				r.configure(nil)
-				free.configure(nil)
-				p := free.start(testKey)
-				p.await("a leader", func() bool { return strings.Contains(p.log.String(), "serving as leader") })
-				_ = p.end()
-				r.ports = ports
-				r.configure(nil)
+			want := fmt.Sprintf("listen on %s for %s: the port is taken", r.ports[i], name)
+			if i == 0 { // without this port there is no status page
+				r.set = func(cfg *Config) { cfg.Log = slog.New(closeOnLog{cfg.Log.Handler(), want, l}) }
 			}
 			p := r.start(testKey)
-			err = p.wait()
-			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("listen on %s for %s: the port is taken",
-				r.ports[i], name)) {
-				t.Fatalf("got %v", err)
+			if i > 0 {
+				p.awaitReason(want)
+				_ = l.Close()
+			}
+			p.await("two VMs", func() bool { return r.running() == 2 })
+			p.await("readiness", func() bool { code, _ := p.get(r.ports[0]); return code == http.StatusOK })
+			if !strings.Contains(p.log.String(), want) {
+				t.Errorf("the log lacks %q:\n%s", want, p.log)
 			}
 		})
+	}
+}
+
+// closeOnLog closes a listener when an error with some text is logged.
+type closeOnLog struct {
+	slog.Handler
+	text     string
+	listener net.Listener
+}
+
+func (h closeOnLog) Handle(ctx context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if strings.Contains(a.Value.String(), h.text) {
+			_ = h.listener.Close()
+		}
+		return true
+	})
+	return h.Handler.Handle(ctx, r)
+}
+
+// TestLeaderWithTakenPortHandsOver checks that a new leader that cannot serve releases the lock, and says why.
+func TestLeaderWithTakenPortHandsOver(t *testing.T) {
+	r := newRig(t)
+	r.configure(nil)
+	l, err := net.Listen("tcp", r.ports[4])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := r.start(testKey)
+	p.await("the handover", func() bool { return strings.Contains(p.log.String(), `"leadership given up"`) })
+	p.awaitReason("the port is taken")
+	lock, err := r.bucket.Get(t.Context(), keys.Leader("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if decoded, err := record.DecodeLock(lock.Body); err != nil || decoded.Term == 1 && !decoded.Released {
+		t.Errorf("the lock is %s (%v), want it released", lock.Body, err)
+	}
+	if log := p.log.String(); strings.Contains(log, `"reason":null`) {
+		t.Errorf("the log has no reason for the end of the term:\n%s", log)
+	}
+	_ = l.Close()
+	p.await("two VMs", func() bool { return r.running() == 2 })
+	p.await("readiness", func() bool { code, _ := p.get(r.ports[0]); return code == http.StatusOK })
+}
+
+// outage is a store that cannot be reached until a moment of a fake clock.
+type outage struct {
+	objstore.Store
+	now  *time.Time
+	over time.Time
+}
+
+func (o outage) Put(ctx context.Context, key string, body []byte, c objstore.Condition) (objstore.Token, error) {
+	if o.now.Before(o.over) {
+		return "", fmt.Errorf("put %s: %w", key, syscall.ECONNREFUSED)
+	}
+	return o.Store.Put(ctx, key, body, c)
+}
+
+// TestReadySoonAfterTheStoreReturns starts a server while the store is down.
+func TestReadySoonAfterTheStoreReturns(t *testing.T) {
+	for _, down := range []time.Duration{20 * time.Second, 150 * time.Second, time.Hour} {
+		r := newRig(t)
+		r.configure(nil)
+		began := time.Now()
+		now := began
+		store := outage{r.bucket, &now, began.Add(down)}
+		s := newServer(Config{
+			Options: Options{ID: "s", Shard: "a", CacheDir: t.TempDir(), Location: open.Location{Provider: "mem"}},
+			Log:     slog.New(slog.DiscardHandler), Bucket: store,
+			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
+				return []byte(testKey), nil
+			}},
+			Providers: map[string]ProviderKind{"mock": {Open: func(context.Context, Setup) (Machine, error) {
+				return Machine{Provider: r.provider, ID: "machine"}, nil
+			}}},
+		})
+		s.env.Sleep = func(_ context.Context, d time.Duration) error {
+			now = now.Add(d)
+			return nil
+		}
+		if err := errors.Join(s.openBucket(t.Context()), s.prepare(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		s.close()
+		if took := now.Sub(store.over); took > 12*time.Second {
+			t.Errorf("after an outage of %v the server needed %v, want at most 12 s", down, took)
+		}
 	}
 }
 
