@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 )
 
-// Whatever stands in a MachinePool's annotations, what a user wrote there stays, what is ours is true, and writing it
-// again changes nothing.
+// FuzzCapacityAnnotation checks that user-written annotations stay, that the operator's are correct, and that writing
+// them a second time changes nothing.
 func FuzzCapacityAnnotation(f *testing.F) {
 	f.Add(`{"cpu":"2","memory":"8Gi"}`, "2", "8Gi", "m5.large")
 	f.Add(`{"cpu":"2"}`, "4", "", "m5.large")
@@ -36,7 +36,7 @@ func FuzzCapacityAnnotation(f *testing.F) {
 			ours = nil
 		}
 		offer := capacity.Of(instanceType)
-		annotate(mp, offer)
+		annotateCapacity(mp, offer)
 		for annotation, name := range map[string]string{cpuAnnotation: "cpu", memoryAnnotation: "memory"} {
 			have, there := before[annotation]
 			quantity, known := offer["cpu"], offer != nil
@@ -46,26 +46,26 @@ func FuzzCapacityAnnotation(f *testing.F) {
 			switch now, is := mp.Annotations[annotation]; {
 			case there && have != ours[name]:
 				if now != have {
-					t.Errorf("%q: a user's %s %q became %q", wrote, name, have, now)
+					t.Errorf("%q: annotation %s of the user changed from %q to %q", wrote, name, have, now)
 				}
 			case known && now != quantity.String():
-				t.Errorf("%q: %s %q, an instance has %s", wrote, name, now, quantity.String())
+				t.Errorf("%q: %s %q, want %s", wrote, name, now, quantity.String())
 			case !known && is:
-				t.Errorf("%q: %s %q, of which nothing is known", wrote, name, now)
+				t.Errorf("%q: %s %q, want none, as the capacity is unknown", wrote, name, now)
 			}
 		}
 		if text := mp.Annotations[v1beta1.CapacityAnnotation]; text != "" &&
 			json.Unmarshal([]byte(text), &map[string]string{}) != nil {
-			t.Errorf("wrote %q", text)
+			t.Errorf("the annotation %q is not a JSON object of strings", text)
 		}
 		after := maps.Clone(mp.Annotations)
-		if annotate(mp, offer); !maps.Equal(after, mp.Annotations) {
-			t.Errorf("%v becomes %v when nothing has changed", after, mp.Annotations)
+		if annotateCapacity(mp, offer); !maps.Equal(after, mp.Annotations) {
+			t.Errorf("a second write changed %v to %v", after, mp.Annotations)
 		}
 	})
 }
 
-// The fields that a group once said something of are remembered, whatever stood in the annotation before.
+// FuzzOwnedFields checks that fields that a group has set stay listed, whatever the annotation contained before.
 func FuzzOwnedFields(f *testing.F) {
 	f.Add("", "m5.large", "a")
 	f.Add("vars", "", "")
@@ -79,12 +79,12 @@ func FuzzOwnedFields(f *testing.F) {
 		if text != "" {
 			g.Annotations = map[string]string{v1beta1.OwnedFieldsAnnotation: text}
 		}
-		before := owned(g)
-		remember(g)
-		after := owned(g)
+		before := ownedFields(g)
+		rememberOwnedFields(g)
+		after := ownedFields(g)
 		for _, field := range before {
 			if !slices.Contains(after, field) {
-				t.Errorf("%q: %q is forgotten", text, field)
+				t.Errorf("%q: the field %q was lost", text, field)
 			}
 		}
 		if instanceType != "" && !slices.Contains(after, instanceTypeField) || name != "" &&
@@ -95,8 +95,9 @@ func FuzzOwnedFields(f *testing.F) {
 			t.Errorf("%q: %v", text, after)
 		}
 		was := g.Annotations[v1beta1.OwnedFieldsAnnotation]
-		if remember(g); g.Annotations[v1beta1.OwnedFieldsAnnotation] != was || strings.Join(owned(g), ",") != was {
-			t.Errorf("%q becomes %q", was, g.Annotations[v1beta1.OwnedFieldsAnnotation])
+		if rememberOwnedFields(g); g.Annotations[v1beta1.OwnedFieldsAnnotation] != was ||
+			strings.Join(ownedFields(g), ",") != was {
+			t.Errorf("a second write changed %q to %q", was, g.Annotations[v1beta1.OwnedFieldsAnnotation])
 		}
 	})
 }

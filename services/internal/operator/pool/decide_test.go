@@ -46,19 +46,19 @@ func TestPush(t *testing.T) {
 			Vars: vars{"a": "1"}}, nil, nil,
 			&request{Group: "g", Size: ptr.To(uint32(2)), Template: "t", InstanceType: "i", SubnetPool: "p",
 				Vars: vars{"a": "1"}, SetVars: true}},
-		"no group, nothing said": {specT{Group: "g", Template: "t"}, nil, nil,
+		"no group, defaults": {specT{Group: "g", Template: "t"}, nil, nil,
 			&request{Group: "g", Size: ptr.To(uint32(0)), Template: "t"}},
-		"on its way out": {specT{Group: "g", Size: two, Template: "t"}, nil,
+		"deleting": {specT{Group: "g", Size: two, Template: "t"}, nil,
 			&statusT{Group: "g", Deleting: true, Template: "t", Size: 2, SpecJson: `{"template":"t","size":2}`},
 			&request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}},
 		"equal": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}},
 			nil,
 			&statusT{Group: "g", Template: "t", Size: 2,
 				SpecJson: `{"template":"t","size":2,"instance_type":"i","subnet_pool":"p","vars":{"a":"1"},"args":{"x":1}}`}, nil},
-		"equal, the rest is the template's": {specT{Group: "g", Size: two, Template: "t"}, nil,
+		"equal, other settings from the template": {specT{Group: "g", Size: two, Template: "t"}, nil,
 			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"},
 				SpecJson: `{"template":"t","size":2}`}, nil},
-		"said as the template does": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i"}, nil,
+		"own setting equal to the template's": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i"}, nil,
 			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"template":"t"}`},
 			&request{Group: "g", InstanceType: "i"}},
 		"size": {specT{Group: "g", Size: two, Template: "t"}, nil,
@@ -66,49 +66,51 @@ func TestPush(t *testing.T) {
 			&request{Group: "g", Size: ptr.To(uint32(2))}},
 		"template": {specT{Group: "g", Size: two, Template: "u"}, nil,
 			&statusT{Template: "t", Size: 2, SpecJson: `{"template":"t"}`}, &request{Group: "g", Template: "u"}},
-		"emptied": {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Template: "t", Size: 2,
+		"cleared": {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Template: "t", Size: 2,
 			SpecJson: `{"template":"t","instance_type":"i","subnet_pool":"p","vars":{"a":"1"}}`},
 			&request{Group: "g", ClearFields: []string{"instance_type", "subnet_pool"}, SetVars: true}},
-		"one variable less": {specT{Group: "g", Size: two, Template: "t", Vars: vars{"b": "2"}}, nil,
+		"one variable removed": {specT{Group: "g", Size: two, Template: "t", Vars: vars{"b": "2"}}, nil,
 			&statusT{Template: "t", Size: 2, SpecJson: `{"vars":{"a":"1","b":"2"}}`},
 			&request{Group: "g", Vars: vars{"b": "2"}, SetVars: true}},
-		"no word of its own": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", Vars: vars{"a": "1"}},
+		"own settings not sent": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", Vars: vars{"a": "1"}},
 			nil,
 			&statusT{Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1", "b": "2"}}, nil},
-		"no word that we know": {specT{Group: "g", Size: two, Template: "t"}, nil,
+		"own settings not decodable": {specT{Group: "g", Size: two, Template: "t"}, nil,
 			&statusT{Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"size":"many"}`}, nil},
 		"static, equal": {specT{Group: "g", Size: two, Template: "other", SubnetPool: "other"}, nil,
 			&statusT{IsStatic: true, Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}},
 			nil},
 		"static, size": {specT{Group: "g", Size: two, Template: "other"}, nil,
 			&statusT{IsStatic: true, Template: "t", Size: 1}, &request{Group: "g", Size: ptr.To(uint32(2))}},
-		"static, said as it is": {specT{Group: "g", Size: two, InstanceType: "i", Vars: vars{"a": "1"}},
+		"static, override equal to the definition": {specT{Group: "g", Size: two, InstanceType: "i",
+			Vars: vars{"a": "1"}},
 			[]string{"instanceType", "vars"},
 			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}}, nil},
-		"static, said otherwise": {specT{Group: "g", Size: two, InstanceType: "j", Vars: vars{"a": "2"}},
+		"static, override differs": {specT{Group: "g", Size: two, InstanceType: "j", Vars: vars{"a": "2"}},
 			[]string{"instanceType", "vars"},
 			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}},
 			&request{Group: "g", InstanceType: "j", Vars: vars{"a": "2"}, SetVars: true}},
-		"static, overridden by somebody else": {specT{Group: "g", Size: two}, nil,
+		"static, overridden by another client": {specT{Group: "g", Size: two}, nil,
 			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"},
 				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`}, nil},
-		"static, no longer said": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
+		"static, overrides removed": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
 			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"},
 				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`},
 			&request{Group: "g", ClearFields: []string{"instance_type", "vars"}}},
-		"static, one variable no longer said": {specT{Group: "g", Size: two, Vars: vars{"b": "2"}}, []string{"vars"},
+		"static, one variable removed": {specT{Group: "g", Size: two, Vars: vars{"b": "2"}}, []string{"vars"},
 			&statusT{IsStatic: true, Size: 2, Vars: vars{"a": "1", "b": "2"}, SpecJson: `{"vars":{"a":"1","b":"2"}}`},
 			&request{Group: "g", Vars: vars{"b": "2"}, SetVars: true}},
-		"static, taken back": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
+		"static, overrides already cleared": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
 			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1"}, SpecJson: `{"size":2}`}, nil},
 	} {
-		if diff := cmp.Diff(test.push, push(test.want, test.owned, test.group), protocmp.Transform()); diff != "" {
+		if diff := cmp.Diff(test.push, upsertRequest(test.want, test.owned, test.group),
+			protocmp.Transform()); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
 }
 
-// Whatever a server says of a group, what is pushed can be understood, and the status can be written.
+// FuzzPush checks that any answer of a server leads to a valid request and a valid status.
 func FuzzPush(f *testing.F) {
 	f.Add(`{"template":"t","size":2}`, `{"A":1}`, false, "vars")
 	f.Add(`{"vars":{"a":"1"},"drain_timeout":"1m"}`, ``, true, "instanceType,vars")
@@ -117,7 +119,7 @@ func FuzzPush(f *testing.F) {
 	f.Fuzz(func(t *testing.T, spec, args string, static bool, fields string) {
 		group := &statusT{Group: "g", IsStatic: static, Template: "t", Size: 1, SpecJson: spec, ArgsJson: args}
 		want := specT{Group: "g", Size: ptr.To(int32(1)), Template: "t", Vars: vars{"a": "2"}}
-		r := push(want, strings.Split(fields, ","), group)
+		r := upsertRequest(want, strings.Split(fields, ","), group)
 		if static && r != nil && (r.GetTemplate() != "" || r.GetSubnetPool() != "") {
 			t.Errorf("%v", r)
 		}
@@ -125,13 +127,13 @@ func FuzzPush(f *testing.F) {
 			slices.Contains(r.GetClearFields(), "template")) {
 			t.Errorf("%v", r)
 		}
-		if config := merged(group); config == nil || !json.Valid(config.Raw) || !same(config, config) {
+		if config := mergedConfig(group); config == nil || !json.Valid(config.Raw) || !equalJSON(config, config) {
 			t.Errorf("%v", config)
 		}
 	})
 }
 
-// baseGroup is a shard group that was pushed.
+// baseGroup returns the input for a shard group that was pushed, after change.
 func baseGroup(change func(*groupInput)) groupInput {
 	in := groupInput{
 		group: &v1beta1.NstanceShardGroup{
@@ -148,6 +150,7 @@ func baseGroup(change func(*groupInput)) groupInput {
 	return in
 }
 
+// deleted marks the shard group as deleted.
 func deleted(in *groupInput) {
 	in.group.DeletionTimestamp = ptr.To(metav1.NewTime(in.now))
 	in.wanted = false
@@ -158,45 +161,57 @@ func TestDecideCall(t *testing.T) {
 	differs := func(in *groupInput) { in.known.Size = 1 }
 	for name, test := range map[string]struct {
 		in   groupInput
-		want call
+		want shardCall
 	}{
-		"equal":       {baseGroup(nil), call{}},
-		"different":   {baseGroup(differs), call{upsert: upsert}},
-		"paused":      {baseGroup(func(in *groupInput) { differs(in); in.paused = true }), call{}},
-		"unreachable": {baseGroup(func(in *groupInput) { differs(in); in.state.Reachable = false }), call{}},
-		"not synced":  {baseGroup(func(in *groupInput) { in.known, in.state.Synced = nil, false }), call{}},
-		"unknown":     {baseGroup(func(in *groupInput) { differs(in); in.configured = false }), call{}},
+		"equal":       {baseGroup(nil), shardCall{}},
+		"different":   {baseGroup(differs), shardCall{upsert: upsert}},
+		"paused":      {baseGroup(func(in *groupInput) { differs(in); in.paused = true }), shardCall{}},
+		"unreachable": {baseGroup(func(in *groupInput) { differs(in); in.state.Reachable = false }), shardCall{}},
+		"not synced":  {baseGroup(func(in *groupInput) { in.known, in.state.Synced = nil, false }), shardCall{}},
+		"unknown":     {baseGroup(func(in *groupInput) { differs(in); in.configured = false }), shardCall{}},
 		"not there": {baseGroup(func(in *groupInput) {
 			in.known = nil
-		}), call{upsert: &request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}}},
+		}), shardCall{upsert: &request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}}},
 		"refused": {baseGroup(func(in *groupInput) {
 			differs(in)
 			in.last = outcome{at: in.now.Add(-20 * time.Second), upsert: upsert, refused: "no"}
-		}), call{refused: "no", again: 40 * time.Second}},
+		}), shardCall{refused: "no", again: 40 * time.Second}},
 		"refused once": {baseGroup(func(in *groupInput) {
 			differs(in)
 			in.last = outcome{at: in.now.Add(-time.Hour), upsert: upsert, refused: "no"}
-		}), call{upsert: upsert}},
+		}), shardCall{upsert: upsert}},
 		"refused other": {baseGroup(func(in *groupInput) {
 			differs(in)
 			in.last = outcome{at: in.now, upsert: &request{Group: "g", Size: ptr.To(uint32(3))}, refused: "no"}
-		}), call{upsert: upsert}},
-		"deleted":            {baseGroup(deleted), call{remove: true}},
-		"deleted, not there": {baseGroup(func(in *groupInput) { deleted(in); in.known = nil }), call{remove: true}},
-		"deleted, wanted":    {baseGroup(func(in *groupInput) { deleted(in); in.wanted = true }), call{}},
-		"deleted, done":      {baseGroup(func(in *groupInput) { deleted(in); in.group.Finalizers = nil }), call{}},
-		"deleted, drains":    {baseGroup(func(in *groupInput) { deleted(in); in.known.Deleting = true }), call{}},
-		"deleted, silent":    {baseGroup(func(in *groupInput) { deleted(in); in.state.Reachable = false }), call{}},
+		}), shardCall{upsert: upsert}},
+		"deleted": {baseGroup(deleted), shardCall{remove: true}},
+		"deleted, not there": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.known = nil
+		}), shardCall{remove: true}},
+		"deleted, wanted": {baseGroup(func(in *groupInput) { deleted(in); in.wanted = true }), shardCall{}},
+		"deleted, done": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.group.Finalizers = nil
+		}), shardCall{}},
+		"deleted, draining": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.known.Deleting = true
+		}), shardCall{}},
+		"deleted, unreachable": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.state.Reachable = false
+		}), shardCall{}},
 		"deleted, just now": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.last.removed = in.now.Add(-time.Second)
-		}), call{again: 9 * time.Second}},
+		}), shardCall{again: 9 * time.Second}},
 		"deleted, long ago": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.last.removed = in.now.Add(-time.Minute)
-		}), call{remove: true}},
+		}), shardCall{remove: true}},
 	} {
-		if diff := cmp.Diff(test.want, decideCall(test.in), cmp.AllowUnexported(call{}),
+		if diff := cmp.Diff(test.want, decideCall(test.in), cmp.AllowUnexported(shardCall{}),
 			protocmp.Transform()); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
@@ -204,82 +219,83 @@ func TestDecideCall(t *testing.T) {
 }
 
 func TestDecideGroup(t *testing.T) {
-	fails := func(code codes.Code) result {
-		return result{call: call{upsert: &request{}}, err: status.Error(code, "so it says")}
+	fails := func(code codes.Code) callResult {
+		return callResult{call: shardCall{upsert: &request{}}, err: status.Error(code, "the shard's reason")}
 	}
-	gone := result{call: call{remove: true}}
+	gone := callResult{call: shardCall{remove: true}}
 	for name, test := range map[string]struct {
 		in               groupInput
-		did              result
+		did              callResult
 		ready, reachable string
 		valid            string
 		observed         int64
 		leaves           bool
 		events           int
 	}{
-		"ready": {baseGroup(nil), result{}, "True Ready", "True Reachable", "True Accepted", 3, false, 0},
+		"ready": {baseGroup(nil), callResult{}, "True Ready", "True Reachable", "True Accepted", 3, false, 0},
 		"pushed": {baseGroup(func(in *groupInput) {
 			in.known = nil
-		}), result{call: call{upsert: &request{}}, group: &statusT{Size: 2, ActualSize: 1}}, "False Scaling",
+		}), callResult{call: shardCall{upsert: &request{}}, group: &statusT{Size: 2, ActualSize: 1}}, "False Scaling",
 			"True Reachable", "True Accepted", 3, false, 0},
 		"smaller": {baseGroup(func(in *groupInput) {
 			in.known.ActualSize, in.known.Healthy = 1, 1
-		}), result{}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
+		}), callResult{}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
 		"sick": {baseGroup(func(in *groupInput) {
 			in.known.Healthy = 1
-		}), result{}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
+		}), callResult{}, "False Scaling", "True Reachable", "True Accepted", 3, false, 0},
 		"blocked": {baseGroup(func(in *groupInput) {
 			in.known.ActualSize, in.known.BlockedReason = 1, "no capacity"
-		}), result{}, "False Blocked", "True Reachable", "True Accepted", 3, false, 0},
+		}), callResult{}, "False Blocked", "True Reachable", "True Accepted", 3, false, 0},
 		"refused": {baseGroup(nil), fails(codes.InvalidArgument), "False Refused", "True Reachable", "False Refused",
 			0, false, 1},
 		"static": {baseGroup(nil), fails(codes.FailedPrecondition), "False Refused", "True Reachable",
 			"False Refused", 0, false, 1},
-		"held": {baseGroup(nil), result{call: call{refused: "no", again: 1}}, "False Refused", "True Reachable",
+		"held": {baseGroup(nil), callResult{call: shardCall{refused: "no", again: 1}}, "False Refused",
+			"True Reachable",
 			"False Refused", 0, false, 1},
 		"aborted": {baseGroup(nil), fails(codes.Aborted), "False NotReady", "True Reachable", "", 0, false, 0},
 		"lost": {baseGroup(func(in *groupInput) {
 			in.state = shards.State{Synced: true, Err: "lost"}
-		}), result{}, "False Unreachable", "False Unreachable", "", 0, false, 1},
+		}), callResult{}, "False Unreachable", "False Unreachable", "", 0, false, 1},
 		"unknown": {baseGroup(func(in *groupInput) {
 			in.configured = false
-		}), result{}, "False UnknownShard", "False UnknownShard", "", 0, false, 1},
+		}), callResult{}, "False UnknownShard", "False UnknownShard", "", 0, false, 1},
 		"starting": {baseGroup(func(in *groupInput) {
 			in.state = shards.State{}
-		}), result{}, "False WaitingForShard", "", "", 0, false, 0},
+		}), callResult{}, "False WaitingForShard", "", "", 0, false, 0},
 		"reading": {baseGroup(func(in *groupInput) {
 			in.state.Synced = false
-		}), result{}, "False WaitingForShard", "True Reachable", "", 0, false, 0},
-		"paused": {baseGroup(func(in *groupInput) { in.paused = true }), result{}, "", "", "", 0, false, 0},
+		}), callResult{}, "False WaitingForShard", "True Reachable", "", 0, false, 0},
+		"paused": {baseGroup(func(in *groupInput) { in.paused = true }), callResult{}, "", "", "", 0, false, 0},
 
 		"deleting": {baseGroup(deleted), gone, "False Deleting", "True Reachable", "", 0, false, 0},
-		"deleted": {baseGroup(deleted), result{call: gone.call,
+		"deleted": {baseGroup(deleted), callResult{call: gone.call,
 			err: status.Error(codes.NotFound, "none")}, "", "", "", 0, true, 0},
-		"restored": {baseGroup(deleted), result{call: gone.call, restored: true}, "", "", "", 0, true, 0},
-		"static without changes": {baseGroup(func(in *groupInput) {
+		"restored": {baseGroup(deleted), callResult{call: gone.call, restored: true}, "", "", "", 0, true, 0},
+		"static without overrides": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.known.IsStatic = true
-		}), result{call: gone.call, err: status.Error(codes.FailedPrecondition, "static")}, "", "", "", 0, true, 0},
-		"not to be deleted": {baseGroup(deleted), result{call: gone.call,
-			err: status.Error(codes.FailedPrecondition, "why ever")}, "False Deleting", "True Reachable", "", 0, false,
+		}), callResult{call: gone.call, err: status.Error(codes.FailedPrecondition, "static")}, "", "", "", 0, true, 0},
+		"deletion refused": {baseGroup(deleted), callResult{call: gone.call,
+			err: status.Error(codes.FailedPrecondition, "a reason")}, "False Deleting", "True Reachable", "", 0, false,
 			0},
-		"deletion fails": {baseGroup(deleted), result{call: gone.call,
+		"deletion fails": {baseGroup(deleted), callResult{call: gone.call,
 			err: status.Error(codes.Unavailable, "not now")}, "False Deleting", "True Reachable", "", 0, false, 0},
-		"deletion, lost": {baseGroup(func(in *groupInput) {
+		"deleted, unreachable": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.state = shards.State{Synced: true, Err: "lost"}
-		}), result{}, "False Deleting", "False Unreachable", "", 0, false, 1},
-		"deletion, removed": {baseGroup(func(in *groupInput) {
+		}), callResult{}, "False Deleting", "False Unreachable", "", 0, false, 1},
+		"deleted, shard removed": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.configured = false
-		}), result{}, "", "", "", 0, true, 1},
-		"deletion, wanted": {baseGroup(func(in *groupInput) {
+		}), callResult{}, "", "", "", 0, true, 1},
+		"deleted, wanted": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.wanted = true
-		}), result{}, "", "", "", 0, true, 0},
+		}), callResult{}, "", "", "", 0, true, 0},
 	} {
 		plan := decideGroup(test.in, test.did)
-		s := plan.finish(test.in.group, 3, test.in.now)
+		s := plan.finishStatus(test.in.group, 3, test.in.now)
 		got := []any{condition(s.Conditions, "Ready"), condition(s.Conditions, "ShardReachable"),
 			condition(s.Conditions, "ConfigValid"), s.ObservedGeneration, len(plan.group.Finalizers) == 0,
 			len(plan.events)}
@@ -287,7 +303,7 @@ func TestDecideGroup(t *testing.T) {
 			got); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
-		// The same again says nothing new: no event, no other status.
+		// A second decision with the same input changes nothing and records no event.
 		if test.leaves {
 			continue
 		}
@@ -295,8 +311,8 @@ func TestDecideGroup(t *testing.T) {
 		again.group = test.in.group.DeepCopy()
 		again.group.Status, again.now = s, test.in.now.Add(time.Hour)
 		plan = decideGroup(again, test.did)
-		if diff := cmp.Diff(s, plan.finish(again.group, 3, again.now)); diff != "" || len(plan.events) > 0 {
-			t.Errorf("%s, again: %v %s", name, plan.events, diff)
+		if diff := cmp.Diff(s, plan.finishStatus(again.group, 3, again.now)); diff != "" || len(plan.events) > 0 {
+			t.Errorf("%s: a second decision recorded events %v and changed the status: %s", name, plan.events, diff)
 		}
 	}
 }
@@ -309,7 +325,7 @@ func TestMirror(t *testing.T) {
 		in.instances = []*nstancev1.InstanceStatus{{ProviderId: "z"}, {ProviderId: "b", State: "deleting"},
 			{ProviderId: "a"}, {}, {ProviderId: "o", OnDemand: true}, {ProviderId: "a"}}
 	})
-	s := decideGroup(in, result{}).group.Status
+	s := decideGroup(in, callResult{}).group.Status
 	if *s.ActualSize != math.MaxInt32 || *s.Healthy != 7 || !slices.Equal(s.ProviderIDs, []string{"a", "b", "z"}) {
 		t.Errorf("%+v", s)
 	}
@@ -317,18 +333,19 @@ func TestMirror(t *testing.T) {
 		s.Config.Raw) != want {
 		t.Errorf("%s", s.Config.Raw)
 	}
-	// As the API server writes it.
+	// The same document as the API server stores it.
 	s.Config.Raw = []byte(`{"args":{"a":[1],"b":{"c":1}},"drainTimeout":"1m0s","maxSurge":2,"template":"t"}`)
 	in.group.Status = s
-	if again := decideGroup(in, result{}).group.Status; string(again.Config.Raw) != string(s.Config.Raw) {
+	if again := decideGroup(in, callResult{}).group.Status; string(again.Config.Raw) != string(s.Config.Raw) {
 		t.Errorf("%s", again.Config.Raw)
 	}
 	in.known.MaxSurge = 3
-	if again := decideGroup(in, result{}).group.Status; string(again.Config.Raw) == string(s.Config.Raw) {
-		t.Error("a change is not seen")
+	if again := decideGroup(in, callResult{}).group.Status; string(again.Config.Raw) == string(s.Config.Raw) {
+		t.Error("a changed configuration was not written")
 	}
 }
 
+// basePool returns the input for a new pool of the given shards.
 func basePool(replicas int32, list ...string) poolInput {
 	return poolInput{cluster: testCluster,
 		pool: &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "p"},
@@ -336,7 +353,7 @@ func basePool(replicas int32, list ...string) poolInput {
 		machinePool: &clusterv1.MachinePool{Spec: clusterv1.MachinePoolSpec{Replicas: ptr.To(replicas)}}}
 }
 
-// with gives a pool a shard group that was pushed.
+// with adds a shard group that was pushed and has its instances.
 func (in poolInput) with(shard string, size int32, owner types.UID, change func(*v1beta1.NstanceShardGroup)) poolInput {
 	g := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Name: "g--" + shard},
 		Spec: specT{Group: "g", Shard: shard, Size: ptr.To(size), Template: "t"}}
@@ -357,7 +374,8 @@ func (in poolInput) with(shard string, size int32, owner types.UID, change func(
 	return in
 }
 
-func (plan *poolPlan) got() (names []string) {
+// changes lists the planned changes of shard groups.
+func (plan *poolPlan) changes() (names []string) {
 	for verb, list := range map[string][]*v1beta1.NstanceShardGroup{"create": plan.create, "update": plan.update,
 		"remove": plan.remove} {
 		for _, g := range list {
@@ -398,7 +416,7 @@ func TestDecidePool(t *testing.T) {
 	}{
 		"new": {basePool(3, "a", "b"), []string{"create g--a 2", "create g--b 1"}, "False Scaling", false,
 			false, "", -1},
-		"no number": {nameless, []string{"create g--a 1"}, "False Scaling", false, false, "", -1},
+		"no replicas set": {nameless, []string{"create g--a 1"}, "False Scaling", false, false, "", -1},
 		"in service": {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil),
 			[]string{"update g--a 2", "update g--b 1"}, "True Ready", true, false, "True Reachable", 3},
 		"scaled": {basePool(5, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", nil),
@@ -407,22 +425,24 @@ func TestDecidePool(t *testing.T) {
 			[]string{"update g--a 1", "update g--b 2"}, "False Scaling", true, false, "True Reachable", 3},
 		"one more shard": {basePool(2, "a", "b").with("a", 2, "p", nil), []string{"create g--b 1", "update g--a 1"},
 			"False Scaling", false, false, "", 2},
-		"one shard less": {basePool(3, "a").with("a", 2, "p", nil).with("b", 1, "p", nil),
+		"one shard removed": {basePool(3, "a").with("a", 2, "p", nil).with("b", 1, "p", nil),
 			[]string{"remove g--b 1", "update g--a 3"}, "False Scaling", true, false, "True Reachable", 3},
-		"one has left": {basePool(2, "a").with("a", 2, "p", nil).with("b", 1, "p", gone), []string{"update g--a 2"},
+		"removed shard still deleting": {basePool(2, "a").with("a", 2, "p", nil).with("b", 1, "p", gone),
+			[]string{"update g--a 2"},
 			"False Scaling", true, false, "True Reachable", 3},
-		"deleted by hand": {basePool(2, "a").with("a", 2, "p", gone), nil, "True Ready", true, false, "True Reachable",
+		"shard group deleted by a user": {basePool(2, "a").with("a", 2, "p", gone), nil, "True Ready", true, false,
+			"True Reachable",
 			2},
-		"another's": {basePool(2, "a").with("a", 2, "q", nil), nil, "False Refused", false, false,
+		"owned by another pool": {basePool(2, "a").with("a", 2, "q", nil), nil, "False Refused", false, false,
 			"True Reachable", -1},
-		"nobody's": {basePool(2, "a").with("a", 2, "", nil), []string{"update g--a 2"}, "True Ready", true,
+		"without an owner": {basePool(2, "a").with("a", 2, "", nil), []string{"update g--a 2"}, "True Ready", true,
 			false, "True Reachable", 2},
 		"too many": {basePool(200_001, "a", "b").with("a", 2, "p", nil), nil, "False Refused", true, false,
 			"True Reachable", 2},
-		"lost": {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p",
+		"unreachable": {basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p",
 			no(v1beta1.ShardReachableCondition, "Unreachable")), []string{"update g--a 2", "update g--b 1"},
 			"False Unreachable", true, false, "False Unreachable", 3},
-		"all lost": {basePool(1, "a").with("a", 1, "p", func(g *v1beta1.NstanceShardGroup) {
+		"all unreachable": {basePool(1, "a").with("a", 1, "p", func(g *v1beta1.NstanceShardGroup) {
 			no(v1beta1.ShardReachableCondition, "Unreachable")(g)
 			no(v1beta1.ConfigValidCondition, "Unreachable")(g)
 		}), []string{"update g--a 1"}, "False Unreachable", false, false, "False Unreachable", 1},
@@ -437,8 +457,8 @@ func TestDecidePool(t *testing.T) {
 			-1},
 	} {
 		plan := decidePool(test.in)
-		s := plan.finish(test.in.pool, 1, time.Now())
-		got := []any{plan.got(), condition(s.Conditions, "Ready"), s.Ready, plan.gone,
+		s := plan.finishStatus(test.in.pool, 1, time.Now())
+		got := []any{plan.changes(), condition(s.Conditions, "Ready"), s.Ready, plan.finished,
 			condition(s.Conditions, "ShardsReachable"), ptr.Deref(s.Replicas, -1)}
 		if diff := cmp.Diff([]any{test.does, test.ready, test.provisioned, test.gone, test.reachable, test.replicas},
 			got); diff != "" {
@@ -450,7 +470,7 @@ func TestDecidePool(t *testing.T) {
 	}
 }
 
-// Cluster API deletes the Nodes of provider IDs that are no longer listed.
+// TestProviderIDs checks which provider IDs stay listed. Cluster API deletes the Node of an ID that is not listed.
 func TestProviderIDs(t *testing.T) {
 	known := func(g *v1beta1.NstanceShardGroup) { g.Status.ProviderIDs = []string{g.Spec.Shard + "1"} }
 	moved := func(g *v1beta1.NstanceShardGroup) { g.Status = v1beta1.NstanceShardGroupStatus{} }
@@ -465,7 +485,7 @@ func TestProviderIDs(t *testing.T) {
 	}{
 		"all": {basePool(2, "b", "a").with("b", 1, "p", known).with("a", 1, "p", known),
 			[]string{"a1", "b1"}},
-		"one that leaves": {basePool(2, "a").with("b", 1, "p", known).with("a", 1, "p", known),
+		"a shard that is removed": {basePool(2, "a").with("b", 1, "p", known).with("a", 1, "p", known),
 			[]string{"a1", "b1"}},
 		"moved to another cluster": {basePool(2, "a", "b").with("b", 1, "p", moved).with("a", 1, "p", known),
 			[]string{"a1", "old"}},
@@ -479,7 +499,7 @@ func TestProviderIDs(t *testing.T) {
 	}
 }
 
-// What a static group is made of stays as it is, whatever the pool says: the API server would refuse the change.
+// TestStaticStays checks that the fixed fields of a static group are not changed: the API server refuses such a change.
 func TestStaticStays(t *testing.T) {
 	in := basePool(1, "a").with("a", 1, "p", func(g *v1beta1.NstanceShardGroup) {
 		g.Status.IsStatic, g.Spec.SubnetPool = true, "s"
@@ -494,7 +514,7 @@ func TestStaticStays(t *testing.T) {
 
 func TestCapacity(t *testing.T) {
 	config := func(text string) func(*v1beta1.NstanceShardGroup) {
-		return func(g *v1beta1.NstanceShardGroup) { g.Status.Config = merged(&statusT{InstanceType: text}) }
+		return func(g *v1beta1.NstanceShardGroup) { g.Status.Config = mergedConfig(&statusT{InstanceType: text}) }
 	}
 	own := basePool(1, "a").with("a", 1, "p", config("m5.large"))
 	own.pool.Spec.InstanceType = "c5.xlarge"
@@ -502,15 +522,15 @@ func TestCapacity(t *testing.T) {
 		in   poolInput
 		want string
 	}{
-		"its own":      {own, "4 8Gi"},
-		"the server's": {basePool(1, "a").with("a", 1, "p", config("m5.large")), "2 8Gi"},
-		"not known":    {basePool(1, "a").with("a", 1, "p", config("px-1")), ""},
-		"not said":     {basePool(1, "a").with("a", 1, "p", nil), ""},
-		"the same": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p",
+		"set by the pool": {own, "4 8Gi"},
+		"from the server": {basePool(1, "a").with("a", 1, "p", config("m5.large")), "2 8Gi"},
+		"unknown type":    {basePool(1, "a").with("a", 1, "p", config("px-1")), ""},
+		"no type":         {basePool(1, "a").with("a", 1, "p", nil), ""},
+		"equal on both shards": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p",
 			config("m6i.large")), "2 8Gi"},
-		"not the same": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p",
+		"different on two shards": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p",
 			config("c5.large")), ""},
-		"one not known": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p", config("x")),
+		"one unknown type": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p", config("x")),
 			""},
 	} {
 		plan := decidePool(test.in)
@@ -535,26 +555,27 @@ func TestAnnotate(t *testing.T) {
 		want  vars
 	}{
 		"nothing known": {nil, nil, nil},
-		"first": {nil, offer, vars{cpuAnnotation: "2", memoryAnnotation: "8Gi",
+		"first write": {nil, offer, vars{cpuAnnotation: "2", memoryAnnotation: "8Gi",
 			v1beta1.CapacityAnnotation: ours}},
-		"again": {vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}, offer,
+		"unchanged": {vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}, offer,
 			vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}},
 		"changed": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi",
 			v1beta1.CapacityAnnotation: `{"cpu":"1","memory":"1Gi"}`}, offer,
 			vars{cpuAnnotation: "2", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}},
-		"not known now": {vars{"x": "y", cpuAnnotation: "2", memoryAnnotation: "8Gi",
+		"no longer known": {vars{"x": "y", cpuAnnotation: "2", memoryAnnotation: "8Gi",
 			v1beta1.CapacityAnnotation: ours}, nil, vars{"x": "y"}},
-		"a user's": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}, offer,
+		"set by a user": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}, offer,
 			vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}},
-		"a user's, unsure": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}, nil,
+		"set by a user, capacity unknown": {vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}, nil,
 			vars{cpuAnnotation: "1", memoryAnnotation: "1Gi"}},
-		"one is a user's": {vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours}, offer,
+		"one set by a user": {vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: ours},
+			offer,
 			vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: `{"memory":"8Gi"}`}},
-		"spoilt": {vars{cpuAnnotation: "1", v1beta1.CapacityAnnotation: `{"cpu":`}, offer,
+		"invalid annotation": {vars{cpuAnnotation: "1", v1beta1.CapacityAnnotation: `{"cpu":`}, offer,
 			vars{cpuAnnotation: "1", memoryAnnotation: "8Gi", v1beta1.CapacityAnnotation: `{"memory":"8Gi"}`}},
 	} {
 		mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Annotations: test.have}}
-		annotate(mp, test.offer)
+		annotateCapacity(mp, test.offer)
 		if diff := cmp.Diff(test.want, mp.Annotations); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
@@ -598,47 +619,47 @@ func TestDecideImport(t *testing.T) {
 			groups: groups{"b": {group(false, 4, `{"template":"t","subnet_pool":"p","vars":{"a":"1"}}`)}}},
 			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "p",
 				Vars: vars{"a": "1"}}, 4, ""},
-		"dynamic, no word of its own": {importInput{groups: groups{"b": {group(false, 4, "")}}},
+		"dynamic, own settings not sent": {importInput{groups: groups{"b": {group(false, 4, "")}}},
 			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "merged",
 				InstanceType: "merged"}, 4, ""},
-		"dynamic here, static there": {importInput{groups: groups{"a": {group(true, 1, "")},
+		"dynamic on one shard, static on another": {importInput{groups: groups{"a": {group(true, 1, "")},
 			"b": {group(false, 1, `{"instance_type":"i"}`)}}},
 			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t", InstanceType: "i"},
 			2, ""},
-		"they do not agree": {importInput{groups: groups{"a": {group(false, 1, `{"instance_type":"i"}`)},
+		"shards disagree": {importInput{groups: groups{"a": {group(false, 1, `{"instance_type":"i"}`)},
 			"b": {group(false, 1, `{"vars":{"a":"1"}}`)}}}, nil, 0, "instance type, vars"},
 		"deleting": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {going}}}, nil, 0, ""},
-		"more than there can be": {importInput{groups: groups{"a": {group(true, math.MaxUint32, "")},
+		"more than the API's maximum": {importInput{groups: groups{"a": {group(true, math.MaxUint32, "")},
 			"b": {group(true, math.MaxUint32, "")}}},
 			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t"}, math.MaxInt32, ""},
 		"has a pool": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			pools: []v1beta1.NstanceMachinePool{pool(nil)}}, nil, 0, ""},
-		"half done": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(true, 5, "")},
+		"interrupted import": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(true, 5, "")},
 			"c": {group(true, 9, "")}}, pools: []v1beta1.NstanceMachinePool{pool(made)}}, ptr.To(pool(nil).Spec), 6,
 			""},
-		"done": {importInput{groups: groups{"a": {group(true, 1, "")}},
+		"imported": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			pools: []v1beta1.NstanceMachinePool{pool(made)}, machinePools: []clusterv1.MachinePool{*refers}}, nil, 0,
 			""},
-		"MachinePool gone": {importInput{groups: groups{"a": {group(true, 1, "")}},
+		"MachinePool deleted": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			pools: []v1beta1.NstanceMachinePool{pool(made, v1beta1.MachinePoolFinalizer)}}, nil, 0, ""},
-		"another's pool": {importInput{groups: groups{"a": {group(true, 1, "")}},
+		"pool of another cluster": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			pools: []v1beta1.NstanceMachinePool{pool(vars{clusterv1.ClusterNameLabel: "other"})}}, nil, 0,
-			"of another group"},
+			"another group already has"},
 		"name is taken": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			machinePools: []clusterv1.MachinePool{{ObjectMeta: metav1.ObjectMeta{Name: "g"}}}}, nil, 0,
-			"refers to something else"},
-		"MachinePool ends": {importInput{groups: groups{"a": {group(true, 1, "")}},
+			"references something else"},
+		"MachinePool is being deleted": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			machinePools: []clusterv1.MachinePool{*ends}}, nil, 0, ""},
-		"another one ends": {importInput{groups: groups{"a": {group(true, 1, "")}},
+		"another MachinePool is being deleted": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			machinePools: []clusterv1.MachinePool{*endsElsewhere}}, nil, 0, ""},
-		"MachinePool before": {importInput{groups: groups{"a": {group(true, 1, "")}},
+		"MachinePool exists": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			machinePools: []clusterv1.MachinePool{*refers}}, &v1beta1.NstanceMachinePoolSpec{Group: "g",
 			Shards: []string{"a"}, Template: "t"}, 1, ""},
 	} {
 		test.in.namespace, test.in.cluster = testNamespace, testCluster
 		found, refused := decideImport(test.in)
 		if test.refused != "" {
-			if len(found) != 0 || len(refused) != 1 || !strings.Contains(refused[0].why, test.refused) {
+			if len(found) != 0 || len(refused) != 1 || !strings.Contains(refused[0].reason, test.refused) {
 				t.Errorf("%s: %v %v", name, found, refused)
 			}
 			continue
@@ -657,7 +678,7 @@ func TestDecideImport(t *testing.T) {
 	}
 }
 
-// Cluster API's core looks for the value that its own function makes.
+// TestLabelValue compares with values that Cluster API's own function returned.
 func TestLabelValue(t *testing.T) {
 	for name, want := range map[string]string{"web": "web", strings.Repeat("x", 63): strings.Repeat("x", 63),
 		strings.Repeat("x", 64): "hash_0ZsaxQ_z", "web-": "hash_r8Qb9A_z"} {
@@ -667,25 +688,25 @@ func TestLabelValue(t *testing.T) {
 	}
 }
 
-// One shard that does not answer takes no more than its share of workers.
+// TestGate checks that a shard that does not answer can occupy only its share of the workers.
 func TestGate(t *testing.T) {
-	var g gate
+	var g callGate
 	var leave []func()
-	for range gateWidth {
-		one, ok := g.enter("a")
+	for range callsPerShard {
+		one, ok := g.acquire("a")
 		if !ok {
-			t.Fatal("refused too early")
+			t.Fatal("the gate refused a call below its limit")
 		}
 		leave = append(leave, one)
 	}
-	if _, ok := g.enter("a"); ok {
-		t.Error("no bound")
+	if _, ok := g.acquire("a"); ok {
+		t.Error("the gate allowed a call above its limit")
 	}
-	if _, ok := g.enter("b"); !ok {
-		t.Error("another shard waits")
+	if _, ok := g.acquire("b"); !ok {
+		t.Error("the gate of shard a refused a call of shard b")
 	}
 	leave[0]()
-	if _, ok := g.enter("a"); !ok {
-		t.Error("what has ended still counts")
+	if _, ok := g.acquire("a"); !ok {
+		t.Error("the gate still counts a call that has ended")
 	}
 }

@@ -22,78 +22,80 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// groups reconciles NstanceShardGroups: it is the only one that calls shards. No two calls are about the same group at
-// the same time.
-type groups struct {
+// groupReconciler reconciles NstanceShardGroups. It is the only reconciler that calls shards, and it never makes two
+// concurrent calls for one group.
+type groupReconciler struct {
 	Options
-	gate gate
+	gate callGate
 
-	mu   sync.Mutex
-	last map[string]outcome
+	mu       sync.Mutex
+	outcomes map[string]outcome // by the name of the shard group
 }
 
-func newGroups(o Options) *groups { return &groups{Options: o, last: map[string]outcome{}} }
+func newGroupReconciler(o Options) *groupReconciler {
+	return &groupReconciler{Options: o, outcomes: map[string]outcome{}}
+}
 
-func (r *groups) setup(b *ctrl.Builder, o controller.Options) error {
+func (r *groupReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelGroups
-	// Our own writes too: one was made on top of what the cache had, and when the cache shows it, it may turn out to be
-	// less than was wanted.
+	// The reconciler watches its own writes as well. Each write was computed from the cache, which may have been
+	// out of date. When the cache shows the write, the reconciler checks whether more is needed.
 	return b.For(&v1beta1.NstanceShardGroup{}).
-		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfPool),
-			builder.WithPredicates(said)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfCluster),
+		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
+			builder.WithPredicates(specChanged)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
 			builder.WithPredicates(pauseChanged)).
-		WatchesRawSource(shards.Source(r.Shards, r.ofShards)).
+		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		WithOptions(o).Complete(r)
 }
 
-// ofShards are the requests for what changed on a shard.
-func (r *groups) ofShards(c shards.Change) []reconcile.Request {
+// requestsForChange returns the requests that a change on a shard causes.
+func (r *groupReconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	switch c.Kind {
 	case shards.GroupChanged, shards.InstanceChanged, shards.DrainPending:
 		if c.Group != "" {
-			return []reconcile.Request{r.request(v1beta1.ShardGroupName(c.Group, c.Shard))}
+			return []reconcile.Request{r.requestFor(v1beta1.ShardGroupName(c.Group, c.Shard))}
 		}
 	case shards.ShardState:
-		return r.groupsOf(context.Background(), client.MatchingLabels{v1beta1.ShardLabel: c.Shard})
+		return r.groupRequests(context.Background(), client.MatchingLabels{v1beta1.ShardLabel: c.Shard})
 	}
 	return nil
 }
 
 // Reconcile implements reconcile.Reconciler.
-func (r *groups) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (r *groupReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	group := &v1beta1.NstanceShardGroup{}
-	if found, err := r.get(ctx, request.Name, group); err != nil || !found {
-		r.remember(request.Name, outcome{})
+	if found, err := r.readCached(ctx, request.Name, group); err != nil || !found {
+		r.rememberOutcome(request.Name, outcome{})
 		return reconcile.Result{}, err
 	}
-	if !r.ours(group) {
+	if !r.inCluster(group) {
 		return reconcile.Result{}, nil
 	}
-	in, mirror, err := r.input(ctx, group)
+	in, mirror, err := r.gatherInput(ctx, group)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	did := result{call: decideCall(in)}
+	did := callResult{call: decideCall(in)}
 	if did.call.upsert != nil || did.call.remove {
-		leave, ok := r.gate.enter(group.Spec.Shard)
+		leave, ok := r.gate.acquire(group.Spec.Shard)
 		if !ok {
 			return reconcile.Result{RequeueAfter: gateRetry}, nil
 		}
-		did = r.perform(ctx, group, did.call)
+		did = r.performCall(ctx, group, did.call)
 		leave()
-		r.remember(group.Name, after(in, mirror, did))
+		r.rememberOutcome(group.Name, outcomeAfter(in, mirror, did))
 	}
 	plan := decideGroup(in, did)
-	if err := r.write(ctx, group, plan); err != nil {
-		return soon(err)
+	if err := r.writePlan(ctx, group, plan); err != nil {
+		return retryConflict(err)
 	}
 	again := did.call.again
 	if in.known != mirror || did.group != nil {
-		again = answerHolds // the mirror's turn
+		again = answerHolds // until then the mirror should show the answer
 	}
 	switch {
-	case did.err != nil && refused(did.err) && did.call.upsert != nil:
+	case did.err != nil && isRefusal(did.err) && did.call.upsert != nil:
 		again = refusedRetry
 	case did.err != nil && group.DeletionTimestamp.IsZero(), did.err != nil && len(plan.group.Finalizers) > 0:
 		return reconcile.Result{}, fmt.Errorf("group %s on shard %s: %w", group.Spec.Group, group.Spec.Shard, did.err)
@@ -101,12 +103,12 @@ func (r *groups) Reconcile(ctx context.Context, request reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// input gathers what decisions are made from. mirror is what the mirror says, which the shard's last answer may know
-// better.
-func (r *groups) input(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput,
+// gatherInput gathers what decisions are made from. mirror is the shard's mirror of the group. in.known may be newer:
+// it is the shard's last answer while the mirror has not caught up.
+func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput,
 	mirror *nstancev1.GroupStatus, err error) {
 	in = groupInput{group: group, now: r.Now()}
-	pool, err := r.pool(ctx, group)
+	pool, err := r.readOwner(ctx, group)
 	if err != nil {
 		return in, nil, err
 	}
@@ -124,7 +126,7 @@ func (r *groups) input(ctx context.Context, group *v1beta1.NstanceShardGroup) (i
 	mirror, _ = shard.Group(group.Spec.Group)
 	in.instances = shard.Instances(group.Spec.Group)
 	r.mu.Lock()
-	in.last = r.last[group.Name]
+	in.last = r.outcomes[group.Name]
 	r.mu.Unlock()
 	in.known = mirror
 	if in.last.after != nil && in.last.before == mirror && in.now.Sub(in.last.at) < answerHolds {
@@ -133,9 +135,10 @@ func (r *groups) input(ctx context.Context, group *v1beta1.NstanceShardGroup) (i
 	return in, mirror, nil
 }
 
-// pool is the pool that a group is of, nil when it is gone. For one that is being deleted the cache's word is not
-// enough: whether its pool wants it decides over the group's instances.
-func (r *groups) pool(ctx context.Context, group *v1beta1.NstanceShardGroup) (*v1beta1.NstanceMachinePool, error) {
+// readOwner returns the pool that owns a shard group, nil if it no longer exists. For a shard group that is being
+// deleted it reads from the API server, not the cache, because the answer decides whether the instances are deleted.
+func (r *groupReconciler) readOwner(ctx context.Context, group *v1beta1.NstanceShardGroup) (*v1beta1.NstanceMachinePool,
+	error) {
 	owner := metav1.GetControllerOf(group)
 	if owner == nil || owner.Kind != machinePoolKind {
 		return nil, nil
@@ -155,11 +158,12 @@ func (r *groups) pool(ctx context.Context, group *v1beta1.NstanceShardGroup) (*v
 	return pool, nil
 }
 
-func (r *groups) perform(ctx context.Context, group *v1beta1.NstanceShardGroup, c call) (did result) {
-	did = result{call: c}
+func (r *groupReconciler) performCall(ctx context.Context, group *v1beta1.NstanceShardGroup,
+	c shardCall) (did callResult) {
+	did = callResult{call: c}
 	shard, ok := r.Shards.Shard(group.Spec.Shard)
 	if !ok {
-		return result{} // removed from the configuration this very moment: that is another change
+		return callResult{} // the shard was just removed from the configuration, which causes another request
 	}
 	switch {
 	case c.upsert != nil:
@@ -172,23 +176,23 @@ func (r *groups) perform(ctx context.Context, group *v1beta1.NstanceShardGroup, 
 	log := r.Log.With("shard", group.Spec.Shard, "group", group.Spec.Group)
 	switch {
 	case did.err != nil:
-		log.Warn("group not pushed", "error", did.err)
+		log.Warn("failed to push group", "error", did.err)
 	case c.remove:
-		log.Info("group deleted", "restored", did.restored)
+		log.Info("deleted group", "restored", did.restored)
 	default:
-		log.Info("group pushed", "size", size(group.Spec))
+		log.Info("pushed group", "size", wantedSize(group.Spec))
 	}
 	return did
 }
 
-// after is what is to be remembered of a call.
-func after(in groupInput, mirror *nstancev1.GroupStatus, did result) outcome {
+// outcomeAfter returns what to remember after a call.
+func outcomeAfter(in groupInput, mirror *nstancev1.GroupStatus, did callResult) outcome {
 	switch {
 	case did.call.upsert != nil && did.err == nil:
 		return outcome{at: in.now, before: mirror, after: did.group}
-	case did.call.upsert != nil && refused(did.err):
+	case did.call.upsert != nil && isRefusal(did.err):
 		last := in.last
-		last.upsert, last.refused, last.at = did.call.upsert, words(did.err), in.now
+		last.upsert, last.refused, last.at = did.call.upsert, statusMessage(did.err), in.now
 		return last
 	case did.call.remove && did.err == nil && !did.restored:
 		return outcome{removed: in.now}
@@ -196,24 +200,24 @@ func after(in groupInput, mirror *nstancev1.GroupStatus, did result) outcome {
 	return in.last
 }
 
-func (r *groups) remember(name string, o outcome) {
+func (r *groupReconciler) rememberOutcome(name string, o outcome) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if o == (outcome{}) {
-		delete(r.last, name)
+		delete(r.outcomes, name)
 		return
 	}
-	r.last[name] = o
+	r.outcomes[name] = o
 }
 
-// write writes what is different, and tells of it.
-func (r *groups) write(ctx context.Context, was *v1beta1.NstanceShardGroup, plan groupPlan) error {
+// writePlan writes the differences to the API server and records the plan's events.
+func (r *groupReconciler) writePlan(ctx context.Context, was *v1beta1.NstanceShardGroup, plan groupPlan) error {
 	now := r.Now()
 	object := was.DeepCopy()
 	object.Finalizers = plan.group.Finalizers
 	leaves := !was.DeletionTimestamp.IsZero() && len(object.Finalizers) < len(was.Finalizers)
 	if leaves {
-		r.tell(was, plan.events...)
+		r.recordEvents(was, plan.events...)
 	}
 	if err := r.patch(ctx, was, object); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("write shard group: %w", err))
@@ -222,38 +226,38 @@ func (r *groups) write(ctx context.Context, was *v1beta1.NstanceShardGroup, plan
 		return nil
 	}
 	before := object.DeepCopy()
-	object.Status = plan.finish(was, object.Generation, now)
+	object.Status = plan.finishStatus(was, object.Generation, now)
 	if err := r.patchStatus(ctx, before, object); err != nil {
 		return fmt.Errorf("write status of shard group: %w", err)
 	}
-	r.tell(was, plan.events...)
+	r.recordEvents(was, plan.events...)
 	return nil
 }
 
-// gate bounds how many calls one shard may hold up, so that one that does not answer leaves workers to the others.
-type gate struct {
-	mu     sync.Mutex
-	within map[string]int
+// callGate limits the concurrent calls to one shard, so that a shard that does not answer leaves workers to the others.
+type callGate struct {
+	mu    sync.Mutex
+	calls map[string]int
 }
 
 const (
-	gateWidth = 8
-	gateRetry = 250 * time.Millisecond
+	callsPerShard = 8
+	gateRetry     = 250 * time.Millisecond
 )
 
-func (g *gate) enter(shard string) (leave func(), ok bool) {
+func (g *callGate) acquire(shard string) (leave func(), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.within[shard] >= gateWidth {
+	if g.calls[shard] >= callsPerShard {
 		return nil, false
 	}
-	if g.within == nil {
-		g.within = map[string]int{}
+	if g.calls == nil {
+		g.calls = map[string]int{}
 	}
-	g.within[shard]++
+	g.calls[shard]++
 	return func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		g.within[shard]--
+		g.calls[shard]--
 	}, true
 }

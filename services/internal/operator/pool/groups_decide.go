@@ -23,97 +23,98 @@ import (
 )
 
 const (
-	// refusedRetry is when what a shard refused is said to it again: its configuration may have changed.
+	// refusedRetry is the time until a refused request is repeated. The shard's configuration may change meanwhile.
 	refusedRetry = time.Minute
-	// answerHolds is for how long a shard's answer is believed rather than a mirror that has said nothing since.
+	// answerHolds is the time for which a shard's answer takes precedence over a mirror that has not changed since.
 	answerHolds = 2 * time.Second
-	// removalRetry is when a group that should be on its way out, but is not so by the mirror, is deleted again.
+	// removalRetry is the time until a group that was deleted, but is not shown as deleting, is deleted again.
 	removalRetry = 10 * time.Second
-	// mostProviderIDs is what a list of the API holds.
-	mostProviderIDs = 10_000
+	// maxProviderIDs is the longest list of provider IDs that the API accepts.
+	maxProviderIDs = 10_000
 )
 
-// groupInput is all that decisions on a shard group are made from.
+// groupInput is everything that decisions about a shard group depend on.
 type groupInput struct {
 	group  *v1beta1.NstanceShardGroup
 	paused bool
-	// wanted: the pool is there, is not being deleted, and names the shard.
+	// wanted: the pool exists, is not being deleted, and lists the shard.
 	wanted bool
-	// configured: the operator's configuration names the shard.
+	// configured: the operator's configuration lists the shard.
 	configured bool
 	state      shards.State
-	// known is the group as the leader said last, nil when there is none; both it and instances mean something once the
-	// state is synced.
+	// known is the leader's latest status of the group, nil if the shard has no such group. known and instances are
+	// valid only if the state is synced.
 	known     *nstancev1.GroupStatus
 	instances []*nstancev1.InstanceStatus
 	last      outcome
 	now       time.Time
 }
 
-// outcome is what became of the last call about a group.
+// outcome is what is remembered of the last call for a group.
 type outcome struct {
 	at time.Time
-	// upsert was refused, in these words.
+	// upsert is the request that the shard refused, and refused is its reason.
 	upsert  *nstancev1.UpsertGroupRequest
 	refused string
-	// The mirror said before when the shard answered after.
+	// The mirror showed before when the shard answered after.
 	before, after *nstancev1.GroupStatus
-	// removed is when the group was deleted.
+	// removed is the time of the last DeleteGroup call.
 	removed time.Time
 }
 
-// answers reports whether the shard can be asked, and what its mirror does not have is not there.
+// answers reports whether the shard can be called and its mirror is complete.
 func (in *groupInput) answers() bool { return in.configured && in.state.Reachable && in.state.Synced }
 
-// connecting reports whether it is too early to say whether the shard can be reached.
+// connecting reports whether the first connection to the shard is still being made.
 func (in *groupInput) connecting() bool {
 	return in.configured && !in.state.Reachable && !in.state.Synced && in.state.Err == ""
 }
 
-// call is what the shard is to be told: one of the first two or, when neither, nothing.
-type call struct {
+// shardCall is the next call to the shard. At most one of upsert and remove is set.
+type shardCall struct {
 	upsert *nstancev1.UpsertGroupRequest
 	remove bool
-	// refused is why the shard is not told the same again, before again has passed.
+	// refused is the shard's reason for refusing the same request earlier. The request is repeated after again.
 	refused string
 	again   time.Duration
 }
 
-func decideCall(in groupInput) call {
+// decideCall returns the call that brings the shard in line with the shard group.
+func decideCall(in groupInput) shardCall {
 	switch {
 	case in.paused || !in.answers():
-		return call{}
+		return shardCall{}
 	case in.group.DeletionTimestamp.IsZero():
-		upsert := push(in.group.Spec, owned(in.group), in.known)
+		upsert := upsertRequest(in.group.Spec, ownedFields(in.group), in.known)
 		if upsert != nil && proto.Equal(upsert, in.last.upsert) {
 			if left := in.last.at.Add(refusedRetry).Sub(in.now); left > 0 {
-				return call{refused: in.last.refused, again: left}
+				return shardCall{refused: in.last.refused, again: left}
 			}
 		}
-		return call{upsert: upsert}
+		return shardCall{upsert: upsert}
 	case in.wanted || !controllerutil.ContainsFinalizer(in.group, v1beta1.ShardGroupFinalizer):
-		return call{}
+		return shardCall{}
 	case in.known != nil && in.known.GetDeleting():
-		return call{} // its last instance will end it, and the mirror tells
+		return shardCall{} // the group ends with its last instance, and the mirror will show that
 	case in.known != nil && !in.last.removed.IsZero():
 		if left := in.last.removed.Add(removalRetry).Sub(in.now); left > 0 {
-			return call{again: left}
+			return shardCall{again: left}
 		}
 	}
-	return call{remove: true}
+	return shardCall{remove: true}
 }
 
-// result is what came of a call.
-type result struct {
-	call call
+// callResult is the result of a call.
+type callResult struct {
+	call shardCall
 	err  error
-	// group is what the shard answered to an upsert; restored what it answered to a removal.
+	// group is the answer to an upsert. restored is the answer to a deletion.
 	group    *nstancev1.GroupStatus
 	restored bool
 }
 
-// refused reports whether a shard will say the same again.
-func refused(err error) bool {
+// isRefusal reports whether repeating the request would fail in the same way.
+func isRefusal(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange, codes.AlreadyExists, codes.NotFound,
 		codes.Unimplemented:
@@ -122,25 +123,26 @@ func refused(err error) bool {
 	return false
 }
 
-// words are what a shard said.
-func words(err error) string { return status.Convert(err).Message() }
+// statusMessage returns the message of a gRPC error.
+func statusMessage(err error) string { return status.Convert(err).Message() }
 
-// groupPlan is a shard group as it is to be written.
+// groupPlan is the desired state of a shard group object.
 type groupPlan struct {
 	group      *v1beta1.NstanceShardGroup
 	conditions conditions
 	events     []notice
 }
 
-func decideGroup(in groupInput, did result) groupPlan {
+// decideGroup returns the finalizers, status and events of a shard group after a call.
+func decideGroup(in groupInput, did callResult) groupPlan {
 	plan := groupPlan{group: in.group.DeepCopy()}
-	plan.conditions.paused(in.paused)
+	plan.conditions.setPaused(in.paused)
 	if in.paused {
 		return plan
 	}
 	deleting := !in.group.DeletionTimestamp.IsZero()
 	if deleting {
-		if done, e := removed(in, did); done {
+		if done, e := deletionFinished(in, did); done {
 			controllerutil.RemoveFinalizer(plan.group, v1beta1.ShardGroupFinalizer)
 			plan.events = e
 			return plan
@@ -148,47 +150,47 @@ func decideGroup(in groupInput, did result) groupPlan {
 	} else {
 		controllerutil.AddFinalizer(plan.group, v1beta1.ShardGroupFinalizer)
 	}
-	plan.reachable(in)
+	plan.setReachable(in)
 	known := in.known
 	if did.group != nil {
 		known = did.group
 	}
 	if in.configured && in.state.Synced && known != nil {
-		plan.mirror(known, in.instances)
+		plan.copyStatus(known, in.instances)
 	} else if in.configured && in.state.Synced {
 		plan.group.Status.ActualSize, plan.group.Status.Healthy, plan.group.Status.ProviderIDs = ptr.To(int32(0)),
 			ptr.To(int32(0)), nil
 	}
 	switch {
 	case deleting:
-		message := "the shard's instances are being deleted"
+		message := "the shard is deleting its instances"
 		if did.err != nil {
-			message = words(did.err)
+			message = statusMessage(did.err)
 		}
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "%s", message)
 	case !in.configured:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason,
 			"shard %s is not in the operator's configuration", in.group.Spec.Shard)
 	case in.connecting(), in.state.Reachable && !in.state.Synced:
-		// What was known may well hold still.
+		// The last known condition may still hold.
 		if meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ReadyCondition) == nil {
 			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
-				"shard %s is being connected", in.group.Spec.Shard)
+				"connecting to shard %s", in.group.Spec.Shard)
 		}
 	case !in.state.Reachable:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnreachableReason, "shard %s: %s",
 			in.group.Spec.Shard, in.state.Err)
 	default:
-		plan.pushed(in, did, known)
+		plan.setPushed(in, did, known)
 	}
 	return plan
 }
 
-// pushed says what became of the spec, on a shard that answers.
-func (plan *groupPlan) pushed(in groupInput, did result, known *nstancev1.GroupStatus) {
+// setPushed sets the conditions that say whether a reachable shard accepted the spec and has the wanted instances.
+func (plan *groupPlan) setPushed(in groupInput, did callResult, known *nstancev1.GroupStatus) {
 	refusal := did.call.refused
-	if refused(did.err) {
-		refusal = words(did.err)
+	if isRefusal(did.err) {
+		refusal = statusMessage(did.err)
 	}
 	switch {
 	case refusal != "":
@@ -197,16 +199,16 @@ func (plan *groupPlan) pushed(in groupInput, did result, known *nstancev1.GroupS
 			in.group.Spec.Shard, refusal)
 		was := meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ConfigValidCondition)
 		if was == nil || was.Status != metav1.ConditionFalse || was.Message != refusal {
-			plan.events = append(plan.events, warning(v1beta1.RefusedReason, "shard %s refused the group: %s",
+			plan.events = append(plan.events, warningEvent(v1beta1.RefusedReason, "shard %s refused the group: %s",
 				in.group.Spec.Shard, refusal))
 		}
 	case did.err != nil:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, "shard %s: %s", in.group.Spec.Shard,
-			words(did.err))
+			statusMessage(did.err))
 	default:
 		plan.group.Status.ObservedGeneration = in.group.Generation
 		plan.conditions.set(v1beta1.ConfigValidCondition, true, v1beta1.AcceptedReason, "")
-		want, actual, healthy := size(in.group.Spec), known.GetActualSize(), known.GetHealthy()
+		want, actual, healthy := wantedSize(in.group.Spec), known.GetActualSize(), known.GetHealthy()
 		switch {
 		case actual == want && healthy == actual:
 			plan.conditions.set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
@@ -219,16 +221,16 @@ func (plan *groupPlan) pushed(in groupInput, did result, known *nstancev1.GroupS
 	}
 }
 
-// removed reports whether the shard no longer has, or will not lose, what the finalizer stands for.
-func removed(in groupInput, did result) (bool, []notice) {
+// deletionFinished reports whether the finalizer can be removed: the shard no longer has the group, or will keep it.
+func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	code := status.Code(did.err)
 	switch {
 	case in.wanted:
-		return true, nil // its pool makes it again; nothing is to happen to the instances
+		return true, nil // the pool creates the shard group again, and the instances stay
 	case !in.configured:
 		return true,
-			[]notice{warning(v1beta1.ShardRemovedReason,
-				"shard %s is not in the operator's configuration any more: its group %s was left as it is",
+			[]notice{warningEvent(v1beta1.ShardRemovedReason,
+				"shard %s was removed from the operator's configuration: its group %s was not deleted",
 				in.group.Spec.Shard, in.group.Spec.Group)}
 	case !did.call.remove:
 		return false, nil
@@ -238,8 +240,8 @@ func removed(in groupInput, did result) (bool, []notice) {
 	return code == codes.NotFound || code == codes.FailedPrecondition && in.known.GetIsStatic(), nil
 }
 
-// reachable says whether the shard can be reached, unless it is too early for that.
-func (plan *groupPlan) reachable(in groupInput) {
+// setReachable sets the ShardReachable condition, except while the first connection is being made.
+func (plan *groupPlan) setReachable(in groupInput) {
 	shard := in.group.Spec.Shard
 	switch {
 	case !in.configured:
@@ -255,20 +257,20 @@ func (plan *groupPlan) reachable(in groupInput) {
 	}
 	if !meta.IsStatusConditionFalse(in.group.Status.Conditions, v1beta1.ShardReachableCondition) {
 		last := plan.conditions[len(plan.conditions)-1]
-		plan.events = append(plan.events, warning(last.Reason, "shard %s: %s", shard, last.Message))
+		plan.events = append(plan.events, warningEvent(last.Reason, "shard %s: %s", shard, last.Message))
 	}
 }
 
-// mirror puts what the shard said into the status.
-func (plan *groupPlan) mirror(known *nstancev1.GroupStatus, instances []*nstancev1.InstanceStatus) {
+// copyStatus copies the shard's view of the group into the status.
+func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nstancev1.InstanceStatus) {
 	s := &plan.group.Status
 	s.IsStatic = known.GetIsStatic()
-	s.ActualSize, s.Healthy = ptr.To(count(known.GetActualSize())), ptr.To(count(known.GetHealthy()))
-	if config := merged(known); !same(s.Config, config) {
+	s.ActualSize, s.Healthy = ptr.To(toInt32(known.GetActualSize())), ptr.To(toInt32(known.GetHealthy()))
+	if config := mergedConfig(known); !equalJSON(s.Config, config) {
 		s.Config = config
 	}
-	// Those of instances that are being deleted too: Cluster API deletes the Node of an ID that is no longer listed,
-	// and it must be drained before.
+	// Provider IDs of instances that are being deleted are included: Cluster API deletes the Node of an ID that is no
+	// longer listed, and the Node must be drained first.
 	var ids []string
 	for _, i := range instances {
 		if i.GetProviderId() != "" && !i.GetOnDemand() {
@@ -277,14 +279,14 @@ func (plan *groupPlan) mirror(known *nstancev1.GroupStatus, instances []*nstance
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
-	s.ProviderIDs = ids[:min(len(ids), mostProviderIDs)]
+	s.ProviderIDs = ids[:min(len(ids), maxProviderIDs)]
 }
 
-// count is a server's number in Kubernetes' type.
-func count(n uint32) int32 { return int32(min(n, math.MaxInt32)) }
+// toInt32 converts a server's number into the API's type, capped at its maximum.
+func toInt32(n uint32) int32 { return int32(min(n, math.MaxInt32)) }
 
-// definition is a group as the server merged it, in Kubernetes' spelling.
-type definition struct {
+// groupConfig is a group as the server merged it, with the field names of the Kubernetes API.
+type groupConfig struct {
 	Template      string            `json:"template,omitempty"`
 	Kind          string            `json:"kind,omitempty"`
 	Arch          string            `json:"arch,omitempty"`
@@ -299,8 +301,9 @@ type definition struct {
 	MaxUnhealthy  string            `json:"maxUnhealthy,omitempty"`
 }
 
-func merged(g *nstancev1.GroupStatus) *apiextensionsv1.JSON {
-	d := definition{Template: g.GetTemplate(), Kind: g.GetKind(), Arch: g.GetArch(), InstanceType: g.GetInstanceType(),
+// mergedConfig returns the group's merged configuration as JSON.
+func mergedConfig(g *nstancev1.GroupStatus) *apiextensionsv1.JSON {
+	d := groupConfig{Template: g.GetTemplate(), Kind: g.GetKind(), Arch: g.GetArch(), InstanceType: g.GetInstanceType(),
 		InstanceTypes: g.GetInstanceTypes(),
 		SubnetPool:    g.GetSubnetPool(), Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(),
 		MaxSurge: g.GetMaxSurge(), MaxUnhealthy: g.GetMaxUnhealthy()}
@@ -312,13 +315,14 @@ func merged(g *nstancev1.GroupStatus) *apiextensionsv1.JSON {
 	}
 	text, err := json.Marshal(d)
 	if err != nil {
-		return nil // strings and valid JSON always can be
+		return nil // not possible: strings and valid JSON can always be encoded
 	}
 	return &apiextensionsv1.JSON{Raw: text}
 }
 
-// same compares by meaning: the API server writes what it was given in another order.
-func same(a, b *apiextensionsv1.JSON) bool {
+// equalJSON compares two JSON documents by value, because the API server changes the order and spelling of what it
+// stores.
+func equalJSON(a, b *apiextensionsv1.JSON) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
@@ -326,11 +330,11 @@ func same(a, b *apiextensionsv1.JSON) bool {
 	return json.Unmarshal(a.Raw, &left) == nil && json.Unmarshal(b.Raw, &right) == nil && reflect.DeepEqual(left, right)
 }
 
-// finish makes the status complete, for the moment of writing it.
-func (plan *groupPlan) finish(was *v1beta1.NstanceShardGroup, generation int64,
+// finishStatus returns the status to write at the given time.
+func (plan *groupPlan) finishStatus(was *v1beta1.NstanceShardGroup, generation int64,
 	now time.Time) v1beta1.NstanceShardGroupStatus {
 	s := *plan.group.Status.DeepCopy()
-	s.Conditions = plan.conditions.over(was.Status.Conditions, generation, now)
+	s.Conditions = plan.conditions.mergeInto(was.Status.Conditions, generation, now)
 	if meta.IsStatusConditionTrue(s.Conditions, v1beta1.ShardReachableCondition) &&
 		!equality.Semantic.DeepEqual(s, was.Status) {
 		s.LastSyncTime = ptr.To(metav1.NewTime(now.Truncate(time.Second)))

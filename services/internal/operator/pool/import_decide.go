@@ -16,30 +16,30 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// importInput is all that is known of groups that may have to be imported.
+// importInput is everything that decisions about imports depend on.
 type importInput struct {
 	namespace, cluster string
-	// groups are those of every configured shard, none missing, by the shard's ID.
+	// groups are the groups of every configured shard, by shard ID. No shard is missing.
 	groups       map[string][]*nstancev1.GroupStatus
 	pools        []v1beta1.NstanceMachinePool
 	machinePools []clusterv1.MachinePool
 }
 
-// imported is a group that gets what it lacks of a pool.
-type imported struct {
+// importedGroup is a group and the objects that it gets.
+type importedGroup struct {
 	group string
-	// pool is to be made when create is true; else it is there.
+	// pool is created if create is true, else it exists.
 	pool        *v1beta1.NstanceMachinePool
 	create      bool
 	machinePool *clusterv1.MachinePool
 }
 
-// refusal is a group that cannot be imported, and why.
-type refusal struct{ group, why string }
+// refusal is a group that cannot be imported, and the reason.
+type refusal struct{ group, reason string }
 
-// decideImport finds the groups without a pool, and the pools that an import was interrupted after. A group with a part
-// that is being deleted waits until that is over, and so does one whose MachinePool is.
-func decideImport(in importInput) (found []imported, refused []refusal) {
+// decideImport finds the groups that have no pool, and the pools of interrupted imports. A group is skipped while a
+// part of it or its MachinePool is being deleted.
+func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 	parts := map[string]map[string]*nstancev1.GroupStatus{}
 	deleting := map[string]bool{}
 	for shard, groups := range in.groups {
@@ -64,20 +64,20 @@ func decideImport(in importInput) (found []imported, refused []refusal) {
 		taken[in.machinePools[i].Name] = true
 		over := !in.machinePools[i].DeletionTimestamp.IsZero()
 		ending[in.machinePools[i].Name] = ending[in.machinePools[i].Name] || over
-		if name, ok := poolOf(&in.machinePools[i]); ok {
+		if name, ok := referencedPool(&in.machinePools[i]); ok {
 			referred[name], ending[name] = true, ending[name] || over
 		}
 	}
 	for _, group := range slices.Sorted(maps.Keys(parts)) {
 		pool := pools[group]
-		if deleting[group] || pool != nil && !halfDone(pool, referred) {
+		if deleting[group] || pool != nil && !importInterrupted(pool, referred) {
 			continue
 		}
-		one := imported{group: group, pool: pool, create: pool == nil}
+		one := importedGroup{group: group, pool: pool, create: pool == nil}
 		if pool == nil {
 			made, why := importedPool(in, group, parts[group])
 			if names[group] {
-				why = "there is a NstanceMachinePool of that name, of another group"
+				why = "another group already has an NstanceMachinePool with this name"
 			}
 			if why != "" {
 				refused = append(refused, refusal{group, why})
@@ -85,14 +85,14 @@ func decideImport(in importInput) (found []imported, refused []refusal) {
 			}
 			one.pool = made
 		}
-		// Cluster API deletes the pool that a MachinePool refers to until there is none: one made now would take its
-		// group along.
+		// Cluster API keeps deleting the pool that a deleted MachinePool references. It would delete a new pool of that
+		// name together with its group.
 		if ending[one.pool.Name] {
 			continue
 		}
 		if taken[one.pool.Name] && !referred[one.pool.Name] {
 			refused = append(refused,
-				refusal{group, "there is a MachinePool of that name, which refers to something else"})
+				refusal{group, "a MachinePool with this name exists and references something else"})
 			continue
 		}
 		one.machinePool = importedMachinePool(in, one.pool, parts[group])
@@ -101,15 +101,15 @@ func decideImport(in importInput) (found []imported, refused []refusal) {
 	return found, refused
 }
 
-// halfDone reports whether a pool was made by an import that did not come to make the MachinePool. One that has its
-// finalizer has had a MachinePool once, which somebody has deleted since.
-func halfDone(pool *v1beta1.NstanceMachinePool, referred map[string]bool) bool {
+// importInterrupted reports whether an import created the pool but not its MachinePool. A pool with its finalizer has
+// had a MachinePool, which a user deleted since.
+func importInterrupted(pool *v1beta1.NstanceMachinePool, referred map[string]bool) bool {
 	return pool.Labels[v1beta1.ImportedLabel] == "true" && pool.DeletionTimestamp.IsZero() && !referred[pool.Name] &&
 		!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer)
 }
 
-// importedPool is a pool that says what the group's parts say by themselves, so that nothing changes by pushing it.
-// Parts of dynamic groups have to agree: whichever was pushed, it would replace the instances of another shard.
+// importedPool returns a pool with the group's own settings, so that pushing it changes nothing. The parts of a dynamic
+// group must agree: pushing the settings of one shard would replace the instances of another.
 func importedPool(in importInput, group string, parts map[string]*nstancev1.GroupStatus) (
 	pool *v1beta1.NstanceMachinePool, why string) {
 	shards := slices.Sorted(maps.Keys(parts))
@@ -134,16 +134,18 @@ func importedPool(in importInput, group string, parts map[string]*nstancev1.Grou
 	}
 	say := append(dynamic, static...)[0]
 	for i, other := range dynamic {
-		if fields := differences(say, other); len(fields) > 0 {
-			return nil, fmt.Sprintf("shards %s and %s do not agree on %s: make them, or make its pool by hand", of[0],
+		if fields := differingFields(say, other); len(fields) > 0 {
+			return nil, fmt.Sprintf("shards %s and %s disagree on %s: make them equal, or create the pool yourself",
+				of[0],
 				of[i], strings.Join(fields, ", "))
 		}
 	}
 	pool.Spec.Template, pool.Spec.SubnetPool = say.Template, say.SubnetPool
-	// Overrides of static groups are taken over where all say the same; otherwise they stay as they are, unsaid here.
+	// An override of static groups is imported only if all shards have the same one. Otherwise the pool leaves it out
+	// and each shard keeps its own.
 	agreed := func(field string) bool {
 		return !slices.ContainsFunc(static, func(other v1beta1.NstanceMachinePoolSpec) bool {
-			return slices.Contains(differences(say, other), field)
+			return slices.Contains(differingFields(say, other), field)
 		})
 	}
 	if len(dynamic) > 0 || agreed("instance type") {
@@ -155,7 +157,7 @@ func importedPool(in importInput, group string, parts map[string]*nstancev1.Grou
 	return pool, ""
 }
 
-func differences(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
+func differingFields(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
 	for _, field := range []struct {
 		name string
 		same bool
@@ -168,15 +170,15 @@ func differences(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
 	return fields
 }
 
-// importedMachinePool wants as many replicas as the shards do now. Userdata is the servers', so there is no bootstrap
-// secret to wait for.
+// importedMachinePool returns a MachinePool with the shards' current sum of replicas. Userdata comes from the servers,
+// so the bootstrap secret is empty.
 func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool,
 	parts map[string]*nstancev1.GroupStatus) *clusterv1.MachinePool {
 	var sum uint64
 	for _, shard := range pool.Spec.Shards {
 		sum += uint64(parts[shard].GetSize())
 	}
-	replicas := count(uint32(min(sum, math.MaxUint32)))
+	replicas := toInt32(uint32(min(sum, math.MaxUint32)))
 	return &clusterv1.MachinePool{
 		ObjectMeta: importedMeta(in, pool.Name, pool.Spec.Group),
 		Spec: clusterv1.MachinePoolSpec{

@@ -25,24 +25,26 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// importer makes pools of the groups that have none. It looks at mirrors until it finds one, and asks every shard
-// before it makes anything: with one shard missing, the sum of replicas would be wrong.
+// importer creates pools for the groups that have none. It looks for such groups in the mirrors, then asks every shard
+// before it creates anything: with one shard missing, the number of replicas would be wrong.
 type importer struct {
 	Options
 
 	mu sync.Mutex
-	// told are the groups that could not be imported, and why, by which they are told of once.
-	told map[string]string
+	// reported maps each group that could not be imported to the reason, so that each reason is reported once.
+	reported map[string]string
 }
 
-func newImporter(o Options) *importer { return &importer{Options: o, told: map[string]string{}} }
+func newImporter(o Options) *importer { return &importer{Options: o, reported: map[string]string{}} }
 
-// everything is the only request: groups are looked at together.
-func (r *importer) everything() []reconcile.Request { return []reconcile.Request{r.request("import")} }
+// importRequest returns the only request: all groups are imported together.
+func (r *importer) importRequest() []reconcile.Request {
+	return []reconcile.Request{r.requestFor("import")}
+}
 
 func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
 	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return r.everything()
+		return r.importRequest()
 	})
 	start := make(chan event.GenericEvent, 1)
 	start <- event.GenericEvent{Object: &v1beta1.NstanceMachinePool{}}
@@ -52,7 +54,7 @@ func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
 		WatchesRawSource(source.Channel(start, all)).
 		WatchesRawSource(shards.Source(r.Shards, func(c shards.Change) []reconcile.Request {
 			if c.Kind == shards.ShardState || c.Kind == shards.GroupChanged {
-				return r.everything()
+				return r.importRequest()
 			}
 			return nil
 		})).
@@ -66,38 +68,38 @@ func (r *importer) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 	for _, id := range r.Shards.IDs() {
 		shard, ok := r.Shards.Shard(id)
 		if !ok || !shard.State().Synced || !shard.State().Reachable {
-			return reconcile.Result{}, nil // looked at again when that changes
+			return reconcile.Result{}, nil // a change of the shard's state causes another request
 		}
 		of, in.groups[id] = append(of, shard), shard.Groups()
 	}
 	if paused, err := r.clusterPaused(ctx); err != nil || paused {
 		return reconcile.Result{}, err
 	}
-	if err := r.read(ctx, r.Client, &in); err != nil {
+	if err := r.listPools(ctx, r.Client, &in); err != nil {
 		return reconcile.Result{}, err
 	}
 	if found, refused := decideImport(in); len(found) == 0 {
-		r.refused(in.cluster, refused)
+		r.reportRefusals(in.cluster, refused)
 		return reconcile.Result{}, nil
 	}
-	// There seems to be something. Mirrors and cache may be behind, so everybody is asked.
-	if err := r.read(ctx, r.Reader, &in); err != nil {
+	// There seems to be a group to import. Mirrors and cache may be out of date, so ask the API server and every shard.
+	if err := r.listPools(ctx, r.Reader, &in); err != nil {
 		return reconcile.Result{}, err
 	}
-	if err := r.list(ctx, of, &in); err != nil {
+	if err := r.listGroups(ctx, of, &in); err != nil {
 		return reconcile.Result{}, err
 	}
 	found, refused := decideImport(in)
-	r.refused(in.cluster, refused)
+	r.reportRefusals(in.cluster, refused)
 	var errs []error
 	for _, one := range found {
-		errs = append(errs, r.create(ctx, one))
+		errs = append(errs, r.createImported(ctx, one))
 	}
 	return reconcile.Result{}, errors.Join(errs...)
 }
 
-// read reads all pools and MachinePools of the namespace.
-func (r *importer) read(ctx context.Context, from client.Reader, in *importInput) error {
+// listPools lists all pools and MachinePools of the namespace.
+func (r *importer) listPools(ctx context.Context, from client.Reader, in *importInput) error {
 	pools, machinePools := &v1beta1.NstanceMachinePoolList{}, &clusterv1.MachinePoolList{}
 	if err := from.List(ctx, pools, client.InNamespace(r.Namespace)); err != nil {
 		return fmt.Errorf("list pools: %w", err)
@@ -109,8 +111,8 @@ func (r *importer) read(ctx context.Context, from client.Reader, in *importInput
 	return nil
 }
 
-// list asks all shards at once.
-func (r *importer) list(ctx context.Context, of []shards.Shard, in *importInput) error {
+// listGroups asks all shards for their groups, in parallel.
+func (r *importer) listGroups(ctx context.Context, of []shards.Shard, in *importInput) error {
 	answers := make([]*nstancev1.ListGroupsResponse, len(of))
 	calls, inner := errgroup.WithContext(ctx)
 	for i, shard := range of {
@@ -130,8 +132,9 @@ func (r *importer) list(ctx context.Context, of []shards.Shard, in *importInput)
 	return nil
 }
 
-// create makes what a group lacks of a pool. Between the two writes it may end; what is there then is found again.
-func (r *importer) create(ctx context.Context, one imported) error {
+// createImported creates the missing objects of a group. If it is interrupted between the two writes, a later import
+// finds the pool and continues.
+func (r *importer) createImported(ctx context.Context, one importedGroup) error {
 	if one.create {
 		if err := r.Client.Create(ctx, one.pool); err != nil {
 			return fmt.Errorf("import group %s: create pool: %w", one.group, err)
@@ -141,27 +144,29 @@ func (r *importer) create(ctx context.Context, one imported) error {
 		return fmt.Errorf("import group %s: create machine pool: %w", one.group, err)
 	}
 	over := strings.Join(one.pool.Spec.Shards, ", ")
-	r.Log.Info("group imported", "group", one.group, "replicas", *one.machinePool.Spec.Replicas, "shards", over)
-	r.tell(one.pool, normal(v1beta1.ImportedReason, "group %s of shards %s, %d replicas", one.group, over,
+	r.Log.Info("imported group", "group", one.group, "replicas", *one.machinePool.Spec.Replicas, "shards", over)
+	r.recordEvents(one.pool, normalEvent(v1beta1.ImportedReason, "group %s of shards %s, %d replicas", one.group, over,
 		*one.machinePool.Spec.Replicas))
 	return nil
 }
 
-// refused tells of groups that cannot be imported, on the cluster, as they have no object of their own.
-func (r *importer) refused(cluster string, list []refusal) {
+// reportRefusals reports groups that cannot be imported. The events are about the NstanceCluster, as the groups have no
+// object.
+func (r *importer) reportRefusals(cluster string, list []refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	told := map[string]string{}
 	for _, one := range list {
-		told[one.group] = one.why
-		if r.told[one.group] == one.why {
+		told[one.group] = one.reason
+		if r.reported[one.group] == one.reason {
 			continue
 		}
-		r.Log.Warn("group not imported", "group", one.group, "reason", one.why)
+		r.Log.Warn("group cannot be imported", "group", one.group, "reason", one.reason)
 		about := &v1beta1.NstanceCluster{}
 		about.APIVersion, about.Kind = v1beta1.GroupVersion.String(), "NstanceCluster"
 		about.Namespace, about.Name = r.Namespace, cluster
-		r.tell(about, warning(v1beta1.RefusedReason, "group %s is not imported: %s", one.group, one.why))
+		r.recordEvents(about, warningEvent(v1beta1.RefusedReason, "group %s cannot be imported: %s", one.group,
+			one.reason))
 	}
-	r.told = told
+	r.reported = told
 }

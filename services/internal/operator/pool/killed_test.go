@@ -12,31 +12,31 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// story is an import, scaling, a pool of a user's own, a shard that leaves, and a deletion. Each step begins when pass
-// has been called a few times.
-var story = []func(p *player){
-	func(p *player) {
-		p.shards.Of("a").SetGroup(static("web", 2))
-		p.shards.Of("b").SetGroup(static("web", 3))
+// scenario imports a group, scales it, adds a user's pool, removes a shard from it and deletes it. The operator makes
+// several passes between two steps.
+var scenario = []func(user *randomUser){
+	func(user *randomUser) {
+		user.shards.Of("a").SetGroup(staticGroup("web", 2))
+		user.shards.Of("b").SetGroup(staticGroup("web", 3))
 	},
-	func(p *player) {
-		p.scale("web", 8)
-		p.newPool("db", 3, v1beta1.NstanceMachinePoolSpec{Group: "db", Shards: []string{"a", "b", "c"},
+	func(user *randomUser) {
+		user.scale("web", 8)
+		user.newPool("db", 3, v1beta1.NstanceMachinePoolSpec{Group: "db", Shards: []string{"a", "b", "c"},
 			InstanceType: "m5.large"})
 	},
-	func(p *player) {
-		pool := p.pool("db")
-		p.change(pool, func() { pool.Spec.Shards, pool.Spec.InstanceType = []string{"b", "c"}, "" })
+	func(user *randomUser) {
+		pool := user.pool("db")
+		user.change(pool, func() { pool.Spec.Shards, pool.Spec.InstanceType = []string{"b", "c"}, "" })
 	},
-	func(p *player) { p.deletePool("db") },
+	func(user *randomUser) { user.deletePool("db") },
 }
 
-// killed runs the story with an operator that ends at its nth effect, a write or a call, and another that takes over
-// where it was. It reports whether there was an nth effect.
-func killed(t *testing.T, n int) bool {
+// replayKilled runs the story with an operator that is killed at its nth effect (a write or a call) and replaced by a
+// new one. It reports whether there was an nth effect.
+func replayKilled(t *testing.T, n int) bool {
 	t.Helper()
-	w := newWorld(t, testShards...)
-	p := &player{world: w, lost: map[string]bool{}}
+	op := newSimulatedOperator(t, testShards...)
+	user := &randomUser{simulatedOperator: op, unreachable: map[string]bool{}}
 	count, dead, at := 0, false, ""
 	effect := func(what string) error {
 		if count++; count == n {
@@ -47,50 +47,51 @@ func killed(t *testing.T, n int) bool {
 		}
 		return nil
 	}
-	w.onWrite = effect
+	op.onWrite = effect
 	for _, id := range testShards {
-		w.shards.Of(id).Fail(w.counted(id, func(method string) error {
+		op.shards.Of(id).Fail(op.recordCalls(id, func(method string) error {
 			if effect(method+" "+id) != nil {
 				return status.Error(codes.Unavailable, "killed")
 			}
 			return nil
 		}))
 	}
-	for i, step := range story {
-		step(p)
+	for i, step := range scenario {
+		step(user)
 		for before := -1; before != count; {
 			before = count
-			_ = w.pass()
+			_ = op.reconcileAll()
 			if dead {
 				dead = false
-				w.importer, w.pools, w.groups, w.machines = newImporter(w.groups.Options), newPools(w.groups.Options),
-					newGroups(w.groups.Options), newMachines(w.groups.Options)
+				op.importer, op.pools, op.groups, op.machines = newImporter(op.groups.Options),
+					newPoolReconciler(op.groups.Options),
+					newGroupReconciler(op.groups.Options), newMachineReconciler(op.groups.Options)
 			}
 		}
-		w.settle()
-		p.forget()
-		w.settle()
-		if wrong := p.check(); len(wrong) > 0 {
+		op.settle()
+		user.deleteOldMachines()
+		op.settle()
+		if wrong := user.differences(); len(wrong) > 0 {
 			t.Fatalf("killed at effect %d, %q, in step %d:\n%s", n, at, i, fmt.Sprint(wrong))
 		}
 	}
-	if diff := cmp.Diff(map[string]uint32{"a": 4, "b": 4}, w.sizes("web")); diff != "" {
+	if diff := cmp.Diff(map[string]uint32{"a": 4, "b": 4}, op.sizes("web")); diff != "" {
 		t.Fatalf("killed at effect %d, %q: %s", n, at, diff)
 	}
-	if len(w.sizes("db")) != 0 || w.exists("db", &v1beta1.NstanceMachinePool{}) {
-		t.Fatalf("killed at effect %d, %q: the deleted pool is still there: %v", n, at, w.sizes("db"))
+	if len(op.sizes("db")) != 0 || op.exists("db", &v1beta1.NstanceMachinePool{}) {
+		t.Fatalf("killed at effect %d, %q: the deleted pool is still there: %v", n, at, op.sizes("db"))
 	}
 	return count >= n
 }
 
-// The operator may end at any write and any call: whoever takes over comes to the same.
+// TestKilledAnywhere kills the operator at each write and call. A new operator must reach the same result.
 func TestKilledAnywhere(t *testing.T) {
 	step := 1
 	if testing.Short() {
 		step = 12
 	}
 	n := 1
-	for killed(t, n) {
+	for replayKilled(t, n) {
 		n += step
 	}
 	if n < 60 {

@@ -23,50 +23,50 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// machines makes an NstanceMachine for every instance of a pool (Cluster API contract, MachinePool Machines). What
-// becomes of it afterwards is not decided here.
-type machines struct{ Options }
+// machineReconciler creates an NstanceMachine for every instance of a pool (MachinePool Machines of the Cluster API
+// contract). Package machine reconciles these objects.
+type machineReconciler struct{ Options }
 
-func newMachines(o Options) *machines { return &machines{o} }
+func newMachineReconciler(o Options) *machineReconciler { return &machineReconciler{o} }
 
-// setup: requests are for shard groups.
-func (r *machines) setup(b *ctrl.Builder, o controller.Options) error {
+// setup registers a controller that reconciles by shard group.
+func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelPools
-	return b.For(&v1beta1.NstanceShardGroup{}, builder.WithPredicates(said)).
-		Watches(&v1beta1.NstanceMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine),
+	return b.For(&v1beta1.NstanceShardGroup{}, builder.WithPredicates(specChanged)).
+		Watches(&v1beta1.NstanceMachine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine),
 			builder.WithPredicates(onlyDeletions)).
-		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfPool),
-			builder.WithPredicates(said)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfCluster),
+		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
+			builder.WithPredicates(specChanged)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
 			builder.WithPredicates(pauseChanged)).
-		WatchesRawSource(shards.Source(r.Shards, r.ofShards)).
+		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		WithOptions(o).Complete(r)
 }
 
-// ofMachine: a machine that went before its instance did is made again.
-func (r *machines) ofMachine(_ context.Context, machine client.Object) []reconcile.Request {
+// requestsForMachine causes a machine that was deleted before its instance to be created again.
+func (r *machineReconciler) requestsForMachine(_ context.Context, machine client.Object) []reconcile.Request {
 	labels := machine.GetLabels()
 	group, shard := labels[v1beta1.GroupLabel], labels[v1beta1.ShardLabel]
-	if !r.ours(machine) || labels[clusterv1.MachinePoolNameLabel] == "" || group == "" || shard == "" {
+	if !r.inCluster(machine) || labels[clusterv1.MachinePoolNameLabel] == "" || group == "" || shard == "" {
 		return nil
 	}
-	return []reconcile.Request{r.request(v1beta1.ShardGroupName(group, shard))}
+	return []reconcile.Request{r.requestFor(v1beta1.ShardGroupName(group, shard))}
 }
 
-func (r *machines) ofShards(c shards.Change) []reconcile.Request {
+func (r *machineReconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	switch {
 	case c.Kind == shards.InstanceChanged && c.Group != "":
-		return []reconcile.Request{r.request(v1beta1.ShardGroupName(c.Group, c.Shard))}
+		return []reconcile.Request{r.requestFor(v1beta1.ShardGroupName(c.Group, c.Shard))}
 	case c.Kind == shards.ShardState:
-		return r.groupsOf(context.Background(), client.MatchingLabels{v1beta1.ShardLabel: c.Shard})
+		return r.groupRequests(context.Background(), client.MatchingLabels{v1beta1.ShardLabel: c.Shard})
 	}
 	return nil
 }
 
 // Reconcile implements reconcile.Reconciler.
-func (r *machines) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	group := &v1beta1.NstanceShardGroup{}
-	if found, err := r.get(ctx, request.Name, group); err != nil || !found || !r.ours(group) ||
+	if found, err := r.readCached(ctx, request.Name, group); err != nil || !found || !r.inCluster(group) ||
 		!group.DeletionTimestamp.IsZero() || pausedByAnnotation(group) {
 		return reconcile.Result{}, err
 	}
@@ -76,7 +76,7 @@ func (r *machines) Reconcile(ctx context.Context, request reconcile.Request) (re
 		return reconcile.Result{}, nil
 	}
 	pool := &v1beta1.NstanceMachinePool{}
-	if found, err := r.get(ctx, owner.Name, pool); err != nil || !found || pool.UID != owner.UID ||
+	if found, err := r.readCached(ctx, owner.Name, pool); err != nil || !found || pool.UID != owner.UID ||
 		!pool.DeletionTimestamp.IsZero() || pausedByAnnotation(pool) {
 		return reconcile.Result{}, err
 	}
@@ -85,7 +85,7 @@ func (r *machines) Reconcile(ctx context.Context, request reconcile.Request) (re
 	}
 	there := map[string]bool{}
 	list := &v1beta1.NstanceMachineList{}
-	// Only their names are looked at.
+	// The list is read only for names, so sharing it with the cache is safe.
 	if err := r.Client.List(ctx, list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy,
 		client.MatchingLabels{v1beta1.GroupLabel: group.Spec.Group, v1beta1.ShardLabel: group.Spec.Shard}); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list machines: %w", err)
@@ -97,7 +97,7 @@ func (r *machines) Reconcile(ctx context.Context, request reconcile.Request) (re
 	if len(missing) == 0 {
 		return reconcile.Result{}, nil
 	}
-	mp, err := r.machinePoolOf(ctx, pool)
+	mp, err := r.findMachinePool(ctx, pool)
 	if err != nil || mp == nil {
 		return reconcile.Result{}, err
 	}
@@ -115,8 +115,8 @@ func (r *machines) Reconcile(ctx context.Context, request reconcile.Request) (re
 	return reconcile.Result{}, writes.Wait()
 }
 
-// missingMachines are the instances of a group that have no machine. Individual machines are made before their
-// instances.
+// missingMachines returns the instances of a group that have no machine. On-demand instances are left out: their
+// machines exist before them.
 func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]bool) (
 	missing []*nstancev1.InstanceStatus) {
 	for _, i := range instances {
@@ -127,8 +127,8 @@ func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]boo
 	return missing
 }
 
-// poolMachine stands for an instance. Cluster API's core finds it by its labels, and makes a Machine its controller; so
-// the pool is an owner, but not that. It has its finalizer from the first, so that deleting it is always heard of.
+// poolMachine returns the machine of an instance. Cluster API's core finds it by its labels and makes a Machine its
+// controller, so the pool is only an owner. The finalizer is there from the start, so that every deletion is handled.
 func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1.NstanceMachinePool, machinePool string,
 	i *nstancev1.InstanceStatus) *v1beta1.NstanceMachine {
 	return &v1beta1.NstanceMachine{
@@ -148,13 +148,13 @@ func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1
 	}
 }
 
-// labelValue is a name as Cluster API writes it into labels: itself if it can be a label's value, else a hash of it
-// (its util/labels/format, which every provider has to agree with).
+// labelValue returns a name as Cluster API writes it into labels: unchanged if it is a valid label value, else a hash.
+// It must return the same value as util/labels/format of Cluster API.
 func labelValue(name string) string {
 	if len(validation.IsValidLabelValue(name)) == 0 {
 		return name
 	}
 	hash := fnv.New32a()
-	_, _ = hash.Write([]byte(name)) // never fails
+	_, _ = hash.Write([]byte(name)) // a hash never returns an error
 	return "hash_" + base64.RawURLEncoding.EncodeToString(hash.Sum(nil)) + "_z"
 }

@@ -1,10 +1,14 @@
-// Package pool owns groups: it imports those of the servers as MachinePools, spreads the replicas of MachinePools over
-// shards, pushes each share to its shard, and tells Kubernetes what the shards say of them.
+// Package pool reconciles groups of instances between Kubernetes and the shards. It imports the servers' groups as
+// MachinePools, splits the replicas of each MachinePool over its shards, pushes each share to its shard, and reports
+// the shards' answers in statuses and events.
 //
-// Invariant: once a group has a pool, Kubernetes is the source of its size, and the servers' drift is pushed back; what
-// is equal is not pushed. No share depends on whether a shard can be reached, and no shard waits for another. A group
-// is deleted only when its pool, or its shard in the pool, is: neither a lost object nor a lost connection deletes
-// anything.
+// Invariants:
+//
+//   - Once a group has a pool, Kubernetes is the source of its size. Drift on a server is corrected, and a group that
+//     already matches is not pushed.
+//   - A share does not depend on whether a shard is reachable, and no shard waits for another.
+//   - A group is deleted only when its pool is deleted or its shard is removed from the pool. A lost object or a lost
+//     connection deletes nothing.
 package pool
 
 import (
@@ -39,13 +43,13 @@ import (
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
 
-// Options of Setup. Client, Reader and Recorder are the manager's when they are nil.
+// Options configures [Setup]. A nil Client, Reader or Recorder is taken from the manager.
 type Options struct {
-	Client   client.Client // reads from a cache
-	Reader   client.Reader // does not
+	Client   client.Client // reads from the cache
+	Reader   client.Reader // reads from the API server
 	Recorder events.EventRecorder
 	Shards   shards.Shards
-	// Namespace of all objects; Cluster and Tenant name the only Cluster whose objects are looked at.
+	// Namespace holds all objects. Cluster and Tenant name the only Cluster that is managed.
 	Namespace, Cluster, Tenant string
 	Now                        func() time.Time // time.Now when nil
 	Log                        *slog.Logger
@@ -71,15 +75,15 @@ func (o *Options) defaults(mgr ctrl.Manager) error {
 }
 
 const (
-	// parallelPools and parallelGroups are how many objects are worked on at a time. A shard group may wait for its
-	// shard's answer, so there are many more of them than one shard may hold up (see [gate]).
+	// parallelPools and parallelGroups are the numbers of objects reconciled at a time. A shard group may wait for its
+	// shard's answer, so there are many more workers than one shard can occupy (see [callGate]).
 	parallelPools  = 8
 	parallelGroups = 64
-	// What failed is tried again after firstRetry, then after twice as long each time, after lastRetry at the latest.
+	// A failed reconciliation is repeated after firstRetry. The delay doubles with each failure, up to lastRetry.
 	firstRetry, lastRetry = 50 * time.Millisecond, 30 * time.Second
 )
 
-func limiter() workqueue.TypedRateLimiter[reconcile.Request] {
+func newRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
 }
 
@@ -93,27 +97,27 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		setup func(*ctrl.Builder, controller.Options) error
 	}{
 		{"nstanceimport", newImporter(o).setup},
-		{"nstancemachinepool", newPools(o).setup},
-		{"nstanceshardgroup", newGroups(o).setup},
-		{"nstancepoolmachine", newMachines(o).setup},
+		{"nstancemachinepool", newPoolReconciler(o).setup},
+		{"nstanceshardgroup", newGroupReconciler(o).setup},
+		{"nstancepoolmachine", newMachineReconciler(o).setup},
 	} {
 		if err := c.setup(ctrl.NewControllerManagedBy(mgr).Named(c.name),
-			controller.Options{RateLimiter: limiter()}); err != nil {
+			controller.Options{RateLimiter: newRateLimiter()}); err != nil {
 			return fmt.Errorf("controller %s: %w", c.name, err)
 		}
 	}
 	return nil
 }
 
-// clusterName is the name of the only Cluster that is looked at.
+// clusterName returns the name of the Cluster that is managed.
 func (o *Options) clusterName() string { return v1beta1.ClusterName(o.Cluster, o.Tenant) }
 
-// ours reports whether an object belongs to our Cluster by its label.
-func (o *Options) ours(object client.Object) bool {
+// inCluster reports whether the object's label assigns it to the managed Cluster.
+func (o *Options) inCluster(object client.Object) bool {
 	return object.GetNamespace() == o.Namespace && object.GetLabels()[clusterv1.ClusterNameLabel] == o.clusterName()
 }
 
-// clusterPaused reports whether our Cluster is paused. One that is not there (yet) is not.
+// clusterPaused reports whether the managed Cluster is paused. A Cluster that does not exist is not paused.
 func (o *Options) clusterPaused(ctx context.Context) (bool, error) {
 	cluster := &clusterv1.Cluster{}
 	err := o.Client.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: o.clusterName()}, cluster)
@@ -123,30 +127,32 @@ func (o *Options) clusterPaused(ctx context.Context) (bool, error) {
 	return cluster.Spec.Paused != nil && *cluster.Spec.Paused, nil
 }
 
-// pausedByAnnotation reports whether an object is paused by itself.
+// pausedByAnnotation reports whether the object's own annotation pauses it.
 func pausedByAnnotation(object client.Object) bool {
 	_, paused := object.GetAnnotations()[clusterv1.PausedAnnotation]
 	return paused
 }
 
-// poolOf is what a MachinePool refers to as its infrastructure, when that is a pool of ours.
-func poolOf(mp *clusterv1.MachinePool) (name string, ok bool) {
+// referencedPool returns the name of the NstanceMachinePool that a MachinePool references. It returns false if the
+// MachinePool references another kind.
+func referencedPool(mp *clusterv1.MachinePool) (name string, ok bool) {
 	ref := mp.Spec.Template.Spec.InfrastructureRef
 	return ref.Name, ref.Kind == machinePoolKind && ref.APIGroup == v1beta1.GroupVersion.Group
 }
 
-// Kinds, as references have them.
+// Kinds used in object references.
 const (
 	machinePoolKind = "NstanceMachinePool"
 	shardGroupKind  = "NstanceShardGroup"
 	machineKind     = "NstanceMachine"
 )
 
-// machinePoolOf finds the MachinePool of a pool: the one that controls it, else the one that refers to it, which
-// Cluster API will make its controller, and nobody where Cluster API's core does not run. nil: there is none, or it
-// belongs to another Cluster.
-func (o *Options) machinePoolOf(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*clusterv1.MachinePool, error) {
-	// Most have the same name.
+// findMachinePool finds the MachinePool of a pool: its controller, else a MachinePool that references it. Cluster API's
+// core makes the latter the controller later; without the core it never does. machinePoolOf returns nil if there is no
+// MachinePool or it belongs to another Cluster.
+func (o *Options) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*clusterv1.MachinePool,
+	error) {
+	// A MachinePool usually has the same name as its pool.
 	names := []string{pool.Name}
 	for _, owner := range pool.OwnerReferences {
 		if owner.Controller != nil && *owner.Controller && owner.Kind == "MachinePool" {
@@ -154,7 +160,7 @@ func (o *Options) machinePoolOf(ctx context.Context, pool *v1beta1.NstanceMachin
 		}
 	}
 	refers := func(mp *clusterv1.MachinePool) bool {
-		name, ok := poolOf(mp)
+		name, ok := referencedPool(mp)
 		return ok && name == pool.Name && mp.Spec.ClusterName == o.clusterName()
 	}
 	for _, name := range names {
@@ -177,8 +183,8 @@ func (o *Options) machinePoolOf(ctx context.Context, pool *v1beta1.NstanceMachin
 	return nil, nil
 }
 
-// get reads an object from the cache; false when it is not there.
-func (o *Options) get(ctx context.Context, name string, into client.Object) (bool, error) {
+// readCached reads an object from the cache. It returns false if the object does not exist.
+func (o *Options) readCached(ctx context.Context, name string, into client.Object) (bool, error) {
 	err := o.Client.Get(ctx, client.ObjectKey{Namespace: o.Namespace, Name: name}, into)
 	if apierrors.IsNotFound(err) {
 		return false, nil

@@ -18,85 +18,85 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// parallelWrites is how many objects one reconciliation writes at a time.
+// parallelWrites is the number of objects that one reconciliation writes at a time.
 const parallelWrites = 16
 
-// pools reconciles NstanceMachinePools: it splits replicas into shard groups and sums up what those say. It calls no
-// shard, so none can hold it up.
-type pools struct{ Options }
+// poolReconciler reconciles NstanceMachinePools. It splits replicas into shard groups and sums up their statuses. It
+// calls no shard, so no shard can delay it.
+type poolReconciler struct{ Options }
 
-func newPools(o Options) *pools { return &pools{o} }
+func newPoolReconciler(o Options) *poolReconciler { return &poolReconciler{o} }
 
-func (r *pools) setup(b *ctrl.Builder, o controller.Options) error {
+func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelPools
-	// Our own writes too, as in groups.
+	// The reconciler watches its own writes as well, for the reason given in the setup of shard groups.
 	return b.For(&v1beta1.NstanceMachinePool{}).
 		Owns(&v1beta1.NstanceShardGroup{}).
-		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool),
-			builder.WithPredicates(said)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster),
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachinePool),
+			builder.WithPredicates(specChanged)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
 			builder.WithPredicates(pauseChanged)).
 		WithOptions(o).Complete(r)
 }
 
-func (r *pools) ofMachinePool(_ context.Context, object client.Object) []reconcile.Request {
+func (r *poolReconciler) requestsForMachinePool(_ context.Context, object client.Object) []reconcile.Request {
 	mp, ok := object.(*clusterv1.MachinePool)
 	if !ok || mp.Namespace != r.Namespace {
 		return nil
 	}
-	if name, ok := poolOf(mp); ok {
-		return []reconcile.Request{r.request(name)}
+	if name, ok := referencedPool(mp); ok {
+		return []reconcile.Request{r.requestFor(name)}
 	}
 	return nil
 }
 
-func (r *pools) ofCluster(ctx context.Context, cluster client.Object) (requests []reconcile.Request) {
+func (r *poolReconciler) requestsForCluster(ctx context.Context, cluster client.Object) (requests []reconcile.Request) {
 	if !r.isCluster(cluster) {
 		return nil
 	}
 	list := &v1beta1.NstanceMachinePoolList{}
 	if err := r.Client.List(ctx, list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy); err != nil {
-		r.Log.Error("pools not listed", "error", err)
+		r.Log.Error("failed to list pools", "error", err)
 		return nil
 	}
 	for i := range list.Items {
-		requests = append(requests, r.request(list.Items[i].Name))
+		requests = append(requests, r.requestFor(list.Items[i].Name))
 	}
 	return requests
 }
 
 // Reconcile implements reconcile.Reconciler.
-func (r *pools) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	pool := &v1beta1.NstanceMachinePool{}
-	if found, err := r.get(ctx, request.Name, pool); err != nil || !found {
+	if found, err := r.readCached(ctx, request.Name, pool); err != nil || !found {
 		return reconcile.Result{}, err
 	}
 	in := poolInput{pool: pool, cluster: r.clusterName()}
 	var err error
-	if in.machinePool, err = r.machinePoolOf(ctx, pool); err != nil {
+	if in.machinePool, err = r.findMachinePool(ctx, pool); err != nil {
 		return reconcile.Result{}, err
 	}
-	// Without a MachinePool only the label tells whose it is; one that nobody has claimed yet is told what it waits
-	// for.
-	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.ours(pool) {
+	// Without a MachinePool, the label names the pool's Cluster. A pool without the label gets a condition that says
+	// what it waits for.
+	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.inCluster(pool) {
 		return reconcile.Result{}, nil
 	}
 	if !pool.DeletionTimestamp.IsZero() && (!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer) ||
-		!r.ours(pool)) {
+		!r.inCluster(pool)) {
 		return reconcile.Result{}, nil
 	}
 	if in.paused, err = r.clusterPaused(ctx); err != nil {
 		return reconcile.Result{}, err
 	}
 	in.paused = in.paused || pausedByAnnotation(pool)
-	if in.groups, err = r.groups(ctx, r.Client, pool); err != nil {
+	if in.groups, err = r.listGroups(ctx, r.Client, pool); err != nil {
 		return reconcile.Result{}, err
 	}
-	return soon(r.apply(ctx, in, decidePool(in)))
+	return retryConflict(r.apply(ctx, in, decidePool(in)))
 }
 
-// groups are all shard groups of a pool's group.
-func (r *pools) groups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) (
+// listGroups returns all shard groups of a pool's group.
+func (r *poolReconciler) listGroups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) (
 	[]*v1beta1.NstanceShardGroup, error) {
 	list := &v1beta1.NstanceShardGroupList{}
 	if err := from.List(ctx, list, client.InNamespace(pool.Namespace),
@@ -110,20 +110,20 @@ func (r *pools) groups(ctx context.Context, from client.Reader, pool *v1beta1.Ns
 	return out, nil
 }
 
-// apply does what was decided. The finalizer is there before the first shard group is, and goes after the last one.
-func (r *pools) apply(ctx context.Context, in poolInput, plan poolPlan) error {
+// apply writes the plan. The finalizer is added before the first shard group and removed after the last one.
+func (r *poolReconciler) apply(ctx context.Context, in poolInput, plan poolPlan) error {
 	was := in.pool
 	first := !controllerutil.ContainsFinalizer(was, v1beta1.MachinePoolFinalizer)
 	object := was.DeepCopy()
 	object.ObjectMeta, object.Spec.ProviderIDList = plan.pool.ObjectMeta, plan.pool.Spec.ProviderIDList
-	if plan.gone {
-		// The cache may not know of one that was made a moment ago.
-		left, err := r.groups(ctx, r.Reader, was)
+	if plan.finished {
+		// A shard group that was just created may not be in the cache yet.
+		left, err := r.listGroups(ctx, r.Reader, was)
 		if err != nil {
 			return err
 		}
 		in.groups = left
-		if plan = decidePool(in); !plan.gone {
+		if plan = decidePool(in); !plan.finished {
 			return r.apply(ctx, in, plan)
 		}
 		controllerutil.RemoveFinalizer(object, v1beta1.MachinePoolFinalizer)
@@ -137,14 +137,14 @@ func (r *pools) apply(ctx context.Context, in poolInput, plan poolPlan) error {
 	if err := r.writeGroups(ctx, in, plan); err != nil {
 		return err
 	}
-	r.tell(was, plan.events...)
+	r.recordEvents(was, plan.events...)
 	if !first {
 		if err := r.patch(ctx, was, object); err != nil {
 			return fmt.Errorf("write pool: %w", err)
 		}
 	}
 	before := object.DeepCopy()
-	object.Status = plan.finish(was, object.Generation, r.Now())
+	object.Status = plan.finishStatus(was, object.Generation, r.Now())
 	if err := r.patchStatus(ctx, before, object); err != nil {
 		return fmt.Errorf("write status of pool: %w", err)
 	}
@@ -157,8 +157,8 @@ func (r *pools) apply(ctx context.Context, in poolInput, plan poolPlan) error {
 	return nil
 }
 
-// writeGroups writes all shard groups at the same time: what they say is pushed as soon as it is written.
-func (r *pools) writeGroups(ctx context.Context, in poolInput, plan poolPlan) error {
+// writeGroups writes all shard groups in parallel. Each share is pushed as soon as it is written.
+func (r *poolReconciler) writeGroups(ctx context.Context, in poolInput, plan poolPlan) error {
 	had := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		had[g.Name] = g
@@ -175,7 +175,7 @@ func (r *pools) writeGroups(ctx context.Context, in poolInput, plan poolPlan) er
 	}
 	for _, g := range plan.create {
 		writes.Go(func() error {
-			// One that is there already is not in the cache yet, and will be seen.
+			// A shard group that exists already is not in the cache yet. Its appearance causes another reconciliation.
 			if err := r.Client.Create(ctx, g); err != nil && !apierrors.IsAlreadyExists(err) {
 				return fmt.Errorf("create shard group %s: %w", g.Name, err)
 			}

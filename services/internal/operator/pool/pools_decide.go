@@ -17,45 +17,45 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
-	"github.com/nstance-kit/nstance/services/internal/operator/distribute"
 )
 
-// mostInstances is what a shard may be asked to keep.
-const mostInstances = 100_000
+// maxInstances is the largest number of instances that a shard accepts for one group.
+const maxInstances = 100_000
 
-// poolInput is all that decisions on a pool are made from.
+// poolInput is everything that decisions about a pool depend on.
 type poolInput struct {
 	pool *v1beta1.NstanceMachinePool
-	// machinePool says how many replicas there are to be; nil when there is none of our Cluster.
+	// machinePool has the wanted number of replicas. It is nil if the managed Cluster has no MachinePool for the pool.
 	machinePool *clusterv1.MachinePool
-	// groups are all shard groups of the pool's group, those of other pools too, by name.
+	// groups are all shard groups of the pool's group, including those of other pools, by name.
 	groups []*v1beta1.NstanceShardGroup
-	// cluster is the name of our Cluster; paused whether it, or the pool, is paused.
+	// cluster is the name of the managed Cluster. paused reports whether it or the pool is paused.
 	cluster string
 	paused  bool
 }
 
-// poolPlan is a pool as it is to be written, and what is to become of its shard groups.
+// poolPlan is the desired state of a pool, and the changes to its shard groups.
 type poolPlan struct {
 	pool       *v1beta1.NstanceMachinePool
 	conditions conditions
 	events     []notice
-	// create and update are shard groups as they are to be; remove are to be deleted.
+	// create and update are shard groups in their desired state; remove are shard groups to delete.
 	create, update, remove []*v1beta1.NstanceShardGroup
-	// gone: nothing is left that the finalizer stands for.
-	gone bool
-	// machinePool has the annotations as they are to be; nil: they are not looked at.
+	// finished: no shard group is left, so the finalizer can be removed.
+	finished bool
+	// machinePool has the desired annotations. It is nil if they must not change.
 	machinePool *clusterv1.MachinePool
 }
 
+// decidePool returns what to write for a pool.
 func decidePool(in poolInput) poolPlan {
 	plan := poolPlan{pool: in.pool.DeepCopy()}
-	plan.conditions.paused(in.paused)
+	plan.conditions.setPaused(in.paused)
 	var mine []*v1beta1.NstanceShardGroup
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		// One of our Cluster that nobody controls has lost its owner: it becomes ours.
+		// A shard group without a controller in the managed Cluster has lost its owner and is adopted.
 		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
 		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && owner.UID == in.pool.UID {
 			mine = append(mine, g)
@@ -69,46 +69,47 @@ func decidePool(in poolInput) poolPlan {
 				plan.remove = append(plan.remove, g)
 			}
 		}
-		plan.sum(mine)
-		plan.gone = len(mine) == 0
+		plan.sumStatuses(mine)
+		plan.finished = len(mine) == 0
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason,
-			"%d shards have not deleted their instances yet", len(mine))
+			"%d shards still have to delete their instances", len(mine))
 	case in.machinePool == nil:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForMachinePoolReason,
-			"no MachinePool of cluster %s refers to the pool", in.cluster)
+			"no MachinePool of cluster %s references the pool", in.cluster)
 	default:
-		plan.share(in, mine, taken)
+		plan.splitReplicas(in, mine, taken)
 	}
 	return plan
 }
 
-// share is a pool in service.
-func (plan *poolPlan) share(in poolInput, mine []*v1beta1.NstanceShardGroup,
+// splitReplicas plans the shard groups of a pool that is not being deleted.
+func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGroup,
 	taken map[string]*v1beta1.NstanceShardGroup) {
 	pool := plan.pool
 	controllerutil.AddFinalizer(pool, v1beta1.MachinePoolFinalizer)
-	label(pool, clusterv1.ClusterNameLabel, in.cluster)
-	label(pool, v1beta1.GroupLabel, pool.Spec.Group)
+	setLabel(pool, clusterv1.ClusterNameLabel, in.cluster)
+	setLabel(pool, v1beta1.GroupLabel, pool.Spec.Group)
 	pool.Status.InfrastructureMachineKind = machineKind
 
 	replicas := ptr.Deref(in.machinePool.Spec.Replicas, 1)
 	var problems, scaled []string
-	if shares := distribute.Split(replicas, pool.Spec.Shards); len(shares) > 0 && shares[0].Size > mostInstances {
-		problems = append(problems, fmt.Sprintf("%d replicas are more than %d a shard", replicas, mostInstances))
+	if shares := splitReplicas(replicas, pool.Spec.Shards); len(shares) > 0 && shares[0].Size > maxInstances {
+		problems = append(problems, fmt.Sprintf("%d replicas exceed the limit of %d for each shard", replicas,
+			maxInstances))
 	} else {
 		for _, share := range shares {
 			name := v1beta1.ShardGroupName(pool.Spec.Group, share.Shard)
 			have := taken[name]
 			switch {
 			case have == nil:
-				plan.create = append(plan.create, newGroup(in, share))
+				plan.create = append(plan.create, newShardGroup(in, share))
 			case !have.DeletionTimestamp.IsZero():
-				// It is made again when it is gone.
+				// It is created again once its deletion has finished.
 			case !slices.Contains(mine, have):
 				problems = append(problems, fmt.Sprintf("shard group %s belongs to another pool", name))
 			default:
 				want := have.DeepCopy()
-				fill(want, in, share)
+				fillShardGroup(want, in, share)
 				if from := ptr.Deref(have.Spec.Size, 0); from != share.Size {
 					scaled = append(scaled, fmt.Sprintf("%s %d to %d", share.Shard, from, share.Size))
 				}
@@ -117,38 +118,37 @@ func (plan *poolPlan) share(in poolInput, mine []*v1beta1.NstanceShardGroup,
 		}
 	}
 	if len(scaled) > 0 {
-		plan.events = append(plan.events, normal(v1beta1.ScalingReason, "%d replicas: %s", replicas,
+		plan.events = append(plan.events, normalEvent(v1beta1.ScalingReason, "%d replicas: %s", replicas,
 			strings.Join(scaled, ", ")))
 	}
 	for _, g := range mine {
 		if !slices.Contains(pool.Spec.Shards, g.Spec.Shard) && g.DeletionTimestamp.IsZero() {
 			plan.remove = append(plan.remove, g)
-			plan.events = append(plan.events, normal(v1beta1.ShardRemovedReason,
-				"shard %s is no longer among the pool's: its group is deleted", g.Spec.Shard))
+			plan.events = append(plan.events, normalEvent(v1beta1.ShardRemovedReason,
+				"shard %s was removed from the pool: deleting its shard group", g.Spec.Shard))
 		}
 	}
-	plan.sum(mine)
-	plan.readiness(in, mine, problems)
-	plan.capacity(in, mine)
+	plan.sumStatuses(mine)
+	plan.setReadiness(in, mine, problems)
+	plan.setCapacity(in, mine)
 }
 
-// newGroup is a shard group that is not there yet. It has its finalizer from the first: nothing is pushed for one
-// without.
-func newGroup(in poolInput, share distribute.Share) *v1beta1.NstanceShardGroup {
+// newShardGroup returns a new shard group. It has its finalizer from the start, so that every deletion is handled.
+func newShardGroup(in poolInput, share shardShare) *v1beta1.NstanceShardGroup {
 	g := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Namespace: in.pool.Namespace,
 		Name:       v1beta1.ShardGroupName(in.pool.Spec.Group, share.Shard),
 		Finalizers: []string{v1beta1.ShardGroupFinalizer}}}
-	fill(g, in, share)
+	fillShardGroup(g, in, share)
 	return g
 }
 
-// fill makes a shard group what the pool says. Of a static group, template and subnet pool stay: they cannot be
-// changed, and are not pushed.
-func fill(g *v1beta1.NstanceShardGroup, in poolInput, share distribute.Share) {
+// fillShardGroup sets a shard group's spec from its pool. The template and subnet pool of a static group stay as they
+// are, because they cannot change and are not pushed.
+func fillShardGroup(g *v1beta1.NstanceShardGroup, in poolInput, share shardShare) {
 	spec := in.pool.Spec
-	label(g, clusterv1.ClusterNameLabel, in.cluster)
-	label(g, v1beta1.GroupLabel, spec.Group)
-	label(g, v1beta1.ShardLabel, share.Shard)
+	setLabel(g, clusterv1.ClusterNameLabel, in.cluster)
+	setLabel(g, v1beta1.GroupLabel, spec.Group)
+	setLabel(g, v1beta1.ShardLabel, share.Shard)
 	if metav1.GetControllerOf(g) == nil {
 		g.OwnerReferences = append(g.OwnerReferences, *metav1.NewControllerRef(in.pool,
 			v1beta1.GroupVersion.WithKind(machinePoolKind)))
@@ -160,10 +160,10 @@ func fill(g *v1beta1.NstanceShardGroup, in poolInput, share distribute.Share) {
 	g.Spec = v1beta1.NstanceShardGroupSpec{Group: spec.Group, Shard: share.Shard, Size: ptr.To(share.Size),
 		Template: template, SubnetPool: subnetPool,
 		InstanceType: spec.InstanceType, Vars: maps.Clone(spec.Vars)}
-	remember(g)
+	rememberOwnedFields(g)
 }
 
-func label(object metav1.Object, name, value string) {
+func setLabel(object metav1.Object, name, value string) {
 	labels := object.GetLabels()
 	if labels[name] == value {
 		return
@@ -175,9 +175,9 @@ func label(object metav1.Object, name, value string) {
 	object.SetLabels(labels)
 }
 
-// sum adds up what the shards said last, those that cannot be heard now too. A shard that the pool leaves counts as
-// long as it has instances.
-func (plan *poolPlan) sum(groups []*v1beta1.NstanceShardGroup) {
+// sumStatuses adds up the last known statuses of the shards, including unreachable ones. A shard that was removed from
+// the pool counts while it has instances.
+func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	var replicas, ready int32
 	ids := []string(nil)
 	heard, all, static := false, true, false
@@ -195,21 +195,21 @@ func (plan *poolPlan) sum(groups []*v1beta1.NstanceShardGroup) {
 	}
 	pool := plan.pool
 	if !all || len(plan.create) > 0 {
-		// Statuses are lost when objects are moved to another cluster: what is not known to be gone stays.
+		// A status is lost when objects are moved to another cluster, so an ID stays until it is known to be gone.
 		ids = append(ids, pool.Spec.ProviderIDList...)
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
-	pool.Spec.ProviderIDList = ids[:min(len(ids), mostProviderIDs)]
+	pool.Spec.ProviderIDList = ids[:min(len(ids), maxProviderIDs)]
 	if heard || len(groups) == 0 && pool.Status.Replicas != nil {
 		pool.Status.Replicas, pool.Status.ReadyReplicas = ptr.To(replicas), ptr.To(ready)
 		pool.Status.IsStatic = static
 	}
 }
 
-// readiness says whether all is as wanted, and whether Cluster API may take the pool for provisioned, which it then
-// stays.
-func (plan *poolPlan) readiness(in poolInput, groups []*v1beta1.NstanceShardGroup, problems []string) {
+// setReadiness sets the Ready and ShardsReachable conditions. It also marks the pool as provisioned for Cluster API
+// once a shard has accepted it; that is never taken back.
+func (plan *poolPlan) setReadiness(in poolInput, groups []*v1beta1.NstanceShardGroup, problems []string) {
 	pool := plan.pool
 	var unknown, unreachable []string
 	undecided, accepted := len(plan.create) > 0, 0
@@ -226,7 +226,7 @@ func (plan *poolPlan) readiness(in poolInput, groups []*v1beta1.NstanceShardGrou
 	for _, g := range groups {
 		shard := g.Spec.Shard
 		if !slices.Contains(pool.Spec.Shards, shard) {
-			worse(v1beta1.ScalingReason, shard+": is leaving the pool")
+			worse(v1beta1.ScalingReason, shard+": is being removed from the pool")
 			continue
 		}
 		reachable := meta.FindStatusCondition(g.Status.Conditions, v1beta1.ShardReachableCondition)
@@ -246,15 +246,15 @@ func (plan *poolPlan) readiness(in poolInput, groups []*v1beta1.NstanceShardGrou
 		ready := meta.FindStatusCondition(g.Status.Conditions, v1beta1.ReadyCondition)
 		switch {
 		case ready == nil:
-			worse(v1beta1.ScalingReason, shard+": has not been told yet")
+			worse(v1beta1.ScalingReason, shard+": the change is not pushed yet")
 		case ready.Status != metav1.ConditionTrue:
 			worse(ready.Reason, shard+": "+ready.Message)
-		case g.Status.ObservedGeneration != g.Generation || plan.changes(g):
-			worse(v1beta1.ScalingReason, shard+": has not been told yet")
+		case g.Status.ObservedGeneration != g.Generation || plan.changesSpec(g):
+			worse(v1beta1.ScalingReason, shard+": the change is not pushed yet")
 		}
 	}
 	for _, g := range plan.create {
-		worse(v1beta1.ScalingReason, g.Spec.Shard+": has not been told yet")
+		worse(v1beta1.ScalingReason, g.Spec.Shard+": the change is not pushed yet")
 	}
 	switch {
 	case len(unknown) > 0:
@@ -276,13 +276,13 @@ func (plan *poolPlan) readiness(in poolInput, groups []*v1beta1.NstanceShardGrou
 	}
 }
 
-// severity orders the reasons for not being ready, the worst first: with several shards, the worst is told.
+// severity orders the reasons for not being ready, the worst first. A pool gets the worst reason of its shards.
 var severity = []string{v1beta1.RefusedReason, v1beta1.UnknownShardReason, v1beta1.UnreachableReason,
 	v1beta1.BlockedReason, v1beta1.NotReadyReason,
 	v1beta1.DeletingReason, v1beta1.WaitingForShardReason, v1beta1.ScalingReason}
 
-// changes reports whether the plan changes the spec of a shard group.
-func (plan *poolPlan) changes(g *v1beta1.NstanceShardGroup) bool {
+// changesSpec reports whether the plan changes the spec of a shard group.
+func (plan *poolPlan) changesSpec(g *v1beta1.NstanceShardGroup) bool {
 	return slices.ContainsFunc(plan.update, func(want *v1beta1.NstanceShardGroup) bool {
 		return want.Name == g.Name && (ptr.Deref(want.Spec.Size, 0) != ptr.Deref(g.Spec.Size, 0) ||
 			want.Spec.Template != g.Spec.Template ||
@@ -291,15 +291,15 @@ func (plan *poolPlan) changes(g *v1beta1.NstanceShardGroup) bool {
 	})
 }
 
-// The cluster autoscaler's annotations of what a node of a group has
-// (https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/cloudprovider/clusterapi/README.md, scale from zero).
+// Annotations from which the cluster autoscaler learns the size of a node that does not exist yet (scale from zero):
+// https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/cloudprovider/clusterapi/README.md
 const (
 	cpuAnnotation    = "capacity.cluster-autoscaler.kubernetes.io/cpu"
 	memoryAnnotation = "capacity.cluster-autoscaler.kubernetes.io/memory"
 )
 
-// capacity says what one instance offers, if all shards' instances offer the same and it is known.
-func (plan *poolPlan) capacity(in poolInput, groups []*v1beta1.NstanceShardGroup) {
+// setCapacity sets the capacity of one instance, if it is known and the same on all shards.
+func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGroup) {
 	types := []string{plan.pool.Spec.InstanceType}
 	if types[0] == "" {
 		types = nil
@@ -307,7 +307,7 @@ func (plan *poolPlan) capacity(in poolInput, groups []*v1beta1.NstanceShardGroup
 			if g.Status.Config == nil {
 				continue
 			}
-			var d definition
+			var d groupConfig
 			if json.Unmarshal(g.Status.Config.Raw, &d) == nil && d.InstanceType != "" {
 				types = append(types, d.InstanceType)
 			}
@@ -324,12 +324,12 @@ func (plan *poolPlan) capacity(in poolInput, groups []*v1beta1.NstanceShardGroup
 	}
 	plan.pool.Status.Capacity = offer
 	plan.machinePool = in.machinePool.DeepCopy()
-	annotate(plan.machinePool, offer)
+	annotateCapacity(plan.machinePool, offer)
 }
 
-// annotate gives a MachinePool the autoscaler's annotations. What is there and was not written by us is a user's, and
-// stays.
-func annotate(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
+// annotateCapacity sets the autoscaler's annotations on a MachinePool. Values that the operator did not write belong to
+// a user and stay.
+func annotateCapacity(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
 	wrote := map[string]string{}
 	if text := mp.Annotations[v1beta1.CapacityAnnotation]; text != "" {
 		if json.Unmarshal([]byte(text), &wrote) != nil {
@@ -359,16 +359,16 @@ func annotate(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
 	}
 	text, err := json.Marshal(writes)
 	if err != nil {
-		return // strings always can be
+		return // not possible: strings can always be encoded
 	}
 	mp.Annotations[v1beta1.CapacityAnnotation] = string(text)
 }
 
-// finish makes the status complete, for the moment of writing it.
-func (plan *poolPlan) finish(was *v1beta1.NstanceMachinePool, generation int64,
+// finishStatus returns the status to write at the given time.
+func (plan *poolPlan) finishStatus(was *v1beta1.NstanceMachinePool, generation int64,
 	now time.Time) v1beta1.NstanceMachinePoolStatus {
 	s := *plan.pool.Status.DeepCopy()
 	s.ObservedGeneration = generation
-	s.Conditions = plan.conditions.over(was.Status.Conditions, generation, now)
+	s.Conditions = plan.conditions.mergeInto(was.Status.Conditions, generation, now)
 	return s
 }

@@ -13,32 +13,33 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Fields of [v1beta1.OwnedFieldsAnnotation].
+// Field names in [v1beta1.OwnedFieldsAnnotation].
 const (
 	instanceTypeField = "instanceType"
 	varsField         = "vars"
 )
 
-// push returns what the shard has to be told so that its group is as wanted; nil when it is. group is nil when the
-// shard has none. owned are the fields of a static group that Kubernetes has ever said something of.
-func push(want v1beta1.NstanceShardGroupSpec, owned []string,
+// upsertRequest returns the request that brings a shard's group in line with a spec, nil if they match. group is nil if
+// the shard has none. owned are the fields of a static group that Kubernetes has set at any time.
+func upsertRequest(want v1beta1.NstanceShardGroupSpec, owned []string,
 	group *nstancev1.GroupStatus) *nstancev1.UpsertGroupRequest {
 	request := &nstancev1.UpsertGroupRequest{Group: want.Group}
 	switch {
 	case group == nil, group.GetDeleting() && !group.GetIsStatic():
-		// What is on its way out is defined anew.
-		request.Size, request.Template, request.InstanceType, request.SubnetPool = ptr.To(size(want)), want.Template,
+		// A dynamic group that is being deleted is defined in full again.
+		request.Size, request.Template, request.InstanceType, request.SubnetPool = ptr.To(wantedSize(want)),
+			want.Template,
 			want.InstanceType, want.SubnetPool
 		request.Vars, request.SetVars = maps.Clone(want.Vars), len(want.Vars) > 0
 		return request
 	case group.GetIsStatic():
-		pushStatic(request, want, owned, group)
+		addStaticDifferences(request, want, owned, group)
 	default:
-		pushDynamic(request, want, group)
+		addDynamicDifferences(request, want, group)
 	}
-	changed := group.GetSize() != size(want)
+	changed := group.GetSize() != wantedSize(want)
 	if changed {
-		request.Size = ptr.To(size(want))
+		request.Size = ptr.To(wantedSize(want))
 	}
 	if !changed && request.Template == "" && request.InstanceType == "" && request.SubnetPool == "" &&
 		!request.SetVars && len(request.ClearFields) == 0 {
@@ -47,18 +48,21 @@ func push(want v1beta1.NstanceShardGroupSpec, owned []string,
 	return request
 }
 
-func size(spec v1beta1.NstanceShardGroupSpec) uint32 { return uint32(max(ptr.Deref(spec.Size, 0), 0)) }
+func wantedSize(spec v1beta1.NstanceShardGroupSpec) uint32 {
+	return uint32(max(ptr.Deref(spec.Size, 0), 0))
+}
 
-// pushDynamic: Kubernetes is the source of all that the group says by itself. What it takes from its template is no
-// difference.
-func pushDynamic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec,
+// addDynamicDifferences adds the differences of a dynamic group. Kubernetes is the source of all the group's own
+// settings. Settings that come from the group's template are not differences.
+func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec,
 	group *nstancev1.GroupStatus) {
 	if group.GetTemplate() != want.Template {
 		request.Template = want.Template
 	}
 	own, known := ownSpec(group)
 	if !known {
-		// Then only what would show can be compared, and nothing can be cleared.
+		// The server did not send the group's own settings. Only the merged ones can be compared, and nothing can be
+		// cleared.
 		own = config.GroupSpec{InstanceType: group.GetInstanceType(), SubnetPool: group.GetSubnetPool(),
 			Vars: group.GetVars()}
 	}
@@ -76,14 +80,14 @@ func pushDynamic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShar
 			request.ClearFields = append(request.ClearFields, field.name)
 		}
 	}
-	if known && !maps.Equal(own.Vars, want.Vars) || !known && !within(want.Vars, own.Vars) {
+	if known && !maps.Equal(own.Vars, want.Vars) || !known && !isSubset(want.Vars, own.Vars) {
 		request.Vars, request.SetVars = maps.Clone(want.Vars), true
 	}
 }
 
-// pushStatic: the shard's configuration says what the group is. Kubernetes changes what it says something of, and takes
-// that back when it no longer does; what somebody else has overridden stays.
-func pushStatic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, owned []string,
+// addStaticDifferences adds the differences of a static group, whose definition is in the shard's configuration.
+// Kubernetes sets overrides and clears those that it has set before. Overrides from other clients stay.
+func addStaticDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, owned []string,
 	group *nstancev1.GroupStatus) {
 	own, known := ownSpec(group)
 	switch {
@@ -94,17 +98,17 @@ func pushStatic(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShard
 	case known && own.InstanceType != "" && slices.Contains(owned, instanceTypeField):
 		request.ClearFields = append(request.ClearFields, "instance_type")
 	}
-	removed := known && slices.Contains(owned, varsField) && !within(own.Vars, want.Vars)
+	removed := known && slices.Contains(owned, varsField) && !isSubset(own.Vars, want.Vars)
 	switch {
 	case removed && len(want.Vars) == 0:
 		request.ClearFields = append(request.ClearFields, "vars")
-	case removed, !within(want.Vars, group.GetVars()):
+	case removed, !isSubset(want.Vars, group.GetVars()):
 		request.Vars, request.SetVars = maps.Clone(want.Vars), true
 	}
 }
 
-// within reports whether all of some vars are among others, with the same values.
-func within(vars, others map[string]string) bool {
+// isSubset reports whether others contains all of vars, with the same values.
+func isSubset(vars, others map[string]string) bool {
 	for name, value := range vars {
 		if other, ok := others[name]; !ok || other != value {
 			return false
@@ -113,11 +117,11 @@ func within(vars, others map[string]string) bool {
 	return true
 }
 
-// ownSpec is what a group says by itself: of a static one, its override. false: the server did not say, or not in a
-// form that we know.
+// ownSpec returns a group's own settings; for a static group that is its override. It returns false if the server did
+// not send them or they cannot be decoded.
 func ownSpec(group *nstancev1.GroupStatus) (config.GroupSpec, bool) {
 	if group.GetSpecJson() == "" {
-		// A static group without an override has nothing of its own; a dynamic one always has.
+		// A static group without an override has no settings of its own. A dynamic group always has some.
 		return config.GroupSpec{}, group.GetIsStatic()
 	}
 	var spec config.GroupSpec
@@ -127,8 +131,8 @@ func ownSpec(group *nstancev1.GroupStatus) (config.GroupSpec, bool) {
 	return spec, true
 }
 
-// owned reads the annotation.
-func owned(group *v1beta1.NstanceShardGroup) []string {
+// ownedFields returns the fields listed in [v1beta1.OwnedFieldsAnnotation].
+func ownedFields(group *v1beta1.NstanceShardGroup) []string {
 	text := group.Annotations[v1beta1.OwnedFieldsAnnotation]
 	if text == "" {
 		return nil
@@ -136,9 +140,9 @@ func owned(group *v1beta1.NstanceShardGroup) []string {
 	return strings.Split(text, ",")
 }
 
-// remember adds the fields that a spec says something of to those that the annotation names.
-func remember(group *v1beta1.NstanceShardGroup) {
-	fields := owned(group)
+// rememberOwnedFields adds the fields that the spec sets to [v1beta1.OwnedFieldsAnnotation].
+func rememberOwnedFields(group *v1beta1.NstanceShardGroup) {
+	fields := ownedFields(group)
 	for _, field := range []struct {
 		name string
 		said bool

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// conditions are what a decision says, without what only the moment of writing knows.
+// conditions are the conditions that a decision sets, without generation and time.
 type conditions []metav1.Condition
 
 func (c *conditions) set(kind string, ok bool, reason, format string, args ...any) {
@@ -26,14 +26,14 @@ func (c *conditions) set(kind string, ok bool, reason, format string, args ...an
 		status = metav1.ConditionTrue
 	}
 	message := fmt.Sprintf(format, args...)
-	if most := 32768; len(message) > most { // of a condition
+	if most := 32768; len(message) > most { // the API's limit for a condition
 		message = message[:most]
 	}
 	*c = append(*c, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message})
 }
 
-// over lays conditions over those that an object has; the time of a transition is kept where there is none.
-func (c conditions) over(have []metav1.Condition, generation int64, now time.Time) []metav1.Condition {
+// mergeInto merges the conditions into an object's. A condition that keeps its status keeps its transition time.
+func (c conditions) mergeInto(have []metav1.Condition, generation int64, now time.Time) []metav1.Condition {
 	out := append([]metav1.Condition(nil), have...)
 	for _, condition := range c {
 		condition.ObservedGeneration, condition.LastTransitionTime = generation,
@@ -43,8 +43,8 @@ func (c conditions) over(have []metav1.Condition, generation int64, now time.Tim
 	return out
 }
 
-// paused says whether nothing is done (Cluster API contract, condition Paused).
-func (c *conditions) paused(paused bool) {
+// setPaused sets the Paused condition of the Cluster API contract.
+func (c *conditions) setPaused(paused bool) {
 	if paused {
 		c.set(v1beta1.PausedCondition, true, v1beta1.PausedReason, "the object, its pool or its Cluster is paused")
 		return
@@ -52,36 +52,36 @@ func (c *conditions) paused(paused bool) {
 	c.set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
 }
 
-// notice is what people are told.
+// notice is a Kubernetes event to record.
 type notice struct {
 	warning      bool
 	reason, note string
 }
 
-func normal(reason, format string, args ...any) notice {
+func normalEvent(reason, format string, args ...any) notice {
 	return notice{reason: reason, note: fmt.Sprintf(format, args...)}
 }
 
-func warning(reason, format string, args ...any) notice {
+func warningEvent(reason, format string, args ...any) notice {
 	return notice{true, reason, fmt.Sprintf(format, args...)}
 }
 
-// tell records events. Each has the same word for what was done as for why.
-func (o *Options) tell(about runtime.Object, events ...notice) {
+// recordEvents records events. The reason also serves as the event's action.
+func (o *Options) recordEvents(about runtime.Object, events ...notice) {
 	for _, e := range events {
 		kind := corev1.EventTypeNormal
 		if e.warning {
 			kind = corev1.EventTypeWarning
 		}
-		if most := 1024; len(e.note) > most { // of an event
+		if most := 1024; len(e.note) > most { // the API's limit for an event
 			e.note = e.note[:most]
 		}
 		o.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", e.note)
 	}
 }
 
-// patch writes what is different between an object as it was read and as it is wanted, and nothing if that is nothing.
-// A list of finalizers is written as a whole, so it is only when nobody else changed the object.
+// patch writes the difference between an object as it was read and as it is wanted. It writes nothing if they are
+// equal. A change of finalizers replaces the whole list, so it is written only if nothing else has changed the object.
 func (o *Options) patch(ctx context.Context, was, want client.Object) error {
 	if equality.Semantic.DeepEqual(was, want) {
 		return nil
@@ -93,8 +93,8 @@ func (o *Options) patch(ctx context.Context, was, want client.Object) error {
 	return o.Client.Patch(ctx, want, base)
 }
 
-// soon tries again what somebody else's write got in the way of, without a word.
-func soon(err error) (reconcile.Result, error) {
+// retryConflict turns a write conflict into a silent early retry.
+func retryConflict(err error) (reconcile.Result, error) {
 	if apierrors.IsConflict(err) {
 		return reconcile.Result{RequeueAfter: firstRetry}, nil
 	}

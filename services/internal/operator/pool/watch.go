@@ -14,10 +14,9 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// said leaves out updates that change nothing but the status, of objects whose status is of no interest. Who writes a
-// status must see its own writes: the cache that they are made from is late, and what it did not show yet is not in
-// them.
-var said = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+// specChanged drops updates that change only the status. A controller that writes a status must not use it: it has to
+// see its own status writes, because each was computed from a cache that may have been out of date.
+var specChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, is := e.ObjectOld, e.ObjectNew
 	return was.GetGeneration() != is.GetGeneration() || !was.GetDeletionTimestamp().Equal(is.GetDeletionTimestamp()) ||
 		!equality.Semantic.DeepEqual(was.GetLabels(), is.GetLabels()) ||
@@ -26,7 +25,7 @@ var said = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		!equality.Semantic.DeepEqual(was.GetOwnerReferences(), is.GetOwnerReferences())
 }}
 
-// pauseChanged lets through what pauses a Cluster and ends the pause. A new one may be paused.
+// pauseChanged passes updates that pause or resume a Cluster, and new Clusters, which may be paused.
 var pauseChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		was, ok := e.ObjectOld.(*clusterv1.Cluster)
@@ -36,54 +35,54 @@ var pauseChanged = predicate.Funcs{
 	DeleteFunc: func(event.DeleteEvent) bool { return false },
 }
 
-// onlyDeletions lets through what is no longer there.
+// onlyDeletions passes deletions only.
 var onlyDeletions = predicate.Funcs{
 	CreateFunc:  func(event.CreateEvent) bool { return false },
 	UpdateFunc:  func(event.UpdateEvent) bool { return false },
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }
 
-func (o *Options) request(name string) reconcile.Request {
+func (o *Options) requestFor(name string) reconcile.Request {
 	return reconcile.Request{NamespacedName: client.ObjectKey{Namespace: o.Namespace, Name: name}}
 }
 
-// isCluster reports whether an object is the Cluster that is looked at.
+// isCluster reports whether the object is the managed Cluster.
 func (o *Options) isCluster(object client.Object) bool {
 	return object.GetNamespace() == o.Namespace && object.GetName() == o.clusterName()
 }
 
-// groupsOf are the requests for all shard groups with some labels, and our Cluster's.
-func (o *Options) groupsOf(ctx context.Context, labels client.MatchingLabels) (requests []reconcile.Request) {
+// groupRequests returns requests for all shard groups of the managed Cluster that have the labels.
+func (o *Options) groupRequests(ctx context.Context, labels client.MatchingLabels) (requests []reconcile.Request) {
 	matching := client.MatchingLabels{clusterv1.ClusterNameLabel: o.clusterName()}
 	for name, value := range labels {
 		matching[name] = value
 	}
 	list := &v1beta1.NstanceShardGroupList{}
-	// Reads the cache, and only names of what it finds.
+	// The list is read only for names, so sharing it with the cache is safe.
 	if err := o.Client.List(ctx, list, client.InNamespace(o.Namespace), matching,
 		client.UnsafeDisableDeepCopy); err != nil {
-		o.Log.Error("shard groups not listed", "error", err)
+		o.Log.Error("failed to list shard groups", "error", err)
 		return nil
 	}
 	for i := range list.Items {
-		requests = append(requests, o.request(list.Items[i].Name))
+		requests = append(requests, o.requestFor(list.Items[i].Name))
 	}
 	return requests
 }
 
-// groupsOfCluster are all shard groups, when the Cluster is ours.
-func (o *Options) groupsOfCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
+// requestsForCluster returns requests for all shard groups if the object is the managed Cluster.
+func (o *Options) requestsForCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
 	if !o.isCluster(cluster) {
 		return nil
 	}
-	return o.groupsOf(ctx, nil)
+	return o.groupRequests(ctx, nil)
 }
 
-// groupsOfPool are a pool's shard groups.
-func (o *Options) groupsOfPool(ctx context.Context, object client.Object) []reconcile.Request {
+// requestsForPool returns requests for a pool's shard groups.
+func (o *Options) requestsForPool(ctx context.Context, object client.Object) []reconcile.Request {
 	pool, ok := object.(*v1beta1.NstanceMachinePool)
 	if !ok || pool.Namespace != o.Namespace {
 		return nil
 	}
-	return o.groupsOf(ctx, client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group})
+	return o.groupRequests(ctx, client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group})
 }
