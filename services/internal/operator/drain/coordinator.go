@@ -13,42 +13,43 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// coordinator has one task for each drain that is pending. It looks at all of them whenever anything changes.
+// coordinator runs one task for each pending drain. On every change it compares the tasks with the pending drains.
 type coordinator struct {
 	Options
 	kube     kubernetes.Interface // of the workload cluster
-	nodes    client.Client        // the same; reads from a cache
-	recorder events.EventRecorder // the same
-	metrics  *instruments
+	nodes    client.Client        // of the workload cluster; reads from the cache
+	recorder events.EventRecorder // of the workload cluster
+	metrics  *drainMetrics
 	slots    slots
-	remover  remover
+	remover  nodeRemover
 
-	drains, removals chan struct{} // wake one of the loops
+	drains, removals chan struct{} // each wakes one of the loops
 	work             sync.WaitGroup
 
-	tasks map[key]*task // of the drain loop alone
+	tasks map[key]*task // used only by the drain loop
 }
 
 // key names an instance.
 type key struct{ shard, instance string }
 
 const (
-	// pace is the least time between two looks, every how long one is due in any case.
-	pace  = 20 * time.Millisecond
-	every = 30 * time.Second
-	// again is when a drain that was acknowledged, and is still said to be pending, is looked into once more.
-	again = 30 * time.Second
+	// minInterval is the shortest time between two runs of a loop, and every the longest.
+	minInterval = 20 * time.Millisecond
+	maxInterval = 30 * time.Second
+	// repeatAfter is the time after which a drain that is still pending despite its acknowledgement is repeated.
+	repeatAfter = 30 * time.Second
+	again       = 30 * time.Second
 )
 
-// Why a drain ends before its work is done.
+// Reasons for stopping a drain early.
 var (
-	errDeadline = errors.New("the deadline has come")
-	errVMGone   = errors.New("the machine is gone")
-	errOver     = errors.New("nobody waits for the drain any more")
+	errDeadline = errors.New("the deadline has passed")
+	errVMGone   = errors.New("the VM is gone")
+	errOver     = errors.New("the drain is no longer pending")
 )
 
 func newCoordinator(o Options, kube kubernetes.Interface, nodes client.Client, recorder events.EventRecorder,
-	m *instruments) *coordinator {
+	m *drainMetrics) *coordinator {
 	if o.Parallel <= 0 {
 		o.Parallel = DefaultParallel
 	}
@@ -67,12 +68,12 @@ func wake(loop chan struct{}) {
 	}
 }
 
-// run works until ctx is over, and returns when everything has ended.
+// run drains and removes Nodes until ctx ends. It returns after all goroutines have stopped.
 func (c *coordinator) run(ctx context.Context) {
 	c.Shards.Notify(func(change shards.Change) {
 		switch change.Kind {
 		case shards.DrainPending, shards.InstanceChanged, shards.ShardState:
-			c.remover.note(change)
+			c.remover.recordChange(change)
 			wake(c.drains)
 			wake(c.removals)
 		}
@@ -80,15 +81,16 @@ func (c *coordinator) run(ctx context.Context) {
 	wake(c.drains)
 	wake(c.removals)
 	c.work.Go(func() { c.loop(ctx, c.removals, c.removeNodes) })
-	c.loop(ctx, c.drains, c.look)
+	c.loop(ctx, c.drains, c.updateTasks)
 	for _, t := range c.tasks {
 		t.cancel(context.Cause(ctx))
 	}
 	c.work.Wait()
 }
 
+// loop calls look when it is due, and regularly.
 func (c *coordinator) loop(ctx context.Context, due chan struct{}, look func(context.Context)) {
-	ticker := time.NewTicker(every)
+	ticker := time.NewTicker(maxInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -98,8 +100,8 @@ func (c *coordinator) loop(ctx context.Context, due chan struct{}, look func(con
 		case <-ticker.C:
 		}
 		look(ctx)
-		// What changes together is looked at together.
-		if sleep(ctx, pace) != nil {
+		// Changes that arrive together are handled together.
+		if sleep(ctx, minInterval) != nil {
 			return
 		}
 	}
@@ -116,9 +118,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// look begins the drains that are pending, tells those that go on what is new, and ends those that nobody waits for any
-// more.
-func (c *coordinator) look(ctx context.Context) {
+// updateTasks starts tasks for new drains, updates the tasks of known ones, and cancels the tasks of drains that are no
+// longer pending.
+func (c *coordinator) updateTasks(ctx context.Context) {
 	pending := map[key]bool{}
 	for _, id := range c.Shards.IDs() {
 		shard, ok := c.Shards.Shard(id)
@@ -129,7 +131,7 @@ func (c *coordinator) look(ctx context.Context) {
 			k := key{id, d.Instance.GetInstanceId()}
 			pending[k] = true
 			t, ok := c.tasks[k]
-			if ok && t.finishedBefore(time.Now().Add(-again)) {
+			if ok && t.finishedBefore(time.Now().Add(-repeatAfter)) {
 				ok = false
 			}
 			if !ok {
@@ -137,7 +139,7 @@ func (c *coordinator) look(ctx context.Context) {
 				c.tasks[k] = t
 				c.work.Go(func() { t.run(ctx) })
 			}
-			t.update(d)
+			t.setDrain(d)
 		}
 	}
 	for k, t := range c.tasks {

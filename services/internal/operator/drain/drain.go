@@ -1,10 +1,11 @@
-// Package drain owns the Nodes of instances that go: it cordons and drains them before the servers delete the
-// instances, and removes them from the workload cluster when they have.
+// Package drain drains the Nodes of instances before the servers delete them, and removes the Nodes afterwards.
 //
-// Invariant: a server that waits for a drain is answered at the deadline at the latest, whatever the pods do. An
-// instance has one drain at a time, and what a drain has come to is in the cluster alone: a new leader goes on where
-// the last one was. A Node is removed only when the leader of its shard has said of its very instance that it is gone;
-// that it is missing in a list is no reason.
+// Invariants:
+//
+//   - A server that waits for a drain gets the acknowledgement by the deadline, whatever the pods do.
+//   - An instance has at most one drain. Its progress is stored only in the cluster, so a new leader continues it.
+//   - A Node is removed only if the leader of its shard says that its instance is gone. Its absence from a list is not
+//     enough.
 package drain
 
 import (
@@ -31,29 +32,28 @@ import (
 // +kubebuilder:rbac:groups=apps,resources=daemonsets,verbs=get
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch
 
-// DefaultParallel is how many Nodes are drained at a time.
+// DefaultParallel is the default number of Nodes drained at a time.
 const DefaultParallel = 16
 
-// Options of Setup. Client and Recorder are the manager's when they are nil.
+// Options configures [Setup]. A nil Client or Recorder is taken from the manager.
 type Options struct {
-	Client    client.Client // of the cluster with the NstanceMachines; reads from a cache
+	Client    client.Client // of the cluster with the NstanceMachines; reads from the cache
 	Recorder  events.EventRecorder
 	Namespace string
 	Shards    shards.Shards
-	// Workload is the cluster with the Nodes, the manager itself if it is the same; Config is the way to it.
+	// Workload is the cluster with the Nodes. It is the manager itself if both clusters are the same.
 	Workload cluster.Cluster
-	// Parallel is how many Nodes are drained at a time, DefaultParallel when 0. Those with the nearest deadlines come
-	// first.
+	// Parallel is the number of Nodes drained at a time, DefaultParallel if 0. Earlier deadlines come first.
 	Parallel int
-	// RetryEviction is the pause after an eviction that a PodDisruptionBudget refused, two seconds when 0.
+	// RetryEviction is the pause after a PodDisruptionBudget refused an eviction, two seconds if 0.
 	RetryEviction time.Duration
 	Log           *slog.Logger
 }
 
-// nodeByProviderID is the name of the index of Nodes in the cache.
+// nodeByProviderID is the name of the cache's index of Nodes.
 const nodeByProviderID = "spec.providerID"
 
-// Setup adds the coordinator of drains and the removal of Nodes, which run while this process leads.
+// Setup adds the coordinator, which drains and removes Nodes while this process is the leader.
 func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Shards == nil || o.Workload == nil || o.Log == nil || o.Namespace == "" {
 		return errors.New("drain: incomplete options")
@@ -78,7 +78,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return fmt.Errorf("client of the workload cluster: %w", err)
 	}
-	instruments, err := register(metrics.Registry)
+	instruments, err := registerMetrics(metrics.Registry)
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return nil
 }
 
-// runner runs the coordinator once the cache of Nodes is filled.
+// runner starts the coordinator once the cache of Nodes is filled.
 type runner struct {
 	*coordinator
 	workload cluster.Cluster
@@ -98,7 +98,7 @@ type runner struct {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (r *runner) NeedLeaderElection() bool { return true }
 
-// Start implements manager.Runnable. It returns when ctx is over and all that it started has ended.
+// Start implements manager.Runnable. It returns after ctx ends and all goroutines have stopped.
 func (r *runner) Start(ctx context.Context) error {
 	informer, err := r.workload.GetCache().GetInformer(ctx, &corev1.Node{})
 	switch {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 )
 
-// helper is kubectl's drain as `kubectl drain --ignore-daemonsets --delete-emptydir-data --force` does it.
-func (t *task) helper(ctx context.Context) *drain.Helper {
+// kubectlHelper returns kubectl's drain with the options --ignore-daemonsets --delete-emptydir-data --force.
+func (t *task) kubectlHelper(ctx context.Context) *drain.Helper {
 	return &drain.Helper{Ctx: ctx, Client: t.kube, Force: true, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true,
 		GracePeriodSeconds:   -1,
 		EvictErrorRetryDelay: t.RetryEviction, Out: io.Discard, ErrOut: io.Discard}
@@ -23,50 +23,50 @@ func (t *task) helper(ctx context.Context) *drain.Helper {
 
 func (t *task) cordon(ctx context.Context, nodes []corev1.Node) error {
 	for i := range nodes {
-		if err := drain.RunCordonOrUncordon(t.helper(ctx), &nodes[i], true); err != nil {
+		if err := drain.RunCordonOrUncordon(t.kubectlHelper(ctx), &nodes[i], true); err != nil {
 			return fmt.Errorf("cordon: %w", err)
 		}
 	}
 	return nil
 }
 
-// evict evicts the pods of the Nodes and waits until they are gone.
+// evict evicts the pods of the Nodes and waits until they have ended.
 func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
-	h, left := t.helper(ctx), &leftover{pods: map[string]bool{}}
+	h, left := t.kubectlHelper(ctx), &remainingPods{pods: map[string]bool{}}
 	h.OnPodDeletionOrEvictionFinished = func(pod *corev1.Pod, _ bool, err error) {
 		if err == nil {
-			left.remove(name(pod))
+			left.remove(podName(pod))
 		}
 	}
-	defer t.report(ctx, left)()
+	defer t.logProgress(ctx, left)()
 	for i := range nodes {
-		if silent(&nodes[i]) {
-			// Its kubelet will never say that a pod has ended.
+		if kubeletSilent(&nodes[i]) {
+			// The kubelet will never report the end of a pod.
 			h.SkipWaitForDeleteTimeoutSeconds = 1
 		}
 	}
-	// A pod may have been bound at the moment the Node was cordoned: it is there at the second look.
+	// A pod may have been bound just before the Node was cordoned. A later pass finds it.
 	for range 3 {
 		pods, err := podsToEvict(h, nodes)
 		if err != nil || len(pods) == 0 {
 			return err
 		}
 		for i := range pods {
-			left.add(name(&pods[i]))
+			left.add(podName(&pods[i]))
 		}
-		if err := t.inTime(ctx, func() error { return h.DeleteOrEvictPods(pods) }); err != nil {
+		if err := t.runUntilDone(ctx, func() error { return h.DeleteOrEvictPods(pods) }); err != nil {
 			return fmt.Errorf("evict: %w", err)
 		}
 		if h.SkipWaitForDeleteTimeoutSeconds > 0 {
 			return nil
 		}
 	}
-	return errors.New("evict: new pods come to a Node that is cordoned")
+	return errors.New("evict: new pods keep appearing on a cordoned Node")
 }
 
-// inTime returns when do does, or when ctx is over: kubectl's pause after a refused eviction cannot be cut short
-// otherwise.
-func (t *task) inTime(ctx context.Context, do func() error) error {
+// runUntilDone calls do and returns its error, or the cause when ctx ends. kubectl's pause after a refused eviction
+// cannot be interrupted otherwise.
+func (t *task) runUntilDone(ctx context.Context, do func() error) error {
 	done := make(chan error, 1)
 	t.work.Go(func() { done <- do() })
 	select {
@@ -77,8 +77,8 @@ func (t *task) inTime(ctx context.Context, do func() error) error {
 	}
 }
 
-// silent: the Node's kubelet does not report.
-func silent(node *corev1.Node) bool {
+// kubeletSilent reports whether the Node's kubelet has stopped reporting.
+func kubeletSilent(node *corev1.Node) bool {
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			return c.Status == corev1.ConditionUnknown
@@ -98,44 +98,44 @@ func podsToEvict(h *drain.Helper, nodes []corev1.Node) (pods []corev1.Pod, err e
 	return pods, nil
 }
 
-// podsOn names the pods that a drain would still have to move.
+// podsOn returns the names of the pods that are still to be evicted.
 func (t *task) podsOn(ctx context.Context, nodes []corev1.Node) (out []string, err error) {
-	pods, err := podsToEvict(t.helper(ctx), nodes)
+	pods, err := podsToEvict(t.kubectlHelper(ctx), nodes)
 	for i := range pods {
-		out = append(out, name(&pods[i]))
+		out = append(out, podName(&pods[i]))
 	}
 	slices.Sort(out)
 	return out, err
 }
 
-func name(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
+func podName(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
 
-// leftover is the pods that an eviction waits for.
-type leftover struct {
+// remainingPods is the set of pods that an eviction waits for.
+type remainingPods struct {
 	mu   sync.Mutex
 	pods map[string]bool
 }
 
-func (l *leftover) add(pod string) {
+func (l *remainingPods) add(pod string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pods[pod] = true
 }
 
-func (l *leftover) remove(pod string) {
+func (l *remainingPods) remove(pod string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.pods, pod)
 }
 
-func (l *leftover) list() []string {
+func (l *remainingPods) list() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Sorted(maps.Keys(l.pods))
 }
 
-// report logs every minute which pods are waited for, until the function that it returns is called.
-func (t *task) report(ctx context.Context, left *leftover) (stop func()) {
+// logProgress logs the remaining pods every minute until the returned function is called.
+func (t *task) logProgress(ctx context.Context, left *remainingPods) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -147,7 +147,7 @@ func (t *task) report(ctx context.Context, left *leftover) (stop func()) {
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
-				t.log.Info("drain goes on", "pods", left.list(), "deadline", t.deadlineNow())
+				t.log.Info("drain in progress", "pods", left.list(), "deadline", t.currentDeadline())
 			}
 		}
 	}()

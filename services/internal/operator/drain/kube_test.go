@@ -35,93 +35,93 @@ import (
 const (
 	namespace = "nstance-system"
 	apps      = "apps"
-	// patience is how long something may take that is to happen soon, on a machine with much else to do.
+	// patience is the longest wait for an event, generous enough for a busy machine.
 	patience = 40 * time.Second
 )
 
-// lab is a real API server with one shard's made-up servers. The kubelets of its Nodes do not exist: a pod without a
-// grace period ends at once.
-type lab struct {
+// testKubernetes is a real API server with a fake shard. Its Nodes have no kubelets: a pod without a grace period ends
+// immediately.
+type testKubernetes struct {
 	*testing.T
 	kube    *kube.Cluster
 	client  client.Client
 	shards  *shardstest.Set
 	shard   *shardstest.Shard
-	metrics *instruments
+	metrics *drainMetrics
 
 	stop  func()
 	calls []string
 }
 
-func (l *lab) must(errs ...error) {
-	l.Helper()
+func (kube *testKubernetes) mustSucceed(errs ...error) {
+	kube.Helper()
 	if err := errors.Join(errs...); err != nil {
-		l.Fatal(err)
+		kube.Fatal(err)
 	}
 }
 
-func (l *lab) eventually(what string, is func() bool) {
-	l.Helper()
+func (kube *testKubernetes) eventually(what string, is func() bool) {
+	kube.Helper()
 	for end := time.Now().Add(patience); !is(); {
 		if time.Now().After(end) {
-			l.Fatalf("not within %s: %s", patience, what)
+			kube.Fatalf("waited %s for: %s", patience, what)
 		}
-		l.pause(50 * time.Millisecond)
+		kube.pause(50 * time.Millisecond)
 	}
 }
 
-// pause waits while nothing is to happen.
-func (l *lab) pause(d time.Duration) { <-time.After(d) }
+// pause waits for a time in which nothing should happen.
+func (kube *testKubernetes) pause(d time.Duration) { <-time.After(d) }
 
-// start begins an operator's part, as a process that was just started and elected.
-func (l *lab) start() {
-	l.Helper()
+// start starts a coordinator, as a newly elected process would.
+func (kube *testKubernetes) start() {
+	kube.Helper()
 	scheme := runtime.NewScheme()
-	l.must(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme))
-	c, err := cluster.New(l.kube.Config, func(o *cluster.Options) { o.Scheme = scheme })
-	l.must(err)
-	l.must(c.GetFieldIndexer().IndexField(l.Context(), &corev1.Node{}, nodeByProviderID,
+	kube.mustSucceed(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme))
+	c, err := cluster.New(kube.kube.Config, func(o *cluster.Options) { o.Scheme = scheme })
+	kube.mustSucceed(err)
+	kube.mustSucceed(c.GetFieldIndexer().IndexField(kube.Context(), &corev1.Node{}, nodeByProviderID,
 		func(o client.Object) []string {
 			return []string{o.(*corev1.Node).Spec.ProviderID}
 		}))
 	clientset, err := kubernetes.NewForConfig(c.GetConfig())
-	l.must(err)
-	o := Options{Client: c.GetClient(), Recorder: c.GetEventRecorder("test"), Namespace: namespace, Shards: l.shards,
+	kube.mustSucceed(err)
+	o := Options{Client: c.GetClient(), Recorder: c.GetEventRecorder("test"), Namespace: namespace, Shards: kube.shards,
 		Workload: c, Parallel: 2,
-		RetryEviction: 100 * time.Millisecond, Log: slog.New(slog.NewTextHandler(l.Output(), nil))}
-	r := &runner{newCoordinator(o, clientset, c.GetClient(), c.GetEventRecorder("test"), l.metrics), c}
-	ctx, cancel := context.WithCancel(l.Context())
+		RetryEviction: 100 * time.Millisecond, Log: slog.New(slog.NewTextHandler(kube.Output(), nil))}
+	r := &runner{newCoordinator(o, clientset, c.GetClient(), c.GetEventRecorder("test"), kube.metrics), c}
+	ctx, cancel := context.WithCancel(kube.Context())
 	clusterEnded, ended := make(chan error, 1), make(chan error, 1)
 	go func() { clusterEnded <- c.Start(ctx) }()
 	go func() { ended <- r.Start(ctx) }()
-	l.stop = func() {
+	kube.stop = func() {
 		cancel()
 		if err := errors.Join(<-ended, <-clusterEnded); err != nil {
-			l.Error(err)
+			kube.Error(err)
 		}
-		l.stop = func() {}
+		kube.stop = func() {}
 	}
 }
 
-// instance makes an instance and its Node, with the pods given.
-func (l *lab) instance(pods ...func(node string) client.Object) (id, node string) {
-	l.Helper()
-	group, _ := l.shard.Group("workers")
-	l.shard.SetGroup(&nstancev1.GroupStatus{Group: "workers", Template: "t", Size: group.GetSize() + 1})
-	group, _ = l.shard.Group("workers")
+// instance creates an instance and its Node with the given pods.
+func (kube *testKubernetes) instance(pods ...func(node string) client.Object) (id, node string) {
+	kube.Helper()
+	group, _ := kube.shard.Group("workers")
+	kube.shard.SetGroup(&nstancev1.GroupStatus{Group: "workers", Template: "t", Size: group.GetSize() + 1})
+	group, _ = kube.shard.Group("workers")
 	id = group.GetInstanceIds()[len(group.GetInstanceIds())-1]
-	i, _ := l.shard.Instance(id)
+	i, _ := kube.shard.Instance(id)
 	node = "node-" + id
-	l.must(l.client.Create(l.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node},
+	kube.mustSucceed(kube.client.Create(kube.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node},
 		Spec: corev1.NodeSpec{ProviderID: i.GetProviderId()}}))
 	for _, pod := range pods {
 		object := pod(node)
-		l.must(l.client.Create(l.Context(), object))
-		// A budget protects pods that run; one that is pending is evicted in any case.
+		kube.mustSucceed(kube.client.Create(kube.Context(), object))
+		// A budget protects only running pods.
 		running := object.(*corev1.Pod)
 		running.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
-		l.must(l.client.Status().Update(l.Context(), running))
+		kube.mustSucceed(kube.client.Status().Update(kube.Context(), running))
 	}
 	return id, node
 }
@@ -142,56 +142,56 @@ func podOn(name string, change ...func(*corev1.Pod)) func(string) client.Object 
 	}
 }
 
-// guard protects a pod; nobody keeps its status but the test. allow says that the pod may go, as often as it is called.
-func (l *lab) guard(name string) (allow func()) {
-	l.Helper()
+// addBudget protects a pod with a disruption budget, of which the test writes the status. allow permits one eviction.
+func (kube *testKubernetes) addBudget(name string) (allow func()) {
+	kube.Helper()
 	one := intstr.FromInt32(1)
 	pdb := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: apps, Name: name},
 		Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &one, Selector: &metav1.LabelSelector{
 			MatchLabels: map[string]string{"app": name}}}}
-	l.must(l.client.Create(l.Context(), pdb))
+	kube.mustSucceed(kube.client.Create(kube.Context(), pdb))
 	set := func(allowed int32) {
-		l.Helper()
-		// the API server writes it, too, when it evicts
-		l.must(clientretry.RetryOnConflict(clientretry.DefaultRetry, func() error {
-			if err := l.client.Get(l.Context(), client.ObjectKeyFromObject(pdb), pdb); err != nil {
+		kube.Helper()
+		// the API server also writes the status at an eviction
+		kube.mustSucceed(clientretry.RetryOnConflict(clientretry.DefaultRetry, func() error {
+			if err := kube.client.Get(kube.Context(), client.ObjectKeyFromObject(pdb), pdb); err != nil {
 				return err
 			}
 			pdb.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: pdb.Generation,
 				DisruptionsAllowed: allowed, CurrentHealthy: 1 + allowed, DesiredHealthy: 1, ExpectedPods: 1}
-			return l.client.Status().Update(l.Context(), pdb)
+			return kube.client.Status().Update(kube.Context(), pdb)
 		}))
 	}
 	set(0)
 	return func() { set(1) }
 }
 
-func (l *lab) hasPod(name string) bool {
-	l.Helper()
-	err := l.client.Get(l.Context(), client.ObjectKey{Namespace: apps, Name: name}, &corev1.Pod{})
-	l.must(client.IgnoreNotFound(err))
+func (kube *testKubernetes) hasPod(name string) bool {
+	kube.Helper()
+	err := kube.client.Get(kube.Context(), client.ObjectKey{Namespace: apps, Name: name}, &corev1.Pod{})
+	kube.mustSucceed(client.IgnoreNotFound(err))
 	return err == nil
 }
 
-func (l *lab) node(name string) *corev1.Node {
-	l.Helper()
+func (kube *testKubernetes) node(name string) *corev1.Node {
+	kube.Helper()
 	n := &corev1.Node{}
-	err := l.client.Get(l.Context(), client.ObjectKey{Name: name}, n)
+	err := kube.client.Get(kube.Context(), client.ObjectKey{Name: name}, n)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	l.must(err)
+	kube.mustSucceed(err)
 	return n
 }
 
-func (l *lab) cordoned(name string) func() bool {
-	return func() bool { n := l.node(name); return n != nil && n.Spec.Unschedulable }
+func (kube *testKubernetes) cordoned(name string) func() bool {
+	return func() bool { n := kube.node(name); return n != nil && n.Spec.Unschedulable }
 }
 
-// acknowledged counts the calls for an instance so far.
-func (l *lab) acknowledged(id string) (n int) {
-	l.calls = append(l.calls, l.shard.Calls()...)
-	for _, call := range l.calls {
+// acknowledged returns the number of AcknowledgeDrained calls for an instance.
+func (kube *testKubernetes) acknowledged(id string) (n int) {
+	kube.calls = append(kube.calls, kube.shard.Calls()...)
+	for _, call := range kube.calls {
 		if call == "AcknowledgeDrained "+id {
 			n++
 		}
@@ -199,13 +199,15 @@ func (l *lab) acknowledged(id string) (n int) {
 	return n
 }
 
-func (l *lab) acked(id string) func() bool { return func() bool { return l.acknowledged(id) > 0 } }
+func (kube *testKubernetes) hasAcknowledged(id string) func() bool {
+	return func() bool { return kube.acknowledged(id) > 0 }
+}
 
-// events lists the reasons of events on an object, and one of them whole.
-func (l *lab) event(object, reason string) string {
-	l.Helper()
+// event returns an event about an object.
+func (kube *testKubernetes) event(object, reason string) string {
+	kube.Helper()
 	var list eventsv1.EventList
-	l.must(l.client.List(l.Context(), &list))
+	kube.mustSucceed(kube.client.List(kube.Context(), &list))
 	for _, e := range list.Items {
 		if e.Regarding.Name == object && e.Reason == reason {
 			return e.Type + " " + e.Note
@@ -214,19 +216,19 @@ func (l *lab) event(object, reason string) string {
 	return ""
 }
 
-func (l *lab) told(object, reason, text string) {
-	l.Helper()
-	l.eventually("event "+reason+" on "+object+" with "+text, func() bool {
-		return strings.Contains(l.event(object, reason), text)
+func (kube *testKubernetes) awaitEvent(object, reason, text string) {
+	kube.Helper()
+	kube.eventually("event "+reason+" on "+object+" with "+text, func() bool {
+		return strings.Contains(kube.event(object, reason), text)
 	})
 }
 
-func (l *lab) counted(r result) float64 {
-	l.Helper()
+func (kube *testKubernetes) drainCount(r result) float64 {
+	kube.Helper()
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(l.metrics.duration)
+	registry.MustRegister(kube.metrics.duration)
 	families, err := registry.Gather()
-	l.must(err)
+	kube.mustSucceed(err)
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if m.GetLabel()[0].GetValue() == string(r) {
@@ -249,266 +251,267 @@ func TestDrains(t *testing.T) {
 	}
 	t.Cleanup(k.Stop)
 	scheme := runtime.NewScheme()
-	base := &lab{T: t, kube: k, stop: func() {}}
-	base.must(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme))
+	base := &testKubernetes{T: t, kube: k, stop: func() {}}
+	base.mustSucceed(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme))
 	base.client, err = client.New(k.Config, client.Options{Scheme: scheme})
-	base.must(err)
+	base.mustSucceed(err)
 	for _, name := range []string{namespace, apps} {
-		base.must(base.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+		base.mustSucceed(base.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}
 	for i, c := range []struct {
 		name string
-		test func(*lab)
+		test func(*testKubernetes)
 	}{
-		{"budget that blocks, then yields", yields},
-		{"budget that never yields", neverYields},
-		{"nothing to drain", nothing},
-		{"announced again", announcedAgain},
-		{"restart in the middle", restart},
-		{"deadline brought forward", broughtForward},
-		{"deleted meanwhile", deletedMeanwhile},
-		{"shard lost before the acknowledgement", shardLost},
-		{"one slot for the most urgent", urgent},
-		{"Nodes of instances that are gone", removes},
+		{"budget that blocks, then yields", testBudget},
+		{"budget that never yields", testDeadline},
+		{"nothing to drain", testNothingToDrain},
+		{"announced again", testRepeatedAnnouncement},
+		{"restart in the middle", testRestart},
+		{"deadline brought forward", testEarlierDeadline},
+		{"deleted meanwhile", testDeletedMeanwhile},
+		{"shard lost before the acknowledgement", testLostShard},
+		{"one slot for the most urgent", testUrgency},
+		{"Nodes of instances that are gone", testNodeRemoval},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l := *base
-			l.T = t
-			l.metrics, err = register(prometheus.NewRegistry())
-			l.must(err)
-			// Every case has a shard of its own, so that their Nodes are different.
+			kube := *base
+			kube.T = t
+			kube.metrics, err = registerMetrics(prometheus.NewRegistry())
+			kube.mustSucceed(err)
+			// Every case has its own shard, so that the Nodes differ.
 			id := "s" + string(rune('a'+i))
-			l.shards = shardstest.New(id)
-			l.shard = l.shards.Of(id)
-			l.start()
-			defer func() { l.stop() }()
-			c.test(&l)
-			l.stop()
-			if active := testutil.ToFloat64(l.metrics.active); active != 0 {
+			kube.shards = shardstest.New(id)
+			kube.shard = kube.shards.Of(id)
+			kube.start()
+			defer func() { kube.stop() }()
+			c.test(&kube)
+			kube.stop()
+			if active := testutil.ToFloat64(kube.metrics.active); active != 0 {
 				t.Errorf("%v drains are still active", active)
 			}
 		})
 	}
 }
 
-func yields(l *lab) {
+func testBudget(kube *testKubernetes) {
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: apps, Name: "agents"}, Spec: appsv1.DaemonSetSpec{
 		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "agents"}},
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "agents"}},
 			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}}}}}
-	l.must(l.client.Create(l.Context(), set))
+	kube.mustSucceed(kube.client.Create(kube.Context(), set))
 	ofSet := func(pod *corev1.Pod) {
 		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set,
 			appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 	}
-	allow := l.guard("yields-web")
-	id, node := l.instance(podOn("yields-web"), podOn("yields-alone"), podOn("agents", ofSet))
+	allow := kube.addBudget("yields-web")
+	id, node := kube.instance(podOn("yields-web"), podOn("yields-alone"), podOn("agents", ofSet))
 	m := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "yields"},
 		Spec: v1beta1.NstanceMachineSpec{
-			GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: l.shard.ID(), InstanceID: id}}
-	l.must(l.client.Create(l.Context(), m))
+			GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: kube.shard.ID(), InstanceID: id}}
+	kube.mustSucceed(kube.client.Create(kube.Context(), m))
 
-	l.shard.Drain(id, "expired", time.Now().Add(10*time.Minute))
-	l.eventually("the Node is cordoned", l.cordoned(node))
-	l.eventually("the pod without a budget goes", func() bool { return !l.hasPod("yields-alone") })
-	l.pause(500 * time.Millisecond)
-	if !l.hasPod("yields-web") || l.acknowledged(id) > 0 {
-		l.Fatal("the budget is not honoured")
+	kube.shard.Drain(id, "expired", time.Now().Add(10*time.Minute))
+	kube.eventually("the Node is cordoned", kube.cordoned(node))
+	kube.eventually("the pod without a budget is evicted", func() bool { return !kube.hasPod("yields-alone") })
+	kube.pause(500 * time.Millisecond)
+	if !kube.hasPod("yields-web") || kube.acknowledged(id) > 0 {
+		kube.Fatal("a pod was evicted against its budget")
 	}
-	if active := testutil.ToFloat64(l.metrics.active); active != 1 {
-		l.Errorf("%v drains are active", active)
+	if active := testutil.ToFloat64(kube.metrics.active); active != 1 {
+		kube.Errorf("%v drains are active", active)
 	}
 	allow()
-	l.eventually("acknowledged", l.acked(id))
-	if l.hasPod("yields-web") || !l.hasPod("agents") {
-		l.Error("the wrong pods are gone")
+	kube.eventually("acknowledged", kube.hasAcknowledged(id))
+	if kube.hasPod("yields-web") || !kube.hasPod("agents") {
+		kube.Error("the wrong pods were evicted")
 	}
 	for _, object := range []string{node, m.Name} {
-		l.told(object, v1beta1.DrainStartedReason, "Normal draining: instance "+id+" is to be deleted (expired)")
-		l.told(object, v1beta1.DrainedReason, "Normal")
+		kube.awaitEvent(object, v1beta1.DrainStartedReason, "Normal draining before the deletion of instance "+id+
+			" (expired)")
+		kube.awaitEvent(object, v1beta1.DrainedReason, "Normal")
 	}
-	l.eventually("counted", func() bool { return l.counted(drained) == 1 })
-	l.eventually("the Node of what is deleted now is removed", func() bool { return l.node(node) == nil })
+	kube.eventually("counted", func() bool { return kube.drainCount(drained) == 1 })
+	kube.eventually("the Node of the deleted instance is removed", func() bool { return kube.node(node) == nil })
 }
 
-func neverYields(l *lab) {
-	l.guard("never-web")
-	id, node := l.instance(podOn("never-web"))
+func testDeadline(kube *testKubernetes) {
+	kube.addBudget("never-web")
+	id, node := kube.instance(podOn("never-web"))
 	began := time.Now()
-	l.shard.Drain(id, "spot", began.Add(5*time.Second))
-	l.eventually("acknowledged", l.acked(id))
+	kube.shard.Drain(id, "spot", began.Add(5*time.Second))
+	kube.eventually("acknowledged", kube.hasAcknowledged(id))
 	if took := time.Since(began); took < 4*time.Second || took > 10*time.Second {
-		l.Errorf("acknowledged after %s, the deadline was at 5s", took)
+		kube.Errorf("acknowledged after %s, the deadline was at 5s", took)
 	}
-	if !l.hasPod("never-web") {
-		l.Error("the budget is not honoured")
+	if !kube.hasPod("never-web") {
+		kube.Error("a pod was evicted against its budget")
 	}
-	l.told(node, v1beta1.DrainDeadlineReason, "Warning not drained by the deadline, instance "+id+
-		" is deleted anyway; pods left: apps/never-web")
-	l.eventually("counted", func() bool { return l.counted(deadline) == 1 })
+	kube.awaitEvent(node, v1beta1.DrainDeadlineReason, "Warning drain incomplete at the deadline; instance "+id+
+		" will be deleted; remaining pods: apps/never-web")
+	kube.eventually("counted", func() bool { return kube.drainCount(deadline) == 1 })
 }
 
-func nothing(l *lab) {
-	l.guard("nothing-web")
-	withNode, node := l.instance(podOn("nothing-web"))
-	l.shard.Change(withNode, func(i *nstancev1.InstanceStatus) { i.ProviderState = "stopped" })
-	without, other := l.instance()
-	l.must(l.client.Delete(l.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: other}}))
-	never, _ := l.instance()
-	l.shard.Change(never, func(i *nstancev1.InstanceStatus) { i.ProviderId = "" })
-	l.pause(200 * time.Millisecond) // the cache learns that the Node is gone
+func testNothingToDrain(kube *testKubernetes) {
+	kube.addBudget("nothing-web")
+	withNode, node := kube.instance(podOn("nothing-web"))
+	kube.shard.Change(withNode, func(i *nstancev1.InstanceStatus) { i.ProviderState = "stopped" })
+	without, other := kube.instance()
+	kube.mustSucceed(kube.client.Delete(kube.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: other}}))
+	never, _ := kube.instance()
+	kube.shard.Change(never, func(i *nstancev1.InstanceStatus) { i.ProviderId = "" })
+	kube.pause(200 * time.Millisecond) // until the cache shows that the Node was deleted
 	for _, id := range []string{withNode, without, never} {
-		l.shard.Drain(id, "x", time.Now().Add(time.Hour))
-		l.eventually("acknowledged", l.acked(id))
+		kube.shard.Drain(id, "x", time.Now().Add(time.Hour))
+		kube.eventually("acknowledged", kube.hasAcknowledged(id))
 	}
-	if n := l.node(node); n != nil && n.Spec.Unschedulable || !l.hasPod("nothing-web") {
-		l.Error("a machine that is gone was drained")
+	if n := kube.node(node); n != nil && n.Spec.Unschedulable || !kube.hasPod("nothing-web") {
+		kube.Error("the Node of a VM that is gone was drained")
 	}
-	l.eventually("counted", func() bool { return l.counted(noNode) == 3 })
+	kube.eventually("counted", func() bool { return kube.drainCount(noNode) == 3 })
 }
 
-func announcedAgain(l *lab) {
-	allow := l.guard("again-web")
-	id, node := l.instance(podOn("again-web"))
+func testRepeatedAnnouncement(kube *testKubernetes) {
+	allow := kube.addBudget("again-web")
+	id, node := kube.instance(podOn("again-web"))
 	at := time.Now().Add(time.Hour)
 	for range 5 {
-		l.shard.Drain(id, "expired", at)
+		kube.shard.Drain(id, "expired", at)
 	}
-	l.eventually("the Node is cordoned", l.cordoned(node))
-	l.shard.Drain(id, "expired", at)
-	if active := testutil.ToFloat64(l.metrics.active); active != 1 {
-		l.Errorf("%v drains of one instance", active)
+	kube.eventually("the Node is cordoned", kube.cordoned(node))
+	kube.shard.Drain(id, "expired", at)
+	if active := testutil.ToFloat64(kube.metrics.active); active != 1 {
+		kube.Errorf("%v drains of one instance", active)
 	}
 	allow()
-	l.eventually("acknowledged", l.acked(id))
-	l.pause(300 * time.Millisecond)
-	if n := l.acknowledged(id); n != 1 {
-		l.Errorf("acknowledged %d times", n)
+	kube.eventually("acknowledged", kube.hasAcknowledged(id))
+	kube.pause(300 * time.Millisecond)
+	if n := kube.acknowledged(id); n != 1 {
+		kube.Errorf("acknowledged %d times, want once", n)
 	}
 }
 
-func restart(l *lab) {
-	allow := l.guard("restart-web")
-	id, node := l.instance(podOn("restart-web"), podOn("restart-alone"))
-	l.shard.Drain(id, "expired", time.Now().Add(time.Hour))
-	l.eventually("the pod without a budget goes", func() bool { return !l.hasPod("restart-alone") })
-	l.stop()
-	if l.acknowledged(id) > 0 || !l.cordoned(node)() {
-		l.Fatal("a stopped operator acknowledges")
+func testRestart(kube *testKubernetes) {
+	allow := kube.addBudget("restart-web")
+	id, node := kube.instance(podOn("restart-web"), podOn("restart-alone"))
+	kube.shard.Drain(id, "expired", time.Now().Add(time.Hour))
+	kube.eventually("the pod without a budget is evicted", func() bool { return !kube.hasPod("restart-alone") })
+	kube.stop()
+	if kube.acknowledged(id) > 0 || !kube.cordoned(node)() {
+		kube.Fatal("a stopped operator acknowledged the drain")
 	}
 	allow()
-	l.pause(300 * time.Millisecond)
-	if !l.hasPod("restart-web") {
-		l.Fatal("a stopped operator drains")
+	kube.pause(300 * time.Millisecond)
+	if !kube.hasPod("restart-web") {
+		kube.Fatal("a stopped operator evicted a pod")
 	}
-	l.start()
-	l.eventually("acknowledged", func() bool {
-		// An eviction that was under way when the operator was stopped may have used the budget up, and then been
-		// cancelled before the pod was deleted. The disruption controller, which is not here, finds that out and counts
-		// anew.
-		if l.hasPod("restart-web") {
+	kube.start()
+	kube.eventually("acknowledged", func() bool {
+		// An eviction that was in flight when the operator stopped may have used up the budget without deleting the
+		// pod. A disruption controller, which this API server lacks, would correct the budget.
+		if kube.hasPod("restart-web") {
 			allow()
 		}
-		return l.acknowledged(id) > 0
+		return kube.acknowledged(id) > 0
 	})
-	if l.hasPod("restart-web") {
-		l.Error("acknowledged too early")
+	if kube.hasPod("restart-web") {
+		kube.Error("the drain was acknowledged before the pods were evicted")
 	}
 }
 
-func broughtForward(l *lab) {
-	l.guard("forward-web")
-	id, node := l.instance(podOn("forward-web"))
-	l.shard.Drain(id, "expired", time.Now().Add(time.Hour))
-	l.eventually("the Node is cordoned", l.cordoned(node))
-	l.shard.Drain(id, "spot", time.Now().Add(2*time.Second))
-	l.eventually("acknowledged", l.acked(id))
+func testEarlierDeadline(kube *testKubernetes) {
+	kube.addBudget("forward-web")
+	id, node := kube.instance(podOn("forward-web"))
+	kube.shard.Drain(id, "expired", time.Now().Add(time.Hour))
+	kube.eventually("the Node is cordoned", kube.cordoned(node))
+	kube.shard.Drain(id, "spot", time.Now().Add(2*time.Second))
+	kube.eventually("acknowledged", kube.hasAcknowledged(id))
 }
 
-func deletedMeanwhile(l *lab) {
-	l.guard("deleted-web")
-	id, node := l.instance(podOn("deleted-web"))
-	l.shard.Drain(id, "expired", time.Now().Add(time.Hour))
-	l.eventually("the Node is cordoned", l.cordoned(node))
-	l.shard.Kill(id)
-	l.shard.Forget(id)
-	l.eventually("the drain ends", func() bool { return testutil.ToFloat64(l.metrics.active) == 0 })
-	if l.acknowledged(id) > 0 {
-		l.Error("acknowledged what nobody waits for")
+func testDeletedMeanwhile(kube *testKubernetes) {
+	kube.addBudget("deleted-web")
+	id, node := kube.instance(podOn("deleted-web"))
+	kube.shard.Drain(id, "expired", time.Now().Add(time.Hour))
+	kube.eventually("the Node is cordoned", kube.cordoned(node))
+	kube.shard.Kill(id)
+	kube.shard.Forget(id)
+	kube.eventually("the drain ends", func() bool { return testutil.ToFloat64(kube.metrics.active) == 0 })
+	if kube.acknowledged(id) > 0 {
+		kube.Error("a drain that is no longer pending was acknowledged")
 	}
-	l.eventually("the Node is removed", func() bool { return l.node(node) == nil })
+	kube.eventually("the Node is removed", func() bool { return kube.node(node) == nil })
 }
 
-func shardLost(l *lab) {
-	id, node := l.instance(podOn("lost-web"))
-	l.shard.SetState(func(s *shards.State) { s.Reachable = false })
-	l.shard.Drain(id, "expired", time.Now().Add(time.Hour))
-	l.eventually("the pod goes", func() bool { return !l.hasPod("lost-web") })
-	l.told(node, v1beta1.DrainedReason, "Normal")
-	if l.acknowledged(id) > 0 {
-		l.Fatal("acknowledged to nobody")
+func testLostShard(kube *testKubernetes) {
+	id, node := kube.instance(podOn("lost-web"))
+	kube.shard.SetState(func(s *shards.State) { s.Reachable = false })
+	kube.shard.Drain(id, "expired", time.Now().Add(time.Hour))
+	kube.eventually("the pod is evicted", func() bool { return !kube.hasPod("lost-web") })
+	kube.awaitEvent(node, v1beta1.DrainedReason, "Normal")
+	if kube.acknowledged(id) > 0 {
+		kube.Fatal("a drain of an unreachable shard was acknowledged")
 	}
-	l.shard.SetState(func(s *shards.State) { s.Reachable = true })
-	l.eventually("acknowledged", l.acked(id))
+	kube.shard.SetState(func(s *shards.State) { s.Reachable = true })
+	kube.eventually("acknowledged", kube.hasAcknowledged(id))
 }
 
-// urgent: two drains hold both slots; of two more the one with the nearer deadline is next, though it came later.
-func urgent(l *lab) {
-	allow := l.guard("urgent-0")
-	l.guard("urgent-1")
+// testUrgency checks the order of drains: two hold both slots, and of two more the one with the earlier deadline is
+// next.
+func testUrgency(kube *testKubernetes) {
+	allow := kube.addBudget("urgent-0")
+	kube.addBudget("urgent-1")
 	far, near := time.Now().Add(2*time.Hour), time.Now().Add(time.Hour)
 	var ids, nodes []string
 	for _, pod := range []string{"urgent-0", "urgent-1", "urgent-2", "urgent-3"} {
-		id, node := l.instance(podOn(pod))
+		id, node := kube.instance(podOn(pod))
 		ids, nodes = append(ids, id), append(nodes, node)
 	}
 	for i, at := range []time.Time{far, far, far, near} {
-		l.shard.Drain(ids[i], "expired", at)
-		l.eventually("cordoned at once", l.cordoned(nodes[i]))
-		l.pause(200 * time.Millisecond)
+		kube.shard.Drain(ids[i], "expired", at)
+		kube.eventually("the Node is cordoned while it waits for a slot", kube.cordoned(nodes[i]))
+		kube.pause(200 * time.Millisecond)
 	}
-	if !l.hasPod("urgent-2") || !l.hasPod("urgent-3") {
-		l.Fatal("more are drained at a time than may be")
+	if !kube.hasPod("urgent-2") || !kube.hasPod("urgent-3") {
+		kube.Fatal("more drains than slots evict pods at a time")
 	}
 	allow()
-	l.eventually("acknowledged", l.acked(ids[2]))
+	kube.eventually("acknowledged", kube.hasAcknowledged(ids[2]))
 	var order []string
-	for _, call := range l.calls {
+	for _, call := range kube.calls {
 		order = append(order, strings.TrimPrefix(call, "AcknowledgeDrained "))
 	}
 	if want := []string{ids[0], ids[3], ids[2]}; !slices.Equal(order, want) {
-		l.Errorf("order %q, want %q", order, want)
+		kube.Errorf("drains in the order %q, want %q", order, want)
 	}
 }
 
-func removes(l *lab) {
-	dies, node := l.instance()
-	lives, liveNode := l.instance()
+func testNodeRemoval(kube *testKubernetes) {
+	dies, node := kube.instance()
+	lives, liveNode := kube.instance()
 	foreign := []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "foreign"},
 		Spec: corev1.NodeSpec{ProviderID: "test:///else/1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "bare"}}}
 	for _, n := range foreign {
-		l.must(l.client.Create(l.Context(), n))
+		kube.mustSucceed(kube.client.Create(kube.Context(), n))
 	}
 	for id, name := range map[string]string{dies: node, lives: liveNode} {
-		l.eventually("the Node is marked", func() bool {
-			return l.node(name).Annotations[v1beta1.InstanceAnnotation] == l.shard.ID()+"/"+id
+		kube.eventually("the Node is marked", func() bool {
+			return kube.node(name).Annotations[v1beta1.InstanceAnnotation] == kube.shard.ID()+"/"+id
 		})
 	}
-	// While nobody looks, the instance is deleted and forgotten; what the shard has was not read yet.
-	l.stop()
-	l.shard.Kill(dies)
-	l.shard.Forget(dies)
-	l.shard.SetState(func(s *shards.State) { s.Synced = false })
-	l.start()
-	l.pause(time.Second)
-	if l.node(node) == nil {
-		l.Fatal("removed before the shard's instances were read")
+	// While no operator runs, the instance is deleted and dropped from the mirror, which is not synced yet.
+	kube.stop()
+	kube.shard.Kill(dies)
+	kube.shard.Forget(dies)
+	kube.shard.SetState(func(s *shards.State) { s.Synced = false })
+	kube.start()
+	kube.pause(time.Second)
+	if kube.node(node) == nil {
+		kube.Fatal("the Node was removed before the mirror was synced")
 	}
-	l.shard.SetState(func(s *shards.State) { s.Reachable, s.Synced = true, true })
-	l.eventually("the Node is removed", func() bool { return l.node(node) == nil })
+	kube.shard.SetState(func(s *shards.State) { s.Reachable, s.Synced = true, true })
+	kube.eventually("the Node is removed", func() bool { return kube.node(node) == nil })
 	for _, name := range []string{liveNode, "foreign", "bare"} {
-		if l.node(name) == nil {
-			l.Errorf("Node %s is removed", name)
+		if kube.node(name) == nil {
+			kube.Errorf("Node %s was removed, want it kept", name)
 		}
 	}
 }

@@ -7,29 +7,29 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// result is how a drain ended.
+// result is the outcome of a drain.
 type result string
 
 const (
 	drained  result = "drained"
-	deadline result = "deadline" // pods were left when the time was over
-	noNode   result = "no_node"  // there was nothing to drain (any more)
-	failed   result = "failed"   // Kubernetes could not be asked until the time was over
-	dropped  result = "dropped"  // nobody waits for it any more; not counted
+	deadline result = "deadline" // pods were left at the deadline
+	noNode   result = "no_node"  // the instance has no Node
+	failed   result = "failed"   // the Kubernetes API failed until the deadline
+	dropped  result = "dropped"  // the drain is no longer pending; not counted
 )
 
-type instruments struct {
+type drainMetrics struct {
 	active   prometheus.Gauge
 	duration *prometheus.HistogramVec // result
 }
 
-// register makes the instruments, or finds those that an earlier manager of this process made.
-func register(registry prometheus.Registerer) (*instruments, error) {
-	i := &instruments{
+// registerMetrics registers the metrics, or returns those of an earlier manager in this process.
+func registerMetrics(registry prometheus.Registerer) (*drainMetrics, error) {
+	i := &drainMetrics{
 		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_operator_drains_active",
-			Help: "Drains of Nodes going on."}),
+			Help: "Node drains in progress."}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_operator_drain_duration_seconds",
-			Help:    "From a drain that is seen to be pending to its acknowledgement, by result.",
+			Help:    "Time from the start of a drain to its acknowledgement in seconds, by result.",
 			Buckets: prometheus.ExponentialBuckets(0.1, 3, 10)}, []string{"result"}),
 	}
 	var there prometheus.AlreadyRegisteredError

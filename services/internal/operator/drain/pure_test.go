@@ -42,19 +42,19 @@ func TestPlanNodes(t *testing.T) {
 		mark *key
 		ask  *key
 	}{
-		"of an instance that lives":      {nodeOf("n", "p:live", ""), &key{"a", idA}, nil},
-		"marked already":                 {nodeOf("n", "p:live", "a/"+idA), nil, nil},
-		"marked as another":              {nodeOf("n", "p:live", "a/"+idB), &key{"a", idA}, nil},
-		"badly marked":                   {nodeOf("n", "p:live", "a/b/c"), &key{"a", idA}, nil},
-		"of an instance that is deleted": {nodeOf("n", "p:dead", ""), nil, &key{"a", idB}},
-		"marked, and in no list":         {nodeOf("n", "p:other", "a/"+idA), nil, &key{"a", idA}},
-		"marked, shard is silent":        {nodeOf("n", "p:other", "b/"+idA), nil, nil},
-		"marked, shard is unknown":       {nodeOf("n", "p:other", "c/"+idA), nil, nil},
-		"deleted, shard is silent":       {nodeOf("n", "p:dead-silent", ""), nil, nil},
-		"of nobody":                      {nodeOf("n", "p:other", ""), nil, nil},
-		"of nobody, badly marked":        {nodeOf("n", "p:other", "a/"), nil, nil},
-		"without a provider ID, marked":  {nodeOf("n", "", "a/"+idA), nil, nil},
-		"goes already, marked, in no list": {nodeOf("n", "p:other", "a/"+idA, func(n *corev1.Node) {
+		"of a live instance":                         {nodeOf("n", "p:live", ""), &key{"a", idA}, nil},
+		"annotated":                                  {nodeOf("n", "p:live", "a/"+idA), nil, nil},
+		"annotated with another instance":            {nodeOf("n", "p:live", "a/"+idB), &key{"a", idA}, nil},
+		"with an invalid annotation":                 {nodeOf("n", "p:live", "a/b/c"), &key{"a", idA}, nil},
+		"of a deleted instance":                      {nodeOf("n", "p:dead", ""), nil, &key{"a", idB}},
+		"annotated, not listed":                      {nodeOf("n", "p:other", "a/"+idA), nil, &key{"a", idA}},
+		"annotated, shard unreachable":               {nodeOf("n", "p:other", "b/"+idA), nil, nil},
+		"annotated, shard unknown":                   {nodeOf("n", "p:other", "c/"+idA), nil, nil},
+		"deleted, shard unreachable":                 {nodeOf("n", "p:dead-silent", ""), nil, nil},
+		"of no instance":                             {nodeOf("n", "p:other", ""), nil, nil},
+		"of no instance, with an invalid annotation": {nodeOf("n", "p:other", "a/"), nil, nil},
+		"without a provider ID, annotated":           {nodeOf("n", "", "a/"+idA), nil, nil},
+		"being deleted, annotated, not listed": {nodeOf("n", "p:other", "a/"+idA, func(n *corev1.Node) {
 			n.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 		}), nil, nil},
 	} {
@@ -67,7 +67,7 @@ func TestPlanNodes(t *testing.T) {
 			if c.ask != nil {
 				wantAsk[c.ask.shard] = map[key][]*corev1.Node{*c.ask: {c.node}}
 			}
-			if diff := cmp.Diff(plan{wantMark, wantAsk}, p, cmp.AllowUnexported(plan{}, key{})); diff != "" {
+			if diff := cmp.Diff(nodePlan{wantMark, wantAsk}, p, cmp.AllowUnexported(nodePlan{}, key{})); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -80,12 +80,12 @@ func FuzzParseMark(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		if k, ok := parseMark(s); ok && k.shard+"/"+k.instance != s {
-			t.Errorf("%q is read as %v", s, k)
+			t.Errorf("%q parses as %v", s, k)
 		}
 	})
 }
 
-// TestSlots: of those that wait, the nearest deadline is next, as it is then.
+// TestSlots checks that the earliest current deadline gets the next slot.
 func TestSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := slots{free: 1}
@@ -94,7 +94,7 @@ func TestSlots(t *testing.T) {
 			return func() time.Time { return deadline }
 		}
 		if !s.acquire(t.Context(), at(time.Hour)) {
-			t.Fatal("no slot")
+			t.Fatal("a free slot was not granted")
 		}
 		var order []string
 		wait := func(name string, ctx context.Context, deadline func() time.Time) {
@@ -121,7 +121,7 @@ func TestSlots(t *testing.T) {
 			synctest.Wait()
 		}
 		if want := []string{"not never", "moved", "minute", "two hours"}; !slices.Equal(order, want) {
-			t.Errorf("order %q, want %q", order, want)
+			t.Errorf("drains in the order %q, want %q", order, want)
 		}
 		s.release()
 		if s.free != 1 || len(s.waiting) != 0 {
@@ -153,22 +153,22 @@ func TestIsGone(t *testing.T) {
 		}
 	}
 	if !isGone(&nstancev1.InstanceStatus{State: "deleted", ProviderState: "running"}) {
-		t.Error("the server's own word does not count")
+		t.Error("an instance that the server reports as deleted does not count as gone")
 	}
 }
 
 func TestSome(t *testing.T) {
-	if got := some([]string{"a/b", "c/d"}); got != "a/b, c/d" {
+	if got := joinNames([]string{"a/b", "c/d"}); got != "a/b, c/d" {
 		t.Error(got)
 	}
 	many := make([]string, 500)
 	for i := range many {
 		many[i] = "namespace/pod-with-a-name"
 	}
-	if got := some(many); len(got) > 700 || !strings.HasSuffix(got, "more") {
+	if got := joinNames(many); len(got) > 700 || !strings.HasSuffix(got, "more") {
 		t.Errorf("%d bytes: %s", len(got), got)
 	}
-	if got := text(strings.Repeat("ä", 1000)); len(got) > 720 || !strings.HasSuffix(got, " ...") {
+	if got := truncate(strings.Repeat("ä", 1000)); len(got) > 720 || !strings.HasSuffix(got, " ...") {
 		t.Errorf("%d bytes", len(got))
 	}
 }

@@ -20,25 +20,25 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// Nodes are marked with the instance that they are while it is there, so that it is known whose they were when it is
-// not, after a restart too.
+// While an instance exists, its Node carries an annotation with the instance's ID. The annotation identifies the Node
+// after the instance is gone, also after a restart.
 
-// remover remembers what the removal of Nodes needs between two looks. Losing it costs a few calls more.
-type remover struct {
+// nodeRemover is the memory of the removal of Nodes. Its loss costs only a few additional calls.
+type nodeRemover struct {
 	mu sync.Mutex
-	// changed are instances that mirrors told of; some are deleted, and their Nodes may not be marked yet.
+	// changed are the instances that mirrors have notified about. The Nodes of deleted ones may lack the annotation.
 	changed map[key]bool
-	// busy are the shards that are being asked, asked is when the leader last said that an instance is still there.
-	busy  map[string]bool
-	asked map[key]time.Time
+	// busy are the shards with a running query. asked is the time of the last query about an instance.
+	busy    map[string]bool
+	queried map[key]time.Time
 }
 
-func newRemover() remover {
-	return remover{changed: map[key]bool{}, busy: map[string]bool{}, asked: map[key]time.Time{}}
+func newRemover() nodeRemover {
+	return nodeRemover{changed: map[key]bool{}, busy: map[string]bool{}, queried: map[key]time.Time{}}
 }
 
-// note takes a change from any goroutine.
-func (r *remover) note(change shards.Change) {
+// recordChange records a change. It is safe for concurrent use.
+func (r *nodeRemover) recordChange(change shards.Change) {
 	if change.Kind == shards.ShardState {
 		return
 	}
@@ -47,7 +47,7 @@ func (r *remover) note(change shards.Change) {
 	r.changed[key{change.Shard, change.Instance}] = true
 }
 
-// nodeChanges wakes the removal when a Node is new or another.
+// nodeChanges returns a handler that wakes the removal loop for new and changed Nodes.
 func (c *coordinator) nodeChanges() toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { wake(c.removals) },
@@ -62,17 +62,17 @@ func (c *coordinator) nodeChanges() toolscache.ResourceEventHandler {
 	}
 }
 
-// plan says which Nodes are to be marked, and of which instances the leader is to be asked because their Nodes may have
-// to go.
-type plan struct {
+// nodePlan lists the Nodes to annotate, and for each shard the instances to ask about because their Nodes may have to
+// be removed.
+type nodePlan struct {
 	mark map[string]key // by the Node's name
 	ask  map[string]map[key][]*corev1.Node
 }
 
-// planNodes is pure. live are the instances that the mirrors know of, by provider ID; dead those that they say are
-// deleted. heard are the shards whose word counts.
-func planNodes(nodes []*corev1.Node, live, dead map[string]key, heard map[string]bool) plan {
-	p := plan{mark: map[string]key{}, ask: map[string]map[key][]*corev1.Node{}}
+// planNodes compares Nodes and instances. live are the instances of the mirrors by provider ID, dead those reported as
+// deleted, and heard the shards that are reachable and synced.
+func planNodes(nodes []*corev1.Node, live, dead map[string]key, heard map[string]bool) nodePlan {
+	p := nodePlan{mark: map[string]key{}, ask: map[string]map[key][]*corev1.Node{}}
 	for _, node := range nodes {
 		id := node.Spec.ProviderID
 		if id == "" || !node.DeletionTimestamp.IsZero() {
@@ -100,7 +100,7 @@ func planNodes(nodes []*corev1.Node, live, dead map[string]key, heard map[string
 	return p
 }
 
-// parseMark reads "{shard}/{instance}".
+// parseMark parses an annotation "{shard}/{instance}".
 func parseMark(s string) (key, bool) {
 	shard, instance, ok := strings.Cut(s, "/")
 	if !ok || ident.ValidateName(shard) != nil {
@@ -112,28 +112,28 @@ func parseMark(s string) (key, bool) {
 	return key{shard, instance}, true
 }
 
-// removeNodes marks the Nodes of instances, and removes those whose instances are gone.
+// removeNodes annotates the Nodes of instances and removes the Nodes of instances that are gone.
 func (c *coordinator) removeNodes(ctx context.Context) {
 	var list corev1.NodeList
 	if err := c.nodes.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		c.Log.Warn("Nodes cannot be listed", "error", err)
+		c.Log.Warn("failed to list Nodes", "error", err)
 		return
 	}
 	nodes := make([]*corev1.Node, 0, len(list.Items))
 	for i := range list.Items {
 		nodes = append(nodes, &list.Items[i])
 	}
-	live, dead, heard := c.world()
+	live, dead, heard := c.readMirrors()
 	p := planNodes(nodes, live, dead, heard)
 	for name, k := range p.mark {
 		c.mark(ctx, name, k)
 	}
 	for shard, of := range p.ask {
-		if !c.remover.begin(shard) {
+		if !c.remover.startQuery(shard) {
 			continue
 		}
 		c.work.Go(func() {
-			defer c.remover.end(shard)
+			defer c.remover.endQuery(shard)
 			for k, nodes := range of {
 				c.removeIfGone(ctx, k, nodes)
 			}
@@ -141,8 +141,8 @@ func (c *coordinator) removeNodes(ctx context.Context) {
 	}
 }
 
-// world reads the mirrors.
-func (c *coordinator) world() (live, dead map[string]key, heard map[string]bool) {
+// readMirrors returns the instances of the mirrors, as planNodes needs them.
+func (c *coordinator) readMirrors() (live, dead map[string]key, heard map[string]bool) {
 	live, dead, heard = map[string]key{}, map[string]key{}, map[string]bool{}
 	for _, id := range c.Shards.IDs() {
 		shard, ok := c.Shards.Shard(id)
@@ -167,7 +167,7 @@ func (c *coordinator) world() (live, dead map[string]key, heard map[string]bool)
 		}
 		i, ok := shard.Instance(k.instance)
 		if !ok || i.GetState() != "deleted" {
-			// It is in the list of the living, or will be told of again.
+			// The instance is live, or a later notification will follow.
 			delete(c.remover.changed, k)
 			continue
 		}
@@ -178,7 +178,7 @@ func (c *coordinator) world() (live, dead map[string]key, heard map[string]bool)
 	return live, dead, heard
 }
 
-func (r *remover) begin(shard string) bool {
+func (r *nodeRemover) startQuery(shard string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.busy[shard] {
@@ -188,52 +188,52 @@ func (r *remover) begin(shard string) bool {
 	return true
 }
 
-func (r *remover) end(shard string) {
+func (r *nodeRemover) endQuery(shard string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.busy, shard)
 }
 
-// mayAsk limits how often a leader is asked of one instance that it says is there.
-func (r *remover) mayAsk(k key, now time.Time) bool {
+// mayQuery limits the queries about one instance.
+func (r *nodeRemover) mayQuery(k key, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for other, at := range r.asked {
-		if now.Sub(at) > every {
-			delete(r.asked, other)
+	for other, at := range r.queried {
+		if now.Sub(at) > maxInterval {
+			delete(r.queried, other)
 		}
 	}
-	if _, ok := r.asked[k]; ok {
+	if _, ok := r.queried[k]; ok {
 		return false
 	}
-	r.asked[k] = now
+	r.queried[k] = now
 	return true
 }
 
-func (r *remover) unanswered(k key) {
+func (r *nodeRemover) allowQuery(k key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.asked, k)
+	delete(r.queried, k)
 }
 
 func (c *coordinator) mark(ctx context.Context, name string, k key) {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"annotations": map[string]string{v1beta1.InstanceAnnotation: k.shard + "/" + k.instance}}})
 	if err != nil {
-		return // of strings
+		return // not possible: strings can always be encoded
 	}
 	node := &corev1.Node{}
 	node.Name = name
 	if err := c.nodes.Patch(ctx, node, client.RawPatch(types.MergePatchType, patch)); client.IgnoreNotFound(
 		err) != nil && ctx.Err() == nil {
-		c.Log.Warn("Node cannot be marked", "node", name, "shard", k.shard, "instance", k.instance, "error", err)
+		c.Log.Warn("failed to annotate Node", "node", name, "shard", k.shard, "instance", k.instance, "error", err)
 	}
 }
 
-// removeIfGone asks the leader of the shard for the instance, and removes the Nodes that were it if there is none.
+// removeIfGone asks the shard's leader about an instance and removes its Nodes if it does not exist.
 func (c *coordinator) removeIfGone(ctx context.Context, k key, nodes []*corev1.Node) {
 	shard, ok := c.Shards.Shard(k.shard)
-	if !ok || !c.remover.mayAsk(k, time.Now()) {
+	if !ok || !c.remover.mayQuery(k, time.Now()) {
 		return
 	}
 	log := c.Log.With("shard", k.shard, "instance", k.instance)
@@ -241,8 +241,8 @@ func (c *coordinator) removeIfGone(ctx context.Context, k key, nodes []*corev1.N
 	switch {
 	case status.Code(err) == codes.NotFound:
 	case err != nil:
-		c.remover.unanswered(k)
-		log.Warn("server's answer", "call", "ask", "error", err)
+		c.remover.allowQuery(k)
+		log.Warn("failed to query instance", "error", err)
 		return
 	case answer.GetInstance().GetInstanceId() != k.instance, answer.GetInstance().GetState() != "deleted":
 		return
@@ -252,9 +252,9 @@ func (c *coordinator) removeIfGone(ctx context.Context, k key, nodes []*corev1.N
 		switch err := c.nodes.Delete(ctx, &corev1.Node{ObjectMeta: *node.ObjectMeta.DeepCopy()},
 			client.Preconditions{UID: &uid}); {
 		case err == nil:
-			log.Info("Node of an instance that is gone is removed", "node", node.Name)
+			log.Info("removed the Node of a gone instance", "node", node.Name)
 		case client.IgnoreNotFound(err) != nil:
-			log.Warn("Node cannot be removed", "node", node.Name, "error", err)
+			log.Warn("failed to remove Node", "node", node.Name, "error", err)
 		}
 	}
 }

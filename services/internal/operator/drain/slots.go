@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// slots bound how many drains evict pods at a time. Of those that wait, the one with the nearest deadline is next: a
-// spot instance with two minutes left does not wait behind a drain that has an hour.
+// slots limits the number of concurrent drains. A free slot goes to the waiting drain with the earliest deadline, so
+// that a spot instance with two minutes left does not wait for a drain that has an hour.
 type slots struct {
 	mu      sync.Mutex
 	free    int
@@ -19,8 +19,8 @@ type waiter struct {
 	granted  chan struct{}
 }
 
-// acquire waits for a slot; false when ctx was over first. deadline is asked again at every choice, since it may
-// change.
+// acquire waits for a slot. It returns false if ctx ends first. deadline is called at every choice, because a deadline
+// may change.
 func (s *slots) acquire(ctx context.Context, deadline func() time.Time) bool {
 	s.mu.Lock()
 	if s.free > 0 {
@@ -45,7 +45,7 @@ func (s *slots) acquire(ctx context.Context, deadline func() time.Time) bool {
 		}
 	}
 	s.mu.Unlock()
-	// It was granted at the same moment.
+	// The slot was granted at the same moment.
 	s.release()
 	return false
 }

@@ -19,42 +19,42 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// task is one drain.
+// task drains the Nodes of one instance.
 type task struct {
 	*coordinator
 	key
 	log *slog.Logger
 
-	mu       sync.Mutex
-	drain    shards.Drain
-	stop     context.CancelCauseFunc // of the whole task
-	stopWork context.CancelCauseFunc // of the draining alone: what follows is the acknowledgement
-	timer    *time.Timer             // fires at the deadline, less the margin
-	stopped  error                   // why the draining was stopped, or is to be when it begins
-	over     error                   // the same of the task
-	finished time.Time
+	mu          sync.Mutex
+	drain       shards.Drain
+	stop        context.CancelCauseFunc // cancels the task
+	stopWork    context.CancelCauseFunc // cancels the eviction; the acknowledgement follows
+	timer       *time.Timer             // fires at the deadline, less the margin
+	evictionErr error                   // why the eviction was cancelled, or will be when it starts
+	taskErr     error                   // why the task was cancelled, or will be when it starts
+	finished    time.Time
 }
 
 const (
-	// A drain ends this much before its deadline, so that its acknowledgement is in time; a tenth of the time there is,
-	// if that is less.
+	// The eviction ends maxMargin before the deadline, or a tenth of the remaining time if that is less, so that the
+	// acknowledgement is in time.
 	maxMargin = 5 * time.Second
-	// unlimited is how long a drain may take for which the server gave no deadline.
+	// unlimited is the time for a drain without a deadline.
 	unlimited = 10 * time.Minute
-	// retry is the pause after Kubernetes, or the shard, could not be asked.
+	// retry is the pause after a failed call to Kubernetes or the shard.
 	retry = 2 * time.Second
-	// progress is how often a drain that goes on says so.
+	// progress is the time between two log messages about a running drain.
 	progress = time.Minute
 )
 
 func newTask(c *coordinator, k key, d shards.Drain) *task {
 	t := &task{coordinator: c, key: k, log: c.Log.With("shard", k.shard, "instance", k.instance)}
-	t.timer = time.AfterFunc(remaining(d), func() { t.end(errDeadline) })
+	t.timer = time.AfterFunc(remaining(d), func() { t.stopEviction(errDeadline) })
 	t.drain = d
 	return t
 }
 
-// remaining is for how long to drain.
+// remaining returns the time left for the eviction.
 func remaining(d shards.Drain) time.Duration {
 	if d.Deadline.IsZero() {
 		return unlimited
@@ -63,9 +63,9 @@ func remaining(d shards.Drain) time.Duration {
 	return max(0, left-min(maxMargin, left/10))
 }
 
-// update takes what is newly known of the drain: a spot notice may bring the deadline forward, the machine may be gone
-// before its time.
-func (t *task) update(d shards.Drain) {
+// setDrain stores the current state of the drain. A spot notice may bring the deadline forward, and the VM may be gone
+// early.
+func (t *task) setDrain(d shards.Drain) {
 	t.mu.Lock()
 	moved := !d.Deadline.Equal(t.drain.Deadline)
 	t.drain = d
@@ -74,11 +74,11 @@ func (t *task) update(d shards.Drain) {
 		t.timer.Reset(remaining(d))
 	}
 	if isGone(d.Instance) {
-		t.end(errVMGone)
+		t.stopEviction(errVMGone)
 	}
 }
 
-// isGone: the provider says that there is no machine whose pods could be moved.
+// isGone reports whether the VM no longer runs, so that no pods can be moved.
 func isGone(i *nstancev1.InstanceStatus) bool {
 	switch i.GetProviderState() {
 	case "stopped", "deleted", "failed":
@@ -87,37 +87,37 @@ func isGone(i *nstancev1.InstanceStatus) bool {
 	return i.GetState() == "deleted"
 }
 
-// end stops the draining.
-func (t *task) end(why error) {
+// stopEviction cancels the eviction.
+func (t *task) stopEviction(why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.stopped == nil {
-		t.stopped = why
+	if t.evictionErr == nil {
+		t.evictionErr = why
 	}
 	if t.stopWork != nil {
 		t.stopWork(why)
 	}
 }
 
-// cancel stops the task: nothing is acknowledged.
+// cancel cancels the task without an acknowledgement.
 func (t *task) cancel(why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.over == nil {
-		t.over = why
+	if t.taskErr == nil {
+		t.taskErr = why
 	}
 	if t.stop != nil {
 		t.stop(why)
 	}
 }
 
-func (t *task) now() shards.Drain {
+func (t *task) currentDrain() shards.Drain {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.drain
 }
 
-func (t *task) deadlineNow() time.Time { return t.now().Deadline }
+func (t *task) currentDeadline() time.Time { return t.currentDrain().Deadline }
 
 func (t *task) finishedBefore(at time.Time) bool {
 	t.mu.Lock()
@@ -125,21 +125,21 @@ func (t *task) finishedBefore(at time.Time) bool {
 	return !t.finished.IsZero() && t.finished.Before(at)
 }
 
-// contexts makes those of the task and of the draining.
+// contexts returns the contexts of the task and of the eviction.
 func (t *task) contexts(ctx context.Context) (whole, work context.Context, done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	whole, t.stop = context.WithCancelCause(ctx)
 	work, t.stopWork = context.WithCancelCause(whole)
-	if t.over != nil {
-		t.stop(t.over)
+	if t.taskErr != nil {
+		t.stop(t.taskErr)
 	}
-	if t.stopped != nil {
-		t.stopWork(t.stopped)
+	if t.evictionErr != nil {
+		t.stopWork(t.evictionErr)
 	}
 	return whole, work, func() {
 		t.timer.Stop()
-		t.end(errOver)
+		t.stopEviction(errOver)
 		t.cancel(errOver)
 		t.mu.Lock()
 		t.finished = time.Now()
@@ -156,7 +156,7 @@ func (t *task) run(ctx context.Context) {
 	defer done()
 	end := t.evacuate(work)
 	if whole.Err() != nil {
-		t.log.Info("drain is dropped", "reason", context.Cause(whole).Error())
+		t.log.Info("drain cancelled", "reason", context.Cause(whole).Error())
 		return
 	}
 	if !t.acknowledge(whole) {
@@ -164,12 +164,12 @@ func (t *task) run(ctx context.Context) {
 	}
 	took := time.Since(began)
 	t.metrics.duration.WithLabelValues(string(end)).Observe(took.Seconds())
-	t.log.Info("drain is acknowledged", "result", string(end), "took", took.Round(time.Millisecond).String())
+	t.log.Info("drain acknowledged", "result", string(end), "took", took.Round(time.Millisecond).String())
 }
 
-// evacuate empties the Nodes of the instance. It returns when they are empty, or there is a reason not to go on.
+// evacuate evicts all pods of the instance's Nodes. It returns when they are empty or ctx ends.
 func (t *task) evacuate(ctx context.Context) result {
-	d := t.now()
+	d := t.currentDrain()
 	if isGone(d.Instance) {
 		return noNode
 	}
@@ -177,9 +177,10 @@ func (t *task) evacuate(ctx context.Context) result {
 	if err == nil && len(nodes) == 0 {
 		return noNode
 	}
-	t.log.Info("drain begins", "nodes", names(nodes), "reason", d.Reason, "deadline", d.Deadline)
-	t.tell(nodes, corev1.EventTypeNormal, v1beta1.DrainStartedReason, "draining: instance %s is to be deleted (%s)",
-		t.instance, text(d.Reason))
+	t.log.Info("drain started", "nodes", nodeNames(nodes), "reason", d.Reason, "deadline", d.Deadline)
+	t.recordEvents(nodes, corev1.EventTypeNormal, v1beta1.DrainStartedReason,
+		"draining before the deletion of instance %s (%s)",
+		t.instance, truncate(d.Reason))
 	holding := false
 	defer func() {
 		if holding {
@@ -188,40 +189,40 @@ func (t *task) evacuate(ctx context.Context) result {
 	}()
 	for said := ""; ; {
 		if err == nil {
-			// Nothing new is to come to a Node that waits for its turn.
+			// A Node that waits for its slot must not get new pods.
 			err = t.cordon(ctx, nodes)
 		}
 		if err == nil && !holding {
-			holding = t.slots.acquire(ctx, t.deadlineNow)
+			holding = t.slots.acquire(ctx, t.currentDeadline)
 		}
 		if err == nil && holding {
 			err = t.evict(ctx, nodes)
 		}
 		switch {
 		case ctx.Err() != nil:
-			return t.cutShort(context.Cause(ctx), nodes, err)
+			return t.resultOfStopped(context.Cause(ctx), nodes, err)
 		case err == nil:
-			t.tell(nodes, corev1.EventTypeNormal, v1beta1.DrainedReason, "drained: instance %s can be deleted",
+			t.recordEvents(nodes, corev1.EventTypeNormal, v1beta1.DrainedReason,
+				"drained before the deletion of instance %s",
 				t.instance)
 			return drained
 		case err.Error() != said:
 			said = err.Error()
-			t.log.Warn("drain fails, and is tried again", "error", err)
-			t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainFailedReason, "drain fails, and is tried again: %s",
-				text(said))
+			t.log.Warn("drain failed; trying again", "error", err)
+			t.recordEvents(nodes, corev1.EventTypeWarning, v1beta1.DrainFailedReason, "drain failed; trying again: %s",
+				truncate(said))
 		}
 		if sleep(ctx, retry) != nil {
-			return t.cutShort(context.Cause(ctx), nodes, err)
+			return t.resultOfStopped(context.Cause(ctx), nodes, err)
 		}
-		if nodes, err = t.nodesOf(ctx, t.now().Instance.GetProviderId()); err == nil && len(nodes) == 0 {
+		if nodes, err = t.nodesOf(ctx, t.currentDrain().Instance.GetProviderId()); err == nil && len(nodes) == 0 {
 			return noNode
 		}
 	}
 }
 
-// cutShort says what a drain has come to that did not come to its end. last is what went wrong last, nil if nothing
-// did.
-func (t *task) cutShort(why error, nodes []corev1.Node, last error) result {
+// resultOfStopped returns the result of a drain that was stopped early. last is the last error, or nil.
+func (t *task) resultOfStopped(why error, nodes []corev1.Node, last error) result {
 	switch {
 	case errors.Is(why, errVMGone):
 		return noNode
@@ -235,19 +236,20 @@ func (t *task) cutShort(why error, nodes []corev1.Node, last error) result {
 		if last == nil {
 			last = err
 		}
-		t.log.Warn("drain ends at its deadline", "error", last)
-		t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason,
-			"not drained by the deadline, instance %s is deleted anyway: %s", t.instance, text(last.Error()))
+		t.log.Warn("drain incomplete at the deadline", "error", last)
+		t.recordEvents(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason,
+			"drain incomplete at the deadline; instance %s will be deleted: %s", t.instance, truncate(last.Error()))
 		return failed
 	}
-	t.log.Warn("drain ends at its deadline", "pods", left)
-	t.tell(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason,
-		"not drained by the deadline, instance %s is deleted anyway; pods left: %s", t.instance, some(left))
+	t.log.Warn("drain incomplete at the deadline", "pods", left)
+	t.recordEvents(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason,
+		"drain incomplete at the deadline; instance %s will be deleted; remaining pods: %s", t.instance,
+		joinNames(left))
 	return deadline
 }
 
-// acknowledge tells the server to delete the instance now. It tries until the server has heard it, or nobody waits for
-// it any more (false).
+// acknowledge tells the server that the instance can be deleted, and repeats the call until it succeeds. It returns
+// false if the drain is no longer pending.
 func (t *task) acknowledge(ctx context.Context) bool {
 	for said := codes.OK; ; {
 		shard, ok := t.Shards.Shard(t.shard)
@@ -259,13 +261,13 @@ func (t *task) acknowledge(ctx context.Context) bool {
 		case codes.OK:
 			return true
 		case codes.NotFound, codes.FailedPrecondition, codes.InvalidArgument:
-			// It is gone, or not to be deleted any more.
-			t.log.Info("the server does not wait for the drain", "answer", status.Convert(err).Message())
+			// The instance is gone or is no longer to be deleted.
+			t.log.Info("the server no longer waits for the drain", "answer", status.Convert(err).Message())
 			return true
 		default:
 			if code != said {
 				said = code
-				t.log.Warn("drain cannot be acknowledged, and is tried again", "error", err)
+				t.log.Warn("failed to acknowledge the drain; trying again", "error", err)
 			}
 		}
 		if sleep(ctx, retry) != nil {
@@ -274,7 +276,7 @@ func (t *task) acknowledge(ctx context.Context) bool {
 	}
 }
 
-// nodesOf finds the Nodes with a provider ID; there may be two when one was registered anew under another name.
+// nodesOf returns the Nodes with a provider ID. There are two if the VM registered again under another name.
 func (t *task) nodesOf(ctx context.Context, providerID string) ([]corev1.Node, error) {
 	if providerID == "" {
 		return nil, nil
@@ -286,15 +288,15 @@ func (t *task) nodesOf(ctx context.Context, providerID string) ([]corev1.Node, e
 	return list.Items, nil
 }
 
-// tell makes an event on every Node, and on the instance's NstanceMachine if it has one.
-func (t *task) tell(nodes []corev1.Node, kind, reason, format string, args ...any) {
+// recordEvents records an event about every Node, and about the instance's NstanceMachine.
+func (t *task) recordEvents(nodes []corev1.Node, kind, reason, format string, args ...any) {
 	for i := range nodes {
 		t.recorder.Eventf(&nodes[i], nil, kind, reason, "Drain", format, args...)
 	}
 	var machines v1beta1.NstanceMachineList
 	if err := t.Client.List(context.Background(), &machines, client.InNamespace(t.Namespace),
 		client.UnsafeDisableDeepCopy); err != nil {
-		t.log.Warn("machines cannot be listed", "error", err)
+		t.log.Warn("failed to list machines", "error", err)
 		return
 	}
 	for i := range machines.Items {
@@ -304,15 +306,15 @@ func (t *task) tell(nodes []corev1.Node, kind, reason, format string, args ...an
 	}
 }
 
-func names(nodes []corev1.Node) (out []string) {
+func nodeNames(nodes []corev1.Node) (out []string) {
 	for i := range nodes {
 		out = append(out, nodes[i].Name)
 	}
 	return out
 }
 
-// text fits into an event, whose notes have 1024 bytes.
-func text(s string) string {
+// truncate shortens a string for an event, whose note is limited to 1024 bytes.
+func truncate(s string) string {
 	const limit = 700
 	if len(s) > limit {
 		s = strings.ToValidUTF8(s[:limit], "") + " ..."
@@ -320,8 +322,8 @@ func text(s string) string {
 	return s
 }
 
-// some names as many as fit.
-func some(all []string) string {
+// joinNames joins as many names as fit into an event.
+func joinNames(all []string) string {
 	out := ""
 	for i, name := range all {
 		if len(out)+len(name) > 600 {

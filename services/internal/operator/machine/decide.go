@@ -13,42 +13,42 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// step is what is to be done next. Those before wait are followed by another decision, those after it come when the
-// status is stored.
+// step is the next step for a machine. The steps before wait are followed by another decision. The steps after it are
+// taken once the status is stored.
 type step string
 
 const (
-	choose  step = "choose"  // store the finalizer, the shard and an ID for the instance
-	keep    step = "keep"    // store the finalizer and the provider ID
-	create  step = "create"  // CreateInstance
-	ask     step = "ask"     // GetInstanceStatus
-	destroy step = "destroy" // DeleteInstance
-	wait    step = "wait"    // nothing, until something changes
+	stepChoose  step = "choose"  // store the finalizer, the shard and an ID for the instance
+	stepKeep    step = "keep"    // store the finalizer and the provider ID
+	stepCreate  step = "create"  // CreateInstance
+	stepAsk     step = "ask"     // GetInstanceStatus
+	stepDestroy step = "destroy" // DeleteInstance
+	stepWait    step = "wait"    // do nothing until something changes
 
-	deleteOwner step = "delete owner" // the Machine goes, and this one with it
-	deleteSelf  step = "delete self"
-	release     step = "release" // drop the finalizer
+	stepDeleteOwner step = "delete owner" // delete the Machine, and this object with it
+	stepDeleteSelf  step = "delete self"
+	stepRelease     step = "release" // drop the finalizer
 )
 
-// view is all that a decision rests on.
+// view is everything that a decision depends on.
 type view struct {
 	machine *v1beta1.NstanceMachine
-	// owner is the Machine that this one belongs to, nil if there is none (yet); ownerGone: there was one.
+	// owner is the Machine of this object, nil if there is none. ownerGone: the Machine existed and was deleted.
 	owner     *clusterv1.Machine
 	ownerGone bool
-	// poolGone: the pool of a pool machine is being deleted, or is no more.
+	// poolGone: the pool of a pool machine is being deleted or does not exist.
 	poolGone bool
 	paused   bool
-	// shards are those of the configuration file, in order.
+	// shards are the shards of the configuration file, sorted.
 	shards []shardView
-	// answer is what a call in this pass said of the instance; newer than any mirror.
+	// answer is the result of a call in this pass. It is newer than any mirror.
 	answer *answer
-	// fault is why the last call did not do.
+	// fault is the reason why the last call failed.
 	fault *fault
 	now   metav1.Time
 }
 
-// shardView is what one shard's mirror says of the machine's group and instance.
+// shardView is the state of the machine's group and instance in one shard's mirror.
 type shardView struct {
 	id                string
 	reachable, synced bool
@@ -58,20 +58,20 @@ type shardView struct {
 
 func (s *shardView) hasGroup() bool { return s.group != nil && !s.group.GetDeleting() }
 
-// answer is a leader's word on the instance: nil means that there is none.
+// answer is a leader's answer about the instance, which is nil if it does not exist.
 type answer struct{ instance *nstancev1.InstanceStatus }
 
-// decision is the next step, with what it needs, and the status as it should then be.
+// decision is the next step, its arguments, and the resulting status.
 type decision struct {
 	step        step
 	shard, kind string // choose
 	providerID  string // keep
 	status      v1beta1.NstanceMachineStatus
-	// warning, when set, is an event's reason and text that no condition tells of.
+	// warning and text are the reason and note of an event for something that no condition reports.
 	warning, text string
 }
 
-// isPoolMachine: the instance belongs to its group, which made it.
+// isPoolMachine reports whether the machine belongs to a pool, so that its group creates the instance.
 func isPoolMachine(m *v1beta1.NstanceMachine) bool {
 	_, ok := m.Labels[clusterv1.MachinePoolNameLabel]
 	return ok
@@ -86,56 +86,58 @@ func (v *view) shard(id string) *shardView {
 	return nil
 }
 
+// decide returns the next step for a machine.
 func decide(v view) decision {
 	m := v.machine
-	d := decision{step: wait, status: *m.Status.DeepCopy()}
+	d := decision{step: stepWait, status: *m.Status.DeepCopy()}
 	if v.paused {
-		v.set(&d, v1beta1.PausedCondition, true, v1beta1.PausedReason,
-			"the machine or its cluster is paused: nothing is done")
+		v.setCondition(&d, v1beta1.PausedCondition, true, v1beta1.PausedReason,
+			"the machine or its cluster is paused")
 		return d
 	}
-	v.set(&d, v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
+	v.setCondition(&d, v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
 	d.status.ObservedGeneration = m.Generation
 	gone := meta.IsStatusConditionTrue(m.Status.Conditions, v1beta1.ServerDeletedCondition)
 	switch {
 	case !m.DeletionTimestamp.IsZero():
-		v.end(&d, gone)
+		v.decideDeletion(&d, gone)
 	case gone:
-		v.discard(&d)
+		v.decideDiscard(&d)
 	case v.ownerGone && !isPoolMachine(m):
-		d.step = deleteSelf
+		d.step = stepDeleteSelf
 	case m.Spec.InstanceID == "" || m.Spec.Shard == "":
-		v.place(&d)
+		v.chooseShard(&d)
 	default:
-		v.live(&d)
+		v.decideExisting(&d)
 	}
 	return d
 }
 
-// mayCreate says whether Cluster API's contract allows to ask for the instance, and if not, why.
+// mayCreate returns "" if Cluster API's contract allows the instance to be created, else the reason why not.
 func (v *view) mayCreate() (why string) {
 	switch {
 	case v.owner == nil:
-		return "no Machine refers to this one yet"
+		return "no Machine references this object yet"
 	case !v.owner.DeletionTimestamp.IsZero():
 		return "the Machine is being deleted"
 	case v.owner.Spec.Bootstrap.DataSecretName == nil:
-		return "the Machine's bootstrap.dataSecretName is not set yet (it may be empty: userdata is the server's)"
+		return "the Machine's bootstrap.dataSecretName is not set yet; set it to \"\", as userdata comes from the " +
+			"server"
 	}
 	return ""
 }
 
-// place finds a shard for the instance.
-func (v *view) place(d *decision) {
+// chooseShard chooses the shard of the instance.
+func (v *view) chooseShard(d *decision) {
 	m := v.machine
 	refuse := func(reason, format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
-		v.set(d, v1beta1.InstanceCreatedCondition, false, reason, text)
-		v.set(d, v1beta1.ReadyCondition, false, reason, text)
+		v.setCondition(d, v1beta1.InstanceCreatedCondition, false, reason, text)
+		v.setCondition(d, v1beta1.ReadyCondition, false, reason, text)
 	}
 	if isPoolMachine(m) {
-		// Its pool's controller makes it with both; it asks for nothing.
-		refuse(v1beta1.WaitingForInstanceReason, "the machine of a pool names no instance")
+		// The pool's controller sets both. Without them the machine cannot get an instance.
+		refuse(v1beta1.WaitingForInstanceReason, "the pool machine has no instance ID or shard")
 		return
 	}
 	if why := v.mayCreate(); why != "" {
@@ -144,7 +146,7 @@ func (v *view) place(d *decision) {
 	}
 	wanted, group := m.Spec.Shard, m.Spec.GroupRef.Name
 	if wanted == "" {
-		// Set by whoever made the Machine to spread machines (Cluster API contract, failure domains).
+		// The creator of the Machine sets the failure domain to spread machines (Cluster API contract).
 		wanted = v.owner.Spec.FailureDomain
 	}
 	if wanted != "" && v.shard(wanted) == nil {
@@ -161,13 +163,13 @@ func (v *view) place(d *decision) {
 		case !s.reachable || !s.synced:
 			unheard = s.id
 		case s.hasGroup():
-			d.step, d.shard, d.kind = choose, s.id, s.group.GetKind()
+			d.step, d.shard, d.kind = stepChoose, s.id, s.group.GetKind()
 			return
 		}
 	}
 	switch {
 	case unheard != "":
-		refuse(v1beta1.WaitingForShardReason, "shard %s does not answer yet", unheard)
+		refuse(v1beta1.WaitingForShardReason, "waiting for shard %s, which does not answer", unheard)
 	case wanted != "":
 		refuse(v1beta1.RefusedReason, "shard %s has no group %s", wanted, group)
 	default:
@@ -175,98 +177,99 @@ func (v *view) place(d *decision) {
 	}
 }
 
-// live follows an instance that has its ID.
-func (v *view) live(d *decision) {
+// decideExisting handles a machine that has its instance ID.
+func (v *view) decideExisting(d *decision) {
 	m, s := v.machine, v.shard(v.machine.Spec.Shard)
-	if !v.heard(d, s) {
+	if !v.checkShard(d, s) {
 		return
 	}
 	if !controllerutil.ContainsFinalizer(m, v1beta1.MachineFinalizer) {
-		d.step = keep
+		d.step = stepKeep
 		return
 	}
-	i := v.instance(s)
+	i := v.latestInstance(s)
 	seen := m.Status.InstanceID != "" || isPoolMachine(m)
 	switch {
 	case i != nil && i.GetState() != stateDeleted:
-		v.follow(d, i)
+		v.updateStatus(d, i)
 	case i != nil, v.answer != nil:
-		v.goneNow(d)
+		v.recordGone(d)
 	case v.fault != nil:
 		reason, text := v.fault.reason, v.fault.text
 		if !seen {
-			v.set(d, v1beta1.InstanceCreatedCondition, false, reason, text)
-			v.set(d, v1beta1.ReadyCondition, false, reason, text)
+			v.setCondition(d, v1beta1.InstanceCreatedCondition, false, reason, text)
+			v.setCondition(d, v1beta1.ReadyCondition, false, reason, text)
 		}
 	case seen:
-		// Not in the mirror may mean: not yet.
-		d.step = ask
+		// The mirror may not show the instance yet.
+		d.step = stepAsk
 	default:
 		if why := v.mayCreate(); why != "" {
-			v.set(d, v1beta1.InstanceCreatedCondition, false, v1beta1.WaitingForMachineReason, why)
-			v.set(d, v1beta1.ReadyCondition, false, v1beta1.WaitingForMachineReason, why)
+			v.setCondition(d, v1beta1.InstanceCreatedCondition, false, v1beta1.WaitingForMachineReason, why)
+			v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.WaitingForMachineReason, why)
 			return
 		}
-		d.step = create
+		d.step = stepCreate
 	}
 }
 
-// heard notes whether the shard is heard of. Only then is anything to be done.
-func (v *view) heard(d *decision, s *shardView) bool {
+// checkShard sets the ShardReachable condition. It reports whether the shard answers; if not, nothing can be done.
+func (v *view) checkShard(d *decision, s *shardView) bool {
 	id := v.machine.Spec.Shard
 	switch {
 	case s == nil:
-		v.set(d, v1beta1.ShardReachableCondition, false, v1beta1.UnknownShardReason, "shard "+id+
+		v.setCondition(d, v1beta1.ShardReachableCondition, false, v1beta1.UnknownShardReason, "shard "+id+
 			" is not in the operator's configuration")
 	case !s.reachable:
-		v.set(d, v1beta1.ShardReachableCondition, false, v1beta1.UnreachableReason, "shard "+id+" does not answer")
+		v.setCondition(d, v1beta1.ShardReachableCondition, false, v1beta1.UnreachableReason, "shard "+id+
+			" does not answer")
 	case !s.synced:
-		v.set(d, v1beta1.ShardReachableCondition, false, v1beta1.WaitingForShardReason, "shard "+id+
-			" has not told of its instances yet")
+		v.setCondition(d, v1beta1.ShardReachableCondition, false, v1beta1.WaitingForShardReason, "shard "+id+
+			" has not listed its instances yet")
 	default:
-		v.set(d, v1beta1.ShardReachableCondition, true, v1beta1.ReachableReason, "")
+		v.setCondition(d, v1beta1.ShardReachableCondition, true, v1beta1.ReachableReason, "")
 		return true
 	}
 	if !meta.IsStatusConditionPresentAndEqual(d.status.Conditions, v1beta1.InstanceCreatedCondition,
 		metav1.ConditionTrue) {
 		c := meta.FindStatusCondition(d.status.Conditions, v1beta1.ShardReachableCondition)
-		v.set(d, v1beta1.InstanceCreatedCondition, false, c.Reason, c.Message)
-		v.set(d, v1beta1.ReadyCondition, false, c.Reason, c.Message)
+		v.setCondition(d, v1beta1.InstanceCreatedCondition, false, c.Reason, c.Message)
+		v.setCondition(d, v1beta1.ReadyCondition, false, c.Reason, c.Message)
 	}
 	return false
 }
 
-// instance is the newest word on the instance, nil if there is none.
-func (v *view) instance(s *shardView) *nstancev1.InstanceStatus {
+// latestInstance returns the latest state of the instance, nil if it does not exist.
+func (v *view) latestInstance(s *shardView) *nstancev1.InstanceStatus {
 	if v.answer != nil {
 		return v.answer.instance
 	}
 	return s.instance
 }
 
-// goneNow stores that the server said so, before anything follows from it.
-func (v *view) goneNow(d *decision) {
+// recordGone records that the server reported the instance as gone. The status is stored before the Machine is deleted.
+func (v *view) recordGone(d *decision) {
 	d.status.State = stateDeleted
-	text := "the server says that instance " + v.machine.Spec.InstanceID + " is gone"
-	v.set(d, v1beta1.ServerDeletedCondition, true, v1beta1.InstanceGoneReason, text)
-	v.discard(d)
+	text := "the server reports that instance " + v.machine.Spec.InstanceID + " is gone"
+	v.setCondition(d, v1beta1.ServerDeletedCondition, true, v1beta1.InstanceGoneReason, text)
+	v.decideDiscard(d)
 }
 
-// discard lets the Machine of an instance that is gone go: the Machine, so that whoever owns it makes another (Cluster
-// API contract).
-func (v *view) discard(d *decision) {
+// decideDiscard deletes the Machine of an instance that is gone, so that the Machine's owner replaces it (Cluster API
+// contract).
+func (v *view) decideDiscard(d *decision) {
 	d.status.Ready = false
-	v.set(d, v1beta1.ReadyCondition, false, v1beta1.InstanceGoneReason, "the instance is gone")
+	v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.InstanceGoneReason, "the instance is gone")
 	switch {
 	case v.owner == nil:
-		d.step = deleteSelf
+		d.step = stepDeleteSelf
 	case v.owner.DeletionTimestamp.IsZero():
-		d.step = deleteOwner
+		d.step = stepDeleteOwner
 	}
 }
 
-// end brings a machine that is being deleted to its end.
-func (v *view) end(d *decision, gone bool) {
+// decideDeletion handles a machine that is being deleted.
+func (v *view) decideDeletion(d *decision, gone bool) {
 	m := v.machine
 	if !controllerutil.ContainsFinalizer(m, v1beta1.MachineFinalizer) {
 		return
@@ -275,52 +278,54 @@ func (v *view) end(d *decision, gone bool) {
 	s := v.shard(m.Spec.Shard)
 	switch {
 	case gone, m.Spec.InstanceID == "", m.Spec.Shard == "":
-		d.step = release
+		d.step = stepRelease
 		return
 	case isPoolMachine(m) && v.poolGone:
-		// The group's fate is its instances'.
-		d.step = release
+		// Deleting the pool deletes the group with its instances.
+		d.step = stepRelease
 		return
 	case s == nil:
-		d.step = release
+		d.step = stepRelease
 		d.warning, d.text = v1beta1.ShardRemovedReason, "shard "+m.Spec.Shard+
-			" is not in the operator's configuration any more: if instance "+m.Spec.InstanceID+
-			" is still there, it stays"
+			" was removed from the operator's configuration: instance "+m.Spec.InstanceID+
+			" was not deleted"
 		return
 	}
-	v.set(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
-	if !v.heard(d, s) {
-		v.set(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance can only be deleted once shard "+
-			m.Spec.Shard+" answers")
+	v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
+	if !v.checkShard(d, s) {
+		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "waiting for shard "+
+			m.Spec.Shard+" to delete the instance: it does not answer")
 		return
 	}
-	i := v.instance(s)
+	i := v.latestInstance(s)
 	switch {
 	case v.answer != nil && i == nil, i.GetState() == stateDeleted:
-		d.step = release
+		d.step = stepRelease
 	case i.GetState() == stateDeleting:
 		d.status.State = stateDeleting
 	case v.fault != nil:
-		v.set(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, v.fault.text)
+		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, v.fault.text)
 	case m.Status.State == stateDeleting && i == nil:
-		d.step = ask
+		d.step = stepAsk
 	case m.Status.State == stateDeleting:
-		// The server has said so, and the mirror will.
+		// The server has answered that it deletes the instance. The mirror will show the end.
 	default:
-		d.step = destroy
+		d.step = stepDestroy
 	}
 }
 
-// order is how an instance's states follow each other. A mirror that lags behind an answer does not take anything back.
-var order = []string{"", "reserved", "created", "registered", stateDeleting, stateDeleted}
+// stateOrder lists the states of an instance in their order. The status never goes back when a mirror lags behind an
+// answer.
+var stateOrder = []string{"", "reserved", "created", "registered", stateDeleting, stateDeleted}
 
 const (
 	stateDeleting = "deleting"
 	stateDeleted  = "deleted"
 )
 
-func later(a, b string) string {
-	if slices.Index(order, b) > slices.Index(order, a) {
+// laterState returns the later of two states.
+func laterState(a, b string) string {
+	if slices.Index(stateOrder, b) > slices.Index(stateOrder, a) {
 		return b
 	}
 	return a

@@ -14,8 +14,8 @@ import (
 
 const someID = "wrk01k1bnbb2we2dbk3cgk8v7tz41"
 
-// viewOf is an individual machine with its Machine, a shard that has the group, and nothing done yet.
-func viewOf(change func(*view)) view {
+// newView returns a new individual machine with its Machine and a shard that has the group.
+func newView(change func(*view)) view {
 	empty := ""
 	v := view{
 		machine: &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Name: "m", Namespace: "nstance-system",
@@ -33,18 +33,18 @@ func viewOf(change func(*view)) view {
 	return v
 }
 
-// placed has its ID, shard and finalizer.
-func placed(change func(*view)) view {
-	return viewOf(func(v *view) {
+// placedView returns a machine with its ID, shard and finalizer.
+func placedView(change func(*view)) view {
+	return newView(func(v *view) {
 		v.machine.Finalizers = []string{v1beta1.MachineFinalizer}
 		v.machine.Spec.Shard, v.machine.Spec.InstanceID = "b", someID
 		change(v)
 	})
 }
 
-// running has an instance that runs, and a status that says so.
-func running(change func(*view)) view {
-	v := placed(func(v *view) {
+// runningView returns a machine with a running instance and the matching status.
+func runningView(change func(*view)) view {
+	v := placedView(func(v *view) {
 		v.machine.Spec.ProviderID = "test:///b/1"
 		v.shards[1].instance = &nstancev1.InstanceStatus{InstanceId: someID, State: "registered",
 			ProviderState: "running", ProviderId: "test:///b/1", Health: "healthy",
@@ -70,7 +70,7 @@ func gone(v *view) {
 		Reason: v1beta1.InstanceGoneReason})
 }
 
-func both(fns ...func(*view)) func(*view) {
+func allOf(fns ...func(*view)) func(*view) {
 	return func(v *view) {
 		for _, fn := range fns {
 			fn(v)
@@ -105,141 +105,147 @@ func TestDecide(t *testing.T) {
 	for name, c := range map[string]struct {
 		view view
 		want step
-		// condition "Type=Reason" that must be there.
+		// condition is a "Type=Reason" that the status must have.
 		condition string
 	}{
-		"paused": {viewOf(func(v *view) { v.paused = true }), wait, "Paused=Paused"},
-		"paused and deleted": {running(both(deleted, func(v *view) {
+		"paused": {newView(func(v *view) { v.paused = true }), stepWait, "Paused=Paused"},
+		"paused and deleted": {runningView(allOf(deleted, func(v *view) {
 			v.paused = true
-		})), wait, "Paused=Paused"},
-		"not paused":         {running(nothing), wait, "Paused=NotPaused"},
-		"no Machine yet":     {viewOf(noOwner), wait, "InstanceCreated=WaitingForMachine"},
-		"Machine is deleted": {viewOf(ownerGoes), wait, "InstanceCreated=WaitingForMachine"},
-		"Machine is gone":    {viewOf(ownerGone), deleteSelf, ""},
-		"bootstrap unset": {viewOf(func(v *view) {
+		})), stepWait, "Paused=Paused"},
+		"not paused":         {runningView(nothing), stepWait, "Paused=NotPaused"},
+		"no Machine yet":     {newView(noOwner), stepWait, "InstanceCreated=WaitingForMachine"},
+		"Machine is deleted": {newView(ownerGoes), stepWait, "InstanceCreated=WaitingForMachine"},
+		"Machine is gone":    {newView(ownerGone), stepDeleteSelf, ""},
+		"bootstrap unset": {newView(func(v *view) {
 			v.owner.Spec.Bootstrap.DataSecretName = nil
-		}), wait, "Ready=WaitingForMachine"},
-		"place": {viewOf(nothing), choose, ""},
-		"place on an unknown shard": {viewOf(func(v *view) {
+		}), stepWait, "Ready=WaitingForMachine"},
+		"place": {newView(nothing), stepChoose, ""},
+		"place on an unknown shard": {newView(func(v *view) {
 			v.machine.Spec.Shard = "x"
-		}), wait, "InstanceCreated=UnknownShard"},
-		"place on a silent shard": {viewOf(both(unreachable, func(v *view) {
+		}), stepWait, "InstanceCreated=UnknownShard"},
+		"place on an unreachable shard": {newView(allOf(unreachable, func(v *view) {
 			v.machine.Spec.Shard = "b"
-		})), wait, "InstanceCreated=WaitingForShard"},
-		"place on an unsynced shard": {viewOf(both(unsynced, func(v *view) {
+		})), stepWait, "InstanceCreated=WaitingForShard"},
+		"place on an unsynced shard": {newView(allOf(unsynced, func(v *view) {
 			v.machine.Spec.Shard = "b"
-		})), wait, "InstanceCreated=WaitingForShard"},
-		"place without the group": {viewOf(func(v *view) {
+		})), stepWait, "InstanceCreated=WaitingForShard"},
+		"place without the group": {newView(func(v *view) {
 			v.machine.Spec.Shard = "a"
-		}), wait, "InstanceCreated=Refused"},
-		"place, group being deleted": {viewOf(func(v *view) {
+		}), stepWait, "InstanceCreated=Refused"},
+		"place, group being deleted": {newView(func(v *view) {
 			v.shards[1].group.Deleting = true
 			v.machine.Spec.Shard = "b"
-		}), wait, "InstanceCreated=Refused"},
-		"place, nobody has the group": {viewOf(func(v *view) {
+		}), stepWait, "InstanceCreated=Refused"},
+		"place, no shard has the group": {newView(func(v *view) {
 			v.shards = v.shards[:1]
-		}), wait, "InstanceCreated=Refused"},
-		"place, one may have the group": {viewOf(both(unreachable, func(v *view) {
+		}), stepWait, "InstanceCreated=Refused"},
+		"place, one may have the group": {newView(allOf(unreachable, func(v *view) {
 			v.shards = v.shards[:2]
-		})), wait, "InstanceCreated=WaitingForShard"},
-		"place, no shards": {viewOf(func(v *view) { v.shards = nil }), wait, "InstanceCreated=Refused"},
-		"failure domain": {viewOf(func(v *view) {
+		})), stepWait, "InstanceCreated=WaitingForShard"},
+		"place, no shards": {newView(func(v *view) { v.shards = nil }), stepWait, "InstanceCreated=Refused"},
+		"failure domain": {newView(func(v *view) {
 			v.owner.Spec.FailureDomain = "a"
-		}), wait, "InstanceCreated=Refused"},
-		"ID without a shard":         {viewOf(func(v *view) { v.machine.Spec.InstanceID = someID }), choose, ""},
-		"pool machine without an ID": {viewOf(ofPool), wait, "InstanceCreated=WaitingForInstance"},
+		}), stepWait, "InstanceCreated=Refused"},
+		"ID without a shard":         {newView(func(v *view) { v.machine.Spec.InstanceID = someID }), stepChoose, ""},
+		"pool machine without an ID": {newView(ofPool), stepWait, "InstanceCreated=WaitingForInstance"},
 
-		"create":                     {placed(nothing), create, ""},
-		"create needs the finalizer": {placed(noFinalizer), keep, ""},
-		"create, Machine gone":       {placed(ownerGone), deleteSelf, ""},
-		"create, Machine goes":       {placed(ownerGoes), wait, "InstanceCreated=WaitingForMachine"},
-		"create, no Machine":         {placed(noOwner), wait, "InstanceCreated=WaitingForMachine"},
-		"create, shard silent":       {placed(unreachable), wait, "InstanceCreated=Unreachable"},
-		"create, shard unsynced":     {placed(unsynced), wait, "ShardReachable=WaitingForShard"},
-		"create, shard unknown":      {placed(unknown), wait, "ShardReachable=UnknownShard"},
-		"create failed":              {placed(faulty), wait, "InstanceCreated=CreateFailed"},
-		"created before":             {placed(missing), deleteOwner, "ServerDeleted=InstanceGone"},
-		"created, mirrored":          {placed(instanceIn("created")), wait, "InstanceCreated=Created"},
-		"answered": {placed(func(v *view) {
+		"create":                     {placedView(nothing), stepCreate, ""},
+		"create needs the finalizer": {placedView(noFinalizer), stepKeep, ""},
+		"create, Machine gone":       {placedView(ownerGone), stepDeleteSelf, ""},
+		"create, Machine goes":       {placedView(ownerGoes), stepWait, "InstanceCreated=WaitingForMachine"},
+		"create, no Machine":         {placedView(noOwner), stepWait, "InstanceCreated=WaitingForMachine"},
+		"create, shard unreachable":  {placedView(unreachable), stepWait, "InstanceCreated=Unreachable"},
+		"create, shard unsynced":     {placedView(unsynced), stepWait, "ShardReachable=WaitingForShard"},
+		"create, shard unknown":      {placedView(unknown), stepWait, "ShardReachable=UnknownShard"},
+		"create failed":              {placedView(faulty), stepWait, "InstanceCreated=CreateFailed"},
+		"created before":             {placedView(missing), stepDeleteOwner, "ServerDeleted=InstanceGone"},
+		"created, mirrored":          {placedView(instanceIn("created")), stepWait, "InstanceCreated=Created"},
+		"created by the call": {placedView(func(v *view) {
 			v.answer = &answer{&nstancev1.InstanceStatus{InstanceId: someID, State: "created"}}
-		}), wait, "InstanceCreated=Created"},
-		"provider ID": {placed(func(v *view) {
+		}), stepWait, "InstanceCreated=Created"},
+		"provider ID": {placedView(func(v *view) {
 			instanceIn("created")(v)
 			v.shards[1].instance.ProviderId = "test:///1"
-		}), keep, ""},
-		"reserved":                      {placed(instanceIn("reserved")), wait, "Ready=WaitingForInstance"},
-		"pool machine is never created": {placed(ofPool), ask, ""},
-		"pool machine, server has not":  {placed(both(ofPool, missing)), deleteOwner, "ServerDeleted=InstanceGone"},
-		"pool machine, no Machine": {placed(both(ofPool, missing, noOwner)), deleteSelf,
+		}), stepKeep, ""},
+		"reserved":                      {placedView(instanceIn("reserved")), stepWait, "Ready=WaitingForInstance"},
+		"pool machine is never created": {placedView(ofPool), stepAsk, ""},
+		"pool machine, server has not": {placedView(allOf(ofPool, missing)), stepDeleteOwner,
 			"ServerDeleted=InstanceGone"},
-		"pool machine, Machine gone": {running(both(ofPool, ownerGone)), wait, "Ready=Ready"},
-		"pool machine, instance there": {placed(both(ofPool, instanceIn("created"))), wait,
+		"pool machine, no Machine": {placedView(allOf(ofPool, missing, noOwner)), stepDeleteSelf,
+			"ServerDeleted=InstanceGone"},
+		"pool machine, Machine gone": {runningView(allOf(ofPool, ownerGone)), stepWait, "Ready=Ready"},
+		"pool machine, instance there": {placedView(allOf(ofPool, instanceIn("created"))), stepWait,
 			"InstanceCreated=Created"},
-		"running":               {running(nothing), wait, "Ready=Ready"},
-		"running, no finalizer": {running(noFinalizer), keep, ""},
-		"running, unhealthy": {running(func(v *view) {
+		"running":               {runningView(nothing), stepWait, "Ready=Ready"},
+		"running, no finalizer": {runningView(noFinalizer), stepKeep, ""},
+		"running, unhealthy": {runningView(func(v *view) {
 			v.shards[1].instance.Health = "unhealthy"
-		}), wait, "Ready=NotReady"},
-		"running, new leader": {running(func(v *view) {
+		}), stepWait, "Ready=NotReady"},
+		"running, new leader": {runningView(func(v *view) {
 			v.shards[1].instance.Health = "unknown"
-		}), wait, "Ready=Ready"},
-		"running, stopped": {running(func(v *view) {
+		}), stepWait, "Ready=Ready"},
+		"running, stopped": {runningView(func(v *view) {
 			v.shards[1].instance.ProviderState = "stopped"
-		}), wait, "Ready=WaitingForInstance"},
-		"running, shard silent":         {running(unreachable), wait, "Ready=Ready"},
-		"running, shard silent, absent": {running(both(unreachable, absent)), wait, "ShardReachable=Unreachable"},
-		"running, shard silent, deleted": {running(both(unreachable, instanceIn("deleted"))), wait,
+		}), stepWait, "Ready=WaitingForInstance"},
+		"running, shard unreachable": {runningView(unreachable), stepWait, "Ready=Ready"},
+		"running, shard unreachable, absent": {runningView(allOf(unreachable, absent)), stepWait,
 			"ShardReachable=Unreachable"},
-		"running, shard unsynced, absent":   {running(both(unsynced, absent)), wait, "ShardReachable=WaitingForShard"},
-		"running, shard unknown":            {running(unknown), wait, "ShardReachable=UnknownShard"},
-		"running, absent":                   {running(absent), ask, ""},
-		"running, absent, nobody to answer": {running(both(absent, faulty)), wait, "Ready=Ready"},
-		"running, absent and NotFound":      {running(missing), deleteOwner, "ServerDeleted=InstanceGone"},
-		"running, being deleted":            {running(instanceIn("deleting")), wait, "Ready=Deleting"},
-		"deleted by the server": {running(instanceIn("deleted")), deleteOwner,
+		"running, shard unreachable, deleted": {runningView(allOf(unreachable, instanceIn("deleted"))), stepWait,
+			"ShardReachable=Unreachable"},
+		"running, shard unsynced, absent": {runningView(allOf(unsynced, absent)), stepWait,
+			"ShardReachable=WaitingForShard"},
+		"running, shard unknown":       {runningView(unknown), stepWait, "ShardReachable=UnknownShard"},
+		"running, absent":              {runningView(absent), stepAsk, ""},
+		"running, absent, call fails":  {runningView(allOf(absent, faulty)), stepWait, "Ready=Ready"},
+		"running, absent and NotFound": {runningView(missing), stepDeleteOwner, "ServerDeleted=InstanceGone"},
+		"running, being deleted":       {runningView(instanceIn("deleting")), stepWait, "Ready=Deleting"},
+		"deleted by the server": {runningView(instanceIn("deleted")), stepDeleteOwner,
 			"ServerDeleted=InstanceGone"},
-		"deleted by the server, no Machine": {running(both(instanceIn("deleted"), noOwner)), deleteSelf,
+		"deleted by the server, no Machine": {runningView(allOf(instanceIn("deleted"), noOwner)), stepDeleteSelf,
 			"ServerDeleted=InstanceGone"},
-		"deleted, Machine goes":  {running(both(gone, ownerGoes)), wait, "Ready=InstanceGone"},
-		"deleted, stays so":      {running(gone), deleteOwner, "Ready=InstanceGone"},
-		"deleted, shard unknown": {running(both(gone, unknown)), deleteOwner, ""},
+		"deleted, Machine goes":  {runningView(allOf(gone, ownerGoes)), stepWait, "Ready=InstanceGone"},
+		"deleted, stays so":      {runningView(gone), stepDeleteOwner, "Ready=InstanceGone"},
+		"deleted, shard unknown": {runningView(allOf(gone, unknown)), stepDeleteOwner, ""},
 
-		"end, no finalizer": {viewOf(deleted), wait, ""},
-		"end before an ID": {viewOf(both(deleted, func(v *view) {
+		"end, no finalizer": {newView(deleted), stepWait, ""},
+		"end before an ID": {newView(allOf(deleted, func(v *view) {
 			v.machine.Finalizers = []string{v1beta1.MachineFinalizer}
-		})), release, ""},
-		"end between ID and instance": {placed(deleted), destroy, ""},
-		"end":                         {running(deleted), destroy, "Ready=Deleting"},
-		"end, Machine gone":           {running(both(deleted, ownerGone)), destroy, ""},
-		"end of what is gone":         {running(both(deleted, gone)), release, ""},
-		"end of what is gone, silent": {running(both(deleted, gone, unreachable)), release, ""},
-		"end, silent":                 {running(both(deleted, unreachable)), wait, "Ready=Deleting"},
-		"end, silent, says deleted": {running(both(deleted, unreachable, instanceIn("deleted"))), wait,
+		})), stepRelease, ""},
+		"end between ID and instance":         {placedView(deleted), stepDestroy, ""},
+		"end":                                 {runningView(deleted), stepDestroy, "Ready=Deleting"},
+		"end, Machine gone":                   {runningView(allOf(deleted, ownerGone)), stepDestroy, ""},
+		"end of a gone instance":              {runningView(allOf(deleted, gone)), stepRelease, ""},
+		"end of a gone instance, unreachable": {runningView(allOf(deleted, gone, unreachable)), stepRelease, ""},
+		"end, silent":                         {runningView(allOf(deleted, unreachable)), stepWait, "Ready=Deleting"},
+		"end, unreachable, mirror shows deleted": {runningView(allOf(deleted, unreachable, instanceIn("deleted"))),
+			stepWait,
 			"ShardReachable=Unreachable"},
-		"end, unsynced":      {running(both(deleted, unsynced)), wait, "ShardReachable=WaitingForShard"},
-		"end, unknown shard": {running(both(deleted, unknown)), release, ""},
-		"end, being deleted": {running(both(deleted, instanceIn("deleting"))), wait, "Ready=Deleting"},
-		"end, deleted":       {running(both(deleted, instanceIn("deleted"))), release, ""},
-		"end, NotFound":      {running(both(deleted, missing)), release, ""},
-		"end, no answer":     {running(both(deleted, faulty)), wait, "Ready=Deleting"},
-		"end, asked, mirror behind": {running(both(deleted, func(v *view) {
+		"end, unsynced":      {runningView(allOf(deleted, unsynced)), stepWait, "ShardReachable=WaitingForShard"},
+		"end, unknown shard": {runningView(allOf(deleted, unknown)), stepRelease, ""},
+		"end, being deleted": {runningView(allOf(deleted, instanceIn("deleting"))), stepWait, "Ready=Deleting"},
+		"end, deleted":       {runningView(allOf(deleted, instanceIn("deleted"))), stepRelease, ""},
+		"end, NotFound":      {runningView(allOf(deleted, missing)), stepRelease, ""},
+		"end, no answer":     {runningView(allOf(deleted, faulty)), stepWait, "Ready=Deleting"},
+		"end, deletion requested, mirror lags": {runningView(allOf(deleted, func(v *view) {
 			v.machine.Status.State = "deleting"
-		})), wait, ""},
-		"end, asked, mirror forgot": {running(both(deleted, absent, func(v *view) {
+		})), stepWait, ""},
+		"end, deletion requested, dropped from the mirror": {runningView(allOf(deleted, absent, func(v *view) {
 			v.machine.Status.State = "deleting"
-		})), ask, ""},
-		"end of a pool machine": {running(both(deleted, ofPool)), destroy, ""},
-		"end, pool goes": {running(both(deleted, ofPool, func(v *view) {
+		})), stepAsk, ""},
+		"end of a pool machine": {runningView(allOf(deleted, ofPool)), stepDestroy, ""},
+		"end, pool being deleted": {runningView(allOf(deleted, ofPool, func(v *view) {
 			v.poolGone = true
-		})), release, ""},
-		"end, pool goes, silent": {running(both(deleted, ofPool, unreachable, func(v *view) {
+		})), stepRelease, ""},
+		"end, pool being deleted, unreachable": {runningView(allOf(deleted, ofPool, unreachable, func(v *view) {
 			v.poolGone = true
-		})), release, ""},
-		"end, no pool machine":        {running(both(deleted, func(v *view) { v.poolGone = true })), destroy, ""},
-		"end of a pool machine, gone": {running(both(deleted, ofPool, gone)), release, ""},
-		"end of a pool machine, wrong": {viewOf(both(deleted, ofPool, func(v *view) {
+		})), stepRelease, ""},
+		"end, no pool machine": {runningView(allOf(deleted, func(v *view) {
+			v.poolGone = true
+		})), stepDestroy, ""},
+		"end of a pool machine, gone": {runningView(allOf(deleted, ofPool, gone)), stepRelease, ""},
+		"end of a pool machine without an ID": {newView(allOf(deleted, ofPool, func(v *view) {
 			v.machine.Finalizers = []string{v1beta1.MachineFinalizer}
-		})), release, ""},
+		})), stepRelease, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := c.view.machine.DeepCopy()
@@ -248,17 +254,17 @@ func TestDecide(t *testing.T) {
 				t.Errorf("step %q, want %q; conditions %+v", d.step, c.want, d.status.Conditions)
 			}
 			if c.condition != "" && !hasCondition(d.status.Conditions, c.condition) {
-				t.Errorf("no %s among %+v", c.condition, d.status.Conditions)
+				t.Errorf("condition %s is missing from %+v", c.condition, d.status.Conditions)
 			}
 			if diff := diffObjects(before, c.view.machine); diff != "" {
-				t.Errorf("the machine was changed:\n%s", diff)
+				t.Errorf("the decision modified its input:\n%s", diff)
 			}
-			// The status that a decision asks for is what it would ask for again: nothing is written twice.
+			// A second decision with the resulting status changes nothing.
 			after := c.view
 			after.machine = c.view.machine.DeepCopy()
 			after.machine.Status = d.status
 			if again := decide(after); diffObjects(again.status, d.status) != "" && !c.view.paused {
-				t.Errorf("does not settle:\n%s", diffObjects(d.status, again.status))
+				t.Errorf("a second decision changes the status:\n%s", diffObjects(d.status, again.status))
 			}
 		})
 	}
@@ -287,14 +293,14 @@ func TestPlaceTakesTheFirstShard(t *testing.T) {
 			v.owner.Spec.FailureDomain, v.machine.Spec.Shard = "c", "b"
 		}, "b"},
 	} {
-		if d := decide(viewOf(c.change)); d.step != choose || d.shard != c.want || d.kind != "wrk" {
+		if d := decide(newView(c.change)); d.step != stepChoose || d.shard != c.want || d.kind != "wrk" {
 			t.Errorf("%s: %s on %q of kind %q", name, d.step, d.shard, d.kind)
 		}
 	}
 }
 
 func TestStatus(t *testing.T) {
-	v := running(func(*view) {})
+	v := runningView(func(*view) {})
 	got := decide(v).status
 	yes := true
 	want := v1beta1.NstanceMachineStatus{
@@ -317,20 +323,20 @@ func TestStatus(t *testing.T) {
 			v.shards[1].instance.ProviderState, v.shards[1].instance.State = "pending", "created"
 		},
 	} {
-		v := running(change)
+		v := runningView(change)
 		v.machine.Status = v1beta1.NstanceMachineStatus{}
 		if s := decide(v).status; s.Initialization.Provisioned != nil || hasCondition(s.Conditions, "Ready=Ready") {
 			t.Errorf("%s: provisioned %+v", name, s)
 		}
 	}
-	// An agent that has registered runs on a machine that runs, whatever the provider said before.
-	booted := running(func(v *view) { v.shards[1].instance.ProviderState = "pending" })
+	// A registered instance counts as running, although the provider last reported "pending".
+	booted := runningView(func(v *view) { v.shards[1].instance.ProviderState = "pending" })
 	booted.machine.Status = v1beta1.NstanceMachineStatus{}
 	if s := decide(booted).status; s.Initialization.Provisioned == nil || !s.Ready {
-		t.Errorf("registered, but said to be pending: %+v", s)
+		t.Errorf("a registered instance is not provisioned: %+v", s)
 	}
-	// Once provisioned, for ever; and what the mirror forgot does not take it back.
-	stopped := running(func(v *view) {
+	// A provisioned machine stays provisioned, and a mirror that lags takes nothing back.
+	stopped := runningView(func(v *view) {
 		v.shards[1].instance.ProviderState, v.shards[1].instance.State = "stopped", "created"
 	})
 	if s := decide(stopped).status; s.Initialization.Provisioned == nil || s.State != "registered" || s.Ready {

@@ -26,8 +26,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// TestOnAServer runs the controllers against the real definitions: what they write has to be valid, and every change
-// has to reach them.
+// TestOnAServer runs the controllers against a real API server with the CRDs. It checks that their writes are valid and
+// that every kind of change triggers them.
 func TestOnAServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -77,7 +77,7 @@ func TestOnAServer(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(40 * time.Second); !is(); {
 			if time.Now().After(end) {
-				t.Fatal("not within 40s: " + what)
+				t.Fatal("waited 40 s for: " + what)
 			}
 			<-time.After(50 * time.Millisecond)
 		}
@@ -120,25 +120,25 @@ func TestOnAServer(t *testing.T) {
 		len(m.Status.Addresses) == 0 || m.Status.FailureDomain != "b" {
 		t.Errorf("%+v", m)
 	}
-	// What the definitions say of an ID holds.
+	// The CRD forbids changing an instance ID.
 	bad := m.DeepCopy()
 	bad.Spec.InstanceID = "wrk" + strings.Repeat("0", 26)
 	if err := c.Patch(ctx, bad, client.MergeFrom(&m)); !apierrors.IsInvalid(err) {
-		t.Errorf("a second instance ID: error %v", err)
+		t.Errorf("changing the instance ID: error %v, want it refused", err)
 	}
 
-	// The server's word ends a machine.
+	// A machine ends when the server reports its instance as gone.
 	set.Of("b").Kill(m.Spec.InstanceID)
 	eventually("the Machine goes", func() bool { return !get(&clusterv1.Machine{}, "one") })
-	// Nobody collects garbage here, and there is no Machine: it goes by itself.
+	// The machine has no Machine and no garbage collector runs, so the controller deletes the object.
 	eventually("the NstanceMachine goes", func() bool { return !get(&v1beta1.NstanceMachine{}, "one") })
 	for _, call := range set.Of("b").Calls() {
 		if strings.HasPrefix(call, "DeleteInstance") {
-			t.Error("the server is asked to delete what it said is gone")
+			t.Error("the server was asked to delete an instance that it had reported as gone")
 		}
 	}
 
-	// Deletion waits for the server.
+	// The deletion of a machine waits for its instance.
 	add("two", "")
 	eventually("ready", condition("two", "Ready=Ready"))
 	get(&m, "two")
@@ -148,7 +148,7 @@ func TestOnAServer(t *testing.T) {
 		return i.GetState() == "deleting"
 	})
 	if !get(&m, "two") {
-		t.Fatal("gone before its instance")
+		t.Fatal("the machine was deleted before its instance")
 	}
 	set.Of("b").Kill(m.Spec.InstanceID)
 	eventually("the NstanceMachine goes", func() bool { return !get(&v1beta1.NstanceMachine{}, "two") })
@@ -188,6 +188,6 @@ func TestOnAServer(t *testing.T) {
 		return !get(&v1beta1.NstanceMachine{}, id)
 	})
 	if i, _ := set.Of("b").Instance(id); i.GetState() != "registered" {
-		t.Errorf("the instance of a pool that goes is %s", i.GetState())
+		t.Errorf("the instance of a deleted pool is %s, want it untouched", i.GetState())
 	}
 }

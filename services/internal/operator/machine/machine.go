@@ -1,9 +1,12 @@
-// Package machine owns NstanceMachines: it asks the servers for the instances of individual machines, has instances
-// deleted when their machine goes, and tells Cluster API of all of them, those of pools too, what the servers say.
+// Package machine reconciles NstanceMachines. It asks the servers for the instances of individual machines, deletes the
+// instance of a deleted machine, and reports the servers' state of all instances, including those of pools, to Cluster
+// API.
 //
-// Invariant: an individual machine stands for at most one instance: the instance's ID is stored in the machine before
-// the server is asked for it, and asking again with the same ID makes no second one. An instance counts as gone only
-// when a leader that answers said so: a shard that is not heard of never deletes a Machine.
+// Invariants:
+//
+//   - An individual machine has at most one instance. The instance's ID is stored in the machine before the server is
+//     asked to create it, and a repeated request with the same ID creates no second one.
+//   - An instance counts as gone only when a leader says so. An unreachable shard never causes a Machine to be deleted.
 package machine
 
 import (
@@ -38,13 +41,13 @@ import (
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
 // +kubebuilder:rbac:groups="",namespace=nstance-system,resources=events,verbs=create;patch;update
 
-// Options of Setup. Client, Reader and Recorder are the manager's when they are nil.
+// Options configures [Setup]. A nil Client, Reader or Recorder is taken from the manager.
 type Options struct {
-	Client   client.Client // reads from a cache
-	Reader   client.Reader // does not
+	Client   client.Client // reads from the cache
+	Reader   client.Reader // reads from the API server
 	Recorder events.EventRecorder
 	Shards   shards.Shards
-	// Namespace of all objects; Cluster and Tenant name the only Cluster whose objects are looked at.
+	// Namespace holds all objects. Cluster and Tenant name the only Cluster that is managed.
 	Namespace, Cluster, Tenant string
 	Now                        func() time.Time // time.Now when nil
 	Rand                       io.Reader        // crypto/rand.Reader when nil
@@ -73,10 +76,10 @@ func (o *Options) defaults(mgr ctrl.Manager) error {
 	return nil
 }
 
-// parallel is how many machines are worked on at a time: a reconciliation may wait for a server's answer.
+// parallel is the number of machines reconciled at a time. A reconciliation may wait for a server's answer.
 const parallel = 16
 
-// Setup registers the controllers of NstanceMachine and NstanceMachineTemplate, and the indexes they need.
+// Setup registers the controllers of NstanceMachine and NstanceMachineTemplate, and their indexes.
 func Setup(mgr ctrl.Manager, o Options) error {
 	if err := o.defaults(mgr); err != nil {
 		return err
@@ -89,21 +92,21 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	r := newReconciler(o)
 	err := ctrl.NewControllerManagedBy(mgr).Named("nstancemachine").
 		For(&v1beta1.NstanceMachine{}).
-		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster),
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
 			builder.WithPredicates(pauseChanged)).
-		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofPool),
-			builder.WithPredicates(goes)).
-		WatchesRawSource(shards.Source(o.Shards, r.ofShards)).
+		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
+			builder.WithPredicates(deletionChanged)).
+		WatchesRawSource(shards.Source(o.Shards, r.requestsForChange)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: parallel}).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("controller of NstanceMachine: %w", err)
 	}
-	t := &templates{Options: o}
+	t := &templateReconciler{Options: o}
 	err = ctrl.NewControllerManagedBy(mgr).Named("nstancemachinetemplate").
 		For(&v1beta1.NstanceMachineTemplate{}).
-		WatchesRawSource(shards.Source(o.Shards, t.ofShards)).
+		WatchesRawSource(shards.Source(o.Shards, t.requestsForChange)).
 		Complete(t)
 	if err != nil {
 		return fmt.Errorf("controller of NstanceMachineTemplate: %w", err)

@@ -27,14 +27,14 @@ type Reconciler struct {
 
 func newReconciler(o Options) *Reconciler { return &Reconciler{Options: o} }
 
-// maxSteps bounds one pass; a machine needs five at the most: finalizer, ID, instance, provider ID, and what the status
-// then allows.
+// maxSteps limits one pass. A machine needs at most five steps: finalizer, ID, instance, provider ID, and the step
+// after the status.
 const maxSteps = 8
 
-// soon is when to look again at what the cache did not know of yet.
-const soon = 100 * time.Millisecond
+// conflictRetry is the delay after a write conflict, which means that the cache was out of date.
+const conflictRetry = 100 * time.Millisecond
 
-// Reconcile looks at one machine and does what is to be done for it.
+// Reconcile implements reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	m := &v1beta1.NstanceMachine{}
 	if err := r.Client.Get(ctx, request.NamespacedName, m); err != nil {
@@ -42,39 +42,38 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	result, err := r.reconcile(ctx, m.DeepCopy())
 	if apierrors.IsConflict(err) {
-		// The cache is behind: the machine is not what it was.
-		return ctrl.Result{RequeueAfter: soon}, nil
+		// The cache is out of date.
+		return ctrl.Result{RequeueAfter: conflictRetry}, nil
 	}
 	return result, err
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, m *v1beta1.NstanceMachine) (ctrl.Result, error) {
-	v, ours, err := r.look(ctx, m)
+	v, ours, err := r.readView(ctx, m)
 	if err != nil || !ours {
 		return ctrl.Result{}, err
 	}
 	for range maxSteps {
 		d := decide(v)
 		switch d.step {
-		case choose, keep:
-			err = r.store(ctx, &v, d)
-		case create, ask, destroy:
-			r.call(ctx, &v, d.step)
+		case stepChoose, stepKeep:
+			err = r.storeChoice(ctx, &v, d)
+		case stepCreate, stepAsk, stepDestroy:
+			r.performCall(ctx, &v, d.step)
 		default:
-			return r.finish(ctx, v, d)
+			return r.storeStatus(ctx, v, d)
 		}
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 	}
-	return ctrl.Result{}, fmt.Errorf("machine %s does not settle", m.Name)
+	return ctrl.Result{}, fmt.Errorf("machine %s needs more than %d steps", m.Name, maxSteps)
 }
 
-// look fetches all that a decision rests on. A machine of another cluster is not ours, one of which nothing says whose
-// it is not yet.
-func (r *Reconciler) look(ctx context.Context, m *v1beta1.NstanceMachine) (v view, ours bool, err error) {
+// readView reads everything that a decision depends on. It returns false if the machine belongs to another cluster.
+func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v view, ours bool, err error) {
 	v = view{machine: m, now: metav1.NewTime(r.Now().UTC().Truncate(time.Second))}
-	if v.owner, v.ownerGone, err = r.owner(ctx, m); err != nil {
+	if v.owner, v.ownerGone, err = r.findOwner(ctx, m); err != nil {
 		return v, false, err
 	}
 	cluster := m.Labels[clusterv1.ClusterNameLabel]
@@ -109,12 +108,13 @@ func (r *Reconciler) look(ctx context.Context, m *v1beta1.NstanceMachine) (v vie
 	return v, true, nil
 }
 
-// owner finds the Machine: the one that controls this object, else one that refers to it. gone: the one that did is not
-// there (any more).
-func (r *Reconciler) owner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, gone bool,
+// findOwner finds the Machine of an object: its controller, else a Machine that references it. gone reports that the
+// controller does not exist any more.
+func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, gone bool,
 	err error) {
-	if ref := metav1.GetControllerOf(m); ref != nil && ref.Kind == "Machine" && isCore(ref.APIVersion) {
-		there, err := r.there(ctx, &clusterv1.Machine{}, client.ObjectKey{Namespace: m.Namespace, Name: ref.Name}, ref)
+	if ref := metav1.GetControllerOf(m); ref != nil && ref.Kind == "Machine" && isClusterAPIVersion(ref.APIVersion) {
+		there, err := r.readReferenced(ctx, &clusterv1.Machine{}, client.ObjectKey{Namespace: m.Namespace,
+			Name: ref.Name}, ref)
 		if err != nil || there == nil {
 			return nil, err == nil, err
 		}
@@ -133,9 +133,9 @@ func (r *Reconciler) owner(ctx context.Context, m *v1beta1.NstanceMachine) (owne
 	return owner, false, nil
 }
 
-// there fetches what a reference names, nil when it is gone. A cache may not know it yet, so it is not believed in
-// this.
-func (r *Reconciler) there(ctx context.Context, obj client.Object, key client.ObjectKey,
+// readReferenced reads the object that an owner reference names, nil if it does not exist. If the cache does not have
+// it, the API server is asked.
+func (r *Reconciler) readReferenced(ctx context.Context, obj client.Object, key client.ObjectKey,
 	ref *metav1.OwnerReference) (client.Object, error) {
 	for _, reader := range []client.Reader{r.Client, r.Reader} {
 		err := reader.Get(ctx, key, obj)
@@ -152,7 +152,7 @@ func (r *Reconciler) there(ctx context.Context, obj client.Object, key client.Ob
 func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (bool, error) {
 	for _, ref := range m.OwnerReferences {
 		if ref.Kind == "NstanceMachinePool" && ref.APIVersion == v1beta1.GroupVersion.String() {
-			pool, err := r.there(ctx, &v1beta1.NstanceMachinePool{}, client.ObjectKey{Namespace: m.Namespace,
+			pool, err := r.readReferenced(ctx, &v1beta1.NstanceMachinePool{}, client.ObjectKey{Namespace: m.Namespace,
 				Name: ref.Name}, &ref)
 			return pool == nil || !pool.GetDeletionTimestamp().IsZero(), err
 		}
@@ -160,7 +160,7 @@ func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (b
 	return false, nil
 }
 
-// paused follows the contract: the annotation on the object, or the Cluster's spec.
+// paused reports whether the object's annotation or the Cluster's spec pauses it (Cluster API contract).
 func (r *Reconciler) paused(ctx context.Context, obj client.Object, cluster string) (bool, error) {
 	if _, ok := obj.GetAnnotations()[clusterv1.PausedAnnotation]; ok {
 		return true, nil
@@ -175,15 +175,14 @@ func (r *Reconciler) paused(ctx context.Context, obj client.Object, cluster stri
 	return c.Spec.Paused != nil && *c.Spec.Paused, nil
 }
 
-// store writes what must be known before the next step. The resource version is compared: a stale view must not choose
-// a second ID.
-func (r *Reconciler) store(ctx context.Context, v *view, d decision) error {
+// storeChoice writes what must be stored before the next step. It fails on a conflict, so that two passes cannot choose
+// two IDs.
+func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error {
 	m := v.machine.DeepCopy()
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
-	if d.step == choose {
+	if d.step == stepChoose {
 		if m.Labels[clusterv1.ClusterNameLabel] == "" {
-			// Its Machine says so. When that is gone one day, another cluster's operator must not take this for its
-			// own.
+			// The Machine names the cluster. The label keeps the assignment after the Machine is deleted.
 			if m.Labels == nil {
 				m.Labels = map[string]string{}
 			}
@@ -209,14 +208,14 @@ func (r *Reconciler) store(ctx context.Context, v *view, d decision) error {
 	return nil
 }
 
-// finish stores the status, tells of what is new in it, and does what it then allows.
-func (r *Reconciler) finish(ctx context.Context, v view, d decision) (ctrl.Result, error) {
+// storeStatus stores the status, records events for its changes, and takes the steps that depend on it.
+func (r *Reconciler) storeStatus(ctx context.Context, v view, d decision) (ctrl.Result, error) {
 	m := v.machine
-	if d.step == release {
+	if d.step == stepRelease {
 		if d.warning != "" {
 			r.Recorder.Eventf(m, nil, corev1.EventTypeWarning, d.warning, "Delete", "%s", d.text)
 		}
-		return ctrl.Result{}, r.release(ctx, m)
+		return ctrl.Result{}, r.removeFinalizer(ctx, m)
 	}
 	if !equality.Semantic.DeepEqual(m.Status, d.status) {
 		next := m.DeepCopy()
@@ -224,10 +223,10 @@ func (r *Reconciler) finish(ctx context.Context, v view, d decision) (ctrl.Resul
 		if err := r.Client.Status().Patch(ctx, next, client.MergeFrom(m)); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
-		r.tell(m, next)
+		r.recordEvents(m, next)
 		v.machine = next
 	}
-	if err := r.discard(ctx, v, d.step); err != nil {
+	if err := r.deleteDiscarded(ctx, v, d.step); err != nil {
 		return ctrl.Result{}, err
 	}
 	if v.fault != nil {
@@ -236,36 +235,36 @@ func (r *Reconciler) finish(ctx context.Context, v view, d decision) (ctrl.Resul
 	return ctrl.Result{}, nil
 }
 
-func (r *Reconciler) release(ctx context.Context, m *v1beta1.NstanceMachine) error {
+func (r *Reconciler) removeFinalizer(ctx context.Context, m *v1beta1.NstanceMachine) error {
 	next := m.DeepCopy()
 	if !controllerutil.RemoveFinalizer(next, v1beta1.MachineFinalizer) {
 		return nil
 	}
 	r.refused.forget(m.UID)
-	// Finalizers are a list without keys: another's must not be lost with ours.
+	// A patch replaces the whole list of finalizers, so it must fail if another client has changed it.
 	if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(m,
 		client.MergeFromWithOptimisticLock{})); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	r.Log.Info("machine is done with", "machine", m.Name, "shard", m.Spec.Shard, "instance", m.Spec.InstanceID)
+	r.Log.Info("released machine", "machine", m.Name, "shard", m.Spec.Shard, "instance", m.Spec.InstanceID)
 	return nil
 }
 
-// discard deletes the Machine of an instance that is gone, or this object when it has none.
-func (r *Reconciler) discard(ctx context.Context, v view, s step) error {
+// deleteDiscarded deletes the Machine of an instance that is gone, or this object if it has no Machine.
+func (r *Reconciler) deleteDiscarded(ctx context.Context, v view, s step) error {
 	var obj client.Object = v.machine
 	switch s {
-	case deleteOwner:
+	case stepDeleteOwner:
 		if err := r.skipDrain(ctx, v.owner); err != nil {
 			return err
 		}
 		obj = v.owner
-	case deleteSelf:
+	case stepDeleteSelf:
 	default:
 		return nil
 	}
 	uid := obj.GetUID()
-	r.Log.Info("deleting the machine of an instance that is gone", "machine", v.machine.Name, "shard",
+	r.Log.Info("instance is gone; deleting its Machine", "machine", v.machine.Name, "shard",
 		v.machine.Spec.Shard, "instance", v.machine.Spec.InstanceID)
 	if err := r.Client.Delete(ctx, obj, client.Preconditions{UID: &uid}); err != nil {
 		return client.IgnoreNotFound(err)
@@ -273,8 +272,8 @@ func (r *Reconciler) discard(ctx context.Context, v view, s step) error {
 	return nil
 }
 
-// skipDrain tells Cluster API that there is nothing to drain or detach any more: pods that cannot be evicted would hold
-// the Machine for ever.
+// skipDrain tells Cluster API to skip draining and volume detachment. The instance is gone, so pods that cannot be
+// evicted would block the Machine forever.
 func (r *Reconciler) skipDrain(ctx context.Context, owner *clusterv1.Machine) error {
 	next := owner.DeepCopy()
 	if next.Annotations == nil {
@@ -295,8 +294,8 @@ func (r *Reconciler) skipDrain(ctx context.Context, owner *clusterv1.Machine) er
 	return nil
 }
 
-// tell makes events of conditions that have changed.
-func (r *Reconciler) tell(before, after *v1beta1.NstanceMachine) {
+// recordEvents records events for changed conditions.
+func (r *Reconciler) recordEvents(before, after *v1beta1.NstanceMachine) {
 	for _, e := range []struct{ condition, reason, action, kind string }{
 		{v1beta1.InstanceCreatedCondition, v1beta1.CreatedReason, "Create", corev1.EventTypeNormal},
 		{v1beta1.InstanceCreatedCondition, v1beta1.CreateFailedReason, "Create", corev1.EventTypeWarning},

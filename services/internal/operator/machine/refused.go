@@ -9,19 +9,19 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// refusals remembers what the servers refused to create, so that events about other things do not ask them again and
-// again, and which creations failed lately. It is forgotten with the process: that costs one more call, and a new
-// process takes longer to come than a creation to be seen.
+// refusals remembers the CreateInstance calls that servers refused, so that unrelated events do not repeat them. It
+// also remembers failed calls that may still have an effect. It is not stored: a restart costs one more call, and takes
+// longer than the effect of a lost call.
 type refusals struct {
 	mu sync.Mutex
 	of map[types.UID]refusal
-	// lost is when a creation was asked for last whose answer was an error: it may be made nevertheless.
+	// lost is the time of the last CreateInstance call that failed. Its instance may exist nevertheless.
 	lost map[types.UID]time.Time
 }
 
 type refusal struct {
 	generation int64
-	group      string // its etag
+	group      string // the group's etag
 	until      time.Time
 	fault      *fault
 }
@@ -33,7 +33,7 @@ func etag(s *shardView) string {
 	return s.group.GetEtag()
 }
 
-func (r *refusals) put(m *v1beta1.NstanceMachine, s *shardView, f *fault, now time.Time) {
+func (r *refusals) remember(m *v1beta1.NstanceMachine, s *shardView, f *fault, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.of == nil {
@@ -42,8 +42,8 @@ func (r *refusals) put(m *v1beta1.NstanceMachine, s *shardView, f *fault, now ti
 	r.of[m.UID] = refusal{generation: m.Generation, group: etag(s), until: now.Add(f.after), fault: f}
 }
 
-// get returns the refusal if asking again now would be asking the same.
-func (r *refusals) get(m *v1beta1.NstanceMachine, s *shardView, now time.Time) *fault {
+// lookup returns the stored refusal if neither the machine nor the group has changed since and it has not expired.
+func (r *refusals) lookup(m *v1beta1.NstanceMachine, s *shardView, now time.Time) *fault {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old, ok := r.of[m.UID]
@@ -62,7 +62,7 @@ func (r *refusals) forget(id types.UID) {
 	delete(r.lost, id)
 }
 
-func (r *refusals) doubt(id types.UID, now time.Time) {
+func (r *refusals) rememberLost(id types.UID, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.lost == nil {
@@ -71,10 +71,10 @@ func (r *refusals) doubt(id types.UID, now time.Time) {
 	r.lost[id] = now
 }
 
-// inDoubt: "there is no such instance" is not to be believed yet.
+// inDoubt reports whether an answer that the instance does not exist may be premature.
 func (r *refusals) inDoubt(id types.UID, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at, ok := r.lost[id]
-	return ok && now.Sub(at) < doubt
+	return ok && now.Sub(at) < creationDoubt
 }

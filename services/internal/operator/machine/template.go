@@ -18,12 +18,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// templates reconciles NstanceMachineTemplates: it says what a machine of one would offer, by which the cluster
+// templateReconciler reconciles NstanceMachineTemplates. It sets the capacity of a machine, from which the cluster
 // autoscaler scales from zero.
-type templates struct{ Options }
+type templateReconciler struct{ Options }
 
-// Reconcile writes the template's capacity.
-func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+// Reconcile implements reconcile.Reconciler.
+func (r *templateReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	t := &v1beta1.NstanceMachineTemplate{}
 	if err := r.Client.Get(ctx, request.NamespacedName, t); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
@@ -38,7 +38,7 @@ func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 		return ctrl.Result{}, err
 	}
 	next := t.DeepCopy()
-	r.describe(next, paused)
+	r.updateStatus(next, paused)
 	if equality.Semantic.DeepEqual(t.Status, next.Status) {
 		return ctrl.Result{}, nil
 	}
@@ -48,7 +48,7 @@ func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	return ctrl.Result{}, nil
 }
 
-func (r *templates) describe(t *v1beta1.NstanceMachineTemplate, paused bool) {
+func (r *templateReconciler) updateStatus(t *v1beta1.NstanceMachineTemplate, paused bool) {
 	set := func(condition string, is bool, reason, message string) {
 		status := metav1.ConditionFalse
 		if is {
@@ -60,7 +60,7 @@ func (r *templates) describe(t *v1beta1.NstanceMachineTemplate, paused bool) {
 	}
 	if paused {
 		set(v1beta1.PausedCondition, true, v1beta1.PausedReason,
-			"the template or its cluster is paused: nothing is done")
+			"the template or its cluster is paused")
 		return
 	}
 	set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
@@ -68,10 +68,10 @@ func (r *templates) describe(t *v1beta1.NstanceMachineTemplate, paused bool) {
 	instanceType := r.instanceType(t.Spec.Template.Spec)
 	switch {
 	case instanceType == "":
-		// What was known stays: a shard that cannot be heard takes nothing away.
+		// Keep the known capacity while the shards are unreachable.
 		if t.Status.Capacity == nil {
 			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
-				"no shard has told the instance type of group "+t.Spec.Template.Spec.GroupRef.Name)
+				"no shard has reported the instance type of group "+t.Spec.Template.Spec.GroupRef.Name)
 		}
 		return
 	default:
@@ -80,8 +80,8 @@ func (r *templates) describe(t *v1beta1.NstanceMachineTemplate, paused bool) {
 	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 }
 
-// instanceType is the template's own, else the group's.
-func (r *templates) instanceType(spec v1beta1.NstanceMachineSpec) string {
+// instanceType returns the template's instance type, else the group's.
+func (r *templateReconciler) instanceType(spec v1beta1.NstanceMachineSpec) string {
 	if spec.InstanceType != "" {
 		return spec.InstanceType
 	}
@@ -98,14 +98,14 @@ func (r *templates) instanceType(spec v1beta1.NstanceMachineSpec) string {
 	return ""
 }
 
-func (r *templates) ofShards(c shards.Change) (requests []reconcile.Request) {
+func (r *templateReconciler) requestsForChange(c shards.Change) (requests []reconcile.Request) {
 	if c.Kind != shards.GroupChanged && c.Kind != shards.ShardState {
 		return nil
 	}
 	var list v1beta1.NstanceMachineTemplateList
 	if err := r.Client.List(context.Background(), &list, client.InNamespace(r.Namespace),
 		client.UnsafeDisableDeepCopy); err != nil {
-		r.Log.Warn("templates cannot be listed", "error", err)
+		r.Log.Warn("failed to list templates", "error", err)
 		return nil
 	}
 	for i := range list.Items {

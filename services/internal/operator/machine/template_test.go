@@ -14,8 +14,8 @@ import (
 )
 
 func TestTemplateCapacity(t *testing.T) {
-	w := newWorld(t, 1)
-	r := &templates{Options: w.rec.Options}
+	op := newSimulatedOperator(t, 1)
+	r := &templateReconciler{Options: op.rec.Options}
 	for name, c := range map[string]struct {
 		spec      v1beta1.NstanceMachineSpec
 		cpus      string
@@ -34,20 +34,20 @@ func TestTemplateCapacity(t *testing.T) {
 			o := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "t"},
 				Spec: v1beta1.NstanceMachineTemplateSpec{Template: v1beta1.NstanceMachineTemplateResource{
 					Spec: c.spec}}}
-			if err := w.client.Create(t.Context(), o); err != nil {
+			if err := op.client.Create(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
-			writes := w.writes
+			writes := op.writes
 			for range 2 {
 				if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(
 					o)}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if w.writes != writes+1 {
-				t.Errorf("%d writes", w.writes-writes)
+			if op.writes != writes+1 {
+				t.Errorf("%d writes", op.writes-writes)
 			}
-			if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+			if err := op.client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
 				t.Fatal(err)
 			}
 			cpus := ""
@@ -57,25 +57,26 @@ func TestTemplateCapacity(t *testing.T) {
 			if cpus != c.cpus || !hasCondition(o.Status.Conditions, c.condition) {
 				t.Errorf("capacity %v, conditions %+v", o.Status.Capacity, o.Status.Conditions)
 			}
-			if n := len(r.ofShards(shards.Change{Kind: shards.GroupChanged, Group: c.spec.GroupRef.Name})); n != 1 {
+			if n := len(r.requestsForChange(shards.Change{Kind: shards.GroupChanged,
+				Group: c.spec.GroupRef.Name})); n != 1 {
 				t.Errorf("%d requests for its group", n)
 			}
-			if n := len(r.ofShards(shards.Change{Kind: shards.GroupChanged, Group: "else"})); n != 0 {
+			if n := len(r.requestsForChange(shards.Change{Kind: shards.GroupChanged, Group: "else"})); n != 0 {
 				t.Errorf("%d requests for another group", n)
 			}
-			if err := w.client.Delete(t.Context(), o); err != nil {
+			if err := op.client.Delete(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
 		})
 	}
-	// What was known stays known while the shards are silent.
+	// The known capacity stays while the shards are unreachable.
 	o := &v1beta1.NstanceMachineTemplate{Spec: v1beta1.NstanceMachineTemplateSpec{Template: v1beta1.NstanceMachineTemplateResource{
 		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}}}}}
-	r.describe(o, false)
-	w.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "workers"})
-	w.shards.Of("b").SetGroup(&nstancev1.GroupStatus{Group: "workers"})
-	r.describe(o, false)
+	r.updateStatus(o, false)
+	op.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "workers"})
+	op.shards.Of("b").SetGroup(&nstancev1.GroupStatus{Group: "workers"})
+	r.updateStatus(o, false)
 	if len(o.Status.Capacity) == 0 {
-		t.Error("forgotten")
+		t.Error("the capacity was lost")
 	}
 }

@@ -30,7 +30,7 @@ type index struct {
 	values client.IndexerFunc
 }
 
-// indexes are those that Setup adds.
+// indexes are the indexes that Setup adds.
 var indexes = []index{
 	{&clusterv1.Machine{}, machineByInfrastructure, func(o client.Object) []string {
 		ref := o.(*clusterv1.Machine).Spec.InfrastructureRef
@@ -39,7 +39,7 @@ var indexes = []index{
 		}
 		return []string{ref.Name}
 	}},
-	// Without a shard yet: under the empty name.
+	// A machine without a shard is indexed under the empty name.
 	{&v1beta1.NstanceMachine{}, byShard, func(o client.Object) []string {
 		return []string{o.(*v1beta1.NstanceMachine).Spec.Shard}
 	}},
@@ -49,7 +49,7 @@ var indexes = []index{
 		}
 		return nil
 	}},
-	// Of those that have their instance, a change of the group is of no interest.
+	// Only machines without an instance depend on their group.
 	{&v1beta1.NstanceMachine{}, byWaitingGroup, func(o client.Object) []string {
 		if m := o.(*v1beta1.NstanceMachine); m.Status.InstanceID == "" && !isPoolMachine(m) {
 			return []string{m.Spec.GroupRef.Name}
@@ -66,16 +66,16 @@ var indexes = []index{
 	}},
 }
 
-func isCore(apiVersion string) bool {
+func isClusterAPIVersion(apiVersion string) bool {
 	return strings.HasPrefix(apiVersion, clusterv1.GroupVersion.Group+"/")
 }
 
-// list makes requests for the machines under a value of an index.
-func (r *Reconciler) list(ctx context.Context, opts ...client.ListOption) (requests []reconcile.Request) {
+// requestsFor returns requests for the machines that match.
+func (r *Reconciler) requestsFor(ctx context.Context, opts ...client.ListOption) (requests []reconcile.Request) {
 	var machines v1beta1.NstanceMachineList
 	opts = append(opts, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy)
 	if err := r.Client.List(ctx, &machines, opts...); err != nil {
-		r.Log.Warn("machines cannot be listed", "error", err)
+		r.Log.Warn("failed to list machines", "error", err)
 		return nil
 	}
 	for i := range machines.Items {
@@ -84,23 +84,23 @@ func (r *Reconciler) list(ctx context.Context, opts ...client.ListOption) (reque
 	return requests
 }
 
-// ofShards: whose business a change of a shard is.
-func (r *Reconciler) ofShards(c shards.Change) []reconcile.Request {
-	ctx := context.Background() // a cache is asked
+// requestsForChange returns requests for the machines that a change on a shard concerns.
+func (r *Reconciler) requestsForChange(c shards.Change) []reconcile.Request {
+	ctx := context.Background() // only the cache is read
 	switch c.Kind {
 	case shards.ShardState:
-		return append(r.list(ctx, client.MatchingFields{byShard: c.Shard}),
-			r.list(ctx, client.MatchingFields{byShard: ""})...)
+		return append(r.requestsFor(ctx, client.MatchingFields{byShard: c.Shard}),
+			r.requestsFor(ctx, client.MatchingFields{byShard: ""})...)
 	case shards.InstanceChanged, shards.DrainPending:
-		return r.list(ctx, client.MatchingFields{byInstance: c.Instance})
+		return r.requestsFor(ctx, client.MatchingFields{byInstance: c.Instance})
 	case shards.GroupChanged:
-		return r.list(ctx, client.MatchingFields{byWaitingGroup: c.Group})
+		return r.requestsFor(ctx, client.MatchingFields{byWaitingGroup: c.Group})
 	}
 	return nil
 }
 
-// ofMachine: the NstanceMachine that a Machine refers to.
-func (r *Reconciler) ofMachine(_ context.Context, o client.Object) []reconcile.Request {
+// requestsForMachine returns a request for the NstanceMachine that a Machine references.
+func (r *Reconciler) requestsForMachine(_ context.Context, o client.Object) []reconcile.Request {
 	ref := o.(*clusterv1.Machine).Spec.InfrastructureRef
 	if ref.APIGroup != v1beta1.GroupVersion.Group || ref.Kind != "NstanceMachine" {
 		return nil
@@ -108,20 +108,20 @@ func (r *Reconciler) ofMachine(_ context.Context, o client.Object) []reconcile.R
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: ref.Name}}}
 }
 
-// ofCluster: all machines of our Cluster.
-func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
+// requestsForCluster returns requests for all machines if the object is the managed Cluster.
+func (r *Reconciler) requestsForCluster(ctx context.Context, o client.Object) []reconcile.Request {
 	if o.GetNamespace() != r.Namespace || o.GetName() != v1beta1.ClusterName(r.Cluster, r.Tenant) {
 		return nil
 	}
-	return r.list(ctx)
+	return r.requestsFor(ctx)
 }
 
-// ofPool: the machines that belong to a pool.
-func (r *Reconciler) ofPool(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.list(ctx, client.MatchingFields{byPool: o.GetName()})
+// requestsForPool returns requests for the machines of a pool.
+func (r *Reconciler) requestsForPool(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.requestsFor(ctx, client.MatchingFields{byPool: o.GetName()})
 }
 
-// pauseChanged lets through the changes of a Cluster that matter to machines.
+// pauseChanged passes updates that pause or resume a Cluster.
 var pauseChanged = predicate.Funcs{
 	CreateFunc:  func(event.CreateEvent) bool { return false },
 	GenericFunc: func(event.GenericEvent) bool { return false },
@@ -131,8 +131,8 @@ var pauseChanged = predicate.Funcs{
 	},
 }
 
-// goes lets through that an object begins to be deleted, or is.
-var goes = predicate.Funcs{
+// deletionChanged passes the start and the end of deletions.
+var deletionChanged = predicate.Funcs{
 	CreateFunc:  func(event.CreateEvent) bool { return false },
 	GenericFunc: func(event.GenericEvent) bool { return false },
 	UpdateFunc: func(e event.UpdateEvent) bool {

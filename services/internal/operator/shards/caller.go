@@ -12,17 +12,17 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// callTimeout is for one call.
+// callTimeout limits one call.
 const callTimeout = 10 * time.Second
 
-// caller calls a shard's leader, and has the mirror learn from the answers at once: who has just changed something sees
-// it there.
-type caller struct{ *shard }
+// leaderClient calls a shard's leader and updates the mirror from the answers, so that the caller sees its own change
+// in the mirror when the call returns.
+type leaderClient struct{ *shard }
 
-var _ grpc.ClientConnInterface = caller{}
+var _ grpc.ClientConnInterface = leaderClient{}
 
 // Invoke implements grpc.ClientConnInterface.
-func (c caller) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+func (c leaderClient) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	conn, err := c.connection()
 	if err != nil {
 		return err
@@ -34,15 +34,15 @@ func (c caller) Invoke(ctx context.Context, method string, args, reply any, opts
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil {
 		err = status.Error(codes.Unavailable, "the connection to the shard was lost during the call")
 	}
-	c.set.metrics.called(c.id, path.Base(method), status.Code(err), c.now().Sub(began))
+	c.set.metrics.observeCall(c.id, path.Base(method), status.Code(err), c.now().Sub(began))
 	if err == nil {
-		c.set.tell(c.learn(since, args, reply)...)
+		c.set.notifyAll(c.updateMirror(since, args, reply)...)
 	}
 	return err
 }
 
 // NewStream implements grpc.ClientConnInterface.
-func (c caller) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string,
+func (c leaderClient) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string,
 	opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	conn, err := c.connection()
 	if err != nil {
@@ -51,23 +51,23 @@ func (c caller) NewStream(ctx context.Context, desc *grpc.StreamDesc, method str
 	return conn.NewStream(ctx, desc, method, opts...)
 }
 
-func (c caller) connection() (*grpc.ClientConn, error) {
+func (c leaderClient) connection() (*grpc.ClientConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conn == nil {
-		return nil, status.Errorf(codes.Unavailable, "shard %s is unreachable: %s", c.id, reason(c.lost))
+		return nil, status.Errorf(codes.Unavailable, "shard %s is unreachable: %s", c.id, reason(c.lostErr))
 	}
 	return c.conn, nil
 }
 
-// learn takes over what an answer says.
-func (c caller) learn(since uint64, args, reply any) []Change {
+// updateMirror updates the mirror from an answer.
+func (c leaderClient) updateMirror(since uint64, args, reply any) []Change {
 	switch r := reply.(type) {
 	case *nstancev1.UpsertGroupResponse:
 		return c.setGroup(r.GetGroup(), since)
 	case *nstancev1.DeleteGroupResponse:
 		if request, ok := args.(*nstancev1.DeleteGroupRequest); ok && !r.GetRestoredStatic() {
-			return c.deletingGroup(request.GetGroup(), since)
+			return c.markDeleting(request.GetGroup(), since)
 		}
 	case *nstancev1.CreateInstanceResponse:
 		return c.setInstance(r.GetInstance(), since)

@@ -2,6 +2,5 @@ package shards
 
 import "time"
 
-// SetGrace changes how long a lost connection may be made anew before the shard counts as unreachable. To be called
-// before Run.
+// SetGrace changes the time to reconnect before a shard counts as unreachable. Call it before Run.
 func (s *Set) SetGrace(d time.Duration) { s.grace = d }

@@ -7,30 +7,34 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// metrics are those of calls; the rest is read from the shards when it is asked for.
+// metrics counts calls. The other metrics are read from the shards when they are collected.
 type metrics struct {
 	calls *prometheus.HistogramVec
 }
 
 var (
-	reachableDesc = prometheus.NewDesc("nstance_operator_shard_reachable", "1 while the shard's leader answers.",
+	reachableDesc = prometheus.NewDesc("nstance_operator_shard_reachable",
+		"1 if the shard's leader is reachable, else 0.",
 		[]string{"shard"}, nil)
 	instancesDesc = prometheus.NewDesc("nstance_operator_instances",
-		"Instances that are not deleted, as the shard's leader says.", []string{"shard", "group"}, nil)
+		"Instances of the group that are not deleted, as reported by the shard's leader.", []string{"shard", "group"},
+		nil)
 )
 
 func newMetrics() *metrics {
 	return &metrics{calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "nstance_operator_rpc_seconds", Help: "Calls to shards' leaders.",
+		Name: "nstance_operator_rpc_seconds", Help: "Duration of calls to the leaders of shards, in seconds.",
 		Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10},
 	}, []string{"shard", "method", "code"})}
 }
 
-func (m *metrics) called(shard, method string, code codes.Code, took time.Duration) {
+func (m *metrics) observeCall(shard, method string, code codes.Code, took time.Duration) {
 	m.calls.WithLabelValues(shard, method, code.String()).Observe(took.Seconds())
 }
 
-func (m *metrics) forget(shard string) { m.calls.DeletePartialMatch(prometheus.Labels{"shard": shard}) }
+func (m *metrics) dropShard(shard string) {
+	m.calls.DeletePartialMatch(prometheus.Labels{"shard": shard})
+}
 
 var _ prometheus.Collector = (*Set)(nil)
 

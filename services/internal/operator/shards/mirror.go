@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// keepDeleted is for how long a deleted instance is remembered; maxDeleted bounds how many are.
+	// keepDeleted is the time for which a deleted instance is remembered. maxDeleted limits their number.
 	keepDeleted = 15 * time.Minute
 	maxDeleted  = 10000
 
-	// settleReserved is for how long a leader may not know an instance that was reserved last.
+	// settleReserved is the time for which a new leader may not yet know an instance reserved by its predecessor.
 	settleReserved = 2 * time.Minute
 
 	deleted  = "deleted"
 	reserved = "reserved"
 )
 
-// mirror is what a shard's leader says. Every entry has the number of the last change, so that an answer that was on
-// its way meanwhile does not undo newer news. Messages in it are never changed, only replaced.
+// mirror is the state that a shard's leader reports. Each entry carries the number of its last change, so that an
+// answer that was in flight during a newer change does not overwrite it. Messages are replaced, never modified.
 type mirror struct {
 	id  string
 	now func() time.Time
@@ -36,12 +36,12 @@ type mirror struct {
 	groups    map[string]entry[*nstancev1.GroupStatus]
 	instances map[string]entry[*nstancev1.InstanceStatus]
 	drains    map[string]Drain
-	// gone is when an instance was first seen deleted. Of those in guessed nobody has said so: the leader does not know
-	// them.
-	gone    map[string]time.Time
-	guessed map[string]bool
-	// missed is since when a leader has not known an instance that may yet turn up.
-	missed       map[string]time.Time
+	// deletedAt is the time at which an instance was first seen deleted. The IDs in guessed were not reported as
+	// deleted; the leader does not know them.
+	deletedAt map[string]time.Time
+	guessed   map[string]bool
+	// missingSince is the time since which a leader has not known an instance that may still appear.
+	missingSince map[string]time.Time
 	zone, region string
 }
 
@@ -53,11 +53,11 @@ type entry[M proto.Message] struct {
 func newMirror(id string, now func() time.Time) *mirror {
 	return &mirror{id: id, now: now, groups: map[string]entry[*nstancev1.GroupStatus]{},
 		instances: map[string]entry[*nstancev1.InstanceStatus]{},
-		drains:    map[string]Drain{}, gone: map[string]time.Time{}, guessed: map[string]bool{},
-		missed: map[string]time.Time{}}
+		drains:    map[string]Drain{}, deletedAt: map[string]time.Time{}, guessed: map[string]bool{},
+		missingSince: map[string]time.Time{}}
 }
 
-// mark returns a number to hand to [mirror.answer] and the like: what is newer than it is not replaced.
+// mark returns the number of the latest change. Updates that carry it do not overwrite later changes.
 func (m *mirror) mark() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -113,7 +113,7 @@ func (m *mirror) allDrains() []Drain {
 	return out
 }
 
-// counts returns how many instances there are by group, for metrics. A group without any has a zero.
+// counts returns the number of instances of each group, for metrics. It includes groups without instances.
 func (m *mirror) counts() map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -129,7 +129,7 @@ func (m *mirror) counts() map[string]int {
 	return out
 }
 
-// setGroup takes a group as it is now. since is the mark of the call that it answers; news that came after it wins.
+// setGroup stores a group. since is the mark at the start of the call that returned it; later changes win.
 func (m *mirror) setGroup(g *nstancev1.GroupStatus, since uint64) []Change {
 	if g.GetGroup() == "" {
 		return nil
@@ -148,7 +148,7 @@ func (m *mirror) setGroup(g *nstancev1.GroupStatus, since uint64) []Change {
 	return []Change{m.groupChange(g.GetGroup())}
 }
 
-// latest is a mark that nothing is newer than.
+// latest is a mark that lets an update overwrite every change.
 const latest = ^uint64(0)
 
 func (m *mirror) removeGroup(name string) []Change {
@@ -162,7 +162,7 @@ func (m *mirror) removeGroup(name string) []Change {
 	return []Change{m.groupChange(name)}
 }
 
-// replaceGroups takes all groups there are.
+// replaceGroups replaces all groups.
 func (m *mirror) replaceGroups(all map[string]*nstancev1.GroupStatus) (changes []Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -182,8 +182,8 @@ func (m *mirror) replaceGroups(all map[string]*nstancev1.GroupStatus) (changes [
 	return changes
 }
 
-// deletingGroup takes over that a group was asked to go.
-func (m *mirror) deletingGroup(name string, since uint64) []Change {
+// markDeleting marks a group as being deleted after a DeleteGroup call.
+func (m *mirror) markDeleting(name string, since uint64) []Change {
 	m.mu.Lock()
 	have, ok := m.groups[name]
 	m.mu.Unlock()
@@ -195,17 +195,17 @@ func (m *mirror) deletingGroup(name string, since uint64) []Change {
 	return m.setGroup(g, since)
 }
 
-// setInstance takes an instance as it is now; since as in setGroup. One that was said to be deleted stays so: IDs are
-// used once.
+// setInstance stores an instance; since is as in setGroup. An instance that was reported as deleted stays deleted,
+// because IDs are not reused.
 func (m *mirror) setInstance(i *nstancev1.InstanceStatus, since uint64) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.number++
-	return m.takeInstance(i, since)
+	return m.setInstanceLocked(i, since)
 }
 
-// takeInstance is setInstance with mu held, under the number that m has.
-func (m *mirror) takeInstance(i *nstancev1.InstanceStatus, since uint64) []Change {
+// setInstanceLocked is setInstance under the current change number. The caller must hold mu.
+func (m *mirror) setInstanceLocked(i *nstancev1.InstanceStatus, since uint64) []Change {
 	id := i.GetInstanceId()
 	have, ok := m.instances[id]
 	switch {
@@ -213,14 +213,14 @@ func (m *mirror) takeInstance(i *nstancev1.InstanceStatus, since uint64) []Chang
 		return nil
 	}
 	delete(m.guessed, id)
-	delete(m.missed, id)
-	delete(m.gone, id)
+	delete(m.missingSince, id)
+	delete(m.deletedAt, id)
 	if i.GetState() == deleted {
-		if ok && i.GetGroup() == "" { // all that a leader knows of one that nobody remembers
+		if ok && i.GetGroup() == "" { // a leader no longer knows the group of an old instance
 			i = proto.CloneOf(i)
 			i.Group = have.message.GetGroup()
 		}
-		m.gone[id] = m.now()
+		m.deletedAt[id] = m.now()
 		delete(m.drains, id)
 	} else if d, ok := m.drains[id]; ok {
 		d.Instance = i
@@ -230,14 +230,15 @@ func (m *mirror) takeInstance(i *nstancev1.InstanceStatus, since uint64) []Chang
 		m.zone, m.region = i.GetZone(), i.GetRegion()
 	}
 	m.instances[id] = entry[*nstancev1.InstanceStatus]{i, m.number}
-	if ok && same(have.message, i) {
+	if ok && equalIgnoringMeasurements(have.message, i) {
 		return nil
 	}
 	return []Change{m.instanceChange(InstanceChanged, i)}
 }
 
-// same says whether two messages tell the same of an instance; measurements do not count.
-func same(a, b *nstancev1.InstanceStatus) bool {
+// equalIgnoringMeasurements reports whether two messages describe the same state of an instance. Measurements are
+// ignored.
+func equalIgnoringMeasurements(a, b *nstancev1.InstanceStatus) bool {
 	quiet := func(i *nstancev1.InstanceStatus) *nstancev1.InstanceStatus {
 		i = proto.CloneOf(i)
 		i.Metrics, i.LastReportAt = nil, nil
@@ -246,16 +247,16 @@ func same(a, b *nstancev1.InstanceStatus) bool {
 	return proto.Equal(quiet(a), quiet(b))
 }
 
-// listInstances takes all live instances, as they were listed after the mark since. It returns those that a leader
-// named once and now does not: what has become of them has to be asked, and the answer given to setInstance or lose.
-func (m *mirror) listInstances(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
+// applyList stores all live instances as listed after the mark since. It returns the IDs that a leader reported
+// earlier and that are not listed. The caller must ask for each and pass the answer to setInstance or lose.
+func (m *mirror) applyList(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.number++
 	there := make(map[string]bool, len(all))
 	for _, i := range all {
 		there[i.GetInstanceId()] = true
-		changes = append(changes, m.takeInstance(i, since)...)
+		changes = append(changes, m.setInstanceLocked(i, since)...)
 	}
 	for id, have := range m.instances {
 		if !there[id] && have.number <= since && have.message.GetState() != deleted {
@@ -263,12 +264,12 @@ func (m *mirror) listInstances(all []*nstancev1.InstanceStatus, since uint64) (c
 		}
 	}
 	slices.Sort(missing)
-	return append(changes, m.forget()...), missing
+	return append(changes, m.dropOldDeleted()...), missing
 }
 
-// lose takes over that the leader does not know an instance. It is deleted, unless it was reserved last: a new leader
-// does not know of a reservation of its predecessor's until it has asked the provider about it.
-func (m *mirror) lose(id string, since uint64) []Change {
+// markUnknown marks an instance as deleted that the leader does not know. A reserved instance is kept for
+// settleReserved: a new leader learns of its predecessor's reservations only from the provider.
+func (m *mirror) markUnknown(id string, since uint64) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	have, ok := m.instances[id]
@@ -276,9 +277,9 @@ func (m *mirror) lose(id string, since uint64) []Change {
 		return nil
 	}
 	if have.message.GetState() == reserved {
-		at, ok := m.missed[id]
+		at, ok := m.missingSince[id]
 		if !ok {
-			m.missed[id] = m.now()
+			m.missingSince[id] = m.now()
 		}
 		if !ok || m.now().Sub(at) < settleReserved {
 			return nil
@@ -287,27 +288,29 @@ func (m *mirror) lose(id string, since uint64) []Change {
 	m.number++
 	i := proto.CloneOf(have.message)
 	i.State, i.DeletedAt = deleted, timestamppb.New(m.now())
-	changes := m.takeInstance(i, since)
+	changes := m.setInstanceLocked(i, since)
 	m.guessed[id] = true
 	return changes
 }
 
-// forget drops the deleted instances that were remembered for long enough.
-func (m *mirror) forget() (changes []Change) {
+// dropOldDeleted drops the instances that were deleted longer ago than keepDeleted, and the oldest above maxDeleted.
+func (m *mirror) dropOldDeleted() (changes []Change) {
 	limit := m.now().Add(-keepDeleted)
 	drop := func(id string) {
 		changes = append(changes, m.instanceChange(InstanceChanged, m.instances[id].message))
 		delete(m.instances, id)
-		delete(m.gone, id)
+		delete(m.deletedAt, id)
 		delete(m.guessed, id)
 	}
-	for id, at := range m.gone {
+	for id, at := range m.deletedAt {
 		if at.Before(limit) {
 			drop(id)
 		}
 	}
-	if len(m.gone) > maxDeleted {
-		oldest := slices.SortedFunc(maps.Keys(m.gone), func(a, b string) int { return m.gone[a].Compare(m.gone[b]) })
+	if len(m.deletedAt) > maxDeleted {
+		oldest := slices.SortedFunc(maps.Keys(m.deletedAt), func(a, b string) int {
+			return m.deletedAt[a].Compare(m.deletedAt[b])
+		})
 		for _, id := range oldest[:len(oldest)-maxDeleted] {
 			drop(id)
 		}
@@ -315,14 +318,14 @@ func (m *mirror) forget() (changes []Change) {
 	return changes
 }
 
-// setDrain takes a drain that was announced.
+// setDrain stores an announced drain.
 func (m *mirror) setDrain(d Drain) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.takeDrain(d)
+	return m.setDrainLocked(d)
 }
 
-func (m *mirror) takeDrain(d Drain) []Change {
+func (m *mirror) setDrainLocked(d Drain) []Change {
 	id := d.Instance.GetInstanceId()
 	have, ok := m.drains[id]
 	if m.instances[id].message.GetState() == deleted {
@@ -335,7 +338,7 @@ func (m *mirror) takeDrain(d Drain) []Change {
 	return []Change{m.instanceChange(DrainPending, d.Instance)}
 }
 
-// endDrain forgets a drain: it was acknowledged, or nobody waits for it any more.
+// endDrain removes a drain that was acknowledged or is no longer needed.
 func (m *mirror) endDrain(id string) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -347,7 +350,7 @@ func (m *mirror) endDrain(id string) []Change {
 	return []Change{m.instanceChange(InstanceChanged, d.Instance)}
 }
 
-// replaceDrains takes all drains that are pending.
+// replaceDrains replaces all pending drains.
 func (m *mirror) replaceDrains(all map[string]Drain) (changes []Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -358,12 +361,12 @@ func (m *mirror) replaceDrains(all map[string]Drain) (changes []Change) {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(all)) {
-		changes = append(changes, m.takeDrain(all[id])...)
+		changes = append(changes, m.setDrainLocked(all[id])...)
 	}
 	return changes
 }
 
-func (m *mirror) place() (zone, region string) {
+func (m *mirror) location() (zone, region string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.zone, m.region

@@ -10,9 +10,9 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// FuzzMirror: whatever a leader says, in whatever order, the mirror keeps its books: one that was said to be deleted
-// stays so, what is deleted is remembered for its time and no longer, and has no drain. Each four bytes of the script
-// are one thing that is said; message is one whole instance.
+// FuzzMirror checks the mirror's consistency for any order of updates. An instance reported as deleted stays deleted,
+// is remembered for keepDeleted, and has no drain. Each four bytes of the script are one update; message is an
+// encoded instance.
 func FuzzMirror(f *testing.F) {
 	whole, err := proto.Marshal(&nstancev1.InstanceStatus{InstanceId: "i1", Group: "g", State: "registered", Zone: "z",
 		Region: "r"})
@@ -37,7 +37,7 @@ func FuzzMirror(f *testing.F) {
 			return &nstancev1.InstanceStatus{InstanceId: []string{"", "i1", "i2", "i3"}[b%4],
 				Group: []string{"", "g", "h"}[b/4%3], State: states[int(c)%len(states)]}
 		}
-		dead := map[string]time.Time{} // which a leader has said to be deleted
+		dead := map[string]time.Time{} // the instances that a leader reported as deleted
 		for ; len(script) >= 4; script = script[4:] {
 			op, b, c, d := script[0], script[1], script[2], script[3]
 			i, since := instance(b, c), latest
@@ -60,41 +60,41 @@ func FuzzMirror(f *testing.F) {
 						all = append(all, one)
 					}
 				}
-				m.listInstances(all, since)
+				m.applyList(all, since)
 			case 2, 4:
 				m.setDrain(Drain{Instance: i, Deadline: now.Add(time.Duration(c) * time.Second), Reason: fmt.Sprint(d)})
 			case 3:
-				m.lose(i.GetInstanceId(), since)
+				m.markUnknown(i.GetInstanceId(), since)
 			case 5:
 				m.replaceDrains(map[string]Drain{i.GetInstanceId(): {Instance: i}})
 			case 6:
-				m.listInstances(nil, since)
+				m.applyList(nil, since)
 			case 7:
 				now = now.Add(time.Duration(b) * 10 * time.Second)
 			case 8:
 				g := &nstancev1.GroupStatus{Group: i.GetGroup(), Size: uint32(c)}
 				m.setGroup(g, since)
-				m.deletingGroup(i.GetGroup(), since)
+				m.markDeleting(i.GetGroup(), since)
 				if d%3 == 0 {
 					m.removeGroup(i.GetGroup())
 				}
 			}
 			for id, at := range dead {
 				if have, ok := m.instance(id); ok && have.GetState() != deleted && now.Sub(at) <= keepDeleted {
-					t.Fatalf("%s lives again: %v", id, have)
+					t.Fatalf("deleted instance %s is live again: %v", id, have)
 				}
 			}
 			for id, e := range m.instances {
-				_, gone := m.gone[id]
+				_, gone := m.deletedAt[id]
 				if id == "" || gone != (e.message.GetState() == deleted) || e.number > m.number {
 					t.Fatalf("%q: gone %t, %v, change %d of %d", id, gone, e.message, e.number, m.number)
 				}
 				if _, drains := m.drains[id]; drains && gone {
-					t.Fatalf("%s is deleted, and to be drained", id)
+					t.Fatalf("deleted instance %s still has a drain", id)
 				}
 			}
-			if len(m.gone) > len(m.instances) || len(m.guessed) > len(m.gone) {
-				t.Fatalf("%d gone, %d guessed of %d", len(m.gone), len(m.guessed), len(m.instances))
+			if len(m.deletedAt) > len(m.instances) || len(m.guessed) > len(m.deletedAt) {
+				t.Fatalf("%d gone, %d guessed of %d", len(m.deletedAt), len(m.guessed), len(m.instances))
 			}
 			for name, n := range m.counts() {
 				if n < 0 || n > len(m.instances) {

@@ -13,24 +13,24 @@ import (
 
 var start = time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
 
-// listed is a list whose missing instances the leader does not know.
-func (w *world) listed(all []*nstancev1.InstanceStatus, since uint64) []Change {
-	changes, missing := w.listInstances(all, since)
+// applyCompleteList applies a list when the leader does not know the instances that are missing from it.
+func (mirror *testMirror) applyCompleteList(all []*nstancev1.InstanceStatus, since uint64) []Change {
+	changes, missing := mirror.applyList(all, since)
 	for _, id := range missing {
-		changes = append(changes, w.lose(id, w.mark())...)
+		changes = append(changes, mirror.markUnknown(id, mirror.mark())...)
 	}
 	return changes
 }
 
-type world struct {
+type testMirror struct {
 	*mirror
-	at time.Time
+	clock time.Time
 }
 
-func newWorld() *world {
-	w := &world{at: start}
-	w.mirror = newMirror("a", func() time.Time { return w.at })
-	return w
+func newTestMirror() *testMirror {
+	mirror := &testMirror{clock: start}
+	mirror.mirror = newMirror("a", func() time.Time { return mirror.clock })
+	return mirror
 }
 
 func instance(id, group, state string) *nstancev1.InstanceStatus {
@@ -45,129 +45,131 @@ func want(t *testing.T, what string, got []Change, want ...Change) {
 }
 
 func TestMirrorGroups(t *testing.T) {
-	w := newWorld()
+	mirror := newTestMirror()
 	changed := func(g string) Change { return Change{Shard: "a", Kind: GroupChanged, Group: g} }
 	g := &nstancev1.GroupStatus{Group: "g", Size: 1}
-	want(t, "new", w.setGroup(g, latest), changed("g"))
-	want(t, "again", w.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 1}, latest))
-	// The answer to a call that began before is news; one that was overtaken is not.
-	since := w.mark()
-	want(t, "an own change", w.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 2}, since), changed("g"))
-	want(t, "an overtaken answer", w.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 1}, since))
-	want(t, "an own deletion", w.deletingGroup("g", w.mark()), changed("g"))
-	if have, _ := w.group("g"); !have.GetDeleting() || have.GetSize() != 2 {
+	want(t, "new", mirror.setGroup(g, latest), changed("g"))
+	want(t, "again", mirror.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 1}, latest))
+	// An answer is applied if nothing changed since its call began.
+	since := mirror.mark()
+	want(t, "an own change", mirror.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 2}, since), changed("g"))
+	want(t, "an overtaken answer", mirror.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 1}, since))
+	want(t, "an own deletion", mirror.markDeleting("g", mirror.mark()), changed("g"))
+	if have, _ := mirror.group("g"); !have.GetDeleting() || have.GetSize() != 2 {
 		t.Errorf("group %v", have)
 	}
-	want(t, "another leader's snapshot", w.replaceGroups(map[string]*nstancev1.GroupStatus{"h": {Group: "h"}}),
+	want(t, "another leader's snapshot", mirror.replaceGroups(map[string]*nstancev1.GroupStatus{"h": {Group: "h"}}),
 		changed("g"), changed("h"))
-	want(t, "deleted", w.removeGroup("h"), changed("h"))
-	want(t, "deleted again", w.removeGroup("h"))
-	want(t, "without a name", w.setGroup(&nstancev1.GroupStatus{}, latest))
+	want(t, "deleted", mirror.removeGroup("h"), changed("h"))
+	want(t, "deleted again", mirror.removeGroup("h"))
+	want(t, "without a name", mirror.setGroup(&nstancev1.GroupStatus{}, latest))
 }
 
 func TestMirrorInstances(t *testing.T) {
-	w := newWorld()
+	mirror := newTestMirror()
 	changed := func(id string) Change { return Change{Shard: "a", Kind: InstanceChanged, Group: "g", Instance: id} }
-	want(t, "listed", w.listed([]*nstancev1.InstanceStatus{instance("i1", "g", "reserved"),
-		instance("i2", "g", "registered")}, w.mark()), changed("i1"), changed("i2"))
+	want(t, "listed", mirror.applyCompleteList([]*nstancev1.InstanceStatus{instance("i1", "g", "reserved"),
+		instance("i2", "g", "registered")}, mirror.mark()), changed("i1"), changed("i2"))
 	quiet := instance("i2", "g", "registered")
 	quiet.Metrics, quiet.LastReportAt = &nstancev1.Metrics{Cpu: 0.5}, timestamppb.New(start)
-	want(t, "measured", w.setInstance(quiet, latest))
+	want(t, "measured", mirror.setInstance(quiet, latest))
 
-	// A list that was on its way while an event came does not undo it.
-	since := w.mark()
-	want(t, "event", w.setInstance(instance("i1", "g", "created"), latest), changed("i1"))
-	want(t, "new while listed", w.setInstance(instance("i3", "g", "reserved"), latest), changed("i3"))
-	want(t, "overtaken list", w.listed([]*nstancev1.InstanceStatus{instance("i1", "g", "reserved")}, since),
+	// A list that was in flight during an event does not undo the event.
+	since := mirror.mark()
+	want(t, "event", mirror.setInstance(instance("i1", "g", "created"), latest), changed("i1"))
+	want(t, "new while listed", mirror.setInstance(instance("i3", "g", "reserved"), latest), changed("i3"))
+	want(t, "overtaken list", mirror.applyCompleteList([]*nstancev1.InstanceStatus{instance("i1", "g", "reserved")},
+		since),
 		changed("i2"))
 	for id, state := range map[string]string{"i1": "created", "i2": deleted, "i3": "reserved"} {
-		if i, _ := w.instance(id); i.GetState() != state {
+		if i, _ := mirror.instance(id); i.GetState() != state {
 			t.Errorf("%s is %s, want %s", id, i.GetState(), state)
 		}
 	}
-	w.setInstance(instance("i2", "g", deleted), latest) // somebody says so
-	want(t, "a dead one does not rise", w.setInstance(instance("i2", "g", "registered"), latest))
-	if ids := len(w.allInstances("g")); ids != 2 {
+	mirror.setInstance(instance("i2", "g", deleted), latest) // now a leader reports the deletion
+	want(t, "a dead one does not rise", mirror.setInstance(instance("i2", "g", "registered"), latest))
+	if ids := len(mirror.allInstances("g")); ids != 2 {
 		t.Errorf("%d live instances", ids)
 	}
-	want(t, "deleted, by a leader that forgot its group", w.setInstance(&nstancev1.InstanceStatus{InstanceId: "i3",
+	want(t, "deleted, by a leader that forgot its group", mirror.setInstance(&nstancev1.InstanceStatus{InstanceId: "i3",
 		State: deleted}, latest), changed("i3"))
-	if zone, region := w.place(); zone != "z" || region != "r" {
+	if zone, region := mirror.location(); zone != "z" || region != "r" {
 		t.Errorf("in %s, %s", zone, region)
 	}
-	if d := cmp.Diff(map[string]int{"g": 1}, w.counts()); d != "" {
+	if d := cmp.Diff(map[string]int{"g": 1}, mirror.counts()); d != "" {
 		t.Error(d)
 	}
-	w.at = w.at.Add(keepDeleted + time.Second)
-	w.listed([]*nstancev1.InstanceStatus{instance("i1", "g", "created")}, w.mark())
-	if _, ok := w.instance("i2"); ok {
-		t.Error("i2 is remembered for ever")
+	mirror.clock = mirror.clock.Add(keepDeleted + time.Second)
+	mirror.applyCompleteList([]*nstancev1.InstanceStatus{instance("i1", "g", "created")}, mirror.mark())
+	if _, ok := mirror.instance("i2"); ok {
+		t.Error("i2 is still in the mirror after keepDeleted")
 	}
-	if _, ok := w.instance("i1"); !ok {
-		t.Error("i1 is forgotten")
+	if _, ok := mirror.instance("i1"); !ok {
+		t.Error("the live instance i1 was dropped")
 	}
 }
 
-// A leader that has just taken over does not know the reservations of the one before, until it has asked the provider.
-// What nobody said to be deleted may turn up again.
+// TestMirrorReservations checks instances that a new leader does not know. It learns of its predecessor's reservations
+// only from the provider. An instance that no leader reported as deleted may appear again.
 func TestMirrorReservations(t *testing.T) {
-	w := newWorld()
-	w.setInstance(instance("i1", "g", "reserved"), latest)
-	w.setInstance(instance("i2", "g", "created"), latest)
-	state := func(id string) string { i, _ := w.instance(id); return i.GetState() }
-	w.listed(nil, w.mark())
+	mirror := newTestMirror()
+	mirror.setInstance(instance("i1", "g", "reserved"), latest)
+	mirror.setInstance(instance("i2", "g", "created"), latest)
+	state := func(id string) string { i, _ := mirror.instance(id); return i.GetState() }
+	mirror.applyCompleteList(nil, mirror.mark())
 	if state("i1") != "reserved" || state("i2") != deleted {
 		t.Errorf("not listed by a new leader: %s, %s", state("i1"), state("i2"))
 	}
-	w.setInstance(instance("i1", "g", "reserved"), latest)
-	w.at = w.at.Add(settleReserved)
-	w.listed(nil, w.mark())
+	mirror.setInstance(instance("i1", "g", "reserved"), latest)
+	mirror.clock = mirror.clock.Add(settleReserved)
+	mirror.applyCompleteList(nil, mirror.mark())
 	if state("i1") != "reserved" {
-		t.Error("that it was missing before it was seen again counts")
+		t.Error("i1 is deleted too early: the time before it was seen again counted")
 	}
-	w.at = w.at.Add(settleReserved)
-	w.listed(nil, w.mark())
+	mirror.clock = mirror.clock.Add(settleReserved)
+	mirror.applyCompleteList(nil, mirror.mark())
 	if state("i1") != deleted {
-		t.Error("it is waited for for ever")
+		t.Error("i1 is not deleted after settleReserved")
 	}
-	w.setInstance(instance("i1", "g", "created"), latest)
-	if state("i1") != "created" || len(w.gone) != 1 {
-		t.Errorf("what was not said to be deleted is %s, %v", state("i1"), w.gone)
+	mirror.setInstance(instance("i1", "g", "created"), latest)
+	if state("i1") != "created" || len(mirror.deletedAt) != 1 {
+		t.Errorf("i1, never reported as deleted, has state %s; deleted: %v", state("i1"), mirror.deletedAt)
 	}
 }
 
 func TestMirrorForgetsTheOldest(t *testing.T) {
-	w := newWorld()
+	mirror := newTestMirror()
 	for n := range maxDeleted + 2 {
-		w.at = w.at.Add(time.Millisecond)
-		w.setInstance(instance(fmt.Sprintf("i%06d", n), "g", deleted), latest)
+		mirror.clock = mirror.clock.Add(time.Millisecond)
+		mirror.setInstance(instance(fmt.Sprintf("i%06d", n), "g", deleted), latest)
 	}
-	w.listed(nil, w.mark())
-	_, first := w.instance("i000001")
-	_, second := w.instance("i000002")
-	if len(w.gone) != maxDeleted || first || !second {
-		t.Errorf("%d are remembered, of the second and third %t, %t", len(w.gone), first, second)
+	mirror.applyCompleteList(nil, mirror.mark())
+	_, first := mirror.instance("i000001")
+	_, second := mirror.instance("i000002")
+	if len(mirror.deletedAt) != maxDeleted || first || !second {
+		t.Errorf("%d deleted instances remembered, the second %t, the third %t", len(mirror.deletedAt), first, second)
 	}
 }
 
 func TestMirrorDrains(t *testing.T) {
-	w := newWorld()
+	mirror := newTestMirror()
 	drain := func(id string) Drain {
 		return Drain{Instance: instance(id, "g", "deleting"), Reason: "expired", Deadline: start.Add(time.Minute)}
 	}
 	pending := func(id string) Change { return Change{Shard: "a", Kind: DrainPending, Group: "g", Instance: id} }
 	over := func(id string) Change { return Change{Shard: "a", Kind: InstanceChanged, Group: "g", Instance: id} }
-	want(t, "announced", w.setDrain(drain("i1")), pending("i1"))
-	want(t, "announced again", w.setDrain(drain("i1")))
-	w.setDrain(drain("i2"))
-	want(t, "another leader's", w.replaceDrains(map[string]Drain{"i2": drain("i2"), "i3": drain("i3")}), over("i1"),
+	want(t, "announced", mirror.setDrain(drain("i1")), pending("i1"))
+	want(t, "announced again", mirror.setDrain(drain("i1")))
+	mirror.setDrain(drain("i2"))
+	want(t, "another leader's", mirror.replaceDrains(map[string]Drain{"i2": drain("i2"), "i3": drain("i3")}),
+		over("i1"),
 		pending("i3"))
-	w.setInstance(instance("i3", "g", "deleting"), latest)
-	want(t, "acknowledged", w.endDrain("i2"), over("i2"))
-	want(t, "acknowledged again", w.endDrain("i2"))
-	w.setInstance(instance("i3", "g", deleted), latest)
-	if drains := w.allDrains(); len(drains) != 0 {
+	mirror.setInstance(instance("i3", "g", "deleting"), latest)
+	want(t, "acknowledged", mirror.endDrain("i2"), over("i2"))
+	want(t, "acknowledged again", mirror.endDrain("i2"))
+	mirror.setInstance(instance("i3", "g", deleted), latest)
+	if drains := mirror.allDrains(); len(drains) != 0 {
 		t.Errorf("drains %v", drains)
 	}
-	want(t, "of a dead one", w.setDrain(drain("i3")))
+	want(t, "of a dead one", mirror.setDrain(drain("i3")))
 }

@@ -19,85 +19,85 @@ import (
 )
 
 const (
-	// A connection that says nothing for pingAfter is asked whether it lives, and given up after another pingTimeout.
+	// A connection without traffic for pingAfter is pinged, and closed if the ping is not answered within pingTimeout.
 	// gRPC allows no shorter pingAfter.
 	pingAfter, pingTimeout = 10 * time.Second, 3 * time.Second
-	// connectTimeout is for a connection with TLS and the first answer.
+	// connectTimeout limits a new connection including TLS and the first answer.
 	connectTimeout = 10 * time.Second
-	// maxMessage is the largest message that is taken, in bytes.
+	// maxMessage is the largest message accepted, in bytes.
 	maxMessage = 16 << 20
-	// relist is how often instances are listed without reason: not every change of an instance is an event. A tenth of
-	// it is jitter.
+	// relist is the time between two lists of all instances, plus up to a tenth of jitter. Lists are needed because not
+	// every change of an instance causes an event.
 	relist = time.Minute
-	// askParallel is how many instances are asked about at a time.
-	askParallel = 8
-	// resubscribe is the pause before watches that were too slow begin anew.
+	// parallelQueries is the number of concurrent calls about missing instances.
+	parallelQueries = 8
+	// resubscribe is the pause before watches that were too slow are started again.
 	resubscribe = 250 * time.Millisecond
 )
 
-// session connects to one address and mirrors what its leader says until that ends, which is always an error. met is
-// whether it was a leader.
+// session connects to one address and mirrors its leader until the connection ends. The error is never nil. met
+// reports whether the server was a leader.
 func (s *shard) session(ctx context.Context, addr string) (met bool, err error) {
-	// "passthrough": the address is dialled as it is, and its host is the name that the certificate must have.
+	// "passthrough" dials the address as it is, and TLS verifies the certificate for its host.
 	conn, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(s.set.options.Credentials(s.id)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout,
 			PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
-		grpc.WithDisableServiceConfig(), // no retries but ours
+		grpc.WithDisableServiceConfig(), // only the operator's own retries
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithIdleTimeout(0),
 	}, s.set.options.Dial...)...)
 	if err != nil {
 		return false, fmt.Errorf("connect: %w", err)
 	}
-	defer func() { _ = conn.Close() }() // fails only if it is closed already
+	defer func() { _ = conn.Close() }() // fails only if it was closed before
 	client := nstancev1.NewOperatorServiceClient(conn)
-	if err := s.meet(ctx, client); err != nil {
+	if err := s.verifyLeader(ctx, client); err != nil {
 		return false, err
 	}
-	s.online(conn)
+	s.setOnline(conn)
 	for {
-		err := s.watch(ctx, client)
+		err := s.runWatches(ctx, client)
 		if status.Code(err) != codes.ResourceExhausted || ctx.Err() != nil {
 			return true, err
 		}
-		s.log.Warn("The watch of the shard fell behind and begins anew", "error", err)
+		s.log.Warn("watch of the shard fell behind; starting it again", "error", err)
 		pause(ctx, resubscribe)
 	}
 }
 
-// meet asks for something that only a leader answers.
-func (s *shard) meet(ctx context.Context, client nstancev1.OperatorServiceClient) error {
+// verifyLeader makes a call that only a leader answers.
+func (s *shard) verifyLeader(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	answer, err := client.GetConfigStatus(ctx, &nstancev1.GetConfigStatusRequest{})
 	if err == nil {
-		s.log.Debug("The shard's leader answers", "leader", answer.GetLeaderId(), "term", answer.GetTerm())
+		s.log.Debug("shard leader answered", "leader", answer.GetLeaderId(), "term", answer.GetTerm())
 	}
 	return err
 }
 
-// watch holds the three watches until one of them ends.
-func (s *shard) watch(ctx context.Context, client nstancev1.OperatorServiceClient) error {
+// runWatches runs the three watches and the lists until one of them ends.
+func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// Whole is called by both that read something whole.
+	// The groups and the instances each call whole after their first complete read.
 	parts := make(chan struct{}, 2)
 	whole := func() {
 		parts <- struct{}{}
 		if len(parts) == cap(parts) {
-			s.synced()
+			s.setSynced()
 		}
 	}
 	group.Go(func() error { return s.watchGroups(ctx, client, whole) })
 	listed := make(chan struct{})
 	group.Go(func() error { return s.watchInstances(ctx, client, listed) })
-	group.Go(func() error { return s.list(ctx, client, listed, whole) })
+	group.Go(func() error { return s.listRegularly(ctx, client, listed, whole) })
 	group.Go(func() error {
 		stream, err := client.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
 		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
 			e := r.GetEvent()
-			s.set.tell(Change{Shard: s.id, Kind: ErrorReported, Group: e.GetGroup(), Instance: e.GetInstanceId(),
+			s.set.notifyAll(Change{Shard: s.id, Kind: ErrorReported, Group: e.GetGroup(), Instance: e.GetInstanceId(),
 				Error: e})
 		})
 	})
@@ -114,15 +114,15 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 				first[e.GetStatus().GetGroup()] = e.GetStatus()
 				return
 			}
-			s.set.tell(s.setGroup(e.GetStatus(), latest)...)
+			s.set.notifyAll(s.setGroup(e.GetStatus(), latest)...)
 		case nstancev1.GroupEvent_TYPE_DELETE:
 			delete(first, e.GetGroup())
 			if first == nil {
-				s.set.tell(s.removeGroup(e.GetGroup())...)
+				s.set.notifyAll(s.removeGroup(e.GetGroup())...)
 			}
 		case nstancev1.GroupEvent_TYPE_SNAPSHOT_END:
 			if first != nil {
-				s.set.tell(s.replaceGroups(first)...)
+				s.set.notifyAll(s.replaceGroups(first)...)
 				first = nil
 				whole()
 			}
@@ -130,8 +130,8 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 	})
 }
 
-// watchInstances follows instances. The snapshot has those that are being deleted alone; when it has ended, listed is
-// closed, and all can be listed without missing what happens meanwhile.
+// watchInstances follows instances. Its snapshot contains only instances that are being deleted. After the snapshot it
+// closes listed: from then on a list cannot miss a change.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
@@ -140,7 +140,7 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 		e := r.GetEvent()
 		if e.GetType() == nstancev1.InstanceEvent_TYPE_SNAPSHOT_END {
 			if first != nil {
-				s.set.tell(s.replaceDrains(first)...)
+				s.set.notifyAll(s.replaceDrains(first)...)
 				first = nil
 				close(listed)
 			}
@@ -158,12 +158,12 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 				changes = append(changes, s.setDrain(d)...)
 			}
 		}
-		s.set.tell(changes...)
+		s.set.notifyAll(changes...)
 	})
 }
 
-// list lists all instances once it may, and then every now and then. The first time has to succeed.
-func (s *shard) list(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
+// listRegularly lists all instances once may is closed, and then regularly. An error of the first list is returned.
+func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
 	whole func()) error {
 	select {
 	case <-ctx.Done():
@@ -180,7 +180,7 @@ func (s *shard) list(ctx context.Context, client nstancev1.OperatorServiceClient
 			return ctx.Err()
 		}
 		if err := s.listOnce(ctx, client); err != nil {
-			s.log.Debug("Instances are not listed; trying again later", "error", err)
+			s.log.Debug("failed to list instances; trying again later", "error", err)
 		}
 	}
 }
@@ -193,33 +193,34 @@ func (s *shard) listOnce(ctx context.Context, client nstancev1.OperatorServiceCl
 	if err != nil {
 		return err
 	}
-	changes, missing := s.listInstances(answer.GetInstances(), since)
-	s.set.tell(changes...)
+	changes, missing := s.applyList(answer.GetInstances(), since)
+	s.set.notifyAll(changes...)
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(askParallel)
+	group.SetLimit(parallelQueries)
 	for _, id := range missing {
-		group.Go(func() error { return s.ask(ctx, client, id) })
+		group.Go(func() error { return s.queryInstance(ctx, client, id) })
 	}
 	return group.Wait()
 }
 
-// ask asks what has become of an instance that is no longer listed.
-func (s *shard) ask(ctx context.Context, client nstancev1.OperatorServiceClient, id string) error {
+// queryInstance asks the leader about an instance that is no longer listed.
+func (s *shard) queryInstance(ctx context.Context, client nstancev1.OperatorServiceClient, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	since := s.mark()
 	answer, err := client.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id})
 	switch {
 	case err == nil:
-		s.set.tell(s.setInstance(answer.GetInstance(), since)...)
+		s.set.notifyAll(s.setInstance(answer.GetInstance(), since)...)
 	case status.Code(err) == codes.NotFound:
-		s.set.tell(s.lose(id, since)...)
+		s.set.notifyAll(s.markUnknown(id, since)...)
 	default:
 		return err
 	}
 	return nil
 }
 
+// receive calls each for every message of a stream. It returns the error that ended the stream.
 func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
 	for err == nil {
 		var r R

@@ -12,21 +12,22 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Options of [New]. All are required, unless they say otherwise.
+// Options configures [New]. All fields are required except Dial.
 type Options struct {
-	// Credentials are those of connections to a shard. They say by themselves who we are at each new connection.
+	// Credentials returns the credentials for connections to a shard. They present the current client certificate at
+	// each handshake.
 	Credentials func(shard string) credentials.TransportCredentials
 	Now         func() time.Time
 	Log         *slog.Logger
-	// Dial are further options of every connection. Optional.
+	// Dial holds additional options for every connection.
 	Dial []grpc.DialOption
 }
 
-// Set is the shards of a configuration file, connected while [Set.Run] runs.
+// Set holds the shards of a configuration file. They are connected while [Set.Run] runs.
 type Set struct {
 	options Options
 	metrics *metrics
-	// grace is for how long a lost connection may be made anew before the shard counts as unreachable.
+	// grace is the time to reconnect before a shard counts as unreachable.
 	grace time.Duration
 
 	mu      sync.Mutex
@@ -43,8 +44,8 @@ func New(o Options) *Set {
 	return &Set{options: o, metrics: newMetrics(), grace: grace, shards: map[string]*shard{}}
 }
 
-// Configure makes the shards those of a new configuration file, with their operator addresses. New ones are connected,
-// others cut off; one whose address has changed is connected anew, and keeps its mirror.
+// Configure sets the shards and their operator addresses from a new configuration file. New shards are connected and
+// removed ones disconnected. A shard with a new address reconnects and keeps its mirror.
 func (s *Set) Configure(addrs map[string]string) {
 	var changed []string
 	s.mu.Lock()
@@ -55,12 +56,12 @@ func (s *Set) Configure(addrs map[string]string) {
 		}
 		changed = append(changed, id)
 		if ok {
-			one.readdress(addr)
+			one.setAddress(addr)
 			continue
 		}
 		delete(s.shards, id)
 		one.remove()
-		s.metrics.forget(id)
+		s.metrics.dropShard(id)
 	}
 	for id, addr := range addrs {
 		if s.shards[id] != nil {
@@ -76,11 +77,11 @@ func (s *Set) Configure(addrs map[string]string) {
 	s.mu.Unlock()
 	slices.Sort(changed)
 	for _, id := range changed {
-		s.tell(Change{Shard: id, Kind: ShardState})
+		s.notifyAll(Change{Shard: id, Kind: ShardState})
 	}
 }
 
-// Run keeps connections to all shards until ctx ends. It may be called once.
+// Run keeps all shards connected until ctx ends. It may be called once.
 func (s *Set) Run(ctx context.Context) {
 	s.mu.Lock()
 	s.start = func(one *shard) {
@@ -110,7 +111,7 @@ func (s *Set) Shard(id string) (Shard, bool) {
 	defer s.mu.Unlock()
 	one, ok := s.shards[id]
 	if !ok {
-		return nil, false // not a nil *shard in an interface
+		return nil, false // a nil *shard would be a non-nil interface
 	}
 	return one, true
 }
@@ -122,7 +123,7 @@ func (s *Set) Notify(fn func(Change)) {
 	s.notify = append(s.notify, fn)
 }
 
-func (s *Set) tell(changes ...Change) {
+func (s *Set) notifyAll(changes ...Change) {
 	if len(changes) == 0 {
 		return
 	}

@@ -23,8 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// lab is a cluster of servers, and a set that is connected to some.
-type lab struct {
+// testCluster is a cluster of fake servers and a Set that connects to them.
+type testCluster struct {
 	t       *testing.T
 	cluster *fleettest.Cluster
 	set     *shards.Set
@@ -33,94 +33,94 @@ type lab struct {
 	changes []shards.Change
 }
 
-func newLab(t *testing.T) *lab {
+func newTestCluster(t *testing.T) *testCluster {
 	t.Helper()
-	l := &lab{t: t, cluster: fleettest.NewCluster(t, "demo")}
-	keeper := identitytest.Keeper(t, l.cluster, "default")
+	cluster := &testCluster{t: t, cluster: fleettest.NewCluster(t, "demo")}
+	keeper := identitytest.Keeper(t, cluster.cluster, "default")
 	began := time.Now()
-	l.set = shards.New(shards.Options{
+	cluster.set = shards.New(shards.Options{
 		Credentials: func(shard string) credentials.TransportCredentials { return keeper.Credentials(shard) },
 		Now: func() time.Time {
 			return fleettest.Now.Add(time.Since(began))
 		}, Log: slog.New(slog.DiscardHandler),
 	})
-	l.set.SetGrace(100 * time.Millisecond)
-	l.set.Notify(func(c shards.Change) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.changes = append(l.changes, c)
+	cluster.set.SetGrace(100 * time.Millisecond)
+	cluster.set.Notify(func(c shards.Change) {
+		cluster.mu.Lock()
+		defer cluster.mu.Unlock()
+		cluster.changes = append(cluster.changes, c)
 	})
-	return l
+	return cluster
 }
 
-func (l *lab) run() {
+func (cluster *testCluster) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { l.set.Run(ctx) })
-	l.t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() { cluster.set.Run(ctx) })
+	cluster.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// forget forgets the changes so far.
-func (l *lab) forget() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.changes = nil
+// dropChanges drops the changes recorded so far.
+func (cluster *testCluster) dropChanges() {
+	cluster.mu.Lock()
+	defer cluster.mu.Unlock()
+	cluster.changes = nil
 }
 
-// saw waits until a change was told of, and forgets all.
-func (l *lab) saw(want shards.Change) {
-	l.t.Helper()
-	l.wait("the change", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if !slices.ContainsFunc(l.changes, func(c shards.Change) bool { c.Error = nil; return c == want }) {
+// awaitChange waits for a change and drops all recorded changes.
+func (cluster *testCluster) awaitChange(want shards.Change) {
+	cluster.t.Helper()
+	cluster.wait("the change", func() bool {
+		cluster.mu.Lock()
+		defer cluster.mu.Unlock()
+		if !slices.ContainsFunc(cluster.changes, func(c shards.Change) bool { c.Error = nil; return c == want }) {
 			return false
 		}
-		l.changes = nil
+		cluster.changes = nil
 		return true
 	})
 }
 
-func (l *lab) wait(what string, done func() bool) {
-	l.t.Helper()
-	waitFor(l.t, 10*time.Second, what, done)
+func (cluster *testCluster) wait(what string, done func() bool) {
+	cluster.t.Helper()
+	waitFor(cluster.t, 10*time.Second, what, done)
 }
 
 func waitFor(t *testing.T, limit time.Duration, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !done(); <-time.After(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s did not come in %s", what, limit)
+			t.Fatalf("waited %[2]s for: %[1]s", what, limit)
 		}
 	}
 }
 
-func (l *lab) shard(id string) shards.Shard {
-	l.t.Helper()
-	s, ok := l.set.Shard(id)
+func (cluster *testCluster) shard(id string) shards.Shard {
+	cluster.t.Helper()
+	s, ok := cluster.set.Shard(id)
 	if !ok {
-		l.t.Fatalf("there is no shard %s", id)
+		cluster.t.Fatalf("there is no shard %s", id)
 	}
 	return s
 }
 
-// leader is a server with what it sends at the beginning of watches.
-type leader struct {
+// fakeLeader is a fake leader with the streams of its watches.
+type fakeLeader struct {
 	*fleettest.Shard
 	addr string
 	stop func()
 }
 
-func (l *lab) serve(shard string) leader {
+func (cluster *testCluster) startLeader(shard string) fakeLeader {
 	s := &fleettest.Shard{Config: &nstancev1.GetConfigStatusResponse{Shard: shard},
 		GroupEvents:    make(chan *nstancev1.GroupEvent, 100),
 		InstanceEvents: make(chan *nstancev1.InstanceEvent, 100), ErrorEvents: make(chan *nstancev1.ErrorEvent, 100)}
-	addr, stop := l.cluster.Serve(l.t, shard, s)
-	return leader{s, addr, stop}
+	addr, stop := cluster.cluster.Serve(cluster.t, shard, s)
+	return fakeLeader{s, addr, stop}
 }
 
-// snapshot sends what is there, and has instances listed.
-func (s leader) snapshot(groups []string, instances ...*nstancev1.InstanceStatus) leader {
+// snapshot sends the initial state of the watches and sets the instances to list.
+func (s fakeLeader) snapshot(groups []string, instances ...*nstancev1.InstanceStatus) fakeLeader {
 	s.Do(func() { s.Instances = instances })
 	for _, g := range groups {
 		s.GroupEvents <- upsert(&nstancev1.GroupStatus{Group: g, Size: 1})
@@ -171,15 +171,16 @@ func drains(all []shards.Drain) (out []string) {
 }
 
 func TestMirrorsAShard(t *testing.T) {
-	l := newLab(t)
-	a := l.serve("a").snapshot([]string{"web", "db"}, instance("wrk1", "registered"), instance("wrk2", "deleting"))
-	l.set.Configure(map[string]string{"a": a.addr})
-	if state := l.shard("a").State(); state.Reachable || state.Synced || state.Err == "" {
+	cluster := newTestCluster(t)
+	a := cluster.startLeader("a").snapshot([]string{"web", "db"}, instance("wrk1", "registered"),
+		instance("wrk2", "deleting"))
+	cluster.set.Configure(map[string]string{"a": a.addr})
+	if state := cluster.shard("a").State(); state.Reachable || state.Synced || state.Err == "" {
 		t.Errorf("before it runs: %+v", state)
 	}
-	l.run()
-	l.wait("synced", func() bool { return l.shard("a").State().Synced })
-	one := l.shard("a")
+	cluster.start()
+	cluster.wait("synced", func() bool { return cluster.shard("a").State().Synced })
+	one := cluster.shard("a")
 	if state := one.State(); !state.Reachable || state.Err != "" || state.Zone != "zone-1" || state.Region != "region" {
 		t.Errorf("state %+v", state)
 	}
@@ -196,19 +197,19 @@ func TestMirrorsAShard(t *testing.T) {
 		t.Error(d)
 	}
 
-	l.forget()
+	cluster.dropChanges()
 	a.GroupEvents <- upsert(&nstancev1.GroupStatus{Group: "web", Size: 5})
-	l.saw(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "web"})
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "web"})
 	if g, ok := one.Group("web"); !ok || g.GetSize() != 5 {
 		t.Errorf("group %v", g)
 	}
 	a.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: "db"}
-	l.saw(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "db"})
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "db"})
 	a.InstanceEvents <- pending(instance("wrk1", "deleting"))
-	l.saw(shards.Change{Shard: "a", Kind: shards.DrainPending, Group: "web", Instance: "wrk1"})
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.DrainPending, Group: "web", Instance: "wrk1"})
 	a.InstanceEvents <- &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_DELETED,
 		Instance: instance("wrk2", "deleted")}
-	l.saw(shards.Change{Shard: "a", Kind: shards.InstanceChanged, Group: "web", Instance: "wrk2"})
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.InstanceChanged, Group: "web", Instance: "wrk2"})
 	if d := cmp.Diff([]string{"wrk1 expired"}, drains(one.Drains())); d != "" {
 		t.Error(d)
 	}
@@ -216,9 +217,9 @@ func TestMirrorsAShard(t *testing.T) {
 		t.Errorf("deleted instance: %v", i)
 	}
 	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "provider", Group: "web"}
-	l.saw(shards.Change{Shard: "a", Kind: shards.ErrorReported, Group: "web"})
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.ErrorReported, Group: "web"})
 
-	// A watch that was too slow begins anew on the same connection, and what vanished meanwhile is noticed.
+	// A watch that was too slow is started again on the same connection. The mirror then drops what has vanished.
 	a.Do(func() { a.Instances = nil; a.Ended = status.Error(codes.ResourceExhausted, "slow") })
 	old := a.GroupEvents
 	a.Do(func() {
@@ -226,10 +227,10 @@ func TestMirrorsAShard(t *testing.T) {
 	})
 	a.snapshot(nil)
 	close(old)
-	l.saw(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "web"})
-	l.wait("the instance gone", func() bool { i, _ := one.Instance("wrk1"); return i.GetState() == "deleted" })
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "web"})
+	cluster.wait("the instance gone", func() bool { i, _ := one.Instance("wrk1"); return i.GetState() == "deleted" })
 	if len(one.Drains()) != 0 {
-		t.Error("a drain that is not announced again is still there")
+		t.Error("a drain that was not announced again is still in the mirror")
 	}
 	met := 0
 	a.Do(func() {
@@ -245,87 +246,87 @@ func TestMirrorsAShard(t *testing.T) {
 }
 
 func TestFollowsTheLeader(t *testing.T) {
-	l := newLab(t)
-	first := l.serve("a").snapshot([]string{"web"}, instance("wrk1", "registered"))
-	second := l.serve("a").snapshot([]string{"web"}, instance("wrk2", "registered"))
-	standby := l.serve("a")
+	cluster := newTestCluster(t)
+	first := cluster.startLeader("a").snapshot([]string{"web"}, instance("wrk1", "registered"))
+	second := cluster.startLeader("a").snapshot([]string{"web"}, instance("wrk2", "registered"))
+	standby := cluster.startLeader("a")
 	var at string
 	standby.Before = func(string) error { return fleettest.NotLeader("a", "x", at) }
 	standby.Do(func() { at = first.addr })
-	l.set.Configure(map[string]string{"a": standby.addr})
-	l.run()
-	l.wait("synced", func() bool { return l.shard("a").State().Synced })
-	if _, ok := l.shard("a").Instance("wrk1"); !ok {
-		t.Error("not the first leader's mirror")
+	cluster.set.Configure(map[string]string{"a": standby.addr})
+	cluster.start()
+	cluster.wait("synced", func() bool { return cluster.shard("a").State().Synced })
+	if _, ok := cluster.shard("a").Instance("wrk1"); !ok {
+		t.Error("the mirror does not show the first leader's instance")
 	}
 	standby.Do(func() { at = second.addr })
 	first.stop()
-	l.wait("the second leader's mirror", func() bool { _, ok := l.shard("a").Instance("wrk2"); return ok })
-	l.wait("what vanished with the first", func() bool {
-		i, _ := l.shard("a").Instance("wrk1")
+	cluster.wait("the second leader's mirror", func() bool { _, ok := cluster.shard("a").Instance("wrk2"); return ok })
+	cluster.wait("what vanished with the first", func() bool {
+		i, _ := cluster.shard("a").Instance("wrk1")
 		return i.GetState() == "deleted"
 	})
 
-	// Nobody leads, and nobody knows who will.
+	// No server leads, and the standby knows no leader.
 	standby.Do(func() { at = "" })
 	second.stop()
-	l.wait("unreachable", func() bool {
-		state := l.shard("a").State()
+	cluster.wait("unreachable", func() bool {
+		state := cluster.shard("a").State()
 		return !state.Reachable && strings.Contains(state.Err, "not the leader")
 	})
-	if state := l.shard("a").State(); !state.Synced {
+	if state := cluster.shard("a").State(); !state.Synced {
 		t.Errorf("state %+v", state)
 	}
-	_, err := l.shard("a").API().ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
+	_, err := cluster.shard("a").API().ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("a call to an unreachable shard: %v", err)
 	}
-	// The one that was a standby takes over itself.
+	// The standby becomes the leader.
 	standby.snapshot([]string{"web"})
 	standby.Do(func() { standby.Before = nil })
-	l.wait("reachable", func() bool { return l.shard("a").State().Reachable })
+	cluster.wait("reachable", func() bool { return cluster.shard("a").State().Reachable })
 }
 
 func TestShardsComeAndGo(t *testing.T) {
-	l := newLab(t)
-	a, b, b2 := l.serve("a").snapshot([]string{"web"}), l.serve("b").snapshot([]string{"web"}),
-		l.serve("b").snapshot([]string{"web", "new"})
-	l.run()
-	l.set.Configure(map[string]string{"a": a.addr, "b": b.addr})
-	l.wait("both", func() bool { return l.shard("a").State().Synced && l.shard("b").State().Synced })
-	l.saw(shards.Change{Shard: "b", Kind: shards.ShardState})
-	l.forget()
-	l.set.Configure(map[string]string{"b": b2.addr})
-	l.saw(shards.Change{Shard: "a", Kind: shards.ShardState})
-	if _, ok := l.set.Shard("a"); ok || !slices.Equal(l.set.IDs(), []string{"b"}) {
-		t.Errorf("shards %v", l.set.IDs())
+	cluster := newTestCluster(t)
+	a, b, b2 := cluster.startLeader("a").snapshot([]string{"web"}), cluster.startLeader("b").snapshot([]string{"web"}),
+		cluster.startLeader("b").snapshot([]string{"web", "new"})
+	cluster.start()
+	cluster.set.Configure(map[string]string{"a": a.addr, "b": b.addr})
+	cluster.wait("both", func() bool { return cluster.shard("a").State().Synced && cluster.shard("b").State().Synced })
+	cluster.awaitChange(shards.Change{Shard: "b", Kind: shards.ShardState})
+	cluster.dropChanges()
+	cluster.set.Configure(map[string]string{"b": b2.addr})
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.ShardState})
+	if _, ok := cluster.set.Shard("a"); ok || !slices.Equal(cluster.set.IDs(), []string{"b"}) {
+		t.Errorf("shards %v", cluster.set.IDs())
 	}
-	l.wait("the new address", func() bool { _, ok := l.shard("b").Group("new"); return ok })
-	if !l.shard("b").State().Reachable {
+	cluster.wait("the new address", func() bool { _, ok := cluster.shard("b").Group("new"); return ok })
+	if !cluster.shard("b").State().Reachable {
 		t.Error("a changed address made the shard unreachable")
 	}
-	// A server of another shard under the address of ours is not believed.
-	l.set.Configure(map[string]string{"b": b2.addr, "c": b.addr})
-	l.wait("the refusal", func() bool { return strings.Contains(l.shard("c").State().Err, "wrong peer") })
+	// A server of another shard is refused.
+	cluster.set.Configure(map[string]string{"b": b2.addr, "c": b.addr})
+	cluster.wait("the refusal", func() bool { return strings.Contains(cluster.shard("c").State().Err, "wrong peer") })
 }
 
 func TestOwnChangesAreSeenAtOnce(t *testing.T) {
-	l := newLab(t)
+	cluster := newTestCluster(t)
 	const id = "wrk0000000001r0000000000000000"
-	a := l.serve("a").snapshot([]string{"web"}, instance("wrk2", "deleting"))
+	a := cluster.startLeader("a").snapshot([]string{"web"}, instance("wrk2", "deleting"))
 	a.Groups = []*nstancev1.GroupStatus{{Group: "web", Size: 1}}
-	l.set.Configure(map[string]string{"a": a.addr})
-	l.run()
-	l.wait("synced", func() bool { return l.shard("a").State().Synced })
-	one, ctx, size := l.shard("a"), t.Context(), uint32(7)
-	l.forget()
+	cluster.set.Configure(map[string]string{"a": a.addr})
+	cluster.start()
+	cluster.wait("synced", func() bool { return cluster.shard("a").State().Synced })
+	one, ctx, size := cluster.shard("a"), t.Context(), uint32(7)
+	cluster.dropChanges()
 	if _, err := one.API().UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: "web", Size: &size}); err != nil {
 		t.Fatal(err)
 	}
 	if g, _ := one.Group("web"); g.GetSize() != 7 {
 		t.Errorf("group %v", g)
 	}
-	l.saw(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "web"})
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.GroupChanged, Group: "web"})
 	if _, err := one.API().DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: "wrk2",
 		Reason: "test"}); err != nil {
 		t.Fatal(err)
@@ -339,7 +340,7 @@ func TestOwnChangesAreSeenAtOnce(t *testing.T) {
 	if g, _ := one.Group("web"); !g.GetDeleting() {
 		t.Errorf("group %v", g)
 	}
-	// What a leader does not know, it may yet be asked to make: it is not remembered as deleted.
+	// An instance that the leader does not know is not recorded as deleted: it may still be created.
 	if _, err := one.API().GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id}); status.Code(
 		err) != codes.NotFound {
 		t.Errorf("unknown instance: %v", err)
@@ -348,7 +349,7 @@ func TestOwnChangesAreSeenAtOnce(t *testing.T) {
 		t.Error("an unknown instance is in the mirror")
 	}
 	registry := prometheus.NewRegistry()
-	if err := registry.Register(l.set); err != nil {
+	if err := registry.Register(cluster.set); err != nil {
 		t.Fatal(err)
 	}
 	families, err := registry.Gather()
@@ -369,19 +370,19 @@ func TestOwnChangesAreSeenAtOnce(t *testing.T) {
 	}
 }
 
-// relay forwards connections to an address until it goes silent: then it takes bytes, and says nothing.
-type relay struct {
+// tcpRelay forwards connections to an address. Once silent, it reads and drops everything.
+type tcpRelay struct {
 	mu     sync.Mutex
 	silent bool
 }
 
-func (r *relay) quiet() bool {
+func (r *tcpRelay) quiet() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.silent
 }
 
-func (r *relay) copy(to, from net.Conn) {
+func (r *tcpRelay) copy(to, from net.Conn) {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
@@ -398,7 +399,7 @@ func (r *relay) copy(to, from net.Conn) {
 	}
 }
 
-func (r *relay) serve(t *testing.T, to string) string {
+func (r *tcpRelay) serve(t *testing.T, to string) string {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -422,24 +423,24 @@ func (r *relay) serve(t *testing.T, to string) string {
 	return listener.Addr().String()
 }
 
-// A network that swallows everything, as a lost machine's does, is noticed by keepalives.
+// TestSilenceIsNoticed checks that keepalives detect a connection whose packets are lost.
 func TestSilenceIsNoticed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes as long as a keepalive")
 	}
 	t.Parallel()
-	l := newLab(t)
-	l.set.SetGrace(4 * time.Second)
-	a, b := l.serve("a").snapshot(nil), l.serve("b").snapshot(nil)
-	between := new(relay)
-	l.set.Configure(map[string]string{"a": between.serve(t, a.addr), "b": b.addr})
-	l.run()
-	l.wait("both", func() bool { return l.shard("a").State().Synced && l.shard("b").State().Synced })
+	cluster := newTestCluster(t)
+	cluster.set.SetGrace(4 * time.Second)
+	a, b := cluster.startLeader("a").snapshot(nil), cluster.startLeader("b").snapshot(nil)
+	between := new(tcpRelay)
+	cluster.set.Configure(map[string]string{"a": between.serve(t, a.addr), "b": b.addr})
+	cluster.start()
+	cluster.wait("both", func() bool { return cluster.shard("a").State().Synced && cluster.shard("b").State().Synced })
 	between.mu.Lock()
 	between.silent = true
 	between.mu.Unlock()
-	waitFor(t, 20*time.Second, "unreachable", func() bool { return !l.shard("a").State().Reachable })
-	if !l.shard("b").State().Reachable {
+	waitFor(t, 20*time.Second, "unreachable", func() bool { return !cluster.shard("a").State().Reachable })
+	if !cluster.shard("b").State().Reachable {
 		t.Error("the other shard is unreachable too")
 	}
 }

@@ -16,18 +16,19 @@ import (
 )
 
 const (
-	// grace: with a server that is silent, pingAfter and pingTimeout come before it, 17 s in all.
+	// grace is the time to reconnect before a shard counts as unreachable. For a silent server, pingAfter and
+	// pingTimeout come first, so it takes 17 s in all.
 	grace = 4 * time.Second
-	// settled is how long a session must have lasted for the next delay to be the shortest again.
+	// settled is the length of a session after which the reconnect delay is reset.
 	settled = 5 * time.Second
 )
 
 var (
 	errNotConnected = errors.New("not connected yet")
-	errStopped      = errors.New("it is connected no more")
+	errStopped      = errors.New("the shard is no longer connected")
 )
 
-// shard is one shard: the one connection to its leader, and its mirror.
+// shard holds the connection to one shard's leader and the mirror.
 type shard struct {
 	*mirror
 	set *Set
@@ -36,14 +37,14 @@ type shard struct {
 	mu    sync.Mutex
 	addr  string
 	state State
-	// conn is the connection to a leader; nil while there is none. lost is why.
-	conn *grpc.ClientConn
-	lost error
-	// cut ends the session that is, so that another begins.
-	cut context.CancelFunc
-	// doubt makes the shard unreachable once its grace is over.
-	doubt *time.Timer
-	// removed ends run for good.
+	// conn is the connection to a leader, or nil. If it is nil, lost is the reason.
+	conn    *grpc.ClientConn
+	lostErr error
+	// endSession ends the current session, so that a new one starts.
+	endSession context.CancelFunc
+	// graceTimer marks the shard as unreachable when the grace is over.
+	graceTimer *time.Timer
+	// removed is closed when the shard is removed from the configuration.
 	removed chan struct{}
 }
 
@@ -51,8 +52,8 @@ var _ Shard = (*shard)(nil)
 
 func newShard(id, addr string, set *Set) *shard {
 	return &shard{mirror: newMirror(id, set.options.Now), set: set, log: set.options.Log.With("shard", id), addr: addr,
-		lost:  errNotConnected,
-		state: State{Since: set.options.Now(), Err: errNotConnected.Error()}, removed: make(chan struct{})}
+		lostErr: errNotConnected,
+		state:   State{Since: set.options.Now(), Err: errNotConnected.Error()}, removed: make(chan struct{})}
 }
 
 func (s *shard) address() string {
@@ -61,13 +62,13 @@ func (s *shard) address() string {
 	return s.addr
 }
 
-// readdress makes the next session begin at another address, at once.
-func (s *shard) readdress(addr string) {
+// setAddress starts a new session at another address immediately.
+func (s *shard) setAddress(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.addr = addr
-	if s.cut != nil {
-		s.cut()
+	if s.endSession != nil {
+		s.endSession()
 	}
 }
 
@@ -77,7 +78,7 @@ func (s *shard) remove() { close(s.removed) }
 func (s *shard) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer s.stopped()
+	defer s.setStopped()
 	go func() {
 		select {
 		case <-s.removed:
@@ -95,17 +96,16 @@ func (s *shard) run(ctx context.Context) {
 			addr = hint
 		}
 		began := s.now()
-		met, err := s.once(ctx, addr)
+		met, err := s.runSession(ctx, addr)
 		if ctx.Err() != nil {
 			return
 		}
-		s.offline(err, s.set.grace)
+		s.setOffline(err, s.set.grace)
 		if err.Error() != said {
 			said = err.Error()
-			s.log.Warn("No session with the shard's leader; trying again", "address", addr, "error", err)
+			s.log.Warn("no session with the shard's leader; trying again", "address", addr, "error", err)
 		}
-		// A server that is not the leader names it: that one is tried at once, and after that the configured address
-		// again.
+		// A standby names the leader. The named address is tried immediately, then the configured address again.
 		hint = notleader.FromError(err).GetOperatorAddr()
 		if hint != "" && hint != addr && !followed {
 			continue
@@ -116,88 +116,88 @@ func (s *shard) run(ctx context.Context) {
 			said = ""
 			delays.Reset()
 		}
-		if met && lasted || errors.Is(err, errAddress) {
-			continue // at once: most often somebody else leads already
+		if met && lasted || errors.Is(err, errAddressChanged) {
+			continue // no delay: usually another server is already the leader
 		}
 		pause(ctx, delays.NextBackOff())
 	}
 }
 
-// errAddress ends a session because the configuration file has another address.
-var errAddress = errors.New("the shard's address has changed")
+// errAddressChanged ends a session because the shard has a new address in the configuration file.
+var errAddressChanged = errors.New("the shard's address has changed")
 
-// once holds one session. met is whether a leader answered; the error is never nil.
-func (s *shard) once(ctx context.Context, addr string) (met bool, err error) {
+// runSession runs one session. met reports whether a leader answered. The error is never nil.
+func (s *shard) runSession(ctx context.Context, addr string) (met bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.mu.Lock()
-	s.cut = func() { cancel(errAddress) }
+	s.endSession = func() { cancel(errAddressChanged) }
 	s.mu.Unlock()
 	met, err = s.session(ctx, addr)
-	if cause := context.Cause(ctx); cause != nil && errors.Is(cause, errAddress) {
+	if cause := context.Cause(ctx); cause != nil && errors.Is(cause, errAddressChanged) {
 		err = cause
 	}
 	return met, err
 }
 
-// online says that a leader answers on a connection.
-func (s *shard) online(conn *grpc.ClientConn) {
+// setOnline records a connection to a leader.
+func (s *shard) setOnline(conn *grpc.ClientConn) {
 	s.mu.Lock()
-	if s.doubt != nil {
-		s.doubt.Stop()
-		s.doubt = nil
+	if s.graceTimer != nil {
+		s.graceTimer.Stop()
+		s.graceTimer = nil
 	}
-	s.conn, s.lost = conn, nil
+	s.conn, s.lostErr = conn, nil
 	changed := !s.state.Reachable
 	if changed {
 		s.state.Reachable, s.state.Since, s.state.Err = true, s.now(), ""
 	}
 	s.mu.Unlock()
 	if changed {
-		s.log.Info("The shard is reachable", "address", conn.Target())
-		s.set.tell(Change{Shard: s.id, Kind: ShardState})
+		s.log.Info("shard is reachable", "address", conn.Target())
+		s.set.notifyAll(Change{Shard: s.id, Kind: ShardState})
 	}
 }
 
-// stopped says that there will be no session any more: the shard was removed, or the operator stops.
-func (s *shard) stopped() {
+// setStopped records that no session follows, because the shard was removed or the operator stops.
+func (s *shard) setStopped() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.conn, s.lost = nil, errStopped
+	s.conn, s.lostErr = nil, errStopped
 	s.state.Reachable, s.state.Err = false, errStopped.Error()
-	if s.doubt != nil {
-		s.doubt.Stop()
+	if s.graceTimer != nil {
+		s.graceTimer.Stop()
 	}
 }
 
-// offline says that there is no session, why, and that the shard is unreachable if there is none again within a time.
-func (s *shard) offline(err error, within time.Duration) {
+// setOffline records the end of a session. The shard becomes unreachable if no session follows within the given time.
+func (s *shard) setOffline(err error, within time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.conn, s.lost = nil, err
+	s.conn, s.lostErr = nil, err
 	switch {
 	case !s.state.Reachable:
 		s.state.Err = reason(err)
-	case s.doubt == nil:
-		s.doubt = time.AfterFunc(within, func() {
+	case s.graceTimer == nil:
+		s.graceTimer = time.AfterFunc(within, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.conn == nil && s.state.Reachable {
-				s.unreachable()
+				s.setUnreachable()
 			}
 		})
 	}
 }
 
-// unreachable is called with mu held.
-func (s *shard) unreachable() {
-	s.state.Reachable, s.state.Since, s.state.Err = false, s.now(), reason(s.lost)
-	s.doubt = nil
-	s.log.Warn("The shard is unreachable", "error", s.lost)
-	go s.set.tell(Change{Shard: s.id, Kind: ShardState}) // mu is held
+// setUnreachable marks the shard as unreachable. The caller must hold mu.
+func (s *shard) setUnreachable() {
+	s.state.Reachable, s.state.Since, s.state.Err = false, s.now(), reason(s.lostErr)
+	s.graceTimer = nil
+	s.log.Warn("shard is unreachable", "error", s.lostErr)
+	go s.set.notifyAll(Change{Shard: s.id, Kind: ShardState}) // in a goroutine, because the caller holds mu
 }
 
-// reason is an error in words.
+// reason returns the message of an error without gRPC's prefix.
 func reason(err error) string {
 	if st, ok := status.FromError(err); ok {
 		return st.Message()
@@ -205,13 +205,14 @@ func reason(err error) string {
 	return err.Error()
 }
 
-func (s *shard) synced() {
+// setSynced records that the mirror is complete.
+func (s *shard) setSynced() {
 	s.mu.Lock()
 	changed := !s.state.Synced
 	s.state.Synced = true
 	s.mu.Unlock()
 	if changed {
-		s.set.tell(Change{Shard: s.id, Kind: ShardState})
+		s.set.notifyAll(Change{Shard: s.id, Kind: ShardState})
 	}
 }
 
@@ -223,7 +224,7 @@ func (s *shard) State() State {
 	s.mu.Lock()
 	state := s.state
 	s.mu.Unlock()
-	state.Zone, state.Region = s.place()
+	state.Zone, state.Region = s.location()
 	return state
 }
 
@@ -244,7 +245,7 @@ func (s *shard) Drains() []Drain { return s.allDrains() }
 
 // API implements [Shard].
 func (s *shard) API() nstancev1.OperatorServiceClient {
-	return nstancev1.NewOperatorServiceClient(caller{s})
+	return nstancev1.NewOperatorServiceClient(leaderClient{s})
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -1,9 +1,11 @@
-// Package shards owns the operator's side of every shard: one connection each, and a mirror of what the shard's leader
-// says of the tenant's groups and instances.
+// Package shards connects the operator to the leader of every shard. For each shard it keeps one connection and a
+// mirror of the tenant's groups and instances as the leader reports them.
 //
-// Invariant: shards are independent of each other: one that does not answer delays nothing that is said of the others.
-// What a mirror holds is what a leader once said; who acts on "gone" must ask whether the mirror is synced, or ask the
-// leader.
+// Invariants:
+//
+//   - Shards are independent. A shard that does not answer delays no other.
+//   - A mirror shows what a leader once reported. Code that acts on the absence of an object must check that the mirror
+//     is synced, or ask the leader.
 package shards
 
 import (
@@ -12,77 +14,76 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// Shards is what reconcilers see of all shards. It is safe for concurrent use, and nothing in it blocks.
+// Shards is the view that reconcilers have of all shards. It is safe for concurrent use, and no method blocks.
 type Shards interface {
-	// IDs are the shards of the configuration file as it is now, sorted.
+	// IDs returns the shards of the current configuration file, sorted.
 	IDs() []string
-	// Shard is one of them; false when the configuration file does not name it (any more).
+	// Shard returns a shard by its ID. It returns false if the configuration file does not list the shard.
 	Shard(id string) (Shard, bool)
-	// Notify adds somebody to be told of every change from now on. fn may be called from any goroutine and must not
-	// block.
+	// Notify registers fn for all future changes. fn may be called from any goroutine and must not block.
 	Notify(fn func(Change))
 }
 
-// Shard is what is known of one shard, and the way to its leader. Messages it hands out are shared: they are not to be
-// changed.
+// Shard is the mirror of one shard and the client of its leader. The messages that it returns are shared and must not
+// be modified.
 type Shard interface {
 	ID() string
 	State() State
-	// Group is the mirror's view of a group; false when the leader named none.
+	// Group returns a group of the mirror. It returns false if the leader has not reported the group.
 	Group(name string) (*nstancev1.GroupStatus, bool)
-	// Groups are all groups of the tenant, by name.
+	// Groups returns all groups of the tenant, sorted by name.
 	Groups() []*nstancev1.GroupStatus
-	// Instance is the mirror's view of an instance. Deleted ones stay for a while, with the state "deleted".
+	// Instance returns an instance of the mirror. A deleted instance stays for 15 minutes with the state "deleted".
 	Instance(id string) (*nstancev1.InstanceStatus, bool)
-	// Instances are the instances of a group, all when it is empty, by ID; those that are being deleted too, deleted
-	// ones not.
+	// Instances returns the instances of a group, or of all groups if group is empty, sorted by ID. It includes
+	// instances that are being deleted and leaves out deleted ones.
 	Instances(group string) []*nstancev1.InstanceStatus
-	// Drains are the instances that wait for their nodes to be drained, by ID.
+	// Drains returns the instances that wait for their nodes to be drained, sorted by ID.
 	Drains() []Drain
-	// API calls the shard's leader. A call ends after 10 seconds at the latest; while the shard is unreachable it fails
-	// at once with Unavailable.
+	// API returns a client of the shard's leader. A call takes at most 10 seconds. While the shard is unreachable,
+	// calls fail immediately with Unavailable.
 	API() nstancev1.OperatorServiceClient
 }
 
-// State is how things stand with a shard.
+// State is the state of the connection to a shard.
 type State struct {
-	// Reachable: the leader answers. Since is when that last changed.
+	// Reachable reports whether the leader answers. Since is the time at which Reachable last changed.
 	Reachable bool
 	Since     time.Time
-	// Synced: groups and instances have been read as a whole from the leader we are connected to. It stays true while a
-	// lost connection is made anew, and false only before the first time.
+	// Synced reports whether all groups and instances have been read from a leader. It is false only before the first
+	// time, and stays true while the operator reconnects.
 	Synced bool
-	// Err is why the shard is unreachable, in words; "" when it is reachable.
+	// Err says why the shard is unreachable. It is empty if the shard is reachable.
 	Err string
-	// Zone and Region are those of the shard's provider, "" while they are not known.
+	// Zone and Region are those of the shard's provider. They are empty while unknown.
 	Zone, Region string
 }
 
-// Drain is an instance that will be deleted once its node is drained, at the deadline at the latest.
+// Drain is an instance that is deleted once its node is drained, or at the deadline.
 type Drain struct {
 	Instance *nstancev1.InstanceStatus
 	Reason   string
 	Deadline time.Time
 }
 
-// ChangeKind says what a change is about.
+// ChangeKind is the kind of a [Change].
 type ChangeKind int
 
 // Kinds of changes.
 const (
-	// ShardState: reachable, synced or not, added or removed.
+	// ShardState: the shard was added or removed, or its reachability or sync state changed.
 	ShardState ChangeKind = iota + 1
-	// GroupChanged: Group has been changed or removed.
+	// GroupChanged: Group was changed or removed.
 	GroupChanged
-	// InstanceChanged: Instance, of Group, has been changed or deleted.
+	// InstanceChanged: Instance of Group was changed or deleted.
 	InstanceChanged
-	// DrainPending: Instance, of Group, waits for its node to be drained.
+	// DrainPending: Instance of Group waits for its node to be drained.
 	DrainPending
 	// ErrorReported: the leader reported Error.
 	ErrorReported
 )
 
-// Change says that it is worth looking again. What there is to see is in the mirror by then.
+// Change is a notification. The mirror already shows the new state when it is sent.
 type Change struct {
 	Shard           string
 	Kind            ChangeKind

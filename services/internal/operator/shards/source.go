@@ -8,8 +8,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Source makes requests for a controller of the changes of shards. What holds already when the controller starts comes
-// first, as changes of every shard, group and drain. requests must not block: it may read a cache, nothing else.
+// Source enqueues a controller's requests for the changes of shards. It starts with the current state, as one change
+// for every shard, group and drain. requests must not block; it may read a cache.
 func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		add := func(c Change) {
@@ -21,8 +21,8 @@ func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 			}
 		}
 		s.Notify(add)
-		go func() { // the cache that requests reads may have to be filled first
-			for _, change := range standing(s) {
+		go func() { // requests may read a cache that has yet to be filled
+			for _, change := range currentState(s) {
 				add(change)
 			}
 		}()
@@ -30,8 +30,8 @@ func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 	})
 }
 
-// standing is what holds, as changes.
-func standing(s Shards) (changes []Change) {
+// currentState returns the current state as changes.
+func currentState(s Shards) (changes []Change) {
 	for _, id := range s.IDs() {
 		one, ok := s.Shard(id)
 		if !ok {

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 )
 
-// A controller that starts late hears of what holds, and then of every change.
+// TestSource checks that a controller that starts late gets the current state first and then every change.
 func TestSource(t *testing.T) {
 	set := shardstest.New("a", "b")
 	a := set.Of("a")

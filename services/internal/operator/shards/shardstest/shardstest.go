@@ -1,8 +1,7 @@
-// Package shardstest is shards for tests of reconcilers: leaders that keep groups and instances in memory and do at
-// once what real ones would.
+// Package shardstest fakes shards for tests of reconcilers. Its leaders keep groups and instances in memory and change
+// them immediately.
 //
-// Invariant: what a call answers and what the mirror then says agree with services/internal/operatorapi; only time,
-// failures and VMs are made up.
+// Invariant: answers and mirror agree with services/internal/operatorapi; only time, failures and VMs are simulated.
 package shardstest
 
 import (
@@ -27,10 +26,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// Kind is the prefix of instance IDs of every group here.
+// Kind is the prefix of all instance IDs.
 const Kind = "wrk"
 
-// Set is a set of shards.
+// Set is a set of fake shards.
 type Set struct {
 	mu     sync.Mutex
 	shards map[string]*Shard
@@ -39,7 +38,7 @@ type Set struct {
 
 var _ shards.Shards = (*Set)(nil)
 
-// New makes shards that are reachable, synced and empty.
+// New returns a set of shards that are reachable, synced and empty.
 func New(ids ...string) *Set {
 	s := &Set{shards: map[string]*Shard{}}
 	for _, id := range ids {
@@ -48,7 +47,7 @@ func New(ids ...string) *Set {
 	return s
 }
 
-// Add adds a shard, as an edit of the configuration file does.
+// Add adds a shard, as a change of the configuration file does.
 func (s *Set) Add(id string) *Shard {
 	shard := &Shard{id: id, set: s, groups: map[string]*nstancev1.GroupStatus{},
 		static: map[string]*nstancev1.GroupStatus{}, own: map[string]config.GroupSpec{},
@@ -57,19 +56,19 @@ func (s *Set) Add(id string) *Shard {
 	s.mu.Lock()
 	s.shards[id] = shard
 	s.mu.Unlock()
-	s.tell(shards.Change{Shard: id, Kind: shards.ShardState})
+	s.notifyAll(shards.Change{Shard: id, Kind: shards.ShardState})
 	return shard
 }
 
-// Remove removes a shard, as an edit of the configuration file does.
+// Remove removes a shard, as a change of the configuration file does.
 func (s *Set) Remove(id string) {
 	s.mu.Lock()
 	delete(s.shards, id)
 	s.mu.Unlock()
-	s.tell(shards.Change{Shard: id, Kind: shards.ShardState})
+	s.notifyAll(shards.Change{Shard: id, Kind: shards.ShardState})
 }
 
-// Of returns a shard to play with; it panics when there is none.
+// Of returns a shard. It panics if there is none.
 func (s *Set) Of(id string) *Shard {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +109,7 @@ func (s *Set) Notify(fn func(shards.Change)) {
 	s.notify = append(s.notify, fn)
 }
 
-func (s *Set) tell(changes ...shards.Change) {
+func (s *Set) notifyAll(changes ...shards.Change) {
 	s.mu.Lock()
 	to := slices.Clone(s.notify)
 	s.mu.Unlock()
@@ -121,52 +120,52 @@ func (s *Set) tell(changes ...shards.Change) {
 	}
 }
 
-// Shard is one leader.
+// Shard is a fake shard with its leader.
 type Shard struct {
 	id  string
 	set *Set
 
-	mu        sync.Mutex
-	state     shards.State
-	groups    map[string]*nstancev1.GroupStatus
-	static    map[string]*nstancev1.GroupStatus // static groups without what overrides them
-	own       map[string]config.GroupSpec       // what dynamic groups say, and overrides of static ones
-	instances map[string]*nstancev1.InstanceStatus
-	drains    map[string]shards.Drain
-	fail      func(method string) error
-	calls     []string
-	made      int
-	drained   bool
+	mu         sync.Mutex
+	state      shards.State
+	groups     map[string]*nstancev1.GroupStatus
+	static     map[string]*nstancev1.GroupStatus // static groups without their overrides
+	own        map[string]config.GroupSpec       // settings of dynamic groups and overrides of static groups
+	instances  map[string]*nstancev1.InstanceStatus
+	drains     map[string]shards.Drain
+	fail       func(method string) error
+	calls      []string
+	created    int
+	holdDrains bool
 }
 
 var _ shards.Shard = (*Shard)(nil)
 
-// Start is when the first instance is made; every further one is a second later.
+// Start is the creation time of the first instance. Each further instance is a second later.
 var Start = time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
 
-// SetState changes reachability and the rest.
+// SetState changes the state and sends a notification.
 func (s *Shard) SetState(change func(*shards.State)) {
 	s.mu.Lock()
 	change(&s.state)
 	s.mu.Unlock()
-	s.set.tell(shards.Change{Shard: s.id, Kind: shards.ShardState})
+	s.set.notifyAll(shards.Change{Shard: s.id, Kind: shards.ShardState})
 }
 
-// Fail makes calls fail with what fn returns for a method's name (such as "UpsertGroup"); nil for none.
+// Fail sets a hook: a call fails with the error that fn returns for its method, such as "UpsertGroup". nil removes it.
 func (s *Shard) Fail(fn func(method string) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail = fn
 }
 
-// HoldDrains lets deletions wait for AcknowledgeDrained, as with drain_timeout set. Without, they end at once.
+// HoldDrains makes deletions wait for AcknowledgeDrained, as drain_timeout does. Otherwise they end immediately.
 func (s *Shard) HoldDrains() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.drained = true
+	s.holdDrains = true
 }
 
-// Calls returns the changing calls so far, "{method} {group or instance} {size}", and forgets them.
+// Calls returns the modifying calls since the last call of Calls, as "{method} {group or instance} {size}".
 func (s *Shard) Calls() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,8 +174,8 @@ func (s *Shard) Calls() []string {
 	return calls
 }
 
-// SetGroup puts a group there as the configuration file (static) or another client (dynamic) would, with its instances.
-// An override of a static group stays.
+// SetGroup creates a group and its instances, as the configuration file (static) or another client (dynamic) does. An
+// override of a static group stays.
 func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.mu.Lock()
 	g = proto.CloneOf(g)
@@ -193,12 +192,12 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 			InstanceType: g.GetInstanceType(), SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
 	}
 	g = s.merge(g.GetGroup())
-	changes := s.settle(g)
+	changes := s.reconcile(g)
 	s.mu.Unlock()
-	s.set.tell(changes...)
+	s.set.notifyAll(changes...)
 }
 
-// merge makes a group of what its configuration and itself say; templates say nothing here. mu is held.
+// merge computes a group from its configuration and its own settings, without templates. The caller must hold mu.
 func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 	own, overridden := s.own[name]
 	g := proto.CloneOf(s.groups[name])
@@ -231,7 +230,7 @@ func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 	return g
 }
 
-// Change edits an instance, as its VM or the leader would, and tells of it.
+// Change edits an instance, as its VM or the leader would, and sends a notification.
 func (s *Shard) Change(id string, change func(*nstancev1.InstanceStatus)) {
 	s.mu.Lock()
 	i := proto.CloneOf(s.instances[id])
@@ -239,13 +238,13 @@ func (s *Shard) Change(id string, change func(*nstancev1.InstanceStatus)) {
 	s.instances[id] = i
 	changes := []shards.Change{{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: id}}
 	if g := s.groups[i.GetGroup()]; g != nil {
-		changes = append(changes, s.settle(g)...)
+		changes = append(changes, s.reconcile(g)...)
 	}
 	s.mu.Unlock()
-	s.set.tell(changes...)
+	s.set.notifyAll(changes...)
 }
 
-// Drain makes an instance wait for its node to be drained.
+// Drain deletes an instance that has to be drained first.
 func (s *Shard) Drain(id, reason string, deadline time.Time) {
 	s.mu.Lock()
 	i := proto.CloneOf(s.instances[id])
@@ -254,41 +253,43 @@ func (s *Shard) Drain(id, reason string, deadline time.Time) {
 	s.drains[id] = shards.Drain{Instance: i, Reason: reason, Deadline: deadline}
 	changes := []shards.Change{{Shard: s.id, Kind: shards.DrainPending, Group: i.GetGroup(), Instance: id}}
 	if g := s.groups[i.GetGroup()]; g != nil {
-		changes = append(changes, s.settle(g)...)
+		changes = append(changes, s.reconcile(g)...)
 	}
 	s.mu.Unlock()
-	s.set.tell(changes...)
+	s.set.notifyAll(changes...)
 }
 
-// Kill ends an instance behind everybody's back; the leader replaces it.
-func (s *Shard) Kill(id string) { s.Change(id, gone) }
+// Kill terminates an instance outside the leader's control. The leader replaces it.
+func (s *Shard) Kill(id string) { s.Change(id, markDeleted) }
 
-// Forget removes an instance from the mirror, as happens a while after it was deleted.
+// Forget drops an instance from the mirror, as happens 15 minutes after its deletion.
 func (s *Shard) Forget(id string) {
 	s.mu.Lock()
 	group := s.instances[id].GetGroup()
 	delete(s.instances, id)
 	delete(s.drains, id)
 	s.mu.Unlock()
-	s.set.tell(shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: group, Instance: id})
+	s.set.notifyAll(shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: group, Instance: id})
 }
 
-// Report tells of an error.
+// Report sends an error event.
 func (s *Shard) Report(e *nstancev1.ErrorEvent) {
-	s.set.tell(shards.Change{Shard: s.id, Kind: shards.ErrorReported, Group: e.GetGroup(), Instance: e.GetInstanceId(),
-		Error: e})
+	s.set.notifyAll(shards.Change{Shard: s.id, Kind: shards.ErrorReported, Group: e.GetGroup(),
+		Instance: e.GetInstanceId(),
+		Error:    e})
 }
 
-func gone(i *nstancev1.InstanceStatus) {
+func markDeleted(i *nstancev1.InstanceStatus) {
 	i.State, i.ProviderState, i.DeletedAt = "deleted", "terminated", timestamppb.New(Start)
 }
 
-// settle makes and removes instances until the group has its size, and writes the group's status. mu is held.
-func (s *Shard) settle(g *nstancev1.GroupStatus) (changes []shards.Change) {
-	live := s.live(g.GetGroup())
+// reconcile creates and deletes instances until the group has its size, and updates its status. The caller must hold
+// mu.
+func (s *Shard) reconcile(g *nstancev1.GroupStatus) (changes []shards.Change) {
+	live := s.liveInstances(g.GetGroup())
 	for len(live) < int(g.GetSize()) && !g.GetDeleting() {
 		id := s.newID()
-		s.instances[id] = s.instance(id, g, "")
+		s.instances[id] = s.newInstance(id, g, "")
 		live = append(live, id)
 		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: g.GetGroup(),
 			Instance: id})
@@ -296,7 +297,7 @@ func (s *Shard) settle(g *nstancev1.GroupStatus) (changes []shards.Change) {
 	for len(live) > int(g.GetSize()) || g.GetDeleting() && len(live) > 0 {
 		id := live[len(live)-1]
 		live = live[:len(live)-1]
-		changes = append(changes, s.remove(id, "scale down")...)
+		changes = append(changes, s.deleteInstance(id, "scale down")...)
 	}
 	next := proto.CloneOf(g)
 	next.ActualSize, next.Healthy, next.ProviderIds, next.InstanceIds = uint32(len(live)), 0, nil, nil
@@ -311,15 +312,15 @@ func (s *Shard) settle(g *nstancev1.GroupStatus) (changes []shards.Change) {
 		}
 	}
 	s.groups[g.GetGroup()] = next
-	if g.GetDeleting() && !s.draining(g.GetGroup()) {
+	if g.GetDeleting() && !s.hasInstances(g.GetGroup()) {
 		delete(s.groups, g.GetGroup())
 		delete(s.own, g.GetGroup())
 	}
 	return append(changes, shards.Change{Shard: s.id, Kind: shards.GroupChanged, Group: g.GetGroup()})
 }
 
-// draining reports whether instances of a group that nobody wants are still there.
-func (s *Shard) draining(group string) bool {
+// hasInstances reports whether a group still has instances that are being deleted.
+func (s *Shard) hasInstances(group string) bool {
 	for _, i := range s.instances {
 		if i.GetGroup() == group && i.GetState() != "deleted" {
 			return true
@@ -328,7 +329,7 @@ func (s *Shard) draining(group string) bool {
 	return false
 }
 
-func (s *Shard) live(group string) (ids []string) {
+func (s *Shard) liveInstances(group string) (ids []string) {
 	for id, i := range s.instances {
 		if i.GetGroup() == group && !i.GetOnDemand() && i.GetState() != "deleting" && i.GetState() != "deleted" {
 			ids = append(ids, id)
@@ -338,32 +339,32 @@ func (s *Shard) live(group string) (ids []string) {
 	return ids
 }
 
-func (s *Shard) remove(id, reason string) []shards.Change {
+func (s *Shard) deleteInstance(id, reason string) []shards.Change {
 	i := proto.CloneOf(s.instances[id])
 	i.DeleteReason = reason
 	change := shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: id}
-	if s.drained {
+	if s.holdDrains {
 		i.State = "deleting"
 		s.drains[id] = shards.Drain{Instance: i, Reason: reason, Deadline: Start.Add(time.Hour)}
 		change.Kind = shards.DrainPending
 	} else {
-		gone(i)
+		markDeleted(i)
 	}
 	s.instances[id] = i
 	return []shards.Change{change}
 }
 
 func (s *Shard) newID() string {
-	s.made++
-	id, err := ident.NewID(Kind, Start.Add(time.Duration(s.made)*time.Second),
-		strings.NewReader(strings.Repeat(fmt.Sprintf("%s%09d", s.id, s.made), 4)))
+	s.created++
+	id, err := ident.NewID(Kind, Start.Add(time.Duration(s.created)*time.Second),
+		strings.NewReader(strings.Repeat(fmt.Sprintf("%s%09d", s.id, s.created), 4)))
 	if err != nil {
 		panic(err)
 	}
 	return id.String()
 }
 
-func (s *Shard) instance(id string, g *nstancev1.GroupStatus, instanceType string) *nstancev1.InstanceStatus {
+func (s *Shard) newInstance(id string, g *nstancev1.GroupStatus, instanceType string) *nstancev1.InstanceStatus {
 	if instanceType == "" {
 		instanceType = g.GetInstanceType()
 	}
@@ -442,16 +443,16 @@ func (s *Shard) Drains() []shards.Drain {
 }
 
 // API implements shards.Shard.
-func (s *Shard) API() nstancev1.OperatorServiceClient { return &api{shard: s} }
+func (s *Shard) API() nstancev1.OperatorServiceClient { return &leaderAPI{shard: s} }
 
-// api answers as a leader does. Calls that are not written here are not made by reconcilers, and panic.
-type api struct {
+// leaderAPI implements the calls that reconcilers make. Other calls panic.
+type leaderAPI struct {
 	nstancev1.OperatorServiceClient
 	shard *Shard
 }
 
-// enter begins a call with mu held; what it returns ends it and tells of changes.
-func (a *api) enter(method, subject string) (leave func(changes ...shards.Change), err error) {
+// beginCall begins a call and locks mu. The returned function unlocks mu and sends the changes.
+func (a *leaderAPI) beginCall(method, subject string) (leave func(changes ...shards.Change), err error) {
 	s := a.shard
 	s.mu.Lock()
 	switch {
@@ -469,13 +470,13 @@ func (a *api) enter(method, subject string) (leave func(changes ...shards.Change
 	}
 	return func(changes ...shards.Change) {
 		s.mu.Unlock()
-		s.set.tell(changes...)
+		s.set.notifyAll(changes...)
 	}, nil
 }
 
-func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest,
+func (a *leaderAPI) ListGroups(context.Context, *nstancev1.ListGroupsRequest,
 	...grpc.CallOption) (*nstancev1.ListGroupsResponse, error) {
-	leave, err := a.enter("ListGroups", "")
+	leave, err := a.beginCall("ListGroups", "")
 	if err != nil {
 		return nil, err
 	}
@@ -483,9 +484,9 @@ func (a *api) ListGroups(context.Context, *nstancev1.ListGroupsRequest,
 	return &nstancev1.ListGroupsResponse{Groups: a.shard.Groups()}, nil
 }
 
-func (a *api) ListInstances(_ context.Context, r *nstancev1.ListInstancesRequest,
+func (a *leaderAPI) ListInstances(_ context.Context, r *nstancev1.ListInstancesRequest,
 	_ ...grpc.CallOption) (*nstancev1.ListInstancesResponse, error) {
-	leave, err := a.enter("ListInstances", "")
+	leave, err := a.beginCall("ListInstances", "")
 	if err != nil {
 		return nil, err
 	}
@@ -493,9 +494,9 @@ func (a *api) ListInstances(_ context.Context, r *nstancev1.ListInstancesRequest
 	return &nstancev1.ListInstancesResponse{Instances: a.shard.Instances(r.GetGroup())}, nil
 }
 
-func (a *api) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest,
+func (a *leaderAPI) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest,
 	_ ...grpc.CallOption) (*nstancev1.GetInstanceStatusResponse, error) {
-	leave, err := a.enter("GetInstanceStatus", "")
+	leave, err := a.beginCall("GetInstanceStatus", "")
 	if err != nil {
 		return nil, err
 	}
@@ -507,9 +508,9 @@ func (a *api) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatu
 	return &nstancev1.GetInstanceStatusResponse{Instance: i}, nil
 }
 
-func (a *api) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest,
+func (a *leaderAPI) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest,
 	_ ...grpc.CallOption) (*nstancev1.UpsertGroupResponse, error) {
-	leave, err := a.enter("UpsertGroup", fmt.Sprintf("%s %d", r.GetGroup(), r.GetSize()))
+	leave, err := a.beginCall("UpsertGroup", fmt.Sprintf("%s %d", r.GetGroup(), r.GetSize()))
 	if err != nil {
 		return nil, err
 	}
@@ -563,15 +564,15 @@ func (a *api) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest,
 	}
 	s.own[r.GetGroup()] = own
 	g = s.merge(r.GetGroup())
-	changes := s.settle(g)
+	changes := s.reconcile(g)
 	g = s.groups[r.GetGroup()]
 	leave(changes...)
 	return &nstancev1.UpsertGroupResponse{Group: g}, nil
 }
 
-func (a *api) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest,
+func (a *leaderAPI) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest,
 	_ ...grpc.CallOption) (*nstancev1.DeleteGroupResponse, error) {
-	leave, err := a.enter("DeleteGroup", r.GetGroup())
+	leave, err := a.beginCall("DeleteGroup", r.GetGroup())
 	if err != nil {
 		return nil, err
 	}
@@ -593,13 +594,13 @@ func (a *api) DeleteGroup(_ context.Context, r *nstancev1.DeleteGroupRequest,
 		g.Deleting = true
 		a.shard.groups[r.GetGroup()] = g
 	}
-	leave(a.shard.settle(g)...)
+	leave(a.shard.reconcile(g)...)
 	return &nstancev1.DeleteGroupResponse{RestoredStatic: g.GetIsStatic()}, nil
 }
 
-func (a *api) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceRequest,
+func (a *leaderAPI) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceRequest,
 	_ ...grpc.CallOption) (*nstancev1.CreateInstanceResponse, error) {
-	leave, err := a.enter("CreateInstance", r.GetInstanceId())
+	leave, err := a.beginCall("CreateInstance", r.GetInstanceId())
 	if err != nil {
 		return nil, err
 	}
@@ -615,16 +616,16 @@ func (a *api) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceReque
 		return nil, status.Errorf(codes.InvalidArgument, "instance_id or group: %s, %s", r.GetInstanceId(),
 			r.GetGroup())
 	}
-	i := s.instance(r.GetInstanceId(), g, r.GetInstanceType())
+	i := s.newInstance(r.GetInstanceId(), g, r.GetInstanceType())
 	i.OnDemand = true
 	s.instances[i.GetInstanceId()] = i
 	leave(shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: i.GetInstanceId()})
 	return &nstancev1.CreateInstanceResponse{Instance: i}, nil
 }
 
-func (a *api) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceRequest,
+func (a *leaderAPI) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceRequest,
 	_ ...grpc.CallOption) (*nstancev1.DeleteInstanceResponse, error) {
-	leave, err := a.enter("DeleteInstance", r.GetInstanceId())
+	leave, err := a.beginCall("DeleteInstance", r.GetInstanceId())
 	if err != nil {
 		return nil, err
 	}
@@ -636,9 +637,9 @@ func (a *api) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceReque
 	}
 	var changes []shards.Change
 	if i.GetState() != "deleted" && i.GetState() != "deleting" {
-		changes = s.remove(r.GetInstanceId(), r.GetReason())
+		changes = s.deleteInstance(r.GetInstanceId(), r.GetReason())
 		if g := s.groups[i.GetGroup()]; g != nil {
-			changes = append(changes, s.settle(g)...)
+			changes = append(changes, s.reconcile(g)...)
 		}
 	}
 	i = s.instances[r.GetInstanceId()]
@@ -646,9 +647,9 @@ func (a *api) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceReque
 	return &nstancev1.DeleteInstanceResponse{Instance: i}, nil
 }
 
-func (a *api) AcknowledgeDrained(_ context.Context, r *nstancev1.AcknowledgeDrainedRequest,
+func (a *leaderAPI) AcknowledgeDrained(_ context.Context, r *nstancev1.AcknowledgeDrainedRequest,
 	_ ...grpc.CallOption) (*nstancev1.AcknowledgeDrainedResponse, error) {
-	leave, err := a.enter("AcknowledgeDrained", r.GetInstanceId())
+	leave, err := a.beginCall("AcknowledgeDrained", r.GetInstanceId())
 	if err != nil {
 		return nil, err
 	}
@@ -657,12 +658,12 @@ func (a *api) AcknowledgeDrained(_ context.Context, r *nstancev1.AcknowledgeDrai
 	if d, ok := s.drains[r.GetInstanceId()]; ok {
 		delete(s.drains, r.GetInstanceId())
 		i := proto.CloneOf(d.Instance)
-		gone(i)
+		markDeleted(i)
 		s.instances[i.GetInstanceId()] = i
 		changes = append(changes, shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(),
 			Instance: i.GetInstanceId()})
 		if g := s.groups[i.GetGroup()]; g != nil {
-			changes = append(changes, s.settle(g)...)
+			changes = append(changes, s.reconcile(g)...)
 		}
 	}
 	leave(changes...)
