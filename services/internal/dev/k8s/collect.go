@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// eventTime is how long events are kept, as in a real cluster.
+	// eventTime is the time for which events are kept, as in a real cluster.
 	eventTime = time.Hour
-	// collectTime is how often everything is looked at; changes that matter are looked at at once.
+	// collectTime is the time between two complete passes. Relevant changes trigger a pass immediately.
 	collectTime = time.Minute
 )
 
-// collect deletes what lost its last owner, and old events, until ctx ends.
+// collect deletes objects without a remaining owner, and old events, until ctx ends.
 // https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 func (s *store) collect(ctx context.Context) {
 	tick := time.NewTicker(collectTime)
@@ -33,7 +33,7 @@ func (s *store) collect(ctx context.Context) {
 	}
 }
 
-// sweep is one pass.
+// sweep makes one pass.
 func (s *store) sweep() {
 	for _, r := range resources {
 		if r.stored != "" {
@@ -55,7 +55,7 @@ func (s *store) sweep() {
 			name, _ := m["name"].(string)
 			k := key{namespace, name}
 			_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
-				// What was read without the lock may not hold any more.
+				// The object was read without the lock and may have changed.
 				if current == nil || meta(current)["resourceVersion"] != m["resourceVersion"] {
 					return current, nil
 				}
@@ -70,10 +70,10 @@ func (s *store) sweep() {
 	}
 }
 
-// orphan reports whether an object has owners and none of them exists.
+// orphan reports whether an object has owner references of which no owner exists.
 func (s *store) orphan(o map[string]any) bool {
 	if meta(o)["deletionTimestamp"] != nil {
-		return false // it is on its way
+		return false // already being deleted
 	}
 	namespace, _ := meta(o)["namespace"].(string)
 	list := owners(o)
@@ -85,7 +85,7 @@ func (s *store) orphan(o map[string]any) bool {
 	return len(list) > 0
 }
 
-// owns reports whether an owner exists, or may exist: its file may be unreadable at the moment, or its type may not be
+// owns reports whether an owner exists or may exist: its file may be temporarily unreadable, or its type may not be
 // served.
 func (s *store) owns(owner metav1.OwnerReference, namespace string) bool {
 	gv, err := schema.ParseGroupVersion(owner.APIVersion)

@@ -22,18 +22,18 @@ import (
 
 const (
 	suffix = ".json"
-	// tempPath is the file that is being written. It is written under the store's lock, so that one name is enough and
-	// a crash leaves no litter.
+	// tempPath is the file that is being written. Writes hold the store's lock, so one name is enough, and a crash
+	// leaves at most one such file.
 	tempPath = ".new"
 )
 
-// pathOf is where an object is, relative to the directory. Its names have been checked.
+// pathOf returns the path of an object relative to the directory. Its names have been checked.
 func pathOf(c *collection, k key) string {
 	return path.Join(c.resource.name, k.namespace, k.name+suffix)
 }
 
-// locate is the opposite of pathOf. It returns false for whatever is no object's file: other directories, hidden files,
-// editors' copies.
+// locate is the inverse of pathOf. It returns false for files that are not objects: other directories, hidden files and
+// copies made by editors.
 func (s *store) locate(name string) (c *collection, k key, ok bool) {
 	parts := strings.Split(name, "/")
 	c = s.kinds[parts[0]]
@@ -53,7 +53,7 @@ func (s *store) locate(name string) (c *collection, k key, ok bool) {
 	return c, k, true
 }
 
-// depth is how many parts the path of an object's file has.
+// depth returns the number of elements in the path of an object's file.
 func depth(c *collection) int {
 	if c.resource.cluster {
 		return 2
@@ -61,7 +61,7 @@ func depth(c *collection) int {
 	return 3
 }
 
-// begin reads everything there is, and makes what every cluster has.
+// begin reads all files and creates the objects that every cluster has.
 func (s *store) begin() error {
 	if err := s.root.Remove(tempPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -75,7 +75,7 @@ func (s *store) begin() error {
 			return err
 		}
 	}
-	// Cluster API looks at labels of CRDs for the versions that fulfil its contracts.
+	// Cluster API finds the versions that implement its contracts in the labels of CRDs.
 	// https://cluster-api.sigs.k8s.io/developer/providers/contracts/overview
 	for _, r := range resources {
 		if !r.custom {
@@ -89,7 +89,7 @@ func (s *store) begin() error {
 	return nil
 }
 
-// definition is as much of a CRD as says what dev-k8s serves.
+// definition returns the parts of a CRD that dev-k8s provides.
 func definition(r *resource) map[string]any {
 	scope := "Namespaced"
 	if r.cluster {
@@ -109,8 +109,8 @@ func definition(r *resource) map[string]any {
 	}
 }
 
-// ensure makes an object if there is none. A file that a person left unusable is reported already, and no reason not to
-// begin.
+// ensure creates an object if there is none. An unusable file in its place is reported elsewhere and does not prevent
+// the start.
 func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
 		if current != nil {
@@ -125,7 +125,7 @@ func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	return err
 }
 
-// scan lists the files of objects below a directory, relative to the root, whether they exist or are remembered only.
+// scan lists the files of objects below a directory, relative to the root, including files that were deleted.
 func (s *store) scan(dir string) (names []string) {
 	err := fs.WalkDir(s.root.FS(), dir, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -161,11 +161,11 @@ func (s *store) scan(dir string) (names []string) {
 	return slices.Compact(names)
 }
 
-// directories lists those that may hold files of objects, from one on down.
+// directories lists a directory and the directories below it that may contain files of objects.
 func (s *store) directories(from string) (names []string) {
 	_ = fs.WalkDir(s.root.FS(), from, func(name string, entry fs.DirEntry, err error) error {
 		switch {
-		case err != nil: // it is gone, or scan tells
+		case err != nil: // deleted, or reported by scan
 		case !entry.IsDir():
 		case name != "." && s.kinds[strings.Split(name, "/")[0]] == nil:
 			return fs.SkipDir
@@ -177,8 +177,8 @@ func (s *store) directories(from string) (names []string) {
 	return names
 }
 
-// look brings one object in line with its file, if a person has changed that. It reports whether the file is missing;
-// the object is only deleted then if that is settled, as some editors take a file away for a moment.
+// look updates one object from its file if a user has changed the file. It reports whether the file is missing. The
+// object is deleted only if settled is true, because some editors remove a file for a moment.
 func (s *store) look(name string, settled bool) (missing bool) {
 	c, k, ok := s.locate(name)
 	if !ok {
@@ -206,15 +206,15 @@ func (s *store) look(name string, settled bool) (missing bool) {
 	return false
 }
 
-// refresh takes in what a person has done to an object's file since it was last seen, before a request changes it. It
-// fails if the file is being edited. The lock is held.
+// refresh reads a user's changes of an object's file before a request changes the object. It fails if the file is being
+// edited. The caller must hold the lock.
 func (s *store) refresh(c *collection, k key) error {
 	name := pathOf(c, k)
 	file, err := s.read(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, exists := c.objects[k]; exists {
-			return busy(s.shown(name), "it has been removed") // look says soon whether that is meant
+			return busy(s.shown(name), "it has been removed") // look decides soon whether the removal was intended
 		}
 		return nil
 	case err != nil:
@@ -226,7 +226,7 @@ func (s *store) refresh(c *collection, k key) error {
 	return nil
 }
 
-// take makes what a file holds the object, unless it is that already. The lock is held.
+// take makes the content of a file the object, unless it is already. The caller must hold the lock.
 func (s *store) take(c *collection, k key, file []byte) error {
 	old, exists := c.objects[k]
 	if exists && bytes.Equal(old.file, file) {
@@ -247,7 +247,7 @@ func (s *store) take(c *collection, k key, file []byte) error {
 	if exists {
 		before = old.content
 		if uid, _ := meta(content)["uid"].(string); uid != "" && uid != meta(before)["uid"] {
-			s.commit(c, k, nil, nil) // another object of the same name
+			s.commit(c, k, nil, nil) // the file contains another object of the same name
 			before = nil
 		}
 	}
@@ -259,7 +259,7 @@ func (s *store) take(c *collection, k key, file []byte) error {
 		s.commit(c, k, nil, nil)
 		return nil
 	}
-	// The file is left as the person wrote it, unless the server has something to add.
+	// The file stays as the user wrote it, unless the server adds fields.
 	if !same(read, content) {
 		if file, err = s.write(c, k, content, file); err != nil {
 			s.log.Warn("complete object", "path", s.shown(name), "error", err)
@@ -267,14 +267,14 @@ func (s *store) take(c *collection, k key, file []byte) error {
 		}
 	}
 	if before != nil && same(before, content) {
-		old.file = file // other spaces, the same object
+		old.file = file // the same object with other white space
 		return nil
 	}
 	s.commit(c, k, content, file)
 	return nil
 }
 
-// parse reads a file. The path says what it is; what the content says of that may be left out but not differ.
+// parse parses a file. The path determines the type and the name. The content may omit them but must not differ.
 func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error) {
 	content, err := decode(file)
 	if err != nil {
@@ -302,8 +302,8 @@ func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error)
 	return content, nil
 }
 
-// complete fills in what the server says of an object: its type, name, identity, age and generation. before is what it
-// was, nil if it is new.
+// complete sets the fields that the server owns: type, name, UID, creation time and generation. before is the previous
+// state, nil for a new object.
 func (s *store) complete(c *collection, k key, o, before map[string]any) {
 	o["apiVersion"], o["kind"] = c.resource.apiVersion(), c.resource.kind
 	m := meta(o)
@@ -342,22 +342,22 @@ func (s *store) complete(c *collection, k key, o, before map[string]any) {
 	m["generation"] = max(generation, 1)
 }
 
-// timestamp is now as Kubernetes writes it, in seconds.
+// timestamp returns the current time in Kubernetes' format, in seconds.
 func (s *store) timestamp() string { return s.now().UTC().Format(time.RFC3339) }
 
-// sameSpec reports whether two states differ in metadata and status at most.
+// sameSpec reports whether two states differ only in metadata and status.
 func sameSpec(a, b map[string]any) bool {
 	return same(without(a, "metadata", "status"), without(b, "metadata", "status"))
 }
 
-// same compares two objects but for their versions.
+// same reports whether two objects are equal except for their resource versions.
 func same(a, b map[string]any) bool {
 	x, errA := encode(a)
 	y, errB := encode(b)
 	return errA == nil && errB == nil && bytes.Equal(x, y)
 }
 
-// without is a shallow copy that lacks some fields.
+// without returns a shallow copy without some fields.
 func without(o map[string]any, fields ...string) map[string]any {
 	c := make(map[string]any, len(o))
 	for name, v := range o {
@@ -368,8 +368,8 @@ func without(o map[string]any, fields ...string) map[string]any {
 	return c
 }
 
-// encode is the file of an object. The version is not in it: it belongs to this process, and would make every edit a
-// reason to write the file again, which editors complain of.
+// encode returns the file content of an object. It leaves out the resource version, which belongs to this process: the
+// file would otherwise be rewritten after every edit.
 func encode(o map[string]any) ([]byte, error) {
 	c := without(o)
 	if m, ok := c["metadata"].(map[string]any); ok {
@@ -383,7 +383,7 @@ func encode(o map[string]any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// checkMeta refuses metadata that typed clients could not read, as a person may write them.
+// checkMeta refuses metadata that typed clients cannot decode.
 func checkMeta(o map[string]any) error {
 	m, ok := o["metadata"].(map[string]any)
 	if !ok {
@@ -410,8 +410,8 @@ func (s *store) read(name string) ([]byte, error) {
 	return s.root.ReadFile(name)
 }
 
-// write puts an object into its file, by a rename, and returns what it wrote. before is what the file held when it was
-// read, nil if there was none: if that is not so any more, a person was faster. The lock is held.
+// write replaces an object's file with a rename and returns its content. before is the content when the file was last
+// read, nil if it did not exist. If the file has changed since, write fails. The caller must hold the lock.
 func (s *store) write(c *collection, k key, o map[string]any, before []byte) ([]byte, error) {
 	file, err := encode(o)
 	if err != nil {
@@ -438,6 +438,7 @@ func (s *store) write(c *collection, k key, o map[string]any, before []byte) ([]
 	return file, nil
 }
 
+// writeTemp writes and syncs the temporary file.
 func (s *store) writeTemp(file []byte) error {
 	f, err := s.root.OpenFile(tempPath, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -450,7 +451,7 @@ func (s *store) writeTemp(file []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// remove takes an object's file away, if it is there. The lock is held.
+// remove deletes an object's file if it exists. The caller must hold the lock.
 func (s *store) remove(c *collection, k key) error {
 	if err := s.root.Remove(pathOf(c, k)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove %s: %w", s.shown(pathOf(c, k)), err)
@@ -458,5 +459,5 @@ func (s *store) remove(c *collection, k key) error {
 	return nil
 }
 
-// shown is a path for a person.
+// shown returns a path as it is shown to users.
 func (s *store) shown(name string) string { return filepath.Join(s.dir, filepath.FromSlash(name)) }

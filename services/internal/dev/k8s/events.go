@@ -2,9 +2,9 @@ package k8s
 
 import "maps"
 
-// Two API groups have the same events in different words. They are stored in those of the core group.
+// Two API groups have the same events with different field names. They are stored in the form of the core group.
 // https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
-var eventFields = map[string]string{ // of events.k8s.io to those of the core
+var eventFields = map[string]string{ // field names of events.k8s.io and their names in the core group
 	"note":                     "message",
 	"regarding":                "involvedObject",
 	"reportingController":      "reportingComponent",
@@ -14,7 +14,7 @@ var eventFields = map[string]string{ // of events.k8s.io to those of the core
 	"deprecatedCount":          "count",
 }
 
-// shows turns a stored object into one of this resource. The result shares its content.
+// shows converts a stored object to this resource. The result shares its content.
 func (r *resource) shows(o map[string]any) map[string]any {
 	if r.stored == "" {
 		return o
@@ -27,7 +27,7 @@ func (r *resource) shows(o map[string]any) map[string]any {
 	return shown
 }
 
-// stores turns an object of this resource into one that is stored. The result shares its content.
+// stores converts an object of this resource to its stored form. The result shares its content.
 func (r *resource) stores(o map[string]any) map[string]any {
 	if r.stored == "" {
 		return o

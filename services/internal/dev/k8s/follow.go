@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// settleTime is how long a file is left alone after a change, so that what writes it in pieces can end.
+	// settleTime is the time for which a file must not change before it is read, so that a write in parts is complete.
 	settleTime = 50 * time.Millisecond
-	// absenceTime is how long a file must be missing before its object is deleted: editors and `git checkout` replace
-	// files in two steps.
+	// absenceTime is the time for which a file must be missing before its object is deleted. Editors and `git checkout`
+	// replace files in two steps.
 	absenceTime = 250 * time.Millisecond
 )
 
-// follower tells the store of what people do to the files. Events only say where to look, and everything is looked at
-// when some were lost.
+// follower reports users' changes of files to the store. Events only name the files to read; after lost events it reads
+// all files.
 type follower struct {
 	store   *store
 	dir     string
@@ -28,13 +28,13 @@ type follower struct {
 	due     map[string]deadline // by path relative to dir
 }
 
-// deadline is when a file is to be looked at.
+// deadline is the time at which a file is to be read.
 type deadline struct {
 	at      time.Time
-	missing bool // it was missing at the last look
+	missing bool // the file was missing at the last check
 }
 
-// newFollower begins to watch, so that nothing is lost between reading the directory and run.
+// newFollower starts watching, so that no change between the first read of the directory and run is lost.
 func newFollower(s *store, dir string) (*follower, error) {
 	w, err := fsnotify.NewBufferedWatcher(1000)
 	if err != nil {
@@ -50,7 +50,7 @@ func newFollower(s *store, dir string) (*follower, error) {
 
 func (f *follower) close() error { return f.watcher.Close() }
 
-// run follows until ctx ends.
+// run follows changes until ctx ends.
 func (f *follower) run(ctx context.Context) error {
 	timer := time.NewTimer(settleTime)
 	defer timer.Stop()
@@ -78,7 +78,7 @@ func (f *follower) run(ctx context.Context) error {
 	}
 }
 
-// note plans to look at what an event is about.
+// note schedules a check of the file that an event names.
 func (f *follower) note(e fsnotify.Event) {
 	name, err := filepath.Rel(f.dir, e.Name)
 	if err != nil {
@@ -95,7 +95,7 @@ func (f *follower) note(e fsnotify.Event) {
 	}
 }
 
-// enter watches a directory of the tree and those below it, and plans to look at all files that are or were there.
+// enter watches a directory and those below it, and schedules a check of all files that are or were there.
 func (f *follower) enter(name string) {
 	for _, dir := range f.store.directories(name) {
 		if err := f.watcher.Add(filepath.Join(f.dir, filepath.FromSlash(dir))); err != nil &&
@@ -109,7 +109,7 @@ func (f *follower) enter(name string) {
 	}
 }
 
-// tend looks at the files whose time has come.
+// tend checks the files that are due.
 func (f *follower) tend(now time.Time) {
 	for name, d := range f.due {
 		if d.at.After(now) {
@@ -122,7 +122,7 @@ func (f *follower) tend(now time.Time) {
 	}
 }
 
-// wait is the time until the next look.
+// wait returns the time until the next check.
 func (f *follower) wait(now time.Time) time.Duration {
 	wait := time.Hour
 	for _, d := range f.due {

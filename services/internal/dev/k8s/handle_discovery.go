@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 )
 
-// resource is one line of the table below: a type of object that is served. To add a type, add a line; everything else
+// resource is one line of the table below: a type of object that is served. To add a type, add a line; all other code
 // is generic.
 type resource struct {
 	group, version string
@@ -19,20 +19,20 @@ type resource struct {
 	kind           string
 	short          []string
 	categories     []string
-	cluster        bool // it has no namespace
-	// in a real cluster a CRD defines it: updates need a resource version, and there is no strategic merge patch
+	cluster        bool // cluster-scoped
+	// defined by a CRD in a real cluster: updates need a resource version, and there is no strategic merge patch
 	custom     bool
-	status     bool // status is a subresource: it is written by that, and by nothing else
+	status     bool // status is a subresource and can only be written through it
 	generation bool // metadata.generation counts changes of the spec
 	scale      bool // spec.replicas, status.replicas and status.selector are a subresource too
 	sub        []subresource
 	fields     []string // field selectors beside metadata.name and metadata.namespace
 	columns    []column // of `kubectl get`, between name and age
-	// stored is the name of the resource whose objects these are in other words; empty: its own.
+	// stored is the name of the resource under which the objects are stored, if it is another one.
 	stored string
 }
 
-// subresource is one that only takes POST.
+// subresource is a subresource that only supports POST.
 type subresource struct {
 	name string
 	gvk  schema.GroupVersionKind // of its body
@@ -53,13 +53,13 @@ var capiCategory = []string{"cluster-api"}
 
 func ready(kind string) string { return `.status.conditions[?(@.type=="` + kind + `")].status` }
 
-// resources is everything that dev-k8s serves.
+// resources are all types that dev-k8s serves.
 var resources = []*resource{
 	{version: "v1", name: "namespaces", kind: "Namespace", short: []string{"ns"}, cluster: true, status: true,
 		fields:  []string{"status.phase"},
 		columns: []column{{name: "Status", path: ".status.phase"}}},
 	{version: "v1", name: "nodes", kind: "Node", short: []string{"no"}, cluster: true, status: true,
-		// A real cluster has no selector for the provider ID.
+		// A real cluster has no field selector for the provider ID.
 		fields: []string{"spec.unschedulable", "spec.providerID"},
 		columns: []column{{name: "Ready", path: ready("Ready")}, {name: "Unschedulable", path: ".spec.unschedulable"},
 			{name: "ProviderID", path: ".spec.providerID"}, {name: "Internal-IP",
@@ -166,7 +166,7 @@ func (r *resource) gvk() schema.GroupVersionKind {
 	return schema.GroupVersionKind{Group: r.group, Version: r.version, Kind: r.kind}
 }
 
-// find returns the line of the table, nil if there is none.
+// find returns the resource of the table, nil if there is none.
 func find(group, version, name string) *resource {
 	i := slices.IndexFunc(resources, func(r *resource) bool {
 		return r.group == group && r.version == version && r.name == name
@@ -177,7 +177,7 @@ func find(group, version, name string) *resource {
 	return resources[i]
 }
 
-// owned returns the resource of a kind, whatever the version; nil if there is none.
+// owned returns the resource of a kind in any version, nil if there is none.
 func owned(group, kind string) *resource {
 	i := slices.IndexFunc(resources, func(r *resource) bool {
 		return r.group == group && r.kind == kind && r.stored == ""
@@ -195,7 +195,7 @@ var (
 	scaleGVK    = schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}
 )
 
-// subresources lists those of r with the type of their bodies and their verbs.
+// subresources returns the subresources of r with the types of their bodies and their verbs.
 func (r *resource) subresources() (list []subresource, verbs [][]string) {
 	if r.status {
 		list, verbs = append(list, subresource{"status", r.gvk()}), append(verbs, changeVerbs)
@@ -209,7 +209,7 @@ func (r *resource) subresources() (list []subresource, verbs [][]string) {
 	return list, verbs
 }
 
-// groups returns the API groups of the table but the core one, in its order. Each has one version.
+// groups returns the API groups of the table except the core group, in order. Each has one version.
 func groups() (list []schema.GroupVersion) {
 	for _, r := range resources {
 		gv := schema.GroupVersion{Group: r.group, Version: r.version}
@@ -220,7 +220,7 @@ func groups() (list []schema.GroupVersion) {
 	return list
 }
 
-// serveDiscovery answers what the path says of the API itself, or false.
+// serveDiscovery answers discovery requests. It returns false for other paths.
 // https://kubernetes.io/docs/concepts/overview/kubernetes-api/#discovery-api
 func serveDiscovery(w http.ResponseWriter, req *http.Request) bool {
 	path := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
@@ -229,7 +229,7 @@ func serveDiscovery(w http.ResponseWriter, req *http.Request) bool {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte("ok"))
 	case len(path) == 1 && path[0] == "version":
-		// What it behaves like; Cluster API refuses old ones.
+		// The version that dev-k8s imitates. Cluster API refuses old versions.
 		writeJSON(w, http.StatusOK, version.Info{Major: "1", Minor: "36", GitVersion: "v1.36.3+dev-k8s",
 			Platform: "dev-k8s"})
 	case len(path) == 1 && path[0] == "api":
@@ -305,7 +305,7 @@ func resourceList(gv schema.GroupVersion) metav1.APIResourceList {
 	return list
 }
 
-// aggregated reports whether the client understands all groups in one document.
+// aggregated reports whether the client accepts aggregated discovery.
 func aggregated(req *http.Request) bool {
 	return slices.ContainsFunc(accepted(req), func(m media) bool {
 		return m.as == "APIGroupDiscoveryList" && m.group == apidiscovery.GroupName && m.version == "v2"

@@ -12,13 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// handler is the API.
+// handler serves the API.
 type handler struct {
 	store *store
 	log   *slog.Logger
 	now   func() time.Time
 
-	evicting sync.Mutex // evictions count pods one after another
+	evicting sync.Mutex // serializes evictions, which count pods
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -31,7 +31,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// serve answers a request for objects. What it returns has not been answered yet.
+// serve answers a request for objects. An error that it returns has not been answered yet.
 func (h *handler) serve(w http.ResponseWriter, req *http.Request) error {
 	t, err := parsePath(req.URL.EscapedPath())
 	if err != nil {
@@ -90,8 +90,7 @@ func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, shown 
 	return writeObject(w, req, http.StatusOK, t.resource, o, shown, h.now())
 }
 
-// fresh refuses to answer with less than the client has seen. That takes a directory that has been put back, as
-// resource versions only grow.
+// fresh refuses to answer with an older state than the client has seen, as after the directory was restored.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#unavailable-resource-versions
 func (h *handler) fresh(version string) error {
 	if version == "" {
@@ -114,7 +113,7 @@ func (h *handler) fresh(version string) error {
 func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, shown form) error {
 	query := req.URL.Query()
 	if query.Get("continue") != "" {
-		// Lists are never cut, so that no such token has been given out: by this process at least.
+		// Lists are never split, so this process has issued no such token.
 		return apierrors.NewResourceExpired("the list must be begun anew")
 	}
 	version := query.Get("resourceVersion")
@@ -226,7 +225,7 @@ func readPatch(req *http.Request) (patch []byte, kind string, err error) {
 	return patch, kind, nil
 }
 
-// change edits an object that must exist and answers with what it is then.
+// change edits an existing object and answers with the result.
 func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, shown form, edit editFunc) error {
 	dry, err := dryRun(req)
 	if err != nil {
@@ -244,7 +243,7 @@ func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, sho
 	return writeObject(w, req, http.StatusOK, t.resource, result, shown, h.now())
 }
 
-// deleteOptions reads those in the body and in the query.
+// deleteOptions reads the options from the body and the query.
 func deleteOptions(req *http.Request) (o metav1.DeleteOptions, dry bool, err error) {
 	body, err := readObject(req)
 	if err != nil {
@@ -266,7 +265,7 @@ func deleteOptions(req *http.Request) (o metav1.DeleteOptions, dry bool, err err
 		return o, false, err
 	}
 	dry = dry || len(o.DryRun) > 0
-	// Foreground is the same with another order. To orphan is another thing.
+	// Foreground deletion has the same result here. Orphaning is not supported.
 	if p := o.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan || o.OrphanDependents != nil &&
 		*o.OrphanDependents { //nolint:staticcheck // old clients
 		return o, false, invalid("propagationPolicy", metav1.DeletePropagationOrphan,
@@ -296,7 +295,7 @@ func (h *handler) delete(w http.ResponseWriter, req *http.Request, t target) err
 	return nil
 }
 
-// remove deletes an object, and a namespace with all that is in it.
+// remove deletes an object. Deleting a namespace deletes everything in it.
 func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (result map[string]any, gone bool,
 	err error) {
 	result, gone, err = h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// serveSub answers for a subresource.
+// serveSub answers requests for a subresource.
 func (h *handler) serveSub(w http.ResponseWriter, req *http.Request, t target, shown form) error {
 	subs, verbs := t.resource.subresources()
 	for i, sub := range subs {
@@ -46,7 +46,7 @@ func (h *handler) serveSub(w http.ResponseWriter, req *http.Request, t target, s
 	return errNoPath
 }
 
-// scaleOf is the scale of an object.
+// scaleOf returns the scale of an object.
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#scale-subresource
 func scaleOf(o map[string]any) map[string]any {
 	number := func(fields ...string) int64 {
@@ -137,7 +137,7 @@ func (h *handler) setScale(w http.ResponseWriter, req *http.Request, t target) e
 	return nil
 }
 
-// token issues one that nobody checks.
+// token issues a token, which dev-k8s never verifies.
 func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) error {
 	body, err := readObject(req)
 	if err != nil {
@@ -172,7 +172,7 @@ func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) erro
 	return nil
 }
 
-// evict deletes a pod, unless a budget forbids that now.
+// evict deletes a pod unless a disruption budget forbids it.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) error {
 	body, err := readObject(req)
@@ -215,8 +215,8 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	return nil
 }
 
-// budget says whether the budgets of a pod's namespace let it go. It counts the pods that a budget selects instead of
-// asking their controller how many there should be.
+// budget returns an error if a disruption budget forbids the eviction of a pod. It counts the pods that a budget
+// selects instead of asking their controllers for the wanted number.
 func (h *handler) budget(o map[string]any) error {
 	var pod corev1.Pod
 	if err := convert(o, &pod); err != nil {

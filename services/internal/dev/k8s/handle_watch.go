@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// watchTime is how long a watch lasts whose client names no time.
+	// watchTime is the duration of a watch whose client requests none.
 	watchTime = time.Hour
-	// bookmarkTime is how often a client that wants bookmarks is told how far it has seen.
+	// bookmarkTime is the time between two bookmarks.
 	bookmarkTime = 30 * time.Second
 )
 
-// watch streams changes until the client, the server or the time ends it.
+// watch streams changes until the client or the server stops or the time ends.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, shown form) error {
 	query := req.URL.Query()
@@ -60,7 +60,7 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 	if s.control.Flush() != nil {
 		return nil
 	}
-	// From no version, or any, the watch begins with what there is. It ends at once if the version is not from here.
+	// Without a version, the watch starts with the current state. A version of another process ends it immediately.
 	begins := initial || from == 0 && !query.Has("sendInitialEvents")
 	if current := h.store.currentVersion(); from > current {
 		s.expire()
@@ -115,7 +115,7 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 	}
 }
 
-// stream writes the events of one watch. Its methods return false when the client is gone.
+// stream writes the events of one watch. Its methods return false when the client has disconnected.
 type stream struct {
 	w        http.ResponseWriter
 	req      *http.Request
@@ -123,10 +123,10 @@ type stream struct {
 	form     form
 	now      func() time.Time
 	control  *http.ResponseController
-	rows     bool // a table has been begun: only the first has columns
+	rows     bool // the first table was sent, which has the columns
 }
 
-// tell sends what a change is to this client: an object may come into its selection, or leave it.
+// tell sends a change. For the client's selector, the change may be an addition or a deletion.
 func (s *stream) tell(selected selector, c change) bool {
 	before, after := c.before != nil && selected.matches(c.before), c.after != nil && selected.matches(c.after)
 	switch {
@@ -154,7 +154,7 @@ func (s *stream) send(kind watch.EventType, o map[string]any) bool {
 	return s.write(kind, shown)
 }
 
-// bookmark says that the client has seen everything up to a version; first: that this was the last of what there is.
+// bookmark tells the client that it has all changes up to a version. first marks the end of the initial state.
 func (s *stream) bookmark(version uint64, first bool) bool {
 	m := map[string]any{"resourceVersion": strconv.FormatUint(version, 10)}
 	if first {
@@ -170,7 +170,7 @@ func (s *stream) bookmark(version uint64, first bool) bool {
 	return s.write(watch.Bookmark, o)
 }
 
-// expire ends the watch with 410: the client lists again.
+// expire ends the watch with 410, so that the client lists again.
 func (s *stream) expire() {
 	s.write(watch.Error, statusOf(apierrors.NewResourceExpired("the resource version is too old: list again")))
 	_ = s.control.Flush()

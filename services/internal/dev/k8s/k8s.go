@@ -1,11 +1,14 @@
-// Package k8s is dev-k8s: as much of the Kubernetes API as developing Nstance takes, over a directory of JSON files
-// that a person may read and edit: {resource}/{namespace}/{name}.json, or {resource}/{name}.json of what has no
-// namespace. There is no schema and no authentication, and nothing runs pods.
+// Package k8s implements dev-k8s, a subset of the Kubernetes API for the development of Nstance. Its objects are JSON
+// files in a directory that users may read and edit: {resource}/{namespace}/{name}.json, or {resource}/{name}.json for
+// cluster-scoped objects. It has no schemas, no authentication, and nothing runs pods.
 //
-// Invariant: what was acknowledged is in its file, whole, even if the process is killed. What a person writes into a
-// file becomes the object, and no request overwrites a file that has not been read or cannot be. Resource versions only
-// grow, also over restarts; a watch delivers every change since its version or says that it cannot (410). Names never
-// lead out of the directory.
+// Invariants:
+//
+//   - An acknowledged write is complete in its file, even if the process is killed.
+//   - A user's edit of a file becomes the object. No request overwrites a file that has not been or cannot be read.
+//   - Resource versions only grow, also across restarts. A watch delivers every change since its version or fails
+//     with 410.
+//   - Names never lead out of the directory.
 package k8s
 
 import (
@@ -23,13 +26,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/dev/httpserver"
 )
 
-// Options are the flags of dev-k8s.
+// Options are the command line flags of dev-k8s.
 type Options struct {
-	Addr string // host:port to listen on; port 0 takes a free one
-	Dir  string // holds one directory for each resource
+	Addr string // host:port to listen on; port 0 selects a free port
+	Dir  string // contains one directory for each resource
 }
 
-// shutdownTime is what requests under way get after the end was asked for. Watches end at once.
+// shutdownTime is the time for requests in flight after a stop was requested. Watches end immediately.
 const shutdownTime = 3 * time.Second
 
 const about = `dev-k8s is a small Kubernetes API for developing Nstance on one machine. Its objects
@@ -48,7 +51,7 @@ Point kubectl at it with:
 
   kubectl --server http://127.0.0.1:6443 get nodes`
 
-// Command is the command line of dev-k8s. It runs until its context ends, and then returns nil.
+// Command returns the command of dev-k8s. It runs until its context ends, then returns nil.
 func Command() *cobra.Command {
 	var options Options
 	var verbose bool
@@ -75,9 +78,8 @@ func Command() *cobra.Command {
 	return cmd
 }
 
-// Serve opens the directory, listens, writes one line with the URL to out ("dev-k8s: temp/dev-k8s at http://…"), and
-// serves until ctx ends; requests under way are finished first. It returns nil if ctx ended and nothing else went
-// wrong.
+// Serve opens the directory, listens, and writes one line with the URL to out. It serves until ctx ends, finishes the
+// requests in flight, and returns nil.
 func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err error) {
 	s, err := openStore(o.Dir, time.Now, log)
 	if err != nil {

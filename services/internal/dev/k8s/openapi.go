@@ -9,12 +9,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// serveOpenAPI answers as much of OpenAPI as `kubectl apply` and `kubectl create` ask for before they leave validation
-// to the server: that a patch of each kind takes the parameter fieldValidation. There are no schemas: `kubectl explain`
-// has nothing to say.
+// serveOpenAPI answers the part of OpenAPI that `kubectl apply` and `kubectl create` need to leave validation to the
+// server: that a patch of each kind takes the parameter fieldValidation. There are no schemas, so `kubectl explain`
+// shows nothing.
 func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 	if len(path) == 0 || path[0] != "v3" {
-		return false // without version 2 clients fall back to the types they were built with
+		return false // without version 2, clients use the types that they were built with
 	}
 	all := append([]schema.GroupVersion{{Version: "v1"}}, groups()...)
 	if len(path) == 1 {
@@ -41,8 +41,7 @@ func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 		if r.cluster {
 			path = fmt.Sprintf("/%s/%s/{name}", prefix(gv), r.name)
 		}
-		// No strategic merge is named, so that kubectl makes such a patch from its own types instead of a schema that
-		// is not here.
+		// Strategic merge is not listed, so that kubectl creates such a patch from its own types instead of a schema.
 		content := map[string]any{mergePatch: map[string]any{}, jsonPatch: map[string]any{}}
 		paths[path] = map[string]any{"patch": map[string]any{
 			"x-kubernetes-group-version-kind": kind, "parameters": parameter,
@@ -56,7 +55,7 @@ func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 	return true
 }
 
-// prefix is the path of a group and version, without the first slash.
+// prefix returns the path of a group and version without the leading slash.
 func prefix(gv schema.GroupVersion) string {
 	if gv.Group == "" {
 		return "api/" + gv.Version

@@ -22,10 +22,10 @@ const (
 	strategicPatch = "application/strategic-merge-patch+json"
 )
 
-// copyLimit bounds what the copy operations of one JSON patch may add, in bytes.
+// copyLimit limits the data that the copy operations of one JSON patch may add, in bytes.
 const copyLimit = 3 << 20
 
-// patched applies a patch to an object of a type and returns the result. It does not change current.
+// patched returns the result of a patch. It does not change current.
 func patched(gvk schema.GroupVersionKind, current map[string]any, kind string, patch []byte) (map[string]any, error) {
 	document, err := json.Marshal(current)
 	if err != nil {
@@ -45,7 +45,7 @@ func patched(gvk schema.GroupVersionKind, current map[string]any, kind string, p
 		options := jsonpatch.NewApplyOptions()
 		options.AccumulatedCopySizeLimit = copyLimit
 		if document, err = operations.ApplyWithOptions(document, options); err != nil {
-			// It was well-formed, but does not fit the object.
+			// The patch is well-formed but does not fit the object.
 			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{
 				Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
 				Message: "the server rejected our request due to an error in our request: " + err.Error(),

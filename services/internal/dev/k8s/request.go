@@ -20,28 +20,28 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// maxBody bounds what a request may send, in bytes: as a real API server does (3 MiB).
+// maxBody is the largest request body in bytes, as in a real API server (3 MiB).
 const maxBody = 3 << 20
 
-// maxName is shorter than Kubernetes' 253 bytes: name and ".json" must fit in a file name.
+// maxName is less than Kubernetes' 253 bytes, because the name and ".json" must fit into a file name.
 const maxName = 250
 
-// target is what a path names. Its names are checked: they are safe in a file path.
+// target is the content of a path. Its names are checked and safe in a file path.
 type target struct {
 	resource  *resource
-	namespace string // empty: none, or all
-	name      string // empty: the collection
-	sub       string // a subresource
+	namespace string // "" for none or all
+	name      string // "" for the collection
+	sub       string // the subresource
 }
 
-// errNoPath is the answer to paths of no resource: 404 in the words of an API server.
+// errNoPath is the answer to an unknown path: 404 with the message of a real API server.
 var errNoPath = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
 	Message: "the server could not find the requested resource: dev-k8s serves what " +
 		"services/internal/dev/k8s/handle_discovery.go lists",
 }}
 
-// parsePath takes an escaped path apart: /api/v1 or /apis/{group}/{version}, then
+// parsePath parses an escaped path: /api/v1 or /apis/{group}/{version}, then
 // [namespaces/{namespace}/]{resource}[/{name}[/{subresource}]].
 func parsePath(escaped string) (t target, err error) {
 	parts := strings.Split(strings.TrimPrefix(strings.TrimSuffix(escaped, "/"), "/"), "/")
@@ -59,7 +59,7 @@ func parsePath(escaped string) (t target, err error) {
 	default:
 		return t, errNoPath
 	}
-	// namespaces/{name}/status is a namespace's; any other third part is a resource in it.
+	// namespaces/{name}/status is the status of a namespace. Any other third element is a resource in the namespace.
 	if parts[0] == "namespaces" && len(parts) > 2 && (group != "" || parts[2] != "status") {
 		t.namespace, parts = parts[1], parts[2:]
 		if err := checkNamespace(t.namespace); err != nil {
@@ -87,7 +87,7 @@ func parsePath(escaped string) (t target, err error) {
 	return t, nil
 }
 
-// checkName refuses what may not be an object's name. A name that passes is one part of a path, and no hidden file.
+// checkName refuses invalid object names. A valid name is one path element and not a hidden file.
 func checkName(name string) error {
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
 		return invalid("metadata.name", name, problems[0])
@@ -105,7 +105,7 @@ func checkNamespace(name string) error {
 	return nil
 }
 
-// invalid is 422 about one field.
+// invalid returns a 422 error about one field.
 func invalid(field string, value any, problem string) *apierrors.StatusError {
 	shown, _ := json.Marshal(value)
 	message := fmt.Sprintf("%s: Invalid value: %s: %s", field, shown, problem)
@@ -117,13 +117,13 @@ func invalid(field string, value any, problem string) *apierrors.StatusError {
 	}}
 }
 
-// media is a content type with the parameters that matter: application/json;as=Table;g=meta.k8s.io;v=v1.
+// media is a content type with its relevant parameters: application/json;as=Table;g=meta.k8s.io;v=v1.
 type media struct {
 	kind               string
 	as, group, version string
 }
 
-// accepted lists the content types that the client accepts and dev-k8s may have, in the client's order.
+// accepted returns the content types that the client accepts and dev-k8s may support, in the client's order.
 func accepted(req *http.Request) (list []media) {
 	header := strings.Join(req.Header.Values("Accept"), ",")
 	if header == "" {
@@ -138,7 +138,7 @@ func accepted(req *http.Request) (list []media) {
 	return list
 }
 
-// The forms in which objects are shown.
+// The forms of objects in answers.
 type form int
 
 const (
@@ -147,8 +147,8 @@ const (
 	partial // metadata only
 )
 
-// negotiate chooses the first form that the client asks for and dev-k8s has. A client that takes only protobuf, CBOR or
-// YAML is refused.
+// negotiate returns the first form that the client accepts and dev-k8s supports. A client that accepts only protobuf,
+// CBOR or YAML is refused.
 func negotiate(req *http.Request) (form, error) {
 	for _, m := range accepted(req) {
 		switch {
@@ -169,7 +169,7 @@ func negotiate(req *http.Request) (form, error) {
 	}}
 }
 
-// readBody reads a body whose content type is one of those given.
+// readBody reads a body with one of the given content types.
 func readBody(req *http.Request, kinds ...string) (body []byte, kind string, err error) {
 	kind, _, err = mime.ParseMediaType(req.Header.Get("Content-Type"))
 	if req.Header.Get("Content-Type") == "" {
@@ -195,8 +195,8 @@ func readBody(req *http.Request, kinds ...string) (body []byte, kind string, err
 	return body, kind, nil
 }
 
-// readObject reads a body that is an object. Protobuf, which `kubectl create` and untold clients send of the types they
-// were built with, is read too; answers are JSON, which all of them take.
+// readObject reads an object from a body. It also accepts protobuf, which `kubectl create` and typed clients send.
+// Answers are JSON, which all of them accept.
 func readObject(req *http.Request) ([]byte, error) {
 	body, kind, err := readBody(req, "application/json", runtime.ContentTypeProtobuf)
 	if err != nil || kind == "application/json" || len(body) == 0 {
@@ -216,7 +216,7 @@ func unsupported(message string) *apierrors.StatusError {
 	}}
 }
 
-// decode reads one JSON object. Integers stay integers.
+// decode decodes one JSON object. Integers stay integers.
 func decode(body []byte) (map[string]any, error) {
 	var v map[string]any
 	if err := utiljson.Unmarshal(body, &v); err != nil {
@@ -228,7 +228,7 @@ func decode(body []byte) (map[string]any, error) {
 	return v, nil
 }
 
-// decodeBody is decode for a client that is told of its mistake.
+// decodeBody is decode with an error for the client.
 func decodeBody(body []byte) (map[string]any, error) {
 	v, err := decode(body)
 	if err != nil {
@@ -237,7 +237,7 @@ func decodeBody(body []byte) (map[string]any, error) {
 	return v, nil
 }
 
-// dryRun reads the parameter of that name.
+// dryRun reads the parameter dryRun.
 func dryRun(req *http.Request) (bool, error) {
 	switch values := req.URL.Query()["dryRun"]; {
 	case len(values) == 0:
@@ -271,10 +271,10 @@ func writeAs(w http.ResponseWriter, code int, kind string, v any) {
 	}
 	w.Header().Set("Content-Type", kind)
 	w.WriteHeader(code)
-	_, _ = w.Write(append(body, '\n')) // the client is gone
+	_, _ = w.Write(append(body, '\n')) // fails only if the client has disconnected
 }
 
-// writeError answers with the Status in err, or with 500.
+// writeError answers with the Status of err, or with 500.
 func writeError(w http.ResponseWriter, err error) {
 	status := statusOf(err)
 	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
@@ -293,7 +293,7 @@ func statusOf(err error) metav1.Status {
 	return status
 }
 
-// convert turns a JSON object into a typed one.
+// convert converts a JSON object to a typed one.
 func convert(from map[string]any, to any) error {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(from, to); err != nil {
 		return apierrors.NewBadRequest(err.Error())

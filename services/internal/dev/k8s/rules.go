@@ -10,10 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 )
 
-// The rules of Kubernetes' API conventions about what a request may change of an object.
+// The rules of the Kubernetes API conventions for what a request may change.
 // https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md
 
-// checkType refuses a body of another type, or with a name other than the path's.
+// checkType refuses a body with another type or name than the path.
 func checkType(r *resource, k key, o map[string]any) error {
 	if v, ok := o["apiVersion"]; ok && v != r.apiVersion() {
 		return apierrors.NewBadRequest(fmt.Sprintf("apiVersion is %v, the path is for %s", v, r.apiVersion()))
@@ -38,11 +38,11 @@ func checkType(r *resource, k key, o map[string]any) error {
 		return apierrors.NewBadRequest(
 			fmt.Sprintf("the namespace of the object (%s) is not the namespace in the path (%s)", v, k.namespace))
 	}
-	delete(m, "managedFields") // there is no server-side apply
+	delete(m, "managedFields") // server-side apply is not supported
 	return nil
 }
 
-// nameOf returns the name of a new object, which it makes of generateName if that is all there is.
+// nameOf returns the name of a new object. It generates one if only generateName is set.
 func nameOf(o map[string]any) (string, error) {
 	m := meta(o)
 	name, _ := m["name"].(string)
@@ -57,7 +57,7 @@ func nameOf(o map[string]any) (string, error) {
 	return name, checkName(name)
 }
 
-// created makes an object of a request's body.
+// created completes a new object from a request body.
 func (s *store) created(r *resource, k key, o map[string]any) error {
 	m := meta(o)
 	if v, _ := m["resourceVersion"].(string); v != "" {
@@ -67,7 +67,7 @@ func (s *store) created(r *resource, k key, o map[string]any) error {
 		"generation"} {
 		delete(m, field)
 	}
-	// Kubelets register nodes with their status; a namespace's is ours.
+	// Kubelets register Nodes with their status. The status of a namespace belongs to the server.
 	if r.status && r.name != "nodes" {
 		delete(o, "status")
 	}
@@ -78,7 +78,7 @@ func (s *store) created(r *resource, k key, o map[string]any) error {
 	return nil
 }
 
-// updated makes the next state of an object of what a request wants it to be. Of a subresource only that is taken.
+// updated returns the next state of an object after an update. An update of a subresource changes nothing else.
 func (s *store) updated(r *resource, k key, sub string, current, wanted map[string]any) (map[string]any, error) {
 	have, want := meta(current), meta(wanted)
 	version, _ := want["resourceVersion"].(string)
@@ -125,7 +125,7 @@ func conflict(r *resource, k key, why string) error {
 	return apierrors.NewConflict(r.groupResource(), k.name, fmt.Errorf("%s", why))
 }
 
-// deleted makes the state of an object after a request to delete it: nil, unless finalizers hold it.
+// deleted returns the state of an object after a delete request: nil unless it has finalizers.
 func (s *store) deleted(r *resource, o map[string]any) map[string]any {
 	u := &unstructured.Unstructured{Object: o}
 	if len(u.GetFinalizers()) == 0 {
@@ -142,7 +142,7 @@ func (s *store) deleted(r *resource, o map[string]any) map[string]any {
 	return o
 }
 
-// normalise does the few things that a real server does to the content of some types, and that clients rely on.
+// normalise makes the changes to the content of some types that a real server makes and that clients rely on.
 func normalise(r *resource, o map[string]any) {
 	if r.group != "" {
 		return
