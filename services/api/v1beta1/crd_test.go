@@ -36,6 +36,7 @@ func machine() *v1beta1.NstanceMachine {
 		Vars: map[string]string{"a": "1"}}}
 }
 
+// chosen returns a machine with a shard, an instance ID and a provider ID.
 func chosen() *v1beta1.NstanceMachine {
 	m := machine()
 	m.Spec.Shard, m.Spec.InstanceID, m.Spec.ProviderID = "use1-az1", instance, "aws:///use1-az1/i-1"
@@ -47,8 +48,8 @@ func template() *v1beta1.NstanceMachineTemplate {
 		Template: v1beta1.NstanceMachineTemplateResource{Spec: machine().Spec}}}
 }
 
-// TestSchema holds the definitions, their CEL rules included, against a real API server: what may be written, what not,
-// and what is said then.
+// TestSchema checks the CRDs with their CEL rules against a real API server: which writes are accepted, and the error
+// messages of the others.
 func TestSchema(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -63,9 +64,9 @@ func TestSchema(t *testing.T) {
 
 	for name, test := range map[string]struct {
 		object client.Object
-		static bool   // the operator has said that the group is static
-		change string // JSON merge patch of an existing object; "": the object itself is refused
-		want   string // "": accepted
+		static bool   // the group is static according to its status
+		change string // JSON merge patch of the created object; "" tests the creation
+		want   string // part of the error; "" if the write is accepted
 	}{
 		"pool": {object: pool()},
 		"pool without template": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
@@ -82,7 +83,7 @@ func TestSchema(t *testing.T) {
 			p.Spec.Group = "a--b"
 		}), want: "spec.group"},
 		"pool's group": {object: pool(), change: `{"spec":{"group":"other"}}`,
-			want: "group is immutable: make another pool"},
+			want: "group is immutable: create another pool"},
 		"pool's template": {object: pool(), change: `{"spec":{"template":"other"}}`},
 		"static pool's template": {object: pool(), static: true, change: `{"spec":{"template":"other"}}`,
 			want: "template cannot be changed: the group is static"},
@@ -111,7 +112,7 @@ func TestSchema(t *testing.T) {
 		"machine without group": {object: with(machine(), func(m *v1beta1.NstanceMachine) {
 			m.Spec.GroupRef.Name = ""
 		}), want: "spec.groupRef"},
-		"machine that is chosen for": {object: machine(), change: `{"spec":{"shard":"use1-az2","instanceID":"` +
+		"machine gets shard and ID": {object: machine(), change: `{"spec":{"shard":"use1-az2","instanceID":"` +
 			instance + `"}}`},
 		"machine, wrong instance ID": {object: machine(), change: `{"spec":{"instanceID":"i-1"}}`,
 			want: "spec.instanceID"},
@@ -170,7 +171,7 @@ func TestSchema(t *testing.T) {
 	t.Run("status is kept as it was written", func(t *testing.T) { roundTrip(ctx, t, cluster.Client) })
 }
 
-// roundTrip writes the fields of statuses that have no schema of their own, and reads them back.
+// roundTrip writes the status fields that have no schema and reads them back.
 func roundTrip(ctx context.Context, t *testing.T, c client.Client) {
 	t.Helper()
 	g := shardGroup()
@@ -201,7 +202,7 @@ func with[O client.Object](o O, change func(O)) O {
 	return o
 }
 
-// TestScheme: every kind is known with its list and can be read and written with conditions.
+// TestScheme checks that every kind and its list are registered, and that conditions can be set and copied.
 func TestScheme(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := v1beta1.AddToScheme(scheme); err != nil {
@@ -224,7 +225,7 @@ func TestScheme(t *testing.T) {
 		o.SetConditions([]metav1.Condition{{Type: v1beta1.ReadyCondition}})
 		copied, ok := o.DeepCopyObject().(conditioned)
 		if !ok || len(copied.GetConditions()) != 1 {
-			t.Errorf("%s loses its conditions", kind.Kind)
+			t.Errorf("%s: a copy has lost the conditions", kind.Kind)
 		}
 	}
 }

@@ -1,11 +1,11 @@
-// Package v1beta1 owns the Kubernetes types of Nstance, and every name that the operator gives there: labels,
-// annotations, finalizers, conditions and their reasons.
+// Package v1beta1 defines Nstance's Kubernetes types, and the labels, annotations, finalizers, conditions and reasons
+// that the operator uses.
 //
-// The types follow Cluster API's v1beta2 contract for infrastructure providers
-// (https://cluster-api.sigs.k8s.io/developer/providers/contracts/): InfraCluster, InfraMachine, InfraMachineTemplate
-// and InfraMachinePool with MachinePool Machines. The definitions' label says so: this version speaks that contract.
+// The types implement Cluster API's v1beta2 contract for infrastructure providers: InfraCluster, InfraMachine,
+// InfraMachineTemplate and InfraMachinePool with MachinePool Machines. A label on the CRDs declares that. See
+// https://cluster-api.sigs.k8s.io/developer/providers/contracts/.
 //
-// Invariant: what a schema can say is said by markers and CEL rules here, so that it holds without admission webhooks.
+// Invariant: markers and CEL rules express every check that a schema can make, so that no admission webhook is needed.
 //
 // +kubebuilder:object:generate=true
 // +groupName=infrastructure.cluster.x-k8s.io

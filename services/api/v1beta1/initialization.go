@@ -1,9 +1,9 @@
 package v1beta1
 
-// Initialization says how far the infrastructure has come up for the first time. Cluster API reads it until it is true,
-// and not afterwards.
+// Initialization is the initial provisioning state of the infrastructure. Cluster API reads it until it is true.
 type Initialization struct {
-	// provisioned is true once the infrastructure was there.
+	// provisioned is true once the infrastructure has been provisioned for the first time. It never becomes false
+	// again.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
 }

@@ -1,44 +1,44 @@
 package v1beta1
 
-// Labels. The first two stand on everything that belongs to a group or a shard.
+// Labels. GroupLabel and ShardLabel are set on every object that belongs to a group or a shard.
 const (
-	// GroupLabel holds the name of the Nstance group.
+	// GroupLabel contains the name of the Nstance group.
 	GroupLabel = "nstance.dev/group"
-	// ShardLabel holds the ID of the shard.
+	// ShardLabel contains the ID of the shard.
 	ShardLabel = "nstance.dev/shard"
-	// ImportedLabel is "true" on what the operator made of a group that it found on the servers.
+	// ImportedLabel is "true" on objects that the operator created for a group of the servers.
 	ImportedLabel = "nstance.dev/imported"
-	// PodUIDLabel holds the UID of the pod that an on-demand machine was made for.
+	// PodUIDLabel contains the UID of the pod for which an on-demand machine was created.
 	PodUIDLabel = "nstance.dev/pod-uid"
-	// OnDemandGroupNodeLabel holds the group, on an on-demand Machine. Cluster API copies labels of this domain from a
-	// Machine to its Node.
+	// OnDemandGroupNodeLabel contains the group of an on-demand Machine. Cluster API copies labels of this domain from
+	// a Machine to its Node.
 	OnDemandGroupNodeLabel = "node.cluster.x-k8s.io/on-demand-group"
-	// OnDemandPodNodeLabel holds the pod's UID, in the same way.
+	// OnDemandPodNodeLabel contains the UID of the pod of an on-demand Machine. Cluster API copies it to the Node.
 	OnDemandPodNodeLabel = "node.cluster.x-k8s.io/on-demand-pod"
 )
 
 // Annotations.
 const (
-	// PodAnnotation holds "{namespace}/{name}" of the pod that an on-demand machine was made for.
+	// PodAnnotation contains "{namespace}/{name}" of the pod for which an on-demand machine was created.
 	PodAnnotation = "nstance.dev/pod"
-	// OwnedFieldsAnnotation on a shard group names, with commas, the fields of a static group that were ever said in
-	// Kubernetes: when they are no longer said, what was pushed of them is taken back, and of no others.
+	// OwnedFieldsAnnotation on a shard group lists the fields of a static group that Kubernetes has set at any time,
+	// separated by commas. When such a field is removed from the spec, its override is removed from the server.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
-	// CapacityAnnotation on a MachinePool holds what the operator wrote into the cluster autoscaler's annotations
-	// there, so that it never takes a user's for its own.
+	// CapacityAnnotation on a MachinePool contains the values that the operator wrote into the cluster autoscaler's
+	// annotations. Other values there belong to a user and are not changed.
 	CapacityAnnotation = "nstance.dev/capacity"
-	// InstanceAnnotation on a Node of the workload cluster holds "{shard}/{instance}": which instance it is. A Node
-	// that has it is removed once the shard's leader says that the instance is gone.
+	// InstanceAnnotation on a Node of the workload cluster contains "{shard}/{instance}". The Node is removed once the
+	// shard's leader reports that the instance is gone.
 	InstanceAnnotation = "nstance.dev/instance"
-	// OnDemandGroupAnnotation on a pod asks for an instance of this group of its own.
+	// OnDemandGroupAnnotation on a pod requests an instance of the group for that pod.
 	OnDemandGroupAnnotation = "on-demand.nstance.dev/group"
-	// OnDemandInstanceTypeAnnotation overrides the group's instance type.
+	// OnDemandInstanceTypeAnnotation on such a pod overrides the group's instance type.
 	OnDemandInstanceTypeAnnotation = "on-demand.nstance.dev/instance-type"
-	// OnDemandShardAnnotation picks the shard.
+	// OnDemandShardAnnotation on such a pod selects the shard.
 	OnDemandShardAnnotation = "on-demand.nstance.dev/shard"
 )
 
-// Finalizers, one a kind that has something on the servers. The API server warns of those without a path.
+// Finalizers, one for each kind that has a counterpart on the servers.
 const (
 	MachinePoolFinalizer = "infrastructure.cluster.x-k8s.io/nstancemachinepool"
 	ShardGroupFinalizer  = "infrastructure.cluster.x-k8s.io/nstanceshardgroup"
@@ -47,20 +47,20 @@ const (
 
 // Condition types.
 const (
-	// ReadyCondition: all is as the spec wants it. Every kind has it.
+	// ReadyCondition: the state matches the spec. All kinds have it.
 	ReadyCondition = "Ready"
-	// PausedCondition: the object or its Cluster is paused, and nothing is done (Cluster API contract).
+	// PausedCondition: the object or its Cluster is paused and not reconciled (Cluster API contract).
 	PausedCondition = "Paused"
-	// ShardReachableCondition: the shard's leader answers. On shard groups and machines.
+	// ShardReachableCondition: the shard's leader is reachable. Shard groups and machines have it.
 	ShardReachableCondition = "ShardReachable"
-	// ConfigValidCondition: the shard took the group's definition. On shard groups.
+	// ConfigValidCondition: the shard accepted the group's definition. Shard groups have it.
 	ConfigValidCondition = "ConfigValid"
-	// ShardsReachableCondition: all shards of a pool answer.
+	// ShardsReachableCondition: all shards of a pool are reachable.
 	ShardsReachableCondition = "ShardsReachable"
-	// InstanceCreatedCondition: the shard knows the instance and has asked its provider for it. On machines.
+	// InstanceCreatedCondition: the shard accepted the request for the instance. Machines have it.
 	InstanceCreatedCondition = "InstanceCreated"
-	// ServerDeletedCondition: the server has said that the instance is gone, so it is not asked to delete it. On
-	// machines.
+	// ServerDeletedCondition: the server reported that the instance is gone, so the operator does not delete it.
+	// Machines have it.
 	ServerDeletedCondition = "ServerDeleted"
 )
 
@@ -97,9 +97,9 @@ const (
 	KubeconfigFailedReason      = "KubeconfigFailed"
 )
 
-// ShardGroupName is the name of the NstanceShardGroup of a group on a shard. Neither may contain "--", so it has one
-// reading.
+// ShardGroupName returns the name of the NstanceShardGroup of a group on a shard. It is unambiguous, because neither
+// name may contain "--".
 func ShardGroupName(group, shard string) string { return group + "--" + shard }
 
-// ClusterName is the name of the Cluster and NstanceCluster of a tenant, at most 62 characters.
+// ClusterName returns the name of a tenant's Cluster and NstanceCluster, which has at most 62 characters.
 func ClusterName(cluster, tenant string) string { return cluster + "--" + tenant }

@@ -5,28 +5,29 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// NstanceClusterSpec is what Cluster API needs to know of a cluster. The rest is the servers' own configuration.
+// NstanceClusterSpec is the desired state of an NstanceCluster.
 type NstanceClusterSpec struct {
-	// controlPlaneEndpoint is where the workload cluster's API server is reached.
+	// controlPlaneEndpoint is the address of the workload cluster's API server.
 	// +optional
 	ControlPlaneEndpoint clusterv1.APIEndpoint `json:"controlPlaneEndpoint,omitempty,omitzero"`
 }
 
-// NstanceClusterStatus is what the operator knows of the cluster's shards.
+// NstanceClusterStatus is the observed state of an NstanceCluster.
 type NstanceClusterStatus struct {
-	// initialization is for Cluster API. A cluster of Nstance is provisioned by Terraform, so it is so from the first.
+	// initialization reports the provisioning state to Cluster API. The infrastructure exists before this object, so it
+	// is provisioned from the start.
 	// +optional
 	Initialization Initialization `json:"initialization,omitempty,omitzero"`
-	// failureDomains has one entry a shard, by its ID.
+	// failureDomains has one entry for each shard, named by the shard's ID.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=100
 	FailureDomains []clusterv1.FailureDomain `json:"failureDomains,omitempty"`
-	// observedGeneration is the generation of the spec that the status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions: Ready, Paused.
+	// conditions of the cluster: Ready and Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -34,8 +35,8 @@ type NstanceClusterStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceCluster is an Nstance cluster, seen by one tenant: Cluster API's InfraCluster. The operator makes it, named
-// `{cluster}--{tenant}`.
+// NstanceCluster is one tenant's view of an Nstance cluster (InfraCluster of Cluster API). The operator creates it with
+// the name `{cluster}--{tenant}`.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -48,18 +49,18 @@ type NstanceClusterStatus struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NstanceCluster struct {
 	metav1.TypeMeta `json:",inline"`
-	// metadata is the standard object's metadata.
+	// metadata is the standard object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
-	// spec is what is wanted.
+	// spec is the desired state.
 	// +optional
 	Spec NstanceClusterSpec `json:"spec,omitempty,omitzero"`
-	// status is what was seen.
+	// status is the observed state.
 	// +optional
 	Status NstanceClusterStatus `json:"status,omitempty,omitzero"`
 }
 
-// NstanceClusterList is a list of clusters.
+// NstanceClusterList is a list of NstanceClusters.
 //
 // +kubebuilder:object:root=true
 type NstanceClusterList struct {

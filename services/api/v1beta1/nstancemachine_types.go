@@ -6,9 +6,9 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// GroupReference names a group of the servers.
+// GroupReference references a group of the servers.
 type GroupReference struct {
-	// name of the group.
+	// name is the name of the group.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
@@ -16,67 +16,68 @@ type GroupReference struct {
 	Name string `json:"name,omitempty"`
 }
 
-// NstanceMachineSpec is one instance. With the label cluster.x-k8s.io/pool-name it stands for one that its group
-// manages (a MachinePool Machine); without, it is an individual one, which the operator creates and deletes.
+// NstanceMachineSpec is the desired state of an NstanceMachine. With the label cluster.x-k8s.io/pool-name, the machine
+// represents an instance of a group (a MachinePool Machine). Without it, the operator creates and deletes the instance.
 //
 // +kubebuilder:validation:XValidation:rule="self.groupRef == oldSelf.groupRef",message="groupRef is immutable: an instance does not change its group"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(self.instanceID) && self.instanceID == oldSelf.instanceID)",message="instanceID is immutable once set"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || !has(oldSelf.shard) || (has(self.shard) && self.shard == oldSelf.shard)",message="shard is immutable once the instance has an ID"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(oldSelf.instanceType) == has(self.instanceType) && (!has(self.instanceType) || self.instanceType == oldSelf.instanceType))",message="instanceType is immutable once the instance has an ID: delete the machine and make another"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(oldSelf.vars) == has(self.vars) && (!has(self.vars) || self.vars == oldSelf.vars))",message="vars are immutable once the instance has an ID: delete the machine and make another"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(oldSelf.instanceType) == has(self.instanceType) && (!has(self.instanceType) || self.instanceType == oldSelf.instanceType))",message="instanceType is immutable once the instance has an ID: delete the machine and create another"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(oldSelf.vars) == has(self.vars) && (!has(self.vars) || self.vars == oldSelf.vars))",message="vars are immutable once the instance has an ID: delete the machine and create another"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.providerID) || (has(self.providerID) && self.providerID == oldSelf.providerID)",message="providerID is immutable once set"
 type NstanceMachineSpec struct {
-	// groupRef is the group whose template the instance is made of.
+	// groupRef is the group whose template the instance uses.
 	// +required
 	GroupRef GroupReference `json:"groupRef,omitzero"`
-	// shard is where the instance is; when empty, the operator picks one that has the group.
+	// shard is the shard of the instance. If empty, the operator chooses a shard that has the group.
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	Shard string `json:"shard,omitempty"`
-	// instanceType overrides the group's.
+	// instanceType overrides the group's instance type.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	InstanceType string `json:"instanceType,omitempty"`
-	// vars are laid over the group's.
+	// vars are variables for the instance. They override the group's variables of the same names.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=256
 	Vars map[string]string `json:"vars,omitempty"`
-	// instanceID is the instance's ID on the servers. The operator makes it and stores it here before it asks for the
-	// instance, so that asking again, after a crash too, never makes a second one.
+	// instanceID is the instance's ID on the servers. The operator generates and stores it before it requests the
+	// instance, so that a repeated request never creates a second instance.
 	// +optional
 	// +kubebuilder:validation:MaxLength=29
 	// +kubebuilder:validation:Pattern=`^[a-z]{3}[0-9a-hjkmnp-tv-z]{26}$`
 	InstanceID string `json:"instanceID,omitempty"`
-	// providerID is the provider's name of the instance, equal to its Node's. The operator sets it.
+	// providerID is the provider's ID of the instance, which the Node has as well. The operator sets it.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
 }
 
-// NstanceMachineStatus is what the shard's leader said last.
+// NstanceMachineStatus is the observed state of an NstanceMachine, as last reported by the shard's leader.
 type NstanceMachineStatus struct {
-	// initialization is for Cluster API: provisioned once the instance had a provider ID and was running.
+	// initialization reports the provisioning state to Cluster API: provisioned once the instance has run with a
+	// provider ID.
 	// +optional
 	Initialization Initialization `json:"initialization,omitempty,omitzero"`
-	// instanceID repeats the spec's once the server knows the instance.
+	// instanceID equals the ID in the spec once the server knows the instance.
 	// +optional
 	InstanceID string `json:"instanceID,omitempty"`
-	// ready is true while the instance runs and the server finds it healthy.
+	// ready is true while the instance runs and is healthy.
 	// +optional
 	Ready bool `json:"ready,omitempty"`
-	// state is the server's: reserved, created, registered, deleting, deleted.
+	// state is the instance's state on the server: reserved, created, registered, deleting or deleted.
 	// +optional
 	State string `json:"state,omitempty"`
-	// addresses of the instance.
+	// addresses are the instance's host name and private addresses.
 	// +optional
 	Addresses clusterv1.MachineAddresses `json:"addresses,omitempty"`
-	// failureDomain is the shard.
+	// failureDomain is the ID of the shard.
 	// +optional
 	FailureDomain string `json:"failureDomain,omitempty"`
-	// observedGeneration is the generation of the spec that the status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions: Ready, InstanceCreated, ServerDeleted, ShardReachable, Paused.
+	// conditions of the machine: Ready, InstanceCreated, ServerDeleted, ShardReachable and Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -84,7 +85,7 @@ type NstanceMachineStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceMachine is one instance: Cluster API's InfraMachine.
+// NstanceMachine is one instance (InfraMachine of Cluster API).
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -99,18 +100,18 @@ type NstanceMachineStatus struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NstanceMachine struct {
 	metav1.TypeMeta `json:",inline"`
-	// metadata is the standard object's metadata.
+	// metadata is the standard object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
-	// spec is what is wanted.
+	// spec is the desired state.
 	// +required
 	Spec NstanceMachineSpec `json:"spec,omitzero"`
-	// status is what was seen.
+	// status is the observed state.
 	// +optional
 	Status NstanceMachineStatus `json:"status,omitempty,omitzero"`
 }
 
-// NstanceMachineList is a list of machines.
+// NstanceMachineList is a list of NstanceMachines.
 //
 // +kubebuilder:object:root=true
 type NstanceMachineList struct {
@@ -127,35 +128,35 @@ func (m *NstanceMachine) SetConditions(conditions []metav1.Condition) {
 	m.Status.Conditions = conditions
 }
 
-// NstanceMachineTemplateResource is what machines are made of.
+// NstanceMachineTemplateResource describes the machines created from a template.
 type NstanceMachineTemplateResource struct {
-	// metadata: labels and annotations of the machines.
+	// metadata contains labels and annotations for the machines.
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
-	// spec of the machines.
+	// spec is the spec of the machines.
 	// +required
 	Spec NstanceMachineSpec `json:"spec,omitzero"`
 }
 
-// NstanceMachineTemplateSpec holds the template.
+// NstanceMachineTemplateSpec is the desired state of an NstanceMachineTemplate.
 type NstanceMachineTemplateSpec struct {
-	// template of the machines.
+	// template describes the machines.
 	// +required
-	// +kubebuilder:validation:XValidation:rule="self.spec == oldSelf.spec",message="template.spec is immutable: make another template"
+	// +kubebuilder:validation:XValidation:rule="self.spec == oldSelf.spec",message="template.spec is immutable: create another template"
 	// +kubebuilder:validation:XValidation:rule="!has(self.spec.instanceID) && !has(self.spec.providerID)",message="instanceID and providerID belong to one machine, not to a template"
 	Template NstanceMachineTemplateResource `json:"template,omitzero"`
 }
 
-// NstanceMachineTemplateStatus is what is known of machines made of the template.
+// NstanceMachineTemplateStatus is the observed state of an NstanceMachineTemplate.
 type NstanceMachineTemplateStatus struct {
-	// capacity is what one machine offers, by its instance type; empty when that is not known. The cluster autoscaler
-	// scales from zero by it.
+	// capacity is the capacity of one machine, derived from its instance type. It is empty if unknown. The cluster
+	// autoscaler needs it to scale from zero.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
-	// observedGeneration is the generation of the spec that the status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions: Ready, Paused.
+	// conditions of the template: Ready and Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -163,8 +164,8 @@ type NstanceMachineTemplateStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceMachineTemplate is what MachineDeployments and MachineSets make NstanceMachines of: Cluster API's
-// InfraMachineTemplate.
+// NstanceMachineTemplate is the template from which MachineDeployments and MachineSets create NstanceMachines
+// (InfraMachineTemplate of Cluster API).
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -176,18 +177,18 @@ type NstanceMachineTemplateStatus struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NstanceMachineTemplate struct {
 	metav1.TypeMeta `json:",inline"`
-	// metadata is the standard object's metadata.
+	// metadata is the standard object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
-	// spec is what is wanted.
+	// spec is the desired state.
 	// +required
 	Spec NstanceMachineTemplateSpec `json:"spec,omitzero"`
-	// status is what was seen.
+	// status is the observed state.
 	// +optional
 	Status NstanceMachineTemplateStatus `json:"status,omitempty,omitzero"`
 }
 
-// NstanceMachineTemplateList is a list of templates.
+// NstanceMachineTemplateList is a list of NstanceMachineTemplates.
 //
 // +kubebuilder:object:root=true
 type NstanceMachineTemplateList struct {

@@ -5,20 +5,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NstanceMachinePoolSpec is a group of instances, spread over shards. How many there are is said by the MachinePool
-// that refers to it.
+// NstanceMachinePoolSpec describes a group of instances on one or more shards. The number of instances is the replicas
+// field of the MachinePool that references the pool.
 //
-// Of a static group (one that the shards' configuration defines) only the size, instanceType and vars can be changed
-// here.
+// A static group is defined in the shards' configuration. Of such a group, only the size, instanceType and vars can be
+// changed here.
 type NstanceMachinePoolSpec struct {
 	// group is the name of the group on the servers.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([a-z0-9]|-[a-z0-9])*$`
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable: make another pool"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable: create another pool"
 	Group string `json:"group,omitempty"`
-	// shards are the shards that share the replicas: equal parts, the remainder to the first ones.
+	// shards are the IDs of the shards that share the replicas. Each gets an equal part; the first ones get the
+	// remainder.
 	// +required
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -27,26 +28,26 @@ type NstanceMachinePoolSpec struct {
 	// +kubebuilder:validation:items:MaxLength=32
 	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([a-z0-9]|-[a-z0-9])*$`
 	Shards []string `json:"shards,omitempty"`
-	// template is the name of the template in the shards' configuration that the group's instances are made of.
+	// template is the name of the instance template in the shards' configuration.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([a-z0-9]|-[a-z0-9])*$`
 	Template string `json:"template,omitempty"`
-	// subnetPool is the pool of subnets that instances are placed in; the template's when empty.
+	// subnetPool is the subnet pool of the instances. If empty, the template's subnet pool is used.
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	SubnetPool string `json:"subnetPool,omitempty"`
-	// instanceType is the provider's machine type; the template's when empty.
+	// instanceType is the provider's machine type. If empty, the template's instance type is used.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	InstanceType string `json:"instanceType,omitempty"`
-	// vars are laid over the template's.
+	// vars are variables for the instances. They override the template's variables of the same names.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=256
 	Vars map[string]string `json:"vars,omitempty"`
-	// providerIDList has the provider IDs of the instances there are, sorted. The operator keeps it; Cluster API reads
-	// it.
+	// providerIDList contains the provider IDs of the existing instances, sorted. The operator maintains it for Cluster
+	// API.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -55,35 +56,36 @@ type NstanceMachinePoolSpec struct {
 	ProviderIDList []string `json:"providerIDList,omitempty"`
 }
 
-// NstanceMachinePoolStatus sums up the pool's shard groups.
+// NstanceMachinePoolStatus sums up the statuses of the pool's shard groups.
 type NstanceMachinePoolStatus struct {
-	// ready is what Cluster API's MachinePool controller waits for: the shards know the group.
+	// ready is true once the shards have accepted the group. Cluster API's MachinePool controller waits for it.
 	// +optional
 	Ready bool `json:"ready,omitempty"`
-	// initialization is for Cluster API: provisioned once the shards know the group.
+	// initialization reports the provisioning state to Cluster API: provisioned once the shards have accepted the
+	// group.
 	// +optional
 	Initialization Initialization `json:"initialization,omitempty,omitzero"`
-	// infrastructureMachineKind tells Cluster API which objects stand for the pool's instances (MachinePool Machines).
+	// infrastructureMachineKind is the kind of the objects that represent the pool's instances (MachinePool Machines).
 	// +optional
 	InfrastructureMachineKind string `json:"infrastructureMachineKind,omitempty"`
-	// replicas counts the instances of all shards, as the servers do: those that are being deleted are not among them.
+	// replicas is the number of instances on all shards, without those that are being deleted.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
-	// readyReplicas counts those of them that the servers find healthy.
+	// readyReplicas is the number of those instances that are healthy.
 	// +optional
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
-	// isStatic is true when a shard's own configuration defines the group: what makes it up then cannot be changed
-	// here.
+	// isStatic is true if the group is defined in the configuration of a shard. Its template and subnetPool then cannot
+	// be changed here.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
-	// capacity is what one instance offers, by its instance type; empty when that is not known. The cluster autoscaler
-	// scales from zero by it.
+	// capacity is the capacity of one instance, derived from its instance type. It is empty if unknown. The cluster
+	// autoscaler needs it to scale from zero.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
-	// observedGeneration is the generation of the spec that the status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions: Ready, ShardsReachable, Paused.
+	// conditions of the pool: Ready, ShardsReachable and Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -91,7 +93,7 @@ type NstanceMachinePoolStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceMachinePool is a group of instances over several shards: Cluster API's InfraMachinePool.
+// NstanceMachinePool is a group of instances on one or more shards (InfraMachinePool of Cluster API).
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -110,18 +112,18 @@ type NstanceMachinePoolStatus struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) == has(oldSelf.spec.subnetPool) && (!has(self.spec.subnetPool) || self.spec.subnetPool == oldSelf.spec.subnetPool))",message="subnetPool cannot be changed: the group is static, so it is defined in the shards' configuration"
 type NstanceMachinePool struct {
 	metav1.TypeMeta `json:",inline"`
-	// metadata is the standard object's metadata.
+	// metadata is the standard object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
-	// spec is what is wanted.
+	// spec is the desired state.
 	// +required
 	Spec NstanceMachinePoolSpec `json:"spec,omitzero"`
-	// status is what was seen.
+	// status is the observed state.
 	// +optional
 	Status NstanceMachinePoolStatus `json:"status,omitempty,omitzero"`
 }
 
-// NstanceMachinePoolList is a list of pools.
+// NstanceMachinePoolList is a list of NstanceMachinePools.
 //
 // +kubebuilder:object:root=true
 type NstanceMachinePoolList struct {

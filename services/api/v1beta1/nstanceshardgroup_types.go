@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NstanceShardGroupSpec is a pool's share on one shard. The operator writes it.
+// NstanceShardGroupSpec is a pool's share on one shard. The operator writes it; changes by users are reverted.
 type NstanceShardGroupSpec struct {
 	// group is the name of the group on the shard's servers.
 	// +required
@@ -13,65 +13,66 @@ type NstanceShardGroupSpec struct {
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable"
 	Group string `json:"group,omitempty"`
-	// shard is the shard's ID.
+	// shard is the ID of the shard.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="shard is immutable"
 	Shard string `json:"shard,omitempty"`
-	// size is how many instances this shard is to keep.
+	// size is the number of instances that the shard keeps.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100000
 	Size *int32 `json:"size,omitempty"`
-	// template, see NstanceMachinePool.
+	// template is the pool's template.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
 	Template string `json:"template,omitempty"`
-	// subnetPool, see NstanceMachinePool.
+	// subnetPool is the pool's subnet pool.
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	SubnetPool string `json:"subnetPool,omitempty"`
-	// instanceType, see NstanceMachinePool.
+	// instanceType is the pool's instance type.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	InstanceType string `json:"instanceType,omitempty"`
-	// vars, see NstanceMachinePool.
+	// vars are the pool's variables.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=256
 	Vars map[string]string `json:"vars,omitempty"`
 }
 
-// NstanceShardGroupStatus is what the shard's leader said last.
+// NstanceShardGroupStatus is the observed state of an NstanceShardGroup, as last reported by the shard's leader.
 type NstanceShardGroupStatus struct {
-	// observedGeneration is the generation of the spec that the shard's leader has taken.
+	// observedGeneration is the generation of the spec that the shard's leader has accepted.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// isStatic is true when the shard's own configuration defines the group.
+	// isStatic is true if the group is defined in the shard's configuration.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
-	// config is the group as the server merged it from template, configuration and what was pushed.
+	// config is the effective definition of the group: the template, the shard's configuration and the pool's settings,
+	// merged by the server.
 	// +optional
 	// +kubebuilder:pruning:PreserveUnknownFields
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=object
 	Config *apiextensionsv1.JSON `json:"config,omitempty"`
-	// actualSize counts the instances that count towards size.
+	// actualSize is the number of instances that count towards size.
 	// +optional
 	ActualSize *int32 `json:"actualSize,omitempty"`
-	// healthy counts those of them that are healthy.
+	// healthy is the number of those instances that are healthy.
 	// +optional
 	Healthy *int32 `json:"healthy,omitempty"`
-	// providerIDs has the provider IDs of the group's instances, sorted.
+	// providerIDs contains the provider IDs of the group's instances, sorted.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
 	ProviderIDs []string `json:"providerIDs,omitempty"`
-	// lastSyncTime is when the shard's leader last took a change or said something new.
+	// lastSyncTime is the time of the last change reported or accepted by the shard's leader.
 	// +optional
 	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
-	// conditions: Ready, ShardReachable, ConfigValid, Paused.
+	// conditions of the shard group: Ready, ShardReachable, ConfigValid and Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -79,7 +80,8 @@ type NstanceShardGroupStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceShardGroup is the part of an NstanceMachinePool on one shard, named `{group}--{shard}` and owned by the pool.
+// NstanceShardGroup is the part of an NstanceMachinePool on one shard. The pool owns it, and its name is
+// `{group}--{shard}`.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -99,18 +101,18 @@ type NstanceShardGroupStatus struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) == has(oldSelf.spec.subnetPool) && (!has(self.spec.subnetPool) || self.spec.subnetPool == oldSelf.spec.subnetPool))",message="subnetPool cannot be changed: the group is static, so it is defined in the shard's configuration"
 type NstanceShardGroup struct {
 	metav1.TypeMeta `json:",inline"`
-	// metadata is the standard object's metadata.
+	// metadata is the standard object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
-	// spec is what is wanted.
+	// spec is the desired state.
 	// +required
 	Spec NstanceShardGroupSpec `json:"spec,omitzero"`
-	// status is what was seen.
+	// status is the observed state.
 	// +optional
 	Status NstanceShardGroupStatus `json:"status,omitempty,omitzero"`
 }
 
-// NstanceShardGroupList is a list of shard groups.
+// NstanceShardGroupList is a list of NstanceShardGroups.
 //
 // +kubebuilder:object:root=true
 type NstanceShardGroupList struct {

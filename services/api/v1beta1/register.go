@@ -6,10 +6,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// GroupVersion is the group, which Cluster API prescribes for infrastructure providers, and the version of these types.
+// GroupVersion is the API group, which Cluster API prescribes for infrastructure providers, and the version.
 var GroupVersion = schema.GroupVersion{Group: "infrastructure.cluster.x-k8s.io", Version: "v1beta1"}
 
-// AddToScheme makes the types known to a scheme.
+// AddToScheme registers the types with a scheme.
 func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion,
 		&NstanceCluster{}, &NstanceClusterList{},
