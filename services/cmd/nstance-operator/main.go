@@ -1,5 +1,5 @@
-// Command nstance-operator keeps Cluster API's objects and the servers of an Nstance cluster in step: see
-// docs/reference/operator.md or --help.
+// Command nstance-operator connects Cluster API with the servers of an Nstance cluster. See docs/reference/operator.md
+// or --help.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
 
-// version is set when a release is linked.
+// version is set at link time by a release build.
 var version = "dev"
 
 func main() { os.Exit(run(os.Args[1:], os.Getenv, os.Stdout, os.Stderr)) }
@@ -39,7 +39,7 @@ func run(args []string, getenv func(string) string, stdout, stderr io.Writer) in
 	}
 	environment, err := settings.ParseEnvironment(getenv, settings.NamespaceFile)
 	if err != nil {
-		fmt.Fprintf(stderr, "nstance-operator: the environment is not right (--help lists the variables):\n%v\n", err)
+		fmt.Fprintf(stderr, "nstance-operator: invalid environment (--help lists the variables):\n%v\n", err)
 		return 2
 	}
 	file, err := settings.Load(options.ConfigFile)
@@ -48,10 +48,11 @@ func run(args []string, getenv func(string) string, stdout, stderr io.Writer) in
 		return 2
 	}
 	log := zap.New(zap.UseFlagOptions(&options.Zap), zap.WriteTo(stderr))
-	klog.SetLogger(log) // what libraries of Kubernetes say
+	klog.SetLogger(log) // for messages of Kubernetes libraries
 	kubernetes, err := config.GetConfig()
 	if err != nil {
-		log.Error(err, "There is no way to the API server: run in a cluster, or give --kubeconfig or KUBECONFIG")
+		log.Error(err,
+			"no client configuration for the API server: run in a cluster, or set --kubeconfig or KUBECONFIG")
 		return 1
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -59,7 +60,7 @@ func run(args []string, getenv func(string) string, stdout, stderr io.Writer) in
 	err = operator.Run(ctx, operator.Config{Options: options, Environment: environment, Settings: file,
 		Rest: kubernetes, Version: version, Log: log})
 	if err != nil {
-		log.Error(err, "nstance-operator ends")
+		log.Error(err, "nstance-operator failed")
 		return 1
 	}
 	log.Info("nstance-operator stopped")

@@ -30,11 +30,11 @@ func TestRun(t *testing.T) {
 		{[]string{"--help"}, "", 0, "NSTANCE_CAPI_ENDPOINT", ""},
 		{[]string{"--what"}, "ns", 2, "", "unknown flag: --what"},
 		{[]string{"start"}, "ns", 2, "", "takes no arguments"},
-		{[]string{"--config", good}, "A B", 2, "", "the environment is not right"},
+		{[]string{"--config", good}, "A B", 2, "", "invalid environment"},
 		{[]string{"--config", filepath.Join(dir, "missing.yaml")}, "ns", 2, "", "read configuration: open"},
 		{[]string{"--config", broken}, "ns", 2, "", "field x not found"},
 		{[]string{"--config", good, "--kubeconfig", filepath.Join(dir, "none")}, "ns", 1, "",
-			"There is no way to the API server"},
+			"no client configuration for the API server"},
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(test.args, func(name string) string {

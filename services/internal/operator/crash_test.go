@@ -19,16 +19,16 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator"
 )
 
-// everyKill has TestKilledAnywhere go through all kill points, which takes some ten minutes; without it, through a
-// sample.
+// everyKill names an environment variable. If it is set, TestKilledAnywhere kills the operator at every change, which
+// takes about ten minutes; otherwise at a sample.
 const everyKill = "NSTANCE_TEST_EVERY_KILL"
 
 var errKilled = errors.New("the process was killed")
 
-// scythe counts what an operator changes, in Kubernetes and on the servers, and kills it at one change: before or after
-// that took effect. From then on nothing of that operator reaches anybody.
-type scythe struct {
-	at    int // 0: never
+// killer counts an operator's changes in Kubernetes and on the servers, and kills the operator before or after one of
+// them. A killed operator makes no further requests.
+type killer struct {
+	at    int // number of the change, 0 for none
 	after bool
 	kill  func()
 
@@ -37,8 +37,8 @@ type scythe struct {
 	dead    bool
 }
 
-// enter counts a change, if it is one. It returns false when it is not to take effect.
-func (s *scythe) enter(what string, change bool) (turn int, ok bool) {
+// enter counts a request if it is a change. It returns false if the request must not be sent.
+func (s *killer) enter(what string, change bool) (turn int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.dead || !change {
@@ -47,34 +47,34 @@ func (s *scythe) enter(what string, change bool) (turn int, ok bool) {
 	s.changes = append(s.changes, what)
 	turn = len(s.changes)
 	if turn == s.at && !s.after {
-		s.die()
+		s.killLocked()
 		return turn, false
 	}
 	return turn, true
 }
 
-// leave returns false when the one who made the change does not live to hear of it.
-func (s *scythe) leave(turn int) bool {
+// leave returns false if the operator was killed, so that it must not see the answer.
+func (s *killer) leave(turn int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if turn == s.at && turn > 0 && !s.dead {
-		s.die()
+		s.killLocked()
 	}
 	return !s.dead
 }
 
-// die is called with mu held.
-func (s *scythe) die() {
+// killLocked kills the operator. The caller must hold mu.
+func (s *killer) killLocked() {
 	s.dead = true
 	go s.kill()
 }
 
 type roundTripper struct {
-	*scythe
+	*killer
 	next http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. Events and questions about rights are no changes.
+// RoundTrip implements http.RoundTripper. Events do not count as changes.
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) {
 	change := request.Method != http.MethodGet && !strings.Contains(request.URL.Path, "/events")
 	turn, ok := r.enter(request.Method+" "+request.URL.Path, change)
@@ -84,14 +84,14 @@ func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := r.next.RoundTrip(request)
 	if !r.leave(turn) {
 		if err == nil {
-			_ = response.Body.Close() // nobody reads it
+			_ = response.Body.Close() // the answer is dropped
 		}
 		return nil, errKilled
 	}
 	return response, err
 }
 
-func (s *scythe) unary(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+func (s *killer) unary(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	name := path.Base(method)
 	turn, ok := s.enter("call "+name, !strings.HasPrefix(name, "List") && !strings.HasPrefix(name, "Get"))
@@ -105,45 +105,45 @@ func (s *scythe) unary(ctx context.Context, method string, request, reply any, c
 	return err
 }
 
-func (s *scythe) wield(c *operator.Config) {
+func (s *killer) intercept(c *operator.Config) {
 	c.Rest = rest.CopyConfig(c.Rest)
 	c.Rest.Wrap(func(next http.RoundTripper) http.RoundTripper { return roundTripper{s, next} })
 	c.Dial = []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.unary)}
 }
 
-// reap plays the scenario with an operator that is killed at one change and then started again. It returns what the
-// first one changed.
-func reap(r *rig, at int, after bool) []string {
-	s := &scythe{at: at, after: after}
-	// The scythe ends the first process only: that one may have ended by itself, and the next one have started, before
-	// the scythe strikes.
+// runKilled runs the scenario with an operator that is killed at one change and started again. It returns the changes
+// of the first process.
+func runKilled(deployment *testDeployment, at int, after bool) []string {
+	s := &killer{at: at, after: after}
+	// The scythe kills only the first process. That process may have ended before, and the next one have started.
 	born := make(chan *process, 1)
 	s.kill = func() { (<-born).kill() }
-	p := r.start(s.wield)
+	p := deployment.start(s.intercept)
 	born <- p
 	killed := false
-	r.play(func() {
+	deployment.runScenario(func() {
 		if !p.ended() {
 			return
 		}
 		if killed || at == 0 {
-			r.t.Fatalf("the operator has ended: %v", p.err)
+			deployment.t.Fatalf("the operator has ended: %v", p.err)
 		}
 		killed = true
-		p = r.start(nil)
+		p = deployment.start(nil)
 	})
 	if err := p.stop(); err != nil {
-		r.t.Error(err)
+		deployment.t.Error(err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if at > 0 && !s.dead {
-		r.t.Logf("there was no change %d this time", at)
+		deployment.t.Logf("this run had no change %d", at)
 	}
 	return s.changes
 }
 
-// Wherever an operator is cut off, the next one comes to the same end: nothing is there twice, nothing is missing.
+// TestKilledAnywhere kills the operator at its changes. After a restart it must reach the same result: nothing exists
+// twice and nothing is missing.
 func TestKilledAnywhere(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -151,13 +151,13 @@ func TestKilledAnywhere(t *testing.T) {
 	k := kubernetes(t)
 	var changes []string
 	if !t.Run("undisturbed", func(t *testing.T) {
-		changes = reap(newRig(t, k, "undisturbed", scenarioGroups), 0, false)
+		changes = runKilled(newTestDeployment(t, k, "undisturbed", scenarioGroups), 0, false)
 	}) {
 		return
 	}
 	t.Logf("%d changes:\n%s", len(changes), strings.Join(changes, "\n"))
 	if len(changes) < 30 {
-		t.Fatalf("only %d changes", len(changes))
+		t.Fatalf("the scenario makes only %d changes, want at least 30", len(changes))
 	}
 	step := 2
 	if os.Getenv(everyKill) == "" {
@@ -166,7 +166,7 @@ func TestKilledAnywhere(t *testing.T) {
 	for n := 1; n <= len(changes); n += max(1, step/2) {
 		for _, after := range []bool{false, true} {
 			if step > 2 && after != (n%2 == 0) {
-				continue // of a sample, either
+				continue // a sample alternates between before and after
 			}
 			what := "before"
 			if after {
@@ -174,7 +174,7 @@ func TestKilledAnywhere(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s-%d", what, n), func(t *testing.T) {
 				t.Logf("%s %s", what, changes[n-1])
-				reap(newRig(t, k, fmt.Sprintf("%s-%d", what, n), scenarioGroups), n, after)
+				runKilled(newTestDeployment(t, k, fmt.Sprintf("%s-%d", what, n), scenarioGroups), n, after)
 			})
 		}
 	}

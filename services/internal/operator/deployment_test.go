@@ -44,7 +44,7 @@ import (
 const (
 	clusterID = "demo"
 	tenant    = "default"
-	sealKey   = "thisisatest32bytekey123456789012" // protects nothing
+	sealKey   = "thisisatest32bytekey123456789012" // for tests only
 	patience  = 60 * time.Second
 )
 
@@ -67,7 +67,7 @@ var start = sync.OnceValues(func() (*kube.Cluster, error) {
 	return k, err
 })
 
-// started undoes what start did, in reverse.
+// started holds the cleanup functions of start. They run in reverse order.
 var started []func() error
 
 func TestMain(m *testing.M) {
@@ -81,7 +81,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// kubernetes is an API server with all definitions. Tests have a namespace each.
+// kubernetes returns an API server with all CRDs. Each test uses its own namespace.
 func kubernetes(t *testing.T) *kube.Cluster {
 	t.Helper()
 	k, err := start()
@@ -91,9 +91,9 @@ func kubernetes(t *testing.T) *kube.Cluster {
 	return k
 }
 
-// rig is a namespace with what an admin has put there, and a cluster of two real servers, one a shard, whose VMs are
-// made up.
-type rig struct {
+// testDeployment is a namespace with the objects that an administrator provides, and two real servers, one for each
+// shard, with fake VMs.
+type testDeployment struct {
 	t         *testing.T
 	kube      client.Client
 	config    *rest.Config
@@ -106,11 +106,11 @@ type rig struct {
 	log       *buffer
 
 	mu sync.Mutex
-	// made has the groups of all instances that a VM was ever asked for.
+	// made maps every instance for which a VM was requested to its group.
 	made map[string]string
 }
 
-// buffer is a log that is read when a test has failed.
+// buffer is a log that is printed if the test fails.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -128,29 +128,32 @@ func (l *buffer) String() string {
 	return l.b.String()
 }
 
-// newRig makes one. groups are those of each shard's configuration, with their sizes.
-func newRig(t *testing.T, k *kube.Cluster, namespace string, groups map[string]map[string]int) *rig {
+// newTestDeployment returns a rig. groups are the groups of each shard's configuration, with their sizes.
+func newTestDeployment(t *testing.T, k *kube.Cluster, namespace string,
+	groups map[string]map[string]int) *testDeployment {
 	t.Helper()
 	key, err := keyring.Parse([]byte(sealKey))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, kube: k.Client, config: k.Config, namespace: namespace, bucket: mem.New(mem.Options{}),
+	deployment := &testDeployment{t: t, kube: k.Client, config: k.Config, namespace: namespace,
+		bucket: mem.New(mem.Options{}),
 		shards: map[string]settings.Endpoints{}, log: new(buffer), made: map[string]string{}}
-	r.state = clusterstate.New(clusterstate.Options{Cluster: r.bucket, Shard: r.bucket, ClusterID: clusterID,
-		ShardID: "a",
-		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: r.bucket, Cluster: clusterID,
+	deployment.state = clusterstate.New(clusterstate.Options{Cluster: deployment.bucket, Shard: deployment.bucket,
+		ClusterID: clusterID,
+		ShardID:   "a",
+		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: deployment.bucket, Cluster: clusterID,
 			Ring: keyring.Ring{Current: key}, Rand: rand.Reader})})
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("%s: the end of the log:\n%s", namespace, tail(r.log.String(), 60))
+			t.Logf("%s: the end of the log:\n%s", namespace, tail(deployment.log.String(), 60))
 		}
 	})
-	ca, _, err := r.state.EnsureCA(t.Context())
+	ca, _, err := deployment.state.EnsureCA(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	nonces, _, err := r.state.EnsureNonceKey(t.Context())
+	nonces, _, err := deployment.state.EnsureNonceKey(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,13 +163,14 @@ func newRig(t *testing.T, k *kube.Cluster, namespace string, groups map[string]m
 		t.Fatal(err)
 	}
 	// One cloud for both, so that provider IDs are unique.
-	r.cloud = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time, request infra.CreateRequest) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.made[request.Tags.Instance.String()] = request.Tags.Group
+	deployment.cloud = mock.New(mock.Config{Now: time.Now, OnCreateEntered: func(_ time.Time,
+		request infra.CreateRequest) {
+		deployment.mu.Lock()
+		defer deployment.mu.Unlock()
+		deployment.made[request.Tags.Instance.String()] = request.Tags.Group
 	}})
 	for id, of := range groups {
-		r.startServer(id, of)
+		deployment.startServer(id, of)
 	}
 	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: namespace, Name: name} }
 	for _, object := range []client.Object{
@@ -177,13 +181,13 @@ func newRig(t *testing.T, k *kube.Cluster, namespace string, groups map[string]m
 		&corev1.Secret{ObjectMeta: meta("nstance-operator-nonce"), Data: map[string][]byte{
 			"nonce.jwt": []byte(nonce.Reveal())}},
 	} {
-		if err := r.kube.Create(t.Context(), object); err != nil {
+		if err := deployment.kube.Create(t.Context(), object); err != nil {
 			t.Fatal(err)
 		}
 	}
-	r.file = filepath.Join(t.TempDir(), "config.yaml")
-	r.writeConfig()
-	return r
+	deployment.file = filepath.Join(t.TempDir(), "config.yaml")
+	deployment.writeConfig()
+	return deployment
 }
 
 func tail(text string, lines int) string {
@@ -192,20 +196,19 @@ func tail(text string, lines int) string {
 }
 
 // writeConfig writes the operator's configuration file.
-func (r *rig) writeConfig() {
-	r.t.Helper()
+func (deployment *testDeployment) writeConfig() {
+	deployment.t.Helper()
 	var b strings.Builder
 	fmt.Fprintf(&b, "cluster_id: %s\ntenant: %s\nshards:\n", clusterID, tenant)
-	for id, at := range r.shards {
+	for id, at := range deployment.shards {
 		fmt.Fprintf(&b, "  %s:\n    registration_addr: %q\n    operator_addr: %q\n", id, at.Registration, at.Operator)
 	}
-	if err := os.WriteFile(r.file, []byte(b.String()), 0o600); err != nil {
-		r.t.Fatal(err)
+	if err := os.WriteFile(deployment.file, []byte(b.String()), 0o600); err != nil {
+		deployment.t.Fatal(err)
 	}
 }
 
-// freePorts returns addresses that nobody listened on a moment ago, below those that the kernel gives to outgoing
-// connections.
+// freePorts returns addresses that are currently free, below the range for outgoing connections.
 func freePorts(t *testing.T, n int) (addrs []string) {
 	t.Helper()
 	for len(addrs) < n {
@@ -219,10 +222,10 @@ func freePorts(t *testing.T, n int) (addrs []string) {
 	return addrs
 }
 
-// startServer starts the server of a shard, which ends with the test.
-func (r *rig) startServer(id string, groups map[string]int) {
-	r.t.Helper()
-	ports := freePorts(r.t, 5)
+// startServer starts the server of a shard. It stops at the end of the test.
+func (deployment *testDeployment) startServer(id string, groups map[string]int) {
+	deployment.t.Helper()
+	ports := freePorts(deployment.t, 5)
 	specs := map[string]any{}
 	for name, size := range groups {
 		specs[name] = map[string]any{"template": "worker", "size": size, "drain_timeout": "1m"}
@@ -241,74 +244,76 @@ func (r *rig) startServer(id string, groups map[string]int) {
 		"groups":    map[string]any{tenant: specs},
 	})
 	if err != nil {
-		r.t.Fatal(err)
+		deployment.t.Fatal(err)
 	}
-	if _, err := r.bucket.Put(r.t.Context(), keys.Config(id), text, objstore.Always()); err != nil {
-		r.t.Fatal(err)
+	if _, err := deployment.bucket.Put(deployment.t.Context(), keys.Config(id), text, objstore.Always()); err != nil {
+		deployment.t.Fatal(err)
 	}
-	r.shards[id] = settings.Endpoints{Registration: ports[2], Operator: ports[3]}
+	deployment.shards[id] = settings.Endpoints{Registration: ports[2], Operator: ports[3]}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
 		done <- server.Run(ctx, server.Config{
-			Options: server.Options{ID: "server-" + id, Shard: id, CacheDir: r.t.TempDir(), HealthAddr: ports[0],
-				Location: open.Location{Provider: "mem"}},
-			Log: slog.New(slog.DiscardHandler), Bucket: r.bucket,
+			Options: server.Options{ID: "server-" + id, Shard: id, CacheDir: deployment.t.TempDir(),
+				HealthAddr: ports[0],
+				Location:   open.Location{Provider: "mem"}},
+			Log: slog.New(slog.DiscardHandler), Bucket: deployment.bucket,
 			KeySources: map[string]keyring.Source{"env": func(context.Context, config.KeySource) ([]byte, error) {
 				return []byte(sealKey), nil
 			}},
 			Providers: map[string]server.ProviderKind{"mock": {Open: func(context.Context,
 				server.Setup) (server.Machine, error) {
-				return server.Machine{Provider: r.cloud, ID: "machine-" + id}, nil
+				return server.Machine{Provider: deployment.cloud, ID: "machine-" + id}, nil
 			}}},
 		})
 	}()
-	r.t.Cleanup(func() {
+	deployment.t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
-			r.t.Errorf("server of shard %s: %v", id, err)
+			deployment.t.Errorf("server of shard %s: %v", id, err)
 		}
 	})
 }
 
-// process is an operator that runs.
+// process is a running operator.
 type process struct {
-	rig  *rig
+	rig  *testDeployment
 	kill context.CancelFunc
 	done chan struct{}
-	err  error // once done is closed
+	err  error // valid once done is closed
 }
 
-// start starts an operator. change, which may be nil, changes what it runs with.
-func (r *rig) start(change func(*operator.Config)) *process {
-	r.t.Helper()
-	file, err := settings.Load(r.file)
+// start starts an operator. change may modify its configuration and may be nil.
+func (deployment *testDeployment) start(change func(*operator.Config)) *process {
+	deployment.t.Helper()
+	file, err := settings.Load(deployment.file)
 	if err != nil {
-		r.t.Fatal(err)
+		deployment.t.Fatal(err)
 	}
 	environment, err := settings.ParseEnvironment(func(name string) string {
-		return map[string]string{"NSTANCE_NAMESPACE": r.namespace}[name]
+		return map[string]string{"NSTANCE_NAMESPACE": deployment.namespace}[name]
 	}, "")
 	if err != nil {
-		r.t.Fatal(err)
+		deployment.t.Fatal(err)
 	}
-	c := operator.Config{Options: operator.Options{ConfigFile: r.file, HealthAddr: "0", MetricsAddr: "0"},
+	c := operator.Config{Options: operator.Options{ConfigFile: deployment.file, HealthAddr: "0", MetricsAddr: "0"},
 		Environment: environment, Settings: file,
-		Rest: rest.CopyConfig(r.config), Version: "test", Log: logr.FromSlogHandler(slog.NewTextHandler(r.log, nil))}
+		Rest: rest.CopyConfig(deployment.config), Version: "test", Log: logr.FromSlogHandler(
+			slog.NewTextHandler(deployment.log, nil))}
 	if change != nil {
 		change(&c)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &process{rig: r, kill: cancel, done: make(chan struct{})}
+	p := &process{rig: deployment, kill: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
 		p.err = operator.Run(ctx, c)
 	}()
-	r.t.Cleanup(func() { _ = p.stop() })
+	deployment.t.Cleanup(func() { _ = p.stop() })
 	return p
 }
 
-// stop ends the operator, and returns what Run did.
+// stop stops the operator and returns the error of Run.
 func (p *process) stop() error {
 	p.kill()
 	<-p.done
@@ -324,23 +329,23 @@ func (p *process) ended() bool {
 	}
 }
 
-// await waits for something that a pass may find wrong for a while.
-func (r *rig) await(what string, done func() error) {
-	r.t.Helper()
+// await repeats done until it returns nil.
+func (deployment *testDeployment) await(what string, done func() error) {
+	deployment.t.Helper()
 	var last error
 	began := time.Now()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(50 * time.Millisecond) {
 		if last = done(); last == nil {
-			r.t.Logf("%s after %s", what, time.Since(began).Round(time.Millisecond))
+			deployment.t.Logf("%s after %s", what, time.Since(began).Round(time.Millisecond))
 			return
 		}
 	}
-	r.t.Fatalf("%s: waited too long for %s: %v", r.namespace, what, last)
+	deployment.t.Fatalf("%s: waited too long for %s: %v", deployment.namespace, what, last)
 }
 
-// alive counts the VMs of a group that are not on their way out.
-func (r *rig) alive(shard, group string) (n int) {
-	for _, vm := range r.cloud.VMs() {
+// runningVMs returns the number of running VMs of a group on a shard.
+func (deployment *testDeployment) runningVMs(shard, group string) (n int) {
+	for _, vm := range deployment.cloud.VMs() {
 		if vm.State.Alive() && vm.Tags.Shard == shard && vm.Tags.Group == group {
 			n++
 		}
@@ -348,11 +353,11 @@ func (r *rig) alive(shard, group string) (n int) {
 	return n
 }
 
-// makings counts the instances of a group that a VM was ever asked for.
-func (r *rig) makings(group string) (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, of := range r.made {
+// requestedVMs returns the number of instances of a group for which a VM was ever requested.
+func (deployment *testDeployment) requestedVMs(group string) (n int) {
+	deployment.mu.Lock()
+	defer deployment.mu.Unlock()
+	for _, of := range deployment.made {
 		if of == group {
 			n++
 		}

@@ -23,23 +23,24 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
 )
 
-// lease is the Lease by which operators elect their leader.
-const lease = "nstance-operator-leader-election"
+// leaseName is the name of the Lease for leader election.
+const leaseName = "nstance-operator-leader-election"
 
-// Requests to the API server: on average and at once. A fleet of thousands of machines changes by hundreds at a time.
+// Limits of requests to the API server, per second and in a burst. A fleet of thousands of machines changes hundreds at
+// a time.
 const (
 	requestRate  = 50
 	requestBurst = 100
 )
 
-// Of leader election, and of events on everything there is.
+// Rights for leader election and for events about all objects.
 //
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=nstance-system,resources=leases,verbs=get;create;update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch;update
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch;update
 
-// adjustClient makes a client's configuration the operator's.
-func adjustClient(r *rest.Config, speakJSON bool, version string) {
+// configureClient sets the operator's user agent, rate limits and encoding in a client configuration.
+func configureClient(r *rest.Config, speakJSON bool, version string) {
 	r.UserAgent = name + "/" + version
 	r.QPS, r.Burst = requestRate, requestBurst
 	if speakJSON {
@@ -47,7 +48,7 @@ func adjustClient(r *rest.Config, speakJSON bool, version string) {
 	}
 }
 
-// newScheme knows every type that the operator reads or writes.
+// newScheme returns a scheme with all types that the operator uses.
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme,
@@ -59,9 +60,9 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// newManager makes the manager. Its cache holds the namespace's objects, and the Pods of all namespaces; Secrets and
-// ConfigMaps are not cached.
-func newManager(c Config, r *rest.Config) (ctrl.Manager, error) {
+// newControllerManager returns the manager. Its cache holds the objects of the namespace and the Pods of all
+// namespaces. Secrets and ConfigMaps are not cached.
+func newControllerManager(c Config, r *rest.Config) (ctrl.Manager, error) {
 	scheme, err := newScheme()
 	if err != nil {
 		return nil, err
@@ -75,17 +76,17 @@ func newManager(c Config, r *rest.Config) (ctrl.Manager, error) {
 			DefaultNamespaces: map[string]cache.Config{c.Environment.Namespace: {}},
 			DefaultTransform:  cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {
-				Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}, Transform: slimPod}},
+				Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}, Transform: trimPod}},
 		},
 		Client:                        client.Options{Cache: &client.CacheOptions{DisableFor: uncached()}},
 		LeaderElection:                c.Options.LeaderElect,
-		LeaderElectionID:              lease,
+		LeaderElectionID:              leaseName,
 		LeaderElectionNamespace:       c.Environment.Namespace,
 		LeaderElectionReleaseOnCancel: true,
 		HealthProbeBindAddress:        c.Options.HealthAddr,
 		Metrics:                       metricsserver.Options{BindAddress: c.Options.MetricsAddr},
 		GracefulShutdownTimeout:       &stop,
-		// A process has one operator; a test's may have several.
+		// Tests run several operators in one process.
 		Controller: config.Controller{SkipNameValidation: &shared},
 	})
 	if err != nil {
@@ -94,21 +95,22 @@ func newManager(c Config, r *rest.Config) (ctrl.Manager, error) {
 	return mgr, nil
 }
 
-// workloadOptions are those of an external workload cluster's client and cache.
+// workloadOptions configures the client and cache of an external workload cluster.
 func workloadOptions(mgr ctrl.Manager) []kubecluster.Option {
 	return []kubecluster.Option{func(o *kubecluster.Options) {
 		o.Scheme = mgr.GetScheme()
 		o.Logger = mgr.GetLogger()
 		o.Cache.DefaultTransform = cache.TransformStripManagedFields()
-		o.Cache.ByObject = map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: slimPod}}
+		o.Cache.ByObject = map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: trimPod}}
 		o.Client.Cache = &client.CacheOptions{DisableFor: uncached()}
 	}}
 }
 
+// uncached returns the types that are always read from the API server.
 func uncached() []client.Object { return []client.Object{&corev1.Secret{}, &corev1.ConfigMap{}} }
 
-// slimPod keeps of a Pod what is looked at in the cache: which Pod it is, what it asks for, where and how it is.
-func slimPod(object any) (any, error) {
+// trimPod removes the fields of a Pod that the operator does not read, to save memory in the cache.
+func trimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
 		return object, nil // a tombstone
@@ -119,8 +121,8 @@ func slimPod(object any) (any, error) {
 	return pod, nil
 }
 
-// probes adds the checks of /healthz and /readyz: a leader is ready once it has its identity, others are at once.
-func probes(mgr ctrl.Manager, keeper *identity.Keeper) error {
+// addProbes adds /healthz and /readyz. A leader is ready once it has its identity; a standby is always ready.
+func addProbes(mgr ctrl.Manager, keeper *identity.Keeper) error {
 	return errors.Join(
 		mgr.AddHealthzCheck("ping", healthz.Ping),
 		mgr.AddReadyzCheck("identity", func(*http.Request) error {

@@ -1,7 +1,7 @@
-// Package operator is nstance-operator put together: the manager with its cache, the identity, the connections to the
-// shards, and every reconciler.
+// Package operator assembles nstance-operator: the manager and its cache, the identity, the connections to the shards,
+// and all reconcilers.
 //
-// Invariant: whoever does not lead changes nothing, in Kubernetes or on the servers, and whoever has ceased to lead has
+// Invariant: a standby changes nothing in Kubernetes or on the servers, and a process that loses the leadership ends.
 // ended.
 package operator
 
@@ -36,32 +36,32 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// name is what the operator calls itself in events and to the API server.
+// name is the operator's name in events and in requests to the API server.
 const name = "nstance-operator"
 
-// Config is all that an operator runs with.
+// Config is the complete configuration of an operator.
 type Config struct {
 	Options     Options
 	Environment settings.Environment
-	// Settings are the content of the configuration file, which is followed from then on.
+	// Settings is the initial content of the configuration file. Later changes of the file are followed.
 	Settings settings.Config
-	// Rest reaches the API server.
+	// Rest is the client configuration for the API server.
 	Rest    *rest.Config
 	Version string
 	Log     logr.Logger
-	// Dial are further options of connections to shards. Optional; for tests.
+	// Dial holds additional options for connections to shards, for tests. Optional.
 	Dial []grpc.DialOption
 }
 
-// Run runs the operator until ctx ends, and returns nil then. The error says why it ended by itself: a lost leadership,
-// or a registration that cannot succeed. The process has to end with it.
+// Run runs the operator until ctx ends, then returns nil. It returns an error if the leadership is lost or the
+// registration cannot succeed. The process must then end.
 func Run(ctx context.Context, c Config) error {
 	ctrl.SetLogger(c.Log)
 	log := slog.New(logr.ToSlogHandler(c.Log))
-	adjust := func(r *rest.Config) { adjustClient(r, c.Environment.JSON, c.Version) }
+	adjust := func(r *rest.Config) { configureClient(r, c.Environment.JSON, c.Version) }
 	restConfig := rest.CopyConfig(c.Rest)
 	adjust(restConfig)
-	mgr, err := newManager(c, restConfig)
+	mgr, err := newControllerManager(c, restConfig)
 	if err != nil {
 		return err
 	}
@@ -75,31 +75,30 @@ func Run(ctx context.Context, c Config) error {
 	})
 	set := shards.New(shards.Options{Credentials: keeper.Credentials, Now: time.Now, Log: log, Dial: c.Dial})
 	set.Configure(operatorAddrs(c.Settings))
-	stop, err := register(set, keeper)
+	stop, err := registerCollectors(set, keeper)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	if err := probes(mgr, keeper); err != nil {
+	if err := addProbes(mgr, keeper); err != nil {
 		return err
 	}
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		return connect(ctx, c, keeper, set, log)
+		return runLeader(ctx, c, keeper, set, log)
 	})); err != nil {
 		return err
 	}
-	if err := controllers(ctx, mgr, c, set, adjust, log); err != nil {
+	if err := setupControllers(ctx, mgr, c, set, adjust, log); err != nil {
 		return err
 	}
-	log.Info("nstance-operator starts", "version", c.Version, "cluster", c.Settings.Cluster, "tenant",
+	log.Info("starting nstance-operator", "version", c.Version, "cluster", c.Settings.Cluster, "tenant",
 		c.Settings.Tenant, "namespace", c.Environment.Namespace,
 		"shards", c.Settings.IDs())
 	return mgr.Start(ctx)
 }
 
-// connect is what the leader does beside reconciling: it gets and keeps the identity, and the connections to the
-// shards.
-func connect(ctx context.Context, c Config, keeper *identity.Keeper, set *shards.Set, log *slog.Logger) error {
+// runLeader runs while this process is the leader. It obtains and maintains the identity and connects the shards.
+func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shards.Set, log *slog.Logger) error {
 	if err := keeper.Ensure(ctx, registrationAddrs(c.Settings)); err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -121,7 +120,7 @@ func connect(ctx context.Context, c Config, keeper *identity.Keeper, set *shards
 		})
 	}()
 	err := keeper.Run(ctx, func(ctx context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
-		return renew(ctx, set)
+		return renewCertificate(ctx, set)
 	})
 	cancel()
 	<-done
@@ -132,8 +131,9 @@ func connect(ctx context.Context, c Config, keeper *identity.Keeper, set *shards
 	return nil
 }
 
-// renew asks the first shard that answers.
-func renew(ctx context.Context, all shards.Shards) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+// renewCertificate renews the certificate with the first reachable shard that accepts the request.
+func renewCertificate(ctx context.Context, all shards.Shards) (*nstancev1.OperatorServiceRenewCertificateResponse,
+	error) {
 	var problems []error
 	for _, id := range all.IDs() {
 		shard, ok := all.Shard(id)
@@ -152,8 +152,8 @@ func renew(ctx context.Context, all shards.Shards) (*nstancev1.OperatorServiceRe
 	return nil, errors.Join(problems...)
 }
 
-// controllers sets up every reconciler.
-func controllers(ctx context.Context, mgr ctrl.Manager, c Config, set shards.Shards, adjust func(*rest.Config),
+// setupControllers sets up all reconcilers.
+func setupControllers(ctx context.Context, mgr ctrl.Manager, c Config, set shards.Shards, adjust func(*rest.Config),
 	log *slog.Logger) error {
 	namespace, id, tenant := c.Environment.Namespace, c.Settings.Cluster, c.Settings.Tenant
 	var external *clusterv1.APIEndpoint
@@ -204,6 +204,7 @@ func controllers(ctx context.Context, mgr ctrl.Manager, c Config, set shards.Sha
 	return nil
 }
 
+// operatorAddrs returns the operator addresses by shard.
 func operatorAddrs(c settings.Config) map[string]string {
 	out := make(map[string]string, len(c.Shards))
 	for id, at := range c.Shards {
@@ -212,6 +213,7 @@ func operatorAddrs(c settings.Config) map[string]string {
 	return out
 }
 
+// registrationAddrs returns the registration addresses by shard.
 func registrationAddrs(c settings.Config) map[string]string {
 	out := make(map[string]string, len(c.Shards))
 	for id, at := range c.Shards {
@@ -220,8 +222,8 @@ func registrationAddrs(c settings.Config) map[string]string {
 	return out
 }
 
-// register adds collectors to the registry that the manager serves. stop removes them.
-func register(all ...prometheus.Collector) (stop func(), err error) {
+// registerCollectors adds collectors to the registry that the manager serves. stop removes them again.
+func registerCollectors(all ...prometheus.Collector) (stop func(), err error) {
 	var done []prometheus.Collector
 	stop = func() {
 		for _, one := range done {
@@ -231,7 +233,7 @@ func register(all ...prometheus.Collector) (stop func(), err error) {
 	for _, one := range all {
 		err := metrics.Registry.Register(one)
 		if errors.As(err, new(prometheus.AlreadyRegisteredError)) {
-			continue // another operator of this process: a test
+			continue // registered by another operator in this process, in a test
 		}
 		if err != nil {
 			stop()

@@ -18,33 +18,34 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
 
-// ends waits until an operator has ended by itself, and checks why.
-func (r *rig) ends(p *process, want string) {
-	r.t.Helper()
+// awaitEnd waits until an operator ends and checks its error.
+func (deployment *testDeployment) awaitEnd(p *process, want string) {
+	deployment.t.Helper()
 	select {
 	case <-p.done:
 	case <-time.After(patience):
-		r.t.Fatal("the operator does not end")
+		deployment.t.Fatal("the operator does not end")
 	}
 	if p.err == nil || !strings.Contains(p.err.Error(), want) {
-		r.t.Errorf("it ended with %v, want %q", p.err, want)
+		deployment.t.Errorf("the operator ended with %v, want %q", p.err, want)
 	}
 }
 
 func elected(c *operator.Config) { c.Options.LeaderElect = true }
 
-// Of two operators one works. When it stops, the other goes on at once; one that loses the Lease ends.
+// TestLeaderElection checks that a standby takes over immediately after the leader stops, and that an operator ends
+// when it loses the Lease.
 func TestLeaderElection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
 	}
-	r := newRig(t, kubernetes(t), "elected", scenarioGroups)
-	first := r.start(elected)
-	r.imported(r.await)
-	second := r.start(func(c *operator.Config) { elected(c); c.Environment.JSON = true })
+	deployment := newTestDeployment(t, kubernetes(t), "elected", scenarioGroups)
+	first := deployment.start(elected)
+	deployment.checkImport(deployment.await)
+	second := deployment.start(func(c *operator.Config) { elected(c); c.Environment.JSON = true })
 	holder := func() string {
 		var lease coordinationv1.Lease
-		if err := r.get("nstance-operator-leader-election", &lease); err != nil {
+		if err := deployment.get("nstance-operator-leader-election", &lease); err != nil {
 			t.Fatal(err)
 		}
 		return *lease.Spec.HolderIdentity
@@ -57,7 +58,7 @@ func TestLeaderElection(t *testing.T) {
 		t.Error(err)
 	}
 	stopped := time.Now()
-	r.await("the second leader", func() error {
+	deployment.await("the second leader", func() error {
 		if now := holder(); now == led || now == "" {
 			return fmt.Errorf("%q holds the lease", now)
 		}
@@ -66,53 +67,55 @@ func TestLeaderElection(t *testing.T) {
 	if took := time.Since(stopped); took > 10*time.Second {
 		t.Errorf("the lease was not released: it took %s", took)
 	}
-	r.scaled(r.await)
-	if n := strings.Count(r.log.String(), "The operator is registered"); n != 1 {
-		t.Errorf("%d registrations", n)
+	deployment.checkScaling(deployment.await)
+	if n := strings.Count(deployment.log.String(), "registered the operator"); n != 1 {
+		t.Errorf("%d registrations, want 1", n)
 	}
 
-	// Somebody takes the Lease away.
+	// Another client takes the Lease.
 	var lease coordinationv1.Lease
-	if err := r.get("nstance-operator-leader-election", &lease); err != nil {
+	if err := deployment.get("nstance-operator-leader-election", &lease); err != nil {
 		t.Fatal(err)
 	}
 	before := lease.DeepCopy()
 	*lease.Spec.HolderIdentity = "somebody else"
 	now := metav1.NewMicroTime(time.Now())
 	lease.Spec.RenewTime = &now
-	if err := r.kube.Patch(t.Context(), &lease, client.MergeFrom(before)); err != nil {
+	if err := deployment.kube.Patch(t.Context(), &lease, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
-	r.ends(second, "leader election lost")
+	deployment.awaitEnd(second, "leader election lost")
 }
 
-// With NSTANCE_CAPI_ENDPOINT, Nodes and Pods are where the admin's kubeconfig leads, and the operator leaves that
-// alone.
+// TestExternalWorkloadCluster checks that NSTANCE_CAPI_ENDPOINT makes the operator use the user's kubeconfig, which it
+// does not change.
 func TestExternalWorkloadCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
 	}
 	k := kubernetes(t)
-	r := newRig(t, k, "external", scenarioGroups)
+	deployment := newTestDeployment(t, k, "external", scenarioGroups)
 	external := func(c *operator.Config) {
 		c.Environment.Endpoint = settings.Endpoint{Host: "api.example.com", Port: 6443}
 	}
-	r.ends(r.start(external), "secret external/demo--default-kubeconfig is missing")
+	deployment.awaitEnd(deployment.start(external), "secret external/demo--default-kubeconfig is missing")
 	text, err := os.ReadFile(k.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: "demo--default-kubeconfig"},
+	deployment.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: deployment.namespace,
+		Name: "demo--default-kubeconfig"},
 		Data: map[string][]byte{"value": text}})
-	p := r.start(external)
-	r.play(func() {
+	p := deployment.start(external)
+	deployment.runScenario(func() {
 		if p.ended() {
 			t.Fatalf("the operator has ended: %v", p.err)
 		}
 	})
 	var cluster clusterv1.Cluster
 	var secret corev1.Secret
-	if err := all(r.get("demo--default", &cluster), r.get("demo--default-kubeconfig", &secret)); err != nil {
+	if err := all(deployment.get("demo--default", &cluster), deployment.get("demo--default-kubeconfig",
+		&secret)); err != nil {
 		t.Fatal(err)
 	}
 	if cluster.Spec.ControlPlaneEndpoint.Host != "api.example.com" || string(secret.Data["value"]) != string(text) {
@@ -120,58 +123,62 @@ func TestExternalWorkloadCluster(t *testing.T) {
 	}
 }
 
-// The configuration file is followed, and what cannot succeed ends the operator.
+// TestFollowsItsConfiguration checks that changes of the configuration file are followed, and that a fatal error ends
+// the operator.
 func TestFollowsItsConfiguration(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
 	}
-	r := newRig(t, kubernetes(t), "configured", map[string]map[string]int{"a": {"web": 1}, "b": {"web": 1}})
-	b := r.shards["b"]
-	delete(r.shards, "b")
-	r.writeConfig()
+	deployment := newTestDeployment(t, kubernetes(t), "configured", map[string]map[string]int{"a": {"web": 1},
+		"b": {"web": 1}})
+	b := deployment.shards["b"]
+	delete(deployment.shards, "b")
+	deployment.writeConfig()
 	var nonce corev1.Secret
-	if err := r.get("nstance-operator-nonce", &nonce); err != nil {
+	if err := deployment.get("nstance-operator-nonce", &nonce); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.kube.Delete(t.Context(), &nonce); err != nil {
+	if err := deployment.kube.Delete(t.Context(), &nonce); err != nil {
 		t.Fatal(err)
 	}
-	r.ends(r.start(nil), "Secret configured/nstance-operator-nonce with a registration nonce is missing")
-	r.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: nonce.Name}, Data: nonce.Data})
-	r.ends(r.start(func(c *operator.Config) {
+	deployment.awaitEnd(deployment.start(nil),
+		"Secret configured/nstance-operator-nonce with a registration nonce is missing")
+	deployment.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: deployment.namespace, Name: nonce.Name},
+		Data: nonce.Data})
+	deployment.awaitEnd(deployment.start(func(c *operator.Config) {
 		c.Settings.Shards = map[string]settings.Endpoints{"a": {Registration: "127.0.0.1:1", Operator: "127.0.0.1:1"}}
 	}), "no shard has registered the operator: shard a: ")
 
-	p := r.start(nil)
+	p := deployment.start(nil)
 	domains := func(want int) func() error {
 		return func() error {
 			if p.ended() {
 				t.Fatalf("the operator has ended: %v", p.err)
 			}
 			var infra v1beta1.NstanceCluster
-			if err := r.get("demo--default", &infra); err != nil {
+			if err := deployment.get("demo--default", &infra); err != nil {
 				return err
 			}
 			return equal("failure domains", len(infra.Status.FailureDomains), want)
 		}
 	}
-	r.await("one shard", domains(1))
-	r.shards["b"] = b
-	r.writeConfig()
-	r.await("both shards", domains(2))
-	if err := os.WriteFile(r.file, []byte("nonsense"), 0o600); err != nil {
+	deployment.await("one shard", domains(1))
+	deployment.shards["b"] = b
+	deployment.writeConfig()
+	deployment.await("both shards", domains(2))
+	if err := os.WriteFile(deployment.file, []byte("nonsense"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r.await("the refusal", func() error {
-		return equal("refused", strings.Contains(r.log.String(), "The configuration file is refused"), true)
+	deployment.await("the refusal", func() error {
+		return equal("refused", strings.Contains(deployment.log.String(), "the configuration file is invalid"), true)
 	})
-	delete(r.shards, "a")
-	r.writeConfig()
-	r.await("the other shard", domains(1))
+	delete(deployment.shards, "a")
+	deployment.writeConfig()
+	deployment.await("the other shard", domains(1))
 	if err := p.stop(); err != nil {
 		t.Error(err)
 	}
-	if strings.Contains(r.log.String(), "PRIVATE KEY") || strings.Contains(r.log.String(),
+	if strings.Contains(deployment.log.String(), "PRIVATE KEY") || strings.Contains(deployment.log.String(),
 		string(nonce.Data["nonce.jwt"])) {
 		t.Error("a secret is in the log")
 	}

@@ -16,53 +16,55 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
 
-// off is the address of an endpoint that is not served.
-const off = "0"
+// disabledAddr is the address of a disabled endpoint.
+const disabledAddr = "0"
 
-// Options are nstance-operator's command line.
+// Options are the command line flags of nstance-operator.
 type Options struct {
 	ConfigFile string
-	// HealthAddr and MetricsAddr are where probes and metrics are served; "0": not at all.
+	// HealthAddr and MetricsAddr are the addresses of the probes and the metrics. "0" disables them.
 	HealthAddr, MetricsAddr string
 	LeaderElect             bool
-	// DisableWebhooks changes nothing: there are none.
+	// DisableWebhooks has no effect, because the operator has no webhooks.
 	DisableWebhooks bool
 	Zap             zap.Options
 	Version         bool
 }
 
-const usage = `nstance-operator keeps Cluster API's objects and the servers of an Nstance cluster in step: MachinePools and groups, Machines and
-instances, drained Nodes and deletions, and machines for the Pods that ask for one.
+const usage = `nstance-operator connects Cluster API with the servers of an Nstance cluster.
+
+It reconciles MachinePools with groups and Machines with instances, drains Nodes before their instances are deleted, and
+creates machines for Pods that request one.
 
 Usage:
   nstance-operator [flags]
 
-It reads the configuration file (cluster_id, tenant, shards with registration_addr and operator_addr), registers with the nonce in the Secret
-nstance-operator-nonce if it has no certificate yet, and connects to the leader of every shard. It runs in a cluster as its ServiceAccount, or
-outside with --kubeconfig or KUBECONFIG. Any number may run with --leader-elect: one works, the others wait. All state is in Kubernetes and on the
-servers.
+The operator reads its configuration file (cluster_id, tenant, shards with registration_addr and operator_addr). If it
+has no certificate, it registers with the nonce in the Secret nstance-operator-nonce. Then it connects to the leader of
+every shard. It runs in a cluster with a ServiceAccount, or outside with --kubeconfig or KUBECONFIG. Several can run
+with --leader-elect: one is active and the others stand by. All state is in Kubernetes and on the servers.
 
 Flags:
 `
 
-const exits = `
-Exit status: 0 on a clean stop (SIGTERM, SIGINT), 1 on an error (which a lost leadership is), 2 on a wrong command line, environment or
-configuration file.
+const exitStatusHelp = `
+Exit status: 0 after SIGTERM or SIGINT, 1 after an error or a lost leadership, 2 for an invalid command line,
+environment or configuration file.
 `
 
-// newFlags returns the flags, which write into the options.
+// newFlags returns the flags that set the options.
 func newFlags(o *Options) *pflag.FlagSet {
 	flags := pflag.NewFlagSet("nstance-operator", pflag.ContinueOnError)
 	flags.SortFlags = false
 	flags.StringVar(&o.ConfigFile, "config", "/etc/nstance/operator/config.yaml",
 		"path to the operator configuration `FILE`")
 	flags.StringVar(&o.HealthAddr, "health-probe-bind-address", ":8081",
-		"`ADDRESS` of the probes /healthz and /readyz; 0: none")
-	flags.StringVar(&o.MetricsAddr, "metrics-bind-address", off, "`ADDRESS` of /metrics; 0: none")
+		"`ADDRESS` of the probes /healthz and /readyz; 0 disables them")
+	flags.StringVar(&o.MetricsAddr, "metrics-bind-address", disabledAddr, "`ADDRESS` of /metrics; 0 disables it")
 	flags.BoolVar(&o.LeaderElect, "leader-elect", false,
-		"have one of several operators lead, by the Lease nstance-operator-leader-election")
+		"elect one active operator with the Lease nstance-operator-leader-election")
 	flags.BoolVar(&o.DisableWebhooks, "disable-webhooks", false,
-		"disable admission webhooks; there are none: what they would check, the resource definitions check")
+		"no effect: the operator has no admission webhooks, because the CRDs validate the objects")
 	standard := flag.NewFlagSet("", flag.ContinueOnError)
 	config.RegisterFlags(standard)
 	o.Zap.BindFlags(standard)
@@ -71,7 +73,7 @@ func newFlags(o *Options) *pflag.FlagSet {
 	return flags
 }
 
-// ParseOptions reads a command line. Help goes to out, and the error is then pflag.ErrHelp.
+// ParseOptions parses a command line. --help writes the help to out and returns pflag.ErrHelp.
 func ParseOptions(args []string, out io.Writer) (Options, error) {
 	var o Options
 	flags := newFlags(&o)
@@ -79,13 +81,13 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 	flags.Usage = func() {
 		fmt.Fprint(out, usage, flags.FlagUsagesWrapped(140), "\nEnvironment:\n")
 		_ = settings.WriteHelp(out) // to a terminal
-		fmt.Fprint(out, exits)
+		fmt.Fprint(out, exitStatusHelp)
 	}
 	if err := flags.Parse(args); err != nil {
 		return Options{}, err
 	}
 	if flags.NArg() > 0 {
-		return Options{}, fmt.Errorf("it takes no arguments, have %q", flags.Args())
+		return Options{}, fmt.Errorf("takes no arguments, got %q", flags.Args())
 	}
 	if o.ConfigFile == "" {
 		return Options{}, errors.New("--config is empty")
@@ -93,9 +95,9 @@ func ParseOptions(args []string, out io.Writer) (Options, error) {
 	for name, addr := range map[string]*string{"--health-probe-bind-address": &o.HealthAddr,
 		"--metrics-bind-address": &o.MetricsAddr} {
 		if *addr == "" {
-			*addr = off
+			*addr = disabledAddr
 		}
-		if *addr == off {
+		if *addr == disabledAddr {
 			continue
 		}
 		_, port, err := net.SplitHostPort(*addr)

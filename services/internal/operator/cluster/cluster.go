@@ -1,9 +1,7 @@
-// Package cluster owns what Cluster API needs of a cluster before it has machines: the Cluster and NstanceCluster of
-// the tenant, the kubeconfig that Cluster API's core reaches the workload cluster with, and the operator's own way
-// there.
+// Package cluster provides what Cluster API needs before it has machines: the tenant's Cluster and NstanceCluster, the
+// kubeconfig with which Cluster API's core reaches the workload cluster, and the operator's own client of that cluster.
 //
-// Invariant: there is one Cluster, named after Nstance's cluster and tenant, and what a person or Cluster API has
-// written into it stays.
+// Invariant: there is one Cluster, named after Nstance's cluster and tenant. Fields set by a user or Cluster API stay.
 package cluster
 
 import (
@@ -37,29 +35,29 @@ import (
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters/status,verbs=get;patch
 
-// Options of [Setup]. All are required.
+// Options configures [Setup]. All fields are required except External.
 type Options struct {
 	Client   client.Client
 	Recorder events.EventRecorder
 	Shards   shards.Shards
-	// Namespace of all objects; Cluster and Tenant name the only Cluster.
+	// Namespace holds all objects. Cluster and Tenant name the only Cluster.
 	Namespace, Cluster, Tenant string
-	// Config is how the operator reaches the API server.
+	// Config is the operator's client configuration for the API server.
 	Config *rest.Config
-	// External is the API server of an external workload cluster; nil: the operator's own is it.
+	// External is the API server of an external workload cluster. If nil, the operator's own cluster is the workload.
 	External *clusterv1.APIEndpoint
-	// ServiceAccount is whose tokens are in the kubeconfig. Not needed with External.
+	// ServiceAccount is the account for the tokens in the kubeconfig. It is not used with External.
 	ServiceAccount string
 	Now            func() time.Time
 	Log            *slog.Logger
 }
 
-// name is that of the Cluster and the NstanceCluster.
-func (o *Options) name() types.NamespacedName {
+// objectKey returns the name of the Cluster and the NstanceCluster.
+func (o *Options) objectKey() types.NamespacedName {
 	return types.NamespacedName{Namespace: o.Namespace, Name: v1beta1.ClusterName(o.Cluster, o.Tenant)}
 }
 
-// Setup registers the controller of the NstanceCluster, which makes it and its Cluster, and what keeps the kubeconfig.
+// Setup registers the controller that creates the NstanceCluster and its Cluster, and the renewal of the kubeconfig.
 func Setup(mgr ctrl.Manager, o Options) error {
 	endpoint := o.External
 	if endpoint == nil {
@@ -69,11 +67,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 		endpoint = &own
 	}
-	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: newKubeconfig(o)}
+	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: newKubeconfigKeeper(o)}
 	ours := predicate.NewPredicateFuncs(func(object client.Object) bool {
-		return client.ObjectKeyFromObject(object) == o.name()
+		return client.ObjectKeyFromObject(object) == o.objectKey()
 	})
-	request := []reconcile.Request{{NamespacedName: o.name()}}
+	request := []reconcile.Request{{NamespacedName: o.objectKey()}}
 	err := ctrl.NewControllerManagedBy(mgr).Named("nstancecluster").
 		For(&v1beta1.NstanceCluster{}, builder.WithPredicates(ours)).
 		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(ours)).
@@ -83,11 +81,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			}
 			return request
 		})).
-		// Without any object yet, somebody has to begin; and the kubeconfig has news.
+		// The first request creates the objects. Later ones follow changes of the kubeconfig's state.
 		WatchesRawSource(
 			source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 				queue.Add(request[0])
-				go r.kubeconfig.tell(ctx, func() { queue.Add(request[0]) })
+				go r.kubeconfig.notifyChanges(ctx, func() { queue.Add(request[0]) })
 				return nil
 			})).
 		Complete(r)
@@ -100,92 +98,92 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return mgr.Add(manager.RunnableFunc(r.kubeconfig.run))
 }
 
-// reconciler makes the Cluster and the NstanceCluster, and keeps the latter's status.
+// reconciler creates the Cluster and the NstanceCluster, and updates the status of the latter.
 type reconciler struct {
 	Options
 	endpoint   clusterv1.APIEndpoint
-	kubeconfig *kubeconfig
+	kubeconfig *kubeconfigKeeper
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
-	infra, err := r.infra(ctx)
+	infra, err := r.ensureInfraCluster(ctx)
 	var cluster *clusterv1.Cluster
 	if err == nil {
-		cluster, err = r.cluster(ctx)
+		cluster, err = r.ensureCluster(ctx)
 	}
 	if apierrors.IsAlreadyExists(err) {
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil // made a moment ago: the cache will show it
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // just created; the cache will show it
 	}
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if !infra.DeletionTimestamp.IsZero() || !cluster.DeletionTimestamp.IsZero() {
-		return reconcile.Result{}, nil // when they are gone, they are made anew
+		return reconcile.Result{}, nil // created again after the deletion
 	}
 	before := infra.DeepCopy()
-	r.decide(infra, cluster)
+	r.updateStatus(infra, cluster)
 	if err := r.patchStatus(ctx, infra, before); err != nil {
 		return reconcile.Result{}, err
 	}
-	if err := r.initialize(ctx, cluster); apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: conflictRetry}, nil // somebody else wrote it, which the cache will show
+	if err := r.markInitialized(ctx, cluster); apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // another client wrote it; the cache will show it
 	} else if err != nil {
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{}, nil
 }
 
-// conflictRetry is the pause after somebody else's write got in the way.
+// conflictRetry is the pause after a write conflict.
 const conflictRetry = 100 * time.Millisecond
 
-// infra returns the NstanceCluster, making it if there is none.
-func (r *reconciler) infra(ctx context.Context) (*v1beta1.NstanceCluster, error) {
+// ensureInfraCluster returns the NstanceCluster, which it creates if there is none.
+func (r *reconciler) ensureInfraCluster(ctx context.Context) (*v1beta1.NstanceCluster, error) {
 	var c v1beta1.NstanceCluster
-	err := r.Client.Get(ctx, r.name(), &c)
+	err := r.Client.Get(ctx, r.objectKey(), &c)
 	switch {
 	case apierrors.IsNotFound(err):
-		c = v1beta1.NstanceCluster{ObjectMeta: r.meta(), Spec: v1beta1.NstanceClusterSpec{
+		c = v1beta1.NstanceCluster{ObjectMeta: r.objectMeta(), Spec: v1beta1.NstanceClusterSpec{
 			ControlPlaneEndpoint: r.endpoint}}
 		if err := r.Client.Create(ctx, &c); err != nil {
-			return nil, fmt.Errorf("create NstanceCluster %s: %w", r.name(), err)
+			return nil, fmt.Errorf("create NstanceCluster %s: %w", r.objectKey(), err)
 		}
-		r.Log.Info("The NstanceCluster is made", "name", c.Name)
+		r.Log.Info("created the NstanceCluster", "name", c.Name)
 	case err != nil:
 		return nil, fmt.Errorf("read NstanceCluster: %w", err)
 	case c.Spec.ControlPlaneEndpoint.IsZero() && c.DeletionTimestamp.IsZero():
 		before := c.DeepCopy()
 		c.Spec.ControlPlaneEndpoint = r.endpoint
 		if err := r.Client.Patch(ctx, &c, client.MergeFrom(before)); err != nil {
-			return nil, fmt.Errorf("patch NstanceCluster %s: %w", r.name(), err)
+			return nil, fmt.Errorf("patch NstanceCluster %s: %w", r.objectKey(), err)
 		}
 	}
 	return &c, nil
 }
 
-// cluster returns the Cluster, making it if there is none.
-func (r *reconciler) cluster(ctx context.Context) (*clusterv1.Cluster, error) {
+// ensureCluster returns the Cluster, which it creates if there is none.
+func (r *reconciler) ensureCluster(ctx context.Context) (*clusterv1.Cluster, error) {
 	var c clusterv1.Cluster
-	err := r.Client.Get(ctx, r.name(), &c)
+	err := r.Client.Get(ctx, r.objectKey(), &c)
 	switch {
 	case apierrors.IsNotFound(err):
-		c = clusterv1.Cluster{ObjectMeta: r.meta(), Spec: clusterv1.ClusterSpec{
+		c = clusterv1.Cluster{ObjectMeta: r.objectMeta(), Spec: clusterv1.ClusterSpec{
 			ControlPlaneEndpoint: r.endpoint,
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
-				Kind: "NstanceCluster", Name: r.name().Name},
+				Kind: "NstanceCluster", Name: r.objectKey().Name},
 		}}
 		if err := r.Client.Create(ctx, &c); err != nil {
-			return nil, fmt.Errorf("create Cluster %s: %w", r.name(), err)
+			return nil, fmt.Errorf("create Cluster %s: %w", r.objectKey(), err)
 		}
-		r.Log.Info("The Cluster is made", "name", c.Name)
+		r.Log.Info("created the Cluster", "name", c.Name)
 	case err != nil:
 		return nil, fmt.Errorf("read Cluster: %w", err)
 	}
 	return &c, nil
 }
 
-func (r *reconciler) meta() metav1.ObjectMeta {
-	name := r.name()
+func (r *reconciler) objectMeta() metav1.ObjectMeta {
+	name := r.objectKey()
 	return metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name,
 		Labels: map[string]string{clusterv1.ClusterNameLabel: name.Name}}
 }
@@ -196,7 +194,7 @@ func (r *reconciler) patchStatus(ctx context.Context, infra, before *v1beta1.Nst
 		return err
 	}
 	if err := r.Client.Status().Patch(ctx, infra, patch); err != nil {
-		return fmt.Errorf("patch status of NstanceCluster %s: %w", r.name(), err)
+		return fmt.Errorf("patch status of NstanceCluster %s: %w", r.objectKey(), err)
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 			TLSClientConfig: rest.TLSClientConfig{CAData: []byte("the CA")}},
 		ServiceAccount: "nstance-capi-workload", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
 	w.reconciler = &reconciler{Options: o, endpoint: clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443},
-		kubeconfig: newKubeconfig(o)}
+		kubeconfig: newKubeconfigKeeper(o)}
 	return w
 }
 
@@ -86,8 +86,8 @@ func (w *world) read(t *testing.T) (*v1beta1.NstanceCluster, *clusterv1.Cluster)
 	t.Helper()
 	var infra v1beta1.NstanceCluster
 	var cluster clusterv1.Cluster
-	if err := errors.Join(w.Client.Get(t.Context(), w.name(), &infra),
-		w.Client.Get(t.Context(), w.name(), &cluster)); err != nil {
+	if err := errors.Join(w.Client.Get(t.Context(), w.objectKey(), &infra),
+		w.Client.Get(t.Context(), w.objectKey(), &cluster)); err != nil {
 		t.Fatal(err)
 	}
 	return &infra, &cluster
@@ -235,7 +235,7 @@ func TestKubeconfig(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		told := 0
-		go w.kubeconfig.tell(ctx, func() { told++ })
+		go w.kubeconfig.notifyChanges(ctx, func() { told++ })
 		go func() { done <- w.kubeconfig.run(ctx) }()
 		wait := func(d time.Duration) { <-time.After(d); synctest.Wait() }
 
@@ -289,7 +289,7 @@ func TestKubeconfigOfAnExternalCluster(t *testing.T) {
 	w := newWorld(t)
 	o := w.Options
 	o.External = &clusterv1.APIEndpoint{Host: "api", Port: 6443}
-	if problem := newKubeconfig(o).problem(); problem != "" {
+	if problem := newKubeconfigKeeper(o).problem(); problem != "" {
 		t.Errorf("it is the admin's: %s", problem)
 	}
 }
@@ -330,15 +330,15 @@ func TestParseKubeconfig(t *testing.T) {
 		want string
 	}{
 		"empty":      {nil, "key value is empty"},
-		"nonsense":   {[]byte("{{{ token: secret"), "it is not a kubeconfig"},
+		"nonsense":   {[]byte("{{{ token: secret"), "the text is not a kubeconfig"},
 		"no context": {[]byte("apiVersion: v1\nkind: Config\ncurrent-context: x\n"), `context "x"`},
 		"a program": {kubeconfigOf("",
 			"exec: {apiVersion: client.authentication.k8s.io/v1, command: secret, interactiveMode: Never}"),
-			"names a program"},
-		"a provider":   {kubeconfigOf("", "auth-provider: {name: gcp}"), "names a program"},
-		"a token file": {kubeconfigOf("", "tokenFile: /etc/secret"), "names a file"},
-		"a key file":   {kubeconfigOf("", "client-key: /etc/secret"), "names a file"},
-		"a CA file":    {kubeconfigOf("certificate-authority: /etc/ca", ""), "names a file"},
+			"runs a program"},
+		"a provider":   {kubeconfigOf("", "auth-provider: {name: gcp}"), "runs a program"},
+		"a token file": {kubeconfigOf("", "tokenFile: /etc/secret"), "references a file"},
+		"a key file":   {kubeconfigOf("", "client-key: /etc/secret"), "references a file"},
+		"a CA file":    {kubeconfigOf("certificate-authority: /etc/ca", ""), "references a file"},
 	} {
 		config, err := parseKubeconfig(test.text)
 		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
@@ -369,7 +369,7 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 	var log strings.Builder
 	ticks, done := make(chan time.Time), make(chan error, 1)
 	go func() {
-		done <- untilChanged(t.Context(), w.Client, at, first, ticks, slog.New(slog.NewTextHandler(&log, nil)))
+		done <- waitForChange(t.Context(), w.Client, at, first, ticks, slog.New(slog.NewTextHandler(&log, nil)))
 	}()
 	put := func(text []byte) {
 		t.Helper()
@@ -393,7 +393,7 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "has changed") {
 		t.Error(err)
 	}
-	if !strings.Contains(log.String(), "is refused") || strings.Contains(log.String(), "second") {
+	if !strings.Contains(log.String(), "is invalid") || strings.Contains(log.String(), "second") {
 		t.Errorf("log: %s", log.String())
 	}
 	if _, err := readKubeconfig(t.Context(), w.Client, types.NamespacedName{Namespace: namespace,

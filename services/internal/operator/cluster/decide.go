@@ -25,9 +25,9 @@ const (
 	regionAttribute = "region"
 )
 
-// decide brings the status of the NstanceCluster up to date. Terraform has made the infrastructure, so it is
-// provisioned from the first.
-func (r *reconciler) decide(infra *v1beta1.NstanceCluster, cluster *clusterv1.Cluster) {
+// updateStatus updates the status of the NstanceCluster. The infrastructure exists before the operator runs, so it is
+// provisioned from the start.
+func (r *reconciler) updateStatus(infra *v1beta1.NstanceCluster, cluster *clusterv1.Cluster) {
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		meta.SetStatusCondition(&infra.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason,
 			Message: message, ObservedGeneration: infra.Generation})
@@ -41,7 +41,7 @@ func (r *reconciler) decide(infra *v1beta1.NstanceCluster, cluster *clusterv1.Cl
 	provisioned := true
 	infra.Status.Initialization.Provisioned = &provisioned
 	infra.Status.ObservedGeneration = infra.Generation
-	infra.Status.FailureDomains = r.domains(infra.Status.FailureDomains)
+	infra.Status.FailureDomains = r.failureDomains(infra.Status.FailureDomains)
 	if problem := r.kubeconfig.problem(); problem != "" {
 		set(v1beta1.ReadyCondition, metav1.ConditionFalse, v1beta1.NotReadyReason, problem)
 		return
@@ -49,8 +49,9 @@ func (r *reconciler) decide(infra *v1beta1.NstanceCluster, cluster *clusterv1.Cl
 	set(v1beta1.ReadyCondition, metav1.ConditionTrue, v1beta1.ReadyReason, "")
 }
 
-// domains are the shards of the configuration file. What was known of a zone stays while nobody can be asked.
-func (r *reconciler) domains(before []clusterv1.FailureDomain) []clusterv1.FailureDomain {
+// failureDomains returns the shards of the configuration file. The known zone of a shard stays while the shard is
+// unreachable.
+func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv1.FailureDomain {
 	var out []clusterv1.FailureDomain
 	for _, id := range r.Shards.IDs() {
 		domain := clusterv1.FailureDomain{Name: id}
@@ -75,10 +76,10 @@ func (r *reconciler) domains(before []clusterv1.FailureDomain) []clusterv1.Failu
 	return out
 }
 
-// initialize says that the control plane has come up, once. Cluster API's core finds that out by a control plane object
-// or its machines, of which there are none here, and does not follow Nodes before (its Machine and MachinePool
-// controllers); what is true there already, it leaves alone.
-func (r *reconciler) initialize(ctx context.Context, cluster *clusterv1.Cluster) error {
+// markInitialized marks the control plane of the Cluster as initialized. Cluster API's core derives that from a control
+// plane object or its machines, which do not exist here, and follows Nodes only afterwards. The core does not change a
+// condition that is already true.
+func (r *reconciler) markInitialized(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster.Spec.ControlPlaneRef.IsDefined() || cluster.Spec.Topology.IsDefined() ||
 		meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) {
 		return nil
@@ -89,16 +90,16 @@ func (r *reconciler) initialize(ctx context.Context, cluster *clusterv1.Cluster)
 	meta.SetStatusCondition(&cluster.Status.Conditions,
 		metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue,
 			Reason: clusterv1.ClusterControlPlaneInitializedReason, ObservedGeneration: cluster.Generation})
-	// Conditions are replaced as a whole: only on top of what was seen.
+	// A patch replaces all conditions, so it must fail if another client has changed them.
 	err := r.Client.Status().Patch(ctx, cluster, client.MergeFromWithOptions(before,
 		client.MergeFromWithOptimisticLock{}))
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("patch status of Cluster %s: %w", r.name(), err)
+		return fmt.Errorf("patch status of Cluster %s: %w", r.objectKey(), err)
 	}
 	return nil
 }
 
-// endpointOf is the API server's address in a client's configuration.
+// endpointOf returns the address of the API server in a client configuration.
 func endpointOf(config *rest.Config) (clusterv1.APIEndpoint, error) {
 	text := config.Host
 	if !strings.Contains(text, "://") {

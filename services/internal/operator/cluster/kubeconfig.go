@@ -23,38 +23,38 @@ import (
 )
 
 const (
-	// kubeconfigKey is the key in the Secret (Cluster API contract: util/secret, KubeconfigDataName).
+	// kubeconfigKey is the key in the Secret. Cluster API's util/secret defines it as KubeconfigDataName.
 	kubeconfigKey = "value"
-	// tokenLife is how long a token is asked to last. The API server may give another life.
+	// tokenLife is the requested lifetime of a token. The API server may choose another.
 	tokenLife = time.Hour
-	// recheck is how often the Secret is looked at.
+	// recheck is the time between two checks of the Secret.
 	recheck = time.Minute
 )
 
-// KubeconfigSecret is the name of the Secret with the kubeconfig of a Cluster (Cluster API contract).
+// KubeconfigSecret returns the name of the Secret with a Cluster's kubeconfig (Cluster API contract).
 func KubeconfigSecret(cluster string) string { return cluster + "-kubeconfig" }
 
-// kubeconfig keeps the Secret from which Cluster API's core reaches the workload cluster, with tokens that last an
+// kubeconfigKeeper maintains the Secret with which Cluster API's core reaches the workload cluster. Its tokens last an
 // hour.
-type kubeconfig struct {
+type kubeconfigKeeper struct {
 	Options
 
-	mu    sync.Mutex
-	err   error
-	renew time.Time
-	news  chan struct{}
+	mu      sync.Mutex
+	err     error
+	renewAt time.Time
+	changed chan struct{}
 }
 
-func newKubeconfig(o Options) *kubeconfig {
-	k := &kubeconfig{Options: o, news: make(chan struct{}, 1)}
+func newKubeconfigKeeper(o Options) *kubeconfigKeeper {
+	k := &kubeconfigKeeper{Options: o, changed: make(chan struct{}, 1)}
 	if o.External == nil {
-		k.err = errors.New("the kubeconfig for Cluster API is not made yet")
+		k.err = errors.New("the kubeconfig for Cluster API has not been created yet")
 	}
 	return k
 }
 
-// problem is why there is no kubeconfig, in words; "" when there is one.
-func (k *kubeconfig) problem() string {
+// problem returns the reason why there is no valid kubeconfig, "" if there is one.
+func (k *kubeconfigKeeper) problem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.err == nil {
@@ -63,13 +63,13 @@ func (k *kubeconfig) problem() string {
 	return k.err.Error()
 }
 
-// tell calls fn whenever problem has changed, until ctx ends.
-func (k *kubeconfig) tell(ctx context.Context, fn func()) {
+// notifyChanges calls fn when the result of problem changes, until ctx ends.
+func (k *kubeconfigKeeper) notifyChanges(ctx context.Context, fn func()) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-k.news:
+		case <-k.changed:
 			fn()
 		}
 	}
@@ -77,19 +77,19 @@ func (k *kubeconfig) tell(ctx context.Context, fn func()) {
 
 // +kubebuilder:rbac:groups="",namespace=nstance-system,resources=serviceaccounts/token,resourceNames=nstance-capi-workload,verbs=create
 
-// run keeps the kubeconfig until ctx ends. Failures are an event and tried again.
-func (k *kubeconfig) run(ctx context.Context) error {
+// run maintains the kubeconfig until ctx ends. A failure causes an event and a retry.
+func (k *kubeconfigKeeper) run(ctx context.Context) error {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 2 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
 		MaxInterval: time.Minute}
 	delays.Reset()
 	for {
 		wait := recheck
-		if err := k.keep(ctx); err == nil {
+		if err := k.ensureSecret(ctx); err == nil {
 			delays.Reset()
-			k.set(ctx, nil)
+			k.recordResult(ctx, nil)
 		} else if ctx.Err() == nil {
 			wait = delays.NextBackOff()
-			k.set(ctx, err)
+			k.recordResult(ctx, err)
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -101,8 +101,9 @@ func (k *kubeconfig) run(ctx context.Context) error {
 	}
 }
 
-// set takes over how the last attempt went, and tells people if that is news.
-func (k *kubeconfig) set(ctx context.Context, err error) {
+// recordResult stores the result of the last attempt. If it differs from the one before, set logs it and records an
+// event.
+func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
 	k.mu.Lock()
 	had := k.err
 	k.err = err
@@ -111,27 +112,27 @@ func (k *kubeconfig) set(ctx context.Context, err error) {
 		return
 	}
 	select {
-	case k.news <- struct{}{}:
+	case k.changed <- struct{}{}:
 	default:
 	}
 	if err == nil || errors.Is(err, errNoCluster) {
 		return
 	}
-	k.Log.Warn("The kubeconfig for Cluster API is not renewed; trying again", "error", err)
+	k.Log.Warn("failed to renew the kubeconfig for Cluster API; trying again", "error", err)
 	var infra v1beta1.NstanceCluster
-	if k.Client.Get(ctx, k.name(), &infra) == nil {
+	if k.Client.Get(ctx, k.objectKey(), &infra) == nil {
 		k.Recorder.Eventf(&infra, nil, corev1.EventTypeWarning, v1beta1.KubeconfigFailedReason, "Kubeconfig", "%s",
 			err.Error())
 	}
 }
 
-// errNoCluster: the Cluster that the Secret belongs to is not made yet.
-var errNoCluster = errors.New("the Cluster is not made yet")
+// errNoCluster is returned while the Cluster that owns the Secret does not exist.
+var errNoCluster = errors.New("the Cluster has not been created yet")
 
-// keep makes the Secret, or renews it if its token is due.
-func (k *kubeconfig) keep(ctx context.Context) error {
+// ensureSecret creates the Secret, or renews it when half of the token's lifetime has passed.
+func (k *kubeconfigKeeper) ensureSecret(ctx context.Context) error {
 	var secret corev1.Secret
-	at := types.NamespacedName{Namespace: k.Namespace, Name: KubeconfigSecret(k.name().Name)}
+	at := types.NamespacedName{Namespace: k.Namespace, Name: KubeconfigSecret(k.objectKey().Name)}
 	err := k.Client.Get(ctx, at, &secret)
 	missing := apierrors.IsNotFound(err)
 	switch {
@@ -139,23 +140,23 @@ func (k *kubeconfig) keep(ctx context.Context) error {
 		return fmt.Errorf("read Secret %s: %w", at, err)
 	case !missing && !secret.DeletionTimestamp.IsZero():
 		return nil
-	case !missing && len(secret.Data[kubeconfigKey]) > 0 && k.Now().Before(k.renew):
+	case !missing && len(secret.Data[kubeconfigKey]) > 0 && k.Now().Before(k.renewAt):
 		return nil
 	}
 	var cluster clusterv1.Cluster
-	if err := k.Client.Get(ctx, k.name(), &cluster); apierrors.IsNotFound(err) {
+	if err := k.Client.Get(ctx, k.objectKey(), &cluster); apierrors.IsNotFound(err) {
 		return errNoCluster
 	} else if err != nil {
 		return fmt.Errorf("read Cluster: %w", err)
 	}
-	text, expires, err := k.make(ctx)
+	text, expires, err := k.newKubeconfigText(ctx)
 	if err != nil {
 		return err
 	}
 	if secret.Labels == nil {
 		secret.Labels = map[string]string{}
 	}
-	secret.Labels[clusterv1.ClusterNameLabel] = k.name().Name
+	secret.Labels[clusterv1.ClusterNameLabel] = k.objectKey().Name
 	if secret.Data == nil {
 		secret.Data = map[string][]byte{}
 	}
@@ -172,13 +173,13 @@ func (k *kubeconfig) keep(ctx context.Context) error {
 		return fmt.Errorf("write Secret %s: %w", at, err)
 	}
 	now := k.Now()
-	k.renew = now.Add(expires.Sub(now) / 2)
-	k.Log.Info("The kubeconfig for Cluster API has a new token", "secret", at.Name, "expires", expires)
+	k.renewAt = now.Add(expires.Sub(now) / 2)
+	k.Log.Info("renewed the token in the kubeconfig for Cluster API", "secret", at.Name, "expires", expires)
 	return nil
 }
 
-// make asks for a token, and writes a kubeconfig with it.
-func (k *kubeconfig) make(ctx context.Context) ([]byte, time.Time, error) {
+// newKubeconfigText requests a token and returns a kubeconfig with it, and the token's expiry.
+func (k *kubeconfigKeeper) newKubeconfigText(ctx context.Context) ([]byte, time.Time, error) {
 	seconds := int64(tokenLife / time.Second)
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: k.Namespace, Name: k.ServiceAccount}}
@@ -186,15 +187,16 @@ func (k *kubeconfig) make(ctx context.Context) ([]byte, time.Time, error) {
 		return nil, time.Time{}, fmt.Errorf("request a token of ServiceAccount %s/%s: %w", k.Namespace,
 			k.ServiceAccount, err)
 	}
-	ca, err := authorityOf(k.Config)
+	ca, err := caOf(k.Config)
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	text, err := encode(k.name().Name, k.Config, ca, request.Status.Token)
+	text, err := encodeKubeconfig(k.objectKey().Name, k.Config, ca, request.Status.Token)
 	return text, request.Status.ExpirationTimestamp.Time, err
 }
 
-func authorityOf(config *rest.Config) ([]byte, error) {
+// caOf returns the CA of the API server in a client configuration.
+func caOf(config *rest.Config) ([]byte, error) {
 	if len(config.CAData) > 0 || config.CAFile == "" {
 		return config.CAData, nil
 	}
@@ -205,8 +207,8 @@ func authorityOf(config *rest.Config) ([]byte, error) {
 	return text, nil
 }
 
-// encode writes a kubeconfig for the API server that config reaches.
-func encode(name string, config *rest.Config, ca []byte, token string) ([]byte, error) {
+// encodeKubeconfig returns a kubeconfig for the API server of config.
+func encodeKubeconfig(name string, config *rest.Config, ca []byte, token string) ([]byte, error) {
 	endpoint, err := endpointOf(config)
 	if err != nil {
 		return nil, err
@@ -220,7 +222,7 @@ func encode(name string, config *rest.Config, ca []byte, token string) ([]byte, 
 		CurrentContext: name,
 	})
 	if err != nil {
-		return nil, errors.New("write a kubeconfig") // the cause might quote the token
+		return nil, errors.New("encode the kubeconfig") // the cause might contain the token
 	}
 	return text, nil
 }

@@ -22,22 +22,22 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// WorkloadOptions of [OpenWorkload].
+// WorkloadOptions configures [OpenWorkload].
 type WorkloadOptions struct {
-	// Namespace, Cluster and Tenant name the Secret with the kubeconfig.
+	// Namespace, Cluster and Tenant name the Secret that contains the kubeconfig.
 	Namespace, Cluster, Tenant string
-	// External: the workload cluster is not the operator's own.
+	// External reports whether the workload cluster is not the operator's own.
 	External bool
-	// Adjust changes the configuration of a client, as that of the operator's own was. Optional.
+	// Adjust sets the operator's client settings in a client configuration. Optional.
 	Adjust func(*rest.Config)
-	// Options of an external cluster's client and cache. Optional.
+	// Options configure the client and cache of an external cluster. Optional.
 	Options []cluster.Option
 	Log     *slog.Logger
 }
 
-// OpenWorkload returns the way to the workload cluster, where Nodes and Pods are: the manager itself or, if it is
-// external, another. An external one's kubeconfig has to be there already; when it changes later, the manager ends with
-// an error, so that the next start uses the new one.
+// OpenWorkload returns the workload cluster, which has the Nodes and Pods. That is the manager itself, or an external
+// cluster with a kubeconfig in a Secret. The Secret must exist. When its kubeconfig changes, the manager ends with an
+// error, and the next start uses the new one.
 func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (cluster.Cluster, error) {
 	if !o.External {
 		return mgr, nil
@@ -62,7 +62,7 @@ func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (clu
 		return nil, err
 	}
 	err = mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		return untilChanged(ctx, mgr.GetAPIReader(), at, text, nil, o.Log)
+		return waitForChange(ctx, mgr.GetAPIReader(), at, text, nil, o.Log)
 	}))
 	return c, err
 }
@@ -72,24 +72,24 @@ func readKubeconfig(ctx context.Context, reader client.Reader, at types.Namespac
 	if err := reader.Get(ctx, at, &secret); apierrors.IsNotFound(err) {
 		return nil,
 			fmt.Errorf(
-				"secret %s is missing: with NSTANCE_CAPI_ENDPOINT it has to hold the kubeconfig of the workload "+
-					"cluster, key %s", at, kubeconfigKey)
+				"secret %s is missing: with NSTANCE_CAPI_ENDPOINT it must contain the kubeconfig of the workload "+
+					"cluster in key %s", at, kubeconfigKey)
 	} else if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of the workload cluster: %w", err)
 	}
 	return secret.Data[kubeconfigKey], nil
 }
 
-// parseKubeconfig reads a kubeconfig that says everything by itself: one that names files or programs is refused.
+// parseKubeconfig parses a self-contained kubeconfig. It refuses references to files and programs.
 func parseKubeconfig(text []byte) (*rest.Config, error) {
 	if len(text) == 0 {
 		return nil, fmt.Errorf("key %s is empty", kubeconfigKey)
 	}
 	parsed, err := clientcmd.Load(text)
 	if err != nil {
-		return nil, errors.New("it is not a kubeconfig") // the cause might quote credentials
+		return nil, errors.New("the text is not a kubeconfig") // the cause might contain credentials
 	}
-	if err := selfContained(parsed); err != nil {
+	if err := checkSelfContained(parsed); err != nil {
 		return nil, err
 	}
 	config, err := clientcmd.NewNonInteractiveClientConfig(*parsed, parsed.CurrentContext, &clientcmd.ConfigOverrides{},
@@ -100,27 +100,29 @@ func parseKubeconfig(text []byte) (*rest.Config, error) {
 	return config, nil
 }
 
-func selfContained(c *clientcmdapi.Config) error {
+// checkSelfContained returns an error if a kubeconfig references files or programs.
+func checkSelfContained(c *clientcmdapi.Config) error {
 	for name, one := range c.Clusters {
 		if one.CertificateAuthority != "" {
-			return fmt.Errorf("cluster %q names a file: use certificate-authority-data", name)
+			return fmt.Errorf("cluster %q references a file: use certificate-authority-data", name)
 		}
 	}
 	for name, user := range c.AuthInfos {
 		switch {
 		case user.Exec != nil || user.AuthProvider != nil:
-			return fmt.Errorf("user %q names a program to run, which is not done: use a token or a client certificate",
+			return fmt.Errorf("user %q runs a program, which is not allowed: use a token or a client certificate",
 				name)
 		case user.ClientCertificate != "" || user.ClientKey != "" || user.TokenFile != "":
-			return fmt.Errorf("user %q names a file: use client-certificate-data and client-key-data, or token", name)
+			return fmt.Errorf("user %q references a file: use client-certificate-data and client-key-data, or token",
+				name)
 		}
 	}
 	return nil
 }
 
-// untilChanged returns an error when the kubeconfig is no longer what it was, and nil when ctx ends. ticks says when to
-// look; nil is every minute.
-func untilChanged(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte,
+// waitForChange returns an error when the kubeconfig has changed, and nil when ctx ends. It checks at each tick, or
+// every recheck if ticks is nil.
+func waitForChange(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte,
 	ticks <-chan time.Time, log *slog.Logger) error {
 	if ticks == nil {
 		ticker := time.NewTicker(recheck)
@@ -135,16 +137,17 @@ func untilChanged(ctx context.Context, reader client.Reader, at types.Namespaced
 		}
 		now, err := readKubeconfig(ctx, reader, at)
 		if err != nil {
-			log.Warn("The kubeconfig of the workload cluster is not read; the one before stays in force", "error", err)
+			log.Warn("failed to read the kubeconfig of the workload cluster; the current one stays in use", "error",
+				err)
 			continue
 		}
 		if !bytes.Equal(now, text) {
 			if _, err := parseKubeconfig(now); err != nil {
-				log.Error("The new kubeconfig of the workload cluster is refused; the one before stays in force",
+				log.Error("the new kubeconfig of the workload cluster is invalid; the current one stays in use",
 					"error", err)
 				continue
 			}
-			return fmt.Errorf("the kubeconfig in Secret %s has changed: starting anew with it", at)
+			return fmt.Errorf("the kubeconfig in Secret %s has changed: restarting to use it", at)
 		}
 	}
 }

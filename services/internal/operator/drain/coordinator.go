@@ -33,12 +33,11 @@ type coordinator struct {
 type key struct{ shard, instance string }
 
 const (
-	// minInterval is the shortest time between two runs of a loop, and every the longest.
+	// minInterval is the shortest time between two runs of a loop, and maxInterval the longest.
 	minInterval = 20 * time.Millisecond
 	maxInterval = 30 * time.Second
 	// repeatAfter is the time after which a drain that is still pending despite its acknowledgement is repeated.
 	repeatAfter = 30 * time.Second
-	again       = 30 * time.Second
 )
 
 // Reasons for stopping a drain early.

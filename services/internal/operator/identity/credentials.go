@@ -13,27 +13,28 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// ErrNone means that the operator has no certificate yet.
+// ErrNone is returned while the operator has no certificate.
 var ErrNone = errors.New("the operator is not registered yet")
 
-// Credentials are for connections to the servers of a shard. Certificate and CA are those of the moment at which a
-// connection is made, so that renewed ones are used without restart. The peer has to be a server of our cluster and
-// that shard, under the name that was dialled.
+// Credentials returns credentials for connections to the servers of a shard. Each handshake uses the current
+// certificate and CA, so renewed ones take effect without a restart. The peer must be a server of the cluster and the
+// shard, with a certificate for the dialled name.
 func (k *Keeper) Credentials(shard string) credentials.TransportCredentials {
-	return &transport{keeper: k, shard: shard, client: true}
+	return &shardTransport{keeper: k, shard: shard, client: true}
 }
 
-// transport makes TLS connections to one shard: with our certificate, or, to register, without.
-type transport struct {
+// shardTransport makes TLS connections to one shard, with the operator's certificate or, for the registration, without.
+type shardTransport struct {
 	keeper *Keeper
 	shard  string
 	client bool
 }
 
-var _ credentials.TransportCredentials = (*transport)(nil)
+var _ credentials.TransportCredentials = (*shardTransport)(nil)
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+func (t *shardTransport) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn,
+	credentials.AuthInfo,
 	error) {
 	k := t.keeper
 	roots := k.roots.Load()
@@ -47,7 +48,7 @@ func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Co
 			return nil, nil, ErrNone
 		}
 		if k.Now().After(identity.Leaf.NotAfter) {
-			return nil, nil, fmt.Errorf("the operator's certificate ended at %s",
+			return nil, nil, fmt.Errorf("the operator's certificate expired at %s",
 				identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
 		}
 		config.Certificates = []tls.Certificate{*identity.load()}
@@ -55,34 +56,34 @@ func (t *transport) ClientHandshake(ctx context.Context, name string, raw net.Co
 	return credentials.NewTLS(config).ClientHandshake(ctx, name, raw)
 }
 
-// verify checks who the peer is, whose chain and host name TLS has verified.
-func (t *transport) verify(state tls.ConnectionState) error {
+// verify checks the identity of the peer. TLS has verified its chain and host name.
+func (t *shardTransport) verify(state tls.ConnectionState) error {
 	peer, err := authority.ParseIdentity(state.PeerCertificates[0])
 	switch {
 	case err != nil:
 		return fmt.Errorf("wrong peer: %w", err)
 	case peer.Role != authority.RoleServer:
-		return fmt.Errorf("wrong peer: it is of role %s, not a server", peer.Role)
+		return fmt.Errorf("wrong peer: its role is %s, want server", peer.Role)
 	case peer.Cluster != t.keeper.Cluster:
-		return fmt.Errorf("wrong peer: it is a server of cluster %s, ours is %s", peer.Cluster, t.keeper.Cluster)
+		return fmt.Errorf("wrong peer: a server of cluster %s, want cluster %s", peer.Cluster, t.keeper.Cluster)
 	case peer.Shard != t.shard:
-		return fmt.Errorf("wrong peer: it is a server of shard %s, not of %s", peer.Shard, t.shard)
+		return fmt.Errorf("wrong peer: a server of shard %s, want shard %s", peer.Shard, t.shard)
 	}
 	return nil
 }
 
-// ServerHandshake is not a client's to do.
-func (t *transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("these credentials are a client's")
+// ServerHandshake always fails: the credentials are for clients.
+func (t *shardTransport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("client credentials cannot be used by a server")
 }
 
 // Info implements credentials.TransportCredentials.
-func (t *transport) Info() credentials.ProtocolInfo {
+func (t *shardTransport) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
-// Clone returns t itself: nothing in it changes.
-func (t *transport) Clone() credentials.TransportCredentials { return t }
+// Clone returns t, which is immutable.
+func (t *shardTransport) Clone() credentials.TransportCredentials { return t }
 
-// OverrideServerName is deprecated; the host of the address is the name.
-func (t *transport) OverrideServerName(string) error { return nil }
+// OverrideServerName does nothing. The server name is the host of the dialled address.
+func (t *shardTransport) OverrideServerName(string) error { return nil }

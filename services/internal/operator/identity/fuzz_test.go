@@ -65,14 +65,14 @@ func FuzzAccept(f *testing.F) {
 	}
 	k := New(Options{Cluster: "example", Tenant: "prod"})
 	good := authority.EncodeCertificate(cert)
-	if _, err := k.accept(key, roots, good); err != nil {
+	if _, err := k.parseCertificate(key, roots, good); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(good)
 	f.Add(roots.text)
 	f.Add(append(good, good...))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		got, err := k.accept(key, roots, text)
+		got, err := k.parseCertificate(key, roots, text)
 		if err == nil && !bytes.Equal(got.Leaf.RawTBSCertificate, cert.RawTBSCertificate) {
 			t.Errorf("%q is taken for %s", text, got)
 		}

@@ -1,9 +1,9 @@
-// Package identity owns who the operator is: its key and certificate in Secrets, the cluster CA that it trusts, the
-// registration that makes the one of the other, and the renewal that keeps it.
+// Package identity manages the operator's identity: its key and certificate in Secrets, the cluster CA that it trusts,
+// its registration and the renewal of its certificate.
 //
-// Invariant: the key is stored before anything is signed for it, and nothing that is stored is replaced before what
-// replaces it was checked. After a crash between any two steps the same registration goes on: the same key with the
-// same nonce gets its certificate again.
+// Invariant: the key is stored before a certificate is requested for it, and a stored value is replaced only after its
+// replacement was checked. A registration that is interrupted continues after a restart: the same key and nonce get the
+// certificate.
 package identity
 
 import (
@@ -19,25 +19,26 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// Identity is who the operator is. It is not changed once made.
+// Identity is the operator's identity. It is immutable.
 type Identity struct {
 	Who  authority.Identity
 	Leaf *x509.Certificate
-	// load gives the certificate with its key: behind a function no formatting verb reaches it.
+	// load returns the certificate with its key. A function keeps the key out of formatted output.
 	load func() *tls.Certificate
 }
 
-// RenewAt is when the certificate is due to be renewed: at two thirds of its life.
+// RenewAt returns the time at which the certificate is due for renewal, at two thirds of its life.
 func (i *Identity) RenewAt() time.Time {
 	life := i.Leaf.NotAfter.Sub(i.Leaf.NotBefore) - authority.Skew
 	return i.Leaf.NotAfter.Add(-life / 3)
 }
 
-// String says whose certificate it is.
+// String returns the URI in the certificate.
 func (i *Identity) String() string { return i.Who.URI() }
 
-// accept checks that a PEM certificate is one of this operator, for this key, from a CA of the bundle.
-func (k *Keeper) accept(key ed25519.PrivateKey, roots *trust, text []byte) (*Identity, error) {
+// parseCertificate checks that a PEM certificate is for this operator and this key, and was signed by a CA of the
+// bundle.
+func (k *Keeper) parseCertificate(key ed25519.PrivateKey, roots *trustBundle, text []byte) (*Identity, error) {
 	block, rest := pem.Decode(text)
 	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 {
 		return nil, errors.New("want exactly one PEM certificate")
@@ -48,20 +49,21 @@ func (k *Keeper) accept(key ed25519.PrivateKey, roots *trust, text []byte) (*Ide
 	}
 	public, ok := leaf.PublicKey.(ed25519.PublicKey)
 	if !ok || !public.Equal(key.Public()) {
-		return nil, errors.New("it is for another key")
+		return nil, errors.New("the certificate is for another key")
 	}
 	who, err := authority.ParseIdentity(leaf)
 	switch {
 	case err != nil:
 		return nil, err
 	case who.Role != authority.RoleOperator:
-		return nil, fmt.Errorf("it is of role %s, want %s", who.Role, authority.RoleOperator)
+		return nil, fmt.Errorf("the certificate has role %s, want %s", who.Role, authority.RoleOperator)
 	case who.Cluster != k.Cluster || who.Tenant != k.Tenant:
-		return nil, fmt.Errorf("it is of cluster %s, tenant %s; the operator is configured for cluster %s, tenant %s",
+		return nil, fmt.Errorf(
+			"the certificate is for cluster %s, tenant %s; the operator is configured for cluster %s, tenant %s",
 			who.Cluster, who.Tenant, k.Cluster, k.Tenant)
 	}
-	// Our clock need not agree with the server's: as of the certificate's own first moment. Its end is looked at
-	// elsewhere.
+	// Verify at the certificate's own start time, because the clocks of operator and server may differ. The callers
+	// check the end.
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots.pool, CurrentTime: leaf.NotBefore,
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return nil, err
@@ -70,14 +72,14 @@ func (k *Keeper) accept(key ed25519.PrivateKey, roots *trust, text []byte) (*Ide
 	return &Identity{Who: who, Leaf: leaf, load: func() *tls.Certificate { return pair }}, nil
 }
 
-// trust is the cluster's CA bundle.
-type trust struct {
+// trustBundle is the cluster's CA bundle.
+type trustBundle struct {
 	text  []byte
 	certs []*x509.Certificate
 	pool  *x509.CertPool
 }
 
-func parseTrust(text []byte) (*trust, error) {
+func parseTrust(text []byte) (*trustBundle, error) {
 	certs, err := authority.ParseBundle(text)
 	if err != nil {
 		return nil, err
@@ -86,11 +88,11 @@ func parseTrust(text []byte) (*trust, error) {
 	for _, cert := range certs {
 		pool.AddCert(cert)
 	}
-	return &trust{text: text, certs: certs, pool: pool}, nil
+	return &trustBundle{text: text, certs: certs, pool: pool}, nil
 }
 
-// lacks says whether a bundle has a CA that is not in this one.
-func (t *trust) lacks(bundle []byte) bool {
+// lacks reports whether a bundle contains a CA that is not in this one.
+func (t *trustBundle) lacks(bundle []byte) bool {
 	other, err := authority.ParseBundle(bundle)
 	if err != nil {
 		return false
@@ -112,7 +114,7 @@ const (
 	publicBlock  = "PUBLIC KEY"
 )
 
-// encodeKey writes a key as PEM: PKCS #8 and PKIX.
+// encodeKey encodes a key as PEM: PKCS #8 for the private part and PKIX for the public part.
 func encodeKey(key ed25519.PrivateKey) (private, public []byte, err error) {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -126,7 +128,7 @@ func encodeKey(key ed25519.PrivateKey) (private, public []byte, err error) {
 		pem.EncodeToMemory(&pem.Block{Type: publicBlock, Bytes: pub}), nil
 }
 
-// parseKey reads one PEM block with an Ed25519 key in PKCS #8. Errors do not quote it.
+// parseKey parses one PEM block with an Ed25519 key in PKCS #8. Its errors do not contain the key.
 func parseKey(text []byte) (ed25519.PrivateKey, error) {
 	text = bytes.TrimSpace(text)
 	block, rest := pem.Decode(text)
@@ -136,11 +138,11 @@ func parseKey(text []byte) (ed25519.PrivateKey, error) {
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
-		return nil, errors.New("not a PKCS #8 private key")
+		return nil, errors.New("the PEM block is not a PKCS #8 private key")
 	}
 	key, ok := parsed.(ed25519.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
+		return nil, fmt.Errorf("the key is a %T, want an Ed25519 key", parsed)
 	}
 	return key, nil
 }

@@ -317,7 +317,7 @@ func TestRegistersWithAnyShard(t *testing.T) {
 	// "0" comes first: nobody listens there. "b" answers with the certificate of another shard.
 	err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "b": w.addr})
 	if err == nil || !strings.Contains(err.Error(), "shard 0: ") || !strings.Contains(err.Error(),
-		"wrong peer: it is a server of shard a, not of b") {
+		"wrong peer: a server of shard a, want shard b") {
 		t.Fatalf("no shard: %v", err)
 	}
 	if err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "a": w.addr}); err != nil {
@@ -340,7 +340,7 @@ func TestSaysWhatIsMissing(t *testing.T) {
 		want    string
 	}{
 		"no nonce": {func(t *testing.T, w *world) { w.remove(t, "nstance-operator-nonce") },
-			"has to register (there is no certificate yet), but Secret nstance-system/nstance-operator-nonce with a " +
+			"must register (there is no certificate yet), but Secret nstance-system/nstance-operator-nonce with a " +
 				"registration nonce is missing"},
 		"no key in the nonce's Secret": {func(t *testing.T, w *world) {
 			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) {
@@ -356,7 +356,7 @@ func TestSaysWhatIsMissing(t *testing.T) {
 			}
 			w.remove(t, "nstance-operator-nonce")
 			w.Clock.Advance(authority.OperatorTTL + time.Hour)
-		}, "has to register (the certificate ended at"},
+		}, "must register (the certificate expired at"},
 		"another cluster's certificate": {func(t *testing.T, w *world) {
 			if _, err := w.ensure(t.Context()); err != nil {
 				t.Fatal(err)
@@ -372,7 +372,7 @@ func TestSaysWhatIsMissing(t *testing.T) {
 			w.edit(t, "nstance-operator-key", func(s *corev1.Secret) {
 				_, s.Data[identity.PrivateKey] = identitytest.Key(t)
 			})
-		}, "it is of cluster example, tenant other"},
+		}, "the certificate is for cluster example, tenant other"},
 		"broken key": {func(t *testing.T, w *world) {
 			s := &corev1.Secret{ObjectMeta: meta("nstance-operator-key"),
 				Data: map[string][]byte{
@@ -380,7 +380,7 @@ func TestSaysWhatIsMissing(t *testing.T) {
 			if err := w.kube.Create(t.Context(), s); err != nil {
 				t.Fatal(err)
 			}
-		}, "not a PKCS #8 private key; delete the Secret to begin anew"},
+		}, "not a PKCS #8 private key; delete the Secret to register again"},
 		"no CA": {func(t *testing.T, w *world) {
 			if err := w.kube.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: meta(
 				"nstance-cluster-ca")}); err != nil {
@@ -447,7 +447,7 @@ func TestRenews(t *testing.T) {
 		"an older one": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 			return &nstancev1.OperatorServiceRenewCertificateResponse{
 				Certificate: authority.EncodeCertificate(first.Leaf)}, nil
-		}, "no later than the one before"},
+		}, "no later than the current one"},
 		"another's": {func(context.Context) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 			cert, _, err := w.Issuer().Issue(first.Who, transporttest.Public(transporttest.NewKey(t)))
 			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: authority.EncodeCertificate(cert)},

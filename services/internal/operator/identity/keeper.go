@@ -29,14 +29,14 @@ const (
 	PublicKey  = "public.key"
 )
 
-// Options of a [Keeper]. All are required.
+// Options configures a [Keeper]. All fields are required.
 type Options struct {
-	// Client reads without a cache.
+	// Client reads from the API server, not a cache.
 	Client    client.Client
 	Namespace string
 	// Names of the ConfigMap and the Secrets.
 	CAConfigMap, CertSecret, KeySecret, NonceSecret string
-	// Cluster and Tenant are who the operator is for.
+	// Cluster and Tenant are those that the operator works for.
 	Cluster, Tenant string
 	// Rand is crypto/rand.Reader except in tests.
 	Rand io.Reader
@@ -44,40 +44,39 @@ type Options struct {
 	Log  *slog.Logger
 }
 
-// Keeper keeps the operator's identity. [Keeper.Ensure] and [Keeper.Run] may not run at the same time; the rest may be
-// used concurrently.
+// Keeper manages the operator's identity. [Keeper.Ensure] and [Keeper.Run] must not run at the same time. The other
+// methods are safe for concurrent use.
 type Keeper struct {
 	Options
-	roots   atomic.Pointer[trust]
+	roots   atomic.Pointer[trustBundle]
 	current atomic.Pointer[Identity]
 }
 
-// New returns a Keeper that has looked at nothing yet.
+// New returns a Keeper without an identity.
 func New(o Options) *Keeper { return &Keeper{Options: o} }
 
-// Current is the identity; nil before [Keeper.Ensure] has returned.
+// Current returns the identity, nil before [Keeper.Ensure] has returned.
 func (k *Keeper) Current() *Identity { return k.current.Load() }
 
-// Namespaced, because Secrets of other namespaces are none of the operator's business. Names come from the environment
-// and the cluster's, so create and the kubeconfig cannot be bound to one.
+// The Role is namespaced, because the operator needs no Secrets of other namespaces. It cannot be limited to names: the
+// environment and the cluster determine them.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get,namespace=nstance-system
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update,namespace=nstance-system
 
-// Ensure returns once there is an identity: the stored one, or a new one by registering with any of the shards, whose
-// registration addresses it is given. The error says what a person has to do: the CA or, if a registration is needed,
-// the nonce is missing, or no shard registers us.
+// Ensure loads the stored identity, or registers with one of the shards, given by their registration addresses. The
+// error says what to do: provide the CA or the nonce, or mend the shards that refuse the registration.
 func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 	roots, err := k.readTrust(ctx)
 	if err != nil {
 		return err
 	}
 	k.roots.Store(roots)
-	key, secret, err := k.key(ctx)
+	key, secret, err := k.loadKey(ctx)
 	if err != nil {
 		return err
 	}
-	identity, reason, err := k.stored(ctx, key, secret, roots)
+	identity, reason, err := k.loadIdentity(ctx, key, secret, roots)
 	if err != nil {
 		return err
 	}
@@ -87,53 +86,57 @@ func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 		}
 	}
 	k.current.Store(identity)
-	k.Log.Info("This is the operator's identity", "operator", identity.Who.ID.String(), "cluster", identity.Who.Cluster,
+	k.Log.Info("loaded the operator's identity", "operator", identity.Who.ID.String(), "cluster", identity.Who.Cluster,
 		"tenant", identity.Who.Tenant,
 		"expires", identity.Leaf.NotAfter)
 	return nil
 }
 
-func (k *Keeper) readTrust(ctx context.Context) (*trust, error) {
+func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	var m corev1.ConfigMap
-	if err := k.Client.Get(ctx, k.named(k.CAConfigMap), &m); err != nil {
-		return nil, fmt.Errorf("read the cluster CA from ConfigMap %s: %w", k.named(k.CAConfigMap), err)
+	if err := k.Client.Get(ctx, k.objectKey(k.CAConfigMap), &m); err != nil {
+		return nil, fmt.Errorf("read the cluster CA from ConfigMap %s: %w", k.objectKey(k.CAConfigMap), err)
 	}
 	text, ok := m.Data[CAKey]
 	if !ok {
-		return nil, fmt.Errorf("read the cluster CA: ConfigMap %s has no key %s", k.named(k.CAConfigMap), CAKey)
+		return nil, fmt.Errorf("read the cluster CA: ConfigMap %s has no key %s", k.objectKey(k.CAConfigMap), CAKey)
 	}
 	roots, err := parseTrust([]byte(text))
 	if err != nil {
-		return nil, fmt.Errorf("read the cluster CA: ConfigMap %s, key %s: %w", k.named(k.CAConfigMap), CAKey, err)
+		return nil, fmt.Errorf("read the cluster CA: ConfigMap %s, key %s: %w", k.objectKey(k.CAConfigMap), CAKey, err)
 	}
 	return roots, nil
 }
 
-// key returns the stored key, with the certificate's Secret, which may be nil. It makes and stores a key if there is
-// none.
-func (k *Keeper) key(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, error) {
-	certificate, err := k.secret(ctx, k.CertSecret)
+// loadKey returns the stored key, which it creates if there is none, and the Secret of the certificate, which may be
+// nil.
+func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, error) {
+	certificate, err := k.readSecret(ctx, k.CertSecret)
 	if err != nil {
 		return nil, nil, err
 	}
-	secret, err := k.secret(ctx, k.KeySecret)
+	secret, err := k.readSecret(ctx, k.KeySecret)
 	if err != nil {
 		return nil, nil, err
 	}
 	if secret == nil {
-		key, err := k.makeKey(ctx, certificate)
+		key, err := k.createKey(ctx, keyOf(certificate))
 		if !apierrors.IsAlreadyExists(err) {
 			return key, certificate, err
 		}
-		// Another operator of a rollout without leader election was faster: its key is ours.
-		if secret, err = k.secret(ctx, k.KeySecret); err != nil || secret == nil {
-			return nil, nil, fmt.Errorf("read Secret %s: it was there a moment ago: %w", k.named(k.KeySecret), err)
+		// Another operator was faster, in a rollout without leader election. Use its key.
+		if secret, err = k.readSecret(ctx, k.KeySecret); err != nil {
+			return nil, nil, err
+		}
+		if secret == nil {
+			return nil, nil, fmt.Errorf("read Secret %s: it was deleted just after it was created",
+				k.objectKey(k.KeySecret))
 		}
 	}
 	key, err := parseKey(secret.Data[PrivateKey])
 	if err != nil {
-		return nil, nil, fmt.Errorf("secret %s, key %s: %w; delete the Secret to begin anew with another nonce",
-			k.named(k.KeySecret), PrivateKey, err)
+		return nil, nil, fmt.Errorf("secret %s, key %s: %w; delete the Secret to register again with a new nonce",
+			k.objectKey(k.KeySecret), PrivateKey, err)
 	}
 	_, public, err := encodeKey(key)
 	if err != nil {
@@ -142,22 +145,30 @@ func (k *Keeper) key(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, e
 	if !bytes.Equal(secret.Data[PublicKey], public) {
 		secret.Data[PublicKey] = public
 		if err := k.Client.Update(ctx, secret); err != nil {
-			return nil, nil, fmt.Errorf("correct the public key in Secret %s: %w", k.named(k.KeySecret), err)
+			return nil, nil, fmt.Errorf("correct the public key in Secret %s: %w", k.objectKey(k.KeySecret), err)
 		}
 	}
 	return key, certificate, nil
 }
 
-// makeKey stores a key: the one that is in the certificate's Secret, or a new one.
-func (k *Keeper) makeKey(ctx context.Context, certificate *corev1.Secret) (ed25519.PrivateKey, error) {
-	var key ed25519.PrivateKey
-	if certificate != nil {
-		key, _ = parseKey(certificate.Data[corev1.TLSPrivateKeyKey]) // if not, a new one
+// keyOf returns the key in the certificate's Secret, nil if there is none.
+func keyOf(certificate *corev1.Secret) ed25519.PrivateKey {
+	if certificate == nil {
+		return nil
 	}
+	key, err := parseKey(certificate.Data[corev1.TLSPrivateKeyKey])
+	if err != nil {
+		return nil // unusable, so a new key is created
+	}
+	return key
+}
+
+// createKey stores a key in the key's Secret. If key is nil, it generates one.
+func (k *Keeper) createKey(ctx context.Context, key ed25519.PrivateKey) (ed25519.PrivateKey, error) {
 	if key == nil {
 		seed := make([]byte, ed25519.SeedSize)
 		if _, err := io.ReadFull(k.Rand, seed); err != nil {
-			return nil, fmt.Errorf("make the operator's key: %w", err)
+			return nil, fmt.Errorf("generate the operator's key: %w", err)
 		}
 		key = ed25519.NewKeyFromSeed(seed)
 	}
@@ -166,57 +177,58 @@ func (k *Keeper) makeKey(ctx context.Context, certificate *corev1.Secret) (ed255
 		return nil, err
 	}
 	err = k.Client.Create(ctx, &corev1.Secret{
-		ObjectMeta: k.meta(k.KeySecret),
+		ObjectMeta: k.objectMeta(k.KeySecret),
 		Type:       corev1.SecretTypeOpaque,
 		Data:       map[string][]byte{PrivateKey: private, PublicKey: public},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("store the operator's key in Secret %s: %w", k.named(k.KeySecret), err)
+		return nil, fmt.Errorf("store the operator's key in Secret %s: %w", k.objectKey(k.KeySecret), err)
 	}
-	k.Log.Info("The operator's key is made", "secret", k.KeySecret)
+	k.Log.Info("created the operator's key", "secret", k.KeySecret)
 	return key, nil
 }
 
-// stored returns the identity of the stored certificate, or nil and why it cannot be used.
-func (k *Keeper) stored(ctx context.Context, key ed25519.PrivateKey, secret *corev1.Secret, roots *trust) (*Identity,
+// loadIdentity returns the identity of the stored certificate. If it cannot be used, stored returns nil and the reason.
+func (k *Keeper) loadIdentity(ctx context.Context, key ed25519.PrivateKey, secret *corev1.Secret,
+	roots *trustBundle) (*Identity,
 	error, error) {
 	if secret == nil {
 		return nil, errors.New("there is no certificate yet"), nil
 	}
-	identity, err := k.accept(key, roots, secret.Data[corev1.TLSCertKey])
+	identity, err := k.parseCertificate(key, roots, secret.Data[corev1.TLSCertKey])
 	if err != nil {
-		return nil, fmt.Errorf("secret %s, key %s: %w", k.named(k.CertSecret), corev1.TLSCertKey, err), nil
+		return nil, fmt.Errorf("secret %s, key %s: %w", k.objectKey(k.CertSecret), corev1.TLSCertKey, err), nil
 	}
 	if !k.Now().Before(identity.Leaf.NotAfter) {
-		return nil, fmt.Errorf("the certificate ended at %s", identity.Leaf.NotAfter.UTC().Format(time.RFC3339)), nil
+		return nil, fmt.Errorf("the certificate expired at %s", identity.Leaf.NotAfter.UTC().Format(time.RFC3339)), nil
 	}
 	private, _, err := encodeKey(key)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !bytes.Equal(secret.Data[corev1.TLSPrivateKeyKey], private) {
-		return identity, nil, k.store(ctx, key, identity)
+		return identity, nil, k.storeCertificate(ctx, key, identity)
 	}
 	return identity, nil, nil
 }
 
-// store writes the certificate with its key.
-func (k *Keeper) store(ctx context.Context, key ed25519.PrivateKey, identity *Identity) error {
+// storeCertificate writes the certificate and its key to the certificate's Secret.
+func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, identity *Identity) error {
 	private, _, err := encodeKey(key)
 	if err != nil {
 		return err
 	}
 	data := map[string][]byte{corev1.TLSCertKey: authority.EncodeCertificate(identity.Leaf),
 		corev1.TLSPrivateKeyKey: private}
-	secret, err := k.secret(ctx, k.CertSecret)
+	secret, err := k.readSecret(ctx, k.CertSecret)
 	switch {
 	case err != nil:
 		return err
 	case secret == nil:
-		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.meta(k.CertSecret), Type: corev1.SecretTypeTLS,
+		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.objectMeta(k.CertSecret), Type: corev1.SecretTypeTLS,
 			Data: data})
 	default:
-		// Not the whole data: what somebody else keeps there stays.
+		// Other keys of the Secret stay.
 		if secret.Data == nil {
 			secret.Data = map[string][]byte{}
 		}
@@ -226,19 +238,19 @@ func (k *Keeper) store(ctx context.Context, key ed25519.PrivateKey, identity *Id
 		err = k.Client.Update(ctx, secret)
 	}
 	if err != nil {
-		return fmt.Errorf("store the operator's certificate in Secret %s: %w", k.named(k.CertSecret), err)
+		return fmt.Errorf("store the operator's certificate in Secret %s: %w", k.objectKey(k.CertSecret), err)
 	}
 	return nil
 }
 
-// secret reads a Secret; nil if there is none.
-func (k *Keeper) secret(ctx context.Context, name string) (*corev1.Secret, error) {
+// readSecret reads a Secret. It returns nil if the Secret does not exist.
+func (k *Keeper) readSecret(ctx context.Context, name string) (*corev1.Secret, error) {
 	var s corev1.Secret
-	switch err := k.Client.Get(ctx, k.named(name), &s); {
+	switch err := k.Client.Get(ctx, k.objectKey(name), &s); {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("read Secret %s: %w", k.named(name), err)
+		return nil, fmt.Errorf("read Secret %s: %w", k.objectKey(name), err)
 	}
 	if s.Data == nil {
 		s.Data = map[string][]byte{}
@@ -246,25 +258,24 @@ func (k *Keeper) secret(ctx context.Context, name string) (*corev1.Secret, error
 	return &s, nil
 }
 
-func (k *Keeper) named(name string) types.NamespacedName {
+func (k *Keeper) objectKey(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: k.Namespace, Name: name}
 }
 
-func (k *Keeper) meta(name string) metav1.ObjectMeta {
+func (k *Keeper) objectMeta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: k.Namespace, Name: name, Labels: map[string]string{
 		"app.kubernetes.io/managed-by": "nstance-operator"}}
 }
 
 var expiryDesc = prometheus.NewDesc("nstance_operator_certificate_expiry_seconds",
-	"When the operator's certificate ends, in seconds since 1970.", nil, nil)
+	"Expiry time of the operator's certificate, in seconds since 1970.", nil, nil)
 
 var _ prometheus.Collector = (*Keeper)(nil)
 
 // Describe implements prometheus.Collector.
 func (k *Keeper) Describe(out chan<- *prometheus.Desc) { out <- expiryDesc }
 
-// Collect implements prometheus.Collector. Without a certificate there is nothing to tell of: operators that do not
-// lead have none.
+// Collect implements prometheus.Collector. A standby operator has no certificate and no metric.
 func (k *Keeper) Collect(out chan<- prometheus.Metric) {
 	if identity := k.current.Load(); identity != nil {
 		out <- prometheus.MustNewConstMetric(expiryDesc, prometheus.GaugeValue, float64(identity.Leaf.NotAfter.Unix()))

@@ -17,14 +17,14 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// world is all that a sweep rests on.
-type world struct {
+// snapshot is everything that a sweep depends on.
+type snapshot struct {
 	cluster, namespace string
-	// pods are those with the annotation. alive are the UIDs of pods that are there and have not finished; of those
-	// that machines were made for, and of those in pods, it knows all.
+	// pods are the pods with the annotation. alive contains the UID of each pod that has a machine or the annotation:
+	// true if the pod exists and has not finished.
 	pods  []*corev1.Pod
 	alive map[types.UID]bool
-	// machines and infra are those that were made for pods, by name.
+	// machines and infra are the objects created for pods, by name.
 	machines map[string]*clusterv1.Machine
 	infra    map[string]*v1beta1.NstanceMachine
 	pools    map[string]*v1beta1.NstanceMachinePool // by the name of the group
@@ -33,42 +33,43 @@ type world struct {
 
 type shardView struct {
 	id     string
-	heard  bool // its mirror can be believed
+	usable bool // reachable and synced
 	groups map[string]bool
 }
 
-// creation is a machine to make for a pod. With machine set that part is there already.
-type creation struct {
+// machineCreation is a machine to create for a pod. If machine is set, only the NstanceMachine is missing.
+type machineCreation struct {
 	name    string
 	pod     *corev1.Pod
 	pool    *v1beta1.NstanceMachinePool
 	machine *clusterv1.Machine
 }
 
-// warning is what a pod is to be told, once.
-type warning struct {
+// podWarning is an event for a pod that gets no machine.
+type podWarning struct {
 	pod          *corev1.Pod
 	reason, text string
 }
 
-// decision is what a sweep is to do.
+// decision is the result of a sweep.
 type decision struct {
-	create []creation
+	create []machineCreation
 	remove []*clusterv1.Machine
-	warn   []warning
-	// waiting: some pods have to wait for the shards to say something else, or for a pool.
+	warn   []podWarning
+	// waiting: a pod waits for a change on a shard or for a pool.
 	waiting bool
 }
 
 var encoding = base32.StdEncoding.WithPadding(base32.NoPadding)
 
-// machineName is the name of a pod's machine: the same for the same pod, whoever asks.
+// machineName returns the name of a pod's machine, which depends only on the group and the pod's UID.
 func machineName(group string, uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return group + "-" + strings.ToLower(encoding.EncodeToString(sum[:]))[:10]
 }
 
-func decide(w world) (d decision) {
+// decideSweep returns the machines to create and delete.
+func decideSweep(w snapshot) (d decision) {
 	asking := map[types.UID]*corev1.Pod{}
 	for _, pod := range w.pods {
 		asking[pod.UID] = pod
@@ -84,35 +85,35 @@ func decide(w world) (d decision) {
 			d.remove = append(d.remove, m)
 		case w.infra[m.Name] != nil:
 		case pod == nil:
-			// It was not finished, and the pod does not say any more how.
+			// The machine is incomplete, and the pod's annotations that complete it were removed.
 			d.remove = append(d.remove, m)
 		case pool == nil:
 			d.waiting = true
 		default:
-			d.create = append(d.create, creation{name: m.Name, pod: pod, pool: pool, machine: m})
+			d.create = append(d.create, machineCreation{name: m.Name, pod: pod, pool: pool, machine: m})
 		}
 	}
 	for _, pod := range w.pods {
-		// One that is bound and running does not need another Node; one that is on its way out will not use it.
+		// A running pod needs no other Node, and a pod that is being deleted will not use one.
 		if !w.alive[pod.UID] || !pod.DeletionTimestamp.IsZero() || pod.Status.Phase != corev1.PodPending &&
 			pod.Status.Phase != "" {
 			continue
 		}
-		w.place(&d, pod)
+		w.decideMachine(&d, pod)
 	}
-	slices.SortFunc(d.create, func(a, b creation) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(d.create, func(a, b machineCreation) int { return cmp.Compare(a.name, b.name) })
 	slices.SortFunc(d.remove, func(a, b *clusterv1.Machine) int { return cmp.Compare(a.Name, b.Name) })
 	return d
 }
 
-// place decides whether a pod that is to have a machine gets one.
-func (w *world) place(d *decision, pod *corev1.Pod) {
+// decideMachine decides whether a pod gets a machine.
+func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 	a := pod.Annotations
 	group, shard, instanceType := a[v1beta1.OnDemandGroupAnnotation], a[v1beta1.OnDemandShardAnnotation],
 		a[v1beta1.OnDemandInstanceTypeAnnotation]
 	refuse := func(reason, text string) {
 		d.waiting = true
-		d.warn = append(d.warn, warning{pod, reason, text})
+		d.warn = append(d.warn, podWarning{pod, reason, text})
 	}
 	switch {
 	case ident.ValidateName(group) != nil:
@@ -130,12 +131,12 @@ func (w *world) place(d *decision, pod *corev1.Pod) {
 	name := machineName(group, pod.UID)
 	if m := w.machines[name]; m != nil {
 		if m.Labels[v1beta1.PodUIDLabel] != string(pod.UID) {
-			refuse(v1beta1.RefusedReason, "Machine "+name+" belongs to something else")
+			refuse(v1beta1.RefusedReason, "a Machine "+name+" exists that was not created for this pod")
 		}
 		return
 	}
 	if w.infra[name] != nil {
-		// What is left of the one before has to go first.
+		// The rest of an earlier machine must be deleted first.
 		return
 	}
 	known, has, unheard := false, false, false
@@ -144,8 +145,8 @@ func (w *world) place(d *decision, pod *corev1.Pod) {
 			continue
 		}
 		known = true
-		has = has || s.heard && s.groups[group]
-		unheard = unheard || !s.heard
+		has = has || s.usable && s.groups[group]
+		unheard = unheard || !s.usable
 	}
 	pool := w.pools[group]
 	switch {
@@ -156,16 +157,16 @@ func (w *world) place(d *decision, pod *corev1.Pod) {
 	case !has && !unheard:
 		refuse(v1beta1.RefusedReason, "no shard has a group "+group)
 	case pool == nil || !pool.DeletionTimestamp.IsZero():
-		// A group's pool is imported once all shards answer.
+		// The group's pool is imported once all shards answer.
 		d.waiting = true
 	default:
-		d.create = append(d.create, creation{name: name, pod: pod, pool: pool})
+		d.create = append(d.create, machineCreation{name: name, pod: pod, pool: pool})
 	}
 }
 
-// objects are the Machine and its NstanceMachine. The Machine's UID is not known before it is there, so the reference
-// to it comes later.
-func (w *world) objects(c creation) (*clusterv1.Machine, *v1beta1.NstanceMachine) {
+// newObjects returns the Machine and its NstanceMachine. The caller adds the owner reference to the Machine, because
+// its UID is not known before its creation.
+func (w *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.NstanceMachine) {
 	group, uid := c.pod.Annotations[v1beta1.OnDemandGroupAnnotation], string(c.pod.UID)
 	if c.machine != nil {
 		group = c.machine.Labels[v1beta1.GroupLabel]
@@ -183,7 +184,7 @@ func (w *world) objects(c creation) (*clusterv1.Machine, *v1beta1.NstanceMachine
 			OwnerReferences: []metav1.OwnerReference{owner}},
 		Spec: clusterv1.MachineSpec{
 			ClusterName: w.cluster,
-			// Userdata is the server's.
+			// Userdata comes from the server.
 			Bootstrap: clusterv1.Bootstrap{DataSecretName: &empty},
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
 				Kind: "NstanceMachine", Name: c.name},

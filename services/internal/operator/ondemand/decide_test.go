@@ -40,23 +40,23 @@ func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {
 func goes(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }
 
 // worldOf has a group "gpu" on shard a, with its pool.
-func worldOf(pods ...*corev1.Pod) world {
-	w := world{cluster: clusterName, namespace: "nstance-system", pods: pods, alive: map[types.UID]bool{},
+func worldOf(pods ...*corev1.Pod) snapshot {
+	w := snapshot{cluster: clusterName, namespace: "nstance-system", pods: pods, alive: map[types.UID]bool{},
 		machines: map[string]*clusterv1.Machine{},
 		infra:    map[string]*v1beta1.NstanceMachine{},
 		pools: map[string]*v1beta1.NstanceMachinePool{"gpu": {ObjectMeta: metav1.ObjectMeta{Name: "pool",
 			UID: "pool-uid"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}},
 		shards: []shardView{{"a", true, map[string]bool{"gpu": true}}, {"b", true, map[string]bool{"gone": false}}}}
 	for _, pod := range pods {
-		w.alive[pod.UID] = !finished(pod)
+		w.alive[pod.UID] = !podFinished(pod)
 	}
 	return w
 }
 
 // with adds the machine of a pod, whole or half, as decide would have it made.
-func (w world) with(uid types.UID, infra bool) world {
+func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	pod := podOf(uid)
-	m, i := w.objects(creation{name: machineName("gpu", uid), pod: pod, pool: w.pools["gpu"]})
+	m, i := w.newObjects(machineCreation{name: machineName("gpu", uid), pod: pod, pool: w.pools["gpu"]})
 	w.machines[m.Name] = m
 	if infra {
 		w.infra[i.Name] = i
@@ -64,12 +64,12 @@ func (w world) with(uid types.UID, infra bool) world {
 	return w
 }
 
-func (w world) change(fn func(*world)) world { fn(&w); return w }
+func (w snapshot) change(fn func(*snapshot)) snapshot { fn(&w); return w }
 
 func TestDecide(t *testing.T) {
 	name := machineName("gpu", "1")
 	for title, c := range map[string]struct {
-		world world
+		world snapshot
 		want  string // "+name" to create, "~name" to complete, "-name" to delete, "!reason" to warn, "?" when it waits
 	}{
 		"nothing":                   {worldOf(), ""},
@@ -82,30 +82,30 @@ func TestDecide(t *testing.T) {
 		"pending, has its machine":  {worldOf(podOf("1")).with("1", true), ""},
 		"half made":                 {worldOf(podOf("1")).with("1", false), "~" + name},
 		"half made, pod runs":       {worldOf(podOf("1", inPhase(corev1.PodRunning))).with("1", false), "~" + name},
-		"half made, pool gone": {worldOf(podOf("1")).with("1", false).change(func(w *world) {
+		"half made, pool gone": {worldOf(podOf("1")).with("1", false).change(func(w *snapshot) {
 			clear(w.pools)
 		}), "?"},
 		"on its way out with a machine": {worldOf(podOf("1", goes)).with("1", true), ""},
 		"failed with a machine":         {worldOf(podOf("1", inPhase(corev1.PodFailed))).with("1", true), "-" + name},
 		"pod gone":                      {worldOf().with("1", true), "-" + name},
 		"pod gone, half made":           {worldOf().with("1", false), "-" + name},
-		"machine already goes": {worldOf().with("1", true).change(func(w *world) {
+		"machine already goes": {worldOf().with("1", true).change(func(w *snapshot) {
 			w.machines[name].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 		}),
 			""},
 		"re-created under another UID": {worldOf(podOf("2")).with("1", true), "+" + machineName("gpu", "2") + " -" +
 			name},
-		"annotation taken off": {worldOf().with("1", true).change(func(w *world) {
+		"annotation taken off": {worldOf().with("1", true).change(func(w *snapshot) {
 			w.alive["1"] = true
 		}), ""},
-		"annotation taken off, half made": {worldOf().with("1", false).change(func(w *world) {
+		"annotation taken off, half made": {worldOf().with("1", false).change(func(w *snapshot) {
 			w.alive["1"] = true
 		}), "-" + name},
-		"rest of the one before": {worldOf(podOf("1")).with("1", true).change(func(w *world) {
+		"rest of the one before": {worldOf(podOf("1")).with("1", true).change(func(w *snapshot) {
 			delete(w.machines, name)
 		}),
 			""},
-		"name is taken": {worldOf(podOf("1")).with("1", true).change(func(w *world) {
+		"name is taken": {worldOf(podOf("1")).with("1", true).change(func(w *snapshot) {
 			w.machines[name].Labels[v1beta1.PodUIDLabel] = "9"
 			w.alive["9"] = true
 		}),
@@ -126,19 +126,19 @@ func TestDecide(t *testing.T) {
 			"!UnknownShard ?"},
 		"shard without the group": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))),
 			"!Refused ?"},
-		"shard silent": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *world) {
-			w.shards[1].heard = false
+		"shard silent": {worldOf(podOf("1", annotated(v1beta1.OnDemandShardAnnotation, "b"))).change(func(w *snapshot) {
+			w.shards[1].usable = false
 		}), "+" + name},
-		"group may be on a silent": {worldOf(podOf("1")).change(func(w *world) {
+		"group may be on a silent": {worldOf(podOf("1")).change(func(w *snapshot) {
 			w.shards = w.shards[1:]
-			w.shards[0].heard = false
+			w.shards[0].usable = false
 		}), "+" + name},
 		"unknown, one shard silent": {worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))).change(
-			func(w *world) {
-				w.shards[1].heard = false
+			func(w *snapshot) {
+				w.shards[1].usable = false
 			}), "?"},
-		"no pool yet": {worldOf(podOf("1")).change(func(w *world) { clear(w.pools) }), "?"},
-		"pool goes": {worldOf(podOf("1")).change(func(w *world) {
+		"no pool yet": {worldOf(podOf("1")).change(func(w *snapshot) { clear(w.pools) }), "?"},
+		"pool goes": {worldOf(podOf("1")).change(func(w *snapshot) {
 			w.pools["gpu"].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 		}), "?"},
 		"instance type is none": {worldOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
@@ -149,7 +149,7 @@ func TestDecide(t *testing.T) {
 			annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))), "+" + name + " !Refused ?"},
 	} {
 		t.Run(title, func(t *testing.T) {
-			d := decide(c.world)
+			d := decideSweep(c.world)
 			var got []string
 			for _, one := range d.create {
 				got = append(got, map[bool]string{true: "~", false: "+"}[one.machine != nil]+one.name)
@@ -174,8 +174,8 @@ func TestObjects(t *testing.T) {
 	pod := podOf("0e7f6d2c-9a3b-4d1e-8f70-1b2c3d4e5f60", annotated(v1beta1.OnDemandShardAnnotation, "a"),
 		annotated(v1beta1.OnDemandInstanceTypeAnnotation, "p5.48xlarge"))
 	w := worldOf(pod)
-	d := decide(w)
-	m, infra := w.objects(d.create[0])
+	d := decideSweep(w)
+	m, infra := w.newObjects(d.create[0])
 	if m.Name != infra.Name || m.Spec.InfrastructureRef.Name != infra.Name || m.Spec.ClusterName != clusterName ||
 		*m.Spec.Bootstrap.DataSecretName != "" {
 		t.Errorf("%+v", m)
@@ -226,12 +226,12 @@ func FuzzAnnotations(f *testing.F) {
 		w := worldOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, group),
 			annotated(v1beta1.OnDemandShardAnnotation, shard),
 			annotated(v1beta1.OnDemandInstanceTypeAnnotation, instanceType)))
-		d := decide(w)
+		d := decideSweep(w)
 		if len(d.create)+len(d.warn) != 1 {
 			t.Fatalf("%d machines, %d warnings", len(d.create), len(d.warn))
 		}
 		for _, c := range d.create {
-			m, infra := w.objects(c)
+			m, infra := w.newObjects(c)
 			if problems := validation.IsDNS1123Label(m.Name); len(problems) > 0 || infra.Spec.GroupRef.Name != "gpu" ||
 				infra.Spec.Shard != "" && infra.Spec.Shard != "a" ||
 				len(infra.Spec.InstanceType) > 128 || strings.ContainsAny(infra.Spec.InstanceType, " \n\x00") {

@@ -1,8 +1,8 @@
-// Package ondemand owns the machines of pods that ask for one of their own by annotation: one Machine with its
-// NstanceMachine a pod, for as long as the pod lives.
+// Package ondemand manages the machines of pods that request one by annotation. Each such pod gets one Machine with an
+// NstanceMachine, for the lifetime of the pod.
 //
-// Invariant: a pod, by its UID, never has two machines: their name is made of the UID. A machine whose pod is gone is
-// deleted, whoever made it and however often this process was started since.
+// Invariant: a pod never has two machines, because the machine's name is derived from the pod's UID. The machine of a
+// deleted pod is deleted, also after restarts.
 package ondemand
 
 import (
@@ -35,29 +35,29 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;create
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools,verbs=get;list;watch
 
-// Options of Setup. Client is the manager's when it is nil.
+// Options configures [Setup]. A nil Client is taken from the manager.
 type Options struct {
-	Client client.Client // of the cluster with the Machines; reads from a cache
+	Client client.Client // of the cluster with the Machines; reads from the cache
 	Shards shards.Shards
-	// Namespace of the Machines; Cluster and Tenant name the Cluster that they belong to.
+	// Namespace holds the Machines. Cluster and Tenant name their Cluster.
 	Namespace, Cluster, Tenant string
-	// Workload is the cluster with the Pods, the manager itself if it is the same. Its cache must hold Pods of all
-	// namespaces with their metadata and their status.phase; nothing else of them is read.
+	// Workload is the cluster with the Pods. It is the manager itself if both clusters are the same. Its cache must
+	// hold the Pods of all namespaces with metadata and status.phase, which is all that is read.
 	Workload cluster.Cluster
 	Log      *slog.Logger
 }
 
-// Names of the indexes in the caches.
+// Names of the cache indexes.
 const (
-	podAsking    = "nstance.dev/pod.on-demand"
-	podUID       = "nstance.dev/pod.uid"
-	madeOnDemand = "nstance.dev/on-demand"
-	yes          = "yes"
+	requestingPods  = "nstance.dev/pod.on-demand"
+	podsByUID       = "nstance.dev/pod.uid"
+	onDemandObjects = "nstance.dev/on-demand"
+	indexed         = "yes"
 )
 
-func indexPodAsking(o client.Object) []string {
+func indexRequestingPod(o client.Object) []string {
 	if _, ok := o.GetAnnotations()[v1beta1.OnDemandGroupAnnotation]; ok {
-		return []string{yes}
+		return []string{indexed}
 	}
 	return nil
 }
@@ -66,20 +66,20 @@ func indexPodUID(o client.Object) []string { return []string{string(o.GetUID())}
 
 func indexOnDemand(o client.Object) []string {
 	if _, ok := o.GetLabels()[v1beta1.PodUIDLabel]; ok {
-		return []string{yes}
+		return []string{indexed}
 	}
 	return nil
 }
 
-// reconciler sweeps: each time it looks at all pods that ask, and all machines that were made for pods.
+// reconciler compares all pods that request machines with all machines created for pods, in one sweep.
 type reconciler struct {
 	Options
-	pods     client.Client // of the workload cluster; reads from a cache
-	fresh    client.Reader // the same, without one
-	recorder events.EventRecorder
-	// warned is what each pod was told last, so that it is told once. Only the one worker uses it.
+	pods      client.Client // of the workload cluster; reads from the cache
+	apiReader client.Reader // of the workload cluster; reads from the API server
+	recorder  events.EventRecorder
+	// warned maps each pod to the last warning recorded for it. Only the single worker uses it.
 	warned map[types.UID]string
-	// waiting: some pods have no machine because of what the shards say.
+	// waiting reports whether a change on a shard may allow a pod's machine.
 	waiting atomic.Bool
 }
 
@@ -93,26 +93,26 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	}
 	ctx, own, workload := context.Background(), mgr.GetFieldIndexer(), o.Workload.GetFieldIndexer()
 	if err := errors.Join(
-		workload.IndexField(ctx, &corev1.Pod{}, podAsking, indexPodAsking),
-		workload.IndexField(ctx, &corev1.Pod{}, podUID, indexPodUID),
-		own.IndexField(ctx, &clusterv1.Machine{}, madeOnDemand, indexOnDemand),
-		own.IndexField(ctx, &v1beta1.NstanceMachine{}, madeOnDemand, indexOnDemand),
+		workload.IndexField(ctx, &corev1.Pod{}, requestingPods, indexRequestingPod),
+		workload.IndexField(ctx, &corev1.Pod{}, podsByUID, indexPodUID),
+		own.IndexField(ctx, &clusterv1.Machine{}, onDemandObjects, indexOnDemand),
+		own.IndexField(ctx, &v1beta1.NstanceMachine{}, onDemandObjects, indexOnDemand),
 	); err != nil {
 		return fmt.Errorf("indexes: %w", err)
 	}
-	r := &reconciler{Options: o, pods: o.Workload.GetClient(), fresh: o.Workload.GetAPIReader(),
+	r := &reconciler{Options: o, pods: o.Workload.GetClient(), apiReader: o.Workload.GetAPIReader(),
 		recorder: o.Workload.GetEventRecorder("nstance-ondemand"),
 		warned:   map[types.UID]string{}}
 	err := ctrl.NewControllerManagedBy(mgr).Named("ondemand").
-		WatchesRawSource(source.Kind(o.Workload.GetCache(), &corev1.Pod{}, sweepOn[*corev1.Pod](), asks)).
+		WatchesRawSource(source.Kind(o.Workload.GetCache(), &corev1.Pod{}, sweepOn[*corev1.Pod](), requestsMachine)).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Machine{}, sweepOn[*clusterv1.Machine](),
-			made[*clusterv1.Machine]())).
+			createdForPod[*clusterv1.Machine]())).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachine{}, sweepOn[*v1beta1.NstanceMachine](),
-			made[*v1beta1.NstanceMachine]())).
+			createdForPod[*v1beta1.NstanceMachine]())).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &v1beta1.NstanceMachinePool{},
-			sweepOn[*v1beta1.NstanceMachinePool](), comesOrGoes)).
+			sweepOn[*v1beta1.NstanceMachinePool](), poolCreatedOrDeleted)).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Cluster{}, sweepOn[*clusterv1.Cluster]())).
-		WatchesRawSource(shards.Source(o.Shards, r.ofShards)).
+		WatchesRawSource(shards.Source(o.Shards, r.requestsForChange)).
 		Complete(r)
 	if err != nil {
 		return fmt.Errorf("controller of on-demand machines: %w", err)
@@ -120,7 +120,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return nil
 }
 
-// sweep is the one request there is.
+// sweep is the only request.
 var sweep = reconcile.Request{NamespacedName: types.NamespacedName{Name: "sweep"}}
 
 func sweepOn[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] {
@@ -129,27 +129,29 @@ func sweepOn[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] 
 	})
 }
 
-// asks lets through what happens to pods that ask for machines, and the end of any: the annotation may have been taken
-// off since.
-var asks = predicate.TypedFuncs[*corev1.Pod]{
-	CreateFunc: func(e event.TypedCreateEvent[*corev1.Pod]) bool { return indexPodAsking(e.Object) != nil },
+// requestsMachine passes events of pods that request machines, and the end of every pod: its annotation may have been
+// removed.
+var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
+	CreateFunc: func(e event.TypedCreateEvent[*corev1.Pod]) bool { return indexRequestingPod(e.Object) != nil },
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
-		return indexPodAsking(e.ObjectOld) != nil || indexPodAsking(e.ObjectNew) != nil ||
-			finished(e.ObjectOld) != finished(e.ObjectNew)
+		return indexRequestingPod(e.ObjectOld) != nil || indexRequestingPod(e.ObjectNew) != nil ||
+			podFinished(e.ObjectOld) != podFinished(e.ObjectNew)
 	},
 }
 
-func made[T client.Object]() predicate.TypedPredicate[T] {
+// createdForPod passes events of objects that were created for pods.
+func createdForPod[T client.Object]() predicate.TypedPredicate[T] {
 	return predicate.NewTypedPredicateFuncs(func(o T) bool { return indexOnDemand(o) != nil })
 }
 
-var comesOrGoes = predicate.TypedFuncs[*v1beta1.NstanceMachinePool]{
+// poolCreatedOrDeleted passes the creation and deletion of pools.
+var poolCreatedOrDeleted = predicate.TypedFuncs[*v1beta1.NstanceMachinePool]{
 	UpdateFunc: func(e event.TypedUpdateEvent[*v1beta1.NstanceMachinePool]) bool {
 		return e.ObjectOld.DeletionTimestamp.IsZero() != e.ObjectNew.DeletionTimestamp.IsZero()
 	},
 }
 
-func (r *reconciler) ofShards(c shards.Change) []reconcile.Request {
+func (r *reconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	if (c.Kind == shards.ShardState || c.Kind == shards.GroupChanged) && r.waiting.Load() {
 		return []reconcile.Request{sweep}
 	}

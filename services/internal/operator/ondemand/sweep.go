@@ -19,40 +19,40 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// lag is when to look again after a cache was found to be behind.
-const lag = 5 * time.Second
+// cacheRetry is the delay before the next sweep after the cache was found to be out of date.
+const cacheRetry = 5 * time.Second
 
-// Reconcile sweeps.
+// Reconcile implements reconcile.Reconciler.
 func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
-	w, paused, err := r.look(ctx)
+	w, paused, err := r.readSnapshot(ctx)
 	if err != nil || paused {
 		return ctrl.Result{}, err
 	}
-	d := decide(w)
+	d := decideSweep(w)
 	r.waiting.Store(d.waiting)
-	r.warn(w, d.warn)
+	r.recordWarnings(w, d.warn)
 	var problems []error
 	again := false
 	for _, m := range d.remove {
-		behind, err := r.remove(ctx, m)
+		behind, err := r.deleteMachine(ctx, m)
 		again = again || behind
 		problems = append(problems, err)
 	}
 	for _, c := range d.create {
-		problems = append(problems, r.create(ctx, &w, c))
+		problems = append(problems, r.createMachine(ctx, &w, c))
 	}
 	if err := errors.Join(problems...); err != nil {
 		return ctrl.Result{}, err
 	}
 	if again {
-		return ctrl.Result{RequeueAfter: lag}, nil
+		return ctrl.Result{RequeueAfter: cacheRetry}, nil
 	}
 	return ctrl.Result{}, nil
 }
 
-// look fetches the world from the caches.
-func (r *reconciler) look(ctx context.Context) (w world, paused bool, err error) {
-	w = world{cluster: v1beta1.ClusterName(r.Cluster, r.Tenant), namespace: r.Namespace, alive: map[types.UID]bool{},
+// readSnapshot reads everything that a sweep depends on from the caches.
+func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool, err error) {
+	w = snapshot{cluster: v1beta1.ClusterName(r.Cluster, r.Tenant), namespace: r.Namespace, alive: map[types.UID]bool{},
 		machines: map[string]*clusterv1.Machine{},
 		infra:    map[string]*v1beta1.NstanceMachine{}, pools: map[string]*v1beta1.NstanceMachinePool{}}
 	var cluster clusterv1.Cluster
@@ -63,7 +63,7 @@ func (r *reconciler) look(ctx context.Context) (w world, paused bool, err error)
 	if cluster.Spec.Paused != nil && *cluster.Spec.Paused {
 		return w, true, nil
 	}
-	ours, own := client.InNamespace(r.Namespace), client.MatchingFields{madeOnDemand: yes}
+	ours, own := client.InNamespace(r.Namespace), client.MatchingFields{onDemandObjects: indexed}
 	var machines clusterv1.MachineList
 	var infra v1beta1.NstanceMachineList
 	var pools v1beta1.NstanceMachinePoolList
@@ -72,14 +72,14 @@ func (r *reconciler) look(ctx context.Context) (w world, paused bool, err error)
 		r.Client.List(ctx, &machines, ours, own),
 		r.Client.List(ctx, &infra, ours, own),
 		r.Client.List(ctx, &pools, ours),
-		r.pods.List(ctx, &pods, client.MatchingFields{podAsking: yes}),
+		r.pods.List(ctx, &pods, client.MatchingFields{requestingPods: indexed}),
 	); err != nil {
 		return w, false, fmt.Errorf("list pods and machines: %w", err)
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		w.pods = append(w.pods, pod)
-		w.alive[pod.UID] = !finished(pod)
+		w.alive[pod.UID] = !podFinished(pod)
 	}
 	for i := range machines.Items {
 		m := &machines.Items[i]
@@ -92,10 +92,10 @@ func (r *reconciler) look(ctx context.Context) (w world, paused bool, err error)
 			continue
 		}
 		var one corev1.PodList
-		if err := r.pods.List(ctx, &one, client.MatchingFields{podUID: string(uid)}); err != nil {
+		if err := r.pods.List(ctx, &one, client.MatchingFields{podsByUID: string(uid)}); err != nil {
 			return w, false, fmt.Errorf("find the pod of a machine: %w", err)
 		}
-		w.alive[uid] = len(one.Items) > 0 && !finished(&one.Items[0])
+		w.alive[uid] = len(one.Items) > 0 && !podFinished(&one.Items[0])
 	}
 	for i := range infra.Items {
 		w.infra[infra.Items[i].Name] = &infra.Items[i]
@@ -106,18 +106,18 @@ func (r *reconciler) look(ctx context.Context) (w world, paused bool, err error)
 			w.pools[pool.Spec.Group] = pool
 		}
 	}
-	w.shards = r.shards()
+	w.shards = r.shardViews()
 	return w, false, nil
 }
 
-func (r *reconciler) shards() (out []shardView) {
+func (r *reconciler) shardViews() (out []shardView) {
 	for _, id := range r.Shards.IDs() {
 		s, ok := r.Shards.Shard(id)
 		if !ok {
 			continue
 		}
 		state := s.State()
-		view := shardView{id: id, heard: state.Reachable && state.Synced, groups: map[string]bool{}}
+		view := shardView{id: id, usable: state.Reachable && state.Synced, groups: map[string]bool{}}
 		for _, g := range s.Groups() {
 			view.groups[g.GetGroup()] = !g.GetDeleting()
 		}
@@ -126,13 +126,13 @@ func (r *reconciler) shards() (out []shardView) {
 	return out
 }
 
-// finished: the pod's containers have ended and will not run again.
-func finished(pod *corev1.Pod) bool {
+// podFinished reports whether the pod's containers have ended for good.
+func podFinished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// warn tells pods why they get no machine, each of the same thing once.
-func (r *reconciler) warn(w world, warnings []warning) {
+// recordWarnings records why pods get no machine, each reason once.
+func (r *reconciler) recordWarnings(w snapshot, warnings []podWarning) {
 	for uid := range r.warned {
 		if !w.alive[uid] {
 			delete(r.warned, uid)
@@ -143,29 +143,29 @@ func (r *reconciler) warn(w world, warnings []warning) {
 			continue
 		}
 		r.warned[one.pod.UID] = one.text
-		r.Log.Warn("no machine for a pod", "pod", one.pod.Namespace+"/"+one.pod.Name, "reason", one.text)
+		r.Log.Warn("no machine created for a pod", "pod", one.pod.Namespace+"/"+one.pod.Name, "reason", one.text)
 		r.recorder.Eventf(one.pod, nil, corev1.EventTypeWarning, one.reason, "CreateMachine",
-			"no machine for this pod: %s", one.text)
+			"no machine created for this pod: %s", one.text)
 	}
 }
 
-// create makes a machine, the Machine first. Whatever is there already is left as it is.
-func (r *reconciler) create(ctx context.Context, w *world, c creation) error {
-	m, infra := w.objects(c)
+// createMachine creates a machine, the Machine first. Objects that exist already are not changed.
+func (r *reconciler) createMachine(ctx context.Context, w *snapshot, c machineCreation) error {
+	m, infra := w.newObjects(c)
 	switch {
 	case c.machine != nil:
 		m = c.machine
 	default:
 		if err := r.Client.Create(ctx, m); apierrors.IsAlreadyExists(err) {
-			// The cache is behind, and will tell of it.
+			// The cache is out of date and will show it.
 			return nil
 		} else if err != nil {
 			return fmt.Errorf("create Machine %s: %w", c.name, err)
 		}
-		r.Log.Info("machine made for a pod", "machine", c.name, "pod", c.pod.Namespace+"/"+c.pod.Name, "group",
+		r.Log.Info("created machine for a pod", "machine", c.name, "pod", c.pod.Namespace+"/"+c.pod.Name, "group",
 			infra.Spec.GroupRef.Name)
 		r.recorder.Eventf(c.pod, nil, corev1.EventTypeNormal, v1beta1.CreatedReason, "CreateMachine",
-			"Machine %s is made for this pod", c.name)
+			"Machine %s created for this pod", c.name)
 	}
 	controls := true
 	infra.OwnerReferences = append(infra.OwnerReferences,
@@ -177,15 +177,15 @@ func (r *reconciler) create(ctx context.Context, w *world, c creation) error {
 	return nil
 }
 
-// remove deletes a machine whose pod is gone. The API server is asked for the pod once more: a cache that was filled
-// from a server that lags behind may not know it yet.
-func (r *reconciler) remove(ctx context.Context, m *clusterv1.Machine) (behind bool, err error) {
+// deleteMachine deletes the machine of a deleted pod. It asks the API server for the pod first, because the cache may
+// be out of date; it returns true if the pod exists.
+func (r *reconciler) deleteMachine(ctx context.Context, m *clusterv1.Machine) (behind bool, err error) {
 	if at, ok := podOfMachine(m); ok {
 		var pod corev1.Pod
-		err := r.fresh.Get(ctx, at, &pod)
+		err := r.apiReader.Get(ctx, at, &pod)
 		switch {
-		case err == nil && string(pod.UID) == m.Labels[v1beta1.PodUIDLabel] && !finished(&pod) &&
-			indexPodAsking(&pod) != nil:
+		case err == nil && string(pod.UID) == m.Labels[v1beta1.PodUIDLabel] && !podFinished(&pod) &&
+			indexRequestingPod(&pod) != nil:
 			return true, nil
 		case client.IgnoreNotFound(err) != nil:
 			return false, fmt.Errorf("read the pod of machine %s: %w", m.Name, err)
@@ -195,13 +195,13 @@ func (r *reconciler) remove(ctx context.Context, m *clusterv1.Machine) (behind b
 	if err := r.Client.Delete(ctx, m, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("delete Machine %s: %w", m.Name, err)
 	}
-	r.Log.Info("machine of a pod that is gone is deleted", "machine", m.Name, "pod",
+	r.Log.Info("deleted the machine of a deleted pod", "machine", m.Name, "pod",
 		m.Annotations[v1beta1.PodAnnotation])
 	return false, nil
 }
 
-// podOfMachine reads which pod a machine was made for. false: somebody has changed the annotation into what is no pod's
-// name, which the API server would not answer.
+// podOfMachine returns the pod that a machine was created for. It returns false if the annotation was changed and is
+// not the name of a pod.
 func podOfMachine(m *clusterv1.Machine) (client.ObjectKey, bool) {
 	namespace, name, ok := strings.Cut(m.Annotations[v1beta1.PodAnnotation], "/")
 	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {

@@ -62,8 +62,9 @@ func newCluster(t *testing.T) *clusterOf {
 		t.Fatal(err)
 	}
 	c.client = fake.NewClientBuilder().WithScheme(scheme).
-		WithIndex(&corev1.Pod{}, podAsking, indexPodAsking).WithIndex(&corev1.Pod{}, podUID, indexPodUID).
-		WithIndex(&clusterv1.Machine{}, madeOnDemand, indexOnDemand).WithIndex(&v1beta1.NstanceMachine{}, madeOnDemand,
+		WithIndex(&corev1.Pod{}, requestingPods, indexRequestingPod).WithIndex(&corev1.Pod{}, podsByUID, indexPodUID).
+		WithIndex(&clusterv1.Machine{}, onDemandObjects, indexOnDemand).WithIndex(&v1beta1.NstanceMachine{},
+		onDemandObjects,
 		indexOnDemand).
 		WithObjects(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu",
 			UID: "pool"}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu"}}).
@@ -100,7 +101,7 @@ func (c *clusterOf) restart() {
 	c.crashIn = 0
 	o := Options{Client: c.client, Shards: c.shards, Namespace: namespace, Cluster: "prod", Tenant: "default",
 		Log: slog.New(slog.DiscardHandler)}
-	c.rec = &reconciler{Options: o, pods: c.client, fresh: c.client, recorder: &c.events,
+	c.rec = &reconciler{Options: o, pods: c.client, apiReader: c.client, recorder: &c.events,
 		warned: map[types.UID]string{}}
 }
 
@@ -195,7 +196,7 @@ func TestPodGetsAMachine(t *testing.T) {
 		t.Fatalf("machines %v, %v", m, i)
 	}
 	if events := c.events.take(); !slices.Equal(events, []string{"one: Normal Created Machine " +
-		machineName("gpu", "1") + " is made for this pod"}) {
+		machineName("gpu", "1") + " created for this pod"}) {
 		t.Errorf("events %q", events)
 	}
 	writes := c.writes
@@ -247,10 +248,10 @@ func TestWarnsOnce(t *testing.T) {
 		c.sweep()
 	}
 	if events := c.events.take(); len(events) != 1 || !strings.Contains(events[0],
-		"one: Warning Refused no machine for this pod: no shard has a group cpu") {
+		"one: Warning Refused no machine created for this pod: no shard has a group cpu") {
 		t.Errorf("events %q", events)
 	}
-	if n := len(c.rec.ofShards(shards.Change{Kind: shards.GroupChanged})); n != 1 {
+	if n := len(c.rec.requestsForChange(shards.Change{Kind: shards.GroupChanged})); n != 1 {
 		t.Errorf("%d requests when a group changes", n)
 	}
 }
@@ -287,7 +288,7 @@ func (s strict) Get(ctx context.Context, key client.ObjectKey, o client.Object, 
 func TestOddAnnotation(t *testing.T) {
 	for _, text := range []string{"apps/", "apps/a/b", "/one", ""} {
 		c := newCluster(t)
-		c.rec.fresh = strict{c.client}
+		c.rec.apiReader = strict{c.client}
 		pod := c.pod("one", "1", "gpu")
 		c.sweep()
 		m := &clusterv1.Machine{}

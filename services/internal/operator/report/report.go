@@ -1,8 +1,9 @@
-// Package report owns the events of Kubernetes that tell of what goes wrong on the servers: failures of the provider,
-// refused configurations, groups that are held back.
+// Package report records Kubernetes events for errors on the servers, such as provider failures, refused configurations
+// and blocked groups.
 //
-// Invariant: what the servers report is told once when it begins and once when it is over, on the object that it is
-// about or the nearest one above that is there. Nothing that looks like a key or a token gets into an event.
+// Invariant: each error causes one event when it starts and one when it ends, about the object concerned or its nearest
+// existing parent. Text that looks like a key or a token is removed.
+
 package report
 
 import (
@@ -23,16 +24,16 @@ import (
 
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters;nstancemachinepools;nstanceshardgroups;nstancemachines,verbs=get;list;watch
 
-// Options of Setup. Client and Recorder are the manager's when they are nil.
+// Options configures [Setup]. A nil Client or Recorder is taken from the manager.
 type Options struct {
-	Client                     client.Client // reads from a cache
+	Client                     client.Client // reads from the cache
 	Recorder                   events.EventRecorder
 	Shards                     shards.Shards
 	Namespace, Cluster, Tenant string
 	Log                        *slog.Logger
 }
 
-// Setup adds the reporter, which runs while this process leads.
+// Setup adds the reporter, which runs while this process is the leader.
 func Setup(mgr ctrl.Manager, o Options) error {
 	if o.Shards == nil || o.Log == nil || o.Namespace == "" || o.Cluster == "" || o.Tenant == "" {
 		return errors.New("report: incomplete options")
@@ -46,26 +47,26 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return mgr.Add(newReporter(o))
 }
 
-// subject is what an error is about: there is at most one standing of each.
+// subject is what an error is about. Each subject has at most one standing error.
 type subject struct{ shard, kind, group, instance string }
 
 const (
-	// maxPending bounds what waits to be told: more than that at a time is not worth reading. maxStanding bounds what
-	// is remembered.
+	// maxPending limits the errors that wait to be recorded; further ones are dropped. maxStanding limits the errors
+	// that are remembered.
 	maxPending  = 1000
 	maxStanding = 10000
 )
 
-// reporter takes errors from any goroutine and tells of them in its own.
+// reporter receives errors from any goroutine and records them in its own.
 type reporter struct {
 	Options
 	due chan struct{}
 
 	mu      sync.Mutex
 	pending []shards.Change
-	lost    int
+	dropped int
 
-	standing map[subject]string // what was told of it
+	standing map[subject]string // the last message of each standing error
 }
 
 func newReporter(o Options) *reporter {
@@ -77,20 +78,21 @@ func (r *reporter) NeedLeaderElection() bool { return true }
 
 // Start implements manager.Runnable.
 func (r *reporter) Start(ctx context.Context) error {
-	r.Shards.Notify(r.take)
+	r.Shards.Notify(r.enqueue)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.due:
 		}
-		for _, change := range r.next() {
-			r.tell(ctx, change)
+		for _, change := range r.dequeue() {
+			r.recordEvents(ctx, change)
 		}
 	}
 }
 
-func (r *reporter) take(c shards.Change) {
+// enqueue queues an error. It is safe for concurrent use.
+func (r *reporter) enqueue(c shards.Change) {
 	if c.Kind != shards.ErrorReported || c.Error == nil {
 		return
 	}
@@ -98,7 +100,7 @@ func (r *reporter) take(c shards.Change) {
 	if len(r.pending) < maxPending {
 		r.pending = append(r.pending, c)
 	} else {
-		r.lost++
+		r.dropped++
 	}
 	r.mu.Unlock()
 	select {
@@ -107,23 +109,25 @@ func (r *reporter) take(c shards.Change) {
 	}
 }
 
-func (r *reporter) next() []shards.Change {
+// dequeue returns the queued errors.
+func (r *reporter) dequeue() []shards.Change {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := r.pending
 	r.pending = nil
-	if r.lost > 0 {
-		r.Log.Warn("errors of the servers were too many to tell of", "count", r.lost)
-		r.lost = 0
+	if r.dropped > 0 {
+		r.Log.Warn("dropped errors of the servers: too many at a time", "count", r.dropped)
+		r.dropped = 0
 	}
 	return out
 }
 
-// tell makes the events of one error. A server repeats those that stand whenever a connection is made: these are known.
-func (r *reporter) tell(ctx context.Context, c shards.Change) {
+// recordEvents records the events of one error. A server repeats its standing errors on each connection; those are
+// ignored.
+func (r *reporter) recordEvents(ctx context.Context, c shards.Change) {
 	e := c.Error
 	s := subject{c.Shard, e.GetKind(), e.GetGroup(), e.GetInstanceId()}
-	message := clean(e.GetMessage())
+	message := sanitize(e.GetMessage())
 	old, stands := r.standing[s]
 	if e.GetResolved() && !stands || !e.GetResolved() && stands && old == message {
 		return
@@ -131,17 +135,17 @@ func (r *reporter) tell(ctx context.Context, c shards.Change) {
 	kind, note := corev1.EventTypeWarning, "shard "+c.Shard+": "+message
 	if e.GetResolved() {
 		delete(r.standing, s)
-		kind, note = corev1.EventTypeNormal, "shard "+c.Shard+", over: "+old
+		kind, note = corev1.EventTypeNormal, "shard "+c.Shard+", resolved: "+old
 	} else if stands || len(r.standing) < maxStanding {
 		r.standing[s] = message
 	}
 	for _, object := range r.objects(ctx, c.Shard, e) {
-		r.Recorder.Eventf(object, nil, kind, reason(e.GetKind()), action(e.GetKind()), "%s", note)
+		r.Recorder.Eventf(object, nil, kind, eventReason(e.GetKind()), eventAction(e.GetKind()), "%s", note)
 	}
 }
 
-// reason puts the servers' kinds of errors under those of events.
-func reason(kind string) string {
+// eventReason returns the event reason for a server's kind of error.
+func eventReason(kind string) string {
 	switch kind {
 	case "config":
 		return v1beta1.ConfigRefusedReason
@@ -151,22 +155,22 @@ func reason(kind string) string {
 	return v1beta1.ProviderErrorReason
 }
 
-// action keeps events of different kinds on one object apart.
-func action(kind string) string {
+// eventAction returns the event action, which keeps errors of different kinds on one object apart.
+func eventAction(kind string) string {
 	if kind == "" || len(kind) > 64 {
 		return "Report"
 	}
 	return kind
 }
 
-// objects finds what the error is about: the instance's NstanceMachine; the group's NstanceShardGroup and
-// NstanceMachinePool; the NstanceCluster. When what it is about is not there, the next above is told.
+// objects returns the objects that an error is about: the instance's NstanceMachine, else the group's NstanceShardGroup
+// and NstanceMachinePool, else the NstanceCluster.
 func (r *reporter) objects(ctx context.Context, shard string, e *nstancev1.ErrorEvent) (out []client.Object) {
 	if id := e.GetInstanceId(); id != "" {
 		var machines v1beta1.NstanceMachineList
 		if err := r.Client.List(ctx, &machines, client.InNamespace(r.Namespace),
 			client.UnsafeDisableDeepCopy); err != nil {
-			r.Log.Warn("machines cannot be listed", "error", err)
+			r.Log.Warn("failed to list machines", "error", err)
 		}
 		for i := range machines.Items {
 			if m := &machines.Items[i]; m.Spec.InstanceID == id {
@@ -176,12 +180,12 @@ func (r *reporter) objects(ctx context.Context, shard string, e *nstancev1.Error
 	}
 	if group := e.GetGroup(); group != "" {
 		var shardGroup v1beta1.NstanceShardGroup
-		if r.get(ctx, v1beta1.ShardGroupName(group, shard), &shardGroup) {
+		if r.readObject(ctx, v1beta1.ShardGroupName(group, shard), &shardGroup) {
 			out = append(out, &shardGroup)
 		}
 		var pools v1beta1.NstanceMachinePoolList
 		if err := r.Client.List(ctx, &pools, client.InNamespace(r.Namespace)); err != nil {
-			r.Log.Warn("pools cannot be listed", "error", err)
+			r.Log.Warn("failed to list pools", "error", err)
 		}
 		for i := range pools.Items {
 			if pools.Items[i].Spec.Group == group {
@@ -193,16 +197,16 @@ func (r *reporter) objects(ctx context.Context, shard string, e *nstancev1.Error
 		}
 	}
 	var cluster v1beta1.NstanceCluster
-	if r.get(ctx, v1beta1.ClusterName(r.Cluster, r.Tenant), &cluster) {
+	if r.readObject(ctx, v1beta1.ClusterName(r.Cluster, r.Tenant), &cluster) {
 		out = append(out, &cluster)
 	}
 	return out
 }
 
-func (r *reporter) get(ctx context.Context, name string, object client.Object) bool {
+func (r *reporter) readObject(ctx context.Context, name string, object client.Object) bool {
 	err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: name}, object)
 	if client.IgnoreNotFound(err) != nil {
-		r.Log.Warn("object cannot be read", "name", name, "error", err)
+		r.Log.Warn("failed to read object", "name", name, "error", err)
 	}
 	return err == nil
 }

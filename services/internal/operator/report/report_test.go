@@ -87,7 +87,7 @@ func TestReports(t *testing.T) {
 			{"another text", &nstancev1.ErrorEvent{Kind: "config", Message: "line 4"},
 				[]string{ofCluster + "Warning ConfigRefused/config shard a: line 4"}},
 			{"over", &nstancev1.ErrorEvent{Kind: "config", Resolved: true},
-				[]string{ofCluster + "Normal ConfigRefused/config shard a, over: line 4"}},
+				[]string{ofCluster + "Normal ConfigRefused/config shard a, resolved: line 4"}},
 			{"over again", &nstancev1.ErrorEvent{Kind: "config", Resolved: true}, nil},
 			{"over, never heard of", &nstancev1.ErrorEvent{Kind: "storage", Resolved: true}, nil},
 			{"of a group", &nstancev1.ErrorEvent{Kind: "backoff", Group: "workers", Message: "3 failures"},
@@ -122,15 +122,15 @@ func TestReports(t *testing.T) {
 func TestTooMany(t *testing.T) {
 	set := shardstest.New("a")
 	r := newReporter(Options{Shards: set, Log: slog.New(slog.DiscardHandler)})
-	set.Notify(r.take)
+	set.Notify(r.enqueue)
 	for range maxPending + 10 {
 		set.Of("a").Report(&nstancev1.ErrorEvent{Kind: "provider"})
 	}
-	if got := len(r.next()); got != maxPending {
+	if got := len(r.dequeue()); got != maxPending {
 		t.Errorf("%d are pending", got)
 	}
-	if got := len(r.next()); got != 0 || r.lost != 0 {
-		t.Errorf("%d are left, %d lost", got, r.lost)
+	if got := len(r.dequeue()); got != 0 || r.dropped != 0 {
+		t.Errorf("%d are left, %d lost", got, r.dropped)
 	}
 }
 
@@ -153,12 +153,12 @@ func TestClean(t *testing.T) {
 		"secret = abc, more":                           "[removed], more",
 		"the secret is not there":                      "the secret is not there",
 	} {
-		if got := clean(in); got != want {
+		if got := sanitize(in); got != want {
 			t.Errorf("%q becomes %q, want %q", in, got, want)
 		}
 	}
 	for _, in := range unclean {
-		if err := checkClean(clean(in)); err != nil {
+		if err := checkClean(sanitize(in)); err != nil {
 			t.Errorf("%q: %v", in, err)
 		}
 	}
@@ -179,7 +179,7 @@ func FuzzClean(f *testing.F) {
 		f.Add(in)
 	}
 	f.Fuzz(func(t *testing.T, in string) {
-		out := clean("-----BEGIN PRIVATE KEY-----hunter2-----END PRIVATE KEY-----" + in)
+		out := sanitize("-----BEGIN PRIVATE KEY-----hunter2-----END PRIVATE KEY-----" + in)
 		if !utf8.ValidString(out) || strings.ContainsAny(out, "\n\x00") || len(out) > 1024 ||
 			strings.Contains(out, "hunter2-----END") {
 			t.Errorf("%q", out)

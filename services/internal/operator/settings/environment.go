@@ -14,63 +14,63 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// NamespaceFile is where Kubernetes tells a pod its namespace.
+// NamespaceFile is the file in which Kubernetes gives a pod its namespace.
 const NamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Environment is what environment variables say.
+// Environment is the content of the environment variables.
 type Environment struct {
-	// Namespace of everything that the operator reads and writes, Nodes and Pods apart.
+	// Namespace holds everything that the operator reads and writes except Nodes and Pods.
 	Namespace string
 	// CAConfigMap and the Secrets hold the operator's identity.
 	CAConfigMap, CertSecret, KeySecret, NonceSecret string
-	// Endpoint is the API server of an external workload cluster; zero: the workload cluster is the operator's own.
+	// Endpoint is the API server of an external workload cluster, zero if the operator's own cluster is the workload.
 	Endpoint Endpoint
-	// ServiceAccount is whose tokens are in the kubeconfig for Cluster API.
+	// ServiceAccount is the account for the tokens in Cluster API's kubeconfig.
 	ServiceAccount string
-	// JSON: speak JSON, not protocol buffers, to the API server.
+	// JSON selects JSON instead of protocol buffers for requests to the API server.
 	JSON bool
 }
 
-// Endpoint is an API server.
+// Endpoint is the address of an API server.
 type Endpoint struct {
 	Host string
 	Port int32
 }
 
-// IsZero says that there is none.
+// IsZero reports whether the endpoint is unset.
 func (e Endpoint) IsZero() bool { return e == Endpoint{} }
 
 // Variable documents an environment variable.
 type Variable struct{ Name, Default, Text string }
 
-// Variables are all that the operator knows, in the order of its documentation.
+// Variables returns all variables in the order of the documentation.
 func Variables() []Variable {
 	return []Variable{
 		{"NSTANCE_NAMESPACE", "",
-			"namespace of Nstance's and Cluster API's objects, Secrets and ConfigMaps that the operator works on " +
-				"(default: the pod's own)"},
+			"namespace of the objects, Secrets and ConfigMaps of Nstance and Cluster API " +
+				"(default: the operator's own namespace)"},
 		{"NSTANCE_CA_CONFIGMAP", "nstance-cluster-ca",
-			"ConfigMap with the Nstance cluster's CA certificate: key ca.crt"},
+			"ConfigMap with the CA certificate of the Nstance cluster in key ca.crt"},
 		{"NSTANCE_CERT_SECRET", "nstance-operator-cert",
-			"Secret of the operator's client certificate, which it writes: keys tls.crt and tls.key"},
+			"Secret for the operator's client certificate, written by the operator: keys tls.crt and tls.key"},
 		{"NSTANCE_KEY_SECRET", "nstance-operator-key",
-			"Secret of the operator's key pair, which it makes: keys private.key and public.key"},
+			"Secret for the operator's key pair, written by the operator: keys private.key and public.key"},
 		{"NSTANCE_NONCE_SECRET", "nstance-operator-nonce",
-			"Secret with the registration nonce: key nonce.jwt; needed for the first registration only"},
+			"Secret with the registration nonce in key nonce.jwt; only the first registration needs it"},
 		{"NSTANCE_CAPI_ENDPOINT", "",
-			"API server of an external workload cluster, as host:port or a URL; its kubeconfig Secret is then the " +
-				"admin's to provide"},
+			"API server of an external workload cluster, as host:port or an https URL; you must then provide the " +
+				"kubeconfig Secret"},
 		{"NSTANCE_CAPI_SERVICEACCOUNT", "nstance-capi-workload",
-			"ServiceAccount whose short-lived tokens are in the kubeconfig Secret for Cluster API; without " +
-				"NSTANCE_CAPI_ENDPOINT only"},
-		{"NSTANCE_K8S_JSON", "", "true: speak JSON, not protocol buffers, to the API server"},
+			"ServiceAccount for the short-lived tokens in the kubeconfig Secret; not used with " +
+				"NSTANCE_CAPI_ENDPOINT"},
+		{"NSTANCE_K8S_JSON", "", "true: use JSON instead of protocol buffers for requests to the API server"},
 	}
 }
 
-// Env reads this process's environment.
+// Env reads the environment of this process.
 func Env() (Environment, error) { return ParseEnvironment(os.Getenv, NamespaceFile) }
 
-// ParseEnvironment reads the environment, empty variables being as good as none. The error names all that is wrong.
+// ParseEnvironment reads the environment. An empty variable counts as unset. The error lists all problems.
 func ParseEnvironment(getenv func(string) string, namespaceFile string) (Environment, error) {
 	value := func(name string) string {
 		if v := getenv(name); v != "" {
@@ -108,7 +108,7 @@ func ParseEnvironment(getenv func(string) string, namespaceFile string) (Environ
 	if env.Namespace == "" {
 		text, err := os.ReadFile(namespaceFile)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = errors.New("is needed outside a cluster")
+			err = errors.New("must be set outside a cluster")
 		}
 		complain("NSTANCE_NAMESPACE", err)
 		env.Namespace = strings.TrimSpace(string(text))
@@ -142,7 +142,7 @@ func validateObject(name string) error {
 	return nil
 }
 
-// ParseEndpoint reads an API server's address: host:port, or an https URL, whose port is 443 unless it says another.
+// ParseEndpoint parses the address of an API server: host:port, or an https URL with the default port 443.
 func ParseEndpoint(text string) (Endpoint, error) {
 	hostport := text
 	if strings.Contains(text, "://") {
@@ -172,7 +172,7 @@ func ParseEndpoint(text string) (Endpoint, error) {
 	return Endpoint{Host: host, Port: int32(n)}, nil
 }
 
-// WriteHelp writes the variables for people.
+// WriteHelp writes the help text for the variables.
 func WriteHelp(w io.Writer) error {
 	for _, v := range Variables() {
 		text := v.Text

@@ -1,6 +1,6 @@
-// Package settings owns what the operator is told from outside: its configuration file and its environment.
+// Package settings parses the operator's configuration file and environment variables.
 //
-// Invariant: nothing of it is believed before it was checked whole. A file that is wrong changes nothing.
+// Invariant: a configuration is used only if all of it is valid. An invalid file changes nothing.
 package settings
 
 import (
@@ -21,46 +21,46 @@ import (
 )
 
 const (
-	// maxFile bounds the configuration file, in bytes. Kubernetes allows a ConfigMap of 1 MiB.
+	// maxFile is the largest configuration file in bytes, which is the limit of a ConfigMap.
 	maxFile = 1 << 20
-	// maxShards bounds the shards: an NstanceCluster names each as a failure domain, of which Cluster API allows 100.
+	// maxShards is the largest number of shards. Each is a failure domain of an NstanceCluster, which may have 100.
 	maxShards = 100
 )
 
-// Config is the configuration file.
+// Config is the content of the configuration file.
 type Config struct {
-	// Cluster and Tenant say whom the operator works for.
+	// Cluster and Tenant are those that the operator works for.
 	Cluster, Tenant string
-	// Shards are the cluster's shards by their IDs.
+	// Shards are the cluster's shards by ID.
 	Shards map[string]Endpoints
 }
 
-// Endpoints are where a shard's servers are reached, each as host:port.
+// Endpoints are the addresses of a shard's servers, as host:port.
 type Endpoints struct {
-	// Registration is where an operator without a certificate gets one.
+	// Registration is the address at which an operator without a certificate registers.
 	Registration string
-	// Operator is where one with a certificate is served.
+	// Operator is the address of the operator API, which requires a certificate.
 	Operator string
 }
 
-// IDs returns the shards' IDs, sorted.
+// IDs returns the IDs of the shards, sorted.
 func (c Config) IDs() []string { return slices.Sorted(maps.Keys(c.Shards)) }
 
-// file is the configuration file as it is written.
-type file struct {
-	Cluster string           `yaml:"cluster_id"`
-	Tenant  *string          `yaml:"tenant"`
-	Shards  map[string]*ends `yaml:"shards"`
+// fileFormat is the YAML form of the configuration file.
+type fileFormat struct {
+	Cluster string                  `yaml:"cluster_id"`
+	Tenant  *string                 `yaml:"tenant"`
+	Shards  map[string]*shardFormat `yaml:"shards"`
 }
 
-type ends struct {
+type shardFormat struct {
 	Registration string `yaml:"registration_addr"`
 	Operator     string `yaml:"operator_addr"`
 }
 
 // Load reads the configuration file.
 func Load(path string) (Config, error) {
-	text, err := read(path)
+	text, err := readFile(path)
 	if err != nil {
 		return Config{}, fmt.Errorf("read configuration: %w", err)
 	}
@@ -71,7 +71,7 @@ func Load(path string) (Config, error) {
 	return config, nil
 }
 
-func read(path string) (text []byte, err error) {
+func readFile(path string) (text []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -80,27 +80,27 @@ func read(path string) (text []byte, err error) {
 	return io.ReadAll(io.LimitReader(f, maxFile+1))
 }
 
-// Parse reads a configuration: one YAML document without unknown or repeated fields. The error names all that is wrong.
+// Parse parses a configuration: one YAML document without unknown or repeated fields. The error lists all problems.
 func Parse(text []byte) (Config, error) {
 	if len(text) > maxFile {
-		return Config{}, fmt.Errorf("it has more than %d bytes", maxFile)
+		return Config{}, fmt.Errorf("the file has more than %d bytes", maxFile)
 	}
-	var f file
+	var f fileFormat
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
 	switch err := decoder.Decode(&f); {
 	case errors.Is(err, io.EOF):
-		return Config{}, errors.New("it is empty")
+		return Config{}, errors.New("the file is empty")
 	case err != nil:
 		return Config{}, err
 	}
 	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return Config{}, errors.New("it has more than one YAML document")
+		return Config{}, errors.New("the file has more than one YAML document")
 	}
-	return f.check()
+	return f.validate()
 }
 
-func (f file) check() (Config, error) {
+func (f fileFormat) validate() (Config, error) {
 	config := Config{Cluster: f.Cluster, Tenant: ident.DefaultTenant, Shards: map[string]Endpoints{}}
 	var problems []error
 	complain := func(field string, err error) {
@@ -115,14 +115,14 @@ func (f file) check() (Config, error) {
 	complain("tenant", ident.ValidateTenantName(config.Tenant))
 	switch n := len(f.Shards); {
 	case n == 0:
-		complain("shards", errors.New("there are none"))
+		complain("shards", errors.New("want at least one shard"))
 	case n > maxShards:
-		complain("shards", fmt.Errorf("there are %d, at most %d are allowed", n, maxShards))
+		complain("shards", fmt.Errorf("%d shards, at most %d are allowed", n, maxShards))
 	}
 	for _, id := range slices.Sorted(maps.Keys(f.Shards)) {
 		at := f.Shards[id]
 		if at == nil {
-			at = new(ends)
+			at = new(shardFormat)
 		}
 		complain("shards", ident.ValidateName(id))
 		complain("shards."+id+".registration_addr", validateAddr(at.Registration))
@@ -135,7 +135,7 @@ func (f file) check() (Config, error) {
 	return config, nil
 }
 
-// validateAddr accepts host:port with a host that is not empty.
+// validateAddr returns an error unless addr is host:port with a host and a port from 1 to 65535.
 func validateAddr(addr string) error {
 	if addr == "" {
 		return errors.New("is missing, want host:port")

@@ -52,8 +52,8 @@ func TestParse(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	replaced := func(old, with string) string { return strings.Replace(example, old, with, 1) }
 	for name, test := range map[string]struct{ text, want string }{
-		"nothing":          {"", "it is empty"},
-		"comments only":    {"# nothing\n", "it is empty"},
+		"nothing":          {"", "the file is empty"},
+		"comments only":    {"# nothing\n", "the file is empty"},
 		"no YAML":          {"a: [", "line 1"},
 		"two documents":    {example + "---\na: b\n", "more than one YAML document"},
 		"unknown field":    {example + "region: x\n", "line 10: field region not found"},
@@ -64,7 +64,7 @@ func TestParseRefuses(t *testing.T) {
 		"bad cluster":      {replaced("example-cluster", "Example"), "cluster_id: name"},
 		"bad tenant":       {replaced("tenant: default", "tenant: a--b"), "tenant: name"},
 		"empty tenant":     {replaced("tenant: default", `tenant: ""`), "tenant: name is empty"},
-		"no shards":        {"cluster_id: a\n", "shards: there are none"},
+		"no shards":        {"cluster_id: a\n", "shards: want at least one shard"},
 		"shards as a list": {"cluster_id: a\nshards: [a]\n", "line 2"},
 		"bad shard":        {replaced("us-west-2a", "US"), "shards: name"},
 		"empty shard": {"cluster_id: a\nshards:\n  b:\n",
@@ -174,10 +174,10 @@ func TestWatch(t *testing.T) {
 	if d := cmp.Diff([]string{"new,us-east-1a,us-west-2a", "new", "us-east-1a,us-west-2a"}, used); d != "" {
 		t.Error(d)
 	}
-	if n := strings.Count(log.String(), "is refused"); n != 4 {
+	if n := strings.Count(log.String(), "is invalid"); n != 4 {
 		t.Errorf("%d refusals in the log:\n%s", n, log.String())
 	}
-	for _, part := range []string{"no such file", `cannot become \"other\"`, "tenant: it cannot be changed"} {
+	for _, part := range []string{"no such file", `cannot change from \"example-cluster\" to \"other\"`, "tenant: cannot change"} {
 		if !strings.Contains(log.String(), part) {
 			t.Errorf("the log lacks %q:\n%s", part, log.String())
 		}
@@ -220,7 +220,7 @@ func TestParseEnvironment(t *testing.T) {
 		t.Error(d)
 	}
 	for want, pairs := range map[string][]string{
-		"NSTANCE_NAMESPACE: is needed outside a cluster":       {},
+		"NSTANCE_NAMESPACE: must be set outside a cluster":       {},
 		"NSTANCE_NAMESPACE: \"A\"":                             {"NSTANCE_NAMESPACE", "A"},
 		"NSTANCE_CERT_SECRET: \"a b\"":                         {"NSTANCE_CERT_SECRET", "a b"},
 		"want three different Secrets":                         {"NSTANCE_CERT_SECRET", "x", "NSTANCE_KEY_SECRET", "x"},

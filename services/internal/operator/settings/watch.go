@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Interval is how often the configuration file is looked at. A mounted ConfigMap follows its object within about a
-// minute anyway.
+// Interval is the time between two checks of the configuration file. The kubelet updates a mounted ConfigMap only about
+// once a minute.
 const Interval = 5 * time.Second
 
-// Watch reads the file again and again until ctx ends, and calls use with every valid content that differs from the one
-// before. A file that is invalid, is missing, or is of another cluster or tenant is logged once and changes nothing.
-// ticks says when to look; nil is every [Interval].
+// Watch reads the file regularly until ctx ends, and calls use with each valid content that differs from the previous
+// one. A file that is missing, invalid, or for another cluster or tenant is logged once and ignored. Watch reads at
+// each tick, or every [Interval] if ticks is nil.
 func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time, log *slog.Logger, use func(Config)) {
 	if ticks == nil {
 		ticker := time.NewTicker(Interval)
@@ -31,30 +31,30 @@ func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time,
 		}
 		next, err := Load(path)
 		if err == nil {
-			err = now.becomes(next)
+			err = now.checkChange(next)
 		}
 		switch {
 		case err != nil && err.Error() != said:
 			said = err.Error()
-			log.Error("The configuration file is refused; what it said before stays in force", "error", err)
+			log.Error("the configuration file is invalid; the previous content stays in use", "error", err)
 		case err == nil:
 			said = ""
 			if !reflect.DeepEqual(now, next) {
 				now = next
-				log.Info("The configuration file has changed", "shards", next.IDs())
+				log.Info("the configuration file changed", "shards", next.IDs())
 				use(next)
 			}
 		}
 	}
 }
 
-// becomes says why a running operator cannot take over another configuration.
-func (c Config) becomes(next Config) error {
+// checkChange returns an error if a running operator cannot switch to another configuration.
+func (c Config) checkChange(next Config) error {
 	if next.Cluster != c.Cluster {
-		return fmt.Errorf("cluster_id: %q cannot become %q while the operator runs", c.Cluster, next.Cluster)
+		return fmt.Errorf("cluster_id: cannot change from %q to %q while the operator runs", c.Cluster, next.Cluster)
 	}
 	if next.Tenant != c.Tenant {
-		return errors.New("tenant: it cannot be changed while the operator runs")
+		return errors.New("tenant: cannot change while the operator runs")
 	}
 	return nil
 }

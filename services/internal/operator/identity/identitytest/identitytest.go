@@ -1,6 +1,6 @@
-// Package identitytest makes identities of operators for tests.
+// Package identitytest creates operator identities for tests.
 //
-// Invariant: the certificates are real; only where they are stored is made up.
+// Invariant: the certificates are real; only their store is fake.
 package identitytest
 
 import (
@@ -22,10 +22,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
 )
 
-// Namespace is where everything is.
+// Namespace is the namespace of all objects.
 const Namespace = "nstance-system"
 
-// Options of an operator of a tenant, with the default names.
+// Options returns the options of a tenant's operator with the default names.
 func Options(c client.Client, cluster, tenant string, now func() time.Time) identity.Options {
 	return identity.Options{Client: c, Namespace: Namespace, CAConfigMap: "nstance-cluster-ca",
 		CertSecret: "nstance-operator-cert",
@@ -34,13 +34,13 @@ func Options(c client.Client, cluster, tenant string, now func() time.Time) iden
 		Now:  now, Log: slog.New(slog.DiscardHandler)}
 }
 
-// CA is the ConfigMap that the admin provides.
+// CA returns the ConfigMap with the cluster's CA.
 func CA(cluster *fleettest.Cluster) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "nstance-cluster-ca"},
 		Data: map[string]string{identity.CAKey: string(authority.EncodeBundle(cluster.CA.Certificate()))}}
 }
 
-// Key is an operator's key with its PEM.
+// Key returns an operator's key and its PEM encoding.
 func Key(t testing.TB) (ed25519.PrivateKey, []byte) {
 	t.Helper()
 	key := ed25519.NewKeyFromSeed(append(make([]byte, 31), 8))
@@ -51,7 +51,7 @@ func Key(t testing.TB) (ed25519.PrivateKey, []byte) {
 	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// Certificate is a new one for Key, from the moment issued on.
+// Certificate returns a new certificate for [Key], valid from issued on.
 func Certificate(t testing.TB, cluster *fleettest.Cluster, tenant string, issued time.Time, ttl time.Duration) []byte {
 	t.Helper()
 	id, err := ident.NewID(ident.OperatorPrefix, fleettest.Now, fleettest.Rand(3))
@@ -68,7 +68,7 @@ func Certificate(t testing.TB, cluster *fleettest.Cluster, tenant string, issued
 	return authority.EncodeCertificate(cert)
 }
 
-// Keeper has an identity already.
+// Keeper returns a Keeper with an identity.
 func Keeper(t testing.TB, cluster *fleettest.Cluster, tenant string) *identity.Keeper {
 	t.Helper()
 	_, private := Key(t)
