@@ -220,7 +220,7 @@ func TestParseEnvironment(t *testing.T) {
 		t.Error(d)
 	}
 	for want, pairs := range map[string][]string{
-		"NSTANCE_NAMESPACE: must be set outside a cluster":       {},
+		"NSTANCE_NAMESPACE: must be set outside a cluster":     {},
 		"NSTANCE_NAMESPACE: \"A\"":                             {"NSTANCE_NAMESPACE", "A"},
 		"NSTANCE_CERT_SECRET: \"a b\"":                         {"NSTANCE_CERT_SECRET", "a b"},
 		"want three different Secrets":                         {"NSTANCE_CERT_SECRET", "x", "NSTANCE_KEY_SECRET", "x"},
